@@ -245,7 +245,7 @@ impl Error {
 impl From<UpstreamError> for Error {
     fn from(error: UpstreamError) -> Self {
         match error.fault {
-            Fault::Crowded(reason) => Self::Busy { subject: error.subject, reason },
+            Fault::LocalLimit(reason) => Self::Busy { subject: error.subject, reason },
             _ => Self::Upstream(Arc::new(error)),
         }
     }
@@ -296,7 +296,7 @@ impl Error {
                 Fault::Rejected { status, .. } => Kind::Rejected(*status),
                 Fault::Trouble { status: 429 | 503, .. } => Kind::Busy,
                 Fault::Looped => Kind::Looped,
-                Fault::Crowded(_) => Kind::Busy,
+                Fault::LocalLimit(_) => Kind::Busy,
                 Fault::Slow(_) => Kind::Slow,
                 Fault::Denied(_)
                 | Fault::Trouble { .. }

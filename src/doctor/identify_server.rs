@@ -15,7 +15,7 @@ use crate::http::clients::NOT_AMONG_CLIENTS;
 use crate::http::probe_client::{ProbeAnswer, ProbeError, probe};
 use crate::http::response;
 use crate::protocol::route::PROBE;
-use crate::upstream::retry_after::date;
+use crate::upstream::retry_after::server_time;
 
 /// Result of a request to a server.
 #[derive(Debug)]
@@ -72,7 +72,7 @@ pub(super) async fn identify_server(
     let mut url = base.clone();
     url.set_path(&format!("{}{}", base.path(), service.probe_path(host)));
     let visited = probe(&url, trust, WITHIN).await?;
-    Ok(Identified { kind: classify(&visited, host), ends_soon: visited.ends_soon, date: date(&visited.headers) })
+    Ok(Identified { kind: classify(&visited, host), ends_soon: visited.ends_soon, date: server_time(&visited.headers) })
 }
 
 fn classify(visited: &ProbeAnswer, host: &Hostname) -> ServerKind {

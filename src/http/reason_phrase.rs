@@ -123,7 +123,7 @@ mod tests {
             foreign().prop_map(Fault::Slow),
             foreign().prop_map(Fault::Unusable),
             any::<u64>().prop_map(Fault::TooLarge),
-            foreign().prop_map(Fault::Crowded),
+            foreign().prop_map(Fault::LocalLimit),
             refusal().prop_map(Fault::Refused),
         ]
     }

@@ -39,7 +39,7 @@ impl ItemAvailability {
                 | Fault::NoSuchName(_)
                 | Fault::Untrusted(_)
                 | Fault::Slow(_)
-                | Fault::Crowded(_) => Self::Unknown,
+                | Fault::LocalLimit(_) => Self::Unknown,
                 Fault::Absent(_)
                 | Fault::Denied(_)
                 | Fault::Rejected { .. }

@@ -109,7 +109,7 @@ impl Mirror {
                     Err(_) => {
                         tracing::warn!(subject, "upstream is slow to revalidate; the stored copy is served meanwhile");
                         let now = call.now.after(call.started.elapsed());
-                        call.config.outbound.out_of_patience(host, &origins, rule.patience, now);
+                        call.config.outbound.record_client_timeout(host, &origins, rule.patience, now);
                         Ok(stale(stored))
                     }
                 }

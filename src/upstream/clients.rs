@@ -1,4 +1,4 @@
-//! The HTTP clients: trust, name resolution and proxies.
+//! Builds the HTTP clients, with their trusted certificates, name resolution and proxies.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -18,25 +18,28 @@ use rustls_platform_verifier::Verifier;
 use super::egress_policy::{EgressPolicy, HttpClientKind, PublicResolver};
 use crate::config;
 
-const CONNECT_WITHIN: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Content codings that a request accepts.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum AcceptedCoding {
-    /// gzip, decoded on arrival, or none.
+    /// gzip, which is decoded on arrival, or no coding.
     Any,
-    /// None, because the exact bytes count.
+    /// No coding, because the exact bytes count.
     Identity,
 }
 
-/// One client for each request scheme, so that a connection to a configured host is never used for another.
+/// The clients for each [`HttpClientKind`]. Their connections are separate, so that a connection to a configured host is
+/// never used for another.
 #[derive(Debug)]
 pub(super) struct Clients {
-    named: ClientPair,
+    unrestricted: ClientPair,
     public: ClientPair,
     resolver: Arc<PublicResolver>,
 }
 
+/// One client for each [`AcceptedCoding`].
 #[derive(Debug)]
 struct ClientPair {
     documents: Client,
@@ -46,17 +49,18 @@ struct ClientPair {
 impl ClientPair {
     fn new(tls: &ClientConfig, builder: impl Fn() -> ClientBuilder) -> Result<Self, reqwest::Error> {
         let identity = HeaderMap::from_iter([(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"))]);
-        let speaking = |protocols: &[&str]| {
+        let builder_for = |protocols: &[&str]| {
             let mut tls = tls.clone();
             tls.alpn_protocols = protocols.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
-            // A TLS session is resumed only by the client that began it.
+            // Each client has its own sessions, so that a TLS session is resumed only by the client that began it.
             tls.resumption = Resumption::default();
             builder().tls_backend_preconfigured(tls)
         };
         Ok(Self {
-            documents: speaking(&["h2", "http/1.1"]).build()?,
-            // One connection per file: over HTTP/2 they would share one, and a slow reader would delay all.
-            files: speaking(&["http/1.1"]).http1_only().no_gzip().default_headers(identity).build()?,
+            documents: builder_for(&["h2", "http/1.1"]).build()?,
+            // HTTP/1.1 has one connection for each file. Over HTTP/2 all files would share one, and a slow reader would
+            // delay all.
+            files: builder_for(&["http/1.1"]).http1_only().no_gzip().default_headers(identity).build()?,
         })
     }
 }
@@ -66,46 +70,49 @@ impl Clients {
     pub(super) fn new(
         network: &config::Network,
         upstreams: &[config::Upstream],
-        guard: &EgressPolicy,
+        egress_policy: &EgressPolicy,
     ) -> Result<Self, ConnectorError> {
-        let authorities = network.ca_file.as_deref().map(authorities).transpose()?.unwrap_or_default();
-        let tls = tls(authorities)?;
+        let authorities = network.ca_file.as_deref().map(read_authorities).transpose()?.unwrap_or_default();
+        let tls = tls_config(authorities)?;
         let client = || {
-            #[expect(clippy::disallowed_methods, reason = "these are the clients of the one way out")]
+            #[expect(
+                clippy::disallowed_methods,
+                reason = "the outbound connector is the only place that makes clients"
+            )]
             let builder = Client::builder();
             builder
                 .user_agent(concat!("larder/", env!("CARGO_PKG_VERSION")))
                 .redirect(redirect::Policy::none())
                 .referer(false)
-                .connect_timeout(CONNECT_WITHIN)
-                .pool_idle_timeout(Duration::from_secs(60))
+                .connect_timeout(CONNECT_TIMEOUT)
+                .pool_idle_timeout(POOL_IDLE_TIMEOUT)
         };
         let taken_over = upstreams.iter().filter(|upstream| !upstream.addresses.is_empty());
         let taken_over = taken_over.filter_map(|upstream| Some((upstream.url.host_str()?, &upstream.addresses)));
         let taken_over: HashMap<String, Vec<SocketAddr>> =
             taken_over.map(|(name, addresses)| (name.to_owned(), addresses.clone())).collect();
-        let public_only = Arc::new(PublicResolver::new(guard, taken_over.clone()));
-        let at_their_addresses = |builder: ClientBuilder| {
+        let resolver = Arc::new(PublicResolver::new(egress_policy, taken_over.clone()));
+        let with_taken_over_addresses = |builder: ClientBuilder| {
             taken_over.iter().fold(builder, |builder, (name, addresses)| builder.resolve_to_addrs(name, addresses))
         };
         Ok(Self {
-            named: ClientPair::new(&tls, || at_their_addresses(client()))?,
-            // This client connects directly, or through a proxy that takes addresses, so it resolves and checks names
-            // itself. Requests through any other proxy use the client above.
-            public: ClientPair::new(&tls, || client().dns_resolver(Arc::clone(&public_only)))?,
-            resolver: public_only,
+            unrestricted: ClientPair::new(&tls, || with_taken_over_addresses(client()))?,
+            // This client connects directly, or through a proxy that takes addresses. So it resolves and checks names
+            // itself. Requests through any other proxy use the unrestricted client.
+            public: ClientPair::new(&tls, || client().dns_resolver(Arc::clone(&resolver)))?,
+            resolver,
         })
     }
 
     /// Resolves a configured name, for protocols other than HTTP that need an address.
-    pub(super) async fn addresses_of(&self, named: &str) -> std::io::Result<Vec<IpAddr>> {
-        let addresses = self.resolver.all(named).await?;
+    pub(super) async fn addresses_of(&self, name: &str) -> std::io::Result<Vec<IpAddr>> {
+        let addresses = self.resolver.all_addresses(name).await?;
         Ok(addresses.into_iter().map(|address| address.ip()).collect())
     }
 
-    pub(super) fn of(&self, kind: HttpClientKind, coding: AcceptedCoding) -> &Client {
+    pub(super) fn client(&self, kind: HttpClientKind, coding: AcceptedCoding) -> &Client {
         let pair = match kind {
-            HttpClientKind::Unrestricted => &self.named,
+            HttpClientKind::Unrestricted => &self.unrestricted,
             HttpClientKind::Public => &self.public,
         };
         match coding {
@@ -134,21 +141,23 @@ pub enum ConnectorError {
     Client(#[from] reqwest::Error),
 }
 
-/// Trusts the system's roots and these. Shared by all clients, so that the system's certificates are read once.
-fn tls(authorities: Vec<CertificateDer<'static>>) -> Result<ClientConfig, rustls::Error> {
+/// Makes the TLS configuration, which trusts the system's root certificates and `authorities`. All clients share it, so
+/// that the system's certificates are read once.
+fn tls_config(authorities: Vec<CertificateDer<'static>>) -> Result<ClientConfig, rustls::Error> {
     let provider = Arc::new(aws_lc_rs::default_provider());
     let verifier = Verifier::new_with_extra_roots(authorities, Arc::clone(&provider))?;
     let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
     Ok(builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier)).with_no_client_auth())
 }
 
-#[expect(clippy::disallowed_methods, reason = "the trust of the one way out is read where it is used")]
-fn authorities(path: &Path) -> Result<Vec<CertificateDer<'static>>, ConnectorError> {
+#[expect(clippy::disallowed_methods, reason = "the outbound connector reads its own certificates")]
+/// Reads the certificates of `[network] ca_file`.
+fn read_authorities(path: &Path) -> Result<Vec<CertificateDer<'static>>, ConnectorError> {
     let failed = |reason: String| ConnectorError::Authorities { path: path.to_owned(), reason };
     let pem = std::fs::read(path).map_err(|e| failed(e.to_string()))?;
-    let found =
+    let certificates =
         CertificateDer::pem_slice_iter(&pem).collect::<Result<Vec<_>, _>>().map_err(|e| failed(e.to_string()))?;
-    let mut readable = RootCertStore::empty();
-    found.iter().try_for_each(|authority| readable.add(authority.clone())).map_err(|e| failed(e.to_string()))?;
-    if found.is_empty() { Err(failed("there is none in it".into())) } else { Ok(found) }
+    let mut checked = RootCertStore::empty();
+    certificates.iter().try_for_each(|authority| checked.add(authority.clone())).map_err(|e| failed(e.to_string()))?;
+    if certificates.is_empty() { Err(failed("the file has no certificate".into())) } else { Ok(certificates) }
 }

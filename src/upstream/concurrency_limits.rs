@@ -1,5 +1,5 @@
-//! Concurrency limits for upstream requests, per upstream and in total. No request waits for a permit while it has one.
-//! Clients go before jobs.
+//! Concurrency limits for upstream requests, per upstream and in total. A request that has a permit never waits for
+//! another one. Clients go before jobs.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -15,13 +15,13 @@ use crate::address::Hostname;
 /// Concurrency limit for one kind of request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConcurrencyLimit {
-    /// Limit for one upstream, wherever its documents lead.
+    /// Limit for one upstream, including requests to other origins that its documents lead to.
     pub per_upstream: usize,
     /// Limit for all upstreams together.
     pub all: usize,
     /// The longest wait for a permit.
     pub wait: Duration,
-    /// Queue length for one upstream; the next request is refused at once.
+    /// Queue length for one upstream. While the queue is full, further requests are refused at once.
     pub queue: usize,
 }
 
@@ -31,14 +31,15 @@ pub(crate) struct ConcurrencyLimits(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    bound: ConcurrencyLimit,
+    limit: ConcurrencyLimit,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    taken: HashMap<Hostname, usize>,
-    all: usize,
+    /// Number of permits in use, by upstream and in total.
+    in_use: HashMap<Hostname, usize>,
+    total_in_use: usize,
     clients: VecDeque<QueuedRequest>,
     jobs: VecDeque<QueuedRequest>,
 }
@@ -47,83 +48,84 @@ struct State {
 struct QueuedRequest {
     upstream: Hostname,
     priority: RequestPriority,
-    tell: oneshot::Sender<Permit>,
+    sender: oneshot::Sender<Permit>,
 }
 
 /// A permit for one request, released on drop.
 #[derive(Debug)]
 pub(crate) struct Permit {
     upstream: Hostname,
-    limits: Arc<Inner>,
+    shared: Arc<Inner>,
 }
 
 impl ConcurrencyLimits {
-    pub(crate) fn new(bound: ConcurrencyLimit) -> Self {
-        Self(Arc::new(Inner { bound, state: Mutex::default() }))
+    pub(crate) fn new(limit: ConcurrencyLimit) -> Self {
+        Self(Arc::new(Inner { limit, state: Mutex::default() }))
     }
 
     /// Takes a permit, waiting if necessary. `None` if the queue is full or the wait is too long.
     pub(crate) async fn take(&self, upstream: &Hostname, priority: RequestPriority) -> Option<Permit> {
         let receiver = {
             let mut state = self.0.state.lock();
-            if state.has_capacity(upstream, self.0.bound) {
-                // No queued request could use this permit: a released one is passed on at once.
+            if state.has_capacity(upstream, self.0.limit) {
+                // No queued request could use this permit, because every released permit is passed on at once.
                 return Some(state.grant(upstream, &self.0));
             }
             let (sender, receiver) = oneshot::channel();
-            let waiting = QueuedRequest { upstream: upstream.clone(), priority, tell: sender };
-            state.clients.retain(|waiting| !waiting.tell.is_closed());
-            state.jobs.retain(|waiting| !waiting.tell.is_closed());
-            let queued = state.clients.iter().chain(&state.jobs).filter(|waiting| waiting.upstream == *upstream);
-            if queued.count() >= self.0.bound.queue {
+            let request = QueuedRequest { upstream: upstream.clone(), priority, sender };
+            state.clients.retain(|queued| !queued.sender.is_closed());
+            state.jobs.retain(|queued| !queued.sender.is_closed());
+            let of_upstream = state.clients.iter().chain(&state.jobs).filter(|queued| queued.upstream == *upstream);
+            if of_upstream.count() >= self.0.limit.queue {
                 return None;
             }
             match priority {
-                RequestPriority::ClientMidway => state.clients.push_front(waiting),
-                RequestPriority::Client => state.clients.push_back(waiting),
-                RequestPriority::Job => state.jobs.push_back(waiting),
+                RequestPriority::ClientMidway => state.clients.push_front(request),
+                RequestPriority::Client => state.clients.push_back(request),
+                RequestPriority::Job => state.jobs.push_back(request),
             }
             receiver
         };
-        timeout(self.0.bound.wait, receiver).await.ok()?.ok()
+        timeout(self.0.limit.wait, receiver).await.ok()?.ok()
     }
 }
 
 impl State {
-    fn has_capacity(&self, upstream: &Hostname, bound: ConcurrencyLimit) -> bool {
-        self.all < bound.all && self.taken.get(upstream).copied().unwrap_or_default() < bound.per_upstream
+    fn has_capacity(&self, upstream: &Hostname, limit: ConcurrencyLimit) -> bool {
+        self.total_in_use < limit.all && self.in_use.get(upstream).copied().unwrap_or_default() < limit.per_upstream
     }
 
-    fn grant(&mut self, upstream: &Hostname, limits: &Arc<Inner>) -> Permit {
-        *self.taken.entry(upstream.clone()).or_default() += 1;
-        self.all += 1;
-        Permit { upstream: upstream.clone(), limits: Arc::clone(limits) }
+    fn grant(&mut self, upstream: &Hostname, shared: &Arc<Inner>) -> Permit {
+        *self.in_use.entry(upstream.clone()).or_default() += 1;
+        self.total_in_use += 1;
+        Permit { upstream: upstream.clone(), shared: Arc::clone(shared) }
     }
 
     fn release(&mut self, upstream: &Hostname) {
-        self.all = self.all.saturating_sub(1);
-        if let Some(taken) = self.taken.get_mut(upstream) {
-            *taken = taken.saturating_sub(1);
-            if *taken == 0 {
-                self.taken.remove(upstream);
+        self.total_in_use = self.total_in_use.saturating_sub(1);
+        if let Some(count) = self.in_use.get_mut(upstream) {
+            *count = count.saturating_sub(1);
+            if *count == 0 {
+                self.in_use.remove(upstream);
             }
         }
     }
 
-    /// Removes the next request that can run, clients before jobs. It is one of the upstream with the fewest permits,
-    /// so that slow upstreams do not take them all. A client in the middle of a file goes first: it has waited before.
-    fn next(&mut self, bound: ConcurrencyLimit) -> Option<QueuedRequest> {
+    /// Removes the next request that can run, clients before jobs. Requests of the upstream with the fewest permits go
+    /// first, so that slow upstreams do not take all permits. A client in the middle of a file goes before all others,
+    /// because it has waited before.
+    fn next(&mut self, limit: ConcurrencyLimit) -> Option<QueuedRequest> {
         let first = |state: &Self, queue: &VecDeque<QueuedRequest>| {
-            let waits =
-                |waiting: &QueuedRequest| !waiting.tell.is_closed() && state.has_capacity(&waiting.upstream, bound);
-            let waiting = queue.iter().enumerate().filter(|(_, waiting)| waits(waiting));
-            let least = |waiting: &QueuedRequest| match waiting.priority {
+            let can_run =
+                |queued: &QueuedRequest| !queued.sender.is_closed() && state.has_capacity(&queued.upstream, limit);
+            let runnable = queue.iter().enumerate().filter(|(_, queued)| can_run(queued));
+            let rank = |queued: &QueuedRequest| match queued.priority {
                 RequestPriority::ClientMidway => 0,
                 RequestPriority::Client | RequestPriority::Job => {
-                    state.taken.get(&waiting.upstream).copied().unwrap_or_default() + 1
+                    state.in_use.get(&queued.upstream).copied().unwrap_or_default() + 1
                 }
             };
-            waiting.min_by_key(|(_, waiting)| least(waiting)).map(|(index, _)| index)
+            runnable.min_by_key(|(_, queued)| rank(queued)).map(|(index, _)| index)
         };
         match first(self, &self.clients) {
             Some(index) => self.clients.remove(index),
@@ -134,15 +136,15 @@ impl State {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        let mut handed_on = Vec::new();
+        let mut passed_on = Vec::new();
         {
-            let mut state = self.limits.state.lock();
+            let mut state = self.shared.state.lock();
             state.release(&self.upstream);
-            while let Some(waiting) = state.next(self.limits.bound) {
-                handed_on.push((state.grant(&waiting.upstream, &self.limits), waiting.tell));
+            while let Some(queued) = state.next(self.shared.limit) {
+                passed_on.push((state.grant(&queued.upstream, &self.shared), queued.sender));
             }
         }
-        for (permit, sender) in handed_on {
+        for (permit, sender) in passed_on {
             // If the receiver gave up meanwhile, the permit is dropped here and passes to the next request.
             let _ = sender.send(permit);
         }
@@ -155,7 +157,7 @@ mod tests {
 
     use super::*;
 
-    const BOUND: ConcurrencyLimit =
+    const LIMIT: ConcurrencyLimit =
         ConcurrencyLimit { per_upstream: 2, all: 3, wait: Duration::from_millis(20), queue: 10 };
 
     fn host(name: &str) -> Hostname {
@@ -180,45 +182,48 @@ mod tests {
 
     #[tokio::test]
     async fn one_upstream_does_not_take_all_permits() {
-        let permits = ConcurrencyLimits::new(BOUND);
+        let permits = ConcurrencyLimits::new(LIMIT);
         let (first, _second) = (take_permit(&permits, "a.example").await, take_permit(&permits, "a.example").await);
-        assert!(permits.take(&host("a.example"), RequestPriority::Client).await.is_none(), "a third to one");
+        assert!(
+            permits.take(&host("a.example"), RequestPriority::Client).await.is_none(),
+            "a third permit for one upstream"
+        );
         let _third = take_permit(&permits, "b.example").await;
-        assert!(permits.take(&host("b.example"), RequestPriority::Client).await.is_none(), "a fourth in all");
+        assert!(permits.take(&host("b.example"), RequestPriority::Client).await.is_none(), "a fourth permit in total");
         drop(first);
         let _fourth = take_permit(&permits, "b.example").await;
     }
 
-    /// DESIGN, promise 11: clients go before jobs.
+    /// Clients go before jobs (DESIGN, promise 11).
     #[tokio::test]
     async fn a_released_permit_goes_to_clients_before_jobs_in_order() {
         let permits = ConcurrencyLimits::new(ConcurrencyLimit {
             per_upstream: 1,
             all: 1,
             wait: Duration::from_secs(60),
-            ..BOUND
+            ..LIMIT
         });
         let mut permit = Some(take_permit(&permits, "a.example").await);
         let mut waiting = Vec::new();
-        for (name, asker) in
+        for (name, priority) in
             [("a", RequestPriority::Job), ("b", RequestPriority::Client), ("a", RequestPriority::Client)]
         {
-            waiting.push(spawn_request(&permits, &format!("{name}.example"), asker));
+            waiting.push(spawn_request(&permits, &format!("{name}.example"), priority));
             settle().await;
         }
-        for next in [1, 1, 0] {
+        for expected in [1, 1, 0] {
             drop(permit.take());
             settle().await;
             let done: Vec<bool> = waiting.iter().map(JoinHandle::is_finished).collect();
             assert_eq!(done.iter().filter(|done| **done).count(), 1, "{done:?}");
-            assert!(done[next], "{next}: {done:?}");
-            permit = waiting.remove(next).await.unwrap();
+            assert!(done[expected], "{expected}: {done:?}");
+            permit = waiting.remove(expected).await.unwrap();
         }
     }
 
-    /// DESIGN, promise 11: an upstream with slow requests does not delay others.
+    /// An upstream with slow requests does not delay others (DESIGN, promise 11).
     #[tokio::test]
-    async fn a_released_permit_goes_to_the_upstream_with_the_fewest_and_queues_are_limited() {
+    async fn a_released_permit_goes_to_the_upstream_with_the_fewest_permits_and_queues_are_limited() {
         let permits = ConcurrencyLimits::new(ConcurrencyLimit {
             per_upstream: 2,
             all: 2,
@@ -231,7 +236,10 @@ mod tests {
             waiting.push(spawn_request(&permits, name, RequestPriority::Client));
             settle().await;
         }
-        assert!(permits.take(&host("a.example"), RequestPriority::Client).await.is_none(), "a third in the queue");
+        assert!(
+            permits.take(&host("a.example"), RequestPriority::Client).await.is_none(),
+            "a third request in the queue"
+        );
         drop(first);
         settle().await;
         let done: Vec<bool> = waiting.iter().map(JoinHandle::is_finished).collect();
@@ -240,17 +248,20 @@ mod tests {
 
     #[tokio::test]
     async fn an_abandoned_wait_takes_no_permit() {
-        let permits = ConcurrencyLimits::new(ConcurrencyLimit { per_upstream: 1, all: 1, ..BOUND });
+        let permits = ConcurrencyLimits::new(ConcurrencyLimit { per_upstream: 1, all: 1, ..LIMIT });
         let permit = take_permit(&permits, "a.example").await;
         let gave_up = spawn_request(&permits, "a.example", RequestPriority::Client);
         settle().await;
         gave_up.abort();
         let _ = gave_up.await;
         drop(permit);
-        let again = take_permit(&permits, "a.example").await;
-        assert!(permits.take(&host("a.example"), RequestPriority::Client).await.is_none(), "waited, and gave up");
-        drop(again);
+        let retaken = take_permit(&permits, "a.example").await;
+        assert!(
+            permits.take(&host("a.example"), RequestPriority::Client).await.is_none(),
+            "the limit is reached again"
+        );
+        drop(retaken);
         drop(take_permit(&permits, "a.example").await);
-        assert_eq!(permits.0.state.lock().all, 0);
+        assert_eq!(permits.0.state.lock().total_in_use, 0);
     }
 }

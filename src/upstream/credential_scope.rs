@@ -1,5 +1,5 @@
-//! Credential scope of an upstream: which origins get which credential, and which may be private because the
-//! configuration names them. All others get no credential and must be public.
+//! Credential scope of an upstream: which origins get which credential, and which origins may be private because the
+//! configuration names them. All other origins get no credential and must be public.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use url::{Host, Origin, Url};
 use crate::address::Hostname;
 use crate::config::{self, Access, Credential, CredentialKind, PrivateDestination, SshFiles};
 
-/// The credentials that may be sent for one upstream, and the origins that its configuration permits (promises 7, 8).
+/// The credentials that may be sent for one upstream, and the origins that its configuration permits (DESIGN, promises 7 and 8).
 #[derive(Debug, Clone, Default)]
 pub struct CredentialScope {
     /// The upstream's own credential, for its `url`, the services that its own discovery document names, and
@@ -22,9 +22,11 @@ pub struct CredentialScope {
     others: Vec<ScopedCredential>,
     /// The ssh keys of those sections.
     ssh: Vec<(Hostname, SshFiles)>,
+    /// Origins that may be private.
     permitted: Vec<Origin>,
-    named_hosts: Vec<String>,
-    services_may_be_plain: bool,
+    /// The upstream's own host, and the host of its `url`.
+    own_hosts: Vec<String>,
+    services_may_be_plain_http: bool,
     allow_private: Arc<[PrivateDestination]>,
 }
 
@@ -42,28 +44,28 @@ impl CredentialScope {
             origins.extend(upstream.credentials_for.iter().flat_map(origins_of));
             ScopedCredential { credential: Arc::new(credential), origins }
         });
-        let listing = credentials.iter().filter(|credential| credential.upstreams.contains(&upstream.host));
-        let listing: Vec<&Credential> = listing.collect();
-        let permitted = listing.iter().filter_map(|credential| https(&credential.host)).collect();
-        let others = listing.iter().filter_map(|credential| match &credential.access {
+        let applicable = credentials.iter().filter(|credential| credential.upstreams.contains(&upstream.host));
+        let applicable: Vec<&Credential> = applicable.collect();
+        let permitted = applicable.iter().filter_map(|credential| https_origin(&credential.host)).collect();
+        let others = applicable.iter().filter_map(|credential| match &credential.access {
             Access::Http(kind) => {
                 Some(ScopedCredential { credential: Arc::new(kind.clone()), origins: origins_of(&credential.host) })
             }
             Access::Ssh(_) => None,
         });
-        let ssh = listing.iter().filter_map(|credential| match &credential.access {
+        let ssh = applicable.iter().filter_map(|credential| match &credential.access {
             Access::Ssh(files) => Some((credential.host.clone(), files.clone())),
             Access::Http(_) => None,
         });
         let ssh = ssh.collect();
-        let own_name = https(&upstream.host).and_then(|origin| host_of(&origin));
+        let own_host = https_origin(&upstream.host).and_then(|origin| host_of(&origin));
         Self {
             own,
             others: others.collect(),
             ssh,
             permitted,
-            named_hosts: own_name.into_iter().chain(host_of(&upstream.url.origin())).collect(),
-            services_may_be_plain: upstream.url.scheme() == "http",
+            own_hosts: own_host.into_iter().chain(host_of(&upstream.url.origin())).collect(),
+            services_may_be_plain_http: upstream.url.scheme() == "http",
             allow_private: allow_private.into(),
         }
     }
@@ -77,12 +79,12 @@ impl CredentialScope {
         scope
     }
 
-    /// Adds a service that another origin named after a redirect: it may be private like the upstream's services, and
-    /// gets no credential.
+    /// Adds a service that another origin named after a redirect. The service may be private like the upstream's own
+    /// services, and gets no credential.
     pub fn with_permitted_service(mut self, service: &Url) -> Self {
         let origin = service.origin();
-        let is_named = host_of(&origin).is_some_and(|host| self.named_hosts.contains(&host));
-        if is_named && (service.scheme() == "https" || self.services_may_be_plain) {
+        let is_own = host_of(&origin).is_some_and(|host| self.own_hosts.contains(&host));
+        if is_own && (service.scheme() == "https" || self.services_may_be_plain_http) {
             self.permitted.push(origin);
         }
         self
@@ -96,20 +98,21 @@ impl CredentialScope {
     /// The key for an ssh server, and the host keys to trust. A `[[credential]]` without a port is for ports 22 and
     /// 443, because forges accept ssh on both.
     pub(super) fn ssh_key_for(&self, host: &str, port: u16) -> Option<&SshFiles> {
-        let is_for = |section: &Hostname| {
-            section.name() == host && section.port().map_or(matches!(port, 22 | 443), |named| named == port)
+        let matches = |section: &Hostname| {
+            section.name() == host
+                && section.port().map_or(matches!(port, 22 | 443), |section_port| section_port == port)
         };
-        self.ssh.iter().find(|(section, _)| is_for(section)).map(|(_, files)| files)
+        self.ssh.iter().find(|(section, _)| matches(section)).map(|(_, files)| files)
     }
 
-    /// Returns upstream's text, or a placeholder if it quotes a credential.
+    /// Returns upstream's text, or a placeholder if the text quotes a credential.
     pub(super) fn text_without_credentials<'a>(&self, text: &'a str) -> &'a str {
         let base64 = |text: &str| base64::engine::general_purpose::STANDARD.encode(text);
         let is_quoted = |secret: &str| {
             let encoded = utf8_percent_encode(secret, NON_ALPHANUMERIC).to_string();
-            [secret, &encoded, &base64(secret)].iter().any(|spelling| text.contains(*spelling))
+            [secret, &encoded, &base64(secret)].iter().any(|encoding| text.contains(*encoding))
         };
-        let quotes = self.own.iter().chain(&self.others).any(|shown| match &*shown.credential {
+        let quotes_credential = self.own.iter().chain(&self.others).any(|scoped| match &*scoped.credential {
             CredentialKind::Bearer(secret) | CredentialKind::Header { value: secret, .. } => {
                 is_quoted(secret.expose_secret())
             }
@@ -118,17 +121,17 @@ impl CredentialScope {
                 is_quoted(password) || text.contains(&base64(&format!("{user}:{password}")))
             }
         });
-        if quotes { "(not shown: it quotes the credential of larder)" } else { text }
+        if quotes_credential { "(not shown: it quotes the credential of larder)" } else { text }
     }
 
     /// The header to send to `url`, if a credential is for its origin. The upstream's own credential wins.
     pub(super) fn header_for(&self, url: &Url) -> Option<(HeaderName, HeaderValue)> {
         let origin = url.origin();
-        let shown = self.own.iter().chain(&self.others).find(|shown| shown.origins.contains(&origin))?;
-        if !self.is_safe_on_the_wire(url) {
+        let scoped = self.own.iter().chain(&self.others).find(|scoped| scoped.origins.contains(&origin))?;
+        if !self.may_send_secret_to(url) {
             return None;
         }
-        let (name, value) = match &*shown.credential {
+        let (name, value) = match &*scoped.credential {
             CredentialKind::Bearer(token) => (AUTHORIZATION, format!("Bearer {}", token.expose_secret())),
             CredentialKind::Basic { user, password } => {
                 let pair = format!("{user}:{}", password.expose_secret());
@@ -146,7 +149,7 @@ impl CredentialScope {
 
     /// Returns true if a secret may be sent to `url`: over https, or over plain http to loopback and to
     /// destinations that `allow_private` covers.
-    fn is_safe_on_the_wire(&self, url: &Url) -> bool {
+    fn may_send_secret_to(&self, url: &Url) -> bool {
         if url.scheme() == "https" {
             return true;
         }
@@ -159,7 +162,7 @@ impl CredentialScope {
         if address.is_some_and(|address: std::net::IpAddr| address.is_loopback()) {
             return true;
         }
-        self.allow_private.iter().any(|private| match private {
+        self.allow_private.iter().any(|destination| match destination {
             PrivateDestination::Network(network) => address.is_some_and(|address| network.contains(&address)),
             PrivateDestination::Name(name) => url.host_str() == Some(name.as_str()),
             PrivateDestination::PlainHttp { host, port } => {
@@ -169,14 +172,14 @@ impl CredentialScope {
     }
 }
 
-fn https(host: &Hostname) -> Option<Origin> {
+fn https_origin(host: &Hostname) -> Option<Origin> {
     Url::parse(&format!("https://{host}/")).ok().map(|url| url.origin())
 }
 
-/// The origins of the credential for a host. Plain http is checked when the credential is sent.
+/// The origins that get the credential for a host. Whether plain http is allowed is checked when the credential is sent.
 fn origins_of(host: &Hostname) -> Vec<Origin> {
-    let plain = Url::parse(&format!("http://{host}/")).ok().map(|url| url.origin());
-    https(host).into_iter().chain(plain).collect()
+    let plain_http = Url::parse(&format!("http://{host}/")).ok().map(|url| url.origin());
+    https_origin(host).into_iter().chain(plain_http).collect()
 }
 
 fn host_of(origin: &Origin) -> Option<String> {

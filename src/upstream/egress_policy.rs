@@ -1,5 +1,5 @@
-//! The egress policy (DESIGN, promise 7). Configured origins may be anywhere. All others must be https and public,
-//! which is checked on every hop against the addresses that the connection uses.
+//! The egress policy (DESIGN, promise 7). Configured origins may have any address. All other origins must be https and
+//! public. Every hop is checked, against the addresses that its connection uses.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -43,7 +43,7 @@ pub enum EgressRefusal {
         /// The upstream that the request is for.
         upstream: String,
     },
-    /// A name of a private network that a proxy would resolve.
+    /// A name of a private network. A proxy would resolve the name, so larder cannot check its addresses.
     #[error("{host} is a name of private networks")]
     PrivateName {
         /// The name, as `allow_private` spells it.
@@ -70,7 +70,7 @@ impl EgressRefusal {
     pub(super) fn all_labels() -> impl Iterator<Item = &'static str> {
         ["offline", "scheme", "userinfo", "plain-http", "no-ssh-key", "private-name"]
             .into_iter()
-            .chain(SpecialPurpose::ALL.map(SpecialPurpose::word))
+            .chain(SpecialPurpose::ALL.map(SpecialPurpose::metrics_label))
     }
 
     /// The line of configuration that allows the request, if there is one.
@@ -95,7 +95,7 @@ impl EgressRefusal {
             Self::PlainHttp { .. } => "plain-http",
             Self::NoSshKey { .. } => "no-ssh-key",
             Self::PrivateName { .. } => "private-name",
-            Self::Address { class, .. } => class.word(),
+            Self::Address { class, .. } => class.metrics_label(),
         }
     }
 }
@@ -111,24 +111,24 @@ pub(super) enum HttpClientKind {
 
 #[derive(Debug)]
 pub(super) struct EgressPolicy {
-    named: Vec<Origin>,
+    configured_origins: Vec<Origin>,
     allowed: Arc<[PrivateDestination]>,
     proxies: Matcher,
 }
 
 impl EgressPolicy {
-    /// Reads the configuration, and the proxies from the environment.
+    /// Builds the policy from the configuration and from the proxies of the environment.
     pub(super) fn new(upstreams: &[config::Upstream], allowed: &[PrivateDestination]) -> Self {
-        let own_names = upstreams.iter().filter_map(|upstream| Url::parse(&format!("https://{}/", upstream.host)).ok());
-        let named = own_names.chain(upstreams.iter().map(|upstream| upstream.url.clone()));
+        let host_urls = upstreams.iter().filter_map(|upstream| Url::parse(&format!("https://{}/", upstream.host)).ok());
+        let configured_urls = host_urls.chain(upstreams.iter().map(|upstream| upstream.url.clone()));
         Self {
-            named: named.map(|url| url.origin()).collect(),
+            configured_origins: configured_urls.map(|url| url.origin()).collect(),
             allowed: allowed.into(),
             proxies: Matcher::from_system(),
         }
     }
 
-    /// Checks a URL against the policy. `credential_scope` is that of the upstream that the request is for.
+    /// Checks a URL against the policy. `credential_scope` is the scope of the upstream that the request is for.
     ///
     /// # Errors
     /// [`EgressRefusal`] for a forbidden URL. Resolved addresses are checked later, by [`PublicResolver`].
@@ -140,7 +140,7 @@ impl EgressPolicy {
             return Err(EgressRefusal::Userinfo);
         }
         let origin = url.origin();
-        if self.named.contains(&origin) || credential_scope.permits(&origin) {
+        if self.configured_origins.contains(&origin) || credential_scope.permits(&origin) {
             return Ok(HttpClientKind::Unrestricted);
         }
         if url.scheme() == "http" {
@@ -190,6 +190,7 @@ fn is_private_name(name: &str) -> bool {
     name.rsplit_once('.').is_none_or(|(_, top)| ["localhost", "internal", "local"].contains(&top))
 }
 
+/// Checks one resolved or literal address.
 fn check_address(allowed: &[PrivateDestination], host: &str, address: IpAddr) -> Result<(), EgressRefusal> {
     let Some(class) = class_of(address) else { return Ok(()) };
     let covers = |entry: &PrivateDestination| match entry {
@@ -212,22 +213,22 @@ pub(super) struct PublicResolver {
 impl PublicResolver {
     /// The resolver of one configuration. `taken_over` has the configured addresses of upstreams whose names lead to
     /// larder itself in this machine's resolver.
-    pub(super) fn new(guard: &EgressPolicy, taken_over: HashMap<String, Vec<SocketAddr>>) -> Self {
-        Self { taken_over, allowed: Arc::clone(&guard.allowed) }
+    pub(super) fn new(egress_policy: &EgressPolicy, taken_over: HashMap<String, Vec<SocketAddr>>) -> Self {
+        Self { taken_over, allowed: Arc::clone(&egress_policy.allowed) }
     }
 
-    /// All addresses of a name, for configured destinations.
-    pub(super) async fn all(&self, named: &str) -> std::io::Result<Vec<SocketAddr>> {
-        match self.taken_over.get(named) {
+    /// All addresses of a configured name. None of them is dropped.
+    pub(super) async fn all_addresses(&self, name: &str) -> std::io::Result<Vec<SocketAddr>> {
+        match self.taken_over.get(name) {
             Some(addresses) => Ok(addresses.clone()),
-            None => Ok(tokio::net::lookup_host((named, 0)).await?.collect()),
+            None => Ok(tokio::net::lookup_host((name, 0)).await?.collect()),
         }
     }
 }
 
 impl fmt::Debug for PublicResolver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PublicOnly").finish_non_exhaustive()
+        f.debug_struct("PublicResolver").finish_non_exhaustive()
     }
 }
 
@@ -249,23 +250,23 @@ impl Resolve for PublicResolver {
 /// Drops addresses that may not be connected to.
 ///
 /// # Errors
-/// The refusal of one of them, if no address is left.
+/// The refusal of one address, if all were dropped.
 fn allowed_addresses(
     allowed: &[PrivateDestination],
     name: &str,
     addresses: Vec<SocketAddr>,
 ) -> Result<Vec<SocketAddr>, EgressRefusal> {
     let mut refused = None;
-    let mut left = Vec::with_capacity(addresses.len());
+    let mut accepted = Vec::with_capacity(addresses.len());
     for address in addresses {
         match check_address(allowed, name, address.ip()) {
-            Ok(()) => left.push(address),
+            Ok(()) => accepted.push(address),
             Err(refusal) => refused = Some(refusal),
         }
     }
     match refused {
-        Some(refusal) if left.is_empty() => Err(refusal),
-        _ => Ok(left),
+        Some(refusal) if accepted.is_empty() => Err(refusal),
+        _ => Ok(accepted),
     }
 }
 
@@ -277,28 +278,28 @@ mod tests {
         addresses.iter().map(|address| SocketAddr::new(address.parse().unwrap(), 0)).collect()
     }
 
-    /// DESIGN, promise 7, at connect time: a name that resolves elsewhere the second time is refused then. Of mixed
-    /// addresses, only the public ones are connected to.
+    /// A name that resolves to a private address at connect time is refused. Of mixed addresses, only the public ones are
+    /// connected to (DESIGN, promise 7).
     #[test]
     fn a_name_is_checked_by_its_current_addresses() {
         let allowed = [PrivateDestination::Network("10.9.0.0/16".parse().unwrap())];
-        let allowed_of = |addresses| allowed_addresses(&allowed, "files.example", sockets(addresses));
-        assert_eq!(allowed_of(&["1.1.1.1"]).unwrap(), sockets(&["1.1.1.1"]));
-        let refused = allowed_of(&["127.0.0.1"]).unwrap_err();
+        let resolve = |addresses| allowed_addresses(&allowed, "files.example", sockets(addresses));
+        assert_eq!(resolve(&["1.1.1.1"]).unwrap(), sockets(&["1.1.1.1"]));
+        let refused = resolve(&["127.0.0.1"]).unwrap_err();
         assert_eq!(refused.metrics_label(), "loopback");
         assert!(refused.to_string().contains("files.example leads to 127.0.0.1, a loopback address"), "{refused}");
-        assert_eq!(allowed_of(&["10.0.0.1", "2606:4700::1111", "fe80::1"]).unwrap(), sockets(&["2606:4700::1111"]));
-        assert_eq!(allowed_of(&["10.9.1.2", "::ffff:10.9.1.2"]).unwrap(), sockets(&["10.9.1.2", "::ffff:10.9.1.2"]));
-        assert_eq!(allowed_of(&["10.8.1.2", "169.254.169.254"]).unwrap_err().metrics_label(), "link-local");
-        assert_eq!(allowed_of(&[]).unwrap(), []);
+        assert_eq!(resolve(&["10.0.0.1", "2606:4700::1111", "fe80::1"]).unwrap(), sockets(&["2606:4700::1111"]));
+        assert_eq!(resolve(&["10.9.1.2", "::ffff:10.9.1.2"]).unwrap(), sockets(&["10.9.1.2", "::ffff:10.9.1.2"]));
+        assert_eq!(resolve(&["10.8.1.2", "169.254.169.254"]).unwrap_err().metrics_label(), "link-local");
+        assert_eq!(resolve(&[]).unwrap(), []);
     }
 
     #[tokio::test]
     async fn a_taken_over_name_is_checked_by_its_configured_addresses() {
-        let guard = EgressPolicy::new(&[], &[]);
+        let egress_policy = EgressPolicy::new(&[], &[]);
         let taken = |name: &str, addresses: &[&str]| (name.to_owned(), sockets(addresses));
         let taken = HashMap::from([taken("a.example", &["1.1.1.1", "10.0.0.1"]), taken("b.example", &["10.0.0.1"])]);
-        let resolver = PublicResolver::new(&guard, taken);
+        let resolver = PublicResolver::new(&egress_policy, taken);
         let found: Vec<_> = resolver.resolve("a.example".parse().unwrap()).await.unwrap().collect();
         assert_eq!(found, sockets(&["1.1.1.1"]));
         for name in ["b.example", "localhost"] {

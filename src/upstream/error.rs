@@ -1,4 +1,4 @@
-//! Errors of upstream requests, for operators: the request, the origin, the failure.
+//! Errors of upstream requests. Each names the request, the origin and the failure, for operators.
 
 use std::time::Duration;
 
@@ -7,13 +7,13 @@ use crate::error::Explanation;
 
 /// A failed upstream request.
 ///
-/// Its text names the origin only: never a query, userinfo or secret.
+/// The text shows no other part of the URL than its origin, because the rest may contain secrets.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{}", self.explain())]
 pub struct UpstreamError {
     /// The label of the request: "the version list of HOST/NS/TYPE".
     pub subject: String,
-    /// The origin that was asked last: `https://registry.example`.
+    /// The origin of the last request: `https://registry.example`.
     pub origin: String,
     /// The failure.
     pub fault: Fault,
@@ -25,7 +25,8 @@ pub enum Fault {
     /// 404 or 410.
     #[error("says that it does not exist ({0})")]
     Absent(u16),
-    /// 401, 403, 407 or 451: about larder's credential or upstream's policy, never about the client's.
+    /// 401, 403, 407 or 451. The status is about larder's credential or upstream's policy, never about the client's
+    /// credential.
     #[error("refused larder's request ({0})")]
     Denied(u16),
     /// Any other 4xx, with the errors that upstream gave.
@@ -33,7 +34,7 @@ pub enum Fault {
     Rejected {
         /// The status.
         status: u16,
-        /// The `errors` of its JSON, if any.
+        /// The `errors` of the JSON body, if there are any.
         errors: Vec<String>,
     },
     /// 429 or 5xx.
@@ -41,9 +42,9 @@ pub enum Fault {
     Trouble {
         /// The status.
         status: u16,
-        /// The `errors` of its JSON, if any.
+        /// The `errors` of the JSON body, if there are any.
         errors: Vec<String>,
-        /// Its Retry-After.
+        /// The time of the Retry-After header.
         retry_after: Option<Duration>,
     },
     /// 508: a request loop.
@@ -55,7 +56,7 @@ pub enum Fault {
     /// The name does not resolve.
     #[error("cannot be reached: {0}")]
     NoSuchName(String),
-    /// TLS failed, or its certificate is not trusted.
+    /// TLS failed, or the server's certificate is not trusted.
     #[error("cannot be trusted: {0}")]
     Untrusted(String),
     /// A time limit was reached.
@@ -69,14 +70,14 @@ pub enum Fault {
     TooLarge(u64),
     /// A local limit was reached before or during the request.
     #[error("was not asked: {0}")]
-    Crowded(String),
+    LocalLimit(String),
     /// The egress policy refused the request.
     #[error("may not be asked: {0}")]
     Refused(EgressRefusal),
 }
 
 impl UpstreamError {
-    /// The text for people, in its parts.
+    /// The text for people: subject, reason and remedy.
     pub fn explain(&self) -> Explanation {
         let origin = &self.origin;
         let reason = match &self.fault {
@@ -105,7 +106,7 @@ impl Fault {
             Self::Unreachable(_) | Self::NoSuchName(_) | Self::Untrusted(_) => {
                 "`larder doctor` on larder's machine says more"
             }
-            Self::Trouble { .. } | Self::Slow(_) | Self::Crowded(_) => "ask again in a moment",
+            Self::Trouble { .. } | Self::Slow(_) | Self::LocalLimit(_) => "ask again in a moment",
         };
         Some(text.to_owned())
     }
@@ -124,8 +125,8 @@ impl Fault {
 
     /// Returns true if a retry may succeed soon.
     pub fn is_temporary(&self) -> bool {
-        let is_unreached = matches!(self, Self::Unreachable(_) | Self::NoSuchName(_) | Self::Untrusted(_));
-        is_unreached || matches!(self, Self::Trouble { status: 500 | 502 | 503 | 504, .. })
+        let is_connection_failure = matches!(self, Self::Unreachable(_) | Self::NoSuchName(_) | Self::Untrusted(_));
+        is_connection_failure || matches!(self, Self::Trouble { status: 500 | 502 | 503 | 504, .. })
     }
 
     /// Returns true if the upstream sent a Retry-After.
@@ -150,15 +151,16 @@ fn retry_after_text(retry_after: &Option<Duration>) -> String {
 /// Makes upstream text safe to show: one line, no control characters, and nothing that may be a URL's userinfo or
 /// query, which may be secrets.
 pub fn sanitized(text: &str) -> String {
-    const LONGEST: usize = 300;
-    let word = |word: &str| {
-        let shown = word.split(['?', '#']).next().unwrap_or_default();
+    const MAX_CHARS: usize = 300;
+    let sanitized_word = |word: &str| {
+        let without_query = word.split(['?', '#']).next().unwrap_or_default();
         // Anything that may be userinfo is treated as a secret.
-        if shown.contains('@') || shown.matches("://").count() > 1 { "(a URL)".to_owned() } else { shown.to_owned() }
+        let may_have_userinfo = without_query.contains('@') || without_query.matches("://").count() > 1;
+        if may_have_userinfo { "(a URL)".to_owned() } else { without_query.to_owned() }
     };
     let printable: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    let words: Vec<String> = printable.split_whitespace().map(word).collect();
-    words.join(" ").chars().take(LONGEST).collect()
+    let words: Vec<String> = printable.split_whitespace().map(sanitized_word).collect();
+    words.join(" ").chars().take(MAX_CHARS).collect()
 }
 
 #[cfg(test)]
@@ -167,10 +169,10 @@ mod tests {
 
     use super::*;
 
-    /// DESIGN, promise 8: no userinfo, no query of an upstream URL, and no line break from upstream.
+    /// Upstream text is shown without userinfo, without the query of a URL and without line breaks (DESIGN, promise 8).
     #[test]
     fn upstream_text_is_shown_in_one_line_without_secrets() {
-        for (text, shown) in [
+        for (text, expected) in [
             ("no such search", "no such search"),
             ("a\nFAKE LOG LINE\u{1b}[31m", "a FAKE LOG LINE [31m"),
             ("see https://u:s3cret@x.example/p?token=s3cret", "see (a URL)"),
@@ -181,14 +183,14 @@ mod tests {
             ("/v1/x?token=s3cret", "/v1/x"),
             ("u:s3cret@h/?t=s3cret", "(a URL)"),
         ] {
-            assert_eq!(sanitized(text), shown);
+            assert_eq!(sanitized(text), expected);
         }
     }
 
     proptest! {
         #[test]
-        fn no_upstream_text_breaks_a_line(said in "\\PC{0,60}(://)?\\PC{0,60}[\n\r\t]?") {
-            prop_assert!(!sanitized(&said).chars().any(char::is_control));
+        fn sanitized_text_has_no_line_break(text in "\\PC{0,60}(://)?\\PC{0,60}[\n\r\t]?") {
+            prop_assert!(!sanitized(&text).chars().any(char::is_control));
         }
     }
 }

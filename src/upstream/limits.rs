@@ -11,7 +11,7 @@ use super::rate_budget::Rate;
 pub struct UpstreamLimits {
     /// Requests for documents and the files of proof sets.
     pub documents: ConcurrencyLimit,
-    /// Requests for archives, each until its last byte.
+    /// Requests for archives. Each runs until the last byte has arrived.
     pub archives: ConcurrencyLimit,
     /// Memory of document bodies.
     pub document_memory: DocumentMemoryLimits,
@@ -20,9 +20,10 @@ pub struct UpstreamLimits {
     /// Rate of job requests for one upstream. Few run at a time, and `Retry-After` delays them; this rate limits their
     /// total.
     pub job_rate: Rate,
-    /// Time limit: for a whole document, with redirects and retries; for anything else, until the first byte.
+    /// Time limit for a whole document, with redirects and retries. For other requests, the time limit until the first
+    /// byte.
     pub give_up_after: Duration,
-    /// Git jobs, each from its first request to the last file of its tree.
+    /// Git jobs. Each runs from its first request to the last file of its tree.
     pub git_jobs: ConcurrencyLimit,
     /// Git jobs that only resolve a name to a commit.
     pub git_resolves: ConcurrencyLimit,
@@ -35,25 +36,25 @@ pub struct UpstreamLimits {
 pub struct GitLimits {
     /// The longest silence during an answer.
     pub idle: Duration,
-    /// Total time of a job, once it has a permit.
+    /// Total time of a job, from the time that it has a permit.
     pub total: Duration,
     /// Total time of a job that only resolves a name.
     pub resolve_time: Duration,
     /// The longest wait for the first byte of a pack. Refs and progress messages do not reset it.
     pub preparing: Duration,
-    /// Bytes before the pack, mostly refs, which are in memory.
+    /// Bytes before the pack. These are mostly refs, which are in memory.
     pub bytes_before_pack: u64,
     /// Number of refs in a repository.
     pub names: usize,
     /// Bytes received.
     pub received_bytes: u64,
-    /// Objects in a pack; each has an entry in memory.
+    /// Objects in a pack. Each has an entry in memory.
     pub objects: u32,
-    /// Size of one object, which is in memory whole.
+    /// Size of one object. Whole objects are in memory.
     pub object_bytes: usize,
     /// Total size of a delta chain, which may be in memory at once.
     pub chain_bytes: u64,
-    /// Time for git's code to stop after cancellation; then it is abandoned.
+    /// Time for git's code to stop after cancellation. After that time its thread is abandoned.
     pub stop_time: Duration,
     /// Depth of nested submodules.
     pub submodule_depth: usize,
@@ -73,7 +74,7 @@ impl Default for UpstreamLimits {
             revalidation_rate: Rate { burst: 500, per_second: 20 },
             job_rate: Rate { burst: 10_000, per_second: 50 },
             give_up_after: Duration::from_secs(15),
-            // A job may wait for slow ones before it. One upstream never gets every permit.
+            // A job may wait for slow jobs before it. One upstream never gets every permit.
             git_jobs: ConcurrencyLimit { per_upstream: 2, all: 4, wait: Duration::from_secs(300), queue: 256 },
             git_resolves: ConcurrencyLimit { per_upstream: 2, all: 4, wait: Duration::from_secs(15), queue: 64 },
             git: GitLimits::default(),

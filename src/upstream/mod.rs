@@ -1,5 +1,5 @@
-//! The registries behind us: requests to them, limits, and the documents they send. Independent of the store and of
-//! larder's own URLs.
+//! The upstream registries: requests to them, limits, and the documents that they send. This module knows neither the
+//! store nor larder's own URLs.
 
 pub mod backoff;
 pub mod breaker;
@@ -36,9 +36,9 @@ use crate::config;
 /// One configured registry.
 #[derive(Debug)]
 pub struct Upstream {
-    /// Its `[[upstream]]` section.
+    /// The `[[upstream]]` section of the configuration.
     pub settings: config::Upstream,
-    /// Its credential scope before discovery.
+    /// The credential scope before discovery.
     pub credential_scope: CredentialScope,
 }
 

@@ -1,4 +1,4 @@
-//! Rate limits of one upstream, for revalidations and for jobs: a burst and a rate. Pure: the caller passes the time.
+//! Token buckets for the rate limits of upstreams. This module reads no clock: the caller passes the time.
 
 use crate::clock::{CLOCK_SLACK, Timestamp};
 
@@ -11,31 +11,32 @@ pub struct Rate {
     pub per_second: u32,
 }
 
-/// Token bucket of one upstream.
+/// Token bucket of one upstream and purpose.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TokenBucket {
-    left: u32,
+    tokens: u32,
     updated: Timestamp,
 }
 
 impl TokenBucket {
+    /// A bucket with a full burst.
     pub(super) fn full(rate: Rate, now: Timestamp) -> Self {
-        Self { left: rate.burst, updated: now }
+        Self { tokens: rate.burst, updated: now }
     }
 
-    /// Takes `requests` tokens. Takes none and returns false if too few are left.
+    /// Takes a token for each request. Takes none and returns false if the bucket has too few.
     pub(super) fn spend(&mut self, requests: u32, rate: Rate, now: Timestamp) -> bool {
         if now > self.updated {
             let seconds = u32::try_from(now.since(self.updated).as_secs()).unwrap_or(u32::MAX);
-            self.left = self.left.saturating_add(seconds.saturating_mul(rate.per_second)).min(rate.burst);
+            self.tokens = self.tokens.saturating_add(seconds.saturating_mul(rate.per_second)).min(rate.burst);
             self.updated = now;
         } else if self.updated > now.after(CLOCK_SLACK) {
-            // The clock was set back. Otherwise no token would be added until it catches up.
+            // The clock was set back. With the old time, no token would be added until the clock catches up.
             self.updated = now;
         }
-        match self.left.checked_sub(requests) {
-            Some(left) => {
-                self.left = left;
+        match self.tokens.checked_sub(requests) {
+            Some(remaining) => {
+                self.tokens = remaining;
                 true
             }
             None => false,
@@ -50,9 +51,9 @@ mod tests {
     const RATE: Rate = Rate { burst: 5, per_second: 2 };
 
     #[test]
-    fn a_burst_then_a_rate() {
-        let mut budget = TokenBucket::full(RATE, Timestamp(1000));
-        for (now, requests, may) in [
+    fn a_bucket_allows_a_burst_and_then_a_rate() {
+        let mut bucket = TokenBucket::full(RATE, Timestamp(1000));
+        for (now, requests, is_allowed) in [
             (1000, 3, true),
             (1000, 3, false),
             (1000, 2, true),
@@ -66,7 +67,7 @@ mod tests {
             (1001, 2, true),
             (1001, 1, false),
         ] {
-            assert_eq!(budget.spend(requests, RATE, Timestamp(now)), may, "{requests} at {now}");
+            assert_eq!(bucket.spend(requests, RATE, Timestamp(now)), is_allowed, "{requests} at {now}");
         }
     }
 }

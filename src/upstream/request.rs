@@ -33,7 +33,7 @@ impl Validators {
         Self { etag: text(header::ETAG), last_modified: text(header::LAST_MODIFIED) }
     }
 
-    /// The value for If-Range: a strong ETag, else the date (RFC 9110 13.1.5).
+    /// The value for If-Range: a strong ETag, else the date (RFC 9110, section 13.1.5).
     pub(super) fn for_range(&self) -> Option<&str> {
         let strong = self.etag.as_deref().filter(|etag| !etag.starts_with("W/"));
         strong.or(self.last_modified.as_deref())
@@ -45,7 +45,7 @@ impl Validators {
 pub enum RequestPriority {
     /// A client waits.
     Client,
-    /// A client waits in the middle of a file: served first.
+    /// A client waits in the middle of a file. These requests go first.
     ClientMidway,
     /// No client waits.
     Job,
@@ -60,7 +60,7 @@ pub struct UpstreamRequest<'a> {
     pub url: &'a Url,
     /// The upstream that the request is for.
     pub upstream: &'a Hostname,
-    /// The credentials it may carry, by origin.
+    /// The credentials that may be sent, by origin.
     pub credentials: &'a CredentialScope,
     /// The proxies that the client's request has passed (CDN-Loop).
     pub via: &'a CdnLoop,
@@ -77,7 +77,7 @@ pub struct UpstreamRequest<'a> {
 pub struct Document {
     /// The decoded bytes.
     pub body: Bytes,
-    /// Its media type, as sent.
+    /// The media type, as sent.
     pub content_type: Option<String>,
     /// Validators for the next conditional request.
     pub validators: Validators,
@@ -85,9 +85,9 @@ pub struct Document {
     pub url: Url,
     /// The requested origins, in the order of the redirects.
     pub origins: Vec<Origin>,
-    /// The `X-Terraform-Get` header, which may arrive without a body (PROTOCOL 4.3).
+    /// The `X-Terraform-Get` header, which may arrive without a body (PROTOCOL, section 4.3).
     pub location: Option<String>,
-    /// The time at the server, from its `Date` and `Age`.
+    /// The time at the server, from `Date` and `Age`.
     pub date: Option<Timestamp>,
     /// The body's share of the memory budget.
     pub memory: MemoryGrant,
@@ -101,7 +101,7 @@ impl Document {
 }
 
 /// Result of a conditional request.
-#[expect(clippy::large_enum_variant, reason = "short-lived: it is handled where it arrives")]
+#[expect(clippy::large_enum_variant, reason = "a short-lived value")]
 #[derive(Debug, Clone)]
 pub enum Fetched {
     /// A new document.
@@ -114,7 +114,7 @@ pub enum Fetched {
 #[derive(Debug)]
 pub struct IncomingFile {
     pub(super) response: reqwest::Response,
-    /// Offset of the first byte: 0, or the start of a resumed range.
+    /// Offset of the first byte of the body: 0, or the start of the requested range.
     pub from: u64,
     /// Length of the whole file, if it is announced.
     pub length: Option<u64>,
@@ -130,9 +130,9 @@ impl IncomingFile {
     /// Reads the next bytes; `None` at the end.
     pub async fn next(&mut self) -> Result<Option<Bytes>, UpstreamError> {
         match self.response.chunk().await {
-            Ok(piece) => {
-                self.bytes_counter.inc_by(piece.as_ref().map_or(0, Bytes::len) as u64);
-                Ok(piece)
+            Ok(chunk) => {
+                self.bytes_counter.inc_by(chunk.as_ref().map_or(0, Bytes::len) as u64);
+                Ok(chunk)
             }
             Err(e) => Err(self.failed(fault_of_client_error(&e))),
         }
@@ -150,22 +150,22 @@ const NO_SUCH_NAME: &str = "dns error";
 /// Converts a client error to a fault. The text has the causes but not the URL, whose query may be a secret.
 pub(super) fn fault_of_client_error(error: &reqwest::Error) -> Fault {
     let mut causes = Vec::new();
-    let mut unreached: fn(String) -> Fault = Fault::Unreachable;
-    let mut next = std::error::Error::source(error);
-    while let Some(cause) = next {
+    let mut connection_fault: fn(String) -> Fault = Fault::Unreachable;
+    let mut next_cause = std::error::Error::source(error);
+    while let Some(cause) = next_cause {
         if let Some(refusal) = cause.downcast_ref::<EgressRefusal>() {
             return Fault::Refused(refusal.clone());
         }
         let text = cause.to_string();
-        if is_about_trust(cause) {
-            unreached = Fault::Untrusted;
+        if is_tls_error(cause) {
+            connection_fault = Fault::Untrusted;
         } else if text == NO_SUCH_NAME {
-            unreached = Fault::NoSuchName;
+            connection_fault = Fault::NoSuchName;
         }
         if causes.last() != Some(&text) && !text.contains("://") {
             causes.push(text);
         }
-        next = cause.source();
+        next_cause = cause.source();
     }
     let reason = if causes.is_empty() { "the connection broke".to_owned() } else { causes.join(": ") };
     tracing::debug!(reason, "a request to an upstream failed");
@@ -174,30 +174,30 @@ pub(super) fn fault_of_client_error(error: &reqwest::Error) -> Fault {
     } else if error.is_decode() {
         Fault::Unusable(reason)
     } else {
-        unreached(plain_cause(error).unwrap_or(reason))
+        connection_fault(plain_cause(error).unwrap_or(reason))
     }
 }
 
-/// A plain text for the innermost cause that larder recognises.
+/// A short text for the innermost cause that larder recognises.
 fn plain_cause(error: &reqwest::Error) -> Option<String> {
-    let mut cause = std::error::Error::source(error);
-    let mut plain = None;
-    while let Some(next) = cause {
-        plain = tls_cause(next).or_else(|| io_cause(next)).or(plain);
-        if next.to_string() == NO_SUCH_NAME {
-            plain = Some("name not found".to_owned());
+    let mut next_cause = std::error::Error::source(error);
+    let mut text = None;
+    while let Some(cause) = next_cause {
+        text = tls_cause(cause).or_else(|| io_cause(cause)).or(text);
+        if cause.to_string() == NO_SUCH_NAME {
+            text = Some("name not found".to_owned());
             break;
         }
-        cause = next.source();
+        next_cause = cause.source();
     }
-    plain
+    text
 }
 
 fn io_cause(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
     use std::io::ErrorKind;
     let error = cause.downcast_ref::<std::io::Error>()?;
-    if let Some(plain) = error.get_ref().and_then(|inner| tls_cause(inner).or_else(|| io_cause(inner))) {
-        return Some(plain);
+    if let Some(text) = error.get_ref().and_then(|inner| tls_cause(inner).or_else(|| io_cause(inner))) {
+        return Some(text);
     }
     let text = match error.kind() {
         ErrorKind::ConnectionRefused => "connection refused",
@@ -229,10 +229,10 @@ fn tls_cause(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
     Some(text.to_owned())
 }
 
-/// Returns true for a TLS trust error. An I/O error does not report its inner error as its source.
-fn is_about_trust(cause: &(dyn std::error::Error + 'static)) -> bool {
+/// Returns true for a TLS error, also inside an I/O error, which does not report its inner error as its source.
+fn is_tls_error(cause: &(dyn std::error::Error + 'static)) -> bool {
     match cause.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref) {
-        Some(inner) => is_about_trust(inner),
+        Some(inner) => is_tls_error(inner),
         None => cause.is::<rustls::Error>(),
     }
 }

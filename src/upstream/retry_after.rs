@@ -1,4 +1,4 @@
-//! The server's clock, and Retry-After (RFC 9110 10.2.3).
+//! Reads the server's time (`Date` and `Age`) and `Retry-After` (RFC 9110, section 10.2.3).
 
 use std::time::Duration;
 
@@ -6,18 +6,19 @@ use http::header::{self, HeaderMap};
 
 use crate::clock::Timestamp;
 
-/// The largest `Age` that is accepted (RFC 9111 1.2.2).
-const OLDEST: u64 = 1 << 31;
+/// The largest `Age` that is accepted (RFC 9111, section 1.2.2).
+const MAX_AGE_SECONDS: u64 = 1 << 31;
 
 /// The time at the origin: its `Date`, plus the `Age` that a cache adds.
-pub fn date(headers: &HeaderMap) -> Option<Timestamp> {
+pub fn server_time(headers: &HeaderMap) -> Option<Timestamp> {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok()).map(str::trim);
     let date = httpdate::parse_http_date(text(header::DATE)?).ok().map(Timestamp::of)?;
-    let age = text(header::AGE).and_then(|age| age.parse().ok()).unwrap_or(0).min(OLDEST);
+    let age = text(header::AGE).and_then(|age| age.parse().ok()).unwrap_or(0).min(MAX_AGE_SECONDS);
     Some(Timestamp(date.0.saturating_add(age)))
 }
 
-/// The Retry-After of an answer received at `now`: seconds, or a date relative to the server's own Date.
+/// The Retry-After of an answer that was received at `now`. The header has seconds, or a date, which is compared with
+/// the server's own time.
 pub(super) fn retry_after(headers: &HeaderMap, now: Timestamp) -> Option<Duration> {
     let text = headers.get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()).map(str::trim)?;
     if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -25,7 +26,7 @@ pub(super) fn retry_after(headers: &HeaderMap, now: Timestamp) -> Option<Duratio
         return Some(Duration::from_secs(text.parse().unwrap_or(u64::MAX)));
     }
     let until = httpdate::parse_http_date(text).ok().map(Timestamp::of)?;
-    Some(until.since(date(headers).unwrap_or(now)))
+    Some(until.since(server_time(headers).unwrap_or(now)))
 }
 
 #[cfg(test)]
@@ -36,7 +37,7 @@ mod tests {
 
     const NOW: Timestamp = Timestamp(784_111_777);
 
-    fn seconds_asked(value: &str, date: Option<&str>) -> Option<u64> {
+    fn retry_after_seconds(value: &str, date: Option<&str>) -> Option<u64> {
         let mut headers = HeaderMap::new();
         headers.insert(header::RETRY_AFTER, value.parse().unwrap());
         if let Some(date) = date {
@@ -46,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn seconds_and_dates_are_read_and_nothing_else() {
+    fn seconds_and_dates_are_parsed_and_other_values_are_ignored() {
         let date = "Sun, 06 Nov 1994 08:49:37 GMT";
         for (value, server_date, expected) in [
             ("120", None, Some(120)),
@@ -62,28 +63,28 @@ mod tests {
             ("soon", None, None),
             ("", None, None),
         ] {
-            assert_eq!(seconds_asked(value, server_date), expected, "{value:?}");
+            assert_eq!(retry_after_seconds(value, server_date), expected, "{value:?}");
         }
         assert_eq!(retry_after(&HeaderMap::new(), NOW), None);
     }
 
-    /// A shared cache may pass on an old answer.
+    /// A shared cache may answer with an old response, whose `Age` says how old.
     #[test]
-    fn the_age_of_an_answer_counts_for_its_date() {
+    fn the_age_of_an_answer_is_added_to_its_date() {
         for (age, expected) in
             [("", 0), ("86400", 86_400), (" 5 ", 5), ("-5", 0), ("soon", 0), ("99999999999", 1 << 31)]
         {
             let mut headers = HeaderMap::new();
             headers.insert(header::DATE, "Sun, 06 Nov 1994 08:49:37 GMT".parse().unwrap());
             headers.insert(header::AGE, age.parse().unwrap());
-            assert_eq!(date(&headers), Some(Timestamp(NOW.0 + expected)), "{age:?}");
+            assert_eq!(server_time(&headers), Some(Timestamp(NOW.0 + expected)), "{age:?}");
         }
     }
 
     proptest! {
         #[test]
-        fn nothing_in_these_headers_panics(value in "[ -~]{0,40}", date in "[ -~]{0,40}") {
-            let _ = seconds_asked(&value, Some(&date));
+        fn any_header_values_are_parsed_or_ignored(value in "[ -~]{0,40}", date in "[ -~]{0,40}") {
+            let _ = retry_after_seconds(&value, Some(&date));
         }
     }
 }

@@ -28,8 +28,8 @@ impl SpecialPurpose {
     pub(super) const ALL: [Self; 6] =
         [Self::Unspecified, Self::Loopback, Self::Private, Self::LinkLocal, Self::Multicast, Self::Reserved];
 
-    /// The metrics label.
-    pub fn word(self) -> &'static str {
+    /// The metrics label. Messages use the same word.
+    pub fn metrics_label(self) -> &'static str {
         match self {
             Self::Unspecified => "unspecified",
             Self::Loopback => "loopback",
@@ -44,7 +44,7 @@ impl SpecialPurpose {
 impl fmt::Display for SpecialPurpose {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let article = if *self == Self::Unspecified { "an" } else { "a" };
-        write!(f, "{article} {} address", self.word())
+        write!(f, "{article} {} address", self.metrics_label())
     }
 }
 
@@ -112,8 +112,8 @@ fn class_of_v6(address: Ipv6Addr) -> Option<SpecialPurpose> {
     if let Some(inner) = embedded_v4(address) {
         return class_of_v4(inner);
     }
-    let public = GLOBAL_UNICAST.contains(&address) && !DOCUMENTATION_V6.iter().any(|net| net.contains(&address));
-    (!public).then_some(SpecialPurpose::Reserved)
+    let is_public = GLOBAL_UNICAST.contains(&address) && !DOCUMENTATION_V6.iter().any(|net| net.contains(&address));
+    (!is_public).then_some(SpecialPurpose::Reserved)
 }
 
 /// The IPv4 address embedded in an IPv6 address: mapped, translated (NAT64, RFC 6052) or tunnelled (6to4).
@@ -136,7 +136,7 @@ mod tests {
 
     use super::*;
 
-    /// DESIGN, promise 7: literal, mapped, translated and tunnelled forms of every class.
+    /// Covers literal, mapped, translated and tunnelled forms of every class (DESIGN, promise 7).
     #[test]
     fn every_special_purpose_address_has_its_class() {
         for (address, class) in [
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn public_addresses_are_public_however_they_are_written() {
+    fn public_addresses_have_no_class_in_any_written_form() {
         for address in [
             "1.1.1.1",
             "9.255.255.255",

@@ -1,4 +1,4 @@
-//! Traffic counters by configured upstream. Labels are configured hosts only.
+//! Traffic counters by upstream. Only configured hosts become labels.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,27 +15,27 @@ use crate::address::Hostname;
 /// Counters of outbound requests and inbound bytes, by configured upstream.
 #[derive(Debug, Clone, Default)]
 pub struct Traffic {
-    requests: Family<Answered, Counter>,
-    bytes: Family<From, Counter>,
-    refusals: Family<Refused, Counter>,
+    requests: Family<RequestLabels, Counter>,
+    bytes: Family<UpstreamLabel, Counter>,
+    refusals: Family<RefusalLabels, Counter>,
     /// All upstreams since the start, including removed ones.
     upstreams: Arc<Mutex<BTreeSet<Hostname>>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Answered {
+struct RequestLabels {
     host: String,
     status: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Refused {
+struct RefusalLabels {
     host: String,
     reason: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct From {
+struct UpstreamLabel {
     host: String,
 }
 
@@ -73,15 +73,15 @@ impl Traffic {
         );
     }
 
-    /// Creates the counters of an upstream at zero, so that they are visible before its first request.
-    pub(super) fn expect(&self, upstream: &Hostname) {
+    /// Creates the counters of an upstream at zero, so that metrics show them before the first request.
+    pub(super) fn create_counters(&self, upstream: &Hostname) {
         self.upstreams.lock().insert(upstream.clone());
-        self.bytes.get_or_create_owned(&from(upstream));
+        self.bytes.get_or_create_owned(&upstream_label(upstream));
         for status in status_labels() {
-            self.requests.get_or_create_owned(&Answered { host: upstream.to_string(), status });
+            self.requests.get_or_create_owned(&RequestLabels { host: upstream.to_string(), status });
         }
         for reason in EgressRefusal::all_labels() {
-            self.refusals.get_or_create_owned(&Refused { host: upstream.to_string(), reason });
+            self.refusals.get_or_create_owned(&RefusalLabels { host: upstream.to_string(), reason });
         }
     }
 
@@ -91,39 +91,42 @@ impl Traffic {
     }
 
     fn bytes_of(&self, host: &Hostname) -> u64 {
-        self.bytes.get(&from(host)).map_or(0, |bytes| bytes.get())
+        self.bytes.get(&upstream_label(host)).map_or(0, |bytes| bytes.get())
     }
 
     /// The counters of one upstream since the start.
     pub fn of(&self, host: &Hostname) -> UpstreamTraffic {
         // `get`, because reading must not create label sets.
-        let requests =
-            |status| self.requests.get(&Answered { host: host.to_string(), status }).map_or(0, |count| count.get());
+        let requests = |status| {
+            self.requests.get(&RequestLabels { host: host.to_string(), status }).map_or(0, |count| count.get())
+        };
         let statuses = status_labels();
         let is_failure = |status: &&str| *status == NO_STATUS || *status == "429" || status.starts_with('5');
-        let refused =
-            |reason| self.refusals.get(&Refused { host: host.to_string(), reason }).map_or(0, |count| count.get());
+        let refusals = |reason| {
+            self.refusals.get(&RefusalLabels { host: host.to_string(), reason }).map_or(0, |count| count.get())
+        };
         UpstreamTraffic {
             requests: statuses.iter().map(|status| requests(status)).sum(),
             failed: statuses.iter().copied().filter(is_failure).map(requests).sum(),
             bytes: self.bytes_of(host),
-            refused: EgressRefusal::all_labels().map(refused).sum(),
+            refused: EgressRefusal::all_labels().map(refusals).sum(),
         }
     }
 
+    /// Counts a request; `status` is `None` if no answer came.
     pub(super) fn count_request(&self, upstream: &Hostname, status: Option<u16>) {
         let status = status.map_or(NO_STATUS, status_label);
-        self.requests.get_or_create(&Answered { host: upstream.to_string(), status }).inc();
+        self.requests.get_or_create(&RequestLabels { host: upstream.to_string(), status }).inc();
     }
 
-    pub(super) fn refused(&self, upstream: &Hostname, refusal: &EgressRefusal) {
-        let labels = Refused { host: upstream.to_string(), reason: refusal.metrics_label() };
+    pub(super) fn count_refusal(&self, upstream: &Hostname, refusal: &EgressRefusal) {
+        let labels = RefusalLabels { host: upstream.to_string(), reason: refusal.metrics_label() };
         self.refusals.get_or_create(&labels).inc();
     }
 
-    /// The byte counter of an upstream; looked up once for each answer.
+    /// The counter of received bytes. Callers look it up once for each answer.
     pub(super) fn bytes_counter(&self, upstream: &Hostname) -> Counter {
-        self.bytes.get_or_create_owned(&from(upstream))
+        self.bytes.get_or_create_owned(&upstream_label(upstream))
     }
 }
 
@@ -134,17 +137,17 @@ fn status_labels() -> BTreeSet<&'static str> {
     (0..=600).map(status_label).chain([NO_STATUS]).collect()
 }
 
-fn from(host: &Hostname) -> From {
-    From { host: host.to_string() }
+fn upstream_label(host: &Hostname) -> UpstreamLabel {
+    UpstreamLabel { host: host.to_string() }
 }
 
 /// The label of a status. An upstream may send any number, so only statuses that matter to an operator have their own
-/// label. Others share that of their class.
+/// label. All others share the label of their class.
 fn status_label(status: u16) -> &'static str {
-    macro_rules! word_of {
-        ($($told:literal)*) => {
+    macro_rules! label_of {
+        ($($status:literal)*) => {
             match status {
-                $($told => stringify!($told),)*
+                $($status => stringify!($status),)*
                 100..200 => "1xx",
                 200..300 => "2xx",
                 300..400 => "3xx",
@@ -154,7 +157,7 @@ fn status_label(status: u16) -> &'static str {
             }
         };
     }
-    word_of!(200 206 301 302 303 304 307 308 400 401 403 404 407 408 410 416 429 451 500 502 503 504 507 508)
+    label_of!(200 206 301 302 303 304 307 308 400 401 403 404 407 408 410 416 429 451 500 502 503 504 507 508)
 }
 
 #[cfg(test)]
@@ -162,9 +165,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_status_has_one_of_a_few_labels() {
-        let words: BTreeSet<&str> = (0..=u16::MAX).map(status_label).chain([NO_STATUS]).collect();
-        assert_eq!((words.len(), &words), (31, &status_labels()));
+    fn every_status_has_one_of_a_few_labels() {
+        let labels: BTreeSet<&str> = (0..=u16::MAX).map(status_label).chain([NO_STATUS]).collect();
+        assert_eq!((labels.len(), &labels), (31, &status_labels()));
         assert_eq!(
             [200, 299, 418, 508, 599, 600, 99].map(status_label),
             ["200", "2xx", "4xx", "508", "5xx", "other", "other"]

@@ -1,4 +1,4 @@
-//! The breaker as a table of events and results, and its invariants.
+//! Tests of the circuit breakers: tables of events with their results, and invariants.
 
 use proptest::prelude::*;
 
@@ -10,126 +10,138 @@ fn origin(host: &str) -> Origin {
 
 /// An event at an origin, with the expected result.
 enum BreakerEvent {
+    /// A failure with this Retry-After in seconds, and the change of the breaker.
     Fails(Option<u64>, BreakerChange),
+    /// An answer; true if it closes the breaker.
     Answers(bool),
-    MayAsk(bool),
+    /// Whether a revalidation is admitted.
+    MayRevalidate(bool),
 }
 
 use BreakerChange::{Opened, Reopened, StillOpen};
-use BreakerEvent::{Answers, Fails, MayAsk};
+use BreakerEvent::{Answers, Fails, MayRevalidate};
 
 const fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// DESIGN 4: a Retry-After delays jobs; our own pauses do not.
+/// A Retry-After delays jobs; a pause without one does not (DESIGN, section 4).
 #[test]
 fn only_a_retry_after_delays_jobs() {
-    let (mut breaker, retry_after, silent) = (Breaker::default(), origin("a.example"), origin("b.example"));
-    breaker.failed(&silent, None, 0.5, Timestamp(1000), || ());
-    breaker.failed(&retry_after, Some(seconds(60)), 0.5, Timestamp(1000), || ());
-    let both = [silent, retry_after];
-    assert_eq!(breaker.retry_after_until(|_, ()| true, Timestamp(1001)), Some(Timestamp(1060)));
-    assert_eq!(breaker.retry_after_until(|origin, ()| *origin == both[0], Timestamp(1001)), None);
-    assert_eq!(breaker.retry_after_until(|_, ()| true, Timestamp(1060)), None);
+    let (mut breakers, retry_after, silent) = (Breakers::default(), origin("a.example"), origin("b.example"));
+    breakers.record_failure(&silent, None, 0.5, Timestamp(1000), || ());
+    breakers.record_failure(&retry_after, Some(seconds(60)), 0.5, Timestamp(1000), || ());
+    let origins = [silent, retry_after];
+    assert_eq!(breakers.retry_after_until(|_, ()| true, Timestamp(1001)), Some(Timestamp(1060)));
+    assert_eq!(breakers.retry_after_until(|origin, ()| *origin == origins[0], Timestamp(1001)), None);
+    assert_eq!(breakers.retry_after_until(|_, ()| true, Timestamp(1060)), None);
     // An answer does not end a Retry-After; a clock that was set back does.
-    breaker.answered(&both[1], Timestamp(1010));
-    assert_eq!(breaker.retry_after_until(|_, ()| true, Timestamp(1011)), Some(Timestamp(1060)));
-    assert_eq!(breaker.retry_after_until(|_, ()| true, Timestamp(100)), None);
+    breakers.record_answer(&origins[1], Timestamp(1010));
+    assert_eq!(breakers.retry_after_until(|_, ()| true, Timestamp(1011)), Some(Timestamp(1060)));
+    assert_eq!(breakers.retry_after_until(|_, ()| true, Timestamp(100)), None);
 }
 
-/// Plays events at one origin, with a jitter of 0.5.
-fn run_events(story: &str, happenings: Vec<(u64, BreakerEvent)>) {
-    let (mut breaker, origin) = (Breaker::default(), origin("a.example"));
-    for (number, (now, happens)) in happenings.into_iter().enumerate() {
+/// Runs events at one origin, each with its time, and checks their results. The jitter is 0.5.
+fn assert_events(scenario: &str, events: Vec<(u64, BreakerEvent)>) {
+    let (mut breakers, origin) = (Breakers::default(), origin("a.example"));
+    for (number, (now, event)) in events.into_iter().enumerate() {
         let now = Timestamp(now);
-        match happens {
+        match event {
             Fails(retry_after, expected) => {
-                let found = breaker.failed(&origin, retry_after.map(Duration::from_secs), 0.5, now, || ());
-                assert_eq!(found, expected, "{story}, step {number}");
+                let change = breakers.record_failure(&origin, retry_after.map(Duration::from_secs), 0.5, now, || ());
+                assert_eq!(change, expected, "{scenario}, step {number}");
             }
-            Answers(back) => assert_eq!(breaker.answered(&origin, now).is_some(), back, "{story}, step {number}"),
-            MayAsk(may) => {
-                let probes = breaker.admit(std::slice::from_ref(&origin), &[], now);
-                assert_eq!(probes.is_some(), may, "{story}, step {number}");
+            Answers(closes) => {
+                assert_eq!(breakers.record_answer(&origin, now).is_some(), closes, "{scenario}, step {number}");
+            }
+            MayRevalidate(may) => {
+                let probes = breakers.admit(std::slice::from_ref(&origin), &[], now);
+                assert_eq!(probes.is_some(), may, "{scenario}, step {number}");
             }
         }
     }
 }
 
-/// DESIGN, promise 11, DESIGN 4: pauses are short and grow, one probe follows each, and a Retry-After is bounded.
+/// Pauses are short and grow, one probe follows each, and a Retry-After is limited (DESIGN, promise 11; DESIGN, section
+/// 4).
 #[test]
 fn the_breaker_follows_the_table_of_events() {
-    run_events("one that never failed", vec![(1000, MayAsk(true)), (1000, MayAsk(true)), (1000, Answers(false))]);
-    run_events(
-        "a failure, the first while, one probe, and back",
+    assert_events(
+        "an origin that never failed",
+        vec![(1000, MayRevalidate(true)), (1000, MayRevalidate(true)), (1000, Answers(false))],
+    );
+    assert_events(
+        "a failure, a first pause, one probe, and an answer",
         vec![
             (1000, Fails(None, Opened(seconds(5)))),
-            (1000, MayAsk(false)),
-            (1004, MayAsk(false)),
-            (1005, MayAsk(true)),
-            (1005, MayAsk(false)),
+            (1000, MayRevalidate(false)),
+            (1004, MayRevalidate(false)),
+            (1005, MayRevalidate(true)),
+            (1005, MayRevalidate(false)),
             (1006, Answers(true)),
-            (1006, MayAsk(true)),
-            (1006, MayAsk(true)),
+            (1006, MayRevalidate(true)),
+            (1006, MayRevalidate(true)),
         ],
     );
     let growing = [10, 20, 40, 80, 160, 300, 300];
-    let mut story = vec![(1000, Fails(None, Opened(seconds(5))))];
+    let mut events = vec![(1000, Fails(None, Opened(seconds(5))))];
     let mut now = 1005;
-    for time in growing {
-        story.extend([(now, MayAsk(true)), (now, Fails(None, Reopened(seconds(time))))]);
-        story.extend([(now + time - 1, MayAsk(false))]);
-        now += time;
+    for pause in growing {
+        events.extend([(now, MayRevalidate(true)), (now, Fails(None, Reopened(seconds(pause))))]);
+        events.extend([(now + pause - 1, MayRevalidate(false))]);
+        now += pause;
     }
-    run_events("every probe fails", story);
-    run_events(
+    assert_events("every probe fails", events);
+    assert_events(
         "many requests fail in one outage",
         vec![
             (1000, Fails(None, Opened(seconds(5)))),
             (1001, Fails(None, StillOpen)),
             (1004, Fails(None, StillOpen)),
-            (1005, MayAsk(true)),
+            (1005, MayRevalidate(true)),
             (1006, Fails(None, Reopened(seconds(10)))),
-            (1015, MayAsk(false)),
-            (1016, MayAsk(true)),
+            (1015, MayRevalidate(false)),
+            (1016, MayRevalidate(true)),
         ],
     );
-    run_events(
-        "a fill answers while it is left alone",
-        vec![(1000, Fails(None, Opened(seconds(5)))), (1002, Answers(true)), (1002, MayAsk(true))],
+    assert_events(
+        "a client's fetch is answered during the pause",
+        vec![(1000, Fails(None, Opened(seconds(5)))), (1002, Answers(true)), (1002, MayRevalidate(true))],
     );
-    run_events(
-        "upstream asks for a while, and a fill does not end it",
+    assert_events(
+        "a Retry-After is not ended by an answer",
         vec![
             (1000, Fails(Some(600), Opened(seconds(600)))),
             (1010, Answers(false)),
-            (1599, MayAsk(false)),
-            (1600, MayAsk(true)),
+            (1599, MayRevalidate(false)),
+            (1600, MayRevalidate(true)),
             (1601, Answers(true)),
         ],
     );
-    run_events("it asks for less than our own", vec![(1000, Fails(Some(1), Opened(seconds(5))))]);
-    run_events(
-        "it asks for a year",
-        vec![(1000, Fails(Some(31_536_000), Opened(seconds(3600)))), (4600, MayAsk(true))],
+    assert_events("a Retry-After that is shorter than the pause", vec![(1000, Fails(Some(1), Opened(seconds(5))))]);
+    assert_events(
+        "a Retry-After of a year",
+        vec![(1000, Fails(Some(31_536_000), Opened(seconds(3600)))), (4600, MayRevalidate(true))],
     );
-    run_events(
-        "it asks later than it failed",
+    assert_events(
+        "a Retry-After during the pause",
         vec![
             (1000, Fails(None, Opened(seconds(5)))),
             (1003, Fails(Some(60), StillOpen)),
-            (1062, MayAsk(false)),
-            (1063, MayAsk(true)),
+            (1062, MayRevalidate(false)),
+            (1063, MayRevalidate(true)),
         ],
     );
-    run_events("the clock is set back", vec![(90_000, Fails(Some(3600), Opened(seconds(3600)))), (1000, MayAsk(true))]);
-    run_events(
-        "the clock is set back a little",
-        vec![(1000, Fails(None, Opened(seconds(5)))), (990, MayAsk(false)), (1005, MayAsk(true))],
+    assert_events(
+        "the clock is set back",
+        vec![(90_000, Fails(Some(3600), Opened(seconds(3600)))), (1000, MayRevalidate(true))],
     );
-    run_events(
-        "what happened long ago is forgotten",
+    assert_events(
+        "the clock is set back a little",
+        vec![(1000, Fails(None, Opened(seconds(5)))), (990, MayRevalidate(false)), (1005, MayRevalidate(true))],
+    );
+    assert_events(
+        "old failures are forgotten",
         vec![
             (1000, Fails(None, Opened(seconds(5)))),
             (1005, Fails(None, Reopened(seconds(10)))),
@@ -140,31 +152,31 @@ fn the_breaker_follows_the_table_of_events() {
 
 #[test]
 fn a_probe_belongs_to_one_caller_and_can_be_returned() {
-    let mut breaker = Breaker::default();
+    let mut breakers = Breakers::default();
     let (a, b) = (origin("a.example"), origin("b.example"));
     for origin in [&a, &b] {
-        breaker.failed(origin, None, 0.5, Timestamp(1000), || ());
+        breakers.record_failure(origin, None, 0.5, Timestamp(1000), || ());
     }
     let now = Timestamp(1005);
-    let of_a = breaker.admit(&[a.clone(), a.clone()], &[], now).unwrap();
-    assert_eq!(of_a.len(), 1);
-    assert!(breaker.admit(std::slice::from_ref(&a), &[], now).is_none());
-    assert!(breaker.admit(&[b.clone(), a.clone()], &[], now).is_none(), "all or nothing");
-    assert_eq!(breaker.admit(std::slice::from_ref(&a), &of_a, now).unwrap(), []);
-    let of_b = breaker.admit(&[a.clone(), b.clone()], &of_a, now).unwrap();
-    assert_eq!(of_b.len(), 1, "nothing was taken of it before");
-    breaker.return_probe(&of_a[0]);
-    assert_eq!(breaker.admit(std::slice::from_ref(&a), &[], now).unwrap().len(), 1);
-    breaker.return_probe(&of_a[0]);
-    assert!(breaker.admit(std::slice::from_ref(&a), &[], now).is_none(), "an old probe gives nothing back");
+    let probes_a = breakers.admit(&[a.clone(), a.clone()], &[], now).unwrap();
+    assert_eq!(probes_a.len(), 1);
+    assert!(breakers.admit(std::slice::from_ref(&a), &[], now).is_none());
+    assert!(breakers.admit(&[b.clone(), a.clone()], &[], now).is_none(), "all or nothing");
+    assert_eq!(breakers.admit(std::slice::from_ref(&a), &probes_a, now).unwrap(), []);
+    let probes_b = breakers.admit(&[a.clone(), b.clone()], &probes_a, now).unwrap();
+    assert_eq!(probes_b.len(), 1, "the probe of b was not taken before");
+    breakers.return_probe(&probes_a[0]);
+    assert_eq!(breakers.admit(std::slice::from_ref(&a), &[], now).unwrap().len(), 1);
+    breakers.return_probe(&probes_a[0]);
+    assert!(breakers.admit(std::slice::from_ref(&a), &[], now).is_none(), "a probe is returned only once");
 }
 
 #[test]
 fn the_number_of_open_breakers_is_limited() {
-    let mut breaker = Breaker::default();
+    let mut breakers = Breakers::default();
     for number in 0..3 * MAX_ORIGINS as u64 {
-        breaker.failed(&origin(&format!("h{number}.example")), None, 0.5, Timestamp(1000), || ());
-        assert!(breaker.open.len() <= MAX_ORIGINS);
+        breakers.record_failure(&origin(&format!("h{number}.example")), None, 0.5, Timestamp(1000), || ());
+        assert!(breakers.by_origin.len() <= MAX_ORIGINS);
     }
 }
 
@@ -173,36 +185,36 @@ proptest! {
     /// clock that is set back.
     #[test]
     fn every_pause_ends(
-        happenings in proptest::collection::vec((0u8..3, 0u64..400, 0u64..100_000, 0.0f64..1.0), 1..60),
+        events in proptest::collection::vec((0u8..3, 0u64..400, 0u64..100_000, 0.0f64..1.0), 1..60),
     ) {
-        let (mut breaker, origin) = (Breaker::default(), origin("a.example"));
+        let (mut breakers, origin) = (Breakers::default(), origin("a.example"));
         let origins = std::slice::from_ref(&origin);
         let mut now = 1_000_000;
         let mut probing = false;
-        for (happening, later, retry_after, jitter) in happenings {
-            now += later;
-            match happening {
+        for (event, seconds_later, retry_after, jitter) in events {
+            now += seconds_later;
+            match event {
                 0 => {
-                    let found = breaker.failed(&origin, (retry_after % 2 == 0).then(|| Duration::from_secs(retry_after)), jitter, Timestamp(now), || ());
-                    probing &= found == BreakerChange::StillOpen;
+                    let change = breakers.record_failure(&origin, (retry_after % 2 == 0).then(|| Duration::from_secs(retry_after)), jitter, Timestamp(now), || ());
+                    probing &= change == BreakerChange::StillOpen;
                 }
-                1 => { probing &= breaker.answered(&origin, Timestamp(now)).is_none(); }
+                1 => { probing &= breakers.record_answer(&origin, Timestamp(now)).is_none(); }
                 _ => {
-                    let admitted = breaker.admit(origins, &[], Timestamp(now));
+                    let admitted = breakers.admit(origins, &[], Timestamp(now));
                     prop_assert!(!(probing && admitted.as_ref().is_some_and(|probes| !probes.is_empty())));
                     probing |= admitted.is_some_and(|probes| !probes.is_empty());
                 }
             }
-            if let Some(left) = breaker.open.get(&origin) {
-                prop_assert!(left.until <= Timestamp(now + 3600));
-                prop_assert!(!left.is_open_at(Timestamp(now - 100_000)));
+            if let Some(state) = breakers.by_origin.get(&origin) {
+                prop_assert!(state.until <= Timestamp(now + 3600));
+                prop_assert!(!state.is_open_at(Timestamp(now - 100_000)));
             }
         }
     }
 
     #[test]
     fn a_pause_varies_by_a_quarter(failures in 1u32..100, jitter in 0.0f64..1.0) {
-        let (least, most, some) = (pause(failures, 0.0), pause(failures, 1.0), pause(failures, jitter));
-        prop_assert!(seconds(4) <= least && least <= some && some <= most && most <= seconds(375));
+        let [min, pause, max] = [0.0, jitter, 1.0].map(|jitter| pause_after(failures, jitter));
+        prop_assert!(seconds(4) <= min && min <= pause && pause <= max && max <= seconds(375));
     }
 }

@@ -1,6 +1,6 @@
-//! The bridge between git's blocking code and the async connector: requests go as messages to the future that runs the
-//! job, and answers come back in pieces. So all traffic uses the connector, and no thread blocks on a socket. If that
-//! future is dropped, readers fail at once.
+//! The bridge between git's blocking code and the async connector. Requests go as messages to the future that runs the
+//! job, and answers come back in chunks. So all traffic uses the connector, and no thread blocks on a socket. If the
+//! future of the job is dropped, readers fail at once.
 
 use std::io::{self, BufRead, Read, Write};
 use std::sync::Arc;
@@ -16,34 +16,34 @@ use super::repository::SshRepository;
 use super::throughput_guard::ThroughputGuard;
 use crate::upstream::limits::GitLimits;
 
-/// Queue length between the two sides, in pieces.
-const WAITING_PIECES: usize = 8;
+/// Queue length between the two sides, in chunks.
+const MAX_QUEUED_CHUNKS: usize = 8;
 
-/// Some bytes, or `None` at the end. A channel that closes without `None` is broken.
-pub(super) type WirePiece = Option<Bytes>;
+/// The next bytes, or `None` at the end. A channel that closes without `None` is broken.
+pub(super) type BridgeChunk = Option<Bytes>;
 
 /// Messages to the connector.
 pub(super) enum BridgeRequest {
-    Request(Request),
+    Http(HttpRequest),
     Ssh {
         repository: SshRepository,
         /// Output of the ssh server.
-        output: mpsc::Sender<WirePiece>,
+        output: mpsc::Sender<BridgeChunk>,
         /// Input of the ssh server.
         input: mpsc::Receiver<Bytes>,
-        /// True while a reader waits; silence counts only then.
-        awaited: Arc<AtomicBool>,
+        /// True while a reader waits for output. Silence of the server counts only then.
+        reader_waits: Arc<AtomicBool>,
     },
 }
 
 /// An HTTP request of git's code.
-pub(super) struct Request {
+pub(super) struct HttpRequest {
     pub(super) url: Url,
     pub(super) headers: HeaderMap,
     /// The body of a POST; `None` for a GET.
     pub(super) post: Option<Bytes>,
     pub(super) head: oneshot::Sender<Head>,
-    pub(super) body: mpsc::Sender<WirePiece>,
+    pub(super) body: mpsc::Sender<BridgeChunk>,
 }
 
 /// The head of an answer.
@@ -56,34 +56,41 @@ pub(super) struct Head {
 /// The end of the bridge that git's code uses.
 #[derive(Debug, Clone)]
 pub(super) struct GitBridge {
-    orders: mpsc::Sender<BridgeRequest>,
-    pub(super) pace: Arc<ThroughputGuard>,
+    requests: mpsc::Sender<BridgeRequest>,
+    pub(super) throughput: Arc<ThroughputGuard>,
 }
 
 impl GitBridge {
     /// Makes a bridge, and the receiver of its requests.
     pub(super) fn new(limits: GitLimits) -> (Self, mpsc::Receiver<BridgeRequest>) {
-        let (orders, taken) = mpsc::channel(1);
-        (Self { orders, pace: Arc::new(ThroughputGuard::new(limits)) }, taken)
+        let (requests, receiver) = mpsc::channel(1);
+        (Self { requests, throughput: Arc::new(ThroughputGuard::new(limits)) }, receiver)
     }
 
     /// Sends an HTTP request and waits for the head of its answer.
-    pub(super) fn exchange(&self, url: Url, headers: HeaderMap, post: Option<Bytes>) -> io::Result<(Head, WireReader)> {
+    pub(super) fn exchange(
+        &self,
+        url: Url,
+        headers: HeaderMap,
+        post: Option<Bytes>,
+    ) -> io::Result<(Head, BridgeReader)> {
         let (head, receiver) = oneshot::channel();
-        let (body, pieces) = mpsc::channel(WAITING_PIECES);
-        let request = Request { url, headers, post, head, body };
-        self.orders.blocking_send(BridgeRequest::Request(request)).map_err(|_| broken())?;
-        let head = receiver.blocking_recv().map_err(|_| broken())?;
-        Ok((head, WireReader::new(pieces, Arc::default(), Arc::clone(&self.pace))))
+        let (body, chunks) = mpsc::channel(MAX_QUEUED_CHUNKS);
+        let request = HttpRequest { url, headers, post, head, body };
+        self.requests.blocking_send(BridgeRequest::Http(request)).map_err(|_| bridge_broken())?;
+        let head = receiver.blocking_recv().map_err(|_| bridge_broken())?;
+        Ok((head, BridgeReader::new(chunks, Arc::default(), Arc::clone(&self.throughput))))
     }
 
-    pub(super) fn connect(&self, repository: SshRepository) -> io::Result<(WireReader, SshInput)> {
-        let (output, pieces) = mpsc::channel(WAITING_PIECES);
-        let (input, to_say) = mpsc::channel(WAITING_PIECES);
-        let awaited = Arc::new(AtomicBool::new(false));
-        let order = BridgeRequest::Ssh { repository, output, input: to_say, awaited: Arc::clone(&awaited) };
-        self.orders.blocking_send(order).map_err(|_| broken())?;
-        Ok((WireReader::new(pieces, awaited, Arc::clone(&self.pace)), SshInput(input)))
+    /// Connects to an ssh server.
+    pub(super) fn connect(&self, repository: SshRepository) -> io::Result<(BridgeReader, SshInput)> {
+        let (output, chunks) = mpsc::channel(MAX_QUEUED_CHUNKS);
+        let (input, input_receiver) = mpsc::channel(MAX_QUEUED_CHUNKS);
+        let reader_waits = Arc::new(AtomicBool::new(false));
+        let request =
+            BridgeRequest::Ssh { repository, output, input: input_receiver, reader_waits: Arc::clone(&reader_waits) };
+        self.requests.blocking_send(request).map_err(|_| bridge_broken())?;
+        Ok((BridgeReader::new(chunks, reader_waits, Arc::clone(&self.throughput)), SshInput(input)))
     }
 }
 
@@ -92,39 +99,43 @@ impl GitBridge {
 #[error("the connection broke off")]
 pub(super) struct BridgeBroken;
 
-fn broken() -> io::Error {
+fn bridge_broken() -> io::Error {
     io::Error::other(BridgeBroken)
 }
 
 /// Reader of an answer, or of the output of an ssh server.
-pub(super) struct WireReader {
-    pieces: mpsc::Receiver<WirePiece>,
+pub(super) struct BridgeReader {
+    chunks: mpsc::Receiver<BridgeChunk>,
     current: Bytes,
     has_ended: bool,
-    awaited: Arc<AtomicBool>,
-    pace: Arc<ThroughputGuard>,
+    reader_waits: Arc<AtomicBool>,
+    throughput: Arc<ThroughputGuard>,
 }
 
-impl WireReader {
-    fn new(pieces: mpsc::Receiver<WirePiece>, awaited: Arc<AtomicBool>, pace: Arc<ThroughputGuard>) -> Self {
-        Self { pieces, current: Bytes::new(), has_ended: false, awaited, pace }
+impl BridgeReader {
+    fn new(
+        chunks: mpsc::Receiver<BridgeChunk>,
+        reader_waits: Arc<AtomicBool>,
+        throughput: Arc<ThroughputGuard>,
+    ) -> Self {
+        Self { chunks, current: Bytes::new(), has_ended: false, reader_waits, throughput }
     }
 }
 
-impl BufRead for WireReader {
+impl BufRead for BridgeReader {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         while self.current.is_empty() && !self.has_ended {
-            self.awaited.store(true, Ordering::Release);
-            let since = Instant::now();
-            let piece = self.pieces.blocking_recv();
-            self.awaited.store(false, Ordering::Release);
-            match piece {
-                Some(Some(piece)) => {
-                    self.pace.record(piece.len(), since.elapsed()).map_err(io::Error::other)?;
-                    self.current = piece;
+            self.reader_waits.store(true, Ordering::Release);
+            let started = Instant::now();
+            let chunk = self.chunks.blocking_recv();
+            self.reader_waits.store(false, Ordering::Release);
+            match chunk {
+                Some(Some(chunk)) => {
+                    self.throughput.record(chunk.len(), started.elapsed()).map_err(io::Error::other)?;
+                    self.current = chunk;
                 }
                 Some(None) => self.has_ended = true,
-                None => return Err(broken()),
+                None => return Err(bridge_broken()),
             }
         }
         Ok(&self.current)
@@ -135,7 +146,7 @@ impl BufRead for WireReader {
     }
 }
 
-impl Read for WireReader {
+impl Read for BridgeReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.fill_buf()?.read(buffer)?;
         self.consume(read);
@@ -148,7 +159,7 @@ pub(super) struct SshInput(mpsc::Sender<Bytes>);
 
 impl Write for SshInput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.blocking_send(Bytes::copy_from_slice(bytes)).map_err(|_| broken())?;
+        self.0.blocking_send(Bytes::copy_from_slice(bytes)).map_err(|_| bridge_broken())?;
         Ok(bytes.len())
     }
 

@@ -37,8 +37,8 @@ pub enum GitError {
 /// Errors inside git's code.
 #[derive(Debug)]
 pub(super) enum GitCodeError {
-    /// The connection broke, or the job was cancelled. The other end of the bridge knows the reason.
-    Broken,
+    /// The connection broke, or the job was cancelled. The connector's own error has the reason.
+    BridgeClosed,
     /// The repository sent unusable data.
     Unusable {
         /// The repository's origin.
@@ -79,11 +79,11 @@ impl GitCodeError {
     pub(super) fn of(origin: &str, largest_object: usize, error: &gix_error::Error) -> Self {
         let mut causes: Vec<String> = Vec::new();
         for cause in error.iter_errors() {
-            if let Some(trouble) = cause.downcast_ref::<io::Error>().and_then(|io| Self::of_io(origin, io)) {
-                return trouble;
+            if let Some(found) = cause.downcast_ref::<io::Error>().and_then(|error| Self::of_io(origin, error)) {
+                return found;
             }
             let text = cause.to_string();
-            if !causes.iter().any(|before| before.contains(&text)) {
+            if !causes.iter().any(|previous| previous.contains(&text)) {
                 causes.push(text);
             }
         }
@@ -93,16 +93,16 @@ impl GitCodeError {
         Self::unusable(origin, causes.join(": "))
     }
 
-    /// Finds our own or the system's error inside a nested I/O error.
+    /// Finds larder's own error or an error of the operating system inside a nested I/O error.
     fn of_io(origin: &str, error: &io::Error) -> Option<Self> {
         if let Some(code) = error.raw_os_error() {
             return Some(Self::Disk(io::Error::from_raw_os_error(code)));
         }
         let is_full = matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
-        let full = is_full.then(|| Self::Disk(error.kind().into()));
-        let Some(inner) = error.get_ref() else { return full };
+        let disk_full = is_full.then(|| Self::Disk(error.kind().into()));
+        let Some(inner) = error.get_ref() else { return disk_full };
         if inner.is::<BridgeBroken>() {
-            return Some(Self::Broken);
+            return Some(Self::BridgeClosed);
         }
         if let Some(fault) = inner.downcast_ref::<Fault>() {
             return Some(Self::Fault { origin: origin.to_owned(), fault: fault.clone() });
@@ -110,30 +110,32 @@ impl GitCodeError {
         if let Some(error) = inner.downcast_ref::<TreeError>() {
             return Some(Self::tree(origin, error.clone()));
         }
-        let inside = inner.downcast_ref::<io::Error>().and_then(|inner| Self::of_io(origin, inner));
-        inside.or(full)
+        let nested = inner.downcast_ref::<io::Error>().and_then(|inner| Self::of_io(origin, inner));
+        nested.or(disk_full)
     }
 
     /// Converts to the public error. A server's text may quote a credential, so it is filtered.
-    pub(super) fn into_git_error(self, ask: &GitRequest<'_>) -> GitError {
-        let scrubbed = |text: String| ask.credential_scope.text_without_credentials(&text).to_owned();
+    pub(super) fn into_git_error(self, request: &GitRequest<'_>) -> GitError {
+        let filtered = |text: String| request.credential_scope.text_without_credentials(&text).to_owned();
         match self {
-            Self::Broken => ask.failed(String::new(), Fault::Unreachable("the job was stopped".into())).into(),
-            Self::Unusable { origin, reason } => ask.failed(origin, Fault::Unusable(scrubbed(reason))).into(),
-            Self::Fault { origin, fault } => ask.failed(origin, fault).into(),
+            Self::BridgeClosed => {
+                request.failed(String::new(), Fault::Unreachable("the job was stopped".into())).into()
+            }
+            Self::Unusable { origin, reason } => request.failed(origin, Fault::Unusable(filtered(reason))).into(),
+            Self::Fault { origin, fault } => request.failed(origin, fault).into(),
             Self::NoSuchId { origin } => {
-                let reason = "an answer that it has no such commit, or does not hand it out".to_owned();
-                ask.failed(origin, Fault::Unusable(reason)).into()
+                let reason = "an answer that the repository does not have this commit, or does not serve it".to_owned();
+                request.failed(origin, Fault::Unusable(reason)).into()
             }
             Self::Tree { origin, error: TreeError::Refused { entry, reason } } => {
-                let error = TreeError::Refused { entry: scrubbed(entry), reason: scrubbed(reason) };
-                GitError::Tree { subject: ask.subject.to_owned(), origin, error }
+                let error = TreeError::Refused { entry: filtered(entry), reason: filtered(reason) };
+                GitError::Tree { subject: request.subject.to_owned(), origin, error }
             }
             Self::Tree { error: TreeError::Spool(error), .. } => {
-                GitError::Disk { subject: ask.subject.to_owned(), error }
+                GitError::Disk { subject: request.subject.to_owned(), error }
             }
-            Self::Tree { origin, error } => GitError::Tree { subject: ask.subject.to_owned(), origin, error },
-            Self::Disk(error) => GitError::Disk { subject: ask.subject.to_owned(), error: Arc::new(error) },
+            Self::Tree { origin, error } => GitError::Tree { subject: request.subject.to_owned(), origin, error },
+            Self::Disk(error) => GitError::Disk { subject: request.subject.to_owned(), error: Arc::new(error) },
         }
     }
 }
@@ -152,14 +154,14 @@ mod tests {
             io::Error::other(io::Error::new(io::ErrorKind::InvalidInput, full())),
             io::ErrorKind::StorageFull.into(),
         ] {
-            let shown = error.to_string();
+            let text = error.to_string();
             let error = gix_error::Error::from_error(error);
             match GitCodeError::of("https://h.example", 1, &error) {
                 GitCodeError::Disk(error) => assert_eq!(error.kind(), io::ErrorKind::StorageFull),
-                other => panic!("{shown}: {other:?}"),
+                other => panic!("{text}: {other:?}"),
             }
         }
-        let ours = gix_error::Error::from_error(io::Error::other(io::Error::other(Fault::TooLarge(7))));
-        assert!(matches!(GitCodeError::of("", 1, &ours), GitCodeError::Fault { fault: Fault::TooLarge(7), .. }));
+        let nested = gix_error::Error::from_error(io::Error::other(io::Error::other(Fault::TooLarge(7))));
+        assert!(matches!(GitCodeError::of("", 1, &nested), GitCodeError::Fault { fault: Fault::TooLarge(7), .. }));
     }
 }

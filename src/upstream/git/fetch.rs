@@ -1,4 +1,4 @@
-//! One conversation with a repository: lists its refs and fetches packs.
+//! A conversation with one repository: lists its refs and fetches packs.
 
 use std::io;
 use std::num::NonZeroU32;
@@ -43,7 +43,7 @@ pub(super) enum Extent {
     /// The commit and its tree, without its history.
     OneCommit,
     /// The commit and its history, without trees.
-    CommitsAlone,
+    CommitsOnly,
     /// The commit, its history and all their trees.
     Everything,
 }
@@ -55,30 +55,38 @@ pub(super) struct Conversation {
     /// The repository's origin.
     pub(super) origin: String,
     limits: GitLimits,
-    pace: Arc<ThroughputGuard>,
+    throughput: Arc<ThroughputGuard>,
 }
 
-/// Allocation limit for a history. It may contain larger files than the wanted commit, and many objects, each with an
-/// entry in one table.
-const MAX_OF_A_HISTORY: usize = 256 << 20;
+/// Allocation limit for the pack of a history. The history may contain larger files than the wanted commit, and many
+/// objects, which are entries of one table.
+const MAX_HISTORY_ALLOCATION_BYTES: usize = 256 << 20;
 
 impl Conversation {
     /// Connects to a repository and negotiates the protocol.
-    pub(super) fn open(wire: &GitBridge, repository: &Repository, limits: GitLimits) -> Result<Self, GitCodeError> {
+    pub(super) fn open(bridge: &GitBridge, repository: &Repository, limits: GitLimits) -> Result<Self, GitCodeError> {
         let origin = repository.origin();
         let largest_object = limits.object_bytes;
-        wire.pace.expect_talk();
+        bridge.throughput.start_answer();
         let mut transport: Box<dyn Transport> = match repository {
             Repository::Http(url) => {
                 let url = url.as_str().trim_end_matches('/');
                 let url = gix_url::parse(url).map_err(|e| GitCodeError::of(&origin, largest_object, &e))?;
-                Box::new(connect_http(HttpTransport::new(wire.clone()), url, Protocol::V2, false))
+                Box::new(connect_http(HttpTransport::new(bridge.clone()), url, Protocol::V2, false))
             }
             Repository::Ssh(ssh) => {
-                let (output, input) = wire.connect(ssh.clone()).map_err(|_| GitCodeError::Broken)?;
+                let (output, input) = bridge.connect(ssh.clone()).map_err(|_| GitCodeError::BridgeClosed)?;
                 let path = ssh.path.as_str();
-                let none = None::<(&str, _)>;
-                Box::new(Connection::new(output, input, Protocol::V2, path, none, ConnectMode::Process, false))
+                let no_virtual_host = None::<(&str, _)>;
+                Box::new(Connection::new(
+                    output,
+                    input,
+                    Protocol::V2,
+                    path,
+                    no_virtual_host,
+                    ConnectMode::Process,
+                    false,
+                ))
             }
         };
         let handshake =
@@ -91,46 +99,46 @@ impl Conversation {
                 "a repository whose objects have no SHA-1, which larder cannot read",
             ));
         }
-        Ok(Self { transport, handshake, origin, limits, pace: Arc::clone(&wire.pace) })
+        Ok(Self { transport, handshake, origin, limits, throughput: Arc::clone(&bridge.throughput) })
     }
 
-    fn trouble(&self, error: &gix_error::Error) -> GitCodeError {
+    fn git_error(&self, error: &gix_error::Error) -> GitCodeError {
         GitCodeError::of(&self.origin, self.limits.object_bytes, error)
     }
 
-    /// Lists the refs that begin with one of these prefixes; older servers send all. Their number is limited, because
-    /// they are in memory.
-    pub(super) fn offered(&mut self, prefixes: &[String]) -> Result<Vec<OfferedRef>, GitCodeError> {
+    /// Lists the refs that begin with one of these prefixes. Older servers send all refs. The number of refs is limited,
+    /// because all of them are in memory.
+    pub(super) fn list_refs(&mut self, prefixes: &[String]) -> Result<Vec<OfferedRef>, GitCodeError> {
         let refs = match &self.handshake.refs {
             Some(refs) => refs.clone(),
             None => {
-                let mut sent = RefPrefixes::new();
-                sent.extend(prefixes.iter().map(|prefix| BString::from(prefix.as_str())));
+                let mut ref_prefixes = RefPrefixes::new();
+                ref_prefixes.extend(prefixes.iter().map(|prefix| BString::from(prefix.as_str())));
                 let agent = ("agent", Some(AGENT.into()));
-                let list = LsRefsCommand::new(Some(sent), &self.handshake.capabilities, agent);
-                let listed = list.invoke_blocking(&mut self.transport, &mut Discard, false);
-                listed.map_err(|e| self.trouble(&e))?
+                let command = LsRefsCommand::new(Some(ref_prefixes), &self.handshake.capabilities, agent);
+                let listed = command.invoke_blocking(&mut self.transport, &mut Discard, false);
+                listed.map_err(|e| self.git_error(&e))?
             }
         };
         if refs.len() > self.limits.names {
             return Err(GitCodeError::tree(&self.origin, TreeError::TooLarge(format!("{} names", self.limits.names))));
         }
-        Ok(refs.into_iter().filter_map(offered).collect())
+        Ok(refs.into_iter().filter_map(offered_ref).collect())
     }
 
     /// Returns true if the server may send objects that no ref names.
-    pub(super) fn serves_any_id(&self) -> bool {
+    pub(super) fn may_serve_any_id(&self) -> bool {
         self.handshake.server_protocol_version == Protocol::V2
     }
 
     /// Returns true if the server can omit trees.
-    pub(super) fn can_leave_out_trees(&self) -> bool {
+    pub(super) fn can_omit_trees(&self) -> bool {
         let fetch = self.handshake.capabilities.capability("fetch");
-        self.serves_any_id() && fetch.and_then(|fetch| fetch.supports("filter")).unwrap_or_default()
+        self.may_serve_any_id() && fetch.and_then(|fetch| fetch.supports("filter")).unwrap_or_default()
     }
 
     /// Fetches a pack into `folder`, which is created.
-    pub(super) fn pack(
+    pub(super) fn fetch_pack(
         &mut self,
         wanted: &[ObjectId],
         extent: Extent,
@@ -141,32 +149,43 @@ impl Conversation {
         std::fs::create_dir(folder).and_then(|()| std::fs::create_dir(&packs)).map_err(GitCodeError::Disk)?;
         let shallow = match extent {
             Extent::OneCommit => Shallow::DepthAtRemote(NonZeroU32::MIN),
-            Extent::CommitsAlone | Extent::Everything => Shallow::NoChange,
+            Extent::CommitsOnly | Extent::Everything => Shallow::NoChange,
         };
-        let (objects, object, chain) = (self.limits.objects, self.limits.object_bytes, self.limits.chain_bytes);
-        let largest = match extent {
-            Extent::OneCommit => object,
-            Extent::CommitsAlone | Extent::Everything => object.max(MAX_OF_A_HISTORY),
+        let (objects, object_bytes, chain_bytes) =
+            (self.limits.objects, self.limits.object_bytes, self.limits.chain_bytes);
+        let largest_blob = match extent {
+            Extent::OneCommit => object_bytes,
+            Extent::CommitsOnly | Extent::Everything => object_bytes.max(MAX_HISTORY_ALLOCATION_BYTES),
         };
-        let most = match extent {
-            Extent::OneCommit => PackLimits::of_one_commit(objects, object, chain),
-            Extent::CommitsAlone | Extent::Everything => PackLimits::of_a_history(objects, object, largest, chain),
+        let limits = match extent {
+            Extent::OneCommit => PackLimits::for_one_commit(objects, object_bytes, chain_bytes),
+            Extent::CommitsOnly | Extent::Everything => {
+                PackLimits::for_history(objects, object_bytes, largest_blob, chain_bytes)
+            }
         };
-        let pace = Arc::clone(&self.pace);
-        pace.expect_talk();
-        let keep = |pack: &mut dyn io::BufRead,
-                    progress: &mut dyn gix_utils::progress::DynNestedProgress,
-                    stop: &AtomicBool| {
+        let throughput = Arc::clone(&self.throughput);
+        throughput.start_answer();
+        let store_pack = |pack: &mut dyn io::BufRead,
+                          progress: &mut dyn gix_utils::progress::DynNestedProgress,
+                          stop: &AtomicBool| {
             let options = gix_pack::bundle::write::Options {
                 thread_limit: Some(1),
-                alloc_limit_bytes: Some(largest),
+                alloc_limit_bytes: Some(largest_blob),
                 ..Default::default()
             };
-            let none = None::<Objects>;
-            let mut pack = PackScanner::new(pack, most, || pace.expect_pack());
+            let no_base_objects = None::<Objects>;
+            let mut pack = PackScanner::new(pack, limits, || throughput.start_pack());
             let sha1 = gix_hash::Kind::Sha1;
-            gix_pack::Bundle::write_to_directory(&mut pack, Some(&packs), progress, stop, none, sha1, options)
-                .map(|_| true)
+            gix_pack::Bundle::write_to_directory(
+                &mut pack,
+                Some(&packs),
+                progress,
+                stop,
+                no_base_objects,
+                sha1,
+                options,
+            )
+            .map(|_| true)
         };
         let context = Context {
             handshake: &mut self.handshake,
@@ -181,37 +200,37 @@ impl Conversation {
             reject_shallow_remote: false,
         };
         let mut wants = WantedIds { wanted, extent };
-        let fetched = gix_protocol::fetch(&mut wants, keep, Discard, stop, context, options);
+        let fetched = gix_protocol::fetch(&mut wants, store_pack, Discard, stop, context, options);
         match fetched {
-            Ok(Some(_)) => opened(folder, largest).map_err(GitCodeError::Disk),
-            Ok(None) => Err(GitCodeError::unusable(&self.origin, "nothing where a pack was asked for")),
-            Err(error) => Err(refused_id(&error)
-                .map_or_else(|| self.trouble(&error), |()| GitCodeError::NoSuchId { origin: self.origin.clone() })),
+            Ok(Some(_)) => open_pack(folder, largest_blob).map_err(GitCodeError::Disk),
+            Ok(None) => Err(GitCodeError::unusable(&self.origin, "an answer without the requested pack")),
+            Err(error) if is_refused_id(&error) => Err(GitCodeError::NoSuchId { origin: self.origin.clone() }),
+            Err(error) => Err(self.git_error(&error)),
         }
     }
 }
 
 /// Opens a received pack.
-fn opened(folder: &Path, largest: usize) -> io::Result<Objects> {
+fn open_pack(folder: &Path, largest_blob: usize) -> io::Result<Objects> {
     let options = gix_odb::store::init::Options {
         use_multi_pack_index: false,
-        alloc_limit_bytes: Some(largest),
+        alloc_limit_bytes: Some(largest_blob),
         current_dir: Some(PathBuf::from("/")),
         ..Default::default()
     };
     gix_odb::at_opts(folder, gix_hash::Kind::Sha1, None, options)
 }
 
-/// Recognises a server's refusal of an id. gix takes the message for a part of the answer.
-fn refused_id(error: &gix_error::Error) -> Option<()> {
-    let is_said = |error: &(dyn std::error::Error + 'static)| {
+/// Returns true for a server's refusal of an id. gix reports the server's message as an unexpected part of the answer.
+fn is_refused_id(error: &gix_error::Error) -> bool {
+    let is_refusal = |error: &(dyn std::error::Error + 'static)| {
         let text = error.to_string();
         text.contains("not our ref") || text.contains("no such remote ref")
     };
-    error.iter_errors().any(is_said).then_some(())
+    error.iter_errors().any(is_refusal)
 }
 
-fn offered(found: Ref) -> Option<OfferedRef> {
+fn offered_ref(found: Ref) -> Option<OfferedRef> {
     Some(match found {
         Ref::Peeled { full_ref_name, tag, object } => {
             OfferedRef { name: full_ref_name.into(), id: tag, peeled: object, symbolic_target: None }
@@ -242,7 +261,7 @@ impl Negotiate for WantedIds<'_> {
 
     fn add_wants(&mut self, arguments: &mut Arguments, _known: &[bool]) -> bool {
         self.wanted.iter().for_each(|id| arguments.want(id));
-        if self.extent == Extent::CommitsAlone {
+        if self.extent == Extent::CommitsOnly {
             arguments.filter("tree:0");
         }
         !self.wanted.is_empty()

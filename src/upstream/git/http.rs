@@ -1,4 +1,4 @@
-//! gix's HTTP transport, over the bridge to the connector.
+//! Implements gix's HTTP transport over the bridge to the connector.
 
 use std::cell::RefCell;
 use std::io::{self, BufRead, Cursor, Read, Write};
@@ -9,42 +9,44 @@ use gix_transport::client::blocking_io::http::{GetResponse, Http, PostBodyDataKi
 use http::{HeaderMap, HeaderName, HeaderValue};
 use url::Url;
 
-use super::blocking_bridge::{GitBridge, Head, WireReader};
+use super::blocking_bridge::{BridgeReader, GitBridge, Head};
 
+/// gix's HTTP client for one repository.
 pub(super) struct HttpTransport {
-    wire: GitBridge,
+    bridge: GitBridge,
     /// URL of the repository after a redirect.
-    moved: Option<String>,
+    redirected_url: Option<String>,
 }
 
 impl HttpTransport {
-    pub(super) fn new(wire: GitBridge) -> Self {
-        Self { wire, moved: None }
+    pub(super) fn new(bridge: GitBridge) -> Self {
+        Self { bridge, redirected_url: None }
     }
 }
 
 impl Http for HttpTransport {
     type Headers = Headers;
-    type ResponseBody = ExchangeBody;
-    type PostBody = PostedBody;
+    type ResponseBody = ResponseBody;
+    type PostBody = RequestBody;
 
     fn get(
         &mut self,
         url: &str,
         base_url: &str,
         headers: impl IntoIterator<Item = impl AsRef<str>>,
-    ) -> gix_error::Result<GetResponse<Headers, ExchangeBody>> {
-        let parsed_url = parsed(url)?;
-        let (head, pieces) = self.wire.exchange(parsed_url.clone(), header_map(headers), None).map_err(failed)?;
+    ) -> gix_error::Result<GetResponse<Headers, ResponseBody>> {
+        let parsed_url = parse_url(url)?;
+        let (head, reader) =
+            self.bridge.exchange(parsed_url.clone(), header_map(headers), None).map_err(to_gix_error)?;
         if head.url != parsed_url {
-            let tail = url.strip_prefix(base_url).unwrap_or_default();
-            let base = head.url.as_str().strip_suffix(tail).filter(|_| !tail.is_empty());
+            let path_below_base = url.strip_prefix(base_url).unwrap_or_default();
+            let base = head.url.as_str().strip_suffix(path_below_base).filter(|_| !path_below_base.is_empty());
             let base =
-                base.ok_or_else(|| failed(io::Error::other("a redirect to a URL that is not a git repository")))?;
-            self.moved = Some(base.to_owned());
+                base.ok_or_else(|| to_gix_error(io::Error::other("a redirect to a URL that is not a git repository")))?;
+            self.redirected_url = Some(base.to_owned());
         }
-        let exchange = Rc::new(RefCell::new(Exchange::Answered(pieces)));
-        Ok(GetResponse { headers: Headers::of(&head), body: ExchangeBody::of(exchange) })
+        let exchange = Rc::new(RefCell::new(Exchange::Answering(reader)));
+        Ok(GetResponse { headers: Headers::of(&head), body: ResponseBody::of(exchange) })
     }
 
     fn post(
@@ -53,18 +55,18 @@ impl Http for HttpTransport {
         _base_url: &str,
         headers: impl IntoIterator<Item = impl AsRef<str>>,
         _body: PostBodyDataKind,
-    ) -> gix_error::Result<PostResponse<Headers, ExchangeBody, PostedBody>> {
+    ) -> gix_error::Result<PostResponse<Headers, ResponseBody, RequestBody>> {
         let exchange = Exchange::Collecting {
-            wire: self.wire.clone(),
-            url: parsed(url)?,
+            bridge: self.bridge.clone(),
+            url: parse_url(url)?,
             headers: header_map(headers),
             body: Vec::new(),
         };
         let exchange = Rc::new(RefCell::new(exchange));
         Ok(PostResponse {
-            post_body: PostedBody(Rc::clone(&exchange)),
+            post_body: RequestBody(Rc::clone(&exchange)),
             headers: Headers { lines: None, exchange: Some(Rc::clone(&exchange)) },
-            body: ExchangeBody::of(exchange),
+            body: ResponseBody::of(exchange),
         })
     }
 
@@ -73,31 +75,31 @@ impl Http for HttpTransport {
     }
 
     fn redirected_base_url(&self) -> Option<String> {
-        self.moved.clone()
+        self.redirected_url.clone()
     }
 }
 
 /// A request, followed by its answer.
 enum Exchange {
     /// The request body is incomplete.
-    Collecting { wire: GitBridge, url: Url, headers: HeaderMap, body: Vec<u8> },
+    Collecting { bridge: GitBridge, url: Url, headers: HeaderMap, body: Vec<u8> },
     /// The answer is arriving.
-    Answered(WireReader),
+    Answering(BridgeReader),
     /// The request failed, or a reader has taken the answer.
-    Over,
+    Finished,
 }
 
 impl Exchange {
-    /// Sends the collected body, unless it was sent already.
+    /// Sends the request with the collected body, unless the request was sent already.
     fn send(&mut self) -> io::Result<Option<Head>> {
-        match std::mem::replace(self, Self::Over) {
-            Self::Collecting { wire, url, headers, body } => {
-                let (head, pieces) = wire.exchange(url, headers, Some(Bytes::from(body)))?;
-                *self = Self::Answered(pieces);
+        match std::mem::replace(self, Self::Finished) {
+            Self::Collecting { bridge, url, headers, body } => {
+                let (head, reader) = bridge.exchange(url, headers, Some(Bytes::from(body)))?;
+                *self = Self::Answering(reader);
                 Ok(Some(head))
             }
-            other => {
-                *self = other;
+            unchanged => {
+                *self = unchanged;
                 Ok(None)
             }
         }
@@ -105,13 +107,15 @@ impl Exchange {
 }
 
 /// Writer of the request body. The request is sent when its answer is first read.
-pub(super) struct PostedBody(Rc<RefCell<Exchange>>);
+pub(super) struct RequestBody(Rc<RefCell<Exchange>>);
 
-impl Write for PostedBody {
+impl Write for RequestBody {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match &mut *self.0.borrow_mut() {
             Exchange::Collecting { body, .. } => body.extend_from_slice(bytes),
-            Exchange::Answered(_) | Exchange::Over => return Err(io::Error::other("the request was sent already")),
+            Exchange::Answering(_) | Exchange::Finished => {
+                return Err(io::Error::other("the request was sent already"));
+            }
         }
         Ok(bytes.len())
     }
@@ -129,12 +133,12 @@ pub(super) struct Headers {
 
 impl Headers {
     fn of(head: &Head) -> Self {
-        Self { lines: Some(lines(head)), exchange: None }
+        Self { lines: Some(header_lines(head)), exchange: None }
     }
 
     fn lines(&mut self) -> io::Result<&mut Cursor<Vec<u8>>> {
         if let Some(exchange) = self.exchange.take() {
-            self.lines = exchange.borrow_mut().send()?.as_ref().map(lines);
+            self.lines = exchange.borrow_mut().send()?.as_ref().map(header_lines);
         }
         Ok(self.lines.get_or_insert_default())
     }
@@ -159,56 +163,56 @@ impl BufRead for Headers {
 }
 
 /// Reader of an answer's body.
-pub(super) struct ExchangeBody {
+pub(super) struct ResponseBody {
     exchange: Rc<RefCell<Exchange>>,
-    pieces: Option<WireReader>,
+    reader: Option<BridgeReader>,
 }
 
-impl ExchangeBody {
+impl ResponseBody {
     fn of(exchange: Rc<RefCell<Exchange>>) -> Self {
-        Self { exchange, pieces: None }
+        Self { exchange, reader: None }
     }
 
-    fn pieces(&mut self) -> io::Result<&mut WireReader> {
-        if self.pieces.is_none() {
+    fn reader(&mut self) -> io::Result<&mut BridgeReader> {
+        if self.reader.is_none() {
             let mut exchange = self.exchange.borrow_mut();
             exchange.send()?;
-            match std::mem::replace(&mut *exchange, Exchange::Over) {
-                Exchange::Answered(pieces) => self.pieces = Some(pieces),
-                Exchange::Collecting { .. } | Exchange::Over => {}
+            match std::mem::replace(&mut *exchange, Exchange::Finished) {
+                Exchange::Answering(reader) => self.reader = Some(reader),
+                Exchange::Collecting { .. } | Exchange::Finished => {}
             }
         }
-        self.pieces.as_mut().ok_or_else(|| io::Error::other("the request failed"))
+        self.reader.as_mut().ok_or_else(|| io::Error::other("the request failed"))
     }
 }
 
-impl Read for ExchangeBody {
+impl Read for ResponseBody {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.pieces()?.read(buffer)
+        self.reader()?.read(buffer)
     }
 }
 
-impl BufRead for ExchangeBody {
+impl BufRead for ResponseBody {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
-        self.pieces()?.fill_buf()
+        self.reader()?.fill_buf()
     }
 
     fn consume(&mut self, read: usize) {
-        if let Some(pieces) = &mut self.pieces {
-            pieces.consume(read);
+        if let Some(reader) = &mut self.reader {
+            reader.consume(read);
         }
     }
 }
 
-fn lines(head: &Head) -> Cursor<Vec<u8>> {
+fn header_lines(head: &Head) -> Cursor<Vec<u8>> {
     Cursor::new([b"Content-Type: ", &head.content_type[..], b"\n"].concat())
 }
 
-fn parsed(url: &str) -> gix_error::Result<Url> {
-    Url::parse(url).map_err(|_| failed(io::Error::other("a URL that is none")))
+fn parse_url(url: &str) -> gix_error::Result<Url> {
+    Url::parse(url).map_err(|_| to_gix_error(io::Error::other("an invalid URL")))
 }
 
-fn failed(error: io::Error) -> gix_error::Error {
+fn to_gix_error(error: io::Error) -> gix_error::Error {
     gix_error::Error::from_error(error)
 }
 

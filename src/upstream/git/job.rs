@@ -17,7 +17,7 @@ use super::{GitSource, GitTree};
 use crate::pack::{Tree, TreeError, TreePath};
 use crate::upstream::limits::GitLimits;
 
-/// A git fetch and its limits.
+/// One git job: a repository, a reference, and limits.
 pub(super) struct Job {
     repository: Repository,
     reference: Option<String>,
@@ -26,16 +26,17 @@ pub(super) struct Job {
     limits: GitLimits,
 }
 
+/// The state of a job that fetches.
 struct RunningGitJob<'a> {
-    wire: GitBridge,
+    bridge: GitBridge,
     stop: &'a AtomicBool,
     scratch: PathBuf,
     limits: GitLimits,
-    /// Number of packs received; each has a folder.
+    /// Number of packs received. Each has a folder.
     packs: usize,
     submodules: usize,
     tree: Tree,
-    pointers: Vec<String>,
+    lfs_pointers: Vec<String>,
     unknown_encodings: Vec<String>,
 }
 
@@ -51,11 +52,11 @@ impl Job {
         }
     }
 
-    fn reference(&self) -> Result<Reference, GitCodeError> {
+    fn parse_reference(&self) -> Result<Reference, GitCodeError> {
         let reference = Reference::parse(self.reference.as_deref(), self.has_depth);
-        reference.map_err(|bad| {
+        reference.map_err(|error| {
             let reason = format!(
-                "a source whose reference {:?} is not fetched: {bad}",
+                "a source whose reference {:?} is not fetched: {error}",
                 self.reference.as_deref().unwrap_or_default()
             );
             GitCodeError::unusable(&self.repository.origin(), reason)
@@ -63,8 +64,8 @@ impl Job {
     }
 
     /// The commit, if the reference is a full id.
-    pub(super) fn whole_id(&self) -> Option<String> {
-        match self.reference() {
+    pub(super) fn full_id(&self) -> Option<String> {
+        match self.parse_reference() {
             Ok(Reference::Id(id)) => Some(id.to_string()),
             Ok(_) | Err(_) => None,
         }
@@ -81,101 +82,104 @@ impl Job {
     }
 
     /// Resolves the reference among the server's refs, without a pack. `None` for an abbreviated id.
-    pub(super) fn resolve_by_name(&self, wire: GitBridge) -> Result<Option<String>, GitCodeError> {
-        let reference = self.reference()?;
-        let mut conversation = Conversation::open(&wire, &self.repository, self.limits)?;
-        let offered = conversation.offered(&reference.prefixes())?;
-        match reference.choose(&offered) {
+    pub(super) fn resolve_by_refs(&self, bridge: GitBridge) -> Result<Option<String>, GitCodeError> {
+        let reference = self.parse_reference()?;
+        let mut conversation = Conversation::open(&bridge, &self.repository, self.limits)?;
+        let offered = conversation.list_refs(&reference.prefixes())?;
+        match reference.resolve(&offered) {
             ResolvedRef::Offered(offered) => Ok(Some(offered.peeled.to_string())),
             ResolvedRef::Id(id) => Ok(Some(id.to_string())),
-            ResolvedRef::Short(_) => Ok(None),
-            ResolvedRef::Nothing => Err(self.not_found_error()),
+            ResolvedRef::AbbreviatedId(_) => Ok(None),
+            ResolvedRef::NotFound => Err(self.not_found_error()),
         }
     }
 
     /// Fetches the commit and lays out its tree.
-    pub(super) fn fetch(&self, wire: GitBridge, stop: &AtomicBool, tree: Tree) -> Result<GitTree, GitCodeError> {
-        let reference = self.reference()?;
-        let mut conversation = Conversation::open(&wire, &self.repository, self.limits)?;
-        let offered = conversation.offered(&reference.prefixes())?;
-        let mut work = RunningGitJob {
-            wire,
+    pub(super) fn fetch(&self, bridge: GitBridge, stop: &AtomicBool, tree: Tree) -> Result<GitTree, GitCodeError> {
+        let reference = self.parse_reference()?;
+        let mut conversation = Conversation::open(&bridge, &self.repository, self.limits)?;
+        let offered = conversation.list_refs(&reference.prefixes())?;
+        let mut running = RunningGitJob {
+            bridge,
             stop,
             scratch: self.scratch.clone(),
             limits: self.limits,
             packs: 0,
             submodules: 0,
             tree,
-            pointers: Vec::new(),
+            lfs_pointers: Vec::new(),
             unknown_encodings: Vec::new(),
         };
-        let (objects, named) = self.objects(&mut work, conversation, reference.choose(&offered), &offered)?;
-        let commit = work.lay_out(&self.repository, &objects, named, &TreePath::root(), 0)?;
-        Ok(GitTree { commit: commit.to_string(), notes: work.notes(), tree: work.tree, permit: None })
+        let (objects, id) = self.fetch_resolved(&mut running, conversation, reference.resolve(&offered), &offered)?;
+        let commit = running.lay_out(&self.repository, &objects, id, &TreePath::root(), 0)?;
+        Ok(GitTree { commit: commit.to_string(), notes: running.notes(), tree: running.tree, permit: None })
     }
 
-    /// Fetches the objects of the chosen commit. Returns them with its id.
-    fn objects(
+    /// Fetches the objects of the resolved commit. Returns the objects, and the id of the commit or of its tag.
+    fn fetch_resolved(
         &self,
-        work: &mut RunningGitJob<'_>,
+        running: &mut RunningGitJob<'_>,
         mut conversation: Conversation,
-        chosen: ResolvedRef,
+        resolved: ResolvedRef,
         offered: &[OfferedRef],
     ) -> Result<(Objects, ObjectId), GitCodeError> {
-        match chosen {
-            ResolvedRef::Offered(found) => {
-                Ok((work.pack(&mut conversation, &[found.id], Extent::OneCommit)?, found.id))
+        match resolved {
+            ResolvedRef::Offered(offered) => {
+                Ok((running.fetch_pack(&mut conversation, &[offered.id], Extent::OneCommit)?, offered.id))
             }
             ResolvedRef::Id(id) => {
                 let (history, extent) =
-                    work.history(&mut conversation, offered)?.ok_or_else(|| self.not_found_error())?;
+                    running.fetch_history(&mut conversation, offered)?.ok_or_else(|| self.not_found_error())?;
                 if !is_commit(&history, &id) {
                     let reason = format!("a repository in which no branch and no tag leads to the commit {id}");
                     return Err(GitCodeError::unusable(&conversation.origin, reason));
                 }
-                work.commit_from_history(&self.repository, conversation, history, extent, id)
+                running.commit_from_history(&self.repository, conversation, history, extent, id)
             }
-            ResolvedRef::Short(short) => {
+            ResolvedRef::AbbreviatedId(prefix) => {
                 let (history, extent) =
-                    work.history(&mut conversation, offered)?.ok_or_else(|| self.not_found_error())?;
-                let mut all = describe_commits(&history, &short);
-                match (all.pop(), all.is_empty()) {
-                    (Some(id), true) => work.commit_from_history(&self.repository, conversation, history, extent, id),
+                    running.fetch_history(&mut conversation, offered)?.ok_or_else(|| self.not_found_error())?;
+                let mut commits = commits_with_prefix(&history, &prefix);
+                match (commits.pop(), commits.is_empty()) {
+                    (Some(id), true) => {
+                        running.commit_from_history(&self.repository, conversation, history, extent, id)
+                    }
                     (Some(_), false) => {
-                        let reason = format!("a repository with several commits whose ids begin with {short}");
+                        let reason = format!("a repository with several commits whose ids begin with {prefix}");
                         Err(GitCodeError::unusable(&conversation.origin, reason))
                     }
                     (None, _) => Err(self.not_found_error()),
                 }
             }
-            ResolvedRef::Nothing => Err(self.not_found_error()),
+            ResolvedRef::NotFound => Err(self.not_found_error()),
         }
     }
 }
 
 impl RunningGitJob<'_> {
-    fn pack(
+    fn fetch_pack(
         &mut self,
         conversation: &mut Conversation,
         wanted: &[ObjectId],
         extent: Extent,
     ) -> Result<Objects, GitCodeError> {
         self.packs += 1;
-        conversation.pack(wanted, extent, &self.scratch.join(format!("pack-{}", self.packs)), self.stop)
+        conversation.fetch_pack(wanted, extent, &self.scratch.join(format!("pack-{}", self.packs)), self.stop)
     }
 
-    /// Fetches all commits below heads and tags; with their trees if the server cannot omit them. `None` for a
+    /// Fetches all commits that branches and tags lead to, without their trees if the server can omit them. `None` for a
     /// repository without refs.
-    fn history(
+    fn fetch_history(
         &mut self,
         conversation: &mut Conversation,
         offered: &[OfferedRef],
     ) -> Result<Option<(Objects, Extent)>, GitCodeError> {
-        let extent = if conversation.can_leave_out_trees() { Extent::CommitsAlone } else { Extent::Everything };
-        Ok(self.tips(conversation, offered, extent)?.map(|history| (history, extent)))
+        let extent = if conversation.can_omit_trees() { Extent::CommitsOnly } else { Extent::Everything };
+        Ok(self.fetch_tips(conversation, offered, extent)?.map(|history| (history, extent)))
     }
 
-    fn tips(
+    /// Fetches what all branches and tags lead to. `None` for a repository without refs.
+    fn fetch_tips(
         &mut self,
         conversation: &mut Conversation,
         offered: &[OfferedRef],
@@ -183,13 +187,14 @@ impl RunningGitJob<'_> {
     ) -> Result<Option<Objects>, GitCodeError> {
         let is_tip =
             |name: &[u8]| name == b"HEAD" || name.starts_with(b"refs/heads/") || name.starts_with(b"refs/tags/");
-        let mut tips: Vec<_> = offered.iter().filter(|one| is_tip(&one.name)).map(|one| one.id).collect();
+        let mut tips: Vec<_> =
+            offered.iter().filter(|offered| is_tip(&offered.name)).map(|offered| offered.id).collect();
         tips.sort();
         tips.dedup();
-        if tips.is_empty() { Ok(None) } else { self.pack(conversation, &tips, extent).map(Some) }
+        if tips.is_empty() { Ok(None) } else { self.fetch_pack(conversation, &tips, extent).map(Some) }
     }
 
-    /// Returns the objects of the commit `id`: the history if it is complete, otherwise another fetch.
+    /// Returns the objects of the commit `id`. Fetches its tree, unless the history was fetched with trees.
     fn commit_from_history(
         &mut self,
         repository: &Repository,
@@ -201,94 +206,100 @@ impl RunningGitJob<'_> {
         if extent == Extent::Everything {
             return Ok((history, id));
         }
-        let fetched = self.pack(&mut conversation, &[id], Extent::OneCommit);
+        let fetched = self.fetch_pack(&mut conversation, &[id], Extent::OneCommit);
         drop(conversation);
-        Ok((self.or_everything(repository, id, fetched)?, id))
+        Ok((self.or_fetch_everything(repository, id, fetched)?, id))
     }
 
-    /// Returns the fetched objects. If the server refuses ids without a ref, fetches everything below heads and tags.
-    fn or_everything(
+    /// Returns the fetched objects. If the server refused the id, fetches everything that branches and tags lead to.
+    fn or_fetch_everything(
         &mut self,
         repository: &Repository,
         id: ObjectId,
         fetched: Result<Objects, GitCodeError>,
     ) -> Result<Objects, GitCodeError> {
         match fetched {
-            Err(GitCodeError::NoSuchId { .. }) => self.everything(repository, id),
+            Err(GitCodeError::NoSuchId { .. }) => self.fetch_everything(repository, id),
             fetched => fetched,
         }
     }
 
-    /// Fetches everything below heads and tags in a new conversation. Fails if the commit `id` is not in it.
-    fn everything(&mut self, repository: &Repository, id: ObjectId) -> Result<Objects, GitCodeError> {
-        let mut conversation = Conversation::open(&self.wire, repository, self.limits)?;
-        let offered = conversation.offered(&["HEAD".into(), "refs/heads/".into(), "refs/tags/".into()])?;
-        let all = self.tips(&mut conversation, &offered, Extent::Everything)?;
-        all.filter(|objects| is_commit(objects, &id)).ok_or_else(|| {
-            GitCodeError::unusable(&repository.origin(), format!("a repository that does not hand out the commit {id}"))
+    /// Fetches everything that branches and tags lead to, in a new conversation. Fails if the commit `id` is not in it.
+    fn fetch_everything(&mut self, repository: &Repository, id: ObjectId) -> Result<Objects, GitCodeError> {
+        let mut conversation = Conversation::open(&self.bridge, repository, self.limits)?;
+        let offered = conversation.list_refs(&["HEAD".into(), "refs/heads/".into(), "refs/tags/".into()])?;
+        let objects = self.fetch_tips(&mut conversation, &offered, Extent::Everything)?;
+        objects.filter(|objects| is_commit(objects, &id)).ok_or_else(|| {
+            GitCodeError::unusable(&repository.origin(), format!("a repository that does not serve the commit {id}"))
         })
     }
 
+    /// Lays out the commit `id` in the folder `target` of the tree, then its submodules. Returns the id of the commit,
+    /// to which `id` may be a tag.
     fn lay_out(
         &mut self,
         repository: &Repository,
         objects: &Objects,
-        named: ObjectId,
-        below: &TreePath,
+        id: ObjectId,
+        target: &TreePath,
         depth: usize,
     ) -> Result<ObjectId, GitCodeError> {
         let origin = repository.origin();
         let largest_object = self.limits.object_bytes;
-        let checkout = Checkout { objects, origin: &origin, below, largest_object, stop: self.stop };
-        let (commit, root) = checkout.commit(named)?;
-        let CheckoutResult { submodules, modules, pointers, unknown_encodings } =
+        let checkout = Checkout { objects, origin: &origin, target, largest_object, stop: self.stop };
+        let (commit, root) = checkout.peel_to_commit(id)?;
+        let CheckoutResult { submodules, gitmodules, lfs_pointers, unknown_encodings } =
             checkout.lay_out(root, &mut self.tree)?;
-        self.pointers.extend(pointers);
+        self.lfs_pointers.extend(lfs_pointers);
         self.unknown_encodings.extend(unknown_encodings);
         let refused = |error| GitCodeError::tree(&origin, error);
-        let known = Submodules::parse(modules.as_deref()).map_err(refused)?;
+        let submodule_entries = Submodules::parse(gitmodules.as_deref()).map_err(refused)?;
         for (path, id) in submodules {
-            // Each lookup scans all submodules, so many of them take long.
+            // Each lookup scans all submodules, so many lookups take long.
             checkout.check_cancelled()?;
-            let Submodule::From(from) = known.find(path.as_ref(), repository).map_err(refused)? else { continue };
+            let Submodule::From(inner_repository) =
+                submodule_entries.find(path.as_ref(), repository).map_err(refused)?
+            else {
+                continue;
+            };
             if depth >= self.limits.submodule_depth {
-                let most = self.limits.submodule_depth;
-                return Err(refused(TreeError::TooLarge(format!("{most} submodules one in the other"))));
+                let limit = self.limits.submodule_depth;
+                return Err(refused(TreeError::TooLarge(format!("{limit} submodules one in the other"))));
             }
             self.submodules += 1;
             if self.submodules > self.limits.submodules {
                 return Err(refused(TreeError::TooLarge(format!("{} submodules", self.limits.submodules))));
             }
-            let inside = TreePath::parse(&path).and_then(|path| below.join(&path));
-            let inside = inside.map_err(|bad| refused(TreeError::bad_path(&path, &bad)))?;
-            let objects = self.submodule(&from, id)?;
-            self.lay_out(&from, &objects, id, &inside, depth + 1)?;
+            let inner_target = TreePath::parse(&path).and_then(|path| target.join(&path));
+            let inner_target = inner_target.map_err(|error| refused(TreeError::bad_path(&path, &error)))?;
+            let objects = self.fetch_submodule(&inner_repository, id)?;
+            self.lay_out(&inner_repository, &objects, id, &inner_target, depth + 1)?;
         }
         Ok(commit)
     }
 
-    /// Fetches the commit of a submodule. The tree around it names the commit, so no ref needs to lead to it.
-    fn submodule(&mut self, from: &Repository, id: ObjectId) -> Result<Objects, GitCodeError> {
-        let mut conversation = Conversation::open(&self.wire, from, self.limits)?;
-        if !conversation.serves_any_id() {
-            let offered = conversation.offered(&["HEAD".into(), "refs/heads/".into(), "refs/tags/".into()])?;
-            if !offered.iter().any(|one| one.id == id) {
+    /// Fetches the commit of a submodule. The outer tree names the commit, so no ref of the submodule needs to lead to it.
+    fn fetch_submodule(&mut self, repository: &Repository, id: ObjectId) -> Result<Objects, GitCodeError> {
+        let mut conversation = Conversation::open(&self.bridge, repository, self.limits)?;
+        if !conversation.may_serve_any_id() {
+            let offered = conversation.list_refs(&["HEAD".into(), "refs/heads/".into(), "refs/tags/".into()])?;
+            if !offered.iter().any(|offered| offered.id == id) {
                 drop(conversation);
-                return self.everything(from, id);
+                return self.fetch_everything(repository, id);
             }
         }
-        let fetched = self.pack(&mut conversation, &[id], Extent::OneCommit);
+        let fetched = self.fetch_pack(&mut conversation, &[id], Extent::OneCommit);
         drop(conversation);
-        self.or_everything(from, id, fetched)
+        self.or_fetch_everything(repository, id, fetched)
     }
 
     fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
-        if !self.pointers.is_empty() {
-            notes.push(format!("pointers of Git LFS stay pointers: {}", a_few(&self.pointers)));
+        if !self.lfs_pointers.is_empty() {
+            notes.push(format!("pointers of Git LFS stay pointers: {}", join_first(&self.lfs_pointers)));
         }
         if !self.unknown_encodings.is_empty() {
-            let files = a_few(&self.unknown_encodings);
+            let files = join_first(&self.unknown_encodings);
             notes.push(format!("files whose working-tree-encoding is not known stay in UTF-8: {files}"));
         }
         notes
@@ -300,9 +311,9 @@ fn is_commit(objects: &Objects, id: &ObjectId) -> bool {
     matches!(header, Ok(Some(header)) if matches!(header.kind, Kind::Commit | Kind::Tag))
 }
 
-/// The commits and tags whose ids begin with `short`.
-fn describe_commits(objects: &Objects, short: &str) -> Vec<ObjectId> {
-    let Ok(prefix) = gix_hash::Prefix::from_hex(short) else { return Vec::new() };
+/// The commits and tags whose ids begin with `prefix`.
+fn commits_with_prefix(objects: &Objects, prefix: &str) -> Vec<ObjectId> {
+    let Ok(prefix) = gix_hash::Prefix::from_hex(prefix) else { return Vec::new() };
     let mut found = std::collections::HashSet::new();
     if objects.lookup_prefix(prefix, Some(&mut found)).is_err() {
         return Vec::new();
@@ -310,8 +321,9 @@ fn describe_commits(objects: &Objects, short: &str) -> Vec<ObjectId> {
     found.into_iter().filter(|id| is_commit(objects, id)).collect()
 }
 
-fn a_few(all: &[String]) -> String {
-    const FEW: usize = 3;
-    let shown = all.iter().take(FEW).map(String::as_str).collect::<Vec<_>>().join(", ");
-    if all.len() > FEW { format!("{shown} and {} more", all.len() - FEW) } else { shown }
+/// Joins the first few texts, and counts the others.
+fn join_first(texts: &[String]) -> String {
+    const MAX_QUOTED: usize = 3;
+    let shown = texts.iter().take(MAX_QUOTED).map(String::as_str).collect::<Vec<_>>().join(", ");
+    if texts.len() > MAX_QUOTED { format!("{shown} and {} more", texts.len() - MAX_QUOTED) } else { shown }
 }

@@ -1,5 +1,5 @@
-//! Fetches one commit of a git repository with its submodules, as a tree (DESIGN 6). gix implements protocol and
-//! objects; all traffic goes through the connector. Of a repository, only packs are written to disk.
+//! Fetches one commit of a git repository with its submodules, as a tree (DESIGN, section 6). gix implements the protocol
+//! and reads the objects. All traffic goes through the outbound connector. Only packs are written to disk.
 
 mod attributes;
 mod blocking_bridge;
@@ -54,11 +54,11 @@ pub struct GitRequest<'a> {
     pub source: &'a GitSource,
     /// The upstream that the request is for.
     pub upstream: &'a Hostname,
-    /// The credentials it may carry, by origin.
+    /// The credentials that may be sent, by origin.
     pub credential_scope: &'a CredentialScope,
     /// The proxies that the client's request has passed (CDN-Loop).
     pub via: &'a CdnLoop,
-    /// Retries of a first request after a temporary failure.
+    /// Retries of a GET after a temporary failure.
     pub retries: usize,
     /// Priority of the request.
     pub priority: RequestPriority,
@@ -75,7 +75,8 @@ pub struct GitTree {
     pub commit: String,
     /// Notes for the log, such as Git LFS pointers that stay pointers.
     pub notes: Vec<String>,
-    /// The permit of the git job. Holding it until the tree is packed limits the number of trees in memory.
+    /// The permit of the git job. A caller that holds the permit until the tree is packed limits the
+    /// number of trees in memory.
     pub permit: Option<GitPermit>,
 }
 
@@ -107,37 +108,40 @@ impl Outbound {
     ///
     /// # Errors
     /// [`GitError`], separately for upstream failures, refused trees and disk errors.
-    pub async fn git(&self, ask: GitRequest<'_>, scratch: &Path, tree: Tree) -> Result<GitTree, GitError> {
-        let repository = ask.repository()?;
-        let turn = self.take_git_permit(&ask, &repository).await?;
-        let job = Job::new(ask.source, repository, scratch, self.git_limits);
-        let fetched = self.run_blocking_job(ask, self.git_limits.total, move |wire, stop| {
-            job.fetch(wire, stop, tree).map(|fetched| GitTree { permit: Some(GitPermit(turn)), ..fetched })
+    pub async fn git(&self, request: GitRequest<'_>, scratch: &Path, tree: Tree) -> Result<GitTree, GitError> {
+        let repository = request.repository()?;
+        let permit = self.take_git_permit(&request, &repository).await?;
+        let job = Job::new(request.source, repository, scratch, self.git_limits);
+        let fetched = self.run_blocking_job(request, self.git_limits.total, move |bridge, stop| {
+            job.fetch(bridge, stop, tree).map(|fetched| GitTree { permit: Some(GitPermit(permit)), ..fetched })
         });
         let fetched = fetched.await?;
-        let notes =
-            fetched.notes.iter().map(|note| ask.credential_scope.text_without_credentials(note).to_owned()).collect();
+        let notes = fetched
+            .notes
+            .iter()
+            .map(|note| request.credential_scope.text_without_credentials(note).to_owned())
+            .collect();
         Ok(GitTree { notes, ..fetched })
     }
 
-    /// Resolves a source to a commit by its refs alone. `None` for an abbreviated id, which only a fetch can resolve. A
-    /// full id is returned without a request.
+    /// Resolves a source to a commit id by the refs of the repository. `None` for an abbreviated id, which only a fetch can
+    /// resolve. A full id is returned without a request.
     ///
     /// # Errors
     /// As [`git`](Self::git).
-    pub async fn git_commit(&self, ask: GitRequest<'_>) -> Result<Option<String>, GitError> {
-        let repository = ask.repository()?;
+    pub async fn git_commit(&self, request: GitRequest<'_>) -> Result<Option<String>, GitError> {
+        let repository = request.repository()?;
         let origin = repository.origin();
-        let job = Job::new(ask.source, repository, Path::new(""), self.git_limits);
-        if let Some(id) = job.whole_id() {
+        let job = Job::new(request.source, repository, Path::new(""), self.git_limits);
+        if let Some(id) = job.full_id() {
             return Ok(Some(id));
         }
-        let permit = self.resolve_permits.take(ask.upstream, ask.priority).await;
-        let crowded = || Fault::Crowded("the limit of concurrent git ref lookups is reached".to_owned());
-        let permit = permit.ok_or_else(|| ask.failed(origin, crowded()))?;
-        self.run_blocking_job(ask, self.git_limits.resolve_time, move |wire, _stop| {
+        let permit = self.resolve_permits.take(request.upstream, request.priority).await;
+        let limit_reached = || Fault::LocalLimit("the limit of concurrent git ref lookups is reached".to_owned());
+        let permit = permit.ok_or_else(|| request.failed(origin, limit_reached()))?;
+        self.run_blocking_job(request, self.git_limits.resolve_time, move |bridge, _stop| {
             let _permit = permit;
-            job.resolve_by_name(wire)
+            job.resolve_by_refs(bridge)
         })
         .await
     }
@@ -145,59 +149,59 @@ impl Outbound {
     /// Runs git's blocking code next to the future that executes its requests. If one ends, the other is stopped.
     async fn run_blocking_job<T: Send + 'static>(
         &self,
-        ask: GitRequest<'_>,
+        request: GitRequest<'_>,
         limit: Duration,
         work: impl FnOnce(GitBridge, &AtomicBool) -> Result<T, GitCodeError> + Send + 'static,
     ) -> Result<T, GitError> {
         let stop = CancelOnDrop(Arc::default());
-        let stopped = Arc::clone(&stop.0);
-        let (wire, orders) = GitBridge::new(self.git_limits);
-        let mut worker = tokio::task::spawn_blocking(move || work(wire, &stopped));
-        let carried = timeout(limit, self.execute_git(ask, orders)).await;
-        let origin = || super::outbound::origin(&ask.source.url);
-        let broken = match carried {
+        let stop_flag = Arc::clone(&stop.0);
+        let (bridge, bridge_requests) = GitBridge::new(self.git_limits);
+        let mut worker = tokio::task::spawn_blocking(move || work(bridge, &stop_flag));
+        let executed = timeout(limit, self.execute_git(request, bridge_requests)).await;
+        let origin = || super::outbound::origin(&request.source.url);
+        let connector_error = match executed {
             Ok(Ok(())) => None,
             Ok(Err(error)) => Some(error),
             Err(_) => {
                 let reason = format!("not complete within {} s", limit.as_secs());
-                Some(ask.failed(origin(), Fault::Slow(reason)))
+                Some(request.failed(origin(), Fault::Slow(reason)))
             }
         };
-        if broken.is_some() {
+        if connector_error.is_some() {
             stop.cancel();
         }
-        // The blocking code checks `stop` while it computes, and its reads fail. If it still runs after that, it is a
-        // bug: the code keeps its permit and is abandoned.
-        let worked = timeout(self.git_limits.stop_time, &mut worker).await;
-        if worked.is_err() {
+        // The blocking code checks `stop` while it computes, and its reads fail. If the code still runs after `stop_time`,
+        // that is a bug: the thread keeps its permit and is abandoned.
+        let result = timeout(self.git_limits.stop_time, &mut worker).await;
+        if result.is_err() {
             stop.cancel();
             tracing::error!(
-                asked = ask.subject,
-                at = origin(),
+                subject = request.subject,
+                origin = origin(),
                 "the git worker thread did not stop; it keeps its permit until it does"
             );
         }
-        match (broken, worked) {
+        match (connector_error, result) {
             (Some(error), _) => Err(error.into()),
             (None, Err(_)) => {
                 let reason = format!(
                     "the response was not processed within {} s after it was received",
                     self.git_limits.stop_time.as_secs()
                 );
-                Err(ask.failed(origin(), Fault::Slow(reason)).into())
+                Err(request.failed(origin(), Fault::Slow(reason)).into())
             }
-            (None, Ok(Ok(worked))) => worked.map_err(|trouble| trouble.into_git_error(&ask)),
+            (None, Ok(Ok(result))) => result.map_err(|error| error.into_git_error(&request)),
             (None, Ok(Err(_))) => {
-                Err(ask.failed(origin(), Fault::Unusable("data that made the git parser panic".into())).into())
+                Err(request.failed(origin(), Fault::Unusable("data that made the git parser panic".into())).into())
             }
         }
     }
 
-    /// Takes a permit for a git job. These are so few that a job needs no archive permit as well.
-    async fn take_git_permit(&self, ask: &GitRequest<'_>, repository: &Repository) -> Result<Permit, GitError> {
-        let crowded = || Fault::Crowded("the limit of concurrent git fetches is reached".to_owned());
-        let place = self.git_permits.take(ask.upstream, ask.priority).await;
-        place.ok_or_else(|| ask.failed(repository.origin(), crowded()).into())
+    /// Takes a permit for a git job. A job needs no archive permit as well, because few git jobs run at a time.
+    async fn take_git_permit(&self, request: &GitRequest<'_>, repository: &Repository) -> Result<Permit, GitError> {
+        let limit_reached = || Fault::LocalLimit("the limit of concurrent git fetches is reached".to_owned());
+        let permit = self.git_permits.take(request.upstream, request.priority).await;
+        permit.ok_or_else(|| request.failed(repository.origin(), limit_reached()).into())
     }
 }
 

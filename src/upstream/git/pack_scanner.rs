@@ -10,42 +10,42 @@ use crate::pack::TreeError;
 use crate::upstream::error::Fault;
 
 /// The pack header: `PACK`, a version and the number of objects.
-const HEADER: usize = 12;
+const HEADER_BYTES: usize = 12;
 /// The longest prefix of a delta that contains both of its sizes, in bytes.
-const SIZES: usize = 20;
-const ID: usize = 20;
-/// Packed bytes that an entry may have beyond 9/8 of its declared size.
-const SLACK: u64 = 64 << 10;
+const MAX_DELTA_SIZES_BYTES: usize = 20;
+const ID_BYTES: usize = 20;
+/// Compressed bytes that an entry may have beyond 9/8 of its declared size.
+const MAX_EXTRA_BYTES: u64 = 64 << 10;
 
 /// A reader that scans a pack while gix reads it.
 pub(super) struct PackScanner<R, B> {
     pack: R,
     /// Called when the first byte of the pack arrives.
-    begun: Option<B>,
-    /// Buffered bytes already scanned.
-    examined: usize,
-    entries: PackScanState,
+    on_start: Option<B>,
+    /// Number of buffered bytes that are scanned already.
+    scanned: usize,
+    state: PackScanState,
 }
 
 impl<R: BufRead, B: FnOnce()> PackScanner<R, B> {
-    pub(super) fn new(pack: R, most: PackLimits, begun: B) -> Self {
-        Self { pack, begun: Some(begun), examined: 0, entries: PackScanState::new(most) }
+    pub(super) fn new(pack: R, limits: PackLimits, on_start: B) -> Self {
+        Self { pack, on_start: Some(on_start), scanned: 0, state: PackScanState::new(limits) }
     }
 }
 
 impl<R: BufRead, B: FnOnce()> BufRead for PackScanner<R, B> {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
-        let waiting = self.pack.fill_buf()?;
-        if let Some(begun) = self.begun.take_if(|_| !waiting.is_empty()) {
-            begun();
+        let buffered = self.pack.fill_buf()?;
+        if let Some(on_start) = self.on_start.take_if(|_| !buffered.is_empty()) {
+            on_start();
         }
-        self.entries.examine(waiting.get(self.examined..).unwrap_or_default())?;
-        self.examined = waiting.len();
-        Ok(waiting)
+        self.state.scan(buffered.get(self.scanned..).unwrap_or_default())?;
+        self.scanned = buffered.len();
+        Ok(buffered)
     }
 
     fn consume(&mut self, read: usize) {
-        self.examined = self.examined.saturating_sub(read);
+        self.scanned = self.scanned.saturating_sub(read);
         self.pack.consume(read);
     }
 }
@@ -58,13 +58,15 @@ impl<R: BufRead, B: FnOnce()> Read for PackScanner<R, B> {
     }
 }
 
-/// The scanner's state: the position in the pack, and the entries before it.
+/// The scanner's state: the position in the pack, and the entries that are complete.
 struct PackScanState {
-    part: PackPosition,
-    /// Offsets in the pack: of the next byte, and of the current entry.
+    position: PackPosition,
+    /// Offset in the pack of the next byte.
     offset: u64,
-    begins: u64,
-    left: u32,
+    /// Offset in the pack of the current entry.
+    entry_offset: u64,
+    /// Number of entries that are not complete.
+    remaining_entries: u32,
     limits: PackLimits,
     chains: DeltaChains,
     inflate: Decompress,
@@ -74,21 +76,26 @@ struct PackScanState {
 /// The part of the pack that the next byte belongs to.
 enum PackPosition {
     Header(Vec<u8>),
+    /// The first byte of an entry.
     Kind,
+    /// The rest of the declared size.
     Size {
         kind: u8,
         size: u64,
         shift: u32,
     },
+    /// The distance to the base of a delta, in bytes of the pack.
     Distance {
         size: u64,
         distance: u64,
         is_first: bool,
     },
+    /// The id of the base of a delta.
     Id {
         size: u64,
         id: Vec<u8>,
     },
+    /// The compressed data of an entry.
     Body(EntryInflater),
     /// Past the last entry.
     End,
@@ -99,18 +106,19 @@ struct EntryInflater {
     base: DeltaBaseRef,
     /// Declared size after inflation.
     size: u64,
-    packed: u64,
-    unpacked: u64,
-    sizes: Vec<u8>,
+    compressed: u64,
+    inflated: u64,
+    /// The first bytes of a delta, which contain its two sizes.
+    delta_start: Vec<u8>,
 }
 
 impl PackScanState {
     fn new(limits: PackLimits) -> Self {
         Self {
-            part: PackPosition::Header(Vec::with_capacity(HEADER)),
+            position: PackPosition::Header(Vec::with_capacity(HEADER_BYTES)),
             offset: 0,
-            begins: 0,
-            left: 0,
+            entry_offset: 0,
+            remaining_entries: 0,
             limits,
             chains: DeltaChains::new(limits),
             inflate: Decompress::new(true),
@@ -118,13 +126,13 @@ impl PackScanState {
         }
     }
 
-    fn examine(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+    fn scan(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while let Some(&first) = bytes.first() {
-            let taken = match self.part {
+            let taken = match self.position {
                 PackPosition::End => return Ok(()),
-                PackPosition::Body(_) => self.unpack(bytes)?,
+                PackPosition::Body(_) => self.inflate_body(bytes)?,
                 _ => {
-                    self.byte(first)?;
+                    self.scan_byte(first)?;
                     1
                 }
             };
@@ -134,95 +142,98 @@ impl PackScanState {
         Ok(())
     }
 
-    fn byte(&mut self, byte: u8) -> io::Result<()> {
-        let more = byte & 0x80 != 0;
-        let low = u64::from(byte & 0x7f);
-        let part = match std::mem::replace(&mut self.part, PackPosition::End) {
+    fn scan_byte(&mut self, byte: u8) -> io::Result<()> {
+        let continues = byte & 0x80 != 0;
+        let low_bits = u64::from(byte & 0x7f);
+        let position = match std::mem::replace(&mut self.position, PackPosition::End) {
             PackPosition::Header(mut header) => {
                 header.push(byte);
-                if header.len() < HEADER {
+                if header.len() < HEADER_BYTES {
                     PackPosition::Header(header)
                 } else {
                     let count = header.last_chunk().copied().unwrap_or_default();
-                    self.left = u32::from_be_bytes(count);
-                    if self.left > self.limits.objects {
+                    self.remaining_entries = u32::from_be_bytes(count);
+                    if self.remaining_entries > self.limits.objects {
                         return Err(too_large(format!("{} objects in one pack", self.limits.objects)));
                     }
-                    if self.left == 0 { PackPosition::End } else { PackPosition::Kind }
+                    if self.remaining_entries == 0 { PackPosition::End } else { PackPosition::Kind }
                 }
             }
             PackPosition::Kind => {
-                self.begins = self.offset;
+                self.entry_offset = self.offset;
                 let (kind, size) = ((byte >> 4) & 7, u64::from(byte & 0xf));
-                if more { PackPosition::Size { kind, size, shift: 4 } } else { self.start_entry(kind, size)? }
+                if continues { PackPosition::Size { kind, size, shift: 4 } } else { self.start_entry(kind, size)? }
             }
             PackPosition::Size { kind, size, shift } => {
-                // Larger than any limit.
-                let size = if shift > 50 { u64::MAX } else { size | low << shift };
-                if more && size < u64::MAX {
+                // A longer encoding is larger than any limit.
+                let size = if shift > 50 { u64::MAX } else { size | low_bits << shift };
+                if continues && size < u64::MAX {
                     PackPosition::Size { kind, size, shift: shift + 7 }
                 } else {
                     self.start_entry(kind, size)?
                 }
             }
             PackPosition::Distance { size, distance, is_first } => {
-                let before = if is_first { Some(0) } else { distance.checked_add(1) };
-                let distance = before.and_then(|before| before.checked_mul(128)).ok_or_else(broken)? | low;
-                if more {
+                let high_bits = if is_first { Some(0) } else { distance.checked_add(1) };
+                let distance =
+                    high_bits.and_then(|high_bits| high_bits.checked_mul(128)).ok_or_else(unreadable)? | low_bits;
+                if continues {
                     PackPosition::Distance { size, distance, is_first: false }
                 } else {
                     let base = self
-                        .begins
+                        .entry_offset
                         .checked_sub(distance)
-                        .and_then(|index| self.chains.index_at(index))
-                        .ok_or_else(broken)?;
-                    PackPosition::Body(EntryInflater::new(DeltaBaseRef::Before(base), size))
+                        .and_then(|base_offset| self.chains.index_at(base_offset))
+                        .ok_or_else(unreadable)?;
+                    PackPosition::Body(EntryInflater::new(DeltaBaseRef::Entry(base), size))
                 }
             }
             PackPosition::Id { size, mut id } => {
                 id.push(byte);
-                match <[u8; ID]>::try_from(&id[..]) {
-                    Ok(id) => PackPosition::Body(EntryInflater::new(DeltaBaseRef::Named(id), size)),
+                match <[u8; ID_BYTES]>::try_from(&id[..]) {
+                    Ok(id) => PackPosition::Body(EntryInflater::new(DeltaBaseRef::Id(id), size)),
                     Err(_) => PackPosition::Id { size, id },
                 }
             }
-            other @ (PackPosition::Body(_) | PackPosition::End) => other,
+            unchanged @ (PackPosition::Body(_) | PackPosition::End) => unchanged,
         };
-        self.part = part;
+        self.position = position;
         Ok(())
     }
 
     fn start_entry(&mut self, kind: u8, size: u64) -> io::Result<PackPosition> {
-        let largest = if kind == 3 || kind > 4 { self.limits.blob } else { self.limits.other };
+        let largest = if kind == 3 || kind > 4 { self.limits.blob_bytes } else { self.limits.other_bytes };
         if size > largest {
             return Err(too_large(format!("{largest} bytes in one object")));
         }
         self.inflate.reset(true);
         match kind {
-            1 | 2 | 4 => Ok(PackPosition::Body(EntryInflater::new(DeltaBaseRef::Nothing { is_blob: false }, size))),
-            3 => Ok(PackPosition::Body(EntryInflater::new(DeltaBaseRef::Nothing { is_blob: true }, size))),
+            1 | 2 | 4 => Ok(PackPosition::Body(EntryInflater::new(DeltaBaseRef::NotADelta { is_blob: false }, size))),
+            3 => Ok(PackPosition::Body(EntryInflater::new(DeltaBaseRef::NotADelta { is_blob: true }, size))),
             6 => Ok(PackPosition::Distance { size, distance: 0, is_first: true }),
-            7 => Ok(PackPosition::Id { size, id: Vec::with_capacity(ID) }),
-            _ => Err(broken()),
+            7 => Ok(PackPosition::Id { size, id: Vec::with_capacity(ID_BYTES) }),
+            _ => Err(unreadable()),
         }
     }
 
-    /// Inflates part of an entry. Returns the number of packed bytes that were read.
-    fn unpack(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let PackPosition::Body(body) = &mut self.part else { return Ok(0) };
-        let (packed, unpacked) = (self.inflate.total_in(), self.inflate.total_out());
-        let status = self.inflate.decompress(bytes, &mut self.buffer, FlushDecompress::None).map_err(|_| broken())?;
-        let packed = self.inflate.total_in() - packed;
-        let unpacked = self.inflate.total_out() - unpacked;
-        let taken = usize::try_from(packed).map_err(|_| broken())?;
-        body.packed += packed;
-        body.unpacked += unpacked;
-        let missing = SIZES - body.sizes.len();
-        let new = usize::try_from(unpacked).map_err(|_| broken())?.min(missing);
-        body.sizes.extend_from_slice(&self.buffer[..new]);
-        let is_more_than_it_said = body.unpacked > body.size || body.packed > body.size + body.size / 8 + SLACK;
-        if is_more_than_it_said || (status != Status::StreamEnd && packed == 0 && unpacked == 0) {
-            return Err(broken());
+    /// Inflates the next bytes of an entry. Returns the number of compressed bytes that were read.
+    fn inflate_body(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let PackPosition::Body(body) = &mut self.position else { return Ok(0) };
+        let (compressed, inflated) = (self.inflate.total_in(), self.inflate.total_out());
+        let status =
+            self.inflate.decompress(bytes, &mut self.buffer, FlushDecompress::None).map_err(|_| unreadable())?;
+        let compressed = self.inflate.total_in() - compressed;
+        let inflated = self.inflate.total_out() - inflated;
+        let taken = usize::try_from(compressed).map_err(|_| unreadable())?;
+        body.compressed += compressed;
+        body.inflated += inflated;
+        let missing = MAX_DELTA_SIZES_BYTES - body.delta_start.len();
+        let added = usize::try_from(inflated).map_err(|_| unreadable())?.min(missing);
+        body.delta_start.extend_from_slice(&self.buffer[..added]);
+        let exceeds_declared_size =
+            body.inflated > body.size || body.compressed > body.size + body.size / 8 + MAX_EXTRA_BYTES;
+        if exceeds_declared_size || (status != Status::StreamEnd && compressed == 0 && inflated == 0) {
+            return Err(unreadable());
         }
         if status == Status::StreamEnd {
             self.finish_entry()?;
@@ -232,18 +243,18 @@ impl PackScanState {
 
     /// Finishes an entry: checks its size, and adds it to the delta chains.
     fn finish_entry(&mut self) -> io::Result<()> {
-        let PackPosition::Body(body) = std::mem::replace(&mut self.part, PackPosition::Kind) else { return Ok(()) };
-        if body.unpacked != body.size {
-            return Err(broken());
+        let PackPosition::Body(body) = std::mem::replace(&mut self.position, PackPosition::Kind) else { return Ok(()) };
+        if body.inflated != body.size {
+            return Err(unreadable());
         }
-        let (of_base, size) = match body.base {
-            DeltaBaseRef::Nothing { .. } => (0, body.size),
-            DeltaBaseRef::Before(_) | DeltaBaseRef::Named(_) => both_sizes(&body.sizes).ok_or_else(broken)?,
+        let (base_size, size) = match body.base {
+            DeltaBaseRef::NotADelta { .. } => (0, body.size),
+            DeltaBaseRef::Entry(_) | DeltaBaseRef::Id(_) => delta_sizes(&body.delta_start).ok_or_else(unreadable)?,
         };
-        self.chains.add(self.begins, body.base, of_base, size).map_err(too_large)?;
-        self.left -= 1;
-        if self.left == 0 {
-            self.part = PackPosition::End;
+        self.chains.add(self.entry_offset, body.base, base_size, size).map_err(too_large)?;
+        self.remaining_entries -= 1;
+        if self.remaining_entries == 0 {
+            self.position = PackPosition::End;
             self.chains.check().map_err(too_large)?;
         }
         Ok(())
@@ -252,14 +263,14 @@ impl PackScanState {
 
 impl EntryInflater {
     fn new(base: DeltaBaseRef, size: u64) -> Self {
-        Self { base, size, packed: 0, unpacked: 0, sizes: Vec::with_capacity(SIZES) }
+        Self { base, size, compressed: 0, inflated: 0, delta_start: Vec::with_capacity(MAX_DELTA_SIZES_BYTES) }
     }
 }
 
 /// The two sizes at the start of a delta: of its base and of its result.
-fn both_sizes(delta: &[u8]) -> Option<(u64, u64)> {
+fn delta_sizes(delta: &[u8]) -> Option<(u64, u64)> {
     let mut bytes = delta.iter();
-    let mut size = || {
+    let mut read_size = || {
         let mut size = 0;
         for shift in (0..57).step_by(7) {
             let byte = bytes.next()?;
@@ -270,15 +281,15 @@ fn both_sizes(delta: &[u8]) -> Option<(u64, u64)> {
         }
         None
     };
-    Some((size()?, size()?))
+    Some((read_size()?, read_size()?))
 }
 
-fn broken() -> io::Error {
+fn unreadable() -> io::Error {
     io::Error::other(Fault::Unusable("a pack that cannot be read".to_owned()))
 }
 
-fn too_large(subject: String) -> io::Error {
-    io::Error::other(TreeError::TooLarge(subject))
+fn too_large(limit: String) -> io::Error {
+    io::Error::other(TreeError::TooLarge(limit))
 }
 
 #[cfg(test)]
@@ -291,10 +302,10 @@ mod tests {
 
     use super::*;
 
-    const MOST: PackLimits =
-        PackLimits { objects: 100, blob: 10_000, other: 5_000, chain_memory: 30_000, chain_total: 30_000 };
+    const LIMITS: PackLimits =
+        PackLimits { objects: 100, blob_bytes: 10_000, other_bytes: 5_000, chain_memory: 30_000, chain_total: 30_000 };
 
-    fn packed(bytes: &[u8]) -> Vec<u8> {
+    fn deflate(bytes: &[u8]) -> Vec<u8> {
         let mut encoder = ZlibEncoder::new(Vec::new(), Compression::fast());
         encoder.write_all(bytes).unwrap();
         encoder.finish().unwrap()
@@ -313,7 +324,7 @@ mod tests {
     fn entry(kind: u8, size: usize, base: &[u8], bytes: &[u8]) -> Vec<u8> {
         let first = (kind << 4) | (size & 0xf) as u8;
         let head = if size > 0xf { [vec![first | 0x80], varint(size as u64 >> 4)].concat() } else { vec![first] };
-        [head, base.to_vec(), packed(bytes)].concat()
+        [head, base.to_vec(), deflate(bytes)].concat()
     }
 
     fn pack(entries: &[Vec<u8>]) -> Vec<u8> {
@@ -321,11 +332,11 @@ mod tests {
         [b"PACK\0\0\0\x02", &count[..], &entries.concat(), &[7; 20]].concat()
     }
 
-    /// A blob, a commit, a delta to the blob by offset, and a delta by id.
-    fn full_packs(of_delta: u64) -> Vec<Vec<u8>> {
+    /// A blob, a commit, a delta to the blob by offset, and a delta by id. Both deltas result in `result_size` bytes.
+    fn sample_entries(result_size: u64) -> Vec<Vec<u8>> {
         let file = entry(3, 3000, &[], &[b'x'; 3000]);
         let commit = entry(1, 5, &[], b"tree ");
-        let delta = [varint(3000), varint(of_delta), vec![0x90, 10]].concat();
+        let delta = [varint(3000), varint(result_size), vec![0x90, 10]].concat();
         // The offset spans both entries before this one, in git's encoding of at most two bytes.
         let distance = (file.len() + commit.len()) as u64;
         let distance = if distance < 128 {
@@ -337,17 +348,17 @@ mod tests {
         vec![file, commit, by_offset, entry(7, delta.len(), &[9; 20], &delta)]
     }
 
-    fn examined(bytes: &[u8], at_once: usize) -> io::Result<PackScanState> {
-        let mut entries = PackScanState::new(MOST);
-        bytes.chunks(at_once.max(1)).try_for_each(|piece| entries.examine(piece))?;
-        Ok(entries)
+    fn scan(bytes: &[u8], chunk_size: usize) -> io::Result<PackScanState> {
+        let mut state = PackScanState::new(LIMITS);
+        bytes.chunks(chunk_size.max(1)).try_for_each(|chunk| state.scan(chunk))?;
+        Ok(state)
     }
 
     #[test]
     fn declared_sizes_in_a_pack_are_limited() {
         for (entries, message) in [
-            (full_packs(4000), None),
-            (full_packs(10_001), Some("10000 bytes in one object")),
+            (sample_entries(4000), None),
+            (sample_entries(10_001), Some("10000 bytes in one object")),
             (vec![entry(3, 10_001, &[], &[0; 10_001])], Some("10000 bytes in one object")),
             (vec![entry(2, 5_001, &[], &[0; 5_001])], Some("5000 bytes in one object")),
             (vec![entry(3, 100, &[], &[0; 101])], Some("cannot be read")),
@@ -356,22 +367,22 @@ mod tests {
             (vec![entry(6, 4, &[100], b"\x01\x01\x90\x01")], Some("cannot be read")),
             (vec![entry(7, 1, &[1; 20], b"\x81")], Some("cannot be read")),
         ] {
-            for at_once in [1, 7, 100_000] {
-                match (examined(&pack(&entries), at_once), message) {
-                    (Ok(entries), None) => assert!(matches!(entries.part, PackPosition::End)),
+            for chunk_size in [1, 7, 100_000] {
+                match (scan(&pack(&entries), chunk_size), message) {
+                    (Ok(state), None) => assert!(matches!(state.position, PackPosition::End)),
                     (Err(error), Some(message)) => assert!(error.to_string().contains(message), "{error}"),
-                    (_, message) => panic!("{message:?} {at_once}"),
+                    (_, message) => panic!("{message:?} {chunk_size}"),
                 }
             }
         }
     }
 
-    /// DESIGN, promise 11: no memory is reserved for more objects than allowed.
+    /// No memory is reserved for more objects than allowed (DESIGN, promise 11).
     #[test]
     fn a_pack_that_announces_too_many_objects_is_refused_by_its_header_alone() {
         for (announced, is_refused) in [(100_u32, false), (101, true), (u32::MAX, true)] {
             let header = [b"PACK\0\0\0\x02", &announced.to_be_bytes()[..]].concat();
-            let refused = examined(&header, 5).err().map(|error| error.to_string());
+            let refused = scan(&header, 5).err().map(|error| error.to_string());
             assert_eq!(refused.is_some(), is_refused, "{announced}");
             assert!(refused.is_none_or(|refused| refused.contains("more than 100 objects in one pack")));
         }
@@ -379,26 +390,26 @@ mod tests {
 
     #[test]
     fn the_scanner_passes_a_pack_on_unchanged_and_reports_its_start() {
-        let bytes = pack(&full_packs(4000));
-        let begun = std::cell::Cell::new(0);
-        let pieces = io::BufReader::with_capacity(13, &bytes[..]);
-        let mut watched = PackScanner::new(pieces, MOST, || begun.set(begun.get() + 1));
+        let bytes = pack(&sample_entries(4000));
+        let start_reports = std::cell::Cell::new(0);
+        let reader = io::BufReader::with_capacity(13, &bytes[..]);
+        let mut scanner = PackScanner::new(reader, LIMITS, || start_reports.set(start_reports.get() + 1));
         let mut read = Vec::new();
-        watched.read_to_end(&mut read).unwrap();
-        assert_eq!((&read, begun.get()), (&bytes, 1));
-        assert!(matches!(watched.entries.part, PackPosition::End));
+        scanner.read_to_end(&mut read).unwrap();
+        assert_eq!((&read, start_reports.get()), (&bytes, 1));
+        assert!(matches!(scanner.state.position, PackPosition::End));
     }
 
     proptest! {
         #[test]
-        fn any_bytes_are_a_pack_or_refused(offset in 0_usize..200, byte in any::<u8>(), at_once in 1_usize..50, tail in prop::collection::vec(any::<u8>(), 0..200)) {
-            let mut bytes = pack(&full_packs(4000));
-            let place = offset % bytes.len();
-            bytes[place] = byte;
-            let _ = examined(&bytes, at_once);
+        fn any_bytes_are_scanned_or_refused(offset in 0_usize..200, byte in any::<u8>(), chunk_size in 1_usize..50, tail in prop::collection::vec(any::<u8>(), 0..200)) {
+            let mut bytes = pack(&sample_entries(4000));
+            let index = offset % bytes.len();
+            bytes[index] = byte;
+            let _ = scan(&bytes, chunk_size);
             bytes.truncate(offset);
             bytes.extend(tail);
-            let _ = examined(&bytes, at_once);
+            let _ = scan(&bytes, chunk_size);
         }
     }
 }

@@ -1,19 +1,21 @@
-//! Resolves `ref` like `git checkout REF` in a fresh clone, which go-getter runs. With `depth`, it is resolved like
-//! `git clone --branch REF`.
+//! Resolves the parameter `ref` like `git checkout REF` in a fresh clone, which go-getter runs. With the parameter `depth`,
+//! `ref` is resolved like `git clone --branch REF`.
 
 use gix_hash::ObjectId;
 
 /// Git's minimum length of an abbreviated id.
-const SHORTEST_ID: usize = 4;
-const WHOLE_ID: usize = 40;
+const MIN_ABBREVIATED_ID: usize = 4;
+/// Length of a full id in hex.
+const FULL_ID: usize = 40;
 
+/// A parsed `ref` parameter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Reference {
     /// No reference, or `HEAD`.
     Head,
     /// A full object id.
     Id(ObjectId),
-    /// A name as `git checkout` reads it. It may be an abbreviated id.
+    /// A name as `git checkout` reads it, or an abbreviated id.
     Name(String),
     /// A branch or a tag, as `git clone --branch` reads it.
     Branch(String),
@@ -47,8 +49,8 @@ pub(super) enum ResolvedRef {
     /// An id without a ref; the server may still send it.
     Id(ObjectId),
     /// Possibly an abbreviated id, in lower case.
-    Short(String),
-    Nothing,
+    AbbreviatedId(String),
+    NotFound,
 }
 
 impl Reference {
@@ -56,33 +58,33 @@ impl Reference {
     ///
     /// # Errors
     /// [`BadReference`] for an invalid ref name, and for revision expressions.
-    pub(super) fn parse(given: Option<&str>, has_depth: bool) -> Result<Self, BadReference> {
-        let given = match given {
+    pub(super) fn parse(text: Option<&str>, has_depth: bool) -> Result<Self, BadReference> {
+        let text = match text {
             None | Some("") if has_depth => return Ok(Self::DefaultBranch),
             None | Some("") => return Ok(Self::Head),
-            Some(given) => given,
+            Some(text) => text,
         };
-        if given.starts_with('-') {
+        if text.starts_with('-') {
             return Err(BadReference("a reference must not begin with a dash"));
         }
-        if given.len() > 1024 {
+        if text.len() > 1024 {
             return Err(BadReference("a reference of more than 1024 bytes"));
         }
-        let has = |part: &str| given.contains(part);
-        if given.chars().any(|c| c.is_control() || " ~^:?*[\\".contains(c)) || has("..") || has("@{") {
+        let has = |sequence: &str| text.contains(sequence);
+        if text.chars().any(|c| c.is_control() || " ~^:?*[\\".contains(c)) || has("..") || has("@{") {
             return Err(BadReference("larder follows names and ids of commits only, without ^, ~, .. or @{ in them"));
         }
         if has_depth {
-            return Ok(Self::Branch(given.to_owned()));
+            return Ok(Self::Branch(text.to_owned()));
         }
-        if given == "HEAD" {
+        if text == "HEAD" {
             return Ok(Self::Head);
         }
-        if given.len() == WHOLE_ID && is_hex(given) {
-            let id = ObjectId::from_hex(given.to_ascii_lowercase().as_bytes());
+        if text.len() == FULL_ID && is_hex(text) {
+            let id = ObjectId::from_hex(text.to_ascii_lowercase().as_bytes());
             return id.map(Self::Id).map_err(|_| BadReference("no id of a commit"));
         }
-        Ok(Self::Name(given.to_owned()))
+        Ok(Self::Name(text.to_owned()))
     }
 
     /// The ref prefixes to ask the server for.
@@ -91,11 +93,11 @@ impl Reference {
         match self {
             Self::Head => {}
             Self::Id(_) => prefixes.extend(["refs/heads/".to_owned(), "refs/tags/".to_owned()]),
-            Self::Name(name) if short_id(name).is_some() => {
+            Self::Name(name) if abbreviated_id(name).is_some() => {
                 prefixes.extend(["refs/heads/".to_owned(), "refs/tags/".to_owned()]);
             }
             Self::Name(name) => {
-                // Any branch might be the clone's local one.
+                // Which branch is the default is not known yet, so any branch might be the local branch of the clone.
                 let candidates = candidates(name, |_| true);
                 prefixes.extend(candidates.map(|name| String::from_utf8_lossy(&name).into_owned()));
             }
@@ -106,57 +108,57 @@ impl Reference {
     }
 
     /// Resolves the reference among the offered refs.
-    pub(super) fn choose(&self, offered: &[OfferedRef]) -> ResolvedRef {
-        let named = |name: &[u8]| offered.iter().find(|offered| offered.name == name).cloned();
+    pub(super) fn resolve(&self, offered: &[OfferedRef]) -> ResolvedRef {
+        let find = |name: &[u8]| offered.iter().find(|offered| offered.name == name).cloned();
         let found = match self {
-            Self::Head => named(b"HEAD"),
-            Self::DefaultBranch => match named(b"HEAD") {
+            Self::Head => find(b"HEAD"),
+            Self::DefaultBranch => match find(b"HEAD") {
                 Some(head) if head.symbolic_target.is_some() => Some(head),
-                Some(_) | None => named(b"refs/heads/master").or_else(|| named(b"refs/tags/master")),
+                Some(_) | None => find(b"refs/heads/master").or_else(|| find(b"refs/tags/master")),
             },
             Self::Id(id) => {
                 let tip = offered.iter().find(|offered| offered.id == *id || offered.peeled == *id);
-                // The fetch uses the ref's own id, which old servers serve, even if it is the id of an annotated tag of
-                // the commit.
+                // The fetch uses the id of the ref itself, because old servers serve no other. For an annotated tag, that
+                // is the id of the tag object.
                 return tip.cloned().map_or(ResolvedRef::Id(*id), ResolvedRef::Offered);
             }
             Self::Branch(name) => {
-                named(format!("refs/heads/{name}").as_bytes()).or_else(|| named(format!("refs/tags/{name}").as_bytes()))
+                find(format!("refs/heads/{name}").as_bytes()).or_else(|| find(format!("refs/tags/{name}").as_bytes()))
             }
             Self::Name(name) => {
-                let default = named(b"HEAD").and_then(|head| head.symbolic_target);
-                let is_own = |branch: &[u8]| default.as_deref() == Some(branch);
-                let found = candidates(name, is_own).find_map(|name| named(&name));
-                match (found, short_id(name)) {
-                    (None, Some(short)) => return ResolvedRef::Short(short),
+                let default = find(b"HEAD").and_then(|head| head.symbolic_target);
+                let is_default = |branch: &[u8]| default.as_deref() == Some(branch);
+                let found = candidates(name, is_default).find_map(|name| find(&name));
+                match (found, abbreviated_id(name)) {
+                    (None, Some(id)) => return ResolvedRef::AbbreviatedId(id),
                     (found, _) => found,
                 }
             }
         };
-        found.map_or(ResolvedRef::Nothing, ResolvedRef::Offered)
+        found.map_or(ResolvedRef::NotFound, ResolvedRef::Offered)
     }
 }
 
 /// The server's refs that `git checkout NAME` tries in a clone, in order. A clone has one local branch, the server's
 /// default, which wins over a tag of that name. All other branches are `origin/…` in the clone.
-fn candidates(name: &str, is_own: impl Fn(&[u8]) -> bool) -> impl Iterator<Item = Vec<u8>> {
+fn candidates(name: &str, is_default: impl Fn(&[u8]) -> bool) -> impl Iterator<Item = Vec<u8>> {
     let branch = |name: &str| format!("refs/heads/{name}").into_bytes();
-    let own = |name: &str| Some(branch(name)).filter(|branch| is_own(branch));
-    let full = name.strip_prefix("refs/").unwrap_or(name);
-    let by_its_kind = match full.split_once('/') {
-        Some(("tags", _)) => Some(format!("refs/{full}").into_bytes()),
-        Some(("heads", name)) => own(name),
+    let local = |name: &str| Some(branch(name)).filter(|branch| is_default(branch));
+    let below_refs = name.strip_prefix("refs/").unwrap_or(name);
+    let qualified = match below_refs.split_once('/') {
+        Some(("tags", _)) => Some(format!("refs/{below_refs}").into_bytes()),
+        Some(("heads", name)) => local(name),
         _ => None,
     };
-    let remote = full.strip_prefix("remotes/").unwrap_or(full);
+    let remote = below_refs.strip_prefix("remotes/").unwrap_or(below_refs);
     let remote = match remote {
         "origin" | "origin/HEAD" => Some(b"HEAD".to_vec()),
         _ => remote.strip_prefix("origin/").map(branch),
     };
     let tag = format!("refs/tags/{name}").into_bytes();
-    own(name)
+    local(name)
         .into_iter()
-        .chain(by_its_kind)
+        .chain(qualified)
         .chain([tag])
         .chain(remote)
         .chain([branch(name)])
@@ -165,9 +167,9 @@ fn candidates(name: &str, is_own: impl Fn(&[u8]) -> bool) -> impl Iterator<Item 
 }
 
 /// The abbreviated id that a name may be, in lower case.
-fn short_id(name: &str) -> Option<String> {
-    let fits = (SHORTEST_ID..WHOLE_ID).contains(&name.len()) && is_hex(name);
-    fits.then(|| name.to_ascii_lowercase())
+fn abbreviated_id(name: &str) -> Option<String> {
+    let is_abbreviated_id = (MIN_ABBREVIATED_ID..FULL_ID).contains(&name.len()) && is_hex(name);
+    is_abbreviated_id.then(|| name.to_ascii_lowercase())
 }
 
 fn is_hex(text: &str) -> bool {
@@ -185,31 +187,31 @@ mod tests {
     }
 
     fn offered() -> Vec<OfferedRef> {
-        let one = |name: &str, digit: u8| OfferedRef {
+        let offered_ref = |name: &str, digit: u8| OfferedRef {
             name: name.as_bytes().to_vec(),
             id: id(digit),
             peeled: id(digit),
             symbolic_target: (name == "HEAD").then(|| b"refs/heads/main".to_vec()),
         };
-        let mut all = vec![
-            one("HEAD", b'1'),
-            one("refs/heads/main", b'1'),
-            one("refs/heads/both", b'2'),
-            one("refs/heads/abcd", b'3'),
-            one("refs/tags/both", b'4'),
-            one("refs/tags/main", b'5'),
-            one("refs/tags/v1", b'6'),
+        let mut refs = vec![
+            offered_ref("HEAD", b'1'),
+            offered_ref("refs/heads/main", b'1'),
+            offered_ref("refs/heads/both", b'2'),
+            offered_ref("refs/heads/abcd", b'3'),
+            offered_ref("refs/tags/both", b'4'),
+            offered_ref("refs/tags/main", b'5'),
+            offered_ref("refs/tags/v1", b'6'),
         ];
-        all.push(OfferedRef { peeled: id(b'8'), ..one("refs/tags/annotated", b'7') });
-        all
+        refs.push(OfferedRef { peeled: id(b'8'), ..offered_ref("refs/tags/annotated", b'7') });
+        refs
     }
 
-    fn chosen(text: Option<&str>, depth: bool) -> Option<String> {
-        match Reference::parse(text, depth).unwrap().choose(&offered()) {
+    fn resolved(text: Option<&str>, depth: bool) -> Option<String> {
+        match Reference::parse(text, depth).unwrap().resolve(&offered()) {
             ResolvedRef::Offered(offered) => Some(String::from_utf8(offered.name).unwrap()),
             ResolvedRef::Id(id) => Some(format!("id {}", &id.to_string()[..4])),
-            ResolvedRef::Short(short) => Some(format!("short {short}")),
-            ResolvedRef::Nothing => None,
+            ResolvedRef::AbbreviatedId(id) => Some(format!("abbreviated {id}")),
+            ResolvedRef::NotFound => None,
         }
     }
 
@@ -231,16 +233,16 @@ mod tests {
             ("origin", "HEAD"),
             ("origin/HEAD", "HEAD"),
             ("annotated", "refs/tags/annotated"),
-            ("ABCDEF", "short abcdef"),
+            ("ABCDEF", "abbreviated abcdef"),
             (&"9".repeat(40), "id 9999"),
             (&"6".repeat(40), "refs/tags/v1"),
         ] {
-            assert_eq!(chosen(Some(reference), false).as_deref(), Some(name), "{reference}");
+            assert_eq!(resolved(Some(reference), false).as_deref(), Some(name), "{reference}");
         }
-        for nothing in ["heads/both", "refs/heads/both", "v2", "v", "origin/v1"] {
-            assert_eq!(chosen(Some(nothing), false), None, "{nothing}");
+        for unresolvable in ["heads/both", "refs/heads/both", "v2", "v", "origin/v1"] {
+            assert_eq!(resolved(Some(unresolvable), false), None, "{unresolvable}");
         }
-        assert_eq!(chosen(None, false).as_deref(), Some("HEAD"));
+        assert_eq!(resolved(None, false).as_deref(), Some("HEAD"));
     }
 
     /// Results of `git checkout` in a clone without a local branch, and of go-getter with a depth.
@@ -248,29 +250,29 @@ mod tests {
     fn a_clone_of_a_detached_head_has_no_local_branch() {
         let mut detached = offered();
         detached[0].symbolic_target = None;
-        let chosen = |text, depth| match Reference::parse(text, depth).unwrap().choose(&detached) {
+        let resolved = |text, depth| match Reference::parse(text, depth).unwrap().resolve(&detached) {
             ResolvedRef::Offered(offered) => Some(String::from_utf8(offered.name).unwrap()),
             _ => None,
         };
-        assert_eq!(chosen(Some("main"), false).as_deref(), Some("refs/tags/main"));
-        assert_eq!(chosen(Some("abcd"), false).as_deref(), Some("refs/heads/abcd"));
-        assert_eq!(chosen(None, false).as_deref(), Some("HEAD"));
-        for nothing in ["heads/main", "refs/heads/main", "heads/both"] {
-            assert_eq!(chosen(Some(nothing), false), None, "{nothing}");
+        assert_eq!(resolved(Some("main"), false).as_deref(), Some("refs/tags/main"));
+        assert_eq!(resolved(Some("abcd"), false).as_deref(), Some("refs/heads/abcd"));
+        assert_eq!(resolved(None, false).as_deref(), Some("HEAD"));
+        for unresolvable in ["heads/main", "refs/heads/main", "heads/both"] {
+            assert_eq!(resolved(Some(unresolvable), false), None, "{unresolvable}");
         }
-        assert_eq!(chosen(None, true), None);
+        assert_eq!(resolved(None, true), None);
         detached[1].name = b"refs/heads/master".to_vec();
-        let found = Reference::parse(None, true).unwrap().choose(&detached);
+        let found = Reference::parse(None, true).unwrap().resolve(&detached);
         assert!(matches!(found, ResolvedRef::Offered(found) if found.name == b"refs/heads/master"));
     }
 
     #[test]
     fn with_a_depth_a_branch_wins_over_a_tag_and_ids_do_not_resolve() {
-        assert_eq!(chosen(None, true).as_deref(), Some("HEAD"));
-        assert_eq!(chosen(Some("both"), true).as_deref(), Some("refs/heads/both"));
-        assert_eq!(chosen(Some("v1"), true).as_deref(), Some("refs/tags/v1"));
-        for nothing in ["HEAD", "tags/v1", "refs/heads/main", "abcdef", &"1".repeat(40)] {
-            assert_eq!(chosen(Some(nothing), true), None, "{nothing}");
+        assert_eq!(resolved(None, true).as_deref(), Some("HEAD"));
+        assert_eq!(resolved(Some("both"), true).as_deref(), Some("refs/heads/both"));
+        assert_eq!(resolved(Some("v1"), true).as_deref(), Some("refs/tags/v1"));
+        for unresolvable in ["HEAD", "tags/v1", "refs/heads/main", "abcdef", &"1".repeat(40)] {
+            assert_eq!(resolved(Some(unresolvable), true), None, "{unresolvable}");
         }
     }
 
@@ -283,10 +285,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_resolved_ref_was_among_the_requested_prefixes(text in "(refs/|tags/|heads/|origin/|remotes/)?[a-f0-9v/]{0,8}|main|both|\\PC{0,20}", depth in any::<bool>()) {
+        fn a_resolved_ref_begins_with_a_requested_prefix(text in "(refs/|tags/|heads/|origin/|remotes/)?[a-f0-9v/]{0,8}|main|both|\\PC{0,20}", depth in any::<bool>()) {
             let Ok(reference) = Reference::parse(Some(&text), depth) else { return Ok(()) };
-            if let ResolvedRef::Offered(chosen) = reference.choose(&offered()) {
-                prop_assert!(reference.prefixes().iter().any(|prefix| chosen.name.starts_with(prefix.as_bytes())), "{:?}", chosen);
+            if let ResolvedRef::Offered(resolved) = reference.resolve(&offered()) {
+                prop_assert!(reference.prefixes().iter().any(|prefix| resolved.name.starts_with(prefix.as_bytes())), "{:?}", resolved);
             }
         }
     }

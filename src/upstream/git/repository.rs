@@ -1,4 +1,5 @@
-//! Repository URLs: in the forms that git accepts, and from `.gitmodules`, relative to the outer repository.
+//! Parses repository URLs in the forms that git accepts, and URLs of `.gitmodules`, which may be relative to the outer
+//! repository.
 
 use percent_encoding::percent_decode_str;
 use url::Url;
@@ -35,16 +36,16 @@ impl Repository {
     ///
     /// # Errors
     /// [`BadUrl`] for other schemes, for secrets in the URL, and for text that could be taken for an option.
-    pub(super) fn parse(given: &str) -> Result<Self, BadUrl> {
-        if given.starts_with('-') {
+    pub(super) fn parse(text: &str) -> Result<Self, BadUrl> {
+        if text.starts_with('-') {
             return Err(BadUrl("its URL begins with a dash"));
         }
-        if given.chars().any(char::is_control) {
+        if text.chars().any(char::is_control) {
             return Err(BadUrl("its URL has a control character in it"));
         }
-        match Url::parse(given) {
-            Ok(url) if given.contains("://") => Self::of(&url),
-            _ => Self::short(given),
+        match Url::parse(text) {
+            Ok(url) if text.contains("://") => Self::of(&url),
+            _ => Self::parse_scp_form(text),
         }
     }
 
@@ -57,27 +58,27 @@ impl Repository {
             return Err(BadUrl("its URL has a query or a fragment"));
         }
         match url.scheme() {
-            // The egress policy refuses users and passwords in it.
+            // The egress policy refuses a URL with a user or a password.
             "http" | "https" => Ok(Self::Http(url.clone())),
-            "ssh" | "git+ssh" | "ssh+git" => ssh(url).map(Self::Ssh),
+            "ssh" | "git+ssh" | "ssh+git" => parse_ssh(url).map(Self::Ssh),
             _ => Err(BadUrl("its URL is neither https nor ssh")),
         }
     }
 
     /// Parses `user@host:path`: ssh, with a path relative to the user's home unless it is absolute.
-    fn short(given: &str) -> Result<Self, BadUrl> {
-        let Some((place, path)) = given.split_once(':').filter(|(place, _)| !place.contains('/')) else {
+    fn parse_scp_form(text: &str) -> Result<Self, BadUrl> {
+        let Some((server, path)) = text.split_once(':').filter(|(server, _)| !server.contains('/')) else {
             return Err(BadUrl("its URL is neither https nor ssh"));
         };
-        if path.starts_with(':') || given.contains("::") {
+        if path.starts_with(':') || text.contains("::") {
             return Err(BadUrl("its URL is neither https nor ssh"));
         }
-        let (user, host) = place.rsplit_once('@').unwrap_or(("git", place));
+        let (user, host) = server.rsplit_once('@').unwrap_or(("git", server));
         let host = Hostname::parse(host).map_err(|_| BadUrl("its URL names no host"))?;
         SshRepository::new(user.to_owned(), host, SSH_PORT, path.to_owned()).map(Self::Ssh)
     }
 
-    /// Resolves a URL of this repository's `.gitmodules`.
+    /// Parses the URL of a submodule in this repository's `.gitmodules`.
     ///
     /// # Errors
     /// [`BadUrl`], also for a URL that leads above the server's root.
@@ -91,17 +92,17 @@ impl Repository {
         match self {
             Self::Http(base) => {
                 let mut joined = base.clone();
-                joined.set_path(&relative(base.path(), url)?);
+                joined.set_path(&join_relative(base.path(), url)?);
                 Self::of(&joined)
             }
             Self::Ssh(ssh) => {
-                let path = relative(&ssh.path, url)?;
+                let path = join_relative(&ssh.path, url)?;
                 SshRepository::new(ssh.user.clone(), ssh.host.clone(), ssh.port, path).map(Self::Ssh)
             }
         }
     }
 
-    /// The origin of the URL: the part that may be shown.
+    /// The origin of the URL. Errors and logs show no other part.
     pub(super) fn origin(&self) -> String {
         match self {
             Self::Http(url) => crate::upstream::outbound::origin(url),
@@ -128,7 +129,7 @@ impl SshRepository {
     }
 
     /// The server's name as `known_hosts` spells it.
-    pub(super) fn known_as(&self) -> String {
+    pub(super) fn known_hosts_name(&self) -> String {
         if self.port == SSH_PORT { self.host.to_string() } else { format!("[{}]:{}", self.host, self.port) }
     }
 
@@ -138,30 +139,30 @@ impl SshRepository {
     }
 }
 
-fn ssh(url: &Url) -> Result<SshRepository, BadUrl> {
+fn parse_ssh(url: &Url) -> Result<SshRepository, BadUrl> {
     if url.password().is_some() {
         return Err(BadUrl("its URL has a password in it"));
     }
-    let decoded = |text: &str| {
+    let decode = |text: &str| {
         percent_decode_str(text).decode_utf8().map(|text| text.into_owned()).map_err(|_| BadUrl("its URL is not UTF-8"))
     };
-    let user = if url.username().is_empty() { "git".to_owned() } else { decoded(url.username())? };
+    let user = if url.username().is_empty() { "git".to_owned() } else { decode(url.username())? };
     let host = url.host_str().and_then(|host| Hostname::parse(host).ok()).ok_or(BadUrl("its URL names no host"))?;
-    let path = decoded(url.path())?;
-    // `/~user/x` is below a home directory.
+    let path = decode(url.path())?;
+    // `/~user/x` is a path in a home directory.
     let path = if path.starts_with("/~") { path[1..].to_owned() } else { path };
     SshRepository::new(user, host, url.port().unwrap_or(SSH_PORT), path)
 }
 
-/// Joins a relative path as git does: as text, segment by segment.
-fn relative(base: &str, mut url: &str) -> Result<String, BadUrl> {
+/// Joins a relative path as git does, by removing and adding segments of text.
+fn join_relative(base: &str, mut url: &str) -> Result<String, BadUrl> {
     let is_absolute = base.starts_with('/');
     let mut base = base.trim_end_matches('/');
     loop {
         if let Some(rest) = url.strip_prefix("../") {
-            let above = base.rfind('/').map(|index| &base[..index]);
-            base = match above {
-                Some(above) => above,
+            let parent = base.rfind('/').map(|index| &base[..index]);
+            base = match parent {
+                Some(parent) => parent,
                 None if !base.is_empty() => "",
                 None => return Err(BadUrl("its URL leads above the root of its server")),
             };
@@ -185,16 +186,16 @@ mod tests {
 
     use super::*;
 
-    fn resolved(base: &str, url: &str) -> Result<String, BadUrl> {
-        Repository::parse(base).unwrap().submodule(url).map(|found| match &found {
+    fn resolve(base: &str, url: &str) -> Result<String, BadUrl> {
+        Repository::parse(base).unwrap().submodule(url).map(|repository| match &repository {
             Repository::Http(url) => url.to_string(),
-            Repository::Ssh(ssh) => format!("{}@{} {}", ssh.user, ssh.known_as(), ssh.path),
+            Repository::Ssh(ssh) => format!("{}@{} {}", ssh.user, ssh.known_hosts_name(), ssh.path),
         })
     }
 
     #[test]
-    fn a_submodule_is_found_where_git_looks_for_it() {
-        for (base, url, found) in [
+    fn a_submodule_url_resolves_as_in_git() {
+        for (base, url, expected) in [
             ("https://h.example/a/b.git", "../c.git", "https://h.example/a/c.git"),
             ("https://h.example/a/b.git/", "../../x/c", "https://h.example/x/c"),
             ("https://h.example/a/b", "./c", "https://h.example/a/b/c"),
@@ -209,7 +210,7 @@ mod tests {
             ("ssh://h.example/b.git", "../c.git", "git@h.example /c.git"),
             ("https://h.example/b.git", "../c.git", "https://h.example/c.git"),
         ] {
-            assert_eq!(resolved(base, url).as_deref(), Ok(found), "{base} {url}");
+            assert_eq!(resolve(base, url).as_deref(), Ok(expected), "{base} {url}");
         }
     }
 
@@ -236,7 +237,7 @@ mod tests {
             if bad.starts_with("ssh://h.example/-") {
                 continue;
             }
-            assert!(resolved("https://h.example/a/b", bad).is_err(), "{bad}");
+            assert!(resolve("https://h.example/a/b", bad).is_err(), "{bad}");
         }
     }
 

@@ -1,5 +1,5 @@
-//! Git over ssh by a spawned `ssh` process. All of its settings are explicit: the resolved address, and the key and
-//! host keys of a `[[credential]]`. It resolves no name, reads no user configuration and never prompts.
+//! Runs git over ssh by a spawned `ssh` process. All settings of `ssh` are explicit: the resolved address, and the key and
+//! host keys of a `[[credential]]`. The process resolves no name, reads no user configuration and never prompts.
 
 use std::ffi::OsString;
 use std::net::IpAddr;
@@ -17,7 +17,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::GitRequest;
-use super::blocking_bridge::WirePiece;
+use super::blocking_bridge::BridgeChunk;
 use super::repository::SshRepository;
 use super::transport::ReceivedBytes;
 use crate::config::SshFiles;
@@ -27,9 +27,9 @@ use crate::upstream::outbound::{Connectivity, Outbound};
 
 /// Size limit for the part of standard error that an error quotes.
 const MAX_STDERR_BYTES: usize = 4096;
-const PIECE: usize = 64 * 1024;
+const CHUNK_BYTES: usize = 64 * 1024;
 /// Time for `ssh` to exit after it closed its output.
-const END_WITHIN: Duration = Duration::from_secs(5);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Exit code of `ssh` for its own errors, as opposed to those of the remote command.
 const SSH_ERROR_EXIT: i32 = 255;
 
@@ -38,46 +38,53 @@ impl Outbound {
     /// unreachable.
     pub(super) async fn execute_ssh(
         &self,
-        ask: GitRequest<'_>,
+        request: GitRequest<'_>,
         repository: &SshRepository,
-        output: mpsc::Sender<WirePiece>,
+        output: mpsc::Sender<BridgeChunk>,
         mut input: mpsc::Receiver<Bytes>,
-        awaited: &AtomicBool,
+        reader_waits: &AtomicBool,
         received: &mut ReceivedBytes,
     ) -> Result<(), UpstreamError> {
-        let failed = |fault| ask.failed(format!("ssh://{}", repository.host_and_port()), fault);
-        let files = self.ssh_allowed(&ask, repository).map_err(|refusal| {
-            self.traffic.refused(ask.upstream, &refusal);
+        let failed = |fault| request.failed(format!("ssh://{}", repository.host_and_port()), fault);
+        let files = self.ssh_files(&request, repository).map_err(|refusal| {
+            self.traffic.count_refusal(request.upstream, &refusal);
             failed(Fault::Refused(refusal))
         })?;
-        let mut last = Fault::NoSuchName(format!("{} has no address", repository.host));
+        let mut last_fault = Fault::NoSuchName(format!("{} has no address", repository.host));
         for address in self.ssh_addresses(repository).await.map_err(failed)? {
-            let mut running = SshProcess::spawn(repository, address, files).map_err(failed)?;
-            let first = running.next_output(awaited, self.first_byte_within()).await;
-            match first {
-                Ok(Some(first)) => {
-                    let carried = self.copy_both_ways(ask, running, first, output, &mut input, awaited, received).await;
-                    return carried.map_err(failed);
+            let mut process = SshProcess::spawn(repository, address, files).map_err(failed)?;
+            let first_output = process.next_output(reader_waits, self.first_byte_timeout()).await;
+            match first_output {
+                Ok(Some(first_output)) => {
+                    let copied = self
+                        .copy_both_ways(request, process, first_output, output, &mut input, reader_waits, received)
+                        .await;
+                    return copied.map_err(failed);
                 }
-                Ok(None) => last = running.exit_reason(files).await,
-                Err(fault) => last = fault,
+                Ok(None) => last_fault = process.exit_reason(files).await,
+                Err(fault) => last_fault = fault,
             }
-            self.traffic.count_request(ask.upstream, None);
-            // Another address helps only if this one could not be reached.
-            if !matches!(last, Fault::Unreachable(_)) {
+            self.traffic.count_request(request.upstream, None);
+            // Another address helps only if this address could not be reached.
+            if !matches!(last_fault, Fault::Unreachable(_)) {
                 break;
             }
         }
-        Err(failed(last))
+        Err(failed(last_fault))
     }
 
-    /// DESIGN, promise 8: ssh connects only to hosts of a `[[credential]]` for this upstream.
-    fn ssh_allowed<'a>(&self, ask: &GitRequest<'a>, repository: &SshRepository) -> Result<&'a SshFiles, EgressRefusal> {
+    /// The key and host keys for a repository. Only hosts of a `[[credential]]` for this upstream are allowed (DESIGN,
+    /// promise 8).
+    fn ssh_files<'a>(
+        &self,
+        request: &GitRequest<'a>,
+        repository: &SshRepository,
+    ) -> Result<&'a SshFiles, EgressRefusal> {
         if self.connectivity() == Connectivity::Offline {
             return Err(EgressRefusal::Offline);
         }
-        ask.credential_scope.ssh_key_for(repository.host.as_str(), repository.port).ok_or_else(|| {
-            EgressRefusal::NoSshKey { host: repository.host_and_port(), upstream: ask.upstream.to_string() }
+        request.credential_scope.ssh_key_for(repository.host.as_str(), repository.port).ok_or_else(|| {
+            EgressRefusal::NoSshKey { host: repository.host_and_port(), upstream: request.upstream.to_string() }
         })
     }
 
@@ -86,31 +93,31 @@ impl Outbound {
         if let Ok(address) = name.parse() {
             return Ok(vec![address]);
         }
-        let found = timeout(self.first_byte_within(), self.clients.addresses_of(name)).await;
-        match found {
+        let resolved = timeout(self.first_byte_timeout(), self.clients.addresses_of(name)).await;
+        match resolved {
             Ok(Ok(addresses)) => Ok(addresses),
             Ok(Err(error)) => Err(Fault::NoSuchName(format!("{name}: {error}"))),
             Err(_) => Err(Fault::Slow(format!("its name {name} could not be looked up in time"))),
         }
     }
 
-    #[expect(clippy::too_many_arguments, reason = "both ends of a conversation, and its bounds")]
+    #[expect(clippy::too_many_arguments, reason = "the process, both ends of the bridge, and the limits")]
     async fn copy_both_ways(
         &self,
-        ask: GitRequest<'_>,
-        mut running: SshProcess,
-        first: Bytes,
-        output: mpsc::Sender<WirePiece>,
+        request: GitRequest<'_>,
+        mut process: SshProcess,
+        first_output: Bytes,
+        output: mpsc::Sender<BridgeChunk>,
         input: &mut mpsc::Receiver<Bytes>,
-        awaited: &AtomicBool,
+        reader_waits: &AtomicBool,
         received: &mut ReceivedBytes,
     ) -> Result<(), Fault> {
-        let brought = self.traffic.bytes_counter(ask.upstream);
-        let mut stdin = running.stdin.take();
-        let reading = async {
+        let bytes_counter = self.traffic.bytes_counter(request.upstream);
+        let mut stdin = process.stdin.take();
+        let copy_input = async {
             while let Some(bytes) = input.recv().await {
-                let Some(open) = &mut stdin else { continue };
-                if open.write_all(&bytes).await.is_err() || open.flush().await.is_err() {
+                let Some(open_stdin) = &mut stdin else { continue };
+                if open_stdin.write_all(&bytes).await.is_err() || open_stdin.flush().await.is_err() {
                     // The output or exit status of `ssh` has the reason.
                     stdin = None;
                 }
@@ -118,26 +125,26 @@ impl Outbound {
             stdin = None;
             std::future::pending::<()>().await;
         };
-        let listening = async {
-            let mut piece = Some(first);
-            while let Some(bytes) = piece.take() {
-                brought.inc_by(bytes.len() as u64);
+        let copy_output = async {
+            let mut chunk = Some(first_output);
+            while let Some(bytes) = chunk.take() {
+                bytes_counter.inc_by(bytes.len() as u64);
                 received.add(&bytes)?;
                 if output.send(Some(bytes)).await.is_err() {
                     return Ok(());
                 }
-                piece = tokio::select! {
-                    piece = running.next_output(awaited, self.git_limits.idle) => piece?,
+                chunk = tokio::select! {
+                    chunk = process.next_output(reader_waits, self.git_limits.idle) => chunk?,
                     () = output.closed() => return Ok(()),
                 };
             }
-            running.ended().await?;
+            process.wait_for_success().await?;
             let _ = output.send(None).await;
             Ok(())
         };
         tokio::select! {
-            listened = listening => listened,
-            () = reading => Ok(()),
+            result = copy_output => result,
+            () = copy_input => Ok(()),
         }
     }
 }
@@ -145,10 +152,11 @@ impl Outbound {
 /// An `ssh` process in its own process group, killed on drop.
 struct SshProcess {
     child: Child,
+    /// The process group; `None` after the process has exited.
     group: Option<Pid>,
     stdin: Option<ChildStdin>,
     stdout: ChildStdout,
-    complaint: Option<JoinHandle<String>>,
+    stderr_reader: Option<JoinHandle<String>>,
 }
 
 impl SshProcess {
@@ -169,19 +177,19 @@ impl SshProcess {
         let piped = child.stdin.take().zip(child.stdout.take()).zip(child.stderr.take());
         let ((stdin, stdout), stderr) =
             piped.ok_or_else(|| Fault::Unreachable("ssh was started without pipes".to_owned()))?;
-        let complaint = Some(tokio::spawn(read_stderr(stderr)));
-        Ok(Self { child, group, stdin: Some(stdin), stdout, complaint })
+        let stderr_reader = Some(tokio::spawn(read_stderr(stderr)));
+        Ok(Self { child, group, stdin: Some(stdin), stdout, stderr_reader })
     }
 
     /// Reads the next output; `None` at the end. The idle limit applies only while a reader waits.
-    async fn next_output(&mut self, awaited: &AtomicBool, idle: Duration) -> Result<Option<Bytes>, Fault> {
-        let mut piece = BytesMut::with_capacity(PIECE);
+    async fn next_output(&mut self, reader_waits: &AtomicBool, idle: Duration) -> Result<Option<Bytes>, Fault> {
+        let mut chunk = BytesMut::with_capacity(CHUNK_BYTES);
         loop {
-            match timeout(idle, self.stdout.read_buf(&mut piece)).await {
+            match timeout(idle, self.stdout.read_buf(&mut chunk)).await {
                 Ok(Ok(0)) => return Ok(None),
-                Ok(Ok(_)) => return Ok(Some(piece.freeze())),
+                Ok(Ok(_)) => return Ok(Some(chunk.freeze())),
                 Ok(Err(error)) => return Err(Fault::Unreachable(error.to_string())),
-                Err(_) if awaited.load(Ordering::Acquire) => {
+                Err(_) if reader_waits.load(Ordering::Acquire) => {
                     return Err(Fault::Slow(format!("no byte within {} s", idle.as_secs())));
                 }
                 Err(_) => {}
@@ -190,42 +198,46 @@ impl SshProcess {
     }
 
     /// Waits for the exit of `ssh`. Any exit code other than 0 is an error.
-    async fn ended(&mut self) -> Result<(), Fault> {
+    async fn wait_for_success(&mut self) -> Result<(), Fault> {
         match self.status().await {
             Some(0) => Ok(()),
             _ => Err(Fault::Unreachable(format!("the connection broke off: {}", self.stderr_text().await))),
         }
     }
 
+    /// Waits for the exit of `ssh`, and makes the fault from its exit code and error output. The output may contain paths
+    /// of key files, which are replaced.
     async fn exit_reason(mut self, files: &SshFiles) -> Fault {
         let status = self.status().await;
         let stderr = self.stderr_text().await;
-        let names_of_files = [(&files.key, "(the key)"), (&files.known_hosts, "(known_hosts)")];
-        let stderr =
-            names_of_files.iter().fold(stderr, |stderr, (path, name)| stderr.replace(&*path.to_string_lossy(), name));
+        let placeholders = [(&files.key, "(the key)"), (&files.known_hosts, "(known_hosts)")];
+        let stderr = placeholders
+            .iter()
+            .fold(stderr, |stderr, (path, placeholder)| stderr.replace(&*path.to_string_lossy(), placeholder));
         if status != Some(SSH_ERROR_EXIT) {
             return Fault::Unusable(format!("no repository: {stderr}"));
         }
-        let is_about_trust = ["Host key verification failed", "Permission denied", "UNPROTECTED PRIVATE KEY"];
-        if is_about_trust.iter().any(|text| stderr.contains(text)) {
+        let trust_errors = ["Host key verification failed", "Permission denied", "UNPROTECTED PRIVATE KEY"];
+        if trust_errors.iter().any(|text| stderr.contains(text)) {
             return Fault::Untrusted(format!("ssh said: {stderr}"));
         }
         Fault::Unreachable(format!("ssh said: {stderr}"))
     }
 
+    /// Waits for the exit code.
     async fn status(&mut self) -> Option<i32> {
-        let status = timeout(END_WITHIN, self.child.wait()).await.ok()?.ok()?;
-        // Reaped: its process id may be reused.
+        let status = timeout(EXIT_TIMEOUT, self.child.wait()).await.ok()?.ok()?;
+        // The process id may be reused from here on.
         self.group = None;
         status.code()
     }
 
     async fn stderr_text(&mut self) -> String {
-        let Some(mut complaint) = self.complaint.take() else { return String::new() };
-        match timeout(END_WITHIN, &mut complaint).await {
+        let Some(mut stderr_reader) = self.stderr_reader.take() else { return String::new() };
+        match timeout(EXIT_TIMEOUT, &mut stderr_reader).await {
             Ok(stderr) => stderr.unwrap_or_default(),
             Err(_) => {
-                complaint.abort();
+                stderr_reader.abort();
                 String::new()
             }
         }
@@ -238,21 +250,21 @@ impl Drop for SshProcess {
             // The process may have ended meanwhile.
             let _ = kill_process_group(group, Signal::KILL);
         }
-        if let Some(complaint) = &self.complaint {
-            complaint.abort();
+        if let Some(stderr_reader) = &self.stderr_reader {
+            stderr_reader.abort();
         }
     }
 }
 
 /// Returns the error output as one safe line. Reads all of it, so that `ssh` never blocks.
 async fn read_stderr(mut stderr: impl AsyncRead + Unpin) -> String {
-    let mut kept = Vec::new();
+    let mut quoted = Vec::new();
     let mut buffer = vec![0; MAX_STDERR_BYTES];
     while let Ok(read @ 1..) = stderr.read(&mut buffer).await {
-        let space = MAX_STDERR_BYTES - kept.len();
-        kept.extend_from_slice(&buffer[..read.min(space)]);
+        let space = MAX_STDERR_BYTES - quoted.len();
+        quoted.extend_from_slice(&buffer[..read.min(space)]);
     }
-    sanitized(&String::from_utf8_lossy(&kept))
+    sanitized(&String::from_utf8_lossy(&quoted))
 }
 
 fn arguments(repository: &SshRepository, address: IpAddr, files: &SshFiles) -> Vec<OsString> {
@@ -277,7 +289,7 @@ fn arguments(repository: &SshRepository, address: IpAddr, files: &SshFiles) -> V
         "ServerAliveInterval=15".to_owned(),
         "SendEnv=GIT_PROTOCOL".to_owned(),
         "LogLevel=ERROR".to_owned(),
-        format!("HostKeyAlias={}", repository.known_as()),
+        format!("HostKeyAlias={}", repository.known_hosts_name()),
         format!("HostName={address}"),
     ];
     let mut arguments: Vec<OsString> = ["-F", "/dev/null", "-T", "-x", "-a"].map(OsString::from).into();
@@ -285,23 +297,23 @@ fn arguments(repository: &SshRepository, address: IpAddr, files: &SshFiles) -> V
         arguments.extend(["-o".into(), option.into()]);
     }
     let mut known_hosts = OsString::from("UserKnownHostsFile=\"");
-    known_hosts.push(without_tokens(&files.known_hosts));
+    known_hosts.push(escape_tokens(&files.known_hosts));
     known_hosts.push("\"");
-    arguments.extend(["-o".into(), known_hosts, "-i".into(), without_tokens(&files.key)]);
+    arguments.extend(["-o".into(), known_hosts, "-i".into(), escape_tokens(&files.key)]);
     arguments.extend(["-p".into(), repository.port.to_string().into(), "-l".into(), repository.user.clone().into()]);
-    let command = format!("git-upload-pack {}", quoted(&repository.path));
+    let command = format!("git-upload-pack {}", shell_quoted(&repository.path));
     arguments.extend(["--".into(), repository.host.as_str().into(), command.into()]);
     arguments
 }
 
-/// Escapes a path: `ssh` expands `%` tokens in it.
-fn without_tokens(path: &Path) -> OsString {
+/// Escapes the `%` in a path, because `ssh` expands `%` tokens.
+fn escape_tokens(path: &Path) -> OsString {
     path.to_string_lossy().replace('%', "%%").into()
 }
 
 /// Quotes a text as one word for the remote shell, whichever shell that is. `!` is escaped for csh.
-fn quoted(text: &str) -> String {
-    let inside: String = text
+fn shell_quoted(text: &str) -> String {
+    let escaped: String = text
         .chars()
         .map(|c| match c {
             '\'' => r"'\''".to_owned(),
@@ -309,10 +321,10 @@ fn quoted(text: &str) -> String {
             c => c.to_string(),
         })
         .collect();
-    format!("'{inside}'")
+    format!("'{escaped}'")
 }
 
-#[expect(clippy::disallowed_methods, reason = "where programs are is no matter of the configuration")]
+#[expect(clippy::disallowed_methods, reason = "the configuration does not say where programs are")]
 fn path_of_programs() -> Option<OsString> {
     std::env::var_os("PATH")
 }
@@ -324,13 +336,13 @@ mod tests {
 
     #[test]
     fn any_path_is_one_word_for_the_remote_shell() {
-        assert_eq!(quoted("/a b"), "'/a b'");
-        assert_eq!(quoted("/a'; rm -rf '/"), r"'/a'\''; rm -rf '\''/'");
-        assert_eq!(quoted("a!b"), r"'a'\!'b'");
+        assert_eq!(shell_quoted("/a b"), "'/a b'");
+        assert_eq!(shell_quoted("/a'; rm -rf '/"), r"'/a'\''; rm -rf '\''/'");
+        assert_eq!(shell_quoted("a!b"), r"'a'\!'b'");
     }
 
     #[test]
-    fn ssh_is_told_an_address_and_resolves_nothing() {
+    fn ssh_gets_an_explicit_address_key_and_host_keys() {
         let repository = SshRepository {
             user: "git".into(),
             host: Hostname::parse("git.corp.example").unwrap(),
@@ -346,7 +358,7 @@ mod tests {
             "/k%%h",
             "git-upload-pack '/x y'",
         ] {
-            assert!(arguments.iter().any(|told| told == expected), "{expected}: {arguments:?}");
+            assert!(arguments.iter().any(|argument| argument == expected), "{expected}: {arguments:?}");
         }
     }
 }

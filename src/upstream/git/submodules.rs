@@ -13,7 +13,7 @@ pub(super) struct Submodules(Option<gix_submodule::File>);
 pub(super) enum Submodule {
     /// Fetched from this repository.
     From(Repository),
-    /// Left as an empty folder: `update = none`, or no entry.
+    /// Left as an empty folder, because of `update = none` or because `.gitmodules` has no entry.
     Empty,
 }
 
@@ -24,8 +24,8 @@ impl Submodules {
     /// [`TreeError::Refused`] for invalid syntax.
     pub(super) fn parse(file: Option<&[u8]>) -> Result<Self, TreeError> {
         let Some(file) = file else { return Ok(Self(None)) };
-        let nothing_more = gix_config::File::default();
-        let parsed = gix_submodule::File::from_bytes(file, None, &nothing_more);
+        let no_overrides = gix_config::File::default();
+        let parsed = gix_submodule::File::from_bytes(file, None, &no_overrides);
         let parsed = parsed.map_err(|_| TreeError::refused(".gitmodules", "it is not a configuration file of git"))?;
         Ok(Self(Some(parsed)))
     }
@@ -41,15 +41,15 @@ impl Submodules {
         match file.update(name) {
             Ok(Some(gix_submodule::config::Update::None)) => return Ok(Submodule::Empty),
             Ok(Some(gix_submodule::config::Update::Command(_))) | Err(_) => {
-                return Err(refused("as a submodule it wants a command to be run, or says nothing known".to_owned()));
+                return Err(refused("it is a submodule with an `update` that runs a command or is unknown".to_owned()));
             }
             Ok(_) => {}
         }
         let url = file.config().string_by("submodule", Some(name), "url");
         let url = url.ok_or_else(|| refused("it is a submodule without a URL".to_owned()))?;
         let url = url.to_str().map_err(|_| refused("it is a submodule, and its URL is not UTF-8".to_owned()))?;
-        let found = repository.submodule(url).map_err(|bad| refused(format!("it is a submodule, and {bad}")))?;
-        Ok(Submodule::From(found))
+        let inner = repository.submodule(url).map_err(|error| refused(format!("it is a submodule, and {error}")))?;
+        Ok(Submodule::From(inner))
     }
 }
 
@@ -80,7 +80,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_modules_or_refused(
+        fn any_bytes_are_parsed_or_refused(
             file in prop_oneof![
                 prop::collection::vec(any::<u8>(), 0..80),
                 "(\\[submodule \"[a-z./]{0,5}\"\\]\n)?(\tpath = [a-z./-]{0,5}\n)?(\turl = [a-z./:@-]{0,20}\n)?(update = !?[a-z]{0,6})?".prop_map(String::into_bytes),

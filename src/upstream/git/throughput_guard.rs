@@ -1,4 +1,4 @@
-//! The minimum throughput of git transfers, and limits on the time and the data before a pack.
+//! Enforces the minimum throughput of git transfers, and limits on the time and the data before a pack.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use crate::upstream::error::Fault;
 use crate::upstream::limits::GitLimits;
 
-/// The minimum speed, as for archives. A slower transfer would delay others.
+/// The minimum throughput, the same as for archives. Slower transfers would keep permits that others wait for.
 const MIN_BYTES_PER_SECOND: f64 = 1024.0;
 
 /// Waiting times and received bytes of one job.
@@ -20,8 +20,9 @@ pub(super) struct ThroughputGuard {
 #[derive(Debug, Default)]
 struct State {
     stage: TransferStage,
-    /// Bytes since the last check, and the time spent waiting for them.
+    /// Bytes since the last check.
     received: u64,
+    /// Time spent waiting for those bytes.
     waited: Duration,
     /// Time spent waiting for the next pack. Servers need time to prepare one.
     waited_for_pack: Duration,
@@ -29,14 +30,14 @@ struct State {
 
 #[derive(Debug, Clone, Copy)]
 enum TransferStage {
-    /// Greetings and refs before the pack, which are in memory; with their size so far.
-    Talk(u64),
+    /// Greetings, refs and progress messages before the pack, with their bytes so far. They are in memory.
+    BeforePack(u64),
     Pack,
 }
 
 impl Default for TransferStage {
     fn default() -> Self {
-        Self::Talk(0)
+        Self::BeforePack(0)
     }
 }
 
@@ -45,13 +46,13 @@ impl ThroughputGuard {
         Self { limits, state: Mutex::default() }
     }
 
-    /// Starts another conversation, or another answer within one.
-    pub(super) fn expect_talk(&self) {
-        self.state.lock().stage = TransferStage::Talk(0);
+    /// Starts another conversation, or another answer within a conversation.
+    pub(super) fn start_answer(&self) {
+        self.state.lock().stage = TransferStage::BeforePack(0);
     }
 
     /// Marks the start of a pack.
-    pub(super) fn expect_pack(&self) {
+    pub(super) fn start_pack(&self) {
         *self.state.lock() = State { stage: TransferStage::Pack, ..State::default() };
     }
 
@@ -61,9 +62,9 @@ impl ThroughputGuard {
     /// [`Fault::TooLarge`] for too much data before the pack, [`Fault::Slow`] for a slow transfer.
     pub(super) fn record(&self, bytes: usize, waited: Duration) -> Result<(), Fault> {
         let mut state = self.state.lock();
-        if let TransferStage::Talk(talked) = &mut state.stage {
-            *talked += bytes as u64;
-            if *talked > self.limits.bytes_before_pack {
+        if let TransferStage::BeforePack(bytes_so_far) = &mut state.stage {
+            *bytes_so_far += bytes as u64;
+            if *bytes_so_far > self.limits.bytes_before_pack {
                 return Err(Fault::TooLarge(self.limits.bytes_before_pack));
             }
             state.waited_for_pack += waited;
@@ -79,8 +80,8 @@ impl ThroughputGuard {
         if state.waited < self.limits.idle {
             return Ok(());
         }
-        let (came, waited) = (std::mem::take(&mut state.received), std::mem::take(&mut state.waited));
-        if came as f64 >= MIN_BYTES_PER_SECOND * waited.as_secs_f64() {
+        let (received, waited) = (std::mem::take(&mut state.received), std::mem::take(&mut state.waited));
+        if received as f64 >= MIN_BYTES_PER_SECOND * waited.as_secs_f64() {
             return Ok(());
         }
         Err(Fault::Slow(format!("less than 1 KiB/s over {} s", waited.as_secs())))
@@ -91,47 +92,47 @@ impl ThroughputGuard {
 mod tests {
     use super::*;
 
-    fn pace() -> ThroughputGuard {
+    fn guard() -> ThroughputGuard {
         ThroughputGuard::new(GitLimits { bytes_before_pack: 100_000, ..GitLimits::default() })
     }
 
     const WAITED: Duration = Duration::from_secs(29);
 
     #[test]
-    fn a_pack_that_drips_is_given_up_and_one_that_comes_is_not() {
-        let pace = pace();
-        pace.expect_pack();
-        assert_eq!(pace.record(1, WAITED), Ok(()));
-        assert!(matches!(pace.record(1, WAITED), Err(Fault::Slow(_))));
+    fn a_slow_pack_is_given_up_and_a_fast_pack_is_not() {
+        let guard = guard();
+        guard.start_pack();
+        assert_eq!(guard.record(1, WAITED), Ok(()));
+        assert!(matches!(guard.record(1, WAITED), Err(Fault::Slow(_))));
         for _ in 0..100 {
-            assert_eq!(pace.record(30 << 10, WAITED), Ok(()));
+            assert_eq!(guard.record(30 << 10, WAITED), Ok(()));
         }
     }
 
     #[test]
-    fn the_time_to_prepare_a_pack_is_limited_whatever_else_arrives() {
+    fn the_time_to_prepare_a_pack_is_limited_whatever_arrives_before_the_pack() {
         for bytes in [5, 2000] {
-            let pace = pace();
+            let guard = guard();
             for _ in 0..3 {
-                let waits = (1..).find(|_| pace.record(bytes, Duration::from_secs(5)).is_err()).unwrap();
-                assert_eq!(waits * 5, 125, "s; it has 120");
-                pace.expect_talk();
-                assert!(pace.record(bytes, Duration::from_secs(5)).is_err(), "another answer gives it no more time");
-                // Another pack does.
-                pace.expect_pack();
-                pace.expect_talk();
+                let waits = (1..).find(|_| guard.record(bytes, Duration::from_secs(5)).is_err()).unwrap();
+                assert_eq!(waits * 5, 125, "the first multiple of 5 s past the limit of 120 s");
+                guard.start_answer();
+                assert!(guard.record(bytes, Duration::from_secs(5)).is_err(), "another answer does not reset the time");
+                // Another pack resets the time.
+                guard.start_pack();
+                guard.start_answer();
             }
         }
     }
 
     #[test]
     fn data_before_a_pack_is_bounded_and_the_pack_is_not() {
-        let pace = pace();
-        assert_eq!(pace.record(60_000, Duration::ZERO), Ok(()));
-        assert_eq!(pace.record(60_000, Duration::ZERO), Err(Fault::TooLarge(100_000)));
-        pace.expect_pack();
-        assert_eq!(pace.record(1 << 30, Duration::ZERO), Ok(()));
-        pace.expect_talk();
-        assert_eq!(pace.record(60_000, Duration::ZERO), Ok(()));
+        let guard = guard();
+        assert_eq!(guard.record(60_000, Duration::ZERO), Ok(()));
+        assert_eq!(guard.record(60_000, Duration::ZERO), Err(Fault::TooLarge(100_000)));
+        guard.start_pack();
+        assert_eq!(guard.record(1 << 30, Duration::ZERO), Ok(()));
+        guard.start_answer();
+        assert_eq!(guard.record(60_000, Duration::ZERO), Ok(()));
     }
 }

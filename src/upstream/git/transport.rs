@@ -9,25 +9,26 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::GitRequest;
-use super::blocking_bridge::{BridgeRequest, Head, Request, WirePiece};
+use super::blocking_bridge::{BridgeChunk, BridgeRequest, Head, HttpRequest};
 use crate::upstream::backoff::{RequestObserver, RequestTime};
 use crate::upstream::clients::AcceptedCoding;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::outbound::{Outbound, UpstreamResponse, failure, origin};
 use crate::upstream::request::fault_of_client_error;
 
+/// The bytes that a job has received, and their limit.
 pub(super) struct ReceivedBytes {
     pub(super) bytes: u64,
     pub(super) limit: u64,
 }
 
 impl ReceivedBytes {
-    /// Counts a received piece.
+    /// Counts a received chunk.
     ///
     /// # Errors
     /// [`Fault::TooLarge`] past the limit.
-    pub(super) fn add(&mut self, piece: &Bytes) -> Result<(), Fault> {
-        self.bytes += piece.len() as u64;
+    pub(super) fn add(&mut self, chunk: &Bytes) -> Result<(), Fault> {
+        self.bytes += chunk.len() as u64;
         if self.bytes > self.limit { Err(Fault::TooLarge(self.limit)) } else { Ok(()) }
     }
 }
@@ -36,55 +37,55 @@ impl Outbound {
     /// Executes requests until the bridge closes. The first failure ends the job.
     pub(super) async fn execute_git(
         &self,
-        ask: GitRequest<'_>,
-        mut orders: mpsc::Receiver<BridgeRequest>,
+        request: GitRequest<'_>,
+        mut bridge_requests: mpsc::Receiver<BridgeRequest>,
     ) -> Result<(), UpstreamError> {
         let mut received = ReceivedBytes { bytes: 0, limit: self.git_limits.received_bytes };
-        while let Some(order) = orders.recv().await {
-            match order {
-                BridgeRequest::Request(request) => self.execute_request(ask, request, &mut received).await?,
-                BridgeRequest::Ssh { repository, output, input, awaited } => {
-                    self.execute_ssh(ask, &repository, output, input, &awaited, &mut received).await?;
+        while let Some(bridge_request) = bridge_requests.recv().await {
+            match bridge_request {
+                BridgeRequest::Http(http_request) => self.execute_http(request, http_request, &mut received).await?,
+                BridgeRequest::Ssh { repository, output, input, reader_waits } => {
+                    self.execute_ssh(request, &repository, output, input, &reader_waits, &mut received).await?;
                 }
             }
         }
         Ok(())
     }
 
-    async fn execute_request(
+    async fn execute_http(
         &self,
-        ask: GitRequest<'_>,
-        request: Request,
+        request: GitRequest<'_>,
+        http_request: HttpRequest,
         received: &mut ReceivedBytes,
     ) -> Result<(), UpstreamError> {
-        let Request { url, headers, post, head, body } = request;
-        let (first, idle) = (self.first_byte_within(), self.git_limits.idle);
+        let HttpRequest { url, headers, post, head, body } = http_request;
+        let (first_byte_timeout, idle_timeout) = (self.first_byte_timeout(), self.git_limits.idle);
         let slow = |limit: Duration| Fault::Slow(format!("no byte within {} s", limit.as_secs()));
-        let answer = timeout(first, self.git_answer(ask, &url, &headers, post)).await;
-        let answer = answer.map_err(|_| ask.failed(origin(&url), slow(first)))?;
-        let UpstreamResponse { mut response, url, watch, .. } = answer.map_err(as_repository_fault)?;
+        let answer = timeout(first_byte_timeout, self.git_answer(request, &url, &headers, post)).await;
+        let answer = answer.map_err(|_| request.failed(origin(&url), slow(first_byte_timeout)))?;
+        let UpstreamResponse { mut response, url, observer, .. } = answer.map_err(as_repository_fault)?;
         // The head has arrived. The body has its own limits on time and size, below.
-        watch.into_iter().for_each(RequestObserver::record_success);
+        observer.into_iter().for_each(RequestObserver::record_success);
         let content_type = response.headers().get(header::CONTENT_TYPE);
         let content_type = content_type.map(|value| value.as_bytes().to_vec()).unwrap_or_default();
         if head.send(Head { url: url.clone(), content_type }).is_err() {
             return Ok(());
         }
-        let failed = |fault| ask.failed(origin(&url), fault);
-        let brought = self.traffic.bytes_counter(ask.upstream);
+        let failed = |fault| request.failed(origin(&url), fault);
+        let bytes_counter = self.traffic.bytes_counter(request.upstream);
         loop {
-            let piece = tokio::select! {
-                piece = timeout(idle, response.chunk()) => piece.map_err(|_| failed(slow(idle)))?,
+            let chunk = tokio::select! {
+                chunk = timeout(idle_timeout, response.chunk()) => chunk.map_err(|_| failed(slow(idle_timeout)))?,
                 () = body.closed() => return Ok(()),
             };
-            let piece: WirePiece = piece.map_err(|e| failed(fault_of_client_error(&e)))?;
-            let is_the_end = piece.is_none();
-            if let Some(piece) = &piece {
-                brought.inc_by(piece.len() as u64);
-                received.add(piece).map_err(failed)?;
+            let chunk: BridgeChunk = chunk.map_err(|e| failed(fault_of_client_error(&e)))?;
+            let is_end = chunk.is_none();
+            if let Some(chunk) = &chunk {
+                bytes_counter.inc_by(chunk.len() as u64);
+                received.add(chunk).map_err(failed)?;
             }
-            // The reader stopped. Any further read is another request.
-            if body.send(piece).await.is_err() || is_the_end {
+            // If the channel is closed, the reader has stopped, and goes on with another request.
+            if body.send(chunk).await.is_err() || is_end {
                 return Ok(());
             }
         }
@@ -94,41 +95,41 @@ impl Outbound {
     /// twice.
     async fn git_answer(
         &self,
-        ask: GitRequest<'_>,
+        request: GitRequest<'_>,
         url: &url::Url,
         headers: &HeaderMap,
         post: Option<Bytes>,
     ) -> Result<UpstreamResponse, UpstreamError> {
-        let ask = ask.to_url(url);
-        let request_time = RequestTime::new(ask.now);
+        let request = request.to_url(url);
+        let request_time = RequestTime::new(request.now);
         let Some(post) = post else {
-            let once = || async {
-                let arrived = self.follow(AcceptedCoding::Identity, ask, headers, request_time).await?;
-                let response = self.successful(arrived.response, ask, &arrived.url, request_time).await?;
-                Ok(UpstreamResponse { response, ..arrived })
+            let attempt = || async {
+                let answer = self.follow(AcceptedCoding::Identity, request, headers, request_time).await?;
+                let response = self.check_status(answer.response, request, &answer.url, request_time).await?;
+                Ok(UpstreamResponse { response, ..answer })
             };
-            return self.with_retries(ask, once).await;
+            return self.with_retries(request, attempt).await;
         };
-        let build = |request: reqwest::RequestBuilder| request.headers(headers.clone()).body(post);
-        let (response, watch) =
-            self.hop(AcceptedCoding::Identity, http::Method::POST, ask, url, build, request_time).await?;
+        let build = |builder: reqwest::RequestBuilder| builder.headers(headers.clone()).body(post);
+        let (response, observer) =
+            self.hop(AcceptedCoding::Identity, http::Method::POST, request, url, build, request_time).await?;
         if response.status().is_redirection() {
             let reason = "a redirect of a request that is not sent twice".to_owned();
-            return Err(failure(ask, url, Fault::Unusable(reason)));
+            return Err(failure(request, url, Fault::Unusable(reason)));
         }
-        let response = self.successful(response, ask, url, request_time).await?;
-        Ok(UpstreamResponse { response, url: url.clone(), origins: Vec::new(), watch })
+        let response = self.check_status(response, request, url, request_time).await?;
+        Ok(UpstreamResponse { response, url: url.clone(), origins: Vec::new(), observer })
     }
 }
 
-/// A missing repository is an upstream failure: the registry named it.
+/// Converts a 4xx to an unusable answer. A missing repository is an upstream failure, because the registry named it.
 fn as_repository_fault(error: UpstreamError) -> UpstreamError {
     let fault = match error.fault {
         Fault::Absent(status) => {
-            Fault::Unusable(format!("status {status}: there is no such repository, or it is not shown to larder"))
+            Fault::Unusable(format!("status {status}: there is no such repository, or larder may not see it"))
         }
         Fault::Rejected { status, .. } => Fault::Unusable(format!(
-            "status {status} where a repository was asked for: it takes larder's request for none"
+            "status {status} for the request of a repository, which it does not take for a git request"
         )),
         fault => fault,
     };

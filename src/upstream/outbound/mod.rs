@@ -45,12 +45,12 @@ pub enum Connectivity {
 #[derive(Debug)]
 pub struct Outbound {
     pub(super) clients: Clients,
-    pub(super) guard: EgressPolicy,
-    /// The setting of this configuration.
-    link: Connectivity,
-    /// The effective setting, shared with the connectors of earlier configurations (DESIGN, promise 12).
-    sealed: Arc<AtomicBool>,
-    own: OwnEntry,
+    pub(super) egress_policy: EgressPolicy,
+    /// Online or offline, as this configuration says.
+    configured_connectivity: Connectivity,
+    /// True if larder is offline now. Shared with the connectors of earlier configurations (DESIGN, promise 12).
+    is_offline: Arc<AtomicBool>,
+    own_entry: OwnEntry,
     pub(super) traffic: Traffic,
     pub(super) backoff: UpstreamBackoff,
     pub(super) document_permits: ConcurrencyLimits,
@@ -65,53 +65,53 @@ pub struct Outbound {
 }
 
 impl Outbound {
-    /// Builds the connector: trust, addresses, proxies from the environment.
+    /// Builds the connector. Reads the trusted certificates, and the proxies of the environment.
     pub fn new(
         network: &config::Network,
         upstreams: &[config::Upstream],
-        own: OwnEntry,
+        own_entry: OwnEntry,
         traffic: Traffic,
-        bounds: UpstreamLimits,
+        limits: UpstreamLimits,
     ) -> Result<Self, ConnectorError> {
-        upstreams.iter().for_each(|upstream| traffic.expect(&upstream.host));
-        let restraint = UpstreamBackoff::new(Rates { revalidations: bounds.revalidation_rate, jobs: bounds.job_rate });
-        let (clients, guard, link) = configured_parts(network, upstreams)?;
+        upstreams.iter().for_each(|upstream| traffic.create_counters(&upstream.host));
+        let backoff = UpstreamBackoff::new(Rates { revalidations: limits.revalidation_rate, jobs: limits.job_rate });
+        let (clients, egress_policy, configured_connectivity) = configured_parts(network, upstreams)?;
         Ok(Self {
             clients,
-            guard,
-            link,
-            sealed: Arc::new(AtomicBool::new(link == Connectivity::Offline)),
-            own,
+            egress_policy,
+            configured_connectivity,
+            is_offline: Arc::new(AtomicBool::new(configured_connectivity == Connectivity::Offline)),
+            own_entry,
             traffic,
-            backoff: restraint,
-            document_permits: ConcurrencyLimits::new(bounds.documents),
-            archive_permits: ConcurrencyLimits::new(bounds.archives),
-            document_memory: DocumentMemory::new(bounds.document_memory),
-            give_up_after: bounds.give_up_after,
-            git_permits: ConcurrencyLimits::new(bounds.git_jobs),
-            resolve_permits: ConcurrencyLimits::new(bounds.git_resolves),
-            git_limits: bounds.git,
+            backoff,
+            document_permits: ConcurrencyLimits::new(limits.documents),
+            archive_permits: ConcurrencyLimits::new(limits.archives),
+            document_memory: DocumentMemory::new(limits.document_memory),
+            give_up_after: limits.give_up_after,
+            git_permits: ConcurrencyLimits::new(limits.git_jobs),
+            resolve_permits: ConcurrencyLimits::new(limits.git_resolves),
+            git_limits: limits.git,
         })
     }
 
-    /// Makes a connector for another configuration, which shares limits and breakers with this one. The online or
-    /// offline setting changes only when it [comes into force](Self::apply_connectivity).
+    /// Makes a connector for another configuration, which shares limits and breakers with this connector. The online or
+    /// offline setting changes only with [`apply_connectivity`](Self::apply_connectivity).
     ///
     /// # Errors
-    /// [`ConnectorError`].
+    /// [`ConnectorError`] for unusable certificates.
     pub fn reconfigured(
         &self,
         network: &config::Network,
         upstreams: &[config::Upstream],
     ) -> Result<Self, ConnectorError> {
-        let (clients, guard, link) = configured_parts(network, upstreams)?;
-        upstreams.iter().for_each(|upstream| self.traffic.expect(&upstream.host));
+        let (clients, egress_policy, configured_connectivity) = configured_parts(network, upstreams)?;
+        upstreams.iter().for_each(|upstream| self.traffic.create_counters(&upstream.host));
         Ok(Self {
             clients,
-            guard,
-            link,
-            sealed: Arc::clone(&self.sealed),
-            own: self.own.clone(),
+            egress_policy,
+            configured_connectivity,
+            is_offline: Arc::clone(&self.is_offline),
+            own_entry: self.own_entry.clone(),
             traffic: self.traffic.clone(),
             backoff: self.backoff.clone(),
             document_permits: self.document_permits.clone(),
@@ -127,23 +127,23 @@ impl Outbound {
     /// Applies this configuration's online or offline setting to all connectors, including those of earlier
     /// configurations that running work still uses.
     pub fn apply_connectivity(&self) {
-        self.sealed.store(self.link == Connectivity::Offline, Ordering::SeqCst);
+        self.is_offline.store(self.configured_connectivity == Connectivity::Offline, Ordering::SeqCst);
     }
 
-    /// Permission to revalidate at these origins; `None` while a breaker is open. `permit` is that of the enclosing
-    /// work.
+    /// Returns a permit to revalidate at these origins; `None` while a breaker is open. `outer_permit` is that of the
+    /// enclosing work.
     pub fn revalidation_permit(
         &self,
         origins: &[Origin],
-        permit: &RevalidationPermit,
+        outer_permit: &RevalidationPermit,
         now: Timestamp,
     ) -> Option<RevalidationPermit> {
-        self.backoff.revalidation_permit(origins, permit, now)
+        self.backoff.revalidation_permit(origins, outer_permit, now)
     }
 
     /// Takes requests from an upstream's rate limit. Takes none and returns false if too few are left.
-    pub fn spend(&self, upstream: &Hostname, on: BudgetPurpose, requests: u32, now: Timestamp) -> bool {
-        self.backoff.spend(upstream, on, requests, now)
+    pub fn spend(&self, upstream: &Hostname, purpose: BudgetPurpose, requests: u32, now: Timestamp) -> bool {
+        self.backoff.spend(upstream, purpose, requests, now)
     }
 
     /// The end of the longest Retry-After of these origins, or of any other origin that this upstream led to.
@@ -151,9 +151,9 @@ impl Outbound {
         self.backoff.retry_after_until(upstream, origins, now)
     }
 
-    /// Records that a client's `patience` with these origins ran out.
-    pub fn out_of_patience(&self, upstream: &Hostname, origins: &[Origin], patience: Duration, now: Timestamp) {
-        self.backoff.out_of_patience(upstream, origins, patience, now);
+    /// Records that a client waited `patience` for these origins, and got the cached copy instead of an answer.
+    pub fn record_client_timeout(&self, upstream: &Hostname, origins: &[Origin], patience: Duration, now: Timestamp) {
+        self.backoff.record_client_timeout(upstream, origins, patience, now);
     }
 
     /// The upstreams and origins with an open breaker, and the end of each pause.
@@ -161,21 +161,21 @@ impl Outbound {
         self.backoff.open_breakers(now)
     }
 
-    /// The effective setting.
+    /// Online or offline now.
     pub fn connectivity(&self) -> Connectivity {
-        if self.sealed.load(Ordering::SeqCst) { Connectivity::Offline } else { Connectivity::Online }
+        if self.is_offline.load(Ordering::SeqCst) { Connectivity::Offline } else { Connectivity::Online }
     }
 
     /// The proxy for a request to `url`, from the environment, without userinfo.
     pub fn proxy_for(&self, url: &Url) -> Option<String> {
-        self.guard
+        self.egress_policy
             .proxy_for(url)
             .map(|proxy| format!("{}://{}", proxy.scheme_str().unwrap_or("http"), host_and_port(&proxy)))
     }
 
-    /// Larder's own entry in CDN-Loop.
+    /// Larder's entry in CDN-Loop.
     pub fn own_entry(&self) -> &OwnEntry {
-        &self.own
+        &self.own_entry
     }
 
     /// Time limit for an upstream's answer.
@@ -183,63 +183,65 @@ impl Outbound {
         self.give_up_after
     }
 
-    /// Time limit until the first byte from a repository.
-    pub(super) fn first_byte_within(&self) -> Duration {
+    /// Time limit until the first byte from a git repository.
+    pub(super) fn first_byte_timeout(&self) -> Duration {
         self.give_up_after.min(self.git_limits.idle)
     }
 
     /// Applies the time limit to a request, including the wait for a permit.
     ///
     /// # Errors
-    /// [`Fault::Slow`] after the limit, or the request's own error.
+    /// [`Fault::Slow`] after the limit, or the error of the request.
     async fn with_time_limit<T>(
         &self,
-        ask: UpstreamRequest<'_>,
-        request: impl Future<Output = Result<T, UpstreamError>>,
+        request: UpstreamRequest<'_>,
+        answer: impl Future<Output = Result<T, UpstreamError>>,
     ) -> Result<T, UpstreamError> {
         let limit = self.give_up_after;
         let slow = || Fault::Slow(format!("no whole answer within {} s", limit.as_secs()));
-        timeout(limit, request).await.unwrap_or_else(|_| Err(failure(ask, ask.url, slow())))
+        timeout(limit, answer).await.unwrap_or_else(|_| Err(failure(request, request.url, slow())))
     }
 
+    /// Runs `attempt`, and repeats it after a temporary failure.
     pub(super) async fn with_retries<T, F: Future<Output = Result<T, UpstreamError>>>(
         &self,
-        ask: UpstreamRequest<'_>,
-        once: impl FnMut() -> F,
+        request: UpstreamRequest<'_>,
+        attempt: impl FnMut() -> F,
     ) -> Result<T, UpstreamError> {
         let pauses = ExponentialBuilder::default()
             .with_min_delay(Duration::from_millis(200))
-            .with_max_times(ask.retries)
+            .with_max_times(request.retries)
             .with_jitter();
         // A retry may help a waiting client at once. A job has time, and respects Retry-After.
-        let may_help =
-            |fault: &Fault| fault.is_temporary() && !(ask.priority == RequestPriority::Job && fault.has_retry_after());
-        once.retry(pauses).when(|error| may_help(&error.fault)).await
+        let is_worth_a_retry = |fault: &Fault| {
+            fault.is_temporary() && !(request.priority == RequestPriority::Job && fault.has_retry_after())
+        };
+        attempt.retry(pauses).when(|error| is_worth_a_retry(&error.fault)).await
     }
 
-    /// Takes a permit, waiting at most as long as its limit allows.
+    /// Takes a permit, waiting as long as its limit allows. `subject` is the plural of the fetched kind: "documents".
     async fn permit(
         &self,
         permits: &ConcurrencyLimits,
-        ask: UpstreamRequest<'_>,
+        request: UpstreamRequest<'_>,
         subject: &str,
     ) -> Result<Permit, UpstreamError> {
-        let crowded = || {
+        let limit_reached = || {
             let reason = format!("as many {subject} are being fetched as may be at one time");
-            failure(ask, ask.url, Fault::Crowded(reason))
+            failure(request, request.url, Fault::LocalLimit(reason))
         };
-        permits.take(ask.upstream, ask.priority).await.ok_or_else(crowded)
+        permits.take(request.upstream, request.priority).await.ok_or_else(limit_reached)
     }
 }
 
-/// The parts that the configuration alone decides.
+/// Builds the parts of a connector that follow from the configuration alone.
 fn configured_parts(
     network: &config::Network,
     upstreams: &[config::Upstream],
 ) -> Result<(Clients, EgressPolicy, Connectivity), ConnectorError> {
-    let guard = EgressPolicy::new(upstreams, &network.allow_private);
-    let link = if network.offline { Connectivity::Offline } else { Connectivity::Online };
-    Ok((Clients::new(network, upstreams, &guard)?, guard, link))
+    let egress_policy = EgressPolicy::new(upstreams, &network.allow_private);
+    let connectivity = if network.offline { Connectivity::Offline } else { Connectivity::Online };
+    Ok((Clients::new(network, upstreams, &egress_policy)?, egress_policy, connectivity))
 }
 
 fn insert(headers: &mut HeaderMap, name: HeaderName, value: Option<&str>) {
@@ -248,9 +250,9 @@ fn insert(headers: &mut HeaderMap, name: HeaderName, value: Option<&str>) {
     }
 }
 
-/// Makes the error of a request. It names the origin of `url` only.
-pub(super) fn failure(ask: UpstreamRequest<'_>, url: &Url, fault: Fault) -> UpstreamError {
-    UpstreamError { subject: ask.label.to_owned(), origin: origin(url), fault }
+/// Makes the error of a request. The error names the origin of `url` only.
+pub(super) fn failure(request: UpstreamRequest<'_>, url: &Url, fault: Fault) -> UpstreamError {
+    UpstreamError { subject: request.label.to_owned(), origin: origin(url), fault }
 }
 
 fn host_and_port(uri: &http::Uri) -> String {
@@ -258,7 +260,7 @@ fn host_and_port(uri: &http::Uri) -> String {
     format!("{}{port}", uri.host().unwrap_or_default())
 }
 
-/// The origin of a URL: the part that may be shown.
+/// The origin of a URL. Errors and logs show no other part, because the rest may contain secrets.
 pub fn origin(url: &Url) -> String {
     match url.origin() {
         url::Origin::Opaque(_) => format!("{}:", url.scheme()),
@@ -275,37 +277,37 @@ mod tests {
     use crate::cdn_loop::CdnLoop;
     use crate::upstream::CredentialScope;
 
-    /// A server that sends `answer` to each client and then stays silent.
-    async fn silent_after(answer: &'static str) -> Url {
+    /// Starts a server that sends `answer` to each client and then stays silent. Returns its URL.
+    async fn start_silent_server(answer: &'static str) -> Url {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         tokio::spawn(async move {
-            let mut request_time = Vec::new();
+            let mut open_streams = Vec::new();
             while let Ok((mut stream, _)) = listener.accept().await {
                 assert!(stream.read(&mut [0; 4096]).await.unwrap() > 0);
                 stream.write_all(answer.as_bytes()).await.unwrap();
-                request_time.push(stream);
+                open_streams.push(stream);
             }
         });
         Url::parse(&format!("http://127.0.0.1:{port}/")).unwrap()
     }
 
-    /// DESIGN, promise 11 and DESIGN 4: an upstream that does not finish its answer in time is given up, for every kind
-    /// of request.
+    /// Every kind of request fails if upstream does not finish its answer in time (DESIGN, promise 11; DESIGN, section
+    /// 4).
     #[tokio::test]
     async fn every_kind_of_request_has_a_time_limit() {
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
         let host = Hostname::parse("registry.example").unwrap();
-        let begun = "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nx";
-        for (answer, is_about_bodies) in [("", false), ("HTTP/1.1 200 OK\r\n", false), (begun, true)] {
-            let url = silent_after(answer).await;
+        let partial_body = "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nx";
+        for (answer, stops_in_body) in [("", false), ("HTTP/1.1 200 OK\r\n", false), (partial_body, true)] {
+            let url = start_silent_server(answer).await;
             let upstreams = [config::Upstream::at(host.clone(), url.clone())];
-            let bounds = UpstreamLimits { give_up_after: Duration::from_millis(300), ..UpstreamLimits::default() };
-            let (network, own) = (config::Config::default().network, OwnEntry::random().unwrap());
-            let outbound = Outbound::new(&network, &upstreams, own, Traffic::default(), bounds).unwrap();
+            let limits = UpstreamLimits { give_up_after: Duration::from_millis(300), ..UpstreamLimits::default() };
+            let (network, own_entry) = (config::Config::default().network, OwnEntry::random().unwrap());
+            let outbound = Outbound::new(&network, &upstreams, own_entry, Traffic::default(), limits).unwrap();
             let (via, credential_scope) = (CdnLoop::default(), CredentialScope::default());
             let (priority, now) = (RequestPriority::Client, Timestamp(1_700_000_000));
-            let ask = UpstreamRequest {
+            let request = UpstreamRequest {
                 label: "x",
                 url: &url,
                 upstream: &host,
@@ -315,16 +317,16 @@ mod tests {
                 priority,
                 now,
             };
-            let mut failed = vec![
-                outbound.document(ask, None, 1000).await.map(drop),
-                outbound.small_file(ask, None, 1000).await.map(drop),
+            let mut results = vec![
+                outbound.document(request, None, 1000).await.map(drop),
+                outbound.small_file(request, None, 1000).await.map(drop),
             ];
             // The answer to HEAD has no body.
-            if !is_about_bodies {
-                failed.push(outbound.announced_length(ask).await.map(drop));
+            if !stops_in_body {
+                results.push(outbound.announced_length(request).await.map(drop));
             }
-            for failed in failed {
-                assert!(matches!(&failed, Err(UpstreamError { fault: Fault::Slow(_), .. })), "{answer}: {failed:?}");
+            for result in results {
+                assert!(matches!(&result, Err(UpstreamError { fault: Fault::Slow(_), .. })), "{answer}: {result:?}");
             }
         }
     }
