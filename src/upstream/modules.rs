@@ -97,12 +97,13 @@ impl ModuleVersionList {
 }
 
 impl ListedModuleVersion {
-    /// Parses one entry; `None` if clients could not use it.
+    /// Parses one entry. `None` if clients could not use the entry, or would read another version from it.
     fn parse(raw: Box<RawValue>) -> Option<Self> {
         #[derive(Deserialize)]
         struct ModuleVersionJson {
             version: String,
         }
+        reject_case_variants(&serde_json::from_str(raw.get()).ok()?, &["version"]).ok()?;
         let ModuleVersionJson { version: upstream_spelling } = serde_json::from_str(raw.get()).ok()?;
         let version = Version::parse_lenient(&upstream_spelling).ok()?;
         Some(Self { version, upstream_spelling, raw })
@@ -137,6 +138,15 @@ mod tests {
             assert!(ModuleVersionList::parse(body.as_bytes()).is_err(), "{body}");
         }
         assert_eq!(ModuleVersionList::parse(br#"{"modules":[{}]}"#).unwrap().versions.len(), 0);
+    }
+
+    /// Clients would read version 9.9.9 from this entry.
+    #[test]
+    fn an_entry_with_a_case_variant_of_version_is_dropped() {
+        let body =
+            br#"{"modules":[{"versions":[{"version":"1.0.0","Version":"9.9.9"},{"version":"2.0.0","Root":{}}]}]}"#;
+        let list = ModuleVersionList::parse(body).unwrap();
+        assert_eq!(list.versions.iter().map(|v| v.version.as_str()).collect::<Vec<_>>(), ["2.0.0"]);
     }
 
     proptest! {

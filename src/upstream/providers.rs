@@ -96,7 +96,7 @@ impl VersionList {
 }
 
 impl ListedVersion {
-    /// Parses one entry; `None` if clients could not use it.
+    /// Parses one entry. `None` if clients could not use the entry, or would read other values from it.
     fn parse(raw: Box<RawValue>) -> Option<Self> {
         #[derive(Deserialize)]
         struct VersionJson {
@@ -109,6 +109,7 @@ impl ListedVersion {
             os: String,
             arch: String,
         }
+        reject_case_variants(&serde_json::from_str(raw.get()).ok()?, &["version", "platforms"]).ok()?;
         let entry: VersionJson = serde_json::from_str(raw.get()).ok()?;
         let version = Version::parse(&entry.version).ok()?;
         let parse_platform = |raw: Box<RawValue>| {
@@ -307,6 +308,14 @@ mod tests {
         for name in ["Versions", "VERSIONS", "verſions"] {
             assert!(list(name).unwrap_err().contains("another spelling"), "{name}");
         }
+    }
+
+    /// Clients would read version 9.9.9, or no platforms, from these entries.
+    #[test]
+    fn an_entry_with_a_case_variant_of_a_member_is_dropped() {
+        let body = br#"{"versions":[{"version":"1.0.0","Version":"9.9.9"},{"version":"1.1.0","platforms":[],"PlatformS":null},{"version":"2.0.0","x":1}]}"#;
+        let list = VersionList::parse(body).unwrap();
+        assert_eq!(list.versions.iter().map(|v| v.version.as_str()).collect::<Vec<_>>(), ["2.0.0"]);
     }
 
     fn any_entry() -> impl Strategy<Value = String> {
