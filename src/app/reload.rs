@@ -70,7 +70,7 @@ impl RunningApp {
         }
         self.parts.mirror.activate(runtime_config);
         self.handlers.store(Arc::new(handlers));
-        self.parts.recurring.renew(&config);
+        self.parts.recurring.reload(&config);
         *current = config;
         if let Err(error) = self.parts.mirror.make_room().await {
             tracing::error!(%error, "eviction after the reload failed");

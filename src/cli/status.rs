@@ -37,7 +37,7 @@ pub(super) fn run(common: &CommonOptions) -> anyhow::Result<()> {
             Err(AdminClientError::NotRunning(_)) => {
                 let settings = StartSettings::default();
                 let (mirror, store, _) = app::mirror(&config, &settings)?;
-                let warm_ups = Recurring::at_rest(store, &settings.clock, &config).await;
+                let warm_ups = Recurring::states_from_store(store, &settings.clock, &config).await;
                 let bundle_keys = config.bundle.ids();
                 let report = StatusReport { mirror: mirror.status(), since_start: None, warm_ups, bundle_keys };
                 mirror.close().await?;

@@ -1,4 +1,4 @@
-//! Classifies errors by availability.
+//! Says from an error whether an item can still become available: from a bundle, later, or not at all.
 
 use crate::error::Error;
 use crate::upstream::error::Fault;
@@ -6,27 +6,27 @@ use crate::upstream::error::Fault;
 /// Availability of an item that is not stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ItemAvailability {
-    /// This mirror is offline; the item can be brought in a bundle.
-    ToBeBrought,
+    /// This mirror is offline; a bundle can bring the item.
+    NeedsBundle,
     /// Upstream gave no answer.
     Unknown,
-    /// It cannot.
-    Never,
+    /// The item cannot be had from upstream: it does not exist, is refused, or is unusable.
+    Unavailable,
 }
 
 impl ItemAvailability {
     /// Availability after a failed document fetch: an unusable answer counts as an upstream failure.
-    pub(super) fn of_a_document(error: &Error) -> Self {
+    pub(super) fn after_document_error(error: &Error) -> Self {
         match error {
             Error::Upstream(error) if matches!(error.fault, Fault::Unusable(_)) => Self::Unknown,
-            error => Self::of(error),
+            error => Self::after_error(error),
         }
     }
 
     /// Availability of a module after a failure: an unusable source or archive is final.
-    pub(super) fn of(error: &Error) -> Self {
+    pub(super) fn after_error(error: &Error) -> Self {
         match error {
-            Error::Offline(_) => Self::ToBeBrought,
+            Error::Offline(_) => Self::NeedsBundle,
             Error::HeldBack { .. }
             | Error::Spared(_)
             | Error::Busy { .. }
@@ -46,7 +46,7 @@ impl ItemAvailability {
                 | Fault::Looped
                 | Fault::Unusable(_)
                 | Fault::TooLarge(_)
-                | Fault::Refused(_) => Self::Never,
+                | Fault::Refused(_) => Self::Unavailable,
             },
             Error::UnknownHost(_)
             | Error::NotFound(_)
@@ -56,7 +56,7 @@ impl ItemAvailability {
             | Error::NotKept(_)
             | Error::Unreadable { .. }
             | Error::Looped
-            | Error::Store(_) => Self::Never,
+            | Error::Store(_) => Self::Unavailable,
         }
     }
 }

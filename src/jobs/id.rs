@@ -8,10 +8,10 @@ pub struct JobId([u8; 8]);
 
 impl JobId {
     /// Parses the printed form.
-    pub fn parse(given: &str) -> Option<Self> {
+    pub fn parse(text: &str) -> Option<Self> {
         let mut id = [0; 8];
-        hex::decode_to_slice(given, &mut id).ok()?;
-        Some(Self(id)).filter(|id| id.to_string() == given)
+        hex::decode_to_slice(text, &mut id).ok()?;
+        Some(Self(id)).filter(|id| id.to_string() == text)
     }
 
     pub(super) fn random() -> Option<Self> {
@@ -20,11 +20,11 @@ impl JobId {
         Some(Self(id))
     }
 
-    pub(super) fn of_number(number: [u8; 8]) -> Self {
-        Self(number)
+    pub(super) fn from_bytes(bytes: [u8; 8]) -> Self {
+        Self(bytes)
     }
 
-    pub(super) fn number(self) -> [u8; 8] {
+    pub(super) fn bytes(self) -> [u8; 8] {
         self.0
     }
 }

@@ -20,11 +20,11 @@ const MAX_RATE_LIMIT_PAUSE: Duration = Duration::from_secs(30);
 const LOCAL_LIMIT_PAUSE: Duration = Duration::from_secs(1);
 
 /// Archives fetched at a time, over all jobs.
-const ARCHIVES: usize = 4;
-/// Additional places for small archives, whose wait would take longer than their fetch.
-const SMALL_ARCHIVES: usize = 16;
+const MAX_ARCHIVES: usize = 4;
+/// Additional permits for small archives, whose wait would take longer than their fetch.
+const MAX_SMALL_ARCHIVES: usize = 16;
 /// Other concurrent steps: document fetches and syncs.
-const STEPS: usize = 16;
+const MAX_STEPS: usize = 16;
 
 /// Retries of a plan when a local limit is reached.
 const MAX_PLAN_RETRIES: u32 = 30;
@@ -44,13 +44,13 @@ pub(super) struct ArchivePermit<'a> {
 }
 
 enum PermitKind<'a> {
-    Usual(#[expect(dead_code, reason = "held only for its Drop")] Option<SemaphorePermit<'a>>),
+    Regular(#[expect(dead_code, reason = "held only for its Drop")] Option<SemaphorePermit<'a>>),
     Small(#[expect(dead_code, reason = "held only for its Drop")] SemaphorePermit<'a>),
 }
 
 impl JobLimits {
-    /// Limits with so many permits.
-    pub(super) fn of(number: usize) -> Self {
+    /// The given number of permits for steps and for archives; none extra for small archives.
+    pub(super) fn with_permits(number: usize) -> Self {
         let [steps, archives, small] = [number, number, 0].map(Semaphore::new);
         Self { steps, archives, small }
     }
@@ -58,16 +58,16 @@ impl JobLimits {
 
 impl Default for JobLimits {
     fn default() -> Self {
-        let [steps, archives, small] = [STEPS, ARCHIVES, SMALL_ARCHIVES].map(Semaphore::new);
+        let [steps, archives, small] = [MAX_STEPS, MAX_ARCHIVES, MAX_SMALL_ARCHIVES].map(Semaphore::new);
         Self { steps, archives, small }
     }
 }
 
 impl ArchivePermit<'_> {
-    /// Records that the archive is small: its regular permit is released for another archive, up to a limit.
+    /// For a small archive: exchanges the regular permit for one of the extra permits, if one is free.
     pub(super) fn release_if_small(&self) {
         let mut permit = self.permit.lock();
-        if let PermitKind::Usual(_) = &*permit
+        if let PermitKind::Regular(_) = &*permit
             && let Ok(small) = self.limits.small.try_acquire()
         {
             *permit = PermitKind::Small(small);
@@ -90,91 +90,87 @@ impl<'a> RetryPolicy<'a> {
         Self { limits, clock, last_progress: AtomicU64::new(clock.now().0), urgency: Urgency::Job }
     }
 
-    /// Limits for a plan, for which a client waits: it waits for local limits only.
-    pub(super) fn of_a_plan(turns: &'a JobLimits, clock: &'a Clock) -> Self {
-        Self { urgency: Urgency::Plan, ..Self::new(turns, clock) }
+    /// The rules of a plan, for which a person waits: it waits for local limits, and never for an upstream.
+    pub(super) fn for_plan(limits: &'a JobLimits, clock: &'a Clock) -> Self {
+        Self { urgency: Urgency::Plan, ..Self::new(limits, clock) }
     }
 
     pub(super) fn urgency(&self) -> Urgency {
         self.urgency
     }
 
-    /// Runs a step within the limits, and again after each requested delay; calls `waits` before a delay.
+    /// Runs a step within the limits, and again after each requested delay; calls `on_wait` before a delay.
     pub(super) async fn run_step<'b, T, E: AsError>(
         &self,
         step: impl Fn() -> BoxFuture<'b, Result<T, E>>,
-        waits: impl Fn(),
+        on_wait: impl Fn(),
     ) -> Result<T, E> {
-        self.retry_until_done(&self.limits.steps, |_| step(), waits).await
+        self.retry_until_done(&self.limits.steps, |_| step(), on_wait).await
     }
 
     /// Runs a step that fetches an archive; the step receives its permit.
     pub(super) async fn run_archive_step<'b, T, E: AsError>(
         &self,
         step: impl Fn(Arc<ArchivePermit<'a>>) -> BoxFuture<'b, Result<T, E>>,
-        waits: impl Fn(),
+        on_wait: impl Fn(),
     ) -> Result<T, E> {
-        self.retry_until_done(&self.limits.archives, step, waits).await
+        self.retry_until_done(&self.limits.archives, step, on_wait).await
     }
 
     async fn retry_until_done<'b, T, E: AsError>(
         &self,
-        turns: &'a Semaphore,
+        permits: &'a Semaphore,
         step: impl Fn(Arc<ArchivePermit<'a>>) -> BoxFuture<'b, Result<T, E>>,
-        waits: impl Fn(),
+        on_wait: impl Fn(),
     ) -> Result<T, E> {
-        let (mut times, mut since): (u32, _) = (0, None);
+        let (mut retries, mut delayed_since): (u32, _) = (0, None);
         loop {
             // The semaphores are never closed.
-            let permit = Mutex::new(PermitKind::Usual(turns.acquire().await.ok()));
-            let taken = step(Arc::new(ArchivePermit { limits: self.limits, permit })).await;
-            let until = match taken.as_ref().err().and_then(AsError::as_error) {
-                Some(Error::HeldBack { .. }) if self.urgency == Urgency::Plan => return taken,
+            let permit = Mutex::new(PermitKind::Regular(permits.acquire().await.ok()));
+            let result = step(Arc::new(ArchivePermit { limits: self.limits, permit })).await;
+            let retry_at = match result.as_ref().err().and_then(AsError::as_error) {
+                Some(Error::HeldBack { .. }) if self.urgency == Urgency::Plan => return result,
                 Some(Error::Spared(_) | Error::Busy { .. })
-                    if self.urgency == Urgency::Plan && times >= MAX_PLAN_RETRIES =>
+                    if self.urgency == Urgency::Plan && retries >= MAX_PLAN_RETRIES =>
                 {
-                    return taken;
+                    return result;
                 }
-                Some(Error::HeldBack { subject: what, until })
-                    if !self.has_stalled(*since.get_or_insert_with(|| self.clock.now())) =>
+                Some(Error::HeldBack { subject, until })
+                    if !self.has_stalled(*delayed_since.get_or_insert_with(|| self.clock.now())) =>
                 {
-                    tracing::debug!(
-                        what,
-                        until = until.0,
-                        "a job waits, because its upstream has asked to be left alone"
-                    );
-                    times = times.saturating_add(1);
-                    let pause = LOCAL_LIMIT_PAUSE.saturating_mul(times).min(MAX_RATE_LIMIT_PAUSE);
+                    tracing::debug!(what = subject, until = until.0, "a job waits: its upstream has asked for a pause");
+                    retries = retries.saturating_add(1);
+                    let pause = LOCAL_LIMIT_PAUSE.saturating_mul(retries).min(MAX_RATE_LIMIT_PAUSE);
                     self.clock.now().after(pause).max(*until)
                 }
                 Some(Error::Spared(_) | Error::Busy { .. })
-                    if !self.has_stalled(*since.get_or_insert_with(|| self.clock.now())) =>
+                    if !self.has_stalled(*delayed_since.get_or_insert_with(|| self.clock.now())) =>
                 {
-                    times = times.saturating_add(1);
+                    retries = retries.saturating_add(1);
                     self.clock.now().after(LOCAL_LIMIT_PAUSE)
                 }
-                Some(_) => return taken,
+                Some(_) => return result,
                 None => {
                     self.last_progress.store(self.clock.now().0, Ordering::Relaxed);
-                    return taken;
+                    return result;
                 }
             };
-            waits();
-            self.wait_until(until).await;
+            on_wait();
+            self.wait_until(retry_at).await;
         }
     }
 
-    /// Returns true if nothing has arrived for so long that a step delayed `since` then should give up.
-    fn has_stalled(&self, since: Timestamp) -> bool {
-        let came_in = Timestamp(self.last_progress.load(Ordering::Relaxed));
-        self.clock.now().since(came_in.max(since)) > GIVE_UP_AFTER
+    /// Returns true if nothing has arrived for so long that a step delayed since `delayed_since` should give up.
+    fn has_stalled(&self, delayed_since: Timestamp) -> bool {
+        let last_progress = Timestamp(self.last_progress.load(Ordering::Relaxed));
+        self.clock.now().since(last_progress.max(delayed_since)) > GIVE_UP_AFTER
     }
 
-    /// Waits until `until`, and no longer than planned if the clock is set back.
+    /// Waits until the given time, and no longer than planned if the clock is set back.
     async fn wait_until(&self, until: Timestamp) {
-        let time = until.since(self.clock.now()).saturating_add(CLOCK_SLACK);
+        let max_wait = until.since(self.clock.now()).saturating_add(CLOCK_SLACK);
         // The caller checks the time again.
-        let _ = tokio::time::timeout(time, self.clock.sleep_until(until)).await;
+        let _ = tokio::time::timeout(max_wait, self.clock.sleep_until(until)).await;
     }
 }
 

@@ -8,48 +8,48 @@ use crate::clock::Timestamp;
 /// A job: `GET /admin/v1/jobs/ID`, and the answer to `POST /admin/v1/warm`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Job {
-    /// Its name in `/admin/v1/jobs/ID`.
+    /// The ID in `/admin/v1/jobs/ID`.
     pub id: String,
     /// State of the job.
     pub state: JobState,
-    /// When it was accepted, in seconds since 1970.
+    /// When the job was accepted, in seconds since 1970.
     pub started: Timestamp,
-    /// When it ended.
+    /// When the job ended, in seconds since 1970; `None` while it runs.
     pub ended: Option<Timestamp>,
     /// The order: one entry for each address, lock-file entry and folder.
     pub what: Vec<String>,
     /// The platforms, as `OS_ARCH`.
     pub platforms: Vec<String>,
-    /// Pins the packages that it stores.
+    /// True if the job pins the packages that it stores.
     pub pin: bool,
-    /// Requirements are still being resolved, and items are added.
+    /// True while requirements are being resolved: items are still added.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub resolving: bool,
-    /// Lists that upstream did not confirm during resolution.
+    /// Version lists that upstream did not confirm during resolution.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unconfirmed: Vec<String>,
-    /// Each archive. Before its version is chosen, an address stands for its versions.
+    /// One entry for each archive. Until a version is chosen, the entry has the requested address.
     pub items: Vec<JobItem>,
 }
 
-/// A job in a list: `GET /admin/v1/jobs`. Its items are only counted.
+/// A job in a list: `GET /admin/v1/jobs`. The items are only counted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobSummary {
-    /// Its name in `/admin/v1/jobs/ID`.
+    /// The ID in `/admin/v1/jobs/ID`.
     pub id: String,
-    /// When it was accepted, in seconds since 1970.
+    /// State of the job.
     pub state: JobState,
-    /// When it was taken on, in seconds since 1970.
+    /// When the job was accepted, in seconds since 1970.
     pub started: Timestamp,
-    /// When it ended, in seconds since 1970; `None` while it runs.
+    /// When the job ended, in seconds since 1970; `None` while it runs.
     pub ended: Option<Timestamp>,
     /// The order.
     pub what: Vec<String>,
     /// The platforms, as `OS_ARCH`.
     pub platforms: Vec<String>,
-    /// Pins the packages that it stores.
+    /// True if the job pins the packages that it stores.
     pub pin: bool,
-    /// Requirements are still being resolved.
+    /// True while requirements are being resolved.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub resolving: bool,
     /// Archives by state.
@@ -107,11 +107,11 @@ pub struct JobItem {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum ItemState {
-    /// Waiting.
+    /// Waits for its turn, or for an upstream.
     Waiting,
-    /// Its documents are being fetched.
+    /// The documents of the archive are being fetched.
     Resolving,
-    /// Being fetched.
+    /// The archive is being fetched.
     Fetching,
     /// Stored before the job.
     Held,

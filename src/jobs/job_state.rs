@@ -10,16 +10,16 @@ use crate::address::{Artifact, PackageRef};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 
-const MAX_ERROR: usize = 400;
+const MAX_ERROR_CHARS: usize = 400;
 /// The error of an item whose job panicked.
-const LOST: &str = "its job ended unexpectedly: larder's log says why; send the same order again";
+const PANICKED_ERROR: &str = "the job ended unexpectedly: larder's log has the reason; send the same order again";
 
 /// The package of an item, once resolved.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct ItemSubject {
     /// The package, once its version is chosen.
     pub(super) of: Option<Artifact>,
-    /// Set once the archive is stored.
+    /// Digest of the archive, once it is stored.
     pub(super) digest: Option<Digest>,
 }
 
@@ -27,11 +27,11 @@ pub(super) struct ItemSubject {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum JobEnd {
     /// All items were processed.
-    Reached,
+    Completed,
     /// The job was cancelled.
-    Stopped,
-    /// Its task panicked.
-    Lost,
+    Cancelled,
+    /// The task of the job panicked.
+    Panicked,
 }
 
 /// A job's report with the revision of each part.
@@ -41,34 +41,33 @@ pub(super) struct TrackedJob {
     pub(super) subjects: Vec<ItemSubject>,
     /// The order to resume after a restart; `None` once the job has ended.
     pub(super) warm_up: Option<Arc<WarmUp>>,
-    /// True while its record is written at its end, or if it ended before a restart.
+    /// True from the moment at which the final record is written; true at once for a job that ended before a restart.
     pub(super) is_ending: bool,
-    /// Incremented by every change.
+    /// Number of changes so far.
     pub(super) revision: u64,
-    /// The revision of the last change outside its items.
-    pub(super) head: u64,
-    /// The revision of each item's last change.
-    pub(super) items: Vec<u64>,
+    /// Revision of the last change outside the items.
+    pub(super) head_revision: u64,
+    /// Revision of each item's last change, by index.
+    pub(super) item_revisions: Vec<u64>,
 }
 
 impl TrackedJob {
     /// State of a new, resumed or finished job.
     pub(super) fn new(job: Job, subjects: Vec<ItemSubject>, warm_up: Option<Arc<WarmUp>>) -> Self {
-        let items = vec![0; job.items.len()];
+        let item_revisions = vec![0; job.items.len()];
         let is_ending = warm_up.is_none();
-        Self { job, subjects, warm_up, is_ending, revision: 0, head: 0, items }
+        Self { job, subjects, warm_up, is_ending, revision: 0, head_revision: 0, item_revisions }
     }
 
-    /// Its summary in the list of jobs.
-    pub(super) fn listed(&self) -> JobSummary {
-        let Job { id, state, started, ended, what: subjects, platforms, pin, resolving, unconfirmed: _, items } =
-            &self.job;
+    /// The summary of this job in the list of jobs.
+    pub(super) fn summary(&self) -> JobSummary {
+        let Job { id, state, started, ended, what, platforms, pin, resolving, unconfirmed: _, items } = &self.job;
         JobSummary {
             id: id.clone(),
             state: *state,
             started: *started,
             ended: *ended,
-            what: subjects.clone(),
+            what: what.clone(),
             platforms: platforms.clone(),
             pin: *pin,
             resolving: *resolving,
@@ -78,8 +77,8 @@ impl TrackedJob {
 
     /// The items with a stored archive.
     pub(super) fn stored_items(&self) -> Vec<(usize, Artifact, Digest)> {
-        let archive = self.job.items.iter().zip(&self.subjects).enumerate();
-        archive
+        let items = self.job.items.iter().zip(&self.subjects).enumerate();
+        items
             .filter(|(_, (item, _))| matches!(item.state, ItemState::Held | ItemState::Fetched))
             .filter_map(|(number, (_, item_subject))| Some((number, item_subject.of.clone()?, item_subject.digest?)))
             .collect()
@@ -89,45 +88,46 @@ impl TrackedJob {
     pub(super) fn add(&mut self, item: JobItem, item_subject: ItemSubject) {
         self.job.items.push(item);
         self.subjects.push(item_subject);
-        self.items.push(self.revision);
+        self.item_revisions.push(self.revision);
     }
 
-    /// An item, for a change.
-    pub(super) fn item(&mut self, number: usize) -> Option<(&mut JobItem, &mut ItemSubject)> {
-        *self.items.get_mut(number)? = self.revision;
+    /// An item to change; marks it as changed in this revision.
+    pub(super) fn item_mut(&mut self, number: usize) -> Option<(&mut JobItem, &mut ItemSubject)> {
+        *self.item_revisions.get_mut(number)? = self.revision;
         Some((self.job.items.get_mut(number)?, self.subjects.get_mut(number)?))
     }
 
-    /// The parts other than items, for a change.
-    pub(super) fn head(&mut self) -> &mut Job {
-        self.head = self.revision;
+    /// The job to change outside its items; marks it as changed in this revision.
+    pub(super) fn head_mut(&mut self) -> &mut Job {
+        self.head_revision = self.revision;
         &mut self.job
     }
 
     /// A copy of the state with the job ended.
-    pub(super) fn ended(&self, how: JobEnd, now: Timestamp) -> Self {
-        let (job, subjects, items) = (self.job.clone(), self.subjects.clone(), self.items.clone());
-        let mut ended = Self { job, subjects, items, warm_up: None, ..*self };
-        ended.end(how, now);
+    pub(super) fn ended_copy(&self, end: JobEnd, now: Timestamp) -> Self {
+        let (job, subjects) = (self.job.clone(), self.subjects.clone());
+        let item_revisions = self.item_revisions.clone();
+        let mut ended = Self { job, subjects, item_revisions, warm_up: None, ..*self };
+        ended.end(end, now);
         ended
     }
 
-    /// True once it has ended.
-    pub(super) fn end(&mut self, how: JobEnd, now: Timestamp) {
-        let unended: Vec<usize> =
+    /// Ends the job: its unfinished items become cancelled or failed.
+    pub(super) fn end(&mut self, end: JobEnd, now: Timestamp) {
+        let unfinished: Vec<usize> =
             (0..).zip(&self.job.items).filter(|(_, item)| !item.state.has_ended()).map(|(number, _)| number).collect();
-        for number in unended {
-            let Some((item, _)) = self.item(number) else { continue };
-            item.state = match how {
-                JobEnd::Reached | JobEnd::Stopped => ItemState::Cancelled,
-                JobEnd::Lost => ItemState::Failed { error: LOST.to_owned() },
+        for number in unfinished {
+            let Some((item, _)) = self.item_mut(number) else { continue };
+            item.state = match end {
+                JobEnd::Completed | JobEnd::Cancelled => ItemState::Cancelled,
+                JobEnd::Panicked => ItemState::Failed { error: PANICKED_ERROR.to_owned() },
             };
         }
-        let is_well = |item: &JobItem| matches!(item.state, ItemState::Held | ItemState::Fetched);
-        self.job.state = match how {
-            JobEnd::Stopped => JobState::Cancelled,
-            JobEnd::Reached if self.job.items.iter().all(is_well) => JobState::Done,
-            JobEnd::Reached | JobEnd::Lost => JobState::Failed,
+        let is_stored = |item: &JobItem| matches!(item.state, ItemState::Held | ItemState::Fetched);
+        self.job.state = match end {
+            JobEnd::Cancelled => JobState::Cancelled,
+            JobEnd::Completed if self.job.items.iter().all(is_stored) => JobState::Done,
+            JobEnd::Completed | JobEnd::Panicked => JobState::Failed,
         };
         self.job.resolving = false;
         self.job.ended = Some(now);
@@ -135,12 +135,12 @@ impl TrackedJob {
     }
 }
 
-/// A waiting item.
-pub(super) fn waiting(package: PackageRef) -> JobItem {
+/// A new item, which waits.
+pub(super) fn waiting_item(package: PackageRef) -> JobItem {
     JobItem { package, state: ItemState::Waiting, bytes: 0, size_bytes: None, unconfirmed: None }
 }
 
 /// Truncates an error to the reported length.
 pub(super) fn shortened(error: &str) -> String {
-    error.chars().take(MAX_ERROR).collect()
+    error.chars().take(MAX_ERROR_CHARS).collect()
 }

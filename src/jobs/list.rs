@@ -39,11 +39,11 @@ const MAX_LISTED: usize = 16;
 #[derive(Debug)]
 pub struct Jobs {
     mirror: Arc<Mirror>,
-    home: SharedJobState,
+    shared: SharedJobState,
     jobs: Mutex<VecDeque<Arc<RunningJob>>>,
     /// The order number of the next job.
     next_order: AtomicU64,
-    turns: Arc<JobLimits>,
+    limits: Arc<JobLimits>,
     running: TaskTracker,
 }
 
@@ -55,66 +55,66 @@ pub struct ToPin {
     /// The artifact, once its version is chosen.
     pub package: Option<Artifact>,
     /// True while its job runs and will pin it after storing it.
-    pub is_coming: bool,
+    pub is_pending: bool,
 }
 
 /// Reasons why a job was not accepted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum JobStartError {
     /// The maximum number of jobs runs already.
-    #[error("{MAX_RUNNING} jobs run, and no more may at one time: wait for one to end, or stop one")]
+    #[error("{MAX_RUNNING} jobs run already, which is the limit: wait until one ends, or cancel one")]
     TooMany,
     /// Larder is stopping.
-    #[error("larder is stopping: ask again when it is back")]
+    #[error("larder is stopping: send the request again after the restart")]
     Stopping,
-    /// No random bytes for its name.
-    #[error("the system gives no random bytes")]
+    /// The system returned no random bytes for the job's ID.
+    #[error("the system returned no random bytes for the job's ID")]
     Random,
 }
 
 impl Jobs {
     /// The jobs of one command: empty at first, and not resumed later.
     pub fn new(mirror: Arc<Mirror>, clock: Clock) -> Arc<Self> {
-        Self::over(mirror, clock, None)
+        Self::with_records(mirror, clock, None)
     }
 
     /// Loads the jobs of a serving larder, including those of earlier runs. Interrupted jobs resume on [`Jobs::resume_interrupted`].
     pub async fn of_store(mirror: Arc<Mirror>, clock: Clock, store: Arc<Store>) -> Arc<Self> {
         let records = JobRecords::of(store);
-        let mut written = records.all().await;
-        written.sort_by_key(|(_, written)| written.beginning.place);
-        let jobs = Self::over(mirror, clock, Some(records));
-        let places = written.iter().map(|(_, written)| written.beginning.place.saturating_add(1));
-        jobs.next_order.store(places.max().unwrap_or(0), Ordering::Relaxed);
-        let restored = written.into_iter().map(|(id, mut written)| {
-            Arc::new(match (written.job.state, written.warm_up.take()) {
+        let mut loaded = records.all().await;
+        loaded.sort_by_key(|(_, record)| record.beginning.place);
+        let jobs = Self::with_records(mirror, clock, Some(records));
+        let orders = loaded.iter().map(|(_, record)| record.beginning.place.saturating_add(1));
+        jobs.next_order.store(orders.max().unwrap_or(0), Ordering::Relaxed);
+        let restored = loaded.into_iter().map(|(id, mut record)| {
+            Arc::new(match (record.job.state, record.warm_up.take()) {
                 (JobState::Running, Some(mut warm_up)) => {
-                    warm_up.pin = written.job.pin;
-                    RunningJob::new(id, Arc::new(warm_up), written.beginning, &jobs.home)
+                    warm_up.pin = record.job.pin;
+                    RunningJob::new(id, Arc::new(warm_up), record.beginning, &jobs.shared)
                 }
                 (JobState::Running, None) => {
-                    written.job.state = JobState::Failed;
-                    RunningJob::ended(id, written, &jobs.home)
+                    record.job.state = JobState::Failed;
+                    RunningJob::ended(id, record, &jobs.shared)
                 }
-                _ => RunningJob::ended(id, written, &jobs.home),
+                _ => RunningJob::ended(id, record, &jobs.shared),
             })
         });
         jobs.jobs.lock().extend(restored);
         jobs
     }
 
-    fn over(mirror: Arc<Mirror>, clock: Clock, records: Option<JobRecords>) -> Arc<Self> {
+    fn with_records(mirror: Arc<Mirror>, clock: Clock, records: Option<JobRecords>) -> Arc<Self> {
         Arc::new(Self {
             mirror,
-            home: SharedJobState {
+            shared: SharedJobState {
                 records,
                 clock,
-                stops: CancellationToken::new(),
-                one_ended: Arc::new(Notify::new()),
+                shutdown: CancellationToken::new(),
+                job_ended: Arc::new(Notify::new()),
             },
             jobs: Mutex::default(),
             next_order: AtomicU64::new(0),
-            turns: Arc::default(),
+            limits: Arc::default(),
             running: TaskTracker::new(),
         })
     }
@@ -124,18 +124,19 @@ impl Jobs {
     pub fn resume_interrupted(&self) {
         let mut jobs = self.jobs.lock();
         if self.mirror.connectivity() == Connectivity::Offline {
-            let is_no_more = |under: &Arc<RunningJob>| under.beginning.recurs.is_some() && !under.has_ended();
-            let forgotten = jobs.iter().filter(|under| is_no_more(under)).map(|under| under.id).collect();
-            jobs.retain(|under| !is_no_more(under));
-            if let Some(records) = self.home.records.clone() {
+            let is_dropped = |job: &Arc<RunningJob>| job.beginning.recurs.is_some() && !job.has_ended();
+            let forgotten = jobs.iter().filter(|job| is_dropped(job)).map(|job| job.id).collect();
+            jobs.retain(|job| !is_dropped(job));
+            if let Some(records) = self.shared.records.clone() {
                 self.running.spawn(async move { records.forget(forgotten).await });
             }
         }
-        let interrupted: Vec<_> = jobs.iter().filter_map(|under| Some((Arc::clone(under), under.to_do()?))).collect();
+        let interrupted: Vec<_> =
+            jobs.iter().filter_map(|job| Some((Arc::clone(job), job.pending_warm_up()?))).collect();
         drop(jobs);
-        for (under, warm_up) in interrupted {
-            tracing::info!(job = %under.id, "a warm-up resumes after a restart");
-            self.running.spawn(self.run_warm_up(under, warm_up));
+        for (job, warm_up) in interrupted {
+            tracing::info!(job = %job.id, "a warm-up resumes after a restart");
+            self.running.spawn(self.run_warm_up(job, warm_up));
         }
     }
 
@@ -144,19 +145,19 @@ impl Jobs {
     /// # Errors
     /// [`JobStartError`].
     pub async fn start(&self, warm_up: WarmUp) -> Result<(JobId, Job), JobStartError> {
-        let under = self.begin(warm_up, None).await?;
-        Ok((under.id, under.job()))
+        let job = self.begin(warm_up, None).await?;
+        Ok((job.id, job.report()))
     }
 
     /// Waits until a run of a recurring job may begin.
     pub(super) async fn until_recurring_slot(&self) {
         loop {
             // Registered before the check, so that a job that ends after it is not missed.
-            let one_ended = self.home.one_ended.notified();
+            let job_ended = self.shared.job_ended.notified();
             if running(&self.jobs.lock()) < MAX_RUNNING_FOR_RECURRING {
                 return;
             }
-            one_ended.await;
+            job_ended.await;
         }
     }
 
@@ -168,78 +169,78 @@ impl Jobs {
     ) -> Result<Arc<RunningJob>, JobStartError> {
         let id = JobId::random().ok_or(JobStartError::Random)?;
         let warm_up = Arc::new(warm_up);
-        let (started, place) = (self.home.clock.now(), self.next_order.fetch_add(1, Ordering::Relaxed));
+        let (started, place) = (self.shared.clock.now(), self.next_order.fetch_add(1, Ordering::Relaxed));
         let beginning = JobOrigin { started, place, recurs };
-        let under = Arc::new(RunningJob::new(id, Arc::clone(&warm_up), beginning, &self.home));
-        let (forgotten, runs) = self.put_on_list(&under)?;
+        let job = Arc::new(RunningJob::new(id, Arc::clone(&warm_up), beginning, &self.shared));
+        let (forgotten, task_token) = self.add_to_list(&job)?;
         let (sender, written) = oneshot::channel();
-        let (to_write, records, work) =
-            (Arc::clone(&under), self.home.records.clone(), self.run_warm_up(Arc::clone(&under), warm_up));
+        let (recorded_job, records, work) =
+            (Arc::clone(&job), self.shared.records.clone(), self.run_warm_up(Arc::clone(&job), warm_up));
         // The client may disconnect meanwhile.
         self.running.spawn(async move {
             if let Some(records) = records.filter(|_| !forgotten.is_empty()) {
                 records.forget(forgotten).await;
             }
-            to_write.write().await;
+            recorded_job.write().await;
             let _ = sender.send(());
             work.await;
-            drop(runs);
+            drop(task_token);
         });
-        // It ends early only when larder stops.
+        // The channel closes without a message only when larder stops.
         let _ = written.await;
-        Ok(under)
+        Ok(job)
     }
 
     /// Adds a job to the list, so that a stop waits for it; returns the jobs that were dropped from the list.
-    fn put_on_list(&self, under: &Arc<RunningJob>) -> Result<(Vec<JobId>, TaskTrackerToken), JobStartError> {
+    fn add_to_list(&self, job: &Arc<RunningJob>) -> Result<(Vec<JobId>, TaskTrackerToken), JobStartError> {
         let mut jobs = self.jobs.lock();
-        if self.home.stops.is_cancelled() {
+        if self.shared.shutdown.is_cancelled() {
             return Err(JobStartError::Stopping);
         }
-        let recurs = &under.beginning.recurs;
-        let most = if recurs.is_some() { MAX_RUNNING_FOR_RECURRING } else { MAX_RUNNING };
-        if running(&jobs) >= most {
+        let recurs = &job.beginning.recurs;
+        let max_running = if recurs.is_some() { MAX_RUNNING_FOR_RECURRING } else { MAX_RUNNING };
+        if running(&jobs) >= max_running {
             return Err(JobStartError::TooMany);
         }
         let mut forgotten = Vec::new();
-        let is_run_before = |other: &Arc<RunningJob>| recurs.is_some() && other.beginning.recurs == *recurs;
-        while let Some(before) = jobs.iter().position(|other| is_run_before(other) && other.has_ended()) {
-            forgotten.extend(jobs.remove(before).map(|under| under.id));
+        let is_previous_run = |other: &Arc<RunningJob>| recurs.is_some() && other.beginning.recurs == *recurs;
+        while let Some(previous) = jobs.iter().position(|other| is_previous_run(other) && other.has_ended()) {
+            forgotten.extend(jobs.remove(previous).map(|job| job.id));
         }
         while jobs.len() >= MAX_LISTED {
-            let Some(oldest) = jobs.iter().position(|under| under.has_ended()) else { break };
-            forgotten.extend(jobs.remove(oldest).map(|under| under.id));
+            let Some(oldest) = jobs.iter().position(|job| job.has_ended()) else { break };
+            forgotten.extend(jobs.remove(oldest).map(|job| job.id));
         }
-        jobs.push_back(Arc::clone(under));
+        jobs.push_back(Arc::clone(job));
         Ok((forgotten, self.running.token()))
     }
 
-    /// The work of one job.
-    fn run_warm_up(&self, under: Arc<RunningJob>, warm_up: Arc<WarmUp>) -> impl Future<Output = ()> + Send + 'static {
-        let (mirror, clock, turns) = (Arc::clone(&self.mirror), self.home.clock.clone(), Arc::clone(&self.turns));
+    /// Runs the work of one job, and records its end.
+    fn run_warm_up(&self, job: Arc<RunningJob>, warm_up: Arc<WarmUp>) -> impl Future<Output = ()> + Send + 'static {
+        let (mirror, clock, limits) = (Arc::clone(&self.mirror), self.shared.clock.clone(), Arc::clone(&self.limits));
         async move {
-            let job = &under;
+            let job = &job;
             tracing::info!(job = %job.id, items = job.len(), pin = job.pins(), "a warm-up begins");
-            let work = warming::run(&mirror, &clock, &turns, job, &warm_up);
-            let how = match AssertUnwindSafe(job.stop.run_until_cancelled(work)).catch_unwind().await {
-                Ok(Some(())) => JobEnd::Reached,
+            let work = warming::run(&mirror, &clock, &limits, job, &warm_up);
+            let end = match AssertUnwindSafe(job.stop.run_until_cancelled(work)).catch_unwind().await {
+                Ok(Some(())) => JobEnd::Completed,
                 // The job resumes at the next start.
                 Ok(None) if job.is_interrupted() => return,
-                Ok(None) => JobEnd::Stopped,
-                Err(_) => JobEnd::Lost,
+                Ok(None) => JobEnd::Cancelled,
+                Err(_) => JobEnd::Panicked,
             };
-            job.end(how).await;
+            job.end(end).await;
         }
     }
 
     /// Reports on every job in the list, newest first, without items.
     pub fn all(&self) -> Vec<JobSummary> {
-        self.jobs.lock().iter().rev().map(|under| under.listed()).collect()
+        self.jobs.lock().iter().rev().map(|job| job.summary()).collect()
     }
 
     /// The report of one job; `None` for an unknown or dropped one.
     pub fn report(&self, id: JobId) -> Option<Job> {
-        Some(self.find(id)?.job())
+        Some(self.find(id)?.report())
     }
 
     /// The stored archives of a job; `None` if there is no such job.
@@ -256,10 +257,10 @@ impl Jobs {
     /// Cancels a job unless it has ended, and returns its report. Stored packages stay. A running download continues,
     /// as for any client that leaves.
     pub async fn cancel(&self, id: JobId) -> Option<Job> {
-        let under = self.find(id)?;
-        under.stop.cancel();
-        under.end(JobEnd::Stopped).await;
-        Some(under.job())
+        let job = self.find(id)?;
+        job.stop.cancel();
+        job.end(JobEnd::Cancelled).await;
+        Some(job.report())
     }
 
     /// The packages of a job to pin or unpin now. For a running job the setting also applies to packages that it still
@@ -271,36 +272,36 @@ impl Jobs {
     /// Stops all jobs and accepts no more. The jobs of a serving larder resume at its next start.
     pub async fn stop(&self) {
         {
-            // Waits for a job that is being added.
-            let _kept = self.jobs.lock();
-            self.home.stops.cancel();
+            // The lock waits for a job that is being added.
+            let _jobs = self.jobs.lock();
+            self.shared.shutdown.cancel();
         }
         self.running.close();
         self.running.wait().await;
     }
 
     /// The unfinished run of a recurring job.
-    pub(super) fn run_of(&self, recurs: &str) -> Option<Arc<RunningJob>> {
+    pub(super) fn unfinished_run(&self, recurs: &str) -> Option<Arc<RunningJob>> {
         let jobs = self.jobs.lock();
-        jobs.iter().rev().find(|under| under.beginning.recurs.as_deref() == Some(recurs) && !under.has_ended()).cloned()
+        jobs.iter().rev().find(|job| job.beginning.recurs.as_deref() == Some(recurs) && !job.has_ended()).cloned()
     }
 
     /// The finished run of a recurring job, while it is in the list.
-    pub(super) fn ended_run_of(&self, recurs: &str) -> Option<JobSummary> {
+    pub(super) fn finished_run(&self, recurs: &str) -> Option<JobSummary> {
         let jobs = self.jobs.lock();
-        let ended = |under: &&Arc<RunningJob>| under.beginning.recurs.as_deref() == Some(recurs) && under.has_ended();
-        jobs.iter().rev().find(ended).map(|under| under.listed())
+        let ended = |job: &&Arc<RunningJob>| job.beginning.recurs.as_deref() == Some(recurs) && job.has_ended();
+        jobs.iter().rev().find(ended).map(|job| job.summary())
     }
 
     pub(super) fn records(&self) -> Option<&JobRecords> {
-        self.home.records.as_ref()
+        self.shared.records.as_ref()
     }
 
     fn find(&self, id: JobId) -> Option<Arc<RunningJob>> {
-        self.jobs.lock().iter().find(|under| under.id == id).cloned()
+        self.jobs.lock().iter().find(|job| job.id == id).cloned()
     }
 }
 
 fn running(jobs: &VecDeque<Arc<RunningJob>>) -> usize {
-    jobs.iter().filter(|under| !under.has_ended()).count()
+    jobs.iter().filter(|job| !job.has_ended()).count()
 }

@@ -11,20 +11,20 @@ pub(super) enum LockMismatch {
     #[error(transparent)]
     Mirror(#[from] Error),
     #[error(
-        "{package}: none of the {locked} hashes in the lock file fits its verified archive ({proven}), so a client would refuse it: lock it again with `terraform providers lock -platform={}`, or find out why it differs", .package.platform
+        "{package}: none of the {locked} hashes in the lock file matches the verified archive ({archive_hash}), so a client would refuse the archive: run `terraform providers lock -platform={}` again, or find out why the hashes differ", .package.platform
     )]
-    LockedToAnother { package: Package, locked: usize, proven: String },
+    HashMismatch { package: Package, locked: usize, archive_hash: String },
 }
 
 /// Result of comparing an archive with a lock file's hashes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LockFit {
-    /// One of them matches, or there are none.
-    Its,
-    /// Its `h1:`, which is not known yet, may match.
-    ItsPackageHashTells,
-    /// None of them can match.
-    None,
+    /// One of the hashes matches, or the lock file has no hashes.
+    Matches,
+    /// No `zh:` hash matches. The archive's `h1:`, which is not computed yet, may match one.
+    NeedsPackageHash,
+    /// No hash can match.
+    Mismatch,
 }
 
 impl LockFit {
@@ -34,35 +34,35 @@ impl LockFit {
         if !locked.iter().any(|hash| hash.starts_with("zh:") || hash.starts_with("h1:"))
             || locked.contains(&digest.zh())
         {
-            Self::Its
+            Self::Matches
         } else if locked.iter().any(|hash| is_package_hash(&hash)) {
-            Self::ItsPackageHashTells
+            Self::NeedsPackageHash
         } else {
-            Self::None
+            Self::Mismatch
         }
     }
 
     /// Compares several lock files: an archive must match each of them.
     pub(super) fn of_all(lists: &[Vec<String>], digest: Digest) -> Self {
         let each = || lists.iter().map(|locked| Self::of(locked, digest));
-        if each().any(|fit| fit == Self::None) {
-            Self::None
-        } else if each().any(|fit| fit == Self::ItsPackageHashTells) {
-            Self::ItsPackageHashTells
+        if each().any(|fit| fit == Self::Mismatch) {
+            Self::Mismatch
+        } else if each().any(|fit| fit == Self::NeedsPackageHash) {
+            Self::NeedsPackageHash
         } else {
-            Self::Its
+            Self::Matches
         }
     }
 }
 
-/// Checks that every list which needs the package hash contains this one.
-pub(super) fn all_have(lists: &[Vec<String>], digest: Digest, hash: &String) -> bool {
-    lists.iter().all(|locked| LockFit::of(locked, digest) == LockFit::Its || locked.contains(hash))
+/// Returns true if each list accepts the archive: by its `zh:`, or else by this `h1:`.
+pub(super) fn all_lists_accept(lists: &[Vec<String>], digest: Digest, package_hash: &String) -> bool {
+    lists.iter().all(|locked| LockFit::of(locked, digest) == LockFit::Matches || locked.contains(package_hash))
 }
 
 impl LockMismatch {
-    pub(super) fn locked_to_another(package: &Package, locked: &[String], proven: String) -> Self {
-        Self::LockedToAnother { package: package.clone(), locked: locked.len(), proven }
+    pub(super) fn hash_mismatch(package: &Package, locked: &[String], archive_hash: String) -> Self {
+        Self::HashMismatch { package: package.clone(), locked: locked.len(), archive_hash }
     }
 }
 
@@ -70,7 +70,7 @@ impl AsError for LockMismatch {
     fn as_error(&self) -> Option<&Error> {
         match self {
             Self::Mirror(error) => Some(error),
-            Self::LockedToAnother { .. } => None,
+            Self::HashMismatch { .. } => None,
         }
     }
 }

@@ -30,16 +30,18 @@ pub use self::plan::{Installs, Plan, PlanError, PlanState, Planned, Sums, plan};
 pub use self::recurring::{LastRun, Recurring, RecurringState};
 pub use self::warm::WarmUp;
 
-const EVERY: Duration = Duration::from_secs(3600);
+const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(3600);
+const SCRUB_RETRY_PAUSE: Duration = Duration::from_secs(3600);
 const MAX_SCRUB_PAUSE: Duration = Duration::from_secs(24 * 3600);
 
-/// Completes work that an earlier run left, then sweeps leftovers every hour. Stops when dropped.
+/// Computes the `h1` hashes that an earlier run did not finish, then removes leftover files every hour. Stops when
+/// dropped.
 pub async fn run_housekeeping(mirror: Arc<Mirror>, clock: Clock) {
     if let Err(error) = mirror.complete_hashes().await {
         tracing::error!(%error, "the h1 hashes of an earlier run could not be completed");
     }
     loop {
-        tokio::time::sleep(EVERY).await;
+        tokio::time::sleep(HOUSEKEEPING_INTERVAL).await;
         if let Err(error) = mirror.sweep(clock.now()).await {
             tracing::error!(%error, "leftovers could not be swept");
         }
@@ -54,8 +56,8 @@ pub async fn scrub(mirror: Arc<Mirror>, clock: Clock, every: Duration) {
         let next = match mirror.scrub(every, &call).await {
             Ok(next) => next,
             Err(error) => {
-                tracing::error!(%error, "the scrub could not read everything that is due; it tries again in an hour");
-                clock.now().after(EVERY)
+                tracing::error!(%error, "the scrub could not read every archive that is due; the next attempt is in an hour");
+                clock.now().after(SCRUB_RETRY_PAUSE)
             }
         };
         // After a change of the clock, the due time may have moved.

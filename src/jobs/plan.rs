@@ -1,6 +1,6 @@
 //! Plans: will `init` work offline? Compares the requirements of an order with the store: what is stored, what must be
 //! fetched, what is unavailable. It fetches no provider archive. It fetches modules, because only their contents say
-//! what they call; they stay stored.
+//! which further modules they call; fetched modules stay stored.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 use super::availability::ItemAvailability;
 use super::job_limits::{AsError, JobLimits, RetryPolicy};
-use super::lockfile_targets::{LockFit, LockMismatch, all_have};
+use super::lockfile_targets::{LockFit, LockMismatch, all_lists_accept};
 use super::registries::{MirrorRegistries, ResolveFindings};
 use super::warm::MAX_ITEMS;
 use crate::address::{Artifact, ModulePackage, Package, PackageRef, PackageSelector, Versions};
@@ -22,27 +22,28 @@ use crate::error::Error;
 use crate::mirror::{Mirror, StoredArchive, WarmedDocument};
 use crate::requirements::{self, Order, OrderEntry, RequiredArchive, ResolvedRequirements, UnavailableItem};
 
-/// Upstream requests at a time, for one plan.
-const TURNS: usize = 8;
-const TO_BE_BROUGHT: &str =
-    "this mirror is offline: it must be brought (outside: larder bundle create --for the same words)";
-/// A note, given once for all versions chosen from a list while offline.
-const MAY_BE_OLD: &str = "this mirror is offline: there may be newer versions than it knows";
-/// A note for an archive that cannot be compared with its lock-file hashes before it is fetched.
-const KNOWN_ONCE_FETCHED: &str = "the lock file has no hash by which it can be known before it is fetched";
+/// Concurrent steps of one plan, each with at most one upstream request.
+const CONCURRENT_STEPS: usize = 8;
+/// Note for an item that an offline larder cannot fetch.
+const NEEDS_BUNDLE_NOTE: &str = "this mirror is offline: bring it in a bundle (on an online larder: `larder bundle create` with the same arguments)";
+/// Note for a plan made offline: its versions were chosen from stored lists.
+const MAYBE_OUTDATED_NOTE: &str = "this mirror is offline: there may be newer versions than its stored lists have";
+/// Note for an archive that cannot be compared with its lock-file hashes before it is fetched.
+const UNCHECKED_UNTIL_FETCHED_NOTE: &str =
+    "no zh hash of the lock file matches; its h1 hashes can be checked only after the archive is fetched";
 /// Plans that run at a time.
-static PLANS: Semaphore = Semaphore::const_new(4);
+static RUNNING_PLANS: Semaphore = Semaphore::const_new(4);
 /// Plans that run or wait: each may hold a whole order in memory.
-static PLACES: Semaphore = Semaphore::const_new(16);
+static ADMITTED_PLANS: Semaphore = Semaphore::const_new(16);
 /// The longest wait for other plans.
-const WAITS: Duration = Duration::from_secs(60);
+const QUEUE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The result of a plan: the answer to `POST /admin/v1/plan`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
-    /// Everything is stored, and installs by every route.
+    /// True if everything is stored and installs by every route.
     pub ready: bool,
-    /// This larder is offline: missing packages must be brought in a bundle.
+    /// True if this larder is offline: only a bundle can bring missing packages.
     pub offline: bool,
     /// Counts by state.
     pub sums: Sums,
@@ -58,14 +59,14 @@ pub struct Plan {
 pub struct Sums {
     /// Stored archives.
     pub have: u64,
-    /// Their bytes.
+    /// Bytes of the stored archives.
     pub have_bytes: u64,
     /// Stored archives that install through the network mirror only.
     #[serde(default)]
     pub network_mirror_only: u64,
     /// Archives to be fetched.
     pub need: u64,
-    /// Their bytes, as far as the sizes are known.
+    /// Bytes of the archives to be fetched, as far as the sizes are known.
     pub need_bytes: u64,
     /// Archives to be fetched whose size is unknown.
     pub need_unknown: u64,
@@ -82,7 +83,7 @@ pub struct Planned {
     /// The archive, or the unavailable item.
     #[serde(flatten)]
     pub package: PackageRef,
-    /// Its state.
+    /// State of the item.
     #[serde(flatten)]
     pub state: PlanState,
     /// The requirements that name it: an address, a lock file, or a file with its line.
@@ -95,7 +96,7 @@ pub struct Planned {
 pub enum PlanState {
     /// Stored, with all its documents.
     Have {
-        /// The size of its archive, in bytes.
+        /// Size of the archive, in bytes.
         size_bytes: u64,
         /// The routes by which it installs.
         #[serde(default, skip_serializing_if = "Installs::is_any_way")]
@@ -142,10 +143,10 @@ impl Installs {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
     /// Too many plans run already.
-    #[error("as many plans are made as may be at one time: ask again in a moment")]
+    #[error("too many plans run at this moment: send the request again shortly")]
     Busy,
     /// The order exceeds the limit of items.
-    #[error("that is about {0} archives; one plan can be about {MAX_ITEMS}: name fewer folders or platforms")]
+    #[error("the order has about {0} archives; the limit of one plan is {MAX_ITEMS}: name fewer folders or platforms")]
     TooMany(usize),
 }
 
@@ -154,24 +155,24 @@ pub enum PlanError {
 /// # Errors
 /// [`PlanError`].
 pub async fn plan(mirror: &Arc<Mirror>, clock: &Clock, order: &Order) -> Result<Plan, PlanError> {
-    let _place = PLACES.try_acquire().map_err(|_| PlanError::Busy)?;
-    let _turn = timeout(WAITS, PLANS.acquire()).await.map_err(|_| PlanError::Busy)?;
-    let turns = JobLimits::of(TURNS);
-    let retry_policy = RetryPolicy::of_a_plan(&turns, clock);
+    let _admission = ADMITTED_PLANS.try_acquire().map_err(|_| PlanError::Busy)?;
+    let _permit = timeout(QUEUE_TIMEOUT, RUNNING_PLANS.acquire()).await.map_err(|_| PlanError::Busy)?;
+    let limits = JobLimits::with_permits(CONCURRENT_STEPS);
+    let retry_policy = RetryPolicy::for_plan(&limits, clock);
     let registries = MirrorRegistries::new(mirror, clock, &retry_policy);
     let ResolvedRequirements { archives, cannot } = requirements::resolve(order, &registries).await;
     if archives.len() + cannot.len() > MAX_ITEMS {
         return Err(PlanError::TooMany(archives.len() + cannot.len()));
     }
     let findings = registries.findings();
-    let planning = Planner { mirror, clock, retry_policy: &retry_policy };
-    let looked = join_all(archives.iter().map(|wanted| planning.check_archive(wanted)).collect::<Vec<_>>()).await;
-    let (mut items, notes): (Vec<Planned>, Vec<Option<String>>) = looked.into_iter().unzip();
-    let cannot: Vec<Planned> = cannot.into_iter().map(|cannot| findings.line_of(cannot)).collect();
-    // An unreadable module has its reason already, and is not listed again as needed.
-    let reported: BTreeSet<&PackageRef> = cannot.iter().map(|line| &line.package).collect();
+    let planner = Planner { mirror, clock, retry_policy: &retry_policy };
+    let checked = join_all(archives.iter().map(|required| planner.check_archive(required)).collect::<Vec<_>>()).await;
+    let (mut items, notes): (Vec<Planned>, Vec<Option<String>>) = checked.into_iter().unzip();
+    let unavailable: Vec<Planned> = cannot.into_iter().map(|item| findings.planned_unavailable(item)).collect();
+    // An unreadable module is listed with its reason, and not again as needed.
+    let reported: BTreeSet<&PackageRef> = unavailable.iter().map(|item| &item.package).collect();
     items.retain(|item| item.package.platform.is_some() || !reported.contains(&item.package));
-    items.extend(cannot);
+    items.extend(unavailable);
     let mut unconfirmed: Vec<String> =
         findings.unconfirmed.iter().cloned().chain(notes.into_iter().flatten()).collect();
     unconfirmed.sort();
@@ -179,14 +180,14 @@ pub async fn plan(mirror: &Arc<Mirror>, clock: &Clock, order: &Order) -> Result<
     let sums = Sums::of(&items);
     let offline = mirror.connectivity() == crate::mirror::Connectivity::Offline;
     if offline && !unconfirmed.is_empty() {
-        unconfirmed = if names_versions(order) { Vec::new() } else { vec![MAY_BE_OLD.to_owned()] };
+        unconfirmed = if names_exact_versions(order) { Vec::new() } else { vec![MAYBE_OUTDATED_NOTE.to_owned()] };
     }
-    let lacking = sums.need + sums.cannot + sums.unknown + sums.network_mirror_only;
-    Ok(Plan { ready: lacking == 0, offline, sums, items, unconfirmed })
+    let not_ready = sums.need + sums.cannot + sums.unknown + sums.network_mirror_only;
+    Ok(Plan { ready: not_ready == 0, offline, sums, items, unconfirmed })
 }
 
 /// Returns true if the order names exact versions, so that a newer version changes nothing.
-fn names_versions(order: &Order) -> bool {
+fn names_exact_versions(order: &Order) -> bool {
     order.given.iter().all(|given| match given {
         OrderEntry::Address { what: PackageSelector::Provider(selection), .. } => {
             matches!(selection.versions, Versions::Exactly(_))
@@ -223,20 +224,20 @@ impl Sums {
 }
 
 impl ResolveFindings {
-    /// The line of an unavailable item.
-    fn line_of(&self, UnavailableItem { subject, reason, required_by }: UnavailableItem) -> Planned {
+    /// The plan's entry for an unavailable item.
+    fn planned_unavailable(&self, UnavailableItem { subject, reason, required_by }: UnavailableItem) -> Planned {
         let address = subject.split('@').next().unwrap_or_default();
-        let outlook = self.outlooks.get(&subject).or_else(|| self.outlooks.get(address));
-        let state = state_of(outlook.copied().unwrap_or(ItemAvailability::Never), reason);
+        let availability = self.availability.get(&subject).or_else(|| self.availability.get(address));
+        let state = state_of(availability.copied().unwrap_or(ItemAvailability::Unavailable), reason);
         Planned { package: PackageRef::requested(&subject), state, by: required_by }
     }
 }
 
-fn state_of(outlook: ItemAvailability, reason: String) -> PlanState {
-    match outlook {
-        ItemAvailability::ToBeBrought => PlanState::Need { size_bytes: None, note: Some(TO_BE_BROUGHT.to_owned()) },
+fn state_of(availability: ItemAvailability, reason: String) -> PlanState {
+    match availability {
+        ItemAvailability::NeedsBundle => PlanState::Need { size_bytes: None, note: Some(NEEDS_BUNDLE_NOTE.to_owned()) },
         ItemAvailability::Unknown => PlanState::Unknown { why: reason },
-        ItemAvailability::Never => PlanState::Cannot { why: reason },
+        ItemAvailability::Unavailable => PlanState::Cannot { why: reason },
     }
 }
 
@@ -248,33 +249,35 @@ struct Planner<'a> {
 
 impl Planner<'_> {
     /// Checks one archive. Also returns the unconfirmed lists.
-    async fn check_archive(&self, wanted: &RequiredArchive) -> (Planned, Option<String>) {
-        let looked = match &wanted.artifact {
-            Artifact::Provider(package) => self.provider(package, &wanted.hashes).await.map_err(|error| {
-                let outlook = error.as_error().map_or(ItemAvailability::Never, ItemAvailability::of_a_document);
-                state_of(outlook, error.to_string())
+    async fn check_archive(&self, required: &RequiredArchive) -> (Planned, Option<String>) {
+        let checked = match &required.artifact {
+            Artifact::Provider(package) => self.check_provider(package, &required.hashes).await.map_err(|error| {
+                let availability =
+                    error.as_error().map_or(ItemAvailability::Unavailable, ItemAvailability::after_document_error);
+                state_of(availability, error.to_string())
             }),
-            Artifact::Module(package) => {
-                self.module(package).await.map_err(|error| state_of(ItemAvailability::of(&error), error.to_string()))
-            }
+            Artifact::Module(package) => self
+                .check_module(package)
+                .await
+                .map_err(|error| state_of(ItemAvailability::after_error(&error), error.to_string())),
         };
-        let (state, unconfirmed) = looked.unwrap_or_else(|state| (state, None));
-        (Planned { package: (&wanted.artifact).into(), state, by: wanted.required_by.clone() }, unconfirmed)
+        let (state, unconfirmed) = checked.unwrap_or_else(|state| (state, None));
+        (Planned { package: (&required.artifact).into(), state, by: required.required_by.clone() }, unconfirmed)
     }
 
-    async fn provider(
+    async fn check_provider(
         &self,
         package: &Package,
         locked: &[Vec<String>],
     ) -> Result<(PlanState, Option<String>), LockMismatch> {
-        let set = || -> BoxFuture<'_, _> {
+        let resolve = || -> BoxFuture<'_, _> {
             Box::pin(self.mirror.warm_set(package, self.retry_policy.urgency(), self.clock.now()))
         };
-        let WarmedDocument { value: set, unconfirmed } = self.retry_policy.run_step(set, || {}).await?;
-        let digest = set.document.shasum;
+        let WarmedDocument { value: proof_set, unconfirmed } = self.retry_policy.run_step(resolve, || {}).await?;
+        let digest = proof_set.document.shasum;
         let fit = LockFit::of_all(locked, digest);
-        if fit == LockFit::None {
-            return Err(LockMismatch::locked_to_another(package, &locked.concat(), digest.zh()));
+        if fit == LockFit::Mismatch {
+            return Err(LockMismatch::hash_mismatch(package, &locked.concat(), digest.zh()));
         }
         let archive = match self.mirror.is_installable(package, digest).await? {
             true => self.mirror.stored_archive(package, digest).await?,
@@ -282,18 +285,18 @@ impl Planner<'_> {
         };
         let Some(archive) = self.verified_archive(package.into(), archive).await? else {
             let size = || -> BoxFuture<'_, Result<_, Error>> {
-                Box::pin(async { Ok(self.mirror.announced_size(package, &set, self.clock.now()).await) })
+                Box::pin(async { Ok(self.mirror.announced_size(package, &proof_set, self.clock.now()).await) })
             };
             let size_bytes = self.retry_policy.run_step(size, || {}).await?;
-            let note = (fit == LockFit::ItsPackageHashTells).then(|| KNOWN_ONCE_FETCHED.to_owned());
+            let note = (fit == LockFit::NeedsPackageHash).then(|| UNCHECKED_UNTIL_FETCHED_NOTE.to_owned());
             return Ok((PlanState::Need { size_bytes, note }, unconfirmed));
         };
-        if fit == LockFit::ItsPackageHashTells {
+        if fit == LockFit::NeedsPackageHash {
             match self.mirror.package_hash(package, digest).await? {
-                Some(hash) if all_have(locked, digest, &hash) => {}
+                Some(hash) if all_lists_accept(locked, digest, &hash) => {}
                 hash => {
-                    let proven = hash.unwrap_or_else(|| digest.zh());
-                    return Err(LockMismatch::locked_to_another(package, &locked.concat(), proven));
+                    let archive_hash = hash.unwrap_or_else(|| digest.zh());
+                    return Err(LockMismatch::hash_mismatch(package, &locked.concat(), archive_hash));
                 }
             }
         }
@@ -315,11 +318,11 @@ impl Planner<'_> {
     }
 
     /// Checks a module. A module that was fetched for its calls counts as stored.
-    async fn module(&self, package: &ModulePackage) -> Result<(PlanState, Option<String>), Error> {
-        let look = || -> BoxFuture<'_, _> {
+    async fn check_module(&self, package: &ModulePackage) -> Result<(PlanState, Option<String>), Error> {
+        let find = || -> BoxFuture<'_, _> {
             Box::pin(self.mirror.warmed_module(package, self.retry_policy.urgency(), self.clock.now()))
         };
-        let WarmedDocument { value, unconfirmed } = self.retry_policy.run_step(look, || {}).await?;
+        let WarmedDocument { value, unconfirmed } = self.retry_policy.run_step(find, || {}).await?;
         let archive = match value {
             Some(archive) if self.mirror.is_module_installable(package, archive.digest).await? => Some(archive),
             Some(_) | None => None,

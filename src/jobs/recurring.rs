@@ -1,5 +1,5 @@
 //! Recurring warm-ups (`[[warm]]`): at the start unless the last run was recent, and then once in each interval. A
-//! failed one is retried sooner.
+//! failed run is retried sooner.
 
 mod last;
 mod order;
@@ -27,7 +27,7 @@ use crate::store::Store;
 use crate::supervisor::{Supervisor, Task};
 
 /// The shortest delay of a retry.
-pub(super) const TRIES_AGAIN_AFTER: Duration = Duration::from_secs(5 * 60);
+pub(super) const MIN_RETRY_DELAY: Duration = Duration::from_secs(5 * 60);
 
 /// The recurring warm-ups of one larder.
 #[derive(Debug)]
@@ -35,12 +35,12 @@ pub struct Recurring {
     jobs: Arc<Jobs>,
     clock: Clock,
     supervisor: Supervisor,
-    in_force: watch::Sender<Arc<ConfiguredJobs>>,
-    last: Mutex<LastRuns>,
+    configured: watch::Sender<Arc<ConfiguredJobs>>,
+    last_runs: Mutex<LastRuns>,
     /// Locked while the records are written.
-    writing: tokio::sync::Mutex<()>,
-    /// Locked by the run that waits for a place among the jobs.
-    beginning: tokio::sync::Mutex<()>,
+    write_lock: tokio::sync::Mutex<()>,
+    /// Locked by the run that waits for a free slot.
+    start_lock: tokio::sync::Mutex<()>,
 }
 
 /// The recurring jobs of the current configuration.
@@ -61,61 +61,62 @@ impl ConfiguredJobs {
 impl Recurring {
     /// Creates the recurring jobs of a configuration, with their recorded runs.
     pub async fn new(jobs: Arc<Jobs>, clock: Clock, config: &Config, supervisor: Supervisor) -> Arc<Self> {
-        let last = match jobs.records() {
+        let last_runs = match jobs.records() {
             Some(records) => records.recurring().await,
             None => LastRuns::default(),
         };
-        let in_force = watch::Sender::new(ConfiguredJobs::of(config));
-        let [writing, beginning] = <[tokio::sync::Mutex<()>; 2]>::default();
-        Arc::new(Self { jobs, clock, supervisor, in_force, last: Mutex::new(last), writing, beginning })
+        let configured = watch::Sender::new(ConfiguredJobs::of(config));
+        let [write_lock, start_lock] = <[tokio::sync::Mutex<()>; 2]>::default();
+        Arc::new(Self { jobs, clock, supervisor, configured, last_runs: Mutex::new(last_runs), write_lock, start_lock })
     }
 
     /// The recurring jobs of a configuration whose larder does not run, from the records in its store.
-    pub async fn at_rest(store: Arc<Store>, clock: &Clock, config: &Config) -> Vec<RecurringState> {
-        let last: LastRuns = JobRecords::of(store).recurring().await;
-        let state = |entry| RecurringState::of(entry, last.get(&last::key(entry)), None, false, clock.now());
+    pub async fn states_from_store(store: Arc<Store>, clock: &Clock, config: &Config) -> Vec<RecurringState> {
+        let last_runs: LastRuns = JobRecords::of(store).recurring().await;
+        let state = |entry| RecurringState::of(entry, last_runs.get(&last::key(entry)), None, false, clock.now());
         config.warm.iter().map(state).collect()
     }
 
-    /// Applies another configuration. A running job ends as it began.
-    pub fn renew(&self, config: &Config) {
-        self.in_force.send_replace(ConfiguredJobs::of(config));
+    /// Applies a reloaded configuration. A running job continues with the previous one.
+    pub fn reload(&self, config: &Config) {
+        self.configured.send_replace(ConfiguredJobs::of(config));
     }
 
     /// The recurring warm-ups and their last runs.
     pub fn states(&self) -> Vec<RecurringState> {
-        let in_force = self.in_force.borrow().clone();
-        in_force.entries.iter().for_each(|entry| self.record_finished_run(&last::key(entry)));
-        let last = self.last.lock();
-        let state = in_force.entries.iter().map(|entry| {
+        let configured = self.configured.borrow().clone();
+        configured.entries.iter().for_each(|entry| self.record_finished_run(&last::key(entry)));
+        let last_runs = self.last_runs.lock();
+        let state = configured.entries.iter().map(|entry| {
             let key = last::key(entry);
-            let run = self.jobs.run_of(&key).map(|run| run.id.to_string());
-            RecurringState::of(entry, last.get(&key), run, !in_force.offline, self.clock.now())
+            let run = self.jobs.unfinished_run(&key).map(|run| run.id.to_string());
+            RecurringState::of(entry, last_runs.get(&key), run, !configured.offline, self.clock.now())
         });
         state.collect()
     }
 
     /// Runs each recurring warm-up in its own task, until dropped; none while larder is offline.
     pub async fn run(self: Arc<Self>) {
-        let mut in_force = self.in_force.subscribe();
+        let mut configured = self.configured.subscribe();
         let mut tasks = JoinSet::new();
-        let mut at_work: HashMap<String, (RecurringWarmUp, Hostname, AbortHandle)> = HashMap::new();
+        let mut running_tasks: HashMap<String, (RecurringWarmUp, Hostname, AbortHandle)> = HashMap::new();
         loop {
-            let now = in_force.borrow_and_update().clone();
-            let wanted: HashMap<String, &RecurringWarmUp> = match now.offline {
+            let current = configured.borrow_and_update().clone();
+            let wanted: HashMap<String, &RecurringWarmUp> = match current.offline {
                 true => HashMap::new(),
-                false => now.entries.iter().map(|entry| (last::key(entry), entry)).collect(),
+                false => current.entries.iter().map(|entry| (last::key(entry), entry)).collect(),
             };
-            at_work.retain(|key, (entry, host, task)| {
-                let stays = wanted.get(key).is_some_and(|wanted| *wanted == entry) && *host == now.default_host;
-                if !stays {
+            running_tasks.retain(|key, (entry, host, task)| {
+                let is_unchanged =
+                    wanted.get(key).is_some_and(|wanted| *wanted == entry) && *host == current.default_host;
+                if !is_unchanged {
                     task.abort();
                 }
-                stays
+                is_unchanged
             });
             for (key, entry) in wanted {
-                let (entry, host) = (entry.clone(), now.default_host.clone());
-                at_work.entry(key.clone()).or_insert_with(|| {
+                let (entry, host) = (entry.clone(), current.default_host.clone());
+                running_tasks.entry(key.clone()).or_insert_with(|| {
                     let (recurring, warm, default_host) = (Arc::clone(&self), entry.clone(), host.clone());
                     let start =
                         move || Arc::clone(&recurring).run_scheduler(key.clone(), warm.clone(), default_host.clone());
@@ -124,8 +125,8 @@ impl Recurring {
                 });
             }
             while tasks.try_join_next().is_some() {}
-            // The sender exists.
-            if in_force.changed().await.is_err() {
+            // `self` owns the sender, so the channel stays open.
+            if configured.changed().await.is_err() {
                 return;
             }
         }
@@ -134,8 +135,8 @@ impl Recurring {
     async fn run_scheduler(self: Arc<Self>, key: String, entry: RecurringWarmUp, default_host: Hostname) {
         loop {
             self.record_finished_run(&key);
-            // After a restart the run resumes by itself.
-            let run = match self.jobs.run_of(&key) {
+            // A run that a restart interrupted has resumed by itself.
+            let run = match self.jobs.unfinished_run(&key) {
                 Some(run) => Ok(run),
                 None => {
                     self.until_due(&key, entry.every).await;
@@ -145,79 +146,79 @@ impl Recurring {
             let ended = match run {
                 Ok(run) => Ok(run.wait().await),
                 Err(RunNotStarted::Stopping) => return,
-                Err(RunNotStarted::Why(reason)) => Err(reason),
+                Err(RunNotStarted::Failed(reason)) => Err(reason),
             };
-            self.has_run(&key, ended).await;
+            self.record_run(&key, ended).await;
         }
     }
 
-    /// Records a run that ended while a reload or restart came between.
+    /// Records a run that ended unobserved, because of a reload or restart.
     fn record_finished_run(&self, key: &str) {
-        if let Some(run) = self.jobs.ended_run_of(key) {
-            self.last.lock().record_finished_run(key, run, self.clock.now());
+        if let Some(run) = self.jobs.finished_run(key) {
+            self.last_runs.lock().record_finished_run(key, run, self.clock.now());
         }
     }
 
     async fn until_due(&self, key: &str, every: Duration) {
-        let due = |now| self.last.lock().due(key, every, now);
+        let due = |now| self.last_runs.lock().due(key, every, now);
         let now = self.clock.now();
         let Some(first) = due(now) else { return };
         let jitter = with_jitter(first, now).since(first);
         self.clock.until_due(|now| due(now).map_or(now, |due| due.after(jitter))).await;
     }
 
-    /// Begins a run once there is a place for it.
+    /// Begins a run once a slot is free.
     async fn begin(
         &self,
         key: &str,
         entry: &RecurringWarmUp,
         default_host: &Hostname,
     ) -> Result<Arc<RunningJob>, RunNotStarted> {
-        let _one_after_the_other = self.beginning.lock().await;
+        let _start_lock = self.start_lock.lock().await;
         loop {
             self.jobs.until_recurring_slot().await;
             match self.try_start(key, entry, default_host).await {
-                // Another task took the place meanwhile.
+                // Another job took the slot meanwhile.
                 None => {}
-                Some(begun) => return begun,
+                Some(result) => return result,
             }
         }
     }
 
-    /// Begins a run if there is a place for it.
+    /// Begins a run if a slot is free; `None` otherwise.
     async fn try_start(
         &self,
         key: &str,
         entry: &RecurringWarmUp,
         default_host: &Hostname,
     ) -> Option<Result<Arc<RunningJob>, RunNotStarted>> {
-        let (reading, host, pin) = (entry.clone(), default_host.clone(), entry.pin);
-        let read = tokio::task::spawn_blocking(move || order::read(&reading, &host)).await;
+        let (blocking_entry, host, pin) = (entry.clone(), default_host.clone(), entry.pin);
+        let read = tokio::task::spawn_blocking(move || order::read(&blocking_entry, &host)).await;
         let order = read.unwrap_or_else(|error| Err(vec![error.to_string()]));
         let warm_up = order.and_then(|order| WarmUp::of_order(order, pin));
         let warm_up = match warm_up {
             Ok(warm_up) => warm_up,
-            Err(problems) => return Some(Err(RunNotStarted::Why(problems.join("; ")))),
+            Err(problems) => return Some(Err(RunNotStarted::Failed(problems.join("; ")))),
         };
         match self.jobs.begin(warm_up, Some(key.to_owned())).await {
             Ok(run) => Some(Ok(run)),
             Err(JobStartError::TooMany) => None,
             Err(JobStartError::Stopping) => Some(Err(RunNotStarted::Stopping)),
-            Err(reason @ JobStartError::Random) => Some(Err(RunNotStarted::Why(reason.to_string()))),
+            Err(reason @ JobStartError::Random) => Some(Err(RunNotStarted::Failed(reason.to_string()))),
         }
     }
 
-    async fn has_run(&self, key: &str, ended: Result<JobSummary, String>) {
+    async fn record_run(&self, key: &str, ended: Result<JobSummary, String>) {
         if let Err(reason) = &ended {
-            tracing::error!(reason, "a recurring warm-up could not start; it is tried again");
+            tracing::error!(reason, "a recurring warm-up could not start; larder retries it");
         }
-        let _one_after_the_other = self.writing.lock().await;
+        let _write_lock = self.write_lock.lock().await;
         let written = {
-            let in_force = self.in_force.borrow().clone();
-            let mut last = self.last.lock();
-            last.put(key, ended, self.clock.now());
-            last.keep_only(in_force.entries.iter().map(last::key));
-            last.clone()
+            let configured = self.configured.borrow().clone();
+            let mut last_runs = self.last_runs.lock();
+            last_runs.put(key, ended, self.clock.now());
+            last_runs.keep_only(configured.entries.iter().map(last::key));
+            last_runs.clone()
         };
         if let Some(records) = self.jobs.records() {
             records.write_recurring(written).await;
@@ -228,5 +229,5 @@ impl Recurring {
 /// Reasons why a run did not begin.
 enum RunNotStarted {
     Stopping,
-    Why(String),
+    Failed(String),
 }

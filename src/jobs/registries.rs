@@ -26,11 +26,11 @@ pub(super) struct MirrorRegistries<'a> {
     findings: Mutex<ResolveFindings>,
 }
 
-/// Additional findings.
+/// Findings of a resolution besides the resolved versions.
 #[derive(Debug, Default)]
 pub(super) struct ResolveFindings {
     /// Availability of unresolved providers and modules, by printed name.
-    pub(super) outlooks: BTreeMap<String, ItemAvailability>,
+    pub(super) availability: BTreeMap<String, ItemAvailability>,
     /// Unconfirmed answers, as text.
     pub(super) unconfirmed: BTreeSet<String>,
 }
@@ -47,12 +47,12 @@ impl<'a> MirrorRegistries<'a> {
     fn record_answer<T>(
         &self,
         address: &impl Display,
-        outlook: fn(&Error) -> ItemAvailability,
+        classify: fn(&Error) -> ItemAvailability,
         answer: Result<WarmedDocument<T>, Error>,
     ) -> Result<T, Error> {
         let mut findings = self.findings.lock();
         if let Err(error) = &answer {
-            findings.outlooks.insert(address.to_string(), outlook(error));
+            findings.availability.insert(address.to_string(), classify(error));
         }
         let WarmedDocument { value, unconfirmed } = answer?;
         findings.unconfirmed.extend(unconfirmed);
@@ -61,7 +61,7 @@ impl<'a> MirrorRegistries<'a> {
 
     fn record_unlisted<T>(&self, address: &impl Display, answer: Result<T, Error>) -> Result<T, Error> {
         let answer = answer.map(|value| WarmedDocument { value, unconfirmed: None });
-        self.record_answer(address, ItemAvailability::of_a_document, answer)
+        self.record_answer(address, ItemAvailability::after_document_error, answer)
     }
 }
 
@@ -74,7 +74,7 @@ impl Registries for MirrorRegistries<'_> {
         };
         let list = self.record_answer(
             address,
-            ItemAvailability::of_a_document,
+            ItemAvailability::after_document_error,
             self.retry_policy.run_step(list, || {}).await,
         )?;
         Ok(list.versions.into_iter().map(|listed| listed.version).collect())
@@ -86,37 +86,38 @@ impl Registries for MirrorRegistries<'_> {
         };
         let list = self.record_answer(
             address,
-            ItemAvailability::of_a_document,
+            ItemAvailability::after_document_error,
             self.retry_policy.run_step(list, || {}).await,
         )?;
         Ok(list.versions.into_iter().map(|listed| listed.version).collect())
     }
 
     async fn unlisted_provider_versions(&self, address: &ProviderAddress) -> Result<Option<UnlistedVersions>, Error> {
-        let beyond = self.record_unlisted(address, self.mirror.listed_versions_offline(address).await)?;
-        Ok(beyond.map(|(versions, platforms)| UnlistedVersions { versions, platforms }))
+        let unlisted = self.record_unlisted(address, self.mirror.listed_versions_offline(address).await)?;
+        Ok(unlisted.map(|(versions, platforms)| UnlistedVersions { versions, platforms }))
     }
 
     async fn unlisted_module_versions(&self, address: &ModuleAddress) -> Result<Option<UnlistedVersions>, Error> {
-        let beyond = self.record_unlisted(address, self.mirror.listed_module_versions_offline(address).await)?;
-        Ok(beyond.map(|versions| UnlistedVersions { versions, platforms: Vec::new() }))
+        let unlisted = self.record_unlisted(address, self.mirror.listed_module_versions_offline(address).await)?;
+        Ok(unlisted.map(|versions| UnlistedVersions { versions, platforms: Vec::new() }))
     }
 
     async fn module_files(&self, package: &ModulePackage) -> Result<ModuleFiles, Error> {
         let fetch = || -> BoxFuture<'_, _> {
             Box::pin(self.mirror.warm_module(package, self.retry_policy.urgency(), self.clock.now()))
         };
-        let (_, held) =
-            self.record_answer(package, ItemAvailability::of, self.retry_policy.run_step(fetch, || {}).await)?;
-        let subdir = held.proof.how.tree().and_then(|packed| packed.subdir.clone()).unwrap_or_default();
-        let wanted = ModuleArchiveRef { package: package.clone(), digest: Some(held.digest.prefix()) };
-        let files = match self.mirror.module_archive(&wanted, &self.mirror.job_context(self.clock.now())).await?.value {
-            Archive::InMemory { bytes, .. } => files_of(package, std::io::Cursor::new(bytes)).await?,
-            Archive::OnDisk { blob, .. } => files_of(package, blob.reader()).await?,
-            Archive::Arriving { .. } | Archive::PassedThrough { .. } => {
-                return Err(self.mirror.not_stored_error(&format!("the archive of {package}")).await);
-            }
-        };
+        let (_, stored) =
+            self.record_answer(package, ItemAvailability::after_error, self.retry_policy.run_step(fetch, || {}).await)?;
+        let subdir = stored.proof.how.tree().and_then(|tree| tree.subdir.clone()).unwrap_or_default();
+        let archive_ref = ModuleArchiveRef { package: package.clone(), digest: Some(stored.digest.prefix()) };
+        let files =
+            match self.mirror.module_archive(&archive_ref, &self.mirror.job_context(self.clock.now())).await?.value {
+                Archive::InMemory { bytes, .. } => files_of(package, std::io::Cursor::new(bytes)).await?,
+                Archive::OnDisk { blob, .. } => files_of(package, blob.reader()).await?,
+                Archive::Arriving { .. } | Archive::PassedThrough { .. } => {
+                    return Err(self.mirror.not_stored_error(&format!("the archive of {package}")).await);
+                }
+            };
         Ok(ModuleFiles { files, subdir })
     }
 }

@@ -24,7 +24,7 @@ use crate::mirror::{PinChange, WarmedArchive};
 pub(super) struct RunningJob {
     pub(super) id: JobId,
     pub(super) beginning: JobOrigin,
-    home: SharedJobState,
+    shared: SharedJobState,
     /// Cancelled when the job or larder is stopped.
     pub(super) stop: CancellationToken,
     tracked: Mutex<TrackedJob>,
@@ -37,9 +37,9 @@ pub(super) struct RunningJob {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct JobOrigin {
     pub(super) started: Timestamp,
-    /// Its order number: later jobs have higher ones.
+    /// Position in the order of all jobs: later jobs have higher numbers.
     pub(super) place: u64,
-    /// The recurring warm-up, for its runs.
+    /// Key of the recurring warm-up whose run this is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) recurs: Option<String>,
 }
@@ -51,14 +51,14 @@ pub(super) struct SharedJobState {
     pub(super) records: Option<JobRecords>,
     pub(super) clock: Clock,
     /// Cancelled when larder stops.
-    pub(super) stops: CancellationToken,
+    pub(super) shutdown: CancellationToken,
     /// Notified whenever a job ends.
-    pub(super) one_ended: Arc<Notify>,
+    pub(super) job_ended: Arc<Notify>,
 }
 
 impl RunningJob {
     /// Creates a new or resumed job.
-    pub(super) fn new(id: JobId, warm_up: Arc<WarmUp>, beginning: JobOrigin, home: &SharedJobState) -> Self {
+    pub(super) fn new(id: JobId, warm_up: Arc<WarmUp>, beginning: JobOrigin, shared: &SharedJobState) -> Self {
         let items = warm_up.items();
         let job = Job {
             id: id.to_string(),
@@ -73,59 +73,59 @@ impl RunningJob {
             items,
         };
         let subjects = vec![ItemSubject::default(); job.items.len()];
-        Self::set_item_state(id, beginning, home, job, subjects, Some(warm_up))
+        Self::with_state(id, beginning, shared, job, subjects, Some(warm_up))
     }
 
     /// Creates a job that ended before a restart.
-    pub(super) fn ended(id: JobId, written: JobRecord, home: &SharedJobState) -> Self {
-        let JobRecord { job, about: mut subjects, beginning, .. } = written;
+    pub(super) fn ended(id: JobId, record: JobRecord, shared: &SharedJobState) -> Self {
+        let JobRecord { job, about: mut subjects, beginning, .. } = record;
         subjects.resize(job.items.len(), ItemSubject::default());
-        Self::set_item_state(id, beginning, home, job, subjects, None)
+        Self::with_state(id, beginning, shared, job, subjects, None)
     }
 
-    fn set_item_state(
+    fn with_state(
         id: JobId,
         beginning: JobOrigin,
-        home: &SharedJobState,
+        shared: &SharedJobState,
         job: Job,
         subjects: Vec<ItemSubject>,
         warm_up: Option<Arc<WarmUp>>,
     ) -> Self {
         let tracked = TrackedJob::new(job, subjects, warm_up);
         let (tracked, changes, ending) = (Mutex::new(tracked), watch::Sender::new(0), tokio::sync::Mutex::default());
-        let (home, stop) = (home.clone(), home.stops.child_token());
-        Self { id, beginning, home, stop, tracked, changes, ending }
+        let (shared, stop) = (shared.clone(), shared.shutdown.child_token());
+        Self { id, beginning, shared, stop, tracked, changes, ending }
     }
 
-    pub(super) fn job(&self) -> Job {
+    pub(super) fn report(&self) -> Job {
         self.tracked.lock().job.clone()
     }
 
-    /// The order to run; `None` once it has ended.
-    pub(super) fn to_do(&self) -> Option<Arc<WarmUp>> {
+    /// The order to run; `None` once the job has ended.
+    pub(super) fn pending_warm_up(&self) -> Option<Arc<WarmUp>> {
         self.tracked.lock().warm_up.clone()
     }
 
-    /// Returns true if larder was stopped rather than this job: it resumes at the next start.
+    /// Returns true if larder was stopped rather than this job: the job resumes at the next start.
     pub(super) fn is_interrupted(&self) -> bool {
-        self.home.stops.is_cancelled() && !self.tracked.lock().is_ending
+        self.shared.shutdown.is_cancelled() && !self.tracked.lock().is_ending
     }
 
-    pub(super) async fn larder_stops(&self) {
-        self.home.stops.cancelled().await;
+    pub(super) async fn shutdown(&self) {
+        self.shared.shutdown.cancelled().await;
     }
 
     pub(super) fn has_ended(&self) -> bool {
         self.tracked.lock().job.state.has_ended()
     }
 
-    pub(super) fn listed(&self) -> JobSummary {
-        self.tracked.lock().listed()
+    pub(super) fn summary(&self) -> JobSummary {
+        self.tracked.lock().summary()
     }
 
     /// Reads the state under its lock.
-    pub(super) fn read_state<T>(&self, look: impl FnOnce(&TrackedJob) -> T) -> T {
-        look(&self.tracked.lock())
+    pub(super) fn read_state<T>(&self, read: impl FnOnce(&TrackedJob) -> T) -> T {
+        read(&self.tracked.lock())
     }
 
     /// A receiver that changes with every update.
@@ -133,15 +133,15 @@ impl RunningJob {
         self.changes.subscribe()
     }
 
-    /// Waits for its end; returns its summary.
+    /// Waits until the job ends; returns its summary.
     pub(super) async fn wait(&self) -> JobSummary {
         let mut changes = self.changes();
         loop {
             changes.borrow_and_update();
-            let listed = self.listed();
-            // The sender is this job, so it exists.
-            if listed.state.has_ended() || changes.changed().await.is_err() {
-                return listed;
+            let summary = self.summary();
+            // This job owns the sender, so the channel stays open.
+            if summary.state.has_ended() || changes.changed().await.is_err() {
+                return summary;
             }
         }
     }
@@ -149,12 +149,12 @@ impl RunningJob {
     /// Updates the state, unless the job has ended.
     fn update<T>(&self, change: impl FnOnce(&mut TrackedJob) -> T) -> Option<T> {
         let changed = {
-            let mut subjects = self.tracked.lock();
-            if subjects.is_ending {
+            let mut tracked = self.tracked.lock();
+            if tracked.is_ending {
                 return None;
             }
-            subjects.revision += 1;
-            change(&mut subjects)
+            tracked.revision += 1;
+            change(&mut tracked)
         };
         self.changes.send_modify(|changes| *changes = changes.wrapping_add(1));
         Some(changed)
@@ -162,7 +162,7 @@ impl RunningJob {
 
     fn update_item(&self, item: usize, change: impl FnOnce(&mut JobItem, &mut ItemSubject)) {
         self.update(|tracked| {
-            if let Some((item, item_subject)) = tracked.item(item) {
+            if let Some((item, item_subject)) = tracked.item_mut(item) {
                 change(item, item_subject);
             }
         });
@@ -173,15 +173,15 @@ impl RunningJob {
         self.tracked.lock().job.pin
     }
 
-    /// Its packages to pin or unpin now. The setting also applies to packages still to be fetched.
+    /// The job's packages to pin or unpin now. The setting also applies to packages still to be fetched.
     pub(super) async fn to_pin(&self, pin: PinChange) -> Vec<ToPin> {
-        self.update(|tracked| tracked.head().pin = pin == PinChange::Set);
+        self.update(|tracked| tracked.head_mut().pin = pin == PinChange::Set);
         self.write().await;
         let tracked = self.tracked.lock();
         let items = tracked.job.items.iter().zip(&tracked.subjects).map(|(item, item_subject)| ToPin {
             named: item.package.clone(),
             package: item_subject.of.clone(),
-            is_coming: !item.state.has_ended(),
+            is_pending: !item.state.has_ended(),
         });
         items.collect()
     }
@@ -193,7 +193,7 @@ impl RunningJob {
             items.into_iter().for_each(|(item, item_subject)| tracked.add(item, item_subject));
             first..tracked.job.items.len()
         });
-        // A finished job does not change, and no item has this index.
+        // A finished job ignores the addition; no item has this index.
         added.unwrap_or(usize::MAX..usize::MAX)
     }
 
@@ -202,18 +202,18 @@ impl RunningJob {
     }
 
     /// Marks the requirements as resolved, with the lists that upstream did not confirm.
-    pub(super) fn is_resolved(&self, unconfirmed: Vec<String>) {
+    pub(super) fn mark_resolved(&self, unconfirmed: Vec<String>) {
         self.update(|tracked| {
-            let job = tracked.head();
+            let job = tracked.head_mut();
             (job.resolving, job.unconfirmed) = (false, unconfirmed);
         });
     }
 
-    pub(super) fn is_now(&self, item: usize, state: ItemState) {
+    pub(super) fn set_item_state(&self, item: usize, state: ItemState) {
         self.update_item(item, |item, _| item.state = state);
     }
 
-    /// Records the chosen version of an item, which waits again.
+    /// Records the chosen version of an item, and sets the item to waiting.
     pub(super) fn set_subject(&self, item: usize, artifact: &Artifact) {
         self.update_item(item, |item, item_subject| {
             item.package = artifact.into();
@@ -223,19 +223,19 @@ impl RunningJob {
     }
 
     /// Records an unconfirmed answer that an item depends on.
-    pub(super) fn is_unconfirmed(&self, item: usize, reason: String) {
+    pub(super) fn mark_unconfirmed(&self, item: usize, reason: String) {
         self.update_item(item, |item, _| {
             tracing::warn!(job = %self.id, what = %item.package, reason, "warmed from stored documents");
             item.unconfirmed.get_or_insert(reason);
         });
     }
 
-    pub(super) fn arriving(&self, item: usize, bytes: u64, length: Option<u64>) {
+    pub(super) fn update_progress(&self, item: usize, bytes: u64, length: Option<u64>) {
         self.update_item(item, |item, _| (item.bytes, item.size_bytes) = (bytes, length.or(item.size_bytes)));
     }
 
-    pub(super) fn mark_stored(&self, item: usize, came: WarmedArchive, digest: Digest, size_bytes: u64) {
-        let state = match came {
+    pub(super) fn mark_stored(&self, item: usize, outcome: WarmedArchive, digest: Digest, size_bytes: u64) {
+        let state = match outcome {
             WarmedArchive::AlreadyStored => ItemState::Held,
             WarmedArchive::Fetched => ItemState::Fetched,
         };
@@ -245,7 +245,7 @@ impl RunningJob {
         });
     }
 
-    pub(super) fn has_failed(&self, item: usize, error: &str) {
+    pub(super) fn mark_failed(&self, item: usize, error: &str) {
         let error = shortened(error);
         self.update_item(item, |item, _| {
             tracing::warn!(job = %self.id, what = %item.package, error, "could not be warmed");
@@ -258,43 +258,43 @@ impl RunningJob {
         self.tracked.lock().stored_items()
     }
 
-    /// Writes its record, unless it has ended: the end writes its own.
+    /// Writes the record of an unfinished job. `end` writes the final one.
     pub(super) async fn write(&self) {
-        let Some(records) = &self.home.records else { return };
-        let _nobody_ends_it = self.ending.lock().await;
-        let written = {
+        let Some(records) = &self.shared.records else { return };
+        let _end_lock = self.ending.lock().await;
+        let record = {
             let tracked = self.tracked.lock();
             let Some(warm_up) = tracked.warm_up.clone() else { return };
             let job = Job { items: Vec::new(), ..tracked.job.clone() };
             JobRecord { job, beginning: self.beginning.clone(), about: Vec::new(), warm_up: Some(warm_up) }
         };
-        records.write(self.id, written).await;
+        records.write(self.id, record).await;
     }
 
-    /// Ends the job, unless it has ended. The record is written before the end is reported.
-    pub(super) async fn end(&self, how: JobEnd) {
-        let _nobody_else = self.ending.lock().await;
-        let written = {
+    /// Ends the job, unless it has ended already. The record is written before the end is reported.
+    pub(super) async fn end(&self, end: JobEnd) {
+        let _end_lock = self.ending.lock().await;
+        let record = {
             let mut tracked = self.tracked.lock();
             if tracked.job.state.has_ended() {
                 return;
             }
             // Later updates of running steps are ignored.
             tracked.is_ending = true;
-            let ended = tracked.ended(how, self.home.clock.now());
+            let ended = tracked.ended_copy(end, self.shared.clock.now());
             JobRecord { job: ended.job, beginning: self.beginning.clone(), about: ended.subjects, warm_up: None }
         };
-        let (state, ended) = (written.job.state, written.job.ended);
-        if let Some(records) = &self.home.records {
-            records.write_end(self.id, written).await;
+        let (state, ended) = (record.job.state, record.job.ended);
+        if let Some(records) = &self.shared.records {
+            records.write_end(self.id, record).await;
         }
         {
             let mut tracked = self.tracked.lock();
             tracked.revision += 1;
-            tracked.end(how, ended.unwrap_or(Timestamp(0)));
+            tracked.end(end, ended.unwrap_or(Timestamp(0)));
         }
         self.changes.send_modify(|changes| *changes = changes.wrapping_add(1));
-        self.home.one_ended.notify_waiters();
+        self.shared.job_ended.notify_waiters();
         tracing::info!(job = %self.id, ?state, "a warm-up ended");
     }
 }

@@ -5,10 +5,13 @@ use std::collections::HashMap;
 use serde::{Deserialize, Serialize};
 
 use super::job_report::JobItem;
-use super::job_state::waiting;
+use super::job_state::waiting_item;
 use crate::address::{PackageRef, PackageSelector, Platform, Selection, Versions};
 use crate::requirements::lock_file::LockedProvider;
 use crate::requirements::{Configurations, Order, OrderEntry};
+
+/// The maximum number of folders listed of an order without explicit roots.
+const MAX_LISTED_FOLDERS: usize = 16;
 
 /// The maximum number of archives in one job.
 pub(super) const MAX_ITEMS: usize = 8192;
@@ -27,9 +30,9 @@ pub struct WarmUp {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct WarmTarget {
     pub(super) what: PackageSelector,
-    /// `None` for a module, which has no platforms.
+    /// Empty for a module, which has no platforms.
     pub(super) platforms: Vec<Platform>,
-    /// The accepted hashes of each lock file that names it. The archive must match each list.
+    /// The accepted hashes of each lock file that names the package. The archive must match each list.
     pub(super) locked: Vec<Vec<String>>,
 }
 
@@ -43,18 +46,18 @@ impl WarmUp {
         let mut wanted: Vec<WarmTarget> = Vec::new();
         let mut configurations = Vec::new();
         // A version in several lock files is one target.
-        let mut places = HashMap::new();
-        for given in given {
-            match given {
-                OrderEntry::Address { what: selector, platforms: own } => {
-                    let platforms = if own.is_empty() { platforms.clone() } else { sorted(own) };
+        let mut indexes = HashMap::new();
+        for entry in given {
+            match entry {
+                OrderEntry::Address { what: selector, platforms: own_platforms } => {
+                    let platforms = if own_platforms.is_empty() { platforms.clone() } else { sorted(own_platforms) };
                     wanted.push(WarmTarget::of(selector, platforms, Vec::new()));
                 }
                 OrderEntry::LockFile { locked, .. } => {
                     for LockedProvider { provider, version, hashes, .. } in locked {
-                        let place = *places.entry((provider.clone(), version.clone())).or_insert(wanted.len());
-                        match wanted.get_mut(place) {
-                            Some(known) => known.locked.push(hashes),
+                        let index = *indexes.entry((provider.clone(), version.clone())).or_insert(wanted.len());
+                        match wanted.get_mut(index) {
+                            Some(target) => target.locked.push(hashes),
                             None => {
                                 let selection = Selection { of: provider, versions: Versions::Exactly(version) };
                                 wanted.push(WarmTarget::of(
@@ -66,36 +69,36 @@ impl WarmUp {
                         }
                     }
                 }
-                OrderEntry::Configurations(_) => configurations.push(given),
+                OrderEntry::Configurations(_) => configurations.push(entry),
             }
         }
         let configurations =
             (!configurations.is_empty()).then(|| Order { given: configurations, platforms: platforms.clone() });
         let items = wanted.iter().map(WarmTarget::len).fold(0, usize::saturating_add);
         if items > MAX_ITEMS {
-            return Err(vec![format!("that is about {items} archives; one job can be about {MAX_ITEMS}")]);
+            return Err(vec![format!("the order has about {items} archives; the limit of one job is {MAX_ITEMS}")]);
         }
         Ok(Self { wanted, configurations, platforms, pin })
     }
 
     /// An item for each known archive.
     pub(super) fn items(&self) -> Vec<JobItem> {
-        let each = |wanted: &WarmTarget| {
-            let item = |platform| waiting(PackageRef::from(&wanted.what).on(platform));
-            match wanted.what {
-                PackageSelector::Provider(_) => wanted.platforms.iter().map(|platform| item(Some(platform))).collect(),
+        let items_of = |target: &WarmTarget| {
+            let item = |platform| waiting_item(PackageRef::from(&target.what).on(platform));
+            match target.what {
+                PackageSelector::Provider(_) => target.platforms.iter().map(|platform| item(Some(platform))).collect(),
                 PackageSelector::Module(_) => vec![item(None)],
             }
         };
-        self.wanted.iter().flat_map(each).collect()
+        self.wanted.iter().flat_map(items_of).collect()
     }
 
     /// The order, as text for people.
     pub(super) fn names(&self) -> Vec<String> {
-        let named = self.wanted.iter().map(|wanted| wanted.what.to_string());
-        let given = self.configurations.iter().flat_map(|order| &order.given);
-        let folders = given.filter_map(|given| {
-            if let OrderEntry::Configurations(configurations) = given { Some(configurations) } else { None }
+        let named = self.wanted.iter().map(|target| target.what.to_string());
+        let entries = self.configurations.iter().flat_map(|order| &order.given);
+        let folders = entries.filter_map(|entry| {
+            if let OrderEntry::Configurations(configurations) = entry { Some(configurations) } else { None }
         });
         named.chain(folders.flat_map(folders_of)).collect()
     }
@@ -103,10 +106,10 @@ impl WarmUp {
 
 /// The folders in which `init` runs; without explicit roots, every folder with files.
 fn folders_of(Configurations { files, roots, .. }: &Configurations) -> Vec<String> {
-    let named = |folder: &str| if folder.is_empty() { ".".to_owned() } else { format!("./{folder}") };
+    let display_name = |folder: &str| if folder.is_empty() { ".".to_owned() } else { format!("./{folder}") };
     match roots.is_empty() {
-        true => files.folders().into_iter().take(16).map(named).collect(),
-        false => roots.iter().map(|root| named(root)).collect(),
+        true => files.folders().into_iter().take(MAX_LISTED_FOLDERS).map(display_name).collect(),
+        false => roots.iter().map(|root| display_name(root)).collect(),
     }
 }
 
@@ -149,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_version_in_several_lock_files_is_one_thing_that_must_fit_each() {
+    fn a_version_in_several_lock_files_is_one_target_with_the_hashes_of_each() {
         let file = |name: &str, hash| OrderEntry::LockFile { name: name.to_owned(), locked: vec![locked(hash)] };
         let platforms = vec![Platform::parse("linux_amd64").unwrap()];
         let order = Order { given: vec![file("a", "zh:1"), file("b", "zh:2")], platforms };
@@ -159,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_is_one_archive_and_an_address_may_have_platforms_of_its_own() {
+    fn a_module_is_one_item_and_an_address_may_have_its_own_platforms() {
         let host = Hostname::parse("registry.example").unwrap();
         let platforms = |names: &[&str]| names.iter().map(|name| Platform::parse(name).unwrap()).collect::<Vec<_>>();
         let given = |address: &str, own: &[&str]| OrderEntry::Address {
@@ -169,9 +172,9 @@ mod tests {
         let given = vec![given("acme/null", &[]), given("acme/own", &["darwin_arm64"]), given("acme/vpc/aws", &[])];
         let order = Order { given, platforms: platforms(&["linux_amd64", "linux_arm64"]) };
         let warm_up = WarmUp::of_order(order, true).unwrap();
-        let named: Vec<String> = warm_up.items().iter().map(|item| item.package.to_string()).collect();
+        let names: Vec<String> = warm_up.items().iter().map(|item| item.package.to_string()).collect();
         assert_eq!(
-            named,
+            names,
             [
                 "registry.example/acme/null (linux_amd64)",
                 "registry.example/acme/null (linux_arm64)",

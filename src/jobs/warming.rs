@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use super::job_limits::{ArchivePermit, JobLimits, RetryPolicy};
 use super::job_report::ItemState;
-use super::lockfile_targets::{LockFit, LockMismatch, all_have};
+use super::lockfile_targets::{LockFit, LockMismatch, all_lists_accept};
 use super::running_job::RunningJob;
 use super::warm::{WarmTarget, WarmUp};
 use crate::address::{
@@ -22,32 +22,32 @@ use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::{Mirror, PinChange, SMALL_ARCHIVE_BYTES, Urgency, WarmedArchive, WarmedDocument};
 
-/// Final checks at a time.
-const FINAL_CHECKS: usize = 8;
+/// Concurrent checks at the end of a job.
+const MAX_FINAL_CHECKS: usize = 8;
 
 /// Runs a warm-up to its end and reports the result of each archive.
 pub(super) async fn run(
     mirror: &Arc<Mirror>,
     clock: &Clock,
-    turns: &JobLimits,
+    limits: &JobLimits,
     job: &Arc<RunningJob>,
     warm_up: &WarmUp,
 ) {
-    let run = WarmUpRun { mirror, clock, job, retry_policy: RetryPolicy::new(turns, clock) };
+    let run = WarmUpRun { mirror, clock, job, retry_policy: RetryPolicy::new(limits, clock) };
     let mut first = 0;
-    let each = warm_up.wanted.iter().map(|wanted| {
-        let items = first..first + wanted.len();
+    let targets = warm_up.wanted.iter().map(|target| {
+        let items = first..first + target.len();
         first = items.end;
-        run.warm(items, wanted)
+        run.warm(items, target)
     });
-    let each = join_all(each.collect::<Vec<_>>());
-    let found = async {
+    let targets = join_all(targets.collect::<Vec<_>>());
+    let configurations = async {
         if let Some(order) = &warm_up.configurations {
-            run.configurations(order).await;
+            run.warm_configurations(order).await;
         }
     };
-    join(each, found).await;
-    run.check_again().await;
+    join(targets, configurations).await;
+    run.recheck_stored_items().await;
 }
 
 /// A running warm-up.
@@ -60,83 +60,89 @@ pub(super) struct WarmUpRun<'a> {
 
 impl WarmUpRun<'_> {
     /// Chooses the versions and warms them: of a provider, for each platform.
-    async fn warm(&self, items: Range<usize>, wanted: &WarmTarget) {
-        let warmed = match &wanted.what {
-            PackageSelector::Provider(selection) => self.provider(items.clone(), selection, wanted).await,
-            PackageSelector::Module(selection) => self.module(items.clone(), selection).await,
+    async fn warm(&self, items: Range<usize>, target: &WarmTarget) {
+        let warmed = match &target.what {
+            PackageSelector::Provider(selection) => self.warm_provider(items.clone(), selection, target).await,
+            PackageSelector::Module(selection) => self.warm_module(items.clone(), selection).await,
         };
         if let Err(error) = warmed {
-            items.for_each(|item| self.failed(item, &error));
+            items.for_each(|item| self.mark_failed(item, &error));
         }
     }
 
-    async fn provider(
+    async fn warm_provider(
         &self,
         items: Range<usize>,
         selection: &Selection<ProviderAddress>,
-        wanted: &WarmTarget,
+        target: &WarmTarget,
     ) -> Result<(), Error> {
-        let list =
+        let fetch =
             || -> BoxFuture<'_, _> { Box::pin(self.mirror.warm_list(&selection.of, Urgency::Job, self.clock.now())) };
-        let list = self.list(items.clone().collect(), list).await?;
+        let list = self.version_list(items.clone().collect(), fetch).await?;
         let listed: Vec<&Version> = list.versions.iter().map(|listed| &listed.version).collect();
         let version = selection.choose(&listed).map_err(Error::NotFound)?.clone();
-        join_all(items.zip(&wanted.platforms).map(|(item, platform)| {
+        join_all(items.zip(&target.platforms).map(|(item, platform)| {
             let package =
                 Package { provider: selection.of.clone(), version: version.clone(), platform: platform.clone() };
-            self.item(item, package, &wanted.locked)
+            self.warm_package(item, package, &target.locked)
         }))
         .await;
         Ok(())
     }
 
-    async fn module(&self, items: Range<usize>, selection: &Selection<ModuleAddress>) -> Result<(), Error> {
-        let list = || -> BoxFuture<'_, _> {
+    async fn warm_module(&self, items: Range<usize>, selection: &Selection<ModuleAddress>) -> Result<(), Error> {
+        let fetch = || -> BoxFuture<'_, _> {
             Box::pin(self.mirror.warm_module_list(&selection.of, Urgency::Job, self.clock.now()))
         };
-        let list = self.list(items.clone().collect(), list).await?;
+        let list = self.version_list(items.clone().collect(), fetch).await?;
         let listed: Vec<&Version> = list.versions.iter().map(|listed| &listed.version).collect();
         let version = selection.choose(&listed).map_err(Error::NotFound)?.clone();
-        self.module_item(items.start, &ModulePackage { module: selection.of.clone(), version }).await
+        self.warm_module_item(items.start, &ModulePackage { module: selection.of.clone(), version }).await
     }
 
-    /// Warms the required versions of one provider. Its version list is fetched, however the versions were named.
-    pub(super) async fn packages(&self, provider: &ProviderAddress, wanted: Vec<(usize, Package, Vec<Vec<String>>)>) {
-        let list = || -> BoxFuture<'_, _> { Box::pin(self.mirror.warm_list(provider, Urgency::Job, self.clock.now())) };
-        if let Err(error) = self.list(wanted.iter().map(|(item, ..)| *item).collect(), list).await {
-            wanted.iter().for_each(|(item, ..)| self.failed(*item, &error));
+    /// Warms the required versions of one provider. Its version list is fetched, even for exact versions.
+    pub(super) async fn warm_packages(
+        &self,
+        provider: &ProviderAddress,
+        packages: Vec<(usize, Package, Vec<Vec<String>>)>,
+    ) {
+        let fetch =
+            || -> BoxFuture<'_, _> { Box::pin(self.mirror.warm_list(provider, Urgency::Job, self.clock.now())) };
+        if let Err(error) = self.version_list(packages.iter().map(|(item, ..)| *item).collect(), fetch).await {
+            packages.iter().for_each(|(item, ..)| self.mark_failed(*item, &error));
             return;
         }
-        join_all(wanted.iter().map(|(item, package, locked)| self.item(*item, package.clone(), locked))).await;
+        join_all(packages.iter().map(|(item, package, locked)| self.warm_package(*item, package.clone(), locked)))
+            .await;
     }
 
     /// Warms a version of a module.
     ///
     /// # Errors
     /// The reason why it is unavailable; its item then waits.
-    pub(super) async fn module_item(&self, item: usize, package: &ModulePackage) -> Result<(), Error> {
+    pub(super) async fn warm_module_item(&self, item: usize, package: &ModulePackage) -> Result<(), Error> {
         self.job.set_subject(item, &Artifact::from(package));
-        let waits = || self.job.is_now(item, ItemState::Waiting);
-        let warmed = self.retry_policy.run_archive_step(|_| Box::pin(self.module_package(item, package)), waits);
-        let (came, digest, size_bytes) = warmed.await?;
-        self.job.mark_stored(item, came, digest, size_bytes);
+        let set_waiting = || self.job.set_item_state(item, ItemState::Waiting);
+        let warmed = self.retry_policy.run_archive_step(|_| Box::pin(self.try_warm_module(item, package)), set_waiting);
+        let (outcome, digest, size_bytes) = warmed.await?;
+        self.job.mark_stored(item, outcome, digest, size_bytes);
         Ok(())
     }
 
-    async fn module_package(
+    async fn try_warm_module(
         &self,
         item: usize,
         package: &ModulePackage,
     ) -> Result<(WarmedArchive, Digest, u64), Error> {
-        self.job.is_now(item, ItemState::Fetching);
-        let WarmedDocument { value: (came, held), unconfirmed } =
+        self.job.set_item_state(item, ItemState::Fetching);
+        let WarmedDocument { value: (outcome, stored), unconfirmed } =
             self.mirror.warm_module(package, Urgency::Job, self.clock.now()).await?;
         if let Some(reason) = unconfirmed {
-            self.job.is_unconfirmed(item, reason);
+            self.job.mark_unconfirmed(item, reason);
         }
         self.pin_if_ordered(self.mirror.artifact_of(package)).await?;
-        self.mirror.sync_module(package, held.digest).await?;
-        Ok((came, held.digest, held.size_bytes))
+        self.mirror.sync_module(package, stored.digest).await?;
+        Ok((outcome, stored.digest, stored.size_bytes))
     }
 
     async fn pin_if_ordered(&self, artifact: Artifact) -> Result<(), Error> {
@@ -153,102 +159,113 @@ impl WarmUpRun<'_> {
     }
 
     /// The version list from which the versions of these items are chosen.
-    pub(super) async fn list<'b, T>(
+    pub(super) async fn version_list<'b, T>(
         &self,
         items: Vec<usize>,
-        list: impl Fn() -> BoxFuture<'b, Result<WarmedDocument<T>, Error>>,
+        fetch: impl Fn() -> BoxFuture<'b, Result<WarmedDocument<T>, Error>>,
     ) -> Result<T, Error> {
-        let each = |state: ItemState| items.iter().for_each(|item| self.job.is_now(*item, state.clone()));
-        let list = self.retry_policy.run_step(
+        let set_all = |state: ItemState| items.iter().for_each(|item| self.job.set_item_state(*item, state.clone()));
+        let fetched = self.retry_policy.run_step(
             || {
-                each(ItemState::Resolving);
-                list()
+                set_all(ItemState::Resolving);
+                fetch()
             },
-            || each(ItemState::Waiting),
+            || set_all(ItemState::Waiting),
         );
-        let WarmedDocument { value: list, unconfirmed } = list.await?;
+        let WarmedDocument { value: list, unconfirmed } = fetched.await?;
         if let Some(reason) = unconfirmed {
-            items.iter().for_each(|item| self.job.is_unconfirmed(*item, reason.clone()));
+            items.iter().for_each(|item| self.job.mark_unconfirmed(*item, reason.clone()));
         }
         Ok(list)
     }
 
-    async fn item(&self, item: usize, package: Package, locked: &[Vec<String>]) {
-        match self.package(item, &package, locked).await {
-            Ok((came, digest, size_bytes)) => self.job.mark_stored(item, came, digest, size_bytes),
-            Err(error) => self.failed(item, &error),
+    async fn warm_package(&self, item: usize, package: Package, locked: &[Vec<String>]) {
+        match self.try_warm_package(item, &package, locked).await {
+            Ok((outcome, digest, size_bytes)) => self.job.mark_stored(item, outcome, digest, size_bytes),
+            Err(error) => self.mark_failed(item, &error),
         }
     }
 
-    async fn package(
+    async fn try_warm_package(
         &self,
         item: usize,
         package: &Package,
         locked: &[Vec<String>],
     ) -> Result<(WarmedArchive, Digest, u64), LockMismatch> {
         self.job.set_subject(item, &Artifact::from(package));
-        let waits = || self.job.is_now(item, ItemState::Waiting);
-        let set = self.retry_policy.run_step(|| Box::pin(self.set(item, package, locked)), waits).await?;
-        waits();
-        let known = Mutex::new(Some(set));
-        let fetch = |turn| -> BoxFuture<'_, _> {
-            let known = known.lock().take();
+        let set_waiting = || self.job.set_item_state(item, ItemState::Waiting);
+        let first_digest =
+            self.retry_policy.run_step(|| Box::pin(self.resolve_digest(item, package, locked)), set_waiting).await?;
+        set_waiting();
+        let resolved = Mutex::new(Some(first_digest));
+        let fetch = |permit| -> BoxFuture<'_, _> {
+            let resolved = resolved.lock().take();
             Box::pin(async move {
-                let digest = match known {
+                let digest = match resolved {
                     Some(digest) => digest,
-                    // After a delay there may be a new list.
-                    None => self.set(item, package, locked).await?,
+                    // After a delay there may be a new proof set.
+                    None => self.resolve_digest(item, package, locked).await?,
                 };
-                self.archive(item, package, digest, turn).await
+                self.fetch_archive(item, package, digest, permit).await
             })
         };
-        let (came, digest, size_bytes) = self.retry_policy.run_archive_step(fetch, waits).await?;
-        self.retry_policy.run_step(|| Box::pin(self.complete(package, digest, locked)), || {}).await?;
-        Ok((came, digest, size_bytes))
+        let (outcome, digest, size_bytes) = self.retry_policy.run_archive_step(fetch, set_waiting).await?;
+        self.retry_policy.run_step(|| Box::pin(self.finish_package(package, digest, locked)), || {}).await?;
+        Ok((outcome, digest, size_bytes))
     }
 
     /// The digest of the archive that an `init` would get.
-    async fn set(&self, item: usize, package: &Package, locked: &[Vec<String>]) -> Result<Digest, LockMismatch> {
-        self.job.is_now(item, ItemState::Resolving);
-        let WarmedDocument { value: set, unconfirmed } =
+    async fn resolve_digest(
+        &self,
+        item: usize,
+        package: &Package,
+        locked: &[Vec<String>],
+    ) -> Result<Digest, LockMismatch> {
+        self.job.set_item_state(item, ItemState::Resolving);
+        let WarmedDocument { value: proof_set, unconfirmed } =
             self.mirror.warm_set(package, Urgency::Job, self.clock.now()).await?;
         if let Some(reason) = unconfirmed {
-            self.job.is_unconfirmed(item, reason);
+            self.job.mark_unconfirmed(item, reason);
         }
-        let digest = set.document.shasum;
-        // Before the fetch, where the digest is known.
+        let digest = proof_set.document.shasum;
+        // The digest is known before the fetch: a mismatch costs no download.
         match LockFit::of_all(locked, digest) {
-            LockFit::None => Err(LockMismatch::locked_to_another(package, &locked.concat(), digest.zh())),
-            LockFit::Its | LockFit::ItsPackageHashTells => Ok(digest),
+            LockFit::Mismatch => Err(LockMismatch::hash_mismatch(package, &locked.concat(), digest.zh())),
+            LockFit::Matches | LockFit::NeedsPackageHash => Ok(digest),
         }
     }
 
-    async fn archive(
+    async fn fetch_archive(
         &self,
         item: usize,
         package: &Package,
         digest: Digest,
-        turn: Arc<ArchivePermit<'_>>,
+        permit: Arc<ArchivePermit<'_>>,
     ) -> Result<(WarmedArchive, Digest, u64), LockMismatch> {
-        self.job.is_now(item, ItemState::Fetching);
-        let arriving = |bytes, length: Option<u64>| {
+        self.job.set_item_state(item, ItemState::Fetching);
+        let on_progress = |bytes, length: Option<u64>| {
             if length.is_some_and(|length| length <= SMALL_ARCHIVE_BYTES) {
-                turn.release_if_small();
+                permit.release_if_small();
             }
-            self.job.arriving(item, bytes, length);
+            self.job.update_progress(item, bytes, length);
         };
-        let (came, archive) = self.mirror.warm_archive(package, digest, self.clock.now(), arriving).await?;
-        Ok((came, digest, archive.size_bytes))
+        let (outcome, archive) = self.mirror.warm_archive(package, digest, self.clock.now(), on_progress).await?;
+        Ok((outcome, digest, archive.size_bytes))
     }
 
-    /// Completes an item after its archive is stored.
-    async fn complete(&self, package: &Package, digest: Digest, locked: &[Vec<String>]) -> Result<(), LockMismatch> {
-        if LockFit::of_all(locked, digest) == LockFit::ItsPackageHashTells {
+    /// Checks the package hash where the lock file needs it, pins the package if ordered, and syncs it to disk.
+    async fn finish_package(
+        &self,
+        package: &Package,
+        digest: Digest,
+        locked: &[Vec<String>],
+    ) -> Result<(), LockMismatch> {
+        if LockFit::of_all(locked, digest) == LockFit::NeedsPackageHash {
             match self.mirror.package_hash(package, digest).await? {
-                Some(hash) if all_have(locked, digest, &hash) => {}
+                Some(hash) if all_lists_accept(locked, digest, &hash) => {}
                 hash => {
-                    let proven = hash.unwrap_or_else(|| digest.zh());
-                    return Err(LockMismatch::locked_to_another(package, &locked.concat(), proven));
+                    let archive_hash = hash.unwrap_or_else(|| digest.zh());
+                    return Err(LockMismatch::hash_mismatch(package, &locked.concat(), archive_hash));
                 }
             }
         }
@@ -256,26 +273,26 @@ impl WarmUpRun<'_> {
         Ok(self.mirror.sync_warmed(package, digest).await?)
     }
 
-    pub(super) fn failed(&self, item: usize, error: &dyn Display) {
-        self.job.has_failed(item, &error.to_string());
+    pub(super) fn mark_failed(&self, item: usize, error: &dyn Display) {
+        self.job.mark_failed(item, &error.to_string());
     }
 
-    /// Early archives may have been evicted for later ones.
-    async fn check_again(&self) {
+    /// Checks that every stored item is still installable: archives fetched early may have been evicted for later ones.
+    async fn recheck_stored_items(&self) {
         self.mirror.wait_for_eviction().await;
-        let look = async |(item, artifact, digest)| {
-            let holds = match &artifact {
+        let check = async |(item, artifact, digest)| {
+            let installable = match &artifact {
                 Artifact::Provider(package) => self.mirror.is_installable(package, digest).await,
                 Artifact::Module(package) => self.mirror.is_module_installable(package, digest).await,
             };
-            match holds {
+            match installable {
                 Ok(true) => {}
                 Ok(false) => {
-                    self.failed(item, &self.mirror.not_stored_error(&format!("the archive of {artifact}")).await)
+                    self.mark_failed(item, &self.mirror.not_stored_error(&format!("the archive of {artifact}")).await)
                 }
-                Err(error) => self.failed(item, &error),
+                Err(error) => self.mark_failed(item, &error),
             }
         };
-        stream::iter(self.job.stored_items()).for_each_concurrent(FINAL_CHECKS, look).await;
+        stream::iter(self.job.stored_items()).for_each_concurrent(MAX_FINAL_CHECKS, check).await;
     }
 }

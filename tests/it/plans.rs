@@ -64,7 +64,7 @@ async fn a_sealed_plan_separates_listed_versions_to_bring_from_unlisted_ones() {
         let plan = plan(&sealed, &order).await;
         assert_eq!(lines(&plan), ["acme/null@1.0.0 need"], "{order}: {plan:#}");
         let note = plan["items"][0]["note"].as_str().unwrap();
-        assert!(note.contains("must be brought") && note.contains("bundle create"), "{plan:#}");
+        assert!(note.contains("bring it in a bundle") && note.contains("bundle create"), "{plan:#}");
         assert_eq!(plan["ready"], false);
     }
     let call = "module \"one\" {\n  source  = \"acme/one/test\"\n  version = \"2.0.0\"\n}\n";

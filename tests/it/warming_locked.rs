@@ -298,7 +298,7 @@ async fn an_archive_that_none_of_the_locked_hashes_fits_fails_its_item() {
     let other = format!("zh:{}", "0".repeat(64));
     let job = warm(&[&other]).await;
     assert_eq!(job.states(), ["failed"; 2]);
-    assert!(job.error(0).contains("none of the 1 hashes in the lock file fits"), "{job}");
+    assert!(job.error(0).contains("none of the 1 hashes in the lock file matches"), "{job}");
     assert!(job.error(0).contains("-platform=darwin_arm64"), "{job}");
     assert_eq!(upstream.count_of(Target::Archive), 0, "it was fetched all the same");
 

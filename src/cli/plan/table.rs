@@ -161,7 +161,7 @@ mod tests {
                 None,
                 PlanState::Need {
                     size_bytes: None,
-                    note: Some("this mirror is offline: it must be brought".to_owned()),
+                    note: Some("this mirror is offline: bring it in a bundle".to_owned()),
                 },
             ),
             item("git::https://git.corp.example/net.git", None, PlanState::Cannot { why: reason.to_owned() }),

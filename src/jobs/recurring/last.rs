@@ -1,33 +1,33 @@
-//! Last runs and due times of recurring warm-ups. Pure: the caller passes the time.
+//! Last runs and due times of recurring warm-ups. The caller passes the current time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::TRIES_AGAIN_AFTER;
+use super::MIN_RETRY_DELAY;
 use crate::clock::Timestamp;
 use crate::config::{RecurringWarmTarget, RecurringWarmUp};
 use crate::jobs::job_report::{ItemCounts, JobState, JobSummary};
 
-/// Random delay as a fraction of the interval, so that several larders do not ask at the same time.
-const JITTER: u32 = 20;
+/// The random delay is at most the interval divided by this, so that several larders do not start at once.
+const JITTER_DIVISOR: u32 = 20;
 /// After this many consecutive failures the pause no longer grows.
 const MAX_DOUBLINGS: u32 = 16;
 
 /// The last run of a recurring warm-up.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LastRun {
-    /// When it ended, in seconds since 1970.
+    /// When the run ended, in seconds since 1970.
     pub ended: Timestamp,
     /// The result.
     pub state: JobState,
-    /// Its job; `None` if it did not begin.
+    /// ID of the run's job; `None` if the run did not begin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub job: Option<String>,
     /// Archives of the run, by state.
     pub items: ItemCounts,
-    /// The reason why it did not begin.
+    /// The reason why the run did not begin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
     /// Consecutive failures.
@@ -37,7 +37,7 @@ pub struct LastRun {
 /// A recurring warm-up in `GET /admin/v1/status`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecurringState {
-    /// The configured list.
+    /// The configured addresses and paths.
     pub what: Vec<String>,
     /// Interval between the end of a run and the next, in seconds.
     pub every_seconds: u64,
@@ -45,7 +45,7 @@ pub struct RecurringState {
     pub running: Option<String>,
     /// The last run; `None` before the first.
     pub last: Option<LastRun>,
-    /// The due time, in seconds since 1970; `None` while it runs, and where larder is offline or does not run.
+    /// The due time, in seconds since 1970; `None` during a run, and where larder is offline or does not run.
     pub next: Option<Timestamp>,
 }
 
@@ -54,15 +54,15 @@ impl RecurringState {
         entry: &RecurringWarmUp,
         last: Option<&LastRun>,
         running: Option<String>,
-        runs_again: bool,
+        is_scheduled: bool,
         now: Timestamp,
     ) -> Self {
-        let next = (runs_again && running.is_none()).then(|| last.map_or(now, |last| last.due(entry.every, now)));
-        let named = |target: &RecurringWarmTarget| match target {
+        let next = (is_scheduled && running.is_none()).then(|| last.map_or(now, |last| last.due(entry.every, now)));
+        let display_name = |target: &RecurringWarmTarget| match target {
             RecurringWarmTarget::Address(address) => address.clone(),
             RecurringWarmTarget::Path(path) => path.display().to_string(),
         };
-        let targets = entry.targets.iter().map(named).collect();
+        let targets = entry.targets.iter().map(display_name).collect();
         Self { what: targets, every_seconds: entry.every.as_secs(), running, last: last.cloned(), next }
     }
 }
@@ -73,8 +73,8 @@ impl LastRun {
         let pause = match self.failures.checked_sub(1) {
             None => every,
             Some(doublings) => {
-                let grown = TRIES_AGAIN_AFTER.saturating_mul(1 << doublings.min(MAX_DOUBLINGS));
-                grown.min(every.max(TRIES_AGAIN_AFTER))
+                let delay = MIN_RETRY_DELAY.saturating_mul(1 << doublings.min(MAX_DOUBLINGS));
+                delay.min(every.max(MIN_RETRY_DELAY))
             }
         };
         // A clock that was set back must not lengthen the pause.
@@ -102,7 +102,7 @@ impl LastRuns {
         Some(last.due(every, now))
     }
 
-    /// Records a run that ended unobserved, unless a later one is recorded.
+    /// Records a run that ended unobserved, unless a later run is recorded.
     pub(super) fn record_finished_run(&mut self, key: &str, run: JobSummary, now: Timestamp) {
         if self.0.get(key).is_none_or(|last| run.ended > Some(last.ended)) {
             self.put(key, Ok(run), now);
@@ -111,13 +111,13 @@ impl LastRuns {
 
     /// Records a finished run, or the reason why it did not begin. A run counts once, however often it is recorded.
     pub(super) fn put(&mut self, key: &str, ended: Result<JobSummary, String>, now: Timestamp) {
-        let before = self.0.get(key);
-        if let (Some(last), Ok(run)) = (before, &ended)
+        let previous = self.0.get(key);
+        if let (Some(last), Ok(run)) = (previous, &ended)
             && last.job.as_ref() == Some(&run.id)
         {
             return;
         }
-        let failed = before.map_or(0, |last| last.failures).saturating_add(1);
+        let failures = previous.map_or(0, |last| last.failures).saturating_add(1);
         let last = match ended {
             Ok(JobSummary { id, state, ended, items, .. }) => LastRun {
                 ended: ended.unwrap_or(now),
@@ -125,7 +125,7 @@ impl LastRuns {
                 job: Some(id),
                 items,
                 error: None,
-                failures: if state == JobState::Failed { failed } else { 0 },
+                failures: if state == JobState::Failed { failures } else { 0 },
             },
             Err(error) => LastRun {
                 ended: now,
@@ -133,20 +133,20 @@ impl LastRuns {
                 job: None,
                 items: ItemCounts::default(),
                 error: Some(error),
-                failures: failed,
+                failures,
             },
         };
         self.0.insert(key.to_owned(), last);
     }
 
-    /// Forgets all other runs.
+    /// Removes the runs of all other keys.
     pub(super) fn keep_only(&mut self, keys: impl Iterator<Item = String>) {
         let keys: BTreeSet<String> = keys.collect();
         self.0.retain(|key, _| keys.contains(key));
     }
 }
 
-/// Identity of a recurring warm-up; its interval is not part of it.
+/// Key of a recurring warm-up, from all its settings but the interval.
 pub(super) fn key(entry: &RecurringWarmUp) -> String {
     let RecurringWarmUp { targets, platforms, every: _, pin, client } = entry;
     let named = targets.iter().map(|target| match target {
@@ -164,8 +164,8 @@ pub(super) fn with_jitter(due: Timestamp, now: Timestamp) -> Timestamp {
     let mut random = [0u8; 4];
     // Without random bytes there is no jitter.
     let _ = aws_lc_rs::rand::fill(&mut random);
-    let part = f64::from(u32::from_le_bytes(random)) / f64::from(u32::MAX);
-    due.after((due.since(now) / JITTER).mul_f64(part))
+    let fraction = f64::from(u32::from_le_bytes(random)) / f64::from(u32::MAX);
+    due.after((due.since(now) / JITTER_DIVISOR).mul_f64(fraction))
 }
 
 #[cfg(test)]
@@ -175,7 +175,7 @@ mod tests {
 
     const DAY: Duration = Duration::from_secs(24 * 3600);
 
-    fn listed(state: JobState) -> JobSummary {
+    fn summary(state: JobState) -> JobSummary {
         JobSummary {
             id: "1".to_owned(),
             state,
@@ -190,56 +190,58 @@ mod tests {
     }
 
     #[test]
-    fn one_that_failed_is_tried_again_after_a_growing_while_and_never_less_often_than_planned() {
+    fn retries_of_a_failed_run_back_off_up_to_the_configured_interval() {
         let mut runs = LastRuns::default();
         let pauses: Vec<u64> = (0..12)
             .map(|number| {
-                runs.put("a", Ok(JobSummary { id: number.to_string(), ..listed(JobState::Failed) }), Timestamp(1000));
+                runs.put("a", Ok(JobSummary { id: number.to_string(), ..summary(JobState::Failed) }), Timestamp(1000));
                 runs.get("a").unwrap().due(DAY, Timestamp(1000)).0 - 1000
             })
             .collect();
         assert_eq!(pauses[..4], [300, 600, 1200, 2400]);
         assert_eq!(pauses[11], DAY.as_secs());
-        runs.put("a", Ok(JobSummary { id: "done".to_owned(), ..listed(JobState::Done) }), Timestamp(1000));
+        runs.put("a", Ok(JobSummary { id: "done".to_owned(), ..summary(JobState::Done) }), Timestamp(1000));
         assert_eq!(runs.get("a").unwrap().due(DAY, Timestamp(5000)).0, 1000 + DAY.as_secs());
         runs.put("a", Err("no such folder".to_owned()), Timestamp(2000));
         assert_eq!(runs.get("a").unwrap().due(DAY, Timestamp(2000)).0, 2300);
     }
 
     #[test]
-    fn a_clock_that_was_set_back_makes_the_pause_no_longer() {
+    fn a_clock_set_back_does_not_lengthen_the_pause() {
         let mut runs = LastRuns::default();
-        runs.put("a", Ok(listed(JobState::Done)), Timestamp(1000));
+        runs.put("a", Ok(summary(JobState::Done)), Timestamp(1000));
         assert_eq!(runs.get("a").unwrap().due(DAY, Timestamp(10)).0, 10 + DAY.as_secs());
     }
 
     #[tokio::test]
-    async fn a_clock_that_is_set_back_while_one_waits_makes_it_wait_no_longer() {
+    async fn a_clock_set_back_during_the_wait_does_not_lengthen_it() {
         let clock = Clock::system();
         let year = 365 * DAY;
         clock.advance(year);
         let ended = clock.now();
         let mut runs = LastRuns::default();
-        runs.put("a", Ok(JobSummary { ended: Some(ended), ..listed(JobState::Done) }), ended);
+        runs.put("a", Ok(JobSummary { ended: Some(ended), ..summary(JobState::Done) }), ended);
         let waiting = clock.until_due(|now| runs.due("a", DAY, now).unwrap());
-        let then = async {
+        let set_back = async {
             tokio::task::yield_now().await;
             clock.set_back(year);
             tokio::task::yield_now().await;
             clock.advance(DAY + Duration::from_secs(1));
         };
-        let both = async { tokio::join!(waiting, then) };
-        tokio::time::timeout(Duration::from_secs(20), both).await.expect("it waits for a year");
+        let both = async { tokio::join!(waiting, set_back) };
+        tokio::time::timeout(Duration::from_secs(20), both)
+            .await
+            .expect("the wait took the year by which the clock was set back");
         assert!(clock.now() < ended);
     }
 
     #[test]
-    fn a_run_that_nobody_waited_for_is_noted_once_and_only_where_nothing_came_later() {
+    fn an_unobserved_run_is_recorded_once_and_never_over_a_later_one() {
         let mut runs = LastRuns::default();
         let run = |id: &str, ended| JobSummary {
             id: id.to_owned(),
             ended: Some(Timestamp(ended)),
-            ..listed(JobState::Failed)
+            ..summary(JobState::Failed)
         };
         runs.record_finished_run("a", run("1", 1000), Timestamp(1500));
         runs.put("a", Ok(run("1", 1000)), Timestamp(1600));
@@ -252,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn jitter_is_little_and_never_before_it_is_due() {
+    fn jitter_adds_at_most_a_twentieth_and_never_makes_a_run_early() {
         for _ in 0..100 {
             let due = with_jitter(Timestamp(1000 + DAY.as_secs()), Timestamp(1000));
             assert!((DAY.as_secs()..=DAY.as_secs() * 21 / 20).contains(&(due.0 - 1000)), "{due:?}");

@@ -13,7 +13,7 @@ use crate::requirements::{self, Configurations, LabelKind, Order, OrderEntry, fi
 pub(super) fn read(entry: &RecurringWarmUp, default_host: &Hostname) -> Result<Order, Vec<String>> {
     let (mut given, mut folders, mut problems) = (Vec::new(), Vec::new(), Vec::new());
     for target in &entry.targets {
-        let one = match target {
+        let read = match target {
             RecurringWarmTarget::Address(address) => match PackageSelector::parse(address, default_host) {
                 Ok(selector) => Ok(OrderEntry::Address { what: selector, platforms: Vec::new() }),
                 Err(bad) => Err(vec![bad.to_string()]),
@@ -23,17 +23,17 @@ pub(super) fn read(entry: &RecurringWarmUp, default_host: &Hostname) -> Result<O
                     folders.push(path.clone());
                     continue;
                 }
-                Some(LabelKind::Tar) => tar(path, entry),
-                _ => locked(path),
+                Some(LabelKind::Tar) => read_tar(path, entry),
+                _ => read_lock_file(path),
             },
         };
-        match one {
-            Ok(one) => given.push(one),
-            Err(more) => problems.extend(more),
+        match read {
+            Ok(order_entry) => given.push(order_entry),
+            Err(found) => problems.extend(found),
         }
     }
     if !folders.is_empty() {
-        match collected(&folders, entry) {
+        match read_folders(&folders, entry) {
             Ok(configurations) => given.push(configurations),
             Err(reason) => problems.push(reason),
         }
@@ -41,22 +41,22 @@ pub(super) fn read(entry: &RecurringWarmUp, default_host: &Hostname) -> Result<O
     if problems.is_empty() { Order::new(given, entry.platforms.clone()) } else { Err(problems) }
 }
 
-fn locked(path: &Path) -> Result<OrderEntry, Vec<String>> {
+fn read_lock_file(path: &Path) -> Result<OrderEntry, Vec<String>> {
     let name = path.display().to_string();
     let text = file::read_lock_file(path).map_err(|reason| vec![reason])?;
-    let wrong = |problem: String| format!("{name}: {problem}");
-    let locked =
-        lock_file::parse(text.as_bytes()).map_err(|bad| bad.problems().into_iter().map(wrong).collect::<Vec<_>>())?;
+    let with_name = |problem: String| format!("{name}: {problem}");
+    let locked = lock_file::parse(text.as_bytes())
+        .map_err(|bad| bad.problems().into_iter().map(with_name).collect::<Vec<_>>())?;
     Ok(OrderEntry::LockFile { name, locked })
 }
 
-fn tar(path: &Path, entry: &RecurringWarmUp) -> Result<OrderEntry, Vec<String>> {
+fn read_tar(path: &Path, entry: &RecurringWarmUp) -> Result<OrderEntry, Vec<String>> {
     let files = file::read_tar(path).map_err(|reason| vec![reason])?;
     let configurations = Configurations::new(files, Vec::new(), entry.client);
     Ok(OrderEntry::Configurations(configurations.map_err(|reason| vec![format!("{}: {reason}", path.display())])?))
 }
 
-fn collected(folders: &[PathBuf], entry: &RecurringWarmUp) -> Result<OrderEntry, String> {
+fn read_folders(folders: &[PathBuf], entry: &RecurringWarmUp) -> Result<OrderEntry, String> {
     let collected =
         requirements::collect(folders, &requirements::GivenValues::default()).map_err(|bad| bad.to_string())?;
     Ok(OrderEntry::Configurations(Configurations::new(collected.files, collected.roots, entry.client)?))

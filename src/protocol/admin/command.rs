@@ -223,7 +223,7 @@ pub async fn pin_job(mirror: &Arc<Mirror>, items: Vec<ToPin>, pin: PinChange) ->
         let subject = |item: ToPin| {
             let not_held = PinResult { package: item.named, outcome: PinOutcome::NotHeld };
             let now = item.package.and_then(|_| known.next()).unwrap_or(not_held);
-            match (now.succeeded(), item.is_coming) {
+            match (now.succeeded(), item.is_pending) {
                 (true, _) | (false, false) => now,
                 (false, true) => PinResult { outcome: pin.pending_outcome(), ..now },
             }
