@@ -20,9 +20,9 @@ pub(super) struct Bundle {
 
 #[derive(Debug, Subcommand)]
 enum BundleCommand {
-    /// Warm the packages that an init needs, and write them as a bundle: a tar, or parts
+    /// Fetch the packages that a configuration needs, and write them as a bundle: one tar, or parts
     Create(create::Create),
-    /// Apply a bundle; every digest and publisher's signature is checked again
+    /// Apply a bundle; every digest and every publisher's signature is verified again
     Apply(apply::Apply),
     /// Create the key that signs bundles, and print its public key
     Keygen(keygen::Keygen),

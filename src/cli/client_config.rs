@@ -31,7 +31,7 @@ impl ClientConfig {
         if self.own_name {
             let server = &config.server;
             let paste = own_host_name(server.public_url.as_ref(), server.default_upstream.as_ref());
-            self.show(&paste.map_err(anyhow::Error::msg)?);
+            self.print(&paste.map_err(anyhow::Error::msg)?);
             return Ok(());
         }
         let client_route = if self.mirror { ClientRoute::NetworkMirror } else { ClientRoute::HostOverride };
@@ -44,7 +44,7 @@ impl ClientConfig {
         let path = if self.mirror { "/admin/v1/client-config?mirror" } else { "/admin/v1/client-config" };
         let paste: anyhow::Result<String> = runtime()?.block_on(async {
             match ask_running(&config, async |address, token| admin_client::get(address, path, token).await).await {
-                Ok(answer) => Ok(String::from_utf8_lossy(&answer).into_owned()),
+                Ok(body) => Ok(String::from_utf8_lossy(&body).into_owned()),
                 Err(AdminClientError::NotRunning(_)) if !Store::exists(&config.store.path)? => {
                     let hosts: Vec<_> = config.upstreams.iter().map(|upstream| &upstream.host).collect();
                     Ok(default_text(&hosts, &base, client_route).await?)
@@ -58,11 +58,11 @@ impl ClientConfig {
                 Err(error) => Err(error.into()),
             }
         });
-        self.show(&paste?);
+        self.print(&paste?);
         Ok(())
     }
 
-    fn show(&self, paste: &str) {
+    fn print(&self, paste: &str) {
         if self.common.json {
             print_line(&serde_json::json!({ "client_config": paste }).to_string());
         } else {

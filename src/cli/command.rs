@@ -58,24 +58,24 @@ impl Addresses {
 }
 
 /// Defines one function per command: ask the running larder, else open the store.
-macro_rules! done_here {
+macro_rules! operation_functions {
     ($($command:ident $variant:ident $item:ty),*) => {$(
-        async fn $command(config: &Config, told: &OperationTarget) -> anyhow::Result<OperationReport<$item>> {
-            if let Some(done) = run_remotely(config, Operation::$variant, told).await? {
-                return Ok(done);
+        async fn $command(config: &Config, target: &OperationTarget) -> anyhow::Result<OperationReport<$item>> {
+            if let Some(report) = run_remotely(config, Operation::$variant, target).await? {
+                return Ok(report);
             }
-            let addresses = told.addresses(&config.default_host()).map_err(|bad| anyhow!(bad.join("; ")))?;
+            let addresses = target.addresses(&config.default_host()).map_err(|bad| anyhow!(bad.join("; ")))?;
             let settings = StartSettings::default();
             let (mirror, _, _) = app::mirror(config, &settings)?;
             let call = || mirror.job_context(settings.clock.now());
-            let done = command::$command(&mirror, &addresses, call).await;
+            let report = command::$command(&mirror, &addresses, call).await;
             mirror.close().await?;
-            Ok(done)
+            Ok(report)
         }
     )*};
 }
 
-done_here!(refresh Refresh RefreshResult, purge Purge PurgeResult, accept Accept AcceptResult, pin Pin PinResult, unpin Unpin PinResult);
+operation_functions!(refresh Refresh RefreshResult, purge Purge PurgeResult, accept Accept AcceptResult, pin Pin PinResult, unpin Unpin PinResult);
 
 /// Runs a command in the running larder; `None` where none runs.
 async fn run_remotely<T: DeserializeOwned>(
@@ -87,7 +87,7 @@ async fn run_remotely<T: DeserializeOwned>(
     let path = command.path();
     let response = ask_running(config, async |address, token| admin_client::post(address, &path, token, body).await);
     match response.await {
-        Ok(answer) => Ok(Some(serde_json::from_slice(&answer).context("the running larder is of another version")?)),
+        Ok(body) => Ok(Some(serde_json::from_slice(&body).context("the running larder is of another version")?)),
         Err(AdminClientError::NotRunning(_)) => {
             require_store(config)?;
             Ok(None)
@@ -107,39 +107,39 @@ pub(super) fn require_store(config: &Config) -> anyhow::Result<()> {
 
 /// Prints the result; returns true if the command succeeded for every address.
 fn print_result<T: Serialize>(
-    done: OperationReport<T>,
+    report: OperationReport<T>,
     json: bool,
     lines_of: impl Fn(&[T]) -> Vec<String>,
 ) -> anyhow::Result<bool> {
     if json {
-        print_line(&serde_json::to_string(&done)?);
-        return Ok(done.ok);
+        print_line(&serde_json::to_string(&report)?);
+        return Ok(report.ok);
     }
     // Without any item, the errors say everything.
-    if !done.items.is_empty() || done.errors.is_empty() {
-        lines_of(&done.items).iter().for_each(|line| print_line(line));
+    if !report.items.is_empty() || report.errors.is_empty() {
+        lines_of(&report.items).iter().for_each(|line| print_line(line));
     }
-    for error in &done.errors {
+    for error in &report.errors {
         print_error(error);
     }
-    Ok(done.ok)
+    Ok(report.ok)
 }
 
 fn refreshed_lines(items: &[RefreshResult], host: &Hostname) -> Vec<String> {
-    let shown = |item: &RefreshResult| item.package.without(host).to_string();
-    let width = items.iter().map(|item| shown(item).chars().count()).max().unwrap_or_default();
+    let subject_of = |item: &RefreshResult| item.package.without(host).to_string();
+    let width = items.iter().map(|item| subject_of(item).chars().count()).max().unwrap_or_default();
     let mut lines = Vec::new();
     for item in items {
-        let (subject, news) = (shown(item), &item.news);
-        let outcome = match news {
+        let (subject, outcome) = (subject_of(item), &item.news);
+        let outcome_text = match outcome {
             RefreshOutcome::Unchanged => "unchanged",
             RefreshOutcome::New => "new",
             RefreshOutcome::Gone => "gone upstream; the stored copy stays",
             RefreshOutcome::Absent { .. } => "not found",
             RefreshOutcome::Failed { .. } => "failed; what is stored stays",
         };
-        lines.push(format!("{subject:width$}  {outcome}"));
-        if let RefreshOutcome::Absent { error } | RefreshOutcome::Failed { error } = news {
+        lines.push(format!("{subject:width$}  {outcome_text}"));
+        if let RefreshOutcome::Absent { error } | RefreshOutcome::Failed { error } = outcome {
             lines.push(format!("  {error}"));
         }
     }
@@ -163,12 +163,13 @@ fn purged_lines(items: &[PurgeResult], host: &Hostname) -> Vec<String> {
             lines.push(format!("  {} not removed: another package uses the same bytes", plural(*shared, "archive")));
         }
         lines.extend(item.pinned.iter().map(|package| format!("  not removed: {package} is pinned")));
-        lines.extend(item.left.iter().map(|left| format!("  not removed: {left}")));
-        let unreadable = |subject| format!("  unreadable: {subject}; an archive listed only there may still be stored");
-        lines.extend(item.unreadable.iter().map(unreadable));
+        lines.extend(item.left.iter().map(|reason| format!("  not removed: {reason}")));
+        let unreadable_line =
+            |subject| format!("  unreadable: {subject}; an archive listed only there may still be stored");
+        lines.extend(item.unreadable.iter().map(unreadable_line));
     }
     if items.iter().any(|item| item.seen_is_kept && item.archives + item.documents > 0) {
-        lines.push("first-seen records stay: a version that is published again is still noticed".to_owned());
+        lines.push("first-seen records stay: a changed republication still raises an alarm".to_owned());
     }
     lines
 }
@@ -195,36 +196,39 @@ fn accepted_lines(items: &[AcceptResult], host: &Hostname) -> Vec<String> {
                 "{subject}: nothing to accept: upstream's version is already served; its alarms are resolved"
             )),
             AcceptOutcome::Withdrawn { error } => {
-                lines.push(format!("{subject}: gone upstream, nothing is accepted, its alarms are resolved: {error}"));
+                lines.push(format!(
+                    "{subject}: gone upstream; nothing is accepted, and its alarms are resolved: {error}"
+                ));
             }
             AcceptOutcome::Failed { error } => lines.push(format!("{subject}: not accepted: {error}")),
             AcceptOutcome::AcceptedTree { tree_before, tree, commit_before, commit } => {
                 lines.push(format!("{subject}: accepted"));
-                let shown = |commit: &Option<String>| match commit {
+                let commit_text = |commit: &Option<String>| match commit {
                     Some(commit) => format!(", commit {}", escape_for_terminal(commit)),
                     None => String::new(),
                 };
-                if let Some(before) = tree_before {
-                    lines.push(format!("  was tree {before}{}", shown(commit_before)));
+                if let Some(previous) = tree_before {
+                    lines.push(format!("  was tree {previous}{}", commit_text(commit_before)));
                 }
-                lines.push(format!("  is  tree {tree}{}", shown(commit)));
+                lines.push(format!("  is  tree {tree}{}", commit_text(commit)));
             }
             AcceptOutcome::AcceptedElsewhere { tree_before, source } => {
                 lines.push(format!("{subject}: accepted"));
-                lines.extend(tree_before.map(|before| format!("  was tree {before}")));
+                lines.extend(tree_before.map(|previous| format!("  was tree {previous}")));
                 lines.push(format!("  is  {source}: clients fetch it directly, and larder checks nothing"));
             }
             AcceptOutcome::Accepted { files, keys_before, key } => {
                 lines.push(format!("{subject}: accepted"));
-                let known = key.as_ref().is_some_and(|key| keys_before.contains(key));
+                let is_known_key = key.as_ref().is_some_and(|key| keys_before.contains(key));
                 lines.push(match key {
-                    Some(key) if known => format!("  signed by {key}, which signed other versions before"),
+                    Some(key) if is_known_key => format!("  signed by {key}, which signed other versions before"),
                     Some(key) => format!("  signed by {key}, new"),
                     None => "  unsigned".to_owned(),
                 });
-                if !known {
-                    let before = if keys_before.is_empty() { "no key".to_owned() } else { keys_before.join(", ") };
-                    lines.push(format!("  before, signed by {before}"));
+                if !is_known_key {
+                    let previous_keys =
+                        if keys_before.is_empty() { "no key".to_owned() } else { keys_before.join(", ") };
+                    lines.push(format!("  before, signed by {previous_keys}"));
                 }
                 for changed in files {
                     lines.push(format!("  {}", escape_for_terminal(&changed.file)));

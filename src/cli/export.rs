@@ -39,7 +39,7 @@ pub(super) struct Export {
     #[arg(long = "for", required = true, value_name = "WHAT")]
     order_args: Vec<String>,
     #[command(flatten)]
-    also: OrderOptions,
+    options: OrderOptions,
     /// Export the available packages where some are unavailable
     #[arg(long)]
     partial: bool,
@@ -53,19 +53,20 @@ impl Export {
     /// Exports the tree; returns true if the whole order is in it.
     pub(super) fn run(self) -> anyhow::Result<bool> {
         let (config, _) = self.common.load()?;
-        let order = self.also.to_order(&self.order_args, &config.default_host())?;
+        let order = self.options.to_order(&self.order_args, &config.default_host())?;
         // A bad folder is reported before anything is fetched.
         let folder = Arc::new(MirrorFolder::open_or_create(&self.tree)?);
         let runtime = runtime()?;
-        let shown = if self.common.json { WarmOutput::Quiet } else { WarmOutput::Lines };
+        let output = if self.common.json { WarmOutput::Quiet } else { WarmOutput::Lines };
         let partial = self.partial;
-        let exported = runtime.block_on(warm_and(&config, &order, shown, async |runner, job| {
-            let is_all = job.state == JobState::Done;
-            let exported = if is_all || partial { Some(export(runner, job, partial, &folder).await?) } else { None };
-            Ok((exported, is_all))
+        let exported = runtime.block_on(warm_and(&config, &order, output, async |runner, job| {
+            let is_complete = job.state == JobState::Done;
+            let exported =
+                if is_complete || partial { Some(export(runner, job, partial, &folder).await?) } else { None };
+            Ok((exported, is_complete))
         }));
         runtime.shutdown_timeout(std::time::Duration::from_secs(1));
-        let (exported, is_all) = exported?;
+        let (exported, is_complete) = exported?;
         let Some(exported) = exported else {
             print_error("nothing was exported: some packages are unavailable; --partial exports the rest");
             return Ok(false);
@@ -73,9 +74,9 @@ impl Export {
         if self.common.json {
             print_line(&serde_json::to_string(&exported)?);
         } else {
-            print_line(&page(&exported, &folder, width_of_stdout()));
+            print_line(&summary(&exported, &folder, width_of_stdout()));
         }
-        Ok(is_all)
+        Ok(is_complete)
     }
 }
 
@@ -84,7 +85,7 @@ impl Export {
 struct Exported {
     #[serde(flatten)]
     received: ReceiveSummary,
-    /// Modules in the order; left out, because no client reads modules from a tree.
+    /// Modules in the order; omitted, because no client reads modules from a tree.
     modules: Vec<PackageRef>,
 }
 
@@ -93,25 +94,26 @@ async fn export(runner: &JobRunner, job: &Job, partial: bool, folder: &Arc<Mirro
     let modules =
         job.items.iter().map(|item| &item.package).filter(|package| package.platform.is_none()).cloned().collect();
     let shared_folder = Arc::clone(folder);
-    let have: HashSet<Digest> = spawn_blocking(move || receive::existing_archive_digests(&shared_folder, &packages))
-        .await??
-        .into_iter()
-        .collect();
+    let existing: HashSet<Digest> =
+        spawn_blocking(move || receive::existing_archive_digests(&shared_folder, &packages))
+            .await??
+            .into_iter()
+            .collect();
     let (tar, out) = io::pipe()?;
     let bytes = ByteCounter::default();
     // Archives that exist in the tree are not sent, and their sizes are not reported. The total is then unavailable.
-    let all = job
+    let total_bytes = job
         .items
         .iter()
         .filter(|item| item.package.platform.is_some())
         .map(|item| item.size_bytes)
         .sum::<Option<u64>>();
-    let drawing = ProgressTask::begin("exporting", &bytes, all.filter(|_| have.is_empty()));
+    let progress = ProgressTask::begin("exporting", &bytes, total_bytes.filter(|_| existing.is_empty()));
     let (shared_folder, tar) = (Arc::clone(folder), CountingIo { inner: tar, bytes });
     let receiving = spawn_blocking(move || receive::receive(tar, &shared_folder));
     let sent = match runner {
         JobRunner::Running { address, token } => {
-            let request = ExportRequest { job: job.id.clone(), partial, have };
+            let request = ExportRequest { job: job.id.clone(), partial, have: existing };
             let body = Body::from(serde_json::to_vec(&request)?);
             let sent = admin_client::download(*address, EXPORT, token.as_deref(), body, out).await;
             sent.map(drop).map_err(|error| match error {
@@ -128,7 +130,7 @@ async fn export(runner: &JobRunner, job: &Job, partial: bool, folder: &Arc<Mirro
                 Artifact::Module(_) => None,
             });
             let call = mirror.job_context(job.started);
-            let export = mirror.export(packages.collect(), &have, &call).await?;
+            let export = mirror.export(packages.collect(), &existing, &call).await?;
             if let Some(missing) = export.missing.first().filter(|_| !partial) {
                 anyhow::bail!("{}: {}", missing.package, missing.reason);
             }
@@ -136,7 +138,7 @@ async fn export(runner: &JobRunner, job: &Job, partial: bool, folder: &Arc<Mirro
         }
     };
     let received = receiving.await;
-    drawing.end().await;
+    progress.end().await;
     let received = received?;
     match (sent, received) {
         (Ok(()), Ok(received)) => Ok(Exported { received, modules }),
@@ -158,12 +160,12 @@ fn package(item: &JobItem) -> Option<Package> {
     Some(Package { provider, version: Version::parse(version.as_ref()?).ok()?, platform })
 }
 
-fn page(exported: &Exported, folder: &MirrorFolder, width: Option<usize>) -> String {
+fn summary(exported: &Exported, folder: &MirrorFolder, width: Option<usize>) -> String {
     let Exported { received, modules } = exported;
     let mut page = TextPage::of_width(width);
     let written = format!("{} written, {}", plural(received.written, "archive"), ByteSize(received.written_bytes));
-    let place = escape_for_terminal(&folder.path().display().to_string());
-    page.group("exported", &format!("{written}; {} there already; into {place}", received.there));
+    let path = escape_for_terminal(&folder.path().display().to_string());
+    page.group("exported", &format!("{written}; {} already there; into {path}", received.there));
     if received.unsigned > 0 {
         let archives = plural(received.unsigned, "archive");
         page.group("unsigned", &format!("{archives}, imported without signatures: the tree has no proof of them"));
@@ -176,10 +178,10 @@ fn page(exported: &Exported, folder: &MirrorFolder, width: Option<usize>) -> Str
         );
     }
     if !modules.is_empty() {
-        let number = plural(modules.len() as u64, "module");
+        let modules = plural(modules.len() as u64, "module");
         page.group(
             "modules",
-            &format!("{number} left out: no client reads modules from such a tree; `larder bundle` carries them"),
+            &format!("{modules} omitted: no client reads modules from such a tree; `larder bundle` carries them"),
         );
     }
     if !received.notes.is_empty() {

@@ -103,7 +103,7 @@ const EXIT_CODES: &str = "Exit codes:
   130   interrupted";
 
 /// Builds the clap command with the extended help.
-pub(super) fn described() -> clap::Command {
+pub(super) fn command_with_help() -> clap::Command {
     let command = Arguments::command();
     let groups = groups(&command);
     let command = EXAMPLES_OF.iter().fold(command, |command, (path, examples)| with_examples(command, path, examples));
@@ -146,22 +146,22 @@ mod tests {
 
     use super::*;
 
-    /// DESIGN, promise 15: every command is listed in exactly one group, and each listed command exists.
+    /// Every command is listed in exactly one group, and each listed command exists (DESIGN, promise 15).
     #[test]
     fn every_command_is_in_one_group() {
         let command = Arguments::command();
         let paths: BTreeSet<&str> = command.get_subcommands().map(clap::Command::get_name).collect();
         let listed: Vec<&str> = GROUPS.iter().flat_map(|(_, names)| names.iter().copied()).collect();
         assert_eq!((listed.iter().copied().collect::<BTreeSet<_>>(), listed.len()), (paths.clone(), paths.len()));
-        described().debug_assert();
+        command_with_help().debug_assert();
     }
 
     #[test]
-    fn a_line_of_each_group_fits_a_terminal() {
+    fn the_list_of_commands_fits_80_columns() {
         let text = groups(&Arguments::command());
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
-        let long = described().try_get_matches_from(["larder", "--help"]).unwrap_err().to_string();
-        let short = described().try_get_matches_from(["larder", "-h"]).unwrap_err().to_string();
+        let long = command_with_help().try_get_matches_from(["larder", "--help"]).unwrap_err().to_string();
+        let short = command_with_help().try_get_matches_from(["larder", "-h"]).unwrap_err().to_string();
         for part in ["Examples:", "Environment:", "Exit codes:"] {
             assert!(long.contains(part) && !short.contains(part), "{part}: {long}");
         }
@@ -169,10 +169,10 @@ mod tests {
 
     /// Every command has examples, and they parse: people paste them.
     #[test]
-    fn every_command_has_examples_that_are_taken() {
-        fn paths(command: &clap::Command, above: &[String], found: &mut BTreeSet<Vec<String>>) {
+    fn every_command_has_examples_that_parse() {
+        fn paths(command: &clap::Command, parent: &[String], found: &mut BTreeSet<Vec<String>>) {
             for command in command.get_subcommands().filter(|command| command.get_name() != "help") {
-                let path = [above, &[command.get_name().to_owned()]].concat();
+                let path = [parent, &[command.get_name().to_owned()]].concat();
                 paths(command, &path, found);
                 found.insert(path);
             }
@@ -192,7 +192,7 @@ mod tests {
                     }
                 }
                 assert_eq!(words[1..=path.len()], *path, "{line}");
-                match described().try_get_matches_from(&words) {
+                match command_with_help().try_get_matches_from(&words) {
                     Ok(_) => {}
                     Err(error) if error.kind() == clap::error::ErrorKind::DisplayHelp => {}
                     Err(error) => panic!("{line}: {error}"),
@@ -200,7 +200,7 @@ mod tests {
             }
             let help = |flag: &str| {
                 let words = [&["larder"], path, &[flag]].concat();
-                described().try_get_matches_from(words).unwrap_err().to_string()
+                command_with_help().try_get_matches_from(words).unwrap_err().to_string()
             };
             let (short, long) = (help("-h"), help("--help"));
             assert!(!short.contains("Example") && long.contains(examples[0].0), "{path:?}: {long}");

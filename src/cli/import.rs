@@ -42,35 +42,35 @@ impl ImportCommand {
     pub(super) fn run(self) -> anyhow::Result<bool> {
         let (config, _) = self.common.load()?;
         let folder = Arc::new(MirrorFolder::open(&self.tree)?);
-        let sorted = send::plan_send(&folder)?;
+        let send_plan = send::plan_send(&folder)?;
         let mut report = ImportReporter {
             json: self.common.json,
             host: config.default_host(),
             counts: ImportCounts::default(),
-            took_a_key: false,
-            ending: None,
+            trusted_tree_key: false,
+            last_step: None,
         };
-        for (file, reason) in &sorted.refused {
+        for (file, reason) in &send_plan.refused {
             report.show(ImportStep::File(refused_locally(file, reason)));
         }
-        if sorted.packages == 0 && sorted.refused.is_empty() {
+        if send_plan.packages == 0 && send_plan.refused.is_empty() {
             anyhow::bail!(
                 "{} has no archives; expected HOST/NAMESPACE/TYPE/terraform-provider-TYPE_VERSION_OS_ARCH.zip, or unpacked packages in HOST/NAMESPACE/TYPE/VERSION/OS_ARCH",
                 self.tree.display()
             );
         }
-        let tree = TreeUpload { folder, sorted: Arc::new(sorted), sent: ByteCounter::default() };
+        let tree = TreeUpload { folder, send_plan: Arc::new(send_plan), sent: ByteCounter::default() };
         let unsigned = if self.unsigned { UnsignedPolicy::Allowed } else { UnsignedPolicy::Refused };
         let runtime = runtime()?;
         let imported = runtime.block_on(async {
-            let drawing = ProgressTask::begin("importing", &tree.sent, Some(tree.sorted.bytes));
+            let progress = ProgressTask::begin("importing", &tree.sent, Some(tree.send_plan.bytes));
             let imported = import(&config, &tree, unsigned, &mut report).await;
-            drawing.end().await;
+            progress.end().await;
             imported
         });
         runtime.shutdown_timeout(std::time::Duration::from_secs(1));
         imported?;
-        Ok(report.ended())
+        Ok(report.finish())
     }
 }
 
@@ -85,16 +85,16 @@ async fn import(
     unsigned: UnsignedPolicy,
     report: &mut ImportReporter,
 ) -> anyhow::Result<()> {
-    let _too_large = catch_file_size_signal()?;
-    let (mut unread, sent) = (None, tree.send()?);
+    let _file_size_signal = catch_file_size_signal()?;
+    let (mut parse_error, upload) = (None, tree.send()?);
     let read_line = |line: &[u8]| match serde_json::from_slice(line) {
         Ok(step) => report.show(step),
-        Err(error) => unread = Some(error),
+        Err(error) => parse_error = Some(error),
     };
-    let asking = ask_running(config, async |address, token| {
-        admin_client::upload(address, &import_path(unsigned), token, "application/x-tar", sent, read_line).await
+    let response = ask_running(config, async |address, token| {
+        admin_client::upload(address, &import_path(unsigned), token, "application/x-tar", upload, read_line).await
     });
-    match asking.await {
+    match response.await {
         Ok(()) => {}
         Err(AdminClientError::NotRunning(_)) => {
             let settings = StartSettings::default();
@@ -108,13 +108,13 @@ async fn import(
         }
         Err(error) => return Err(error.into()),
     }
-    unread.map_or(Ok(()), |error| Err(error).context("the running larder is of another version"))
+    parse_error.map_or(Ok(()), |error| Err(error).context("the running larder is of another version"))
 }
 
 /// A tree to send, and the number of bytes sent so far.
 struct TreeUpload {
     folder: Arc<MirrorFolder>,
-    sorted: Arc<SendPlan>,
+    send_plan: Arc<SendPlan>,
     sent: ByteCounter,
 }
 
@@ -122,13 +122,15 @@ impl TreeUpload {
     /// Streams the tree as a tar, from its beginning.
     fn send(&self) -> io::Result<impl Read + Send + use<>> {
         let (reader, writer): (_, PipeWriter) = io::pipe()?;
-        let (folder, sorted) = (Arc::clone(&self.folder), Arc::clone(&self.sorted));
+        let (folder, send_plan) = (Arc::clone(&self.folder), Arc::clone(&self.send_plan));
         self.sent.set(0);
         let writer = CountingIo { inner: writer, bytes: self.sent.clone() };
         // The receiver sees a failure as a truncated tar; the reason is printed here.
-        std::thread::Builder::new().name("tree".into()).spawn(move || match send::send(&folder, &sorted, writer) {
-            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => print_error(&error.to_string()),
-            _ => {}
+        std::thread::Builder::new().name("tree".into()).spawn(move || {
+            match send::send(&folder, &send_plan, writer) {
+                Err(error) if error.kind() != io::ErrorKind::BrokenPipe => print_error(&error.to_string()),
+                _ => {}
+            }
         })?;
         Ok(reader)
     }
@@ -139,9 +141,9 @@ struct ImportReporter {
     json: bool,
     host: Hostname,
     counts: ImportCounts,
-    /// True once an accepted key was vouched for by the tree alone.
-    took_a_key: bool,
-    ending: Option<ImportStep>,
+    /// True once a key was accepted on the word of the tree alone.
+    trusted_tree_key: bool,
+    last_step: Option<ImportStep>,
 }
 
 impl ImportReporter {
@@ -160,22 +162,23 @@ impl ImportReporter {
         match step {
             ImportStep::File(file) => {
                 self.counts.count(&file.judged);
-                self.took_a_key |= file.judged == FileVerdict::Proven { by: ProvenBy::Tree } && !file.notes.is_empty();
+                self.trusted_tree_key |=
+                    file.judged == FileVerdict::Proven { by: ProvenBy::Tree } && !file.notes.is_empty();
                 if !self.json {
-                    print_line(&line(&file, &self.host, width_of_stdout()));
+                    print_line(&file_line(&file, &self.host, width_of_stdout()));
                 }
             }
-            ending => self.ending = Some(ending),
+            step => self.last_step = Some(step),
         }
     }
 
     /// Prints the summary; returns true if nothing was refused.
-    fn ended(self) -> bool {
+    fn finish(self) -> bool {
         if !self.json {
             let gap = if self.counts == ImportCounts::default() { "" } else { "\n" };
-            print_line(&format!("{gap}{}", summary(self.counts, self.took_a_key, width_of_stdout())));
+            print_line(&format!("{gap}{}", summary(self.counts, self.trusted_tree_key, width_of_stdout())));
         }
-        match &self.ending {
+        match &self.last_step {
             Some(ImportStep::Done(_)) => self.counts.refused == 0,
             Some(ImportStep::Stopped { error }) => {
                 let error = escape_for_terminal(error);
@@ -193,13 +196,13 @@ impl ImportReporter {
 }
 
 /// Renders the outcome of one file.
-fn line(file: &ImportedFile, host: &Hostname, width: Option<usize>) -> String {
+fn file_line(file: &ImportedFile, host: &Hostname, width: Option<usize>) -> String {
     let mut page = TextPage::of_width(width);
-    let called = match &file.package {
+    let subject = match &file.package {
         Some(package) => escape_for_terminal(&package.without(host).to_string()),
         None => escape_for_terminal(&file.file),
     };
-    let with_size = format!("{called}, {}", ByteSize(file.size_bytes));
+    let with_size = format!("{subject}, {}", ByteSize(file.size_bytes));
     match &file.judged {
         FileVerdict::Proven { by } => {
             let proven_by = match by {
@@ -207,27 +210,27 @@ fn line(file: &ImportedFile, host: &Hostname, width: Option<usize>) -> String {
                 ProvenBy::Upstream => "by upstream's documents",
                 ProvenBy::Tree => "by files beside it",
             };
-            page.push_hanging("  verified  ", &format!("{with_size}, {proven_by}"));
+            page.push_with_prefix("  verified  ", &format!("{with_size}, {proven_by}"));
         }
-        FileVerdict::Unsigned => page.push_hanging("  unsigned  ", &with_size),
-        FileVerdict::PackedAnew => page.push_hanging("  unsigned  ", &format!("{with_size}, repacked")),
-        FileVerdict::Held => page.push_hanging("  stored    ", &called),
+        FileVerdict::Unsigned => page.push_with_prefix("  unsigned  ", &with_size),
+        FileVerdict::PackedAnew => page.push_with_prefix("  unsigned  ", &format!("{with_size}, repacked")),
+        FileVerdict::Held => page.push_with_prefix("  stored    ", &subject),
         FileVerdict::Refused { why: reason } => {
-            page.push_hanging("  REFUSED   ", &escape_for_terminal(&file.file));
-            page.push_hanging("            ", &escape_for_terminal(reason));
+            page.push_with_prefix("  REFUSED   ", &escape_for_terminal(&file.file));
+            page.push_with_prefix("            ", &escape_for_terminal(reason));
         }
     }
-    file.notes.iter().for_each(|note| page.push_hanging("            ", &escape_for_terminal(note)));
+    file.notes.iter().for_each(|note| page.push_with_prefix("            ", &escape_for_terminal(note)));
     page.text()
 }
 
 /// Renders the summary of an import.
-fn summary(counts: ImportCounts, took_a_key: bool, width: Option<usize>) -> String {
+fn summary(counts: ImportCounts, trusted_tree_key: bool, width: Option<usize>) -> String {
     let mut page = TextPage::of_width(width);
-    let ImportCounts { proven, unsigned, packed_anew, held: already, refused } = counts;
+    let ImportCounts { proven, unsigned, packed_anew, held: stored, refused } = counts;
     if proven > 0 {
         page.group("verified", &plural(proven, "archive"));
-        if took_a_key {
+        if trusted_tree_key {
             page.item(TREE_KEYS_NOTE, None);
         }
     }
@@ -243,8 +246,8 @@ fn summary(counts: ImportCounts, took_a_key: bool, width: Option<usize>) -> Stri
             page.item(NO_SIGNATURES_NOTE, None);
         }
     }
-    if already > 0 {
-        page.group("stored", &format!("{} already", plural(already, "archive")));
+    if stored > 0 {
+        page.group("stored", &format!("{} already", plural(stored, "archive")));
     }
     if refused > 0 {
         page.group("refused", &plural(refused, "file"));
@@ -282,22 +285,28 @@ mod tests {
             notes,
         };
         let host = Hostname::parse("registry.terraform.io").unwrap();
-        let packed = line(&file(FileVerdict::PackedAnew, Vec::new()), &host, Some(80));
+        let packed = file_line(&file(FileVerdict::PackedAnew, Vec::new()), &host, Some(80));
         assert!(packed.starts_with("  unsigned  hashicorp/a-provider"), "{packed}");
         assert!(packed.ends_with("12.0 MiB, repacked"), "{packed}");
-        let refused =
-            line(&file(FileVerdict::Refused { why: "it is a link \u{1b}[2J".to_owned() }, Vec::new()), &host, Some(80));
+        let refused = file_line(
+            &file(FileVerdict::Refused { why: "it is a link \u{1b}[2J".to_owned() }, Vec::new()),
+            &host,
+            Some(80),
+        );
         assert!(refused.ends_with("\n            it is a link \\u{1b}[2J"), "{refused}");
         let counts = ImportCounts { proven: 1, unsigned: 0, packed_anew: 2, held: 3, refused: 1 };
         let summary_text = summary(counts, false, Some(80));
         for text in [&packed, &refused, &summary_text] {
             assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
         }
-        let words = summary_text.split_whitespace().collect::<Vec<_>>().join(" ");
+        let unwrapped = summary_text.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(
-            words.contains("repacked 2 unpacked packages: you alone vouch for them larder made the zip"),
-            "{words}"
+            unwrapped.contains("repacked 2 unpacked packages: you alone vouch for them larder made the zip"),
+            "{unwrapped}"
         );
-        assert!(words.contains("neither its signature nor its zh") && words.contains("No signatures:"), "{words}");
+        assert!(
+            unwrapped.contains("neither its signature nor its zh") && unwrapped.contains("No signatures:"),
+            "{unwrapped}"
+        );
     }
 }

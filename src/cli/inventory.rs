@@ -16,7 +16,7 @@ pub(super) fn run(common: &CommonOptions) -> anyhow::Result<()> {
         let response =
             ask_running(&config, async |address, token| admin_client::get_large(address, INVENTORY, token).await).await;
         match response {
-            Ok(answer) => anyhow::Ok(answer.to_vec()),
+            Ok(body) => anyhow::Ok(body.to_vec()),
             Err(AdminClientError::NotRunning(_)) => {
                 require_store(&config)?;
                 let settings = StartSettings::default();

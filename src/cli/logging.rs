@@ -1,4 +1,4 @@
-//! Sets up the process log: its filter, and a form that suits its reader.
+//! Sets up the process log: its filter, and a format for its reader: a terminal, the journal, or a collector.
 
 use std::fmt;
 use std::io::IsTerminal;
@@ -30,19 +30,19 @@ pub(super) enum LogConfigError {
     Format(String),
     /// An invalid part of `LARDER_LOG`.
     #[error(
-        "LARDER_LOG says {0:?}: write off, error, warn, info, debug or trace, or module=level, with a comma between them"
+        "LARDER_LOG has {0:?}: write off, error, warn, info, debug or trace, or module=level, with a comma between them"
     )]
     Level(String),
 }
 
 /// The first part of `LARDER_LOG` without a valid level.
 fn invalid_directive(directives: &str) -> Option<LogConfigError> {
-    let level = |part: &str| part.rsplit('=').next().unwrap_or_default().trim().parse::<LevelFilter>().is_ok();
+    let has_level = |part: &str| part.rsplit('=').next().unwrap_or_default().trim().parse::<LevelFilter>().is_ok();
     let parts = directives
         .split(',')
         .map(str::trim)
         .filter(|part| !part.is_empty() && !part.contains(['[', '{']) && !part.contains("::"));
-    parts.into_iter().find(|part| !level(part)).map(|part| LogConfigError::Level(part.to_owned()))
+    parts.into_iter().find(|part| !has_level(part)).map(|part| LogConfigError::Level(part.to_owned()))
 }
 
 /// Starts logging to standard error, by `LARDER_LOG` or else by these directives.
@@ -52,29 +52,29 @@ fn invalid_directive(directives: &str) -> Option<LogConfigError> {
 #[expect(clippy::disallowed_methods, reason = "whatever is read first may have to be logged")]
 pub(super) fn init_logging(directives: &str) -> Result<(), LogConfigError> {
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
-    let (form, bad) = match form(variable, std::io::stderr().is_terminal(), stderr_is_the_journal) {
-        Ok(form) => (form, Ok(())),
+    let (format, result) = match log_format(variable, std::io::stderr().is_terminal(), stderr_is_the_journal) {
+        Ok(format) => (format, Ok(())),
         Err(bad) => (LogFormat::Text { colours: false }, Err(bad)),
     };
     let builder = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into());
-    let given = variable("LARDER_LOG");
-    let bad = bad.and(given.as_deref().and_then(invalid_directive).map_or(Ok(()), Err));
-    let filter = builder.parse_lossy(given.as_deref().unwrap_or(directives));
+    let log_variable = variable("LARDER_LOG");
+    let result = result.and(log_variable.as_deref().and_then(invalid_directive).map_or(Ok(()), Err));
+    let filter = builder.parse_lossy(log_variable.as_deref().unwrap_or(directives));
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(|| LogOutput)
         .with_target(false)
         // A log write that fails cannot be logged.
         .log_internal_errors(false);
-    match form {
+    match format {
         LogFormat::Text { colours } => log.with_ansi(colours).init(),
         LogFormat::Journal => log.with_ansi(false).event_format(WithPriority(Format::default().without_time())).init(),
         LogFormat::Json => log.json().flatten_event(true).init(),
     }
-    bad
+    result
 }
 
-fn form(
+fn log_format(
     variable: impl Fn(&str) -> Option<String>,
     is_terminal: bool,
     is_journal: impl Fn(&str) -> bool,
@@ -86,9 +86,9 @@ fn form(
         }
         // https://no-color.org, https://bixense.com/clicolors
         Some("text") | None => {
-            let unwanted = variable("NO_COLOR").is_some() || variable("CLICOLOR").as_deref() == Some("0");
-            let forced = variable("CLICOLOR_FORCE").is_some_and(|force| force != "0");
-            Ok(LogFormat::Text { colours: !unwanted && (is_terminal || forced) })
+            let is_disabled = variable("NO_COLOR").is_some() || variable("CLICOLOR").as_deref() == Some("0");
+            let is_forced = variable("CLICOLOR_FORCE").is_some_and(|force| force != "0");
+            Ok(LogFormat::Text { colours: !is_disabled && (is_terminal || is_forced) })
         }
         Some(other) => Err(LogConfigError::Format(other.to_owned())),
     }
@@ -135,27 +135,33 @@ fn priority(level: Level) -> u8 {
 mod tests {
     use super::*;
 
-    fn form_with(variables: &[(&str, &str)], is_terminal: bool) -> Result<LogFormat, LogConfigError> {
+    fn log_format_with(variables: &[(&str, &str)], is_terminal: bool) -> Result<LogFormat, LogConfigError> {
         let variable = |name: &str| {
             let found = variables.iter().find(|(key, _)| *key == name);
             found.map(|(_, value)| (*value).to_owned())
         };
-        form(variable, is_terminal, |stream| stream == "8:1")
+        log_format(variable, is_terminal, |stream| stream == "8:1")
     }
 
     #[test]
-    fn the_log_has_the_form_that_its_reader_expects() {
+    fn the_log_format_follows_the_terminal_the_journal_and_the_variables() {
         let text = |colours| Ok(LogFormat::Text { colours });
-        assert_eq!(form_with(&[], true), text(true));
-        assert_eq!(form_with(&[], false), text(false));
-        assert_eq!(form_with(&[("NO_COLOR", "1")], true), text(false));
-        assert_eq!(form_with(&[("CLICOLOR", "0")], true), text(false));
-        assert_eq!(form_with(&[("CLICOLOR", "1")], true), text(true));
-        assert_eq!(form_with(&[("CLICOLOR_FORCE", "1")], false), text(true));
-        assert_eq!(form_with(&[("JOURNAL_STREAM", "8:1")], false), Ok(LogFormat::Journal));
-        assert_eq!(form_with(&[("JOURNAL_STREAM", "8:2")], true), text(true), "the journal of another process");
-        assert_eq!(form_with(&[("LARDER_LOG_FORMAT", "json"), ("JOURNAL_STREAM", "8:1")], false), Ok(LogFormat::Json));
-        assert_eq!(form_with(&[("LARDER_LOG_FORMAT", "text")], true), text(true));
-        assert_eq!(form_with(&[("LARDER_LOG_FORMAT", "xml")], true), Err(LogConfigError::Format("xml".to_owned())));
+        assert_eq!(log_format_with(&[], true), text(true));
+        assert_eq!(log_format_with(&[], false), text(false));
+        assert_eq!(log_format_with(&[("NO_COLOR", "1")], true), text(false));
+        assert_eq!(log_format_with(&[("CLICOLOR", "0")], true), text(false));
+        assert_eq!(log_format_with(&[("CLICOLOR", "1")], true), text(true));
+        assert_eq!(log_format_with(&[("CLICOLOR_FORCE", "1")], false), text(true));
+        assert_eq!(log_format_with(&[("JOURNAL_STREAM", "8:1")], false), Ok(LogFormat::Journal));
+        assert_eq!(log_format_with(&[("JOURNAL_STREAM", "8:2")], true), text(true), "the journal of another process");
+        assert_eq!(
+            log_format_with(&[("LARDER_LOG_FORMAT", "json"), ("JOURNAL_STREAM", "8:1")], false),
+            Ok(LogFormat::Json)
+        );
+        assert_eq!(log_format_with(&[("LARDER_LOG_FORMAT", "text")], true), text(true));
+        assert_eq!(
+            log_format_with(&[("LARDER_LOG_FORMAT", "xml")], true),
+            Err(LogConfigError::Format("xml".to_owned()))
+        );
     }
 }

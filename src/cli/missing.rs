@@ -44,8 +44,8 @@ impl MissingCommand {
 async fn fetch_missing(config: &Config) -> anyhow::Result<OrderRequest> {
     let response = ask_running(config, async |address, token| admin_client::get(address, MISSING, token).await);
     match response.await {
-        Ok(answer) => {
-            OrderRequest::read(&answer).map_err(anyhow::Error::msg).context("the running larder is of another version")
+        Ok(body) => {
+            OrderRequest::read(&body).map_err(anyhow::Error::msg).context("the running larder is of another version")
         }
         Err(AdminClientError::NotRunning(_)) => {
             require_store(config)?;
@@ -82,27 +82,27 @@ fn page(order: &OrderRequest, host: &Hostname, width: Option<usize>) -> String {
     }
     let number = plural(order.what.len() as u64, "item");
     page.group("missing", &format!("{number} requested while offline and not stored"));
-    let mut last = "";
+    let mut last_address = "";
     for request in &order.what {
-        let (whole, platforms) = match request {
+        let (selector, platforms) = match request {
             AddressRequest::Text(address) => (address, &[][..]),
             AddressRequest::For(AddressFor { address, platforms }) => (address, platforms.as_slice()),
         };
         let (address, version) =
-            whole.split_once('@').map_or((whole.as_str(), None), |(address, version)| (address, Some(version)));
-        if address != last {
+            selector.split_once('@').map_or((selector.as_str(), None), |(address, version)| (address, Some(version)));
+        if address != last_address {
             page.item(&PackageRef::requested(address).without(host).to_string(), None);
-            last = address;
+            last_address = address;
         }
         let platforms = if platforms.is_empty() { String::new() } else { format!("  {}", platforms.join(", ")) };
-        page.push_hanging("    ", &format!("{}{platforms}", version.unwrap_or("any version")));
+        page.push_with_prefix("    ", &format!("{}{platforms}", version.unwrap_or("any version")));
     }
     // A request for a version list names no platform.
-    let names_none = |request: &AddressRequest| match request {
-        AddressRequest::Text(address) => names_a_provider(address),
-        AddressRequest::For(AddressFor { address, platforms }) => platforms.is_empty() && names_a_provider(address),
+    let lacks_platforms = |request: &AddressRequest| match request {
+        AddressRequest::Text(address) => is_provider(address),
+        AddressRequest::For(AddressFor { address, platforms }) => platforms.is_empty() && is_provider(address),
     };
-    let (runners, platform) = match order.what.iter().any(names_none) {
+    let (runners, platform) = match order.what.iter().any(lacks_platforms) {
         true => (", for the platforms of your runners", " --platform linux_amd64"),
         false => ("", ""),
     };
@@ -112,8 +112,8 @@ fn page(order: &OrderRequest, host: &Hostname, width: Option<usize>) -> String {
     page.text()
 }
 
-/// Three segments are a provider. Modules have no platform.
-fn names_a_provider(address: &str) -> bool {
+/// True for a provider address, which has three segments; a module address has four.
+fn is_provider(address: &str) -> bool {
     address.split('@').next().unwrap_or_default().split('/').count() == 3
 }
 
@@ -142,15 +142,15 @@ mod tests {
     }
 
     #[test]
-    fn it_is_grouped_and_fits_terminals_of_80_and_of_160_columns() {
-        let shown = page(&order(), &host(), None);
-        for part in ["3 items", "    any version", "    12.34.56  darwin_amd64, ", "  acme/vpc/aws\n    5.1.0"] {
-            assert!(shown.contains(part), "{part} is not in:\n{shown}");
+    fn the_list_is_grouped_and_fits_80_and_160_columns() {
+        let text = page(&order(), &host(), None);
+        for expected in ["3 items", "    any version", "    12.34.56  darwin_amd64, ", "  acme/vpc/aws\n    5.1.0"] {
+            assert!(text.contains(expected), "{expected} is not in:\n{text}");
         }
-        assert_eq!(shown.matches("a-provider-with-a-long-name").count(), 1, "{shown}");
+        assert_eq!(text.matches("a-provider-with-a-long-name").count(), 1, "{text}");
         for width in [80, 160] {
-            let shown = page(&order(), &host(), Some(width));
-            assert!(shown.lines().all(|line| line.chars().count() <= width), "{shown}");
+            let text = page(&order(), &host(), Some(width));
+            assert!(text.lines().all(|line| line.chars().count() <= width), "{text}");
         }
         assert!(page(&OrderRequest::default(), &host(), Some(80)).contains("nothing"));
     }

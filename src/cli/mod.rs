@@ -35,9 +35,7 @@ use secrecy::ExposeSecret;
 use serde_json::json;
 use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 
-use self::terminal::LogOutput;
-
-use self::terminal::with_bars_hidden;
+use self::terminal::{LogOutput, with_bars_hidden};
 use self::text::escape_for_terminal;
 use crate::app::StartError;
 use crate::config::{self, Config, Problems, Warning};
@@ -46,8 +44,8 @@ use crate::http::admin_client::AdminClientError;
 use crate::protocol::admin;
 use crate::store::Store;
 
-/// Exit code of `plan` and `verify` when they found something.
-const NOT_READY: u8 = 3;
+/// Exit code of `plan` and `verify` for a finding: something is missing or damaged.
+const FINDING: u8 = 3;
 /// Exit code for an invalid configuration (EX_CONFIG).
 const BAD_CONFIGURATION: u8 = 78;
 /// Exit code of a command stopped by Ctrl-C or SIGTERM; shells use it for SIGINT.
@@ -158,8 +156,8 @@ impl CommonOptions {
         let config = self.config.as_ref().map(|file| format!(" --config {:?}", absolute(file)));
         let admin = self.admin_listen.map(|_| format!(" --admin-listen {admin}"));
         let store = self.store.as_ref().map(|store| format!(" --store {:?}", absolute(store)));
-        let moved: String = admin.into_iter().chain(store).collect();
-        if moved.is_empty() { moved } else { format!("{}{moved}", config.unwrap_or_default()) }
+        let overrides: String = admin.into_iter().chain(store).collect();
+        if overrides.is_empty() { overrides } else { format!("{}{overrides}", config.unwrap_or_default()) }
     }
 }
 
@@ -167,8 +165,9 @@ impl Arguments {
     /// Parses the command line. Prints help or a usage error and exits the process where there is no command to run.
     pub fn read() -> Self {
         let wants_json = || std::env::args_os().any(|argument| argument == "--json");
-        let read = help::described().try_get_matches().and_then(|matches| Self::from_arg_matches(&matches));
-        read.unwrap_or_else(|error| {
+        let arguments =
+            help::command_with_help().try_get_matches().and_then(|matches| Self::from_arg_matches(&matches));
+        arguments.unwrap_or_else(|error| {
             if error.use_stderr() && wants_json() {
                 let text = error.render().to_string();
                 let text = text.strip_prefix("error: ").unwrap_or(&text).trim();
@@ -193,25 +192,25 @@ impl Arguments {
 
     /// Runs the command. Failing to print the result makes the exit code a failure, except for `serve`.
     pub fn run(self) -> ExitCode {
-        if let Err(bad) = logging::init_logging(self.log_directives()) {
-            print_error(&bad.to_string());
+        if let Err(error) = logging::init_logging(self.log_directives()) {
+            print_error(&error.to_string());
             return ExitCode::from(BAD_CONFIGURATION);
         }
         let serves = matches!(self.command, Command::Serve(_));
-        let ended = self.command.run();
+        let exit_code = self.command.run();
         let is_unprinted = !serves && PRINT_FAILED.load(Ordering::Relaxed);
-        if is_unprinted && ended == ExitCode::SUCCESS { ExitCode::FAILURE } else { ended }
+        if is_unprinted && exit_code == ExitCode::SUCCESS { ExitCode::FAILURE } else { exit_code }
     }
 }
 
 impl Command {
     fn run(self) -> ExitCode {
         let json = self.common().json;
-        let not_well = match self {
-            Command::Plan(_) | Command::Verify(_) => NOT_READY,
+        let exit_code_of_finding = match self {
+            Command::Plan(_) | Command::Verify(_) => FINDING,
             _ => 1,
         };
-        let ended = match self {
+        let result = match self {
             Command::Serve(serve) => serve.run().map(|()| true),
             Command::Check(common) => return check::run(&common),
             Command::ClientConfig(client_config) => client_config.run().map(|()| true),
@@ -239,10 +238,10 @@ impl Command {
                 Ok(true)
             }
         };
-        match ended {
+        match result {
             Ok(true) => ExitCode::SUCCESS,
             // The command has already printed the finding.
-            Ok(false) => ExitCode::from(not_well),
+            Ok(false) => ExitCode::from(exit_code_of_finding),
             Err(error) => {
                 if matches!(error.downcast_ref(), Some(Interrupted(None))) {
                     return ExitCode::from(INTERRUPTED);
@@ -347,14 +346,14 @@ fn catch_file_size_signal() -> anyhow::Result<Signals> {
 /// listen on the address, so nothing is sent.
 async fn ask_running<T>(
     config: &Config,
-    ask: impl AsyncFnOnce(SocketAddr, Option<&str>) -> Result<T, AdminClientError>,
+    send: impl AsyncFnOnce(SocketAddr, Option<&str>) -> Result<T, AdminClientError>,
 ) -> Result<T, AdminClientError> {
     let address = config.admin.listen;
     if Store::is_free(&config.store.path) {
         return Err(AdminClientError::NotRunning(address));
     }
     let token = admin_token(config);
-    let response = ask(address, token.as_deref()).await;
+    let response = send(address, token.as_deref()).await;
     if matches!(response, Err(AdminClientError::NotRunning(_))) && Store::exists(&config.store.path).unwrap_or(false) {
         return Err(AdminClientError::Elsewhere { store: config.store.path.clone(), address });
     }

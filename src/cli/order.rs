@@ -17,14 +17,14 @@ pub(super) struct OrderArgs {
     #[arg(required = true, value_name = "WHAT")]
     order_args: Vec<String>,
     #[command(flatten)]
-    also: OrderOptions,
+    options: OrderOptions,
 }
 
-/// Options of an order besides its packages.
+/// Options of an order that apply to all its packages.
 #[derive(Debug, Args)]
 pub(super) struct OrderOptions {
     /// Platform of the clients, such as linux_amd64; repeatable [default: this machine's]
-    #[arg(long = "platform", value_name = "OS_ARCH", value_parser = platform)]
+    #[arg(long = "platform", value_name = "OS_ARCH", value_parser = parse_platform)]
     platforms: Vec<Platform>,
     /// Client whose rules apply to folders [default: detected from each folder's files]
     #[arg(long, value_enum)]
@@ -44,19 +44,19 @@ enum ClientChoice {
     Opentofu,
 }
 
-fn platform(given: &str) -> Result<Platform, String> {
-    Platform::parse(given).map_err(|bad| bad.to_string())
+fn parse_platform(text: &str) -> Result<Platform, String> {
+    Platform::parse(text).map_err(|bad| bad.to_string())
 }
 
 impl OrderArgs {
-    /// Builds the order, in the form that the admin API takes.
+    /// Builds the order, in the form that the admin API accepts.
     pub(super) fn to_order(&self, default_host: &Hostname) -> anyhow::Result<OrderRequest> {
-        self.also.to_order(&self.order_args, default_host)
+        self.options.to_order(&self.order_args, default_host)
     }
 }
 
 impl OrderOptions {
-    fn given_values(&self) -> anyhow::Result<GivenValues> {
+    fn variable_values(&self) -> anyhow::Result<GivenValues> {
         let mut values = GivenValues::default();
         for path in &self.value_files {
             let name = path.display().to_string();
@@ -64,14 +64,14 @@ impl OrderOptions {
             let text = String::from_utf8(bytes).map_err(|_| anyhow!("{name} is not UTF-8 text"))?;
             values.add_file(&name, &text).map_err(|reason| anyhow!("{name}: {reason}"))?;
         }
-        for given in &self.values {
-            values.add(given).map_err(|reason| anyhow!("--var {reason}"))?;
+        for assignment in &self.values {
+            values.add(assignment).map_err(|reason| anyhow!("--var {reason}"))?;
         }
         Ok(values)
     }
 
-    /// Builds an order from these arguments.
-    pub(super) fn to_order(&self, subjects: &[String], default_host: &Hostname) -> anyhow::Result<OrderRequest> {
+    /// Builds an order from arguments that name packages.
+    pub(super) fn to_order(&self, arguments: &[String], default_host: &Hostname) -> anyhow::Result<OrderRequest> {
         let mut order = OrderRequest {
             platforms: self.platforms.iter().map(ToString::to_string).collect(),
             client: self.client.map(|program| match program {
@@ -82,27 +82,27 @@ impl OrderOptions {
         };
         let mut folders = Vec::new();
         let mut tar: Option<&str> = None;
-        for given in subjects {
-            let path = PathBuf::from(given);
-            match LabelKind::of(given, &path, default_host).map_err(anyhow::Error::msg)? {
-                LabelKind::Address => order.what.push(AddressRequest::Text(given.clone())),
+        for argument in arguments {
+            let path = PathBuf::from(argument);
+            match LabelKind::of(argument, &path, default_host).map_err(anyhow::Error::msg)? {
+                LabelKind::Address => order.what.push(AddressRequest::Text(argument.clone())),
                 LabelKind::LockFile => {
                     let text = file::read_lock_file(&path).map_err(anyhow::Error::msg)?;
-                    order.lock_files.push(NamedText { name: given.clone(), text });
+                    order.lock_files.push(NamedText { name: argument.clone(), text });
                 }
                 LabelKind::Told => {
                     let bytes = file::read_up_to(&path, requirements::MAX_BYTES)
-                        .with_context(|| format!("{given} cannot be read"))?;
-                    let more = OrderRequest::read(&bytes).map_err(|reason| anyhow!("{given}: {reason}"))?;
-                    order.add(more).map_err(|reason| anyhow!("{given}: {reason}"))?;
+                        .with_context(|| format!("{argument} cannot be read"))?;
+                    let listed = OrderRequest::read(&bytes).map_err(|reason| anyhow!("{argument}: {reason}"))?;
+                    order.add(listed).map_err(|reason| anyhow!("{argument}: {reason}"))?;
                 }
                 LabelKind::Folder => folders.push(path),
                 LabelKind::Tar => {
-                    if let Some(other) = tar.replace(given) {
-                        bail!("{other} and {given} are both tars; name one, with all the folders in it");
+                    if let Some(first) = tar.replace(argument) {
+                        bail!("{first} and {argument} are both tars; name one, with all the folders in it");
                     }
                     let files = file::read_tar(&path).map_err(anyhow::Error::msg)?;
-                    order.add_files(files.into(), Vec::new()).map_err(|reason| anyhow!("{given}: {reason}"))?;
+                    order.add_files(files.into(), Vec::new()).map_err(|reason| anyhow!("{argument}: {reason}"))?;
                 }
             }
         }
@@ -110,9 +110,10 @@ impl OrderOptions {
             bail!("--var and --var-file are for folders, and no folder is named");
         }
         if !folders.is_empty() {
-            let collected = requirements::collect(&folders, &self.given_values()?).map_err(|bad| anyhow!("{bad}"))?;
-            for passed_over in &collected.passed_over {
-                print_error(&format!("skipped: {passed_over}"));
+            let collected =
+                requirements::collect(&folders, &self.variable_values()?).map_err(|bad| anyhow!("{bad}"))?;
+            for skipped in &collected.passed_over {
+                print_error(&format!("skipped: {skipped}"));
             }
             order.add_files(collected.files.into(), collected.roots).map_err(|reason| anyhow!(reason))?;
         }

@@ -37,7 +37,7 @@ impl PlanCommand {
         let (config, _) = self.common.load()?;
         let order = self.order.to_order(&config.default_host())?;
         let runtime = runtime()?;
-        let plan = runtime.block_on(planned(&config, &order))?;
+        let plan = runtime.block_on(fetch_plan(&config, &order))?;
         runtime.shutdown_timeout(std::time::Duration::from_secs(1));
         if self.common.json {
             print_line(&serde_json::to_string(&plan)?);
@@ -48,11 +48,11 @@ impl PlanCommand {
     }
 }
 
-async fn planned(config: &Config, order: &OrderRequest) -> anyhow::Result<Plan> {
+async fn fetch_plan(config: &Config, order: &OrderRequest) -> anyhow::Result<Plan> {
     let body = Bytes::from(serde_json::to_vec(order)?);
     let response = ask_running(config, async |address, token| admin_client::post(address, PLAN, token, body).await);
     match response.await {
-        Ok(answer) => Ok(serde_json::from_slice(&answer).context("the running larder is of another version")?),
+        Ok(body) => Ok(serde_json::from_slice(&body).context("the running larder is of another version")?),
         Err(AdminClientError::NotRunning(_)) => {
             require_store(config)?;
             let order = order.order(&config.default_host()).map_err(|bad| anyhow!(bad.join("; ")))?;

@@ -12,8 +12,8 @@ use super::terminal::TerminalLines;
 use super::text::width_of_stderr;
 
 const REDRAW_INTERVAL: Duration = Duration::from_millis(200);
-const MAX_BAR: usize = 40;
-const SHORTEST_BAR: usize = 10;
+const MAX_BAR_WIDTH: usize = 40;
+const MIN_BAR_WIDTH: usize = 10;
 
 /// Shared byte counter.
 #[derive(Debug, Clone, Default)]
@@ -65,8 +65,8 @@ impl<W: Write> Write for CountingIo<W> {
 pub(super) struct ProgressTask(Option<JoinHandle<()>>);
 
 impl ProgressTask {
-    /// Starts drawing if standard error is a terminal. `all` is the total number of bytes, if available.
-    pub(super) fn begin(doing: &'static str, bytes: &ByteCounter, all: Option<u64>) -> Self {
+    /// Starts task if standard error is a terminal. `total` is the number of bytes, if available.
+    pub(super) fn begin(label: &'static str, bytes: &ByteCounter, total: Option<u64>) -> Self {
         if width_of_stderr().is_none() {
             return Self(None);
         }
@@ -76,7 +76,7 @@ impl ProgressTask {
             loop {
                 // Some terminals wrap in the last column.
                 let width = width_of_stderr().unwrap_or(80).saturating_sub(1);
-                bars.draw(&[line(doing, bytes.bytes(), all, began.elapsed(), width)]);
+                bars.draw(&[progress_line(label, bytes.bytes(), total, began.elapsed(), width)]);
                 tokio::time::sleep(REDRAW_INTERVAL).await;
             }
         })))
@@ -84,42 +84,42 @@ impl ProgressTask {
 
     /// Removes the bar from the terminal.
     pub(super) async fn end(mut self) {
-        if let Some(drawing) = self.0.take() {
-            drawing.abort();
+        if let Some(task) = self.0.take() {
+            task.abort();
             // The task may still be writing to the terminal.
-            let _ = drawing.await;
+            let _ = task.await;
         }
     }
 }
 
 impl Drop for ProgressTask {
     fn drop(&mut self) {
-        if let Some(drawing) = &self.0 {
-            drawing.abort();
+        if let Some(task) = &self.0 {
+            task.abort();
         }
     }
 }
 
 /// Renders `writing  [=====>      ]  12.0 of 40.1 MiB  8.0 MiB/s`.
-fn line(doing: &str, bytes: u64, all: Option<u64>, since: Duration, width: usize) -> String {
-    let speed = match since.as_secs_f64() {
+fn progress_line(label: &str, bytes: u64, total: Option<u64>, elapsed: Duration, width: usize) -> String {
+    let speed = match elapsed.as_secs_f64() {
         seconds if seconds >= 0.5 => format!("  {}/s", ByteSize((bytes as f64 / seconds) as u64)),
         _ => String::new(),
     };
-    let progress = match all.filter(|all| *all > 0) {
-        Some(all) => format!("{} of {}{speed}", ByteSize(bytes.min(all)), ByteSize(all)),
+    let progress = match total.filter(|total| *total > 0) {
+        Some(total) => format!("{} of {}{speed}", ByteSize(bytes.min(total)), ByteSize(total)),
         None => format!("{}{speed}", ByteSize(bytes)),
     };
-    let available = width.saturating_sub(doing.chars().count() + progress.chars().count() + 4);
-    let line = match all.filter(|all| *all > 0 && available >= SHORTEST_BAR) {
-        Some(all) => {
-            let inside = available.min(MAX_BAR) - 2;
-            let full = (u128::from(bytes.min(all)) * inside as u128 / u128::from(all)) as usize;
-            let head = if full > 0 && full < inside { ">" } else { "" };
-            let done = "=".repeat(full - head.len());
-            format!("{doing}  [{:inside$}]  {progress}", format!("{done}{head}"))
+    let available = width.saturating_sub(label.chars().count() + progress.chars().count() + 4);
+    let line = match total.filter(|total| *total > 0 && available >= MIN_BAR_WIDTH) {
+        Some(total) => {
+            let inside = available.min(MAX_BAR_WIDTH) - 2;
+            let filled = (u128::from(bytes.min(total)) * inside as u128 / u128::from(total)) as usize;
+            let head = if filled > 0 && filled < inside { ">" } else { "" };
+            let done = "=".repeat(filled - head.len());
+            format!("{label}  [{:inside$}]  {progress}", format!("{done}{head}"))
         }
-        None => format!("{doing}  {progress}"),
+        None => format!("{label}  {progress}"),
     };
     line.chars().take(width).collect()
 }
@@ -129,16 +129,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_line_fits_the_terminal_and_says_how_far_it_is() {
+    fn the_progress_line_fits_the_terminal_and_shows_bytes_and_speed() {
         let second = Duration::from_secs(1);
         assert_eq!(
-            line("applying", 20 << 20, Some(40 << 20), second, 79),
+            progress_line("applying", 20 << 20, Some(40 << 20), second, 79),
             "applying  [===============>                 ]  20.0 MiB of 40.0 MiB  20.0 MiB/s"
         );
-        assert_eq!(line("writing", 1024, None, second, 79), "writing  1.0 KiB  1.0 KiB/s");
+        assert_eq!(progress_line("writing", 1024, None, second, 79), "writing  1.0 KiB  1.0 KiB/s");
         for width in [10, 20, 40, 79, 159] {
             for bytes in [0, 1, 5 << 20, u64::MAX] {
-                assert!(line("applying", bytes, Some(10 << 20), second, width).chars().count() <= width);
+                assert!(progress_line("applying", bytes, Some(10 << 20), second, width).chars().count() <= width);
             }
         }
     }

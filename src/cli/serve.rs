@@ -36,16 +36,16 @@ impl Serve {
     }
 
     pub(super) fn run(self) -> anyhow::Result<()> {
-        let config = self.read(self.common.config.as_deref())?;
+        let config = self.load_config(self.common.config.as_deref())?;
         let runtime = runtime().context("the runtime would not start")?;
-        let served = runtime.block_on(self.serve(config));
+        let result = runtime.block_on(self.serve(config));
         // A background read or hash may still run; the next start repeats it.
         runtime.shutdown_timeout(Duration::from_secs(1));
-        served
+        result
     }
 
     /// Loads the configuration and applies the overrides of the command line.
-    fn read(&self, file: Option<&Path>) -> Result<Config, Problems> {
+    fn load_config(&self, file: Option<&Path>) -> Result<Config, Problems> {
         let (mut config, warnings) = self.common.load_from(file)?;
         config.network.offline |= self.offline;
         config.server.listen = self.listen.unwrap_or(config.server.listen);
@@ -60,15 +60,15 @@ impl Serve {
         let manager = Arc::new(ServiceManager::of_this_process());
         tokio::spawn(stop_on_signals(stop.clone(), Arc::clone(&manager))?);
         let hangups = signal(SignalKind::hangup()).context("SIGHUP cannot be caught")?;
-        let _too_large = catch_file_size_signal()?;
+        let _file_size_signal = catch_file_size_signal()?;
         let app = App::start(&config, StartSettings::default()).await.context("larder did not start")?;
         print_startup(&app, &config, &self.common).await?;
         if !config.network.offline {
             tokio::spawn(warn_unreachable_upstreams(app.running(), stop.clone()));
         }
-        let beside = Arc::new(ServeTasks { running: app.running(), serve: self, manager, source: config.source });
-        tokio::spawn(Arc::clone(&beside).attend(stop.clone()));
-        tokio::spawn(beside.reload_on(hangups, stop.clone()));
+        let tasks = Arc::new(ServeTasks { running: app.running(), serve: self, manager, source: config.source });
+        tokio::spawn(Arc::clone(&tasks).notify_manager(stop.clone()));
+        tokio::spawn(tasks.reload_on(hangups, stop.clone()));
         app.serve(stop).await.context("the store would not close")?;
         tracing::info!("stopped");
         Ok(())
@@ -85,7 +85,7 @@ struct ServeTasks {
 }
 
 impl ServeTasks {
-    async fn attend(self: Arc<Self>, stop: CancellationToken) {
+    async fn notify_manager(self: Arc<Self>, stop: CancellationToken) {
         self.manager.run_notifications(&self.running, &stop).await;
     }
 
@@ -99,7 +99,7 @@ impl ServeTasks {
             }
             self.manager.reloading().await;
             let Some(reloaded) = stop.run_until_cancelled(Arc::clone(&self).reload()).await else { return };
-            let came_of_it = match reloaded {
+            let outcome = match reloaded {
                 Ok(reloaded) if reloaded.need_restart.is_empty() => {
                     tracing::info!("the configuration was reloaded");
                     String::new()
@@ -114,14 +114,14 @@ impl ServeTasks {
                     "; its configuration has problems, the previous one is in force".to_owned()
                 }
             };
-            self.manager.ready(&format!("{}{came_of_it}", self.running.summary_line().await)).await;
+            self.manager.ready(&format!("{}{outcome}", self.running.summary_line().await)).await;
         }
     }
 
     async fn reload(self: Arc<Self>) -> Result<Reloaded, String> {
-        let beside = Arc::clone(&self);
+        let tasks = Arc::clone(&self);
         // Reading the files may block for long.
-        let reading = tokio::task::spawn_blocking(move || beside.serve.read(beside.source.as_deref()));
+        let reading = tokio::task::spawn_blocking(move || tasks.serve.load_config(tasks.source.as_deref()));
         let config = reading.await.map_err(|error| error.to_string())?.map_err(|problems| problems.to_string())?;
         self.running.reload(config).await.map_err(|problems| problems.to_string())
     }
@@ -131,11 +131,11 @@ async fn print_startup(app: &App, config: &Config, common: &CommonOptions) -> an
     let source = config.source.as_ref().map(|file| file.display().to_string());
     let paste = app.client_config(ClientRoute::HostOverride).await?;
     if common.json {
-        let listening = serde_json::json!({
+        let startup = serde_json::json!({
             "listen": app.address(), "admin": app.admin_address(), "base": app.base(), "store": config.store.path,
             "config": source, "offline": config.network.offline, "client_config": paste,
         });
-        print_line(&listening.to_string());
+        print_line(&startup.to_string());
         return Ok(());
     }
     let version = env!("CARGO_PKG_VERSION");
@@ -154,9 +154,9 @@ async fn print_startup(app: &App, config: &Config, common: &CommonOptions) -> an
     print_line(&format!("  admin    http://{}", app.admin_address()));
     print_line(&format!("  store    {} (up to {})", config.store.path.display(), ByteSize(app.size_limit().await)));
     print_line(&format!("  config   {}", source.as_deref().unwrap_or("none found: the defaults")));
-    let to_find_it = common.connection_options(app.admin_address());
-    if !to_find_it.is_empty() {
-        print_line(&format!("  commands find it with{to_find_it}"));
+    let connection_options = common.connection_options(app.admin_address());
+    if !connection_options.is_empty() {
+        print_line(&format!("  commands reach this larder with{connection_options}"));
     }
     if config.network.offline {
         print_line("  offline  no outbound traffic; stored copies are served");

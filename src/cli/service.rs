@@ -1,5 +1,5 @@
 //! Reports to the service manager (systemd's notify protocol): ready, reloading, stopping, and the watchdog. Does
-//! nothing where no manager is named.
+//! nothing where the environment names no manager.
 
 use std::ffi::OsString;
 use std::io;
@@ -30,7 +30,7 @@ pub(super) struct ServiceManager {
 
 impl ServiceManager {
     /// Connects to the manager named by the environment.
-    #[expect(clippy::disallowed_methods, reason = "who started this process says so in the environment, and only so")]
+    #[expect(clippy::disallowed_methods, reason = "the service manager passes its socket only in the environment")]
     pub(super) fn of_this_process() -> Self {
         let socket = std::env::var_os("NOTIFY_SOCKET").and_then(|name| match connect(&name) {
             Ok(socket) => Some(socket),
@@ -39,7 +39,7 @@ impl ServiceManager {
                 None
             }
         });
-        let watchdog = sd_notify::watchdog_enabled().filter(|within| socket.is_some() && !within.is_zero());
+        let watchdog = sd_notify::watchdog_enabled().filter(|interval| socket.is_some() && !interval.is_zero());
         Self { socket, watchdog }
     }
 
@@ -66,18 +66,18 @@ impl ServiceManager {
         if self.socket.is_none() {
             return;
         }
-        let every = self.watchdog.map(|within| within / 2);
+        let watchdog_period = self.watchdog.map(|timeout| timeout / 2);
         // Allows several attempts before the manager gives up.
-        let within = every.map_or(LIVENESS_TIMEOUT, |every| every / 4);
+        let liveness_timeout = watchdog_period.map_or(LIVENESS_TIMEOUT, |period| period / 4);
         let notifications = async {
-            wait_until_live(running, within).await;
+            wait_until_live(running, liveness_timeout).await;
             self.ready(&running.summary_line().await).await;
-            let Some(every) = every else { return };
-            let mut ticks = interval(every);
+            let Some(period) = watchdog_period else { return };
+            let mut ticks = interval(period);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
                 ticks.tick().await;
-                wait_until_live(running, within).await;
+                wait_until_live(running, liveness_timeout).await;
                 self.notify(&[NotifyState::Watchdog]).await;
             }
         };
@@ -98,15 +98,15 @@ impl ServiceManager {
     }
 }
 
-async fn wait_until_live(running: &RunningApp, within: Duration) {
+async fn wait_until_live(running: &RunningApp, limit: Duration) {
     loop {
-        match timeout(within, running.check_liveness()).await {
+        match timeout(limit, running.check_liveness()).await {
             Ok(Ok(())) => return,
             Ok(Err(error)) => {
                 tracing::error!(%error, "liveness check failed");
-                tokio::time::sleep(within).await;
+                tokio::time::sleep(limit).await;
             }
-            Err(_) => tracing::error!(?within, "liveness check failed: timeout"),
+            Err(_) => tracing::error!(timeout = ?limit, "liveness check failed: timeout"),
         }
     }
 }

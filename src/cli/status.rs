@@ -19,7 +19,7 @@ use crate::protocol::admin::{SinceStart, StatusReport};
 use crate::store::Store;
 
 /// Maximum number of entries shown of each list.
-const SHOWN: usize = 20;
+const MAX_LISTED: usize = 20;
 
 pub(super) fn run(common: &CommonOptions) -> anyhow::Result<()> {
     let (config, _) = common.load()?;
@@ -27,8 +27,8 @@ pub(super) fn run(common: &CommonOptions) -> anyhow::Result<()> {
         let response =
             ask_running(&config, async |address, token| admin_client::get(address, "/admin/v1/status", token).await);
         match response.await {
-            Ok(answer) => {
-                serde_json::from_slice::<StatusReport>(&answer).context("the running larder is of another version")
+            Ok(body) => {
+                serde_json::from_slice::<StatusReport>(&body).context("the running larder is of another version")
             }
             Err(AdminClientError::NotRunning(_)) if !Store::exists(&config.store.path)? => {
                 let path = config.store.path.display();
@@ -110,9 +110,9 @@ fn store(page: &mut TextPage, mirror: &Status) {
         page.row("last bundle", &format!("made {}, applied {age} later", format_timestamp(created)));
     }
     page.row("first-seen", &counted(mirror.first_seen_records, mirror.first_seen_bytes));
-    let full = percent(mirror.archive_bytes.saturating_add(mirror.document_bytes), mirror.max_size_bytes);
-    let full = full.map(|full| format!(", {full} % of it used")).unwrap_or_default();
-    page.row("limit", &format!("{}{full}", ByteSize(mirror.max_size_bytes)));
+    let used = percent(mirror.archive_bytes.saturating_add(mirror.document_bytes), mirror.max_size_bytes);
+    let used = used.map(|percent| format!(", {percent} % of it used")).unwrap_or_default();
+    page.row("limit", &format!("{}{used}", ByteSize(mirror.max_size_bytes)));
     let free = mirror.free_bytes.map_or_else(|| "unknown".to_owned(), |free| ByteSize(free).to_string());
     page.row("disk free", &free);
     page.row("index", &ByteSize(mirror.index_bytes).to_string());
@@ -130,23 +130,24 @@ fn bundles(page: &mut TextPage, keys: &BundleKeyIds) {
 
 fn clients(page: &mut TextPage, since: &SinceStart) {
     page.group("clients", "since the start");
-    page.row("requests", &listed(&since.requests, "none yet"));
-    let saved = percent(since.saved_bytes, since.sent_bytes).map(|part| format!(" ({part} %)")).unwrap_or_default();
+    page.row("requests", &count_list(&since.requests, "none yet"));
+    let saved =
+        percent(since.saved_bytes, since.sent_bytes).map(|percent| format!(" ({percent} %)")).unwrap_or_default();
     page.row("served", &ByteSize(since.sent_bytes).to_string());
     page.row("saved", &format!("{}{saved}, from the store without an upstream request", ByteSize(since.saved_bytes)));
     page.row("now", &{
-        let filling = u64::try_from(since.fills_under_way).unwrap_or_default();
+        let downloads = u64::try_from(since.fills_under_way).unwrap_or_default();
         let waiting = plural(since.waiting_requests, "request");
-        format!("{} running, {waiting} waiting for an upstream", plural(filling, "download"))
+        format!("{} running, {waiting} waiting for an upstream", plural(downloads, "download"))
     });
-    page.row("refused", &listed(&since.refused, "none"));
+    page.row("refused", &count_list(&since.refused, "none"));
 }
 
 /// Renders counts as `12 hit, 3 miss`, largest first.
-fn listed(counts: &BTreeMap<String, u64>, none: &str) -> String {
+fn count_list(counts: &BTreeMap<String, u64>, none: &str) -> String {
     let mut counts: Vec<(&String, &u64)> = counts.iter().collect();
-    counts.sort_by(|one, other| other.1.cmp(one.1));
-    let listed: Vec<String> = counts.into_iter().map(|(word, count)| format!("{count} {word}")).collect();
+    counts.sort_by(|(_, left), (_, right)| right.cmp(left));
+    let listed: Vec<String> = counts.into_iter().map(|(label, count)| format!("{count} {label}")).collect();
     if listed.is_empty() { none.to_owned() } else { listed.join(", ") }
 }
 
@@ -156,10 +157,11 @@ fn upstreams(page: &mut TextPage, upstreams: &[UpstreamState]) {
         let UpstreamState { host, requests, failed, bytes, refused, left_alone } = upstream;
         let counts = [requests, failed, refused].map(u64::to_string);
         let [requests, failed, refused] = counts;
-        let left = left_alone.iter().map(|left| format!("{} for {}", left.origin, format_seconds(left.seconds)));
-        let state = match left.collect::<Vec<_>>() {
-            left if left.is_empty() => String::new(),
-            left => format!("BACKING OFF after failures: {}", left.join(", ")),
+        let origins =
+            left_alone.iter().map(|backoff| format!("{} for {}", backoff.origin, format_seconds(backoff.seconds)));
+        let state = match origins.collect::<Vec<_>>() {
+            origins if origins.is_empty() => String::new(),
+            origins => format!("BACKING OFF after failures: {}", origins.join(", ")),
         };
         ([host.clone(), requests, failed, refused, ByteSize(*bytes).to_string()], state)
     };
@@ -172,9 +174,9 @@ fn warm_ups(page: &mut TextPage, warm_ups: &[RecurringState]) {
         return;
     }
     page.group("warm-ups", "recurring ([[warm]])");
-    for warm_up in warm_ups.iter().take(SHOWN) {
+    for warm_up in warm_ups.iter().take(MAX_LISTED) {
         let RecurringState { what: subjects, every_seconds, running, last, next } = warm_up;
-        let now = match (running, next) {
+        let schedule = match (running, next) {
             (Some(job), _) => format!("; runs now (job {job})"),
             (None, Some(next)) => format!("; due {}", format_timestamp(*next)),
             (None, None) => String::new(),
@@ -184,14 +186,14 @@ fn warm_ups(page: &mut TextPage, warm_ups: &[RecurringState]) {
             Some(last) => last_run(last),
         };
         let subjects: Vec<String> = subjects.iter().map(|subject| escape_for_terminal(subject)).collect();
-        page.item(&subjects.join(", "), Some(&format!("every {}: {last}{now}", format_seconds(*every_seconds))));
+        page.item(&subjects.join(", "), Some(&format!("every {}: {last}{schedule}", format_seconds(*every_seconds))));
     }
     and_more(page, warm_ups.len());
 }
 
 fn last_run(last: &LastRun) -> String {
     let LastRun { ended, state, items, error, failures, .. } = last;
-    let how = match (state, error) {
+    let outcome = match (state, error) {
         (_, Some(reason)) => format!("COULD NOT START: {}", escape_for_terminal(reason)),
         (JobState::Failed, None) => format!("FAILED for {} of {}", items.failed, plural(items.all, "archive")),
         (JobState::Cancelled, None) => "was cancelled".to_owned(),
@@ -199,11 +201,11 @@ fn last_run(last: &LastRun) -> String {
             format!("{} stored, {} of them new", plural(items.held + items.fetched, "archive"), items.fetched)
         }
     };
-    let again = if *failures > 1 { format!(", {failures} times in a row") } else { String::new() };
-    format!("{how}{again}, {}", format_timestamp(*ended))
+    let repeated = if *failures > 1 { format!(", {failures} times in a row") } else { String::new() };
+    format!("{outcome}{repeated}, {}", format_timestamp(*ended))
 }
 
-fn meaning(kind: AlarmKind) -> &'static str {
+fn alarm_text(kind: AlarmKind) -> &'static str {
     match kind {
         AlarmKind::WaitsForAccept => "changed upstream, the new bytes are not served",
         AlarmKind::Republished => "changed upstream, the new bytes are served",
@@ -223,9 +225,9 @@ fn alarms(page: &mut TextPage, alarms: &[Alarm]) {
     page.group("alarms", &alarms.len().to_string());
     // Alarms about refused versions come first.
     let (refusing, others): (Vec<&Alarm>, Vec<&Alarm>) = alarms.iter().partition(|alarm| alarm.kind.refuses());
-    for alarm in refusing.iter().chain(&others).take(SHOWN) {
+    for alarm in refusing.iter().chain(&others).take(MAX_LISTED) {
         let Alarm { kind, address, version, detail, since, resolve } = alarm;
-        let text = format!("{}: {}", meaning(*kind), escape_for_terminal(detail));
+        let text = format!("{}: {}", alarm_text(*kind), escape_for_terminal(detail));
         page.item(&format!("{address} {version}, {}", format_timestamp(*since)), Some(&text));
         if let Some(command) = resolve {
             page.item("if the publisher released this:", None);
@@ -243,7 +245,7 @@ fn imported(page: &mut TextPage, imported: &[PackageRef], host: &Hostname) {
     page.group("imported", &format!("{archives} without signatures: only this mirror's operator vouches for them"));
     imported
         .iter()
-        .take(SHOWN)
+        .take(MAX_LISTED)
         .for_each(|package| page.item(&escape_for_terminal(&package.without(host).to_string()), None));
     and_more(page, imported.len());
 }
@@ -255,16 +257,16 @@ fn missing(page: &mut TextPage, missing: &[PackageRef], host: &Hostname) {
     page.group("missing", &format!("{} requested while offline and not stored", missing.len()));
     missing
         .iter()
-        .take(SHOWN)
+        .take(MAX_LISTED)
         .for_each(|package| page.item(&escape_for_terminal(&package.without(host).to_string()), None));
     and_more(page, missing.len());
     page.item("`larder missing --json` prints this list as input for `larder warm` on an online larder", None);
 }
 
-fn and_more(page: &mut TextPage, all: usize) {
-    let more = all.saturating_sub(SHOWN);
-    if more > 0 {
-        page.item(&format!("… and {more} more (--json lists them)"), None);
+fn and_more(page: &mut TextPage, total: usize) {
+    let hidden = total.saturating_sub(MAX_LISTED);
+    if hidden > 0 {
+        page.item(&format!("… and {hidden} more (--json lists them)"), None);
     }
 }
 

@@ -24,7 +24,7 @@ pub(super) fn with_bars_hidden<T>(write: impl FnOnce() -> T) -> T {
 pub(super) struct TerminalLines {
     bar: ProgressBar,
     /// Terminal settings to restore, if they were changed.
-    before: Option<Termios>,
+    saved_settings: Option<Termios>,
 }
 
 impl TerminalLines {
@@ -33,7 +33,7 @@ impl TerminalLines {
         let style = ProgressStyle::with_template("{msg}").unwrap_or_else(|_| ProgressStyle::default_spinner());
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr()).with_style(style);
         *ACTIVE_BARS.lock() = Some(bar.clone());
-        Self { bar, before: disable_control_echo() }
+        Self { bar, saved_settings: disable_control_echo() }
     }
 
     /// Replaces the lines.
@@ -47,11 +47,11 @@ impl Drop for TerminalLines {
     fn drop(&mut self) {
         *ACTIVE_BARS.lock() = None;
         self.bar.finish_and_clear();
-        if let Some(before) = &self.before
+        if let Some(saved) = &self.saved_settings
             && is_in_foreground()
         {
             // Restored only in the foreground: another program may own the terminal by now.
-            let _ = tcsetattr(stdin(), OptionalActions::Now, before);
+            let _ = tcsetattr(stdin(), OptionalActions::Now, saved);
         }
     }
 }
@@ -61,11 +61,11 @@ fn disable_control_echo() -> Option<Termios> {
     if !is_in_foreground() {
         return None;
     }
-    let before = tcgetattr(stdin()).ok()?;
-    let mut quiet = before.clone();
+    let settings = tcgetattr(stdin()).ok()?;
+    let mut quiet = settings.clone();
     quiet.local_modes.remove(LocalModes::ECHOCTL);
     tcsetattr(stdin(), OptionalActions::Now, &quiet).ok()?;
-    Some(before)
+    Some(settings)
 }
 
 /// True in the foreground process group. Changing terminal settings from the background stops the process.

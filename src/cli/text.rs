@@ -37,34 +37,34 @@ impl TextPage {
         if !self.lines.is_empty() {
             self.lines.push(String::new());
         }
-        self.push_hanging(&format!("{name:LABEL_WIDTH$}"), text);
+        self.push_with_prefix(&format!("{name:LABEL_WIDTH$}"), text);
     }
 
     /// A label and its text.
     pub(super) fn row(&mut self, label: &str, text: &str) {
         let width = LABEL_WIDTH - 2;
-        self.push_hanging(&format!("  {label:width$}"), text);
+        self.push_with_prefix(&format!("  {label:width$}"), text);
     }
 
     /// One entry, with an optional text about it below.
     pub(super) fn item(&mut self, text: &str, note: Option<&str>) {
-        self.push_hanging("  ", text);
+        self.push_with_prefix("  ", text);
         if let Some(note) = note {
-            self.push_hanging("    ", note);
+            self.push_with_prefix("    ", note);
         }
     }
 
     /// Adds a text about the entry above.
     pub(super) fn note(&mut self, note: &str) {
         if !note.is_empty() {
-            self.push_hanging("    ", note);
+            self.push_with_prefix("    ", note);
         }
     }
 
     /// A final line, after an empty one.
-    pub(super) fn last(&mut self, text: &str) {
+    pub(super) fn final_line(&mut self, text: &str) {
         self.lines.push(String::new());
-        self.push_hanging("", text);
+        self.push_with_prefix("", text);
     }
 
     /// A command to paste; never wrapped.
@@ -72,12 +72,12 @@ impl TextPage {
         self.lines.push(format!("    {command}"));
     }
 
-    /// A table. The first column is left-aligned, the others right-aligned. The rest of a row follows its cells, or
+    /// A table. The first column is left-aligned, the others right-aligned. The note of a row follows its cells, or
     /// goes below them where it would not fit.
-    pub(super) fn columns<const N: usize>(&mut self, head: [&str; N], rows: &[([String; N], String)]) {
+    pub(super) fn columns<const N: usize>(&mut self, header: [&str; N], rows: &[([String; N], String)]) {
         let widths: [usize; N] = std::array::from_fn(|index| {
             let cells = rows.iter().map(|(cells, _)| cells[index].chars().count());
-            cells.chain([head[index].len()]).max().unwrap_or_default()
+            cells.chain([header[index].len()]).max().unwrap_or_default()
         });
         let line = |cells: [&str; N]| {
             let aligned = cells.iter().zip(widths).enumerate().map(|(index, (cell, width))| match index {
@@ -86,26 +86,26 @@ impl TextPage {
             });
             format!("  {}", aligned.collect::<Vec<_>>().join("  "))
         };
-        self.lines.push(line(head).trim_end().to_owned());
-        for (cells, rest) in rows {
+        self.lines.push(line(header).trim_end().to_owned());
+        for (cells, note) in rows {
             let row = line(cells.each_ref().map(String::as_str));
-            let together = row.chars().count() + 2 + rest.chars().count();
-            if rest.is_empty() || self.width.is_none_or(|width| together <= width) {
-                self.lines.push(format!("{row}  {rest}").trim_end().to_owned());
+            let joined_length = row.chars().count() + 2 + note.chars().count();
+            if note.is_empty() || self.width.is_none_or(|width| joined_length <= width) {
+                self.lines.push(format!("{row}  {note}").trim_end().to_owned());
             } else {
                 self.lines.push(row);
-                self.push_hanging("    ", rest);
+                self.push_with_prefix("    ", note);
             }
         }
     }
 
     /// A text after a prefix; further lines are indented to the width of the prefix.
-    pub(super) fn push_hanging(&mut self, before: &str, text: &str) {
-        let margin = before.chars().count();
+    pub(super) fn push_with_prefix(&mut self, prefix: &str, text: &str) {
+        let margin = prefix.chars().count();
         let available = self.width.map_or(usize::MAX, |width| width.saturating_sub(margin));
         for (index, line) in wrapped(text, available).into_iter().enumerate() {
-            let before = if index == 0 { before.to_owned() } else { " ".repeat(margin) };
-            self.lines.push(format!("{before}{line}").trim_end().to_owned());
+            let start = if index == 0 { prefix.to_owned() } else { " ".repeat(margin) };
+            self.lines.push(format!("{start}{line}").trim_end().to_owned());
         }
     }
 
@@ -119,8 +119,8 @@ fn wrapped(text: &str, width: usize) -> Vec<String> {
     let width = width.max(1);
     let (mut lines, mut line) = (Vec::new(), String::new());
     for word in text.split(' ') {
-        let together = line.chars().count() + 1 + word.chars().count();
-        if !line.is_empty() && together > width {
+        let joined_length = line.chars().count() + 1 + word.chars().count();
+        if !line.is_empty() && joined_length > width {
             lines.push(std::mem::take(&mut line));
         } else if !line.is_empty() {
             line.push(' ');
@@ -137,8 +137,8 @@ fn wrapped(text: &str, width: usize) -> Vec<String> {
 }
 
 /// Escapes control and bidirectional characters, so that foreign text cannot control the terminal.
-pub(super) fn escape_for_terminal(name: &str) -> String {
-    name.chars().flat_map(|c| if is_plain(c) { vec![c] } else { c.escape_unicode().collect() }).collect()
+pub(super) fn escape_for_terminal(text: &str) -> String {
+    text.chars().flat_map(|c| if is_plain(c) { vec![c] } else { c.escape_unicode().collect() }).collect()
 }
 
 /// False for control characters, and for those that change the direction of the text around them.
@@ -170,9 +170,9 @@ pub(super) fn format_timestamp(time: Timestamp) -> String {
     }
 }
 
-/// A share in percent; `None` for an empty whole.
-pub(super) fn percent(part: u64, whole: u64) -> Option<u64> {
-    u64::try_from(u128::from(part) * 100 / u128::from(whole.max(1))).ok().filter(|_| whole > 0)
+/// A share in percent; `None` for a total of zero.
+pub(super) fn percent(part: u64, total: u64) -> Option<u64> {
+    u64::try_from(u128::from(part) * 100 / u128::from(total.max(1))).ok().filter(|_| total > 0)
 }
 
 #[cfg(test)]
@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_told_in_their_largest_unit_and_moments_as_calendars_do() {
+    fn durations_are_in_their_largest_unit_and_timestamps_are_calendar_dates() {
         let texts = [0, 59, 60, 3_599, 3_660, 86_399, 86_400, 259_200].map(format_seconds);
         assert_eq!(texts, ["0 s", "59 s", "1 min", "59 min", "1 h 1 min", "23 h 59 min", "1 day", "3 days"]);
         assert_eq!(format_timestamp(Timestamp(1_795_293_761)), "2026-11-21 20:42:41 UTC");
@@ -192,9 +192,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_line_is_longer_than_there_is_room_and_no_word_is_lost(text in "[a-z]{0,30}( [a-zé]{1,90}){0,12}", room in 1usize..100) {
-            let lines = wrapped(&text, room);
-            prop_assert!(lines.iter().all(|line| line.chars().count() <= room));
+        fn wrapping_keeps_every_line_within_the_width_and_loses_no_letter(text in "[a-z]{0,30}( [a-zé]{1,90}){0,12}", width in 1usize..100) {
+            let lines = wrapped(&text, width);
+            prop_assert!(lines.iter().all(|line| line.chars().count() <= width));
             let letters = |text: &str| text.chars().filter(|c| *c != ' ').collect::<String>();
             prop_assert_eq!(letters(&lines.concat()), letters(&text));
         }

@@ -14,27 +14,27 @@ use crate::http::admin_client::{self, AdminClientError};
 use crate::mirror::{DamageFinding, DamagedArchive, RepairOutcome, VerifyEvent};
 
 /// Step between two progress lines without a terminal, in percent.
-const PERCENT_A_LINE: u64 = 10;
+const PERCENT_PER_LINE: u64 = 10;
 
 /// Verifies the store; returns true if nothing was wrong.
 pub(super) fn run(common: &CommonOptions) -> anyhow::Result<bool> {
     let (config, _) = common.load()?;
     let mut report =
-        VerifyReporter { json: common.json, watched: std::io::stderr().is_terminal(), ..VerifyReporter::default() };
-    runtime()?.block_on(walk(&config, &mut report))?;
-    report.ended()
+        VerifyReporter { json: common.json, is_terminal: std::io::stderr().is_terminal(), ..VerifyReporter::default() };
+    runtime()?.block_on(verify(&config, &mut report))?;
+    report.finish()
 }
 
-async fn walk(config: &Config, report: &mut VerifyReporter) -> anyhow::Result<()> {
-    let mut unread = None;
+async fn verify(config: &Config, report: &mut VerifyReporter) -> anyhow::Result<()> {
+    let mut parse_error = None;
     let read_line = |line: &[u8]| match serde_json::from_slice(line) {
         Ok(step) => report.report(&step),
-        Err(error) => unread = Some(error),
+        Err(error) => parse_error = Some(error),
     };
-    let reading = ask_running(config, async |address, token| {
+    let response = ask_running(config, async |address, token| {
         admin_client::post_lines(address, "/admin/v1/verify", token, read_line).await
     });
-    match reading.await {
+    match response.await {
         Ok(()) => {}
         Err(AdminClientError::NotRunning(_)) => {
             require_store(config)?;
@@ -48,18 +48,18 @@ async fn walk(config: &Config, report: &mut VerifyReporter) -> anyhow::Result<()
         }
         Err(error) => return Err(error.into()),
     }
-    unread.map_or(Ok(()), |error| Err(error).context("the running larder is of another version"))
+    parse_error.map_or(Ok(()), |error| Err(error).context("the running larder is of another version"))
 }
 
 /// Prints verify events as lines or JSON.
 #[derive(Default)]
 struct VerifyReporter {
     json: bool,
-    watched: bool,
+    is_terminal: bool,
     /// Number of archives in the store, and their bytes.
-    all: (u64, u64),
-    percent_told: u64,
-    ending: Option<VerifyEvent>,
+    totals: (u64, u64),
+    last_percent: u64,
+    last_step: Option<VerifyEvent>,
 }
 
 impl VerifyReporter {
@@ -73,17 +73,17 @@ impl VerifyReporter {
             self.show(step);
         }
         if matches!(step, VerifyEvent::Done { .. } | VerifyEvent::Stopped { .. }) {
-            self.ending = Some(step.clone());
+            self.last_step = Some(step.clone());
         }
     }
 
     fn show(&mut self, step: &VerifyEvent) {
         if !matches!(step, VerifyEvent::Checked { .. }) {
-            self.wipe();
+            self.clear_progress_line();
         }
         match step {
             VerifyEvent::Begun { records, archives, bytes } => {
-                self.all = (*archives, *bytes);
+                self.totals = (*archives, *bytes);
                 let (archives, bytes) = (plural(*archives, "archive"), ByteSize(*bytes));
                 print_line(&format!("verifying {} and {archives} ({bytes})", plural(*records, "record")));
             }
@@ -99,32 +99,31 @@ impl VerifyReporter {
             }
             VerifyEvent::Done { wrong, .. } => print_line(&match wrong {
                 0 => "everything is intact".to_owned(),
-                wrong => format!("{} failed verification", plural(*wrong, "item")),
+                count => format!("{} failed verification", plural(*count, "item")),
             }),
             VerifyEvent::Stopped { error } => print_error(&format!("verifying ended early: {error}")),
         }
     }
 
     fn progress(&mut self, archives: u64, bytes: u64) {
-        let percent = bytes.saturating_mul(100).checked_div(self.all.1).unwrap_or(100);
-        let line = format!("{percent:>3} %  {archives} of {} ({})", plural(self.all.0, "archive"), ByteSize(bytes));
-        if self.watched {
+        let percent = bytes.saturating_mul(100).checked_div(self.totals.1).unwrap_or(100);
+        let line = format!("{percent:>3} %  {archives} of {} ({})", plural(self.totals.0, "archive"), ByteSize(bytes));
+        if self.is_terminal {
             let _ = write!(std::io::stderr(), "\r\x1b[K{line}");
-        } else if percent >= self.percent_told + PERCENT_A_LINE {
-            self.percent_told = percent;
+        } else if percent >= self.last_percent + PERCENT_PER_LINE {
+            self.last_percent = percent;
             let _ = writeln!(std::io::stderr(), "{line}");
         }
     }
 
-    /// Clears the progress line.
-    fn wipe(&self) {
-        if self.watched {
+    fn clear_progress_line(&self) {
+        if self.is_terminal {
             let _ = write!(std::io::stderr(), "\r\x1b[K");
         }
     }
 
-    fn ended(self) -> anyhow::Result<bool> {
-        match self.ending {
+    fn finish(self) -> anyhow::Result<bool> {
+        match self.last_step {
             Some(VerifyEvent::Done { wrong, .. }) => Ok(wrong == 0),
             Some(_) => Ok(false),
             None => Err(anyhow::anyhow!("larder stopped before everything was verified")),
@@ -139,11 +138,13 @@ fn damage_text(wrong: &DamagedArchive) -> String {
         DamageFinding::Damaged => "damaged",
         DamageFinding::Missing => "missing",
     };
-    let healed = match healed {
+    let repair = match healed {
         RepairOutcome::FetchedAgain => "fetched again".to_owned(),
-        RepairOutcome::NobodyNeedsIt => "no package needs it".to_owned(),
-        RepairOutcome::Offline => "offline, so it is not fetched again; `larder missing` lists it".to_owned(),
+        RepairOutcome::NobodyNeedsIt => "no package needs this archive".to_owned(),
+        RepairOutcome::Offline => {
+            "not fetched again, because larder is offline; `larder missing` lists the package".to_owned()
+        }
         RepairOutcome::NotNow { error } => format!("not fetched again yet: {error}"),
     };
-    format!("{found}: the archive of {packages} (SHA-256 {digest}); {healed}")
+    format!("{found}: the archive of {packages} (SHA-256 {digest}); {repair}")
 }

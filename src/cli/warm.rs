@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 pub(super) use self::job_runner::JobRunner;
 use self::progress_bars::{
-    ItemKey, JobProgress, TransferRate, bars, name_of, newly_finished_lines, notes, stopped_message, summary,
+    ItemKey, JobProgress, TransferRate, bars, item_key, newly_finished_lines, notes, stopped_message, summary,
 };
 use super::order::OrderArgs;
 use super::terminal::TerminalLines;
@@ -52,8 +52,9 @@ impl Warm {
         let mut order = self.order.to_order(&config.default_host())?;
         order.pin |= self.pin;
         let runtime = runtime()?;
-        let shown = if self.common.json { WarmOutput::Json } else { WarmOutput::Lines };
-        let warmed = runtime.block_on(warm_and(&config, &order, shown, async |_, job| Ok(job.state == JobState::Done)));
+        let output = if self.common.json { WarmOutput::Json } else { WarmOutput::Lines };
+        let warmed =
+            runtime.block_on(warm_and(&config, &order, output, async |_, job| Ok(job.state == JobState::Done)));
         // A background read or hash may still run; its result is not needed.
         runtime.shutdown_timeout(Duration::from_secs(1));
         warmed
@@ -75,51 +76,51 @@ pub(super) enum WarmOutput {
 pub(super) async fn warm_and<T>(
     config: &Config,
     order: &OrderRequest,
-    shown: WarmOutput,
+    output: WarmOutput,
     then: impl AsyncFnOnce(&JobRunner, &Job) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     // Signals are caught from here on, also between two awaits.
     let mut interrupts = StopSignals::catch()?;
-    let _too_large = catch_file_size_signal()?;
+    let _file_size_signal = catch_file_size_signal()?;
     let mut runner = JobRunner::running(config);
-    let warmed = match begin(&mut runner, config, order, shown, &mut interrupts).await {
+    let warmed = match start_job(&mut runner, config, order, output, &mut interrupts).await {
         Ok(job) => {
             WatchedJob { runner: &runner, host: config.default_host(), job, began: Instant::now() }
-                .watch(shown, &mut interrupts)
+                .watch(output, &mut interrupts)
                 .await
         }
         Err(error) => Err(error),
     };
-    let done = match warmed {
+    let result = match warmed {
         // The job is finished, so an interrupt now ends the command at once.
         Ok(job) => tokio::select! {
-            done = then(&runner, &job) => done,
+            result = then(&runner, &job) => result,
             () = interrupts.next() => Err(Interrupted::with_text("stopped")),
         },
         Err(error) => Err(error),
     };
     let closed = runner.close().await;
-    let done = done?;
+    let value = result?;
     closed?;
-    Ok(done)
+    Ok(value)
 }
 
 /// Starts the job in the running larder; where none runs, in a mirror within this process.
-async fn begin(
+async fn start_job(
     runner: &mut JobRunner,
     config: &Config,
     order: &OrderRequest,
-    shown: WarmOutput,
+    output: WarmOutput,
     interrupts: &mut StopSignals,
 ) -> anyhow::Result<Job> {
     let started = tokio::select! {
         started = runner.start(config, order) => started,
-        () = interrupts.next() => return Err(runner.stopped()),
+        () = interrupts.next() => return Err(runner.interrupted_error()),
     };
     match started {
         Err(error) if matches!(error.downcast_ref(), Some(AdminClientError::NotRunning(_))) => {
             *runner = JobRunner::in_process(config)?;
-            if shown == WarmOutput::Lines {
+            if output == WarmOutput::Lines {
                 let store = config.store.path.display();
                 print_error(&format!("no larder runs here, so this command itself fetches into the store {store}"));
             }
@@ -162,11 +163,11 @@ struct WatchedJob<'a> {
 
 impl WatchedJob<'_> {
     /// Shows the progress until the job ends; returns the finished job.
-    async fn watch(mut self, shown: WarmOutput, interrupts: &mut StopSignals) -> anyhow::Result<Job> {
-        let mut screen = WarmDisplay::new(shown, self.host.clone());
+    async fn watch(mut self, output: WarmOutput, interrupts: &mut StopSignals) -> anyhow::Result<Job> {
+        let mut display = WarmDisplay::new(output, self.host.clone());
         let mut is_stopped = false;
         loop {
-            screen.show(&self.job, self.began.elapsed());
+            display.show(&self.job, self.began.elapsed());
             if self.job.state.has_ended() {
                 break;
             }
@@ -176,7 +177,7 @@ impl WatchedJob<'_> {
                 () = tokio::time::sleep(pause) => self.job = self.runner.report(&self.job.id).await?,
                 () = interrupts.next() => {
                     if std::mem::replace(&mut is_stopped, true) {
-                        return Err(self.runner.stopped());
+                        return Err(self.runner.interrupted_error());
                     }
                     // The next report shows the cancelled state.
                     if let Err(error) = self.runner.cancel(&self.job.id).await {
@@ -185,8 +186,8 @@ impl WatchedJob<'_> {
                 }
             }
         }
-        drop(screen);
-        match shown {
+        drop(display);
+        match output {
             WarmOutput::Json => print_line(&serde_json::to_string(&self.job)?),
             WarmOutput::Lines => {
                 notes(&self.job, width_of_stdout()).iter().for_each(|notes| print_line(notes));
@@ -206,41 +207,43 @@ impl WatchedJob<'_> {
 struct WarmDisplay {
     host: Hostname,
     bars: Option<TerminalLines>,
-    lines: bool,
+    prints_lines: bool,
     reported: HashSet<usize>,
-    speeds: HashMap<ItemKey, TransferRate>,
-    speed: TransferRate,
+    item_speeds: HashMap<ItemKey, TransferRate>,
+    total_speed: TransferRate,
 }
 
 impl WarmDisplay {
-    fn new(shown: WarmOutput, host: Hostname) -> Self {
+    fn new(output: WarmOutput, host: Hostname) -> Self {
         let bars = width_of_stderr().map(|_| TerminalLines::on_stderr());
         Self {
             host,
             bars,
-            lines: shown == WarmOutput::Lines,
+            prints_lines: output == WarmOutput::Lines,
             reported: HashSet::new(),
-            speeds: HashMap::new(),
-            speed: TransferRate::default(),
+            item_speeds: HashMap::new(),
+            total_speed: TransferRate::default(),
         }
     }
 
     fn show(&mut self, job: &Job, elapsed: Duration) {
-        let ended = newly_finished_lines(job, &self.host, &mut self.reported, width_of_stdout()).filter(|_| self.lines);
-        ended.iter().for_each(|lines| print_line(lines));
-        let Some(on_screen) = &self.bars else { return };
-        let mut speeds = std::mem::take(&mut self.speeds);
+        let finished =
+            newly_finished_lines(job, &self.host, &mut self.reported, width_of_stdout()).filter(|_| self.prints_lines);
+        finished.iter().for_each(|lines| print_line(lines));
+        let Some(terminal_lines) = &self.bars else { return };
+        let mut speeds = std::mem::take(&mut self.item_speeds);
         for item in job.items.iter().filter(|item| !item.state.has_ended()) {
-            let mut speed = speeds.remove(&name_of(item)).unwrap_or_default();
+            let mut speed = speeds.remove(&item_key(item)).unwrap_or_default();
             speed.observe(elapsed, item.bytes);
-            self.speeds.insert(name_of(item), speed);
+            self.item_speeds.insert(item_key(item), speed);
         }
         let total = JobProgress::of(job);
-        self.speed.observe(elapsed, total.bytes.0);
+        self.total_speed.observe(elapsed, total.bytes.0);
         // The terminal may be resized meanwhile. Some terminals wrap in the last column.
         let width = width_of_stderr().unwrap_or(80).saturating_sub(1);
-        let mut lines = bars(job, &self.host, |name| self.speeds.get(name).and_then(TransferRate::per_second), width);
-        lines.push(total.line(self.speed.per_second(), width));
-        on_screen.draw(&lines);
+        let mut lines =
+            bars(job, &self.host, |name| self.item_speeds.get(name).and_then(TransferRate::per_second), width);
+        lines.push(total.line(self.total_speed.per_second(), width));
+        terminal_lines.draw(&lines);
     }
 }

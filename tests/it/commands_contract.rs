@@ -140,7 +140,7 @@ async fn the_log_is_json_when_the_environment_asks_for_it() {
     let mut loud = command(folder.path(), &["version"]);
     loud.env("LARDER_LOG", "warn,larder::jobs=debug,loud");
     let output = run(loud).await;
-    assert!(output.code == Some(78) && output.err.contains("LARDER_LOG says \"loud\""), "{output:?}");
+    assert!(output.code == Some(78) && output.err.contains("LARDER_LOG has \"loud\""), "{output:?}");
 }
 
 /// DESIGN, promise 15: a user who may not read the token is told that, not that the token is wrong.

@@ -27,7 +27,7 @@ pub(super) struct Apply {
     common: CommonOptions,
     /// File of the bundle, or folder of its parts
     #[arg(value_name = "IN")]
-    from: PathBuf,
+    bundle: PathBuf,
     /// Accept a bundle that none of the configured `trusted_keys` signed; publishers' signatures are still checked
     #[arg(long)]
     unsigned: bool,
@@ -46,17 +46,17 @@ impl Apply {
         let (config, _) = self.common.load()?;
         let query = query_of(self.unsigned, &self.accept);
         // A running larder parses the query in the same way, so mistakes are reported before anything is sent.
-        let taking = apply_options(query.strip_prefix('?'), &config.bundle, &config.default_host());
-        let taking = taking.map_err(|problems| anyhow!(problems.join("; ")))?;
-        let source = BundleSource::at(&self.from)?;
-        let from = self.from.display();
-        let anybody = BundleTrust { keys: Vec::new(), allow_unsigned: true };
+        let options = apply_options(query.strip_prefix('?'), &config.bundle, &config.default_host());
+        let options = options.map_err(|problems| anyhow!(problems.join("; ")))?;
+        let source = BundleSource::at(&self.bundle)?;
+        let bundle_name = self.bundle.display();
+        let any_signature = BundleTrust { keys: Vec::new(), allow_unsigned: true };
         // A stream can be read only once.
         let opened = match &source {
             BundleSource::File(path) if !path.is_file() => None,
             source => {
-                let opened = BundleReader::open(source.open()?, &anybody);
-                Some(opened.with_context(|| escape_for_terminal(&from.to_string()))?)
+                let opened = BundleReader::open(source.open()?, &any_signature);
+                Some(opened.with_context(|| escape_for_terminal(&bundle_name.to_string()))?)
             }
         };
         let runtime = runtime()?;
@@ -66,7 +66,7 @@ impl Apply {
             {
                 keys::require_loaded(&config, key).await?;
             }
-            self.apply(&config, &source, &query, taking).await
+            self.apply(&config, &source, &query, options).await
         });
         runtime.shutdown_timeout(Duration::from_secs(1));
         applied
@@ -77,52 +77,52 @@ impl Apply {
         config: &Config,
         source: &BundleSource,
         query: &str,
-        taking: ApplyOptions,
+        options: ApplyOptions,
     ) -> anyhow::Result<bool> {
-        let _too_large = catch_file_size_signal()?;
+        let _file_size_signal = catch_file_size_signal()?;
         let bytes = ByteCounter::default();
-        let drawing = ProgressTask::begin("applying", &bytes, Some(source.bytes()?));
+        let progress = ProgressTask::begin("applying", &bytes, Some(source.bytes()?));
         let mut report = ApplyReporter { json: self.common.json, host: config.default_host(), bytes, receipt: None };
-        let applied = applied(config, source, query, taking, &mut report).await;
-        drawing.end().await;
+        let applied = apply(config, source, query, options, &mut report).await;
+        progress.end().await;
         applied?;
-        report.ended()
+        report.finish()
     }
 }
 
-async fn applied(
+async fn apply(
     config: &Config,
     source: &BundleSource,
     query: &str,
-    taking: ApplyOptions,
+    options: ApplyOptions,
     report: &mut ApplyReporter,
 ) -> anyhow::Result<()> {
-    let (path, from, mut unread) = (format!("{APPLY}{query}"), source.open()?, None);
+    let (path, upload, mut parse_error) = (format!("{APPLY}{query}"), source.open()?, None);
     let read_line = |line: &[u8]| match serde_json::from_slice(line) {
         Ok(step) => report.show(step),
-        Err(error) => unread = Some(error),
+        Err(error) => parse_error = Some(error),
     };
-    let asking = ask_running(config, async |address, token| {
-        admin_client::upload(address, &path, token, TAR, from, read_line).await
+    let response = ask_running(config, async |address, token| {
+        admin_client::upload(address, &path, token, TAR, upload, read_line).await
     });
-    match asking.await {
+    match response.await {
         Ok(()) => {}
-        Err(AdminClientError::NotRunning(_)) => return applied_here(config, source, taking, report).await,
+        Err(AdminClientError::NotRunning(_)) => return apply_in_process(config, source, options, report).await,
         Err(error) => return Err(error.into()),
     }
-    unread.map_or(Ok(()), |error| Err(error).context("the running larder is of another version"))
+    parse_error.map_or(Ok(()), |error| Err(error).context("the running larder is of another version"))
 }
 
-async fn applied_here(
+async fn apply_in_process(
     config: &Config,
     source: &BundleSource,
-    taking: ApplyOptions,
+    options: ApplyOptions,
     report: &mut ApplyReporter,
 ) -> anyhow::Result<()> {
     let settings = StartSettings::default();
     // Applying a bundle may create the store.
     let (mirror, _, _) = app::mirror(config, &settings)?;
-    let (mut steps, applied) = mirror.spawn_apply(source.open()?, taking, settings.clock);
+    let (mut steps, applied) = mirror.spawn_apply(source.open()?, options, settings.clock);
     while let Some(step) = steps.recv().await {
         report.show(step);
     }
@@ -154,13 +154,13 @@ impl ApplyReporter {
             }
             ApplyEvent::Begun { .. } => {}
             ApplyEvent::Read { bytes } => self.bytes.set(bytes),
-            ApplyEvent::Entry(entry) if !self.json => print_line(&line(&entry, &self.host, width_of_stdout())),
+            ApplyEvent::Entry(entry) if !self.json => print_line(&entry_line(&entry, &self.host, width_of_stdout())),
             ApplyEvent::Entry(_) => {}
             ApplyEvent::Done { receipt } => self.receipt = Some(receipt),
         }
     }
 
-    fn ended(self) -> anyhow::Result<bool> {
+    fn finish(self) -> anyhow::Result<bool> {
         let receipt = self.receipt.ok_or_else(|| {
             anyhow!("larder stopped before the bundle was applied; applied items stay; apply it again for the rest")
         })?;
@@ -175,19 +175,19 @@ impl ApplyReporter {
 }
 
 /// Renders the outcome of one entry.
-fn line(entry: &EntryOutcome, host: &Hostname, width: Option<usize>) -> String {
+fn entry_line(entry: &EntryOutcome, host: &Hostname, width: Option<usize>) -> String {
     let mut page = TextPage::of_width(width);
     let subject = escape_for_terminal(&entry.package.without(host).to_string());
     match &entry.outcome {
         ApplyOutcome::Applied { note } => {
-            page.push_hanging("  applied  ", &subject);
-            note.iter().for_each(|note| page.push_hanging("           note: ", &escape_for_terminal(note)));
+            page.push_with_prefix("  applied  ", &subject);
+            note.iter().for_each(|note| page.push_with_prefix("           note: ", &escape_for_terminal(note)));
         }
-        ApplyOutcome::Held => page.push_hanging("  stored   ", &subject),
-        ApplyOutcome::NotReached => page.push_hanging("  missed   ", &subject),
+        ApplyOutcome::Held => page.push_with_prefix("  stored   ", &subject),
+        ApplyOutcome::NotReached => page.push_with_prefix("  missed   ", &subject),
         ApplyOutcome::Refused { why: reason } => {
-            page.push_hanging("  REFUSED  ", &subject);
-            page.push_hanging("           ", &escape_for_terminal(reason));
+            page.push_with_prefix("  REFUSED  ", &subject);
+            page.push_with_prefix("           ", &escape_for_terminal(reason));
         }
     }
     page.text()
@@ -195,29 +195,28 @@ fn line(entry: &EntryOutcome, host: &Hostname, width: Option<usize>) -> String {
 
 /// Renders the receipt.
 fn summary(receipt: &Receipt, width: Option<usize>) -> String {
-    let [applied, already, refused, not_reached] = receipt.counts();
+    let [applied, stored, refused, not_reached] = receipt.counts();
     let mut page = TextPage::of_width(width);
-    let mut parts = vec![format!("{applied} applied"), format!("{already} already stored")];
-    parts.extend((refused > 0).then(|| format!("{refused} refused")));
-    parts.extend((not_reached > 0).then(|| format!("{not_reached} not reached")));
-    page.push_hanging("", &parts.join(", "));
+    let mut counts = vec![format!("{applied} applied"), format!("{stored} already stored")];
+    counts.extend((refused > 0).then(|| format!("{refused} refused")));
+    counts.extend((not_reached > 0).then(|| format!("{not_reached} not reached")));
+    page.push_with_prefix("", &counts.join(", "));
     let signer_text = match (&receipt.signed_by, receipt.trusted) {
         (Some(key), true) => format!("signed by key {key}, which is trusted here"),
         (Some(key), false) => format!("claims to be signed by key {key}, which is not trusted here"),
         (None, _) => "unsigned".to_owned(),
     };
-    page.push_hanging("bundle   ", &format!("{signer_text}; made by larder {}", escape_for_terminal(&receipt.larder)));
-    page.push_hanging(
-        "made     ",
-        &format!(
-            "{}, {} before it was applied",
-            format_timestamp(receipt.created),
-            format_seconds(receipt.age_seconds())
-        ),
+    page.push_with_prefix(
+        "bundle   ",
+        &format!("{signer_text}; made by larder {}", escape_for_terminal(&receipt.larder)),
     );
-    if let Some(kept_path) = &receipt.kept {
-        page.push_hanging("receipt  ", "in the store:");
-        page.command(kept_path);
+    page.push_with_prefix(
+        "made     ",
+        &format!("{}, {} before the import", format_timestamp(receipt.created), format_seconds(receipt.age_seconds())),
+    );
+    if let Some(receipt_path) = &receipt.kept {
+        page.push_with_prefix("receipt  ", "in the store:");
+        page.command(receipt_path);
     }
     page.text()
 }
@@ -235,11 +234,11 @@ mod tests {
         let package = PackageRef::requested("registry.example/hashicorp/a-provider-with-quite-a-long-name@1.2.0");
         let reason = "its archive was altered \u{1b}[2J".to_owned();
         let entry = EntryOutcome { package, outcome: ApplyOutcome::Refused { why: reason } };
-        let lines = line(&entry, &host, Some(80));
+        let lines = entry_line(&entry, &host, Some(80));
         assert!(lines.lines().all(|line| line.chars().count() <= 80), "{lines}");
         assert!(lines.starts_with("  REFUSED  registry.example/hashicorp/a-provider-with-quite-a-long-name 1.2.0\n"));
         assert!(lines.ends_with("\n           its archive was altered \\u{1b}[2J"), "{lines}");
-        let kept_path = format!("/srv/{}/receipts/one.json", "x".repeat(90));
+        let receipt_path = format!("/srv/{}/receipts/one.json", "x".repeat(90));
         let receipt = Receipt {
             manifest: Digest::of(b"{}"),
             larder: "0.1.0".to_owned(),
@@ -250,11 +249,11 @@ mod tests {
             ok: false,
             ended: None,
             entries: vec![entry],
-            kept: Some(kept_path.clone()),
+            kept: Some(receipt_path.clone()),
         };
-        let parts = summary(&receipt, Some(80));
-        assert!(parts.starts_with("0 applied, 0 already stored, 1 refused\n"), "{parts}");
+        let text = summary(&receipt, Some(80));
+        assert!(text.starts_with("0 applied, 0 already stored, 1 refused\n"), "{text}");
         // A path must stay on one line: people paste it.
-        assert!(parts.ends_with(&format!("\n    {kept_path}")), "{parts}");
+        assert!(text.ends_with(&format!("\n    {receipt_path}")), "{text}");
     }
 }

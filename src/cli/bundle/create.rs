@@ -39,7 +39,7 @@ pub(super) struct Create {
     #[arg(long = "for", value_name = "WHAT", required = true)]
     order_args: Vec<String>,
     #[command(flatten)]
-    also: OrderOptions,
+    options: OrderOptions,
     /// Omit the archives listed in this inventory, which `larder inventory` printed at the destination
     #[arg(long, value_name = "INVENTORY")]
     since: Option<PathBuf>,
@@ -54,8 +54,8 @@ pub(super) struct Create {
     unsigned: bool,
 }
 
-fn part_size(given: &str) -> Result<ByteSize, String> {
-    let size = ByteSize::from_str(given).map_err(|_| format!("{given:?} is not a size; write 2GiB, 650MiB, …"))?;
+fn part_size(text: &str) -> Result<ByteSize, String> {
+    let size = ByteSize::from_str(text).map_err(|_| format!("{text:?} is not a size; write 2GiB, 650MiB, …"))?;
     if size.as_u64() < MIN_PART_BYTES {
         return Err(format!("a part needs at least {}", ByteSize(MIN_PART_BYTES)));
     }
@@ -70,7 +70,7 @@ impl Create {
     /// Writes the bundle; returns true if it holds the whole order.
     pub(super) fn run(self) -> anyhow::Result<bool> {
         let (config, _) = self.common.load()?;
-        let order = self.also.to_order(&self.order_args, &config.default_host())?;
+        let order = self.options.to_order(&self.order_args, &config.default_host())?;
         let since = self.since.as_deref().map(|path| {
             let inventory = Inventory::read(&files::read(path)?);
             inventory.map_err(|bad| anyhow!("{}: {bad}", path.display()))
@@ -79,16 +79,16 @@ impl Create {
         // A bad destination is reported before anything is fetched.
         let out = BundleDestination::at(&self.out, self.part_size.map(|size| size.as_u64()))?;
         let runtime = runtime()?;
-        let shown = if self.common.json { WarmOutput::Quiet } else { WarmOutput::Lines };
-        let written = runtime.block_on(async {
+        let output = if self.common.json { WarmOutput::Quiet } else { WarmOutput::Lines };
+        let result = runtime.block_on(async {
             if !self.unsigned {
                 keys::require_signing_key(&config).await?;
             }
-            warm_and(&config, &order, shown, async |runner, job| self.write(&config, runner, job, since, out).await)
+            warm_and(&config, &order, output, async |runner, job| self.write(&config, runner, job, since, out).await)
                 .await
         });
         runtime.shutdown_timeout(Duration::from_secs(1));
-        written
+        result
     }
 
     async fn write(
@@ -103,18 +103,18 @@ impl Create {
             bail!("no bundle was written: some packages are unavailable; --partial bundles the rest");
         }
         let (target, created) = BundleOutput::begin(out, Clock::system().now())?;
-        let _unfinished = target.unfinished();
+        let _temp_file_guard = target.temp_file_guard();
         let (bytes, is_delta) = (ByteCounter::default(), since.is_some());
         let sizes = job.items.iter().filter_map(|item| item.size_bytes);
         // An estimate: the documents of the bundle add a little.
-        let all = if is_delta { None } else { Some(sizes.fold(0, u64::saturating_add)) };
-        let drawing = ProgressTask::begin("writing", &bytes, all);
+        let total = if is_delta { None } else { Some(sizes.fold(0, u64::saturating_add)) };
+        let progress = ProgressTask::begin("writing", &bytes, total);
         let request = BundleRequest { job: job.id.clone(), since, partial: self.partial, created: Some(created) };
-        let (from, inner) = io::pipe()?;
-        let receiving = tokio::task::spawn_blocking(move || target.take(from));
-        let sent = write(config, runner, request, created, CountingIo { inner, bytes }).await;
+        let (reader, inner) = io::pipe()?;
+        let receiving = tokio::task::spawn_blocking(move || target.write_from(reader));
+        let sent = write_bundle(config, runner, request, created, CountingIo { inner, bytes }).await;
         let received = receiving.await;
-        drawing.end().await;
+        progress.end().await;
         let written = match (sent, received?) {
             (Ok(()), Ok(target)) => target.end()?,
             // A broken transfer truncates the bundle; the sender's error is the cause.
@@ -122,13 +122,13 @@ impl Create {
             (Err(sent), Ok(_)) => return Err(sent),
             (_, Err(received)) => return Err(received.into()),
         };
-        self.show(&written)?;
+        self.print(&written)?;
         Ok(job.state == JobState::Done)
     }
 
     /// Reads the manifest back from the destination, and prints the contents.
-    fn show(&self, written: &WrittenBundle) -> anyhow::Result<()> {
-        let WrittenBundle { source, reused, again } = written;
+    fn print(&self, written: &WrittenBundle) -> anyhow::Result<()> {
+        let WrittenBundle { source, reused, rewritten } = written;
         let trust = BundleTrust { keys: Vec::new(), allow_unsigned: true };
         let opened = BundleReader::open(source.open()?, &trust).context("the written bundle cannot be read")?;
         let (manifest, bytes) = (&opened.manifest, source.bytes()?);
@@ -143,7 +143,7 @@ impl Create {
                 "out": self.out.display().to_string(), "bytes": bytes, "manifest": opened.digest,
                 "entries": manifest.entries.len(), "archives": archives, "archives_left_out": left_out,
                 "since": manifest.since, "signed_by": key, "created": manifest.created, "parts": parts,
-                "bytes_there_already": reused, "written_again": again,
+                "bytes_there_already": reused, "written_again": rewritten,
             });
             print_line(&output.to_string());
             return Ok(());
@@ -154,16 +154,16 @@ impl Create {
         if *reused > 0 {
             print_line(&format!("  {} of it were already there", ByteSize(*reused)));
         }
-        for part in again {
+        for part in rewritten {
             print_line(&format!("  {part} was lost or damaged, and was rewritten"));
         }
         if manifest.since.is_some() {
             print_line(&match (archives, left_out) {
                 (0, 0) => "  a delta: the inventory lists everything".to_owned(),
                 (_, 0) => "  a delta: without the archives in the inventory".to_owned(),
-                (_, many) => format!(
+                (_, count) => format!(
                     "  a delta: without the archives in the inventory; {} with new documents only",
-                    plural(many, "archive")
+                    plural(count, "archive")
                 ),
             });
         }
@@ -176,30 +176,30 @@ impl Create {
 }
 
 /// Has the larder that warmed the order write the bundle.
-async fn write(
+async fn write_bundle(
     config: &Config,
     runner: &JobRunner,
     request: BundleRequest,
     created: Timestamp,
-    to: CountingIo<io::PipeWriter>,
+    output: CountingIo<io::PipeWriter>,
 ) -> anyhow::Result<()> {
     match runner {
         JobRunner::Running { address, token } => {
             let body = Body::from(serde_json::to_vec(&request)?);
-            let sent = admin_client::download(*address, BUNDLE, token.as_deref(), body, to).await;
+            let sent = admin_client::download(*address, BUNDLE, token.as_deref(), body, output).await;
             Ok(sent.map(drop)?)
         }
         JobRunner::InProcess { mirror, jobs, .. } => {
             let stored = JobId::parse(&request.job)
                 .and_then(|id| jobs.stored_archives(id))
-                .context("its job no longer exists")?;
+                .context("the job no longer exists")?;
             let (mirror, key) = (Arc::clone(mirror), config.bundle.signing.clone());
             let writing = tokio::task::spawn_blocking(move || {
                 let gathered = mirror.gather(stored, request.since.as_ref(), request.partial, created)?;
                 for missing in &gathered.missing {
-                    print_error(&format!("left out: {missing}"));
+                    print_error(&format!("omitted: {missing}"));
                 }
-                Ok(mirror.write_bundle(&gathered, key.as_ref(), to).map(drop)?)
+                Ok(mirror.write_bundle(&gathered, key.as_ref(), output).map(drop)?)
             });
             writing.await.context("writing the bundle ended unexpectedly")?
         }
@@ -215,7 +215,7 @@ struct BundleSummary {
 impl BundleSummary {
     fn of(manifest: &Manifest) -> Self {
         let archives = || manifest.entries.iter().filter_map(BundleEntry::archive);
-        let carried = archives().filter(|archive| !archive.left_out).count() as u64;
-        Self { archives: carried, left_out: archives().count() as u64 - carried }
+        let included = archives().filter(|archive| !archive.left_out).count() as u64;
+        Self { archives: included, left_out: archives().count() as u64 - included }
     }
 }

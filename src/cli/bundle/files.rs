@@ -12,7 +12,7 @@ use anyhow::{Context, bail};
 use crate::bundle::{PartList, PartsReader};
 
 /// Size limit of an inventory or a part list, in bytes.
-const LARGEST: u64 = 64 << 20;
+const MAX_BYTES: u64 = 64 << 20;
 
 pub(super) type OpenPart = Box<dyn FnMut(&str) -> io::Result<File> + Send>;
 pub(super) type FinishPart = Box<dyn FnMut(File, u64) -> io::Result<()> + Send>;
@@ -22,8 +22,8 @@ pub(super) fn write_secret(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     if is_stream(path) {
         bail!("a key cannot go to standard output; name a file (./- for a file of that name)");
     }
-    let made = OpenOptions::new().create_new(true).write(true).mode(0o600).open(path);
-    let mut file = made.with_context(|| format!("{} cannot be created", path.display()))?;
+    let created = OpenOptions::new().create_new(true).write(true).mode(0o600).open(path);
+    let mut file = created.with_context(|| format!("{} cannot be created", path.display()))?;
     file.write_all(bytes).and_then(|()| file.sync_all()).with_context(|| format!("{}", path.display()))
 }
 
@@ -39,12 +39,12 @@ pub(super) fn read_secret(path: &Path) -> anyhow::Result<Option<String>> {
 pub(super) fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
     let read = File::open(path).and_then(|file| {
         let mut bytes = Vec::new();
-        file.take(LARGEST + 1).read_to_end(&mut bytes)?;
+        file.take(MAX_BYTES + 1).read_to_end(&mut bytes)?;
         Ok(bytes)
     });
     let bytes = read.with_context(|| format!("{} cannot be read", path.display()))?;
-    if bytes.len() as u64 > LARGEST {
-        bail!("{} is larger than {} MiB", path.display(), LARGEST >> 20);
+    if bytes.len() as u64 > MAX_BYTES {
+        bail!("{} is larger than {} MiB", path.display(), MAX_BYTES >> 20);
     }
     Ok(bytes)
 }
@@ -75,7 +75,7 @@ impl BundleSource {
         }
         let list = PartList::read(&read(&list)?)?;
         list.check_sizes(|name| match fs::metadata(path.join(name)) {
-            Ok(found) => Ok(Some(found.len())),
+            Ok(metadata) => Ok(Some(metadata.len())),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(e) => Err(e),
         })
@@ -108,11 +108,11 @@ impl BundleSource {
 }
 
 /// The temporary path beside a target.
-pub(super) fn temp_path(place: &Path) -> anyhow::Result<PathBuf> {
-    let name = place.file_name().with_context(|| format!("{} is not a file name", place.display()))?;
-    let mut beside = name.to_owned();
-    beside.push(".new");
-    Ok(place.with_file_name(beside))
+pub(super) fn temp_path(target: &Path) -> anyhow::Result<PathBuf> {
+    let name = target.file_name().with_context(|| format!("{} is not a file name", target.display()))?;
+    let mut temp_name = name.to_owned();
+    temp_name.push(".new");
+    Ok(target.with_file_name(temp_name))
 }
 
 /// True for `-`, unless a file has that name.
@@ -122,11 +122,11 @@ pub(super) fn is_stream(path: &Path) -> bool {
 
 /// Writes a small file atomically.
 pub(super) fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
-    let beside = temp_path(path)?;
-    let mut file = File::create(&beside)?;
+    let temp = temp_path(path)?;
+    let mut file = File::create(&temp)?;
     file.write_all(bytes)?;
     file.sync_all()?;
-    fs::rename(&beside, path)?;
+    fs::rename(&temp, path)?;
     sync_folder_of(path)
 }
 

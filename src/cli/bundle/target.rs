@@ -18,15 +18,15 @@ use crate::clock::Timestamp;
 /// Maximum number of symbolic links to follow.
 const MAX_LINKS: usize = 40;
 /// Size of the write buffer, in bytes.
-const WRITTEN_AT_ONCE: usize = 1 << 20;
+const WRITE_BUFFER_BYTES: usize = 1 << 20;
 
 /// Checked destination of a bundle.
 #[derive(Debug)]
 pub(super) enum BundleDestination {
     /// One file; an existing one is replaced.
     File(PathBuf),
-    /// Parts of one size, in a folder without parts or with those of an earlier run (`before`).
-    Parts { folder: PathBuf, part_bytes: u64, before: Option<PartList> },
+    /// Parts of one size, in a folder without parts or with those of an earlier run (`existing`).
+    Parts { folder: PathBuf, part_bytes: u64, existing: Option<PartList> },
 }
 
 impl BundleDestination {
@@ -45,11 +45,11 @@ impl BundleDestination {
 
     fn file(path: &Path) -> anyhow::Result<Self> {
         let path = match fs::metadata(path) {
-            Ok(found) if found.is_dir() => {
+            Ok(metadata) if metadata.is_dir() => {
                 bail!("{} is a folder; name the file of the bundle, or give --part-size", path.display())
             }
-            Ok(found) if !found.is_file() => {
-                let kind = kind_of(found.file_type());
+            Ok(metadata) if !metadata.is_file() => {
+                let kind = kind_of(metadata.file_type());
                 bail!("{} is {kind}; a bundle can only go into a plain file", path.display());
             }
             Ok(_) => fs::canonicalize(path).with_context(|| format!("{} is inaccessible", path.display()))?,
@@ -67,15 +67,15 @@ impl BundleDestination {
     fn parts(folder: &Path, part_bytes: u64) -> anyhow::Result<Self> {
         let shown = folder.display();
         match fs::metadata(folder) {
-            Ok(found) if !found.is_dir() => bail!("{shown} is not a folder; parts need one"),
+            Ok(metadata) if !metadata.is_dir() => bail!("{shown} is not a folder; parts need one"),
             Err(e) if e.kind() != io::ErrorKind::NotFound => {
                 return Err(e).with_context(|| format!("{shown} is inaccessible"));
             }
             _ => {}
         }
-        let place = folder.join(PartList::NAME);
-        let before = if place.exists() { Some(PartList::read(&read(&place)?)?) } else { None };
-        if let Some(list) = before.as_ref().filter(|list| list.complete) {
+        let list_path = folder.join(PartList::NAME);
+        let existing = if list_path.exists() { Some(PartList::read(&read(&list_path)?)?) } else { None };
+        if let Some(list) = existing.as_ref().filter(|list| list.complete) {
             if list.part_bytes != part_bytes {
                 bail!("{shown} already has a bundle in parts of {} bytes; name another folder", list.part_bytes);
             }
@@ -85,15 +85,15 @@ impl BundleDestination {
                 );
             }
         }
-        Ok(Self::Parts { folder: folder.to_owned(), part_bytes, before })
+        Ok(Self::Parts { folder: folder.to_owned(), part_bytes, existing })
     }
 }
 
 /// Noun for a path that is not a plain file.
-fn kind_of(found: FileType) -> &'static str {
-    if found.is_fifo() {
+fn kind_of(file_type: FileType) -> &'static str {
+    if file_type.is_fifo() {
         "a FIFO"
-    } else if found.is_socket() {
+    } else if file_type.is_socket() {
         "a socket"
     } else {
         "a device"
@@ -123,7 +123,7 @@ pub(super) enum BundleOutput {
     /// New parts, or parts of an interrupted run, with their record.
     New { parts: Parts, folder: PathBuf, record: BufWriter<File> },
     /// Complete parts, some of which may be lost or damaged.
-    Repair { parts: Parts, folder: PathBuf, before: PartList },
+    Repair { parts: Parts, folder: PathBuf, existing: PartList },
 }
 
 /// Result of writing a bundle.
@@ -133,7 +133,7 @@ pub(super) struct WrittenBundle {
     /// Bytes that were already on disk.
     pub(super) reused: u64,
     /// Names of the parts that were rewritten because they were lost or damaged.
-    pub(super) again: Vec<String>,
+    pub(super) rewritten: Vec<String>,
 }
 
 /// Removes the temporary file on drop, so that an interrupted run leaves none.
@@ -150,16 +150,16 @@ impl Drop for TempFileGuard {
 impl BundleOutput {
     /// Opens the destination; returns it with the creation time of the bundle. An earlier run's time is reused.
     pub(super) fn begin(out: BundleDestination, now: Timestamp) -> anyhow::Result<(Self, Timestamp)> {
-        let (folder, part_bytes, before) = match out {
+        let (folder, part_bytes, existing) = match out {
             BundleDestination::File(path) => {
-                let file = BufWriter::with_capacity(WRITTEN_AT_ONCE, create_temp_beside(&path)?);
+                let file = BufWriter::with_capacity(WRITE_BUFFER_BYTES, create_temp_beside(&path)?);
                 return Ok((Self::File { file, path }, now));
             }
-            BundleDestination::Parts { folder, part_bytes, before } => (folder, part_bytes, before),
+            BundleDestination::Parts { folder, part_bytes, existing } => (folder, part_bytes, existing),
         };
         fs::create_dir_all(&folder).with_context(|| format!("{} cannot be created", folder.display()))?;
         // With the same creation time the bytes are the same, as long as the store has not changed.
-        let created = before.as_ref().filter(|list| list.part_bytes == part_bytes).map_or(now, |list| list.created);
+        let created = existing.as_ref().filter(|list| list.part_bytes == part_bytes).map_or(now, |list| list.created);
         let list = PartList::empty(created, part_bytes);
         let owned_folder = folder.clone();
         let open: OpenPart = Box::new(move |name| {
@@ -173,17 +173,17 @@ impl BundleOutput {
             file.sync_all()
         });
         let parts = Box::new(PartsWriter::new(list.clone(), open, keep));
-        if let Some(before) = before.filter(|list| list.complete) {
-            return Ok((Self::Repair { parts, folder, before }, created));
+        if let Some(existing) = existing.filter(|list| list.complete) {
+            return Ok((Self::Repair { parts, folder, existing }, created));
         }
-        let place = folder.join(PartList::NAME);
-        write(&place, &list.write()).with_context(|| format!("{}", place.display()))?;
+        let list_path = folder.join(PartList::NAME);
+        write(&list_path, &list.write()).with_context(|| format!("{}", list_path.display()))?;
         let record = BufWriter::new(create_temp_beside(&folder.join(RECORD_FILE))?);
         Ok((Self::New { parts, folder, record }, created))
     }
 
     /// The temporary file to remove if writing does not finish.
-    pub(super) fn unfinished(&self) -> TempFileGuard {
+    pub(super) fn temp_file_guard(&self) -> TempFileGuard {
         TempFileGuard(match self {
             Self::File { path, .. } => temp_path(path).ok(),
             Self::New { folder, .. } => temp_path(&folder.join(RECORD_FILE)).ok(),
@@ -191,34 +191,34 @@ impl BundleOutput {
         })
     }
 
-    /// Reads a bundle from `from` and writes it. A single file may be truncated without notice here.
+    /// Reads a bundle from `source` and writes it. A single file may be truncated without notice here.
     ///
     /// # Errors
     /// Names the file that could not be written. `UnexpectedEof` where the bundle in parts is truncated.
-    pub(super) fn take(self, mut from: impl Read) -> io::Result<Self> {
+    pub(super) fn write_from(self, mut source: impl Read) -> io::Result<Self> {
         Ok(match self {
             Self::File { mut file, path } => {
-                io::copy(&mut from, &mut file)
+                io::copy(&mut source, &mut file)
                     .and_then(|_| io::Write::flush(&mut file))
                     .map_err(|e| io::Error::new(e.kind(), format!("{} cannot be written: {e}", path.display())))?;
                 Self::File { file, path }
             }
             Self::New { parts, folder, record } => {
                 let in_folder = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", folder.display()));
-                let (parts, record) = copy_and_record(from, parts, record).map_err(in_folder)?;
+                let (parts, record) = copy_and_record(source, parts, record).map_err(in_folder)?;
                 Self::New { parts, folder, record }
             }
-            Self::Repair { parts, folder, before } => {
+            Self::Repair { parts, folder, existing } => {
                 let in_folder = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", folder.display()));
                 let record = File::open(folder.join(RECORD_FILE)).map_err(in_folder)?;
                 let record = open_record(record).map_err(|bad| in_folder(bad.into()))?;
-                if record.bundle_bytes() != before.bytes() {
+                if record.bundle_bytes() != existing.bytes() {
                     return Err(in_folder(io::Error::other(format!(
                         "{RECORD_FILE} belongs to another bundle than the parts"
                     ))));
                 }
-                let parts = rebuild_from_record(from, record, parts).map_err(in_folder)?;
-                Self::Repair { parts, folder, before }
+                let parts = rebuild_from_record(source, record, parts).map_err(in_folder)?;
+                Self::Repair { parts, folder, existing }
             }
         })
     }
@@ -228,44 +228,44 @@ impl BundleOutput {
         match self {
             Self::File { file, path } => {
                 finish_file(file, &path)?;
-                Ok(WrittenBundle { source: BundleSource::File(path), reused: 0, again: Vec::new() })
+                Ok(WrittenBundle { source: BundleSource::File(path), reused: 0, rewritten: Vec::new() })
             }
             Self::New { parts, folder, record } => {
                 let WrittenParts { list, reused, .. } = parts.end()?;
                 finish_file(record, &folder.join(RECORD_FILE))?;
-                let place = folder.join(PartList::NAME);
-                write(&place, &list.write()).with_context(|| format!("{}", place.display()))?;
-                Ok(WrittenBundle { source: BundleSource::Parts(folder, list), reused, again: Vec::new() })
+                let list_path = folder.join(PartList::NAME);
+                write(&list_path, &list.write()).with_context(|| format!("{}", list_path.display()))?;
+                Ok(WrittenBundle { source: BundleSource::Parts(folder, list), reused, rewritten: Vec::new() })
             }
-            Self::Repair { parts, folder, before } => {
+            Self::Repair { parts, folder, existing } => {
                 let WrittenParts { list, reused, changed } = parts.end()?;
-                if list != before {
+                if list != existing {
                     bail!(
                         "rewritten parts in {} differ from the lost ones: {RECORD_FILE} is damaged; write the bundle into another folder",
                         folder.display()
                     );
                 }
-                Ok(WrittenBundle { source: BundleSource::Parts(folder, list), reused, again: changed })
+                Ok(WrittenBundle { source: BundleSource::Parts(folder, list), reused, rewritten: changed })
             }
         }
     }
 }
 
-/// Creates the temporary file beside `place`, after removing one that an earlier run left.
-fn create_temp_beside(place: &Path) -> anyhow::Result<File> {
-    let beside = temp_path(place)?;
-    match fs::symlink_metadata(&beside) {
-        Ok(left) if left.is_file() => fs::remove_file(&beside).with_context(|| format!("{}", beside.display()))?,
-        Ok(_) => bail!("{} is in the way: it is not a plain file", beside.display()),
+/// Creates the temporary file beside `target`, after removing one that an earlier run left.
+fn create_temp_beside(target: &Path) -> anyhow::Result<File> {
+    let temp = temp_path(target)?;
+    match fs::symlink_metadata(&temp) {
+        Ok(leftover) if leftover.is_file() => fs::remove_file(&temp).with_context(|| format!("{}", temp.display()))?,
+        Ok(_) => bail!("{} is in the way: it is not a plain file", temp.display()),
         // Creating the file below reports the reason.
         Err(_) => {}
     }
-    File::create_new(&beside).with_context(|| format!("{} cannot be created", beside.display()))
+    File::create_new(&temp).with_context(|| format!("{} cannot be created", temp.display()))
 }
 
-fn finish_file(file: BufWriter<File>, place: &Path) -> anyhow::Result<()> {
+fn finish_file(file: BufWriter<File>, target: &Path) -> anyhow::Result<()> {
     let synced = file.into_inner().map_err(io::IntoInnerError::into_error).and_then(|file| file.sync_all());
-    let named = synced.and_then(|()| fs::rename(temp_path(place).map_err(io::Error::other)?, place));
-    named.with_context(|| format!("{} cannot be written", place.display()))?;
-    sync_folder_of(place)
+    let named = synced.and_then(|()| fs::rename(temp_path(target).map_err(io::Error::other)?, target));
+    named.with_context(|| format!("{} cannot be written", target.display()))?;
+    sync_folder_of(target)
 }

@@ -9,14 +9,14 @@ use crate::config;
 use crate::doctor::{Check, CheckResult};
 
 /// Column where the text starts, after the verdict and the longest name.
-const TEXT_AT: usize = 28;
-const NAME_AT: usize = 6;
+const TEXT_COLUMN: usize = 28;
+const NAME_COLUMN: usize = 6;
 /// Column where advice starts, after its arrow.
-const ADVICE_AT: usize = NAME_AT + 3;
+const ADVICE_COLUMN: usize = NAME_COLUMN + 3;
 /// Text for a narrower terminal is not wrapped.
-const NARROWEST: usize = 50;
+const MIN_WRAP_WIDTH: usize = 50;
 /// Longer lines are hard to read on any terminal.
-const WIDEST: usize = 120;
+const MAX_WIDTH: usize = 120;
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CheckPage {
@@ -33,7 +33,7 @@ impl CheckPage {
             return Self { width: usize::MAX, has_colour: false };
         }
         let columns = rustix::termios::tcgetwinsize(&out).map_or(0, |size| usize::from(size.ws_col));
-        let width = if columns < NARROWEST { usize::MAX } else { columns.min(WIDEST) };
+        let width = if columns < MIN_WRAP_WIDTH { usize::MAX } else { columns.min(MAX_WIDTH) };
         let environment = config::environment();
         let is_set = |name: &str| environment.get(name).is_some_and(|value| !value.is_empty());
         let is_dumb = environment.get("TERM").is_some_and(|term| term == "dumb");
@@ -42,18 +42,18 @@ impl CheckPage {
 
     /// Renders a check, with its advice below.
     pub(super) fn check(&self, check: &Check) -> String {
-        let (word, style) = match check.verdict {
+        let (result_text, style) = match check.verdict {
             CheckResult::Ok => ("ok  ", Style::new().fg_color(Some(AnsiColor::Green.into()))),
             CheckResult::Warn => ("warn", Style::new().fg_color(Some(AnsiColor::Yellow.into())).bold()),
             CheckResult::Fail => ("FAIL", Style::new().fg_color(Some(AnsiColor::Red.into())).bold()),
         };
         let subject = check.of.as_ref().map(|subject| format!("{subject}: ")).unwrap_or_default();
-        let found = self.wrapped(&format!("{subject}{}", escape_for_terminal(&check.found)), TEXT_AT);
-        let name = format!("{:width$}", check.id, width = TEXT_AT - NAME_AT);
-        let mut text = format!("{}  {name}{found}", self.painted(word, style));
-        let indent = " ".repeat(NAME_AT);
+        let found = self.wrapped(&format!("{subject}{}", escape_for_terminal(&check.found)), TEXT_COLUMN);
+        let name = format!("{:width$}", check.id, width = TEXT_COLUMN - NAME_COLUMN);
+        let mut text = format!("{}  {name}{found}", self.coloured(result_text, style));
+        let indent = " ".repeat(NAME_COLUMN);
         for to_do in &check.to_do {
-            text += &format!("\n{indent}-> {}", self.wrapped(&escape_for_terminal(to_do), ADVICE_AT));
+            text += &format!("\n{indent}-> {}", self.wrapped(&escape_for_terminal(to_do), ADVICE_COLUMN));
         }
         for line in check.paste.iter().flat_map(|paste| paste.trim_end().lines()) {
             text += &format!("\n{indent}   {}", escape_for_terminal(line));
@@ -64,16 +64,16 @@ impl CheckPage {
     /// Renders the last line.
     pub(super) fn summary_line(&self, wrong: u64, warnings: u64) -> String {
         let warned = if warnings > 0 { format!(", {}", plural(warnings, "warning")) } else { String::new() };
-        let wrong = match wrong {
+        let problems = match wrong {
             0 => "no problems".to_owned(),
             1 => "1 problem".to_owned(),
-            number => format!("{number} problems"),
+            count => format!("{count} problems"),
         };
-        format!("\n{wrong}{warned}")
+        format!("\n{problems}{warned}")
     }
 
-    fn painted(&self, word: &str, style: Style) -> String {
-        if self.has_colour { format!("{style}{word}{style:#}") } else { word.to_owned() }
+    fn coloured(&self, text: &str, style: Style) -> String {
+        if self.has_colour { format!("{style}{text}{style:#}") } else { text.to_owned() }
     }
 
     /// Wraps a text that starts at column `indent`, and indents its further lines to it. Words are never split, so that
@@ -90,10 +90,10 @@ impl CheckPage {
                 wrapped.push(' ');
                 line_length += 1 + length;
             } else {
-                let begin = if length > width { indent.min(ADVICE_AT) } else { indent };
-                wrapped += &format!("\n{}", " ".repeat(begin));
+                let start_column = if length > width { indent.min(ADVICE_COLUMN) } else { indent };
+                wrapped += &format!("\n{}", " ".repeat(start_column));
                 // After such a word, the next one starts a line again.
-                line_length = if begin < indent { width } else { length };
+                line_length = if start_column < indent { width } else { length };
             }
             wrapped.push_str(word);
         }
@@ -113,11 +113,14 @@ mod tests {
         let wrapped = page.wrapped(&text, 10);
         assert!(wrapped.lines().all(|line| line.chars().count() <= 40 || line.contains(long)), "{wrapped}");
         assert_eq!(wrapped.split_whitespace().collect::<Vec<_>>(), text.split(' ').collect::<Vec<_>>());
-        let below = "\n          ";
+        let continuation = "\n          ";
         assert!(
-            wrapped.lines().skip(1).all(|line| line.starts_with(below.trim_start_matches('\n')) || line.contains(long))
+            wrapped
+                .lines()
+                .skip(1)
+                .all(|line| line.starts_with(continuation.trim_start_matches('\n')) || line.contains(long))
         );
-        assert!(wrapped.contains(&format!("\n         {long}{below}and more")), "{wrapped}");
+        assert!(wrapped.contains(&format!("\n         {long}{continuation}and more")), "{wrapped}");
         assert_eq!(CheckPage { width: usize::MAX, has_colour: false }.wrapped(&text, 10), text);
     }
 }

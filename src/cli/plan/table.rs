@@ -12,10 +12,10 @@ const MAX_PLACES: usize = 3;
 pub(super) fn text(plan: &Plan, host: &Hostname, verbose: bool, width: Option<usize>) -> String {
     let mut page = TextPage::of_width(width);
     let matching =
-        |is_it: fn(&PlanState) -> bool| plan.items.iter().filter(|item| is_it(&item.state)).collect::<Vec<_>>();
+        |predicate: fn(&PlanState) -> bool| plan.items.iter().filter(|item| predicate(&item.state)).collect::<Vec<_>>();
     let stored = matching(|state| matches!(state, PlanState::Have { .. }));
     let needed = matching(|state| matches!(state, PlanState::Need { .. }));
-    let impossible = matching(|state| matches!(state, PlanState::Cannot { .. }));
+    let unavailable = matching(|state| matches!(state, PlanState::Cannot { .. }));
     let unknown = matching(|state| matches!(state, PlanState::Unknown { .. }));
     let sums = &plan.sums;
     page.group("have", &format!("{}, {}", plural(sums.have, "archive"), ByteSize(sums.have_bytes)));
@@ -24,7 +24,7 @@ pub(super) fn text(plan: &Plan, host: &Hostname, verbose: bool, width: Option<us
     page.group("need", &format!("{}, {}", plural(sums.need, "archive"), needed_bytes(plan)));
     rows(&mut page, &needed, host, verbose);
     page.group("unavailable", &plural(sums.cannot, "item"));
-    reasons(&mut page, &impossible, host, verbose);
+    reasons(&mut page, &unavailable, host, verbose);
     if !unknown.is_empty() {
         let number = plural(sums.unknown, "item");
         page.group("unknown", &format!("{number}: upstream gave no answer just now; try again"));
@@ -34,7 +34,7 @@ pub(super) fn text(plan: &Plan, host: &Hostname, verbose: bool, width: Option<us
         page.group("unconfirmed", "stored copies that upstream did not confirm just now");
         plan.unconfirmed.iter().for_each(|subject| page.item(&escape_for_terminal(subject), None));
     }
-    page.last(verdict(plan));
+    page.final_line(verdict(plan));
     page.text()
 }
 
@@ -53,7 +53,7 @@ fn reasons(page: &mut TextPage, items: &[&Planned], host: &Hostname, verbose: bo
 fn note(state: &PlanState) -> Option<&str> {
     match state {
         PlanState::Have { installs: Installs::NetworkMirrorOnly, .. } => {
-            Some("imported without signatures: it installs through the network mirror only")
+            Some("imported without signatures: the package installs through the network mirror only")
         }
         PlanState::Need { note, .. } => note.as_deref(),
         PlanState::Have { installs: Installs::AnyWay, .. } | PlanState::Cannot { .. } | PlanState::Unknown { .. } => {
@@ -79,11 +79,11 @@ fn rows(page: &mut TextPage, items: &[&Planned], host: &Hostname, verbose: bool)
             PlanState::Cannot { .. } | PlanState::Unknown { .. } => None,
         };
         let size = size_bytes.map_or_else(|| "?".to_owned(), |size_bytes| ByteSize(size_bytes).to_string());
-        let mut rest = if verbose { required_by(&item.by, verbose) } else { String::new() };
+        let mut remark = if verbose { required_by(&item.by, verbose) } else { String::new() };
         if let Some(note) = note(&item.state) {
-            rest = if rest.is_empty() { note.to_owned() } else { format!("{rest}; {note}") };
+            remark = if remark.is_empty() { note.to_owned() } else { format!("{remark}; {note}") };
         }
-        ([item_name(item, host), size], rest)
+        ([item_name(item, host), size], remark)
     };
     let rows: Vec<_> = items.iter().map(row).collect();
     if !rows.is_empty() {
@@ -96,12 +96,12 @@ fn item_name(item: &Planned, host: &Hostname) -> String {
 }
 
 /// The places that require an item: the first few, or all.
-fn required_by(runner: &[String], all: bool) -> String {
-    let shown = if all { runner.len() } else { MAX_PLACES };
+fn required_by(places: &[String], all: bool) -> String {
+    let shown = if all { places.len() } else { MAX_PLACES };
     let mut text =
-        runner.iter().take(shown).map(|place| escape_for_terminal(place).to_string()).collect::<Vec<_>>().join(", ");
-    if runner.len() > shown {
-        text += &format!(" and {} more", runner.len() - shown);
+        places.iter().take(shown).map(|place| escape_for_terminal(place).to_string()).collect::<Vec<_>>().join(", ");
+    if places.len() > shown {
+        text += &format!(" and {} more", places.len() - shown);
     }
     if text.is_empty() { text } else { format!("required by {text}") }
 }
@@ -138,9 +138,9 @@ mod tests {
     }
 
     fn item(subject: &str, platform: Option<&str>, state: PlanState) -> Planned {
-        let runner = vec!["envs/prod/main.tf:12".to_owned(), "envs/dev/main.tf:3".to_owned()];
+        let places = vec!["envs/prod/main.tf:12".to_owned(), "envs/dev/main.tf:3".to_owned()];
         let package = PackageRef { platform: platform.map(str::to_owned), ..PackageRef::requested(subject) };
-        Planned { package, state, by: runner }
+        Planned { package, state, by: places }
     }
 
     fn plan() -> Plan {

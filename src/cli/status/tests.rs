@@ -17,14 +17,14 @@ fn warm_up(last: Option<LastRun>, running: Option<&str>) -> RecurringState {
     RecurringState { what: subjects, every_seconds: 86_400, running: running.map(str::to_owned), last, next }
 }
 
-fn ran(state: JobState, error: Option<&str>, failures: u32) -> LastRun {
+fn last_run_of(state: JobState, error: Option<&str>, failures: u32) -> LastRun {
     let items = ItemCounts { all: 30, held: 20, fetched: 5, failed: 5, cancelled: 0 };
     let error = error.map(str::to_owned);
     LastRun { ended: Timestamp(1_795_293_000), state, job: Some("00".repeat(8)), items, error, failures }
 }
 
 /// A report with every kind of problem.
-fn troubled() -> StatusReport {
+fn report_with_every_problem() -> StatusReport {
     let upstream = |host: &str, left_alone| UpstreamState {
         host: host.to_owned(),
         requests: 123_456,
@@ -33,7 +33,7 @@ fn troubled() -> StatusReport {
         refused: 2,
         left_alone,
     };
-    let left = OriginBackoff { origin: "https://releases.hashicorp.example".to_owned(), seconds: 42 };
+    let backoff = OriginBackoff { origin: "https://releases.hashicorp.example".to_owned(), seconds: 42 };
     let address = "registry.terraform.io/a-namespace-that-is-long/a-provider-with-a-long-name";
     let alarm = |kind, detail: &str, resolve: Option<&str>| Alarm {
         kind,
@@ -96,47 +96,50 @@ fn troubled() -> StatusReport {
                 ("gone", 4),
                 ("passed", 5),
             ]
-            .map(|(word, count)| (word.to_owned(), count))
+            .map(|(label, count)| (label.to_owned(), count))
             .into(),
-            refused: [("client", 3), ("no-route", 12)].map(|(word, count)| (word.to_owned(), count)).into(),
+            refused: [("client", 3), ("no-route", 12)].map(|(label, count)| (label.to_owned(), count)).into(),
             waiting_requests: 1,
             sent_bytes: 3 << 40,
             saved_bytes: 2 << 40,
             upstream_bytes: 1 << 40,
             fills_under_way: 2,
-            upstreams: vec![upstream("registry.opentofu.org", vec![]), upstream("registry.terraform.io", vec![left])],
+            upstreams: vec![
+                upstream("registry.opentofu.org", vec![]),
+                upstream("registry.terraform.io", vec![backoff]),
+            ],
         }),
         warm_ups: vec![
             warm_up(None, Some("0123456789abcdef")),
-            warm_up(Some(ran(JobState::Done, None, 0)), None),
-            warm_up(Some(ran(JobState::Failed, None, 3)), None),
-            warm_up(Some(ran(JobState::Failed, Some("there is no folder \u{1b}[2J"), 1)), None),
+            warm_up(Some(last_run_of(JobState::Done, None, 0)), None),
+            warm_up(Some(last_run_of(JobState::Failed, None, 3)), None),
+            warm_up(Some(last_run_of(JobState::Failed, Some("there is no folder \u{1b}[2J"), 1)), None),
         ],
     }
 }
 
 #[test]
-fn everything_fits_terminals_of_80_and_of_160_columns() {
+fn the_status_fits_80_and_160_columns_without_losing_text() {
     let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
-    let endless = page(&troubled(), &host(), None);
+    let unwrapped = page(&report_with_every_problem(), &host(), None);
     for width in [80, 160] {
-        let shown = page(&troubled(), &host(), Some(width));
+        let shown = page(&report_with_every_problem(), &host(), Some(width));
         // Commands to paste are never wrapped.
         let lines = shown.lines().filter(|line| !line.starts_with("    larder accept"));
         let longest = lines.map(|line| line.chars().count()).max().unwrap();
         assert!(longest <= width, "{longest} of {width}:\n{shown}");
         assert!(shown.lines().all(|line| line == line.trim_end()));
-        let (mut shown, mut all) = (words(&shown).concat(), words(&endless).concat());
-        assert_eq!(shown.len(), all.len(), "something was left out at {width}");
-        (shown, all) = (shown.replace(' ', ""), all.replace(' ', ""));
-        assert_eq!(shown, all);
+        let (mut shown_words, mut all_words) = (words(&shown).concat(), words(&unwrapped).concat());
+        assert_eq!(shown_words.len(), all_words.len(), "something was left out at {width}");
+        (shown_words, all_words) = (shown_words.replace(' ', ""), all_words.replace(' ', ""));
+        assert_eq!(shown_words, all_words);
     }
 }
 
 #[test]
 fn problems_are_shown_and_refused_versions_come_first() {
-    let shown = page(&troubled(), &host(), None);
-    for part in [
+    let shown = page(&report_with_every_problem(), &host(), None);
+    for expected in [
         "0.1.0 (running, offline) since 2026-11-21 20:42:41 UTC, for 3 days",
         "NOT KEEPING",
         "No space left on device",
@@ -155,7 +158,7 @@ fn problems_are_shown_and_refused_versions_come_first() {
         "COULD NOT START: there is no folder \\u{1b}[2J",
         "… and 5 more",
     ] {
-        assert!(shown.contains(part), "{part} is not in:\n{shown}");
+        assert!(shown.contains(expected), "{expected} is not in:\n{shown}");
     }
     assert!(shown.find("are not served") < shown.find("bytes are served"));
     assert!(!shown.contains('\u{1b}'));
@@ -163,7 +166,7 @@ fn problems_are_shown_and_refused_versions_come_first() {
 
 #[test]
 fn without_a_running_larder_the_status_shows_the_store_alone() {
-    let report = StatusReport { since_start: None, ..troubled() };
+    let report = StatusReport { since_start: None, ..report_with_every_problem() };
     let shown = page(&report, &host(), Some(80));
     assert!(shown.contains("(not running)") && shown.contains("1234 (150.0 GiB)"), "{shown}");
     assert!(!shown.contains("requests"), "{shown}");

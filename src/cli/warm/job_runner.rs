@@ -22,7 +22,7 @@ use crate::protocol::admin::warm::{JOBS, WARM};
 pub(in crate::cli) enum JobRunner {
     /// The running larder, if it answers.
     Running { address: SocketAddr, token: Option<String> },
-    /// A mirror within this process, closed at its end.
+    /// A mirror within this process; [`Self::close`] closes it.
     InProcess { mirror: Arc<Mirror>, jobs: Arc<Jobs>, default_host: Hostname },
 }
 
@@ -45,7 +45,9 @@ impl JobRunner {
             Self::Running { address, token } => {
                 let body = Bytes::from(serde_json::to_vec(request)?);
                 let token = token.as_deref();
-                job(&ask_running(config, async |_, _| admin_client::post(*address, WARM, token, body).await).await?)
+                parse_job(
+                    &ask_running(config, async |_, _| admin_client::post(*address, WARM, token, body).await).await?,
+                )
             }
             Self::InProcess { jobs, default_host, .. } => {
                 let warm_up = request.order(default_host).and_then(|order| WarmUp::of_order(order, request.pin));
@@ -60,7 +62,7 @@ impl JobRunner {
         match self {
             Self::Running { address, token } => {
                 let response = admin_client::get(*address, &format!("{JOBS}/{id}"), token.as_deref()).await;
-                job(&response.map_err(|error| match error {
+                parse_job(&response.map_err(|error| match error {
                     AdminClientError::NotRunning(_) => {
                         anyhow!("larder has stopped; fetched archives stay, and the job continues when larder is back")
                     }
@@ -88,7 +90,7 @@ impl JobRunner {
     }
 
     /// The error for an interrupt while a job runs.
-    pub(super) fn stopped(&self) -> anyhow::Error {
+    pub(super) fn interrupted_error(&self) -> anyhow::Error {
         match self {
             Self::Running { .. } => Interrupted::with_text("stopped watching; the running larder may continue the job"),
             Self::InProcess { .. } => Interrupted::with_text("stopped"),
@@ -105,6 +107,6 @@ impl JobRunner {
     }
 }
 
-fn job(answer: &[u8]) -> anyhow::Result<Job> {
-    serde_json::from_slice(answer).context("the running larder is of another version")
+fn parse_job(body: &[u8]) -> anyhow::Result<Job> {
+    serde_json::from_slice(body).context("the running larder is of another version")
 }

@@ -10,17 +10,17 @@ use crate::address::{Hostname, PackageRef};
 use crate::jobs::job_report::{ItemState, Job, JobItem, JobState};
 
 /// Length of the window over which a speed is measured.
-const SPEED_OVER: Duration = Duration::from_secs(5);
+const SPEED_WINDOW: Duration = Duration::from_secs(5);
 /// Maximum number of progress bars shown at once.
 const MAX_BARS: usize = 8;
-const MAX_BAR: usize = 40;
+const MAX_BAR_WIDTH: usize = 40;
 /// Shortest bar; names are shortened to keep it.
-const SHORTEST_BAR: usize = 6;
+const MIN_BAR_WIDTH: usize = 6;
 /// Columns for the longest size text, `700.0 KiB of 2.0 GiB`.
 const BYTES_WIDTH: usize = 20;
 /// Columns for the longest speed text, `1023.9 MiB/s`.
 const SPEED_WIDTH: usize = 12;
-const WORD_WIDTH: usize = 9;
+const STATE_WIDTH: usize = 9;
 
 /// Measures a transfer rate from samples of (time, total bytes).
 #[derive(Debug, Default)]
@@ -29,104 +29,104 @@ pub(super) struct TransferRate(VecDeque<(Duration, u64)>);
 impl TransferRate {
     pub(super) fn observe(&mut self, elapsed: Duration, bytes: u64) {
         // A smaller total means that the transfer started over. Before the first byte there is no rate.
-        if bytes == 0 || self.0.back().is_some_and(|(_, before)| *before > bytes) {
+        if bytes == 0 || self.0.back().is_some_and(|(_, previous)| *previous > bytes) {
             self.0.clear();
         }
         self.0.push_back((elapsed, bytes));
-        while self.0.len() > 2 && self.0.get(1).is_some_and(|(then, _)| elapsed.saturating_sub(*then) >= SPEED_OVER) {
+        while self.0.len() > 2 && self.0.get(1).is_some_and(|(then, _)| elapsed.saturating_sub(*then) >= SPEED_WINDOW) {
             self.0.pop_front();
         }
     }
 
     /// Bytes per second; `None` until at least 0.1 s has been measured.
     pub(super) fn per_second(&self) -> Option<u64> {
-        let ((then, had), (now, has)) = (self.0.front()?, self.0.back()?);
-        let seconds = now.saturating_sub(*then).as_secs_f64();
-        (seconds >= 0.1).then(|| (has.saturating_sub(*had) as f64 / seconds) as u64)
+        let ((first_time, first_bytes), (last_time, last_bytes)) = (self.0.front()?, self.0.back()?);
+        let seconds = last_time.saturating_sub(*first_time).as_secs_f64();
+        (seconds >= 0.1).then(|| (last_bytes.saturating_sub(*first_bytes) as f64 / seconds) as u64)
     }
 }
 
 /// Identifies an archive within a job.
 pub(super) type ItemKey = PackageRef;
 
-pub(super) fn name_of(item: &JobItem) -> ItemKey {
+pub(super) fn item_key(item: &JobItem) -> ItemKey {
     item.package.clone()
 }
 
 /// Renders one bar for each archive in flight, at most [`MAX_BARS`].
 pub(super) fn bars(job: &Job, host: &Hostname, speed: impl Fn(&ItemKey) -> Option<u64>, width: usize) -> Vec<String> {
-    let under_way = |item: &&JobItem| matches!(item.state, ItemState::Resolving | ItemState::Fetching);
-    let items: Vec<&JobItem> = job.items.iter().filter(under_way).take(MAX_BARS).collect();
+    let is_in_flight = |item: &&JobItem| matches!(item.state, ItemState::Resolving | ItemState::Fetching);
+    let items: Vec<&JobItem> = job.items.iter().filter(is_in_flight).take(MAX_BARS).collect();
     let available = width.saturating_sub(BYTES_WIDTH + SPEED_WIDTH + 6);
     // Names get their width first: in full, else without hosts, else without their beginnings. The bar takes the rest.
     let longest = |names: &[String]| names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
-    let for_names = available.saturating_sub(SHORTEST_BAR + 2);
-    let whole: Vec<String> = items.iter().map(|item| whole_name(item, host)).collect();
-    let (names, name_width) = match longest(&whole) {
-        width if width <= for_names => (whole, width),
+    let max_name_width = available.saturating_sub(MIN_BAR_WIDTH + 2);
+    let full_names: Vec<String> = items.iter().map(|item| full_name(item, host)).collect();
+    let (names, name_width) = match longest(&full_names) {
+        width if width <= max_name_width => (full_names, width),
         _ => {
-            let short: Vec<String> = whole.into_iter().map(name_without_host).collect();
-            let width = longest(&short).min(for_names);
+            let short: Vec<String> = full_names.into_iter().map(name_without_host).collect();
+            let width = longest(&short).min(max_name_width);
             (short, width)
         }
     };
-    let bar_width = available.saturating_sub(name_width + 2).min(MAX_BAR);
+    let bar_width = available.saturating_sub(name_width + 2).min(MAX_BAR_WIDTH);
     let line = |item: &JobItem, name: String| {
-        let speed = speed(&name_of(item)).map_or_else(String::new, |speed| format!("{}/s", ByteSize(speed)));
-        let (part, bytes) = match (&item.state, item.size_bytes) {
+        let speed = speed(&item_key(item)).map_or_else(String::new, |speed| format!("{}/s", ByteSize(speed)));
+        let (share, bytes) = match (&item.state, item.size_bytes) {
             (ItemState::Resolving, _) => (None, "resolving".to_owned()),
-            (_, Some(size)) => (Some((item.bytes, size)), of_all(item.bytes, size)),
+            (_, Some(size)) => (Some((item.bytes, size)), bytes_of_size(item.bytes, size)),
             (_, None) if item.bytes == 0 => (None, "fetching".to_owned()),
             (_, None) => (None, ByteSize(item.bytes).to_string()),
         };
-        let speed = if part.is_some() || item.bytes > 0 { speed } else { String::new() };
-        let name = without_beginning(name, name_width);
-        let bar = bar(part, bar_width);
-        fitting(format!("  {name:name_width$}  {bar}  {bytes:>BYTES_WIDTH$}  {speed:>SPEED_WIDTH$}"), width)
+        let speed = if share.is_some() || item.bytes > 0 { speed } else { String::new() };
+        let name = shorten_start(name, name_width);
+        let bar = bar(share, bar_width);
+        truncate(format!("  {name:name_width$}  {bar}  {bytes:>BYTES_WIDTH$}  {speed:>SPEED_WIDTH$}"), width)
     };
     items.iter().zip(names).map(|(item, name)| line(item, name)).collect()
 }
 
 /// Renders `1.2 of 3.4 MiB`.
-fn of_all(bytes: u64, size: u64) -> String {
-    let (has, all) = (ByteSize(bytes).to_string(), ByteSize(size).to_string());
-    match (has.rsplit_once(' '), all.rsplit_once(' ')) {
-        (Some((number, unit)), Some((_, of_all))) if unit == of_all => format!("{number} of {all}"),
-        _ => format!("{has} of {all}"),
+fn bytes_of_size(bytes: u64, size: u64) -> String {
+    let (arrived, total) = (ByteSize(bytes).to_string(), ByteSize(size).to_string());
+    match (arrived.rsplit_once(' '), total.rsplit_once(' ')) {
+        (Some((number, unit)), Some((_, total_unit))) if unit == total_unit => format!("{number} of {total}"),
+        _ => format!("{arrived} of {total}"),
     }
 }
 
 /// Renders `[====>    ]`; empty for an unknown share.
-fn bar(part: Option<(u64, u64)>, width: usize) -> String {
+fn bar(share: Option<(u64, u64)>, width: usize) -> String {
     let inside = width.saturating_sub(2);
-    let full =
-        part.map_or(0, |(has, all)| (u128::from(has.min(all)) * inside as u128 / u128::from(all.max(1))) as usize);
-    let head = if full > 0 && full < inside { ">" } else { "" };
-    let done = "=".repeat(full.saturating_sub(head.len()));
+    let filled = share
+        .map_or(0, |(done, total)| (u128::from(done.min(total)) * inside as u128 / u128::from(total.max(1))) as usize);
+    let head = if filled > 0 && filled < inside { ">" } else { "" };
+    let done = "=".repeat(filled.saturating_sub(head.len()));
     format!("[{:inside$}]", format!("{done}{head}"))
 }
 
-fn whole_name(item: &JobItem, host: &Hostname) -> String {
+fn full_name(item: &JobItem, host: &Hostname) -> String {
     escape_for_terminal(&item.package.without(host).to_string())
 }
 
-fn name_without_host(whole: String) -> String {
+fn name_without_host(name: String) -> String {
     let has_host = |first: &str| first.contains(['.', ':']);
-    let rest = whole.split_once('/').filter(|(first, _)| has_host(first)).map(|(_, rest)| rest);
-    rest.map(str::to_owned).unwrap_or(whole)
+    let without_host = name.split_once('/').filter(|(first, _)| has_host(first)).map(|(_, address)| address);
+    without_host.map(str::to_owned).unwrap_or(name)
 }
 
 /// Drops the beginning of a long name: its end is more specific.
-fn without_beginning(name: String, width: usize) -> String {
+fn shorten_start(name: String, width: usize) -> String {
     let length = name.chars().count();
     if length <= width {
         return name;
     }
-    let kept: String = name.chars().skip(length.saturating_sub(width.saturating_sub(1))).collect();
-    fitting(format!("…{kept}"), width)
+    let end: String = name.chars().skip(length.saturating_sub(width.saturating_sub(1))).collect();
+    truncate(format!("…{end}"), width)
 }
 
-fn fitting(line: String, width: usize) -> String {
+fn truncate(line: String, width: usize) -> String {
     line.chars().take(width).collect::<String>().trim_end().to_owned()
 }
 
@@ -138,7 +138,7 @@ pub(super) struct JobProgress {
     /// Bytes fetched, and bytes to fetch as far as sizes are available.
     pub(super) bytes: (u64, Option<u64>),
     /// True while some sizes are unavailable; each of those counts as the average of the others.
-    pub(super) is_guess: bool,
+    pub(super) is_estimate: bool,
     /// True while the job still resolves its requirements, so more archives may follow.
     pub(super) is_growing: bool,
 }
@@ -151,32 +151,32 @@ impl JobProgress {
         let sizes: Vec<u64> = to_fetch().filter_map(|item| item.size_bytes).collect();
         let known = sizes.iter().fold(0u64, |sum, size| sum.saturating_add(*size));
         let unknown = (to_fetch().count() - sizes.len()) as u64;
-        let each = known.checked_div(sizes.len() as u64);
-        let size = each.map(|each| known.saturating_add(each.saturating_mul(unknown)));
+        let average = known.checked_div(sizes.len() as u64);
+        let size = average.map(|average| known.saturating_add(average.saturating_mul(unknown)));
         let fetched = to_fetch().fold(0u64, |sum, item| sum.saturating_add(item.bytes));
         let is_growing = job.resolving;
-        Self { ended: (ended, all), bytes: (fetched, size), is_guess: unknown > 0 || is_growing, is_growing }
+        Self { ended: (ended, all), bytes: (fetched, size), is_estimate: unknown > 0 || is_growing, is_growing }
     }
 
     /// Renders the last line: bar, counts, speed and time left.
     pub(super) fn line(&self, speed: Option<u64>, width: usize) -> String {
-        let Self { ended: (ended, all), bytes: (fetched, size), is_guess, is_growing } = *self;
-        let sign = if is_guess { "~" } else { "" };
+        let Self { ended: (ended, all), bytes: (fetched, size), is_estimate, is_growing } = *self;
+        let sign = if is_estimate { "~" } else { "" };
         let bytes = size.filter(|size| *size > 0).map_or_else(
             || ByteSize(fetched).to_string(),
             |size| format!("{} of {sign}{}", ByteSize(fetched), ByteSize(size)),
         );
-        let speed_said = speed.map_or_else(String::new, |speed| format!("  {}/s", ByteSize(speed)));
-        let left = size.zip(speed).and_then(|(size, speed)| size.saturating_sub(fetched).checked_div(speed));
-        let left = left
+        let speed_text = speed.map_or_else(String::new, |speed| format!("  {}/s", ByteSize(speed)));
+        let seconds_left = size.zip(speed).and_then(|(size, speed)| size.saturating_sub(fetched).checked_div(speed));
+        let time_left = seconds_left
             .filter(|_| ended < all && !is_growing)
             .map_or_else(String::new, |left| format!("  {sign}{} left", format_seconds(left)));
         let so_far = if is_growing { " so far" } else { "" };
-        let words = format!("{ended}/{}{so_far}  {bytes}{speed_said}{left}", plural(all as u64, "archive"));
-        let available = width.saturating_sub(words.chars().count() + 4).min(MAX_BAR);
-        let part = size.map_or((ended as u64, all as u64), |size| (fetched, size));
-        let bar = if available < 6 { String::new() } else { format!("{}  ", bar(Some(part), available)) };
-        fitting(format!("  {bar}{words}"), width)
+        let text = format!("{ended}/{}{so_far}  {bytes}{speed_text}{time_left}", plural(all as u64, "archive"));
+        let available = width.saturating_sub(text.chars().count() + 4).min(MAX_BAR_WIDTH);
+        let share = size.map_or((ended as u64, all as u64), |size| (fetched, size));
+        let bar = if available < 6 { String::new() } else { format!("{}  ", bar(Some(share), available)) };
+        truncate(format!("  {bar}{text}"), width)
     }
 }
 
@@ -193,28 +193,28 @@ pub(super) fn newly_finished_lines(
     width: Option<usize>,
 ) -> Option<String> {
     let mut page = TextPage::of_width(width);
-    let before = reported.len();
+    let reported_before = reported.len();
     for (number, item) in job.items.iter().enumerate().filter(|(_, item)| item.state.has_ended()) {
         if reported.insert(number) {
-            finished_item(&mut page, item, host);
+            add_finished_item(&mut page, item, host);
         }
     }
-    (reported.len() > before).then(|| page.text())
+    (reported.len() > reported_before).then(|| page.text())
 }
 
-fn finished_item(page: &mut TextPage, item: &JobItem, host: &Hostname) {
+fn add_finished_item(page: &mut TextPage, item: &JobItem, host: &Hostname) {
     let size = item.size_bytes.map(|size| format!("  {}", ByteSize(size))).unwrap_or_default();
     let unconfirmed = item.unconfirmed.as_deref().map(escape_for_terminal);
-    let (word, size, reason) = match &item.state {
+    let (state_text, size, reason) = match &item.state {
         ItemState::Held => ("stored", size, unconfirmed),
         ItemState::Fetched => ("fetched", size, unconfirmed),
         ItemState::Cancelled => ("cancelled", String::new(), None),
         ItemState::Failed { error } => ("FAILED", String::new(), Some(escape_for_terminal(error))),
         ItemState::Waiting | ItemState::Resolving | ItemState::Fetching => return,
     };
-    page.push_hanging(&format!("{word:WORD_WIDTH$} "), &format!("{}{size}", whole_name(item, host)));
+    page.push_with_prefix(&format!("{state_text:STATE_WIDTH$} "), &format!("{}{size}", full_name(item, host)));
     if let Some(reason) = reason {
-        page.push_hanging(&format!("{:WORD_WIDTH$} ", ""), &reason);
+        page.push_with_prefix(&format!("{:STATE_WIDTH$} ", ""), &reason);
     }
 }
 
@@ -246,7 +246,7 @@ pub(super) fn summary(job: &Job, took: Duration) -> String {
 /// Renders the unconfirmed statements of a job, such as a stale version list, as notes.
 pub(super) fn notes(job: &Job, width: Option<usize>) -> Option<String> {
     let mut page = TextPage::of_width(width);
-    job.unconfirmed.iter().for_each(|reason| page.push_hanging("note: ", &escape_for_terminal(reason)));
+    job.unconfirmed.iter().for_each(|reason| page.push_with_prefix("note: ", &escape_for_terminal(reason)));
     (!job.unconfirmed.is_empty()).then(|| page.text())
 }
 
@@ -300,7 +300,7 @@ mod tests {
         Hostname::parse("registry.terraform.io").unwrap()
     }
 
-    fn busy() -> Job {
+    fn busy_job() -> Job {
         let failed = ItemState::Failed { error: "the archive of x: https://x.example answered 500".to_owned() };
         job(vec![
             item(AWS, ItemState::Fetching, 45 * MIB, Some(120 * MIB)),
@@ -315,17 +315,17 @@ mod tests {
     }
 
     #[test]
-    fn bars_fit_their_terminal_and_show_the_name_the_size_and_the_speed() {
+    fn bars_fit_the_terminal_and_show_name_size_and_speed() {
         for width in [30, 60, 80, 120, 160, 200] {
-            let lines = bars(&busy(), &host(), |_| Some(12 * MIB + 1), width);
+            let lines = bars(&busy_job(), &host(), |_| Some(12 * MIB + 1), width);
             assert!(lines.iter().all(|line| line.chars().count() <= width), "{width}: {lines:#?}");
             assert_eq!(lines.len(), 4);
-            let total = JobProgress::of(&busy()).line(Some(24 * MIB), width);
+            let total = JobProgress::of(&busy_job()).line(Some(24 * MIB), width);
             assert!(total.chars().count() <= width, "{width}: {total}");
         }
-        let drawn = |width| bars(&busy(), &host(), |_| Some(12 * MIB + 1), width);
+        let bars_of = |width| bars(&busy_job(), &host(), |_| Some(12 * MIB + 1), width);
         assert_eq!(
-            drawn(80),
+            bars_of(80),
             [
                 "  hashicorp/aws 5.31.0 (linux_amd64)  [>   ]     45.0 of 120.0 MiB    12.0 MiB/s",
                 "  …-name 12.34.56-rc.1 (linux_amd64)  [    ]  700.0 KiB of 2.0 GiB    12.0 MiB/s",
@@ -333,21 +333,21 @@ mod tests {
                 "  acme/a 1.0.0 (linux_amd64)          [    ]               1.0 MiB    12.0 MiB/s",
             ]
         );
-        assert!(drawn(180)[0].starts_with("  hashicorp/aws 5.31.0 (linux_amd64) "), "{:#?}", drawn(180));
+        assert!(bars_of(180)[0].starts_with("  hashicorp/aws 5.31.0 (linux_amd64) "), "{:#?}", bars_of(180));
     }
 
     #[test]
     fn the_total_estimates_unknown_sizes() {
-        let total = JobProgress::of(&busy());
+        let total = JobProgress::of(&busy_job());
         // Three sizes are given; the three others count as their average.
-        let known = (120 + 2048 + 5) * MIB;
+        let known_sizes = (120 + 2048 + 5) * MIB;
         let fetched = (45 + 1 + 5) * MIB + 700 * 1024;
         assert_eq!(
             total,
             JobProgress {
                 ended: (3, 8),
-                bytes: (fetched, Some(known + known / 3 * 3)),
-                is_guess: true,
+                bytes: (fetched, Some(known_sizes + known_sizes / 3 * 3)),
+                is_estimate: true,
                 is_growing: false
             }
         );
@@ -365,8 +365,8 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_still_finds_out_what_it_needs_says_so() {
-        let mut job = busy();
+    fn the_total_of_a_resolving_job_is_marked_so_far() {
+        let mut job = busy_job();
         (job.resolving, job.unconfirmed) = (true, vec!["the version list of a/b\u{1b}[2J".to_owned()]);
         let line = JobProgress::of(&job).line(Some(10 * MIB), 120);
         assert!(line.contains("3/8 archives so far  51.7 MiB of ~4.2 GiB") && !line.contains("left"), "{line}");
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn a_speed_is_that_of_the_last_seconds() {
+    fn the_speed_covers_the_last_five_seconds() {
         let mut speed = TransferRate::default();
         let elapsed = |tenths: u64| Duration::from_millis(tenths * 100);
         speed.observe(elapsed(0), 0);
@@ -387,14 +387,14 @@ mod tests {
         (1..=100).for_each(|tenth| speed.observe(elapsed(tenth), tenth * 100));
         assert_eq!(speed.per_second(), Some(1000));
         (101..=200).for_each(|tenth| speed.observe(elapsed(tenth), 10_000));
-        assert_eq!(speed.per_second(), Some(0), "nothing came for ten seconds");
+        assert_eq!(speed.per_second(), Some(0), "nothing arrived for ten seconds");
         speed.observe(elapsed(201), 50);
-        assert_eq!(speed.per_second(), None, "it was begun anew");
+        assert_eq!(speed.per_second(), None, "the transfer started over");
     }
 
     #[test]
     fn a_finished_archive_is_printed_once_with_its_text_escaped() {
-        let mut job = busy();
+        let mut job = busy_job();
         job.items[6].state = ItemState::Failed { error: "sent \u{1b}[2J".to_owned() };
         let mut reported = HashSet::new();
         let expected = [
