@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
 
-/// Starts one; it ends with the runtime.
-pub(crate) async fn leading_to(target: SocketAddr) -> String {
+/// Starts a proxy, which ends with the runtime; returns its URL.
+pub(crate) async fn start_for(target: SocketAddr) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {

@@ -18,8 +18,8 @@ pub(crate) async fn rows(tools: &Tools, report: &mut Report) {
     let archive = format!("{}{}", larder.base(), larder.archive_path("null", "1.2.0").await);
     let document = format!("{}/registry/{HOST}/v1/providers/acme/null/1.2.0/download/linux/amd64", larder.base());
     let digest = sha256_hex(&upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
-    for when in ["cold", "stored"] {
-        row(report, "aria2c", &format!("an archive in eight parts, {when}"), aria2c(&archive, &digest).await);
+    for state in ["cold", "stored"] {
+        row(report, "aria2c", &format!("an archive in eight parts, {state}"), aria2c(&archive, &digest).await);
     }
     row(report, "wget", "an archive once, and `-N` does not fetch it again", wget(&archive, &digest).await);
     for (url, subject) in [(&document, "a document"), (&archive, "an archive")] {
@@ -31,19 +31,19 @@ pub(crate) async fn rows(tools: &Tools, report: &mut Report) {
     row(report, "schemathesis", "every path, with anything in it: no 5xx", schemathesis(tools, larder.base()).await);
 }
 
-/// Fetches it; `None` where the program is missing.
+/// Result of a program; `None` where the program is not installed.
 type Outcome = Option<Result<(), String>>;
 
 fn row(report: &mut Report, client: &str, subject: &str, outcome: Outcome) {
     let verdict = match outcome {
-        None => Verdict::NotRun("it is not installed".to_owned()),
+        None => Verdict::NotRun("the program is not installed".to_owned()),
         Some(Ok(())) => Verdict::Same,
         Some(Err(output)) => Verdict::Wrong(output),
     };
     report.row(client, "http", subject, verdict);
 }
 
-fn is_archive(path: &Path, digest: &str) -> Result<(), String> {
+fn verify_archive(path: &Path, digest: &str) -> Result<(), String> {
     let bytes = std::fs::read(path).map_err(|error| error.to_string())?;
     if sha256_hex(&bytes) == digest { Ok(()) } else { Err(format!("{} other bytes", bytes.len())) }
 }
@@ -54,19 +54,19 @@ async fn aria2c(url: &str, digest: &str) -> Outcome {
     let arguments =
         ["--split=8", "--max-connection-per-server=8", "--min-split-size=1M", "--out=archive.zip", "--no-conf", url];
     let fetched = output_of(&program, &arguments, folder.path(), &[]).await;
-    Some(fetched.and_then(|_| is_archive(&folder.path().join("archive.zip"), digest)))
+    Some(fetched.and_then(|_| verify_archive(&folder.path().join("archive.zip"), digest)))
 }
 
 async fn wget(url: &str, digest: &str) -> Outcome {
     let program = find("wget")?;
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join(url.rsplit('/').next().unwrap_or_default());
-    let ask = async || output_of(&program, &["--no-config", "-N", "-o", "log", url], folder.path(), &[]).await;
-    let fetched = ask().await.and_then(|_| is_archive(&file, digest));
+    let fetch = async || output_of(&program, &["--no-config", "-N", "-o", "log", url], folder.path(), &[]).await;
+    let fetched = fetch().await.and_then(|_| verify_archive(&file, digest));
     if fetched.is_err() {
         return Some(fetched);
     }
-    if let Err(output) = ask().await {
+    if let Err(output) = fetch().await {
         return Some(Err(output));
     }
     let log = std::fs::read_to_string(folder.path().join("log")).unwrap_or_default();

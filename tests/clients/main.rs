@@ -1,7 +1,7 @@
 //! Real clients, each directly at a registry and through larder: the results must be equal, or differ for a written
 //! reason. `tests/clients/run` installs the clients and runs this; it prints one table, and fails if a row is wrong.
 #![expect(clippy::disallowed_methods, reason = "the limits on calls are for the modules of larder itself")]
-#![expect(clippy::print_stdout, clippy::print_stderr, reason = "the table is what it is for")]
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "this program prints a table")]
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 #[path = "../it/support/mod.rs"]
@@ -24,13 +24,13 @@ use self::support::terraform::Terraform;
 /// Where `tests/clients/run` has put the clients.
 struct Tools {
     folder: PathBuf,
-    chosen: Vec<String>,
+    selected: Vec<String>,
 }
 
 impl Tools {
     /// True if the clients of this name are selected.
     fn wants(&self, name: &str) -> bool {
-        self.chosen.is_empty() || self.chosen.iter().any(|chosen| chosen == name)
+        self.selected.is_empty() || self.selected.iter().any(|selected| selected == name)
     }
 
     /// An installed program.
@@ -50,8 +50,8 @@ async fn main() -> ExitCode {
         eprintln!("run tests/clients/run: it installs the clients and sets LARDER_CLIENTS");
         return ExitCode::from(2);
     };
-    let chosen = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
-    let tools = Tools { folder: folder.into(), chosen };
+    let selected = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
+    let tools = Tools { folder: folder.into(), selected };
     let mut report = Report::default();
     if tools.wants("terraform") {
         terraform::rows(&tools, &mut report).await;

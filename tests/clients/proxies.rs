@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use crate::Tools;
-use crate::report::{Report, Verdict, compared};
+use crate::report::{Report, Verdict, compare};
 use crate::support::eventually;
 use crate::support::http::{client_trusting, send};
 use crate::support::larder::{Folder, HOST, Larder};
@@ -15,7 +15,7 @@ use crate::support::process::Process;
 use crate::support::programs::find;
 use crate::support::terraform::Terraform;
 use crate::support::tls::TestCa;
-use crate::terraform::{InstalledFiles, left_by_init, registry};
+use crate::terraform::{InstalledFiles, files_after_init, registry};
 
 /// A server with a configuration file, ended when dropped.
 struct Server {
@@ -29,26 +29,26 @@ impl Server {
     /// and `@CONFIG@` in the arguments.
     async fn start(program: &Path, arguments: &[&str], config: &str, upstream: SocketAddr, ca: &TestCa) -> Self {
         let folder = tempfile::Builder::new().prefix("larder-proxy-").tempdir().unwrap();
-        let place = folder.path().display().to_string();
+        let folder_path = folder.path().display().to_string();
         // Some programs drop root for another user.
         std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
         let (certificate, key) = ca.issue(&["127.0.0.1", "localhost"]);
         std::fs::write(folder.path().join("cert.pem"), format!("{certificate}{key}")).unwrap();
         let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
-        let filled = |text: &str| {
+        let fill_in = |text: &str| {
             text.replace("@LISTEN@", &address.to_string())
                 .replace("@PORT@", &address.port().to_string())
                 .replace("@UPSTREAM@", &upstream.to_string())
                 .replace("@UPSTREAM_HOST@", &upstream.ip().to_string())
                 .replace("@UPSTREAM_PORT@", &upstream.port().to_string())
-                .replace("@CERT@", &format!("{place}/cert.pem"))
-                .replace("@CONFIG@", &format!("{place}/config"))
-                .replace("@FOLDER@", &place)
+                .replace("@CERT@", &format!("{folder_path}/cert.pem"))
+                .replace("@CONFIG@", &format!("{folder_path}/config"))
+                .replace("@FOLDER@", &folder_path)
         };
-        std::fs::write(folder.path().join("config"), filled(config)).unwrap();
+        std::fs::write(folder.path().join("config"), fill_in(config)).unwrap();
         let log = std::fs::File::create(folder.path().join("output")).unwrap();
         let mut command = Command::new(program);
-        command.args(arguments.iter().map(|argument| filled(argument))).current_dir(folder.path());
+        command.args(arguments.iter().map(|argument| fill_in(argument))).current_dir(folder.path());
         command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
         let mut child = command.spawn().unwrap();
         eventually("the proxy listens", async || {
@@ -83,9 +83,9 @@ fn nginx(server: &str) -> String {
     )
 }
 
-const BARE: &str = "    listen @LISTEN@;\n    location / { proxy_pass http://@UPSTREAM@; }\n";
+const NGINX_PLAIN: &str = "    listen @LISTEN@;\n    location / { proxy_pass http://@UPSTREAM@; }\n";
 
-const WITH_NAMES: &str = "    listen @LISTEN@ ssl;\n    ssl_certificate @CERT@;\n    ssl_certificate_key @CERT@;\n    location / {\n      proxy_pass http://@UPSTREAM@;\n      proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;\n      proxy_set_header X-Forwarded-Host $http_host;\n      proxy_set_header X-Forwarded-Proto $scheme;\n    }\n";
+const NGINX_TLS: &str = "    listen @LISTEN@ ssl;\n    ssl_certificate @CERT@;\n    ssl_certificate_key @CERT@;\n    location / {\n      proxy_pass http://@UPSTREAM@;\n      proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;\n      proxy_set_header X-Forwarded-Host $http_host;\n      proxy_set_header X-Forwarded-Proto $scheme;\n    }\n";
 
 const HAPROXY: &str = "global\n  maxconn 256\ndefaults\n  mode http\n  timeout connect 5s\n  timeout client 60s\n  timeout server 60s\nfrontend front\n  bind @LISTEN@ ssl crt @CERT@ alpn h2,http/1.1\n  option forwardfor\n  http-request set-header X-Forwarded-Host %[req.hdr(Host)]\n  http-request set-header X-Forwarded-Proto https\n  default_backend larder\nbackend larder\n  server larder @UPSTREAM@\n";
 
@@ -100,13 +100,13 @@ pub(crate) async fn rows(tools: &Tools, report: &mut Report) {
         return report.row("proxies", "-", subject, Verdict::NotRun("no terraform is installed".to_owned()));
     };
     let ca = TestCa::new();
-    let straight = {
+    let direct = {
         let upstream = registry().await;
-        left_by_init(&client, &upstream.providers_url(), &upstream.modules_url(), &ca, &[]).await
+        files_after_init(&client, &upstream.providers_url(), &upstream.modules_url(), &ca, &[]).await
     };
     for (name, program, arguments, config, scheme) in [
-        ("nginx, bare proxy_pass, http", "nginx", &NGINX_ARGUMENTS[..], nginx(BARE), "http"),
-        ("nginx, TLS, X-Forwarded-Host and -Proto", "nginx", &NGINX_ARGUMENTS, nginx(WITH_NAMES), "https"),
+        ("nginx, bare proxy_pass, http", "nginx", &NGINX_ARGUMENTS[..], nginx(NGINX_PLAIN), "http"),
+        ("nginx, TLS, X-Forwarded-Host and -Proto", "nginx", &NGINX_ARGUMENTS, nginx(NGINX_TLS), "https"),
         (
             "haproxy, TLS and HTTP/2, X-Forwarded-Host and -Proto",
             "haproxy",
@@ -123,7 +123,7 @@ pub(crate) async fn rows(tools: &Tools, report: &mut Report) {
         ),
     ] {
         let Some(program) = find(program) else {
-            report.row(name, "before larder", subject, Verdict::NotRun("it is not installed".to_owned()));
+            report.row(name, "before larder", subject, Verdict::NotRun("the program is not installed".to_owned()));
             continue;
         };
         let upstream = registry().await;
@@ -131,9 +131,10 @@ pub(crate) async fn rows(tools: &Tools, report: &mut Report) {
         let server = Server::start(&program, arguments, &config, larder.address(), &ca).await;
         let base = format!("{scheme}://{}/registry/{HOST}", server.address);
         for round in ["cold", "stored"] {
-            let left =
-                left_by_init(&client, &format!("{base}/v1/providers/"), &format!("{base}/v1/modules/"), &ca, &[]).await;
-            report.row(name, "before larder", &format!("{subject}, {round}"), verdict(&straight, left));
+            let installed =
+                files_after_init(&client, &format!("{base}/v1/providers/"), &format!("{base}/v1/modules/"), &ca, &[])
+                    .await;
+            report.row(name, "before larder", &format!("{subject}, {round}"), verdict(&direct, installed));
         }
         if scheme == "https" {
             let request = client_trusting(&ca).get(format!("{base}/v1/providers/acme/null/1.2.0/download/linux/amd64"));
@@ -144,13 +145,13 @@ pub(crate) async fn rows(tools: &Tools, report: &mut Report) {
             report.row(name, "before larder", "URLs begin with the proxy's own name", is_absolute);
         }
     }
-    squid(&client, &straight, report, subject, &ca).await;
+    squid(&client, &direct, report, subject, &ca).await;
 }
 
-fn verdict(straight: &Result<InstalledFiles, String>, left: Result<InstalledFiles, String>) -> Verdict {
-    match (straight, left) {
-        (Ok(straight), Ok(left)) => compared(straight, &left),
-        (Err(output), _) => Verdict::Wrong(format!("straight: {output}")),
+fn verdict(direct: &Result<InstalledFiles, String>, installed: Result<InstalledFiles, String>) -> Verdict {
+    match (direct, installed) {
+        (Ok(direct), Ok(installed)) => compare(direct, &installed),
+        (Err(output), _) => Verdict::Wrong(format!("direct: {output}")),
         (_, Err(output)) => Verdict::Wrong(output),
     }
 }
@@ -158,17 +159,17 @@ fn verdict(straight: &Result<InstalledFiles, String>, left: Result<InstalledFile
 /// Between the client and larder, and between larder and the registry.
 async fn squid(
     client: &Terraform,
-    straight: &Result<InstalledFiles, String>,
+    direct: &Result<InstalledFiles, String>,
     report: &mut Report,
     subject: &str,
     ca: &TestCa,
 ) {
     let Some(program) = find("squid") else {
-        return report.row("squid", "-", subject, Verdict::NotRun("it is not installed".to_owned()));
+        return report.row("squid", "-", subject, Verdict::NotRun("the program is not installed".to_owned()));
     };
     let upstream = registry().await;
-    let nobody = SocketAddr::from(([127, 0, 0, 1], 9));
-    let server = Server::start(&program, &["-N", "-f", "@CONFIG@"], SQUID, nobody, ca).await;
+    let unused_address = SocketAddr::from(([127, 0, 0, 1], 9));
+    let server = Server::start(&program, &["-N", "-f", "@CONFIG@"], SQUID, unused_address, ca).await;
     let proxy = format!("http://{}", server.address);
     let folder = Folder::new();
     let config = Larder::mirroring(&upstream).on(&folder).config_text();
@@ -180,10 +181,11 @@ async fn squid(
         Err(output) => return report.row("squid", "behind larder", subject, Verdict::Wrong(output.err)),
     };
     let base = format!("{}/registry/{HOST}", larder.base());
-    let left = left_by_init(client, &format!("{base}/v1/providers/"), &format!("{base}/v1/modules/"), ca, &[]).await;
-    report.row("squid", "behind larder", subject, verdict(straight, left));
+    let installed =
+        files_after_init(client, &format!("{base}/v1/providers/"), &format!("{base}/v1/modules/"), ca, &[]).await;
+    report.row("squid", "behind larder", subject, verdict(direct, installed));
     let log = std::fs::read_to_string(server._folder.path().join("access.log")).unwrap_or_default();
-    let went_through =
+    let verdict_on_route =
         if log.contains("/v1/providers/acme/null/versions") { Verdict::Same } else { Verdict::Wrong(log) };
-    report.row("squid", "behind larder", "requests go through it", went_through);
+    report.row("squid", "behind larder", "requests go through it", verdict_on_route);
 }

@@ -3,18 +3,18 @@
 /// The result of a client through larder.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// As straight at the registry.
+    /// The same result as directly at the registry.
     Same,
-    /// Not the same, for this reason.
+    /// A different result, for this accepted reason.
     ExpectedDifference(&'static str),
-    /// Not the same, and it should be: what differs.
+    /// A different result that should be the same, with the difference.
     Wrong(String),
-    /// It was not run, for this reason.
+    /// The comparison was not run, for this reason.
     NotRun(String),
 }
 
 impl Verdict {
-    fn words(&self) -> String {
+    fn text(&self) -> String {
         match self {
             Self::Same => "the same".to_owned(),
             Self::ExpectedDifference(reason) => format!("differs: {reason}"),
@@ -32,7 +32,7 @@ struct Row {
     verdict: Verdict,
 }
 
-/// Rows in the order that they were made.
+/// The rows, in the order of the comparisons.
 #[derive(Default)]
 pub(crate) struct Report {
     rows: Vec<Row>,
@@ -40,7 +40,7 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// One more comparison. It is printed at once, too: the whole takes minutes.
+    /// Adds a comparison, and prints it at once, because all of them take minutes.
     pub(crate) fn row(&mut self, client: &str, route: &str, subject: &str, verdict: Verdict) {
         eprintln!("{client}, {route}: {subject}: {verdict:?}");
         self.compared += 1;
@@ -58,7 +58,7 @@ impl Report {
     pub(crate) fn print(&self) {
         println!("\n| client | route | compared | through larder |\n| --- | --- | --- | --- |");
         for Row { client, route, what: subject, verdict } in &self.rows {
-            println!("| {client} | {route} | {} | {} |", subject.join("; "), verdict.words());
+            println!("| {client} | {route} | {} | {} |", subject.join("; "), verdict.text());
         }
         let wrong = self.rows.iter().filter(|row| matches!(row.verdict, Verdict::Wrong(_))).count();
         println!("\n{} comparisons, {wrong} rows wrong", self.compared);
@@ -66,13 +66,13 @@ impl Report {
 
     /// True if at least one row ran and none is wrong.
     pub(crate) fn is_good(&self) -> bool {
-        let ran = self.rows.iter().any(|row| !matches!(row.verdict, Verdict::NotRun(_)));
-        ran && !self.rows.iter().any(|row| matches!(row.verdict, Verdict::Wrong(_)))
+        let any_ran = self.rows.iter().any(|row| !matches!(row.verdict, Verdict::NotRun(_)));
+        any_ran && !self.rows.iter().any(|row| matches!(row.verdict, Verdict::Wrong(_)))
     }
 }
 
-/// The verdict on what should be equal.
-pub(crate) fn compared<T: PartialEq + std::fmt::Debug>(straight: &T, through: &T) -> Verdict {
+/// Compares two results that should be equal.
+pub(crate) fn compare<T: PartialEq + std::fmt::Debug>(straight: &T, through: &T) -> Verdict {
     match straight == through {
         true => Verdict::Same,
         false => {

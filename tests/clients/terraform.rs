@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use crate::Tools;
 use crate::connect_proxy;
-use crate::report::{Report, Verdict, compared};
+use crate::report::{Report, Verdict, compare};
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::module_fixture::tar_gz;
 use crate::support::process::{Process, command, run as run_command};
@@ -41,7 +41,7 @@ enum Route {
 }
 
 impl Route {
-    const THROUGH: [Self; 6] =
+    const ALL_THROUGH_LARDER: [Self; 6] =
         [Self::Override, Self::OverrideTls, Self::Mirror, Self::TrustedMirror, Self::TakeOver, Self::OwnName];
 
     /// True for the route that serves providers only.
@@ -49,9 +49,9 @@ impl Route {
         matches!(self, Self::Mirror | Self::TrustedMirror)
     }
 
-    fn words(self) -> &'static str {
+    fn text(self) -> &'static str {
         match self {
-            Self::Direct => "straight",
+            Self::Direct => "direct",
             Self::Override => "host override, http",
             Self::OverrideTls => "host override, TLS",
             Self::Mirror => "network mirror",
@@ -78,7 +78,7 @@ pub(crate) async fn rows(tools: &Tools, report: &mut Report) {
                     compare_variable_sources(&cli, report).await;
                 }
             }
-            None => report.row(&title, "-", "-", Verdict::NotRun("it is not installed".to_owned())),
+            None => report.row(&title, "-", "-", Verdict::NotRun("the program is not installed".to_owned())),
         }
     }
     let tofu = std::env::var("LARDER_TOFU").ok();
@@ -110,14 +110,14 @@ async fn compare_variable_sources(cli: &Cli, report: &mut Report) {
             .file("terraform.tfvars", "range = \"1.0\"\n")
             .env("TF_CLI_ARGS_init", "-var=name=net");
     };
-    let mut straight = cli.client.workspace();
-    write(&mut straight);
-    straight.cli_config(&host_override(cli.default_host, &upstream.providers_url(), &upstream.modules_url()));
+    let mut direct = cli.client.workspace();
+    write(&mut direct);
+    direct.cli_config(&host_override(cli.default_host, &upstream.providers_url(), &upstream.modules_url()));
     let mut through = cli.client.workspace();
     write(&mut through);
     let base = format!("{}/registry/{}/v1", larder.base(), cli.default_host);
     through.cli_config(&host_override(cli.default_host, &format!("{base}/providers/"), &format!("{base}/modules/")));
-    let expected = straight.init().await;
+    let expected = direct.init().await;
     let (work, config) = (through.path(), folder.path().join("mirror.toml"));
     let (client, admin) = (if cli.default_host == HOST { "terraform" } else { "opentofu" }, larder.admin());
     let arguments = [
@@ -136,47 +136,50 @@ async fn compare_variable_sources(cli: &Cli, report: &mut Report) {
     ];
     let warmed = run_command(command(folder.path(), &arguments)).await;
     upstream.stop().await;
-    let left = through.init().await;
-    let verdict = match (expected.status.success(), warmed.code, left.status.success()) {
-        (true, Some(0), true) => differences(&left_behind(&straight.path(), HOST), &left_behind(&work, HOST)),
-        _ => Verdict::Wrong(format!("{} {warmed:?} {}", expected.one_line(), left.one_line())),
+    let installed = through.init().await;
+    let verdict = match (expected.status.success(), warmed.code, installed.status.success()) {
+        (true, Some(0), true) => differences(&installed_files(&direct.path(), HOST), &installed_files(&work, HOST)),
+        _ => Verdict::Wrong(format!("{} {warmed:?} {}", expected.one_line(), installed.one_line())),
     };
     report.row(&cli.name, "host override, http", subject, verdict);
 }
 
 async fn compare_client(cli: &Cli, report: &mut Report) {
-    let straight = run(cli, Route::Direct).await;
-    if let Some((step, Err(error))) = straight.iter().find(|(_, left)| left.is_err()) {
-        return report.row(&cli.name, "straight", step, Verdict::Wrong(error.clone()));
+    let direct = run(cli, Route::Direct).await;
+    if let Some((step, Err(error))) = direct.iter().find(|(_, installed)| installed.is_err()) {
+        return report.row(&cli.name, "direct", step, Verdict::Wrong(error.clone()));
     }
-    for route in Route::THROUGH {
+    for route in Route::ALL_THROUGH_LARDER {
         if route == Route::TrustedMirror && cli.default_host == HOST {
             continue;
         }
-        for (step, left) in run(cli, route).await {
-            let straight = straight.iter().find(|(name, _)| *name == step).and_then(|(_, left)| left.clone().ok());
-            let verdict = match (left, straight) {
+        for (step, installed) in run(cli, route).await {
+            let direct =
+                direct.iter().find(|(name, _)| *name == step).and_then(|(_, installed)| installed.clone().ok());
+            let verdict = match (installed, direct) {
                 (Err(output), _) => Verdict::Wrong(output),
                 (Ok(_), None) => Verdict::Wrong("there is nothing to compare it with".to_owned()),
-                (Ok(left), Some(straight)) => judged(route, &straight, &left, cli),
+                (Ok(installed), Some(direct)) => compare_on_route(route, &direct, &installed, cli),
             };
-            report.row(&cli.name, route.words(), step, verdict);
+            report.row(&cli.name, route.text(), step, verdict);
         }
     }
 }
 
-fn judged(route: Route, straight: &InstalledFiles, left: &InstalledFiles, cli: &Cli) -> Verdict {
+fn compare_on_route(route: Route, direct: &InstalledFiles, installed: &InstalledFiles, cli: &Cli) -> Verdict {
     if !route.is_mirror() {
-        return differences(straight, left);
+        return differences(direct, installed);
     }
-    // A network mirror has no modules and no signatures: the client records only the hashes it computed (PROTOCOL 3.3).
-    let no_modules = |left: &InstalledFiles| -> InstalledFiles {
-        left.iter()
+    // A network mirror has no modules and no signatures: the client records only the hashes it computed (PROTOCOL, section 3.3).
+    let no_modules = |installed: &InstalledFiles| -> InstalledFiles {
+        installed
+            .iter()
             .filter(|(path, _)| !path.contains("/modules/") && *path != LOCK)
             .map(|(a, b)| (a.clone(), b.clone()))
             .collect()
     };
-    let (files, locks) = ([no_modules(straight), no_modules(left)], [straight, left].map(|left| left.get(LOCK)));
+    let (files, locks) =
+        ([no_modules(direct), no_modules(installed)], [direct, installed].map(|installed| installed.get(LOCK)));
     match differences(&files[0], &files[1]) {
         Verdict::Same => {}
         other => return other,
@@ -186,34 +189,35 @@ fn judged(route: Route, straight: &InstalledFiles, left: &InstalledFiles, cli: &
     };
     match locks {
         [None, None] => Verdict::ExpectedDifference(
-            "at first 0.13 refuses: it knows `h1:` alone, which larder has of stored archives; `init` again",
+            "0.13 refuses the first `init`, because it reads `h1:` only, which larder has once an archive is stored; a second `init` works",
         ),
-        // All platforms' hashes are listed, and none is left out.
-        [Some(straight), Some(left)] if route == Route::TrustedMirror => {
+        // All platforms' hashes are listed, and none is omitted.
+        [Some(direct), Some(installed)] if route == Route::TrustedMirror => {
             // Two providers, and each platform that the mirror lists.
-            match left.matches("\"zh:").count() == 2 * PLATFORMS.len() && left.contains("\"h1:") {
+            match installed.matches("\"zh:").count() == 2 * PLATFORMS.len() && installed.contains("\"h1:") {
                 true => Verdict::ExpectedDifference("the `zh:` of every platform, as the mirror lists them"),
-                false => Verdict::Wrong(format!("straight: {straight} through larder: {left}")),
+                false => Verdict::Wrong(format!("direct: {direct} through larder: {installed}")),
             }
         }
-        [Some(straight), Some(left)] if h1(straight) == h1(left) => match left.contains("\"zh:") {
-            true if cli.default_host == HOST => Verdict::Wrong(format!("zh: through a mirror: {left}")),
-            true => Verdict::ExpectedDifference("of the hashes it has verified, one `zh:` for each provider"),
-            false => Verdict::ExpectedDifference("the same `h1:`, no `zh:`: the client takes none from a mirror"),
+        [Some(direct), Some(installed)] if h1(direct) == h1(installed) => match installed.contains("\"zh:") {
+            true if cli.default_host == HOST => Verdict::Wrong(format!("zh: through a mirror: {installed}")),
+            true => Verdict::ExpectedDifference("one `zh:` for each provider, of the archive that the client verified"),
+            false => Verdict::ExpectedDifference("the same `h1:`, no `zh:`: the client accepts none from a mirror"),
         },
-        [straight, left] => Verdict::Wrong(format!("lock files: {straight:?} {left:?}")),
+        [direct, installed] => Verdict::Wrong(format!("lock files: {direct:?} {installed:?}")),
     }
 }
 
-/// The files that are not the same.
-fn differences(straight: &InstalledFiles, through: &InstalledFiles) -> Verdict {
-    let select = |left: &InstalledFiles, other: &InstalledFiles| -> InstalledFiles {
-        left.iter()
-            .filter(|(path, shown)| other.get(*path) != Some(shown))
+/// Compares two results; a wrong verdict lists the differing files only.
+fn differences(direct: &InstalledFiles, through: &InstalledFiles) -> Verdict {
+    let select = |installed: &InstalledFiles, other: &InstalledFiles| -> InstalledFiles {
+        installed
+            .iter()
+            .filter(|(path, content)| other.get(*path) != Some(content))
             .map(|(a, b)| (a.clone(), b.clone()))
             .collect()
     };
-    compared(&select(straight, through), &select(through, straight))
+    compare(&select(direct, through), &select(through, direct))
 }
 
 /// The lock file's name in a result.
@@ -239,14 +243,14 @@ pub(crate) async fn registry() -> FakeUpstream {
     upstream
 }
 
-/// Terraform before 1.0 knows no other kind.
+/// The key that signs: Terraform before 1.0 verifies RSA signatures only.
 fn rsa_key() -> &'static SigningKey {
     static KEY: OnceLock<SigningKey> = OnceLock::new();
     KEY.get_or_init(SigningKey::another_rsa)
 }
 
 /// The result of an `init` with these services of Terraform's registry.
-pub(crate) async fn left_by_init(
+pub(crate) async fn files_after_init(
     client: &Terraform,
     providers_url: &str,
     modules_url: &str,
@@ -261,7 +265,7 @@ pub(crate) async fn left_by_init(
         workspace.env(name, value);
     }
     let output = workspace.init().await;
-    if output.status.success() { Ok(left_behind(&workspace.path(), HOST)) } else { Err(output.one_line()) }
+    if output.status.success() { Ok(installed_files(&workspace.path(), HOST)) } else { Err(output.one_line()) }
 }
 
 const PLATFORMS: [&str; 3] = ["linux_amd64", "darwin_arm64", "windows_amd64"];
@@ -309,7 +313,7 @@ async fn run(cli: &Cli, route: Route) -> Vec<(&'static str, Result<InstalledFile
             workspace.cli_config(&trusting);
         }
         Route::TakeOver => {
-            let proxy = connect_proxy::leading_to(larder.address()).await;
+            let proxy = connect_proxy::start_for(larder.address()).await;
             workspace.env("HTTPS_PROXY", &proxy);
         }
         Route::OwnName => {}
@@ -325,70 +329,72 @@ async fn steps(
     upstream: &FakeUpstream,
 ) -> Vec<(&'static str, Result<InstalledFiles, String>)> {
     let mut steps = Vec::new();
-    let left = || left_behind(&workspace.path(), host);
-    let ask = async |arguments: &[&str]| {
+    let installed = || installed_files(&workspace.path(), host);
+    let run_step = async |arguments: &[&str]| {
         let output = workspace.run(arguments).await;
-        if output.status.success() { Ok(left()) } else { Err(output.one_line()) }
+        if output.status.success() { Ok(installed()) } else { Err(output.one_line()) }
     };
     if (cli.version, route) == ((0, 13), Route::Mirror) {
-        // Terraform 0.13 refuses here: `judged` expects that.
-        let _ = ask(&["init", "-no-color", "-input=false"]).await;
+        // Terraform 0.13 refuses here: `compare_on_route` expects that.
+        let _ = run_step(&["init", "-no-color", "-input=false"]).await;
     }
-    steps.push(("init", ask(&["init", "-no-color", "-input=false"]).await));
+    steps.push(("init", run_step(&["init", "-no-color", "-input=false"]).await));
     if cli.version >= (1, 0) {
         workspace.forget_installed();
-        steps
-            .push(("init -lockfile=readonly", ask(&["init", "-no-color", "-input=false", "-lockfile=readonly"]).await));
+        steps.push((
+            "init -lockfile=readonly",
+            run_step(&["init", "-no-color", "-input=false", "-lockfile=readonly"]).await,
+        ));
     }
     upstream.publish(null("1.3.0"));
     if (cli.version, route) == ((0, 13), Route::Mirror) {
-        let _ = ask(&["init", "-no-color", "-input=false", "-upgrade"]).await;
+        let _ = run_step(&["init", "-no-color", "-input=false", "-upgrade"]).await;
     }
-    steps.push(("init -upgrade", ask(&["init", "-no-color", "-input=false", "-upgrade"]).await));
-    // These ask the origin, also where a mirror is configured (PROTOCOL 0).
+    steps.push(("init -upgrade", run_step(&["init", "-no-color", "-input=false", "-upgrade"]).await));
+    // These commands ask the origin registry even where a mirror is configured (PROTOCOL, section 0).
     if !route.is_mirror() {
         let platforms = PLATFORMS.map(|platform| format!("-platform={platform}"));
         let platforms: Vec<&str> = platforms.iter().map(String::as_str).collect();
         if cli.version >= (0, 14) {
             steps.push((
                 "providers lock, three platforms",
-                ask(&[&["providers", "lock", "-no-color"], &platforms[..]].concat()).await,
+                run_step(&[&["providers", "lock", "-no-color"], &platforms[..]].concat()).await,
             ));
         }
         steps.push((
             "providers mirror, three platforms",
-            ask(&[&["providers", "mirror"], &platforms[..], &["mirrored"]].concat()).await,
+            run_step(&[&["providers", "mirror"], &platforms[..], &["mirrored"]].concat()).await,
         ));
     }
     steps
 }
 
-/// The files below a folder by their digests, and the lock file as it is; the host of addresses is left out.
-fn left_behind(folder: &Path, host: &str) -> InstalledFiles {
-    let neutral = |text: String| text.replace(host, "HOST").replace(&host.replace(':', "_"), "HOST");
-    let mut left = InstalledFiles::new();
-    let mut waiting = vec![folder.to_owned()];
-    while let Some(folder_of) = waiting.pop() {
-        for entry in fs::read_dir(&folder_of).unwrap() {
+/// The files below a folder by their digests, and the lock file as it is; the host of addresses is replaced by HOST.
+fn installed_files(folder: &Path, host: &str) -> InstalledFiles {
+    let without_host = |text: String| text.replace(host, "HOST").replace(&host.replace(':', "_"), "HOST");
+    let mut installed = InstalledFiles::new();
+    let mut pending_folders = vec![folder.to_owned()];
+    while let Some(next_folder) = pending_folders.pop() {
+        for entry in fs::read_dir(&next_folder).unwrap() {
             let path = entry.unwrap().path();
             if path.is_dir() {
-                waiting.push(path);
+                pending_folders.push(path);
                 continue;
             }
-            let name = neutral(path.strip_prefix(folder).unwrap().to_string_lossy().into_owned());
+            let name = without_host(path.strip_prefix(folder).unwrap().to_string_lossy().into_owned());
             if name.ends_with(".tf") && !name.contains('/') {
                 continue;
             }
             let bytes = fs::read(&path).unwrap();
-            let shown = match name.as_str() {
-                name if name.ends_with("modules.json") => modules_in_order(&neutral(text(&bytes))),
-                name if name == LOCK || name.ends_with(".json") => neutral(text(&bytes)),
+            let content = match name.as_str() {
+                name if name.ends_with("modules.json") => modules_in_order(&without_host(text(&bytes))),
+                name if name == LOCK || name.ends_with(".json") => without_host(text(&bytes)),
                 _ => sha256_hex(&bytes),
             };
-            left.insert(name, shown);
+            installed.insert(name, content);
         }
     }
-    left
+    installed
 }
 
 fn text(bytes: &[u8]) -> String {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::process::Command;
 
 use crate::Tools;
-use crate::report::{Report, Verdict, compared};
+use crate::report::{Report, Verdict, compare};
 use crate::support::larder::{HOST, Larder};
 use crate::support::module_fixture::tar_gz;
 use crate::support::programs::find;
@@ -79,13 +79,13 @@ impl TlsFixture {
             let host = registry.trim_start_matches("https://").split('/').next().unwrap_or_default().to_owned();
             run(registry, folder.path()).await.map(|found| found.replace(&host, "HOST"))
         };
-        let straight = match ask(&self.upstream.origin()).await {
+        let direct = match ask(&self.upstream.origin()).await {
             Ok(found) if is_whole(&found) => found,
-            found => return report.row(title, "straight", what, Verdict::Wrong(format!("{found:?}"))),
+            found => return report.row(title, "direct", what, Verdict::Wrong(format!("{found:?}"))),
         };
         for (route, registry) in routes {
             let verdict = match ask(registry).await {
-                Ok(found) => compared(&straight, &found),
+                Ok(found) => compare(&direct, &found),
                 Err(output) => Verdict::Wrong(output),
             };
             report.row(title, route, what, verdict);
@@ -170,7 +170,7 @@ pub(crate) async fn renovate(tools: &Tools, report: &mut Report) {
 pub(crate) async fn checkov(tools: &Tools, report: &mut Report) {
     let title = "Checkov 3.3.30";
     let Some(program) = tools.program("checkov") else {
-        return report.row(title, "-", "-", Verdict::NotRun("it is not installed".to_owned()));
+        return report.row(title, "-", "-", Verdict::NotRun("the program is not installed".to_owned()));
     };
     let fixture = TlsFixture::new().await;
     // For registries it trusts the authorities of certifi alone, whatever the environment says.
@@ -307,7 +307,7 @@ pub(crate) async fn terragrunt(tools: &Tools, report: &mut Report) {
 pub(crate) async fn tfmodcache(tools: &Tools, report: &mut Report) {
     let title = "tfmodcache 0.1.0";
     let Some(program) = tools.program("tfmodcache") else {
-        return report.row(title, "-", "-", Verdict::NotRun("it is not installed".to_owned()));
+        return report.row(title, "-", "-", Verdict::NotRun("the program is not installed".to_owned()));
     };
     let fixture = TlsFixture::new().await;
     let ca = fixture.ca_file();
@@ -325,7 +325,7 @@ pub(crate) async fn tfmodcache(tools: &Tools, report: &mut Report) {
 pub(crate) async fn registry_stub(tools: &Tools, report: &mut Report) {
     let title = "terraform-registry-stub 0.1.0";
     let Some(program) = tools.program("terraform-registry-stub") else {
-        return report.row(title, "-", "-", Verdict::NotRun("it is not installed".to_owned()));
+        return report.row(title, "-", "-", Verdict::NotRun("the program is not installed".to_owned()));
     };
     let fixture = TlsFixture::new().await;
     let ca = fixture.ca_file();
