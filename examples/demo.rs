@@ -2,8 +2,8 @@
 //! process. Runs the real `terraform init` cold, then warm with the registry stopped.
 //!
 //! `cargo run --example demo`
-#![expect(clippy::disallowed_methods, reason = "a demonstration stands outside the walls between the rooms")]
-#![expect(clippy::print_stdout, reason = "printing is what it is for")]
+#![expect(clippy::disallowed_methods, reason = "a demonstration is not a module of larder, whose calls are limited")]
+#![expect(clippy::print_stdout, reason = "a demonstration prints its results")]
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -36,8 +36,8 @@ const PROVIDERS: [(&str, &str, usize); 3] =
     [("cloud", "5.31.0", 60_000_000), ("network", "2.4.1", 25_000_000), ("random", "3.6.0", 5_000_000)];
 
 /// Measurements of one `init`.
-struct Run {
-    what: &'static str,
+struct InitRun {
+    label: &'static str,
     took: Duration,
     upstream_requests: usize,
     upstream_bytes: u64,
@@ -67,9 +67,9 @@ async fn main() -> anyhow::Result<()> {
     let cold = client.run("through larder, cold", None, &registry, &admin).await?;
     let warm = client.run("through larder, again", None, &registry, &admin).await?;
     registry.stop().await;
-    let alone = client.run("through larder, registry stopped", None, &registry, &admin).await?;
-    print_runs(&[direct, cold, warm, alone]);
-    println!("{}", client.lock_files_are_the_same()?);
+    let offline = client.run("through larder, registry stopped", None, &registry, &admin).await?;
+    print_runs(&[direct, cold, warm, offline]);
+    println!("{}", client.compare_lock_files()?);
 
     stop.cancel();
     serving.await??;
@@ -110,13 +110,13 @@ impl Client {
 
     async fn run(
         &self,
-        what: &'static str,
+        label: &'static str,
         direct: Option<&FakeUpstream>,
         registry: &FakeUpstream,
         admin: &str,
-    ) -> anyhow::Result<Run> {
+    ) -> anyhow::Result<InitRun> {
         registry.forget_requests();
-        let served_before = served(admin).await?;
+        let served_before = bytes_sent_to_clients(admin).await?;
         let began = Instant::now();
         match self {
             Self::Terraform { client, paste, locks } => {
@@ -132,8 +132,8 @@ impl Client {
                     )),
                     None => workspace.cli_config(paste),
                 };
-                let said = workspace.init().await;
-                ensure!(said.status.success(), "terraform init failed:\n{}", said.text);
+                let init = workspace.init().await;
+                ensure!(init.status.success(), "terraform init failed:\n{}", init.text);
                 if let Ok(mut locks) = locks.lock() {
                     locks.push(workspace.lock_file());
                 }
@@ -148,11 +148,11 @@ impl Client {
         }
         let took = began.elapsed();
         let upstream_requests = registry.count_of(upstream::Target::Everything);
-        let store_bytes = if direct.is_some() { 0 } else { served(admin).await? - served_before };
-        Ok(Run { what, took, upstream_requests, upstream_bytes: registry.bytes_sent(), store_bytes })
+        let store_bytes = if direct.is_some() { 0 } else { bytes_sent_to_clients(admin).await? - served_before };
+        Ok(InitRun { label, took, upstream_requests, upstream_bytes: registry.bytes_sent(), store_bytes })
     }
 
-    fn lock_files_are_the_same(&self) -> anyhow::Result<String> {
+    fn compare_lock_files(&self) -> anyhow::Result<String> {
         let Self::Terraform { locks, .. } = self else { return Ok(String::new()) };
         let locks = locks.lock().map_err(|_| anyhow::anyhow!("a run panicked"))?;
         ensure!(locks.iter().all(|lock| *lock == locks[0]), "the lock files differ:\n{}", locks.join("\n"));
@@ -164,7 +164,7 @@ impl Client {
     }
 }
 
-/// The requests of one install (PROTOCOL 2.1), without the client.
+/// The requests of one install (PROTOCOL, section 2.1), without the client.
 async fn plain_install(providers: &str, name: &str, version: &str) -> anyhow::Result<()> {
     let get = async |url: &str| reqwest::get(url).await?.error_for_status()?.bytes().await;
     get(&format!("{providers}acme/{name}/versions")).await?;
@@ -178,20 +178,20 @@ async fn plain_install(providers: &str, name: &str, version: &str) -> anyhow::Re
 }
 
 /// Body bytes that larder has sent to clients.
-async fn served(admin: &str) -> anyhow::Result<u64> {
+async fn bytes_sent_to_clients(admin: &str) -> anyhow::Result<u64> {
     let metrics = reqwest::get(format!("{admin}/metrics")).await?.text().await?;
     let line = metrics.lines().find(|line| line.starts_with("larder_sent_bytes_total")).context("no such metric")?;
     Ok(line.rsplit(' ').next().unwrap_or_default().parse()?)
 }
 
-fn print_runs(runs: &[Run]) {
+fn print_runs(runs: &[InitRun]) {
     let mut table = Table::new();
     table.load_style(presets::UTF8_BORDERS_ONLY);
     table.set_header(["init", "time", "registry requests", "sent by registry", "sent by larder"]);
     for run in runs {
         let bytes = |bytes: u64| if bytes == 0 { "-".to_owned() } else { ByteSize(bytes).display().si().to_string() };
         table.add_row([
-            run.what.to_owned(),
+            run.label.to_owned(),
             format!("{:.2} s", run.took.as_secs_f64()),
             run.upstream_requests.to_string(),
             bytes(run.upstream_bytes),

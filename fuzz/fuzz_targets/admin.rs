@@ -1,4 +1,4 @@
-//! The admin listener: what is asked of it, and who may.
+//! The admin listener: routes, and who may use them.
 //! Lines of the input: path and query, Host, Authorization, Origin.
 #![no_main]
 
@@ -27,22 +27,28 @@ fuzz_target!(|text: &str| {
         assert!(AdminRoute::parse(&format!("{path}/"), query).is_none(), "{path}");
     }
     let mut next = || lines.next();
-    let shown = Credentials { host: next(), authorization: next(), origin: next(), site: next() };
+    let credentials = Credentials { host: next(), authorization: next(), origin: next(), site: next() };
     let [on_loopback, elsewhere] = &*ACCESS;
-    if on_loopback.may_read(shown).is_ok() {
-        assert!(shown.origin.is_none() && shown.site.is_none_or(|site| matches!(site, "none" | "same-origin")));
-        let host = shown.host.expect("on loopback, the Host says that it is");
+    if on_loopback.may_read(credentials).is_ok() {
+        assert!(
+            credentials.origin.is_none() && credentials.site.is_none_or(|site| matches!(site, "none" | "same-origin"))
+        );
+        let host = credentials.host.expect("on loopback, a request has a local Host");
         assert!(names_this_machine(host), "{host}");
     }
-    if elsewhere.may_read(shown).is_ok() {
-        assert!(shown.origin.is_none());
-        assert!(shown.authorization.is_some_and(|given| given.contains(TOKEN)), "{shown:?}");
+    if elsewhere.may_read(credentials).is_ok() {
+        assert!(credentials.origin.is_none());
+        assert!(credentials.authorization.is_some_and(|header| header.contains(TOKEN)), "{credentials:?}");
     }
-    let good = format!("Bearer {TOKEN}");
-    assert!(elsewhere.may_read(Credentials { authorization: Some(&good), origin: None, site: None, ..shown }).is_ok());
+    let valid_token = format!("Bearer {TOKEN}");
+    assert!(
+        elsewhere
+            .may_read(Credentials { authorization: Some(&valid_token), origin: None, site: None, ..credentials })
+            .is_ok()
+    );
 });
 
-/// As a browser would read it: what it takes for another name must not be local to us.
+/// Returns true if a browser would resolve this Host to the local machine: larder must not be laxer than a browser.
 fn names_this_machine(host: &str) -> bool {
     let name = url::Url::parse(&format!("http://{host}/")).ok().and_then(|url| url.host_str().map(str::to_owned));
     let Some(name) = name else { return true };

@@ -1,5 +1,5 @@
-//! Bundles: the tar, the manifest, the signature, the list of parts and the inventory. What is taken is what would be
-//! written, byte for byte, and every file of it comes with its digest told.
+//! Bundles: the tar, the manifest, the signature, the list of parts and the inventory. What parses is
+//! written again byte for byte, and every file has a digest in the manifest.
 #![no_main]
 
 use larder::bundle::{
@@ -23,41 +23,41 @@ fuzz_target!(|bytes: &[u8]| {
         assert_eq!(PartList::read(&list.write()).unwrap(), list);
         assert!(list.parts.iter().all(|part| !part.name.contains(['/', '.'])));
     }
-    read(bytes);
-    // Past the digest of the manifest: entries that somebody made up, in a manifest that hangs together.
+    assert_readable_or_refused(bytes);
+    // Gets past the digest of the manifest: invented entries in an otherwise consistent manifest.
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     if let Ok(entries) = serde_json::from_slice::<Vec<BundleEntry>>(&bytes[..end]) {
         let manifest = Manifest::new(Timestamp(1), None, entries);
         match Manifest::read(&manifest.write()) {
-            Ok(again) => assert_eq!(again, manifest),
+            Ok(reparsed) => assert_eq!(reparsed, manifest),
             Err(bad) => assert!(matches!(bad, BadManifest::Refused(_) | BadManifest::Altered), "{bad}"),
         }
         if let Ok(writer) = BundleWriter::begin(Vec::new(), &manifest, None) {
-            let begun = writer.end().unwrap();
-            let begun = &begun[..begun.len() - 1024];
-            read(&[begun, &bytes[end..]].concat());
+            let empty_bundle = writer.end().unwrap();
+            let without_end = &empty_bundle[..empty_bundle.len() - 1024];
+            assert_readable_or_refused(&[without_end, &bytes[end..]].concat());
         }
     }
 });
 
-fn read(bundle: &[u8]) {
+fn assert_readable_or_refused(bundle: &[u8]) {
     let trust = BundleTrust { keys: Vec::new(), allow_unsigned: true };
     let Ok(mut opened) = BundleReader::open(bundle, &trust) else { return };
     let manifest = opened.manifest.clone();
     for (number, file) in manifest.files() {
         assert!(number < manifest.entries.len());
-        let mut read = 0;
-        let taken = opened.file(&file, |piece| {
-            read += piece.len() as u64;
+        let mut received_bytes = 0;
+        let result = opened.file(&file, |piece| {
+            received_bytes += piece.len() as u64;
             Ok::<_, BadBundle>(())
         });
-        if taken.is_err() {
+        if result.is_err() {
             return;
         }
-        assert_eq!(read, file.file.bytes);
+        assert_eq!(received_bytes, file.file.bytes);
     }
     if opened.end().is_ok() {
-        // Nothing of it was left unread.
+        // The reader consumed the whole bundle, up to the end marker of the tar.
         assert!(bundle.ends_with(&[0; 1024]));
     }
 }

@@ -1,5 +1,5 @@
-//! The clients' CLI configuration: what is read says the same however often it is read, nothing of it is as large as
-//! more than the file, and what is refused is refused with a place or a reason.
+//! The clients' CLI configuration: parsing is deterministic, no value is larger than the
+//! file, and every error has a position or a reason.
 #![no_main]
 
 use larder::requirements::cli_config::{CliConfig, ServiceValue};

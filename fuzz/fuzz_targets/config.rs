@@ -1,5 +1,5 @@
-//! mirror.toml: every problem is a line of its own, a configuration that is taken holds together, and no secret is
-//! ever shown, whether it was named or written.
+//! mirror.toml: every problem is one line, an accepted configuration is consistent, and no secret is ever shown,
+//! whether the file names it or contains it.
 #![no_main]
 
 use std::path::Path;
@@ -10,14 +10,14 @@ use libfuzzer_sys::fuzz_target;
 const SECRET: &str = "hunter2-s3cret";
 
 fuzz_target!(|text: &str| {
-    // A file that is named is opened; some of those would wait for somebody to type.
+    // The parser opens every file that the configuration names; reading a terminal device would block.
     if text.contains(SECRET) || text.contains("/dev") || text.contains("/proc") {
         return;
     }
-    let read = parse(text);
-    shows_no_secret(&read);
-    match read {
-        Ok((config, _)) => holds_together(&config),
+    let result = parse(text);
+    assert_shows_no_secret(&result);
+    match result {
+        Ok((config, _)) => assert_consistent(&config),
         Err(problems) => {
             let remarks = problems.remarks();
             assert!(!remarks.is_empty() && remarks.is_sorted_by_key(|remark| remark.line));
@@ -29,7 +29,7 @@ fuzz_target!(|text: &str| {
         }
     }
     let Some(line) = text.lines().next().filter(|line| !line.contains('\'')) else { return };
-    for written in [
+    for file in [
         format!("[admin]\ntoken = '{SECRET}{line}'"),
         format!("[admin]\ntoken = {{ env = '{line}{SECRET}' }}"),
         format!("[[upstream]]\nhost = 'a.example'\nbasic = {{ user = 'u', password = '{SECRET}{line}' }}"),
@@ -40,36 +40,36 @@ fuzz_target!(|text: &str| {
         format!("[network]\nallow_private = ['http://u:{SECRET}@a.example{line}']"),
         format!("[server]\npublic_url = 'https://{SECRET}@a.example{line}'"),
     ] {
-        shows_no_secret(&parse(&written));
+        assert_shows_no_secret(&parse(&file));
     }
 });
 
-type Read = Result<(Config, Vec<Warning>), Problems>;
+type ParseResult = Result<(Config, Vec<Warning>), Problems>;
 
-fn parse(text: &str) -> Read {
+fn parse(text: &str) -> ParseResult {
     let env = |name: &str| match name {
         "HOME" => Some("/home/me".to_owned()),
         "XDG_CONFIG_HOME" | "XDG_CACHE_HOME" | "STATE_DIRECTORY" => None,
-        // One that no header may hold.
+        // A value that is not valid in a header.
         "BROKEN" => Some(format!("{SECRET}\nx")),
         _ => Some(format!("{SECRET}\n")),
     };
     Config::parse(text, Path::new("/nowhere/mirror.toml"), &env)
 }
 
-/// DESIGN, promise 8.
-fn shows_no_secret(read: &Read) {
-    let shown = match read {
+/// No printed form of the result contains the secret (DESIGN, promise 8).
+fn assert_shows_no_secret(result: &ParseResult) {
+    let printed = match result {
         Ok((config, warnings)) => {
             let warnings: String = warnings.iter().map(ToString::to_string).collect();
             format!("{config:?} {warnings} {:?}", config.refusal())
         }
         Err(problems) => format!("{problems} {problems:?}"),
     };
-    assert!(!shown.contains(SECRET), "{shown}");
+    assert!(!printed.contains(SECRET), "{printed}");
 }
 
-fn holds_together(config: &Config) {
+fn assert_consistent(config: &Config) {
     assert!(!config.upstreams.is_empty());
     let mut hosts: Vec<_> = config.upstreams.iter().map(|upstream| &upstream.host).collect();
     assert!(config.server.default_upstream.as_ref().is_none_or(|host| hosts.contains(&host)));

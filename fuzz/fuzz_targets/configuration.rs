@@ -1,9 +1,9 @@
-//! Configurations: whatever a file says, finding out what it comes to has an end, names a place for what is wrong, and asks
-//! only for what has the shape of an address.
+//! Configurations: resolving any file terminates, names the place of each problem, and queries registries for valid
+//! addresses only.
 #![no_main]
 
 use larder::address::{ModuleAddress, ModulePackage, Platform, ProviderAddress, Version};
-use larder::requirements::{Configurations, Files, OrderEntry, ModuleFiles, Order, Registries, resolve};
+use larder::requirements::{Configurations, Files, ModuleFiles, Order, OrderEntry, Registries, resolve};
 use libfuzzer_sys::fuzz_target;
 
 const NAMES: [&str; 9] = [
@@ -19,9 +19,9 @@ const NAMES: [&str; 9] = [
 ];
 
 /// Registries that have one version of everything, and the same file in each module.
-struct Same(Files);
+struct UniformRegistries(Files);
 
-impl Registries for Same {
+impl Registries for UniformRegistries {
     type Error = String;
 
     async fn provider_versions(&self, _: &ProviderAddress) -> Result<Vec<Version>, String> {
@@ -38,24 +38,26 @@ impl Registries for Same {
 }
 
 fuzz_target!(|input: &[u8]| {
-    let Some((which, text)) = input.split_first() else { return };
-    let name = NAMES[usize::from(*which) % NAMES.len()];
+    let Some((name_index, text)) = input.split_first() else { return };
+    let name = NAMES[usize::from(*name_index) % NAMES.len()];
     let mut files = Files::default();
     if files.insert(name, text).is_err() {
         return;
     }
-    // Beside a file that is well, whatever this one says.
+    // A valid file in the same folder must be resolved whatever the fuzzed file contains.
     files.insert("well.tf", b"resource \"well_x\" \"y\" {}\n").expect("it is a file");
     let configurations = Configurations::new(files.clone(), vec![String::new()], None).expect("the top has files");
     let platform = Platform::parse("linux_amd64").expect("it is a platform");
     let order = Order::new(vec![OrderEntry::Configurations(configurations)], vec![platform]).expect("it is an order");
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
-    let resolved = runtime.block_on(resolve(&order, &Same(files)));
-    assert!(resolved.cannot.iter().all(|cannot| !cannot.reason.is_empty() && !cannot.subject.contains(char::is_control)));
-    let is_well = |of: &str| of.contains("/hashicorp/well ");
-    let is_there = resolved.archives.iter().any(|required| is_well(&required.artifact.to_string()));
+    let resolved = runtime.block_on(resolve(&order, &UniformRegistries(files)));
     assert!(
-        is_there
+        resolved.cannot.iter().all(|cannot| !cannot.reason.is_empty() && !cannot.subject.contains(char::is_control))
+    );
+    let is_expected = |artifact: &str| artifact.contains("/hashicorp/well ");
+    let is_resolved = resolved.archives.iter().any(|required| is_expected(&required.artifact.to_string()));
+    assert!(
+        is_resolved
             || resolved.cannot.iter().any(|cannot| cannot.subject.contains("well"))
             || text.windows(4).any(|part| part == b"well")
     );

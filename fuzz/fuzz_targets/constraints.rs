@@ -1,5 +1,5 @@
-//! Version constraints: what parses prints and parses again, and both allow the same.
-//! Lines of the input: a constraint, and versions to hold against it.
+//! Version constraints: a parsed constraint prints as text that parses to the same constraint.
+//! Lines of the input: a constraint, then versions to test against it.
 #![no_main]
 
 use larder::address::{Constraint, Hostname, PackageSelector, Version};
@@ -7,12 +7,12 @@ use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {
     let mut lines = text.lines();
-    let given = lines.next().unwrap_or_default();
+    let constraint_text = lines.next().unwrap_or_default();
     let host = Hostname::parse("registry.example").expect("a host name");
-    if let Ok(what) = PackageSelector::parse(given, &host) {
-        assert_eq!(PackageSelector::parse(&what.to_string(), &host).as_ref(), Ok(&what), "{what}");
+    if let Ok(selector) = PackageSelector::parse(constraint_text, &host) {
+        assert_eq!(PackageSelector::parse(&selector.to_string(), &host).as_ref(), Ok(&selector), "{selector}");
     }
-    match Constraint::parse(given) {
+    match Constraint::parse(constraint_text) {
         Ok(constraint) => {
             let printed = constraint.to_string();
             assert_eq!(Constraint::parse(&printed).as_ref(), Ok(&constraint), "{printed}");
@@ -25,7 +25,7 @@ fuzz_target!(|text: &str| {
                 }
             }
         }
-        // What was given is shortened before it is shown.
+        // The error shortens the input before it shows it.
         Err(refused) => assert!(refused.to_string().len() < 2_000),
     }
 });

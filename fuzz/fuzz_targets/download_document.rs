@@ -1,4 +1,4 @@
-//! Download documents: only the three URLs change, and they lead to what was asked for.
+//! Download documents: larder rewrites the three URLs and changes nothing else.
 #![no_main]
 
 use std::sync::LazyLock;
@@ -10,11 +10,12 @@ use url::Url;
 
 const NAMES: [&str; 3] = ["download_url", "shasums_url", "shasums_signature_url"];
 
-static FROM: LazyLock<Url> = LazyLock::new(|| Url::parse("https://registry.example/v1/x?token=t").expect("a URL"));
+static DOCUMENT_URL: LazyLock<Url> =
+    LazyLock::new(|| Url::parse("https://registry.example/v1/x?token=t").expect("a URL"));
 static PLATFORM: LazyLock<Platform> = LazyLock::new(|| Platform::parse("linux_amd64").expect("a platform"));
 
 fuzz_target!(|body: &[u8]| {
-    let Ok(document) = DownloadDocument::parse(body, &FROM, &PLATFORM) else { return };
+    let Ok(document) = DownloadDocument::parse(body, &DOCUMENT_URL, &PLATFORM) else { return };
     let text = std::str::from_utf8(body).expect("JSON is UTF-8");
     for url in [&document.archive_url, &document.sums_url].into_iter().chain(&document.signature_url) {
         assert!(matches!(url.scheme(), "http" | "https") && url.has_host(), "{url}");
@@ -37,8 +38,11 @@ fuzz_target!(|body: &[u8]| {
         if !NAMES.contains(&name.as_str()) {
             assert_eq!(read.fields.get(name).map(|value| value.get()), Some(value.get()), "{name}");
             assert!(text.contains(value.get()));
-            // The clients read names of members in any case, and take the last.
-            assert!(!NAMES.iter().any(|url| name.to_lowercase().to_uppercase() == url.to_uppercase()), "{name}");
+            // Clients match member names in any case and use the last one, so no other spelling of a URL member may remain.
+            assert!(
+                !NAMES.iter().any(|url_name| name.to_lowercase().to_uppercase() == url_name.to_uppercase()),
+                "{name}"
+            );
         }
     }
 });

@@ -21,18 +21,19 @@ static CLIENTS: LazyLock<Clients> = LazyLock::new(|| Clients {
 fuzz_target!(|input: &[u8]| {
     let lines = input.split(|byte| *byte == b'\n').take(8);
     let values: Vec<HeaderValue> = lines.filter_map(|line| HeaderValue::from_bytes(line).ok()).collect();
-    forwarded(&values);
-    looped(&values);
+    check_forwarded_for(&values);
+    check_loop_detection(&values);
     if let Ok(text) = std::str::from_utf8(input) {
-        ranges(text);
-        let told = sanitized(text);
-        assert!(!told.contains(['?', '#', '@']) && !told.chars().any(char::is_control), "{told}");
-        assert!(told.chars().count() <= 300 && told.matches("://").count() <= text.matches("://").count());
+        check_content_range(text);
+        let message = sanitized(text);
+        assert!(!message.contains(['?', '#', '@']) && !message.chars().any(char::is_control), "{message}");
+        assert!(message.chars().count() <= 300 && message.matches("://").count() <= text.matches("://").count());
     }
 });
 
-/// DESIGN, promise 8: only what a trusted proxy added counts, whatever the client wrote before it.
-fn forwarded(values: &[HeaderValue]) {
+/// Only the X-Forwarded-For entry that a trusted proxy added counts, whatever the client sent before it
+/// (DESIGN, promise 8).
+fn check_forwarded_for(values: &[HeaderValue]) {
     let ip = |text: &str| text.parse::<IpAddr>().expect("an address");
     let (client, stranger, proxy) = (ip("10.1.2.3"), ip("192.0.2.1"), ip("10.9.0.5"));
     let with = |last: Option<&'static str>| {
@@ -54,15 +55,16 @@ fn forwarded(values: &[HeaderValue]) {
     admits(proxy, &with(None));
 }
 
-/// DESIGN, promise 7: what we send on ends with our own entry, and is known again when it comes back.
-fn looped(values: &[HeaderValue]) {
+/// CDN-Loop of an upstream request ends with larder's own entry, and larder recognises that entry when the request
+/// returns (DESIGN, promise 7).
+fn check_loop_detection(values: &[HeaderValue]) {
     let texts: Vec<&str> = values.iter().filter_map(|value| value.to_str().ok()).collect();
     let via = CdnLoop::received(texts.iter().copied());
     let sent = via.with(&OWN);
     assert!(HeaderValue::from_str(&sent).is_ok(), "{sent:?}");
     assert!(sent.ends_with(&OWN.to_string()) && sent.starts_with(&texts.join(", ")));
-    let back = CdnLoop::received([sent.as_str()].into_iter());
-    assert!(back.names_a_larder() && back.is_a_loop(&OWN), "{sent:?}");
+    let returned = CdnLoop::received([sent.as_str()].into_iter());
+    assert!(returned.names_a_larder() && returned.is_a_loop(&OWN), "{sent:?}");
     let mut rounds = via;
     for _ in 0..5 {
         let other = OwnEntry::random().expect("random bytes");
@@ -71,7 +73,7 @@ fn looped(values: &[HeaderValue]) {
     assert!(rounds.is_a_loop(&OWN), "five larders are too many");
 }
 
-fn ranges(text: &str) {
+fn check_content_range(text: &str) {
     let Some((start, total)) = content_range(text) else { return };
     assert!(total.is_none_or(|total| start < total), "{text:?}");
     let total = total.map_or("*".to_owned(), |total| total.to_string());

@@ -1,5 +1,6 @@
-//! Range and conditional headers: a part is that part, and nothing that is not held has parts (DESIGN, promise 3).
-//! Lines of the input are headers; one that is `HEAD` or `miss` says so of the request and of the answer.
+//! Range and conditional headers: a range response has exactly the requested bytes, and only a stored archive offers ranges
+//! (DESIGN, promise 3).
+//! Lines of the input are headers; the line `HEAD` sets the method, the line `miss` sets the cache outcome.
 #![no_main]
 
 use std::sync::{Arc, LazyLock};
@@ -15,7 +16,7 @@ use larder::http::response::reply;
 use larder::mirror::{Archive, Outcome};
 use larder::protocol::rendered::RenderedDocument;
 use larder::protocol::route::Route;
-use larder::protocol::{ReplyContent, Reply};
+use larder::protocol::{Reply, ReplyContent};
 use larder::store::ReadBudget;
 use libfuzzer_sys::fuzz_target;
 use tokio::runtime::Runtime;
@@ -36,19 +37,19 @@ fuzz_target!(|input: &[u8]| {
             _ => add(request.headers_mut(), line),
         }
     }
-    an_archive(&request, outcome);
-    a_document(&request, outcome);
+    check_archive(&request, outcome);
+    check_document(&request, outcome);
 });
 
 /// When the archive was stored.
 const STORED: Timestamp = Timestamp(1000);
 
-fn an_archive(request: &Request<()>, outcome: Outcome) {
+fn check_archive(request: &Request<()>, outcome: Outcome) {
     let digest = Digest::of(&BYTES);
     let content = ReplyContent::File(Archive::InMemory { bytes: BYTES.clone(), digest, stored: Some(STORED) });
-    let (parts, body) = answered(content, outcome, request);
+    let (parts, body) = respond(content, outcome, request);
     let text = |name| parts.headers.get(name).map(|value: &HeaderValue| value.to_str().expect("our own text"));
-    let has_parts = outcome != Outcome::Miss;
+    let offers_ranges = outcome != Outcome::Miss;
     if parts.status == StatusCode::PRECONDITION_FAILED {
         let conditions = [header::IF_MATCH, header::IF_UNMODIFIED_SINCE];
         assert!(conditions.iter().any(|name| request.headers().contains_key(name)) && text(header::ETAG).is_none());
@@ -56,7 +57,7 @@ fn an_archive(request: &Request<()>, outcome: Outcome) {
     }
     assert_eq!(text(header::LAST_MODIFIED), Some("Thu, 01 Jan 1970 00:16:40 GMT"));
     assert_eq!(text(header::ETAG), Some(format!("\"{digest}\"").as_str()));
-    assert_eq!(text(header::ACCEPT_RANGES).is_some(), has_parts);
+    assert_eq!(text(header::ACCEPT_RANGES).is_some(), offers_ranges);
     match parts.status {
         StatusCode::OK => assert!(body == *BYTES),
         StatusCode::NOT_MODIFIED => {
@@ -65,7 +66,7 @@ fn an_archive(request: &Request<()>, outcome: Outcome) {
             assert!(text(header::CONTENT_TYPE).is_none());
         }
         StatusCode::PARTIAL_CONTENT => {
-            assert!(has_parts && request.method() == Method::GET && request.headers().contains_key(header::RANGE));
+            assert!(offers_ranges && request.method() == Method::GET && request.headers().contains_key(header::RANGE));
             let range = text(header::CONTENT_RANGE).and_then(|range| range.strip_prefix("bytes ")).expect("a range");
             let (first, last) = range.strip_suffix("/300").and_then(|range| range.split_once('-')).expect("of 300");
             let (first, last): (usize, usize) = (first.parse().expect("a number"), last.parse().expect("a number"));
@@ -73,23 +74,23 @@ fn an_archive(request: &Request<()>, outcome: Outcome) {
             assert!(body == BYTES.slice(first..=last), "{range}");
         }
         StatusCode::RANGE_NOT_SATISFIABLE => {
-            assert!(has_parts && request.method() == Method::GET);
+            assert!(offers_ranges && request.method() == Method::GET);
             assert_eq!(text(header::CONTENT_RANGE), Some("bytes */300"));
         }
         other => panic!("{other}"),
     }
 }
 
-fn a_document(request: &Request<()>, outcome: Outcome) {
-    let (parts, body) = answered(ReplyContent::Document(Arc::clone(&DOCUMENT)), outcome, request);
+fn check_document(request: &Request<()>, outcome: Outcome) {
+    let (parts, body) = respond(ReplyContent::Document(Arc::clone(&DOCUMENT)), outcome, request);
     let is_gzip = parts.headers.get(header::CONTENT_ENCODING).is_some_and(|coding| coding == "gzip");
-    let all = if is_gzip { DOCUMENT.gzip.clone().expect("there is a gzip form") } else { DOCUMENT.body.clone() };
+    let full_body = if is_gzip { DOCUMENT.gzip.clone().expect("there is a gzip form") } else { DOCUMENT.body.clone() };
     if parts.status == StatusCode::PRECONDITION_FAILED {
         return assert!(request.headers().contains_key(header::IF_MATCH));
     }
     assert!(parts.headers.contains_key(header::ETAG));
     match parts.status {
-        StatusCode::OK => assert!(body == all),
+        StatusCode::OK => assert!(body == full_body),
         StatusCode::NOT_MODIFIED => {
             assert!(body.is_empty() && request.headers().contains_key(header::IF_NONE_MATCH));
         }
@@ -98,9 +99,10 @@ fn a_document(request: &Request<()>, outcome: Outcome) {
     assert!(!is_gzip || request.headers().contains_key(header::ACCEPT_ENCODING));
 }
 
-fn answered(content: ReplyContent, outcome: Outcome, request: &Request<()>) -> (http::response::Parts, Bytes) {
-    let (reply_of, memory) = (Reply { content, outcome: Some(outcome), age: None }, ReadBudget::new(1 << 20).share());
-    let response: Response<Body> = reply(reply_of, &Route::Health, request, &memory);
+fn respond(content: ReplyContent, outcome: Outcome, request: &Request<()>) -> (http::response::Parts, Bytes) {
+    let (content_reply, memory) =
+        (Reply { content, outcome: Some(outcome), age: None }, ReadBudget::new(1 << 20).share());
+    let response: Response<Body> = reply(content_reply, &Route::Health, request, &memory);
     let (parts, body) = response.into_parts();
     let announced = http_body::Body::size_hint(&body).exact();
     let body = RUNTIME.block_on(body.collect()).expect("bytes at hand").to_bytes();

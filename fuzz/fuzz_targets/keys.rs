@@ -1,4 +1,4 @@
-//! Listed keys, armoured or as bare packets: only the key that made the signature vouches for it.
+//! Listed keys, armoured or as bare packets: only the key that made a signature verifies it.
 #![no_main]
 
 use base64::Engine;

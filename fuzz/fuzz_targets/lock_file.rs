@@ -1,4 +1,4 @@
-//! Lock files: what is read is within its bounds, and what is refused is refused with a reason.
+//! Lock files: a parsed file is within the limits, and every error has a reason.
 #![no_main]
 
 use std::collections::HashSet;
@@ -9,10 +9,12 @@ use libfuzzer_sys::fuzz_target;
 fuzz_target!(|file: &[u8]| match lock_file::parse(file) {
     Ok(locked) => {
         assert!(locked.len() <= 256);
-        let providers: HashSet<_> = locked.iter().map(|one| &one.provider).collect();
-        assert_eq!(providers.len(), locked.len(), "a provider stands there twice");
-        for one in &locked {
-            assert!(one.hashes.len() <= 1024 && one.hashes.iter().all(|hash| hash.len() <= 512 && hash.contains(':')));
+        let providers: HashSet<_> = locked.iter().map(|entry| &entry.provider).collect();
+        assert_eq!(providers.len(), locked.len(), "a provider is listed twice");
+        for entry in &locked {
+            assert!(
+                entry.hashes.len() <= 1024 && entry.hashes.iter().all(|hash| hash.len() <= 512 && hash.contains(':'))
+            );
         }
     }
     Err(bad) => {

@@ -10,34 +10,34 @@ const LIMITS: PackageLimits = PackageLimits { entries: 64, unpacked_bytes: 4 << 
 
 fuzz_target!(|zip: &[u8]| {
     let hashes = package_hashes(Cursor::new(zip), LIMITS);
-    let again = package_hashes(Drip(Cursor::new(zip)), LIMITS);
-    match (hashes, again) {
-        (Ok(hashes), Ok(again)) => {
-            assert_eq!(hashes, again);
+    let slow_hashes = package_hashes(SlowReader(Cursor::new(zip)), LIMITS);
+    match (hashes, slow_hashes) {
+        (Ok(hashes), Ok(slow_hashes)) => {
+            assert_eq!(hashes, slow_hashes);
             for hash in [&hashes.zip, &hashes.directory] {
                 assert!(hash.len() == 47 && hash.starts_with("h1:"), "{hash}");
             }
         }
         (Err(error), Err(_)) => {
-            let said = error.to_string();
-            assert!(said.len() < 4_000, "{said}");
+            let message = error.to_string();
+            assert!(message.len() < 4_000, "{message}");
             assert!(!matches!(error, BadPackage::TooManyEntries { actual, limit } if actual <= limit));
         }
-        (hashes, again) => panic!("{hashes:?} read at once, {again:?} byte by byte"),
+        (hashes, slow_hashes) => panic!("{hashes:?} read at once, {slow_hashes:?} in short reads"),
     }
 });
 
-/// A reader that brings a few bytes at a time.
-struct Drip<'a>(Cursor<&'a [u8]>);
+/// A reader that returns at most seven bytes at a time.
+struct SlowReader<'a>(Cursor<&'a [u8]>);
 
-impl Read for Drip<'_> {
+impl Read for SlowReader<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> Result<usize> {
-        let few = buffer.len().min(7);
-        self.0.read(&mut buffer[..few])
+        let length = buffer.len().min(7);
+        self.0.read(&mut buffer[..length])
     }
 }
 
-impl Seek for Drip<'_> {
+impl Seek for SlowReader<'_> {
     fn seek(&mut self, position: SeekFrom) -> Result<u64> {
         self.0.seek(position)
     }

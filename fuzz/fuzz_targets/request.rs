@@ -1,5 +1,5 @@
 //! Whole requests, as bytes on a connection: request line, headers and all, through the HTTP server and the
-//! main listener's side of a sealed mirror. The answer is one that a client can read, and never our own failure.
+//! main listener's side of a sealed mirror. The response is valid HTTP, and never a 500.
 #![no_main]
 
 use std::net::SocketAddr;
@@ -16,7 +16,7 @@ use larder::http::clients::Clients;
 use larder::http::listener::Peer;
 use larder::http::{MainListener, RequestMetrics};
 use larder::protocol::Protocols;
-use larder::protocol::route::{RouteContext, Mount};
+use larder::protocol::route::{Mount, RouteContext};
 use larder::store::ReadBudget;
 use libfuzzer_sys::fuzz_target;
 use tempfile::TempDir;
@@ -40,29 +40,29 @@ static LARDER: LazyLock<(Arc<MainListener>, TempDir)> = LazyLock::new(|| {
     let (config, _) = Config::parse(&text, "/nowhere/mirror.toml".as_ref(), &|_| None).expect("a configuration");
     let (mirror, _, _) = mirror(&config, &StartSettings::default()).expect("a mirror");
     let hosts = config.upstreams.iter().map(|upstream| upstream.host.clone());
-    let door = RouteContext { upstreams: hosts.collect(), default_upstream: config.server.default_upstream.clone() };
-    let terms = mirror.config();
-    let protocols = Protocols::new(mirror, terms, Mount::new(None), door, 1 << 20);
+    let routes = RouteContext { upstreams: hosts.collect(), default_upstream: config.server.default_upstream.clone() };
+    let config_in_use = mirror.config();
+    let protocols = Protocols::new(mirror, config_in_use, Mount::new(None), routes, 1 << 20);
     let clients = Clients { allowed: config.server.clients, trusted_proxies: config.server.trusted_proxies };
     (MainListener::new(Arc::new(protocols), RequestMetrics::default(), clients, Clock::system()), folder)
 });
 
 fuzz_target!(|request: &[u8]| {
-    let answers = RUNTIME.block_on(answered(request));
-    let mut rest = answers.as_slice();
-    if rest.is_empty() {
+    let answers = RUNTIME.block_on(respond(request));
+    let mut remaining = answers.as_slice();
+    if remaining.is_empty() {
         return;
     }
-    let Some(status) = rest.strip_prefix(b"HTTP/1.1 ").or(rest.strip_prefix(b"HTTP/1.0 ")) else {
-        panic!("{}", String::from_utf8_lossy(rest));
+    let Some(status) = remaining.strip_prefix(b"HTTP/1.1 ").or(remaining.strip_prefix(b"HTTP/1.0 ")) else {
+        panic!("{}", String::from_utf8_lossy(remaining));
     };
     let status = std::str::from_utf8(&status[..3]).expect("digits");
     assert!(ANSWERS.contains(&status), "{}", String::from_utf8_lossy(&answers));
-    // What the client sent is told to nobody as a header.
-    let end = rest.windows(4).position(|window| window == b"\r\n\r\n").expect("the headers end");
-    rest = &rest[..end];
-    let names = rest.split(|byte| *byte == b'\n').skip(1).map(|line| line.split(|byte| *byte == b':').next());
-    const OURS: [&str; 12] = [
+    // No header of the request is echoed in the response.
+    let end = remaining.windows(4).position(|window| window == b"\r\n\r\n").expect("the headers end");
+    remaining = &remaining[..end];
+    let names = remaining.split(|byte| *byte == b'\n').skip(1).map(|line| line.split(|byte| *byte == b':').next());
+    const RESPONSE_HEADERS: [&str; 12] = [
         "content-type",
         "content-length",
         "cache-control",
@@ -78,11 +78,11 @@ fuzz_target!(|request: &[u8]| {
     ];
     for name in names.flatten() {
         let name = String::from_utf8_lossy(name).to_lowercase();
-        assert!(OURS.contains(&name.as_str()) || name == "transfer-encoding", "{name}");
+        assert!(RESPONSE_HEADERS.contains(&name.as_str()) || name == "transfer-encoding", "{name}");
     }
 });
 
-async fn answered(request: &[u8]) -> Vec<u8> {
+async fn respond(request: &[u8]) -> Vec<u8> {
     let (mut client, server) = tokio::io::duplex(1 << 20);
     let main = Arc::clone(&LARDER.0);
     let peer =
@@ -94,7 +94,7 @@ async fn answered(request: &[u8]) -> Vec<u8> {
     let serving = tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(server), service));
     let mut answers = Vec::new();
     if client.write_all(request).await.is_ok() && client.shutdown().await.is_ok() {
-        // A connection that breaks has said what it had to say.
+        // The server may close the connection after a bad request; the bytes received so far count.
         let _ = client.read_to_end(&mut answers).await;
     }
     drop(client);

@@ -1,4 +1,5 @@
-//! Detached signatures: no file but one that holds a signature of ours proves the sums, and none proves others.
+//! Detached signatures: only a file with a signature by one of the test keys verifies the checksums, and no file verifies
+//! other checksums.
 #![no_main]
 
 use std::sync::LazyLock;
@@ -8,7 +9,7 @@ use libfuzzer_sys::fuzz_target;
 
 const SUMS: &[u8] = include_bytes!("../fixtures/SHA256SUMS");
 
-/// A good key, one that has been revoked, and one of another kind.
+/// A valid Ed25519 key, a revoked key, and an RSA key.
 static KEYS: LazyLock<Vec<String>> = LazyLock::new(|| {
     [
         include_str!("../fixtures/ed25519.asc"),
@@ -20,11 +21,14 @@ static KEYS: LazyLock<Vec<String>> = LazyLock::new(|| {
 });
 
 fuzz_target!(|signature: &[u8]| {
-    let good: [&str; 2] =
+    let valid_fingerprints: [&str; 2] =
         [include_str!("../fixtures/ed25519.fingerprint"), include_str!("../fixtures/rsa.fingerprint")];
     match verify_detached(SUMS, signature, &KEYS) {
         Ok(signer) => {
-            assert!(good.iter().any(|good| good.trim() == signer.fingerprint), "{signer:?}");
+            assert!(
+                valid_fingerprints.iter().any(|fingerprint| fingerprint.trim() == signer.fingerprint),
+                "{signer:?}"
+            );
             assert!(verify_detached(b"00  other.zip\n", signature, &KEYS).is_err());
             assert!(verify_detached(SUMS, signature, &KEYS[1..2]).is_err());
         }

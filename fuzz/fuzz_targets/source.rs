@@ -1,7 +1,9 @@
-//! Source addresses, and the answers that name them: nothing with userinfo comes out, and no subdir that leads upwards.
+//! Source addresses, and the answers that name them: no parsed source has a password, and no subdirectory leads upwards.
 #![no_main]
 
-use larder::upstream::source::{Checksum, LocatedSource, PackageSource, Subdir, location_in_download, location_in_page};
+use larder::upstream::source::{
+    Checksum, LocatedSource, PackageSource, Subdir, location_in_download, location_in_page,
+};
 use libfuzzer_sys::fuzz_target;
 use url::Url;
 
@@ -10,12 +12,12 @@ fuzz_target!(|bytes: &[u8]| {
     let _ = Checksum::in_list(bytes, &base, &base);
     for text in [location_in_download(None, bytes), location_in_page(None, bytes)].into_iter().flatten() {
         assert!(!text.trim().is_empty());
-        look(&text, &base);
+        check_source(&text, &base);
     }
-    look(&String::from_utf8_lossy(bytes), &base);
+    check_source(&String::from_utf8_lossy(bytes), &base);
 });
 
-fn look(text: &str, base: &Url) {
+fn check_source(text: &str, base: &Url) {
     match PackageSource::parse(text, base) {
         Ok(LocatedSource { source, subdir }) => {
             if let Some(Subdir::Plain(path)) = subdir {
@@ -26,8 +28,8 @@ fn look(text: &str, base: &Url) {
                 PackageSource::Archive(archive) => (archive.url, false),
                 PackageSource::Indirect(url) => (url, false),
                 PackageSource::Unsupported(unsupported) => {
-                    let passed = unsupported.for_client().unwrap_or_default();
-                    assert!(passed.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'@' && byte != b'#'));
+                    let client_source = unsupported.for_client().unwrap_or_default();
+                    assert!(client_source.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'@' && byte != b'#'));
                     return;
                 }
             };

@@ -1,4 +1,4 @@
-//! Records of the store: what is read is written again as the same, and foreign bytes in it are kept as they are.
+//! Records of the store: a parsed record is written again with the same content, and the upstream bytes in it are unchanged.
 //! The first byte of the input says which kind of record the rest is.
 #![no_main]
 
@@ -31,12 +31,13 @@ fuzz_target!(|input: &[u8]| {
         b'a' => Key::Alarms(Address::Provider(provider)),
         _ => Key::Seen(provider),
     };
-    let Some(written) = rewrite_record(&key, record.to_vec()) else { return };
+    let Some(rewritten) = rewrite_record(&key, record.to_vec()) else { return };
     // URLs and names grow by percent-encoding and punycode at most, and members that had a default are written.
-    assert!(written.len() <= 9 * record.len() + 1_000, "{} became {}", record.len(), written.len());
-    assert!(rewrite_record(&key, written.clone()).as_ref() == Some(&written));
+    assert!(rewritten.len() <= 9 * record.len() + 1_000, "{} became {}", record.len(), rewritten.len());
+    assert!(rewrite_record(&key, rewritten.clone()).as_ref() == Some(&rewritten));
     if let b'd' | b'v' | b's' = kind {
-        let foreign = |record: &[u8]| record.iter().position(|byte| *byte == b'\n').map(|at| record[at..].to_vec());
-        assert!(foreign(record) == foreign(&written));
+        let upstream_bytes =
+            |record: &[u8]| record.iter().position(|byte| *byte == b'\n').map(|start| record[start..].to_vec());
+        assert!(upstream_bytes(record) == upstream_bytes(&rewritten));
     }
 });

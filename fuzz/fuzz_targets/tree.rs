@@ -1,5 +1,5 @@
-//! Trees that arrive as a tar: what is taken is a file of the layout at one path, read to its end; everything else is
-//! refused with a reason, or passed over.
+//! Trees that arrive as a tar: every accepted entry is a file of the layout and is read to its end; every other entry is
+//! refused with a reason, or skipped.
 #![no_main]
 
 use std::io::Read;
@@ -12,13 +12,13 @@ use libfuzzer_sys::fuzz_target;
 fuzz_target!(|tar: &[u8]| {
     let _ = VersionIndex::parse(tar);
     if let Ok(text) = std::str::from_utf8(tar) {
-        is_sound(text);
+        assert_layout_path(text);
     }
     let _ = ProviderTreeReader::new(tar).for_each_entry::<std::io::Error>(|entry| {
         match entry {
             TarEntry::File { path, meaning, mut contents } => {
                 assert_eq!(MirrorPath::parse(&path), Ok(meaning));
-                is_sound(&path);
+                assert_layout_path(&path);
                 let mut bytes = Vec::new();
                 contents.read_to_end(&mut bytes)?;
                 assert_eq!(bytes.len() as u64, contents.size_bytes());
@@ -29,12 +29,12 @@ fuzz_target!(|tar: &[u8]| {
     });
 });
 
-/// A file of the layout is written and read back, and stays in its folder.
-fn is_sound(path: &str) {
+/// A path of the layout prints as a path that parses to the same file and stays in its folder.
+fn assert_layout_path(path: &str) {
     if let Ok(PathMeaning::File(found)) = MirrorPath::parse(path) {
-        let written = found.to_string();
-        assert_eq!(written.split('/').count(), 4);
-        assert!(!written.split('/').any(|segment| segment.is_empty() || segment == "." || segment == ".."));
-        assert_eq!(MirrorPath::parse(&written), Ok(PathMeaning::File(found)));
+        let printed = found.to_string();
+        assert_eq!(printed.split('/').count(), 4);
+        assert!(!printed.split('/').any(|segment| segment.is_empty() || segment == "." || segment == ".."));
+        assert_eq!(MirrorPath::parse(&printed), Ok(PathMeaning::File(found)));
     }
 }

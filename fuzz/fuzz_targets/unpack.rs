@@ -1,5 +1,5 @@
-//! Archives: the first byte says of which format. What is unpacked is within its limits, and what is packed of it
-//! unpacks to the same again.
+//! Archives: the first byte selects the format. An unpacked tree is within the limits, and packing it gives an archive that
+//! unpacks to the same tree.
 #![no_main]
 
 use std::io::{Seek, Write};
@@ -13,12 +13,12 @@ const FORMATS: [ArchiveFormat; 4] =
 
 fuzz_target!(|bytes: &[u8]| {
     let Some((format, archive)) = bytes.split_first() else { return };
-    // The last kind is a tar that need not be compressed, so that what is in it is easily found.
+    // Any other byte: a plain tar, compressed here, because the fuzzer would not get through gzip.
     let (format, archive) = match FORMATS.get(usize::from(*format)) {
         Some(format) => (*format, archive.to_vec()),
         None => (ArchiveFormat::TarGz, gzip(archive)),
     };
-    let tree = match unpacked(format, &archive) {
+    let tree = match unpack_bytes(format, &archive) {
         Ok(tree) => tree,
         Err(error) => return assert!(error.to_string().len() < 2_000),
     };
@@ -29,28 +29,28 @@ fuzz_target!(|bytes: &[u8]| {
     let mut first = Vec::new();
     let Ok(packed) = pack(&tree, &TreePath::root(), &mut first) else { return };
     let mut second = Vec::new();
-    let again = pack(&tree, &TreePath::root(), &mut second).expect("what was packed before");
-    assert!(first == second && packed == again);
-    let back = match unpacked(ArchiveFormat::TarGz, &first) {
-        Ok(back) => back,
-        // Links alone, which led nowhere; or copies that clash where links did not.
+    let repeated = pack(&tree, &TreePath::root(), &mut second).expect("what was packed before");
+    assert!(first == second && packed == repeated);
+    let unpacked_again = match unpack_bytes(ArchiveFormat::TarGz, &first) {
+        Ok(tree) => tree,
+        // The tree had only dangling links; or the copies made from links collide.
         Err(TreeError::Unreadable(_) | TreeError::Refused { .. }) => return,
         Err(error) => panic!("{error}"),
     };
-    assert!(back.entries().all(|(_, entry)| !matches!(entry, TreeEntry::Link(_))));
+    assert!(unpacked_again.entries().all(|(_, entry)| !matches!(entry, TreeEntry::Link(_))));
     let mut third = Vec::new();
-    let repacked = pack(&back, &TreePath::root(), &mut third).expect("what was packed before");
+    let repacked = pack(&unpacked_again, &TreePath::root(), &mut third).expect("what was packed before");
     assert!(third == first && repacked.tree == packed.tree);
 });
 
-fn unpacked(format: ArchiveFormat, bytes: &[u8]) -> Result<Tree, TreeError> {
+fn unpack_bytes(format: ArchiveFormat, bytes: &[u8]) -> Result<Tree, TreeError> {
     let mut archive = tempfile::tempfile().expect("a file");
-    archive.write_all(bytes).and_then(|()| archive.rewind()).expect("room for it");
+    archive.write_all(bytes).and_then(|()| archive.rewind()).expect("the archive is written");
     let mut tree = Tree::new(tempfile::tempfile().expect("a file"), LIMITS);
     unpack(format, &mut archive, &mut tree).map(|()| tree)
 }
 
-/// Stored, in the form of gzip (RFC 1952, RFC 1951 3.2.4).
+/// A gzip file of stored (uncompressed) blocks (RFC 1952; RFC 1951, section 3.2.4).
 fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut archive = vec![0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255];
     let mut pieces = bytes.chunks(0xffff).peekable();

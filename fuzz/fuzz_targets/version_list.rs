@@ -1,4 +1,4 @@
-//! Version lists: entries stay as upstream wrote them, byte for byte, and the list that goes out reads as the same.
+//! Version lists: entries stay as upstream wrote them, byte for byte, and the list that larder sends parses to the same list.
 #![no_main]
 
 use std::collections::HashSet;
@@ -22,22 +22,22 @@ fuzz_target!(|body: &[u8]| {
     let Ok(list) = VersionList::parse(body) else { return };
     let text = std::str::from_utf8(body).expect("JSON is UTF-8");
     let mut seen = HashSet::new();
-    let mut kept_bytes = 0;
+    let mut entry_bytes = 0;
     for listed in &list.versions {
         assert!(seen.insert(listed.version.clone()), "{} twice", listed.version);
         assert_eq!(Version::parse(&listed.upstream_spelling).as_ref(), Ok(&listed.version));
-        kept_bytes += listed.raw.get().len();
+        entry_bytes += listed.raw.get().len();
         let url = download_url(&BASE, &ADDRESS, &listed.upstream_spelling, &Platform::parse("linux_amd64").expect("a platform"));
         let url = url.expect("a version makes a URL");
-        let asked = format!("{}acme/null/{}/download/linux/amd64", BASE.as_str(), listed.upstream_spelling);
-        assert_eq!(url.as_str(), asked);
+        let expected = format!("{}acme/null/{}/download/linux/amd64", BASE.as_str(), listed.upstream_spelling);
+        assert_eq!(url.as_str(), expected);
     }
-    assert!(kept_bytes <= body.len());
+    assert!(entry_bytes <= body.len());
     for listed in list.versions.iter().take(20) {
         assert!(text.contains(listed.raw.get()));
         assert_eq!(list.get(&listed.version).map(|found| &found.upstream_spelling), Some(&listed.upstream_spelling));
     }
-    // A client that reads names of members in any case finds one list, ours.
+    // Clients match member names in any case, so the document must have one list only.
     assert!(!list.other_members.keys().any(|name| name.to_uppercase() == "VERSIONS"));
 
     let sent = list_of(&list).expect("what was JSON stays JSON");

@@ -1,4 +1,4 @@
-//! Versions: what parses prints, what is printed parses, and the order is total.
+//! Versions: a parsed version prints as text that parses to the same version, and the order is total.
 #![no_main]
 
 use std::cmp::Ordering;
@@ -7,7 +7,7 @@ use larder::address::Version;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {
-    // Three versions, one a line, so that their order can be held against itself.
+    // Three versions, one a line: enough to check that the order is transitive.
     let versions: Vec<Version> = text.lines().take(3).filter_map(|line| Version::parse(line).ok()).collect();
     for version in &versions {
         let printed = version.to_string();
