@@ -30,7 +30,7 @@ use crate::upstream::accepts_gzip;
 /// The argument that makes this program a bare server.
 pub(crate) const ARGUMENT: &str = "be-bare";
 
-/// Its parameters.
+/// Parameters of the bare server.
 #[derive(Serialize, Deserialize)]
 struct BareOptions {
     larder: SocketAddr,
@@ -39,23 +39,23 @@ struct BareOptions {
     key: PathBuf,
 }
 
-/// Where it listens.
+/// Addresses of the bare server, printed at its start.
 #[derive(Serialize, Deserialize)]
 struct Ready {
     plain: SocketAddr,
     tls: SocketAddr,
 }
 
-/// A running one.
+/// A running bare server.
 pub(crate) struct Bare {
     running: Running,
     pub(crate) listening: Listening,
 }
 
 impl Bare {
-    /// Starts it with what larder answers to these paths.
+    /// Starts the server with larder's answers for these paths.
     pub(crate) fn start(larder: SocketAddr, paths: Vec<String>, certificate: &Certificate) -> anyhow::Result<Self> {
-        let text = BareOptions {
+        let options = BareOptions {
             larder,
             paths,
             certificate: certificate.certificate_file.clone(),
@@ -64,7 +64,7 @@ impl Bare {
         let mut command = Command::new(std::env::current_exe()?);
         command
             .arg(format!("--{ARGUMENT}"))
-            .arg(serde_json::to_string(&text)?)
+            .arg(serde_json::to_string(&options)?)
             .stdin(Stdio::null())
             .stdout(Stdio::piped());
         let mut running = Running::start(&mut command)?;
@@ -79,24 +79,24 @@ impl Bare {
     }
 }
 
-/// Is the bare server until it is ended. The runtime is as larder's.
-pub(crate) fn serve_bare(order: &str) -> anyhow::Result<()> {
-    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(serve(serde_json::from_str(order)?))
+/// Runs the bare server until the process is killed, on the same kind of runtime as larder.
+pub(crate) fn serve_bare(options: &str) -> anyhow::Result<()> {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(serve(serde_json::from_str(options)?))
 }
 
-/// By path, plain and gzip.
+/// Answers by path: the plain one and the gzip one.
 type Answers = HashMap<String, [(HeaderMap, Bytes); 2]>;
 
-async fn serve(text: BareOptions) -> anyhow::Result<()> {
+async fn serve(options: BareOptions) -> anyhow::Result<()> {
     let client = peer::client()?;
     let mut answers = Answers::new();
-    for path in text.paths {
-        let plain = fetch(&client, text.larder, &path, "identity").await?;
-        let gzip = fetch(&client, text.larder, &path, "gzip").await?;
+    for path in options.paths {
+        let plain = fetch(&client, options.larder, &path, "identity").await?;
+        let gzip = fetch(&client, options.larder, &path, "gzip").await?;
         answers.insert(path, [plain, gzip]);
     }
     let answers = Arc::new(answers);
-    let acceptor = TlsAcceptor::from(tls::server(&text.certificate, &text.key)?);
+    let acceptor = TlsAcceptor::from(tls::server(&options.certificate, &options.key)?);
     let plain = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
     let secure = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
     let ready = Ready { plain: plain.local_addr()?, tls: secure.local_addr()? };
@@ -114,8 +114,8 @@ async fn fetch(
     let request = client.get(format!("http://{from}{path}")).header(ACCEPT_ENCODING, coding);
     let answer = request.send().await?.error_for_status()?;
     let mut headers = answer.headers().clone();
-    for of_the_connection in [CONNECTION, CONTENT_LENGTH, DATE, TRANSFER_ENCODING] {
-        headers.remove(of_the_connection);
+    for connection_header in [CONNECTION, CONTENT_LENGTH, DATE, TRANSFER_ENCODING] {
+        headers.remove(connection_header);
     }
     Ok((headers, answer.bytes().await?))
 }
@@ -125,12 +125,12 @@ async fn accept(listener: TcpListener, tls: Option<TlsAcceptor>, answers: Arc<An
         let (tls, answers) = (tls.clone(), Arc::clone(&answers));
         tokio::spawn(async move {
             let _ = stream.set_nodelay(true);
-            converse(stream, tls, &answers).await;
+            serve_connection(stream, tls, &answers).await;
         });
     }
 }
 
-async fn converse(stream: TcpStream, tls: Option<TlsAcceptor>, answers: &Answers) {
+async fn serve_connection(stream: TcpStream, tls: Option<TlsAcceptor>, answers: &Answers) {
     let service = service_fn(|request| std::future::ready(Ok::<_, Infallible>(answer(&request, answers))));
     let http = auto::Builder::new(TokioExecutor::new());
     // A client may close its connection.

@@ -20,7 +20,7 @@ struct Row {
     connections: usize,
     counted: CountedUnit,
     log: Log,
-    /// At least so many times another's rate.
+    /// Minimum ratios of larder's rate to the rate of another server.
     targets: Vec<(ServerName, f64)>,
 }
 
@@ -60,7 +60,7 @@ fn archives() -> Vec<Row> {
     for (name, size, bytes) in ARCHIVES {
         for wire in ClientProtocol::ALL {
             let is_small = bytes < 1_000_000;
-            let least = match (is_small, wire.is_tls()) {
+            let min_ratio = match (is_small, wire.is_tls()) {
                 (true, _) => 0.9,
                 (false, true) => 1.0,
                 (false, false) => 0.65,
@@ -73,7 +73,7 @@ fn archives() -> Vec<Row> {
                 connections: if is_small { 16 } else { 4 },
                 counted: CountedUnit::Bytes,
                 log: Log::Off,
-                targets: vec![(ServerName::Nginx, least)],
+                targets: vec![(ServerName::Nginx, min_ratio)],
             });
         }
     }
@@ -82,8 +82,8 @@ fn archives() -> Vec<Row> {
 
 /// Measures the selected rows, with one section for each kind.
 pub(crate) fn sections(bench: &Bench) -> anyhow::Result<Vec<Section>> {
-    let wanted = |rows: Vec<Row>| -> Vec<Row> { rows.into_iter().filter(|row| bench.wants(&row.name)).collect() };
-    let (documents, archives) = (wanted(documents()), wanted(archives()));
+    let selected = |rows: Vec<Row>| -> Vec<Row> { rows.into_iter().filter(|row| bench.wants(&row.name)).collect() };
+    let (documents, archives) = (selected(documents()), selected(archives()));
     let mut stands = Vec::new();
     for log in [Log::Off, Log::On] {
         let rows = documents.iter().chain(&archives).filter(|row| row.log == log);
@@ -101,7 +101,7 @@ pub(crate) fn sections(bench: &Bench) -> anyhow::Result<Vec<Section>> {
         for row in rows {
             let stand = &stands[usize::from(row.log == Log::On)];
             let peers = stand.iter().flat_map(|stand| &stand.peers);
-            // Bare means: without a log.
+            // The bare server writes no log, so it is left out where logs are compared.
             let peers: Vec<&Peer> = peers.filter(|peer| row.log == Log::Off || peer.name != ServerName::Bare).collect();
             bench.progress(&row.name);
             let samples = rounds(&peers, bench.options.rounds(), |peer| measure(bench, &row, peer));
@@ -119,14 +119,14 @@ fn measure(bench: &Bench, row: &Row, peer: &Peer) -> anyhow::Result<Sample> {
     if let (Some(wrk), CountedUnit::Answers, false) = (&bench.wrk, row.counted, row.wire.is_tls()) {
         return wrk::sample(wrk, peer, path, row.gzip, row.connections, seconds);
     }
-    let asking = RequestLoad::new(peer, row.wire, path, &bench.certificate)?.gzip(row.gzip);
-    clients::sample(peer, asking, row.connections, Duration::from_secs(seconds), row.counted)
+    let load = RequestLoad::new(peer, row.wire, path, &bench.certificate)?.gzip(row.gzip);
+    clients::sample(peer, load, row.connections, Duration::from_secs(seconds), row.counted)
 }
 
 const HEAD: [&str; 9] = ["", "larder", "nginx", "bare", "larder/nginx", "larder/bare", "CPU larder", "nginx", "bare"];
 
 fn add(section: &mut Section, row: &Row, samples: &[(ServerName, Vec<Sample>)]) {
-    let select = |name: ServerName| samples.iter().find(|(whose, _)| *whose == name).map(|(_, samples)| samples);
+    let select = |name: ServerName| samples.iter().find(|(server, _)| *server == name).map(|(_, samples)| samples);
     let rate = |name: ServerName| {
         let rate = median(select(name)?.iter().map(Sample::rate));
         Some(match row.counted {
@@ -141,7 +141,7 @@ fn add(section: &mut Section, row: &Row, samples: &[(ServerName, Vec<Sample>)]) 
             CountedUnit::Bytes => format!("{:.2}", cost * 1e9),
         })
     };
-    // Of each round, because what else the machine does changes from one to the next.
+    // The ratio is taken within each round, because other load on the machine changes between rounds.
     let ratio = |other: ServerName| {
         let rounds = select(ServerName::Larder)?.iter().zip(select(other)?);
         Some(median(rounds.map(|(larder, other)| larder.rate() / other.rate())))
@@ -152,9 +152,9 @@ fn add(section: &mut Section, row: &Row, samples: &[(ServerName, Vec<Sample>)]) 
         [ServerName::Nginx, ServerName::Bare].map(|other| cell(ratio(other).map(|ratio| format!("{ratio:.2}")))),
     );
     cells.extend(names.map(|name| cell(cost(name))));
-    let targets = row.targets.iter().filter_map(|(other, least)| {
+    let targets = row.targets.iter().filter_map(|(other, min_ratio)| {
         let ratio = ratio(*other)?;
-        Some(Target { met: ratio >= *least, text: format!("{least} x {}", other.text()) })
+        Some(Target { met: ratio >= *min_ratio, text: format!("{min_ratio} x {}", other.text()) })
     });
     section.add(&row.name, cells, targets.collect());
 }

@@ -15,7 +15,7 @@ use crate::nginx::Nginx;
 use crate::peer::archive_path;
 use crate::report::{Section, Target, cell};
 
-/// The pace of the registry.
+/// Speed at which the registry sends the archive.
 const BYTES_PER_SECOND: u64 = 50_000_000;
 
 /// The allowed ratio to a direct download.
@@ -27,7 +27,7 @@ const MAX_FIRST_BYTE_DELAY_MS: f64 = 10.0;
 const NAME: &str = "cold";
 const CLIENTS: usize = 100;
 
-/// From whom.
+/// Server from which the client downloads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Route {
     Registry,
@@ -40,7 +40,7 @@ struct Cold<'a> {
     bench: &'a Bench,
     nginx: Option<&'a Path>,
     archive_bytes: usize,
-    /// At the registry.
+    /// Path of the archive at the registry.
     path: String,
 }
 
@@ -71,7 +71,7 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
     Ok(Some(section))
 }
 
-/// The archive, as slowly as it is sent; its path.
+/// Publishes the archive at the limited speed; returns its path.
 fn publish(bench: &Bench, archive_bytes: usize) -> anyhow::Result<String> {
     let mut archive = String::new();
     for (path, page) in Release::of(NAME, archive_bytes).pages()? {
@@ -97,8 +97,8 @@ impl Cold<'_> {
             })
         })?;
         let select = |wanted: Route, value: fn(&AnswerTiming) -> Duration| {
-            let (_, came) = from.iter().zip(&all).find(|(from, _)| **from == wanted)?;
-            Some(median(came.iter().map(|once| value(once).as_secs_f64())))
+            let (_, timings) = from.iter().zip(&all).find(|(from, _)| **from == wanted)?;
+            Some(median(timings.iter().map(|once| value(once).as_secs_f64())))
         };
         let medians = |value: fn(&AnswerTiming) -> Duration| {
             [Route::Registry, Route::Larder, Route::Nginx].map(|from| select(from, value))
@@ -106,9 +106,9 @@ impl Cold<'_> {
 
         let [direct, larder, nginx] = medians(|once| once.first);
         let text = |seconds: Option<f64>| cell(seconds.map(|seconds| format!("{:.1} ms", seconds * 1e3)));
-        let later = |other: Option<f64>| Some((larder? - other?) * 1e3);
-        let text_of = |other: Option<f64>| cell(later(other).map(|later| format!("{later:+.1} ms")));
-        let met = later(direct).is_some_and(|later| later <= MAX_FIRST_BYTE_DELAY_MS);
+        let delay_ms = |other: Option<f64>| Some((larder? - other?) * 1e3);
+        let text_of = |other: Option<f64>| cell(delay_ms(other).map(|delay| format!("{delay:+.1} ms")));
+        let met = delay_ms(direct).is_some_and(|delay| delay <= MAX_FIRST_BYTE_DELAY_MS);
         let target = Target { met, text: format!("+{MAX_FIRST_BYTE_DELAY_MS} ms") };
         let cells = vec![text(direct), text(larder), text(nginx), text_of(direct), text_of(nginx)];
         section.add(&format!("{name}: first byte"), cells, vec![target]);
@@ -136,21 +136,21 @@ impl Cold<'_> {
             Ok((self.bench.upstream.asked(&self.path) - before, last.as_secs_f64()))
         })?;
         let select = |wanted: Route, value: fn(&(u64, f64)) -> f64| {
-            let (_, came) = from.iter().zip(&all).find(|(from, _)| **from == wanted)?;
-            Some(median(came.iter().map(value)))
+            let (_, timings) = from.iter().zip(&all).find(|(from, _)| **from == wanted)?;
+            Some(median(timings.iter().map(value)))
         };
-        let most = from.iter().zip(&all).filter(|(from, _)| **from == Route::Larder);
-        let most = most.flat_map(|(_, came)| came).map(|(request, _)| *request).max();
-        let requests =
-            [Route::Larder, Route::Nginx].map(|from| cell(select(from, |came| came.0 as f64).map(|n| format!("{n}"))));
+        let larder_rounds = from.iter().zip(&all).filter(|(from, _)| **from == Route::Larder);
+        let max_requests = larder_rounds.flat_map(|(_, timings)| timings).map(|(request, _)| *request).max();
+        let requests = [Route::Larder, Route::Nginx]
+            .map(|from| cell(select(from, |timings| timings.0 as f64).map(|n| format!("{n}"))));
         let [larder, nginx] = requests;
-        let target = Target { met: most == Some(1), text: "1".into() };
+        let target = Target { met: max_requests == Some(1), text: "1".into() };
         section.add(
             &format!("{name}: requests upstream"),
             vec![cell(None), larder, nginx, cell(None), cell(None)],
             vec![target],
         );
-        let [larder, nginx] = [Route::Larder, Route::Nginx].map(|from| select(from, |came| came.1));
+        let [larder, nginx] = [Route::Larder, Route::Nginx].map(|from| select(from, |timings| timings.1));
         let ratio = cell(larder.zip(nginx).map(|(larder, nginx)| format!("{:.2}", larder / nginx)));
         let [larder, nginx] = [larder, nginx].map(|last| cell(last.map(|last| format!("{last:.2} s"))));
         section.add(&format!("{name}: until all have it"), vec![cell(None), larder, nginx, cell(None), ratio], vec![]);
@@ -161,7 +161,8 @@ impl Cold<'_> {
         first.iter().copied().chain([Route::Larder]).chain(self.nginx.map(|_| Route::Nginx)).collect()
     }
 
-    /// With a new server on an empty store, but for the documents that lead to the archive: a client has them then.
+    /// Runs `ask` against a new server with an empty store. The documents that lead to the archive are fetched before, as
+    /// a client would have done.
     fn serve<T>(&self, from: Route, ask: impl FnOnce(SocketAddr, &str) -> anyhow::Result<T>) -> anyhow::Result<T> {
         let Bench { upstream, certificate, client, .. } = self.bench;
         let document = catalog::document_path(NAME, "1.0.0", PLATFORM);

@@ -1,4 +1,4 @@
-//! A real `terraform init` of twenty providers, from everywhere it can get them.
+//! A real `terraform init` of twenty providers, source everywhere it can get them.
 
 use std::collections::HashMap;
 use std::fs;
@@ -20,11 +20,11 @@ use crate::support::terraform::{Terraform, host_override};
 const PROVIDERS: usize = 20;
 const VERSION: &str = "1.0.0";
 
-const WARM_AT_MOST: f64 = 1.05;
+const MAX_WARM_RATIO: f64 = 1.05;
 
-/// Where it gets them.
+/// Source of the providers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum From {
+enum Source {
     Registry,
     Cold,
     Warm,
@@ -46,57 +46,59 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
     let warm = Larder::start(bench, None, Log::Off)?;
     let nginx = bench.nginx.as_ref();
     let nginx = nginx.map(|program| Nginx::start(program, upstream, certificate, Log::Off)).transpose()?;
-    let run = |from: From| {
+    let run = |source: Source| {
         let address = |address: SocketAddr, path: &str| {
             host_override(HOST, &format!("http://{address}{path}"), "http://127.0.0.1:9/")
         };
-        match from {
-            From::Registry => init(bench, &names, &address(upstream.address(), "/v1/providers/")),
-            From::Cold => {
+        match source {
+            Source::Registry => init(bench, &names, &address(upstream.address(), "/v1/providers/")),
+            Source::Cold => {
                 let larder = Larder::start(bench, None, Log::Off)?;
                 init(bench, &names, &address(larder.address, &larder::under("/v1/providers/")))
             }
-            From::Warm => init(bench, &names, &address(warm.address, &larder::under("/v1/providers/"))),
-            From::Nginx => {
+            Source::Warm => init(bench, &names, &address(warm.address, &larder::under("/v1/providers/"))),
+            Source::Nginx => {
                 let nginx = nginx.as_ref().context("nginx is not installed")?;
                 init(bench, &names, &address(nginx.listening.plain, "/v1/providers/"))
             }
-            From::Folder => {
+            Source::Folder => {
                 let path = folder.path();
-                let text = format!("provider_installation {{\n  filesystem_mirror {{\n    path = {path:?}\n  }}\n}}\n");
-                init(bench, &names, &text)
+                let cli_config =
+                    format!("provider_installation {{\n  filesystem_mirror {{\n    path = {path:?}\n  }}\n}}\n");
+                init(bench, &names, &cli_config)
             }
         }
     };
-    let mut from = vec![From::Registry, From::Cold, From::Warm, From::Folder];
-    from.extend(nginx.as_ref().map(|_| From::Nginx));
-    for from in from.iter().filter(|from| matches!(from, From::Warm | From::Nginx)) {
-        run(*from)?;
+    let mut source = vec![Source::Registry, Source::Cold, Source::Warm, Source::Folder];
+    source.extend(nginx.as_ref().map(|_| Source::Nginx));
+    for source in source.iter().filter(|source| matches!(source, Source::Warm | Source::Nginx)) {
+        run(*source)?;
     }
-    let seconds = rounds(&from, bench.options.rounds(), |from| run(*from))?;
-    let seconds: HashMap<From, f64> = from.into_iter().zip(seconds.into_iter().map(median)).collect();
-    let text = |from: From| cell(seconds.get(&from).map(|seconds| format!("{seconds:.2} s")));
-    let ratio = seconds.get(&From::Nginx).map(|nginx| seconds[&From::Warm] / nginx);
-    let mut cells: Vec<String> = [From::Cold, From::Warm, From::Registry, From::Nginx, From::Folder].map(text).into();
+    let seconds = rounds(&source, bench.options.rounds(), |source| run(*source))?;
+    let seconds: HashMap<Source, f64> = source.into_iter().zip(seconds.into_iter().map(median)).collect();
+    let text = |source: Source| cell(seconds.get(&source).map(|seconds| format!("{seconds:.2} s")));
+    let ratio = seconds.get(&Source::Nginx).map(|nginx| seconds[&Source::Warm] / nginx);
+    let mut cells: Vec<String> =
+        [Source::Cold, Source::Warm, Source::Registry, Source::Nginx, Source::Folder].map(text).into();
     cells.push(cell(ratio.map(|ratio| format!("{ratio:.2}"))));
-    let target = ratio.map(|ratio| Target { met: ratio <= WARM_AT_MOST, text: format!("{WARM_AT_MOST} x nginx") });
+    let target = ratio.map(|ratio| Target { met: ratio <= MAX_WARM_RATIO, text: format!("{MAX_WARM_RATIO} x nginx") });
     let head = ["", "cold", "warm", "direct", "nginx", "filesystem_mirror", "warm/nginx"];
     let mut section = Section::new("terraform init (one platform, no lock file)", &head);
     section.add(&name, cells, target.into_iter().collect());
     Ok(Some(section))
 }
 
-/// Publishes them; gives a folder with the archives, as `filesystem_mirror` takes them.
+/// Publishes the providers; returns a folder with their archives in the layout of `filesystem_mirror`.
 fn publish(bench: &Bench, names: &[String], bytes: usize) -> anyhow::Result<TempDir> {
     let folder = tempfile::Builder::new().prefix("compare-mirror-").tempdir()?;
     for name in names {
         let release = Release { name, version: VERSION, platforms: &[PLATFORM], archive_bytes: bytes };
-        let of_provider = folder.path().join(HOST).join("acme").join(name);
-        fs::create_dir_all(&of_provider)?;
+        let provider_folder = folder.path().join(HOST).join("acme").join(name);
+        fs::create_dir_all(&provider_folder)?;
         for (path, page) in release.pages()? {
             if page.is_archive() {
                 let filename = path.rsplit('/').next().unwrap_or_default();
-                fs::write(of_provider.join(filename), page.body())?;
+                fs::write(provider_folder.join(filename), page.body())?;
             }
             bench.upstream.publish(path, page);
         }

@@ -1,4 +1,4 @@
-//! Ctrl-C and SIGTERM: noted, so that the run ends at its next step, with every process and folder of it.
+//! Ctrl-C and SIGTERM: recorded, so that the run ends at its next step and cleans up its processes and folders.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use tokio::signal::unix::{SignalKind, signal};
 
-static CAME: AtomicBool = AtomicBool::new(false);
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// Notes them from now on.
+/// Catches both signals from now on.
 pub(crate) fn listen() -> anyhow::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
@@ -18,14 +18,14 @@ pub(crate) fn listen() -> anyhow::Result<()> {
             _ = interrupt.recv() => {}
             _ = terminate.recv() => {}
         }
-        CAME.store(true, Ordering::Relaxed);
+        INTERRUPTED.store(true, Ordering::Relaxed);
     });
     Ok(())
 }
 
-/// An error once it is over.
+/// Fails once a signal was received.
 pub(crate) fn check() -> anyhow::Result<()> {
-    if CAME.load(Ordering::Relaxed) {
+    if INTERRUPTED.load(Ordering::Relaxed) {
         bail!("interrupted");
     }
     Ok(())
@@ -36,10 +36,10 @@ pub(crate) fn pause(span: Duration) -> anyhow::Result<()> {
     let deadline = Instant::now() + span;
     loop {
         check()?;
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        let remaining = deadline.saturating_duration_since(Instant::now());
+        if remaining.is_zero() {
             return Ok(());
         }
-        sleep(left.min(Duration::from_millis(200)));
+        sleep(remaining.min(Duration::from_millis(200)));
     }
 }

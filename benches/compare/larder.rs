@@ -22,7 +22,7 @@ pub(crate) enum Log {
     Off,
 }
 
-/// Its folder, with a configuration; it stays when larder ends.
+/// A folder with a configuration and a store, which outlives the process.
 pub(crate) struct Home {
     folder: TempDir,
     binary: PathBuf,
@@ -42,7 +42,7 @@ impl Home {
         Self::before(bench, &format!("http://{}/", bench.upstream.address()), tls, log)
     }
 
-    /// The same for another registry.
+    /// A home whose larder mirrors another registry.
     pub(crate) fn before(bench: &Bench, registry: &str, tls: Option<&Certificate>, log: Log) -> anyhow::Result<Self> {
         let folder = tempfile::Builder::new().prefix("compare-larder-").tempdir()?;
         let tls = tls.map_or(String::new(), |tls| {
@@ -58,25 +58,25 @@ impl Home {
         Ok(Self { folder, binary: bench.binary.clone(), log })
     }
 
-    /// Writes a file beside the configuration; its path.
+    /// Writes a file next to the configuration; returns its path.
     pub(crate) fn file(&self, name: &str, text: &str) -> anyhow::Result<PathBuf> {
         let path = self.folder.path().join(name);
         fs::write(&path, text)?;
         Ok(path)
     }
 
-    /// Adds a `[network]` of these lines.
+    /// Adds a `[network]` section with these lines.
     pub(crate) fn network(self, lines: &str) -> anyhow::Result<Self> {
-        let before = fs::read_to_string(self.folder.path().join("mirror.toml"))?;
-        self.file("mirror.toml", &format!("{before}[network]\n{lines}\n"))?;
+        let config = fs::read_to_string(self.folder.path().join("mirror.toml"))?;
+        self.file("mirror.toml", &format!("{config}[network]\n{lines}\n"))?;
         Ok(self)
     }
 
-    /// Replaces what its `[store]` says but for the path.
+    /// Replaces the options of `[store]` except the path.
     pub(crate) fn store(self, lines: &str) -> anyhow::Result<Self> {
-        let before = fs::read_to_string(self.folder.path().join("mirror.toml"))?;
-        let (begin, rest) = before.split_once("scrub = ").context("it has a [store]")?;
-        let (_, end) = rest.split_once("[[upstream]]").context("it has an upstream")?;
+        let config = fs::read_to_string(self.folder.path().join("mirror.toml"))?;
+        let (begin, after_path) = config.split_once("scrub = ").context("it has a [store]")?;
+        let (_, end) = after_path.split_once("[[upstream]]").context("it has an upstream")?;
         self.file("mirror.toml", &format!("{begin}scrub = \"never\"\n{lines}\n[[upstream]]{end}"))?;
         Ok(self)
     }
@@ -103,7 +103,7 @@ impl Home {
         files
     }
 
-    /// Starts it, and waits until it listens.
+    /// Starts larder, and waits until it listens.
     pub(crate) fn start(self) -> anyhow::Result<Larder> {
         let config = self.folder.path().join("mirror.toml");
         let mut command = command_of(&self.binary, self.folder.path(), &["serve", "--json", "--config"]);
@@ -113,8 +113,8 @@ impl Home {
         let out = running.child().stdout.take().context("its output is piped")?;
         let mut line = String::new();
         BufReader::new(out).read_line(&mut line)?;
-        let text_of = || fs::read_to_string(self.log_file()).unwrap_or_default();
-        let report: serde_json::Value = serde_json::from_str(&line).with_context(text_of)?;
+        let log_text = || fs::read_to_string(self.log_file()).unwrap_or_default();
+        let report: serde_json::Value = serde_json::from_str(&line).with_context(log_text)?;
         let [address, admin] = ["listen", "admin"].map(|key| report[key].as_str().unwrap_or_default().parse());
         Ok(Larder { home: self, running, address: address?, admin: admin? })
     }
@@ -137,7 +137,7 @@ impl Larder {
         Ok(home)
     }
 
-    /// The same after a power cut.
+    /// Kills larder with SIGKILL; the folder can be started again.
     pub(crate) fn kill(self) -> Home {
         let Self { home, mut running, .. } = self;
         running.kill();

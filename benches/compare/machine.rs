@@ -8,7 +8,7 @@ use std::time::SystemTime;
 use crate::tls::SUITE;
 use crate::{Options, catalog};
 
-/// Lines for below the tables.
+/// Describes the machine, for the lines below the tables.
 pub(crate) fn circumstances<'a>(
     programs: impl Iterator<Item = &'a Path>,
     options: &Options,

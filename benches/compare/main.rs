@@ -1,6 +1,6 @@
 //! larder beside what people would use instead: nginx with `proxy_cache` and a bare server on hyper, in front of one
-//! registry, on loopback, in turns. Prints medians and ratios. Speed is never an assertion: it ends well also where a
-//! target is missed.
+//! registry, on loopback, in turns. Prints medians and ratios. Speed is never an assertion: a missed target
+//! is no failure.
 //!
 //! `cargo bench --bench compare -- --rows archive --rounds 3`
 #![expect(clippy::disallowed_methods, reason = "the limits on calls are for the modules of larder itself")]
@@ -81,7 +81,7 @@ impl Options {
 pub(crate) struct Bench {
     options: Options,
     runtime: Runtime,
-    /// The larder that is measured just now.
+    /// The larder binary under measurement.
     binary: PathBuf,
     upstream: Upstream,
     certificate: Certificate,
@@ -143,7 +143,7 @@ impl Bench {
         Ok(measured.ok())
     }
 
-    #[expect(clippy::print_stderr, reason = "somebody waits")]
+    #[expect(clippy::print_stderr, reason = "progress for the person who runs it")]
     fn progress(&self, subject: &str) {
         eprintln!("  {subject}");
     }
@@ -152,7 +152,7 @@ impl Bench {
 /// Measures the selected tables of a part.
 type Measure = fn(&Bench) -> anyhow::Result<Vec<Section>>;
 
-/// All parts, and what they are about.
+/// All parts with their names.
 const PARTS: [(&str, Measure); 7] = [
     ("what is cached", cached::sections),
     ("what is cold", |bench| Ok(cold::section(bench)?.into_iter().collect())),
@@ -173,23 +173,23 @@ fn main() -> anyhow::Result<()> {
     }
     let mut bench = Bench::new(options)?;
     for (program, found, without) in [
-        ("nginx", bench.nginx.is_some(), "without its columns"),
-        ("terraform", bench.terraform.is_some(), "without the rows of init"),
-        ("wrk", bench.wrk.is_some(), "documents are asked for by clients of our own, which take more of the machine"),
+        ("nginx", bench.nginx.is_some(), "its columns are omitted"),
+        ("terraform", bench.terraform.is_some(), "the rows of init are omitted"),
+        ("wrk", bench.wrk.is_some(), "the bench's own clients request the documents, which costs more processor time"),
     ] {
         if !found {
             bench.progress(&format!("{program} is not installed: {without}"));
         }
     }
     let mut sections = Vec::new();
-    let this = bench.binary.clone();
+    let own_binary = bench.binary.clone();
     for (subject, measure) in PARTS {
         sections.extend(bench.or_report(subject, measure(&bench))?.into_iter().flatten());
         if let Some(other) = bench.options.beside.clone() {
             bench.binary.clone_from(&other);
             let beside = bench.or_report(subject, measure(&bench))?.into_iter().flatten();
             sections.extend(beside.map(|section| section.labelled(&other.display().to_string())));
-            bench.binary.clone_from(&this);
+            bench.binary.clone_from(&own_binary);
         }
     }
     let programs = [&bench.nginx, &bench.terraform, &bench.wrk].into_iter().flatten().map(PathBuf::as_path);

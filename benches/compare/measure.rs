@@ -13,18 +13,18 @@ pub(crate) struct Sample {
 }
 
 impl Sample {
-    /// In a second.
+    /// Amount per second.
     pub(crate) fn rate(&self) -> f64 {
         self.amount / self.seconds
     }
 
-    /// Seconds of processor time for one.
+    /// Seconds of processor time per unit of the amount.
     pub(crate) fn cost(&self) -> f64 {
         self.processor_seconds / self.amount
     }
 }
 
-/// Takes a sample of each in turn, several rounds, the first in a round never the same twice running.
+/// Samples each peer once per round. Each round starts with another peer.
 pub(crate) fn rounds<P, S>(
     peers: &[P],
     rounds: usize,
@@ -34,14 +34,14 @@ pub(crate) fn rounds<P, S>(
     for round in 0..rounds {
         for turn in 0..peers.len() {
             interrupt::check()?;
-            let which = (round + turn) % peers.len();
-            samples[which].push(sample(&peers[which])?);
+            let index = (round + turn) % peers.len();
+            samples[index].push(sample(&peers[index])?);
         }
     }
     Ok(samples)
 }
 
-/// The one in the middle; of an even number the mean of the two.
+/// The median; for an even number of values the mean of the two in the middle.
 pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);

@@ -1,4 +1,4 @@
-//! Memory of a server's own: just after the start, and while many clients download.
+//! Anonymous memory of a server: just after the start, and while many clients download.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -18,8 +18,8 @@ use crate::stand::ComparedServers;
 const CLIENTS: usize = 64;
 const ARCHIVE_BYTES: u64 = 150_000_000;
 
-const BEFORE_AT_MOST_MIB: f64 = 32.0;
-const UNDER_LOAD_AT_MOST_MIB: f64 = 96.0;
+const MAX_IDLE_MIB: f64 = 32.0;
+const MAX_LOADED_MIB: f64 = 96.0;
 
 /// The limit for all downloads.
 const TIME_LIMIT: Duration = Duration::from_secs(120);
@@ -27,22 +27,22 @@ const TIME_LIMIT: Duration = Duration::from_secs(120);
 /// The time a new process has to become idle.
 const SETTLE: Duration = Duration::from_millis(500);
 
-const EVERY: Duration = Duration::from_millis(10);
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Measures the selected rows.
 pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
-    let before = "memory before the first request";
+    let idle_row = "memory before the first request";
     let wires = [ClientProtocol::Http1, ClientProtocol::Tls1, ClientProtocol::Tls2];
-    let under = |wire: ClientProtocol| format!("memory, {CLIENTS} clients x 150 MB, {}", wire.text());
-    let wires: Vec<ClientProtocol> = wires.into_iter().filter(|wire| bench.wants(&under(*wire))).collect();
-    if wires.is_empty() && !bench.wants(before) {
+    let loaded_row = |wire: ClientProtocol| format!("memory, {CLIENTS} clients x 150 MB, {}", wire.text());
+    let wires: Vec<ClientProtocol> = wires.into_iter().filter(|wire| bench.wants(&loaded_row(*wire))).collect();
+    if wires.is_empty() && !bench.wants(idle_row) {
         return Ok(None);
     }
     let mut section = Section::new("Memory (RssAnon at most, MiB)", &["", "larder", "nginx"]);
     let subject = Subject::Archive("large");
     let mut stand = ComparedServers::start(bench, &HashSet::from([subject]), Log::Off)?;
-    if bench.wants(before) {
-        bench.progress(before);
+    if bench.wants(idle_row) {
+        bench.progress(idle_row);
         stand.restart_larder()?;
         let nginx = bench.nginx.as_ref();
         let nginx =
@@ -51,42 +51,42 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
         let larder = stand.peers.iter().find(|peer| peer.name == ServerName::Larder);
         let larder = larder.map(|peer| (peer.name, own_memory(peer.processes(ClientProtocol::Http1))));
         let nginx = nginx.map(|nginx| (ServerName::Nginx, own_memory(&nginx.processes())));
-        add(&mut section, before, larder.into_iter().chain(nginx).collect(), BEFORE_AT_MOST_MIB);
+        add(&mut section, idle_row, larder.into_iter().chain(nginx).collect(), MAX_IDLE_MIB);
     }
     for wire in wires {
-        bench.progress(&under(wire));
-        // The peak of one must not be the start of another.
+        bench.progress(&loaded_row(wire));
+        // A restart, so that the peak of one measurement is not the start of the next.
         stand.restart_larder()?;
         let mut peaks = Vec::new();
         for peer in stand.peers.iter().filter(|peer| peer.name != ServerName::Bare) {
             interrupt::check()?;
             peaks.push((peer.name, peak(bench, peer, wire, peer.path(subject)?)?));
         }
-        add(&mut section, &under(wire), peaks, UNDER_LOAD_AT_MOST_MIB);
+        add(&mut section, &loaded_row(wire), peaks, MAX_LOADED_MIB);
     }
     Ok(Some(section))
 }
 
 fn peak(bench: &Bench, peer: &Peer, wire: ClientProtocol, path: &str) -> anyhow::Result<u64> {
-    let asking = RequestLoad::new(peer, wire, path, &bench.certificate)?;
+    let load = RequestLoad::new(peer, wire, path, &bench.certificate)?;
     let processes = peer.processes(wire);
-    clients::run(asking, CLIENTS, |came| {
+    clients::run(load, CLIENTS, |throughput| {
         let began = Instant::now();
         let mut peak = 0;
-        while came().bytes < CLIENTS as u64 * ARCHIVE_BYTES {
+        while throughput().bytes < CLIENTS as u64 * ARCHIVE_BYTES {
             ensure!(began.elapsed() < TIME_LIMIT, "{CLIENTS} downloads take more than {TIME_LIMIT:?}");
             peak = peak.max(own_memory(processes));
-            interrupt::pause(EVERY)?;
+            interrupt::pause(SAMPLE_INTERVAL)?;
         }
         Ok(peak)
     })
 }
 
-fn add(section: &mut Section, name: &str, bytes: Vec<(ServerName, u64)>, at_most_mib: f64) {
+fn add(section: &mut Section, name: &str, bytes: Vec<(ServerName, u64)>, max_mib: f64) {
     let select = |wanted: ServerName| {
         bytes.iter().find(|(name, _)| *name == wanted).map(|(_, bytes)| *bytes as f64 / 1_048_576.0)
     };
     let cells = [ServerName::Larder, ServerName::Nginx].map(|name| cell(select(name).map(|mib| format!("{mib:.1}"))));
-    let met = select(ServerName::Larder).is_some_and(|mib| mib <= at_most_mib);
-    section.add(name, cells.into(), vec![Target { met, text: format!("{at_most_mib} MiB") }]);
+    let met = select(ServerName::Larder).is_some_and(|mib| mib <= max_mib);
+    section.add(name, cells.into(), vec![Target { met, text: format!("{max_mib} MiB") }]);
 }

@@ -19,14 +19,14 @@ use crate::support::upstream::{FakeUpstream, Fault, Module, Target};
 
 const MODULES: usize = 10;
 const LATENCY: Duration = Duration::from_millis(50);
-/// As modules of clouds are: some forty files, and a history that a clone takes with it.
+/// Like a typical module for a cloud: some forty files, and a history that a clone downloads.
 const FILES: usize = 40;
 const COMMITS: usize = 60;
 
-const COLD_AT_MOST: f64 = 1.2;
-const WARM_AT_MOST: f64 = 0.3;
+const MAX_COLD_RATIO: f64 = 1.2;
+const MAX_WARM_RATIO: f64 = 0.3;
 
-/// Where it gets them.
+/// Source of the modules; `Nowhere` is an `init` without modules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Route {
     Nowhere,
@@ -35,7 +35,7 @@ enum Route {
     Warm,
 }
 
-/// The registry and the git server that both ways end at.
+/// The registry and the git server that every route leads to.
 struct Forge {
     ca: TestCa,
     registry: FakeUpstream,
@@ -59,19 +59,25 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
         let forge = bench.block_on(forge(reference))?;
         let seconds = measure(bench, &forge)?;
         let select = |from: Route| seconds[&from].iter().copied();
-        // Of each round by itself, what its `init` without modules took taken away.
-        let of_direct = |from: Route| {
-            let rounds = select(from).zip(select(Route::Git)).zip(select(Route::Nowhere));
-            median(rounds.map(|((took, direct), nothing)| (took - nothing) / (direct - nothing)))
-        };
+        // Ratio within each round, after subtracting the time of the round's `init` without modules.
+        let ratio_to_direct =
+            |from: Route| {
+                let rounds = select(from).zip(select(Route::Git)).zip(select(Route::Nowhere));
+                median(rounds.map(|((seconds, direct), without_modules)| {
+                    (seconds - without_modules) / (direct - without_modules)
+                }))
+            };
         let mut cells: Vec<String> = [Route::Cold, Route::Warm, Route::Git, Route::Nowhere]
             .map(|from| cell(Some(format!("{:.2} s", median(select(from))))))
             .into();
         let mut goals = Vec::new();
-        for (from, most) in [(Route::Cold, COLD_AT_MOST), (Route::Warm, WARM_AT_MOST)] {
-            let ratio = of_direct(from);
+        for (from, max_ratio) in [(Route::Cold, MAX_COLD_RATIO), (Route::Warm, MAX_WARM_RATIO)] {
+            let ratio = ratio_to_direct(from);
             cells.push(format!("{ratio:.2}"));
-            goals.push(Goal { met: ratio <= most, text: format!("{from:?} at most {most} x direct").to_lowercase() });
+            goals.push(Goal {
+                met: ratio <= max_ratio,
+                text: format!("{from:?} at most {max_ratio} x direct").to_lowercase(),
+            });
         }
         section.add(&name, cells, goals);
     }
@@ -159,6 +165,6 @@ fn init(bench: &Bench, forge: &Forge, modules: usize, cli_config: &str) -> anyho
     let output = bench.block_on(workspace.init());
     let took = began.elapsed().as_secs_f64();
     ensure!(output.status.success(), "terraform failed:\n{}", output.text);
-    ensure!(forge.git.connections() > 0 || modules == 0, "nobody asked the git server");
+    ensure!(forge.git.connections() > 0 || modules == 0, "the git server received no connection");
     Ok(took)
 }

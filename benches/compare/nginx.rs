@@ -15,9 +15,9 @@ use crate::process::Running;
 use crate::tls::Certificate;
 use crate::upstream::Upstream;
 
-const START_WITHIN: Duration = Duration::from_secs(10);
+const START_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A running one.
+/// A running nginx.
 pub(crate) struct Nginx {
     folder: TempDir,
     running: Running,
@@ -47,7 +47,7 @@ impl Nginx {
     }
 
     fn listens(&self) -> anyhow::Result<()> {
-        let deadline = Instant::now() + START_WITHIN;
+        let deadline = Instant::now() + START_TIMEOUT;
         while Instant::now() < deadline {
             if TcpStream::connect(self.listening.plain).is_ok() && self.running.ids().len() > 1 {
                 return Ok(());

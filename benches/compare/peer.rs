@@ -75,7 +75,7 @@ pub(crate) struct Listening {
     pub(crate) tls: SocketAddr,
 }
 
-/// One of those compared.
+/// One compared server.
 #[derive(Clone, Debug)]
 pub(crate) struct Peer {
     pub(crate) name: ServerName,
@@ -117,13 +117,13 @@ impl Peer {
         if wire.is_tls() { &self.processes.tls } else { &self.processes.plain }
     }
 
-    /// The processor time they have taken so far, in seconds.
+    /// The processor time of these processes so far, in seconds.
     pub(crate) fn processor_seconds(&self, wire: ClientProtocol) -> f64 {
         processor_time(self.processes(wire)).as_secs_f64()
     }
 }
 
-/// A client for everything that is not measured: trusts any certificate, undoes no coding.
+/// A client for requests that are not measured: trusts any certificate, and decodes no content coding.
 pub(crate) fn client() -> anyhow::Result<reqwest::Client> {
     let client = reqwest::Client::builder().no_proxy().no_gzip();
     Ok(client.danger_accept_invalid_certs(true).redirect(reqwest::redirect::Policy::none()).build()?)
@@ -135,13 +135,13 @@ pub(crate) async fn warm(client: &reqwest::Client, url: &str) -> anyhow::Result<
         let mut output = String::new();
         for _ in 0..4 {
             let answer = client.get(url).header(ACCEPT_ENCODING, coding).send().await?.error_for_status()?;
-            let word = ["cache-status", "x-cache"].map(|name| answer.headers().get(name).cloned());
-            output = format!("{word:?}");
+            let cache_headers = ["cache-status", "x-cache"].map(|name| answer.headers().get(name).cloned());
+            output = format!("{cache_headers:?}");
             answer.bytes().await?;
         }
         ensure!(
             output.contains("larder; hit") || output.contains("HIT"),
-            "{url} does not come from what is held: {output}"
+            "{url} is not served from the cache: {output}"
         );
     }
     Ok(())

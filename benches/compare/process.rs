@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
-/// The time a process has to end by itself.
-const END_WITHIN: Duration = Duration::from_secs(5);
+/// Time for a process to end after SIGTERM.
+const END_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The unit of processor time in `/proc` (USER_HZ).
 const TICKS_PER_SECOND: u64 = 100;
 
-/// A process with those it starts itself; ended when dropped, as after a panic or Ctrl-C.
+/// A process and its children. Dropping it ends them, also after a panic or Ctrl-C.
 pub(crate) struct Running(Child);
 
 impl Running {
@@ -28,20 +28,20 @@ impl Running {
         &mut self.0
     }
 
-    /// Its id, and those of its children.
+    /// Process ids of the process and its children.
     pub(crate) fn ids(&self) -> Vec<u32> {
         let own = self.0.id();
         let children = fs::read_to_string(format!("/proc/{own}/task/{own}/children")).unwrap_or_default();
         [own].into_iter().chain(children.split_whitespace().filter_map(|id| id.parse().ok())).collect()
     }
 
-    /// SIGTERM, and how it ended; killed if it does not.
+    /// Sends SIGTERM, and SIGKILL after a timeout; returns the status if the process ended by itself.
     pub(crate) fn end(&mut self) -> Option<ExitStatus> {
         if let Ok(Some(ended)) = self.0.try_wait() {
             return Some(ended);
         }
         let _ = kill_process(Pid::from_child(&self.0), Signal::TERM);
-        let deadline = Instant::now() + END_WITHIN;
+        let deadline = Instant::now() + END_TIMEOUT;
         while Instant::now() < deadline {
             if let Ok(Some(ended)) = self.0.try_wait() {
                 return Some(ended);
@@ -52,7 +52,7 @@ impl Running {
         None
     }
 
-    /// SIGKILL to all of it.
+    /// Sends SIGKILL to the whole process group.
     pub(crate) fn kill(&mut self) {
         let _ = kill_process_group(Pid::from_child(&self.0), Signal::KILL);
         let _ = self.0.wait();
@@ -87,7 +87,7 @@ pub(crate) fn processor_time(processes: &[u32]) -> Duration {
     Duration::from_millis(ticks * 1000 / TICKS_PER_SECOND)
 }
 
-/// The memory that is these processes' own (`RssAnon`), in bytes.
+/// The anonymous memory of these processes (`RssAnon`), in bytes.
 pub(crate) fn own_memory(processes: &[u32]) -> u64 {
     let kib = |process: &u32| {
         let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;

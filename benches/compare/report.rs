@@ -1,5 +1,5 @@
 //! The output: tables for the terminal, the same as Markdown, and the targets met.
-#![expect(clippy::print_stdout, reason = "printing is what it is for")]
+#![expect(clippy::print_stdout, reason = "this module prints the report")]
 
 use comfy_table::{CellAlignment, Table, presets};
 
@@ -7,17 +7,17 @@ use comfy_table::{CellAlignment, Table, presets};
 #[derive(Clone, Debug)]
 pub(crate) struct Target {
     pub(crate) met: bool,
-    /// Its text.
+    /// Description of the target.
     pub(crate) text: String,
 }
 
 impl Target {
-    fn told(&self) -> String {
+    fn result_text(&self) -> String {
         format!("{} {}", if self.met { "met" } else { "MISSED" }, self.text)
     }
 }
 
-/// A figure, or that there is none.
+/// The figure, or a dash.
 pub(crate) fn cell(figure: Option<String>) -> String {
     figure.unwrap_or_else(|| "-".into())
 }
@@ -39,9 +39,9 @@ impl Section {
         self.rows.push((name.to_owned(), cells, targets));
     }
 
-    /// The same with a prefix before its title.
-    pub(crate) fn labelled(mut self, whose: &str) -> Self {
-        self.title = format!("{whose}: {}", self.title);
+    /// Puts a label before the title.
+    pub(crate) fn labelled(mut self, label: &str) -> Self {
+        self.title = format!("{label}: {}", self.title);
         self
     }
 
@@ -52,7 +52,7 @@ impl Section {
     fn lines(&self) -> impl Iterator<Item = Vec<String>> {
         let head = self.head.iter().cloned().chain(["target".to_owned()]).collect();
         let rows = self.rows.iter().map(|(name, cells, targets)| {
-            let text: Vec<String> = targets.iter().map(Target::told).collect();
+            let text: Vec<String> = targets.iter().map(Target::result_text).collect();
             [name.clone()].into_iter().chain(cells.iter().cloned()).chain([text.join(", ")]).collect()
         });
         [head].into_iter().chain(rows)

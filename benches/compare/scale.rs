@@ -14,12 +14,12 @@ use crate::measure::{median, rounds};
 use crate::peer::archive_path;
 use crate::report::{Section, Target, cell};
 
-const READY_AT_MOST: Duration = Duration::from_secs(1);
-const STOPPED_AT_MOST: Duration = Duration::from_secs(2);
-/// A fill at the limit to one below it.
-const FILL_AT_MOST: f64 = 1.2;
+const MAX_READY_TIME: Duration = Duration::from_secs(1);
+const MAX_STOP_TIME: Duration = Duration::from_secs(2);
+/// Maximum ratio of the time of a fill at the size limit to one below it.
+const MAX_FILL_RATIO: f64 = 1.2;
 
-/// Ten of each: versions, platforms have their share.
+/// Ten platforms; each provider also has ten versions.
 const PLATFORMS: [&str; 10] = [
     "darwin_amd64",
     "darwin_arm64",
@@ -46,7 +46,7 @@ const PROVIDERS_IN_A_ROUND: usize = 25;
 /// The limit of each step.
 const TIME_LIMIT: Duration = Duration::from_secs(120);
 
-/// On which side of its size limit a store is.
+/// Size limit of a store, compared with the space used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Limit {
     Above,
@@ -85,7 +85,7 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
 
     bench.progress(&empty);
     let home = Home::new(bench, None, Log::Off)?;
-    let (home, figures) = started(bench, home, Stop::Clean)?;
+    let (home, figures) = measure_restarts(bench, home, Stop::Clean)?;
     add(&empty, &figures.ready, None);
 
     bench.progress(&format!("a store of {archives} archives"));
@@ -97,19 +97,19 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
     ensure!(home.archives() == archives, "the store has {} archives, not {archives}", home.archives());
 
     bench.progress(&clean);
-    let (home, figures) = started(bench, home, Stop::Clean)?;
-    add(&clean, &figures.ready, Some(READY_AT_MOST));
-    add(&stop, &figures.stopped, Some(STOPPED_AT_MOST));
+    let (home, figures) = measure_restarts(bench, home, Stop::Clean)?;
+    add(&clean, &figures.ready, Some(MAX_READY_TIME));
+    add(&stop, &figures.stopped, Some(MAX_STOP_TIME));
     bench.progress(&killed);
-    let (home, figures) = started(bench, home, Stop::Killed)?;
-    add(&killed, &figures.ready, Some(READY_AT_MOST));
+    let (home, figures) = measure_restarts(bench, home, Stop::Killed)?;
+    add(&killed, &figures.ready, Some(MAX_READY_TIME));
     add(&whole, &figures.whole, None);
 
     bench.progress(&fill);
-    if let Some([below, offset]) = bench.or_report(&fill, fills(bench, home))? {
-        let ratio = offset / below;
-        let figure = format!("{ratio:.2} ({:.2} ms to {:.2} ms)", offset * 1e3, below * 1e3);
-        let target = Target { met: ratio <= FILL_AT_MOST, text: FILL_AT_MOST.to_string() };
+    if let Some([below_limit, at_limit]) = bench.or_report(&fill, fills(bench, home))? {
+        let ratio = at_limit / below_limit;
+        let figure = format!("{ratio:.2} ({:.2} ms to {:.2} ms)", at_limit * 1e3, below_limit * 1e3);
+        let target = Target { met: ratio <= MAX_FILL_RATIO, text: MAX_FILL_RATIO.to_string() };
         section.add(&fill, vec![cell(Some(figure))], vec![target]);
     }
     Ok(Some(section))
@@ -122,8 +122,8 @@ enum Stop {
     Killed,
 }
 
-/// Starts and stops it, as often as there are rounds.
-fn started(bench: &Bench, mut home: Home, before: Stop) -> anyhow::Result<(Home, Figures)> {
+/// Starts and stops larder once per round, and measures both.
+fn measure_restarts(bench: &Bench, mut home: Home, before: Stop) -> anyhow::Result<(Home, Figures)> {
     let mut figures = Figures::default();
     for _ in 0..bench.options.rounds() {
         if before == Stop::Killed {
@@ -133,7 +133,7 @@ fn started(bench: &Bench, mut home: Home, before: Stop) -> anyhow::Result<(Home,
         let (larder, took) = start(bench, home)?;
         figures.ready.push(took);
         while metric(bench, &larder, "larder_index_whole")? < 1.0 {
-            ensure!(began.elapsed() < TIME_LIMIT, "the index is not made again");
+            ensure!(began.elapsed() < TIME_LIMIT, "the index is not rebuilt");
             interrupt::pause(Duration::from_millis(10))?;
         }
         figures.whole.push(began.elapsed());
@@ -144,7 +144,7 @@ fn started(bench: &Bench, mut home: Home, before: Stop) -> anyhow::Result<(Home,
     Ok((home, figures))
 }
 
-/// Starts it, and asks until it says that it is ready.
+/// Starts larder, and polls until it is ready.
 fn start(bench: &Bench, home: Home) -> anyhow::Result<(Larder, Duration)> {
     interrupt::check()?;
     let began = Instant::now();
@@ -152,7 +152,7 @@ fn start(bench: &Bench, home: Home) -> anyhow::Result<(Larder, Duration)> {
     let url = format!("http://{}/readyz", larder.address);
     bench.block_on(async {
         while !bench.client.get(&url).send().await.is_ok_and(|answer| answer.status() == 200) {
-            ensure!(began.elapsed() < TIME_LIMIT, "larder does not get ready");
+            ensure!(began.elapsed() < TIME_LIMIT, "larder does not become ready");
         }
         Ok(())
     })?;
@@ -163,8 +163,9 @@ fn start(bench: &Bench, home: Home) -> anyhow::Result<(Larder, Duration)> {
 fn metric(bench: &Bench, larder: &Larder, name: &str) -> anyhow::Result<f64> {
     let url = format!("http://{}/metrics", larder.admin);
     let metrics = bench.block_on(async { bench.client.get(&url).send().await?.error_for_status()?.text().await })?;
-    let is_of_it = |series: &str| series == name || series.starts_with(&format!("{name}{{"));
-    let mut values = metrics.lines().filter_map(|line| line.rsplit_once(' ')).filter(|(series, _)| is_of_it(series));
+    let belongs_to_metric = |series: &str| series == name || series.starts_with(&format!("{name}{{"));
+    let mut values =
+        metrics.lines().filter_map(|line| line.rsplit_once(' ')).filter(|(series, _)| belongs_to_metric(series));
     values.try_fold(0.0, |sum, (_, value)| Ok(sum + value.parse::<f64>()?))
 }
 
@@ -184,7 +185,7 @@ fn fills(bench: &Bench, home: Home) -> anyhow::Result<[f64; 2]> {
         let max_size = if *limit == Limit::Above { stored * 10.0 } else { stored };
         let (larder, _) = start(bench, before.store(&format!("max_size = \"{max_size:.0}B\""))?)?;
         let began = Instant::now();
-        bench.block_on(one_by_one(bench, &larder, &paths))?;
+        bench.block_on(download_sequentially(bench, &larder, &paths))?;
         let took = began.elapsed();
         let evicted = metric(bench, &larder, "larder_evictions_total")?;
         ensure!((evicted > 0.0) == (*limit == Limit::Reached), "{limit:?}: {evicted} evicted");
@@ -195,7 +196,7 @@ fn fills(bench: &Bench, home: Home) -> anyhow::Result<[f64; 2]> {
     medians.try_into().ok().context("two were measured")
 }
 
-/// Where the archives of these documents are at larder.
+/// Larder's paths of the archives of these documents.
 async fn paths_of(bench: &Bench, larder: &Larder, documents: Vec<String>) -> anyhow::Result<Vec<String>> {
     let base = format!("http://{}", larder.address);
     let paths = stream::iter(documents).map(|document| {
@@ -206,7 +207,7 @@ async fn paths_of(bench: &Bench, larder: &Larder, documents: Vec<String>) -> any
 }
 
 /// Downloads archives one after the other.
-async fn one_by_one(bench: &Bench, larder: &Larder, paths: &[String]) -> anyhow::Result<()> {
+async fn download_sequentially(bench: &Bench, larder: &Larder, paths: &[String]) -> anyhow::Result<()> {
     for path in paths {
         interrupt::check()?;
         download(bench, &format!("http://{}{path}", larder.address)).await?;
@@ -214,7 +215,7 @@ async fn one_by_one(bench: &Bench, larder: &Larder, paths: &[String]) -> anyhow:
     Ok(())
 }
 
-/// Publishes small providers, signed as all are; the paths of their documents.
+/// Publishes small signed providers; returns the paths of their download documents.
 fn publish(bench: &Bench, names: &[String]) -> anyhow::Result<Vec<String>> {
     let versions: Vec<String> = (0..VERSIONS).map(|number| format!("1.{number}.0")).collect();
     let mut documents = Vec::new();

@@ -14,14 +14,14 @@ use crate::upstream::Page;
 pub(crate) const ARCHIVES: [(&str, &str, usize); 3] =
     [("small", "64 KB", 64_000), ("middle", "15 MB", 15_000_000), ("large", "150 MB", 150_000_000)];
 
-/// The provider of all documents that are asked for.
+/// The provider of all requested documents.
 const DOCUMENTED: &str = "documented";
 
 type Paths = HashMap<Subject, String>;
 
 /// The running servers, and how they are asked.
 pub(crate) struct ComparedServers {
-    /// One listener of larder's has TLS or not: so there are two.
+    /// Two larders, because the listener of one has either TLS or none.
     larders: Vec<Larder>,
     _nginx: Option<Nginx>,
     _bare: Bare,
@@ -29,7 +29,7 @@ pub(crate) struct ComparedServers {
 }
 
 impl ComparedServers {
-    /// Starts all of them, and warms them for what will be asked.
+    /// Starts all servers, and warms them for these subjects.
     pub(crate) fn start(bench: &Bench, subjects: &HashSet<Subject>, log: Log) -> anyhow::Result<Self> {
         publish(bench, subjects)?;
         let Bench { upstream, certificate, .. } = bench;
@@ -55,7 +55,7 @@ impl ComparedServers {
         Ok(Self { larders, _nginx: nginx, _bare: bare, peers })
     }
 
-    /// Stops larder, and starts it on its stores again.
+    /// Restarts both larders on their stores.
     pub(crate) fn restart_larder(&mut self) -> anyhow::Result<()> {
         let homes: Vec<Home> = self.larders.drain(..).map(Larder::stop).collect::<Result<_, _>>()?;
         self.larders = homes.into_iter().map(Home::start).collect::<Result<_, _>>()?;
@@ -67,14 +67,14 @@ impl ComparedServers {
     }
 }
 
-/// Where the two of them are: first the one without TLS.
+/// Addresses and processes of the two larders, of which the first has no TLS.
 fn larders_at(larders: &[Larder]) -> (Listening, Processes) {
     let [plain, tls] = [&larders[0], &larders[1]];
     let listening = Listening { plain: plain.address, plain_http2: plain.address, tls: tls.address };
     (listening, Processes { plain: plain.processes(), tls: tls.processes() })
 }
 
-/// The registry's content for these subjects.
+/// Publishes the registry's content for these subjects.
 fn publish(bench: &Bench, subjects: &HashSet<Subject>) -> anyhow::Result<()> {
     let archives = ARCHIVES.into_iter().filter(|(name, ..)| subjects.contains(&Subject::Archive(name)));
     for (name, _, bytes) in archives {

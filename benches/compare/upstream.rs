@@ -36,7 +36,7 @@ pub(crate) struct Page {
     content_type: &'static str,
     body: Bytes,
     gzip: Option<Bytes>,
-    /// Bytes in a second.
+    /// Bytes per second; `None` for no limit.
     pace: Option<u64>,
 }
 
@@ -52,12 +52,12 @@ impl Page {
         Self { content_type, body: body.into(), gzip: None, pace: None }
     }
 
-    /// The same, sent at this many bytes per second.
+    /// Limits the speed to this many bytes per second.
     pub(crate) fn paced(self, pace: u64) -> Self {
         Self { pace: Some(pace), ..self }
     }
 
-    /// Of its body, as it is and in gzip.
+    /// Sizes of the body: plain, and gzip.
     pub(crate) fn sizes(&self) -> (usize, usize) {
         (self.body.len(), self.gzip.as_ref().map_or(0, Bytes::len))
     }
@@ -107,7 +107,7 @@ impl Upstream {
         self.site.lock().asked.get(path).copied().unwrap_or(0)
     }
 
-    /// Lets each answer begin so much later from now on.
+    /// Delays the beginning of each further answer by this time.
     pub(crate) fn answer_after(&self, latency: Duration) {
         self.site.lock().latency = latency;
     }
@@ -136,9 +136,9 @@ impl Upstream {
     fn answer(&self, request: &Request<Incoming>) -> Response<Body> {
         let path = request.uri().path();
         let page = {
-            let mut setup = self.site.lock();
-            *setup.asked.entry(path.to_owned()).or_default() += 1;
-            setup.pages.get(path).cloned()
+            let mut site = self.site.lock();
+            *site.asked.entry(path.to_owned()).or_default() += 1;
+            site.pages.get(path).cloned()
         };
         let Some(page) = page else {
             let mut nothing = Response::new(whole(Bytes::from_static(b"{\"errors\":[\"Not Found\"]}")));
@@ -151,7 +151,7 @@ impl Upstream {
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(page.content_type));
         headers.insert(CONTENT_LENGTH, body.len().into());
-        // Unique, which is all that is asked of it.
+        // The tag only has to be unique among the pages.
         let tag = format!("\"{:x}-{}\"", body.len(), path.len());
         headers.extend(tag.parse().map(|tag: HeaderValue| (ETAG, tag)));
         if page.gzip.is_some() {
@@ -177,7 +177,7 @@ fn whole(body: Bytes) -> Body {
     Full::new(body).map_err(|never| match never {}).boxed_unsync()
 }
 
-/// A line of this speed: who reads slowly for a moment may catch up.
+/// A body with an average speed: a client that reads slowly for a moment may catch up.
 fn paced(body: Bytes, pace: u64) -> Body {
     let began = Instant::now();
     let pieces = stream::unfold((body, 0_u64), move |(mut rest, sent)| async move {

@@ -47,15 +47,16 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
         bench.publish(&Release::of(name, *size))?;
     }
     bench.upstream.answer_after(LATENCY);
-    let seconds = rounds(&[Fetcher::Downloader, Fetcher::Larder], bench.options.rounds().min(3), |by| match by {
-        Fetcher::Downloader => bench.block_on(download(bench, &names)),
-        Fetcher::Larder => warm(bench, &names),
-    });
+    let seconds =
+        rounds(&[Fetcher::Downloader, Fetcher::Larder], bench.options.rounds().min(3), |fetcher| match fetcher {
+            Fetcher::Downloader => bench.block_on(download(bench, &names)),
+            Fetcher::Larder => warm(bench, &names),
+        });
     bench.upstream.answer_after(Duration::ZERO);
     let seconds = seconds?;
-    let [direct, larder] = [0, 1].map(|by: usize| median(seconds.get(by).into_iter().flatten().copied()));
+    let [direct, larder] = [0, 1].map(|index: usize| median(seconds.get(index).into_iter().flatten().copied()));
     let title = format!(
-        "Warm-up, the registry {} ms away for each request (the downloader has {PARALLEL_PROVIDERS} under way, and syncs each file)",
+        "Warm-up, the registry {} ms away for each request (the downloader fetches {PARALLEL_PROVIDERS} at a time, and syncs each file)",
         LATENCY.as_millis()
     );
     let mut section = Section::new(&title, &["", "downloader", "larder", "larder's throughput"]);
@@ -75,32 +76,34 @@ fn warm(bench: &Bench, names: &[String]) -> anyhow::Result<f64> {
     let token = larder.home.token()?;
     let took = bench.block_on(async {
         let began = Instant::now();
-        let text = bench.client.post(format!("{admin}/warm")).bearer_auth(token.trim()).body(order);
-        let job = text.header("content-type", "application/json").send().await?.error_for_status()?.text().await?;
+        let request = bench.client.post(format!("{admin}/warm")).bearer_auth(token.trim()).body(order);
+        let job = request.header("content-type", "application/json").send().await?.error_for_status()?.text().await?;
         let job: Value = serde_json::from_str(&job)?;
-        let id = job["id"].as_str().context("a job has a name")?;
-        let end = end_of(bench, &format!("{admin}/jobs/{id}/events")).await?;
+        let id = job["id"].as_str().context("a job has an id")?;
+        let end = last_event(bench, &format!("{admin}/jobs/{id}/events")).await?;
         ensure!(end["state"] == "done", "the job ended as {end}");
         Ok(began.elapsed().as_secs_f64())
     })?;
-    ensure!(larder.home.archives() == names.len(), "{} archives are held", larder.home.archives());
+    ensure!(larder.home.archives() == names.len(), "{} archives are stored", larder.home.archives());
     larder.stop()?;
     Ok(took)
 }
 
 /// The last event of a job.
-async fn end_of(bench: &Bench, events: &str) -> anyhow::Result<Value> {
+async fn last_event(bench: &Bench, events: &str) -> anyhow::Result<Value> {
     let mut answer = bench.client.get(events).send().await?.error_for_status()?;
     let mut text = Vec::new();
     while let Some(piece) = answer.chunk().await? {
         interrupt::check()?;
         text.extend_from_slice(&piece);
-        // Only the last is of interest.
-        let keep = text.len().saturating_sub(64 << 10);
-        text.drain(..keep);
+        // Only the last event is needed.
+        let surplus = text.len().saturating_sub(64 << 10);
+        text.drain(..surplus);
     }
     let text = String::from_utf8_lossy(&text);
-    let Some((_, end)) = text.rsplit_once("event: end\ndata: ") else { bail!("the events of the job broke off") };
+    let Some((_, end)) = text.rsplit_once("event: end\ndata: ") else {
+        bail!("the event stream of the job ended early")
+    };
     Ok(serde_json::from_str(end.trim())?)
 }
 
@@ -114,9 +117,9 @@ async fn download(bench: &Bench, names: &[String]) -> anyhow::Result<f64> {
             let fetch = async |path: &str, file: String| {
                 let url = format!("http://{}{path}", bench.upstream.address());
                 let bytes = bench.client.get(url).send().await?.error_for_status()?.bytes().await?;
-                let address = folder.path().join(file);
-                let kept = bytes.clone();
-                tokio::task::spawn_blocking(move || keep(&address, &kept)).await??;
+                let path = folder.path().join(file);
+                let contents = bytes.clone();
+                tokio::task::spawn_blocking(move || write_synced(&path, &contents)).await??;
                 anyhow::Ok(bytes)
             };
             fetch(&catalog::list_path(name), format!("{name}.versions")).await?;
@@ -132,7 +135,7 @@ async fn download(bench: &Bench, names: &[String]) -> anyhow::Result<f64> {
     Ok(began.elapsed().as_secs_f64())
 }
 
-fn keep(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+fn write_synced(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     let mut file = File::create(path)?;
     file.write_all(bytes)?;
     Ok(file.sync_all()?)

@@ -16,7 +16,7 @@ use crate::truth::PLATFORMS;
 /// The time larder has for revalidating everything without faults.
 const TIME_LIMIT: Duration = Duration::from_secs(90);
 
-/// An alarm that must be there.
+/// An alarm that larder must have raised.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Expected {
     kind: &'static str,
@@ -85,11 +85,11 @@ pub(crate) async fn compare_alarms(setup: &Arc<SoakSetup>, hostile: &Hostile) ->
         let status = client.get(format!("{}/admin/v1/status", process.admin)).send().await?.bytes().await?;
         let status: Value = serde_json::from_slice(&status)?;
         let alarms = status["alarms"].as_array().cloned().unwrap_or_default();
-        missing.retain(|wanted| !alarms.iter().any(|alarm| wanted.matches(alarm)));
+        missing.retain(|expected| !alarms.iter().any(|alarm| expected.matches(alarm)));
         if missing.is_empty() || Instant::now() > deadline {
             break alarms;
         }
-        // These only: larder limits the rate of its revalidations.
+        // Only packages whose alarm is missing are requested: larder limits the rate of its revalidations.
         for wanted in &missing {
             // The answer does not matter: the alarm that follows is checked below.
             let _ = client.get(format!("{}{}", process.base, wanted.path)).send().await;
@@ -102,9 +102,9 @@ pub(crate) async fn compare_alarms(setup: &Arc<SoakSetup>, hostile: &Hostile) ->
                 let answer = client.get(format!("{}{}", process.base, wanted.path)).send().await?;
                 let state = answer.headers().get("cache-status").cloned();
                 let (status, text) = (answer.status(), answer.text().await?);
-                let others: Vec<_> = alarms.iter().filter(|alarm| alarm["address"] == *wanted.address).collect();
+                let other_alarms: Vec<_> = alarms.iter().filter(|alarm| alarm["address"] == *wanted.address).collect();
                 let line = format!(
-                    "no alarm: {wanted:?}; the answer is {status} {state:?} {text}, and the alarms are {others:?}"
+                    "no alarm: {wanted:?}; the answer is {status} {state:?} {text}, and the alarms are {other_alarms:?}"
                 );
                 setup.ledger.broken(BrokenPromise::WrongAlarm, line);
             }

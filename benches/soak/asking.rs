@@ -1,4 +1,4 @@
-//! One request of one client: how it is read, how it ended, and whether that may be.
+//! One request of one client: how its body is read, how it ended, and whether that breaks a promise.
 
 use std::time::{Duration, Instant};
 
@@ -11,10 +11,10 @@ use crate::clients::Client;
 use crate::ledger::{BrokenPromise, Kind};
 use crate::life::LarderProcess;
 
-/// A document comes within 8 s; this much is for a machine that does much else at the same time.
-const DOCUMENT_WITHIN: Duration = Duration::from_secs(30);
-/// A silent upstream is given up after 30 s, and asked again.
-const ARCHIVE_WITHIN: Duration = Duration::from_secs(120);
+/// larder answers a document within 8 s; the rest allows for a busy machine.
+const DOCUMENT_TIMEOUT: Duration = Duration::from_secs(30);
+/// larder gives up a silent upstream after 30 s, and retries.
+const ARCHIVE_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The way a body is read.
 #[derive(Clone, Copy, Debug)]
@@ -46,11 +46,11 @@ impl<'a> SoakRequest<'a> {
 /// The end of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BodyEnd {
-    /// As a client takes for complete.
+    /// The client regards the body as complete.
     Complete,
-    /// BrokenPromise off.
+    /// The body was truncated.
     CutOff,
-    /// The client left.
+    /// The client closed the connection.
     Left,
 }
 
@@ -73,24 +73,24 @@ impl Answer {
 }
 
 impl Client {
-    /// Asks, counts how it ended, and judges that; the answer, if there was one.
-    pub(crate) async fn ask(&mut self, ask: SoakRequest<'_>) -> Option<Answer> {
-        let SoakRequest { kind, path, .. } = ask;
+    /// Sends a request, counts its outcome, and records broken promises; returns the answer, if there was one.
+    pub(crate) async fn ask(&mut self, request: SoakRequest<'_>) -> Option<Answer> {
+        let SoakRequest { kind, path, .. } = request;
         let stored = self.site.checks_acknowledged && self.site.ledger.is_acknowledged(path);
         let process = self.site.processes.up().await;
         let began = Instant::now();
-        let limit = if kind.is_archive() { ARCHIVE_WITHIN } else { DOCUMENT_WITHIN };
-        let requests = async {
-            match ask.reading {
-                BodyReading::Http10 => self.over_http10(&process, ask, began).await,
-                _ => self.over_http(&process, ask, began).await,
+        let limit = if kind.is_archive() { ARCHIVE_TIMEOUT } else { DOCUMENT_TIMEOUT };
+        let exchange = async {
+            match request.reading {
+                BodyReading::Http10 => self.over_http10(&process, request, began).await,
+                _ => self.over_http(&process, request, began).await,
             }
         };
-        let answer = timeout(limit, requests).await;
+        let answer = timeout(limit, exchange).await;
         let ledger = &self.site.ledger;
-        let order = |subject: &str| {
+        let describe = |event: &str| {
             format!(
-                "{path}: {subject} after {:.1?} in process {} [{}]",
+                "{path}: {event} after {:.1?} in process {} [{}]",
                 began.elapsed(),
                 process.number,
                 self.site.weather()
@@ -103,11 +103,11 @@ impl Client {
             return None;
         }
         let Ok(answer) = answer else {
-            ledger.broken(BrokenPromise::NoAnswer, order("no end"));
+            ledger.broken(BrokenPromise::NoAnswer, describe("no end"));
             return None;
         };
         let Some(answer) = answer else {
-            ledger.broken(BrokenPromise::NoAnswer, order("the connection broke before an answer"));
+            ledger.broken(BrokenPromise::NoAnswer, describe("the connection broke before an answer"));
             return None;
         };
         ledger.received(answer.body.len());
@@ -117,28 +117,28 @@ impl Client {
             (BodyEnd::CutOff, _) => {
                 ledger.count(kind, "cut off");
                 if stored {
-                    ledger.broken(BrokenPromise::HeldCutOff, order("cut off"));
+                    ledger.broken(BrokenPromise::StoredTruncated, describe("cut off"));
                 }
             }
             (BodyEnd::Complete, status @ (200 | 204 | 206 | 304)) => ledger.count(kind, &status.to_string()),
             (BodyEnd::Complete, status) => {
                 ledger.count(kind, &status.to_string());
                 if stored {
-                    ledger.broken(BrokenPromise::HeldRefused, order(&format!("{status} {}", text())));
+                    ledger.broken(BrokenPromise::StoredRefused, describe(&format!("{status} {}", text())));
                 // Upstream's 400 and 422 are passed on where nothing is cached.
                 } else if !matches!(status, 400 | 404 | 421 | 422 | 502 | 503 | 504) {
-                    ledger.broken(BrokenPromise::UnexpectedStatus, order(&format!("{status} {}", text())));
+                    ledger.broken(BrokenPromise::UnexpectedStatus, describe(&format!("{status} {}", text())));
                 }
             }
         }
         Some(answer)
     }
 
-    async fn over_http(&self, process: &LarderProcess, ask: SoakRequest<'_>, began: Instant) -> Option<Answer> {
-        let request = self.http.get(format!("{}{}", process.base, ask.path));
-        let request = ask.headers.iter().fold(request, |request, (name, value)| request.header(*name, value));
-        let mut response = request.send().await.ok()?;
-        self.record_latency(ask.kind, began);
+    async fn over_http(&self, process: &LarderProcess, request: SoakRequest<'_>, began: Instant) -> Option<Answer> {
+        let builder = self.http.get(format!("{}{}", process.base, request.path));
+        let builder = request.headers.iter().fold(builder, |builder, (name, value)| builder.header(*name, value));
+        let mut response = builder.send().await.ok()?;
+        self.record_latency(request.kind, began);
         let (status, headers) = (response.status().as_u16(), response.headers().clone());
         let mut body = Vec::new();
         let ended = loop {
@@ -147,7 +147,7 @@ impl Client {
                 Ok(None) => break BodyEnd::Complete,
                 Err(_) => break BodyEnd::CutOff,
             }
-            match ask.reading {
+            match request.reading {
                 BodyReading::LeaveAfter(bytes) if body.len() >= bytes => break BodyEnd::Left,
                 BodyReading::Slowly(pause) => sleep(pause).await,
                 _ => {}
@@ -156,22 +156,22 @@ impl Client {
         Some(Answer { status, headers, body, ended })
     }
 
-    async fn over_http10(&self, process: &LarderProcess, ask: SoakRequest<'_>, began: Instant) -> Option<Answer> {
+    async fn over_http10(&self, process: &LarderProcess, request: SoakRequest<'_>, began: Instant) -> Option<Answer> {
         let address = process.base.strip_prefix("http://")?;
         let mut stream = TcpStream::connect(address).await.ok()?;
-        let headers: String = ask.headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
-        let request = format!("GET {} HTTP/1.0\r\nHost: {address}\r\n{headers}\r\n", ask.path);
-        stream.write_all(request.as_bytes()).await.ok()?;
-        let mut all = Vec::new();
-        // A reset may come after all of it has: what arrived is judged by its length.
-        let _ = stream.read_to_end(&mut all).await;
-        self.record_latency(ask.kind, began);
-        let head = all.windows(4).position(|four| four == b"\r\n\r\n")?;
-        let text = String::from_utf8_lossy(&all[..head]).to_ascii_lowercase();
+        let headers: String = request.headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+        let head = format!("GET {} HTTP/1.0\r\nHost: {address}\r\n{headers}\r\n", request.path);
+        stream.write_all(head.as_bytes()).await.ok()?;
+        let mut received = Vec::new();
+        // A reset may follow a complete answer; its length decides.
+        let _ = stream.read_to_end(&mut received).await;
+        self.record_latency(request.kind, began);
+        let head = received.windows(4).position(|window| window == b"\r\n\r\n")?;
+        let text = String::from_utf8_lossy(&received[..head]).to_ascii_lowercase();
         let mut lines = text.lines();
         let status: u16 = lines.next()?.split(' ').nth(1)?.parse().ok()?;
         let header = |name: &str| text.lines().find_map(|line| Some(line.strip_prefix(name)?.trim().to_owned()));
-        let body = all.split_off(head + 4);
+        let body = received.split_off(head + 4);
         let ended = match header("content-length:").map(|length| length == body.len().to_string()) {
             Some(false) if status != 304 => BodyEnd::CutOff,
             // Without a length the end of the connection is the end of the body.

@@ -1,4 +1,4 @@
-//! The reckoning: with upstream away, everything that was acknowledged must come from the store; and the store itself,
+//! The final audit: with upstream down, everything that was acknowledged must come from the store; and the store itself,
 //! file by file.
 
 use std::fs;
@@ -24,7 +24,7 @@ pub(crate) struct AuditResult {
     pub(crate) staged: usize,
 }
 
-/// Asks a larder whose upstream is away for archives and documents that were acknowledged, some or all of them.
+/// Asks a larder whose upstream is down for archives and documents that were acknowledged, some or all of them.
 pub(crate) async fn audit_acknowledged(setup: &Arc<SoakSetup>, at_most: usize) -> anyhow::Result<usize> {
     let client = reqwest::Client::builder().no_proxy().no_gzip();
     let client = client.timeout(Duration::from_secs(60)).build()?;
@@ -41,7 +41,7 @@ pub(crate) async fn audit_acknowledged(setup: &Arc<SoakSetup>, at_most: usize) -
         };
         match answer.await {
             Ok((200, body)) if truth.as_ref().is_some_and(|zip| zip.bytes == body) => {}
-            Ok((200, _)) => setup.ledger.broken(BrokenPromise::WrongBytes, format!("{path}, with upstream away")),
+            Ok((200, _)) => setup.ledger.broken(BrokenPromise::WrongBytes, format!("{path}, with upstream down")),
             Ok((status, body)) => {
                 let reason = String::from_utf8_lossy(&body).into_owned();
                 setup.ledger.broken(BrokenPromise::ArchiveLost, format!("{path}: {status} {reason}"));
@@ -57,7 +57,7 @@ pub(crate) async fn audit_acknowledged(setup: &Arc<SoakSetup>, at_most: usize) -
             Ok(response) => format!("{} {}", response.status(), response.text().await.unwrap_or_default()),
             Err(e) => format!("{e:?}"),
         };
-        setup.ledger.broken(BrokenPromise::HeldRefused, format!("{path}, with upstream away: {status}"));
+        setup.ledger.broken(BrokenPromise::StoredRefused, format!("{path}, with upstream down: {status}"));
     }
     for (name, sha256) in setup.sources.seen() {
         let path = archive_path(&name, &sha256);
@@ -69,7 +69,7 @@ pub(crate) async fn audit_acknowledged(setup: &Arc<SoakSetup>, at_most: usize) -
             },
             _ => BrokenPromise::ArchiveLost,
         };
-        setup.ledger.broken(broken, format!("{path}, with upstream away"));
+        setup.ledger.broken(broken, format!("{path}, with upstream down"));
     }
     setup.ledger.count(Kind::Archive, "audited");
     Ok(archives.len().min(at_most))
@@ -79,27 +79,27 @@ pub(crate) async fn audit_acknowledged(setup: &Arc<SoakSetup>, at_most: usize) -
 pub(crate) async fn audit_store(setup: &SoakSetup, folder: &Folder) -> anyhow::Result<AuditResult> {
     let mut true_digests = setup.truth.digests().await;
     true_digests.extend(setup.sources.seen().into_values());
-    let mut found = AuditResult { staged: folder.staged().len(), ..AuditResult::default() };
+    let mut result = AuditResult { staged: folder.staged().len(), ..AuditResult::default() };
     for blob in folder.blobs() {
         let bytes = fs::read(&blob)?;
         let name = blob.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if sha256_hex(&bytes) != name || !true_digests.contains(&name) {
             setup.ledger.broken(BrokenPromise::WrongBytes, format!("the store's {}", blob.display()));
         }
-        found.blobs += 1;
-        found.bytes += bytes.len() as u64;
+        result.blobs += 1;
+        result.bytes += bytes.len() as u64;
     }
-    for file in set_aside(folder.path()) {
-        setup.ledger.broken(BrokenPromise::SetAside, file.display().to_string());
+    for file in quarantined_files(folder.path()) {
+        setup.ledger.broken(BrokenPromise::Quarantined, file.display().to_string());
     }
-    let records = folder.files("staging").len() - found.staged;
+    let records = folder.files("staging").len() - result.staged;
     if records > 0 {
         setup.ledger.broken(BrokenPromise::Leaked, format!("{records} records in staging"));
     }
-    Ok(found)
+    Ok(result)
 }
 
-fn set_aside(store: &Path) -> Vec<PathBuf> {
+fn quarantined_files(store: &Path) -> Vec<PathBuf> {
     let entries = |folder: PathBuf| fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     let is_index = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("index."));
     entries(store.join("v1")).filter(is_index).chain(entries(store.join("v1/aside"))).collect()

@@ -41,7 +41,7 @@ pub(crate) struct FaultCounts {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kills {
     pub(crate) every: Duration,
-    /// The last process runs until then: long enough to measure its memory.
+    /// No kills after this time: the last process runs long enough to measure its memory.
     pub(crate) until: Duration,
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct Chaos {
     pub(crate) rng: StdRng,
     pub(crate) kills: Kills,
     pub(crate) done: FaultCounts,
-    /// Versions that were published once and are there, with their name.
+    /// Names and versions of packages that were published once and not withdrawn.
     pub(crate) single: Vec<(String, String)>,
     /// Archives that clients had when the log was last checked.
     acknowledged: HashSet<String>,
@@ -82,7 +82,7 @@ impl Chaos {
         }
     }
 
-    /// Publishes what there is at the start.
+    /// Publishes the initial versions.
     pub(crate) async fn publish_all(&mut self, sizes: &[(&str, usize)]) {
         for (name, size) in sizes {
             self.site.names.lock().push((*name).to_owned());
@@ -94,26 +94,26 @@ impl Chaos {
         self.site.sources.publish(&self.upstream);
     }
 
-    /// Makes trouble until then, and leaves everything well.
+    /// Injects faults and changes until the given time, then removes every fault.
     pub(crate) async fn run(&mut self, until: Instant) -> anyhow::Result<()> {
         let start = Instant::now();
-        let after = |span: Duration| Instant::now() + span;
-        let (mut fault, mut change, mut away) = (start, start, after(Duration::from_secs(12)));
-        let (mut kill, mut look, mut attack) = (start + self.kills.every, start, start);
+        let in_future = |span: Duration| Instant::now() + span;
+        let (mut fault, mut change, mut away) = (start, start, in_future(Duration::from_secs(12)));
+        let (mut kill, mut log_check, mut attack) = (start + self.kills.every, start, start);
         while Instant::now() < until {
             let now = Instant::now();
             if now >= fault {
-                fault = after(self.next_fault());
+                fault = in_future(self.next_fault());
                 // A new version: stored archives meet no fault.
                 change = now;
             }
             if now >= change {
                 self.change().await;
-                change = after(Duration::from_millis(self.rng.gen_range(400..2000)));
+                change = in_future(Duration::from_millis(self.rng.gen_range(400..2000)));
             }
             if now >= away {
-                self.go_away().await;
-                away = after(Duration::from_millis(self.rng.gen_range(10_000..25_000)));
+                self.stop_upstream_briefly().await;
+                away = in_future(Duration::from_millis(self.rng.gen_range(10_000..25_000)));
             }
             if now >= kill {
                 self.kill().await?;
@@ -124,22 +124,22 @@ impl Chaos {
             }
             if now >= attack {
                 self.hostile.step(&self.upstream).await;
-                attack = after(Duration::from_millis(self.rng.gen_range(700..2000)));
+                attack = in_future(Duration::from_millis(self.rng.gen_range(700..2000)));
             }
-            if now >= look {
+            if now >= log_check {
                 self.check_refetches();
-                look = after(LOG_CHECK_INTERVAL);
+                log_check = in_future(LOG_CHECK_INTERVAL);
             }
-            sleep_until(fault.min(change).min(away).min(kill).min(look).min(attack).min(until)).await;
+            sleep_until(fault.min(change).min(away).min(kill).min(log_check).min(attack).min(until)).await;
         }
         self.upstream.heal();
-        self.hostile.speak_again(&self.upstream);
+        self.hostile.end_silence(&self.upstream);
         self.site.set_weather("calm");
         self.check_refetches();
         Ok(())
     }
 
-    /// Heals, and perhaps lets something else go wrong; gives how long it stays so.
+    /// Removes the faults, and perhaps injects others; returns the time until the next call.
     fn next_fault(&mut self) -> Duration {
         self.upstream.heal();
         if self.rng.gen_bool(0.35) {
@@ -190,28 +190,28 @@ impl Chaos {
         }
     }
 
-    async fn go_away(&mut self) {
-        let before = self.site.weather();
-        self.site.set_weather("upstream away");
+    async fn stop_upstream_briefly(&mut self) {
+        let previous = self.site.weather();
+        self.site.set_weather("upstream down");
         self.upstream.stop().await;
         tokio::time::sleep(Duration::from_millis(self.rng.gen_range(200..3000))).await;
         self.upstream.restart().await;
-        self.site.set_weather(&before);
+        self.site.set_weather(&previous);
         self.done.away += 1;
     }
 
-    /// Kills and starts again; now and then with upstream away, so that only the store can answer.
+    /// Kills and restarts larder; sometimes with upstream down, so that only the store can answer.
     async fn kill(&mut self) -> anyhow::Result<()> {
         self.done.kills += 1;
-        let alone = self.rng.gen_bool(0.4);
+        let without_upstream = self.rng.gen_bool(0.4);
         self.check_refetches();
         self.site.processes.kill();
-        if alone {
+        if without_upstream {
             self.upstream.stop().await;
-            self.site.set_weather("upstream away");
+            self.site.set_weather("upstream down");
         }
         self.site.processes.start().await?;
-        if alone {
+        if without_upstream {
             if self.site.checks_acknowledged {
                 audit::audit_acknowledged(&self.site, 40).await?;
             }
@@ -237,9 +237,9 @@ impl Chaos {
                 self.site.ledger.broken(BrokenPromise::FetchedAgain, request.path.clone());
             }
         }
-        let once =
+        let published_once =
             self.site.ledger.archives().into_iter().filter(|(_, archive)| archive.package.version.starts_with('2'));
-        self.acknowledged = once
+        self.acknowledged = published_once
             .map(|(_, archive)| {
                 let crate::truth::Package { name, version, platform } = archive.package;
                 format!("/releases/acme/terraform-provider-{name}/{version}/terraform-provider-{name}_{version}_{platform}.zip")
@@ -248,9 +248,9 @@ impl Chaos {
     }
 }
 
-/// Anything that can go wrong, anywhere.
+/// A random fault at a random target.
 fn any_fault(rng: &mut StdRng) -> (Target, Fault) {
-    let anywhere = [
+    let targets = [
         Target::Discovery,
         Target::Versions,
         Target::Document,
@@ -261,7 +261,7 @@ fn any_fault(rng: &mut StdRng) -> (Target, Fault) {
         Target::Archive,
         Target::Everything,
     ];
-    let target = anywhere.choose(rng).cloned().unwrap_or(Target::Archive);
+    let target = targets.choose(rng).cloned().unwrap_or(Target::Archive);
     let offset = *[0, 100, 70_000, 600_000, 1_100_000, 2_500_000].choose(rng).unwrap_or(&0);
     let redirect = *[301, 302, 303, 307, 308].choose(rng).unwrap_or(&302);
     // Frequent faults are the important ones.

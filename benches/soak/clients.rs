@@ -32,7 +32,7 @@ impl Client {
         Ok(Self { site: Arc::clone(setup), http: builder.build()?, rng })
     }
 
-    /// Asks and asks, until it is over.
+    /// Sends requests until the phase is over.
     pub(crate) async fn run(mut self) {
         while !self.site.is_over() {
             match self.rng.gen_range(0..100) {
@@ -53,8 +53,8 @@ impl Client {
         let Some((name, versions)) = self.versions().await else { return };
         // New versions are preferred: the old ones are cached soon.
         let newest = versions.len().saturating_sub(3);
-        let among = if self.rng.gen_bool(0.6) { &versions[newest..] } else { &versions[..] };
-        let Some(version) = among.choose(&mut self.rng) else { return };
+        let candidates = if self.rng.gen_bool(0.6) { &versions[newest..] } else { &versions[..] };
+        let Some(version) = candidates.choose(&mut self.rng) else { return };
         let platform = crate::truth::PLATFORMS[self.rng.gen_range(0..2)].to_owned();
         self.install_package(&Package { name, version: version.clone(), platform }).await;
     }
@@ -76,16 +76,16 @@ impl Client {
         let text = |field: &str| document[field].as_str().unwrap_or_default().to_owned();
         let editions = self.site.truth.editions(name, version).await;
         let shasum = text("shasum");
-        let is_of_it = |edition: &&Arc<Edition>| edition.zips.get(platform).is_some_and(|zip| zip.sha256 == shasum);
+        let has_archive = |edition: &&Arc<Edition>| edition.zips.get(platform).is_some_and(|zip| zip.sha256 == shasum);
         // Several signatures may exist for the same bytes.
-        let matching: Vec<&Arc<Edition>> = editions.iter().filter(is_of_it).collect();
+        let matching: Vec<&Arc<Edition>> = editions.iter().filter(has_archive).collect();
         if matching.is_empty() {
             self.wrong(format!("{path}: no edition that may be served has the shasum {shasum}"));
             return false;
         }
         self.site.truth.record_seen(package, &shasum).await;
         let (sums, signature, archive) = (text("shasums_url"), text("shasums_signature_url"), text("download_url"));
-        let mut came = true;
+        let mut all_arrived = true;
         if self.rng.gen_bool(0.3) {
             let truths = [
                 (Kind::Sums, &sums, matching.iter().map(|edition| &edition.sums).collect::<Vec<_>>()),
@@ -96,7 +96,7 @@ impl Client {
                     Some(answer) if answer.is_complete(200) && !truths.contains(&&answer.body) => {
                         self.wrong(format!("{path} is not of the edition of its document"));
                     }
-                    answer => came &= answer.is_some_and(|answer| answer.is_complete(200)),
+                    answer => all_arrived &= answer.is_some_and(|answer| answer.is_complete(200)),
                 }
             }
         }
@@ -107,7 +107,7 @@ impl Client {
             10..16 => BodyReading::Http10,
             _ => BodyReading::Whole,
         };
-        came & self.archive(package, &archive, &[], reading).await
+        all_arrived & self.archive(package, &archive, &[], reading).await
     }
 
     /// Requests a complete archive again, with every kind of condition and range.
@@ -140,7 +140,7 @@ impl Client {
         };
         let versions: Vec<String> =
             index["versions"].as_object().into_iter().flatten().map(|(version, _)| version.clone()).collect();
-        self.are_true(&name, &versions).await;
+        self.check_versions_exist(&name, &versions).await;
         let Some(version) = versions.choose(&mut self.rng).cloned() else { return };
         let path = format!("/mirror/{HOST}/acme/{name}/{version}.json");
         let Some(answer) = self.json(Kind::Version, &path).await else { return };
@@ -152,7 +152,7 @@ impl Client {
             let url = entry["url"].as_str().unwrap_or_default().to_owned();
             let zh = hashes.iter().find_map(|hash| hash.strip_prefix("zh:")).unwrap_or("no zh");
             match self.site.truth.zip(&package, zh).await {
-                Some(zip) if self.all_hashes_are_of(&hashes, &zip) && url.contains(&zip.sha256[..16]) => {
+                Some(zip) if self.hashes_match(&hashes, &zip) && url.contains(&zip.sha256[..16]) => {
                     archives.push((package, url));
                 }
                 _ => self.wrong(format!("{path}: {entry} for {platform}")),
@@ -162,24 +162,24 @@ impl Client {
         self.archive(&package, &url, &[], BodyReading::Whole).await;
     }
 
-    fn all_hashes_are_of(&self, hashes: &[&str], zip: &Zip) -> bool {
+    fn hashes_match(&self, hashes: &[&str], zip: &Zip) -> bool {
         hashes.iter().all(|hash| *hash == format!("zh:{}", zip.sha256) || *hash == zip.h1)
     }
 
-    /// The list of some provider.
+    /// Requests the version list of a random provider.
     async fn versions(&mut self) -> Option<(String, Vec<String>)> {
         let name = self.site.some_name(&mut self.rng);
         let list = self.json(Kind::Versions, &format!("/registry/{HOST}/v1/providers/acme/{name}/versions")).await?;
         let listed = list["versions"].as_array().into_iter().flatten();
         let versions: Vec<String> = listed.filter_map(|entry| Some(entry["version"].as_str()?.to_owned())).collect();
-        self.are_true(&name, &versions).await;
+        self.check_versions_exist(&name, &versions).await;
         Some((name, versions))
     }
 
-    async fn are_true(&self, name: &str, versions: &[String]) {
+    async fn check_versions_exist(&self, name: &str, versions: &[String]) {
         for version in versions {
             if !self.site.truth.has(name, version).await {
-                self.wrong(format!("a list of {name} names {version}, which never was"));
+                self.wrong(format!("a list of {name} names {version}, which was never published"));
             }
         }
     }
@@ -253,8 +253,8 @@ impl Client {
             }
             304 => {}
             200 => {
-                let (got, was) = (answer.body.len(), sha256_hex(&answer.body));
-                self.wrong(format!("{path}: {got} bytes with SHA-256 {was}"));
+                let (length, digest) = (answer.body.len(), sha256_hex(&answer.body));
+                self.wrong(format!("{path}: {length} bytes with SHA-256 {digest}"));
             }
             _ => {}
         }
@@ -277,8 +277,8 @@ impl Client {
         }
     }
 
-    fn wrong(&self, how: String) {
-        self.site.ledger.broken(BrokenPromise::WrongBytes, format!("{how} [{}]", self.site.weather()));
+    fn wrong(&self, description: String) {
+        self.site.ledger.broken(BrokenPromise::WrongBytes, format!("{description} [{}]", self.site.weather()));
     }
 
     /// Records the time to the first byte.

@@ -43,10 +43,10 @@ struct Target {
     editions: u64,
 }
 
-/// A stranger who has signed something that larder may serve, and what he is after.
+/// A foreign key that signed something that larder may serve, and the versions that it will change later.
 struct Stranger {
     key: Signer,
-    /// The new version that he signed, or the version whose bytes he signed again.
+    /// The new version that the key signed, or the version whose bytes it signed again.
     name: String,
     version: String,
     /// Versions that clients had before the attack.
@@ -86,7 +86,7 @@ impl Hostile {
         }
     }
 
-    /// Publishes what there is at the start.
+    /// Publishes the initial versions.
     pub(crate) async fn publish_all(&mut self, upstream: &FakeUpstream) {
         for (name, size) in ATTACKED_PROVIDERS {
             self.site.names.lock().push(name.to_owned());
@@ -113,7 +113,7 @@ impl Hostile {
     /// The next step of the attack.
     pub(crate) async fn step(&mut self, upstream: &FakeUpstream) {
         if self.is_silent {
-            self.speak_again(upstream);
+            self.end_silence(upstream);
             return;
         }
         self.change_by_seen_keys(upstream).await;
@@ -138,29 +138,29 @@ impl Hostile {
         }
     }
 
-    /// New connections are answered again.
-    pub(crate) fn speak_again(&mut self, upstream: &FakeUpstream) {
+    /// Lets both upstreams answer new connections again.
+    pub(crate) fn end_silence(&mut self, upstream: &FakeUpstream) {
         upstream.speak_again();
         self.site.sources.upstream.speak_again();
         self.is_silent = false;
     }
 
-    /// The place of a version of this provider that clients have and that is as it was at first.
+    /// Index of a version of this provider that clients have and that was never changed.
     async fn victim(&mut self, name: &str) -> Option<usize> {
         let mut found = Vec::new();
-        for (offset, target) in self.targets.iter().enumerate() {
+        for (index, target) in self.targets.iter().enumerate() {
             let is_first = target.standing == ChangeRight::Rightful && target.changed_by.is_none();
             if target.now.name == name && is_first && self.site.truth.is_seen(name, &target.now.version).await {
-                found.push(offset);
+                found.push(index);
             }
         }
         found.choose(&mut self.rng).copied()
     }
 
     /// Republishes a version with other bytes, under its own or other file names.
-    async fn change(&mut self, upstream: &FakeUpstream, offset: usize, signer: Signer) {
+    async fn change(&mut self, upstream: &FakeUpstream, index: usize, signer: Signer) {
         let is_renamed = self.rng.gen_bool(0.5);
-        let target = &mut self.targets[offset];
+        let target = &mut self.targets[index];
         target.editions += 1;
         let draft = target.first.clone().edition(target.editions).signed_by(signer.clone()).renamed(is_renamed);
         let Some(standing) = self.site.truth.publish(upstream, draft.clone()).await else { return };
@@ -179,11 +179,11 @@ impl Hostile {
     }
 
     async fn attack_outright(&mut self, upstream: &FakeUpstream, name: &str) {
-        let Some(offset) = self.victim(name).await else { return };
+        let Some(index) = self.victim(name).await else { return };
         match self.rng.gen_range(0..8) {
             // The same bytes without their signature.
             0 => {
-                let target = &mut self.targets[offset];
+                let target = &mut self.targets[index];
                 let draft = target.first.clone().signed_by(Signer::Nobody);
                 if let Some(standing) = self.site.truth.publish(upstream, draft.clone()).await {
                     (target.now, target.standing) = (draft, standing);
@@ -191,8 +191,8 @@ impl Hostile {
                     self.done.unsigned += 1;
                 }
             }
-            1 | 2 => self.change(upstream, offset, Signer::Nobody).await,
-            _ => self.change(upstream, offset, stranger()).await,
+            1 | 2 => self.change(upstream, index, Signer::Nobody).await,
+            _ => self.change(upstream, index, stranger()).await,
         }
     }
 
@@ -213,12 +213,12 @@ impl Hostile {
     }
 
     async fn sign_the_same_bytes(&mut self, upstream: &FakeUpstream, name: &str) {
-        let Some(offset) = self.victim(name).await else { return };
+        let Some(index) = self.victim(name).await else { return };
         let key = stranger();
-        let draft = self.targets[offset].first.clone().signed_by(key.clone());
+        let draft = self.targets[index].first.clone().signed_by(key.clone());
         let version = draft.version.clone();
         if self.site.truth.publish(upstream, draft.clone()).await.is_some() {
-            self.targets[offset].now = draft;
+            self.targets[index].now = draft;
             let victims = vec![version.clone()];
             // Clients look again after four seconds.
             self.strangers.push(Stranger { key, name: name.to_owned(), version, victims, waits: 4 });
@@ -226,23 +226,23 @@ impl Hostile {
         }
     }
 
-    /// Foreign keys that larder has seen by now change older versions.
+    /// Changes older versions with foreign keys that larder knows by now.
     async fn change_by_seen_keys(&mut self, upstream: &FakeUpstream) {
         self.strangers.iter_mut().for_each(|stranger| stranger.waits = stranger.waits.saturating_sub(1));
-        for offset in (0..self.strangers.len()).rev() {
-            let Stranger { name, version, waits, .. } = &self.strangers[offset];
+        for index in (0..self.strangers.len()).rev() {
+            let Stranger { name, version, waits, .. } = &self.strangers[index];
             if *waits > 0 || !self.site.truth.is_seen(name, version).await {
                 continue;
             }
-            let Stranger { key, name, mut victims, .. } = self.strangers.swap_remove(offset);
+            let Stranger { key, name, mut victims, .. } = self.strangers.swap_remove(index);
             victims.shuffle(&mut self.rng);
             for version in victims.into_iter().take(2) {
-                let is_it = |target: &Target| {
+                let is_unchanged_victim = |target: &Target| {
                     (&target.now.name, &target.now.version) == (&name, &version)
                         && target.standing == ChangeRight::Rightful
                         && target.changed_by.is_none()
                 };
-                if let Some(victim) = self.targets.iter().position(is_it) {
+                if let Some(victim) = self.targets.iter().position(is_unchanged_victim) {
                     self.change(upstream, victim, key.clone()).await;
                 }
             }
@@ -252,17 +252,17 @@ impl Hostile {
     /// The provider's own second key changes a version that is younger than the key; publishes one first where there is
     /// none.
     async fn change_lawfully(&mut self, upstream: &FakeUpstream, name: &str) {
-        let Some((_, deputy)) = self.deputies.iter().find(|(deputy_of, _)| deputy_of == name).cloned() else { return };
-        for offset in 0..self.targets.len() {
-            let Target { now, first, changed_by, standing, .. } = &self.targets[offset];
+        let Some((_, deputy)) = self.deputies.iter().find(|(provider, _)| provider == name).cloned() else { return };
+        for index in 0..self.targets.len() {
+            let Target { now, first, changed_by, standing, .. } = &self.targets[index];
             let is_as_at_first = *standing == ChangeRight::Rightful && changed_by.is_none();
             if now.name != name || !is_as_at_first || first.signer == deputy {
                 continue;
             }
             let version = now.version.clone();
-            let may = self.site.truth.change_right(name, &version, &deputy).await == Some(ChangeRight::Rightful);
-            if may && self.site.truth.is_seen(name, &version).await {
-                return self.change(upstream, offset, deputy).await;
+            let may_change = self.site.truth.change_right(name, &version, &deputy).await == Some(ChangeRight::Rightful);
+            if may_change && self.site.truth.is_seen(name, &version).await {
+                return self.change(upstream, index, deputy).await;
             }
         }
         let draft = self.new_draft(name);
@@ -292,7 +292,7 @@ impl Hostile {
         for target in self.targets.iter().filter(|target| target.standing == ChangeRight::Foreign) {
             let (name, version) = (&target.now.name, &target.now.version);
             let is_unsigned = matches!(target.now.signer, Signer::Nobody);
-            // Where a signature is asked for in any case, this is a set that is not verified, and no history.
+            // Where signatures are required, an unsigned version fails verification and raises no alarm.
             if is_unsigned && self.site.requires_signatures {
                 continue;
             }

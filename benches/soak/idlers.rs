@@ -16,13 +16,13 @@ use crate::life::LarderProcess;
 use crate::support::http2_frames::{get_frame, open_windows, preface};
 
 /// HTTP/1.1 clients, with one stream each.
-const HTTP1: u64 = 24;
+const HTTP1_CLIENTS: u64 = 24;
 /// HTTP/2 clients.
-const HTTP2: u64 = 8;
-/// The streams of each of these: as many as larder takes.
+const HTTP2_CLIENTS: u64 = 8;
+/// Streams of each HTTP/2 client: as many as larder accepts.
 const STREAMS: u32 = 64;
-/// All of them.
-pub(crate) const IDLERS: u64 = HTTP1 + HTTP2;
+/// Number of idle clients.
+pub(crate) const IDLERS: u64 = HTTP1_CLIENTS + HTTP2_CLIENTS;
 
 /// Streams that were opened and abandoned.
 #[derive(Default)]
@@ -39,13 +39,13 @@ pub(crate) async fn idle(setup: Arc<SoakSetup>, number: u64, seed: u64) {
     let mut rng = StdRng::seed_from_u64(seed.wrapping_mul(1000).wrapping_add(500 + number));
     while !setup.is_over() {
         let process = setup.processes.up().await;
-        let Some(path) = a_large_one(&setup, &mut rng) else {
+        let Some(path) = large_archive_path(&setup, &mut rng) else {
             sleep(Duration::from_millis(200)).await;
             continue;
         };
         let opens_windows = rng.gen_bool(0.5);
         let opened = async {
-            match number < HTTP1 {
+            match number < HTTP1_CLIENTS {
                 true => over_http1(&process, &path).await.map(|stream| (stream, 1)),
                 false => over_http2(&process, &path, opens_windows).await.map(|stream| (stream, u64::from(STREAMS))),
             }
@@ -61,13 +61,13 @@ pub(crate) async fn idle(setup: Arc<SoakSetup>, number: u64, seed: u64) {
     }
 }
 
-/// An archive of which most has no place in a socket.
-fn a_large_one(setup: &SoakSetup, rng: &mut StdRng) -> Option<String> {
+/// A random archive that is much larger than a socket buffer.
+fn large_archive_path(setup: &SoakSetup, rng: &mut StdRng) -> Option<String> {
     let mut large = setup.ledger.archives();
     large.retain(|(_, archive)| ["fifth", "sixth"].contains(&archive.package.name.as_str()));
-    large.sort_by(|(one, _), (other, _)| one.cmp(other));
-    let offset = rng.gen_range(0..large.len().max(1));
-    large.into_iter().nth(offset).map(|(path, _)| path)
+    large.sort_by(|(left, _), (right, _)| left.cmp(right));
+    let index = rng.gen_range(0..large.len().max(1));
+    large.into_iter().nth(index).map(|(path, _)| path)
 }
 
 async fn connected(process: &LarderProcess) -> std::io::Result<TcpStream> {
@@ -87,7 +87,7 @@ async fn over_http2(process: &LarderProcess, path: &str, opens_windows: bool) ->
     if opens_windows {
         stream.write_all(&open_windows()).await?;
     }
-    // Frames are written for paths beyond a hundred bytes.
+    // `get_frame` needs a path longer than a hundred bytes.
     let path = format!("{path}?{}", "a".repeat(100));
     for id in 0..STREAMS {
         stream.write_all(&get_frame(2 * id + 1, &path)).await?;

@@ -36,7 +36,7 @@ impl Kind {
             Self::Version => "VERSION.json",
             Self::Module => "module",
             Self::ModuleArchive => "module archive",
-            Self::Stray => "what does not exist",
+            Self::Stray => "absent path",
         }
     }
 
@@ -52,17 +52,17 @@ pub(crate) enum BrokenPromise {
     WrongBytes,
     ArchiveLost,
     FetchedAgain,
-    HeldRefused,
-    HeldCutOff,
-    NotHealed,
+    StoredRefused,
+    StoredTruncated,
+    NotRecovered,
     UnexpectedStatus,
     NoAnswer,
-    EndedByItself,
+    ProcessEnded,
     Panicked,
-    SetAside,
+    Quarantined,
     Leaked,
     WrongAlarm,
-    MemoryBeyond,
+    MemoryLimitExceeded,
 }
 
 impl BrokenPromise {
@@ -70,17 +70,17 @@ impl BrokenPromise {
         Self::WrongBytes,
         Self::ArchiveLost,
         Self::FetchedAgain,
-        Self::HeldRefused,
-        Self::HeldCutOff,
-        Self::NotHealed,
+        Self::StoredRefused,
+        Self::StoredTruncated,
+        Self::NotRecovered,
         Self::UnexpectedStatus,
         Self::NoAnswer,
-        Self::EndedByItself,
+        Self::ProcessEnded,
         Self::Panicked,
-        Self::SetAside,
+        Self::Quarantined,
         Self::Leaked,
         Self::WrongAlarm,
-        Self::MemoryBeyond,
+        Self::MemoryLimitExceeded,
     ];
 
     pub(crate) fn name(self) -> &'static str {
@@ -88,17 +88,17 @@ impl BrokenPromise {
             Self::WrongBytes => "wrong bytes served as complete",
             Self::ArchiveLost => "acknowledged archives lost",
             Self::FetchedAgain => "acknowledged archives fetched again",
-            Self::HeldRefused => "refusals of what was held",
-            Self::HeldCutOff => "held archives cut off",
-            Self::NotHealed => "failures without any fault",
+            Self::StoredRefused => "refusals of stored content",
+            Self::StoredTruncated => "stored archives truncated",
+            Self::NotRecovered => "failures without any fault",
             Self::UnexpectedStatus => "unexpected statuses",
             Self::NoAnswer => "requests without an answer in time",
-            Self::EndedByItself => "larder ended, or would not start",
+            Self::ProcessEnded => "larder ended, or would not start",
             Self::Panicked => "panics in the log",
-            Self::SetAside => "files set aside as damaged",
-            Self::Leaked => "descriptors or staged records left",
+            Self::Quarantined => "files quarantined as damaged",
+            Self::Leaked => "descriptors or staged records leaked",
             Self::WrongAlarm => "attacks without their alarm, and alarms without an attack",
-            Self::MemoryBeyond => "looks at memory that found it beyond its bound",
+            Self::MemoryLimitExceeded => "memory samples above the limit",
         }
     }
 }
@@ -123,7 +123,7 @@ struct Inner {
     slowest: BTreeMap<Kind, Duration>,
 }
 
-/// The book that all clients write in.
+/// Results of all clients.
 pub(crate) struct Ledger {
     began: Instant,
     inner: Mutex<Inner>,
@@ -144,25 +144,25 @@ impl Ledger {
         self.inner.lock().bytes += bytes as u64;
     }
 
-    /// Notes how long an answer took to begin.
+    /// Records the time until an answer began.
     pub(crate) fn took(&self, kind: Kind, time: Duration) {
         let mut inner = self.inner.lock();
         let slowest = inner.slowest.entry(kind).or_default();
         *slowest = time.max(*slowest);
     }
 
-    /// Notes a broken promise.
+    /// Records a broken promise.
     pub(crate) fn broken(&self, subject: BrokenPromise, how: String) {
-        let offset = self.began.elapsed().as_secs_f64();
+        let seconds = self.began.elapsed().as_secs_f64();
         let mut inner = self.inner.lock();
         let (count, examples) = inner.broken.entry(subject).or_default();
         *count += 1;
         if examples.len() < EXAMPLES {
-            examples.push(format!("{offset:.1} s: {how}"));
+            examples.push(format!("{seconds:.1} s: {how}"));
         }
     }
 
-    /// A client has this archive whole: from now on it may not be lost.
+    /// Records that a client received this archive completely: from now on larder must not lose it.
     pub(crate) fn acknowledge(&self, path: &str, archive: Acknowledged) {
         self.inner.lock().archives.insert(path.to_owned(), archive);
     }

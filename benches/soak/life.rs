@@ -15,7 +15,7 @@ use crate::ledger::{BrokenPromise, Ledger};
 use crate::support::process::command;
 
 /// The limit of a start on a busy machine.
-const START_WITHIN: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// The interval of memory samples.
 const MEMORY_SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -32,10 +32,10 @@ pub(crate) struct LarderProcess {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ResourceUsage {
     pub(crate) peak_kib: u64,
-    /// Memory that is its own and no file's.
-    pub(crate) most_anonymous_kib: u64,
-    pub(crate) looks_at_memory: u64,
-    pub(crate) most_descriptors: usize,
+    /// Largest anonymous memory.
+    pub(crate) max_anonymous_kib: u64,
+    pub(crate) memory_samples: u64,
+    pub(crate) max_descriptors: usize,
     pub(crate) descriptors: usize,
     pub(crate) log_errors: usize,
 }
@@ -46,7 +46,7 @@ pub(crate) struct LarderProcesses {
     config: PathBuf,
     child: Mutex<Option<Child>>,
     process: watch::Sender<LarderProcess>,
-    taken: Mutex<ResourceUsage>,
+    usage: Mutex<ResourceUsage>,
     ledger: Arc<Ledger>,
 }
 
@@ -59,12 +59,12 @@ impl LarderProcesses {
             config: file,
             child: Mutex::new(None),
             process: watch::Sender::new(LarderProcess::default()),
-            taken: Mutex::default(),
+            usage: Mutex::default(),
             ledger: Arc::clone(ledger),
         })
     }
 
-    /// Starts it, and waits until it listens.
+    /// Starts larder, and waits until it listens.
     pub(crate) async fn start(&self) -> anyhow::Result<()> {
         let number = self.process.borrow().number + 1;
         let log = File::create(self.log(number))?;
@@ -77,7 +77,7 @@ impl LarderProcesses {
             let mut line = String::new();
             BufReader::new(out).read_line(&mut line).map(|_| line)
         });
-        let line = tokio::time::timeout(START_WITHIN, line).await.context("larder does not come to listen")???;
+        let line = tokio::time::timeout(START_TIMEOUT, line).await.context("larder does not come to listen")???;
         let Ok(report) = serde_json::from_str::<serde_json::Value>(&line) else {
             bail!("larder did not start: {}", fs::read_to_string(self.log(number)).unwrap_or_default());
         };
@@ -87,7 +87,7 @@ impl LarderProcesses {
         Ok(())
     }
 
-    /// The life that is, once there is one.
+    /// The running process; waits until there is one.
     pub(crate) async fn up(&self) -> LarderProcess {
         let mut process = self.process.subscribe();
         // The sender lives in `self`.
@@ -96,8 +96,8 @@ impl LarderProcesses {
 
     /// True while this process has not been killed by the test.
     pub(crate) fn is_running(&self, process: &LarderProcess) -> bool {
-        let now = self.process.borrow();
-        now.is_up && now.number == process.number
+        let current = self.process.borrow();
+        current.is_up && current.number == process.number
     }
 
     /// The number of processes so far.
@@ -116,7 +116,7 @@ impl LarderProcesses {
         self.read_log();
     }
 
-    /// SIGTERM; the exit code.
+    /// Stops larder with SIGTERM; returns the exit code.
     pub(crate) async fn terminate(&self) -> Option<i32> {
         self.sample();
         self.process.send_modify(|process| process.is_up = false);
@@ -139,24 +139,24 @@ impl LarderProcesses {
         code
     }
 
-    /// Samples its resources, and checks that it runs.
+    /// Samples the resources of the process, and checks that it runs.
     pub(crate) fn sample(&self) {
         let mut child = self.child.lock();
         let Some(child) = child.as_mut() else { return };
         if let Ok(Some(status)) = child.try_wait() {
             let process = self.process.borrow().clone();
             if process.is_up {
-                self.ledger.broken(BrokenPromise::EndedByItself, format!("life {}: {status}", process.number));
+                self.ledger.broken(BrokenPromise::ProcessEnded, format!("life {}: {status}", process.number));
             }
             return;
         }
         let process = PathBuf::from(format!("/proc/{}", child.id()));
         let peak = memory_kib(&process, "VmHWM:");
         let descriptors = fs::read_dir(process.join("fd")).map_or(0, Iterator::count);
-        let mut taken = self.taken.lock();
-        taken.peak_kib = taken.peak_kib.max(peak);
-        taken.most_descriptors = taken.most_descriptors.max(descriptors);
-        taken.descriptors = descriptors;
+        let mut usage = self.usage.lock();
+        usage.peak_kib = usage.peak_kib.max(peak);
+        usage.max_descriptors = usage.max_descriptors.max(descriptors);
+        usage.descriptors = descriptors;
     }
 
     /// Samples its memory and compares each sample with the limit. Runs until it is cancelled.
@@ -167,17 +167,17 @@ impl LarderProcesses {
             let Some(id) = self.child.lock().as_ref().map(Child::id) else { continue };
             let kib = memory_kib(Path::new(&format!("/proc/{id}")), "RssAnon:");
             let process = self.process.borrow().number;
-            let mut taken = self.taken.lock();
-            taken.most_anonymous_kib = taken.most_anonymous_kib.max(kib);
-            taken.looks_at_memory += 1;
+            let mut usage = self.usage.lock();
+            usage.max_anonymous_kib = usage.max_anonymous_kib.max(kib);
+            usage.memory_samples += 1;
             if kib > bound_kib {
-                self.ledger.broken(BrokenPromise::MemoryBeyond, format!("{} MiB in life {process}", kib >> 10));
+                self.ledger.broken(BrokenPromise::MemoryLimitExceeded, format!("{} MiB in life {process}", kib >> 10));
             }
         }
     }
 
-    pub(crate) fn taken(&self) -> ResourceUsage {
-        *self.taken.lock()
+    pub(crate) fn usage(&self) -> ResourceUsage {
+        *self.usage.lock()
     }
 
     fn log(&self, number: u32) -> PathBuf {
@@ -192,7 +192,7 @@ impl LarderProcesses {
                 self.ledger.broken(BrokenPromise::Panicked, format!("life {number}: {line}"));
             }
             if line.contains("ERROR") {
-                self.taken.lock().log_errors += 1;
+                self.usage.lock().log_errors += 1;
             }
         }
     }

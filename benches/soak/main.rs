@@ -65,7 +65,7 @@ const PROVIDERS: [(&str, usize); 6] = [
 const MEMORY_BOUND_KIB: u64 = 512 << 10;
 
 /// The time for clients to finish at the end, and for fills after them.
-const SETTLE_WITHIN: Duration = Duration::from_secs(150);
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(150);
 
 #[derive(Debug, Parser)]
 struct Options {
@@ -128,7 +128,7 @@ impl SoakSetup {
     }
 }
 
-/// One store from its beginning to its end.
+/// One run with one store.
 struct Phase {
     title: &'static str,
     max_size: &'static str,
@@ -144,14 +144,14 @@ fn main() -> anyhow::Result<()> {
     }
     let seed = options.seed.unwrap_or_else(|| rand::thread_rng().gen_range(1..10_000));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let roomy = Phase {
+    let large_store = Phase {
         title: "Room for everything",
         max_size: "20GiB",
         verification: "signature-if-keys",
         checks_acknowledged: true,
         seconds: options.seconds,
     };
-    let tight = Phase {
+    let small_store = Phase {
         title: "A store of 96 MiB, too small",
         max_size: "96MiB",
         verification: "signature",
@@ -159,10 +159,10 @@ fn main() -> anyhow::Result<()> {
         seconds: options.eviction_seconds,
     };
     let mut broken = 0;
-    for phase in [roomy, tight].into_iter().filter(|phase| phase.seconds > 0) {
+    for phase in [large_store, small_store].into_iter().filter(|phase| phase.seconds > 0) {
         broken += runtime.block_on(run(&options, phase, seed))?;
     }
-    say(&format!("\nseed {seed}, {} clients: {broken} promises broken", options.clients));
+    print_line(&format!("\nseed {seed}, {} clients: {broken} promises broken", options.clients));
     ensure!(broken == 0, "promises were broken");
     Ok(())
 }
@@ -195,15 +195,15 @@ async fn run(options: &Options, phase: Phase, seed: u64) -> anyhow::Result<u64> 
         checks_acknowledged: phase.checks_acknowledged,
         requires_signatures: phase.verification == "signature",
     });
-    say(&format!("\n{}: {} s with seed {seed}", phase.title, phase.seconds));
+    print_line(&format!("\n{}: {} s with seed {seed}", phase.title, phase.seconds));
     let hostile = Hostile::new(&setup, StdRng::seed_from_u64(seed.wrapping_add(1 << 32)));
     let kills =
         Kills { every: Duration::from_secs(options.kill_every), until: Duration::from_secs(phase.seconds * 2 / 3) };
     let mut chaos = Chaos::new(&setup, upstream, hostile, StdRng::seed_from_u64(seed), kills);
     chaos.publish_all(&PROVIDERS).await;
     setup.processes.start().await?;
-    let watching = Arc::clone(&setup);
-    let watching = AbortOnDrop(tokio::spawn(async move { watching.processes.watch_memory(MEMORY_BOUND_KIB).await }));
+    let watched = Arc::clone(&setup);
+    let memory_watch = AbortOnDrop(tokio::spawn(async move { watched.processes.watch_memory(MEMORY_BOUND_KIB).await }));
     fetch_every_provider(&setup, seed).await?;
     let mut clients = JoinSet::new();
     for number in 0..options.clients {
@@ -215,16 +215,18 @@ async fn run(options: &Options, phase: Phase, seed: u64) -> anyhow::Result<u64> 
     chaos.run(tokio::time::Instant::now() + Duration::from_secs(phase.seconds)).await?;
     setup.is_over.store(true, Ordering::Relaxed);
     settle(&setup, clients).await;
-    without_faults(&setup, &chaos, seed).await?;
+    check_recovery(&setup, &chaos, seed).await?;
     let alarms = alarms::compare_alarms(&setup, &chaos.hostile).await?;
-    let descriptors = setup.processes.taken().descriptors;
+    let descriptors = setup.processes.usage().descriptors;
     if descriptors > 150 {
-        setup.ledger.broken(BrokenPromise::Leaked, format!("{descriptors} descriptors, and nobody asks"));
+        setup
+            .ledger
+            .broken(BrokenPromise::Leaked, format!("{descriptors} descriptors are open while no client is connected"));
     }
 
     // Only the store is left, and it was never closed.
     chaos.upstream.stop().await;
-    setup.set_weather("upstream away");
+    setup.set_weather("upstream down");
     setup.processes.kill();
     setup.processes.start().await?;
     if phase.checks_acknowledged {
@@ -232,9 +234,9 @@ async fn run(options: &Options, phase: Phase, seed: u64) -> anyhow::Result<u64> 
     }
     let code = setup.processes.terminate().await;
     if code != Some(0) {
-        setup.ledger.broken(BrokenPromise::EndedByItself, format!("SIGTERM ended it with {code:?}"));
+        setup.ledger.broken(BrokenPromise::ProcessEnded, format!("SIGTERM ended it with {code:?}"));
     }
-    drop(watching);
+    drop(memory_watch);
     let found = audit::audit_store(&setup, &folder).await?;
     let done = Totals { done: chaos.done, hostile: chaos.hostile.done, alarms, found };
     Ok(summary::print(phase.title, &setup, done, began.elapsed()))
@@ -246,12 +248,12 @@ async fn fetch_every_provider(setup: &Arc<SoakSetup>, seed: u64) -> anyhow::Resu
     for (name, _) in PROVIDERS.into_iter().chain(ATTACKED_PROVIDERS) {
         let (version, platform) = (FIRST_VERSIONS[0].into(), PLATFORMS[0].into());
         let package = Package { name: name.into(), version, platform };
-        let mut came = false;
-        // Some clients leave in the middle; the dice may fall so a few times.
+        let mut is_installed = false;
+        // A client may leave in the middle by a random choice, several times in a row.
         for _ in 0..20 {
-            came = came || client.install_package(&package).await;
+            is_installed = is_installed || client.install_package(&package).await;
         }
-        ensure!(came, "{package:?} cannot be had");
+        ensure!(is_installed, "{package:?} cannot be installed");
     }
     Ok(())
 }
@@ -265,11 +267,11 @@ async fn settle(setup: &Arc<SoakSetup>, mut clients: JoinSet<()>) {
             }
         }
     };
-    if tokio::time::timeout(SETTLE_WITHIN, all).await.is_err() {
-        setup.ledger.broken(BrokenPromise::NoAnswer, format!("clients that still wait after {SETTLE_WITHIN:?}"));
+    if tokio::time::timeout(SETTLE_TIMEOUT, all).await.is_err() {
+        setup.ledger.broken(BrokenPromise::NoAnswer, format!("clients that still wait after {SETTLE_TIMEOUT:?}"));
     }
     let admin = setup.processes.up().await.admin;
-    let deadline = Instant::now() + SETTLE_WITHIN;
+    let deadline = Instant::now() + SETTLE_TIMEOUT;
     while Instant::now() < deadline {
         let metrics = match reqwest::get(format!("{admin}/metrics")).await {
             Ok(answer) => answer.text().await.unwrap_or_default(),
@@ -280,11 +282,11 @@ async fn settle(setup: &Arc<SoakSetup>, mut clients: JoinSet<()>) {
         }
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
-    setup.ledger.broken(BrokenPromise::NoAnswer, format!("fills under way {SETTLE_WITHIN:?} after the last fault"));
+    setup.ledger.broken(BrokenPromise::NoAnswer, format!("fills under way {SETTLE_TIMEOUT:?} after the last fault"));
 }
 
 /// Without faults the next request succeeds: every published package can be installed.
-async fn without_faults(setup: &Arc<SoakSetup>, chaos: &Chaos, seed: u64) -> anyhow::Result<()> {
+async fn check_recovery(setup: &Arc<SoakSetup>, chaos: &Chaos, seed: u64) -> anyhow::Result<()> {
     // A "not found" is cached for a second.
     tokio::time::sleep(Duration::from_secs(2)).await;
     let old = PROVIDERS.iter().flat_map(|(name, _)| FIRST_VERSIONS.map(|version| (*name, version)));
@@ -293,21 +295,21 @@ async fn without_faults(setup: &Arc<SoakSetup>, chaos: &Chaos, seed: u64) -> any
     for (name, version) in old.chain(new).chain(chaos.hostile.rightful()) {
         for platform in PLATFORMS {
             let package = Package { name: name.into(), version: version.into(), platform: platform.into() };
-            // Once more: a download that a fault spoilt and a kill cut short is found out when it has been resumed.
+            // Two attempts: a download that was both corrupted and interrupted fails verification when it is resumed.
             if !client.install_package(&package).await && !client.install_package(&package).await {
-                setup.ledger.broken(BrokenPromise::NotHealed, format!("{package:?} cannot be had"));
+                setup.ledger.broken(BrokenPromise::NotRecovered, format!("{package:?} cannot be installed"));
             }
         }
     }
     for name in setup.sources.sound() {
         if !client.install_module(name).await && !client.install_module(name).await {
-            setup.ledger.broken(BrokenPromise::NotHealed, format!("the module {name} cannot be had"));
+            setup.ledger.broken(BrokenPromise::NotRecovered, format!("the module {name} cannot be installed"));
         }
     }
     let answers = setup.ledger.answers();
     let installed = answers.get(&(Kind::Archive, "200".to_owned())).copied().unwrap_or_default();
     if installed == 0 {
-        setup.ledger.broken(BrokenPromise::NotHealed, "no archive was ever installed".into());
+        setup.ledger.broken(BrokenPromise::NotRecovered, "no archive was ever installed".into());
     }
     drop(client);
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -324,7 +326,7 @@ impl Drop for AbortOnDrop {
     }
 }
 
-#[expect(clippy::print_stdout, reason = "it is run by hand, by somebody who waits")]
-fn say(text: &str) {
+#[expect(clippy::print_stdout, reason = "progress for the person who runs it")]
+fn print_line(text: &str) {
     println!("{text}");
 }

@@ -90,7 +90,7 @@ impl Sources {
         Self { upstream, truth, names, state: Mutex::default() }
     }
 
-    /// Makes a registry lead to all of it.
+    /// Publishes every module at a registry.
     pub(crate) fn publish(&self, registry: &FakeUpstream) {
         let origin = self.upstream.origin();
         let address = |name: &str, location: String| {
@@ -110,14 +110,14 @@ impl Sources {
         }
     }
 
-    /// Gives a module that clients have another tree under the same URL; says whether there was one to move.
+    /// Replaces the tree of a module that clients have, under the same URL; returns false if there was none.
     pub(crate) fn move_one(&self, rng: &mut StdRng) -> bool {
         let mut state = self.state.lock();
-        let still =
+        let unmoved =
             MOVING.iter().filter(|name| state.seen.contains_key(**name) && !state.moved.contains(&(**name).into()));
-        let Some(name) = still.copied().collect::<Vec<_>>().choose(rng).copied() else { return false };
-        let other = tree(name, 1000, 30_000);
-        self.upstream.serve_file(&format!("/files/{name}.tar.gz"), "application/gzip", packed(&other));
+        let Some(name) = unmoved.copied().collect::<Vec<_>>().choose(rng).copied() else { return false };
+        let new_tree = tree(name, 1000, 30_000);
+        self.upstream.serve_file(&format!("/files/{name}.tar.gz"), "application/gzip", packed(&new_tree));
         state.moved.push(name.to_owned());
         true
     }
@@ -134,8 +134,8 @@ impl Sources {
 
     fn some_name(&self, rng: &mut StdRng) -> String {
         // A client of a silent source sends nothing else meanwhile, so sources that answer are preferred.
-        let among = if rng.gen_bool(0.7) { &self.names[..INTACT.len() + MOVING.len()] } else { &self.names[..] };
-        among.choose(rng).cloned().unwrap_or_default()
+        let candidates = if rng.gen_bool(0.7) { &self.names[..INTACT.len() + MOVING.len()] } else { &self.names[..] };
+        candidates.choose(rng).cloned().unwrap_or_default()
     }
 
     /// The modules that clients have: where larder serves the archive of each, and its SHA-256.
@@ -165,7 +165,7 @@ fn packed(tree: &Tree) -> Vec<u8> {
 }
 
 impl Client {
-    /// A module as a client installs it: where it is, and its archive.
+    /// Installs a random module as a client does: its location, then its archive.
     pub(crate) async fn module(&mut self) {
         let name = self.site.sources.some_name(&mut self.rng);
         self.install_module(&name).await;
@@ -174,33 +174,33 @@ impl Client {
     /// Returns true if everything arrived.
     pub(crate) async fn install_module(&mut self, name: &str) -> bool {
         let download = download_path(name);
-        let Some(text) = self.ask(SoakRequest::whole(Kind::Module, &download)).await else { return false };
-        if !text.is_complete(204) {
+        let Some(answer) = self.ask(SoakRequest::whole(Kind::Module, &download)).await else { return false };
+        if !answer.is_complete(204) {
             return false;
         }
-        let location = text.header("x-terraform-get");
+        let location = answer.header("x-terraform-get");
         let (path, query) = location.split_once('?').unwrap_or((&location, ""));
         let sha256 = query.strip_prefix("checksum=sha256:");
         let Some(archive) = self.ask(SoakRequest::whole(Kind::ModuleArchive, path)).await else { return false };
         if archive.ended != BodyEnd::Complete || archive.status != 200 {
             return false;
         }
-        let was = sha256_hex(&archive.body);
-        let is_right = sha256.is_none_or(|sha256| sha256 == was)
-            // Whatever is not an archive is not a tree, either.
+        let digest = sha256_hex(&archive.body);
+        let is_correct = sha256.is_none_or(|sha256| sha256 == digest)
+            // `unpacked` panics for bytes that are no archive.
             && self.site.sources.truth.get(name).is_some_and(|tree| {
                 let body = &archive.body;
                 std::panic::catch_unwind(|| unpacked(body)).is_ok_and(|found| found == *tree)
             });
-        if !is_right {
+        if !is_correct {
             self.site.ledger.broken(
                 BrokenPromise::WrongBytes,
-                format!("{path} of {name}: SHA-256 {was} [{}]", self.site.weather()),
+                format!("{path} of {name}: SHA-256 {digest} [{}]", self.site.weather()),
             );
             return false;
         }
-        let before = self.site.sources.state.lock().seen.insert(name.to_owned(), was.clone());
-        if before.is_some_and(|before| before != was) {
+        let previous = self.site.sources.state.lock().seen.insert(name.to_owned(), digest.clone());
+        if previous.is_some_and(|previous| previous != digest) {
             self.site.ledger.broken(BrokenPromise::WrongBytes, format!("{name} was packed twice, and differs"));
         }
         if sha256.is_some() {

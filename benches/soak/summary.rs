@@ -1,5 +1,5 @@
 //! The summary of a phase, for people.
-#![expect(clippy::print_stdout, reason = "printing is what it is for")]
+#![expect(clippy::print_stdout, reason = "this module prints the summary")]
 
 use std::time::Duration;
 
@@ -14,12 +14,12 @@ use crate::{MEMORY_BOUND_KIB, SoakSetup, chaos, hostile};
 pub(crate) struct Totals {
     pub(crate) done: chaos::FaultCounts,
     pub(crate) hostile: hostile::AttackCounts,
-    /// The alarms that stand at the end.
+    /// The unresolved alarms at the end.
     pub(crate) alarms: usize,
     pub(crate) found: AuditResult,
 }
 
-/// Prints it; gives how many promises were broken.
+/// Prints the summary; returns the number of broken promises.
 pub(crate) fn print(title: &str, setup: &SoakSetup, totals: Totals, took: Duration) -> u64 {
     let Totals { done, hostile, alarms, found } = totals;
     let ledger = &setup.ledger;
@@ -30,17 +30,17 @@ pub(crate) fn print(title: &str, setup: &SoakSetup, totals: Totals, took: Durati
     let mut hows: Vec<String> = answers.keys().map(|(_, how)| how.clone()).filter(|how| how != "audited").collect();
     hows.sort();
     hows.dedup();
-    table.set_header(["asked for".to_owned()].into_iter().chain(hows.iter().cloned()));
+    table.set_header(["request".to_owned()].into_iter().chain(hows.iter().cloned()));
     let mut kinds: Vec<Kind> = answers.keys().map(|(kind, _)| *kind).collect();
     kinds.dedup();
     for kind in kinds {
         let cell = |how: &String| answers.get(&(kind, how.clone())).map_or("-".to_owned(), u64::to_string);
         table.add_row([kind.name().to_owned()].into_iter().chain(hows.iter().map(cell)));
     }
-    right(&mut table);
+    align_figures(&mut table);
     println!("{table}");
 
-    let taken = setup.processes.taken();
+    let usage = setup.processes.usage();
     let mut table = Table::new();
     table.load_style(presets::UTF8_BORDERS_ONLY);
     let mib = |bytes: u64| format!("{:.0} MiB", bytes as f64 / f64::from(1 << 20));
@@ -54,7 +54,7 @@ pub(crate) fn print(title: &str, setup: &SoakSetup, totals: Totals, took: Durati
         ("slowest document (headers)", slowest(|kind| !kind.is_archive())),
         ("slowest archive (headers)", slowest(Kind::is_archive)),
         ("faults", done.faults.to_string()),
-        ("upstream away", done.away.to_string()),
+        ("upstream down", done.away.to_string()),
         ("kill -9 and restart", done.kills.to_string()),
         ("versions published", done.versions.to_string()),
         ("editions published over old ones", done.editions.to_string()),
@@ -62,30 +62,30 @@ pub(crate) fn print(title: &str, setup: &SoakSetup, totals: Totals, took: Durati
         ("times that all URLs expired", done.expired.to_string()),
         ("attacks: old versions published anew", hostile.attacks.to_string()),
         ("of these, under other names; unsigned", format!("{}; {}", hostile.renamed, hostile.unsigned)),
-        ("strangers who signed new versions first", hostile.strangers.to_string()),
-        ("strangers who signed the same bytes first", hostile.re_signed.to_string()),
+        ("foreign keys that signed new versions first", hostile.strangers.to_string()),
+        ("foreign keys that signed the same bytes first", hostile.re_signed.to_string()),
         ("attacks taken back", hostile.taken_back.to_string()),
         ("changes by a key known before", hostile.lawful.to_string()),
         ("modules moved", hostile.moved.to_string()),
         ("times that upstreams fell silent", hostile.silences.to_string()),
-        ("streams that nobody read", setup.unread.count().to_string()),
-        ("alarms that stand", alarms.to_string()),
+        ("streams that were never read", setup.unread.count().to_string()),
+        ("unresolved alarms", alarms.to_string()),
         ("archives acknowledged", ledger.archives().len().to_string()),
         ("documents acknowledged", ledger.documents().len().to_string()),
         ("archives in the store, each hashed", format!("{} ({})", found.blobs, mib(found.bytes))),
         ("broken downloads staged at the end", found.staged.to_string()),
         (
             "anonymous memory at most, its bound",
-            format!("{}, {}", mib(taken.most_anonymous_kib << 10), mib(MEMORY_BOUND_KIB << 10)),
+            format!("{}, {}", mib(usage.max_anonymous_kib << 10), mib(MEMORY_BOUND_KIB << 10)),
         ),
-        ("looks at it", taken.looks_at_memory.to_string()),
-        ("memory at most, with files", mib(taken.peak_kib * 1024)),
-        ("descriptors at most, at the end", format!("{}, {}", taken.most_descriptors, taken.descriptors)),
-        ("errors in the log", taken.log_errors.to_string()),
+        ("memory samples", usage.memory_samples.to_string()),
+        ("memory at most, with files", mib(usage.peak_kib * 1024)),
+        ("descriptors at most, at the end", format!("{}, {}", usage.max_descriptors, usage.descriptors)),
+        ("errors in the log", usage.log_errors.to_string()),
     ] {
         table.add_row([subject.to_owned(), figure]);
     }
-    right(&mut table);
+    align_figures(&mut table);
     println!("{table}");
 
     let broken = ledger.broken_promises();
@@ -94,7 +94,7 @@ pub(crate) fn print(title: &str, setup: &SoakSetup, totals: Totals, took: Durati
     for subject in BrokenPromise::ALL {
         table.add_row([subject.name().to_owned(), broken.get(&subject).map_or(0, |(count, _)| *count).to_string()]);
     }
-    right(&mut table);
+    align_figures(&mut table);
     println!("{table}");
     for (subject, (_, examples)) in &broken {
         for example in examples {
@@ -104,7 +104,7 @@ pub(crate) fn print(title: &str, setup: &SoakSetup, totals: Totals, took: Durati
     broken.values().map(|(count, _)| count).sum()
 }
 
-fn right(table: &mut Table) {
+fn align_figures(table: &mut Table) {
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }

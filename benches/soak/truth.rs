@@ -27,12 +27,12 @@ pub(crate) struct Zip {
     pub(crate) h1: String,
 }
 
-/// A version as it was published once: what belongs together.
+/// The files of one publication of a version.
 pub(crate) struct Edition {
     pub(crate) zips: BTreeMap<String, Zip>,
     pub(crate) sums: Vec<u8>,
     pub(crate) signature: Vec<u8>,
-    /// The fingerprint; none where the registry lists no key.
+    /// Fingerprint of the signing key; `None` where the registry lists no key.
     key: Option<String>,
     standing: ChangeRight,
 }
@@ -82,7 +82,7 @@ pub(crate) struct Draft {
     pub(crate) size: usize,
     pub(crate) edition: u64,
     pub(crate) signer: Signer,
-    /// True where its archives are called `….ZIP`, as no record has it.
+    /// True if the archives are named `….ZIP`, a name that no first-seen record has.
     pub(crate) is_renamed: bool,
 }
 
@@ -93,17 +93,17 @@ impl Draft {
         Self { name, version, size, edition: 1, signer: Signer::usual(), is_renamed: false }
     }
 
-    /// The same with other bytes.
+    /// Sets the edition; each edition has other bytes.
     pub(crate) fn edition(self, edition: u64) -> Self {
         Self { edition, ..self }
     }
 
-    /// Signed by another party.
+    /// Sets the signer.
     pub(crate) fn signed_by(self, signer: Signer) -> Self {
         Self { signer, ..self }
     }
 
-    /// Under other file names.
+    /// Sets whether the files have other names.
     pub(crate) fn renamed(self, is_renamed: bool) -> Self {
         Self { is_renamed, ..self }
     }
@@ -122,7 +122,7 @@ impl Draft {
     }
 }
 
-/// The platforms of everything.
+/// Platforms of every package.
 pub(crate) const PLATFORMS: [&str; 2] = ["linux_amd64", "darwin_arm64"];
 
 /// One version. Times are positions in the order of publications and observations.
@@ -184,7 +184,7 @@ impl Truth {
         let mut known = self.0.write().await;
         let (name, version) = (draft.name.as_str(), draft.version.as_str());
         let key = draft.signer.fingerprint();
-        let of_signer = known.change_right(name, version, key.as_deref())?;
+        let right_of_signer = known.change_right(name, version, key.as_deref())?;
         let (zips, sums, signature) = tokio::task::block_in_place(|| {
             upstream.publish(draft.provider());
             let zip = |platform: &str| {
@@ -204,10 +204,10 @@ impl Truth {
             history.published = now;
         }
         // Any key may sign the same bytes; losing a signature is a change.
-        let is_rightful = |before: &Arc<Edition>| before.is_rightful() && before.sums == sums;
+        let is_rightful = |edition: &Arc<Edition>| edition.is_rightful() && edition.sums == sums;
         let standing = match key.is_some() && history.editions.iter().any(is_rightful) {
             true => ChangeRight::Rightful,
-            false => of_signer,
+            false => right_of_signer,
         };
         history.editions.push(Arc::new(Edition { zips, sums, signature, key, standing }));
         Some(standing)
@@ -218,8 +218,8 @@ impl Truth {
         let mut known = self.0.write().await;
         let now = known.tick();
         let Some(history) = known.versions.get_mut(&(package.name.clone(), package.version.clone())) else { return };
-        let shown = history.editions.iter().filter(|edition| edition.zips.values().any(|zip| zip.sha256 == sha256));
-        let mut keys: Vec<Option<String>> = shown.map(|edition| edition.key.clone()).collect();
+        let matching = history.editions.iter().filter(|edition| edition.zips.values().any(|zip| zip.sha256 == sha256));
+        let mut keys: Vec<Option<String>> = matching.map(|edition| edition.key.clone()).collect();
         keys.dedup();
         history.seen.get_or_insert(now);
         if let [Some(key)] = keys.as_slice()
@@ -252,7 +252,7 @@ impl Truth {
             .collect()
     }
 
-    /// The true archive of a package whose SHA-256 begins so.
+    /// The true archive of a package whose SHA-256 begins with `digest`.
     pub(crate) async fn zip(&self, package: &Package, digest: &str) -> Option<Zip> {
         let editions = self.editions(&package.name, &package.version).await;
         let mut zips = editions.iter().filter_map(|edition| edition.zips.get(&package.platform));

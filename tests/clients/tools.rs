@@ -1,4 +1,4 @@
-//! Tools that are no Terraform: they look into registries by themselves, and follow absolute URLs alone.
+//! Tools other than Terraform and OpenTofu: each has its own registry client, which follows absolute URLs only.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -50,12 +50,13 @@ impl TlsFixture {
         Self { upstream, larder, folder }
     }
 
-    /// The ways to name larder: as a host, and as a base with a path.
+    /// Route and URL: larder as a host.
     fn own_host(&self) -> (&'static str, String) {
         ("own host name", self.larder.base().to_owned())
     }
 
-    fn base_of_one(&self) -> (&'static str, String) {
+    /// Route and URL: larder's base of one registry, with a path.
+    fn base_of_one_registry(&self) -> (&'static str, String) {
         ("larder's base of one registry", format!("{}/registry/{HOST}", self.larder.base()))
     }
 
@@ -64,27 +65,27 @@ impl TlsFixture {
         String::from_utf8(self.upstream.sums_bytes("acme", "null", "1.2.0")).unwrap().lines().count()
     }
 
-    /// Compares a tool's result at the registry, which must be `whole`, with its result on each route. The tool gets
+    /// Compares a tool's result at the registry, which must be complete, with its result on each route. The tool gets
     /// the registry and an empty folder.
-    async fn beside(
+    async fn compare_routes(
         &self,
         report: &mut Report,
         (title, what): (&str, &str),
         routes: &[(&'static str, String)],
-        is_whole: impl Fn(&str) -> bool,
+        is_complete: impl Fn(&str) -> bool,
         run: impl AsyncFn(&str, &Path) -> Result<String, String>,
     ) {
-        let ask = async |registry: &str| {
+        let run_at = async |registry: &str| {
             let folder = tempfile::tempdir().unwrap();
             let host = registry.trim_start_matches("https://").split('/').next().unwrap_or_default().to_owned();
             run(registry, folder.path()).await.map(|found| found.replace(&host, "HOST"))
         };
-        let direct = match ask(&self.upstream.origin()).await {
-            Ok(found) if is_whole(&found) => found,
+        let direct = match run_at(&self.upstream.origin()).await {
+            Ok(found) if is_complete(&found) => found,
             found => return report.row(title, "direct", what, Verdict::Wrong(format!("{found:?}"))),
         };
         for (route, registry) in routes {
-            let verdict = match ask(registry).await {
+            let verdict = match run_at(registry).await {
                 Ok(found) => compare(&direct, &found),
                 Err(output) => Verdict::Wrong(output),
             };
@@ -117,7 +118,7 @@ pub(crate) async fn output_of(
     }
 }
 
-/// The name of a program with the version that it says it has.
+/// The name of a program with the version that it prints.
 pub(crate) async fn with_version(name: &str, program: &Path, argument: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
     let output =
@@ -127,15 +128,15 @@ pub(crate) async fn with_version(name: &str, program: &Path, argument: &str) -> 
     version.map_or(name.to_owned(), |version| format!("{name} {version}"))
 }
 
-/// The files below a folder, with their digests, but for those that a tool writes for itself alone.
+/// The files below a folder, with their digests, except the JSON files of the tool itself.
 fn files_below(folder: &Path) -> String {
     let mut lines = Vec::new();
-    let mut waiting = vec![folder.to_owned()];
-    while let Some(next) = waiting.pop() {
+    let mut pending_folders = vec![folder.to_owned()];
+    while let Some(next) = pending_folders.pop() {
         for entry in std::fs::read_dir(&next).unwrap() {
             let path = entry.unwrap().path();
             if path.is_dir() {
-                waiting.push(path);
+                pending_folders.push(path);
             } else if path.extension().is_none_or(|extension| extension != "json") {
                 let digest = sha256_hex(&std::fs::read(&path).unwrap());
                 lines.push(format!("{} {digest}", path.strip_prefix(folder).unwrap().display()));
@@ -155,15 +156,15 @@ pub(crate) async fn renovate(tools: &Tools, report: &mut Report) {
     let fixture = TlsFixture::new().await;
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/clients/renovate.js");
     let (ca, installed) = (fixture.ca_file(), installed.display().to_string());
-    let is_whole = |found: &str| {
+    let is_complete = |found: &str| {
         found.matches("zh:").count() == fixture.hashes() && found.matches("h1:").count() == PLATFORMS.len()
     };
-    let ask = async |registry: &str, folder: &Path| {
+    let run = async |registry: &str, folder: &Path| {
         let environment = [("NODE_EXTRA_CA_CERTS", ca.as_str()), ("LOG_LEVEL", "error")];
         output_of(&node, &[script, registry, &installed], folder, &environment).await
     };
-    let routes = [fixture.own_host(), fixture.base_of_one()];
-    fixture.beside(report, (title, "versions, hashes for a lock file"), &routes, is_whole, ask).await;
+    let routes = [fixture.own_host(), fixture.base_of_one_registry()];
+    fixture.compare_routes(report, (title, "versions, hashes for a lock file"), &routes, is_complete, run).await;
 }
 
 /// Checkov: its findings in a module that it downloads.
@@ -173,19 +174,22 @@ pub(crate) async fn checkov(tools: &Tools, report: &mut Report) {
         return report.row(title, "-", "-", Verdict::NotRun("the program is not installed".to_owned()));
     };
     let fixture = TlsFixture::new().await;
-    // For registries it trusts the authorities of certifi alone, whatever the environment says.
+    // For registries Checkov trusts the authorities of certifi only, whatever the environment says.
     let trust = format!("import certifi\ncertifi.where = lambda: {:?}\n", fixture.ca_file());
     std::fs::write(fixture.folder.path().join("sitecustomize.py"), trust).unwrap();
     let python_path = fixture.folder.path().display().to_string();
-    let ask = async |registry: &str, folder: &Path| {
-        let host = calls_the_module(registry, folder);
+    let run = async |registry: &str, folder: &Path| {
+        let host = write_module_call(registry, folder);
         let environment = [("TF_HOST_NAME", host.as_str()), ("PYTHONPATH", &python_path), ("LOG_LEVEL", "WARNING")];
-        let requests = ["--download-external-modules", "true", "--framework", "terraform", "--soft-fail", "-o", "json"];
-        let printed = output_of(&program, &[&["-d", "."], &requests[..]].concat(), folder, &environment).await;
+        let arguments =
+            ["--download-external-modules", "true", "--framework", "terraform", "--soft-fail", "-o", "json"];
+        let printed = output_of(&program, &[&["-d", "."], &arguments[..]].concat(), folder, &environment).await;
         printed.map(|printed| findings(&printed))
     };
-    let is_whole = |found: &str| found.contains("aws_s3_bucket.open");
-    fixture.beside(report, (title, "findings in a downloaded module"), &[fixture.own_host()], is_whole, ask).await;
+    let is_complete = |found: &str| found.contains("aws_s3_bucket.open");
+    fixture
+        .compare_routes(report, (title, "findings in a downloaded module"), &[fixture.own_host()], is_complete, run)
+        .await;
 }
 
 /// The failed checks, by resource.
@@ -199,8 +203,8 @@ fn findings(report: &str) -> String {
     lines.join("\n")
 }
 
-/// Writes a configuration that calls the module of a registry; the registry's host.
-fn calls_the_module(registry: &str, folder: &Path) -> String {
+/// Writes a configuration that calls the module of a registry; returns the registry's host.
+fn write_module_call(registry: &str, folder: &Path) -> String {
     let host = registry.trim_start_matches("https://").to_owned();
     let text = format!("module \"m\" {{\n  source  = \"{host}/acme/vpc/aws\"\n  version = \"1.4.0\"\n}}\n");
     std::fs::write(folder.join("main.tf"), text).unwrap();
@@ -216,22 +220,24 @@ pub(crate) async fn trivy(report: &mut Report) {
     let title = with_version(title, Path::new(&program), "--version").await;
     let fixture = TlsFixture::new().await;
     let ca = fixture.ca_file();
-    let ask = async |registry: &str, folder: &Path| {
-        calls_the_module(registry, folder);
+    let run = async |registry: &str, folder: &Path| {
+        write_module_call(registry, folder);
         let environment = [("SSL_CERT_FILE", ca.as_str())];
-        let requests = ["config", "--quiet", "--skip-check-update", "--format", "json", "."];
-        let printed = output_of(Path::new(&program), &requests, folder, &environment).await?;
+        let arguments = ["config", "--quiet", "--skip-check-update", "--format", "json", "."];
+        let printed = output_of(Path::new(&program), &arguments, folder, &environment).await?;
         let found: serde_json::Value = serde_json::from_str(&printed).unwrap_or_default();
         let results = found["Results"].as_array().cloned().unwrap_or_default();
         let failed =
             results.iter().flat_map(|result| result["Misconfigurations"].as_array().cloned().unwrap_or_default());
         let mut lines: Vec<String> =
-            failed.map(|one| format!("{} {}", one["ID"], one["CauseMetadata"]["Resource"])).collect();
+            failed.map(|finding| format!("{} {}", finding["ID"], finding["CauseMetadata"]["Resource"])).collect();
         lines.sort();
         Ok(lines.join("\n"))
     };
-    let is_whole = |found: &str| found.contains("module.m");
-    fixture.beside(report, (&title, "findings in a downloaded module"), &[fixture.own_host()], is_whole, ask).await;
+    let is_complete = |found: &str| found.contains("module.m");
+    fixture
+        .compare_routes(report, (&title, "findings in a downloaded module"), &[fixture.own_host()], is_complete, run)
+        .await;
 }
 
 /// cdktf: the code that it generates of a module, which it has `terraform` fetch.
@@ -242,7 +248,7 @@ pub(crate) async fn cdktf(tools: &Tools, report: &mut Report) {
     };
     let fixture = TlsFixture::new().await;
     let (ca, terraform) = (fixture.ca_file(), terraform.display().to_string());
-    let ask = async |registry: &str, folder: &Path| {
+    let run = async |registry: &str, folder: &Path| {
         let host = registry.trim_start_matches("https://");
         let module = serde_json::json!({ "name": "m", "source": format!("{host}/acme/plain/aws"), "version": "1.0.0" });
         let project = serde_json::json!({
@@ -250,20 +256,20 @@ pub(crate) async fn cdktf(tools: &Tools, report: &mut Report) {
             "terraformProviders": [], "terraformModules": [module],
         });
         std::fs::write(folder.join("cdktf.json"), project.to_string()).unwrap();
-        let none = folder.join("none.tfrc").display().to_string();
-        std::fs::write(&none, "").unwrap();
+        let empty_config = folder.join("none.tfrc").display().to_string();
+        std::fs::write(&empty_config, "").unwrap();
         let environment = [
             ("SSL_CERT_FILE", ca.as_str()),
             ("TERRAFORM_BINARY_NAME", &terraform),
-            ("TF_CLI_CONFIG_FILE", &none),
+            ("TF_CLI_CONFIG_FILE", &empty_config),
             ("CHECKPOINT_DISABLE", "1"),
             ("CI", "1"),
         ];
         output_of(&installed, &["get"], folder, &environment).await?;
         std::fs::read_to_string(folder.join(".gen/modules/m.ts")).map_err(|error| error.to_string())
     };
-    let is_whole = |found: &str| found.contains("name");
-    fixture.beside(report, (title, "the code of a module"), &[fixture.own_host()], is_whole, ask).await;
+    let is_complete = |found: &str| found.contains("name");
+    fixture.compare_routes(report, (title, "the code of a module"), &[fixture.own_host()], is_complete, run).await;
 }
 
 /// Terragrunt: a module that it fetches from a registry itself (`tfr:`), and `init` in it.
@@ -278,19 +284,19 @@ pub(crate) async fn terragrunt(tools: &Tools, report: &mut Report) {
     let title = with_version(title, Path::new(&program), "--version").await;
     let fixture = TlsFixture::new().await;
     let (ca, terraform) = (fixture.ca_file(), terraform.display().to_string());
-    let ask = async |registry: &str, folder: &Path| {
+    let run = async |registry: &str, folder: &Path| {
         let host = registry.trim_start_matches("https://");
         let source = format!(
             "terraform {{\n  source = \"tfr://{host}/acme/plain/aws?version=1.0.0\"\n}}\ninputs = {{\n  name = \"x\"\n}}\n"
         );
         std::fs::write(folder.join("terragrunt.hcl"), source).unwrap();
-        let none = folder.join("none.tfrc").display().to_string();
-        std::fs::write(&none, "").unwrap();
+        let empty_config = folder.join("none.tfrc").display().to_string();
+        std::fs::write(&empty_config, "").unwrap();
         let environment = [
             ("SSL_CERT_FILE", ca.as_str()),
             ("TERRAGRUNT_TFPATH", &terraform),
             ("TG_TF_PATH", &terraform),
-            ("TF_CLI_CONFIG_FILE", &none),
+            ("TF_CLI_CONFIG_FILE", &empty_config),
             ("CHECKPOINT_DISABLE", "1"),
         ];
         output_of(Path::new(&program), &["init", "-no-color", "-input=false"], folder, &environment).await?;
@@ -299,8 +305,10 @@ pub(crate) async fn terragrunt(tools: &Tools, report: &mut Report) {
         let names = found.lines().map(|line| line.rsplit('/').next().unwrap_or_default());
         Ok(names.filter(|name| name.starts_with("main.tf")).collect::<Vec<_>>().join("\n"))
     };
-    let is_whole = |found: &str| found.contains("main.tf");
-    fixture.beside(report, (&title, "a module by tfr:, and init in it"), &[fixture.own_host()], is_whole, ask).await;
+    let is_complete = |found: &str| found.contains("main.tf");
+    fixture
+        .compare_routes(report, (&title, "a module by tfr:, and init in it"), &[fixture.own_host()], is_complete, run)
+        .await;
 }
 
 /// tfmodcache: the files of a module; it requests /v1/modules/ without discovery.
@@ -311,14 +319,14 @@ pub(crate) async fn tfmodcache(tools: &Tools, report: &mut Report) {
     };
     let fixture = TlsFixture::new().await;
     let ca = fixture.ca_file();
-    let ask = async |registry: &str, folder: &Path| {
-        calls_the_module(registry, folder);
+    let run = async |registry: &str, folder: &Path| {
+        write_module_call(registry, folder);
         let cache = folder.join("cache").display().to_string();
         output_of(&program, &["--cache-dir", &cache, "link", "."], folder, &[("SSL_CERT_FILE", &ca)]).await?;
         Ok(files_below(&folder.join(".terraform/modules")))
     };
-    let is_whole = |found: &str| found.contains("main.tf");
-    fixture.beside(report, (title, "the files of a module"), &[fixture.own_host()], is_whole, ask).await;
+    let is_complete = |found: &str| found.contains("main.tf");
+    fixture.compare_routes(report, (title, "the files of a module"), &[fixture.own_host()], is_complete, run).await;
 }
 
 /// terraform-registry-stub: the archives, checksums and signatures of a provider; it never asks for discovery.
@@ -329,17 +337,19 @@ pub(crate) async fn registry_stub(tools: &Tools, report: &mut Report) {
     };
     let fixture = TlsFixture::new().await;
     let ca = fixture.ca_file();
-    let ask = async |registry: &str, folder: &Path| {
+    let run = async |registry: &str, folder: &Path| {
         let host = registry.trim_start_matches("https://");
         let manifest = format!(
             "registry: \"{host}\"\nproviders:\n  - namespace: acme\n    type: \"null\"\n    version_constraints: [\">=1.0\"]\n    \
              platforms: [\"*\"]\ncache_options:\n  download_packages: true\n  verify_signatures: false\n"
         );
         std::fs::write(folder.join("manifest.yaml"), manifest).unwrap();
-        let requests = ["cache", "--manifest", "manifest.yaml", "--output", "cache"];
-        output_of(&program, &requests, folder, &[("SSL_CERT_FILE", &ca)]).await?;
+        let arguments = ["cache", "--manifest", "manifest.yaml", "--output", "cache"];
+        output_of(&program, &arguments, folder, &[("SSL_CERT_FILE", &ca)]).await?;
         Ok(files_below(&folder.join("cache")))
     };
-    let is_whole = |found: &str| found.matches(".zip").count() == 2 * PLATFORMS.len();
-    fixture.beside(report, (title, "archives, checksums, signatures"), &[fixture.own_host()], is_whole, ask).await;
+    let is_complete = |found: &str| found.matches(".zip").count() == 2 * PLATFORMS.len();
+    fixture
+        .compare_routes(report, (title, "archives, checksums, signatures"), &[fixture.own_host()], is_complete, run)
+        .await;
 }

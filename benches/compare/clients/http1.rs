@@ -13,26 +13,26 @@ use super::Shared;
 
 const BUFFER_BYTES: usize = 256 * 1024;
 
-/// A server that is silent for so long has failed; a cold archive may wait for its whole fill.
-const MAX_SILENCE: Duration = Duration::from_secs(60);
+/// Read timeout; a cold archive may wait for its whole fill.
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Asks until it is over.
+/// Sends requests until the measurement is over.
 pub(super) fn ask(shared: &Shared) -> anyhow::Result<()> {
-    let asking = &shared.asking;
-    let connection = Connection::new(asking.address, asking.tls.as_ref());
-    // Also where it failed: the others wait.
+    let load = &shared.load;
+    let connection = Connection::new(load.address, load.tls.as_ref());
+    // The barrier is released even after a failed connection: the other clients wait for it.
     shared.ready.wait();
     let mut connection = connection?;
-    let request = request(asking.address, &asking.path, asking.gzip);
+    let request = request(load.address, &load.path, load.gzip);
     while !shared.is_over() {
-        let is_whole = connection.ask(&request, |came| {
-            shared.took(came);
+        let is_whole = connection.ask(&request, |bytes| {
+            shared.add_bytes(bytes);
             !shared.is_over()
         })?;
         if !is_whole {
             break;
         }
-        shared.answered();
+        shared.add_answer();
     }
     Ok(())
 }
@@ -56,7 +56,7 @@ impl Connection {
     pub(super) fn new(address: SocketAddr, tls: Option<&Arc<ClientConfig>>) -> anyhow::Result<Self> {
         let mut stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(MAX_SILENCE))?;
+        stream.set_read_timeout(Some(READ_TIMEOUT))?;
         let buffer = vec![0; BUFFER_BYTES];
         let Some(tls) = tls else { return Ok(Self { stream: Box::new(stream), buffer }) };
         let mut tls = ClientConnection::new(Arc::clone(tls), ServerName::from(address.ip()))?;
@@ -78,20 +78,20 @@ impl Connection {
                 bail!("the server closed before an answer");
             }
             filled += read;
-            if let Some(end) = buffer[..filled].windows(4).position(|four| four == b"\r\n\r\n") {
+            if let Some(end) = buffer[..filled].windows(4).position(|window| window == b"\r\n\r\n") {
                 break end + 4;
             }
         };
-        let mut left = length(&buffer[..head])?;
-        let mut came = filled - head;
+        let mut remaining = length(&buffer[..head])?;
+        let mut received = filled - head;
         loop {
-            let goes_on = goes_on(came);
-            left = left.checked_sub(came).context("more came than was announced")?;
-            if left == 0 || !goes_on {
-                return Ok(left == 0);
+            let goes_on = goes_on(received);
+            remaining = remaining.checked_sub(received).context("the body is longer than its Content-Length")?;
+            if remaining == 0 || !goes_on {
+                return Ok(remaining == 0);
             }
-            came = stream.read(buffer)?;
-            if came == 0 {
+            received = stream.read(buffer)?;
+            if received == 0 {
                 bail!("the server closed in the middle of an answer");
             }
         }

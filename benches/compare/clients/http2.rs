@@ -20,19 +20,19 @@ use super::Shared;
 const STREAM_WINDOW: u32 = 4 << 20;
 const CONNECTION_WINDOW: u32 = 1 << 30;
 
-/// Asks until it is over.
+/// Sends requests until the measurement is over.
 pub(super) fn ask(shared: &Shared) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let connected = connect(shared).await;
-        // Also where it failed: the others wait.
+        // The barrier is released even after a failed connection: the other clients wait for it.
         shared.ready.wait();
         let mut sender = connected?;
-        let asking = &shared.asking;
-        let scheme = if asking.wire.is_tls() { "https" } else { "http" };
+        let load = &shared.load;
+        let scheme = if load.wire.is_tls() { "https" } else { "http" };
         while !shared.is_over() {
-            let mut request = Request::get(format!("{scheme}://{}{}", asking.address, asking.path));
-            if asking.gzip {
+            let mut request = Request::get(format!("{scheme}://{}{}", load.address, load.path));
+            if load.gzip {
                 request = request.header(ACCEPT_ENCODING, "gzip");
             }
             sender.ready().await?;
@@ -40,26 +40,26 @@ pub(super) fn ask(shared: &Shared) -> anyhow::Result<()> {
             ensure!(answer.status() == 200, "{}", answer.status());
             let mut body = answer.into_body();
             while let Some(frame) = body.frame().await {
-                shared.took(frame?.data_ref().map_or(0, Bytes::len));
+                shared.add_bytes(frame?.data_ref().map_or(0, Bytes::len));
                 if shared.is_over() {
                     return Ok(());
                 }
             }
-            shared.answered();
+            shared.add_answer();
         }
         Ok(())
     })
 }
 
 async fn connect(shared: &Shared) -> anyhow::Result<SendRequest<Empty<Bytes>>> {
-    let asking = &shared.asking;
-    let stream = TcpStream::connect(asking.address).await?;
+    let load = &shared.load;
+    let stream = TcpStream::connect(load.address).await?;
     stream.set_nodelay(true)?;
-    match &asking.tls {
+    match &load.tls {
         None => talk(stream).await,
         Some(tls) => {
             let tls = TlsConnector::from(Arc::clone(tls));
-            talk(tls.connect(ServerName::from(asking.address.ip()), stream).await?).await
+            talk(tls.connect(ServerName::from(load.address.ip()), stream).await?).await
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The clients: wrk for documents where it is installed, our own readers for everything else.
+//! The clients: wrk for documents where it is installed, the bench's own readers for everything else.
 
 mod http1;
 mod http2;
@@ -44,7 +44,7 @@ impl RequestLoad {
         Ok(Self { address: peer.address(wire), wire, path: path.to_owned(), gzip: false, tls })
     }
 
-    /// Takes gzip.
+    /// Accepts gzip.
     pub(crate) fn gzip(self, gzip: bool) -> Self {
         Self { gzip, ..self }
     }
@@ -52,8 +52,8 @@ impl RequestLoad {
 
 /// The state shared by the clients of one measurement.
 struct Shared {
-    asking: RequestLoad,
-    /// All are connected.
+    load: RequestLoad,
+    /// Released when all clients are connected.
     ready: Barrier,
     is_over: AtomicBool,
     bytes: AtomicU64,
@@ -61,11 +61,11 @@ struct Shared {
 }
 
 impl Shared {
-    fn took(&self, bytes: usize) {
+    fn add_bytes(&self, bytes: usize) {
         self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    fn answered(&self) {
+    fn add_answer(&self) {
         self.answers.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -84,12 +84,12 @@ pub(crate) struct Throughput {
 /// Runs this many clients, each with its own thread and connection. Calls `watch` when all are connected, and stops
 /// them when it returns.
 pub(crate) fn run<T>(
-    asking: RequestLoad,
+    load: RequestLoad,
     connections: usize,
     watch: impl FnOnce(&dyn Fn() -> Throughput) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let shared = Arc::new(Shared {
-        asking,
+        load,
         ready: Barrier::new(connections + 1),
         is_over: AtomicBool::new(false),
         bytes: AtomicU64::new(0),
@@ -97,25 +97,25 @@ pub(crate) fn run<T>(
     });
     let client = |_| {
         let shared = Arc::clone(&shared);
-        thread::Builder::new().name("client".into()).spawn(move || match shared.asking.wire {
+        thread::Builder::new().name("client".into()).spawn(move || match shared.load.wire {
             ClientProtocol::Http1 | ClientProtocol::Tls1 => http1::ask(&shared),
             ClientProtocol::Http2 | ClientProtocol::Tls2 => http2::ask(&shared),
         })
     };
     let threads: Vec<_> = (0..connections).map(client).collect::<Result<_, _>>()?;
     shared.ready.wait();
-    let watched = watch(&|| Throughput {
+    let result = watch(&|| Throughput {
         bytes: shared.bytes.load(Ordering::Relaxed),
         answers: shared.answers.load(Ordering::Relaxed),
     });
     shared.is_over.store(true, Ordering::Relaxed);
     for thread in threads {
         match thread.join() {
-            Ok(ended) => ended.with_context(|| format!("{:?}", shared.asking))?,
+            Ok(ended) => ended.with_context(|| format!("{:?}", shared.load))?,
             Err(_) => bail!("a client panicked"),
         }
     }
-    watched
+    result
 }
 
 /// The counted unit.
@@ -128,24 +128,25 @@ pub(crate) enum CountedUnit {
 /// Runs this many clients for so long; returns their counts and the server's resources.
 pub(crate) fn sample(
     peer: &Peer,
-    asking: RequestLoad,
+    load: RequestLoad,
     connections: usize,
     span: Duration,
     counted: CountedUnit,
 ) -> anyhow::Result<Sample> {
-    let wire = asking.wire;
-    run(asking, connections, |came| {
-        let amount = |came: Throughput| match counted {
-            CountedUnit::Bytes => came.bytes,
-            CountedUnit::Answers => came.answers,
+    let wire = load.wire;
+    run(load, connections, |throughput| {
+        let amount = |counts: Throughput| match counted {
+            CountedUnit::Bytes => counts.bytes,
+            CountedUnit::Answers => counts.answers,
         };
-        let (began, before, busy) = (Instant::now(), amount(came()), peer.processor_seconds(wire));
+        let (began, amount_before, processor_before) =
+            (Instant::now(), amount(throughput()), peer.processor_seconds(wire));
         interrupt::pause(span)?;
-        let (took, after) = (began.elapsed(), amount(came()));
+        let (elapsed, amount_after) = (began.elapsed(), amount(throughput()));
         Ok(Sample {
-            amount: (after - before) as f64,
-            seconds: took.as_secs_f64(),
-            processor_seconds: peer.processor_seconds(wire) - busy,
+            amount: (amount_after - amount_before) as f64,
+            seconds: elapsed.as_secs_f64(),
+            processor_seconds: peer.processor_seconds(wire) - processor_before,
         })
     })
 }

@@ -1,4 +1,4 @@
-//! One answer with the times of its parts.
+//! One answer, with the times of its first and last byte.
 
 use std::net::SocketAddr;
 use std::sync::Barrier;
@@ -12,9 +12,9 @@ use super::http1::{self, Connection};
 /// The times of an answer, from before the connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AnswerTiming {
-    /// The first byte of its body.
+    /// Time until the first byte of the body.
     pub(crate) first: Duration,
-    /// The last one.
+    /// Time until the last byte of the body.
     pub(crate) whole: Duration,
     pub(crate) bytes: usize,
 }
@@ -25,18 +25,18 @@ pub(crate) fn ask(address: SocketAddr, path: &str) -> anyhow::Result<AnswerTimin
     let mut connection = Connection::new(address, None)?;
     let mut first = None;
     let mut bytes = 0;
-    connection.ask(&http1::request(address, path, false), |came| {
-        if came > 0 {
+    connection.ask(&http1::request(address, path, false), |received| {
+        if received > 0 {
             first.get_or_insert(began.elapsed());
         }
-        bytes += came;
+        bytes += received;
         true
     })?;
     let whole = began.elapsed();
     Ok(AnswerTiming { first: first.unwrap_or(whole), whole, bytes })
 }
 
-/// So many clients ask at the same moment.
+/// Sends the same request from this many clients at once.
 pub(crate) fn ask_together(address: SocketAddr, path: &str, clients: usize) -> anyhow::Result<Vec<AnswerTiming>> {
     let ready = Barrier::new(clients);
     thread::scope(|scope| {
@@ -45,10 +45,10 @@ pub(crate) fn ask_together(address: SocketAddr, path: &str, clients: usize) -> a
             ask(address, path)
         };
         let threads: Vec<_> = (0..clients).map(|_| scope.spawn(client)).collect();
-        let came = threads.into_iter().map(|thread| match thread.join() {
-            Ok(once) => once,
+        let timings = threads.into_iter().map(|thread| match thread.join() {
+            Ok(timing) => timing,
             Err(_) => bail!("a client panicked"),
         });
-        came.collect()
+        timings.collect()
     })
 }
