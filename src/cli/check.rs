@@ -25,8 +25,8 @@ pub(super) fn run(common: &CommonOptions) -> ExitCode {
             (config.source.clone(), warnings, app::start_problems(&config))
         }
         Err(problems) => {
-            let problems = problems.remarks().iter().map(ToString::to_string).collect();
-            (common.config.clone(), Vec::new(), problems)
+            let file = problems.remarks().first().map(|problem| problem.file.clone());
+            (file, Vec::new(), problems.remarks().iter().map(ToString::to_string).collect())
         }
     };
     if common.json {

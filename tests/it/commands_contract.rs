@@ -76,7 +76,7 @@ async fn the_environment_names_the_configuration_where_the_command_does_not() {
     assert_eq!(json(&output.out)["file"], other.to_str().unwrap(), "{output:?}");
     let output = check(&["check", "--json"], "/nowhere/mirror.toml").await;
     assert_eq!(output.code, Some(78), "what the environment names and is not there: {output:?}");
-    assert!(output.out.contains("/nowhere/mirror.toml"), "{output:?}");
+    assert_eq!(json(&output.out)["file"], "/nowhere/mirror.toml", "{output:?}");
 }
 
 /// A trial run where the default ports are taken needs no configuration file.
