@@ -1,4 +1,4 @@
-//! A real `terraform init` of twenty providers, source everywhere it can get them.
+//! A real `terraform init` of twenty providers, from each source that can provide them.
 
 use std::collections::HashMap;
 use std::fs;
