@@ -233,7 +233,7 @@ impl Error {
                 Explanation::of("the request has been through this larder already, or through more than four")
                     .remedied_by("an [[upstream]] points back at larder: check its url")
             }
-            Self::Store(error) => Explanation::of(format!("larder's store failed: {}", error.in_short()))
+            Self::Store(error) => Explanation::of(format!("larder's store failed: {}", error.without_paths()))
                 .remedied_by(format!("its operator can {}", error.remedy())),
             Self::Interrupted(subject) => {
                 Explanation::of("the work on it was interrupted").about(subject).remedied_by(RETRY_LATER)

@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 use super::library::StoredArchive;
 use crate::error::Error;
-use crate::store::{FileBytes, READ_AT_ONCE, ReadShare, StoreError};
+use crate::store::{FileBytes, READ_BUFFER_BYTES, ReadShare, StoreError};
 
 /// The number of bytes withheld at the end of a download.
 pub(super) const TAIL_BYTES: u64 = 64 * 1024;
@@ -108,7 +108,7 @@ impl TailStream {
                     FillProgress::Failed(error) => return Err(io::Error::other(error.to_string())),
                 };
                 if let Some(bytes) = bytes.filter(|_| offset < limit) {
-                    let most = usize::try_from(limit - offset).unwrap_or(READ_AT_ONCE);
+                    let most = usize::try_from(limit - offset).unwrap_or(READ_BUFFER_BYTES);
                     let piece = bytes.read_at(offset, most, &memory).await?;
                     if piece.is_empty() {
                         return Err(io::Error::from(io::ErrorKind::UnexpectedEof));

@@ -45,7 +45,7 @@ impl Mirror {
         let Ok(permit) = Arc::clone(&self.pass_through_permits).try_acquire_owned() else {
             let reason = format!(
                 "this mirror cannot store it ({}), and as many clients as may be at one time get archives straight from upstream",
-                reason.in_short()
+                reason.without_paths()
             );
             return Err(Error::Busy { subject: format!("the archive of {package}"), reason });
         };

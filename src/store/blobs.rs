@@ -19,24 +19,30 @@ use crate::clock::Timestamp;
 use crate::digest::{Digest, FastHash, FastHasher, Hasher};
 use crate::verify::Verified;
 
-/// Size of one read, in bytes.
-pub const READ_AT_ONCE: usize = 256 * 1024;
+/// The buffer size of one read, in bytes.
+pub const READ_BUFFER_BYTES: usize = 256 * 1024;
 
-const LEFTOVERS_KEPT_SECONDS: u64 = 24 * 3600;
+/// How long an abandoned download stays in staging.
+const STAGING_PERIOD_SECONDS: u64 = 24 * 3600;
 
 /// The archives below `blobs/sha256`.
 #[derive(Debug)]
 pub struct Blobs {
     folder: PathBuf,
     staging: PathBuf,
-    aside: Quarantine,
-    claim: StoreLock,
+    quarantine: Quarantine,
+    lock: StoreLock,
 }
 
 impl Blobs {
-    pub(super) fn open(folder: &Path, staging: &Path, aside: Quarantine, claim: StoreLock) -> Result<Self, StoreError> {
+    pub(super) fn open(
+        folder: &Path,
+        staging: &Path,
+        quarantine: Quarantine,
+        lock: StoreLock,
+    ) -> Result<Self, StoreError> {
         disk::make_folder(folder)?;
-        Ok(Self { folder: folder.to_owned(), staging: staging.to_owned(), aside, claim })
+        Ok(Self { folder: folder.to_owned(), staging: staging.to_owned(), quarantine, lock })
     }
 
     fn path(&self, digest: &Digest) -> PathBuf {
@@ -44,8 +50,8 @@ impl Blobs {
         self.folder.join(&hex[..2]).join(hex)
     }
 
-    /// Removes staging files older than a day. A running download is younger, because it is written to.
-    pub(super) fn sweep_halves(&self) -> Result<(), StoreError> {
+    /// Removes what a crash left in staging: scratch folders and half-written records.
+    pub(super) fn sweep_half_written(&self) -> Result<(), StoreError> {
         temp_files::sweep(&self.staging)?;
         for name in disk::names_in(&self.staging)?.iter().filter(|name| name.starts_with("record-")) {
             disk::remove(&self.staging.join(name))?;
@@ -53,60 +59,60 @@ impl Blobs {
         Ok(())
     }
 
-    /// Opens the staging file called `name`, with the bytes of an earlier download, which are hashed again.
+    /// Removes staging files older than a day. A running download is younger, because it is written to.
     pub(super) fn sweep_staging(&self, now: Timestamp) -> Result<(), StoreError> {
-        disk::sweep(&self.staging, Timestamp(now.0.saturating_sub(LEFTOVERS_KEPT_SECONDS)))
+        disk::sweep(&self.staging, Timestamp(now.0.saturating_sub(STAGING_PERIOD_SECONDS)))
     }
 
-    /// Opens the stage called `name`, with the bytes of an earlier download. Existing bytes are read and hashed.
+    /// Opens the staging file called `name`. The bytes of an earlier download are read and hashed.
     pub fn stage(&self, name: &str) -> Result<Staged, StoreError> {
         let path = self.staging.join(format!("{name}.part"));
         let note_path = self.staging.join(format!("{name}.json"));
-        self.claim.check()?;
+        self.lock.check()?;
         disk::recreate_folder(&self.staging)?;
-        Staged::open(path, note_path, self.claim.clone())
+        Staged::open(path, note_path, self.lock.clone())
     }
 
     /// A temporary folder for files that are unpacked or fetched on the way to an archive.
     pub fn scratch(&self) -> Result<Scratch, StoreError> {
-        self.claim.check()?;
+        self.lock.check()?;
         disk::recreate_folder(&self.staging)?;
         Scratch::below(&self.staging)
     }
 
     /// Makes a verified archive visible: sync, rename, sync of the folder.
     pub fn publish(&self, staged: Verified<Staged>) -> Result<(), StoreError> {
-        let place = self.path(&staged.digest());
+        let target = self.path(&staged.digest());
         let staged = staged.into_inner();
         staged.sync()?;
-        self.claim.check()?;
-        disk::create_parent(&place, self.claim.root())?;
-        staged.move_to(&place)?;
-        disk::sync_folder_of(&place)?;
+        self.lock.check()?;
+        disk::create_parent(&target, self.lock.root())?;
+        staged.move_to(&target)?;
+        disk::sync_folder_of(&target)?;
         staged.remove_note()
     }
 
     /// Opens a stored archive; `None` if it is not stored.
     pub fn get(&self, digest: &Digest) -> Result<Option<Blob>, StoreError> {
         let path = self.path(digest);
-        let Some(file) = self.claim.if_ours(disk::open(&path))? else { return Ok(None) };
+        let Some(file) = self.lock.if_ours(disk::open(&path))? else { return Ok(None) };
         let size_bytes = file.metadata().map_err(|e| StoreError::io("look at", &path, e))?.len();
         Ok(Some(Blob { bytes: FileBytes { file: Arc::new(file) }, path, size_bytes }))
     }
 
     /// Returns true if an archive is stored, without opening it.
     pub fn is_stored(&self, digest: &Digest) -> Result<bool, StoreError> {
-        self.claim.if_ours(disk::file_exists(&self.path(digest)))
+        self.lock.if_ours(disk::file_exists(&self.path(digest)))
     }
 
     /// Size in bytes and modification time of an archive; `None` if it is not stored.
     pub fn file_of(&self, digest: &Digest) -> Result<Option<(u64, Timestamp)>, StoreError> {
-        self.claim.if_ours(disk::file(&self.path(digest)))
+        self.lock.if_ours(disk::file_metadata(&self.path(digest)))
     }
 
     /// Removes an archive. Open readers continue to read it.
     pub fn remove(&self, digest: &Digest, durability: Durability) -> Result<(), StoreError> {
-        self.claim.check()?;
+        self.lock.check()?;
         let path = self.path(digest);
         disk::remove(&path)?;
         durability.of_removal(&path)
@@ -114,9 +120,9 @@ impl Blobs {
 
     /// Quarantines an archive whose bytes do not match its name.
     pub fn quarantine(&self, digest: &Digest) -> Result<(), StoreError> {
-        self.claim.check()?;
-        let place = self.aside.take(&self.path(digest))?;
-        tracing::error!(digest = %digest, aside = %place.display(), "a damaged archive was quarantined");
+        self.lock.check()?;
+        let target = self.quarantine.add(&self.path(digest))?;
+        tracing::error!(digest = %digest, aside = %target.display(), "a damaged archive was quarantined");
         Ok(())
     }
 
@@ -163,21 +169,21 @@ impl FileBytes {
     /// Hashes the whole file as it is on disk now. Blocks.
     pub fn fast_hash(&self) -> Result<FastHash, StoreError> {
         let mut hasher = FastHasher::new();
-        each_piece(&self.file, Path::new("what is staged"), |piece| hasher.update(piece))?;
+        each_piece(&self.file, Path::new("the staged bytes"), |piece| hasher.update(piece))?;
         Ok(hasher.finish())
     }
 
-    /// Reads up to `most` bytes at `offset` once `memory` has space; empty past the end.
+    /// Reads up to `max_bytes` bytes at `offset` once `memory` has space; empty past the end.
     ///
     /// Cached pages are read inline; anything else in a blocking task.
-    pub async fn read_at(&self, offset: u64, most: usize, memory: &ReadShare) -> io::Result<Bytes> {
-        let grant = memory.grant(most).await;
+    pub async fn read_at(&self, offset: u64, max_bytes: usize, memory: &ReadShare) -> io::Result<Bytes> {
+        let grant = memory.grant(max_bytes).await;
         let mut buffer = vec![0; grant.bytes()];
-        let at_once = {
+        let cached_read = {
             let mut slices = [IoSliceMut::new(&mut buffer)];
             rustix::io::preadv2(&*self.file, &mut slices, offset, ReadWriteFlags::NOWAIT)
         };
-        let read = match at_once {
+        let read = match cached_read {
             Ok(read) if read > 0 => read,
             // Not in the page cache, at the end, or unsupported by the file system.
             _ => {
@@ -215,44 +221,44 @@ impl Blob {
         self.bytes.clone()
     }
 
-    /// Hashes the whole file with both hashes.
+    /// Reads the whole archive into memory.
     pub fn read_all(&self) -> Result<Vec<u8>, StoreError> {
-        let mut all = vec![0; usize::try_from(self.size_bytes).unwrap_or(usize::MAX)];
-        let read = self.bytes.file.read_exact_at(&mut all, 0);
+        let mut contents = vec![0; usize::try_from(self.size_bytes).unwrap_or(usize::MAX)];
+        let read = self.bytes.file.read_exact_at(&mut contents, 0);
         read.map_err(|e| StoreError::io("read", &self.path, e))?;
-        Ok(all)
+        Ok(contents)
     }
 
-    /// Hashes the whole file with the fast hash alone.
+    /// Hashes the whole archive with SHA-256 and the fast hash.
     pub fn hashes(&self) -> Result<(Digest, FastHash), StoreError> {
         let mut hasher = Hasher::new();
         self.each_piece(|piece| hasher.update(piece))?;
         Ok(hasher.finish())
     }
 
-    /// Starts to re-read the file, a piece at a time.
+    /// Hashes the whole archive with the fast hash alone.
     pub fn fast_hash(&self) -> Result<FastHash, StoreError> {
         let mut hasher = FastHasher::new();
         self.each_piece(|piece| hasher.update(piece))?;
         Ok(hasher.finish())
     }
 
-    /// The file's identity: another file under the same name differs.
+    /// Starts to read and hash the archive from its start, a piece at a time.
     pub fn read_again(&self) -> ReadCursor {
         ReadCursor::new(self.reader(), self.path.clone())
     }
 
-    /// A reader over the whole file, with its own offset.
+    /// Device and inode: they differ for another file at the same path.
     fn identity(&self) -> Result<(u64, u64), StoreError> {
         let meta = self.bytes.file.metadata().map_err(|e| StoreError::io("look at", &self.path, e))?;
         Ok((meta.dev(), meta.ino()))
     }
 
-    fn each_piece(&self, use_it: impl FnMut(&[u8])) -> Result<(), StoreError> {
-        each_piece(&self.bytes.file, &self.path, use_it)
+    fn each_piece(&self, consume: impl FnMut(&[u8])) -> Result<(), StoreError> {
+        each_piece(&self.bytes.file, &self.path, consume)
     }
 
-    /// A reader over the whole of it, at its own place in the file.
+    /// A reader over the whole archive, with its own position.
     pub fn reader(&self) -> impl Read + Seek + use<> {
         ReaderAt { file: Arc::clone(&self.bytes.file), position: 0, size_bytes: self.size_bytes }
     }
@@ -266,8 +272,8 @@ impl Blob {
                 if offset >= range.end {
                     return Ok(None);
                 }
-                let most = usize::try_from(range.end - offset).unwrap_or(usize::MAX);
-                let piece = bytes.read_at(offset, most, &memory).await?;
+                let max_bytes = usize::try_from(range.end - offset).unwrap_or(usize::MAX);
+                let piece = bytes.read_at(offset, max_bytes, &memory).await?;
                 if piece.is_empty() {
                     return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
                 }
@@ -278,19 +284,21 @@ impl Blob {
     }
 }
 
-fn each_piece(file: &File, path: &Path, mut use_it: impl FnMut(&[u8])) -> Result<(), StoreError> {
-    let mut buffer = vec![0; READ_AT_ONCE];
+/// Calls `consume` with each piece of a file, in order.
+fn each_piece(file: &File, path: &Path, mut consume: impl FnMut(&[u8])) -> Result<(), StoreError> {
+    let mut buffer = vec![0; READ_BUFFER_BYTES];
     let mut offset = 0;
     loop {
         let read = file.read_at(&mut buffer, offset).map_err(|e| StoreError::io("read", path, e))?;
         if read == 0 {
             return Ok(());
         }
-        use_it(&buffer[..read]);
+        consume(&buffer[..read]);
         offset += read as u64;
     }
 }
 
+/// Reads an open file at its own position, independent of the file's offset.
 struct ReaderAt {
     file: Arc<File>,
     position: u64,
@@ -307,12 +315,12 @@ impl Read for ReaderAt {
 
 impl Seek for ReaderAt {
     fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
-        let place = match to {
-            SeekFrom::Start(place) => Some(place),
+        let position = match to {
+            SeekFrom::Start(position) => Some(position),
             SeekFrom::End(offset) => self.size_bytes.checked_add_signed(offset),
             SeekFrom::Current(offset) => self.position.checked_add_signed(offset),
         };
-        self.position = place.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+        self.position = position.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
         Ok(self.position)
     }
 }

@@ -15,7 +15,8 @@ use rustix::process::{Resource, getrlimit};
 use super::{FORMAT, StoreError};
 use crate::clock::Timestamp;
 
-const KEPT_ASIDE: Duration = Duration::from_secs(7 * 24 * 3600);
+/// How long a damaged file stays in the quarantine.
+const QUARANTINE_PERIOD: Duration = Duration::from_secs(7 * 24 * 3600);
 
 pub(super) fn make_folder(path: &Path) -> Result<(), StoreError> {
     fs::create_dir_all(path).map_err(|e| StoreError::io("make the folder", path, e))
@@ -24,14 +25,14 @@ pub(super) fn make_folder(path: &Path) -> Result<(), StoreError> {
 /// Makes a folder private (0700), whatever its mode was: documents are stored as upstream sent them, and their URLs may
 /// be signed.
 pub(super) fn make_private_folder(path: &Path) -> Result<(), StoreError> {
-    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
-    made.map_err(|e| StoreError::io("make the folder", path, e))?;
+    let created = fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
+    created.map_err(|e| StoreError::io("make the folder", path, e))?;
     let mode = fs::metadata(path).map_err(|e| StoreError::io("look at", path, e))?.permissions().mode() & 0o777;
     if mode & 0o077 != 0
         && let Err(error) = fs::set_permissions(path, fs::Permissions::from_mode(0o700))
     {
-        // A disk that is mounted read-only is served all the same.
-        tracing::warn!(path = %path.display(), mode = format!("{mode:o}"), %error, "others may look into the store, and larder cannot forbid it: chmod 700");
+        // A store on a read-only disk is still served.
+        tracing::warn!(path = %path.display(), mode = format!("{mode:o}"), %error, "other users can read the store, and its mode could not be changed: chmod 700 the folder");
     }
     Ok(())
 }
@@ -58,7 +59,7 @@ pub(super) fn folder_exists(path: &Path) -> Result<bool, StoreError> {
 
 /// Refuses a store that a newer larder wrote to, before anything in it is read, swept or moved.
 pub(super) fn check_format(path: &Path) -> Result<(), StoreError> {
-    // An unreadable marker says nothing: each record has its own format version.
+    // An unreadable marker is ignored: each record has its own format version.
     match format_of(path)? {
         Some(_) => Ok(()),
         None => write_new(path, &[FORMAT.to_string().as_bytes(), b"\n"], true),
@@ -85,9 +86,9 @@ pub(super) fn file_exists(path: &Path) -> Result<bool, StoreError> {
 }
 
 pub(super) fn open_lock(path: &Path) -> Result<File, StoreError> {
-    let made = OpenOptions::new().create(true).truncate(false).write(true).open(path);
-    let opened = match made {
-        // An existing store that cannot be written is locked all the same.
+    let created = OpenOptions::new().create(true).truncate(false).write(true).open(path);
+    let opened = match created {
+        // A store on a read-only disk is locked through a read-only file.
         Err(e) if matches!(e.kind(), io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied) => {
             File::open(path).map_err(|_| e)
         }
@@ -135,7 +136,7 @@ pub(super) fn open_or_make(path: &Path) -> Result<File, StoreError> {
 /// Reserves disk space for a file of `bytes`, of which `written` exist; an error if there is none.
 pub(super) fn reserve_space(file: &File, written: u64, bytes: u64) -> rustix::io::Result<()> {
     // RLIMIT_FSIZE limits the file whatever the disk has, and fallocate does not check it.
-    if getrlimit(Resource::Fsize).current.is_some_and(|most| bytes > most) {
+    if getrlimit(Resource::Fsize).current.is_some_and(|limit| bytes > limit) {
         return Err(Errno::FBIG);
     }
     match fallocate(file, FallocateFlags::KEEP_SIZE, 0, bytes) {
@@ -144,7 +145,7 @@ pub(super) fn reserve_space(file: &File, written: u64, bytes: u64) -> rustix::io
             let free = free.f_bavail.saturating_mul(free.f_frsize);
             if bytes.saturating_sub(written) > free { Err(Errno::NOSPC) } else { Ok(()) }
         }
-        taken => taken,
+        reserved => reserved,
     }
 }
 
@@ -163,7 +164,7 @@ pub struct DiskSpace {
 
 /// Space of the disk that holds a path.
 pub(super) fn disk_space(path: &Path) -> Result<DiskSpace, StoreError> {
-    let stat = statvfs(path).map_err(|e| StoreError::io("ask for the free room at", path, e.into()))?;
+    let stat = statvfs(path).map_err(|e| StoreError::io("determine the free space at", path, e.into()))?;
     Ok(DiskSpace {
         free_bytes: stat.f_bavail.saturating_mul(stat.f_frsize),
         total_bytes: stat.f_blocks.saturating_mul(stat.f_frsize),
@@ -266,11 +267,12 @@ pub(super) fn files_below(folder: &Path) -> Result<Vec<(PathBuf, u64, Timestamp)
 }
 
 /// A file's size in bytes and modification time; `None` if it does not exist.
-pub(super) fn file(path: &Path) -> Result<Option<(u64, Timestamp)>, StoreError> {
+pub(super) fn file_metadata(path: &Path) -> Result<Option<(u64, Timestamp)>, StoreError> {
     let existing = metadata_of(path)?.filter(|(is_folder, ..)| !is_folder);
     Ok(existing.map(|(_, size_bytes, changed)| (size_bytes, changed)))
 }
 
+/// Whether the path is a folder, its size in bytes, and its modification time; `None` if nothing exists there.
 fn metadata_of(path: &Path) -> Result<Option<(bool, u64, Timestamp)>, StoreError> {
     match fs::symlink_metadata(path) {
         Ok(meta) => {
@@ -295,13 +297,13 @@ pub(super) fn sweep(folder: &Path, oldest: Timestamp) -> Result<(), StoreError> 
 }
 
 /// Reads the token at `path`, or creates one that only this user can read.
-pub(super) fn secret(path: &Path) -> Result<String, StoreError> {
-    if let Some(found) = read_secret(path)? {
-        return Ok(found);
+pub(super) fn read_or_create_secret(path: &Path) -> Result<String, StoreError> {
+    if let Some(token) = read_secret(path)? {
+        return Ok(token);
     }
     let failed = |e| StoreError::io("write", path, e);
     let mut random = [0u8; 32];
-    aws_lc_rs::rand::fill(&mut random).map_err(|_| failed(io::Error::other("the system gave no random bytes")))?;
+    aws_lc_rs::rand::fill(&mut random).map_err(|_| failed(io::Error::other("the system returned no random bytes")))?;
     let token = hex::encode(random);
     remove(path)?;
     let mut file = OpenOptions::new().create_new(true).write(true).mode(0o600).open(path).map_err(failed)?;
@@ -327,34 +329,34 @@ impl Quarantine {
         Ok(Self { folder: folder.to_owned() })
     }
 
-    /// Quarantines `path`. A missing file is not an error.
-    pub(super) fn take(&self, path: &Path) -> Result<PathBuf, StoreError> {
-        static TAKEN: AtomicU64 = AtomicU64::new(0);
+    /// Moves `path` to the quarantine, and returns its new path. A missing file is not an error.
+    pub(super) fn add(&self, path: &Path) -> Result<PathBuf, StoreError> {
+        static NEXT_NUMBER: AtomicU64 = AtomicU64::new(0);
         let name = path.file_name().map_or_else(|| "unnamed".into(), |name| name.to_string_lossy().into_owned());
-        let place = loop {
-            let number = TAKEN.fetch_add(1, Ordering::Relaxed);
-            let place = self.folder.join(format!("{name}.{number}"));
-            if !place.exists() {
-                break place;
+        let target = loop {
+            let number = NEXT_NUMBER.fetch_add(1, Ordering::Relaxed);
+            let target = self.folder.join(format!("{name}.{number}"));
+            if !target.exists() {
+                break target;
             }
         };
-        match fs::rename(path, &place) {
+        match fs::rename(path, &target) {
             Ok(()) => {}
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(place),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(target),
             Err(e) => return Err(StoreError::io("set aside", path, e)),
         }
         // The week starts now; a failed change of the time only shortens it.
-        let _ = File::options().write(true).open(&place).and_then(|file| file.set_modified(SystemTime::now()));
-        Ok(place)
+        let _ = File::options().write(true).open(&target).and_then(|file| file.set_modified(SystemTime::now()));
+        Ok(target)
     }
 
     /// Empties the quarantine.
-    pub(super) fn drop_all(&self) -> Result<(), StoreError> {
+    pub(super) fn remove_all(&self) -> Result<(), StoreError> {
         sweep(&self.folder, Timestamp(u64::MAX))
     }
 
     /// Removes files quarantined more than a week ago.
     pub(super) fn sweep(&self, now: Timestamp) -> Result<(), StoreError> {
-        sweep(&self.folder, Timestamp(now.0.saturating_sub(KEPT_ASIDE.as_secs())))
+        sweep(&self.folder, Timestamp(now.0.saturating_sub(QUARANTINE_PERIOD.as_secs())))
     }
 }

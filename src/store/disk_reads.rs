@@ -3,30 +3,30 @@
 use std::io::Read;
 use std::path::PathBuf;
 
-use super::{READ_AT_ONCE, StoreError};
+use super::{READ_BUFFER_BYTES, StoreError};
 use crate::digest::{Digest, Hasher};
 
 /// Position and hash state of the read.
 pub struct ReadCursor {
-    from: Box<dyn Read + Send>,
+    reader: Box<dyn Read + Send>,
     path: PathBuf,
     hasher: Hasher,
     buffer: Vec<u8>,
 }
 
 impl ReadCursor {
-    pub(super) fn new(from: impl Read + Send + 'static, path: PathBuf) -> Self {
-        Self { from: Box::new(from), path, hasher: Hasher::new(), buffer: vec![0; READ_AT_ONCE] }
+    pub(super) fn new(reader: impl Read + Send + 'static, path: PathBuf) -> Self {
+        Self { reader: Box::new(reader), path, hasher: Hasher::new(), buffer: vec![0; READ_BUFFER_BYTES] }
     }
 
-    /// Reads and hashes the next piece; returns its length, and `None` at the end.
+    /// Reads and hashes the next piece; returns its length in bytes, 0 at the end.
     pub fn read_next(&mut self) -> Result<u64, StoreError> {
-        let read = self.from.read(&mut self.buffer).map_err(|e| StoreError::io("read", &self.path, e))?;
+        let read = self.reader.read(&mut self.buffer).map_err(|e| StoreError::io("read", &self.path, e))?;
         self.hasher.update(&self.buffer[..read]);
         Ok(read as u64)
     }
 
-    /// Digest of the bytes read.
+    /// The digest of the bytes read so far.
     pub fn digest(self) -> Digest {
         self.hasher.finish().0
     }

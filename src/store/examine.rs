@@ -14,17 +14,17 @@ use crate::address::{Hostname, Name, ProviderAddress};
 /// Findings about a store's folder.
 #[derive(Debug)]
 pub struct StoreFindings {
-    /// The store exists.
+    /// Whether the store exists.
     pub exists: Result<bool, StoreError>,
-    /// State of its lock.
+    /// The state of the store's lock.
     pub lock: LockState,
-    /// This larder reads its format.
+    /// Whether this larder reads the store's format.
     pub format: Result<(), StoreError>,
-    /// This user can write to it, or create it.
+    /// Whether this user can write to the store, or create it.
     pub writable: Result<(), StoreError>,
-    /// The owner, if that is another user.
+    /// The user id of the store's owner, if that is another user.
     pub foreign_owner: Option<u32>,
-    /// Space on its disk.
+    /// The space on the store's disk.
     pub disk_space: Result<DiskSpace, StoreError>,
     /// The file of the admin token.
     pub token: TokenFile,
@@ -46,21 +46,21 @@ pub enum LockState {
 pub enum TokenFile {
     /// Absent.
     Absent,
-    /// It holds a token.
+    /// A file with a token.
     Good {
         /// The token.
         token: secrecy::SecretString,
         /// File mode.
         mode: u32,
     },
-    /// It holds no usable token.
+    /// A file without a usable token.
     Empty,
-    /// This user may not read it, or the disk failed.
+    /// A file that this user may not read, or that the disk could not read.
     Unreadable(StoreError),
 }
 
 impl Store {
-    /// Where the commands find the admin token, given the store folder.
+    /// The path of the admin token, for the configured store folder.
     pub fn token_file(folder: &Path) -> PathBuf {
         Self::admin_token_path(folder)
     }
@@ -69,20 +69,20 @@ impl Store {
     pub fn examine(folder: &Path) -> StoreFindings {
         let root = folder.join("v1");
         let exists = disk::folder_exists(&root);
-        let is_there = matches!(exists, Ok(true));
-        let nearest = nearest(&root);
-        let owner = std::fs::metadata(&nearest).ok().map(|meta| meta.uid());
-        let own = rustix::process::geteuid().as_raw();
+        let exists_on_disk = matches!(exists, Ok(true));
+        let nearest_existing = nearest_existing(&root);
+        let owner = std::fs::metadata(&nearest_existing).ok().map(|meta| meta.uid());
+        let own_user = rustix::process::geteuid().as_raw();
         StoreFindings {
             lock: match exists {
                 Ok(true) => lock_state(&root.join("lock")),
                 Ok(false) => LockState::Free,
                 Err(_) => LockState::Unseen,
             },
-            format: if is_there { disk::is_readable_format(&root.join("format")) } else { Ok(()) },
-            writable: if is_there { writable(&root) } else { makeable(&nearest) },
-            foreign_owner: owner.filter(|owner| is_there && *owner != own),
-            disk_space: disk::disk_space(&nearest),
+            format: if exists_on_disk { disk::is_readable_format(&root.join("format")) } else { Ok(()) },
+            writable: if exists_on_disk { check_writable(&root) } else { check_creatable(&nearest_existing) },
+            foreign_owner: owner.filter(|owner| exists_on_disk && *owner != own_user),
+            disk_space: disk::disk_space(&nearest_existing),
             token: token(&Self::admin_token_path(folder)),
             exists,
         }
@@ -100,7 +100,7 @@ impl Store {
     /// A provider of `host` with a cached version list, if there is one.
     pub fn any_cached_provider(folder: &Path, host: &Hostname) -> Option<ProviderAddress> {
         let providers = folder.join("v1/documents").join(host.as_str()).join("providers");
-        // An unreadable folder only means that another provider is chosen.
+        // Providers in an unreadable folder are skipped.
         let names = |folder: &Path| disk::names_in(folder).unwrap_or_default();
         for namespace in names(&providers) {
             for type_ in names(&providers.join(&namespace)) {
@@ -116,9 +116,9 @@ impl Store {
 }
 
 /// The folder itself, or its nearest existing parent.
-fn nearest(folder: &Path) -> PathBuf {
-    let is_there = |path: &&Path| path.symlink_metadata().is_ok();
-    folder.ancestors().find(is_there).unwrap_or(Path::new("/")).to_owned()
+fn nearest_existing(folder: &Path) -> PathBuf {
+    let exists = |path: &&Path| path.symlink_metadata().is_ok();
+    folder.ancestors().find(exists).unwrap_or(Path::new("/")).to_owned()
 }
 
 fn lock_state(path: &Path) -> LockState {
@@ -133,7 +133,8 @@ fn lock_state(path: &Path) -> LockState {
     }
 }
 
-fn writable(root: &Path) -> Result<(), StoreError> {
+/// Checks that this user can create files in an existing store.
+fn check_writable(root: &Path) -> Result<(), StoreError> {
     let staging = root.join("staging");
     let folder = if staging.is_dir() { staging } else { root.to_owned() };
     // A random name: no leftover of a killed doctor has it, and nobody can place a link there beforehand.
@@ -143,12 +144,13 @@ fn writable(root: &Path) -> Result<(), StoreError> {
     disk::probe(&folder.join(format!("doctor-{}", hex::encode(random))))
 }
 
-fn makeable(nearest: &Path) -> Result<(), StoreError> {
-    if !nearest.is_dir() {
-        return Err(StoreError::io("make a folder in", nearest, std::io::ErrorKind::NotADirectory.into()));
+/// Checks that this user can create the store below an existing folder.
+fn check_creatable(nearest_existing: &Path) -> Result<(), StoreError> {
+    if !nearest_existing.is_dir() {
+        return Err(StoreError::io("make a folder in", nearest_existing, std::io::ErrorKind::NotADirectory.into()));
     }
-    access(nearest, Access::WRITE_OK | Access::EXEC_OK)
-        .map_err(|e| StoreError::io("make a folder in", nearest, e.into()))
+    access(nearest_existing, Access::WRITE_OK | Access::EXEC_OK)
+        .map_err(|e| StoreError::io("make a folder in", nearest_existing, e.into()))
 }
 
 fn token(path: &Path) -> TokenFile {
@@ -164,13 +166,13 @@ fn token(path: &Path) -> TokenFile {
 }
 
 #[cfg(test)]
-#[expect(clippy::disallowed_methods, reason = "whose files these are is what is tested")]
+#[expect(clippy::disallowed_methods, reason = "the test needs files that are not the store's own")]
 mod tests {
     use super::*;
 
     /// The doctor may run as root in a folder where another user can place links.
     #[test]
-    fn what_is_there_is_not_written_through_and_not_removed() {
+    fn probing_neither_follows_a_link_nor_removes_an_existing_file() {
         let folder = tempfile::tempdir().unwrap();
         let (victim, link, free) =
             (folder.path().join("victim"), folder.path().join("link"), folder.path().join("free"));

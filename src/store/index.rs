@@ -16,8 +16,8 @@ use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 
 pub use self::entry::IndexedArchive;
-use self::entry::{ARCHIVE, DOCUMENT, EvictableEntry, PAGE, archive_key, counted, document_key};
-use self::folder::{refuse_if_locked, set_aside};
+use self::entry::{ARCHIVE, DOCUMENT, EvictableEntry, PAGE, archive_key, counted_bytes, document_key};
+use self::folder::{quarantine_index, refuse_if_locked};
 pub use self::names::{IndexedName, ListedArchive};
 use self::state::IndexState;
 pub use self::totals::Totals;
@@ -40,12 +40,14 @@ pub struct Index {
     folder: PathBuf,
     entries: RwLock<IndexBackend>,
     totals: Mutex<Totals>,
+    /// Some change was not recorded: the next start rebuilds the index.
     broken: AtomicBool,
     /// The on-disk index that this in-memory one replaces; quarantined at the first change.
-    left_behind: Mutex<Option<PathBuf>>,
+    replaced_folder: Mutex<Option<PathBuf>>,
     state: watch::Sender<IndexState>,
+    /// The names that could not be read, with the reason.
     unreadable: Mutex<BTreeMap<Artifact, StoreError>>,
-    /// Loaded on first use.
+    /// The pinned names; loaded on first use.
     pinned: Mutex<Option<BTreeSet<Artifact>>>,
 }
 
@@ -55,17 +57,17 @@ impl Index {
     pub(super) fn open(folder: &Path, now: Timestamp) -> Result<Self, StoreError> {
         refuse_if_locked(folder)?;
         // sled may panic on damage instead of returning an error.
-        let panicked = |_| Err(StoreError::Index("it panicked".to_owned()));
+        let panicked = |_| Err(StoreError::Index("its library panicked".to_owned()));
         let guarded = || {
-            let opened = catch_unwind(AssertUnwindSafe(|| Self::over(folder))).unwrap_or_else(panicked)?;
+            let opened = catch_unwind(AssertUnwindSafe(|| Self::open_on_disk(folder))).unwrap_or_else(panicked)?;
             // A damaged index is not closed: closing may wait forever for a dead thread.
             let index = ManuallyDrop::new(opened);
             let usable = catch_unwind(AssertUnwindSafe(|| index.trust_clean_close()));
-            usable.unwrap_or_else(|_| Err(StoreError::Index("it panicked".to_owned())))?;
+            usable.unwrap_or_else(|_| Err(StoreError::Index("its library panicked".to_owned())))?;
             Ok(ManuallyDrop::into_inner(index))
         };
         let usable = match guarded() {
-            Err(StoreError::Index(reason)) => set_aside(folder, now).and_then(|aside| {
+            Err(StoreError::Index(reason)) => quarantine_index(folder, now).and_then(|aside| {
                 tracing::error!(%reason, aside = %aside.display(), "the index is damaged; it was quarantined and is rebuilt");
                 guarded()
             }),
@@ -75,8 +77,8 @@ impl Index {
             // A disk that cannot be written does not make stored archives unreadable.
             Err(error @ StoreError::Io { .. }) => {
                 tracing::error!(%error, to_do = error.remedy(), "the index cannot be written; it is made in memory");
-                let index = Self::of(folder, IndexBackend::in_memory());
-                *index.left_behind.lock() = Some(folder.to_owned());
+                let index = Self::with_entries(folder, IndexBackend::in_memory());
+                *index.replaced_folder.lock() = Some(folder.to_owned());
                 index.quarantine_on_disk();
                 Ok(index)
             }
@@ -86,52 +88,53 @@ impl Index {
 
     /// Quarantines the on-disk index that this one replaces: the next start must not trust it.
     fn quarantine_on_disk(&self) {
-        let mut folder = self.left_behind.lock();
+        let mut folder = self.replaced_folder.lock();
         // If it cannot be moved, nothing else can be changed either; the next change tries again.
-        if folder.as_ref().is_some_and(|folder| set_aside(folder, Timestamp(0)).is_ok()) {
+        if folder.as_ref().is_some_and(|folder| quarantine_index(folder, Timestamp(0)).is_ok()) {
             *folder = None;
         }
     }
 
-    fn of(folder: &Path, entries: IndexBackend) -> Self {
+    fn with_entries(folder: &Path, entries: IndexBackend) -> Self {
         Self {
             folder: folder.to_owned(),
             entries: RwLock::new(entries),
             totals: Mutex::default(),
             broken: AtomicBool::new(false),
-            left_behind: Mutex::default(),
-            state: watch::Sender::new(IndexState::Behind),
+            replaced_folder: Mutex::default(),
+            state: watch::Sender::new(IndexState::Incomplete),
             unreadable: Mutex::default(),
             pinned: Mutex::default(),
         }
     }
 
-    /// Trusts an index that was closed cleanly; any other is behind.
+    /// Trusts an index that was closed cleanly; any other is incomplete.
     fn trust_clean_close(&self) -> Result<(), StoreError> {
         let mark = self.entries.read().remove(CLEAN)?;
         match mark.as_deref().and_then(Totals::in_mark) {
             Some(totals) => {
                 *self.totals.lock() = totals;
-                self.state.send_replace(IndexState::Whole);
+                self.state.send_replace(IndexState::Complete);
             }
             None => *self.totals.lock() = self.count()?,
         }
         self.entries.read().flush()
     }
 
-    fn over(folder: &Path) -> Result<Self, StoreError> {
-        Ok(Self::of(folder, IndexBackend::on_disk(folder)?))
+    fn open_on_disk(folder: &Path) -> Result<Self, StoreError> {
+        Ok(Self::with_entries(folder, IndexBackend::on_disk(folder)?))
     }
 
+    /// The totals, counted from all entries.
     fn count(&self) -> Result<Totals, StoreError> {
         let (mut totals, mut is_readable) = (Totals::default(), true);
         for kind in [ARCHIVE, DOCUMENT, PAGE] {
-            self.entries.read().each_below(&[kind], |_, value| match EvictableEntry::decode(value) {
+            self.entries.read().each_with_prefix(&[kind], |_, value| match EvictableEntry::decode(value) {
                 Some(entry) => totals.add(kind, entry.size_bytes),
                 None => is_readable = false,
             })?;
         }
-        is_readable.then_some(totals).ok_or_else(|| StoreError::Index("an entry of it is unreadable".into()))
+        is_readable.then_some(totals).ok_or_else(|| StoreError::Index("an entry is unreadable".into()))
     }
 
     /// Records that an unindexed name could not be read: it may list any archive. The next start reads it again.
@@ -158,80 +161,94 @@ impl Index {
     /// Records an archive file that was found, by its metadata. The known last use and check are kept.
     pub fn archive_found(&self, digest: &Digest, size_bytes: u64, written: Timestamp) {
         // The file was hashed when it was written.
-        self.note(&archive_key(digest), |before| Some(EvictableEntry::found(before, size_bytes, written, written)));
+        self.update_entry(&archive_key(digest), |previous| {
+            Some(EvictableEntry::found(previous, size_bytes, written, written))
+        });
     }
 
     /// Records a document file that was found, by its metadata.
     pub fn document_found(&self, key: &Key, size_bytes: u64, written: Timestamp) {
-        let size_bytes = counted(key, size_bytes);
-        self.note(&document_key(key), |before| Some(EvictableEntry::found(before, size_bytes, written, Timestamp(0))));
+        let size_bytes = counted_bytes(key, size_bytes);
+        self.update_entry(&document_key(key), |previous| {
+            Some(EvictableEntry::found(previous, size_bytes, written, Timestamp(0)))
+        });
     }
 
     /// Records an archive that was stored and verified.
     pub fn archive_stored(&self, digest: &Digest, size_bytes: u64, now: Timestamp) {
-        self.note(&archive_key(digest), |_| Some(EvictableEntry { last_use: now, size_bytes, last_check: now }));
+        self.update_entry(&archive_key(digest), |_| {
+            Some(EvictableEntry { last_use: now, size_bytes, last_check: now })
+        });
     }
 
     /// Records that a whole archive was compared with its digest, if it is still stored.
     pub fn archive_checked(&self, digest: &Digest, now: Timestamp) {
-        self.note(&archive_key(digest), |before| before.map(|before| EvictableEntry { last_check: now, ..before }));
+        self.update_entry(&archive_key(digest), |previous| {
+            previous.map(|previous| EvictableEntry { last_check: now, ..previous })
+        });
     }
 
     /// Records the use of a stored archive.
     pub fn archive_used(&self, digest: &Digest, now: Timestamp) {
-        self.note(&archive_key(digest), |before| before.map(|before| EvictableEntry { last_use: now, ..before }));
+        self.update_entry(&archive_key(digest), |previous| {
+            previous.map(|previous| EvictableEntry { last_use: now, ..previous })
+        });
     }
 
     /// Removes an archive's entry.
     pub fn archive_gone(&self, digest: &Digest) {
-        self.note(&archive_key(digest), |_| None);
+        self.update_entry(&archive_key(digest), |_| None);
     }
 
     /// Records a stored document.
     pub fn document_stored(&self, key: &Key, size_bytes: u64, now: Timestamp) {
-        let size_bytes = counted(key, size_bytes);
-        self.note(&document_key(key), |_| Some(EvictableEntry { last_use: now, size_bytes, last_check: Timestamp(0) }));
+        let size_bytes = counted_bytes(key, size_bytes);
+        self.update_entry(&document_key(key), |_| {
+            Some(EvictableEntry { last_use: now, size_bytes, last_check: Timestamp(0) })
+        });
     }
 
     /// Records the use of a stored document.
     pub fn document_used(&self, key: &Key, now: Timestamp) {
-        self.note(&document_key(key), |before| before.map(|before| EvictableEntry { last_use: now, ..before }));
+        self.update_entry(&document_key(key), |previous| {
+            previous.map(|previous| EvictableEntry { last_use: now, ..previous })
+        });
     }
 
     /// Removes a document's entry.
     pub fn document_gone(&self, key: &Key) {
-        self.note(&document_key(key), |_| None);
+        self.update_entry(&document_key(key), |_| None);
     }
 
     /// Changes one entry and the totals together.
-    fn note(&self, key: &[u8], change: impl FnOnce(Option<EvictableEntry>) -> Option<EvictableEntry>) {
+    fn update_entry(&self, key: &[u8], change: impl FnOnce(Option<EvictableEntry>) -> Option<EvictableEntry>) {
         self.quarantine_on_disk();
         let mut totals = self.totals.lock();
-        let before = match self.entries.read().get(key) {
-            Ok(before) => before.as_deref().and_then(EvictableEntry::decode),
-            Err(error) => return self.is_broken(&error),
+        let previous = match self.entries.read().get(key) {
+            Ok(previous) => previous.as_deref().and_then(EvictableEntry::decode),
+            Err(error) => return self.mark_broken(&error),
         };
-        let after = change(before.clone());
-        if after == before {
+        let updated = change(previous.clone());
+        if updated == previous {
             return;
         }
-        if !self.write_or_continue(&[(key.to_vec(), after.as_ref().map(|entry| entry.encode().to_vec()))]) {
+        if !self.write_or_continue(&[(key.to_vec(), updated.as_ref().map(|entry| entry.encode().to_vec()))]) {
             return;
         }
         let kind = key.first().copied().unwrap_or(DOCUMENT);
-        if let Some(before) = before {
-            totals.subtract(kind, before.size_bytes);
+        if let Some(previous) = previous {
+            totals.subtract(kind, previous.size_bytes);
         }
-        if let Some(after) = after {
-            totals.add(kind, after.size_bytes);
+        if let Some(updated) = updated {
+            totals.add(kind, updated.size_bytes);
         }
     }
 
     /// Writes entries that are not part of the totals.
     fn put(&self, changes: &[Change]) {
         self.quarantine_on_disk();
-        // Blocks other writers: an index that continues in memory copies everything.
-        let _alone = self.totals.lock();
+        // The lock blocks other writers while an index that continues in memory is copied.
+        let _exclusive = self.totals.lock();
         self.write_or_continue(changes);
     }
 
@@ -239,7 +256,7 @@ impl Index {
     fn write_or_continue(&self, changes: &[Change]) -> bool {
         let written =
             self.write(changes).or_else(|error| self.continue_in_memory(&error).and_then(|()| self.write(changes)));
-        written.inspect_err(|error| self.is_broken(error)).is_ok()
+        written.inspect_err(|error| self.mark_broken(error)).is_ok()
     }
 
     fn write(&self, changes: &[Change]) -> Result<(), StoreError> {
@@ -250,20 +267,20 @@ impl Index {
         })
     }
 
-    /// After one failed write sled writes nothing until the next start, and eviction would work with old data. So
-    /// everything is copied into an in-memory index.
+    /// Copies everything into an in-memory index: after one failed write, sled writes nothing until the next start, and
+    /// eviction would use old data.
     fn continue_in_memory(&self, reason: &StoreError) -> Result<(), StoreError> {
         tracing::error!(error = %reason, to_do = reason.remedy(), "the index cannot be written; it continues in memory, and is rebuilt at the next start");
         let in_memory = IndexBackend::in_memory();
-        let mut taken_over = Ok(());
-        self.entries.read().each_below(&[], |key, value| {
-            if taken_over.is_ok() {
-                taken_over = in_memory.insert(key, value);
+        let mut copied = Ok(());
+        self.entries.read().each_with_prefix(&[], |key, value| {
+            if copied.is_ok() {
+                copied = in_memory.insert(key, value);
             }
         })?;
-        taken_over?;
+        copied?;
         *self.entries.write() = in_memory;
-        *self.left_behind.lock() = Some(self.folder.clone());
+        *self.replaced_folder.lock() = Some(self.folder.clone());
         self.quarantine_on_disk();
         Ok(())
     }
@@ -273,7 +290,7 @@ impl Index {
         self.broken.store(true, Ordering::Relaxed);
     }
 
-    fn is_broken(&self, error: &StoreError) {
+    fn mark_broken(&self, error: &StoreError) {
         tracing::error!(%error, "the index could not be written; it is rebuilt at the next start");
         self.broken.store(true, Ordering::Relaxed);
     }
@@ -289,10 +306,10 @@ impl Index {
     }
 
     fn archives_by(&self, time: impl Fn(&EvictableEntry) -> Timestamp) -> Result<Vec<IndexedArchive>, StoreError> {
-        let mut found = self.by_age(ARCHIVE)?;
-        found.sort_by_key(|(_, entry)| time(entry));
+        let mut entries_found = self.by_age(ARCHIVE)?;
+        entries_found.sort_by_key(|(_, entry)| time(entry));
         let digest = |key: &[u8]| std::str::from_utf8(key).ok().and_then(|hex| Digest::parse(hex).ok());
-        Ok(found.iter().filter_map(|(key, entry)| Some(IndexedArchive::new(digest(key)?, entry))).collect())
+        Ok(entries_found.iter().filter_map(|(key, entry)| Some(IndexedArchive::new(digest(key)?, entry))).collect())
     }
 
     /// The entry of one archive.
@@ -318,18 +335,18 @@ impl Index {
     }
 
     fn documents_of(&self, kind: u8) -> Result<Vec<(Key, u64)>, StoreError> {
-        let mut found = self.by_age(kind)?;
-        found.sort_by_key(|(_, entry)| entry.last_use);
+        let mut entries_found = self.by_age(kind)?;
+        entries_found.sort_by_key(|(_, entry)| entry.last_use);
         let key = |key: &[u8]| std::str::from_utf8(key).ok().and_then(|path| Key::from_path(Path::new(path)));
-        Ok(found.iter().filter_map(|(path, entry)| Some((key(path)?, entry.size_bytes))).collect())
+        Ok(entries_found.iter().filter_map(|(path, entry)| Some((key(path)?, entry.size_bytes))).collect())
     }
 
     fn by_age(&self, kind: u8) -> Result<Vec<(Vec<u8>, EvictableEntry)>, StoreError> {
-        let mut found = Vec::new();
-        self.entries.read().each_below(&[kind], |key, value| {
-            found.extend(EvictableEntry::decode(value).map(|entry| (key[1..].to_vec(), entry)));
+        let mut entries_found = Vec::new();
+        self.entries.read().each_with_prefix(&[kind], |key, value| {
+            entries_found.extend(EvictableEntry::decode(value).map(|entry| (key[1..].to_vec(), entry)));
         })?;
-        Ok(found)
+        Ok(entries_found)
     }
 
     /// Marks a clean close, unless something was missed.

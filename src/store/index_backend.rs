@@ -13,16 +13,16 @@ const CACHE_BYTES: u64 = 32 << 20;
 /// Small values by key, in order.
 #[derive(Debug)]
 pub(super) enum IndexBackend {
-    /// Persistent.
+    /// Entries in sled, on disk.
     OnDisk(sled::Db),
-    /// In memory, rebuilt from the files at the next start.
+    /// Entries in memory; the next start rebuilds them from the files.
     InMemory(Mutex<BTreeMap<Vec<u8>, Vec<u8>>>),
 }
 
 impl IndexBackend {
     pub(super) fn on_disk(folder: &Path) -> Result<Self, StoreError> {
         let config = sled::Config::new().path(folder).cache_capacity(CACHE_BYTES).flush_every_ms(Some(500));
-        config.open().map(Self::OnDisk).map_err(failed)
+        config.open().map(Self::OnDisk).map_err(store_error)
     }
 
     pub(super) fn in_memory() -> Self {
@@ -31,14 +31,14 @@ impl IndexBackend {
 
     pub(super) fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
         match self {
-            Self::OnDisk(db) => Ok(db.get(key).map_err(failed)?.map(|value| value.to_vec())),
+            Self::OnDisk(db) => Ok(db.get(key).map_err(store_error)?.map(|value| value.to_vec())),
             Self::InMemory(map) => Ok(map.lock().get(key).cloned()),
         }
     }
 
     pub(super) fn insert(&self, key: &[u8], value: &[u8]) -> Result<(), StoreError> {
         match self {
-            Self::OnDisk(db) => db.insert(key, value).map(drop).map_err(failed),
+            Self::OnDisk(db) => db.insert(key, value).map(drop).map_err(store_error),
             Self::InMemory(map) => {
                 map.lock().insert(key.to_vec(), value.to_vec());
                 Ok(())
@@ -49,24 +49,28 @@ impl IndexBackend {
     /// Removes an entry and returns it.
     pub(super) fn remove(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
         match self {
-            Self::OnDisk(db) => Ok(db.remove(key).map_err(failed)?.map(|value| value.to_vec())),
+            Self::OnDisk(db) => Ok(db.remove(key).map_err(store_error)?.map(|value| value.to_vec())),
             Self::InMemory(map) => Ok(map.lock().remove(key)),
         }
     }
 
     /// Visits all entries with a key prefix, in order. Concurrent changes may or may not be seen.
-    pub(super) fn each_below(&self, prefix: &[u8], mut visit: impl FnMut(&[u8], &[u8])) -> Result<(), StoreError> {
+    pub(super) fn each_with_prefix(
+        &self,
+        prefix: &[u8],
+        mut visit: impl FnMut(&[u8], &[u8]),
+    ) -> Result<(), StoreError> {
         match self {
             Self::OnDisk(db) => {
                 for pair in db.scan_prefix(prefix) {
-                    let (key, value) = pair.map_err(failed)?;
+                    let (key, value) = pair.map_err(store_error)?;
                     visit(&key, &value);
                 }
             }
             Self::InMemory(map) => {
                 let map = map.lock();
-                let from = map.range(prefix.to_vec()..);
-                from.take_while(|(key, _)| key.starts_with(prefix)).for_each(|(key, value)| visit(key, value));
+                let entries = map.range(prefix.to_vec()..);
+                entries.take_while(|(key, _)| key.starts_with(prefix)).for_each(|(key, value)| visit(key, value));
             }
         }
         Ok(())
@@ -82,24 +86,24 @@ impl IndexBackend {
 
     pub(super) fn flush(&self) -> Result<(), StoreError> {
         match self {
-            Self::OnDisk(db) => db.flush().map(drop).map_err(failed),
+            Self::OnDisk(db) => db.flush().map(drop).map_err(store_error),
             Self::InMemory(_) => Ok(()),
         }
     }
 }
 
-fn failed(reason: sled::Error) -> StoreError {
-    const OF_THE_DISK: [io::ErrorKind; 5] = [
+fn store_error(error: sled::Error) -> StoreError {
+    const DISK_ERRORS: [io::ErrorKind; 5] = [
         io::ErrorKind::StorageFull,
         io::ErrorKind::FileTooLarge,
         io::ErrorKind::QuotaExceeded,
         io::ErrorKind::ReadOnlyFilesystem,
         io::ErrorKind::PermissionDenied,
     ];
-    match reason {
-        sled::Error::Io(source) if OF_THE_DISK.contains(&source.kind()) => {
+    match error {
+        sled::Error::Io(source) if DISK_ERRORS.contains(&source.kind()) => {
             StoreError::io("use", Path::new("the index"), source)
         }
-        reason => StoreError::Index(reason.to_string()),
+        error => StoreError::Index(error.to_string()),
     }
 }

@@ -23,7 +23,7 @@ pub enum Key {
     ModuleLocation(ModulePackage),
     /// A page of the registry HTTP API, by the digest of its identity within the host.
     Page(Hostname, Digest),
-    /// The archives stored for a package.
+    /// The name record of an artifact: the archives stored for it.
     Name(Artifact),
     /// The first-seen record of a whole provider, in stores of older versions.
     Seen(ProviderAddress),
@@ -37,9 +37,9 @@ pub enum Key {
     Alarms(Address),
     /// The first-seen record of a module version.
     SeenModule(ModulePackage),
-    /// A job: its order, and its result.
+    /// The order and the result of a job, by its id.
     Job([u8; 8]),
-    /// The last run of each recurring job.
+    /// The times of the last run of each recurring job.
     RecurringJobs,
     /// Packages that were requested while offline and are not stored, of every registry.
     Missing,
@@ -113,14 +113,14 @@ impl Key {
                 path.as_mut_os_string().push(".json");
                 path
             }
-            Self::Job(number) => Path::new("jobs").join(format!("{}.json", hex::encode(number))),
+            Self::Job(id) => Path::new("jobs").join(format!("{}.json", hex::encode(id))),
             Self::RecurringJobs => Path::new("jobs").join(RECURRING),
             Self::Missing => PathBuf::from(MISSING),
         }
     }
 
-    /// Returns true if the existence of a damaged record matters: it stays in place until it is replaced. Otherwise its
-    /// subject would pass for new.
+    /// Returns true if a damaged record stays in place until it is replaced. If it were quarantined, the provider or module
+    /// would count as never seen.
     pub(super) fn matters_when_damaged(&self) -> bool {
         matches!(self, Self::SeenModule(_) | Self::Seen(_) | Self::FirstSeen(..) | Self::KeyLog(_))
     }
@@ -140,7 +140,7 @@ impl Key {
         Path::new("documents").join(host.as_str()).join("pages")
     }
 
-    /// The folder of a provider's names.
+    /// The folder of a provider's name records.
     pub(super) fn names_of(address: &ProviderAddress) -> PathBuf {
         Self::provider("names", address)
     }
@@ -150,7 +150,7 @@ impl Key {
         Self::module("documents", address)
     }
 
-    /// The folder of a module's names.
+    /// The folder of a module's name records.
     pub(super) fn names_of_module(address: &ModuleAddress) -> PathBuf {
         Self::module("names", address)
     }
@@ -243,14 +243,14 @@ impl Key {
             }
             ["jobs", RECURRING] => Self::RecurringJobs,
             ["jobs", file] => {
-                let mut number = [0; 8];
-                hex::decode_to_slice(file.strip_suffix(".json")?, &mut number).ok()?;
-                Self::Job(number)
+                let mut id = [0; 8];
+                hex::decode_to_slice(file.strip_suffix(".json")?, &mut id).ok()?;
+                Self::Job(id)
             }
             [MISSING] => Self::Missing,
             _ => return None,
         };
-        // A file under another spelling is not ours.
+        // Another spelling of a path is not the path of the key.
         (key.path() == path).then_some(key)
     }
 }
@@ -260,7 +260,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_key_is_found_again_from_its_path() {
+    fn every_key_round_trips_through_its_path() {
         let provider = ProviderAddress {
             host: Hostname::parse("registry.example:8443").unwrap(),
             namespace: Name::parse("acme").unwrap(),

@@ -2,14 +2,14 @@
 //!
 //! ```text
 //! DIR/admin-token                 the admin listener's bearer token (mode 0600)
-//! DIR/v1/lock                     taken before anything is read, swept or moved
+//! DIR/v1/lock                     locked before anything is read, swept or moved
 //! DIR/v1/format                   the newest format ever written here
 //! DIR/v1/blobs/sha256/ab/abcd…    archives: complete, immutable, named by digest
 //! DIR/v1/names/HOST/…json         address -> current digest and earlier ones
 //! DIR/v1/documents/HOST/…         documents as upstream sent them, and proof sets
 //! DIR/v1/seen/HOST/…json          first-seen records; never evicted
 //! DIR/v1/jobs/ID.json             a job's order and its result
-//! DIR/v1/missing.json             asked for while offline and not stored
+//! DIR/v1/missing.json             packages requested while offline and not stored
 //! DIR/v1/staging/…                downloads and records in progress; downloads are resumed, swept after a day
 //! DIR/v1/receipts/…json           receipts of imported bundles; for people
 //! DIR/v1/aside/…                  the quarantine: damaged files, for a week or until the disk is full
@@ -38,7 +38,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-pub use self::blobs::{Blob, Blobs, FileBytes, READ_AT_ONCE};
+pub use self::blobs::{Blob, Blobs, FileBytes, READ_BUFFER_BYTES};
 pub use self::disk::DiskSpace;
 pub use self::disk_reads::ReadCursor;
 pub use self::examine::{LockState, StoreFindings, TokenFile};
@@ -72,7 +72,7 @@ pub enum StoreError {
     /// Another process has the store.
     #[error("{path} is in use by another larder: stop it, or give this one a [store] path of its own", path = .0.display())]
     Locked(PathBuf),
-    /// The store at the path is not the one locked at the start.
+    /// The store at the path is not the one that was locked at the start.
     #[error("the store of this mirror is gone: its folder was removed or replaced while larder runs")]
     Gone,
     /// Written by a newer larder.
@@ -86,9 +86,9 @@ pub enum StoreError {
     /// The index failed, and so did rebuilding it.
     #[error("the index failed: {0}")]
     Index(String),
-    /// It is larger than the whole store may be.
+    /// The bytes do not fit, even after everything that can be evicted is removed.
     #[error(
-        "{needed} bytes do not fit: the store may have {limit}, of which {stays} must stay, because it is pinned or of a bundle that is being applied ([store] max_size, or the disk)"
+        "{needed} bytes do not fit: the limit of the store is {limit} bytes ([store] max_size, or the disk), of which {stays} cannot be evicted, because they are pinned or belong to a bundle that is being applied"
     )]
     NoRoom {
         /// Bytes needed.
@@ -136,18 +136,18 @@ impl StoreError {
                 FileTooLarge => "raise the limit on the size of a file (ulimit -f, LimitFSIZE=), or move the store",
                 ReadOnlyFilesystem => "mount the store's disk for writing; larder continues by itself",
                 PermissionDenied => "let larder's user write to the store; larder continues by itself",
-                _ => "look at the disk of the store",
+                _ => "check the disk of the store",
             },
-            Self::Locked(_) | Self::Newer { .. } | Self::Index(_) => "look at the disk of the store",
+            Self::Locked(_) | Self::Newer { .. } | Self::Index(_) => "check the disk of the store",
         }
     }
 
     /// A short form without paths of this machine.
-    pub fn in_short(&self) -> String {
+    pub fn without_paths(&self) -> String {
         match self {
             Self::NoRoom { .. } | Self::Gone => self.to_string(),
             Self::Io { source, .. } => source.kind().to_string(),
-            Self::Locked(_) | Self::Newer { .. } | Self::Index(_) => "its store failed".to_owned(),
+            Self::Locked(_) | Self::Newer { .. } | Self::Index(_) => "the store failed".to_owned(),
         }
     }
 
@@ -163,15 +163,15 @@ impl StoreError {
     }
 }
 
-/// One store, and the lock that makes it ours.
+/// An open store, locked by this process.
 #[derive(Debug)]
 pub struct Store {
     /// Last use, sizes, names by digest. Closed first, while the lock is held, so that the next process finds nothing
     /// open.
     pub index: Index,
     root: PathBuf,
-    claim: StoreLock,
-    aside: disk::Quarantine,
+    lock: StoreLock,
+    quarantine: disk::Quarantine,
     /// Archives by digest.
     pub blobs: Blobs,
     /// Names, documents, first-seen records and jobs, by key.
@@ -201,17 +201,17 @@ impl Store {
     pub fn open(folder: &Path, now: Timestamp) -> Result<Self, StoreError> {
         let root = folder.join("v1");
         disk::make_private_folder(&root)?;
-        let claim = StoreLock::acquire(&root)?;
+        let lock = StoreLock::acquire(&root)?;
         disk::check_format(&root.join("format"))?;
-        let aside = disk::Quarantine::open(&root.join("aside"))?;
+        let quarantine = disk::Quarantine::open(&root.join("aside"))?;
         let staging = root.join("staging");
         disk::make_folder(&staging)?;
-        let blobs = Blobs::open(&root.join("blobs/sha256"), &staging, aside.clone(), claim.clone())?;
-        let records = Records::open(&root, &staging, aside.clone(), claim.clone())?;
+        let blobs = Blobs::open(&root.join("blobs/sha256"), &staging, quarantine.clone(), lock.clone())?;
+        let records = Records::open(&root, &staging, quarantine.clone(), lock.clone())?;
         let index = Index::open(&root.join("index"), now)?;
-        let store = Self { index, root, claim, aside, blobs, records };
+        let store = Self { index, root, lock, quarantine, blobs, records };
         // Leftovers that cannot be removed cost disk space, not the start.
-        if let Err(error) = store.blobs.sweep_halves().and_then(|()| store.sweep(now)) {
+        if let Err(error) = store.blobs.sweep_half_written().and_then(|()| store.sweep(now)) {
             tracing::warn!(%error, to_do = error.remedy(), "leftovers could not be swept");
         }
         Ok(store)
@@ -219,15 +219,15 @@ impl Store {
 
     /// Removes downloads abandoned more than a day ago, and files quarantined more than a week ago.
     pub fn sweep(&self, now: Timestamp) -> Result<(), StoreError> {
-        self.claim.check()?;
+        self.lock.check()?;
         self.blobs.sweep_staging(now)?;
-        self.aside.sweep(now)
+        self.quarantine.sweep(now)
     }
 
     /// Empties the quarantine: on a full disk damaged files are removed before anything is evicted.
     pub fn empty_quarantine(&self) -> Result<(), StoreError> {
-        self.claim.check()?;
-        self.aside.drop_all()
+        self.lock.check()?;
+        self.quarantine.remove_all()
     }
 
     /// Free disk space, in bytes.
@@ -250,7 +250,7 @@ impl Store {
     /// # Errors
     /// [`StoreError::Gone`] if it is not.
     pub fn check(&self) -> Result<(), StoreError> {
-        self.claim.check()
+        self.lock.check()
     }
 
     /// Tests the disk by writing and removing a byte. Blocks for as long as that takes.
@@ -258,7 +258,7 @@ impl Store {
     /// # Errors
     /// [`StoreError`] if the write fails.
     pub fn try_disk(&self) -> Result<(), StoreError> {
-        self.claim.check()?;
+        self.lock.check()?;
         // After a crash it is swept as a half-written record.
         let path = self.root.join("staging").join("record-of-nothing");
         disk::write_new(&path, &[b"?"], true)?;
@@ -270,12 +270,12 @@ impl Store {
     /// # Errors
     /// [`StoreError::Gone`]: a folder that is not ours gets none.
     pub fn admin_token(&self) -> Result<String, StoreError> {
-        self.claim.check()?;
+        self.lock.check()?;
         let folder = self.root.parent().unwrap_or(&self.root);
-        disk::secret(&Self::admin_token_path(folder))
+        disk::read_or_create_secret(&Self::admin_token_path(folder))
     }
 
-    /// Where the commands find that token, given the configured store folder.
+    /// The path of the admin token, for the configured store folder.
     fn admin_token_path(folder: &Path) -> PathBuf {
         folder.join("admin-token")
     }
@@ -293,7 +293,7 @@ impl Store {
 
     /// Marks a clean close, so that the next start trusts the index.
     pub fn close(&self) -> Result<(), StoreError> {
-        if self.claim.check().is_err() {
+        if self.lock.check().is_err() {
             // The index may miss changes at the store's new place.
             return Ok(());
         }

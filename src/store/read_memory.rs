@@ -1,5 +1,5 @@
 //! Memory for archive bytes on their way to clients: one budget for all connections, and one small piece for each
-//! connection beyond it. So clients that do not read never fill the memory, and none delays another.
+//! connection when the budget is used up. Clients that do not read never fill the memory or delay other clients.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,20 +7,22 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::READ_AT_ONCE;
+use super::READ_BUFFER_BYTES;
 
-/// The bytes that each connection may always have in memory.
-const OWN_BYTES: usize = 16 * 1024;
+/// The bytes that each connection may have in memory when the budget is used up.
+const RESERVED_BYTES: usize = 16 * 1024;
 
-/// The budget; all copies share it.
+/// The memory budget of all connections; clones share it.
 #[derive(Debug, Clone)]
 pub struct ReadBudget(Arc<Semaphore>);
 
-/// The share of one connection; all copies share it.
+/// The share of one connection in the budget; clones share it.
 #[derive(Debug, Clone)]
 pub struct ReadShare {
-    all: Arc<Semaphore>,
-    own: Arc<Semaphore>,
+    /// The bytes of the budget.
+    budget: Arc<Semaphore>,
+    /// One permit: for the small piece beyond the budget.
+    reserve: Arc<Semaphore>,
     waiting: Arc<AtomicUsize>,
     piece_bytes: usize,
 }
@@ -33,8 +35,8 @@ impl ReadBudget {
 
     /// The share of a new connection.
     pub fn share(&self) -> ReadShare {
-        let (own, waiting) = (Arc::new(Semaphore::new(1)), Arc::default());
-        ReadShare { all: Arc::clone(&self.0), own, waiting, piece_bytes: READ_AT_ONCE }
+        let (reserve, waiting) = (Arc::new(Semaphore::new(1)), Arc::default());
+        ReadShare { budget: Arc::clone(&self.0), reserve, waiting, piece_bytes: READ_BUFFER_BYTES }
     }
 
     /// Memory for so many bytes, if it is free now.
@@ -53,38 +55,38 @@ impl ReadShare {
     /// Limits pieces to this many bytes.
     #[must_use]
     pub fn in_pieces_of(&self, bytes: usize) -> Self {
-        Self { piece_bytes: bytes.min(READ_AT_ONCE), ..self.clone() }
+        Self { piece_bytes: bytes.min(READ_BUFFER_BYTES), ..self.clone() }
     }
 
-    /// The number of this connection's reads that wait for memory: for other connections, or for its own peer.
+    /// The number of this connection's reads that wait for memory, until another connection or this one releases some.
     pub fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)
     }
 
-    /// Memory for up to `most` bytes. If the budget is used up: for a small piece, once the previous one is released.
-    pub(super) async fn grant(&self, most: usize) -> ReadGrant {
+    /// Memory for up to `max_bytes` bytes. If the budget is used up: for a small piece, once the previous one is released.
+    pub(super) async fn grant(&self, max_bytes: usize) -> ReadGrant {
         let permits = |bytes: usize| u32::try_from(bytes).unwrap_or(u32::MAX);
-        let bytes = most.min(self.piece_bytes);
-        if let Ok(permit) = Arc::clone(&self.all).try_acquire_many_owned(permits(bytes)) {
+        let bytes = max_bytes.min(self.piece_bytes);
+        if let Ok(permit) = Arc::clone(&self.budget).try_acquire_many_owned(permits(bytes)) {
             return ReadGrant { bytes, _permit: Some(permit) };
         }
-        let bytes = bytes.min(OWN_BYTES);
-        let _waits = WaitingRead::one_more(&self.waiting);
+        let bytes = bytes.min(RESERVED_BYTES);
+        let _waiting = WaitingRead::count(&self.waiting);
         let permit = tokio::select! {
             biased;
-            own = Arc::clone(&self.own).acquire_owned() => own,
-            of_all = Arc::clone(&self.all).acquire_many_owned(permits(bytes)) => of_all,
+            reserved = Arc::clone(&self.reserve).acquire_owned() => reserved,
+            from_budget = Arc::clone(&self.budget).acquire_many_owned(permits(bytes)) => from_budget,
         };
         // Fails only on a closed semaphore, which does not happen.
         ReadGrant { bytes, _permit: permit.ok() }
     }
 }
 
-/// One waiting read.
+/// Counts one waiting read while it exists.
 struct WaitingRead<'a>(&'a AtomicUsize);
 
 impl<'a> WaitingRead<'a> {
-    fn one_more(waiting: &'a AtomicUsize) -> Self {
+    fn count(waiting: &'a AtomicUsize) -> Self {
         waiting.fetch_add(1, Ordering::Relaxed);
         Self(waiting)
     }
@@ -111,13 +113,14 @@ impl ReadGrant {
 
     /// Fills the granted memory; `buffer` is no longer than the grant.
     pub fn fill(self, buffer: Vec<u8>) -> Bytes {
-        Bytes::from_owner(GrantedPiece { buffer, _room: self })
+        Bytes::from_owner(GrantedPiece { buffer, _grant: self })
     }
 }
 
+/// Bytes with the memory grant that covers them.
 struct GrantedPiece {
     buffer: Vec<u8>,
-    _room: ReadGrant,
+    _grant: ReadGrant,
 }
 
 impl AsRef<[u8]> for GrantedPiece {
@@ -132,30 +135,29 @@ mod tests {
 
     use super::*;
 
-    /// DESIGN, promise 11: clients that fill the budget and read nothing leave every other connection one piece at a
-    /// time.
+    /// Clients that fill the budget and read nothing leave every other connection one piece at a time (DESIGN, promise 11).
     #[tokio::test]
-    async fn a_connection_goes_on_where_others_use_up_the_budget() {
+    async fn a_connection_continues_when_others_use_up_the_budget() {
         let memory = ReadBudget::new(100_000);
         let (hog, other) = (memory.share(), memory.share());
-        let piece = async |share: &ReadShare, most: usize| {
-            let grant = share.grant(most).await;
+        let piece = async |share: &ReadShare, max_bytes: usize| {
+            let grant = share.grant(max_bytes).await;
             let bytes = grant.bytes();
             grant.fill(vec![0; bytes])
         };
         let mut hogged = vec![piece(&hog, 60_000).await, piece(&hog.in_pieces_of(40_000), 1 << 20).await];
         assert_eq!(hogged.iter().map(Bytes::len).collect::<Vec<_>>(), [60_000, 40_000]);
         hogged.push(piece(&hog, 60_000).await);
-        assert_eq!(hogged[2].len(), OWN_BYTES);
+        assert_eq!(hogged[2].len(), RESERVED_BYTES);
         let mut further = std::pin::pin!(piece(&hog, 60_000));
         assert!(further.as_mut().now_or_never().is_none() && hog.waiting() == 1);
 
         for _ in 0..3 {
             let own = piece(&other, 1 << 20).await;
-            assert_eq!((own.len(), other.waiting()), (OWN_BYTES, 0));
+            assert_eq!((own.len(), other.waiting()), (RESERVED_BYTES, 0));
         }
-        let kept = piece(&other, 100).await;
-        assert_eq!(kept.len(), 100);
+        let held = piece(&other, 100).await;
+        assert_eq!(held.len(), 100);
         assert!(piece(&other, 100).now_or_never().is_none() && other.waiting() == 0);
 
         // A part of a piece keeps all of it in memory.
@@ -163,6 +165,6 @@ mod tests {
         drop(hogged.remove(0));
         assert!(further.as_mut().now_or_never().is_none());
         drop(part);
-        assert_eq!((further.await.len(), hog.waiting()), (OWN_BYTES, 0));
+        assert_eq!((further.await.len(), hog.waiting()), (RESERVED_BYTES, 0));
     }
 }

@@ -6,7 +6,7 @@ use super::{Store, StoreError, disk};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 
-const MAX_ALIKE: u32 = 1000;
+const MAX_SAME_NAME: u32 = 1000;
 
 impl Store {
     /// Stores a receipt durably, and returns its path.
@@ -19,15 +19,15 @@ impl Store {
         disk::recreate_folder(&folder)?;
         let name = format!("{}-{}", time.date_time().replace(':', "-"), manifest.prefix());
         let mut path = folder.join(format!("{name}.json"));
-        for number in 2..MAX_ALIKE {
+        for number in 2..MAX_SAME_NAME {
             if !disk::file_exists(&path)? {
                 break;
             }
             path = folder.join(format!("{name}-{number}.json"));
         }
-        let beside = path.with_extension("json.new");
-        disk::write_new(&beside, &[receipt, b"\n"], true)?;
-        disk::rename(&beside, &path)?;
+        let temp_path = path.with_extension("json.new");
+        disk::write_new(&temp_path, &[receipt, b"\n"], true)?;
+        disk::rename(&temp_path, &path)?;
         disk::sync_folder_of(&path)?;
         disk::sync_folder_of(&folder)?;
         Ok(path)

@@ -29,8 +29,8 @@ pub enum Durability {
 impl Durability {
     /// Makes the removal of a file durable.
     pub(super) fn of_removal(self, path: &Path) -> Result<(), StoreError> {
-        let is_to_be_synced = self == Self::Synced && path.parent().is_some_and(disk::is_folder);
-        if is_to_be_synced { disk::sync_folder_of(path) } else { Ok(()) }
+        let must_sync = self == Self::Synced && path.parent().is_some_and(disk::is_folder);
+        if must_sync { disk::sync_folder_of(path) } else { Ok(()) }
     }
 }
 
@@ -45,12 +45,12 @@ struct RecordHeader {
 /// Result of reading a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Recorded<R = Vec<u8>> {
-    /// The record.
+    /// The record, complete and with a matching checksum.
     Whole(R),
-    /// No record.
+    /// There is no record.
     Absent,
     /// The checksum did not match. The record was quarantined, unless its existence matters
-    /// (`Key::tells_though_damaged`).
+    /// (`Key::matters_when_damaged`).
     Damaged,
 }
 
@@ -66,21 +66,26 @@ impl<R> Recorded<R> {
 pub struct Records {
     root: PathBuf,
     staging: PathBuf,
-    aside: Quarantine,
-    claim: StoreLock,
+    quarantine: Quarantine,
+    lock: StoreLock,
 }
 
 impl Records {
-    pub(super) fn open(root: &Path, staging: &Path, aside: Quarantine, claim: StoreLock) -> Result<Self, StoreError> {
+    pub(super) fn open(
+        root: &Path,
+        staging: &Path,
+        quarantine: Quarantine,
+        lock: StoreLock,
+    ) -> Result<Self, StoreError> {
         let is_new = !disk::is_folder(&root.join(KINDS[0]));
         for kind in KINDS {
             let made = disk::make_folder(&root.join(kind));
-            // An older store lacks the newer folders, and may be on a disk that is mounted for reading alone.
+            // A store of an older larder lacks some folders, and its disk may be mounted read-only: then reading still works.
             if is_new {
                 made?;
             }
         }
-        Ok(Self { root: root.to_owned(), staging: staging.to_owned(), aside, claim })
+        Ok(Self { root: root.to_owned(), staging: staging.to_owned(), quarantine, lock })
     }
 
     /// Reads a record. A damaged one is quarantined, logged, and treated as absent.
@@ -91,10 +96,10 @@ impl Records {
         }
     }
 
-    /// Reads a record, and distinguishes damaged from absent.
+    /// Reads a record; distinguishes a damaged record from an absent one.
     pub fn read(&self, key: &Key) -> Result<Recorded, StoreError> {
         let path = self.root.join(key.path());
-        let mut file = match self.claim.if_ours(disk::read(&path)) {
+        let mut file = match self.lock.if_ours(disk::read(&path)) {
             Ok(Some(file)) => file,
             Ok(None) => return Ok(Recorded::Absent),
             Err(unreadable) if unreadable.is_damage() => {
@@ -122,39 +127,39 @@ impl Records {
     pub fn put(&self, key: &Key, record: &[u8], durability: Durability) -> Result<u64, StoreError> {
         static WRITTEN: AtomicU64 = AtomicU64::new(0);
         let path = self.root.join(key.path());
-        let beside = self.staging.join(format!("record-{}", WRITTEN.fetch_add(1, Ordering::Relaxed)));
+        let temp_path = self.staging.join(format!("record-{}", WRITTEN.fetch_add(1, Ordering::Relaxed)));
         let blake3 = blake3::hash(record).to_hex().to_string();
-        let frame = RecordHeader { format: FORMAT, blake3, bytes: record.len() };
-        let frame = serde_json::to_vec(&frame).expect("numbers and hex always serialise");
+        let header = RecordHeader { format: FORMAT, blake3, bytes: record.len() };
+        let header = serde_json::to_vec(&header).expect("numbers and hex always serialise");
         let synced = durability == Durability::Synced;
-        self.claim.check()?;
+        self.lock.check()?;
         disk::recreate_folder(&self.staging)?;
-        let placed = disk::write_new(&beside, &[&frame, b"\n", record], synced)
+        let written = disk::write_new(&temp_path, &[&header, b"\n", record], synced)
             .and_then(|()| disk::create_parent(&path, &self.root))
-            .and_then(|()| disk::rename(&beside, &path));
-        if let Err(failed) = placed {
+            .and_then(|()| disk::rename(&temp_path, &path));
+        if let Err(failed) = written {
             // The error of the write is reported, not one of the cleanup.
-            let _ = disk::remove(&beside);
+            let _ = disk::remove(&temp_path);
             return Err(failed);
         }
         if synced {
             disk::sync_folder_of(&path)?;
         }
-        Ok((frame.len() + 1 + record.len()) as u64)
+        Ok((header.len() + 1 + record.len()) as u64)
     }
 
     /// Syncs a record that was written lazily. Returns true if it exists.
     pub fn sync(&self, key: &Key) -> Result<bool, StoreError> {
         let path = self.root.join(key.path());
-        let Some(file) = self.claim.if_ours(disk::open(&path))? else { return Ok(false) };
+        let Some(file) = self.lock.if_ours(disk::open(&path))? else { return Ok(false) };
         file.sync_all().map_err(|e| StoreError::io("sync", &path, e))?;
         disk::sync_folder_of(&path)?;
         Ok(true)
     }
 
-    /// Removes a record durably.
+    /// Removes a record.
     pub fn remove(&self, key: &Key, durability: Durability) -> Result<(), StoreError> {
-        self.claim.check()?;
+        self.lock.check()?;
         let path = self.root.join(key.path());
         disk::remove(&path)?;
         durability.of_removal(&path)
@@ -162,10 +167,10 @@ impl Records {
 
     /// Quarantines an unreadable record, and logs it.
     pub fn quarantine(&self, key: &Key) -> Result<(), StoreError> {
-        self.claim.check()?;
+        self.lock.check()?;
         let path = self.root.join(key.path());
-        let place = self.aside.take(&path)?;
-        tracing::error!(record = %path.display(), aside = %place.display(), "a damaged record was quarantined");
+        let quarantined = self.quarantine.add(&path)?;
+        tracing::error!(record = %path.display(), aside = %quarantined.display(), "a damaged record was quarantined");
         Ok(())
     }
 
@@ -208,7 +213,7 @@ impl Records {
         Ok(packages.collect())
     }
 
-    /// The versions of a module with locations.
+    /// The versions of a module with a location record.
     pub fn module_packages_with_locations(&self, module: &ModuleAddress) -> Result<Vec<ModulePackage>, StoreError> {
         let keys = self.keys_below(&Key::documents_of_module(module))?;
         Ok(keys
@@ -261,40 +266,40 @@ impl Records {
             Key::Name(Artifact::Module(package)) => Some(package.module),
             _ => None,
         };
-        Ok(self.recorded_of(host, "modules")?.into_iter().filter_map(module).collect())
+        Ok(self.documents_and_names(host, "modules")?.into_iter().filter_map(module).collect())
     }
 
-    /// The providers of a host with such records.
+    /// The providers of a registry with a version list or a name record.
     pub fn providers_of(&self, host: &Hostname) -> Result<BTreeSet<ProviderAddress>, StoreError> {
         let provider = |key| match key {
             Key::ProviderVersions(provider) => Some(provider),
             Key::Name(Artifact::Provider(package)) => Some(package.provider),
             _ => None,
         };
-        Ok(self.recorded_of(host, "providers")?.into_iter().filter_map(provider).collect())
+        Ok(self.documents_and_names(host, "providers")?.into_iter().filter_map(provider).collect())
     }
 
-    fn recorded_of(&self, host: &Hostname, service: &str) -> Result<Vec<Key>, StoreError> {
+    fn documents_and_names(&self, host: &Hostname, service: &str) -> Result<Vec<Key>, StoreError> {
         let below = |kind: &str| self.keys_below(&Path::new(kind).join(host.as_str()).join(service));
         Ok([below("documents")?, below("names")?].concat())
     }
 
     /// The other spellings of a module with a first-seen record of this version: those equal in lower case.
     pub fn spellings_seen(&self, package: &ModulePackage) -> Result<Vec<ModulePackage>, StoreError> {
-        let (wanted, of_host) = (package.folded(), Key::first_seen_of_modules(&package.module.host));
+        let (wanted, host_folder) = (package.folded(), Key::first_seen_of_modules(&package.module.host));
         let names = |folder: &Path| self.listed(|| disk::names_in(&self.root.join(folder)));
         let mut found = Vec::new();
-        for namespace in names(&of_host)? {
+        for namespace in names(&host_folder)? {
             if !namespace.eq_ignore_ascii_case(wanted.module.namespace.as_str()) {
                 continue;
             }
-            for name in names(&of_host.join(&namespace))? {
-                let spelled = ModuleName::parse(&namespace).ok().zip(ModuleName::parse(&name).ok());
-                let Some((namespace, name)) = spelled else { continue };
+            for name in names(&host_folder.join(&namespace))? {
+                let parsed = ModuleName::parse(&namespace).ok().zip(ModuleName::parse(&name).ok());
+                let Some((namespace, name)) = parsed else { continue };
                 let module = ModuleAddress { namespace, name, ..package.module.clone() };
-                let sibling = ModulePackage { module, version: package.version.clone() };
-                if sibling != *package && sibling.folded() == wanted {
-                    found.push(sibling);
+                let spelling = ModulePackage { module, version: package.version.clone() };
+                if spelling != *package && spelling.folded() == wanted {
+                    found.push(spelling);
                 }
             }
         }
@@ -334,11 +339,11 @@ impl Records {
         Ok(keys.into_iter().filter_map(|key| if let Key::Name(named) = key { Some(named) } else { None }).collect())
     }
 
-    /// Lists keys of our store, or fails. A caller may delete what a list does not contain, so a partial list must be
+    /// Runs a listing, and fails unless the store is still the locked one. A caller may delete what a list does not contain, so a partial list must be
     /// an error.
     fn listed<T>(&self, list: impl FnOnce() -> Result<T, StoreError>) -> Result<T, StoreError> {
-        self.claim.check()?;
-        self.claim.if_ours(list())
+        self.lock.check()?;
+        self.lock.if_ours(list())
     }
 
     fn keys_below(&self, folder: &Path) -> Result<Vec<Key>, StoreError> {
@@ -353,12 +358,17 @@ impl Records {
 
     /// A record's file size in bytes and modification time; `None` if it does not exist.
     pub fn file_of(&self, key: &Key) -> Result<Option<(u64, Timestamp)>, StoreError> {
-        self.listed(|| disk::file(&self.root.join(key.path())))
+        self.listed(|| disk::file_metadata(&self.root.join(key.path())))
     }
 }
 
+/// The state of a record's file, by its header.
 enum HeaderKind {
-    Whole { start: usize },
+    /// Complete; the record begins at byte `start`.
+    Whole {
+        start: usize,
+    },
+    /// Written in this newer format.
     Newer(u32),
     Damaged,
 }
@@ -366,7 +376,7 @@ enum HeaderKind {
 fn header_kind(file: &[u8]) -> HeaderKind {
     let Some(end) = file.iter().take(1024).position(|byte| *byte == b'\n') else { return HeaderKind::Damaged };
     let (line, record) = (&file[..end], &file[end + 1..]);
-    // A newer frame may have other members, but says its format where this one does.
+    // A header of a newer format may have other members, but always has `format`.
     #[derive(Deserialize)]
     struct Format {
         format: u32,
@@ -377,7 +387,7 @@ fn header_kind(file: &[u8]) -> HeaderKind {
         return HeaderKind::Newer(format);
     }
     match serde_json::from_slice::<RecordHeader>(line) {
-        Ok(frame) if frame.bytes == record.len() && frame.blake3 == *blake3::hash(record).to_hex() => {
+        Ok(header) if header.bytes == record.len() && header.blake3 == *blake3::hash(record).to_hex() => {
             HeaderKind::Whole { start: end + 1 }
         }
         _ => HeaderKind::Damaged,

@@ -3,7 +3,7 @@
 /// The limit for archives and documents together: `[store] max_size`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SizeLimit {
-    /// This many bytes.
+    /// A configured number of bytes.
     Bytes(u64),
     /// Four fifths of the disk space available to the store, at most 200 GiB: the default. Bytes already stored count
     /// as available, so that other users of the disk do not cause evictions at each start.
@@ -15,10 +15,10 @@ impl SizeLimit {
     pub const MAX_SHARE: u64 = 200 << 30;
 
     /// The limit in bytes, for a disk with this much stored by larder and this much free.
-    pub fn bytes(self, stored: u64, free: u64) -> u64 {
+    pub fn bytes(self, stored_bytes: u64, free_bytes: u64) -> u64 {
         match self {
             Self::Bytes(bytes) => bytes,
-            Self::ShareOfDisk => Self::MAX_SHARE.min(stored.max(stored.saturating_add(free) / 5 * 4)),
+            Self::ShareOfDisk => Self::MAX_SHARE.min(stored_bytes.max(stored_bytes.saturating_add(free_bytes) / 5 * 4)),
         }
     }
 }
@@ -27,7 +27,7 @@ impl SizeLimit {
 mod tests {
     use super::*;
 
-    /// DESIGN, promise 9: the default limit of a new store fits its disk.
+    /// The default limit of a new store fits its disk (DESIGN, promise 9).
     #[test]
     fn the_default_limit_fits_the_disk_and_does_not_shrink_as_it_fills() {
         const GIB: u64 = 1 << 30;

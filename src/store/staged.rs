@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::blobs::{FileBytes, READ_AT_ONCE};
+use super::blobs::{FileBytes, READ_BUFFER_BYTES};
 use super::store_lock::StoreLock;
 use super::{StoreError, disk};
 use crate::digest::{Digest, FastHash, Hasher};
@@ -32,16 +32,17 @@ pub struct Staged {
     note_path: PathBuf,
     note: Option<StagedNote>,
     hasher: Hasher,
+    /// The number of staged bytes.
     written: u64,
     /// Disk space reserved, in bytes.
-    taken: u64,
-    claim: StoreLock,
+    reserved_bytes: u64,
+    lock: StoreLock,
 }
 
 impl Drop for Staged {
     /// Releases reserved but unused space: the download may never be resumed.
     fn drop(&mut self) {
-        if self.taken > self.written {
+        if self.reserved_bytes > self.written {
             // A failure here is harmless: the sweep removes the file within a day.
             let _ = self.file.set_len(self.written);
         }
@@ -50,12 +51,12 @@ impl Drop for Staged {
 
 impl Staged {
     /// Opens a staging file and hashes its bytes.
-    pub(super) fn open(path: PathBuf, note_path: PathBuf, claim: StoreLock) -> Result<Self, StoreError> {
+    pub(super) fn open(path: PathBuf, note_path: PathBuf, lock: StoreLock) -> Result<Self, StoreError> {
         let mut file = disk::open_or_make(&path)?;
         let note = disk::read(&note_path)?.and_then(|bytes| serde_json::from_slice(&bytes).ok());
         let mut hasher = Hasher::new();
         let mut written = 0;
-        let mut buffer = vec![0; READ_AT_ONCE];
+        let mut buffer = vec![0; READ_BUFFER_BYTES];
         loop {
             let read = file.read(&mut buffer).map_err(|e| StoreError::io("read", &path, e))?;
             if read == 0 {
@@ -64,7 +65,7 @@ impl Staged {
             hasher.update(&buffer[..read]);
             written += read as u64;
         }
-        Ok(Staged { file: Arc::new(file), path, note_path, note, hasher, written, taken: 0, claim })
+        Ok(Staged { file: Arc::new(file), path, note_path, note, hasher, written, reserved_bytes: 0, lock })
     }
 
     /// The note of the earlier download.
@@ -72,26 +73,26 @@ impl Staged {
         self.note.as_ref()
     }
 
-    /// Writes the resume note, and reserves space for `bytes` in all.
-    pub fn remember(&mut self, note: StagedNote, bytes: u64) -> Result<(), StoreError> {
-        if bytes > self.written
-            && let Err(e) = disk::reserve_space(&self.file, self.written, bytes)
+    /// Writes the resume note, and reserves disk space for a download of `total_bytes`.
+    pub fn remember(&mut self, note: StagedNote, total_bytes: u64) -> Result<(), StoreError> {
+        if total_bytes > self.written
+            && let Err(e) = disk::reserve_space(&self.file, self.written, total_bytes)
         {
-            // Some space may have been reserved. The disk's error is reported already.
+            // A part of the space may have been reserved; the error of the reservation is returned.
             let _ = self.file.set_len(self.written);
-            return Err(StoreError::io("take the room for", &self.path, e.into()));
+            return Err(StoreError::io("reserve the disk space of", &self.path, e.into()));
         }
-        self.taken = self.taken.max(bytes);
-        self.claim.check()?;
+        self.reserved_bytes = self.reserved_bytes.max(total_bytes);
+        self.lock.check()?;
         let bytes = serde_json::to_vec(&note).map_err(|e| StoreError::io("write", &self.note_path, e.into()))?;
-        let beside = self.note_path.with_extension("json.new");
-        disk::write_new(&beside, &[&bytes], false)?;
-        disk::rename(&beside, &self.note_path)?;
+        let temp_path = self.note_path.with_extension("json.new");
+        disk::write_new(&temp_path, &[&bytes], false)?;
+        disk::rename(&temp_path, &self.note_path)?;
         self.note = Some(note);
         Ok(())
     }
 
-    /// Staged bytes.
+    /// The number of staged bytes.
     pub fn written(&self) -> u64 {
         self.written
     }
@@ -124,7 +125,7 @@ impl Staged {
         Ok(())
     }
 
-    /// Compares `bytes` with the staged ones at `offset`.
+    /// Returns true if the staged bytes at `offset` equal `bytes`.
     pub fn agrees(&self, offset: u64, bytes: &[u8]) -> Result<bool, StoreError> {
         let mut staged = vec![0; bytes.len()];
         let read = self.file.read_exact_at(&mut staged, offset);
@@ -141,17 +142,17 @@ impl Staged {
         self.file.sync_all().map_err(|e| StoreError::io("sync", &self.path, e))
     }
 
-    pub(super) fn move_to(&self, place: &Path) -> Result<(), StoreError> {
-        disk::rename(&self.path, place)
+    pub(super) fn move_to(&self, target: &Path) -> Result<(), StoreError> {
+        disk::rename(&self.path, target)
     }
 
     pub(super) fn remove_note(&self) -> Result<(), StoreError> {
         disk::remove(&self.note_path)
     }
 
-    /// Removes the staging file.
+    /// Removes the staging file and its note.
     pub fn discard(self) -> Result<(), StoreError> {
-        self.claim.check()?;
+        self.lock.check()?;
         disk::remove(&self.note_path)?;
         disk::remove(&self.path)
     }

@@ -1,4 +1,4 @@
-//! The lock that makes a store ours, and the check that its path still leads to the locked store.
+//! The lock of an open store, and the check that the store's path still leads to the locked store.
 
 use std::fs::{File, TryLockError};
 use std::io;
@@ -23,7 +23,7 @@ struct LockedFile {
     path: PathBuf,
     identity: Identity,
     is_gone: AtomicBool,
-    _held: File,
+    _file: File,
 }
 
 impl StoreLock {
@@ -42,7 +42,7 @@ impl StoreLock {
             path,
             identity,
             is_gone: AtomicBool::new(false),
-            _held: lock_file,
+            _file: lock_file,
         })))
     }
 
@@ -51,12 +51,14 @@ impl StoreLock {
         &self.0.root
     }
 
+    /// Checks that the store is still the locked one.
+    ///
     /// # Errors
     /// [`StoreError::Gone`], if the store at the path is not the locked one.
     pub(super) fn check(&self) -> Result<(), StoreError> {
         let LockedFile { root, path, identity, is_gone, .. } = &*self.0;
         let is_ours = match disk::identity_of(path) {
-            Ok(existing) => existing == *identity,
+            Ok(current) => current == *identity,
             Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => false,
             // A failed check does not mean that the store is gone.
             Err(e) => return Err(StoreError::io("look at", path, e)),
@@ -75,9 +77,9 @@ impl StoreLock {
         if is_ours { Ok(()) } else { Err(StoreError::Gone) }
     }
 
-    /// Passes on a read result only if it came from our store.
-    pub(super) fn if_ours<T>(&self, read: Result<T, StoreError>) -> Result<T, StoreError> {
+    /// Returns the result of a read only if the store is still the locked one.
+    pub(super) fn if_ours<T>(&self, result: Result<T, StoreError>) -> Result<T, StoreError> {
         self.check()?;
-        read
+        result
     }
 }

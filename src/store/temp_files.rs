@@ -1,5 +1,5 @@
 //! Temporary folders on the store's disk, for files that cannot be resumed. Dropped with their owner.
-#![expect(clippy::disallowed_methods, reason = "the store owns the files, and removes a folder that it made itself")]
+#![expect(clippy::disallowed_methods, reason = "the store owns the files, and removes a folder that it created itself")]
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::DirBuilderExt;
@@ -16,11 +16,11 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Creates one below `staging`.
+    /// Creates a temporary folder below `staging`.
     pub(super) fn below(staging: &Path) -> Result<Self, StoreError> {
         let folder = staging.join(format!("{PREFIX}{:016x}", random_name(staging)?));
-        let made = fs::DirBuilder::new().mode(0o700).create(&folder);
-        made.map_err(|e| StoreError::io("make the folder", &folder, e))?;
+        let created = fs::DirBuilder::new().mode(0o700).create(&folder);
+        created.map_err(|e| StoreError::io("make the folder", &folder, e))?;
         Ok(Self { folder })
     }
 
@@ -47,7 +47,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Removes leftovers of an earlier run.
+/// Removes the temporary folders of an earlier run.
 pub(super) fn sweep(staging: &Path) -> Result<(), StoreError> {
     for name in super::disk::names_in(staging)?.iter().filter(|name| name.starts_with(PREFIX)) {
         let folder = staging.join(name);
@@ -56,11 +56,12 @@ pub(super) fn sweep(staging: &Path) -> Result<(), StoreError> {
     Ok(())
 }
 
+/// A random number for the name of a folder in `staging`.
 fn random_name(staging: &Path) -> Result<u64, StoreError> {
     let mut random = [0u8; 8];
     let filled = aws_lc_rs::rand::fill(&mut random);
     filled.map_err(|_| {
-        StoreError::io("name a folder in", staging, std::io::Error::other("the system gave no random bytes"))
+        StoreError::io("name a folder in", staging, std::io::Error::other("the system returned no random bytes"))
     })?;
     Ok(u64::from_be_bytes(random))
 }

@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::filesystem_mirror::index::{ArchiveHashes, ProviderIndex, VersionIndex, to_pretty_json};
 use crate::filesystem_mirror::written::ProviderTreeWriter;
 use crate::filesystem_mirror::{MirrorFileKind, MirrorPath, SumsScope};
-use crate::store::{Blob, READ_AT_ONCE};
+use crate::store::{Blob, READ_BUFFER_BYTES};
 use crate::verify::ProofBasis;
 
 /// A package that cannot be exported.
@@ -180,7 +180,7 @@ impl Export {
                 match contents {
                     ExportedContents::Bytes(bytes) => tar.add(&path, bytes.len() as u64, &bytes[..])?,
                     ExportedContents::Blob(blob) => {
-                        let reader = io::BufReader::with_capacity(READ_AT_ONCE, blob.reader());
+                        let reader = io::BufReader::with_capacity(READ_BUFFER_BYTES, blob.reader());
                         tar.add(&path, blob.size_bytes(), reader)?;
                     }
                 }

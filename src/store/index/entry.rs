@@ -8,7 +8,7 @@ pub(super) const ARCHIVE: u8 = b'a';
 pub(super) const DOCUMENT: u8 = b'd';
 pub(super) const PAGE: u8 = b'p';
 /// Pages and locations count in whole disk blocks; otherwise many small ones would exceed the limit.
-const BLOCK: u64 = 4096;
+const BLOCK_BYTES: u64 = 4096;
 
 /// Index entry of an archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,13 +40,13 @@ pub(super) struct EvictableEntry {
 }
 
 impl EvictableEntry {
-    /// Entry for a file that was found, merged with the old entry.
-    pub(super) fn found(before: Option<Self>, size_bytes: u64, last_use: Timestamp, last_check: Timestamp) -> Self {
+    /// The entry for a file that was found on disk, merged with the previous entry.
+    pub(super) fn found(previous: Option<Self>, size_bytes: u64, last_use: Timestamp, last_check: Timestamp) -> Self {
         let found = Self { last_use, size_bytes, last_check };
-        before.map_or(found.clone(), |before| Self {
-            last_use: before.last_use.max(last_use),
+        previous.map_or(found.clone(), |previous| Self {
+            last_use: previous.last_use.max(last_use),
             size_bytes,
-            last_check: before.last_check.max(last_check),
+            last_check: previous.last_check.max(last_check),
         })
     }
 
@@ -61,7 +61,7 @@ impl EvictableEntry {
     pub(super) fn decode(value: &[u8]) -> Option<Self> {
         let number = |bytes: &[u8]| Some(u64::from_be_bytes(bytes.try_into().ok()?));
         let (last_use, rest) = value.split_at_checked(8)?;
-        // Entries from before the scrub existed end here: never checked.
+        // Entries of older larders have no time of the last check: they count as never checked.
         let (size_bytes, last_check) = if rest.len() == 8 { (rest, &[0; 8][..]) } else { rest.split_at_checked(8)? };
         Some(Self {
             last_use: Timestamp(number(last_use)?),
@@ -81,10 +81,10 @@ pub(super) fn document_key(key: &Key) -> Vec<u8> {
 }
 
 /// Bytes that a document counts against the limit.
-pub(super) fn counted(key: &Key, size_bytes: u64) -> u64 {
+pub(super) fn counted_bytes(key: &Key, size_bytes: u64) -> u64 {
     match key {
         Key::Page(..) | Key::ModuleLocation(_) | Key::ModuleVersions(_) => {
-            size_bytes.checked_next_multiple_of(BLOCK).unwrap_or(size_bytes)
+            size_bytes.checked_next_multiple_of(BLOCK_BYTES).unwrap_or(size_bytes)
         }
         _ => size_bytes,
     }
@@ -94,9 +94,9 @@ pub(super) fn counted(key: &Key, size_bytes: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// DESIGN 5: a newer binary reads older files.
+    /// A newer binary reads older files (DESIGN, section 5).
     #[test]
-    fn an_entry_from_before_there_was_a_scrub_was_never_checked() {
+    fn an_entry_without_a_check_time_decodes_as_never_checked() {
         let entry = EvictableEntry { last_use: Timestamp(7), size_bytes: 9, last_check: Timestamp(8) };
         assert_eq!(EvictableEntry::decode(&entry.encode()), Some(entry.clone()));
         assert_eq!(

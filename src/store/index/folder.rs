@@ -1,5 +1,8 @@
 //! The folder of the index: its lock, and moving it to quarantine.
-#![expect(clippy::disallowed_methods, reason = "the store owns the files; an index that will not open is moved aside")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "the store owns the files; an index that will not open is moved to quarantine"
+)]
 
 use std::fs::{self, TryLockError};
 use std::io;
@@ -19,16 +22,16 @@ pub(super) fn refuse_if_locked(folder: &Path) -> Result<(), StoreError> {
     }
 }
 
-/// Quarantines a damaged index. Earlier quarantined ones are removed.
-pub(super) fn set_aside(folder: &Path, now: Timestamp) -> Result<PathBuf, StoreError> {
+/// Quarantines a damaged index, and returns its new path. Earlier quarantined indexes are removed.
+pub(super) fn quarantine_index(folder: &Path, now: Timestamp) -> Result<PathBuf, StoreError> {
     let (parent, prefix) = (folder.parent().unwrap_or(folder), "index.broken-");
     for name in disk::names_in(parent)?.iter().filter(|name| name.starts_with(prefix)) {
-        let before = parent.join(name);
-        fs::remove_dir_all(&before).map_err(|e| StoreError::io("remove", &before, e))?;
+        let earlier = parent.join(name);
+        fs::remove_dir_all(&earlier).map_err(|e| StoreError::io("remove", &earlier, e))?;
     }
-    let aside = parent.join(format!("{prefix}{}", now.0));
-    match fs::rename(folder, &aside) {
+    let target = parent.join(format!("{prefix}{}", now.0));
+    match fs::rename(folder, &target) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(StoreError::io("set aside", folder, e)),
-        _ => Ok(aside),
+        _ => Ok(target),
     }
 }

@@ -35,7 +35,7 @@ pub struct ListedArchive {
 }
 
 impl IndexedName {
-    /// True if it lists nothing and is not pinned: then no record exists.
+    /// Returns true if the name lists no archive and is not pinned: then no record exists.
     pub fn is_empty(&self) -> bool {
         self.archives.is_empty() && !self.pinned
     }
@@ -86,28 +86,29 @@ fn artifact(path: &[u8]) -> Option<Artifact> {
 }
 
 impl Index {
-    /// Records the archives that a name lists, under the lock of its record; nothing if it is gone.
-    pub fn name_changed(&self, artifact: &Artifact, now: &IndexedName) {
+    /// Records the archives that a name lists; the caller holds the lock of the name's record. An empty `name` removes the
+    /// entry.
+    pub fn name_changed(&self, artifact: &Artifact, name: &IndexedName) {
         self.unreadable.lock().remove(artifact);
-        let before = match self.name(artifact) {
-            Ok(before) => before.unwrap_or_default(),
-            Err(error) => return self.is_broken(&error),
+        let previous = match self.name(artifact) {
+            Ok(previous) => previous.unwrap_or_default(),
+            Err(error) => return self.mark_broken(&error),
         };
-        if before == *now {
+        if previous == *name {
             return;
         }
         let mut changes = Vec::new();
-        for gone in before.archives.iter().filter(|listed| !now.lists(&listed.digest)) {
-            changes.push((listed_key(&gone.digest, artifact), None));
+        for removed in previous.archives.iter().filter(|listed| !name.lists(&listed.digest)) {
+            changes.push((listed_key(&removed.digest, artifact), None));
         }
-        for new in now.archives.iter().filter(|listed| !before.lists(&listed.digest)) {
-            changes.push((listed_key(&new.digest, artifact), Some(Vec::new())));
+        for added in name.archives.iter().filter(|listed| !previous.lists(&listed.digest)) {
+            changes.push((listed_key(&added.digest, artifact), Some(Vec::new())));
         }
-        changes.push((name_key(artifact), (!now.is_empty()).then(|| now.encode())));
+        changes.push((name_key(artifact), (!name.is_empty()).then(|| name.encode())));
         self.put(&changes);
-        // After the entry: a scan of all entries holds this lock and sees either state.
+        // The set of pinned names changes after the entry: a scan of all entries holds its lock, and sees either state.
         if let Some(pinned) = self.pinned.lock().as_mut() {
-            if now.pinned {
+            if name.pinned {
                 pinned.insert(artifact.clone())
             } else {
                 pinned.remove(artifact)
@@ -121,11 +122,11 @@ impl Index {
     /// The index cannot be read.
     pub fn pinned_names(&self) -> Result<Vec<Artifact>, StoreError> {
         let mut pinned = self.pinned.lock();
-        let known = match pinned.take() {
-            Some(known) => known,
+        let names = match pinned.take() {
+            Some(names) => names,
             None => self.names(|artifact, name| name.pinned.then_some(artifact))?.into_iter().collect(),
         };
-        Ok(pinned.insert(known).iter().cloned().collect())
+        Ok(pinned.insert(names).iter().cloned().collect())
     }
 
     /// The archives that a name lists; `None` if the index has no entry.
@@ -144,7 +145,7 @@ impl Index {
     pub fn names_of(&self, digest: &Digest) -> Result<Vec<Artifact>, StoreError> {
         let prefix = listed_prefix(digest);
         let mut found = Vec::new();
-        self.entries.read().each_below(&prefix, |key, _| found.extend(artifact(&key[prefix.len()..])))?;
+        self.entries.read().each_with_prefix(&prefix, |key, _| found.extend(artifact(&key[prefix.len()..])))?;
         Ok(found)
     }
 
@@ -154,7 +155,7 @@ impl Index {
     /// The index cannot be read.
     pub fn names<T>(&self, mut choose: impl FnMut(Artifact, IndexedName) -> Option<T>) -> Result<Vec<T>, StoreError> {
         let mut chosen = Vec::new();
-        self.entries.read().each_below(&[NAME], |key, value| {
+        self.entries.read().each_with_prefix(&[NAME], |key, value| {
             if let Some((artifact, name)) = artifact(&key[1..]).zip(IndexedName::decode(value)) {
                 chosen.extend(choose(artifact, name));
             }
@@ -172,12 +173,12 @@ mod tests {
     proptest! {
         /// An entry round-trips, and nothing else parses as one.
         #[test]
-        fn a_name_is_read_as_it_was_noted(pinned: bool, imported: bool, archives: Vec<([u8; 32], bool)>, other: Vec<u8>) {
+        fn an_encoded_name_decodes_to_itself(pinned: bool, imported: bool, archives: Vec<([u8; 32], bool)>, other: Vec<u8>) {
             let listed = |(digest, lacks_hashes)| ListedArchive { digest: Digest::from_bytes(digest), lacks_hashes };
             let name = IndexedName { pinned, imported, archives: archives.into_iter().map(listed).collect() };
-            let noted = name.encode();
-            prop_assert_eq!(IndexedName::decode(&noted), Some(name));
-            prop_assert_eq!(IndexedName::decode(&noted[..noted.len() - 1]), None);
+            let encoded = name.encode();
+            prop_assert_eq!(IndexedName::decode(&encoded), Some(name));
+            prop_assert_eq!(IndexedName::decode(&encoded[..encoded.len() - 1]), None);
             if let Some(read) = IndexedName::decode(&other) {
                 prop_assert_eq!(read.archives.len(), (other.len() - 1) / 33);
             }

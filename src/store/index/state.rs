@@ -10,11 +10,11 @@ use super::{Index, Totals};
 /// State of the index relative to the files.
 #[derive(Debug, Clone)]
 pub(super) enum IndexState {
-    /// Contains everything in the files.
-    Whole,
-    /// Being completed: it lacks some files, and lists some that are gone.
-    Behind,
-    /// It could not be completed, for this reason.
+    /// The index contains everything in the files.
+    Complete,
+    /// The index is being completed: it lacks some files, and lists some that were removed.
+    Incomplete,
+    /// The index could not be completed, for this reason.
     Failed(StoreError),
 }
 
@@ -30,8 +30,10 @@ impl Index {
     /// The index is being completed, or cannot be.
     pub fn needs_to_be_whole(&self) -> Result<(), StoreError> {
         match &*self.state.borrow() {
-            IndexState::Whole => Ok(()),
-            IndexState::Behind => Err(StoreError::Index("it is still being made from the files".to_owned())),
+            IndexState::Complete => Ok(()),
+            IndexState::Incomplete => {
+                Err(StoreError::Index("the index is still being completed from the files".to_owned()))
+            }
             IndexState::Failed(reason) => Err(reason.clone()),
         }
     }
@@ -42,58 +44,60 @@ impl Index {
     /// The reason why it cannot be completed.
     pub async fn until_complete(&self) -> Result<(), StoreError> {
         let mut state = self.state.subscribe();
-        // The sender exists.
-        let _ = state.wait_for(|state| !matches!(state, IndexState::Behind)).await;
+        // An error means that the sender was dropped; the index owns it.
+        let _ = state.wait_for(|state| !matches!(state, IndexState::Incomplete)).await;
         self.needs_to_be_whole()
     }
 
     /// Reports the end of the completion to all waiting tasks.
-    pub fn completed(&self, ended: Result<(), StoreError>) {
-        self.state.send_replace(match ended {
-            Ok(()) => IndexState::Whole,
+    pub fn completed(&self, result: Result<(), StoreError>) {
+        self.state.send_replace(match result {
+            Ok(()) => IndexState::Complete,
             Err(reason) => IndexState::Failed(reason),
         });
     }
 
-    /// Starts to complete the index. Its entries are kept, unless one cannot be read: a damaged index may have lost any
-    /// entry, so a new one starts in memory. Returns true if every file is to be recorded.
+    /// Starts to complete the index. The existing entries stay, unless one cannot be read: a damaged index may have lost
+    /// any entry, so a new index starts in memory. Returns true if the caller must record every file.
     pub fn begin_completion(&self) -> bool {
-        let read = catch_unwind(AssertUnwindSafe(|| self.read_all()));
-        let damaged = read.unwrap_or_else(|_| Err(StoreError::Index("it panicked".to_owned()))).err();
-        if let Some(reason) = damaged {
+        let checked = catch_unwind(AssertUnwindSafe(|| self.read_all()));
+        let damage = checked.unwrap_or_else(|_| Err(StoreError::Index("its library panicked".to_owned()))).err();
+        if let Some(reason) = damage {
             self.start_over(&reason);
         }
-        let was_whole = self.is_complete();
-        if !was_whole {
-            self.state.send_replace(IndexState::Behind);
+        let was_complete = self.is_complete();
+        if !was_complete {
+            self.state.send_replace(IndexState::Incomplete);
         }
-        !was_whole
+        !was_complete
     }
 
+    /// Quarantines a damaged index, and continues with an empty one in memory.
     fn start_over(&self, reason: &StoreError) {
         tracing::error!(%reason, "the index is damaged; it is quarantined, and rebuilt from the files");
-        // First: operations that need all names must not act on missing entries.
-        self.state.send_replace(IndexState::Behind);
+        // The state changes first: operations that need all names must not act on missing entries.
+        self.state.send_replace(IndexState::Incomplete);
         let mut totals = self.totals.lock();
         let damaged = std::mem::replace(&mut *self.entries.write(), IndexBackend::in_memory());
-        // Closing it may wait forever for a dead thread.
+        // The damaged index is not closed: closing may wait forever for a dead thread.
         std::mem::forget(damaged);
         *totals = Totals::default();
-        *self.left_behind.lock() = Some(self.folder.clone());
+        *self.replaced_folder.lock() = Some(self.folder.clone());
         self.quarantine_on_disk();
     }
 
+    /// Reads every entry, and compares the totals with them.
     fn read_all(&self) -> Result<(), StoreError> {
         let entries = self.entries.read();
-        entries.each_below(&[], |_, _| ())?;
+        entries.each_with_prefix(&[], |_, _| ())?;
         drop(entries);
-        // Nothing is recorded meanwhile.
+        // The lock keeps the totals unchanged while the entries are counted.
         let totals = self.totals.lock();
         let counted = self.count()?;
         if *totals == counted {
             Ok(())
         } else {
-            Err(StoreError::Index(format!("its totals are {totals:?}, and its entries {counted:?}")))
+            Err(StoreError::Index(format!("the stored totals {totals:?} differ from the counted ones {counted:?}")))
         }
     }
 }

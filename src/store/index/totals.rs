@@ -9,15 +9,15 @@ const INDEX_VERSION: u32 = 2;
 /// Totals of the store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Number of archives.
+    /// The number of archives.
     pub archives: u64,
-    /// Their bytes.
+    /// The size of all archives, in bytes.
     pub archive_bytes: u64,
-    /// Number of documents, proof sets and pages.
+    /// The number of documents, proof sets and pages.
     pub documents: u64,
-    /// Their bytes.
+    /// The size of all documents, proof sets and pages, in bytes.
     pub document_bytes: u64,
-    /// Of these, the bytes of pages of the registry HTTP API.
+    /// The part of `document_bytes` of pages of the registry HTTP API.
     pub page_bytes: u64,
 }
 
@@ -53,14 +53,16 @@ impl Totals {
         mark
     }
 
+    /// The totals in a mark; `None` for the mark of another format or index version.
     pub(super) fn in_mark(mark: &[u8]) -> Option<Self> {
-        let (begin, numbers) = mark.split_at_checked(8)?;
+        let (header, numbers) = mark.split_at_checked(8)?;
         let mut totals = Self::default();
-        let is_ours = begin == [FORMAT.to_be_bytes(), INDEX_VERSION.to_be_bytes()].concat() && numbers.len() == 5 * 8;
-        for (to, from) in totals.members().into_iter().zip(numbers.chunks_exact(8)) {
-            *to = u64::from_be_bytes(from.try_into().ok()?);
+        let is_current =
+            header == [FORMAT.to_be_bytes(), INDEX_VERSION.to_be_bytes()].concat() && numbers.len() == 5 * 8;
+        for (member, bytes) in totals.members().into_iter().zip(numbers.chunks_exact(8)) {
+            *member = u64::from_be_bytes(bytes.try_into().ok()?);
         }
-        is_ours.then_some(totals)
+        is_current.then_some(totals)
     }
 
     /// All bytes that count against the size limit.
@@ -73,9 +75,9 @@ impl Totals {
 mod tests {
     use super::*;
 
-    /// DESIGN, promise 9: an index that an older larder closed cleanly has no names, so it is incomplete.
+    /// An index that an older larder closed cleanly has no names, so it is incomplete (DESIGN, promise 9).
     #[test]
-    fn only_the_mark_of_this_kind_of_index_is_trusted() {
+    fn only_a_mark_of_the_current_index_version_is_trusted() {
         let totals = Totals { archives: 1, archive_bytes: 2, documents: 3, document_bytes: 4, page_bytes: 5 };
         let mark = totals.mark();
         assert_eq!(Totals::in_mark(&mark), Some(totals));
