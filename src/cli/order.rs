@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use super::print_error;
 use crate::address::{Hostname, Platform};
 use crate::protocol::admin::order::{AddressRequest, NamedText, OrderRequest};
-use crate::requirements::{self, ClientKind, GivenValues, LabelKind, file};
+use crate::requirements::{self, ArgumentKind, ClientKind, GivenValues, file};
 
 #[derive(Debug, Args)]
 pub(super) struct OrderArgs {
@@ -84,20 +84,20 @@ impl OrderOptions {
         let mut tar: Option<&str> = None;
         for argument in arguments {
             let path = PathBuf::from(argument);
-            match LabelKind::of(argument, &path, default_host).map_err(anyhow::Error::msg)? {
-                LabelKind::Address => order.what.push(AddressRequest::Text(argument.clone())),
-                LabelKind::LockFile => {
+            match ArgumentKind::of(argument, &path, default_host).map_err(anyhow::Error::msg)? {
+                ArgumentKind::Address => order.what.push(AddressRequest::Text(argument.clone())),
+                ArgumentKind::LockFile => {
                     let text = file::read_lock_file(&path).map_err(anyhow::Error::msg)?;
                     order.lock_files.push(NamedText { name: argument.clone(), text });
                 }
-                LabelKind::Told => {
+                ArgumentKind::OrderJson => {
                     let bytes = file::read_up_to(&path, requirements::MAX_BYTES)
                         .with_context(|| format!("{argument} cannot be read"))?;
                     let listed = OrderRequest::read(&bytes).map_err(|reason| anyhow!("{argument}: {reason}"))?;
                     order.add(listed).map_err(|reason| anyhow!("{argument}: {reason}"))?;
                 }
-                LabelKind::Folder => folders.push(path),
-                LabelKind::Tar => {
+                ArgumentKind::Folder => folders.push(path),
+                ArgumentKind::Tar => {
                     if let Some(first) = tar.replace(argument) {
                         bail!("{first} and {argument} are both tars; name one, with all the folders in it");
                     }

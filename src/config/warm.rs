@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::address::{Hostname, PackageSelector, Platform};
-use crate::requirements::{ClientKind, LabelKind};
+use crate::requirements::{ArgumentKind, ClientKind};
 
 use super::section::{PathCheck, Section};
 use super::values;
@@ -72,12 +72,14 @@ fn warm_target(text: &str, path_check: PathCheck) -> Result<(RecurringWarmTarget
     let some_host = Hostname::parse(super::upstream::TERRAFORM_HOST).map_err(|bad| bad.to_string())?;
     match path_check {
         PathCheck::Exists(path) => {
-            return match LabelKind::of(text, &path, &some_host)? {
-                LabelKind::Address => Ok((RecurringWarmTarget::Address(text.to_owned()), None)),
-                LabelKind::Told => {
+            return match ArgumentKind::of(text, &path, &some_host)? {
+                ArgumentKind::Address => Ok((RecurringWarmTarget::Address(text.to_owned()), None)),
+                ArgumentKind::OrderJson => {
                     Err(format!("{} is neither a lock file, nor a folder, nor a tar", values::quoted(text)))
                 }
-                LabelKind::LockFile | LabelKind::Folder | LabelKind::Tar => Ok((RecurringWarmTarget::Path(path), None)),
+                ArgumentKind::LockFile | ArgumentKind::Folder | ArgumentKind::Tar => {
+                    Ok((RecurringWarmTarget::Path(path), None))
+                }
             };
         }
         PathCheck::Unreadable(path, cause) => {

@@ -1,4 +1,5 @@
-//! A client's CLI configuration, as far as it decides where providers and modules come from (PROTOCOL 1.2, 1.3).
+//! A client's CLI configuration, as far as it decides where providers and modules come from (PROTOCOL, sections
+//! 1.2 and 1.3).
 //! Secrets, such as the tokens of `credentials` blocks, are dropped.
 
 mod hcl1;
@@ -16,17 +17,20 @@ use crate::address::Hostname;
 /// The merged configuration files of one client.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CliConfig {
-    /// `host` blocks: services by host, replacing that host's discovery.
+    /// The `host` blocks: the services of each host, which replace that host's discovery document.
     pub hosts: BTreeMap<Hostname, Services>,
-    /// Installation methods in order; `None` without such a block, which means direct.
+    /// The installation methods in order; `None` without a `provider_installation` block, which means direct.
     pub installation: Option<Vec<Method>>,
-    /// Hosts with a token.
+    /// The hosts for which the client has a token.
     pub credentials: Vec<Hostname>,
-    /// A folder where packages are shared between configurations, as it is written.
+    /// The plugin cache: a folder with packages for all configurations; as written in the file.
     pub plugin_cache_dir: Option<String>,
-    /// Errors that the client prints before it continues without the setting.
+    /// The errors that the client prints before it continues without the setting.
     pub complaints: Vec<String>,
 }
+
+/// The complaint about a second `provider_installation` block.
+const DUPLICATE_INSTALLATION: &str = "there is more than one provider_installation block: only the first counts";
 
 /// A `host` block's services, by name.
 pub type Services = BTreeMap<String, ServiceValue>;
@@ -34,9 +38,9 @@ pub type Services = BTreeMap<String, ServiceValue>;
 /// The value of one service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ServiceValue {
-    /// Text: a URL, or an invalid one.
+    /// A text, which may be an invalid URL.
     Url(String),
-    /// Anything else, such as the object of `login.v1`.
+    /// Any other value, such as the object of `login.v1`.
     Other,
 }
 
@@ -58,20 +62,20 @@ pub enum InstallationSource {
     Direct,
     /// A network mirror.
     NetworkMirror {
-        /// Its URL, verbatim.
+        /// The URL of the mirror, verbatim.
         url: String,
     },
-    /// Another source, by its name: a folder, or an OCI registry.
-    Elsewhere(String),
+    /// Another source, by the name of the method, such as `filesystem_mirror` or `oci_mirror`.
+    Other(String),
 }
 
 impl CliConfig {
     /// Parses one file: HCL 1, or JSON if it starts with a brace.
     ///
     /// # Errors
-    /// The position of a syntax error. The client prints an error then, and continues without the file.
+    /// A syntax error, with its position. The client prints such an error and continues without the file.
     pub fn read(file: &[u8]) -> Result<Self, BadHcl> {
-        Ok(Self::of(&Node::read(file)?))
+        Ok(Self::from_node(&Node::read(file)?))
     }
 
     /// Merges a later file; its settings win.
@@ -80,17 +84,16 @@ impl CliConfig {
         self.credentials.extend(later.credentials);
         self.complaints.extend(later.complaints);
         if self.installation.is_some() && later.installation.is_some() {
-            self.complaints
-                .push("there is more than one provider_installation block: only the first counts".to_owned());
+            self.complaints.push(DUPLICATE_INSTALLATION.to_owned());
         }
         self.installation = self.installation.or(later.installation);
         self.plugin_cache_dir = self.plugin_cache_dir.or(later.plugin_cache_dir);
         self
     }
 
-    fn of(root: &Node) -> Self {
+    fn from_node(root: &Node) -> Self {
         let mut config = Self::default();
-        for (name, block) in root.items_named("host") {
+        for (name, block) in root.labelled_blocks("host") {
             match Hostname::parse(name) {
                 Ok(host) => {
                     config.hosts.entry(host).or_default().extend(services(block));
@@ -99,12 +102,11 @@ impl CliConfig {
             }
         }
         config.credentials =
-            root.items_named("credentials").filter_map(|(name, _)| Hostname::parse(name).ok()).collect();
+            root.labelled_blocks("credentials").filter_map(|(name, _)| Hostname::parse(name).ok()).collect();
         config.plugin_cache_dir = root.all("plugin_cache_dir").find_map(Node::text).map(str::to_owned);
         for block in root.all("provider_installation") {
             if config.installation.is_some() {
-                let more = "there is more than one provider_installation block: only the first counts";
-                config.complaints.push(more.to_owned());
+                config.complaints.push(DUPLICATE_INSTALLATION.to_owned());
                 continue;
             }
             config.installation = Some(methods(block, &mut config.complaints));
@@ -121,26 +123,23 @@ fn services(block: &Node) -> Services {
 
 fn methods(block: &Node, complaints: &mut Vec<String>) -> Vec<Method> {
     let mut methods = Vec::new();
-    for (kind, body) in block.members() {
-        for body in body.items() {
+    for (method, bodies) in block.members() {
+        for body in bodies.items() {
             let text = |name| body.all(name).find_map(Node::text).filter(|text| !text.is_empty()).map(str::to_owned);
-            let source = match kind {
+            let source = match method {
                 "direct" => InstallationSource::Direct,
                 "network_mirror" => match text("url") {
                     Some(url) => InstallationSource::NetworkMirror { url },
                     None => {
-                        complaints.push("a network_mirror block has no url: the client leaves it out".to_owned());
+                        complaints.push("a network_mirror block has no url: the client ignores the block".to_owned());
                         continue;
                     }
                 },
                 // Development overrides take named providers from folders; nothing else changes.
                 "dev_overrides" => continue,
-                other => InstallationSource::Elsewhere(other.to_owned()),
+                other => InstallationSource::Other(other.to_owned()),
             };
-            let patterns = |name| {
-                let patterns = body.all(name).filter_map(Node::text).map(Pattern::parse);
-                patterns.collect()
-            };
+            let patterns = |name| body.all(name).filter_map(Node::text).map(Pattern::parse).collect();
             methods.push(Method { source, include: patterns("include"), exclude: patterns("exclude") });
         }
     }

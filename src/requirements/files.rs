@@ -9,34 +9,35 @@ use serde::{Deserialize, Serialize};
 use super::hcl;
 use super::tar_upload::UnpackedTar;
 
-/// The most files of one order.
+/// The maximum number of files in one order.
 const MAX_FILES: usize = 10_000;
-/// The limit of their total size in bytes, names included.
+/// The maximum total size of the files of one order, in bytes, names included.
 pub const MAX_BYTES: usize = 16 << 20;
-/// The longest path, in bytes.
-const MAX_PATH: usize = 1024;
+/// The maximum length of a path, in bytes.
+const MAX_PATH_BYTES: usize = 1024;
 /// A client's lock file.
 const LOCK_FILE: &str = ".terraform.lock.hcl";
-/// A client's private folder.
-const PRIVATE: &str = ".terraform";
-/// Entries read from a tar.
-pub(super) const MAX_ENTRIES: usize = 100_000;
+/// The folder in which a client keeps what it installed.
+const CLIENT_FOLDER: &str = ".terraform";
+/// The maximum number of entries in a tar.
+pub(super) const MAX_TAR_ENTRIES: usize = 100_000;
 /// Endings of the files that clients read.
 const ENDINGS: [&str; 8] =
     [".tf", ".tf.json", ".tofu", ".tofu.json", ".tftest.hcl", ".tftest.json", ".tofutest.hcl", ".tofutest.json"];
 
-/// Returns true for files with values of a root's variables.
+/// Returns true for the names of files with values of a root's variables.
 pub(super) fn is_values_file(name: &str) -> bool {
     ["terraform.tfvars", "terraform.tfvars.json"].contains(&name)
         || [".auto.tfvars", ".auto.tfvars.json"].iter().any(|ending| name.ends_with(ending))
 }
 
-/// Files by path: segments between `/`, none of them empty, `.` or `..`. Only those that a client reads, and unreadable
-/// links.
+/// Files by path: segments between `/`, none of them empty, `.` or `..`. Contains only files that a client reads, and links
+/// without a target file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "BTreeMap<String, FileContents>", into = "BTreeMap<String, FileContents>")]
 pub struct Files {
     by_path: BTreeMap<String, FileContents>,
+    /// The total size of paths and texts.
     bytes: usize,
 }
 
@@ -46,7 +47,7 @@ pub struct Files {
 pub enum FileContents {
     /// The text.
     Text(String),
-    /// Unreadable. Only requirements of this file fail.
+    /// The file exists, but is unreadable. Only the requirements of this file fail.
     Unreadable {
         /// The reason.
         unreadable: Unreadable,
@@ -58,19 +59,20 @@ pub enum FileContents {
 #[serde(rename_all = "snake_case")]
 pub enum Unreadable {
     /// Not UTF-8 text.
-    #[error("it is not UTF-8 text")]
-    NoText,
-    /// Larger than any client's file.
-    #[error("it has more than 1 MiB")]
+    #[serde(rename = "no_text")]
+    #[error("the file is not UTF-8 text")]
+    NotUtf8,
+    /// Larger than any real configuration file.
+    #[error("the file has more than 1 MiB")]
     TooLarge,
-    /// A link out of the tar, to a folder, or to nothing.
-    #[error(
-        "it is a link, and what it leads to is not a file in the tar: make the tar with `tar -h --hard-dereference`"
-    )]
-    Link,
-    /// An entry that is neither file nor folder.
-    #[error("it is not a plain file in the tar: make the tar without --sparse, of files and folders")]
-    NoFile,
+    /// A link whose target is outside the tar, a folder, or missing.
+    #[serde(rename = "link")]
+    #[error("the target of this link is not a file in the tar: make the tar with `tar -h --hard-dereference`")]
+    LinkWithoutFile,
+    /// A pipe, a device or a sparse file.
+    #[serde(rename = "no_file")]
+    #[error("the entry is not a plain file: make the tar of files and folders, without --sparse")]
+    SpecialFile,
 }
 
 /// Reasons why files are refused.
@@ -81,28 +83,28 @@ pub enum BadFiles {
         "{0:?} is not a path of a file in a folder: write segments between /, without . and .. and without control characters"
     )]
     Path(String),
-    /// The order exceeds a limit.
-    #[error("these are more than {MAX_FILES} files or 16 MiB: name fewer folders")]
+    /// The files exceed a limit of the order.
+    #[error("there are more than {MAX_FILES} files or 16 MiB: name fewer folders")]
     TooMany,
-    /// Not a tar.
+    /// Not a tar, or a damaged one, with the reason.
     #[error("it is not a tar of files: {0}")]
-    NoTar(String),
+    InvalidTar(String),
 }
 
 impl Files {
     /// Returns true for file names that a client reads.
     pub fn are_read(name: &str) -> bool {
         // Editor backups are ignored, as the clients do.
-        let is_left_over =
+        let is_editor_backup =
             name.starts_with('.') || name.ends_with('~') || (name.starts_with('#') && name.ends_with('#'));
         let is_configuration = ENDINGS.iter().any(|ending| name.ends_with(ending)) || is_values_file(name);
-        name == LOCK_FILE || (!is_left_over && is_configuration)
+        name == LOCK_FILE || (!is_editor_backup && is_configuration)
     }
 
-    /// Returns true for paths that a client reads: `.terraform` is private.
+    /// Returns true for paths that a client reads as configuration: nothing below `.terraform`.
     fn is_read_at(path: &str) -> bool {
         let (folders, name) = path.rsplit_once('/').unwrap_or(("", path));
-        Self::are_read(name) && !folders.split('/').any(|folder| folder == PRIVATE)
+        Self::are_read(name) && !folders.split('/').any(|folder| folder == CLIENT_FOLDER)
     }
 
     /// Adds or replaces a file. Files that no client reads are dropped; one that is not text, or too large, becomes
@@ -111,33 +113,34 @@ impl Files {
     /// # Errors
     /// [`BadFiles`]; nothing was added.
     pub fn insert(&mut self, path: &str, contents: &[u8]) -> Result<(), BadFiles> {
-        Self::checked(path)?;
+        Self::check_path(path)?;
         if !Self::is_read_at(path) {
             return Ok(());
         }
-        self.put(
+        self.insert_contents(
             path,
             match std::str::from_utf8(contents) {
-                _ if contents.len() > hcl::LARGEST => FileContents::Unreadable { unreadable: Unreadable::TooLarge },
+                _ if contents.len() > hcl::MAX_FILE_BYTES => {
+                    FileContents::Unreadable { unreadable: Unreadable::TooLarge }
+                }
                 Ok(text) => FileContents::Text(text.to_owned()),
-                Err(_) => FileContents::Unreadable { unreadable: Unreadable::NoText },
+                Err(_) => FileContents::Unreadable { unreadable: Unreadable::NotUtf8 },
             },
         )
     }
 
-    fn checked(path: &str) -> Result<(), BadFiles> {
-        let shown = || path.chars().take(128).collect::<String>();
+    fn check_path(path: &str) -> Result<(), BadFiles> {
         let is_segment = |segment: &str| !segment.is_empty() && segment != "." && segment != "..";
-        if path.len() > MAX_PATH || !path.split('/').all(is_segment) || path.contains(char::is_control) {
-            return Err(BadFiles::Path(shown()));
+        if path.len() > MAX_PATH_BYTES || !path.split('/').all(is_segment) || path.contains(char::is_control) {
+            return Err(BadFiles::Path(path.chars().take(128).collect()));
         }
         Ok(())
     }
 
-    fn put(&mut self, path: &str, contents: FileContents) -> Result<(), BadFiles> {
-        let before = self.by_path.get(path).map(|before| path.len() + before.text().map_or(0, str::len));
-        let bytes = self.bytes + path.len() + contents.text().map_or(0, str::len) - before.unwrap_or(0);
-        if bytes > MAX_BYTES || (before.is_none() && self.by_path.len() >= MAX_FILES) {
+    fn insert_contents(&mut self, path: &str, contents: FileContents) -> Result<(), BadFiles> {
+        let replaced_bytes = self.by_path.get(path).map(|replaced| path.len() + replaced.text().map_or(0, str::len));
+        let bytes = self.bytes + path.len() + contents.text().map_or(0, str::len) - replaced_bytes.unwrap_or(0);
+        if bytes > MAX_BYTES || (replaced_bytes.is_none() && self.by_path.len() >= MAX_FILES) {
             return Err(BadFiles::TooMany);
         }
         self.bytes = bytes;
@@ -146,13 +149,12 @@ impl Files {
     }
 
     pub(super) fn remove(&mut self, path: &str) {
-        if let Some(before) = self.by_path.remove(path) {
-            self.bytes -= path.len() + before.text().map_or(0, str::len);
+        if let Some(removed) = self.by_path.remove(path) {
+            self.bytes -= path.len() + removed.text().map_or(0, str::len);
         }
     }
 
-    /// Reads a user's tar, as if unpacked. A link to a file in the tar becomes that file; any other becomes
-    /// [`Unreadable`].
+    /// Reads a user's tar. A link to a file in the tar becomes a copy of that file; any other link becomes [`Unreadable`].
     ///
     /// # Errors
     /// [`BadFiles`].
@@ -162,14 +164,16 @@ impl Files {
         for path in unpacked.paths() {
             match unpacked.file(path) {
                 Ok(contents) => files.insert(path, contents)?,
-                // Any link may lead to a folder, whatever its name.
-                Err(unreadable @ Unreadable::Link) if !path.split('/').any(|folder| folder == PRIVATE) => {
-                    Self::checked(path)?;
-                    files.put(path, FileContents::Unreadable { unreadable })?;
+                // Any link is recorded, whatever its name: the target may be a folder with modules.
+                Err(unreadable @ Unreadable::LinkWithoutFile)
+                    if !path.split('/').any(|folder| folder == CLIENT_FOLDER) =>
+                {
+                    Self::check_path(path)?;
+                    files.insert_contents(path, FileContents::Unreadable { unreadable })?;
                 }
                 Err(unreadable) if Self::is_read_at(path) => {
-                    Self::checked(path)?;
-                    files.put(path, FileContents::Unreadable { unreadable })?;
+                    Self::check_path(path)?;
+                    files.insert_contents(path, FileContents::Unreadable { unreadable })?;
                 }
                 Err(_) => {}
             }
@@ -177,20 +181,20 @@ impl Files {
         Ok(files)
     }
 
-    /// Reads a module's tar. Entries other than files are skipped, because clients turn a link in a module into an
-    /// empty file. A leading `./` is dropped.
+    /// Reads a module's tar. Entries other than files are skipped: clients turn a link in a module into an empty file. A
+    /// leading `./` of a path is dropped.
     ///
     /// # Errors
     /// [`BadFiles`].
     pub fn from_tar(tar: impl Read) -> Result<Self, BadFiles> {
-        let bad = |e: std::io::Error| BadFiles::NoTar(e.to_string());
+        let invalid_tar = |e: std::io::Error| BadFiles::InvalidTar(e.to_string());
         let mut files = Self::default();
         let mut archive = tar::Archive::new(tar);
-        for (number, entry) in archive.entries().map_err(bad)?.enumerate() {
-            if number == MAX_ENTRIES {
+        for (number, entry) in archive.entries().map_err(invalid_tar)?.enumerate() {
+            if number == MAX_TAR_ENTRIES {
                 return Err(BadFiles::TooMany);
             }
-            let entry = entry.map_err(bad)?;
+            let entry = entry.map_err(invalid_tar)?;
             if !entry.header().entry_type().is_file() {
                 continue;
             }
@@ -201,37 +205,38 @@ impl Files {
                 continue;
             }
             let mut contents = Vec::new();
-            entry.take(hcl::LARGEST as u64 + 1).read_to_end(&mut contents).map_err(bad)?;
+            entry.take(hcl::MAX_FILE_BYTES as u64 + 1).read_to_end(&mut contents).map_err(invalid_tar)?;
             files.insert(&path, &contents)?;
         }
         Ok(files)
     }
 
-    /// The text of a file, if there is one.
+    /// The text of a file; `None` if there is no file at the path.
     pub fn get(&self, path: &str) -> Option<Result<&str, Unreadable>> {
         self.by_path.get(path).map(FileContents::text)
     }
 
-    /// The link that blocks a folder, at its path or above it.
-    pub fn describe_obstacle(&self, folder: &str) -> Option<(&str, Unreadable)> {
-        let ends = folder.match_indices('/').map(|(end, _)| end).chain([folder.len()]);
-        ends.filter_map(|end| self.by_path.get_key_value(&folder[..end]))
+    /// The unreadable entry at a folder's path or at one of its parents, which makes the folder unavailable.
+    pub fn blocking_entry(&self, folder: &str) -> Option<(&str, Unreadable)> {
+        let path_ends = folder.match_indices('/').map(|(end, _)| end).chain([folder.len()]);
+        path_ends
+            .filter_map(|end| self.by_path.get_key_value(&folder[..end]))
             .find_map(|(path, contents)| Some((path.as_str(), contents.text().err()?)))
     }
 
     /// The files in a folder, by name, without subfolders. `""` is the top.
     pub fn in_folder(&self, folder: &str) -> Vec<(&str, Result<&str, Unreadable>)> {
-        let first = if folder.is_empty() { String::new() } else { format!("{folder}/") };
-        let from = self.by_path.range::<str, _>((Bound::Included(first.as_str()), Bound::Unbounded));
-        let below = from.map_while(|(path, text)| Some((path.strip_prefix(&first)?, text.text())));
+        let prefix = if folder.is_empty() { String::new() } else { format!("{folder}/") };
+        let from_prefix = self.by_path.range::<str, _>((Bound::Included(prefix.as_str()), Bound::Unbounded));
+        let below = from_prefix.map_while(|(path, contents)| Some((path.strip_prefix(&prefix)?, contents.text())));
         below.filter(|(name, _)| !name.contains('/')).collect()
     }
 
     /// Returns true if a folder, or one below it, has files. The top always exists.
     pub fn has_folder(&self, folder: &str) -> bool {
-        let first = format!("{folder}/");
-        let mut from = self.by_path.range::<str, _>((Bound::Included(first.as_str()), Bound::Unbounded));
-        folder.is_empty() || from.next().is_some_and(|(path, _)| path.starts_with(&first))
+        let prefix = format!("{folder}/");
+        let mut from_prefix = self.by_path.range::<str, _>((Bound::Included(prefix.as_str()), Bound::Unbounded));
+        folder.is_empty() || from_prefix.next().is_some_and(|(path, _)| path.starts_with(&prefix))
     }
 
     /// Total size in bytes, including names.
@@ -266,14 +271,14 @@ impl FileContents {
 impl TryFrom<BTreeMap<String, FileContents>> for Files {
     type Error = BadFiles;
 
-    fn try_from(given: BTreeMap<String, FileContents>) -> Result<Self, BadFiles> {
+    fn try_from(contents_by_path: BTreeMap<String, FileContents>) -> Result<Self, BadFiles> {
         let mut files = Self::default();
-        for (path, contents) in given {
+        for (path, contents) in contents_by_path {
             match contents {
                 FileContents::Text(text) => files.insert(&path, text.as_bytes())?,
                 unreadable @ FileContents::Unreadable { .. } => {
-                    Self::checked(&path)?;
-                    files.put(&path, unreadable)?;
+                    Self::check_path(&path)?;
+                    files.insert_contents(&path, unreadable)?;
                 }
             }
         }

@@ -6,36 +6,37 @@ use hcl_edit::expr::{Expression, UnaryOperator};
 use hcl_edit::structure::Body;
 
 /// The largest accepted file, in bytes. Files that clients write have a few kilobytes.
-pub const LARGEST: usize = 1 << 20;
+pub const MAX_FILE_BYTES: usize = 1 << 20;
 
 /// The parser's message for a repeated key in an object.
 const DUPLICATE_KEY_MESSAGE: &str = "redefined object key";
-/// Maximum retries for such keys, and maximum bytes parsed in all retries.
-const MAX_TRIES: usize = 256;
-const MAX_PARSED: usize = 8 << 20;
+/// The maximum number of repeated keys in a file: each costs another pass of the parser.
+const MAX_DUPLICATE_KEYS: usize = 256;
+/// The maximum number of bytes parsed in all passes.
+const MAX_PARSED_BYTES: usize = 8 << 20;
 
 /// Reasons why HCL is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadHcl {
-    /// It is larger than [`LARGEST`].
-    #[error("it has {0} bytes; at most 1 MiB is read")]
+    /// The file is larger than [`MAX_FILE_BYTES`]; its size in bytes.
+    #[error("the file has {0} bytes; the maximum is 1 MiB")]
     TooLarge(usize),
-    /// It is not UTF-8.
-    #[error("it is not UTF-8 text")]
+    /// The file is not UTF-8.
+    #[error("the file is not UTF-8 text")]
     NotUtf8,
-    /// The line, from 1.
+    /// The file is not valid HCL.
     #[error("line {line}, column {column}: {reason}")]
     Syntax {
-        /// The column, from 1.
+        /// The line, from 1.
         line: usize,
-        /// Where in the line, counted from 1.
+        /// The column, from 1.
         column: usize,
         /// The parser's message.
         reason: String,
     },
 }
 
-/// The offsets of a file's line ends.
+/// The byte offsets of a file's line ends, to find line numbers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct LineIndex(Vec<usize>);
 
@@ -66,23 +67,24 @@ impl BadHcl {
 /// # Errors
 /// [`BadHcl`], with the position where known.
 pub fn parse(file: &[u8]) -> Result<Body, BadHcl> {
-    if file.len() > LARGEST {
+    if file.len() > MAX_FILE_BYTES {
         return Err(BadHcl::TooLarge(file.len()));
     }
     let mut text = Cow::Borrowed(std::str::from_utf8(file).map_err(|_| BadHcl::NotUtf8)?);
-    let mut tries = (MAX_PARSED / file.len().max(1)).min(MAX_TRIES);
+    let mut remaining_passes = (MAX_PARSED_BYTES / file.len().max(1)).min(MAX_DUPLICATE_KEYS);
     loop {
         let error = match hcl_edit::parser::parse_body(&text) {
             Ok(body) => return Ok(body),
             Err(error) => error,
         };
-        let (place, reason) = (error.location(), error.message());
-        if tries == 0 || !reason.contains(DUPLICATE_KEY_MESSAGE) || !text.is_char_boundary(place.offset()) {
-            return Err(BadHcl::Syntax { line: place.line(), column: place.column(), reason: reason.to_owned() });
+        let (location, reason) = (error.location(), error.message());
+        if remaining_passes == 0 || !reason.contains(DUPLICATE_KEY_MESSAGE) || !text.is_char_boundary(location.offset())
+        {
+            return Err(BadHcl::Syntax { line: location.line(), column: location.column(), reason: reason.to_owned() });
         }
-        // Any expression may be a key, and accepts one more sign.
-        text.to_mut().insert(place.offset(), '-');
-        tries -= 1;
+        // A key may be any expression, so a minus in front makes the key differ.
+        text.to_mut().insert(location.offset(), '-');
+        remaining_passes -= 1;
     }
 }
 
@@ -108,10 +110,10 @@ mod tests {
         let error = parse(b"provider \"a/b/c\" {\n  version = = 1\n}\n").unwrap_err();
         assert!(matches!(error, BadHcl::Syntax { line: 2, .. }), "{error}");
         assert_eq!(parse(&[0xff]).unwrap_err(), BadHcl::NotUtf8);
-        assert_eq!(parse(&vec![b' '; LARGEST + 1]).unwrap_err(), BadHcl::TooLarge(LARGEST + 1));
+        assert_eq!(parse(&vec![b' '; MAX_FILE_BYTES + 1]).unwrap_err(), BadHcl::TooLarge(MAX_FILE_BYTES + 1));
     }
 
-    /// Terraform 1.11.4 accepts each; the last one counts.
+    /// Terraform 1.11.4 accepts each object; the last value of a repeated key counts.
     #[test]
     fn duplicate_object_keys_are_accepted() {
         for object in
@@ -120,8 +122,8 @@ mod tests {
             let parsed = parse(format!("x = {object}\n").as_bytes());
             assert!(parsed.is_ok(), "{object}: {parsed:?}");
         }
-        let often = format!("x = {{ {} }}\n", "a = 1, ".repeat(1000));
-        assert!(parse(often.as_bytes()).unwrap_err().to_string().contains(DUPLICATE_KEY_MESSAGE));
+        let too_many = format!("x = {{ {} }}\n", "a = 1, ".repeat(1000));
+        assert!(parse(too_many.as_bytes()).unwrap_err().to_string().contains(DUPLICATE_KEY_MESSAGE));
     }
 
     /// A stack overflow ends the process.

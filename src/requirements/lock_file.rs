@@ -12,20 +12,20 @@ use super::configuration;
 use super::hcl::{self, BadHcl, LineIndex};
 use crate::address::{Constraint, Hostname, Name, ProviderAddress, Version};
 
-/// The largest lock file, in bytes: clients write one or two kilobytes for each provider.
-pub const LARGEST: usize = 256 << 10;
-/// The limit of reported problems.
+/// The maximum size of a lock file, in bytes: clients write one or two kilobytes for each provider.
+pub const MAX_LOCK_FILE_BYTES: usize = 256 << 10;
+/// The maximum number of reported problems.
 const MAX_PROBLEMS: usize = 32;
-/// The most providers in one file.
+/// The maximum number of providers in one file.
 const MAX_PROVIDERS: usize = 256;
-/// The most hashes of one provider: those of its platforms, several for each.
+/// The maximum number of hashes of one provider, over all platforms.
 const MAX_HASHES: usize = 1024;
-/// The longest text in it, in bytes.
-const MAX_TEXT: usize = 512;
+/// The maximum length of one string in a lock file, in bytes.
+const MAX_TEXT_BYTES: usize = 512;
 /// Address of the built-in provider.
 const BUILT_IN: (&str, &str) = ("terraform.io", "builtin");
-/// Quoted length of a wrong text, in characters.
-const SHOWN: usize = 128;
+/// The maximum length of a string quoted in a problem, in characters.
+const MAX_QUOTED_CHARS: usize = 128;
 
 /// One provider of a lock file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,7 +34,7 @@ pub struct LockedProvider {
     pub provider: ProviderAddress,
     /// The locked version.
     pub version: Version,
-    /// Its constraints, verbatim.
+    /// The provider's constraints, verbatim.
     pub constraints: Option<String>,
     /// Accepted hashes as written: `h1:…`, `zh:…`. Empty if the file has none; then any archive is accepted.
     pub hashes: Vec<String>,
@@ -43,7 +43,7 @@ pub struct LockedProvider {
 /// Every problem of a lock file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadLockFile {
-    /// It is not HCL.
+    /// The lock file is not HCL.
     #[error("the lock file: {0}")]
     Hcl(#[from] BadHcl),
     /// Invalid contents; each problem with its line.
@@ -52,7 +52,7 @@ pub enum BadLockFile {
 }
 
 impl BadLockFile {
-    /// Adds a problem.
+    /// Each problem as a message.
     pub fn problems(&self) -> Vec<String> {
         match self {
             Self::Hcl(_) => vec![self.to_string()],
@@ -67,33 +67,33 @@ impl BadLockFile {
 /// Everything that a client would refuse: unknown members, and any form other than the one that clients write (observed
 /// with Terraform 1.11.4).
 pub fn parse(file: &[u8]) -> Result<Vec<LockedProvider>, BadLockFile> {
-    if file.len() > LARGEST {
-        let reason = format!("it has {} bytes; at most {} KiB is read", file.len(), LARGEST >> 10);
+    if file.len() > MAX_LOCK_FILE_BYTES {
+        let reason = format!("the file has {} bytes; at most {} KiB is read", file.len(), MAX_LOCK_FILE_BYTES >> 10);
         return Err(BadLockFile::Wrong(vec![reason]));
     }
     let body = hcl::parse(file)?;
-    let mut reading = LockFileReader { lines: LineIndex::of(file), problems: Vec::new() };
-    reading.allow_only(&body, None, &[], &["provider", "module"]);
+    let mut reader = LockFileReader { lines: LineIndex::of(file), problems: Vec::new() };
+    reader.allow_only(&body, None, &[], &["provider", "module"]);
     let mut locked: BTreeMap<ProviderAddress, LockedProvider> = BTreeMap::new();
     for (number, block) in body.blocks().filter(|block| block.has_ident("provider")).enumerate() {
         if number == MAX_PROVIDERS {
-            reading.add_problem(block.span(), &format!("there are more than {MAX_PROVIDERS} providers"));
+            reader.add_problem(block.span(), &format!("there are more than {MAX_PROVIDERS} providers"));
             break;
         }
-        if reading.problems.len() >= MAX_PROBLEMS {
-            reading.add_problem(block.span(), "there may be more that is wrong from here on; it was not read");
+        if reader.problems.len() >= MAX_PROBLEMS {
+            reader.add_problem(block.span(), "too many problems; the file was not read from here on");
             break;
         }
-        let Some(one) = reading.provider(block) else { continue };
-        if locked.contains_key(&one.provider) {
-            reading.add_problem(block.span(), &format!("{} stands there twice", one.provider));
+        let Some(entry) = reader.provider(block) else { continue };
+        if locked.contains_key(&entry.provider) {
+            reader.add_problem(block.span(), &format!("{} is locked twice", entry.provider));
         }
-        locked.insert(one.provider.clone(), one);
+        locked.insert(entry.provider.clone(), entry);
     }
-    if reading.problems.is_empty() {
+    if reader.problems.is_empty() {
         Ok(locked.into_values().collect())
     } else {
-        Err(BadLockFile::Wrong(reading.problems))
+        Err(BadLockFile::Wrong(reader.problems))
     }
 }
 
@@ -111,10 +111,10 @@ impl LockFileReader {
         });
     }
 
-    /// Returns a part, or records its problem and returns `None`.
-    fn or_record<T>(&mut self, span: Option<Range<usize>>, read: Result<T, String>) -> Option<T> {
-        match read {
-            Ok(read) => Some(read),
+    /// Returns a parsed value; records a problem and returns `None` for an error.
+    fn or_record<T>(&mut self, span: Option<Range<usize>>, parsed: Result<T, String>) -> Option<T> {
+        match parsed {
+            Ok(value) => Some(value),
             Err(problem) => {
                 self.add_problem(span, &problem);
                 None
@@ -124,32 +124,28 @@ impl LockFileReader {
 
     /// Reports unknown attributes and blocks.
     fn allow_only(&mut self, body: &Body, span: Option<Range<usize>>, attributes: &[&str], blocks: &[&str]) {
-        let other_attribute = body.attributes().find(|attribute| !attributes.contains(&attribute.key.as_str()));
-        let other_block = body.blocks().find(|block| !blocks.contains(&block.ident.as_str()));
-        if let Some(other) = other_attribute {
+        let unknown_attribute = body.attributes().find(|attribute| !attributes.contains(&attribute.key.as_str()));
+        let unknown_block = body.blocks().find(|block| !blocks.contains(&block.ident.as_str()));
+        if let Some(attribute) = unknown_attribute {
             self.add_problem(
-                other.span().or(span.clone()),
-                &format!("clients know no argument {}", shortened(other.key.as_str())),
+                attribute.span().or(span.clone()),
+                &format!("clients know no argument {}", quoted(attribute.key.as_str())),
             );
         }
-        if let Some(other) = other_block {
-            self.add_problem(
-                other.span().or(span),
-                &format!("clients know no block {}", shortened(other.ident.as_str())),
-            );
+        if let Some(block) = unknown_block {
+            self.add_problem(block.span().or(span), &format!("clients know no block {}", quoted(block.ident.as_str())));
         }
     }
 
     fn provider(&mut self, block: &Block) -> Option<LockedProvider> {
         self.allow_only(&block.body, block.span(), &["version", "constraints", "hashes"], &[]);
-        let address = address(block);
-        let provider = self.or_record(block.span(), address);
+        let provider = self.or_record(block.span(), address(block));
         let version = self.version(block);
         let constraints = block.body.get_attribute("constraints");
         let constraints = match constraints {
             None => Some(None),
             Some(attribute) => self
-                .or_record(attribute.span(), text(&attribute.value, "constraints").and_then(constraints_of))
+                .or_record(attribute.span(), text(&attribute.value, "constraints").and_then(check_constraints))
                 .map(Some),
         };
         let hashes = match block.body.get_attribute("hashes") {
@@ -164,15 +160,15 @@ impl LockFileReader {
             self.add_problem(block.span(), "a provider has no version");
             return None;
         };
-        let read = text(&attribute.value, "version");
-        let read = read.and_then(|given| match Version::parse(&given) {
-            Ok(version) if version.as_str() == given => Ok(version),
+        let written = text(&attribute.value, "version");
+        let version = written.and_then(|written| match Version::parse(&written) {
+            Ok(version) if version.as_str() == written => Ok(version),
             Ok(version) => {
-                Err(format!("clients refuse the version {} unless it is written {version}", shortened(&given)))
+                Err(format!("clients refuse the version {} unless it is written {version}", quoted(&written)))
             }
             Err(bad) => Err(bad.to_string()),
         });
-        self.or_record(attribute.span(), read)
+        self.or_record(attribute.span(), version)
     }
 
     fn hashes(&mut self, attribute: &Attribute) -> Option<Vec<String>> {
@@ -183,17 +179,17 @@ impl LockFileReader {
         if list.len() > MAX_HASHES {
             self.add_problem(
                 attribute.span(),
-                &format!("there are {} hashes; at most {MAX_HASHES} can be", list.len()),
+                &format!("there are {} hashes; the maximum is {MAX_HASHES}", list.len()),
             );
             return None;
         }
         let mut hashes = Vec::with_capacity(list.len());
         for value in list.iter() {
-            let read = text(value, "a hash").and_then(|hash| match hash.split_once(':') {
-                Some((scheme, rest)) if !scheme.is_empty() && !rest.is_empty() => Ok(hash),
-                _ => Err(format!("{} is not a hash: it begins with h1:, zh: or the like", shortened(&hash))),
+            let hash = text(value, "a hash").and_then(|hash| match hash.split_once(':') {
+                Some((scheme, digest)) if !scheme.is_empty() && !digest.is_empty() => Ok(hash),
+                _ => Err(format!("{} is not a hash: a hash begins with h1:, zh: or another scheme", quoted(&hash))),
             });
-            hashes.push(self.or_record(value.span().or(attribute.span()), read)?);
+            hashes.push(self.or_record(value.span().or(attribute.span()), hash)?);
         }
         Some(hashes)
     }
@@ -202,53 +198,57 @@ impl LockFileReader {
 /// The address in a block's label, which always has its host.
 fn address(block: &Block) -> Result<ProviderAddress, String> {
     let [label] = block.labels.as_slice() else {
-        return Err("a provider has not one label, which is its address".to_owned());
+        return Err("a provider block needs exactly one label, the provider's address".to_owned());
     };
-    let given = label.as_str();
-    let parts: Vec<&str> = given.split('/').collect();
+    let written = label.as_str();
+    let parts: Vec<&str> = written.split('/').collect();
     let [host, namespace, type_] = parts.as_slice() else {
-        return Err(format!("{} is not a provider's HOST/NAMESPACE/TYPE", shortened(given)));
+        return Err(format!("{} is not a provider's HOST/NAMESPACE/TYPE", quoted(written)));
     };
     if (*host, *namespace) == BUILT_IN {
-        return Err(format!("{} is part of the client, and clients refuse a lock file with it", shortened(given)));
+        return Err(format!("{} is part of the client, and clients refuse a lock file with it", quoted(written)));
     }
-    configuration::checked(namespace)?;
-    configuration::checked(type_)?;
+    configuration::check_name(namespace)?;
+    configuration::check_name(type_)?;
     let address = Hostname::parse(host)
         .and_then(|host| Ok(ProviderAddress { host, namespace: Name::parse(namespace)?, type_: Name::parse(type_)? }));
     let address = address.map_err(|bad| bad.to_string())?;
-    let form = address.to_string();
-    // Clients write a host with other than ASCII letters in Unicode.
-    if given.is_ascii() && form != given && !form.contains("xn--") {
-        return Err(format!("clients refuse {} unless it is written {form}", shortened(given)));
+    let normalized = address.to_string();
+    // Clients write a host with letters beyond ASCII in Unicode.
+    if written.is_ascii() && normalized != written && !normalized.contains("xn--") {
+        return Err(format!("clients refuse {} unless it is written {normalized}", quoted(written)));
     }
     Ok(address)
 }
 
-/// Constraints as clients write them; there may be none.
-fn constraints_of(given: String) -> Result<String, String> {
-    if given.is_empty() {
-        return Ok(given);
+/// Checks that constraints are written as clients write them. The text may be empty.
+fn check_constraints(written: String) -> Result<String, String> {
+    if written.is_empty() {
+        return Ok(written);
     }
-    let each: Result<Vec<Constraint>, _> = given.split(',').map(Constraint::parse).collect();
-    let form = Constraint::all(&each.map_err(|bad| bad.to_string())?).lock_file_text();
-    if form != given {
-        return Err(format!("clients refuse the constraints {} unless they are written {form:?}", shortened(&given)));
+    let constraints: Result<Vec<Constraint>, _> = written.split(',').map(Constraint::parse).collect();
+    let normalized = Constraint::all(&constraints.map_err(|bad| bad.to_string())?).lock_file_text();
+    if normalized != written {
+        return Err(format!(
+            "clients refuse the constraints {} unless they are written {normalized:?}",
+            quoted(&written)
+        ));
     }
-    Ok(given)
+    Ok(written)
 }
 
 /// A string without interpolation.
 fn text(value: &Expression, name: &str) -> Result<String, String> {
     let text = value.as_str().ok_or_else(|| format!("{name} is not a plain string"))?;
-    if text.len() > MAX_TEXT {
-        return Err(format!("{name} is longer than {MAX_TEXT} bytes"));
+    if text.len() > MAX_TEXT_BYTES {
+        return Err(format!("{name} is longer than {MAX_TEXT_BYTES} bytes"));
     }
     Ok(text.to_owned())
 }
 
-fn shortened(given: &str) -> String {
-    format!("{:?}", given.chars().take(SHOWN).collect::<String>())
+/// A user's text in quotes, quoted.
+fn quoted(text: &str) -> String {
+    format!("{:?}", text.chars().take(MAX_QUOTED_CHARS).collect::<String>())
 }
 
 #[cfg(test)]

@@ -1,18 +1,18 @@
 //! Paths in [`Files`](super::Files): segments between `/`, none of them empty, `.` or `..`.
 
-/// Resolves a path relative to a folder; `None` where it leads out of the top.
-pub(super) fn join(from: &str, path: &str) -> Option<String> {
-    let mut folder: Vec<&str> = from.split('/').filter(|segment| !segment.is_empty()).collect();
+/// Resolves a path relative to a folder; `None` if the path leads out of the top folder.
+pub(super) fn join(folder: &str, path: &str) -> Option<String> {
+    let mut segments: Vec<&str> = folder.split('/').filter(|segment| !segment.is_empty()).collect();
     for segment in path.split('/') {
         match segment {
             "" | "." => {}
             ".." => {
-                folder.pop()?;
+                segments.pop()?;
             }
-            segment => folder.push(segment),
+            segment => segments.push(segment),
         }
     }
-    Some(folder.join("/"))
+    Some(segments.join("/"))
 }
 
 #[cfg(test)]
@@ -20,8 +20,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_leads_on_from_a_folder_and_never_out_of_the_top() {
-        for (from, path, to) in [
+    fn paths_are_resolved_relative_to_a_folder_and_never_leave_the_top() {
+        for (folder, path, expected) in [
             ("", "./a", Some("a")),
             ("a/b", "../c", Some("a/c")),
             ("a/b", "../../c//d/./", Some("c/d")),
@@ -31,7 +31,7 @@ mod tests {
             ("a", "../..", None),
             ("a", "../../a", None),
         ] {
-            assert_eq!(join(from, path).as_deref(), to, "{from} {path}");
+            assert_eq!(join(folder, path).as_deref(), expected, "{folder} {path}");
         }
     }
 }

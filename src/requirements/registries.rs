@@ -38,7 +38,7 @@ pub trait Registries: Sync {
         async { Ok(None) }
     }
 
-    /// The files of one version that a client reads.
+    /// The files of one module version that a client reads.
     fn module_files(&self, package: &ModulePackage) -> impl Future<Output = Result<ModuleFiles, Self::Error>> + Send;
 }
 
@@ -54,8 +54,8 @@ pub struct UnlistedVersions {
 /// The files in a module's archive.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ModuleFiles {
-    /// All of its files that a client reads.
+    /// All files of the module that a client reads.
     pub files: Files,
-    /// The module's folder in it, as the registry names it; `""` is the top.
+    /// The module's folder in the archive, as the registry names it; `""` is the top.
     pub subdir: String,
 }

@@ -3,11 +3,11 @@
 use serde::{Deserialize, Serialize};
 
 use super::Files;
-use super::configuration::forget_other_values;
+use super::configuration::keep_deciding_values;
 use super::lock_file::LockedProvider;
 use crate::address::{PackageSelector, Platform};
 
-/// The most platforms of one order.
+/// The maximum number of platforms in one order.
 pub const MAX_PLATFORMS: usize = 32;
 
 /// The content of one command or request.
@@ -27,7 +27,7 @@ pub enum OrderEntry {
     Address {
         /// The selector.
         what: PackageSelector,
-        /// Its platforms; if empty, those of the order.
+        /// The platforms of this entry; if empty, those of the order.
         #[serde(default)]
         platforms: Vec<Platform>,
     },
@@ -42,10 +42,10 @@ pub enum OrderEntry {
     Configurations(Configurations),
 }
 
-/// Users' own directories.
+/// Configurations in a user's own directories.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Configurations {
-    /// Their files, and those of the local modules that they call.
+    /// The files of these directories, and of the local modules that they call.
     pub files: Files,
     /// The folders in which `init` is run; `""` is the top.
     pub roots: Vec<String>,
@@ -54,21 +54,21 @@ pub struct Configurations {
     pub client: Option<ClientKind>,
 }
 
-/// A client.
+/// A client: the program that reads configurations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ClientKind {
-    /// HashiCorp's.
+    /// Terraform, by HashiCorp.
     Terraform,
     /// OpenTofu.
     Opentofu,
 }
 
 impl Order {
-    /// Builds an order; without platforms, for this machine's.
+    /// Builds an order. Without platforms, the order is for this machine's platform.
     ///
     /// # Errors
-    /// It is empty, or exceeds the limit of platforms.
+    /// The order is empty, or exceeds the limit of platforms.
     pub fn new(given: Vec<OrderEntry>, mut platforms: Vec<Platform>) -> Result<Self, Vec<String>> {
         if platforms.is_empty() {
             platforms.push(Platform::of_this_machine());
@@ -80,26 +80,26 @@ impl Order {
             problems.push("no address, lock file or folder is named".to_owned());
         }
         if platforms.len() > MAX_PLATFORMS {
-            problems.push(format!("{} platforms are named; at most {MAX_PLATFORMS} can be", platforms.len()));
+            problems.push(format!("{} platforms are named; the maximum is {MAX_PLATFORMS}", platforms.len()));
         }
         if problems.is_empty() { Ok(Self { given, platforms }) } else { Err(problems) }
     }
 }
 
 impl Configurations {
-    /// Builds configurations with these roots; without any, every folder with a configuration that no other calls as a
-    /// local module.
+    /// Builds configurations with these roots. Without roots, every folder with a configuration that no other folder calls
+    /// as a local module is a root.
     ///
     /// # Errors
-    /// There are no files, or a root has none.
+    /// There are no files, or a root has no files.
     pub fn new(mut files: Files, roots: Vec<String>, client: Option<ClientKind>) -> Result<Self, String> {
-        forget_other_values(&mut files);
+        keep_deciding_values(&mut files);
         if files.is_empty() {
             return Err("there is no file that a client reads: .tf, .tofu, .tf.json or .tofu.json".to_owned());
         }
         let folders = files.folders();
-        if let Some(none) = roots.iter().find(|root| !folders.contains(&root.as_str())) {
-            return Err(format!("there is no file that a client reads in {none:?}"));
+        if let Some(empty_root) = roots.iter().find(|root| !folders.contains(&root.as_str())) {
+            return Err(format!("there is no file that a client reads in {empty_root:?}"));
         }
         Ok(Self { files, roots, client })
     }

@@ -7,7 +7,7 @@ use crate::address::Artifact;
 pub struct ResolvedRequirements {
     /// Required archives, each once, in order of address.
     pub archives: Vec<RequiredArchive>,
-    /// Unavailable items, with reasons.
+    /// The items that no registry provides, with reasons.
     pub cannot: Vec<UnavailableItem>,
 }
 
@@ -26,7 +26,7 @@ pub struct RequiredArchive {
 /// An item that no registry provides.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct UnavailableItem {
-    /// Its name: a source as written, an address, a file.
+    /// The name of the item: a source as written, an address, or a file.
     pub subject: String,
     /// The reason and the remedy.
     pub reason: String,

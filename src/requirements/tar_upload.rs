@@ -1,59 +1,64 @@
-//! A user's tar as if unpacked: its files, and its links as their targets.
+//! A tar that a user sent: its files in memory, with links resolved to the files that they lead to.
 
 use std::collections::BTreeMap;
 
 use tar::EntryType;
 
-use super::files::{BadFiles, MAX_ENTRIES, Unreadable};
+use super::files::{BadFiles, MAX_TAR_ENTRIES, Unreadable};
 use super::path;
 
-/// Length of a chain of links, as on any system.
+/// The maximum number of links from a path to its file, as on Linux.
 const MAX_LINKS: usize = 40;
 
-/// A parsed tar.
+/// The entries of a parsed tar by path, without folders.
 pub(super) struct UnpackedTar<'a> {
     by_path: BTreeMap<String, TarMember<'a>>,
 }
 
-/// An entry at a path.
+/// The entry at a path.
 enum TarMember<'a> {
     File(&'a [u8]),
-    /// A link to this path from the top of the tar; `None` where it leads out.
+    /// A symbolic or hard link, with its target as a path in the tar; `None` if the target is outside the tar.
     Link(Option<String>),
     /// A pipe, a device or a sparse file.
     Other,
 }
 
 impl<'a> UnpackedTar<'a> {
-    /// Parses a tar; of two entries at one path, the later one counts. Folders are left out.
+    /// Parses a tar. Of several entries at one path, the last one counts. Folders are dropped.
     ///
     /// # Errors
-    /// [`BadFiles`]: it is not a tar, or has no end.
+    /// [`BadFiles`]: the bytes are not a tar, are cut short, or have too many entries.
     pub(super) fn read(bytes: &'a [u8]) -> Result<Self, BadFiles> {
-        let bad = |e: std::io::Error| BadFiles::NoTar(e.to_string());
+        let invalid_tar = |e: std::io::Error| BadFiles::InvalidTar(e.to_string());
         let mut by_path = BTreeMap::new();
         let mut archive = tar::Archive::new(bytes);
-        for (number, entry) in archive.entries().map_err(bad)?.enumerate() {
-            if number == MAX_ENTRIES {
+        for (number, entry) in archive.entries().map_err(invalid_tar)?.enumerate() {
+            if number == MAX_TAR_ENTRIES {
                 return Err(BadFiles::TooMany);
             }
-            let entry = entry.map_err(bad)?;
+            let entry = entry.map_err(invalid_tar)?;
             let Ok(path) = String::from_utf8(entry.path_bytes().into_owned()) else { continue };
             let path = path.strip_prefix("./").unwrap_or(&path);
-            let to = || entry.link_name_bytes().and_then(|to| String::from_utf8(to.into_owned()).ok());
+            let link_target = || entry.link_name_bytes().and_then(|name| String::from_utf8(name.into_owned()).ok());
             let member = match entry.header().entry_type() {
                 EntryType::Regular | EntryType::Continuous if path.ends_with('/') => continue,
                 EntryType::Regular | EntryType::Continuous => {
-                    let from = usize::try_from(entry.raw_file_position()).unwrap_or(usize::MAX);
+                    let start = usize::try_from(entry.raw_file_position()).unwrap_or(usize::MAX);
                     let size = usize::try_from(entry.size()).unwrap_or(usize::MAX);
-                    let contents = bytes.get(from..from.saturating_add(size));
-                    TarMember::File(contents.ok_or_else(|| BadFiles::NoTar(format!("it ends within {path:?}")))?)
+                    let contents = bytes.get(start..start.saturating_add(size));
+                    TarMember::File(
+                        contents.ok_or_else(|| BadFiles::InvalidTar(format!("the tar ends within {path:?}")))?,
+                    )
                 }
-                EntryType::Symlink => TarMember::Link(to().filter(|to| !to.starts_with('/')).and_then(|to| {
+                EntryType::Symlink => {
+                    // A relative target is relative to the folder of the link.
+                    let relative_target = link_target().filter(|target| !target.starts_with('/'));
                     let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
-                    path::join(folder, &to)
-                })),
-                EntryType::Link => TarMember::Link(to().and_then(|to| path::join("", &to))),
+                    TarMember::Link(relative_target.and_then(|target| path::join(folder, &target)))
+                }
+                // The target of a hard link is relative to the top of the tar.
+                EntryType::Link => TarMember::Link(link_target().and_then(|target| path::join("", &target))),
                 EntryType::Directory | EntryType::XGlobalHeader | EntryType::XHeader => continue,
                 _ => TarMember::Other,
             };
@@ -62,26 +67,26 @@ impl<'a> UnpackedTar<'a> {
         Ok(Self { by_path })
     }
 
-    /// Every path except folders.
+    /// The paths of all entries.
     pub(super) fn paths(&self) -> impl Iterator<Item = &str> {
         self.by_path.keys().map(String::as_str)
     }
 
-    /// The contents of the file at a path, through any links.
+    /// The contents of the file at a path. Links are followed.
     ///
     /// # Errors
-    /// There is no file.
+    /// [`Unreadable`]: the entry is not a file, or a link that leads to none.
     pub(super) fn file(&self, path: &str) -> Result<&'a [u8], Unreadable> {
         let mut path = path;
-        for links in 0..MAX_LINKS {
+        for followed_links in 0..MAX_LINKS {
             match self.by_path.get(path) {
                 Some(TarMember::File(contents)) => return Ok(contents),
-                Some(TarMember::Link(Some(to))) => path = to,
-                Some(TarMember::Other) if links == 0 => return Err(Unreadable::NoFile),
+                Some(TarMember::Link(Some(target))) => path = target,
+                Some(TarMember::Other) if followed_links == 0 => return Err(Unreadable::SpecialFile),
                 Some(TarMember::Link(None) | TarMember::Other) | None => break,
             }
         }
-        Err(Unreadable::Link)
+        Err(Unreadable::LinkWithoutFile)
     }
 }
 
@@ -90,25 +95,26 @@ mod tests {
     use super::super::Files;
     use super::*;
 
+    /// A tar of entries `(type, path, contents or link target)`.
     fn tar(entries: &[(EntryType, &str, &str)]) -> Vec<u8> {
         let mut tar = tar::Builder::new(Vec::new());
-        for (kind, path, says) in entries {
+        for (entry_type, path, contents) in entries {
             let mut header = tar::Header::new_gnu();
-            header.set_entry_type(*kind);
+            header.set_entry_type(*entry_type);
             header.set_mode(0o644);
-            if kind.is_file() {
-                header.set_size(says.len() as u64);
-                tar.append_data(&mut header, path, says.as_bytes()).unwrap();
+            if entry_type.is_file() {
+                header.set_size(contents.len() as u64);
+                tar.append_data(&mut header, path, contents.as_bytes()).unwrap();
             } else {
                 header.set_size(0);
-                tar.append_link(&mut header, path, says).unwrap();
+                tar.append_link(&mut header, path, contents).unwrap();
             }
         }
         tar.into_inner().unwrap()
     }
 
     #[test]
-    fn a_link_is_the_file_that_it_leads_to() {
+    fn a_link_to_a_file_has_the_contents_of_that_file() {
         let tar = tar(&[
             (EntryType::Regular, "common/versions.txt", "a = 1"),
             (EntryType::Symlink, "prod/versions.tf", "../common/versions.txt"),
@@ -124,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_to_anything_else_stands_in_the_way_and_hides_nothing() {
+    fn other_links_and_special_files_are_recorded_as_unreadable() {
         let tar = tar(&[
             (EntryType::Regular, "prod/main.tf", ""),
             (EntryType::Regular, "real/x/main.tf", ""),
@@ -139,19 +145,19 @@ mod tests {
         ]);
         let files = Files::from_users_tar(&tar).unwrap();
         for name in ["out.tf", "gone.tf", "absolute.tf", "a.tf", "b.tf"] {
-            assert_eq!(files.get(&format!("prod/{name}")), Some(Err(Unreadable::Link)), "{name}");
+            assert_eq!(files.get(&format!("prod/{name}")), Some(Err(Unreadable::LinkWithoutFile)), "{name}");
         }
-        assert_eq!(files.get("prod/pipe.tf"), Some(Err(Unreadable::NoFile)));
+        assert_eq!(files.get("prod/pipe.tf"), Some(Err(Unreadable::SpecialFile)));
         assert_eq!((files.get("prod/pipe"), files.get("prod/main.tf")), (None, Some(Ok(""))));
-        assert_eq!(files.describe_obstacle("prod/modules/x"), Some(("prod/modules", Unreadable::Link)));
-        assert_eq!(files.describe_obstacle("real/x"), None);
+        assert_eq!(files.blocking_entry("prod/modules/x"), Some(("prod/modules", Unreadable::LinkWithoutFile)));
+        assert_eq!(files.blocking_entry("real/x"), None);
         let json = serde_json::to_string(&files).unwrap();
         assert_eq!(serde_json::from_str::<Files>(&json).unwrap(), files);
     }
 
     #[test]
-    fn a_tar_that_was_cut_is_refused() {
-        let whole = tar(&[(EntryType::Regular, "main.tf", &"#".repeat(5000))]);
-        assert!(Files::from_users_tar(&whole[..2000]).is_err());
+    fn a_truncated_tar_is_refused() {
+        let complete = tar(&[(EntryType::Regular, "main.tf", &"#".repeat(5000))]);
+        assert!(Files::from_users_tar(&complete[..2000]).is_err());
     }
 }

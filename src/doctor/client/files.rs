@@ -67,7 +67,7 @@ fn read(client: ClientProgram, environment: &Environment) -> ClientFiles {
 impl ClientFiles {
     fn add(&mut self, file: PathBuf, named_by: Option<&str>) {
         let shown = file.display().to_string();
-        match text(&file, hcl::LARGEST as u64) {
+        match text(&file, hcl::MAX_FILE_BYTES as u64) {
             Ok(text) => {
                 match CliConfig::read(text.as_bytes()) {
                     Ok(config) => {

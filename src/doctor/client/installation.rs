@@ -50,7 +50,7 @@ impl ClientChecks<'_> {
             }
             match &method.source {
                 InstallationSource::Direct => sources.direct = sources.direct.max(reach),
-                InstallationSource::Elsewhere(kind) => sources.elsewhere.push(kind.clone()),
+                InstallationSource::Other(kind) => sources.elsewhere.push(kind.clone()),
                 InstallationSource::NetworkMirror { url } => match self.try_mirror(url, host).await {
                     UrlProbe::Larder => sources.larder = sources.larder.max(reach),
                     UrlProbe::OtherServer(_) => sources.elsewhere.push("another network_mirror".to_owned()),

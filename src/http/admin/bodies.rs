@@ -17,7 +17,7 @@ use crate::requirements::{self, lock_file};
 
 const LARGEST: usize = 64 << 10;
 /// A lock file of many providers is larger than any command.
-const MAX_LOCK_FILE: usize = lock_file::LARGEST;
+const MAX_LOCK_FILE: usize = lock_file::MAX_LOCK_FILE_BYTES;
 /// Limit of a JSON order: the files that one order may have, with JSON's escapes.
 const MAX_ORDER: usize = requirements::MAX_BYTES / 2 * 3;
 /// Limit of a tar. It also holds headers, and files that no client reads.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::address::{Hostname, PackageSelector};
 use crate::config::{RecurringWarmTarget, RecurringWarmUp};
-use crate::requirements::{self, Configurations, LabelKind, Order, OrderEntry, file, lock_file};
+use crate::requirements::{self, ArgumentKind, Configurations, Order, OrderEntry, file, lock_file};
 
 /// Reads the order.
 ///
@@ -18,12 +18,12 @@ pub(super) fn read(entry: &RecurringWarmUp, default_host: &Hostname) -> Result<O
                 Ok(selector) => Ok(OrderEntry::Address { what: selector, platforms: Vec::new() }),
                 Err(bad) => Err(vec![bad.to_string()]),
             },
-            RecurringWarmTarget::Path(path) => match LabelKind::of_path(path) {
-                Some(LabelKind::Folder) => {
+            RecurringWarmTarget::Path(path) => match ArgumentKind::of_path(path) {
+                Some(ArgumentKind::Folder) => {
                     folders.push(path.clone());
                     continue;
                 }
-                Some(LabelKind::Tar) => read_tar(path, entry),
+                Some(ArgumentKind::Tar) => read_tar(path, entry),
                 _ => read_lock_file(path),
             },
         };

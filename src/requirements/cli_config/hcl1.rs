@@ -8,14 +8,14 @@ use super::super::hcl::{self, BadHcl};
 use super::hcl1_ast::Node;
 
 /// The nesting limit: above any real file, and far below a stack overflow.
-const DEEPEST: usize = 32;
+const MAX_DEPTH: usize = 32;
 
 /// Reads a whole file.
 ///
 /// # Errors
 /// [`BadHcl`], with the position.
 pub(super) fn read(file: &[u8]) -> Result<Node, BadHcl> {
-    if file.len() > hcl::LARGEST {
+    if file.len() > hcl::MAX_FILE_BYTES {
         return Err(BadHcl::TooLarge(file.len()));
     }
     let text = std::str::from_utf8(file).map_err(|_| BadHcl::NotUtf8)?;
@@ -29,14 +29,15 @@ enum Token {
     Text(String),
     /// A number, or true or false.
     Scalar,
-    /// One of `= { } [ ] ,`.
+    /// A punctuation mark: one of `= { } [ ] ,`.
     Mark(char),
 }
 
 struct Reader<'a> {
     text: &'a str,
+    /// The characters that are not read yet, with their byte offsets.
     rest: Peekable<CharIndices<'a>>,
-    /// The start of the last token.
+    /// The byte offset of the last token.
     token_start: usize,
 }
 
@@ -44,21 +45,21 @@ type ParseResult<T> = Result<T, &'static str>;
 
 impl Reader<'_> {
     fn error_here(&self, reason: &'static str) -> BadHcl {
-        let before = self.text.get(..self.token_start).unwrap_or_default();
-        let line = before.bytes().filter(|byte| *byte == b'\n').count() + 1;
-        let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
+        let preceding = self.text.get(..self.token_start).unwrap_or_default();
+        let line = preceding.bytes().filter(|byte| *byte == b'\n').count() + 1;
+        let column = preceding.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
         BadHcl::Syntax { line, column, reason: reason.to_owned() }
     }
 
     /// Parses members up to `end`, or to the end of the file.
     fn body(&mut self, end: Option<char>, depth: usize) -> ParseResult<Node> {
-        if depth > DEEPEST {
-            return Err("this is nested too deeply");
+        if depth > MAX_DEPTH {
+            return Err("the file is nested too deeply here");
         }
         let mut members = Vec::new();
         let mut comma_allowed = false;
         loop {
-            let first = match (self.token()?, end) {
+            let name = match (self.token()?, end) {
                 (None, None) => return Ok(Node::Members(members)),
                 (None, Some(_)) => return Err("the file ends inside a block or string"),
                 (Some(Token::Mark(mark)), Some(end)) if mark == end => return Ok(Node::Members(members)),
@@ -69,7 +70,7 @@ impl Reader<'_> {
                 (Some(Token::Name(name) | Token::Text(name)), _) => name,
                 (Some(_), _) => return Err("expected a name"),
             };
-            members.push((first, self.after_name(depth)?));
+            members.push((name, self.after_name(depth)?));
             comma_allowed = true;
         }
     }
@@ -99,23 +100,23 @@ impl Reader<'_> {
             Some(Token::Text(text)) => Ok(Node::Text(text)),
             Some(Token::Scalar) => Ok(Node::Other),
             Some(Token::Mark('{')) => self.body(Some('}'), depth + 1),
-            Some(Token::Mark('[')) if depth < DEEPEST => self.list(depth + 1),
-            Some(Token::Mark('[')) => Err("this is nested too deeply"),
+            Some(Token::Mark('[')) if depth < MAX_DEPTH => self.list(depth + 1),
+            Some(Token::Mark('[')) => Err("the file is nested too deeply here"),
             Some(Token::Name(_) | Token::Mark(_)) => Err("expected a value: a text in quotes, a number, a list"),
             None => Err("the file ends before a value"),
         }
     }
 
     fn list(&mut self, depth: usize) -> ParseResult<Node> {
-        let mut parts = Vec::new();
+        let mut items = Vec::new();
         let mut value_allowed = true;
         loop {
             match self.token()? {
-                Some(Token::Mark(']')) => return Ok(Node::List(parts)),
+                Some(Token::Mark(']')) => return Ok(Node::List(items)),
                 Some(Token::Mark(',')) => value_allowed = true,
                 Some(_) if !value_allowed => return Err("expected a comma in the list"),
-                part => {
-                    parts.push(self.value(part, depth)?);
+                token => {
+                    items.push(self.value(token, depth)?);
                     value_allowed = false;
                 }
             }
@@ -134,11 +135,11 @@ impl Reader<'_> {
             '"' => Token::Text(self.quoted()?),
             '<' => Token::Text(self.heredoc()?),
             _ if first.is_alphabetic() || first == '_' => {
-                let name = self.run(offset, |next| next.is_alphanumeric() || matches!(next, '_' | '-' | '.'));
+                let name = self.take_while(offset, |next| next.is_alphanumeric() || matches!(next, '_' | '-' | '.'));
                 if matches!(name, "true" | "false") { Token::Scalar } else { Token::Name(name.to_owned()) }
             }
             _ if first.is_ascii_digit() || (matches!(first, '-' | '.') && self.is_before_a_digit()) => {
-                self.run(offset, |next| next.is_ascii_alphanumeric() || matches!(next, '.' | '+' | '-'));
+                self.take_while(offset, |next| next.is_ascii_alphanumeric() || matches!(next, '.' | '+' | '-'));
                 Token::Scalar
             }
             _ => return Err("this character has no meaning here"),
@@ -152,30 +153,31 @@ impl Reader<'_> {
     fn skip_to_token(&mut self) -> ParseResult<()> {
         loop {
             let Some((offset, next)) = self.rest.peek().copied() else { return Ok(()) };
-            let ahead = self.text.get(offset..).unwrap_or_default();
+            let remaining = self.text.get(offset..).unwrap_or_default();
             if matches!(next, ' ' | '\t' | '\n' | '\r') {
                 self.rest.next();
-            } else if next == '#' || ahead.starts_with("//") {
-                self.run(offset, |next| next != '\n');
-            } else if ahead.starts_with("/*") {
+            } else if next == '#' || remaining.starts_with("//") {
+                self.take_while(offset, |next| next != '\n');
+            } else if remaining.starts_with("/*") {
                 self.token_start = offset;
-                let end = ahead.get(2..).and_then(|rest| rest.find("*/")).ok_or("unterminated comment")? + 4;
-                self.skip(offset + end);
+                let end = remaining.get(2..).and_then(|comment| comment.find("*/")).ok_or("unterminated comment")? + 4;
+                self.skip_to(offset + end);
             } else {
                 return Ok(());
             }
         }
     }
 
-    /// The text from `from` up to the first of these characters.
-    fn run(&mut self, from: usize, is_one: impl Fn(char) -> bool) -> &str {
-        while self.rest.next_if(|(_, next)| is_one(*next)).is_some() {}
+    /// Consumes characters while they are `accepted`; returns the text from byte `from` to the end of them.
+    fn take_while(&mut self, from: usize, accepted: impl Fn(char) -> bool) -> &str {
+        while self.rest.next_if(|(_, next)| accepted(*next)).is_some() {}
         let end = self.rest.peek().map_or(self.text.len(), |(offset, _)| *offset);
         self.text.get(from..end).unwrap_or_default()
     }
 
-    fn skip(&mut self, to: usize) {
-        while self.rest.next_if(|(offset, _)| *offset < to).is_some() {}
+    /// Skips the characters before byte `end`.
+    fn skip_to(&mut self, end: usize) {
+        while self.rest.next_if(|(offset, _)| *offset < end).is_some() {}
     }
 
     /// Parses the rest of a quoted string. `${…}` is kept verbatim.
@@ -205,9 +207,9 @@ impl Reader<'_> {
     }
 
     fn escaped(&mut self) -> ParseResult<char> {
-        const NONE: &str = "unknown escape";
+        const UNKNOWN_ESCAPE: &str = "unknown escape";
         let Some((offset, escape)) = self.rest.next() else { return Err("unterminated string") };
-        let (from, digits, base) = match escape {
+        let (start, digits, base) = match escape {
             'a' => return Ok('\u{7}'),
             'b' => return Ok('\u{8}'),
             'f' => return Ok('\u{c}'),
@@ -220,29 +222,29 @@ impl Reader<'_> {
             'x' => (offset + 1, 2, 16),
             'u' => (offset + 1, 4, 16),
             'U' => (offset + 1, 8, 16),
-            _ => return Err(NONE),
+            _ => return Err(UNKNOWN_ESCAPE),
         };
         // `from_str_radix` alone would accept a sign.
-        let text = self.text.get(from..from + digits).filter(|text| text.chars().all(|c| c.is_digit(base)));
+        let text = self.text.get(start..start + digits).filter(|text| text.chars().all(|c| c.is_digit(base)));
         let number = text.and_then(|text| u32::from_str_radix(text, base).ok());
-        self.skip(from + digits);
-        number.and_then(char::from_u32).ok_or(NONE)
+        self.skip_to(start + digits);
+        number.and_then(char::from_u32).ok_or(UNKNOWN_ESCAPE)
     }
 
     /// Parses the rest of `<<NAME`, with the lines up to NAME.
     fn heredoc(&mut self) -> ParseResult<String> {
-        const NONE: &str = "expected a name after <<";
-        self.rest.next_if(|(_, next)| *next == '<').ok_or(NONE)?;
+        const NO_NAME: &str = "expected a name after <<";
+        self.rest.next_if(|(_, next)| *next == '<').ok_or(NO_NAME)?;
         let is_indented = self.rest.next_if(|(_, next)| *next == '-').is_some();
         let from = self.rest.peek().map_or(self.text.len(), |(offset, _)| *offset);
-        let name = self.run(from, |next| next != '\n').trim_end_matches('\r').to_owned();
+        let name = self.take_while(from, |next| next != '\n').trim_end_matches('\r').to_owned();
         if name.is_empty() || !name.chars().all(char::is_alphanumeric) {
-            return Err(NONE);
+            return Err(NO_NAME);
         }
         self.rest.next();
         let mut text = String::new();
         while let Some((offset, _)) = self.rest.peek().copied() {
-            let line = self.run(offset, |next| next != '\n').trim_end_matches('\r').to_owned();
+            let line = self.take_while(offset, |next| next != '\n').trim_end_matches('\r').to_owned();
             let trimmed = if is_indented { line.trim_start() } else { &line };
             if trimmed == name {
                 return Ok(text);

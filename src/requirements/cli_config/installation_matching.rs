@@ -1,4 +1,4 @@
-//! Which providers an installation method is for: the patterns of `include` and `exclude`.
+//! Matches providers to installation methods: the patterns of `include` and `exclude`.
 
 use super::Method;
 use crate::address::Hostname;
@@ -7,7 +7,8 @@ use crate::address::Hostname;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pattern {
     host: PatternHost,
-    is_whole: bool,
+    /// Namespace and type are both `*`.
+    matches_whole_host: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,11 +17,11 @@ enum PatternHost {
     /// The registry of an address without a host.
     Default,
     Named(Hostname),
-    /// An impossible pattern.
-    Nothing,
+    /// No host: the pattern is invalid.
+    Invalid,
 }
 
-/// Extent to which a method covers a registry's providers.
+/// The extent to which a method covers a registry's providers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Coverage {
     /// No providers.
@@ -35,25 +36,25 @@ impl Pattern {
     /// Parses a pattern; an invalid one matches no provider.
     pub fn parse(text: &str) -> Self {
         let parts: Vec<&str> = text.split('/').collect();
-        let (host, rest) = match parts.as_slice() {
-            ["*", rest @ ..] if rest.len() == 2 => (PatternHost::Any, rest),
-            [host, rest @ ..] if rest.len() == 2 => {
-                (Hostname::parse(host).map_or(PatternHost::Nothing, PatternHost::Named), rest)
+        let (host, namespace_and_type) = match parts.as_slice() {
+            ["*", names @ ..] if names.len() == 2 => (PatternHost::Any, names),
+            [host, names @ ..] if names.len() == 2 => {
+                (Hostname::parse(host).map_or(PatternHost::Invalid, PatternHost::Named), names)
             }
-            rest if rest.len() == 2 => (PatternHost::Default, rest),
-            _ => (PatternHost::Nothing, parts.as_slice()),
+            names if names.len() == 2 => (PatternHost::Default, names),
+            _ => (PatternHost::Invalid, parts.as_slice()),
         };
-        Self { host, is_whole: rest.iter().all(|part| *part == "*") }
+        Self { host, matches_whole_host: namespace_and_type.iter().all(|part| *part == "*") }
     }
 
     fn coverage_of_host(&self, host: &Hostname, default_host: &str) -> Coverage {
-        let is_meant = match &self.host {
+        let matches_host = match &self.host {
             PatternHost::Any => true,
             PatternHost::Default => host.as_str() == default_host,
             PatternHost::Named(named) => named == host,
-            PatternHost::Nothing => false,
+            PatternHost::Invalid => false,
         };
-        match (is_meant, self.is_whole) {
+        match (matches_host, self.matches_whole_host) {
             (false, _) => Coverage::None,
             (true, true) => Coverage::All,
             (true, false) => Coverage::Some,
@@ -64,10 +65,10 @@ impl Pattern {
 impl Method {
     /// The extent to which this method covers the providers of `host`.
     pub fn coverage(&self, host: &Hostname, default_host: &str) -> Coverage {
-        let most =
+        let max_coverage =
             |patterns: &[Pattern]| patterns.iter().map(|pattern| pattern.coverage_of_host(host, default_host)).max();
-        let included = most(&self.include).unwrap_or(Coverage::All);
-        match most(&self.exclude).unwrap_or(Coverage::None) {
+        let included = max_coverage(&self.include).unwrap_or(Coverage::All);
+        match max_coverage(&self.exclude).unwrap_or(Coverage::None) {
             Coverage::All => Coverage::None,
             Coverage::Some => included.min(Coverage::Some),
             Coverage::None => included,

@@ -1,4 +1,4 @@
-//! Where each client looks for its CLI configuration (PROTOCOL 1.3).
+//! Where each client looks for its CLI configuration (PROTOCOL, section 1.3).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,7 +10,7 @@ pub type Environment = BTreeMap<String, String>;
 /// A program that uses registries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ClientProgram {
-    /// HashiCorp's.
+    /// Terraform, by HashiCorp.
     Terraform,
     /// OpenTofu.
     Tofu,
@@ -46,45 +46,45 @@ impl fmt::Display for ClientProgram {
 /// The search paths of a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SearchPaths {
-    /// The main file; it may be absent.
+    /// The path of the main file, which may not exist.
     pub file: Option<PathBuf>,
-    /// The variable that names the file: then no other file is read, and the file must exist.
+    /// The environment variable that names the file. With it, the file must exist, and no other file is read.
     pub named_by: Option<&'static str>,
     /// The folder of further `*.tfrc` and `*.tfrc.json` files.
     pub folder: Option<PathBuf>,
 }
 
 impl SearchPaths {
-    /// The search paths of `client` in this environment; `is_there` checks the disk.
-    pub fn of(client: ClientProgram, environment: &Environment, is_there: &dyn Fn(&Path) -> bool) -> Self {
-        let set = |name: &str| environment.get(name).filter(|value| !value.is_empty());
+    /// The search paths of `client` in this environment; `exists` checks the disk.
+    pub fn of(client: ClientProgram, environment: &Environment, exists: &dyn Fn(&Path) -> bool) -> Self {
+        let value_of = |name: &str| environment.get(name).filter(|value| !value.is_empty());
         for name in ["TF_CLI_CONFIG_FILE", "TERRAFORM_CONFIG"] {
-            if let Some(file) = set(name) {
+            if let Some(file) = value_of(name) {
                 return Self { file: Some(PathBuf::from(file)), named_by: Some(name), folder: None };
             }
         }
-        let Some(home) = set("HOME").map(PathBuf::from) else {
+        let Some(home) = value_of("HOME").map(PathBuf::from) else {
             return Self { file: None, named_by: None, folder: None };
         };
         let (file, folder) = (home.join(".terraformrc"), home.join(".terraform.d"));
         let (file, folder) = match client {
             ClientProgram::Terraform => (file, folder),
             ClientProgram::Tofu => {
-                let own = home.join(".tofurc");
-                let xdg = set("XDG_CONFIG_HOME").map(|folder| Path::new(folder).join("opentofu"));
+                let tofurc = home.join(".tofurc");
+                let xdg = value_of("XDG_CONFIG_HOME").map(|folder| Path::new(folder).join("opentofu"));
                 let file = match &xdg {
-                    _ if is_there(&own) => own,
-                    _ if is_there(&file) => file,
+                    _ if exists(&tofurc) => tofurc,
+                    _ if exists(&file) => file,
                     Some(xdg) => xdg.join("tofurc"),
-                    None => own,
+                    None => tofurc,
                 };
-                (file, xdg.filter(|_| !is_there(&folder)).unwrap_or(folder))
+                (file, xdg.filter(|_| !exists(&folder)).unwrap_or(folder))
             }
         };
         Self { file: Some(file), named_by: None, folder: Some(folder) }
     }
 
-    /// Returns true if a file of the folder is read.
+    /// Returns true if clients read a file with this name in the folder.
     pub fn is_read(name: &str) -> bool {
         name.ends_with(".tfrc") || name.ends_with(".tfrc.json")
     }

@@ -6,7 +6,7 @@ use super::installation_matching::Coverage;
 use super::search_paths::{ClientProgram, Environment, SearchPaths};
 use super::*;
 
-const PASTED: &str = r#"
+const EXAMPLE: &str = r#"
 # a comment
 plugin_cache_dir = "$HOME/.cache/plugins"
 host "Registry.Terraform.IO" {
@@ -35,8 +35,8 @@ fn host(name: &str) -> Hostname {
 }
 
 #[test]
-fn what_decides_where_providers_come_from_is_read() {
-    let config = CliConfig::read(PASTED.as_bytes()).unwrap();
+fn hosts_credentials_and_installation_methods_are_read() {
+    let config = CliConfig::read(EXAMPLE.as_bytes()).unwrap();
     let services = &config.hosts[&host("registry.terraform.io")];
     let names: Vec<&str> = services.keys().map(String::as_str).collect();
     assert_eq!(names, ["login.v1", "modules.v1", "providers.v1"]);
@@ -46,17 +46,17 @@ fn what_decides_where_providers_come_from_is_read() {
     assert_eq!(config.credentials, [host("app.example")]);
     let methods = config.installation.as_deref().unwrap();
     assert_eq!(methods[0].source, InstallationSource::NetworkMirror { url: "https://mirror.example/mirror/".into() });
-    let reach = |method: &Method, name| method.coverage(&host(name), ClientProgram::Terraform.default_host());
-    assert_eq!(reach(&methods[0], "registry.terraform.io"), Coverage::All);
-    assert_eq!(reach(&methods[0], "registry.opentofu.org"), Coverage::None);
-    assert_eq!(reach(&methods[1], "registry.terraform.io"), Coverage::None);
-    assert_eq!(reach(&methods[1], "registry.opentofu.org"), Coverage::Some);
-    assert!(!format!("{config:?}").contains("s3cret"), "a token was kept");
+    let coverage = |method: &Method, name| method.coverage(&host(name), ClientProgram::Terraform.default_host());
+    assert_eq!(coverage(&methods[0], "registry.terraform.io"), Coverage::All);
+    assert_eq!(coverage(&methods[0], "registry.opentofu.org"), Coverage::None);
+    assert_eq!(coverage(&methods[1], "registry.terraform.io"), Coverage::None);
+    assert_eq!(coverage(&methods[1], "registry.opentofu.org"), Coverage::Some);
+    assert!(!format!("{config:?}").contains("s3cret"), "a token was stored");
 }
 
-/// The JSON form says the same, in either of its two spellings.
+/// JSON may write a block as an object or as a list of objects.
 #[test]
-fn json_says_the_same_as_hcl() {
+fn json_is_read_like_hcl() {
     let hcl = CliConfig::read(
         br#"host "a.example" { services = { "providers.v1" = "http://x/" } }
             provider_installation {
@@ -81,9 +81,9 @@ fn services_may_be_a_block() {
     assert_eq!(config.hosts[&host("a.example")]["modules"], ServiceValue::Url("m".into()));
 }
 
-/// Each of these was given to terraform 1.11: it reads the first ones, and refuses the others.
+/// Observed with Terraform 1.11: it accepts the texts of the first list, and refuses those of the second.
 #[test]
-fn what_the_clients_read_is_read_and_what_they_refuse_is_refused() {
+fn syntax_is_accepted_and_refused_as_by_the_clients() {
     let url = ServiceValue::Url("http://x/".into());
     for text in [
         "host \"a.example\" { services = { providers.v1 = \"http://x/\" } }",
@@ -111,16 +111,16 @@ fn what_the_clients_read_is_read_and_what_they_refuse_is_refused() {
         ("}", 1, 1),
     ] {
         let bad = CliConfig::read(text.as_bytes()).unwrap_err();
-        let is_there = matches!(&bad, BadHcl::Syntax { line: l, column: c, .. } if (*l, *c) == (line, column));
-        assert!(is_there, "{text}: {bad}");
+        let has_position = matches!(&bad, BadHcl::Syntax { line: l, column: c, .. } if (*l, *c) == (line, column));
+        assert!(has_position, "{text}: {bad}");
     }
     let heredoc = CliConfig::read(b"plugin_cache_dir = <<-END\n  /a\n  END\n").unwrap();
     assert_eq!(heredoc.plugin_cache_dir.as_deref(), Some("/a\n"));
 }
 
-/// A stack overflow ends the process, also in a drop.
+/// A stack overflow, also while a value is dropped, would end the process.
 #[test]
-fn nothing_in_a_file_overflows_the_stack() {
+fn deep_nesting_does_not_overflow_the_stack() {
     let labels = format!("host {} {{}}", "a ".repeat(20_000));
     assert_eq!(CliConfig::read(labels.as_bytes()), Ok(CliConfig::default()));
     for opened in ["[", "{a=", "a{", "\"${", "a={", "<<"] {
@@ -130,7 +130,7 @@ fn nothing_in_a_file_overflows_the_stack() {
 }
 
 #[test]
-fn what_the_client_complains_about_is_told_and_left_out() {
+fn settings_that_clients_complain_about_are_reported_and_ignored() {
     let twice = "provider_installation {\n direct {}\n}\n".repeat(2);
     let config = CliConfig::read(twice.as_bytes()).unwrap();
     assert_eq!((config.installation.unwrap().len(), config.complaints.len()), (1, 1));
@@ -139,18 +139,18 @@ fn what_the_client_complains_about_is_told_and_left_out() {
 }
 
 #[test]
-fn of_two_files_the_later_one_counts_for_a_host_and_the_first_for_the_installation() {
+fn merging_takes_hosts_from_the_later_file_and_the_installation_from_the_first() {
     let read = |text: &str| CliConfig::read(text.as_bytes()).unwrap();
     let first =
         read("host \"a.example\" {\n services = { \"a.v1\" = \"1\" }\n}\nprovider_installation {\n direct {}\n}\n");
     let later = read("host \"a.example\" {\n services = { \"b.v1\" = \"2\" }\n}\nprovider_installation {}\n");
-    let both = first.merge(later);
-    assert_eq!(both.hosts[&host("a.example")].keys().collect::<Vec<_>>(), ["b.v1"]);
-    assert_eq!((both.installation.unwrap().len(), both.complaints.len()), (1, 1));
+    let merged = first.merge(later);
+    assert_eq!(merged.hosts[&host("a.example")].keys().collect::<Vec<_>>(), ["b.v1"]);
+    assert_eq!((merged.installation.unwrap().len(), merged.complaints.len()), (1, 1));
 }
 
 #[test]
-fn each_client_finds_its_files_where_it_looks_for_them() {
+fn each_client_has_its_own_search_paths() {
     let environment = |set: &[(&str, &str)]| -> Environment {
         set.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
     };
@@ -164,22 +164,22 @@ fn each_client_finds_its_files_where_it_looks_for_them() {
         (ClientProgram::Tofu, &xdg, &["/h/.terraformrc", "/h/.tofurc"], "/h/.tofurc", "/x/opentofu"),
         (ClientProgram::Tofu, &xdg, &["/h/.terraform.d"], "/x/opentofu/tofurc", "/h/.terraform.d"),
     ] {
-        let is_there = |path: &Path| existing.iter().any(|existing| Path::new(existing) == path);
-        let places = SearchPaths::of(client, set, &is_there);
+        let exists = |path: &Path| existing.iter().any(|existing| Path::new(existing) == path);
+        let search_paths = SearchPaths::of(client, set, &exists);
         assert_eq!(
-            (places.file.as_deref(), places.folder.as_deref()),
+            (search_paths.file.as_deref(), search_paths.folder.as_deref()),
             (Some(Path::new(file)), Some(Path::new(folder)))
         );
     }
     let named = environment(&[("HOME", "/h"), ("TF_CLI_CONFIG_FILE", "ci.tfrc")]);
-    let places = SearchPaths::of(ClientProgram::Tofu, &named, &|_| true);
-    assert_eq!((places.file.as_deref(), places.folder), (Some(Path::new("ci.tfrc")), None));
+    let search_paths = SearchPaths::of(ClientProgram::Tofu, &named, &|_| true);
+    assert_eq!((search_paths.file.as_deref(), search_paths.folder), (Some(Path::new("ci.tfrc")), None));
 }
 
 proptest! {
     /// Any file is parsed or refused.
     #[test]
-    fn any_file_is_read_or_refused(
+    fn any_file_is_parsed_or_refused(
         text in "([a-z]{1,3}|host|services|provider_installation|direct|include|[\"{}\\[\\]()=\n ?:!<$%.,-]){0,60}",
         bytes in prop::collection::vec(any::<u8>(), 0..60),
     ) {
@@ -188,9 +188,9 @@ proptest! {
         let _ = CliConfig::read(&bytes);
     }
 
-    /// A URL comes out as it was written, in both forms.
+    /// A URL is read verbatim from HCL and from JSON.
     #[test]
-    fn a_service_is_read_as_it_was_written(url in "[ -~é]{0,40}") {
+    fn a_service_url_is_read_verbatim(url in "[ -~é]{0,40}") {
         let quoted = serde_json::Value::from(url.as_str()).to_string();
         let json = format!("{{\"host\": {{\"a.example\": {{\"services\": {{\"providers.v1\": {quoted}}}}}}}}}");
         let hcl = format!("host \"a.example\" {{\n services = {{ \"providers.v1\" = {quoted} }}\n}}\n");
@@ -202,7 +202,7 @@ proptest! {
     }
 
     #[test]
-    fn any_pattern_is_read(text in "[a-z*/.:]{0,20}", name in "[a-z]{1,5}\\.example") {
+    fn any_pattern_is_parsed(text in "[a-z*/.:]{0,20}", name in "[a-z]{1,5}\\.example") {
         let method = Method { source: InstallationSource::Direct, include: vec![Pattern::parse(&text)], exclude: vec![Pattern::parse("*/*/*")] };
         prop_assert_eq!(method.coverage(&host(&name), "registry.terraform.io"), Coverage::None);
     }

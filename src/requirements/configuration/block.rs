@@ -8,7 +8,7 @@ use super::super::hcl::{self, BadHcl, LineIndex};
 use super::expression::{self, Constant, Formula};
 use super::json::{self, Json};
 
-/// Depth of JSON values that are examined.
+/// The maximum depth of JSON values that are evaluated.
 const MAX_JSON_DEPTH: usize = 16;
 
 /// A parsed file.
@@ -73,11 +73,12 @@ impl<'a> Parsed<'a> {
 
 impl<'a> BlockBody<'a> {
     /// The blocks of a type with at least this many labels, in order.
-    pub(super) fn blocks(self, kind: &str, labels: usize) -> Vec<Block<'a>> {
+    pub(super) fn blocks(self, block_type: &str, min_labels: usize) -> Vec<Block<'a>> {
         match self {
             Self::Hcl { body, lines } => {
-                let found = body.blocks().filter(|block| block.has_ident(kind) && block.labels.len() >= labels);
-                found
+                let matching =
+                    body.blocks().filter(|block| block.has_ident(block_type) && block.labels.len() >= min_labels);
+                matching
                     .map(|block| Block {
                         labels: block.labels.iter().map(|label| label.as_str().to_owned()).collect(),
                         body: BlockBody::Hcl { body: &block.body, lines },
@@ -86,16 +87,16 @@ impl<'a> BlockBody<'a> {
                     .collect()
             }
             Self::Json(json) => {
-                let found = json.members().into_iter().filter(|(name, _)| name == kind);
-                found.flat_map(|(_, value)| below_labels(value, Vec::new(), labels)).collect()
+                let matching = json.members().into_iter().filter(|(name, _)| name == block_type);
+                matching.flat_map(|(_, value)| unwrap_labels(value, Vec::new(), min_labels)).collect()
             }
             Self::Nothing => Vec::new(),
         }
     }
 
-    /// An attribute.
+    /// The attribute with this name.
     pub(super) fn attribute(self, name: &str) -> Option<Attribute<'a>> {
-        self.attributes().into_iter().find(|(own, _)| own == name).map(|(_, attribute)| attribute)
+        self.attributes().into_iter().find(|(attribute_name, _)| attribute_name == name).map(|(_, attribute)| attribute)
     }
 
     /// All attributes.
@@ -116,13 +117,13 @@ impl<'a> BlockBody<'a> {
 }
 
 impl<'a> Value<'a> {
-    /// The value without variables and locals.
+    /// The value of an expression without variables and locals.
     pub(super) fn constant(self) -> Constant {
         match self {
-            Self::Hcl { expression, .. } => Formula::of(expression).alone(),
+            Self::Hcl { expression, .. } => Formula::of(expression).constant(),
             Self::Json(json) if json.is_null() => Constant::Null,
-            // In JSON, text is taken literally.
-            Self::Json(json) => json.text().map_or_else(|| of_json(json, MAX_JSON_DEPTH).alone(), Constant::Text),
+            // In JSON, text is not a template here.
+            Self::Json(json) => json.text().map_or_else(|| of_json(json, MAX_JSON_DEPTH).constant(), Constant::Text),
         }
     }
 
@@ -136,11 +137,11 @@ impl<'a> Value<'a> {
 
     /// The value where clients accept a string only: no number, no null.
     pub(super) fn plain_text(self) -> Constant {
-        let is_other = match self {
-            Self::Hcl { expression, .. } => expression::is_other_than_text(expression),
+        let is_not_text = match self {
+            Self::Hcl { expression, .. } => expression::is_non_text_literal(expression),
             Self::Json(json) => !json.is_text(),
         };
-        if is_other { Constant::unknown("a value that is not a string") } else { self.constant() }
+        if is_not_text { Constant::unknown("a value that is not a string") } else { self.constant() }
     }
 
     /// The names of a reference; empty for anything else.
@@ -163,7 +164,7 @@ impl<'a> Value<'a> {
                         ObjectKey::Ident(name) => name.as_str().to_owned(),
                         ObjectKey::Expression(key) => match hcl::strip_duplicate_mark(key) {
                             Expression::Variable(name) => name.as_str().to_owned(),
-                            other => match Formula::of(other).alone() {
+                            other => match Formula::of(other).constant() {
                                 Constant::Text(name) => name,
                                 _ => return None,
                             },
@@ -180,19 +181,19 @@ impl<'a> Value<'a> {
     }
 }
 
-fn of_json(json: Json<'_>, deeper: usize) -> Formula {
-    if deeper == 0 {
-        return Formula::Value(Constant::unknown("a value that is nested too deep"));
+fn of_json(json: Json<'_>, remaining_depth: usize) -> Formula {
+    if remaining_depth == 0 {
+        return Formula::Value(Constant::unknown("a value that is nested too deeply"));
     }
     if json.is_null() {
         Formula::Value(Constant::Null)
     } else if json.is_object() {
-        let member = |(name, value)| (Formula::of_json_text(name), of_json(value, deeper - 1));
+        let member = |(name, value)| (Formula::of_json_text(name), of_json(value, remaining_depth - 1));
         Formula::Object(json.members().into_iter().map(member).collect())
     } else if let Some(text) = json.text() {
         Formula::of_json_text(text)
     } else {
-        Formula::List(json.items().into_iter().map(|part| of_json(part, deeper - 1)).collect())
+        Formula::List(json.items().into_iter().map(|item| of_json(item, remaining_depth - 1)).collect())
     }
 }
 
@@ -202,14 +203,15 @@ fn members(json: Json<'_>) -> Vec<(String, Attribute<'_>)> {
     members.map(|(name, value)| (name, Attribute { value: Value::Json(value), line: value.line() })).collect()
 }
 
-/// The blocks that a value represents, below its labels.
-fn below_labels(value: Json<'_>, labels: Vec<String>, missing: usize) -> Vec<Block<'_>> {
-    if missing > 0 {
-        let below = value.members().into_iter().flat_map(|(label, value)| {
+/// The blocks that a JSON value represents: `missing_labels` levels of objects whose member names are labels, then the
+/// bodies.
+fn unwrap_labels(value: Json<'_>, labels: Vec<String>, missing_labels: usize) -> Vec<Block<'_>> {
+    if missing_labels > 0 {
+        let blocks = value.members().into_iter().flat_map(|(label, value)| {
             let labels = labels.iter().cloned().chain([label]).collect();
-            below_labels(value, labels, missing - 1)
+            unwrap_labels(value, labels, missing_labels - 1)
         });
-        return below.collect();
+        return blocks.collect();
     }
     let bodies = value.items().into_iter().filter(Json::is_object);
     bodies.map(|body| Block { labels: labels.clone(), body: BlockBody::Json(body), line: body.line() }).collect()

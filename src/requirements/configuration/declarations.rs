@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::block::{Block, BlockBody, Value};
 use super::expression::{Constant, Formula, Variable};
-use super::file_selection::Kind;
+use super::file_selection::FileRole;
 use super::{Problem, SourceLine};
 
 /// The limit of reported problems in one folder.
@@ -13,16 +13,16 @@ const MAX_PROBLEMS: usize = 64;
 /// Block types that declare something, with the number of labels that identify it: allowed once, and changed by
 /// override files.
 const DECLARING: [(&str, usize); 5] = [("resource", 2), ("data", 2), ("module", 1), ("variable", 1), ("output", 1)];
-/// Block types that override files do not change.
-const DECLARING_FOR_GOOD: [(&str, usize); 3] = [("ephemeral", 2), ("action", 2), ("check", 1)];
-/// Blocks that no override file may have.
+/// Further block types that declare something once, but that override files do not change.
+const DECLARING_UNCHANGEABLE: [(&str, usize); 3] = [("ephemeral", 2), ("action", 2), ("check", 1)];
+/// Block types that clients refuse in an override file.
 const NEVER_OVERRIDING: [&str; 3] = ["check", "import", "moved"];
 
 /// The limit of declarations in one folder; further files are not read.
 const MAX_DECLARED: usize = 1 << 16;
 
 /// Members of an entry of `required_providers`.
-const MEMBERS: [&str; 3] = ["source", "version", "configuration_aliases"];
+const REQUIRED_PROVIDER_MEMBERS: [&str; 3] = ["source", "version", "configuration_aliases"];
 
 /// The declarations of one folder.
 #[derive(Default)]
@@ -32,25 +32,25 @@ pub(super) struct Declarations {
     /// Modules called by test runs.
     pub(super) test_calls: Vec<(String, ModuleCallBlock)>,
     /// Entries of `required_providers` by local name.
-    pub(super) required: BTreeMap<String, RequiredProvider>,
+    pub(super) required_providers: BTreeMap<String, RequiredProvider>,
     /// `provider` blocks, by local name and alias.
-    pub(super) configured: BTreeMap<(String, String), ProviderBlock>,
+    pub(super) provider_blocks: BTreeMap<(String, String), ProviderBlock>,
     /// Local names of the `provider` blocks of tests.
-    pub(super) configured_by_tests: Vec<(String, SourceLine)>,
-    /// Resources and data sources, by address.
-    pub(super) users: BTreeMap<String, ProviderUse>,
+    pub(super) provider_blocks_in_tests: Vec<(String, SourceLine)>,
+    /// The resources and data sources, by address: each uses a provider.
+    pub(super) provider_uses: BTreeMap<String, ProviderUse>,
     /// `import` blocks.
     pub(super) imports: Vec<ImportBlock>,
-    /// Problems found.
+    /// The problems of the declarations.
     pub(super) problems: Vec<Problem>,
-    /// Constraints on the client.
+    /// The `required_version` constraints.
     pub(super) required_versions: Vec<LocatedValue>,
-    /// Variables by name.
+    /// The variables, by name.
     pub(super) variables: BTreeMap<String, Variable>,
-    /// Locals by name.
+    /// The locals, by name.
     pub(super) locals: BTreeMap<String, Formula>,
-    /// The first declaration of each item that may occur once.
-    once: BTreeMap<String, SourceLine>,
+    /// The location of the first declaration of each item that a folder may declare once.
+    first_locations: BTreeMap<String, SourceLine>,
 }
 
 /// A value with its location.
@@ -60,7 +60,7 @@ pub(super) type LocatedValue = (Constant, SourceLine);
 pub(super) type LocatedExpression = (Formula, SourceLine);
 
 /// Arguments of a module call that are not variables of the module.
-const NO_ARGUMENTS: [&str; 7] =
+const META_ARGUMENTS: [&str; 7] =
     ["source", "version", "count", "for_each", "providers", "depends_on", "ignore_nested_deprecations"];
 
 /// A module call.
@@ -105,31 +105,31 @@ pub(super) struct ImportBlock {
 
 impl Declarations {
     /// Adds the declarations of a file.
-    pub(super) fn add(&mut self, body: &BlockBody<'_>, kind: Kind, file: &str) {
+    pub(super) fn add(&mut self, body: &BlockBody<'_>, role: FileRole, file: &str) {
         let body = *body;
         let location = |line| SourceLine { file: file.to_owned(), line };
-        if kind == Kind::Test {
+        if role == FileRole::Test {
             self.add_test(body, file);
             return;
         }
-        self.record_declarations(body, kind, file);
+        self.record_declarations(body, role, file);
         let terraform = body.blocks("terraform", 0);
         let versions: Vec<LocatedValue> =
             terraform.iter().filter_map(|block| located_attribute(block.body, "required_version", file)).collect();
-        if kind == Kind::Override && !versions.is_empty() {
+        if role == FileRole::Override && !versions.is_empty() {
             self.required_versions.clear();
         }
         self.required_versions.extend(versions);
         for block in terraform {
-            for required in block.body.blocks("required_providers", 0) {
-                self.add_required(&required, kind, file);
+            for block in block.body.blocks("required_providers", 0) {
+                self.add_required_providers(&block, role, file);
             }
         }
         for block in body.blocks("module", 1) {
-            self.add_call(&block, kind, file);
+            self.add_call(&block, role, file);
         }
         for block in body.blocks("provider", 1) {
-            self.add_configured(&block, file);
+            self.add_provider_block(&block, file);
         }
         for block in body.blocks("variable", 1) {
             self.add_variable(&block);
@@ -140,61 +140,60 @@ impl Declarations {
         }
         for block_type in ["resource", "data", "ephemeral", "action"] {
             for block in body.blocks(block_type, 2) {
-                self.add_user(block_type, &block, file);
+                self.add_provider_use(block_type, &block, file);
             }
         }
         for check in body.blocks("check", 1) {
             for block in check.body.blocks("data", 2) {
-                self.declares(called("data", &block.labels[..2]), kind, location(block.line));
-                self.add_user("data", &block, file);
+                self.declare(display_name("data", &block.labels[..2]), role, location(block.line));
+                self.add_provider_use("data", &block, file);
             }
         }
         for block in body.blocks("import", 0) {
-            let to = block.body.attribute("to").map(|to| to.value.reference()).unwrap_or_default();
-            let provider = provider_of(block.body);
-            self.imports.push(ImportBlock { target: to, provider, location: location(block.line) });
+            let target = block.body.attribute("to").map(|attribute| attribute.value.reference()).unwrap_or_default();
+            let provider = provider_argument(block.body);
+            self.imports.push(ImportBlock { target, provider, location: location(block.line) });
         }
     }
 
-    /// Returns true beyond any realistic number of declarations.
-    pub(super) fn is_too_much(&self) -> bool {
-        self.once.len() > MAX_DECLARED
+    /// Returns true if there are more declarations than larder reads.
+    pub(super) fn exceed_limit(&self) -> bool {
+        self.first_locations.len() > MAX_DECLARED
     }
 
     /// Adds a problem.
-    pub(super) fn problem(&mut self, problem: Problem) {
+    pub(super) fn add_problem(&mut self, problem: Problem) {
         if self.problems.len() < MAX_PROBLEMS {
             self.problems.push(problem);
         }
     }
 
     /// Records a file's declarations, and checks them against earlier ones.
-    fn record_declarations(&mut self, body: BlockBody<'_>, kind: Kind, file: &str) {
+    fn record_declarations(&mut self, body: BlockBody<'_>, role: FileRole, file: &str) {
         let location = |line| SourceLine { file: file.to_owned(), line };
         for (block_type, labels) in DECLARING {
             for block in body.blocks(block_type, labels) {
-                self.declares(called(block_type, &block.labels[..labels]), kind, location(block.line));
+                self.declare(display_name(block_type, &block.labels[..labels]), role, location(block.line));
             }
         }
         for block in body.blocks("locals", 0) {
             for (name, attribute) in block.body.attributes() {
-                self.declares(called("local", &[name]), kind, location(attribute.line));
+                self.declare(display_name("local", &[name]), role, location(attribute.line));
             }
         }
         for block in body.blocks("provider", 1) {
             let alias = alias_of(block.body, file);
-            // The first block of a provider changes the client's implied requirements, so an override file may add
-            // it.
-            if kind == Kind::Primary || !alias.is_empty() {
-                self.declares(called("provider", &[block.labels[0].clone(), alias]), kind, location(block.line));
+            // An override file may add the first block of a provider, unlike other declarations.
+            if role == FileRole::Primary || !alias.is_empty() {
+                self.declare(display_name("provider", &[block.labels[0].clone(), alias]), role, location(block.line));
             }
         }
-        match kind {
-            Kind::Override => {
+        match role {
+            FileRole::Override => {
                 for block_type in NEVER_OVERRIDING {
                     for block in body.blocks(block_type, 0) {
-                        let reason = "clients refuse it in an override file".to_owned();
-                        self.problem(Problem {
+                        let reason = "clients refuse this block in an override file".to_owned();
+                        self.add_problem(Problem {
                             subject: block_type.to_owned(),
                             reason,
                             location: location(block.line),
@@ -202,10 +201,10 @@ impl Declarations {
                     }
                 }
             }
-            Kind::Primary | Kind::Test => {
-                for (block_type, labels) in DECLARING_FOR_GOOD {
+            FileRole::Primary | FileRole::Test => {
+                for (block_type, labels) in DECLARING_UNCHANGEABLE {
                     for block in body.blocks(block_type, labels) {
-                        self.declares(called(block_type, &block.labels[..labels]), kind, location(block.line));
+                        self.declare(display_name(block_type, &block.labels[..labels]), role, location(block.line));
                     }
                 }
             }
@@ -213,35 +212,44 @@ impl Declarations {
     }
 
     /// Checks a declaration: allowed once, then only in override files.
-    fn declares(&mut self, subject: String, kind: Kind, location: SourceLine) {
-        let reason = match (kind, self.once.get(&subject)) {
-            (Kind::Override, Some(_)) => return,
-            (Kind::Override, None) => "an override file cannot add it, only change what others declare".to_owned(),
-            (_, Some(first)) => format!("clients accept one of it in a folder, and there is one at {first}"),
+    fn declare(&mut self, subject: String, role: FileRole, location: SourceLine) {
+        let reason = match (role, self.first_locations.get(&subject)) {
+            (FileRole::Override, Some(_)) => return,
+            (FileRole::Override, None) => {
+                "an override file cannot declare this, only change what other files declare".to_owned()
+            }
+            (_, Some(first)) => {
+                format!("clients accept one declaration of it in a folder, and there is one at {first}")
+            }
             (_, None) => {
-                self.once.insert(subject, location);
+                self.first_locations.insert(subject, location);
                 return;
             }
         };
-        self.problem(Problem { subject, reason, location });
+        self.add_problem(Problem { subject, reason, location });
     }
 
-    fn add_required(&mut self, block: &Block<'_>, kind: Kind, file: &str) {
+    fn add_required_providers(&mut self, block: &Block<'_>, role: FileRole, file: &str) {
         let location = |line| SourceLine { file: file.to_owned(), line };
-        if kind == Kind::Primary {
-            self.declares("required_providers".to_owned(), kind, location(block.line));
+        if role == FileRole::Primary {
+            self.declare("required_providers".to_owned(), role, location(block.line));
         }
         for (name, entry) in block.body.attributes() {
             let location = location(entry.line);
-            let required = match entry.value.members() {
+            let provider = match entry.value.members() {
                 Some(members) => {
                     let member = |wanted| {
-                        let found = members.iter().rfind(|(name, _)| name == wanted);
-                        found.map(|(_, attribute)| attribute.value.plain_text())
+                        let last = members.iter().rfind(|(name, _)| name == wanted);
+                        last.map(|(_, attribute)| attribute.value.plain_text())
                     };
-                    if let Some((other, _)) = members.iter().find(|(name, _)| !MEMBERS.contains(&name.as_str())) {
-                        let reason = format!("clients refuse {other:?} in it: {} can be", MEMBERS.join(", "));
-                        self.problem(Problem {
+                    if let Some((other, _)) =
+                        members.iter().find(|(name, _)| !REQUIRED_PROVIDER_MEMBERS.contains(&name.as_str()))
+                    {
+                        let reason = format!(
+                            "clients refuse {other:?} in an entry of required_providers, which may have {}",
+                            REQUIRED_PROVIDER_MEMBERS.join(", ")
+                        );
+                        self.add_problem(Problem {
                             subject: format!("provider {name:?}"),
                             reason,
                             location: location.clone(),
@@ -258,16 +266,16 @@ impl Declarations {
                     RequiredProvider { source: None, version: Some(version), location }
                 }
             };
-            self.required.insert(name, required);
+            self.required_providers.insert(name, provider);
         }
     }
 
-    fn add_call(&mut self, block: &Block<'_>, kind: Kind, file: &str) {
+    fn add_call(&mut self, block: &Block<'_>, role: FileRole, file: &str) {
         let Some(name) = block.labels.first() else { return };
-        let calling = ModuleCallBlock::of(block, file);
-        match (kind, self.calls.get_mut(name)) {
-            (Kind::Override, Some(before)) => before.override_with(calling),
-            _ => drop(self.calls.insert(name.clone(), calling)),
+        let call_block = ModuleCallBlock::of(block, file);
+        match (role, self.calls.get_mut(name)) {
+            (FileRole::Override, Some(existing)) => existing.override_with(call_block),
+            _ => drop(self.calls.insert(name.clone(), call_block)),
         }
     }
 
@@ -275,44 +283,44 @@ impl Declarations {
     fn add_variable(&mut self, block: &Block<'_>) {
         let Some(name) = block.labels.first() else { return };
         let variable = self.variables.entry(name.clone()).or_default();
-        let truth = |name| block.body.attribute(name).map(|attribute| attribute.value.constant());
-        let truth_of = |name| match truth(name) {
+        let value_of = |name| block.body.attribute(name).map(|attribute| attribute.value.constant());
+        let truth_of = |name| match value_of(name) {
             Some(Constant::Text(truth)) => Some(truth == "true"),
             Some(_) | None => None,
         };
-        let is = |name, before| truth_of(name).unwrap_or(before);
+        let is_set = |name, previous| truth_of(name).unwrap_or(previous);
         variable.is_const = truth_of("const").or(variable.is_const);
-        variable.is_never_null = !is("nullable", !variable.is_never_null);
-        variable.is_secret = is("sensitive", variable.is_secret) || is("ephemeral", variable.is_secret);
+        variable.is_never_null = !is_set("nullable", !variable.is_never_null);
+        variable.is_secret = is_set("sensitive", variable.is_secret) || is_set("ephemeral", variable.is_secret);
         if let Some(default) = block.body.attribute("default") {
-            variable.default = Some(default.value.formula().alone());
+            variable.default = Some(default.value.formula().constant());
         }
     }
 
-    fn add_configured(&mut self, block: &Block<'_>, file: &str) {
+    fn add_provider_block(&mut self, block: &Block<'_>, file: &str) {
         let Some(name) = block.labels.first() else { return };
         let location = |line| SourceLine { file: file.to_owned(), line };
         let version = located_attribute(block.body, "version", file);
         let key = (name.clone(), alias_of(block.body, file));
-        let configured = self
-            .configured
+        let provider_block = self
+            .provider_blocks
             .entry(key)
             .or_insert_with(|| ProviderBlock { version: None, location: location(block.line) });
-        configured.version = version.or(configured.version.take());
+        provider_block.version = version.or(provider_block.version.take());
     }
 
-    fn add_user(&mut self, block_type: &str, block: &Block<'_>, file: &str) {
+    fn add_provider_use(&mut self, block_type: &str, block: &Block<'_>, file: &str) {
         let [type_, name, ..] = block.labels.as_slice() else { return };
         let location = SourceLine { file: file.to_owned(), line: block.line };
-        let user = self.users.entry(format!("{block_type}.{type_}.{name}"));
-        let user = user.or_insert_with(|| ProviderUse { type_: type_.clone(), provider: None, location });
-        user.provider = provider_of(block.body).or(user.provider.take());
+        let entry = self.provider_uses.entry(format!("{block_type}.{type_}.{name}"));
+        let provider_use = entry.or_insert_with(|| ProviderUse { type_: type_.clone(), provider: None, location });
+        provider_use.provider = provider_argument(block.body).or(provider_use.provider.take());
     }
 
     fn add_test(&mut self, body: BlockBody<'_>, file: &str) {
         let location = |line| SourceLine { file: file.to_owned(), line };
         for block in body.blocks("provider", 1) {
-            self.configured_by_tests.extend(block.labels.first().map(|name| (name.clone(), location(block.line))));
+            self.provider_blocks_in_tests.extend(block.labels.first().map(|name| (name.clone(), location(block.line))));
         }
         for run in body.blocks("run", 1) {
             let name = run.labels.first().map(String::as_str).unwrap_or_default();
@@ -326,9 +334,10 @@ impl Declarations {
 impl ModuleCallBlock {
     fn of(block: &Block<'_>, file: &str) -> Self {
         let location = SourceLine { file: file.to_owned(), line: block.line };
-        let (source, version) = (written(block.body, "source", file), written(block.body, "version", file));
+        let (source, version) =
+            (located_expression(block.body, "source", file), located_expression(block.body, "version", file));
         let arguments = block.body.attributes().into_iter();
-        let arguments = arguments.filter(|(name, _)| !NO_ARGUMENTS.contains(&name.as_str()));
+        let arguments = arguments.filter(|(name, _)| !META_ARGUMENTS.contains(&name.as_str()));
         let arguments = arguments.map(|(name, attribute)| (name, attribute.value.formula())).collect();
         Self { has_version_beside_source: version.is_some() && source.is_some(), source, version, arguments, location }
     }
@@ -350,15 +359,15 @@ fn located_attribute(body: BlockBody<'_>, name: &str, file: &str) -> Option<Loca
     Some((attribute.value.constant(), SourceLine { file: file.to_owned(), line: attribute.line }))
 }
 
-fn written(body: BlockBody<'_>, name: &str, file: &str) -> Option<LocatedExpression> {
+fn located_expression(body: BlockBody<'_>, name: &str, file: &str) -> Option<LocatedExpression> {
     let attribute = body.attribute(name)?;
     Some((attribute.value.formula(), SourceLine { file: file.to_owned(), line: attribute.line }))
 }
 
-/// Name of a declaration for people: its kind and labels.
-fn called(block_type: &str, labels: &[String]) -> String {
+/// The name of a declaration for people: its block type and labels.
+fn display_name(block_type: &str, labels: &[String]) -> String {
     let labels = labels.iter().filter(|label| !label.is_empty());
-    labels.fold(block_type.to_owned(), |called, label| format!("{called} {label:?}"))
+    labels.fold(block_type.to_owned(), |name, label| format!("{name} {label:?}"))
 }
 
 /// The alias of a `provider` block; empty without one.
@@ -370,7 +379,7 @@ fn alias_of(body: BlockBody<'_>, file: &str) -> String {
 }
 
 /// The local name in a `provider` argument: `aws` of `aws.west`.
-fn provider_of(body: BlockBody<'_>) -> Option<String> {
+fn provider_argument(body: BlockBody<'_>) -> Option<String> {
     let names = body.attribute("provider").map(|attribute| Value::reference(attribute.value))?;
     names.into_iter().next()
 }

@@ -1,5 +1,5 @@
-//! Expressions that clients evaluate at `init`: sources, versions, and the values that they depend on. They are
-//! independent of their file, because a value may be in another file than its use.
+//! Expressions that clients evaluate at `init`: sources, versions, and the values that they depend on. A parsed expression
+//! does not borrow from its file, because a value may be in another file than its use.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,13 +11,14 @@ use hcl_edit::template::{Element, Template};
 
 use super::super::hcl;
 use super::super::request::ClientKind;
-use super::FolderRole;
+use super::ModuleRole;
 
-/// Depth of references between locals.
-const DEEPEST: usize = 128;
-/// The longest text that is a value, in bytes: sources and versions are shorter.
-const MAX_TEXT: usize = 4096;
-/// Parts of a list or object, including nested ones. A value that contains itself twice would grow without limit.
+/// The maximum depth of references between locals.
+const MAX_LOCAL_DEPTH: usize = 128;
+/// The maximum length of a text value, in bytes: sources and versions are shorter.
+const MAX_TEXT_BYTES: usize = 4096;
+/// The maximum number of parts of a list or object, including nested ones. Locals that each contain the next one twice
+/// would grow without limit.
 const MAX_PARTS: usize = 4096;
 /// The limit of evaluation steps in one folder: each expression and each part of a value is one. Sixteen MiB of
 /// configuration have about three million expressions.
@@ -38,15 +39,15 @@ pub(in super::super) enum Constant {
     Unknown(Arc<str>),
 }
 
-/// The general remedy.
-const WRITE_IT_OUT: &str = "write it as a plain string, or name what it comes to";
+/// The remedy where there is no better one.
+const WRITE_PLAIN_STRING: &str = "write a plain string instead, or name the address in the order";
 
 impl Constant {
     pub(super) fn unknown(depends_on: impl fmt::Display) -> Self {
-        Self::unknown_until(depends_on, WRITE_IT_OUT)
+        Self::unknown_with_remedy(depends_on, WRITE_PLAIN_STRING)
     }
 
-    fn unknown_until(depends_on: impl fmt::Display, remedy: &str) -> Self {
+    fn unknown_with_remedy(depends_on: impl fmt::Display, remedy: &str) -> Self {
         Self::Unknown(format!("{depends_on}: {remedy}").into())
     }
 
@@ -54,28 +55,29 @@ impl Constant {
         if let Self::Text(text) = self { Some(text) } else { None }
     }
 
-    fn truth(truth: bool) -> Self {
+    fn from_bool(truth: bool) -> Self {
         Self::Text(truth.to_string())
     }
 
+    /// A text value; unknown if the text is too long.
     fn text(text: &str) -> Self {
-        match text.len() > MAX_TEXT {
-            true => Self::unknown(format!("a text of more than {MAX_TEXT} bytes")),
+        match text.len() > MAX_TEXT_BYTES {
+            true => Self::unknown(format!("a text of more than {MAX_TEXT_BYTES} bytes")),
             false => Self::Text(text.to_owned()),
         }
     }
 
     /// The number of parts, including nested ones; counting stops one above the limit.
-    fn parts(&self) -> usize {
-        let (mut waiting, mut parts) = (vec![self], 0);
-        while let Some(value) = waiting.pop() {
+    fn count_parts(&self) -> usize {
+        let (mut pending, mut parts) = (vec![self], 0);
+        while let Some(value) = pending.pop() {
             parts += 1;
             if parts > MAX_PARTS {
                 break;
             }
             match value {
-                Self::List(inner) => waiting.extend(inner.iter()),
-                Self::Object(members) => waiting.extend(members.values()),
+                Self::List(inner) => pending.extend(inner.iter()),
+                Self::Object(members) => pending.extend(members.values()),
                 Self::Null | Self::Text(_) | Self::Unknown(_) => {}
             }
         }
@@ -124,7 +126,7 @@ impl Formula {
         let all = |expressions: &mut dyn Iterator<Item = &Expression>| expressions.map(Self::of).collect::<Vec<_>>();
         match expression {
             Expression::Null(_) => Self::Value(Constant::Null),
-            Expression::Bool(value) => Self::Value(Constant::truth(*value.value())),
+            Expression::Bool(value) => Self::Value(Constant::from_bool(*value.value())),
             Expression::Number(value) => Self::Value(Constant::Text(value.to_string())),
             Expression::String(text) => Self::Value(Constant::text(text)),
             Expression::StringTemplate(template) => Self::of_template(template),
@@ -149,7 +151,7 @@ impl Formula {
             Expression::Variable(name) => Self::Reference(vec![Step::Name(name.as_str().to_owned())]),
             Expression::Traversal(traversal) => {
                 let Expression::Variable(first) = &traversal.expr else {
-                    return Self::unknown("a part of a value that is worked out");
+                    return Self::unknown("an index into a computed value");
                 };
                 let step = |operator: &TraversalOperator| match operator {
                     TraversalOperator::GetAttr(name) => Some(Step::Name(name.as_str().to_owned())),
@@ -157,11 +159,11 @@ impl Formula {
                     TraversalOperator::LegacyIndex(index) => Some(Step::Name(index.value().to_string())),
                     TraversalOperator::AttrSplat(_) | TraversalOperator::FullSplat(_) => None,
                 };
-                let rest: Option<Vec<Step>> = traversal.operators.iter().map(|operator| step(operator)).collect();
-                match rest {
-                    Some(rest) => {
+                let steps: Option<Vec<Step>> = traversal.operators.iter().map(|operator| step(operator)).collect();
+                match steps {
+                    Some(steps) => {
                         let first = Step::Name(first.as_str().to_owned());
-                        Self::Reference(std::iter::once(first).chain(rest).collect())
+                        Self::Reference(std::iter::once(first).chain(steps).collect())
                     }
                     None => Self::unknown("a splat expression"),
                 }
@@ -177,7 +179,7 @@ impl Formula {
                 let sides = [Self::of(&operation.lhs_expr), Self::of(&operation.rhs_expr)];
                 Self::Binary(*operation.operator.value(), Box::new(sides))
             }
-            // No real version is computed.
+            // Real configurations compute no source or version with arithmetic.
             Expression::UnaryOp(_) | Expression::BinaryOp(_) => Self::unknown("arithmetic"),
             Expression::ForExpr(_) => Self::unknown("a for expression"),
         }
@@ -212,19 +214,19 @@ impl Formula {
     }
 
     /// The value without variables and locals.
-    pub(super) fn alone(&self) -> Constant {
+    pub(super) fn constant(&self) -> Constant {
         Scope::empty().value(self)
     }
 
-    /// The variables that it depends on, also through locals.
+    /// Adds the variables that the expression depends on, also through locals.
     pub(super) fn add_variables(
         &self,
         locals: &BTreeMap<String, Self>,
-        seen: &mut BTreeSet<String>,
+        visited_locals: &mut BTreeSet<String>,
         variables: &mut BTreeSet<String>,
     ) {
-        let mut waiting = vec![self];
-        while let Some(formula) = waiting.pop() {
+        let mut pending = vec![self];
+        while let Some(formula) = pending.pop() {
             match formula {
                 Self::Value(_) => {}
                 Self::Reference(steps) => {
@@ -232,21 +234,23 @@ impl Formula {
                         [Step::Name(root), Step::Name(name), ..] if root == "var" => {
                             variables.insert(name.clone());
                         }
-                        [Step::Name(root), Step::Name(name), ..] if root == "local" && seen.insert(name.clone()) => {
-                            waiting.extend(locals.get(name));
+                        [Step::Name(root), Step::Name(name), ..]
+                            if root == "local" && visited_locals.insert(name.clone()) =>
+                        {
+                            pending.extend(locals.get(name));
                         }
                         _ => {}
                     }
-                    waiting.extend(steps.iter().filter_map(|step| match step {
+                    pending.extend(steps.iter().filter_map(|step| match step {
                         Step::Index(index) => Some(index),
                         Step::Name(_) => None,
                     }));
                 }
-                Self::Template(parts) | Self::List(parts) | Self::Call(_, parts) => waiting.extend(parts),
-                Self::Conditional(parts) => waiting.extend(parts.iter()),
-                Self::Binary(_, sides) => waiting.extend(sides.iter()),
-                Self::Not(inner) => waiting.push(inner),
-                Self::Object(members) => waiting.extend(members.iter().flat_map(|(name, value)| [name, value])),
+                Self::Template(parts) | Self::List(parts) | Self::Call(_, parts) => pending.extend(parts),
+                Self::Conditional(parts) => pending.extend(parts.iter()),
+                Self::Binary(_, sides) => pending.extend(sides.iter()),
+                Self::Not(inner) => pending.push(inner),
+                Self::Object(members) => pending.extend(members.iter().flat_map(|(name, value)| [name, value])),
             }
         }
     }
@@ -262,8 +266,8 @@ fn is_evaluated(operator: BinaryOperator) -> bool {
 pub(super) struct Variable {
     /// The default value, without references.
     pub(super) default: Option<Constant>,
-    /// `const`: Terraform evaluates those with `true` alone at `init` (since 1.15), OpenTofu all but those with `false`
-    /// (since 1.8; `false` since 1.12).
+    /// The `const` argument. At `init`, Terraform (since 1.15) evaluates only variables with `const = true`. OpenTofu (since
+    /// 1.8) evaluates all variables except, since 1.12, those with `const = false`.
     pub(super) is_const: Option<bool>,
     /// True for `nullable = false`: null means the default.
     pub(super) is_never_null: bool,
@@ -274,11 +278,13 @@ pub(super) struct Variable {
 /// Variables and locals of one folder.
 pub(super) struct Scope<'a> {
     client: ClientKind,
-    role: FolderRole,
+    role: ModuleRole,
     variables: &'a BTreeMap<String, Variable>,
     locals: &'a BTreeMap<String, Formula>,
     inputs: &'a Inputs,
-    known: RefCell<BTreeMap<&'a str, Constant>>,
+    /// The values of locals evaluated so far.
+    evaluated_locals: RefCell<BTreeMap<&'a str, Constant>>,
+    /// The locals being evaluated: a reference to one of them is a cycle.
     under_evaluation: RefCell<BTreeSet<&'a str>>,
     steps: Cell<usize>,
 }
@@ -290,7 +296,7 @@ static NO_INPUTS: Inputs = Inputs::new();
 impl Scope<'static> {
     /// A scope without variables and locals.
     pub(super) fn empty() -> Self {
-        Scope::new(ClientKind::Opentofu, FolderRole::Called, &NO_VARIABLES, &NO_LOCALS, &NO_INPUTS)
+        Scope::new(ClientKind::Opentofu, ModuleRole::Child, &NO_VARIABLES, &NO_LOCALS, &NO_INPUTS)
     }
 }
 
@@ -298,25 +304,25 @@ impl<'a> Scope<'a> {
     /// The scope of a folder; `inputs` are the values of its variables.
     pub(super) fn new(
         client: ClientKind,
-        role: FolderRole,
+        role: ModuleRole,
         variables: &'a BTreeMap<String, Variable>,
         locals: &'a BTreeMap<String, Formula>,
         inputs: &'a Inputs,
     ) -> Self {
-        let (known, under_evaluation, steps) = (RefCell::default(), RefCell::default(), Cell::default());
-        Self { client, role, variables, locals, inputs, known, under_evaluation, steps }
+        let (evaluated_locals, under_evaluation, steps) = (RefCell::default(), RefCell::default(), Cell::default());
+        Self { client, role, variables, locals, inputs, evaluated_locals, under_evaluation, steps }
     }
 
-    /// Returns true if the step budget has space.
-    fn spend_steps(&self, steps: usize) -> bool {
+    /// Counts evaluation steps; returns false beyond the limit.
+    fn count_steps(&self, steps: usize) -> bool {
         self.steps.set(self.steps.get().saturating_add(steps));
         self.steps.get() <= MAX_STEPS
     }
 
-    /// A list or an object within the limit of parts.
-    fn bounded(&self, value: Constant) -> Constant {
-        let parts = value.parts();
-        match self.spend_steps(parts) && parts <= MAX_PARTS {
+    /// A list or an object; unknown if it has too many parts.
+    fn limited(&self, value: Constant) -> Constant {
+        let parts = value.count_parts();
+        match self.count_steps(parts) && parts <= MAX_PARTS {
             true => value,
             false => Constant::unknown(format!("a value of more than {MAX_PARTS} parts")),
         }
@@ -324,8 +330,8 @@ impl<'a> Scope<'a> {
 
     /// The value of an expression.
     pub(super) fn value(&self, formula: &Formula) -> Constant {
-        if !self.spend_steps(1) {
-            return Constant::unknown("more than larder works out");
+        if !self.count_steps(1) {
+            return Constant::unknown("more steps than larder evaluates");
         }
         match formula {
             Formula::Value(value) => value.clone(),
@@ -337,12 +343,12 @@ impl<'a> Scope<'a> {
                 unknown @ Constant::Unknown(_) => unknown,
                 _ => Constant::unknown("a condition that is neither true nor false"),
             },
-            Formula::List(parts) => self.bounded(Constant::List(parts.iter().map(|part| self.value(part)).collect())),
+            Formula::List(parts) => self.limited(Constant::List(parts.iter().map(|part| self.value(part)).collect())),
             Formula::Object(members) => self.object(members),
             Formula::Binary(operator, sides) => self.binary(*operator, sides),
             Formula::Not(inner) => match self.value(inner) {
-                Constant::Text(truth) if truth == "true" => Constant::truth(false),
-                Constant::Text(truth) if truth == "false" => Constant::truth(true),
+                Constant::Text(truth) if truth == "true" => Constant::from_bool(false),
+                Constant::Text(truth) if truth == "false" => Constant::from_bool(true),
                 unknown @ Constant::Unknown(_) => unknown,
                 _ => Constant::unknown("a condition that is neither true nor false"),
             },
@@ -362,7 +368,7 @@ impl<'a> Scope<'a> {
                     return Constant::unknown("a template with a value in it that is not a string");
                 }
             }
-            if text.len() > MAX_TEXT {
+            if text.len() > MAX_TEXT_BYTES {
                 break;
             }
         }
@@ -378,7 +384,7 @@ impl<'a> Scope<'a> {
                 _ => return Constant::unknown("an object with a key that is not a string"),
             }
         }
-        self.bounded(Constant::Object(Arc::new(object)))
+        self.limited(Constant::Object(Arc::new(object)))
     }
 
     fn binary(&self, operator: BinaryOperator, sides: &[Formula; 2]) -> Constant {
@@ -389,26 +395,26 @@ impl<'a> Scope<'a> {
         if values.iter().any(|value| matches!(value, Constant::List(_) | Constant::Object(_))) {
             return Constant::unknown("a comparison of lists or objects");
         }
-        let [one, other] = values;
-        let is_true = |value: &Constant| *value == Constant::truth(true);
-        Constant::truth(match operator {
-            BinaryOperator::Eq => one == other,
-            BinaryOperator::NotEq => one != other,
-            BinaryOperator::And => is_true(&one) && is_true(&other),
-            BinaryOperator::Or => is_true(&one) || is_true(&other),
+        let [left, right] = values;
+        let is_true = |value: &Constant| *value == Constant::from_bool(true);
+        Constant::from_bool(match operator {
+            BinaryOperator::Eq => left == right,
+            BinaryOperator::NotEq => left != right,
+            BinaryOperator::And => is_true(&left) && is_true(&right),
+            BinaryOperator::Or => is_true(&left) || is_true(&right),
             _ => return Constant::unknown("arithmetic"),
         })
     }
 
     fn reference(&self, steps: &[Step]) -> Constant {
-        let shown = || written(steps);
-        let (value, rest) = match steps {
+        let shown = || reference_text(steps);
+        let (value, remaining_steps) = match steps {
             [Step::Name(root), Step::Name(name), rest @ ..] if root == "var" => (self.variable(name), rest),
             [Step::Name(root), Step::Name(name), rest @ ..] if root == "local" => (self.local(name), rest),
             [Step::Name(root), Step::Name(name)] if root == "path" => (self.path(name), &[][..]),
             // A folder has one workspace at `init`: the default one.
-            [Step::Name(of), Step::Name(name)]
-                if of == "terraform" && name == "workspace" && self.client == ClientKind::Opentofu =>
+            [Step::Name(root), Step::Name(name)]
+                if root == "terraform" && name == "workspace" && self.client == ClientKind::Opentofu =>
             {
                 (Constant::Text("default".to_owned()), &[][..])
             }
@@ -419,7 +425,7 @@ impl<'a> Scope<'a> {
             }
             _ => return Constant::unknown(format!("{}, which larder does not know", shown())),
         };
-        rest.iter().fold(value, |value, step| {
+        remaining_steps.iter().fold(value, |value, step| {
             let key = match step {
                 Step::Name(name) => Constant::Text(name.clone()),
                 Step::Index(index) => self.value(index),
@@ -427,13 +433,15 @@ impl<'a> Scope<'a> {
             match (value, key) {
                 (unknown @ Constant::Unknown(_), _) | (_, unknown @ Constant::Unknown(_)) => unknown,
                 (Constant::Object(members), Constant::Text(name)) => {
-                    members.get(&name).cloned().unwrap_or_else(|| absent(&shown()))
+                    members.get(&name).cloned().unwrap_or_else(|| missing_part(&shown()))
                 }
                 (Constant::List(parts), Constant::Text(number)) => {
                     let part = number.parse::<usize>().ok().and_then(|number| parts.get(number));
-                    part.cloned().unwrap_or_else(|| absent(&shown()))
+                    part.cloned().unwrap_or_else(|| missing_part(&shown()))
                 }
-                (Constant::Null | Constant::Text(_) | Constant::List(_) | Constant::Object(_), _) => absent(&shown()),
+                (Constant::Null | Constant::Text(_) | Constant::List(_) | Constant::Object(_), _) => {
+                    missing_part(&shown())
+                }
             }
         })
     }
@@ -444,8 +452,8 @@ impl<'a> Scope<'a> {
         };
         match self.client {
             ClientKind::Terraform if variable.is_const != Some(true) => {
-                let remedy = "add it, which Terraform takes since 1.15, or write a plain string";
-                return Constant::unknown_until(format!("var.{name}, which has no const = true"), remedy);
+                let remedy = "add it, which Terraform accepts since 1.15, or write a plain string";
+                return Constant::unknown_with_remedy(format!("var.{name}, which has no const = true"), remedy);
             }
             ClientKind::Opentofu if variable.is_const == Some(false) => {
                 return Constant::unknown(format!("var.{name}, which has const = false"));
@@ -455,13 +463,13 @@ impl<'a> Scope<'a> {
             }
             ClientKind::Terraform | ClientKind::Opentofu => {}
         }
-        let given = self.inputs.get(name).filter(|given| !variable.is_never_null || **given != Constant::Null);
-        match (given, &variable.default) {
-            (Some(given), _) => given.clone(),
+        let input = self.inputs.get(name).filter(|input| !variable.is_never_null || **input != Constant::Null);
+        match (input, &variable.default) {
+            (Some(input), _) => input.clone(),
             (None, Some(default)) => default.clone(),
             (None, None) => {
-                let remedy = "give it a line in terraform.tfvars, or name what it comes to";
-                Constant::unknown_until(
+                let remedy = "set it in terraform.tfvars, or name the address in the order";
+                Constant::unknown_with_remedy(
                     format!("var.{name}, which has no default and no value that larder sees"),
                     remedy,
                 )
@@ -473,8 +481,8 @@ impl<'a> Scope<'a> {
         let Some((name, formula)) = self.locals.get_key_value(name) else {
             return Constant::unknown(format!("local.{name}, which nothing declares"));
         };
-        if let Some(known) = self.known.borrow().get(name.as_str()) {
-            return known.clone();
+        if let Some(value) = self.evaluated_locals.borrow().get(name.as_str()) {
+            return value.clone();
         }
         let (is_new, depth) = {
             let mut under_evaluation = self.under_evaluation.borrow_mut();
@@ -483,19 +491,19 @@ impl<'a> Scope<'a> {
         if !is_new {
             return Constant::unknown(format!("local.{name}, which refers to itself"));
         }
-        let value = match depth > DEEPEST {
-            true => Constant::unknown(format!("locals that refer to each other more than {DEEPEST} deep")),
+        let value = match depth > MAX_LOCAL_DEPTH {
+            true => Constant::unknown(format!("locals that refer to each other more than {MAX_LOCAL_DEPTH} deep")),
             false => self.value(formula),
         };
         self.under_evaluation.borrow_mut().remove(name.as_str());
-        self.known.borrow_mut().insert(name, value.clone());
+        self.evaluated_locals.borrow_mut().insert(name, value.clone());
         value
     }
 
-    /// Clients run in the root: paths are relative to it.
+    /// `path.root` and `path.module`. Clients run in the root, so paths are relative to it.
     fn path(&self, name: &str) -> Constant {
         match (name, self.role) {
-            ("root", _) | ("module", FolderRole::Root) => Constant::Text(".".to_owned()),
+            ("root", _) | ("module", ModuleRole::Root) => Constant::Text(".".to_owned()),
             _ => Constant::unknown(format!("path.{name}, which larder does not know")),
         }
     }
@@ -503,28 +511,28 @@ impl<'a> Scope<'a> {
     /// The functions that configurations use for sources and versions.
     fn call(&self, name: &str, arguments: &[Formula]) -> Constant {
         let values: Vec<Constant> = arguments.iter().map(|argument| self.value(argument)).collect();
-        let other = || Constant::unknown(format!("the function {name}(), as it is used there"));
+        let unsupported = || Constant::unknown(format!("the function {name}() with these arguments"));
         let texts = || values.iter().map(Constant::as_text).collect::<Option<Vec<&str>>>();
         match (name, values.as_slice()) {
             ("lookup", [Constant::Object(members), Constant::Text(key), rest @ ..]) if rest.len() < 2 => {
-                return members.get(key).or(rest.first()).cloned().unwrap_or_else(other);
+                return members.get(key).or(rest.first()).cloned().unwrap_or_else(unsupported);
             }
             ("coalesce", values) => {
-                let is_something =
+                let is_not_empty =
                     |value: &&Constant| **value != Constant::Null && **value != Constant::Text(String::new());
-                return values.iter().find(is_something).cloned().unwrap_or_else(other);
+                return values.iter().find(is_not_empty).cloned().unwrap_or_else(unsupported);
             }
             ("tostring", [value @ (Constant::Text(_) | Constant::Null)]) => return value.clone(),
             ("join", [Constant::Text(separator), Constant::List(parts)]) => {
                 let parts: Option<Vec<&str>> = parts.iter().map(Constant::as_text).collect();
-                return parts.map_or_else(other, |parts| joined(separator, &parts));
+                return parts.map_or_else(unsupported, |parts| joined(separator, &parts));
             }
             _ => {}
         }
         if let Some(unknown) = values.iter().find(|value| matches!(value, Constant::Unknown(_))) {
             return unknown.clone();
         }
-        let Some(texts) = texts() else { return other() };
+        let Some(texts) = texts() else { return unsupported() };
         Constant::text(&match (name, texts.as_slice()) {
             ("lower", [text]) => text.to_lowercase(),
             ("upper", [text]) => text.to_uppercase(),
@@ -538,13 +546,13 @@ impl<'a> Scope<'a> {
             ("format", [format, values @ ..]) if format.matches('%').count() == format.matches("%s").count() => {
                 let pieces: Vec<&str> = format.split("%s").collect();
                 if pieces.len() != values.len() + 1 {
-                    return other();
+                    return unsupported();
                 }
                 let values = values.iter().copied().chain([""]);
                 let pieces = pieces.into_iter().zip(values).flat_map(|(piece, value)| [piece, value]);
                 return joined("", &pieces.collect::<Vec<_>>());
             }
-            _ => return other(),
+            _ => return unsupported(),
         })
     }
 }
@@ -552,18 +560,18 @@ impl<'a> Scope<'a> {
 /// Joins texts with a separator, up to the length limit.
 fn joined(separator: &str, parts: &[&str]) -> Constant {
     let bytes = parts.iter().map(|part| part.len() + separator.len()).sum::<usize>().saturating_sub(separator.len());
-    match bytes > MAX_TEXT {
-        true => Constant::unknown(format!("a text of more than {MAX_TEXT} bytes")),
+    match bytes > MAX_TEXT_BYTES {
+        true => Constant::unknown(format!("a text of more than {MAX_TEXT_BYTES} bytes")),
         false => Constant::Text(parts.join(separator)),
     }
 }
 
-fn absent(subject: &str) -> Constant {
-    Constant::unknown(format!("{subject}, which is not there"))
+fn missing_part(subject: &str) -> Constant {
+    Constant::unknown(format!("{subject}, which does not exist"))
 }
 
-/// A reference as text.
-fn written(steps: &[Step]) -> String {
+/// A reference as text, for people.
+fn reference_text(steps: &[Step]) -> String {
     let mut text = String::new();
     for step in steps.iter().take(8) {
         match step {
@@ -577,9 +585,9 @@ fn written(steps: &[Step]) -> String {
 }
 
 /// Returns true for a literal number, boolean or null.
-pub(super) fn is_other_than_text(expression: &Expression) -> bool {
+pub(super) fn is_non_text_literal(expression: &Expression) -> bool {
     match expression {
-        Expression::Parenthesis(inner) => is_other_than_text(inner.inner()),
+        Expression::Parenthesis(inner) => is_non_text_literal(inner.inner()),
         other => matches!(other, Expression::Null(_) | Expression::Bool(_) | Expression::Number(_)),
     }
 }
@@ -597,10 +605,10 @@ pub(super) fn reference(expression: &Expression) -> Vec<String> {
                 | TraversalOperator::Index(_)
                 | TraversalOperator::LegacyIndex(_) => None,
             };
-            let rest = traversal.operators.iter().map_while(|operator| attribute(operator));
-            std::iter::once(first.as_str().to_owned()).chain(rest).collect()
+            let names = traversal.operators.iter().map_while(|operator| attribute(operator));
+            std::iter::once(first.as_str().to_owned()).chain(names).collect()
         }
-        // The form before 0.12, which is still accepted.
+        // A reference as a string: the syntax before Terraform 0.12, which clients still accept.
         Expression::String(text) => reference_in(text),
         _ => Vec::new(),
     }

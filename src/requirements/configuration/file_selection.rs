@@ -2,21 +2,21 @@
 
 use super::super::request::ClientKind;
 use super::super::{Files, Unreadable};
-use super::FolderRole;
+use super::ModuleRole;
 
 /// A file that is read.
 pub(super) struct SelectedFile<'a> {
-    /// Its path.
+    /// The path of the file.
     pub(super) path: String,
-    /// Its text.
+    /// The text of the file.
     pub(super) text: Result<&'a str, Unreadable>,
-    /// Its role in the folder.
-    pub(super) kind: Kind,
+    /// The role of the file in its folder.
+    pub(super) role: FileRole,
 }
 
 /// Role of a file in its folder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Kind {
+pub(super) enum FileRole {
     /// A primary file.
     Primary,
     /// An override file; read after all primary ones.
@@ -25,9 +25,9 @@ pub(super) enum Kind {
     Test,
 }
 
-/// Endings of configuration files; OpenTofu's first, because they replace the others.
+/// Endings of configuration files, `(OpenTofu, Terraform)`. For OpenTofu, a file with its own ending replaces the other.
 const CONFIGURATION: [(&str, &str); 2] = [(".tofu", ".tf"), (".tofu.json", ".tf.json")];
-/// Endings of test files.
+/// Endings of test files, `(OpenTofu, Terraform)`.
 const TESTS: [(&str, &str); 2] = [(".tofutest.hcl", ".tftest.hcl"), (".tofutest.json", ".tftest.json")];
 /// The second folder of tests, besides the root itself.
 pub(in super::super) const TEST_FOLDER: &str = "tests";
@@ -51,46 +51,47 @@ pub(in super::super) fn is_for_opentofu_only(name: &str) -> bool {
 pub(super) fn in_folder<'a>(
     files: &'a Files,
     folder: &str,
-    role: FolderRole,
+    role: ModuleRole,
     client: ClientKind,
 ) -> Vec<SelectedFile<'a>> {
-    let mut read = Vec::new();
-    add(&mut read, files, folder, &CONFIGURATION, client);
-    if role == FolderRole::Root {
-        add(&mut read, files, folder, &TESTS, client);
-        add(&mut read, files, &below(folder, TEST_FOLDER), &TESTS, client);
+    let mut selected = Vec::new();
+    select(&mut selected, files, folder, &CONFIGURATION, client);
+    if role == ModuleRole::Root {
+        select(&mut selected, files, folder, &TESTS, client);
+        select(&mut selected, files, &join(folder, TEST_FOLDER), &TESTS, client);
     }
-    read.sort_by(|a, b| (a.kind, &a.path).cmp(&(b.kind, &b.path)));
-    read
+    selected.sort_by(|a, b| (a.role, &a.path).cmp(&(b.role, &b.path)));
+    selected
 }
 
-fn add<'a>(
-    read: &mut Vec<SelectedFile<'a>>,
+/// Adds the files of a folder that have one of these endings and that the client reads.
+fn select<'a>(
+    selected: &mut Vec<SelectedFile<'a>>,
     files: &'a Files,
     folder: &str,
     endings: &[(&str, &str)],
     client: ClientKind,
 ) {
     for (name, text) in files.in_folder(folder) {
-        let takes = |(tofu, terraform): &(&str, &str)| {
+        let stem_if_read = |(tofu, terraform): &(&str, &str)| {
             if let Some(stem) = name.strip_suffix(tofu) {
                 return (client == ClientKind::Opentofu).then(|| stem.to_owned());
             }
             let stem = name.strip_suffix(terraform)?;
-            let other = below(folder, &format!("{stem}{tofu}"));
-            let is_replaced = client == ClientKind::Opentofu && files.get(&other).is_some();
+            let replacement = join(folder, &format!("{stem}{tofu}"));
+            let is_replaced = client == ClientKind::Opentofu && files.get(&replacement).is_some();
             (!is_replaced).then(|| stem.to_owned())
         };
-        let Some(stem) = endings.iter().find_map(takes) else { continue };
-        let kind = match () {
-            () if endings == TESTS => Kind::Test,
-            () if stem == "override" || stem.ends_with("_override") => Kind::Override,
-            () => Kind::Primary,
+        let Some(stem) = endings.iter().find_map(stem_if_read) else { continue };
+        let role = match () {
+            () if endings == TESTS => FileRole::Test,
+            () if stem == "override" || stem.ends_with("_override") => FileRole::Override,
+            () => FileRole::Primary,
         };
-        read.push(SelectedFile { path: below(folder, name), text, kind });
+        selected.push(SelectedFile { path: join(folder, name), text, role });
     }
 }
 
-fn below(folder: &str, name: &str) -> String {
+fn join(folder: &str, name: &str) -> String {
     if folder.is_empty() { name.to_owned() } else { format!("{folder}/{name}") }
 }

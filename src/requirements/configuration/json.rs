@@ -22,7 +22,7 @@ impl<'a> Json<'a> {
         Ok(Self { file, lines, raw })
     }
 
-    /// The line of its first character.
+    /// The line of the value's first character.
     pub(super) fn line(&self) -> usize {
         // The value borrows from the file, so the difference of the pointers is its offset.
         let offset = self.raw.get().as_ptr().addr().saturating_sub(self.file.as_ptr().addr());
@@ -42,8 +42,8 @@ impl<'a> Json<'a> {
     pub(super) fn items(self) -> Vec<Self> {
         match self.raw.get().starts_with('[') {
             true => {
-                let parts: Vec<&'a RawValue> = serde_json::from_str(self.raw.get()).unwrap_or_default();
-                parts.into_iter().map(|raw| Self { raw, ..self }).collect()
+                let items: Vec<&'a RawValue> = serde_json::from_str(self.raw.get()).unwrap_or_default();
+                items.into_iter().map(|raw| Self { raw, ..self }).collect()
             }
             false => vec![self],
         }
@@ -61,7 +61,7 @@ impl<'a> Json<'a> {
         self.raw.get().starts_with('"')
     }
 
-    /// A text; a number or boolean as its text.
+    /// The text of a string, a number or a boolean; `None` for any other value.
     pub(super) fn text(&self) -> Option<String> {
         let raw = self.raw.get();
         match raw.as_bytes().first() {
@@ -74,13 +74,13 @@ impl<'a> Json<'a> {
 
 /// Checks that a file is JSON.
 pub(super) fn check(file: &str) -> Result<&RawValue, BadHcl> {
-    if file.len() > hcl::LARGEST {
+    if file.len() > hcl::MAX_FILE_BYTES {
         return Err(BadHcl::TooLarge(file.len()));
     }
     serde_json::from_str(file).map_err(|error| BadHcl::Syntax {
         line: error.line().max(1),
         column: error.column(),
-        reason: "it is not JSON from here on".to_owned(),
+        reason: "the file is not JSON from here on".to_owned(),
     })
 }
 
@@ -90,9 +90,9 @@ struct Members<'a>(Vec<(String, &'a RawValue)>);
 
 impl<'de> Deserialize<'de> for Members<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Each;
+        struct MembersVisitor;
 
-        impl<'de> Visitor<'de> for Each {
+        impl<'de> Visitor<'de> for MembersVisitor {
             type Value = Members<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -108,6 +108,6 @@ impl<'de> Deserialize<'de> for Members<'de> {
             }
         }
 
-        deserializer.deserialize_map(Each)
+        deserializer.deserialize_map(MembersVisitor)
     }
 }

@@ -19,10 +19,10 @@ use std::fmt;
 
 pub(super) use self::expression::Inputs;
 pub(super) use self::file_selection::{TEST_FOLDER, is_configuration, is_for_opentofu_only, is_test};
-pub(super) use self::provider::checked;
+pub(super) use self::provider::check_name;
 pub(super) use self::source::{ModuleSource, without_secrets};
 pub use self::values::GivenValues;
-pub(super) use self::values::keep_deciding_values as forget_other_values;
+pub(super) use self::values::keep_deciding_values;
 use super::Files;
 use super::request::ClientKind;
 use crate::address::{Constraint, ModuleConstraint, ProviderAddress};
@@ -32,9 +32,9 @@ use crate::address::{Constraint, ModuleConstraint, ProviderAddress};
 pub(super) struct Module {
     /// The called modules.
     pub(super) calls: Vec<ModuleCall>,
-    /// The required providers: one entry for each place.
-    pub(super) needs: Vec<ProviderRequirement>,
-    /// The variables whose values decide which modules it calls.
+    /// The required providers: one entry for each location.
+    pub(super) provider_requirements: Vec<ProviderRequirement>,
+    /// The variables whose values decide which modules the folder calls.
     pub(super) inputs: BTreeSet<String>,
     /// Problems, and unreadable parts.
     pub(super) problems: Vec<Problem>,
@@ -67,7 +67,7 @@ pub(super) struct ProviderRequirement {
 /// A configuration problem that clients would refuse, or that cannot be decided here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Problem {
-    /// Its subject: a source as written, a file.
+    /// The source as written, the block or the file with the problem.
     pub(super) subject: String,
     /// The problem, and the remedy.
     pub(super) reason: String,
@@ -78,9 +78,9 @@ pub(super) struct Problem {
 /// A line of a file, from 1.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct SourceLine {
-    /// Its path, with the module for a file of a module.
+    /// The path of the file; for a file of a registry module, after the module's name.
     pub(super) file: String,
-    /// Its line.
+    /// The number of the line.
     pub(super) line: usize,
 }
 
@@ -90,32 +90,39 @@ impl fmt::Display for SourceLine {
     }
 }
 
-/// Role of a folder for its client.
+/// Role of a module in a configuration, as the clients call it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum FolderRole {
-    /// A root, where `init` runs: its tests are read too.
+pub(super) enum ModuleRole {
+    /// The root module, where `init` runs: its test files are read too.
     Root,
-    /// A called module.
-    Called,
+    /// A module that another one calls.
+    Child,
 }
 
-/// Reads a folder. `within` names the package that the files are of, for people; it is empty for a user's own. `inputs`
-/// are the values that its variables are given where it is called; those of a root stand in files beside it.
+/// The `package_prefix` of a user's own files, which are in no package.
+pub(super) const NO_PACKAGE: &str = "";
+
+/// Reads the module in a folder. `package_prefix` precedes the paths of files in problems and locations. `inputs` are the
+/// values that a caller gives to the variables of a child module; a root has its values in files.
 pub(super) fn read(
     files: &Files,
     folder: &str,
-    role: FolderRole,
+    role: ModuleRole,
     client: ClientKind,
-    within: &str,
+    package_prefix: &str,
     inputs: &Inputs,
 ) -> Module {
-    let read = file_selection::in_folder(files, folder, role, client);
-    let mut declared = declarations::Declarations::default();
-    for file in read {
-        let shown = format!("{within}{}", file.path);
-        if declared.is_too_much() {
-            let reason = "too much is declared in the files before it: larder does not read it".to_owned();
-            declared.problem(Problem { subject: shown.clone(), reason, location: SourceLine { file: shown, line: 1 } });
+    let selected = file_selection::in_folder(files, folder, role, client);
+    let mut declarations = declarations::Declarations::default();
+    for file in selected {
+        let shown = format!("{package_prefix}{}", file.path);
+        if declarations.exceed_limit() {
+            let reason = "the files before this one declare too much: larder does not read this file".to_owned();
+            declarations.add_problem(Problem {
+                subject: shown.clone(),
+                reason,
+                location: SourceLine { file: shown, line: 1 },
+            });
             continue;
         }
         let parsed = file
@@ -123,16 +130,16 @@ pub(super) fn read(
             .map_err(|reason| (reason.to_string(), 1))
             .and_then(|text| block::Parsed::read(&file.path, text).map_err(|bad| (bad.to_string(), bad.line())));
         match parsed {
-            Ok(parsed) => declared.add(&parsed.body(), file.kind, &shown),
-            Err((reason, line)) => declared.problem(Problem {
+            Ok(parsed) => declarations.add(&parsed.body(), file.role, &shown),
+            Err((reason, line)) => declarations.add_problem(Problem {
                 subject: shown.clone(),
-                reason: format!("{reason}: larder does not read it"),
+                reason: format!("{reason}: larder does not read this file"),
                 location: SourceLine { file: shown, line },
             }),
         }
     }
     match role {
-        FolderRole::Root => module::of(declared, role, client, &values::of_root(files, folder)),
-        FolderRole::Called => module::of(declared, role, client, inputs),
+        ModuleRole::Root => module::interpret(declarations, role, client, &values::values_of_root(files, folder)),
+        ModuleRole::Child => module::interpret(declarations, role, client, inputs),
     }
 }

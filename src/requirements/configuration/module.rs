@@ -7,79 +7,88 @@ use super::declarations::{Declarations, ImportBlock, ModuleCallBlock, RequiredPr
 use super::expression::{Constant, Inputs, Scope};
 use super::provider::{self, ProviderReference};
 use super::source::{self, ModuleSource};
-use super::{FolderRole, Module, ModuleCall, Problem, ProviderRequirement, SourceLine, required_version};
+use super::{Module, ModuleCall, ModuleRole, Problem, ProviderRequirement, SourceLine, required_version};
 use crate::address::{Constraint, ModuleConstraint, ProviderAddress};
 
-/// Interprets declarations; `inputs` are the values of its variables.
-pub(super) fn of(mut declared: Declarations, role: FolderRole, client: ClientKind, inputs: &Inputs) -> Module {
-    let mut problems = std::mem::take(&mut declared.problems);
-    problems.extend(required_version::problems(&declared.required_versions, client));
-    let mut reading = ModuleReader {
+/// Interprets the declarations of a folder; `inputs` are the values of its variables.
+pub(super) fn interpret(
+    mut declarations: Declarations,
+    role: ModuleRole,
+    client: ClientKind,
+    inputs: &Inputs,
+) -> Module {
+    let mut problems = std::mem::take(&mut declarations.problems);
+    problems.extend(required_version::problems(&declarations.required_versions, client));
+    let mut reader = ModuleReader {
         client,
-        names: BTreeMap::new(),
-        reported: HashSet::new(),
+        local_names: BTreeMap::new(),
+        recorded: HashSet::new(),
         module: Module { problems, ..Module::default() },
     };
-    for (name, required) in &declared.required {
-        reading.required(name, required);
+    for (name, required) in &declarations.required_providers {
+        reader.add_required_provider(name, required);
     }
-    for ((name, _), configured) in &declared.configured {
-        let (version, location) = match &configured.version {
+    for ((name, _), provider_block) in &declarations.provider_blocks {
+        let (version, location) = match &provider_block.version {
             Some((version, location)) => (Some(version), location),
-            None => (None, &configured.location),
+            None => (None, &provider_block.location),
         };
-        if let Err(reason) = provider::checked_local_name(name) {
-            reading.add_problem(&format!("provider {name:?}"), reason, location);
+        if let Err(reason) = provider::check_local_name(name) {
+            reader.add_problem(&format!("provider {name:?}"), reason, location);
             continue;
         }
-        reading.need_with_version(name, version, location);
+        reader.require_with_version(name, version, location);
     }
     if client == ClientKind::Opentofu {
         // Terraform installs nothing for providers that only a test configures.
-        declared
-            .configured_by_tests
+        declarations
+            .provider_blocks_in_tests
             .iter()
-            .for_each(|(name, location)| reading.need_with_version(name, None, location));
+            .for_each(|(name, location)| reader.require_with_version(name, None, location));
     }
-    for user in declared.users.values() {
-        match &user.provider {
-            Some(name) => reading.need_by_local_name(name, &user.location),
-            None => reading.need_with_version(provider::implied_by(&user.type_), None, &user.location),
+    for provider_use in declarations.provider_uses.values() {
+        match &provider_use.provider {
+            Some(name) => reader.require_by_local_name(name, &provider_use.location),
+            None => {
+                reader.require_with_version(provider::implied_by(&provider_use.type_), None, &provider_use.location)
+            }
         }
     }
-    for import in &declared.imports {
-        if role == FolderRole::Called {
-            reading.add_problem("import", "clients refuse it in a module that is called".to_owned(), &import.location);
+    for import in &declarations.imports {
+        if role == ModuleRole::Child {
+            reader.add_problem(
+                "import",
+                "clients refuse an import block in a module that another one calls".to_owned(),
+                &import.location,
+            );
             continue;
         }
-        if !import
-            .target
-            .first()
-            .is_some_and(|to| declared.users.contains_key(&format!("resource.{to}.{}", last(import))))
-        {
-            reading.imported(import);
+        if !import.target.first().is_some_and(|type_| {
+            declarations.provider_uses.contains_key(&format!("resource.{type_}.{}", resource_name(import)))
+        }) {
+            reader.require_imported(import);
         }
     }
-    let scope = Scope::new(client, role, &declared.variables, &declared.locals, inputs);
-    for (name, calling) in &declared.calls {
-        reading.call(&format!("module {name:?}"), calling, &scope);
+    let scope = Scope::new(client, role, &declarations.variables, &declarations.locals, inputs);
+    for (name, call_block) in &declarations.calls {
+        reader.call(&format!("module {name:?}"), call_block, &scope);
     }
-    for (name, calling) in &declared.test_calls {
+    for (name, call_block) in &declarations.test_calls {
         // Clients do not evaluate the modules of tests.
-        reading.call(name, calling, &Scope::empty());
+        reader.call(name, call_block, &Scope::empty());
     }
-    reading.module.inputs = deciding(&declared, client);
-    reading.module.problems.sort_by(|a, b| a.location.cmp(&b.location));
-    reading.module
+    reader.module.inputs = deciding_variables(&declarations, client);
+    reader.module.problems.sort_by(|a, b| a.location.cmp(&b.location));
+    reader.module
 }
 
 /// The variables whose values decide which modules are called.
-fn deciding(declared: &Declarations, client: ClientKind) -> BTreeSet<String> {
-    let (mut seen, mut variables) = (BTreeSet::new(), BTreeSet::new());
+fn deciding_variables(declarations: &Declarations, client: ClientKind) -> BTreeSet<String> {
+    let (mut visited_locals, mut variables) = (BTreeSet::new(), BTreeSet::new());
     match client {
         ClientKind::Terraform => {
             variables.extend(
-                declared
+                declarations
                     .variables
                     .iter()
                     .filter(|(_, variable)| variable.is_const == Some(true))
@@ -87,9 +96,10 @@ fn deciding(declared: &Declarations, client: ClientKind) -> BTreeSet<String> {
             );
         }
         ClientKind::Opentofu => {
-            let calls = declared.calls.values().chain(declared.test_calls.iter().map(|(_, calling)| calling));
-            for (formula, _) in calls.flat_map(|calling| calling.source.iter().chain(&calling.version)) {
-                formula.add_variables(&declared.locals, &mut seen, &mut variables);
+            let calls =
+                declarations.calls.values().chain(declarations.test_calls.iter().map(|(_, call_block)| call_block));
+            for (formula, _) in calls.flat_map(|call_block| call_block.source.iter().chain(&call_block.version)) {
+                formula.add_variables(&declarations.locals, &mut visited_locals, &mut variables);
             }
         }
     }
@@ -97,16 +107,16 @@ fn deciding(declared: &Declarations, client: ClientKind) -> BTreeSet<String> {
 }
 
 /// The resource's name in an import address.
-fn last(import: &ImportBlock) -> &str {
+fn resource_name(import: &ImportBlock) -> &str {
     import.target.get(1).map(String::as_str).unwrap_or_default()
 }
 
 struct ModuleReader {
     client: ClientKind,
-    /// `required_providers` by local name.
-    names: BTreeMap<String, ProviderReference>,
-    /// Recorded requirements; only the first location of each is kept.
-    reported: HashSet<(ProviderAddress, Option<Constraint>)>,
+    /// The providers in `required_providers`, by local name.
+    local_names: BTreeMap<String, ProviderReference>,
+    /// The recorded requirements: only the first location of each is recorded.
+    recorded: HashSet<(ProviderAddress, Option<Constraint>)>,
     module: Module,
 }
 
@@ -115,41 +125,43 @@ impl ModuleReader {
         self.module.problems.push(Problem { subject: subject.to_owned(), reason, location: location.clone() });
     }
 
-    fn required(&mut self, name: &str, RequiredProvider { source, version, location }: &RequiredProvider) {
+    /// Adds an entry of `required_providers`.
+    fn add_required_provider(&mut self, name: &str, RequiredProvider { source, version, location }: &RequiredProvider) {
         let subject = format!("provider {name:?}");
-        if let Err(reason) = provider::checked_local_name(name) {
+        if let Err(reason) = provider::check_local_name(name) {
             return self.add_problem(&subject, reason, location);
         }
-        let named = match source {
-            None => provider::of_local_name(name, self.client),
-            Some(Constant::Text(source)) => provider::of_source(source, self.client),
-            Some(_) => Err("its source is not a plain string, and clients take nothing else".to_owned()),
+        let provider = match source {
+            None => provider::from_local_name(name, self.client),
+            Some(Constant::Text(source)) => provider::parse_source(source, self.client),
+            Some(_) => Err("its source is not a plain string, and clients accept nothing else".to_owned()),
         };
-        match named {
-            Ok(named) => {
-                self.names.insert(name.to_owned(), named.clone());
-                self.add_requirement(&subject, &named, version.as_ref(), location);
+        match provider {
+            Ok(provider) => {
+                self.local_names.insert(name.to_owned(), provider.clone());
+                self.add_requirement(&subject, &provider, version.as_ref(), location);
             }
             Err(reason) => self.add_problem(&subject, reason, location),
         }
     }
 
-    /// Requires the provider of an explicit local name.
-    fn need_by_local_name(&mut self, name: &str, location: &SourceLine) {
-        match provider::checked_local_name(name) {
-            Ok(()) => self.need_with_version(name, None, location),
+    /// Requires the provider with a local name that the configuration writes out.
+    fn require_by_local_name(&mut self, name: &str, location: &SourceLine) {
+        match provider::check_local_name(name) {
+            Ok(()) => self.require_with_version(name, None, location),
             Err(reason) => self.add_problem(&format!("provider {name:?}"), reason, location),
         }
     }
 
-    fn need_with_version(&mut self, name: &str, version: Option<&Constant>, location: &SourceLine) {
+    /// Requires the provider with a local name, and a version of it where one is given.
+    fn require_with_version(&mut self, name: &str, version: Option<&Constant>, location: &SourceLine) {
         let subject = format!("provider {name:?}");
-        let named = match self.names.get(name) {
-            Some(named) => Ok(named.clone()),
-            None => provider::of_local_name(name, self.client),
+        let provider = match self.local_names.get(name) {
+            Some(provider) => Ok(provider.clone()),
+            None => provider::from_local_name(name, self.client),
         };
-        match named {
-            Ok(named) => self.add_requirement(&subject, &named, version, location),
+        match provider {
+            Ok(provider) => self.add_requirement(&subject, &provider, version, location),
             Err(reason) => self.add_problem(&subject, reason, location),
         }
     }
@@ -157,7 +169,7 @@ impl ModuleReader {
     fn add_requirement(
         &mut self,
         subject: &str,
-        named: &ProviderReference,
+        reference: &ProviderReference,
         version: Option<&Constant>,
         location: &SourceLine,
     ) {
@@ -168,16 +180,16 @@ impl ModuleReader {
                 Err(bad) => return self.add_problem(subject, bad.to_string(), location),
             },
             Some(Constant::List(_) | Constant::Object(_) | Constant::Unknown(_)) => {
-                let reason = "its version is not a plain string, and clients take nothing else";
+                let reason = "its version is not a plain string, and clients accept nothing else";
                 return self.add_problem(subject, reason.to_owned(), location);
             }
         };
-        match (named, versions) {
+        match (reference, versions) {
             (ProviderReference::Provider(provider), versions) => {
-                if !self.reported.insert((provider.clone(), versions.clone())) {
+                if !self.recorded.insert((provider.clone(), versions.clone())) {
                     return;
                 }
-                self.module.needs.push(ProviderRequirement {
+                self.module.provider_requirements.push(ProviderRequirement {
                     provider: provider.clone(),
                     versions,
                     location: location.clone(),
@@ -187,69 +199,80 @@ impl ModuleReader {
             (ProviderReference::BuiltIn, Some(_)) => {
                 self.add_problem(
                     subject,
-                    "it is part of the client, which has no choice of versions".to_owned(),
+                    "the provider is part of the client, and has no versions to choose from".to_owned(),
                     location,
                 );
             }
         }
     }
 
-    fn imported(&mut self, ImportBlock { target, provider, location }: &ImportBlock) {
-        let mut to = target.as_slice();
-        while let [module, _, rest @ ..] = to
+    /// Requires the provider of an `import` block.
+    fn require_imported(&mut self, ImportBlock { target, provider, location }: &ImportBlock) {
+        let mut address = target.as_slice();
+        while let [module, _, rest @ ..] = address
             && module == "module"
         {
             // Terraform ignores imports into called modules.
             if self.client == ClientKind::Terraform {
                 return;
             }
-            to = rest;
+            address = rest;
         }
-        let name = match (provider, to.first()) {
+        let name = match (provider, address.first()) {
             (Some(name), _) => name.as_str(),
             (None, Some(type_)) => provider::implied_by(type_),
             (None, None) => return,
         };
-        self.need_with_version(name, None, location);
+        self.require_with_version(name, None, location);
     }
 
-    fn call(&mut self, name: &str, calling: &ModuleCallBlock, scope: &Scope<'_>) {
-        let Some((source, location)) = &calling.source else {
-            return self.add_problem(name, "it has no source".to_owned(), &calling.location);
+    /// Adds a module call.
+    fn call(&mut self, name: &str, call_block: &ModuleCallBlock, scope: &Scope<'_>) {
+        let Some((source, location)) = &call_block.source else {
+            return self.add_problem(name, "the module call has no source".to_owned(), &call_block.location);
         };
-        let given = match scope.value(source) {
-            Constant::Text(given) => given,
-            other => return self.add_problem(name, not_known("source", &other), location),
+        let source = match scope.value(source) {
+            Constant::Text(source) => source,
+            other => return self.add_problem(name, unknown_reason("source", &other), location),
         };
-        let versions = match &calling.version {
+        let versions = match &call_block.version {
             None => None,
             Some((version, location)) => match scope.value(version) {
                 Constant::Null => None,
                 Constant::Text(version) => match ModuleConstraint::parse(&version) {
                     Ok(versions) => Some(versions),
-                    Err(bad) => return self.add_problem(&source::without_secrets(&given), bad.to_string(), location),
+                    Err(bad) => return self.add_problem(&source::without_secrets(&source), bad.to_string(), location),
                 },
                 other => {
-                    return self.add_problem(&source::without_secrets(&given), not_known("version", &other), location);
+                    return self.add_problem(
+                        &source::without_secrets(&source),
+                        unknown_reason("version", &other),
+                        location,
+                    );
                 }
             },
         };
-        let has_version = calling.has_version_beside_source || versions.is_some();
-        let inputs = calling.arguments.iter().map(|(name, value)| (name.clone(), scope.value(value))).collect();
-        match ModuleSource::parse(&given, has_version, self.client) {
-            Ok(source) => {
+        let has_version = call_block.has_version_beside_source || versions.is_some();
+        let inputs = call_block.arguments.iter().map(|(name, value)| (name.clone(), scope.value(value))).collect();
+        match ModuleSource::parse(&source, has_version, self.client) {
+            Ok(module_source) => {
                 let versions = versions.unwrap_or_default();
-                self.module.calls.push(ModuleCall { source, versions, inputs, location: location.clone() });
+                self.module.calls.push(ModuleCall {
+                    source: module_source,
+                    versions,
+                    inputs,
+                    location: location.clone(),
+                });
             }
-            Err(reason) => self.add_problem(&source::without_secrets(&given), reason, location),
+            Err(reason) => self.add_problem(&source::without_secrets(&source), reason, location),
         }
     }
 }
 
 /// The reason why a source or version is unknown, and the remedy.
-fn not_known(subject: &str, value: &Constant) -> String {
+fn unknown_reason(subject: &str, value: &Constant) -> String {
     match value {
         Constant::Unknown(depends_on) => format!("its {subject} depends on {depends_on}"),
-        _ => format!("its {subject} is not a string, and clients take nothing else"),
+        _ => format!("its {subject} is not a string, and clients accept nothing else"),
     }
 }

@@ -29,8 +29,8 @@ pub(in super::super) fn default_host(client: ClientKind) -> &'static str {
 ///
 /// # Errors
 /// The reason why clients refuse it.
-pub(super) fn of_source(given: &str, client: ClientKind) -> Result<ProviderReference, String> {
-    let parts: Vec<&str> = given.split('/').collect();
+pub(super) fn parse_source(source: &str, client: ClientKind) -> Result<ProviderReference, String> {
+    let parts: Vec<&str> = source.split('/').collect();
     let (host, namespace, type_) = match parts.as_slice() {
         [type_] => (default_host(client), DEFAULT_NAMESPACE, *type_),
         [namespace, type_] => (default_host(client), *namespace, *type_),
@@ -43,8 +43,8 @@ pub(super) fn of_source(given: &str, client: ClientKind) -> Result<ProviderRefer
             type_.trim_start_matches("terraform-provider-")
         ));
     }
-    for part in [namespace, type_] {
-        checked(part)?;
+    for name in [namespace, type_] {
+        check_name(name)?;
     }
     let address = |host: &str| {
         Ok(ProviderAddress {
@@ -54,9 +54,9 @@ pub(super) fn of_source(given: &str, client: ClientKind) -> Result<ProviderRefer
         })
     };
     let address = address(host).map_err(|bad: crate::address::BadAddress| bad.to_string())?;
-    let is = (address.host.as_str(), address.namespace.as_str(), address.type_.as_str());
-    match is {
-        is if is == BUILT_IN => Ok(ProviderReference::BuiltIn),
+    let names = (address.host.as_str(), address.namespace.as_str(), address.type_.as_str());
+    match names {
+        names if names == BUILT_IN => Ok(ProviderReference::BuiltIn),
         (host, namespace, type_) if (host, namespace) == (BUILT_IN.0, BUILT_IN.1) => {
             Err(format!("no client has a built-in provider named {type_:?}"))
         }
@@ -64,16 +64,16 @@ pub(super) fn of_source(given: &str, client: ClientKind) -> Result<ProviderRefer
     }
 }
 
-/// The provider of a local name without an entry.
+/// The provider of a local name that has no entry in `required_providers`.
 ///
 /// # Errors
 /// The reason why clients refuse it.
-pub(super) fn of_local_name(name: &str, client: ClientKind) -> Result<ProviderReference, String> {
+pub(super) fn from_local_name(name: &str, client: ClientKind) -> Result<ProviderReference, String> {
     match name {
         "terraform" => Ok(ProviderReference::BuiltIn),
-        // A provider name has no underscore: it would be read as something else.
+        // A name with a slash would be parsed as an address.
         name if name.contains('/') => Err(format!("{name:?} is not a provider name")),
-        name => of_source(name, client),
+        name => parse_source(name, client),
     }
 }
 
@@ -81,9 +81,9 @@ pub(super) fn of_local_name(name: &str, client: ClientKind) -> Result<ProviderRe
 ///
 /// # Errors
 /// The reason why clients refuse it.
-pub(in super::super) fn checked(part: &str) -> Result<(), String> {
-    if part.contains('_') || part.contains("--") || part.starts_with('-') || part.ends_with('-') {
-        return Err(format!("{part:?} is not a provider name: it may hold letters, digits, and single - between them"));
+pub(in super::super) fn check_name(name: &str) -> Result<(), String> {
+    if name.contains('_') || name.contains("--") || name.starts_with('-') || name.ends_with('-') {
+        return Err(format!("{name:?} is not a provider name: a name has letters, digits, and single - between them"));
     }
     Ok(())
 }
@@ -92,11 +92,11 @@ pub(in super::super) fn checked(part: &str) -> Result<(), String> {
 ///
 /// # Errors
 /// The reason why clients refuse it.
-pub(super) fn checked_local_name(name: &str) -> Result<(), String> {
+pub(super) fn check_local_name(name: &str) -> Result<(), String> {
     if name.chars().any(char::is_uppercase) {
-        return Err(format!("clients take {name:?} in lower case only"));
+        return Err(format!("clients accept {name:?} in lower case only"));
     }
-    checked(name)
+    check_name(name)
 }
 
 /// The local name implied by a resource type: the part before its first underscore.

@@ -7,10 +7,10 @@ use super::declarations::LocatedValue;
 use super::expression::Constant;
 use crate::address::{ModuleConstraint, Version};
 
-/// The term used in messages.
-const WHAT: &str = "required_version";
+/// The subject of these problems.
+const SUBJECT: &str = "required_version";
 
-/// The first release of a client with today's installation from mirrors.
+/// The name of a client, and its first release that installs from mirrors as today.
 fn oldest(client: ClientKind) -> (&'static str, &'static str) {
     match client {
         ClientKind::Terraform => ("Terraform", "0.13.0"),
@@ -19,38 +19,39 @@ fn oldest(client: ClientKind) -> (&'static str, &'static str) {
 }
 
 /// Problems of one folder's constraints.
-pub(super) fn problems(written: &[LocatedValue], client: ClientKind) -> Vec<Problem> {
+pub(super) fn problems(values: &[LocatedValue], client: ClientKind) -> Vec<Problem> {
     let (mut problems, mut constraints) = (Vec::new(), Vec::new());
-    for (value, location) in written {
+    for (value, location) in values {
         let constraint = match value {
             Constant::Null => continue,
             Constant::Text(text) => ModuleConstraint::parse(text).map_err(|_| {
                 format!(
-                    "{text:?} is none: between commas stand conditions like >= 1.2, < 2.0 and ~> 1.5, and nothing else"
+                    "{text:?} is not a constraint: write conditions like >= 1.2, < 2.0 or ~> 1.5 between commas, and nothing else"
                 )
             }),
             Constant::List(_) | Constant::Object(_) | Constant::Unknown(_) => {
-                Err("it is not a plain string, and clients take nothing else".to_owned())
+                Err("required_version is not a plain string, and clients accept nothing else".to_owned())
             }
         };
         match constraint {
             Ok(constraint) if constraint.names_a_pre_release() => {
-                let reason = "clients refuse pre-releases in it".to_owned();
-                problems.push(Problem { subject: WHAT.to_owned(), reason, location: location.clone() });
+                let reason = "clients refuse pre-releases in required_version".to_owned();
+                problems.push(Problem { subject: SUBJECT.to_owned(), reason, location: location.clone() });
             }
             Ok(constraint) => constraints.push((constraint, location)),
-            Err(reason) => problems.push(Problem { subject: WHAT.to_owned(), reason, location: location.clone() }),
+            Err(reason) => problems.push(Problem { subject: SUBJECT.to_owned(), reason, location: location.clone() }),
         }
     }
     let (name, oldest) = oldest(client);
-    let all: Vec<ModuleConstraint> = constraints.iter().map(|(constraint, _)| constraint.clone()).collect();
-    let can_be_met = Version::parse(oldest).is_ok_and(|oldest| ModuleConstraint::could_all_be_met_from(&oldest, &all));
+    let all_constraints: Vec<ModuleConstraint> = constraints.iter().map(|(constraint, _)| constraint.clone()).collect();
+    let can_be_met =
+        Version::parse(oldest).is_ok_and(|oldest| ModuleConstraint::could_all_be_met_from(&oldest, &all_constraints));
     if let (false, Some((_, location))) = (can_be_met, constraints.first()) {
-        let constraint_list = all.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        let constraint_list = all_constraints.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         let reason = format!(
-            "no {name} from {oldest} on is {constraint_list}: choose another version of what says so, or change it"
+            "no {name} from {oldest} on matches {constraint_list}: choose another version of the module that requires this, or change the constraint"
         );
-        problems.push(Problem { subject: WHAT.to_owned(), reason, location: (*location).clone() });
+        problems.push(Problem { subject: SUBJECT.to_owned(), reason, location: (*location).clone() });
     }
     problems
 }

@@ -4,23 +4,23 @@ use super::super::request::ClientKind;
 use super::provider::default_host;
 use crate::address::{Hostname, ModuleAddress, ModuleName, System};
 
-/// Hosts that are not registries, although sources look like registry addresses.
-const NO_REGISTRIES: [&str; 2] = ["github.com", "bitbucket.org"];
+/// Hosts that are not registries, although sources on them look like registry addresses.
+const NOT_REGISTRIES: [&str; 2] = ["github.com", "bitbucket.org"];
 /// The longest accepted source, in bytes.
-const LONGEST: usize = 2048;
-/// Shown length of a source, in characters.
-const SHOWN: usize = 200;
+const MAX_SOURCE_BYTES: usize = 2048;
+/// The maximum length of a source in messages, in characters.
+const MAX_SHOWN_CHARS: usize = 200;
 
 /// The source of a module.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in super::super) enum ModuleSource {
     /// A folder relative to the caller: it begins with `./` or `../`.
     Local(String),
-    /// A registry.
+    /// A module of a registry.
     Registry {
         /// The module.
         module: ModuleAddress,
-        /// The folder below the registry's own; empty for that one.
+        /// The folder of the module, below the one that the registry names; empty for that folder itself.
         subdir: String,
     },
 }
@@ -30,48 +30,51 @@ impl ModuleSource {
     ///
     /// # Errors
     /// The reason why no registry provides it, and the remedy.
-    pub(super) fn parse(given: &str, has_version: bool, client: ClientKind) -> Result<Self, String> {
-        if given.len() > LONGEST {
-            return Err(format!("it is longer than {LONGEST} bytes"));
+    pub(super) fn parse(source: &str, has_version: bool, client: ClientKind) -> Result<Self, String> {
+        if source.len() > MAX_SOURCE_BYTES {
+            return Err(format!("the source is longer than {MAX_SOURCE_BYTES} bytes"));
         }
-        let is_local = ["./", "../", ".\\", "..\\"].iter().any(|start| given.starts_with(start));
+        let is_local = ["./", "../", ".\\", "..\\"].iter().any(|start| source.starts_with(start));
         match (is_local, has_version) {
-            (true, false) => return Ok(Self::Local(given.replace('\\', "/"))),
+            (true, false) => return Ok(Self::Local(source.replace('\\', "/"))),
             (true, true) => {
-                return Err("a path has no version, and clients refuse it: take the version away".to_owned());
+                return Err("a path has no version, and clients refuse it: remove the version".to_owned());
             }
             (false, _) => {}
         }
-        match (registry(given, client), has_version) {
-            (Ok(source), _) => Ok(source),
+        match (parse_registry_address(source, client), has_version) {
+            (Ok(registry_source), _) => Ok(registry_source),
             // The detail could show a secret.
-            (Err(_), true) if without_secrets(given) != given => {
-                Err(format!("with a version, it has to be the address of a registry: {}", elsewhere(given)))
+            (Err(_), true) if without_secrets(source) != source => Err(format!(
+                "with a version, the source has to be the address of a module in a registry: {}",
+                not_a_registry_reason(source)
+            )),
+            (Err(reason), true) => {
+                Err(format!("with a version, the source has to be the address of a module in a registry: {reason}"))
             }
-            (Err(reason), true) => Err(format!("with a version, it has to be the address of a registry: {reason}")),
-            (Err(_), false) => Err(elsewhere(given)),
+            (Err(_), false) => Err(not_a_registry_reason(source)),
         }
     }
 }
 
 /// Makes a source safe to show: without userinfo except `git@`, without a fragment, and of the query only `ref`. Where
 /// secrets cannot be recognised, more is dropped.
-pub(in super::super) fn without_secrets(given: &str) -> String {
+pub(in super::super) fn without_secrets(source: &str) -> String {
     let is_word = |text: &str| !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "+.-".contains(c));
-    let (mut start, mut rest) = (String::new(), given);
+    let (mut prefix, mut rest) = (String::new(), source);
     while let Some((getter, after)) = rest.split_once("::").filter(|(getter, _)| is_word(getter)) {
-        start += &format!("{getter}::");
+        prefix += &format!("{getter}::");
         rest = after;
     }
     let scheme = rest.split_once("://").filter(|(scheme, _)| is_word(scheme));
     if let Some((scheme, after)) = scheme {
-        start += &format!("{scheme}://");
+        prefix += &format!("{scheme}://");
         rest = after;
     }
     let end = rest.find(['?', '#']).unwrap_or(rest.len());
-    // A password may contain such a sign, or the rest an @: they cannot be distinguished.
+    // The password may contain `?` or `#`, or the query an `@`: they cannot be distinguished.
     if rest[end..].contains('@') {
-        return format!("{}…", start.chars().take(SHOWN).collect::<String>());
+        return format!("{}…", prefix.chars().take(MAX_SHOWN_CHARS).collect::<String>());
     }
     rest = rest.split('#').next().unwrap_or_default();
     if let Some((user, after)) = rest.rsplit_once('@') {
@@ -84,53 +87,54 @@ pub(in super::super) fn without_secrets(given: &str) -> String {
     }
     let (address, query) = rest.split_once('?').unwrap_or((rest, ""));
     let reference = query.split('&').find(|part| part.starts_with("ref=")).map(|part| format!("?{part}"));
-    let shown = format!("{start}{address}{}", reference.unwrap_or_default());
-    shown.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).take(SHOWN).collect()
+    let shown = format!("{prefix}{address}{}", reference.unwrap_or_default());
+    shown.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).take(MAX_SHOWN_CHARS).collect()
 }
 
-/// The remedy for a source that no registry answers.
-fn elsewhere(given: &str) -> String {
-    if given.starts_with('/') || given.split("::").last().is_some_and(|url| url.starts_with("file:")) {
-        return "it is an absolute path, and its files were not sent: write a relative path, with ./ or ../ before it"
+/// Why no registry provides a source, and the remedy.
+fn not_a_registry_reason(source: &str) -> String {
+    if source.starts_with('/') || source.split("::").last().is_some_and(|url| url.starts_with("file:")) {
+        return "the source is an absolute path, whose files larder was not given: write a relative path, with ./ or ../ in front"
             .to_owned();
     }
-    if !given.contains([':', '?']) && given.split('/').next().is_none_or(|first| !first.contains('.')) {
+    if !source.contains([':', '?']) && source.split('/').next().is_none_or(|first| !first.contains('.')) {
         return format!(
-            "it is neither a path nor the address of a module in a registry: write \"./{}\" if it is a folder, or NAMESPACE/NAME/SYSTEM",
-            without_secrets(given)
+            "the source is neither a path nor the address of a module in a registry: write \"./{}\" for a folder, or NAMESPACE/NAME/SYSTEM",
+            without_secrets(source)
         );
     }
-    "it bypasses registries: the client fetches it itself, so it is not there without the network. Publish it in a registry, or copy it beside the configuration and call it by its path".to_owned()
+    "the source bypasses registries: clients fetch the module themselves, so it is unavailable without the network. Publish the module in a registry, or copy it beside the configuration and call it by its path".to_owned()
 }
 
-fn registry(given: &str, client: ClientKind) -> Result<ModuleSource, String> {
-    if given.contains('?') {
+/// Parses `[HOST/]NAMESPACE/NAME/SYSTEM[//SUBDIR]`.
+fn parse_registry_address(source: &str, client: ClientKind) -> Result<ModuleSource, String> {
+    if source.contains('?') {
         return Err("the address of a module has no query".to_owned());
     }
-    let (address, subdir) = given.split_once("//").unwrap_or((given, ""));
-    let subdir = clean(subdir).ok_or_else(|| format!("{subdir:?} leads out of the module"))?;
+    let (address, subdir) = source.split_once("//").unwrap_or((source, ""));
+    let subdir = normalized(subdir).ok_or_else(|| format!("{subdir:?} leads out of the module"))?;
     let parts: Vec<&str> = address.split('/').collect();
     let (host, [namespace, name, system]) = match parts.as_slice() {
         [namespace, name, system] => (default_host(client), [*namespace, *name, *system]),
         [host, namespace, name, system] => (*host, [*namespace, *name, *system]),
-        _ => return Err("that is [HOST/]NAMESPACE/NAME/SYSTEM".to_owned()),
+        _ => return Err("the address of a module is [HOST/]NAMESPACE/NAME/SYSTEM".to_owned()),
     };
     let is_punycode = host.split('.').any(|label| label.to_ascii_lowercase().starts_with("xn--"));
     if is_punycode {
-        return Err(format!("clients take {host:?} in its own letters only, not in punycode"));
+        return Err(format!("clients accept {host:?} in its own letters only, not in punycode"));
     }
     let host = Hostname::parse(host).map_err(|bad| bad.to_string())?;
     if !host.name().contains('.') {
         return Err(format!("{host} has no dot, as the host of a module must"));
     }
-    if NO_REGISTRIES.contains(&host.as_str()) {
+    if NOT_REGISTRIES.contains(&host.as_str()) {
         return Err(format!("{host} is not a registry to the clients"));
     }
-    let module_name = |given: &str| {
-        let is_well = given.len() <= 64 && given.ends_with(|c: char| c.is_ascii_alphanumeric());
-        match ModuleName::parse(given) {
-            Ok(name) if is_well => Ok(name),
-            Ok(_) => Err(format!("{given:?} is longer than 64 bytes, or does not end in a letter or a digit")),
+    let module_name = |text: &str| {
+        let is_accepted = text.len() <= 64 && text.ends_with(|c: char| c.is_ascii_alphanumeric());
+        match ModuleName::parse(text) {
+            Ok(name) if is_accepted => Ok(name),
+            Ok(_) => Err(format!("{text:?} is longer than 64 bytes, or does not end in a letter or a digit")),
             Err(bad) => Err(bad.to_string()),
         }
     };
@@ -139,7 +143,7 @@ fn registry(given: &str, client: ClientKind) -> Result<ModuleSource, String> {
     Ok(ModuleSource::Registry { module: ModuleAddress { host, namespace, name, system }, subdir })
 }
 
-/// A path without `.`, `..` and empty segments; `None` where it leads out.
-fn clean(path: &str) -> Option<String> {
+/// A path without `.`, `..` and empty segments; `None` if it leads out of the module.
+fn normalized(path: &str) -> Option<String> {
     super::super::path::join("", path)
 }

@@ -2,30 +2,32 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn files(files: &[(&str, &str)]) -> Files {
-    let mut all = Files::default();
-    files.iter().for_each(|(path, text)| all.insert(path, text.as_bytes()).unwrap());
-    all
+fn files(texts: &[(&str, &str)]) -> Files {
+    let mut files = Files::default();
+    texts.iter().for_each(|(path, text)| files.insert(path, text.as_bytes()).unwrap());
+    files
 }
 
-fn terraform(given: &[(&str, &str)]) -> Module {
-    read(&files(given), "", FolderRole::Root, ClientKind::Terraform, "", &Inputs::new())
+/// The module that Terraform reads from these files.
+fn terraform(texts: &[(&str, &str)]) -> Module {
+    read(&files(texts), "", ModuleRole::Root, ClientKind::Terraform, NO_PACKAGE, &Inputs::new())
 }
 
-fn opentofu(given: &[(&str, &str)]) -> Module {
-    read(&files(given), "", FolderRole::Root, ClientKind::Opentofu, "", &Inputs::new())
+/// The module that OpenTofu reads from these files.
+fn opentofu(texts: &[(&str, &str)]) -> Module {
+    read(&files(texts), "", ModuleRole::Root, ClientKind::Opentofu, NO_PACKAGE, &Inputs::new())
 }
 
-/// `ADDRESS CONSTRAINT` of everything that is needed, once and sorted.
+/// `ADDRESS CONSTRAINT` of each provider requirement, each once and sorted.
 fn requirements_of(module: &Module) -> Vec<String> {
-    let need = |need: &ProviderRequirement| match &need.versions {
-        Some(versions) => format!("{} {versions}", need.provider),
-        None => need.provider.to_string(),
+    let text = |requirement: &ProviderRequirement| match &requirement.versions {
+        Some(versions) => format!("{} {versions}", requirement.provider),
+        None => requirement.provider.to_string(),
     };
-    let mut needs: Vec<String> = module.needs.iter().map(need).collect();
-    needs.sort();
-    needs.dedup();
-    needs.iter().map(|need| need.trim_start_matches("registry.terraform.io/").to_owned()).collect()
+    let mut texts: Vec<String> = module.provider_requirements.iter().map(text).collect();
+    texts.sort();
+    texts.dedup();
+    texts.iter().map(|text| text.trim_start_matches("registry.terraform.io/").to_owned()).collect()
 }
 
 fn calls(module: &Module) -> Vec<String> {
@@ -46,7 +48,7 @@ fn problems(module: &Module) -> Vec<String> {
         .collect()
 }
 
-/// All of them are wrong with `module` in this order, each with these words.
+/// Asserts the problems of `module` in order. `…` in an expected text stands for any text.
 #[track_caller]
 fn assert_problems(module: &Module, expected: &[&str]) {
     let problems = problems(module);
@@ -56,9 +58,9 @@ fn assert_problems(module: &Module, expected: &[&str]) {
     }
 }
 
-/// Each line was seen with Terraform 1.11.4.
+/// Each line was observed with Terraform 1.11.4.
 #[test]
-fn every_way_to_need_a_provider_is_known() {
+fn every_block_that_requires_a_provider_is_recognised() {
     let module = terraform(&[(
         "main.tf",
         r#"
@@ -139,11 +141,11 @@ check "c" {
 }
 
 #[test]
-fn what_has_no_host_is_of_the_clients_own_registry() {
+fn an_address_without_a_host_belongs_to_the_clients_default_registry() {
     let given = [("main.tf", "resource \"r_x\" \"y\" {}\nmodule \"m\" {\n  source = \"a/b/c\"\n}\n")];
     let (terraform, opentofu) = (terraform(&given), opentofu(&given));
-    assert_eq!(terraform.needs[0].provider.to_string(), "registry.terraform.io/hashicorp/r");
-    assert_eq!(opentofu.needs[0].provider.to_string(), "registry.opentofu.org/hashicorp/r");
+    assert_eq!(terraform.provider_requirements[0].provider.to_string(), "registry.terraform.io/hashicorp/r");
+    assert_eq!(opentofu.provider_requirements[0].provider.to_string(), "registry.opentofu.org/hashicorp/r");
     assert_eq!(
         (calls(&terraform), calls(&opentofu)),
         (vec!["registry.terraform.io/a/b/c".to_owned()], vec!["registry.opentofu.org/a/b/c".to_owned()])
@@ -151,7 +153,7 @@ fn what_has_no_host_is_of_the_clients_own_registry() {
 }
 
 #[test]
-fn json_says_the_same() {
+fn json_syntax_declares_the_same_requirements() {
     let module = terraform(&[(
         "main.tf.json",
         r#"{
@@ -184,14 +186,14 @@ fn json_says_the_same() {
     let host = "registry.terraform.io";
     assert_eq!(calls(&module), ["./m", &format!("{host}/a/b/c x 1"), &format!("{host}/a/b/d")]);
     assert_eq!(problems(&module), Vec::<String>::new());
-    // With a version beside it, even with none in it, a source has to be the address of a registry.
+    // A source with a version argument, even null, has to be the address of a registry.
     let module = terraform(&[("a.tf.json", r#"{"module": {"m": {"source": "./m", "version": null}}}"#)]);
     assert_problems(&module, &["a.tf.json:1: ./m: a path has no version"]);
 }
 
-/// Done as the clients do, file by file in the order of their names.
+/// Clients apply override files one by one, in the order of their names.
 #[test]
-fn override_files_change_what_others_declare() {
+fn override_files_change_what_other_files_declare() {
     let module = terraform(&[
         (
             "a.tf",
@@ -254,7 +256,7 @@ resource "q_x" "y" { provider = second }
 }
 
 #[test]
-fn what_clients_refuse_is_named_with_its_line_and_the_rest_is_read() {
+fn a_problem_has_its_line_and_hides_no_other_requirement() {
     let module = terraform(&[
         ("a.tf", "terraform {\n  required_providers {\n    a = { source = \"x/a\" }\n  }\n}\n"),
         ("b.tf", "terraform {\n  required_providers {\n    b = { source = \"x/b\" }\n  }\n}\n"),
@@ -296,18 +298,18 @@ module "good" { source = "a/b/d" }
         &module,
         &[
             "b.tf:2: required_providers … there is one at a.tf:2",
-            "broken.tf:1: broken.tf: … larder does not read it",
+            "broken.tf:1: broken.tf: … larder does not read this file",
             "main.tf:2: ./m: a path has no version",
-            "main.tf:6: git::https://git.example/x.git//sub?ref=v1: it bypasses registries",
-            "main.tf:9: module \"computed\": … var.x, which nothing declares: write it as a plain string",
-            "main.tf:11: module \"none\": it has no source",
+            "main.tf:6: git::https://git.example/x.git//sub?ref=v1: the source bypasses registries",
+            "main.tf:9: module \"computed\": … var.x, which nothing declares: write a plain string instead",
+            "main.tf:11: module \"none\": the module call has no source",
             "main.tf:12: modules/x: … write \"./modules/x\"",
             "main.tf:15: a/b/c: … between commas",
             "main.tf:19: a/b/c: its version depends on the function file()",
             "main.tf:24: provider \"v\" … \"v\" in front",
             "main.tf:25: provider \"Ü\" … is not a provider name",
             "main.tf:27: module \"good\" … main.tf:26",
-            "x_override.tf:1: module \"unknown\" … cannot add",
+            "x_override.tf:1: module \"unknown\" … cannot declare",
         ],
     );
     assert_eq!(calls(&module), ["registry.terraform.io/a/b/d", "registry.terraform.io/a/b/e"]);
@@ -315,13 +317,13 @@ module "good" { source = "a/b/d" }
     assert!(!format!("{module:?}").contains("secret"));
     assert_problems(
         &opentofu(&[("main.tf", "module \"m\" {\n  source = var.x\n}\n")]),
-        &["main.tf:2: module \"m\": its source depends on var.x, which nothing declares: write it as a plain string"],
+        &["main.tf:2: module \"m\": its source depends on var.x, which nothing declares: write a plain string instead"],
     );
 }
 
 /// Terraform 1.11.4 refuses each.
 #[test]
-fn what_stands_twice_in_a_folder_and_may_stand_once_is_wrong() {
+fn a_second_declaration_in_a_folder_is_a_problem() {
     for (text, problem) in [
         ("resource \"a_x\" \"y\" {}\n", "resource \"a_x\" \"y\""),
         ("data \"a_x\" \"y\" {}\n", "data \"a_x\" \"y\""),
@@ -335,7 +337,7 @@ fn what_stands_twice_in_a_folder_and_may_stand_once_is_wrong() {
     ] {
         let module = terraform(&[("a.tf", text), ("b.tf", &format!("\n{text}"))]);
         assert_problems(&module, &[&format!("b.tf:2: {problem} … there is one at a.tf:1")]);
-        // An override file says it again, and again.
+        // Override files may repeat a declaration.
         assert_eq!(problems(&terraform(&[("a.tf", text), ("override.tf", text), ("x_override.tf", text)])), [""; 0]);
     }
     let checked = "data \"a_x\" \"y\" {}\ncheck \"c\" {\n  data \"a_x\" \"y\" {}\n}\n";
@@ -349,7 +351,7 @@ fn what_stands_twice_in_a_folder_and_may_stand_once_is_wrong() {
 
 /// Terraform 1.11.4 refuses each.
 #[test]
-fn what_no_override_file_can_add_is_wrong() {
+fn a_new_declaration_in_an_override_file_is_a_problem() {
     for text in [
         "resource \"a_x\" \"y\" {}\n",
         "data \"a_x\" \"y\" {}\n",
@@ -363,9 +365,9 @@ fn what_no_override_file_can_add_is_wrong() {
     ] {
         assert_problems(&terraform(&[("a.tf", ""), ("override.tf", text)]), &["override.tf:1: … override file"]);
     }
-    let can =
+    let allowed =
         "provider \"a\" {}\nremoved {}\nterraform {\n  required_providers {\n    b = { source = \"x/b\" }\n  }\n}\n";
-    let module = terraform(&[("a.tf", ""), ("override.tf", can)]);
+    let module = terraform(&[("a.tf", ""), ("override.tf", allowed)]);
     assert_eq!(
         (problems(&module), requirements_of(&module)),
         (vec![], vec!["hashicorp/a".to_owned(), "x/b".to_owned()])
@@ -374,50 +376,53 @@ fn what_no_override_file_can_add_is_wrong() {
 
 /// Each file is within its limits; the total of a folder is limited, too.
 #[test]
-fn a_folder_that_declares_without_end_is_not_read_to_its_end() {
+fn a_folder_with_too_many_declarations_is_not_read_to_its_end() {
     let many = |from: usize| (from..from + 36_000).map(|n| format!("output \"{n}\" {{}}\n")).collect::<String>();
     let (one, two) = (many(0), many(36_000));
     let last = "resource \"a_x\" \"y\" {}\n";
     let module = terraform(&[("a.tf", &one), ("b.tf", &two), ("c.tf", last)]);
-    assert_problems(&module, &["c.tf:1: c.tf: too much is declared"]);
+    assert_problems(&module, &["c.tf:1: c.tf: the files before this one declare too much"]);
     assert_eq!(requirements_of(&module), [""; 0]);
     assert_eq!(requirements_of(&terraform(&[("a.tf", &one), ("c.tf", last)])), ["hashicorp/a"]);
 }
 
 #[test]
-fn what_no_client_may_read_is_wrong() {
-    let asks = |version: &str| format!("terraform {{\n  required_version = {version}\n}}\n");
+fn a_required_version_that_no_client_satisfies_is_a_problem() {
+    let requires = |version: &str| format!("terraform {{\n  required_version = {version}\n}}\n");
     for (version, reason) in [
-        ("\"~> 0.11.0\"", "no Terraform from 0.13.0 on is ~> 0.11.0"),
+        ("\"~> 0.11.0\"", "no Terraform from 0.13.0 on matches ~> 0.11.0"),
         ("\">= 1.2, < 1.2\"", "no Terraform from 0.13.0 on"),
         ("\">= 1.0.0-beta1\"", "refuse pre-releases"),
         ("\"=> 1\"", "between commas"),
         ("var.x", "not a plain string"),
     ] {
-        assert_problems(&terraform(&[("a.tf", &asks(version))]), &[&format!("a.tf:2: required_version: … {reason}")]);
+        assert_problems(
+            &terraform(&[("a.tf", &requires(version))]),
+            &[&format!("a.tf:2: required_version: … {reason}")],
+        );
     }
     for version in ["\"~> 0.12\"", "\">= 99\"", "\"1.11.4\"", "null", "1"] {
-        assert_eq!(problems(&terraform(&[("a.tf", &asks(version))])), [""; 0], "{version}");
+        assert_eq!(problems(&terraform(&[("a.tf", &requires(version))])), [""; 0], "{version}");
     }
-    // Each block by itself could be met.
-    let both = [("a.tf", asks("\"< 1.5\"")), ("b.tf", asks("\">= 1.5\""))];
+    // Each constraint alone could be satisfied.
+    let both = [("a.tf", requires("\"< 1.5\"")), ("b.tf", requires("\">= 1.5\""))];
     assert_problems(
         &terraform(&both.each_ref().map(|(name, text)| (*name, text.as_str()))),
         &["a.tf:2: … < 1.5, >= 1.5"],
     );
-    let overridden = [("a.tf", asks("\"< 0.12\"")), ("override.tf", asks("\"> 1\""))];
+    let overridden = [("a.tf", requires("\"< 0.12\"")), ("override.tf", requires("\"> 1\""))];
     let overridden = overridden.each_ref().map(|(name, text)| (*name, text.as_str()));
     assert_eq!(problems(&terraform(&overridden)), [""; 0]);
-    assert_problems(&opentofu(&[("a.tf", &asks("\"~> 1.5.0\""))]), &["no OpenTofu from 1.6.0 on"]);
+    assert_problems(&opentofu(&[("a.tf", &requires("\"~> 1.5.0\""))]), &["no OpenTofu from 1.6.0 on"]);
     let called = files(&[("main.tf", "import {\n  to = a_x.y\n  id = \"x\"\n}\n")]);
     assert_problems(
-        &read(&called, "", FolderRole::Called, ClientKind::Terraform, "", &Inputs::new()),
-        &["main.tf:1: import … module that is called"],
+        &read(&called, "", ModuleRole::Child, ClientKind::Terraform, NO_PACKAGE, &Inputs::new()),
+        &["main.tf:1: import … module that another one calls"],
     );
 }
 
 #[test]
-fn what_clients_are_lenient_in_is_read() {
+fn unusual_syntax_that_clients_accept_is_read() {
     let bom = "\u{feff}terraform {\r\n  required_providers {\r\n    a = { source = \"x/a\", version : \">= 1\" }\r\n  }\r\n}\r\n";
     let module = terraform(&[
         ("bom.tf", bom),
@@ -468,9 +473,9 @@ locals {
     assert_eq!(requirements_of(&module), ["x/a >= 1.0.0"]);
 }
 
-/// Terraform 1.11 reads all of it.
+/// Terraform 1.11 accepts this file.
 #[test]
-fn syntax_of_every_kind_is_read() {
+fn every_form_of_hcl_syntax_is_read() {
     let module = terraform(&[(
         "main.tf",
         r##"
@@ -524,7 +529,7 @@ resource "b_thing" "x" {
 }
 
 #[test]
-fn a_tofu_file_takes_the_place_of_the_one_beside_it_for_opentofu_only() {
+fn a_tofu_file_replaces_the_tf_file_of_the_same_name_for_opentofu_only() {
     let given = [
         ("a.tf", "resource \"a_x\" \"y\" {}"),
         ("a.tofu", "resource \"b_x\" \"y\" {}"),
@@ -539,9 +544,9 @@ fn a_tofu_file_takes_the_place_of_the_one_beside_it_for_opentofu_only() {
     );
 }
 
-/// Terraform 1.11 installs the modules of test runs, and no provider that only a test configures; OpenTofu both.
+/// Terraform 1.11 installs the modules of test runs, but no provider that only a test configures; OpenTofu installs both.
 #[test]
-fn tests_of_a_root_are_read_as_init_reads_them() {
+fn test_files_of_a_root_are_read_as_init_reads_them() {
     let test = r#"
 provider "p" {}
 mock_provider "mocked" {}
@@ -564,14 +569,14 @@ run "q" {
     assert_eq!(calls(&module), ["./tests/setup", "registry.terraform.io/acme/net/test  1.0.0", "./b"]);
     assert_eq!(requirements_of(&module), Vec::<String>::new());
     assert_eq!(requirements_of(&opentofu(&given)), ["registry.opentofu.org/hashicorp/p"]);
-    let called = read(&files(&given), "", FolderRole::Called, ClientKind::Terraform, "", &Inputs::new());
+    let called = read(&files(&given), "", ModuleRole::Child, ClientKind::Terraform, NO_PACKAGE, &Inputs::new());
     assert_eq!(called, Module::default());
 }
 
 #[test]
-fn sources_are_read_as_the_clients_read_them() {
+fn sources_are_parsed_as_the_clients_parse_them() {
     let parse = |given: &str| ModuleSource::parse(given, false, ClientKind::Terraform);
-    for (given, read) in [
+    for (given, parsed) in [
         ("a/b/c//modules/x", "registry.terraform.io/a/b/c modules/x"),
         ("a/b/c//./modules/x/", "registry.terraform.io/a/b/c modules/x"),
         ("a/b/c///modules/../modules/x", "registry.terraform.io/a/b/c modules/x"),
@@ -582,7 +587,7 @@ fn sources_are_read_as_the_clients_read_them() {
         ("bücher.example/a/b/c", "xn--bcher-kva.example/a/b/c "),
     ] {
         let Ok(ModuleSource::Registry { module, subdir }) = parse(given) else { panic!("{given}: {:?}", parse(given)) };
-        assert_eq!(format!("{module} {subdir}"), read, "{given}");
+        assert_eq!(format!("{module} {subdir}"), parsed, "{given}");
     }
     for given in ["./m/", "../m//x", "./"] {
         assert_eq!(parse(given), Ok(ModuleSource::Local(given.to_owned())));
@@ -618,7 +623,7 @@ fn sources_are_read_as_the_clients_read_them() {
 }
 
 #[test]
-fn what_is_shown_of_a_source_holds_no_secret() {
+fn a_shown_source_contains_no_secret() {
     for (given, shown) in [
         ("git::https://u:p@git.example/a.git//b?ref=v1&sshkey=secret", "git::https://git.example/a.git//b?ref=v1"),
         ("https://token@x.example/a.zip?X-Sig=secret", "https://x.example/a.zip"),
@@ -651,7 +656,7 @@ fn what_is_shown_of_a_source_holds_no_secret() {
 }
 
 #[test]
-fn a_path_of_one_machine_is_none_of_what_was_handed_over() {
+fn an_absolute_path_is_refused_as_a_source() {
     for given in ["/opt/modules/x", "file:///opt/modules/x", "git::file:///opt/x.git"] {
         let refused = ModuleSource::parse(given, false, ClientKind::Terraform).unwrap_err();
         assert!(refused.contains("absolute path"), "{refused}");
@@ -660,7 +665,7 @@ fn a_path_of_one_machine_is_none_of_what_was_handed_over() {
 
 /// Terraform 1.11.4 refuses each.
 #[test]
-fn what_clients_refuse_of_required_providers_is_wrong() {
+fn entries_of_required_providers_that_clients_refuse_are_problems() {
     for (entry, reason) in [
         ("a = { source = \"x/a\", version = 1.2 }", "version is not a plain string"),
         ("a = { source = \"x/a\", version = null }", "version is not a plain string"),
@@ -683,11 +688,12 @@ fn what_clients_refuse_of_required_providers_is_wrong() {
 }
 
 #[test]
-fn a_file_that_cannot_be_read_is_a_problem_of_its_folder_only() {
-    let mut all = files(&[("main.tf", "resource \"r_x\" \"y\" {}\n"), ("b/main.tf", "")]);
-    all.insert("b/odd.tf", &[0xff]).unwrap();
-    all.insert("b/large.tf", &vec![b'#'; (1 << 20) + 1]).unwrap();
-    let read_folder = |folder| read(&all, folder, FolderRole::Root, ClientKind::Terraform, "", &Inputs::new());
+fn an_unreadable_file_is_a_problem_of_its_folder_only() {
+    let mut files = files(&[("main.tf", "resource \"r_x\" \"y\" {}\n"), ("b/main.tf", "")]);
+    files.insert("b/odd.tf", &[0xff]).unwrap();
+    files.insert("b/large.tf", &vec![b'#'; (1 << 20) + 1]).unwrap();
+    let read_folder =
+        |folder| read(&files, folder, ModuleRole::Root, ClientKind::Terraform, NO_PACKAGE, &Inputs::new());
     assert_eq!(
         (problems(&read_folder("")), requirements_of(&read_folder(""))),
         (vec![], vec!["hashicorp/r".to_owned()])
@@ -697,28 +703,28 @@ fn a_file_that_cannot_be_read_is_a_problem_of_its_folder_only() {
 
 proptest! {
     #[test]
-    fn any_bytes_are_read_without_end_or_panic(
+    fn reading_any_text_ends_without_panic(
         name in "(main|a_override|override)\\.(tf|tf\\.json|tofu|tofu\\.json|tftest\\.hcl)",
         text in "\\PC{0,80}|(module|provider|required_providers|terraform|resource|import|\"[a-z./$%{}]{0,6}\"|source|version|=|[{}\\[\\]()\n ,:?]){0,60}",
     ) {
         let given = files(&[(&name, &text), ("b.tf", "module \"b\" {\n  source = \"./b\"\n}\n")]);
         for client in [ClientKind::Terraform, ClientKind::Opentofu] {
-            let module = read(&given, "", FolderRole::Root, client, "", &Inputs::new());
-            // One file hides nothing in another.
+            let module = read(&given, "", ModuleRole::Root, client, NO_PACKAGE, &Inputs::new());
+            // A broken file hides no call of another file.
             prop_assert!(calls(&module).contains(&"./b".to_owned()) || text.contains("module"));
         }
     }
 
     #[test]
-    fn any_json_is_read_without_end_or_panic(
+    fn reading_any_json_ends_without_panic(
         text in "(\\{|\\}|\\[|\\]|\"module\":|\"terraform\":|\"required_providers\":|\"m\":|\"source\":|\"[a-z./]{0,6}\"|null|1|,){0,40}",
     ) {
         let given = files(&[("main.tf.json", &text)]);
-        read(&given, "", FolderRole::Root, ClientKind::Terraform, "", &Inputs::new());
+        read(&given, "", ModuleRole::Root, ClientKind::Terraform, NO_PACKAGE, &Inputs::new());
     }
 
     #[test]
-    fn any_source_is_read_or_refused(given in "\\PC{0,60}|[a-z./:?@=-]{0,40}", has_version: bool) {
+    fn any_source_is_parsed_or_refused(given in "\\PC{0,60}|[a-z./:?@=-]{0,40}", has_version: bool) {
         let _ = ModuleSource::parse(&given, has_version, ClientKind::Opentofu);
         prop_assert!(!source::without_secrets(&given).contains(char::is_control));
     }
@@ -764,7 +770,7 @@ locals {
 fn source_of(source: &str, client: ClientKind) -> String {
     let text = format!("{SURROUNDINGS}\nmodule \"m\" {{\n  source = {source}\n}}\n").replace("\"name\" =", "name =");
     let given = files(&[("main.tf", &text)]);
-    let module = read(&given, "", FolderRole::Root, client, "", &Inputs::new());
+    let module = read(&given, "", ModuleRole::Root, client, NO_PACKAGE, &Inputs::new());
     match (&module.calls[..], problems(&module).as_slice()) {
         ([call], []) => match &call.source {
             ModuleSource::Local(path) => path.clone(),
@@ -777,7 +783,7 @@ fn source_of(source: &str, client: ClientKind) -> String {
     }
 }
 
-/// Each line was observed with Terraform 1.15.5 and OpenTofu 1.12.6. `…` stands for the same as Terraform.
+/// Each line was observed with Terraform 1.15.5 and OpenTofu 1.12.6. `…` means: the same result as Terraform.
 #[test]
 fn sources_are_evaluated_as_each_client_does() {
     for (source, terraform, opentofu) in [
@@ -807,8 +813,8 @@ fn sources_are_evaluated_as_each_client_does() {
         ("var.nobody", "var.nobody, which nothing declares", "…"),
         ("local.nobody", "local.nobody, which nothing declares", "…"),
         ("local.round", "which refers to itself", "…"),
-        ("local.map.nothing", "local.map.nothing, which is not there", "…"),
-        ("var.list[7]", "is not there", "…"),
+        ("local.map.nothing", "local.map.nothing, which does not exist", "…"),
+        ("var.list[7]", "does not exist", "…"),
         ("each.key", "each.key, which no client knows at init", "…"),
         ("module.other.source", "module.other.source, which no client knows at init", "…"),
         ("aws_thing.x.y", "aws_thing.x.y, which larder does not know", "…"),
@@ -824,16 +830,16 @@ fn sources_are_evaluated_as_each_client_does() {
             (ClientKind::Opentofu, if opentofu == "…" { terraform } else { opentofu }),
         ];
         for (client, expected) in expected {
-            let found = source_of(source, client);
-            let is_right = if expected.contains(' ') { found.contains(expected) } else { found == expected };
-            assert!(is_right, "{source} to {client:?}: {found}");
+            let result = source_of(source, client);
+            let matches = if expected.contains(' ') { result.contains(expected) } else { result == expected };
+            assert!(matches, "{source} to {client:?}: {result}");
         }
     }
 }
 
-/// Versions: null means no constraint.
+/// A null version means no constraint.
 #[test]
-fn versions_are_evaluated_too_and_json_has_templates() {
+fn versions_and_templates_in_json_are_evaluated() {
     let hcl = "variable \"v\" {\n  const = true\n  default = \"~> 1.0\"\n}\nvariable \"n\" {\n  const = true\n  default = null\n}\n";
     for (version, expected) in [
         ("var.v", "registry.terraform.io/acme/vpc/aws  ~> 1.0"),
@@ -855,35 +861,35 @@ fn versions_are_evaluated_too_and_json_has_templates() {
 #[test]
 fn the_values_of_override_files_and_of_tfvars_win_in_the_clients_order() {
     let main = "variable \"v\" {\n  const = true\n  default = \"a\"\n}\nmodule \"m\" {\n  source = \"./${var.v}\"\n}\n";
-    let with = |others: &[(&str, &str)]| {
-        let module = terraform(&[&[("main.tf", main)], others].concat());
+    let calls_with = |further_files: &[(&str, &str)]| {
+        let module = terraform(&[&[("main.tf", main)], further_files].concat());
         assert_eq!(problems(&module), Vec::<String>::new());
         calls(&module)
     };
-    assert_eq!(with(&[]), ["./a"]);
-    assert_eq!(with(&[("x_override.tf", "variable \"v\" {\n  default = \"b\"\n}\n")]), ["./b"]);
-    assert_eq!(with(&[("terraform.tfvars", "v = \"c\"\nother = 1\n")]), ["./c"]);
-    assert_eq!(with(&[("terraform.tfvars", "v = \"c\"\n"), ("terraform.tfvars.json", r#"{"v": "d"}"#)]), ["./d"]);
+    assert_eq!(calls_with(&[]), ["./a"]);
+    assert_eq!(calls_with(&[("x_override.tf", "variable \"v\" {\n  default = \"b\"\n}\n")]), ["./b"]);
+    assert_eq!(calls_with(&[("terraform.tfvars", "v = \"c\"\nother = 1\n")]), ["./c"]);
+    assert_eq!(calls_with(&[("terraform.tfvars", "v = \"c\"\n"), ("terraform.tfvars.json", r#"{"v": "d"}"#)]), ["./d"]);
     assert_eq!(
-        with(&[
+        calls_with(&[
             ("terraform.tfvars", "v = \"c\"\n"),
             ("a.auto.tfvars", "v = \"e\"\n"),
             ("b.auto.tfvars.json", r#"{"v": "f"}"#)
         ]),
         ["./f"]
     );
-    assert_eq!(with(&[("prod.tfvars", "v = \"c\"\n"), ("terraform.tfvars", "v = {")]), ["./a"]);
+    assert_eq!(calls_with(&[("prod.tfvars", "v = \"c\"\n"), ("terraform.tfvars", "v = {")]), ["./a"]);
     // Values files of a called module are not read.
     let given = files(&[("main.tf", main), ("terraform.tfvars", "v = \"c\"\n")]);
     let given_a_value = Inputs::from([("v".to_owned(), expression::Constant::Text("g".to_owned()))]);
     for (inputs, expected) in [(&Inputs::new(), "./a"), (&given_a_value, "./g")] {
-        assert_eq!(calls(&read(&given, "", FolderRole::Called, ClientKind::Terraform, "", inputs)), [expected]);
+        assert_eq!(calls(&read(&given, "", ModuleRole::Child, ClientKind::Terraform, NO_PACKAGE, inputs)), [expected]);
     }
 }
 
-/// Secrets stand in such files.
+/// Values files may contain secrets.
 #[test]
-fn of_the_values_in_tfvars_only_those_are_left_that_decide_what_is_called() {
+fn only_values_that_decide_which_modules_are_called_remain() {
     let main = "variable \"v\" {\n  const = true\n}\nvariable \"tofu\" {}\nvariable \"password\" {}\nlocals {\n  l = var.tofu\n}\nmodule \"m\" {\n  source   = \"./${var.v}/${local.l}\"\n  password = var.password\n}\n";
     let mut given = files(&[
         ("a/main.tf", main),
@@ -892,10 +898,10 @@ fn of_the_values_in_tfvars_only_those_are_left_that_decide_what_is_called() {
         ("b/main.tf", "variable \"password\" {}\n"),
         ("b/terraform.tfvars", "password = \"s3cret\"\n"),
     ]);
-    forget_other_values(&mut given);
+    keep_deciding_values(&mut given);
     let texts = serde_json::to_string(&given).unwrap();
     assert!(!texts.contains("s3cret") && !texts.contains("undeclared"), "{texts}");
-    let module = read(&given, "a", FolderRole::Root, ClientKind::Opentofu, "", &Inputs::new());
+    let module = read(&given, "a", ModuleRole::Root, ClientKind::Opentofu, NO_PACKAGE, &Inputs::new());
     assert_eq!(calls(&module), ["./x/y"], "{texts}");
     assert!(given.in_folder("b").iter().all(|(name, _)| *name == "main.tf"), "{texts}");
 }
@@ -903,7 +909,7 @@ fn of_the_values_in_tfvars_only_those_are_left_that_decide_what_is_called() {
 proptest! {
     /// No expression takes unlimited time or memory.
     #[test]
-    fn locals_that_double_each_other_come_to_an_end(depth in 1..300usize, joined in any::<bool>()) {
+    fn evaluating_locals_that_double_each_other_ends(depth in 1..300usize, joined in any::<bool>()) {
         let local = |number: usize| match (number == depth, joined) {
             (true, _) => format!("  l{number} = \"./xxxxxxxx\"\n"),
             (false, true) => format!("  l{number} = \"${{local.l{0}}}${{local.l{0}}}\"\n", number + 1),
@@ -913,14 +919,14 @@ proptest! {
         let calls = "module \"m\" {\n  source = local.l0\n}\nmodule \"n\" {\n  source = \"./n\"\n  x = local.l0\n}\n";
         let module = terraform(&[("main.tf", &format!("locals {{\n{locals}}}\n{calls}"))]);
         prop_assert_eq!(module.calls.len() + module.problems.len(), 2);
-        // They are compared when the called folder is looked up.
+        // Calls are compared when the called folder is looked up.
         prop_assert_eq!(&module.calls.clone(), &module.calls);
     }
 }
 
-/// Repeated expressions of a hostile file are evaluated at most once.
+/// A hostile file may repeat an expensive expression thousands of times.
 #[test]
-fn values_that_are_large_and_used_often_cost_little() {
+fn large_values_that_are_used_often_are_evaluated_quickly() {
     let list = format!("[{}]", "\"0123456789abcdef\",".repeat(20_000));
     let text = "x".repeat(4000);
     let uses = |value: &str| -> String {
@@ -942,7 +948,7 @@ fn values_that_are_large_and_used_often_cost_little() {
 
 /// A file of 1 MiB can nest a template in a string of JSON half a million times.
 #[test]
-fn templates_in_json_that_are_nested_without_end_are_refused() {
+fn deeply_nested_templates_in_json_are_refused() {
     for (open, close) in
         [("${", "}"), ("${(", ")}"), ("${\"", "\"}"), ("${[", "]}"), ("${f(", ")}"), ("${!", "}"), ("%{if ", "}")]
     {

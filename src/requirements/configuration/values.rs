@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::super::Files;
 use super::super::files::is_values_file;
 use super::super::request::ClientKind;
-use super::FolderRole;
+use super::ModuleRole;
 use super::block::Parsed;
 use super::expression::{Constant, Inputs};
 
@@ -28,8 +28,8 @@ impl GivenValues {
     ///
     /// # Errors
     /// The reason.
-    pub fn add(&mut self, given: &str) -> Result<(), String> {
-        let (name, value) = given.split_once('=').ok_or_else(|| format!("{given:?} is not NAME=VALUE"))?;
+    pub fn add(&mut self, argument: &str) -> Result<(), String> {
+        let (name, value) = argument.split_once('=').ok_or_else(|| format!("{argument:?} is not NAME=VALUE"))?;
         if name.is_empty() || name.contains(char::is_whitespace) {
             return Err(format!("{name:?} is not a variable name"));
         }
@@ -48,44 +48,46 @@ impl GivenValues {
     /// A file with the same values, which clients read after all others beside a root.
     pub(in super::super) fn as_file(&self) -> Option<(String, Vec<u8>)> {
         let values: serde_json::Map<_, _> = self.0.iter().map(|(name, value)| (name.clone(), as_json(value))).collect();
-        (!values.is_empty()).then(|| (LAST.to_owned(), serde_json::Value::Object(values).to_string().into_bytes()))
+        (!values.is_empty())
+            .then(|| (LAST_VALUES.to_owned(), serde_json::Value::Object(values).to_string().into_bytes()))
     }
 }
 
 fn values_of(parsed: &Parsed<'_>) -> Inputs {
     let attributes = parsed.body().attributes().into_iter();
-    attributes.map(|(name, attribute)| (name, attribute.value.formula().alone())).collect()
+    attributes.map(|(name, attribute)| (name, attribute.value.formula().constant())).collect()
 }
 
-/// A file name that sorts after users' files.
-const LAST: &str = "~.auto.tfvars.json";
+/// A values file whose name sorts after users' files, so that its values win.
+const LAST_VALUES: &str = "~.auto.tfvars.json";
 
-/// The file that contains all remaining values.
-const ALL_VALUES: &str = "terraform.tfvars.json";
+/// The values file that replaces all others of a folder.
+const MERGED_VALUES: &str = "terraform.tfvars.json";
 
 /// The values of a root's variables in the clients' order: the last file wins, then the command line. The client's own
 /// command line and environment are unknown here.
-pub(super) fn of_root(files: &Files, folder: &str) -> Inputs {
+pub(super) fn values_of_root(files: &Files, folder: &str) -> Inputs {
     let mut inputs = Inputs::new();
-    for (name, text) in in_order(files, folder) {
-        // An unreadable file is the client's problem, and hides no other value.
+    for (name, text) in values_files(files, folder) {
+        // The client reports an unreadable file; the values of the other files still count.
         let Ok(parsed) = Parsed::read(name, text) else { continue };
         inputs.extend(values_of(&parsed));
     }
     inputs
 }
 
-/// `terraform.tfvars`, `terraform.tfvars.json`, and then all `*.auto.tfvars` and `*.auto.tfvars.json` by their names.
-fn in_order<'a>(files: &'a Files, folder: &str) -> Vec<(&'a str, &'a str)> {
-    let all = files.in_folder(folder).into_iter().filter(|(name, _)| is_values_file(name));
-    let mut all: Vec<_> = all.filter_map(|(name, text)| Some((name, text.ok()?))).collect();
+/// The readable values files of a folder in the clients' order: `terraform.tfvars`, `terraform.tfvars.json`, and then all
+/// `*.auto.tfvars` and `*.auto.tfvars.json` by their names.
+fn values_files<'a>(files: &'a Files, folder: &str) -> Vec<(&'a str, &'a str)> {
+    let values_files = files.in_folder(folder).into_iter().filter(|(name, _)| is_values_file(name));
+    let mut readable: Vec<_> = values_files.filter_map(|(name, text)| Some((name, text.ok()?))).collect();
     let rank = |name: &str| match name {
         "terraform.tfvars" => 0,
         "terraform.tfvars.json" => 1,
         _ => 2,
     };
-    all.sort_by_key(|(name, _)| (rank(name), *name));
-    all
+    readable.sort_by_key(|(name, _)| (rank(name), *name));
+    readable
 }
 
 /// Drops all values except those that decide which modules are called, and merges them into one file per folder. The
@@ -93,27 +95,29 @@ fn in_order<'a>(files: &'a Files, folder: &str) -> Vec<(&'a str, &'a str)> {
 pub(in super::super) fn keep_deciding_values(files: &mut Files) {
     let folders: Vec<String> = files.folders().into_iter().map(str::to_owned).collect();
     for folder in folders {
-        let names: Vec<String> = in_order(files, &folder).into_iter().map(|(name, _)| name.to_owned()).collect();
+        let names: Vec<String> = values_files(files, &folder).into_iter().map(|(name, _)| name.to_owned()).collect();
         if names.is_empty() {
             continue;
         }
         let deciding: BTreeSet<String> = [ClientKind::Terraform, ClientKind::Opentofu]
             .into_iter()
-            .flat_map(|client| super::read(files, &folder, FolderRole::Root, client, "", &Inputs::new()).inputs)
+            .flat_map(|client| {
+                super::read(files, &folder, ModuleRole::Root, client, super::NO_PACKAGE, &Inputs::new()).inputs
+            })
             .collect();
-        let values = of_root(files, &folder).into_iter().filter(|(name, _)| deciding.contains(name));
+        let values = values_of_root(files, &folder).into_iter().filter(|(name, _)| deciding.contains(name));
         let values: serde_json::Map<_, _> = values.map(|(name, value)| (name, as_json(&value))).collect();
         let path_of = |name: &str| if folder.is_empty() { name.to_owned() } else { format!("{folder}/{name}") };
         names.iter().for_each(|name| files.remove(&path_of(name)));
         if !values.is_empty() {
             let text = serde_json::Value::Object(values).to_string();
-            // It is shorter than its sources.
-            let _ = files.insert(&path_of(ALL_VALUES), text.as_bytes());
+            // The merged file is smaller than the files it replaces, so it exceeds no limit.
+            let _ = files.insert(&path_of(MERGED_VALUES), text.as_bytes());
         }
     }
 }
 
-/// Unknown values are dropped like null: neither is a source.
+/// A value as JSON. Unknown values become null: neither can be a source.
 fn as_json(value: &Constant) -> serde_json::Value {
     match value {
         Constant::Null | Constant::Unknown(_) => serde_json::Value::Null,

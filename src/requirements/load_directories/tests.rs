@@ -28,7 +28,7 @@ fn calls(source: &str) -> String {
 }
 
 #[test]
-fn what_a_client_reads_of_directories_is_read_with_the_modules_they_call() {
+fn the_files_that_clients_read_are_loaded_with_the_local_modules_they_call() {
     let top = folder(&[
         ("envs/prod/main.tf", &calls("../../modules/x")),
         ("envs/prod/.terraform.lock.hcl", ""),
@@ -67,12 +67,12 @@ fn what_a_client_reads_of_directories_is_read_with_the_modules_they_call() {
 }
 
 #[test]
-fn below_a_folder_without_a_configuration_its_roots_are_looked_for() {
+fn a_folder_without_a_configuration_is_searched_for_roots() {
     let top = folder(&[
         ("a/main.tf", &calls("../shared")),
         ("a/tests/main.tf", ""),
         ("b/c/main.tf", ""),
-        // Its client reads the tests in it, and nothing else.
+        // This folder has test files, so it is a folder of tests and no root.
         ("b/c/tests/main.tf", ""),
         ("b/c/tests/x.tftest.hcl", ""),
         ("shared/main.tf", ""),
@@ -80,22 +80,25 @@ fn below_a_folder_without_a_configuration_its_roots_are_looked_for() {
         ("a/.terraform/main.tf", ""),
     ]);
     assert_eq!(collected(&top, &[""]).roots, ["a", "a/tests", "b/c"]);
-    let nothing = folder(&[("x.txt", "")]);
-    assert!(matches!(collect(&[nothing.path().to_owned()], &GivenValues::default()), Err(CollectError::Nothing(_))));
+    let empty = folder(&[("x.txt", "")]);
     assert!(matches!(
-        collect(&[nothing.path().join("none")], &GivenValues::default()),
+        collect(&[empty.path().to_owned()], &GivenValues::default()),
+        Err(CollectError::NoConfiguration(_))
+    ));
+    assert!(matches!(
+        collect(&[empty.path().join("none")], &GivenValues::default()),
         Err(CollectError::Unreadable { .. })
     ));
 }
 
 #[test]
-fn links_are_followed_as_the_client_follows_them() {
+fn links_are_followed_as_clients_follow_them() {
     let top = folder(&[("real/x/main.tf", &calls("../y")), ("real/y/main.tf", ""), ("root/main.tf", &calls("./link"))]);
     std::os::unix::fs::symlink("../real/x", top.path().join("root/link")).unwrap();
     std::os::unix::fs::symlink("root", top.path().join("linked")).unwrap();
     let Collected { files, roots, .. } = collected(&top, &["linked"]);
     assert_eq!(roots, [""]);
-    // Calls of the linked folder are relative to its real place.
+    // Calls in a linked folder are relative to the link's target.
     assert_eq!(paths(&files), ["link/main.tf", "main.tf", "y/main.tf"]);
     // A path is normalised before it is looked up.
     let top = folder(&[
@@ -106,17 +109,17 @@ fn links_are_followed_as_the_client_follows_them() {
     ]);
     std::os::unix::fs::symlink("far/x", top.path().join("link")).unwrap();
     assert_eq!(collected(&top, &[""]).files.get("y/main.tf"), Some(Ok("")));
-    // Round and round: the folders have no end, and so they are refused.
-    let round = folder(&[("main.tf", &calls("./again"))]);
-    std::os::unix::fs::symlink(".", round.path().join("again")).unwrap();
+    // A folder that links to itself and calls the link is refused.
+    let cyclic = folder(&[("main.tf", &calls("./again"))]);
+    std::os::unix::fs::symlink(".", cyclic.path().join("again")).unwrap();
     assert!(matches!(
-        collect(&[round.path().to_owned()], &GivenValues::default()),
+        collect(&[cyclic.path().to_owned()], &GivenValues::default()),
         Err(CollectError::TooMany(_) | CollectError::Bad { .. })
     ));
 }
 
 #[test]
-fn what_is_no_file_or_no_text_is_refused_with_its_name() {
+fn special_files_are_refused_and_other_text_encodings_are_unreadable() {
     let top = folder(&[("main.tf", "")]);
     rustix::fs::mknodat(
         rustix::fs::CWD,
@@ -127,36 +130,36 @@ fn what_is_no_file_or_no_text_is_refused_with_its_name() {
     )
     .unwrap();
     let refused = collect(&[top.path().to_owned()], &GivenValues::default()).unwrap_err().to_string();
-    assert!(refused.contains("pipe.tf") && refused.contains("not a file"), "{refused}");
+    assert!(refused.contains("pipe.tf") && refused.contains("not a regular file"), "{refused}");
     fs::remove_file(top.path().join("pipe.tf")).unwrap();
     fs::create_dir(top.path().join("folder.tf")).unwrap();
     assert_eq!(paths(&collected(&top, &[""]).files), ["main.tf"]);
     fs::write(top.path().join("bytes.tf"), [0xff, 0xfe]).unwrap();
-    assert_eq!(collected(&top, &[""]).files.get("bytes.tf"), Some(Err(Unreadable::NoText)));
+    assert_eq!(collected(&top, &[""]).files.get("bytes.tf"), Some(Err(Unreadable::NotUtf8)));
 }
 
-/// An editor or a pull may take a file away between the look into its folder and the look into the file.
+/// An editor may remove a file after its folder was listed and before the file is read.
 #[test]
-fn a_file_that_vanishes_while_it_is_read_is_no_failure() {
+fn a_file_that_vanishes_during_loading_is_skipped() {
     let top = folder(&[("prod/main.tf", "")]);
-    let (path, until) = (top.path().join("prod/now.tf"), std::sync::atomic::AtomicBool::new(false));
+    let (path, stop) = (top.path().join("prod/now.tf"), std::sync::atomic::AtomicBool::new(false));
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            while !until.load(std::sync::atomic::Ordering::Relaxed) {
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
                 fs::write(&path, "").unwrap();
                 fs::remove_file(&path).unwrap();
             }
         });
-        let all: Vec<_> = (0..2000).map(|_| collect(&[top.path().to_owned()], &GivenValues::default())).collect();
-        until.store(true, std::sync::atomic::Ordering::Relaxed);
-        let passed_over: Vec<String> = all.into_iter().flat_map(|one| one.unwrap().passed_over).collect();
+        let results: Vec<_> = (0..2000).map(|_| collect(&[top.path().to_owned()], &GivenValues::default())).collect();
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        let passed_over: Vec<String> = results.into_iter().flat_map(|result| result.unwrap().passed_over).collect();
         assert!(passed_over.iter().all(|note| note.contains("now.tf")), "{passed_over:?}");
     });
 }
 
-/// As `-var` and `-var-file`: before every file beside a root, and of no module that is called.
+/// Values of `-var` and `-var-file` override those of files beside a root, and do not apply to child modules.
 #[test]
-fn values_of_the_command_line_win_and_lead_to_local_modules() {
+fn command_line_values_decide_which_local_modules_are_loaded() {
     let main = "variable \"v\" {\n  const = true\n}\nvariable \"list\" {\n  const = true\n}\nvariable \"password\" {}\nmodule \"m\" {\n  source = \"./${var.v}/${var.list[0]}\"\n}\n";
     let called =
         "variable \"v\" {\n  const = true\n  default = \"own\"\n}\nmodule \"n\" {\n  source = \"../${var.v}\"\n}\n";
@@ -179,14 +182,14 @@ fn values_of_the_command_line_win_and_lead_to_local_modules() {
         folders.retain(|folder| !folder.is_empty());
         folders.iter().map(|folder| folder.trim_start_matches("root/").to_owned()).collect::<Vec<_>>()
     };
-    let joined = |values: &GivenValues| paths(values).join(" ");
-    assert!(joined(&values).contains("b/x"), "{}", joined(&values));
+    let joined_paths = |values: &GivenValues| paths(values).join(" ");
+    assert!(joined_paths(&values).contains("b/x"), "{}", joined_paths(&values));
     values.add_file("prod.tfvars", "v = \"c\"\nlist = [\"y\"]\npassword = \"s3cret\"\n").unwrap();
-    let found = joined(&values);
-    assert!(found.contains("c/y") && found.contains("c/own") && !found.contains("b/x"), "{found}");
+    let loaded = joined_paths(&values);
+    assert!(loaded.contains("c/y") && loaded.contains("c/own") && !loaded.contains("b/x"), "{loaded}");
     values.add("v=d").unwrap();
     values.add("list=[\"y\", \"z\"]").unwrap();
-    assert!(joined(&values).contains("d/y"), "{}", joined(&values));
+    assert!(joined_paths(&values).contains("d/y"), "{}", joined_paths(&values));
     for (bad, reason) in [
         ("v", "is not NAME=VALUE"),
         ("=x", "is not a variable name"),

@@ -20,7 +20,7 @@ fn problems(file: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_lock_file_says_which_version_and_which_hashes() {
+fn a_lock_file_has_versions_constraints_and_hashes() {
     let locked = parse(ONE.as_bytes()).unwrap();
     let [LockedProvider { provider, version, constraints, hashes }] = &locked[..] else { panic!("{locked:?}") };
     assert_eq!(provider.to_string(), "registry.terraform.io/hashicorp/null");
@@ -30,17 +30,17 @@ fn a_lock_file_says_which_version_and_which_hashes() {
 }
 
 #[test]
-fn what_clients_refuse_is_refused() {
-    let provider = |address: &str, says: &str| format!("provider \"{address}\" {{\n{says}\n}}\n");
-    let says = |says: &str| provider("r.example/acme/null", says);
-    let constraints = |given: &str| says(&format!("version = \"1.2.0\"\nconstraints = \"{given}\""));
+fn lock_files_that_clients_refuse_are_refused() {
+    let provider = |address: &str, body: &str| format!("provider \"{address}\" {{\n{body}\n}}\n");
+    let null_provider = |body: &str| provider("r.example/acme/null", body);
+    let constraints = |text: &str| null_provider(&format!("version = \"1.2.0\"\nconstraints = \"{text}\""));
     let version = "version = \"1.2.0\"";
     for (file, reason) in [
-        (format!("edition = 2\n{}", says(version)), "no argument \"edition\""),
-        (format!("more \"x\" {{\n}}\n{}", says(version)), "no block \"more\""),
-        (says(&format!("{version}\noracle = 1")), "no argument \"oracle\""),
-        (says(&format!("{version}\nmore \"x\" {{\n}}")), "no block \"more\""),
-        (says("version = \"1.2\""), "unless it is written 1.2.0"),
+        (format!("edition = 2\n{}", null_provider(version)), "no argument \"edition\""),
+        (format!("more \"x\" {{\n}}\n{}", null_provider(version)), "no block \"more\""),
+        (null_provider(&format!("{version}\noracle = 1")), "no argument \"oracle\""),
+        (null_provider(&format!("{version}\nmore \"x\" {{\n}}")), "no block \"more\""),
+        (null_provider("version = \"1.2\""), "unless it is written 1.2.0"),
         (constraints("~>   1.0"), "one space"),
         (constraints("~> 1"), "unless they are written \"~> 1.0\""),
         (constraints("< 2.0.0, >= 1.0.0"), "unless they are written \">= 1.0.0, < 2.0.0\""),
@@ -55,13 +55,13 @@ fn what_clients_refuse_is_refused() {
         assert!(message.len() == 1 && message[0].contains(reason), "{file}{message:?}");
     }
     // No client reads module entries yet.
-    let fine =
+    let accepted =
         format!("module \"x\" {{\n  version = \"1\"\n}}\n{}{}", constraints(""), provider("r.example/a/b", version));
-    assert_eq!(parse(fine.as_bytes()).unwrap().len(), 2);
+    assert_eq!(parse(accepted.as_bytes()).unwrap().len(), 2);
 }
 
 #[test]
-fn every_problem_is_named_with_its_line() {
+fn every_problem_is_reported_with_its_line() {
     let file = r#"provider "r.example/acme/null" {
   version = 1
 }
@@ -90,8 +90,8 @@ provider "r.example/acme/twice" { version = "1.0.0" }
         (9, "hashes is not a list"),
         (11, "has no version"),
         (15, "\"nothing\" is not a hash"),
-        (17, "not one label"),
-        (19, "r.example/acme/twice stands there twice"),
+        (17, "exactly one label"),
+        (19, "r.example/acme/twice is locked twice"),
     ]) {
         assert!(
             problem.starts_with(&format!("the lock file: line {line}: ")) && problem.contains(expected),
@@ -103,7 +103,7 @@ provider "r.example/acme/twice" { version = "1.0.0" }
 }
 
 #[test]
-fn there_is_a_bound_to_all_of_it() {
+fn providers_hashes_and_strings_are_limited() {
     let many: String =
         (0..257).map(|n| format!("provider \"r.example/acme/p{n}\" {{ version = \"1.0.0\" }}\n")).collect();
     assert!(problems(&many)[0].contains("line 257: there are more than 256 providers"));
@@ -114,20 +114,20 @@ fn there_is_a_bound_to_all_of_it() {
 }
 
 #[test]
-fn no_more_is_read_than_anybody_would_write() {
+fn reading_stops_after_many_problems_and_beyond_the_maximum_size() {
     let bad = |number: usize| "provider \"x\" {\n}\n".repeat(number);
     let message = problems(&bad(1000));
     assert_eq!(message.len(), MAX_PROBLEMS + 1, "{message:?}");
-    assert!(message[MAX_PROBLEMS].starts_with("the lock file: line 33: there may be more"), "{message:?}");
+    assert!(message[MAX_PROBLEMS].starts_with("the lock file: line 33: too many problems"), "{message:?}");
     let unfinished = |number: usize| format!("{ONE}{}", "provider \"r.example/a/b\" {\n}\n".repeat(number));
     assert!(problems(&unfinished(300)).len() <= MAX_PROBLEMS + 2);
-    let reason = &problems(&"#".repeat(LARGEST + 1))[0];
+    let reason = &problems(&"#".repeat(MAX_LOCK_FILE_BYTES + 1))[0];
     assert!(reason.contains("at most 256 KiB is read"), "{reason}");
 }
 
 proptest! {
     #[test]
-    fn what_a_client_writes_is_read_as_it_is(
+    fn a_lock_file_in_the_clients_form_round_trips(
         providers in prop::collection::btree_map("[a-z]{1,8}", ("[0-9]\\.[0-9]\\.[0-9](-[a-z]{1,4})?", prop::option::of("~> [0-9]\\.[0-9]|(>=|<|!=) [0-9]\\.[0-9]\\.[0-9]"), prop::collection::vec("(h1|zh|x9):[A-Za-z0-9+/=]{1,60}", 0..6)), 0..6),
     ) {
         let mut file = "# This file is maintained automatically.\n".to_owned();
@@ -137,12 +137,12 @@ proptest! {
             file += &format!("\nprovider \"r.example/acme/{name}\" {{\n  version     = \"{version}\"\n{constraints}  hashes = [\n{hashes}  ]\n}}\n");
         }
         let locked = parse(file.as_bytes()).unwrap();
-        let read = locked.into_iter().map(|one| (one.provider.type_.to_string(), (one.version.to_string(), one.constraints, one.hashes)));
+        let read = locked.into_iter().map(|entry| (entry.provider.type_.to_string(), (entry.version.to_string(), entry.constraints, entry.hashes)));
         prop_assert_eq!(read.collect::<std::collections::BTreeMap<_, _>>(), providers);
     }
 
     #[test]
-    fn any_text_is_read_or_refused_with_a_reason(
+    fn any_text_is_parsed_or_refused_with_a_reason(
         text in "(provider|version|hashes|constraints|\"r.example/a/b\"|\"1.0\"|[a-z]{1,3}|[\"{}\\[\\]()=\n ,:$.]){0,40}",
     ) {
         if let Err(bad) = parse(text.as_bytes()) {

@@ -11,72 +11,73 @@ use crate::address::{
     Artifact, ModulePackage, Package, PackageSelector, Platform, ProviderAddress, Selection, Version, Versions,
 };
 
-/// Resolves an address: its own archive, without calls.
-pub(super) async fn of_address(
+/// Resolves an address to its own archive; the modules that it calls are not resolved.
+pub(super) async fn resolve_address(
     queries: &RegistryQueries<'_, impl Registries>,
     selector: &PackageSelector,
     platforms: &[Platform],
-    found: &mut ResolutionResult,
+    result: &mut ResolutionResult,
 ) {
     let required_by = selector.to_string();
     let chosen = match selector {
         PackageSelector::Provider(selection) => {
-            let choose = |listed: &[Version]| chosen(listed, |listed| selection.choose(listed));
-            version_selection::of_provider(queries, &selection.of, choose).await.map(|chosen| {
-                want_provider(found, &selection.of, &chosen, platforms, &[], [required_by.clone()]);
+            let choose = |listed: &[Version]| choose_cloned(listed, |listed| selection.choose(listed));
+            version_selection::choose_provider_version(queries, &selection.of, choose).await.map(|chosen| {
+                require_provider(result, &selection.of, &chosen, platforms, &[], [required_by.clone()]);
             })
         }
         PackageSelector::Module(selection) => {
-            let choose = |listed: &[Version]| chosen(listed, |listed| selection.choose(listed));
-            version_selection::of_module(queries, &selection.of, choose).await.map(|version| {
+            let choose = |listed: &[Version]| choose_cloned(listed, |listed| selection.choose(listed));
+            version_selection::choose_module_version(queries, &selection.of, choose).await.map(|version| {
                 let package = ModulePackage { module: selection.of.clone(), version };
-                found.require(Artifact::Module(package), &[], [required_by.clone()]);
+                result.require(Artifact::Module(package), &[], [required_by.clone()]);
             })
         }
     };
     if let Err(reason) = chosen {
-        found.add_unavailable(&required_by, reason, [required_by.clone()]);
+        result.add_unavailable(&required_by, reason, [required_by.clone()]);
     }
 }
 
 /// Resolves a lock file.
-pub(super) async fn of_lock_file(
+pub(super) async fn resolve_lock_file(
     queries: &RegistryQueries<'_, impl Registries>,
     name: &str,
     locked: &[LockedProvider],
     platforms: &[Platform],
-    found: &mut ResolutionResult,
+    result: &mut ResolutionResult,
 ) {
-    let each = locked.iter().map(|one| async move {
-        let selection = Selection { of: one.provider.clone(), versions: Versions::Exactly(one.version.clone()) };
-        let choose = |listed: &[Version]| chosen(listed, |listed| selection.choose(listed));
-        let chosen = version_selection::of_provider(queries, &one.provider, choose).await;
-        (one, selection, chosen)
+    let resolved = locked.iter().map(|locked| async move {
+        let selection = Selection { of: locked.provider.clone(), versions: Versions::Exactly(locked.version.clone()) };
+        let choose = |listed: &[Version]| choose_cloned(listed, |listed| selection.choose(listed));
+        let chosen = version_selection::choose_provider_version(queries, &locked.provider, choose).await;
+        (locked, selection, chosen)
     });
-    for (LockedProvider { provider, hashes, .. }, selection, chosen) in join_all(each.collect::<Vec<_>>()).await {
+    for (LockedProvider { provider, hashes, .. }, selection, chosen) in join_all(resolved.collect::<Vec<_>>()).await {
         match chosen {
-            Ok(chosen) => want_provider(found, provider, &chosen, platforms, hashes, [name.to_owned()]),
-            Err(reason) => found.add_unavailable(selection.to_string(), reason, [name.to_owned()]),
+            Ok(chosen) => require_provider(result, provider, &chosen, platforms, hashes, [name.to_owned()]),
+            Err(reason) => result.add_unavailable(selection.to_string(), reason, [name.to_owned()]),
         }
     }
 }
 
 /// Requires a version of a provider for each platform.
-pub(super) fn want_provider(
-    found: &mut ResolutionResult,
+pub(super) fn require_provider(
+    result: &mut ResolutionResult,
     provider: &ProviderAddress,
-    ChosenVersion { version, besides }: &ChosenVersion,
+    ChosenVersion { version, extra_platforms }: &ChosenVersion,
     platforms: &[Platform],
     hashes: &[String],
     required_by: impl IntoIterator<Item = String> + Clone,
 ) {
-    for platform in platforms.iter().chain(besides) {
+    for platform in platforms.iter().chain(extra_platforms) {
         let package = Package { provider: provider.clone(), version: version.clone(), platform: platform.clone() };
-        found.require(Artifact::Provider(package), hashes, required_by.clone());
+        result.require(Artifact::Provider(package), hashes, required_by.clone());
     }
 }
 
-fn chosen(
+/// Applies a choice among references to a list of versions.
+fn choose_cloned(
     listed: &[Version],
     choose: impl for<'a> FnOnce(&[&'a Version]) -> Result<&'a Version, String>,
 ) -> Result<Version, String> {

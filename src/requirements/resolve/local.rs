@@ -1,80 +1,85 @@
-//! A user's own folders: each is parsed once for all its callers, in the background.
+//! The local modules of a configuration: each folder is parsed once for all its callers, on a blocking thread.
 
 use std::sync::Arc;
 
 use tokio::sync::Semaphore;
 
-use super::super::configuration::{self, FolderRole, Inputs, Module, Problem, SourceLine};
+use super::super::configuration::{self, Inputs, Module, ModuleRole, NO_PACKAGE, Problem, SourceLine};
 use super::super::request::ClientKind;
 use super::super::{Configurations, Files};
-use super::registry_queries::{Answers, cell};
+use super::registry_queries::{AnswerCache, answer_cell};
 use super::resolution_result::ResolutionResult;
 use super::root_modules::{self, Root};
 
-/// Folders read at a time.
-const MAX_CONCURRENT_READS: usize = 2;
-/// The error after a panic while parsing.
-const READ_PANICKED: &str = "reading it ended unexpectedly";
+/// The maximum number of folders that are parsed at a time.
+const MAX_CONCURRENT_PARSES: usize = 2;
+/// The error after a panic of the parser.
+const PARSER_PANICKED: &str = "the parser failed: larder's log says why";
 
-/// A user's own folders.
-pub(super) struct LocalFolders {
+/// The folders of one configuration that a user sent, with the modules parsed so far.
+pub(super) struct LocalModules {
     configurations: Arc<Configurations>,
     permits: Arc<Semaphore>,
-    modules: Answers<(String, FolderRole, ClientKind, Arc<Inputs>), Module>,
+    modules: AnswerCache<(String, ModuleRole, ClientKind, Arc<Inputs>), Module>,
 }
 
-impl LocalFolders {
+impl LocalModules {
     pub(super) fn new(configurations: &Configurations) -> Self {
         let configurations = Arc::new(configurations.clone());
-        Self { configurations, permits: Arc::new(Semaphore::new(MAX_CONCURRENT_READS)), modules: Answers::default() }
+        Self {
+            configurations,
+            permits: Arc::new(Semaphore::new(MAX_CONCURRENT_PARSES)),
+            modules: AnswerCache::default(),
+        }
     }
 
-    /// All files.
+    /// The files of the configuration.
     pub(super) fn files(&self) -> &Files {
         &self.configurations.files
     }
 
-    /// The roots.
-    pub(super) async fn roots(&self, found: &mut ResolutionResult) -> Vec<Root> {
+    /// The root modules. Problems are added to `result`.
+    pub(super) async fn roots(&self, result: &mut ResolutionResult) -> Vec<Root> {
         let configurations = Arc::clone(&self.configurations);
-        let reading = tokio::task::spawn_blocking(move || {
-            let mut found = ResolutionResult::default();
-            (root_modules::of(&configurations, &mut found), found)
+        let parsing = tokio::task::spawn_blocking(move || {
+            let mut root_problems = ResolutionResult::default();
+            (root_modules::find(&configurations, &mut root_problems), root_problems)
         });
-        match reading.await {
-            Ok((roots, more)) => {
-                *found = std::mem::take(found).and(more);
+        match parsing.await {
+            Ok((roots, root_problems)) => {
+                *result = std::mem::take(result).merge(root_problems);
                 roots
             }
             Err(_) => {
-                found.add_unavailable("the configuration", READ_PANICKED, []);
+                result.add_unavailable("the configuration", PARSER_PANICKED, []);
                 Vec::new()
             }
         }
     }
 
-    /// Parses a folder with these values.
+    /// The module in a folder, parsed with these values of its variables. A failure is a problem of that module.
     pub(super) async fn module(
         &self,
         folder: &str,
-        role: FolderRole,
+        role: ModuleRole,
         client: ClientKind,
         inputs: &Arc<Inputs>,
     ) -> Arc<Module> {
         let key = (folder.to_owned(), role, client, Arc::clone(inputs));
-        let cell = cell(&self.modules, &key);
-        let read = async || {
+        let cell = answer_cell(&self.modules, &key);
+        let parse = async || {
             // The semaphore is never closed.
             let permit = Arc::clone(&self.permits).acquire_owned().await;
             let configurations = Arc::clone(&self.configurations);
-            let read = move || {
+            let parse = move || {
                 // Parsing continues after its caller is cancelled, and holds the permit to its end.
                 let _permit = permit;
-                configuration::read(&configurations.files, &key.0, key.1, key.2, "", &key.3)
+                let (folder, role, client, inputs) = key;
+                configuration::read(&configurations.files, &folder, role, client, NO_PACKAGE, &inputs)
             };
-            tokio::task::spawn_blocking(read).await.map(Arc::new).map_err(|_| READ_PANICKED.to_owned())
+            tokio::task::spawn_blocking(parse).await.map(Arc::new).map_err(|_| PARSER_PANICKED.to_owned())
         };
-        cell.get_or_init(read).await.clone().unwrap_or_else(|reason| {
+        cell.get_or_init(parse).await.clone().unwrap_or_else(|reason| {
             let location = SourceLine { file: folder.to_owned(), line: 1 };
             let problem = Problem { subject: folder.to_owned(), reason, location };
             Arc::new(Module { problems: vec![problem], ..Module::default() })
@@ -96,16 +101,16 @@ mod tests {
         runtime.block_on(async {
             let mut files = Files::default();
             files.insert("main.tf", b"").unwrap();
-            let local = LocalFolders::new(&Configurations { files, roots: Vec::new(), client: None });
+            let local = LocalModules::new(&Configurations { files, roots: Vec::new(), client: None });
             // The only blocking thread is busy, so parsing is queued behind it.
             let (release, released) = mpsc::channel();
             let busy = tokio::task::spawn_blocking(move || released.recv());
             let inputs = Arc::default();
-            let cancelled = local.module("", FolderRole::Root, ClientKind::Terraform, &inputs).now_or_never();
-            assert_eq!((cancelled, local.permits.available_permits()), (None, MAX_CONCURRENT_READS - 1));
+            let cancelled = local.module("", ModuleRole::Root, ClientKind::Terraform, &inputs).now_or_never();
+            assert_eq!((cancelled, local.permits.available_permits()), (None, MAX_CONCURRENT_PARSES - 1));
             release.send(()).unwrap();
             busy.await.unwrap().unwrap();
-            let all = u32::try_from(MAX_CONCURRENT_READS).unwrap();
+            let all = u32::try_from(MAX_CONCURRENT_PARSES).unwrap();
             assert!(local.permits.acquire_many(all).await.is_ok());
         });
     }

@@ -1,5 +1,5 @@
-//! Resolves an order to the archives that an `init` needs, as the clients do. An unavailable item is listed, and hides
-//! nothing else.
+//! Resolves an order to the archives that an `init` needs, as the clients do. Unavailable items are listed; everything
+//! else is still resolved.
 
 mod addresses;
 mod local;
@@ -15,10 +15,10 @@ mod version_selection;
 
 use futures_util::future::join_all;
 
-use self::local::LocalFolders;
+use self::local::LocalModules;
 use self::registry_queries::RegistryQueries;
 use self::resolution_result::ResolutionResult;
-pub(super) use self::root_modules::uncalled;
+pub(super) use self::root_modules::uncalled_folders;
 use super::{Order, OrderEntry, Registries, ResolvedRequirements};
 
 /// Resolves an order. Each list and module is queried once, a few at a time.
@@ -27,29 +27,29 @@ use super::{Order, OrderEntry, Registries, ResolvedRequirements};
 /// lists. A provider is required for every platform; a module once.
 pub async fn resolve(order: &Order, registries: &impl Registries) -> ResolvedRequirements {
     let queries = RegistryQueries::new(registries);
-    let each = order.given.iter().map(|given| {
+    let results = order.given.iter().map(|entry| {
         let queries = &queries;
         async move {
-            let mut found = ResolutionResult::default();
-            match given {
+            let mut result = ResolutionResult::default();
+            match entry {
                 OrderEntry::Address { what: selector, platforms } => {
                     let platforms = if platforms.is_empty() { &order.platforms } else { platforms };
-                    addresses::of_address(queries, selector, platforms, &mut found).await;
+                    addresses::resolve_address(queries, selector, platforms, &mut result).await;
                 }
                 OrderEntry::LockFile { name, locked } => {
-                    addresses::of_lock_file(queries, name, locked, &order.platforms, &mut found).await;
+                    addresses::resolve_lock_file(queries, name, locked, &order.platforms, &mut result).await;
                 }
                 OrderEntry::Configurations(configurations) => {
-                    let local = LocalFolders::new(configurations);
-                    for root in local.roots(&mut found).await {
-                        // One after the other: shared queries are sent once.
-                        tree::of_root(queries, &local, &root, &order.platforms, &mut found).await;
+                    let local = LocalModules::new(configurations);
+                    for root in local.roots(&mut result).await {
+                        // Roots are resolved one after the other, so that a query of several roots is sent once.
+                        tree::resolve_root(queries, &local, &root, &order.platforms, &mut result).await;
                     }
                 }
             }
-            found
+            result
         }
     });
-    let found = join_all(each.collect::<Vec<_>>()).await;
-    found.into_iter().fold(ResolutionResult::default(), ResolutionResult::and).into_requirements()
+    let results = join_all(results.collect::<Vec<_>>()).await;
+    results.into_iter().fold(ResolutionResult::default(), ResolutionResult::merge).into_requirements()
 }

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use super::super::configuration::{self, FolderRole, Inputs, ModuleCall, ModuleSource};
+use super::super::configuration::{self, Inputs, ModuleCall, ModuleRole, ModuleSource};
 use super::super::request::ClientKind;
 use super::super::{Files, Registries, path};
-use super::local::LocalFolders;
+use super::local::LocalModules;
 use super::registry_queries::RegistryQueries;
 use super::version_selection;
 use crate::address::{ModuleAddress, ModuleConstraint, ModulePackage, Version};
@@ -13,11 +13,11 @@ use crate::address::{ModuleAddress, ModuleConstraint, ModulePackage, Version};
 /// A folder to read.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct CalledFolder {
-    /// Its module; `None` for a user's own files.
+    /// The registry module that contains the folder; `None` for a user's own files.
     pub(super) package: Option<ModulePackage>,
-    /// Its path there.
+    /// The path of the folder in that module, or in the user's files.
     pub(super) folder: String,
-    /// The values that decide its calls; empty for a root, whose values are in files.
+    /// The values of variables that decide which modules the folder calls; empty for a root, whose values are in files.
     pub(super) inputs: Arc<Inputs>,
 }
 
@@ -25,8 +25,8 @@ pub(super) struct CalledFolder {
 pub(super) struct CallTarget {
     /// The called folder, or the reason why there is none.
     pub(super) target: Result<CalledFolder, UnavailableCall>,
-    /// The registry module that it passes through, which is required in any case.
-    pub(super) through: Option<ModulePackage>,
+    /// The registry module that the call names. Its archive is required even if the folder in it is unavailable.
+    pub(super) required_package: Option<ModulePackage>,
 }
 
 /// A call whose module is unavailable.
@@ -37,62 +37,66 @@ pub(super) struct UnavailableCall {
     pub(super) reason: String,
 }
 
-/// Follows a call in the folder at `from`.
+/// Follows a call in the folder `caller`.
 pub(super) async fn follow(
     queries: &RegistryQueries<'_, impl Registries>,
-    local: &LocalFolders,
-    from: &CalledFolder,
+    local: &LocalModules,
+    caller: &CalledFolder,
     call: &ModuleCall,
     client: ClientKind,
 ) -> CallTarget {
-    let CallTarget { target, through } = resolve_call(queries, local.files(), from, call, client).await;
+    let CallTarget { target, required_package } = resolve_call(queries, local.files(), caller, call, client).await;
     match target {
-        Ok(to) => CallTarget { target: Ok(with_inputs(queries, local, to, call, client).await), through },
-        refused => CallTarget { target: refused, through },
+        Ok(called) => {
+            CallTarget { target: Ok(with_inputs(queries, local, called, call, client).await), required_package }
+        }
+        unavailable => CallTarget { target: unavailable, required_package },
     }
 }
 
-/// The folder with the values of a call that decide what it calls. Without any, all callers share it.
+/// Adds the values of a call that decide which modules the called folder calls. Without such values, all callers share
+/// one entry for the folder.
 async fn with_inputs(
     queries: &RegistryQueries<'_, impl Registries>,
-    local: &LocalFolders,
-    to: CalledFolder,
+    local: &LocalModules,
+    called: CalledFolder,
     call: &ModuleCall,
     client: ClientKind,
 ) -> CalledFolder {
     if call.inputs.is_empty() {
-        return to;
+        return called;
     }
-    let module = match &to.package {
-        Some(package) => match queries.module(package, &to.folder, client, &to.inputs).await {
+    let module = match &called.package {
+        Some(package) => match queries.module(package, &called.folder, client, &called.inputs).await {
             Ok(module) => module,
-            Err(_) => return to,
+            Err(_) => return called,
         },
-        None => local.module(&to.folder, FolderRole::Called, client, &to.inputs).await,
+        None => local.module(&called.folder, ModuleRole::Child, client, &called.inputs).await,
     };
     let deciding = call.inputs.iter().filter(|(name, _)| module.inputs.contains(*name));
     let inputs: Inputs = deciding.map(|(name, value)| (name.clone(), value.clone())).collect();
-    CalledFolder { inputs: Arc::new(inputs), ..to }
+    CalledFolder { inputs: Arc::new(inputs), ..called }
 }
 
 async fn resolve_call(
     queries: &RegistryQueries<'_, impl Registries>,
     files: &Files,
-    from: &CalledFolder,
+    caller: &CalledFolder,
     call: &ModuleCall,
     client: ClientKind,
 ) -> CallTarget {
     match &call.source {
-        ModuleSource::Local(to) => {
-            CallTarget { target: resolve_local_call(queries, files, from, to).await, through: None }
+        ModuleSource::Local(path) => {
+            CallTarget { target: resolve_local_call(queries, files, caller, path).await, required_package: None }
         }
-        ModuleSource::Registry { module, subdir } => match choose(queries, module, &call.versions).await {
-            Ok(package) => {
-                CallTarget { target: folder_within(queries, &package, subdir, client).await, through: Some(package) }
-            }
+        ModuleSource::Registry { module, subdir } => match choose_version(queries, module, &call.versions).await {
+            Ok(package) => CallTarget {
+                target: resolve_subfolder(queries, &package, subdir, client).await,
+                required_package: Some(package),
+            },
             Err(reason) => CallTarget {
                 target: Err(UnavailableCall { subject: describe_module(module, &call.versions), reason }),
-                through: None,
+                required_package: None,
             },
         },
     }
@@ -101,78 +105,81 @@ async fn resolve_call(
 async fn resolve_local_call(
     queries: &RegistryQueries<'_, impl Registries>,
     files: &Files,
-    from: &CalledFolder,
-    to: &str,
+    caller: &CalledFolder,
+    call_path: &str,
 ) -> Result<CalledFolder, UnavailableCall> {
-    let refused = |reason: String| UnavailableCall { subject: configuration::without_secrets(to), reason };
-    let Some(folder) = path::join(&from.folder, to) else {
-        return Err(refused(match &from.package {
+    let unavailable = |reason: String| UnavailableCall { subject: configuration::without_secrets(call_path), reason };
+    let Some(folder) = path::join(&caller.folder, call_path) else {
+        return Err(unavailable(match &caller.package {
             Some(package) => {
-                format!("it leads out of {package}, and clients refuse that: its publisher has to change it")
+                format!("the path leads out of {package}, which clients refuse: the module's publisher has to change the path")
             }
-            None => "it leads out of the files that were handed over: hand over a folder that has both".to_owned(),
+            None => "the path leads out of the folders that larder was given: give larder a folder that contains both modules".to_owned(),
         }));
     };
-    let has_folder = match &from.package {
+    let has_folder = match &caller.package {
         // The caller was read from these files, so they are loaded.
         Some(package) => queries.module_files(package).await.is_ok_and(|files| files.files.has_folder(&folder)),
         None => files.has_folder(&folder),
     };
-    if let (None, Some((path, reason))) = (&from.package, files.describe_obstacle(&folder)) {
-        return Err(refused(format!("{path}: {reason}")));
+    if let (None, Some((path, reason))) = (&caller.package, files.blocking_entry(&folder)) {
+        return Err(unavailable(format!("{path}: {reason}")));
     }
     if !has_folder {
-        return Err(refused(match &from.package {
+        return Err(unavailable(match &caller.package {
             Some(package) => format!("{package} has no file that a client reads in {folder:?}"),
             None => format!(
-                "{folder:?} is not there, or has no configuration: hand that folder over too, or correct the path"
+                "{folder:?} does not exist, or has no configuration: give larder that folder too, or correct the path"
             ),
         }));
     }
-    Ok(CalledFolder { package: from.package.clone(), folder, inputs: Arc::default() })
+    Ok(CalledFolder { package: caller.package.clone(), folder, inputs: Arc::default() })
 }
 
 /// The newest version that a call allows.
-async fn choose(
+async fn choose_version(
     queries: &RegistryQueries<'_, impl Registries>,
     module: &ModuleAddress,
     versions: &ModuleConstraint,
 ) -> Result<ModulePackage, String> {
     let choose =
-        |listed: &[Version]| versions.newest(listed).cloned().ok_or_else(|| no_version(versions, listed.len()));
-    let version = version_selection::of_module(queries, module, choose).await?;
+        |listed: &[Version]| versions.newest(listed).cloned().ok_or_else(|| no_match_reason(versions, listed.len()));
+    let version = version_selection::choose_module_version(queries, module, choose).await?;
     Ok(ModulePackage { module: module.clone(), version })
 }
 
-fn no_version(versions: &ModuleConstraint, number: usize) -> String {
+fn no_match_reason(versions: &ModuleConstraint, listed: usize) -> String {
     if *versions == ModuleConstraint::default() {
-        return format!("none of the {number} versions that are listed is a release");
+        return format!("none of the {listed} versions that are listed is a release");
     }
     format!(
-        "none of the {number} versions that are listed is what {versions:?} asks for: change the constraint",
+        "none of the {listed} versions that are listed matches {versions:?}: change the constraint",
         versions = versions.to_string()
     )
 }
 
-async fn folder_within(
+/// The folder `subdir` of a registry module, below the folder that the registry names.
+async fn resolve_subfolder(
     queries: &RegistryQueries<'_, impl Registries>,
     package: &ModulePackage,
     subdir: &str,
     client: ClientKind,
 ) -> Result<CalledFolder, UnavailableCall> {
-    let refused = |reason| UnavailableCall { subject: package.to_string(), reason };
-    let unread =
-        |reason| format!("what it calls and needs is not known, because its files could not be read: {reason}");
-    let files = queries.module_files(package).await.map_err(|reason| refused(unread(reason)))?;
+    let unavailable = |reason| UnavailableCall { subject: package.to_string(), reason };
+    let unreadable_reason = |reason| {
+        format!("the modules and providers that it needs are unknown, because its files could not be read: {reason}")
+    };
+    let files = queries.module_files(package).await.map_err(|reason| unavailable(unreadable_reason(reason)))?;
     let folder = path::join(&files.subdir, subdir);
     let folder = folder.filter(|folder| files.files.has_folder(folder));
-    let folder = folder.ok_or_else(|| refused(format!("it has no file that a client reads in {subdir:?}")))?;
+    let folder =
+        folder.ok_or_else(|| unavailable(format!("the module has no file that a client reads in {subdir:?}")))?;
     let called = CalledFolder { package: Some(package.clone()), folder, inputs: Arc::default() };
     queries
         .module(package, &called.folder, client, &called.inputs)
         .await
         .map(|_| called)
-        .map_err(|reason| refused(unread(reason)))
+        .map_err(|reason| unavailable(unreadable_reason(reason)))
 }
 
 /// A module with its constraint.

@@ -21,7 +21,7 @@ struct KnownRegistries {
 }
 
 impl KnownRegistries {
-    /// `namespace/type`, of both public registries.
+    /// Adds a provider, `namespace/type`, to both public registries.
     fn provider(mut self, name: &str, versions: &[&'static str]) -> Self {
         for host in ["registry.terraform.io", "registry.opentofu.org"] {
             self.providers.insert(format!("{host}/{name}"), versions.to_vec());
@@ -29,10 +29,10 @@ impl KnownRegistries {
         self
     }
 
-    /// `acme/NAME/test` of registry.terraform.io.
+    /// Adds a version of the module `acme/NAME/test` to registry.terraform.io.
     fn module(mut self, name: &str, version: &'static str, files: &[(&str, &str)]) -> Self {
-        let found = ModuleFiles { files: in_memory(files), subdir: String::new() };
-        self.modules.entry(format!("registry.terraform.io/acme/{name}/test")).or_default().insert(version, found);
+        let module = ModuleFiles { files: in_memory(files), subdir: String::new() };
+        self.modules.entry(format!("registry.terraform.io/acme/{name}/test")).or_default().insert(version, module);
         self
     }
 
@@ -60,8 +60,10 @@ impl Registries for KnownRegistries {
     }
 
     async fn module_files(&self, package: &ModulePackage) -> Result<ModuleFiles, String> {
-        let files =
-            self.modules.get(&package.module.to_string()).and_then(|all| all.get(package.version.as_str()).cloned());
+        let files = self
+            .modules
+            .get(&package.module.to_string())
+            .and_then(|versions| versions.get(package.version.as_str()).cloned());
         self.answer(package.to_string(), files).await
     }
 }
@@ -86,12 +88,12 @@ fn configurations(given: &[(&str, &str)], roots: &[&str], client: Option<ClientK
 }
 
 fn run(order: &Order, registries: &KnownRegistries) -> ResolvedRequirements {
-    // Queries must be Send.
-    fn on_any_thread<T: Send>(future: T) -> T {
+    // Fails to compile if the future is not Send.
+    fn assert_send<T: Send>(future: T) -> T {
         future
     }
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    runtime.block_on(on_any_thread(resolve(order, registries)))
+    runtime.block_on(assert_send(resolve(order, registries)))
 }
 
 /// `ADDRESS@VERSION` of each requirement, without the host of Terraform's registry.
@@ -100,13 +102,13 @@ fn archives_of(requirements: &ResolvedRequirements) -> Vec<String> {
         Artifact::Provider(package) => format!("{}@{}", package.provider, package.version),
         Artifact::Module(package) => package.to_string(),
     };
-    let mut all: Vec<String> = requirements
+    let mut names: Vec<String> = requirements
         .archives
         .iter()
-        .map(|one| name(&one.artifact).trim_start_matches("registry.terraform.io/").to_owned())
+        .map(|archive| name(&archive.artifact).trim_start_matches("registry.terraform.io/").to_owned())
         .collect();
-    all.dedup();
-    all
+    names.dedup();
+    names
 }
 
 fn problems_of(requirements: &ResolvedRequirements) -> Vec<String> {
@@ -117,12 +119,12 @@ fn problems_of(requirements: &ResolvedRequirements) -> Vec<String> {
 }
 
 #[track_caller]
-fn assert_resolved(requirements: &ResolvedRequirements, want: &[&str], refused: &[&str]) {
-    assert_eq!(archives_of(requirements), want, "{:#?}", problems_of(requirements));
+fn assert_resolved(requirements: &ResolvedRequirements, archives: &[&str], expected_problems: &[&str]) {
+    assert_eq!(archives_of(requirements), archives, "{:#?}", problems_of(requirements));
     let problems = problems_of(requirements);
-    assert_eq!(problems.len(), refused.len(), "{problems:#?}");
-    for (problem, refused) in problems.iter().zip(refused) {
-        assert!(refused.split(" … ").all(|part| problem.contains(part)), "{problem:?} lacks {refused:?}");
+    assert_eq!(problems.len(), expected_problems.len(), "{problems:#?}");
+    for (problem, expected) in problems.iter().zip(expected_problems) {
+        assert!(expected.split(" … ").all(|part| problem.contains(part)), "{problem:?} lacks {expected:?}");
     }
 }
 
@@ -133,9 +135,10 @@ fn calls(name: &str, source: &str) -> String {
     format!("module \"{name}\" {{\n  source = \"{source}\"\n}}\n")
 }
 
-/// As Terraform 1.15.5 installs it: each level says `const = true`, and one folder is as many modules as it is given values.
+/// Observed with Terraform 1.15.5: each level needs `const = true`, and a folder that is called with different values is
+/// a different module for each.
 #[test]
-fn const_variables_are_handed_on_from_call_to_call() {
+fn const_variables_are_passed_from_call_to_call() {
     const DECLARED: &str = "variable \"v\" {\n  const = true\n  default = \"1.0.0\"\n}\n";
     let given =
         |name: &str, source: &str, v: &str| format!("module \"{name}\" {{\n  source = \"{source}\"\n  v = {v}\n}}\n");
@@ -162,27 +165,27 @@ fn const_variables_are_handed_on_from_call_to_call() {
     .concat();
     let child = format!("{DECLARED}{}", net("var.v"));
     let files = [("main.tf", main.as_str()), ("child/main.tf", &child)];
-    let all = ["acme/net/test@1.0.0", "acme/net/test@1.1.0", "acme/net/test@2.0.0", "acme/wrap/test@1.0.0"];
-    assert_resolved(&run(&configurations(&files, &[""], Some(ClientKind::Terraform)), &registries), &all, &[]);
+    let archives = ["acme/net/test@1.0.0", "acme/net/test@1.1.0", "acme/net/test@2.0.0", "acme/wrap/test@1.0.0"];
+    assert_resolved(&run(&configurations(&files, &[""], Some(ClientKind::Terraform)), &registries), &archives, &[]);
 
     let with_values = [&files[..], &[("terraform.tfvars", "v = \"1.1.0\"\n")]].concat();
     assert_resolved(
         &run(&configurations(&with_values, &[""], Some(ClientKind::Terraform)), &registries),
-        &all[1..],
+        &archives[1..],
         &[],
     );
 
     // A value known after `init` is not a version, and hides nothing else.
     let later = main.replace("local.two", "data.x.y.z");
     let files = [("main.tf", later.as_str()), ("child/main.tf", &child)];
-    let refused = ["child/main.tf … its version depends on data.x.y.z, which no client knows at init"];
-    let found = run(&configurations(&files, &[""], Some(ClientKind::Terraform)), &registries);
-    assert_resolved(&found, &[all[0], all[1], all[3]], &refused);
+    let problems = ["child/main.tf … its version depends on data.x.y.z, which no client knows at init"];
+    let requirements = run(&configurations(&files, &[""], Some(ClientKind::Terraform)), &registries);
+    assert_resolved(&requirements, &[archives[0], archives[1], archives[3]], &problems);
 }
 
-/// A thousand calls that differ in what decides nothing are one folder.
+/// Thousands of calls that differ only in variables that no source depends on.
 #[test]
-fn values_that_decide_nothing_make_no_other_folder_of_it() {
+fn calls_with_different_irrelevant_values_share_one_folder() {
     let registries =
         KnownRegistries::default().provider("x/a", &["1.0.0"]).module("net", "1.0.0", &[("main.tf", NEEDS_A)]);
     let call =
@@ -193,14 +196,14 @@ fn values_that_decide_nothing_make_no_other_folder_of_it() {
             ClientKind::Terraform => main.clone(),
             ClientKind::Opentofu => main.replace("acme/net", "registry.terraform.io/acme/net"),
         };
-        let found = run(&configurations(&[("main.tf", &main)], &[""], Some(client)), &registries);
-        assert_eq!(problems_of(&found), Vec::<String>::new());
-        assert_eq!(found.archives.len(), 2, "{client:?}");
+        let requirements = run(&configurations(&[("main.tf", &main)], &[""], Some(client)), &registries);
+        assert_eq!(problems_of(&requirements), Vec::<String>::new());
+        assert_eq!(requirements.archives.len(), 2, "{client:?}");
     }
 }
 
 #[test]
-fn modules_are_followed_through_packages_and_paths_and_all_that_they_need_is_agreed_on() {
+fn calls_are_followed_through_packages_and_paths_and_their_constraints_are_combined() {
     let registries = KnownRegistries::default()
         .provider("x/a", &["1.0.0", "1.2.0", "1.3.0", "2.0.0"])
         .provider("hashicorp/deep", &["0.1.0", "0.2.0-rc.1"])
@@ -236,7 +239,7 @@ fn modules_are_followed_through_packages_and_paths_and_all_that_they_need_is_agr
 }
 
 #[test]
-fn the_folder_of_a_call_is_below_the_one_that_the_registry_names() {
+fn a_subfolder_is_relative_to_the_folder_that_the_registry_names() {
     let mut registries = KnownRegistries::default().provider("hashicorp/r", &["1.0.0"]).module(
         "net",
         "1.0.0",
@@ -248,12 +251,12 @@ fn the_folder_of_a_call_is_below_the_one_that_the_registry_names() {
     assert_resolved(
         &requirements,
         &["hashicorp/r@1.0.0", "acme/net/test@1.0.0"],
-        &["acme/net/test@1.0.0: it has no file that a client reads in \"other\" [main.tf:5]"],
+        &["acme/net/test@1.0.0: the module has no file that a client reads in \"other\" [main.tf:5]"],
     );
 }
 
 #[test]
-fn each_root_chooses_for_itself() {
+fn each_root_chooses_its_own_versions() {
     let registries = KnownRegistries::default().provider("x/a", &["1.0.0", "2.0.0"]);
     let files = [("dev/main.tf", &*NEEDS_A.replace("~> 1.0", ">= 1.0")), ("prod/main.tf", NEEDS_A)];
     let requirements = run(&configurations(&files, &["prod", "dev"], None), &registries);
@@ -266,7 +269,7 @@ fn each_root_chooses_for_itself() {
 }
 
 #[test]
-fn where_no_root_is_named_they_are_the_folders_that_no_other_calls() {
+fn without_named_roots_the_roots_are_the_folders_that_no_other_folder_calls() {
     let registries = ["a", "b", "c", "d", "e", "f", "t"]
         .iter()
         .fold(KnownRegistries::default(), |known, name| known.provider(&format!("hashicorp/{name}"), &["1.0.0"]));
@@ -300,18 +303,18 @@ fn where_no_root_is_named_they_are_the_folders_that_no_other_calls() {
             "hashicorp/f@1.0.0",
             "hashicorp/t@1.0.0",
         ],
-        &["the module called at itself/main.tf:3: it leads back"],
+        &["the module called at itself/main.tf:3: the call leads back"],
     );
     let round = [("a/main.tf", &*calls("b", "../b")), ("b/main.tf", &*calls("a", "../a"))];
     assert_resolved(
         &run(&configurations(&round, &[], None), &registries),
         &[],
-        &["each of the folders is called as a module by another"],
+        &["every folder is called as a module by another one"],
     );
 }
 
 #[test]
-fn cycles_and_endless_chains_come_to_an_end() {
+fn cycles_and_endless_chains_of_calls_are_reported() {
     let registries = KnownRegistries::default()
         .module("a", "1.0.0", &[("main.tf", &calls("b", "acme/b/test"))])
         .module("b", "1.0.0", &[("main.tf", &calls("a", "acme/a/test"))]);
@@ -319,9 +322,9 @@ fn cycles_and_endless_chains_come_to_an_end() {
     assert_resolved(
         &requirements,
         &["acme/a/test@1.0.0", "acme/b/test@1.0.0"],
-        &["acme/b/test@1.0.0//main.tf:2: it leads back"],
+        &["acme/b/test@1.0.0//main.tf:2: the call leads back"],
     );
-    // A folder that two call is not a cycle.
+    // A folder with two callers is not a cycle.
     let shared = [
         ("main.tf", &*(calls("a", "./a") + &calls("b", "./b"))),
         ("a/main.tf", &*calls("b", "../b")),
@@ -340,7 +343,7 @@ fn cycles_and_endless_chains_come_to_an_end() {
 }
 
 #[test]
-fn what_cannot_be_had_is_named_and_hides_nothing_else() {
+fn unavailable_items_are_listed_and_the_others_are_still_resolved() {
     let registries = KnownRegistries::default()
         .provider("x/a", &["1.0.0", "2.0.0"])
         .provider("x/pre", &["1.0.0-rc.1"])
@@ -362,55 +365,57 @@ fn what_cannot_be_had_is_named_and_hides_nothing_else() {
         &run(&configurations(&files, &[""], None), &registries),
         &["hashicorp/fine@1.0.0", "acme/net/test@1.0.0"],
         &[
-            "../../x: it leads out of registry.terraform.io/acme/net/test@1.0.0 … [registry.terraform.io/acme/net/test@1.0.0//main.tf:2]",
-            "../above: it leads out of the files that were handed over … [main.tf:",
-            "./missing: \"missing\" is not there, or has no configuration … [main.tf:",
+            "../../x: the path leads out of registry.terraform.io/acme/net/test@1.0.0 … [registry.terraform.io/acme/net/test@1.0.0//main.tf:2]",
+            "../above: the path leads out of the folders that larder was given … [main.tf:",
+            "./missing: \"missing\" does not exist, or has no configuration … [main.tf:",
             "broken.tf: … [broken.tf:1]",
-            "git::https://git.example/x: it bypasses registries … [main.tf:",
+            "git::https://git.example/x: the source bypasses registries … [main.tf:",
             "registry.terraform.io/acme/gone/test: the registry does not have … [main.tf:5]",
-            "registry.terraform.io/acme/net/test@< 1: none of the 1 versions that are listed is what \"< 1\" asks for … [main.tf:8]",
+            "registry.terraform.io/acme/net/test@< 1: none of the 1 versions that are listed matches \"< 1\" … [main.tf:8]",
             "registry.terraform.io/hashicorp/unknown: the registry does not have",
-            "registry.terraform.io/x/a: none of the 2 versions that are listed is all of: >= 2.0.0 (b/main.tf:3); ~> 1.0 (main.tf:",
+            "registry.terraform.io/x/a: none of the 2 versions that are listed matches all of: >= 2.0.0 (b/main.tf:3); ~> 1.0 (main.tf:",
             "registry.terraform.io/x/pre: none of the 1 versions that are listed is a release",
         ],
     );
 }
 
 #[test]
-fn a_module_that_cannot_be_read_is_wanted_still() {
+fn a_module_whose_files_are_unreadable_is_still_required() {
     let mut registries = KnownRegistries::default().module("net", "1.0.0", &[]);
     registries.modules.values_mut().for_each(|versions| {
         versions.insert("2.0.0", ModuleFiles::default());
     });
     let requirements = run(&configurations(&[("main.tf", &calls("net", "acme/net/test//x"))], &[], None), &registries);
-    assert_resolved(&requirements, &["acme/net/test@2.0.0"], &["it has no file that a client reads in \"x\""]);
+    assert_resolved(&requirements, &["acme/net/test@2.0.0"], &["the module has no file that a client reads in \"x\""]);
 }
 
 const LOCKED: &str =
     "provider \"registry.terraform.io/x/a\" {\n  version = \"1.1.0\"\n  hashes = [\"zh:one\", \"h1:two\"]\n}\n";
 
-/// As Terraform 1.11 uses a lock file.
+/// Observed with Terraform 1.11.
 #[test]
-fn the_lock_file_of_a_root_comes_first() {
+fn the_locked_version_is_chosen_before_newer_ones() {
     let registries = KnownRegistries::default().provider("x/a", &["1.0.0", "1.1.0", "1.2.0", "2.0.0"]);
-    let locked = |lock: &str, needs: &str| {
-        run(&configurations(&[(".terraform.lock.hcl", lock), ("main.tf", needs)], &[], None), &registries)
+    let resolve_locked = |lock: &str, main: &str| {
+        run(&configurations(&[(".terraform.lock.hcl", lock), ("main.tf", main)], &[], None), &registries)
     };
-    let requirements = locked(LOCKED, NEEDS_A);
+    let requirements = resolve_locked(LOCKED, NEEDS_A);
     assert_resolved(&requirements, &["x/a@1.1.0"], &[]);
     assert_eq!(requirements.archives[0].hashes, [["h1:two".to_owned(), "zh:one".to_owned()]]);
     assert_resolved(
-        &locked(LOCKED, &NEEDS_A.replace("~> 1.0", ">= 2")),
+        &resolve_locked(LOCKED, &NEEDS_A.replace("~> 1.0", ">= 2")),
         &[],
-        &["x/a: the lock file has 1.1.0, which is not all of: >= 2.0.0 (main.tf:3). Run `terraform init -upgrade`"],
+        &[
+            "x/a: the lock file has 1.1.0, which does not match all of: >= 2.0.0 (main.tf:3). Run `terraform init -upgrade`",
+        ],
     );
     assert_resolved(
-        &locked(&LOCKED.replace("1.1.0", "1.1.9"), NEEDS_A),
+        &resolve_locked(&LOCKED.replace("1.1.0", "1.1.9"), NEEDS_A),
         &[],
         &["x/a: the lock file has 1.1.9, which is none of the 4 versions"],
     );
     assert_resolved(
-        &locked("provider \"x\" {\n}\n", NEEDS_A),
+        &resolve_locked("provider \"x\" {\n}\n", NEEDS_A),
         &["x/a@1.2.0"],
         &[
             ".terraform.lock.hcl: the lock file: line 1: \"x\" is not",
@@ -420,7 +425,7 @@ fn the_lock_file_of_a_root_comes_first() {
 }
 
 #[test]
-fn an_archive_has_to_fit_every_lock_file_that_names_it() {
+fn an_archive_keeps_the_hashes_of_every_lock_file_that_names_it() {
     let registries = KnownRegistries::default().provider("x/a", &["1.1.0"]);
     let bare = "provider \"registry.terraform.io/x/a\" {\n  version = \"1.1.0\"\n}\n";
     let other = LOCKED.replace("zh:one", "zh:other");
@@ -436,7 +441,7 @@ fn an_archive_has_to_fit_every_lock_file_that_names_it() {
 }
 
 #[test]
-fn opentofu_takes_over_the_versions_that_terraform_locked() {
+fn opentofu_uses_the_versions_that_terraform_locked() {
     let lock = "provider \"registry.terraform.io/hashicorp/a\" {\n  version = \"1.0.0\"\n  hashes = [\"zh:x\"]\n}\n";
     let registries = KnownRegistries::default().provider("hashicorp/a", &["1.0.0", "2.0.0"]);
     let files = [(".terraform.lock.hcl", lock), ("main.tf", "resource \"a_x\" \"y\" {}\n")];
@@ -447,16 +452,16 @@ fn opentofu_takes_over_the_versions_that_terraform_locked() {
 }
 
 #[test]
-fn addresses_and_lock_files_mean_their_own_archives() {
+fn addresses_and_lock_files_require_their_own_archives() {
     let registries = KnownRegistries::default().provider("x/a", &["1.0.0", "1.1.0", "2.0.0-rc.1"]).module(
         "net",
         "1.0.0",
         &[("main.tf", "resource \"r_x\" \"y\" {}\n")],
     );
     let host = Hostname::parse("registry.terraform.io").unwrap();
-    let address = |given: &str, platforms: &[&str]| {
+    let address = |selector: &str, platforms: &[&str]| {
         let platforms = platforms.iter().map(|platform| Platform::parse(platform).unwrap()).collect();
-        order(OrderEntry::Address { what: PackageSelector::parse(given, &host).unwrap(), platforms })
+        order(OrderEntry::Address { what: PackageSelector::parse(selector, &host).unwrap(), platforms })
     };
     assert_resolved(&run(&address("x/a", &[]), &registries), &["x/a@1.1.0"], &[]);
     assert_resolved(&run(&address("x/a@2.0.0-rc.1", &[]), &registries), &["x/a@2.0.0-rc.1"], &[]);
@@ -469,7 +474,7 @@ fn addresses_and_lock_files_mean_their_own_archives() {
     );
     assert_resolved(&run(&address("x/b", &[]), &registries), &[], &["x/b: the registry does not have"]);
     let requirements = run(&address("x/a", &["darwin_arm64", "windows_amd64"]), &registries);
-    let artifacts: Vec<String> = requirements.archives.iter().map(|one| one.artifact.to_string()).collect();
+    let artifacts: Vec<String> = requirements.archives.iter().map(|archive| archive.artifact.to_string()).collect();
     assert_eq!(
         artifacts,
         ["registry.terraform.io/x/a 1.1.0 (darwin_arm64)", "registry.terraform.io/x/a 1.1.0 (windows_amd64)"]
@@ -491,7 +496,7 @@ fn addresses_and_lock_files_mean_their_own_archives() {
 }
 
 #[test]
-fn a_few_things_are_asked_for_at_a_time() {
+fn at_most_sixteen_queries_are_in_flight() {
     let names: Vec<String> = (0..100).map(|n| format!("p{n}")).collect();
     let registries = names
         .iter()
@@ -503,7 +508,7 @@ fn a_few_things_are_asked_for_at_a_time() {
 
 proptest! {
     #[test]
-    fn no_files_are_without_end_or_panic(
+    fn resolving_any_files_ends_without_panic(
         files in prop::collection::btree_map(
             "(a/|b/|a/b/|tests/)?(main\\.tf|x_override\\.tf|main\\.tofu|x\\.tftest\\.hcl|main\\.tf\\.json|\\.terraform\\.lock\\.hcl)",
             "(module \"[ab]\" \\{\n  source = \"(\\./|\\.\\./|\\./a|\\.\\./b|acme/net/test|acme/net/test//x)\"\n\\}\n|resource \"a_x\" \"y\" \\{\\}\n|\\}|\\{){0,4}",
@@ -513,30 +518,30 @@ proptest! {
         let registries = KnownRegistries::default().module("net", "1.0.0", &[("main.tf", "module \"x\" {\n  source = \"./x\"\n}\n"), ("x/main.tf", "module \"x\" {\n  source = \"../\"\n}\n")]);
         let files: Vec<(&str, &str)> = files.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect();
         let requirements = run(&configurations(&files, &[], None), &registries);
-        prop_assert!(requirements.archives.iter().all(|wanted| matches!(wanted.artifact, Artifact::Module(_))));
+        prop_assert!(requirements.archives.iter().all(|archive| matches!(archive.artifact, Artifact::Module(_))));
     }
 }
 
-/// Roots that have everything in common would each go through all of it.
+/// Roots that share all their modules would each visit all of them.
 #[test]
-fn what_the_roots_of_one_order_go_through_together_is_bounded() {
+fn calls_and_comparisons_are_limited_per_order() {
     let known = KnownRegistries::default();
     let queries = RegistryQueries::new(&known);
-    assert_eq!((0..32).filter(|_| queries.may_follow(8192).is_ok()).count(), 32);
-    assert!(queries.may_follow(1).unwrap_err().contains("name fewer folders"));
-    assert_eq!((0..128).filter(|_| queries.may_compare(1 << 20).is_ok()).count(), 128);
-    assert!(queries.may_compare(usize::MAX).unwrap_err().contains("name fewer folders"));
+    assert_eq!((0..32).filter(|_| queries.count_calls(8192).is_ok()).count(), 32);
+    assert!(queries.count_calls(1).unwrap_err().contains("name fewer folders"));
+    assert_eq!((0..128).filter(|_| queries.count_comparisons(1 << 20).is_ok()).count(), 128);
+    assert!(queries.count_comparisons(usize::MAX).unwrap_err().contains("name fewer folders"));
 }
 
 #[test]
-fn what_is_told_of_a_name_without_end_has_one() {
+fn the_texts_about_an_item_are_shortened() {
     let text = format!("resource \"a_x\" \"y\" {{\n  provider = {}\n}}\n", "É".repeat(100_000));
     let requirements = run(&configurations(&[("main.tf", &text)], &[""], None), &KnownRegistries::default());
-    let [one] = requirements.cannot.as_slice() else { panic!("{}", requirements.cannot.len()) };
+    let [item] = requirements.cannot.as_slice() else { panic!("{}", requirements.cannot.len()) };
     assert!(
-        one.subject.len() < 10_000 && one.reason.len() < 10_000 && one.reason.ends_with('…'),
+        item.subject.len() < 10_000 && item.reason.len() < 10_000 && item.reason.ends_with('…'),
         "{} {}",
-        one.subject.len(),
-        one.reason.len()
+        item.subject.len(),
+        item.reason.len()
     );
 }

@@ -7,22 +7,22 @@ use crate::address::{ModuleAddress, Platform, ProviderAddress, Version};
 /// A chosen version.
 pub(super) struct ChosenVersion {
     pub(super) version: Version,
-    /// Platforms for which it must also be stored before clients see it.
-    pub(super) besides: Vec<Platform>,
+    /// Further platforms for which the version must be stored before clients see it.
+    pub(super) extra_platforms: Vec<Platform>,
 }
 
 /// Chooses a version of a provider.
 ///
 /// # Errors
 /// The reason why none matches.
-pub(super) async fn of_provider(
+pub(super) async fn choose_provider_version(
     queries: &RegistryQueries<'_, impl Registries>,
     provider: &ProviderAddress,
     choose: impl Fn(&[Version]) -> Result<Version, String>,
 ) -> Result<ChosenVersion, String> {
     let listed = queries.provider_versions(provider).await?;
     match choose(&listed) {
-        Ok(version) => Ok(ChosenVersion { version, besides: Vec::new() }),
+        Ok(version) => Ok(ChosenVersion { version, extra_platforms: Vec::new() }),
         Err(reason) => choose_unlisted(queries.unlisted_provider_versions(provider).await?, reason, choose),
     }
 }
@@ -31,7 +31,7 @@ pub(super) async fn of_provider(
 ///
 /// # Errors
 /// The reason why none matches.
-pub(super) async fn of_module(
+pub(super) async fn choose_module_version(
     queries: &RegistryQueries<'_, impl Registries>,
     module: &ModuleAddress,
     choose: impl Fn(&[Version]) -> Result<Version, String>,
@@ -45,13 +45,13 @@ pub(super) async fn of_module(
 }
 
 fn choose_unlisted(
-    beyond: Option<UnlistedVersions>,
+    unlisted: Option<UnlistedVersions>,
     reason: String,
     choose: impl Fn(&[Version]) -> Result<Version, String>,
 ) -> Result<ChosenVersion, String> {
-    match beyond {
+    match unlisted {
         Some(UnlistedVersions { versions, platforms }) => {
-            choose(&versions).map(|version| ChosenVersion { version, besides: platforms })
+            choose(&versions).map(|version| ChosenVersion { version, extra_platforms: platforms })
         }
         None => Err(reason),
     }
