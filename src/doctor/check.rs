@@ -8,11 +8,11 @@ use crate::config::{Config, Remark, Warning};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CheckResult {
-    /// Works.
+    /// The subject works.
     Ok,
-    /// Works, or may work; worth attention.
+    /// The subject works or may work, but needs attention.
     Warn,
-    /// Does not work.
+    /// The subject does not work.
     Fail,
 }
 
@@ -28,10 +28,10 @@ pub struct Check {
     pub of: Option<String>,
     /// The finding.
     pub found: String,
-    /// Advice, one step per entry.
+    /// What to do, one step per entry.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub to_do: Vec<String>,
-    /// Lines to paste verbatim.
+    /// Lines for a configuration file, to paste verbatim.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub paste: Option<String>,
 }
@@ -59,19 +59,21 @@ impl Check {
         self
     }
 
-    /// Adds advice.
+    /// Adds a step to the advice.
     pub(super) fn advise(mut self, advice: impl Into<String>) -> Self {
         self.to_do.push(advice.into());
         self
     }
 
-    /// Limits the result to a warning, because the doctor's situation differs from the client's. Appends `reason`.
+    /// Limits the result to a warning, because the client's request may take another way than the doctor's. Appends
+    /// `reason`.
     pub(super) fn at_most_warn(mut self, reason: &str) -> Self {
         self.verdict = self.verdict.min(CheckResult::Warn);
         self.found.push_str(reason);
         self
     }
 
+    /// Sets the lines to paste.
     pub(super) fn paste(mut self, lines: impl Into<String>) -> Self {
         self.paste = Some(lines.into());
         self
@@ -94,7 +96,7 @@ pub(super) fn of_problems(problems: &[Remark]) -> Vec<Check> {
 /// Checks for a configuration that loads: its warnings, and the problems that would prevent a start.
 pub(super) fn of_configuration(config: &Config, warnings: &[Warning], problems: Vec<String>) -> Vec<Check> {
     let warnings = warnings.iter().map(|warning| Check::warn(CONFIG, warning.to_string()));
-    let to_do = "fix it; larder does not start otherwise";
+    let to_do = "fix this problem; larder does not start otherwise";
     let problems = problems.into_iter().map(|problem| Check::fail(CONFIG, problem).advise(to_do));
     let mut checks: Vec<Check> = problems.chain(warnings).collect();
     if checks.is_empty() {

@@ -6,7 +6,7 @@ use http::StatusCode;
 use serde::Deserialize;
 use url::Url;
 
-use super::WITHIN;
+use super::PROBE_TIMEOUT;
 use crate::address::Hostname;
 use crate::clock::Timestamp;
 use crate::error::Error;
@@ -17,13 +17,13 @@ use crate::http::response;
 use crate::protocol::route::PROBE;
 use crate::upstream::retry_after::server_time;
 
-/// Result of a request to a server.
+/// The server that answered a probe.
 #[derive(Debug)]
 pub(super) struct Identified {
     pub(super) kind: ServerKind,
-    /// End of its certificate's validity, if that is soon.
+    /// The end of the validity of the server's certificate, if that is soon.
     pub(super) ends_soon: Option<Timestamp>,
-    /// The time in its Date header.
+    /// The time in the Date header of the answer.
     pub(super) date: Option<Timestamp>,
 }
 
@@ -34,10 +34,12 @@ pub(super) enum ProbedService {
     Providers,
     /// The registry service `modules.v1`.
     Modules,
+    /// The network mirror.
     Mirror,
 }
 
 impl ProbedService {
+    /// The path of a probe below the base of the service.
     fn probe_path(self, host: &Hostname) -> String {
         match self {
             Self::Providers => format!("{PROBE}/{PROBE}/versions"),
@@ -50,11 +52,11 @@ impl ProbedService {
 /// The kind of server that answered.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ServerKind {
-    /// A larder that serves the service there.
+    /// A larder that serves the expected service at this URL.
     Larder,
-    /// A larder that does not serve it there.
+    /// A larder that does not serve that service at this URL.
     LarderWithoutService,
-    /// A larder that does not mirror this host.
+    /// A larder that does not mirror this registry.
     LarderWithoutHost(Hostname),
     /// A larder that refuses this machine, with its message.
     LarderRefusing(String),
@@ -67,27 +69,28 @@ pub(super) async fn identify_server(
     base: &Url,
     service: ProbedService,
     host: &Hostname,
-    trust: &ClientRoots,
+    client_roots: &ClientRoots,
 ) -> Result<Identified, ProbeError> {
     let mut url = base.clone();
     url.set_path(&format!("{}{}", base.path(), service.probe_path(host)));
-    let visited = probe(&url, trust, WITHIN).await?;
-    Ok(Identified { kind: classify(&visited, host), ends_soon: visited.ends_soon, date: server_time(&visited.headers) })
+    let answer = probe(&url, client_roots, PROBE_TIMEOUT).await?;
+    Ok(Identified { kind: classify(&answer, host), ends_soon: answer.ends_soon, date: server_time(&answer.headers) })
 }
 
-fn classify(visited: &ProbeAnswer, host: &Hostname) -> ServerKind {
-    let says = visited.headers.get_all("cache-status").into_iter().filter_map(|value| value.to_str().ok());
-    let mut caches = says.flat_map(|value| value.split(',')).map(|member| member.split(';').next().unwrap_or_default());
+fn classify(answer: &ProbeAnswer, host: &Hostname) -> ServerKind {
+    let cache_status = answer.headers.get_all("cache-status").into_iter().filter_map(|value| value.to_str().ok());
+    let mut caches =
+        cache_status.flat_map(|value| value.split(',')).map(|member| member.split(';').next().unwrap_or_default());
     if !caches.any(|name| name.trim().trim_matches('"') == response::NAME) {
-        return ServerKind::OtherServer(visited.status);
+        return ServerKind::OtherServer(answer.status);
     }
     #[derive(Deserialize)]
     struct Errors {
         errors: Vec<String>,
     }
-    let errors = serde_json::from_slice::<Errors>(&visited.body).map(|body| body.errors).unwrap_or_default();
-    match visited.status {
-        _ if errors.iter().any(|errors| errors.contains(NOT_AMONG_CLIENTS)) => {
+    let errors = serde_json::from_slice::<Errors>(&answer.body).map(|body| body.errors).unwrap_or_default();
+    match answer.status {
+        _ if errors.iter().any(|error| error.contains(NOT_AMONG_CLIENTS)) => {
             ServerKind::LarderRefusing(errors.join("; "))
         }
         _ if errors.contains(&Error::UnknownHost(host.clone()).to_string()) => {

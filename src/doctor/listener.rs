@@ -24,54 +24,56 @@ pub(super) fn base(config: &Config) -> Option<Url> {
 }
 
 /// True for a URL of this configuration's main listener, also through another name for loopback.
-pub(super) fn is_ours(url: &Url, config: &Config) -> bool {
+pub(super) fn is_own_listener(url: &Url, config: &Config) -> bool {
     let Some(base) = base(config) else { return false };
     if url.origin() == base.origin() {
         return url.path().starts_with(base.path());
     }
     let is_this_machine = match url.host() {
         Some(Host::Domain(name)) => name == "localhost",
-        Some(Host::Ipv4(ip)) => ip.is_loopback() && reaches(config.server.listen.ip()),
-        Some(Host::Ipv6(ip)) => ip.is_loopback() && reaches(config.server.listen.ip()),
+        Some(Host::Ipv4(ip)) => ip.is_loopback() && is_on_loopback(config.server.listen.ip()),
+        Some(Host::Ipv6(ip)) => ip.is_loopback() && is_on_loopback(config.server.listen.ip()),
         None => false,
     };
     is_this_machine && url.port_or_known_default() == Some(config.server.listen.port())
 }
 
-fn reaches(listening: IpAddr) -> bool {
+/// True if loopback reaches a listener on this address.
+fn is_on_loopback(listening: IpAddr) -> bool {
     listening.is_loopback() || listening.is_unspecified()
 }
 
 /// Requests the base URL as a client would.
-pub(super) async fn check_listener(config: &Config, running: &RunningLarder, trust: &ClientRoots) -> Findings {
+pub(super) async fn check_listener(config: &Config, running: &RunningLarder, client_roots: &ClientRoots) -> Findings {
     let (true, Some(base), Some(upstream)) = (running.is_up(), base(config), config.upstreams.first()) else {
         return Findings::default();
     };
     let host = &upstream.host;
     let Ok(url) = base.join(providers_base(host).trim_start_matches('/')) else { return Findings::default() };
     let shown = base.as_str().trim_end_matches('/').to_owned();
-    match identify_server(&url, ProbedService::Providers, host, trust).await {
-        Ok(met) => {
-            let time_source = met.date.map(|time| clock::TimeSource {
+    match identify_server(&url, ProbedService::Providers, host, client_roots).await {
+        Ok(identified) => {
+            let time_source = identified.date.map(|time| clock::TimeSource {
                 source: shown.clone(),
                 time,
                 local_time: Clock::system().now(),
             });
             // The Date header of this machine is not an independent time source.
             let time_source = time_source.filter(|_| config.server.public_url.is_some());
-            let checks = of_met(&met, &base, &shown).into_iter().chain(links(config)).collect();
+            let checks = checks_of_answer(&identified, &base, &shown).into_iter().chain(links(config)).collect();
             Findings { checks, announced_times: time_source.into_iter().collect() }
         }
-        Err(error) => of_no_visit(&error, &shown, config).into(),
+        Err(error) => checks_of_failure(&error, &shown, config).into(),
     }
 }
 
-fn of_met(met: &Identified, base: &Url, shown: &str) -> Vec<Check> {
-    let listener = match &met.kind {
+/// The checks of the server that answered.
+fn checks_of_answer(identified: &Identified, base: &Url, shown: &str) -> Vec<Check> {
+    let listener = match &identified.kind {
         ServerKind::Larder => Check::ok(LISTENER, format!("larder answers at {shown}")),
         ServerKind::LarderWithoutService => {
             Check::fail(LISTENER, format!("larder answers at {shown}, but has no registry below it"))
-                .advise("set [server] public_url to exactly the URL that the proxy before larder passes on")
+                .advise("set [server] public_url to exactly the URL that the proxy in front of larder forwards")
         }
         ServerKind::LarderWithoutHost(_) => {
             Check::fail(LISTENER, format!("the larder at {shown} has another configuration"))
@@ -81,14 +83,14 @@ fn of_met(met: &Identified, base: &Url, shown: &str) -> Vec<Check> {
             .advise("clients on this machine need its address in [server] clients"),
         ServerKind::OtherServer(status) => {
             Check::fail(LISTENER, format!("something else answers at {shown} ({status})"))
-                .advise("set [server] public_url to larder's URL, or let the server there pass all of it on")
+                .advise("set [server] public_url to larder's URL, or let the server there forward every path to larder")
         }
     };
     let mut checks = vec![listener];
     if base.scheme() == "https" {
-        checks.push(match met.ends_soon {
+        checks.push(match identified.ends_soon {
             Some(day) => Check::warn(CERTIFICATE, format!("the certificate of {shown} expires soon ({})", day.day()))
-                .advise("renew it; larder loads a new one without a restart"),
+                .advise("renew the certificate; larder loads a new one without a restart"),
             None => Check::ok(
                 CERTIFICATE,
                 format!("the certificate of {shown} is trusted here, and valid for two weeks or more"),
@@ -118,16 +120,17 @@ fn links(config: &Config) -> Option<Check> {
     ))
 }
 
-fn of_no_visit(error: &ProbeError, shown: &str, config: &Config) -> Vec<Check> {
-    let behind_a_name = config.server.public_url.is_some();
+/// The checks of a probe that failed.
+fn checks_of_failure(error: &ProbeError, shown: &str, config: &Config) -> Vec<Check> {
+    let has_public_url = config.server.public_url.is_some();
     let found = format!("{shown}: {error}");
     match error {
         ProbeError::Certificate(bad) => {
             let ok = Check::ok(LISTENER, format!("a server answers at {shown} over TLS"));
-            vec![ok, Check::fail(CERTIFICATE, found).advise(what_to_do_about(bad))]
+            vec![ok, Check::fail(CERTIFICATE, found).advise(certificate_advice(bad))]
         }
-        _ if behind_a_name => {
-            let to_do = "set [server] public_url to the URL that clients use, or make that URL lead here";
+        _ if has_public_url => {
+            let to_do = "set [server] public_url to the URL that clients use, or make that URL lead to this larder";
             vec![Check::fail(LISTENER, found).advise(to_do)]
         }
         _ => vec![Check::fail(LISTENER, found).advise("restart larder, so that it loads this configuration")],
@@ -135,17 +138,19 @@ fn of_no_visit(error: &ProbeError, shown: &str, config: &Config) -> Vec<Check> {
 }
 
 /// Advice about a certificate that clients reject.
-pub(super) fn what_to_do_about(bad: &BadCertificate) -> &'static str {
+pub(super) fn certificate_advice(bad: &BadCertificate) -> &'static str {
     match bad {
         BadCertificate::Untrusted => {
-            "make clients trust its authority: add it to this machine's trust store (update-ca-certificates), or name its \
+            "make clients client_roots its authority: add it to this machine's client_roots store (update-ca-certificates), or name its \
              PEM file in SSL_CERT_FILE; a missing intermediate certificate in [server] tls looks the same"
         }
         BadCertificate::OtherName(_) => {
             "reach larder by a name in its certificate ([server] public_url, and the clients' configuration), or get a \
              certificate for this name"
         }
-        BadCertificate::Expired(_) => "renew it; larder loads a new one without a restart; or set this machine's clock",
+        BadCertificate::Expired(_) => {
+            "renew the certificate (larder loads a new one without a restart), or set this machine's clock"
+        }
         BadCertificate::NotYet(_) => "set this machine's clock, or wait",
         BadCertificate::Other(_) => "get another certificate",
     }

@@ -30,10 +30,10 @@ use crate::upstream::limits::UpstreamLimits;
 use crate::upstream::outbound::Outbound;
 use crate::upstream::{Traffic, Upstreams};
 
-/// Longest wait for one answer.
-const WITHIN: Duration = Duration::from_secs(6);
+/// The longest wait for one answer of a server or a disk.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(6);
 
-/// Checks of one group, and the times announced by other servers.
+/// The checks of one group, and the times that other servers announced.
 #[derive(Debug, Default)]
 struct Findings {
     checks: Vec<Check>,
@@ -54,40 +54,39 @@ pub async fn examine(loaded: Result<(Config, Vec<Warning>), Problems>, mut repor
             return check::of_problems(problems.remarks()).into_iter().for_each(report);
         }
     };
-    let of_configuration = check::of_configuration(&config, &warnings, app::start_problems(&config));
-    let can_start = of_configuration.iter().all(|check| check.verdict != CheckResult::Fail);
-    of_configuration.into_iter().for_each(&mut report);
-    let Some(examined) = examine_store(&config).await else {
+    let configuration_checks = check::of_configuration(&config, &warnings, app::start_problems(&config));
+    let can_start = configuration_checks.iter().all(|check| check.verdict != CheckResult::Fail);
+    configuration_checks.into_iter().for_each(&mut report);
+    let Some(store) = examine_store(&config).await else {
         report(
             Check::fail("store", format!("{} does not respond", config.store.path.display()))
                 .advise("check the disk of the store: reads from it hang"),
         );
         return;
     };
-    let (running, checks) = running::check_running(&config, &examined).await;
+    let (running, checks) = running::check_running(&config, &store).await;
     checks.into_iter().for_each(&mut report);
     if running.state != LarderState::NeverSetUp {
-        disk::check_disk(&config, &examined, running.used_bytes).await.into_iter().for_each(&mut report);
+        disk::check_disk(&config, &store, running.used_bytes).await.into_iter().for_each(&mut report);
     }
 
     let environment = config::environment();
-    let Some(trust) = trust(&environment).await else {
+    let Some(client_roots) = client_roots(&environment).await else {
         report(
-            Check::fail("client.trust", "the files of the authorities that clients trust do not respond")
+            Check::fail("client.trust", "the certificate authorities of the clients could not be read in time")
                 .advise("check the disk of SSL_CERT_FILE, SSL_CERT_DIR and /etc/ssl: reads from it hang"),
         );
         return;
     };
     let clock = Clock::system();
     let mut announced_times = Vec::new();
-    let groups: FuturesOrdered<BoxFuture<'_, Findings>> = [
-        listener::check_listener(&config, &running, &trust).boxed(),
-        of_upstreams(&config, &running, can_start, clock.now()).boxed(),
-        client::check_client(&config, &running, &environment, &trust).map(Findings::from).boxed(),
+    let mut groups: FuturesOrdered<BoxFuture<'_, Findings>> = [
+        listener::check_listener(&config, &running, &client_roots).boxed(),
+        check_upstreams(&config, &running, can_start, clock.now()).boxed(),
+        client::check_client(&config, &running, &environment, &client_roots).map(Findings::from).boxed(),
     ]
     .into_iter()
     .collect();
-    let mut groups = groups;
     while let Some(findings) = groups.next().await {
         findings.checks.into_iter().for_each(&mut report);
         announced_times.extend(findings.announced_times);
@@ -99,17 +98,18 @@ pub async fn examine(loaded: Result<(Config, Vec<Warning>), Problems>, mut repor
 async fn examine_store(config: &Config) -> Option<StoreFindings> {
     let folder = config.store.path.clone();
     let task = tokio::task::spawn_blocking(move || Store::examine(&folder));
-    tokio::time::timeout(WITHIN, task).await.ok()?.ok()
+    tokio::time::timeout(PROBE_TIMEOUT, task).await.ok()?.ok()
 }
 
 /// Reads the certificate authorities that clients trust; `None` where the disk does not respond in time.
-async fn trust(environment: &Environment) -> Option<ClientRoots> {
+async fn client_roots(environment: &Environment) -> Option<ClientRoots> {
     let [file, folders] = ["SSL_CERT_FILE", "SSL_CERT_DIR"].map(|name| environment.get(name).cloned());
-    let reading = tokio::task::spawn_blocking(move || ClientRoots::of_clients(file.as_deref(), folders.as_deref()));
-    tokio::time::timeout(WITHIN, reading).await.ok()?.ok()
+    let roots = tokio::task::spawn_blocking(move || ClientRoots::of_clients(file.as_deref(), folders.as_deref()));
+    tokio::time::timeout(PROBE_TIMEOUT, roots).await.ok()?.ok()
 }
 
-async fn of_upstreams(config: &Config, running: &RunningLarder, can_start: bool, now: Timestamp) -> Findings {
+/// Checks all upstreams at once.
+async fn check_upstreams(config: &Config, running: &RunningLarder, can_start: bool, now: Timestamp) -> Findings {
     if running.state == LarderState::NeverSetUp {
         return vec![Check::ok("upstreams", "not checked: no larder is set up here")].into();
     }
@@ -127,16 +127,16 @@ async fn of_upstreams(config: &Config, running: &RunningLarder, can_start: bool,
     let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);
     let checks = upstreams.hosts().into_iter().filter_map(|host| upstreams.get(host));
     let checks = checks.map(|upstream| upstreams::check_upstream(upstream, &outbound, &config.store.path, now));
-    let mut all = Findings::default();
+    let mut combined = Findings::default();
     for Findings { checks, announced_times } in futures_util::future::join_all(checks).await {
-        all.checks.extend(checks);
-        all.announced_times.extend(announced_times);
+        combined.checks.extend(checks);
+        combined.announced_times.extend(announced_times);
     }
-    all
+    combined
 }
 
 /// Builds larder's outbound connector, without a store.
 fn outbound(config: &Config) -> Result<Outbound, StartError> {
-    let own = OwnEntry::random().map_err(|_| StartError::Random)?;
-    Ok(Outbound::new(&config.network, &config.upstreams, own, Traffic::default(), UpstreamLimits::default())?)
+    let own_entry = OwnEntry::random().map_err(|_| StartError::Random)?;
+    Ok(Outbound::new(&config.network, &config.upstreams, own_entry, Traffic::default(), UpstreamLimits::default())?)
 }

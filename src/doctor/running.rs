@@ -6,22 +6,24 @@ use bytes::Bytes;
 use secrecy::{ExposeSecret, SecretString};
 use tokio::time::timeout;
 
-use super::{Check, WITHIN};
+use super::{Check, PROBE_TIMEOUT};
 use crate::config::Config;
 use crate::http::admin_client::{self, AdminClientError};
 use crate::protocol::admin::{AdminRefusal, Operation, StatusReport};
 use crate::store::{LockState, Store, StoreFindings, TokenFile};
 
-const HELD_BY_ANOTHER: &str = "a larder with another [admin] listen uses this store, or a command does; give the doctor the \
+const LOCKED_BY_ANOTHER: &str = "a larder with another [admin] listen uses this store, or a command does; give the doctor the \
      --config of the running larder";
 
-const NONE_HERE: &str = "to run one here, start it (larder serve); if one runs, give the doctor its --config or --store; a \
+const NOT_SET_UP_ADVICE: &str = "to run one here, start it (larder serve); if one runs, give the doctor its --config or --store; a \
      machine with clients only needs none";
 
 /// State of the larder of this configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum LarderState {
+    /// Running.
     Up,
+    /// Not running.
     #[default]
     Down,
     /// Never set up: there is neither a configuration nor a store. This may be a machine with clients only.
@@ -32,9 +34,9 @@ pub(super) enum LarderState {
 #[derive(Debug, Default)]
 pub(super) struct RunningLarder {
     pub(super) state: LarderState,
-    /// It is offline, by its configuration or by `serve --offline`.
+    /// This larder is offline, by its configuration or by `serve --offline`.
     pub(super) is_offline: bool,
-    /// Size of its archives and documents, in bytes.
+    /// The size of this larder's archives and documents, in bytes.
     pub(super) used_bytes: Option<u64>,
 }
 
@@ -49,26 +51,27 @@ pub(super) async fn check_running(config: &Config, examined: &StoreFindings) -> 
     if config.source.is_none() && matches!(examined.exists, Ok(false)) {
         return never_set_up(config.admin.listen).await;
     }
-    let (mut running, check) = larder(config, examined).await;
+    let (mut running, check) = check_larder(config, examined).await;
     running.is_offline |= config.network.offline;
-    let token = token(config, examined, running.is_up()).await;
-    (running, vec![check, token])
+    let token_check = check_token(config, examined, running.is_up()).await;
+    (running, vec![check, token_check])
 }
 
 /// Without a configuration and a store, the only finding is that no larder is set up.
 async fn never_set_up(address: SocketAddr) -> (RunningLarder, Vec<Check>) {
-    let somebody = match get(address, "/healthz", None).await {
+    let other_server = match get(address, "/healthz", None).await {
         Err(AdminClientError::NotRunning(_)) => String::new(),
         Ok(_) => format!("; a larder with another store answers on {address}"),
         Err(_) => format!("; something else answers on {address}"),
     };
     let found =
-        format!("no larder is set up on this machine: no mirror.toml was found, and there is no store{somebody}");
+        format!("no larder is set up on this machine: no mirror.toml was found, and there is no store{other_server}");
     let running = RunningLarder { state: LarderState::NeverSetUp, ..RunningLarder::default() };
-    (running, vec![Check::warn("running", found).advise(NONE_HERE)])
+    (running, vec![Check::warn("running", found).advise(NOT_SET_UP_ADVICE)])
 }
 
-async fn larder(config: &Config, examined: &StoreFindings) -> (RunningLarder, Check) {
+/// Checks whether a larder answers on the admin listener, and whether it uses this store.
+async fn check_larder(config: &Config, examined: &StoreFindings) -> (RunningLarder, Check) {
     const RUNNING: &str = "running";
     let address = config.admin.listen;
     let store = config.store.path.display();
@@ -76,7 +79,7 @@ async fn larder(config: &Config, examined: &StoreFindings) -> (RunningLarder, Ch
     match (get(address, "/healthz", None).await, examined.lock) {
         (Err(AdminClientError::NotRunning(_)), LockState::Held) => down(
             Check::fail(RUNNING, format!("{store} is in use, but nothing listens on {address}"))
-                .advise(HELD_BY_ANOTHER),
+                .advise(LOCKED_BY_ANOTHER),
         ),
         (Err(AdminClientError::NotRunning(_)), _) => down(
             Check::fail(RUNNING, format!("no larder runs: nothing listens on {address}"))
@@ -99,21 +102,24 @@ async fn larder(config: &Config, examined: &StoreFindings) -> (RunningLarder, Ch
     }
 }
 
+/// Checks the larder that answers on the admin listener.
 async fn check_answering(config: &Config, examined: &StoreFindings, address: SocketAddr) -> (RunningLarder, Check) {
     const RUNNING: &str = "running";
-    let here = env!("CARGO_PKG_VERSION");
+    let own_version = env!("CARGO_PKG_VERSION");
     let mut running = RunningLarder { state: LarderState::Up, ..RunningLarder::default() };
     if let Err(error) = get(address, "/readyz", None).await {
         let check = Check::fail(RUNNING, format!("larder runs, but is not ready: {error}"));
         return (running, check.advise("restore the store folder, or restart larder; see its log"));
     }
-    let shown = known_token(config, examined).filter(|_| examined.lock == LockState::Held);
-    let status = get(address, "/admin/v1/status", shown.as_ref().map(ExposeSecret::expose_secret)).await;
+    let token = known_token(config, examined).filter(|_| examined.lock == LockState::Held);
+    let status = get(address, "/admin/v1/status", token.as_ref().map(ExposeSecret::expose_secret)).await;
     let report = match status.map(|body| serde_json::from_slice::<StatusReport>(&body)) {
         Ok(Ok(report)) => report.mirror,
         Ok(Err(_)) => {
-            let check =
-                Check::warn(RUNNING, format!("the larder on {address} has another version than this command, {here}"));
+            let check = Check::warn(
+                RUNNING,
+                format!("the larder on {address} has another version than this command, {own_version}"),
+            );
             return (running, check.advise("restart it, so that both have the same version"));
         }
         // The token check reports this.
@@ -121,19 +127,20 @@ async fn check_answering(config: &Config, examined: &StoreFindings, address: Soc
     };
     running.is_offline = report.offline;
     running.used_bytes = Some(report.archive_bytes.saturating_add(report.document_bytes));
-    if report.version != here {
-        let found = format!("larder {} runs, but this command is {here}", report.version);
+    if report.version != own_version {
+        let found = format!("larder {} runs, but this command is {own_version}", report.version);
         return (running, Check::warn(RUNNING, found).advise("restart it, so that both have the same version"));
     }
     let offline = if report.offline { ", offline" } else { "" };
-    (running, Check::ok(RUNNING, format!("larder {here}, ready{offline}; admin listener on {address}")))
+    (running, Check::ok(RUNNING, format!("larder {own_version}, ready{offline}; admin listener on {address}")))
 }
 
-async fn token(config: &Config, examined: &StoreFindings, is_up: bool) -> Check {
+/// Checks that the admin token exists, is private, and is the one of the running larder.
+async fn check_token(config: &Config, examined: &StoreFindings, is_up: bool) -> Check {
     const TOKEN: &str = "token";
     let file = Store::token_file(&config.store.path);
     let file = file.display();
-    let from = if config.admin.token.is_some() {
+    let token_source = if config.admin.token.is_some() {
         "[admin] token".to_owned()
     } else {
         match &examined.token {
@@ -164,9 +171,9 @@ async fn token(config: &Config, examined: &StoreFindings, is_up: bool) -> Check 
         }
     };
     let Some(token) = known_token(config, examined).filter(|_| is_up && examined.lock == LockState::Held) else {
-        return Check::ok(TOKEN, from);
+        return Check::ok(TOKEN, token_source);
     };
-    // Refreshes nothing; only the check of the token matters.
+    // An empty refresh changes nothing, but needs a valid token.
     let path = Operation::Refresh.path();
     let answer = admin_client::post(
         config.admin.listen,
@@ -174,19 +181,20 @@ async fn token(config: &Config, examined: &StoreFindings, is_up: bool) -> Check 
         Some(token.expose_secret()),
         Bytes::from_static(b"{\"what\":[]}"),
     );
-    match timeout(WITHIN, answer).await {
+    match timeout(PROBE_TIMEOUT, answer).await {
         Ok(Err(AdminClientError::Refused { message, .. })) if message == AdminRefusal::NoToken.to_string() => {
-            Check::fail(TOKEN, format!("the running larder rejects the token of {from}"))
-                .advise("it was started with another token; restart larder")
+            Check::fail(TOKEN, format!("the running larder rejects the token of {token_source}"))
+                .advise("the running larder was started with another token; restart larder")
         }
         Ok(Ok(_) | Err(AdminClientError::Refused { .. })) => {
-            Check::ok(TOKEN, format!("{from}, and the running larder accepts it"))
+            Check::ok(TOKEN, format!("{token_source}, and the running larder accepts it"))
         }
         Ok(Err(error)) => Check::fail(TOKEN, error.to_string()),
-        Err(_) => Check::fail(TOKEN, format!("the running larder did not answer within {} s", WITHIN.as_secs())),
+        Err(_) => Check::fail(TOKEN, format!("the running larder did not answer within {} s", PROBE_TIMEOUT.as_secs())),
     }
 }
 
+/// The admin token of the configuration, or of the store.
 fn known_token(config: &Config, examined: &StoreFindings) -> Option<SecretString> {
     match (&config.admin.token, &examined.token) {
         (Some(configured), _) => Some(configured.clone()),
@@ -196,8 +204,10 @@ fn known_token(config: &Config, examined: &StoreFindings) -> Option<SecretString
 }
 
 async fn get(address: SocketAddr, path: &str, token: Option<&str>) -> Result<Bytes, AdminClientError> {
-    match timeout(WITHIN, admin_client::get(address, path, token)).await {
+    match timeout(PROBE_TIMEOUT, admin_client::get(address, path, token)).await {
         Ok(answer) => answer,
-        Err(_) => Err(AdminClientError::Failed { address, reason: format!("no answer within {} s", WITHIN.as_secs()) }),
+        Err(_) => {
+            Err(AdminClientError::Failed { address, reason: format!("no answer within {} s", PROBE_TIMEOUT.as_secs()) })
+        }
     }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use tokio::time::{Instant, timeout};
 use url::{Host, Url};
 
-use super::{Check, Findings, WITHIN, clock};
+use super::{Check, Findings, PROBE_TIMEOUT, clock};
 use crate::address::{Hostname, Name, ProviderAddress};
 use crate::cdn_loop::CdnLoop;
 use crate::clock::{Clock, Timestamp};
@@ -26,42 +26,42 @@ const DISCOVERY: &str = "upstream.discovery";
 const LIST: &str = "upstream.list";
 const MAX_LIST_BYTES: u64 = 16 << 20;
 
-const NO_SUCH_NAME: &str = "check the spelling in [[upstream]] host or url, and DNS on this machine (/etc/resolv.conf); if only a \
+const NO_SUCH_NAME_ADVICE: &str = "check the spelling in [[upstream]] host or url, and DNS on this machine (/etc/resolv.conf); if only a \
      proxy resolves names, set HTTPS_PROXY for larder";
-const DOWN: &str = "the upstream is down, or something in between refuses; try curl -v from this machine; stored \
+const REFUSED_ADVICE: &str = "the upstream is down, or something in between refuses; try curl -v from this machine; stored \
      copies are served meanwhile";
-const DROPPED: &str = "a firewall drops packets, or the upstream hangs; try curl -v from this machine; stored copies are \
+const NO_ANSWER_ADVICE: &str = "a firewall drops packets, or the upstream hangs; try curl -v from this machine; stored copies are \
      served meanwhile";
-const UNTRUSTED: &str = "if the certificate is from your own authority, name that authority's PEM file in [network] \
+const UNTRUSTED_ADVICE: &str = "if the certificate is from your own authority, name that authority's PEM file in [network] \
      ca_file; if it has expired or is not valid yet, check this machine's clock first";
-const REDIRECTED: &str = "check where the upstream redirects; [[upstream]] url may name the target directly";
-const NO_DISCOVERY: &str = "check that [[upstream]] url is a registry: .well-known/terraform.json must be below it";
-const NO_REGISTRY: &str = "check that [[upstream]] url is a registry: its documents must be JSON, and discovery \
+const REDIRECTED_ADVICE: &str = "check where the upstream redirects; [[upstream]] url may name the target directly";
+const NO_DISCOVERY_ADVICE: &str =
+    "check that [[upstream]] url is a registry: .well-known/terraform.json must be below it";
+const NO_REGISTRY_ADVICE: &str = "check that [[upstream]] url is a registry: its documents must be JSON, and discovery \
      must name providers.v1; a sign-in page in between looks like this";
 
 /// Public registries that have the provider hashicorp/null.
-const PUBLIC: [&str; 2] = ["registry.terraform.io", "registry.opentofu.org"];
+const PUBLIC_REGISTRIES: [&str; 2] = ["registry.terraform.io", "registry.opentofu.org"];
 
 /// Runs the checks of one upstream up to the first that fails.
 pub(super) async fn check_upstream(upstream: &Upstream, outbound: &Outbound, store: &Path, now: Timestamp) -> Findings {
-    let check_of_upstream = UpstreamCheck { upstream, outbound, host: &upstream.settings.host, now };
+    let checks_of_upstream = UpstreamCheck { upstream, outbound, host: &upstream.settings.host, now };
     let Ok(url) = upstream.settings.url.join(".well-known/terraform.json") else { return Findings::default() };
-    let began = Instant::now();
-    let answer = check_of_upstream
-        .fetch("its discovery document", &url, &upstream.credential_scope, discovery::MAX_DOCUMENT_BYTES)
-        .await;
+    let started = Instant::now();
+    let answer =
+        checks_of_upstream.fetch("its discovery document", &url, &upstream.credential_scope, discovery::MAX_DOCUMENT_BYTES).await;
     let (document, mut checks) = match answer {
-        Ok(document) => (document, check_of_upstream.passed_steps(&url)),
-        Err(stopped) => return check_of_upstream.failed_steps(&url, &stopped).into(),
+        Ok(document) => (document, checks_of_upstream.passed_steps(&url)),
+        Err(failure) => return checks_of_upstream.failed_steps(&url, &failure).into(),
     };
     let local_time = Clock::system().now();
     let time_source =
-        document.date.map(|time| clock::TimeSource { source: check_of_upstream.host.to_string(), time, local_time });
-    let took = began.elapsed().as_millis();
-    match check_of_upstream.discovered(document, took) {
+        document.date.map(|time| clock::TimeSource { source: checks_of_upstream.host.to_string(), time, local_time });
+    let elapsed_ms = started.elapsed().as_millis();
+    match checks_of_upstream.check_discovery(document, elapsed_ms) {
         (check, Some((base, credential_scope))) => {
             checks.push(check);
-            checks.push(check_of_upstream.list(&base, &credential_scope, store).await);
+            checks.push(checks_of_upstream.check_list(&base, &credential_scope, store).await);
         }
         (check, None) => checks.push(check),
     }
@@ -80,10 +80,13 @@ fn fault_text(fault: &Fault) -> String {
 
 /// Reason for a missing document.
 enum FetchFailure {
+    /// The request failed.
     Failed(UpstreamError),
+    /// No answer in time.
     Slow,
 }
 
+/// The inputs of the checks of one upstream.
 struct UpstreamCheck<'a> {
     upstream: &'a Upstream,
     outbound: &'a Outbound,
@@ -101,7 +104,7 @@ impl UpstreamCheck<'_> {
     ) -> Result<Document, FetchFailure> {
         let via = CdnLoop::default();
         let (upstream, now) = (self.host, self.now);
-        let ask = UpstreamRequest {
+        let request = UpstreamRequest {
             label: subject,
             url,
             upstream,
@@ -111,7 +114,7 @@ impl UpstreamCheck<'_> {
             priority: RequestPriority::Job,
             now,
         };
-        match timeout(WITHIN, self.outbound.document(ask, None, limit)).await {
+        match timeout(PROBE_TIMEOUT, self.outbound.document(request, None, limit)).await {
             Err(_) => Err(FetchFailure::Slow),
             Ok(Err(error)) => Err(FetchFailure::Failed(error)),
             Ok(Ok(Fetched::New(document))) => Ok(document),
@@ -133,14 +136,15 @@ impl UpstreamCheck<'_> {
 
     /// The passed checks before an answer: name, connection, TLS.
     fn passed_steps(&self, url: &Url) -> Vec<Check> {
-        let mut steps = vec![self.name(url), self.ok(CONNECTION, format!("connected to {}", origin(url)))];
+        let mut steps = vec![self.name_check(url), self.ok(CONNECTION, format!("connected to {}", origin(url)))];
         if url.scheme() == "https" {
-            steps.push(self.ok(TLS, "its certificate is trusted"));
+            steps.push(self.ok(TLS, "the certificate is trusted"));
         }
         steps
     }
 
-    fn name(&self, url: &Url) -> Check {
+    /// The passed check of the upstream's name.
+    fn name_check(&self, url: &Url) -> Check {
         let name = url.host_str().unwrap_or_default();
         if let Some(proxy) = self.outbound.proxy_for(url) {
             return self.ok(NAME, format!("{name} is resolved by the proxy {proxy}"));
@@ -157,18 +161,21 @@ impl UpstreamCheck<'_> {
     }
 
     /// The passed checks, then the failed one.
-    fn failed_steps(&self, url: &Url, stopped: &FetchFailure) -> Vec<Check> {
-        let (origin, slow) = (origin(url), format!("no answer from {} within {} s", origin(url), WITHIN.as_secs()));
-        let error = match stopped {
+    fn failed_steps(&self, url: &Url, failure: &FetchFailure) -> Vec<Check> {
+        let (origin, slow) =
+            (origin(url), format!("no answer from {} within {} s", origin(url), PROBE_TIMEOUT.as_secs()));
+        let error = match failure {
             FetchFailure::Failed(error) => error,
-            FetchFailure::Slow => return vec![self.name(url), self.fail(CONNECTION, slow).advise(DROPPED)],
+            FetchFailure::Slow => {
+                return vec![self.name_check(url), self.fail(CONNECTION, slow).advise(NO_ANSWER_ADVICE)];
+            }
         };
         let steps = self.passed_steps(url);
-        let (taken, check) = match &error.fault {
+        let (passed, check) = match &error.fault {
             // A redirect led to another origin, so all checks of this origin passed.
             fault if error.origin != origin => {
                 let found = format!("a redirect led to {}, which {}", error.origin, fault_text(fault));
-                (steps.len(), self.fail(DISCOVERY, found).advise(REDIRECTED))
+                (steps.len(), self.fail(DISCOVERY, found).advise(REDIRECTED_ADVICE))
             }
             Fault::NoSuchName(reason) => {
                 let reason = reason.rsplit(": ").next().unwrap_or_default();
@@ -176,7 +183,7 @@ impl UpstreamCheck<'_> {
                 let name_text =
                     if name == self.host.as_str() { "its name".to_owned() } else { format!("the name {name}") };
                 let found = format!("{name_text} does not resolve: {reason}");
-                (0, self.fail(NAME, found).advise(NO_SUCH_NAME))
+                (0, self.fail(NAME, found).advise(NO_SUCH_NAME_ADVICE))
             }
             Fault::Unreachable(reason) => {
                 let found = format!("{origin} cannot be reached: {}", strip_client_prefix(reason));
@@ -185,14 +192,14 @@ impl UpstreamCheck<'_> {
             Fault::Slow(_) => (1, self.fail(CONNECTION, slow).advise(self.connection_advice(url))),
             Fault::Untrusted(reason) => {
                 let found = format!("{origin} is not trusted: {}", strip_client_prefix(reason));
-                (2, self.fail(TLS, found).advise(UNTRUSTED))
+                (2, self.fail(TLS, found).advise(UNTRUSTED_ADVICE))
             }
             fault => (
                 steps.len(),
                 self.fail(DISCOVERY, format!("{origin} {}", fault_text(fault))).advise(response_advice(fault)),
             ),
         };
-        steps.into_iter().take(taken).chain([check]).collect()
+        steps.into_iter().take(passed).chain([check]).collect()
     }
 
     fn connection_advice(&self, url: &Url) -> String {
@@ -201,16 +208,16 @@ impl UpstreamCheck<'_> {
             Some(proxy) => {
                 format!("requests go through the proxy {proxy}; check that it runs, or add {host} to NO_PROXY")
             }
-            None => DOWN.to_owned(),
+            None => REFUSED_ADVICE.to_owned(),
         }
     }
 
     /// Checks the discovery document; returns the base URL of providers.v1 with its credential scope.
-    fn discovered(&self, document: Document, took: u128) -> (Check, Option<(Url, CredentialScope)>) {
-        let bad = |reason: String| (self.fail(DISCOVERY, reason).advise(NO_REGISTRY), None);
+    fn check_discovery(&self, document: Document, elapsed_ms: u128) -> (Check, Option<(Url, CredentialScope)>) {
+        let bad = |reason: String| (self.fail(DISCOVERY, reason).advise(NO_REGISTRY_ADVICE), None);
         if !Discovery::accepts(document.content_type.as_deref()) {
-            let sent = document.content_type.unwrap_or_else(|| "no media type".to_owned());
-            return bad(format!("its discovery document is not JSON: expected application/json, got {sent}"));
+            let content_type = document.content_type.unwrap_or_else(|| "no media type".to_owned());
+            return bad(format!("its discovery document is not JSON: expected application/json, got {content_type}"));
         }
         let discovery = match Discovery::parse(&document.body, document.url.clone()) {
             Ok(discovery) => discovery,
@@ -227,7 +234,7 @@ impl UpstreamCheck<'_> {
                     credential_scope.with_permitted_service(&base)
                 };
                 (
-                    self.ok(DISCOVERY, format!("names {}, in {took} ms", offered.join(" and "))),
+                    self.ok(DISCOVERY, format!("names {}, in {elapsed_ms} ms", offered.join(" and "))),
                     Some((base, credential_scope)),
                 )
             }
@@ -241,33 +248,34 @@ impl UpstreamCheck<'_> {
         }
     }
 
-    async fn list(&self, base: &Url, credential_scope: &CredentialScope, store: &Path) -> Check {
+    /// Requests the version list of a provider that is stored, or of a well-known one.
+    async fn check_list(&self, base: &Url, credential_scope: &CredentialScope, store: &Path) -> Check {
         let (folder, host) = (store.to_owned(), self.host.clone());
         let task = tokio::task::spawn_blocking(move || Store::any_cached_provider(&folder, &host));
-        let stored = timeout(WITHIN, task).await.ok().and_then(Result::ok).flatten();
+        let stored = timeout(PROBE_TIMEOUT, task).await.ok().and_then(Result::ok).flatten();
         let Some(address) = stored.or_else(|| well_known(self.host)) else {
             return self.ok(LIST, "no list was requested: no provider of this upstream is stored yet");
         };
         let subject = format!("the version list of {}/{}", address.namespace, address.type_);
         let Ok(url) = versions_url(base, &address) else { return self.fail(LIST, "providers.v1 is not a base URL") };
-        let began = Instant::now();
+        let started = Instant::now();
         match self.fetch(&subject, &url, credential_scope, MAX_LIST_BYTES).await {
             Ok(document) => match VersionList::parse(&document.body) {
                 Ok(list) => {
-                    let took = began.elapsed().as_millis();
+                    let elapsed_ms = started.elapsed().as_millis();
                     self.ok(
                         LIST,
                         format!(
-                            "{subject} has {} version{}, in {took} ms",
+                            "{subject} has {} version{}, in {elapsed_ms} ms",
                             list.versions.len(),
                             if list.versions.len() == 1 { "" } else { "s" }
                         ),
                     )
                 }
-                Err(reason) => self.fail(LIST, format!("{subject} is invalid: {reason}")).advise(NO_REGISTRY),
+                Err(reason) => self.fail(LIST, format!("{subject} is invalid: {reason}")).advise(NO_REGISTRY_ADVICE),
             },
             Err(FetchFailure::Slow) => {
-                let found = format!("{subject} did not arrive within {} s", WITHIN.as_secs());
+                let found = format!("{subject} did not arrive within {} s", PROBE_TIMEOUT.as_secs());
                 self.fail(LIST, found)
                     .advise("clients wait 10 s for it, and get a stored copy after the upstream's patience")
             }
@@ -285,8 +293,9 @@ impl UpstreamCheck<'_> {
     }
 }
 
+/// A provider that a public registry certainly has.
 fn well_known(host: &Hostname) -> Option<ProviderAddress> {
-    let is_public = PUBLIC.contains(&host.as_str());
+    let is_public = PUBLIC_REGISTRIES.contains(&host.as_str());
     let (namespace, type_) = (Name::parse("hashicorp").ok()?, Name::parse("null").ok()?);
     is_public.then(|| ProviderAddress { host: host.clone(), namespace, type_ })
 }
@@ -296,15 +305,16 @@ fn strip_client_prefix(reason: &str) -> &str {
     reason.strip_prefix("client error (Connect): ").unwrap_or(reason)
 }
 
+/// The advice for a fault of an answer.
 fn response_advice(fault: &Fault) -> &'static str {
     match fault {
-        Fault::Absent(_) => NO_DISCOVERY,
+        Fault::Absent(_) => NO_DISCOVERY_ADVICE,
         Fault::Denied(_) => "give larder a valid credential for it ([[upstream]] token, basic or header)",
         Fault::Trouble { .. } => "wait: the upstream itself has a problem; stored copies are served meanwhile",
         Fault::Looped => "set [[upstream]] url to a registry, not back to a larder",
         Fault::Refused(
             EgressRefusal::PlainHttp { .. } | EgressRefusal::Address { .. } | EgressRefusal::PrivateName { .. },
         ) => "add that line if you trust the destination; otherwise check where the upstream leads",
-        _ => NO_REGISTRY,
+        _ => NO_REGISTRY_ADVICE,
     }
 }

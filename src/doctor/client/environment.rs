@@ -1,5 +1,5 @@
 //! Other settings that affect a client's requests: proxies, tokens, timeout, plugin cache, certificate authorities
-//! (PROTOCOL 1.3, 1.4).
+//! (PROTOCOL, sections 1.3 and 1.4).
 
 use std::path::Path;
 
@@ -11,50 +11,50 @@ use super::{Check, ClientChecks};
 use crate::address::Hostname;
 use crate::requirements::cli_config::{InstallationSource, ServiceValue};
 
-/// Larder answers a document within 8 s; clients wait 10 s by default.
-const MIN_SECONDS: u64 = 10;
+/// The shortest client timeout that is long enough: larder answers within 8 s, and clients wait 10 s by default.
+const MIN_TIMEOUT_SECONDS: u64 = 10;
 
-const NOT_IN_THE_CLEAR: &str = "give larder a certificate ([server] tls) and write https; or remove the token: larder \
+const PLAINTEXT_TOKEN_ADVICE: &str = "give larder a certificate ([server] tls) and write https; or remove the token: larder \
      forwards none, it has its own credentials";
 
 impl ClientChecks<'_> {
     /// Checks these settings; reports only notable ones.
-    pub(super) fn check_environment(&self, reading: &ClientFiles) -> Vec<Check> {
+    pub(super) fn check_environment(&self, client_files: &ClientFiles) -> Vec<Check> {
         let checks = [
-            self.proxy(reading),
-            self.credentials(reading),
+            self.proxy(client_files),
+            self.credentials(client_files),
             self.registry_timeout(),
-            self.cache(reading),
+            self.cache(client_files),
             self.authorities(),
         ];
         checks.into_iter().flatten().collect()
     }
 
     /// URLs that the client uses for the configured registries, where they are absolute.
-    fn destinations(&self, reading: &ClientFiles) -> Vec<(Hostname, Url)> {
-        let mut found = Vec::new();
-        for host in self.hosts(reading) {
-            let services = reading.config.hosts.get(&host);
+    fn destinations(&self, client_files: &ClientFiles) -> Vec<(Hostname, Url)> {
+        let mut destinations = Vec::new();
+        for host in self.hosts(client_files) {
+            let services = client_files.config.hosts.get(&host);
             if let Some(ServiceValue::Url(text)) = services.and_then(|services| services.get("providers.v1"))
                 && let Ok(url) = Url::parse(text)
             {
-                found.push((host.clone(), url));
+                destinations.push((host.clone(), url));
             }
-            for method in reading.config.installation.iter().flatten() {
+            for method in client_files.config.installation.iter().flatten() {
                 if let InstallationSource::NetworkMirror { url } = &method.source
                     && let Ok(url) = Url::parse(url)
                 {
-                    found.push((host.clone(), url));
+                    destinations.push((host.clone(), url));
                 }
             }
         }
-        found
+        destinations
     }
 
-    fn proxy(&self, reading: &ClientFiles) -> Option<Check> {
-        let destinations = self.destinations(reading);
-        let found = destinations.iter().find_map(|(_, url)| Some((url, proxied_by(url, self.environment)?)));
-        let (url, variable) = found?;
+    fn proxy(&self, client_files: &ClientFiles) -> Option<Check> {
+        let destinations = self.destinations(client_files);
+        let proxied = destinations.iter().find_map(|(_, url)| Some((url, proxied_by(url, self.environment)?)));
+        let (url, variable) = proxied?;
         let name = url.host_str().unwrap_or_default();
         Some(
             Check::warn(
@@ -65,15 +65,15 @@ impl ClientChecks<'_> {
         )
     }
 
-    fn credentials(&self, reading: &ClientFiles) -> Option<Check> {
-        let holds = |host: &Hostname| {
+    fn credentials(&self, client_files: &ClientFiles) -> Option<Check> {
+        let has_token = |host: &Hostname| {
             let variable = format!("TF_TOKEN_{}", host.as_str().replace('-', "__").replace(['.', ':'], "_"));
-            reading.config.credentials.contains(host)
+            client_files.config.credentials.contains(host)
                 || self.environment.keys().any(|name| name.eq_ignore_ascii_case(&variable))
         };
-        let in_the_clear = |url: &Url| url.scheme() == "http" && !is_loopback(url);
-        let destinations = self.destinations(reading);
-        let (host, url) = destinations.iter().find(|(host, url)| in_the_clear(url) && holds(host))?;
+        let is_plaintext = |url: &Url| url.scheme() == "http" && !is_loopback(url);
+        let destinations = self.destinations(client_files);
+        let (host, url) = destinations.iter().find(|(host, url)| is_plaintext(url) && has_token(host))?;
         let origin = url.origin().ascii_serialization();
         Some(
             Check::warn(
@@ -81,30 +81,30 @@ impl ClientChecks<'_> {
                 format!("the client has a token for {host}, and sends it to {origin} without TLS"),
             )
             .of(host)
-            .advise(NOT_IN_THE_CLEAR),
+            .advise(PLAINTEXT_TOKEN_ADVICE),
         )
     }
 
     fn registry_timeout(&self) -> Option<Check> {
         const VARIABLE: &str = "TF_REGISTRY_CLIENT_TIMEOUT";
         let seconds: u64 = self.environment.get(VARIABLE)?.parse().ok()?;
-        (1..MIN_SECONDS).contains(&seconds).then(|| {
+        (1..MIN_TIMEOUT_SECONDS).contains(&seconds).then(|| {
             Check::warn(
                 "client.timeout",
                 format!(
                     "{VARIABLE}={seconds}: the client waits no longer than {seconds} s, and larder answers within 8 s"
                 ),
             )
-            .advise(format!("unset it, or set it to {MIN_SECONDS} or more"))
+            .advise(format!("unset the variable, or set it to {MIN_TIMEOUT_SECONDS} or more"))
         })
     }
 
-    fn cache(&self, reading: &ClientFiles) -> Option<Check> {
+    fn cache(&self, client_files: &ClientFiles) -> Option<Check> {
         const CACHE: &str = "client.cache";
         let home = self.environment.get("HOME").map(String::as_str).unwrap_or_default();
         let expand = |text: &String| text.replace("${HOME}", home).replace("$HOME", home);
         let set = self.environment.get("TF_PLUGIN_CACHE_DIR").filter(|folder| !folder.is_empty()).cloned();
-        let folder = set.or_else(|| reading.config.plugin_cache_dir.as_ref().map(expand))?;
+        let folder = set.or_else(|| client_files.config.plugin_cache_dir.as_ref().map(expand))?;
         let is_known = !folder.contains('$') && Path::new(&folder).is_absolute();
         if is_known && !Path::new(&folder).is_dir() {
             return Some(
@@ -116,7 +116,7 @@ impl ClientChecks<'_> {
     }
 
     fn authorities(&self) -> Option<Check> {
-        let file = self.trust.unreadable.as_ref()?;
+        let file = self.client_roots.unreadable.as_ref()?;
         Some(
             Check::warn(
                 "client.trust",

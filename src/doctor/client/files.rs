@@ -27,52 +27,57 @@ pub(super) fn read_all(environment: &Environment) -> Vec<ClientFiles> {
     if clients.is_empty() {
         clients = ClientProgram::ALL.to_vec();
     }
-    let mut readings: Vec<ClientFiles> = Vec::new();
+    let mut all_client_files: Vec<ClientFiles> = Vec::new();
     for client in clients {
-        let reading = read(client, environment);
-        match readings.iter_mut().find(|before| before.files == reading.files && before.problems == reading.problems) {
-            Some(before) => {
-                before.clients.push(client);
-                before.search_paths.extend(reading.search_paths);
+        let client_files = read(client, environment);
+        match all_client_files
+            .iter_mut()
+            .find(|existing| existing.files == client_files.files && existing.problems == client_files.problems)
+        {
+            Some(existing) => {
+                existing.clients.push(client);
+                existing.search_paths.extend(client_files.search_paths);
             }
-            None => readings.push(reading),
+            None => all_client_files.push(client_files),
         }
     }
-    readings
+    all_client_files
 }
 
 fn read(client: ClientProgram, environment: &Environment) -> ClientFiles {
-    let places = SearchPaths::of(client, environment, &|path: &Path| path.exists());
-    let mut reading = ClientFiles {
+    let search_paths = SearchPaths::of(client, environment, &|path: &Path| path.exists());
+    let mut client_files = ClientFiles {
         clients: vec![client],
         files: Vec::new(),
         problems: Vec::new(),
         config: CliConfig::default(),
-        search_paths: vec![places.clone()],
+        search_paths: vec![search_paths.clone()],
     };
-    if let Some(file) = places.file {
-        reading.add(file, places.named_by);
+    if let Some(file) = search_paths.file {
+        client_files.add(file, search_paths.named_by);
     }
-    let entries = places.folder.as_deref().and_then(|folder| std::fs::read_dir(folder).ok()).into_iter().flatten();
+    let entries =
+        search_paths.folder.as_deref().and_then(|folder| std::fs::read_dir(folder).ok()).into_iter().flatten();
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     let mut names: Vec<String> = names.filter(|name| SearchPaths::is_read(name)).collect();
     names.sort_unstable();
     for name in names {
-        let folder = places.folder.as_deref().unwrap_or(Path::new(""));
-        reading.add(folder.join(name), None);
+        let folder = search_paths.folder.as_deref().unwrap_or(Path::new(""));
+        client_files.add(folder.join(name), None);
     }
-    reading
+    client_files
 }
 
 impl ClientFiles {
+    /// Reads a file; `named_by` is the environment variable that names it.
     fn add(&mut self, file: PathBuf, named_by: Option<&str>) {
         let shown = file.display().to_string();
         match text(&file, hcl::MAX_FILE_BYTES as u64) {
             Ok(text) => {
                 match CliConfig::read(text.as_bytes()) {
                     Ok(config) => {
-                        let before = std::mem::take(&mut self.config);
-                        self.config = before.merge(config);
+                        let earlier = std::mem::take(&mut self.config);
+                        self.config = earlier.merge(config);
                     }
                     Err(bad) => self.problems.push(format!("{shown} does not parse: {bad}")),
                 }
@@ -96,6 +101,7 @@ impl ClientFiles {
         }
     }
 
+    /// The names of the clients, for people.
     pub(super) fn clients(&self) -> String {
         let clients: Vec<&str> = self.clients.iter().map(|client| client.program()).collect();
         clients.join(" and ")
@@ -106,18 +112,18 @@ impl ClientFiles {
         self.files.is_empty() && self.problems.is_empty()
     }
 
-    /// The places that were searched.
-    pub(super) fn looked_for(&self) -> String {
-        let files = self.search_paths.iter().filter_map(|places| places.file.as_ref());
-        let mut looked: Vec<String> = files.map(|file| file.display().to_string()).collect();
-        looked.dedup();
-        if looked.is_empty() { "HOME is not set".to_owned() } else { format!("no {}", looked.join(", no ")) }
+    /// The configuration files that were searched for, for people.
+    pub(super) fn searched_paths(&self) -> String {
+        let files = self.search_paths.iter().filter_map(|search_paths| search_paths.file.as_ref());
+        let mut searched: Vec<String> = files.map(|file| file.display().to_string()).collect();
+        searched.dedup();
+        if searched.is_empty() { "HOME is not set".to_owned() } else { format!("no {}", searched.join(", no ")) }
     }
 
     /// Checks the files themselves.
     pub(super) fn checks(&self) -> Vec<Check> {
-        let goes_on = "the client prints an error, continues without it, and asks registries directly; fix the file";
-        let problems = self.problems.iter().map(|problem| Check::fail(FILES, problem).advise(goes_on));
+        let advice = "the client prints an error, continues without it, and asks registries directly; fix the file";
+        let problems = self.problems.iter().map(|problem| Check::fail(FILES, problem).advise(advice));
         let complaint = |message: &String| {
             Check::fail(FILES, message).advise("the client prints an error and continues; fix the file")
         };

@@ -1,4 +1,4 @@
-//! Checks a `provider_installation` block: are providers still installed from larder (PROTOCOL 3)?
+//! Checks a `provider_installation` block: are providers still installed from larder (PROTOCOL, section 3)?
 
 use super::connection_attempts::UrlProbe;
 use super::files::ClientFiles;
@@ -18,9 +18,9 @@ pub(super) struct ProviderSources {
     direct: Coverage,
     /// A network mirror that is larder.
     larder: Coverage,
-    /// Other methods, by name.
-    elsewhere: Vec<String>,
-    /// Faults of the network mirrors.
+    /// The names of other sources.
+    other_sources: Vec<String>,
+    /// The failed checks of network mirrors.
     faults: Vec<Check>,
 }
 
@@ -33,27 +33,27 @@ impl ProviderSources {
 
 impl ClientChecks<'_> {
     /// Tries every installation method that applies to providers of `host`.
-    pub(super) async fn provider_sources(&self, reading: &ClientFiles, host: &Hostname) -> ProviderSources {
+    pub(super) async fn provider_sources(&self, client_files: &ClientFiles, host: &Hostname) -> ProviderSources {
         let mut sources = ProviderSources {
             direct: Coverage::None,
             larder: Coverage::None,
-            elsewhere: Vec::new(),
+            other_sources: Vec::new(),
             faults: Vec::new(),
         };
-        let Some(methods) = &reading.config.installation else {
+        let Some(methods) = &client_files.config.installation else {
             return ProviderSources { direct: Coverage::All, ..sources };
         };
         for method in methods {
-            let reach = method.coverage(host, default_host(reading, host));
-            if reach == Coverage::None {
+            let coverage = method.coverage(host, default_host(client_files, host));
+            if coverage == Coverage::None {
                 continue;
             }
             match &method.source {
-                InstallationSource::Direct => sources.direct = sources.direct.max(reach),
-                InstallationSource::Other(kind) => sources.elsewhere.push(kind.clone()),
+                InstallationSource::Direct => sources.direct = sources.direct.max(coverage),
+                InstallationSource::Other(method) => sources.other_sources.push(method.clone()),
                 InstallationSource::NetworkMirror { url } => match self.try_mirror(url, host).await {
-                    UrlProbe::Larder => sources.larder = sources.larder.max(reach),
-                    UrlProbe::OtherServer(_) => sources.elsewhere.push("another network_mirror".to_owned()),
+                    UrlProbe::Larder => sources.larder = sources.larder.max(coverage),
+                    UrlProbe::OtherServer(_) => sources.other_sources.push("another network_mirror".to_owned()),
                     UrlProbe::Unusable(fault) => sources.faults.push(fault),
                 },
             }
@@ -62,64 +62,76 @@ impl ClientChecks<'_> {
     }
 
     /// Checks the methods. No finding where everything is installed directly.
-    pub(super) fn installation(&self, host: &Hostname, has_block: bool, sources: &ProviderSources) -> Vec<Check> {
-        let all = format!("\"{}/*/*\"", host.to_unicode());
-        let check = if has_block { sources.check_with_block(&all) } else { sources.check_without_block(&all) };
+    pub(super) fn check_installation(&self, host: &Hostname, has_block: bool, sources: &ProviderSources) -> Vec<Check> {
+        let all_pattern = format!("\"{}/*/*\"", host.to_unicode());
+        let check =
+            if has_block { sources.check_with_block(&all_pattern) } else { sources.check_without_block(&all_pattern) };
         sources.faults.iter().cloned().chain(check).collect()
     }
 }
 
 impl ProviderSources {
     /// Checks the methods where a `host` block redirects direct requests.
-    fn check_with_block(&self, all: &str) -> Option<Check> {
+    fn check_with_block(&self, all_pattern: &str) -> Option<Check> {
         match self.larder.max(self.direct) {
             Coverage::None => {
-                let from = if self.elsewhere.is_empty() { "nowhere".to_owned() } else { self.elsewhere() + " only" };
-                let found = format!("providers are installed from {from}: the host block is not used for them");
+                let source_names = if self.other_sources.is_empty() {
+                    "nowhere".to_owned()
+                } else {
+                    self.other_source_names() + " only"
+                };
+                let found = format!("providers are installed from {source_names}: the host block is not used for them");
                 let advice = format!(
-                    "add the line direct {{ include = [{all}] }} to provider_installation, or remove that block"
+                    "add the line direct {{ include = [{all_pattern}] }} to provider_installation, or remove that block"
                 );
                 Some(Check::fail(INSTALLATION, found).advise(advice))
             }
-            Coverage::Some => Some(some_only(all)),
-            Coverage::All => self.also_elsewhere(all),
+            Coverage::Some => Some(partial_coverage_check(all_pattern)),
+            Coverage::All => self.check_other_sources(all_pattern),
         }
     }
 
     /// Checks the methods without a `host` block, where direct requests go to the registry itself.
-    fn check_without_block(&self, all: &str) -> Option<Check> {
+    fn check_without_block(&self, all_pattern: &str) -> Option<Check> {
         match (self.larder, self.direct) {
-            (Coverage::All, Coverage::Some | Coverage::All) | (Coverage::Some, Coverage::All) => {
-                Some(Check::fail(INSTALLATION, DIRECT_ALSO_USED).advise(format!("write exclude = [{all}] in direct")))
-            }
-            (Coverage::Some, Coverage::None | Coverage::Some) => Some(some_only(all)),
-            (Coverage::All, Coverage::None) => Some(self.also_elsewhere(all).unwrap_or_else(|| {
+            (Coverage::All, Coverage::Some | Coverage::All) | (Coverage::Some, Coverage::All) => Some(
+                Check::fail(INSTALLATION, DIRECT_ALSO_USED)
+                    .advise(format!("write exclude = [{all_pattern}] in direct")),
+            ),
+            (Coverage::Some, Coverage::None | Coverage::Some) => Some(partial_coverage_check(all_pattern)),
+            (Coverage::All, Coverage::None) => Some(self.check_other_sources(all_pattern).unwrap_or_else(|| {
                 let found =
                     "providers come from larder through the network mirror; modules come from the registry directly";
                 Check::ok(OVERRIDE, found)
             })),
             (Coverage::None, Coverage::None) if self.faults.is_empty() => {
-                let from = if self.elsewhere.is_empty() { "nowhere".to_owned() } else { self.elsewhere() };
-                let check = Check::warn(OVERRIDE, format!("providers are installed from {from}, not from larder"));
+                let source_names =
+                    if self.other_sources.is_empty() { "nowhere".to_owned() } else { self.other_source_names() };
+                let check =
+                    Check::warn(OVERRIDE, format!("providers are installed from {source_names}, not from larder"));
                 Some(check.advise("to install them from larder, see `larder client-config --mirror`"))
             }
             (Coverage::None, _) => None,
         }
     }
 
-    fn also_elsewhere(&self, all: &str) -> Option<Check> {
-        let from = self.elsewhere();
-        let found = format!("providers are installed from {from} as well: those found there do not come from larder");
-        let check = Check::warn(INSTALLATION, found).advise(format!("write exclude = [{all}] there, or ignore this"));
-        (!from.is_empty()).then_some(check)
+    /// Warns about sources besides larder.
+    fn check_other_sources(&self, all_pattern: &str) -> Option<Check> {
+        let source_names = self.other_source_names();
+        let found =
+            format!("providers are installed from {source_names} as well: those found there do not come from larder");
+        let check =
+            Check::warn(INSTALLATION, found).advise(format!("write exclude = [{all_pattern}] there, or ignore this"));
+        (!source_names.is_empty()).then_some(check)
     }
 
-    fn elsewhere(&self) -> String {
-        self.elsewhere.join(" and ")
+    fn other_source_names(&self) -> String {
+        self.other_sources.join(" and ")
     }
 }
 
-fn some_only(all: &str) -> Check {
+/// The check for a registry of which larder provides only a part.
+fn partial_coverage_check(all_pattern: &str) -> Check {
     Check::warn(INSTALLATION, "only some of its providers come from larder: provider_installation excludes the others")
-        .advise(format!("write {all} to install all of them from larder"))
+        .advise(format!("write {all_pattern} to install all of them from larder"))
 }

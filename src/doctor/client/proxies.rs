@@ -14,14 +14,15 @@ pub(super) fn proxied_by(url: &Url, environment: &Environment) -> Option<&'stati
         "http" => ["HTTP_PROXY", "http_proxy"],
         _ => return None,
     };
-    let set = |name: &&str| environment.get(*name).is_some_and(|value| !value.is_empty());
-    let variable = names.into_iter().find(set)?;
+    let is_set = |name: &&str| environment.get(*name).is_some_and(|value| !value.is_empty());
+    let variable = names.into_iter().find(is_set)?;
     let (host, port) = (url.host()?, url.port_or_known_default()?);
-    let exempt =
+    let no_proxy =
         ["NO_PROXY", "no_proxy"].iter().find_map(|name| environment.get(*name).filter(|value| !value.is_empty()));
     let is_exempt = is_local(&host)
-        || exempt
-            .is_some_and(|list| list.split(',').any(|entry| exempts(&entry.trim().to_ascii_lowercase(), &host, port)));
+        || no_proxy.is_some_and(|list| {
+            list.split(',').any(|entry| entry_matches(&entry.trim().to_ascii_lowercase(), &host, port))
+        });
     (!is_exempt).then_some(variable)
 }
 
@@ -34,7 +35,8 @@ fn is_local(host: &Host<&str>) -> bool {
     }
 }
 
-fn exempts(entry: &str, host: &Host<&str>, port: u16) -> bool {
+/// Returns true if an entry of NO_PROXY matches a host and port.
+fn entry_matches(entry: &str, host: &Host<&str>, port: u16) -> bool {
     if entry.is_empty() {
         return false;
     }
@@ -49,14 +51,14 @@ fn exempts(entry: &str, host: &Host<&str>, port: u16) -> bool {
     if let (Ok(network), Some(address)) = (entry.parse::<IpNet>(), address) {
         return network.contains(&address);
     }
-    let bare = |text: &str| text.trim_start_matches('[').trim_end_matches(']').to_owned();
+    let without_brackets = |text: &str| text.trim_start_matches('[').trim_end_matches(']').to_owned();
     let (name, wanted_port) = match entry.rsplit_once(':') {
         // An IPv6 address without brackets has no port.
         Some((name, digits)) if !name.contains(':') || name.ends_with(']') => match digits.parse::<u16>() {
-            Ok(port) => (bare(name), Some(port)),
+            Ok(port) => (without_brackets(name), Some(port)),
             Err(_) => (entry.to_owned(), None),
         },
-        _ => (bare(entry), None),
+        _ => (without_brackets(entry), None),
     };
     if wanted_port.is_some_and(|wanted| wanted != port) {
         return false;
@@ -82,7 +84,7 @@ mod tests {
 
     #[test]
     fn proxies_are_chosen_as_go_does() {
-        for (exempt, url, goes) in [
+        for (no_proxy, url, uses_proxy) in [
             ("", "https://mirror.corp/x/", true),
             ("", "http://mirror.corp/x/", false),
             ("", "https://127.0.0.1:8080/", false),
@@ -103,22 +105,22 @@ mod tests {
             ("fd00::1", "https://[fd00::1]/", false),
             ("[fd00::1]:443", "https://[fd00::1]/", false),
         ] {
-            let environment: Environment = [("HTTPS_PROXY", "http://proxy:3128"), ("no_proxy", exempt)]
+            let environment: Environment = [("HTTPS_PROXY", "http://proxy:3128"), ("no_proxy", no_proxy)]
                 .map(|(name, value)| (name.to_owned(), value.to_owned()))
                 .into();
             let proxy = proxied_by(&Url::parse(url).unwrap(), &environment);
-            assert_eq!(proxy, goes.then_some("HTTPS_PROXY"), "{exempt} {url}");
+            assert_eq!(proxy, uses_proxy.then_some("HTTPS_PROXY"), "{no_proxy} {url}");
         }
     }
 
     proptest! {
         #[test]
-        fn any_list_is_read(
-            exempt in "[a-z0-9.:*,/\\[\\] ]{0,40}",
+        fn any_no_proxy_list_is_parsed(
+            no_proxy in "[a-z0-9.:*,/\\[\\] ]{0,40}",
             url in "https?://([a-z.]{1,12}|10\\.0\\.0\\.1|\\[fd00::2\\])(:[0-9]{1,4})?/",
         ) {
-            let set = [("HTTPS_PROXY", "x"), ("NO_PROXY", exempt.as_str())];
-            let environment: Environment = set.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+            let variables = [("HTTPS_PROXY", "x"), ("NO_PROXY", no_proxy.as_str())];
+            let environment: Environment = variables.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
             if let Ok(url) = Url::parse(&url) {
                 let _ = proxied_by(&url, &environment);
             }

@@ -1,4 +1,5 @@
-//! Checks whether the services of a `host` block lead to this larder (PROTOCOL 1.1, 1.2).
+//! Checks whether the services of a `host` block lead to this larder (PROTOCOL, sections 1.1 and
+//! 1.2).
 
 use http::StatusCode;
 use url::Url;
@@ -7,9 +8,9 @@ use super::connection_attempts::{OTHER_HOST, PATH, SLASH, UrlProbe, host_of_base
 use super::installation::ProviderSources;
 use super::{Check, ClientChecks, OVERRIDE};
 use crate::address::Hostname;
-use crate::doctor::WITHIN;
+use crate::doctor::PROBE_TIMEOUT;
 use crate::doctor::identify_server::{Identified, ProbedService, ServerKind, identify_server};
-use crate::doctor::listener::is_ours;
+use crate::doctor::listener::is_own_listener;
 use crate::http::probe_client::probe;
 use crate::protocol::route::{Route, modules_base};
 use crate::requirements::cli_config::{self, Services};
@@ -34,16 +35,23 @@ impl OfferedServices {
 }
 
 impl ClientChecks<'_> {
-    /// Runs all checks of one block.
-    pub(super) async fn services(&self, services: &Services, host: &Hostname, sources: &ProviderSources) -> Vec<Check> {
+    /// Checks the services of one `host` block.
+    pub(super) async fn check_services(
+        &self,
+        services: &Services,
+        host: &Hostname,
+        sources: &ProviderSources,
+    ) -> Vec<Check> {
         let mut checks = Vec::new();
         let (providers, modules) = (url_of(services, "providers.v1", host), url_of(services, "modules.v1", host));
         // A registry may offer only one of the two services.
-        let offers = match (&providers, &modules) {
+        let offered = match (&providers, &modules) {
             (Some(_), Some(_)) => OfferedServices::BOTH,
-            (named, None) | (None, named) => self.offers(named.as_ref(), host).await.unwrap_or(OfferedServices::BOTH),
+            (named, None) | (None, named) => {
+                self.offered_services(named.as_ref(), host).await.unwrap_or(OfferedServices::BOTH)
+            }
         };
-        let missing = match (providers.is_none() && offers.providers, modules.is_none() && offers.modules) {
+        let missing = match (providers.is_none() && offered.providers, modules.is_none() && offered.modules) {
             (false, false) => None,
             (false, true) => Some(("modules.v1", "modules")),
             (true, false) => Some(("providers.v1", "providers")),
@@ -54,21 +62,21 @@ impl ClientChecks<'_> {
             (None, Some(_)) => "no providers.v1",
             (None, None) => "neither providers.v1 nor modules.v1",
         };
-        if let Some((add, fails)) = missing {
+        if let Some((add, affected)) = missing {
             checks.push(
                 Check::fail(
                     SERVICES,
-                    format!("its host block names {named}: it replaces the whole list, so {fails} from {host} fail"),
+                    format!("its host block names {named}: it replaces the whole list, so {affected} from {host} fail"),
                 )
                 .advise(format!("add {add} to its services, as `larder client-config` prints them")),
             );
         }
         if let Some(modules) = &modules {
-            checks.extend(self.modules(modules, providers.as_ref(), host).await);
+            checks.extend(self.check_modules(modules, providers.as_ref(), host).await);
         }
         let Some(mut url) = providers else {
             if let Some(modules) = modules.filter(|_| checks.is_empty()) {
-                checks.push(self.modules_alone(modules, host).await);
+                checks.push(self.check_modules_alone(modules, host).await);
             }
             return checks;
         };
@@ -80,7 +88,7 @@ impl ClientChecks<'_> {
         let named = host_of_base(&url, "providers").unwrap_or_else(|| host.clone());
         let right = self.right_providers(host, &url);
         match self.try_base(&url, ("providers.v1", ProbedService::Providers), &right, &named).await {
-            UrlProbe::Larder => match self.host_in(&url, host) {
+            UrlProbe::Larder => match self.check_host_in_path(&url, host) {
                 Some(fault) => checks.push(fault),
                 None if checks.is_empty() && sources.covers_all_providers() => {
                     let modules = modules.filter(|modules| modules.origin() != url.origin());
@@ -99,20 +107,23 @@ impl ClientChecks<'_> {
     }
 
     /// The services of a registry according to larder; `None` where larder cannot be asked or does not mirror it.
-    async fn offers(&self, named: Option<&Url>, host: &Hostname) -> Option<OfferedServices> {
+    async fn offered_services(&self, named: Option<&Url>, host: &Hostname) -> Option<OfferedServices> {
         let base = named.map_or_else(|| self.base(), |url| self.base_for(url));
         let url = Url::parse(&format!("{base}{}", Route::Discovery(host.clone()).path())).ok()?;
         if self.is_off_limits(&url) {
             return None;
         }
-        let visited = probe(&url, self.trust, WITHIN).await.ok().filter(|visited| visited.status == StatusCode::OK)?;
-        let services: RawObject = serde_json::from_slice(&visited.body).ok()?;
+        let answer = probe(&url, self.client_roots, PROBE_TIMEOUT)
+            .await
+            .ok()
+            .filter(|answer| answer.status == StatusCode::OK)?;
+        let services: RawObject = serde_json::from_slice(&answer.body).ok()?;
         let has = |name: &str| services.get(name).is_some_and(|url| serde_json::from_str::<String>(url.get()).is_ok());
         Some(OfferedServices { providers: has("providers.v1"), modules: has("modules.v1") })
     }
 
     /// Checks a block with modules.v1 only, for a registry that offers nothing else.
-    async fn modules_alone(&self, mut url: Url, host: &Hostname) -> Check {
+    async fn check_modules_alone(&self, mut url: Url, host: &Hostname) -> Check {
         // The client adds a missing final slash.
         url.set_path(&format!("{}/", url.path().trim_end_matches('/')));
         let named = host_of_base(&url, "modules").unwrap_or_else(|| host.clone());
@@ -124,15 +135,15 @@ impl ClientChecks<'_> {
     }
 
     /// Guesses from its URLs whether a block is meant for a larder.
-    pub(super) fn is_meant_for_larder(&self, services: &Services, host: &Hostname) -> bool {
+    pub(super) fn seems_meant_for_larder(&self, services: &Services, host: &Hostname) -> bool {
         ["providers", "modules"].into_iter().any(|service| {
             let url = url_of(services, &format!("{service}.v1"), host);
-            url.is_some_and(|url| is_ours(&url, self.config) || host_of_base(&url, service).is_some())
+            url.is_some_and(|url| is_own_listener(&url, self.config) || host_of_base(&url, service).is_some())
         })
     }
 
     /// Checks that modules.v1 leads to the modules of the same registry. A URL at the registry itself is not checked.
-    async fn modules(&self, url: &Url, providers: Option<&Url>, host: &Hostname) -> Option<Check> {
+    async fn check_modules(&self, url: &Url, providers: Option<&Url>, host: &Hostname) -> Option<Check> {
         if url.host_str() == Some(host.name()) || self.is_off_limits(url) {
             return None;
         }
@@ -141,10 +152,10 @@ impl ClientChecks<'_> {
         base.set_path(&format!("{}/", url.path().trim_end_matches('/')));
         let named = host_of_base(&base, "modules");
         let shown = url.origin().ascii_serialization();
-        let asked_of = named.as_ref().unwrap_or(host);
-        let beside = self.base_for(providers.unwrap_or(&base));
-        let right = || format!("write \"modules.v1\" = \"{beside}{}\"", modules_base(host));
-        match identify_server(&base, ProbedService::Modules, asked_of, self.trust).await {
+        let expected_host = named.as_ref().unwrap_or(host);
+        let base_for_modules = self.base_for(providers.unwrap_or(&base));
+        let right = || format!("write \"modules.v1\" = \"{base_for_modules}{}\"", modules_base(host));
+        match identify_server(&base, ProbedService::Modules, expected_host, self.client_roots).await {
             Ok(Identified { kind: ServerKind::LarderWithoutService | ServerKind::LarderWithoutHost(_), .. }) => {
                 let found =
                     format!("modules.v1 leads to larder at {shown}, which serves no modules there: all of {host} fail");
@@ -157,14 +168,14 @@ impl ClientChecks<'_> {
             }
             Ok(Identified { kind: ServerKind::OtherServer(status), .. }) if named.is_some() => {
                 let found = format!("modules.v1 leads to {shown}, where something else answers ({status})");
-                let to_do = if is_ours(url, self.config) { PORT_IS_TAKEN.to_owned() } else { right() };
+                let to_do = if is_own_listener(url, self.config) { PORT_IS_TAKEN.to_owned() } else { right() };
                 let check = Check::fail(SERVICES, format!("{found}: all modules of {host} fail")).advise(to_do);
                 Some(self.downgrade_if_proxied(url, check))
             }
             Ok(Identified { kind: ServerKind::LarderRefusing(_) | ServerKind::OtherServer(_), .. }) => None,
             // The check of providers.v1 already reports this origin.
             Err(_) if providers.is_some_and(|providers| providers.origin() == url.origin()) => None,
-            Err(_) if is_ours(url, self.config) => None,
+            Err(_) if is_own_listener(url, self.config) => None,
             // Meant for larder, but with a wrong port or name.
             Err(error) if named.is_some() || providers.is_some_and(|url| url.host() == base.host()) => {
                 let found = format!("modules.v1 leads to {shown}: {error}: all modules of {host} fail");
@@ -178,7 +189,7 @@ impl ClientChecks<'_> {
     }
 
     /// Reports a wrong path in a URL that leads to larder.
-    fn host_in(&self, url: &Url, host: &Hostname) -> Option<Check> {
+    fn check_host_in_path(&self, url: &Url, host: &Hostname) -> Option<Check> {
         let to_do = self.right_providers(host, url);
         match host_of_base(url, "providers") {
             Some(named) if named == *host => None,
