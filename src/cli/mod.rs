@@ -355,11 +355,11 @@ async fn ask_running<T>(
     let token = admin_token(config);
     let response = send(address, token.as_deref()).await;
     if matches!(response, Err(AdminClientError::NotRunning(_))) && Store::exists(&config.store.path).unwrap_or(false) {
-        return Err(AdminClientError::Elsewhere { store: config.store.path.clone(), address });
+        return Err(AdminClientError::StoreInUse { store: config.store.path.clone(), address });
     }
     match Store::admin_token_is_private(&config.store.path) {
         Some(reason) if token.is_none() && matches!(response, Err(AdminClientError::Refused { .. })) => {
-            Err(AdminClientError::TokenIsPrivate { address, reason: reason.to_string() })
+            Err(AdminClientError::TokenUnreadable { address, reason: reason.to_string() })
         }
         _ => response,
     }

@@ -19,16 +19,17 @@ use super::admin::SERVER;
 use super::body::Body;
 use super::sync_bridge::pipe;
 
-/// Deadline of requests that only read.
-const WITHIN: Duration = Duration::from_secs(10);
-/// Deadline of requests that ask upstreams.
-const COMMAND_WITHIN: Duration = Duration::from_secs(3600);
-const MAX_ANSWER: usize = 16 << 20;
-const MAX_OF_ALL: usize = 64 << 20;
-/// Limit of an answer line: the receipt of a bundle has a text for each entry.
-const MAX_LINE: usize = 64 << 20;
-/// The longest silence within an answer.
-const SILENT_FOR: Duration = Duration::from_secs(300);
+/// Deadline of requests that wait for no upstream.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// Deadline of requests that wait for upstreams.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(3600);
+const MAX_ANSWER_BYTES: usize = 16 << 20;
+/// Size limit of an answer that lists the whole store.
+const MAX_LARGE_ANSWER_BYTES: usize = 64 << 20;
+/// Size limit of a line of an answer: the receipt of a bundle is one line, with a text for each entry.
+const MAX_LINE_BYTES: usize = 64 << 20;
+/// The longest pause within a downloaded answer.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Failures of a request to the admin listener.
 #[derive(Debug, thiserror::Error)]
@@ -38,11 +39,11 @@ pub enum AdminClientError {
     NotRunning(SocketAddr),
     /// The store is in use, and nothing listens at the admin address.
     #[error(
-        "{store} is in use, and no larder listens on {address}: name the admin listener of the larder that has it \
-         (--admin-listen, or its --config), or wait for the command that has it",
+        "{store} is in use by another process, and no larder listens on {address}: name the admin listener of the larder \
+         that uses the store (--admin-listen, or its --config), or wait for the command that uses the store",
         store = .store.display()
     )]
-    Elsewhere {
+    StoreInUse {
         /// The folder of the store.
         store: PathBuf,
         /// The address tried.
@@ -56,8 +57,8 @@ pub enum AdminClientError {
         /// The status of its answer.
         status: StatusCode,
     },
-    /// The listener gave no valid answer.
-    #[error("the admin listener on {address} did not answer: {reason}")]
+    /// The connection failed, or the answer was invalid, incomplete or late.
+    #[error("the request to the admin listener on {address} failed: {reason}")]
     Failed {
         /// The address tried.
         address: SocketAddr,
@@ -65,18 +66,18 @@ pub enum AdminClientError {
         reason: String,
     },
     /// Larder refused the request.
-    #[error("the larder on {address} says: {message}")]
+    #[error("the larder on {address} answered: {message}")]
     Refused {
         /// The address tried.
         address: SocketAddr,
         /// Larder's error text.
         message: String,
     },
-    /// Larder asks for its token, and this user may not read it.
+    /// Larder requires the admin token, and this user may not read the token file.
     #[error(
-        "the larder on {address} asks for its token, and this user may not read it ({reason}): run the command as larder's user (sudo -u larder larder ...)"
+        "the larder on {address} requires its admin token, and this user may not read that ({reason}): run the command as larder's user (sudo -u larder larder ...)"
     )]
-    TokenIsPrivate {
+    TokenUnreadable {
         /// The address tried.
         address: SocketAddr,
         /// The file and the system's error.
@@ -87,37 +88,35 @@ pub enum AdminClientError {
     LocalIo(io::Error),
 }
 
-/// Token and body of a request.
-enum RequestDetails {
-    Nothing,
+/// The body of a request.
+enum RequestBody {
+    Empty,
     Json(Bytes),
     Text(Bytes),
-    /// A streamed body and its content type.
-    Stream(&'static str, Body),
+    Stream { content_type: &'static str, stream: Body },
 }
 
 /// Gets `path` from the admin listener at `address`.
 pub async fn get(address: SocketAddr, path: &str, token: Option<&str>) -> Result<Bytes, AdminClientError> {
-    let asking =
-        async { read_body(address, exchange(address, Method::GET, path, token, RequestDetails::Nothing).await?).await };
-    with_deadline(address, WITHIN, asking).await
+    let request =
+        async { read_body(address, exchange(address, Method::GET, path, token, RequestBody::Empty).await?).await };
+    within(address, REQUEST_TIMEOUT, request).await
 }
 
-/// Gets a large answer, with a longer deadline.
+/// Gets an answer that lists the whole store, with larger limits of size and time.
 pub async fn get_large(address: SocketAddr, path: &str, token: Option<&str>) -> Result<Bytes, AdminClientError> {
-    let asking = async {
-        let response = exchange(address, Method::GET, path, token, RequestDetails::Nothing).await?;
-        whole_of(address, response, MAX_OF_ALL).await
+    let request = async {
+        let response = exchange(address, Method::GET, path, token, RequestBody::Empty).await?;
+        read_at_most(address, response, MAX_LARGE_ANSWER_BYTES).await
     };
-    with_deadline(address, COMMAND_WITHIN, asking).await
+    within(address, COMMAND_TIMEOUT, request).await
 }
 
 /// Sends DELETE to `path`.
 pub async fn delete(address: SocketAddr, path: &str, token: Option<&str>) -> Result<Bytes, AdminClientError> {
-    let exchange_and_read = async {
-        read_body(address, exchange(address, Method::DELETE, path, token, RequestDetails::Nothing).await?).await
-    };
-    with_deadline(address, WITHIN, exchange_and_read).await
+    let request =
+        async { read_body(address, exchange(address, Method::DELETE, path, token, RequestBody::Empty).await?).await };
+    within(address, REQUEST_TIMEOUT, request).await
 }
 
 /// Posts a command to the admin listener at `address`.
@@ -127,7 +126,7 @@ pub async fn post(
     token: Option<&str>,
     body: Bytes,
 ) -> Result<Bytes, AdminClientError> {
-    post_json(address, path, token, RequestDetails::Json(body)).await
+    post_body(address, path, token, RequestBody::Json(body)).await
 }
 
 /// Posts a text, such as a user's file.
@@ -137,33 +136,31 @@ pub async fn post_text(
     token: Option<&str>,
     text: Bytes,
 ) -> Result<Bytes, AdminClientError> {
-    post_json(address, path, token, RequestDetails::Text(text)).await
+    post_body(address, path, token, RequestBody::Text(text)).await
 }
 
-async fn post_json(
+async fn post_body(
     address: SocketAddr,
     path: &str,
     token: Option<&str>,
-    details: RequestDetails,
+    request_body: RequestBody,
 ) -> Result<Bytes, AdminClientError> {
-    let exchange_and_read =
-        async { read_body(address, exchange(address, Method::POST, path, token, details).await?).await };
-    with_deadline(address, COMMAND_WITHIN, exchange_and_read).await
+    let request = async { read_body(address, exchange(address, Method::POST, path, token, request_body).await?).await };
+    within(address, COMMAND_TIMEOUT, request).await
 }
 
-/// Posts a command that reports its progress; calls `line` with each line.
+/// Posts a command that reports its progress; calls `on_line` with each line of the answer.
 pub async fn post_lines(
     address: SocketAddr,
     path: &str,
     token: Option<&str>,
-    line: impl FnMut(&[u8]),
+    on_line: impl FnMut(&[u8]),
 ) -> Result<(), AdminClientError> {
-    let exchange_and_read =
-        exchange(address, Method::POST, path, token, RequestDetails::Json(Bytes::from_static(b"{}")));
-    lines(address, with_deadline(address, WITHIN, exchange_and_read).await?.into_body(), line).await
+    let request = exchange(address, Method::POST, path, token, RequestBody::Json(Bytes::from_static(b"{}")));
+    read_lines(address, within(address, REQUEST_TIMEOUT, request).await?.into_body(), on_line).await
 }
 
-/// Uploads everything that `source` writes. Calls `line` with each line of the answer, even during the upload.
+/// Uploads everything that `source` yields. Calls `on_line` with each line of the answer, even during the upload.
 ///
 /// # Errors
 /// [`AdminClientError::LocalIo`] if `source` fails: the server then sees a broken request.
@@ -171,131 +168,135 @@ pub async fn upload(
     address: SocketAddr,
     path: &str,
     token: Option<&str>,
-    kind: &'static str,
+    content_type: &'static str,
     mut source: impl Read + Send + 'static,
-    line: impl FnMut(&[u8]),
+    on_line: impl FnMut(&[u8]),
 ) -> Result<(), AdminClientError> {
     // Connects first: without a server nothing is read.
     let stream = connect(address).await?;
-    let (entry, exit) = pipe();
-    let reading = spawn_blocking(move || {
-        let mut writer = entry.writer();
+    let (sender, receiver) = pipe();
+    let reader_task = spawn_blocking(move || {
+        let mut writer = sender.writer();
         match io::copy(&mut source, &mut writer) {
             Ok(_) => writer.end(Ok(())),
             // The server has stopped reading.
             Err(e) if e.kind() == io::ErrorKind::BrokenPipe => {}
             Err(e) => {
-                let kind = e.kind();
-                writer.end(Err(io::Error::from(kind)));
+                writer.end(Err(io::Error::from(e.kind())));
                 return Err(AdminClientError::LocalIo(e));
             }
         }
         Ok(())
     });
-    let details = RequestDetails::Stream(kind, Body::stream(exit.stream(), None));
-    let answered = match exchange_over(stream, address, Method::POST, path, token, details).await {
-        Ok(response) => lines(address, response.into_body(), line).await,
+    let request_body = RequestBody::Stream { content_type, stream: Body::stream(receiver.stream(), None) };
+    let result = match exchange_over(stream, address, Method::POST, path, token, request_body).await {
+        Ok(response) => read_lines(address, response.into_body(), on_line).await,
         Err(error) => Err(error),
     };
-    match answered {
+    match result {
         // A failed source is the cause of the missing answer.
         Err(failed @ AdminClientError::Failed { .. }) => {
-            Err(reading.await.ok().and_then(Result::err).unwrap_or(failed))
+            Err(reader_task.await.ok().and_then(Result::err).unwrap_or(failed))
         }
-        answered => answered,
+        result => result,
     }
 }
 
-/// Posts JSON and writes the answer to `to` as it arrives. Returns the number of bytes and the writer.
+/// Posts JSON and writes the answer to `output` as it arrives. Returns the number of bytes and `output`.
 ///
 /// # Errors
-/// [`AdminClientError::Failed`] if the answer broke off: the output is incomplete. [`AdminClientError::LocalIo`] if `to`
-/// fails.
+/// [`AdminClientError::Failed`] if the answer broke off: `output` is incomplete then. [`AdminClientError::LocalIo`]
+/// if `output` fails.
 pub async fn download<W: Write + Send + 'static>(
     address: SocketAddr,
     path: &str,
     token: Option<&str>,
     body: Bytes,
-    mut to: W,
+    mut output: W,
 ) -> Result<(u64, W), AdminClientError> {
     let failed = |reason: String| AdminClientError::Failed { address, reason };
-    let response = with_deadline(
-        address,
-        COMMAND_WITHIN,
-        exchange(address, Method::POST, path, token, RequestDetails::Json(body)),
-    );
+    let response =
+        within(address, COMMAND_TIMEOUT, exchange(address, Method::POST, path, token, RequestBody::Json(body)));
     let mut body = response.await?.into_body();
-    let (entry, mut exit) = pipe();
-    let writing = spawn_blocking(move || {
-        let written = io::copy(&mut exit, &mut to)?;
-        to.flush().map(|()| (written, to))
+    let (sender, mut receiver) = pipe();
+    let writer_task = spawn_blocking(move || {
+        let bytes = io::copy(&mut receiver, &mut output)?;
+        output.flush().map(|()| (bytes, output))
     });
-    let arrived = loop {
-        match timeout(SILENT_FOR, body.frame()).await {
-            Err(_) => break Err(format!("nothing more within {} s", SILENT_FOR.as_secs())),
+    let received = loop {
+        match timeout(IDLE_TIMEOUT, body.frame()).await {
+            Err(_) => break Err(format!("nothing more of the answer came within {} s", IDLE_TIMEOUT.as_secs())),
             Ok(None) => break Ok(()),
-            Ok(Some(Err(e))) => break Err(format!("it broke off: {e}")),
+            Ok(Some(Err(e))) => break Err(format!("the answer broke off: {e}")),
             Ok(Some(Ok(frame))) => {
+                // A frame of trailers has no data. The reader skips an empty piece.
                 let piece = frame.into_data().unwrap_or_default();
-                if !entry.put(piece).await {
+                if !sender.put(piece).await {
                     break Ok(());
                 }
             }
         }
     };
-    match &arrived {
-        Ok(()) => entry.end().await,
-        Err(reason) => entry.broken(io::Error::other(reason.clone())).await,
+    match &received {
+        Ok(()) => sender.end().await,
+        Err(reason) => sender.broken(io::Error::other(reason.clone())).await,
     }
-    let written = writing.await.unwrap_or_else(|e| Err(io::Error::other(e)));
-    match (arrived, written) {
+    let written = writer_task.await.unwrap_or_else(|e| Err(io::Error::other(e)));
+    match (received, written) {
         (Err(reason), _) => Err(failed(reason)),
         (Ok(()), Ok(written)) => Ok(written),
         (Ok(()), Err(e)) => Err(AdminClientError::LocalIo(e)),
     }
 }
 
-/// Calls `line` with each line of a body.
-async fn lines(address: SocketAddr, mut body: Incoming, mut line: impl FnMut(&[u8])) -> Result<(), AdminClientError> {
+/// Calls `on_line` with each line of a body.
+async fn read_lines(
+    address: SocketAddr,
+    mut body: Incoming,
+    mut on_line: impl FnMut(&[u8]),
+) -> Result<(), AdminClientError> {
     let failed = |reason: String| AdminClientError::Failed { address, reason };
-    let mut rest = BytesMut::new();
+    let mut unread = BytesMut::new();
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|e| failed(format!("it broke off: {e}")))?;
+        let frame = frame.map_err(|e| failed(format!("the answer broke off: {e}")))?;
         let Ok(piece) = frame.into_data() else { continue };
-        // The earlier bytes contain no line end.
-        let mut looked_at = rest.len();
-        rest.extend_from_slice(&piece);
-        while let Some(end) = rest.iter().skip(looked_at).position(|byte| *byte == b'\n') {
-            line(&rest.split_to(looked_at + end + 1));
-            looked_at = 0;
+        // The bytes received before this piece contain no line end.
+        let mut searched = unread.len();
+        unread.extend_from_slice(&piece);
+        while let Some(end) = unread.iter().skip(searched).position(|byte| *byte == b'\n') {
+            on_line(&unread.split_to(searched + end + 1));
+            searched = 0;
         }
-        if rest.len() > MAX_LINE {
-            return Err(failed("a line of its report has no end".to_owned()));
+        if unread.len() > MAX_LINE_BYTES {
+            return Err(failed(format!("a line of the answer is larger than {} MiB", MAX_LINE_BYTES >> 20)));
         }
     }
     Ok(())
 }
 
-async fn with_deadline<T>(
+async fn within<T>(
     address: SocketAddr,
     limit: Duration,
-    asking: impl Future<Output = Result<T, AdminClientError>>,
+    request: impl Future<Output = Result<T, AdminClientError>>,
 ) -> Result<T, AdminClientError> {
-    match timeout(limit, asking).await {
+    match timeout(limit, request).await {
         Ok(answer) => answer,
-        Err(_) => Err(AdminClientError::Failed { address, reason: format!("nothing within {} s", limit.as_secs()) }),
+        Err(_) => Err(AdminClientError::Failed { address, reason: format!("no answer within {} s", limit.as_secs()) }),
     }
 }
 
-/// Sends a request and returns its response, if that is a success from a larder.
+/// Sends a request over a new connection.
+///
+/// # Errors
+/// The server is not larder, or answers with an error status.
 async fn exchange(
     address: SocketAddr,
     method: Method,
     path: &str,
     token: Option<&str>,
-    details: RequestDetails,
+    request_body: RequestBody,
 ) -> Result<Response<Incoming>, AdminClientError> {
-    exchange_over(connect(address).await?, address, method, path, token, details).await
+    exchange_over(connect(address).await?, address, method, path, token, request_body).await
 }
 
 async fn connect(address: SocketAddr) -> Result<TcpStream, AdminClientError> {
@@ -311,21 +312,21 @@ async fn exchange_over(
     method: Method,
     path: &str,
     token: Option<&str>,
-    details: RequestDetails,
+    request_body: RequestBody,
 ) -> Result<Response<Incoming>, AdminClientError> {
     let failed = |reason: &dyn std::fmt::Display| AdminClientError::Failed { address, reason: reason.to_string() };
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| failed(&e))?;
     tokio::spawn(connection);
     let mut request = Request::builder().method(method).uri(path).header(header::HOST, address.to_string());
-    let (kind, body) = match details {
-        RequestDetails::Nothing => (None, Body::empty()),
-        RequestDetails::Json(body) => (Some("application/json"), Body::full(body)),
-        RequestDetails::Text(body) => (Some("text/plain; charset=utf-8"), Body::full(body)),
-        RequestDetails::Stream(kind, body) => (Some(kind), body),
+    let (content_type, body) = match request_body {
+        RequestBody::Empty => (None, Body::empty()),
+        RequestBody::Json(body) => (Some("application/json"), Body::full(body)),
+        RequestBody::Text(body) => (Some("text/plain; charset=utf-8"), Body::full(body)),
+        RequestBody::Stream { content_type, stream } => (Some(content_type), stream),
     };
-    if let Some(kind) = kind {
-        request = request.header(header::CONTENT_TYPE, kind);
+    if let Some(content_type) = content_type {
+        request = request.header(header::CONTENT_TYPE, content_type);
     }
     if let Some(token) = token {
         request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
@@ -351,14 +352,14 @@ async fn exchange_over(
 }
 
 async fn read_body(address: SocketAddr, response: Response<Incoming>) -> Result<Bytes, AdminClientError> {
-    whole_of(address, response, MAX_ANSWER).await
+    read_at_most(address, response, MAX_ANSWER_BYTES).await
 }
 
-async fn whole_of(
+async fn read_at_most(
     address: SocketAddr,
     response: Response<Incoming>,
-    largest: usize,
+    max_bytes: usize,
 ) -> Result<Bytes, AdminClientError> {
-    let body = Limited::new(response.into_body(), largest).collect().await;
+    let body = Limited::new(response.into_body(), max_bytes).collect().await;
     body.map(|body| body.to_bytes()).map_err(|e| AdminClientError::Failed { address, reason: e.to_string() })
 }

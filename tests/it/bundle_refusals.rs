@@ -385,7 +385,7 @@ async fn the_reason_of_a_refusal_arrives_while_a_large_bundle_is_still_sent() {
     std::fs::write(&config, &text).unwrap();
     for _ in 0..8 {
         let output = apply(&[]).await;
-        assert!(output.code == Some(1) && output.err.contains("says: "), "{output:?}");
+        assert!(output.code == Some(1) && output.err.contains("answered: "), "{output:?}");
         assert!(output.err.contains("token"), "{output:?}");
     }
     assert!(contents(&folder).is_empty());
