@@ -30,16 +30,16 @@ pub enum PeerClass {
 
 /// The connection slots of one listener, shared by all copies.
 #[derive(Debug, Clone)]
-pub struct ConnectionSlots(Arc<Shared>);
+pub struct ConnectionSlots(Arc<SlotTable>);
 
 #[derive(Debug)]
-struct Shared {
+struct SlotTable {
     all: Arc<Semaphore>,
     /// True while the accept loop waits for a free slot.
     is_full: AtomicBool,
     taken: Mutex<TakenSlots>,
-    each_address: usize,
-    outsiders: usize,
+    max_each_address: usize,
+    max_outsiders: usize,
     requests: RequestMetrics,
 }
 
@@ -53,12 +53,12 @@ struct TakenSlots {
 impl ConnectionSlots {
     /// Creates the slots that `limits` allows. Refused connections are counted in `requests`.
     pub fn new(limits: &Limits, requests: RequestMetrics) -> Self {
-        Self(Arc::new(Shared {
+        Self(Arc::new(SlotTable {
             all: Arc::new(Semaphore::new(limits.connections.clamp(1, Semaphore::MAX_PERMITS))),
             is_full: AtomicBool::new(false),
             taken: Mutex::default(),
-            each_address: limits.each_address,
-            outsiders: limits.outsiders,
+            max_each_address: limits.each_address,
+            max_outsiders: limits.outsiders,
             requests,
         }))
     }
@@ -90,42 +90,42 @@ impl ConnectionSlots {
     /// The limit that the address has reached, with the slot, which stays free for another address.
     pub(super) fn assign(
         &self,
-        place: UnassignedSlot,
+        slot: UnassignedSlot,
         address: IpAddr,
         peer_class: PeerClass,
     ) -> Result<ConnectionSlot, (UnassignedSlot, ConnectionRefusal)> {
         let mut taken = self.0.taken.lock();
         if let Some(refusal) = self.0.refusal(&taken, address, peer_class) {
             self.0.requests.record_connection_refusal(refusal);
-            return Err((place, refusal));
+            return Err((slot, refusal));
         }
         taken.outsiders += usize::from(peer_class == PeerClass::Outsider);
         if peer_class != PeerClass::Proxy {
             *taken.by_address.entry(address).or_default() += 1;
         }
-        Ok(ConnectionSlot { slots: self.clone(), address, peer_class, _place: place })
+        Ok(ConnectionSlot { slots: self.clone(), address, peer_class, _slot: slot })
     }
 
-    /// Counts an outsider that sent no request in time.
+    /// Counts an outsider that sent no request in time as a refused connection.
     pub(super) fn record_slow_outsider(&self) {
         self.0.requests.record_connection_refusal(ConnectionRefusal::SlowOutsider);
     }
 }
 
-impl Shared {
+impl SlotTable {
     fn refusal(&self, taken: &TakenSlots, address: IpAddr, peer_class: PeerClass) -> Option<ConnectionRefusal> {
         let is_outsider = peer_class == PeerClass::Outsider;
-        if is_outsider && taken.outsiders >= self.outsiders {
+        if is_outsider && taken.outsiders >= self.max_outsiders {
             return Some(ConnectionRefusal::Outsiders);
         }
-        let of_it = taken.by_address.get(&address).copied().unwrap_or_default();
-        (peer_class != PeerClass::Proxy && of_it >= self.each_address).then_some(ConnectionRefusal::Address)
+        let address_slots = taken.by_address.get(&address).copied().unwrap_or_default();
+        (peer_class != PeerClass::Proxy && address_slots >= self.max_each_address).then_some(ConnectionRefusal::Address)
     }
 }
 
 /// A reserved slot without an address.
 #[derive(Debug)]
-pub(super) struct UnassignedSlot(#[expect(dead_code, reason = "it is held")] OwnedSemaphorePermit);
+pub(super) struct UnassignedSlot(#[expect(dead_code, reason = "the permit is released on drop")] OwnedSemaphorePermit);
 
 /// The slot of one connection, released on drop.
 #[derive(Debug)]
@@ -133,16 +133,18 @@ pub(super) struct ConnectionSlot {
     slots: ConnectionSlots,
     address: IpAddr,
     peer_class: PeerClass,
-    _place: UnassignedSlot,
+    _slot: UnassignedSlot,
 }
 
 impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         let mut taken = self.slots.0.taken.lock();
         taken.outsiders -= usize::from(self.peer_class == PeerClass::Outsider);
-        if let Some(of_it) = taken.by_address.get_mut(&self.address).filter(|_| self.peer_class != PeerClass::Proxy) {
-            *of_it -= 1;
-            if *of_it == 0 {
+        if let Some(address_slots) =
+            taken.by_address.get_mut(&self.address).filter(|_| self.peer_class != PeerClass::Proxy)
+        {
+            *address_slots -= 1;
+            if *address_slots == 0 {
                 taken.by_address.remove(&self.address);
             }
         }

@@ -1,5 +1,5 @@
 //! Activity of one connection, and its limits. The watched socket and the counted answers report to `Activity`;
-//! `listener` asks it when to close.
+//! `listener` asks `Activity` when to close.
 
 use std::{
     error::Error,
@@ -23,23 +23,23 @@ use tokio::{
 use crate::store::ReadShare;
 use crate::supervisor::panic_message;
 
-/// Any error, as hyper wants it.
+/// The error type that hyper accepts.
 pub(super) type BoxError = Box<dyn Error + Send + Sync>;
 
-/// The start of the HTTP/2 preface; no HTTP/1 method begins like it.
-const HTTP2_BEGINS: &[u8] = b"PRI";
+/// The start of the HTTP/2 preface; no HTTP/1 method begins with these bytes.
+const HTTP2_PREFACE_START: &[u8] = b"PRI";
 
-/// Size from which a write counts as data, in bytes. Pings and window updates are smaller, answers are larger.
-const DATA_BYTES: usize = 256;
+/// Size from which a write counts as progress, in bytes. Pings and window updates are smaller, answers are larger.
+const MIN_DATA_BYTES: usize = 256;
 
 /// Activity of one connection.
 #[derive(Debug)]
 pub(super) struct Activity {
     state: Mutex<State>,
-    outsider_asked: Notify,
+    outsider_request: Notify,
     memory: ReadShare,
-    idle: Duration,
-    head: Duration,
+    idle_timeout: Duration,
+    head_timeout: Duration,
 }
 
 /// Reasons for closing a connection.
@@ -51,8 +51,8 @@ pub(super) enum CloseReason {
     SlowHead,
     /// An outsider sent no request in time.
     SlowOutsider,
-    /// An outsider sent its one request.
-    OutsiderAsked,
+    /// An outsider sent its one request, which is answered before the connection closes.
+    OutsiderServed,
     /// Answers are ready, and the peer opens no HTTP/2 window for any of them.
     Stalled,
 }
@@ -78,15 +78,15 @@ struct State {
     waiting_for_peer: usize,
     idle_since: Instant,
     head_since: Option<Instant>,
-    /// Deadline for the one request of an outsider.
-    ask_by: Option<Instant>,
+    /// Deadline for the one request of an outsider (a peer outside `clients`); `None` once it came.
+    outsider_deadline: Option<Instant>,
     last_progress: Instant,
 }
 
 impl Activity {
-    /// Activity of a newly accepted connection. `head` is the deadline of a request head; `memory` is the connection's
-    /// share for archive bytes.
-    pub(super) fn new(idle: Duration, head: Duration, memory: ReadShare) -> Arc<Self> {
+    /// Activity of a newly accepted connection. `head_timeout` is the limit for receiving a request head; `memory`
+    /// is the connection's share for archive bytes.
+    pub(super) fn new(idle_timeout: Duration, head_timeout: Duration, memory: ReadShare) -> Arc<Self> {
         let now = Instant::now();
         let state = State {
             protocol: Protocol::Handshake,
@@ -94,15 +94,15 @@ impl Activity {
             waiting_for_peer: 0,
             idle_since: now,
             head_since: None,
-            ask_by: None,
+            outsider_deadline: None,
             last_progress: now,
         };
-        Arc::new(Self { state: Mutex::new(state), outsider_asked: Notify::new(), memory, idle, head })
+        Arc::new(Self { state: Mutex::new(state), outsider_request: Notify::new(), memory, idle_timeout, head_timeout })
     }
 
     /// Marks the connection as an outsider's: it must send its only request by `deadline`.
     pub(super) fn limit_to_one_request(&self, deadline: Instant) {
-        self.state.lock().ask_by = Some(deadline);
+        self.state.lock().outsider_deadline = Some(deadline);
     }
 
     /// Starts HTTP: the first request head is expected now.
@@ -121,28 +121,28 @@ impl Activity {
         let mut state = self.state.lock();
         state.in_flight += 1;
         state.head_since = None;
-        let is_outsiders = state.ask_by.take().is_some();
-        if is_outsiders {
-            self.outsider_asked.notify_one();
+        let is_outsider_request = state.outsider_deadline.take().is_some();
+        if is_outsider_request {
+            self.outsider_request.notify_one();
         }
-        InFlight { activity: Arc::clone(self), offering: false, is_outsiders }
+        InFlight { activity: Arc::clone(self), waits_for_peer: false, is_outsider_request }
     }
 
     /// Waits until the connection should close.
     ///
-    /// Checks so often that no limit can start and expire between two checks. So no request and no frame needs a timer.
+    /// Checks so often that no limit can start and expire between two checks, so no request and no frame needs a timer.
     pub(super) async fn close_reason(&self) -> CloseReason {
-        let often = self.head.min(self.idle / 4);
+        let check_interval = self.head_timeout.min(self.idle_timeout / 4);
         loop {
             let now = Instant::now();
             let next = match self.next_deadline() {
-                Some((deadline, verdict)) if deadline <= now => return verdict,
-                Some((deadline, _)) => deadline.min(now + often),
-                None => now + often,
+                Some((deadline, reason)) if deadline <= now => return reason,
+                Some((deadline, _)) => deadline.min(now + check_interval),
+                None => now + check_interval,
             };
             tokio::select! {
                 () = tokio::time::sleep_until(next) => {}
-                () = self.outsider_asked.notified() => return CloseReason::OutsiderAsked,
+                () = self.outsider_request.notified() => return CloseReason::OutsiderServed,
             }
         }
     }
@@ -153,12 +153,12 @@ impl Activity {
             // HTTP/1 has no window besides the socket's, and the socket is watched. A wait for memory counts as a wait
             // for the peer: it has not read earlier bytes.
             let waiting = state.waiting_for_peer + self.memory.waiting();
-            let waits = state.protocol == Protocol::Http2 && waiting >= state.in_flight;
-            return waits.then(|| (state.last_progress + self.idle, CloseReason::Stalled));
+            let is_stalled = state.protocol == Protocol::Http2 && waiting >= state.in_flight;
+            return is_stalled.then(|| (state.last_progress + self.idle_timeout, CloseReason::Stalled));
         }
-        let idle = (state.idle_since + self.idle, CloseReason::Idle);
-        let head = state.head_since.map(|since| (since + self.head, CloseReason::SlowHead));
-        let outsider = state.ask_by.map(|deadline| (deadline, CloseReason::SlowOutsider));
+        let idle = (state.idle_since + self.idle_timeout, CloseReason::Idle);
+        let head = state.head_since.map(|since| (since + self.head_timeout, CloseReason::SlowHead));
+        let outsider = state.outsider_deadline.map(|deadline| (deadline, CloseReason::SlowOutsider));
         [Some(idle), head, outsider].into_iter().flatten().min_by_key(|(deadline, _)| *deadline)
     }
 
@@ -168,7 +168,7 @@ impl Activity {
         }
         let mut state = self.state.lock();
         if let Protocol::Undecided(matched) = state.protocol {
-            let expected = HTTP2_BEGINS.get(matched..).unwrap_or_default();
+            let expected = HTTP2_PREFACE_START.get(matched..).unwrap_or_default();
             let compared = expected.len().min(bytes.len());
             state.protocol = if bytes[..compared] != expected[..compared] {
                 Protocol::Http1
@@ -185,8 +185,8 @@ impl Activity {
     }
 
     fn sent(&self, count: usize) {
-        // Smaller writes are pings, which continue while the peer reads nothing.
-        if count >= DATA_BYTES {
+        // A smaller write is a ping. Pings continue while the peer reads no data.
+        if count >= MIN_DATA_BYTES {
             let mut state = self.state.lock();
             state.last_progress = Instant::now();
             // Buffers may still hold the end of the last answer.
@@ -199,33 +199,33 @@ impl Activity {
 #[derive(Debug)]
 pub(super) struct InFlight {
     activity: Arc<Activity>,
-    offering: bool,
-    is_outsiders: bool,
+    waits_for_peer: bool,
+    is_outsider_request: bool,
 }
 
 impl InFlight {
     /// Returns true for the one request of an outsider, after which the connection closes.
-    pub(super) fn is_outsiders(&self) -> bool {
-        self.is_outsiders
+    pub(super) fn is_outsider_request(&self) -> bool {
+        self.is_outsider_request
     }
 
     fn frame_polled(&mut self) {
         let mut state = self.activity.state.lock();
         state.last_progress = Instant::now();
-        state.waiting_for_peer -= usize::from(self.offering);
-        self.offering = false;
+        state.waiting_for_peer -= usize::from(self.waits_for_peer);
+        self.waits_for_peer = false;
     }
 
     fn frame_ready(&mut self) {
         self.activity.state.lock().waiting_for_peer += 1;
-        self.offering = true;
+        self.waits_for_peer = true;
     }
 }
 
 impl Drop for InFlight {
     fn drop(&mut self) {
         let mut state = self.activity.state.lock();
-        state.waiting_for_peer -= usize::from(self.offering);
+        state.waiting_for_peer -= usize::from(self.waits_for_peer);
         state.in_flight -= 1;
         if state.in_flight == 0 {
             state.idle_since = Instant::now();
@@ -304,18 +304,18 @@ impl<S> WatchedSocket<S> {
             }
             return Poll::Ready(result);
         }
-        let idle = self.activity.idle;
-        let stalled = self.write_timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(idle)));
-        ready!(stalled.as_mut().poll(cx));
-        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client takes nothing any more")))
+        let idle_timeout = self.activity.idle_timeout;
+        let timer = self.write_timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(idle_timeout)));
+        ready!(timer.as_mut().poll(cx));
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client has stopped reading")))
     }
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for WatchedSocket<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let before = buf.filled().len();
+        let filled_before = buf.filled().len();
         ready!(Pin::new(&mut self.socket).poll_read(cx, buf))?;
-        self.activity.received(buf.filled().get(before..).unwrap_or_default());
+        self.activity.received(buf.filled().get(filled_before..).unwrap_or_default());
         Poll::Ready(Ok(()))
     }
 }

@@ -50,14 +50,14 @@ const SEND_BUFFER_BYTES: usize = 64 * 1024;
 /// Receive window for request bodies, which are rare.
 const REQUEST_WINDOW_BYTES: u32 = 64 * 1024;
 
-const PING_EVERY: Duration = Duration::from_secs(30);
-const PONG_WITHIN: Duration = Duration::from_secs(20);
+const PING_INTERVAL: Duration = Duration::from_secs(30);
+const PONG_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Deadline for a connection task to stop after its connection was cut.
-const CUT_WITHIN: Duration = Duration::from_secs(1);
+const CUT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The longest pause after a failed accept.
-const MAX_PAUSE: Duration = Duration::from_secs(1);
+const MAX_ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
 /// Limits of a listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -120,7 +120,7 @@ pub struct Peer {
     pub memory: ReadShare,
 }
 
-/// Accepts connections on `listener` until `stop`, and answers their requests with `handler`. `places` limits the
+/// Accepts connections on `listener` until `stop`, and answers their requests with `handler`. `slots` limits the
 /// connections by the class that `classify` gives to their address.
 ///
 /// After `stop`, refuses new connections, lets running answers end within `limits.drain`, cuts the rest and returns.
@@ -143,32 +143,31 @@ pub async fn serve<H, F, B>(
     let _cut_when_dropped = cut.clone().drop_guard();
     let connections = TaskTracker::new();
     let drain = limits.drain;
-    let mut door = Acceptor::new(listener, slots.clone(), classify);
+    let mut acceptor = Acceptor::new(listener, slots.clone(), classify);
     let memory = ReadBudget::new(limits.memory_bytes);
-    let site = Arc::new(ListenerState { tls, limits, slots, memory, handler, stop: stop.clone() });
+    let state = Arc::new(ListenerState { tls, limits, slots, memory, handler, stop: stop.clone() });
 
     while let Some(AcceptedConnection { socket, address, peer_class, slot }) =
-        stop.run_until_cancelled(door.next()).await
+        stop.run_until_cancelled(acceptor.next()).await
     {
-        let site = Arc::clone(&site);
+        let state = Arc::clone(&state);
         let cut = cut.clone();
         connections.spawn(async move {
-            let attended =
-                AssertUnwindSafe(cut.run_until_cancelled(site.serve_connection(socket, address, peer_class)))
-                    .catch_unwind();
-            if let Err(panic) = attended.await {
+            let result = AssertUnwindSafe(cut.run_until_cancelled(state.serve_connection(socket, address, peer_class)))
+                .catch_unwind();
+            if let Err(panic) = result.await {
                 tracing::error!(%address, panic = panic_message(&*panic), "a connection panicked");
             }
             drop(slot);
         });
     }
 
-    drop(door);
+    drop(acceptor);
     connections.close();
     if timeout(drain, connections.wait()).await.is_err() {
         tracing::warn!(connections = connections.len(), ?drain, "cutting the connections that did not end in time");
         cut.cancel();
-        if timeout(CUT_WITHIN, connections.wait()).await.is_err() {
+        if timeout(CUT_TIMEOUT, connections.wait()).await.is_err() {
             tracing::error!(connections = connections.len(), "connections are stuck in their handler");
         }
     }
@@ -187,36 +186,36 @@ struct Acceptor<S> {
     listener: TcpListener,
     slots: ConnectionSlots,
     classify: S,
-    full_log: RateLimitedLog,
-    closed_log: RateLimitedLog,
+    full_log: LogRateLimit,
+    closed_log: LogRateLimit,
     failures: u32,
 }
 
 impl<S: Fn(IpAddr) -> PeerClass> Acceptor<S> {
     fn new(listener: TcpListener, slots: ConnectionSlots, classify: S) -> Self {
-        let (full_log, closed_log) = (RateLimitedLog::default(), RateLimitedLog::default());
+        let (full_log, closed_log) = (LogRateLimit::default(), LogRateLimit::default());
         Self { listener, slots, classify, full_log, closed_log, failures: 0 }
     }
 
     async fn next(&mut self) -> AcceptedConnection {
         let when_full = || {
-            if self.full_log.may_log() {
+            if self.full_log.is_due() {
                 tracing::warn!("all connections are taken, new ones wait until one ends");
             }
         };
-        let mut any = self.slots.reserve(when_full).await;
+        let mut unassigned = self.slots.reserve(when_full).await;
         loop {
             match self.listener.accept().await {
                 Ok((socket, address)) => {
                     self.failures = 0;
                     let ip = address.ip().to_canonical();
                     let peer_class = (self.classify)(ip);
-                    let place = match self.slots.assign(any, ip, peer_class) {
-                        Ok(place) => place,
+                    let slot = match self.slots.assign(unassigned, ip, peer_class) {
+                        Ok(slot) => slot,
                         Err((unused, reason)) => {
-                            any = unused;
-                            if self.closed_log.may_log() {
-                                let reason = reason.word();
+                            unassigned = unused;
+                            if self.closed_log.is_due() {
+                                let reason = reason.label();
                                 tracing::warn!(%address, reason, "a connection was closed at once: too many of its kind");
                             }
                             continue;
@@ -225,7 +224,7 @@ impl<S: Fn(IpAddr) -> PeerClass> Acceptor<S> {
                     if let Err(error) = socket.set_nodelay(true) {
                         tracing::debug!(%address, %error, "cannot switch off Nagle's algorithm");
                     }
-                    return AcceptedConnection { socket, address, peer_class, slot: place };
+                    return AcceptedConnection { socket, address, peer_class, slot };
                 }
                 Err(error) if is_connection_error(&error) => {
                     tracing::debug!(%error, "a connection ended before it was accepted");
@@ -240,24 +239,24 @@ impl<S: Fn(IpAddr) -> PeerClass> Acceptor<S> {
         if self.failures == 0 {
             tracing::error!(%error, "cannot accept connections, trying again");
         }
-        let pause = Duration::from_millis(10 << self.failures.min(7)).min(MAX_PAUSE);
+        let pause = Duration::from_millis(10 << self.failures.min(7)).min(MAX_ACCEPT_PAUSE);
         self.failures = self.failures.saturating_add(1);
         tokio::time::sleep(pause).await;
     }
 }
 
-/// Logs at most once every ten seconds.
+/// Limits a log line to one every ten seconds.
 #[derive(Default)]
-struct RateLimitedLog(Option<Instant>);
+struct LogRateLimit(Option<Instant>);
 
-impl RateLimitedLog {
-    fn may_log(&mut self) -> bool {
+impl LogRateLimit {
+    fn is_due(&mut self) -> bool {
         let now = Instant::now();
-        let may = self.0.is_none_or(|peer_class| now - peer_class > Duration::from_secs(10));
-        if may {
+        let is_due = self.0.is_none_or(|last| now - last > Duration::from_secs(10));
+        if is_due {
             self.0 = Some(now);
         }
-        may
+        is_due
     }
 }
 
@@ -334,7 +333,7 @@ impl<H> ListenerState<H> {
         let service = service_fn(|request: Request<Incoming>| {
             let in_flight = activity.request();
             // HTTP/2 has no Connection header; it gets a GOAWAY.
-            let is_last = in_flight.is_outsiders() && request.version() < Version::HTTP_2;
+            let is_last = in_flight.is_outsider_request() && request.version() < Version::HTTP_2;
             let answer = answer(self.handler.clone(), request, peer.clone());
             answer.map_ok(move |mut response| {
                 if is_last {
@@ -344,18 +343,18 @@ impl<H> ListenerState<H> {
             })
         });
         let mut connection = pin!(http.serve_connection(TokioIo::new(stream), service));
-        let ending = tokio::select! {
+        let close_reason = tokio::select! {
             ended = connection.as_mut() => return log_end(address, ended),
             () = self.stop.cancelled() => None,
-            verdict = activity.close_reason() => Some(verdict),
+            reason = activity.close_reason() => Some(reason),
         };
-        tracing::debug!(%address, ?ending, "ending a connection");
+        tracing::debug!(%address, ?close_reason, "ending a connection");
         connection.as_mut().graceful_shutdown();
-        match ending {
+        match close_reason {
             // `serve` bounds the drain from outside.
             None => log_end(address, connection.await),
             Some(CloseReason::Idle) => self.close(address, connection, self.limits.header_time).await,
-            Some(CloseReason::OutsiderAsked) => self.close(address, connection, self.limits.outsider_time).await,
+            Some(CloseReason::OutsiderServed) => self.close(address, connection, self.limits.outsider_time).await,
             Some(CloseReason::SlowOutsider) => self.slots.record_slow_outsider(),
             Some(CloseReason::SlowHead | CloseReason::Stalled) => {}
         }
@@ -366,9 +365,9 @@ impl<H> ListenerState<H> {
         &self,
         address: SocketAddr,
         connection: impl Future<Output = Result<(), BoxError>>,
-        within: Duration,
+        limit: Duration,
     ) {
-        match timeout(within, connection).await {
+        match timeout(limit, connection).await {
             Ok(ended) => log_end(address, ended),
             Err(_) => tracing::debug!(%address, "a connection did not close in time, cut"),
         }
@@ -390,8 +389,8 @@ impl<H> ListenerState<H> {
             .initial_stream_window_size(REQUEST_WINDOW_BYTES)
             .initial_connection_window_size(4 * REQUEST_WINDOW_BYTES)
             .max_send_buf_size(SEND_BUFFER_BYTES)
-            .keep_alive_interval(PING_EVERY)
-            .keep_alive_timeout(PONG_WITHIN);
+            .keep_alive_interval(PING_INTERVAL)
+            .keep_alive_timeout(PONG_TIMEOUT);
         http
     }
 }

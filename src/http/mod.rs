@@ -53,19 +53,20 @@ pub struct MainListener {
     requests: RequestMetrics,
     clients: Clients,
     clock: Clock,
-    number: Arc<AtomicU64>,
+    request_number: Arc<AtomicU64>,
 }
 
 impl MainListener {
     /// Creates the main listener's handler.
     pub fn new(protocols: Arc<Protocols>, requests: RequestMetrics, clients: Clients, clock: Clock) -> Arc<Self> {
-        Arc::new(Self { protocols, requests, clients, clock, number: Arc::new(AtomicU64::new(1)) })
+        Arc::new(Self { protocols, requests, clients, clock, request_number: Arc::new(AtomicU64::new(1)) })
     }
 
     /// Returns a copy for a reloaded configuration. Counters and request numbers continue.
     pub fn renewed(&self, protocols: Arc<Protocols>, clients: Clients) -> Arc<Self> {
-        let (requests, clock, number) = (self.requests.clone(), self.clock.clone(), Arc::clone(&self.number));
-        Arc::new(Self { protocols, requests, clients, clock, number })
+        let (requests, clock, request_number) =
+            (self.requests.clone(), self.clock.clone(), Arc::clone(&self.request_number));
+        Arc::new(Self { protocols, requests, clients, clock, request_number })
     }
 
     /// The class of an address at the main listener.
@@ -73,36 +74,37 @@ impl MainListener {
         self.clients.peer_class(address)
     }
 
-    /// The clock.
+    /// Returns the clock.
     pub fn clock(&self) -> Clock {
         self.clock.clone()
     }
 
     /// Answers a request, and writes its line of the access log when the body has been sent.
     pub async fn handle(self: Arc<Self>, request: Request<Incoming>, peer: Peer) -> Response<Body> {
-        let began = Instant::now();
-        let number = self.number.fetch_add(1, Ordering::Relaxed);
-        let head = request.method() == Method::HEAD;
+        let start = Instant::now();
+        let request_number = self.request_number.fetch_add(1, Ordering::Relaxed);
+        let is_head = request.method() == Method::HEAD;
         let client = self.clients.client(peer.address.ip(), request.headers());
-        let mut waiting = PendingRequest {
-            main: &self,
+        let mut pending = PendingRequest {
+            listener: &self,
             request: &request,
-            number,
+            request_number,
             client: client.address(),
-            began,
+            start,
             route: None,
-            is_over: false,
+            is_answered: false,
         };
-        let (response, outcome) = self.answer(&request, number, &peer, &client, began, &mut waiting.route).await;
-        waiting.is_over = true;
-        let route = waiting.route;
-        let line = waiting.line(Some(response.status()), outcome);
-        drop(waiting);
-        let response = if head { without_body(response) } else { response };
+        let (response, outcome) =
+            self.answer(&request, request_number, &peer, &client, start, &mut pending.route).await;
+        pending.is_answered = true;
+        let route = pending.route;
+        let line = pending.line(Some(response.status()), outcome);
+        drop(pending);
+        let response = if is_head { without_body(response) } else { response };
         let requests = self.requests.clone();
         response.map(|body| {
-            body.when_done(move |bytes, broke_off| {
-                let end = if broke_off { RequestOutcome::Error } else { outcome };
+            body.when_done(move |bytes, is_truncated| {
+                let end = if is_truncated { RequestOutcome::Error } else { outcome };
                 let line = AccessLogLine { outcome: end, ..line };
                 requests.record_end(route, end, outcome.source(), bytes);
                 line.write(bytes);
@@ -113,17 +115,20 @@ impl MainListener {
     async fn answer(
         &self,
         request: &Request<Incoming>,
-        number: u64,
+        request_number: u64,
         peer: &Peer,
         client: &RequestClient,
-        began: Instant,
+        start: Instant,
         route_label: &mut RouteLabel,
     ) -> (Response<Body>, RequestOutcome) {
         let host = match host_of(request) {
             Ok(host) => host,
-            Err(bad) => {
+            Err(bad_host) => {
                 self.requests.record_refusal(Refusal::Malformed);
-                return (response::errors(StatusCode::BAD_REQUEST, vec![bad.to_string()]), RequestOutcome::Refused);
+                return (
+                    response::errors(StatusCode::BAD_REQUEST, vec![bad_host.to_string()]),
+                    RequestOutcome::Refused,
+                );
             }
         };
         let mut parsed_request = protocol::Request {
@@ -137,7 +142,8 @@ impl MainListener {
             takes_unknown_length: request.version() > Version::HTTP_10,
         };
         let (route, api) = (self.protocols.route(&parsed_request), self.protocols.api(&parsed_request));
-        // Checked first, or an outsider could learn which registries are mirrored. Probes are open to all.
+        // The client is checked before the route, or an outsider could learn which registries are mirrored. Probes are
+        // open to all.
         if !matches!(route, Ok(Route::Health | Route::Ready))
             && let Err(refusal) = self.clients.admit(client)
         {
@@ -158,11 +164,11 @@ impl MainListener {
             Ok(route) => route,
             Err(no_route) => {
                 let failure = RequestFailure::from(no_route);
-                tracing::debug!(request = number, error = %response::log_text(&failure), "no route");
+                tracing::debug!(request = request_number, error = %response::log_text(&failure), "no route");
                 let end = if is_probe(parsed_request.path) {
                     RequestOutcome::NoOutcome
                 } else {
-                    self.end_of_failure(&failure, api)
+                    self.record_failure(&failure, api)
                 };
                 return (response::failure(&failure, api), end);
             }
@@ -183,19 +189,19 @@ impl MainListener {
                     self.requests.record_document_age(route.kind(), age);
                 }
                 if outcome == RequestOutcome::Hit {
-                    self.requests.record_hit(content, began.elapsed());
+                    self.requests.record_hit(content, start.elapsed());
                 }
                 (response, outcome)
             }
             Err(failure) => {
-                log_failure(number, &failure);
-                (response::failure(&failure, api), self.end_of_failure(&failure, api))
+                log_failure(request_number, &failure);
+                (response::failure(&failure, api), self.record_failure(&failure, api))
             }
         }
     }
 
-    /// Returns the outcome of a failed request, and counts it if a rule of larder's refused it.
-    fn end_of_failure(&self, failure: &RequestFailure, api: Api) -> RequestOutcome {
+    /// Returns the outcome of a failed request. Counts the refusal if one of larder's rules refused the request.
+    fn record_failure(&self, failure: &RequestFailure, api: Api) -> RequestOutcome {
         if let Some(refusal) = Refusal::of(failure) {
             self.requests.record_refusal(refusal);
         }
@@ -209,11 +215,11 @@ impl MainListener {
     }
 }
 
-/// A request that does not name exactly one host: 400, because a proxy may have read another one.
+/// A request that does not name exactly one host: 400, because a proxy in front may have used another host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 enum BadHost {
     /// RFC 9112 3.2, RFC 9113 8.3.1.
-    #[error("the request has no Host: every request but one of HTTP/1.0 must name it")]
+    #[error("the request has no Host: every request but one of HTTP/1.0 must name one")]
     Missing,
     /// RFC 9112 3.2.
     #[error("the request has more than one Host: it must name exactly one")]
@@ -230,8 +236,8 @@ enum BadHost {
 /// [`BadHost`] if the request names none, two, or one that contradicts its authority.
 fn host_of<B>(request: &Request<B>) -> Result<Option<&str>, BadHost> {
     let mut headers = request.headers().get_all(header::HOST).iter();
-    let (header, another) = (headers.next(), headers.next());
-    if another.is_some() {
+    let (header, second_header) = (headers.next(), headers.next());
+    if second_header.is_some() {
         return Err(BadHost::Several);
     }
     let header = header.map(|host| host.to_str().ok());
@@ -247,17 +253,17 @@ fn host_of<B>(request: &Request<B>) -> Result<Option<&str>, BadHost> {
     }
 }
 
-fn is_same_host(one: &str, other: &str, scheme: Option<&str>) -> bool {
+fn is_same_host(authority: &str, header: &str, scheme: Option<&str>) -> bool {
     let default_port = if scheme == Some("https") { ":443" } else { ":80" };
-    let [one, other] = [one, other].map(|host| host.strip_suffix(default_port).unwrap_or(host));
-    one.eq_ignore_ascii_case(other)
+    let [authority, header] = [authority, header].map(|host| host.strip_suffix(default_port).unwrap_or(host));
+    authority.eq_ignore_ascii_case(header)
 }
 
 fn via(headers: &HeaderMap) -> CdnLoop {
     CdnLoop::received(headers.get_all("cdn-loop").into_iter().filter_map(|value| value.to_str().ok()))
 }
 
-/// HEAD: the headers of the GET with its true length, and no body (PROTOCOL 2.5).
+/// HEAD: the headers of the GET with its true length, and no body (PROTOCOL, section 2.5).
 fn without_body(response: Response<Body>) -> Response<Body> {
     let (mut parts, body) = response.into_parts();
     if let Some(length) = http_body::Body::size_hint(&body).exact()
@@ -269,75 +275,75 @@ fn without_body(response: Response<Body>) -> Response<Body> {
 }
 
 /// Logs a failure; "not found" at debug level only.
-fn log_failure(number: u64, failure: &RequestFailure) {
+fn log_failure(request_number: u64, failure: &RequestFailure) {
     match failure {
         RequestFailure::NoRoute(_) | RequestFailure::Mirror(Error::NotFound(_) | Error::UnknownHost(_)) => {
-            tracing::debug!(request = number, error = %response::log_text(failure), "not found");
+            tracing::debug!(request = request_number, error = %response::log_text(failure), "not found");
         }
         RequestFailure::Mirror(Error::Unverified { .. } | Error::Unaccepted { .. } | Error::Store(_)) => {
-            tracing::error!(request = number, error = %response::log_text(failure), "could not be answered");
+            tracing::error!(request = request_number, error = %response::log_text(failure), "could not be answered");
         }
         RequestFailure::Mirror(_) => {
-            tracing::warn!(request = number, error = %response::log_text(failure), "could not be answered")
+            tracing::warn!(request = request_number, error = %response::log_text(failure), "could not be answered")
         }
     }
 }
 
-/// A request without an answer yet. If dropped early, it records that the client left.
+/// A request without an answer yet. If dropped before the answer, it is recorded as one whose client disconnected.
 struct PendingRequest<'a> {
-    main: &'a MainListener,
+    listener: &'a MainListener,
     request: &'a Request<Incoming>,
-    number: u64,
+    request_number: u64,
     client: IpAddr,
-    began: Instant,
+    start: Instant,
     route: RouteLabel,
-    is_over: bool,
+    is_answered: bool,
 }
 
 impl PendingRequest<'_> {
     fn line(&self, status: Option<StatusCode>, outcome: RequestOutcome) -> AccessLogLine {
-        let Self { number, client, began, route, .. } = *self;
+        let Self { request_number, client, start, route, .. } = *self;
         let (method, uri) = (self.request.method().clone(), self.request.uri().clone());
-        AccessLogLine { number, method, uri, client, status, route, outcome, began }
+        AccessLogLine { request_number, method, uri, client, status, route, outcome, start }
     }
 }
 
 impl Drop for PendingRequest<'_> {
     fn drop(&mut self) {
-        if self.is_over {
+        if self.is_answered {
             return;
         }
-        // The listener catches the panic; the client has not left.
+        // The listener catches a panic of the handler; the client has not disconnected then.
         let end = if std::thread::panicking() { RequestOutcome::Error } else { RequestOutcome::Left };
-        self.main.requests.record_end(self.route, end, end.source(), 0);
+        self.listener.requests.record_end(self.route, end, end.source(), 0);
         self.line(None, end).write(0);
     }
 }
 
 struct AccessLogLine {
-    number: u64,
+    request_number: u64,
     method: Method,
     uri: Uri,
     client: IpAddr,
     status: Option<StatusCode>,
     route: RouteLabel,
     outcome: RequestOutcome,
-    began: Instant,
+    start: Instant,
 }
 
 impl AccessLogLine {
     fn write(self, bytes: u64) {
-        let Self { number, method, uri, client, status, route, outcome, began } = self;
-        let took: Duration = began.elapsed();
+        let Self { request_number, method, uri, client, status, route, outcome, start } = self;
+        let elapsed: Duration = start.elapsed();
         tracing::info!(
             target: "larder::request",
-            request = number,
+            request = request_number,
             %client,
             status = status.map(|status| status.as_u16()),
             route = route_label(route),
-            outcome = outcome.word(),
+            outcome = outcome.label(),
             bytes,
-            ms = took.as_millis() as u64,
+            ms = elapsed.as_millis() as u64,
             "{method} {}",
             uri.path(),
         );

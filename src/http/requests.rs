@@ -1,5 +1,5 @@
-//! Request metrics: outcomes, bytes, hit times, document ages, refusals. All label values are larder's own words, and
-//! every series exists from the start. Recording a request costs a few additions.
+//! Request metrics: outcomes, bytes, hit times, document ages, refusals. All label values are fixed texts, and every
+//! series exists from the start. Recording a request costs a few additions.
 
 use std::array;
 use std::collections::BTreeMap;
@@ -11,15 +11,15 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::{Registry, Unit};
 
-use super::histogram::{Histogram, Scale};
+use super::histogram::{BucketLayout, Histogram};
 use crate::error::Error;
 use crate::mirror::Outcome;
 use crate::protocol::RequestFailure;
 use crate::protocol::route::{RouteError, RouteKind};
 
 /// Buckets of hit times, in nanoseconds: from a few microseconds to a noticeable delay.
-static HIT_TIMES: Scale = Scale {
-    bounds: &[
+static HIT_TIMES: BucketLayout = BucketLayout::new(
+    &[
         10_000,
         25_000,
         50_000,
@@ -33,37 +33,36 @@ static HIT_TIMES: Scale = Scale {
         500_000_000,
         2_500_000_000,
     ],
-    steps_per_unit: 1e9,
-};
+    1e9,
+);
 /// Buckets of document ages, in seconds: a minute, five, an hour, four, a day, two, a week, thirty days.
-static AGES: Scale =
-    Scale { bounds: &[60, 300, 3_600, 14_400, 86_400, 172_800, 604_800, 2_592_000], steps_per_unit: 1.0 };
+static AGES: BucketLayout = BucketLayout::new(&[60, 300, 3_600, 14_400, 86_400, 172_800, 604_800, 2_592_000], 1.0);
 
-/// Defines an enum with a word for each variant. Each variant is the index of its own entry in `ALL`.
-macro_rules! words {
-    ($(#[$doc:meta])* $name:ident { $($(#[$of:meta])* $variant:ident $word:literal,)* }) => {
+/// Defines an enum with a label for each variant. Each variant is the index of its own entry in `ALL`.
+macro_rules! metric_labels {
+    ($(#[$doc:meta])* $name:ident { $($(#[$of:meta])* $variant:ident $label:literal,)* }) => {
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub(super) enum $name { $($(#[$of])* $variant,)* }
 
         impl $name {
-            const ALL: [Self; [$($word),*].len()] = [$(Self::$variant),*];
+            const ALL: [Self; [$($label),*].len()] = [$(Self::$variant),*];
 
-            /// The word in logs and labels.
-            pub(super) fn word(self) -> &'static str {
-                match self { $(Self::$variant => $word,)* }
+            /// The text in logs and metric labels.
+            pub(super) fn label(self) -> &'static str {
+                match self { $(Self::$variant => $label,)* }
             }
         }
 
         impl EncodeLabelValue for $name {
             fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
-                self.word().encode(encoder)
+                self.label().encode(encoder)
             }
         }
     };
 }
 
-words! {
+metric_labels! {
     /// Outcome of a request.
     RequestOutcome {
         /// Served fresh from the cache.
@@ -91,7 +90,7 @@ words! {
     }
 }
 
-words! {
+metric_labels! {
     /// Reasons for refusing a request.
     Refusal {
         /// The client is not among `clients`.
@@ -119,7 +118,7 @@ words! {
     }
 }
 
-words! {
+metric_labels! {
     /// Reasons for closing a connection without an answer.
     ConnectionRefusal {
         /// Its address has reached its limit.
@@ -131,7 +130,7 @@ words! {
     }
 }
 
-words! {
+metric_labels! {
     /// Source of body bytes.
     Source {
         /// The store, without asking upstream: the traffic saved.
@@ -143,7 +142,7 @@ words! {
     }
 }
 
-words! {
+metric_labels! {
     /// Kind of content of a hit.
     Content {
         /// A document.
@@ -263,12 +262,13 @@ impl Default for RequestMetrics {
         let refused_connections_family = Family::<ConnectionRefusalLabel, Counter>::default();
         let hit_family: Histograms<ContentLabel> = Family::new_with_constructor(|| Histogram::new(&HIT_TIMES));
         let age_family: Histograms<DocumentAgeLabel> = Family::new_with_constructor(|| Histogram::new(&AGES));
-        let ended = |route_index: usize, end: usize| {
+        let ended = |route_index: usize, outcome_index: usize| {
             let route = route_label(RouteKind::ALL.get(route_index).copied());
-            ended_family.get_or_create_owned(&RequestOutcomeLabel { route, outcome: RequestOutcome::ALL[end] })
+            ended_family
+                .get_or_create_owned(&RequestOutcomeLabel { route, outcome: RequestOutcome::ALL[outcome_index] })
         };
         Self(Arc::new(RequestCounters {
-            ended: array::from_fn(|route_index| array::from_fn(|end| ended(route_index, end))),
+            ended: array::from_fn(|route_index| array::from_fn(|outcome_index| ended(route_index, outcome_index))),
             sent: Source::ALL.map(|source| sent_family.get_or_create_owned(&SentBytesLabel { source })),
             refused: Refusal::ALL.map(|reason| refused_family.get_or_create_owned(&RefusalLabel { reason })),
             refused_connections: ConnectionRefusal::ALL
@@ -312,15 +312,15 @@ impl RequestMetrics {
     }
 
     /// Counts a finished request and its sent body bytes.
-    pub(super) fn record_end(&self, route: RouteLabel, end: RequestOutcome, source: Source, bytes: u64) {
+    pub(super) fn record_end(&self, route: RouteLabel, outcome: RequestOutcome, source: Source, bytes: u64) {
         let RequestCounters { ended, sent, .. } = &*self.0;
-        ended[route.map_or(ROUTE_LABEL_COUNT - 1, |kind| kind as usize)][end as usize].inc();
+        ended[route.map_or(ROUTE_LABEL_COUNT - 1, |kind| kind as usize)][outcome as usize].inc();
         sent[source as usize].inc_by(bytes);
     }
 
     /// Records the time of a hit.
-    pub(super) fn record_hit(&self, content: Content, took: Duration) {
-        self.0.hit[content as usize].observe(took.as_nanos().try_into().unwrap_or(u64::MAX));
+    pub(super) fn record_hit(&self, content: Content, elapsed: Duration) {
+        self.0.hit[content as usize].observe(elapsed.as_nanos().try_into().unwrap_or(u64::MAX));
     }
 
     /// Records the age of a served document.
@@ -348,23 +348,24 @@ impl RequestMetrics {
 
     /// Returns the requests since the start by outcome, without probes and zero counts.
     pub fn by_outcome(&self) -> BTreeMap<String, u64> {
-        let count = |end: RequestOutcome| self.0.ended.iter().map(|ends| ends[end as usize].get()).sum::<u64>();
-        counted(
+        let count =
+            |outcome: RequestOutcome| self.0.ended.iter().map(|counts| counts[outcome as usize].get()).sum::<u64>();
+        without_zeros(
             RequestOutcome::ALL
                 .into_iter()
-                .filter(|end| *end != RequestOutcome::NoOutcome)
-                .map(|end| (end.word(), count(end))),
+                .filter(|outcome| *outcome != RequestOutcome::NoOutcome)
+                .map(|outcome| (outcome.label(), count(outcome))),
         )
     }
 
     /// Returns the refused requests since the start by reason, without zero counts.
     pub fn by_refusal(&self) -> BTreeMap<String, u64> {
-        counted(Refusal::ALL.into_iter().map(|reason| (reason.word(), self.0.refused[reason as usize].get())))
+        without_zeros(Refusal::ALL.into_iter().map(|reason| (reason.label(), self.0.refused[reason as usize].get())))
     }
 }
 
-fn counted(each: impl Iterator<Item = (&'static str, u64)>) -> BTreeMap<String, u64> {
-    each.filter(|(_, count)| *count > 0).map(|(word, count)| (word.to_owned(), count)).collect()
+fn without_zeros(counts: impl Iterator<Item = (&'static str, u64)>) -> BTreeMap<String, u64> {
+    counts.filter(|(_, count)| *count > 0).map(|(label, count)| (label.to_owned(), count)).collect()
 }
 
 #[cfg(test)]
