@@ -26,17 +26,17 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
 /// Interval of the file checks.
-const CHECK_EVERY: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The certificate chain and key for new connections; both can be replaced while connections are open.
 #[derive(Debug)]
 pub struct Tls {
     provider: Arc<CryptoProvider>,
-    current: Arc<CurrentCertificate>,
+    in_use: Arc<CurrentCertificate>,
     http1: AcceptorConfig,
     with_http2: AcceptorConfig,
     /// State of the files at the last read, valid or not.
-    read: Mutex<WatchedFiles>,
+    last_read: Mutex<WatchedFiles>,
 }
 
 /// Both files and their state.
@@ -52,7 +52,7 @@ impl WatchedFiles {
         Self { certificate: certificate.to_owned(), key: key.to_owned(), stamp: PairStamp::of(certificate, key) }
     }
 
-    fn refresh(&self) -> Self {
+    fn observe_again(&self) -> Self {
         Self::new(&self.certificate, &self.key)
     }
 }
@@ -77,7 +77,7 @@ pub enum TlsError {
     },
     /// The certificate file is not PEM, or a block in it is incomplete.
     #[error(
-        "{} is not a PEM certificate chain: {problem}; it should hold the server's certificate and then its \
+        "{} is not a PEM certificate chain: {problem}; the file should hold the server's certificate and then its \
          intermediates, each between -----BEGIN CERTIFICATE----- and -----END CERTIFICATE-----", path.display()
     )]
     Chain {
@@ -88,7 +88,7 @@ pub enum TlsError {
     },
     /// The key file is not PEM, or has no usable signing key.
     #[error(
-        "{} is not a usable private key: {problem}; it should hold one RSA, EC or Ed25519 key without a passphrase, \
+        "{} is not a usable private key: {problem}; the file should hold one RSA, EC or Ed25519 key without a passphrase, \
          between -----BEGIN PRIVATE KEY----- and -----END PRIVATE KEY-----", path.display()
     )]
     Key {
@@ -121,17 +121,17 @@ impl Tls {
     pub fn load(certificate: &Path, key: &Path) -> Result<Self, TlsError> {
         let provider = Arc::new(aws_lc_rs::default_provider());
         let Renewal { pair, files } = renewal(certificate, key, &provider)?;
-        let current = Arc::new(CurrentCertificate(ArcSwap::from_pointee(pair)));
+        let in_use = Arc::new(CurrentCertificate(ArcSwap::from_pointee(pair)));
         let mut config = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
             .map_err(TlsError::Setup)?
             .with_no_client_auth()
-            .with_cert_resolver(Arc::clone(&current) as Arc<dyn ResolvesServerCert>);
+            .with_cert_resolver(Arc::clone(&in_use) as Arc<dyn ResolvesServerCert>);
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         let mut with_http2 = config.clone();
         with_http2.alpn_protocols.insert(0, b"h2".to_vec());
         let (http1, with_http2) = (AcceptorConfig(Arc::new(config)), AcceptorConfig(Arc::new(with_http2)));
-        Ok(Self { provider, current, http1, with_http2, read: Mutex::new(files) })
+        Ok(Self { provider, in_use, http1, with_http2, last_read: Mutex::new(files) })
     }
 
     /// A TLS acceptor that uses the current certificate at each handshake. Offers HTTP/1.1; with `http2` also HTTP/2,
@@ -151,7 +151,7 @@ impl Tls {
             _ => authority,
         };
         let name = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
-        let (Ok(name), pair) = (ServerName::try_from(name), self.current.0.load()) else { return false };
+        let (Ok(name), pair) = (ServerName::try_from(name), self.in_use.0.load()) else { return false };
         let certificate = pair.cert.first().map(ParsedCertificate::try_from);
         certificate.is_some_and(|certificate| {
             certificate.is_ok_and(|certificate| verify_server_name(&certificate, &name).is_ok())
@@ -168,51 +168,51 @@ impl Tls {
 
     /// Uses this pair for new connections, and watches its files.
     pub fn use_pair(&self, Renewal { pair, files }: Renewal) {
-        let mut reading = self.read.lock();
-        *reading = files;
-        self.current.0.store(Arc::new(pair));
+        let mut last_read = self.last_read.lock();
+        *last_read = files;
+        self.in_use.0.store(Arc::new(pair));
     }
 
     /// Checks the files every second until `stop`, and switches to a new pair once it is complete. Logs an invalid pair
     /// once and keeps the old one. Open connections keep the certificate that they began with.
     pub async fn reload_when_changed(self: Arc<Self>, stop: CancellationToken) {
-        let mut before = self.read.lock().clone();
-        while stop.run_until_cancelled(tokio::time::sleep(CHECK_EVERY)).await.is_some() {
+        let mut previous = self.last_read.lock().clone();
+        while stop.run_until_cancelled(tokio::time::sleep(CHECK_INTERVAL)).await.is_some() {
             let tls = Arc::clone(&self);
-            // Off the runtime's threads: the files may live on a network file system that hangs.
-            let last = before.clone();
-            match tokio::task::spawn_blocking(move || tls.check_files(&last)).await {
-                Ok(seen) => before = seen,
+            // The check runs on a blocking thread: the files may live on a network file system that hangs.
+            let last_observed = previous.clone();
+            match tokio::task::spawn_blocking(move || tls.check_files(&last_observed)).await {
+                Ok(observed) => previous = observed,
                 // The supervisor counts the panic and restarts the task.
                 Err(error) if error.is_panic() => panic::resume_unwind(error.into_panic()),
-                Err(error) => tracing::error!(%error, "looking at the certificate files failed"),
+                Err(error) => tracing::error!(%error, "checking the certificate files failed"),
             }
         }
     }
 
-    /// Runs one check: loads files that changed since the last read, but not since the check that returned `before`.
+    /// Runs one check: loads files that changed since the last read, but not since the check that returned `previous`.
     /// Two files are seldom replaced in one instant, so waiting for them to settle keeps half a renewal out of the log.
-    fn check_files(&self, before: &WatchedFiles) -> WatchedFiles {
-        let read = self.read.lock().clone();
-        let seen = read.refresh();
-        if seen == read || seen != *before {
-            return seen;
+    fn check_files(&self, previous: &WatchedFiles) -> WatchedFiles {
+        let loaded = self.last_read.lock().clone();
+        let observed = loaded.observe_again();
+        if observed == loaded || observed != *previous {
+            return observed;
         }
-        let pair = certified_key(&seen.certificate, &seen.key, &self.provider);
-        let mut reading = self.read.lock();
-        if *reading != read {
+        let pair = certified_key(&observed.certificate, &observed.key, &self.provider);
+        let mut last_read = self.last_read.lock();
+        if *last_read != loaded {
             // A reload of the configuration has named other files.
-            return seen;
+            return observed;
         }
-        *reading = seen.clone();
+        *last_read = observed.clone();
         match pair {
             Ok(pair) => {
-                self.current.0.store(Arc::new(pair));
-                tracing::info!(certificate = %seen.certificate.display(), "new TLS certificate in use");
+                self.in_use.0.store(Arc::new(pair));
+                tracing::info!(certificate = %observed.certificate.display(), "new TLS certificate in use");
             }
             Err(error) => tracing::error!(%error, "the TLS files have changed, the old certificate stays in use"),
         }
-        seen
+        observed
     }
 }
 
@@ -236,7 +236,7 @@ impl ResolvesServerCert for CurrentCertificate {
 }
 
 fn renewal(certificate: &Path, key: &Path, provider: &CryptoProvider) -> Result<Renewal, TlsError> {
-    // Taken before reading, so that a write in between shows as a change.
+    // The state is taken before the files are read, so that a write in between shows as a change.
     let files = WatchedFiles::new(certificate, key);
     Ok(Renewal { pair: certified_key(certificate, key, provider)?, files })
 }
@@ -248,10 +248,10 @@ fn certified_key(certificate: &Path, key: &Path, provider: &CryptoProvider) -> R
         .collect::<Result<Vec<_>, pem::Error>>()
         .map_err(|error| chain_error(error.to_string()))?;
     if chain.is_empty() {
-        return Err(chain_error("it holds no certificate".to_owned()));
+        return Err(chain_error("the file holds no certificate".to_owned()));
     }
     let private = PrivateKeyDer::from_pem_slice(&read(key)?).map_err(|error| match error {
-        pem::Error::NoItemsFound => key_error("it holds no unencrypted private key".to_owned()),
+        pem::Error::NoItemsFound => key_error("the file holds no unencrypted private key".to_owned()),
         other => key_error(other.to_string()),
     })?;
     let signing = provider.key_provider.load_private_key(private).map_err(|error| key_error(error.to_string()))?;

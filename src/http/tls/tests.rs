@@ -7,9 +7,9 @@ use tempfile::TempDir;
 
 use super::*;
 
-fn pair(name: &str) -> (String, String) {
-    let made = rcgen::generate_simple_self_signed([name.to_owned()]).unwrap();
-    (made.cert.pem(), made.signing_key.serialize_pem())
+fn certificate_and_key(name: &str) -> (String, String) {
+    let generated = rcgen::generate_simple_self_signed([name.to_owned()]).unwrap();
+    (generated.cert.pem(), generated.signing_key.serialize_pem())
 }
 
 fn write(folder: &TempDir, (certificate, key): &(String, String)) -> (PathBuf, PathBuf) {
@@ -24,34 +24,34 @@ fn der((certificate, _): &(String, String)) -> CertificateDer<'static> {
 }
 
 fn in_use(tls: &Tls) -> CertificateDer<'static> {
-    tls.current.0.load().cert[0].clone()
+    tls.in_use.0.load().cert[0].clone()
 }
 
-/// Runs the check that notices a change, and the one that finds it settled.
-fn look_until_settled(tls: &Tls) {
-    let before = tls.read.lock().clone();
-    let seen = tls.check_files(&before);
-    tls.check_files(&seen);
+/// Runs two checks: the first notices a change, the second finds the files unchanged since and loads them.
+fn check_until_settled(tls: &Tls) {
+    let loaded = tls.last_read.lock().clone();
+    let observed = tls.check_files(&loaded);
+    tls.check_files(&observed);
 }
 
 #[test]
 fn a_matching_pair_is_loaded() {
     let folder = TempDir::new().unwrap();
-    let made = pair("localhost");
-    let (certificate, key) = write(&folder, &made);
-    assert_eq!(in_use(&Tls::load(&certificate, &key).unwrap()), der(&made));
+    let generated = certificate_and_key("localhost");
+    let (certificate, key) = write(&folder, &generated);
+    assert_eq!(in_use(&Tls::load(&certificate, &key).unwrap()), der(&generated));
 }
 
 #[test]
-fn what_is_wrong_with_a_file_is_said_with_its_name() {
-    let good = pair("localhost");
-    let other = pair("localhost");
-    let torn = good.0[..good.0.len() / 2].to_owned();
+fn an_error_names_the_file_and_its_problem() {
+    let good = certificate_and_key("localhost");
+    let other = certificate_and_key("localhost");
+    let truncated = good.0[..good.0.len() / 2].to_owned();
     let cases = [
-        ((String::new(), good.1.clone()), "cert.pem is not a PEM certificate chain: it holds no certificate"),
-        ((good.1.clone(), good.1.clone()), "cert.pem is not a PEM certificate chain: it holds no certificate"),
-        ((torn, good.1.clone()), "cert.pem is not a PEM certificate chain"),
-        ((good.0.clone(), good.0.clone()), "key.pem is not a usable private key: it holds no unencrypted"),
+        ((String::new(), good.1.clone()), "cert.pem is not a PEM certificate chain: the file holds no certificate"),
+        ((good.1.clone(), good.1.clone()), "cert.pem is not a PEM certificate chain: the file holds no certificate"),
+        ((truncated, good.1.clone()), "cert.pem is not a PEM certificate chain"),
+        ((good.0.clone(), good.0.clone()), "key.pem is not a usable private key: the file holds no unencrypted"),
         ((good.0.clone(), other.1), "does not belong to the first certificate"),
     ];
     for (files, expected) in cases {
@@ -65,59 +65,59 @@ fn what_is_wrong_with_a_file_is_said_with_its_name() {
 }
 
 #[test]
-fn a_new_pair_is_taken_over_once_it_has_settled() {
+fn a_new_pair_is_used_once_its_files_have_settled() {
     let folder = TempDir::new().unwrap();
-    let (old, new) = (pair("old"), pair("new"));
+    let (old, new) = (certificate_and_key("old"), certificate_and_key("new"));
     let (certificate, key) = write(&folder, &old);
     let tls = Tls::load(&certificate, &key).unwrap();
-    let before = tls.read.lock().clone();
+    let loaded = tls.last_read.lock().clone();
     fs::write(&certificate, &new.0).unwrap();
-    let half = tls.check_files(&before);
+    let half_written = tls.check_files(&loaded);
     fs::write(&key, &new.1).unwrap();
-    let whole = tls.check_files(&half);
+    let complete = tls.check_files(&half_written);
     assert_eq!(in_use(&tls), der(&old));
-    tls.check_files(&whole);
+    tls.check_files(&complete);
     assert_eq!(in_use(&tls), der(&new));
 }
 
 #[test]
-fn a_broken_file_keeps_the_old_certificate_until_it_is_mended() {
+fn the_old_certificate_stays_in_use_until_a_broken_file_is_repaired() {
     let folder = TempDir::new().unwrap();
-    let (old, new) = (pair("old"), pair("new"));
+    let (old, new) = (certificate_and_key("old"), certificate_and_key("new"));
     let (certificate, key) = write(&folder, &old);
     let tls = Tls::load(&certificate, &key).unwrap();
     fs::write(&certificate, "broken").unwrap();
-    look_until_settled(&tls);
+    check_until_settled(&tls);
     assert_eq!(in_use(&tls), der(&old));
     fs::remove_file(&certificate).unwrap();
-    look_until_settled(&tls);
+    check_until_settled(&tls);
     assert_eq!(in_use(&tls), der(&old));
     write(&folder, &new);
-    look_until_settled(&tls);
+    check_until_settled(&tls);
     assert_eq!(in_use(&tls), der(&new));
 }
 
 #[test]
-fn a_turned_symbolic_link_is_a_change() {
+fn switching_a_symbolic_link_is_a_change() {
     let (first, second, links) = (TempDir::new().unwrap(), TempDir::new().unwrap(), TempDir::new().unwrap());
-    let new = pair("new");
-    write(&first, &pair("old"));
+    let new = certificate_and_key("new");
+    write(&first, &certificate_and_key("old"));
     write(&second, &new);
     let data = links.path().join("..data");
     symlink(first.path(), &data).unwrap();
     let tls = Tls::load(&data.join("cert.pem"), &data.join("key.pem")).unwrap();
-    let turned = links.path().join("turned");
-    symlink(second.path(), &turned).unwrap();
-    fs::rename(&turned, &data).unwrap();
-    look_until_settled(&tls);
+    let switched = links.path().join("switched");
+    symlink(second.path(), &switched).unwrap();
+    fs::rename(&switched, &data).unwrap();
+    check_until_settled(&tls);
     assert_eq!(in_use(&tls), der(&new));
 }
 
 #[tokio::test]
-async fn the_loop_takes_over_a_new_pair_and_ends_when_told() {
+async fn the_reload_task_uses_a_new_pair_and_ends_on_stop() {
     let folder = TempDir::new().unwrap();
-    let new = pair("new");
-    let (certificate, key) = write(&folder, &pair("old"));
+    let new = certificate_and_key("new");
+    let (certificate, key) = write(&folder, &certificate_and_key("old"));
     let tls = Arc::new(Tls::load(&certificate, &key).unwrap());
     let stop = CancellationToken::new();
     let running = tokio::spawn(Arc::clone(&tls).reload_when_changed(stop.clone()));
