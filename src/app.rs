@@ -66,7 +66,7 @@ impl Default for StartSettings {
             limits: Limits::default(),
             upstream_limits: UpstreamLimits::default(),
             connections: listener::Limits::default(),
-            pool_within: watchdog::POOL_WITHIN,
+            pool_within: watchdog::POOL_TIMEOUT,
         }
     }
 }

@@ -12,7 +12,7 @@ use super::connection_slots::PeerClass;
 pub struct Clients {
     /// Allowed networks; `None` allows all.
     pub allowed: Option<Vec<IpNet>>,
-    /// Networks whose `X-Forwarded-For`, `-Host` and `-Proto` are believed.
+    /// Networks whose `X-Forwarded-For`, `X-Forwarded-Host` and `X-Forwarded-Proto` headers are trusted.
     pub trusted_proxies: Vec<IpNet>,
 }
 
@@ -21,11 +21,11 @@ pub struct Clients {
 pub struct RequestClient {
     address: IpAddr,
     /// An entry of X-Forwarded-For that is not an address, sent by the trusted proxy at `address`.
-    unreadable: Option<String>,
+    invalid_entry: Option<String>,
 }
 
 impl RequestClient {
-    /// Returns the client's address, or the trusted proxy's if that names no client.
+    /// Returns the client's address, or the trusted proxy's if the proxy names no client.
     pub fn address(&self) -> IpAddr {
         self.address
     }
@@ -40,15 +40,15 @@ pub const NOT_AMONG_CLIENTS: &str = "is not among the clients of this mirror";
 pub struct NotAClient(String);
 
 impl Clients {
-    /// Checks that this client may ask.
+    /// Checks that this client is allowed.
     ///
     /// # Errors
-    /// [`NotAClient`] if it is not allowed, or cannot be determined.
+    /// [`NotAClient`] if the client is not allowed, or its address cannot be determined.
     pub fn admit(&self, client: &RequestClient) -> Result<(), NotAClient> {
-        match (&self.allowed, &client.unreadable) {
+        match (&self.allowed, &client.invalid_entry) {
             (None, _) => Ok(()),
-            (Some(_), Some(word)) => Err(NotAClient(format!("{word:?} in X-Forwarded-For"))),
-            (Some(allowed), None) if covers(allowed, client.address) => Ok(()),
+            (Some(_), Some(entry)) => Err(NotAClient(format!("{entry:?} in X-Forwarded-For"))),
+            (Some(allowed), None) if any_contains(allowed, client.address) => Ok(()),
             (Some(_), None) => Err(NotAClient(client.address.to_string())),
         }
     }
@@ -60,37 +60,37 @@ impl Clients {
             return PeerClass::Proxy;
         }
         match &self.allowed {
-            Some(allowed) if !covers(allowed, peer) => PeerClass::Outsider,
+            Some(allowed) if !any_contains(allowed, peer) => PeerClass::Outsider,
             _ => PeerClass::Client,
         }
     }
 
-    /// Returns true if the `X-Forwarded-…` headers of `peer` are believed.
+    /// Returns true if the `X-Forwarded-…` headers of `peer` are trusted.
     pub fn is_trusted_proxy(&self, peer: IpAddr) -> bool {
-        covers(&self.trusted_proxies, peer.to_canonical())
+        any_contains(&self.trusted_proxies, peer.to_canonical())
     }
 
     /// Determines the client of a request from `peer` with these headers.
     pub fn client(&self, peer: IpAddr, headers: &HeaderMap) -> RequestClient {
-        let mut client = RequestClient { address: peer.to_canonical(), unreadable: None };
+        let mut client = RequestClient { address: peer.to_canonical(), invalid_entry: None };
         if !self.is_trusted_proxy(peer) {
             return client;
         }
         let values: Vec<&str> =
             headers.get_all("x-forwarded-for").into_iter().map(|value| value.to_str().unwrap_or("?")).collect();
         let mut forwarded: Vec<&str> = values.iter().flat_map(|value| value.split(',')).map(str::trim).collect();
-        while covers(&self.trusted_proxies, client.address) {
+        while any_contains(&self.trusted_proxies, client.address) {
             let Some(next) = forwarded.pop() else { break };
             match next.parse::<IpAddr>() {
                 Ok(next) => client.address = next.to_canonical(),
-                Err(_) => return RequestClient { unreadable: Some(next.to_owned()), ..client },
+                Err(_) => return RequestClient { invalid_entry: Some(next.to_owned()), ..client },
             }
         }
         client
     }
 }
 
-fn covers(networks: &[IpNet], address: IpAddr) -> bool {
+fn any_contains(networks: &[IpNet], address: IpAddr) -> bool {
     networks.iter().any(|network| network.contains(&address))
 }
 
@@ -100,9 +100,9 @@ mod tests {
 
     use super::*;
 
-    /// DESIGN, promise 8: of X-Forwarded-For the right-most address that is not trusted counts.
+    /// DESIGN, promise 8: the client is the right-most address in X-Forwarded-For that is not a trusted proxy.
     #[test]
-    fn only_what_a_trusted_proxy_says_is_believed() {
+    fn only_a_trusted_proxy_can_name_another_client() {
         let nets = |nets: &[&str]| nets.iter().map(|net| net.parse().unwrap()).collect::<Vec<IpNet>>();
         let clients = Clients {
             allowed: Some(nets(&["10.1.0.0/16", "::1/128"])),
@@ -126,8 +126,8 @@ mod tests {
             }
             let client = clients.client(peer.parse().unwrap(), &headers);
             assert_eq!(clients.admit(&client).is_ok(), admitted, "{peer} {forwarded:?}");
-            let all = Clients { allowed: None, ..clients.clone() };
-            assert!(all.admit(&all.client(peer.parse().unwrap(), &headers)).is_ok());
+            let open = Clients { allowed: None, ..clients.clone() };
+            assert!(open.admit(&open.client(peer.parse().unwrap(), &headers)).is_ok());
         }
         for (peer, peer_class) in [
             ("10.1.2.3", PeerClass::Client),
@@ -147,18 +147,18 @@ mod tests {
         #[test]
         fn forged_forwarded_addresses_are_ignored(
             forged in prop::collection::vec("[ -~]{0,20}|((10\\.1\\.2\\.3|10\\.9\\.0\\.5|::1)[, ]*){1,3}", 0..3),
-            said in prop::sample::select(vec![("10.1.2.3", true), ("192.0.2.1", false), ("x", false), ("::1, 10.9.0.5", true)]),
+            proxy_header in prop::sample::select(vec![("10.1.2.3", true), ("192.0.2.1", false), ("x", false), ("::1, 10.9.0.5", true)]),
         ) {
             let clients = Clients {
                 allowed: Some(vec!["10.1.0.0/16".parse().unwrap(), "::1/128".parse().unwrap()]),
                 trusted_proxies: vec!["10.9.0.5/32".parse().unwrap()],
             };
             let mut headers = HeaderMap::new();
-            for value in forged.iter().map(String::as_str).chain([said.0]) {
+            for value in forged.iter().map(String::as_str).chain([proxy_header.0]) {
                 headers.append("x-forwarded-for", value.parse().unwrap());
             }
             let admitted = |peer: &str| clients.admit(&clients.client(peer.parse().unwrap(), &headers)).is_ok();
-            prop_assert_eq!(admitted("10.9.0.5"), said.1);
+            prop_assert_eq!(admitted("10.9.0.5"), proxy_header.1);
             prop_assert!(admitted("10.1.2.3") && !admitted("192.0.2.1"));
         }
     }

@@ -30,8 +30,8 @@ pub(super) fn origin<'a>(
         return if connection.is_trusted_proxy { forwarded(headers) } else { None };
     }
     let host = host?;
-    let is_ours = |tls: &Tls| tls.certifies(host) || is_upstream(host);
-    connection.tls.filter(|tls| is_ours(tls)).and_then(|_| Origin::parse(Scheme::Https, host))
+    let is_known = |tls: &Tls| tls.certifies(host) || is_upstream(host);
+    connection.tls.filter(|tls| is_known(tls)).and_then(|_| Origin::parse(Scheme::Https, host))
 }
 
 /// Returns true if a proxy announces itself between larder and the client: then Host may be the proxy's name for
@@ -67,9 +67,9 @@ mod tests {
         headers
     }
 
-    /// DESIGN 3: only a trusted proxy that names both scheme and host is believed.
+    /// DESIGN, section 3: only a trusted proxy that names both scheme and host sets the origin.
     #[test]
-    fn only_a_trusted_proxy_says_where_the_client_is() {
+    fn only_a_trusted_proxy_can_set_the_origin() {
         let forwarded = [("x-forwarded-host", "mirror.example"), ("x-forwarded-proto", "https")];
         for (given, expected) in [
             (&forwarded[..], Some("https://mirror.example/x")),
@@ -95,13 +95,13 @@ mod tests {
             (&[], None),
         ] {
             let headers = headers(given);
-            let client_address = |is_trusted_proxy| {
+            let origin_url = |is_trusted_proxy| {
                 let connection = Connection { is_trusted_proxy, tls: None };
                 let origin = origin(connection, &headers, Some("registry.example"), |_| true)?;
                 Some(Mount::default().url(&Base::Absolute(origin), "/x"))
             };
-            assert_eq!(client_address(true).as_deref(), expected, "{given:?}");
-            assert_eq!(client_address(false), None, "{given:?}");
+            assert_eq!(origin_url(true).as_deref(), expected, "{given:?}");
+            assert_eq!(origin_url(false), None, "{given:?}");
         }
     }
 }

@@ -28,11 +28,11 @@ mod connect;
 use super::client_roots::ClientRoots;
 use crate::clock::Timestamp;
 
-const MAX_BODY: usize = 64 << 10;
+const MAX_BODY_BYTES: usize = 64 << 10;
 /// Limit of redirects, as in the clients.
 const MAX_REDIRECTS: usize = 10;
-/// Certificates that expire sooner get a warning.
-const ENDS_SOON: Duration = Duration::from_secs(14 * 24 * 3600);
+/// Remaining validity below which the expiry of a certificate is reported.
+const EXPIRY_WARNING: Duration = Duration::from_secs(14 * 24 * 3600);
 
 /// A server's answer.
 #[derive(Debug)]
@@ -73,8 +73,8 @@ pub enum ProbeError {
     /// Timed out.
     #[error("no answer within {} s", .0.as_secs())]
     Slow(Duration),
-    /// No http or https URL.
-    #[error("it is not an http or https URL")]
+    /// The URL is not http or https.
+    #[error("the URL is not http or https")]
     NoUrl,
 }
 
@@ -84,7 +84,7 @@ pub enum BadCertificate {
     /// No authority that is trusted here has signed it.
     #[error("its certificate is not trusted here: no authority that this machine trusts has signed it")]
     Untrusted,
-    /// It is for other names.
+    /// The certificate is for other names.
     #[error("its certificate is for {}, and not for this name", .0.join(", "))]
     OtherName(Vec<String>),
     /// Expired.
@@ -94,7 +94,7 @@ pub enum BadCertificate {
     #[error("its certificate is not valid yet{}", day(.0))]
     NotYet(Option<Timestamp>),
     /// Another problem.
-    #[error("its certificate is no good: {0}")]
+    #[error("its certificate is invalid: {0}")]
     Other(String),
 }
 
@@ -106,49 +106,49 @@ fn day(time: &Option<Timestamp>) -> String {
 ///
 /// # Errors
 /// [`ProbeError`], with the cause.
-pub async fn probe(url: &Url, trust: &ClientRoots, within: Duration) -> Result<ProbeAnswer, ProbeError> {
-    match timeout(within, probe_with_redirects(url, trust)).await {
-        Ok(visited) => visited,
-        Err(_) => Err(ProbeError::Slow(within)),
+pub async fn probe(url: &Url, roots: &ClientRoots, limit: Duration) -> Result<ProbeAnswer, ProbeError> {
+    match timeout(limit, probe_with_redirects(url, roots)).await {
+        Ok(answer) => answer,
+        Err(_) => Err(ProbeError::Slow(limit)),
     }
 }
 
-async fn probe_with_redirects(url: &Url, trust: &ClientRoots) -> Result<ProbeAnswer, ProbeError> {
+async fn probe_with_redirects(url: &Url, roots: &ClientRoots) -> Result<ProbeAnswer, ProbeError> {
     let mut url = url.clone();
     let mut followed = 0;
     loop {
-        let visited = probe_once(&url, trust).await?;
-        let leads_on = matches!(visited.status.as_u16(), 301 | 302 | 303 | 307 | 308);
-        let location = visited.headers.get(header::LOCATION).and_then(|value| value.to_str().ok());
-        let next = location.filter(|_| leads_on).and_then(|location| url.join(location).ok());
+        let answer = probe_once(&url, roots).await?;
+        let is_redirect = matches!(answer.status.as_u16(), 301 | 302 | 303 | 307 | 308);
+        let location = answer.headers.get(header::LOCATION).and_then(|value| value.to_str().ok());
+        let next = location.filter(|_| is_redirect).and_then(|location| url.join(location).ok());
         match next {
             Some(next) if followed < MAX_REDIRECTS => url = next,
-            Some(_) | None => return Ok(visited),
+            Some(_) | None => return Ok(answer),
         }
         followed += 1;
     }
 }
 
-async fn probe_once(url: &Url, trust: &ClientRoots) -> Result<ProbeAnswer, ProbeError> {
+async fn probe_once(url: &Url, roots: &ClientRoots) -> Result<ProbeAnswer, ProbeError> {
     let (Some(host), Some(port)) = (url.host_str(), url.port_or_known_default()) else { return Err(ProbeError::NoUrl) };
     let name = host.trim_start_matches('[').trim_end_matches(']');
-    let found = tokio::net::lookup_host((name, port)).await;
-    let nowhere = |reason: String| ProbeError::NoSuchName { name: name.to_owned(), reason };
-    let addresses: Vec<SocketAddr> = found.map_err(|e| nowhere(e.to_string()))?.collect();
+    let resolved = tokio::net::lookup_host((name, port)).await;
+    let no_such_name = |reason: String| ProbeError::NoSuchName { name: name.to_owned(), reason };
+    let addresses: Vec<SocketAddr> = resolved.map_err(|e| no_such_name(e.to_string()))?.collect();
     if addresses.is_empty() {
-        return Err(nowhere("it has no address".to_owned()));
+        return Err(no_such_name("the name has no address".to_owned()));
     }
     let connected = connect::first(&addresses, TcpStream::connect::<SocketAddr>).await;
     let stream = connected.map_err(|e| ProbeError::Unreachable(e.to_string()))?;
     match url.scheme() {
         "http" => send_probe(stream, url, None).await,
         "https" => {
-            let verifier = Verifier::new(trust)?;
-            let ends = Arc::clone(&verifier.ends_soon);
+            let verifier = Verifier::new(roots)?;
+            let ends_soon = Arc::clone(&verifier.ends_soon);
             let name = ServerName::try_from(name.to_owned()).map_err(|_| ProbeError::NoUrl)?;
             let connector = TlsConnector::from(Arc::new(config(verifier)?));
-            let stream = connector.connect(name, stream).await.map_err(|e| of_handshake(&e))?;
-            let ends_soon = *ends.lock();
+            let stream = connector.connect(name, stream).await.map_err(|e| handshake_error(&e))?;
+            let ends_soon = *ends_soon.lock();
             send_probe(stream, url, ends_soon).await
         }
         _ => Err(ProbeError::NoUrl),
@@ -171,7 +171,7 @@ async fn send_probe(
         .map_err(|_| ProbeError::NoUrl)?;
     let (parts, body) = sender.send_request(request).await.map_err(failed)?.into_parts();
     // Status and headers are enough if the body is too long or breaks off.
-    let body = Limited::new(body, MAX_BODY).collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+    let body = Limited::new(body, MAX_BODY_BYTES).collect().await.map(|body| body.to_bytes()).unwrap_or_default();
     connection.abort();
     Ok(ProbeAnswer { status: parts.status, headers: parts.headers, body, ends_soon })
 }
@@ -185,7 +185,7 @@ fn config(verifier: Verifier) -> Result<ClientConfig, ProbeError> {
     Ok(config)
 }
 
-fn of_handshake(error: &std::io::Error) -> ProbeError {
+fn handshake_error(error: &std::io::Error) -> ProbeError {
     let tls = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>());
     match tls {
         Some(Error::InvalidCertificate(bad)) => bad_certificate(bad).into(),
@@ -220,7 +220,7 @@ fn presented_name(name: &str) -> String {
     inner.unwrap_or(name).to_owned()
 }
 
-/// Recognises an authority's certificate in the place of a server's. The library keeps the type of this error private.
+/// Recognises an authority's certificate where a server's is expected. The library keeps the type of this error private.
 fn is_authority_itself(bad: &CertificateError) -> bool {
     matches!(bad, CertificateError::Other(other) if format!("{other:?}").contains("CaUsedAsEndEntity"))
 }
@@ -229,38 +229,38 @@ fn is_authority_itself(bad: &CertificateError) -> bool {
 #[derive(Debug)]
 struct Verifier {
     inner: Arc<WebPkiServerVerifier>,
-    trust: ClientRoots,
+    roots: ClientRoots,
     ends_soon: Arc<Mutex<Option<Timestamp>>>,
 }
 
 impl Verifier {
-    fn new(trust: &ClientRoots) -> Result<Self, ProbeError> {
-        if trust.roots.is_empty() {
+    fn new(roots: &ClientRoots) -> Result<Self, ProbeError> {
+        if roots.roots.is_empty() {
             return Err(BadCertificate::Untrusted.into());
         }
         let provider = Arc::new(aws_lc_rs::default_provider());
-        let inner = WebPkiServerVerifier::builder_with_provider(Arc::clone(&trust.roots), provider).build();
+        let inner = WebPkiServerVerifier::builder_with_provider(Arc::clone(&roots.roots), provider).build();
         let inner = inner.map_err(|e| BadCertificate::Other(e.to_string()))?;
-        Ok(Self { inner, trust: trust.clone(), ends_soon: Arc::default() })
+        Ok(Self { inner, roots: roots.clone(), ends_soon: Arc::default() })
     }
 
-    /// Returns true if the server's own certificate is a trusted one. The clients accept it then, even if it is an
-    /// authority's.
+    /// Returns true if the server's own certificate is one of the roots. The clients accept such a certificate even if it
+    /// belongs to an authority.
     fn is_trusted_itself(&self, certificate: &CertificateDer<'_>, name: &ServerName<'_>) -> Result<bool, Error> {
-        let is_known = anchor_of(certificate).is_some_and(|own| self.trust.roots.roots.contains(&own));
-        if is_known {
+        let is_trusted = anchor_of(certificate).is_some_and(|own| self.roots.roots.roots.contains(&own));
+        if is_trusted {
             let parsed = ParsedCertificate::try_from(certificate)?;
             rustls::client::verify_server_name(&parsed, name)?;
         }
-        Ok(is_known)
+        Ok(is_trusted)
     }
 }
 
 /// Converts a certificate to a trust anchor: its name and key.
 fn anchor_of(certificate: &CertificateDer<'_>) -> Option<TrustAnchor<'static>> {
-    let mut alone = RootCertStore::empty();
-    alone.add(certificate.clone().into_owned()).ok()?;
-    alone.roots.pop()
+    let mut store = RootCertStore::empty();
+    store.add(certificate.clone().into_owned()).ok()?;
+    store.roots.pop()
 }
 
 impl ServerCertVerifier for Verifier {
@@ -282,8 +282,10 @@ impl ServerCertVerifier for Verifier {
             }
             verified => verified?,
         };
-        let ahead = UnixTime::since_unix_epoch(Duration::from_secs(now.as_secs()) + ENDS_SOON);
-        if let Err(Error::InvalidCertificate(CertificateError::ExpiredContext { not_after, .. })) = verify_at(ahead) {
+        let warning_time = UnixTime::since_unix_epoch(Duration::from_secs(now.as_secs()) + EXPIRY_WARNING);
+        if let Err(Error::InvalidCertificate(CertificateError::ExpiredContext { not_after, .. })) =
+            verify_at(warning_time)
+        {
             *self.ends_soon.lock() = Some(Timestamp(not_after.as_secs()));
         }
         Ok(verified)

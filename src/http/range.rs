@@ -5,7 +5,7 @@
 pub(super) enum RequestedRange {
     /// The whole file; also for an invalid header, or one with several ranges.
     Whole,
-    /// The bytes from the first offset up to, but without, the second.
+    /// The bytes from the first offset up to, but not including, the second.
     Part(u64, u64),
     /// Beyond the end of the file.
     Beyond,
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_are_read_as_the_rfc_says() {
+    fn ranges_are_parsed_as_in_rfc_9110() {
         for (header, range) in [
             ("bytes=0-4", RequestedRange::Part(0, 5)),
             ("bytes=5-", RequestedRange::Part(5, 10)),
@@ -83,7 +83,7 @@ mod tests {
         }
 
         #[test]
-        fn every_part_of_a_file_can_be_asked_for(first in 0..100_u64, last in 0..100_u64, size in 0..100_u64) {
+        fn every_part_of_a_file_can_be_requested(first in 0..100_u64, last in 0..100_u64, size in 0..100_u64) {
             let range = match (first <= last, first < size) {
                 (false, _) => RequestedRange::Whole,
                 (true, false) => RequestedRange::Beyond,

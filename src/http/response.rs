@@ -36,16 +36,16 @@ pub fn reply<B>(reply: Reply, route: &Route, request: &Request<B>, memory: &Read
     let is_http2 = request.version() >= Version::HTTP_2;
     let memory = if is_http2 { memory.in_pieces_of(HTTP2_PIECE_BYTES) } else { memory.clone() };
     // An archive that was not stored at the time of the request has no ranges (DESIGN, promise 3).
-    let has_parts = !matches!(reply.outcome, Some(Outcome::Miss | Outcome::PassedThrough));
+    let allows_ranges = !matches!(reply.outcome, Some(Outcome::Miss | Outcome::PassedThrough));
     let conditions =
-        RequestConditions { headers: request.headers(), has_parts, is_get: request.method() == Method::GET };
+        RequestConditions { headers: request.headers(), allows_ranges, is_get: request.method() == Method::GET };
     let mut response = match reply.content {
         ReplyContent::Document(rendered) => document(&rendered, conditions.headers),
         ReplyContent::File(archive) => file(archive, route, conditions, memory),
         ReplyContent::Location(location) => no_content(&location),
         ReplyContent::Redirect(url) => redirect(&url),
-        ReplyContent::Word { is_ready: well, text } => {
-            plain_text(if well { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, text)
+        ReplyContent::Word { is_ready, text } => {
+            plain_text(if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, text)
         }
     };
     if let Some(outcome) = reply.outcome {
@@ -68,8 +68,8 @@ fn cache_status(outcome: Outcome) -> &'static str {
 
 fn content_type(route: &Route) -> HeaderValue {
     let name = match route {
-        Route::ProviderFile(wanted) => wanted.filename.as_str(),
-        Route::ProofFile(wanted) => wanted.file.name(),
+        Route::ProviderFile(target) => target.filename.as_str(),
+        Route::ProofFile(target) => target.file.name(),
         Route::ModuleArchive(_) => return HeaderValue::from_static("application/gzip"),
         _ => "",
     };
@@ -83,19 +83,20 @@ fn content_type(route: &Route) -> HeaderValue {
 /// Cache-Control of a file: immutable where its URL contains its digest.
 fn cache_control(route: &Route) -> HeaderValue {
     match route {
-        Route::ModuleArchive(wanted) if wanted.digest.is_none() => NO_CACHE,
+        Route::ModuleArchive(target) if target.digest.is_none() => NO_CACHE,
         _ => IMMUTABLE,
     }
 }
 
-/// Responds to a module download with 204 and the location in a header, which every client reads (PROTOCOL 4.3).
+/// Responds to a module download with 204 and the location in a header, which every client reads (PROTOCOL, section
+/// 4.3).
 fn no_content(location: &str) -> Response<Body> {
     let mut response = status(StatusCode::NO_CONTENT);
     let headers = response.headers_mut();
     match HeaderValue::from_str(location) {
         Ok(location) => headers.insert(X_TERRAFORM_GET, location),
         Err(_) => {
-            let reason = "the location of this module holds what no header can".to_owned();
+            let reason = "the location of this module has characters that no HTTP header can carry".to_owned();
             return errors(StatusCode::BAD_GATEWAY, vec![reason]);
         }
     };
@@ -113,9 +114,9 @@ fn redirect(url: &str) -> Response<Body> {
 
 fn document(rendered: &RenderedDocument, request_headers: &HeaderMap) -> Response<Body> {
     let gzip = rendered.gzip.as_ref().filter(|_| accepts_gzip(request_headers));
-    let either = [&rendered.tag, &rendered.gzip_tag];
+    let both_tags = [&rendered.tag, &rendered.gzip_tag];
     let tag = if gzip.is_some() { &rendered.gzip_tag } else { &rendered.tag };
-    let mut response = match precondition(request_headers, |given| either.iter().any(|tag| *tag == given), None) {
+    let mut response = match precondition(request_headers, |given| both_tags.iter().any(|tag| *tag == given), None) {
         Precondition::Failed => return precondition_failed(),
         Precondition::NotModified => status(StatusCode::NOT_MODIFIED),
         Precondition::Met => {
@@ -141,11 +142,11 @@ fn document(rendered: &RenderedDocument, request_headers: &HeaderMap) -> Respons
 /// Result of the preconditions of a GET or HEAD.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Precondition {
-    /// All hold: answer as without them.
+    /// All preconditions hold, or there are none.
     Met,
-    /// The client has this version already: 304.
+    /// The client has this version of the content already: 304.
     NotModified,
-    /// The client wants another version: 412.
+    /// The client requires another version of the content: 412.
     Failed,
 }
 
@@ -160,37 +161,38 @@ fn precondition(headers: &HeaderMap, is_tag: impl Fn(&str) -> bool, modified: Op
     if !is_met {
         return Precondition::Failed;
     }
-    let has_it = any_tag(headers, header::IF_NONE_MATCH, |given| is_tag(given.trim_start_matches("W/")));
-    match has_it.or_else(|| not_after(date(header::IF_MODIFIED_SINCE))) {
+    let is_cached_by_client = any_tag(headers, header::IF_NONE_MATCH, |given| is_tag(given.trim_start_matches("W/")));
+    match is_cached_by_client.or_else(|| not_after(date(header::IF_MODIFIED_SINCE))) {
         Some(true) => Precondition::NotModified,
         Some(false) | None => Precondition::Met,
     }
 }
 
-/// Returns true if an entity tag in the header matches, or the header is `*`; `None` without the header.
-fn any_tag(headers: &HeaderMap, name: header::HeaderName, is_it: impl Fn(&str) -> bool) -> Option<bool> {
+/// Returns true if an entity tag in the header `matches`, or the header is `*`; `None` without the header.
+fn any_tag(headers: &HeaderMap, name: header::HeaderName, matches: impl Fn(&str) -> bool) -> Option<bool> {
     let mut values = headers.get_all(name).into_iter().peekable();
     values.peek()?;
     let mut tags = values.filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(',')).map(str::trim);
-    Some(tags.any(|given| given == "*" || is_it(given)))
+    Some(tags.any(|given| given == "*" || matches(given)))
 }
 
 fn precondition_failed() -> Response<Body> {
-    let reason = "the answer is not the one that If-Match or If-Unmodified-Since asks for: ask again without it";
+    let reason = "the content is not the version that If-Match or If-Unmodified-Since requires: repeat the request without that header";
     errors(StatusCode::PRECONDITION_FAILED, vec![reason.into()])
 }
 
-/// Request headers, and the facts that decide about ranges: only a GET of a stored archive has them (RFC 9110 14.2).
+/// Request headers, and the facts that decide whether a range is served: only a GET of a stored archive has ranges
+/// (RFC 9110 14.2).
 #[derive(Clone, Copy)]
 struct RequestConditions<'a> {
     headers: &'a HeaderMap,
-    has_parts: bool,
+    allows_ranges: bool,
     is_get: bool,
 }
 
 fn file(archive: Archive, route: &Route, conditions: RequestConditions<'_>, memory: ReadShare) -> Response<Body> {
     let mut response = match archive {
-        // Not verified yet: no range and no tag, so that no part can look complete.
+        // Not verified yet: no range and no tag, so that an incomplete file cannot look complete.
         Archive::Arriving { .. } | Archive::PassedThrough { .. } if expects_other_digest(route, conditions.headers) => {
             return precondition_failed();
         }
@@ -199,7 +201,7 @@ fn file(archive: Archive, route: &Route, conditions: RequestConditions<'_>, memo
         Archive::InMemory { bytes, digest, stored } => {
             let size_bytes = bytes.len() as u64;
             stored_archive_response(Validators::of(digest, stored), size_bytes, conditions, |start, end| {
-                // The range is inside the bytes, whose length fits a usize.
+                // The range lies within the bytes, whose length fits a usize.
                 Body::full(bytes.slice(start as usize..end as usize))
             })
         }
@@ -219,11 +221,11 @@ fn file(archive: Archive, route: &Route, conditions: RequestConditions<'_>, memo
     response
 }
 
-/// Returns true if If-Match names another digest than the URL, which holds the first digits of one.
+/// Returns true if If-Match names another digest than the URL, which has the first digits of the digest.
 fn expects_other_digest(route: &Route, headers: &HeaderMap) -> bool {
     let digest = match route {
-        Route::ProviderFile(wanted) => Some(&wanted.digest),
-        Route::ModuleArchive(wanted) => wanted.digest.as_ref(),
+        Route::ProviderFile(target) => Some(&target.digest),
+        Route::ModuleArchive(target) => target.digest.as_ref(),
         _ => None,
     };
     let is_tag = |given: &str| digest.is_some_and(|digest| given.trim_matches('"').starts_with(&digest.to_string()));
@@ -254,19 +256,20 @@ impl Validators {
 
 /// Answers conditional and range requests (RFC 9110 13, 14), for stored and verified content only.
 fn stored_archive_response(
-    known: Validators,
+    validators: Validators,
     size_bytes: u64,
     conditions: RequestConditions<'_>,
     body: impl FnOnce(u64, u64) -> Body,
 ) -> Response<Body> {
-    let mut response = match precondition(conditions.headers, |given| given == known.tag, known.modified) {
+    let mut response = match precondition(conditions.headers, |given| given == validators.tag, validators.modified) {
         Precondition::Failed => return precondition_failed(),
         Precondition::NotModified => status(StatusCode::NOT_MODIFIED),
         Precondition::Met => {
             let if_range = conditions.headers.get(header::IF_RANGE);
-            let may_be =
-                conditions.has_parts && conditions.is_get && if_range.is_none_or(|given| known.is_if_range(given));
-            let range = conditions.headers.get(header::RANGE).filter(|_| may_be).and_then(|range| range.to_str().ok());
+            let applies = conditions.allows_ranges
+                && conditions.is_get
+                && if_range.is_none_or(|given| validators.is_if_range(given));
+            let range = conditions.headers.get(header::RANGE).filter(|_| applies).and_then(|range| range.to_str().ok());
             match range.map_or(RequestedRange::Whole, |range| requested_range(range, size_bytes)) {
                 RequestedRange::Whole => Response::new(body(0, size_bytes)),
                 RequestedRange::Part(start, end) => {
@@ -289,11 +292,11 @@ fn stored_archive_response(
         }
     };
     let headers = response.headers_mut();
-    insert(headers, header::ETAG, &known.tag);
-    if let Some(modified) = known.last_modified() {
+    insert(headers, header::ETAG, &validators.tag);
+    if let Some(modified) = validators.last_modified() {
         insert(headers, header::LAST_MODIFIED, &modified);
     }
-    if conditions.has_parts {
+    if conditions.allows_ranges {
         headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
     }
     response
@@ -303,14 +306,14 @@ fn accepts_gzip(headers: &HeaderMap) -> bool {
     let values = headers.get_all(header::ACCEPT_ENCODING).into_iter().filter_map(|value| value.to_str().ok());
     values.flat_map(|value| value.split(',')).any(|coding| {
         let (name, parameter) = coding.split_once(';').unwrap_or((coding, ""));
-        let refused =
+        let is_refused =
             parameter.trim().strip_prefix("q=").is_some_and(|q| q.trim().parse::<f32>().is_ok_and(|q| q == 0.0));
-        name.trim().eq_ignore_ascii_case("gzip") && !refused
+        name.trim().eq_ignore_ascii_case("gzip") && !is_refused
     })
 }
 
 /// The one mapping from failures to statuses. The statuses are chosen so that clients show the reason phrase where they
-/// can (PROTOCOL 10).
+/// can (PROTOCOL, section 10).
 pub(super) fn failure_status(failure: &RequestFailure, api: Api) -> StatusCode {
     let error = match failure {
         RequestFailure::NoRoute(RouteError::Malformed(_)) => return StatusCode::BAD_REQUEST,
@@ -343,7 +346,7 @@ fn unknown_host_status(api: Api) -> StatusCode {
 /// The status of a permanent refusal.
 pub(super) fn refusal_status(api: Api) -> StatusCode {
     match api {
-        // Clients show it after one attempt. They replace 401, 403 and 404 by texts of their own.
+        // Clients show the text of 421 after one attempt. They replace the texts of 401, 403 and 404 by their own.
         Api::Registry => StatusCode::MISDIRECTED_REQUEST,
         // On the network mirror, clients show the text of 5xx only.
         Api::NetworkMirror => StatusCode::SERVICE_UNAVAILABLE,
@@ -362,25 +365,25 @@ pub(super) fn log_text(failure: &RequestFailure) -> String {
 }
 
 /// Responds with an error: the body has subject, cause and remedy, the reason phrase cause and remedy.
-pub(super) fn explained(code: StatusCode, reason: &Explanation) -> Response<Body> {
-    let mut response = errors(code, vec![reason.to_string()]);
-    if let Some(phrase) = reason_phrase::of(reason) {
+pub(super) fn explained(status_code: StatusCode, reason: &Explanation) -> Response<Body> {
+    let mut response = errors(status_code, vec![reason.to_string()]);
+    if let Some(phrase) = reason_phrase::phrase(reason) {
         response.extensions_mut().insert(phrase);
     }
     response
 }
 
 /// Responds with errors in the registries' JSON form. The reason phrase has the first.
-pub(super) fn errors(code: StatusCode, errors: Vec<String>) -> Response<Body> {
+pub(super) fn errors(status_code: StatusCode, errors: Vec<String>) -> Response<Body> {
     #[derive(Serialize)]
     struct ErrorBody {
         errors: Vec<String>,
     }
     let errors: Vec<String> = errors.iter().map(|error| public_text(error)).collect();
-    let phrase = errors.first().and_then(|first| reason_phrase::of(&Explanation::of(first)));
-    let mut response = json(code, &ErrorBody { errors });
+    let phrase = errors.first().and_then(|first| reason_phrase::phrase(&Explanation::of(first)));
+    let mut response = json(status_code, &ErrorBody { errors });
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    // Marks the error as larder's own.
+    // The header marks the error as larder's own, not upstream's.
     response.headers_mut().insert(CACHE_STATUS, HeaderValue::from_static(NAME));
     if let Some(phrase) = phrase {
         response.extensions_mut().insert(phrase);
@@ -389,26 +392,26 @@ pub(super) fn errors(code: StatusCode, errors: Vec<String>) -> Response<Body> {
 }
 
 /// Responds with a value as JSON.
-pub(super) fn json(code: StatusCode, value: &impl Serialize) -> Response<Body> {
+pub(super) fn json(status_code: StatusCode, value: &impl Serialize) -> Response<Body> {
     let body = serde_json::to_vec(value).unwrap_or_else(|_| b"{\"errors\":[]}".to_vec());
     let mut response = Response::new(Body::full(Bytes::from(body)));
-    *response.status_mut() = code;
+    *response.status_mut() = status_code;
     response.headers_mut().insert(header::CONTENT_TYPE, JSON);
     response
 }
 
 /// Responds with a short text.
-pub(super) fn plain_text(code: StatusCode, text: impl Into<Bytes>) -> Response<Body> {
+pub(super) fn plain_text(status_code: StatusCode, text: impl Into<Bytes>) -> Response<Body> {
     let mut response = Response::new(Body::full(text.into()));
-    *response.status_mut() = code;
+    *response.status_mut() = status_code;
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
 }
 
-fn status(code: StatusCode) -> Response<Body> {
+fn status(status_code: StatusCode) -> Response<Body> {
     let mut response = Response::new(Body::empty());
-    *response.status_mut() = code;
+    *response.status_mut() = status_code;
     response
 }
 

@@ -16,15 +16,15 @@ use tokio::time::Instant;
 use super::admin_client;
 use super::connection_slots::{ConnectionSlots, PeerClass};
 
-/// No request in any protocol that larder speaks, with TLS or without: refused before it reaches a handler, a log or a
-/// counter.
+/// Bytes that are no request in any protocol that larder speaks, with TLS or without. They are refused before a handler,
+/// a log or a counter sees them.
 const LIVENESS_BYTES: &[u8] = b"larder?\r\n\r\n";
 
 /// The longest wait for a blocking thread: longer than any burst of work.
-pub const POOL_WITHIN: Duration = Duration::from_secs(60);
+pub const POOL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The time within which a working disk responds.
-const DISK_WITHIN: Duration = Duration::from_secs(1);
+const DISK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The part of this process that did not answer.
 #[derive(Debug, thiserror::Error)]
@@ -51,21 +51,21 @@ pub enum LivenessError {
 pub struct BlockingPoolCheck {
     limit: Duration,
     /// The empty task and its start time.
-    waiting: Mutex<Option<(JoinHandle<()>, Instant)>>,
+    empty_task: Mutex<Option<(JoinHandle<()>, Instant)>>,
     disk: Arc<DiskCheck>,
 }
 
 /// Result of the last disk test.
 #[derive(Debug, Default)]
 struct DiskCheck {
-    is_being_tried: AtomicBool,
-    worked: AtomicBool,
+    is_running: AtomicBool,
+    has_worked: AtomicBool,
 }
 
 impl BlockingPoolCheck {
-    /// Checks the pool of this runtime; `within` is the longest wait for a thread.
+    /// Checks the pool of this runtime; `limit` is the longest wait for a thread.
     pub fn new(limit: Duration) -> Self {
-        Self { limit, waiting: Mutex::default(), disk: Arc::default() }
+        Self { limit, empty_task: Mutex::default(), disk: Arc::default() }
     }
 
     /// Reports the state since the last call; `disk` writes to the disk and returns true on success. Does not block.
@@ -73,39 +73,39 @@ impl BlockingPoolCheck {
     /// # Errors
     /// [`LivenessError::Pool`] if no task got a thread in time although the disk worked at its last test.
     pub fn check(&self, disk: impl FnOnce() -> bool + Send + 'static) -> Result<(), LivenessError> {
-        let mut waiting = self.waiting.lock();
-        let Some((_, since)) = waiting.as_ref().filter(|(task, _)| !task.is_finished()) else {
-            *waiting = Some((spawn_blocking(|| ()), Instant::now()));
-            self.disk.worked.store(false, Ordering::Release);
+        let mut empty_task = self.empty_task.lock();
+        let Some((_, since)) = empty_task.as_ref().filter(|(task, _)| !task.is_finished()) else {
+            *empty_task = Some((spawn_blocking(|| ()), Instant::now()));
+            self.disk.has_worked.store(false, Ordering::Release);
             return Ok(());
         };
         let waited = since.elapsed();
         if waited < self.limit {
             return Ok(());
         }
-        if DiskCheck::take_result_and_retest(&self.disk, disk) { Err(LivenessError::Pool(waited)) } else { Ok(()) }
+        if DiskCheck::take_result_and_restart(&self.disk, disk) { Err(LivenessError::Pool(waited)) } else { Ok(()) }
     }
 }
 
 impl DiskCheck {
     /// Returns the result of the last disk test, and starts another unless one hangs.
-    fn take_result_and_retest(disk: &Arc<Self>, attempt: impl FnOnce() -> bool + Send + 'static) -> bool {
-        if disk.is_being_tried.swap(true, Ordering::AcqRel) {
+    fn take_result_and_restart(disk: &Arc<Self>, write_to_disk: impl FnOnce() -> bool + Send + 'static) -> bool {
+        if disk.is_running.swap(true, Ordering::AcqRel) {
             return false;
         }
-        let worked = disk.worked.swap(false, Ordering::AcqRel);
-        let tried = Arc::clone(disk);
+        let has_worked = disk.has_worked.swap(false, Ordering::AcqRel);
+        let check = Arc::clone(disk);
         let trying = std::thread::Builder::new().name("disk".to_owned()).spawn(move || {
             let began = Instant::now();
-            let works = attempt() && began.elapsed() < DISK_WITHIN;
-            tried.worked.store(works, Ordering::Release);
-            tried.is_being_tried.store(false, Ordering::Release);
+            let works = write_to_disk() && began.elapsed() < DISK_TIMEOUT;
+            check.has_worked.store(works, Ordering::Release);
+            check.is_running.store(false, Ordering::Release);
         });
         if let Err(error) = trying {
-            tracing::warn!(%error, "the disk could not be tried: no thread for it");
-            disk.is_being_tried.store(false, Ordering::Release);
+            tracing::warn!(%error, "the disk could not be tested: no thread could be started");
+            disk.is_running.store(false, Ordering::Release);
         }
-        worked
+        has_worked
     }
 }
 
@@ -120,9 +120,9 @@ pub struct ListenerCheck<'a> {
     pub peer_class: PeerClass,
 }
 
-/// Asks both listeners. The caller sets the deadline.
+/// Sends a request to both listeners. The caller sets the deadline.
 ///
-/// A listener without a free slot is not asked, because it lets new connections wait or closes them. Being busy is no
+/// A listener without a free slot is not checked, because it lets new connections wait or closes them. Being busy is no
 /// sign of death, and the caller runs on the same runtime.
 pub async fn check_listeners(main: ListenerCheck<'_>, admin: ListenerCheck<'_>) -> Result<(), LivenessError> {
     if admin.is_reachable().await {
@@ -137,29 +137,28 @@ pub async fn check_listeners(main: ListenerCheck<'_>, admin: ListenerCheck<'_>) 
 impl ListenerCheck<'_> {
     async fn is_reachable(self) -> bool {
         // A connection to our own address comes from that address.
-        !self.slots.is_full_for(self.address.ip().to_canonical(), self.peer_class)
-            && is_of_this_machine(self.address).await
+        !self.slots.is_full_for(self.address.ip().to_canonical(), self.peer_class) && is_own_address(self.address).await
     }
 }
 
 /// Returns true if the address belongs to this machine now. A shared or leased address may have moved to another
 /// machine, whose silence says nothing about this process. Sends nothing: the system only reports its source address
 /// for that destination.
-async fn is_of_this_machine(address: SocketAddr) -> bool {
+async fn is_own_address(address: SocketAddr) -> bool {
     if address.ip().is_loopback() {
         return true;
     }
-    let anywhere = match address.ip() {
+    let unspecified = match address.ip() {
         IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
         IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
     };
     // Without a free file descriptor clients are not answered either: the check should fail then, so it goes on.
-    let Ok(socket) = UdpSocket::bind((anywhere, 0)).await else { return true };
-    let from = match socket.connect(address).await {
+    let Ok(socket) = UdpSocket::bind((unspecified, 0)).await else { return true };
+    let source = match socket.connect(address).await {
         Ok(()) => socket.local_addr(),
         Err(unreachable) => Err(unreachable),
     };
-    from.is_ok_and(|from| from.ip() == address.ip())
+    source.is_ok_and(|source| source.ip() == address.ip())
 }
 
 /// Sends [`LIVENESS_BYTES`]. Any reaction shows that the listener accepts and serves connections.
@@ -185,8 +184,8 @@ mod tests {
     use super::super::{Body, RequestMetrics, response};
     use super::*;
 
-    const WITHIN: Duration = Duration::from_secs(20);
-    const LONG: Duration = Duration::from_secs(3600);
+    const TEST_TIMEOUT: Duration = Duration::from_secs(20);
+    const ONE_HOUR: Duration = Duration::from_secs(3600);
 
     /// A listener on loopback that counts this machine among its clients.
     struct Listener {
@@ -200,19 +199,19 @@ mod tests {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let address = listener.local_addr().unwrap();
             let handler = |_: Request<Incoming>, _: Peer| async { healthy() };
-            let limits = Limits { header_time: LONG, idle: LONG, ..limits };
-            let places = ConnectionSlots::new(&limits, RequestMetrics::default());
+            let limits = Limits { header_time: ONE_HOUR, idle: ONE_HOUR, ..limits };
+            let slots = ConnectionSlots::new(&limits, RequestMetrics::default());
             let classify = |_| PeerClass::Client;
-            tokio::spawn(serve(listener, None, limits, places.clone(), classify, handler, CancellationToken::new()));
-            Self { address, slots: places }
+            tokio::spawn(serve(listener, None, limits, slots.clone(), classify, handler, CancellationToken::new()));
+            Self { address, slots }
         }
 
         fn listener_check(&self) -> ListenerCheck<'_> {
-            self.asked_at(self.address)
+            self.check_at(self.address)
         }
 
         /// Checks another address with the slots of this listener.
-        fn asked_at(&self, address: SocketAddr) -> ListenerCheck<'_> {
+        fn check_at(&self, address: SocketAddr) -> ListenerCheck<'_> {
             ListenerCheck { address, slots: &self.slots, peer_class: PeerClass::Client }
         }
     }
@@ -224,22 +223,22 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn two_listeners_that_answer_are_alive_and_one_that_is_silent_is_not() {
+    async fn the_check_fails_if_one_of_two_listeners_is_silent() {
         let [main, admin] =
             [Listener::with_limits(Limits::default()).await, Listener::with_limits(Limits::default()).await];
-        timeout(WITHIN, check_listeners(main.listener_check(), admin.listener_check())).await.unwrap().unwrap();
+        timeout(TEST_TIMEOUT, check_listeners(main.listener_check(), admin.listener_check())).await.unwrap().unwrap();
 
         // The kernel accepts the connection; no program does.
         let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let silent = silent.local_addr().map(|address| (silent, address)).unwrap();
-        for (of_main, of_admin) in [(silent.1, admin.address), (main.address, silent.1)] {
-            let answered = check_listeners(main.asked_at(of_main), admin.asked_at(of_admin));
+        for (main_address, admin_address) in [(silent.1, admin.address), (main.address, silent.1)] {
+            let answered = check_listeners(main.check_at(main_address), admin.check_at(admin_address));
             let answered = timeout(Duration::from_millis(300), answered).await;
             assert!(!matches!(answered, Ok(Ok(()))), "{answered:?}");
         }
         drop(silent.0);
-        let answered = check_listeners(main.asked_at(silent.1), admin.listener_check());
-        let error = timeout(WITHIN, answered).await.unwrap().unwrap_err();
+        let answered = check_listeners(main.check_at(silent.1), admin.listener_check());
+        let error = timeout(TEST_TIMEOUT, answered).await.unwrap().unwrap_err();
         assert!(error.to_string().contains(&format!("the main listener on {}", silent.1)), "{error}");
     }
 
@@ -250,31 +249,37 @@ mod tests {
         let all_of_this_machine_taken = Limits { each_address: 1, ..Limits::default() };
         for limits in [all_taken, all_of_this_machine_taken] {
             let [full, other] = [Listener::with_limits(limits).await, Listener::with_limits(Limits::default()).await];
-            let keeps_out = async |so: bool| {
-                while full.slots.is_full_for(full.address.ip(), PeerClass::Client) != so {
+            let wait_until_full_is = async |is_full: bool| {
+                while full.slots.is_full_for(full.address.ip(), PeerClass::Client) != is_full {
                     tokio::task::yield_now().await;
                 }
             };
             for (main, admin) in [(&full, &other), (&other, &full)] {
                 let served = TcpStream::connect(full.address).await.unwrap();
-                timeout(WITHIN, keeps_out(true)).await.unwrap();
-                timeout(WITHIN, check_listeners(main.listener_check(), admin.listener_check())).await.unwrap().unwrap();
+                timeout(TEST_TIMEOUT, wait_until_full_is(true)).await.unwrap();
+                timeout(TEST_TIMEOUT, check_listeners(main.listener_check(), admin.listener_check()))
+                    .await
+                    .unwrap()
+                    .unwrap();
                 drop(served);
-                timeout(WITHIN, keeps_out(false)).await.unwrap();
-                timeout(WITHIN, check_listeners(main.listener_check(), admin.listener_check())).await.unwrap().unwrap();
+                timeout(TEST_TIMEOUT, wait_until_full_is(false)).await.unwrap();
+                timeout(TEST_TIMEOUT, check_listeners(main.listener_check(), admin.listener_check()))
+                    .await
+                    .unwrap()
+                    .unwrap();
                 // The probe has disconnected, too.
-                timeout(WITHIN, keeps_out(false)).await.unwrap();
+                timeout(TEST_TIMEOUT, wait_until_full_is(false)).await.unwrap();
             }
         }
     }
 
     /// Documentation addresses belong to no machine.
     #[tokio::test]
-    async fn a_listener_whose_address_is_another_machines_is_not_asked() {
+    async fn a_listener_address_that_moved_to_another_machine_is_not_checked() {
         let listener = Listener::with_limits(Limits::default()).await;
-        for elsewhere in ["203.0.113.1:8080", "[2001:db8::1]:8080"] {
-            let gone = listener.asked_at(elsewhere.parse().unwrap());
-            timeout(WITHIN, check_listeners(gone, gone)).await.unwrap().unwrap();
+        for foreign_address in ["203.0.113.1:8080", "[2001:db8::1]:8080"] {
+            let moved = listener.check_at(foreign_address.parse().unwrap());
+            timeout(TEST_TIMEOUT, check_listeners(moved, moved)).await.unwrap().unwrap();
         }
     }
 
@@ -284,38 +289,38 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_multi_thread().max_blocking_threads(2).enable_all().build().unwrap();
         runtime.block_on(async {
             let pool = BlockingPoolCheck::new(Duration::from_millis(20));
-            let a_while = || tokio::time::sleep(Duration::from_millis(20));
-            let until = async |is_starved: bool| {
+            let short_pause = || tokio::time::sleep(Duration::from_millis(20));
+            let wait_until_starved_is = async |is_starved: bool| {
                 while pool.check(|| true).is_err() != is_starved {
-                    a_while().await;
+                    short_pause().await;
                 }
             };
             for _ in 0..2 {
-                timeout(WITHIN, until(false)).await.expect("nothing holds the threads");
+                timeout(TEST_TIMEOUT, wait_until_starved_is(false)).await.expect("nothing holds the threads");
                 let blocked: Vec<_> = (0..2).map(|_| std::sync::mpsc::channel::<()>()).collect();
-                let (ends, holding): (Vec<_>, Vec<_>) = blocked.into_iter().unzip();
-                let tasks: Vec<_> = holding.into_iter().map(|end| spawn_blocking(move || end.recv())).collect();
+                let (senders, receivers): (Vec<_>, Vec<_>) = blocked.into_iter().unzip();
+                let tasks: Vec<_> = receivers.into_iter().map(|end| spawn_blocking(move || end.recv())).collect();
                 for _ in 0..10 {
-                    a_while().await;
+                    short_pause().await;
                     pool.check(|| false).expect("the disk fails");
                 }
-                timeout(WITHIN, until(true)).await.expect("the disk works");
-                drop(ends);
+                timeout(TEST_TIMEOUT, wait_until_starved_is(true)).await.expect("the disk works");
+                drop(senders);
                 for task in tasks {
                     assert!(task.await.unwrap().is_err());
                 }
             }
-            timeout(WITHIN, until(false)).await.expect("it is over");
+            timeout(TEST_TIMEOUT, wait_until_starved_is(false)).await.expect("the threads are free again");
             let (end, blocked) = std::sync::mpsc::channel::<()>();
             let blocked = Arc::new(Mutex::new(blocked));
-            let hold = || {
+            let block = || {
                 let blocked = Arc::clone(&blocked);
                 move || blocked.lock().recv().is_ok()
             };
-            let tasks: Vec<_> = (0..2).map(|_| spawn_blocking(hold())).collect();
+            let tasks: Vec<_> = (0..2).map(|_| spawn_blocking(block())).collect();
             for _ in 0..10 {
-                a_while().await;
-                pool.check(hold()).expect("the disk hangs");
+                short_pause().await;
+                pool.check(block()).expect("the disk hangs");
             }
             drop(end);
             for task in tasks {
@@ -325,24 +330,26 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_knock_is_answered_with_tls_and_without() {
-        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    async fn liveness_bytes_are_answered_with_tls_and_without() {
+        let generated = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
         let folder = tempfile::TempDir::new().unwrap();
         let (certificate, key) = (folder.path().join("cert.pem"), folder.path().join("key.pem"));
         #[expect(clippy::disallowed_methods, reason = "tests make their own files")]
-        for (path, pem) in [(&certificate, made.cert.pem()), (&key, made.signing_key.serialize_pem())] {
+        for (path, pem) in [(&certificate, generated.cert.pem()), (&key, generated.signing_key.serialize_pem())] {
             std::fs::write(path, pem).unwrap();
         }
         let tls = Arc::new(super::super::tls::Tls::load(&certificate, &key).unwrap());
         for tls in [None, Some(tls)] {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let address = listener.local_addr().unwrap();
-            let handler = |_: Request<Incoming>, _: Peer| async { panic!("it is not a request") as Response<Body> };
+            let handler = |_: Request<Incoming>, _: Peer| async {
+                panic!("the liveness bytes are not a request") as Response<Body>
+            };
             let limits = Limits::default();
-            let places = ConnectionSlots::new(&limits, RequestMetrics::default());
+            let slots = ConnectionSlots::new(&limits, RequestMetrics::default());
             let (classify, stop) = (|_| PeerClass::Client, CancellationToken::new());
-            tokio::spawn(serve(listener, tls, limits, places, classify, handler, stop));
-            timeout(WITHIN, send_liveness_bytes(address)).await.unwrap().unwrap();
+            tokio::spawn(serve(listener, tls, limits, slots, classify, handler, stop));
+            timeout(TEST_TIMEOUT, send_liveness_bytes(address)).await.unwrap().unwrap();
         }
     }
 }

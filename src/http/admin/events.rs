@@ -12,47 +12,50 @@ use serde::Serialize;
 use super::super::body::Body;
 use crate::jobs::{JobEvent, JobSubscription};
 
-/// Interval of an empty line in silence: a proxy between would close an idle connection.
+/// Interval of comment lines while nothing changes: a proxy in between would close an idle connection.
 const HEARTBEAT: Duration = Duration::from_secs(15);
 
 /// Streams the changes of a job.
-pub(super) fn answer(news: JobSubscription, method: &Method) -> Response<Body> {
-    let body = if *method == Method::HEAD { Body::empty() } else { Body::stream(pieces(news), None) };
+pub(super) fn answer(subscription: JobSubscription, method: &Method) -> Response<Body> {
+    let body = if *method == Method::HEAD { Body::empty() } else { Body::stream(event_stream(subscription), None) };
     let mut response = Response::new(body);
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     response
 }
 
-/// Collects the next changes only after the reader has taken the previous ones.
-fn pieces(news: JobSubscription) -> impl Stream<Item = io::Result<Bytes>> + Send {
-    stream::unfold(news, |mut news| async move {
-        let piece = piece(news.next(), HEARTBEAT).await?;
-        Some((piece, news))
+/// Streams the changes. Collects the next ones only after the client has read the previous ones.
+fn event_stream(subscription: JobSubscription) -> impl Stream<Item = io::Result<Bytes>> + Send {
+    stream::unfold(subscription, |mut subscription| async move {
+        let chunk = next_chunk(subscription.next(), HEARTBEAT).await?;
+        Some((chunk, subscription))
     })
 }
 
-/// The next piece; `None` at the end.
-async fn piece(next: impl Future<Output = Option<Vec<JobEvent>>>, max_wait: Duration) -> Option<io::Result<Bytes>> {
+/// Waits for the next changes and formats them; a heartbeat after `max_wait`, `None` at the end.
+async fn next_chunk(
+    next: impl Future<Output = Option<Vec<JobEvent>>>,
+    max_wait: Duration,
+) -> Option<io::Result<Bytes>> {
     match tokio::time::timeout(max_wait, next).await {
-        Ok(events) => Some(written(&events?).map_err(io::Error::from)),
+        Ok(events) => Some(format_events(&events?).map_err(io::Error::from)),
         Err(_) => Some(Ok(Bytes::from_static(b":\n\n"))),
     }
 }
 
-fn written(events: &[JobEvent]) -> serde_json::Result<Bytes> {
+fn format_events(events: &[JobEvent]) -> serde_json::Result<Bytes> {
     let mut text = Vec::new();
     for event in events {
         match event {
-            JobEvent::Job(job) => write(&mut text, "job", job)?,
-            JobEvent::Item(item) => write(&mut text, "item", item)?,
-            JobEvent::End(listed) => write(&mut text, "end", listed)?,
+            JobEvent::Job(job) => write_event(&mut text, "job", job)?,
+            JobEvent::Item(item) => write_event(&mut text, "item", item)?,
+            JobEvent::End(job) => write_event(&mut text, "end", job)?,
         }
     }
     Ok(text.into())
 }
 
-/// Larder's JSON has no line breaks, so it is one line of data.
-fn write(text: &mut Vec<u8>, name: &str, data: &impl Serialize) -> serde_json::Result<()> {
+/// Writes one event. Larder's JSON has no line breaks, so the data is one line.
+fn write_event(text: &mut Vec<u8>, name: &str, data: &impl Serialize) -> serde_json::Result<()> {
     text.extend_from_slice(format!("event: {name}\ndata: ").as_bytes());
     serde_json::to_writer(&mut *text, data)?;
     text.extend_from_slice(b"\n\n");
@@ -69,16 +72,16 @@ mod tests {
     #[tokio::test]
     async fn a_heartbeat_line_is_sent_in_silence() {
         let never = std::future::pending();
-        let piece = piece(never, Duration::from_millis(1)).await.unwrap().unwrap();
-        assert_eq!(piece, ":\n\n");
+        let chunk = next_chunk(never, Duration::from_millis(1)).await.unwrap().unwrap();
+        assert_eq!(chunk, ":\n\n");
     }
 
     #[test]
-    fn whatever_an_item_says_is_one_line_of_data() {
+    fn line_breaks_in_an_item_do_not_split_its_data_line() {
         let state = ItemState::Failed { error: "it said\nevent: end\r\ndata: {}\u{2028}".to_owned() };
         let item =
             JobItem { package: PackageRef::requested("a"), state, bytes: 0, size_bytes: None, unconfirmed: None };
-        let text = written(&[JobEvent::Item(NumberedItem { number: 7, item })]).unwrap();
+        let text = format_events(&[JobEvent::Item(NumberedItem { number: 7, item })]).unwrap();
         let text = std::str::from_utf8(&text).unwrap();
         let [name, data, "", ""] = text.split('\n').collect::<Vec<_>>()[..] else { panic!("{text:?}") };
         assert_eq!(name, "event: item");

@@ -54,11 +54,11 @@ pub struct Admin {
     pub started: Timestamp,
     /// The request counters, for the status.
     pub requests: RequestMetrics,
-    /// The base URL of the main listener.
+    /// The URL at which clients reach the main listener, for client configurations.
     pub base: String,
     /// The clock.
     pub clock: Clock,
-    /// The registry of addresses that name none.
+    /// The registry for addresses that name no host.
     pub default_host: Hostname,
     /// The keys for signing and trusting bundles.
     pub bundles: BundleKeys,
@@ -82,19 +82,19 @@ impl Admin {
                 vec![format!("there is nothing at {}", request.uri().path())],
             );
         };
-        let shown = match host_of(&request) {
+        let credentials = match host_of(&request) {
             Ok(host) => credentials_of(&request, host),
-            Err(bad) => {
+            Err(bad_host) => {
                 self.requests.record_refusal(requests::Refusal::Malformed);
                 bodies::discard(request);
-                return response::errors(StatusCode::BAD_REQUEST, vec![bad.to_string()]);
+                return response::errors(StatusCode::BAD_REQUEST, vec![bad_host.to_string()]);
             }
         };
-        let reads = matches!(*request.method(), Method::GET | Method::HEAD);
+        let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
         let admitted = match route {
             AdminRoute::Health | AdminRoute::Ready => Ok(()),
-            _ if reads => self.access.may_read(shown),
-            _ => self.access.may_change(shown),
+            _ if is_read => self.access.may_read(credentials),
+            _ => self.access.may_change(credentials),
         };
         if let Err(refusal) = admitted {
             self.requests.record_refusal(match refusal {
@@ -103,8 +103,9 @@ impl Admin {
                 AdminRefusal::NoToken => requests::Refusal::AdminToken,
             });
             bodies::discard(request);
-            let code = if refusal == AdminRefusal::NoToken { StatusCode::UNAUTHORIZED } else { StatusCode::FORBIDDEN };
-            return response::errors(code, vec![refusal.to_string()]);
+            let status =
+                if refusal == AdminRefusal::NoToken { StatusCode::UNAUTHORIZED } else { StatusCode::FORBIDDEN };
+            return response::errors(status, vec![refusal.to_string()]);
         }
         match (route.access_kind(), request.method()) {
             (AdminAccessKind::Reads | AdminAccessKind::ReadsAndEnds, &Method::GET | &Method::HEAD) => {
@@ -121,9 +122,9 @@ impl Admin {
                 self.forget_missing().await
             }
             (AdminAccessKind::ReadsAndEnds, &Method::DELETE) => self.answer_delete(route).await,
-            (nature, _) => {
+            (access_kind, _) => {
                 self.requests.record_refusal(requests::Refusal::Method);
-                wrong_method(nature)
+                wrong_method(access_kind)
             }
         }
     }
@@ -135,7 +136,7 @@ impl Admin {
                 Ok(()) => response::plain_text(StatusCode::OK, "ready"),
                 Err(not_ready) => response::plain_text(StatusCode::SERVICE_UNAVAILABLE, not_ready.describe()),
             },
-            // Both read the disk, which may block.
+            // The metrics and the status read the disk, which may block.
             AdminRoute::Metrics => self.on_blocking_thread(Self::metrics).await,
             AdminRoute::Status => {
                 self.on_blocking_thread(|admin| response::json(StatusCode::OK, &admin.status())).await
@@ -159,7 +160,7 @@ impl Admin {
                 None => response::errors(StatusCode::NOT_FOUND, vec![warm::no_job(id)]),
             },
             AdminRoute::JobEvents(id) => match self.jobs.subscribe(id) {
-                Some(news) => events::answer(news, method),
+                Some(subscription) => events::answer(subscription, method),
                 None => response::errors(StatusCode::NOT_FOUND, vec![warm::no_job(id)]),
             },
             AdminRoute::Inventory => self.inventory().await,
@@ -175,9 +176,9 @@ impl Admin {
     }
 
     async fn answer_post(&self, route: AdminRoute, request: Request<Incoming>) -> Response<Body> {
-        let body = match bodies::json_of(request).await {
+        let body = match bodies::read_json(request).await {
             Ok(body) => body,
-            Err(not_taken) => return response::errors(not_taken.status, vec![not_taken.reason]),
+            Err(refused) => return response::errors(refused.status, vec![refused.reason]),
         };
         match route {
             AdminRoute::Command(command) => self.command(command, &body).await,
@@ -213,18 +214,18 @@ impl Admin {
         match self.jobs.start(warm_up).await {
             Ok((id, job)) => {
                 let mut response = response::json(StatusCode::ACCEPTED, &job);
-                // An id is hex digits, so it is always a valid header value.
-                if let Ok(place) = header::HeaderValue::try_from(format!("{}/{id}", warm::JOBS)) {
-                    response.headers_mut().insert(header::LOCATION, place);
+                // A job id is hex digits, so the location is always a valid header value.
+                if let Ok(location) = header::HeaderValue::try_from(format!("{}/{id}", warm::JOBS)) {
+                    response.headers_mut().insert(header::LOCATION, location);
                 }
                 response
             }
             Err(not_started) => {
-                let code = match not_started {
+                let status = match not_started {
                     JobStartError::TooMany | JobStartError::Stopping => StatusCode::SERVICE_UNAVAILABLE,
                     JobStartError::Random => StatusCode::INTERNAL_SERVER_ERROR,
                 };
-                response::errors(code, vec![not_started.to_string()])
+                response::errors(status, vec![not_started.to_string()])
             }
         }
     }
@@ -300,15 +301,15 @@ impl Admin {
         self.mirror.job_context(self.clock.now())
     }
 
-    /// Runs `look` on a blocking thread.
+    /// Makes the response with `work`, on a blocking thread.
     async fn on_blocking_thread(
         self: &Arc<Self>,
-        look: impl FnOnce(&Self) -> Response<Body> + Send + 'static,
+        work: impl FnOnce(&Self) -> Response<Body> + Send + 'static,
     ) -> Response<Body> {
         let admin = Arc::clone(self);
-        match self.mirror.spawn_blocking(move || look(&admin)).await {
+        match self.mirror.spawn_blocking(move || work(&admin)).await {
             Ok(response) => response,
-            Err(_) => response::errors(StatusCode::INTERNAL_SERVER_ERROR, vec!["it ended unexpectedly".into()]),
+            Err(_) => response::errors(StatusCode::INTERNAL_SERVER_ERROR, vec!["answering ended unexpectedly".into()]),
         }
     }
 
@@ -318,8 +319,8 @@ impl Admin {
             return response::errors(StatusCode::INTERNAL_SERVER_ERROR, vec!["the metrics cannot be written".into()]);
         }
         let mut response = response::plain_text(StatusCode::OK, text);
-        let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-        response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(kind));
+        let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+        response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(content_type));
         response
     }
 
@@ -347,8 +348,8 @@ impl Admin {
     }
 }
 
-fn wrong_method(nature: AdminAccessKind) -> Response<Body> {
-    let (message, allowed) = match nature {
+fn wrong_method(access_kind: AdminAccessKind) -> Response<Body> {
+    let (message, allowed) = match access_kind {
         AdminAccessKind::Reads => ("only GET and HEAD are answered here", "GET, HEAD"),
         AdminAccessKind::Changes => ("only POST is answered here", "POST"),
         AdminAccessKind::ReadsAndEnds => ("only GET, HEAD and DELETE are answered here", "GET, HEAD, DELETE"),
@@ -359,7 +360,8 @@ fn wrong_method(nature: AdminAccessKind) -> Response<Body> {
 }
 
 fn credentials_of<'a>(request: &'a Request<Incoming>, host: Option<&'a str>) -> Credentials<'a> {
-    let text = |name| request.headers().get(name).map(|value: &header::HeaderValue| value.to_str().unwrap_or("?"));
+    let header_text =
+        |name| request.headers().get(name).map(|value: &header::HeaderValue| value.to_str().unwrap_or("?"));
     let site = request.headers().get(&SEC_FETCH_SITE).map(|site| site.to_str().unwrap_or("?"));
-    Credentials { origin: text(header::ORIGIN), site, host, authorization: text(header::AUTHORIZATION) }
+    Credentials { origin: header_text(header::ORIGIN), site, host, authorization: header_text(header::AUTHORIZATION) }
 }

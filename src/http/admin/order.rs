@@ -17,10 +17,10 @@ use crate::protocol::admin::order::{NamedText, OrderRequest};
 use crate::protocol::admin::order_query::OrderQuery;
 use crate::requirements::{Files, Order};
 
-/// Bodies in memory at a time. Further requests wait.
-static BODIES: Semaphore = Semaphore::const_new(4);
-/// Slow parsing occupies one thread at most.
-static PARSERS: Semaphore = Semaphore::const_new(1);
+/// Limits the bodies in memory at a time. Further requests wait.
+static BODY_PERMITS: Semaphore = Semaphore::const_new(4);
+/// Limits parsing to one thread at a time.
+static PARSER_PERMITS: Semaphore = Semaphore::const_new(1);
 
 /// A parsed order.
 pub(super) struct ReceivedOrder {
@@ -40,24 +40,24 @@ pub(super) async fn read(
 ) -> Result<ReceivedOrder, http::Response<Body>> {
     let query = request.uri().query().map(str::to_owned);
     // The semaphores are never closed.
-    let place = BODIES.acquire().await;
+    let memory_permit = BODY_PERMITS.acquire().await;
     let refused = |BodyRefused { status, reason }| response::errors(status, vec![reason]);
-    let body = bodies::order_of(request).await.map_err(refused)?;
-    let turn = PARSERS.acquire().await;
+    let body = bodies::read_order(request).await.map_err(refused)?;
+    let parser_permit = PARSER_PERMITS.acquire().await;
     let host = Arc::new(default_host.clone());
-    let reading = mirror.spawn_blocking(move || {
-        // Released when the parsing ends, even if the client has left.
-        let _held = (place, turn);
+    let parsing = mirror.spawn_blocking(move || {
+        // The permits are released when the parsing ends, even if the client has disconnected.
+        let _permits = (memory_permit, parser_permit);
         parse_body(body, query.as_deref(), &host)
     });
-    let read = reading.await.unwrap_or_else(|_| Err(vec!["reading the order ended unexpectedly".to_owned()]));
-    read.map_err(|problems| response::errors(StatusCode::BAD_REQUEST, problems))
+    let parsed = parsing.await.unwrap_or_else(|_| Err(vec!["parsing the order ended unexpectedly".to_owned()]));
+    parsed.map_err(|problems| response::errors(StatusCode::BAD_REQUEST, problems))
 }
 
 fn parse_body(body: OrderBody, query: Option<&str>, default_host: &Hostname) -> Result<ReceivedOrder, Vec<String>> {
     let (options, mut problems) = match body {
         OrderBody::Json(_) if query.is_some() => {
-            return Err(vec!["the body says it all: there is no query".to_owned()]);
+            return Err(vec!["an order in JSON takes no query: put the options into the body".to_owned()]);
         }
         OrderBody::Json(body) => (OrderRequest::read(&body).map_err(|reason| vec![reason])?, Vec::new()),
         OrderBody::LockFile(body) => {
@@ -68,7 +68,7 @@ fn parse_body(body: OrderBody, query: Option<&str>, default_host: &Hostname) -> 
         OrderBody::Tar(body) => {
             let query = OrderQuery::of_tar(query);
             let (options, problems) = (query.options, query.problems);
-            let files = Files::from_users_tar(&body).map_err(|bad| vec![bad.to_string()])?;
+            let files = Files::from_users_tar(&body).map_err(|error| vec![error.to_string()])?;
             if files.is_empty() {
                 return Err(vec![
                     "the tar holds no file that a client reads: .tf, .tofu, .tf.json, .tofu.json".to_owned(),

@@ -20,35 +20,35 @@ use crate::protocol::admin::warm::no_job;
 use crate::protocol::route::Api;
 
 const TAR: header::HeaderValue = header::HeaderValue::from_static("application/x-tar");
-/// Body limit of an export request, which may name the archives that its sender already has.
-const LARGEST: usize = 4 << 20;
+/// Size limit of an export request, which may name the archives that the client already has.
+const MAX_REQUEST_BYTES: usize = 4 << 20;
 
 impl Admin {
     /// Exports the packages of a job as a tree.
     pub(super) async fn export(self: &Arc<Self>, request: Request<Incoming>) -> Response<Body> {
-        // Reserved before the body is read, because the body may be large, too.
-        let place = match self.mirror.transfer() {
-            Ok(place) => place,
+        // The transfer permit is taken before the body is read, because the body may be large, too.
+        let permit = match self.mirror.transfer() {
+            Ok(permit) => permit,
             Err(busy) => {
                 bodies::discard(request);
                 return response::failure(&busy.into(), Api::Other);
             }
         };
-        let body = match bodies::large_json_of(request, LARGEST).await {
+        let body = match bodies::read_large_json(request, MAX_REQUEST_BYTES).await {
             Ok(body) => body,
-            Err(not_taken) => return response::errors(not_taken.status, vec![not_taken.reason]),
+            Err(refused) => return response::errors(refused.status, vec![refused.reason]),
         };
         let (export_request, id) = match ExportRequest::read(&body) {
             Ok(export_request) => export_request,
             Err(reason) => return response::errors(StatusCode::BAD_REQUEST, vec![reason]),
         };
-        match self.tree_of(id, export_request.partial, &export_request.have).await {
-            Ok(export) => self.send(export, place),
+        match self.gather_tree(id, export_request.partial, &export_request.have).await {
+            Ok(export) => self.stream_tree(export, permit),
             Err((status, problems)) => response::errors(status, problems),
         }
     }
 
-    async fn tree_of(
+    async fn gather_tree(
         &self,
         id: JobId,
         partial: bool,
@@ -59,7 +59,9 @@ impl Admin {
         let (job, stored) = self.jobs.report(id).zip(self.jobs.stored_archives(id)).ok_or_else(no_job)?;
         match job.state {
             JobState::Done => {}
-            JobState::Running => return conflict(format!("job {id} runs still: ask again when it has ended")),
+            JobState::Running => {
+                return conflict(format!("job {id} is still running: repeat the request when the job has ended"));
+            }
             _ if partial => {}
             _ => {
                 return conflict(format!(
@@ -67,7 +69,7 @@ impl Admin {
                 ));
             }
         }
-        let export = self.mirror.export(providers(stored), have, &self.call()).await;
+        let export = self.mirror.export(provider_packages(stored), have, &self.call()).await;
         let export = export.map_err(|error| (StatusCode::SERVICE_UNAVAILABLE, vec![error.to_string()]))?;
         if partial || export.missing.is_empty() {
             return Ok(export);
@@ -76,18 +78,18 @@ impl Admin {
         Err((StatusCode::CONFLICT, missing.collect()))
     }
 
-    fn send(&self, export: Export, place: TransferPermit) -> Response<Body> {
-        let (entry, exit) = pipe();
+    fn stream_tree(&self, export: Export, permit: TransferPermit) -> Response<Body> {
+        let (sender, receiver) = pipe();
         let mirror = Arc::clone(&self.mirror);
         self.mirror.spawn_until_closed(async move {
-            match export.write(&mirror, entry.writer()).await {
+            match export.write(&mirror, sender.writer()).await {
                 Ok(writer) => drop(mirror.spawn_blocking(move || writer.end(Ok(()))).await),
-                // The stream ends without its end marker.
+                // The pipe is dropped without an end, so the client gets a broken response.
                 Err(error) => tracing::error!(%error, "a tree export broke off"),
             }
-            drop(place);
+            drop(permit);
         });
-        let mut response = Response::new(Body::stream(exit.stream(), None));
+        let mut response = Response::new(Body::stream(receiver.stream(), None));
         response.headers_mut().insert(header::CONTENT_TYPE, TAR);
         response
     }
@@ -98,9 +100,9 @@ impl Admin {
             Ok(unsigned) => unsigned,
             Err(reason) => return response::errors(StatusCode::BAD_REQUEST, vec![reason]),
         };
-        let tar = match bodies::reader_of(request, "application/x-tar") {
+        let tar = match bodies::stream_body(request, "application/x-tar") {
             Ok(tar) => tar,
-            Err(not_taken) => return response::errors(not_taken.status, vec![not_taken.reason]),
+            Err(refused) => return response::errors(refused.status, vec![refused.reason]),
         };
         match self.mirror.import(tar, unsigned, &self.call()) {
             Ok(steps) => {
@@ -113,8 +115,8 @@ impl Admin {
     }
 }
 
-/// The provider packages of a job. No client reads modules from a tree.
-fn providers(stored: Vec<(Artifact, Digest)>) -> Vec<(Package, Digest)> {
+/// Selects the provider packages. No client reads modules from a tree.
+fn provider_packages(stored: Vec<(Artifact, Digest)>) -> Vec<(Package, Digest)> {
     let package = |(artifact, digest)| match artifact {
         Artifact::Provider(package) => Some((package, digest)),
         Artifact::Module(_) => None,

@@ -9,27 +9,29 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tokio::time::sleep;
 
-const HEAD_START: Duration = Duration::from_millis(300);
+/// Time between the starts of two attempts.
+const ATTEMPT_DELAY: Duration = Duration::from_millis(300);
 
-/// Tries the addresses in order, each with a head start. Returns the first connection, or the last error.
+/// Tries the addresses in order. Each next attempt starts when one fails, or after
+/// [`ATTEMPT_DELAY`]. Returns the first connection, or the last error.
 pub(super) async fn first<T, F: Future<Output = io::Result<T>>>(
     addresses: &[SocketAddr],
     connect: impl Fn(SocketAddr) -> F,
 ) -> io::Result<T> {
-    let mut waiting = addresses.iter().copied();
-    let mut tried = FuturesUnordered::new();
-    let mut failed = io::Error::from(io::ErrorKind::AddrNotAvailable);
-    tried.extend(waiting.next().map(&connect));
+    let mut untried = addresses.iter().copied();
+    let mut attempts = FuturesUnordered::new();
+    let mut last_error = io::Error::from(io::ErrorKind::AddrNotAvailable);
+    attempts.extend(untried.next().map(&connect));
     loop {
         tokio::select! {
-            Some(connected) = tried.next() => match connected {
+            Some(connected) = attempts.next() => match connected {
                 Ok(connected) => return Ok(connected),
-                Err(error) => failed = error,
+                Err(error) => last_error = error,
             },
-            () = sleep(HEAD_START), if waiting.len() > 0 => {}
-            else => return Err(failed),
+            () = sleep(ATTEMPT_DELAY), if untried.len() > 0 => {}
+            else => return Err(last_error),
         }
-        tried.extend(waiting.next().map(&connect));
+        attempts.extend(untried.next().map(&connect));
     }
 }
 
@@ -39,11 +41,11 @@ mod tests {
 
     use super::*;
 
-    fn addresses(last: &[u8]) -> Vec<SocketAddr> {
-        last.iter().map(|last| SocketAddr::from(([127, 0, 0, *last], 1))).collect()
+    fn addresses(last_octets: &[u8]) -> Vec<SocketAddr> {
+        last_octets.iter().map(|octet| SocketAddr::from(([127, 0, 0, *octet], 1))).collect()
     }
 
-    /// Port 1 answers, 2 refuses, 3 accepts without answering.
+    /// 127.0.0.1 connects, 127.0.0.2 refuses, every other address never reacts.
     async fn connect(address: SocketAddr) -> io::Result<SocketAddr> {
         match address.to_string().as_str() {
             "127.0.0.1:1" => Ok(address),
