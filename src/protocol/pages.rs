@@ -22,11 +22,12 @@ use crate::upstream::discovery::Service;
 use crate::upstream::pages::PageRef;
 
 /// Depth of the search for page URLs: in `meta`, and in the entries of a list.
-const DEPTH: usize = 4;
+const MAX_DEPTH: usize = 4;
 
-/// The warning on every page made from the store.
-const FROM_STORE: &str = "this mirror is offline and does not hold this page: the answer is made of what it has stored, and is not all that the registry has";
-const ONLY_HELD_ARE_LISTED: &str = "\"versions\" lists those that can be downloaded while it is offline, and no others";
+/// The warning on every page built from the store.
+const BUILT_FROM_STORE: &str = "this mirror is offline and has not stored this page: the page was built from the stored packages, and the registry may have more";
+const ONLY_STORED_VERSIONS: &str =
+    "\"versions\" lists only the versions that can be downloaded while the mirror is offline";
 const NONE_VERIFIED: &str = "which modules the registry has verified is not known offline";
 
 /// A page of the registry HTTP API.
@@ -46,25 +47,25 @@ pub(super) async fn page(
                 Connectivity::Online => None,
                 Connectivity::Offline => mirror.versions_for_page(page).await?,
             };
-            let rewritten = move |found: UpstreamPage| {
-                let found = match &installable {
-                    Some(versions) => UpstreamPage { body: keep_versions(&found.body, versions)?, ..found },
-                    None => found,
+            let rewrite = move |page: UpstreamPage| {
+                let page = match &installable {
+                    Some(versions) => UpstreamPage { body: keep_versions(&page.body, versions)?, ..page },
+                    None => page,
                 };
-                with_links(&found, service, &host, |path| mount.url(&base, path)).map_err(|e| e.to_string())
+                with_links(&page, service, &host, |path| mount.url(&base, path)).map_err(|e| e.to_string())
             };
-            document.read_page(page, rewritten).await.map_err(unreadable)?
+            document.read_page(page, rewrite).await.map_err(unreadable)?
         }
-        PageSource::Built(found) => match *found {
-            PageFromStore::List(list) => list_of(&list, page, links),
-            PageFromStore::Details(details) => details_of(&details),
+        PageSource::Built(built) => match *built {
+            PageFromStore::List(list) => render_list(&list, page, links),
+            PageFromStore::Details(details) => render_details(&details),
         }
         .map_err(|e| unreadable(e.to_string()))?,
     };
     Ok(Answer { value: body, outcome, fresh_until, checked })
 }
 
-/// Reduces the `versions` of a details page to these. Everything else stays as upstream wrote it, byte for byte.
+/// Reduces the `versions` of a details page to the given ones. Everything else stays as upstream wrote it, byte for byte.
 ///
 /// # Errors
 /// The reason why the page cannot be read.
@@ -72,20 +73,21 @@ pub fn keep_versions(page: &Bytes, versions: &[Version]) -> Result<Bytes, String
     let text = std::str::from_utf8(page).map_err(|e| e.to_string())?;
     let members: IndexMap<Cow<'_, str>, &RawValue> = serde_json::from_str(text).map_err(|e| e.to_string())?;
     let Some(listed) = members.get("versions") else { return Ok(page.clone()) };
-    // Not a list of strings: no client can choose from it.
+    // The member is not a list of strings: no client can choose from it.
     let Ok(entries) = serde_json::from_str::<Vec<String>>(listed.get()) else { return Ok(page.clone()) };
-    let is_among = |entry: &String| Version::parse_lenient(entry).is_ok_and(|version| versions.contains(&version));
-    let left: Vec<&String> = entries.iter().filter(|entry| is_among(entry)).collect();
-    let left = serde_json::to_string(&left).map_err(|e| e.to_string())?;
-    // Raw values borrow from the text, so the difference of the pointers is the offset.
+    let is_installable =
+        |entry: &String| Version::parse_lenient(entry).is_ok_and(|version| versions.contains(&version));
+    let kept: Vec<&String> = entries.iter().filter(|entry| is_installable(entry)).collect();
+    let kept = serde_json::to_string(&kept).map_err(|e| e.to_string())?;
+    // Raw values borrow from the text, so the difference of the pointers is the offset in the text.
     let start = listed.get().as_ptr() as usize - text.as_ptr() as usize;
-    let (before, after) = (text.get(..start), text.get(start + listed.get().len()..));
-    Ok([before.unwrap_or_default(), &left, after.unwrap_or_default()].concat().into())
+    let (prefix, suffix) = (text.get(..start), text.get(start + listed.get().len()..));
+    Ok([prefix.unwrap_or_default(), &kept, suffix.unwrap_or_default()].concat().into())
 }
 
 /// Rewrites the URLs of other pages in a page: members that end in `_url` and point below a base of its service. A URL
-/// that larder cannot serve, and a further page that is not below a base, become null: they would bypass larder, or
-/// reveal an address that only larder can reach. Everything else stays as upstream wrote it, byte for byte.
+/// that larder cannot serve, and a next or previous page that is not below a base, become null: they would bypass
+/// larder, or reveal an address that only larder can reach. Everything else stays as upstream wrote it, byte for byte.
 pub fn with_links(
     page: &UpstreamPage,
     service: Service,
@@ -93,33 +95,33 @@ pub fn with_links(
     link: impl Fn(&str) -> String,
 ) -> serde_json::Result<Vec<u8>> {
     let text = std::str::from_utf8(&page.body).map_err(serde::de::Error::custom)?;
-    let whole: &RawValue = serde_json::from_str(text)?;
+    let root: &RawValue = serde_json::from_str(text)?;
     let mut edits = Vec::new();
     let rewrite = |name: &str, reference: &str| {
         let rewritten = rewrite_url(name, reference, page, service, host, &link);
         if rewritten == Some(RewrittenUrl::Null) {
-            tracing::debug!(registry = %host, member = name, "a page leads to one that cannot be asked for here; it is left out");
+            tracing::debug!(registry = %host, member = name, "a URL in a page cannot be served by larder, and becomes null");
         }
         rewritten
     };
-    find_links(whole, DEPTH, &rewrite, &mut edits);
+    find_links(root, MAX_DEPTH, &rewrite, &mut edits);
     let mut body = String::with_capacity(text.len() + 64 * edits.len());
-    let mut copied = 0;
+    let mut copied_bytes = 0;
     for UrlEdit { original, rewritten } in edits {
         // Raw values borrow from the text, in its order.
         let start = original.get().as_ptr() as usize - text.as_ptr() as usize;
-        body.push_str(text.get(copied..start).unwrap_or_default());
+        body.push_str(text.get(copied_bytes..start).unwrap_or_default());
         match rewritten {
             RewrittenUrl::ToLarder(url) => body.push_str(&serde_json::to_string(&url)?),
             RewrittenUrl::Null => body.push_str("null"),
         }
-        copied = start + original.get().len();
+        copied_bytes = start + original.get().len();
     }
-    body.push_str(text.get(copied..).unwrap_or_default());
+    body.push_str(text.get(copied_bytes..).unwrap_or_default());
     Ok(body.into_bytes())
 }
 
-/// A string in a page, and its replacement.
+/// A URL in a page, and its replacement.
 struct UrlEdit<'a> {
     original: &'a RawValue,
     rewritten: RewrittenUrl,
@@ -130,7 +132,7 @@ struct UrlEdit<'a> {
 enum RewrittenUrl {
     /// A URL of larder.
     ToLarder(String),
-    /// Larder has no such page: null.
+    /// Null, because larder cannot serve the page.
     Null,
 }
 
@@ -151,24 +153,25 @@ fn find_links<'a>(
         return;
     }
     let members: IndexMap<Cow<'a, str>, &RawValue> = serde_json::from_str(text).unwrap_or_default();
-    let mut of_members = Vec::new();
+    let mut member_edits = Vec::new();
     for (name, value) in members {
         match name.ends_with("_url").then(|| serde_json::from_str::<String>(value.get()).ok()).flatten() {
             Some(url) => {
-                of_members.extend(rewrite(&name, &url).map(|rewritten| UrlEdit { original: value, rewritten }))
+                member_edits.extend(rewrite(&name, &url).map(|rewritten| UrlEdit { original: value, rewritten }))
             }
-            None => find_links(value, depth - 1, rewrite, &mut of_members),
+            None => find_links(value, depth - 1, rewrite, &mut member_edits),
         }
     }
-    // Of two members with one name the last counts, but the map has it at the position of the first.
-    of_members.sort_by_key(|edit| edit.original.get().as_ptr() as usize);
-    edits.append(&mut of_members);
+    // Of two members with the same name the map has the last value at the position of the first, so the edits are sorted
+    // by their position in the text.
+    member_edits.sort_by_key(|edit| edit.original.get().as_ptr() as usize);
+    edits.append(&mut member_edits);
 }
 
-/// Members that point to other pages of a list.
-const FURTHER: [&str; 2] = ["next_url", "prev_url"];
+/// Members that point to the next and previous page of a list.
+const PAGING_MEMBERS: [&str; 2] = ["next_url", "prev_url"];
 
-/// Rewrites a URL in a page; `None` if it points to no page.
+/// Returns the replacement of the URL `reference` in the member `name`; `None` if the URL stays.
 fn rewrite_url(
     name: &str,
     reference: &str,
@@ -180,20 +183,22 @@ fn rewrite_url(
     if reference.is_empty() {
         return None;
     }
-    let elsewhere = || FURTHER.contains(&name).then_some(RewrittenUrl::Null);
-    let Ok(url) = page.url.join(reference) else { return elsewhere() };
+    let null_if_paging = || PAGING_MEMBERS.contains(&name).then_some(RewrittenUrl::Null);
+    let Ok(url) = page.url.join(reference) else { return null_if_paging() };
     let base = match service {
         Service::Modules => modules_base(host),
         Service::Providers => providers_base(host),
     };
-    let Some(below) = page.bases.iter().find_map(|base| below(&url, base)) else { return elsewhere() };
-    let door = RouteContext { upstreams: [host.clone()].into(), default_upstream: None };
-    let route = Route::parse(&format!("{base}{below}"), url.query(), None, &door).ok();
+    let Some(path_below_base) = page.bases.iter().find_map(|base| path_below_base(&url, base)) else {
+        return null_if_paging();
+    };
+    let route_context = RouteContext { upstreams: [host.clone()].into(), default_upstream: None };
+    let route = Route::parse(&format!("{base}{path_below_base}"), url.query(), None, &route_context).ok();
     Some(route.map_or(RewrittenUrl::Null, |route| RewrittenUrl::ToLarder(link(&route.path()))))
 }
 
 /// The path of a URL below a base. The list of everything may lack the base's final slash.
-fn below<'a>(url: &'a Url, base: &Url) -> Option<&'a str> {
+fn path_below_base<'a>(url: &'a Url, base: &Url) -> Option<&'a str> {
     if url.origin() != base.origin() {
         return None;
     }
@@ -260,13 +265,13 @@ struct Details<'a> {
     warnings: [&'static str; 2],
 }
 
-fn details_of(details: &StoredDetails) -> serde_json::Result<Vec<u8>> {
+fn render_details(details: &StoredDetails) -> serde_json::Result<Vec<u8>> {
     let StoredDetails { entry, versions } = details;
-    let warnings = [FROM_STORE, ONLY_HELD_ARE_LISTED];
+    let warnings = [BUILT_FROM_STORE, ONLY_STORED_VERSIONS];
     serde_json::to_vec(&Details { entry: entry.into(), versions, warnings })
 }
 
-fn list_of(list: &StoredList, page: &PageRef, links: Links<'_>) -> serde_json::Result<Vec<u8>> {
+fn render_list(list: &StoredList, page: &PageRef, links: Links<'_>) -> serde_json::Result<Vec<u8>> {
     let StoredList { entries, total, offset, limit } = list;
     let next = offset.saturating_add(*limit);
     let next = Some(next).filter(|next| (*next as usize) < *total);
@@ -288,12 +293,12 @@ fn list_of(list: &StoredList, page: &PageRef, links: Links<'_>) -> serde_json::R
         Service::Modules => (entries, None),
         Service::Providers => (None, entries),
     };
-    let unknown = page.query.is_verified_only.then_some(NONE_VERIFIED);
+    let verified_warning = page.query.is_verified_only.then_some(NONE_VERIFIED);
     serde_json::to_vec(&PageListBody {
         meta,
         modules,
         providers,
-        warnings: [FROM_STORE].into_iter().chain(unknown).collect(),
+        warnings: [BUILT_FROM_STORE].into_iter().chain(verified_warning).collect(),
     })
 }
 
