@@ -191,35 +191,36 @@ impl Access {
     }
 
     /// Checks that a read may be answered.
-    pub fn may_read(&self, shown: Credentials<'_>) -> Result<(), AdminRefusal> {
-        self.refuse_web_page(shown)?;
-        if self.listens_on_loopback || self.has_token(shown) { Ok(()) } else { Err(AdminRefusal::NoToken) }
+    pub fn may_read(&self, credentials: Credentials<'_>) -> Result<(), AdminRefusal> {
+        self.refuse_web_page(credentials)?;
+        if self.listens_on_loopback || self.has_token(credentials) { Ok(()) } else { Err(AdminRefusal::NoToken) }
     }
 
     /// Checks that a change may be made. It always needs the token, because every user and web page of this machine
     /// reaches its loopback.
-    pub fn may_change(&self, shown: Credentials<'_>) -> Result<(), AdminRefusal> {
-        self.refuse_web_page(shown)?;
-        if self.has_token(shown) { Ok(()) } else { Err(AdminRefusal::NoToken) }
+    pub fn may_change(&self, credentials: Credentials<'_>) -> Result<(), AdminRefusal> {
+        self.refuse_web_page(credentials)?;
+        if self.has_token(credentials) { Ok(()) } else { Err(AdminRefusal::NoToken) }
     }
 
-    fn refuse_web_page(&self, shown: Credentials<'_>) -> Result<(), AdminRefusal> {
+    fn refuse_web_page(&self, credentials: Credentials<'_>) -> Result<(), AdminRefusal> {
         // `none`: a person typed the URL. `same-origin`: a page of this origin asked. Any other value means a foreign
         // page.
-        if shown.origin.is_some() || shown.site.is_some_and(|site| !matches!(site, "none" | "same-origin")) {
+        if credentials.origin.is_some() || credentials.site.is_some_and(|site| !matches!(site, "none" | "same-origin"))
+        {
             return Err(AdminRefusal::WebPage);
         }
-        // Off loopback larder cannot know its names, and everything needs the token.
-        if self.listens_on_loopback && !shown.host.is_some_and(is_local) {
+        // On other addresses larder cannot know its names, and every route needs the token.
+        if self.listens_on_loopback && !credentials.host.is_some_and(is_local) {
             return Err(AdminRefusal::ForeignHost);
         }
         Ok(())
     }
 
-    fn has_token(&self, shown: Credentials<'_>) -> bool {
-        let given = shown.authorization.and_then(|value| value.split_once(' '));
-        let given = given.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map(|(_, token)| token.trim());
-        given.is_some_and(|given| bool::from(given.as_bytes().ct_eq(self.token.expose_secret().as_bytes())))
+    fn has_token(&self, credentials: Credentials<'_>) -> bool {
+        let parts = credentials.authorization.and_then(|value| value.split_once(' '));
+        let token = parts.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map(|(_, token)| token.trim());
+        token.is_some_and(|token| bool::from(token.as_bytes().ct_eq(self.token.expose_secret().as_bytes())))
     }
 }
 
@@ -280,29 +281,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_in_a_browser_and_a_rebound_name_are_refused() {
+    fn web_pages_and_foreign_hosts_are_refused_on_loopback() {
         let local = Access::new(SecretString::from("t0ken"), IpAddr::from([127, 0, 0, 1]));
-        let shown = |host| Credentials { host: Some(host), ..Default::default() };
+        let credentials = |host| Credentials { host: Some(host), ..Default::default() };
         for host in ["localhost", "LOCALHOST:8081", "127.0.0.1:8081", "[::1]:8081", "127.9.9.9"] {
-            assert_eq!(local.may_read(shown(host)), Ok(()), "{host}");
+            assert_eq!(local.may_read(credentials(host)), Ok(()), "{host}");
         }
         for host in ["evil.example", "evil.example:8081", "127.0.0.1.evil.example", "", "10.0.0.1"] {
-            assert_eq!(local.may_read(shown(host)), Err(AdminRefusal::ForeignHost), "{host}");
+            assert_eq!(local.may_read(credentials(host)), Err(AdminRefusal::ForeignHost), "{host}");
         }
-        let page = Credentials { origin: Some("null"), ..shown("localhost") };
+        let page = Credentials { origin: Some("null"), ..credentials("localhost") };
         assert_eq!(local.may_read(page), Err(AdminRefusal::WebPage));
     }
 
-    /// DESIGN 3: requests that change something always need the bearer token.
+    /// DESIGN, section 3: requests that change something always need the bearer token.
     #[test]
-    fn changing_something_needs_the_token_on_loopback_too() {
+    fn changes_need_the_token_even_on_loopback() {
         let local = Access::new(SecretString::from("t0ken"), IpAddr::from([127, 0, 0, 1]));
-        let shown = |authorization| Credentials { host: Some("localhost:8081"), authorization, ..Default::default() };
-        assert_eq!(local.may_change(shown(Some("bearer t0ken"))), Ok(()));
+        let credentials =
+            |authorization| Credentials { host: Some("localhost:8081"), authorization, ..Default::default() };
+        assert_eq!(local.may_change(credentials(Some("bearer t0ken"))), Ok(()));
         for wrong in [None, Some("Bearer"), Some("Bearer t0ken2"), Some("Basic t0ken")] {
-            assert_eq!(local.may_change(shown(wrong)), Err(AdminRefusal::NoToken), "{wrong:?}");
+            assert_eq!(local.may_change(credentials(wrong)), Err(AdminRefusal::NoToken), "{wrong:?}");
         }
-        let with_token = shown(Some("Bearer t0ken"));
+        let with_token = credentials(Some("Bearer t0ken"));
         let page = Credentials { origin: Some("http://localhost:8081"), ..with_token };
         assert_eq!(local.may_change(page), Err(AdminRefusal::WebPage));
         let rebound = Credentials { host: Some("evil.example"), ..with_token };
@@ -310,34 +312,34 @@ mod tests {
     }
 
     #[test]
-    fn away_from_loopback_even_reading_needs_the_token() {
+    fn reads_need_the_token_on_other_addresses_than_loopback() {
         let open = Access::new(SecretString::from("t0ken"), IpAddr::from([10, 0, 0, 1]));
-        let shown = |authorization| Credentials { host: Some("admin.corp"), authorization, ..Default::default() };
-        assert_eq!(open.may_read(shown(Some("Bearer t0ken"))), Ok(()));
+        let credentials = |authorization| Credentials { host: Some("admin.corp"), authorization, ..Default::default() };
+        assert_eq!(open.may_read(credentials(Some("Bearer t0ken"))), Ok(()));
         for wrong in [None, Some("Bearer"), Some("Bearer t0ke"), Some("Basic t0ken"), Some("t0ken"), Some("Bearer ")] {
-            assert_eq!(open.may_read(shown(wrong)), Err(AdminRefusal::NoToken), "{wrong:?}");
+            assert_eq!(open.may_read(credentials(wrong)), Err(AdminRefusal::NoToken), "{wrong:?}");
         }
     }
 
     proptest! {
         #[test]
-        fn only_the_token_and_no_page_gets_in_from_elsewhere(
+        fn without_the_token_no_request_is_allowed_off_loopback(
             host in prop::option::of("[ -~]{0,20}|localhost(:[0-9]{1,5})?"),
             authorization in prop::option::of("(?i:bearer) {1,2}[t0ken]{0,6}|[ -~]{0,20}"),
             origin in prop::option::of("null|https?://[a-z]{1,5}"),
         ) {
             let (host, authorization) = (host.as_deref(), authorization.as_deref());
-            let shown = Credentials { host, authorization, origin: origin.as_deref(), site: None };
+            let credentials = Credentials { host, authorization, origin: origin.as_deref(), site: None };
             let [local, open] = [[127, 0, 0, 1], [10, 0, 0, 1]].map(|ip| Access::new(SecretString::from("t0ken"), IpAddr::from(ip)));
-            prop_assert!(origin.is_none() || (local.may_read(shown).is_err() && open.may_read(shown).is_err()));
-            let has_token = authorization.is_some_and(|given: &str| given.split_whitespace().last() == Some("t0ken"));
-            prop_assert!(has_token || open.may_read(shown).is_err());
-            let good = Credentials { authorization: Some("Bearer t0ken"), origin: None, ..shown };
+            prop_assert!(origin.is_none() || (local.may_read(credentials).is_err() && open.may_read(credentials).is_err()));
+            let has_token = authorization.is_some_and(|token: &str| token.split_whitespace().last() == Some("t0ken"));
+            prop_assert!(has_token || open.may_read(credentials).is_err());
+            let good = Credentials { authorization: Some("Bearer t0ken"), origin: None, ..credentials };
             prop_assert_eq!(open.may_read(good), Ok(()));
         }
 
         #[test]
-        fn a_path_of_the_admin_listener_has_one_spelling(path in "(/admin/v1|/)?[/a-z-]{0,16}[/?%.]?", query in prop::option::of("[ -~]{0,10}")) {
+        fn an_admin_path_with_a_final_slash_is_unknown(path in "(/admin/v1|/)?[/a-z-]{0,16}[/?%.]?", query in prop::option::of("[ -~]{0,10}")) {
             if AdminRoute::parse(&path, query.as_deref()).is_some() {
                 let slashed = format!("{path}/");
                 prop_assert!(path.starts_with('/') && AdminRoute::parse(&slashed, query.as_deref()).is_none());

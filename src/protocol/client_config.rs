@@ -1,4 +1,4 @@
-//! The CLI configuration that points a client to larder, to paste (PROTOCOL 1.2, 3.1).
+//! The CLI configuration that points a client to larder, to paste (PROTOCOL, sections 1.2 and 3.1).
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -38,7 +38,8 @@ pub async fn default_text(hosts: &[&Hostname], base: &str, client_route: ClientR
 /// configuration.
 ///
 /// # Errors
-/// The reason why this route is not available (PROTOCOL 0, 1.1: discovery is https, at the root of the host).
+/// The reason why clients cannot use the host name (PROTOCOL, sections 0 and 1.1: discovery is https, at the root of the
+/// host).
 pub fn own_host_name(public_url: Option<&Url>, registry: Option<&Hostname>) -> Result<String, String> {
     let url = public_url
         .ok_or("clients need larder's own host name: set [server] public_url, such as https://mirror.corp.example/")?;
@@ -56,21 +57,21 @@ pub fn own_host_name(public_url: Option<&Url>, registry: Option<&Hostname>) -> R
         (host, None) => host.to_owned(),
     };
     let mut text = String::new();
-    line(
+    write_line(
         &mut text,
         format_args!("# {host} stands for {registry}. No CLI configuration is needed; to the client these are other"),
     );
-    line(&mut text, format_args!("# providers than those of {registry}, also in the lock file."));
-    line(&mut text, format_args!("terraform {{"));
-    line(&mut text, format_args!("  required_providers {{"));
-    line(&mut text, format_args!("    aws = {{"));
-    line(&mut text, format_args!("      source = \"{host}/hashicorp/aws\""));
-    line(&mut text, format_args!("    }}"));
-    line(&mut text, format_args!("  }}"));
-    line(&mut text, format_args!("}}"));
-    line(&mut text, format_args!("module \"vpc\" {{"));
-    line(&mut text, format_args!("  source = \"{host}/terraform-aws-modules/vpc/aws\""));
-    line(&mut text, format_args!("}}"));
+    write_line(&mut text, format_args!("# providers than those of {registry}, also in the lock file."));
+    write_line(&mut text, format_args!("terraform {{"));
+    write_line(&mut text, format_args!("  required_providers {{"));
+    write_line(&mut text, format_args!("    aws = {{"));
+    write_line(&mut text, format_args!("      source = \"{host}/hashicorp/aws\""));
+    write_line(&mut text, format_args!("    }}"));
+    write_line(&mut text, format_args!("  }}"));
+    write_line(&mut text, format_args!("}}"));
+    write_line(&mut text, format_args!("module \"vpc\" {{"));
+    write_line(&mut text, format_args!("  source = \"{host}/terraform-aws-modules/vpc/aws\""));
+    write_line(&mut text, format_args!("}}"));
     Ok(text)
 }
 
@@ -80,7 +81,7 @@ async fn config_text(
     base: &str,
     client_route: ClientRoute,
 ) -> Result<String, Error> {
-    // Listed first, because most readers look for it.
+    // registry.terraform.io is listed first, because most readers look for it.
     hosts.sort_by_key(|host| (host.as_str() != "registry.terraform.io", *host));
     match client_route {
         ClientRoute::HostOverride => overrides(&hosts, mirror, base).await,
@@ -96,47 +97,47 @@ async fn overrides(hosts: &[&Hostname], mirror: Option<&Arc<Mirror>>, base: &str
             None => None,
         };
         let discovery = stored.and_then(|stored| stored.discovery_for_clients().ok());
-        let known = discovery.map(|discovery| services(discovery, host, |path| format!("{base}{path}")));
-        text.push_str(&host_block(host, known.as_ref(), base));
+        let services = discovery.map(|discovery| services(discovery, host, |path| format!("{base}{path}")));
+        text.push_str(&host_block(host, services.as_ref(), base));
     }
     Ok(text)
 }
 
 /// The `host` block of one upstream, with every service that its discovery names.
-fn host_block(host: &Hostname, known: Option<&RawObject>, base: &str) -> String {
+fn host_block(host: &Hostname, services: Option<&RawObject>, base: &str) -> String {
     let mut text = String::new();
-    line(&mut text, format_args!("host \"{}\" {{", host.to_unicode()));
-    line(&mut text, format_args!("  services = {{"));
-    match known {
+    write_line(&mut text, format_args!("host \"{}\" {{", host.to_unicode()));
+    write_line(&mut text, format_args!("  services = {{"));
+    match services {
         Some(services) => {
             for (name, value) in services {
                 // A client cannot represent such a number, so it is not a service.
                 let value = serde_json::from_str::<Value>(value.get()).ok();
                 if let Some(value) = value.and_then(|value| hcl(&value, "    ")) {
-                    line(&mut text, format_args!("    {} = {value}", quoted(name)));
+                    write_line(&mut text, format_args!("    {} = {value}", quoted(name)));
                 }
             }
         }
         None => {
-            line(
+            write_line(
                 &mut text,
                 format_args!(
                     "    # not yet confirmed by the registry; if it names other services, larder client-config then prints them"
                 ),
             );
-            line(&mut text, format_args!("    \"providers.v1\" = \"{base}{}\"", providers_base(host)));
-            line(&mut text, format_args!("    \"modules.v1\" = \"{base}{}\"", modules_base(host)));
+            write_line(&mut text, format_args!("    \"providers.v1\" = \"{base}{}\"", providers_base(host)));
+            write_line(&mut text, format_args!("    \"modules.v1\" = \"{base}{}\"", modules_base(host)));
         }
     }
-    line(&mut text, format_args!("  }}"));
-    line(&mut text, format_args!("}}"));
+    write_line(&mut text, format_args!("  }}"));
+    write_line(&mut text, format_args!("}}"));
     text
 }
 
 fn network_mirror(hosts: &[&Hostname], base: &str) -> String {
     let mut text = String::new();
     if !base.starts_with("https://") {
-        line(
+        write_line(
             &mut text,
             format_args!(
                 "# clients take a network mirror over https only: give larder [server] tls, or a public_url that is https"
@@ -145,19 +146,19 @@ fn network_mirror(hosts: &[&Hostname], base: &str) -> String {
     }
     let patterns: Vec<String> = hosts.iter().map(|host| format!("\"{}/*/*\"", host.to_unicode())).collect();
     let patterns = patterns.join(", ");
-    line(&mut text, format_args!("provider_installation {{"));
-    line(&mut text, format_args!("  network_mirror {{"));
-    line(&mut text, format_args!("    url     = \"{base}{MIRROR_BASE}\""));
-    line(&mut text, format_args!("    include = [{patterns}]"));
-    line(&mut text, format_args!("  }}"));
-    line(&mut text, format_args!("  direct {{"));
-    line(&mut text, format_args!("    exclude = [{patterns}]"));
-    line(&mut text, format_args!("  }}"));
-    line(&mut text, format_args!("}}"));
+    write_line(&mut text, format_args!("provider_installation {{"));
+    write_line(&mut text, format_args!("  network_mirror {{"));
+    write_line(&mut text, format_args!("    url     = \"{base}{MIRROR_BASE}\""));
+    write_line(&mut text, format_args!("    include = [{patterns}]"));
+    write_line(&mut text, format_args!("  }}"));
+    write_line(&mut text, format_args!("  direct {{"));
+    write_line(&mut text, format_args!("    exclude = [{patterns}]"));
+    write_line(&mut text, format_args!("  }}"));
+    write_line(&mut text, format_args!("}}"));
     text
 }
 
-fn line(text: &mut String, line: std::fmt::Arguments<'_>) {
+fn write_line(text: &mut String, line: std::fmt::Arguments<'_>) {
     // Writing to a String does not fail.
     let _ = writeln!(text, "{line}");
 }
@@ -170,8 +171,8 @@ fn hcl(value: &Value, indent: &str) -> Option<String> {
         Value::Bool(_) => Some(value.to_string()),
         Value::Number(number) => (number.is_i64() || number.is_f64()).then(|| number.to_string()),
         Value::String(text) => Some(quoted(text)),
-        Value::Array(all) => {
-            Some(format!("[{}]", all.iter().filter_map(|value| hcl(value, indent)).collect::<Vec<_>>().join(", ")))
+        Value::Array(elements) => {
+            Some(format!("[{}]", elements.iter().filter_map(|value| hcl(value, indent)).collect::<Vec<_>>().join(", ")))
         }
         Value::Object(members) => {
             let inner = format!("{indent}  ");
@@ -187,11 +188,11 @@ fn hcl(value: &Value, indent: &str) -> Option<String> {
 /// character is written by its code point.
 fn quoted(text: &str) -> String {
     let mut quoted = String::from('"');
-    let mut rest = text.chars().peekable();
-    while let Some(next) = rest.next() {
+    let mut remaining = text.chars().peekable();
+    while let Some(next) = remaining.next() {
         match next {
             '"' | '\\' => quoted.extend(['\\', next]),
-            '$' if rest.peek() == Some(&'{') => quoted.push_str("\\u0024"),
+            '$' if remaining.peek() == Some(&'{') => quoted.push_str("\\u0024"),
             ' '..='~' => quoted.push(next),
             // Writing to a String does not fail.
             other => drop(write!(quoted, "\\U{:08x}", u32::from(other))),

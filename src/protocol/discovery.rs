@@ -1,5 +1,5 @@
 //! Service discovery: the upstream's document, in which the services that larder serves point to larder, and all others
-//! are absolute URLs of the upstream (PROTOCOL 1.1).
+//! are absolute URLs of the upstream (PROTOCOL, section 1.1).
 
 use std::sync::Arc;
 
@@ -36,10 +36,10 @@ pub fn services(discovery: Discovery, host: &Hostname, link: impl Fn(&str) -> St
     let has = |service: Service| discovery.base(service).is_some();
     let (has_providers, has_modules) = (has(Service::Providers), has(Service::Modules));
     let Discovery { mut entries, url } = discovery;
-    // Clients refuse such a service, and its userinfo must not be shown.
+    // Clients refuse a service whose URL has userinfo, and the userinfo must not be shown.
     entries.retain(|_, value| match serde_json::from_str(value.get()) {
         Ok(value) => !has_userinfo(&value, &url),
-        // Nested too deep, or an invalid number: without a plain or escaped `@` it has no userinfo.
+        // The value is nested too deep, or has an invalid number. Without a plain or escaped `@` it has no userinfo.
         Err(_) => !value.get().contains(['@', '\\']),
     });
     for (name, value) in &mut entries {
@@ -103,16 +103,16 @@ mod tests {
 
     use super::*;
 
-    /// Deep nesting exhausts no stack, and hides no userinfo.
+    /// A deeply nested value neither exhausts the stack nor hides userinfo.
     #[test]
     fn a_service_nested_too_deep_hides_no_userinfo() {
         let depth = 100_000;
-        let deep = |inside: &str| format!("{}{inside}{}", "{\"a\":".repeat(depth), "}".repeat(depth));
-        let urls = ["\"https://me@a.example\"", "\"https://me\\u0040a.example\"", "1"].map(deep);
+        let nest = |inside: &str| format!("{}{inside}{}", "{\"a\":".repeat(depth), "}".repeat(depth));
+        let urls = ["\"https://me@a.example\"", "\"https://me\\u0040a.example\"", "1"].map(nest);
         let body = format!("{{\"a.v1\":{},\"b.v1\":{},\"c.v1\":{},\"flat.v1\":\"/x/\"}}", urls[0], urls[1], urls[2]);
-        let before = read(body.as_bytes(), "https://registry.example/");
-        let kept = services(before, &Hostname::parse("registry.example").unwrap(), str::to_owned);
-        assert_eq!(kept.keys().collect::<Vec<_>>(), ["c.v1", "flat.v1"]);
+        let original = read(body.as_bytes(), "https://registry.example/");
+        let retained = services(original, &Hostname::parse("registry.example").unwrap(), str::to_owned);
+        assert_eq!(retained.keys().collect::<Vec<_>>(), ["c.v1", "flat.v1"]);
     }
 
     fn read(body: &[u8], from: &str) -> Discovery {
@@ -121,7 +121,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_service_leads_where_it_led_before_but_for_the_ones_larder_serves(
+        fn only_the_services_that_larder_mirrors_point_elsewhere_after_rewriting(
             services_of in prop::collection::btree_map(
                 "providers\\.v1|modules\\.v1|[a-z]{1,3}\\.v[12]",
                 "\"(https?:)?(//)?([a-z]{1,3}(:[a-z]{0,2})?@)?([a-z]{1,5}\\.example)?[/a-z?#%. ]{0,12}\"|null|1e400|\\[\"a\"\\]|\\{\"authz\":\"x\"\\}",
@@ -129,26 +129,26 @@ mod tests {
             ),
         ) {
             let members: Vec<String> = services_of.iter().map(|(name, value)| format!("\"{name}\": {value}")).collect();
-            let before = read(format!("{{{}}}", members.join(",")).as_bytes(), "https://registry.example/.well-known/terraform.json");
+            let original = read(format!("{{{}}}", members.join(",")).as_bytes(), "https://registry.example/.well-known/terraform.json");
             let host = Hostname::parse("registry.example").unwrap();
-            let sent = serde_json::to_vec(&services(before.clone(), &host, str::to_owned)).unwrap();
-            let after = read(&sent, "http://127.0.0.1:8080/registry/x");
-            let left_out = |value: &str| value.contains('@');
-            let kept = services_of.iter().filter(|(_, value)| !left_out(value));
-            prop_assert!(kept.clone().all(|(name, _)| after.entries.contains_key(name)));
-            let urls = after.entries.values().filter_map(|value| Url::parse(serde_json::from_str(value.get()).ok()?).ok());
+            let rewritten_body = serde_json::to_vec(&services(original.clone(), &host, str::to_owned)).unwrap();
+            let rewritten = read(&rewritten_body, "http://127.0.0.1:8080/registry/x");
+            let has_userinfo = |value: &str| value.contains('@');
+            let retained = services_of.iter().filter(|(_, value)| !has_userinfo(value));
+            prop_assert!(retained.clone().all(|(name, _)| rewritten.entries.contains_key(name)));
+            let urls = rewritten.entries.values().filter_map(|value| Url::parse(serde_json::from_str(value.get()).ok()?).ok());
             prop_assert!(urls.into_iter().all(|url| url.username().is_empty() && url.password().is_none()));
-            for (name, value) in kept {
-                let (before_url, leads) = (before.service(name), after.service(name));
-                let served = [("providers.v1", "providers"), ("modules.v1", "modules")];
-                let served = served.into_iter().find(|(service, _)| service == name);
-                if let Some((_, folder)) = served.filter(|_| before_url.is_some()) {
-                    let ours = format!("http://127.0.0.1:8080/registry/registry.example/v1/{folder}/");
-                    prop_assert_eq!(leads.as_ref().map(Url::as_str), Some(ours.as_str()));
-                } else if before_url.is_none() || value.starts_with("\"#") || value == "\"\"" {
-                    prop_assert!(leads.is_none() || after.entries[name].get() == value);
+            for (name, value) in retained {
+                let (original_url, rewritten_url) = (original.service(name), rewritten.service(name));
+                let mirrored = [("providers.v1", "providers"), ("modules.v1", "modules")];
+                let mirrored = mirrored.into_iter().find(|(service, _)| service == name);
+                if let Some((_, folder)) = mirrored.filter(|_| original_url.is_some()) {
+                    let larder_url = format!("http://127.0.0.1:8080/registry/registry.example/v1/{folder}/");
+                    prop_assert_eq!(rewritten_url.as_ref().map(Url::as_str), Some(larder_url.as_str()));
+                } else if original_url.is_none() || value.starts_with("\"#") || value == "\"\"" {
+                    prop_assert!(rewritten_url.is_none() || rewritten.entries[name].get() == value);
                 } else {
-                    prop_assert_eq!(leads, before_url, "{}", name);
+                    prop_assert_eq!(rewritten_url, original_url, "{}", name);
                 }
             }
         }

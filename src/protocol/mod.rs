@@ -25,8 +25,8 @@ use crate::clock::Timestamp;
 use crate::error::{Error, Explanation};
 use crate::mirror::{Answer, Archive, ClientAddress, Connectivity, Mirror, Outcome, RequestContext, RuntimeConfig};
 
-/// Answers from this size on are compressed on a blocking thread.
-const LARGE_BODY: usize = 64 * 1024;
+/// Answers of at least this size are compressed on a blocking thread.
+const LARGE_BODY_BYTES: usize = 64 * 1024;
 
 /// The parts of a request that protocols use.
 #[derive(Debug, Clone)]
@@ -65,17 +65,17 @@ pub struct Reply {
 pub enum ReplyContent {
     /// A JSON document.
     Document(Arc<RenderedDocument>),
-    /// A file that is named by its digest.
+    /// A file whose URL has its digest.
     File(Archive),
-    /// The location of a module, for `X-Terraform-Get` (PROTOCOL 4.3).
+    /// The location of a module, for `X-Terraform-Get` (PROTOCOL, section 4.3).
     Location(Arc<str>),
     /// A redirect to another URL of larder: the download of the latest version.
     Redirect(String),
-    /// A short word for probes.
+    /// A short text for probes.
     Word {
         /// True if ready.
         is_ready: bool,
-        /// The word.
+        /// The text.
         text: &'static str,
     },
 }
@@ -125,7 +125,7 @@ pub struct Protocols {
 }
 
 impl Protocols {
-    /// Creates the protocols of one configuration. Its terms apply only to clients that the same configuration
+    /// Creates the protocols of one configuration. Its settings apply only to clients that the same configuration
     /// admitted. `memory_bytes` is the memory budget for rendered answers.
     pub fn new(
         mirror: Arc<Mirror>,
@@ -211,8 +211,8 @@ impl Protocols {
         revision: u64,
     ) -> Result<Reply, RequestFailure> {
         let Request { now, takes_unknown_length, client, .. } = *request;
-        let (terms, via) = (Arc::clone(&self.runtime_config), request.via.clone());
-        let call = self.mirror.request_context(now, terms, via, Some(client), takes_unknown_length);
+        let (config, via) = (Arc::clone(&self.runtime_config), request.via.clone());
+        let call = self.mirror.request_context(now, config, via, Some(client), takes_unknown_length);
         let links = Links { mount: &self.mount, base };
         if let Some(list) = self.list(route, &call).await? {
             return Ok(self.document_reply(route, base, request.now, revision, list));
@@ -220,19 +220,19 @@ impl Protocols {
         let document = match route {
             Route::Health => return Ok(admin::health()),
             Route::Ready => return Ok(admin::readiness(&self.mirror).await),
-            Route::ProviderFile(wanted) => {
-                let file = self.mirror.archive(wanted, &call).await?;
+            Route::ProviderFile(file_ref) => {
+                let file = self.mirror.archive(file_ref, &call).await?;
                 return Ok(self.file_reply(route, base, revision, file, &call));
             }
-            Route::ProofFile(wanted) => {
-                let file = self.mirror.proof_file(wanted, &call).await?;
+            Route::ProofFile(file_ref) => {
+                let file = self.mirror.proof_file(file_ref, &call).await?;
                 return Ok(self.file_reply(route, base, revision, file, &call));
             }
             Route::ModuleDownload(package) => {
                 return self.location(route, package, request, links, revision, &call).await;
             }
-            Route::ModuleArchive(wanted) => {
-                let Answer { value, outcome, .. } = self.mirror.module_archive(wanted, &call).await?;
+            Route::ModuleArchive(file_ref) => {
+                let Answer { value, outcome, .. } = self.mirror.module_archive(file_ref, &call).await?;
                 return Ok(Reply { content: ReplyContent::File(value), outcome: Some(outcome), age: None });
             }
             Route::ModuleLatest(address) => {
@@ -272,10 +272,12 @@ impl Protocols {
         let Answer { value: document, outcome, fresh_until, checked } = list;
         let content_hash = document.content_hash();
         let rendering = match route.clone() {
-            Route::ModuleVersions(address) => async move { modules::written(&address, &document).await }.boxed(),
-            Route::ProviderVersions(address) => async move { providers::written(&address, &document).await }.boxed(),
+            Route::ModuleVersions(address) => async move { modules::rendered_list(&address, &document).await }.boxed(),
+            Route::ProviderVersions(address) => {
+                async move { providers::rendered_list(&address, &document).await }.boxed()
+            }
             Route::MirrorIndex(address) => {
-                async move { network_mirror::index_written(&address, &document).await }.boxed()
+                async move { network_mirror::rendered_index(&address, &document).await }.boxed()
             }
             _ => return Ok(None),
         };
@@ -333,7 +335,7 @@ impl Protocols {
 
 /// Compresses an answer; a large one on a blocking thread.
 async fn render(body: Vec<u8>) -> RenderedDocument {
-    if body.len() < LARGE_BODY {
+    if body.len() < LARGE_BODY_BYTES {
         return RenderedDocument::new(body);
     }
     let plain = body.clone();

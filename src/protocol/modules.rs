@@ -1,5 +1,5 @@
 //! `modules.v1`: the version list, and the location of a version: an archive here, with a checksum that the client
-//! enforces (PROTOCOL 4).
+//! enforces (PROTOCOL, section 4).
 
 use std::sync::Arc;
 
@@ -36,20 +36,20 @@ pub(super) async fn versions(
 ) -> Result<Answer<Vec<u8>>, Error> {
     let Answer { value: list, outcome, fresh_until, checked } = mirror.client_module_versions(address, call).await?;
     let unwritable = |e| Error::Interrupted(format!("the version list of {address} cannot be written: {e}"));
-    let body = list_of(&list).map_err(unwritable)?;
+    let body = render_list(&list).map_err(unwritable)?;
     Ok(Answer { value: body, outcome, fresh_until, checked })
 }
 
 /// Renders upstream's version list for clients.
-pub(super) async fn written(address: &ModuleAddress, document: &Arc<StoredDocument>) -> Result<Vec<u8>, Error> {
+pub(super) async fn rendered_list(address: &ModuleAddress, document: &Arc<StoredDocument>) -> Result<Vec<u8>, Error> {
     let unreadable =
         |reason| Error::Interrupted(format!("the cached version list of {address} cannot be read: {reason}"));
     let list = document.module_versions().await.map_err(unreadable)?;
-    list_of(&list).map_err(|e| unreadable(e.to_string()))
+    render_list(&list).map_err(|e| unreadable(e.to_string()))
 }
 
 /// Renders a version list: every entry and every other member as upstream wrote it.
-fn list_of(list: &ModuleVersionList) -> serde_json::Result<Vec<u8>> {
+fn render_list(list: &ModuleVersionList) -> serde_json::Result<Vec<u8>> {
     let versions = list.versions.iter().map(|listed| &*listed.raw).collect();
     serde_json::to_vec(&ModuleListBody {
         modules: [Module { rest: &list.module_members, versions }],

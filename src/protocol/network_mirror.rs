@@ -1,4 +1,4 @@
-//! The provider network mirror protocol (PROTOCOL 3): `index.json` and `VERSION.json`, with hashes from verified
+//! The provider network mirror protocol (PROTOCOL, section 3): `index.json` and `VERSION.json`, with hashes from verified
 //! checksums. Needs no archive.
 
 use std::collections::BTreeMap;
@@ -21,10 +21,10 @@ use crate::mirror::{
 use crate::upstream::providers::{ListedVersion, VersionList};
 use crate::verify::platform_of;
 
-/// Proof sets of one version fetched at a time.
-const AT_ONCE: usize = 8;
+/// Proof sets of one version that are fetched at the same time.
+const CONCURRENT_FETCHES: usize = 8;
 /// Platforms that are tried in turn until one has a proof set.
-const MAX_TRIED: usize = 4;
+const MAX_TRIED_PLATFORMS: usize = 4;
 
 #[derive(Serialize)]
 struct VersionEntryBody {}
@@ -52,22 +52,25 @@ pub(super) async fn index(
     call: &RequestContext,
 ) -> Result<Answer<Vec<u8>>, Error> {
     let Answer { value: list, outcome, fresh_until, checked } = mirror.client_versions(address, call).await?;
-    let body = index_of(address, &list)?;
+    let body = render_index(address, &list)?;
     Ok(Answer { value: body, outcome, fresh_until, checked })
 }
 
 /// Renders `index.json` from upstream's version list.
-pub(super) async fn index_written(address: &ProviderAddress, document: &Arc<StoredDocument>) -> Result<Vec<u8>, Error> {
-    index_of(address, &document.versions().await.map_err(|reason| unreadable(address, reason))?)
+pub(super) async fn rendered_index(
+    address: &ProviderAddress,
+    document: &Arc<StoredDocument>,
+) -> Result<Vec<u8>, Error> {
+    render_index(address, &document.versions().await.map_err(|reason| unreadable(address, reason))?)
 }
 
-fn index_of(address: &ProviderAddress, list: &VersionList) -> Result<Vec<u8>, Error> {
+fn render_index(address: &ProviderAddress, list: &VersionList) -> Result<Vec<u8>, Error> {
     let versions = list.versions.iter().map(|listed| (&listed.version, VersionEntryBody {})).collect();
     serde_json::to_vec(&IndexBody { versions }).map_err(|e| unreadable(address, e.to_string()))
 }
 
 /// `VERSION.json`: the archives of a version. For an unknown version the list is empty: after a 404 the client would
-/// give up instead of asking its next installation method (PROTOCOL 3.4).
+/// give up instead of asking its next installation method (PROTOCOL, section 3.4).
 pub(super) async fn version(
     mirror: &Arc<Mirror>,
     address: &ProviderAddress,
@@ -75,12 +78,12 @@ pub(super) async fn version(
     call: &RequestContext,
     links: Links<'_>,
 ) -> Result<Answer<Vec<u8>>, Error> {
-    let (named, answer) = match mirror.connectivity() {
+    let (archives_by_platform, combined) = match mirror.connectivity() {
         Connectivity::Online => listed_archives(mirror, address, version, call).await?,
         Connectivity::Offline => stored_archives(mirror, address, version, call).await?,
     };
     let mut archives = VersionBody::default();
-    for (platform, archive) in named {
+    for (platform, archive) in archives_by_platform {
         let package = Package { provider: address.clone(), version: version.clone(), platform };
         let stored = mirror.stored_archive(&package, archive.digest).await?;
         // No other mirror has the `zh:` of an archive that was packed here, so in a lock file it would exclude them
@@ -97,7 +100,7 @@ pub(super) async fn version(
         archives.archives.insert(key, ArchiveEntry { url: links.url(&Route::ProviderFile(reference).path()), hashes });
     }
     let body = serde_json::to_vec(&archives).map_err(|e| unreadable(address, e.to_string()))?;
-    let CombinedOutcome { outcome, fresh_until, checked } = answer;
+    let CombinedOutcome { outcome, fresh_until, checked } = combined;
     Ok(Answer { value: body, outcome, fresh_until, checked })
 }
 
@@ -109,12 +112,12 @@ async fn listed_archives(
     call: &RequestContext,
 ) -> Result<(NamedArchives, CombinedOutcome), Error> {
     let list = mirror.provider_versions(address, call).await?;
-    let mut answer = CombinedOutcome::of(&list);
+    let mut combined = CombinedOutcome::of(&list);
     let listed = list.value.versions().await.map_err(|reason| unreadable(address, reason))?;
-    let Some(listed) = listed.get(version) else { return Ok((NamedArchives::new(), answer)) };
-    let sets = ProofSetsOfVersion::of(mirror, address, listed, call, &mut answer).await?;
-    let archives = sets.archives(mirror, call, &mut answer).await?;
-    Ok((archives, answer))
+    let Some(listed) = listed.get(version) else { return Ok((NamedArchives::new(), combined)) };
+    let sets = ProofSetsOfVersion::of(mirror, address, listed, call, &mut combined).await?;
+    let archives = sets.archives(mirror, call, &mut combined).await?;
+    Ok((archives, combined))
 }
 
 /// The archives of a version while offline: platforms with a stored set and archive.
@@ -125,21 +128,21 @@ async fn stored_archives(
     call: &RequestContext,
 ) -> Result<(NamedArchives, CombinedOutcome), Error> {
     let stored_platforms = mirror.stored_platforms(address, version, call).await?;
-    let mut answer = CombinedOutcome::of(&stored_platforms);
+    let mut combined = CombinedOutcome::of(&stored_platforms);
     let mut archives = NamedArchives::new();
     for platform in stored_platforms.value {
         let package = Package { provider: address.clone(), version: version.clone(), platform };
         match mirror.proof_set(&package, call).await {
             Ok(set) => {
-                answer.merge(&set);
-                archives.insert(package.platform, of_set(&set.value));
+                combined.merge(&set);
+                archives.insert(package.platform, archive_of_set(&set.value));
             }
-            // Removed a moment ago; the others are unaffected.
-            Err(Error::NotFound(_) | Error::Offline(_)) => answer.limit_freshness(Duration::ZERO, call),
+            // The set was removed a moment ago; the other platforms are unaffected.
+            Err(Error::NotFound(_) | Error::Offline(_)) => combined.limit_freshness(Duration::ZERO, call),
             Err(error) => return Err(error),
         }
     }
-    Ok((archives, answer))
+    Ok((archives, combined))
 }
 
 /// The outcome of an answer made of several documents: the least certain one.
@@ -189,7 +192,7 @@ type NamedArchives = BTreeMap<Platform, NamedArchive>;
 struct ProofSetsOfVersion<'a> {
     address: &'a ProviderAddress,
     listed: &'a ListedVersion,
-    own: BTreeMap<Platform, Arc<ProofSet>>,
+    sets: BTreeMap<Platform, Arc<ProofSet>>,
 }
 
 impl<'a> ProofSetsOfVersion<'a> {
@@ -199,148 +202,152 @@ impl<'a> ProofSetsOfVersion<'a> {
         address: &'a ProviderAddress,
         listed: &'a ListedVersion,
         call: &RequestContext,
-        answer: &mut CombinedOutcome,
+        combined: &mut CombinedOutcome,
     ) -> Result<Self, Error> {
         let package = |platform| Package { provider: address.clone(), version: listed.version.clone(), platform };
-        let mut sets = Self { address, listed, own: BTreeMap::new() };
+        let mut this = Self { address, listed, sets: BTreeMap::new() };
         let stored_platforms = mirror.platforms_with_sets(address, &listed.version).await?;
-        let looked_up: Vec<_> = stream::iter(stored_platforms)
+        let results: Vec<_> = stream::iter(stored_platforms)
             .map(|platform| {
                 let package = package(platform);
                 async move { (package.platform.clone(), mirror.proof_set(&package, call).await) }
             })
-            .buffer_unordered(AT_ONCE)
+            .buffer_unordered(CONCURRENT_FETCHES)
             .collect()
             .await;
-        let mut failed = None;
-        for (platform, set) in looked_up {
+        let mut last_error = None;
+        for (platform, set) in results {
             match set {
                 Ok(set) => {
-                    answer.merge(&set);
-                    sets.own.insert(platform, set.value);
+                    combined.merge(&set);
+                    this.sets.insert(platform, set.value);
                 }
                 // Other platforms are unaffected. If there are none, this error is the answer.
-                Err(error) => failed = Some(error),
+                Err(error) => last_error = Some(error),
             }
         }
-        if let Some(error) = failed {
-            answer.limit_freshness(Duration::ZERO, call);
-            if sets.own.is_empty() && !matches!(error, Error::NotFound(_)) {
+        if let Some(error) = last_error {
+            combined.limit_freshness(Duration::ZERO, call);
+            if this.sets.is_empty() && !matches!(error, Error::NotFound(_)) {
                 return Err(error);
             }
         }
-        if sets.own.is_empty() {
-            sets.fetch_one(mirror, call, answer, package).await?;
+        if this.sets.is_empty() {
+            this.fetch_one(mirror, call, combined, package).await?;
         }
-        Ok(sets)
+        Ok(this)
     }
 
     async fn fetch_one(
         &mut self,
         mirror: &Arc<Mirror>,
         call: &RequestContext,
-        answer: &mut CombinedOutcome,
+        combined: &mut CombinedOutcome,
         package: impl Fn(Platform) -> Package,
     ) -> Result<(), Error> {
-        let common: Vec<Platform> = Platform::common().collect();
+        let common_platforms: Vec<Platform> = Platform::common().collect();
         let listed = &self.listed.platforms;
         let mut candidates: Vec<Platform> =
-            common.iter().filter(|platform| listed.contains(platform)).cloned().collect();
-        candidates.extend(listed.iter().filter(|platform| !common.contains(platform)).cloned());
+            common_platforms.iter().filter(|platform| listed.contains(platform)).cloned().collect();
+        candidates.extend(listed.iter().filter(|platform| !common_platforms.contains(platform)).cloned());
         if listed.is_empty() {
-            candidates = common;
+            candidates = common_platforms;
         }
-        for platform in candidates.into_iter().take(MAX_TRIED) {
+        for platform in candidates.into_iter().take(MAX_TRIED_PLATFORMS) {
             match mirror.proof_set(&package(platform.clone()), call).await {
                 Ok(set) => {
-                    answer.merge(&set);
-                    self.own.insert(platform, set.value);
+                    combined.merge(&set);
+                    self.sets.insert(platform, set.value);
                     return Ok(());
                 }
-                Err(Error::NotFound(_)) => answer.limit_freshness(mirror.not_found_lifetime(&self.address.host), call),
+                Err(Error::NotFound(_)) => {
+                    combined.limit_freshness(mirror.not_found_lifetime(&self.address.host), call)
+                }
                 Err(error) => return Err(error),
             }
         }
         Ok(())
     }
 
-    /// The archive of every platform: from its own set, else from the newest verified sums, else from its own document
-    /// where its file name is unconventional.
+    /// The archive of every platform: from the proof set of the platform, else from the newest verified SHA256SUMS by the
+    /// conventional file name, else from a proof set that is fetched for the platform.
     async fn archives(
         &self,
         mirror: &Arc<Mirror>,
         call: &RequestContext,
-        answer: &mut CombinedOutcome,
+        combined: &mut CombinedOutcome,
     ) -> Result<NamedArchives, Error> {
-        let by_convention = self.by_convention();
+        let archives_by_convention = self.archives_by_convention();
         let mut archives = NamedArchives::new();
-        let mut unknown = Vec::new();
-        let listed = self.listed.platforms.iter().chain(self.own.keys());
-        let all: std::collections::BTreeSet<&Platform> = if self.listed.platforms.is_empty() {
-            listed.chain(by_convention.keys()).collect()
+        let mut unresolved = Vec::new();
+        let listed = self.listed.platforms.iter().chain(self.sets.keys());
+        let platforms: std::collections::BTreeSet<&Platform> = if self.listed.platforms.is_empty() {
+            listed.chain(archives_by_convention.keys()).collect()
         } else {
             listed.collect()
         };
-        for platform in all {
-            if let Some(set) = self.own.get(platform) {
-                archives.insert(platform.clone(), of_set(set));
-            } else if let Some(archive) = by_convention.get(platform) {
+        for platform in platforms {
+            if let Some(set) = self.sets.get(platform) {
+                archives.insert(platform.clone(), archive_of_set(set));
+            } else if let Some(archive) = archives_by_convention.get(platform) {
                 archives.insert(platform.clone(), archive.clone());
             } else {
-                unknown.push(platform.clone());
+                unresolved.push(platform.clone());
             }
         }
-        let looked_up: Vec<_> = stream::iter(unknown)
+        let results: Vec<_> = stream::iter(unresolved)
             .map(|platform| async move {
                 let version = self.listed.version.clone();
                 let package = Package { provider: self.address.clone(), version, platform: platform.clone() };
                 (platform, mirror.proof_set(&package, call).await)
             })
-            .buffer_unordered(AT_ONCE)
+            .buffer_unordered(CONCURRENT_FETCHES)
             .collect()
             .await;
-        let mut failed = None;
-        for (platform, set) in looked_up {
+        let mut last_error = None;
+        for (platform, set) in results {
             match set {
                 Ok(set) => {
-                    answer.merge(&set);
-                    archives.insert(platform, of_set(&set.value));
+                    combined.merge(&set);
+                    archives.insert(platform, archive_of_set(&set.value));
                 }
-                // Missing or unverified: not offered, and the others are unaffected.
-                Err(Error::NotFound(_)) => answer.limit_freshness(mirror.not_found_lifetime(&self.address.host), call),
+                // A missing or unverified platform is not listed, and the others are unaffected.
+                Err(Error::NotFound(_)) => {
+                    combined.limit_freshness(mirror.not_found_lifetime(&self.address.host), call)
+                }
                 Err(Error::Unverified { .. } | Error::Unaccepted { .. }) => {
-                    answer.limit_freshness(Duration::ZERO, call)
+                    combined.limit_freshness(Duration::ZERO, call)
                 }
-                // Status unknown: the failure must not hide the other platforms.
+                // It is unknown whether the platform exists. The failure must not hide the other platforms.
                 Err(error) => {
-                    tracing::warn!(provider = %self.address, %platform, %error, "a platform is left out of its version for now");
-                    answer.limit_freshness(Duration::ZERO, call);
-                    answer.outcome = Outcome::Stale;
-                    failed = Some(error);
+                    tracing::warn!(provider = %self.address, %platform, %error, "a platform is missing from the list of its version for now");
+                    combined.limit_freshness(Duration::ZERO, call);
+                    combined.outcome = Outcome::Stale;
+                    last_error = Some(error);
                 }
             }
         }
-        match failed {
+        match last_error {
             Some(error) if archives.is_empty() => Err(error),
             _ => Ok(archives),
         }
     }
 
-    fn by_convention(&self) -> NamedArchives {
-        let newest = self.own.values().max_by_key(|set| set.fetched());
+    fn archives_by_convention(&self) -> NamedArchives {
+        let newest = self.sets.values().max_by_key(|set| set.fetched());
         let is_imported = newest.is_some_and(|set| set.was_imported());
         let Some(sums) = newest.and_then(|set| set.checksums()) else { return NamedArchives::new() };
         let versions = [self.listed.version.as_str(), self.listed.upstream_spelling.as_str()];
-        let entry = |(name, digest): (&str, Digest)| {
+        let archive_of_file = |(name, digest): (&str, Digest)| {
             let (os, arch) = platform_of(name, self.address.type_.as_str(), &versions)?;
             let filename = FileName::parse(name).ok()?;
             Some((Platform::new(os, arch).ok()?, NamedArchive { digest, filename, is_imported }))
         };
-        sums.iter().filter_map(entry).collect()
+        sums.iter().filter_map(archive_of_file).collect()
     }
 }
 
-fn of_set(set: &ProofSet) -> NamedArchive {
+fn archive_of_set(set: &ProofSet) -> NamedArchive {
     let (digest, filename) = (set.document.shasum, set.document.filename.clone());
     NamedArchive { digest, filename, is_imported: set.was_imported() }
 }

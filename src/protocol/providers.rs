@@ -1,5 +1,5 @@
-//! `providers.v1`: the version list, and the download document with its three URLs pointed to larder (PROTOCOL 2).
-//! Everything else stays as upstream wrote it.
+//! `providers.v1`: the version list, and the download document with its three URLs pointed to larder (PROTOCOL, section
+//! 2). Everything else stays as upstream wrote it.
 
 use std::sync::Arc;
 
@@ -28,20 +28,20 @@ pub(super) async fn versions(
 ) -> Result<Answer<Vec<u8>>, Error> {
     let Answer { value: list, outcome, fresh_until, checked } = mirror.client_versions(address, call).await?;
     let unwritable = |e| Error::Interrupted(format!("the version list of {address} cannot be written: {e}"));
-    let body = list_of(&list).map_err(unwritable)?;
+    let body = render_list(&list).map_err(unwritable)?;
     Ok(Answer { value: body, outcome, fresh_until, checked })
 }
 
 /// Renders upstream's version list for clients.
-pub(super) async fn written(address: &ProviderAddress, document: &Arc<StoredDocument>) -> Result<Vec<u8>, Error> {
+pub(super) async fn rendered_list(address: &ProviderAddress, document: &Arc<StoredDocument>) -> Result<Vec<u8>, Error> {
     let unreadable =
         |reason| Error::Interrupted(format!("the cached version list of {address} cannot be read: {reason}"));
     let list = document.versions().await.map_err(unreadable)?;
-    list_of(&list).map_err(|e| unreadable(e.to_string()))
+    render_list(&list).map_err(|e| unreadable(e.to_string()))
 }
 
 /// Renders a version list: every entry and every other member as upstream wrote it.
-pub fn list_of(list: &VersionList) -> serde_json::Result<Vec<u8>> {
+pub fn render_list(list: &VersionList) -> serde_json::Result<Vec<u8>> {
     let versions = list.versions.iter().map(|listed| &*listed.raw).collect();
     serde_json::to_vec(&ProviderListBody { versions, rest: &list.other_members })
 }
@@ -73,47 +73,47 @@ mod tests {
     use crate::address::Platform;
     use crate::upstream::providers::DownloadDocument;
 
-    const NAMES: [&str; 3] = ["download_url", "shasums_url", "shasums_signature_url"];
+    const URL_MEMBERS: [&str; 3] = ["download_url", "shasums_url", "shasums_signature_url"];
 
-    fn read(body: &[u8], from: &str) -> Result<DownloadDocument, String> {
+    fn parse(body: &[u8], from: &str) -> Result<DownloadDocument, String> {
         DownloadDocument::parse(body, &Url::parse(from).unwrap(), &Platform::parse("linux_amd64").unwrap())
     }
 
     proptest! {
-        /// DESIGN, promise 5: of the download document only the three URLs change.
+        /// DESIGN, promise 5: only the three URLs of the download document change.
         #[test]
         fn only_the_three_urls_of_a_document_change(
             signature in prop::option::of("(https?://[a-z]{1,5}\\.example)?/?[a-z%?&=.]{0,12}"),
             archive in "(https?:)?//[a-z]{1,5}\\.example/[ -!#-\\[\\]-~]{0,12}",
             keys in "null|\\{\\}|\\{\"gpg_public_keys\":(null|\\[\\{\"ascii_armor\":\"[a-z]{0,3}\"\\}\\])\\}",
-            more in prop::collection::btree_map("[a-z_]{1,4}", "null|1e400|\\[ *\\]|\\{\"a\": ?1\\.50\\}|\"\\\\\\\\u00e9\"", 0..4),
+            other_members in prop::collection::btree_map("[a-z_]{1,4}", "null|1e400|\\[ *\\]|\\{\"a\": ?1\\.50\\}|\"\\\\\\\\u00e9\"", 0..4),
         ) {
-            let mut members: Vec<String> = more.iter().filter(|(name, _)| name.as_str() != "os").map(|(name, value)| format!("\"{name}\": {value}")).collect();
+            let mut members: Vec<String> = other_members.iter().filter(|(name, _)| name.as_str() != "os").map(|(name, value)| format!("\"{name}\": {value}")).collect();
             members.insert(members.len() / 2, format!(
                 r#""os":"linux","arch":"amd64","filename":"f.zip","shasum":"{:064}","download_url":"{archive}","shasums_url":"s","signing_keys":{keys}"#, 7
             ));
             members.extend(signature.map(|signature| format!(r#""shasums_signature_url":"{signature}""#)));
             let body = format!("{{{}}}", members.join(", "));
-            if let Ok(before) = read(body.as_bytes(), "https://registry.example/v1/x") {
-                let sent = before.with_urls(["/a", "/b", "/c"].map(str::to_owned)).unwrap();
-                let after = read(&sent, "https://mirror.example/").unwrap();
-                prop_assert_eq!((after.archive_url.as_str(), after.sums_url.as_str()), ("https://mirror.example/a", "https://mirror.example/b"));
-                prop_assert_eq!(after.signature_url.map(String::from), before.signature_url.map(|_| "https://mirror.example/c".to_owned()));
-                let others = |fields: &RawObject| fields.iter().filter(|(name, _)| !NAMES.contains(&name.as_str())).map(|(name, value)| (name.clone(), value.get().to_owned())).collect::<Vec<_>>();
-                prop_assert_eq!(others(&after.fields), others(&before.fields));
-                prop_assert!(after.fields.keys().eq(before.fields.keys()));
+            if let Ok(original) = parse(body.as_bytes(), "https://registry.example/v1/x") {
+                let rewritten_body = original.with_urls(["/a", "/b", "/c"].map(str::to_owned)).unwrap();
+                let rewritten = parse(&rewritten_body, "https://mirror.example/").unwrap();
+                prop_assert_eq!((rewritten.archive_url.as_str(), rewritten.sums_url.as_str()), ("https://mirror.example/a", "https://mirror.example/b"));
+                prop_assert_eq!(rewritten.signature_url.map(String::from), original.signature_url.map(|_| "https://mirror.example/c".to_owned()));
+                let unchanged_members = |fields: &RawObject| fields.iter().filter(|(name, _)| !URL_MEMBERS.contains(&name.as_str())).map(|(name, value)| (name.clone(), value.get().to_owned())).collect::<Vec<_>>();
+                prop_assert_eq!(unchanged_members(&rewritten.fields), unchanged_members(&original.fields));
+                prop_assert!(rewritten.fields.keys().eq(original.fields.keys()));
             }
         }
 
         #[test]
-        fn a_list_goes_out_as_it_was_read(versions in prop::collection::vec("[0-3](\\.[0-3]){0,3}", 1..6), rest in "[a-z]{1,8}") {
+        fn a_rendered_version_list_parses_to_the_same_entries(versions in prop::collection::vec("[0-3](\\.[0-3]){0,3}", 1..6), other_member in "[a-z]{1,8}") {
             let entries: Vec<String> = versions.iter().map(|version| format!(r#"{{"version":"{version}", "x":1e400}}"#)).collect();
-            let body = format!(r#"{{"{rest}":[ ],"versions":[{}]}}"#, entries.join(","));
+            let body = format!(r#"{{"{other_member}":[ ],"versions":[{}]}}"#, entries.join(","));
             if let Ok(list) = VersionList::parse(body.as_bytes()) {
-                let read = VersionList::parse(&list_of(&list).unwrap()).unwrap();
+                let parsed = VersionList::parse(&render_list(&list).unwrap()).unwrap();
                 let raw = |list: &VersionList| list.versions.iter().map(|listed| listed.raw.get().to_owned()).collect::<Vec<_>>();
-                prop_assert_eq!(raw(&read), raw(&list));
-                prop_assert_eq!(read.other_members[&rest].get(), "[ ]");
+                prop_assert_eq!(raw(&parsed), raw(&list));
+                prop_assert_eq!(parsed.other_members[&other_member].get(), "[ ]");
             }
         }
     }

@@ -16,26 +16,26 @@ use crate::digest::Digest;
 use crate::mirror::Outcome;
 use crate::store::ReadBudget;
 
-/// Size in bytes below which gzip gains nothing.
-const WORTH_GZIP: usize = 512;
+/// Size in bytes below which compression gains nothing.
+const MIN_GZIP_BYTES: usize = 512;
 
 /// A rendered document.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RenderedDocument {
-    /// Its bytes.
+    /// The plain bytes.
     pub body: Bytes,
     /// The gzip form, where it is smaller.
     pub gzip: Option<Bytes>,
-    /// Its entity tag, in quotes.
+    /// ETag of the plain form, in quotes.
     pub tag: Bytes,
-    /// ETag of the gzip form.
+    /// ETag of the gzip form, in quotes.
     pub gzip_tag: Bytes,
 }
 
 impl RenderedDocument {
     /// Creates a document with its tags, and its gzip form if that is smaller.
     pub fn new(body: Vec<u8>) -> Self {
-        let gzip = (body.len() >= WORTH_GZIP).then(|| gzip(&body)).flatten().filter(|gzip| gzip.len() < body.len());
+        let gzip = (body.len() >= MIN_GZIP_BYTES).then(|| gzip(&body)).flatten().filter(|gzip| gzip.len() < body.len());
         Self { gzip: gzip.map(Bytes::from), ..Self::plain(body) }
     }
 
@@ -96,11 +96,11 @@ pub struct RenderedAnswer {
     pub made: Timestamp,
     /// Time of the last confirmation by upstream.
     pub checked: Timestamp,
-    /// End of its freshness.
+    /// End of the freshness.
     pub fresh_until: Timestamp,
     /// Revision of its provider at the time of rendering.
     pub revision: u64,
-    /// Cache outcome that clients of the stored copy are told.
+    /// Cache outcome that is reported when the answer is sent again.
     pub outcome: Outcome,
 }
 
@@ -167,12 +167,12 @@ impl RenderedAnswers {
         }
         let rendered = self.cache.get(&KeyRef { route, base })?;
         // After the clock was set back, the answer would stay fresh for too long.
-        let timely = rendered.made <= now && now < rendered.fresh_until;
-        (timely && rendered.revision == revision).then_some(rendered)
+        let is_fresh = rendered.made <= now && now < rendered.fresh_until;
+        (is_fresh && rendered.revision == revision).then_some(rendered)
     }
 
-    /// Stores an answer if its base is, or now becomes, one of the most requested ones. An archive is stored only if the memory has space
-    /// for a copy.
+    /// Stores an answer if its base is, or now becomes, one of the most requested ones. An archive is stored
+    /// only if the memory budget has space for a copy.
     pub fn insert(&self, route: &Route, base: &Base<'_>, rendered: RenderedAnswer) {
         let key = RenderedAnswerKey { route: route.clone(), base: base.clone().into_owned() };
         if !self.is_among_bases(base) {
@@ -203,7 +203,7 @@ mod tests {
     use crate::address::Hostname;
     use crate::protocol::route::{Origin, Scheme};
 
-    /// DESIGN, promise 11: a client that keeps changing its Host gets its answers, and fills no memory with them.
+    /// DESIGN, promise 11: a client that keeps changing its Host is answered, and does not fill the memory.
     #[test]
     fn answers_are_cached_for_the_most_requested_bases_only() {
         let answers = RenderedAnswers::with_capacity(64 << 20);
@@ -221,20 +221,20 @@ mod tests {
             revision: 0,
             outcome: Outcome::Hit,
         };
-        let often = base(0);
-        let is_kept = |base: &Base<'_>| answers.fresh(&route, base, 0, now).is_some();
+        let frequent_base = base(0);
+        let is_cached = |base: &Base<'_>| answers.fresh(&route, base, 0, now).is_some();
         let mut misses = 0;
         for number in 1..2_000 {
             answers.insert(&route, &base(number), rendered.clone());
-            if number % 10 == 0 && !is_kept(&often) {
+            if number % 10 == 0 && !is_cached(&frequent_base) {
                 misses += 1;
-                answers.insert(&route, &often, rendered.clone());
+                answers.insert(&route, &frequent_base, rendered.clone());
             }
         }
         answers.insert(&route, &Base::PathAbsolute, rendered.clone());
-        let count = (0..2_000).filter(|number| is_kept(&base(*number))).count();
+        let count = (0..2_000).filter(|number| is_cached(&base(*number))).count();
         assert!((1..=MAX_BASES as usize).contains(&count), "{count}");
-        assert!(is_kept(&Base::PathAbsolute));
-        assert!(misses < 10, "the one that is asked for most was not there {misses} times");
+        assert!(is_cached(&Base::PathAbsolute));
+        assert!(misses < 10, "the most requested base was missing {misses} times");
     }
 }

@@ -21,26 +21,26 @@ type Rendering = BoxFuture<'static, Result<Arc<RenderedDocument>, Error>>;
 pub(super) struct Renderings(Mutex<HashMap<(Route, FastHash), WeakShared<Rendering>>>);
 
 impl Renderings {
-    /// Joins the rendering of a route's answer from a document, or starts it with `write`. It is dropped when no client
-    /// waits for it.
+    /// Joins the rendering of a route's answer from a document, or starts one with `body`. The rendering is dropped when
+    /// no client waits for it.
     ///
     /// # Errors
-    /// Those of `write`.
+    /// Those of `body`.
     pub(super) async fn share(
         &self,
         route: &Route,
-        says: FastHash,
-        write: impl Future<Output = Result<Vec<u8>, Error>> + Send + 'static,
+        content_hash: FastHash,
+        body: impl Future<Output = Result<Vec<u8>, Error>> + Send + 'static,
     ) -> Result<Arc<RenderedDocument>, Error> {
         let rendering = {
-            let mut under_way = self.0.lock();
-            under_way.retain(|_, rendering| rendering.upgrade().is_some());
-            let key = (route.clone(), says);
-            match under_way.get(&key).and_then(WeakShared::upgrade) {
+            let mut running = self.0.lock();
+            running.retain(|_, rendering| rendering.upgrade().is_some());
+            let key = (route.clone(), content_hash);
+            match running.get(&key).and_then(WeakShared::upgrade) {
                 Some(rendering) => rendering,
                 None => {
-                    let rendering = async move { Ok(Arc::new(render(write.await?).await)) }.boxed().shared();
-                    under_way.extend(rendering.downgrade().map(|weak| (key, weak)));
+                    let rendering = async move { Ok(Arc::new(render(body.await?).await)) }.boxed().shared();
+                    running.extend(rendering.downgrade().map(|weak| (key, weak)));
                     rendering
                 }
             }

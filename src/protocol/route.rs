@@ -53,7 +53,7 @@ pub enum Route {
     ModuleDownload(ModulePackage),
     /// `/archive/HOST/modules/NS/NAME/SYSTEM/VERSION/DIGEST/module.tar.gz`, or without the digest
     ModuleArchive(ModuleArchiveRef),
-    /// `/registry/HOST/v1/modules/NS/NAME/SYSTEM/download`: of the latest version
+    /// `/registry/HOST/v1/modules/NS/NAME/SYSTEM/download`, for the latest version
     ModuleLatest(ModuleAddress),
     /// `/registry/HOST/v1/modules…?…` and `/registry/HOST/v1/providers…?…`: lists, searches and details
     Page(PageRef),
@@ -93,7 +93,7 @@ pub enum RouteError {
     },
 }
 
-/// The protocols by path: clients show different error statuses for each (PROTOCOL 10).
+/// The protocols by path: clients show different error statuses for each (PROTOCOL, section 10).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Api {
     /// Discovery and the registry protocols.
@@ -184,11 +184,16 @@ impl RouteContext {
 
 impl Route {
     /// Parses the path of a request without its mount prefix, and the query, which only pages have. `host` is the Host
-    /// header.
+    /// header, and `context` the configured upstreams.
     ///
     /// # Errors
     /// [`RouteError`], with the reason for the client.
-    pub fn parse(path: &str, query: Option<&str>, host: Option<&str>, door: &RouteContext) -> Result<Self, RouteError> {
+    pub fn parse(
+        path: &str,
+        query: Option<&str>,
+        host: Option<&str>,
+        context: &RouteContext,
+    ) -> Result<Self, RouteError> {
         let decoded = decode_path(path)?;
         let mut segments = Vec::with_capacity(MAX_SEGMENTS);
         segments.extend(decoded.split('/').skip(1));
@@ -198,22 +203,22 @@ impl Route {
             }
             ["healthz"] => Ok(Self::Health),
             ["readyz"] => Ok(Self::Ready),
-            [".well-known", "terraform.json"] => Ok(Self::Discovery(door.root_upstream(host)?.clone())),
-            ["registry", host, ".well-known", "terraform.json"] => Ok(Self::Discovery(door.host(host)?)),
-            ["registry", host, "v1", "providers", rest @ ..] => Self::providers(door.host(host)?, rest, query, path),
-            ["v1", "providers", rest @ ..] => Self::providers(door.root_upstream(host)?.clone(), rest, query, path),
-            ["registry", host, "v1", "modules", rest @ ..] => Self::modules(door.host(host)?, rest, query, path),
-            ["v1", "modules", rest @ ..] => Self::modules(door.root_upstream(host)?.clone(), rest, query, path),
+            [".well-known", "terraform.json"] => Ok(Self::Discovery(context.root_upstream(host)?.clone())),
+            ["registry", host, ".well-known", "terraform.json"] => Ok(Self::Discovery(context.host(host)?)),
+            ["registry", host, "v1", "providers", rest @ ..] => Self::providers(context.host(host)?, rest, query, path),
+            ["v1", "providers", rest @ ..] => Self::providers(context.root_upstream(host)?.clone(), rest, query, path),
+            ["registry", host, "v1", "modules", rest @ ..] => Self::modules(context.host(host)?, rest, query, path),
+            ["v1", "modules", rest @ ..] => Self::modules(context.root_upstream(host)?.clone(), rest, query, path),
             // Clients resolve a provider's path against the service URL: without its final slash the last segment is
             // lost.
             ["registry", host, "v1", _, _, "versions"] | ["registry", host, "v1", _, _, _, "download", _, _] => {
-                let host = door.host(host)?;
+                let host = context.host(host)?;
                 Err(misdirected(
                     "providers.v1 in the client's host block has no slash at its end",
                     format!("write \"providers.v1\" = \".../registry/{host}/v1/providers/\""),
                 ))
             }
-            [host, _, _, file] if file.ends_with(".json") && door.upstreams.contains(*host) => {
+            [host, _, _, file] if file.ends_with(".json") && context.upstreams.contains(*host) => {
                 Err(RouteError::Misdirected {
                     api: Api::NetworkMirror,
                     explanation: Explanation::of("the url of the client's network_mirror has no slash at its end")
@@ -221,9 +226,9 @@ impl Route {
                 })
             }
             ["mirror", host, namespace, type_, file] => {
-                Self::network_mirror(door.host(host)?, namespace, type_, file, path)
+                Self::network_mirror(context.host(host)?, namespace, type_, file, path)
             }
-            ["v2", ..] => Err(match door.root_upstream(host) {
+            ["v2", ..] => Err(match context.root_upstream(host) {
                 Ok(registry) => RouteError::Unknown(format!(
                     "there is nothing at {path}: larder mirrors v1 of {registry} (providers and modules), and its v2 is another API"
                 )),
@@ -232,7 +237,7 @@ impl Route {
             ["archive", reserved, ..] if reserved.starts_with('~') => Err(nothing_at(path)),
             ["archive", host, "providers", namespace, type_, version, platform, digest, filename] => {
                 let package = Package {
-                    provider: provider(door.host(host)?, namespace, type_)?,
+                    provider: provider(context.host(host)?, namespace, type_)?,
                     version: Version::parse(version)?,
                     platform: Platform::parse(platform)?,
                 };
@@ -240,7 +245,7 @@ impl Route {
                 Ok(Self::ProviderFile(ArchiveRef { package, digest, filename }))
             }
             ["archive", host, "providers", namespace, type_, version, digest, filename] => {
-                let provider = provider(door.host(host)?, namespace, type_)?;
+                let provider = provider(context.host(host)?, namespace, type_)?;
                 let (version, digest) = (Version::parse(version)?, DigestPrefix::parse(digest)?);
                 let file = ProofFile::parse(filename).ok_or_else(|| nothing_at(path))?;
                 Ok(Self::ProofFile(ProofFileRef { provider, version, digest, file }))
@@ -251,7 +256,7 @@ impl Route {
                     [digest, MODULE_ARCHIVE] => Some(DigestPrefix::parse(digest)?),
                     _ => return Err(nothing_at(path)),
                 };
-                let module = module(door.host(host)?, namespace, name, system)?;
+                let module = module(context.host(host)?, namespace, name, system)?;
                 let package = ModulePackage { module, version: Version::parse(version)? };
                 Ok(Self::ModuleArchive(ModuleArchiveRef { package, digest }))
             }
@@ -266,7 +271,9 @@ impl Route {
                 module: module(host, namespace, name, system)?,
                 version: Version::parse(version)?,
             })),
-            [_, _, _, word @ "versions", ""] | [_, _, _, _, word @ "download", ""] => Err(slash_after(word)),
+            [_, _, _, last_segment @ "versions", ""] | [_, _, _, _, last_segment @ "download", ""] => {
+                Err(slash_after(last_segment))
+            }
             [namespace, name, system, "download"] => Ok(Self::ModuleLatest(module(host, namespace, name, system)?)),
             _ => {
                 let name = |given: &str| ModuleName::parse(given);
@@ -292,7 +299,7 @@ impl Route {
     fn providers(host: Hostname, rest: &[&str], query: Option<&str>, path: &str) -> Result<Self, RouteError> {
         match rest {
             [namespace, type_, "versions"] => Ok(Self::ProviderVersions(provider(host, namespace, type_)?)),
-            [_, _, word @ "versions", ""] => Err(slash_after(word)),
+            [_, _, last_segment @ "versions", ""] => Err(slash_after(last_segment)),
             [namespace, type_, version, "download", os, arch] => Ok(Self::ProviderDownload(Package {
                 provider: provider(host, namespace, type_)?,
                 version: Version::parse(version)?,
@@ -373,11 +380,11 @@ impl Route {
                 Some(RouteSubject::Provider(address))
             }
             Self::ProviderDownload(package) => Some(RouteSubject::Provider(&package.provider)),
-            Self::ProviderFile(wanted) => Some(RouteSubject::Provider(&wanted.package.provider)),
-            Self::ProofFile(wanted) => Some(RouteSubject::Provider(&wanted.provider)),
+            Self::ProviderFile(target) => Some(RouteSubject::Provider(&target.package.provider)),
+            Self::ProofFile(target) => Some(RouteSubject::Provider(&target.provider)),
             Self::ModuleVersions(address) | Self::ModuleLatest(address) => Some(RouteSubject::Module(address)),
             Self::ModuleDownload(package) => Some(RouteSubject::Module(&package.module)),
-            Self::ModuleArchive(wanted) => Some(RouteSubject::Module(&wanted.package.module)),
+            Self::ModuleArchive(target) => Some(RouteSubject::Module(&target.package.module)),
             Self::Page(page) => Some(RouteSubject::Pages(&page.host)),
             Self::Discovery(_) | Self::Health | Self::Ready => None,
         }
@@ -398,7 +405,7 @@ pub enum RouteSubject<'a> {
 /// Drops a final slash: the base of a service, and each page, is the same with and without it.
 fn without_last_slash<'a, 'b>(rest: &'a [&'b str]) -> &'a [&'b str] {
     match rest {
-        [before @ .., ""] => before,
+        [without_slash @ .., ""] => without_slash,
         rest => rest,
     }
 }
@@ -428,26 +435,26 @@ fn decode_path(path: &str) -> Result<Cow<'_, str>, RouteError> {
     for segment in path.split('/').skip(1) {
         let segment = match &mut decoded {
             Cow::Borrowed(_) => Cow::Borrowed(segment),
-            Cow::Owned(whole) => {
+            Cow::Owned(decoded_path) => {
                 let segment = percent_decode_str(segment).decode_utf8().map_err(|_| malformed("is not UTF-8"))?;
-                whole.push('/');
-                whole.push_str(&segment);
+                decoded_path.push('/');
+                decoded_path.push_str(&segment);
                 segment
             }
         };
         if segment.len() > MAX_PART {
             return Err(malformed("has a segment of more than 128 bytes"));
         }
-        let has_odd = || segment.chars().any(|c| c == '/' || c == '\\' || c.is_control());
-        if segment == "." || segment == ".." || (!is_plain && has_odd()) {
+        let has_forbidden_character = || segment.chars().any(|c| c == '/' || c == '\\' || c.is_control());
+        if segment == "." || segment == ".." || (!is_plain && has_forbidden_character()) {
             return Err(malformed("has a segment with a slash, a dot name or a control character in it"));
         }
     }
     Ok(decoded)
 }
 
-/// Explains the refusal of a host with a final dot (RFC 1034 3.1). It is not a spelling of a registry's host: clients
-/// refuse it, too.
+/// Explains the refusal of a host with a final dot (RFC 1034 3.1). The dot does not make another spelling of a registry's
+/// host: clients refuse it, too.
 fn final_dot(host: &str) -> Explanation {
     let without = host.trim_end_matches('.');
     Explanation::of(format!("the host name {host} has a dot at its end")).remedied_by(format!("ask for {without}"))
@@ -455,8 +462,8 @@ fn final_dot(host: &str) -> Explanation {
 
 /// Refuses a list with a final slash. A list has one URL: the client would resolve the answer's references against
 /// another one, and miss.
-fn slash_after(word: &str) -> RouteError {
-    misdirected(&format!("the path has a slash behind \"{word}\""), "ask for it without that slash")
+fn slash_after(last_segment: &str) -> RouteError {
+    misdirected(&format!("the path has a slash after \"{last_segment}\""), "ask for it without that slash")
 }
 
 fn misdirected(reason: &str, remedy: impl Into<String>) -> RouteError {

@@ -199,13 +199,8 @@ async fn a_final_dot_a_final_slash_and_v2_are_named() {
         ),
         ("/.well-known/terraform.json".into(), "registry.terraform.io.:443", 421, "has a dot at its end"),
         (format!("/mirror/{HOST}./acme/null/index.json"), "a.example", 503, "has a dot at its end"),
-        (format!("/registry/{HOST}/v1/providers/acme/null/versions/"), "a.example", 421, "a slash behind \"versions\""),
-        (
-            format!("/registry/{HOST}/v1/modules/acme/vpc/aws/versions/"),
-            "a.example",
-            421,
-            "a slash behind \"versions\"",
-        ),
+        (format!("/registry/{HOST}/v1/providers/acme/null/versions/"), "a.example", 421, "a slash after \"versions\""),
+        (format!("/registry/{HOST}/v1/modules/acme/vpc/aws/versions/"), "a.example", 421, "a slash after \"versions\""),
         ("/v2/providers/acme/null?include=x".into(), HOST, 404, "larder mirrors v1 of registry.terraform.io"),
         ("/v2/providers/acme/null".into(), "a.example", 404, "there is nothing at /v2/"),
     ] {

@@ -17,7 +17,7 @@ pub const APPLY: &str = "/admin/v1/bundle/apply";
 pub const INVENTORY: &str = "/admin/v1/inventory";
 /// Media type of a bundle.
 pub const TAR: &str = "application/x-tar";
-/// The most versions that may be accepted with one bundle.
+/// Maximum number of versions that can be accepted with one bundle.
 const MAX_ACCEPTED: usize = 256;
 
 /// The body of a bundle request.
@@ -67,22 +67,22 @@ pub fn apply_options(
     default_host: &Hostname,
 ) -> Result<ApplyOptions, Vec<String>> {
     let trust = BundleTrust { keys: keys.trusted.clone(), allow_unsigned: false };
-    let mut taking = ApplyOptions { trust, accept: Vec::new(), max_age: keys.max_age };
+    let mut options = ApplyOptions { trust, accept: Vec::new(), max_age: keys.max_age };
     let mut problems = Vec::new();
     for (name, value) in url::form_urlencoded::parse(query.unwrap_or_default().as_bytes()) {
         match &*name {
-            "unsigned" if matches!(&*value, "" | "true") => taking.trust.allow_unsigned = true,
-            "accept" if taking.accept.len() >= MAX_ACCEPTED => {
+            "unsigned" if matches!(&*value, "" | "true") => options.trust.allow_unsigned = true,
+            "accept" if options.accept.len() >= MAX_ACCEPTED => {
                 problems.push(format!("at most {MAX_ACCEPTED} versions can be accepted with one bundle"));
             }
             "accept" => match PackageSelector::parse(&value, default_host) {
-                Ok(selector) => taking.accept.push(selector),
+                Ok(selector) => options.accept.push(selector),
                 Err(bad) => problems.push(bad.to_string()),
             },
-            _ => problems.push(format!("there is no {name:?} here: write ?unsigned or ?accept=ADDRESS@VERSION")),
+            _ => problems.push(format!("the query has no option {name:?}: write ?unsigned or ?accept=ADDRESS@VERSION")),
         }
     }
-    if problems.is_empty() { Ok(taking) } else { Err(problems) }
+    if problems.is_empty() { Ok(options) } else { Err(problems) }
 }
 
 /// Formats the query for these options.
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_body_that_asks_for_no_bundle_is_refused_with_the_reason() {
+    fn an_invalid_bundle_request_is_refused_with_the_reason() {
         for (body, reason) in [
             ("[]", "the body is not"),
             ("{}", "missing field `job`"),
@@ -116,13 +116,13 @@ mod tests {
     }
 
     #[test]
-    fn what_the_command_says_is_what_the_listener_reads() {
+    fn import_options_survive_the_query() {
         let host = Hostname::parse("registry.example").unwrap();
         let accept = ["acme/null@1.0.0".to_owned(), "acme/vpc/aws@1.0.0".to_owned()];
         let query = query_of(true, &accept);
-        let taking = apply_options(query.strip_prefix('?'), &BundleKeys::default(), &host).unwrap();
-        assert!(taking.trust.allow_unsigned);
-        assert_eq!(taking.accept.len(), 2);
+        let options = apply_options(query.strip_prefix('?'), &BundleKeys::default(), &host).unwrap();
+        assert!(options.trust.allow_unsigned);
+        assert_eq!(options.accept.len(), 2);
         assert_eq!(
             (query_of(false, &[]), apply_options(None, &BundleKeys::default(), &host).unwrap().trust.allow_unsigned),
             (String::new(), false)

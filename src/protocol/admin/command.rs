@@ -13,7 +13,7 @@ use crate::mirror::{
     AcceptOutcome, AcceptResult, Mirror, PinChange, PinOutcome, PinResult, PurgeResult, RefreshResult, RequestContext,
 };
 
-/// The most addresses in one command.
+/// Maximum number of addresses in one command.
 const MAX_ADDRESSES: usize = 256;
 
 /// Operations on an address.
@@ -74,15 +74,15 @@ impl OperationTarget {
     /// The addresses without duplicates. `default_host` completes those without a host.
     ///
     /// # Errors
-    /// Every problem of every address. Nothing is done then.
+    /// Every problem of every address.
     pub fn addresses(&self, default_host: &Hostname) -> Result<Vec<PackageSelector>, Vec<String>> {
         if self.what.is_empty() || self.what.len() > MAX_ADDRESSES {
             return Err(vec![format!("\"what\" names {} addresses; 1 to {MAX_ADDRESSES} can be", self.what.len())]);
         }
-        let (mut addresses, mut problems, mut known) = (Vec::new(), Vec::new(), BTreeSet::new());
+        let (mut addresses, mut problems, mut unique) = (Vec::new(), Vec::new(), BTreeSet::new());
         for given in &self.what {
             match PackageSelector::parse(given, default_host) {
-                Ok(selector) if known.insert(selector.to_string()) => addresses.push(selector),
+                Ok(selector) if unique.insert(selector.to_string()) => addresses.push(selector),
                 Ok(_) => {}
                 Err(bad) => problems.push(bad.to_string()),
             }
@@ -101,7 +101,7 @@ pub fn parse_empty_body(body: &[u8]) -> Result<(), String> {
     }
     match serde_json::from_slice::<Map<String, Value>>(body) {
         Ok(object) if object.is_empty() => Ok(()),
-        Ok(_) => Err("the body is not {}: there is nothing to say here".to_owned()),
+        Ok(_) => Err("the body is not {}: this request has no options".to_owned()),
         Err(e) => Err(format!("the body is not {{}}: {e}")),
     }
 }
@@ -122,10 +122,10 @@ impl<T> OperationReport<T> {
         Self { ok: true, items: Vec::new(), errors: Vec::new() }
     }
 
-    fn extend(&mut self, items: Result<Vec<T>, Error>, is_well: impl Fn(&T) -> bool) {
+    fn extend(&mut self, items: Result<Vec<T>, Error>, is_success: impl Fn(&T) -> bool) {
         match items {
             Ok(items) => {
-                self.ok &= items.iter().all(is_well);
+                self.ok &= items.iter().all(is_success);
                 self.items.extend(items);
             }
             Err(error) => {
@@ -142,11 +142,11 @@ pub async fn refresh(
     addresses: &[PackageSelector],
     call: impl Fn() -> RequestContext,
 ) -> OperationReport<RefreshResult> {
-    let mut done = OperationReport::empty();
+    let mut report = OperationReport::empty();
     for selector in addresses {
-        done.extend(mirror.refresh(selector, &call()).await, |refreshed| refreshed.news.succeeded());
+        report.extend(mirror.refresh(selector, &call()).await, |refreshed| refreshed.news.succeeded());
     }
-    done
+    report
 }
 
 /// Removes each address from the store.
@@ -155,11 +155,11 @@ pub async fn purge(
     addresses: &[PackageSelector],
     call: impl Fn() -> RequestContext,
 ) -> OperationReport<PurgeResult> {
-    let mut done = OperationReport::empty();
+    let mut report = OperationReport::empty();
     for selector in addresses {
-        done.extend(mirror.purge(selector, &call()).await.map(|purged| vec![purged]), PurgeResult::is_all);
+        report.extend(mirror.purge(selector, &call()).await.map(|purged| vec![purged]), PurgeResult::is_all);
     }
-    done
+    report
 }
 
 /// Accepts changed bytes, keys or trees of each address.
@@ -168,20 +168,21 @@ pub async fn accept(
     addresses: &[PackageSelector],
     call: impl Fn() -> RequestContext,
 ) -> OperationReport<AcceptResult> {
-    let mut done = OperationReport::empty();
+    let mut report = OperationReport::empty();
     for selector in addresses {
         let accepted = match mirror.accept(selector, &call()).await {
-            Ok(nothing) if nothing.is_empty() => {
-                done.ok = false;
-                done.errors
-                    .push(format!("{selector}: nothing of it is stored; name a version to accept one that is not"));
+            Ok(accepted) if accepted.is_empty() => {
+                report.ok = false;
+                report.errors.push(format!(
+                    "{selector}: no version of this address is stored; name a version to accept one that is not stored"
+                ));
                 continue;
             }
             accepted => accepted,
         };
-        done.extend(accepted, |accepted| !matches!(accepted.ruling, AcceptOutcome::Failed { .. }));
+        report.extend(accepted, |accepted| !matches!(accepted.ruling, AcceptOutcome::Failed { .. }));
     }
-    done
+    report
 }
 
 /// Pins the stored packages of each address.
@@ -207,31 +208,31 @@ async fn pin_or_unpin(
     addresses: &[PackageSelector],
     pin: PinChange,
 ) -> OperationReport<PinResult> {
-    let mut done = OperationReport::empty();
+    let mut report = OperationReport::empty();
     for selector in addresses {
-        done.extend(mirror.pin(selector, pin).await, PinResult::succeeded);
+        report.extend(mirror.pin(selector, pin).await, PinResult::succeeded);
     }
-    done
+    report
 }
 
 /// Pins or unpins the packages of a job.
 pub async fn pin_job(mirror: &Arc<Mirror>, items: Vec<ToPin>, pin: PinChange) -> OperationReport<PinResult> {
-    let mut done = OperationReport::empty();
+    let mut report = OperationReport::empty();
     let packages = items.iter().filter_map(|item| item.package.clone()).collect();
-    let known = mirror.pin_artifacts(packages, pin).await.map(|known| {
-        let mut known = known.into_iter();
-        let subject = |item: ToPin| {
-            let not_held = PinResult { package: item.named, outcome: PinOutcome::NotHeld };
-            let now = item.package.and_then(|_| known.next()).unwrap_or(not_held);
-            match (now.succeeded(), item.is_pending) {
-                (true, _) | (false, false) => now,
-                (false, true) => PinResult { outcome: pin.pending_outcome(), ..now },
+    let results = mirror.pin_artifacts(packages, pin).await.map(|results| {
+        let mut results = results.into_iter();
+        let pin_result = |item: ToPin| {
+            let not_stored = PinResult { package: item.named, outcome: PinOutcome::NotHeld };
+            let result = item.package.and_then(|_| results.next()).unwrap_or(not_stored);
+            match (result.succeeded(), item.is_pending) {
+                (true, _) | (false, false) => result,
+                (false, true) => PinResult { outcome: pin.pending_outcome(), ..result },
             }
         };
-        items.into_iter().map(subject).collect()
+        items.into_iter().map(pin_result).collect()
     });
-    done.extend(known, PinResult::succeeded);
-    done
+    report.extend(results, PinResult::succeeded);
+    report
 }
 
 #[cfg(test)]
@@ -245,13 +246,13 @@ mod tests {
     }
 
     #[test]
-    fn a_body_names_each_address_once() {
+    fn duplicate_addresses_are_merged() {
         let body = r#"{"what":["acme/null@1.2","registry.example/acme/NULL@1.2.0","acme/null"]}"#;
         assert_eq!(read(body).unwrap(), ["registry.example/acme/null@1.2.0", "registry.example/acme/null"]);
     }
 
     #[test]
-    fn a_body_that_is_no_command_is_refused_whole() {
+    fn an_invalid_command_body_is_refused() {
         for body in [
             "",
             "[]",

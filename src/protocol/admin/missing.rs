@@ -12,27 +12,27 @@ use crate::mirror::MissingPackage;
 pub const MISSING: &str = "/admin/v1/missing";
 
 /// The order for the missing packages: each provider version once, with its platforms. An entry without a platform is
-/// for `sealed`, or for the platforms of the larder that fetches it.
-pub fn order_of(missing: &[MissingPackage], sealed: &[Platform]) -> OrderRequest {
-    let mut things: BTreeMap<String, BTreeSet<&Platform>> = BTreeMap::new();
-    for thing in missing {
-        match thing {
+/// for `default_platforms`; if these are empty, for the platforms of the larder that fetches the package.
+pub fn order_of(missing: &[MissingPackage], default_platforms: &[Platform]) -> OrderRequest {
+    let mut platforms_by_address: BTreeMap<String, BTreeSet<&Platform>> = BTreeMap::new();
+    for package in missing {
+        match package {
             MissingPackage::Provider { of: address, version, platform } => {
-                let platforms = things.entry(address_text(address, version.as_ref())).or_default();
+                let platforms = platforms_by_address.entry(address_text(address, version.as_ref())).or_default();
                 match platform {
                     Some(platform) => drop(platforms.insert(platform)),
-                    None => platforms.extend(sealed),
+                    None => platforms.extend(default_platforms),
                 }
             }
             MissingPackage::Module { of: address, version } => {
-                things.entry(address_text(address, version.as_ref())).or_default();
+                platforms_by_address.entry(address_text(address, version.as_ref())).or_default();
             }
         }
     }
     let request = |(address, platforms): (String, BTreeSet<&Platform>)| {
         AddressRequest::For(AddressFor { address, platforms: platforms.into_iter().map(ToString::to_string).collect() })
     };
-    OrderRequest { what: things.into_iter().map(request).collect(), ..OrderRequest::default() }
+    OrderRequest { what: platforms_by_address.into_iter().map(request).collect(), ..OrderRequest::default() }
 }
 
 /// The address as an operator writes it.

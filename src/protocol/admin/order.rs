@@ -10,7 +10,7 @@ use crate::requirements::{ClientKind, Configurations, FileContents, Files, Order
 
 /// Path of plan requests.
 pub const PLAN: &str = "/admin/v1/plan";
-/// The most addresses in one order.
+/// Maximum number of addresses in one order.
 const MAX_ADDRESSES: usize = 4096;
 /// An example of a body, for error texts.
 const SHAPE: &str = r#"{"what":["NAMESPACE/TYPE@CONSTRAINT"],"platforms":["OS_ARCH"]}"#;
@@ -89,15 +89,15 @@ impl OrderRequest {
     ///
     /// # Errors
     /// Both have files, they name different clients, or the other has roots without files.
-    pub fn add(&mut self, more: Self) -> Result<(), String> {
-        let Self { what: addresses, lock_files, files, roots, client, platforms, pin } = more;
-        if let (Some(ours), Some(theirs)) = (self.client, client)
-            && ours != theirs
+    pub fn add(&mut self, other: Self) -> Result<(), String> {
+        let Self { what: addresses, lock_files, files, roots, client, platforms, pin } = other;
+        if let (Some(own_client), Some(other_client)) = (self.client, client)
+            && own_client != other_client
         {
-            return Err("it is for another client than the rest".to_owned());
+            return Err("the order is for another client than the orders before it".to_owned());
         }
         if files.is_empty() && !roots.is_empty() {
-            return Err("it names \"roots\" and has no \"files\" that they are folders of".to_owned());
+            return Err("the order names \"roots\" but has no \"files\", of which the roots are folders".to_owned());
         }
         if !files.is_empty() {
             self.add_files(files, roots)?;
@@ -113,12 +113,11 @@ impl OrderRequest {
     /// Adds the files of configurations, and the folders in which `init` is run.
     ///
     /// # Errors
-    /// There are files already: paths of both could mean the same.
+    /// The order has files already: the paths of both could collide.
     pub fn add_files(&mut self, files: BTreeMap<String, FileContents>, roots: Vec<String>) -> Result<(), String> {
         if !self.files.is_empty() {
             return Err(
-                "folders, a tar and a .json with files cannot be named together: ask for one of them at a time"
-                    .to_owned(),
+                "folders, a tar and a .json with files cannot be combined: name one of them at a time".to_owned()
             );
         }
         (self.files, self.roots) = (files, roots);
@@ -130,7 +129,7 @@ impl OrderRequest {
     /// # Errors
     /// Every problem.
     pub fn order(&self, default_host: &Hostname) -> Result<Order, Vec<String>> {
-        let (mut given, mut problems) = (Vec::new(), Vec::new());
+        let (mut entries, mut problems) = (Vec::new(), Vec::new());
         if self.what.len() > MAX_ADDRESSES {
             problems.push(format!("\"what\" names {} addresses; at most {MAX_ADDRESSES} can be", self.what.len()));
         }
@@ -143,41 +142,41 @@ impl OrderRequest {
             let platforms = platforms_of(platforms, &mut problems);
             if let Ok(selector) = selector {
                 let address = OrderEntry::Address { what: selector, platforms };
-                if !given.contains(&address) {
-                    given.push(address);
+                if !entries.contains(&address) {
+                    entries.push(address);
                 }
             }
         }
         for NamedText { name, text } in &self.lock_files {
             match lock_file::parse(text.as_bytes()) {
                 Ok(locked) if locked.is_empty() => problems.push(format!("{name}: the lock file names no provider")),
-                Ok(locked) => given.push(OrderEntry::LockFile { name: name.clone(), locked }),
+                Ok(locked) => entries.push(OrderEntry::LockFile { name: name.clone(), locked }),
                 Err(bad) => problems.extend(bad.problems().into_iter().map(|problem| format!("{name}: {problem}"))),
             }
         }
         match Files::try_from(self.files.clone()) {
             Ok(files) if files.is_empty() && self.roots.is_empty() && self.files.is_empty() => {}
             Ok(files) => match Configurations::new(files, self.roots.clone(), self.client) {
-                Ok(configurations) => given.push(OrderEntry::Configurations(configurations)),
+                Ok(configurations) => entries.push(OrderEntry::Configurations(configurations)),
                 Err(reason) => problems.push(reason),
             },
             Err(bad) => problems.push(bad.to_string()),
         }
         let platforms = platforms_of(&self.platforms, &mut problems);
-        match Order::new(given, platforms) {
+        match Order::new(entries, platforms) {
             Ok(order) if problems.is_empty() => Ok(order),
             // An empty order is not reported when every entry was invalid.
             Ok(_) => Err(problems),
             Err(_) if !problems.is_empty() => Err(problems),
-            Err(more) => Err(more),
+            Err(other) => Err(other),
         }
     }
 }
 
 fn platforms_of(names: &[String], problems: &mut Vec<String>) -> Vec<Platform> {
-    let read =
-        names.iter().filter_map(|given| Platform::parse(given).map_err(|bad| problems.push(bad.to_string())).ok());
-    read.collect()
+    let parsed =
+        names.iter().filter_map(|name| Platform::parse(name).map_err(|bad| problems.push(bad.to_string())).ok());
+    parsed.collect()
 }
 
 #[cfg(test)]
@@ -185,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn roots_without_files_are_refused_where_orders_are_joined() {
+    fn an_order_with_roots_and_no_files_cannot_be_added() {
         let read = |body: &str| OrderRequest::read(body.as_bytes()).unwrap();
         let mut request = OrderRequest::default();
         assert!(request.add(read(r#"{"roots": ["prod"]}"#)).unwrap_err().contains("\"roots\""));

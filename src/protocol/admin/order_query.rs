@@ -7,8 +7,8 @@ use super::order::OrderRequest;
 use crate::requirements::ClientKind;
 
 /// The longest accepted root, in bytes.
-const MAX_ROOT: usize = 1024;
-/// The most options in one query.
+const MAX_ROOT_BYTES: usize = 1024;
+/// Maximum number of options in one query.
 const MAX_OPTIONS: usize = 1024;
 
 /// A parsed query.
@@ -20,7 +20,7 @@ pub struct OrderQuery {
     pub problems: Vec<String>,
 }
 
-/// Kind of body.
+/// Kinds of bodies, which have different options.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum OrderBodyKind {
     LockFile,
@@ -40,33 +40,36 @@ impl OrderQuery {
 
     fn read(query: Option<&str>, kind: OrderBodyKind) -> Self {
         let (mut options, mut problems) = (OrderRequest::default(), Vec::new());
-        for (number, (key, value)) in form_urlencoded::parse(query.unwrap_or_default().as_bytes()).enumerate() {
-            if number == MAX_OPTIONS {
-                problems.push(format!("the query: it says more than {MAX_OPTIONS} things"));
+        for (index, (key, value)) in form_urlencoded::parse(query.unwrap_or_default().as_bytes()).enumerate() {
+            if index == MAX_OPTIONS {
+                problems.push(format!("the query: more than {MAX_OPTIONS} options"));
                 break;
             }
             match (&*key, &*value, kind) {
                 ("platform", platform, _) => options.platforms.push(platform.to_owned()),
                 ("pin", "" | "true", _) => options.pin = true,
                 ("pin", "false", _) => options.pin = false,
-                ("pin", other, _) => {
-                    problems.push(format!("the query: pin is true or false, and not {:?}", short(other)));
+                ("pin", value, _) => {
+                    problems.push(format!("the query: pin is true or false, not {:?}", short(value)));
                 }
-                ("root", root, OrderBodyKind::Tar) if root.len() <= MAX_ROOT => options.roots.push(folder(root)),
+                ("root", root, OrderBodyKind::Tar) if root.len() <= MAX_ROOT_BYTES => options.roots.push(folder(root)),
                 ("root", root, OrderBodyKind::Tar) => {
                     problems.push(format!("the query: {:?}… is too long for a folder of a tar", short(root)));
                 }
                 ("client", "terraform", OrderBodyKind::Tar) => options.client = Some(ClientKind::Terraform),
                 ("client", "opentofu", OrderBodyKind::Tar) => options.client = Some(ClientKind::Opentofu),
-                ("client", other, OrderBodyKind::Tar) => {
-                    problems.push(format!("the query: client is terraform or opentofu, and not {:?}", short(other)));
+                ("client", value, OrderBodyKind::Tar) => {
+                    problems.push(format!("the query: client is terraform or opentofu, not {:?}", short(value)));
                 }
-                (other, _, kind) => {
-                    let known = match kind {
+                (name, _, kind) => {
+                    let option_names = match kind {
                         OrderBodyKind::LockFile => "platform and pin",
                         OrderBodyKind::Tar => "platform, root, client and pin",
                     };
-                    problems.push(format!("the query: there is no {:?}; {known} can be", short(other)));
+                    problems.push(format!(
+                        "the query: no option is named {:?}; the options are {option_names}",
+                        short(name)
+                    ));
                 }
             }
         }
@@ -75,14 +78,14 @@ impl OrderQuery {
 }
 
 /// Normalises a folder to the form of paths in a tar: without `./` before it and `/` after it; `.` is the top.
-fn folder(given: &str) -> String {
-    let inner = given.trim_end_matches('/');
-    let inner = inner.strip_prefix("./").unwrap_or(inner);
-    if inner == "." { String::new() } else { inner.to_owned() }
+fn folder(text: &str) -> String {
+    let folder = text.trim_end_matches('/');
+    let folder = folder.strip_prefix("./").unwrap_or(folder);
+    if folder == "." { String::new() } else { folder.to_owned() }
 }
 
-fn short(given: &str) -> String {
-    given.chars().take(64).collect()
+fn short(text: &str) -> String {
+    text.chars().take(64).collect()
 }
 
 #[cfg(test)]
@@ -108,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_is_wrong_with_it_is_said() {
+    fn every_problem_of_a_query_is_reported() {
         let query = "pin=yes&plattform=linux_amd64&root=prod&client=terraform";
         assert_eq!(OrderQuery::of_lock_file(Some(query)).problems.len(), 4);
         let long = format!("root={}&client=tofu", "x".repeat(2000));
@@ -119,7 +122,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_query_is_read_or_refused_in_few_words(query in "([a-z]{1,8}(=[^&]{0,40})?&){0,12}|\\PC{0,200}") {
+        fn any_query_is_parsed_or_refused_with_short_problems(query in "([a-z]{1,8}(=[^&]{0,40})?&){0,12}|\\PC{0,200}") {
             for OrderQuery { options, problems } in [OrderQuery::of_tar(Some(&query)), OrderQuery::of_lock_file(Some(&query))] {
                 prop_assert!(problems.iter().all(|problem| problem.len() < 1000));
                 prop_assert!(options.what.is_empty() && options.files.is_empty() && options.lock_files.is_empty());

@@ -58,7 +58,7 @@ pub fn parse_unsigned_query(query: Option<&str>) -> Result<UnsignedPolicy, Strin
     match query {
         None | Some("") => Ok(UnsignedPolicy::Refused),
         Some("unsigned" | "unsigned=" | "unsigned=true") => Ok(UnsignedPolicy::Allowed),
-        Some(_) => Err("the query may say unsigned, and nothing else".to_owned()),
+        Some(_) => Err("the only option of the query is unsigned".to_owned()),
     }
 }
 

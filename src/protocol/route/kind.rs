@@ -55,7 +55,7 @@ impl RouteKind {
         Self::Health,
     ];
 
-    /// The word in logs and labels.
+    /// The text in logs and metric labels.
     pub fn label(self) -> &'static str {
         match self {
             Self::Discovery => "discovery",

@@ -65,8 +65,8 @@ impl<'a> Origin<'a> {
             Some((name, port)) if !port.ends_with(']') => (name, Some(port)),
             _ => (authority, None),
         };
-        let is_ipv6 = name.strip_prefix('[').and_then(|name| name.strip_suffix(']'));
-        let is_host = match is_ipv6 {
+        let ipv6 = name.strip_prefix('[').and_then(|name| name.strip_suffix(']'));
+        let is_host = match ipv6 {
             Some(address) => address.parse::<std::net::Ipv6Addr>().is_ok(),
             None => !name.is_empty() && !name.ends_with('.') && !name.contains([':', '[', ']']),
         };
@@ -128,7 +128,7 @@ impl Mount {
     }
 
     /// Returns the base of the URLs in the answer to a request that came through `via` and sees larder at `origin`. A
-    /// larder in front of this one resolves paths against the URL that it asked, and must not be sent to our public
+    /// larder in front of this one resolves paths against the URL that it asked, and must not be redirected to our public
     /// name.
     pub fn base<'a>(&'a self, via: &CdnLoop, origin: Option<Origin<'a>>) -> Base<'a> {
         if via.names_a_larder() {
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn one_origin_has_one_spelling_and_what_is_none_is_refused() {
+    fn every_origin_has_one_spelling_and_invalid_ones_are_refused() {
         for (scheme, authority, expected) in [
             (Scheme::Https, "mirror.example", Some("https://mirror.example/x")),
             (Scheme::Https, "Mirror.Example:443", Some("https://mirror.example/x")),
@@ -199,9 +199,9 @@ mod tests {
     }
 
     proptest! {
-        /// For any Host, the written URL points to that host and to no other path.
+        /// No Host header can change the path of a written URL, or add a user or query.
         #[test]
-        fn an_origin_leads_to_itself(authority in "\\PC{0,30}|[a-zA-Z0-9.:\\[\\]@/?#_-]{0,20}") {
+        fn a_url_with_a_parsed_origin_has_no_other_path_user_or_query(authority in "\\PC{0,30}|[a-zA-Z0-9.:\\[\\]@/?#_-]{0,20}") {
             if let Some(written) = url(Scheme::Https, &authority) {
                 // The WHATWG URL standard refuses a name such as `1.2.3.4.5`, and so do clients.
                 if let Ok(parsed) = Url::parse(&written) {

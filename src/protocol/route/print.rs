@@ -8,8 +8,8 @@ use crate::mirror::{ArchiveRef, ModuleArchiveRef, ProofFileRef};
 use crate::upstream::discovery::Service;
 use crate::upstream::pages::PageRef;
 
-/// Characters that are encoded in a path segment. `+` is literal in the version paths of the clients (PROTOCOL 2.2),
-/// `:` in hosts with a port.
+/// Characters that are encoded in a path segment. `+` is literal in the version paths of the clients (PROTOCOL, section
+/// 2.2), `:` in hosts with a port.
 const ENCODED: &AsciiSet =
     &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~').remove(b'+').remove(b':');
 

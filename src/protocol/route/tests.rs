@@ -1,4 +1,4 @@
-//! Every spelling, every refusal, and the round trip.
+//! Tests of routes: spellings, refusals, and the round trip between paths and routes.
 
 use proptest::prelude::*;
 use url::Url;
@@ -6,7 +6,7 @@ use url::Url;
 use super::*;
 use crate::cdn_loop::CdnLoop;
 
-fn door() -> RouteContext {
+fn context() -> RouteContext {
     let hosts = ["registry.example", "registry.example:8443", "xn--bcher-kva.example"];
     let upstreams = hosts.iter().map(|host| Hostname::parse(host).unwrap()).collect();
     RouteContext { upstreams, default_upstream: None }
@@ -18,7 +18,7 @@ fn parse(url: &str) -> Result<Route, RouteError> {
 
 fn parse_at(url: &str, host: Option<&str>) -> Result<Route, RouteError> {
     let (path, query) = url.split_once('?').map_or((url, None), |(path, query)| (path, Some(query)));
-    Route::parse(path, query, host, &door())
+    Route::parse(path, query, host, &context())
 }
 
 #[test]
@@ -40,7 +40,7 @@ fn every_spelling_of_a_host_reaches_the_same_route() {
 }
 
 #[test]
-fn what_no_name_can_be_is_malformed_and_what_is_not_there_is_unknown() {
+fn invalid_names_are_malformed_and_unmatched_paths_are_unknown() {
     let long = "a".repeat(129);
     for path in [
         "/mirror/registry.example/acme/null/v1.0.0.json",
@@ -79,7 +79,7 @@ fn what_no_name_can_be_is_malformed_and_what_is_not_there_is_unknown() {
 
 /// DESIGN, promise 15: mistakes in a client's configuration are answered with the line to write.
 #[test]
-fn a_missing_slash_and_a_name_that_is_no_upstream_are_recognised() {
+fn common_configuration_mistakes_are_explained() {
     for (path, api, cause) in [
         ("/v1/modules?limit=2", Api::Registry, "this host name"),
         ("/v1/providers/acme/null/versions", Api::Registry, "this host name"),
@@ -92,12 +92,12 @@ fn a_missing_slash_and_a_name_that_is_no_upstream_are_recognised() {
         ("/registry/other.example./.well-known/terraform.json", Api::Registry, "other.example. has a dot"),
         ("/mirror/registry.example./acme/null/index.json", Api::NetworkMirror, "registry.example. has a dot"),
         ("/archive/registry.example./x", Api::Archive, "registry.example. has a dot"),
-        ("/registry/registry.example/v1/providers/acme/null/versions/", Api::Registry, "a slash behind \"versions\""),
-        ("/registry/registry.example/v1/modules/acme/vpc/aws/versions/", Api::Registry, "a slash behind \"versions\""),
+        ("/registry/registry.example/v1/providers/acme/null/versions/", Api::Registry, "a slash after \"versions\""),
+        ("/registry/registry.example/v1/modules/acme/vpc/aws/versions/", Api::Registry, "a slash after \"versions\""),
         (
             "/registry/registry.example/v1/modules/acme/vpc/aws/1.0.0/download/",
             Api::Registry,
-            "a slash behind \"download\"",
+            "a slash after \"download\"",
         ),
     ] {
         let Err(RouteError::Misdirected { api: found_api, explanation }) = parse(path) else {
@@ -112,7 +112,7 @@ fn a_missing_slash_and_a_name_that_is_no_upstream_are_recognised() {
 
 /// Seed 002: base paths with and without a slash, and `search` in the place of a namespace.
 #[test]
-fn pages_have_one_url_however_they_are_asked_for() {
+fn every_spelling_of_a_page_url_becomes_one_url() {
     let base = "/registry/registry.example/v1";
     for (given, url) in [
         ("/modules", "/modules"),
@@ -135,7 +135,7 @@ fn pages_have_one_url_however_they_are_asked_for() {
 }
 
 #[test]
-fn a_taken_over_name_is_its_upstream_whatever_the_port() {
+fn a_host_that_names_an_upstream_stands_for_it_on_any_port() {
     for host in ["registry.example", "Registry.example:8080", "registry.example:443"] {
         let route = parse_at("/.well-known/terraform.json", Some(host));
         assert_eq!(route, Ok(Route::Discovery(Hostname::parse("registry.example").unwrap())), "{host}");
@@ -144,7 +144,7 @@ fn a_taken_over_name_is_its_upstream_whatever_the_port() {
     }
     let other_port = parse_at("/.well-known/terraform.json", Some("registry.example:8443"));
     assert_eq!(other_port, Ok(Route::Discovery(Hostname::parse("registry.example:8443").unwrap())));
-    let own = RouteContext { default_upstream: Some(Hostname::parse("registry.example").unwrap()), ..door() };
+    let own = RouteContext { default_upstream: Some(Hostname::parse("registry.example").unwrap()), ..context() };
     for host in [Some("mirror.corp"), Some("mirror.corp:8443"), Some("[::1]:8080"), None] {
         let path_of = |path: &str| Route::parse(path, None, host, &own).map(|route| route.path());
         let base = "/registry/registry.example";
@@ -169,15 +169,15 @@ fn a_taken_over_name_is_its_upstream_whatever_the_port() {
         };
         assert!(explanation.cause.contains("has a dot at its end"), "{explanation}");
     }
-    for (host, door, says) in [
-        ("registry.example", door(), "v1 of registry.example"),
+    for (host, context, expected_reason) in [
+        ("registry.example", context(), "v1 of registry.example"),
         ("mirror.corp", own, "v1 of registry.example"),
-        ("mirror.corp", door(), "/v2/providers/x"),
+        ("mirror.corp", context(), "/v2/providers/x"),
     ] {
-        let Err(RouteError::Unknown(reason)) = Route::parse("/v2/providers/x", None, Some(host), &door) else {
+        let Err(RouteError::Unknown(reason)) = Route::parse("/v2/providers/x", None, Some(host), &context) else {
             panic!("{host}")
         };
-        assert!(reason.contains(says), "{reason}");
+        assert!(reason.contains(expected_reason), "{reason}");
     }
 }
 
@@ -203,7 +203,7 @@ fn urls_carry_the_public_name_and_requests_parse_with_and_without_its_prefix() {
 
 prop_compose! {
     fn any_route()(
-        which in 0..13usize,
+        variant in 0..13usize,
         host in prop::sample::select(vec!["registry.example", "registry.example:8443", "xn--bcher-kva.example"]),
         namespace in "[a-z0-9][a-z0-9_-]{0,20}",
         type_ in "[a-z0-9][a-z0-9_-]{0,20}",
@@ -221,7 +221,7 @@ prop_compose! {
         };
         let version = Version::parse(&version).ok()?;
         let package = Package { provider: address.clone(), version: version.clone(), platform: Platform::new(&os, &arch).ok()? };
-        Some(match which {
+        Some(match variant {
             0 => Route::Discovery(address.host),
             1 => Route::ProviderVersions(address),
             2 => Route::ProviderDownload(package),
@@ -233,7 +233,7 @@ prop_compose! {
                 let spelled = SpelledVersion::parse(version.as_str()).ok()?;
                 let host = address.host.clone();
                 let module = ModuleAddress { host: host.clone(), namespace: namespace.clone(), name: name.clone(), system: system.clone() };
-                let path = match which {
+                let path = match variant {
                     5 => PagePath::Modules,
                     6 => PagePath::Search,
                     // `search` as a namespace is the search route.
@@ -302,9 +302,9 @@ proptest! {
         }
     }
 
-    /// From the other side: whatever parses is one route, however it was spelled.
+    /// DESIGN, law 8, from requests: every path that parses prints as a path of the same route.
     #[test]
-    fn every_route_that_is_asked_for_prints_as_itself(path in any_path(), host in prop::option::of("(registry\\.example|bücher\\.example)(:[0-9]{1,5})?")) {
+    fn every_parsed_route_prints_as_a_path_that_parses_back(path in any_path(), host in prop::option::of("(registry\\.example|bücher\\.example)(:[0-9]{1,5})?")) {
         if let Ok(route) = parse_at(&path, host.as_deref()) {
             prop_assert_eq!(parse(&route.path()), Ok(route.clone()), "{}", path);
         }
