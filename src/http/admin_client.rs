@@ -271,6 +271,9 @@ async fn read_lines(
             return Err(failed(format!("a line of the answer is larger than {} MiB", MAX_LINE_BYTES >> 20)));
         }
     }
+    if !unread.is_empty() {
+        on_line(&unread);
+    }
     Ok(())
 }
 
@@ -362,4 +365,46 @@ async fn read_at_most(
 ) -> Result<Bytes, AdminClientError> {
     let body = Limited::new(response.into_body(), max_bytes).collect().await;
     body.map(|body| body.to_bytes()).map_err(|e| AdminClientError::Failed { address, reason: e.to_string() })
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::StreamBody;
+    use hyper::body::Frame;
+    use hyper::service::service_fn;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// An admin listener that answers every request with these pieces.
+    async fn listener(pieces: &'static [&'static str]) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let answer = service_fn(move |_| async move {
+            let frame = |piece: &&'static str| Ok(Frame::data(Bytes::from_static(piece.as_bytes())));
+            let frames: Vec<io::Result<Frame<Bytes>>> = pieces.iter().map(frame).collect();
+            let body = StreamBody::new(futures_util::stream::iter(frames));
+            Response::builder().header(header::SERVER, SERVER).body(body)
+        });
+        tokio::spawn(async move {
+            let (stream, _) = listener.accept().await.unwrap();
+            hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), answer).await
+        });
+        address
+    }
+
+    #[tokio::test]
+    async fn every_line_of_an_answer_is_reported_even_a_last_one_without_line_end() {
+        for (pieces, expected) in [
+            (&["a\nb\n"][..], &["a\n", "b\n"][..]),
+            (&["a", "b\nc", "\n"], &["ab\n", "c\n"]),
+            (&["a\n", "b"], &["a\n", "b"]),
+            (&[], &[]),
+        ] {
+            let mut lines = Vec::new();
+            let on_line = |line: &[u8]| lines.push(String::from_utf8(line.to_vec()).unwrap());
+            post_lines(listener(pieces).await, "/", None, on_line).await.unwrap();
+            assert_eq!(lines, expected);
+        }
+    }
 }
