@@ -24,6 +24,7 @@ pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Bytes {
 
 /// HEADERS of a GET (RFC 7541, indexed by the static table only).
 pub(crate) fn get_frame(stream: u32, path: &str) -> Bytes {
+    assert!(path.len() >= 127, "the path has fewer than 127 bytes: {path}");
     let mut block = vec![0x82, 0x86, 0x04, 0x7f];
     // A length of seven bits, and the rest of it in the bytes after.
     let mut rest = path.len() - 127;
