@@ -57,7 +57,7 @@ impl<'a> Release<'a> {
     /// stands in front of it serves them too.
     pub(crate) fn pages(&self) -> anyhow::Result<Vec<(String, Page)>> {
         let Self { name, version, .. } = self;
-        let key = SigningKey::usual();
+        let key = SigningKey::shared();
         let folder = format!("/releases/acme/{name}/{version}");
         let sums_name = format!("terraform-provider-{name}_{version}_SHA256SUMS");
         let mut sums = String::new();

@@ -11,7 +11,7 @@ use crate::larder::{Home, Larder, Log};
 use crate::measure::{median, rounds};
 use crate::report::{Section, Target as Goal, cell};
 use crate::support::git::Repositories;
-use crate::support::git_module_fixture::through;
+use crate::support::git_module_fixture::override_through;
 use crate::support::larder::HOST;
 use crate::support::terraform::{Terraform, Workspace, host_override};
 use crate::support::tls::TestCa;
@@ -93,10 +93,10 @@ fn measure(bench: &Bench, forge: &Forge) -> anyhow::Result<HashMap<Route, Vec<f6
     let run = |from: Route| match from {
         Route::Nowhere => init(bench, forge, 0, &directly),
         Route::Git => init(bench, forge, MODULES, &directly),
-        Route::Warm => init(bench, forge, MODULES, &through(&base(&warm))),
+        Route::Warm => init(bench, forge, MODULES, &override_through(&base(&warm))),
         Route::Cold => {
             let cold = larder()?;
-            init(bench, forge, MODULES, &through(&base(&cold)))
+            init(bench, forge, MODULES, &override_through(&base(&cold)))
         }
     };
     run(Route::Warm)?;

@@ -79,7 +79,7 @@ pub(crate) async fn audit_acknowledged(setup: &Arc<SoakSetup>, at_most: usize) -
 pub(crate) async fn audit_store(setup: &SoakSetup, folder: &Folder) -> anyhow::Result<AuditResult> {
     let mut true_digests = setup.truth.digests().await;
     true_digests.extend(setup.sources.seen().into_values());
-    let mut result = AuditResult { staged: folder.staged().len(), ..AuditResult::default() };
+    let mut result = AuditResult { staged: folder.partial_downloads().len(), ..AuditResult::default() };
     for blob in folder.blobs() {
         let bytes = fs::read(&blob)?;
         let name = blob.file_name().unwrap_or_default().to_string_lossy().into_owned();

@@ -132,7 +132,7 @@ impl Chaos {
             }
             sleep_until(fault.min(change).min(away).min(kill).min(log_check).min(attack).min(until)).await;
         }
-        self.upstream.heal();
+        self.upstream.clear_faults();
         self.hostile.end_silence(&self.upstream);
         self.site.set_weather("calm");
         self.check_refetches();
@@ -141,7 +141,7 @@ impl Chaos {
 
     /// Removes the faults, and perhaps injects others; returns the time until the next call.
     fn next_fault(&mut self) -> Duration {
-        self.upstream.heal();
+        self.upstream.clear_faults();
         if self.rng.gen_bool(0.35) {
             self.site.set_weather("calm");
             return Duration::from_millis(self.rng.gen_range(500..2500));

@@ -140,8 +140,8 @@ impl Hostile {
 
     /// Lets both upstreams answer new connections again.
     pub(crate) fn end_silence(&mut self, upstream: &FakeUpstream) {
-        upstream.speak_again();
-        self.site.sources.upstream.speak_again();
+        upstream.end_silence();
+        self.site.sources.upstream.end_silence();
         self.is_silent = false;
     }
 
@@ -315,5 +315,5 @@ impl Hostile {
 
 /// A new key. Each run has its own, so that runs are independent.
 fn stranger() -> Signer {
-    Signer::Key(SigningKey::another())
+    Signer::Key(SigningKey::new_key())
 }

@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::SoakSetup;
 use crate::life::LarderProcess;
-use crate::support::http2_frames::{get_frame, open_windows, preface};
+use crate::support::http2_frames::{get_request_frame, open_windows, preface};
 
 /// HTTP/1.1 clients, with one stream each.
 const HTTP1_CLIENTS: u64 = 24;
@@ -87,10 +87,10 @@ async fn over_http2(process: &LarderProcess, path: &str, opens_windows: bool) ->
     if opens_windows {
         stream.write_all(&open_windows()).await?;
     }
-    // `get_frame` needs a path longer than a hundred bytes.
+    // `get_request_frame` needs a path longer than a hundred bytes.
     let path = format!("{path}?{}", "a".repeat(100));
     for id in 0..STREAMS {
-        stream.write_all(&get_frame(2 * id + 1, &path)).await?;
+        stream.write_all(&get_request_frame(2 * id + 1, &path)).await?;
     }
     Ok(stream)
 }

@@ -174,12 +174,14 @@ async fn run(options: &Options, phase: Phase, seed: u64) -> anyhow::Result<u64> 
     let sources = Sources::start().await;
     let config = Larder::mirroring(&upstream)
         .server("http2 = true")
-        .on(&folder)
+        .store_at(&folder)
         .allow_private(&sources.upstream.origin())
         .store(&format!("max_size = \"{}\"", phase.max_size))
-        .with(&format!("verification = \"{}\"", phase.verification))
-        .with("patience = \"500ms\"")
-        .with("fresh = { versions = \"2s\", discovery = \"5s\", download = \"4s\", api = \"1s\", not_found = \"1s\" }")
+        .upstream_lines(&format!("verification = \"{}\"", phase.verification))
+        .upstream_lines("patience = \"500ms\"")
+        .upstream_lines(
+            "fresh = { versions = \"2s\", discovery = \"5s\", download = \"4s\", api = \"1s\", not_found = \"1s\" }",
+        )
         .config_text();
     let ledger = Arc::new(Ledger::new());
     let setup = Arc::new(SoakSetup {

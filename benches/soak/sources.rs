@@ -13,7 +13,7 @@ use crate::asking::{BodyEnd, SoakRequest};
 use crate::clients::Client;
 use crate::ledger::{BrokenPromise, Kind};
 use crate::support::larder::HOST;
-use crate::support::module_fixture::{noise, tar_gz, unpacked};
+use crate::support::module_fixture::{noise, tar_gz, unpack_tar_gz};
 use crate::support::upstream::{FakeUpstream, Fault, Module, Target, sha256_hex};
 
 /// The files of a module.
@@ -190,7 +190,7 @@ impl Client {
             // `unpacked` panics for bytes that are no archive.
             && self.site.sources.truth.get(name).is_some_and(|tree| {
                 let body = &archive.body;
-                std::panic::catch_unwind(|| unpacked(body)).is_ok_and(|found| found == *tree)
+                std::panic::catch_unwind(|| unpack_tar_gz(body)).is_ok_and(|found| found == *tree)
             });
         if !is_correct {
             self.site.ledger.broken(

@@ -57,7 +57,7 @@ pub(crate) enum Signer {
 impl Signer {
     /// The key that the providers have from the start.
     pub(crate) fn usual() -> Self {
-        Self::Key(SigningKey::usual())
+        Self::Key(SigningKey::shared())
     }
 
     fn fingerprint(&self) -> Option<String> {

@@ -48,8 +48,9 @@ pub(super) async fn check_upstream(upstream: &Upstream, outbound: &Outbound, sto
     let checks_of_upstream = UpstreamCheck { upstream, outbound, host: &upstream.settings.host, now };
     let Ok(url) = upstream.settings.url.join(".well-known/terraform.json") else { return Findings::default() };
     let started = Instant::now();
-    let answer =
-        checks_of_upstream.fetch("its discovery document", &url, &upstream.credential_scope, discovery::MAX_DOCUMENT_BYTES).await;
+    let answer = checks_of_upstream
+        .fetch("its discovery document", &url, &upstream.credential_scope, discovery::MAX_DOCUMENT_BYTES)
+        .await;
     let (document, mut checks) = match answer {
         Ok(document) => (document, checks_of_upstream.passed_steps(&url)),
         Err(failure) => return checks_of_upstream.failed_steps(&url, &failure).into(),

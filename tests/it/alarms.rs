@@ -1,4 +1,4 @@
-//! Alarms (DESIGN 3): each one stays until its cause is resolved, and none hides another.
+//! Alarms (DESIGN, section 3): each one stays until its cause is resolved, and none hides another.
 
 use larder::address::{Address, Hostname, Name, ProviderAddress};
 use larder::clock::Timestamp;
@@ -7,7 +7,9 @@ use serde_json::{Value, json};
 
 use crate::support::http::{client, send};
 use crate::support::larder::{Folder, HOST, Larder};
-use crate::support::null_provider::{NULL, NULL_120, PACKAGE, edition, impatient, install, upstream_with, zip};
+use crate::support::null_provider::{
+    NULL, NULL_120, PACKAGE, always_revalidating, edition, install, upstream_with, zip,
+};
 use crate::support::upstream::{FakeUpstream, Fault, SigningKey, Target};
 
 const PACKAGE_130: &str = "registry.terraform.io/acme/null 1.3.0 (linux_amd64)";
@@ -17,7 +19,7 @@ async fn open_alarms(larder: &Larder) -> Vec<(String, String)> {
     larder.alarms().await.into_iter().map(|(kind, _, version, _)| (kind, version)).collect()
 }
 
-fn alarms(expected: &[(&str, &str)]) -> Vec<(String, String)> {
+fn expected_alarms(expected: &[(&str, &str)]) -> Vec<(String, String)> {
     expected.iter().map(|(kind, version)| ((*kind).to_owned(), (*version).to_owned())).collect()
 }
 
@@ -50,16 +52,16 @@ fn alarm(kind: &str, name: &str, version: &str) -> Value {
 }
 
 /// A new version, signed by a key that never signed before.
-fn version_with_new_key(stranger: &SigningKey) -> crate::support::upstream::Provider {
-    edition(1).version("1.3.0").signed_by(stranger)
+fn version_with_new_key(unknown_key: &SigningKey) -> crate::support::upstream::Provider {
+    edition(1).version("1.3.0").signed_by(unknown_key)
 }
 
-async fn larder_with_new_key_alarm(upstream: &FakeUpstream, stranger: &SigningKey) -> Larder {
-    let larder = impatient(upstream).start().await;
+async fn larder_with_new_key_alarm(upstream: &FakeUpstream, unknown_key: &SigningKey) -> Larder {
+    let larder = always_revalidating(upstream).start().await;
     install(&larder).await;
-    upstream.publish(version_with_new_key(stranger));
+    upstream.publish(version_with_new_key(unknown_key));
     larder.document("null", "1.3.0").await.expect(200);
-    assert_eq!(open_alarms(&larder).await, alarms(&[("new-key", "1.3.0")]));
+    assert_eq!(open_alarms(&larder).await, expected_alarms(&[("new-key", "1.3.0")]));
     larder
 }
 
@@ -67,25 +69,25 @@ async fn larder_with_new_key_alarm(upstream: &FakeUpstream, stranger: &SigningKe
 #[tokio::test]
 async fn an_accept_that_fails_resolves_no_alarm() {
     let upstream = upstream_with(edition(1)).await;
-    let larder = larder_with_new_key_alarm(&upstream, &SigningKey::another()).await;
+    let larder = larder_with_new_key_alarm(&upstream, &SigningKey::new_key()).await;
     upstream.fault(Target::Document, Fault::Status(503));
-    let done = larder.tell("accept", NULL).await;
+    let done = larder.run_command("accept", NULL).await;
     assert_eq!(done.outcomes(), [(PACKAGE, "failed"), (PACKAGE_130, "failed")], "{done}");
-    assert_eq!(open_alarms(&larder).await, alarms(&[("new-key", "1.3.0")]));
-    upstream.heal();
-    assert!(larder.tell("accept", NULL).await.ok);
-    assert_eq!(open_alarms(&larder).await, alarms(&[]));
+    assert_eq!(open_alarms(&larder).await, expected_alarms(&[("new-key", "1.3.0")]));
+    upstream.clear_faults();
+    assert!(larder.run_command("accept", NULL).await.ok);
+    assert_eq!(open_alarms(&larder).await, expected_alarms(&[]));
 }
 
 /// DESIGN, promise 14: the accepted key is the one that signs now, and no other.
 #[tokio::test]
 async fn accepting_one_new_key_does_not_resolve_the_alarm_of_another() {
     let upstream = upstream_with(edition(1)).await;
-    let (first, second) = (SigningKey::another(), SigningKey::another());
+    let (first, second) = (SigningKey::new_key(), SigningKey::new_key());
     let larder = larder_with_new_key_alarm(&upstream, &first).await;
     upstream.publish(version_with_new_key(&second));
-    assert!(larder.tell("accept", NULL).await.ok);
-    assert_eq!(open_alarms(&larder).await, alarms(&[("new-key", "1.3.0")]));
+    assert!(larder.run_command("accept", NULL).await.ok);
+    assert_eq!(open_alarms(&larder).await, expected_alarms(&[("new-key", "1.3.0")]));
     assert!(larder.alarms().await[0].3["detail"].as_str().unwrap().contains(&first.fingerprint()));
 }
 
@@ -93,14 +95,14 @@ async fn accepting_one_new_key_does_not_resolve_the_alarm_of_another() {
 #[tokio::test]
 async fn accepting_a_new_key_for_the_provider_is_reported() {
     let upstream = upstream_with(edition(1)).await;
-    let stranger = SigningKey::another();
-    let larder = larder_with_new_key_alarm(&upstream, &stranger).await;
-    let done = larder.tell("accept", NULL).await;
+    let unknown_key = SigningKey::new_key();
+    let larder = larder_with_new_key_alarm(&upstream, &unknown_key).await;
+    let done = larder.run_command("accept", NULL).await;
     assert_eq!(done.outcomes(), [(PACKAGE, "nothing_to_accept"), (PACKAGE_130, "accepted")], "{done}");
-    assert_eq!(done.items[1].key, Some(stranger.fingerprint()), "{done}");
-    let again = larder.tell("accept", NULL).await;
+    assert_eq!(done.items[1].key, Some(unknown_key.fingerprint()), "{done}");
+    let again = larder.run_command("accept", NULL).await;
     assert_eq!(again.outcomes(), [(PACKAGE, "nothing_to_accept"), (PACKAGE_130, "nothing_to_accept")], "{again}");
-    upstream.publish(edition(2).signed_by(&stranger));
+    upstream.publish(edition(2).signed_by(&unknown_key));
     assert!(install(&larder).await.2 == zip(&upstream));
 }
 
@@ -108,14 +110,14 @@ async fn accepting_a_new_key_for_the_provider_is_reported() {
 #[tokio::test]
 async fn a_second_new_key_of_a_version_does_not_hide_the_first() {
     let upstream = upstream_with(edition(1)).await;
-    let (first, second) = (SigningKey::another(), SigningKey::another());
+    let (first, second) = (SigningKey::new_key(), SigningKey::new_key());
     let larder = larder_with_new_key_alarm(&upstream, &first).await;
     upstream.publish(version_with_new_key(&second));
     larder.document("null", "1.3.0").await.expect(200);
     let folder = larder.stop().await;
-    let larder = impatient(&upstream).on(&folder).start().await;
+    let larder = always_revalidating(&upstream).store_at(&folder).start().await;
     let raised = larder.alarms().await;
-    assert_eq!(open_alarms(&larder).await, alarms(&[("new-key", "1.3.0"), ("new-key", "1.3.0")]));
+    assert_eq!(open_alarms(&larder).await, expected_alarms(&[("new-key", "1.3.0"), ("new-key", "1.3.0")]));
     for key in [first, second] {
         let signed = format!("signed by key {}", key.fingerprint());
         assert!(raised.iter().any(|(.., alarm)| alarm["detail"].as_str().unwrap().contains(&signed)), "{raised:?}");
@@ -125,60 +127,67 @@ async fn a_second_new_key_of_a_version_does_not_hide_the_first() {
 /// DESIGN, promise 14: an unchanged set of another platform does not resolve a refusal.
 #[tokio::test]
 async fn the_set_of_another_platform_does_not_resolve_a_refusal() {
-    let both = |provider: crate::support::upstream::Provider| provider.platform("linux_amd64").platform("darwin_arm64");
-    let upstream = upstream_with(both(edition(1))).await;
-    let larder = impatient(&upstream).start().await;
+    let both_platforms =
+        |provider: crate::support::upstream::Provider| provider.platform("linux_amd64").platform("darwin_arm64");
+    let upstream = upstream_with(both_platforms(edition(1))).await;
+    let larder = always_revalidating(&upstream).start().await;
     for platform in ["linux_amd64", "darwin_arm64"] {
         larder.document_for("null", "1.2.0", platform).await.expect(200);
     }
-    // A registry that lies to one platform only.
-    let stranger = SigningKey::another();
+    // A registry that sends changed files for one platform only.
+    let unknown_key = SigningKey::new_key();
     for _ in 0..2 {
-        upstream.publish(both(edition(2)).signed_by(&stranger));
+        upstream.publish(both_platforms(edition(2)).signed_by(&unknown_key));
         larder.document("null", "1.2.0").await.expect(200);
-        upstream.publish(both(edition(1)));
+        upstream.publish(both_platforms(edition(1)));
         larder.document_for("null", "1.2.0", "darwin_arm64").await.expect(200);
-        assert_eq!(open_alarms(&larder).await, alarms(&[("waits-for-accept", "1.2.0")]));
+        assert_eq!(open_alarms(&larder).await, expected_alarms(&[("waits-for-accept", "1.2.0")]));
     }
     assert_eq!(larder.metric("larder_alarms_total").await, 1.0);
     // The old set resolves the alarm on the platform where the new one was refused.
     larder.document("null", "1.2.0").await.expect(200);
-    assert_eq!(open_alarms(&larder).await, alarms(&[]));
+    assert_eq!(open_alarms(&larder).await, expected_alarms(&[]));
 }
 
 /// DESIGN, promise 15: after upstream withdraws a re-release, there is nothing to accept, and its alarm must not stay
 /// forever.
 #[tokio::test]
 async fn accept_of_a_withdrawn_version_resolves_its_alarms() {
-    for is_held in [true, false] {
+    for is_stored in [true, false] {
         let upstream = upstream_with(edition(1)).await;
         upstream.publish(edition(1).version("1.1.0"));
-        let larder = impatient(&upstream).start().await;
-        let (_, _, old) = install(&larder).await;
-        if !is_held {
-            larder.tell("purge", NULL).await;
+        let larder = always_revalidating(&upstream).start().await;
+        let (_, _, original_zip) = install(&larder).await;
+        if !is_stored {
+            larder.run_command("purge", NULL).await;
         }
-        upstream.publish(edition(2).signed_by(&SigningKey::another()));
-        larder.document("null", "1.2.0").await.expect(if is_held { 200 } else { 502 });
-        assert_eq!(open_alarms(&larder).await, alarms(&[("waits-for-accept", "1.2.0")]));
+        upstream.publish(edition(2).signed_by(&SigningKey::new_key()));
+        larder.document("null", "1.2.0").await.expect(if is_stored { 200 } else { 502 });
+        assert_eq!(open_alarms(&larder).await, expected_alarms(&[("waits-for-accept", "1.2.0")]));
         upstream.withdraw("acme", "null", "1.2.0");
         // While upstream does not answer, the alarm stays.
         upstream.fault(Target::Document, Fault::Status(503));
         upstream.fault(Target::Versions, Fault::Status(503));
-        larder.tell("accept", NULL_120).await;
-        assert!(open_alarms(&larder).await.contains(&alarms(&[("waits-for-accept", "1.2.0")])[0]), "{is_held}");
-        upstream.heal();
+        larder.run_command("accept", NULL_120).await;
+        assert!(
+            open_alarms(&larder).await.contains(&expected_alarms(&[("waits-for-accept", "1.2.0")])[0]),
+            "{is_stored}"
+        );
+        upstream.clear_faults();
 
-        let done = larder.tell("accept", NULL_120).await;
-        assert_eq!((done.outcomes(), done.ok), (vec![(PACKAGE, "withdrawn")], true), "{is_held}: {done}");
-        assert!(!open_alarms(&larder).await.contains(&alarms(&[("waits-for-accept", "1.2.0")])[0]), "{is_held}");
+        let done = larder.run_command("accept", NULL_120).await;
+        assert_eq!((done.outcomes(), done.ok), (vec![(PACKAGE, "withdrawn")], true), "{is_stored}: {done}");
+        assert!(
+            !open_alarms(&larder).await.contains(&expected_alarms(&[("waits-for-accept", "1.2.0")])[0]),
+            "{is_stored}"
+        );
         // The accept recorded nothing: the re-release is refused again.
-        upstream.publish(edition(2).signed_by(&SigningKey::another()));
-        let now = larder.document("null", "1.2.0").await;
-        if is_held {
-            assert!(install(&larder).await.2 == old)
+        upstream.publish(edition(2).signed_by(&SigningKey::new_key()));
+        let response = larder.document("null", "1.2.0").await;
+        if is_stored {
+            assert!(install(&larder).await.2 == original_zip)
         } else {
-            now.expect(502);
+            response.expect(502);
         }
     }
 }
@@ -188,84 +197,88 @@ async fn purge_of_a_dropped_version_resolves_its_alarm() {
     let upstream = upstream_with(edition(1)).await;
     upstream.publish(edition(1).version("1.3.0"));
     upstream.publish(edition(1).version("1.4.0"));
-    let larder = impatient(&upstream).start().await;
+    let larder = always_revalidating(&upstream).start().await;
     for version in ["1.2.0", "1.3.0"] {
         let path = larder.archive_path("null", version).await;
         larder.get(&path).await.expect(200);
         upstream.withdraw("acme", "null", version);
     }
     larder.versions("null").await.expect(200);
-    assert_eq!(open_alarms(&larder).await, alarms(&[("dropped", "1.2.0"), ("dropped", "1.3.0")]));
-    larder.tell("purge", NULL_120).await;
-    assert_eq!(open_alarms(&larder).await, alarms(&[("dropped", "1.3.0")]));
+    assert_eq!(open_alarms(&larder).await, expected_alarms(&[("dropped", "1.2.0"), ("dropped", "1.3.0")]));
+    larder.run_command("purge", NULL_120).await;
+    assert_eq!(open_alarms(&larder).await, expected_alarms(&[("dropped", "1.3.0")]));
 }
 
-/// A registry that is not an upstream any more cannot be asked, so `accept` is impossible: `purge` resolves its alarms.
+/// `accept` must fetch from the upstream. For a registry that is no longer an upstream, only `purge` resolves alarms.
 #[tokio::test]
 async fn purge_resolves_the_alarms_of_a_registry_that_is_no_upstream_any_more() {
     let upstream = upstream_with(edition(1)).await;
-    let larder = impatient(&upstream).start().await;
+    let larder = always_revalidating(&upstream).start().await;
     install(&larder).await;
-    upstream.publish(edition(2).signed_by(&SigningKey::another()));
+    upstream.publish(edition(2).signed_by(&SigningKey::new_key()));
     install(&larder).await;
-    larder.tell("purge", NULL).await;
-    assert_eq!(open_alarms(&larder).await, alarms(&[("waits-for-accept", "1.2.0")]), "it can still be accepted");
+    larder.run_command("purge", NULL).await;
+    assert_eq!(
+        open_alarms(&larder).await,
+        expected_alarms(&[("waits-for-accept", "1.2.0")]),
+        "`accept` can still resolve the alarm"
+    );
     let folder = larder.stop().await;
-    let other = Larder::builder().upstream("registry.example", &upstream.origin(), "").on(&folder).start().await;
-    assert_eq!(open_alarms(&other).await, alarms(&[("waits-for-accept", "1.2.0")]));
-    let done = other.tell("purge", "registry.terraform.io/acme/null").await;
-    assert_eq!(open_alarms(&other).await, alarms(&[]), "{done}");
+    let larder = Larder::builder().upstream("registry.example", &upstream.origin(), "").store_at(&folder).start().await;
+    assert_eq!(open_alarms(&larder).await, expected_alarms(&[("waits-for-accept", "1.2.0")]));
+    let done = larder.run_command("purge", "registry.terraform.io/acme/null").await;
+    assert_eq!(open_alarms(&larder).await, expected_alarms(&[]), "{done}");
 }
 
-/// DESIGN 4: a version list that is 404 has dropped every stored version.
+/// DESIGN, section 4: a version list that upstream answers with 404 counts as one without versions.
 #[tokio::test]
-async fn a_version_list_that_is_gone_has_dropped_all_that_is_stored() {
+async fn a_404_for_the_version_list_raises_an_alarm_for_each_stored_version() {
     let upstream = upstream_with(edition(1)).await;
-    let larder = impatient(&upstream).start().await;
+    let larder = always_revalidating(&upstream).start().await;
     larder.versions("null").await.expect(200);
     install(&larder).await;
     upstream.fault(Target::Versions, Fault::Status(404));
     for _ in 0..2 {
         assert!(larder.versions("null").await.expect(200).has_cache_status("gone"));
-        assert_eq!(open_alarms(&larder).await, alarms(&[("dropped", "1.2.0")]));
+        assert_eq!(open_alarms(&larder).await, expected_alarms(&[("dropped", "1.2.0")]));
     }
     assert_eq!(larder.metric("larder_alarms_total").await, 1.0);
-    upstream.heal();
+    upstream.clear_faults();
     larder.versions("null").await.expect(200);
-    assert_eq!(open_alarms(&larder).await, alarms(&[]));
+    assert_eq!(open_alarms(&larder).await, expected_alarms(&[]));
 }
 
 /// DESIGN, promise 14: alarms are limited per provider, so those of one provider never suppress those of another.
 #[tokio::test]
-async fn the_alarms_of_one_provider_leave_room_for_those_of_another() {
+async fn the_alarms_of_one_provider_do_not_suppress_those_of_another() {
     let upstream = upstream_with(edition(1)).await;
     let folder = Folder::new();
     let many: Vec<Value> = (0..1000).map(|patch| alarm("new-key", "hostile", &format!("1.0.{patch}"))).collect();
     write_alarm_record(&folder, "hostile", &many);
-    let larder = impatient(&upstream).on(&folder).start().await;
+    let larder = always_revalidating(&upstream).store_at(&folder).start().await;
     install(&larder).await;
-    upstream.publish(version_with_new_key(&SigningKey::another()));
+    upstream.publish(version_with_new_key(&SigningKey::new_key()));
     larder.document("null", "1.3.0").await.expect(200);
     let raised = larder.alarms().await;
-    let ours = provider("null").to_string();
-    assert_eq!(raised.iter().filter(|(_, address, ..)| *address == ours).count(), 1);
+    let address_of_null = provider("null").to_string();
+    assert_eq!(raised.iter().filter(|(_, address, ..)| *address == address_of_null).count(), 1);
     assert_eq!(raised.len(), 1001);
 }
 
 /// DESIGN, promise 10: an unreadable alarm is skipped without affecting others. An alarm of an unknown kind stays in
 /// the record for a newer larder.
 #[tokio::test]
-async fn an_alarm_that_cannot_be_read_takes_no_other_with_it() {
+async fn an_unreadable_alarm_does_not_affect_other_alarms() {
     let upstream = upstream_with(edition(1)).await;
     let folder = Folder::new();
     let unknown = alarm("of-a-later-larder", "null", "1.1.0");
     write_alarm_record(&folder, "null", &[unknown.clone(), json!(7), alarm("new-key", "null", "1.0.0")]);
-    let larder = impatient(&upstream).on(&folder).start().await;
-    assert_eq!(open_alarms(&larder).await, alarms(&[("new-key", "1.0.0")]));
+    let larder = always_revalidating(&upstream).store_at(&folder).start().await;
+    assert_eq!(open_alarms(&larder).await, expected_alarms(&[("new-key", "1.0.0")]));
     install(&larder).await;
-    upstream.publish(version_with_new_key(&SigningKey::another()));
+    upstream.publish(version_with_new_key(&SigningKey::new_key()));
     larder.document("null", "1.3.0").await.expect(200);
-    assert_eq!(open_alarms(&larder).await, alarms(&[("new-key", "1.0.0"), ("new-key", "1.3.0")]));
+    assert_eq!(open_alarms(&larder).await, expected_alarms(&[("new-key", "1.0.0"), ("new-key", "1.3.0")]));
     let folder = larder.stop().await;
     let store = Store::open(folder.path(), Timestamp(1)).unwrap();
     let written: Value = serde_json::from_slice(&store.records.get(&alarms_of("null")).unwrap().unwrap()).unwrap();
@@ -278,61 +291,61 @@ async fn an_alarm_that_cannot_be_read_takes_no_other_with_it() {
 #[tokio::test]
 async fn an_alarm_that_could_not_be_written_is_raised_again_after_a_restart() {
     let upstream = upstream_with(edition(1)).await;
-    let larder = impatient(&upstream).start().await;
+    let larder = always_revalidating(&upstream).start().await;
     install(&larder).await;
-    let in_the_way = larder.folder.path().join("v1/alarms").join(HOST).join("providers/acme/null.json");
-    std::fs::create_dir_all(in_the_way.join("something")).unwrap();
-    upstream.publish(version_with_new_key(&SigningKey::another()));
+    let alarm_file = larder.folder.path().join("v1/alarms").join(HOST).join("providers/acme/null.json");
+    std::fs::create_dir_all(alarm_file.join("obstacle")).unwrap();
+    upstream.publish(version_with_new_key(&SigningKey::new_key()));
     larder.document("null", "1.3.0").await.expect(200);
-    assert_eq!(open_alarms(&larder).await, alarms(&[("new-key", "1.3.0")]));
+    assert_eq!(open_alarms(&larder).await, expected_alarms(&[("new-key", "1.3.0")]));
     let folder = larder.stop().await;
-    std::fs::remove_dir_all(&in_the_way).unwrap();
-    let larder = impatient(&upstream).on(&folder).start().await;
+    std::fs::remove_dir_all(&alarm_file).unwrap();
+    let larder = always_revalidating(&upstream).store_at(&folder).start().await;
     larder.document("null", "1.3.0").await.expect(200);
-    assert_eq!(open_alarms(&larder).await, alarms(&[("new-key", "1.3.0")]));
+    assert_eq!(open_alarms(&larder).await, expected_alarms(&[("new-key", "1.3.0")]));
 }
 
 /// DESIGN, promise 14: once the alarm can be written, first-seen records are written again.
 #[tokio::test]
 async fn an_alarm_that_could_not_be_written_is_written_later() {
     let upstream = upstream_with(edition(1)).await;
-    let larder = impatient(&upstream).start().await;
+    let larder = always_revalidating(&upstream).start().await;
     install(&larder).await;
-    let in_the_way = larder.folder.path().join("v1/alarms").join(HOST).join("providers/acme/null.json");
-    std::fs::create_dir_all(in_the_way.join("something")).unwrap();
-    upstream.publish(version_with_new_key(&SigningKey::another()));
+    let alarm_file = larder.folder.path().join("v1/alarms").join(HOST).join("providers/acme/null.json");
+    std::fs::create_dir_all(alarm_file.join("obstacle")).unwrap();
+    upstream.publish(version_with_new_key(&SigningKey::new_key()));
     larder.document("null", "1.3.0").await.expect(200);
-    std::fs::remove_dir_all(&in_the_way).unwrap();
+    std::fs::remove_dir_all(&alarm_file).unwrap();
     upstream.publish(edition(1).version("1.4.0"));
     larder.document("null", "1.4.0").await.expect(200);
     let seen = larder.folder.files("seen");
     assert!(seen.iter().any(|file| file.ends_with("1.4.0.json")), "{seen:?}");
     let folder = larder.stop().await;
-    let larder = impatient(&upstream).on(&folder).start().await;
-    assert_eq!(open_alarms(&larder).await, alarms(&[("new-key", "1.3.0")]));
+    let larder = always_revalidating(&upstream).store_at(&folder).start().await;
+    assert_eq!(open_alarms(&larder).await, expected_alarms(&[("new-key", "1.3.0")]));
 }
 
-/// DESIGN 3: an alarm of `verify` has the kind and address that `accept` resolves.
+/// DESIGN, section 3: an alarm of `verify` has the kind and address that `accept` resolves.
 #[tokio::test]
 async fn verify_raises_an_alarm_for_a_first_seen_record_that_cannot_be_rebuilt() {
     let upstream = upstream_with(edition(1)).await;
-    let larder = impatient(&upstream).start().await;
-    let (_, _, old) = install(&larder).await;
+    let larder = always_revalidating(&upstream).start().await;
+    let (_, _, original_zip) = install(&larder).await;
     let folder = larder.stop().await;
-    for file in ["documents", "names", "blobs"].iter().flat_map(|below| folder.files(below)) {
+    for file in ["documents", "names", "blobs"].iter().flat_map(|subfolder| folder.files(subfolder)) {
         std::fs::remove_file(file).unwrap();
     }
     let seen = folder.files("seen").into_iter().find(|file| file.ends_with("1.2.0.json")).unwrap();
     let bytes = std::fs::read(&seen).unwrap();
     std::fs::write(&seen, &bytes[..bytes.len() - 3]).unwrap();
-    let larder = impatient(&upstream).on(&folder).start().await;
+    let larder = always_revalidating(&upstream).store_at(&folder).start().await;
     let url = format!("{}/admin/v1/verify", larder.admin());
-    let text = client().post(&url).bearer_auth(larder.token()).header("content-type", "application/json").body("{}");
-    let text = send(text).await.unwrap().expect(200).text();
+    let request = client().post(&url).bearer_auth(larder.token()).header("content-type", "application/json").body("{}");
+    let text = send(request).await.unwrap().expect(200).text();
     assert!(text.contains("larder accept registry.terraform.io/acme/null"), "{text}");
-    assert_eq!(open_alarms(&larder).await, alarms(&[("damaged-record", "1.2.0")]));
-    let done = larder.tell("accept", NULL).await;
+    assert_eq!(open_alarms(&larder).await, expected_alarms(&[("damaged-record", "1.2.0")]));
+    let done = larder.run_command("accept", NULL).await;
     assert_eq!(done.outcomes(), [(PACKAGE, "accepted")], "{done}");
-    assert_eq!(open_alarms(&larder).await, alarms(&[]));
-    assert!(install(&larder).await.2 == old);
+    assert_eq!(open_alarms(&larder).await, expected_alarms(&[]));
+    assert!(install(&larder).await.2 == original_zip);
 }

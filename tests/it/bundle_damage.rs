@@ -8,10 +8,10 @@ use larder::mirror::ApplyError;
 use rand::{Rng, SeedableRng};
 use rustix::process::Signal;
 
-use crate::support::bundle_transfer::{BundleKey, Giving, Sealed, bundle, contents, outcomes, settled_contents};
+use crate::support::bundle_transfer::{BundleKey, BundleUpload, Sealed, bundle, contents, outcomes, settled_contents};
 use crate::support::eventually;
 use crate::support::larder::Folder;
-use crate::support::process::{Process, command, run, serving};
+use crate::support::process::{Process, command, run, spawn_captured};
 use crate::support::published_module::publish_module;
 use crate::support::upstream::{FakeUpstream, Provider};
 
@@ -151,7 +151,7 @@ async fn a_truncated_bundle_stores_its_complete_entries_and_reports_where_it_end
         let applied = there.apply(whole[..cut].to_vec(), &key.trust()).await;
         let text = outcome_text(&applied);
         assert!(text.contains("truncated"), "{cut}: {text}");
-        assert!(there.folder.staged().is_empty(), "{cut}");
+        assert!(there.folder.partial_downloads().is_empty(), "{cut}");
         let Ok(receipt) = applied else {
             assert!(contents(&there.folder).is_empty(), "{cut}");
             continue;
@@ -268,16 +268,16 @@ async fn a_running_larder_that_is_killed_in_the_middle_takes_the_rest_the_next_t
     let clean = contents(&clean.folder);
     for part in 1..8 {
         let folder = Folder::new();
-        let running = Process::start(&key.sealed().on(&folder), folder.path());
-        let giving = Giving::to(&running, &folder);
+        let running = Process::start(&key.sealed().store_at(&folder), folder.path());
+        let giving = BundleUpload::to(&running, &folder);
         let some = whole.len() * part / 8;
-        giving.more(&whole[..some]).await;
+        giving.send_piece(&whole[..some]).await;
         // Half of the kills wait until something was imported; the others come at once.
         if part % 2 == 0 {
             eventually("something came in", async || (!folder.files("documents").is_empty()).then_some(())).await;
         }
         running.kill();
-        giving.breaks_off().await;
+        giving.disconnect().await;
         let there = Sealed::open(key.sealed(), &folder);
         let receipt = there.apply(whole.clone(), &key.trust()).await.unwrap();
         assert!(receipt.ok, "{part} of 8: {receipt:#?}");
@@ -299,13 +299,13 @@ async fn a_command_that_is_killed_in_the_middle_takes_the_rest_the_next_time() {
     let whole = bundle(&upstream, &key, &addresses, &["linux_amd64"]).await;
     let folder = Folder::new();
     let (config, file) = (folder.path().join("mirror.toml"), folder.path().join("gap.tar"));
-    std::fs::write(&config, key.sealed().on(&folder).config_text()).unwrap();
+    std::fs::write(&config, key.sealed().store_at(&folder).config_text()).unwrap();
     std::fs::write(&file, &whole).unwrap();
     let arguments = ["bundle", "apply", file.to_str().unwrap(), "--config", config.to_str().unwrap()];
-    let (mut child, _, _) = serving(command(folder.path(), &arguments));
+    let (mut child, _, _) = spawn_captured(command(folder.path(), &arguments));
     eventually("something came in", async || (!folder.blobs().is_empty()).then_some(())).await;
     child.send(Signal::KILL);
-    child.ended().await;
+    child.wait_for_exit().await;
     assert!(folder.blobs().len() < MANY, "it was killed too late to say anything");
     let output = run(command(folder.path(), &arguments)).await;
     assert_eq!(output.code, Some(0), "{output:?}");
@@ -323,7 +323,7 @@ async fn the_outcome_of_each_entry_is_reported_as_it_happens() {
     let there = Sealed::new(key.sealed());
     let (tell, receiver) = std::sync::mpsc::channel();
     let receipt =
-        there.apply_telling(Cursor::new(whole), &key.trust(), move |step| tell.send(step).unwrap()).await.unwrap();
+        there.apply_with_events(Cursor::new(whole), &key.trust(), move |step| tell.send(step).unwrap()).await.unwrap();
     let steps: Vec<ApplyEvent> = receiver.into_iter().filter(|step| !matches!(step, ApplyEvent::Read { .. })).collect();
     assert!(
         matches!(steps.first(), Some(ApplyEvent::Begun { entries, .. }) if *entries == receipt.entries.len() as u64)

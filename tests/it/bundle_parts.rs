@@ -5,13 +5,13 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::support::bundle_commands::write_beside;
+use crate::support::bundle_commands::write_config_of_running;
 use crate::support::bundle_transfer::{BundleKey, Sealed, settled_contents};
 use crate::support::larder::{Folder, Larder};
 use crate::support::process::{CommandOutput, Process, command, run};
 use crate::support::upstream::{FakeUpstream, Provider};
 
-/// A store for some megabytes of providers, and a key that signs bundles.
+/// A larder configuration with a signing key, and an upstream with three providers of 1.5 MB.
 struct BundleSite {
     folder: Folder,
     key: BundleKey,
@@ -24,27 +24,27 @@ impl BundleSite {
         for name in ["one", "two", "three"] {
             upstream.publish(Provider::new("acme", name).size(1_500_000));
         }
-        let config = key.signs(Larder::mirroring(&upstream)).on(&folder).config_text();
+        let config = key.with_signing_key(Larder::mirroring(&upstream)).store_at(&folder).config_text();
         std::fs::write(folder.path().join("mirror.toml"), config).unwrap();
         Self { folder, key, upstream }
     }
 
-    async fn create(&self, out: &Path, more: &[&str]) -> CommandOutput {
+    async fn create(&self, out: &Path, extra: &[&str]) -> CommandOutput {
         let config = self.folder.path().join("mirror.toml");
         let arguments =
             ["bundle", "create", out.to_str().unwrap(), "--for=acme/one", "--for=acme/two", "--for=acme/three"];
         let platform = ["--platform", "linux_amd64", "--json", "--config", config.to_str().unwrap()];
-        run(command(self.folder.path(), &[&arguments[..], &platform, more].concat())).await
+        run(command(self.folder.path(), &[&arguments[..], &platform, extra].concat())).await
     }
 
     /// Imports this file or folder into a new store; returns the output and the store's contents.
-    async fn apply(&self, from: &Path) -> (CommandOutput, std::collections::BTreeMap<String, Vec<u8>>) {
-        let there = Folder::new();
-        let config = there.path().join("mirror.toml");
-        std::fs::write(&config, self.key.sealed().on(&there).config_text()).unwrap();
-        let arguments = ["bundle", "apply", from.to_str().unwrap(), "--config", config.to_str().unwrap()];
-        let output = run(command(there.path(), &arguments)).await;
-        (output, settled_contents(self.key.sealed(), &there).await)
+    async fn apply(&self, bundle: &Path) -> (CommandOutput, std::collections::BTreeMap<String, Vec<u8>>) {
+        let store = Folder::new();
+        let config = store.path().join("mirror.toml");
+        std::fs::write(&config, self.key.sealed().store_at(&store).config_text()).unwrap();
+        let arguments = ["bundle", "apply", bundle.to_str().unwrap(), "--config", config.to_str().unwrap()];
+        let output = run(command(store.path(), &arguments)).await;
+        (output, settled_contents(self.key.sealed(), &store).await)
     }
 }
 
@@ -63,9 +63,9 @@ async fn parts_are_applied_as_one_and_a_part_that_is_missing_or_wrong_is_named()
     let sizes: Vec<u64> =
         (1..=3).map(|number| std::fs::metadata(parts.join(format!("part-0000{number}"))).unwrap().len()).collect();
     assert_eq!(sizes[..2], [2 << 20, 2 << 20]);
-    let (output, of_parts) = setup.apply(&parts).await;
+    let (output, contents_from_parts) = setup.apply(&parts).await;
     assert_eq!(output.code, Some(0), "{output:?}");
-    assert!(setup.apply(&whole).await.1 == of_parts);
+    assert!(setup.apply(&whole).await.1 == contents_from_parts);
 
     let second = parts.join("part-00002");
     let bytes = std::fs::read(&second).unwrap();
@@ -76,9 +76,9 @@ async fn parts_are_applied_as_one_and_a_part_that_is_missing_or_wrong_is_named()
     assert_eq!(output.code, Some(1), "{output:?}");
     assert!(output.err.contains("part-00002 has changed"), "{output:?}");
     std::fs::remove_file(&second).unwrap();
-    let (output, kept) = setup.apply(&parts).await;
+    let (output, contents) = setup.apply(&parts).await;
     assert_eq!(output.code, Some(1));
-    assert!(output.err.contains("part-00002 is missing") && kept.is_empty(), "{output:?}");
+    assert!(output.err.contains("part-00002 is missing") && contents.is_empty(), "{output:?}");
     let (output, _) = setup.apply(work.path()).await;
     assert!(output.err.contains("a folder without larder-bundle.parts.json"), "{output:?}");
 }
@@ -88,36 +88,37 @@ async fn parts_of_an_interrupted_run_are_reused_by_the_next() {
     let (setup, work) = (BundleSite::new().await, tempfile::tempdir().unwrap());
     let parts = work.path().join("parts");
     json_output(&setup.create(&parts, &["--part-size", "1MiB"]).await);
-    let first = |name: &str| std::fs::read(parts.join(name)).unwrap();
-    let before: Vec<Vec<u8>> = (1..=4).map(|number| first(&format!("part-0000{number}"))).collect();
+    let read_part = |name: &str| std::fs::read(parts.join(name)).unwrap();
+    let before: Vec<Vec<u8>> = (1..=4).map(|number| read_part(&format!("part-0000{number}"))).collect();
     // An interruption leaves an incomplete list, a half-written part, and no last part.
     let list = parts.join("larder-bundle.parts.json");
-    let mut order: Value = serde_json::from_slice(&std::fs::read(&list).unwrap()).unwrap();
-    (order["complete"], order["parts"]) = (false.into(), serde_json::json!([]));
-    std::fs::write(&list, order.to_string()).unwrap();
+    let mut part_list: Value = serde_json::from_slice(&std::fs::read(&list).unwrap()).unwrap();
+    (part_list["complete"], part_list["parts"]) = (false.into(), serde_json::json!([]));
+    std::fs::write(&list, part_list.to_string()).unwrap();
     std::fs::write(parts.join("part-00003"), &before[2][..600_000]).unwrap();
     std::fs::remove_file(parts.join("part-00004")).unwrap();
     let (output, _) = setup.apply(&parts).await;
     assert!(output.err.contains("lists an incomplete bundle"), "{output:?}");
     let report = json_output(&setup.create(&parts, &["--part-size", "1MiB"]).await);
     assert!(report["bytes_there_already"].as_u64().unwrap() >= (2 << 20) + 600_000, "{report}");
-    let after: Vec<Vec<u8>> = (1..=4).map(|number| first(&format!("part-0000{number}"))).collect();
+    let after: Vec<Vec<u8>> = (1..=4).map(|number| read_part(&format!("part-0000{number}"))).collect();
     assert!(before == after);
     assert_eq!(setup.apply(&parts).await.0.code, Some(0));
     let again = setup.create(&parts, &["--part-size", "2MiB"]).await;
     assert!(again.code == Some(1) && again.out.contains("already has a bundle in"), "{again:?}");
 }
 
-/// Also long after the bundle was made, when upstream lists other versions.
+/// This works long after the bundle was made, when upstream lists other versions.
 #[tokio::test]
-async fn a_part_that_is_lost_or_damaged_is_written_again_alone() {
+async fn only_lost_or_damaged_parts_are_written_again() {
     let (setup, work) = (BundleSite::new().await, tempfile::tempdir().unwrap());
     let parts = work.path().join("parts");
     let size = ["--part-size", "1MiB"];
     json_output(&setup.create(&parts, &size).await);
-    let all = ["part-00001", "part-00002", "part-00003", "part-00004", "part-00005"];
-    let read = || all.map(|name| std::fs::read(parts.join(name)).unwrap());
-    let written = || [all[2], all[4]].map(|name| std::fs::metadata(parts.join(name)).unwrap().modified().unwrap());
+    let names = ["part-00001", "part-00002", "part-00003", "part-00004", "part-00005"];
+    let read = || names.map(|name| std::fs::read(parts.join(name)).unwrap());
+    let modified_times =
+        || [names[2], names[4]].map(|name| std::fs::metadata(parts.join(name)).unwrap().modified().unwrap());
     let before = read();
     let report = json_output(&setup.create(&parts, &size).await);
     assert_eq!(report["written_again"], serde_json::json!([]), "{report}");
@@ -130,24 +131,24 @@ async fn a_part_that_is_lost_or_damaged_is_written_again_alone() {
     let output = run(command(setup.folder.path(), &refresh)).await;
     assert_eq!(output.code, Some(0), "{output:?}");
 
-    std::fs::remove_file(parts.join(all[0])).unwrap();
+    std::fs::remove_file(parts.join(names[0])).unwrap();
     let mut altered = before[1].clone();
     altered[1_000_000] ^= 1;
-    std::fs::write(parts.join(all[1]), altered).unwrap();
-    std::fs::write(parts.join(all[3]), &before[3][..9]).unwrap();
-    let untouched = written();
+    std::fs::write(parts.join(names[1]), altered).unwrap();
+    std::fs::write(parts.join(names[3]), &before[3][..9]).unwrap();
+    let untouched = modified_times();
     let report = json_output(&setup.create(&parts, &size).await);
-    assert_eq!(report["written_again"], serde_json::json!([all[0], all[1], all[3]]), "{report}");
+    assert_eq!(report["written_again"], serde_json::json!([names[0], names[1], names[3]]), "{report}");
     assert!(read() == before);
-    assert_eq!(written(), untouched);
+    assert_eq!(modified_times(), untouched);
     assert_eq!(setup.apply(&parts).await.0.code, Some(0));
 
     setup.upstream.publish(Provider::new("acme", "four"));
-    std::fs::remove_file(parts.join(all[1])).unwrap();
+    std::fs::remove_file(parts.join(names[1])).unwrap();
     let other = setup.create(&parts, &[&size[..], &["--for", "acme/four"]].concat()).await;
     assert_eq!(other.code, Some(1), "{other:?}");
     assert!(other.out.contains("there is another bundle") && other.out.contains("acme/four"), "{other:?}");
-    assert!(!parts.join(all[1]).exists() && std::fs::read(parts.join(all[0])).unwrap() == before[0]);
+    assert!(!parts.join(names[1]).exists() && std::fs::read(parts.join(names[0])).unwrap() == before[0]);
 }
 
 #[tokio::test]
@@ -157,20 +158,20 @@ async fn an_output_path_that_is_no_plain_file_is_left_alone_and_nothing_is_fetch
     assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
     let _listening = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     std::fs::write(&file, "mine").unwrap();
-    let kinds = || [&fifo, &socket, &file].map(|path| std::fs::symlink_metadata(path).unwrap().file_type());
-    let before = kinds();
+    let file_types = || [&fifo, &socket, &file].map(|path| std::fs::symlink_metadata(path).unwrap().file_type());
+    let types_before = file_types();
     let size = ["--part-size", "1MiB"];
-    let streams: [(&Path, &[&str], &str); 4] = [
+    let cases: [(&Path, &[&str], &str); 4] = [
         (&fifo, &[], "is a FIFO"),
         (&socket, &[], "is a socket"),
         (&file, &size, "is not a folder"),
         (Path::new("-"), &[], "standard output"),
     ];
-    for (out, more, reason) in streams {
-        let output = setup.create(out, more).await;
+    for (out, extra, reason) in cases {
+        let output = setup.create(out, extra).await;
         assert!(output.code == Some(1) && output.out.contains(reason), "{out:?}: {output:?}");
     }
-    assert_eq!(kinds(), before);
+    assert_eq!(file_types(), types_before);
     assert_eq!(std::fs::read_dir(work.path()).unwrap().count(), 3);
     assert!(setup.upstream.requests().is_empty() && setup.folder.blobs().is_empty());
     let output = run(command(work.path(), &["bundle", "keygen", "-"])).await;
@@ -197,9 +198,11 @@ async fn a_symlinked_file_is_written_through_its_link() {
 #[tokio::test]
 async fn a_bundle_that_does_not_fit_on_the_disk_is_named_and_leaves_no_file() {
     let (setup, work) = (BundleSite::new().await, tempfile::tempdir().unwrap());
-    let running =
-        Process::start(&setup.key.signs(Larder::mirroring(&setup.upstream)).on(&setup.folder), setup.folder.path());
-    write_beside(&setup.folder, &running);
+    let running = Process::start(
+        &setup.key.with_signing_key(Larder::mirroring(&setup.upstream)).store_at(&setup.folder),
+        setup.folder.path(),
+    );
+    write_config_of_running(&setup.folder, &running);
     let (config, out) = (setup.folder.path().join("mirror.toml"), work.path().join("gap.tar"));
     let arguments = ["bundle", "create", out.to_str().unwrap(), "--for", "acme/one", "--platform", "linux_amd64"];
     let larder = command(work.path(), &[&arguments[..], &["--config", config.to_str().unwrap()]].concat());

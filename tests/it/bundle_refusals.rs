@@ -8,7 +8,7 @@ use larder::digest::Digest;
 use serde_json::{Value, json};
 
 use crate::support::bundle_transfer::{
-    BundleKey, Sealed, bundle, bundle_made_at, bundle_of, contents, outcomes, refusal, sealed, warmed,
+    BundleKey, Sealed, bundle, bundle_made_at, bundle_of, contents, outcomes, refusal, sealed, warm_up,
 };
 use crate::support::git::{Format, pack};
 use crate::support::http::{client, get, send};
@@ -78,7 +78,7 @@ async fn an_untrusted_bundle_is_refused_before_anything_changes() {
     upstream.publish(null());
     let signed = bundle(&upstream, &foreign, &["acme/null"], &["linux_amd64"]).await;
     let larder = Larder::mirroring(&upstream).start().await;
-    let job = warmed(&larder, &["acme/null"], &["linux_amd64"]).await;
+    let job = warm_up(&larder, &["acme/null"], &["linux_amd64"]).await;
     let unsigned = bundle_of(&larder, &job, None).await;
     let there = Sealed::new(key.sealed());
     for (name, bytes, reason) in
@@ -158,20 +158,21 @@ async fn a_manifest_that_lies_is_found_out_by_what_is_in_the_bundle() {
 #[tokio::test]
 async fn a_signed_bundle_does_not_replace_the_publishers_signature() {
     let key = BundleKey::new();
-    let provider = null().signed_by(&PublisherKey::another());
-    let provider = provider.listed_keys(&[PublisherKey::another()]);
+    let provider = null().signed_by(&PublisherKey::new_key());
+    let provider = provider.listed_keys(&[PublisherKey::new_key()]);
     let upstream = FakeUpstream::start().await;
     upstream.publish(provider);
-    let lax = key.signs(Larder::mirroring(&upstream).with("verification = \"checksum\"")).start().await;
-    let job = warmed(&lax, &["acme/null"], &["linux_amd64"]).await;
+    let lax =
+        key.with_signing_key(Larder::mirroring(&upstream).upstream_lines("verification = \"checksum\"")).start().await;
+    let job = warm_up(&lax, &["acme/null"], &["linux_amd64"]).await;
     let bytes = bundle_of(&lax, &job, None).await;
     let there = Sealed::new(key.sealed());
     let receipt = there.apply(bytes.clone(), &key.trust()).await.unwrap();
     let (subject, reason) = refusal(&receipt);
     assert_eq!(subject, NULL);
     assert!(reason.contains("verification failed"), "{reason}");
-    assert!(there.folder.blobs().is_empty() && there.folder.staged().is_empty());
-    let lax = Sealed::new(key.is_trusted_by(sealed().with("verification = \"checksum\"")));
+    assert!(there.folder.blobs().is_empty() && there.folder.partial_downloads().is_empty());
+    let lax = Sealed::new(key.with_trusted_key(sealed().upstream_lines("verification = \"checksum\"")));
     assert!(lax.apply(bytes, &key.trust()).await.unwrap().ok);
 }
 
@@ -180,7 +181,7 @@ async fn a_signed_bundle_does_not_replace_the_publishers_signature() {
 #[tokio::test]
 async fn a_version_that_is_not_the_first_seen_one_is_refused_until_it_is_accepted() {
     let key = BundleKey::new();
-    let stranger = null().edition(2).signed_by(&PublisherKey::another());
+    let stranger = null().edition(2).signed_by(&PublisherKey::new_key());
     let module = format!("{HOST}/acme/net/test");
     let rows = [
         (
@@ -224,7 +225,7 @@ async fn a_version_that_is_not_the_first_seen_one_is_refused_until_it_is_accepte
 #[tokio::test]
 async fn an_unknown_signing_key_is_accepted_only_from_a_trusted_bundle() {
     let (key, foreign) = (BundleKey::new(), BundleKey::new());
-    let next = || null().version("1.3.0").signed_by(&PublisherKey::another());
+    let next = || null().version("1.3.0").signed_by(&PublisherKey::new_key());
     let there = Sealed::new(key.sealed());
     assert!(there.apply(null_bundle(&key, null()).await, &key.trust()).await.unwrap().ok);
     let before = there.folder.blobs();
@@ -243,7 +244,7 @@ async fn an_unknown_signing_key_is_accepted_only_from_a_trusted_bundle() {
 /// DESIGN, promise 14: a key from an untrusted bundle is not recorded as a key of the provider.
 #[tokio::test]
 async fn an_unsigned_bundle_makes_no_key_known_for_a_provider() {
-    let (key, foreign, stranger) = (BundleKey::new(), BundleKey::new(), PublisherKey::another());
+    let (key, foreign, stranger) = (BundleKey::new(), BundleKey::new(), PublisherKey::new_key());
     let there = Sealed::new(key.sealed());
     let lenient = key.trust_or_unsigned();
     let brought = null_bundle(&foreign, null().signed_by(&stranger)).await;
@@ -254,7 +255,7 @@ async fn an_unsigned_bundle_makes_no_key_known_for_a_provider() {
 
     let upstream = FakeUpstream::start().await;
     upstream.publish(null().version("1.3.0"));
-    let larder = Larder::mirroring(&upstream).on(&folder).nothing_stays_fresh().start().await;
+    let larder = Larder::mirroring(&upstream).store_at(&folder).always_revalidate().start().await;
     larder.document("null", "1.3.0").await.expect(200);
     let new_keys = async || {
         let raised = larder.alarms().await.into_iter().filter(|(kind, ..)| kind == "new-key");
@@ -282,7 +283,7 @@ async fn a_new_edition_by_the_same_publisher_is_taken_with_an_alarm() {
     assert_eq!(alarms[0]["kind"], "republished");
 }
 
-/// DESIGN 5: offline nothing is evicted, so a bundle that does not fit is refused before the import starts.
+/// DESIGN, section 5: offline nothing is evicted, so a bundle that does not fit is refused before the import starts.
 #[tokio::test]
 async fn a_bundle_that_does_not_fit_is_refused_before_anything_is_stored() {
     let key = BundleKey::new();
@@ -291,13 +292,13 @@ async fn a_bundle_that_does_not_fit_is_refused_before_anything_is_stored() {
     upstream.publish(Provider::new("acme", "large").size(2_000_000));
     let small = bundle(&upstream, &key, &["acme/null"], &["linux_amd64"]).await;
     let both = bundle(&upstream, &key, &["acme/null", "acme/large"], &["linux_amd64"]).await;
-    let there = Sealed::new(key.is_trusted_by(sealed().store("max_size = \"1MiB\"")));
+    let there = Sealed::new(key.with_trusted_key(sealed().store("max_size = \"1MiB\"")));
     assert!(there.apply(small, &key.trust()).await.unwrap().ok);
     let before = contents(&there.folder);
     let error = there.apply(both.clone(), &key.trust()).await.unwrap_err().to_string();
     assert!(error.contains("offline nothing is evicted"), "{error}");
-    assert!(contents(&there.folder) == before && there.folder.staged().is_empty());
-    let roomy = Sealed::new(key.is_trusted_by(sealed().store("max_size = \"4MiB\"")));
+    assert!(contents(&there.folder) == before && there.folder.partial_downloads().is_empty());
+    let roomy = Sealed::new(key.with_trusted_key(sealed().store("max_size = \"4MiB\"")));
     assert!(roomy.apply(both, &key.trust()).await.unwrap().ok);
 }
 
@@ -306,7 +307,7 @@ async fn entries_of_a_registry_that_is_no_upstream_are_refused_by_name() {
     let key = BundleKey::new();
     let bytes = null_bundle(&key, null()).await;
     let elsewhere = Larder::builder().upstream("registry.example", "http://127.0.0.1:9/", "").network("offline = true");
-    let there = Sealed::new(key.is_trusted_by(elsewhere));
+    let there = Sealed::new(key.with_trusted_key(elsewhere));
     let error = there.apply(bytes, &key.trust()).await.unwrap_err().to_string();
     assert!(error.contains(&format!("the bundle is of {HOST}")) && error.contains("[[upstream]]"), "{error}");
     assert!(contents(&there.folder).is_empty());
@@ -318,7 +319,7 @@ async fn the_admin_listener_refuses_before_it_reads_a_body() {
     let bytes = null_bundle(&key, null().size(2_000_000)).await;
     let folder = Folder::new();
     let store = "max_size = \"1MiB\"";
-    let tight = Process::start(&key.is_trusted_by(sealed().store(store)).on(&folder), folder.path());
+    let tight = Process::start(&key.with_trusted_key(sealed().store(store)).store_at(&folder), folder.path());
     let token = std::fs::read_to_string(folder.path().join("admin-token")).unwrap();
     let apply = async |body: Vec<u8>| {
         let request = client().post(format!("{}/admin/v1/bundle/apply", tight.admin())).bearer_auth(&token);
@@ -340,7 +341,7 @@ async fn a_command_prints_the_reason_of_a_refused_bundle() {
     let bytes = null_bundle(&key, null()).await;
     let folder = Folder::new();
     let (config, file) = (folder.path().join("mirror.toml"), folder.path().join("gap.tar"));
-    std::fs::write(&config, sealed().on(&folder).config_text()).unwrap();
+    std::fs::write(&config, sealed().store_at(&folder).config_text()).unwrap();
     std::fs::write(&file, &bytes).unwrap();
     let apply = async |more: &[&str]| {
         let arguments = ["bundle", "apply", file.to_str().unwrap(), "--config", config.to_str().unwrap()];
@@ -368,11 +369,11 @@ async fn the_reason_of_a_refusal_arrives_while_a_large_bundle_is_still_sent() {
     let key = BundleKey::new();
     let bytes = null_bundle(&key, null().size(8_000_000)).await;
     let folder = Folder::new();
-    let running = Process::start(&key.sealed().on(&folder), folder.path());
+    let running = Process::start(&key.sealed().store_at(&folder), folder.path());
     let [file, token, config] = ["gap.tar", "wrong-token", "command.toml"].map(|name| folder.path().join(name));
     std::fs::write(&file, &bytes).unwrap();
     std::fs::write(&token, "not-the-token-of-this-larder-0123456789\n").unwrap();
-    let (admin, store) = (running.said()["admin"].as_str().unwrap(), folder.path());
+    let (admin, store) = (running.announcement()["admin"].as_str().unwrap(), folder.path());
     let mut text = format!("[store]\npath = {store:?}\n[admin]\nlisten = \"{admin}\"\n");
     std::fs::write(&config, &text).unwrap();
     let apply = async |more: &[&str]| {
@@ -420,8 +421,8 @@ async fn a_replayed_bundle_reports_its_age_and_is_refused_beyond_max_age() {
     let key = BundleKey::new();
     let upstream = FakeUpstream::start().await;
     upstream.publish(null());
-    let larder = key.signs(Larder::mirroring(&upstream)).start().await;
-    let job = warmed(&larder, &["acme/null"], &["linux_amd64"]).await;
+    let larder = key.with_signing_key(Larder::mirroring(&upstream)).start().await;
+    let job = warm_up(&larder, &["acme/null"], &["linux_amd64"]).await;
     let old = bundle_made_at(&larder, &job, None, 1_000_000_000).await;
     let there = Sealed::new(key.sealed());
     assert!(there.mirror.status().last_bundle.is_none());

@@ -1,4 +1,4 @@
-//! When larder asks upstream: documents that are fresh, stale or missing, and upstreams that are slow or failing.
+//! When larder sends requests upstream: documents that are fresh, stale or missing; upstreams that are slow or failing.
 
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,7 @@ fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// Splits the platform of DOCUMENT, one readable word there, into the two segments of the real URL.
+/// The request path: in DOCUMENT, the platform `linux_amd64` stands for the two segments of the real URL.
 fn path(name: &str) -> String {
     name.replace("linux_amd64", "linux/amd64")
 }
@@ -44,7 +44,7 @@ async fn cache_all_documents(larder: &Larder) {
 
 /// Freshness: no request upstream within the freshness lifetime, with the rendered response in memory or without.
 #[tokio::test]
-async fn a_hit_within_the_fresh_time_asks_no_upstream_and_the_first_request_after_it_asks_once() {
+async fn a_fresh_document_is_a_hit_and_the_first_request_after_its_lifetime_revalidates_once() {
     for memory in ["64MiB", "0B"] {
         for (name, target, fresh) in KINDS {
             let upstream = upstream_with_null().await;
@@ -59,9 +59,9 @@ async fn a_hit_within_the_fresh_time_asks_no_upstream_and_the_first_request_afte
             assert_eq!(upstream.count_of(Target::Everything), 0, "{name}");
 
             larder.clock.advance(seconds(MARGIN_SECONDS));
-            let requests = larder.get(&path(name)).await.expect(200);
+            let revalidated = larder.get(&path(name)).await.expect(200);
             assert_eq!(
-                (requests.header("cache-status"), &requests.body),
+                (revalidated.header("cache-status"), &revalidated.body),
                 ("larder; fwd=stale; stored", &first.body),
                 "{name}"
             );
@@ -96,25 +96,26 @@ async fn a_304_renews_the_age_and_keeps_the_bytes() {
 /// Freshness: the configuration decides, not upstream's Cache-Control and Expires.
 #[tokio::test]
 async fn caching_headers_of_upstream_are_ignored() {
-    for output in ["no-store, no-cache, max-age=0", "public, max-age=31536000, immutable"] {
+    for cache_control in ["no-store, no-cache, max-age=0", "public, max-age=31536000, immutable"] {
         let upstream = upstream_with_null().await;
-        let page = Response::builder().header("content-type", "application/json").header("cache-control", output);
+        let page =
+            Response::builder().header("content-type", "application/json").header("cache-control", cache_control);
         let page = page.header("expires", "Thu, 01 Jan 1970 00:00:00 GMT").header("pragma", "no-cache");
         upstream.serve("/v1/providers/acme/null/versions", page.body("{\"versions\":[]}".into()).unwrap());
         let larder = Larder::mirroring(&upstream).start().await;
         assert_eq!(larder.versions("null").await.expect(200).header("cache-control"), "no-cache");
         larder.clock.advance(seconds(300 - MARGIN_SECONDS));
         larder.versions("null").await.expect(200);
-        assert_eq!(upstream.count_of(Target::Versions), 1, "{output}");
+        assert_eq!(upstream.count_of(Target::Versions), 1, "{cache_control}");
         larder.clock.advance(seconds(MARGIN_SECONDS));
         larder.versions("null").await.expect(200);
-        assert_eq!(upstream.count_of(Target::Versions), 2, "{output}");
+        assert_eq!(upstream.count_of(Target::Versions), 2, "{cache_control}");
     }
 }
 
-/// Freshness: in both protocols.
+/// Freshness: a new version appears in the registry protocol and in the network mirror protocol.
 #[tokio::test]
-async fn a_new_version_shows_up_once_the_fresh_time_is_over() {
+async fn a_new_version_appears_once_the_list_is_stale() {
     let upstream = upstream_with_null().await;
     let larder = Larder::mirroring(&upstream).start().await;
     cache_all_documents(&larder).await;
@@ -130,50 +131,51 @@ async fn a_new_version_shows_up_once_the_fresh_time_is_over() {
     larder.document("null", "1.3.0").await.expect(200);
 }
 
-/// In line, with patience: the client waits no longer than that; the revalidation continues in the background.
+/// Patience: the client waits for a revalidation no longer than `patience`; the revalidation continues in the background.
 #[tokio::test]
 async fn a_silent_upstream_delays_a_request_by_patience_and_its_late_answer_is_used() {
     let upstream = upstream_with_null().await;
-    let larder = Larder::mirroring(&upstream).with("patience = \"100ms\"").start().await;
+    let larder = Larder::mirroring(&upstream).upstream_lines("patience = \"100ms\"").start().await;
     cache_all_documents(&larder).await;
     upstream.publish(Provider::new("acme", "null").version("1.3.0"));
     upstream.forget_requests();
     let gate = upstream.hold_silent(Target::Versions);
     larder.clock.advance(seconds(300));
-    let requests = Instant::now();
+    let start = Instant::now();
     let stale = larder.versions("null").await.expect(200);
-    assert!(requests.elapsed() >= Duration::from_millis(100), "it did not wait");
+    assert!(start.elapsed() >= Duration::from_millis(100), "the request did not wait for `patience`");
     assert_eq!(stale.header("cache-status"), "larder; hit; detail=stale");
     assert!(!stale.text().contains("1.3.0"));
 
     gate.open();
     until("the late answer is served", async || larder.versions("null").await.text().contains("1.3.0")).await;
-    assert_eq!(upstream.count_of(Target::Versions), 1, "the revalidation was begun anew");
+    assert_eq!(upstream.count_of(Target::Versions), 1, "a second revalidation was sent");
 }
 
-/// In line, with patience: a request waits for `patience` once, however many documents its response needs.
+/// Patience: a request waits for `patience` once, however many documents its response needs.
 #[tokio::test]
-async fn an_answer_made_of_several_documents_waits_for_one_patience() {
+async fn a_response_made_of_several_documents_waits_for_patience_once() {
     let upstream = FakeUpstream::start().await;
     let platforms = ["linux_amd64", "linux_arm64", "darwin_arm64"];
     upstream.publish(platforms.iter().fold(Provider::new("acme", "null"), |it, platform| it.platform(platform)));
-    let larder = Larder::mirroring(&upstream).with("patience = \"4s\"").answer_within(seconds(60)).start().await;
+    let larder =
+        Larder::mirroring(&upstream).upstream_lines("patience = \"4s\"").answer_within(seconds(60)).start().await;
     for platform in platforms {
         larder.document_for("null", "1.2.0", platform).await.expect(200);
     }
     let first = larder.get(VERSION_JSON).await.expect(200);
     larder.clock.advance(seconds(24 * 3600));
     let _gate = upstream.hold_silent(Target::Everything);
-    let taking = async |path: &str| {
-        let requests = Instant::now();
-        (larder.get(path).await.expect(200), requests.elapsed())
+    let timed_get = async |path: &str| {
+        let start = Instant::now();
+        (larder.get(path).await.expect(200), start.elapsed())
     };
     // Compared with a simultaneous request for one document, so that a slow machine slows both.
-    let one = format!("/registry/{HOST}/v1/providers/acme/null/versions");
-    let ((stale, several_waited), (_, one_waited)) = tokio::join!(taking(VERSION_JSON), taking(&one));
+    let list_path = format!("/registry/{HOST}/v1/providers/acme/null/versions");
+    let ((stale, several_time), (_, one_time)) = tokio::join!(timed_get(VERSION_JSON), timed_get(&list_path));
     assert_eq!((stale.header("cache-status"), &stale.body), ("larder; hit; detail=stale", &first.body));
-    assert!(several_waited >= Duration::from_secs(4), "{several_waited:?}");
-    assert!(several_waited < one_waited * 3 / 2, "{several_waited:?}, and one document {one_waited:?}");
+    assert!(several_time >= Duration::from_secs(4), "{several_time:?}");
+    assert!(several_time < one_time * 3 / 2, "{several_time:?}, and one document {one_time:?}");
 }
 
 /// DESIGN, promise 6: whatever goes wrong upstream, the stale copy is served and marked as stale.
@@ -197,30 +199,30 @@ async fn a_failed_revalidation_serves_the_cached_copy_at_once() {
     ];
     for fault in faults {
         let upstream = upstream_with_null().await;
-        // The maximum, so that patience never ends the wait.
-        let larder = Larder::mirroring(&upstream).with("patience = \"8s\"").start().await;
+        // The maximum of `patience`, so that it never ends the wait.
+        let larder = Larder::mirroring(&upstream).upstream_lines("patience = \"8s\"").start().await;
         for (name, target, fresh) in KINDS {
             let first = larder.get(&path(name)).await.expect(200);
             larder.clock.advance(seconds(fresh));
             upstream.forget_requests();
             upstream.fault(target.clone(), fault.clone());
-            // Without validators, because a 304 has no body that the fault could spoil.
+            // Upstream sends no validators, because a 304 has no body that the fault could change.
             upstream.fault(target.clone(), Fault::NoValidators);
             let stale = larder.get(&path(name)).await.expect(200);
             assert_eq!(stale.header("cache-status"), "larder; hit; detail=stale", "{fault:?} {name}");
             assert_eq!(stale.body, first.body, "{fault:?} {name}");
             assert_eq!(stale.header("retry-after"), "", "{fault:?} {name}");
             assert!(upstream.count_of(target) >= 1, "{fault:?} {name}");
-            upstream.heal();
+            upstream.clear_faults();
         }
     }
 }
 
-/// DESIGN, promise 6: without upstream, every earlier response is given again.
+/// DESIGN, promise 6: without upstream, every earlier response is served again.
 #[tokio::test]
-async fn every_kind_of_answer_outlives_the_upstream() {
+async fn every_kind_of_response_is_served_without_upstream() {
     let mut upstream = upstream_with_null().await;
-    let larder = Larder::mirroring(&upstream).nothing_stays_fresh().start().await;
+    let larder = Larder::mirroring(&upstream).always_revalidate().start().await;
     cache_all_documents(&larder).await;
     let document = larder.document("null", "1.2.0").await.json();
     let files = ["download_url", "shasums_url", "shasums_signature_url"].map(|name| document[name].as_str().unwrap());
@@ -229,13 +231,13 @@ async fn every_kind_of_answer_outlives_the_upstream() {
         files_before.push(larder.get(file).await.expect(200).body);
     }
     // The h1 hash is computed after the archive is stored.
-    until("the h1 is there", async || larder.get(VERSION_JSON).await.text().contains("h1:")).await;
-    let mut before = Vec::new();
+    until("the `h1:` hash is recorded", async || larder.get(VERSION_JSON).await.text().contains("h1:")).await;
+    let mut documents_before = Vec::new();
     for target in [LIST, DOCUMENT, DISCOVERY, INDEX, VERSION_JSON] {
-        before.push((path(target), larder.get(&path(target)).await.expect(200).body));
+        documents_before.push((path(target), larder.get(&path(target)).await.expect(200).body));
     }
     upstream.stop().await;
-    for (target, body) in before {
+    for (target, body) in documents_before {
         let stale = larder.get(&target).await.expect(200);
         assert_eq!((stale.header("cache-status"), &stale.body), ("larder; hit; detail=stale", &body), "{target}");
     }
@@ -247,18 +249,18 @@ async fn every_kind_of_answer_outlives_the_upstream() {
 
 /// Freshness: a 404 is cached for `not_found`.
 #[tokio::test]
-async fn a_404_is_remembered_for_its_time() {
+async fn a_404_is_cached_for_not_found() {
     for status in [404, 410] {
         let upstream = upstream_with_null().await;
         upstream.fault(Target::Path("/absent/".into()), Fault::Status(status));
-        let larder = Larder::mirroring(&upstream).with("fresh = { not_found = \"60s\" }").start().await;
+        let larder = Larder::mirroring(&upstream).upstream_lines("fresh = { not_found = \"60s\" }").start().await;
         let document = "/registry/registry.terraform.io/v1/providers/acme/null/1.2.0/download/plan9/arm";
         let list = LIST.replace("/null/", "/absent/");
         for (name, target) in [(list.as_str(), Target::Versions), (document, Target::Document)] {
             let count = |upstream: &FakeUpstream| {
-                let requests = name.replace(&format!("/registry/{HOST}"), "");
-                assert!(upstream.count_of(target.clone()) >= upstream.count(&requests));
-                upstream.count(&requests)
+                let upstream_path = name.replace(&format!("/registry/{HOST}"), "");
+                assert!(upstream.count_of(target.clone()) >= upstream.count(&upstream_path));
+                upstream.count(&upstream_path)
             };
             larder.get(name).await.expect(404);
             larder.clock.advance(seconds(60 - MARGIN_SECONDS));
@@ -276,7 +278,7 @@ async fn a_404_is_remembered_for_its_time() {
 async fn a_404_is_forgotten_when_a_list_newly_names_the_version() {
     let upstream = upstream_with_null().await;
     let fresh = "fresh = { versions = \"60s\", not_found = \"6h\" }";
-    let larder = Larder::mirroring(&upstream).with(fresh).start().await;
+    let larder = Larder::mirroring(&upstream).upstream_lines(fresh).start().await;
     larder.versions("null").await.expect(200);
     larder.document("null", "1.3.0").await.expect(404);
     upstream.publish(Provider::new("acme", "null").version("1.3.0"));
@@ -286,9 +288,9 @@ async fn a_404_is_forgotten_when_a_list_newly_names_the_version() {
     larder.document("null", "1.3.0").await.expect(200);
 }
 
-/// DESIGN 4: a missing object is always requested; of all failures only a 404 is cached.
+/// DESIGN, section 4: a missing object is always requested; of all failures only a 404 is cached.
 #[tokio::test]
-async fn nothing_but_a_404_is_remembered() {
+async fn no_failure_but_a_404_is_cached() {
     for (fault, status) in [
         (Fault::Status(403), 502),
         (Fault::Status(418), 418),
@@ -302,22 +304,22 @@ async fn nothing_but_a_404_is_remembered() {
             let upstream = upstream_with_null().await;
             let larder = Larder::mirroring(&upstream).start().await;
             upstream.fault(target.clone(), fault.clone());
-            for requests in [1, 2] {
+            for attempt in [1, 2] {
                 let failed = larder.get(&path(name)).await;
                 assert!(failed.status == status, "{fault:?} {name}: {} {}", failed.status, failed.text());
                 assert_eq!(failed.header("retry-after"), "");
-                assert_eq!(upstream.count_of(target.clone()), requests, "{fault:?} {name}");
+                assert_eq!(upstream.count_of(target.clone()), attempt, "{fault:?} {name}");
             }
-            upstream.heal();
+            upstream.clear_faults();
             larder.get(&path(name)).await.expect(200);
         }
     }
 }
 
-/// DESIGN 4: an archive URL that no document lists costs one upstream request, and none for `not_found` after it.
+/// DESIGN, section 4: an archive URL that no document lists costs one upstream request, and none for `not_found` after it.
 #[tokio::test]
-async fn an_archive_url_that_nothing_lists_is_asked_about_once() {
-    for (version, requests) in [("1.2.0", Target::Document), ("9.9.9", Target::Versions)] {
+async fn an_unlisted_archive_url_costs_one_upstream_request() {
+    for (version, target) in [("1.2.0", Target::Document), ("9.9.9", Target::Versions)] {
         let upstream = upstream_with_null().await;
         let larder = Larder::mirroring(&upstream).clock(&Clock::frozen()).start().await;
         let file = format!("terraform-provider-null_{version}_linux_amd64.zip");
@@ -325,9 +327,9 @@ async fn an_archive_url_that_nothing_lists_is_asked_about_once() {
         for _ in 0..3 {
             larder.get(&url).await.expect(404);
         }
-        assert_eq!(upstream.count_of(requests.clone()), 1, "{version}");
+        assert_eq!(upstream.count_of(target.clone()), 1, "{version}");
         larder.clock.advance(seconds(31));
         larder.get(&url).await.expect(404);
-        assert_eq!(upstream.count_of(requests), 2, "{version}");
+        assert_eq!(upstream.count_of(target), 2, "{version}");
     }
 }

@@ -18,7 +18,7 @@ const NEVER_FRESH: &str =
 const DISCOVERY: &str = "the discovery document of registry.terraform.io";
 
 #[tokio::test]
-async fn refresh_asks_upstream_however_fresh_everything_is() {
+async fn refresh_revalidates_fresh_documents_too() {
     let upstream = upstream_with(edition(1)).await;
     let larder = Larder::mirroring(&upstream).start().await;
     install(&larder).await;
@@ -28,16 +28,16 @@ async fn refresh_asks_upstream_however_fresh_everything_is() {
     assert_ne!(install(&larder).await.2, zip(&upstream));
     assert_eq!(upstream.requests().len(), 0);
 
-    let done = larder.tell("refresh", NULL).await;
-    assert_eq!((done.outcomes(), done.ok), (vec![(LIST, "new"), (PACKAGE, "new")], true));
+    let report = larder.run_command("refresh", NULL).await;
+    assert_eq!((report.outcomes(), report.ok), (vec![(LIST, "new"), (PACKAGE, "new")], true));
     assert!(install(&larder).await.2 == zip(&upstream));
     assert!(larder.versions("null").await.expect(200).text().contains("1.3.0"));
 
     upstream.forget_requests();
-    let done = larder.tell("refresh", NULL).await;
-    assert_eq!(done.outcomes(), [(LIST, "unchanged"), (PACKAGE, "unchanged")]);
+    let report = larder.run_command("refresh", NULL).await;
+    assert_eq!(report.outcomes(), [(LIST, "unchanged"), (PACKAGE, "unchanged")]);
     assert_eq!((upstream.count_of(Target::Versions), upstream.count_of(Target::Document)), (1, 1));
-    assert_eq!(larder.tell("refresh", "acme/null@9.9.9").await.outcomes(), [(LIST, "unchanged")]);
+    assert_eq!(larder.run_command("refresh", "acme/null@9.9.9").await.outcomes(), [(LIST, "unchanged")]);
 }
 
 #[tokio::test]
@@ -47,21 +47,21 @@ async fn refresh_reports_gone_and_failed_documents_and_keeps_both() {
     let (_, _, stored) = install(&larder).await;
     upstream.publish(edition(1).version("1.3.0"));
     upstream.withdraw("acme", "null", "1.2.0");
-    let done = larder.tell("refresh", NULL).await;
-    assert_eq!(done.outcomes(), [(LIST, "new"), (PACKAGE, "gone")]);
+    let report = larder.run_command("refresh", NULL).await;
+    assert_eq!(report.outcomes(), [(LIST, "new"), (PACKAGE, "gone")]);
     assert!(install(&larder).await.2 == stored);
 
     upstream.stop().await;
-    let done = larder.tell("refresh", NULL).await;
+    let report = larder.run_command("refresh", NULL).await;
     let failed = vec![(DISCOVERY, "failed"), (LIST, "failed"), (PACKAGE, "failed")];
-    assert_eq!((done.outcomes(), done.ok), (failed, false));
-    assert!(done.items[0].error.as_deref().unwrap().contains(&upstream.origin()), "{done}");
+    assert_eq!((report.outcomes(), report.ok), (failed, false));
+    assert!(report.items[0].error.as_deref().unwrap().contains(&upstream.origin()), "{report}");
     assert!(install(&larder).await.2 == stored);
 }
 
 /// An operator's refresh ignores the backoff of a failing origin.
 #[tokio::test]
-async fn refresh_asks_an_upstream_whose_breaker_is_open() {
+async fn refresh_sends_requests_to_an_upstream_whose_breaker_is_open() {
     let upstream = upstream_with(edition(1)).await;
     let larder = Larder::mirroring(&upstream).start().await;
     install(&larder).await;
@@ -69,19 +69,19 @@ async fn refresh_asks_an_upstream_whose_breaker_is_open() {
     larder.clock.advance(Duration::from_secs(7200));
     upstream.fault(Target::Everything, Fault::RetryAfter(429, 3600));
     larder.versions("null").await.expect(200);
-    upstream.heal();
+    upstream.clear_faults();
     upstream.publish(edition(1).version("1.3.0"));
     upstream.forget_requests();
     assert!(!larder.versions("null").await.expect(200).text().contains("1.3.0"));
-    assert_eq!(upstream.requests().len(), 0, "it was not left alone");
+    assert_eq!(upstream.requests().len(), 0, "the breaker did not open");
 
-    let done = larder.tell("refresh", NULL).await;
-    assert_eq!(done.outcomes(), [(LIST, "new"), (PACKAGE, "unchanged")]);
+    let report = larder.run_command("refresh", NULL).await;
+    assert_eq!(report.outcomes(), [(LIST, "new"), (PACKAGE, "unchanged")]);
     assert!(larder.versions("null").await.expect(200).text().contains("1.3.0"));
 }
 
 #[tokio::test]
-async fn refresh_forgets_a_remembered_404() {
+async fn refresh_replaces_a_cached_404() {
     let upstream = upstream_with(edition(1)).await;
     let larder = Larder::mirroring(&upstream).start().await;
     larder.versions("later").await.expect(404);
@@ -90,15 +90,15 @@ async fn refresh_forgets_a_remembered_404() {
     upstream.publish(edition(1).platform("linux_amd64").platform("darwin_arm64"));
     larder.versions("later").await.expect(404);
     larder.document_for("null", "1.2.0", "darwin_arm64").await.expect(404);
-    assert_eq!(larder.tell("refresh", "acme/later").await.items[0].outcome.as_deref(), Some("new"));
-    larder.tell("refresh", NULL_120).await;
+    assert_eq!(larder.run_command("refresh", "acme/later").await.items[0].outcome.as_deref(), Some("new"));
+    larder.run_command("refresh", NULL_120).await;
     larder.versions("later").await.expect(200);
     larder.document_for("null", "1.2.0", "darwin_arm64").await.expect(200);
-    let absent = larder.tell("refresh", "acme/never").await;
+    let absent = larder.run_command("refresh", "acme/never").await;
     assert_eq!((absent.items[0].outcome.as_deref(), absent.ok), (Some("absent"), false));
 }
 
-/// DESIGN, promise 12: nothing leaves, and the error says that larder is offline.
+/// DESIGN, promise 12: an offline larder sends nothing, and the error says that larder is offline.
 #[tokio::test]
 async fn offline_nothing_is_refreshed_or_accepted() {
     let upstream = upstream_with(edition(1)).await;
@@ -106,13 +106,13 @@ async fn offline_nothing_is_refreshed_or_accepted() {
     install(&larder).await;
     let folder = larder.stop().await;
     upstream.forget_requests();
-    let larder = Larder::mirroring(&upstream).network("offline = true").on(&folder).start().await;
+    let larder = Larder::mirroring(&upstream).network("offline = true").store_at(&folder).start().await;
     for command in ["refresh", "accept"] {
-        let done = larder.tell(command, NULL_120).await;
-        assert!(!done.ok);
-        assert!(done.errors[0].contains("this mirror is offline"), "{done}");
+        let report = larder.run_command(command, NULL_120).await;
+        assert!(!report.ok);
+        assert!(report.errors[0].contains("this mirror is offline"), "{report}");
     }
-    let unknown = larder.tell("refresh", "elsewhere.example/acme/null").await;
+    let unknown = larder.run_command("refresh", "elsewhere.example/acme/null").await;
     assert!(!unknown.ok);
     assert_eq!(upstream.requests().len(), 0);
 }
@@ -124,28 +124,28 @@ async fn purge_forgets_a_version_and_the_next_request_fetches_it_again() {
     upstream.publish(Provider::new("acme", "other").edition(7));
     let larder = Larder::mirroring(&upstream).start().await;
     let (document, path, stored) = install(&larder).await;
-    let kept = [larder.archive_path("null", "1.3.0").await, larder.archive_path("other", "1.2.0").await];
-    for path in &kept {
+    let other_paths = [larder.archive_path("null", "1.3.0").await, larder.archive_path("other", "1.2.0").await];
+    for path in &other_paths {
         larder.get(path).await.expect(200);
     }
     larder.get(&path).await.expect(200);
     upstream.forget_requests();
 
-    let done = larder.tell("purge", NULL_120).await;
-    let item = &done.items[0];
-    assert_eq!((item.archives, item.archive_bytes), (Some(1), Some(stored.len() as u64)), "{done}");
-    assert_eq!((item.documents, item.shared, done.ok), (Some(1), Some(0), true), "{done}");
-    assert_eq!((larder.folder.blobs().len(), larder.folder.sets().len()), (2, 2));
+    let report = larder.run_command("purge", NULL_120).await;
+    let item = &report.items[0];
+    assert_eq!((item.archives, item.archive_bytes), (Some(1), Some(stored.len() as u64)), "{report}");
+    assert_eq!((item.documents, item.shared, report.ok), (Some(1), Some(0), true), "{report}");
+    assert_eq!((larder.folder.blobs().len(), larder.folder.proof_sets().len()), (2, 2));
     assert_eq!(upstream.requests().len(), 0);
 
     let (again, _, archive) = install(&larder).await;
     assert!(again.has_cache_status("fwd=miss") && again.body == document.body && archive == stored);
     assert_eq!((upstream.count_of(Target::Document), upstream.count_of(Target::Archive)), (1, 1));
-    for path in &kept {
+    for path in &other_paths {
         assert!(larder.get(path).await.expect(200).has_cache_status("larder; hit"));
     }
-    let nothing = larder.tell("purge", "acme/null@7.7.7").await;
-    assert_eq!((nothing.items[0].archives, nothing.ok), (Some(0), true));
+    let nothing_stored = larder.run_command("purge", "acme/null@7.7.7").await;
+    assert_eq!((nothing_stored.items[0].archives, nothing_stored.ok), (Some(0), true));
 }
 
 /// First-seen records survive a purge, because they reveal a republished version.
@@ -155,11 +155,13 @@ async fn purge_of_a_provider_removes_all_but_its_first_seen_records() {
     let larder = Larder::mirroring(&upstream).start().await;
     install(&larder).await;
     larder.versions("null").await.expect(200);
-    let done = larder.tell("purge", NULL).await;
-    assert_eq!((&done.items[0].documents, &done.items[0].archives), (&2.into(), &1.into()), "{done}");
-    assert_eq!(done.items[0].seen_is_kept, Some(true));
+    let report = larder.run_command("purge", NULL).await;
+    assert_eq!((&report.items[0].documents, &report.items[0].archives), (&2.into(), &1.into()), "{report}");
+    assert_eq!(report.items[0].seen_is_kept, Some(true));
     assert!(
-        larder.folder.blobs().is_empty() && larder.folder.sets().is_empty() && larder.folder.files("names").is_empty()
+        larder.folder.blobs().is_empty()
+            && larder.folder.proof_sets().is_empty()
+            && larder.folder.files("names").is_empty()
     );
     let seen = larder.folder.files("seen");
     assert!(seen.iter().any(|file| file.ends_with("null/1.2.0.json")), "{seen:?}");
@@ -168,45 +170,45 @@ async fn purge_of_a_provider_removes_all_but_its_first_seen_records() {
     larder.versions("null").await.expect(502);
     larder.document("null", "1.2.0").await.expect(502);
     upstream.restart().await;
-    upstream.publish(edition(2).signed_by(&SigningKey::another()));
+    upstream.publish(edition(2).signed_by(&SigningKey::new_key()));
     let refused = larder.document("null", "1.2.0").await.expect(502);
     assert!(refused.text().contains("larder accept registry.terraform.io/acme/null@1.2.0"), "{}", refused.text());
 }
 
-/// DESIGN 5: an archive is deleted when no package record lists it.
+/// DESIGN, section 5: an archive is deleted when no package record lists it.
 #[tokio::test]
-async fn purge_leaves_bytes_that_another_package_names() {
+async fn purge_keeps_an_archive_that_another_package_lists() {
     let upstream = upstream_with(edition(1)).await;
     upstream.publish(Provider::new("other", "null"));
     let larder = Larder::mirroring(&upstream).start().await;
     let (_, path, stored) = install(&larder).await;
     let document = larder.get(&format!("/registry/{HOST}/v1/providers/other/null/1.2.0/download/linux/amd64")).await;
-    let other = document.expect(200).json()["download_url"].as_str().unwrap().to_owned();
-    larder.get(&other).await.expect(200);
+    let other_path = document.expect(200).json()["download_url"].as_str().unwrap().to_owned();
+    larder.get(&other_path).await.expect(200);
     assert_eq!(larder.folder.blobs().len(), 1);
 
-    let done = larder.tell("purge", NULL).await;
-    assert_eq!((&done.items[0].archives, &done.items[0].shared), (&0.into(), &1.into()), "{done}");
+    let report = larder.run_command("purge", NULL).await;
+    assert_eq!((&report.items[0].archives, &report.items[0].shared), (&0.into(), &1.into()), "{report}");
     upstream.forget_requests();
-    assert!(larder.get(&other).await.expect(200).body == stored);
+    assert!(larder.get(&other_path).await.expect(200).body == stored);
     assert!(larder.get(&path).await.expect(200).body == stored);
     assert_eq!(upstream.count_of(Target::Archive), 0);
-    larder.tell("purge", NULL).await;
-    let done = larder.tell("purge", "other/null").await;
-    assert_eq!((&done.items[0].archives, larder.folder.blobs().len()), (&1.into(), 0), "{done}");
+    larder.run_command("purge", NULL).await;
+    let report = larder.run_command("purge", "other/null").await;
+    assert_eq!((&report.items[0].archives, larder.folder.blobs().len()), (&1.into(), 0), "{report}");
 }
 
 /// A dropped version is listed only while it is stored.
 #[tokio::test]
-async fn a_dropped_version_that_is_purged_is_listed_no_more() {
+async fn a_dropped_version_is_no_longer_listed_after_a_purge() {
     let upstream = upstream_with(edition(1)).await;
     upstream.publish(edition(1).version("1.3.0"));
     let larder = Larder::mirroring(&upstream).start().await;
     install(&larder).await;
     upstream.withdraw("acme", "null", "1.2.0");
-    larder.tell("refresh", NULL).await;
+    larder.run_command("refresh", NULL).await;
     assert!(larder.versions("null").await.expect(200).text().contains("1.2.0"));
-    larder.tell("purge", NULL_120).await;
+    larder.run_command("purge", NULL_120).await;
     let listed = larder.versions("null").await.expect(200);
     assert!(!listed.text().contains("1.2.0") && listed.text().contains("1.3.0"), "{}", listed.text());
     larder.document("null", "1.2.0").await.expect(404);
@@ -230,30 +232,30 @@ async fn purge_leaves_and_reports_pinned_packages() {
     let folder = larder.stop().await;
     let store = Store::open(folder.path(), Timestamp(1)).unwrap();
     let key = Key::Name(Artifact::Provider(package()));
-    let mut name: Value = serde_json::from_slice(&store.records.get(&key).unwrap().unwrap()).unwrap();
-    name["pinned"] = true.into();
-    store.records.put(&key, name.to_string().as_bytes(), Durability::Synced).unwrap();
+    let mut record: Value = serde_json::from_slice(&store.records.get(&key).unwrap().unwrap()).unwrap();
+    record["pinned"] = true.into();
+    store.records.put(&key, record.to_string().as_bytes(), Durability::Synced).unwrap();
     store.close().unwrap();
     drop(store);
 
-    let larder = Larder::mirroring(&upstream).on(&folder).start().await;
+    let larder = Larder::mirroring(&upstream).store_at(&folder).start().await;
     for subject in [NULL, NULL_120] {
-        let done = larder.tell("purge", subject).await;
-        assert_eq!((&done.items[0].pinned, done.ok), (&Some(vec![PACKAGE.into()]), false), "{done}");
-        assert_eq!(done.items[0].documents, Some(0));
+        let report = larder.run_command("purge", subject).await;
+        assert_eq!((&report.items[0].pinned, report.ok), (&Some(vec![PACKAGE.into()]), false), "{report}");
+        assert_eq!(report.items[0].documents, Some(0));
     }
     assert!(larder.get(&path).await.expect(200).has_cache_status("larder; hit"));
 }
 
-/// DESIGN 3: commands talk to the running larder; without one, they open the store themselves.
+/// DESIGN, section 3: commands talk to the running larder; without one, they open the store themselves.
 #[tokio::test]
 async fn the_commands_report_the_same_whether_larder_runs_or_not() {
     let upstream = upstream_with(edition(1)).await;
     let mut setup = CommandSetup::new(&upstream);
     setup.text.push_str(NEVER_FRESH);
-    let none_yet = setup.run(&["purge", NULL]).await;
-    assert_eq!(none_yet.code, Some(1), "{none_yet:?}");
-    assert!(none_yet.err.contains("no larder runs here, and there is no store"), "{none_yet:?}");
+    let no_store = setup.run(&["purge", NULL]).await;
+    assert_eq!(no_store.code, Some(1), "{no_store:?}");
+    assert!(no_store.err.contains("no larder runs here, and there is no store"), "{no_store:?}");
     for running in [true, false] {
         upstream.publish(edition(1));
         let larder = setup.serve();
@@ -265,9 +267,9 @@ async fn the_commands_report_the_same_whether_larder_runs_or_not() {
             assert_eq!(larder.terminate().await, Some(0));
             None
         };
-        let output = setup.out(&["refresh", NULL]).await;
+        let output = setup.stdout_of(&["refresh", NULL]).await;
         assert_eq!(output, "the version list of acme/null  unchanged\nacme/null 1.2.0 (linux_amd64)  unchanged\n");
-        upstream.publish(edition(2).signed_by(&SigningKey::another()));
+        upstream.publish(edition(2).signed_by(&SigningKey::new_key()));
         let refused = setup.run(&["refresh", NULL]).await;
         assert_eq!(refused.code, Some(1), "{refused:?}");
         assert!(
@@ -275,7 +277,7 @@ async fn the_commands_report_the_same_whether_larder_runs_or_not() {
             "{refused:?}"
         );
 
-        let output = setup.out(&["accept", NULL_120]).await;
+        let output = setup.stdout_of(&["accept", NULL_120]).await;
         for part in [
             "acme/null 1.2.0 (linux_amd64): accepted",
             "signed by ",
@@ -284,10 +286,10 @@ async fn the_commands_report_the_same_whether_larder_runs_or_not() {
         ] {
             assert!(output.contains(part), "{part} is not in: {output}");
         }
-        assert!(setup.out(&["accept", NULL_120]).await.contains("nothing to accept"));
-        let output = json(&setup.out(&["purge", NULL, "--json"]).await);
+        assert!(setup.stdout_of(&["accept", NULL_120]).await.contains("nothing to accept"));
+        let output = json(&setup.stdout_of(&["purge", NULL, "--json"]).await);
         assert_eq!((&output["ok"], &output["items"][0]["archives"]), (&true.into(), &1.into()), "{output}");
-        let output = setup.out(&["purge", NULL]).await;
+        let output = setup.stdout_of(&["purge", NULL]).await;
         assert!(output.contains("acme/null: nothing was stored"), "{output}");
         let refused = setup.run(&["purge", "acme/vpc/AWS"]).await;
         assert_eq!(refused.code, Some(1), "{refused:?}");

@@ -17,14 +17,14 @@ const PATHS: [&str; 6] = [
 const JSON: (&str, &str) = ("content-type", "application/json");
 
 /// A larder with a stored archive, and the number of requests that its upstream has received.
-struct AdminScene {
+struct AdminFixture {
     upstream: FakeUpstream,
     larder: Larder,
     path: String,
     upstream_requests: usize,
 }
 
-impl AdminScene {
+impl AdminFixture {
     async fn new() -> Self {
         let upstream = FakeUpstream::start().await;
         upstream.publish(Provider::new("acme", "null"));
@@ -32,8 +32,8 @@ impl AdminScene {
         let path = larder.archive_path("null", "1.2.0").await;
         larder.get(&path).await.expect(200);
         larder.versions("null").await.expect(200);
-        let requests = upstream.requests().len();
-        Self { upstream, larder, path, upstream_requests: requests }
+        let upstream_requests = upstream.requests().len();
+        Self { upstream, larder, path, upstream_requests }
     }
 
     /// The body of a valid request to this path.
@@ -46,7 +46,7 @@ impl AdminScene {
         send(headers.iter().fold(request, |request, (name, value)| request.header(*name, *value))).await.unwrap()
     }
 
-    /// Checks that nothing was purged and upstream was not asked.
+    /// Asserts that nothing was purged and that upstream got no request.
     async fn assert_unchanged(&self) {
         assert_eq!(self.upstream.requests().len(), self.upstream_requests);
         assert!(self.larder.get(&self.path).await.expect(200).has_cache_status("larder; hit"));
@@ -55,42 +55,47 @@ impl AdminScene {
     }
 }
 
-/// DESIGN 3: requests that change something always need the bearer token, on loopback too.
+/// DESIGN, section 3: requests that change something always need the bearer token, on loopback too.
 #[tokio::test]
 async fn a_command_without_the_token_is_refused() {
-    let fixture = AdminScene::new().await;
+    let fixture = AdminFixture::new().await;
     let token = fixture.larder.token();
     for path in PATHS {
-        fixture.post(path, &[JSON], AdminScene::body(path)).await.expect(401);
+        fixture.post(path, &[JSON], AdminFixture::body(path)).await.expect(401);
         for wrong in ["Bearer", "Bearer x", &format!("Bearer {}", &token[1..]), &format!("Basic {token}"), &token] {
-            fixture.post(path, &[JSON, ("authorization", wrong)], AdminScene::body(path)).await.expect(401);
+            fixture.post(path, &[JSON, ("authorization", wrong)], AdminFixture::body(path)).await.expect(401);
         }
     }
     fixture.assert_unchanged().await;
 }
 
-/// DESIGN 3: requests with an `Origin`, or on loopback with a foreign `Host`, are refused even with the token.
+/// DESIGN, section 3: requests with an `Origin`, or on loopback with a foreign `Host`, are refused even with the token.
 #[tokio::test]
-async fn a_page_in_a_browser_cannot_command() {
-    let fixture = AdminScene::new().await;
+async fn a_web_page_in_a_browser_cannot_run_commands() {
+    let fixture = AdminFixture::new().await;
     let bearer = format!("Bearer {}", fixture.larder.token());
-    let own = fixture.larder.admin();
-    let port = own.rsplit_once(':').unwrap().1;
-    let rebound = [format!("evil.example:{port}"), "evil.example".to_owned(), "10.0.0.1".to_owned(), "".to_owned()];
+    let admin_url = fixture.larder.admin();
+    let port = admin_url.rsplit_once(':').unwrap().1;
+    let foreign_hosts =
+        [format!("evil.example:{port}"), "evil.example".to_owned(), "10.0.0.1".to_owned(), "".to_owned()];
     for path in PATHS {
-        let known = [JSON, ("authorization", bearer.as_str())];
-        for origin in ["null", "https://evil.example", "http://localhost", &own] {
-            let page = [known[0], known[1], ("origin", origin)];
-            let refused = fixture.post(path, &page, AdminScene::body(path)).await.expect(403);
+        let valid_headers = [JSON, ("authorization", bearer.as_str())];
+        for origin in ["null", "https://evil.example", "http://localhost", &admin_url] {
+            let page = [valid_headers[0], valid_headers[1], ("origin", origin)];
+            let refused = fixture.post(path, &page, AdminFixture::body(path)).await.expect(403);
             assert!(refused.header("access-control-allow-origin").is_empty());
         }
-        for host in &rebound {
-            fixture.post(path, &[known[0], known[1], ("host", host)], AdminScene::body(path)).await.expect(403);
+        for host in &foreign_hosts {
+            fixture
+                .post(path, &[valid_headers[0], valid_headers[1], ("host", host)], AdminFixture::body(path))
+                .await
+                .expect(403);
         }
         // A browser's preflight request, before it would send the token.
-        let first = client().request(reqwest::Method::OPTIONS, format!("{own}{path}"));
-        let first = first.header("origin", "https://evil.example").header("access-control-request-method", "POST");
-        let refused = send(first).await.unwrap().expect(403);
+        let preflight = client().request(reqwest::Method::OPTIONS, format!("{admin_url}{path}"));
+        let preflight =
+            preflight.header("origin", "https://evil.example").header("access-control-request-method", "POST");
+        let refused = send(preflight).await.unwrap().expect(403);
         assert!(
             refused.headers.keys().all(|name| !name.as_str().starts_with("access-control")),
             "{:?}",
@@ -100,38 +105,41 @@ async fn a_page_in_a_browser_cannot_command() {
     fixture.assert_unchanged().await;
 }
 
-/// DESIGN 3: a page of another site is refused, also where the browser sends no `Origin`, as for embedded resources. A
+/// DESIGN, section 3: a page of another site is refused, also where the browser sends no `Origin`, as for embedded resources. A
 /// typed address and larder's own page are not.
 #[tokio::test]
 async fn a_page_of_another_site_reads_nothing() {
-    let fixture = AdminScene::new().await;
+    let fixture = AdminFixture::new().await;
     let bearer = format!("Bearer {}", fixture.larder.token());
-    let ask = async |path: &str, setup: &str| {
+    let request_once = async |path: &str, fetch_site: &str| {
         let request = client().get(format!("{}{path}", fixture.larder.admin()));
-        send(request.header("authorization", &bearer).header("sec-fetch-site", setup)).await.unwrap()
+        send(request.header("authorization", &bearer).header("sec-fetch-site", fetch_site)).await.unwrap()
     };
     for path in ["/admin/v1/status", "/metrics", "/admin/v1/inventory"] {
-        for setup in ["cross-site", "same-site", "unheard-of"] {
-            assert!(ask(path, setup).await.expect(403).text().contains("web pages"), "{path} {setup}");
+        for fetch_site in ["cross-site", "same-site", "unheard-of"] {
+            assert!(
+                request_once(path, fetch_site).await.expect(403).text().contains("web pages"),
+                "{path} {fetch_site}"
+            );
         }
-        for setup in ["same-origin", "none"] {
-            ask(path, setup).await.expect(200);
+        for fetch_site in ["same-origin", "none"] {
+            request_once(path, fetch_site).await.expect(200);
         }
     }
     for path in PATHS {
         let page = [JSON, ("authorization", bearer.as_str()), ("sec-fetch-site", "cross-site")];
-        fixture.post(path, &page, AdminScene::body(path)).await.expect(403);
+        fixture.post(path, &page, AdminFixture::body(path)).await.expect(403);
     }
     fixture.assert_unchanged().await;
 }
 
-/// DESIGN 3: browsers must not guess a content type, and no cache may store a response.
+/// DESIGN, section 3: browsers must not guess a content type, and no cache may store a response.
 #[tokio::test]
 async fn no_answer_of_the_admin_listener_is_sniffed_or_stored() {
-    let fixture = AdminScene::new().await;
-    let is_safe = |answer: &Answer, path: &str| {
-        let safe = ["x-content-type-options", "cache-control"].map(|name| answer.header(name).to_owned());
-        assert_eq!(safe, ["nosniff", "no-store"], "{path}");
+    let fixture = AdminFixture::new().await;
+    let assert_safe = |answer: &Answer, path: &str| {
+        let headers = ["x-content-type-options", "cache-control"].map(|name| answer.header(name).to_owned());
+        assert_eq!(headers, ["nosniff", "no-store"], "{path}");
     };
     for path in [
         "/healthz",
@@ -145,38 +153,46 @@ async fn no_answer_of_the_admin_listener_is_sniffed_or_stored() {
         "/admin/v1/verify",
         "/nothing",
     ] {
-        is_safe(&get(&format!("{}{path}", fixture.larder.admin())).await, path);
+        assert_safe(&get(&format!("{}{path}", fixture.larder.admin())).await, path);
     }
-    is_safe(&fixture.post("/admin/v1/purge", &[JSON], AdminScene::body("/admin/v1/purge")).await.expect(401), "purge");
+    assert_safe(
+        &fixture.post("/admin/v1/purge", &[JSON], AdminFixture::body("/admin/v1/purge")).await.expect(401),
+        "purge",
+    );
 }
 
 /// A form can send these content types without a preflight request.
 #[tokio::test]
-async fn a_form_is_no_command() {
-    let fixture = AdminScene::new().await;
+async fn a_web_form_cannot_run_commands() {
+    let fixture = AdminFixture::new().await;
     let bearer = format!("Bearer {}", fixture.larder.token());
-    let known = ("authorization", bearer.as_str());
+    let valid_headers = ("authorization", bearer.as_str());
     for path in PATHS {
-        for kind in ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "", "json"] {
-            fixture.post(path, &[known, ("content-type", kind)], AdminScene::body(path)).await.expect(415);
+        for content_type in
+            ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "", "json"]
+        {
+            fixture
+                .post(path, &[valid_headers, ("content-type", content_type)], AdminFixture::body(path))
+                .await
+                .expect(415);
         }
-        fixture.post(path, &[known], AdminScene::body(path)).await.expect(415);
-        fixture.post(path, &[("content-type", "text/plain")], AdminScene::body(path)).await.expect(401);
+        fixture.post(path, &[valid_headers], AdminFixture::body(path)).await.expect(415);
+        fixture.post(path, &[("content-type", "text/plain")], AdminFixture::body(path)).await.expect(401);
     }
     fixture.assert_unchanged().await;
 }
 
 #[tokio::test]
 async fn a_command_that_cannot_be_read_is_refused_with_the_reason() {
-    let fixture = AdminScene::new().await;
+    let fixture = AdminFixture::new().await;
     let bearer = format!("Bearer {}", fixture.larder.token());
-    let known = [JSON, ("authorization", bearer.as_str())];
+    let valid_headers = [JSON, ("authorization", bearer.as_str())];
     for path in PATHS {
         for body in ["nothing", "[]", r#"{"what":["acme/null"],"all":true}"#, r#"{"what":"#] {
-            let refused = fixture.post(path, &known, body).await.expect(400).json();
+            let refused = fixture.post(path, &valid_headers, body).await.expect(400).json();
             assert_eq!(refused["errors"].as_array().unwrap().len(), 1, "{path} {body}");
         }
-        fixture.post(path, &known, " ".repeat((64 << 10) + 1)).await.expect(413);
+        fixture.post(path, &valid_headers, " ".repeat((64 << 10) + 1)).await.expect(413);
     }
     for (subject, reason) in [
         (r#"["acme/vpc/AWS"]"#, "is not a module system"),
@@ -184,7 +200,8 @@ async fn a_command_that_cannot_be_read_is_refused_with_the_reason() {
         (r#"["acme/null","nonsense"]"#, "is not an address"),
         ("[]", "1 to 256"),
     ] {
-        let refused = fixture.post("/admin/v1/purge", &known, format!("{{\"what\":{subject}}}")).await.expect(400);
+        let refused =
+            fixture.post("/admin/v1/purge", &valid_headers, format!("{{\"what\":{subject}}}")).await.expect(400);
         assert!(refused.text().contains(reason), "{subject}: {}", refused.text());
     }
     fixture.assert_unchanged().await;
@@ -192,22 +209,23 @@ async fn a_command_that_cannot_be_read_is_refused_with_the_reason() {
 
 #[tokio::test]
 async fn commands_are_posts_on_the_admin_listener_and_nowhere_else() {
-    let fixture = AdminScene::new().await;
+    let fixture = AdminFixture::new().await;
     let bearer = format!("Bearer {}", fixture.larder.token());
-    let known = [JSON, ("authorization", bearer.as_str())];
+    let valid_headers = [JSON, ("authorization", bearer.as_str())];
     for path in PATHS {
         assert_eq!(get(&format!("{}{path}", fixture.larder.admin())).await.expect(405).header("allow"), "POST");
         let put = client().put(format!("{}{path}", fixture.larder.admin())).bearer_auth(fixture.larder.token());
         assert_eq!(send(put).await.unwrap().expect(405).header("allow"), "POST");
         fixture.larder.get(path).await.expect(404);
-        let on_main = client().post(format!("{}{path}", fixture.larder.base())).bearer_auth(fixture.larder.token());
-        send(on_main.header(JSON.0, JSON.1).body(AdminScene::body(path))).await.unwrap().expect(405);
+        let on_main_listener =
+            client().post(format!("{}{path}", fixture.larder.base())).bearer_auth(fixture.larder.token());
+        send(on_main_listener.header(JSON.0, JSON.1).body(AdminFixture::body(path))).await.unwrap().expect(405);
     }
     for path in ["/admin/v1/status", "/metrics", "/healthz"] {
-        let refused = fixture.post(path, &known, "{}").await.expect(405);
+        let refused = fixture.post(path, &valid_headers, "{}").await.expect(405);
         assert_eq!(refused.header("allow"), "GET, HEAD", "{path}");
     }
-    fixture.post("/admin/v1/everything", &known, "{}").await.expect(404);
+    fixture.post("/admin/v1/everything", &valid_headers, "{}").await.expect(404);
     fixture.assert_unchanged().await;
 }
 
@@ -220,7 +238,7 @@ async fn the_token_is_not_sent_to_another_program_on_larders_port() {
     let impostor = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = impostor.local_addr().unwrap().port();
     drop(impostor);
-    let setup = CommandSetup::on(&upstream, port);
+    let setup = CommandSetup::with_admin_port(&upstream, port);
     let larder = setup.serve();
     let path = larder.archive_path("null").await;
     larder.get(&path).await.expect(200);
@@ -231,7 +249,7 @@ async fn the_token_is_not_sent_to_another_program_on_larders_port() {
     for arguments in [&["status"][..], &["verify"], &["purge", "acme/null"]] {
         let output = setup.run(arguments).await;
         assert_eq!(output.code, Some(0), "{arguments:?}: {}{}", output.out, output.err);
-        assert!(impostor.accept().is_err(), "{arguments:?} asked the impostor");
+        assert!(impostor.accept().is_err(), "{arguments:?} connected to the impostor");
     }
     assert!(setup.home.blobs().is_empty());
 }

@@ -6,14 +6,14 @@ use serde_json::Value;
 use crate::support::another_user::AnotherUser;
 use crate::support::larder::{Folder, Larder};
 use crate::support::ports::free_port;
-use crate::support::process::{Process, command, run, serving};
+use crate::support::process::{Process, command, run, spawn_captured};
 use crate::support::upstream::FakeUpstream;
 
 fn json(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|_| panic!("no JSON: {text}"))
 }
 
-/// DESIGN 3: with `--json` an error is JSON on the standard output, with one entry per problem of a configuration.
+/// DESIGN, section 3: with `--json` an error is JSON on the standard output, with one entry per problem of a configuration.
 #[tokio::test]
 async fn with_json_an_error_is_json_too() {
     let folder = Folder::new();
@@ -34,9 +34,9 @@ async fn with_json_an_error_is_json_too() {
     assert!(output.code == Some(2) && output.err.is_empty() && text.contains("<WHAT>"), "{output:?}");
 }
 
-/// Without these options the error says how to find the larder.
+/// Without these options, the error of a command says how to find the larder.
 #[tokio::test]
-async fn the_options_that_move_a_larder_lead_every_command_to_it() {
+async fn commands_find_a_larder_by_the_options_it_was_started_with() {
     let (home, port) = (Folder::new(), free_port());
     let store = home.path().join("elsewhere");
     let config = home.path().join("mirror.toml");
@@ -44,12 +44,12 @@ async fn the_options_that_move_a_larder_lead_every_command_to_it() {
     let config = ["--config", config.to_str().unwrap()];
     let admin = format!("127.0.0.1:{port}");
     let serve = [&["serve", "--offline", "--admin-listen", &admin], &config[..]].concat();
-    let (larder, out, _) = serving(command(home.path(), &serve));
+    let (larder, out, _) = spawn_captured(command(home.path(), &serve));
     out.line_with(&format!(" --admin-listen {admin}")).await;
     out.line_with("Paste into").await;
-    let lost = run(command(home.path(), &[&["status"], &config[..]].concat())).await;
-    assert!(lost.code == Some(1) && lost.err.contains("--admin-listen"), "{lost:?}");
-    assert!(!lost.err.contains("stop it"), "{lost:?}");
+    let not_found = run(command(home.path(), &[&["status"], &config[..]].concat())).await;
+    assert!(not_found.code == Some(1) && not_found.err.contains("--admin-listen"), "{not_found:?}");
+    assert!(!not_found.err.contains("stop it"), "{not_found:?}");
     let found = run(command(home.path(), &[&["status", "--admin-listen", &admin], &config[..]].concat())).await;
     assert!(found.code == Some(0) && found.out.contains("(running, offline)"), "{found:?}");
     let store = store.to_str().unwrap();
@@ -58,24 +58,25 @@ async fn the_options_that_move_a_larder_lead_every_command_to_it() {
     drop(larder);
 }
 
-/// DESIGN 3: `--config`, then `LARDER_CONFIG`, then each user's default locations.
+/// DESIGN, section 3: `--config`, then `LARDER_CONFIG`, then each user's default locations.
 #[tokio::test]
 async fn the_environment_names_the_configuration_where_the_command_does_not() {
     let folder = Folder::new();
-    let (named, other) = (folder.path().join("named.toml"), folder.path().join("other.toml"));
-    std::fs::write(&named, "[server]\nopen = true\n").unwrap();
-    std::fs::write(&other, "[server]\nopen = false\n").unwrap();
+    let (from_variable, from_option) = (folder.path().join("named.toml"), folder.path().join("other.toml"));
+    std::fs::write(&from_variable, "[server]\nopen = true\n").unwrap();
+    std::fs::write(&from_option, "[server]\nopen = false\n").unwrap();
     let check = |arguments: &[&str], variable: &str| {
         let mut command = command(folder.path(), arguments);
         command.env("LARDER_CONFIG", variable);
         run(command)
     };
-    let output = check(&["check", "--json"], named.to_str().unwrap()).await;
-    assert_eq!(json(&output.out)["file"], named.to_str().unwrap(), "{output:?}");
-    let output = check(&["check", "--json", "-c", other.to_str().unwrap()], named.to_str().unwrap()).await;
-    assert_eq!(json(&output.out)["file"], other.to_str().unwrap(), "{output:?}");
+    let output = check(&["check", "--json"], from_variable.to_str().unwrap()).await;
+    assert_eq!(json(&output.out)["file"], from_variable.to_str().unwrap(), "{output:?}");
+    let output =
+        check(&["check", "--json", "-c", from_option.to_str().unwrap()], from_variable.to_str().unwrap()).await;
+    assert_eq!(json(&output.out)["file"], from_option.to_str().unwrap(), "{output:?}");
     let output = check(&["check", "--json"], "/nowhere/mirror.toml").await;
-    assert_eq!(output.code, Some(78), "what the environment names and is not there: {output:?}");
+    assert_eq!(output.code, Some(78), "the environment names a missing file: {output:?}");
     assert_eq!(json(&output.out)["file"], "/nowhere/mirror.toml", "{output:?}");
 }
 
@@ -86,7 +87,7 @@ async fn serve_takes_its_addresses_and_its_store_from_the_command_line() {
     let mut serve = command(folder.path(), &["serve", "--json", "--offline", "--listen", "127.0.0.1:0"]);
     serve.args(["--admin-listen", "127.0.0.1:0", "--store"]).arg(store.path());
     let larder = Process::spawn(serve).unwrap();
-    assert_ne!(larder.said()["admin"], "127.0.0.1:8081");
+    assert_ne!(larder.announcement()["admin"], "127.0.0.1:8081");
     larder.get("/healthz").await.expect(200);
     assert!(store.path().join("v1").is_dir());
     assert_eq!(larder.terminate().await, Some(0));
@@ -122,24 +123,24 @@ async fn help_has_groups_and_its_long_form_examples_environment_and_exit_codes()
 #[tokio::test]
 async fn the_log_is_json_when_the_environment_asks_for_it() {
     let (upstream, folder) = (FakeUpstream::start().await, Folder::new());
-    let config = Larder::mirroring(&upstream).on(&folder).config_text();
-    let also = |command: &mut std::process::Command| {
+    let config = Larder::mirroring(&upstream).store_at(&folder).config_text();
+    let set_json_format = |command: &mut std::process::Command| {
         command.env("LARDER_LOG_FORMAT", "json");
     };
-    let larder = Process::serve_with(&config, folder.path(), also).unwrap();
+    let larder = Process::serve_with(&config, folder.path(), set_json_format).unwrap();
     larder.get("/nowhere").await.expect(404);
     let line = json(&larder.log().line_with("/nowhere").await);
     assert!(line["timestamp"].is_string() && line["level"].is_string(), "{line}");
     assert_eq!(larder.terminate().await, Some(0));
 
-    let mut wrong = command(folder.path(), &["check"]);
-    wrong.env("LARDER_LOG_FORMAT", "xml");
-    let output = run(wrong).await;
+    let mut wrong_format = command(folder.path(), &["check"]);
+    wrong_format.env("LARDER_LOG_FORMAT", "xml");
+    let output = run(wrong_format).await;
     assert_eq!(output.code, Some(78), "{output:?}");
     assert!(output.err.contains("LARDER_LOG_FORMAT") && output.err.contains("text or json"), "{output:?}");
-    let mut loud = command(folder.path(), &["version"]);
-    loud.env("LARDER_LOG", "warn,larder::jobs=debug,loud");
-    let output = run(loud).await;
+    let mut wrong_level = command(folder.path(), &["version"]);
+    wrong_level.env("LARDER_LOG", "warn,larder::jobs=debug,loud");
+    let output = run(wrong_level).await;
     assert!(output.code == Some(78) && output.err.contains("LARDER_LOG has \"loud\""), "{output:?}");
 }
 
@@ -147,10 +148,10 @@ async fn the_log_is_json_when_the_environment_asks_for_it() {
 #[tokio::test]
 async fn a_command_of_another_user_names_the_token_and_who_may_read_it() {
     let (upstream, folder, user) = (FakeUpstream::start().await, Folder::new(), AnotherUser::new());
-    let larder = Process::start(&Larder::mirroring(&upstream).on(&folder), folder.path());
-    let (admin, store) = (larder.said()["admin"].as_str().unwrap(), folder.path().display());
+    let larder = Process::start(&Larder::mirroring(&upstream).store_at(&folder), folder.path());
+    let (admin, store) = (larder.announcement()["admin"].as_str().unwrap(), folder.path().display());
     let config = user.file("mirror.toml", &format!("[admin]\nlisten = \"{admin}\"\n[store]\npath = \"{store}\"\n"));
-    AnotherUser::may_not_read(&folder.path().join("admin-token"));
+    AnotherUser::make_unreadable(&folder.path().join("admin-token"));
     let output = run(user.command(&["purge", "acme/null", "--config", config.to_str().unwrap()])).await;
     assert_eq!(output.code, Some(1), "{output:?}");
     assert!(output.err.contains("admin-token") && output.err.contains("Permission denied"), "{output:?}");

@@ -10,16 +10,16 @@ use crate::support::upstream::{Provider, SigningKey, Target};
 
 /// Replaces a record by one of a newer format, which cannot be read; returns the old contents.
 fn replace_with_newer_format(record: &Path) -> Vec<u8> {
-    let before = std::fs::read(record).unwrap();
+    let original = std::fs::read(record).unwrap();
     std::fs::write(record, "{\"format\":99}\n{}").unwrap();
-    before
+    original
 }
 
 fn file_containing<'a>(files: &'a [PathBuf], part: &str) -> &'a PathBuf {
     files.iter().find(|file| file.to_string_lossy().contains(part)).unwrap()
 }
 
-/// DESIGN 4: a version that a foreign key republished is never served, even if its first-seen record was lost before
+/// DESIGN, section 4: a version that a foreign key republished is never served, even if its first-seen record was lost before
 /// the purge.
 #[tokio::test]
 async fn purge_writes_first_seen_records_before_it_removes_proof_sets() {
@@ -32,16 +32,16 @@ async fn purge_writes_first_seen_records_before_it_removes_proof_sets() {
             "removed" => std::fs::remove_file(&seen).unwrap(),
             _ => std::fs::write(&seen, "no record").unwrap(),
         }
-        let done = larder.tell("purge", NULL).await;
-        assert_eq!((done.items[0].seen_is_kept, done.ok), (Some(true), true), "{lost}: {done}");
-        assert!(larder.folder.sets().is_empty() && larder.folder.blobs().is_empty(), "{lost}");
-        upstream.publish(edition(2).signed_by(&SigningKey::another()));
+        let report = larder.run_command("purge", NULL).await;
+        assert_eq!((report.items[0].seen_is_kept, report.ok), (Some(true), true), "{lost}: {report}");
+        assert!(larder.folder.proof_sets().is_empty() && larder.folder.blobs().is_empty(), "{lost}");
+        upstream.publish(edition(2).signed_by(&SigningKey::new_key()));
         let refused = larder.document("null", "1.2.0").await.expect(502);
         assert!(refused.text().contains("larder accept"), "{lost}: {}", refused.text());
     }
 }
 
-/// DESIGN 5: eviction removes a proof set only after its first-seen record is written.
+/// DESIGN, section 5: eviction removes a proof set only after its first-seen record is written.
 #[tokio::test]
 async fn eviction_writes_the_first_seen_record_before_it_removes_a_proof_set() {
     let upstream = upstream_with(edition(1)).await;
@@ -50,7 +50,7 @@ async fn eviction_writes_the_first_seen_record_before_it_removes_a_proof_set() {
     install(&larder).await;
     let folder = larder.stop().await;
     std::fs::remove_file(folder.files("seen").remove(0)).unwrap();
-    // A document that fills the store and was used last. The rebuilt index takes the times from the files.
+    // Fills the store with a document that is the most recently used: the rebuilt index takes times from the files.
     let documents = folder.path().join("v1/documents");
     let large = documents.join("registry.terraform.io/providers/acme/large/versions");
     std::fs::create_dir_all(large.parent().unwrap()).unwrap();
@@ -58,26 +58,26 @@ async fn eviction_writes_the_first_seen_record_before_it_removes_a_proof_set() {
     let last = std::time::SystemTime::now() + std::time::Duration::from_secs(3600);
     std::fs::File::options().write(true).open(&large).unwrap().set_modified(last).unwrap();
     std::fs::remove_dir_all(folder.path().join("v1/index")).unwrap();
-    let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").on(&folder).start().await;
+    let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").store_at(&folder).start().await;
     larder.document("other", "1.2.0").await.expect(200);
-    let is_held = || folder.sets().iter().any(|set| set.to_string_lossy().contains("/null/"));
-    eventually("it is evicted, once the index is whole", async || (!is_held()).then_some(())).await;
-    upstream.publish(edition(2).signed_by(&SigningKey::another()));
+    let is_stored = || folder.proof_sets().iter().any(|set| set.to_string_lossy().contains("/null/"));
+    eventually("the proof set is evicted after the index is rebuilt", async || (!is_stored()).then_some(())).await;
+    upstream.publish(edition(2).signed_by(&SigningKey::new_key()));
     larder.document("null", "1.2.0").await.expect(502);
 }
 
-/// DESIGN 4: the same order applies when upstream deleted the version.
+/// DESIGN, section 4: the first-seen record is also written first when upstream deleted the version.
 #[tokio::test]
 async fn a_deleted_versions_first_seen_record_is_written_before_it_is_evicted() {
     let upstream = upstream_with(edition(1)).await;
-    let asked_always = "keep_gone = false\nfresh = { download = \"0s\", not_found = \"0s\" }";
-    let larder = Larder::mirroring(&upstream).with(asked_always).start().await;
+    let always_revalidate = "keep_gone = false\nfresh = { download = \"0s\", not_found = \"0s\" }";
+    let larder = Larder::mirroring(&upstream).upstream_lines(always_revalidate).start().await;
     install(&larder).await;
     std::fs::remove_file(larder.folder.files("seen").remove(0)).unwrap();
     upstream.withdraw("acme", "null", "1.2.0");
     larder.document("null", "1.2.0").await.expect(404);
-    assert!(larder.folder.sets().is_empty());
-    upstream.publish(edition(2).signed_by(&SigningKey::another()));
+    assert!(larder.folder.proof_sets().is_empty());
+    upstream.publish(edition(2).signed_by(&SigningKey::new_key()));
     larder.document("null", "1.2.0").await.expect(502);
 }
 
@@ -91,15 +91,15 @@ async fn purge_removes_nothing_where_a_first_seen_record_cannot_be_read() {
     let larder = Larder::mirroring(&upstream).start().await;
     install(&larder).await;
     let seen = first_seen(&larder.folder);
-    let before = replace_with_newer_format(&seen);
-    let done = larder.tell("purge", NULL).await;
-    let error = &done.errors[0];
-    assert!(!done.ok && error.contains(seen.to_str().unwrap()), "{done}");
+    let original = replace_with_newer_format(&seen);
+    let report = larder.run_command("purge", NULL).await;
+    let error = &report.errors[0];
+    assert!(!report.ok && error.contains(seen.to_str().unwrap()), "{report}");
     let folder = &larder.folder;
-    assert_eq!((folder.sets().len(), folder.blobs().len(), folder.files("names").len()), (1, 1, 1));
-    std::fs::write(&seen, before).unwrap();
-    assert!(larder.tell("purge", NULL).await.ok);
-    assert!(folder.sets().is_empty());
+    assert_eq!((folder.proof_sets().len(), folder.blobs().len(), folder.files("names").len()), (1, 1, 1));
+    std::fs::write(&seen, original).unwrap();
+    assert!(larder.run_command("purge", NULL).await.ok);
+    assert!(folder.proof_sets().is_empty());
 }
 
 /// DESIGN, promise 10: the record is rewritten while the proof sets with its contents are still stored.
@@ -117,33 +117,33 @@ async fn verify_rewrites_a_first_seen_record_at_once() {
     assert_eq!(crate::support::verify_steps::verify(&larder).await.last().unwrap()["wrong"], 0);
 }
 
-/// DESIGN 5: an unreadable package record may name any archive, so nothing is changed, and the error names the record.
+/// DESIGN, section 5: an unreadable package record may name any archive, so nothing is changed, and the error names the record.
 #[tokio::test]
-async fn purge_changes_nothing_while_a_name_cannot_be_read() {
+async fn purge_changes_nothing_while_a_package_record_cannot_be_read() {
     let upstream = upstream_with(edition(1)).await;
     upstream.publish(Provider::new("acme", "other").edition(7));
     let larder = Larder::mirroring(&upstream).start().await;
     let (_, path, _) = install(&larder).await;
     larder.get(&larder.archive_path("other", "1.2.0").await).await.expect(200);
     let names = larder.folder.files("names");
-    let is_complete = |file: &PathBuf| std::fs::read_to_string(file).is_ok_and(|name| name.contains("h1:"));
-    until("the names are written for good", async || names.iter().all(is_complete)).await;
+    let is_complete = |file: &PathBuf| std::fs::read_to_string(file).is_ok_and(|record| record.contains("h1:"));
+    until("the package records are complete", async || names.iter().all(is_complete)).await;
     let other = file_containing(&names, "/other/");
     // An index rebuilt from the files cannot know which archive an unreadable record names.
     let folder = larder.stop().await;
-    let before = replace_with_newer_format(other);
+    let original = replace_with_newer_format(other);
     std::fs::remove_dir_all(folder.path().join("v1/index")).unwrap();
-    let larder = Larder::mirroring(&upstream).on(&folder).start().await;
-    let done = larder.tell("purge", NULL).await;
-    let error = &done.errors[0];
-    assert!(!done.ok && error.contains(other.to_str().unwrap()), "{done}");
-    assert_eq!((folder.sets().len(), folder.blobs().len(), folder.files("names").len()), (2, 2, 2));
+    let larder = Larder::mirroring(&upstream).store_at(&folder).start().await;
+    let report = larder.run_command("purge", NULL).await;
+    let error = &report.errors[0];
+    assert!(!report.ok && error.contains(other.to_str().unwrap()), "{report}");
+    assert_eq!((folder.proof_sets().len(), folder.blobs().len(), folder.files("names").len()), (2, 2, 2));
     upstream.forget_requests();
     assert!(larder.get(&path).await.expect(200).has_cache_status("larder; hit"));
-    std::fs::write(other, before).unwrap();
+    std::fs::write(other, original).unwrap();
     larder.stop().await;
-    let larder = Larder::mirroring(&upstream).on(&folder).start().await;
-    assert_eq!(larder.tell("purge", NULL).await.items[0].archives, Some(1));
+    let larder = Larder::mirroring(&upstream).store_at(&folder).start().await;
+    assert_eq!(larder.run_command("purge", NULL).await.items[0].archives, Some(1));
 }
 
 /// An unreadable set is removed like the others, and the response lists it.
@@ -154,34 +154,34 @@ async fn purge_removes_and_reports_an_unreadable_proof_set() {
     let larder = Larder::mirroring(&upstream).start().await;
     install(&larder).await;
     larder.document("null", "1.3.0").await.expect(200);
-    let sets = larder.folder.sets();
+    let sets = larder.folder.proof_sets();
     replace_with_newer_format(file_containing(&sets, "1.2.0"));
-    let done = larder.tell("purge", NULL).await;
-    let item = &done.items[0];
-    assert_eq!((item.archives, item.seen_is_kept, done.ok), (Some(1), Some(true), false));
+    let report = larder.run_command("purge", NULL).await;
+    let item = &report.items[0];
+    assert_eq!((item.archives, item.seen_is_kept, report.ok), (Some(1), Some(true), false));
     let unreadable = item.unreadable.as_ref().unwrap();
-    assert!(unreadable.len() == 1 && unreadable[0].as_str().unwrap().contains("1.2.0 (linux_amd64)"), "{done}");
-    assert!(larder.folder.sets().is_empty() && larder.folder.blobs().is_empty());
+    assert!(unreadable.len() == 1 && unreadable[0].as_str().unwrap().contains("1.2.0 (linux_amd64)"), "{report}");
+    assert!(larder.folder.proof_sets().is_empty() && larder.folder.blobs().is_empty());
     upstream.forget_requests();
     install(&larder).await;
     assert_eq!((upstream.count_of(Target::Document), upstream.count_of(Target::Archive)), (1, 1));
 }
 
-/// The set is the only evidence of the verified digests: it stays, and the response lists it.
+/// The proof set is then the only evidence of the verified digests: it is kept, and the response lists it.
 #[tokio::test]
 async fn purge_leaves_an_unreadable_proof_set_that_is_the_only_record_of_its_digests() {
     let upstream = upstream_with(edition(1)).await;
     let larder = Larder::mirroring(&upstream).start().await;
     install(&larder).await;
-    let set = larder.folder.sets().remove(0);
+    let set = larder.folder.proof_sets().remove(0);
     std::fs::remove_file(larder.folder.files("seen").remove(0)).unwrap();
-    let before = replace_with_newer_format(&set);
-    let done = larder.tell("purge", NULL_120).await;
-    assert!(!done.ok && done.items[0].left.as_ref().unwrap().len() == 1, "{done}");
-    assert_eq!((larder.folder.sets().len(), larder.folder.blobs().len()), (1, 1));
-    std::fs::write(&set, before).unwrap();
-    assert!(larder.tell("purge", NULL_120).await.ok);
-    assert!(larder.folder.sets().is_empty() && larder.folder.blobs().is_empty());
+    let original = replace_with_newer_format(&set);
+    let report = larder.run_command("purge", NULL_120).await;
+    assert!(!report.ok && report.items[0].left.as_ref().unwrap().len() == 1, "{report}");
+    assert_eq!((larder.folder.proof_sets().len(), larder.folder.blobs().len()), (1, 1));
+    std::fs::write(&set, original).unwrap();
+    assert!(larder.run_command("purge", NULL_120).await.ok);
+    assert!(larder.folder.proof_sets().is_empty() && larder.folder.blobs().is_empty());
 }
 
 #[tokio::test]
@@ -191,13 +191,13 @@ async fn refresh_continues_past_an_unreadable_proof_set() {
     let larder = Larder::mirroring(&upstream).start().await;
     install(&larder).await;
     larder.document("null", "1.3.0").await.expect(200);
-    let sets = larder.folder.sets();
+    let sets = larder.folder.proof_sets();
     let unreadable = file_containing(&sets, "1.2.0");
     replace_with_newer_format(unreadable);
     upstream.publish(edition(6).version("1.3.0"));
-    let done = larder.tell("refresh", NULL).await;
-    let other = "registry.terraform.io/acme/null 1.3.0 (linux_amd64)";
-    let all = vec![(LIST, "unchanged"), (PACKAGE, "failed"), (other, "new")];
-    assert_eq!((done.outcomes(), done.ok), (all, false), "{done}");
-    assert!(done.items[1].error.as_deref().unwrap().contains(unreadable.to_str().unwrap()), "{done}");
+    let report = larder.run_command("refresh", NULL).await;
+    let other_version = "registry.terraform.io/acme/null 1.3.0 (linux_amd64)";
+    let expected = vec![(LIST, "unchanged"), (PACKAGE, "failed"), (other_version, "new")];
+    assert_eq!((report.outcomes(), report.ok), (expected, false), "{report}");
+    assert!(report.items[1].error.as_deref().unwrap().contains(unreadable.to_str().unwrap()), "{report}");
 }

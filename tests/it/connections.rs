@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 use crate::support::larder::{Builder, Larder};
 use crate::support::upstream::FakeUpstream;
-use crate::support::{HANGS_AFTER, until};
+use crate::support::{TEST_TIMEOUT, until};
 
 /// Longer than any test.
 const HOUR: Duration = Duration::from_secs(3600);
@@ -27,14 +27,14 @@ fn larder_without_idle_limit(upstream: &FakeUpstream) -> Builder {
     larder.server("clients = [\"127.0.0.1\", \"127.0.0.9\"]")
 }
 
-async fn connect_from(address: &str, to: SocketAddr) -> TcpStream {
+async fn connect_from(address: &str, target: SocketAddr) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind(format!("{address}:0").parse().unwrap()).unwrap();
-    socket.connect(to).await.unwrap()
+    socket.connect(target).await.unwrap()
 }
 
 /// Sends a keep-alive request and reads one response; empty if larder closes the connection without one.
-async fn ask(stream: &mut TcpStream, path: &str, headers: &str) -> String {
+async fn request_once(stream: &mut TcpStream, path: &str, headers: &str) -> String {
     // A closed connection fails here or at the read below.
     let _ = stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n").as_bytes()).await;
     let mut answer = Vec::new();
@@ -53,19 +53,19 @@ async fn ask(stream: &mut TcpStream, path: &str, headers: &str) -> String {
             }
         }
     };
-    timeout(HANGS_AFTER, one_answer).await.expect("neither an answer nor an end")
+    timeout(TEST_TIMEOUT, one_answer).await.expect("a response or the end of the connection")
 }
 
 /// True if larder closes the connection and sends nothing more.
 async fn is_closed(stream: &mut TcpStream) -> bool {
-    let mut rest = Vec::new();
+    let mut further_bytes = Vec::new();
     // A reset ends the connection too.
-    let _ = timeout(HANGS_AFTER, stream.read_to_end(&mut rest)).await.expect("larder keeps the connection");
-    rest.is_empty()
+    let _ = timeout(TEST_TIMEOUT, stream.read_to_end(&mut further_bytes)).await.expect("larder keeps the connection");
+    further_bytes.is_empty()
 }
 
 #[test]
-fn outsiders_and_one_address_have_a_quarter_of_the_places() {
+fn outsiders_and_each_address_get_at_most_a_quarter_of_the_connections() {
     let limits = StartSettings::default().connections;
     assert_eq!((limits.connections, limits.outsiders, limits.each_address), (4096, 1024, 1024));
     assert_eq!(limits.outsider_time, Duration::from_secs(10));
@@ -74,7 +74,7 @@ fn outsiders_and_one_address_have_a_quarter_of_the_places() {
 /// DESIGN, promise 11: addresses that are not clients cannot lock out clients, and their refused connections are
 /// counted.
 #[tokio::test]
-async fn idle_connections_of_outsiders_lock_no_client_out() {
+async fn idle_connections_of_outsiders_do_not_lock_out_clients() {
     let upstream = FakeUpstream::start().await;
     let larder = larder_without_idle_limit(&upstream).connections(|limits| {
         (limits.connections, limits.outsiders, limits.outsider_time) = (8, 2, HOUR);
@@ -86,12 +86,12 @@ async fn idle_connections_of_outsiders_lock_no_client_out() {
     }
     larder.get("/healthz").await.expect(200);
     let refused = "larder_connections_refused_total";
-    until("those beyond are counted", async || larder.metric(refused).await == 10.0).await;
+    until("the refused connections are counted", async || larder.metric(refused).await == 10.0).await;
     // Admitted outsiders may still send a request; when one of them ends, another is admitted.
-    assert!(ask(&mut idle[0], "/nowhere", "").await.starts_with("HTTP/1.1 403 "));
-    until("there is a place again", async || {
+    assert!(request_once(&mut idle[0], "/nowhere", "").await.starts_with("HTTP/1.1 403 "));
+    until("another connection is admitted", async || {
         let mut another = connect_from("127.0.2.1", larder.address()).await;
-        ask(&mut another, "/nowhere", "").await.starts_with("HTTP/1.1 403 ")
+        request_once(&mut another, "/nowhere", "").await.starts_with("HTTP/1.1 403 ")
     })
     .await;
     for stream in &mut idle[2..] {
@@ -102,12 +102,12 @@ async fn idle_connections_of_outsiders_lock_no_client_out() {
 /// DESIGN, promise 11: one response with the reason, then the connection is closed; also for a health probe and over
 /// HTTP/2.
 #[tokio::test]
-async fn an_outsider_is_answered_once() {
+async fn an_outsider_gets_one_response_per_connection() {
     let upstream = FakeUpstream::start().await;
     let larder = larder_without_idle_limit(&upstream).server("http2 = true").start().await;
     for (path, status) in [("/nowhere", "403"), ("/healthz", "200")] {
         let mut outsider = connect_from("127.0.0.2", larder.address()).await;
-        let answer = ask(&mut outsider, path, "").await;
+        let answer = request_once(&mut outsider, path, "").await;
         assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
         assert!(answer.contains("connection: close\r\n"), "{answer}");
         assert!(is_closed(&mut outsider).await);
@@ -116,14 +116,14 @@ async fn an_outsider_is_answered_once() {
     let (mut http2, connection) = hyper::client::conn::http2::handshake(TokioExecutor::new(), socket).await.unwrap();
     let connection = tokio::spawn(connection);
     let request = hyper::Request::get("http://localhost/nowhere").body(Empty::<Bytes>::new()).unwrap();
-    let answer = timeout(HANGS_AFTER, http2.send_request(request)).await.unwrap().unwrap();
+    let answer = timeout(TEST_TIMEOUT, http2.send_request(request)).await.unwrap().unwrap();
     assert_eq!(answer.status(), 403);
     assert!(!answer.into_body().collect().await.unwrap().to_bytes().is_empty());
-    let _error_or_end = timeout(HANGS_AFTER, connection).await.expect("larder keeps the connection").unwrap();
+    let _error_or_end = timeout(TEST_TIMEOUT, connection).await.expect("larder keeps the connection").unwrap();
 
     let mut client = connect_from("127.0.0.9", larder.address()).await;
     for _ in 0..3 {
-        let answer = ask(&mut client, "/healthz", "").await;
+        let answer = request_once(&mut client, "/healthz", "").await;
         assert!(answer.starts_with("HTTP/1.1 200 ") && !answer.contains("connection: close"), "{answer}");
     }
 }
@@ -135,22 +135,25 @@ async fn an_outsider_without_a_request_is_disconnected_after_a_time() {
     let larder = larder_without_idle_limit(&upstream).server("http2 = true");
     let larder = larder.connections(|limits| limits.outsider_time = SHORT).start().await;
     let settings = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
-    let silent = [&b""[..], b"GET /healthz HTT", &settings[..3], settings].map(|output| async {
+    let silent = [&b""[..], b"GET /healthz HTT", &settings[..3], settings].map(|bytes| async {
         let mut outsider = connect_from("127.0.0.2", larder.address()).await;
-        outsider.write_all(output).await.unwrap();
+        outsider.write_all(bytes).await.unwrap();
         is_closed(&mut outsider).await
     });
     let mut client = connect_from("127.0.0.9", larder.address()).await;
     join_all(silent).await;
     let refused = "larder_connections_refused_total";
-    until("they are counted", async || larder.metric(refused).await == 4.0).await;
-    assert!(ask(&mut client, "/healthz", "").await.starts_with("HTTP/1.1 200 "), "a client was not waited for");
+    until("the disconnected outsiders are counted", async || larder.metric(refused).await == 4.0).await;
+    assert!(
+        request_once(&mut client, "/healthz", "").await.starts_with("HTTP/1.1 200 "),
+        "the time limit of outsiders applied to a client"
+    );
 }
 
 /// DESIGN, promise 11: one address leaves connections for others, loopback included; a trusted proxy is exempt because
 /// it connects for many.
 #[tokio::test]
-async fn one_address_has_only_so_many_connections_unless_it_is_a_trusted_proxy() {
+async fn connections_of_one_address_are_limited_unless_it_is_a_trusted_proxy() {
     let upstream = FakeUpstream::start().await;
     for clients in ["", "clients = [\"127.0.0.0/8\"]"] {
         let larder = Larder::mirroring(&upstream).head_within(HOUR).idle(HOUR).server(clients);
@@ -160,27 +163,27 @@ async fn one_address_has_only_so_many_connections_unless_it_is_a_trusted_proxy()
         for _ in 0..8 {
             connections.push(connect_from("127.0.0.2", larder.address()).await);
         }
-        let mut beyond = connect_from("127.0.0.2", larder.address()).await;
-        assert_eq!(ask(&mut beyond, "/healthz", "").await, "", "{clients}");
+        let mut ninth = connect_from("127.0.0.2", larder.address()).await;
+        assert_eq!(request_once(&mut ninth, "/healthz", "").await, "", "{clients}");
         let refused = "larder_connections_refused_total";
-        until("it is counted", async || larder.metric(refused).await == 1.0).await;
+        until("the refused connection is counted", async || larder.metric(refused).await == 1.0).await;
         larder.get("/healthz").await.expect(200);
         for stream in &mut connections {
-            assert!(ask(stream, "/healthz", "").await.starts_with("HTTP/1.1 200 "));
+            assert!(request_once(stream, "/healthz", "").await.starts_with("HTTP/1.1 200 "));
         }
         drop(connections.pop());
-        until("there is a place again", async || {
+        until("another connection is admitted", async || {
             let mut another = connect_from("127.0.0.2", larder.address()).await;
-            ask(&mut another, "/healthz", "").await.starts_with("HTTP/1.1 200 ")
+            request_once(&mut another, "/healthz", "").await.starts_with("HTTP/1.1 200 ")
         })
         .await;
-        let mut proxied = Vec::new();
+        let mut proxy_connections = Vec::new();
         for _ in 0..20 {
             let mut stream = connect_from("127.0.0.3", larder.address()).await;
             for _ in 0..2 {
-                assert!(ask(&mut stream, "/healthz", "").await.starts_with("HTTP/1.1 200 "));
+                assert!(request_once(&mut stream, "/healthz", "").await.starts_with("HTTP/1.1 200 "));
             }
-            proxied.push(stream);
+            proxy_connections.push(stream);
         }
     }
 }
@@ -192,7 +195,7 @@ async fn a_trusted_proxys_connection_continues_after_a_refusal() {
     let larder = larder_without_idle_limit(&upstream).server("trusted_proxies = [\"127.0.0.3\"]").start().await;
     let mut proxy = connect_from("127.0.0.3", larder.address()).await;
     for (client, status) in [("192.0.2.1", "403"), ("127.0.0.9", "404"), ("192.0.2.1", "403"), ("127.0.0.1", "404")] {
-        let answer = ask(&mut proxy, "/nowhere", &format!("X-Forwarded-For: {client}\r\n")).await;
+        let answer = request_once(&mut proxy, "/nowhere", &format!("X-Forwarded-For: {client}\r\n")).await;
         assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{client}: {answer}");
     }
 }

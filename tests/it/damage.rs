@@ -8,7 +8,7 @@ use larder::digest::Digest;
 use larder::store::Store;
 
 use crate::support::http::get;
-use crate::support::killed_downloads::set_aside;
+use crate::support::killed_downloads::quarantined;
 use crate::support::larder::{Builder, Folder, HOST, Larder};
 use crate::support::process::Process;
 use crate::support::upstream::{FakeUpstream, Provider, Target};
@@ -19,10 +19,10 @@ use crate::support::{eventually, until};
 const SIZES: [(&str, usize); 2] = [("small", 4096), ("large", 3_000_000)];
 
 fn mirroring(upstream: &FakeUpstream, folder: &Folder) -> Builder {
-    Larder::mirroring(upstream).nothing_stays_fresh().on(folder)
+    Larder::mirroring(upstream).always_revalidate().store_at(folder)
 }
 
-async fn upstream_with_both() -> FakeUpstream {
+async fn upstream_with_small_and_large() -> FakeUpstream {
     let upstream = FakeUpstream::start().await;
     for (name, size) in SIZES {
         upstream.publish(Provider::new("acme", name).size(size));
@@ -34,7 +34,7 @@ fn bytes(upstream: &FakeUpstream, name: &str) -> Vec<u8> {
     upstream.archive_bytes("acme", name, "1.2.0", "linux_amd64")
 }
 
-/// A closed store with this archive, and the archive's path.
+/// A closed store with the archive of acme/NAME, and the archive's path.
 async fn closed_store_with_archive(upstream: &FakeUpstream, name: &str) -> (Folder, String) {
     let larder = mirroring(upstream, &Folder::new()).start().await;
     let path = larder.archive_path(name, "1.2.0").await;
@@ -56,10 +56,9 @@ fn flip_the_middle(file: &Path) {
     flip(file, file.metadata().unwrap().len() as usize / 2);
 }
 
-/// DESIGN, promise 10.
 #[tokio::test]
 async fn a_damaged_archive_is_quarantined_and_fetched_again() {
-    let upstream = upstream_with_both().await;
+    let upstream = upstream_with_small_and_large().await;
     for (name, _) in SIZES {
         let (folder, path) = closed_store_with_archive(&upstream, name).await;
         flip_the_middle(&folder.blobs()[0]);
@@ -68,30 +67,30 @@ async fn a_damaged_archive_is_quarantined_and_fetched_again() {
         let larder = mirroring(&upstream, &folder).start().await;
         assert!(larder.get(&path).await.expect(200).body == bytes(&upstream, name), "{name}");
         assert_eq!(upstream.count_of(Target::Archive), 1, "{name}");
-        assert_eq!(set_aside(folder.path()).len(), 1, "{name}");
+        assert_eq!(quarantined(folder.path()).len(), 1, "{name}");
         assert_eq!(folder.blobs().len(), 1, "{name}");
         assert!(larder.get(&path).await.expect(200).has_cache_status("larder; hit"), "{name}");
     }
 }
 
-/// DESIGN, promise 10: not served even while it cannot be replaced.
+/// DESIGN, promise 10: a damaged archive is not served even while it cannot be fetched again.
 #[tokio::test]
 async fn a_damaged_archive_is_an_error_while_the_upstream_is_gone() {
-    let mut upstream = upstream_with_both().await;
+    let mut upstream = upstream_with_small_and_large().await;
     for (name, _) in SIZES {
         let (folder, path) = closed_store_with_archive(&upstream, name).await;
         let damaged = folder.blobs().remove(0);
         flip_the_middle(&damaged);
-        let kept = std::fs::read(&damaged).unwrap();
+        let damaged_bytes = std::fs::read(&damaged).unwrap();
         upstream.stop().await;
 
         let larder = mirroring(&upstream, &folder).start().await;
         for _ in 0..2 {
             larder.get(&path).await.expect(502);
         }
-        let aside = folder.files("aside");
-        assert_eq!(aside.len(), 1, "{name}");
-        assert!(std::fs::read(&aside[0]).unwrap() == kept, "{name}: the damaged file is gone");
+        let quarantined_files = folder.files("aside");
+        assert_eq!(quarantined_files.len(), 1, "{name}");
+        assert!(std::fs::read(&quarantined_files[0]).unwrap() == damaged_bytes, "{name}: the damaged file is gone");
         assert_eq!(folder.blobs(), Vec::<PathBuf>::new());
 
         upstream.restart().await;
@@ -102,7 +101,7 @@ async fn a_damaged_archive_is_an_error_while_the_upstream_is_gone() {
 /// DESIGN, promise 10: archives up to 1 MiB are checked on every read.
 #[tokio::test]
 async fn a_small_archive_that_is_damaged_after_it_was_served_is_not_served_again() {
-    let upstream = upstream_with_both().await;
+    let upstream = upstream_with_small_and_large().await;
     let larder = Larder::mirroring(&upstream).start().await;
     let path = larder.archive_path("small", "1.2.0").await;
     larder.get(&path).await.expect(200);
@@ -118,17 +117,17 @@ async fn larder_with_memory_copy(upstream: &FakeUpstream, clock: &Clock) -> (Lar
     first.get(&path).await.expect(200);
     // Recording the h1 hash changes the package's record, which would drop the memory copy: wait for it first.
     let listed = format!("/mirror/{HOST}/acme/small/1.2.0.json");
-    until("the h1 is there", async || first.get(&listed).await.text().contains("h1:")).await;
+    until("the `h1:` hash is recorded", async || first.get(&listed).await.text().contains("h1:")).await;
     let folder = first.stop().await;
-    let larder = Larder::mirroring(upstream).clock(clock).on(&folder).start().await;
+    let larder = Larder::mirroring(upstream).clock(clock).store_at(&folder).start().await;
     larder.get(&path).await.expect(200);
     (larder, path)
 }
 
 /// DESIGN, promise 10: a checked memory copy is served for a minute without reading the file.
 #[tokio::test]
-async fn a_small_archive_that_is_asked_for_again_is_served_from_memory_for_a_minute() {
-    let upstream = upstream_with_both().await;
+async fn a_small_archive_is_served_from_memory_for_a_minute() {
+    let upstream = upstream_with_small_and_large().await;
     let clock = Clock::system();
     let (larder, path) = larder_with_memory_copy(&upstream, &clock).await;
     flip(&larder.folder.blobs()[0], 0);
@@ -138,13 +137,13 @@ async fn a_small_archive_that_is_asked_for_again_is_served_from_memory_for_a_min
 
     clock.advance(Duration::from_secs(61));
     assert!(larder.get(&path).await.expect(200).body == bytes(&upstream, "small"));
-    assert_eq!(larder.folder.files("aside").len(), 1, "it was read again, and found damaged");
+    assert_eq!(larder.folder.files("aside").len(), 1, "the file was not read again");
 }
 
 /// DESIGN, promise 10: a purge or a quarantine drops the memory copy too.
 #[tokio::test]
 async fn purge_and_quarantine_drop_the_memory_copy() {
-    let mut upstream = upstream_with_both().await;
+    let mut upstream = upstream_with_small_and_large().await;
     let (larder, path) = larder_with_memory_copy(&upstream, &Clock::system()).await;
     flip(&larder.folder.blobs()[0], 0);
     assert_eq!(verify(&larder).await.last().unwrap()["wrong"], 1);
@@ -152,14 +151,13 @@ async fn purge_and_quarantine_drop_the_memory_copy() {
     assert!(larder.get(&path).await.expect(200).body == bytes(&upstream, "small"));
 
     upstream.stop().await;
-    larder.tell("purge", "acme/small").await;
+    larder.run_command("purge", "acme/small").await;
     larder.get(&path).await.expect(502);
 }
 
-/// DESIGN, promise 10.
 #[tokio::test]
 async fn an_archive_of_another_length_is_not_served() {
-    let upstream = upstream_with_both().await;
+    let upstream = upstream_with_small_and_large().await;
     for (name, size) in SIZES {
         for length in [0, 100, size as u64 / 2, 2 << 20, 5_000_000] {
             let (folder, path) = closed_store_with_archive(&upstream, name).await;
@@ -176,14 +174,14 @@ async fn an_archive_of_another_length_is_not_served() {
 /// repaired archive.
 #[tokio::test(flavor = "multi_thread")]
 async fn many_clients_that_find_a_damaged_archive_share_one_fetch() {
-    let upstream = upstream_with_both().await;
+    let upstream = upstream_with_small_and_large().await;
     for (name, _) in SIZES {
         let (folder, path) = closed_store_with_archive(&upstream, name).await;
         let larder = mirroring(&upstream, &folder).start().await;
         flip_the_middle(&folder.blobs()[0]);
         upstream.forget_requests();
-        let all = futures_util::future::join_all((0..64).map(|_| larder.get(&path))).await;
-        assert!(all.into_iter().all(|answer| answer.expect(200).body == bytes(&upstream, name)), "{name}");
+        let responses = futures_util::future::join_all((0..64).map(|_| larder.get(&path))).await;
+        assert!(responses.into_iter().all(|answer| answer.expect(200).body == bytes(&upstream, name)), "{name}");
         assert_eq!(upstream.count_of(Target::Archive), 1, "{name}");
         assert_eq!(folder.files("aside").len(), 1, "{name}");
     }
@@ -192,7 +190,7 @@ async fn many_clients_that_find_a_damaged_archive_share_one_fetch() {
 /// DESIGN, promise 10: a quarantined file is preserved for a week from then on, however old the archive was.
 #[tokio::test]
 async fn a_damaged_archive_stays_in_quarantine_for_inspection() {
-    let upstream = upstream_with_both().await;
+    let upstream = upstream_with_small_and_large().await;
     let (folder, path) = closed_store_with_archive(&upstream, "small").await;
     let blob = folder.blobs().remove(0);
     let month_ago = SystemTime::now() - Duration::from_secs(30 * 24 * 3600);
@@ -204,58 +202,59 @@ async fn a_damaged_archive_stays_in_quarantine_for_inspection() {
     larder.stop().await;
 
     let larder = mirroring(&upstream, &folder).start().await;
-    assert_eq!(folder.files("aside").len(), 1, "it was swept at the next start");
+    assert_eq!(folder.files("aside").len(), 1, "the next start deleted the quarantined file");
     larder.get(&path).await.expect(200);
 }
 
 /// The only record whose path ends like this.
 fn only_record(folder: &Folder, ending: &str) -> PathBuf {
-    let all = ["documents", "names", "seen"].into_iter().flat_map(|kind| folder.files(kind));
-    let of_kind: Vec<PathBuf> = all.filter(|file| file.to_string_lossy().ends_with(ending)).collect();
-    assert_eq!(of_kind.len(), 1, "{ending}: {of_kind:?}");
-    of_kind[0].clone()
+    let records = ["documents", "names", "seen"].into_iter().flat_map(|subfolder| folder.files(subfolder));
+    let matching: Vec<PathBuf> = records.filter(|file| file.to_string_lossy().ends_with(ending)).collect();
+    assert_eq!(matching.len(), 1, "{ending}: {matching:?}");
+    matching[0].clone()
 }
 
-/// The package record, proof set, version list, discovery document, first-seen record, and the log of keys.
+/// The paths of one record of each kind: package record, proof set, version list, discovery document, first-seen record,
+/// and log of keys.
 const RECORDS: [&str; 6] =
     ["linux_amd64.json", "linux_amd64.set", "/versions", "/discovery", "small/1.2.0.json", "small/keys.json"];
 
 /// DESIGN, promise 10, for records: each has its own checksum.
 #[tokio::test]
-async fn a_damaged_record_is_quarantined_and_healed() {
-    let mut upstream = upstream_with_both().await;
+async fn a_damaged_record_is_quarantined_and_rewritten() {
+    let mut upstream = upstream_with_small_and_large().await;
     for ending in RECORDS {
-        for from_the_end in [false, true] {
+        for is_near_end in [false, true] {
             let (folder, path) = closed_store_with_archive(&upstream, "small").await;
             let damaged = only_record(&folder, ending);
             let length = damaged.metadata().unwrap().len() as usize;
-            flip(&damaged, if from_the_end { length - 2 } else { 3 });
+            flip(&damaged, if is_near_end { length - 2 } else { 3 });
 
             let larder = mirroring(&upstream, &folder).start().await;
             larder.versions("small").await.expect(200);
             assert_eq!(larder.archive_path("small", "1.2.0").await, path, "{ending}");
             assert!(larder.get(&path).await.expect(200).body == bytes(&upstream, "small"), "{ending}");
             // A damaged first-seen record stays until it is rewritten: its existence rules out trust on first use.
-            let set_aside = usize::from(!damaged.starts_with(folder.path().join("v1/seen")));
-            assert_eq!(folder.files("aside").len(), set_aside, "{ending}");
+            let quarantined_count = usize::from(!damaged.starts_with(folder.path().join("v1/seen")));
+            assert_eq!(folder.files("aside").len(), quarantined_count, "{ending}");
             larder.stop().await;
 
             upstream.stop().await;
             let larder = mirroring(&upstream, &folder).start().await;
-            assert_eq!(only_record(&folder, ending), damaged, "it was not written again");
+            assert_eq!(only_record(&folder, ending), damaged, "the record was not written again");
             larder.versions("small").await.expect(200);
             assert_eq!(larder.archive_path("small", "1.2.0").await, path, "{ending}");
             larder.get(&path).await.expect(200);
-            assert_eq!(folder.files("aside").len(), set_aside, "{ending}: what was written again is damaged too");
+            assert_eq!(folder.files("aside").len(), quarantined_count, "{ending}: the rewritten record is damaged too");
             upstream.restart().await;
         }
     }
 }
 
-/// DESIGN 5: the package record is rebuilt from its proof set, and the archive is adopted.
+/// DESIGN, section 5: the package record is rebuilt from its proof set, and the archive is adopted.
 #[tokio::test]
-async fn an_archive_whose_name_is_lost_is_adopted_without_a_fetch() {
-    let mut upstream = upstream_with_both().await;
+async fn an_archive_without_a_package_record_is_adopted_without_a_fetch() {
+    let mut upstream = upstream_with_small_and_large().await;
     for (name, _) in SIZES {
         for damaged in [true, false] {
             let (folder, path) = closed_store_with_archive(&upstream, name).await;
@@ -269,17 +268,17 @@ async fn an_archive_whose_name_is_lost_is_adopted_without_a_fetch() {
             let larder = mirroring(&upstream, &folder).start().await;
             assert_eq!(larder.archive_path(name, "1.2.0").await, path);
             assert!(larder.get(&path).await.expect(200).body == bytes(&upstream, name), "{name}");
-            assert!(record.exists(), "{name}: the name was not rebuilt");
+            assert!(record.exists(), "{name}: the package record was not rebuilt");
             assert!(larder.get(&path).await.expect(200).has_cache_status("larder; hit"), "{name}");
             upstream.restart().await;
         }
     }
 }
 
-/// DESIGN 5: bytes without a package record and a proof set are verified again, not fetched again.
+/// DESIGN, section 5: bytes without a package record and a proof set are verified again, not fetched again.
 #[tokio::test]
-async fn an_archive_whose_name_and_set_are_lost_is_adopted_once_its_set_is_verified() {
-    let upstream = upstream_with_both().await;
+async fn an_archive_without_package_record_and_proof_set_is_adopted_once_its_proof_set_is_verified() {
+    let upstream = upstream_with_small_and_large().await;
     for (name, _) in SIZES {
         let (folder, path) = closed_store_with_archive(&upstream, name).await;
         std::fs::remove_dir_all(folder.path().join("v1/names")).unwrap();
@@ -294,21 +293,21 @@ async fn an_archive_whose_name_and_set_are_lost_is_adopted_once_its_set_is_verif
 /// DESIGN, promise 2: while only the previous set's archive is stored, all of that set is served, however long upstream
 /// is down.
 #[tokio::test]
-async fn a_predecessor_whose_archive_alone_is_stored_answers_whole_after_days_without_upstream() {
-    let mut upstream = upstream_with_both().await;
+async fn the_previous_edition_is_served_completely_for_days_without_upstream_while_only_its_archive_is_stored() {
+    let mut upstream = upstream_with_small_and_large().await;
     let clock = Clock::default();
-    let larder = Larder::mirroring(&upstream).nothing_stays_fresh().clock(&clock).start().await;
+    let larder = Larder::mirroring(&upstream).always_revalidate().clock(&clock).start().await;
     let path = larder.archive_path("small", "1.2.0").await;
-    let old = bytes(&upstream, "small");
+    let old_zip = bytes(&upstream, "small");
     larder.get(&path).await.expect(200);
     upstream.publish(Provider::new("acme", "small").edition(2));
-    assert_ne!(larder.archive_path("small", "1.2.0").await, path, "the new edition is not answered");
+    assert_ne!(larder.archive_path("small", "1.2.0").await, path, "the new edition is not served");
 
     upstream.stop().await;
     clock.advance(Duration::from_secs(3 * 24 * 3600));
     let document = larder.document("small", "1.2.0").await.expect(200).json();
     assert_eq!(document["download_url"], path.as_str());
-    assert!(larder.get(&path).await.expect(200).body == old);
+    assert!(larder.get(&path).await.expect(200).body == old_zip);
     for field in ["shasums_url", "shasums_signature_url"] {
         larder.get(document[field].as_str().unwrap()).await.expect(200);
     }
@@ -317,8 +316,8 @@ async fn a_predecessor_whose_archive_alone_is_stored_answers_whole_after_days_wi
 /// DESIGN, promise 9: a crash may leave the archive without its record, and a person may delete the archive of a
 /// record.
 #[tokio::test]
-async fn an_archive_that_vanished_below_its_name_is_fetched_again() {
-    let upstream = upstream_with_both().await;
+async fn a_missing_archive_with_a_package_record_is_fetched_again() {
+    let upstream = upstream_with_small_and_large().await;
     for (name, _) in SIZES {
         let (folder, path) = closed_store_with_archive(&upstream, name).await;
         std::fs::remove_file(&folder.blobs()[0]).unwrap();
@@ -330,14 +329,15 @@ async fn an_archive_that_vanished_below_its_name_is_fetched_again() {
     }
 }
 
+/// Damages the index in this folder.
 type IndexDamage = fn(&Path);
 
-fn each_file(index: &Path, harm: impl Fn(&Path)) {
+fn each_file(index: &Path, damage: impl Fn(&Path)) {
     let mut folders = vec![index.to_owned()];
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
-            if path.is_dir() { folders.push(path) } else { harm(&path) }
+            if path.is_dir() { folders.push(path) } else { damage(&path) }
         }
     }
 }
@@ -349,7 +349,7 @@ const INDEX_DAMAGES: [(&str, IndexDamage); 7] = [
             std::fs::write(file, content.iter().map(|byte| byte ^ 0xa5).collect::<Vec<u8>>()).unwrap();
         });
     }),
-    ("here and there a flipped byte", |index| {
+    ("some flipped bits", |index| {
         each_file(index, |file| {
             let mut content = std::fs::read(file).unwrap();
             content.iter_mut().skip(40).step_by(97).for_each(|byte| *byte ^= 1);
@@ -374,9 +374,9 @@ const INDEX_DAMAGES: [(&str, IndexDamage); 7] = [
 /// DESIGN, promise 9: an index that does not open is quarantined and rebuilt from the files.
 #[tokio::test]
 async fn a_ruined_index_is_rebuilt_and_everything_stored_is_still_served() {
-    let mut upstream = upstream_with_both().await;
+    let mut upstream = upstream_with_small_and_large().await;
     for killed in [true, false] {
-        for (how, harm) in INDEX_DAMAGES {
+        for (description, damage) in INDEX_DAMAGES {
             let folder = Folder::new();
             let larder = Process::start(&mirroring(&upstream, &folder), folder.path());
             let paths = [larder.archive_path("small").await, larder.archive_path("large").await];
@@ -387,26 +387,29 @@ async fn a_ruined_index_is_rebuilt_and_everything_stored_is_still_served() {
                 let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
                 (status["archives"].clone(), status["archive_bytes"].clone(), status["documents"].clone())
             };
-            let before = totals(&larder).await;
+            let totals_before = totals(&larder).await;
             if killed {
                 larder.kill()
             } else {
                 assert_eq!(larder.terminate().await, Some(0))
             }
-            harm(&folder.path().join("v1/index"));
+            damage(&folder.path().join("v1/index"));
 
             upstream.stop().await;
             let larder = Process::try_start(&mirroring(&upstream, &folder), folder.path());
-            let larder = larder.unwrap_or_else(|error| panic!("{how}, killed {killed}: {error}"));
+            let larder = larder.unwrap_or_else(|error| panic!("{description}, killed {killed}: {error}"));
             // The rebuild runs in the background.
-            until(&format!("{how}, killed {killed}: all is known"), async || totals(&larder).await == before).await;
+            until(&format!("{description}, killed {killed}: the index is complete"), async || {
+                totals(&larder).await == totals_before
+            })
+            .await;
             for (path, name) in paths.iter().zip(["small", "large"]) {
                 assert_eq!(larder.archive_path(name).await, *path);
-                assert!(larder.get(path).await.expect(200).body == bytes(&upstream, name), "{how} {name}");
+                assert!(larder.get(path).await.expect(200).body == bytes(&upstream, name), "{description} {name}");
             }
             let log = larder.log().text();
-            assert!(!log.contains("panicked at"), "{how}, killed {killed}: {log}");
-            assert_eq!(larder.terminate().await, Some(0), "{how}, killed {killed}");
+            assert!(!log.contains("panicked at"), "{description}, killed {killed}: {log}");
+            assert_eq!(larder.terminate().await, Some(0), "{description}, killed {killed}");
             upstream.restart().await;
         }
     }
@@ -415,10 +418,10 @@ async fn a_ruined_index_is_rebuilt_and_everything_stored_is_still_served() {
 /// DESIGN, promise 10: damage inside an index that opens is found in the background after the start, and the index is
 /// rebuilt from the files.
 #[tokio::test]
-async fn an_index_that_is_damaged_inside_is_made_again() {
+async fn an_index_with_damaged_content_is_rebuilt() {
     let upstream = FakeUpstream::start().await;
-    let mut made_again = 0;
-    for stretch in 0..8 {
+    let mut rebuilt_count = 0;
+    for section in 0..8 {
         let folder = Folder::new();
         let store = Store::open(folder.path(), Timestamp(1)).unwrap();
         for number in 0..20_000u32 {
@@ -429,32 +432,32 @@ async fn an_index_that_is_damaged_inside_is_made_again() {
         drop(store);
         let file = folder.path().join("v1/index/db");
         let mut content = std::fs::read(&file).unwrap();
-        let (part, offset) = (content.len() / 8, stretch * (content.len() / 8));
-        content[offset..offset + part].fill(0xa5);
+        let (length, offset) = (content.len() / 8, section * (content.len() / 8));
+        content[offset..offset + length].fill(0xa5);
         std::fs::write(&file, content).unwrap();
         // A process that another test started may hold the lock for a moment.
-        let store = eventually("it opens", async || Store::open(folder.path(), Timestamp(2)).ok()).await;
+        let store = eventually("the store opens", async || Store::open(folder.path(), Timestamp(2)).ok()).await;
         let is_behind = store.index.begin_completion();
         if !is_behind {
-            assert_eq!(store.index.totals().archives, 20_000, "stretch {stretch}");
+            assert_eq!(store.index.totals().archives, 20_000, "section {section}");
             continue;
         }
         drop(store);
         // These archives have no files, so an index rebuilt from the files lists none of them.
-        let larder = Larder::mirroring(&upstream).on(&folder).start().await;
-        until("the index is whole", async || larder.metric("larder_index_whole").await == 1.0).await;
+        let larder = Larder::mirroring(&upstream).store_at(&folder).start().await;
+        until("the index is complete", async || larder.metric("larder_index_whole").await == 1.0).await;
         let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
-        assert_eq!(status["archives"], 0, "stretch {stretch}");
-        made_again += 1;
+        assert_eq!(status["archives"], 0, "section {section}");
+        rebuilt_count += 1;
     }
-    assert!(made_again > 0, "no damage was found");
+    assert!(rebuilt_count > 0, "larder found no damage");
 }
 
 /// DESIGN, promise 10: a file that cannot be read at all is an error for one request at most, and is replaced like any
 /// other damage.
 #[tokio::test]
 async fn unreadable_files_are_quarantined_and_fetched_again() {
-    let upstream = upstream_with_both().await;
+    let upstream = upstream_with_small_and_large().await;
     for (name, _) in SIZES {
         let (folder, path) = closed_store_with_archive(&upstream, name).await;
         let files = [folder.blobs().remove(0), only_record(&folder, ".set"), only_record(&folder, "linux_amd64.json")];
@@ -465,15 +468,15 @@ async fn unreadable_files_are_quarantined_and_fetched_again() {
             let larder = mirroring(&upstream, &folder).start().await;
             larder.document(name, "1.2.0").await.expect(200);
             assert!(larder.get(&path).await.expect(200).body == bytes(&upstream, name), "{}", file.display());
-            assert!(file.is_file(), "{} was not put again", file.display());
+            assert!(file.is_file(), "{} was not replaced", file.display());
             larder.stop().await;
         }
     }
 }
 
 #[tokio::test]
-async fn a_staging_folder_that_was_removed_is_made_again() {
-    let upstream = upstream_with_both().await;
+async fn a_removed_staging_folder_is_created_again() {
+    let upstream = upstream_with_small_and_large().await;
     let larder = mirroring(&upstream, &Folder::new()).start().await;
     std::fs::remove_dir_all(larder.folder.path().join("v1/staging")).unwrap();
     for (name, _) in SIZES {
@@ -482,20 +485,20 @@ async fn a_staging_folder_that_was_removed_is_made_again() {
     }
 }
 
-/// DESIGN 5: an index that another process has open is in use, not damaged: it is not quarantined.
+/// DESIGN, section 5: an index that another process has open is in use, not damaged: it is not quarantined.
 #[tokio::test]
 async fn an_index_locked_by_another_process_is_reported_and_left_untouched() {
-    let upstream = upstream_with_both().await;
+    let upstream = upstream_with_small_and_large().await;
     let (folder, path) = closed_store_with_archive(&upstream, "small").await;
     let index = folder.path().join("v1/index");
-    let stored = std::fs::File::options().read(true).write(true).open(index.join("db")).unwrap();
-    stored.lock().unwrap();
-    let output = Process::second(&mirroring(&upstream, &folder).config_text(), folder.path()).err;
+    let index_file = std::fs::File::options().read(true).write(true).open(index.join("db")).unwrap();
+    index_file.lock().unwrap();
+    let output = Process::start_second(&mirroring(&upstream, &folder).config_text(), folder.path()).err;
     assert!(output.contains(&index.display().to_string()) && output.contains("in use by another larder"), "{output}");
-    assert_eq!(crate::support::killed_downloads::set_aside(folder.path()), Vec::<String>::new());
+    assert_eq!(crate::support::killed_downloads::quarantined(folder.path()), Vec::<String>::new());
     assert!(index.join("db").exists());
 
-    drop(stored);
+    drop(index_file);
     let larder = Process::start(&mirroring(&upstream, &folder), folder.path());
     assert!(larder.get(&path).await.expect(200).has_cache_status("larder; hit"));
 }

@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 
 use crate::support::command_setup::CommandSetup;
 use crate::support::doctor_setup::{
-    examine, examine_terraform_alone, paste, providers, registry, site, speak_tls, write,
+    configure_client, enable_tls, examine, examine_terraform_alone, providers, registry, site, write,
 };
 use crate::support::http::get;
 use crate::support::larder::{Folder, HOST};
@@ -25,12 +25,12 @@ async fn site_with_larder() -> (FakeUpstream, CommandSetup, Process) {
     (upstream, setup, larder)
 }
 
-/// A running larder with TLS, its certificate issued by this authority, which is in `ca.pem` at home.
+/// A running larder with a TLS certificate of this authority, and the authority's certificate as `ca.pem` in the home.
 async fn site_with_tls_larder(ca: &TestCa) -> (FakeUpstream, CommandSetup, Process) {
     let upstream = registry().await;
     let mut setup = site(&upstream);
     let (certificate, key) = ca.issue(&["127.0.0.1"]);
-    speak_tls(&mut setup, &certificate, &key);
+    enable_tls(&mut setup, &certificate, &key);
     write(&setup, "ca.pem", &ca.pem());
     let larder = setup.serve();
     (upstream, setup, larder)
@@ -40,14 +40,14 @@ async fn site_with_tls_larder(ca: &TestCa) -> (FakeUpstream, CommandSetup, Proce
 #[tokio::test]
 async fn no_client_configuration_is_a_warning_with_the_lines_to_paste() {
     let (_upstream, setup, _larder) = site_with_larder().await;
-    let found = examine(&setup, &[]).await;
-    found.warns("client.files", "clients ask every registry directly");
-    write(&setup, ".tofurc", &setup.out(&["client-config"]).await);
-    let found = examine(&setup, &[]).await;
-    assert!(found.ids_of_warnings().contains(&"client.files"), "terraform does not read .tofurc: {found:#?}");
-    write(&setup, ".terraformrc", &setup.out(&["client-config"]).await);
+    let report = examine(&setup, &[]).await;
+    report.assert_warns("client.files", "clients ask every registry directly");
+    write(&setup, ".tofurc", &setup.stdout_of(&["client-config"]).await);
+    let report = examine(&setup, &[]).await;
+    assert!(report.ids_of_warnings().contains(&"client.files"), "terraform does not read .tofurc: {report:#?}");
+    write(&setup, ".terraformrc", &setup.stdout_of(&["client-config"]).await);
     std::fs::remove_file(setup.home.path().join(".tofurc")).unwrap();
-    examine(&setup, &[]).await.is_healthy();
+    examine(&setup, &[]).await.assert_healthy();
 }
 
 /// A larder whose `[server] clients` leave out this machine refuses every `init` here.
@@ -57,11 +57,11 @@ async fn a_larder_that_does_not_serve_this_machine_is_reported() {
     let mut setup = site(&upstream);
     setup.text = setup.text.replace("[server]\n", "[server]\nclients = [\"192.0.2.0/24\"]\n");
     let _larder = setup.serve();
-    paste(&setup);
-    let found = examine(&setup, &[]).await;
-    found.fails(&["client.address"], "which refuses this machine: 127.0.0.1 is not among the clients");
-    assert!(found.found("listener").contains("is not among the clients"), "{found:#?}");
-    assert!(found.advice("client.address").contains("[server] clients"), "{found:#?}");
+    configure_client(&setup);
+    let report = examine(&setup, &[]).await;
+    report.assert_fails(&["client.address"], "which refuses this machine: 127.0.0.1 is not among the clients");
+    assert!(report.finding("listener").contains("is not among the clients"), "{report:#?}");
+    assert!(report.advice("client.address").contains("[server] clients"), "{report:#?}");
 }
 
 /// Either nothing listens at the address, or another server does.
@@ -70,26 +70,26 @@ async fn a_wrong_address_in_the_clients_configuration_is_reported() {
     let (upstream, setup, _larder) = site_with_larder().await;
     let wrong = providers(&setup).replace(&setup.base(), &format!("http://127.0.0.1:{}", free_port()));
     write(&setup, ".terraformrc", &host_override(HOST, &wrong, MODULES));
-    let found = examine(&setup, &[]).await;
-    found.fails(&["client.address"], "nothing listens there");
-    assert!(found.advice("client.address").contains(&providers(&setup)), "{found:#?}");
+    let report = examine(&setup, &[]).await;
+    report.assert_fails(&["client.address"], "nothing listens there");
+    assert!(report.advice("client.address").contains(&providers(&setup)), "{report:#?}");
     write(&setup, ".terraformrc", &host_override(HOST, &upstream.providers_url(), MODULES));
-    examine(&setup, &[]).await.fails(&["client.address"], "something else answers (404");
+    examine(&setup, &[]).await.assert_fails(&["client.address"], "something else answers (404");
     let unknown = "http://no-such-larder.invalid/registry/registry.terraform.io/v1/providers/";
     write(&setup, ".terraformrc", &host_override(HOST, unknown, MODULES));
-    examine(&setup, &[]).await.fails(&["client.address"], "no-such-larder.invalid leads nowhere");
+    examine(&setup, &[]).await.assert_fails(&["client.address"], "no-such-larder.invalid leads nowhere");
 }
 
-/// PROTOCOL 1.1: the client concatenates URLs.
+/// PROTOCOL, section 1.1: the client concatenates URLs.
 #[tokio::test]
 async fn a_missing_slash_is_reported_and_the_client_fails_because_of_it() {
     let (_upstream, setup, larder) = site_with_larder().await;
     let good = host_override(HOST, &providers(&setup), MODULES);
     let bad = host_override(HOST, providers(&setup).trim_end_matches('/'), MODULES);
     write(&setup, ".terraformrc", &bad);
-    examine(&setup, &[]).await.fails(&["client.slash"], "no final slash");
+    examine(&setup, &[]).await.assert_fails(&["client.slash"], "no final slash");
     write(&setup, ".terraformrc", &good);
-    examine(&setup, &[]).await.is_healthy();
+    examine(&setup, &[]).await.assert_healthy();
 
     let Some(client) = Terraform::find() else { return };
     let mut workspace = client.workspace();
@@ -102,21 +102,21 @@ async fn a_missing_slash_is_reported_and_the_client_fails_because_of_it() {
     drop(larder);
 }
 
-/// PROTOCOL 1.2: a `host` block replaces the whole list of services.
+/// PROTOCOL, section 1.2: a `host` block replaces the whole list of services.
 #[tokio::test]
 async fn an_override_that_names_only_providers_is_reported_and_modules_fail_with_it() {
     let (_upstream, setup, _larder) = site_with_larder().await;
-    let only =
+    let single_service =
         |name: &str, url: &str| format!("host \"{HOST}\" {{\n  services = {{\n    \"{name}\" = \"{url}\"\n  }}\n}}\n");
-    write(&setup, ".terraformrc", &only("providers.v1", &providers(&setup)));
-    examine(&setup, &[]).await.fails(&["client.services"], "only providers.v1");
-    write(&setup, ".terraformrc", &only("modules.v1", MODULES));
-    examine(&setup, &[]).await.fails(&["client.services"], "no providers.v1");
+    write(&setup, ".terraformrc", &single_service("providers.v1", &providers(&setup)));
+    examine(&setup, &[]).await.assert_fails(&["client.services"], "only providers.v1");
+    write(&setup, ".terraformrc", &single_service("modules.v1", MODULES));
+    examine(&setup, &[]).await.assert_fails(&["client.services"], "no providers.v1");
 
     let Some(client) = Terraform::find() else { return };
     let mut workspace = client.workspace();
     workspace.file("main.tf", &format!("module \"m\" {{\n  source = \"{HOST}/acme/x/aws\"\n}}\n"));
-    workspace.cli_config(&only("providers.v1", &providers(&setup)));
+    workspace.cli_config(&single_service("providers.v1", &providers(&setup)));
     let error = workspace.init().await.expect_failure().one_line();
     assert!(error.contains("does not provide a modules service"), "{error}");
 }
@@ -125,38 +125,38 @@ async fn an_override_that_names_only_providers_is_reported_and_modules_fail_with
 /// nulls for others.
 #[tokio::test]
 async fn a_registry_that_offers_one_service_needs_no_other_in_its_block() {
-    for (offers, other) in [("modules.v1", "providers.v1"), ("providers.v1", "modules.v1")] {
+    for (service, other) in [("modules.v1", "providers.v1"), ("providers.v1", "modules.v1")] {
         let (upstream, setup, _larder) = site_with_larder().await;
-        let folder = offers.trim_end_matches(".v1");
+        let folder = service.trim_end_matches(".v1");
         let discovery = format!(
-            r#"{{"{offers}":"/v1/{folder}/","{other}":null,"login.v1":{{"client":"c","scopes":null}},"x.v1":"/${{x"}}"#
+            r#"{{"{service}":"/v1/{folder}/","{other}":null,"login.v1":{{"client":"c","scopes":null}},"x.v1":"/${{x"}}"#
         );
         upstream.serve_json("/.well-known/terraform.json", &discovery);
         get(&format!("{}/registry/{HOST}/.well-known/terraform.json", setup.base())).await.expect(200);
-        let printed = setup.out(&["client-config"]).await;
-        assert!(printed.contains(offers) && !printed.contains(other) && !printed.contains("null"), "{printed}");
+        let printed = setup.stdout_of(&["client-config"]).await;
+        assert!(printed.contains(service) && !printed.contains(other) && !printed.contains("null"), "{printed}");
         write(&setup, ".terraformrc", &printed);
-        let found = examine(&setup, &[]).await;
-        match offers {
-            "modules.v1" => found.warns("upstream.discovery", "names modules.v1"),
-            _ => found.is_healthy(),
+        let report = examine(&setup, &[]).await;
+        match service {
+            "modules.v1" => report.assert_warns("upstream.discovery", "names modules.v1"),
+            _ => report.assert_healthy(),
         }
-        let left_out: String =
-            printed.lines().filter(|line| !line.contains(offers)).map(|line| format!("{line}\n")).collect();
-        write(&setup, ".terraformrc", &left_out);
-        examine(&setup, &[]).await.fails(&["client.services"], "neither providers.v1 nor modules.v1");
+        let config_without_service: String =
+            printed.lines().filter(|line| !line.contains(service)).map(|line| format!("{line}\n")).collect();
+        write(&setup, ".terraformrc", &config_without_service);
+        examine(&setup, &[]).await.assert_fails(&["client.services"], "neither providers.v1 nor modules.v1");
 
         let Some(client) = Terraform::find() else { return };
         let mut workspace = client.workspace();
         workspace.file("main.tf", &format!("module \"m\" {{\n  source = \"{HOST}/acme/x/aws\"\n}}\n"));
         workspace.cli_config(&printed);
         let error = workspace.init().await.expect_failure().one_line();
-        let says = if offers == "modules.v1" {
+        let message = if service == "modules.v1" {
             "cannot be found in the module registry"
         } else {
             "does not provide a modules service"
         };
-        assert!(error.contains(says) && !error.contains("onfiguration file"), "{error}");
+        assert!(error.contains(message) && !error.contains("onfiguration file"), "{error}");
     }
 }
 
@@ -168,12 +168,12 @@ async fn a_certificate_that_the_client_does_not_trust_is_reported() {
     let config = host_override(HOST, &format!("{base}/registry/{HOST}/v1/providers/"), MODULES);
     write(&setup, ".terraformrc", &config);
     let file = setup.home.path().join("ca.pem");
-    let found = examine(&setup, &[]).await;
-    found.fails(&["listener.certificate", "client.certificate"], "no authority that this machine trusts");
-    examine(&setup, &[("SSL_CERT_FILE", file.to_str().unwrap())]).await.is_healthy();
+    let report = examine(&setup, &[]).await;
+    report.assert_fails(&["listener.certificate", "client.certificate"], "no authority that this machine trusts");
+    examine(&setup, &[("SSL_CERT_FILE", file.to_str().unwrap())]).await.assert_healthy();
     let folder = setup.home.path().join("authorities");
     write(&setup, "authorities/any-name", &ca.pem());
-    examine(&setup, &[("SSL_CERT_DIR", folder.to_str().unwrap())]).await.is_healthy();
+    examine(&setup, &[("SSL_CERT_DIR", folder.to_str().unwrap())]).await.assert_healthy();
 
     let Some(client) = Terraform::find() else { return };
     let mut workspace = client.workspace();
@@ -187,18 +187,18 @@ async fn a_certificate_that_the_client_does_not_trust_is_reported() {
 
 /// `openssl req -x509` makes a self-signed server certificate that is its own authority; the clients accept it.
 #[tokio::test]
-async fn a_certificate_that_signed_itself_is_taken_as_the_client_takes_it() {
+async fn a_self_signed_certificate_is_accepted_as_the_client_accepts_it() {
     let upstream = registry().await;
     let mut setup = site(&upstream);
     let (certificate, key) = TestCa::self_signed(&["127.0.0.1"]);
-    speak_tls(&mut setup, &certificate, &key);
+    enable_tls(&mut setup, &certificate, &key);
     let _larder = setup.serve();
     let base = setup.base().replace("http:", "https:");
     let config = host_override(HOST, &format!("{base}/registry/{HOST}/v1/providers/"), MODULES);
     write(&setup, ".terraformrc", &config);
-    examine(&setup, &[]).await.fails(&["listener.certificate", "client.certificate"], "not trusted");
+    examine(&setup, &[]).await.assert_fails(&["listener.certificate", "client.certificate"], "not trusted");
     let file = setup.home.path().join("cert.pem");
-    examine(&setup, &[("SSL_CERT_FILE", file.to_str().unwrap())]).await.is_healthy();
+    examine(&setup, &[("SSL_CERT_FILE", file.to_str().unwrap())]).await.assert_healthy();
 
     let Some(client) = Terraform::find() else { return };
     let mut workspace = client.workspace();
@@ -212,7 +212,7 @@ async fn http_instead_of_https_and_the_reverse_are_reported() {
     let (_upstream, setup, larder) = site_with_larder().await;
     let https = providers(&setup).replace("http:", "https:");
     write(&setup, ".terraformrc", &host_override(HOST, &https, MODULES));
-    examine(&setup, &[]).await.fails(&["client.scheme"], "speaks no TLS");
+    examine(&setup, &[]).await.assert_fails(&["client.scheme"], "speaks no TLS");
     drop(larder);
     let ca = TestCa::new();
     let (_upstream, setup, _larder) = site_with_tls_larder(&ca).await;
@@ -222,8 +222,8 @@ async fn http_instead_of_https_and_the_reverse_are_reported() {
     );
     write(&setup, ".terraformrc", &host_override(HOST, &http, MODULES));
     let file = setup.home.path().join("ca.pem");
-    let found = examine(&setup, &[("SSL_CERT_FILE", file.to_str().unwrap())]).await;
-    found.fails(&["client.scheme"], "speaks no plain HTTP");
+    let report = examine(&setup, &[("SSL_CERT_FILE", file.to_str().unwrap())]).await;
+    report.assert_fails(&["client.scheme"], "speaks no plain HTTP");
 }
 
 #[tokio::test]
@@ -231,17 +231,17 @@ async fn another_registrys_path_and_no_registrys_path_are_reported() {
     let (upstream, mut setup, larder) = site_with_larder().await;
     let other = format!("{}/registry/registry.opentofu.org/v1/providers/", setup.base());
     write(&setup, ".terraformrc", &host_override(HOST, &other, MODULES));
-    examine(&setup, &[]).await.fails(&["client.host"], "does not mirror registry.opentofu.org");
+    examine(&setup, &[]).await.assert_fails(&["client.host"], "does not mirror registry.opentofu.org");
     let nowhere = format!("{}/providers/", setup.base());
     write(&setup, ".terraformrc", &host_override(HOST, &nowhere, MODULES));
-    examine(&setup, &[]).await.fails(&["client.path"], "but not to a registry");
+    examine(&setup, &[]).await.assert_fails(&["client.path"], "but not to a registry");
     drop(larder);
-    let second = format!("[[upstream]]\nhost = \"registry.opentofu.org\"\nurl = \"{}/\"\n", upstream.origin());
-    setup.text.push_str(&second);
+    let second_upstream = format!("[[upstream]]\nhost = \"registry.opentofu.org\"\nurl = \"{}/\"\n", upstream.origin());
+    setup.text.push_str(&second_upstream);
     let _larder = setup.serve();
-    let both = host_override(HOST, &other, MODULES) + &host_override("registry.opentofu.org", &other, MODULES);
-    write(&setup, ".terraformrc", &both);
-    examine(&setup, &[]).await.fails(&["client.host"], "the same version has other bytes there");
+    let both_blocks = host_override(HOST, &other, MODULES) + &host_override("registry.opentofu.org", &other, MODULES);
+    write(&setup, ".terraformrc", &both_blocks);
+    examine(&setup, &[]).await.assert_fails(&["client.host"], "the same version has other bytes there");
 }
 
 /// Only the exact base URL of a registry, below the prefix of `public_url`, is accepted.
@@ -257,79 +257,80 @@ async fn paths_that_only_look_like_a_registrys_are_reported() {
         format!("/wrong-prefix/registry/{HOST}/v1/providers/"),
     ] {
         write(&setup, ".terraformrc", &host_override(HOST, &format!("{}{path}", setup.base()), MODULES));
-        examine(&setup, &[]).await.fails(&["client.path"], "but not to a registry");
+        examine(&setup, &[]).await.assert_fails(&["client.path"], "but not to a registry");
     }
     drop(larder);
     let url = format!("{}/registry/", setup.base());
     setup.text = setup.text.replacen("[server]\n", &format!("[server]\npublic_url = \"{url}\"\n"), 1);
     let _larder = setup.serve();
     write(&setup, ".terraformrc", &host_override(HOST, &providers(&setup), MODULES));
-    examine(&setup, &[]).await.fails(&["client.path"], "but not to a registry");
-    let below = format!("{url}registry/{HOST}/v1/providers/");
-    write(&setup, ".terraformrc", &host_override(HOST, &below, MODULES));
-    examine(&setup, &[]).await.is_healthy();
+    examine(&setup, &[]).await.assert_fails(&["client.path"], "but not to a registry");
+    let providers_url = format!("{url}registry/{HOST}/v1/providers/");
+    write(&setup, ".terraformrc", &host_override(HOST, &providers_url, MODULES));
+    examine(&setup, &[]).await.assert_healthy();
 }
 
 /// Go follows redirects, so this client reaches larder.
 #[tokio::test]
 async fn a_client_configured_through_a_redirect_reaches_larder() {
     let (_upstream, setup, _larder) = site_with_larder().await;
-    let to = format!("{}/registry/{HOST}/v1/providers/~/~/versions", setup.base());
-    let door = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let offset = door.local_addr().unwrap();
+    let redirect_target = format!("{}/registry/{HOST}/v1/providers/~/~/versions", setup.base());
+    let redirecting_server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = redirecting_server.local_addr().unwrap();
     std::thread::spawn(move || {
-        let (mut stream, _) = door.accept().unwrap();
+        let (mut stream, _) = redirecting_server.accept().unwrap();
         let _ = stream.read(&mut [0; 4096]);
-        let answer = format!("HTTP/1.1 308 Permanent Redirect\r\nlocation: {to}\r\ncontent-length: 0\r\n\r\n");
+        let answer =
+            format!("HTTP/1.1 308 Permanent Redirect\r\nlocation: {redirect_target}\r\ncontent-length: 0\r\n\r\n");
         let _ = stream.write_all(answer.as_bytes());
     });
-    let theirs = format!("http://{offset}/registry/{HOST}/v1/providers/");
-    write(&setup, ".terraformrc", &host_override(HOST, &theirs, MODULES));
-    examine(&setup, &[]).await.is_healthy();
+    let providers_url = format!("http://{address}/registry/{HOST}/v1/providers/");
+    write(&setup, ".terraformrc", &host_override(HOST, &providers_url, MODULES));
+    examine(&setup, &[]).await.assert_healthy();
 }
 
 /// The doctor cannot check an address that only the client's proxy reaches.
 #[tokio::test]
 async fn a_larder_behind_the_clients_own_proxy_is_a_warning() {
     let (_upstream, setup, _larder) = site_with_larder().await;
-    let theirs = format!("http://mirror.invalid/registry/{HOST}/v1/providers/");
-    write(&setup, ".terraformrc", &host_override(HOST, &theirs, MODULES));
-    examine(&setup, &[]).await.fails(&["client.address"], "mirror.invalid leads nowhere");
-    let found = examine(&setup, &[("HTTP_PROXY", "http://127.0.0.1:9")]).await;
-    assert_eq!(found.ids_of_warnings(), ["client.address", "client.proxy"], "{found:#?}");
-    assert!(found.found("client.address").contains("proxy of HTTP_PROXY may lead elsewhere"), "{found:#?}");
+    let providers_url = format!("http://mirror.invalid/registry/{HOST}/v1/providers/");
+    write(&setup, ".terraformrc", &host_override(HOST, &providers_url, MODULES));
+    examine(&setup, &[]).await.assert_fails(&["client.address"], "mirror.invalid leads nowhere");
+    let report = examine(&setup, &[("HTTP_PROXY", "http://127.0.0.1:9")]).await;
+    assert_eq!(report.ids_of_warnings(), ["client.address", "client.proxy"], "{report:#?}");
+    assert!(report.finding("client.address").contains("proxy of HTTP_PROXY may lead elsewhere"), "{report:#?}");
 }
 
 /// The doctor probes the client's modules URL, with and without the final slash.
 #[tokio::test]
 async fn a_wrong_modules_url_is_reported() {
     let (upstream, mut setup, larder) = site_with_larder().await;
-    let offset = |setup: &CommandSetup, path: &str| {
+    let set_modules_path = |setup: &CommandSetup, path: &str| {
         write(setup, ".terraformrc", &host_override(HOST, &providers(setup), &format!("{}{path}", setup.base())));
     };
-    let right = format!("/registry/{HOST}/v1/modules/");
-    for path in [right.as_str(), right.trim_end_matches('/')] {
-        offset(&setup, path);
-        examine(&setup, &[]).await.is_healthy();
+    let right_path = format!("/registry/{HOST}/v1/modules/");
+    for path in [right_path.as_str(), right_path.trim_end_matches('/')] {
+        set_modules_path(&setup, path);
+        examine(&setup, &[]).await.assert_healthy();
     }
-    for path in ["/", &right.replace("modules", "providers"), &right.replace(HOST, "registry.example")] {
-        offset(&setup, path);
-        let found = examine(&setup, &[]).await;
-        found.fails(&["client.services"], "serves no modules there");
-        assert!(found.advice("client.services").contains(&format!("{}{right}", setup.base())), "{found:#?}");
+    for path in ["/", &right_path.replace("modules", "providers"), &right_path.replace(HOST, "registry.example")] {
+        set_modules_path(&setup, path);
+        let report = examine(&setup, &[]).await;
+        report.assert_fails(&["client.services"], "serves no modules there");
+        assert!(report.advice("client.services").contains(&format!("{}{right_path}", setup.base())), "{report:#?}");
     }
     let nowhere = format!("http://127.0.0.1:{}/v1/modules/", free_port());
     write(&setup, ".terraformrc", &host_override(HOST, &providers(&setup), &nowhere));
-    let found = examine(&setup, &[]).await;
-    found.fails(&["client.services"], "nothing listens there");
-    assert!(found.advice("client.services").contains(&format!("{}{right}", setup.base())), "{found:#?}");
+    let report = examine(&setup, &[]).await;
+    report.assert_fails(&["client.services"], "nothing listens there");
+    assert!(report.advice("client.services").contains(&format!("{}{right_path}", setup.base())), "{report:#?}");
     drop(larder);
     setup.text.push_str(&format!("[[upstream]]\nhost = \"registry.example\"\nurl = \"{}/\"\n", upstream.origin()));
     let _larder = setup.serve();
-    offset(&setup, &right.replace(HOST, "registry.example"));
-    let found = examine(&setup, &[]).await;
-    found.fails(&["client.host"], "which has other modules");
-    assert!(found.advice("client.host").contains(&format!("{}{right}", setup.base())), "{found:#?}");
+    set_modules_path(&setup, &right_path.replace(HOST, "registry.example"));
+    let report = examine(&setup, &[]).await;
+    report.assert_fails(&["client.host"], "which has other modules");
+    assert!(report.advice("client.host").contains(&format!("{}{right_path}", setup.base())), "{report:#?}");
 }
 
 /// On a machine without larder, the client is checked against the larder that its configuration leads to.
@@ -343,36 +344,38 @@ async fn a_machine_with_clients_only_is_checked_for_its_clients() {
     let good = host_override(HOST, &providers(&setup), MODULES);
     let block = |url: &str| host_override("registry.example", url, "https://registry.example/v1/modules/");
     let other = providers(&setup).replace(HOST, "registry.example");
-    let report_of = async |text: String| {
+    let report_for = async |text: String| {
         std::fs::write(home.path().join(".terraformrc"), text).unwrap();
         examine_terraform_alone(home.path()).await
     };
-    let found = report_of(good.clone() + &block(&other)).await;
-    found.warns("running", "no larder is set up on this machine");
-    assert!(found.of("client.override", "registry.example").contains("leads to larder"), "{found:#?}");
-    assert!(found.found("upstreams").contains("not checked"), "{found:#?}");
-    let found = report_of(good.clone() + &block(&providers(&setup))).await;
-    found.fails(&["client.host"], "other bytes");
-    assert!(found.advice("client.host").contains(&other), "{found:#?}");
+    let report = report_for(good.clone() + &block(&other)).await;
+    report.assert_warns("running", "no larder is set up on this machine");
+    assert!(report.finding_of("client.override", "registry.example").contains("leads to larder"), "{report:#?}");
+    assert!(report.finding("upstreams").contains("not checked"), "{report:#?}");
+    let report = report_for(good.clone() + &block(&providers(&setup))).await;
+    report.assert_fails(&["client.host"], "other bytes");
+    assert!(report.advice("client.host").contains(&other), "{report:#?}");
     drop(larder);
-    let found = report_of(good).await;
-    found.fails(&["client.address"], "nothing listens there");
-    assert!(found.advice("client.address").contains(&format!("a larder runs at {}", setup.base())), "{found:#?}");
+    let report = report_for(good).await;
+    report.assert_fails(&["client.address"], "nothing listens there");
+    assert!(report.advice("client.address").contains(&format!("a larder runs at {}", setup.base())), "{report:#?}");
 }
 
-/// PROTOCOL 1.3: the client only prints the errors of a broken configuration and continues.
+/// PROTOCOL, section 1.3: the client only prints the errors of a broken configuration and continues.
 #[tokio::test]
 async fn a_file_that_the_client_cannot_read_is_reported() {
     let (_upstream, setup, _larder) = site_with_larder().await;
     write(&setup, ".terraformrc", "host \"registry.terraform.io\" {\n  services = {\n");
-    let found = examine(&setup, &[]).await;
-    found.fails(&["client.files"], ".terraformrc does not parse: line");
-    paste(&setup);
-    examine(&setup, &[("TF_CLI_CONFIG_FILE", "/nowhere/ci.tfrc")]).await.fails(&["client.files"], "/nowhere/ci.tfrc");
+    let report = examine(&setup, &[]).await;
+    report.assert_fails(&["client.files"], ".terraformrc does not parse: line");
+    configure_client(&setup);
+    examine(&setup, &[("TF_CLI_CONFIG_FILE", "/nowhere/ci.tfrc")])
+        .await
+        .assert_fails(&["client.files"], "/nowhere/ci.tfrc");
     let ci = setup.home.path().join("ci.tfrc");
     std::fs::write(&ci, "").unwrap();
-    let found = examine(&setup, &[("TF_CLI_CONFIG_FILE", ci.to_str().unwrap())]).await;
-    found.warns("client.override", "no host block");
+    let report = examine(&setup, &[("TF_CLI_CONFIG_FILE", ci.to_str().unwrap())]).await;
+    report.assert_warns("client.override", "no host block");
 }
 
 /// The client reads both the main file and `.terraform.d`; a block in JSON counts too.
@@ -385,51 +388,51 @@ async fn a_block_in_the_folder_of_the_client_counts() {
     );
     write(&setup, ".terraform.d/larder.tfrc.json", &json);
     write(&setup, ".terraformrc", "disable_checkpoint = true\n");
-    examine(&setup, &[]).await.is_healthy();
+    examine(&setup, &[]).await.assert_healthy();
 }
 
 #[tokio::test]
-async fn an_installation_that_goes_around_larder_is_reported() {
+async fn a_provider_installation_that_bypasses_larder_is_reported() {
     let ca = TestCa::new();
     let (_upstream, setup, _larder) = site_with_tls_larder(&ca).await;
     let base = setup.base().replace("http:", "https:");
     let block = host_override(HOST, &format!("{base}/registry/{HOST}/v1/providers/"), MODULES);
     let file = setup.home.path().join("ca.pem");
-    let set = [("SSL_CERT_FILE", file.to_str().unwrap())];
-    let around = "provider_installation {\n  filesystem_mirror {\n    path = \"/opt/providers\"\n  }\n}\n";
-    let elsewhere = format!("provider_installation {{\n  direct {{\n    exclude = [\"{HOST}/*/*\"]\n  }}\n}}\n");
+    let environment = [("SSL_CERT_FILE", file.to_str().unwrap())];
+    let filesystem_mirror = "provider_installation {\n  filesystem_mirror {\n    path = \"/opt/providers\"\n  }\n}\n";
+    let excluded = format!("provider_installation {{\n  direct {{\n    exclude = [\"{HOST}/*/*\"]\n  }}\n}}\n");
     let mirror = network_mirror(&format!("{base}/mirror/"));
     let without_a_slash = network_mirror(&format!("{base}/mirror"));
-    let plain = network_mirror(&format!("{}/mirror/", base.replace("https:", "http:")));
-    let astray = network_mirror(&format!("{base}/registry/{HOST}/"));
-    let and_direct = mirror.replace("  }\n}\n", "  }\n  direct {}\n}\n");
-    let as_printed = setup.out(&["client-config", "--mirror"]).await;
+    let plain_http = network_mirror(&format!("{}/mirror/", base.replace("https:", "http:")));
+    let wrong_path = network_mirror(&format!("{base}/registry/{HOST}/"));
+    let mirror_and_direct = mirror.replace("  }\n}\n", "  }\n  direct {}\n}\n");
+    let printed = setup.stdout_of(&["client-config", "--mirror"]).await;
     for (text, id, output) in [
-        (format!("{block}{around}"), "client.installation", "from filesystem_mirror only"),
-        (format!("{block}{elsewhere}"), "client.installation", "installed from nowhere"),
+        (format!("{block}{filesystem_mirror}"), "client.installation", "from filesystem_mirror only"),
+        (format!("{block}{excluded}"), "client.installation", "installed from nowhere"),
         (without_a_slash, "client.slash", "no final slash"),
-        (plain, "client.scheme", "is not https"),
-        (astray, "client.path", "not to its mirror"),
-        (and_direct.clone(), "client.installation", "direct lets the client ask the registry too"),
+        (plain_http, "client.scheme", "is not https"),
+        (wrong_path, "client.path", "not to its mirror"),
+        (mirror_and_direct.clone(), "client.installation", "direct lets the client ask the registry too"),
     ] {
         write(&setup, ".terraformrc", &text);
-        examine(&setup, &set).await.fails(&[id], output);
+        examine(&setup, &environment).await.assert_fails(&[id], output);
     }
-    for text in [mirror, as_printed, format!("{block}{and_direct}"), block] {
+    for text in [mirror, printed, format!("{block}{mirror_and_direct}"), block] {
         write(&setup, ".terraformrc", &text);
-        examine(&setup, &set).await.is_healthy();
+        examine(&setup, &environment).await.assert_healthy();
     }
 }
 
 #[tokio::test]
 async fn other_client_settings_that_bypass_larder_are_warnings() {
     let (_upstream, setup, _larder) = site_with_larder().await;
-    paste(&setup);
-    examine(&setup, &[("TF_REGISTRY_CLIENT_TIMEOUT", "3")]).await.warns("client.timeout", "no longer than 3 s");
-    examine(&setup, &[("TF_REGISTRY_CLIENT_TIMEOUT", "30")]).await.is_healthy();
+    configure_client(&setup);
+    examine(&setup, &[("TF_REGISTRY_CLIENT_TIMEOUT", "3")]).await.assert_warns("client.timeout", "no longer than 3 s");
+    examine(&setup, &[("TF_REGISTRY_CLIENT_TIMEOUT", "30")]).await.assert_healthy();
     let missing = setup.home.path().join("cache-that-is-not-there");
-    let set = [("TF_PLUGIN_CACHE_DIR", missing.to_str().unwrap())];
-    examine(&setup, &set).await.warns("client.cache", "is not a folder");
+    let environment = [("TF_PLUGIN_CACHE_DIR", missing.to_str().unwrap())];
+    examine(&setup, &environment).await.assert_warns("client.cache", "is not a folder");
 }
 
 /// Go bypasses the proxy for loopback addresses only; the client's token passes through the proxy too.
@@ -438,21 +441,21 @@ async fn a_proxy_in_between_and_a_token_without_tls_are_warnings() {
     let (_upstream, setup, _larder) = site_with_larder().await;
     let proxy = [("HTTP_PROXY", "http://127.0.0.1:9"), ("NO_PROXY", "127.0.0.1")];
     let token = [("TF_TOKEN_registry_terraform_io", "s3cret-of-client")];
-    paste(&setup);
-    examine(&setup, &proxy).await.is_healthy();
-    examine(&setup, &token).await.is_healthy();
+    configure_client(&setup);
+    examine(&setup, &proxy).await.assert_healthy();
+    examine(&setup, &token).await.assert_healthy();
     // 0.0.0.0 reaches the listener by an address that is not loopback.
     let elsewhere = providers(&setup).replace("127.0.0.1", "0.0.0.0");
     write(&setup, ".terraformrc", &host_override(HOST, &elsewhere, MODULES));
-    examine(&setup, &[]).await.is_healthy();
-    examine(&setup, &proxy).await.warns("client.proxy", "through the proxy of HTTP_PROXY");
-    examine(&setup, &token).await.warns("client.credentials", "without TLS");
+    examine(&setup, &[]).await.assert_healthy();
+    examine(&setup, &proxy).await.assert_warns("client.proxy", "through the proxy of HTTP_PROXY");
+    examine(&setup, &token).await.assert_warns("client.credentials", "without TLS");
     write(
         &setup,
         ".terraform.d/credentials.tfrc.json",
         r#"{"credentials": {"registry.terraform.io": {"token": "x"}}}"#,
     );
-    examine(&setup, &[]).await.warns("client.credentials", "has a token for registry.terraform.io");
+    examine(&setup, &[]).await.assert_warns("client.credentials", "has a token for registry.terraform.io");
 }
 
 /// The registry is mirrored, and no file of the client mentions it.
@@ -460,18 +463,18 @@ async fn a_proxy_in_between_and_a_token_without_tls_are_warnings() {
 async fn a_registry_without_a_block_is_a_warning() {
     let (upstream, mut setup, larder) = site_with_larder().await;
     upstream.publish(Provider::new("acme", "null"));
-    paste(&setup);
+    configure_client(&setup);
     drop(larder);
-    let second = format!("[[upstream]]\nhost = \"registry.example\"\nurl = \"{}/\"\n", upstream.origin());
-    setup.text.push_str(&second);
+    let second_upstream = format!("[[upstream]]\nhost = \"registry.example\"\nurl = \"{}/\"\n", upstream.origin());
+    setup.text.push_str(&second_upstream);
     let larder = setup.serve();
-    let found = examine(&setup, &[]).await;
-    found.warns("client.override", "asks this registry directly");
+    let report = examine(&setup, &[]).await;
+    report.assert_warns("client.override", "asks this registry directly");
     assert!(
-        found.of("upstream.list", "registry.example").contains("no provider of this upstream is stored"),
-        "{found:#?}"
+        report.finding_of("upstream.list", "registry.example").contains("no provider of this upstream is stored"),
+        "{report:#?}"
     );
     larder.get("/registry/registry.example/v1/providers/acme/null/versions").await.expect(200);
-    let found = examine(&setup, &[]).await;
-    assert!(found.of("upstream.list", "registry.example").contains("acme/null has 1 version"), "{found:#?}");
+    let report = examine(&setup, &[]).await;
+    assert!(report.finding_of("upstream.list", "registry.example").contains("acme/null has 1 version"), "{report:#?}");
 }

@@ -37,7 +37,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The pages, by their paths in the repository.
+/// The text of every documentation page, by its path in the repository.
 fn pages() -> BTreeMap<String, String> {
     let folders = ["", "docs", "docs/decisions"].map(|folder| root().join(folder));
     let files = folders.iter().flat_map(|folder| std::fs::read_dir(folder).unwrap()).map(|entry| entry.unwrap().path());
@@ -55,26 +55,26 @@ fn pages() -> BTreeMap<String, String> {
 struct Block {
     line: usize,
     language: String,
-    /// The HTML comment above it.
+    /// The HTML comment directly above the block.
     comment_above: String,
     text: String,
 }
 
 fn blocks(page: &str) -> Vec<Block> {
     let mut blocks: Vec<Block> = Vec::new();
-    let (mut mark, mut is_open) = ("", false);
+    let (mut comment, mut is_open) = ("", false);
     for (number, line) in page.lines().enumerate() {
         match line.strip_prefix("```") {
             Some(_) if is_open => is_open = false,
             Some(language) => {
                 let (line, language) = (number + 1, language.to_owned());
-                blocks.push(Block { line, language, comment_above: mark.to_owned(), text: String::new() });
+                blocks.push(Block { line, language, comment_above: comment.to_owned(), text: String::new() });
                 is_open = true;
             }
             None if is_open => writeln!(blocks.last_mut().unwrap().text, "{line}").unwrap(),
             None => {}
         }
-        mark = line.strip_prefix("<!-- ").and_then(|mark| mark.strip_suffix(" -->")).unwrap_or("");
+        comment = line.strip_prefix("<!-- ").and_then(|comment| comment.strip_suffix(" -->")).unwrap_or("");
     }
     blocks
 }
@@ -87,18 +87,18 @@ fn prose(page: &str) -> String {
 
 /// The anchor that a forge gives a heading.
 fn anchor(heading: &str) -> String {
-    let kept = heading
+    let allowed = heading
         .to_lowercase()
         .chars()
         .filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'))
         .collect::<String>();
-    kept.replace(' ', "-")
+    allowed.replace(' ', "-")
 }
 
 #[test]
 fn every_link_of_every_page_leads_to_a_file_and_a_heading() {
     let pages = pages();
-    let mut checked = 0;
+    let mut link_count = 0;
     for (path, page) in &pages {
         let prose = prose(page);
         let links = prose.split("](").skip(1).map(|rest| rest.split(')').next().unwrap());
@@ -110,12 +110,12 @@ fn every_link_of_every_page_leads_to_a_file_and_a_heading() {
             if !heading.is_empty() {
                 let text = std::fs::read_to_string(&target).unwrap();
                 let headings = text.lines().filter_map(|line| line.trim_start_matches('#').strip_prefix(' '));
-                assert!(headings.into_iter().any(|of| anchor(of) == heading), "{path}: {link} leads to no heading");
+                assert!(headings.into_iter().any(|text| anchor(text) == heading), "{path}: {link} leads to no heading");
             }
-            checked += 1;
+            link_count += 1;
         }
     }
-    assert!(checked > 40, "only {checked} links were found");
+    assert!(link_count > 40, "only {link_count} links were found");
 }
 
 #[test]
@@ -124,14 +124,18 @@ fn every_block_has_a_language_and_a_command_that_does_not_run_has_a_reason() {
     let runnable = ["sh", "yaml", "groovy"];
     for (path, page) in pages() {
         for block in blocks(&page) {
-            let offset = format!("{path}:{}", block.line);
-            assert!(known.contains(&block.language.as_str()), "{offset}: {:?} is not a known language", block.language);
+            let location = format!("{path}:{}", block.line);
+            assert!(
+                known.contains(&block.language.as_str()),
+                "{location}: {:?} is not a known language",
+                block.language
+            );
             if let Some(reason) = block.comment_above.strip_prefix("not run:") {
-                assert!(reason.trim().len() > 10, "{offset}: a reason is missing");
+                assert!(reason.trim().len() > 10, "{location}: a reason is missing");
             } else {
                 assert!(
                     block.language == "sh" || !runnable.contains(&block.language.as_str()),
-                    "{offset}: it is not run"
+                    "{location}: no test runs this block"
                 );
             }
         }
@@ -158,15 +162,15 @@ impl DocumentedLarder {
         }
     }
 
-    /// Starts larder, or restarts it after `more` was added to its configuration.
+    /// Starts larder, or restarts larder with `extra_config`.
     async fn serve(&mut self, upstream: &str, network: &str) {
         if let Some(running) = self.running.take() {
             assert_eq!(running.terminate().await, Some(0));
         }
-        let Self { home, listen, admin, extra_config: more, .. } = self;
+        let Self { home, listen, admin, extra_config, .. } = self;
         let text = format!(
             "[server]\nlisten = \"127.0.0.1:{listen}\"\n[admin]\nlisten = \"127.0.0.1:{admin}\"\n[store]\npath = {:?}\n\
-             [network]\n{network}\n{more}\n[[upstream]]\nhost = \"{HOST}\"\nurl = \"{upstream}/\"\n",
+             [network]\n{network}\n{extra_config}\n[[upstream]]\nhost = \"{HOST}\"\nurl = \"{upstream}/\"\n",
             home.path()
         );
         let config = home.path().join("config/larder");
@@ -200,7 +204,7 @@ impl DocumentedLarder {
     }
 }
 
-/// A registry with the packages that the pages name.
+/// A registry with the packages that the pages use.
 async fn registry() -> FakeUpstream {
     let upstream = FakeUpstream::start().await;
     for (name, version) in [("aws", "5.0.0"), ("aws", "5.1.0"), ("random", "3.6.0")] {
@@ -214,7 +218,7 @@ async fn registry() -> FakeUpstream {
     upstream
 }
 
-/// The folders that the pages name.
+/// Writes the configuration folders that the pages use.
 fn write_configurations(work: &Path) {
     for folder in ["prod", "dev"] {
         std::fs::create_dir(work.join(folder)).unwrap();
@@ -230,20 +234,20 @@ async fn run_page_commands(path: &str) {
     write_configurations(work.path());
     let (mut outside, mut inside) = (DocumentedLarder::new(), DocumentedLarder::new());
     outside.serve(&upstream.origin(), "").await;
-    let mut ran = 0;
+    let mut block_count = 0;
     for block in
         blocks(&text).iter().filter(|block| block.language == "sh" && !block.comment_above.starts_with("not run:"))
     {
         if block.comment_above == "on: inside" && inside.running.is_none() {
             inside.serve("http://127.0.0.1:9", "offline = true").await;
         }
-        let setup = if block.comment_above == "on: inside" { &inside } else { &outside };
+        let larder = if block.comment_above == "on: inside" { &inside } else { &outside };
         if block.text.contains("larder missing") {
-            // A refused request of a client inside, so that a package is missing.
+            // A client inside requests a package that is not stored, so that a package is missing.
             let providers = format!("http://127.0.0.1:{}/registry/{HOST}/v1/providers", inside.listen);
             get(&format!("{providers}/hashicorp/random/3.6.0/download/linux/amd64")).await.expect(503);
         }
-        let output = setup.run(work.path(), &block.text).await;
+        let output = larder.run(work.path(), &block.text).await;
         assert_eq!(output.code, Some(0), "{path}:{}:\n{}\n{}\n{}", block.line, block.text, output.out, output.err);
         if block.text.contains("keygen") {
             let line = |name: &str| output.out.lines().find(|line| line.trim().starts_with(name)).unwrap();
@@ -251,9 +255,9 @@ async fn run_page_commands(path: &str) {
             inside.extra_config = format!("[bundle]\n{}", line("trusted_keys"));
             outside.serve(&upstream.origin(), "").await;
         }
-        ran += 1;
+        block_count += 1;
     }
-    assert!(ran > 0, "{path} has no command");
+    assert!(block_count > 0, "{path} has no command");
 }
 
 #[tokio::test]
@@ -293,13 +297,13 @@ async fn the_commands_of_the_page_on_ci_run() {
 
 #[test]
 fn no_page_with_commands_is_left_out() {
-    let own = std::fs::read_to_string(root().join("tests/it/documents.rs")).unwrap();
+    let test_source = std::fs::read_to_string(root().join("tests/it/documents.rs")).unwrap();
     let with_commands = pages().into_iter().filter(|(_, page)| {
         blocks(page).iter().any(|block| block.language == "sh" && !block.comment_above.starts_with("not run:"))
     });
     let missing: BTreeSet<PathBuf> = with_commands
         .map(|(path, _)| path)
-        .filter(|path| !own.contains(&format!("run_page_commands(\"{path}\")")))
+        .filter(|path| !test_source.contains(&format!("run_page_commands(\"{path}\")")))
         .map(PathBuf::from)
         .collect();
     assert!(missing.is_empty(), "no test runs the commands of {missing:?}");

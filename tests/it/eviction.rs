@@ -15,23 +15,23 @@ async fn install(larder: &Larder, name: &str) -> String {
     path
 }
 
-const THREE: [&str; 3] = ["one", "two", "three"];
+const FIRST_THREE: [&str; 3] = ["one", "two", "three"];
 
 async fn upstream_with_four_providers() -> FakeUpstream {
     let upstream = FakeUpstream::start().await;
-    for name in THREE.iter().chain(&["four"]) {
+    for name in FIRST_THREE.iter().chain(&["four"]) {
         upstream.publish(Provider::new("acme", name).size(300_000));
     }
     upstream
 }
 
-/// DESIGN 5: the least recently used archive is evicted first, and fetched again on request.
+/// DESIGN, section 5: the least recently used archive is evicted first, and fetched again on request.
 #[tokio::test]
 async fn the_least_recently_used_archive_is_evicted_and_fetched_again_on_request() {
     let upstream = upstream_with_four_providers().await;
     let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").start().await;
     let mut paths = Vec::new();
-    for name in THREE {
+    for name in FIRST_THREE {
         paths.push(install(&larder, name).await);
         larder.clock.advance(Duration::from_secs(120));
     }
@@ -42,7 +42,7 @@ async fn the_least_recently_used_archive_is_evicted_and_fetched_again_on_request
     let two = upstream.archive_bytes("acme", "two", "1.2.0", "linux_amd64");
     let is_two = |path: &std::path::PathBuf| std::fs::read(path).unwrap() == two;
     assert_eq!(larder.folder.blobs().len(), 3);
-    assert!(!larder.folder.blobs().iter().any(is_two), "the least recently used one is still there");
+    assert!(!larder.folder.blobs().iter().any(is_two), "the least recently used archive is still stored");
 
     upstream.forget_requests();
     let again = larder.get(&paths[1]).await.expect(200);
@@ -50,13 +50,13 @@ async fn the_least_recently_used_archive_is_evicted_and_fetched_again_on_request
     assert_eq!(upstream.count_of(Target::Archive), 1);
 }
 
-/// DESIGN 5: archives that upstream deleted are evicted last, because they cannot be fetched again.
+/// DESIGN, section 5: archives that upstream deleted are evicted last, because they cannot be fetched again.
 #[tokio::test]
 async fn archives_that_upstream_deleted_are_evicted_last() {
     let upstream = upstream_with_four_providers().await;
     let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").start().await;
     let mut paths = Vec::new();
-    for name in THREE {
+    for name in FIRST_THREE {
         paths.push(install(&larder, name).await);
         larder.clock.advance(Duration::from_secs(120));
     }
@@ -67,13 +67,13 @@ async fn archives_that_upstream_deleted_are_evicted_last() {
     assert_eq!(larder.get(&paths[0]).await.expect(200).header("cache-status"), "larder; hit");
 }
 
-/// DESIGN 4: a version that upstream dropped is listed only while it is stored.
+/// DESIGN, section 4: a version that upstream dropped is listed only while it is stored.
 #[tokio::test]
-async fn a_dropped_version_that_was_evicted_is_listed_no_more() {
+async fn a_dropped_version_is_no_longer_listed_after_its_eviction() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "one").size(700_000));
     upstream.publish(Provider::new("acme", "two").size(700_000));
-    let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").nothing_stays_fresh().start().await;
+    let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").always_revalidate().start().await;
     install(&larder, "one").await;
     larder.clock.advance(Duration::from_secs(120));
     install(&larder, "two").await;
@@ -81,24 +81,24 @@ async fn a_dropped_version_that_was_evicted_is_listed_no_more() {
     assert_eq!(larder.versions("one").await.expect(200).json()["versions"], serde_json::json!([]));
 }
 
-/// DESIGN 5: eviction does not affect a response in progress.
+/// DESIGN, section 5: eviction does not affect a response in progress.
 #[tokio::test]
-async fn an_archive_that_is_evicted_while_it_is_sent_arrives_whole() {
+async fn an_archive_that_is_evicted_during_a_response_is_sent_completely() {
     let upstream = FakeUpstream::start().await;
     for name in ["one", "two"] {
         upstream.publish(Provider::new("acme", name).size(16_000_000));
     }
     let larder = Larder::mirroring(&upstream).store("max_size = \"20MiB\"").start().await;
     let path = install(&larder, "one").await;
-    let sent = client().get(format!("{}{path}", larder.base())).send().await.unwrap();
+    let response = client().get(format!("{}{path}", larder.base())).send().await.unwrap();
     larder.clock.advance(Duration::from_secs(120));
     install(&larder, "two").await;
     assert_eq!(larder.folder.blobs().len(), 1);
-    let one = upstream.archive_bytes("acme", "one", "1.2.0", "linux_amd64");
-    assert!(sent.bytes().await.unwrap() == one, "it was cut or mixed");
+    let zip = upstream.archive_bytes("acme", "one", "1.2.0", "linux_amd64");
+    assert!(response.bytes().await.unwrap() == zip, "the body is truncated or mixed");
 }
 
-/// DESIGN, promise 12: also where the limit was lowered below the stored size.
+/// DESIGN, promise 12: an offline larder evicts nothing, even if the limit was lowered below the stored size.
 #[tokio::test]
 async fn nothing_is_evicted_while_offline() {
     let upstream = upstream_with_four_providers().await;
@@ -109,7 +109,7 @@ async fn nothing_is_evicted_while_offline() {
     }
     let folder = larder.stop().await;
     let offline = Larder::mirroring(&upstream).network("offline = true").store("max_size = \"1MiB\"");
-    let larder = offline.on(&folder).start().await;
+    let larder = offline.store_at(&folder).start().await;
     for path in &paths {
         larder.get(path).await.expect(200);
     }

@@ -10,10 +10,10 @@ use crate::support::http::Answer;
 use crate::support::larder::{Builder, HOST, Larder};
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 
-/// The time that clients wait for a document before they give up (PROTOCOL 2.2).
-const PATIENCE_OF_CLIENTS: Duration = Duration::from_secs(10);
+/// The time that clients wait for a document before they give up (PROTOCOL, section 2.2).
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longer than a busy machine needs to read a body that is too large; `ANSWER_WITHIN` is longer still.
-const GIVE_UP_AFTER: Duration = Duration::from_secs(12);
+const UPSTREAM_TIMEOUT: Duration = Duration::from_secs(12);
 const ANSWER_WITHIN: Duration = Duration::from_secs(24);
 /// Nothing stays fresh, and a stored copy is served after a short `patience`.
 const SHORT_PATIENCE: &str =
@@ -68,15 +68,15 @@ fn name(number: usize) -> String {
     format!("trouble{number:02}")
 }
 
-async fn ask(larder: &Larder, case: &Case) -> Answer {
+async fn request_once(larder: &Larder, case: &Case) -> Answer {
     match case.kind {
         Target::Versions => larder.versions(&case.name).await,
         _ => larder.document(&case.name, "1.2.0").await,
     }
 }
 
-async fn ask_all(larder: &Larder, cases: &[Case]) -> Vec<Answer> {
-    join_all(cases.iter().map(|case| ask(larder, case))).await
+async fn request_all(larder: &Larder, cases: &[Case]) -> Vec<Answer> {
+    join_all(cases.iter().map(|case| request_once(larder, case))).await
 }
 
 fn break_all(upstream: &FakeUpstream, cases: &[Case]) {
@@ -89,18 +89,19 @@ async fn publishing(names: impl IntoIterator<Item = String>) -> FakeUpstream {
     upstream
 }
 
-fn impatient(upstream: &FakeUpstream) -> Builder {
-    let builder = Larder::mirroring(upstream).give_up_after(GIVE_UP_AFTER).answer_within(ANSWER_WITHIN);
-    let builder = builder.with("patience = \"500ms\"");
-    builder.with("fresh = { versions = \"0s\", download = \"0s\" }")
+fn always_revalidating(upstream: &FakeUpstream) -> Builder {
+    let builder = Larder::mirroring(upstream).upstream_timeout(UPSTREAM_TIMEOUT).answer_within(ANSWER_WITHIN);
+    let builder = builder.upstream_lines("patience = \"500ms\"");
+    builder.upstream_lines("fresh = { versions = \"0s\", download = \"0s\" }")
 }
 
-/// Checks that the error names the package and one of these places, in the registries' shape, without a Retry-After.
-fn assert_error_names(answer: &Answer, subject: &str, places: &[&str]) {
+/// Asserts that the error names the package and one of these URLs or hosts, in the format of registries, without a
+/// Retry-After.
+fn assert_error_names(answer: &Answer, subject: &str, sources: &[&str]) {
     let errors = answer.json()["errors"].as_array().unwrap_or_else(|| panic!("{}", answer.text())).clone();
     let output = errors.iter().map(|error| error.as_str().unwrap()).collect::<Vec<_>>().join("\n");
     assert!(output.contains(subject), "{subject} is not named: {output}");
-    assert!(places.iter().any(|place| output.contains(place)), "none of {places:?} is named: {output}");
+    assert!(sources.iter().any(|place| output.contains(place)), "none of {sources:?} is named: {output}");
     assert!(answer.headers.get("retry-after").is_none());
 }
 
@@ -110,7 +111,7 @@ fn is_cached(larder: &Larder, case: &Case) -> bool {
     larder.folder.files("documents").iter().any(|path| path.to_str().unwrap().ends_with(&ending))
 }
 
-/// DESIGN 4, for the version list, the download document, SHA256SUMS and its signature.
+/// DESIGN, section 4: no fault of a version list, download document, SHA256SUMS or signature is cached.
 #[tokio::test]
 async fn no_broken_document_is_cached() {
     let cases = cases();
@@ -118,21 +119,21 @@ async fn no_broken_document_is_cached() {
     break_all(&upstream, &cases);
     // A fault that needs no time limit must end without one, so those cases run with limits of an hour.
     let hour = Duration::from_secs(3600);
-    let patient = Larder::mirroring(&upstream).answer_within(hour).give_up_after(hour).start().await;
-    let impatient = impatient(&upstream).start().await;
+    let patient = Larder::mirroring(&upstream).answer_within(hour).upstream_timeout(hour).start().await;
+    let always_revalidating = always_revalidating(&upstream).start().await;
     let (by_a_limit, by_itself): (Vec<Case>, Vec<Case>) = cases.into_iter().partition(|case| case.status == 504);
-    let parts = [(&impatient, &by_a_limit), (&patient, &by_itself)];
+    let parts = [(&always_revalidating, &by_a_limit), (&patient, &by_itself)];
     for (larder, cases) in parts {
-        for (refused, case) in ask_all(larder, cases).await.iter().zip(cases) {
+        for (refused, case) in request_all(larder, cases).await.iter().zip(cases) {
             let Case { kind, fault, status, name } = case;
             assert_eq!(refused.status, *status, "{kind:?} {fault:?}: {}", refused.text());
             assert_error_names(refused, &format!("acme/{name}"), &[&upstream.origin(), HOST]);
             assert!(!is_cached(larder, case), "{kind:?} {fault:?}");
         }
     }
-    upstream.heal();
+    upstream.clear_faults();
     for (larder, cases) in parts {
-        for (healed, case) in ask_all(larder, cases).await.iter().zip(cases) {
+        for (healed, case) in request_all(larder, cases).await.iter().zip(cases) {
             let Case { kind, fault, .. } = case;
             assert_eq!(healed.status, 200, "{kind:?} after {fault:?}: {}", healed.text());
             assert!(is_cached(larder, case), "{kind:?} after {fault:?}");
@@ -140,28 +141,29 @@ async fn no_broken_document_is_cached() {
     }
 }
 
-/// DESIGN, promise 6 and DESIGN 4: stored copies are served unchanged.
+/// DESIGN, promise 6 and DESIGN, section 4: stored copies are served unchanged.
 #[tokio::test]
 async fn no_document_failure_hides_stored_packages() {
     let cases = cases();
     let upstream = publishing(cases.iter().map(|case| case.name.clone())).await;
     // Without validators, so that upstream cannot just answer 304.
     upstream.fault(Target::Everything, Fault::NoValidators);
-    let larder = impatient(&upstream).start().await;
-    let before = ask_all(&larder, &cases).await;
+    let larder = always_revalidating(&upstream).start().await;
+    let responses_before = request_all(&larder, &cases).await;
     break_all(&upstream, &cases);
-    for ((held, before), case) in ask_all(&larder, &cases).await.iter().zip(&before).zip(&cases) {
+    for ((held, responses_before), case) in request_all(&larder, &cases).await.iter().zip(&responses_before).zip(&cases)
+    {
         let Case { kind, fault, .. } = case;
-        assert_eq!((held.status, &held.body), (200, &before.body), "{kind:?} {fault:?}: {}", held.text());
+        assert_eq!((held.status, &held.body), (200, &responses_before.body), "{kind:?} {fault:?}: {}", held.text());
         assert!(held.has_cache_status("detail=stale"), "{kind:?} {fault:?}: {}", held.header("cache-status"));
     }
-    upstream.heal();
-    for (healed, before) in ask_all(&larder, &cases).await.iter().zip(&before) {
-        assert_eq!((healed.status, &healed.body), (200, &before.body));
+    upstream.clear_faults();
+    for (healed, responses_before) in request_all(&larder, &cases).await.iter().zip(&responses_before) {
+        assert_eq!((healed.status, &healed.body), (200, &responses_before.body));
     }
 }
 
-/// DESIGN 4, for discovery: its failure is never reported as "no such provider". Each fault has an upstream of its own
+/// DESIGN, section 4, for discovery: its failure is never reported as "no such provider". Each fault has an upstream of its own
 /// in the one larder.
 #[tokio::test]
 async fn no_discovery_failure_is_cached_or_hides_stored_packages() {
@@ -179,11 +181,11 @@ async fn no_discovery_failure_is_cached_or_hides_stored_packages() {
             builder.upstream(&host(number), &format!("{}/{}/", upstream.origin(), name(number)), SHORT_PATIENCE)
         })
     };
-    let builder = || registries(Larder::builder()).give_up_after(GIVE_UP_AFTER).answer_within(ANSWER_WITHIN);
+    let builder = || registries(Larder::builder()).upstream_timeout(UPSTREAM_TIMEOUT).answer_within(ANSWER_WITHIN);
     let (empty, full) = (builder().start().await, builder().start().await);
     for number in 0..troubles.len() {
         let path = format!("/{}/.well-known/terraform.json", name(number));
-        // Long enough to exceed the time limit when it drips.
+        // The document is long enough to exceed the time limit when it arrives in small pieces.
         upstream.serve_json(&path, &format!("{{\"providers.v1\":\"/v1/providers/\"{}}}", " ".repeat(1000)));
     }
     let paths = |number| {
@@ -195,15 +197,15 @@ async fn no_discovery_failure_is_cached_or_hides_stored_packages() {
         ]
     };
     let paths: Vec<String> = (0..troubles.len()).flat_map(paths).collect();
-    let ask_all = async |larder: &Larder| join_all(paths.iter().map(|path| larder.get(path))).await;
-    let before = ask_all(&full).await;
-    assert!(before.iter().all(|answer| answer.status == 200));
+    let request_all = async |larder: &Larder| join_all(paths.iter().map(|path| larder.get(path))).await;
+    let responses_before = request_all(&full).await;
+    assert!(responses_before.iter().all(|answer| answer.status == 200));
 
     upstream.fault(Target::Everything, Fault::NoValidators);
     for (number, (fault, _)) in troubles.iter().enumerate() {
         upstream.fault(Target::Path(format!("/{}/.well-known", name(number))), fault.clone());
     }
-    let (refused, stored) = tokio::join!(ask_all(&empty), ask_all(&full));
+    let (refused, stored) = tokio::join!(request_all(&empty), request_all(&full));
     for (offset, path) in paths.iter().enumerate() {
         let (fault, status) = &troubles[offset / 3];
         let case = format!("{fault:?} {path}");
@@ -211,7 +213,7 @@ async fn no_discovery_failure_is_cached_or_hides_stored_packages() {
         assert_error_names(&refused[offset], &host(offset / 3), &[&upstream.origin(), &host(offset / 3)]);
         assert_eq!(
             (stored[offset].status, &stored[offset].body),
-            (200, &before[offset].body),
+            (200, &responses_before[offset].body),
             "{case}: {}",
             stored[offset].text()
         );
@@ -219,48 +221,48 @@ async fn no_discovery_failure_is_cached_or_hides_stored_packages() {
     }
     assert!(empty.folder.files("documents").is_empty(), "{:?}", empty.folder.files("documents"));
 
-    upstream.heal();
+    upstream.clear_faults();
     for larder in [&empty, &full] {
-        for (answer, before) in ask_all(larder).await.iter().zip(&before) {
-            assert_eq!((answer.status, &answer.body), (200, &before.body), "{}", answer.text());
+        for (answer, responses_before) in request_all(larder).await.iter().zip(&responses_before) {
+            assert_eq!((answer.status, &answer.body), (200, &responses_before.body), "{}", answer.text());
         }
     }
 }
 
-/// Even the TLS handshake is not answered: the error arrives in time, and stored packages are served.
+/// Upstream does not even answer the TLS handshake: the error arrives in time, and stored packages are served.
 #[tokio::test]
-async fn an_upstream_that_accepts_and_says_nothing_is_a_504_and_hides_nothing() {
+async fn an_upstream_that_accepts_connections_silently_is_a_504_and_hides_no_stored_package() {
     for is_tls in [false, true] {
         let builder = FakeUpstream::builder();
         let upstream = if is_tls { builder.tls() } else { builder }.start().await;
         upstream.publish(Provider::new("acme", "null"));
         let start = async |builder: Builder| {
-            let builder = builder.give_up_after(Duration::from_secs(1)).with(SHORT_PATIENCE);
+            let builder = builder.upstream_timeout(Duration::from_secs(1)).upstream_lines(SHORT_PATIENCE);
             if is_tls { builder.trusting(upstream.ca()) } else { builder }.start().await
         };
         let full = start(Larder::mirroring(&upstream)).await;
         let path = full.archive_path("null", "1.2.0").await;
         full.get(&path).await.expect(200);
-        let before = full.document("null", "1.2.0").await.expect(200);
+        let responses_before = full.document("null", "1.2.0").await.expect(200);
         // New larders have no open connections; those would continue to work.
         let (empty, full) = (start(Larder::mirroring(&upstream)).await, full.stop().await);
-        let full = start(Larder::mirroring(&upstream).on(&full)).await;
+        let full = start(Larder::mirroring(&upstream).store_at(&full)).await;
         upstream.fall_silent();
         let refused = empty.document("null", "1.2.0").await.expect(504);
         // The discovery document is the one that never arrives.
         assert_error_names(&refused, HOST, &[&upstream.origin(), "discovery"]);
         let stored = full.document("null", "1.2.0").await.expect(200);
         assert!(
-            stored.has_cache_status("detail=stale") && stored.body == before.body,
+            stored.has_cache_status("detail=stale") && stored.body == responses_before.body,
             "{}",
             stored.header("cache-status")
         );
         assert!(full.get(&path).await.expect(200).has_cache_status("larder; hit"));
         assert!(empty.folder.files("documents").is_empty());
 
-        upstream.speak_again();
-        assert_eq!(empty.document("null", "1.2.0").await.expect(200).body, before.body);
-        assert_eq!(full.document("null", "1.2.0").await.expect(200).body, before.body);
+        upstream.end_silence();
+        assert_eq!(empty.document("null", "1.2.0").await.expect(200).body, responses_before.body);
+        assert_eq!(full.document("null", "1.2.0").await.expect(200).body, responses_before.body);
     }
 }
 
@@ -270,8 +272,8 @@ async fn upstreams_that_never_end_delay_no_other_upstream() {
     let upstream = publishing((0..8).map(name)).await;
     // With limits of an hour, the other requests can only be served at the same time, not afterwards.
     let hour = Duration::from_secs(3600);
-    let patient = Larder::mirroring(&upstream).answer_within(hour).give_up_after(hour).start().await;
-    let impatient = impatient(&upstream).start().await;
+    let patient = Larder::mirroring(&upstream).answer_within(hour).upstream_timeout(hour).start().await;
+    let always_revalidating = always_revalidating(&upstream).start().await;
     patient.document("trouble07", "1.2.0").await.expect(200);
     for number in 0..6 {
         upstream.fault(Target::Versions.of(&name(number)), Fault::GzipOfNothing);
@@ -287,11 +289,11 @@ async fn upstreams_that_never_end_delay_no_other_upstream() {
     patient.versions("trouble06").await.expect(200);
     assert!(!endless.is_finished());
     endless.abort();
-    assert_eq!(drowning(&impatient).await.unwrap(), [504; 6]);
+    assert_eq!(drowning(&always_revalidating).await.unwrap(), [504; 6]);
 }
 
-/// DESIGN 4: clients are answered before they give up, whatever upstream does.
+/// DESIGN, section 4: clients are answered before they give up, whatever upstream does.
 #[test]
 fn larder_gives_up_before_its_clients_do() {
-    assert!(StartSettings::default().limits.answer_within < PATIENCE_OF_CLIENTS);
+    assert!(StartSettings::default().limits.answer_within < CLIENT_TIMEOUT);
 }

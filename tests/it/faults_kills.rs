@@ -32,12 +32,16 @@ fn assert_blobs_match_names(folder: &Folder) {
         let named = blob.file_name().unwrap().to_str().unwrap().to_owned();
         match std::fs::read(&blob) {
             Ok(bytes) => assert_eq!(sha256_hex(&bytes), named, "a torn archive is visible"),
-            Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::NotFound, "it may have been evicted since"),
+            Err(error) => assert_eq!(
+                error.kind(),
+                std::io::ErrorKind::NotFound,
+                "the archive may only be missing because it was evicted"
+            ),
         }
     }
 }
 
-/// Requests every archive by its document; returns the paths of those that arrived whole.
+/// Requests every archive by its download document; returns the paths of those that arrived completely.
 async fn install_all(larder: &Process, folder: &Folder) -> Vec<String> {
     let installing = NAMES.map(|name| async move {
         let document = larder.try_get(&document_path(name)).await.ok().filter(|answer| answer.status == 200)?.json();
@@ -67,8 +71,8 @@ async fn kill_at_random_moments(
     mut settled: impl AsyncFnMut(&Process, &[String]),
 ) {
     let mut random = rand::rngs::StdRng::seed_from_u64(4);
-    // The kill must fall between the first byte and the last, however fast this machine is: earlier after a round in
-    // which everything arrived, later after one in which nothing did.
+    // The kill must come between the first byte and the last, however fast this machine is: the delay shrinks after a round
+    // in which everything arrived and grows after one in which nothing did.
     before(0);
     let began = Instant::now();
     let larder = Process::start(&builder(), folder.path());
@@ -107,12 +111,12 @@ async fn kill_at_random_moments(
     }
 }
 
-/// DESIGN, promise 9: a kill during fills and replacements loses no acknowledged archive and tears no proof set.
+/// DESIGN, promise 9: a kill during fills and replacements loses no acknowledged archive and mixes no proof sets.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn kills_at_random_moments_lose_no_acknowledged_archive_and_tear_nothing() {
+async fn kills_at_random_moments_lose_no_acknowledged_archive_and_leave_no_mixed_proof_set() {
     let upstream = FakeUpstream::start().await;
     let folder = Folder::new();
-    let builder = || Larder::mirroring(&upstream).nothing_stays_fresh().on(&folder);
+    let builder = || Larder::mirroring(&upstream).always_revalidate().store_at(&folder);
     let publish_anew = |round| publish(&upstream, 1 + round);
     let mut acknowledged_in_all = 0;
     kill_at_random_moments(builder, &folder, 10, publish_anew, async |larder: &Process, acknowledged: &[String]| {
@@ -124,7 +128,7 @@ async fn kills_at_random_moments_lose_no_acknowledged_archive_and_tear_nothing()
             let digest = path.split('/').rev().nth(1).unwrap();
             assert!(sha256_hex(&answer.body).starts_with(digest), "{path} does not name its bytes");
         }
-        // The files of a stored set are all of one edition.
+        // All files of a stored proof set belong to one edition.
         for name in NAMES {
             let document = larder.get(&document_path(name)).await;
             if document.status != 200 {
@@ -134,8 +138,12 @@ async fn kills_at_random_moments_lose_no_acknowledged_archive_and_tear_nothing()
             let sums = larder.get(document["shasums_url"].as_str().unwrap()).await.expect(200).text();
             assert!(sums.contains(document["shasum"].as_str().unwrap()), "{name}: a set of two editions");
         }
-        upstream.heal();
-        assert_eq!(install_all(larder, &folder).await.len(), NAMES.len(), "it did not heal");
+        upstream.clear_faults();
+        assert_eq!(
+            install_all(larder, &folder).await.len(),
+            NAMES.len(),
+            "not all archives are served after the restart"
+        );
     })
     .await;
     assert!((1..10 * NAMES.len()).contains(&acknowledged_in_all), "the moments did not vary: {acknowledged_in_all}");
@@ -144,12 +152,12 @@ async fn kills_at_random_moments_lose_no_acknowledged_archive_and_tear_nothing()
 /// DESIGN, promise 9: after a kill during an eviction, no record names a missing archive, nothing is left over, and the
 /// store still observes its limit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn kills_at_random_moments_of_evictions_leave_a_store_that_keeps_to_its_limit() {
+async fn a_store_observes_its_limit_after_kills_at_random_moments_of_evictions() {
     const LIMIT: u64 = 3 << 20;
     let upstream = FakeUpstream::start().await;
     publish(&upstream, 1);
     let folder = Folder::new();
-    let builder = || Larder::mirroring(&upstream).store("max_size = \"3MiB\"").on(&folder);
+    let builder = || Larder::mirroring(&upstream).store("max_size = \"3MiB\"").store_at(&folder);
     let total = || folder.blobs().iter().map(|blob| blob.metadata().map_or(0, |found| found.len())).sum::<u64>();
     let mut evicted = 0;
     kill_at_random_moments(
@@ -161,12 +169,12 @@ async fn kills_at_random_moments_of_evictions_leave_a_store_that_keeps_to_its_li
             for name in NAMES {
                 let path = larder.archive_path(name).await;
                 let received = receive(client().get(format!("{}{path}", larder.base()))).await;
-                assert!(received.is_whole && received.body == bytes(&upstream, name), "{name}");
+                assert!(received.is_complete && received.body == bytes(&upstream, name), "{name}");
             }
-            until("it keeps to its limit", async || total() <= LIMIT).await;
+            until("the store observes its limit", async || total() <= LIMIT).await;
             assert_blobs_match_names(&folder);
             // An archive without a record would never be found again; a record without its archive would be wrong.
-            until("the index says what is there", async || {
+            until("the index has the actual size", async || {
                 let url = format!("{}/admin/v1/status", larder.admin());
                 let status = crate::support::http::get(&url).await.expect(200).json();
                 status["archives"] == folder.blobs().len()

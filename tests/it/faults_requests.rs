@@ -8,10 +8,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::support::http2_frames::{frame, get_frame, preface};
+use crate::support::http2_frames::{frame, get_request_frame, preface};
 use crate::support::larder::{Builder, HOST, Larder};
 use crate::support::upstream::{FakeUpstream, Provider, Target};
-use crate::support::{HANGS_AFTER, eventually};
+use crate::support::{TEST_TIMEOUT, eventually};
 
 async fn upstream_with_null() -> FakeUpstream {
     let upstream = FakeUpstream::start().await;
@@ -27,7 +27,7 @@ async fn connected(larder: &Larder) -> TcpStream {
 async fn read_to_close(stream: &mut TcpStream) -> Vec<u8> {
     let mut answer = Vec::new();
     // A reset ends the connection too.
-    let _ = timeout(HANGS_AFTER, stream.read_to_end(&mut answer)).await.expect("larder keeps the connection");
+    let _ = timeout(TEST_TIMEOUT, stream.read_to_end(&mut answer)).await.expect("larder keeps the connection");
     answer
 }
 
@@ -44,7 +44,7 @@ fn request_bytes(path: &[u8], host: &[u8]) -> Vec<u8> {
     [b"GET ", path, b" HTTP/1.1\r\nHost: ", host, b"\r\nConnection: close\r\n\r\n"].concat()
 }
 
-async fn others_are_served(larder: &Larder) {
+async fn assert_others_are_served(larder: &Larder) {
     let path = larder.archive_path("null", "1.2.0").await;
     larder.get(&path).await.expect(200);
     larder.get("/healthz").await.expect(200);
@@ -52,7 +52,7 @@ async fn others_are_served(larder: &Larder) {
 
 /// DESIGN, promise 7, and section 3: these bytes are sent as they are; a client library would normalise them.
 #[tokio::test]
-async fn no_path_leads_out_of_what_is_mirrored() {
+async fn no_path_reaches_anything_but_mirrored_content() {
     let upstream = upstream_with_null().await;
     let larder = Larder::mirroring(&upstream).start().await;
     std::fs::write(larder.folder.path().join("secret"), "s3cret").unwrap();
@@ -95,12 +95,12 @@ async fn no_path_leads_out_of_what_is_mirrored() {
         assert!(!body.contains("s3cret") && !body.contains("root:"), "{shown}: {body}");
     }
     assert_eq!(upstream.count_of(Target::Everything), 0, "{:?}", upstream.requests());
-    others_are_served(&larder).await;
+    assert_others_are_served(&larder).await;
 }
 
-/// DESIGN 3: an unknown or malformed Host is refused with the reason, and none of these selects an upstream.
+/// DESIGN, section 3: an unknown or malformed Host is refused with the reason, and none of these selects an upstream.
 #[tokio::test]
-async fn odd_hosts_are_reported_and_ask_no_upstream() {
+async fn malformed_hosts_are_refused_without_an_upstream_request() {
     let upstream = upstream_with_null().await;
     let larder = Larder::mirroring(&upstream).start().await;
     let long = "a".repeat(5000);
@@ -138,7 +138,7 @@ async fn odd_hosts_are_reported_and_ask_no_upstream() {
         let (status, body) = send_raw(&larder, request).await;
         assert!(["400", "421"].iter().any(|code| status.contains(code)), "{status} {body}");
     }
-    others_are_served(&larder).await;
+    assert_others_are_served(&larder).await;
 }
 
 /// DESIGN, promise 11: bytes that are not HTTP end their own connection only.
@@ -161,7 +161,7 @@ async fn garbage_on_a_connection_closes_only_that_connection() {
         let answer = String::from_utf8_lossy(&read_to_close(&mut stream).await).into_owned();
         assert!(answer.len() < 64 * 1024, "{} bytes of answer to noise", answer.len());
     }
-    others_are_served(&larder).await;
+    assert_others_are_served(&larder).await;
 }
 
 fn larder_with_short_timeouts(upstream: &FakeUpstream) -> Builder {
@@ -182,7 +182,7 @@ async fn half_sent_requests_and_slow_heads_are_cut_off() {
         stream.write_all(&whole[..offset]).await.unwrap();
         hanging.push(stream);
     }
-    others_are_served(&patient).await;
+    assert_others_are_served(&patient).await;
     drop(hanging);
     let larder = larder_with_short_timeouts(&upstream).start().await;
     let halves = (0..whole.len() - 1).step_by(9).map(|offset| {
@@ -196,12 +196,12 @@ async fn half_sent_requests_and_slow_heads_are_cut_off() {
     let dripping = async {
         let mut stream = connected(&larder).await;
         stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n").await.unwrap();
-        // Byte by byte, and never a complete head.
-        eventually("a head that drips in is cut off", async || stream.write_all(b"X").await.err()).await;
+        // Sends single bytes and never a complete head.
+        eventually("a slow request head is cut off", async || stream.write_all(b"X").await.err()).await;
     };
-    let (answers, (), ()) = tokio::join!(join_all(halves), dripping, others_are_served(&larder));
+    let (answers, (), ()) = tokio::join!(join_all(halves), dripping, assert_others_are_served(&larder));
     assert!(answers.iter().all(|answer| !answer.starts_with(b"HTTP/1.1 200")));
-    others_are_served(&larder).await;
+    assert_others_are_served(&larder).await;
 }
 
 /// DESIGN, promise 11: idle connections are cheap, delay no other client, and are closed.
@@ -218,11 +218,11 @@ async fn a_thousand_idle_connections_delay_no_other_client_and_are_closed() {
         }
         idle.push(stream);
     }
-    others_are_served(&larder).await;
+    assert_others_are_served(&larder).await;
     let ended = join_all(idle.iter_mut().map(read_to_close)).await;
     let served = ended.iter().filter(|answer| answer.starts_with(b"HTTP/1.1 200")).count();
     assert_eq!(served, 500);
-    others_are_served(&larder).await;
+    assert_others_are_served(&larder).await;
 }
 
 /// Opens and resets streams as fast as possible until larder closes the connection; returns how many.
@@ -230,13 +230,13 @@ async fn reset_storm(larder: &Larder, path: &str, upstream: &FakeUpstream) -> us
     let mut stream = connected(larder).await;
     stream.write_all(&preface()).await.unwrap();
     // One stream stays open, so that its handler runs and its request reaches upstream.
-    stream.write_all(&get_frame(1, path)).await.unwrap();
+    stream.write_all(&get_request_frame(1, path)).await.unwrap();
     upstream.wait_for(Target::Versions, 1).await;
     let mut sent = 0;
     for number in 1..200_000_u32 {
         let id = 2 * number + 1;
-        let both = [get_frame(id, path), frame(3, 0, id, &8_u32.to_be_bytes())].concat();
-        if timeout(HANGS_AFTER, stream.write_all(&both)).await.map_or(true, |written| written.is_err()) {
+        let both = [get_request_frame(id, path), frame(3, 0, id, &8_u32.to_be_bytes())].concat();
+        if timeout(TEST_TIMEOUT, stream.write_all(&both)).await.map_or(true, |written| written.is_err()) {
             break;
         }
         sent += 1;
@@ -249,7 +249,7 @@ async fn reset_storm(larder: &Larder, path: &str, upstream: &FakeUpstream) -> us
 async fn a_storm_of_resets_is_closed_and_delays_no_other_client() {
     let upstream = upstream_with_null().await;
     let larder = Larder::mirroring(&upstream).server("http2 = true").start().await;
-    others_are_served(&larder).await;
+    assert_others_are_served(&larder).await;
     upstream.forget_requests();
     // One document is stored and one is not: a stalled upstream must not keep streams that were reset.
     let stored = format!("/registry/{HOST}/v1/providers/acme/null/1.2.0/download/linux/amd64?{}", "a".repeat(100));
@@ -264,15 +264,15 @@ async fn a_storm_of_resets_is_closed_and_delays_no_other_client() {
     };
     let (sent, ()) = tokio::join!(storms, meanwhile);
     assert!(sent.iter().all(|sent| *sent < 100_000), "a storm was endured to its end: {sent:?}");
-    // All streams share one flight.
+    // All streams share one upstream request.
     assert_eq!(upstream.count_of(Target::Versions), 1);
     gate.open();
-    others_are_served(&larder).await;
+    assert_others_are_served(&larder).await;
 }
 
-/// DESIGN, promise 4.
+/// DESIGN, promise 4: clients that disconnect do not affect the other clients of a shared download.
 #[tokio::test]
-async fn a_client_that_leaves_half_way_takes_nothing_from_those_who_share() {
+async fn a_client_that_disconnects_half_way_does_not_affect_others_of_the_same_download() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null").size(4_000_000));
     let larder = Larder::mirroring(&upstream).start().await;
@@ -285,7 +285,7 @@ async fn a_client_that_leaves_half_way_takes_nothing_from_those_who_share() {
     };
     let mut first = begin().await;
     let mut others = join_all((0..6).map(|_| begin())).await;
-    // Leaving are the client that started the fill, one that resets its connection, and three of the other six.
+    // The client that started the fill, one that resets its connection, and three of the other six disconnect.
     first.chunk().await.unwrap().unwrap();
     drop(first);
     let mut leaving = connected(&larder).await;
@@ -319,7 +319,7 @@ async fn a_request_names_exactly_one_host() {
     let larder = Larder::mirroring(&upstream).start().await;
     let admin: std::net::SocketAddr = larder.admin().strip_prefix("http://").unwrap().parse().unwrap();
     for address in [larder.address(), admin] {
-        let ask = async |version: &str, hosts: &str| {
+        let request_once = async |version: &str, hosts: &str| {
             let mut stream = TcpStream::connect(address).await.unwrap();
             let request = format!("GET /healthz {version}\r\n{hosts}Connection: close\r\n\r\n");
             stream.write_all(request.as_bytes()).await.unwrap();
@@ -328,13 +328,13 @@ async fn a_request_names_exactly_one_host() {
             (head.lines().next().unwrap_or_default().to_owned(), body.to_owned())
         };
         for two in ["Host: localhost\r\nHost: localhost\r\n", "Host: a.example\r\nHost: localhost\r\n"] {
-            let output = error_with_status(" 400 ", &ask("HTTP/1.1", two).await);
+            let output = error_with_status(" 400 ", &request_once("HTTP/1.1", two).await);
             assert!(output.contains("more than one Host"), "{output}");
         }
-        let output = error_with_status(" 400 ", &ask("HTTP/1.1", "").await);
+        let output = error_with_status(" 400 ", &request_once("HTTP/1.1", "").await);
         assert!(output.contains("no Host"), "{output}");
         for (version, hosts) in [("HTTP/1.1", "Host: localhost\r\n"), ("HTTP/1.0", "")] {
-            let (status, _) = ask(version, hosts).await;
+            let (status, _) = request_once(version, hosts).await;
             assert!(status.contains(" 200 "), "{version} {hosts}: {status}");
         }
     }
@@ -349,15 +349,15 @@ async fn an_http_2_host_that_contradicts_the_authority_is_refused() {
     let http2 = reqwest::Client::builder().http2_prior_knowledge().no_proxy();
     let http2 = http2.resolve("mirror.example", larder.address()).build().unwrap();
     let port = larder.address().port();
-    let ask = async |host: &str| {
+    let request_once = async |host: &str| {
         let request = http2.get(format!("http://mirror.example:{port}/healthz")).header("host", host);
         crate::support::http::send(request).await.unwrap()
     };
     for host in [HOST, "mirror.example", "mirror.example:1", &format!("{HOST}:{port}"), ""] {
-        let output = ask(host).await.expect(400).json();
+        let output = request_once(host).await.expect(400).json();
         assert!(output["errors"][0].as_str().unwrap().contains("contradicts"), "{host}: {output}");
     }
     for host in [format!("mirror.example:{port}"), format!("MIRROR.example:{port}")] {
-        ask(&host).await.expect(200);
+        request_once(&host).await.expect(200);
     }
 }

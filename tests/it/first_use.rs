@@ -2,10 +2,10 @@
 
 use crate::support::another_user::AnotherUser;
 use crate::support::command_setup::{CommandSetup, json};
-use crate::support::doctor_setup::{examine, paste, site};
+use crate::support::doctor_setup::{configure_client, examine, site};
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::ports::free_port;
-use crate::support::process::{Process, command, run, serving};
+use crate::support::process::{Process, command, run, spawn_captured};
 use crate::support::upstream::{FakeUpstream, Provider, Target};
 
 async fn publishing() -> FakeUpstream {
@@ -14,16 +14,16 @@ async fn publishing() -> FakeUpstream {
     upstream
 }
 
-/// DESIGN 3: the default limit fits the disk, so a fresh start has no warnings.
+/// DESIGN, section 3: the default limit fits the disk, so a fresh start has no warnings.
 #[tokio::test]
 async fn a_fresh_start_has_a_limit_that_its_disk_can_hold() {
     let upstream = publishing().await;
     let setup = CommandSetup::new(&upstream);
     assert!(!setup.text.contains("max_size"), "{}", setup.text);
     let _larder = setup.serve();
-    paste(&setup);
-    examine(&setup, &[]).await.is_healthy();
-    let status = json(&setup.out(&["status", "--json"]).await);
+    configure_client(&setup);
+    examine(&setup, &[]).await.assert_healthy();
+    let status = json(&setup.stdout_of(&["status", "--json"]).await);
     let (limit, free) = (status["max_size_bytes"].as_u64().unwrap(), status["free_bytes"].as_u64().unwrap());
     assert!(limit <= 200 << 30 && limit < free && limit > 0, "{limit} of {free}");
 }
@@ -36,7 +36,7 @@ async fn serve_prints_its_real_socket_and_terraforms_block_first() {
                 [network]\noffline = true\n";
     std::fs::write(home.path().join("mirror.toml"), text).unwrap();
     let file = home.path().join("mirror.toml");
-    let (child, out, _) = serving(command(home.path(), &["serve", "--config", file.to_str().unwrap()]));
+    let (child, out, _) = spawn_captured(command(home.path(), &["serve", "--config", file.to_str().unwrap()]));
     let listens = out.line_with(" listens on 127.0.0.1:").await;
     assert!(listens.ends_with("; clients reach it at https://mirror.example"), "{listens}");
     out.line_with("host \"registry.opentofu.org\" {").await;
@@ -52,7 +52,7 @@ async fn serve_logs_one_line_for_an_unreachable_upstream() {
     upstream.stop().await;
     let folder = Folder::new();
     let larder =
-        Process::start(&Larder::builder().upstream(HOST, &format!("{origin}/"), "").on(&folder), folder.path());
+        Process::start(&Larder::builder().upstream(HOST, &format!("{origin}/"), "").store_at(&folder), folder.path());
     let line = larder.log().line_with("see `larder doctor`").await;
     let about = format!("127.0.0.1:{}: connection refused", origin.rsplit(':').next().unwrap());
     assert!(line.contains(&about) && line.contains("stored copies are served"), "{line}");
@@ -60,7 +60,7 @@ async fn serve_logs_one_line_for_an_unreachable_upstream() {
     assert_eq!(larder.terminate().await, Some(0));
 }
 
-/// The third way of PROTOCOL 0: clients find larder by its own host name, over https only.
+/// The third way of PROTOCOL, section 0: clients find larder by its own host name, over https only.
 #[tokio::test]
 async fn client_config_supports_larders_own_host_name() {
     let upstream = publishing().await;
@@ -82,7 +82,7 @@ async fn client_config_supports_larders_own_host_name() {
     let output = setup.run(&["client-config", "--own-name"]).await;
     assert!(output.code == Some(1) && output.err.contains("[server] default_upstream"), "{output:?}");
     setup.text = setup.text.replace("[server]\n", &format!("[server]\ndefault_upstream = \"{HOST}\"\n"));
-    let output = setup.out(&["client-config", "--own-name"]).await;
+    let output = setup.stdout_of(&["client-config", "--own-name"]).await;
     for part in
         ["source = \"mirror.example:8443/hashicorp/aws\"", "source = \"mirror.example:8443/terraform-aws-modules/"]
     {
@@ -91,7 +91,7 @@ async fn client_config_supports_larders_own_host_name() {
 }
 
 #[tokio::test]
-async fn a_refresh_of_what_is_not_there_is_a_failure() {
+async fn a_refresh_of_a_nonexistent_package_fails() {
     let upstream = publishing().await;
     let setup = site(&upstream);
     let _larder = setup.serve();
@@ -102,29 +102,29 @@ async fn a_refresh_of_what_is_not_there_is_a_failure() {
 }
 
 #[tokio::test]
-async fn the_admin_listener_may_be_named() {
+async fn the_admin_listener_may_have_a_host_name() {
     let upstream = publishing().await;
     let mut setup = site(&upstream);
     let admin = setup.text.split("[admin]\nlisten = \"").nth(1).unwrap().split('"').next().unwrap().to_owned();
     let port = admin.rsplit(':').next().unwrap();
     setup.text = setup.text.replace(&admin, &format!("localhost:{port}"));
     let larder = setup.serve();
-    assert_eq!(larder.said()["admin"], format!("127.0.0.1:{port}"));
-    setup.out(&["status"]).await;
+    assert_eq!(larder.announcement()["admin"], format!("127.0.0.1:{port}"));
+    setup.stdout_of(&["status"]).await;
     setup.text = setup.text.replace("localhost", "no-such-name.invalid");
     let output = setup.run(&["status"]).await;
     assert!(output.code == Some(78) && output.err.contains("\"no-such-name.invalid:"), "{output:?}");
     assert!(output.err.contains("admin.listen") && output.err.contains("does not resolve"), "{output:?}");
 }
 
-/// Configurations beside an unreadable folder still count.
+/// Configurations next to an unreadable folder are still read.
 #[tokio::test]
-async fn a_folder_that_need_not_be_read_is_passed_over_with_a_note() {
+async fn an_unreadable_folder_without_configurations_is_skipped_with_a_note() {
     let (upstream, user) = (publishing().await, AnotherUser::new());
     let needs = "terraform {\n  required_providers {\n    null = { source = \"hashicorp/null\" }\n  }\n}\n";
     user.file("work/prod/main.tf", needs);
     let locked = user.file("work/locked/main.tf", needs);
-    AnotherUser::may_not_read(locked.parent().unwrap());
+    AnotherUser::make_unreadable(locked.parent().unwrap());
     let (store, port) = (user.path("store"), free_port());
     let config = user.file(
         "mirror.toml",
@@ -151,9 +151,9 @@ async fn a_folder_that_need_not_be_read_is_passed_over_with_a_note() {
     );
 }
 
-/// Unquoted, the shell takes the `>` of the constraint as a redirection.
+/// In an unquoted constraint, the shell takes the `>` as a redirection.
 #[tokio::test]
-async fn a_constraint_that_the_shell_cut_off_says_quote_it() {
+async fn a_constraint_that_the_shell_truncated_gets_the_advice_to_quote_it() {
     let upstream = publishing().await;
     let setup = site(&upstream);
     let config = setup.file();

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use crate::support::eventually;
 use crate::support::http::{Answer, Received, client, get, receive};
 use crate::support::larder::{Folder, Larder};
-use crate::support::package_fixture::{LARGE, SMALL, TAIL};
+use crate::support::package_fixture::{LARGE_BYTES, SMALL_BYTES, TAIL_BYTES};
 use crate::support::process::Process;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, RecordedRequest, Target, sha256_hex};
 
@@ -30,7 +30,7 @@ impl FullDisk {
     async fn with_upstream(upstream: FakeUpstream, size: usize) -> Self {
         upstream.publish(Provider::new("acme", "null").size(size));
         let folder = Folder::new();
-        let larder = Process::start(&Larder::mirroring(&upstream).on(&folder), folder.path());
+        let larder = Process::start(&Larder::mirroring(&upstream).store_at(&folder), folder.path());
         let path = larder.archive_path("null").await;
         let zip = upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64");
         let fixture = Self { upstream, folder, larder, path, zip };
@@ -39,11 +39,11 @@ impl FullDisk {
     }
 
     fn fill_the_disk(&self) {
-        self.larder.let_files_grow_to(Some(self.zip.len() as u64 / 2));
+        self.larder.limit_file_size(Some(self.zip.len() as u64 / 2));
     }
 
     fn free_disk_space(&self) {
-        self.larder.let_files_grow_to(None);
+        self.larder.limit_file_size(None);
     }
 
     fn url(&self) -> String {
@@ -58,7 +58,7 @@ impl FullDisk {
         self.upstream.requests().into_iter().filter(|request| request.target == Target::Archive).collect()
     }
 
-    /// Checks that the archive arrived whole and nothing was stored.
+    /// Asserts that the archive arrived completely and nothing was stored.
     fn assert_passed_through(&self, answer: &Answer) {
         assert_eq!((answer.status, answer.header("cache-status")), (200, "larder; fwd=miss"));
         assert_eq!(answer.header("accept-ranges"), "");
@@ -67,24 +67,24 @@ impl FullDisk {
     }
 
     fn assert_nothing_stored(&self) {
-        assert_eq!((self.folder.blobs(), self.folder.staged()), (Vec::<PathBuf>::new(), Vec::new()));
+        assert_eq!((self.folder.blobs(), self.folder.partial_downloads()), (Vec::<PathBuf>::new(), Vec::new()));
     }
 
-    /// Frees disk space and checks that the next request fills the cache.
+    /// Frees disk space and asserts that the next request stores the archive.
     async fn assert_recovery(&self) {
-        self.upstream.heal();
+        self.upstream.clear_faults();
         self.free_disk_space();
         let filled = self.larder.get(&self.path).await.expect(200);
         assert_eq!((filled.header("cache-status"), filled.body == self.zip), ("larder; fwd=miss; stored", true));
-        assert_eq!((self.folder.blobs().len(), self.folder.staged().len()), (1, 0));
+        assert_eq!((self.folder.blobs().len(), self.folder.partial_downloads().len()), (1, 0));
         assert!(self.larder.get(&self.path).await.expect(200).has_cache_status("larder; hit"));
     }
 }
 
-/// DESIGN, promise 9: what does not fit is passed through; the next request fills once there is disk space.
+/// DESIGN, promise 9: an archive that does not fit is passed through, and stored by the next request once there is space.
 #[tokio::test]
 async fn an_archive_that_does_not_fit_is_passed_through_until_it_does() {
-    for size in [SMALL, LARGE] {
+    for size in [SMALL_BYTES, LARGE_BYTES] {
         let fixture = FullDisk::with(size).await;
         for _ in 0..2 {
             fixture.assert_passed_through(&fixture.larder.get(&fixture.path).await);
@@ -100,7 +100,7 @@ async fn an_archive_that_does_not_fit_is_passed_through_until_it_does() {
 /// DESIGN, promises 3 and 9: a small archive is verified in memory, so its length is sent even if upstream sends none.
 #[tokio::test]
 async fn a_small_archive_without_a_length_is_passed_through_whole() {
-    let fixture = FullDisk::with(SMALL).await;
+    let fixture = FullDisk::with(SMALL_BYTES).await;
     fixture.upstream.fault(Target::Archive, Fault::NoLength);
     for _ in 0..2 {
         let answer = fixture.larder.get(&fixture.path).await;
@@ -110,16 +110,17 @@ async fn a_small_archive_without_a_length_is_passed_through_whole() {
     fixture.assert_recovery().await;
 }
 
-/// DESIGN, promise 9: without a length no disk space can be reserved. Clients of the failed fill are cut off; the next
+/// DESIGN, promise 9: without a length no disk space can be reserved. Clients of the failed fill are aborted; the next
 /// request is passed through.
 #[tokio::test]
 async fn a_disk_that_fills_during_a_download_aborts_its_clients_and_the_next_request_passes_through() {
-    let fixture = FullDisk::with(LARGE).await;
+    let fixture = FullDisk::with(LARGE_BYTES).await;
     fixture.upstream.fault(Target::Archive, Fault::NoLength);
     let cut = fixture.receive().await;
-    assert_eq!((cut.status, cut.is_whole), (200, false));
+    assert_eq!((cut.status, cut.is_complete), (200, false));
     assert!(fixture.zip.starts_with(&cut.body) && cut.body.len() <= fixture.zip.len() / 2, "{}", cut.body.len());
-    eventually("what was staged is gone", async || fixture.folder.staged().is_empty().then_some(())).await;
+    eventually("the partial download is deleted", async || fixture.folder.partial_downloads().is_empty().then_some(()))
+        .await;
     for _ in 0..2 {
         let answer = fixture.larder.get(&fixture.path).await;
         assert_eq!(answer.header("content-length"), "");
@@ -131,14 +132,14 @@ async fn a_disk_that_fills_during_a_download_aborts_its_clients_and_the_next_req
 /// DESIGN, promise 3: a pass-through withholds its last chunk until the archive is verified, too.
 #[tokio::test]
 async fn the_tail_of_a_pass_through_waits_for_the_last_byte() {
-    let fixture = FullDisk::with(LARGE).await;
+    let fixture = FullDisk::with(LARGE_BYTES).await;
     let gate = fixture.upstream.hold_after(Target::Archive, fixture.zip.len() - 1);
     let mut response = client().get(fixture.url()).send().await.unwrap();
     assert_eq!(response.content_length(), Some(fixture.zip.len() as u64));
     let mut body = Vec::new();
-    while body.len() < fixture.zip.len() - TAIL {
+    while body.len() < fixture.zip.len() - TAIL_BYTES {
         body.extend_from_slice(&response.chunk().await.unwrap().unwrap());
-        assert!(body.len() <= fixture.zip.len() - TAIL, "{}", body.len());
+        assert!(body.len() <= fixture.zip.len() - TAIL_BYTES, "{}", body.len());
     }
     gate.open();
     while let Some(piece) = response.chunk().await.unwrap() {
@@ -153,18 +154,18 @@ async fn the_tail_of_a_pass_through_waits_for_the_last_byte() {
 async fn a_pass_through_of_wrong_bytes_never_looks_complete() {
     for length in [None, Some(Fault::NoLength)] {
         for wrong in [Fault::WrongBytes, Fault::WrongLastByte] {
-            let fixture = FullDisk::with(LARGE).await;
-            // Without a length the first request only starts a fill that is cut off; the second one is passed through.
+            let fixture = FullDisk::with(LARGE_BYTES).await;
+            // Without a length the first request starts a fill that is aborted; the second one is passed through.
             length.iter().for_each(|fault| fixture.upstream.fault(Target::Archive, fault.clone()));
             fixture.receive().await;
             fixture.upstream.fault(Target::Archive, wrong.clone());
             let received = fixture.receive().await;
-            assert_eq!((received.status, received.is_whole), (200, false), "{wrong:?} {length:?}");
-            assert!(received.body.len() <= fixture.zip.len() - TAIL, "{wrong:?}: {}", received.body.len());
+            assert_eq!((received.status, received.is_complete), (200, false), "{wrong:?} {length:?}");
+            assert!(received.body.len() <= fixture.zip.len() - TAIL_BYTES, "{wrong:?}: {}", received.body.len());
             fixture.assert_nothing_stored();
             fixture.assert_recovery().await;
 
-            let fixture = FullDisk::with(SMALL).await;
+            let fixture = FullDisk::with(SMALL_BYTES).await;
             length.iter().for_each(|fault| fixture.upstream.fault(Target::Archive, fault.clone()));
             fixture.upstream.fault(Target::Archive, wrong.clone());
             let text = fixture.larder.get(&fixture.path).await.expect(502).text();
@@ -174,10 +175,10 @@ async fn a_pass_through_of_wrong_bytes_never_looks_complete() {
     }
 }
 
-/// DESIGN, promise 4: a broken pass-through is resumed with If-Range, each time where it broke off.
+/// DESIGN, promise 4: a broken pass-through is resumed with If-Range, each time at the byte where it broke.
 #[tokio::test]
 async fn a_broken_download_that_is_passed_through_is_resumed() {
-    for size in [SMALL, LARGE] {
+    for size in [SMALL_BYTES, LARGE_BYTES] {
         let fixture = FullDisk::with(size).await;
         // The fill that fails first reads no body.
         let half = fixture.zip.len() / 2;
@@ -198,52 +199,52 @@ async fn a_broken_download_that_is_passed_through_is_resumed() {
 #[tokio::test]
 async fn an_upstream_that_starts_over_aborts_a_pass_through() {
     for fault in [Fault::RangeIgnored, Fault::RangeOtherBytes] {
-        let fixture = FullDisk::with(LARGE).await;
+        let fixture = FullDisk::with(LARGE_BYTES).await;
         fixture.upstream.fault(Target::Archive, fault);
-        fixture.upstream.fault(Target::Archive, Fault::Truncated(LARGE / 2));
+        fixture.upstream.fault(Target::Archive, Fault::Truncated(LARGE_BYTES / 2));
         let received = fixture.receive().await;
-        assert_eq!((received.status, received.is_whole), (200, false));
+        assert_eq!((received.status, received.is_complete), (200, false));
         assert!(fixture.zip.starts_with(&received.body));
         fixture.assert_recovery().await;
     }
 
-    let fixture = FullDisk::with(SMALL).await;
+    let fixture = FullDisk::with(SMALL_BYTES).await;
     fixture.upstream.fault(Target::Archive, Fault::RangeIgnored);
     // One truncated response is for the fill, which stops for lack of disk space, and one for the pass-through.
-    fixture.upstream.fault_once(Target::Archive, Fault::Truncated(SMALL / 2));
+    fixture.upstream.fault_once(Target::Archive, Fault::Truncated(SMALL_BYTES / 2));
     let gate = fixture.upstream.hold_silent(Target::Archive);
-    let asking = tokio::spawn(receive(client().get(fixture.url())));
+    let pending_request = tokio::spawn(receive(client().get(fixture.url())));
     fixture.upstream.wait_for(Target::Archive, 1).await;
-    fixture.upstream.fault_once(Target::Archive, Fault::Truncated(SMALL / 2));
+    fixture.upstream.fault_once(Target::Archive, Fault::Truncated(SMALL_BYTES / 2));
     gate.open();
-    let received = asking.await.unwrap();
-    assert!(received.is_whole && received.body == fixture.zip);
+    let received = pending_request.await.unwrap();
+    assert!(received.is_complete && received.body == fixture.zip);
     assert_eq!(fixture.archive_requests().len(), 3);
 }
 
 /// DESIGN, promise 4: the client receives the announced length or an abort.
 #[tokio::test]
 async fn an_upstream_that_resumes_with_another_length_aborts_a_pass_through() {
-    for more in [-1_i64, 1] {
-        let fixture = FullDisk::with(LARGE).await;
-        let other = fixture.zip.len().checked_add_signed(more as isize).unwrap();
-        let gate = fixture.upstream.hold_after(Target::Archive, LARGE / 2 - 1);
-        fixture.upstream.fault(Target::Archive, Fault::Truncated(LARGE / 2));
-        let asking = tokio::spawn(receive(client().get(fixture.url())));
+    for difference in [-1_i64, 1] {
+        let fixture = FullDisk::with(LARGE_BYTES).await;
+        let other = fixture.zip.len().checked_add_signed(difference as isize).unwrap();
+        let gate = fixture.upstream.hold_after(Target::Archive, LARGE_BYTES / 2 - 1);
+        fixture.upstream.fault(Target::Archive, Fault::Truncated(LARGE_BYTES / 2));
+        let pending_request = tokio::spawn(receive(client().get(fixture.url())));
         fixture.upstream.wait_for(Target::Archive, 2).await;
         fixture.upstream.fault(Target::Archive, Fault::Announces(other));
         gate.open();
-        let received = asking.await.unwrap();
-        assert_eq!((received.status, received.is_whole), (200, false));
+        let received = pending_request.await.unwrap();
+        assert_eq!((received.status, received.is_complete), (200, false));
         assert!(fixture.zip.starts_with(&received.body));
         fixture.assert_recovery().await;
     }
 }
 
-/// DESIGN 4: signed URLs expire, so the download document is fetched again once, in a pass-through too.
+/// DESIGN, section 4: signed URLs expire, so the download document is fetched again once, in a pass-through too.
 #[tokio::test]
 async fn an_expired_url_is_refreshed_in_a_pass_through() {
-    let fixture = FullDisk::with_upstream(FakeUpstream::builder().signed_urls().start().await, LARGE).await;
+    let fixture = FullDisk::with_upstream(FakeUpstream::builder().signed_urls().start().await, LARGE_BYTES).await;
     fixture.upstream.expire_urls();
     fixture.assert_passed_through(&fixture.larder.get(&fixture.path).await);
     fixture.assert_recovery().await;
@@ -251,9 +252,9 @@ async fn an_expired_url_is_refreshed_in_a_pass_through() {
 
 /// DESIGN, promise 11: each pass-through is an upstream stream; beyond the limit the response is 503.
 #[tokio::test(flavor = "multi_thread")]
-async fn no_more_than_sixteen_clients_are_passed_through_at_one_time() {
-    let fixture = FullDisk::with(LARGE).await;
-    let gate = fixture.upstream.hold_after(Target::Archive, LARGE / 2);
+async fn at_most_sixteen_pass_throughs_run_at_one_time() {
+    let fixture = FullDisk::with(LARGE_BYTES).await;
+    let gate = fixture.upstream.hold_after(Target::Archive, LARGE_BYTES / 2);
     let mut under_way = Vec::new();
     for _ in 0..16 {
         let response = client().get(fixture.url()).send().await.unwrap();
@@ -263,9 +264,9 @@ async fn no_more_than_sixteen_clients_are_passed_through_at_one_time() {
     let text = fixture.larder.get(&fixture.path).await.expect(503).text();
     assert!(text.contains("cannot store it") && text.contains("ask again in a moment"), "{text}");
     assert!(!text.contains(fixture.folder.path().to_str().unwrap()), "{text}");
-    // A client that leaves frees a permit.
+    // A client that disconnects frees a permit.
     drop(under_way.pop());
-    let next = eventually("there is place for one more", async || {
+    let next = eventually("a permit is free", async || {
         let response = client().get(fixture.url()).send().await.unwrap();
         (response.status() == 200).then_some(response)
     });
@@ -280,27 +281,27 @@ async fn no_more_than_sixteen_clients_are_passed_through_at_one_time() {
 /// DESIGN, promise 3: without a length, an HTTP/1.0 client cannot tell a part from the whole.
 #[tokio::test]
 async fn an_http_1_0_client_is_refused_a_pass_through_without_a_length() {
-    let fixture = FullDisk::with(LARGE).await;
+    let fixture = FullDisk::with(LARGE_BYTES).await;
     fixture.upstream.fault(Target::Archive, Fault::NoLength);
-    let ask = || receive(client().get(fixture.url()).version(reqwest::Version::HTTP_10));
+    let request_once = || receive(client().get(fixture.url()).version(reqwest::Version::HTTP_10));
     for _ in 0..2 {
-        let received = ask().await;
+        let received = request_once().await;
         assert_eq!(received.status, 503);
         assert!(String::from_utf8_lossy(&received.body).contains("HTTP/1.0"));
     }
     fixture.free_disk_space();
-    let received = ask().await;
+    let received = request_once().await;
     assert!(received.status == 200 && received.body == fixture.zip);
 }
 
 /// DESIGN, promise 9: documents and archives are served although neither they nor first-seen records can be written.
 #[tokio::test]
-async fn a_disk_without_a_free_byte_costs_no_document() {
+async fn a_full_disk_fails_no_document_request() {
     let upstream = FakeUpstream::start().await;
-    upstream.publish(Provider::new("acme", "null").size(LARGE));
+    upstream.publish(Provider::new("acme", "null").size(LARGE_BYTES));
     let folder = Folder::new();
-    let larder = Process::start(&Larder::mirroring(&upstream).on(&folder), folder.path());
-    larder.let_files_grow_to(Some(0));
+    let larder = Process::start(&Larder::mirroring(&upstream).store_at(&folder), folder.path());
+    larder.limit_file_size(Some(0));
     for _ in 0..2 {
         let path = larder.archive_path("null").await;
         let answer = larder.get(&path).await.expect(200);
@@ -308,7 +309,7 @@ async fn a_disk_without_a_free_byte_costs_no_document() {
         assert!(answer.body == upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
     }
     larder.log().line_with("a verified set could not be recorded").await;
-    larder.let_files_grow_to(None);
+    larder.limit_file_size(None);
     let path = larder.archive_path("null").await;
     assert!(larder.get(&path).await.expect(200).has_cache_status("stored"));
     assert!(larder.get(&path).await.expect(200).has_cache_status("larder; hit"));
@@ -317,9 +318,9 @@ async fn a_disk_without_a_free_byte_costs_no_document() {
 
 /// The state must show that archives are not stored, even while small documents still fit.
 #[tokio::test]
-async fn a_store_that_fits_only_documents_reports_not_keeping() {
-    let fixture = FullDisk::with(SMALL).await;
-    fixture.upstream.publish(Provider::new("acme", "random").size(SMALL));
+async fn the_status_reports_a_store_that_has_space_for_documents_only() {
+    let fixture = FullDisk::with(SMALL_BYTES).await;
+    fixture.upstream.publish(Provider::new("acme", "random").size(SMALL_BYTES));
     let is = async |state: &str| {
         let text = get(&format!("{}/metrics", fixture.larder.admin())).await.expect(200).text();
         text.contains(&format!("larder_store_state{{state=\"{state}\"}} 1"))
@@ -336,16 +337,16 @@ async fn a_store_that_fits_only_documents_reports_not_keeping() {
 
 /// DESIGN, promise 9: larder starts and serves what is stored while nothing can be written, also after a kill.
 #[tokio::test]
-async fn a_larder_starts_although_not_a_byte_can_be_written() {
+async fn a_larder_starts_although_nothing_can_be_written() {
     for killed in [true, false] {
         let upstream = FakeUpstream::start().await;
-        upstream.publish(Provider::new("acme", "null").size(LARGE));
+        upstream.publish(Provider::new("acme", "null").size(LARGE_BYTES));
         let folder = Folder::new();
-        let builder = Larder::mirroring(&upstream).on(&folder);
+        let builder = Larder::mirroring(&upstream).store_at(&folder);
         let larder = Process::start(&builder, folder.path());
         let path = larder.archive_path("null").await;
         larder.get(&path).await.expect(200);
-        eventually("the h1 is computed", async || {
+        eventually("the `h1:` hash is recorded", async || {
             let name = std::fs::read_to_string(&folder.files("names")[0]).unwrap();
             name.contains("h1:").then_some(())
         })
@@ -362,7 +363,7 @@ async fn a_larder_starts_although_not_a_byte_can_be_written() {
         larder.get("/readyz").await.expect(200);
         let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
         assert_eq!(status["archives"], 1);
-        upstream.publish(Provider::new("acme", "other").size(LARGE));
+        upstream.publish(Provider::new("acme", "other").size(LARGE_BYTES));
         let other = larder.archive_path("other").await;
         assert_eq!(larder.get(&other).await.expect(200).header("cache-status"), "larder; fwd=miss");
         assert_eq!(larder.terminate().await, Some(0));

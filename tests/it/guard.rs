@@ -1,5 +1,5 @@
 //! DESIGN, promise 7 through the running server: the egress policy checks every hop and every address of documents and
-//! redirects. Also promise 8's `[[credential]]`.
+//! redirects. Also tests `[[credential]]` (DESIGN, promise 8).
 
 use crate::support::http::{Answer, get};
 use crate::support::larder::{Builder, Folder, HOST, Larder};
@@ -11,7 +11,7 @@ use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 const DISCOVERY: &str = "/.well-known/terraform.json";
 const DOCUMENT: &str = "/v1/providers/acme/null/1.2.0/download/linux/amd64";
 
-/// A place where an upstream's document or redirect sends larder to another URL.
+/// The kinds of documents and redirects by which an upstream can send larder to another URL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Hop {
     DiscoveryRedirect,
@@ -40,7 +40,7 @@ const HOPS: [Hop; 10] = [
 ];
 
 impl Hop {
-    /// Makes `upstream` send larder to `url` at this hop.
+    /// Makes `upstream` send larder to `url` by this hop.
     async fn send_elsewhere(self, upstream: &FakeUpstream, url: &str) {
         let redirect = |target| upstream.fault(target, Fault::RedirectTo(302, url.to_owned()));
         match self {
@@ -57,7 +57,7 @@ impl Hop {
         }
     }
 
-    /// Requests from larder whatever passes this hop.
+    /// Requests something from larder for which larder must follow this hop.
     async fn request(self, larder: &Larder) -> Answer {
         match self {
             Self::DiscoveryRedirect => larder.get(&format!("/registry/{HOST}/.well-known/terraform.json")).await,
@@ -71,7 +71,7 @@ impl Hop {
     }
 }
 
-/// Serves the true download document with another URL in one field.
+/// Serves the download document with another URL in one field.
 async fn document_with(upstream: &FakeUpstream, key: &str, url: &str) {
     let mut document = get(&format!("{}{DOCUMENT}", upstream.origin())).await.expect(200).json();
     document[key] = url.into();
@@ -99,7 +99,7 @@ async fn refusal_count(larder: &Larder, reason: &str) -> f64 {
 /// DESIGN, promise 7: on every hop, each class of addresses that are not public, in every spelling, is refused, counted
 /// and never connected to. The error names the host and the line that would allow it.
 #[tokio::test]
-async fn no_hop_leads_to_an_address_that_is_not_public() {
+async fn every_hop_to_an_address_that_is_not_public_is_refused() {
     let ca = TestCa::new();
     let trap = forbidden_server(&ca).await;
     let port = trap.port();
@@ -134,10 +134,10 @@ async fn no_hop_leads_to_an_address_that_is_not_public() {
     .map(|(url, reason, line)| (url, reason, line.to_owned()));
     for hop in HOPS {
         let upstream = registry().await;
-        let taken = format!("addresses = [\"127.0.0.1:{port}\"]");
+        let take_over_config = format!("addresses = [\"127.0.0.1:{port}\"]");
         let larder = Larder::mirroring(&upstream)
-            .nothing_stays_fresh()
-            .upstream("taken.example", "https://taken.example/", &taken)
+            .always_revalidate()
+            .upstream("taken.example", "https://taken.example/", &take_over_config)
             .trusting(&ca)
             .start()
             .await;
@@ -147,7 +147,7 @@ async fn no_hop_leads_to_an_address_that_is_not_public() {
                 continue;
             }
             let case = format!("{hop:?} to {origin}");
-            let before = refusal_count(&larder, reason).await;
+            let refusals_before = refusal_count(&larder, reason).await;
             hop.send_elsewhere(&upstream, &format!("{origin}/s3cret/path?sig=s3cret")).await;
             let answer = hop.request(&larder).await;
             assert_eq!(answer.status, 502, "{case}: {}", answer.text());
@@ -155,8 +155,8 @@ async fn no_hop_leads_to_an_address_that_is_not_public() {
             assert!(text.contains("may not be asked"), "{case}: {text}");
             assert!(text.contains(&format!("add \\\"{line}\\\" to allow_private in [network]")), "{case}: {text}");
             assert!(!text.contains("s3cret"), "{case}: {text}");
-            assert!(refusal_count(&larder, reason).await > before, "{case}");
-            upstream.heal();
+            assert!(refusal_count(&larder, reason).await > refusals_before, "{case}");
+            upstream.clear_faults();
         }
         assert!(larder.folder.blobs().is_empty(), "{hop:?}");
         // With the upstream's own URLs the request succeeds again.
@@ -167,11 +167,11 @@ async fn no_hop_leads_to_an_address_that_is_not_public() {
 }
 
 impl Hop {
-    /// Removes the pages that `leads_to` served.
+    /// Removes the pages that `send_elsewhere` served.
     fn restore(self, upstream: &FakeUpstream) {
         match self {
             Self::Service => upstream.serve_json(DISCOVERY, r#"{"providers.v1":"/v1/providers/"}"#),
-            Self::SumsUrl | Self::SignatureUrl | Self::ArchiveUrl => upstream.unserve(DOCUMENT),
+            Self::SumsUrl | Self::SignatureUrl | Self::ArchiveUrl => upstream.remove_page(DOCUMENT),
             _ => {}
         }
     }
@@ -179,11 +179,11 @@ impl Hop {
 
 /// A URL with a user, a password or another scheme is never requested, whatever `allow_private` says.
 #[tokio::test]
-async fn no_hop_leads_to_a_url_with_userinfo_or_another_scheme() {
+async fn every_hop_to_a_url_with_userinfo_or_another_scheme_is_refused() {
     for hop in HOPS {
         let upstream = registry().await;
         let own = upstream.host();
-        let larder = Larder::mirroring(&upstream).nothing_stays_fresh().start().await;
+        let larder = Larder::mirroring(&upstream).always_revalidate().start().await;
         for (url, reason) in [
             (format!("http://me@{own}/x"), "userinfo"),
             (format!("http://:s3cret@{own}/x"), "userinfo"),
@@ -199,7 +199,7 @@ async fn no_hop_leads_to_a_url_with_userinfo_or_another_scheme() {
             if !matches!(hop, Hop::Service | Hop::SumsUrl | Hop::SignatureUrl | Hop::ArchiveUrl) {
                 assert!(refusal_count(&larder, reason).await >= 1.0, "{hop:?} to {url}");
             }
-            upstream.heal();
+            upstream.clear_faults();
         }
     }
 }
@@ -218,7 +218,7 @@ async fn the_line_that_a_refusal_prints_is_the_line_that_allows_it() {
     ] {
         let upstream = registry().await;
         let larder = |allowed: &str| {
-            let larder = Larder::mirroring(&upstream).nothing_stays_fresh().trusting(&ca);
+            let larder = Larder::mirroring(&upstream).always_revalidate().trusting(&ca);
             if allowed.is_empty() { larder } else { larder.allow_private(allowed) }
         };
         for files in [&plain, &secure] {
@@ -259,7 +259,7 @@ async fn a_network_in_allow_private_allows_its_addresses_over_https_only() {
         (files.origin().replace("https", "http"), "127.0.0.1", 502),
         (format!("http://localhost:{}", files.port()), "localhost", 502),
     ] {
-        upstream.heal();
+        upstream.clear_faults();
         upstream
             .fault(Target::Archive, Fault::RedirectTo(302, format!("{origin}{}", zip_path(&upstream, "null").await)));
         let larder = Larder::mirroring(&upstream).trusting(&ca).allow_private(allowed).start().await;
@@ -295,8 +295,8 @@ async fn behind_a_proxy_private_addresses_and_names_of_private_networks_are_stil
     let proxy = FakeUpstream::start().await;
     let upstream = registry().await;
     let folder = Folder::new();
-    let config = Larder::mirroring(&upstream).nothing_stays_fresh().allow_private("git.corp.internal");
-    let config = config.on(&folder).config_text();
+    let config = Larder::mirroring(&upstream).always_revalidate().allow_private("git.corp.internal");
+    let config = config.store_at(&folder).config_text();
     let larder = Process::serve_with(&config, folder.path(), |command| {
         command.env("HTTPS_PROXY", proxy.origin()).env("https_proxy", proxy.origin());
         command.env("NO_PROXY", "direct.invalid").env("no_proxy", "direct.invalid");
@@ -322,7 +322,7 @@ async fn behind_a_proxy_private_addresses_and_names_of_private_networks_are_stil
         let answer = larder.document("null").await.expect(502).text();
         assert!(answer.contains(output), "{answer}");
         assert_eq!(proxy.count_where(|_| true) > 0, goes_there, "{origin}: {answer}");
-        upstream.heal();
+        upstream.clear_faults();
     }
 }
 
@@ -360,8 +360,8 @@ impl CredentialHosts {
         let host = self.archive_host.host();
         Larder::mirroring(&self.permitted_upstream)
             .upstream(OTHER, &format!("{}/", self.other_upstream.origin()), "")
-            .with(&format!("[[credential]]\nhost = \"{host}\"\n{section}"))
-            .on(folder)
+            .upstream_lines(&format!("[[credential]]\nhost = \"{host}\"\n{section}"))
+            .store_at(folder)
             .trusting(&self.ca)
     }
 
@@ -403,7 +403,7 @@ async fn a_credential_is_used_for_the_upstreams_it_lists_and_for_no_other() {
     }
 }
 
-/// With `allow_private` for the same host, the other upstream reaches it without the credential.
+/// With `allow_private` for the same host, the other upstream may name it, but gets no credential there.
 #[tokio::test]
 async fn allow_private_grants_no_credential() {
     let corporate = CredentialHosts::start().await;

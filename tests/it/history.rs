@@ -10,14 +10,14 @@ use serde_json::{Value, json};
 
 use crate::support::http::get;
 use crate::support::larder::{Folder, HOST, Larder};
-use crate::support::null_provider::{impatient, upstream_with};
+use crate::support::null_provider::{always_revalidating, upstream_with};
 use crate::support::terraform::{Terraform, host_override};
 use crate::support::upstream::{FakeUpstream, Provider, SigningKey, sha256_hex};
 
 const PROVIDER: &str = "registry.terraform.io/acme/null";
 
 fn edition(edition: u64) -> Provider {
-    Provider::new("acme", "null").archives_alone().edition(edition)
+    Provider::new("acme", "null").without_manifest_sum().edition(edition)
 }
 
 /// Version 1.2.0 with other bytes, under a file name that is in no record.
@@ -72,7 +72,7 @@ fn write_legacy_record(folder: &Folder, digest: &str) {
         type_: Name::parse("null").unwrap(),
     };
     let whole = json!({
-        "keys": { SigningKey::usual().fingerprint(): 1 },
+        "keys": { SigningKey::shared().fingerprint(): 1 },
         "versions": {
             "1.2.0": {
                 "first_seen": 1,
@@ -93,15 +93,17 @@ fn truncate_file(file: &PathBuf) {
     std::fs::write(file, &bytes[..bytes.len() - 3]).unwrap();
 }
 
-/// DESIGN, promise 14: the registry chooses file names, so no verdict depends on them, in any mode of `verification`.
+/// DESIGN, promise 14: the registry chooses file names, so no decision depends on them, in any mode of `verification`.
 #[tokio::test]
 async fn a_renamed_archive_of_a_known_platform_is_a_change() {
     for (mode, is_signed) in [("signature", true), ("signature-if-keys", true), ("checksum", false)] {
         let upstream = upstream_with(edition(1)).await;
-        let builder = |upstream: &FakeUpstream| impatient(upstream).with(&format!("verification = \"{mode}\""));
+        let builder = |upstream: &FakeUpstream| {
+            always_revalidating(upstream).upstream_lines(&format!("verification = \"{mode}\""))
+        };
         let larder = builder(&upstream).start().await;
         let old = installed_digest(&larder, "1.2.0").await.unwrap();
-        upstream.publish(renamed().signed_by(&SigningKey::another()));
+        upstream.publish(renamed().signed_by(&SigningKey::new_key()));
         assert!(installed_digest(&larder, "1.2.0").await.unwrap() == old, "{mode}");
         assert_eq!(raised_alarms(&larder).await, expected_alarms(&[("waits-for-accept", "1.2.0")]), "{mode}");
         let detail = larder.alarms().await[0].3["detail"].as_str().unwrap().to_owned();
@@ -113,18 +115,18 @@ async fn a_renamed_archive_of_a_known_platform_is_a_change() {
         let folder = stop_and_delete_content(larder).await;
         // An unsigned provider has a key log too: without one, every record would be read for each set.
         assert_eq!(first_seen_files(&folder, "/keys.json").len(), 1, "{mode}");
-        let larder = builder(&upstream).on(&folder).start().await;
+        let larder = builder(&upstream).store_at(&folder).start().await;
         assert_eq!(installed_digest(&larder, "1.2.0").await, Err(502), "{mode}");
-        assert!(folder.sets().is_empty() && folder.blobs().is_empty(), "{mode}");
+        assert!(folder.proof_sets().is_empty() && folder.blobs().is_empty(), "{mode}");
 
         // A key that may vouch for the change: the new set is served, with an alarm.
         upstream.publish(renamed());
-        let now = installed_digest(&larder, "1.2.0").await;
+        let installed = installed_digest(&larder, "1.2.0").await;
         if is_signed {
-            assert!(now.unwrap() == upstream_digest(&upstream, "1.2.0"), "{mode}");
+            assert!(installed.unwrap() == upstream_digest(&upstream, "1.2.0"), "{mode}");
             assert_eq!(raised_alarms(&larder).await, expected_alarms(&[("republished", "1.2.0")]), "{mode}");
         } else {
-            assert_eq!(now, Err(502), "{mode}");
+            assert_eq!(installed, Err(502), "{mode}");
         }
     }
 }
@@ -133,10 +135,10 @@ async fn a_renamed_archive_of_a_known_platform_is_a_change() {
 #[tokio::test]
 async fn sums_that_drop_every_known_line_are_a_change() {
     let upstream = upstream_with(edition(1).filename("one.zip").platform("linux_amd64")).await;
-    let larder = impatient(&upstream).start().await;
+    let larder = always_revalidating(&upstream).start().await;
     installed_digest(&larder, "1.2.0").await.unwrap();
     let other = edition(2).filename("other.zip").platform("darwin_arm64");
-    upstream.publish(other.clone().signed_by(&SigningKey::another()));
+    upstream.publish(other.clone().signed_by(&SigningKey::new_key()));
     assert_eq!(larder.document_for("null", "1.2.0", "darwin_arm64").await.status, 502);
     assert_eq!(raised_alarms(&larder).await, expected_alarms(&[("waits-for-accept", "1.2.0")]));
     upstream.publish(other);
@@ -149,18 +151,18 @@ async fn sums_that_drop_every_known_line_are_a_change() {
 #[tokio::test]
 async fn a_key_that_signed_a_new_version_vouches_for_no_older_one() {
     let upstream = upstream_with(edition(1)).await;
-    let larder = impatient(&upstream).start().await;
+    let larder = always_revalidating(&upstream).start().await;
     let old = installed_digest(&larder, "1.2.0").await.unwrap();
     assert_eq!(raised_alarms(&larder).await, expected_alarms(&[]), "the very first key raises none");
 
-    let stranger = SigningKey::another();
+    let stranger = SigningKey::new_key();
     upstream.publish(edition(1).version("1.3.0").signed_by(&stranger));
     assert!(installed_digest(&larder, "1.3.0").await.unwrap() == upstream_digest(&upstream, "1.3.0"));
     let raised = larder.alarms().await;
     let (kind, _, version, alarm) = &raised[0];
     assert_eq!((raised.len(), kind.as_str(), version.as_str()), (1, "new-key", "1.3.0"));
     let detail = alarm["detail"].as_str().unwrap();
-    for key in [&stranger, &SigningKey::usual()] {
+    for key in [&stranger, &SigningKey::shared()] {
         assert!(detail.contains(&key.fingerprint()), "{detail}");
     }
     assert_eq!(alarm["resolve"], format!("larder accept {PROVIDER}"));
@@ -169,7 +171,7 @@ async fn a_key_that_signed_a_new_version_vouches_for_no_older_one() {
     upstream.publish(edition(2).signed_by(&stranger));
     assert!(installed_digest(&larder, "1.2.0").await.unwrap() == old);
     let folder = stop_and_delete_content(larder).await;
-    let larder = impatient(&upstream).on(&folder).start().await;
+    let larder = always_revalidating(&upstream).store_at(&folder).start().await;
     assert_eq!(installed_digest(&larder, "1.2.0").await, Err(502));
     assert_eq!(raised_alarms(&larder).await, expected_alarms(&[("waits-for-accept", "1.2.0"), ("new-key", "1.3.0")]));
 }
@@ -178,9 +180,9 @@ async fn a_key_that_signed_a_new_version_vouches_for_no_older_one() {
 #[tokio::test]
 async fn a_key_that_re_signed_the_same_bytes_vouches_for_no_others() {
     let upstream = upstream_with(edition(1)).await;
-    let larder = impatient(&upstream).start().await;
+    let larder = always_revalidating(&upstream).start().await;
     let old = installed_digest(&larder, "1.2.0").await.unwrap();
-    let stranger = SigningKey::another();
+    let stranger = SigningKey::new_key();
     upstream.publish(edition(1).signed_by(&stranger));
     assert!(installed_digest(&larder, "1.2.0").await.unwrap() == old);
     assert_eq!(raised_alarms(&larder).await, expected_alarms(&[("new-key", "1.2.0")]));
@@ -199,9 +201,9 @@ async fn a_key_that_re_signed_the_same_bytes_vouches_for_no_others() {
 #[tokio::test]
 async fn a_key_that_was_known_before_a_version_vouches_for_it() {
     let upstream = upstream_with(edition(1)).await;
-    let larder = impatient(&upstream).start().await;
+    let larder = always_revalidating(&upstream).start().await;
     installed_digest(&larder, "1.2.0").await.unwrap();
-    let second = SigningKey::another();
+    let second = SigningKey::new_key();
     upstream.publish(edition(1).version("1.3.0").signed_by(&second));
     installed_digest(&larder, "1.3.0").await.unwrap();
     upstream.publish(edition(1).version("1.4.0"));
@@ -218,28 +220,28 @@ async fn accept_makes_a_new_key_known_for_the_provider_or_for_one_version() {
     for of_all in [true, false] {
         let upstream = upstream_with(edition(1)).await;
         upstream.publish(edition(1).version("1.1.0"));
-        let larder = impatient(&upstream).start().await;
+        let larder = always_revalidating(&upstream).start().await;
         let older = installed_digest(&larder, "1.1.0").await.unwrap();
         installed_digest(&larder, "1.2.0").await.unwrap();
-        let second = SigningKey::another();
+        let second = SigningKey::new_key();
         upstream.publish(edition(2).signed_by(&second));
         assert!(installed_digest(&larder, "1.2.0").await.unwrap() != upstream_digest(&upstream, "1.2.0"));
-        let done = larder.tell("accept", if of_all { "acme/null" } else { "acme/null@1.2.0" }).await;
+        let done = larder.run_command("accept", if of_all { "acme/null" } else { "acme/null@1.2.0" }).await;
         assert_eq!(done.ok, Value::Bool(true), "{done}");
         assert_eq!(raised_alarms(&larder).await, expected_alarms(&[]), "{done}");
         assert!(installed_digest(&larder, "1.2.0").await.unwrap() == upstream_digest(&upstream, "1.2.0"));
         upstream.publish(edition(2).version("1.1.0").signed_by(&second));
-        let now = installed_digest(&larder, "1.1.0").await.unwrap();
-        assert_eq!(now == upstream_digest(&upstream, "1.1.0"), of_all);
-        assert_eq!(now == older, !of_all);
+        let installed = installed_digest(&larder, "1.1.0").await.unwrap();
+        assert_eq!(installed == upstream_digest(&upstream, "1.1.0"), of_all);
+        assert_eq!(installed == older, !of_all);
     }
 }
 
 /// DESIGN, promise 14: unsigned sets of a provider that was signed are refused until they are accepted.
 #[tokio::test]
-async fn a_provider_that_was_signed_is_not_taken_unsigned() {
+async fn an_unsigned_version_of_a_signed_provider_is_refused() {
     let upstream = upstream_with(edition(1)).await;
-    let larder = impatient(&upstream).with("verification = \"signature-if-keys\"").start().await;
+    let larder = always_revalidating(&upstream).upstream_lines("verification = \"signature-if-keys\"").start().await;
     let old = installed_digest(&larder, "1.2.0").await.unwrap();
     upstream.publish(edition(1).version("1.3.0").without_keys());
     upstream.publish(edition(1).without_keys());
@@ -251,7 +253,7 @@ async fn a_provider_that_was_signed_is_not_taken_unsigned() {
     assert_eq!((raised.len(), raised[0].0.as_str()), (1, "signature-lost"), "{raised:?}");
     assert_eq!(raised[0].3["resolve"], format!("larder accept {PROVIDER}"));
 
-    let done = larder.tell("accept", "acme/null").await;
+    let done = larder.run_command("accept", "acme/null").await;
     assert_eq!(done.ok, Value::Bool(true), "{done}");
     assert_eq!(raised_alarms(&larder).await, expected_alarms(&[]));
     assert!(installed_digest(&larder, "1.3.0").await.unwrap() == upstream_digest(&upstream, "1.3.0"));
@@ -264,14 +266,14 @@ async fn a_provider_that_was_signed_is_not_taken_unsigned() {
 async fn a_damaged_first_seen_record_does_not_permit_trust_on_first_use() {
     for ending in ["/1.2.0.json", "/keys.json"] {
         let upstream = upstream_with(edition(1)).await;
-        let larder = impatient(&upstream).start().await;
+        let larder = always_revalidating(&upstream).start().await;
         let old = installed_digest(&larder, "1.2.0").await.unwrap();
         let folder = larder.stop().await;
         truncate_file(&first_seen_files(&folder, ending)[0]);
         // While the proof set is stored, it identifies the verified bytes: the same bytes are served, others are not.
-        let larder = impatient(&upstream).on(&folder).start().await;
+        let larder = always_revalidating(&upstream).store_at(&folder).start().await;
         assert!(installed_digest(&larder, "1.2.0").await.unwrap() == old, "{ending}");
-        upstream.publish(edition(2).signed_by(&SigningKey::another()));
+        upstream.publish(edition(2).signed_by(&SigningKey::new_key()));
         assert!(installed_digest(&larder, "1.2.0").await.unwrap() == old, "{ending}");
         let folder = stop_and_delete_content(larder).await;
         for file in first_seen_files(&folder, ending) {
@@ -282,11 +284,11 @@ async fn a_damaged_first_seen_record_does_not_permit_trust_on_first_use() {
             std::fs::remove_file(&first_seen_files(&folder, "/1.2.0.json")[0]).unwrap();
         }
         upstream.publish(edition(1));
-        let larder = impatient(&upstream).on(&folder).start().await;
+        let larder = always_revalidating(&upstream).store_at(&folder).start().await;
         let refused = larder.document("null", "1.2.0").await.expect(502).text();
         assert!(refused.contains("damaged") && refused.contains("`larder accept"), "{refused}");
         assert!(raised_alarms(&larder).await.contains(&("damaged-record".to_owned(), "1.2.0".to_owned())), "{ending}");
-        assert!(larder.tell("accept", "acme/null").await.ok);
+        assert!(larder.run_command("accept", "acme/null").await.ok);
         assert!(installed_digest(&larder, "1.2.0").await.unwrap() == old, "{ending}");
         assert_eq!(raised_alarms(&larder).await, expected_alarms(&[]), "{ending}");
     }
@@ -295,30 +297,31 @@ async fn a_damaged_first_seen_record_does_not_permit_trust_on_first_use() {
 /// DESIGN, promise 14: when a provider's key log is lost, the command that the alarm names ends the refusal. The key
 /// that signs the accepted version vouches for no older one.
 #[tokio::test]
-async fn accept_over_a_lost_log_of_keys_ends_the_refusal_and_makes_no_stranger_known() {
+async fn accept_after_a_lost_key_log_ends_the_refusal_and_admits_no_other_key() {
     for mode in ["signature", "checksum"] {
         let upstream = upstream_with(edition(1)).await;
         let folder = Folder::new();
-        let before = upstream_digest(&upstream, "1.2.0");
-        write_legacy_record(&folder, &before);
-        let builder = || impatient(&upstream).with(&format!("verification = \"{mode}\"")).on(&folder);
+        let verified_digest = upstream_digest(&upstream, "1.2.0");
+        write_legacy_record(&folder, &verified_digest);
+        let builder =
+            || always_revalidating(&upstream).upstream_lines(&format!("verification = \"{mode}\"")).store_at(&folder);
         let larder = builder().start().await;
         // The list request splits the old record by version; nothing else of 1.2.0 is stored.
         larder.versions("null").await.expect(200);
         larder.stop().await;
         truncate_file(&first_seen_files(&folder, "/keys.json")[0]);
 
-        let stranger = SigningKey::another();
+        let stranger = SigningKey::new_key();
         upstream.publish(edition(1).version("1.3.0").signed_by(&stranger));
         let larder = builder().start().await;
         larder.document("null", "1.3.0").await.expect(502);
         let alarm = larder.alarms().await.into_iter().find(|(_, _, version, _)| version == "1.3.0").unwrap();
         assert_eq!(alarm.0, "damaged-record", "{mode}");
         let command = alarm.3["resolve"].as_str().unwrap().strip_prefix("larder accept ").unwrap().to_owned();
-        let done = larder.tell("accept", &command).await;
+        let done = larder.run_command("accept", &command).await;
         assert_eq!(done.ok, Value::Bool(true), "{mode}: {done}");
         assert!(installed_digest(&larder, "1.3.0").await.unwrap() == upstream_digest(&upstream, "1.3.0"), "{mode}");
-        assert!(installed_digest(&larder, "1.2.0").await.unwrap() == before, "{mode}");
+        assert!(installed_digest(&larder, "1.2.0").await.unwrap() == verified_digest, "{mode}");
         upstream.publish(edition(1).version("1.4.0").signed_by(&stranger));
         installed_digest(&larder, "1.4.0").await.unwrap();
         // The lost log was the only evidence that the key of 1.2.0 is the provider's.
@@ -326,7 +329,7 @@ async fn accept_over_a_lost_log_of_keys_ends_the_refusal_and_makes_no_stranger_k
         assert_eq!(raised_alarms(&larder).await, new, "{mode}");
         upstream.publish(edition(2).signed_by(&stranger));
         assert!(
-            installed_digest(&larder, "1.2.0").await.unwrap() == before,
+            installed_digest(&larder, "1.2.0").await.unwrap() == verified_digest,
             "{mode}: a stranger vouches for an older version"
         );
     }
@@ -335,18 +338,18 @@ async fn accept_over_a_lost_log_of_keys_ends_the_refusal_and_makes_no_stranger_k
 /// DESIGN, promise 14: accepting a version whose record was damaged admits no key that was foreign to that version
 /// before.
 #[tokio::test]
-async fn accept_of_a_damaged_version_makes_no_later_key_vouch_for_it() {
+async fn accept_of_a_version_with_a_damaged_record_admits_no_later_key() {
     let upstream = upstream_with(edition(1)).await;
-    let larder = impatient(&upstream).start().await;
+    let larder = always_revalidating(&upstream).start().await;
     let old = installed_digest(&larder, "1.2.0").await.unwrap();
-    let stranger = SigningKey::another();
+    let stranger = SigningKey::new_key();
     upstream.publish(edition(1).version("1.3.0").signed_by(&stranger));
     installed_digest(&larder, "1.3.0").await.unwrap();
     let folder = stop_and_delete_content(larder).await;
     truncate_file(&first_seen_files(&folder, "/1.2.0.json")[0]);
-    let larder = impatient(&upstream).on(&folder).start().await;
+    let larder = always_revalidating(&upstream).store_at(&folder).start().await;
     assert_eq!(installed_digest(&larder, "1.2.0").await, Err(502));
-    assert!(larder.tell("accept", "acme/null@1.2.0").await.ok);
+    assert!(larder.run_command("accept", "acme/null@1.2.0").await.ok);
     assert!(installed_digest(&larder, "1.2.0").await.unwrap() == old);
     upstream.publish(edition(2).signed_by(&stranger));
     assert!(installed_digest(&larder, "1.2.0").await.unwrap() == old);
@@ -357,25 +360,25 @@ async fn accept_of_a_damaged_version_makes_no_later_key_vouch_for_it() {
 #[tokio::test]
 async fn the_number_of_first_seen_records_of_a_provider_is_limited() {
     let upstream = upstream_with(edition(1)).await;
-    let larder = impatient(&upstream).start().await;
+    let larder = always_revalidating(&upstream).start().await;
     installed_digest(&larder, "1.2.0").await.unwrap();
     let folder = larder.stop().await;
     let record = first_seen_files(&folder, "/1.2.0.json").remove(0);
     for number in 1..20_000 {
         std::fs::copy(&record, record.with_file_name(format!("9.0.{number}.json"))).unwrap();
     }
-    let larder = impatient(&upstream).on(&folder).start().await;
+    let larder = always_revalidating(&upstream).store_at(&folder).start().await;
     upstream.publish(edition(1).version("1.3.0"));
     let refused = larder.document("null", "1.3.0").await.expect(502).text();
     assert!(refused.contains("as much is recorded") && refused.contains("`larder accept"), "{refused}");
     installed_digest(&larder, "1.2.0").await.unwrap();
 }
 
-/// DESIGN 4: a version that was unsigned before the provider's first signed one has lost no signature.
+/// DESIGN, section 4: a version that was unsigned before the provider's first signed one has lost no signature.
 #[tokio::test]
-async fn a_version_that_was_never_signed_stays_taken_when_others_are_signed() {
+async fn a_version_that_was_never_signed_stays_accepted_when_others_are_signed() {
     let upstream = upstream_with(edition(1).without_keys()).await;
-    let larder = impatient(&upstream).with("verification = \"signature-if-keys\"").start().await;
+    let larder = always_revalidating(&upstream).upstream_lines("verification = \"signature-if-keys\"").start().await;
     let unsigned = installed_digest(&larder, "1.2.0").await.unwrap();
     upstream.publish(edition(1).version("2.0.0"));
     installed_digest(&larder, "2.0.0").await.unwrap();
@@ -393,13 +396,13 @@ async fn a_version_that_was_never_signed_stays_taken_when_others_are_signed() {
 
 /// An older store has one first-seen record per provider: it is migrated without a loss of meaning.
 #[tokio::test]
-async fn first_seen_records_of_an_older_store_are_carried_over() {
+async fn first_seen_records_of_an_older_store_are_migrated() {
     let upstream = upstream_with(edition(1)).await;
-    let before = upstream_digest(&upstream, "1.2.0");
+    let verified_digest = upstream_digest(&upstream, "1.2.0");
     let folder = Folder::new();
-    write_legacy_record(&folder, &before);
-    upstream.publish(renamed().signed_by(&SigningKey::another()));
-    let larder = impatient(&upstream).on(&folder).start().await;
+    write_legacy_record(&folder, &verified_digest);
+    upstream.publish(renamed().signed_by(&SigningKey::new_key()));
+    let larder = always_revalidating(&upstream).store_at(&folder).start().await;
     assert_eq!(installed_digest(&larder, "1.2.0").await, Err(502));
     assert_eq!(raised_alarms(&larder).await, expected_alarms(&[("waits-for-accept", "1.2.0")]));
     upstream.publish(edition(2));
@@ -414,12 +417,12 @@ async fn first_seen_records_of_an_older_store_are_carried_over() {
     );
 }
 
-/// Promises 1, 14 and 15: the real client installs the old bytes or nothing, and the alarm names the command that
+/// DESIGN, promises 1, 14 and 15: the real client installs the old bytes or nothing, and the alarm names the command that
 /// resolves it.
 #[tokio::test]
 async fn the_real_client_installs_what_was_verified_first_or_nothing() {
     let Some(client) = Terraform::find() else { return };
-    let stranger = SigningKey::another();
+    let stranger = SigningKey::new_key();
     let attacks: [(&str, &str, Vec<Provider>); 3] = [
         ("renamed", "waits-for-accept", vec![renamed().signed_by(&stranger)]),
         (
@@ -432,7 +435,7 @@ async fn the_real_client_installs_what_was_verified_first_or_nothing() {
     for (attack, kind, published) in attacks {
         let upstream = upstream_with(edition(1)).await;
         let mode = if attack == "unsigned" { "signature-if-keys" } else { "signature" };
-        let builder = || impatient(&upstream).with(&format!("verification = \"{mode}\""));
+        let builder = || always_revalidating(&upstream).upstream_lines(&format!("verification = \"{mode}\""));
         let larder = builder().start().await;
         let workspace = |larder: &Larder, constraint: &str| {
             let mut workspace = client.workspace();
@@ -452,7 +455,7 @@ async fn the_real_client_installs_what_was_verified_first_or_nothing() {
         again.init().await.expect_success();
         assert_eq!(again.lock_file(), first.lock_file(), "{attack}");
         let folder = stop_and_delete_content(larder).await;
-        let larder = builder().on(&folder).start().await;
+        let larder = builder().store_at(&folder).start().await;
         let constraint = if attack == "unsigned" { "1.3.0" } else { "1.2.0" };
         let output = workspace(&larder, constraint).init().await.expect_failure().text;
         assert!(output.contains("502"), "{attack}: {output}");

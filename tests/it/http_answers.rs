@@ -15,12 +15,12 @@ use crate::support::rows::each_row;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target, sha256_hex};
 
 /// Small enough to be verified before the status line.
-const SMALL: usize = 300_000;
+const SMALL_BYTES: usize = 300_000;
 /// Large enough to be streamed while it arrives.
-const LARGE: usize = 3_000_000;
+const LARGE_BYTES: usize = 3_000_000;
 
 /// Rows of a table: an archive of each size.
-const SIZES: [(&str, usize); 2] = [("a small archive", SMALL), ("a large archive", LARGE)];
+const SIZES: [(&str, usize); 2] = [("a small archive", SMALL_BYTES), ("a large archive", LARGE_BYTES)];
 
 /// An upstream with acme/null 1.2.0 of about this size, a larder in front of it, the archive's path and its bytes.
 async fn larder_before_archive(size_bytes: usize) -> (FakeUpstream, Larder, String, Vec<u8>) {
@@ -64,7 +64,7 @@ fn error_text(answer: &Answer) -> String {
     errors.iter().map(|error| error.as_str().unwrap()).collect::<Vec<_>>().join("\n")
 }
 
-/// PROTOCOL 2.5: ranges are offered, so HEAD must have the true length.
+/// PROTOCOL, section 2.5: ranges are offered, so HEAD must have the true length.
 #[tokio::test]
 async fn head_on_a_stored_archive_has_its_true_length_and_offers_ranges() {
     each_row(SIZES, async |size| {
@@ -87,7 +87,7 @@ async fn head_on_a_stored_archive_has_its_true_length_and_offers_ranges() {
 /// GET.
 #[tokio::test]
 async fn head_on_a_cold_archive_starts_the_one_fill_that_the_get_joins() {
-    let (upstream, larder, path, bytes) = larder_before_archive(LARGE).await;
+    let (upstream, larder, path, bytes) = larder_before_archive(LARGE_BYTES).await;
     let gate = upstream.hold_after(Target::Archive, 100_000);
     let head = larder.head(&path).await.expect(200);
     assert_eq!(head.header("content-length"), bytes.len().to_string());
@@ -102,7 +102,7 @@ async fn head_on_a_cold_archive_starts_the_one_fill_that_the_get_joins() {
 
 #[tokio::test]
 async fn head_on_a_cold_small_archive_has_its_true_length_and_no_ranges() {
-    let (upstream, larder, path, bytes) = larder_before_archive(SMALL).await;
+    let (upstream, larder, path, bytes) = larder_before_archive(SMALL_BYTES).await;
     let head = larder.head(&path).await.expect(200);
     assert_eq!(head.header("content-length"), bytes.len().to_string());
     assert_eq!(head.header("accept-ranges"), "");
@@ -112,7 +112,7 @@ async fn head_on_a_cold_small_archive_has_its_true_length_and_no_ranges() {
 
 #[tokio::test]
 async fn head_on_documents_sums_and_errors_has_the_length_of_the_get() {
-    let (_upstream, larder, _path, _bytes) = larder_before_archive(SMALL).await;
+    let (_upstream, larder, _path, _bytes) = larder_before_archive(SMALL_BYTES).await;
     let sums = larder.document("null", "1.2.0").await.json()["shasums_url"].as_str().unwrap().to_owned();
     for path in [versions_path(), document_path(), sums, "/nowhere".into(), "/healthz".into()] {
         let (head, get) = (larder.head(&path).await, larder.get(&path).await);
@@ -152,7 +152,7 @@ async fn ranges_of_a_stored_archive_are_answered() {
 
 #[tokio::test]
 async fn a_range_beyond_the_end_is_416_and_is_not_immutable() {
-    let (_upstream, larder, path, bytes) = larder_before_archive(SMALL).await;
+    let (_upstream, larder, path, bytes) = larder_before_archive(SMALL_BYTES).await;
     larder.get(&path).await.expect(200);
     for requests in [format!("bytes={}-", bytes.len()), "bytes=-0".to_owned(), "bytes=999999999-".to_owned()] {
         let answer = larder.get_with(&path, &[("range", &requests)]).await.expect(416);
@@ -164,7 +164,7 @@ async fn a_range_beyond_the_end_is_416_and_is_not_immutable() {
 
 #[tokio::test]
 async fn if_range_decides_between_the_part_and_the_whole() {
-    let (_upstream, larder, path, bytes) = larder_before_archive(LARGE).await;
+    let (_upstream, larder, path, bytes) = larder_before_archive(LARGE_BYTES).await;
     larder.get(&path).await.expect(200);
     let tag = larder.head(&path).await.header("etag").to_owned();
     let range = ("range", "bytes=5-9");
@@ -180,7 +180,7 @@ async fn if_range_decides_between_the_part_and_the_whole() {
 /// RFC 9110 14.2: ranges are defined for GET only.
 #[tokio::test]
 async fn head_ignores_a_range() {
-    let (_upstream, larder, path, bytes) = larder_before_archive(SMALL).await;
+    let (_upstream, larder, path, bytes) = larder_before_archive(SMALL_BYTES).await;
     larder.get(&path).await.expect(200);
     let head = head_with(&larder, &path, &[("range", "bytes=0-4")]).await.expect(200);
     assert_eq!(head.header("content-length"), bytes.len().to_string());
@@ -191,11 +191,11 @@ async fn head_ignores_a_range() {
 #[tokio::test]
 async fn a_range_of_a_cold_archive_is_ignored() {
     let rows = [
-        ("a small archive", (SMALL, "bytes=0-99", true)),
-        ("a small archive without a length", (SMALL, "bytes=0-99", false)),
-        ("a large archive", (LARGE, "bytes=0-99", true)),
-        ("a large archive without a length", (LARGE, "bytes=0-99", false)),
-        ("beyond the end of a small archive", (SMALL, "bytes=999999999-", true)),
+        ("a small archive", (SMALL_BYTES, "bytes=0-99", true)),
+        ("a small archive without a length", (SMALL_BYTES, "bytes=0-99", false)),
+        ("a large archive", (LARGE_BYTES, "bytes=0-99", true)),
+        ("a large archive without a length", (LARGE_BYTES, "bytes=0-99", false)),
+        ("beyond the end of a small archive", (SMALL_BYTES, "bytes=999999999-", true)),
     ];
     each_row(rows, async |(size, range, has_length)| {
         let (upstream, larder, path, bytes) = larder_before_archive(size).await;
@@ -267,7 +267,7 @@ async fn if_match_and_if_unmodified_since_are_412_where_they_do_not_hold() {
         }
     })
     .await;
-    let (_upstream, larder, _path, _bytes) = larder_before_archive(SMALL).await;
+    let (_upstream, larder, _path, _bytes) = larder_before_archive(SMALL_BYTES).await;
     let tag = larder.get(&document_path()).await.expect(200).header("etag").to_owned();
     larder.get_with(&document_path(), &[("if-match", &tag)]).await.expect(200);
     larder.get_with(&document_path(), &[("if-match", "\"other\"")]).await.expect(412);
@@ -279,7 +279,11 @@ async fn an_archive_was_modified_when_it_was_first_stored() {
     each_row(SIZES, async |size| {
         let (upstream, larder, path, bytes) = larder_before_archive(size).await;
         let first = larder.get(&path).await.expect(200);
-        assert_eq!(first.header("last-modified").is_empty(), size == LARGE, "a large one is not stored when it begins");
+        assert_eq!(
+            first.header("last-modified").is_empty(),
+            size == LARGE_BYTES,
+            "a large one is not stored when it begins"
+        );
         let stored = larder.get(&path).await.expect(200).header("last-modified").to_owned();
         let offset = httpdate::parse_http_date(&stored).unwrap();
         assert!(offset.elapsed().unwrap() < Duration::from_secs(600), "{stored}");
@@ -301,7 +305,7 @@ async fn an_archive_was_modified_when_it_was_first_stored() {
         let clock = Clock::default();
         clock.advance(Duration::from_secs(100_000));
         let folder = larder.stop().await;
-        let larder = Larder::mirroring(&upstream).on(&folder).clock(&clock).start().await;
+        let larder = Larder::mirroring(&upstream).store_at(&folder).clock(&clock).start().await;
         assert_eq!(larder.get(&path).await.expect(200).header("last-modified"), stored);
     })
     .await;
@@ -310,7 +314,7 @@ async fn an_archive_was_modified_when_it_was_first_stored() {
 /// RFC 9110 15.4.5: a 304 does not repeat metadata that the client already has.
 #[tokio::test]
 async fn a_304_has_no_content_type() {
-    let (_upstream, larder, path, _bytes) = larder_before_archive(SMALL).await;
+    let (_upstream, larder, path, _bytes) = larder_before_archive(SMALL_BYTES).await;
     larder.get(&path).await.expect(200);
     for path in [path, document_path(), versions_path()] {
         let tag = larder.get(&path).await.expect(200).header("etag").to_owned();
@@ -321,7 +325,7 @@ async fn a_304_has_no_content_type() {
 
 #[tokio::test]
 async fn the_gzip_form_of_a_document_has_its_own_tag_and_either_tag_is_taken() {
-    let (_upstream, larder, _path, _bytes) = larder_before_archive(SMALL).await;
+    let (_upstream, larder, _path, _bytes) = larder_before_archive(SMALL_BYTES).await;
     let plain = larder.get(&document_path()).await.expect(200);
     let gzip = larder.get_with(&document_path(), &[("accept-encoding", "br, gzip;q=0.5")]).await.expect(200);
     assert_eq!((plain.header("content-encoding"), gzip.header("content-encoding")), ("", "gzip"));
@@ -349,7 +353,7 @@ async fn the_gzip_form_of_a_document_has_its_own_tag_and_either_tag_is_taken() {
 
 #[tokio::test]
 async fn nothing_but_documents_is_offered_in_gzip() {
-    let (_upstream, larder, path, bytes) = larder_before_archive(SMALL).await;
+    let (_upstream, larder, path, bytes) = larder_before_archive(SMALL_BYTES).await;
     let sums = larder.document("null", "1.2.0").await.json()["shasums_url"].as_str().unwrap().to_owned();
     let rows = [("a cold archive", &path), ("a stored archive", &path), ("sums", &sums)];
     each_row(rows, async |path| {
@@ -362,7 +366,7 @@ async fn nothing_but_documents_is_offered_in_gzip() {
 
 #[tokio::test]
 async fn a_documents_tag_changes_with_the_document() {
-    let (upstream, larder, _path, _bytes) = larder_before_archive(SMALL).await;
+    let (upstream, larder, _path, _bytes) = larder_before_archive(SMALL_BYTES).await;
     let before = larder.versions("null").await.expect(200).header("etag").to_owned();
     upstream.publish(Provider::new("acme", "null").version("1.3.0"));
     larder.clock.advance(std::time::Duration::from_secs(301));
@@ -373,7 +377,7 @@ async fn a_documents_tag_changes_with_the_document() {
 
 #[tokio::test]
 async fn documents_are_no_cache_and_digest_named_files_immutable() {
-    let (_upstream, larder, path, _bytes) = larder_before_archive(SMALL).await;
+    let (_upstream, larder, path, _bytes) = larder_before_archive(SMALL_BYTES).await;
     let document = larder.document("null", "1.2.0").await.json();
     let file = |name: &str| document[name].as_str().unwrap().to_owned();
     for (path, expected, content_type) in [
@@ -395,7 +399,7 @@ async fn documents_are_no_cache_and_digest_named_files_immutable() {
 #[tokio::test]
 async fn cache_status_names_the_cache_outcome_of_each_answer() {
     let mut upstream = FakeUpstream::start().await;
-    upstream.publish(Provider::new("acme", "null").size(LARGE));
+    upstream.publish(Provider::new("acme", "null").size(LARGE_BYTES));
     let larder = Larder::mirroring(&upstream).start().await;
     let archive = larder.archive_path("null", "1.2.0").await;
     assert_eq!(larder.get(&archive).await.expect(200).header("cache-status"), "larder; fwd=miss; stored");
@@ -434,7 +438,7 @@ async fn an_upstream_that_gives_no_length_is_relayed_whole() {
         upstream.fault(Target::Archive, Fault::NoLength);
         let cold = larder.get(&path).await.expect(200);
         assert!(cold.body == bytes);
-        let expected = if size == SMALL { bytes.len().to_string() } else { String::new() };
+        let expected = if size == SMALL_BYTES { bytes.len().to_string() } else { String::new() };
         assert_eq!(cold.header("content-length"), expected, "a length nobody knew yet");
         let stored = larder.get(&path).await.expect(200);
         assert!(stored.body == bytes);
@@ -448,7 +452,7 @@ async fn an_upstream_that_gives_no_length_is_relayed_whole() {
 /// archive.
 #[tokio::test]
 async fn an_http_1_0_client_gets_the_whole_with_its_length() {
-    let (upstream, larder, path, bytes) = larder_before_archive(LARGE).await;
+    let (upstream, larder, path, bytes) = larder_before_archive(LARGE_BYTES).await;
     upstream.fault(Target::Archive, Fault::NoLength);
     let answer = http_1_0_answer(&larder, &path).await;
     let end = answer.windows(4).position(|four| four == b"\r\n\r\n").expect("the end of the head") + 4;
@@ -463,7 +467,7 @@ async fn an_http_1_0_client_gets_the_whole_with_its_length() {
 /// DESIGN, promise 3: without a length nothing of a wrong archive is sent to an HTTP/1.0 client.
 #[tokio::test]
 async fn an_http_1_0_client_gets_nothing_of_wrong_bytes_without_a_length() {
-    let (upstream, larder, path, _bytes) = larder_before_archive(LARGE).await;
+    let (upstream, larder, path, _bytes) = larder_before_archive(LARGE_BYTES).await;
     upstream.fault(Target::Archive, Fault::NoLength);
     upstream.fault(Target::Archive, Fault::WrongLastByte);
     let answer = http_1_0_answer(&larder, &path).await;
@@ -474,7 +478,7 @@ async fn an_http_1_0_client_gets_nothing_of_wrong_bytes_without_a_length() {
 
 #[tokio::test]
 async fn http_2_is_spoken_and_its_authority_is_the_host() {
-    let (_upstream, larder, path, bytes) = larder_before_archive(LARGE).await;
+    let (_upstream, larder, path, bytes) = larder_before_archive(LARGE_BYTES).await;
     let http2 = reqwest::Client::builder().http2_prior_knowledge().no_proxy().resolve(HOST, larder.address());
     let http2 = http2.build().unwrap();
     for state in ["cold", "held"] {
@@ -511,9 +515,9 @@ async fn errors_are_json_and_name_the_package_the_upstream_and_the_cause() {
             error.contains(&format!("{HOST}/acme/null")) && error.contains(&upstream.origin()),
             "{fault:?}: {error}"
         );
-        // Clients obey Retry-After without a cap (PROTOCOL 2.5).
+        // Clients obey Retry-After without a cap (PROTOCOL, section 2.5).
         assert_eq!(answer.header("retry-after"), "", "{fault:?}");
-        upstream.heal();
+        upstream.clear_faults();
     }
     larder.versions("null").await.expect(200);
 }
@@ -552,7 +556,7 @@ async fn no_path_or_query_of_an_upstream_url_is_in_an_error() {
                 larder.document("null", "1.2.0").await
             };
             harmless(answer, format!("{target:?} {fault:?}"));
-            upstream.heal();
+            upstream.clear_faults();
         }
     }
     larder.clock.advance(std::time::Duration::from_secs(3600));
@@ -560,7 +564,7 @@ async fn no_path_or_query_of_an_upstream_url_is_in_an_error() {
     for fault in faults {
         upstream.fault(Target::Archive, fault.clone());
         harmless(larder.get(&path).await, format!("archive {fault:?}"));
-        upstream.heal();
+        upstream.clear_faults();
     }
     upstream.stop_releases().await;
     harmless(larder.get(&path).await, "archive refused".into());

@@ -12,9 +12,9 @@ use crate::support::larder::{Builder, Folder, Larder};
 use crate::support::until;
 use crate::support::upstream::{FakeUpstream, Provider, Target};
 
-const NAMES: [&str; 4] = ["one", "two", "three", "asleep"];
+const NAMES: [&str; 4] = ["one", "two", "three", "blocked"];
 
-/// A record replaced by a FIFO: reading it blocks, like a disk that does not answer. Dropping this restores the record.
+/// A record that is replaced by a FIFO: reading it blocks, like a disk that does not answer. Dropping restores the record.
 struct BlockedFile {
     path: PathBuf,
     original_content: Vec<u8>,
@@ -29,30 +29,31 @@ impl BlockedFile {
     }
 
     /// The write end of the FIFO, if a reader is waiting.
-    fn readers(&self) -> Option<std::fs::File> {
+    fn writer_if_read(&self) -> Option<std::fs::File> {
         OpenOptions::new().write(true).custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32).open(&self.path).ok()
     }
 }
 
 impl Drop for BlockedFile {
     fn drop(&mut self) {
-        let readers = self.readers();
-        let awake = self.path.with_extension("awake");
-        let woken = std::fs::write(&awake, &self.original_content).and_then(|()| std::fs::rename(&awake, &self.path));
-        let text = readers.map_or(Ok(()), |mut readers| readers.write_all(&self.original_content));
-        assert!(std::thread::panicking() || (woken.is_ok() && text.is_ok()), "{woken:?} {text:?}");
+        let writer = self.writer_if_read();
+        let restored_path = self.path.with_extension("restored");
+        let restored = std::fs::write(&restored_path, &self.original_content)
+            .and_then(|()| std::fs::rename(&restored_path, &self.path));
+        let unblocked = writer.map_or(Ok(()), |mut writer| writer.write_all(&self.original_content));
+        assert!(std::thread::panicking() || (restored.is_ok() && unblocked.is_ok()), "{restored:?} {unblocked:?}");
     }
 }
 
 fn record_path(folder: &Folder, provider: &str) -> PathBuf {
-    let is_of = |file: &PathBuf| file.to_string_lossy().contains(&format!("/{provider}/"));
-    folder.files("names").into_iter().find(is_of).unwrap()
+    let is_wanted = |file: &PathBuf| file.to_string_lossy().contains(&format!("/{provider}/"));
+    folder.files("names").into_iter().find(is_wanted).unwrap()
 }
 
-async fn publishing() -> FakeUpstream {
+async fn upstream_with_providers() -> FakeUpstream {
     let upstream = FakeUpstream::start().await;
     for name in NAMES.iter().chain(&["four"]) {
-        upstream.publish(Provider::new("acme", name).size(if *name == "asleep" { 10_000 } else { 300_000 }));
+        upstream.publish(Provider::new("acme", name).size(if *name == "blocked" { 10_000 } else { 300_000 }));
     }
     upstream
 }
@@ -61,7 +62,7 @@ fn larder_of_one_mebibyte(upstream: &FakeUpstream) -> Builder {
     Larder::mirroring(upstream).store("max_size = \"1MiB\"")
 }
 
-/// A larder that has stored all but `four`, with `one` used longest ago, after their records are complete.
+/// A larder that has stored all providers but `four`, with complete records; `one` is the least recently used.
 async fn filled_larder(upstream: &FakeUpstream) -> (Larder, Vec<String>) {
     let larder = larder_of_one_mebibyte(upstream).start().await;
     let mut paths = Vec::new();
@@ -71,63 +72,63 @@ async fn filled_larder(upstream: &FakeUpstream) -> (Larder, Vec<String>) {
         larder.clock.advance(Duration::from_secs(120));
         paths.push(path);
     }
-    let is_complete = |file: &PathBuf| std::fs::read_to_string(file).is_ok_and(|name| name.contains("h1:"));
-    until("the names are written for good", async || larder.folder.files("names").iter().all(is_complete)).await;
+    let is_complete = |file: &PathBuf| std::fs::read_to_string(file).is_ok_and(|record| record.contains("h1:"));
+    until("the package records are complete", async || larder.folder.files("names").iter().all(is_complete)).await;
     (larder, paths)
 }
 
-fn is_held(larder: &Larder, upstream: &FakeUpstream, name: &str) -> bool {
+fn is_stored(larder: &Larder, upstream: &FakeUpstream, name: &str) -> bool {
     let archive = upstream.archive_bytes("acme", name, "1.2.0", "linux_amd64");
     larder.folder.blobs().iter().any(|blob| std::fs::read(blob).unwrap() == archive)
 }
 
 /// DESIGN, promise 11: one record that the disk does not return delays only the requests for it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn eviction_and_purge_read_no_name_but_those_that_they_change() {
-    let upstream = publishing().await;
+async fn eviction_and_purge_read_only_the_package_records_that_they_change() {
+    let upstream = upstream_with_providers().await;
     let (larder, _) = filled_larder(&upstream).await;
-    let asleep = BlockedFile::at(&record_path(&larder.folder, "asleep"));
+    let blocked = BlockedFile::at(&record_path(&larder.folder, "blocked"));
     let four = larder.archive_path("four", "1.2.0").await;
     assert!(larder.get(&four).await.expect(200).has_cache_status("larder; fwd=miss; stored"));
-    assert!(!is_held(&larder, &upstream, "one") && is_held(&larder, &upstream, "two"));
-    assert_eq!(larder.tell("purge", "registry.terraform.io/acme/two").await.items[0].archives, Some(1));
-    assert!(!is_held(&larder, &upstream, "two") && is_held(&larder, &upstream, "three"));
-    assert!(asleep.readers().is_none());
+    assert!(!is_stored(&larder, &upstream, "one") && is_stored(&larder, &upstream, "two"));
+    assert_eq!(larder.run_command("purge", "registry.terraform.io/acme/two").await.items[0].archives, Some(1));
+    assert!(!is_stored(&larder, &upstream, "two") && is_stored(&larder, &upstream, "three"));
+    assert!(blocked.writer_if_read().is_none());
 }
 
 /// DESIGN, promises 9 and 10: without its index larder serves at once; eviction and purge wait until the index is
 /// rebuilt.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn larder_serves_while_its_index_is_rebuilt_and_evicts_and_purges_afterwards() {
-    let upstream = publishing().await;
+    let upstream = upstream_with_providers().await;
     let (larder, paths) = filled_larder(&upstream).await;
     let four = larder.archive_path("four", "1.2.0").await;
     let folder = larder.stop().await;
     std::fs::remove_dir_all(folder.path().join("v1/index")).unwrap();
-    let asleep = BlockedFile::at(&record_path(&folder, "asleep"));
-    let larder = larder_of_one_mebibyte(&upstream).on(&folder).start().await;
+    let blocked = BlockedFile::at(&record_path(&folder, "blocked"));
+    let larder = larder_of_one_mebibyte(&upstream).store_at(&folder).start().await;
     get(&format!("{}/readyz", larder.base())).await.expect(200);
     assert_eq!(larder.metric("larder_index_whole").await, 0.0);
     assert!(larder.get(&paths[0]).await.expect(200).has_cache_status("larder; hit"));
 
     upstream.forget_requests();
-    let filling = tokio::spawn(send(client().get(format!("{}{four}", larder.base()))));
+    let download = tokio::spawn(send(client().get(format!("{}{four}", larder.base()))));
     upstream.wait_for(Target::Archive, 1).await;
-    let purging = async {
-        // Eviction would not choose `three`: by the first larder's clock, others were used longer ago.
-        let output = larder.tell("purge", "registry.terraform.io/acme/three").await;
+    let purge = async {
+        // Eviction would not choose `three`: other archives were used less recently.
+        let output = larder.run_command("purge", "registry.terraform.io/acme/three").await;
         (output, larder.metric("larder_index_whole").await)
     };
-    let waking = async {
-        // Other archives are served meanwhile, and nothing was evicted.
+    let unblock = async {
+        // While the index is being rebuilt, other archives are served and nothing is evicted.
         assert!(larder.get(&paths[1]).await.expect(200).has_cache_status("larder; hit"));
-        assert!(folder.blobs().len() == 4 && !filling.is_finished());
-        drop(asleep);
+        assert!(folder.blobs().len() == 4 && !download.is_finished());
+        drop(blocked);
     };
-    let ((purged, whole), ()) = tokio::join!(purging, waking);
-    assert_eq!((purged.items[0].archives, whole), (Some(1), 1.0), "{purged}");
-    filling.await.unwrap().unwrap().expect(200);
-    until("four is kept", async || is_held(&larder, &upstream, "four")).await;
+    let ((purge_report, is_index_complete), ()) = tokio::join!(purge, unblock);
+    assert_eq!((purge_report.items[0].archives, is_index_complete), (Some(1), 1.0), "{purge_report}");
+    download.await.unwrap().unwrap().expect(200);
+    until("`four` is stored", async || is_stored(&larder, &upstream, "four")).await;
     let stored: u64 = folder.blobs().iter().map(|blob| blob.metadata().unwrap().len()).sum();
     let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
     assert_eq!(status["archive_bytes"], stored, "{status}");

@@ -13,19 +13,19 @@ use crate::support::process::command;
 use crate::support::process::{Process, run};
 use crate::support::reports::JobReport;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
-use crate::support::warm_fixture::{WarmFixture, both, items};
+use crate::support::warm_fixture::{WarmFixture, both_platforms, items};
 
 const HOUR: Duration = Duration::from_secs(3600);
 const MINUTE: Duration = Duration::from_secs(60);
 
 async fn upstream() -> FakeUpstream {
     let upstream = FakeUpstream::start().await;
-    upstream.publish(both(Provider::new("acme", "null")));
+    upstream.publish(both_platforms(Provider::new("acme", "null")));
     upstream
 }
 
 fn recurring(builder: Builder, subject: &str) -> Builder {
-    builder.with(&format!("[[warm]]\nwhat = {subject}\nplatforms = [\"linux_amd64\"]\nevery = \"1d\""))
+    builder.upstream_lines(&format!("[[warm]]\nwhat = {subject}\nplatforms = [\"linux_amd64\"]\nevery = \"1d\""))
 }
 
 /// The jobs, newest first.
@@ -39,11 +39,11 @@ async fn recurring_job_status(larder: &Larder) -> Value {
     get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json()["warm_ups"][0].clone()
 }
 
-/// Waits until its last run differs from `before`, and returns that run.
-async fn next_run(larder: &Larder, before: &Value) -> Value {
-    eventually("it has run", async || {
-        let text = recurring_job_status(larder).await;
-        Some(text["last"].clone()).filter(|last| !last.is_null() && last != before && text["running"].is_null())
+/// Waits until the last run differs from `previous`, and returns it.
+async fn next_run(larder: &Larder, previous: &Value) -> Value {
+    eventually("the recurring job has run", async || {
+        let status = recurring_job_status(larder).await;
+        Some(status["last"].clone()).filter(|last| !last.is_null() && last != previous && status["running"].is_null())
     })
     .await
 }
@@ -62,17 +62,21 @@ async fn a_recurring_job_runs_at_the_start_and_at_its_interval_but_not_after_a_r
     let clock = larder.clock.clone();
     let folder = larder.stop().await;
 
-    upstream.publish(both(Provider::new("acme", "null").version("1.3.0")));
+    upstream.publish(both_platforms(Provider::new("acme", "null").version("1.3.0")));
     upstream.forget_requests();
     clock.advance(10 * HOUR);
-    let again = || recurring(Larder::mirroring(&upstream), "[\"acme/null@~> 1.0\"]").on(&folder).clock(&clock);
+    let again = || recurring(Larder::mirroring(&upstream), "[\"acme/null@~> 1.0\"]").store_at(&folder).clock(&clock);
     let larder = again().start().await;
     let told_now = recurring_job_status(&larder).await;
     assert_eq!((&told_now["last"], &told_now["running"]), (&first, &Value::Null));
     assert_eq!(told_now["next"].as_u64(), Some(first["ended"].as_u64().unwrap() + 24 * 3600));
-    assert_eq!((jobs(&larder).await.len(), upstream.requests().len()), (1, 0), "it ran although it had");
+    assert_eq!(
+        (jobs(&larder).await.len(), upstream.requests().len()),
+        (1, 0),
+        "the recurring job ran again after the restart"
+    );
 
-    // With the 10 hours before: more than the interval and its maximal jitter.
+    // Together with the 10 hours above, this is more than the interval and its maximal jitter.
     clock.advance(16 * HOUR);
     let second = next_run(&larder, &first).await;
     assert_eq!(items(&job_of(&larder, &second).await), ["null@1.3.0 linux_amd64 fetched"]);
@@ -81,7 +85,7 @@ async fn a_recurring_job_runs_at_the_start_and_at_its_interval_but_not_after_a_r
     let folder = larder.stop().await;
     // A run that was due while larder was stopped starts at once.
     clock.advance(30 * HOUR);
-    let larder = again().on(&folder).start().await;
+    let larder = again().store_at(&folder).start().await;
     assert_eq!(next_run(&larder, &second).await["items"]["held"], 1);
 }
 
@@ -89,7 +93,8 @@ async fn a_recurring_job_runs_at_the_start_and_at_its_interval_but_not_after_a_r
 async fn a_failing_recurring_job_is_retried_with_growing_intervals() {
     let upstream = upstream().await;
     upstream.fault(Target::Versions, Fault::Status(404));
-    let builder = recurring(Larder::mirroring(&upstream).with("fresh = { not_found = \"0s\" }"), "[\"acme/null\"]");
+    let builder =
+        recurring(Larder::mirroring(&upstream).upstream_lines("fresh = { not_found = \"0s\" }"), "[\"acme/null\"]");
     let larder = builder.start().await;
     let first = next_run(&larder, &Value::Null).await;
     assert_eq!((&first["state"], &first["failures"]), (&"failed".into(), &1.into()), "{first}");
@@ -98,7 +103,7 @@ async fn a_failing_recurring_job_is_retried_with_growing_intervals() {
     larder.clock.advance(6 * MINUTE);
     let second = next_run(&larder, &first).await;
     assert_eq!((&second["failures"], next(&recurring_job_status(&larder).await)), (&2.into(), 600));
-    upstream.heal();
+    upstream.clear_faults();
     larder.clock.advance(11 * MINUTE);
     let third = next_run(&larder, &second).await;
     assert_eq!((&third["state"], &third["failures"]), (&"done".into(), &0.into()));
@@ -109,7 +114,7 @@ async fn a_failing_recurring_job_is_retried_with_growing_intervals() {
 #[tokio::test]
 async fn a_lock_file_is_read_again_each_time() {
     let upstream = upstream().await;
-    upstream.publish(both(Provider::new("acme", "null").version("1.3.0")));
+    upstream.publish(both_platforms(Provider::new("acme", "null").version("1.3.0")));
     let folder = Folder::new();
     let lock = folder.path().join("prod.lock.hcl");
     let write = |version: &str| {
@@ -134,7 +139,7 @@ async fn a_lock_file_is_read_again_each_time() {
 #[tokio::test]
 async fn a_reload_replaces_recurring_jobs_and_none_runs_offline() {
     let upstream = upstream().await;
-    upstream.publish(both(Provider::new("acme", "other")));
+    upstream.publish(both_platforms(Provider::new("acme", "other")));
     let offline = recurring(Larder::mirroring(&upstream).network("offline = true"), "[\"acme/null\"]");
     let larder = offline.start().await;
     assert_eq!(recurring_job_status(&larder).await["next"], Value::Null);
@@ -142,8 +147,8 @@ async fn a_reload_replaces_recurring_jobs_and_none_runs_offline() {
     let first = next_run(&larder, &Value::Null).await;
     assert_eq!((&first["state"], jobs(&larder).await.len()), (&"done".into(), 1));
     larder.reload(recurring(Larder::mirroring(&upstream), "[\"acme/other\"]")).await.unwrap();
-    let other = next_run(&larder, &Value::Null).await;
-    assert_eq!(items(&job_of(&larder, &other).await), ["other@1.2.0 linux_amd64 fetched"]);
+    let manual_run = next_run(&larder, &Value::Null).await;
+    assert_eq!(items(&job_of(&larder, &manual_run).await), ["other@1.2.0 linux_amd64 fetched"]);
     larder.reload(Larder::mirroring(&upstream)).await.unwrap();
     assert_eq!(recurring_job_status(&larder).await, Value::Null);
     larder.clock.advance(26 * HOUR);
@@ -153,7 +158,7 @@ async fn a_reload_replaces_recurring_jobs_and_none_runs_offline() {
 }
 
 #[tokio::test]
-async fn recurring_jobs_beyond_the_limit_wait_and_leave_a_slot_for_others() {
+async fn recurring_jobs_beyond_the_limit_wait_and_leave_a_slot_for_other_jobs() {
     let upstream = FakeUpstream::start().await;
     let names: Vec<String> = (0..12).map(|number| format!("p{number}")).collect();
     names.iter().for_each(|name| upstream.publish(Provider::new("acme", name).size(100_000)));
@@ -163,14 +168,15 @@ async fn recurring_jobs_beyond_the_limit_wait_and_leave_a_slot_for_others() {
         .fold(Larder::mirroring(&upstream), |builder, name| recurring(builder, &format!("[\"acme/{name}\"]")));
     let larder = builder.start().await;
     let running = async || jobs(&larder).await.iter().filter(|job| job["state"] == "running").count();
-    eventually("all places but one are taken", async || (running().await == 7).then_some(())).await;
+    eventually("all job slots but one are in use", async || (running().await == 7).then_some(())).await;
     let fixture = WarmFixture::of(&larder);
-    fixture.begin(&serde_json::json!({ "what": ["acme/p0"], "platforms": ["linux_amd64"] })).await;
+    fixture.start_job(&serde_json::json!({ "what": ["acme/p0"], "platforms": ["linux_amd64"] })).await;
     assert_eq!(running().await, 8);
     gate.open();
-    let all = eventually("each has run", async || {
+    let all = eventually("each recurring job has run", async || {
         let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
-        let all: Vec<Value> = status["warm_ups"].as_array().unwrap().iter().map(|one| one["last"].clone()).collect();
+        let all: Vec<Value> =
+            status["warm_ups"].as_array().unwrap().iter().map(|entry| entry["last"].clone()).collect();
         all.iter().all(|last| !last.is_null()).then_some(all)
     })
     .await;
@@ -193,9 +199,9 @@ async fn a_run_that_ends_after_a_reload_to_offline_is_recorded_and_not_repeated(
     let last = next_run(&larder, &Value::Null).await;
     assert_eq!((&last["job"], recurring_job_status(&larder).await["next"].is_null()), (&run, true), "{last}");
     larder.reload(builder()).await.unwrap();
-    let now = recurring_job_status(&larder).await;
-    assert_eq!((&now["last"], &now["running"]), (&last, &Value::Null));
-    assert!(now["next"].as_u64() > last["ended"].as_u64(), "{now}");
+    let current = recurring_job_status(&larder).await;
+    assert_eq!((&current["last"], &current["running"]), (&last, &Value::Null));
+    assert!(current["next"].as_u64() > last["ended"].as_u64(), "{current}");
 }
 
 /// Nothing recurs offline: a run that a restart interrupted is not resumed, and its packages are not listed as missing.
@@ -205,7 +211,7 @@ async fn a_run_that_a_restart_interrupted_does_not_continue_offline_and_begins_a
     upstream.publish(Provider::new("acme", "null").size(100_000));
     let gate = upstream.hold_after(Target::Archive, 1000);
     let folder = Folder::new();
-    let builder = || recurring(Larder::mirroring(&upstream), "[\"acme/null\"]").on(&folder);
+    let builder = || recurring(Larder::mirroring(&upstream), "[\"acme/null\"]").store_at(&folder);
     let larder = Process::start(&builder(), folder.path());
     upstream.wait_for(Target::Archive, 1).await;
     larder.kill();
@@ -213,14 +219,18 @@ async fn a_run_that_a_restart_interrupted_does_not_continue_offline_and_begins_a
     upstream.forget_requests();
     let status = async |larder: &Process| get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
     let larder = Process::start(&builder().network("offline = true"), folder.path());
-    let now = status(&larder).await;
-    let one = &now["warm_ups"][0];
-    assert_eq!((&one["running"], &one["last"], &one["next"]), (&Value::Null, &Value::Null, &Value::Null), "{now}");
-    assert!(!now["missing"].to_string().contains("acme/null"), "{now}");
+    let current = status(&larder).await;
+    let entry = &current["warm_ups"][0];
+    assert_eq!(
+        (&entry["running"], &entry["last"], &entry["next"]),
+        (&Value::Null, &Value::Null, &Value::Null),
+        "{current}"
+    );
+    assert!(!current["missing"].to_string().contains("acme/null"), "{current}");
     assert_eq!(larder.terminate().await, Some(0));
     assert_eq!((upstream.requests().len(), folder.files("jobs").len()), (0, 0));
     let larder = Process::start(&builder(), folder.path());
-    let last = eventually("it has run", async || {
+    let last = eventually("the recurring job has run", async || {
         Some(status(&larder).await["warm_ups"][0]["last"].clone()).filter(|last| !last.is_null())
     })
     .await;
@@ -240,7 +250,7 @@ async fn a_path_in_warm_may_be_missing_and_is_read_at_each_run() {
         assert!(output.err.contains(part), "{part} is not in {}", output.err);
     }
     let larder = setup.serve();
-    let last = eventually("it has tried", async || {
+    let last = eventually("the recurring job has failed", async || {
         let status = get(&format!("{}/admin/v1/status", larder.admin())).await.json();
         Some(status["warm_ups"][0]["last"].clone()).filter(|last| !last.is_null())
     })
@@ -251,7 +261,7 @@ async fn a_path_in_warm_may_be_missing_and_is_read_at_each_run() {
     assert_eq!(larder.terminate().await, Some(0));
 }
 
-/// DESIGN 3: `check` reports every problem, and `status` works without a running larder.
+/// DESIGN, section 3: `check` reports every problem, and `status` works without a running larder.
 #[tokio::test]
 async fn check_reports_problems_of_recurring_jobs_and_status_lists_them_without_a_larder() {
     let upstream = upstream().await;
@@ -268,7 +278,7 @@ async fn check_reports_problems_of_recurring_jobs_and_status_lists_them_without_
     setup.text = format!("{good}[[warm]]\nwhat = [\"acme/null\"]\nplatforms = [\"linux_amd64\"]\n");
     assert_eq!(setup.run(&["check"]).await.code, Some(0));
     let larder = setup.serve();
-    let last = eventually("it has run", async || {
+    let last = eventually("the recurring job has run", async || {
         let status = get(&format!("{}/admin/v1/status", larder.admin())).await.json();
         Some(status["warm_ups"][0]["last"].clone()).filter(|last| !last.is_null())
     });

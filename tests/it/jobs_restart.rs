@@ -9,12 +9,12 @@ use crate::support::command_setup::CommandSetup;
 use crate::support::eventually;
 use crate::support::http::get;
 use crate::support::larder::{Builder, Folder, Larder};
-use crate::support::process::{Process, command, serving};
+use crate::support::process::{Process, command, spawn_captured};
 use crate::support::reports::JobReport;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, RecordedRequest, Target};
 use crate::support::warm_fixture::WarmFixture;
 
-const HALF: usize = 1_500_000;
+const HALF_BYTES: usize = 1_500_000;
 
 fn token(folder: &Folder) -> String {
     std::fs::read_to_string(folder.path().join("admin-token")).unwrap()
@@ -52,32 +52,33 @@ async fn a_job_of_thirty_items_that_is_killed_in_the_middle_finishes_and_fetches
     let upstream = FakeUpstream::start().await;
     let (small, large) = (names(0, 22), names(22, 30));
     small.iter().for_each(|name| upstream.publish(Provider::new("acme", name).size(60_000)));
-    large.iter().for_each(|name| upstream.publish(Provider::new("acme", name).size(2 * HALF)));
+    large.iter().for_each(|name| upstream.publish(Provider::new("acme", name).size(2 * HALF_BYTES)));
     let all = [large.clone(), small.clone()].concat();
     let folder = Folder::new();
-    let builder = || Larder::mirroring(&upstream).nothing_stays_fresh().on(&folder);
+    let builder = || Larder::mirroring(&upstream).always_revalidate().store_at(&folder);
     let gates: Vec<_> =
-        large.iter().map(|name| upstream.hold_after(Target::Archive.of(&format!("-{name}_")), HALF)).collect();
+        large.iter().map(|name| upstream.hold_after(Target::Archive.of(&format!("-{name}_")), HALF_BYTES)).collect();
 
     let (larder, fixture) = start(&builder(), &folder);
-    let path = fixture.begin(&job_request(&all)).await;
-    let half_way =
-        |job: &JobReport| job.items.iter().filter(|item| item.state == "fetching" && item.bytes == HALF as u64).count();
+    let path = fixture.start_job(&job_request(&all)).await;
+    let half_way = |job: &JobReport| {
+        job.items.iter().filter(|item| item.state == "fetching" && item.bytes == HALF_BYTES as u64).count()
+    };
     // A few archives complete; then every concurrent fetch waits in the middle of a large one.
     gates[..3].iter().for_each(|gate| gate.open());
     let fetched = |job: &JobReport| job.states().iter().filter(|state| **state == "fetched").count();
-    let before = fixture.once(&path, |job| half_way(job) == 4 && fetched(job) >= 3).await;
+    let before = fixture.wait_for_job(&path, |job| half_way(job) == 4 && fetched(job) >= 3).await;
     larder.kill();
     let whole = folder.blobs().len();
     assert!(whole >= fetched(&before) && whole < 30, "{whole}: {before}");
-    let (requests_before, staged) = (archive_requests(&upstream), folder.staged().len());
+    let (requests_before, staged) = (archive_requests(&upstream), folder.partial_downloads().len());
     gates.iter().for_each(|gate| gate.open());
 
     let (larder, fixture) = start(&builder(), &folder);
-    let job = fixture.ended(&path).await;
+    let job = fixture.finished_job(&path).await;
     assert_eq!((&*job.state, &job.id, job.started), ("done", &before.id, before.started), "{job}");
     assert_eq!(job.states().iter().filter(|state| **state == "held").count(), whole, "{job}");
-    assert_eq!((job.states().len(), folder.blobs().len(), folder.staged().len()), (30, 30, 0));
+    assert_eq!((job.states().len(), folder.blobs().len(), folder.partial_downloads().len()), (30, 30, 0));
     assert_eq!(listed_jobs(&fixture).await.as_array().unwrap().len(), 1);
 
     let requests = archive_requests(&upstream);
@@ -96,22 +97,22 @@ async fn a_job_of_thirty_items_that_is_killed_in_the_middle_finishes_and_fetches
 }
 
 #[tokio::test]
-async fn jobs_that_ended_are_listed_as_they_ended_and_stay_so() {
+async fn finished_jobs_are_listed_with_their_final_state_after_restarts() {
     let upstream = FakeUpstream::start().await;
     for name in ["good", "bad", "slow"] {
-        upstream.publish(Provider::new("acme", name).size(2 * HALF));
+        upstream.publish(Provider::new("acme", name).size(2 * HALF_BYTES));
     }
     upstream.fault(Target::Archive.of("bad"), Fault::WrongBytes);
-    let gate = upstream.hold_after(Target::Archive.of("slow"), HALF);
+    let gate = upstream.hold_after(Target::Archive.of("slow"), HALF_BYTES);
     let folder = Folder::new();
-    let builder = || Larder::mirroring(&upstream).on(&folder);
+    let builder = || Larder::mirroring(&upstream).store_at(&folder);
     let (larder, fixture) = start(&builder(), &folder);
     let mut jobs = Vec::new();
     for name in ["good", "bad"] {
-        let path = fixture.begin(&job_request(&[name.to_owned()])).await;
-        jobs.push((fixture.ended(&path).await, path));
+        let path = fixture.start_job(&job_request(&[name.to_owned()])).await;
+        jobs.push((fixture.finished_job(&path).await, path));
     }
-    let path = fixture.begin(&job_request(&["slow".to_owned()])).await;
+    let path = fixture.start_job(&job_request(&["slow".to_owned()])).await;
     upstream.wait_for(Target::Archive.of("slow"), 1).await;
     let cancelled = fixture.cancel(&path).await;
     larder.kill();
@@ -139,16 +140,16 @@ async fn jobs_that_ended_are_listed_as_they_ended_and_stay_so() {
 
 /// The last record on disk says that the job runs, but it was cancelled.
 #[tokio::test]
-async fn a_job_whose_end_the_disk_did_not_take_does_not_continue() {
+async fn a_job_whose_end_could_not_be_written_does_not_continue() {
     let upstream = FakeUpstream::start().await;
-    upstream.publish(Provider::new("acme", "slow").size(2 * HALF));
-    let gate = upstream.hold_after(Target::Archive, HALF);
+    upstream.publish(Provider::new("acme", "slow").size(2 * HALF_BYTES));
+    let gate = upstream.hold_after(Target::Archive, HALF_BYTES);
     let folder = Folder::new();
-    let builder = || Larder::mirroring(&upstream).on(&folder);
+    let builder = || Larder::mirroring(&upstream).store_at(&folder);
     let (larder, fixture) = start(&builder(), &folder);
-    let path = fixture.begin(&job_request(&["slow".to_owned()])).await;
-    // Before that, the job may still create files in the folder that is removed below, and would fail by itself.
-    fixture.once(&path, |job| job.items[0].bytes == HALF as u64).await;
+    let path = fixture.start_job(&job_request(&["slow".to_owned()])).await;
+    // Until then the job may still create files in the folder that is removed below, and would fail by itself.
+    fixture.wait_for_job(&path, |job| job.items[0].bytes == HALF_BYTES as u64).await;
     assert_eq!(records(&folder).len(), 1);
     // Records are created in staging, so no record can be written; existing ones can be deleted.
     let staging = folder.path().join("v1/staging");
@@ -158,7 +159,7 @@ async fn a_job_whose_end_the_disk_did_not_take_does_not_continue() {
     assert_eq!(cancelled["state"], "cancelled");
     assert_eq!(records(&folder).len(), 0);
     let output = "the result of a job could not be recorded";
-    eventually("it is said", async || larder.log().text().contains(output).then_some(())).await;
+    eventually("the log has the message", async || larder.log().text().contains(output).then_some(())).await;
     larder.kill();
     std::fs::remove_file(&staging).unwrap();
     std::fs::rename(folder.path().join("v1/elsewhere"), &staging).unwrap();
@@ -166,7 +167,7 @@ async fn a_job_whose_end_the_disk_did_not_take_does_not_continue() {
     upstream.forget_requests();
 
     let (larder, fixture) = start(&builder(), &folder);
-    assert_eq!((listed_jobs(&fixture).await, upstream.requests().len()), (json!([]), 0), "it goes on");
+    assert_eq!((listed_jobs(&fixture).await, upstream.requests().len()), (json!([]), 0), "the cancelled job continues");
     assert_eq!(larder.terminate().await, Some(0));
 }
 
@@ -174,19 +175,19 @@ async fn a_job_whose_end_the_disk_did_not_take_does_not_continue() {
 #[tokio::test]
 async fn a_job_that_was_pinned_while_it_ran_pins_after_a_restart() {
     let upstream = FakeUpstream::start().await;
-    upstream.publish(Provider::new("acme", "null").size(2 * HALF));
-    let gate = upstream.hold_after(Target::Archive, HALF);
+    upstream.publish(Provider::new("acme", "null").size(2 * HALF_BYTES));
+    let gate = upstream.hold_after(Target::Archive, HALF_BYTES);
     let folder = Folder::new();
-    let builder = || Larder::mirroring(&upstream).on(&folder);
+    let builder = || Larder::mirroring(&upstream).store_at(&folder);
     let (larder, fixture) = start(&builder(), &folder);
-    let path = fixture.begin(&job_request(&["null".to_owned()])).await;
+    let path = fixture.start_job(&job_request(&["null".to_owned()])).await;
     upstream.wait_for(Target::Archive, 1).await;
     let id = path.rsplit('/').next().unwrap();
     fixture.post("/admin/v1/pin", &json!({ "job": id })).await.expect(200);
     larder.kill();
     gate.open();
     let (larder, fixture) = start(&builder(), &folder);
-    let job = fixture.ended(&path).await;
+    let job = fixture.finished_job(&path).await;
     assert_eq!((&*job.state, job.pin), ("done", true), "{job}");
     let done = fixture.post("/admin/v1/pin", &json!({ "what": ["acme/null"] })).await.expect(200).json();
     assert_eq!(done["items"][0]["outcome"], "as_before", "{done}");
@@ -199,12 +200,12 @@ async fn an_unreadable_job_record_is_quarantined_and_logged_and_the_others_are_l
     let upstream = FakeUpstream::start().await;
     ["one", "two", "three"].iter().for_each(|name| upstream.publish(Provider::new("acme", name)));
     let folder = Folder::new();
-    let builder = || Larder::mirroring(&upstream).on(&folder);
+    let builder = || Larder::mirroring(&upstream).store_at(&folder);
     let (larder, fixture) = start(&builder(), &folder);
     let mut paths = Vec::new();
     for name in ["one", "two", "three"] {
-        let path = fixture.begin(&job_request(&[name.to_owned()])).await;
-        fixture.ended(&path).await;
+        let path = fixture.start_job(&job_request(&[name.to_owned()])).await;
+        fixture.finished_job(&path).await;
         paths.push(path);
     }
     assert_eq!(larder.terminate().await, Some(0));
@@ -213,7 +214,7 @@ async fn an_unreadable_job_record_is_quarantined_and_logged_and_the_others_are_l
     let middle = torn.len() / 2;
     torn[middle] ^= 1;
     std::fs::write(file(&paths[0]), &torn).unwrap();
-    // An intact record that does not describe a job.
+    // This record is intact, but does not describe a job.
     let other = b"{\"job\":17}";
     let frame = json!({ "format": 1, "blake3": blake3::hash(other).to_hex().to_string(), "bytes": other.len() });
     std::fs::write(file(&paths[1]), [frame.to_string().as_bytes(), b"\n", other].concat()).unwrap();
@@ -234,34 +235,34 @@ async fn the_job_list_has_one_limit_in_memory_and_on_disk() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null"));
     let folder = Folder::new();
-    let larder = Larder::mirroring(&upstream).on(&folder).start().await;
+    let larder = Larder::mirroring(&upstream).store_at(&folder).start().await;
     let fixture = WarmFixture::of(&larder);
     for _ in 0..20 {
         fixture.warm(&job_request(&["null".to_owned()])).await;
     }
     assert_eq!(listed_jobs(&fixture).await.as_array().unwrap().len(), 16);
-    eventually("the oldest are forgotten", async || (records(&folder).len() == 16).then_some(())).await;
-    let kept = listed_jobs(&fixture).await;
+    eventually("the oldest jobs are removed", async || (records(&folder).len() == 16).then_some(())).await;
+    let listed_before = listed_jobs(&fixture).await;
     larder.stop().await;
-    let larder = Larder::mirroring(&upstream).on(&folder).start().await;
-    assert_eq!(listed_jobs(&WarmFixture::of(&larder)).await, kept);
+    let larder = Larder::mirroring(&upstream).store_at(&folder).start().await;
+    assert_eq!(listed_jobs(&WarmFixture::of(&larder)).await, listed_before);
 }
 
-/// DESIGN, promise 12: nothing leaves, and the packages to fetch are listed as missing.
+/// DESIGN, promise 12: an offline larder sends nothing, and the packages of the job are listed as missing.
 #[tokio::test]
 async fn a_job_resumed_in_a_sealed_larder_fails_and_lists_missing_packages() {
     let upstream = FakeUpstream::start().await;
-    ["held", "slow"].iter().for_each(|name| upstream.publish(Provider::new("acme", name).size(2 * HALF)));
-    let gate = upstream.hold_after(Target::Archive.of("slow"), HALF);
+    ["held", "slow"].iter().for_each(|name| upstream.publish(Provider::new("acme", name).size(2 * HALF_BYTES)));
+    let gate = upstream.hold_after(Target::Archive.of("slow"), HALF_BYTES);
     let folder = Folder::new();
-    let (larder, fixture) = start(&Larder::mirroring(&upstream).on(&folder), &folder);
-    let path = fixture.begin(&job_request(&["held".to_owned(), "slow".to_owned()])).await;
-    fixture.once(&path, |job| job.states()[0] == "fetched" && job.items[1].bytes == HALF as u64).await;
+    let (larder, fixture) = start(&Larder::mirroring(&upstream).store_at(&folder), &folder);
+    let path = fixture.start_job(&job_request(&["held".to_owned(), "slow".to_owned()])).await;
+    fixture.wait_for_job(&path, |job| job.states()[0] == "fetched" && job.items[1].bytes == HALF_BYTES as u64).await;
     larder.kill();
     gate.open();
     upstream.forget_requests();
-    let (larder, fixture) = start(&Larder::mirroring(&upstream).network("offline = true").on(&folder), &folder);
-    let job = fixture.ended(&path).await;
+    let (larder, fixture) = start(&Larder::mirroring(&upstream).network("offline = true").store_at(&folder), &folder);
+    let job = fixture.finished_job(&path).await;
     assert_eq!((job.states(), &*job.state), (vec!["held", "failed"], "failed"), "{job}");
     assert!(job.error(1).contains("offline"), "{job}");
     let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
@@ -274,19 +275,20 @@ async fn a_job_resumed_in_a_sealed_larder_fails_and_lists_missing_packages() {
 #[tokio::test]
 async fn an_interrupted_command_line_job_resumes_only_with_the_same_command() {
     let upstream = FakeUpstream::start().await;
-    upstream.publish(Provider::new("acme", "null").size(2 * HALF));
-    let gate = upstream.hold_after(Target::Archive, HALF);
+    upstream.publish(Provider::new("acme", "null").size(2 * HALF_BYTES));
+    let gate = upstream.hold_after(Target::Archive, HALF_BYTES);
     let setup = CommandSetup::new(&upstream);
     let file = setup.file();
     let warm = ["warm", "acme/null", "--platform", "linux_amd64"];
     let (child, _, _) =
-        serving(command(setup.home.path(), &[&warm[..], &["--config", file.to_str().unwrap()]].concat()));
+        spawn_captured(command(setup.home.path(), &[&warm[..], &["--config", file.to_str().unwrap()]].concat()));
     upstream.wait_for(Target::Archive, 1).await;
     let staged = async || {
-        let bytes = setup.home.staged().iter().map(|path| path.metadata().map_or(0, |found| found.len())).max();
-        bytes.filter(|bytes| *bytes >= HALF as u64)
+        let bytes =
+            setup.home.partial_downloads().iter().map(|path| path.metadata().map_or(0, |found| found.len())).max();
+        bytes.filter(|bytes| *bytes >= HALF_BYTES as u64)
     };
-    eventually("half of it is there", staged).await;
+    eventually("half of the archive is downloaded", staged).await;
     // Dropping the child kills it, like a power cut.
     drop(child);
     gate.open();
@@ -301,5 +303,5 @@ async fn an_interrupted_command_line_job_resumes_only_with_the_same_command() {
     let output = setup.run(&warm).await;
     assert_eq!(output.code, Some(0), "{output:?}");
     let requests = archive_requests(&upstream);
-    assert_eq!((requests.len(), requests[0].header("range")), (1, Some(format!("bytes={HALF}-").as_str())));
+    assert_eq!((requests.len(), requests[0].header("range")), (1, Some(format!("bytes={HALF_BYTES}-").as_str())));
 }

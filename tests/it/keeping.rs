@@ -36,7 +36,7 @@ async fn install(larder: &Larder, name: &str) -> String {
 async fn a_version_that_upstream_withdrew_stays_while_it_is_stored() {
     let upstream = upstream_with_two_platforms().await;
     upstream.publish(null().version("1.1.0"));
-    let larder = Larder::mirroring(&upstream).nothing_stays_fresh().start().await;
+    let larder = Larder::mirroring(&upstream).always_revalidate().start().await;
     let archive = install(&larder, "null").await;
     let document = larder.document("null", "1.2.0").await.expect(200).body;
     upstream.withdraw("acme", "null", "1.2.0");
@@ -45,41 +45,41 @@ async fn a_version_that_upstream_withdrew_stays_while_it_is_stored() {
     let listed = larder.versions("null").await.expect(200).json();
     let listed: Vec<_> = listed["versions"].as_array().unwrap().iter().map(|entry| &entry["version"]).collect();
     assert_eq!(listed, ["1.2.0"], "what was not held is gone, what was is not");
-    let gone = larder.document("null", "1.2.0").await.expect(200);
-    assert_eq!((gone.header("cache-status"), &gone.body), ("larder; hit; detail=gone", &document));
+    let response = larder.document("null", "1.2.0").await.expect(200);
+    assert_eq!((response.header("cache-status"), &response.body), ("larder; hit; detail=gone", &document));
     assert_eq!(larder.get(&archive).await.expect(200).header("cache-status"), "larder; hit");
     let version = larder.get(VERSION_JSON).await.expect(200);
     assert_eq!(version.header("cache-status"), "larder; hit; detail=gone");
     assert!(version.json()["archives"]["linux_amd64"]["url"].is_string());
 }
 
-/// DESIGN 4: the whole provider is withdrawn, with 404 or with 410.
+/// DESIGN, section 4: the whole provider is withdrawn, with 404 or with 410.
 #[tokio::test]
 async fn a_provider_that_upstream_withdrew_stays_while_it_is_stored() {
     for status in [404, 410] {
         let upstream = upstream_with_two_platforms().await;
-        let larder = Larder::mirroring(&upstream).nothing_stays_fresh().start().await;
+        let larder = Larder::mirroring(&upstream).always_revalidate().start().await;
         let archive = install(&larder, "null").await;
         let list = larder.versions("null").await.expect(200).body;
         upstream.fault(Target::Path("/v1/providers/".into()), Fault::Status(status));
         upstream.fault(Target::Archive, Fault::Status(status));
         for _ in 0..2 {
-            let gone = larder.versions("null").await.expect(200);
-            assert_eq!((gone.header("cache-status"), &gone.body), ("larder; hit; detail=gone", &list));
+            let response = larder.versions("null").await.expect(200);
+            assert_eq!((response.header("cache-status"), &response.body), ("larder; hit; detail=gone", &list));
             assert!(larder.document("null", "1.2.0").await.expect(200).has_cache_status("detail=gone"));
             larder.get(&archive).await.expect(200);
         }
-        upstream.heal();
+        upstream.clear_faults();
         assert!(larder.versions("null").await.expect(200).has_cache_status("fwd=stale; stored"));
         assert!(larder.document("null", "1.2.0").await.expect(200).has_cache_status("fwd=stale; stored"));
     }
 }
 
-/// DESIGN 4: without `keep_gone` larder follows upstream's deletions.
+/// DESIGN, section 4: without `keep_gone` larder follows upstream's deletions.
 #[tokio::test]
-async fn without_keep_gone_what_upstream_deletes_is_gone() {
+async fn without_keep_gone_packages_that_upstream_deletes_disappear() {
     let upstream = upstream_with_two_platforms().await;
-    let larder = Larder::mirroring(&upstream).with("keep_gone = false").nothing_stays_fresh().start().await;
+    let larder = Larder::mirroring(&upstream).upstream_lines("keep_gone = false").always_revalidate().start().await;
     install(&larder, "null").await;
     upstream.withdraw("acme", "null", "1.2.0");
     assert_eq!(larder.versions("null").await.expect(200).json()["versions"], serde_json::json!([]));
@@ -88,18 +88,18 @@ async fn without_keep_gone_what_upstream_deletes_is_gone() {
 
     upstream.fault(Target::Versions, Fault::Status(404));
     larder.versions("null").await.expect(404);
-    upstream.heal();
+    upstream.clear_faults();
     upstream.fault(Target::Versions, Fault::Status(500));
     larder.versions("null").await.expect(502);
 }
 
-/// PROTOCOL 3.4: a 404 for VERSION.json would end an `init`, so a listed version without packages is 200 with no
+/// PROTOCOL, section 3.4: a 404 for VERSION.json would end an `init`, so a listed version without packages is 200 with no
 /// archives.
 #[tokio::test]
 async fn a_listed_version_whose_packages_are_gone_has_no_archives() {
     let upstream = upstream_with_two_platforms().await;
     let fresh = "keep_gone = false\nfresh = { download = \"0s\" }";
-    let larder = Larder::mirroring(&upstream).with(fresh).start().await;
+    let larder = Larder::mirroring(&upstream).upstream_lines(fresh).start().await;
     larder.document("null", "1.2.0").await.expect(200);
     upstream.fault(Target::Path("/download/linux/amd64".into()), Fault::Status(404));
     let archives = larder.get(VERSION_JSON).await.expect(200).json()["archives"].clone();
@@ -110,7 +110,7 @@ async fn a_listed_version_whose_packages_are_gone_has_no_archives() {
 
 /// Freshness: a cached 404 expires after its own lifetime, also where it is part of a longer-lived response.
 #[tokio::test]
-async fn a_platform_that_was_absent_appears_once_its_404_is_no_longer_believed() {
+async fn an_absent_platform_appears_once_its_cached_404_has_expired() {
     let upstream = FakeUpstream::start().await;
     // Without the conventional file name, each platform needs its own download document.
     let odd = null().platform("linux_amd64").platform("darwin_arm64").filename("odd-{platform}.zip");
@@ -124,21 +124,21 @@ async fn a_platform_that_was_absent_appears_once_its_404_is_no_longer_believed()
     for _ in 0..3 {
         assert_eq!(platforms().await, ["linux_amd64"]);
     }
-    upstream.heal();
+    upstream.clear_faults();
     larder.clock.advance(Duration::from_secs(30));
     assert_eq!(platforms().await, ["darwin_arm64", "linux_amd64"]);
 }
 
-/// DESIGN 3: `keep_gone = false` also unlists versions that were preserved before it was set.
+/// DESIGN, section 3: `keep_gone = false` also unlists versions that were preserved before it was set.
 #[tokio::test]
 async fn dropped_versions_disappear_when_keep_gone_is_switched_off() {
     let upstream = upstream_with_two_platforms().await;
-    let larder = Larder::mirroring(&upstream).nothing_stays_fresh().start().await;
+    let larder = Larder::mirroring(&upstream).always_revalidate().start().await;
     install(&larder, "null").await;
     upstream.withdraw("acme", "null", "1.2.0");
     assert!(larder.versions("null").await.expect(200).text().contains("1.2.0"));
     let folder = larder.stop().await;
-    let larder = Larder::mirroring(&upstream).with("keep_gone = false").nothing_stays_fresh().on(&folder);
+    let larder = Larder::mirroring(&upstream).upstream_lines("keep_gone = false").always_revalidate().store_at(&folder);
     let larder = larder.start().await;
     assert_eq!(larder.versions("null").await.expect(200).json()["versions"], serde_json::json!([]));
 }
@@ -146,7 +146,7 @@ async fn dropped_versions_disappear_when_keep_gone_is_switched_off() {
 /// DESIGN, promise 12: offline, stored packages are served however old, nothing is sent upstream, and errors name the
 /// missing package.
 #[tokio::test]
-async fn offline_serves_stored_packages_and_asks_no_upstream() {
+async fn an_offline_larder_serves_stored_packages_without_upstream_requests() {
     let upstream = upstream_with_two_platforms().await;
     let clock = Clock::default();
     let larder = Larder::mirroring(&upstream).clock(&clock).start().await;
@@ -154,7 +154,7 @@ async fn offline_serves_stored_packages_and_asks_no_upstream() {
     let (list, document) = (larder.versions("null").await.body, larder.document("null", "1.2.0").await.body);
     let folder = larder.stop().await;
     upstream.forget_requests();
-    let larder = Larder::mirroring(&upstream).network("offline = true").clock(&clock).on(&folder).start().await;
+    let larder = Larder::mirroring(&upstream).network("offline = true").clock(&clock).store_at(&folder).start().await;
     for status in ["larder; hit", "larder; hit; detail=stale"] {
         let stored = larder.versions("null").await.expect(200);
         assert_eq!((stored.header("cache-status"), &stored.body), (status, &list));
@@ -185,20 +185,20 @@ async fn offline_serves_stored_packages_and_asks_no_upstream() {
     assert_eq!(upstream.count_of(Target::Everything), 0);
 }
 
-/// DESIGN 4: offline, a listed version of which nothing is stored has no archives.
+/// DESIGN, section 4: offline, a listed version of which nothing is stored has no archives.
 #[tokio::test]
 async fn offline_a_listed_version_without_archives_has_none() {
     let upstream = upstream_with_two_platforms().await;
     let larder = Larder::mirroring(&upstream).start().await;
     larder.document("null", "1.2.0").await.expect(200);
     let folder = larder.stop().await;
-    let larder = Larder::mirroring(&upstream).network("offline = true").on(&folder).start().await;
+    let larder = Larder::mirroring(&upstream).network("offline = true").store_at(&folder).start().await;
     assert_eq!(larder.get(VERSION_JSON).await.expect(200).body, b"{\"archives\":{}}");
 }
 
 /// DESIGN, promise 13: the other registry has other bytes for the same version.
 #[tokio::test]
-async fn two_registries_never_mix() {
+async fn packages_of_two_registries_are_never_mixed() {
     let (terraform, opentofu) = (FakeUpstream::start().await, FakeUpstream::start().await);
     terraform.publish(null().size(2_000_000));
     opentofu.publish(null().size(2_000_000).edition(2));
@@ -226,7 +226,7 @@ async fn a_restart_keeps_everything() {
     let upstream = upstream_with_two_platforms().await;
     let larder = Larder::mirroring(&upstream).start().await;
     let archive = install(&larder, "null").await;
-    until("the h1 is there", async || larder.get(VERSION_JSON).await.text().contains("h1:")).await;
+    until("the `h1:` hash is recorded", async || larder.get(VERSION_JSON).await.text().contains("h1:")).await;
     let document = larder.document("null", "1.2.0").await.json();
     let discovery = format!("/registry/{HOST}/.well-known/terraform.json");
     let list = format!("/registry/{HOST}/v1/providers/acme/null/versions");
@@ -238,7 +238,7 @@ async fn a_restart_keeps_everything() {
     }
     let folder = larder.stop().await;
     upstream.forget_requests();
-    let larder = Larder::mirroring(&upstream).on(&folder).start().await;
+    let larder = Larder::mirroring(&upstream).store_at(&folder).start().await;
     for (path, body) in before {
         let after = larder.get(&path).await.expect(200);
         assert_eq!((after.header("cache-status"), &after.body), ("larder; hit", &body), "{path}");
@@ -246,9 +246,9 @@ async fn a_restart_keeps_everything() {
     assert_eq!(upstream.count_of(Target::Everything), 0);
 }
 
-/// DESIGN 4: a rendered response is renewed when its contents change, with any size of the memory cache.
+/// DESIGN, section 4: a rendered response is renewed when its contents change, with any size of the memory cache.
 #[tokio::test]
-async fn the_h1_appears_in_an_answer_that_was_rendered_before() {
+async fn the_h1_hash_appears_in_a_response_that_was_rendered_earlier() {
     for memory in ["64MiB", "1KiB", "0B"] {
         let upstream = upstream_with_two_platforms().await;
         let larder = Larder::mirroring(&upstream).store(&format!("memory = \"{memory}\"")).start().await;
@@ -257,7 +257,7 @@ async fn the_h1_appears_in_an_answer_that_was_rendered_before() {
             assert_eq!(hashes.as_array().unwrap().len(), 1, "{hashes}");
         }
         install(&larder, "null").await;
-        until("the h1 is there", async || larder.get(VERSION_JSON).await.text().contains("h1:")).await;
+        until("the `h1:` hash is recorded", async || larder.get(VERSION_JSON).await.text().contains("h1:")).await;
         let archives = larder.get(VERSION_JSON).await.expect(200).json()["archives"].clone();
         assert_eq!(archives["linux_amd64"]["hashes"].as_array().unwrap().len(), 2);
         assert_eq!(archives["darwin_arm64"]["hashes"].as_array().unwrap().len(), 1);
@@ -267,7 +267,7 @@ async fn the_h1_appears_in_an_answer_that_was_rendered_before() {
 
 /// Freshness: a timestamp in the future counts as stale. The stored copy is revalidated, and served if that fails.
 #[tokio::test]
-async fn a_clock_that_was_set_back_makes_nothing_fresh_for_ever() {
+async fn a_document_from_the_future_of_the_clock_is_stale() {
     let mut upstream = upstream_with_two_platforms().await;
     let ahead = Clock::default();
     ahead.advance(DAY * 1000);
@@ -275,7 +275,7 @@ async fn a_clock_that_was_set_back_makes_nothing_fresh_for_ever() {
     let archive = install(&larder, "null").await;
     let folder = larder.stop().await;
     upstream.publish(null().version("1.3.0"));
-    let larder = Larder::mirroring(&upstream).on(&folder).start().await;
+    let larder = Larder::mirroring(&upstream).store_at(&folder).start().await;
     assert!(larder.versions("null").await.expect(200).text().contains("1.3.0"));
     assert_eq!(larder.versions("null").await.expect(200).header("cache-status"), "larder; hit");
     upstream.stop().await;
@@ -285,7 +285,7 @@ async fn a_clock_that_was_set_back_makes_nothing_fresh_for_ever() {
 
 /// DESIGN, promise 2: while only the previous set's archive is stored, that whole set is served, also after its 24 h.
 #[tokio::test]
-async fn a_replaced_set_whose_archive_alone_is_stored_answers_whole_while_upstream_is_down() {
+async fn the_previous_proof_set_is_served_completely_while_upstream_is_down_if_only_its_archive_is_stored() {
     let mut upstream = FakeUpstream::start().await;
     upstream.publish(null());
     let larder = Larder::mirroring(&upstream).start().await;
@@ -314,20 +314,20 @@ async fn an_unknown_platform_hides_no_known_one_when_the_upstream_is_gone() {
     install(&larder, "null").await;
     let folder = larder.stop().await;
     upstream.stop().await;
-    let larder = Larder::mirroring(&upstream).nothing_stays_fresh().on(&folder).start().await;
+    let larder = Larder::mirroring(&upstream).always_revalidate().store_at(&folder).start().await;
     let archives = larder.get(VERSION_JSON).await.expect(200).json()["archives"].clone();
     assert_eq!(archives.as_object().unwrap().keys().collect::<Vec<_>>(), ["linux_amd64"]);
 }
 
 /// DESIGN, promise 12: offline, one damaged package record does not hide a platform whose archive is stored.
 #[tokio::test]
-async fn a_damaged_name_hides_nothing_that_is_stored() {
+async fn a_damaged_package_record_hides_no_other_stored_platform() {
     let upstream = upstream_with_two_platforms().await;
     let larder = Larder::mirroring(&upstream).start().await;
     let archive = install(&larder, "null").await;
     let folder = larder.stop().await;
     std::fs::write(folder.files("names").remove(0), "ruined").unwrap();
-    let larder = Larder::mirroring(&upstream).network("offline = true").on(&folder).start().await;
+    let larder = Larder::mirroring(&upstream).network("offline = true").store_at(&folder).start().await;
     let archives = larder.get(VERSION_JSON).await.expect(200).json()["archives"].clone();
     assert_eq!(archives.as_object().unwrap().keys().collect::<Vec<_>>(), ["linux_amd64"]);
     larder.get(&archive).await.expect(200);

@@ -13,36 +13,36 @@ use tokio::net::TcpStream;
 use crate::support::eventually;
 use crate::support::http::{client, get, send};
 use crate::support::larder::{Folder, HOST, Larder};
-use crate::support::process::{CommandOutput, Process, command, run, serving};
+use crate::support::process::{CommandOutput, Process, command, run, spawn_captured};
 use crate::support::tls::TestCa;
 use crate::support::upstream::{FakeUpstream, Provider, Target};
 
-const LARGE: usize = 3_000_000;
+const LARGE_BYTES: usize = 3_000_000;
 
-/// DESIGN 3: SIGTERM refuses new connections and lets downloads in flight finish.
+/// DESIGN, section 3: SIGTERM refuses new connections and lets downloads in flight finish.
 #[tokio::test]
 async fn sigterm_lets_a_running_download_finish_and_refuses_new_connections() {
     let upstream = FakeUpstream::start().await;
-    upstream.publish(Provider::new("acme", "null").size(LARGE));
+    upstream.publish(Provider::new("acme", "null").size(LARGE_BYTES));
     let folder = Folder::new();
-    let stored = upstream.hold_after(Target::Archive, LARGE / 2);
-    let mut larder = Process::start(&Larder::mirroring(&upstream).on(&folder), folder.path());
+    let gate = upstream.hold_after(Target::Archive, LARGE_BYTES / 2);
+    let mut larder = Process::start(&Larder::mirroring(&upstream).store_at(&folder), folder.path());
     let path = larder.archive_path("null").await;
-    let asking = tokio::spawn(send(client().get(format!("{}{path}", larder.base()))));
+    let pending_request = tokio::spawn(send(client().get(format!("{}{path}", larder.base()))));
     upstream.wait_for(Target::Archive, 1).await;
 
-    larder.signal();
-    let addresses = ["listen", "admin"].map(|name| larder.said()[name].as_str().unwrap().to_owned());
+    larder.send_sigterm();
+    let addresses = ["listen", "admin"].map(|name| larder.announcement()[name].as_str().unwrap().to_owned());
     for address in addresses {
         eventually("new connections are refused", async || TcpStream::connect(&address).await.err()).await;
     }
-    assert!(!asking.is_finished(), "the download ended before its upstream did");
-    stored.open();
-    let answer = asking.await.unwrap().unwrap().expect(200);
+    assert!(!pending_request.is_finished(), "the download ended before its upstream did");
+    gate.open();
+    let answer = pending_request.await.unwrap().unwrap().expect(200);
     assert!(answer.body == upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
-    assert_eq!(larder.ended().await, Some(0));
+    assert_eq!(larder.wait_for_exit().await, Some(0));
 
-    let larder = Process::start(&Larder::mirroring(&upstream).on(&folder), folder.path());
+    let larder = Process::start(&Larder::mirroring(&upstream).store_at(&folder), folder.path());
     assert!(larder.get(&path).await.expect(200).has_cache_status("larder; hit"));
 }
 
@@ -50,26 +50,26 @@ async fn sigterm_lets_a_running_download_finish_and_refuses_new_connections() {
 async fn sigterm_without_downloads_exits_at_once_despite_open_connections() {
     let upstream = FakeUpstream::start().await;
     let folder = Folder::new();
-    let larder = Process::start(&Larder::mirroring(&upstream).on(&folder), folder.path());
+    let larder = Process::start(&Larder::mirroring(&upstream).store_at(&folder), folder.path());
     let (client, probe) = (client(), format!("{}/healthz", larder.base()));
     send(client.get(&probe)).await.unwrap().expect(200);
     let _silent = TcpStream::connect(larder.base().strip_prefix("http://").unwrap()).await.unwrap();
-    larder.terminate_at_once().await;
+    larder.terminate_promptly().await;
 }
 
 /// DESIGN, promise 8: documents contain signed URLs, so only larder's own user may read the store, whatever mode its
 /// folder was in.
 #[tokio::test]
-async fn the_store_is_private_whatever_it_was() {
+async fn the_store_folder_becomes_private_whatever_its_mode_was() {
     let (upstream, folder) = (FakeUpstream::start().await, Folder::new());
     let v1 = folder.path().join("v1");
     std::fs::create_dir(&v1).unwrap();
     std::fs::set_permissions(&v1, Permissions::from_mode(0o755)).unwrap();
-    let _larder = Larder::mirroring(&upstream).on(&folder).start().await;
+    let _larder = Larder::mirroring(&upstream).store_at(&folder).start().await;
     assert_eq!(v1.metadata().unwrap().permissions().mode() & 0o777, 0o700);
 }
 
-/// DESIGN 3: on both listeners. Ready means that the store is usable, whatever the upstreams do.
+/// DESIGN, section 3: both listeners report readiness. Ready means that the store is usable, whatever the upstreams do.
 #[tokio::test]
 async fn readiness_follows_the_store_and_not_the_upstreams() {
     let mut upstream = FakeUpstream::start().await;
@@ -89,13 +89,13 @@ async fn readiness_follows_the_store_and_not_the_upstreams() {
     larder.get("/readyz").await.expect(200);
 }
 
-/// DESIGN 3: all problems are reported together, each with its line.
+/// DESIGN, section 3: all problems are reported together, each with its line.
 #[tokio::test]
 async fn all_problems_of_a_bad_configuration_are_reported_at_once_with_their_lines() {
     let folder = Folder::new();
     let text =
         "[server]\nlisten = \"8080\"\nopne = true\n[store]\nmax_size = \"much\"\n[[upstream]]\nurl = \"ftp://x/\"\n";
-    let error = Process::serve(text, folder.path()).err().expect("it started");
+    let error = Process::serve(text, folder.path()).err().expect("larder started");
     assert_eq!(error.code, Some(78), "{error:?}");
     let report: serde_json::Value = serde_json::from_str(&error.out).unwrap();
     assert_eq!(report["errors"].as_array().unwrap().len(), 5, "{error:?}");
@@ -107,14 +107,14 @@ async fn all_problems_of_a_bad_configuration_are_reported_at_once_with_their_lin
 }
 
 #[tokio::test]
-async fn a_configuration_that_is_named_and_absent_is_an_error() {
+async fn a_missing_configuration_file_that_was_named_is_an_error() {
     let folder = Folder::new();
     let CommandOutput { code, err, .. } = run(command(folder.path(), &["serve", "--config", "nowhere.toml"])).await;
     assert_eq!(code, Some(78), "{err}");
     assert!(err.contains("nowhere.toml: the configuration cannot be read"), "{err}");
 }
 
-/// DESIGN 3: without any settings for them, both registries are mirrored, and the CLI configuration is printed.
+/// DESIGN, section 3: without any settings for them, both registries are mirrored, and the CLI configuration is printed.
 #[tokio::test]
 async fn serve_prints_its_address_and_the_client_configuration() {
     let home = Folder::new();
@@ -123,7 +123,7 @@ async fn serve_prints_its_address_and_the_client_configuration() {
     // The default ports may be in use on this machine.
     std::fs::write(config.join("mirror.toml"), "[server]\nlisten='127.0.0.1:0'\n[admin]\nlisten='127.0.0.1:0'\n")
         .unwrap();
-    let (child, out, _) = serving(command(home.path(), &["serve"]));
+    let (child, out, _) = spawn_captured(command(home.path(), &["serve"]));
     let listens = out.line_with(" listens on http://127.0.0.1:").await;
     let base = listens.split(" on ").nth(1).unwrap().to_owned();
     for host in ["registry.opentofu.org", "registry.terraform.io"] {
@@ -137,7 +137,7 @@ async fn serve_prints_its_address_and_the_client_configuration() {
     drop(child);
 }
 
-/// DESIGN 3: the working directory is never searched.
+/// DESIGN, section 3: the working directory is never searched.
 #[tokio::test]
 async fn a_configuration_in_the_working_directory_is_not_read() {
     let home = Folder::new();
@@ -171,12 +171,12 @@ pub(crate) fn der(pem: &str) -> Vec<u8> {
     CertificateDer::from_pem_slice(pem.as_bytes()).unwrap().to_vec()
 }
 
-/// DESIGN 3: PEM files are reloaded when they change.
+/// DESIGN, section 3: PEM files are reloaded when they change.
 #[tokio::test]
-async fn a_certificate_is_taken_over_when_its_files_change_and_kept_when_they_break() {
+async fn a_certificate_is_reloaded_when_its_files_change_and_kept_when_they_become_invalid() {
     let upstream = FakeUpstream::start().await;
     let (folder, ca) = (Folder::new(), TestCa::new());
-    let builder = Larder::mirroring(&upstream).on(&folder).tls(&ca, &["127.0.0.1"]);
+    let builder = Larder::mirroring(&upstream).store_at(&folder).tls(&ca, &["127.0.0.1"]);
     let larder = Process::start(&builder, folder.path());
     let address = larder.base().strip_prefix("https://").unwrap().to_owned();
     let (certificate, key) = (folder.path().join("cert.pem"), folder.path().join("key.pem"));
@@ -186,7 +186,10 @@ async fn a_certificate_is_taken_over_when_its_files_change_and_kept_when_they_br
     std::fs::write(&certificate, &renewed.0).unwrap();
     std::fs::write(&key, &renewed.1).unwrap();
     let new = der(&renewed.0);
-    eventually("the new certificate", async || (presented_certificate(&address, &ca).await == new).then_some(())).await;
+    eventually("the new certificate is presented", async || {
+        (presented_certificate(&address, &ca).await == new).then_some(())
+    })
+    .await;
 
     std::fs::write(&certificate, "-----BEGIN CERTIFICATE-----\nhalf of one").unwrap();
     larder.log().line_with("the TLS files have changed, the old certificate stays in use").await;
@@ -201,8 +204,10 @@ async fn a_certificate_is_taken_over_when_its_files_change_and_kept_when_they_br
     std::fs::write(&certificate, &last.0).unwrap();
     std::fs::write(&key, &last.1).unwrap();
     let last = der(&last.0);
-    eventually("the last certificate", async || (presented_certificate(&address, &ca).await == last).then_some(()))
-        .await;
+    eventually("the last certificate is presented", async || {
+        (presented_certificate(&address, &ca).await == last).then_some(())
+    })
+    .await;
 }
 
 /// DESIGN, promise 8: one log line per request, without anything that could be a secret.
@@ -211,7 +216,7 @@ async fn a_request_is_logged_with_its_route_outcome_bytes_and_time_but_not_its_q
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null"));
     let folder = Folder::new();
-    let larder = Process::start(&Larder::mirroring(&upstream).on(&folder), folder.path());
+    let larder = Process::start(&Larder::mirroring(&upstream).store_at(&folder), folder.path());
     let list = format!("/registry/{HOST}/v1/providers/acme/null/versions");
     let length = larder.get(&format!("{list}?token=s3cret")).await.expect(200).body.len();
     let path = larder.archive_path("null").await;
@@ -235,7 +240,7 @@ async fn no_query_reaches_the_log_although_the_upstream_signs_its_urls() {
     upstream.publish(Provider::new("acme", "null"));
     upstream.fault(Target::Archive, crate::support::upstream::Fault::Status(503));
     let folder = Folder::new();
-    let larder = Process::start(&Larder::mirroring(&upstream).on(&folder), folder.path());
+    let larder = Process::start(&Larder::mirroring(&upstream).store_at(&folder), folder.path());
     let path = larder.archive_path("null").await;
     let answer = larder.get(&format!("{path}?token=s3cret")).await;
     assert!(answer.status >= 500, "{}", answer.status);
@@ -266,7 +271,7 @@ async fn credentials_and_a_listener_off_loopback_need_clients_or_open() {
     ];
     let has_ipv6 = std::net::TcpListener::bind("[::]:0").is_ok();
     for reachable in reachable {
-        let error = Process::serve(&config(reachable), folder.path()).err().expect("it started");
+        let error = Process::serve(&config(reachable), folder.path()).err().expect("larder started");
         assert_eq!(error.code, Some(78), "{error:?}");
         assert!(error.err.contains("[[upstream]] r.example"), "{error:?}");
         assert!(error.err.contains("list the allowed clients in [server]"), "{error:?}");
@@ -284,14 +289,15 @@ async fn credentials_and_a_listener_off_loopback_need_clients_or_open() {
     assert_eq!(started.unwrap_or_else(|said| panic!("{said:?}")).terminate().await, Some(0));
 }
 
-/// DESIGN, promise 8: even at log level `trace`.
+/// DESIGN, promise 8: no secret is logged, even at log level `trace`.
 #[tokio::test]
 async fn no_secret_reaches_the_log_at_level_trace() {
     let upstream = FakeUpstream::builder().token("s3cret-t0ken").signed_urls().start().await;
     upstream.publish(Provider::new("acme", "null"));
     let folder = Folder::new();
     std::fs::write(folder.path().join("token"), "s3cret-t0ken").unwrap();
-    let config = Larder::mirroring(&upstream).on(&folder).with("token = { file = \"token\" }").config_text();
+    let config =
+        Larder::mirroring(&upstream).store_at(&folder).upstream_lines("token = { file = \"token\" }").config_text();
     let larder = Process::serve_with(&config, folder.path(), |command| {
         command.env("LARDER_LOG", "trace");
     });
@@ -308,7 +314,7 @@ async fn no_secret_reaches_the_log_at_level_trace() {
 }
 
 #[tokio::test]
-async fn a_port_that_is_taken_is_named_with_its_section() {
+async fn a_port_in_use_is_reported_with_its_configuration_section() {
     let taken = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let address = taken.local_addr().unwrap();
     for (section, other) in [("[server]", "[admin]"), ("[admin]", "[server]")] {
@@ -317,7 +323,7 @@ async fn a_port_that_is_taken_is_named_with_its_section() {
         let text = format!(
             "{section}\nlisten = \"{address}\"\n{other}\nlisten = \"127.0.0.1:0\"\n[store]\npath = \"{store}\"\n"
         );
-        let error = Process::serve(&text, folder.path()).err().expect("it started");
+        let error = Process::serve(&text, folder.path()).err().expect("larder started");
         assert_eq!(error.code, Some(1), "{error:?}");
         assert!(error.err.contains(&format!("{section} listen = \"{address}\"")), "{error:?}");
     }
@@ -325,12 +331,12 @@ async fn a_port_that_is_taken_is_named_with_its_section() {
 
 /// DESIGN, promise 6: a log that cannot be written loses its lines only.
 #[tokio::test]
-async fn a_log_that_cannot_be_written_costs_no_answer() {
+async fn a_log_that_cannot_be_written_fails_no_request() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null"));
     let folder = Folder::new();
     let file = folder.path().join("mirror.toml");
-    std::fs::write(&file, Larder::mirroring(&upstream).on(&folder).config_text()).unwrap();
+    std::fs::write(&file, Larder::mirroring(&upstream).store_at(&folder).config_text()).unwrap();
     let mut command = command(folder.path(), &["serve", "--json", "--config"]);
     let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
     let mut larder = command.arg(&file).stderr(full).spawn().unwrap();

@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::support::http::{Answer, client, get, receive, send};
-use crate::support::http2_frames::{get_frame, open_windows, preface};
+use crate::support::http2_frames::{get_request_frame, open_windows, preface};
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::process::Process;
 use crate::support::until;
@@ -38,9 +38,9 @@ fn version_list_target(name: &str) -> Target {
     Target::Path(format!("acme/{name}/versions"))
 }
 
-/// Archives in flight do not block version lists; those beyond the limit queue.
+/// Archives in flight do not delay version lists; archives beyond the concurrency limit queue.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_hundred_downloads_starve_no_version_list() {
+async fn a_hundred_downloads_do_not_delay_version_lists() {
     let names: Vec<String> = (0..100).map(|number| format!("p{number}")).collect();
     let upstream = upstream_with_providers(&names.iter().map(String::as_str).collect::<Vec<_>>(), 20_000).await;
     upstream.publish(Provider::new("acme", "null"));
@@ -53,7 +53,7 @@ async fn a_hundred_downloads_starve_no_version_list() {
     let client = client();
     let downloads: Vec<_> = urls.iter().map(|url| tokio::spawn(send(client.get(url)))).collect();
     upstream.wait_for(Target::Archive, 64).await;
-    until("all are under way", async || larder.metric("larder_fills_under_way").await == 100.0).await;
+    until("all downloads are in progress", async || larder.metric("larder_fills_under_way").await == 100.0).await;
     larder.versions("null").await.expect(200);
     larder.document("null", "1.2.0").await.expect(200);
     assert_eq!(upstream.count_of(Target::Archive), 64);
@@ -96,7 +96,8 @@ async fn a_document_that_finds_no_permit_in_time_is_a_503_unless_it_is_stored() 
         (bounds.documents.per_upstream, bounds.documents.wait) = (1, Duration::from_secs(1));
         bounds.archives.per_upstream = 1;
     };
-    let larder = Larder::mirroring(&upstream).with("fresh = { versions = \"0s\" }").bounds(bounds).start().await;
+    let larder =
+        Larder::mirroring(&upstream).upstream_lines("fresh = { versions = \"0s\" }").bounds(bounds).start().await;
     let path = larder.archive_path("null", "1.2.0").await;
     upstream.expire_urls();
     larder.get(&path).await.expect(200);
@@ -122,7 +123,7 @@ async fn documents_that_do_not_fit_in_memory_together_are_a_503() {
         upstream.serve_json(&format!("/v1/providers/acme/{name}/versions"), &list);
     }
     for length in [true, false] {
-        let larder = Larder::mirroring(&upstream).with("fresh = { versions = \"0s\" }");
+        let larder = Larder::mirroring(&upstream).upstream_lines("fresh = { versions = \"0s\" }");
         let larder = larder.bounds(|bounds| bounds.document_memory.all_kib = 100).start().await;
         if !length {
             upstream.fault(Target::Versions, Fault::NoLength);
@@ -130,7 +131,10 @@ async fn documents_that_do_not_fit_in_memory_together_are_a_503() {
         let gate = upstream.hold_after(version_list_target("null"), 50_000);
         let (got, ()) = tokio::join!(larder.versions("null"), async {
             upstream.wait_for(version_list_target("null"), 1).await;
-            until("most of it came", async || larder.metric("larder_upstream_bytes_total").await > 50_000.0).await;
+            until("most of the document arrived", async || {
+                larder.metric("larder_upstream_bytes_total").await > 50_000.0
+            })
+            .await;
             assert_busy(larder.versions("random").await, "as many bytes of documents are in memory as may be");
             gate.open();
         });
@@ -144,7 +148,7 @@ async fn documents_that_do_not_fit_in_memory_together_are_a_503() {
 
 /// DESIGN, promise 11: large and slow documents of one upstream leave memory budget for other upstreams.
 #[tokio::test]
-async fn documents_of_one_upstream_leave_memory_for_those_of_others() {
+async fn documents_of_one_upstream_leave_memory_budget_for_other_upstreams() {
     const SLOW: [&str; 3] = ["null", "random", "tls"];
     const OTHER: &str = "registry.example";
     let (slow, other) = (upstream_with_providers(&[], 0).await, upstream_with_providers(&["null"], 1000).await);
@@ -161,7 +165,7 @@ async fn documents_of_one_upstream_leave_memory_for_those_of_others() {
     let gate = slow.hold_after(Target::Versions, 50_000);
     let url = |name| format!("{}/registry/{HOST}/v1/providers/acme/{name}/versions", larder.base());
     let requests = SLOW.map(|name| tokio::spawn(send(client().get(url(name)))));
-    until("each takes its room or is refused", async || {
+    until("each document reserves memory or is refused", async || {
         let under_way = requests.iter().filter(|answer| !answer.is_finished()).count();
         larder.metric("larder_upstream_bytes_total").await >= 50_000.0 * under_way as f64
     })
@@ -182,7 +186,7 @@ async fn documents_of_one_upstream_leave_memory_for_those_of_others() {
 
 /// Beyond the limit of waiting requests, stored documents are still served.
 #[tokio::test]
-async fn only_so_many_requests_wait_for_upstreams() {
+async fn the_number_of_requests_that_wait_for_upstreams_is_limited() {
     let upstream = upstream_with_providers(&["held", "null", "random", "tls", "time"], 20_000).await;
     let larder = Larder::mirroring(&upstream).waiting(3).start().await;
     larder.versions("held").await.expect(200);
@@ -217,7 +221,7 @@ async fn a_download_without_a_length_reserves_disk_space_as_it_grows() {
     upstream.fault(Target::Archive, Fault::NoLength);
     let gate = upstream.hold_after(Target::Archive, 2_500_000);
     let (got, ()) = tokio::join!(larder.get(&path), async {
-        until("the other is evicted", async || larder.folder.blobs().is_empty()).await;
+        until("the other archive is evicted", async || larder.folder.blobs().is_empty()).await;
         gate.open();
     });
     assert!(got.expect(200).body == upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
@@ -232,8 +236,8 @@ async fn a_download_without_a_length_that_does_not_fit_ends_early() {
     upstream.fault(Target::Archive, Fault::NoLength);
     let _gate = upstream.hold_after(Target::Archive, 2_500_000);
     let received = receive(client().get(format!("{}{path}", larder.base()))).await;
-    assert!(!received.is_whole || received.status == 503, "{}", received.status);
-    until("nothing is left of it", async || larder.folder.staged().is_empty()).await;
+    assert!(!received.is_complete || received.status == 503, "{}", received.status);
+    until("the partial download is deleted", async || larder.folder.partial_downloads().is_empty()).await;
     assert!(larder.folder.blobs().is_empty());
 }
 
@@ -242,8 +246,8 @@ async fn a_download_without_a_length_that_does_not_fit_ends_early() {
 async fn a_large_list_is_fetched_and_rendered_once_for_all_waiting_clients() {
     const CLIENTS: usize = 30;
     let platforms = r#""protocols":["5.0"],"platforms":[{"os":"linux","arch":"amd64"},{"os":"darwin","arch":"arm64"}]"#;
-    let more = "x".repeat(160);
-    let entry = |number| format!(r#"{{"version":"1.{number}.0",{platforms},"more":"{more}"}}"#);
+    let padding = "x".repeat(160);
+    let entry = |number| format!(r#"{{"version":"1.{number}.0",{platforms},"padding":"{padding}"}}"#);
     let entries: Vec<String> = (0..15_000).map(entry).collect();
     let list = format!(r#"{{"versions":[{}]}}"#, entries.join(","));
     assert!(list.len() > 4 << 20, "{}", list.len());
@@ -255,13 +259,13 @@ async fn a_large_list_is_fetched_and_rendered_once_for_all_waiting_clients() {
     let url = format!("{}/registry/{HOST}/v1/providers/acme/null/versions", larder.base());
     let waiting: Vec<_> = (0..CLIENTS).map(|_| tokio::spawn(send(client().get(&url)))).collect();
     let all = CLIENTS as f64;
-    until("all wait for it", async || larder.metric("larder_waiting_requests").await == all).await;
-    let before = larder.most_resident_bytes();
+    until("all clients wait for the list", async || larder.metric("larder_waiting_requests").await == all).await;
+    let memory_before = larder.peak_resident_bytes();
     gate.open();
     for answer in waiting {
         assert!(answer.await.unwrap().unwrap().expect(200).body == list.as_bytes(), "another list");
     }
-    let grown = larder.most_resident_bytes().saturating_sub(before);
+    let grown = larder.peak_resident_bytes().saturating_sub(memory_before);
     assert!(grown < 128 << 20, "{CLIENTS} clients of a list of {} bytes took {grown} bytes of memory", list.len());
 }
 
@@ -279,7 +283,7 @@ async fn clients_that_read_nothing_take_no_memory_and_delay_no_other_client() {
     let larder = Process::start(&builder, folder.path());
     larder.get(&larder.archive_path("random").await).await.expect(200);
     let path = larder.archive_path("null").await;
-    let before = larder.most_resident_bytes();
+    let memory_before = larder.peak_resident_bytes();
 
     let gate = upstream.hold_after(Target::Archive, BYTES / 2);
     let address = larder.base().strip_prefix("http://").unwrap().to_owned();
@@ -288,13 +292,13 @@ async fn clients_that_read_nothing_take_no_memory_and_delay_no_other_client() {
     for _ in 0..SLOW {
         let mut stream = TcpStream::connect(&address).await.unwrap();
         stream.write_all(request.as_bytes()).await.unwrap();
-        // The response has begun; nothing reads it.
+        // The response has begun, but the client reads nothing of it.
         stream.readable().await.unwrap();
         slow.push(stream);
     }
     gate.open();
     assert!(larder.get(&path).await.expect(200).body == zip, "held back, or other bytes");
-    let grown = larder.most_resident_bytes().saturating_sub(before);
+    let grown = larder.peak_resident_bytes().saturating_sub(memory_before);
     assert!(grown < 96 << 20, "{SLOW} clients that read nothing took {grown} bytes of memory");
     for mut stream in slow {
         let mut answer = Vec::new();
@@ -309,7 +313,7 @@ async fn clients_that_read_nothing_take_no_memory_and_delay_no_other_client() {
 /// DESIGN, promises 10 and 11: small archives are freed from memory once sent. Unread ones take bounded memory, and a
 /// client that reads is served even when that memory is full.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn small_archives_take_a_bounded_memory_however_many_are_sent() {
+async fn small_archives_take_bounded_memory_however_many_are_sent() {
     const BYTES: usize = 1_000_000;
     const COUNT: u32 = 240;
     let names: Vec<String> = (0..COUNT).map(|number| format!("p{number}")).collect();
@@ -322,7 +326,7 @@ async fn small_archives_take_a_bounded_memory_however_many_are_sent() {
     for name in &names {
         paths.push(larder.archive_path(name).await);
     }
-    let before = larder.anonymous_bytes();
+    let memory_before = larder.anonymous_bytes();
     let everything_is_right = async || {
         for (name, path) in names.iter().zip(&paths) {
             let zip = upstream.archive_bytes("acme", name, "1.2.0", "linux_amd64");
@@ -331,26 +335,26 @@ async fn small_archives_take_a_bounded_memory_however_many_are_sent() {
     };
     everything_is_right().await;
     everything_is_right().await;
-    let grown = larder.anonymous_bytes().saturating_sub(before);
+    let grown = larder.anonymous_bytes().saturating_sub(memory_before);
     assert!(grown < 160 << 20, "{COUNT} archives that were sent left {grown} bytes in memory");
 
     let mut stalled = Vec::new();
-    for some in paths.chunks(60) {
+    for chunk in paths.chunks(60) {
         let mut stream = TcpStream::connect(larder.base().strip_prefix("http://").unwrap()).await.unwrap();
         stream.write_all(&preface()).await.unwrap();
-        for (id, path) in (0..).zip(some) {
-            stream.write_all(&get_frame(2 * id + 1, &format!("{path}?{}", "a".repeat(100)))).await.unwrap();
+        for (id, path) in (0..).zip(chunk) {
+            stream.write_all(&get_request_frame(2 * id + 1, &format!("{path}?{}", "a".repeat(100)))).await.unwrap();
         }
         stalled.push(stream);
     }
-    until("all of them are sent", async || {
+    until("all archives are sent", async || {
         let text = get(&format!("{}/metrics", larder.admin())).await.expect(200).text();
         let hits = text.lines().find_map(|line| line.strip_prefix("larder_hit_seconds_count{content=\"archive\"} "));
         hits.map_or(0, |hits| hits.parse().unwrap()) >= 2 * COUNT
     })
     .await;
     everything_is_right().await;
-    let grown = larder.anonymous_bytes().saturating_sub(before);
+    let grown = larder.anonymous_bytes().saturating_sub(memory_before);
     assert!(grown < 240 << 20, "{COUNT} small archives that nobody reads took {grown} bytes of memory");
     drop(stalled);
 }
@@ -358,7 +362,7 @@ async fn small_archives_take_a_bounded_memory_however_many_are_sent() {
 /// DESIGN, promises 4 and 11: unread HTTP/2 streams of a large archive take bounded memory and delay no other client,
 /// with closed windows and with a full socket.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn http_2_streams_that_read_nothing_take_a_bounded_memory() {
+async fn unread_http_2_streams_take_bounded_memory() {
     const BYTES: usize = 48_000_000;
     const CONNECTIONS: u32 = 12;
     const STREAMS: u32 = 64;
@@ -370,7 +374,7 @@ async fn http_2_streams_that_read_nothing_take_a_bounded_memory() {
     let larder = Process::start(&builder, folder.path());
     let path = larder.archive_path("null").await;
     assert!(larder.get(&path).await.expect(200).body == zip);
-    let before = larder.anonymous_bytes();
+    let memory_before = larder.anonymous_bytes();
 
     let requests = format!("{path}?{}", "a".repeat(100));
     let mut stalled = Vec::new();
@@ -378,7 +382,7 @@ async fn http_2_streams_that_read_nothing_take_a_bounded_memory() {
         let mut stream = TcpStream::connect(larder.base().strip_prefix("http://").unwrap()).await.unwrap();
         stream.write_all(&preface()).await.unwrap();
         for id in 0..STREAMS {
-            stream.write_all(&get_frame(2 * id + 1, &requests)).await.unwrap();
+            stream.write_all(&get_request_frame(2 * id + 1, &requests)).await.unwrap();
         }
         stalled.push(stream);
     }
@@ -387,7 +391,7 @@ async fn http_2_streams_that_read_nothing_take_a_bounded_memory() {
         let hits = text.lines().find_map(|line| line.strip_prefix("larder_hit_seconds_count{content=\"archive\"} "));
         hits.map_or(0, |hits| hits.parse().unwrap())
     };
-    until("all of them are answered", async || answered().await >= CONNECTIONS * STREAMS).await;
+    until("all requests are answered", async || answered().await >= CONNECTIONS * STREAMS).await;
     for stream in stalled.iter_mut().step_by(2) {
         // With open windows, the socket's buffer fills instead.
         stream.write_all(&open_windows()).await.unwrap();
@@ -396,7 +400,7 @@ async fn http_2_streams_that_read_nothing_take_a_bounded_memory() {
     let http2 = reqwest::Client::builder().http2_prior_knowledge().no_proxy().build().unwrap();
     let got = send(http2.get(format!("{}{path}", larder.base()))).await.unwrap().expect(200);
     assert!(got.body == zip, "held back over HTTP/2, or other bytes");
-    let grown = larder.anonymous_bytes().saturating_sub(before);
+    let grown = larder.anonymous_bytes().saturating_sub(memory_before);
     println!("{} streams that read nothing took {} MiB", CONNECTIONS * STREAMS, grown >> 20);
     assert!(grown < 128 << 20, "{} streams that read nothing took {grown} bytes", CONNECTIONS * STREAMS);
     drop(stalled);
@@ -408,13 +412,13 @@ async fn plans_beyond_the_concurrency_limit_queue() {
     let names: Vec<String> = (0..12).map(|number| format!("p{number}")).collect();
     let upstream = upstream_with_providers(&names.iter().map(String::as_str).collect::<Vec<_>>(), 20_000).await;
     let folder = Folder::new();
-    let larder = Process::start(&Larder::mirroring(&upstream).on(&folder), folder.path());
+    let larder = Process::start(&Larder::mirroring(&upstream).store_at(&folder), folder.path());
     let token = std::fs::read_to_string(folder.path().join("admin-token")).unwrap();
     let gate = upstream.hold(Target::Versions);
     let plans = names.iter().map(|name| {
-        let order = serde_json::json!({ "what": [format!("acme/{name}")], "platforms": ["linux_amd64"] }).to_string();
+        let body = serde_json::json!({ "what": [format!("acme/{name}")], "platforms": ["linux_amd64"] }).to_string();
         let request = client().post(format!("{}/admin/v1/plan", larder.admin())).bearer_auth(&token);
-        tokio::spawn(send(request.header("content-type", "application/json").body(order)))
+        tokio::spawn(send(request.header("content-type", "application/json").body(body)))
     });
     let plans: Vec<_> = plans.collect();
     upstream.wait_for(Target::Versions, 4).await;

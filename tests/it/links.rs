@@ -1,5 +1,5 @@
 //! URLs in larder's responses: absolute where larder knows its address as the client sees it, else path-absolute
-//! (DESIGN 3). Terraform and OpenTofu follow both; Checkov, Trivy and Renovate only absolute ones.
+//! (DESIGN, section 3). Terraform and OpenTofu follow both; Checkov, Trivy and Renovate only absolute ones.
 
 use crate::support::http::{self, Answer, client, client_trusting, send};
 use crate::support::larder::{Folder, HOST, Larder};
@@ -66,7 +66,7 @@ impl LinkClient<'_> {
 
 /// The names in the certificate are larder's own; under take-over the Host is an upstream's name.
 #[tokio::test]
-async fn over_tls_urls_are_absolute_under_the_names_that_are_larders_own() {
+async fn over_tls_urls_are_absolute_under_larders_own_names() {
     let (upstream, ca) = (registry().await, TestCa::new());
     let names = ["127.0.0.1", "mirror.example", "*.corp.example"];
     let larder = Larder::mirroring(&upstream).tls(&ca, &names).start().await;
@@ -80,7 +80,7 @@ async fn over_tls_urls_are_absolute_under_the_names_that_are_larders_own() {
         (&[("host", "tf.corp.example")], "https://tf.corp.example"),
         (&[("host", HOST)], "https://registry.terraform.io"),
         (&[("host", "mirror.example"), ("cdn-loop", "fastly")], "https://mirror.example"),
-        // Names that are not larder's own.
+        // These host names are not larder's own.
         (&[("host", "evil.example")], ""),
         (&[("host", "a.b.corp.example")], ""),
         (&[("host", "mirror.example.")], ""),
@@ -93,8 +93,8 @@ async fn over_tls_urls_are_absolute_under_the_names_that_are_larders_own() {
         // Another larder resolves paths against the URL that it requested.
         (&[("host", "mirror.example"), ("cdn-loop", "larder;id=1")], ""),
     ] {
-        let asking = LinkClient { client: &client, base: base.clone(), headers };
-        asking.expect_links_at(origin).await;
+        let pending_request = LinkClient { client: &client, base: base.clone(), headers };
+        pending_request.expect_links_at(origin).await;
     }
     for link in (LinkClient { client: &client, base: base.clone(), headers: &[] }).links().await {
         let status = send(client.get(&link)).await.unwrap().status;
@@ -133,18 +133,18 @@ async fn over_http_urls_are_absolute_only_with_a_trusted_proxy_or_public_url() {
     }
 }
 
-/// DESIGN 4: responses with URLs are rendered once per base; fetched documents do not depend on the base.
+/// DESIGN, section 4: responses with URLs are rendered once per base; fetched documents do not depend on the base.
 #[tokio::test]
-async fn each_base_has_its_own_rendered_answer_and_upstream_is_asked_once_for_all() {
+async fn each_base_url_has_its_own_rendered_response_from_one_upstream_request() {
     let upstream = registry().await;
     let larder = Larder::mirroring(&upstream).server("trusted_proxies = [\"127.0.0.1\"]").start().await;
     let client = client();
     for round in 0..2 {
         for name in ["a.example", "b.example:8443"] {
             let headers = [("x-forwarded-host", name), ("x-forwarded-proto", "https")];
-            let asking = LinkClient { client: &client, base: larder.base().to_owned(), headers: &headers };
-            asking.expect_links_at(&format!("https://{name}")).await;
-            let document = asking.get(&format!("/registry/{HOST}{NULL}")).await.expect(200);
+            let pending_request = LinkClient { client: &client, base: larder.base().to_owned(), headers: &headers };
+            pending_request.expect_links_at(&format!("https://{name}")).await;
+            let document = pending_request.get(&format!("/registry/{HOST}{NULL}")).await.expect(200);
             assert_eq!(document.header("cache-status"), "larder; hit", "{round} {name}");
         }
     }
@@ -181,7 +181,7 @@ async fn larders_own_name_has_the_registry_at_its_root_without_discovery() {
 
 /// Common mistakes of clients, proxies and people have an error that names the mistake.
 #[tokio::test]
-async fn a_final_dot_a_final_slash_and_v2_are_named() {
+async fn errors_name_a_final_dot_a_final_slash_and_v2() {
     let upstream = registry().await;
     let larder = Larder::mirroring(&upstream).start().await;
     for (path, host, status, says) in [
@@ -210,7 +210,7 @@ async fn a_final_dot_a_final_slash_and_v2_are_named() {
     assert_eq!(upstream.count_of(Target::Everything), 0);
 }
 
-/// DESIGN 3, *trusted_proxies*: the log names the client that a trusted proxy forwards, or the peer itself without a
+/// DESIGN, section 3, *trusted_proxies*: the log names the client that a trusted proxy forwards, or the peer itself without a
 /// valid one.
 #[tokio::test]
 async fn behind_a_proxy_the_log_names_the_client_that_the_proxy_vouches_for() {
@@ -223,7 +223,7 @@ async fn behind_a_proxy_the_log_names_the_client_that_the_proxy_vouches_for() {
         let folder = Folder::new();
         let server = format!("trusted_proxies = [\"{trusted}\"]");
         let larder = Process::start(
-            &Larder::builder().on(&folder).server(&server).upstream(HOST, "http://127.0.0.1:9/", ""),
+            &Larder::builder().store_at(&folder).server(&server).upstream(HOST, "http://127.0.0.1:9/", ""),
             folder.path(),
         );
         let url = format!("{}/registry/{HOST}/v1/nothing", larder.base());

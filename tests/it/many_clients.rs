@@ -16,7 +16,7 @@ use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 
 const CLIENTS: usize = 100;
 const ARCHIVE_BYTES: usize = 8_000_000;
-const HALF: usize = 4_000_000;
+const HALF_BYTES: usize = 4_000_000;
 
 async fn publishing(size: usize) -> (FakeUpstream, Arc<Vec<u8>>) {
     let upstream = FakeUpstream::start().await;
@@ -39,14 +39,14 @@ fn compare(mut response: reqwest::Response, with: &Arc<Vec<u8>>) -> JoinHandle<(
     })
 }
 
-/// The headers of `number` answers to one path, their bodies still to come.
-async fn begun(larder: &Larder, path: &str, number: usize) -> Vec<reqwest::Response> {
+/// Sends `number` requests for one path; returns the responses with their bodies unread.
+async fn started_responses(larder: &Larder, path: &str, number: usize) -> Vec<reqwest::Response> {
     let (client, url) = (client(), format!("{}{path}", larder.base()));
     let requests = (0..number).map(|_| tokio::spawn(client.get(&url).send()));
     join_all(requests).await.into_iter().map(|response| response.unwrap().unwrap()).collect()
 }
 
-async fn at_once(larder: &Larder, path: &str) -> Vec<Answer> {
+async fn simultaneous_responses(larder: &Larder, path: &str) -> Vec<Answer> {
     let (client, url) = (client(), format!("{}{path}", larder.base()));
     let requests = (0..CLIENTS).map(|_| tokio::spawn(send(client.get(&url))));
     join_all(requests).await.into_iter().map(|answer| answer.unwrap().unwrap()).collect()
@@ -59,27 +59,27 @@ async fn read_bytes(response: &mut reqwest::Response, least: usize) {
     }
 }
 
-async fn nothing_is_filling(larder: &Larder) {
-    until("no download is under way", async || larder.metric("larder_fills_under_way").await == 0.0).await;
+async fn wait_for_fills(larder: &Larder) {
+    until("no download is in progress", async || larder.metric("larder_fills_under_way").await == 0.0).await;
 }
 
-/// DESIGN, promise 4: clients that come before, in the middle of and after a download share it from its first byte.
+/// DESIGN, promise 4: clients that connect before, during and after a download share it from its first byte.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_hundred_clients_of_a_cold_archive_cause_one_download() {
     let (upstream, bytes) = publishing(ARCHIVE_BYTES).await;
     let larder = Larder::mirroring(&upstream).start().await;
     let path = larder.archive_path("null", "1.2.0").await;
-    let gate = upstream.hold_after(Target::Archive, HALF);
-    let early = begun(&larder, &path, 33).await;
-    let mut first = begun(&larder, &path, 1).await;
-    read_bytes(&mut first[0], HALF).await;
-    let in_the_middle = begun(&larder, &path, 33).await;
+    let gate = upstream.hold_after(Target::Archive, HALF_BYTES);
+    let early = started_responses(&larder, &path, 33).await;
+    let mut first = started_responses(&larder, &path, 1).await;
+    read_bytes(&mut first[0], HALF_BYTES).await;
+    let in_the_middle = started_responses(&larder, &path, 33).await;
     for response in early.iter().chain(&in_the_middle) {
         assert_eq!(response.headers()["content-length"], bytes.len().to_string().as_str());
     }
     let reading: Vec<_> = early.into_iter().chain(in_the_middle).map(|sent| compare(sent, &bytes)).collect();
     gate.open();
-    let late = begun(&larder, &path, 33).await;
+    let late = started_responses(&larder, &path, 33).await;
     let reading = reading.into_iter().chain(late.into_iter().map(|sent| compare(sent, &bytes)));
     for read in join_all(reading).await {
         read.unwrap();
@@ -88,20 +88,20 @@ async fn a_hundred_clients_of_a_cold_archive_cause_one_download() {
     assert_eq!(larder.folder.blobs().len(), 1);
 }
 
-/// DESIGN, promise 4: the same for small archives and every document, however the requests fall beside one another.
+/// DESIGN, promise 4: the same holds for small archives and every document, however the requests overlap.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_hundred_clients_of_anything_cold_cause_one_request() {
     for _ in 0..5 {
         let (upstream, bytes) = publishing(100_000).await;
         let larder = Larder::mirroring(&upstream).start().await;
         let name = format!("/registry/{HOST}/v1/providers/acme/null");
-        for answer in at_once(&larder, &format!("{name}/versions")).await {
+        for answer in simultaneous_responses(&larder, &format!("{name}/versions")).await {
             answer.expect(200);
         }
-        for answer in at_once(&larder, &format!("{name}/1.2.0/download/linux/amd64")).await {
+        for answer in simultaneous_responses(&larder, &format!("{name}/1.2.0/download/linux/amd64")).await {
             answer.expect(200);
         }
-        for answer in at_once(&larder, &larder.archive_path("null", "1.2.0").await).await {
+        for answer in simultaneous_responses(&larder, &larder.archive_path("null", "1.2.0").await).await {
             assert!(answer.expect(200).body == *bytes);
         }
         let counts = [Target::Discovery, Target::Versions, Target::Document, Target::Sums, Target::Signature];
@@ -110,9 +110,9 @@ async fn a_hundred_clients_of_anything_cold_cause_one_request() {
     }
 }
 
-/// DESIGN, promise 4: what upstream answers late is still one request for all who wait.
+/// DESIGN, promise 4: all clients that wait for a slow response share one request.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_hundred_clients_of_a_slow_list_or_an_absent_one_cause_one_request() {
+async fn a_hundred_clients_of_a_slow_or_absent_list_cause_one_request() {
     let (upstream, _) = publishing(10).await;
     let larder = Larder::mirroring(&upstream).start().await;
     for (name, status) in [("null", 200), ("absent", 404)] {
@@ -124,7 +124,7 @@ async fn a_hundred_clients_of_a_slow_list_or_an_absent_one_cause_one_request() {
                 upstream.wait_for(Target::Versions, 1).await;
                 gate.open();
             },
-            at_once(&larder, &path)
+            simultaneous_responses(&larder, &path)
         );
         for answer in answers {
             answer.expect(status);
@@ -133,7 +133,7 @@ async fn a_hundred_clients_of_a_slow_list_or_an_absent_one_cause_one_request() {
     }
 }
 
-/// DESIGN, promise 4: stale documents are revalidated once for all who ask.
+/// DESIGN, promise 4: simultaneous requests for a stale document cause one revalidation.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_hundred_clients_of_a_stale_list_cause_one_revalidation() {
     let (upstream, _) = publishing(10).await;
@@ -143,7 +143,9 @@ async fn a_hundred_clients_of_a_stale_list_cause_one_revalidation() {
         larder.clock.advance(std::time::Duration::from_secs(24 * 3600));
         upstream.forget_requests();
         for path in ["versions", "1.2.0/download/linux/amd64"] {
-            for answer in at_once(&larder, &format!("/registry/{HOST}/v1/providers/acme/null/{path}")).await {
+            for answer in
+                simultaneous_responses(&larder, &format!("/registry/{HOST}/v1/providers/acme/null/{path}")).await
+            {
                 answer.expect(200);
             }
         }
@@ -152,52 +154,52 @@ async fn a_hundred_clients_of_a_stale_list_cause_one_revalidation() {
     }
 }
 
-/// DESIGN, promise 4: a client that leaves cancels nothing, also when it is the only one.
+/// DESIGN, promise 4: a client that disconnects cancels nothing, even if it is the only client.
 #[tokio::test]
-async fn a_client_that_leaves_cancels_nothing() {
+async fn a_client_that_disconnects_cancels_no_download() {
     let (upstream, bytes) = publishing(ARCHIVE_BYTES).await;
     let larder = Larder::mirroring(&upstream).start().await;
     let path = larder.archive_path("null", "1.2.0").await;
-    let gate = upstream.hold_after(Target::Archive, HALF);
-    let mut only = begun(&larder, &path, 1).await;
-    read_bytes(&mut only[0], HALF / 2).await;
+    let gate = upstream.hold_after(Target::Archive, HALF_BYTES);
+    let mut only = started_responses(&larder, &path, 1).await;
+    read_bytes(&mut only[0], HALF_BYTES / 2).await;
     drop(only);
     gate.open();
-    nothing_is_filling(&larder).await;
+    wait_for_fills(&larder).await;
     assert_eq!(larder.folder.blobs().len(), 1, "the download was given up with its client");
     upstream.fault(Target::Everything, Fault::Status(500));
     assert!(larder.get(&path).await.expect(200).body == *bytes);
     assert_eq!(upstream.count_of(Target::Archive), 1);
 }
 
-/// DESIGN, promise 4: the same before anything has arrived, and for documents.
+/// DESIGN, promise 4: the same holds before the first byte has arrived, and for documents.
 #[tokio::test]
-async fn a_client_that_leaves_before_the_first_byte_cancels_nothing() {
+async fn a_client_that_disconnects_before_the_first_byte_cancels_no_fetch() {
     let (upstream, bytes) = publishing(100_000).await;
     let larder = Larder::mirroring(&upstream).start().await;
     let gate = upstream.hold_silent(Target::Everything);
     let document = format!("/registry/{HOST}/v1/providers/acme/null/1.2.0/download/linux/amd64");
-    let asking = tokio::spawn(begun_at(larder.base(), &document));
+    let pending_request = tokio::spawn(start_request(larder.base(), &document));
     upstream.wait_for(Target::Discovery, 1).await;
-    asking.abort();
+    pending_request.abort();
     gate.open();
     upstream.wait_for(Target::Signature, 1).await;
     let path = larder.archive_path("null", "1.2.0").await;
     assert_eq!(upstream.count_of(Target::Document), 1);
 
     let gate = upstream.hold_silent(Target::Archive);
-    let asking = tokio::spawn(begun_at(larder.base(), &path));
+    let pending_request = tokio::spawn(start_request(larder.base(), &path));
     upstream.wait_for(Target::Archive, 1).await;
-    asking.abort();
+    pending_request.abort();
     gate.open();
-    nothing_is_filling(&larder).await;
+    wait_for_fills(&larder).await;
     let answer = larder.get(&path).await.expect(200);
     assert_eq!(answer.header("cache-status"), "larder; hit");
     assert!(answer.body == *bytes);
     assert_eq!(upstream.count_of(Target::Archive), 1);
 }
 
-fn begun_at(base: &str, path: &str) -> impl Future<Output = Result<reqwest::Response, reqwest::Error>> + use<> {
+fn start_request(base: &str, path: &str) -> impl Future<Output = Result<reqwest::Response, reqwest::Error>> + use<> {
     client().get(format!("{base}{path}")).send()
 }
 
@@ -207,12 +209,12 @@ async fn a_client_that_reads_nothing_delays_no_other_client() {
     let (upstream, bytes) = publishing(16_000_000).await;
     let larder = Larder::mirroring(&upstream).start().await;
     let path = larder.archive_path("null", "1.2.0").await;
-    let gate = upstream.hold_after(Target::Archive, HALF);
+    let gate = upstream.hold_after(Target::Archive, HALF_BYTES);
     let mut slow = TcpStream::connect(larder.address()).await.unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", larder.address());
     slow.write_all(request.as_bytes()).await.unwrap();
     upstream.wait_for(Target::Archive, 1).await;
-    let others = begun(&larder, &path, 10).await;
+    let others = started_responses(&larder, &path, 10).await;
     gate.open();
     for read in join_all(others.into_iter().map(|sent| compare(sent, &bytes))).await {
         read.unwrap();
@@ -225,7 +227,7 @@ async fn a_client_that_reads_nothing_delays_no_other_client() {
     assert_eq!(upstream.count_of(Target::Archive), 1);
 }
 
-/// DESIGN, promise 4, and PROTOCOL 2.5: HEAD and GET of a cold archive share one fetch, and HEAD reports the true
+/// DESIGN, promise 4, and PROTOCOL, section 2.5: HEAD and GET of a cold archive share one fetch, and HEAD reports the true
 /// length.
 #[tokio::test]
 async fn head_and_get_share_one_fetch() {
@@ -246,7 +248,7 @@ async fn head_and_get_share_one_fetch() {
 
 /// DESIGN, promise 4: a HEAD alone fetches, so that the GET after it finds the archive.
 #[tokio::test]
-async fn a_head_fills_for_the_get_after_it() {
+async fn a_head_request_fetches_the_archive_for_a_later_get() {
     let (upstream, bytes) = publishing(ARCHIVE_BYTES).await;
     let larder = Larder::mirroring(&upstream).start().await;
     let path = larder.archive_path("null", "1.2.0").await;
@@ -264,11 +266,11 @@ async fn a_finished_fetch_is_never_repeated() {
     for _ in 0..3 {
         let mut builder = Larder::mirroring(&upstream);
         if let Some(folder) = &folder {
-            builder = builder.on(folder);
+            builder = builder.store_at(folder);
         }
         let larder = builder.start().await;
         let path = larder.archive_path("null", "1.2.0").await;
-        for sent in begun(&larder, &path, 5).await {
+        for sent in started_responses(&larder, &path, 5).await {
             compare(sent, &bytes).await.unwrap();
         }
         folder = Some(larder.stop().await);
@@ -299,11 +301,11 @@ async fn fills_that_evict_each_other_serve_everybody() {
         });
         join_all(clients).await;
     }
-    nothing_is_filling(&larder).await;
+    wait_for_fills(&larder).await;
     let stored = || larder.folder.blobs().len() as u64;
-    until("a store of 1 MiB has no more than two of 500 kB", async || stored() <= 2).await;
+    until("a store of 1 MiB has at most two archives of 500 kB", async || stored() <= 2).await;
     assert!(stored() >= 1);
-    until("the index says what is there", async || {
+    until("the index has the actual size", async || {
         let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
         status["archives"] == stored()
     })
@@ -341,10 +343,10 @@ async fn a_dozen_inits_at_once_fetch_every_file_once() {
     assert!(requests.values().all(|times| *times == 1), "{requests:?}");
 }
 
-/// DESIGN, promise 4: the URLs of `VERSION.json` are named by convention from another platform's sums; the set they
-/// need is asked once for all who come with one.
+/// DESIGN, promise 4: the URLs of `VERSION.json` are named by convention from another platform's sums; the proof set
+/// that they need is fetched once for all clients.
 #[tokio::test]
-async fn a_hundred_clients_of_a_mirrored_archive_ask_for_its_set_once() {
+async fn a_hundred_clients_of_a_mirror_archive_cause_one_proof_set_fetch() {
     let upstream = FakeUpstream::start().await;
     let provider = Provider::new("acme", "null").platform("linux_amd64").platform("darwin_arm64");
     upstream.publish(provider);
@@ -353,13 +355,13 @@ async fn a_hundred_clients_of_a_mirrored_archive_ask_for_its_set_once() {
     let path = version["archives"]["darwin_arm64"]["url"].as_str().unwrap();
     upstream.forget_requests();
     let bytes = upstream.archive_bytes("acme", "null", "1.2.0", "darwin_arm64");
-    assert!(at_once(&larder, path).await.into_iter().all(|answer| answer.expect(200).body == bytes));
+    assert!(simultaneous_responses(&larder, path).await.into_iter().all(|answer| answer.expect(200).body == bytes));
     assert_eq!((upstream.count_of(Target::Document), upstream.count_of(Target::Archive)), (1, 1));
 }
 
 /// DESIGN, promise 1: two packages may share one archive; a document of one upstream never overwrites the other's.
 #[tokio::test]
-async fn two_packages_with_the_same_archive_are_filled_apart() {
+async fn two_packages_with_the_same_archive_are_fetched_separately() {
     let upstream = FakeUpstream::start().await;
     for namespace in ["acme", "evil"] {
         upstream.publish(Provider::new(namespace, "null").size(ARCHIVE_BYTES));
@@ -373,14 +375,15 @@ async fn two_packages_with_the_same_archive_are_filled_apart() {
     };
     let (acme, evil) = (path("acme").await, path("evil").await);
     upstream.fault(Target::Path("evil".into()), Fault::WrongBytes);
-    let gate = upstream.hold_after(Target::Archive, HALF);
+    let gate = upstream.hold_after(Target::Archive, HALF_BYTES);
     let client = client();
-    let (good, bad) = (client.get(format!("{}{acme}", larder.base())), client.get(format!("{}{evil}", larder.base())));
-    let (good, bad) = (tokio::spawn(send(good)), tokio::spawn(send(bad)));
+    let (acme_request, other_request) =
+        (client.get(format!("{}{acme}", larder.base())), client.get(format!("{}{evil}", larder.base())));
+    let (acme_request, other_request) = (tokio::spawn(send(acme_request)), tokio::spawn(send(other_request)));
     upstream.wait_for(Target::Archive, 2).await;
     gate.open();
-    assert!(good.await.unwrap().unwrap().expect(200).body == bytes);
-    if let Ok(answer) = bad.await.unwrap() {
+    assert!(acme_request.await.unwrap().unwrap().expect(200).body == bytes);
+    if let Ok(answer) = other_request.await.unwrap() {
         // Late enough to find the other package's verified archive.
         assert!(answer.status != 200 || answer.body == bytes);
     }

@@ -11,7 +11,7 @@ use rand::{Rng, SeedableRng};
 
 use crate::support::http::{client, get, send};
 use crate::support::larder::{HOST, Larder};
-use crate::support::openmetrics::{Exposition, read};
+use crate::support::openmetrics::{Exposition, parse};
 use crate::support::upstream::{FakeUpstream, Fault, Provider, SigningKey, Target};
 
 const DAYS: Duration = Duration::from_secs(3 * 24 * 3600);
@@ -19,7 +19,7 @@ const DAYS: Duration = Duration::from_secs(3 * 24 * 3600);
 async fn scrape(larder: &Larder) -> Exposition {
     let answer = get(&format!("{}/metrics", larder.admin())).await.expect(200);
     assert_eq!(answer.header("content-type"), "application/openmetrics-text; version=1.0.0; charset=utf-8");
-    read(&answer.text())
+    parse(&answer.text())
 }
 
 fn edition(edition: u64) -> Provider {
@@ -34,27 +34,27 @@ fn only(grown: BTreeMap<String, f64>, name: &str) -> BTreeMap<String, f64> {
     grown.into_iter().filter(|(series, _)| series.split('{').next() == Some(name)).collect()
 }
 
-/// A series that appears only with its first event is invisible to `rate()`.
+/// A download is counted from its start: a series that appears only with its first bytes is invisible to `rate()`.
 #[tokio::test]
 async fn a_download_without_an_answer_yet_reports_zero_bytes() {
     let upstream = FakeUpstream::start().await;
     let larder = Larder::mirroring(&upstream).start().await;
-    let before = scrape(&larder).await;
+    let previous = scrape(&larder).await;
     for status in ["200", "404", "429", "500", "502", "5xx", "none"] {
         assert_eq!(
-            before.value(&format!("larder_upstream_requests_total{{host=\"{HOST}\",status=\"{status}\"}}")),
+            previous.value(&format!("larder_upstream_requests_total{{host=\"{HOST}\",status=\"{status}\"}}")),
             0.0
         );
     }
 }
 
-/// Every route and every outcome, and no other labels.
+/// Requests are counted with every route and every outcome, and with no other label values.
 #[tokio::test]
-async fn requests_are_counted_by_route_and_by_how_they_ended() {
+async fn requests_are_counted_by_route_and_outcome() {
     let mut upstream = FakeUpstream::start().await;
     upstream.publish(edition(1));
     let larder = Larder::mirroring(&upstream).start().await;
-    let before = scrape(&larder).await;
+    let previous = scrape(&larder).await;
     let registry = format!("/registry/{HOST}");
     let (list, mirror) = (format!("{registry}/v1/providers/acme/null/versions"), format!("/mirror/{HOST}/acme/null"));
     let discovery = format!("{registry}/.well-known/terraform.json");
@@ -90,7 +90,7 @@ async fn requests_are_counted_by_route_and_by_how_they_ended() {
     larder.versions("unheard-of").await.expect(502);
 
     let after = scrape(&larder).await;
-    let grown = after.grown_since(&before);
+    let grown = after.grown_since(&previous);
     let route =
         |route: &str, outcome: &str| format!("larder_requests_total{{outcome=\"{outcome}\",route=\"{route}\"}}");
     let expected = [
@@ -98,7 +98,7 @@ async fn requests_are_counted_by_route_and_by_how_they_ended() {
         (route("download", "hit"), 1.0),
         (route("archive", "miss"), 1.0),
         (route("archive", "hit"), 1.0),
-        // Fetched on the way to the document.
+        // Larder fetched discovery, sums and signature for the document.
         (route("discovery", "hit"), 1.0),
         (route("versions", "hit"), 2.0),
         (route("mirror-index", "hit"), 1.0),
@@ -122,7 +122,7 @@ async fn requests_are_counted_by_route_and_by_how_they_ended() {
     let value = |series: &str| after.value(series);
     assert_eq!(value("larder_hit_seconds_count{content=\"document\"}"), 6.0);
     assert_eq!(value("larder_hit_seconds_count{content=\"archive\"}"), 1.0);
-    // Three that upstream confirmed just then, and one three days old.
+    // Three hits that upstream had just confirmed, and one of a copy that is three days old.
     let ages = |le: &str| value(&format!("larder_document_age_seconds_bucket{{le=\"{le}\",route=\"versions\"}}"));
     assert_eq!((ages("60.0"), ages("86400.0"), ages("172800.0"), ages("604800.0")), (3.0, 3.0, 3.0, 4.0));
 }
@@ -132,7 +132,7 @@ async fn refused_requests_are_counted_by_reason() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(edition(1));
     let larder = Larder::mirroring(&upstream).network("offline = true").start().await;
-    let before = scrape(&larder).await;
+    let previous = scrape(&larder).await;
     larder.versions("null").await.expect(503);
     let list = format!("/registry/{HOST}/v1/providers/acme/null/versions");
     let ring = "larder;id=a, larder;id=b, larder;id=c, larder;id=d, larder;id=e";
@@ -145,7 +145,7 @@ async fn refused_requests_are_counted_by_reason() {
     send(client().delete(format!("{}/metrics", larder.admin())).bearer_auth(larder.token())).await.unwrap().expect(405);
     let after = scrape(&larder).await;
     let reason = |reason: &str| format!("larder_refusals_total{{reason=\"{reason}\"}}");
-    let grown = only(after.grown_since(&before), "larder_refusals_total");
+    let grown = only(after.grown_since(&previous), "larder_refusals_total");
 
     let reasons = ["offline", "loop", "admin-path", "admin-page", "admin-host", "admin-token", "method"];
     assert_eq!(grown, reasons.into_iter().map(|why| (reason(why), 1.0)).collect());
@@ -161,7 +161,7 @@ async fn refused_requests_are_counted_by_reason() {
 async fn failed_verifications_are_counted_by_kind_and_republished_versions_wait() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(edition(1));
-    let larder = Larder::mirroring(&upstream).nothing_stays_fresh().start().await;
+    let larder = Larder::mirroring(&upstream).always_revalidate().start().await;
     let failures = async |kind: &str| {
         let series = format!("larder_verification_failures_total{{host=\"{HOST}\",kind=\"{kind}\"}}");
         scrape(&larder).await.value(&series)
@@ -174,7 +174,7 @@ async fn failed_verifications_are_counted_by_kind_and_republished_versions_wait(
         (Fault::WrongBytes, Target::Archive, "archive"),
     ] {
         assert_eq!(failures(kind).await, 0.0, "{kind}");
-        // Sums that lack the archive are signed as such: else they would only not be those that were signed.
+        // SHA256SUMS without the archive are signed too, so that only the missing line is wrong.
         upstream.fault(if kind == "not-listed" { Target::Everything } else { target }, fault);
         if kind == "archive" {
             let path = larder.archive_path("null", "1.2.0").await;
@@ -182,25 +182,25 @@ async fn failed_verifications_are_counted_by_kind_and_republished_versions_wait(
         } else {
             larder.document("null", "1.2.0").await.expect(502);
         }
-        upstream.heal();
+        upstream.clear_faults();
         assert!(failures(kind).await >= 1.0, "{kind}");
     }
-    let before = scrape(&larder).await;
+    let previous = scrape(&larder).await;
     larder.document("null", "1.2.0").await.expect(200);
-    let stranger = SigningKey::another();
+    let stranger = SigningKey::new_key();
     upstream.publish(edition(2).signed_by(&stranger));
     for _ in 0..3 {
         assert!(larder.document("null", "1.2.0").await.expect(200).has_cache_status("stale"));
     }
     let waiting = scrape(&larder).await;
     let alarms = |kind: &str| format!("larder_alarms_total{{kind=\"{kind}\"}}");
-    let grown = waiting.grown_since(&before);
+    let grown = waiting.grown_since(&previous);
     assert_eq!(only(grown.clone(), "larder_alarms_total"), counts(&[(&alarms("waits-for-accept"), 1.0)]));
     let republished = format!("larder_verification_failures_total{{host=\"{HOST}\",kind=\"republished\"}}");
     assert_eq!(grown[&republished], 3.0);
     assert_eq!(waiting.value("larder_waiting_for_accept"), 1.0);
 
-    larder.tell("accept", "acme/null@1.2.0").await;
+    larder.run_command("accept", "acme/null@1.2.0").await;
     assert_eq!(scrape(&larder).await.value("larder_waiting_for_accept"), 0.0);
     upstream.publish(edition(3).signed_by(&stranger));
     larder.document("null", "1.2.0").await.expect(200);
@@ -214,11 +214,11 @@ async fn a_version_that_waits_for_accept_still_waits_when_upstream_drops_it() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(edition(1));
     upstream.publish(Provider::new("acme", "null").version("1.3.0"));
-    let larder = Larder::mirroring(&upstream).nothing_stays_fresh().start().await;
+    let larder = Larder::mirroring(&upstream).always_revalidate().start().await;
     larder.versions("null").await.expect(200);
     let path = larder.archive_path("null", "1.2.0").await;
     larder.get(&path).await.expect(200);
-    upstream.publish(edition(2).signed_by(&SigningKey::another()));
+    upstream.publish(edition(2).signed_by(&SigningKey::new_key()));
     assert!(larder.document("null", "1.2.0").await.expect(200).has_cache_status("stale"));
     upstream.withdraw("acme", "null", "1.2.0");
     larder.versions("null").await.expect(200);
@@ -227,7 +227,7 @@ async fn a_version_that_waits_for_accept_still_waits_when_upstream_drops_it() {
     assert_eq!(seen.value("larder_waiting_for_accept"), 1.0);
 }
 
-/// Bytes of an upstream stay counted after it leaves the configuration.
+/// Received bytes stay counted after their upstream is removed from the configuration.
 #[tokio::test]
 async fn the_counter_of_received_bytes_never_shrinks() {
     let upstream = FakeUpstream::start().await;
@@ -238,11 +238,11 @@ async fn the_counter_of_received_bytes_never_shrinks() {
         let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
         status["since_start"]["upstream_bytes"].as_u64().unwrap()
     };
-    let before = received().await;
-    assert!(before > 0);
+    let previous = received().await;
+    assert!(previous > 0);
     let other = Larder::builder().upstream("r.example", &format!("{}/", upstream.origin()), "");
     larder.reload(other).await.unwrap();
-    assert_eq!(received().await, before);
+    assert_eq!(received().await, previous);
 }
 
 #[tokio::test]
@@ -252,33 +252,33 @@ async fn bytes_of_a_broken_body_are_counted_by_their_true_source() {
     let larder = Larder::mirroring(&upstream).start().await;
     let path = larder.archive_path("null", "1.2.0").await;
     upstream.fault(Target::Archive, Fault::WrongLastByte);
-    let before = scrape(&larder).await;
+    let previous = scrape(&larder).await;
     let received = larder.receive(&path).await;
-    assert!(!received.is_whole && received.body.len() > 1_000_000);
+    assert!(!received.is_complete && received.body.len() > 1_000_000);
     let error = "larder_requests_total{outcome=\"error\",route=\"archive\"}";
-    crate::support::until("it is counted", async || scrape(&larder).await.value(error) == 1.0).await;
-    let grown = only(scrape(&larder).await.grown_since(&before), "larder_sent_bytes_total");
+    crate::support::until("the request is counted", async || scrape(&larder).await.value(error) == 1.0).await;
+    let grown = only(scrape(&larder).await.grown_since(&previous), "larder_sent_bytes_total");
     assert_eq!(grown.keys().collect::<Vec<_>>(), ["larder_sent_bytes_total{source=\"upstream\"}"]);
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_before_its_answer_is_counted() {
+async fn a_client_that_disconnects_before_its_response_is_counted() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(edition(1));
     let larder = Larder::mirroring(&upstream).start().await;
     let gate = upstream.hold_silent(Target::Versions);
     let url = format!("{}/registry/{HOST}/v1/providers/acme/null/versions", larder.base());
-    let asking = tokio::spawn(send(client().get(url)));
+    let pending_request = tokio::spawn(send(client().get(url)));
     upstream.wait_for(Target::Versions, 1).await;
-    asking.abort();
-    let left = "larder_requests_total{outcome=\"left\",route=\"versions\"}";
-    crate::support::until("it is counted", async || scrape(&larder).await.value(left) == 1.0).await;
+    pending_request.abort();
+    let disconnected = "larder_requests_total{outcome=\"left\",route=\"versions\"}";
+    crate::support::until("the request is counted", async || scrape(&larder).await.value(disconnected) == 1.0).await;
     gate.open();
     larder.versions("null").await.expect(200);
-    assert_eq!(scrape(&larder).await.value(left), 1.0);
+    assert_eq!(scrape(&larder).await.value(disconnected), 1.0);
 }
 
-/// The upstream's own counts of requests and bytes, by status.
+/// Larder's metrics equal the counts of the fake upstream: requests and bytes, by status.
 #[tokio::test]
 async fn upstream_requests_and_bytes_are_counted_as_the_upstream_counts_them() {
     let upstream = FakeUpstream::start().await;
@@ -291,25 +291,26 @@ async fn upstream_requests_and_bytes_are_counted_as_the_upstream_counts_them() {
     larder.versions("teapot").await;
     upstream.fault(Target::Versions, Fault::Status(500));
     larder.versions("broken").await.expect(502);
-    upstream.heal();
-    let away = Fault::RedirectTo(302, "http://192.168.7.7/".to_owned());
-    upstream.fault(Target::Versions, away);
+    upstream.clear_faults();
+    let redirect = Fault::RedirectTo(302, "http://192.168.7.7/".to_owned());
+    upstream.fault(Target::Versions, redirect);
     larder.versions("elsewhere").await.expect(502);
     let requests = upstream.requests();
-    let all = scrape(&larder).await;
-    let with =
-        |status: &str| all.value(&format!("larder_upstream_requests_total{{host=\"{HOST}\",status=\"{status}\"}}"));
+    let exposition = scrape(&larder).await;
+    let with = |status: &str| {
+        exposition.value(&format!("larder_upstream_requests_total{{host=\"{HOST}\",status=\"{status}\"}}"))
+    };
     for (word, status) in [("200", 200), ("404", 404), ("4xx", 418), ("500", 500), ("302", 302)] {
         let seen = requests.iter().filter(|request| request.status == Some(status)).count();
         assert!(seen > 0 && with(word) == seen as f64, "{word}: {seen} and {}", with(word));
     }
     let bytes: u64 = requests.iter().map(|request| request.bytes_sent).sum();
-    assert_eq!(all.value(&format!("larder_upstream_bytes_total{{host=\"{HOST}\"}}")), bytes as f64);
+    assert_eq!(exposition.value(&format!("larder_upstream_bytes_total{{host=\"{HOST}\"}}")), bytes as f64);
     let refused = format!("larder_upstream_refusals_total{{host=\"{HOST}\",reason=\"plain-http\"}}");
-    assert_eq!(all.value(&refused), 1.0);
+    assert_eq!(exposition.value(&refused), 1.0);
 }
 
-/// Stored archives, evictions, and damage.
+/// The metrics of stored archives, evictions and damage are exact.
 #[tokio::test]
 async fn store_metrics_match_the_store_and_evictions_and_damage_are_counted() {
     let upstream = FakeUpstream::start().await;
@@ -323,7 +324,7 @@ async fn store_metrics_match_the_store_and_evictions_and_damage_are_counted() {
         larder.get(paths.last().unwrap()).await.expect(200);
         larder.clock.advance(Duration::from_secs(120));
     }
-    let all = scrape(&larder).await;
+    let exposition = scrape(&larder).await;
     let blobs = larder.folder.blobs();
     let on_disk: u64 = blobs.iter().map(|blob| blob.metadata().unwrap().len()).sum();
     let one = upstream.archive_bytes("acme", "one", "1.2.0", "linux_amd64").len();
@@ -340,11 +341,11 @@ async fn store_metrics_match_the_store_and_evictions_and_damage_are_counted() {
         ("larder_fills_unattended", 0.0),
         ("larder_waiting_requests", 0.0),
     ] {
-        assert_eq!(all.value(series), value, "{series}");
+        assert_eq!(exposition.value(series), value, "{series}");
     }
-    assert!(all.value("larder_index_bytes") > 0.0 && all.value("larder_store_free_bytes") > 0.0);
+    assert!(exposition.value("larder_index_bytes") > 0.0 && exposition.value("larder_store_free_bytes") > 0.0);
     let lists = larder.folder.files("documents").iter().map(|file| file.metadata().unwrap().len()).sum::<u64>();
-    assert_eq!(all.value("larder_store_bytes{kind=\"document\"}"), lists as f64);
+    assert_eq!(exposition.value("larder_store_bytes{kind=\"document\"}"), lists as f64);
 
     let damaged = "larder_archives_damaged_total{found=\"damaged\"}";
     std::fs::write(&blobs[0], vec![7; one]).unwrap();
@@ -355,14 +356,14 @@ async fn store_metrics_match_the_store_and_evictions_and_damage_are_counted() {
     std::fs::write(&larder.folder.blobs()[0], vec![7; one]).unwrap();
     let verify = client().post(format!("{}/admin/v1/verify", larder.admin())).bearer_auth(larder.token());
     send(verify.header("content-type", "application/json").body("{}")).await.unwrap().expect(200);
-    let all = scrape(&larder).await;
-    assert_eq!((all.value(damaged), all.value("larder_archives_checked_total")), (2.0, 3.0));
+    let exposition = scrape(&larder).await;
+    assert_eq!((exposition.value(damaged), exposition.value("larder_archives_checked_total")), (2.0, 3.0));
 
-    let (there, away) = (larder.folder.path().join("v1"), larder.folder.path().join("away"));
-    std::fs::rename(&there, &away).unwrap();
-    let all = scrape(&larder).await;
-    assert_eq!(all.value("larder_store_state{state=\"gone\"}"), 1.0);
-    std::fs::rename(&away, &there).unwrap();
+    let (there, moved_store) = (larder.folder.path().join("v1"), larder.folder.path().join("away"));
+    std::fs::rename(&there, &moved_store).unwrap();
+    let exposition = scrape(&larder).await;
+    assert_eq!(exposition.value("larder_store_state{state=\"gone\"}"), 1.0);
+    std::fs::rename(&moved_store, &there).unwrap();
 }
 
 /// Requests that wait for an upstream are visible while they wait.
@@ -375,21 +376,21 @@ async fn waiting_requests_and_running_downloads_are_gauges() {
     let gate = upstream.hold_silent(Target::Archive);
     let seen = async {
         upstream.wait_for(Target::Archive, 1).await;
-        let all = scrape(&larder).await;
+        let exposition = scrape(&larder).await;
         gate.open();
-        (all.value("larder_waiting_requests"), all.value("larder_fills_under_way"))
+        (exposition.value("larder_waiting_requests"), exposition.value("larder_fills_under_way"))
     };
     let (answer, seen) = tokio::join!(larder.get(&path), seen);
     answer.expect(200);
     assert_eq!(seen, (1.0, 1.0));
-    crate::support::until("it is over", async || {
-        let all = scrape(&larder).await;
-        (all.value("larder_waiting_requests"), all.value("larder_fills_under_way")) == (0.0, 0.0)
+    crate::support::until("the download has ended", async || {
+        let exposition = scrape(&larder).await;
+        (exposition.value("larder_waiting_requests"), exposition.value("larder_fills_under_way")) == (0.0, 0.0)
     })
     .await;
 }
 
-/// A request by an attacker who looks for a failure.
+/// A random malformed or hostile request.
 fn hostile(random: &mut StdRng, client: &reqwest::Client, larder: &Larder, archive: &str) -> reqwest::RequestBuilder {
     const PARTS: [&str; 24] = [
         "registry",
@@ -438,7 +439,7 @@ fn hostile(random: &mut StdRng, client: &reqwest::Client, larder: &Larder, archi
     let base = if random.gen_bool(0.2) { larder.admin() } else { larder.base().to_owned() };
     let methods = ["GET", "GET", "GET", "HEAD", "POST", "DELETE", "PROPFIND", "X"];
     let method = methods.choose(random).unwrap().parse().unwrap();
-    // A path of such noise may be no URL at all; then the root is asked.
+    // Random bytes may be no valid URL; then the request is for the root.
     let url = reqwest::Url::parse(&format!("{base}{path}?{}", noise(random, 9)));
     let request = client.request(method, url.unwrap_or_else(|_| base.parse().unwrap()));
     match random.gen_range(0..7) {
@@ -452,17 +453,17 @@ fn hostile(random: &mut StdRng, client: &reqwest::Client, larder: &Larder, archi
     }
 }
 
-/// DESIGN, promise 11: nothing that an outsider sends makes a label.
+/// DESIGN, promise 11: nothing that a client sends becomes a label.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn five_thousand_hostile_requests_make_not_one_more_series() {
+async fn five_thousand_hostile_requests_add_no_series() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(edition(1));
     let larder = Larder::mirroring(&upstream).start().await;
     let archive = larder.archive_path("null", "1.2.0").await;
     larder.get(&archive).await.expect(200);
     larder.versions("absent").await.expect(404);
-    let names = |all: &Exposition| all.samples.keys().cloned().collect::<BTreeSet<_>>();
-    let before = scrape(&larder).await;
+    let names = |exposition: &Exposition| exposition.samples.keys().cloned().collect::<BTreeSet<_>>();
+    let previous = scrape(&larder).await;
     let (client, mut random) = (client(), StdRng::seed_from_u64(5));
     let requests: Vec<_> = (0..5000).map(|_| hostile(&mut random, &client, &larder, &archive)).collect();
     let mut answers = stream::iter(requests.into_iter().map(send)).buffer_unordered(32);
@@ -473,13 +474,18 @@ async fn five_thousand_hostile_requests_make_not_one_more_series() {
     println!("what 5000 hostile requests got: {statuses:?}");
     assert!([400, 403, 404, 405].iter().all(|status| statuses.contains_key(status)), "{statuses:?}");
     let after = scrape(&larder).await;
-    let new: Vec<String> = names(&after).difference(&names(&before)).cloned().collect();
+    let new: Vec<String> = names(&after).difference(&names(&previous)).cloned().collect();
     assert!(new.is_empty(), "{new:#?}");
     assert_eq!(after.labels["host"], BTreeSet::from([HOST.to_owned()]));
-    let counted = |all: &Exposition| -> f64 {
-        all.samples.iter().filter(|(name, _)| name.starts_with("larder_requests_total")).map(|(_, value)| value).sum()
+    let counted = |exposition: &Exposition| -> f64 {
+        exposition
+            .samples
+            .iter()
+            .filter(|(name, _)| name.starts_with("larder_requests_total"))
+            .map(|(_, value)| value)
+            .sum()
     };
-    assert!(counted(&after) - counted(&before) > 3500.0, "they were not even counted");
+    assert!(counted(&after) - counted(&previous) > 3500.0, "the hostile requests were not counted");
 }
 
 /// The page on metrics lists every metric, and no other.
@@ -488,8 +494,8 @@ async fn the_page_on_metrics_lists_exactly_the_metrics_that_exist() {
     let upstream = FakeUpstream::start().await;
     let larder = Larder::mirroring(&upstream).start().await;
     larder.versions("absent").await.expect(404);
-    let all = scrape(&larder).await;
-    let shown: BTreeSet<String> = all
+    let exposition = scrape(&larder).await;
+    let shown: BTreeSet<String> = exposition
         .families
         .iter()
         .map(|(name, kind)| match kind.as_str() {
@@ -500,7 +506,7 @@ async fn the_page_on_metrics_lists_exactly_the_metrics_that_exist() {
         .collect();
     let page = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/metrics.md")).unwrap();
     let words = page.split(|c: char| !(c.is_ascii_lowercase() || c == '_'));
-    // Of a histogram, queries name its parts.
+    // Queries name the parts of a histogram (`_bucket`, `_sum`, `_count`).
     let whole = |word: &str| {
         ["_bucket", "_count", "_sum"]
             .iter()

@@ -1,5 +1,5 @@
-//! The registry HTTP API through larder: every endpoint as directly, pagination to the end, upstream failures, a bound
-//! on the cost of varied queries, and answers of an offline mirror.
+//! The registry HTTP API through larder: endpoints, pagination, upstream failures, limits for varied queries, and responses
+//! of an offline larder.
 
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use crate::support::module_fixture::tar_gz;
 use crate::support::until;
 use crate::support::upstream::{FakeUpstream, Fault, Listed, Target};
 
-/// Where the API is through larder.
-fn ours(path: &str) -> String {
+/// Larder's path for a path of the API.
+fn larder_path(path: &str) -> String {
     format!("/registry/{HOST}/v1{path}")
 }
 
@@ -42,7 +42,7 @@ async fn listing() -> FakeUpstream {
     upstream
 }
 
-/// Every endpoint that answers with a document.
+/// The paths of every endpoint that serves a document.
 const ENDPOINTS: [&str; 24] = [
     "/modules",
     "/modules/",
@@ -76,7 +76,7 @@ fn as_upstream_has_it(answer: &Answer) -> Value {
     serde_json::from_str(&text).unwrap()
 }
 
-/// The URL with its query sorted: the order of parameters is up to the writer.
+/// The URL with its query parameters sorted, because their order does not matter.
 fn sorted_query(url: &str) -> String {
     let (path, query) = url.split_once('?').unwrap_or((url, ""));
     let mut pairs: Vec<&str> = query.split('&').filter(|pair| *pair != "offset=0").collect();
@@ -93,16 +93,16 @@ fn with_sorted_urls(mut page: Value) -> Value {
     page
 }
 
-/// Every endpoint answers through larder as directly, URLs aside; a cached page also while upstream is stopped.
+/// Every endpoint has the same response through larder, except for URLs; cached pages are served while upstream is stopped.
 #[tokio::test]
-async fn every_endpoint_answers_as_it_does_directly_and_once_seen_without_its_upstream() {
+async fn every_endpoint_answers_like_the_upstream_itself_and_from_the_cache_without_it() {
     let mut upstream = listing().await;
     let larder = Larder::mirroring(&upstream).start().await;
     let mut seen = Vec::new();
     for path in ENDPOINTS {
         let direct = get(&format!("{}/v1{path}", upstream.origin())).await.expect(200);
         // Larder forwards the request as it came, so both answers are compared after one normalisation of their URLs.
-        let through = larder.get(&ours(path)).await.expect(200);
+        let through = larder.get(&larder_path(path)).await.expect(200);
         let is_a_list_of_versions = path.ends_with("/versions");
         let [direct_json, through_json] =
             [&direct, &through].map(|answer| with_sorted_urls(as_upstream_has_it(answer)));
@@ -113,7 +113,7 @@ async fn every_endpoint_answers_as_it_does_directly_and_once_seen_without_its_up
         assert_eq!(through.header("content-type"), "application/json");
         if !through.text().contains("next_url\":") && !through.text().contains("prev_url\":") && !is_a_list_of_versions
         {
-            assert_eq!(through.text(), direct.text(), "{path}: it was changed where nothing in it leads to a page");
+            assert_eq!(through.text(), direct.text(), "{path}: larder changed a response without page URLs");
         }
         seen.push(through);
     }
@@ -121,7 +121,7 @@ async fn every_endpoint_answers_as_it_does_directly_and_once_seen_without_its_up
     for after in [Duration::ZERO, Duration::from_secs(24 * 3600)] {
         larder.clock.advance(after);
         for (path, before) in ENDPOINTS.iter().zip(&seen) {
-            let again = larder.get(&ours(path)).await.expect(200);
+            let again = larder.get(&larder_path(path)).await.expect(200);
             assert_eq!(again.text(), before.text(), "{path}");
             let is_late = !after.is_zero();
             assert_eq!(again.has_cache_status("detail=stale"), is_late, "{path}: {:?}", again.headers);
@@ -135,7 +135,7 @@ async fn only_the_urls_of_further_pages_change() {
     let upstream = listing().await;
     let larder = Larder::mirroring(&upstream).start().await;
     let direct = get(&format!("{}/v1/modules?limit=2&offset=2", upstream.origin())).await.expect(200).text();
-    let through = larder.get(&ours("/modules?limit=2&offset=2")).await.expect(200).text();
+    let through = larder.get(&larder_path("/modules?limit=2&offset=2")).await.expect(200).text();
     let expected = direct
         .replace("\"/v1/modules?limit=2&offset=4\"", &format!("\"/registry/{HOST}/v1/modules?limit=2&offset=4\""))
         .replace("\"/v1/modules?limit=2&offset=0\"", &format!("\"/registry/{HOST}/v1/modules?limit=2\""));
@@ -144,7 +144,7 @@ async fn only_the_urls_of_further_pages_change() {
     assert!(through.contains("1.50E+2") && through.contains("1.10e+300") && through.contains("/images/logo.png"));
 }
 
-/// Pages through to the end, forwards and back, and never past larder; with a public URL too.
+/// Follows the page URLs to the end and back; all of them lead to larder, also with `public_url`.
 #[tokio::test]
 async fn a_list_is_paged_through_to_its_end_and_back() {
     for server in ["", "public_url = \"http://mirror.example/tf/\""] {
@@ -154,7 +154,7 @@ async fn a_list_is_paged_through_to_its_end_and_back() {
             [("/modules?limit=2", 5), ("/modules/search?limit=1&q=aws", 3), ("/providers?limit=1", 3)]
         {
             let mut found = Vec::new();
-            let mut next = format!("http://{}{}", larder.address(), ours(start));
+            let mut next = format!("http://{}{}", larder.address(), larder_path(start));
             let last = loop {
                 let page = get(&next).await.expect(200).json();
                 let kind = if start.starts_with("/providers") { "providers" } else { "modules" };
@@ -171,32 +171,32 @@ async fn a_list_is_paged_through_to_its_end_and_back() {
             unique.dedup();
             assert_eq!(unique, found);
             let page = get(&last).await.expect(200).json();
-            let back = page["meta"]["prev_url"].as_str().unwrap();
-            assert!(back.contains(&ours(start.split('?').next().unwrap())), "{back}");
+            let previous_url = page["meta"]["prev_url"].as_str().unwrap();
+            assert!(previous_url.contains(&larder_path(start.split('?').next().unwrap())), "{previous_url}");
         }
     }
 }
 
-/// Where upstream's next page has more in its query than the protocol, larder would ask for another; and who followed
-/// it to upstream would go past larder, perhaps to where only larder comes.
+/// Larder cannot request a next page whose query has parameters that the protocol does not define. Larder removes such a
+/// URL: a client that followed it would bypass larder.
 #[tokio::test]
-async fn a_next_page_that_larder_could_not_ask_for_is_left_out() {
+async fn a_next_page_url_that_larder_cannot_request_is_removed() {
     let upstream = listing().await;
     upstream.serve_json("/v1/modules", r#"{"meta":{"next_url":"/v1/modules?cursor=abc"},"modules":[]}"#);
     let larder = Larder::mirroring(&upstream).start().await;
-    let page = larder.get(&ours("/modules")).await.expect(200).json();
+    let page = larder.get(&larder_path("/modules")).await.expect(200).json();
     assert_eq!(page, serde_json::json!({"meta": {"next_url": null}, "modules": []}));
 }
 
-/// Seed 002: the latest version's download is a 302, to a URL of ours.
+/// The download of the latest version is a 302 to a URL of larder.
 #[tokio::test]
-async fn the_latest_versions_download_is_a_redirect_to_our_own_url_of_it() {
+async fn the_latest_versions_download_is_a_redirect_to_larders_own_url() {
     let mut upstream = listing().await;
     let larder = Larder::mirroring(&upstream).start().await;
     let latest = |answer: &Answer| answer.header("location").to_owned();
-    let path = ours("/modules/Acme-Corp/vpc/aws/download");
+    let path = larder_path("/modules/Acme-Corp/vpc/aws/download");
     let found = larder.get(&path).await.expect(302);
-    assert_eq!(latest(&found), ours("/modules/Acme-Corp/vpc/aws/1.1.0/download"));
+    assert_eq!(latest(&found), larder_path("/modules/Acme-Corp/vpc/aws/1.1.0/download"));
     assert_eq!((found.body.len(), found.header("content-length")), (0, "0"));
     upstream.stop().await;
     larder.clock.advance(Duration::from_secs(24 * 3600));
@@ -209,28 +209,28 @@ async fn the_latest_versions_download_is_a_redirect_to_our_own_url_of_it() {
     let found = get(&format!("http://{}{path}", public.address())).await.expect(302);
     assert_eq!(
         latest(&found),
-        format!("https://mirror.example/tf{}", ours("/modules/Acme-Corp/vpc/aws/1.1.0/download"))
+        format!("https://mirror.example/tf{}", larder_path("/modules/Acme-Corp/vpc/aws/1.1.0/download"))
     );
     assert_eq!(
-        get(&format!("http://{}{}", public.address(), ours("/modules/acme/none/aws/download"))).await.status,
+        get(&format!("http://{}{}", public.address(), larder_path("/modules/acme/none/aws/download"))).await.status,
         404
     );
 }
 
-/// DESIGN 3: tools that skip discovery, under a name that was taken over.
+/// DESIGN, section 3: under a taken-over host name, the API also works for tools that skip discovery.
 #[tokio::test]
 async fn a_taken_over_name_has_the_api_at_the_registrys_own_paths() {
     let upstream = listing().await;
     let larder = Larder::mirroring(&upstream).start().await;
     for path in ["/v1/modules?limit=2", "/v1/modules/?limit=2", "/v1/modules/search?q=vpc", "/v1/providers?limit=2"] {
-        let here = larder.get_with(path, &[("host", HOST)]).await.expect(200);
-        let there = larder.get(&format!("/registry/{HOST}{path}")).await.expect(200);
-        assert_eq!(here.text(), there.text(), "{path}");
+        let taken_over = larder.get_with(path, &[("host", HOST)]).await.expect(200);
+        let by_larder_path = larder.get(&format!("/registry/{HOST}{path}")).await.expect(200);
+        assert_eq!(taken_over.text(), by_larder_path.text(), "{path}");
         assert_eq!(larder.get(path).await.status, 421, "{path}");
     }
 }
 
-/// Freshness: a minute, then revalidated in line; the same page however it is asked for.
+/// Freshness: a page is fresh for a minute and then revalidated; all spellings of a request share one page.
 #[tokio::test]
 async fn a_page_is_fresh_for_a_minute_and_is_one_page_in_every_spelling() {
     let upstream = listing().await;
@@ -241,43 +241,43 @@ async fn a_page_is_fresh_for_a_minute_and_is_one_page_in_every_spelling() {
         "/modules/search?limit=2&q=vpc&verified=no&q=y",
     ];
     for path in spellings {
-        larder.get(&ours(path)).await.expect(200);
+        larder.get(&larder_path(path)).await.expect(200);
     }
     assert_eq!(upstream.count("/v1/modules/search"), 1);
     assert_eq!(upstream.requests().last().unwrap().query, "limit=2&q=vpc");
     larder.clock.advance(Duration::from_secs(30));
-    assert_eq!(larder.get(&ours(spellings[0])).await.expect(200).header("cache-status"), "larder; hit");
+    assert_eq!(larder.get(&larder_path(spellings[0])).await.expect(200).header("cache-status"), "larder; hit");
     larder.clock.advance(Duration::from_secs(30));
     upstream.list(&modules()[1..], &[]);
-    let again = larder.get(&ours(spellings[0])).await.expect(200);
+    let again = larder.get(&larder_path(spellings[0])).await.expect(200);
     assert_eq!(again.header("cache-status"), "larder; fwd=stale; stored");
     assert_eq!(again.json()["modules"].as_array().unwrap().len(), 1);
     assert_eq!(upstream.count("/v1/modules/search"), 2);
     larder.clock.advance(Duration::from_secs(60));
-    larder.get(&ours(spellings[0])).await.expect(200);
+    larder.get(&larder_path(spellings[0])).await.expect(200);
     let requests = upstream.requests().into_iter().rfind(|request| request.path == "/v1/modules/search").unwrap();
     assert_eq!(requests.status, Some(304));
 }
 
-/// The base of a service, asked without its slash, is where it was: it does not count as another place.
+/// The base URL of a service without its final slash is the same page.
 #[tokio::test]
-async fn the_list_of_all_stays_fresh_too() {
+async fn the_list_of_all_modules_is_cached_too() {
     let upstream = listing().await;
     let larder = Larder::mirroring(&upstream).store("memory = \"0B\"").start().await;
     for _ in 0..3 {
-        larder.get(&ours("/modules?limit=2")).await.expect(200);
+        larder.get(&larder_path("/modules?limit=2")).await.expect(200);
     }
     assert_eq!(upstream.count("/v1/modules"), 1);
 }
 
-/// `fold_case`: details are one page for every spelling of a name, or two.
+/// With `fold_case`, all spellings of a name share one details page; without, each has its own.
 #[tokio::test]
-async fn spellings_of_a_name_are_one_page_only_where_the_registry_says_so() {
+async fn spellings_of_a_name_share_a_page_only_with_fold_case() {
     for (folds, requests) in [(true, 1), (false, 2)] {
         let upstream = listing().await;
-        let larder = Larder::mirroring(&upstream).with(&format!("fold_case = {folds}")).start().await;
+        let larder = Larder::mirroring(&upstream).upstream_lines(&format!("fold_case = {folds}")).start().await;
         for names in ["ACME-corp/VPC", "Acme-Corp/vpc"] {
-            let details = larder.get(&ours(&format!("/modules/{names}/aws"))).await.expect(200).json();
+            let details = larder.get(&larder_path(&format!("/modules/{names}/aws"))).await.expect(200).json();
             assert_eq!(details["id"], "Acme-Corp/vpc/aws/1.1.0");
         }
         let count = upstream.count_where(|request| request.path.ends_with("/aws"));
@@ -286,11 +286,11 @@ async fn spellings_of_a_name_are_one_page_only_where_the_registry_says_so() {
     }
 }
 
-/// The table of DESIGN 4, with nothing cached and with something cached.
+/// The table of DESIGN, section 4: upstream failures with and without a cached page.
 #[tokio::test]
-async fn upstream_failures_have_the_statuses_of_the_table() {
-    let path = ours("/modules/search?q=vpc");
-    for (fault, status, says) in [
+async fn upstream_failures_of_api_pages_have_the_documented_statuses() {
+    let path = larder_path("/modules/search?q=vpc");
+    for (fault, status, message) in [
         (Fault::Status(404), 404, "does not exist"),
         (Fault::Status(401), 502, "credential"),
         (Fault::Status(403), 502, "credential"),
@@ -310,10 +310,10 @@ async fn upstream_failures_have_the_statuses_of_the_table() {
         assert_eq!(answer.status, status, "{fault:?}: {}", answer.text());
         let errors = answer.json()["errors"].clone();
         let output = errors[0].as_str().unwrap();
-        assert!(output.contains(says) && !output.contains("vpc"), "{fault:?}: {output}");
+        assert!(output.contains(message) && !output.contains("vpc"), "{fault:?}: {output}");
 
-        // Nothing of it is remembered but a 404, and that for half a minute.
-        upstream.heal();
+        // Only a 404 is cached, for half a minute.
+        upstream.clear_faults();
         larder.clock.advance(Duration::from_secs(if status == 404 { 30 } else { 0 }));
         let stored = larder.get(&path).await.expect(200);
         larder.clock.advance(Duration::from_secs(61));
@@ -325,18 +325,19 @@ async fn upstream_failures_have_the_statuses_of_the_table() {
     }
 }
 
-/// DESIGN 4: a search without `q` is upstream's own 4xx, and not remembered; what no parameter can be is ours.
+/// DESIGN, section 4: a search without `q` gets upstream's 4xx, which is not cached; larder itself refuses invalid
+/// parameters.
 #[tokio::test]
-async fn a_search_without_words_is_what_upstream_says_of_it() {
+async fn a_search_without_a_query_has_the_response_of_upstream() {
     let upstream = listing().await;
     let larder = Larder::mirroring(&upstream).start().await;
     for requests in 1..=2 {
-        let refused = larder.get(&ours("/modules/search")).await.expect(400);
+        let refused = larder.get(&larder_path("/modules/search")).await.expect(400);
         assert!(refused.text().contains("search query is required"), "{}", refused.text());
         assert_eq!(upstream.count("/v1/modules/search"), requests);
     }
     upstream.forget_requests();
-    for (bad, says) in [
+    for (invalid_query, message) in [
         ("?limit=x", "limit"),
         ("?offset=-1", "offset"),
         ("?provider=a%2Fb", "a/b"),
@@ -345,27 +346,27 @@ async fn a_search_without_words_is_what_upstream_says_of_it() {
         ("/search?q=%00", "q must"),
         (&format!("/search?q={}", "x".repeat(129)), "q must"),
     ] {
-        let refused = larder.get(&ours(&format!("/modules{bad}"))).await.expect(400);
-        assert!(refused.json()["errors"][0].as_str().unwrap().contains(says), "{}", refused.text());
+        let refused = larder.get(&larder_path(&format!("/modules{invalid_query}"))).await.expect(400);
+        assert!(refused.json()["errors"][0].as_str().unwrap().contains(message), "{}", refused.text());
     }
     assert_eq!(upstream.count_of(Target::Everything), 0);
-    larder.get(&ours("/modules?limit=99999999999")).await.expect(200);
+    larder.get(&larder_path("/modules?limit=99999999999")).await.expect(200);
 }
 
-/// An outsider who varies queries: neither the store nor the metrics nor memory grow with them.
+/// Neither the store nor the metrics nor memory grow with the variety of queries.
 #[tokio::test]
-async fn varied_queries_leave_no_more_pages_than_may_be() {
+async fn varied_queries_leave_a_limited_number_of_pages() {
     let upstream = listing().await;
     let folder = {
         let larder = Larder::mirroring(&upstream).page_bytes(64 * 1024).store("memory = \"0B\"").start().await;
         let lines = series(&larder).await;
-        larder.get(&ours("/modules/search?q=kept&limit=1")).await.expect(200);
+        larder.get(&larder_path("/modules/search?q=kept&limit=1")).await.expect(200);
         for number in 0..120 {
-            larder.get(&ours(&format!("/modules/search?q=query{number}&utm_{number}=y"))).await.expect(200);
+            larder.get(&larder_path(&format!("/modules/search?q=query{number}&utm_{number}=y"))).await.expect(200);
             larder.clock.advance(Duration::from_secs(1));
             if number % 5 == 0 {
                 // A page in use is not evicted.
-                larder.get(&ours("/modules/search?q=kept&limit=1")).await.expect(200);
+                larder.get(&larder_path("/modules/search?q=kept&limit=1")).await.expect(200);
             }
         }
         let pages = async || larder.folder.files(&format!("documents/{HOST}/pages")).len();
@@ -374,51 +375,50 @@ async fn varied_queries_leave_no_more_pages_than_may_be() {
         assert!(larder.metric("larder_evictions_total").await >= 100.0);
         assert_eq!(series(&larder).await, lines, "the metrics grew");
         upstream.forget_requests();
-        larder.get(&ours("/modules/search?q=query119")).await.expect(200);
-        larder.get(&ours("/modules/search?q=kept&limit=1")).await.expect(200);
+        larder.get(&larder_path("/modules/search?q=query119")).await.expect(200);
+        larder.get(&larder_path("/modules/search?q=kept&limit=1")).await.expect(200);
         let fetched = upstream.requests().iter().filter(|request| request.status == Some(200)).count();
         assert_eq!(fetched, 0, "the last used pages are held");
-        larder.get(&ours("/modules/search?q=query0")).await.expect(200);
+        larder.get(&larder_path("/modules/search?q=query0")).await.expect(200);
         assert_eq!(upstream.requests().iter().filter(|request| request.status == Some(200)).count(), 1);
         larder.stop().await
     };
-    // The count survives a restart, and so does one without its index.
+    // The count survives a restart, also without the index.
     std::fs::remove_dir_all(folder.path().join("v1/index")).unwrap();
-    let larder = Larder::mirroring(&upstream).page_bytes(32 * 1024).on(&folder).start().await;
-    larder.get(&ours("/modules/search?q=one-more")).await.expect(200);
+    let larder = Larder::mirroring(&upstream).page_bytes(32 * 1024).store_at(&folder).start().await;
+    larder.get(&larder_path("/modules/search?q=one-more")).await.expect(200);
     let pages = format!("documents/{HOST}/pages");
-    until("only so many pages are left", async || larder.folder.files(&pages).len() <= 8).await;
+    until("the number of pages is within the limit", async || larder.folder.files(&pages).len() <= 8).await;
 }
 
-/// DESIGN 5: pages never cost a small store its archives.
+/// DESIGN, section 5: pages never displace the archives of a small store.
 #[tokio::test]
-async fn pages_have_an_eighth_of_a_small_store() {
+async fn api_pages_use_at_most_an_eighth_of_a_small_store() {
     let upstream = listing().await;
     upstream.publish(crate::support::upstream::Provider::new("acme", "big").size(700_000));
     let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").start().await;
     let archive = larder.archive_path("big", "1.2.0").await;
     larder.get(&archive).await.expect(200);
     for number in 0..120 {
-        larder.get(&ours(&format!("/modules/search?q=query{number}"))).await.expect(200);
+        larder.get(&larder_path(&format!("/modules/search?q=query{number}"))).await.expect(200);
     }
     let pages = || larder.folder.files(&format!("documents/{HOST}/pages")).len();
-    until("the pages have their eighth", async || pages() <= 32).await;
+    until("the pages use at most an eighth of the store", async || pages() <= 32).await;
     assert_eq!(larder.folder.blobs().len(), 1, "an archive went for pages");
     assert_eq!(larder.versions("big").await.expect(200).header("cache-status"), "larder; hit");
 }
 
-/// DESIGN, promise 12: offline, a cached page answers; a list or search that is not cached answers from the store and
-/// says so.
+/// DESIGN, promise 12: offline, cached pages are served; other lists and searches are answered from the store and marked.
 #[tokio::test]
-async fn a_sealed_mirror_answers_from_what_it_has_and_says_so() {
+async fn a_sealed_mirror_answers_api_requests_from_its_store_and_marks_the_responses() {
     let upstream = listing().await;
-    let larder = Larder::mirroring(&upstream).with("fold_case = false").start().await;
-    let stored = larder.get(&ours("/modules?limit=2")).await.expect(200);
+    let larder = Larder::mirroring(&upstream).upstream_lines("fold_case = false").start().await;
+    let stored = larder.get(&larder_path("/modules?limit=2")).await.expect(200);
     for names in ["Acme-Corp/vpc/aws", "Acme-Corp/vpc/google", "zoitech/network/aws"] {
-        larder.get(&ours(&format!("/modules/{names}/versions"))).await.expect(200);
+        larder.get(&larder_path(&format!("/modules/{names}/versions"))).await.expect(200);
     }
-    // Of one there is the list alone: none of its versions could be installed.
-    larder.get(&ours("/modules/zoitech/bucket/aws/versions")).await.expect(200);
+    // Of one module only the version list is stored, so none of its versions could be installed.
+    larder.get(&larder_path("/modules/zoitech/bucket/aws/versions")).await.expect(200);
     upstream.serve_file("/files/m.tar.gz", "application/gzip", tar_gz(&[("main.tf", b"# m\n")]));
     for (names, spelled, version) in [
         ("Acme-Corp/vpc/aws", "1.0.0", "1.0.0"),
@@ -427,7 +427,7 @@ async fn a_sealed_mirror_answers_from_what_it_has_and_says_so() {
         ("zoitech/network/aws", "v0.1", "0.1.0"),
     ] {
         upstream.serve_json(&format!("/v1/modules/{names}/{spelled}/download"), r#"{"location":"/files/m.tar.gz"}"#);
-        larder.get(&ours(&format!("/modules/{names}/{version}/download"))).await.expect(204);
+        larder.get(&larder_path(&format!("/modules/{names}/{version}/download"))).await.expect(204);
     }
     upstream.publish(crate::support::upstream::Provider::new("acme", "null"));
     larder.versions("null").await.expect(200);
@@ -435,10 +435,11 @@ async fn a_sealed_mirror_answers_from_what_it_has_and_says_so() {
     let folder = larder.stop().await;
     upstream.forget_requests();
 
-    let sealed = Larder::mirroring(&upstream).with("fold_case = false").network("offline = true").on(&folder);
+    let sealed =
+        Larder::mirroring(&upstream).upstream_lines("fold_case = false").network("offline = true").store_at(&folder);
     let larder = sealed.start().await;
     larder.clock.advance(Duration::from_secs(3600));
-    let page = larder.get(&ours("/modules?limit=2")).await.expect(200);
+    let page = larder.get(&larder_path("/modules?limit=2")).await.expect(200);
     assert_eq!((page.body == stored.body, page.has_cache_status("detail=stale")), (true, true));
 
     let ids = |page: &Value, name: &str| -> Vec<String> {
@@ -457,53 +458,54 @@ async fn a_sealed_mirror_answers_from_what_it_has_and_says_so() {
         ("/modules?verified=true", &[]),
         ("/modules/search?q=a&offset=1&limit=1", &all[1..2]),
     ] {
-        let answer = larder.get(&ours(path)).await.expect(200);
+        let answer = larder.get(&larder_path(path)).await.expect(200);
         let page = answer.json();
         assert_eq!(ids(&page, "modules"), expected, "{path}");
         assert!(page["warnings"][0].as_str().unwrap().contains("offline"), "{path}: {page}");
         assert!(answer.has_cache_status("detail=stale"), "{path}: {:?}", answer.headers);
     }
-    let meta = larder.get(&ours("/modules/search?q=a&offset=1&limit=1")).await.expect(200).json()["meta"].clone();
+    let meta =
+        larder.get(&larder_path("/modules/search?q=a&offset=1&limit=1")).await.expect(200).json()["meta"].clone();
     let expected = serde_json::json!({
         "limit": 1, "current_offset": 1,
-        "next_offset": 2, "next_url": ours("/modules/search?limit=1&offset=2&q=a"),
-        "prev_offset": 0, "prev_url": ours("/modules/search?limit=1&q=a"),
+        "next_offset": 2, "next_url": larder_path("/modules/search?limit=1&offset=2&q=a"),
+        "prev_offset": 0, "prev_url": larder_path("/modules/search?limit=1&q=a"),
     });
     assert_eq!(meta, expected);
-    let providers = larder.get(&ours("/providers")).await.expect(200).json();
+    let providers = larder.get(&larder_path("/providers")).await.expect(200).json();
     assert_eq!(ids(&providers, "providers"), ["acme/null/1.2.0"]);
 
-    let details = larder.get(&ours("/modules/Acme-Corp/vpc/aws")).await.expect(200).json();
+    let details = larder.get(&larder_path("/modules/Acme-Corp/vpc/aws")).await.expect(200).json();
     assert_eq!((&details["version"], &details["provider"]), (&"1.1.0".into(), &"aws".into()));
     assert_eq!(details["versions"], serde_json::json!(["1.0.0", "1.1.0"]), "of 0.9.0 there is no archive");
     assert!(details["warnings"][0].as_str().unwrap().contains("offline"));
     assert!(details["warnings"][1].as_str().unwrap().contains("\"versions\""));
-    let provider = larder.get(&ours("/providers/acme/null")).await.expect(200).json();
+    let provider = larder.get(&larder_path("/providers/acme/null")).await.expect(200).json();
     assert_eq!(provider["versions"], serde_json::json!(["1.2.0"]));
-    let one = larder.get(&ours("/modules/Acme-Corp/vpc/aws/1.0.0")).await.expect(200).json();
+    let one = larder.get(&larder_path("/modules/Acme-Corp/vpc/aws/1.0.0")).await.expect(200).json();
     assert_eq!(one["id"], "Acme-Corp/vpc/aws/1.0.0");
-    let latest = larder.get(&ours("/modules/zoitech/network/aws/download")).await.expect(302);
-    assert_eq!(latest.header("location"), ours("/modules/zoitech/network/aws/0.1.0/download"));
+    let latest = larder.get(&larder_path("/modules/zoitech/network/aws/download")).await.expect(302);
+    assert_eq!(latest.header("location"), larder_path("/modules/zoitech/network/aws/0.1.0/download"));
     for unknown in [
         "/modules/Acme-Corp/vpc/aws/0.9.0",
         "/modules/Acme-Corp/vpc/aws/7.0.0",
         "/modules/zoitech/bucket/aws",
         "/providers/acme/other",
     ] {
-        let refused = larder.get(&ours(unknown)).await.expect(503);
+        let refused = larder.get(&larder_path(unknown)).await.expect(503);
         assert!(refused.text().contains("offline"), "{}", refused.text());
     }
     assert_eq!(upstream.count_of(Target::Everything), 0);
-    // Back online, upstream has the word again.
+    // Online again, larder serves upstream's pages.
     let folder = larder.stop().await;
-    let larder = Larder::mirroring(&upstream).with("fold_case = false").on(&folder).start().await;
-    let page = larder.get(&ours("/modules/search?q=VPC")).await.expect(200).json();
+    let larder = Larder::mirroring(&upstream).upstream_lines("fold_case = false").store_at(&folder).start().await;
+    let page = larder.get(&larder_path("/modules/search?q=VPC")).await.expect(200).json();
     assert!(page.get("warnings").is_none(), "{page}");
 }
 
-/// DESIGN 9's larder behind a larder: pages are led back at each.
+/// DESIGN, section 9, a larder behind a larder: each rewrites the URLs of pages.
 #[tokio::test]
-async fn pages_come_through_two_larders() {
+async fn api_pages_are_served_through_two_larders() {
     let upstream = listing().await;
     let near = Larder::mirroring(&upstream).start().await;
     let base = format!("{}/registry/{HOST}/", near.base());

@@ -1,83 +1,89 @@
-//! The acceptance of modules: the real `terraform` installs every form that larder can fetch, the same as without
+//! The acceptance of modules: the real `terraform` installs every form of location that larder can fetch, the same as without
 //! larder, and again when everything upstream is gone.
 
 use crate::support::git::differences;
 use crate::support::git::forge::{self, Forges};
-use crate::support::git_module_fixture::{Form, ModuleScene, calls, every_form, installed, same_modules, through};
+use crate::support::git_module_fixture::{
+    GitModuleFixture, ModuleCase, every_module_case, installed, module_calls, module_differences, override_through,
+};
 use crate::support::terraform::{Terraform, Workspace};
 
-/// The forms that the client installs without larder too.
-fn direct_forms(forms: &[Form]) -> Vec<Form> {
-    forms.iter().filter(|form| form.instead_of_direct.is_none()).cloned().collect()
+/// The cases that the client can install without larder too.
+fn direct_cases(cases: &[ModuleCase]) -> Vec<ModuleCase> {
+    cases.iter().filter(|case| case.expected_tag.is_none()).cloned().collect()
 }
 
-/// The files of the forms that the client cannot install itself, compared with those of the repository.
-async fn unlike_the_repository(fixture: &ModuleScene, workspace: &Workspace, forms: &[Form]) -> Vec<String> {
+/// The differences between the repository and the installed modules that the client cannot install without larder.
+async fn differences_from_repository(
+    fixture: &GitModuleFixture,
+    workspace: &Workspace,
+    cases: &[ModuleCase],
+) -> Vec<String> {
     let mut text = Vec::new();
-    for form in forms {
-        let Some(reference) = form.instead_of_direct else { continue };
+    for case in cases {
+        let Some(reference) = case.expected_tag else { continue };
         let truth = fixture.checkout(&format!("{}/acme/net.git", fixture.git.origin()), reference).await;
-        let (_, folder) = installed(workspace).into_iter().find(|(key, _)| *key == form.name).unwrap();
-        text.extend(differences(truth.path(), &folder).into_iter().map(|line| format!("{}: {line}", form.name)));
+        let (_, folder) = installed(workspace).into_iter().find(|(key, _)| *key == case.name).unwrap();
+        text.extend(differences(truth.path(), &folder).into_iter().map(|line| format!("{}: {line}", case.name)));
     }
     text
 }
 
-/// Baseline: without larder, all of it installs.
+/// Baseline: without larder, the client installs all modules.
 #[tokio::test]
 async fn the_test_registry_works_with_the_real_client_directly() {
     let Some(client) = Terraform::find() else { return };
-    let Some(fixture) = ModuleScene::start(None).await else { return };
-    let forms = direct_forms(&every_form(&fixture).await);
-    let direct = fixture.calling(&client, &forms);
+    let Some(fixture) = GitModuleFixture::start(None).await else { return };
+    let cases = direct_cases(&every_module_case(&fixture).await);
+    let direct = fixture.workspace_calling(&client, &cases);
     direct.cli_config(&fixture.direct());
     direct.init().await.expect_success();
-    assert!(installed(&direct).len() >= forms.len(), "{:?}", installed(&direct));
+    assert!(installed(&direct).len() >= cases.len(), "{:?}", installed(&direct));
 }
 
-/// In a namespace where the names of public forges lead to the test's own servers; without those names where
-/// there can be no such namespace.
+/// Runs in a namespace where the names of public forges resolve to servers of the test. Without such a namespace, the forms
+/// with these names are left out.
 #[tokio::test]
-async fn every_form_of_a_module_installs_as_it_does_directly_and_again_without_any_upstream() {
-    let name = "every_form_of_a_module_installs_as_it_does_directly_and_again_without_any_upstream";
+async fn every_form_of_module_location_installs_as_without_larder_and_again_without_upstream() {
+    let name = "every_form_of_module_location_installs_as_without_larder_and_again_without_upstream";
     let Some(client) = Terraform::find() else { return };
     let forges = match forge::forges(&format!("modules_client::{name}")).await {
-        Forges::Here(address) => Some(address),
-        Forges::Nowhere => None,
-        Forges::Done => return,
+        Forges::Inside(address) => Some(address),
+        Forges::Impossible => None,
+        Forges::Succeeded => return,
     };
-    let Some(mut fixture) = ModuleScene::start(forges).await else { return };
-    let forms = every_form(&fixture).await;
-    let direct_forms = direct_forms(&forms);
-    let direct = fixture.calling(&client, &direct_forms);
+    let Some(mut fixture) = GitModuleFixture::start(forges).await else { return };
+    let cases = every_module_case(&fixture).await;
+    let direct_cases = direct_cases(&cases);
+    let direct = fixture.workspace_calling(&client, &direct_cases);
     direct.cli_config(&fixture.direct());
     direct.init().await.expect_success();
 
     let larder = fixture.larder().start().await;
-    // The client can reach no server but larder: it has no key and no certificate authority.
-    let calling = |forms: &[Form], larder: &str| {
+    // The client can connect to no server but larder: it has no ssh key and no certificate authority.
+    let calling = |cases: &[ModuleCase], larder: &str| {
         let mut workspace = client.workspace();
-        workspace.file("main.tf", &calls(forms)).cli_config(&through(larder));
+        workspace.file("main.tf", &module_calls(cases)).cli_config(&override_through(larder));
         workspace
     };
-    let cold = calling(&direct_forms, larder.base());
+    let cold = calling(&direct_cases, larder.base());
     cold.init().await.expect_success();
-    assert_eq!(same_modules(&direct, &cold), Vec::<String>::new());
-    let rest: Vec<Form> = forms.iter().filter(|form| form.instead_of_direct.is_some()).cloned().collect();
-    let not_direct = calling(&rest, larder.base());
+    assert_eq!(module_differences(&direct, &cold), Vec::<String>::new());
+    let larder_only: Vec<ModuleCase> = cases.iter().filter(|case| case.expected_tag.is_some()).cloned().collect();
+    let not_direct = calling(&larder_only, larder.base());
     not_direct.init().await.expect_success();
-    assert_eq!(unlike_the_repository(&fixture, &not_direct, &rest).await, Vec::<String>::new());
+    assert_eq!(differences_from_repository(&fixture, &not_direct, &larder_only).await, Vec::<String>::new());
 
     fixture.stop().await;
-    let warm = calling(&direct_forms, larder.base());
+    let warm = calling(&direct_cases, larder.base());
     warm.init().await.expect_success();
-    assert_eq!(same_modules(&direct, &warm), Vec::<String>::new());
+    assert_eq!(module_differences(&direct, &warm), Vec::<String>::new());
 
     let folder = larder.stop().await;
-    let larder = fixture.larder().on(&folder).start().await;
-    let restarted = calling(&forms, larder.base());
+    let larder = fixture.larder().store_at(&folder).start().await;
+    let restarted = calling(&cases, larder.base());
     restarted.init().await.expect_success();
-    // `direct` lacks the few that it cannot have.
-    let all = same_modules(&direct, &restarted);
+    // `direct` lacks the modules that the client cannot install without larder.
+    let all = module_differences(&direct, &restarted);
     assert_eq!(all, [format!("{} modules / {}", installed(&direct).len(), installed(&restarted).len())]);
 }

@@ -1,11 +1,11 @@
-//! Modules at sources that larder cannot fetch: clients are sent there as upstream says, unless that could give away a
-//! secret or lead out of a sealed network.
+//! Modules at sources that larder cannot fetch: larder passes the location on, unless the location may hold a secret or
+//! larder is offline.
 
-use crate::support::git_module_fixture::{Place, download_path, fetch};
+use crate::support::git_module_fixture::{ModuleLocation, download_path, fetch};
 use crate::support::larder::{Folder, HOST};
 use crate::support::module_fixture::ModuleFixture;
 use crate::support::process::Process;
-use crate::support::upstream::{Module, Telling};
+use crate::support::upstream::{LocationReply, Module};
 
 const PASSED: [&str; 7] = [
     "s3::https://s3-eu-west-1.amazonaws.com/acme-modules/net.zip",
@@ -36,12 +36,14 @@ async fn a_source_that_larder_cannot_fetch_is_passed_on_byte_for_byte() {
     let folder = Folder::new();
     let larder = Process::start(&fixture.larder_on(&folder), folder.path());
     for (number, location) in PASSED.into_iter().enumerate() {
-        for (telling, name) in [(Telling::NoContent, "header"), (Telling::Json, "json")] {
+        for (location_reply, name) in [(LocationReply::NoContent, "header"), (LocationReply::Json, "json")] {
             let name = format!("{name}{number}");
-            fixture.registry.publish_module(Module::new("acme", &name, "test").at(location).told(telling));
+            fixture
+                .registry
+                .publish_module(Module::new("acme", &name, "test").at(location).location_reply(location_reply));
             for _ in 0..2 {
-                let text = larder.get(&download_path(&name)).await.expect(204);
-                assert_eq!((text.header("x-terraform-get"), text.body.len()), (location, 0));
+                let response = larder.get(&download_path(&name)).await.expect(204);
+                assert_eq!((response.header("x-terraform-get"), response.body.len()), (location, 0));
             }
         }
     }
@@ -51,11 +53,11 @@ async fn a_source_that_larder_cannot_fetch_is_passed_on_byte_for_byte() {
     assert!(!larder.log().text().contains("acme-modules"), "paths are nobody's business");
     assert!(folder.blobs().is_empty());
     let archive = format!("/archive/{HOST}/modules/acme/header0/test/1.0.0/module.tar.gz");
-    let text = larder.get(&archive).await.expect(502).text();
-    assert!(text.contains("amazonaws.com") && text.contains("cannot fetch"), "{text}");
+    let message = larder.get(&archive).await.expect(502).text();
+    assert!(message.contains("amazonaws.com") && message.contains("cannot fetch"), "{message}");
 }
 
-/// DESIGN, promise 8: text that may be a secret is in no answer and in no log.
+/// DESIGN, promise 8: text that may be a secret appears in no response and in no log.
 #[tokio::test]
 async fn a_source_address_that_may_hold_a_secret_is_in_no_error_and_no_log() {
     let fixture = ModuleFixture::start().await;
@@ -65,30 +67,30 @@ async fn a_source_address_that_may_hold_a_secret_is_in_no_error_and_no_log() {
         let name = format!("n{number}");
         fixture.publish(&name, location);
         let answer = larder.get(&download_path(&name)).await.expect(502);
-        let text = format!("{:?} {}", answer.headers, answer.text());
-        assert!(text.contains(host) && !text.contains(secret), "{text}");
+        let message = format!("{:?} {}", answer.headers, answer.text());
+        assert!(message.contains(host) && !message.contains(secret), "{message}");
     }
     assert_eq!(larder.metric("larder_modules_elsewhere_total").await, 0.0);
     let log = larder.log().text();
     assert!(!log.contains("S3CRET"), "{log}");
 }
 
-/// An unusable answer is not remembered: once upstream names a source that larder can fetch, that is served.
+/// An unusable location is not cached: once upstream names a source that larder can fetch, the module is served.
 #[tokio::test]
-async fn a_source_that_was_refused_is_asked_for_again() {
+async fn a_refused_source_is_requested_again() {
     let fixture = ModuleFixture::start().await;
     let larder = fixture.larder().start().await;
     fixture.publish("one", KEPT_BACK[0].0);
     for _ in 0..2 {
         larder.get(&download_path("one")).await.expect(502);
     }
-    fixture.put("one", &crate::support::module_fixture::tar_gz(&[("main.tf", b"# here\n")]));
+    fixture.publish_archive("one", &crate::support::module_fixture::tar_gz(&[("main.tf", b"# here\n")]));
     fetch(larder.base(), "one").await;
 }
 
-/// DESIGN, promise 12: a sealed client is not sent out.
+/// DESIGN, promise 12: an offline larder does not send clients to external sources.
 #[tokio::test]
-async fn a_sealed_larder_sends_nobody_out() {
+async fn a_sealed_larder_sends_no_client_to_an_external_source() {
     let fixture = ModuleFixture::start().await;
     fixture.publish("one", PASSED[0]);
     let larder = fixture.larder().start().await;
@@ -97,23 +99,23 @@ async fn a_sealed_larder_sends_nobody_out() {
     let larder = fixture.larder_on(&folder).network("offline = true").start().await;
     let answer = larder.get(&download_path("one")).await.expect(502);
     assert_eq!(answer.header("x-terraform-get"), "");
-    let text = answer.text();
-    assert!(text.contains("s3-eu-west-1.amazonaws.com") && text.contains("offline"), "{text}");
+    let message = answer.text();
+    assert!(message.contains("s3-eu-west-1.amazonaws.com") && message.contains("offline"), "{message}");
 }
 
 /// DESIGN, promise 6: a version whose new location larder cannot fetch stays served from the store.
 #[tokio::test]
 async fn a_stored_archive_is_served_although_upstream_moved_it() {
-    let fixture = ModuleFixture::of_one().await;
-    let larder = fixture.larder().nothing_stays_fresh().start().await;
-    let (place, archive) = fetch(larder.base(), "one").await;
-    for location in [PASSED[0], KEPT_BACK[0].0] {
-        fixture.publish("one", location);
-        let text = larder.get(&download_path("one")).await.expect(204);
-        assert!(Place::of(&text) == place, "{}", text.header("x-terraform-get"));
-        assert!(larder.get(&place.path).await.expect(200).body == archive);
+    let fixture = ModuleFixture::with_one_module().await;
+    let larder = fixture.larder().always_revalidate().start().await;
+    let (location, archive) = fetch(larder.base(), "one").await;
+    for new_source in [PASSED[0], KEPT_BACK[0].0] {
+        fixture.publish("one", new_source);
+        let response = larder.get(&download_path("one")).await.expect(204);
+        assert!(ModuleLocation::of(&response) == location, "{}", response.header("x-terraform-get"));
+        assert!(larder.get(&location.path).await.expect(200).body == archive);
     }
     let folder = larder.stop().await;
     let larder = fixture.larder_on(&folder).network("offline = true").start().await;
-    assert!(fetch(larder.base(), "one").await == (place, archive));
+    assert!(fetch(larder.base(), "one").await == (location, archive));
 }

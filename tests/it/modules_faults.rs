@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use crate::support::git_module_fixture::{Place, download_path, fetch};
+use crate::support::git_module_fixture::{ModuleLocation, download_path, fetch};
 use crate::support::http::{client, get, receive, send};
 use crate::support::larder::{HOST, Larder};
-use crate::support::module_fixture::{ModuleFixture, noise, tar_gz, unpacked};
+use crate::support::module_fixture::{ModuleFixture, noise, tar_gz, unpack_tar_gz};
 use crate::support::until;
 use crate::support::upstream::{FakeUpstream, Fault, Module, RecordedRequest, Target, sha256_hex};
 
@@ -13,26 +13,25 @@ fn plain_path(name: &str) -> String {
     format!("/archive/{HOST}/modules/acme/{name}/test/1.0.0/module.tar.gz")
 }
 
-/// DESIGN, promise 4: who leaves cancels nothing.
+/// DESIGN, promise 4: a client that disconnects cancels nothing.
 #[tokio::test]
-async fn a_client_that_leaves_cancels_nothing() {
+async fn a_client_that_disconnects_cancels_no_download() {
     let fixture = ModuleFixture::start().await;
-    fixture.put("one", &tar_gz(&[("noise", &noise(1, 100_000))]));
+    fixture.publish_archive("one", &tar_gz(&[("noise", &noise(1, 100_000))]));
     let larder = fixture.larder().start().await;
-    let stored = fixture.archives.hold_after(Target::ModuleArchive, 10_000);
+    let gate = fixture.archives.hold_after(Target::ModuleArchive, 10_000);
     let url = format!("{}{}", larder.base(), download_path("one"));
-    let asking = tokio::spawn(async move { send(client().get(url)).await.is_ok() });
+    let pending_request = tokio::spawn(async move { send(client().get(url)).await.is_ok() });
     fixture.archives.wait_for(Target::ModuleArchive, 1).await;
-    asking.abort();
-    assert!(asking.await.is_err());
-    stored.open();
-    until("it is held all the same", async || larder.folder.blobs().len() == 1).await;
+    pending_request.abort();
+    assert!(pending_request.await.is_err());
+    gate.open();
+    until("the archive is stored", async || larder.folder.blobs().len() == 1).await;
     fetch(larder.base(), "one").await;
     assert_eq!(fixture.archives.count_of(Target::ModuleArchive), 1);
 }
 
-/// DESIGN, promise 4: a download that breaks is resumed where its server can say that the bytes are the same, else
-/// begun again.
+/// DESIGN, promise 4: a broken download is resumed if the server sends a validator, and restarted otherwise.
 #[tokio::test]
 async fn a_download_that_breaks_is_resumed_or_restarted() {
     for (faults, resumes) in [
@@ -42,15 +41,15 @@ async fn a_download_that_breaks_is_resumed_or_restarted() {
         (vec![Fault::NoLengthTruncated(60_000)], true),
     ] {
         let fixture = ModuleFixture::start().await;
-        fixture.put("one", &tar_gz(&[("noise", &noise(1, 100_000))]));
+        fixture.publish_archive("one", &tar_gz(&[("noise", &noise(1, 100_000))]));
         let larder = fixture.larder().start().await;
         faults.iter().for_each(|fault| fixture.archives.fault_once(Target::ModuleArchive, fault.clone()));
         let (_, archive) = fetch(larder.base(), "one").await;
-        assert!(unpacked(&archive)["noise"] == noise(1, 100_000), "{faults:?}");
+        assert!(unpack_tar_gz(&archive)["noise"] == noise(1, 100_000), "{faults:?}");
         let requests = fixture.archives.requests();
         let ranges: Vec<_> = requests.iter().map(|request| request.header("range").is_some()).collect();
         assert_eq!(ranges, [false, resumes], "{faults:?}");
-        assert!(larder.folder.staged().is_empty());
+        assert!(larder.folder.partial_downloads().is_empty());
     }
 }
 
@@ -58,66 +57,68 @@ async fn a_download_that_breaks_is_resumed_or_restarted() {
 #[tokio::test]
 async fn a_download_that_changes_while_it_is_resumed_is_never_mixed() {
     let fixture = ModuleFixture::start().await;
-    fixture.put("one", &tar_gz(&[("noise", &noise(1, 100_000))]));
+    fixture.publish_archive("one", &tar_gz(&[("noise", &noise(1, 100_000))]));
     let larder = fixture.larder().start().await;
     fixture.archives.fault_once(Target::ModuleArchive, Fault::Truncated(60_000));
-    let stored = fixture.archives.hold_after(Target::ModuleArchive, 30_000);
+    let gate = fixture.archives.hold_after(Target::ModuleArchive, 30_000);
     let url = format!("{}{}", larder.base(), download_path("one"));
-    let asking = tokio::spawn(async move { send(client().get(url)).await.unwrap().status });
+    let pending_request = tokio::spawn(async move { send(client().get(url)).await.unwrap().status });
     fixture.archives.wait_for(Target::ModuleArchive, 1).await;
-    fixture.put("one", &tar_gz(&[("noise", &noise(2, 100_000))]));
-    stored.open();
+    fixture.publish_archive("one", &tar_gz(&[("noise", &noise(2, 100_000))]));
+    gate.open();
     // Whatever the answer, the stored archive is one of the two.
-    let _ = asking.await.unwrap();
+    let _ = pending_request.await.unwrap();
     let (_, archive) = fetch(larder.base(), "one").await;
-    assert!(unpacked(&archive)["noise"] == noise(2, 100_000));
+    assert!(unpack_tar_gz(&archive)["noise"] == noise(2, 100_000));
 }
 
-/// DESIGN 4: a slow archive host.
+/// DESIGN, section 4: larder gives up an archive host that stops sending.
 #[tokio::test]
 async fn an_archive_that_stalls_is_given_up_and_the_next_request_tries_again() {
-    let fixture = ModuleFixture::of_one().await;
-    let larder = fixture.larder().stall(Duration::from_millis(300)).start().await;
+    let fixture = ModuleFixture::with_one_module().await;
+    let larder = fixture.larder().stall_timeout(Duration::from_millis(300)).start().await;
     for fault in [Fault::NeverAnswers, Fault::Stalls(20)] {
         fixture.archives.fault(Target::ModuleArchive, fault.clone());
-        let text = larder.get(&download_path("one")).await.expect(504).text();
-        assert!(text.contains("acme/one/test"), "{fault:?}: {text}");
-        fixture.archives.heal();
+        let message = larder.get(&download_path("one")).await.expect(504).text();
+        assert!(message.contains("acme/one/test"), "{fault:?}: {message}");
+        fixture.archives.clear_faults();
     }
     fetch(larder.base(), "one").await;
-    assert!(larder.folder.staged().is_empty());
+    assert!(larder.folder.partial_downloads().is_empty());
 }
 
-/// DESIGN, promise 11 and section 4: whatever the location of a module leads to, who is silent about it, or drips, is
-/// given up, and keeps no place among the documents of its registry.
+/// DESIGN, promise 11 and section 4: larder gives up a silent or slow server of a page or checksum list, and frees the
+/// permit.
 #[tokio::test]
-async fn a_page_or_a_list_of_checksums_that_does_not_come_is_given_up_and_keeps_no_place() {
-    let fixture = ModuleFixture::of_one().await;
+async fn a_page_or_checksum_list_that_never_arrives_is_given_up_and_frees_its_permit() {
+    let fixture = ModuleFixture::with_one_module().await;
     let origin = fixture.archives.origin();
     for path in ["/pages/one", "/sums"] {
         fixture.archives.serve_file(path, "text/plain", vec![b'x'; 1000]);
     }
     fixture.publish("page", &format!("{origin}/pages/one"));
     fixture.publish("list", &format!("{}?checksum=file:{origin}/sums", fixture.url("one.tar.gz")));
-    let larder =
-        fixture.larder().give_up_after(Duration::from_millis(1500)).bounds(|bounds| bounds.documents.per_upstream = 1);
+    let larder = fixture
+        .larder()
+        .upstream_timeout(Duration::from_millis(1500))
+        .bounds(|bounds| bounds.documents.per_upstream = 1);
     let larder = larder.start().await;
     for fault in [Fault::NeverAnswers, Fault::Drips(1, Duration::from_millis(300))] {
         fixture.archives.fault(Target::Other, fault.clone());
         for name in ["page", "list"] {
-            let text = larder.get(&download_path(name)).await.expect(504).text();
-            assert!(text.contains(&origin) && text.contains("no whole answer"), "{name} {fault:?}: {text}");
+            let message = larder.get(&download_path(name)).await.expect(504).text();
+            assert!(message.contains(&origin) && message.contains("no whole answer"), "{name} {fault:?}: {message}");
         }
-        fixture.archives.heal();
+        fixture.archives.clear_faults();
     }
     fetch(larder.base(), "one").await;
 }
 
-/// DESIGN 4: a location may expire; it is fetched again once, and the failure is not cached.
+/// DESIGN, section 4: a location may expire; it is fetched again once, and the failure is not cached.
 #[tokio::test]
-async fn a_location_that_was_refused_is_asked_again_once() {
+async fn a_refused_location_is_requested_once_more() {
     for status in [400, 401, 403, 404, 410] {
-        let fixture = ModuleFixture::of_one().await;
+        let fixture = ModuleFixture::with_one_module().await;
         let larder = fixture.larder().start().await;
         let requests =
             || (fixture.registry.count_of(Target::Location), fixture.archives.count_of(Target::ModuleArchive));
@@ -125,47 +126,47 @@ async fn a_location_that_was_refused_is_asked_again_once() {
         larder.get(&download_path("one")).await.expect(204);
         assert_eq!(requests(), (2, 2), "{status}");
 
-        let other = fixture.larder().start().await;
+        let front_larder = fixture.larder().start().await;
         fixture.archives.fault(Target::ModuleArchive, Fault::Status(status));
-        let text = other.get(&download_path("one")).await.expect(502).text();
-        assert!(text.contains(&status.to_string()) && text.contains(&fixture.archives.origin()), "{text}");
+        let message = front_larder.get(&download_path("one")).await.expect(502).text();
+        assert!(message.contains(&status.to_string()) && message.contains(&fixture.archives.origin()), "{message}");
         assert_eq!(requests(), (4, 4), "{status}");
-        fixture.archives.heal();
-        fetch(other.base(), "one").await;
+        fixture.archives.clear_faults();
+        fetch(front_larder.base(), "one").await;
     }
 }
 
-/// A signed URL that expired: the new one is used.
+/// When a signed URL has expired, larder fetches the new one from the registry.
 #[tokio::test]
 async fn the_new_url_of_an_expired_location_is_fetched() {
-    let fixture = ModuleFixture::of_one().await;
+    let fixture = ModuleFixture::with_one_module().await;
     let larder = fixture.larder().start().await;
     fetch(larder.base(), "one").await;
-    larder.tell("purge", "acme/one/test@1.0.0").await;
+    larder.run_command("purge", "acme/one/test@1.0.0").await;
     fixture.publish("one", &format!("{}?sig=old", fixture.url("one.tar.gz")));
-    let stored = fixture.archives.hold_silent(Target::ModuleArchive);
+    let gate = fixture.archives.hold_silent(Target::ModuleArchive);
     fixture.archives.fault_once(Target::ModuleArchive, Fault::Status(403));
     let url = format!("{}{}", larder.base(), download_path("one"));
-    let asking = tokio::spawn(async move { get(&url).await });
+    let pending_request = tokio::spawn(async move { get(&url).await });
     fixture.archives.wait_for(Target::ModuleArchive, 2).await;
     fixture.publish("one", &format!("{}?sig=new", fixture.url("one.tar.gz")));
-    stored.open();
-    asking.await.unwrap().expect(204);
+    gate.open();
+    pending_request.await.unwrap().expect(204);
     let queries: Vec<_> = fixture.archives.requests().into_iter().map(|request| request.query).collect();
     assert_eq!(queries, ["", "sig=old", "sig=new"]);
 }
 
-/// `?checksum=` is enforced; a registry that has noticed its mistake is asked once more.
+/// `?checksum=` is enforced; a registry that corrects its checksum is requested again.
 #[tokio::test]
-async fn a_checksum_that_does_not_match_is_refused_with_both() {
+async fn a_checksum_mismatch_is_refused_with_both_digests() {
     let fixture = ModuleFixture::start().await;
     let bytes = tar_gz(&[("main.tf", b"# one\n")]);
     let url = fixture.file("one.tar.gz", &bytes);
     let (right, wrong) = (sha256_hex(&bytes), sha256_hex(b"another"));
     fixture.publish("one", &format!("{url}?checksum=sha256:{wrong}"));
     let larder = fixture.larder().start().await;
-    let text = larder.get(&download_path("one")).await.expect(502).text();
-    assert!(text.contains(&right) && text.contains(&wrong), "{text}");
+    let message = larder.get(&download_path("one")).await.expect(502).text();
+    assert!(message.contains(&right) && message.contains(&wrong), "{message}");
     assert_eq!(fixture.registry.count_of(Target::Location), 2);
     assert!(larder.folder.blobs().is_empty() && larder.folder.files("staging").is_empty());
     fixture.publish("one", &format!("{url}?checksum=sha256:{right}"));
@@ -173,113 +174,113 @@ async fn a_checksum_that_does_not_match_is_refused_with_both() {
     assert_eq!(fixture.registry.count_of(Target::Location), 3);
 }
 
-/// PROTOCOL 2.5: a client waits ten seconds for a document and without limit for an archive.
+/// PROTOCOL, section 2.5: a client waits ten seconds for a document and without limit for an archive.
 #[tokio::test]
 async fn a_slow_cold_module_is_answered_without_its_digest_and_its_archive_waits() {
     let fixture = ModuleFixture::start().await;
-    fixture.put("one", &tar_gz(&[("modules/x/main.tf", b"# x\n")]));
+    fixture.publish_archive("one", &tar_gz(&[("modules/x/main.tf", b"# x\n")]));
     fixture.publish("one", &format!("{}//modules/x?archive=tar.gz", fixture.url("one.tar.gz")));
     let larder = fixture.larder().answer_within(Duration::from_millis(300)).start().await;
-    let stored = fixture.archives.hold(Target::ModuleArchive);
-    let text = larder.get(&download_path("one")).await;
-    let place = Place::of(&text);
+    let gate = fixture.archives.hold(Target::ModuleArchive);
+    let response = larder.get(&download_path("one")).await;
+    let location = ModuleLocation::of(&response);
     let subdir = Some("modules/x".to_owned());
-    assert_eq!(place, Place { path: plain_path("one"), subdir: subdir.clone(), sha256: None });
-    assert_eq!(text.header("cache-control"), "no-cache");
-    let url = format!("{}{}", larder.base(), place.path);
+    assert_eq!(location, ModuleLocation { path: plain_path("one"), subdir: subdir.clone(), sha256: None });
+    assert_eq!(response.header("cache-control"), "no-cache");
+    let url = format!("{}{}", larder.base(), location.path);
     let waiting = tokio::spawn(receive(client().get(url)));
-    // The second request comes while the first waits, and neither gets the other's answer.
-    assert!(Place::of(&larder.get(&download_path("one")).await) == place);
+    // The second request arrives while the first one waits; neither gets the other's response.
+    assert!(ModuleLocation::of(&larder.get(&download_path("one")).await) == location);
     assert!(!waiting.is_finished());
-    stored.open();
+    gate.open();
     let got = waiting.await.unwrap();
-    assert!(got.status == 200 && got.is_whole);
-    let known = Place::of(&larder.get(&download_path("one")).await);
-    assert_eq!((known.sha256, known.subdir), (Some(sha256_hex(&got.body)), subdir));
+    assert!(got.status == 200 && got.is_complete);
+    let location_with_digest = ModuleLocation::of(&larder.get(&download_path("one")).await);
+    assert_eq!((location_with_digest.sha256, location_with_digest.subdir), (Some(sha256_hex(&got.body)), subdir));
     assert_eq!(fixture.archives.count_of(Target::ModuleArchive), 1);
 }
 
-/// A page names the source and a folder in it: no client is sent to the wrong folder.
+/// A page names the source and a folder in it: larder never reports the wrong folder.
 #[tokio::test]
 async fn a_submodule_folder_is_answered_before_its_archive_is_complete() {
-    let fixture = ModuleFixture::of_one().await;
+    let fixture = ModuleFixture::with_one_module().await;
     let location = format!("{}//modules/x?archive=tar.gz", fixture.url("one.tar.gz"));
     fixture.archives.serve_terraform_get("/pages/one", &location);
     fixture.publish("one", &format!("{}/pages/one", fixture.archives.origin()));
     let larder = fixture.larder().answer_within(Duration::from_millis(300)).start().await;
     let (page, archive) = (fixture.archives.hold(Target::Other), fixture.archives.hold(Target::ModuleArchive));
     // The page itself is not fetched yet, so the folder is unknown.
-    let text = larder.get(&download_path("one")).await.expect(504).text();
-    assert!(text.contains("ask again"), "{text}");
+    let message = larder.get(&download_path("one")).await.expect(504).text();
+    assert!(message.contains("ask again"), "{message}");
     page.open();
     fixture.archives.wait_for(Target::ModuleArchive, 1).await;
-    let place = Place::of(&larder.get(&download_path("one")).await);
-    assert_eq!((place.path, place.subdir.as_deref()), (plain_path("one"), Some("modules/x")));
+    let location = ModuleLocation::of(&larder.get(&download_path("one")).await);
+    assert_eq!((location.path, location.subdir.as_deref()), (plain_path("one"), Some("modules/x")));
     archive.open();
-    let (place, _) = fetch(larder.base(), "one").await;
-    assert_eq!(place.subdir.as_deref(), Some("modules/x"));
+    let (location, _) = fetch(larder.base(), "one").await;
+    assert_eq!(location.subdir.as_deref(), Some("modules/x"));
 }
 
-/// DESIGN 4: a digest that nothing lists.
+/// DESIGN, section 4: an archive URL with a digest that nothing lists costs one upstream request and is 404.
 #[tokio::test]
-async fn a_digest_that_no_archive_has_is_asked_for_once_and_not_found() {
-    let fixture = ModuleFixture::of_one().await;
+async fn an_archive_url_with_an_unknown_digest_costs_one_request_and_is_404() {
+    let fixture = ModuleFixture::with_one_module().await;
     let larder = fixture.larder().start().await;
     let odd = plain_path("one").replace("/module.tar.gz", "/0123456789abcdef/module.tar.gz");
     larder.get(&odd).await.expect(404);
-    assert_eq!(larder.folder.blobs().len(), 1, "it was fetched to see");
-    let (place, archive) = fetch(larder.base(), "one").await;
+    assert_eq!(larder.folder.blobs().len(), 1, "the request fetched an archive");
+    let (location, archive) = fetch(larder.base(), "one").await;
     let requests = fixture.registry.count_of(Target::Location);
     larder.get(&odd).await.expect(404);
     larder.get(&odd.replace("0123", "4567")).await.expect(404);
-    assert_eq!(fixture.registry.count_of(Target::Location), requests, "it is not asked again at once");
+    assert_eq!(fixture.registry.count_of(Target::Location), requests, "the second request was sent upstream");
     larder.clock.advance(Duration::from_secs(31));
     larder.get(&odd).await.expect(404);
     larder.get(&odd).await.expect(404);
     assert_eq!(fixture.registry.count_of(Target::Location), requests + 1);
-    assert!(larder.get(&place.path).await.expect(200).body == archive);
+    assert!(larder.get(&location.path).await.expect(200).body == archive);
     assert_eq!(fixture.archives.count_of(Target::ModuleArchive), 1);
 }
 
 /// A larder behind a larder gives the same archive, and finds the new one where the old was taken away.
 #[tokio::test]
 async fn a_larder_behind_a_larder_serves_the_same_archive() {
-    let fixture = ModuleFixture::of_one().await;
+    let fixture = ModuleFixture::with_one_module().await;
     fixture.publish("sub", &format!("{}//modules/x?archive=tar.gz", fixture.url("one.tar.gz")));
-    let back = fixture.larder().nothing_stays_fresh().start().await;
-    let url = format!("{}/registry/{HOST}/", back.base());
-    let front = Larder::builder().upstream(HOST, &url, "").allow_private(back.base()).start().await;
+    let back_larder = fixture.larder().always_revalidate().start().await;
+    let url = format!("{}/registry/{HOST}/", back_larder.base());
+    let front = Larder::builder().upstream(HOST, &url, "").allow_private(back_larder.base()).start().await;
     for name in ["one", "sub"] {
-        let (place, archive) = fetch(front.base(), name).await;
-        let (of_back, same) = fetch(back.base(), name).await;
+        let (location, archive) = fetch(front.base(), name).await;
+        let (of_back, same) = fetch(back_larder.base(), name).await;
         assert!(archive == same, "{name}");
-        assert_eq!((place.sha256, place.subdir), (of_back.sha256, of_back.subdir));
+        assert_eq!((location.sha256, location.subdir), (of_back.sha256, of_back.subdir));
     }
-    // The back one looks again behind every answer, because nothing stays fresh: that asks whether it has changed.
-    let is_whole = |header| move |requests: &RecordedRequest| requests.header(header).is_none();
-    let (no_tag, no_date) = (is_whole("if-none-match"), is_whole("if-modified-since"));
+    // The back larder rechecks the module in the background after each response, because nothing stays fresh.
+    let lacks_header = |header| move |requests: &RecordedRequest| requests.header(header).is_none();
+    let (no_tag, no_date) = (lacks_header("if-none-match"), lacks_header("if-modified-since"));
     assert_eq!(fixture.archives.count_where(|asked| no_tag(asked) && no_date(asked)), 2);
 
     // The front larder's cached location names an archive that the back larder has deleted.
-    let other = Larder::builder().upstream(HOST, &url, "").allow_private(back.base()).start().await;
-    let stored = fixture.archives.hold(Target::ModuleArchive);
-    stored.open();
-    fetch(other.base(), "one").await;
-    other.tell("purge", "acme/one/test@1.0.0").await;
-    other.get(&download_path("one")).await.expect(204);
-    back.tell("purge", "acme/one/test").await;
-    fixture.put("one", &tar_gz(&[("main.tf", b"# republished\n")]));
-    let accepted = back.tell("accept", "acme/one/test@1.0.0").await;
+    let front_larder = Larder::builder().upstream(HOST, &url, "").allow_private(back_larder.base()).start().await;
+    let gate = fixture.archives.hold(Target::ModuleArchive);
+    gate.open();
+    fetch(front_larder.base(), "one").await;
+    front_larder.run_command("purge", "acme/one/test@1.0.0").await;
+    front_larder.get(&download_path("one")).await.expect(204);
+    back_larder.run_command("purge", "acme/one/test").await;
+    fixture.publish_archive("one", &tar_gz(&[("main.tf", b"# republished\n")]));
+    let accepted = back_larder.run_command("accept", "acme/one/test@1.0.0").await;
     assert!(accepted.ok, "{accepted}");
-    let done = other.tell("accept", "acme/one/test@1.0.0").await;
+    let done = front_larder.run_command("accept", "acme/one/test@1.0.0").await;
     assert!(done.ok, "{done}");
-    assert_eq!(unpacked(&fetch(other.base(), "one").await.1)["main.tf"], b"# republished\n");
+    assert_eq!(unpack_tar_gz(&fetch(front_larder.base(), "one").await.1)["main.tf"], b"# republished\n");
 }
 
 /// A loop of larders is 508 at once, and no upstream is asked.
 #[tokio::test]
-async fn a_request_that_comes_back_is_refused_for_modules_too() {
-    let fixture = ModuleFixture::of_one().await;
+async fn a_request_loop_is_refused_for_modules_too() {
+    let fixture = ModuleFixture::with_one_module().await;
     let larder = fixture.larder().start().await;
     let five = "larder;id=1, larder;id=2, larder;id=3, larder;id=4, larder;id=5";
     for path in [download_path("one"), plain_path("one")] {
@@ -298,7 +299,7 @@ async fn a_request_that_comes_back_is_refused_for_modules_too() {
 
 /// Two registries that answer the same coordinates are asked for their own, also at the same time.
 #[tokio::test]
-async fn fifty_cold_modules_at_once_all_arrive() {
+async fn fifty_uncached_modules_at_once_are_all_served() {
     let fixture = ModuleFixture::with_registry(FakeUpstream::start().await).await;
     for seed in 0..50 {
         let url = fixture.file(&format!("m{seed}.tar.gz"), &tar_gz(&[("noise", &noise(seed, 50_000))]));
@@ -313,7 +314,7 @@ async fn fifty_cold_modules_at_once_all_arrive() {
         .collect();
     for client in clients {
         let (seed, archive) = client.await.unwrap();
-        assert!(unpacked(&archive)["noise"] == noise(seed, 50_000));
+        assert!(unpack_tar_gz(&archive)["noise"] == noise(seed, 50_000));
     }
     assert_eq!(fixture.archives.count_of(Target::ModuleArchive), 50);
     assert!(larder.folder.files("staging").is_empty());

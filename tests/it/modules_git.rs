@@ -1,53 +1,53 @@
-//! Git servers as they are: ones that break off, fall silent, are slow, know no filter, or want to know who asks.
+//! Git servers that disconnect, stop sending, are slow, do not support `filter`, or require a credential.
 
 use std::time::Duration;
 
-use crate::support::git_module_fixture::{Form, ModuleScene, Place, download_path, fetch};
+use crate::support::git_module_fixture::{GitModuleFixture, ModuleCase, ModuleLocation, download_path, fetch};
 use crate::support::http::get;
 use crate::support::larder::HOST;
-use crate::support::upstream::{Fault, Target, Telling};
+use crate::support::upstream::{Fault, LocationReply, Target};
 
-/// Silence allowed to these servers: longer than a busy machine needs to begin a session.
+/// The stall timeout of these tests: longer than a busy machine needs to begin a session.
 const SILENCE: Duration = Duration::from_secs(2);
 
-/// A scene whose module `acme/one` is here.
-fn publish(fixture: &ModuleScene, location: String) {
-    fixture.publish(&Form {
+/// Publishes the module `acme/one` at this location.
+fn publish(fixture: &GitModuleFixture, location: String) {
+    fixture.publish(&ModuleCase {
         name: "one".to_owned(),
-        called: "",
+        subdir_suffix: "",
         location,
-        telling: Telling::NoContent,
-        instead_of_direct: None,
+        location_reply: LocationReply::NoContent,
+        expected_tag: None,
     });
 }
 
-/// DESIGN 4: a failure is reported, and not cached.
+/// DESIGN, section 4: a failure is reported, and not cached.
 #[tokio::test]
-async fn an_ssh_server_that_falls_silent_or_breaks_off_is_given_up_and_asked_again() {
-    let Some(fixture) = ModuleScene::start(None).await else { return };
+async fn an_ssh_server_that_stalls_or_disconnects_is_given_up_and_requested_again() {
+    let Some(fixture) = GitModuleFixture::start(None).await else { return };
     publish(&fixture, format!("git::{}?ref=v1.0.0", fixture.ssh.url("acme/net")));
     let larder = fixture.larder().bounds(|bounds| bounds.git.idle = SILENCE).start().await;
     fixture.ssh.hang();
     let answer = larder.get(&download_path("one")).await;
     assert!(matches!(answer.status, 502 | 504), "{}", answer.text());
-    fixture.ssh.heal();
-    // At once, in what git says of itself, in its refs, in the pack.
+    fixture.ssh.clear_faults();
+    // Disconnects at once, within git's capabilities, within its refs, and within the pack.
     for bytes in [0, 10, 250, 2_000] {
-        fixture.ssh.break_off(bytes);
-        // A break that larder took for silence would be a 504.
+        fixture.ssh.truncate(bytes);
+        // A disconnect that larder took for a stall would be a 504.
         let answer = larder.get(&download_path("one")).await;
         assert_eq!(answer.status, 502, "{bytes}: {}", answer.text());
         assert!(larder.folder.blobs().is_empty() && larder.folder.files("staging").is_empty(), "{bytes}");
-        fixture.ssh.heal();
+        fixture.ssh.clear_faults();
     }
     larder.get(&download_path("one")).await.expect(204);
 }
 
-/// The same failures over https.
+/// The failures of the ssh test, over https.
 #[tokio::test]
-async fn a_git_server_that_breaks_off_falls_silent_or_answers_nonsense_is_given_up_and_asked_again() {
-    let Some(fixture) = ModuleScene::start(None).await else { return };
-    publish(&fixture, fixture.over_https("?ref=v1.0.0"));
+async fn a_git_server_that_disconnects_stalls_or_answers_garbage_is_given_up_and_requested_again() {
+    let Some(fixture) = GitModuleFixture::start(None).await else { return };
+    publish(&fixture, fixture.git_https_source("?ref=v1.0.0"));
     let larder = fixture.larder().bounds(|bounds| bounds.git.idle = SILENCE).start().await;
     let faults = [
         Fault::Truncated(40),
@@ -66,24 +66,24 @@ async fn a_git_server_that_breaks_off_falls_silent_or_answers_nonsense_is_given_
         let answer = larder.get(&download_path("one")).await;
         assert!(matches!(answer.status, 502..=504), "{path} {fault:?}: {}", answer.text());
         assert!(larder.folder.blobs().is_empty() && larder.folder.files("staging").is_empty(), "{path} {fault:?}");
-        fixture.git.heal();
+        fixture.git.clear_faults();
     }
     larder.get(&download_path("one")).await.expect(204);
 }
 
 /// The client gives up after ten seconds; before that it gets a location that waits for the archive.
 #[tokio::test]
-async fn a_slow_git_server_costs_the_checksum_and_not_the_module() {
-    let Some(fixture) = ModuleScene::start(None).await else { return };
-    publish(&fixture, fixture.over_https("?ref=v1.0.0"));
+async fn with_a_slow_git_server_the_location_lacks_a_checksum_and_the_module_is_served() {
+    let Some(fixture) = GitModuleFixture::start(None).await else { return };
+    publish(&fixture, fixture.git_https_source("?ref=v1.0.0"));
     fixture.git.fault(Target::Git, Fault::Late(Duration::from_millis(300)));
     let larder = fixture.larder().answer_within(Duration::from_millis(500)).start().await;
-    let text = larder.get(&download_path("one")).await.expect(204);
-    assert_eq!(text.header("cache-status"), "larder; fwd=miss", "nothing of it is stored yet");
-    let text = Place::of(&text);
-    assert_eq!(text.sha256, None);
-    assert_eq!(text.path, format!("/archive/{HOST}/modules/acme/one/test/1.0.0/module.tar.gz"));
-    let archive = get(&format!("{}{}", larder.base(), text.path)).await.expect(200).body;
+    let response = larder.get(&download_path("one")).await.expect(204);
+    assert_eq!(response.header("cache-status"), "larder; fwd=miss", "the module was already stored");
+    let response = ModuleLocation::of(&response);
+    assert_eq!(response.sha256, None);
+    assert_eq!(response.path, format!("/archive/{HOST}/modules/acme/one/test/1.0.0/module.tar.gz"));
+    let archive = get(&format!("{}{}", larder.base(), response.path)).await.expect(200).body;
     let (known, again) = fetch(larder.base(), "one").await;
     assert!(known.sha256.is_some() && again == archive);
 }
@@ -91,24 +91,24 @@ async fn a_slow_git_server_costs_the_checksum_and_not_the_module() {
 /// Self-hosted git servers may lack `filter`; a commit id still means the same tree.
 #[tokio::test]
 async fn a_commit_id_is_fetched_from_a_server_without_filter_too() {
-    let Some(fixture) = ModuleScene::start(None).await else { return };
+    let Some(fixture) = GitModuleFixture::start(None).await else { return };
     let commit = fixture.net.id("v1.0.0");
-    publish(&fixture, fixture.over_https(&format!("?ref={commit}")));
+    publish(&fixture, fixture.git_https_source(&format!("?ref={commit}")));
     let with_filter = fixture.larder().start().await;
     fixture.net.without_filter();
     let without = fixture.larder().start().await;
-    let here = fetch(without.base(), "one").await;
+    let without_filter = fetch(without.base(), "one").await;
     fixture.net.git(&["config", "uploadpack.allowFilter", "true"]);
-    assert!(fetch(with_filter.base(), "one").await == here);
+    assert!(fetch(with_filter.base(), "one").await == without_filter);
 }
 
-/// DESIGN, promise 8: a `[[credential]]` for the upstreams that it lists, and for no other.
+/// DESIGN, promise 8: larder uses a `[[credential]]` for the upstreams that it lists and for no other.
 #[tokio::test]
-async fn a_git_server_that_wants_a_credential_gets_the_one_that_is_for_it() {
-    let Some(fixture) = ModuleScene::start(None).await else { return };
-    publish(&fixture, fixture.over_https("?ref=v1.0.0"));
+async fn a_git_server_gets_the_credential_that_is_configured_for_it() {
+    let Some(fixture) = GitModuleFixture::start(None).await else { return };
+    publish(&fixture, fixture.git_https_source("?ref=v1.0.0"));
     // larder:hunter2
-    fixture.git.demand_of_git("Basic bGFyZGVyOmh1bnRlcjI=");
+    fixture.git.require_git_authorization("Basic bGFyZGVyOmh1bnRlcjI=");
     let secret = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(secret.path(), "hunter2").unwrap();
     for upstreams in ["[]".to_owned(), format!("[{HOST:?}]")] {
@@ -118,7 +118,7 @@ async fn a_git_server_that_wants_a_credential_gets_the_one_that_is_for_it() {
             fixture.git.port(),
             secret.path()
         );
-        let larder = fixture.larder().with(&credential).start().await;
+        let larder = fixture.larder().upstream_lines(&credential).start().await;
         let answer = larder.get(&download_path("one")).await;
         assert!(!answer.text().contains("hunter2") && !answer.text().contains("bGFyZGVy"));
         assert_eq!(answer.status, if upstreams == "[]" { 502 } else { 204 }, "{}", answer.text());

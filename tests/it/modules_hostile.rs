@@ -1,5 +1,4 @@
-//! Hostile archives through larder: refused with the entry named, nothing stored, and no failure after the archive is
-//! repaired.
+//! Hostile module archives: larder refuses them, names the entry, stores nothing, and serves the repaired archive.
 
 use std::io::Write as _;
 
@@ -8,7 +7,7 @@ use tar::EntryType;
 use crate::support::git_module_fixture::{download_path, fetch};
 use crate::support::module_fixture::{ModuleFixture, gz, tar_gz};
 
-/// An entry of a tar with any name, also one that no honest writer takes.
+/// Appends a tar entry with any name, also one that tar writers refuse.
 fn entry(tar: &mut tar::Builder<Vec<u8>>, name: &str, kind: EntryType, target: &str, bytes: &[u8]) {
     let mut header = tar::Header::new_ustar();
     header.as_mut_bytes()[..name.len()].copy_from_slice(name.as_bytes());
@@ -38,7 +37,7 @@ fn zip_of(entries: &[(&str, &[u8])]) -> Vec<u8> {
     zip.finish().unwrap().into_inner()
 }
 
-/// The zip with one name replaced by another of the same length, everywhere.
+/// Replaces a file name everywhere in a zip by another of the same length.
 fn renamed(mut zip: Vec<u8>, from: &str, to: &str) -> Vec<u8> {
     let places: Vec<usize> =
         (0..zip.len() - from.len()).filter(|offset| zip[*offset..].starts_with(from.as_bytes())).collect();
@@ -48,16 +47,16 @@ fn renamed(mut zip: Vec<u8>, from: &str, to: &str) -> Vec<u8> {
     zip
 }
 
-/// A larder refuses this archive with these words, keeps nothing, and takes the next one.
-async fn refuses(name: &str, archive: &[u8], words: &[&str]) {
-    refuses_within(name, archive, words, 64 << 20).await;
+/// Asserts that larder refuses this archive with these words, stores nothing, and then serves a valid archive.
+async fn assert_refused(name: &str, archive: &[u8], words: &[&str]) {
+    assert_refused_within(name, archive, words, 64 << 20).await;
 }
 
-async fn refuses_within(name: &str, archive: &[u8], words: &[&str], most: u64) {
+async fn assert_refused_within(name: &str, archive: &[u8], words: &[&str], max_bytes: u64) {
     let fixture = ModuleFixture::start().await;
     let url = fixture.file(name, archive);
     fixture.publish("one", &url);
-    let larder = fixture.larder().archive_bytes(most).answer_within(crate::support::HANGS_AFTER).start().await;
+    let larder = fixture.larder().archive_bytes(max_bytes).answer_within(crate::support::TEST_TIMEOUT).start().await;
     for _ in 0..2 {
         let text = larder.get(&download_path("one")).await.expect(502).text();
         assert!(words.iter().all(|word| text.contains(word)), "{words:?}: {text}");
@@ -69,35 +68,43 @@ async fn refuses_within(name: &str, archive: &[u8], words: &[&str], most: u64) {
     let honest = if name.ends_with(".zip") { zip_of(&[("main.tf", b"")]) } else { tar_gz(&[("main.tf", b"")]) };
     fixture.file(name, &honest);
     fetch(larder.base(), "one").await;
-    assert_eq!((larder.folder.blobs().len(), larder.folder.staged().len()), (1, 0));
+    assert_eq!((larder.folder.blobs().len(), larder.folder.partial_downloads().len()), (1, 0));
 }
 
 #[tokio::test]
-async fn an_entry_that_leads_out_is_refused() {
-    refuses("m.tar.gz", &tar_of(&[("../escaped.tf", EntryType::Regular, "")]), &["../escaped.tf", "contains .."]).await;
-    refuses("m.tar.gz", &tar_of(&[("a/../../b.tf", EntryType::Regular, "")]), &["a/../../b.tf"]).await;
-    refuses("m.zip", &renamed(zip_of(&[("xx/escaped.tf", b"")]), "xx/esc", "../esc"), &["../escaped.tf"]).await;
+async fn an_entry_outside_the_package_is_refused() {
+    assert_refused(
+        "m.tar.gz",
+        &tar_of(&[("../escaped.tf", EntryType::Regular, "")]),
+        &["../escaped.tf", "contains .."],
+    )
+    .await;
+    assert_refused("m.tar.gz", &tar_of(&[("a/../../b.tf", EntryType::Regular, "")]), &["a/../../b.tf"]).await;
+    assert_refused("m.zip", &renamed(zip_of(&[("xx/escaped.tf", b"")]), "xx/esc", "../esc"), &["../escaped.tf"]).await;
 }
 
 #[tokio::test]
 async fn an_absolute_entry_is_refused() {
-    refuses("m.tar.gz", &tar_of(&[("/etc/cron.d/x", EntryType::Regular, "")]), &["/etc/cron.d/x", "absolute"]).await;
-    refuses("m.zip", &renamed(zip_of(&[("xetc/passwd", b"")]), "xetc", "/etc"), &["/etc/passwd"]).await;
+    assert_refused("m.tar.gz", &tar_of(&[("/etc/cron.d/x", EntryType::Regular, "")]), &["/etc/cron.d/x", "absolute"])
+        .await;
+    assert_refused("m.zip", &renamed(zip_of(&[("xetc/passwd", b"")]), "xetc", "/etc"), &["/etc/passwd"]).await;
 }
 
 #[tokio::test]
 async fn a_device_or_a_pipe_is_refused() {
     for kind in [EntryType::Block, EntryType::Char, EntryType::Fifo] {
-        refuses("m.tar.gz", &tar_of(&[("main.tf", EntryType::Regular, ""), ("odd", kind, "")]), &["odd"]).await;
+        assert_refused("m.tar.gz", &tar_of(&[("main.tf", EntryType::Regular, ""), ("odd", kind, "")]), &["odd"]).await;
     }
 }
 
 #[tokio::test]
 async fn a_link_out_of_the_package_is_refused_and_into_it_is_not() {
-    refuses("m.tar.gz", &tar_of(&[("l", EntryType::Symlink, "../../etc/passwd")]), &["l", "out of the package"]).await;
-    refuses("m.tar.gz", &tar_of(&[("deep/l", EntryType::Symlink, "/etc/passwd")]), &["deep/l", "absolute"]).await;
-    refuses("m.tar.gz", &tar_of(&[("l", EntryType::Link, "../out")]), &["l", "out of the archive"]).await;
-    refuses(
+    assert_refused("m.tar.gz", &tar_of(&[("l", EntryType::Symlink, "../../etc/passwd")]), &["l", "out of the package"])
+        .await;
+    assert_refused("m.tar.gz", &tar_of(&[("deep/l", EntryType::Symlink, "/etc/passwd")]), &["deep/l", "absolute"])
+        .await;
+    assert_refused("m.tar.gz", &tar_of(&[("l", EntryType::Link, "../out")]), &["l", "out of the archive"]).await;
+    assert_refused(
         "m.tar.gz",
         &tar_of(&[("l", EntryType::Symlink, "m"), ("m", EntryType::Symlink, "l")]),
         &["a link to itself"],
@@ -108,35 +115,35 @@ async fn a_link_out_of_the_package_is_refused_and_into_it_is_not() {
 #[tokio::test]
 async fn two_entries_of_one_name_or_of_names_that_differ_in_case_are_refused() {
     let zip = renamed(zip_of(&[("main.tf", b"1"), ("mbin.tf", b"2")]), "mbin.tf", "main.tf");
-    refuses("m.zip", &zip, &["main.tf"]).await;
+    assert_refused("m.zip", &zip, &["main.tf"]).await;
     let clash = [("main.tf", EntryType::Regular, ""), ("MAIN.tf", EntryType::Regular, "")];
-    refuses("m.tar.gz", &tar_of(&clash), &["main.tf", "MAIN.tf", "case"]).await;
-    refuses("m.zip", &zip_of(&[("a/x", b""), ("A/y", b"")]), &["case"]).await;
+    assert_refused("m.tar.gz", &tar_of(&clash), &["main.tf", "MAIN.tf", "case"]).await;
+    assert_refused("m.zip", &zip_of(&[("a/x", b""), ("A/y", b"")]), &["case"]).await;
     let below = [("main.tf", EntryType::Regular, ""), ("main.tf/inner", EntryType::Regular, "")];
-    refuses("m.tar.gz", &tar_of(&below), &["main.tf"]).await;
+    assert_refused("m.tar.gz", &tar_of(&below), &["main.tf"]).await;
 }
 
-/// Bounded in bytes, however little they take before they are unpacked.
+/// The unpacked bytes of an archive are limited, however small the archive is.
 #[tokio::test]
-async fn a_bomb_is_refused() {
+async fn a_decompression_bomb_is_refused() {
     let zeros = vec![0; 3_000_000];
-    refuses_within("m.tar.gz", &tar_gz(&[("zeros", &zeros)]), &["more than"], 1 << 20).await;
-    refuses_within("m.zip", &zip_of(&[("zeros", &zeros)]), &["more than"], 1 << 20).await;
+    assert_refused_within("m.tar.gz", &tar_gz(&[("zeros", &zeros)]), &["more than"], 1 << 20).await;
+    assert_refused_within("m.zip", &zip_of(&[("zeros", &zeros)]), &["more than"], 1 << 20).await;
 }
 
-/// Bounded in number: names are in memory.
+/// The number of entries of an archive is limited, because their names are in memory.
 #[tokio::test]
-async fn more_entries_than_may_be_are_refused() {
+async fn too_many_entries_are_refused() {
     let names: Vec<String> = (0..100_001).map(|number| format!("f{number}")).collect();
     let entries: Vec<_> = names.iter().map(|name| (name.as_str(), EntryType::Directory, "")).collect();
-    refuses("m.tar.gz", &tar_of(&entries), &["more than"]).await;
+    assert_refused("m.tar.gz", &tar_of(&entries), &["more than"]).await;
 }
 
 #[tokio::test]
-async fn files_that_are_no_archive_or_a_truncated_one_are_refused() {
+async fn files_that_are_no_archive_and_truncated_archives_are_refused() {
     let whole = tar_gz(&[("main.tf", &crate::support::module_fixture::noise(1, 100_000))]);
-    refuses("m.tar.gz", &whole[..50_000], &["cannot be read"]).await;
-    refuses("m.tar.gz", b"<html>sign in</html>", &["cannot be read"]).await;
-    refuses("m.zip", b"PK but no zip", &["cannot be read"]).await;
-    refuses("m.tar.gz", &gz(&[0; 1024]), &["acme/one/test"]).await;
+    assert_refused("m.tar.gz", &whole[..50_000], &["cannot be read"]).await;
+    assert_refused("m.tar.gz", b"<html>sign in</html>", &["cannot be read"]).await;
+    assert_refused("m.zip", b"PK but no zip", &["cannot be read"]).await;
+    assert_refused("m.tar.gz", &gz(&[0; 1024]), &["acme/one/test"]).await;
 }

@@ -5,71 +5,79 @@ use std::sync::Arc;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::support::git_module_fixture::{Form, ModuleScene, calls, download_path, fetch, through};
+use crate::support::git_module_fixture::{
+    GitModuleFixture, ModuleCase, download_path, fetch, module_calls, override_through,
+};
 use crate::support::http::{client, get, send};
 use crate::support::larder::{Builder, Folder, HOST, Larder};
 use crate::support::process::Process;
 use crate::support::terraform::Terraform;
-use crate::support::upstream::{Target, Telling};
-use crate::support::{HANGS_AFTER, eventually, until};
+use crate::support::upstream::{LocationReply, Target};
+use crate::support::{TEST_TIMEOUT, eventually, until};
 
-/// One module at this place.
-fn form(name: &str, location: String) -> Form {
-    Form { name: name.to_owned(), called: "", location, telling: Telling::NoContent, instead_of_direct: None }
+/// One module at this location.
+fn module_case(name: &str, location: String) -> ModuleCase {
+    ModuleCase {
+        name: name.to_owned(),
+        subdir_suffix: "",
+        location,
+        location_reply: LocationReply::NoContent,
+        expected_tag: None,
+    }
 }
 
-/// A scene with acme/one at this reference of acme/net.
-async fn scene_at(reference: &str) -> Option<ModuleScene> {
-    let fixture = ModuleScene::start(None).await?;
-    fixture.publish(&form("one", fixture.over_https(&format!("?ref={reference}"))));
+/// The fixture with acme/one at this reference of acme/net.
+async fn fixture_at(reference: &str) -> Option<GitModuleFixture> {
+    let fixture = GitModuleFixture::start(None).await?;
+    fixture.publish(&module_case("one", fixture.git_https_source(&format!("?ref={reference}"))));
     Some(fixture)
 }
 
 /// The packed archive depends on the version only.
 #[tokio::test]
-async fn two_larders_make_the_same_archive_and_so_does_one_over_another_way() {
-    let Some(fixture) = scene_at("v1.0.0").await else { return };
-    fixture.publish(&form("two", format!("git::{}?ref=v1.0.0", fixture.ssh.url("acme/net"))));
-    let (one, another) = (fixture.larder().start().await, fixture.larder().start().await);
-    let (place, archive) = fetch(one.base(), "one").await;
-    let (other_place, other) = fetch(another.base(), "one").await;
-    assert!(place == other_place && archive == other);
-    assert!(fetch(another.base(), "two").await.1 == archive);
-    let folder = one.stop().await;
-    let one = fixture.larder().on(&folder).start().await;
-    let (place_again, again) = fetch(one.base(), "one").await;
-    assert!(place_again == place && again == archive);
+async fn two_larders_and_two_transports_produce_the_same_archive() {
+    let Some(fixture) = fixture_at("v1.0.0").await else { return };
+    fixture.publish(&module_case("two", format!("git::{}?ref=v1.0.0", fixture.ssh.url("acme/net"))));
+    let (first_larder, second_larder) = (fixture.larder().start().await, fixture.larder().start().await);
+    let (location, archive) = fetch(first_larder.base(), "one").await;
+    let (other_place, other) = fetch(second_larder.base(), "one").await;
+    assert!(location == other_place && archive == other);
+    assert!(fetch(second_larder.base(), "two").await.1 == archive);
+    let folder = first_larder.stop().await;
+    let first_larder = fixture.larder().store_at(&folder).start().await;
+    let (place_again, again) = fetch(first_larder.base(), "one").await;
+    assert!(place_again == location && again == archive);
 }
 
 /// DESIGN, promise 9: a partial archive left by a kill is never taken for a complete one.
 #[tokio::test]
 async fn a_kill_in_the_middle_of_packing_changes_nothing_about_the_archive() {
-    let Some(fixture) = ModuleScene::start(None).await else { return };
+    let Some(fixture) = GitModuleFixture::start(None).await else { return };
     let large = fixture.repositories.repository("acme/large");
     for number in 0_u32..3 {
         large.bytes(&format!("noise{number}"), &noise(number, 2_000_000));
     }
     large.commit("large");
     large.tag("v1.0.0");
-    fixture.publish(&form("large", format!("git::{}/acme/large.git?ref=v1.0.0", fixture.git.origin())));
+    fixture.publish(&module_case("large", format!("git::{}/acme/large.git?ref=v1.0.0", fixture.git.origin())));
     let undisturbed = fixture.larder().start().await;
-    let (place, archive) = fetch(undisturbed.base(), "large").await;
+    let (location, archive) = fetch(undisturbed.base(), "large").await;
 
     let folder = Folder::new();
-    let larder = Process::start(&fixture.larder().on(&folder), folder.path());
-    let asking = tokio::spawn(send(client().get(format!("{}{}", larder.base(), download_path("large")))));
-    eventually("some of the archive is packed", async || {
+    let larder = Process::start(&fixture.larder().store_at(&folder), folder.path());
+    let pending_request = tokio::spawn(send(client().get(format!("{}{}", larder.base(), download_path("large")))));
+    eventually("a part of the archive is packed", async || {
         let packed = folder.files("staging").into_iter().filter(|file| !file.to_string_lossy().contains("/scratch-"));
         let bytes = packed.filter_map(|file| file.metadata().ok()).map(|file| file.len()).max()?;
         (bytes > 0).then_some(())
     })
     .await;
     larder.kill();
-    assert!(asking.await.unwrap().is_err(), "it was packed before it could be killed");
+    assert!(pending_request.await.unwrap().is_err(), "the archive was complete before the kill");
     assert!(folder.blobs().is_empty());
-    let larder = Process::start(&fixture.larder().on(&folder), folder.path());
+    let larder = Process::start(&fixture.larder().store_at(&folder), folder.path());
     let (place_again, again) = fetch(larder.base(), "large").await;
-    assert!(place_again == place && again == archive);
+    assert!(place_again == location && again == archive);
     assert!(folder.files("staging").is_empty(), "{:?}", folder.files("staging"));
 }
 
@@ -85,14 +93,15 @@ fn noise(seed: u32, bytes: usize) -> Vec<u8> {
     (0..bytes).map(|_| next()).collect()
 }
 
-/// Each request asks upstream whether a location is still the same.
-fn impatient(fixture: &ModuleScene) -> Builder {
-    let more = "fresh = { versions = \"0s\", discovery = \"0s\", download = \"0s\", api = \"0s\", not_found = \"0s\" }";
-    // Before the scene's `[[credential]]`, which begins another section.
-    fixture.larder_with(more)
+/// A larder that revalidates the location of a module at each request.
+fn always_revalidating(fixture: &GitModuleFixture) -> Builder {
+    let upstream_lines =
+        "fresh = { versions = \"0s\", discovery = \"0s\", download = \"0s\", api = \"0s\", not_found = \"0s\" }";
+    // Added before the `[[credential]]` of the fixture, which begins another section.
+    fixture.larder_with(upstream_lines)
 }
 
-/// An alarm says that this module waits for `accept`.
+/// True if an alarm reports that the module waits for `accept`.
 async fn is_reported(larder: &Larder) -> bool {
     let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
     let alarms = status["alarms"].as_array().unwrap();
@@ -105,7 +114,7 @@ async fn is_reported(larder: &Larder) -> bool {
 }
 
 /// Moves the tag `moving` of acme/net to another commit.
-fn move_the_tag(fixture: &ModuleScene) {
+fn move_the_tag(fixture: &GitModuleFixture) {
     fixture.net.file("main.tf", "output \"is\" {\n  value = \"moved\"\n}\n").commit("moved");
     fixture.net.tag("moving");
 }
@@ -113,49 +122,49 @@ fn move_the_tag(fixture: &ModuleScene) {
 /// The stored first-seen tree stays served, and the operator gets an alarm.
 #[tokio::test]
 async fn a_moved_tag_is_reported_and_the_first_tree_stays_served() {
-    let Some(fixture) = ModuleScene::start(None).await else { return };
+    let Some(fixture) = GitModuleFixture::start(None).await else { return };
     fixture.net.tag("moving");
-    fixture.publish(&form("one", fixture.over_https("?ref=moving")));
+    fixture.publish(&module_case("one", fixture.git_https_source("?ref=moving")));
     let folder = Folder::new();
-    let larder = impatient(&fixture).on(&folder).start().await;
-    let (place, archive) = fetch(larder.base(), "one").await;
+    let larder = always_revalidating(&fixture).store_at(&folder).start().await;
+    let (location, archive) = fetch(larder.base(), "one").await;
     assert!(!is_reported(&larder).await);
     move_the_tag(&fixture);
     until("the moved tag is reported", async || {
-        let (now, bytes) = fetch(larder.base(), "one").await;
-        assert!(now == place && bytes == archive);
+        let (current_location, bytes) = fetch(larder.base(), "one").await;
+        assert!(current_location == location && bytes == archive);
         is_reported(&larder).await
     })
     .await;
     assert!(larder.metric("larder_alarms_total").await >= 1.0);
-    let (now, bytes) = fetch(larder.base(), "one").await;
-    assert!(now == place && bytes == archive);
+    let (current_location, bytes) = fetch(larder.base(), "one").await;
+    assert!(current_location == location && bytes == archive);
 
-    // Also after a restart, before any request.
+    // The alarm is also reported after a restart, before any request.
     larder.stop().await;
-    let larder = impatient(&fixture).on(&folder).start().await;
+    let larder = always_revalidating(&fixture).store_at(&folder).start().await;
     assert!(is_reported(&larder).await);
-    assert!(fetch(larder.base(), "one").await == (place, archive));
+    assert!(fetch(larder.base(), "one").await == (location, archive));
     assert!(is_reported(&larder).await);
 }
 
 /// Without the archive there is nothing to serve, also after a restart; the operator decides.
 #[tokio::test]
 async fn a_moved_tag_is_refused_when_the_first_archive_is_gone_until_it_is_accepted() {
-    let Some(fixture) = ModuleScene::start(None).await else { return };
+    let Some(fixture) = GitModuleFixture::start(None).await else { return };
     fixture.net.tag("moving");
-    fixture.publish(&form("one", fixture.over_https("?ref=moving")));
+    fixture.publish(&module_case("one", fixture.git_https_source("?ref=moving")));
     let folder = Folder::new();
-    let larder = Process::start(&impatient(&fixture).on(&folder), folder.path());
-    let (place, archive) = fetch(larder.base(), "one").await;
+    let larder = Process::start(&always_revalidating(&fixture).store_at(&folder), folder.path());
+    let (location, archive) = fetch(larder.base(), "one").await;
     drop(larder);
     move_the_tag(&fixture);
-    let larder = impatient(&fixture).on(&folder).start().await;
-    larder.tell("purge", "acme/one/test@1.0.0").await;
+    let larder = always_revalidating(&fixture).store_at(&folder).start().await;
+    larder.run_command("purge", "acme/one/test@1.0.0").await;
     assert!(folder.blobs().is_empty(), "{:?}", folder.blobs());
     larder.stop().await;
 
-    let larder = Process::start(&impatient(&fixture).on(&folder), folder.path());
+    let larder = Process::start(&always_revalidating(&fixture).store_at(&folder), folder.path());
     let refused = larder.get(&download_path("one")).await.expect(502).text();
     let digests = |text: &str| {
         let words = text.split(|c: char| !c.is_ascii_hexdigit());
@@ -169,34 +178,36 @@ async fn a_moved_tag_is_refused_when_the_first_archive_is_gone_until_it_is_accep
     larder.log().line_with("ALARM").await;
     let metrics = get(&format!("{}/metrics", larder.admin())).await.expect(200).text();
     assert!(metrics.contains("larder_alarms_total{kind=\"moved\"} 1"), "{metrics}");
-    larder.get(&place.path).await.expect(502);
+    larder.get(&location.path).await.expect(502);
     drop(larder);
 
-    let larder = impatient(&fixture).on(&folder).start().await;
+    let larder = always_revalidating(&fixture).store_at(&folder).start().await;
     larder.get(&download_path("one")).await.expect(502);
     assert!(is_reported(&larder).await);
-    let done = larder.tell("accept", "acme/one/test@1.0.0").await;
+    let done = larder.run_command("accept", "acme/one/test@1.0.0").await;
     let item = &done.items[0];
     assert_eq!((done.ok, item.outcome.as_deref()), (true, Some("accepted_tree")), "{done}");
     let mut trees = [&item.tree_before, &item.tree].map(|tree| tree.clone().unwrap());
     trees.sort();
     assert_eq!(trees.as_slice(), digests(&refused), "{done}");
-    let (now, moved) = fetch(larder.base(), "one").await;
-    assert!(now.path != place.path && moved != archive);
+    let (current_location, moved) = fetch(larder.base(), "one").await;
+    assert!(current_location.path != location.path && moved != archive);
     assert!(!is_reported(&larder).await);
 }
 
-/// The checksum is the client's to enforce: nothing between larder and it can change a module.
+/// The client enforces the checksum, so nothing between larder and the client can change a module.
 #[tokio::test]
-async fn an_archive_that_is_tampered_with_on_its_way_is_refused_by_the_client() {
+async fn an_archive_that_a_proxy_altered_is_refused_by_the_client() {
     let Some(terraform) = Terraform::find() else { return };
-    let Some(fixture) = scene_at("v1.0.0").await else { return };
+    let Some(fixture) = fixture_at("v1.0.0").await else { return };
     let larder = fixture.larder().start().await;
     fetch(larder.base(), "one").await;
     for tampers in [false, true] {
-        let between = between(larder.base().to_owned(), tampers).await;
+        let tampering_proxy = tampering_proxy(larder.base().to_owned(), tampers).await;
         let mut workspace = terraform.workspace();
-        workspace.file("main.tf", &calls(&[form("one", String::new())])).cli_config(&through(&between));
+        workspace
+            .file("main.tf", &module_calls(&[module_case("one", String::new())]))
+            .cli_config(&override_through(&tampering_proxy));
         let output = workspace.init().await;
         match tampers {
             false => drop(output.expect_success()),
@@ -205,20 +216,20 @@ async fn an_archive_that_is_tampered_with_on_its_way_is_refused_by_the_client() 
     }
 }
 
-/// A place between a client and larder; where it tampers, one bit in the middle of each archive is another.
-async fn between(larder: String, tampers: bool) -> String {
+/// A proxy between a client and larder; with `tampers`, it flips one bit in the middle of each archive.
+async fn tampering_proxy(larder: String, tampers: bool) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let larder: Arc<str> = larder.into();
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
-            tokio::spawn(pass_on(stream, Arc::clone(&larder), tampers));
+            tokio::spawn(proxy_request(stream, Arc::clone(&larder), tampers));
         }
     });
     format!("http://{address}")
 }
 
-async fn pass_on(mut stream: TcpStream, larder: Arc<str>, tampers: bool) {
+async fn proxy_request(mut stream: TcpStream, larder: Arc<str>, tampers: bool) {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         match stream.read_u8().await {
@@ -241,18 +252,18 @@ async fn pass_on(mut stream: TcpStream, larder: Arc<str>, tampers: bool) {
         }
     }
     output.push_str("\r\n");
-    // A client that has gone needs no answer.
+    // The client may be gone.
     let _ = stream.write_all(&[output.as_bytes(), &answer.body].concat()).await;
     let _ = stream.shutdown().await;
 }
 
-/// Done when 5 and DESIGN, promise 4.
+/// DESIGN, promise 4: simultaneous clients of an uncached module cause one fetch of each repository.
 #[tokio::test]
 async fn fifty_clients_of_a_cold_module_cause_one_fetch_of_each_repository() {
-    let Some(fixture) = scene_at("v1.0.0").await else { return };
-    // Fifty at one time take a slow machine longer than a client waits.
+    let Some(fixture) = fixture_at("v1.0.0").await else { return };
+    // Fifty clients at one time take a slow machine longer than the usual client timeout.
     let larder = fixture.larder().answer_within(std::time::Duration::from_secs(120)).start().await;
-    let stored = fixture.git.hold_silent(Target::Git);
+    let gate = fixture.git.hold_silent(Target::Git);
     let clients: Vec<_> = (0..50)
         .map(|_| {
             let base = larder.base().to_owned();
@@ -260,8 +271,8 @@ async fn fifty_clients_of_a_cold_module_cause_one_fetch_of_each_repository() {
         })
         .collect();
     let requests = fixture.git.wait_for(Target::Git, 1);
-    tokio::time::timeout(HANGS_AFTER, requests).await.unwrap();
-    stored.open();
+    tokio::time::timeout(TEST_TIMEOUT, requests).await.unwrap();
+    gate.open();
     let mut archives = Vec::new();
     for client in clients {
         archives.push(client.await.unwrap());

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::support::git_module_fixture::{Place, download_path, fetch};
+use crate::support::git_module_fixture::{ModuleLocation, download_path, fetch};
 use crate::support::http::{client, get, send};
 use crate::support::larder::{Folder, HOST, Larder};
-use crate::support::module_fixture::{ModuleFixture, noise, tar_gz, unpacked};
+use crate::support::module_fixture::{ModuleFixture, noise, tar_gz, unpack_tar_gz};
 use crate::support::upstream::{FakeUpstream, Fault, Module, Target};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -21,28 +21,29 @@ fn list_path(name: &str) -> String {
     format!("/registry/{HOST}/v1/modules/acme/{name}/test/versions")
 }
 
-/// DESIGN, promise 6: the registry down, the archive host down, both; before and after a restart.
+/// DESIGN, promise 6: a stored module is served while the registry, the archive host or both are down, also after a
+/// restart.
 #[tokio::test]
 async fn a_stored_module_is_served_while_every_upstream_is_down() {
-    let mut fixture = ModuleFixture::of_one().await;
-    let larder = fixture.larder().nothing_stays_fresh().start().await;
+    let mut fixture = ModuleFixture::with_one_module().await;
+    let larder = fixture.larder().always_revalidate().start().await;
     let list = larder.get(&list_path("one")).await.expect(200).body;
-    let (place, archive) = fetch(larder.base(), "one").await;
+    let (location, archive) = fetch(larder.base(), "one").await;
     fixture.archives.stop().await;
-    assert!(fetch(larder.base(), "one").await == (place.clone(), archive.clone()));
+    assert!(fetch(larder.base(), "one").await == (location.clone(), archive.clone()));
     fixture.registry.stop().await;
-    let text = larder.get(&download_path("one")).await.expect(204);
-    assert!(text.has_cache_status("detail=stale"), "{}", text.header("cache-status"));
+    let response = larder.get(&download_path("one")).await.expect(204);
+    assert!(response.has_cache_status("detail=stale"), "{}", response.header("cache-status"));
     let folder = larder.stop().await;
-    let larder = fixture.larder_on(&folder).nothing_stays_fresh().start().await;
-    assert!(fetch(larder.base(), "one").await == (place, archive));
+    let larder = fixture.larder_on(&folder).always_revalidate().start().await;
+    assert!(fetch(larder.base(), "one").await == (location, archive));
     assert!(larder.get(&list_path("one")).await.expect(200).body == list);
 }
 
-/// DESIGN 4: trouble is never disguised, and nothing of it is remembered.
+/// DESIGN, section 4: an upstream failure is reported with its cause and not cached.
 #[tokio::test]
-async fn a_cold_module_fails_with_its_cause_and_heals_at_once() {
-    let mut fixture = ModuleFixture::of_one().await;
+async fn an_uncached_module_fails_with_the_cause_and_is_served_once_upstream_recovers() {
+    let mut fixture = ModuleFixture::with_one_module().await;
     let larder = fixture.larder().start().await;
     let path = download_path("one");
     for (fault, status, words) in [
@@ -52,78 +53,78 @@ async fn a_cold_module_fails_with_its_cause_and_heals_at_once() {
         (Fault::Status(403), 502, "403"),
         (Fault::Html, 502, "neither X-Terraform-Get"),
     ] {
-        // A page has no header: this one also says nothing in its body.
+        // This page names no source, neither in a header nor in its body.
         if matches!(fault, Fault::Html) {
             fixture.registry.serve_json("/v1/modules/acme/one/test/1.0.0/download", "{}");
         } else {
             fixture.registry.fault(Target::Location, fault.clone());
         }
-        let text = larder.get(&path).await.expect(status).text();
-        assert!(text.contains(words) && text.contains("acme/one/test"), "{fault:?}: {text}");
-        fixture.registry.heal();
-        fixture.registry.unserve("/v1/modules/acme/one/test/1.0.0/download");
+        let message = larder.get(&path).await.expect(status).text();
+        assert!(message.contains(words) && message.contains("acme/one/test"), "{fault:?}: {message}");
+        fixture.registry.clear_faults();
+        fixture.registry.remove_page("/v1/modules/acme/one/test/1.0.0/download");
     }
     fixture.archives.stop().await;
-    let text = larder.get(&path).await.expect(502).text();
-    assert!(text.contains(&fixture.archives.origin()), "{text}");
+    let message = larder.get(&path).await.expect(502).text();
+    assert!(message.contains(&fixture.archives.origin()), "{message}");
     fixture.archives.restart().await;
     fetch(larder.base(), "one").await;
-    assert_eq!((larder.folder.blobs().len(), larder.folder.staged().len()), (1, 0));
+    assert_eq!((larder.folder.blobs().len(), larder.folder.partial_downloads().len()), (1, 0));
 }
 
-/// DESIGN 4: 404 and 410.
+/// DESIGN, section 4: with `keep_gone`, a stored module is served although upstream answers 404 or 410.
 #[tokio::test]
-async fn a_module_that_upstream_deleted_stays_where_gone_things_are_kept() {
+async fn a_module_that_upstream_deleted_is_kept_with_keep_gone() {
     for status in [404, 410] {
-        let fixture = ModuleFixture::of_one().await;
-        let larder = fixture.larder().nothing_stays_fresh().start().await;
-        let (place, archive) = fetch(larder.base(), "one").await;
+        let fixture = ModuleFixture::with_one_module().await;
+        let larder = fixture.larder().always_revalidate().start().await;
+        let (location, archive) = fetch(larder.base(), "one").await;
         fixture.registry.fault(Target::Location, Fault::Status(status));
         fixture.registry.fault(Target::ModuleVersions, Fault::Status(status));
-        let text = larder.get(&download_path("one")).await.expect(204);
-        assert!(text.has_cache_status("detail=gone"), "{}", text.header("cache-status"));
-        assert!(Place::of(&text) == place);
+        let response = larder.get(&download_path("one")).await.expect(204);
+        assert!(response.has_cache_status("detail=gone"), "{}", response.header("cache-status"));
+        assert!(ModuleLocation::of(&response) == location);
         assert!(larder.get(&list_path("one")).await.expect(200).has_cache_status("detail=gone"));
-        assert!(larder.get(&place.path).await.expect(200).body == archive);
+        assert!(larder.get(&location.path).await.expect(200).body == archive);
 
-        let other = fixture.larder().with("keep_gone = false").nothing_stays_fresh().start().await;
+        let other = fixture.larder().upstream_lines("keep_gone = false").always_revalidate().start().await;
         other.get(&download_path("one")).await.expect(404);
-        fixture.registry.heal();
+        fixture.registry.clear_faults();
         fetch(other.base(), "one").await;
         fixture.registry.fault(Target::Location, Fault::Status(status));
         other.get(&download_path("one")).await.expect(404);
     }
 }
 
-/// DESIGN 4: a stored version that the list has dropped stays listed, with an alarm.
+/// DESIGN, section 4: a stored version that the list has dropped stays listed, with an alarm.
 #[tokio::test]
 async fn a_version_of_a_module_that_upstream_dropped_stays_listed() {
-    let fixture = ModuleFixture::of_one().await;
+    let fixture = ModuleFixture::with_one_module().await;
     fixture.registry.publish_module(Module::new("acme", "one", "test").version("2.0.0").at(&fixture.url("one.tar.gz")));
-    let larder = fixture.larder().nothing_stays_fresh().start().await;
-    let (place, _) = fetch(larder.base(), "one").await;
+    let larder = fixture.larder().always_revalidate().start().await;
+    let (location, _) = fetch(larder.base(), "one").await;
     fixture.registry.withdraw_module("acme", "one", "test", "1.0.0");
     let list = larder.get(&list_path("one")).await.expect(200).json();
     let listed: Vec<_> = list["modules"][0]["versions"].as_array().unwrap().iter().map(|v| &v["version"]).collect();
     assert_eq!(listed, ["2.0.0", "1.0.0"]);
-    let text = larder.get(&download_path("one")).await.expect(204);
-    assert!(text.has_cache_status("detail=gone") && Place::of(&text) == place);
+    let response = larder.get(&download_path("one")).await.expect(204);
+    assert!(response.has_cache_status("detail=gone") && ModuleLocation::of(&response) == location);
     assert_eq!(status(&larder).await["alarms"][0]["kind"], "dropped");
 }
 
-/// DESIGN, promise 12.
+/// DESIGN, promise 12: offline, nothing is sent upstream.
 #[tokio::test]
-async fn offline_stored_packages_are_served_at_any_age_and_others_are_named() {
-    let fixture = ModuleFixture::of_one().await;
-    fixture.put("two", &tar_gz(&[("main.tf", b"# two\n")]));
+async fn offline_stored_modules_are_served_at_any_age_and_errors_name_the_missing_ones() {
+    let fixture = ModuleFixture::with_one_module().await;
+    fixture.publish_archive("two", &tar_gz(&[("main.tf", b"# two\n")]));
     let larder = fixture.larder().start().await;
-    let (place, archive) = fetch(larder.base(), "one").await;
+    let (location, archive) = fetch(larder.base(), "one").await;
     let (other, _) = fetch(larder.base(), "two").await;
-    larder.tell("purge", "acme/two/test@1.0.0").await;
+    larder.run_command("purge", "acme/two/test@1.0.0").await;
     // The location is cached; the archive is not stored.
     fixture.archives.fault(Target::ModuleArchive, Fault::Status(500));
     larder.get(&download_path("two")).await.expect(502);
-    fixture.archives.heal();
+    fixture.archives.clear_faults();
     let folder = larder.stop().await;
     fixture.registry.forget_requests();
     fixture.archives.forget_requests();
@@ -132,14 +133,14 @@ async fn offline_stored_packages_are_served_at_any_age_and_others_are_named() {
     for cache_status in ["larder; hit", "larder; hit; detail=stale"] {
         let answer = larder.get(&download_path("one")).await.expect(204);
         assert_eq!(answer.header("cache-status"), cache_status);
-        assert!(Place::of(&answer) == place);
-        assert!(larder.get(&place.path).await.expect(200).body == archive);
+        assert!(ModuleLocation::of(&answer) == location);
+        assert!(larder.get(&location.path).await.expect(200).body == archive);
         larder.clock.advance(DAY * 400);
     }
     let plain = format!("/archive/{HOST}/modules/acme/two/test/1.0.0/module.tar.gz");
     for path in [download_path("two"), other.path.clone(), plain, download_path("absent"), list_path("absent")] {
-        let text = larder.get(&path).await.expect(503).text();
-        assert!(text.contains("offline") && text.contains("larder missing"), "{path}: {text}");
+        let message = larder.get(&path).await.expect(503).text();
+        assert!(message.contains("offline") && message.contains("larder missing"), "{path}: {message}");
     }
     let missing: Vec<String> =
         status(&larder).await["missing"].as_array().unwrap().iter().map(crate::support::reports::name).collect();
@@ -160,85 +161,85 @@ async fn offline_stored_packages_are_served_at_any_age_and_others_are_named() {
 async fn an_evicted_module_comes_back_with_the_same_digest_and_a_pinned_one_stays() {
     let fixture = ModuleFixture::start().await;
     for (seed, name) in ["one", "two", "three"].into_iter().enumerate() {
-        fixture.put(name, &tar_gz(&[("noise", &noise(seed as u32, 450_000))]));
+        fixture.publish_archive(name, &tar_gz(&[("noise", &noise(seed as u32, 450_000))]));
     }
     let larder = fixture.larder().store("max_size = \"1MiB\"").start().await;
     let (first, archive) = fetch(larder.base(), "one").await;
-    larder.tell("pin", "acme/one/test@1.0.0").await;
+    larder.run_command("pin", "acme/one/test@1.0.0").await;
     let (second, _) = fetch(larder.base(), "two").await;
     fetch(larder.base(), "three").await;
     assert_eq!(larder.folder.blobs().len(), 2, "two had to go");
     assert!(larder.get(&first.path).await.expect(200).body == archive);
-    let text = Place::of(&larder.get(&download_path("one")).await);
-    assert!(text == first, "{text:?}");
-    larder.tell("unpin", "acme/one/test@1.0.0").await;
+    let response = ModuleLocation::of(&larder.get(&download_path("one")).await);
+    assert!(response == first, "{response:?}");
+    larder.run_command("unpin", "acme/one/test@1.0.0").await;
     let (again, _) = fetch(larder.base(), "two").await;
     assert!(again == second, "{again:?}");
     assert_eq!(larder.metric("larder_evictions_total").await, 2.0);
 }
 
-/// DESIGN, promise 13.
+/// DESIGN, promise 13: two registries may have the same module coordinates.
 #[tokio::test]
-async fn the_same_module_of_two_registries_never_mixes() {
-    let (here, there) = (ModuleFixture::of_one().await, FakeUpstream::start().await);
+async fn the_same_module_of_two_registries_is_never_mixed() {
+    let (here, there) = (ModuleFixture::with_one_module().await, FakeUpstream::start().await);
     let url = here.file("other.tar.gz", &tar_gz(&[("main.tf", b"# the other one\n")]));
     there.publish_module(Module::new("acme", "one", "test").at(&url));
     let larder = here.larder().upstream("registry.opentofu.org", &format!("{}/", there.origin()), "").start().await;
-    let (place, archive) = fetch(larder.base(), "one").await;
+    let (location, archive) = fetch(larder.base(), "one").await;
     let path = download_path("one").replace(HOST, "registry.opentofu.org");
-    let other_place = Place::of(&larder.get(&path).await);
-    let other = larder.get(&other_place.path).await.expect(200).body;
-    assert_eq!(unpacked(&archive)["main.tf"], b"# one\n");
-    assert_eq!(unpacked(&other)["main.tf"], b"# the other one\n");
-    larder.get(&place.path.replace(HOST, "registry.opentofu.org")).await.expect(404);
-    larder.tell("purge", "registry.opentofu.org/acme/one/test").await;
-    assert!(Place::of(&larder.get(&download_path("one")).await) == place);
+    let other_location = ModuleLocation::of(&larder.get(&path).await);
+    let other = larder.get(&other_location.path).await.expect(200).body;
+    assert_eq!(unpack_tar_gz(&archive)["main.tf"], b"# one\n");
+    assert_eq!(unpack_tar_gz(&other)["main.tf"], b"# the other one\n");
+    larder.get(&location.path.replace(HOST, "registry.opentofu.org")).await.expect(404);
+    larder.run_command("purge", "registry.opentofu.org/acme/one/test").await;
+    assert!(ModuleLocation::of(&larder.get(&download_path("one")).await) == location);
 }
 
-/// Where two spellings are two modules, what one was at first sight says nothing of the other.
+/// Without `fold_case`, the first-seen record of one spelling does not apply to another.
 #[tokio::test]
-async fn two_modules_that_differ_in_case_alone_are_each_pinned_for_themselves() {
-    let fixture = ModuleFixture::of_one().await;
+async fn modules_that_differ_in_case_only_have_separate_first_seen_records() {
+    let fixture = ModuleFixture::with_one_module().await;
     let other = fixture.file("other.tar.gz", &tar_gz(&[("main.tf", b"# the other one\n")]));
     fixture.registry.publish_module(Module::new("Acme", "one", "test").at(&other));
-    let larder = fixture.larder().with("fold_case = false").start().await;
+    let larder = fixture.larder().upstream_lines("fold_case = false").start().await;
     let (_, archive) = fetch(larder.base(), "one").await;
-    assert_eq!(unpacked(&archive)["main.tf"], b"# one\n");
+    assert_eq!(unpack_tar_gz(&archive)["main.tf"], b"# one\n");
     let path = download_path("one").replace("/acme/", "/Acme/");
-    let place = Place::of(&larder.get(&path).await);
-    assert_eq!(unpacked(&larder.get(&place.path).await.expect(200).body)["main.tf"], b"# the other one\n");
+    let location = ModuleLocation::of(&larder.get(&path).await);
+    assert_eq!(unpack_tar_gz(&larder.get(&location.path).await.expect(200).body)["main.tf"], b"# the other one\n");
     assert_eq!(status(&larder).await["alarms"], json!([]));
 }
 
-/// The first-seen record survives a change of `fold_case`: no switch lets a moved version in.
+/// First-seen records survive a change of `fold_case`, so a moved version stays refused.
 #[tokio::test]
-async fn changing_fold_case_forgets_no_first_seen_record() {
+async fn first_seen_records_apply_after_a_change_of_fold_case() {
     for (before, after) in [(false, true), (true, false)] {
-        let fixture = ModuleFixture::of_one().await;
+        let fixture = ModuleFixture::with_one_module().await;
         let url = fixture.url("one.tar.gz");
         fixture.registry.publish_module(Module::new("Acme", "One", "test").at(&url));
         let path = format!("/registry/{HOST}/v1/modules/Acme/One/test/1.0.0/download");
-        let larder = fixture.larder().with(&format!("fold_case = {before}")).start().await;
+        let larder = fixture.larder().upstream_lines(&format!("fold_case = {before}")).start().await;
         larder.get(&path).await.expect(204);
         let folder = larder.stop().await;
         fixture.file("one.tar.gz", &tar_gz(&[("main.tf", b"# moved\n")]));
-        let larder = fixture.larder_on(&folder).with(&format!("fold_case = {after}")).start().await;
+        let larder = fixture.larder_on(&folder).upstream_lines(&format!("fold_case = {after}")).start().await;
         let refused = larder.get(&path).await.expect(502).text();
         assert!(refused.contains("larder accept"), "{after}: {refused}");
     }
 }
 
-/// Where names are one in any case, they are one archive; elsewhere they are two.
+/// With `fold_case`, all spellings of a module share one archive; without, each has its own.
 #[tokio::test]
-async fn a_module_in_another_case_is_the_same_where_its_registry_says_so() {
+async fn a_module_in_another_case_is_the_same_module_with_fold_case() {
     for (folds, fetches) in [(true, 1), (false, 2)] {
-        let fixture = ModuleFixture::of_one().await;
+        let fixture = ModuleFixture::with_one_module().await;
         fixture.registry.publish_module(Module::new("Acme", "One", "test").at(&fixture.url("one.tar.gz")));
-        let larder = fixture.larder().with(&format!("fold_case = {folds}")).start().await;
-        let (place, archive) = fetch(larder.base(), "one").await;
+        let larder = fixture.larder().upstream_lines(&format!("fold_case = {folds}")).start().await;
+        let (location, archive) = fetch(larder.base(), "one").await;
         let path = format!("/registry/{HOST}/v1/modules/Acme/One/test/1.0.0/download");
-        let other = Place::of(&larder.get(&path).await);
-        assert_eq!(other.sha256, place.sha256);
+        let other = ModuleLocation::of(&larder.get(&path).await);
+        assert_eq!(other.sha256, location.sha256);
         assert!(larder.get(&other.path).await.expect(200).body == archive);
         assert_eq!(fixture.archives.count_of(Target::ModuleArchive), fetches, "fold_case = {folds}");
         assert_eq!(larder.folder.files("names").len(), fetches);
@@ -252,67 +253,67 @@ fn flip(path: &std::path::Path) {
     std::fs::write(path, bytes).unwrap();
 }
 
-/// DESIGN, promise 10: whatever its size, and whether the damage is found by a request or by `verify`.
+/// DESIGN, promise 10: damage is repaired for archives of any size, whether a request or `verify` finds it.
 #[tokio::test]
 async fn a_damaged_module_archive_is_quarantined_and_fetched_again() {
     for size in [1000, 2_000_000] {
         for found_by_verify in [true, false] {
             let fixture = ModuleFixture::start().await;
-            fixture.put("one", &tar_gz(&[("noise", &noise(1, size))]));
+            fixture.publish_archive("one", &tar_gz(&[("noise", &noise(1, size))]));
             let larder = fixture.larder().start().await;
-            let (place, archive) = fetch(larder.base(), "one").await;
+            let (location, archive) = fetch(larder.base(), "one").await;
             let folder = larder.stop().await;
             flip(&folder.blobs()[0]);
             let larder = fixture.larder_on(&folder).start().await;
             if found_by_verify {
                 let request = client().post(format!("{}/admin/v1/verify", larder.admin())).bearer_auth(larder.token());
                 let request = request.header("content-type", "application/json").body("{}");
-                let text = send(request).await.unwrap().expect(200).text();
-                assert!(text.contains("acme/one/test@1.0.0"), "{text}");
+                let message = send(request).await.unwrap().expect(200).text();
+                assert!(message.contains("acme/one/test@1.0.0"), "{message}");
             }
-            let again = larder.get(&place.path).await.expect(200);
+            let again = larder.get(&location.path).await.expect(200);
             assert!(again.body == archive, "{size} {found_by_verify}");
             assert_eq!(folder.files("aside").len(), 1);
             assert_eq!(fixture.archives.count_of(Target::ModuleArchive), 2);
-            assert!(Place::of(&larder.get(&download_path("one")).await) == place);
+            assert!(ModuleLocation::of(&larder.get(&download_path("one")).await) == location);
         }
     }
 }
 
-/// DESIGN, promise 10: a name or a sighting that was damaged costs a fetch at most, and never the pin of the first
-/// tree.
+/// DESIGN, promise 10: a damaged package record or first-seen record costs at most one fetch; the first tree stays the only
+/// accepted one.
 #[tokio::test]
-async fn a_damaged_name_or_first_seen_record_heals_and_the_first_tree_stays() {
+async fn a_damaged_package_or_first_seen_record_is_rewritten_and_the_first_tree_stays() {
     for subject in ["names", "seen"] {
-        let fixture = ModuleFixture::of_one().await;
+        let fixture = ModuleFixture::with_one_module().await;
         let folder = Folder::new();
-        let larder = fixture.larder_on(&folder).nothing_stays_fresh().start().await;
-        let (place, archive) = fetch(larder.base(), "one").await;
+        let larder = fixture.larder_on(&folder).always_revalidate().start().await;
+        let (location, archive) = fetch(larder.base(), "one").await;
         larder.stop().await;
         flip(&folder.files(subject)[0]);
-        let larder = fixture.larder_on(&folder).nothing_stays_fresh().start().await;
-        assert!(fetch(larder.base(), "one").await == (place.clone(), archive.clone()), "{subject}");
+        let larder = fixture.larder_on(&folder).always_revalidate().start().await;
+        assert!(fetch(larder.base(), "one").await == (location.clone(), archive.clone()), "{subject}");
         // The new archive is compared with the record.
-        fixture.put("one", &tar_gz(&[("main.tf", b"# moved\n")]));
-        larder.tell("refresh", "acme/one/test").await;
+        fixture.publish_archive("one", &tar_gz(&[("main.tf", b"# moved\n")]));
+        larder.run_command("refresh", "acme/one/test").await;
         assert_eq!(status(&larder).await["alarms"][0]["kind"], "moved", "{subject}");
-        assert!(fetch(larder.base(), "one").await == (place, archive), "{subject}");
+        assert!(fetch(larder.base(), "one").await == (location, archive), "{subject}");
     }
 }
 
 /// Ranges and conditions work as for any stored archive; the location has no body.
 #[tokio::test]
 async fn a_stored_module_archive_answers_ranges_conditions_and_heads() {
-    let fixture = ModuleFixture::of_one().await;
+    let fixture = ModuleFixture::with_one_module().await;
     let larder = fixture.larder().start().await;
-    let (place, archive) = fetch(larder.base(), "one").await;
+    let (location, archive) = fetch(larder.base(), "one").await;
     let plain = format!("/archive/{HOST}/modules/acme/one/test/1.0.0/module.tar.gz");
-    for path in [&place.path, &plain] {
+    for path in [&location.path, &plain] {
         let whole = larder.get(path).await.expect(200);
         assert_eq!(whole.header("content-length"), archive.len().to_string());
         assert_eq!(whole.header("accept-ranges"), "bytes");
-        // Without a digest it is of the archive that is current.
-        let cache_control = if path == &place.path { "max-age=31536000, immutable" } else { "no-cache" };
+        // The URL without a digest serves the current archive.
+        let cache_control = if path == &location.path { "max-age=31536000, immutable" } else { "no-cache" };
         assert_eq!(whole.header("cache-control"), cache_control, "{path}");
         let head = larder.head(path).await.expect(200);
         assert_eq!((head.header("content-length"), head.body.len()), (whole.header("content-length"), 0));

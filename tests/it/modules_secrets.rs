@@ -1,4 +1,4 @@
-//! DESIGN, promise 8, for modules: which origin gets which credential, and where no secret of a location may appear.
+//! DESIGN, promise 8, for modules: each origin gets only its own credential, and secrets in locations appear nowhere.
 
 use crate::support::git_module_fixture::{download_path, fetch};
 use crate::support::larder::{Builder, Folder, HOST, Larder};
@@ -16,7 +16,7 @@ fn with_credentials(fixture: &ModuleFixture, folder: &Folder, upstreams: &str) -
         std::fs::write(&path, secret).unwrap();
         format!("token = {{ file = \"{}\" }}", path.display())
     };
-    let larder = Larder::builder().on(folder).trusting(&fixture.ca).allow_private("127.0.0.1");
+    let larder = Larder::builder().store_at(folder).trusting(&fixture.ca).allow_private("127.0.0.1");
     let larder = larder.allow_private(&fixture.registry.origin());
     let url = format!("{}/", fixture.registry.origin());
     let credential = format!(
@@ -24,39 +24,43 @@ fn with_credentials(fixture: &ModuleFixture, folder: &Folder, upstreams: &str) -
         fixture.archives.host(),
         file("host-token", HOST_TOKEN)
     );
-    larder.upstream(HOST, &url, &file("registry-token", TOKEN)).with(&credential)
+    larder.upstream(HOST, &url, &file("registry-token", TOKEN)).upstream_lines(&credential)
 }
 
-fn shown(upstream: &FakeUpstream) -> Vec<Option<String>> {
+fn sent_credentials(upstream: &FakeUpstream) -> Vec<Option<String>> {
     upstream.requests().iter().map(|request| request.header("authorization").map(str::to_owned)).collect()
 }
 
 /// The registry's token goes to the registry; the archive host's credential goes to that host, for its upstreams only.
 #[tokio::test]
-async fn each_credential_is_shown_to_its_own_origin_only() {
+async fn each_credential_is_sent_to_its_own_origin_only() {
     for (upstreams, of_host) in
         [(format!("[\"{HOST}\"]"), Some(format!("Bearer {HOST_TOKEN}"))), ("[]".to_owned(), None)]
     {
         let fixture = ModuleFixture::with_registry(FakeUpstream::builder().token(TOKEN).start().await).await;
-        fixture.put("one", &tar_gz(&[("main.tf", b"# one\n")]));
+        fixture.publish_archive("one", &tar_gz(&[("main.tf", b"# one\n")]));
         let folder = Folder::new();
         let larder = with_credentials(&fixture, &folder, &upstreams).start().await;
         fetch(larder.base(), "one").await;
-        assert!(shown(&fixture.registry).iter().all(|shown| *shown == Some(format!("Bearer {TOKEN}"))));
-        assert_eq!(shown(&fixture.archives), [of_host], "{upstreams}");
+        assert!(
+            sent_credentials(&fixture.registry)
+                .iter()
+                .all(|sent_credentials| *sent_credentials == Some(format!("Bearer {TOKEN}")))
+        );
+        assert_eq!(sent_credentials(&fixture.archives), [of_host], "{upstreams}");
     }
 }
 
-/// Nor by a redirect, in either direction.
+/// A redirect between registry and archive host forwards no credential, in either direction.
 #[tokio::test]
-async fn a_redirect_takes_no_credential_along() {
+async fn a_redirect_does_not_forward_a_credential() {
     let fixture = ModuleFixture::with_registry(FakeUpstream::builder().token(TOKEN).start().await).await;
     let elsewhere = FakeUpstream::builder().tls_with(&fixture.ca).start().await;
     let bytes = tar_gz(&[("main.tf", b"# one\n")]);
     elsewhere.serve_file("/files/one.tar.gz", "application/octet-stream", bytes);
     let led_on = Fault::RedirectTo(302, format!("{}/files/one.tar.gz", elsewhere.origin()));
-    // By the archive host, and by the registry's own origin.
-    fixture.put("one", b"");
+    // The redirect comes from the archive host, and from the registry's own origin.
+    fixture.publish_archive("one", b"");
     fixture.archives.fault(Target::ModuleArchive, led_on.clone());
     fixture.publish("two", "/files/two.tar.gz");
     fixture.registry.fault(Target::ModuleArchive, led_on);
@@ -65,16 +69,16 @@ async fn a_redirect_takes_no_credential_along() {
     for name in ["one", "two"] {
         fetch(larder.base(), name).await;
     }
-    assert_eq!(shown(&elsewhere), [None, None]);
-    assert!(!format!("{:?}", shown(&fixture.archives)).contains(TOKEN));
-    assert!(!format!("{:?}", shown(&fixture.registry)).contains(HOST_TOKEN));
+    assert_eq!(sent_credentials(&elsewhere), [None, None]);
+    assert!(!format!("{:?}", sent_credentials(&fixture.archives)).contains(TOKEN));
+    assert!(!format!("{:?}", sent_credentials(&fixture.registry)).contains(HOST_TOKEN));
 }
 
-/// A location with a secret may succeed or fail: the secret is in no log, answer, metric or file name.
+/// Whether a location with a secret succeeds or fails, the secret is in no log, response, metric or file name.
 #[tokio::test]
-async fn the_secrets_of_a_location_are_nowhere_to_be_found() {
+async fn the_secrets_of_a_location_appear_nowhere() {
     const SECRET: &str = "s1gnatureS3cret";
-    let fixture = ModuleFixture::of_one().await;
+    let fixture = ModuleFixture::with_one_module().await;
     let url = |name: &str| format!("{}?X-Sig={SECRET}", fixture.url(name));
     fixture.file("bad.tar.gz", b"no archive");
     let host = fixture.archives.host();
@@ -105,7 +109,7 @@ async fn the_secrets_of_a_location_are_nowhere_to_be_found() {
     for path in ["/metrics", "/admin/v1/status"] {
         heard.push_str(&crate::support::http::get(&format!("{}{path}", larder.admin())).await.text());
     }
-    // Also with a partial download.
+    // The file names are also checked while a partial download exists.
     fixture.archives.fault(Target::ModuleArchive, Fault::Truncated(50));
     fixture.publish("half", &url("one.tar.gz"));
     heard.push_str(&larder.get(&download_path("half")).await.text());

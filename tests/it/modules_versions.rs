@@ -1,5 +1,4 @@
-//! Version lists of modules through larder: what clients can read of them, in which spelling upstream is asked, and how
-//! they age.
+//! Version lists of modules through larder: their content, the spelling of upstream requests, and freshness.
 
 use std::time::Duration;
 
@@ -9,7 +8,7 @@ use crate::support::upstream::{FakeUpstream, Fault, Listed, Target};
 const VPC: &str = "/v1/modules/Acme/vpc/aws/versions";
 const MINUTES: Duration = Duration::from_secs(300);
 
-fn ours(names: &str) -> String {
+fn list_path(names: &str) -> String {
     format!("/registry/{HOST}/v1/modules/{names}/versions")
 }
 
@@ -23,33 +22,33 @@ fn lists() -> Target {
     Target::Path("/versions".to_owned())
 }
 
-/// PROTOCOL 4.2: what no client could read is left out, and everything else stays as upstream wrote it.
+/// PROTOCOL, section 4.2: versions that no client can parse are removed, and everything else stays as upstream wrote it.
 #[tokio::test]
-async fn versions_that_no_client_reads_are_left_out_and_unknown_fields_survive() {
+async fn versions_that_no_client_can_parse_are_removed_and_unknown_fields_are_kept() {
     let upstream = listing(&["1.0.0"]).await;
     let list = r#"{"x":1e400, "modules":[{"source":"a","versions":[{"version":"v1.0", "root":{"x":1.50}},{"version":"1.0.0"},{"version":"one"},7,{"version":"2.0.0-rc.1"}],"y":[ ]},{"source":"b","versions":[{"version":"9.0.0"}]}]}"#;
     upstream.serve_json(VPC, list);
     let larder = Larder::mirroring(&upstream).start().await;
-    let text = larder.get(&ours("Acme/vpc/aws")).await.expect(200).text();
+    let text = larder.get(&list_path("Acme/vpc/aws")).await.expect(200).text();
     let expected = r#"{"modules":[{"source":"a","y":[ ],"versions":[{"version":"v1.0", "root":{"x":1.50}},{"version":"2.0.0-rc.1"}]}],"x":1e400}"#;
     assert_eq!(text, expected);
     for broken in ["{}", r#"{"modules":[]}"#, r#"{"modules":[{"versions":[{"version":"one"}]}]}"#, "[]", "nothing"] {
         upstream.serve_json(VPC, broken);
         let cold = Larder::mirroring(&upstream).start().await;
-        assert!(cold.get(&ours("Acme/vpc/aws")).await.expect(502).text().contains("unusable"), "{broken}");
+        assert!(cold.get(&list_path("Acme/vpc/aws")).await.expect(502).text().contains("unusable"), "{broken}");
         larder.clock.advance(MINUTES);
-        assert_eq!(larder.get(&ours("Acme/vpc/aws")).await.expect(200).text(), expected, "{broken}");
+        assert_eq!(larder.get(&list_path("Acme/vpc/aws")).await.expect(200).text(), expected, "{broken}");
     }
 }
 
-/// PROTOCOL 4.1: names are asked for as they were typed, and are one list only where the registry takes them for one.
+/// PROTOCOL, section 4.1: upstream requests use the spelling of the client; spellings share one list only with `fold_case`.
 #[tokio::test]
-async fn spellings_of_a_name_are_one_list_only_where_fold_case_says_so() {
+async fn spellings_of_a_name_share_a_list_only_with_fold_case() {
     for (folds, requests) in [(true, vec!["ACME/Vpc"]), (false, vec!["ACME/Vpc", "Acme/vpc"])] {
         let upstream = listing(&["1.0.0"]).await;
-        let larder = Larder::mirroring(&upstream).with(&format!("fold_case = {folds}")).start().await;
+        let larder = Larder::mirroring(&upstream).upstream_lines(&format!("fold_case = {folds}")).start().await;
         for names in ["ACME/Vpc", "Acme/vpc", "ACME/Vpc"] {
-            larder.get(&ours(&format!("{names}/aws"))).await.expect(200);
+            larder.get(&list_path(&format!("{names}/aws"))).await.expect(200);
         }
         let seen: Vec<String> = upstream
             .requests()
@@ -62,43 +61,43 @@ async fn spellings_of_a_name_are_one_list_only_where_fold_case_says_so() {
     }
 }
 
-/// DESIGN 4: a new version shows up once the fresh time is over, by a conditional request.
+/// DESIGN, section 4: a new version appears once the list is stale, by a conditional request.
 #[tokio::test]
-async fn a_list_is_fresh_for_five_minutes_and_is_asked_about_then() {
+async fn a_module_list_is_fresh_for_five_minutes_and_then_revalidated() {
     let upstream = listing(&["1.0.0"]).await;
     let larder = Larder::mirroring(&upstream).start().await;
-    let first = larder.get(&ours("Acme/vpc/aws")).await.expect(200);
+    let first = larder.get(&list_path("Acme/vpc/aws")).await.expect(200);
     assert_eq!(first.header("cache-status"), "larder; fwd=miss; stored");
-    // The machine's time passes too, and more of it the busier the machine is.
+    // The machine's clock continues too, and further the busier the machine is.
     let margin = Duration::from_secs(60);
     larder.clock.advance(MINUTES - margin);
-    assert_eq!(larder.get(&ours("Acme/vpc/aws")).await.expect(200).header("cache-status"), "larder; hit");
+    assert_eq!(larder.get(&list_path("Acme/vpc/aws")).await.expect(200).header("cache-status"), "larder; hit");
     larder.clock.advance(margin);
-    let again = larder.get(&ours("Acme/vpc/aws")).await.expect(200);
+    let again = larder.get(&list_path("Acme/vpc/aws")).await.expect(200);
     assert_eq!((again.header("cache-status"), &again.body), ("larder; fwd=stale; stored", &first.body));
     assert_eq!(upstream.requests().last().unwrap().status, Some(304));
     upstream.list(&[Listed::new("Acme/vpc/aws", &["1.0.0", "1.1.0"])], &[]);
     larder.clock.advance(MINUTES);
-    let new = larder.get(&ours("Acme/vpc/aws")).await.expect(200).json();
+    let new = larder.get(&list_path("Acme/vpc/aws")).await.expect(200).json();
     assert_eq!(new["modules"][0]["versions"][1]["version"], "1.1.0");
 }
 
-/// DESIGN, promise 6: stored answers are served while upstream is failing, gone or offline; the others are errors.
+/// DESIGN, promise 6: cached lists are served while upstream fails, is gone, or larder is offline; others are errors.
 #[tokio::test]
-async fn a_stored_list_outlives_its_upstreams_trouble() {
+async fn a_cached_module_list_is_served_while_upstream_fails() {
     for (fault, status) in
         [(Fault::Status(404), 404), (Fault::Status(500), 502), (Fault::Html, 502), (Fault::Status(401), 502)]
     {
         let upstream = listing(&["1.0.0"]).await;
         let larder = Larder::mirroring(&upstream).start().await;
         upstream.fault(lists(), fault.clone());
-        assert_eq!(larder.get(&ours("Acme/vpc/aws")).await.status, status, "{fault:?}");
-        upstream.heal();
+        assert_eq!(larder.get(&list_path("Acme/vpc/aws")).await.status, status, "{fault:?}");
+        upstream.clear_faults();
         larder.clock.advance(Duration::from_secs(30));
-        let stored = larder.get(&ours("Acme/vpc/aws")).await.expect(200);
+        let stored = larder.get(&list_path("Acme/vpc/aws")).await.expect(200);
         larder.clock.advance(MINUTES);
         upstream.fault(lists(), fault.clone());
-        let served = larder.get(&ours("Acme/vpc/aws")).await.expect(200);
+        let served = larder.get(&list_path("Acme/vpc/aws")).await.expect(200);
         assert_eq!(served.body, stored.body);
         assert!(
             served.has_cache_status(if status == 404 { "detail=gone" } else { "detail=stale" }),
@@ -106,41 +105,41 @@ async fn a_stored_list_outlives_its_upstreams_trouble() {
             served.headers
         );
         let folder = larder.stop().await;
-        let sealed = Larder::mirroring(&upstream).network("offline = true").on(&folder).start().await;
-        // A list alone lets no client install anything.
-        let text = sealed.get(&ours("Acme/vpc/aws")).await.expect(503).text();
+        let sealed = Larder::mirroring(&upstream).network("offline = true").store_at(&folder).start().await;
+        // A client cannot install anything by the list alone.
+        let text = sealed.get(&list_path("Acme/vpc/aws")).await.expect(503).text();
         assert!(text.contains("any version of") && text.contains("offline"), "{text}");
-        assert!(sealed.get(&ours("Acme/other/aws")).await.expect(503).text().contains("offline"));
+        assert!(sealed.get(&list_path("Acme/other/aws")).await.expect(503).text().contains("offline"));
     }
 }
 
-/// A 404 is remembered for half a minute, and `keep_gone = false` lets go of what upstream has deleted.
+/// A 404 is cached for half a minute, and with `keep_gone = false` lists that upstream deleted disappear.
 #[tokio::test]
-async fn a_module_that_is_not_there_is_404_and_asked_for_again_after_a_while() {
+async fn an_unknown_module_is_404_and_requested_again_after_not_found() {
     let upstream = listing(&["1.0.0"]).await;
-    let larder = Larder::mirroring(&upstream).with("keep_gone = false").start().await;
+    let larder = Larder::mirroring(&upstream).upstream_lines("keep_gone = false").start().await;
     for _ in 0..2 {
-        larder.get(&ours("Acme/none/aws")).await.expect(404);
+        larder.get(&list_path("Acme/none/aws")).await.expect(404);
     }
     assert_eq!(upstream.count("/v1/modules/Acme/none/aws/versions"), 1);
     larder.clock.advance(Duration::from_secs(30));
-    larder.get(&ours("Acme/none/aws")).await.expect(404);
+    larder.get(&list_path("Acme/none/aws")).await.expect(404);
     assert_eq!(upstream.count("/v1/modules/Acme/none/aws/versions"), 2);
-    larder.get(&ours("Acme/vpc/aws")).await.expect(200);
+    larder.get(&list_path("Acme/vpc/aws")).await.expect(200);
     upstream.list(&[Listed::new("Acme/other/aws", &["1.0.0"])], &[]);
     larder.clock.advance(MINUTES);
-    larder.get(&ours("Acme/vpc/aws")).await.expect(404);
+    larder.get(&list_path("Acme/vpc/aws")).await.expect(404);
 }
 
-/// DESIGN, promise 4: one request upstream, however many ask, in whatever spelling.
+/// DESIGN, promise 4: simultaneous clients cause one upstream request, in whatever spelling.
 #[tokio::test]
-async fn many_who_ask_for_a_cold_list_cause_one_request() {
+async fn many_clients_of_an_uncached_list_cause_one_request() {
     let upstream = listing(&["1.0.0"]).await;
     let larder = Larder::mirroring(&upstream).start().await;
     let gate = upstream.hold_silent(lists());
-    let asking = futures_util::future::join_all((0..20).map(|number| {
+    let pending_request = futures_util::future::join_all((0..20).map(|number| {
         let names = if number % 2 == 0 { "Acme/vpc/aws" } else { "acme/VPC/aws" };
-        let path = ours(names);
+        let path = list_path(names);
         let larder = &larder;
         async move { larder.get(&path).await.expect(200) }
     }));
@@ -148,22 +147,22 @@ async fn many_who_ask_for_a_cold_list_cause_one_request() {
         upstream.wait_for(lists(), 1).await;
         gate.open();
     };
-    let (answers, ()) = tokio::join!(asking, opening);
+    let (answers, ()) = tokio::join!(pending_request, opening);
     assert!(answers.iter().all(|answer| answer.body == answers[0].body));
     assert_eq!(upstream.count_of(lists()), 1);
 }
 
 /// A list of thousands of versions is parsed off the request threads, and is complete.
 #[tokio::test]
-async fn a_large_list_arrives_whole() {
+async fn a_large_module_list_is_served_completely() {
     let versions: Vec<String> = (0..5000).map(|number| format!("1.{number}.0")).collect();
     let upstream = listing(&versions.iter().map(String::as_str).collect::<Vec<_>>()).await;
     let larder = Larder::mirroring(&upstream).start().await;
-    let list = larder.get(&ours("Acme/vpc/aws")).await.expect(200).json();
+    let list = larder.get(&list_path("Acme/vpc/aws")).await.expect(200).json();
     assert_eq!(list["modules"][0]["versions"].as_array().unwrap().len(), 5000);
 }
 
-/// A registry that offers modules alone is a registry.
+/// A registry without providers works.
 #[tokio::test]
 async fn a_registry_of_modules_alone_works() {
     let upstream = listing(&["1.0.0"]).await;
@@ -171,7 +170,7 @@ async fn a_registry_of_modules_alone_works() {
     let larder = Larder::mirroring(&upstream).start().await;
     let services = larder.get(&format!("/registry/{HOST}/.well-known/terraform.json")).await.expect(200).json();
     assert_eq!(services, serde_json::json!({ "modules.v1": format!("/registry/{HOST}/v1/modules/") }));
-    larder.get(&ours("Acme/vpc/aws")).await.expect(200);
+    larder.get(&list_path("Acme/vpc/aws")).await.expect(200);
     larder.get(&format!("/registry/{HOST}/v1/modules")).await.expect(200);
     let refused = larder.get(&format!("/registry/{HOST}/v1/providers")).await.expect(502);
     assert!(refused.text().contains("providers.v1"), "{}", refused.text());

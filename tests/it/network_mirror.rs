@@ -1,4 +1,4 @@
-//! The provider network mirror protocol: answered from lists and verified sums, without fetching an archive.
+//! The provider network mirror protocol: responses are made of version lists and verified sums, without fetching archives.
 
 use std::collections::BTreeMap;
 use std::io::{Cursor, Read};
@@ -14,7 +14,7 @@ use crate::support::upstream::{FakeUpstream, Fault, Provider, Target, sha256_hex
 
 const PLATFORMS: [&str; 4] = ["darwin_arm64", "freebsd_386", "linux_amd64", "windows_amd64"];
 
-fn on_all_platforms(provider: Provider) -> Provider {
+fn for_all_platforms(provider: Provider) -> Provider {
     PLATFORMS.iter().fold(provider, |provider, platform| provider.platform(platform))
 }
 
@@ -32,7 +32,7 @@ fn zh(upstream: &FakeUpstream, version: &str, platform: &str) -> String {
     format!("zh:{}", sha256_hex(&upstream.archive_bytes("acme", "null", version, platform)))
 }
 
-/// `h1:` as clients compute it of a zip: a line for every entry, directories too (PROTOCOL 5.3).
+/// The `h1:` hash that clients compute of a zip: one line for every entry, directories included (PROTOCOL, section 5.3).
 fn h1_of_zip(bytes: &[u8], has_directories: bool) -> String {
     let mut zip = zip::ZipArchive::new(Cursor::new(bytes)).unwrap();
     let mut lines = BTreeMap::new();
@@ -51,7 +51,7 @@ fn h1_of_zip(bytes: &[u8], has_directories: bool) -> String {
 
 /// The hashes of a platform, once they include an `h1:`: larder computes it in the background.
 async fn hashes_with_h1(larder: &Larder, version: &str, platform: &str) -> Value {
-    eventually("an h1 appears", async || {
+    eventually("an `h1:` hash is listed", async || {
         let hashes = archives(larder, version).await[platform]["hashes"].clone();
         let has_h1 = hashes.as_array().unwrap().iter().any(|hash| hash.as_str().unwrap().starts_with("h1:"));
         has_h1.then_some(hashes)
@@ -77,11 +77,11 @@ async fn the_index_lists_every_version_that_a_client_can_read() {
     assert_eq!(counts, [1, 0, 0]);
 }
 
-/// DESIGN 4: a cold `VERSION.json` needs the version list, one proof set, and no archive.
+/// DESIGN, section 4: a cold `VERSION.json` needs the version list, one proof set, and no archive.
 #[tokio::test]
-async fn a_cold_version_has_the_zh_of_every_platform_from_one_proof_set_and_no_archive() {
+async fn an_uncached_version_has_the_zh_of_every_platform_from_one_proof_set_and_no_archive() {
     let upstream = FakeUpstream::start().await;
-    upstream.publish(on_all_platforms(Provider::new("acme", "null")));
+    upstream.publish(for_all_platforms(Provider::new("acme", "null")));
     let larder = Larder::mirroring(&upstream).start().await;
     let archives = archives(&larder, "1.2.0").await;
     assert_eq!(archives.keys().collect::<Vec<_>>(), PLATFORMS);
@@ -98,9 +98,9 @@ async fn a_cold_version_has_the_zh_of_every_platform_from_one_proof_set_and_no_a
 }
 
 #[tokio::test]
-async fn an_archive_url_works_for_a_platform_whose_own_set_was_never_asked() {
+async fn an_archive_url_works_for_a_platform_whose_proof_set_was_never_fetched() {
     let upstream = FakeUpstream::start().await;
-    upstream.publish(on_all_platforms(Provider::new("acme", "null")));
+    upstream.publish(for_all_platforms(Provider::new("acme", "null")));
     let larder = Larder::mirroring(&upstream).start().await;
     let listed = archives(&larder, "1.2.0").await;
     assert_eq!(upstream.count_of(Target::Document), 1);
@@ -112,12 +112,12 @@ async fn an_archive_url_works_for_a_platform_whose_own_set_was_never_asked() {
     assert_eq!(upstream.count_of(Target::Document), PLATFORMS.len(), "each platform's own set proves its archive");
 }
 
-/// PROTOCOL 3.3: the `h1:` of the zip, also where directory entries make it differ from that of the tree.
+/// PROTOCOL, section 3.3: the `h1:` of the zip, also where directory entries make it differ from that of the tree.
 #[tokio::test]
 async fn the_h1_of_the_zip_is_listed_once_its_archive_is_stored() {
     for has_directories in [false, true] {
         let upstream = FakeUpstream::start().await;
-        let provider = on_all_platforms(Provider::new("acme", "null")).size(50_000);
+        let provider = for_all_platforms(Provider::new("acme", "null")).size(50_000);
         upstream.publish(if has_directories { provider.directory_entries() } else { provider });
         let larder = Larder::mirroring(&upstream).start().await;
         let cold = archives(&larder, "1.2.0").await;
@@ -136,11 +136,11 @@ async fn the_h1_of_the_zip_is_listed_once_its_archive_is_stored() {
     }
 }
 
-/// DESIGN 4: a platform whose file name does not follow the convention costs its own document.
+/// DESIGN, section 4: a platform whose file name does not follow the convention needs its own download document.
 #[tokio::test]
-async fn an_unconventional_file_name_costs_a_document_of_its_own() {
+async fn an_unconventional_file_name_requires_a_download_document_per_platform() {
     let upstream = FakeUpstream::start().await;
-    upstream.publish(on_all_platforms(Provider::new("acme", "null")).filename("null-for-{platform}.zip"));
+    upstream.publish(for_all_platforms(Provider::new("acme", "null")).filename("null-for-{platform}.zip"));
     let larder = Larder::mirroring(&upstream).start().await;
     let archives = archives(&larder, "1.2.0").await;
     assert_eq!(archives.keys().collect::<Vec<_>>(), PLATFORMS);
@@ -153,7 +153,7 @@ async fn an_unconventional_file_name_costs_a_document_of_its_own() {
 }
 
 #[tokio::test]
-async fn the_platforms_are_those_of_the_list() {
+async fn the_platforms_of_a_version_come_from_the_version_list() {
     let upstream = FakeUpstream::start().await;
     let provider = Provider::new("acme", "null").platform("linux_amd64").platform("darwin_arm64");
     upstream.publish(provider.unlisted_platform("freebsd_386"));
@@ -162,12 +162,12 @@ async fn the_platforms_are_those_of_the_list() {
 }
 
 #[tokio::test]
-async fn where_the_list_names_no_platforms_those_of_the_sums_count() {
+async fn without_platforms_in_the_list_those_of_the_sums_are_used() {
     for entry in
         [r#"{"version":"1.2.0"}"#, r#"{"version":"1.2.0","platforms":[]}"#, r#"{"version":"1.2.0","platforms":null}"#]
     {
         let upstream = FakeUpstream::start().await;
-        upstream.publish(on_all_platforms(Provider::new("acme", "null")));
+        upstream.publish(for_all_platforms(Provider::new("acme", "null")));
         upstream.serve_json("/v1/providers/acme/null/versions", &format!("{{\"versions\":[{entry}]}}"));
         let larder = Larder::mirroring(&upstream).start().await;
         let archives = archives(&larder, "1.2.0").await;
@@ -177,9 +177,9 @@ async fn where_the_list_names_no_platforms_those_of_the_sums_count() {
     }
 }
 
-/// A list may promise a platform that is not there: the others are no worse for it.
+/// A list may name a platform that does not exist: the other platforms are still served.
 #[tokio::test]
-async fn a_platform_that_is_listed_and_not_there_is_left_out() {
+async fn a_listed_platform_that_does_not_exist_is_omitted() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null").platform("linux_amd64"));
     let list = get(&format!("{}/v1/providers/acme/null/versions", upstream.origin())).await.text();
@@ -190,12 +190,12 @@ async fn a_platform_that_is_listed_and_not_there_is_left_out() {
     assert_eq!(archives(&larder, "1.2.0").await.keys().collect::<Vec<_>>(), ["linux_amd64"]);
 }
 
-/// PROTOCOL 3.4: a 404 for a version that the index lists would be fatal to the client.
+/// PROTOCOL, section 3.4: a 404 for a version that the index lists would be fatal to the client.
 #[tokio::test]
-async fn a_platform_that_upstream_has_deleted_does_not_take_the_others_with_it() {
+async fn a_platform_that_upstream_deleted_does_not_hide_the_others() {
     let upstream = FakeUpstream::start().await;
-    upstream.publish(on_all_platforms(Provider::new("acme", "null")));
-    let larder = Larder::mirroring(&upstream).nothing_stays_fresh().with("keep_gone = false").start().await;
+    upstream.publish(for_all_platforms(Provider::new("acme", "null")));
+    let larder = Larder::mirroring(&upstream).always_revalidate().upstream_lines("keep_gone = false").start().await;
     for platform in ["linux_amd64", "darwin_arm64"] {
         larder.document_for("null", "1.2.0", platform).await.expect(200);
     }
@@ -206,7 +206,7 @@ async fn a_platform_that_upstream_has_deleted_does_not_take_the_others_with_it()
 #[tokio::test]
 async fn a_version_is_found_under_its_normal_form() {
     let upstream = FakeUpstream::start().await;
-    upstream.publish(on_all_platforms(Provider::new("acme", "null").version("01.3")));
+    upstream.publish(for_all_platforms(Provider::new("acme", "null").version("01.3")));
     let larder = Larder::mirroring(&upstream).start().await;
     let listed = archives(&larder, "1.3.0").await;
     assert_eq!(listed.keys().collect::<Vec<_>>(), PLATFORMS);
@@ -215,7 +215,7 @@ async fn a_version_is_found_under_its_normal_form() {
     assert!(archive.body == upstream.archive_bytes("acme", "null", "01.3", "windows_amd64"));
 }
 
-/// PROTOCOL 3.4: with 404 the client would give up instead of asking its next installation method.
+/// PROTOCOL, section 3.4: with 404 the client would give up instead of asking its next installation method.
 #[tokio::test]
 async fn an_unknown_version_has_no_archives_and_is_no_error() {
     let upstream = FakeUpstream::start().await;
@@ -238,9 +238,9 @@ async fn an_unknown_provider_is_404() {
     larder.get(&format!("/mirror/{HOST}/acme/null/index.html")).await.expect(404);
 }
 
-/// PROTOCOL 9: upstream's trouble is never a 404, which would look like "no such provider".
+/// PROTOCOL, section 9: an upstream failure is never a 404, which would look like "no such provider".
 #[tokio::test]
-async fn an_upstream_in_trouble_is_502_and_not_remembered() {
+async fn a_failing_upstream_is_502_and_the_failure_is_not_cached() {
     for (target, file) in [(Target::Versions, "index"), (Target::Versions, "1.2.0"), (Target::Document, "1.2.0")] {
         for fault in [Fault::Status(501), Fault::Html, Fault::Status(401)] {
             let upstream = FakeUpstream::start().await;
@@ -249,7 +249,7 @@ async fn an_upstream_in_trouble_is_502_and_not_remembered() {
             let larder = Larder::mirroring(&upstream).start().await;
             let answer = larder.get(&mirror_path("null", file)).await;
             assert_eq!(answer.status, 502, "{target:?} {fault:?}: {}", answer.text());
-            upstream.heal();
+            upstream.clear_faults();
             larder.get(&mirror_path("null", file)).await.expect(200);
         }
     }
@@ -260,27 +260,27 @@ async fn an_upstream_in_trouble_is_502_and_not_remembered() {
 async fn hashes_are_never_taken_from_sums_that_do_not_verify() {
     for fault in [Fault::SumsChangedAfterSigning, Fault::SignedByAnotherKey] {
         let upstream = FakeUpstream::start().await;
-        upstream.publish(on_all_platforms(Provider::new("acme", "null")));
+        upstream.publish(for_all_platforms(Provider::new("acme", "null")));
         upstream.fault(Target::Everything, fault.clone());
         let larder = Larder::mirroring(&upstream).start().await;
         let answer = larder.get(&mirror_path("null", "1.2.0")).await;
         assert_eq!(answer.status, 502, "{fault:?}: {}", answer.text());
         assert!(!answer.text().contains("zh:"), "{}", answer.text());
-        upstream.heal();
+        upstream.clear_faults();
         assert_eq!(archives(&larder, "1.2.0").await.len(), 4, "{fault:?}");
     }
 }
 
 #[tokio::test]
-async fn archive_urls_carry_the_public_url_where_there_is_one() {
+async fn archive_urls_begin_with_public_url_if_it_is_configured() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null"));
     let larder = Larder::mirroring(&upstream).server("public_url = \"https://mirror.example/tf/\"").start().await;
-    // Where it really is; its public name is for clients.
-    let offset = format!("http://{}", larder.address());
-    let listed = get(&format!("{offset}{}", mirror_path("null", "1.2.0"))).await.expect(200).json();
+    // The real address of the larder; the public URL is for clients.
+    let larder_url = format!("http://{}", larder.address());
+    let listed = get(&format!("{larder_url}{}", mirror_path("null", "1.2.0"))).await.expect(200).json();
     let url = listed["archives"]["linux_amd64"]["url"].as_str().unwrap();
     let path = url.strip_prefix("https://mirror.example").unwrap_or_else(|| panic!("{url}"));
-    let archive = get(&format!("{offset}{path}")).await.expect(200);
+    let archive = get(&format!("{larder_url}{path}")).await.expect(200);
     assert!(archive.body == upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
 }

@@ -14,16 +14,16 @@ use crate::support::tls::TestCa;
 use crate::support::upstream::{FakeUpstream, Provider, SigningKey};
 
 #[tokio::test]
-async fn check_says_that_a_configuration_is_good() {
+async fn check_reports_a_valid_configuration() {
     let setup = CommandSetup::new(&FakeUpstream::start().await);
-    assert_eq!(setup.out(&["check"]).await, format!("{} is valid\n", setup.file().display()));
-    let output = json(&setup.out(&["check", "--json"]).await);
+    assert_eq!(setup.stdout_of(&["check"]).await, format!("{} is valid\n", setup.file().display()));
+    let output = json(&setup.stdout_of(&["check", "--json"]).await);
     assert_eq!(output["ok"], true);
     assert_eq!(output["file"], setup.file().to_str().unwrap());
     assert_eq!(output["problems"], Value::Array(vec![]));
 }
 
-/// DESIGN 3: every problem at once, with its line.
+/// DESIGN, section 3: `check` reports every problem at once, with its line.
 #[tokio::test]
 async fn check_reports_every_problem_of_a_bad_configuration() {
     let mut setup = CommandSetup::new(&FakeUpstream::start().await);
@@ -45,7 +45,7 @@ async fn check_reports_every_problem_of_a_bad_configuration() {
     }
 }
 
-/// DESIGN, promise 8: what `serve` would refuse is a problem too.
+/// DESIGN, promise 8: `check` also reports what `serve` would refuse.
 #[tokio::test]
 async fn check_reports_everything_that_serve_would_refuse() {
     let mut setup = CommandSetup::new(&FakeUpstream::start().await);
@@ -60,12 +60,13 @@ async fn check_reports_everything_that_serve_would_refuse() {
     assert_eq!((&output["ok"], output["problems"].as_array().unwrap().len()), (&Value::Bool(false), 1));
 }
 
-/// DESIGN 3: every service of the cached discovery document, else the two defaults and a line that says so.
+/// DESIGN, section 3: `client-config` prints every service of the cached discovery document; without one, the two defaults
+/// and a line that says so.
 #[tokio::test]
 async fn client_config_is_the_same_whether_larder_runs_or_not() {
     let upstream = FakeUpstream::start().await;
     let setup = CommandSetup::new(&upstream);
-    let before = setup.out(&["client-config"]).await;
+    let before = setup.stdout_of(&["client-config"]).await;
     let providers = format!("\"providers.v1\" = \"{}/registry/{HOST}/v1/providers/\"", setup.base());
     let modules = format!("\"modules.v1\" = \"{}/registry/{HOST}/v1/modules/\"", setup.base());
     assert!(before.contains(&providers) && before.contains(&modules), "{before}");
@@ -73,21 +74,21 @@ async fn client_config_is_the_same_whether_larder_runs_or_not() {
     assert!(!before.contains("login.v1"), "{before}");
     assert_eq!(upstream.requests().len(), 0, "printing a configuration asked an upstream");
     let offline = Process::serve(&format!("{}[network]\noffline = true\n", setup.text), setup.home.path()).unwrap();
-    assert_eq!(setup.out(&["client-config"]).await, before);
+    assert_eq!(setup.stdout_of(&["client-config"]).await, before);
     assert_eq!(offline.terminate().await, Some(0));
 
     let larder = setup.serve();
     larder.get(&format!("/registry/{HOST}/.well-known/terraform.json")).await.expect(200);
-    let running = setup.out(&["client-config"]).await;
+    let running = setup.stdout_of(&["client-config"]).await;
     for service in ["providers.v1", "modules.v1", "login.v1"] {
         assert!(running.contains(&format!("\"{service}\" = ")), "{service} is not in: {running}");
     }
     assert!(running.contains(&providers) && running.contains(&modules), "{running}");
     assert!(running.contains(&format!("\"authz\" = \"{}/oauth/authorization\"", upstream.origin())), "{running}");
     assert!(!running.contains("has not been asked"), "{running}");
-    assert_eq!(json(&setup.out(&["client-config", "--json"]).await)["client_config"], running);
+    assert_eq!(json(&setup.stdout_of(&["client-config", "--json"]).await)["client_config"], running);
     assert_eq!(larder.terminate().await, Some(0));
-    assert_eq!(setup.out(&["client-config"]).await, running);
+    assert_eq!(setup.stdout_of(&["client-config"]).await, running);
 }
 
 #[tokio::test]
@@ -102,11 +103,11 @@ async fn client_config_for_a_network_mirror_sends_all_configured_hosts_there() {
         assert!(text.contains(&format!("include = [\"{HOST}/*/*\"]")), "{text}");
         assert!(text.contains(&format!("exclude = [\"{HOST}/*/*\"]")), "{text}");
     };
-    let stopped = setup.out(&["client-config", "--mirror"]).await;
+    let stopped = setup.stdout_of(&["client-config", "--mirror"]).await;
     check(&stopped, "https://mirror.example/tf");
     assert!(!stopped.contains("https only"), "{stopped}");
     let larder = setup.serve();
-    assert_eq!(setup.out(&["client-config", "--mirror"]).await, stopped);
+    assert_eq!(setup.stdout_of(&["client-config", "--mirror"]).await, stopped);
     larder.kill();
 }
 
@@ -122,25 +123,25 @@ async fn status_reports_the_store_whether_larder_runs_or_not() {
         larder.get(&path).await.expect(200);
     }
 
-    let status = json(&setup.out(&["status", "--json"]).await);
+    let status = json(&setup.stdout_of(&["status", "--json"]).await);
     assert_eq!((&status["archives"], &status["archive_bytes"]), (&1.into(), &length.into()), "{status}");
     assert_eq!(status["upstreams"], serde_json::json!([HOST]));
     let since = &status["since_start"];
     assert_eq!((&since["requests"]["miss"], &since["requests"]["hit"]), (&2.into(), &1.into()), "{status}");
     assert!(since["sent_bytes"].as_u64().unwrap() > 2 * length as u64, "{status}");
     assert!(since["upstream_bytes"].as_u64().unwrap() > length as u64, "{status}");
-    let table = setup.out(&["status"]).await;
+    let table = setup.stdout_of(&["status"]).await;
     for part in ["running", HOST, "1 hit", "2 miss"] {
         assert!(table.contains(part), "{part} is not in: {table}");
     }
 
     assert_eq!(larder.terminate().await, Some(0));
-    let stopped = json(&setup.out(&["status", "--json"]).await);
+    let stopped = json(&setup.stdout_of(&["status", "--json"]).await);
     for field in ["archives", "archive_bytes", "documents", "document_bytes", "upstreams", "store", "version"] {
         assert_eq!(stopped[field], status[field], "{field}");
     }
     assert_eq!(stopped["since_start"], Value::Null);
-    assert!(setup.out(&["status"]).await.contains("not running"));
+    assert!(setup.stdout_of(&["status"]).await.contains("not running"));
 }
 
 /// The first page shows what needs an operator: a version that waits for a decision, an open breaker, refused clients,
@@ -153,31 +154,31 @@ async fn status_shows_alarms_that_a_person_must_resolve() {
     setup.text.push_str("fresh = { versions = \"0s\", discovery = \"0s\", download = \"0s\", not_found = \"0s\" }\n");
     let larder = setup.serve();
     larder.document("null").await.expect(200);
-    let well = setup.out(&["status"]).await;
+    let well = setup.stdout_of(&["status"]).await;
     for part in ["store        ready", "refused    none"] {
         assert!(well.contains(part), "{part} is not in: {well}");
     }
     assert!(!well.contains("alarms") && !well.contains("BACKING OFF"), "{well}");
 
-    upstream.publish(Provider::new("acme", "null").edition(2).signed_by(&SigningKey::another()));
+    upstream.publish(Provider::new("acme", "null").edition(2).signed_by(&SigningKey::new_key()));
     larder.document("null").await.expect(200);
     larder.get("/nowhere").await.expect(404);
     upstream.stop().await;
     larder.document("null").await.expect(200);
-    let (there, away) = (setup.home.path().join("v1"), setup.home.path().join("away"));
-    std::fs::rename(&there, &away).unwrap();
-    let shown = setup.out(&["status"]).await;
+    let (there, moved_store) = (setup.home.path().join("v1"), setup.home.path().join("away"));
+    std::fs::rename(&there, &moved_store).unwrap();
+    let shown = setup.stdout_of(&["status"]).await;
     let accept = format!("larder accept {HOST}/acme/null@1.2.0");
     for part in ["store        GONE", &accept, "BACKING OFF after failures: http://127.0.0.1:", "1 no-route"] {
         assert!(shown.contains(part), "{part} is not in: {shown}");
     }
-    let status = json(&setup.out(&["status", "--json"]).await);
+    let status = json(&setup.stdout_of(&["status", "--json"]).await);
     assert_eq!((&status["store_state"], &status["alarms"][0]["kind"]), (&"gone".into(), &"waits-for-accept".into()));
     assert_eq!(status["since_start"]["upstreams"][0]["left_alone"].as_array().unwrap().len(), 1, "{status}");
-    std::fs::rename(&away, &there).unwrap();
+    std::fs::rename(&moved_store, &there).unwrap();
 }
 
-/// DESIGN 3: the commands find the token where it was made, or where it is configured.
+/// DESIGN, section 3: commands find the token in its default file or in the configured one.
 #[tokio::test]
 async fn commands_reach_an_admin_listener_off_loopback_with_its_token() {
     let upstream = FakeUpstream::start().await;
@@ -186,14 +187,14 @@ async fn commands_reach_an_admin_listener_off_loopback_with_its_token() {
         let setup = CommandSetup::with_admin(&upstream, &admin);
         std::fs::write(setup.home.path().join("our-token"), "0123456789abcdef0123456789abcdef").unwrap();
         let _larder = setup.serve();
-        assert!(setup.out(&["status"]).await.contains("(running)"), "{configured}");
-        assert!(setup.out(&["client-config"]).await.contains(&setup.base()), "{configured}");
+        assert!(setup.stdout_of(&["status"]).await.contains("(running)"), "{configured}");
+        assert!(setup.stdout_of(&["client-config"]).await.contains(&setup.base()), "{configured}");
     }
 }
 
-/// DESIGN 3: commands open the store themselves where none runs, and then leave it in good order.
+/// DESIGN, section 3: without a running larder, commands open the store themselves and close it cleanly.
 #[tokio::test]
-async fn a_command_that_cannot_have_the_store_says_who_has_it() {
+async fn a_command_reports_which_process_uses_the_store() {
     let upstream = FakeUpstream::start().await;
     let mut setup = CommandSetup::new(&upstream);
     let _larder = setup.serve();
@@ -205,7 +206,7 @@ async fn a_command_that_cannot_have_the_store_says_who_has_it() {
     assert!(output.err.contains("is in use") && output.err.contains("--admin-listen"), "{output:?}");
 }
 
-/// DESIGN 3: requests with an Origin, or on loopback with a foreign Host, are refused.
+/// DESIGN, section 3: requests with an Origin, or on loopback with a foreign Host, are refused.
 #[tokio::test]
 async fn the_admin_listener_refuses_web_pages_and_foreign_names() {
     let larder = Larder::mirroring(&FakeUpstream::start().await).start().await;
@@ -224,9 +225,9 @@ async fn the_admin_listener_refuses_web_pages_and_foreign_names() {
     }
 }
 
-/// DESIGN 3: reading needs the token as soon as the listener is not on loopback; probes are for all.
+/// DESIGN, section 3: reading needs the token unless the listener is on loopback; health probes never need it.
 #[tokio::test]
-async fn off_loopback_the_admin_listener_wants_its_token() {
+async fn off_loopback_the_admin_listener_requires_its_token() {
     let upstream = FakeUpstream::start().await;
     let setup = CommandSetup::with_admin(&upstream, &format!("listen = \"0.0.0.0:{}\"", free_port()));
     let larder = setup.serve();
@@ -284,7 +285,7 @@ async fn metrics_count_requests_by_route_and_outcome_and_upstream_traffic_by_hos
     assert!(larder.metric("larder_sent_bytes_total").await > 3.0 * 4096.0);
 }
 
-/// `check` finds what `serve` would not start with: a key that is not the certificate's.
+/// `check` reports a key that does not belong to the certificate, with which `serve` would not start.
 #[tokio::test]
 async fn check_refuses_a_certificate_that_serve_would_refuse() {
     let mut setup = CommandSetup::new(&FakeUpstream::start().await);
@@ -298,12 +299,12 @@ async fn check_refuses_a_certificate_that_serve_would_refuse() {
     assert!(output.err.contains("server.tls") && output.err.contains("cert.pem"), "{output:?}");
 }
 
-/// Looking at a machine where larder never ran leaves nothing behind.
+/// On a machine where larder never ran, these commands create no files.
 #[tokio::test]
-async fn status_and_client_config_make_no_store() {
+async fn status_and_client_config_create_no_store() {
     let setup = CommandSetup::new(&FakeUpstream::start().await);
     let store = setup.home.path().join("v1");
-    assert!(setup.out(&["client-config"]).await.contains("providers.v1"));
+    assert!(setup.stdout_of(&["client-config"]).await.contains("providers.v1"));
     let output = setup.run(&["status"]).await;
     assert_eq!(output.code, Some(1), "{output:?}");
     assert!(output.err.contains("there is no store in"), "{output:?}");

@@ -9,14 +9,14 @@ fn provider() -> Provider {
     Provider::new("acme", "null").version("1.2.0").platform("linux_amd64").size(2_000_000)
 }
 
-async fn installs(larder: &Larder, upstream: &FakeUpstream) {
+async fn assert_installs(larder: &Larder, upstream: &FakeUpstream) {
     let path = larder.archive_path("null", "1.2.0").await;
     let archive = larder.get(&path).await.expect(200);
     assert_eq!(archive.body, upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
 }
 
-/// DESIGN 3, `addresses`: where the registry's own name leads to larder, the real one is still found; its certificate
-/// is that of the name.
+/// DESIGN, section 3, `addresses`: although the registry's host name resolves to larder, larder connects to the real
+/// registry and verifies its certificate for that name.
 #[tokio::test]
 async fn a_taken_over_registry_is_reached_at_its_address_by_its_name() {
     let ca = TestCa::new();
@@ -25,11 +25,11 @@ async fn a_taken_over_registry_is_reached_at_its_address_by_its_name() {
     let larder = Larder::builder()
         .upstream(HOST, &format!("https://{HOST}/"), &format!("addresses = [\"127.0.0.1:{}\"]", upstream.port()))
         .trusting(&ca)
-        // Its documents name the address, not the name.
+        // The documents of the fake upstream name its address, not its host name.
         .allow_private("127.0.0.1")
         .start()
         .await;
-    installs(&larder, &upstream).await;
+    assert_installs(&larder, &upstream).await;
     let registry = [Target::Discovery, Target::Versions, Target::Document];
     let names = upstream.count_where(|request| {
         registry.contains(&request.target) && request.header("host").is_some_and(|host| host.starts_with("127."))
@@ -38,7 +38,7 @@ async fn a_taken_over_registry_is_reached_at_its_address_by_its_name() {
 }
 
 #[tokio::test]
-async fn an_untrusted_certificate_is_an_error_that_says_so() {
+async fn an_untrusted_certificate_is_named_in_the_error() {
     let upstream = FakeUpstream::builder().tls().start().await;
     upstream.publish(provider());
     let larder = Larder::mirroring(&upstream).start().await;
@@ -54,7 +54,7 @@ async fn a_proxy_in_the_environment_is_used_unless_no_proxy_says_otherwise() {
     proxy.publish(provider());
     for (no_proxy, reaches) in [("", true), ("registry.invalid", false)] {
         let folder = Folder::new();
-        let config = Larder::builder().on(&folder).upstream(HOST, "http://registry.invalid/", "").config_text();
+        let config = Larder::builder().store_at(&folder).upstream(HOST, "http://registry.invalid/", "").config_text();
         proxy.forget_requests();
         let larder = Process::serve_with(&config, folder.path(), |command| {
             command.env("HTTP_PROXY", proxy.origin()).env("http_proxy", proxy.origin());

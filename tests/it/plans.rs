@@ -1,5 +1,5 @@
-//! The lines of a plan: have, need, cannot and unknown, each item once, and for an offline larder the items that a
-//! bundle can bring.
+//! The items of a plan: have, need, cannot and unknown, each item once; for an offline larder also the items that a bundle
+//! can import.
 
 use serde_json::{Value, json};
 
@@ -8,12 +8,12 @@ use crate::support::http::get;
 use crate::support::larder::{HOST, Larder};
 use crate::support::module_fixture::{ModuleFixture, tar_gz};
 use crate::support::reports::name;
-use crate::support::sealed::{hold, upstream_of_four};
+use crate::support::sealed::{store_archive, upstream_with_four_versions};
 use crate::support::upstream::{FakeUpstream, Fault, Module, Target};
 use crate::support::warm_fixture::WarmFixture;
 
-async fn plan(larder: &Larder, order: &Value) -> Value {
-    WarmFixture::of(larder).post("/admin/v1/plan", order).await.expect(200).json()
+async fn plan(larder: &Larder, request: &Value) -> Value {
+    WarmFixture::of(larder).post("/admin/v1/plan", request).await.expect(200).json()
 }
 
 /// Each item as `WHAT STATE`, without the host.
@@ -36,10 +36,10 @@ fn lock(version: &str) -> Value {
 }
 
 fn locked_folder(version: &str) -> Value {
-    let mut order = folder(">= 1.0.0");
+    let mut request = folder(">= 1.0.0");
     let text = format!("provider \"{HOST}/acme/null\" {{\n  version = \"{version}\"\n}}\n");
-    order["files"][".terraform.lock.hcl"] = json!(text);
-    order
+    request["files"][".terraform.lock.hcl"] = json!(text);
+    request
 }
 
 fn address(subject: &str) -> Value {
@@ -47,62 +47,62 @@ fn address(subject: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_sealed_plan_separates_listed_versions_to_bring_from_unlisted_ones() {
-    let fixture = ModuleFixture::with_registry(upstream_of_four().await).await;
+async fn a_sealed_plan_separates_listed_versions_to_import_from_unlisted_ones() {
+    let fixture = ModuleFixture::with_registry(upstream_with_four_versions().await).await;
     for version in ["1.0.0", "2.0.0"] {
-        let offset = fixture.file("one.tar.gz", &tar_gz(&[("main.tf", b"# one\n")]));
-        fixture.registry.publish_module(Module::new("acme", "one", "test").version(version).at(&offset));
+        let archive_url = fixture.file("one.tar.gz", &tar_gz(&[("main.tf", b"# one\n")]));
+        fixture.registry.publish_module(Module::new("acme", "one", "test").version(version).at(&archive_url));
     }
     let larder = fixture.larder().start().await;
-    hold(&larder, "1.2.0", "linux_amd64").await;
+    store_archive(&larder, "1.2.0", "linux_amd64").await;
     larder.versions("null").await.expect(200);
     larder.get(&format!("/registry/{HOST}/v1/modules/acme/one/test/versions")).await.expect(200);
     fetch(larder.base(), "one").await;
     let sealed = fixture.larder_on(&larder.stop().await).network("offline = true").start().await;
 
-    for order in [address("acme/null@1.0.0"), lock("1.0.0"), folder("1.0.0"), locked_folder("1.0.0")] {
-        let plan = plan(&sealed, &order).await;
-        assert_eq!(lines(&plan), ["acme/null@1.0.0 need"], "{order}: {plan:#}");
+    for request in [address("acme/null@1.0.0"), lock("1.0.0"), folder("1.0.0"), locked_folder("1.0.0")] {
+        let plan = plan(&sealed, &request).await;
+        assert_eq!(lines(&plan), ["acme/null@1.0.0 need"], "{request}: {plan:#}");
         let note = plan["items"][0]["note"].as_str().unwrap();
         assert!(note.contains("bring it in a bundle") && note.contains("bundle create"), "{plan:#}");
         assert_eq!(plan["ready"], false);
     }
     let call = "module \"one\" {\n  source  = \"acme/one/test\"\n  version = \"2.0.0\"\n}\n";
-    for order in [address("acme/one/test@2.0.0"), json!({ "files": { "main.tf": call } })] {
-        let plan = plan(&sealed, &order).await;
-        assert_eq!(lines(&plan), ["acme/one/test@2.0.0 need"], "{order}: {plan:#}");
+    for request in [address("acme/one/test@2.0.0"), json!({ "files": { "main.tf": call } })] {
+        let plan = plan(&sealed, &request).await;
+        assert_eq!(lines(&plan), ["acme/one/test@2.0.0 need"], "{request}: {plan:#}");
     }
-    for order in [address("acme/null@9.0.0"), lock("9.0.0"), folder("9.0.0"), locked_folder("9.0.0")] {
-        let plan = plan(&sealed, &order).await;
-        assert_eq!(plan["sums"]["cannot"], 1, "{order}: {plan:#}");
+    for request in [address("acme/null@9.0.0"), lock("9.0.0"), folder("9.0.0"), locked_folder("9.0.0")] {
+        let plan = plan(&sealed, &request).await;
+        assert_eq!(plan["sums"]["cannot"], 1, "{request}: {plan:#}");
         assert!(plan["items"][0]["why"].as_str().unwrap().contains("4 versions"), "{plan:#}");
     }
     assert_eq!(lines(&plan(&sealed, &folder("~> 1.0")).await), ["acme/null@1.2.0 have"]);
 }
 
 #[tokio::test]
-async fn sealed_without_any_list_of_upstreams_it_must_be_brought() {
-    let upstream = upstream_of_four().await;
+async fn without_a_version_list_a_sealed_plan_says_that_the_package_must_be_imported() {
+    let upstream = upstream_with_four_versions().await;
     let larder = Larder::mirroring(&upstream).start().await;
-    hold(&larder, "1.2.0", "linux_amd64").await;
-    let sealed = Larder::mirroring(&upstream).network("offline = true").on(&larder.stop().await).start().await;
-    for order in [address("acme/null@1.0.0"), lock("1.0.0"), folder("1.0.0")] {
-        let plan = plan(&sealed, &order).await;
-        assert_eq!((&plan["sums"]["need"], &plan["sums"]["cannot"]), (&json!(1), &json!(0)), "{order}: {plan:#}");
+    store_archive(&larder, "1.2.0", "linux_amd64").await;
+    let sealed = Larder::mirroring(&upstream).network("offline = true").store_at(&larder.stop().await).start().await;
+    for request in [address("acme/null@1.0.0"), lock("1.0.0"), folder("1.0.0")] {
+        let plan = plan(&sealed, &request).await;
+        assert_eq!((&plan["sums"]["need"], &plan["sums"]["cannot"]), (&json!(1), &json!(0)), "{request}: {plan:#}");
     }
 }
 
 /// A version that is stored for one of the runners' platforms is not listed, so the plan needs the other platform.
 #[tokio::test]
-async fn sealed_for_several_platforms_a_version_that_lacks_one_of_them_is_not_there() {
-    let upstream = upstream_of_four().await;
+async fn with_several_sealed_platforms_a_version_that_lacks_one_is_unavailable() {
+    let upstream = upstream_with_four_versions().await;
     let larder = Larder::mirroring(&upstream).start().await;
     for (version, platform) in [("1.0.0", "linux_amd64"), ("1.2.0", "linux_amd64"), ("1.2.0", "darwin_arm64")] {
-        hold(&larder, version, platform).await;
+        store_archive(&larder, version, platform).await;
     }
     larder.versions("null").await.expect(200);
     let folder_of_store = larder.stop().await;
-    let sealed = Larder::mirroring(&upstream).on(&folder_of_store).network("offline = true");
+    let sealed = Larder::mirroring(&upstream).store_at(&folder_of_store).network("offline = true");
     let sealed = sealed.network(r#"sealed_platforms = ["linux_amd64", "darwin_arm64"]"#).start().await;
     let plan = plan(&sealed, &folder("1.0.0")).await;
     assert_eq!((&plan["ready"], &plan["sums"]["need"]), (&json!(false), &json!(1)), "{plan:#}");
@@ -111,14 +111,14 @@ async fn sealed_for_several_platforms_a_version_that_lacks_one_of_them_is_not_th
 }
 
 #[tokio::test]
-async fn a_plan_is_no_request_of_a_client_and_is_not_missing() {
-    let upstream = upstream_of_four().await;
+async fn a_plan_records_no_missing_packages() {
+    let upstream = upstream_with_four_versions().await;
     let larder = Larder::mirroring(&upstream).start().await;
-    hold(&larder, "1.2.0", "linux_amd64").await;
+    store_archive(&larder, "1.2.0", "linux_amd64").await;
     larder.versions("null").await.expect(200);
-    let sealed = Larder::mirroring(&upstream).network("offline = true").on(&larder.stop().await).start().await;
-    for order in [address("acme/nope"), address("acme/nope/test"), lock("1.0.0"), folder("1.0.0")] {
-        plan(&sealed, &order).await;
+    let sealed = Larder::mirroring(&upstream).network("offline = true").store_at(&larder.stop().await).start().await;
+    for request in [address("acme/nope"), address("acme/nope/test"), lock("1.0.0"), folder("1.0.0")] {
+        plan(&sealed, &request).await;
     }
     let missing = async || get(&format!("{}/admin/v1/missing", sealed.admin())).await.expect(200).json();
     assert_eq!(missing().await, json!({}));
@@ -129,7 +129,7 @@ async fn a_plan_is_no_request_of_a_client_and_is_not_missing() {
 #[tokio::test]
 async fn an_item_without_an_upstream_answer_is_unknown_and_not_unavailable() {
     for fault in [Fault::Status(500), Fault::Html, Fault::Truncated(10), Fault::RetryAfter(429, 3600)] {
-        let upstream = upstream_of_four().await;
+        let upstream = upstream_with_four_versions().await;
         let larder = Larder::mirroring(&upstream).start().await;
         upstream.fault(Target::Versions, fault.clone());
         for _ in 0..2 {
@@ -150,10 +150,10 @@ async fn an_item_without_an_upstream_answer_is_unknown_and_not_unavailable() {
 }
 
 #[tokio::test]
-async fn a_module_that_cannot_be_fetched_is_one_line() {
+async fn a_module_that_cannot_be_fetched_is_one_item_of_the_plan() {
     let fixture = ModuleFixture::start().await;
     fixture.publish("s3", "s3::https://s3.amazonaws.com/bucket/x.zip");
-    fixture.put("broken", b"no archive");
+    fixture.publish_archive("broken", b"no archive");
     let larder = fixture.larder().start().await;
     for name in ["s3", "broken"] {
         let call = format!("module \"it\" {{\n  source = \"acme/{name}/test\"\n}}\n");

@@ -1,5 +1,5 @@
-//! SHA256SUMS and its signature: one URL for each file of a version, whatever the platform (DESIGN 3). Renovate writes as
-//! many `zh:` lines for a platform as there are URLs.
+//! SHA256SUMS and its signature: one URL for each file of a version, whatever the platform (DESIGN, section 3). Renovate
+//! writes one `zh:` line for each URL.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -32,22 +32,22 @@ fn files(upstream: &FakeUpstream) -> [Vec<u8>; 2] {
     [upstream.sums_bytes("acme", "null", "1.2.0"), upstream.signature_bytes("acme", "null", "1.2.0")]
 }
 
-/// DESIGN, promises 2 and 5.
+/// DESIGN, promises 2 and 5: all platforms of a version share one URL for each file, with identical bytes.
 #[tokio::test]
-async fn all_platforms_of_a_version_name_one_sums_and_one_signature() {
+async fn all_platforms_of_a_version_share_the_urls_of_sums_and_signature() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(null(1));
     let larder = Larder::mirroring(&upstream).start().await;
-    let mut all = [BTreeSet::new(), BTreeSet::new(), BTreeSet::new()];
+    let mut urls_of_file = [BTreeSet::new(), BTreeSet::new(), BTreeSet::new()];
     for platform in PLATFORMS {
         let urls = urls_for(&larder, platform).await;
-        for (all, url) in all.iter_mut().zip(urls) {
-            all.insert(url);
+        for (urls_of_file, url) in urls_of_file.iter_mut().zip(urls) {
+            urls_of_file.insert(url);
         }
     }
-    assert_eq!(all.each_ref().map(BTreeSet::len), [PLATFORMS.len(), 1, 1], "{all:?}");
+    assert_eq!(urls_of_file.each_ref().map(BTreeSet::len), [PLATFORMS.len(), 1, 1], "{urls_of_file:?}");
     upstream.forget_requests();
-    for (url, file) in all[1].iter().chain(&all[2]).zip(files(&upstream)) {
+    for (url, file) in urls_of_file[1].iter().chain(&urls_of_file[2]).zip(files(&upstream)) {
         assert!(url.contains(&sha256_hex(&file)[..16]) && !url.contains("_amd64"), "{url}");
         for _ in 0..2 {
             let answer = larder.get(url).await.expect(200);
@@ -60,7 +60,7 @@ async fn all_platforms_of_a_version_name_one_sums_and_one_signature() {
 
 /// Lock files, caches and CI logs contain old URLs.
 #[tokio::test]
-async fn urls_that_name_the_platform_continue_answering() {
+async fn older_urls_with_a_platform_still_work() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(null(1));
     let larder = Larder::mirroring(&upstream).start().await;
@@ -70,7 +70,7 @@ async fn urls_that_name_the_platform_continue_answering() {
             let before = url.replace("/1.2.0/", &format!("/1.2.0/{platform}/"));
             assert!(larder.get(&before).await.expect(200).body == file, "{before}");
         }
-        // Under the name of another file there is nothing.
+        // The digest under the name of another file is 404.
         let [zip, sums] = [archive, urls_for(&larder, platform).await[1].clone()];
         let digest = |url: &str| url.rsplit('/').nth(1).unwrap().to_owned();
         larder.get(&zip.replace(&digest(&zip), &digest(&sums))).await.expect(404);
@@ -79,9 +79,10 @@ async fn urls_that_name_the_platform_continue_answering() {
     }
 }
 
-/// DESIGN, promise 2: while it is some platform's current set, or for a day after it was the previous one.
+/// DESIGN, promise 2: the files of a proof set are served while it is the current one of any platform, and for a day as
+/// the previous one.
 #[tokio::test]
-async fn whichever_stored_set_holds_the_digest_answers_current_or_previous() {
+async fn sums_are_served_from_any_current_or_previous_proof_set_with_the_digest() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(null(1));
     let clock = Clock::default();
@@ -102,7 +103,7 @@ async fn whichever_stored_set_holds_the_digest_answers_current_or_previous() {
     };
     answer([200, 200]).await;
     clock.advance(25 * HOUR);
-    // darwin_arm64 was not asked about since: its set is of before.
+    // darwin_arm64 was not requested since, so its proof set is still the old one.
     answer([200, 200]).await;
     urls_for(&larder, "darwin_arm64").await;
     answer([200, 200]).await;
@@ -113,15 +114,15 @@ async fn whichever_stored_set_holds_the_digest_answers_current_or_previous() {
 /// The table's row "400 … 410 for a file that a document names", from the client's side: a file that is no longer
 /// stored is fetched again, and an error is never taken for absence.
 #[tokio::test]
-async fn a_digest_in_no_stored_proof_set_is_asked_of_upstream() {
+async fn a_digest_in_no_stored_proof_set_is_requested_from_upstream() {
     let mut upstream = FakeUpstream::start().await;
     upstream.publish(null(1));
     let clock = Clock::default();
     let larder = Larder::mirroring(&upstream).clock(&clock).start().await;
     let [_, sums, signature] = urls_for(&larder, "windows_amd64").await;
     for url in [&sums, &signature] {
-        larder.tell("purge", "acme/null").await;
-        assert!(larder.folder.sets().is_empty());
+        larder.run_command("purge", "acme/null").await;
+        assert!(larder.folder.proof_sets().is_empty());
         assert_eq!(larder.get(url).await.expect(200).body, files(&upstream)[usize::from(url.ends_with(".sig"))]);
     }
     let absent = sums.replace(sums.rsplit('/').nth(1).unwrap(), "0123456789abcdef");
@@ -134,23 +135,23 @@ async fn a_digest_in_no_stored_proof_set_is_asked_of_upstream() {
     let unlisted = absent.replace("/1.2.0/", "/9.9.9/");
     larder.get(&unlisted).await.expect(404);
 
-    larder.tell("purge", "acme/null").await;
+    larder.run_command("purge", "acme/null").await;
     upstream.stop().await;
     clock.advance(HOUR);
     let text = larder.get(&sums).await.expect(502).text();
     assert!(text.contains(&upstream.origin()) && text.contains("acme/null"), "{text}");
 }
 
-/// DESIGN, promise 12.
+/// DESIGN, promise 12: an offline larder serves stored files and records requests for others.
 #[tokio::test]
-async fn offline_stored_sums_are_served_and_others_are_noted_as_missing() {
+async fn offline_stored_sums_are_served_and_others_are_recorded_as_missing() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(null(1));
     let larder = Larder::mirroring(&upstream).start().await;
     let [archive, sums, _] = urls_for(&larder, "linux_amd64").await;
     larder.get(&archive).await.expect(200);
     let folder = larder.stop().await;
-    let sealed = Larder::mirroring(&upstream).network("offline = true").on(&folder).start().await;
+    let sealed = Larder::mirroring(&upstream).network("offline = true").store_at(&folder).start().await;
     assert_eq!(sealed.get(&sums).await.expect(200).body, files(&upstream)[0]);
     let other = format!("/archive/{HOST}/providers/acme/other/1.0.0/0123456789abcdef/SHA256SUMS");
     let text = sealed.get(&other).await.expect(503).text();

@@ -19,7 +19,7 @@ fn raw(text: &str) -> Raw {
 }
 
 /// The members that are not file URLs, as text.
-fn but_urls(text: &str) -> Vec<(String, String)> {
+fn fields_without_urls(text: &str) -> Vec<(String, String)> {
     let members = raw(text).into_iter().filter(|(name, _)| !URLS.contains(&name.as_str()));
     members.map(|(name, value)| (name, value.get().to_owned())).collect()
 }
@@ -38,8 +38,8 @@ fn errors(answer: &Answer) -> String {
     answer.json()["errors"].as_array().expect("errors are a list")[0].as_str().unwrap().to_owned()
 }
 
-/// Gets all there is of acme/null 1.2.0 and compares it with what upstream has.
-async fn expect_everything(larder: &Larder, upstream: &FakeUpstream, case: &str) {
+/// Fetches every document and file of acme/null 1.2.0 and compares them with upstream's.
+async fn assert_all_files_served(larder: &Larder, upstream: &FakeUpstream, case: &str) {
     let document = larder.document("null", "1.2.0").await.expect(200);
     let truth = [
         upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"),
@@ -60,17 +60,21 @@ async fn only_the_three_urls_of_a_download_document_change() {
     let provider = Provider::new("acme", "null").platform("linux_amd64").platform("darwin_arm64");
     upstream.publish(provider.unknown_fields().packages().protocols(&["5.1", "6"]));
     let larder = Larder::mirroring(&upstream).start().await;
-    let theirs = get(&format!("{}{}", upstream.origin(), document_path("1.2.0"))).await.expect(200).text();
-    let ours = larder.document("null", "1.2.0").await.expect(200);
-    assert_eq!(but_urls(&ours.text()), but_urls(&theirs));
-    let (names, their_names) = (raw(&ours.text()), raw(&theirs));
+    let upstream_document = get(&format!("{}{}", upstream.origin(), document_path("1.2.0"))).await.expect(200).text();
+    let larder_document = larder.document("null", "1.2.0").await.expect(200);
+    assert_eq!(fields_without_urls(&larder_document.text()), fields_without_urls(&upstream_document));
+    let (names, their_names) = (raw(&larder_document.text()), raw(&upstream_document));
     assert_eq!(names.keys().collect::<Vec<_>>(), their_names.keys().collect::<Vec<_>>());
     for part in ["1e400", "[ 1 ,{\"er\":null} ]", "\"\\u00e9 \\/\"", "\"packages\""] {
-        assert!(theirs.contains(part) && ours.text().contains(part), "{part}: {}", ours.text());
+        assert!(
+            upstream_document.contains(part) && larder_document.text().contains(part),
+            "{part}: {}",
+            larder_document.text()
+        );
     }
 }
 
-/// DESIGN, promise 2: the URLs carry the digest of the very file they name.
+/// DESIGN, promise 2: each URL contains the digest of the file that it names.
 #[tokio::test]
 async fn each_url_carries_the_digest_of_its_own_file() {
     let upstream = FakeUpstream::start().await;
@@ -89,8 +93,8 @@ async fn each_url_carries_the_digest_of_its_own_file() {
     ];
     assert_eq!(urls(&larder.document("null", "1.2.0").await.expect(200)), expected);
 
-    let wrong = format!("{folder}/{sums}/terraform-provider-null_1.2.0_linux_amd64.zip");
-    larder.get(&wrong).await.expect(404);
+    let wrong_path = format!("{folder}/{sums}/terraform-provider-null_1.2.0_linux_amd64.zip");
+    larder.get(&wrong_path).await.expect(404);
     larder.get(&format!("{folder}/{archive}/other.zip")).await.expect(404);
     assert_eq!(upstream.count_of(Target::Archive), 0);
 }
@@ -101,40 +105,40 @@ async fn archive_sums_and_signature_are_byte_identical_when_cold_and_when_stored
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null").size(2_000_000));
     let larder = Larder::mirroring(&upstream).start().await;
-    expect_everything(&larder, &upstream, "cold").await;
-    expect_everything(&larder, &upstream, "held").await;
+    assert_all_files_served(&larder, &upstream, "cold").await;
+    assert_all_files_served(&larder, &upstream, "held").await;
     assert_eq!(upstream.count_of(Target::Archive), 1);
     assert_eq!((upstream.count_of(Target::Sums), upstream.count_of(Target::Signature)), (1, 1));
 }
 
-/// PROTOCOL 2.2: one invalid version string would make the whole list fail in older clients.
+/// PROTOCOL, section 2.2: one invalid version string would make the whole list fail in older clients.
 #[tokio::test]
-async fn versions_no_client_can_read_are_dropped_and_all_else_in_the_list_is_kept() {
+async fn versions_that_no_client_can_parse_are_removed_from_the_list_and_all_else_is_kept() {
     let upstream = FakeUpstream::start().await;
     let provider = Provider::new("acme", "null").version("1.2.0").unknown_fields().warning("moved to \"acme2\"");
     upstream.publish(provider.invalid_version("v1.2.3").invalid_version("latest").invalid_version("1.2.3.4"));
     upstream.publish(Provider::new("acme", "null").version("2.0.0-beta.1+build.5"));
     let larder = Larder::mirroring(&upstream).start().await;
-    let theirs = raw(&get(&format!("{}/v1/providers/acme/null/versions", upstream.origin())).await.text());
+    let upstream_document = raw(&get(&format!("{}/v1/providers/acme/null/versions", upstream.origin())).await.text());
     let answer = larder.versions("null").await.expect(200);
-    let ours = raw(&answer.text());
+    let larder_document = raw(&answer.text());
     let entries = |list: &Raw| -> Vec<String> {
         let entries: Vec<Box<RawValue>> = serde_json::from_str(list["versions"].get()).unwrap();
         entries.iter().map(|entry| entry.get().to_owned()).collect()
     };
-    assert_eq!((entries(&theirs).len(), entries(&ours).len()), (5, 2));
-    assert_eq!(entries(&ours), entries(&theirs)[..2]);
-    for (name, value) in theirs.iter().filter(|(name, _)| *name != "versions") {
-        assert_eq!(ours[name].get(), value.get(), "{name}");
+    assert_eq!((entries(&upstream_document).len(), entries(&larder_document).len()), (5, 2));
+    assert_eq!(entries(&larder_document), entries(&upstream_document)[..2]);
+    for (name, value) in upstream_document.iter().filter(|(name, _)| *name != "versions") {
+        assert_eq!(larder_document[name].get(), value.get(), "{name}");
     }
     assert_eq!(answer.text().matches("1e400").count(), 3);
-    assert!(ours["warnings"].get().contains("moved to"));
+    assert!(larder_document["warnings"].get().contains("moved to"));
     assert_eq!(answer.header("content-type"), "application/json");
 }
 
-/// PROTOCOL 2.2: clients ask for the normalised text, upstream only knows its own.
+/// PROTOCOL, section 2.2: clients request the normalised version, and upstream only knows its own spelling.
 #[tokio::test]
-async fn a_normalised_version_is_asked_of_upstream_in_its_own_spelling() {
+async fn a_normalised_version_is_requested_from_upstream_in_upstreams_spelling() {
     for (spelled, normal) in [("01.2", "1.2.0"), ("3", "3.0.0"), ("1.0.0-beta.1+build.5", "1.0.0-beta.1+build.5")] {
         let upstream = FakeUpstream::start().await;
         upstream.publish(Provider::new("acme", "null").version(spelled));
@@ -149,43 +153,43 @@ async fn a_normalised_version_is_asked_of_upstream_in_its_own_spelling() {
     }
 }
 
-/// PROTOCOL 2.3: an upper-case shasum is taken, and relayed as it is.
+/// PROTOCOL, section 2.3: an upper-case shasum is accepted and passed on unchanged.
 #[tokio::test]
 async fn an_upper_case_shasum_is_relayed_as_it_is() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null"));
-    let theirs = get(&format!("{}{}", upstream.origin(), document_path("1.2.0"))).await.text();
+    let upstream_document = get(&format!("{}{}", upstream.origin(), document_path("1.2.0"))).await.text();
     let shasum = sha256_hex(&upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
-    upstream.serve_json(&document_path("1.2.0"), &theirs.replace(&shasum, &shasum.to_uppercase()));
+    upstream.serve_json(&document_path("1.2.0"), &upstream_document.replace(&shasum, &shasum.to_uppercase()));
     let larder = Larder::mirroring(&upstream).start().await;
     assert_eq!(larder.document("null", "1.2.0").await.expect(200).json()["shasum"], shasum.to_uppercase());
-    expect_everything(&larder, &upstream, "upper case").await;
+    assert_all_files_served(&larder, &upstream, "upper case").await;
 }
 
-/// PROTOCOL 2.3: relative URLs resolve against the final URL of the document.
+/// PROTOCOL, section 2.3: relative URLs resolve against the final URL of the document.
 #[tokio::test]
-async fn relative_urls_in_a_redirected_document_resolve_against_where_it_is() {
+async fn relative_urls_in_a_redirected_document_resolve_against_its_final_url() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null"));
-    let theirs = get(&format!("{}{}", upstream.origin(), document_path("1.2.0"))).await.text();
-    let relative = theirs.replace(&format!("{}/releases/", upstream.origin()), "../../releases/");
-    assert_ne!(theirs, relative);
+    let upstream_document = get(&format!("{}{}", upstream.origin(), document_path("1.2.0"))).await.text();
+    let relative = upstream_document.replace(&format!("{}/releases/", upstream.origin()), "../../releases/");
+    assert_ne!(upstream_document, relative);
     upstream.serve_json("/moved/to/here.json", &relative);
     upstream.fault(Target::Document, Fault::RedirectTo(307, "/moved/to/here.json".into()));
     let larder = Larder::mirroring(&upstream).start().await;
-    expect_everything(&larder, &upstream, "relative").await;
+    assert_all_files_served(&larder, &upstream, "relative").await;
 }
 
-/// DESIGN, promise 7: redirects are followed inside, never handed to the client.
+/// DESIGN, promise 7: larder follows redirects itself and never passes them to the client.
 #[tokio::test]
-async fn redirects_of_every_kind_are_followed_inside_for_every_document_and_file() {
+async fn larder_follows_every_kind_of_redirect_for_every_document_and_file() {
     for status in [301, 302, 303, 307, 308] {
         let upstream = FakeUpstream::start().await;
         upstream.publish(Provider::new("acme", "null"));
         upstream.fault(Target::Everything, Fault::Redirect(status));
         let larder = Larder::mirroring(&upstream).start().await;
         assert_eq!(larder.versions("null").await.expect(200).header("location"), "");
-        expect_everything(&larder, &upstream, &status.to_string()).await;
+        assert_all_files_served(&larder, &upstream, &status.to_string()).await;
         for target in [Target::Versions, Target::Document, Target::Sums, Target::Signature, Target::Archive] {
             assert_eq!(upstream.count_of(target.clone()), 2, "{status} {target:?}");
         }
@@ -193,18 +197,18 @@ async fn redirects_of_every_kind_are_followed_inside_for_every_document_and_file
 }
 
 #[tokio::test]
-async fn files_on_another_origin_behind_redirects_come_through_whole() {
+async fn files_on_another_origin_behind_redirects_are_served_completely() {
     for status in [302, 307] {
         let upstream = FakeUpstream::builder().releases_elsewhere().redirected_urls(status).start().await;
         upstream.publish(Provider::new("acme", "null").size(1_500_000));
         let larder = Larder::mirroring(&upstream).start().await;
-        expect_everything(&larder, &upstream, &status.to_string()).await;
+        assert_all_files_served(&larder, &upstream, &status.to_string()).await;
         let shown = larder.document("null", "1.2.0").await.text();
         assert!(!shown.contains(&upstream.releases_origin()), "the client is shown the other origin: {shown}");
     }
 }
 
-/// DESIGN, promise 13, and DESIGN 3: HOST is one key, so one upstream request.
+/// DESIGN, promise 13, and DESIGN, section 3: HOST is one key, so one upstream request.
 #[tokio::test]
 async fn every_spelling_of_a_host_is_one_key_and_one_upstream_request() {
     let upstream = FakeUpstream::start().await;
@@ -256,13 +260,13 @@ async fn the_same_version_of_two_registries_keeps_its_own_bytes() {
         let document = larder.get(&format!("/registry/{host}{}", document_path("1.2.0"))).await.expect(200);
         let archive = larder.get(&urls(&document)[0]).await.expect(200);
         assert!(archive.body == upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"), "{host}");
-        // The digest of one is nothing under the name of the other.
+        // The digest of one registry's archive is 404 under the other registry.
         let elsewhere = urls(&document)[0].replace(host, if host == HOST { other } else { HOST });
         larder.get(&elsewhere).await.expect(404);
     }
 }
 
-/// DESIGN, promise 7: only configured upstreams are asked.
+/// DESIGN, promise 7: larder only sends requests to configured upstreams.
 #[tokio::test]
 async fn a_host_that_is_not_configured_is_reported_with_the_reason() {
     let upstream = FakeUpstream::start().await;
@@ -365,9 +369,9 @@ async fn an_unknown_platform_version_or_provider_is_404() {
     larder.document("null", "1.2.0").await.expect(200);
 }
 
-/// DESIGN 4: a well-formed archive URL that nothing lists is asked about once, and not again within `not_found`.
+/// DESIGN, section 4: a well-formed but unlisted archive URL costs one upstream request within `not_found`.
 #[tokio::test]
-async fn an_archive_url_that_nothing_lists_is_404_and_asks_upstream_only_once() {
+async fn an_unlisted_archive_url_is_404_and_costs_one_upstream_request() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null"));
     let larder = Larder::mirroring(&upstream).start().await;
@@ -392,9 +396,9 @@ async fn an_archive_url_that_nothing_lists_is_404_and_asks_upstream_only_once() 
     assert_eq!((upstream.count_of(Target::Versions), upstream.count_of(Target::Document)), (1, 0));
 }
 
-/// DESIGN 4: the document is fetched again once, because registries sign URLs that expire; then the answer is 502.
+/// DESIGN, section 4: the document is fetched again once, because registries sign URLs that expire; then the answer is 502.
 #[tokio::test]
-async fn a_file_that_a_document_names_and_upstream_does_not_give_is_502_and_not_remembered() {
+async fn a_listed_file_that_upstream_does_not_serve_is_502_and_not_cached() {
     for target in [Target::Sums, Target::Signature, Target::Archive] {
         for status in [400, 401, 403, 404, 410] {
             let upstream = FakeUpstream::start().await;
@@ -410,13 +414,13 @@ async fn a_file_that_a_document_names_and_upstream_does_not_give_is_502_and_not_
             assert!(errors(&refused).contains(&status.to_string()), "{}", refused.text());
             assert_eq!(upstream.count_of(Target::Document), 2, "{target:?} {status}");
             assert_eq!(upstream.count_of(target.clone()), 2, "{target:?} {status}");
-            upstream.heal();
-            expect_everything(&larder, &upstream, "healed").await;
+            upstream.clear_faults();
+            assert_all_files_served(&larder, &upstream, "healed").await;
         }
     }
 }
 
-/// DESIGN 4: an expired URL is replaced from a fresh document, and the client sees no failure.
+/// DESIGN, section 4: an expired URL is replaced from a fresh document, and the client sees no failure.
 #[tokio::test]
 async fn an_archive_whose_signed_url_has_expired_is_fetched_from_its_new_one() {
     for size in [100_000, 2_000_000] {
@@ -425,14 +429,14 @@ async fn an_archive_whose_signed_url_has_expired_is_fetched_from_its_new_one() {
         let larder = Larder::mirroring(&upstream).start().await;
         larder.document("null", "1.2.0").await.expect(200);
         upstream.expire_urls();
-        expect_everything(&larder, &upstream, "expired").await;
+        assert_all_files_served(&larder, &upstream, "expired").await;
         assert_eq!(upstream.count_of(Target::Document), 2);
     }
 }
 
 /// DESIGN, promise 7: a URL names everything that is needed to find its file, so it outlives a store.
 #[tokio::test]
-async fn the_urls_of_a_document_work_at_a_larder_that_never_saw_it() {
+async fn the_urls_of_a_document_work_at_a_larder_that_never_fetched_it() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null"));
     let first = Larder::mirroring(&upstream).start().await;
@@ -447,9 +451,9 @@ async fn the_urls_of_a_document_work_at_a_larder_that_never_saw_it() {
     }
 }
 
-/// DESIGN, promise 8: a client's credentials go nowhere.
+/// DESIGN, promise 8: a client's credentials are never sent upstream.
 #[tokio::test]
-async fn the_clients_own_credentials_go_nowhere() {
+async fn the_clients_own_credentials_are_never_forwarded() {
     let upstream = FakeUpstream::builder().releases_elsewhere().start().await;
     upstream.publish(Provider::new("acme", "null"));
     let larder = Larder::mirroring(&upstream).start().await;
@@ -476,8 +480,8 @@ async fn the_upstreams_token_goes_to_the_registry_and_not_to_the_origin_of_the_f
     let file = folder.path().join("token");
     std::fs::write(&file, "t0ken\n").unwrap();
     let line = format!("token = {{ file = \"{}\" }}", file.display());
-    let larder = Larder::mirroring(&upstream).with(&line).start().await;
-    expect_everything(&larder, &upstream, "with a token").await;
+    let larder = Larder::mirroring(&upstream).upstream_lines(&line).start().await;
+    assert_all_files_served(&larder, &upstream, "with a token").await;
 
     let moved = get_as("t0ken", &format!("{}{}", upstream.origin(), document_path("1.2.0"))).await.text();
     upstream.serve_json("/moved.json", &moved.replace("linux", "darwin").replace("amd64", "arm64"));
@@ -496,7 +500,7 @@ async fn the_upstreams_token_goes_to_the_registry_and_not_to_the_origin_of_the_f
     }
 }
 
-/// DESIGN, promise 8: the same, request by request, for a plain installation.
+/// DESIGN, promise 8: every request of a plain installation to the registry carries the token, and no other request does.
 #[tokio::test]
 async fn the_token_is_on_every_request_to_the_registry_and_on_no_other() {
     let upstream = FakeUpstream::builder().releases_elsewhere().redirected_urls(307).token("t0ken").start().await;
@@ -505,9 +509,9 @@ async fn the_token_is_on_every_request_to_the_registry_and_on_no_other() {
     let file = folder.path().join("token");
     std::fs::write(&file, "t0ken").unwrap();
     let line = format!("token = {{ file = \"{}\" }}", file.display());
-    let larder = Larder::mirroring(&upstream).with(&line).start().await;
+    let larder = Larder::mirroring(&upstream).upstream_lines(&line).start().await;
     larder.versions("null").await.expect(200);
-    expect_everything(&larder, &upstream, "with a token").await;
+    assert_all_files_served(&larder, &upstream, "with a token").await;
     for request in upstream.requests() {
         let is_registry = matches!(request.target, Target::Discovery | Target::Versions | Target::Document);
         let expected = is_registry.then_some("Bearer t0ken");

@@ -1,4 +1,4 @@
-//! The acceptance of the product: the real `terraform` through larder, and again when the upstream is gone.
+//! Acceptance tests: the real `terraform` installs through larder, and again when the upstream is gone.
 
 use crate::support::larder::{HOST, Larder};
 use crate::support::terraform::{Terraform, Workspace, host_override, network_mirror};
@@ -22,7 +22,7 @@ fn publish(upstream: &FakeUpstream) {
     upstream.publish(Provider::new("acme", "tiny").version("0.1").platform("linux_amd64").size(10));
 }
 
-fn requiring(client: &Terraform, host: &str) -> Workspace {
+fn workspace_requiring(client: &Terraform, host: &str) -> Workspace {
     let mut workspace = client.workspace();
     workspace.require(&format!("{host}/acme/null"), "~> 1.1").require(&format!("{host}/acme/random"), ">= 3.0.0");
     workspace
@@ -33,22 +33,22 @@ fn listed(upstream: &FakeUpstream, name: &str, version: &str) -> usize {
     upstream.sums_bytes("acme", name, version).iter().filter(|byte| **byte == b'\n').count()
 }
 
-fn overridden(larder: &Larder) -> String {
+fn override_config(larder: &Larder) -> String {
     host_override(HOST, &larder.providers_url(HOST), "http://127.0.0.1:9/v1/modules/")
 }
 
-/// The acceptance test of DESIGN 8.
+/// The acceptance test of DESIGN, section 8.
 #[tokio::test]
 async fn init_works_through_an_override_and_again_when_the_upstream_is_gone() {
     let Some(client) = Terraform::find() else { return };
     let mut upstream = FakeUpstream::start().await;
     publish(&upstream);
-    let direct = requiring(&client, HOST);
+    let direct = workspace_requiring(&client, HOST);
     direct.cli_config(&host_override(HOST, &upstream.providers_url(), &upstream.modules_url()));
     direct.init().await.expect_success();
 
     let larder = Larder::mirroring(&upstream).start().await;
-    let workspace = requiring(&client, HOST);
+    let workspace = workspace_requiring(&client, HOST);
     // The lines that `serve` prints, pasted unchanged.
     workspace.cli_config(larder.client_config());
     workspace.init().await.expect_success();
@@ -62,36 +62,36 @@ async fn init_works_through_an_override_and_again_when_the_upstream_is_gone() {
 
     upstream.stop().await;
     let folder = larder.stop().await;
-    let larder = Larder::mirroring(&upstream).nothing_stays_fresh().on(&folder).start().await;
-    let workspace = requiring(&client, HOST);
-    workspace.cli_config(&overridden(&larder));
+    let larder = Larder::mirroring(&upstream).always_revalidate().store_at(&folder).start().await;
+    let workspace = workspace_requiring(&client, HOST);
+    workspace.cli_config(&override_config(&larder));
     workspace.init().await.expect_success();
     assert_eq!(workspace.lock_file(), direct.lock_file());
     assert!(larder.versions("null").await.expect(200).has_cache_status("detail=stale"));
 }
 
-/// PROTOCOL 2.2: the list says `0.1`, the client asks for `0.1.0`, upstream only knows `0.1`.
+/// PROTOCOL, section 2.2: the list has `0.1`, the client requests `0.1.0`, and upstream only knows `0.1`.
 #[tokio::test]
-async fn a_version_that_upstream_spells_its_own_way_is_installed() {
+async fn a_version_in_an_unusual_upstream_spelling_is_installed() {
     let Some(client) = Terraform::find() else { return };
     let upstream = FakeUpstream::start().await;
     publish(&upstream);
     let larder = Larder::mirroring(&upstream).start().await;
     let mut workspace = client.workspace();
     workspace.require("acme/tiny", "0.1.0");
-    workspace.cli_config(&overridden(&larder));
+    workspace.cli_config(&override_config(&larder));
     workspace.init().await.expect_success();
 }
 
 #[tokio::test]
-async fn a_pre_release_is_installed_when_it_is_asked_for_exactly() {
+async fn a_pre_release_is_installed_when_it_is_requested_exactly() {
     let Some(client) = Terraform::find() else { return };
     let upstream = FakeUpstream::start().await;
     publish(&upstream);
     let larder = Larder::mirroring(&upstream).start().await;
     let mut workspace = client.workspace();
     workspace.require("acme/null", "1.3.0-beta.1");
-    workspace.cli_config(&overridden(&larder));
+    workspace.cli_config(&override_config(&larder));
     workspace.init().await.expect_success();
     assert!(workspace.lock_file().contains("version     = \"1.3.0-beta.1\""), "{}", workspace.lock_file());
 }
@@ -103,7 +103,7 @@ async fn init_works_through_a_network_mirror_over_tls() {
     publish(&upstream);
     let ca = TestCa::new();
     let larder = Larder::mirroring(&upstream).tls(&ca, &["127.0.0.1"]).start().await;
-    let mut workspace = requiring(&client, HOST);
+    let mut workspace = workspace_requiring(&client, HOST);
     workspace.trust(&ca.pem());
     workspace.cli_config(&network_mirror(&format!("{}/mirror/", larder.base())));
     let output = workspace.init().await.expect_success();
@@ -123,7 +123,7 @@ async fn init_works_through_larders_own_host_name_over_tls() {
     let ca = TestCa::new();
     let builder = Larder::mirroring(&upstream).server(&format!("default_upstream = \"{HOST}\""));
     let larder = builder.tls(&ca, &["localhost"]).start().await;
-    let mut workspace = requiring(&client, &format!("localhost:{}", larder.address().port()));
+    let mut workspace = workspace_requiring(&client, &format!("localhost:{}", larder.address().port()));
     workspace.trust(&ca.pem());
     workspace.init().await.expect_success();
     let lock = workspace.lock_file();
@@ -142,7 +142,7 @@ async fn providers_lock_and_providers_mirror_work_through_an_override() {
     let larder = Larder::mirroring(&upstream).start().await;
     let mut workspace = client.workspace();
     workspace.require("acme/null", "1.2.0");
-    workspace.cli_config(&overridden(&larder));
+    workspace.cli_config(&override_config(&larder));
     let flags: Vec<String> = platforms.iter().map(|platform| format!("-platform={platform}")).collect();
     let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
     workspace.run(&[&["providers", "lock"], &flags[..]].concat()).await.expect_success();
@@ -164,29 +164,29 @@ async fn a_larder_behind_a_larder_gives_the_same_lock_file() {
     let Some(client) = Terraform::find() else { return };
     let upstream = FakeUpstream::start().await;
     publish(&upstream);
-    let direct = requiring(&client, HOST);
+    let direct = workspace_requiring(&client, HOST);
     direct.cli_config(&host_override(HOST, &upstream.providers_url(), &upstream.modules_url()));
     direct.init().await.expect_success();
 
     let inner = Larder::mirroring(&upstream).server("public_url = \"https://inner.example/tf/\"").start().await;
-    // Where `inner` really is; its public name is for clients.
-    let offset = format!("http://{}/registry/{HOST}/", inner.address());
-    let outer = Larder::builder().upstream(HOST, &offset, "").start().await;
-    let workspace = requiring(&client, HOST);
-    workspace.cli_config(&overridden(&outer));
+    // The real address of `inner`; its public URL is for clients.
+    let inner_url = format!("http://{}/registry/{HOST}/", inner.address());
+    let outer = Larder::builder().upstream(HOST, &inner_url, "").start().await;
+    let workspace = workspace_requiring(&client, HOST);
+    workspace.cli_config(&override_config(&outer));
     workspace.init().await.expect_success();
     assert_eq!(workspace.lock_file(), direct.lock_file());
 }
 
-/// PROTOCOL 2.5 and the checklist's fourth line: a dead upstream is never "no such provider".
+/// PROTOCOL, section 2.5: an upstream that is down never looks like "no such provider".
 #[tokio::test]
 async fn with_nothing_stored_and_the_upstream_gone_the_client_shows_the_cause() {
     let Some(client) = Terraform::find() else { return };
     let mut upstream = FakeUpstream::start().await;
     upstream.stop().await;
     let larder = Larder::mirroring(&upstream).start().await;
-    let workspace = requiring(&client, HOST);
-    workspace.cli_config(&overridden(&larder));
+    let workspace = workspace_requiring(&client, HOST);
+    workspace.cli_config(&override_config(&larder));
     let output = workspace.init().await.expect_failure();
     let text = output.one_line();
     assert!(text.contains("502 larder: ") && text.contains("connection refused; `larder doctor`"), "{text}");

@@ -9,12 +9,12 @@ use larder::clock::Clock;
 use crate::support::command_setup::{CommandSetup, json};
 use crate::support::http::send;
 use crate::support::larder::{Folder, Larder};
-use crate::support::package_fixture::{LARGE, SMALL};
+use crate::support::package_fixture::{LARGE_BYTES, SMALL_BYTES};
 use crate::support::until;
 use crate::support::upstream::{FakeUpstream, Provider, RecordedRequest, Target};
-use crate::support::verify_steps::{asking, steps, verify};
+use crate::support::verify_steps::{steps, verify, verify_request};
 
-const NAMES: [(&str, usize); 2] = [("small", SMALL), ("large", LARGE)];
+const NAMES: [(&str, usize); 2] = [("small", SMALL_BYTES), ("large", LARGE_BYTES)];
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
 async fn upstream_with_both() -> FakeUpstream {
@@ -29,7 +29,7 @@ fn bytes(upstream: &FakeUpstream, name: &str) -> Vec<u8> {
     upstream.archive_bytes("acme", name, "1.2.0", "linux_amd64")
 }
 
-/// Fetches both archives and serves each once: from now on neither is checked before it is served.
+/// Fetches both archives and requests each once more: from then on neither is checked before it is served.
 async fn install(larder: &Larder) -> [String; 2] {
     let paths = [larder.archive_path("small", "1.2.0").await, larder.archive_path("large", "1.2.0").await];
     for path in paths.iter().chain(&paths) {
@@ -38,7 +38,7 @@ async fn install(larder: &Larder) -> [String; 2] {
     paths
 }
 
-/// Turns one bit in the middle of every archive, and leaves the times alone.
+/// Flips one bit in the middle of every archive and keeps the modification times.
 fn damage(folder: &Folder) {
     for file in folder.blobs() {
         flip(&file);
@@ -54,7 +54,7 @@ fn flip(file: &Path) {
     std::fs::File::options().write(true).open(file).unwrap().set_modified(changed).unwrap();
 }
 
-fn is_whole(folder: &Folder, upstream: &FakeUpstream) -> bool {
+fn has_all_archives(folder: &Folder, upstream: &FakeUpstream) -> bool {
     let mut wanted: Vec<_> = NAMES.iter().map(|(name, _)| bytes(upstream, name)).collect();
     let mut stored: Vec<_> = folder.blobs().iter().filter_map(|file| std::fs::read(file).ok()).collect();
     wanted.sort();
@@ -85,7 +85,7 @@ async fn verify_finds_damaged_archives_and_fetches_them_again() {
         assert_eq!(step["of"].as_array().unwrap().len(), 1, "{step}");
     }
     assert_eq!((upstream.count_of(Target::Archive), larder.folder.files("aside").len()), (2, 2));
-    assert!(is_whole(&larder.folder, &upstream));
+    assert!(has_all_archives(&larder.folder, &upstream));
     for (path, (name, _)) in paths.iter().zip(NAMES) {
         let answer = larder.get(path).await.expect(200);
         assert!(answer.has_cache_status("larder; hit") && answer.body == bytes(&upstream, name), "{name}");
@@ -93,8 +93,7 @@ async fn verify_finds_damaged_archives_and_fetches_them_again() {
     assert_eq!(verify(&larder).await.last().unwrap()["wrong"], 0);
 }
 
-/// DESIGN, promise 10: an archive that a name lists and that is not there, and records that do not match their
-/// checksums.
+/// DESIGN, promise 10: `verify` finds a missing archive that a package record lists, and records with a wrong checksum.
 #[tokio::test]
 async fn verify_finds_missing_archives_and_damaged_records() {
     let upstream = upstream_with_both().await;
@@ -104,15 +103,15 @@ async fn verify_finds_missing_archives_and_damaged_records() {
     std::fs::remove_file(removed).unwrap();
     let names = larder.folder.files("names");
     let is_complete = |file: &PathBuf| std::fs::read_to_string(file).is_ok_and(|name| name.contains("h1:"));
-    until("the names are written for good", async || names.iter().all(is_complete)).await;
+    until("the package records are complete", async || names.iter().all(is_complete)).await;
     flip(&names[0]);
-    flip(&larder.folder.sets()[1]);
+    flip(&larder.folder.proof_sets()[1]);
     let output = verify(&larder).await;
     assert_eq!(output.last().unwrap()["wrong"], 3, "{output:?}");
     let records: Vec<_> = output.iter().filter_map(|step| step["record"].as_str()).collect();
     assert!(records.len() == 2 && records.iter().any(|record| record.starts_with("the name of ")), "{records:?}");
     assert!(output.iter().any(|step| step["found"] == "missing"), "{output:?}");
-    assert!(is_whole(&larder.folder, &upstream));
+    assert!(has_all_archives(&larder.folder, &upstream));
     assert_eq!(verify(&larder).await.last().unwrap()["wrong"], 0);
 }
 
@@ -125,7 +124,7 @@ async fn verify_offline_quarantines_damage_and_lists_it_as_missing() {
     let folder = larder.stop().await;
     damage(&folder);
     upstream.forget_requests();
-    let larder = Larder::mirroring(&upstream).network("offline = true").on(&folder).start().await;
+    let larder = Larder::mirroring(&upstream).network("offline = true").store_at(&folder).start().await;
     let output = verify(&larder).await;
     assert!(output[1..3].iter().all(|step| step["healed"] == "offline"), "{output:?}");
     let status = crate::support::http::get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
@@ -142,10 +141,10 @@ async fn verify_reports_an_archive_that_could_not_be_stored() {
     let path = larder.archive_path("large", "1.2.0").await;
     larder.get(&path).await.expect(200);
     // Otherwise a smaller store would evict it before its check.
-    larder.tell("pin", "acme/large").await;
+    larder.run_command("pin", "acme/large").await;
     let folder = larder.stop().await;
     damage(&folder);
-    let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").on(&folder).start().await;
+    let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").store_at(&folder).start().await;
     let output = verify(&larder).await;
     assert_eq!((&output[1]["found"], &output[1]["healed"]), (&"damaged".into(), &"not_now".into()), "{output:?}");
     assert!(output[1]["error"].as_str().unwrap().contains("max_size"), "{output:?}");
@@ -154,9 +153,9 @@ async fn verify_reports_an_archive_that_could_not_be_stored() {
     assert_eq!(larder.metric("larder_passed_through_total").await, 1.0);
 }
 
-/// DESIGN, promise 10: verified, and lost again because its name could not be written.
+/// DESIGN, promise 10: an archive that is verified again but cannot get a package record is reported.
 #[tokio::test]
-async fn verify_reports_an_archive_that_was_verified_and_has_no_name_record() {
+async fn verify_reports_a_verified_archive_without_a_package_record() {
     for (name, _) in NAMES {
         let upstream = upstream_with_both().await;
         let larder = Larder::mirroring(&upstream).start().await;
@@ -180,32 +179,32 @@ async fn verify_reports_an_archive_that_was_verified_and_has_no_name_record() {
     }
 }
 
-/// One at a time, and only while a client reads its report.
+/// Only one `verify` runs at a time, and only while a client reads its report.
 #[tokio::test]
-async fn a_verify_whose_client_leaves_ends() {
+async fn a_verify_ends_when_its_client_disconnects() {
     let upstream = upstream_with_both().await;
     let larder = Larder::mirroring(&upstream).start().await;
     install(&larder).await;
     damage(&larder.folder);
     upstream.forget_requests();
     let gate = upstream.hold_silent(Target::Archive);
-    let first = asking(&larder).send().await.unwrap();
+    let first = verify_request(&larder).send().await.unwrap();
     upstream.wait_for(Target::Archive, 1).await;
-    let refused = send(asking(&larder)).await.unwrap().expect(503);
+    let refused = send(verify_request(&larder)).await.unwrap().expect(503);
     assert!(refused.text().contains("verified already"), "{}", refused.text());
     drop(first);
-    // The fill that it began goes on; the walk ends.
-    until("the next may begin", async || {
-        let next = asking(&larder).send().await.unwrap();
+    // The running fill continues; the verification ends.
+    until("another `verify` is admitted", async || {
+        let next = verify_request(&larder).send().await.unwrap();
         next.status() == 200
     })
     .await;
     gate.open();
-    until("the first is whole", async || larder.folder.blobs().len() == 2).await;
-    until("nobody verifies", async || asking(&larder).send().await.unwrap().status() == 200).await;
+    until("the first archive is repaired", async || larder.folder.blobs().len() == 2).await;
+    until("no other `verify` is running", async || verify_request(&larder).send().await.unwrap().status() == 200).await;
 }
 
-/// DESIGN 3: progress and the result on the command line, with a running larder and without.
+/// DESIGN, section 3: progress and the result on the command line, with a running larder and without.
 #[tokio::test]
 async fn the_verify_command_reports_damage_and_exits_with_3() {
     let upstream = upstream_with_both().await;
@@ -224,7 +223,7 @@ async fn the_verify_command_reports_damage_and_exits_with_3() {
             assert_eq!(larder.terminate().await, Some(0));
             None
         };
-        let well = setup.out(&["verify"]).await;
+        let well = setup.stdout_of(&["verify"]).await;
         assert!(well.contains("and 2 archives") && well.contains("everything is intact"), "{well}");
         damage(&setup.home);
         let output = setup.run(&["verify"]).await;
@@ -235,33 +234,34 @@ async fn the_verify_command_reports_damage_and_exits_with_3() {
             "{output:?}"
         );
         assert!(output.err.contains("100 %"), "{output:?}");
-        assert!(is_whole(&setup.home, &upstream));
-        let lines = setup.out(&["verify", "--json"]).await;
+        assert!(has_all_archives(&setup.home, &upstream));
+        let lines = setup.stdout_of(&["verify", "--json"]).await;
         assert_eq!(json(lines.lines().last().unwrap())["wrong"], 0);
         drop(larder);
     }
 }
 
-/// A walk over a large store takes hours: it fetches from the upstreams of the current configuration.
+/// The verification of a large store takes hours: it fetches from the upstreams of the current configuration.
 #[tokio::test]
-async fn verify_fetches_again_by_the_configuration_of_the_moment() {
+async fn verify_fetches_again_by_the_current_configuration() {
     let upstream = upstream_with_both().await;
     let larder = Larder::mirroring(&upstream).start().await;
     install(&larder).await;
     damage(&larder.folder);
     upstream.forget_requests();
     let gate = upstream.hold(Target::Archive);
-    let verifying = tokio::spawn(send(asking(&larder)));
+    let verifying = tokio::spawn(send(verify_request(&larder)));
     upstream.wait_for(Target::Archive, 1).await;
 
     let token = larder.folder.path().join("token");
     std::fs::write(&token, "s3cret").unwrap();
-    let with_token = Larder::mirroring(&upstream).with(&format!("token = {{ file = \"{}\" }}", token.display()));
+    let with_token =
+        Larder::mirroring(&upstream).upstream_lines(&format!("token = {{ file = \"{}\" }}", token.display()));
     larder.reload(with_token).await.unwrap();
     gate.open();
     let steps = steps(&verifying.await.unwrap().unwrap().expect(200));
     assert_eq!(steps.last().unwrap()["wrong"], 2, "{steps:?}");
-    assert!(is_whole(&larder.folder, &upstream));
+    assert!(has_all_archives(&larder.folder, &upstream));
     let shown = |target| {
         let with_token = |request: &RecordedRequest| request.header("authorization").is_some();
         upstream.count_where(|request| request.target == target && with_token(request))
@@ -269,12 +269,13 @@ async fn verify_fetches_again_by_the_configuration_of_the_moment() {
     assert_eq!((upstream.count_of(Target::Archive), shown(Target::Archive)), (2, 1));
 }
 
-/// DESIGN 5: the interval scrub, whose due times survive a restart.
+/// DESIGN, section 5: the interval scrub, whose due times survive a restart.
 #[tokio::test]
 async fn the_scrub_finds_damage_when_it_is_due() {
     let upstream = upstream_with_both().await;
     let clock = Clock::default();
-    let builder = |folder: &Folder| Larder::mirroring(&upstream).store("scrub = \"30d\"").clock(&clock).on(folder);
+    let builder =
+        |folder: &Folder| Larder::mirroring(&upstream).store("scrub = \"30d\"").clock(&clock).store_at(folder);
     let larder = builder(&Folder::new()).start().await;
     let paths = install(&larder).await;
     let folder = larder.stop().await;
@@ -287,15 +288,15 @@ async fn the_scrub_finds_damage_when_it_is_due() {
     damage(&folder);
     upstream.forget_requests();
     clock.advance(11 * DAY);
-    until("both were fetched again", async || is_whole(&folder, &upstream)).await;
+    until("both archives were fetched again", async || has_all_archives(&folder, &upstream)).await;
     assert_eq!((upstream.count_of(Target::Archive), folder.files("aside").len()), (2, 2));
 
-    // Fetched a moment ago, they are due in thirty days again.
+    // The archives were just fetched, so they are due again in thirty days.
     damage(&folder);
     clock.advance(29 * DAY);
-    assert!(!is_whole(&folder, &upstream));
+    assert!(!has_all_archives(&folder, &upstream));
     clock.advance(2 * DAY);
-    until("both were fetched once more", async || is_whole(&folder, &upstream)).await;
+    until("both archives were fetched once more", async || has_all_archives(&folder, &upstream)).await;
 }
 
 /// A clock that was years ahead once must not put off the scrub for years.
@@ -309,8 +310,8 @@ async fn the_scrub_checks_archives_whose_last_check_lies_in_the_future() {
     install(&larder).await;
     let folder = larder.stop().await;
     damage(&folder);
-    let larder = builder(&Clock::default()).on(&folder).start().await;
-    until("both were fetched again", async || is_whole(&folder, &upstream)).await;
-    until("both are known to be right now", async || folder.files("aside").len() == 2).await;
+    let larder = builder(&Clock::default()).store_at(&folder).start().await;
+    until("both archives were fetched again", async || has_all_archives(&folder, &upstream)).await;
+    until("both archives are recorded as checked", async || folder.files("aside").len() == 2).await;
     drop(larder);
 }

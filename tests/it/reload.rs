@@ -11,7 +11,7 @@ use crate::support::tls::TestCa;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 use crate::support::{eventually, until};
 
-const LARGE: usize = 3_000_000;
+const LARGE_BYTES: usize = 3_000_000;
 const SECOND: &str = "registry.second.example";
 
 async fn publishing(names: &[&str], size: usize) -> FakeUpstream {
@@ -22,7 +22,7 @@ async fn publishing(names: &[&str], size: usize) -> FakeUpstream {
     upstream
 }
 
-fn and(builder: Builder, second: &FakeUpstream) -> Builder {
+fn with_second_upstream(builder: Builder, second: &FakeUpstream) -> Builder {
     builder.upstream(SECOND, &format!("{}/", second.origin()), "")
 }
 
@@ -38,14 +38,14 @@ async fn an_upstream_that_is_added_is_mirrored_and_one_that_is_removed_is_report
     let unknown = larder.get(&list).await.expect(421);
     assert!(unknown.text().contains(SECOND), "{}", unknown.text());
 
-    larder.reload(and(Larder::mirroring(&first), &second)).await.unwrap();
+    larder.reload(with_second_upstream(Larder::mirroring(&first), &second)).await.unwrap();
     larder.get(&list).await.expect(200);
     assert!(larder.get(&list).await.expect(200).has_cache_status("larder; hit"));
     larder.versions("null").await.expect(200);
     let config = get(&format!("{}/admin/v1/client-config", larder.admin())).await.expect(200).text();
     assert!(config.contains(SECOND), "{config}");
 
-    // Its list is rendered, fresh and cached: none of that is served any more.
+    // The list of the removed upstream is still fresh in the cache, but no longer served.
     larder.reload(Larder::mirroring(&first)).await.unwrap();
     let removed = larder.get(&list).await.expect(421);
     assert!(removed.text().contains(SECOND), "{}", removed.text());
@@ -53,25 +53,25 @@ async fn an_upstream_that_is_added_is_mirrored_and_one_that_is_removed_is_report
 
     // The stored copy is used when the upstream returns.
     second.forget_requests();
-    larder.reload(and(Larder::mirroring(&first), &second)).await.unwrap();
+    larder.reload(with_second_upstream(Larder::mirroring(&first), &second)).await.unwrap();
     assert!(larder.get(&list).await.expect(200).has_cache_status("larder; hit"));
     assert_eq!(second.count_of(Target::Everything), 0);
 }
 
 #[tokio::test]
-async fn a_new_fresh_time_holds_for_what_is_finished_in_memory_too() {
+async fn a_new_freshness_lifetime_applies_to_rendered_responses_too() {
     let upstream = publishing(&["null"], 10_000).await;
     let larder = Larder::mirroring(&upstream).start().await;
     for _ in 0..2 {
         larder.versions("null").await.expect(200);
     }
     assert_eq!(upstream.count_of(Target::Versions), 1);
-    larder.reload(Larder::mirroring(&upstream).nothing_stays_fresh()).await.unwrap();
+    larder.reload(Larder::mirroring(&upstream).always_revalidate()).await.unwrap();
     assert!(larder.versions("null").await.expect(200).has_cache_status("fwd=stale"));
     assert_eq!(upstream.count_of(Target::Versions), 2);
 }
 
-/// DESIGN 5: the size limit. A smaller limit evicts at once, not with the next archive.
+/// DESIGN, section 5: a smaller size limit evicts at once, not with the next archive.
 #[tokio::test]
 async fn a_smaller_store_evicts_at_once() {
     let upstream = publishing(&["one", "two"], 800_000).await;
@@ -83,16 +83,16 @@ async fn a_smaller_store_evicts_at_once() {
     }
     assert_eq!(larder.folder.blobs().len(), 2);
     larder.reload(Larder::mirroring(&upstream).store("max_size = \"1MiB\"")).await.unwrap();
-    until("what has no room any more is evicted", async || larder.folder.blobs().len() == 1).await;
-    let left = larder.folder.blobs();
-    assert!(std::fs::read(&left[0]).unwrap() == upstream.archive_bytes("acme", "two", "1.2.0", "linux_amd64"));
+    until("the archives beyond the new limit are evicted", async || larder.folder.blobs().len() == 1).await;
+    let remaining = larder.folder.blobs();
+    assert!(std::fs::read(&remaining[0]).unwrap() == upstream.archive_bytes("acme", "two", "1.2.0", "linux_amd64"));
     let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
     assert_eq!(status["max_size_bytes"], 1 << 20);
 }
 
 /// DESIGN, promise 8.
 #[tokio::test]
-async fn the_clients_that_may_ask_are_those_of_the_new_configuration() {
+async fn the_allowed_clients_are_those_of_the_new_configuration() {
     let upstream = publishing(&["null"], 10_000).await;
     let larder = Larder::mirroring(&upstream).start().await;
     larder.versions("null").await.expect(200);
@@ -107,7 +107,7 @@ async fn the_clients_that_may_ask_are_those_of_the_new_configuration() {
 }
 
 #[tokio::test]
-async fn where_clients_find_larder_and_what_its_own_name_stands_for_follow() {
+async fn public_url_and_default_upstream_follow_a_reload() {
     let upstream = publishing(&["null"], 10_000).await;
     let larder = Larder::mirroring(&upstream).start().await;
     assert!(larder.archive_path("null", "1.2.0").await.starts_with("/archive/"));
@@ -121,9 +121,9 @@ async fn where_clients_find_larder_and_what_its_own_name_stands_for_follow() {
     assert!(config.contains("https://m.example/base/registry/"), "{config}");
 }
 
-/// DESIGN 3: what changes something needs the token, and that is the one of the new configuration.
+/// DESIGN, section 3: after a reload, commands need the token of the new configuration.
 #[tokio::test]
-async fn a_new_admin_token_takes_the_place_of_the_old_one() {
+async fn a_new_admin_token_replaces_the_old_one() {
     let upstream = publishing(&["null"], 10_000).await;
     let larder = Larder::mirroring(&upstream).start().await;
     let purge = async |token: &str| {
@@ -135,7 +135,7 @@ async fn a_new_admin_token_takes_the_place_of_the_old_one() {
     assert_eq!(purge(&made).await, 200);
     let file = larder.folder.path().join("other-token");
     std::fs::write(&file, "other-t0ken").unwrap();
-    let text = Larder::mirroring(&upstream).on(&larder.folder).config_text();
+    let text = Larder::mirroring(&upstream).store_at(&larder.folder).config_text();
     let text = text.replace("[admin]\n", &format!("[admin]\ntoken = {{ file = \"{}\" }}\n", file.display()));
     let config = larder::config::Config::parse(&text, std::path::Path::new("test.toml"), &|_| None).unwrap().0;
     larder.reload_to(config).await.unwrap();
@@ -144,14 +144,14 @@ async fn a_new_admin_token_takes_the_place_of_the_old_one() {
 
 /// A file at the path of a lost store belongs to somebody else.
 #[tokio::test]
-async fn a_reload_while_the_store_is_gone_keeps_the_admin_token_and_makes_none() {
+async fn a_reload_while_the_store_is_missing_keeps_the_admin_token_and_creates_none() {
     let upstream = publishing(&["null"], 10_000).await;
     let larder = Larder::mirroring(&upstream).start().await;
     let (token, folder) = (larder.token(), larder.folder.path().to_owned());
     let away = folder.with_extension("away");
     std::fs::rename(&folder, &away).unwrap();
     std::fs::create_dir(&folder).unwrap();
-    larder.reload(Larder::mirroring(&upstream).with("patience = \"3s\"")).await.unwrap();
+    larder.reload(Larder::mirroring(&upstream).upstream_lines("patience = \"3s\"")).await.unwrap();
     assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
     let refresh = client().post(format!("{}/admin/v1/refresh", larder.admin())).bearer_auth(token);
     let refresh = refresh.header("content-type", "application/json").body(r#"{"what":["acme/null"]}"#);
@@ -161,13 +161,14 @@ async fn a_reload_while_the_store_is_gone_keeps_the_admin_token_and_makes_none()
 }
 
 #[tokio::test]
-async fn a_new_token_is_shown_to_its_upstream_from_then_on() {
+async fn a_new_upstream_token_is_sent_after_a_reload() {
     let upstream = FakeUpstream::builder().token("new-s3cret").start().await;
     upstream.publish(Provider::new("acme", "null"));
     let folder = Folder::new();
     let token = folder.path().join("token");
     std::fs::write(&token, "old-s3cret").unwrap();
-    let with_token = || Larder::mirroring(&upstream).with(&format!("token = {{ file = \"{}\" }}", token.display()));
+    let with_token =
+        || Larder::mirroring(&upstream).upstream_lines(&format!("token = {{ file = \"{}\" }}", token.display()));
     let larder = with_token().start().await;
     larder.versions("null").await.expect(502);
     std::fs::write(&token, "new-s3cret").unwrap();
@@ -176,9 +177,9 @@ async fn a_new_token_is_shown_to_its_upstream_from_then_on() {
     larder.versions("null").await.expect(200);
 }
 
-/// DESIGN, promise 8: an answer in flight from the old address sends no client there with the new credential.
+/// DESIGN, promise 8: a response in flight from the old address does not make larder send the new credential there.
 #[tokio::test]
-async fn a_new_credential_never_goes_to_the_place_that_was_asked_before() {
+async fn a_new_credential_is_never_sent_to_the_former_upstream_url() {
     let old = publishing(&["null"], 10_000).await;
     let new = FakeUpstream::builder().token("new-s3cret").start().await;
     new.publish(Provider::new("acme", "null"));
@@ -191,9 +192,9 @@ async fn a_new_credential_never_goes_to_the_place_that_was_asked_before() {
     let before = tokio::spawn(send(client().get(&list)));
     old.wait_for(Target::Discovery, 1).await;
 
-    let with_token = Larder::mirroring(&new).with(&format!("token = {{ file = \"{}\" }}", token.display()));
+    let with_token = Larder::mirroring(&new).upstream_lines(&format!("token = {{ file = \"{}\" }}", token.display()));
     larder.reload(with_token).await.unwrap();
-    // No request waits for the old address.
+    // The new requests do not wait for those to the old address.
     larder.versions("null").await.expect(200);
     gate.open();
     before.await.unwrap().unwrap().expect(200);
@@ -203,7 +204,7 @@ async fn a_new_credential_never_goes_to_the_place_that_was_asked_before() {
 }
 
 #[tokio::test]
-async fn a_404_of_the_former_upstream_url_is_asked_again_at_the_new_one() {
+async fn a_404_of_the_former_upstream_url_is_not_reused_for_the_new_one() {
     let (old, new) = (publishing(&[], 0).await, publishing(&["null"], 10_000).await);
     let larder = Larder::mirroring(&old).start().await;
     let gate = old.hold(Target::Everything);
@@ -218,7 +219,7 @@ async fn a_404_of_the_former_upstream_url_is_asked_again_at_the_new_one() {
 
 /// A fresh document of the old address may name files that are gone.
 #[tokio::test]
-async fn an_upstream_that_has_moved_is_asked_at_its_new_place_at_once() {
+async fn an_upstream_with_a_new_url_is_requested_there_at_once() {
     let (mut old, new) = (publishing(&["null"], 10_000).await, publishing(&["null"], 10_000).await);
     let larder = Larder::mirroring(&old).start().await;
     let path = larder.archive_path("null", "1.2.0").await;
@@ -230,7 +231,7 @@ async fn an_upstream_that_has_moved_is_asked_at_its_new_place_at_once() {
     let path = larder.archive_path("null", "1.2.0").await;
     let answer = larder.get(&path).await.expect(200);
     assert!(answer.body == new.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
-    // From then on all of it is as fresh as ever.
+    // From then on the documents of the new address are fresh.
     new.forget_requests();
     assert!(larder.versions("null").await.expect(200).has_cache_status("larder; hit"));
     assert!(larder.document("null", "1.2.0").await.expect(200).has_cache_status("larder; hit"));
@@ -239,7 +240,7 @@ async fn an_upstream_that_has_moved_is_asked_at_its_new_place_at_once() {
 
 /// DESIGN, promise 7: the current configuration limits where documents lead.
 #[tokio::test]
-async fn allow_private_opens_and_closes_what_documents_lead_to() {
+async fn a_reload_of_allow_private_changes_which_urls_documents_may_name() {
     let upstream = FakeUpstream::builder().releases_elsewhere().start().await;
     upstream.publish(Provider::new("acme", "null"));
     upstream.publish(Provider::new("acme", "random"));
@@ -258,16 +259,16 @@ async fn allow_private_opens_and_closes_what_documents_lead_to() {
 async fn stricter_verification_applies_to_stored_packages_too() {
     let upstream = publishing(&["null"], 10_000).await;
     upstream.fault(Target::Document, Fault::NoKeys);
-    let larder = Larder::mirroring(&upstream).with("verification = \"checksum\"").start().await;
+    let larder = Larder::mirroring(&upstream).upstream_lines("verification = \"checksum\"").start().await;
     let path = larder.archive_path("null", "1.2.0").await;
     larder.get(&path).await.expect(200);
-    larder.reload(Larder::mirroring(&upstream).with("verification = \"signature\"")).await.unwrap();
+    larder.reload(Larder::mirroring(&upstream).upstream_lines("verification = \"signature\"")).await.unwrap();
     for refused in [larder.document("null", "1.2.0").await, larder.get(&path).await] {
         assert!(refused.expect(502).text().contains("lists no signing key"));
     }
 
     // The signature now verifies the stored bytes.
-    upstream.heal();
+    upstream.clear_faults();
     assert_eq!(larder.archive_path("null", "1.2.0").await, path);
     let answer = larder.get(&path).await.expect(200);
     assert!(answer.body == upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
@@ -276,7 +277,7 @@ async fn stricter_verification_applies_to_stored_packages_too() {
 
 /// DESIGN, promise 12.
 #[tokio::test]
-async fn offline_after_a_reload_nothing_leaves() {
+async fn after_a_reload_to_offline_nothing_is_sent() {
     let upstream = publishing(&["null", "random"], 10_000).await;
     let larder = Larder::mirroring(&upstream).start().await;
     larder.versions("null").await.expect(200);
@@ -291,21 +292,21 @@ async fn offline_after_a_reload_nothing_leaves() {
     larder.versions("random").await.expect(200);
 }
 
-/// DESIGN, promise 12: also for requests in flight, which keep their configuration.
+/// DESIGN, promise 12: requests in flight keep their configuration but send nothing either.
 #[tokio::test]
-async fn offline_after_a_reload_running_fetches_send_nothing_either() {
-    let upstream = publishing(&["null"], LARGE).await;
+async fn after_a_reload_to_offline_running_fetches_send_nothing_either() {
+    let upstream = publishing(&["null"], LARGE_BYTES).await;
     let larder = Larder::mirroring(&upstream).start().await;
     let path = larder.archive_path("null", "1.2.0").await;
-    let gate = upstream.hold_after(Target::Archive, LARGE / 3);
-    upstream.fault_once(Target::Archive, Fault::Truncated(LARGE / 2));
-    let asking = tokio::spawn(receive(client().get(format!("{}{path}", larder.base()))));
+    let gate = upstream.hold_after(Target::Archive, LARGE_BYTES / 3);
+    upstream.fault_once(Target::Archive, Fault::Truncated(LARGE_BYTES / 2));
+    let pending_request = tokio::spawn(receive(client().get(format!("{}{path}", larder.base()))));
     upstream.wait_for(Target::Archive, 1).await;
     larder.reload(Larder::mirroring(&upstream).network("offline = true")).await.unwrap();
     upstream.forget_requests();
     gate.open();
-    let received = asking.await.unwrap();
-    assert!(!received.is_whole);
+    let received = pending_request.await.unwrap();
+    assert!(!received.is_complete);
     assert_eq!(upstream.count_of(Target::Everything), 0);
 
     // The partial download is resumed when the network is back.
@@ -314,7 +315,7 @@ async fn offline_after_a_reload_running_fetches_send_nothing_either() {
     assert!(answer.body == upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
 }
 
-/// An upstream that failed a moment ago is spared by the new configuration, too.
+/// The circuit breaker of an upstream stays open across a reload.
 #[tokio::test]
 async fn an_open_circuit_breaker_stays_open_across_a_reload() {
     let upstream = publishing(&["null"], 10_000).await;
@@ -323,9 +324,9 @@ async fn an_open_circuit_breaker_stays_open_across_a_reload() {
     larder.clock.advance(Duration::from_secs(400));
     upstream.fault(Target::Versions, Fault::Status(500));
     assert!(larder.versions("null").await.expect(200).has_cache_status("detail=stale"));
-    upstream.heal();
+    upstream.clear_faults();
     upstream.forget_requests();
-    larder.reload(Larder::mirroring(&upstream).with("patience = \"3s\"")).await.unwrap();
+    larder.reload(Larder::mirroring(&upstream).upstream_lines("patience = \"3s\"")).await.unwrap();
     assert!(larder.versions("null").await.expect(200).has_cache_status("detail=stale"));
     assert_eq!(upstream.count_of(Target::Everything), 0);
     assert_eq!(larder.metric("larder_breaker_open").await, 1.0);
@@ -334,40 +335,40 @@ async fn an_open_circuit_breaker_stays_open_across_a_reload() {
 /// A download keeps its configuration, also for a resume from an upstream that is gone from the configuration, at an
 /// address that nothing names any more.
 #[tokio::test]
-async fn a_download_that_runs_and_breaks_across_a_reload_arrives_byte_for_byte() {
+async fn a_download_that_is_interrupted_after_a_reload_is_completed() {
     let first = FakeUpstream::builder().releases_elsewhere().start().await;
-    first.publish(Provider::new("acme", "null").size(LARGE));
+    first.publish(Provider::new("acme", "null").size(LARGE_BYTES));
     let second = publishing(&["random"], 10_000).await;
     let larder = Larder::mirroring(&first).start().await;
     let path = larder.archive_path("null", "1.2.0").await;
-    let gate = first.hold_after(Target::Archive, LARGE / 3);
-    first.fault_once(Target::Archive, Fault::Truncated(LARGE / 2));
-    let asking = tokio::spawn(send(client().get(format!("{}{path}", larder.base()))));
+    let gate = first.hold_after(Target::Archive, LARGE_BYTES / 3);
+    first.fault_once(Target::Archive, Fault::Truncated(LARGE_BYTES / 2));
+    let pending_request = tokio::spawn(send(client().get(format!("{}{path}", larder.base()))));
     first.wait_for(Target::Archive, 1).await;
 
     let only_second = Larder::builder().upstream(SECOND, &format!("{}/", second.origin()), "");
     larder.reload(only_second.store("max_size = \"8MiB\"")).await.unwrap();
-    assert!(!asking.is_finished());
+    assert!(!pending_request.is_finished());
     larder.get(&path).await.expect(404);
     gate.open();
-    let answer = asking.await.unwrap().unwrap().expect(200);
+    let answer = pending_request.await.unwrap().unwrap().expect(200);
     assert!(answer.body == first.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
-    assert_eq!(first.count_of(Target::Archive), 2, "it did not break, or was not resumed");
+    assert_eq!(first.count_of(Target::Archive), 2, "the download did not break, or was not resumed");
     assert_eq!(larder.folder.blobs().len(), 1);
 }
 
 #[tokio::test]
-async fn options_that_need_restart_are_named_and_stay_as_they_are() {
+async fn options_that_need_a_restart_are_reported_and_unchanged() {
     let upstream = publishing(&["null"], 10_000).await;
     let larder = Larder::mirroring(&upstream).start().await;
     let elsewhere = Folder::new();
     let ca = TestCa::new();
     let text = Larder::mirroring(&upstream)
-        .on(&larder.folder)
+        .store_at(&larder.folder)
         .tls(&ca, &["127.0.0.1"])
         .server("listen = \"127.0.0.1:1\"")
         .store("scrub = \"never\"")
-        .with("patience = \"3s\"")
+        .upstream_lines("patience = \"3s\"")
         .config_text()
         .replace("[admin]\nlisten = \"127.0.0.1:0\"", "[admin]\nlisten = \"127.0.0.1:2\"")
         .replace(
@@ -382,21 +383,21 @@ async fn options_that_need_restart_are_named_and_stay_as_they_are() {
     assert!(elsewhere.files("").is_empty());
     let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
     assert_eq!(status["store"], format!("{}/v1", larder.folder.path().display()));
-    // As it was is as it is.
+    // A reload with an unchanged option reports nothing.
     assert!(larder.reload(Larder::mirroring(&upstream)).await.unwrap().need_restart.is_empty());
 }
 
-/// DESIGN, promise 8: it is about the listener that is open, not about the one that the file would have after a
-/// restart.
+/// DESIGN, promise 8: the check applies to the open listener, not to the one that the file would open after a restart.
 #[tokio::test]
-async fn a_credential_is_not_taken_over_while_anybody_may_ask() {
+async fn a_reload_refuses_a_credential_while_any_client_is_allowed() {
     let upstream = publishing(&["null"], 10_000).await;
     let folder = Folder::new();
     let token = folder.path().join("token");
     std::fs::write(&token, "s3cret").unwrap();
     let everywhere = "listen = \"0.0.0.0:0\"";
     let larder = Larder::mirroring(&upstream).server(everywhere).start().await;
-    let with_token = || Larder::mirroring(&upstream).with(&format!("token = {{ file = \"{}\" }}", token.display()));
+    let with_token =
+        || Larder::mirroring(&upstream).upstream_lines(&format!("token = {{ file = \"{}\" }}", token.display()));
 
     for server in [everywhere, "listen = \"127.0.0.1:0\""] {
         let refused = larder.reload(with_token().server(server)).await.unwrap_err();
@@ -409,72 +410,73 @@ async fn a_credential_is_not_taken_over_while_anybody_may_ask() {
     larder.reload(with_token().server(everywhere).server("clients = [\"127.0.0.0/8\"]")).await.unwrap();
 }
 
-/// DESIGN 3: all problems are reported together with the line; the configuration before stays in force.
+/// DESIGN, section 3: all problems are reported together with the line; the configuration before stays in force.
 #[tokio::test]
 async fn a_reload_of_a_bad_file_changes_nothing_and_reports_all_problems() {
     let (first, second) = (publishing(&["null"], 10_000).await, publishing(&["random"], 10_000).await);
     let folder = Folder::new();
     let file = folder.path().join("mirror.toml");
-    let larder = Process::start(&Larder::mirroring(&first).on(&folder), folder.path());
-    let good = and(Larder::mirroring(&first).on(&folder), &second).config_text();
+    let larder = Process::start(&Larder::mirroring(&first).store_at(&folder), folder.path());
+    let valid_config = with_second_upstream(Larder::mirroring(&first).store_at(&folder), &second).config_text();
     let list = list_of_second();
 
-    std::fs::write(&file, format!("{good}\nfrsh = {{}}\n[[upstream]]\nhost = \"no host\"\n")).unwrap();
-    larder.hang_up();
+    std::fs::write(&file, format!("{valid_config}\nfrsh = {{}}\n[[upstream]]\nhost = \"no host\"\n")).unwrap();
+    larder.send_sighup();
     larder.log().line_with("not reloaded, the previous one stays in force: 2 problems").await;
     larder.log().line_with("upstream.frsh").await;
     larder.log().line_with("upstream.host").await;
     larder.get(&list).await.expect(421);
 
     std::fs::remove_file(&file).unwrap();
-    larder.hang_up();
+    larder.send_sighup();
     larder.log().line_with("mirror.toml: the configuration cannot be read").await;
     larder.get(&format!("/registry/{HOST}/v1/providers/acme/null/versions")).await.expect(200);
 
-    std::fs::write(&file, good).unwrap();
-    larder.hang_up();
+    std::fs::write(&file, valid_config).unwrap();
+    larder.send_sighup();
     larder.log().line_with("the configuration was reloaded").await;
     larder.get(&list).await.expect(200);
     assert_eq!(larder.terminate().await, Some(0));
 }
 
-/// DESIGN 3: `--offline` is the command line's word, and no file takes it back.
+/// DESIGN, section 3: the configuration file does not override `--offline` of the command line.
 #[tokio::test]
-async fn offline_by_the_command_line_stays_so() {
+async fn offline_by_the_command_line_survives_a_reload() {
     let upstream = publishing(&["null"], 10_000).await;
     let folder = Folder::new();
     let file = folder.path().join("mirror.toml");
-    std::fs::write(&file, Larder::mirroring(&upstream).on(&folder).config_text()).unwrap();
+    std::fs::write(&file, Larder::mirroring(&upstream).store_at(&folder).config_text()).unwrap();
     let mut serve = command(folder.path(), &["serve", "--json", "--offline", "--config"]);
     serve.arg(&file);
     let larder = Process::spawn(serve).unwrap_or_else(|error| panic!("{error:?}"));
-    larder.hang_up();
+    larder.send_sighup();
     larder.log().line_with("the configuration was reloaded").await;
     larder.get(&format!("/registry/{HOST}/v1/providers/acme/null/versions")).await.expect(503);
     assert_eq!(upstream.count_of(Target::Everything), 0);
 }
 
 #[tokio::test]
-async fn a_new_certificate_is_in_use_as_soon_as_the_reload_is_over() {
+async fn a_new_certificate_is_used_after_a_reload() {
     let upstream = publishing(&["null"], 10_000).await;
     let (folder, ca) = (Folder::new(), TestCa::new());
-    let larder = Process::start(&Larder::mirroring(&upstream).on(&folder).tls(&ca, &["127.0.0.1"]), folder.path());
+    let larder =
+        Process::start(&Larder::mirroring(&upstream).store_at(&folder).tls(&ca, &["127.0.0.1"]), folder.path());
     let address = larder.base().strip_prefix("https://").unwrap().to_owned();
     let renewed = ca.issue(&["127.0.0.1"]);
     let file = folder.path().join("mirror.toml");
     let before = std::fs::read_to_string(&file).unwrap();
     let old = der(&std::fs::read_to_string(folder.path().join("cert.pem")).unwrap());
 
-    // Other files, not read yet.
+    // The files change, but larder has not read them yet.
     std::fs::write(&file, before.replace("cert.pem", "cert2.pem").replace("key.pem", "key2.pem")).unwrap();
     std::fs::write(folder.path().join("cert2.pem"), &renewed.0).unwrap();
     std::fs::write(folder.path().join("key2.pem"), ca.issue(&["127.0.0.1"]).1).unwrap();
-    larder.hang_up();
+    larder.send_sighup();
     larder.log().line_with("does not belong to the first certificate").await;
     assert_eq!(presented_certificate(&address, &ca).await, old);
 
     std::fs::write(folder.path().join("key2.pem"), &renewed.1).unwrap();
-    larder.hang_up();
+    larder.send_sighup();
     larder.log().line_with("the configuration was reloaded").await;
     assert_eq!(presented_certificate(&address, &ca).await, der(&renewed.0));
     // From now on these files are read.
@@ -482,6 +484,8 @@ async fn a_new_certificate_is_in_use_as_soon_as_the_reload_is_over() {
     std::fs::write(folder.path().join("cert2.pem"), &last.0).unwrap();
     std::fs::write(folder.path().join("key2.pem"), &last.1).unwrap();
     let last = der(&last.0);
-    eventually("the last certificate", async || (presented_certificate(&address, &ca).await == last).then_some(()))
-        .await;
+    eventually("the last certificate is presented", async || {
+        (presented_certificate(&address, &ca).await == last).then_some(())
+    })
+    .await;
 }

@@ -1,4 +1,4 @@
-//! The cost of varied requests: thousands of names and queries that come once leave nothing behind.
+//! Varied requests: thousands of names and queries that are requested once leave no files and no memory.
 
 use futures_util::{StreamExt, stream};
 
@@ -23,7 +23,7 @@ fn unknown(number: usize) -> String {
     }
 }
 
-async fn ask_all(base: &str, paths: impl Iterator<Item = String>, expected: &[u16]) {
+async fn request_all(base: &str, paths: impl Iterator<Item = String>, expected: &[u16]) {
     let client = client();
     let answers = stream::iter(paths.map(|path| send(client.get(format!("{base}{path}")))));
     let mut answers = answers.buffer_unordered(8);
@@ -39,7 +39,7 @@ async fn thousands_of_unknown_names_and_queries_leave_no_files() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null").size(100_000));
     let folder = Folder::new();
-    let larder = Process::start(&Larder::mirroring(&upstream).on(&folder), folder.path());
+    let larder = Process::start(&Larder::mirroring(&upstream).store_at(&folder), folder.path());
     let base = larder.base().to_owned();
     let archive = larder.archive_path("null").await;
     let stored = [
@@ -52,16 +52,19 @@ async fn thousands_of_unknown_names_and_queries_leave_no_files() {
     let metrics = async || get(&format!("{}/metrics", larder.admin())).await.expect(200).text().lines().count();
 
     // Warm-up: every kind of request has run once, so its one-time memory is in use.
-    ask_all(&base, (0..400).map(|number| unknown(number + 1_000_000)), &[404, 421]).await;
-    ask_all(&base, (0..400).map(|number| queried(number + 1_000_000)), &[200]).await;
-    let (before, files, lines) = (larder.resident_bytes(), folder.files("").len(), metrics().await);
+    request_all(&base, (0..400).map(|number| unknown(number + 1_000_000)), &[404, 421]).await;
+    request_all(&base, (0..400).map(|number| queried(number + 1_000_000)), &[200]).await;
+    let (memory_before, file_count, metric_lines) = (larder.resident_bytes(), folder.files("").len(), metrics().await);
 
-    ask_all(&base, (0..EACH).map(unknown), &[404, 421]).await;
+    request_all(&base, (0..EACH).map(unknown), &[404, 421]).await;
     let after_names = larder.resident_bytes();
-    ask_all(&base, (0..EACH).map(queried), &[200]).await;
+    request_all(&base, (0..EACH).map(queried), &[200]).await;
     let after = larder.resident_bytes();
-    println!("resident: {before} bytes warm, {after_names} after {EACH} names, {after} after {EACH} queries");
-    assert!(after_names.max(after) < before + MAX_GROWTH, "{before} bytes became {after_names}, then {after}");
-    assert_eq!(metrics().await, lines, "the metrics grew with the names that were asked for");
-    assert!(folder.files("").len() <= files + 8, "{} files became {}", files, folder.files("").len());
+    println!("resident: {memory_before} bytes warm, {after_names} after {EACH} names, {after} after {EACH} queries");
+    assert!(
+        after_names.max(after) < memory_before + MAX_GROWTH,
+        "{memory_before} bytes became {after_names}, then {after}"
+    );
+    assert_eq!(metrics().await, metric_lines, "the metrics grew with the names that were asked for");
+    assert!(folder.files("").len() <= file_count + 8, "{} files became {}", file_count, folder.files("").len());
 }

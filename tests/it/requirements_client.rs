@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use crate::support::configurations::{Configuration, publish};
-use crate::support::forms::forms;
-use crate::support::git_module_fixture::through;
+use crate::support::forms::handwritten_configurations;
+use crate::support::git_module_fixture::override_through;
 use crate::support::http::{client, send};
 use crate::support::larder::Larder;
 use crate::support::reports;
@@ -17,14 +17,14 @@ use crate::support::upstream::FakeUpstream;
 /// The number of configurations.
 const CONFIGURATIONS: u64 = 90;
 
-/// The choice of a client or of a plan: `ADDRESS@VERSION`.
+/// The packages that a client or a plan chose, as `ADDRESS@VERSION`.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct SelectedPackages {
     providers: BTreeSet<String>,
     modules: BTreeSet<String>,
 }
 
-/// The packages that `init` left in a folder.
+/// The packages that `init` installed in a root folder.
 fn installed(workspace: &Workspace, root: &str) -> SelectedPackages {
     let read = |path: &str| std::fs::read_to_string(workspace.path().join(root).join(path)).unwrap_or_default();
     let mut chosen = SelectedPackages::default();
@@ -46,25 +46,25 @@ fn installed(workspace: &Workspace, root: &str) -> SelectedPackages {
     chosen
 }
 
-/// The packages that a plan for these folders names, and its unavailable items.
+/// The packages of a plan for these root folders, and its unavailable items.
 async fn planned(larder: &Larder, configuration: &Configuration, roots: &[&str]) -> (SelectedPackages, Vec<String>) {
     let body = json!({ "files": configuration.files, "roots": roots, "client": "terraform" });
     let request = client().post(format!("{}/admin/v1/plan", larder.admin())).bearer_auth(larder.token());
     let request = request.header("content-type", "application/json").body(body.to_string());
     let plan = send(request).await.unwrap().expect(200).json();
-    let (mut chosen, mut cannot) = (SelectedPackages::default(), Vec::new());
+    let (mut chosen, mut unavailable) = (SelectedPackages::default(), Vec::new());
     for item in plan["items"].as_array().unwrap() {
-        let subject = reports::name(item);
+        let package = reports::name(item);
         match (item["state"].as_str().unwrap(), item["platform"].as_str()) {
-            ("cannot", _) => cannot.push(item.to_string()),
-            (_, Some(_)) => drop(chosen.providers.insert(subject)),
-            (_, None) => drop(chosen.modules.insert(subject)),
+            ("cannot", _) => unavailable.push(item.to_string()),
+            (_, Some(_)) => drop(chosen.providers.insert(package)),
+            (_, None) => drop(chosen.modules.insert(package)),
         }
     }
-    (chosen, cannot)
+    (chosen, unavailable)
 }
 
-/// The roots that the client could install, and the differences between plan and client.
+/// For each root folder, whether the client could install it; and the differences between plan and client.
 async fn compare(
     client: &Terraform,
     larder: &Larder,
@@ -72,71 +72,73 @@ async fn compare(
     configuration: &Configuration,
 ) -> (Vec<bool>, Vec<String>) {
     let workspace = client.workspace();
-    workspace.cli_config(&through(larder.base()));
+    workspace.cli_config(&override_through(larder.base()));
     for (path, text) in &configuration.files {
         let path = workspace.path().join(path);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, text).unwrap();
     }
-    let mut all = SelectedPackages::default();
-    let (mut went_well, mut otherwise) = (Vec::new(), Vec::new());
+    let mut combined = SelectedPackages::default();
+    let (mut successes, mut differences) = (Vec::new(), Vec::new());
     for root in &configuration.roots {
-        let (plan, cannot) = planned(larder, configuration, &[root]).await;
+        let (plan, unavailable) = planned(larder, configuration, &[root]).await;
         let init = workspace.run(&[&format!("-chdir={root}"), "init", "-no-color", "-input=false"]).await;
         let chosen = installed(&workspace, root);
-        if init.status.success() != cannot.is_empty() || (init.status.success() && plan != chosen) {
+        if init.status.success() != unavailable.is_empty() || (init.status.success() && plan != chosen) {
             let files = &configuration.files;
-            otherwise.push(format!(
-                "configuration {name}, {root}: {files:#?}\n{}\nchosen: {chosen:#?}\nplanned: {plan:#?}\n{cannot:#?}",
+            differences.push(format!(
+                "configuration {name}, {root}: {files:#?}\n{}\nchosen: {chosen:#?}\nplanned: {plan:#?}\n{unavailable:#?}",
                 init.text
             ));
         }
-        all.providers.extend(plan.providers);
-        all.modules.extend(plan.modules);
-        went_well.push(init.status.success());
+        combined.providers.extend(plan.providers);
+        combined.modules.extend(plan.modules);
+        successes.push(init.status.success());
     }
-    // Without a word about roots, they are found: the plan is that of all of them together.
-    let (together, _) = planned(larder, configuration, &[]).await;
-    if together != all {
-        otherwise.push(format!("configuration {name}: {:#?}\n{together:#?}\n{all:#?}", configuration.files));
+    // A request without `roots` makes larder find the root folders; its plan covers all of them.
+    let (found_roots_plan, _) = planned(larder, configuration, &[]).await;
+    if found_roots_plan != combined {
+        differences
+            .push(format!("configuration {name}: {:#?}\n{found_roots_plan:#?}\n{combined:#?}", configuration.files));
     }
-    (went_well, otherwise)
+    (successes, differences)
 }
 
-/// Compares all of them, a few at a time: whether the client could install each root.
+/// Compares plan and client for all configurations, a few at a time; returns for each root whether the client installed it.
 async fn compare_all(client: &Terraform, configurations: &[(String, Configuration)]) -> Vec<bool> {
     let upstream = FakeUpstream::start().await;
     publish(&upstream);
     let larder = Larder::mirroring(&upstream).start().await;
     let larder = &larder;
-    let (mut went_well, mut otherwise) = (Vec::new(), Vec::new());
-    for some in configurations.chunks(3) {
-        let each = some.iter().map(|(name, configuration)| compare(client, larder, name, configuration));
-        for (well, other) in futures_util::future::join_all(each).await {
-            went_well.extend(well);
-            otherwise.extend(other);
+    let (mut successes, mut differences) = (Vec::new(), Vec::new());
+    for chunk in configurations.chunks(3) {
+        let comparisons = chunk.iter().map(|(name, configuration)| compare(client, larder, name, configuration));
+        for (chunk_successes, chunk_differences) in futures_util::future::join_all(comparisons).await {
+            successes.extend(chunk_successes);
+            differences.extend(chunk_differences);
         }
     }
-    assert!(otherwise.is_empty(), "{} of {}:\n{}", otherwise.len(), went_well.len(), otherwise.join("\n\n"));
-    went_well
+    assert!(differences.is_empty(), "{} of {}:\n{}", differences.len(), successes.len(), differences.join("\n\n"));
+    successes
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_plan_names_exactly_what_the_real_client_chooses() {
     let Some(client) = Terraform::find_since(1, 10) else { return };
-    let all: Vec<_> = (0..CONFIGURATIONS).map(|number| (number.to_string(), Configuration::of(number))).collect();
-    let went_well = compare_all(&client, &all).await;
-    // Both ways to end are seen often enough to mean something.
-    let successes = went_well.iter().filter(|well| **well).count();
-    assert!(successes >= 30 && went_well.len() - successes >= 8, "{successes} of {}", went_well.len());
+    let configurations: Vec<_> =
+        (0..CONFIGURATIONS).map(|seed| (seed.to_string(), Configuration::from_seed(seed))).collect();
+    let successes = compare_all(&client, &configurations).await;
+    // Enough configurations succeed and enough fail for the comparison to mean something.
+    let success_count = successes.iter().filter(|is_success| **is_success).count();
+    assert!(success_count >= 30 && successes.len() - success_count >= 8, "{success_count} of {}", successes.len());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn forms_that_people_write_are_read_as_the_real_client_reads_them() {
+async fn a_plan_matches_the_real_client_for_handwritten_configurations() {
     let Some(client) = Terraform::find_since(1, 10) else { return };
-    let forms = forms();
-    let went_well = compare_all(&client, &forms).await;
-    for ((name, form), went_well) in forms.iter().zip(went_well) {
-        assert_eq!(went_well, name.starts_with("installed"), "{name}: {:#?}", form.files);
+    let configurations = handwritten_configurations();
+    let successes = compare_all(&client, &configurations).await;
+    for ((name, configuration), is_success) in configurations.iter().zip(successes) {
+        assert_eq!(is_success, name.starts_with("installed"), "{name}: {:#?}", configuration.files);
     }
 }

@@ -10,16 +10,17 @@ use crate::support::http::{Answer, get};
 use crate::support::larder::{Builder, Folder, HOST, Larder};
 use crate::support::module_fixture::{ModuleFixture, tar_gz};
 use crate::support::process::{Process, command};
-use crate::support::sealed::{hold, upstream_of_four};
+use crate::support::sealed::{store_archive, upstream_with_four_versions};
 use crate::support::upstream::{FakeUpstream, Module, Provider, Target};
 
-/// A store with 1.0.0 for both platforms, 1.1.0 for linux_amd64, 1.2.0 for darwin_arm64, of 1.3.0 a set; and the list.
-async fn filled(upstream: &FakeUpstream) -> Folder {
+/// A store with the version list, 1.0.0 for both platforms, 1.1.0 for linux_amd64, 1.2.0 for darwin_arm64, and the proof
+/// set of 1.3.0 without its archive.
+async fn store_with_some_archives(upstream: &FakeUpstream) -> Folder {
     let larder = Larder::mirroring(upstream).start().await;
     for (version, platform) in
         [("1.0.0", "linux_amd64"), ("1.0.0", "darwin_arm64"), ("1.1.0", "linux_amd64"), ("1.2.0", "darwin_arm64")]
     {
-        hold(&larder, version, platform).await;
+        store_archive(&larder, version, platform).await;
     }
     larder.document("null", "1.3.0").await.expect(200);
     larder.versions("null").await.expect(200);
@@ -27,7 +28,7 @@ async fn filled(upstream: &FakeUpstream) -> Folder {
 }
 
 fn sealed(upstream: &FakeUpstream, folder: &Folder) -> Builder {
-    Larder::mirroring(upstream).network("offline = true").on(folder)
+    Larder::mirroring(upstream).network("offline = true").store_at(folder)
 }
 
 fn versions_in(list: &Answer) -> Vec<String> {
@@ -63,8 +64,8 @@ fn module_versions(list: &Answer) -> Vec<String> {
 
 #[tokio::test]
 async fn an_offline_list_names_versions_stored_for_any_platform_and_keeps_upstreams_fields() {
-    let upstream = upstream_of_four().await;
-    let folder = filled(&upstream).await;
+    let upstream = upstream_with_four_versions().await;
+    let folder = store_with_some_archives(&upstream).await;
     upstream.forget_requests();
     let larder = sealed(&upstream, &folder).start().await;
     assert_eq!(listed(&larder).await, ["1.0.0", "1.1.0", "1.2.0"]);
@@ -76,7 +77,7 @@ async fn an_offline_list_names_versions_stored_for_any_platform_and_keeps_upstre
         ("1.0.0", &["darwin_arm64", "linux_amd64"][..]),
         ("1.1.0", &["linux_amd64"]),
         ("1.2.0", &["darwin_arm64"]),
-        // A set is not an archive.
+        // The proof set alone does not make 1.3.0 installable.
         ("1.3.0", &[]),
     ] {
         assert_eq!(archives(&larder, version).await, platforms, "{version}");
@@ -84,7 +85,7 @@ async fn an_offline_list_names_versions_stored_for_any_platform_and_keeps_upstre
     // Nothing stored was lost: online, all versions are listed again.
     larder.reload(Larder::mirroring(&upstream)).await.unwrap();
     assert_eq!(listed(&larder).await.len(), 4);
-    assert_eq!(upstream.count_of(Target::Versions), 0, "it was asked for again, and is fresh");
+    assert_eq!(upstream.count_of(Target::Versions), 0, "a fresh list was requested again");
     larder.reload(Larder::mirroring(&upstream).network("offline = true")).await.unwrap();
     assert_eq!(listed(&larder).await.len(), 3);
     assert_eq!(upstream.count_of(Target::Everything), 0);
@@ -92,14 +93,14 @@ async fn an_offline_list_names_versions_stored_for_any_platform_and_keeps_upstre
 
 #[tokio::test]
 async fn with_sealed_platforms_a_list_names_versions_stored_for_all_of_them() {
-    let upstream = upstream_of_four().await;
-    let folder = filled(&upstream).await;
+    let upstream = upstream_with_four_versions().await;
+    let folder = store_with_some_archives(&upstream).await;
     let with = |platforms: &str| sealed(&upstream, &folder).network(&format!("sealed_platforms = {platforms}"));
     let larder = with("[\"linux_amd64\"]").start().await;
     assert_eq!(listed(&larder).await, ["1.0.0", "1.1.0"]);
     // An unlisted version is still served to a client that asks for it.
     assert_eq!(archives(&larder, "1.2.0").await, ["darwin_arm64"]);
-    // And a reload says otherwise at once.
+    // A reload changes the list at once.
     let both = Larder::mirroring(&upstream).network("offline = true");
     larder.reload(both.network("sealed_platforms = [\"linux_amd64\", \"darwin_arm64\"]")).await.unwrap();
     assert_eq!(listed(&larder).await, ["1.0.0"]);
@@ -116,8 +117,8 @@ async fn with_sealed_platforms_a_list_names_versions_stored_for_all_of_them() {
 
 /// An empty list means "no such provider" to a client; the request is recorded as missing.
 #[tokio::test]
-async fn a_provider_whose_list_alone_is_stored_is_refused_with_the_reason() {
-    let upstream = upstream_of_four().await;
+async fn a_provider_of_which_only_the_list_is_stored_is_refused_with_the_reason() {
+    let upstream = upstream_with_four_versions().await;
     let larder = Larder::mirroring(&upstream).start().await;
     larder.versions("null").await.expect(200);
     let folder = larder.stop().await;
@@ -130,11 +131,11 @@ async fn a_provider_whose_list_alone_is_stored_is_refused_with_the_reason() {
     larder.get(&format!("/mirror/{HOST}/acme/other/1.0.0.json")).await.expect(503);
 }
 
-/// A set without its archive leads nowhere: 404 says that there may be other platforms.
+/// A proof set without its archive is not installable: 404 lets the client look at other platforms.
 #[tokio::test]
-async fn a_platform_whose_set_alone_is_stored_is_404_and_missing() {
-    let upstream = upstream_of_four().await;
-    let folder = filled(&upstream).await;
+async fn a_platform_of_which_only_the_proof_set_is_stored_is_404_and_missing() {
+    let upstream = upstream_with_four_versions().await;
+    let folder = store_with_some_archives(&upstream).await;
     let larder = sealed(&upstream, &folder).start().await;
     let text = larder.document("null", "1.3.0").await.expect(404).text();
     assert!(text.contains("offline"), "{text}");
@@ -143,11 +144,11 @@ async fn a_platform_whose_set_alone_is_stored_is_404_and_missing() {
     assert_eq!(missing, json!({ "what": [{ "address": address, "platforms": ["linux_amd64"] }] }));
 }
 
-/// The list may be older than the stored archives, or absent: a bundle brought them.
+/// The list may be older than the stored archives, or absent, when a bundle imported the archives.
 #[tokio::test]
 async fn stored_versions_are_listed_although_no_list_names_them() {
-    let upstream = upstream_of_four().await;
-    let folder = filled(&upstream).await;
+    let upstream = upstream_with_four_versions().await;
+    let folder = store_with_some_archives(&upstream).await;
     let list = folder.path().join(format!("v1/documents/{HOST}/providers/acme/null/versions"));
     let discovery = folder.path().join(format!("v1/documents/{HOST}/discovery"));
     for path in [&list, &discovery] {
@@ -168,7 +169,7 @@ async fn stored_versions_are_listed_although_no_list_names_them() {
     assert_eq!(listed(&larder).await, ["1.0.0", "1.1.0", "1.2.0"]);
     let folder = larder.stop().await;
     upstream.withdraw("acme", "null", "1.1.0");
-    let online = Larder::mirroring(&upstream).with("keep_gone = false").on(&folder).start().await;
+    let online = Larder::mirroring(&upstream).upstream_lines("keep_gone = false").store_at(&folder).start().await;
     assert_eq!(listed(&online).await, ["1.0.0", "1.2.0", "1.3.0"]);
     let folder = online.stop().await;
     let larder = sealed(&upstream, &folder).start().await;
@@ -180,14 +181,14 @@ async fn stored_versions_are_listed_although_no_list_names_them() {
 /// A rendered answer is replaced as soon as it is outdated.
 #[tokio::test]
 async fn an_offline_list_follows_fills_and_evictions() {
-    let upstream = upstream_of_four().await;
-    let folder = filled(&upstream).await;
+    let upstream = upstream_with_four_versions().await;
+    let folder = store_with_some_archives(&upstream).await;
     let larder = sealed(&upstream, &folder).start().await;
     assert_eq!(listed(&larder).await, ["1.0.0", "1.1.0", "1.2.0"]);
-    larder.tell("purge", "acme/null@1.2.0").await;
+    larder.run_command("purge", "acme/null@1.2.0").await;
     assert_eq!(listed(&larder).await, ["1.0.0", "1.1.0"]);
     assert_eq!(archives(&larder, "1.2.0").await, Vec::<String>::new());
-    // Damage found by a request, and damage found by `verify`.
+    // A request finds one damage, and `verify` the other.
     let path = larder.archive_path("null", "1.1.0").await;
     let digest = crate::support::upstream::sha256_hex(&larder.get(&path).await.expect(200).body);
     std::fs::write(larder.folder.path().join(format!("v1/blobs/sha256/{}/{digest}", &digest[..2])), "damaged").unwrap();
@@ -195,9 +196,9 @@ async fn an_offline_list_follows_fills_and_evictions() {
     larder.get(&path).await.expect(503);
     assert_eq!(listed(&larder).await, ["1.0.0"]);
 
-    // Back at the cable, for a moment.
+    // Larder is online for a moment.
     larder.reload(Larder::mirroring(&upstream)).await.unwrap();
-    hold(&larder, "1.3.0", "linux_amd64").await;
+    store_archive(&larder, "1.3.0", "linux_amd64").await;
     larder.reload(Larder::mirroring(&upstream).network("offline = true")).await.unwrap();
     assert_eq!(listed(&larder).await, ["1.0.0", "1.3.0"]);
 }
@@ -205,13 +206,13 @@ async fn an_offline_list_follows_fills_and_evictions() {
 /// DESIGN, promise 1: an archive verified under a weaker policy does not count as stored, and is not listed.
 #[tokio::test]
 async fn versions_below_the_required_verification_are_not_listed() {
-    let upstream = upstream_of_four().await;
+    let upstream = upstream_with_four_versions().await;
     let unsigned = Provider::new("acme", "null").version("1.4.0").without_keys();
     upstream.publish(unsigned.platform("linux_amd64"));
-    let larder = Larder::mirroring(&upstream).with("verification = \"checksum\"").start().await;
-    hold(&larder, "1.4.0", "linux_amd64").await;
+    let larder = Larder::mirroring(&upstream).upstream_lines("verification = \"checksum\"").start().await;
+    store_archive(&larder, "1.4.0", "linux_amd64").await;
     let folder = larder.stop().await;
-    let larder = sealed(&upstream, &folder).with("verification = \"checksum\"").start().await;
+    let larder = sealed(&upstream, &folder).upstream_lines("verification = \"checksum\"").start().await;
     assert_eq!(listed(&larder).await, ["1.4.0"]);
     let folder = larder.stop().await;
     let larder = sealed(&upstream, &folder).start().await;
@@ -220,9 +221,9 @@ async fn versions_below_the_required_verification_are_not_listed() {
 
 /// A hit stays a lookup in memory: while nothing changes, the disk is not read.
 #[tokio::test]
-async fn a_cached_answer_is_unchanged_and_states_its_age() {
-    let upstream = upstream_of_four().await;
-    let folder = filled(&upstream).await;
+async fn a_cached_response_is_unchanged_and_states_its_age() {
+    let upstream = upstream_with_four_versions().await;
+    let folder = store_with_some_archives(&upstream).await;
     let larder = sealed(&upstream, &folder).start().await;
     larder.clock.advance(Duration::from_secs(3600));
     let list = larder.versions("null").await.expect(200);
@@ -249,7 +250,7 @@ async fn offline_module_lists_and_latest_come_from_stored_versions() {
     }
     let larder = fixture.larder().start().await;
     module_list(&larder, "two").await.expect(200);
-    let (place, archive) = fetch(larder.base(), "one").await;
+    let (location, archive) = fetch(larder.base(), "one").await;
     let download = |version: &str| format!("/registry/{HOST}/v1/modules/acme/one/test/{version}/download");
     let text = larder.get(&download("1.1.0")).await.expect(204);
     larder.get(text.header("x-terraform-get").split('?').next().unwrap()).await.expect(200);
@@ -257,7 +258,7 @@ async fn offline_module_lists_and_latest_come_from_stored_versions() {
     let folder = larder.stop().await;
 
     let larder = fixture.larder_on(&folder).network("offline = true").start().await;
-    // In upstream's own spelling.
+    // The version has upstream's own spelling.
     let mut listed = module_versions(&module_list(&larder, "one").await.expect(200));
     listed.sort();
     assert_eq!(listed, ["1.0.0", "v1.1"]);
@@ -268,7 +269,7 @@ async fn offline_module_lists_and_latest_come_from_stored_versions() {
         text.contains(&format!("any version of {HOST}/acme/two/test: this mirror is offline and has not stored it")),
         "{text}"
     );
-    larder.tell("purge", "acme/one/test@1.1.0").await;
+    larder.run_command("purge", "acme/one/test@1.1.0").await;
     assert_eq!(module_versions(&module_list(&larder, "one").await.expect(200)), ["1.0.0"]);
 
     // The archive was imported without its list and without its upstream's discovery document.
@@ -276,7 +277,7 @@ async fn offline_module_lists_and_latest_come_from_stored_versions() {
     std::fs::remove_dir_all(folder.path().join("v1/documents")).unwrap();
     let larder = fixture.larder_on(&folder).network("offline = true").start().await;
     assert_eq!(module_versions(&module_list(&larder, "one").await.expect(200)), ["1.0.0"]);
-    assert!(fetch(larder.base(), "one").await == (place, archive));
+    assert!(fetch(larder.base(), "one").await == (location, archive));
     let missing = get(&format!("{}/admin/v1/missing", larder.admin())).await.expect(200).json();
     // Requests to an earlier larder, none to this one.
     let addresses: Vec<&Value> = missing["what"].as_array().unwrap().iter().map(|name| &name["address"]).collect();
@@ -286,7 +287,7 @@ async fn offline_module_lists_and_latest_come_from_stored_versions() {
 /// A cached details page names installable versions and is otherwise unchanged.
 #[tokio::test]
 async fn a_details_page_names_stored_versions() {
-    let upstream = upstream_of_four().await;
+    let upstream = upstream_with_four_versions().await;
     let page = "{ \"id\":\"acme/null/1.3.0\",  \"versions\": [\"1.0.0\",\"v1.1.0\", \"1.3.0\"], \"tag\":\"v1\" }";
     upstream.serve_json("/v1/providers/acme/null", page);
     let path = format!("/registry/{HOST}/v1/providers/acme/null");
@@ -294,9 +295,9 @@ async fn a_details_page_names_stored_versions() {
     assert_eq!(larder.get(&path).await.expect(200).text(), page);
     let folder = larder.stop().await;
     let folder = {
-        let larder = Larder::mirroring(&upstream).on(&folder).start().await;
-        hold(&larder, "1.0.0", "linux_amd64").await;
-        hold(&larder, "1.1.0", "linux_amd64").await;
+        let larder = Larder::mirroring(&upstream).store_at(&folder).start().await;
+        store_archive(&larder, "1.0.0", "linux_amd64").await;
+        store_archive(&larder, "1.1.0", "linux_amd64").await;
         larder.stop().await
     };
     let larder = sealed(&upstream, &folder).start().await;
@@ -304,13 +305,13 @@ async fn a_details_page_names_stored_versions() {
     assert_eq!(larder.get(&path).await.expect(200).text(), shown);
 }
 
-/// `--offline` is the same as the option.
+/// `serve --offline` has the same effect as the configuration option.
 #[tokio::test]
 async fn serve_offline_lists_stored_packages_too() {
-    let upstream = upstream_of_four().await;
-    let folder = filled(&upstream).await;
+    let upstream = upstream_with_four_versions().await;
+    let folder = store_with_some_archives(&upstream).await;
     let file = folder.path().join("mirror.toml");
-    std::fs::write(&file, Larder::mirroring(&upstream).on(&folder).config_text()).unwrap();
+    std::fs::write(&file, Larder::mirroring(&upstream).store_at(&folder).config_text()).unwrap();
     let mut serve = command(folder.path(), &["serve", "--json", "--offline", "--config"]);
     serve.arg(&file);
     let larder = Process::spawn(serve).unwrap_or_else(|error| panic!("{error:?}"));

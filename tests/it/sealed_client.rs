@@ -1,9 +1,9 @@
 //! The real client before an offline larder: constraints resolve to stored versions, and errors name what is missing.
 
-use crate::support::git_module_fixture::through;
+use crate::support::git_module_fixture::override_through;
 use crate::support::larder::{HOST, Larder};
 use crate::support::module_fixture::{ModuleFixture, tar_gz};
-use crate::support::sealed::{hold, upstream_of_four};
+use crate::support::sealed::{store_archive, upstream_with_four_versions};
 use crate::support::terraform::{Terraform, Workspace, network_mirror};
 use crate::support::tls::TestCa;
 use crate::support::upstream::{FakeUpstream, Module};
@@ -19,38 +19,38 @@ fn chosen(workspace: &Workspace) -> String {
     line.split('"').nth(1).unwrap().to_owned()
 }
 
-fn requiring(client: &Terraform, constraint: &str) -> Workspace {
+fn workspace_requiring(client: &Terraform, constraint: &str) -> Workspace {
     let mut workspace = client.workspace();
     workspace.require("acme/null", constraint);
     workspace
 }
 
-/// Of acme/null, 1.0.0 to 1.3.0: 1.1.0 for the client's platform, 1.2.0 for another alone, and of 1.3.0 the list.
-async fn filled(upstream: &FakeUpstream) -> crate::support::larder::Folder {
+/// A store of acme/null: 1.1.0 for the client's platform, 1.2.0 for another platform only, and 1.3.0 only in the list.
+async fn store_with_some_archives(upstream: &FakeUpstream) -> crate::support::larder::Folder {
     let larder = Larder::mirroring(upstream).start().await;
-    hold(&larder, "1.0.0", "linux_amd64").await;
-    hold(&larder, "1.1.0", "linux_amd64").await;
-    hold(&larder, "1.2.0", "darwin_arm64").await;
+    store_archive(&larder, "1.0.0", "linux_amd64").await;
+    store_archive(&larder, "1.1.0", "linux_amd64").await;
+    store_archive(&larder, "1.2.0", "darwin_arm64").await;
     larder.versions("null").await.expect(200);
     larder.stop().await
 }
 
 /// `~>` resolves to the newest stored version, and the lock file of that version is accepted, in both protocols.
 #[tokio::test]
-async fn a_constraint_resolves_to_the_newest_that_is_stored() {
+async fn a_constraint_resolves_to_the_newest_stored_version() {
     let Some(client) = Terraform::find() else { return };
-    let mut upstream = upstream_of_four().await;
-    let folder = filled(&upstream).await;
+    let mut upstream = upstream_with_four_versions().await;
+    let folder = store_with_some_archives(&upstream).await;
     upstream.stop().await;
     let ca = TestCa::new();
     let sealed = |platforms: &str| {
-        let larder = Larder::mirroring(&upstream).network("offline = true").on(&folder);
+        let larder = Larder::mirroring(&upstream).network("offline = true").store_at(&folder);
         larder.network(&format!("sealed_platforms = {platforms}")).tls(&ca, &["127.0.0.1"])
     };
     let larder = sealed("[\"linux_amd64\"]").start().await;
     let mut locked = None;
-    for config in [through(larder.base()), network_mirror(&format!("{}/mirror/", larder.base()))] {
-        let mut workspace = requiring(&client, "~> 1.0");
+    for config in [override_through(larder.base()), network_mirror(&format!("{}/mirror/", larder.base()))] {
+        let mut workspace = workspace_requiring(&client, "~> 1.0");
         workspace.trust(&ca.pem());
         workspace.cli_config(&config);
         workspace.init().await.expect_success();
@@ -59,8 +59,8 @@ async fn a_constraint_resolves_to_the_newest_that_is_stored() {
         workspace.init().await.expect_success();
         locked.get_or_insert(workspace.lock_file());
     }
-    // The lock file that the registry protocol made is taken by the network mirror.
-    let mut workspace = requiring(&client, "~> 1.0");
+    // The network mirror accepts the lock file that the registry protocol produced.
+    let mut workspace = workspace_requiring(&client, "~> 1.0");
     workspace.trust(&ca.pem());
     workspace.cli_config(&network_mirror(&format!("{}/mirror/", larder.base())));
     workspace.file(".terraform.lock.hcl", &locked.unwrap());
@@ -71,8 +71,8 @@ async fn a_constraint_resolves_to_the_newest_that_is_stored() {
     // Without platforms, the newest version for any platform is listed; a client on another platform gets an error that
     // says so.
     let larder = sealed("[]").start().await;
-    for config in [through(larder.base()), network_mirror(&format!("{}/mirror/", larder.base()))] {
-        let mut workspace = requiring(&client, "~> 1.0");
+    for config in [override_through(larder.base()), network_mirror(&format!("{}/mirror/", larder.base()))] {
+        let mut workspace = workspace_requiring(&client, "~> 1.0");
         workspace.trust(&ca.pem());
         workspace.cli_config(&config);
         let output = in_one_line(&workspace.init().await.expect_failure().text);
@@ -80,17 +80,17 @@ async fn a_constraint_resolves_to_the_newest_that_is_stored() {
     }
 }
 
-/// The text that a person reads when a package is not stored.
+/// The error that a user sees when a package is not stored.
 #[tokio::test]
 async fn an_offline_refusal_does_not_claim_that_the_package_does_not_exist() {
     let Some(client) = Terraform::find() else { return };
-    let mut upstream = upstream_of_four().await;
-    let folder = filled(&upstream).await;
+    let mut upstream = upstream_with_four_versions().await;
+    let folder = store_with_some_archives(&upstream).await;
     upstream.stop().await;
     let ca = TestCa::new();
-    let sealed = Larder::mirroring(&upstream).network("offline = true").on(&folder);
+    let sealed = Larder::mirroring(&upstream).network("offline = true").store_at(&folder);
     let larder = sealed.tls(&ca, &["127.0.0.1"]).start().await;
-    let overridden = through(larder.base());
+    let overridden = override_through(larder.base());
     let mirror = network_mirror(&format!("{}/mirror/", larder.base()));
     for (source, constraint, config, words) in [
         ("acme/null", "~> 2.0", &overridden, "no available releases match the given constraints ~> 2.0"),
@@ -119,9 +119,9 @@ async fn an_offline_refusal_does_not_claim_that_the_package_does_not_exist() {
     }
 }
 
-/// The same, for modules.
+/// A module constraint resolves to the newest stored version too.
 #[tokio::test]
-async fn a_constraint_on_a_module_resolves_to_the_newest_that_is_stored() {
+async fn a_module_constraint_resolves_to_the_newest_stored_version() {
     let Some(client) = Terraform::find() else { return };
     let mut fixture = ModuleFixture::start().await;
     for version in ["1.0.0", "1.1.0", "1.2.0"] {
@@ -140,7 +140,7 @@ async fn a_constraint_on_a_module_resolves_to_the_newest_that_is_stored() {
     let calling = |constraint: &str| {
         let mut workspace = client.workspace();
         let call = format!("module \"one\" {{\n  source  = \"acme/one/test\"\n  version = \"{constraint}\"\n}}\n");
-        workspace.file("main.tf", &call).cli_config(&through(larder.base()));
+        workspace.file("main.tf", &call).cli_config(&override_through(larder.base()));
         workspace
     };
     let workspace = calling("~> 1.0");

@@ -1,5 +1,5 @@
 //! DESIGN, promise 12, by system calls: `strace` shows that an offline larder makes no connection and looks up no name,
-//! whatever it is asked.
+//! whatever is requested.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,13 +7,13 @@ use std::process::Command;
 use serde_json::json;
 
 use crate::support::eventually;
-use crate::support::git_module_fixture::{fetch, through};
+use crate::support::git_module_fixture::{fetch, override_through};
 use crate::support::http::{client, send};
 use crate::support::larder::{Builder, Folder, HOST, Larder};
 use crate::support::module_fixture::{ModuleFixture, tar_gz};
 use crate::support::process::{CommandOutput, Process, command, run};
 use crate::support::programs::find;
-use crate::support::sealed::{hold, upstream_of_four};
+use crate::support::sealed::{store_archive, upstream_with_four_versions};
 use crate::support::terraform::Terraform;
 use crate::support::upstream::Provider;
 
@@ -23,7 +23,7 @@ const CALLS: &str = "trace=socket,connect,sendto,sendmsg,sendmmsg,openat,execve"
 const OF_LOOKUPS: [&str; 5] =
     ["/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/host.conf", "/etc/gai.conf"];
 
-/// A program, watched. The process is the program's own.
+/// A program under `strace`. The process id is that of the program.
 fn watched(strace: &Path, trace: &Path, program: &Command) -> Command {
     let mut watched = Command::new(strace);
     watched.args(["--seccomp-bpf", "-D", "-f", "-q", "-s", "256", "-e", CALLS, "-o"]).arg(trace);
@@ -46,9 +46,9 @@ struct Went {
     out: Vec<String>,
     /// Calls that look like a name lookup.
     lookups: Vec<String>,
-    /// Sockets of the internet, listeners too.
+    /// Calls that create internet sockets, those of listeners included.
     sockets: usize,
-    /// Other programs.
+    /// Calls that start other programs.
     programs: Vec<String>,
 }
 
@@ -59,12 +59,12 @@ impl Went {
             let text = std::fs::read_to_string(trace).unwrap_or_default();
             // The first line is of the program's first thread.
             let first = text.split_whitespace().next()?;
-            // Short numbers are padded.
+            // strace pads short process ids.
             let is_its_end =
                 |line: &str| line.strip_prefix(first).is_some_and(|rest| rest.trim_start().starts_with("+++ "));
             text.lines().any(is_its_end).then_some(text)
         };
-        let text = eventually("the trace is whole", whole).await;
+        let text = eventually("the trace is complete", whole).await;
         let mut went = Self::default();
         for line in text.lines() {
             let call = line.split_once(' ').map_or(line, |(_, call)| call.trim_start());
@@ -96,9 +96,9 @@ struct OfflineFixture {
 
 impl OfflineFixture {
     async fn new() -> Self {
-        let fixture = ModuleFixture::with_registry(upstream_of_four().await).await;
+        let fixture = ModuleFixture::with_registry(upstream_with_four_versions().await).await;
         fixture.registry.publish(Provider::new("acme", "other").platform("linux_amd64"));
-        fixture.put("one", &tar_gz(&[("main.tf", b"# one\n")]));
+        fixture.publish_archive("one", &tar_gz(&[("main.tf", b"# one\n")]));
         // No server listens there: only the location is known.
         fixture.publish("git", "git::https://localhost:9/acme/net.git?ref=v1.0.0");
         fixture.publish("ssh", "git::ssh://git@localhost:9/acme/net.git?ref=v1.0.0");
@@ -108,7 +108,7 @@ impl OfflineFixture {
         std::fs::write(&key, "no key\n").unwrap();
         let fixture = Self { shelf: fixture, folder, key };
         let larder = fixture.larder("").start().await;
-        hold(&larder, "1.0.0", "linux_amd64").await;
+        store_archive(&larder, "1.0.0", "linux_amd64").await;
         larder.versions("null").await.expect(200);
         larder.document("null", "1.1.0").await.expect(200);
         fetch(larder.base(), "one").await;
@@ -126,14 +126,14 @@ impl OfflineFixture {
         let credential = format!(
             "[[credential]]\nhost = \"localhost:9\"\nupstreams = [\"{HOST}\"]\nssh = {{ key = {key:?}, known_hosts = {key:?} }}"
         );
-        let larder = Larder::builder().upstream(HOST, &url, "").on(&self.folder);
+        let larder = Larder::builder().upstream(HOST, &url, "").store_at(&self.folder);
         let larder = larder.trusting(&self.shelf.ca).allow_private("127.0.0.1").allow_private("localhost");
         let larder = larder.allow_private(&self.shelf.registry.origin());
-        let larder = larder.network(network).with(&credential);
+        let larder = larder.network(network).upstream_lines(&credential);
         if network.is_empty() {
             return larder;
         }
-        // No name server knows this name, and none must be asked.
+        // No name server knows this name, and larder must not look it up.
         larder.upstream("registry.sealed.invalid", "https://registry.sealed.invalid/", "")
     }
 
@@ -153,14 +153,14 @@ async fn exercise(larder: &Process, terraform: &Terraform, token: &str) {
     let mut stored = terraform.workspace();
     stored.require("acme/null", "1.0.0");
     stored.file("modules.tf", "module \"one\" {\n  source  = \"acme/one/test\"\n  version = \"1.0.0\"\n}\n");
-    stored.cli_config(&through(larder.base()));
+    stored.cli_config(&override_through(larder.base()));
     stored.init().await.expect_success();
     for (provider, module) in [("acme/absent", "git"), ("acme/null", "ssh")] {
-        let mut lacking = terraform.workspace();
-        lacking.require(provider, "1.1.0");
+        let mut unstored = terraform.workspace();
+        unstored.require(provider, "1.1.0");
         let call = format!("module \"m\" {{\n  source  = \"acme/{module}/test\"\n  version = \"1.0.0\"\n}}\n");
-        lacking.file("modules.tf", &call).cli_config(&through(larder.base()));
-        lacking.init().await.expect_failure();
+        unstored.file("modules.tf", &call).cli_config(&override_through(larder.base()));
+        unstored.init().await.expect_failure();
     }
     let registry = |rest: &str| format!("/registry/{HOST}/v1/{rest}");
     for path in [
@@ -194,16 +194,16 @@ async fn exercise(larder: &Process, terraform: &Terraform, token: &str) {
     ] {
         larder.get(&path).await;
     }
-    let order = |subject: &[&str]| json!({ "what": subject }).to_string();
+    let body = |subject: &[&str]| json!({ "what": subject }).to_string();
     let everything = ["acme/null", "acme/other", "acme/one/test", "acme/git/test", "acme/ssh/test", "acme/nobody"];
     for (path, body) in [
-        ("refresh", order(&everything)),
-        ("plan", order(&everything)),
-        ("warm", order(&everything)),
-        ("accept", order(&["acme/null", "acme/git/test"])),
-        ("pin", order(&["acme/null@1.0.0"])),
-        ("unpin", order(&["acme/null@1.0.0"])),
-        ("purge", order(&["acme/nobody"])),
+        ("refresh", body(&everything)),
+        ("plan", body(&everything)),
+        ("warm", body(&everything)),
+        ("accept", body(&["acme/null", "acme/git/test"])),
+        ("pin", body(&["acme/null@1.0.0"])),
+        ("unpin", body(&["acme/null@1.0.0"])),
+        ("purge", body(&["acme/nobody"])),
         ("verify", "{}".to_owned()),
     ] {
         let request = client_request(larder, "POST", path, token).header("content-type", "application/json");
@@ -218,7 +218,7 @@ async fn exercise(larder: &Process, terraform: &Terraform, token: &str) {
         send(client_request(larder, "GET", path, token)).await.unwrap().expect(200);
     }
     send(client().get(format!("{}/metrics", larder.admin()))).await.unwrap().expect(200);
-    larder.hang_up();
+    larder.send_sighup();
     larder.log().line_with("the configuration was reloaded").await;
     larder.get(&registry("providers/acme/nobody/versions")).await;
 }
@@ -251,7 +251,7 @@ async fn a_sealed_larder_makes_no_connection_and_looks_up_no_name() {
     assert_eq!(larder.terminate().await, Some(0));
     let went = Went::of(&trace).await;
     assert!(went.out.is_empty() && went.lookups.is_empty(), "{went:#?}");
-    // Its two listeners, and itself.
+    // The doctor's larder has two listeners.
     assert_eq!((went.sockets, went.programs.len()), (2, 1), "{went:#?}");
 
     // The commands that open the store themselves.
@@ -295,9 +295,10 @@ async fn the_doctor_of_a_sealed_larder_connects_to_larder_only() {
         serve.arg(&config);
         serve
     });
-    // Where it really listens.
+    // The real address of the listener.
     let text = std::fs::read_to_string(&config).unwrap();
-    let (main, admin) = (larder.said()["base"].as_str().unwrap(), larder.said()["admin"].as_str().unwrap());
+    let (main, admin) =
+        (larder.announcement()["base"].as_str().unwrap(), larder.announcement()["admin"].as_str().unwrap());
     let main = main.trim_start_matches("http://");
     let text = text.replacen("127.0.0.1:0", main, 1).replacen("127.0.0.1:0", admin, 1);
     std::fs::write(&config, text).unwrap();
@@ -310,5 +311,5 @@ async fn the_doctor_of_a_sealed_larder_connects_to_larder_only() {
     let elsewhere: Vec<&String> =
         went.out.iter().filter(|call| !ports.iter().any(|port| call.contains(port))).collect();
     assert!(elsewhere.is_empty() && went.lookups.is_empty(), "{went:#?}\n{}", output.out);
-    assert!(!went.out.is_empty(), "it asks the larder that runs: {}", output.out);
+    assert!(!went.out.is_empty(), "the command must use the running larder: {}", output.out);
 }

@@ -1,5 +1,5 @@
-//! Where two promises meet: slow readers and shared connections, moved upstreams and credentials, permits and
-//! resumption, a disk that was full and the size limit.
+//! Combinations of two features: slow readers and shared connections, moved upstreams and credentials, permits and
+//! resumption, a full disk and the size limit.
 
 use std::time::Duration;
 
@@ -33,7 +33,8 @@ async fn slow_readers_of_a_pass_through_delay_no_other_client() {
         upstream.publish(Provider::new("acme", name).size(size));
     }
     let stall = Duration::from_secs(4);
-    let larder = Larder::mirroring(&upstream).trusting(&ca).stall(stall).store("max_size = \"1MiB\"").start().await;
+    let larder =
+        Larder::mirroring(&upstream).trusting(&ca).stall_timeout(stall).store("max_size = \"1MiB\"").start().await;
     let (slow, fast) = (larder.archive_path("slow", "1.2.0").await, larder.archive_path("fast", "1.2.0").await);
     let mut readers = Vec::new();
     for _ in 0..6 {
@@ -44,12 +45,12 @@ async fn slow_readers_of_a_pass_through_delay_no_other_client() {
         readers.push(stream);
     }
     let got = larder.receive(&fast).await;
-    assert_eq!((got.status, got.is_whole), (200, true));
+    assert_eq!((got.status, got.is_complete), (200, true));
     assert!(got.body == upstream.archive_bytes("acme", "fast", "1.2.0", "linux_amd64"));
     larder.document("cold", "1.2.0").await.expect(200);
 }
 
-/// DESIGN, promise 8: a discovery document of the registry's former address leads no credential there.
+/// DESIGN, promise 8: a discovery document of the registry's former address does not make larder send a credential there.
 #[tokio::test]
 async fn a_moved_upstreams_credential_does_not_go_to_its_former_address() {
     let former = publishing(&[("null", 20_000), ("random", 20_000)]).await;
@@ -61,47 +62,49 @@ async fn a_moved_upstreams_credential_does_not_go_to_its_former_address() {
     let secret = folder.path().join("secret");
     std::fs::write(&secret, "s3cret\n").unwrap();
     let token = format!("token = {{ file = \"{}\" }}", secret.display());
-    let larder = Larder::builder().upstream(HOST, &format!("{}/", now.origin()), &token).on(&folder).start().await;
+    let larder =
+        Larder::builder().upstream(HOST, &format!("{}/", now.origin()), &token).store_at(&folder).start().await;
     larder.versions("random").await.expect(200);
     assert_eq!(former.count_where(|_| true), 0);
     assert_eq!(now.count_where(|asked| asked.header("authorization") == Some("Bearer s3cret")), 2);
 }
 
-/// DESIGN 4: a registry that lacks the service is asked again the next time, whatever it answered meanwhile.
+/// DESIGN, section 4: a missing service is not cached: the next request fetches the discovery document again.
 #[tokio::test]
-async fn a_registry_without_the_service_is_asked_again_the_next_time() {
+async fn a_registry_without_the_service_is_requested_again_the_next_time() {
     let upstream = publishing(&[("null", 20_000)]).await;
     let larder = Larder::mirroring(&upstream).start().await;
     upstream.serve_json(DISCOVERY, "{\"modules.v1\":\"/v1/modules/\"}");
     larder.versions("null").await.expect(502);
     upstream.fault(Target::Path("terraform.json".into()), Fault::RetryAfter(503, 3600));
     larder.versions("null").await;
-    upstream.heal();
-    upstream.unserve(DISCOVERY);
+    upstream.clear_faults();
+    upstream.remove_page(DISCOVERY);
     larder.versions("null").await.expect(200);
 }
 
-/// DESIGN 4: an upstream that asks to be left alone for a second is not left alone for minutes once it answers.
+/// DESIGN, section 4: after a Retry-After of one second, a successful response resets the breaker.
 #[tokio::test]
 async fn a_short_retry_after_does_not_extend_the_breaker() {
     let upstream = publishing(&[("null", 20_000), ("random", 20_000)]).await;
-    let larder = Larder::mirroring(&upstream).with("fresh = { versions = \"0s\", discovery = \"10h\" }").start().await;
+    let larder =
+        Larder::mirroring(&upstream).upstream_lines("fresh = { versions = \"0s\", discovery = \"10h\" }").start().await;
     larder.versions("null").await.expect(200);
     for fault in (0..8).map(|_| Fault::Status(501)).chain([Fault::RetryAfter(503, 1)]) {
-        upstream.heal();
+        upstream.clear_faults();
         upstream.fault(Target::Versions, fault);
         larder.clock.advance(Duration::from_secs(400));
         assert!(larder.versions("null").await.expect(200).has_cache_status("detail=stale"));
     }
-    upstream.heal();
+    upstream.clear_faults();
     larder.clock.advance(Duration::from_secs(5));
     larder.versions("random").await.expect(200);
     assert!(!larder.versions("null").await.expect(200).has_cache_status("detail=stale"));
 }
 
-/// DESIGN, promises 4 and 11: a download that broke is resumed before those who wait for their turn begin.
+/// DESIGN, promises 4 and 11: a broken download is resumed before downloads that wait for a permit start.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_broken_download_continues_while_others_wait_for_their_turn() {
+async fn a_broken_download_is_resumed_before_waiting_downloads_start() {
     let upstream = publishing(&[("null", 3_000_000), ("random", 3_000_000), ("tls", 3_000_000)]).await;
     let larder = Larder::mirroring(&upstream).bounds(|bounds| bounds.archives.per_upstream = 1).start().await;
     let mut paths = Vec::new();
@@ -110,19 +113,19 @@ async fn a_broken_download_continues_while_others_wait_for_their_turn() {
     }
     upstream.fault_once(Target::Archive.of("null"), Fault::Truncated(2_000_000));
     let gate = upstream.hold_after(Target::Archive.of("null"), 1_500_000);
-    let asking: Vec<_> =
+    let pending_request: Vec<_> =
         paths.iter().map(|path| tokio::spawn(receive(client().get(format!("{}{path}", larder.base()))))).collect();
     upstream.wait_for(Target::Archive.of("null"), 1).await;
     gate.open();
-    for asking in asking {
-        let got = asking.await.unwrap();
-        assert_eq!((got.status, got.is_whole), (200, true));
+    for pending_request in pending_request {
+        let got = pending_request.await.unwrap();
+        assert_eq!((got.status, got.is_complete), (200, true));
     }
 }
 
 /// DESIGN, promise 11: a pass-through returns its permit before it resumes.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pass_through_does_not_wait_for_itself() {
+async fn a_pass_through_returns_its_permit_before_it_resumes() {
     let upstream = publishing(&[("null", 3_000_000)]).await;
     let larder =
         Larder::mirroring(&upstream).bounds(|bounds| bounds.archives.per_upstream = 1).store("max_size = \"1MiB\"");
@@ -130,18 +133,18 @@ async fn a_pass_through_does_not_wait_for_itself() {
     let path = larder.archive_path("null", "1.2.0").await;
     upstream.fault(Target::Archive, Fault::Truncated(1_500_000));
     let got = larder.receive(&path).await;
-    assert!(got.is_whole && got.body == upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
+    assert!(got.is_complete && got.body == upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
 }
 
 /// DESIGN, promise 9: after a disk refused writes for a moment, eviction counts the files on disk.
 #[tokio::test(flavor = "multi_thread")]
-async fn after_a_full_disk_no_more_is_evicted_than_must_be() {
+async fn after_a_full_disk_eviction_uses_the_actual_sizes() {
     let names: Vec<String> = (0..60).map(|number| format!("p{number}")).collect();
     let sizes: Vec<(&str, usize)> =
         names.iter().map(|name| (name.as_str(), 100_000)).chain([("new", 1_500_000)]).collect();
     let upstream = publishing(&sizes).await;
     let folder = Folder::new();
-    let builder = || Larder::mirroring(&upstream).on(&folder).store("max_size = \"7MiB\"");
+    let builder = || Larder::mirroring(&upstream).store_at(&folder).store("max_size = \"7MiB\"");
     let larder = Process::start(&builder(), folder.path());
     let mut paths = Vec::new();
     for name in &names {
@@ -154,19 +157,19 @@ async fn after_a_full_disk_no_more_is_evicted_than_must_be() {
     let stored = folder.blobs().len();
     assert_eq!(stored, 60);
 
-    // Each first use after a start is noted; the disk takes no note.
+    // Larder records the first use of an archive after a start, and the disk refuses that write.
     let larder = Process::start(&builder(), folder.path());
-    larder.let_files_grow_to(Some(0));
+    larder.limit_file_size(Some(0));
     let mut next = paths.iter();
-    eventually("the index was refused a write", async || {
+    eventually("an index write failed", async || {
         larder.get(next.next().expect("another archive to use")).await.expect(200);
         larder.log().text().contains("the index cannot be written; it continues in memory").then_some(())
     })
     .await;
-    larder.let_files_grow_to(None);
+    larder.limit_file_size(None);
     larder.get(&new).await.expect(200);
-    let left = folder.blobs().len();
-    assert!((40..60).contains(&left), "{left} of {stored} are left");
+    let remaining = folder.blobs().len();
+    assert!((40..60).contains(&remaining), "{remaining} of {stored} are left");
     let again = larder.get(&new).await.expect(200);
     assert!(again.has_cache_status("larder; hit"), "{}: {}", again.header("cache-status"), larder.log().text());
 }

@@ -19,7 +19,7 @@ const PASSWORD: &str = "pass+word/S3cret=2";
 const HEADER_VALUE: &str = "header+value/S3cret=3";
 const GIT_TOKEN: &str = "git+token/S3cret=4";
 const ADMIN_TOKEN: &str = "admin+token/S3cret=5-0123456789abcdef";
-/// Of URLs that upstreams name.
+/// The secret in URLs that upstreams name.
 const QUERY: &str = "qu3ryS3cret6";
 const USERINFO: &str = "us3rinfoS3cret7";
 /// A client's own secret.
@@ -62,14 +62,14 @@ impl Heard {
         self.0.push((format!("what {subject} complained of"), output.err.clone().into_bytes()));
     }
 
-    /// Tells all of them, not only the first.
+    /// Reports all secrets, not only the first one.
     fn no_secret(&self) {
         let mut leaks = std::collections::BTreeSet::new();
         for secret in CREDENTIALS.map(|(_, secret)| secret).into_iter().chain([QUERY, USERINFO, CLIENT]) {
-            for (place, bytes) in self.0.iter().filter(|(_, bytes)| holds(bytes, secret)) {
+            for (source, bytes) in self.0.iter().filter(|(_, bytes)| holds(bytes, secret)) {
                 let text = String::from_utf8_lossy(bytes);
                 let lines = text.lines().filter(|line| holds(line.as_bytes(), secret)).take(3);
-                leaks.extend(lines.map(|line| format!("{secret} is in {place}: {line:.600}")));
+                leaks.extend(lines.map(|line| format!("{secret} is in {source}: {line:.600}")));
             }
         }
         assert!(leaks.is_empty(), "{} leaks: {leaks:#?}", leaks.len());
@@ -78,12 +78,12 @@ impl Heard {
 
 /// Upstreams of every kind, and a larder before them with a credential for each.
 struct SecretsFixture {
-    /// Needs a bearer token; its files are at another origin.
+    /// The upstream that requires a bearer token; its files are at another origin.
     token: FakeUpstream,
-    /// Shown user and password; its service is elsewhere.
+    /// The upstream that gets user and password; its service is at another origin.
     basic: FakeUpstream,
     service: FakeUpstream,
-    /// Shown a header; its files are at a host in its `credentials_for`.
+    /// The upstream that gets a header; its files are at a host in its `credentials_for`.
     header: FakeUpstream,
     files: FakeUpstream,
     /// The target of documents and redirects of all upstreams; no credential is for it.
@@ -131,13 +131,13 @@ impl SecretsFixture {
         let header_secret = format!("header = {{ name = \"X-Registry-Key\", value = {} }}", secret(2));
         let larder = allowed.fold(Larder::builder(), |larder, entry| larder.allow_private(&entry));
         let config = larder
-            .on(folder)
+            .store_at(folder)
             .trusting(&ca)
             .upstream(HOSTS[0], &url(token), &format!("token = {}", secret(0)))
             .upstream(HOSTS[1], &url(basic), &format!("basic = {{ user = \"larder\", password = {} }}", secret(1)))
             .upstream(HOSTS[2], &url(header), &header_secret)
-            .with(&format!("credentials_for = [\"{}\"]", files.host()))
-            .with(&format!("[[credential]]\nhost = \"git.example\"\ntoken = {}", secret(3)))
+            .upstream_lines(&format!("credentials_for = [\"{}\"]", files.host()))
+            .upstream_lines(&format!("[[credential]]\nhost = \"git.example\"\ntoken = {}", secret(3)))
             .config_text();
         let admin = format!("[admin]\nlisten = \"127.0.0.1:{}\"\ntoken = {}", free_port(), secret(4));
         Self { config: config.replace("[admin]\nlisten = \"127.0.0.1:0\"", &admin), ..fixture }
@@ -149,12 +149,12 @@ impl SecretsFixture {
         [(HOSTS[0], token, token), (HOSTS[1], service, service), (HOSTS[2], header, files)]
     }
 
-    /// Lets the documents of every registry lead where their names say, and its files go wrong.
+    /// Makes each registry name other origins, and serve files with faults.
     async fn arrange(&self) {
         let elsewhere = self.elsewhere.origin();
         for (number, (_, registry, files)) in self.registries().into_iter().enumerate() {
-            let theirs = files.releases_origin();
-            let with_user = theirs.replace("://", &format!("://larder:{USERINFO}@"));
+            let files_origin = files.releases_origin();
+            let with_user = files_origin.replace("://", &format!("://larder:{USERINFO}@"));
             let signed = |end: &str| (format!("{end}\""), format!("{end}?X-Amz-Signature={QUERY}\""));
             for name in FINE.iter().chain(&BAD) {
                 let true_document = client().get(format!("{}{}", registry.origin(), path(name))).bearer_auth(TOKEN);
@@ -167,7 +167,7 @@ impl SecretsFixture {
                     "keys" => vec![("\"signing_keys\":{".to_owned(), odd_keys)],
                     "digest" => vec![("\"shasum\":\"".to_owned(), format!("\"shasum\":\"?{QUERY}"))],
                     "named" => vec![("64.zip\",".to_owned(), format!("64.zip?X-Amz-Signature={QUERY}\","))],
-                    _ => vec![(registry.releases_origin(), theirs.clone())],
+                    _ => vec![(registry.releases_origin(), files_origin.clone())],
                 };
                 let signed = [signed("64.zip"), signed("_SHA256SUMS"), signed(".sig")];
                 let also = [("sig=0\"".to_owned(), format!("sig=0&X-Amz-Signature={QUERY}\""))];
@@ -178,8 +178,8 @@ impl SecretsFixture {
                 registry.serve_json(&path(name), &text);
             }
             let zip = |name: &str| Target::Path(format!("terraform-provider-{name}_1.2.0_linux_amd64.zip"));
-            let offset = format!("{elsewhere}/releases/acme/terraform-provider-sent/1.2.0/");
-            let sent = format!("{offset}terraform-provider-sent_1.2.0_linux_amd64.zip?X-Amz-Signature={QUERY}");
+            let base_url = format!("{elsewhere}/releases/acme/terraform-provider-sent/1.2.0/");
+            let sent = format!("{base_url}terraform-provider-sent_1.2.0_linux_amd64.zip?X-Amz-Signature={QUERY}");
             files.fault(zip("sent"), Fault::RedirectTo(302, sent));
             files.fault(zip("denied"), Fault::Status(403));
             files.fault(zip("cut"), Fault::Reset(0));
@@ -190,7 +190,7 @@ impl SecretsFixture {
             let listed = format!("{{\"versions\":[{{\"version\":\"{hop}\",\"platforms\":\"{hop}\"}}]}}");
             registry.serve_json("/v1/providers/acme/listed/versions", &listed);
             let mut echo = spellings(CREDENTIALS[number].1);
-            // Only together with a user name is it spelled so.
+            // Only a password with a user name has this spelling.
             echo.truncate(if number == 1 { 4 } else { 3 });
             let errors: Vec<String> = echo.iter().cloned().chain([echo.join(" "), format!("see {hop}")]).collect();
             let errors = serde_json::json!({ "errors": errors });
@@ -208,7 +208,7 @@ impl SecretsFixture {
         larder.unwrap_or_else(|error| panic!("{error:?}"))
     }
 
-    /// Runs a command beside it.
+    /// Runs a command for the running larder.
     async fn run(&self, arguments: &[&str], config: &str) -> CommandOutput {
         let file = self.folder.path().join("beside.toml");
         std::fs::write(&file, config).unwrap();
@@ -227,7 +227,7 @@ fn sign_archive_url(text: &str, from: &str, to: &str) -> String {
 }
 
 /// Sends a request with the client's own secrets.
-async fn ask(larder: &Process, path: &str, heard: &mut Heard) -> Answer {
+async fn request_once(larder: &Process, path: &str, heard: &mut Heard) -> Answer {
     let request = client().get(format!("{}{path}?token={CLIENT}", larder.base())).bearer_auth(CLIENT);
     let answer = send(request.header("cookie", CLIENT)).await.unwrap();
     heard.answer(path, &answer);
@@ -238,33 +238,34 @@ async fn ask(larder: &Process, path: &str, heard: &mut Heard) -> Answer {
 async fn ask_for_everything(larder: &Process, heard: &mut Heard) {
     for host in HOSTS {
         let registry = format!("/registry/{host}");
-        ask(larder, &format!("{registry}/.well-known/terraform.json"), heard).await.expect(200);
+        request_once(larder, &format!("{registry}/.well-known/terraform.json"), heard).await.expect(200);
         for name in FINE.iter().chain(&BAD) {
-            ask(larder, &format!("{registry}/v1/providers/acme/{name}/versions"), heard).await.expect(200);
-            ask(larder, &format!("/mirror/{host}/acme/{name}/index.json"), heard).await.expect(200);
-            ask(larder, &format!("/mirror/{host}/acme/{name}/1.2.0.json"), heard).await;
-            let document = ask(larder, &format!("{registry}{}", path(name)), heard).await;
-            let mut came = document.status == 200;
+            request_once(larder, &format!("{registry}/v1/providers/acme/{name}/versions"), heard).await.expect(200);
+            request_once(larder, &format!("/mirror/{host}/acme/{name}/index.json"), heard).await.expect(200);
+            request_once(larder, &format!("/mirror/{host}/acme/{name}/1.2.0.json"), heard).await;
+            let document = request_once(larder, &format!("{registry}{}", path(name)), heard).await;
+            let mut has_succeeded = document.status == 200;
             for file in
                 ["shasums_url", "shasums_signature_url", "download_url"].into_iter().filter(|_| document.status == 200)
             {
-                came &= ask(larder, document.json()[file].as_str().unwrap(), heard).await.status == 200;
+                has_succeeded &=
+                    request_once(larder, document.json()[file].as_str().unwrap(), heard).await.status == 200;
             }
-            assert_eq!(came, FINE.contains(name), "{host} {name}: {}", document.text());
+            assert_eq!(has_succeeded, FINE.contains(name), "{host} {name}: {}", document.text());
         }
         let loud = STATUSES.map(|status| format!("loud-{status}"));
         for name in ["hop", "list", "listed"].into_iter().chain(loud.iter().map(String::as_str)) {
-            let list = ask(larder, &format!("{registry}/v1/providers/acme/{name}/versions"), heard).await;
+            let list = request_once(larder, &format!("{registry}/v1/providers/acme/{name}/versions"), heard).await;
             assert!(list.status >= 400, "{name}: {}", list.text());
         }
     }
-    ask(larder, "/nothing", heard).await.expect(404);
+    request_once(larder, "/nothing", heard).await.expect(404);
 }
 
 /// DESIGN, promise 8: "to the origin of its `url`, to the service origins its discovery names, and to the hosts in its
 /// `credentials_for`; never to an origin that is none of these, by redirect or document".
 #[tokio::test]
-async fn each_credential_reaches_exactly_the_origins_that_it_is_for() {
+async fn each_credential_is_sent_to_exactly_its_own_origins() {
     let fixture = SecretsFixture::new().await;
     fixture.arrange().await;
     for upstream in [&fixture.token, &fixture.service, &fixture.header] {
@@ -346,7 +347,7 @@ fn wrong_configurations() -> Vec<String> {
 
 /// DESIGN, promise 8: "No secret, userinfo or query of an upstream URL reaches a log, an error, a key or a client."
 #[tokio::test]
-async fn no_secret_of_a_whole_run_is_found_anywhere() {
+async fn no_secret_appears_in_any_output_of_a_whole_run() {
     let fixture = SecretsFixture::new().await;
     fixture.arrange().await;
     let mut heard = Heard::default();
@@ -362,7 +363,7 @@ async fn no_secret_of_a_whole_run_is_found_anywhere() {
         let shown = client().get(format!("{url}?token={CLIENT}")).bearer_auth(format!("{ADMIN_TOKEN}{CLIENT}"));
         heard.answer(page, &send(shown.header("origin", format!("http://{CLIENT}"))).await.unwrap());
     }
-    heard.0.push(("what it said first".into(), larder.said().to_string().into_bytes()));
+    heard.0.push(("what it said first".into(), larder.announcement().to_string().into_bytes()));
     for arguments in [&["check"][..], &["check", "--json"], &["status"], &["status", "--json"], &["client-config"]] {
         let output = fixture.run(arguments, &fixture.config).await;
         assert_eq!(output.code, Some(0), "{arguments:?}: {output:?}");
@@ -377,26 +378,26 @@ async fn no_secret_of_a_whole_run_is_found_anywhere() {
     }
     let log = larder.log().clone();
     assert_eq!(larder.terminate().await, Some(0));
-    assert!(log.text().contains("TRACE"), "it was not at its most talkative");
+    assert!(log.text().contains("TRACE"), "the log level is not `trace`");
     heard.0.push(("the log".into(), log.text().into_bytes()));
     heard.no_secret();
-    no_secret_is_kept(&fixture.folder);
+    no_secret_is_stored_outside_documents(&fixture.folder);
 }
 
 /// Requests for stored packages, and for packages whose fetch failed.
 async fn ask_again(larder: &Process, heard: &mut Heard) {
     for host in HOSTS {
         for name in FINE.iter().chain(&BAD) {
-            let document = ask(larder, &format!("/registry/{host}{}", path(name)), heard).await;
+            let document = request_once(larder, &format!("/registry/{host}{}", path(name)), heard).await;
             if document.status == 200 {
-                ask(larder, document.json()["download_url"].as_str().unwrap(), heard).await;
+                request_once(larder, document.json()["download_url"].as_str().unwrap(), heard).await;
             }
         }
     }
 }
 
 /// Documents are stored as upstream sent them, with their secrets. No other file contains one, and no file name does.
-fn no_secret_is_kept(folder: &Folder) {
+fn no_secret_is_stored_outside_documents(folder: &Folder) {
     let mut documents_with_queries = 0;
     let mut files: Vec<PathBuf> = folder.files("");
     files.push(folder.path().join("v1"));

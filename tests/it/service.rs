@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use crate::support::http::get;
 use crate::support::larder::{Folder, Larder};
 use crate::support::process::Process;
-use crate::support::programs::{cannot, find};
+use crate::support::programs::{find, skip};
 use crate::support::upstream::FakeUpstream;
 use crate::support::{eventually, until};
 
@@ -29,7 +29,7 @@ impl Manager {
         (Self::listening(UnixDatagram::bind(&path).unwrap()), path.display().to_string())
     }
 
-    /// One in the abstract namespace.
+    /// A socket in the abstract namespace.
     fn in_the_abstract(name: &str) -> (Self, String) {
         let address = SocketAddr::from_abstract_name(name).unwrap();
         (Self::listening(UnixDatagram::bind_addr(&address).unwrap()), format!("@{name}"))
@@ -47,7 +47,7 @@ impl Manager {
         String::from_utf8(buffer[..length].to_vec()).unwrap().lines().map(str::to_owned).collect()
     }
 
-    /// The next message that is no sign of life.
+    /// The next message that is not a watchdog message.
     fn next_news(&self) -> Vec<String> {
         loop {
             let message = self.next();
@@ -57,7 +57,7 @@ impl Manager {
         }
     }
 
-    /// Whatever is waiting to be read.
+    /// All messages that have already arrived.
     fn waiting(&self) -> Vec<Vec<String>> {
         self.0.set_nonblocking(true).unwrap();
         let mut buffer = [0; 4096];
@@ -72,7 +72,7 @@ impl Manager {
 }
 
 fn started(upstream: &FakeUpstream, folder: &Folder, socket: &str, also: impl FnOnce(&mut Command)) -> Process {
-    let config = Larder::mirroring(upstream).on(folder).config_text();
+    let config = Larder::mirroring(upstream).store_at(folder).config_text();
     let larder = Process::serve_with(&config, folder.path(), |command| {
         command.env("NOTIFY_SOCKET", socket).env_remove("WATCHDOG_USEC").env_remove("WATCHDOG_PID");
         also(command);
@@ -98,25 +98,28 @@ async fn the_service_manager_is_notified_when_larder_is_ready_reloads_and_stops(
         get(&format!("{}/readyz", larder.base())).await.expect(200);
         get(&format!("{}/readyz", larder.admin())).await.expect(200);
 
-        let good = std::fs::read_to_string(&file).unwrap();
+        let valid_config = std::fs::read_to_string(&file).unwrap();
         for (text, came_of_it) in [
-            (good.clone(), ""),
-            (format!("{good}\nnonsense = 1\n"), "; its configuration has problems, the previous one is in force"),
+            (valid_config.clone(), ""),
             (
-                good.replace("127.0.0.1:0", "127.0.0.1:1"),
+                format!("{valid_config}\nnonsense = 1\n"),
                 "; its configuration has problems, the previous one is in force",
             ),
-            (good.replacen("127.0.0.1:0", "127.0.0.1:1", 1), "; needs a restart: server.listen"),
+            (
+                valid_config.replace("127.0.0.1:0", "127.0.0.1:1"),
+                "; its configuration has problems, the previous one is in force",
+            ),
+            (valid_config.replacen("127.0.0.1:0", "127.0.0.1:1", 1), "; needs a restart: server.listen"),
         ] {
             std::fs::write(&file, text).unwrap();
-            larder.hang_up();
+            larder.send_sighup();
             let reloading = manager.next();
             assert_eq!(reloading[0], "RELOADING=1", "{reloading:?}");
             let since = reloading[1].strip_prefix("MONOTONIC_USEC=").unwrap();
             assert!(since.parse::<u64>().unwrap() > 0, "{reloading:?}");
             assert_eq!(manager.next(), ["READY=1".to_owned(), format!("{status}{came_of_it}")]);
         }
-        larder.signal();
+        larder.send_sigterm();
         assert_eq!(manager.next()[0], "STOPPING=1");
         assert_eq!(larder.terminate().await, Some(0));
         assert!(manager.waiting().is_empty(), "nobody asked for signs of life");
@@ -125,7 +128,7 @@ async fn the_service_manager_is_notified_when_larder_is_ready_reloads_and_stops(
 
 /// A restart helps a larder that does not answer, but not an upstream or a store: only the first stops the watchdog.
 #[tokio::test]
-async fn signs_of_life_come_while_larder_answers_whatever_its_upstreams_and_its_store_do() {
+async fn watchdog_messages_are_sent_while_larder_answers_whatever_its_upstreams_and_its_store_do() {
     let mut upstream = FakeUpstream::start().await;
     let folder = Folder::new();
     let (manager, socket) = Manager::at(&folder);
@@ -141,30 +144,30 @@ async fn signs_of_life_come_while_larder_answers_whatever_its_upstreams_and_its_
         assert_eq!(manager.next(), ["WATCHDOG=1"]);
     }
 
-    // No descriptor is left to accept a connection: no client is answered any more.
-    larder.let_open_files_be(Some(3));
+    // No file descriptor is left to accept a connection, so larder answers no client.
+    larder.limit_open_files(Some(3));
     // A request that had begun may still be answered.
     for _ in 0..2 {
-        larder.log().line_with_another("liveness check failed").await;
+        larder.log().wait_for_another("liveness check failed").await;
     }
     manager.waiting();
-    larder.log().line_with_another("liveness check failed").await;
+    larder.log().wait_for_another("liveness check failed").await;
     assert!(manager.waiting().is_empty(), "a sign of life from a larder that answers nobody");
-    larder.let_open_files_be(None);
+    larder.limit_open_files(None);
     assert_eq!(manager.next(), ["WATCHDOG=1"]);
-    larder.signal();
+    larder.send_sigterm();
     assert_eq!(manager.next_news()[0], "STOPPING=1");
 }
 
 /// DESIGN, promise 11: a larder whose blocking threads are all taken fails its own check until they are free; with a
 /// lost store, a restart would not help, so the check passes.
 #[tokio::test]
-async fn a_larder_whose_blocking_threads_are_all_held_does_not_answer_itself() {
-    // As many as a runtime has.
+async fn a_larder_whose_blocking_threads_are_all_busy_fails_its_liveness_check() {
+    // Occupies all blocking threads of a runtime.
     const THREADS: usize = 512;
     let upstream = FakeUpstream::start().await;
     let larder = Larder::mirroring(&upstream).pool_within(Duration::from_millis(50)).start().await;
-    larder.answers().await.unwrap();
+    larder.check_liveness().await.unwrap();
     let (release, stored) = std::sync::mpsc::channel::<()>();
     let stored = Arc::new(Mutex::new(stored));
     let tasks: Vec<_> = (0..THREADS)
@@ -173,34 +176,34 @@ async fn a_larder_whose_blocking_threads_are_all_held_does_not_answer_itself() {
             tokio::task::spawn_blocking(move || stored.lock().recv().is_ok())
         })
         .collect();
-    let starved = eventually("it does not answer", async || larder.answers().await.err()).await;
+    let starved = eventually("the liveness check fails", async || larder.check_liveness().await.err()).await;
     assert!(starved.to_string().contains("no blocking task got a thread"), "{starved}");
 
-    let (there, away) = (larder.folder.path().join("v1"), larder.folder.path().join("away"));
-    std::fs::rename(&there, &away).unwrap();
+    let (there, moved_store) = (larder.folder.path().join("v1"), larder.folder.path().join("away"));
+    std::fs::rename(&there, &moved_store).unwrap();
     // A trial of the disk that began before the rename may still end well.
     let answers_again_and_again = async || {
         for _ in 0..20 {
-            if larder.answers().await.is_err() {
+            if larder.check_liveness().await.is_err() {
                 return false;
             }
         }
         true
     };
-    until("the store counts for it", answers_again_and_again).await;
-    std::fs::rename(&away, &there).unwrap();
-    eventually("it does not answer again", async || larder.answers().await.err()).await;
+    until("the liveness check covers the store", answers_again_and_again).await;
+    std::fs::rename(&moved_store, &there).unwrap();
+    eventually("the liveness check fails again", async || larder.check_liveness().await.err()).await;
 
     drop(release);
     for task in tasks {
         assert!(!task.await.unwrap());
     }
-    until("it answers again", async || larder.answers().await.is_ok()).await;
+    until("the liveness check passes again", async || larder.check_liveness().await.is_ok()).await;
 }
 
 /// The watchdog variables belong to another process, or the socket is gone.
 #[tokio::test]
-async fn a_manager_that_watches_another_process_or_cannot_be_reached_changes_nothing() {
+async fn watchdog_variables_of_another_process_or_without_a_socket_are_ignored() {
     let upstream = FakeUpstream::start().await;
     let folder = Folder::new();
     let (manager, socket) = Manager::at(&folder);
@@ -208,7 +211,7 @@ async fn a_manager_that_watches_another_process_or_cannot_be_reached_changes_not
         command.env("WATCHDOG_USEC", "2000").env("WATCHDOG_PID", "1");
     });
     assert_eq!(manager.next()[0], "READY=1");
-    larder.hang_up();
+    larder.send_sighup();
     assert_eq!(manager.next()[0], "RELOADING=1");
     assert_eq!(manager.next()[0], "READY=1");
     assert_eq!(larder.terminate().await, Some(0));
@@ -221,21 +224,21 @@ async fn a_manager_that_watches_another_process_or_cannot_be_reached_changes_not
     assert_eq!(larder.terminate().await, Some(0));
 }
 
-/// systemd itself reads the service file and has nothing to say against it, nor against how little it may do.
+/// systemd itself checks the service file and rates its security settings.
 #[tokio::test]
-async fn the_service_file_is_right_and_leaves_larder_next_to_nothing() {
+async fn systemd_accepts_the_service_file_and_rates_its_restrictions_as_strict() {
     let Some(systemd_analyze) = find("systemd-analyze") else { return };
     let version = Command::new(&systemd_analyze).arg("--version").output().unwrap();
     let version = String::from_utf8(version.stdout).unwrap();
     if version.split_whitespace().nth(1).and_then(|number| number.parse().ok()).is_none_or(|number: u32| number < 250) {
-        return cannot("systemd-analyze is older than 250");
+        return skip("systemd-analyze is older than 250");
     }
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/systemd/larder.service");
     let folder = Folder::new();
     let copy = folder.path().join("larder.service");
     let here = std::fs::read_to_string(file).unwrap().replace("/usr/bin/larder", env!("CARGO_BIN_EXE_larder"));
     std::fs::write(&copy, here).unwrap();
-    // Warnings about other units of this machine are not about ours.
+    // Ignores warnings about other units of this machine.
     let verify = Command::new(&systemd_analyze).args(["verify", "--recursive-errors=no"]).arg(&copy).output().unwrap();
     let complaints = String::from_utf8_lossy(&verify.stderr).into_owned();
     assert!(verify.status.success() && !complaints.contains("larder.service"), "{verify:?}");
@@ -245,9 +248,9 @@ async fn the_service_file_is_right_and_leaves_larder_next_to_nothing() {
     assert!(security.status.success(), "{}", String::from_utf8_lossy(&security.stdout));
 }
 
-/// The configuration of the Debian package is the one in the repository, but for where its store is.
+/// The configuration of the Debian package equals the one in the repository except for the store path.
 #[tokio::test]
-async fn the_packaged_configuration_is_this_one_with_the_store_of_the_service() {
+async fn the_packaged_configuration_differs_only_in_the_store_path() {
     let folder = Folder::new();
     let repository = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
     std::fs::create_dir_all(folder.path().join("systemd")).unwrap();
@@ -262,10 +265,14 @@ async fn the_packaged_configuration_is_this_one_with_the_store_of_the_service() 
     let packaging = Command::new(folder.path().join("systemd/package")).env("PATH", path).output().unwrap();
     assert!(packaging.status.success(), "{packaging:?}");
 
-    let [ours, packaged] = ["mirror.toml", "target/package/mirror.toml"]
+    let [repository_config, packaged] = ["mirror.toml", "target/package/mirror.toml"]
         .map(|file| std::fs::read_to_string(folder.path().join(file)).unwrap());
-    let other: Vec<_> = ours.lines().zip(packaged.lines()).filter(|(ours, packaged)| ours != packaged).collect();
-    assert_eq!((other.len(), ours.lines().count()), (1, packaged.lines().count()), "{other:?}");
+    let other: Vec<_> = repository_config
+        .lines()
+        .zip(packaged.lines())
+        .filter(|(repository_config, packaged)| repository_config != packaged)
+        .collect();
+    assert_eq!((other.len(), repository_config.lines().count()), (1, packaged.lines().count()), "{other:?}");
     let nothing_set = |_: &str| None;
     let (config, warnings) =
         Config::parse(&packaged, std::path::Path::new("/etc/larder/mirror.toml"), &nothing_set).unwrap();

@@ -12,7 +12,7 @@ use crate::support::tls::TestCa;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, SigningKey, Target};
 
 const WELL_KNOWN: &str = "/.well-known/terraform.json";
-/// Nothing of these tests is a module.
+/// These tests use no modules.
 const NO_MODULES: &str = "http://127.0.0.1:9/v1/modules/";
 
 /// A kind of failed request.
@@ -40,8 +40,8 @@ impl Failure {
         Self::DocumentTooLarge,
     ];
 
-    /// The status, the cause and the remedy that a terminal shows.
-    fn told(self) -> [&'static str; 3] {
+    /// The status, the cause and the remedy that the terminal shows.
+    fn expected_texts(self) -> [&'static str; 3] {
         match self {
             Self::UpstreamDown => {
                 ["502 larder: ", "connection refused", "`larder doctor` on larder's machine says more"]
@@ -78,7 +78,7 @@ impl Failure {
         }
     }
 
-    /// An upstream and a larder between which this happens.
+    /// An upstream and a larder in which this failure happens.
     async fn between(self) -> (FakeUpstream, Builder) {
         let mut upstream = FakeUpstream::start().await;
         upstream.publish(Provider::new("acme", "null").size(20_000));
@@ -119,8 +119,8 @@ impl Failure {
     }
 }
 
-fn assert_told(failure: Failure, over: &str, text: &str) {
-    for part in failure.told() {
+fn assert_terminal_shows(failure: Failure, over: &str, text: &str) {
+    for part in failure.expected_texts() {
         assert!(text.contains(part), "{failure:?} over {over}: {part:?} is not in: {text}");
     }
     assert!(!text.contains("requires authentication credentials"), "{text}");
@@ -144,7 +144,7 @@ async fn the_terminal_shows_the_cause_and_the_remedy_of_every_failure() {
             workspace.cli_config(&host_override(failure.host(), url, NO_MODULES));
             let error = workspace.init().await.expect_failure().one_line();
             println!("{failure:?} over {over}: {error}");
-            assert_told(failure, over, &error);
+            assert_terminal_shows(failure, over, &error);
         }
     }
 }
@@ -175,7 +175,7 @@ async fn the_terminal_shows_the_failures_of_a_network_mirror() {
             Failure::NotAClient => {
                 assert!(error.contains("503 larder: 127.0.0.1 is not among the clients"), "{error}");
             }
-            failure => assert_told(failure, "the mirror", &error),
+            failure => assert_terminal_shows(failure, "the mirror", &error),
         }
     }
 }
@@ -194,24 +194,24 @@ async fn the_terminal_shows_the_failures_of_modules() {
         workspace.cli_config(&host_override(host, &larder.providers_url(host), &modules));
         let error = workspace.init().await.expect_failure().one_line();
         println!("{failure:?} of a module: {error}");
-        assert_told(failure, "a module", &error);
+        assert_terminal_shows(failure, "a module", &error);
     }
 }
 
-/// DESIGN, promise 14: what waits for the operator's word names the command, in the terminal too.
+/// DESIGN, promise 14: the error for a version that waits for `accept` names the command, in the terminal too.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_error_that_waits_for_accept_names_the_command_in_the_terminal() {
+async fn the_terminal_shows_the_accept_command_for_a_refused_version() {
     let Some(client) = Terraform::find() else { return };
     let (ca, upstream) = (TestCa::new(), FakeUpstream::start().await);
     upstream.publish(Provider::new("acme", "null").size(20_000));
     let folder = Folder::new();
-    let verifying = Larder::mirroring(&upstream).on(&folder).start().await;
+    let verifying = Larder::mirroring(&upstream).store_at(&folder).start().await;
     get(&format!("{}{}", verifying.base(), verifying.archive_path("null", "1.2.0").await)).await.expect(200);
-    verifying.tell("purge", "acme/null").await;
+    verifying.run_command("purge", "acme/null").await;
     verifying.stop().await;
-    upstream.publish(Provider::new("acme", "null").size(20_001).signed_by(&SigningKey::another()));
+    upstream.publish(Provider::new("acme", "null").size(20_001).signed_by(&SigningKey::new_key()));
     for over in ["http", "TLS", "the mirror"] {
-        let builder = Larder::mirroring(&upstream).on(&folder);
+        let builder = Larder::mirroring(&upstream).store_at(&folder);
         let builder = if over == "http" { builder } else { builder.tls(&ca, &["127.0.0.1"]) };
         let larder = builder.start().await;
         let mut workspace = client.workspace();
@@ -229,14 +229,14 @@ async fn an_error_that_waits_for_accept_names_the_command_in_the_terminal() {
 
 /// DESIGN, promise 9: on a full disk `init` still works; the log names the remedy.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_full_disk_fails_no_init_and_is_reported_in_the_log() {
+async fn init_works_on_a_full_disk_and_the_log_reports_it() {
     let Some(client) = Terraform::find() else { return };
     if !SmallDisk::is_possible() {
         return;
     }
     let (upstream, folder) = (FakeUpstream::start().await, Folder::new());
     upstream.publish(Provider::new("acme", "null").size(3_000_000));
-    let disk = SmallDisk::start(&Larder::mirroring(&upstream).on(&folder), &folder, 10 << 20, "true").unwrap();
+    let disk = SmallDisk::start(&Larder::mirroring(&upstream).store_at(&folder), &folder, 10 << 20, "true").unwrap();
     disk.leave_free(0);
     let mut workspace = client.workspace();
     workspace.require(&format!("{HOST}/acme/null"), "1.2.0");
@@ -248,7 +248,7 @@ async fn a_full_disk_fails_no_init_and_is_reported_in_the_log() {
     assert!(include_str!("../../docs/errors.md").contains("A full or read-only disk fails no download"));
 }
 
-/// Where only the archive can fail the client shows a bare status: the body and the status line have the cause.
+/// If only the archive fails, the client shows a bare status: the body and the status line have the cause.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_archive_that_is_too_large_is_reported_in_the_body_and_in_the_status_line() {
     let upstream = FakeUpstream::start().await;
@@ -267,12 +267,12 @@ async fn an_archive_that_is_too_large_is_reported_in_the_body_and_in_the_status_
     assert!(body.contains("the archive of registry.terraform.io/acme/null 1.2.0 (linux_amd64): "), "{body}");
 }
 
-/// Each of these has a row in the page that explains them.
+/// The page on errors has a row for each failure.
 #[test]
-fn the_page_of_errors_has_a_row_for_each() {
+fn the_page_on_errors_has_a_row_for_each_failure() {
     let page = include_str!("../../docs/errors.md");
     for failure in Failure::ALL {
-        let [status, cause, _] = failure.told();
+        let [status, cause, _] = failure.expected_texts();
         let cause =
             cause.replace("127.0.0.1", "ADDRESS").replace("registry.other.example", "HOST").replace("1000", "N");
         assert!(page.contains(status.trim_end()) && page.contains(&cause), "{failure:?}: {cause}");

@@ -11,7 +11,7 @@ use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
 use serde_json::json;
 use tempfile::NamedTempFile;
 
-use crate::support::bundle_transfer::warmed;
+use crate::support::bundle_transfer::warm_up;
 use crate::support::http::{client, get};
 use crate::support::larder::Larder;
 use crate::support::until;
@@ -19,18 +19,18 @@ use crate::support::upstream::{FakeUpstream, Provider};
 
 const EXPORT: &str = "/admin/v1/export";
 const BUNDLE: &str = "/admin/v1/bundle";
-/// More than the sockets between larder and a client that reads nothing take.
-const LARGE: usize = 16_000_000;
+/// Larger than the socket buffers between larder and a client that reads nothing.
+const LARGE_BYTES: usize = 16_000_000;
 
 /// The response head for a client that requests a job's packages and reads no body yet.
-async fn asked(larder: &Larder, path: &str, job: &str) -> reqwest::Response {
+async fn job_download(larder: &Larder, path: &str, job: &str) -> reqwest::Response {
     let request = client().post(format!("{}{path}", larder.admin())).bearer_auth(larder.token());
     request.header("content-type", "application/json").body(json!({ "job": job }).to_string()).send().await.unwrap()
 }
 
 async fn publishing() -> FakeUpstream {
     let upstream = FakeUpstream::start().await;
-    upstream.publish(Provider::new("acme", "null").size(LARGE));
+    upstream.publish(Provider::new("acme", "null").size(LARGE_BYTES));
     upstream
 }
 
@@ -39,31 +39,31 @@ async fn publishing() -> FakeUpstream {
 async fn four_exports_and_bundles_run_at_a_time_and_one_more_is_refused() {
     let upstream = publishing().await;
     let larder = Larder::mirroring(&upstream).start().await;
-    let job = warmed(&larder, &["acme/null"], &["linux_amd64"]).await;
-    let mut stalled = join_all([EXPORT, BUNDLE, EXPORT, BUNDLE].map(|path| asked(&larder, path, &job))).await;
+    let job = warm_up(&larder, &["acme/null"], &["linux_amd64"]).await;
+    let mut stalled = join_all([EXPORT, BUNDLE, EXPORT, BUNDLE].map(|path| job_download(&larder, path, &job))).await;
     assert!(stalled.iter().all(|answer| answer.status() == 200));
     for path in [EXPORT, BUNDLE] {
-        let refused = asked(&larder, path, &job).await;
+        let refused = job_download(&larder, path, &job).await;
         assert_eq!(refused.status(), 503, "{path}");
         let text = refused.text().await.unwrap();
         assert!(text.contains("4 exports and bundles are being made") && text.contains("ask again"), "{text}");
     }
     larder.versions("null").await.expect(200);
-    // A client that leaves or finishes frees its place.
+    // A client that disconnects or finishes frees its permit.
     stalled.truncate(3);
-    until("there is a place", async || asked(&larder, EXPORT, &job).await.status() == 200).await;
-    assert!(stalled.remove(0).bytes().await.unwrap().len() > LARGE);
+    until("a permit is free", async || job_download(&larder, EXPORT, &job).await.status() == 200).await;
+    assert!(stalled.remove(0).bytes().await.unwrap().len() > LARGE_BYTES);
 }
 
-/// DESIGN, promise 11: a client that reads nothing loses its place.
+/// DESIGN, promise 11: a client that reads nothing is disconnected.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_that_takes_nothing_of_an_export_loses_its_place() {
+async fn a_client_that_does_not_read_an_export_is_disconnected() {
     let upstream = publishing().await;
     let larder = Larder::mirroring(&upstream).idle(Duration::from_millis(300)).start().await;
-    let job = warmed(&larder, &["acme/null"], &["linux_amd64"]).await;
-    let stalled = join_all([EXPORT, BUNDLE, EXPORT, BUNDLE].map(|path| asked(&larder, path, &job))).await;
+    let job = warm_up(&larder, &["acme/null"], &["linux_amd64"]).await;
+    let stalled = join_all([EXPORT, BUNDLE, EXPORT, BUNDLE].map(|path| job_download(&larder, path, &job))).await;
     assert!(stalled.iter().all(|answer| answer.status() == 200));
-    until("there is a place", async || asked(&larder, BUNDLE, &job).await.status() == 200).await;
+    until("a permit is free", async || job_download(&larder, BUNDLE, &job).await.status() == 200).await;
 }
 
 /// A named pipe that blocks its reader.
@@ -81,7 +81,7 @@ impl Blocked {
     }
 
     /// Releases the reader, and reports if there was one.
-    fn is_let_go_on(&self) -> bool {
+    fn release_reader(&self) -> bool {
         if !fs::metadata(&self.path).unwrap().file_type().is_fifo() {
             return false;
         }
@@ -98,17 +98,17 @@ impl Blocked {
     }
 }
 
-/// DESIGN, promise 9: an operator's work is over when larder has stopped, so that the store is free.
+/// DESIGN, promise 9: admin requests have ended when larder has stopped, so that the store is free.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stop_waits_for_what_works_for_the_admin_listener() {
+async fn a_stop_waits_for_running_admin_requests() {
     for works in ["inventory", "bundle"] {
         let upstream = FakeUpstream::start().await;
         for name in ["one", "two"] {
             upstream.publish(Provider::new("acme", name));
         }
         let larder = Larder::mirroring(&upstream).drain(Duration::from_millis(10)).start().await;
-        let job = warmed(&larder, &["acme/one", "acme/two"], &["linux_amd64"]).await;
-        let sets: Vec<Blocked> = larder.folder.sets().into_iter().map(Blocked::at).collect();
+        let job = warm_up(&larder, &["acme/one", "acme/two"], &["linux_amd64"]).await;
+        let sets: Vec<Blocked> = larder.folder.proof_sets().into_iter().map(Blocked::at).collect();
         let work = match works {
             "inventory" => {
                 let url = format!("{}/admin/v1/inventory", larder.admin());
@@ -121,23 +121,23 @@ async fn a_stop_waits_for_what_works_for_the_admin_listener() {
                 tokio::spawn(async move { drop(request.send().await) })
             }
         };
-        let let_go_on = || sets.iter().any(Blocked::is_let_go_on);
-        // From here on it reads another pipe, or is about to.
-        until("it works", async || let_go_on()).await;
+        let let_go_on = || sets.iter().any(Blocked::release_reader);
+        // From here on the reader reads another pipe, or is about to.
+        until("the request is in progress", async || let_go_on()).await;
         let folder = larder.folder.clone();
         let mut stopping = tokio::spawn(larder.stop());
         let stopped = tokio::time::timeout(Duration::from_secs(1), &mut stopping).await;
-        // Before anything fails: the test would wait for that thread, too.
-        until("it has gone on to its end", async || {
+        // Released before any assertion can fail: otherwise the test would wait for that thread.
+        until("the request has ended", async || {
             let_go_on();
             work.is_finished() && (stopped.is_ok() || stopping.is_finished())
         })
         .await;
-        assert!(stopped.is_err(), "{works}: it has stopped, and its work goes on");
+        assert!(stopped.is_err(), "{works}: larder stopped before the request ended");
         stopping.await.unwrap();
         work.await.unwrap();
         sets.iter().for_each(|set| fs::remove_file(&set.path).unwrap());
-        let again = Larder::mirroring(&upstream).on(&folder).start().await;
+        let again = Larder::mirroring(&upstream).store_at(&folder).start().await;
         assert_eq!(get(&format!("{}/readyz", again.base())).await.status, 200);
     }
 }

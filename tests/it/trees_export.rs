@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::support::nginx::Nginx;
 use crate::support::programs::find;
-use crate::support::provider_trees::{export, folder_of, requiring, site, upstream};
+use crate::support::provider_trees::{export, folder_of, site, upstream, workspace_requiring};
 use crate::support::terraform::{Terraform, network_mirror};
 use crate::support::tls::TestCa;
 use crate::support::upstream::{Module, Target, sha256_hex};
@@ -34,20 +34,20 @@ async fn an_exported_tree_works_as_a_filesystem_mirror_and_under_nginx_as_a_netw
     let (setup, tree) = site(&upstream);
     export(&setup, &tree).await;
 
-    let from_folder = requiring(&client);
+    let from_folder = workspace_requiring(&client);
     from_folder.cli_config(&filesystem_mirror(&tree));
     from_folder.init().await.expect_success();
     let lock = from_folder.lock_file();
     assert!(lock.contains("version     = \"1.2.0\"") && lock.contains("version     = \"3.0.1\""), "{lock}");
 
     let ca = TestCa::new();
-    let nginx = Nginx::serving(&program, &tree, &ca).await;
-    let mut from_nginx = requiring(&client);
+    let nginx = Nginx::serve(&program, &tree, &ca).await;
+    let mut from_nginx = workspace_requiring(&client);
     from_nginx.trust(&ca.pem()).cli_config(&network_mirror(&format!("{}/", nginx.origin())));
     let output = from_nginx.init().await.expect_success();
     assert!(output.text.contains("verified checksum"), "{}", output.text);
     assert_eq!(from_nginx.lock_file(), lock);
-    // And again by that lock file alone, for the zip with entries for folders, too.
+    // Installs again by that lock file alone, also the zip with entries for folders.
     from_nginx
         .run(&["providers", "lock", "-net-mirror", &format!("{}/", nginx.origin()), "-platform=darwin_arm64"])
         .await
@@ -92,13 +92,13 @@ async fn an_exported_tree_has_sums_and_signatures_byte_for_byte_beside_each_arch
 }
 
 #[tokio::test]
-async fn a_tree_is_added_to_and_what_is_there_is_neither_fetched_nor_written_again() {
+async fn an_export_into_an_existing_tree_neither_fetches_nor_rewrites_existing_files() {
     let upstream = upstream().await;
     let (setup, tree) = site(&upstream);
     export(&setup, &tree).await;
     let zip = folder_of(&tree, "null").join("terraform-provider-null_1.2.0_linux_amd64.zip");
     let before = std::fs::metadata(&zip).unwrap();
-    // A leftover of an interrupted run, and a foreign zip.
+    // The tree contains a leftover of an interrupted run, and a foreign zip.
     let leftover = folder_of(&tree, "null").join(".larder-terraform-provider-null_1.2.0_linux_amd64.zip");
     std::fs::write(&leftover, b"half").unwrap();
     let other = folder_of(&tree, "null").join("terraform-provider-null_1.3.0_linux_amd64.zip");
@@ -126,12 +126,12 @@ async fn a_tree_is_added_to_and_what_is_there_is_neither_fetched_nor_written_aga
 }
 
 #[tokio::test]
-async fn modules_are_left_out_and_said_so_and_half_an_order_is_no_tree_unless_asked_for() {
+async fn an_export_reports_omitted_modules_and_is_incomplete_only_with_partial() {
     let upstream = upstream().await;
     upstream.publish_module(Module::new("acme", "one", "test").at("https://127.0.0.1:9/gone.tar.gz"));
     let (setup, tree) = site(&upstream);
-    let place = tree.to_str().unwrap();
-    let addresses = ["export", place, "--platform", "linux_amd64", "--for=acme/null@1.2.0", "--for=acme/one/test"];
+    let tree_path = tree.to_str().unwrap();
+    let addresses = ["export", tree_path, "--platform", "linux_amd64", "--for=acme/null@1.2.0", "--for=acme/one/test"];
     let output = setup.run(&addresses).await;
     assert_eq!(output.code, Some(1), "{output:?}");
     assert!(output.err.contains("nothing was exported"), "{output:?}");

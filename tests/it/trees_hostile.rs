@@ -208,7 +208,7 @@ async fn unsigned_sums_prove_nothing_even_where_checksums_suffice() {
     upstream.publish(crate::support::upstream::Provider::new("acme", "null").without_keys());
     let (mut outside, tree) = site(&upstream);
     outside.text.push_str("verification = \"checksum\"\n");
-    outside.out(&["export", tree.to_str().unwrap(), "--platform", "linux_amd64", "--for", "acme/null"]).await;
+    outside.stdout_of(&["export", tree.to_str().unwrap(), "--platform", "linux_amd64", "--for", "acme/null"]).await;
     let mut offline = CommandSetup::new(&upstream);
     offline.text.push_str("verification = \"checksum\"\n[network]\noffline = true\n");
     let text = refused(&offline, &tree, &[]).await;

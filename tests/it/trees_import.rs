@@ -1,12 +1,12 @@
-//! `larder import`: trees of the real `terraform providers mirror` and of larder, verified by whatever proves them.
+//! `larder import`: trees of the real `terraform providers mirror` and of larder, with every kind of evidence.
 
 use std::path::{Path, PathBuf};
 
 use crate::support::command_setup::CommandSetup;
 use crate::support::eventually;
 use crate::support::larder::{Folder, HOST, Larder};
-use crate::support::process::{Process, command, serving};
-use crate::support::provider_trees::{export, folder_of, requiring, site, upstream};
+use crate::support::process::{Process, command, spawn_captured};
+use crate::support::provider_trees::{export, folder_of, site, upstream, workspace_requiring};
 use crate::support::terraform::{Terraform, host_override, network_mirror};
 use crate::support::tls::TestCa;
 use crate::support::tree_imports::{lock_of_upstream, sealed, states};
@@ -15,7 +15,7 @@ use crate::support::upstream::{FakeUpstream, Provider, Target};
 /// A tree that the real client makes, through a larder.
 async fn tree_of_terraform(client: &Terraform, upstream: &FakeUpstream, folder: &Path) -> PathBuf {
     let larder = Larder::mirroring(upstream).start().await;
-    let workspace = requiring(client);
+    let workspace = workspace_requiring(client);
     workspace.cli_config(&host_override(HOST, &larder.providers_url(HOST), "http://127.0.0.1:9/v1/modules/"));
     let tree = folder.join("tree");
     let platforms = ["-platform=linux_amd64", "-platform=darwin_arm64"];
@@ -28,67 +28,68 @@ fn archives(folder: &Folder) -> usize {
     folder.blobs().len()
 }
 
-/// The report names what the layout cannot carry, and the rest works.
+/// The report names what the layout does not contain, and everything else works.
 #[tokio::test]
-async fn a_tree_of_terraforms_imports_unsigned_into_a_sealed_mirror_and_serves_as_far_as_it_can() {
+async fn a_tree_of_terraform_is_imported_unsigned_into_a_sealed_mirror_and_served() {
     let Some(client) = Terraform::find() else { return };
     let mut upstream = upstream().await;
     let home = Folder::new();
     let tree = tree_of_terraform(&client, &upstream, home.path()).await;
     upstream.stop().await;
     let setup = sealed(&upstream);
-    let place = tree.to_str().unwrap();
+    let tree_path = tree.to_str().unwrap();
 
-    let refused = setup.run(&["import", place]).await;
+    let refused = setup.run(&["import", tree_path]).await;
     assert_eq!(refused.code, Some(1), "{refused:?}");
     assert!(refused.out.contains("it is not verified: this mirror is offline"), "{refused:?}");
     assert!(refused.out.contains("--unsigned imports it on your word"), "{refused:?}");
     assert_eq!(archives(&setup.home), 0);
 
-    let output = setup.out(&["import", place, "--unsigned"]).await;
+    let output = setup.stdout_of(&["import", tree_path, "--unsigned"]).await;
     assert!(output.contains("4 archives: you alone vouch for them"), "{output}");
     assert!(output.contains("authentication signature from unknown issuer"), "{output}");
-    assert!(setup.out(&["status"]).await.contains("4 archives without signatures"));
-    assert!(setup.out(&["verify"]).await.contains("4 archives as imported"));
-    // A plan names the platforms it is complete for, and an export the missing ones.
+    assert!(setup.stdout_of(&["status"]).await.contains("4 archives without signatures"));
+    assert!(setup.stdout_of(&["verify"]).await.contains("4 archives as imported"));
+    // The plan names the complete platforms, and the export names the missing ones.
     let plan = setup.run(&["plan", "acme/null@1.2.0", "acme/random", "--platform", "linux_amd64"]).await;
     assert_eq!(plan.code, Some(3), "{plan:?}");
     let words: Vec<&str> = plan.out.split_whitespace().collect();
     assert_eq!(words.join(" ").matches("through the network mirror only").count(), 3, "{plan:?}");
     assert!(!plan.out.contains("`init` will work offline"), "{plan:?}");
     let out = home.path().join("again");
-    let output = setup.out(&["export", out.to_str().unwrap(), "--for", "acme/null", "--platform", "linux_amd64"]).await;
+    let output =
+        setup.stdout_of(&["export", out.to_str().unwrap(), "--for", "acme/null", "--platform", "linux_amd64"]).await;
     assert!(output.contains("the tree has no proof of them"), "{output}");
-    let again = setup.out(&["import", place, "--unsigned", "--json"]).await;
+    let again = setup.stdout_of(&["import", tree_path, "--unsigned", "--json"]).await;
     assert!(states(&again).iter().all(|state| state.ends_with(" held")), "{again}");
 
     let ca = TestCa::new();
-    let larder = Larder::mirroring(&upstream).on(&setup.home).network("offline = true");
+    let larder = Larder::mirroring(&upstream).store_at(&setup.home).network("offline = true");
     let larder = larder.tls(&ca, &["127.0.0.1"]).start().await;
-    let mut by_mirror = requiring(&client);
+    let mut by_mirror = workspace_requiring(&client);
     by_mirror.trust(&ca.pem()).cli_config(&network_mirror(&format!("{}/mirror/", larder.base())));
     let output = by_mirror.init().await.expect_success();
     assert!(output.text.contains("verified checksum"), "{}", output.text);
     assert_eq!(by_mirror.lock_file().matches("\"h1:").count(), 2);
 
     // The import's warning about the registry protocol equals the client's error.
-    let mut by_registry = requiring(&client);
+    let mut by_registry = workspace_requiring(&client);
     by_registry.trust(&ca.pem());
     by_registry.cli_config(&host_override(HOST, &larder.providers_url(HOST), "https://127.0.0.1:9/v1/modules/"));
     let output = by_registry.init().await.expect_failure();
     let words: Vec<&str> = output.text.split_whitespace().collect();
     assert!(words.join(" ").contains("authentication signature from unknown issuer"), "{}", output.text);
     larder.stop().await;
-    let larder = Larder::mirroring(&upstream).on(&setup.home).network("offline = true").start().await;
+    let larder = Larder::mirroring(&upstream).store_at(&setup.home).network("offline = true").start().await;
     let document = larder.document("null", "1.2.0").await.expect(200).json();
     let sums = larder.get(document["shasums_url"].as_str().unwrap()).await.expect(200).text();
     assert_eq!(sums.lines().count(), 2, "both platforms: {sums}");
     larder.get(document["shasums_signature_url"].as_str().unwrap()).await.expect(200);
 }
 
-/// Only documents are fetched; what comes of it is like any download.
+/// Only documents are fetched; the imported packages are like downloaded ones.
 #[tokio::test]
-async fn a_connected_mirror_proves_a_tree_with_upstreams_documents_alone() {
+async fn a_connected_mirror_verifies_a_tree_with_documents_of_upstream_only() {
     let Some(client) = Terraform::find() else { return };
     let mut upstream = upstream().await;
     let expected = lock_of_upstream(&client, &upstream).await;
@@ -98,7 +99,7 @@ async fn a_connected_mirror_proves_a_tree_with_upstreams_documents_alone() {
     let running = setup.serve();
     upstream.forget_requests();
 
-    let output = setup.out(&["import", tree.to_str().unwrap()]).await;
+    let output = setup.stdout_of(&["import", tree.to_str().unwrap()]).await;
     assert!(output.contains("4 archives") && output.contains("by upstream's documents"), "{output}");
     assert_eq!(upstream.count_of(Target::Archive), 0, "an archive was fetched");
     assert_eq!(archives(&setup.home), 4);
@@ -106,21 +107,21 @@ async fn a_connected_mirror_proves_a_tree_with_upstreams_documents_alone() {
 
     upstream.stop().await;
     let ca = TestCa::new();
-    let larder = Larder::mirroring(&upstream).on(&setup.home).network("offline = true");
+    let larder = Larder::mirroring(&upstream).store_at(&setup.home).network("offline = true");
     let larder = larder.tls(&ca, &["127.0.0.1"]).start().await;
-    let mut by_registry = requiring(&client);
+    let mut by_registry = workspace_requiring(&client);
     by_registry.trust(&ca.pem());
     by_registry.cli_config(&host_override(HOST, &larder.providers_url(HOST), "https://127.0.0.1:9/v1/modules/"));
     by_registry.init().await.expect_success();
     assert_eq!(by_registry.lock_file(), expected, "a complete lock file");
-    let mut by_mirror = requiring(&client);
+    let mut by_mirror = workspace_requiring(&client);
     by_mirror.trust(&ca.pem()).cli_config(&network_mirror(&format!("{}/mirror/", larder.base())));
     by_mirror.init().await.expect_success();
 }
 
 /// DESIGN, promise 1: the maker of a tree may also have made the key that signs it.
 #[tokio::test]
-async fn our_own_export_proves_itself_by_a_key_that_is_known_or_that_the_operator_vouches_for() {
+async fn an_exported_tree_is_verified_by_a_known_key_or_one_that_the_operator_trusts() {
     let Some(client) = Terraform::find() else { return };
     let mut upstream = upstream().await;
     let expected = lock_of_upstream(&client, &upstream).await;
@@ -132,11 +133,11 @@ async fn our_own_export_proves_itself_by_a_key_that_is_known_or_that_the_operato
     let refused = setup.run(&["import", tree.to_str().unwrap()]).await;
     assert_eq!((refused.code, archives(&setup.home)), (Some(1), 0), "{refused:?}");
     assert!(refused.out.contains("signed by a key from the tree that never signed"), "{refused:?}");
-    let output = setup.out(&["import", tree.to_str().unwrap(), "--unsigned", "--json"]).await;
+    let output = setup.stdout_of(&["import", tree.to_str().unwrap(), "--unsigned", "--json"]).await;
     assert!(states(&output).iter().all(|state| state.ends_with(" proven")), "{output}");
     assert!(output.contains("signed by a key from the tree that never signed"), "{output}");
-    let larder = Larder::mirroring(&upstream).on(&setup.home).network("offline = true").start().await;
-    let by_registry = requiring(&client);
+    let larder = Larder::mirroring(&upstream).store_at(&setup.home).network("offline = true").start().await;
+    let by_registry = workspace_requiring(&client);
     by_registry.cli_config(&host_override(HOST, &larder.providers_url(HOST), "http://127.0.0.1:9/v1/modules/"));
     by_registry.init().await.expect_success();
     assert_eq!(by_registry.lock_file(), expected);
@@ -147,13 +148,13 @@ async fn our_own_export_proves_itself_by_a_key_that_is_known_or_that_the_operato
     assert_eq!(zip.body, upstream.archive_bytes("acme", "random", "3.0.1", "darwin_arm64"));
     larder.stop().await;
     // A verified tree is known by its key the next time.
-    let output = setup.out(&["import", tree.to_str().unwrap()]).await;
+    let output = setup.stdout_of(&["import", tree.to_str().unwrap()]).await;
     assert!(output.contains("4 archives already") && !output.contains("never signed"), "{output}");
 }
 
 /// A package that upstream does not know counts as unverifiable.
 #[tokio::test]
-async fn a_package_that_upstream_does_not_know_is_imported_on_the_operators_word_and_listed() {
+async fn a_package_that_upstream_does_not_know_is_imported_with_an_explicit_option_and_listed() {
     let upstream = upstream().await;
     let (outside, tree) = site(&upstream);
     export(&outside, &tree).await;
@@ -170,23 +171,27 @@ async fn a_package_that_upstream_does_not_know_is_imported_on_the_operators_word
     }
     let refused = setup.run(&["import", tree.to_str().unwrap()]).await;
     assert!(refused.code == Some(1) && refused.out.contains("registry.terraform.io does not know it"), "{refused:?}");
-    setup.out(&["import", tree.to_str().unwrap(), "--unsigned"]).await;
-    let larder = Larder::mirroring(&other).nothing_stays_fresh().on(&setup.home).start().await;
+    setup.stdout_of(&["import", tree.to_str().unwrap(), "--unsigned"]).await;
+    let larder = Larder::mirroring(&other).always_revalidate().store_at(&setup.home).start().await;
     let listed = larder.get(&format!("/mirror/{HOST}/acme/null/index.json")).await.expect(200).json();
     assert_eq!(listed, serde_json::json!({ "versions": { "1.2.0": {} } }));
     let archives = larder.get(&format!("/mirror/{HOST}/acme/null/1.2.0.json")).await.expect(200).json();
     assert_eq!(archives["archives"].as_object().unwrap().len(), 2, "{archives}");
 
-    // As soon as upstream has it, its proof counts: the same bytes are then verified.
-    other.publish(crate::support::warm_fixture::both(Provider::new("acme", "null").version("1.2.0").size(200_000)));
+    // As soon as upstream has the package, the same bytes are verified with its proof set.
+    other.publish(crate::support::warm_fixture::both_platforms(
+        Provider::new("acme", "null").version("1.2.0").size(200_000),
+    ));
     let document = larder.document("null", "1.2.0").await.expect(200).json();
     assert!(document["signing_keys"]["gpg_public_keys"][0].is_object(), "{document}");
     other.forget_requests();
     let zip = larder.get(document["download_url"].as_str().unwrap()).await.expect(200);
     assert_eq!(zip.body, other.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
-    assert_eq!(other.count_of(Target::Archive), 0, "it was held all the time");
-    // Other bytes are an alarm, and no silent change.
-    other.publish(crate::support::warm_fixture::both(Provider::new("acme", "random").version("3.0.1").edition(2)));
+    assert_eq!(other.count_of(Target::Archive), 0, "a stored archive was fetched");
+    // Other bytes raise an alarm and are not imported silently.
+    other.publish(crate::support::warm_fixture::both_platforms(
+        Provider::new("acme", "random").version("3.0.1").edition(2),
+    ));
     let document = larder.document("random", "3.0.1").await.expect(200).json();
     let zip = larder.get(document["download_url"].as_str().unwrap()).await.expect(200);
     assert_eq!(zip.body, other.archive_bytes("acme", "random", "3.0.1", "linux_amd64"));
@@ -196,14 +201,16 @@ async fn a_package_that_upstream_does_not_know_is_imported_on_the_operators_word
 
 /// DESIGN, promise 14: a lost record of a verified version is no reason to import it unsigned.
 #[tokio::test]
-async fn a_damaged_first_seen_record_lets_no_unsigned_archive_in() {
+async fn no_unsigned_archive_is_imported_with_a_damaged_first_seen_record() {
     let upstream = upstream().await;
     let (outside, tree) = site(&upstream);
     export(&outside, &tree).await;
     let setup = sealed(&upstream);
     let first = FakeUpstream::start().await;
-    first.publish(crate::support::warm_fixture::both(Provider::new("acme", "null").version("1.2.0").edition(7)));
-    let larder = Larder::mirroring(&first).on(&setup.home).start().await;
+    first.publish(crate::support::warm_fixture::both_platforms(
+        Provider::new("acme", "null").version("1.2.0").edition(7),
+    ));
+    let larder = Larder::mirroring(&first).store_at(&setup.home).start().await;
     larder.document("null", "1.2.0").await.expect(200);
     larder.stop().await;
     setup.home.files("documents").iter().for_each(|file| std::fs::remove_file(file).unwrap());
@@ -223,7 +230,7 @@ async fn a_damaged_first_seen_record_lets_no_unsigned_archive_in() {
 }
 
 #[tokio::test]
-async fn a_kill_in_the_middle_leaves_nothing_torn_and_the_same_command_continues() {
+async fn an_import_that_was_killed_leaves_a_consistent_store_and_the_same_command_continues() {
     let upstream = FakeUpstream::start().await;
     for name in ["one", "two", "three", "four", "five", "six"] {
         upstream.publish(Provider::new("acme", name).size(3_000_000));
@@ -232,26 +239,26 @@ async fn a_kill_in_the_middle_leaves_nothing_torn_and_the_same_command_continues
     let names = ["one", "two", "three", "four", "five", "six"].map(|name| format!("--for=acme/{name}"));
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let addresses = [&["export", tree.to_str().unwrap(), "--platform", "linux_amd64"], &names[..]].concat();
-    outside.out(&addresses).await;
+    outside.stdout_of(&addresses).await;
     let setup = sealed(&upstream);
     let file = setup.file();
     let import = ["import", tree.to_str().unwrap(), "--unsigned", "--json", "--config", file.to_str().unwrap()];
     for acknowledged in [1, 3] {
-        let (killed, out, _) = serving(command(setup.home.path(), &import));
-        eventually("so many are told of", async || {
+        let (killed, out, _) = spawn_captured(command(setup.home.path(), &import));
+        eventually("the import reports this many files", async || {
             (out.text().matches("\"file\"").count() >= acknowledged).then_some(())
         })
         .await;
         drop(killed);
         let text = states(&out.text()[..out.text().rfind('\n').map_or(0, |end| end + 1)]);
-        let taken = text.iter().filter(|state| !state.ends_with(" refused")).count();
-        assert!(archives(&setup.home) >= taken, "what was told of is held");
-        let verified = setup.out(&["verify"]).await;
+        let imported_count = text.iter().filter(|state| !state.ends_with(" refused")).count();
+        assert!(archives(&setup.home) >= imported_count, "what was told of is held");
+        let verified = setup.stdout_of(&["verify"]).await;
         assert!(verified.contains("everything is intact"), "{verified}");
     }
-    setup.out(&["import", tree.to_str().unwrap(), "--unsigned"]).await;
+    setup.stdout_of(&["import", tree.to_str().unwrap(), "--unsigned"]).await;
     assert_eq!(archives(&setup.home), 6);
-    assert!(setup.home.staged().is_empty(), "{:?}", setup.home.staged());
+    assert!(setup.home.partial_downloads().is_empty(), "{:?}", setup.home.partial_downloads());
     let larder = Process::serve(&setup.text, setup.home.path()).unwrap_or_else(|error| panic!("{error:?}"));
     larder.get(&larder.archive_path("six").await).await.expect(200);
 }

@@ -14,7 +14,7 @@ use crate::support::http::{client, get, send};
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::process::{command, run};
 use crate::support::programs::find;
-use crate::support::provider_trees::{requiring, upstream};
+use crate::support::provider_trees::{upstream, workspace_requiring};
 use crate::support::terraform::{Terraform, network_mirror};
 use crate::support::tls::TestCa;
 use crate::support::tree_imports::{lock_of_upstream, sealed, states};
@@ -26,15 +26,15 @@ fn unpack(zip: &[u8], into: &Path) {
     let mut zip = zip::ZipArchive::new(Cursor::new(zip)).unwrap();
     for index in 0..zip.len() {
         let mut entry = zip.by_index(index).unwrap();
-        let place = into.join(entry.enclosed_name().unwrap());
+        let tree_path = into.join(entry.enclosed_name().unwrap());
         if entry.is_dir() {
-            std::fs::create_dir_all(place).unwrap();
+            std::fs::create_dir_all(tree_path).unwrap();
             continue;
         }
-        std::fs::create_dir_all(place.parent().unwrap()).unwrap();
-        std::io::copy(&mut entry, &mut std::fs::File::create(&place).unwrap()).unwrap();
+        std::fs::create_dir_all(tree_path.parent().unwrap()).unwrap();
+        std::io::copy(&mut entry, &mut std::fs::File::create(&tree_path).unwrap()).unwrap();
         let mode = entry.unix_mode().unwrap() & 0o777;
-        std::fs::set_permissions(&place, std::fs::Permissions::from_mode(mode)).unwrap();
+        std::fs::set_permissions(&tree_path, std::fs::Permissions::from_mode(mode)).unwrap();
     }
 }
 
@@ -43,7 +43,7 @@ fn package(tree: &Path, name: &str, version: &str) -> PathBuf {
 }
 
 /// acme/null 1.2.0 and acme/random 3.0.1 for linux_amd64, unpacked.
-fn unpacked(upstream: &FakeUpstream, folder: &Path) -> PathBuf {
+fn unpacked_tree(upstream: &FakeUpstream, folder: &Path) -> PathBuf {
     let tree = folder.join("unpacked");
     for (name, version) in [("null", "1.2.0"), ("random", "3.0.1")] {
         let zip = upstream.archive_bytes("acme", name, version, "linux_amd64");
@@ -60,57 +60,57 @@ fn h1s(lock: &str) -> Vec<String> {
     h1s
 }
 
-/// Why each file that stays out does, by its path in the folder of its provider.
-fn refused(out: &str) -> Vec<(String, String)> {
+/// The refused files: path in the folder of the provider, and reason.
+fn refused_files(out: &str) -> Vec<(String, String)> {
     let steps = out.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     let text = |step: &Value, key: &str| step[key].as_str().unwrap().to_owned();
-    let refused = steps.filter(|step| step["state"] == "refused");
-    let mut refused: Vec<_> = refused
+    let refused_files = steps.filter(|step| step["state"] == "refused");
+    let mut refused_files: Vec<_> = refused_files
         .map(|step| (text(&step, "file").splitn(4, '/').last().unwrap().to_owned(), text(&step, "why")))
         .collect();
-    refused.sort();
-    refused
+    refused_files.sort();
+    refused_files
 }
 
 #[tokio::test]
-async fn an_unpacked_tree_installs_from_a_network_mirror_by_the_h1_of_what_was_published() {
+async fn an_unpacked_tree_installs_from_a_network_mirror_by_the_published_h1() {
     let Some(client) = Terraform::find() else { return };
     let mut upstream = upstream().await;
     let published = lock_of_upstream(&client, &upstream).await;
     let home = Folder::new();
-    let tree = unpacked(&upstream, home.path());
+    let tree = unpacked_tree(&upstream, home.path());
     upstream.stop().await;
     let setup = sealed(&upstream);
-    let place = tree.to_str().unwrap();
+    let tree_path = tree.to_str().unwrap();
 
-    let output = setup.run(&["import", place]).await;
+    let output = setup.run(&["import", tree_path]).await;
     assert_eq!((output.code, setup.home.blobs().len()), (Some(1), 0), "{output:?}");
     assert!(
         output.out.contains("no signature covers unpacked files; --unsigned imports it on your word"),
         "{output:?}"
     );
-    let output = setup.out(&["import", place, "--unsigned"]).await;
+    let output = setup.stdout_of(&["import", tree_path, "--unsigned"]).await;
     assert!(
-        output.contains(", repacked") && output.contains("2 unpacked packages: you alone vouch for them"),
+        output.contains(", repacked") && output.contains("2 unpacked_tree packages: you alone vouch for them"),
         "{output}"
     );
     assert!(output.contains("neither its signature nor its zh"), "{output}");
-    assert!(setup.out(&["status"]).await.contains("2 archives without signatures"));
+    assert!(setup.stdout_of(&["status"]).await.contains("2 archives without signatures"));
     // The same files give the same archive.
     let before = setup.home.blobs();
-    let again = setup.out(&["import", place, "--unsigned", "--json"]).await;
+    let again = setup.stdout_of(&["import", tree_path, "--unsigned", "--json"]).await;
     assert_eq!(states(&again), ["linux_amd64 held", "linux_amd64 held"]);
     assert_eq!(setup.home.blobs(), before);
 
-    let larder = Larder::mirroring(&upstream).on(&setup.home).network("offline = true").start().await;
+    let larder = Larder::mirroring(&upstream).store_at(&setup.home).network("offline = true").start().await;
     let listed = larder.get(&format!("/mirror/{HOST}/acme/null/1.2.0.json")).await.expect(200).json();
     let hashes = listed["archives"]["linux_amd64"]["hashes"].as_array().unwrap().clone();
     assert!(hashes.len() == 1 && hashes[0].as_str().unwrap().starts_with("h1:"), "{listed}");
     larder.stop().await;
     let ca = TestCa::new();
-    let larder = Larder::mirroring(&upstream).on(&setup.home).network("offline = true");
+    let larder = Larder::mirroring(&upstream).store_at(&setup.home).network("offline = true");
     let larder = larder.tls(&ca, &["127.0.0.1"]).start().await;
-    let mut workspace = requiring(&client);
+    let mut workspace = workspace_requiring(&client);
     workspace.trust(&ca.pem()).cli_config(&network_mirror(&format!("{}/mirror/", larder.base())));
     workspace.init().await.expect_success();
     assert_eq!(h1s(&workspace.lock_file()), h1s(&published));
@@ -125,27 +125,27 @@ async fn an_unpacked_tree_installs_from_a_network_mirror_by_the_h1_of_what_was_p
 async fn unpacked_files_are_compared_with_the_stored_archive_and_never_replace_a_verified_one() {
     let upstream = upstream().await;
     let home = Folder::new();
-    let tree = unpacked(&upstream, home.path());
-    let place = tree.to_str().unwrap();
+    let tree = unpacked_tree(&upstream, home.path());
+    let tree_path = tree.to_str().unwrap();
     std::fs::remove_dir_all(package(&tree, "random", "3.0.1")).unwrap();
     let mut setup = CommandSetup::new(&upstream);
-    let text = refused(&setup.run(&["import", place, "--unsigned", "--json"]).await.out);
+    let text = refused_files(&setup.run(&["import", tree_path, "--unsigned", "--json"]).await.out);
     assert!(text.len() == 1 && text[0].1.contains("`larder warm registry.terraform.io/acme/null@1.2.0`"), "{text:?}");
 
-    setup.out(&["warm", "acme/null@1.2.0", "--platform", "linux_amd64"]).await;
-    let output = setup.out(&["import", place, "--json"]).await;
+    setup.stdout_of(&["warm", "acme/null@1.2.0", "--platform", "linux_amd64"]).await;
+    let output = setup.stdout_of(&["import", tree_path, "--json"]).await;
     assert_eq!(states(&output), ["linux_amd64 held"]);
     assert!(output.contains("its files equal those of the stored archive"), "{output}");
     let plugin = package(&tree, "null", "1.2.0").join("terraform-provider-null_v1.2.0");
     let mut bytes = std::fs::read(&plugin).unwrap();
     bytes[100] ^= 1;
     std::fs::write(&plugin, bytes).unwrap();
-    let text = refused(&setup.run(&["import", place, "--unsigned", "--json"]).await.out);
+    let text = refused_files(&setup.run(&["import", tree_path, "--unsigned", "--json"]).await.out);
     assert!(text.len() == 1 && text[0].1.contains("but those of the stored archive have h1:"), "{text:?}");
-    // Nor after its removal: the verified hashes are remembered.
-    setup.out(&["purge", "acme/null@1.2.0"]).await;
+    // Not even after its removal: the first-seen record keeps the verified hashes.
+    setup.stdout_of(&["purge", "acme/null@1.2.0"]).await;
     setup.text.push_str("[network]\noffline = true\n");
-    let text = refused(&setup.run(&["import", place, "--unsigned", "--json"]).await.out);
+    let text = refused_files(&setup.run(&["import", tree_path, "--unsigned", "--json"]).await.out);
     assert!(text.len() == 1 && text[0].1.contains("was verified here before"), "{text:?}");
 }
 
@@ -153,15 +153,15 @@ async fn unpacked_files_are_compared_with_the_stored_archive_and_never_replace_a
 async fn an_archive_published_later_replaces_a_packed_one_without_an_alarm() {
     let upstream = upstream().await;
     let home = Folder::new();
-    let tree = unpacked(&upstream, home.path());
+    let tree = unpacked_tree(&upstream, home.path());
     let other = FakeUpstream::start().await;
     let setup = CommandSetup::new(&other);
-    setup.out(&["import", tree.to_str().unwrap(), "--unsigned"]).await;
-    let larder = Larder::mirroring(&other).nothing_stays_fresh().on(&setup.home).start().await;
+    setup.stdout_of(&["import", tree.to_str().unwrap(), "--unsigned"]).await;
+    let larder = Larder::mirroring(&other).always_revalidate().store_at(&setup.home).start().await;
     let document = larder.document("null", "1.2.0").await.expect(200).json();
     larder.get(document["download_url"].as_str().unwrap()).await.expect(200);
     let null = crate::support::upstream::Provider::new("acme", "null").version("1.2.0").size(200_000);
-    other.publish(crate::support::warm_fixture::both(null));
+    other.publish(crate::support::warm_fixture::both_platforms(null));
     let document = larder.document("null", "1.2.0").await.expect(200).json();
     assert!(document["signing_keys"]["gpg_public_keys"][0].is_object(), "{document}");
     let zip = larder.get(document["download_url"].as_str().unwrap()).await.expect(200);
@@ -171,10 +171,10 @@ async fn an_archive_published_later_replaces_a_packed_one_without_an_alarm() {
 }
 
 #[tokio::test]
-async fn a_package_with_a_link_or_without_a_plugin_stays_out_as_a_whole() {
+async fn a_package_with_a_link_or_without_a_plugin_is_refused_as_a_whole() {
     let upstream = upstream().await;
     let home = Folder::new();
-    let tree = unpacked(&upstream, home.path());
+    let tree = unpacked_tree(&upstream, home.path());
     symlink("/etc/passwd", package(&tree, "null", "1.2.0").join("notes")).unwrap();
     let empty = package(&tree, "random", "3.0.2");
     std::fs::create_dir_all(&empty).unwrap();
@@ -185,8 +185,8 @@ async fn a_package_with_a_link_or_without_a_plugin_stays_out_as_a_whole() {
         .unwrap();
     let setup = sealed(&upstream);
     let output = setup.run(&["import", tree.to_str().unwrap(), "--unsigned", "--json"]).await;
-    let text = refused(&output.out);
-    let places: Vec<&str> = text.iter().map(|(place, _)| place.as_str()).collect();
+    let text = refused_files(&output.out);
+    let places: Vec<&str> = text.iter().map(|(tree_path, _)| tree_path.as_str()).collect();
     assert_eq!(
         places,
         ["1.2.0/linux_amd64", "3.0.1/linux_arm64", "3.0.2/linux_amd64", "3.0.3/linux_amd64"],
@@ -199,11 +199,11 @@ async fn a_package_with_a_link_or_without_a_plugin_stays_out_as_a_whole() {
         assert!(text[offset].1.contains(reason), "{text:?}");
     }
     assert_eq!((states(&output.out).len(), setup.home.blobs().len()), (5, 1));
-    assert!(setup.home.staged().is_empty(), "{:?}", setup.home.staged());
+    assert!(setup.home.partial_downloads().is_empty(), "{:?}", setup.home.partial_downloads());
 }
 
 #[tokio::test]
-async fn a_tar_of_unpacked_packages_is_read_as_strictly() {
+async fn a_tar_of_unpacked_packages_is_checked_like_a_folder() {
     let upstream = upstream().await;
     let setup = sealed(&upstream);
     let larder = setup.serve();
@@ -229,16 +229,17 @@ async fn a_tar_of_unpacked_packages_is_read_as_strictly() {
             _ => {}
         }
     }
-    // A foreign entry between its files may have displaced some of them.
+    // A foreign entry between the files of the package may have displaced some of them.
     add(&format!("{null}/1.4.0/linux_amd64/terraform-provider-null"), tar::EntryType::Regular, b"1.4.0");
     add(&format!("{null}/1.3.0/linux_amd64/LICENSE"), tar::EntryType::Regular, b"late");
     let request = client().post(format!("{}/admin/v1/import?unsigned", larder.admin())).bearer_auth(&token);
     let request = request.header("content-type", "application/x-tar").body(tar.into_inner().unwrap());
     let answer = send(request).await.unwrap().expect(200).text();
-    let text = refused(&answer);
-    let whys: Vec<(&str, &str)> = text.iter().map(|(place, reason)| (place.as_str(), reason.as_str())).collect();
+    let text = refused_files(&answer);
+    let whys: Vec<(&str, &str)> =
+        text.iter().map(|(tree_path, reason)| (tree_path.as_str(), reason.as_str())).collect();
     assert_eq!(whys.len(), 5, "{whys:?}");
-    for (offset, (place, reason)) in [
+    for (offset, (tree_path, reason)) in [
         ("1.0.0/linux_amd64", "it is a link"),
         ("1.1.0/linux_amd64", "segment"),
         ("1.2.0/linux_amd64", "another entry has the same name"),
@@ -248,15 +249,15 @@ async fn a_tar_of_unpacked_packages_is_read_as_strictly() {
     .into_iter()
     .enumerate()
     {
-        assert!(whys[offset].0 == place && whys[offset].1.contains(reason), "{whys:?}");
+        assert!(whys[offset].0 == tree_path && whys[offset].1.contains(reason), "{whys:?}");
     }
     assert_eq!(states(&answer).iter().filter(|state| state.ends_with(" packed_anew")).count(), 1, "{answer}");
     assert_eq!(setup.home.blobs().len(), 1);
 }
 
-/// The hashes that clients get for acme/null 1.2.0; none if it is not stored.
-async fn told_hashes(setup: &CommandSetup, upstream: &FakeUpstream) -> Vec<String> {
-    let larder = Larder::mirroring(upstream).on(&setup.home).network("offline = true").start().await;
+/// The hashes that clients get for acme/null 1.2.0; none if the package is not stored.
+async fn served_hashes(setup: &CommandSetup, upstream: &FakeUpstream) -> Vec<String> {
+    let larder = Larder::mirroring(upstream).store_at(&setup.home).network("offline = true").start().await;
     let listed = larder.get(&format!("/mirror/{HOST}/acme/null/1.2.0.json")).await;
     larder.stop().await;
     if listed.status != 200 {
@@ -279,8 +280,8 @@ async fn an_import_that_is_killed_at_any_rename_reports_no_hash_of_its_own_packi
     let mut killed = 0;
     for number in 1.. {
         let setup = sealed(&upstream);
-        let (config, place) = (setup.file(), tree.to_str().unwrap());
-        let import = ["import", place, "--unsigned", "--config", config.to_str().unwrap()];
+        let (config, tree_path) = (setup.file(), tree.to_str().unwrap());
+        let import = ["import", tree_path, "--unsigned", "--config", config.to_str().unwrap()];
         let import = command(setup.home.path(), &import);
         let mut traced = std::process::Command::new(&strace);
         traced.args(["-f", "-q", "-o", "/dev/null", "-e", "trace=rename,renameat,renameat2", "-e"]);
@@ -294,10 +295,10 @@ async fn an_import_that_is_killed_at_any_rename_reports_no_hash_of_its_own_packi
         }
         let was_killed = run(traced).await.code != Some(0);
         killed += usize::from(was_killed);
-        let hashes = told_hashes(&setup, &upstream).await;
+        let hashes = served_hashes(&setup, &upstream).await;
         assert!(hashes.iter().all(|hash| hash.starts_with("h1:")), "killed at rename {number}: {hashes:?}");
-        setup.out(&["import", tree.to_str().unwrap(), "--unsigned"]).await;
-        assert_eq!(told_hashes(&setup, &upstream).await.len(), 1, "killed at rename {number}");
+        setup.stdout_of(&["import", tree.to_str().unwrap(), "--unsigned"]).await;
+        assert_eq!(served_hashes(&setup, &upstream).await.len(), 1, "killed at rename {number}");
         if !was_killed {
             break;
         }
@@ -305,16 +306,16 @@ async fn an_import_that_is_killed_at_any_rename_reports_no_hash_of_its_own_packi
     assert!(killed >= 3, "no rename was met");
 }
 
-/// A store in which such an import was killed between two writes is mended by the next import.
+/// The next import repairs a store in which an import was killed between two writes.
 #[tokio::test]
-async fn a_record_that_calls_a_packed_archive_published_is_mended_by_the_next_import() {
+async fn a_record_that_marks_a_repacked_archive_as_published_is_corrected_by_the_next_import() {
     let mut upstream = upstream().await;
     let home = Folder::new();
     let tree = home.path().join("unpacked");
     unpack(&upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"), &package(&tree, "null", "1.2.0"));
     upstream.stop().await;
     let setup = sealed(&upstream);
-    setup.out(&["import", tree.to_str().unwrap(), "--unsigned"]).await;
+    setup.stdout_of(&["import", tree.to_str().unwrap(), "--unsigned"]).await;
     {
         let store = Store::open(setup.home.path(), Timestamp(1)).unwrap();
         let named = store.records.all_named().unwrap().remove(0);
@@ -326,17 +327,17 @@ async fn a_record_that_calls_a_packed_archive_published_is_mended_by_the_next_im
         store.records.put(&key, name.to_string().as_bytes(), Durability::Synced).unwrap();
         store.close().unwrap();
     }
-    assert!(told_hashes(&setup, &upstream).await.iter().any(|hash| hash.starts_with("zh:")));
-    setup.out(&["import", tree.to_str().unwrap(), "--unsigned"]).await;
-    let hashes = told_hashes(&setup, &upstream).await;
+    assert!(served_hashes(&setup, &upstream).await.iter().any(|hash| hash.starts_with("zh:")));
+    setup.stdout_of(&["import", tree.to_str().unwrap(), "--unsigned"]).await;
+    let hashes = served_hashes(&setup, &upstream).await;
     assert!(hashes.len() == 1 && hashes[0].starts_with("h1:"), "{hashes:?}");
     let name = std::fs::read_to_string(&setup.home.files("names")[0]).unwrap();
     assert!(name.contains("an import"), "{name}");
 
-    // The lock file of the real client names the files that the operator vouches for, and no archive of larder's making.
+    // The lock file of the real client has hashes of the files that the operator trusts, and none of a repacked archive.
     let Some(client) = Terraform::find() else { return };
     let ca = TestCa::new();
-    let larder = Larder::mirroring(&upstream).on(&setup.home).network("offline = true");
+    let larder = Larder::mirroring(&upstream).store_at(&setup.home).network("offline = true");
     let larder = larder.tls(&ca, &["127.0.0.1"]).start().await;
     let mut workspace = client.workspace();
     workspace.require(&format!("{HOST}/acme/null"), "1.2.0").trust(&ca.pem());

@@ -44,7 +44,7 @@ fn flip_the_middle(file: &Path) {
     std::fs::write(file, bytes).unwrap();
 }
 
-/// In the order of `tar` for our own export, and reversed.
+/// The files come in the order in which `tar` writes larder's export, and reversed.
 #[tokio::test]
 async fn sidecar_files_may_come_before_or_after_their_archive() {
     let upstream = upstream().await;
@@ -69,7 +69,7 @@ async fn sidecar_files_may_come_before_or_after_their_archive() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_refused_keeps_out_no_other_of_the_same_package() {
+async fn a_refused_file_does_not_affect_other_files_of_the_package() {
     let upstream = upstream().await;
     let (outside, tree) = site(&upstream);
     export(&outside, &tree).await;
@@ -84,61 +84,65 @@ async fn a_file_that_is_refused_keeps_out_no_other_of_the_same_package() {
     assert_eq!((states.len(), setup.home.blobs().len(), output.code), (5, 4, Some(1)));
 }
 
-/// DESIGN, promise 10.
+/// DESIGN, promise 10: an import replaces a damaged stored archive.
 #[tokio::test]
-async fn an_archive_that_is_stored_and_damaged_is_healed_by_an_import() {
+async fn a_damaged_stored_archive_is_replaced_by_an_import() {
     let upstream = upstream().await;
     let (outside, tree) = site(&upstream);
     export(&outside, &tree).await;
-    for more in [&["--unsigned"][..], &[]] {
-        let proof_lies_beside = more.is_empty();
+    for options in [&["--unsigned"][..], &[]] {
+        let proof_lies_beside = options.is_empty();
         let setup = if proof_lies_beside { CommandSetup::new(&upstream) } else { sealed(&upstream) };
-        let import = [&["import", tree.to_str().unwrap()][..], more].concat();
-        setup.out(&import).await;
+        let import = [&["import", tree.to_str().unwrap()][..], options].concat();
+        setup.stdout_of(&import).await;
         let blobs = setup.home.blobs();
         flip_the_middle(&blobs[0]);
         std::fs::remove_file(&blobs[1]).unwrap();
-        let output = setup.out(&import).await;
+        let output = setup.stdout_of(&import).await;
         assert!(output.contains("2 archives already") && output.contains("2 archives\n"), "{output}");
         assert!(output.contains("the stored archive was damaged"), "{output}");
-        let verified = setup.out(&["verify"]).await;
+        let verified = setup.stdout_of(&["verify"]).await;
         assert!(verified.contains("everything is intact"), "{verified}");
         assert_eq!(setup.home.blobs(), blobs);
     }
 }
 
-/// A disk that is full is nothing that a file of the tree did.
+/// The report names the full disk as the cause, not a file of the tree.
 #[tokio::test]
-async fn a_disk_that_is_full_ends_an_import_and_no_file_is_blamed_for_it() {
+async fn a_full_disk_ends_an_import_and_is_reported_as_the_cause() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null").size(3_000_000));
     let (outside, tree) = site(&upstream);
-    outside.out(&["export", tree.to_str().unwrap(), "--platform", "linux_amd64", "--for", "acme/null"]).await;
+    outside.stdout_of(&["export", tree.to_str().unwrap(), "--platform", "linux_amd64", "--for", "acme/null"]).await;
     let setup = CommandSetup::new(&upstream);
     let larder = setup.serve();
-    larder.let_files_grow_to(Some(1_500_000));
+    larder.limit_file_size(Some(1_500_000));
     let output = setup.run(&["import", tree.to_str().unwrap()]).await;
     assert_eq!(output.code, Some(1), "{output:?}");
     assert!(!output.out.contains("REFUSED") && !output.out.contains("refused"), "{output:?}");
     assert!(output.err.contains("importing ended early") && output.err.contains("the store failed"), "{output:?}");
     assert!(output.err.contains("raise the limit on the size of a file"), "{output:?}");
-    assert!(setup.home.blobs().is_empty() && setup.home.staged().is_empty(), "{:?}", setup.home.staged());
-    larder.let_files_grow_to(None);
-    let output = setup.out(&["import", tree.to_str().unwrap()]).await;
+    assert!(
+        setup.home.blobs().is_empty() && setup.home.partial_downloads().is_empty(),
+        "{:?}",
+        setup.home.partial_downloads()
+    );
+    larder.limit_file_size(None);
+    let output = setup.stdout_of(&["import", tree.to_str().unwrap()]).await;
     assert!(output.contains("by upstream's documents"), "{output}");
 }
 
 #[tokio::test]
-async fn nothing_is_evicted_for_what_stays_out_and_what_does_not_fit_offline_ends_the_import() {
+async fn refused_files_evict_nothing_and_a_file_that_does_not_fit_offline_ends_the_import() {
     let upstream = FakeUpstream::start().await;
-    upstream.publish(crate::support::warm_fixture::both(Provider::new("acme", "null").size(700_000)));
+    upstream.publish(crate::support::warm_fixture::both_platforms(Provider::new("acme", "null").size(700_000)));
     let (outside, tree) = site(&upstream);
-    outside.out(&["export", tree.to_str().unwrap(), "--platform", "linux_amd64", "--for", "acme/null"]).await;
+    outside.stdout_of(&["export", tree.to_str().unwrap(), "--platform", "linux_amd64", "--for", "acme/null"]).await;
     let zip = folder_of(&tree, "null").join(LINUX);
     flip_the_middle(&zip);
     let mut setup = CommandSetup::new(&upstream);
     setup.text = setup.text.replacen("[store]\n", "[store]\nmax_size = \"1MiB\"\n", 1);
-    setup.out(&["warm", "acme/null@1.2.0", "--platform", "darwin_arm64"]).await;
+    setup.stdout_of(&["warm", "acme/null@1.2.0", "--platform", "darwin_arm64"]).await;
     let stored = setup.home.blobs();
     let only = setup.home.path().join("only");
     let place = only.join(format!("{HOST}/acme/null"));
@@ -155,13 +159,13 @@ async fn nothing_is_evicted_for_what_stays_out_and_what_does_not_fit_offline_end
     assert!(output.code == Some(1) && output.err.contains("bytes do not fit"), "{output:?}");
     assert_eq!(setup.home.blobs(), stored);
     setup.text = setup.text.replace("[network]\noffline = true\n", "");
-    setup.out(&["import", only.to_str().unwrap()]).await;
+    setup.stdout_of(&["import", only.to_str().unwrap()]).await;
     assert!(setup.home.blobs().len() == 1 && setup.home.blobs() != stored);
 }
 
-/// Upstreams ask for minutes, and an operator waits for the verdict.
+/// Upstreams may send a Retry-After of minutes while an operator waits for the result.
 #[tokio::test]
-async fn an_upstream_that_asks_for_time_is_asked_once_and_is_not_waited_for() {
+async fn an_import_sends_one_request_to_a_rate_limiting_upstream_and_does_not_wait() {
     let upstream = upstream().await;
     let (outside, tree) = site(&upstream);
     export(&outside, &tree).await;

@@ -1,5 +1,4 @@
-//! DESIGN, promise 11: a client that asks for many archives and leaves each has larder fetch only so many of them at
-//! one time.
+//! DESIGN, promise 11: the number of fills that one client started and abandoned is limited.
 
 use futures_util::future::join_all;
 
@@ -12,15 +11,15 @@ use crate::support::upstream::{FakeUpstream, Provider, Target};
 
 /// The limit of fills without a waiting client, for one address.
 const MOST: usize = 16;
-const LARGE: usize = 2_000_000;
+const LARGE_BYTES: usize = 2_000_000;
 
-/// Asks as the client of this address, seen through a trusted proxy.
+/// Sends a GET as the client of this address, behind a trusted proxy.
 async fn get_as(larder: &Larder, address: &str, path: &str) -> Answer {
     larder.get_with(path, &[("x-forwarded-for", address)]).await
 }
 
-/// Asks as this client, and leaves as soon as the answer has begun.
-async fn ask_and_leave(larder: &Larder, address: &str, path: &str) {
+/// Sends a GET as this client and disconnects as soon as the response has begun.
+async fn get_and_disconnect(larder: &Larder, address: &str, path: &str) {
     let request = client().get(format!("{}{path}", larder.base())).header("x-forwarded-for", address);
     let response = request.send().await.unwrap();
     assert_eq!(response.status(), 200, "{path}");
@@ -33,12 +32,15 @@ fn is_refused(answer: Answer, subject: &str) {
     assert!(text.contains(reason) && text.contains("ask again when they have ended"), "{text}");
 }
 
-/// A connection that is closed is noticed a moment later.
+/// Waits until larder has noticed the closed connections.
 async fn nobody_waits_for(larder: &Larder, fills: usize) {
-    until("nobody waits", async || larder.metric("larder_fills_unattended").await == fills as f64).await;
+    until("larder counts the abandoned downloads", async || {
+        larder.metric("larder_fills_unattended").await == fills as f64
+    })
+    .await;
 }
 
-/// One that has the documents of these providers, and believes whom 127.0.0.1 names.
+/// A larder with the documents of these providers, and with 127.0.0.1 as a trusted proxy.
 async fn larder_of(upstream: &FakeUpstream, names: &[String]) -> (Larder, Vec<String>) {
     let larder = Larder::mirroring(upstream).server("trusted_proxies = [\"127.0.0.1\"]").start().await;
     let mut paths = Vec::new();
@@ -52,20 +54,20 @@ async fn publishing(count: usize) -> (FakeUpstream, Vec<String>) {
     let upstream = FakeUpstream::start().await;
     let names: Vec<String> = (0..count).map(|number| format!("p{number}")).collect();
     for name in &names {
-        upstream.publish(Provider::new("acme", name).size(LARGE));
+        upstream.publish(Provider::new("acme", name).size(LARGE_BYTES));
     }
     (upstream, names)
 }
 
-/// DESIGN, promises 4 and 11: those who leave cancel nothing, and start only so many; a client that joins, another one,
-/// and the same one once they have ended are answered as ever.
+/// DESIGN, promises 4 and 11: clients that disconnect cancel nothing and can start a limited number of fills. Clients that
+/// join a fill, other clients, and the same client after the fills are served as usual.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_client_that_leaves_many_downloads_starts_no_more_of_them_until_they_end() {
+async fn a_client_that_abandons_many_downloads_starts_no_more_until_they_end() {
     let (upstream, names) = publishing(MOST + 2).await;
     let (larder, paths) = larder_of(&upstream, &names).await;
-    let gate = upstream.hold_after(Target::Archive, LARGE / 2);
+    let gate = upstream.hold_after(Target::Archive, LARGE_BYTES / 2);
     for path in &paths[..MOST] {
-        ask_and_leave(&larder, "192.0.2.1", path).await;
+        get_and_disconnect(&larder, "192.0.2.1", path).await;
     }
     let beyond = &paths[MOST];
     nobody_waits_for(&larder, MOST).await;
@@ -89,19 +91,22 @@ async fn a_client_that_leaves_many_downloads_starts_no_more_of_them_until_they_e
     assert_eq!(upstream.count_of(Target::Archive), MOST + 2);
 }
 
-/// DESIGN, promise 11: starting many downloads before leaving each gets no client more of them. The partial files of
-/// the abandoned ones are resumed by the next request.
+/// DESIGN, promise 11: of many downloads that a client starts and then abandons, sixteen continue. The next request resumes
+/// the partial files of the others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn of_many_abandoned_downloads_sixteen_continue() {
     let (upstream, names) = publishing(3 * MOST).await;
     let (larder, paths) = larder_of(&upstream, &names).await;
-    let gate = upstream.hold_after(Target::Archive, LARGE / 2);
+    let gate = upstream.hold_after(Target::Archive, LARGE_BYTES / 2);
     let client = client();
     let requests = paths.iter().map(|path| client.get(format!("{}{path}", larder.base())).send());
     let begun: Vec<_> = join_all(requests).await.into_iter().map(Result::unwrap).collect();
     assert_eq!(larder.metric("larder_fills_under_way").await, (3 * MOST) as f64);
     drop(begun);
-    until("some are given up", async || larder.metric("larder_fills_under_way").await == MOST as f64).await;
+    until("the downloads beyond the limit are cancelled", async || {
+        larder.metric("larder_fills_under_way").await == MOST as f64
+    })
+    .await;
     nobody_waits_for(&larder, MOST).await;
     gate.open();
     nobody_waits_for(&larder, 0).await;
@@ -113,12 +118,12 @@ async fn of_many_abandoned_downloads_sixteen_continue() {
     assert_eq!(upstream.count_of(Target::Archive), 5 * MOST, "each that was given up is asked for once more");
 }
 
-/// DESIGN, promise 11: HEAD waits for no byte, so it counts as a client that left; GET joins its download.
+/// DESIGN, promise 11: a HEAD request does not wait for the body, so its download counts as abandoned; a GET joins it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_download_started_by_head_counts_as_unattended() {
     let (upstream, names) = publishing(MOST + 1).await;
     let (larder, paths) = larder_of(&upstream, &names).await;
-    let gate = upstream.hold_after(Target::Archive, LARGE / 2);
+    let gate = upstream.hold_after(Target::Archive, LARGE_BYTES / 2);
     for path in &paths[..MOST] {
         larder.head(path).await.expect(200);
     }
@@ -135,10 +140,10 @@ async fn a_download_started_by_head_counts_as_unattended() {
 
 /// DESIGN, promise 11: a client that stays is not limited, however many archives it waits for.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_client_that_waits_may_have_as_many_downloads_as_it_likes() {
+async fn downloads_of_a_waiting_client_are_not_limited() {
     let (upstream, names) = publishing(2 * MOST).await;
     let (larder, paths) = larder_of(&upstream, &names).await;
-    let gate = upstream.hold_after(Target::Archive, LARGE / 2);
+    let gate = upstream.hold_after(Target::Archive, LARGE_BYTES / 2);
     let client = client();
     let waiting: Vec<_> =
         paths.iter().map(|path| tokio::spawn(send(client.get(format!("{}{path}", larder.base()))))).collect();
@@ -153,13 +158,13 @@ async fn a_client_that_waits_may_have_as_many_downloads_as_it_likes() {
 /// The same limit for modules: archives and the documents that wait for them, together with
 /// those of providers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_client_that_leaves_many_modules_starts_no_more_of_them_until_they_end() {
+async fn a_client_that_abandons_many_module_downloads_starts_no_more_until_they_end() {
     let fixture = ModuleFixture::start().await;
     let names: Vec<String> = (0..=MOST).map(|number| format!("m{number}")).collect();
     for (seed, name) in (1..).zip(&names) {
-        fixture.put(name, &tar_gz(&[("noise", &noise(seed, 20_000))]));
+        fixture.publish_archive(name, &tar_gz(&[("noise", &noise(seed, 20_000))]));
     }
-    fixture.registry.publish(Provider::new("acme", "null").size(LARGE));
+    fixture.registry.publish(Provider::new("acme", "null").size(LARGE_BYTES));
     let larder = fixture.larder().server("trusted_proxies = [\"127.0.0.1\"]").start().await;
     let archive = larder.archive_path("null", "1.2.0").await;
     let gate = fixture.archives.hold_after(Target::ModuleArchive, 10_000);
@@ -167,14 +172,15 @@ async fn a_client_that_leaves_many_modules_starts_no_more_of_them_until_they_end
     for (number, name) in names[..MOST].iter().enumerate() {
         let path = if number % 2 == 0 { download_path(name) } else { archive_of(name) };
         let request = client().get(format!("{}{path}", larder.base())).header("x-forwarded-for", "2001:db8::1");
-        let asking = tokio::spawn(send(request));
-        until("it is started", async || larder.metric("larder_fills_under_way").await == (number + 1) as f64).await;
-        asking.abort();
-        assert!(asking.await.is_err());
+        let pending_request = tokio::spawn(send(request));
+        until("the download is started", async || larder.metric("larder_fills_under_way").await == (number + 1) as f64)
+            .await;
+        pending_request.abort();
+        assert!(pending_request.await.is_err());
     }
     let beyond = &names[MOST];
     nobody_waits_for(&larder, MOST).await;
-    // Another address of the same network.
+    // A client with another address of the same network.
     let same = "2001:db8::2:3";
     is_refused(get_as(&larder, same, &archive_of(beyond)).await, "the archive of registry.terraform.io/acme/m16/test");
     is_refused(

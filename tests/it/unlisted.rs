@@ -1,5 +1,5 @@
-//! A version that upstream's list lacks does not exist: nothing of it is requested, stored or recorded (DESIGN,
-//! promises 1 and 11).
+//! A version that is missing from upstream's list does not exist: larder requests, stores and records nothing of it
+//! (DESIGN, promises 1 and 11).
 
 use crate::support::http::get;
 use crate::support::larder::{HOST, Larder};
@@ -8,7 +8,7 @@ use crate::support::upstream::{FakeUpstream, Module, Provider, Target};
 
 /// DESIGN, promise 11: a registry that answers for any version fills neither the store nor the first-seen records.
 #[tokio::test]
-async fn a_version_that_a_readable_list_does_not_name_is_not_found() {
+async fn a_version_that_is_missing_from_a_readable_list_is_404() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null"));
     let list = {
@@ -22,20 +22,20 @@ async fn a_version_that_a_readable_list_does_not_name_is_not_found() {
     upstream.serve_json("/v1/providers/acme/null/versions", &list);
     let larder = Larder::mirroring(&upstream).start().await;
     larder.document("null", "1.2.0").await.expect(200);
-    let before = (larder.folder.files("seen"), larder.folder.files("documents"));
+    let records_before = (larder.folder.files("seen"), larder.folder.files("documents"));
     upstream.forget_requests();
     for number in 0..20 {
         let refused = larder.document("null", &format!("9.0.{number}")).await.expect(404).text();
         assert!(refused.contains("does not name"), "{refused}");
     }
-    assert_eq!((larder.folder.files("seen"), larder.folder.files("documents")), before);
+    assert_eq!((larder.folder.files("seen"), larder.folder.files("documents")), records_before);
     assert_eq!(upstream.count_of(Target::Everything), 0, "the list was fresh, and nothing else is asked");
 }
 
-/// The same for modules: their first-seen records survive a purge, so none must be written.
+/// For an unlisted module version no first-seen record is written, because such records survive a purge.
 #[tokio::test]
 async fn an_invented_version_of_a_module_leaves_no_record() {
-    let fixture = ModuleFixture::of_one().await;
+    let fixture = ModuleFixture::with_one_module().await;
     let larder = fixture.larder().start().await;
     larder.get(&path("1.0.0")).await.expect(204);
     // A registry that answers for any version.
@@ -44,21 +44,21 @@ async fn an_invented_version_of_a_module_leaves_no_record() {
         let location = http::Response::builder().status(204).header("x-terraform-get", &url).body(String::new());
         fixture.registry.serve(&format!("/v1/modules/acme/one/test/9.0.{number}/download"), location.unwrap());
     }
-    let before = larder.folder.files("seen");
+    let records_before = larder.folder.files("seen");
     for number in 0..20 {
         let refused = larder.get(&path(&format!("9.0.{number}"))).await.expect(404).text();
         assert!(refused.contains("does not name"), "{refused}");
     }
-    assert_eq!(larder.folder.files("seen"), before);
+    assert_eq!(larder.folder.files("seen"), records_before);
 }
 
 fn path(version: &str) -> String {
     format!("/registry/{HOST}/v1/modules/acme/one/test/{version}/download")
 }
 
-/// A version that was published a moment ago is found, however fresh the list that does not name it.
+/// A version that was just published is found although the cached list without it is still fresh.
 #[tokio::test]
-async fn a_list_that_does_not_name_a_version_is_asked_again_before_it_is_believed() {
+async fn a_list_without_the_version_is_revalidated_before_the_404() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null"));
     let larder = Larder::mirroring(&upstream).start().await;
@@ -71,9 +71,9 @@ async fn a_list_that_does_not_name_a_version_is_asked_again_before_it_is_believe
     assert_eq!(upstream.count_of(Target::Versions), 2);
 }
 
-/// Where the list cannot be read, what upstream says of the version itself counts.
+/// If the list cannot be read, larder requests the version itself.
 #[tokio::test]
-async fn a_version_is_asked_for_where_no_list_can_be_read() {
+async fn a_version_is_requested_if_no_list_can_be_read() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null"));
     upstream.fault(Target::Versions, crate::support::upstream::Fault::Html);
@@ -122,8 +122,8 @@ async fn the_status_counts_first_seen_records() {
     larder.document("null", "1.2.0").await.expect(200);
     larder.document("null", "1.3.0").await.expect(200);
     assert_eq!(counted(&larder).await, (2, true));
-    larder.tell("purge", "acme/null").await;
+    larder.run_command("purge", "acme/null").await;
     let folder = larder.stop().await;
-    let larder = Larder::mirroring(&upstream).on(&folder).start().await;
+    let larder = Larder::mirroring(&upstream).store_at(&folder).start().await;
     assert_eq!(counted(&larder).await, (2, true));
 }

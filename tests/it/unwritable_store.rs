@@ -1,5 +1,4 @@
-//! A store that takes nothing although the disk has space: a size limit, a missing folder, a folder that cannot be
-//! written.
+//! A store that cannot be written although the disk has space: a size limit, a missing folder, a read-only folder.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -8,27 +7,27 @@ use larder::clock::Clock;
 
 use crate::support::http::{Answer, client, get};
 use crate::support::larder::{Folder, Larder};
-use crate::support::package_fixture::{LARGE, PackageFixture, SMALL, TAIL};
+use crate::support::package_fixture::{LARGE_BYTES, PackageFixture, SMALL_BYTES, TAIL_BYTES};
 use crate::support::until;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, SigningKey, Target};
 
 /// A part of the store, replaced by a file.
-struct InTheWay {
+struct BlockedPath {
     part: PathBuf,
-    away: PathBuf,
+    moved: PathBuf,
 }
 
-impl InTheWay {
+impl BlockedPath {
     fn of(folder: &Folder, part: &str) -> Self {
-        let (part, away) = (folder.path().join("v1").join(part), folder.path().join("away"));
-        std::fs::rename(&part, &away).unwrap();
-        std::fs::write(&part, "in the way").unwrap();
-        Self { part, away }
+        let (part, moved) = (folder.path().join("v1").join(part), folder.path().join("away"));
+        std::fs::rename(&part, &moved).unwrap();
+        std::fs::write(&part, "obstacle").unwrap();
+        Self { part, moved }
     }
 
-    fn goes(self) {
+    fn restore(self) {
         std::fs::remove_file(&self.part).unwrap();
-        std::fs::rename(&self.away, &self.part).unwrap();
+        std::fs::rename(&self.moved, &self.part).unwrap();
     }
 }
 
@@ -36,61 +35,61 @@ fn archive(upstream: &FakeUpstream, name: &str) -> Vec<u8> {
     upstream.archive_bytes("acme", name, "1.2.0", "linux_amd64")
 }
 
-fn is_passed(answer: &Answer, zip: &[u8]) {
+fn assert_passed_through(answer: &Answer, zip: &[u8]) {
     assert_eq!((answer.status, answer.header("cache-status")), (200, "larder; fwd=miss"));
     assert!(answer.body == zip);
 }
 
 /// DESIGN, promise 9: an archive that no eviction could make space for is passed through, and nothing is evicted.
 #[tokio::test]
-async fn an_archive_larger_than_the_store_may_be_is_passed_through() {
+async fn an_archive_larger_than_the_store_limit_is_passed_through() {
     let upstream = FakeUpstream::start().await;
-    upstream.publish(Provider::new("acme", "small").size(SMALL));
-    upstream.publish(Provider::new("acme", "large").size(LARGE));
+    upstream.publish(Provider::new("acme", "small").size(SMALL_BYTES));
+    upstream.publish(Provider::new("acme", "large").size(LARGE_BYTES));
     let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").start().await;
     let small = larder.archive_path("small", "1.2.0").await;
     larder.get(&small).await.expect(200);
     let large = larder.archive_path("large", "1.2.0").await;
     for passed in 1..=2 {
-        is_passed(&larder.get(&large).await, &archive(&upstream, "large"));
+        assert_passed_through(&larder.get(&large).await, &archive(&upstream, "large"));
         assert_eq!(larder.metric("larder_passed_through_total").await, f64::from(passed));
     }
     assert!(larder.get(&small).await.expect(200).has_cache_status("larder; hit"));
-    assert!(larder.folder.staged().is_empty());
+    assert!(larder.folder.partial_downloads().is_empty());
 }
 
 /// DESIGN, promise 9: HEAD and Range are answered as for any archive that is not stored, and HEAD fetches no body.
 #[tokio::test]
 async fn a_pass_through_ignores_ranges() {
     let upstream = FakeUpstream::start().await;
-    upstream.publish(Provider::new("acme", "null").size(LARGE));
+    upstream.publish(Provider::new("acme", "null").size(LARGE_BYTES));
     let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").start().await;
     let path = larder.archive_path("null", "1.2.0").await;
     let zip = archive(&upstream, "null");
     let head = larder.head(&path).await.expect(200);
     assert_eq!(head.header("content-length"), zip.len().to_string());
     let answer = larder.get_with(&path, &[("range", "bytes=0-9")]).await;
-    is_passed(&answer, &zip);
+    assert_passed_through(&answer, &zip);
     for name in ["accept-ranges", "content-range", "etag"] {
         assert_eq!(answer.header(name), "", "{name}");
     }
 }
 
-/// DESIGN, promise 9: a stage that cannot be made costs the keeping, not the answer.
+/// DESIGN, promise 9: without a staging file, the response is served and the archive is not stored.
 #[tokio::test]
-async fn without_a_place_to_stage_everything_is_answered_and_nothing_is_kept() {
-    for size in [SMALL, LARGE] {
+async fn without_a_staging_folder_requests_are_served_and_nothing_is_stored() {
+    for size in [SMALL_BYTES, LARGE_BYTES] {
         let upstream = FakeUpstream::start().await;
         upstream.publish(Provider::new("acme", "null").size(size));
         let larder = Larder::mirroring(&upstream).start().await;
-        let in_the_way = InTheWay::of(&larder.folder, "staging");
+        let blocked_path = BlockedPath::of(&larder.folder, "staging");
         let path = larder.archive_path("null", "1.2.0").await;
         larder.versions("null").await.expect(200);
         for _ in 0..2 {
-            is_passed(&larder.get(&path).await, &archive(&upstream, "null"));
+            assert_passed_through(&larder.get(&path).await, &archive(&upstream, "null"));
         }
         assert!(larder.folder.blobs().is_empty());
-        in_the_way.goes();
+        blocked_path.restore();
         assert_eq!(larder.archive_path("null", "1.2.0").await, path);
         assert!(larder.get(&path).await.expect(200).has_cache_status("stored"));
         assert!(larder.get(&path).await.expect(200).has_cache_status("larder; hit"));
@@ -100,31 +99,31 @@ async fn without_a_place_to_stage_everything_is_answered_and_nothing_is_kept() {
 /// DESIGN, promise 9: where the bytes are verified and only the commit fails, verification alone releases the tail, and
 /// the bytes on disk are not fetched again.
 #[tokio::test]
-async fn an_archive_whose_commit_fails_is_released_by_its_proof() {
-    // Before the rename, and after it.
+async fn an_archive_whose_commit_fails_is_served_once_it_is_verified() {
+    // The commit fails before the rename, and after it.
     for part in ["blobs/sha256", "names"] {
-        for size in [SMALL, LARGE] {
-            let fixture = PackageFixture::with(size).await;
+        for size in [SMALL_BYTES, LARGE_BYTES] {
+            let fixture = PackageFixture::with_archive_size(size).await;
             let gate = fixture.upstream.hold_after(Target::Archive, size / 2);
-            let ask = || async { get(&fixture.url()).await };
-            let (first, ()) = tokio::join!(ask(), async {
+            let request_once = || async { get(&fixture.url()).await };
+            let (first, ()) = tokio::join!(request_once(), async {
                 fixture.upstream.wait_for(Target::Archive, 1).await;
-                let in_the_way = InTheWay::of(fixture.folder(), part);
+                let blocked_path = BlockedPath::of(fixture.folder(), part);
                 gate.open();
-                // The first request and later ones are answered while the file is in the way.
-                let second = ask().await;
+                // The first request and later ones are served while a file blocks the folder.
+                let second = request_once().await;
                 assert!(second.status == 200 && second.body == fixture.zip, "{part}");
-                let third = ask().await;
-                is_passed(&third, &fixture.zip);
+                let third = request_once().await;
+                assert_passed_through(&third, &fixture.zip);
                 assert_eq!(third.header("content-length"), fixture.zip.len().to_string());
                 assert!(fixture.folder().files("names").is_empty());
-                in_the_way.goes();
+                blocked_path.restore();
             });
             assert!(first.status == 200 && first.body == fixture.zip, "{part}");
             assert!(fixture.larder.get(&fixture.path).await.expect(200).has_cache_status("fwd=miss; stored"), "{part}");
             assert!(fixture.larder.get(&fixture.path).await.expect(200).has_cache_status("larder; hit"), "{part}");
             assert_eq!(fixture.archive_requests().len(), 1, "{part} {size}");
-            fixture.arrives_whole().await;
+            fixture.assert_complete().await;
         }
     }
 }
@@ -132,30 +131,30 @@ async fn an_archive_whose_commit_fails_is_released_by_its_proof() {
 /// DESIGN, promise 10: a damaged archive is not served even where it cannot be quarantined.
 #[tokio::test]
 async fn a_damaged_archive_that_cannot_be_quarantined_is_passed_through() {
-    for size in [SMALL, LARGE] {
-        let fixture = PackageFixture::with(size).await;
+    for size in [SMALL_BYTES, LARGE_BYTES] {
+        let fixture = PackageFixture::with_archive_size(size).await;
         fixture.larder.get(&fixture.path).await.expect(200);
         let blob = fixture.folder().blobs().remove(0);
         let file = std::fs::File::options().write(true).open(&blob).unwrap();
         file.set_len(size as u64 / 2).unwrap();
-        let in_the_way = InTheWay::of(fixture.folder(), "aside");
-        is_passed(&fixture.larder.get(&fixture.path).await, &fixture.zip);
-        in_the_way.goes();
+        let blocked_path = BlockedPath::of(fixture.folder(), "aside");
+        assert_passed_through(&fixture.larder.get(&fixture.path).await, &fixture.zip);
+        blocked_path.restore();
         assert!(fixture.larder.get(&fixture.path).await.expect(200).has_cache_status("stored"));
         assert!(fixture.larder.get(&fixture.path).await.expect(200).has_cache_status("larder; hit"));
     }
 }
 
-/// DESIGN, promise 9, and the table of DESIGN 4: a read-only disk does not weaken what was verified before.
+/// DESIGN, promise 9, and the table of DESIGN, section 4: a read-only disk does not weaken what was verified before.
 #[tokio::test]
-async fn a_version_republished_by_a_stranger_is_refused_although_nothing_can_be_written() {
+async fn a_version_republished_with_an_unknown_key_is_refused_on_an_unwritable_store() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null"));
-    let larder = Larder::mirroring(&upstream).nothing_stays_fresh().start().await;
+    let larder = Larder::mirroring(&upstream).always_revalidate().start().await;
     let before = larder.archive_path("null", "1.2.0").await;
     for part in ["staging", "documents"] {
-        let in_the_way = InTheWay::of(&larder.folder, part);
-        let stranger = SigningKey::another();
+        let blocked_path = BlockedPath::of(&larder.folder, part);
+        let stranger = SigningKey::new_key();
         upstream.publish(Provider::new("acme", "null").edition(2).signed_by(&stranger));
         let answer = larder.document("null", "1.2.0").await;
         match part {
@@ -163,7 +162,7 @@ async fn a_version_republished_by_a_stranger_is_refused_although_nothing_can_be_
             "staging" => assert_eq!(answer.expect(200).json()["download_url"], before.as_str()),
             _ => assert!(answer.expect(502).text().contains("it was published again")),
         }
-        in_the_way.goes();
+        blocked_path.restore();
     }
 }
 
@@ -173,12 +172,12 @@ async fn a_version_whose_record_could_not_be_written_is_known_by_its_proof_set()
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null").version("1.1.0"));
     upstream.publish(Provider::new("acme", "null"));
-    let larder = Larder::mirroring(&upstream).nothing_stays_fresh().start().await;
+    let larder = Larder::mirroring(&upstream).always_revalidate().start().await;
     larder.document("null", "1.1.0").await.expect(200);
-    let in_the_way = InTheWay::of(&larder.folder, "seen");
+    let blocked_path = BlockedPath::of(&larder.folder, "seen");
     let before = larder.archive_path("null", "1.2.0").await;
-    in_the_way.goes();
-    upstream.publish(Provider::new("acme", "null").edition(2).signed_by(&SigningKey::another()));
+    blocked_path.restore();
+    upstream.publish(Provider::new("acme", "null").edition(2).signed_by(&SigningKey::new_key()));
     assert_eq!(larder.archive_path("null", "1.2.0").await, before, "a stranger's set was let in");
 }
 
@@ -205,12 +204,12 @@ fn is_a_file(v1: &Path) {
 /// Losses of a store under a running larder.
 const LOSSES: [fn(&Path); 4] = [vanish, is_replaced, is_made_anew_empty, is_a_file];
 
-/// DESIGN 5: a store other than the locked one is neither read nor written; every request is still answered.
+/// DESIGN, section 5: a store other than the locked one is neither read nor written; every request is still answered.
 #[tokio::test]
-async fn a_store_lost_at_run_time_does_not_stop_answers() {
+async fn a_store_that_is_lost_at_run_time_fails_no_request() {
     for (number, loss) in LOSSES.into_iter().enumerate() {
-        for size in [SMALL, LARGE] {
-            let fixture = PackageFixture::with(size).await;
+        for size in [SMALL_BYTES, LARGE_BYTES] {
+            let fixture = PackageFixture::with_archive_size(size).await;
             fixture.larder.get(&fixture.path).await.expect(200);
             is_complete(&fixture.larder).await;
             let v1 = fixture.folder().path().join("v1");
@@ -221,7 +220,7 @@ async fn a_store_lost_at_run_time_does_not_stop_answers() {
                 get(&format!("{listener}/healthz")).await.expect(200);
             }
             for _ in 0..2 {
-                is_passed(&fixture.larder.get(&fixture.path).await, &fixture.zip);
+                assert_passed_through(&fixture.larder.get(&fixture.path).await, &fixture.zip);
             }
             assert_eq!(fixture.larder.archive_path("null", "1.2.0").await, fixture.path);
             fixture.larder.versions("null").await.expect(200);
@@ -235,7 +234,7 @@ async fn a_store_lost_at_run_time_does_not_stop_answers() {
 /// Waits until no write is in progress, the `h1:` hashes included.
 async fn is_complete(larder: &Larder) {
     let names = || larder.folder.files("names").into_iter().map(|name| std::fs::read_to_string(name).unwrap());
-    until("the h1 is computed", async || names().all(|name| name.contains("h1:"))).await;
+    until("the `h1:` hash is recorded", async || names().all(|name| name.contains("h1:"))).await;
 }
 
 fn tree(folder: &Path) -> Vec<PathBuf> {
@@ -254,23 +253,23 @@ fn tree(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// DESIGN 5: one that comes back is used again, as it was: nothing of it was taken for gone meanwhile.
+/// DESIGN, section 5: a store that comes back is used again; larder did not treat its content as deleted in between.
 #[tokio::test]
 async fn a_store_that_comes_back_is_used_again() {
     let upstream = FakeUpstream::start().await;
     for name in ["one", "two"] {
-        upstream.publish(Provider::new("acme", name).size(LARGE));
+        upstream.publish(Provider::new("acme", name).size(LARGE_BYTES));
     }
-    let larder = Larder::mirroring(&upstream).store("max_size = \"5MiB\"").nothing_stays_fresh().start().await;
+    let larder = Larder::mirroring(&upstream).store("max_size = \"5MiB\"").always_revalidate().start().await;
     let one = larder.archive_path("one", "1.2.0").await;
     larder.get(&one).await.expect(200);
     is_complete(&larder).await;
-    let (v1, away) = (larder.folder.path().join("v1"), larder.folder.path().join("away"));
-    std::fs::rename(&v1, &away).unwrap();
-    // It would need the first one's space.
+    let (v1, moved) = (larder.folder.path().join("v1"), larder.folder.path().join("away"));
+    std::fs::rename(&v1, &moved).unwrap();
+    // The second archive would need the space of the first one.
     let two = larder.archive_path("two", "1.2.0").await;
-    is_passed(&larder.get(&two).await, &archive(&upstream, "two"));
-    std::fs::rename(&away, &v1).unwrap();
+    assert_passed_through(&larder.get(&two).await, &archive(&upstream, "two"));
+    std::fs::rename(&moved, &v1).unwrap();
 
     larder.get("/readyz").await.expect(200);
     assert!(larder.get(&one).await.expect(200).has_cache_status("larder; hit"));
@@ -278,14 +277,14 @@ async fn a_store_that_comes_back_is_used_again() {
     assert!(larder.get(&two).await.expect(200).has_cache_status("larder; hit"));
 }
 
-/// DESIGN, promise 12: offline there is no upstream, and the answer names the lost store.
+/// DESIGN, promise 12: offline, the error names the lost store.
 #[tokio::test]
-async fn offline_a_store_that_is_lost_is_said() {
-    let fixture = PackageFixture::with(SMALL).await;
+async fn offline_errors_name_a_lost_store() {
+    let fixture = PackageFixture::with_archive_size(SMALL_BYTES).await;
     fixture.larder.get(&fixture.path).await.expect(200);
     let (folder, path) = (fixture.larder.stop().await, fixture.path);
     let clock = Clock::system();
-    let offline = Larder::mirroring(&fixture.upstream).network("offline = true").clock(&clock).on(&folder);
+    let offline = Larder::mirroring(&fixture.upstream).network("offline = true").clock(&clock).store_at(&folder);
     let larder = offline.start().await;
     larder.get(&path).await.expect(200);
     vanish(&folder.path().join("v1"));
@@ -297,40 +296,40 @@ async fn offline_a_store_that_is_lost_is_said() {
     }
 }
 
-/// DESIGN, promise 4: clients that were given one length get that length or an abort, however upstream changes it.
+/// DESIGN, promise 4: a client gets the announced length or an abort, even if upstream changes the length.
 #[tokio::test]
-async fn an_upstream_that_announces_another_length_when_it_resumes_is_not_believed() {
-    for more in [-1_isize, 1] {
-        let fixture = PackageFixture::with(LARGE).await;
-        let other = fixture.zip.len().checked_add_signed(more).unwrap();
-        let gate = fixture.upstream.hold_after(Target::Archive, LARGE / 2 - 1);
-        fixture.upstream.fault(Target::Archive, Fault::Truncated(LARGE / 2));
-        let asking = tokio::spawn(crate::support::http::receive(client().get(fixture.url())));
+async fn a_resumed_response_with_another_length_is_aborted() {
+    for difference in [-1_isize, 1] {
+        let fixture = PackageFixture::with_archive_size(LARGE_BYTES).await;
+        let other = fixture.zip.len().checked_add_signed(difference).unwrap();
+        let gate = fixture.upstream.hold_after(Target::Archive, LARGE_BYTES / 2 - 1);
+        fixture.upstream.fault(Target::Archive, Fault::Truncated(LARGE_BYTES / 2));
+        let pending_request = tokio::spawn(crate::support::http::receive(client().get(fixture.url())));
         fixture.upstream.wait_for(Target::Archive, 1).await;
         fixture.upstream.fault(Target::Archive, Fault::Announces(other));
         gate.open();
-        fixture.broke_off(&asking.await.unwrap());
-        assert!(fixture.folder().staged().is_empty(), "what it contradicts was built on");
-        fixture.heals().await;
+        fixture.assert_truncated(&pending_request.await.unwrap());
+        assert!(fixture.folder().partial_downloads().is_empty(), "what it contradicts was built on");
+        fixture.assert_recovers().await;
     }
 }
 
-/// DESIGN, promise 3: a length that is wrong from the start makes no whole body: too many bytes are refused, too few
+/// DESIGN, promise 3: with a wrong announced length no body is complete: excess bytes are refused, and missing bytes are
 /// awaited.
 #[tokio::test]
-async fn an_upstream_that_announces_a_wrong_length_is_not_believed() {
-    for (size, more) in [(LARGE, -1_isize), (LARGE, 1), (SMALL, -1), (SMALL, 1)] {
-        let fixture = PackageFixture::with(size).await;
-        let announced = fixture.zip.len().checked_add_signed(more).unwrap();
+async fn a_body_with_a_wrong_announced_length_is_never_complete() {
+    for (size, difference) in [(LARGE_BYTES, -1_isize), (LARGE_BYTES, 1), (SMALL_BYTES, -1), (SMALL_BYTES, 1)] {
+        let fixture = PackageFixture::with_archive_size(size).await;
+        let announced = fixture.zip.len().checked_add_signed(difference).unwrap();
         fixture.upstream.fault(Target::Archive, Fault::Announces(announced));
-        if size == LARGE {
+        if size == LARGE_BYTES {
             let received = fixture.larder.receive(&fixture.path).await;
-            assert_eq!((received.status, received.is_whole), (200, false), "{more}");
-            assert!(received.body.len() <= announced - TAIL && fixture.zip.starts_with(&received.body));
+            assert_eq!((received.status, received.is_complete), (200, false), "{difference}");
+            assert!(received.body.len() <= announced - TAIL_BYTES && fixture.zip.starts_with(&received.body));
             assert!(fixture.folder().blobs().is_empty());
         } else {
             fixture.larder.get(&fixture.path).await.expect(502);
         }
-        fixture.heals().await;
+        fixture.assert_recovers().await;
     }
 }

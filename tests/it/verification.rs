@@ -2,7 +2,7 @@
 //! served.
 
 use crate::support::larder::{Folder, Larder};
-use crate::support::package_fixture::{LARGE, PackageFixture, SMALL, TAIL};
+use crate::support::package_fixture::{LARGE_BYTES, PackageFixture, SMALL_BYTES, TAIL_BYTES};
 use crate::support::rows::each_row;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, SigningKey, Target};
 
@@ -28,15 +28,15 @@ async fn urls(larder: &Larder) -> [String; 3] {
 
 fn no_archive_is_kept(folder: &Folder) {
     assert_eq!(folder.blobs(), Vec::<std::path::PathBuf>::new());
-    assert_eq!(folder.staged(), Vec::<std::path::PathBuf>::new());
+    assert_eq!(folder.partial_downloads(), Vec::<std::path::PathBuf>::new());
 }
 
 async fn it_heals(upstream: &FakeUpstream, larder: &Larder, path: &str) {
-    upstream.heal();
+    upstream.clear_faults();
     let healed = larder.get(path).await.expect(200);
     assert!(healed.body == zip(upstream));
     assert_eq!(larder.folder.blobs().len(), 1);
-    assert!(larder.folder.staged().is_empty());
+    assert!(larder.folder.partial_downloads().is_empty());
 }
 
 /// DESIGN, promise 1: a small archive is verified before the status line, and a page of a captive portal is not an
@@ -44,18 +44,18 @@ async fn it_heals(upstream: &FakeUpstream, larder: &Larder, path: &str) {
 #[tokio::test]
 async fn wrong_bytes_that_are_found_before_the_status_line_are_a_502_with_the_verdict() {
     let rows = [
-        ("a wrong byte in a small archive", (SMALL, Fault::WrongBytes)),
-        ("a wrong last byte in a small archive", (SMALL, Fault::WrongLastByte)),
-        ("a page in place of a small archive", (SMALL, Fault::Html)),
-        ("a page in place of a large archive", (LARGE, Fault::Html)),
+        ("a wrong byte in a small archive", (SMALL_BYTES, Fault::WrongBytes)),
+        ("a wrong last byte in a small archive", (SMALL_BYTES, Fault::WrongLastByte)),
+        ("a page in place of a small archive", (SMALL_BYTES, Fault::Html)),
+        ("a page in place of a large archive", (LARGE_BYTES, Fault::Html)),
     ];
     each_row(rows, async |(size, fault)| {
-        let fixture = PackageFixture::with(size).await;
+        let fixture = PackageFixture::with_archive_size(size).await;
         fixture.upstream.fault(Target::Archive, fault);
         let refused = fixture.larder.get(&fixture.path).await.expect(502).text();
         assert!(refused.contains("its verified SHA256SUMS say"), "{refused}");
         no_archive_is_kept(fixture.folder());
-        fixture.heals().await;
+        fixture.assert_recovers().await;
     })
     .await;
 }
@@ -65,13 +65,13 @@ async fn wrong_bytes_that_are_found_before_the_status_line_are_a_502_with_the_ve
 async fn a_large_archive_with_wrong_bytes_is_broken_off_before_its_tail() {
     let rows = [("a wrong byte in the middle", Fault::WrongBytes), ("a wrong last byte", Fault::WrongLastByte)];
     each_row(rows, async |fault| {
-        let fixture = PackageFixture::with(LARGE).await;
+        let fixture = PackageFixture::with_archive_size(LARGE_BYTES).await;
         fixture.upstream.fault(Target::Archive, fault);
         let received = fixture.larder.receive(&fixture.path).await;
-        assert_eq!((received.status, received.is_whole), (200, false));
-        assert!(received.body.len() <= fixture.zip.len() - TAIL, "{}", received.body.len());
+        assert_eq!((received.status, received.is_complete), (200, false));
+        assert!(received.body.len() <= fixture.zip.len() - TAIL_BYTES, "{}", received.body.len());
         no_archive_is_kept(fixture.folder());
-        fixture.heals().await;
+        fixture.assert_recovers().await;
         assert_eq!(fixture.upstream.count_of(Target::Archive), 2);
     })
     .await;
@@ -92,7 +92,7 @@ fn unproven() -> [(&'static str, (Fault, &'static str)); 6] {
 /// DESIGN, promise 2: nothing of an unproven set is answered.
 #[tokio::test]
 async fn without_a_stored_set_nothing_of_an_unverified_one_is_answered() {
-    let upstream = publishing(SMALL).await;
+    let upstream = publishing(SMALL_BYTES).await;
     let [archive, sums, signature] = urls(&Larder::mirroring(&upstream).start().await).await;
     each_row(unproven(), async |(fault, verdict)| {
         let larder = Larder::mirroring(&upstream).start().await;
@@ -103,9 +103,9 @@ async fn without_a_stored_set_nothing_of_an_unverified_one_is_answered() {
             let refused = larder.get(path).await.expect(502).text();
             assert!(refused.contains(verdict), "{path}: {refused}");
         }
-        assert!(larder.folder.sets().is_empty());
+        assert!(larder.folder.proof_sets().is_empty());
         no_archive_is_kept(&larder.folder);
-        upstream.heal();
+        upstream.clear_faults();
         assert_eq!(urls(&larder).await, [archive.clone(), sums.clone(), signature.clone()]);
         assert_eq!(larder.get(&sums).await.expect(200).body, upstream.sums_bytes("acme", "null", "1.2.0"));
         assert_eq!(larder.get(&signature).await.expect(200).body, upstream.signature_bytes("acme", "null", "1.2.0"));
@@ -118,8 +118,8 @@ async fn without_a_stored_set_nothing_of_an_unverified_one_is_answered() {
 #[tokio::test]
 async fn a_stored_set_stays_when_the_new_one_does_not_verify() {
     each_row(unproven(), async |(fault, _)| {
-        let upstream = publishing(SMALL).await;
-        let larder = Larder::mirroring(&upstream).nothing_stays_fresh().start().await;
+        let upstream = publishing(SMALL_BYTES).await;
+        let larder = Larder::mirroring(&upstream).always_revalidate().start().await;
         let before = larder.document("null", "1.2.0").await.expect(200);
         let [archive, sums, signature] = urls(&larder).await;
         larder.get(&archive).await.expect(200);
@@ -130,7 +130,7 @@ async fn a_stored_set_stays_when_the_new_one_does_not_verify() {
         assert!(larder.get(&archive).await.expect(200).body == zip(&upstream));
         assert_eq!(larder.get(&sums).await.expect(200).body, upstream.sums_bytes("acme", "null", "1.2.0"));
         assert_eq!(larder.get(&signature).await.expect(200).body, upstream.signature_bytes("acme", "null", "1.2.0"));
-        upstream.heal();
+        upstream.clear_faults();
         let healed = larder.document("null", "1.2.0").await.expect(200);
         assert!(healed.has_cache_status("fwd=stale; stored"), "{}", healed.header("cache-status"));
         assert_eq!(healed.body, before.body);
@@ -142,8 +142,8 @@ async fn a_stored_set_stays_when_the_new_one_does_not_verify() {
 /// count.
 #[tokio::test]
 async fn a_set_that_no_listed_key_signed_is_kept_only_where_the_policy_says_so() {
-    let no_key = null().size(SMALL).without_keys();
-    let another = null().size(SMALL).listed_keys(&[SigningKey::another()]);
+    let no_key = null().size(SMALL_BYTES).without_keys();
+    let another = null().size(SMALL_BYTES).listed_keys(&[SigningKey::new_key()]);
     let not_listed = Some("which the registry does not list");
     let rows = [
         ("no key under signature", (&no_key, "signature", Some("lists no signing key"))),
@@ -156,15 +156,15 @@ async fn a_set_that_no_listed_key_signed_is_kept_only_where_the_policy_says_so()
     each_row(rows, async |(provider, policy, verdict)| {
         let upstream = FakeUpstream::start().await;
         upstream.publish(provider.clone());
-        let larder = Larder::mirroring(&upstream).with(&format!("verification = \"{policy}\"")).start().await;
+        let larder = Larder::mirroring(&upstream).upstream_lines(&format!("verification = \"{policy}\"")).start().await;
         if let Some(verdict) = verdict {
             let refused = larder.document("null", "1.2.0").await.expect(502).text();
             assert!(refused.contains(verdict), "{refused}");
-            assert!(larder.folder.sets().is_empty());
+            assert!(larder.folder.proof_sets().is_empty());
         } else {
             let path = larder.archive_path("null", "1.2.0").await;
             assert!(larder.get(&path).await.expect(200).body == zip(&upstream));
-            assert_eq!(larder.folder.sets().len(), 1);
+            assert_eq!(larder.folder.proof_sets().len(), 1);
         }
     })
     .await;
@@ -173,13 +173,13 @@ async fn a_set_that_no_listed_key_signed_is_kept_only_where_the_policy_says_so()
 /// DESIGN, promise 1: no policy lets other bytes in than SHA256SUMS names.
 #[tokio::test]
 async fn the_checksum_policy_still_refuses_wrong_bytes_and_wrong_sums() {
-    let upstream = publishing(SMALL).await;
-    let larder = Larder::mirroring(&upstream).with("verification = \"checksum\"").start().await;
+    let upstream = publishing(SMALL_BYTES).await;
+    let larder = Larder::mirroring(&upstream).upstream_lines("verification = \"checksum\"").start().await;
     let rows = [("sums without the archive", Fault::ArchiveNotInSums), ("another shasum", Fault::WrongShasum)];
     each_row(rows, async |fault| {
         upstream.fault(Target::Document, fault);
         larder.document("null", "1.2.0").await.expect(502);
-        upstream.heal();
+        upstream.clear_faults();
     })
     .await;
     let path = larder.archive_path("null", "1.2.0").await;
@@ -194,9 +194,9 @@ async fn the_checksum_policy_still_refuses_wrong_bytes_and_wrong_sums() {
 #[tokio::test]
 async fn a_missing_signature_is_no_reason_to_tell_where_it_should_have_been() {
     let upstream = FakeUpstream::builder().signed_urls().start().await;
-    upstream.publish(null().size(SMALL));
+    upstream.publish(null().size(SMALL_BYTES));
     upstream.fault(Target::Signature, Fault::Status(404));
-    let larder = Larder::mirroring(&upstream).with("verification = \"checksum\"").start().await;
+    let larder = Larder::mirroring(&upstream).upstream_lines("verification = \"checksum\"").start().await;
     let document = larder.document("null", "1.2.0").await.expect(200);
     assert!(!document.text().contains(&upstream.origin()), "{}", document.text());
     assert!(!document.text().contains("sig="), "{}", document.text());
@@ -210,17 +210,17 @@ async fn a_missing_signature_is_no_reason_to_tell_where_it_should_have_been() {
 #[tokio::test]
 async fn a_weak_digest_or_a_revoked_key_proves_nothing() {
     let rows = [
-        ("a weak digest", (SigningKey::weak(), "too weak")),
-        ("a revoked key", (SigningKey::revoked(), "has been revoked")),
+        ("a weak digest", (SigningKey::new_sha1_key(), "too weak")),
+        ("a revoked key", (SigningKey::new_revoked_key(), "has been revoked")),
     ];
     each_row(rows, async |(key, verdict)| {
         let upstream = FakeUpstream::start().await;
-        upstream.publish(null().size(SMALL).signed_by(&key));
+        upstream.publish(null().size(SMALL_BYTES).signed_by(&key));
         let larder = Larder::mirroring(&upstream).start().await;
         let refused = larder.document("null", "1.2.0").await.expect(502);
         assert!(refused.text().contains(verdict), "{}", refused.text());
-        assert!(larder.folder.sets().is_empty());
-        upstream.publish(null().size(SMALL));
+        assert!(larder.folder.proof_sets().is_empty());
+        upstream.publish(null().size(SMALL_BYTES));
         let path = larder.archive_path("null", "1.2.0").await;
         it_heals(&upstream, &larder, &path).await;
     })
@@ -230,15 +230,15 @@ async fn a_weak_digest_or_a_revoked_key_proves_nothing() {
 /// The table: neither replaces the stored set.
 #[tokio::test]
 async fn a_weak_digest_or_a_revoked_key_does_not_replace_the_stored_set() {
-    let rows = [("a weak digest", SigningKey::weak()), ("a revoked key", SigningKey::revoked())];
+    let rows = [("a weak digest", SigningKey::new_sha1_key()), ("a revoked key", SigningKey::new_revoked_key())];
     each_row(rows, async |key| {
-        let upstream = publishing(SMALL).await;
-        let larder = Larder::mirroring(&upstream).nothing_stays_fresh().start().await;
+        let upstream = publishing(SMALL_BYTES).await;
+        let larder = Larder::mirroring(&upstream).always_revalidate().start().await;
         let before = larder.document("null", "1.2.0").await.expect(200);
         let [archive, sums, signature] = urls(&larder).await;
         let old = larder.get(&archive).await.expect(200).body;
         let old_files = [larder.get(&sums).await.expect(200).body, larder.get(&signature).await.expect(200).body];
-        upstream.publish(null().size(SMALL).edition(2).signed_by(&key));
+        upstream.publish(null().size(SMALL_BYTES).edition(2).signed_by(&key));
         let stale = larder.document("null", "1.2.0").await.expect(200);
         assert!(
             stale.has_cache_status("detail=stale") && stale.body == before.body,
@@ -248,7 +248,7 @@ async fn a_weak_digest_or_a_revoked_key_does_not_replace_the_stored_set() {
         assert!(larder.get(&archive).await.expect(200).body == old);
         let files = [larder.get(&sums).await.expect(200).body, larder.get(&signature).await.expect(200).body];
         assert_eq!(files, old_files);
-        upstream.publish(null().size(SMALL).edition(2));
+        upstream.publish(null().size(SMALL_BYTES).edition(2));
         let path = larder.archive_path("null", "1.2.0").await;
         assert!(larder.get(&path).await.expect(200).body == zip(&upstream));
     })

@@ -53,8 +53,8 @@ async fn upstream_with(provider: Provider) -> FakeUpstream {
     upstream
 }
 
-fn impatient(upstream: &FakeUpstream) -> Builder {
-    Larder::mirroring(upstream).nothing_stays_fresh()
+fn always_revalidating(upstream: &FakeUpstream) -> Builder {
+    Larder::mirroring(upstream).always_revalidate()
 }
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -68,13 +68,13 @@ async fn a_set_is_one_file_and_its_sums_and_signature_are_asked_for_together() {
     let both_are_asked = async {
         upstream.wait_for(Target::Sums, 1).await;
         upstream.wait_for(Target::Signature, 1).await;
-        assert!(larder.folder.sets().is_empty());
+        assert!(larder.folder.proof_sets().is_empty());
         sums.open();
         signature.open();
     };
     let (answer, ()) = tokio::join!(document(&larder), both_are_asked);
     leads_to(&larder, &answer, &truth(&upstream)).await;
-    assert_eq!(larder.folder.sets().len(), 1);
+    assert_eq!(larder.folder.proof_sets().len(), 1);
     let requests = [Target::Document, Target::Sums, Target::Signature].map(|target| upstream.count_of(target));
     assert_eq!(requests, [1, 1, 1]);
 }
@@ -84,7 +84,7 @@ async fn a_set_is_one_file_and_its_sums_and_signature_are_asked_for_together() {
 #[tokio::test]
 async fn a_half_published_set_is_not_taken_until_it_is_whole() {
     let upstream = upstream_with(edition(1)).await;
-    let larder = impatient(&upstream).start().await;
+    let larder = always_revalidating(&upstream).start().await;
     let before = document(&larder).await;
     let old = truth(&upstream);
     leads_to(&larder, &before, &old).await;
@@ -98,20 +98,20 @@ async fn a_half_published_set_is_not_taken_until_it_is_whole() {
     let empty = Larder::mirroring(&upstream).start().await;
     let refused = empty.document("null", "1.2.0").await.expect(502).text();
     assert!(refused.contains("acme/null") && refused.contains("the download document as"), "{refused}");
-    assert!(empty.folder.sets().is_empty());
+    assert!(empty.folder.proof_sets().is_empty());
 
-    upstream.heal();
+    upstream.clear_faults();
     for larder in [&larder, &empty] {
         leads_to(larder, &document(larder).await, &truth(&upstream)).await;
     }
-    assert_eq!((larder.folder.sets().len(), larder.folder.blobs().len()), (1, 2));
+    assert_eq!((larder.folder.proof_sets().len(), larder.folder.blobs().len()), (1, 2));
 }
 
 /// DESIGN, promise 2: the sums are new, the document says 304.
 #[tokio::test]
 async fn new_sums_under_an_unchanged_document_replace_the_old_ones() {
     let upstream = upstream_with(edition(1)).await;
-    let larder = impatient(&upstream).start().await;
+    let larder = always_revalidating(&upstream).start().await;
     let before = document(&larder).await;
     let old = truth(&upstream);
     upstream.publish(edition(1).platform("linux_amd64").platform("darwin_arm64"));
@@ -127,7 +127,7 @@ async fn new_sums_under_an_unchanged_document_replace_the_old_ones() {
 #[tokio::test]
 async fn an_unchanged_set_is_confirmed_without_a_byte() {
     let upstream = upstream_with(edition(1)).await;
-    let larder = impatient(&upstream).start().await;
+    let larder = always_revalidating(&upstream).start().await;
     let before = document(&larder).await;
     upstream.forget_requests();
     let after = document(&larder).await;
@@ -186,7 +186,7 @@ async fn while_only_the_predecessors_archive_is_stored_its_set_answers_for_an_up
 async fn while_only_the_predecessors_archive_is_stored_its_set_answers_for_files_that_are_down_and_offline() {
     let mut upstream = FakeUpstream::builder().releases_elsewhere().start().await;
     upstream.publish(edition(1));
-    let larder = impatient(&upstream).start().await;
+    let larder = always_revalidating(&upstream).start().await;
     let old = truth(&upstream);
     leads_to(&larder, &document(&larder).await, &old).await;
     upstream.publish(edition(2));
@@ -197,7 +197,7 @@ async fn while_only_the_predecessors_archive_is_stored_its_set_answers_for_files
     leads_to(&larder, &answer, &old).await;
 
     let folder = larder.stop().await;
-    let sealed = Larder::mirroring(&upstream).network("offline = true").on(&folder).start().await;
+    let sealed = Larder::mirroring(&upstream).network("offline = true").store_at(&folder).start().await;
     leads_to(&sealed, &document(&sealed).await, &old).await;
 }
 
@@ -205,7 +205,7 @@ async fn while_only_the_predecessors_archive_is_stored_its_set_answers_for_files
 #[tokio::test]
 async fn while_only_the_predecessors_archive_is_stored_its_set_answers_for_a_deleted_version() {
     let upstream = upstream_with(edition(1)).await;
-    let larder = impatient(&upstream).start().await;
+    let larder = always_revalidating(&upstream).start().await;
     let old = truth(&upstream);
     leads_to(&larder, &document(&larder).await, &old).await;
     upstream.publish(edition(2));
@@ -220,7 +220,7 @@ async fn while_only_the_predecessors_archive_is_stored_its_set_answers_for_a_del
 #[tokio::test]
 async fn a_version_republished_by_its_known_key_is_served_and_the_old_archive_is_kept() {
     let upstream = upstream_with(edition(1)).await;
-    let larder = impatient(&upstream).start().await;
+    let larder = always_revalidating(&upstream).start().await;
     let (before, old) = (document(&larder).await, truth(&upstream));
     leads_to(&larder, &before, &old).await;
     upstream.publish(edition(2));
@@ -233,12 +233,13 @@ async fn a_version_republished_by_its_known_key_is_served_and_the_old_archive_is
 #[tokio::test]
 async fn a_version_republished_without_a_known_signature_does_not_replace_the_stored_set() {
     let rows = [
-        ("by a stranger", ("signature", edition(1), edition(2).signed_by(&SigningKey::another()))),
+        ("by a stranger", ("signature", edition(1), edition(2).signed_by(&SigningKey::new_key()))),
         ("unsigned", ("signature-if-keys", edition(1).without_keys(), edition(2).without_keys())),
     ];
     each_row(rows, async |(policy, first, again)| {
         let upstream = upstream_with(first.clone()).await;
-        let larder = impatient(&upstream).with(&format!("verification = \"{policy}\"")).start().await;
+        let larder =
+            always_revalidating(&upstream).upstream_lines(&format!("verification = \"{policy}\"")).start().await;
         let (before, old) = (document(&larder).await, truth(&upstream));
         leads_to(&larder, &before, &old).await;
         upstream.publish(again);
@@ -248,7 +249,7 @@ async fn a_version_republished_without_a_known_signature_does_not_replace_the_st
             assert_eq!(stale.body, before.body);
         }
         leads_to(&larder, &before, &old).await;
-        assert_eq!((larder.folder.sets().len(), larder.folder.blobs().len()), (1, 1));
+        assert_eq!((larder.folder.proof_sets().len(), larder.folder.blobs().len()), (1, 1));
         upstream.publish(first);
         let healed = document(&larder).await;
         assert!(healed.has_cache_status("fwd=stale; stored"), "{}", healed.header("cache-status"));
@@ -275,11 +276,11 @@ async fn a_verified_version_is_remembered_when_nothing_of_it_is_stored() {
     leads_to(&larder, &document(&larder).await, &truth(&upstream)).await;
     let folder = forgetful(larder).await;
 
-    upstream.publish(edition(2).signed_by(&SigningKey::another()));
-    let larder = Larder::mirroring(&upstream).on(&folder).start().await;
+    upstream.publish(edition(2).signed_by(&SigningKey::new_key()));
+    let larder = Larder::mirroring(&upstream).store_at(&folder).start().await;
     let refused = larder.document("null", "1.2.0").await.expect(502);
     assert!(refused.text().contains("it was published again"), "{}", refused.text());
-    assert!(folder.sets().is_empty() && folder.blobs().is_empty());
+    assert!(folder.proof_sets().is_empty() && folder.blobs().is_empty());
 
     upstream.publish(edition(3));
     leads_to(&larder, &document(&larder).await, &truth(&upstream)).await;
@@ -311,7 +312,7 @@ async fn an_expired_archive_url_is_reported_while_its_document_is_down() {
     assert!(refused.contains("acme/null") && refused.contains(&upstream.origin()), "{refused}");
     assert!(!refused.contains("sig="), "{refused}");
     assert!(larder.folder.blobs().is_empty());
-    upstream.heal();
+    upstream.clear_faults();
     leads_to(&larder, &answer, &truth(&upstream)).await;
 }
 
@@ -327,7 +328,7 @@ async fn an_archive_that_its_own_document_does_not_lead_to_is_a_502() {
         larder.get(&urls(&answer)[0]).await.expect(502);
         assert_eq!((upstream.count_of(Target::Document), upstream.count_of(Target::Archive)), (1, 2));
         assert!(larder.folder.blobs().is_empty());
-        upstream.heal();
+        upstream.clear_faults();
         leads_to(&larder, &answer, &truth(&upstream)).await;
     })
     .await;
@@ -348,8 +349,8 @@ async fn sums_that_their_own_document_does_not_lead_to_are_a_502() {
         upstream.fault(target.clone(), Fault::Status(status));
         larder.document("null", "1.2.0").await.expect(502);
         assert_eq!((upstream.count_of(Target::Document), upstream.count_of(target)), (2, 2));
-        assert!(larder.folder.sets().is_empty());
-        upstream.heal();
+        assert!(larder.folder.proof_sets().is_empty());
+        upstream.clear_faults();
         leads_to(&larder, &document(&larder).await, &truth(&upstream)).await;
     })
     .await;

@@ -1,14 +1,14 @@
 //! The part of an archive that a client gets before verification: with and without a length, whole and by Range.
 
 use crate::support::http::{client, receive};
-use crate::support::package_fixture::{LARGE, PackageFixture, SMALL, TAIL};
+use crate::support::package_fixture::{LARGE_BYTES, PackageFixture, SMALL_BYTES, TAIL_BYTES};
 use crate::support::rows::each_row;
 use crate::support::upstream::{Fault, Target};
 
 /// DESIGN, promise 3: without a length, the first 1 MiB is withheld, then the body streams without a length.
 #[tokio::test]
 async fn an_archive_without_a_length_streams_after_its_first_mebibyte() {
-    let fixture = PackageFixture::with(LARGE).await;
+    let fixture = PackageFixture::with_archive_size(LARGE_BYTES).await;
     fixture.upstream.fault(Target::Archive, Fault::NoLength);
     let gate = fixture.upstream.hold_after(Target::Archive, (1 << 20) + 300_000);
     let mut response = client().get(fixture.url()).send().await.unwrap();
@@ -21,17 +21,17 @@ async fn an_archive_without_a_length_streams_after_its_first_mebibyte() {
         body.extend_from_slice(&piece);
     }
     assert!(body == fixture.zip);
-    fixture.arrives_whole().await;
+    fixture.assert_complete().await;
 }
 
 /// DESIGN, promise 3: a small one without a length is answered with one.
 #[tokio::test]
 async fn a_small_archive_without_a_length_is_verified_before_the_status_line() {
-    let fixture = PackageFixture::with(SMALL).await;
+    let fixture = PackageFixture::with_archive_size(SMALL_BYTES).await;
     fixture.upstream.fault(Target::Archive, Fault::NoLength);
     let answer = fixture.larder.get(&fixture.path).await.expect(200);
     assert_eq!(answer.header("content-length"), fixture.zip.len().to_string());
-    fixture.arrives_whole().await;
+    fixture.assert_complete().await;
 }
 
 /// DESIGN, promise 3: wrong bytes are refused where they are few, else broken off, without a length before the last
@@ -41,26 +41,26 @@ async fn wrong_bytes_never_look_complete() {
     let wrong = vec![Fault::WrongLastByte];
     let wrong_without_length = vec![Fault::NoLength, Fault::WrongLastByte];
     let rows = [
-        ("a small archive without a length", (SMALL, &wrong_without_length, None, 502)),
-        ("a large archive without a length", (LARGE, &wrong_without_length, None, 200)),
-        ("a range of a small archive", (SMALL, &wrong, Some("bytes=0-9"), 502)),
-        ("a range of a large archive", (LARGE, &wrong, Some("bytes=0-9"), 200)),
+        ("a small archive without a length", (SMALL_BYTES, &wrong_without_length, None, 502)),
+        ("a large archive without a length", (LARGE_BYTES, &wrong_without_length, None, 200)),
+        ("a range of a small archive", (SMALL_BYTES, &wrong, Some("bytes=0-9"), 502)),
+        ("a range of a large archive", (LARGE_BYTES, &wrong, Some("bytes=0-9"), 200)),
     ];
     each_row(rows, async |(size, faults, range, status)| {
-        let fixture = PackageFixture::with(size).await;
+        let fixture = PackageFixture::with_archive_size(size).await;
         for fault in faults {
             fixture.upstream.fault(Target::Archive, fault.clone());
         }
         let request = client().get(fixture.url());
         let received = receive(range.into_iter().fold(request, |request, range| request.header("range", range))).await;
         if status == 200 {
-            fixture.broke_off(&received);
+            fixture.assert_truncated(&received);
         } else {
-            assert_eq!((received.status, received.is_whole), (status, true));
+            assert_eq!((received.status, received.is_complete), (status, true));
             assert!(received.headers.get("retry-after").is_none(), "{:?}", received.headers);
         }
-        assert!(fixture.folder().staged().is_empty());
-        fixture.heals().await;
+        assert!(fixture.folder().partial_downloads().is_empty());
+        fixture.assert_recovers().await;
     })
     .await;
 }
@@ -68,7 +68,7 @@ async fn wrong_bytes_never_look_complete() {
 /// DESIGN, promise 3: HTTP/1.0 cannot mark a truncated body of unknown length, so such clients wait for the whole.
 #[tokio::test]
 async fn an_old_client_waits_for_an_archive_without_a_length() {
-    let fixture = PackageFixture::with(LARGE).await;
+    let fixture = PackageFixture::with_archive_size(LARGE_BYTES).await;
     fixture.upstream.fault(Target::Archive, Fault::NoLength);
     fixture.upstream.fault_once(Target::Archive, Fault::WrongLastByte);
     let ask = || receive(client().get(fixture.url()).version(reqwest::Version::HTTP_10));
@@ -78,23 +78,23 @@ async fn an_old_client_waits_for_an_archive_without_a_length() {
         (received.status, received.headers["content-length"].to_str().unwrap()),
         (200, fixture.zip.len().to_string().as_str())
     );
-    assert!(received.is_whole && received.body == fixture.zip);
+    assert!(received.is_complete && received.body == fixture.zip);
 }
 
 /// DESIGN, promise 3: a download without a length that is cut each time is a 502 up to 1 MiB, and broken off above.
 #[tokio::test]
 async fn a_download_without_a_length_that_is_always_cut_never_looks_complete() {
-    let fixture = PackageFixture::with(LARGE).await;
+    let fixture = PackageFixture::with_archive_size(LARGE_BYTES).await;
     fixture.upstream.fault(Target::Archive, Fault::RangeIgnored);
     fixture.upstream.fault(Target::Archive, Fault::NoLengthTruncated(1_000_000));
     fixture.larder.get(&fixture.path).await.expect(502);
-    fixture.heals().await;
+    fixture.assert_recovers().await;
 
-    let fixture = PackageFixture::with(LARGE).await;
+    let fixture = PackageFixture::with_archive_size(LARGE_BYTES).await;
     fixture.upstream.fault(Target::Archive, Fault::RangeIgnored);
     fixture.upstream.fault(Target::Archive, Fault::NoLengthTruncated(fixture.zip.len() - 1));
-    fixture.broke_off(&fixture.larder.receive(&fixture.path).await);
-    fixture.heals().await;
+    fixture.assert_truncated(&fixture.larder.receive(&fixture.path).await);
+    fixture.assert_recovers().await;
 }
 
 /// DESIGN, promise 3: Range is ignored until the archive is stored.
@@ -102,7 +102,7 @@ async fn a_download_without_a_length_that_is_always_cut_never_looks_complete() {
 async fn a_range_of_a_cold_archive_is_answered_with_the_whole() {
     let rows = [("its first bytes", "bytes=0-9"), ("its last bytes", "bytes=-10"), ("its rest", "bytes=2999000-")];
     each_row(rows, async |range| {
-        let fixture = PackageFixture::with(LARGE).await;
+        let fixture = PackageFixture::with_archive_size(LARGE_BYTES).await;
         let gate = fixture.upstream.hold_after(Target::Archive, 2_000_000);
         let request = client().get(fixture.url()).header("range", range);
         let response = request.send().await.unwrap();
@@ -122,15 +122,15 @@ async fn a_range_of_a_cold_archive_is_answered_with_the_whole() {
 /// DESIGN, promise 3: bytes stream as they arrive, and none of the last 64 KiB leaves before the archive is committed.
 #[tokio::test]
 async fn the_tail_is_sent_only_when_the_archive_is_committed() {
-    let fixture = PackageFixture::with(LARGE).await;
+    let fixture = PackageFixture::with_archive_size(LARGE_BYTES).await;
     let gate = fixture.upstream.hold_after(Target::Archive, fixture.zip.len() - 1);
     let mut response = client().get(fixture.url()).send().await.unwrap();
     assert_eq!(response.content_length(), Some(fixture.zip.len() as u64));
     let mut body = Vec::new();
-    while body.len() < fixture.zip.len() - TAIL {
+    while body.len() < fixture.zip.len() - TAIL_BYTES {
         body.extend_from_slice(&response.chunk().await.unwrap().unwrap());
     }
-    assert_eq!(body.len(), fixture.zip.len() - TAIL);
+    assert_eq!(body.len(), fixture.zip.len() - TAIL_BYTES);
     assert!(fixture.folder().blobs().is_empty());
     gate.open();
     body.extend_from_slice(&response.chunk().await.unwrap().unwrap());
@@ -144,11 +144,11 @@ async fn the_tail_is_sent_only_when_the_archive_is_committed() {
 /// DESIGN, promise 3: no client gets bytes that did not arrive.
 #[tokio::test]
 async fn bytes_are_streamed_as_soon_as_they_arrive() {
-    let fixture = PackageFixture::with(LARGE).await;
+    let fixture = PackageFixture::with_archive_size(LARGE_BYTES).await;
     let gate = fixture.upstream.hold_after(Target::Archive, 1_000_000);
     let mut response = client().get(fixture.url()).send().await.unwrap();
     let mut body = Vec::new();
-    while body.len() < 1_000_000 - TAIL {
+    while body.len() < 1_000_000 - TAIL_BYTES {
         body.extend_from_slice(&response.chunk().await.unwrap().unwrap());
     }
     assert!(body.len() <= 1_000_000);

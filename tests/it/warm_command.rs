@@ -11,10 +11,10 @@ use crate::support::command_setup;
 use crate::support::eventually;
 use crate::support::larder::{Folder, HOST};
 use crate::support::ports::free_port;
-use crate::support::process::{CommandOutput, command, run, serving};
+use crate::support::process::{CommandOutput, command, run, spawn_captured};
 use crate::support::reports::JobReport;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
-use crate::support::warm_fixture::{both, items};
+use crate::support::warm_fixture::{both_platforms, items};
 
 const AWS: &str = "registry.terraform.io/hashicorp/aws@5.31.0";
 const NULL: &str = "registry.terraform.io/hashicorp/null@3.2.2";
@@ -76,7 +76,7 @@ impl WarmCommandSetup {
     }
 }
 
-/// DESIGN 3: plain lines without a terminal: one for each archive when it ends, and a summary.
+/// DESIGN, section 3: plain lines without a terminal: one for each archive when it ends, and a summary.
 #[tokio::test]
 async fn each_archive_has_a_line_when_it_ends_and_then_there_is_a_summary() {
     let running = |aws: Value, null: Value| job(0, "running", &[aws, null]);
@@ -97,37 +97,37 @@ async fn each_archive_has_a_line_when_it_ends_and_then_there_is_a_summary() {
     assert!(summary.starts_with("2 archives: 1 already stored, 1 fetched; 3.0 MiB in "), "{summary}");
     assert_eq!(output.err, "");
 
-    let requests = setup.admin.asked();
+    let requests = setup.admin.requests();
     assert_eq!((&requests[0].method, requests[0].path.as_str()), (&Method::POST, "/admin/v1/warm"));
     assert_eq!(requests[0].headers["content-type"], "application/json");
     assert_eq!(requests[0].headers["authorization"], "Bearer 0123456789abcdef0123456789abcdef");
-    let order = json!({
+    let request = json!({
         "what": ["hashicorp/aws@~> 5.0", "hashicorp/null"], "platforms": ["linux_amd64", "darwin_arm64"]
     });
-    assert_eq!(serde_json::from_str::<Value>(&requests[0].body).unwrap(), order);
+    assert_eq!(serde_json::from_str::<Value>(&requests[0].body).unwrap(), request);
     let looks = &requests[1..];
     assert!(looks.iter().all(|look| look.method == Method::GET && look.path == "/admin/v1/jobs/0"), "{looks:?}");
     assert_eq!(looks.len(), 3, "it looked on after the end");
 }
 
 #[tokio::test]
-async fn everything_that_one_command_names_is_one_order() {
+async fn everything_that_one_command_names_is_one_job() {
     let items = [item(NULL, "fetched", 5, Some(5)), item(AWS, "fetched", 5, Some(5))];
     let setup = WarmCommandSetup::with(vec![Script::of(vec![job(0, "done", &items)])]).await;
     let arguments = [".terraform.lock.hcl", "hashicorp/null", "--pin", "--platform", "linux_amd64"];
     let output = setup.run(&arguments).await;
     assert_eq!(output.code, Some(0), "{output:?}");
     assert!(output.out.contains("2 archives: 2 fetched; 10 B in 0 s"), "{output:?}");
-    let requests = setup.admin.asked();
+    let requests = setup.admin.requests();
     assert_eq!((requests.len(), requests[0].path.as_str()), (1, "/admin/v1/warm"));
-    let order = json!({
+    let request = json!({
         "what": ["hashicorp/null"], "lock_files": [{ "name": ".terraform.lock.hcl", "text": LOCK }],
         "platforms": ["linux_amd64"], "pin": true,
     });
-    assert_eq!(serde_json::from_str::<Value>(&requests[0].body).unwrap(), order);
+    assert_eq!(serde_json::from_str::<Value>(&requests[0].body).unwrap(), request);
 }
 
-/// DESIGN 3: `--json` prints the job's last report and nothing else.
+/// DESIGN, section 3: `--json` prints the job's last report and nothing else.
 #[tokio::test]
 async fn as_json_the_last_report_of_each_job_is_printed() {
     let last = job(0, "done", &[item(AWS, "fetched", 5, Some(5))]);
@@ -155,15 +155,15 @@ async fn one_failing_archive_is_reported_with_its_reason_and_is_exit_status_1() 
 
 /// Ctrl-C ends the job, and says what stays of it.
 #[tokio::test]
-async fn ctrl_c_cancels_the_job_and_says_what_stays() {
+async fn ctrl_c_cancels_the_job_and_reports_stored_archives() {
     let fetching = job(0, "running", &[item(NULL, "fetched", 5, Some(5)), item(AWS, "fetching", 1, Some(9))]);
     let cancelled = job(0, "cancelled", &[item(NULL, "fetched", 5, Some(5)), item(AWS, "cancelled", 1, Some(9))]);
     let setup = WarmCommandSetup::with(vec![Script::of(vec![fetching]).when_cancelled(cancelled)]).await;
     let mut child = setup.command(&["hashicorp/aws"]).spawn().unwrap();
     let id = rustix::process::Pid::from_raw(child.id().try_into().unwrap()).unwrap();
-    eventually("it looks", async || (setup.admin.count(&Method::GET) >= 2).then_some(())).await;
+    eventually("the command polls the job", async || (setup.admin.count(&Method::GET) >= 2).then_some(())).await;
     rustix::process::kill_process(id, rustix::process::Signal::INT).unwrap();
-    let code = eventually("it ends", async || child.try_wait().unwrap()).await.code();
+    let code = eventually("the command ends", async || child.try_wait().unwrap()).await.code();
     let output = child.wait_with_output().unwrap();
     let (out, err) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
     assert_eq!(code, Some(130), "{out}{err}");
@@ -174,7 +174,7 @@ async fn ctrl_c_cancels_the_job_and_says_what_stays() {
 }
 
 #[tokio::test]
-async fn an_order_that_is_refused_is_reported() {
+async fn a_refused_warm_up_is_reported() {
     let setup = WarmCommandSetup::with(Vec::new()).await;
     setup.admin.refuse(400, "line 1, column 9: expected `{`");
     let output = setup.run(&["hashicorp/null", ".terraform.lock.hcl"]).await;
@@ -183,7 +183,7 @@ async fn an_order_that_is_refused_is_reported() {
 }
 
 #[tokio::test]
-async fn an_order_that_cannot_be_warmed_is_refused_before_any_request() {
+async fn an_invalid_warm_up_is_refused_before_any_request() {
     let setup = WarmCommandSetup::with(Vec::new()).await;
     for (arguments, output) in [
         (&["./no-such"][..], "there is no file and no folder \"./no-such\""),
@@ -195,14 +195,14 @@ async fn an_order_that_cannot_be_warmed_is_refused_before_any_request() {
         assert!(ended.err.contains(output), "{arguments:?}: {ended:?}");
     }
     assert_eq!(setup.run(&[]).await.code, Some(2));
-    assert!(setup.admin.asked().is_empty());
+    assert!(setup.admin.requests().is_empty());
 }
 
 /// A configuration without a larder, and the upstream that it is to mirror.
 async fn without_larder() -> (command_setup::CommandSetup, FakeUpstream) {
     let upstream = FakeUpstream::start().await;
     for name in ["null", "other"] {
-        upstream.publish(both(Provider::new("acme", name)));
+        upstream.publish(both_platforms(Provider::new("acme", name)));
     }
     let mut setup = command_setup::CommandSetup::new(&upstream);
     // Not made yet, in a folder that is not made yet either.
@@ -223,9 +223,9 @@ async fn is_served(setup: &command_setup::CommandSetup, upstream: &FakeUpstream,
     assert_eq!(larder.terminate().await, Some(0));
 }
 
-/// DESIGN 3: where no larder runs, a command opens the store itself; with warming, a store may begin.
+/// DESIGN, section 3: where no larder runs, a command opens the store itself; with warming, a store may begin.
 #[tokio::test]
-async fn where_no_larder_runs_it_fetches_into_a_store_of_its_own_making() {
+async fn without_a_running_larder_warm_creates_a_store_and_fetches_into_it() {
     let (setup, upstream) = without_larder().await;
     let lock = setup.home.path().join(".terraform.lock.hcl");
     std::fs::write(&lock, format!("provider \"{HOST}/acme/other\" {{\n  version = \"1.2.0\"\n}}\n")).unwrap();
@@ -252,7 +252,7 @@ async fn where_no_larder_runs_it_fetches_into_a_store_of_its_own_making() {
 }
 
 #[tokio::test]
-async fn where_no_larder_runs_a_failure_is_reported_once_and_the_rest_is_stored() {
+async fn without_a_running_larder_a_failure_is_reported_once_and_the_other_archives_are_stored() {
     let (setup, upstream) = without_larder().await;
     upstream.fault(Target::Archive.of("other"), Fault::WrongBytes);
     let output = setup.run(&["warm", "acme/null", "acme/other", "--platform", "linux_amd64"]).await;
@@ -265,7 +265,7 @@ async fn where_no_larder_runs_a_failure_is_reported_once_and_the_rest_is_stored(
 
 /// The store is closed as after any other end.
 #[tokio::test]
-async fn where_no_larder_runs_a_refused_order_is_reported_too() {
+async fn without_a_running_larder_a_refused_warm_up_is_reported_too() {
     let (setup, upstream) = without_larder().await;
     let lock = setup.home.path().join(".terraform.lock.hcl");
     std::fs::write(&lock, "provider {").unwrap();
@@ -278,18 +278,18 @@ async fn where_no_larder_runs_a_refused_order_is_reported_too() {
 
 /// Both stop it, and complete archives stay.
 #[tokio::test]
-async fn where_no_larder_runs_ctrl_c_and_sigterm_end_it_and_what_was_fetched_stays() {
+async fn without_a_running_larder_ctrl_c_and_sigterm_end_warm_and_fetched_archives_stay() {
     for signal in [Signal::INT, Signal::TERM] {
         let (setup, upstream) = without_larder().await;
         let gate = upstream.hold(Target::Archive.of("other"));
         let file = setup.file();
         let arguments =
             ["warm", "acme/null", "acme/other", "--platform", "linux_amd64", "--config", file.to_str().unwrap()];
-        let (mut child, out, err) = serving(command(setup.home.path(), &arguments));
+        let (mut child, out, err) = spawn_captured(command(setup.home.path(), &arguments));
         out.line_with("fetched ").await;
         upstream.wait_for(Target::Archive.of("other"), 1).await;
         child.send(signal);
-        let code = child.ended().await;
+        let code = child.wait_for_exit().await;
         assert_eq!(code, Some(130), "{}{}", out.text(), err.text());
         out.line_with("2 archives: 1 fetched, 1 cancelled").await;
         err.line_with("stopped: 1 archive is stored").await;
@@ -321,19 +321,21 @@ async fn values_of_the_command_line_choose_the_module_that_is_warmed() {
     std::fs::write(setup.home.path().join("prod.tfvars"), "v = \"absent\"\n").unwrap();
     let (work, file) = (folder.to_str().unwrap(), setup.home.path().join("prod.tfvars"));
     let file = file.to_str().unwrap();
-    let plan = async |more: &[&str]| setup.run(&[&["plan", work, "--platform", "linux_amd64"], more].concat()).await;
+    let plan =
+        async |options: &[&str]| setup.run(&[&["plan", work, "--platform", "linux_amd64"], options].concat()).await;
     assert_eq!(setup.run(&["warm", "acme/null", "--platform", "linux_amd64"]).await.code, Some(0));
     let output = plan(&[]).await;
     assert!(output.out.contains("var.v, which has no default and no value that larder sees"), "{output:?}");
-    for (more, name) in [(&["--var-file", file][..], "absent"), (&["--var-file", file, "--var", "v=other"], "other")] {
-        let output = plan(more).await;
+    for (options, name) in [(&["--var-file", file][..], "absent"), (&["--var-file", file, "--var", "v=other"], "other")]
+    {
+        let output = plan(options).await;
         assert!(output.out.contains(&format!("acme/{name}/test")) && output.code == Some(3), "{output:?}");
     }
     assert!(upstream.requests().iter().any(|request| request.path.ends_with("/acme/other/test/versions")));
-    for (more, reason) in
+    for (options, reason) in
         [(["--var", "v"], "is not NAME=VALUE"), (["--var-file", "/nowhere"], "/nowhere cannot be read")]
     {
-        let output = plan(&more).await;
+        let output = plan(&options).await;
         assert!(output.code == Some(1) && output.err.contains(reason), "{output:?}");
     }
     let output = setup.run(&["plan", "acme/null", "--var", "v=x"]).await;

@@ -10,26 +10,26 @@ use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::process::Process;
 use crate::support::reports::CommandReport;
 use crate::support::upstream::{FakeUpstream, Provider, Target};
-use crate::support::warm_fixture::{PLATFORMS, WarmFixture, both};
+use crate::support::warm_fixture::{PLATFORMS, WarmFixture, both_platforms};
 
 async fn upstream_with(names: &[&str], size: usize) -> FakeUpstream {
     let upstream = FakeUpstream::start().await;
     for name in names {
-        upstream.publish(both(Provider::new("acme", name).size(size)));
+        upstream.publish(both_platforms(Provider::new("acme", name).size(size)));
     }
     upstream
 }
 
 const LOCK_FILE: &str = "provider \"registry.terraform.io/acme/null\" {\n  version = \"1.2.0\"\n}\n";
 
-/// DESIGN 3: what changes something needs the token; pages and rebound names are refused whatever they know.
+/// DESIGN, section 3: what changes something needs the token; pages and rebound names are refused whatever they know.
 #[tokio::test]
 async fn jobs_are_started_and_stopped_with_the_token_only_and_never_by_a_web_page() {
     let upstream = upstream_with(&["null"], 100).await;
     let larder = Larder::mirroring(&upstream).start().await;
     let held_requests = upstream.hold(Target::Archive);
     let fixture = WarmFixture::of(&larder);
-    let path = fixture.begin(&json!({ "what": ["acme/null"] })).await;
+    let path = fixture.start_job(&json!({ "what": ["acme/null"] })).await;
     let bearer = format!("Bearer {}", larder.token());
     let port = larder.admin().rsplit_once(':').unwrap().1.to_owned();
     let jobs = fixture.get("/admin/v1/jobs").await.expect(200).json();
@@ -38,29 +38,32 @@ async fn jobs_are_started_and_stopped_with_the_token_only_and_never_by_a_web_pag
         ("POST", "/admin/v1/warm", "text/plain", LOCK_FILE),
         ("DELETE", path.as_str(), "application/json", ""),
     ] {
-        let ask = |headers: &[(&str, &str)]| {
+        let request_once = |headers: &[(&str, &str)]| {
             let request = client().request(method.parse().unwrap(), format!("{}{path}", larder.admin()));
             let request = request.header("content-type", kind).body(body);
             send(headers.iter().fold(request, |request, (name, value)| request.header(*name, *value)))
         };
-        ask(&[]).await.unwrap().expect(401);
-        ask(&[("authorization", "Bearer x")]).await.unwrap().expect(401);
+        request_once(&[]).await.unwrap().expect(401);
+        request_once(&[("authorization", "Bearer x")]).await.unwrap().expect(401);
         let known = ("authorization", bearer.as_str());
         for origin in ["null", "https://evil.example", &larder.admin()] {
-            ask(&[known, ("origin", origin)]).await.unwrap().expect(403);
+            request_once(&[known, ("origin", origin)]).await.unwrap().expect(403);
         }
-        ask(&[known, ("host", &format!("evil.example:{port}"))]).await.unwrap().expect(403);
+        request_once(&[known, ("host", &format!("evil.example:{port}"))]).await.unwrap().expect(403);
     }
     for path in ["/admin/v1/jobs", &path] {
         let page = client().get(format!("{}{path}", larder.admin())).header("origin", "https://evil.example");
         send(page).await.unwrap().expect(403);
     }
     // Nothing was started, and nothing stopped.
-    let now = fixture.get("/admin/v1/jobs").await.expect(200).json();
-    assert_eq!(now["jobs"].as_array().unwrap().len(), 1);
-    assert_eq!((&now["jobs"][0]["id"], &now["jobs"][0]["state"]), (&jobs["jobs"][0]["id"], &json!("running")));
+    let jobs_afterwards = fixture.get("/admin/v1/jobs").await.expect(200).json();
+    assert_eq!(jobs_afterwards["jobs"].as_array().unwrap().len(), 1);
+    assert_eq!(
+        (&jobs_afterwards["jobs"][0]["id"], &jobs_afterwards["jobs"][0]["state"]),
+        (&jobs["jobs"][0]["id"], &json!("running"))
+    );
     held_requests.open();
-    assert_eq!(fixture.ended(&path).await.state, "done");
+    assert_eq!(fixture.finished_job(&path).await.state, "done");
 }
 
 /// This machine's own platform, where none is named.
@@ -69,21 +72,22 @@ async fn without_a_platform_this_machines_own_is_warmed() {
     let upstream = upstream_with(&["null"], 100).await;
     let larder = Larder::mirroring(&upstream).start().await;
     let fixture = WarmFixture::of(&larder);
-    let here = larder::address::Platform::of_this_machine().to_string();
+    let platform = larder::address::Platform::of_this_machine().to_string();
     let job = fixture.warm(&json!({ "what": ["acme/null"] })).await;
-    assert_eq!((&job.platforms, &job.items[0].package.platform), (&vec![here.clone()], &Some(here.clone())));
-    let path = fixture.begin_lock_file(LOCK_FILE, "").await;
-    assert_eq!(fixture.job(&path).await.platforms, [here]);
+    assert_eq!((&job.platforms, &job.items[0].package.platform), (&vec![platform.clone()], &Some(platform.clone())));
+    let path = fixture.start_lock_file_job(LOCK_FILE, "").await;
+    assert_eq!(fixture.job(&path).await.platforms, [platform]);
 }
 
 #[tokio::test]
-async fn every_problem_of_an_order_is_reported_and_no_job_starts() {
+async fn every_problem_of_a_warm_up_request_is_reported_and_no_job_starts() {
     let upstream = upstream_with(&["null"], 100).await;
     let larder = Larder::mirroring(&upstream).start().await;
     let fixture = WarmFixture::of(&larder);
     let problems = |answer: crate::support::http::Answer| answer.expect(400).json()["errors"].clone();
-    let bad = json!({ "what": ["null", "acme/null@=> 1", "acme/vpc/AWS"], "platforms": ["linux"], "pin": true });
-    let errors = problems(fixture.post("/admin/v1/warm", &bad).await);
+    let invalid_request =
+        json!({ "what": ["null", "acme/null@=> 1", "acme/vpc/AWS"], "platforms": ["linux"], "pin": true });
+    let errors = problems(fixture.post("/admin/v1/warm", &invalid_request).await);
     assert_eq!(errors.as_array().unwrap().len(), 4, "{errors}");
     for body in [json!([]), json!({ "what": "acme/null" }), json!({ "what": ["acme/null"], "force": true })] {
         let output = problems(fixture.post("/admin/v1/warm", &body).await);
@@ -170,23 +174,23 @@ async fn the_number_of_jobs_is_limited() {
     let upstream = upstream_with(&["null"], 100).await;
     let larder = Larder::mirroring(&upstream).start().await;
     let fixture = WarmFixture::of(&larder);
-    let stored = upstream.hold_silent(Target::Versions);
+    let gate = upstream.hold_silent(Target::Versions);
     let order = json!({ "what": ["acme/null"], "platforms": ["linux_amd64"] });
     let mut paths = Vec::new();
     for _ in 0..8 {
-        paths.push(fixture.begin(&order).await);
+        paths.push(fixture.start_job(&order).await);
     }
     let refused = fixture.post("/admin/v1/warm", &order).await.expect(503);
     assert!(refused.text().contains("8 jobs run") && refused.header("retry-after").is_empty(), "{}", refused.text());
     fixture.send("DELETE", &paths[7], "text/plain", "").await.expect(200);
-    paths.push(fixture.begin(&order).await);
-    stored.open();
+    paths.push(fixture.start_job(&order).await);
+    gate.open();
     for path in &paths {
-        assert_ne!(fixture.ended(path).await.state, "failed");
+        assert_ne!(fixture.finished_job(path).await.state, "failed");
     }
     for _ in 0..10 {
-        let path = fixture.begin(&order).await;
-        fixture.ended(&path).await;
+        let path = fixture.start_job(&order).await;
+        fixture.finished_job(&path).await;
         paths.push(path);
     }
     let listed = fixture.get("/admin/v1/jobs").await.json();
@@ -204,7 +208,7 @@ async fn is_stored(larder: &Larder, upstream: &FakeUpstream, name: &str) -> bool
     upstream.count_of(Target::Archive) == before
 }
 
-/// DESIGN 5: pins are never evicted; a whole job can be pinned, when it begins or afterwards.
+/// DESIGN, section 5: pins are never evicted; a whole job can be pinned, when it begins or afterwards.
 #[tokio::test]
 async fn packages_that_a_job_warmed_and_pinned_survive_an_eviction() {
     for afterwards in [false, true] {
@@ -212,8 +216,8 @@ async fn packages_that_a_job_warmed_and_pinned_survive_an_eviction() {
         let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").start().await;
         let fixture = WarmFixture::of(&larder);
         let order = json!({ "what": ["acme/one", "acme/two"], "platforms": ["linux_amd64"], "pin": !afterwards });
-        let path = fixture.begin(&order).await;
-        let job = fixture.ended(&path).await;
+        let path = fixture.start_job(&order).await;
+        let job = fixture.finished_job(&path).await;
         assert_eq!((job.states(), job.pin), (vec!["fetched"; 2], !afterwards), "{job}");
         if afterwards {
             let done =
@@ -228,7 +232,7 @@ async fn packages_that_a_job_warmed_and_pinned_survive_an_eviction() {
         for (name, stored) in [("one", true), ("two", true), ("three", false)] {
             assert_eq!(is_stored(&larder, &upstream, name).await, stored, "{name}");
         }
-        // Not even for something new: it does not fit then.
+        // Pinned archives are not evicted even for a new archive, which then does not fit.
         let job =
             fixture.warm(&json!({ "what": ["acme/three", "acme/four"], "platforms": PLATFORMS, "pin": true })).await;
         assert_eq!(job.state, "failed", "{job}");
@@ -252,9 +256,9 @@ async fn packages_that_a_job_warmed_and_pinned_survive_an_eviction() {
     }
 }
 
-/// A pinned archive whose documents were evicted could not be installed: they stay too.
+/// A pinned archive could not be installed without its documents, so they are not evicted either.
 #[tokio::test]
-async fn the_documents_of_what_is_pinned_are_not_evicted() {
+async fn the_documents_of_pinned_packages_are_not_evicted() {
     let mut upstream = upstream_with(&["pinned"], 1_030_000).await;
     let names: Vec<String> = (0..20).map(|number| format!("p{number}")).collect();
     for name in &names {
@@ -268,7 +272,7 @@ async fn the_documents_of_what_is_pinned_are_not_evicted() {
         larder.clock.advance(Duration::from_secs(120));
         larder.document(name, "1.2.0").await.expect(200);
     }
-    assert!(larder.folder.sets().len() < names.len(), "no document was evicted");
+    assert!(larder.folder.proof_sets().len() < names.len(), "no document was evicted");
     upstream.stop().await;
     let path = larder.archive_path("pinned", "1.2.0").await;
     assert!(larder.get(&path).await.expect(200).has_cache_status("larder; hit"));
@@ -279,7 +283,7 @@ async fn the_documents_of_what_is_pinned_are_not_evicted() {
 #[tokio::test]
 async fn pinning_a_package_that_is_not_stored_is_an_error() {
     let upstream = upstream_with(&["null"], 100).await;
-    upstream.publish(both(Provider::new("acme", "null").version("1.3.0")));
+    upstream.publish(both_platforms(Provider::new("acme", "null").version("1.3.0")));
     let larder = Larder::mirroring(&upstream).start().await;
     let fixture = WarmFixture::of(&larder);
     let pin = async |subject: &str| {
@@ -296,20 +300,20 @@ async fn pinning_a_package_that_is_not_stored_is_an_error() {
     let done = pin("acme/null").await;
     let words: Vec<&str> = done.outcomes().iter().map(|(_, outcome)| *outcome).collect();
     assert_eq!(words, ["as_before", "as_before", "pinned", "pinned"]);
-    let purged = larder.tell("purge", "acme/null").await;
+    let purged = larder.run_command("purge", "acme/null").await;
     assert_eq!((purged.items[0].pinned.as_ref().unwrap().len(), purged.ok), (4, false));
     let done = CommandReport::parse(
         fixture.post("/admin/v1/unpin", &json!({ "what": ["acme/null@1.2.0"] })).await.expect(200).json(),
     );
     assert_eq!(done.outcomes().iter().map(|(_, outcome)| *outcome).collect::<Vec<_>>(), ["unpinned"; 2]);
-    assert_eq!(larder.tell("purge", "acme/null@~> 1.2.0").await.items[0].archives, Some(2));
+    assert_eq!(larder.run_command("purge", "acme/null@~> 1.2.0").await.items[0].archives, Some(2));
     for body in [json!({}), json!({ "what": ["acme/null"], "job": "0011223344556677" }), json!({ "job": "x" })] {
         fixture.post("/admin/v1/pin", &body).await.expect(400);
     }
     fixture.post("/admin/v1/unpin", &json!({ "job": "0011223344556677" })).await.expect(404);
 }
 
-/// DESIGN 3: commands talk to the running larder; where none runs, they open the store themselves.
+/// DESIGN, section 3: commands use the running larder; without one, they open the store themselves.
 #[tokio::test]
 async fn pin_and_unpin_on_the_command_line_work_with_a_running_larder_and_without() {
     let upstream = upstream_with(&["null"], 100).await;
@@ -319,15 +323,15 @@ async fn pin_and_unpin_on_the_command_line_work_with_a_running_larder_and_withou
     larder.get(&path).await.expect(200);
     let package = format!("{HOST}/acme/null 1.2.0 (linux_amd64)");
     assert_eq!(
-        setup.out(&["pin", "acme/null@~> 1.0"]).await,
+        setup.stdout_of(&["pin", "acme/null@~> 1.0"]).await,
         "acme/null 1.2.0 (linux_amd64): pinned: never evicted, and not purged\n"
     );
     assert_eq!(larder.terminate().await, Some(0));
-    assert_eq!(setup.out(&["pin", "acme/null"]).await, "acme/null 1.2.0 (linux_amd64): unchanged\n");
+    assert_eq!(setup.stdout_of(&["pin", "acme/null"]).await, "acme/null 1.2.0 (linux_amd64): unchanged\n");
     let output = setup.run(&["pin", "acme/other"]).await;
     assert_eq!(output.code, Some(1), "{output:?}");
     assert!(output.out.contains("acme/other: not stored"), "{output:?}");
-    let done = CommandReport::parse(parse_json(&setup.out(&["unpin", "acme/null", "--json"]).await));
+    let done = CommandReport::parse(parse_json(&setup.stdout_of(&["unpin", "acme/null", "--json"]).await));
     assert_eq!((done.outcomes(), done.ok), (vec![(package.as_str(), "unpinned")], true));
 }
 
@@ -337,9 +341,10 @@ async fn an_archive_that_was_not_warmed_is_not_pinned_with_its_job() {
     let upstream = upstream_with(&["null"], 100).await;
     let larder = Larder::mirroring(&upstream).start().await;
     let fixture = WarmFixture::of(&larder);
-    let path =
-        fixture.begin(&json!({ "what": ["acme/null", "acme/never"], "platforms": ["linux_amd64", "plan9_386"] })).await;
-    let job = fixture.ended(&path).await;
+    let path = fixture
+        .start_job(&json!({ "what": ["acme/null", "acme/never"], "platforms": ["linux_amd64", "plan9_386"] }))
+        .await;
+    let job = fixture.finished_job(&path).await;
     assert_eq!(job.states(), ["fetched", "failed", "failed", "failed"]);
     assert!(job.error(1).contains("404"), "{job}");
     let done = CommandReport::parse(fixture.post("/admin/v1/pin", &json!({ "job": job.id })).await.expect(200).json());
@@ -355,8 +360,8 @@ async fn a_job_can_be_pinned_before_it_has_fetched_anything() {
     let larder = Larder::mirroring(&upstream).start().await;
     let fixture = WarmFixture::of(&larder);
     let order = json!({ "what": ["acme/null"], "platforms": PLATFORMS });
-    let stored = upstream.hold(Target::Versions);
-    let path = fixture.begin(&order).await;
+    let gate = upstream.hold(Target::Versions);
+    let path = fixture.start_job(&order).await;
     let job = json!({ "job": path.rsplit('/').next().unwrap() });
     let tell = async |command: &str| {
         let done = fixture.post(&format!("/admin/v1/{command}"), &job).await.expect(200).json();
@@ -366,26 +371,26 @@ async fn a_job_can_be_pinned_before_it_has_fetched_anything() {
     };
     assert_eq!(tell("unpin").await, (vec!["unpinned".to_owned(); 2], true));
     assert_eq!(tell("pin").await, (vec!["when_it_comes".to_owned(); 2], true));
-    stored.open();
-    let ended = fixture.ended(&path).await;
+    gate.open();
+    let ended = fixture.finished_job(&path).await;
     assert_eq!((ended.states(), ended.pin), (vec!["fetched"; 2], true), "{ended}");
     assert_eq!(tell("pin").await, (vec!["as_before".to_owned(); 2], true));
-    let purged = larder.tell("purge", "acme/null").await;
+    let purged = larder.run_command("purge", "acme/null").await;
     assert_eq!(purged.items[0].pinned.as_ref().unwrap().len(), 2, "{purged}");
 }
 
 /// Clients get the archive passed through; a job fails, and says so.
 #[tokio::test]
-async fn an_archive_that_the_disk_refused_is_not_reported_as_warm() {
+async fn an_archive_that_could_not_be_stored_is_not_reported_as_warm() {
     let upstream = upstream_with(&["null"], 3_000_000).await;
     let folder = Folder::new();
-    let larder = Process::start(&Larder::mirroring(&upstream).on(&folder), folder.path());
+    let larder = Process::start(&Larder::mirroring(&upstream).store_at(&folder), folder.path());
     let fixture = WarmFixture::at(&larder, std::fs::read_to_string(folder.path().join("admin-token")).unwrap());
     let order = json!({ "what": ["acme/null"], "platforms": ["linux_amd64"] });
-    larder.let_files_grow_to(Some(1_000_000));
+    larder.limit_file_size(Some(1_000_000));
     let job = fixture.warm(&order).await;
     assert_eq!((job.states(), folder.blobs().len()), (vec!["failed"], 0), "{job}");
     assert!(job.error(0).contains("the store failed"), "{job}");
-    larder.let_files_grow_to(None);
+    larder.limit_file_size(None);
     assert_eq!(fixture.warm(&order).await.states(), ["fetched"]);
 }

@@ -9,22 +9,22 @@ use crate::support::http::client;
 use crate::support::larder::{HOST, Larder};
 use crate::support::reports::{JobItemReport, JobReport};
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
-use crate::support::warm_fixture::{PLATFORMS, WarmFixture, both, items};
+use crate::support::warm_fixture::{PLATFORMS, WarmFixture, both_platforms, items};
 
 async fn versions(list: &[&str]) -> FakeUpstream {
     let upstream = FakeUpstream::start().await;
     for version in list {
-        upstream.publish(both(Provider::new("acme", "null").version(version)));
+        upstream.publish(both_platforms(Provider::new("acme", "null").version(version)));
     }
     upstream
 }
 
-fn told(subject: &str) -> Value {
+fn warm_up_request(subject: &str) -> Value {
     json!({ "what": [subject], "platforms": ["linux_amd64"] })
 }
 
 /// Every request of a client, by host override and by network mirror.
-async fn everything_is_there(larder: &Larder, name: &str, version: &str) {
+async fn assert_everything_stored(larder: &Larder, name: &str, version: &str) {
     larder.get(&format!("/registry/{HOST}/.well-known/terraform.json")).await.expect(200);
     larder.versions(name).await.expect(200);
     for platform in PLATFORMS {
@@ -44,7 +44,7 @@ async fn everything_is_there(larder: &Larder, name: &str, version: &str) {
 #[tokio::test]
 async fn warmed_packages_are_served_without_upstream() {
     let mut upstream = versions(&["1.2.0"]).await;
-    upstream.publish(both(Provider::new("acme", "large").size(3_000_000)));
+    upstream.publish(both_platforms(Provider::new("acme", "large").size(3_000_000)));
     let larder = Larder::mirroring(&upstream).start().await;
     let fixture = WarmFixture::of(&larder);
     let job = fixture.warm(&json!({ "what": ["acme/null", "acme/large@~> 1.0"], "platforms": PLATFORMS })).await;
@@ -65,9 +65,9 @@ async fn warmed_packages_are_served_without_upstream() {
 
     upstream.stop().await;
     let folder = larder.stop().await;
-    let larder = Larder::mirroring(&upstream).nothing_stays_fresh().on(&folder).start().await;
-    everything_is_there(&larder, "null", "1.2.0").await;
-    everything_is_there(&larder, "large", "1.2.0").await;
+    let larder = Larder::mirroring(&upstream).always_revalidate().store_at(&folder).start().await;
+    assert_everything_stored(&larder, "null", "1.2.0").await;
+    assert_everything_stored(&larder, "large", "1.2.0").await;
     let job =
         WarmFixture::of(&larder).warm(&json!({ "what": ["acme/null", "acme/large"], "platforms": PLATFORMS })).await;
     assert_eq!((job.states(), &*job.state), (vec!["held"; 4], "done"), "{job}");
@@ -90,7 +90,7 @@ async fn a_second_warm_up_fetches_nothing() {
 }
 
 #[tokio::test]
-async fn the_newest_version_that_is_meant_is_warmed() {
+async fn the_newest_matching_version_is_warmed() {
     let upstream = versions(&["1.1.0", "1.2.0", "1.3.0-beta.1", "2.0.0", "2.1.0-rc.1"]).await;
     let larder = Larder::mirroring(&upstream).start().await;
     let fixture = WarmFixture::of(&larder);
@@ -102,7 +102,7 @@ async fn the_newest_version_that_is_meant_is_warmed() {
         ("acme/null@= 2.1.0-rc.1, > 1", "2.1.0-rc.1"),
         ("acme/null@1.1", "1.1.0"),
     ] {
-        let job = fixture.warm(&told(subject)).await;
+        let job = fixture.warm(&warm_up_request(subject)).await;
         assert_eq!(job.items[0].name(), format!("{HOST}/acme/null@{chosen}"), "{subject}: {job}");
         assert_eq!(job.state, "done", "{job}");
     }
@@ -112,7 +112,7 @@ async fn the_newest_version_that_is_meant_is_warmed() {
         ("acme/never", "404"),
         ("elsewhere.example/acme/null", "is not an upstream of this mirror"),
     ] {
-        let job = fixture.warm(&told(subject)).await;
+        let job = fixture.warm(&warm_up_request(subject)).await;
         assert_eq!(job.state, "failed", "{job}");
         assert!(job.error(0).contains(reason), "{job}");
     }
@@ -151,85 +151,86 @@ async fn a_failing_recurring_job_is_reported_and_stops_no_other() {
 
 #[tokio::test]
 async fn a_job_reports_the_progress_of_each_archive_and_fetches_four_at_a_time() {
-    const HALF: usize = 1_500_000;
+    const HALF_BYTES: usize = 1_500_000;
     let upstream = FakeUpstream::start().await;
     let names: Vec<String> = (0..6).map(|number| format!("p{number}")).collect();
     for name in &names {
-        upstream.publish(Provider::new("acme", name).size(2 * HALF));
+        upstream.publish(Provider::new("acme", name).size(2 * HALF_BYTES));
     }
-    let stored = upstream.hold_after(Target::Archive, HALF);
+    let gate = upstream.hold_after(Target::Archive, HALF_BYTES);
     let larder = Larder::mirroring(&upstream).start().await;
     let fixture = WarmFixture::of(&larder);
     let addresses: Vec<String> = names.iter().map(|name| format!("acme/{name}")).collect();
-    let path = fixture.begin(&json!({ "what": addresses, "platforms": ["linux_amd64"] })).await;
+    let path = fixture.start_job(&json!({ "what": addresses, "platforms": ["linux_amd64"] })).await;
     let size = upstream.archive_bytes("acme", "p0", "1.2.0", "linux_amd64").len() as u64;
-    let half_way =
-        |item: &&JobItemReport| item.state == "fetching" && item.bytes == HALF as u64 && item.size_bytes == Some(size);
+    let half_way = |item: &&JobItemReport| {
+        item.state == "fetching" && item.bytes == HALF_BYTES as u64 && item.size_bytes == Some(size)
+    };
     let four_half_way = |job: &JobReport| job.items.iter().filter(half_way).count() == 4;
-    let job = fixture.once(&path, four_half_way).await;
+    let job = fixture.wait_for_job(&path, four_half_way).await;
     assert_eq!((job.states().iter().filter(|state| **state == "waiting").count(), &*job.state), (2, "running"));
     assert_eq!(upstream.count_of(Target::Archive), 4);
     let listed = fixture.get("/admin/v1/jobs").await.expect(200).json();
     assert_eq!((&listed["jobs"][0]["id"], &listed["jobs"][0]["items"]["all"]), (&json!(job.id), &json!(6)), "{listed}");
 
-    stored.open();
-    let job = fixture.ended(&path).await;
+    gate.open();
+    let job = fixture.finished_job(&path).await;
     assert_eq!((job.states(), &*job.state), (vec!["fetched"; 6], "done"));
     let listed = fixture.get("/admin/v1/jobs").await.expect(200).json();
     assert_eq!((&listed["jobs"][0]["state"], &listed["jobs"][0]["items"]["fetched"]), (&json!("done"), &json!(6)));
 }
 
 #[tokio::test]
-async fn a_job_that_is_cancelled_fetches_no_more_and_keeps_what_it_has() {
+async fn a_cancelled_job_fetches_no_more_and_keeps_stored_archives() {
     let upstream = FakeUpstream::start().await;
     for name in ["one", "two", "three", "four", "five", "six"] {
         upstream.publish(Provider::new("acme", name).size(3_000_000));
     }
     let larder = Larder::mirroring(&upstream).start().await;
     let fixture = WarmFixture::of(&larder);
-    fixture.warm(&told("acme/one")).await;
-    let stored = upstream.hold_after(Target::Archive, 1_000_000);
+    fixture.warm(&warm_up_request("acme/one")).await;
+    let gate = upstream.hold_after(Target::Archive, 1_000_000);
     let all = json!({ "what": ["acme/one", "acme/two", "acme/three", "acme/four", "acme/five", "acme/six"], "platforms": ["linux_amd64"] });
-    let path = fixture.begin(&all).await;
+    let path = fixture.start_job(&all).await;
     upstream.wait_for(Target::Archive, 5).await;
-    fixture.once(&path, |job| job.items[0].state == "held").await;
+    fixture.wait_for_job(&path, |job| job.items[0].state == "held").await;
     let ended = fixture.cancel(&path).await;
     assert_eq!(ended.state, "cancelled");
     assert_eq!(ended.states(), ["held", "cancelled", "cancelled", "cancelled", "cancelled", "cancelled"]);
     assert!(ended.ended.is_some());
     assert_eq!(fixture.job(&path).await, ended);
-    // To stop what has ended changes nothing.
+    // Cancelling a finished job changes nothing.
     assert_eq!(fixture.cancel(&path).await, ended);
 
-    stored.open();
+    gate.open();
     let job = fixture.warm(&all).await;
     assert_eq!(job.state, "done", "{job}");
     assert_eq!(upstream.count_of(Target::Archive), 6, "something was fetched twice");
     assert_eq!(fixture.job(&path).await, ended);
 }
 
-/// DESIGN 4: an upstream's Retry-After delays jobs, and no client.
+/// DESIGN, section 4: an upstream's Retry-After delays jobs, and no client.
 #[tokio::test]
-async fn a_job_waits_for_as_long_as_its_upstream_asks() {
+async fn a_job_waits_for_retry_after() {
     let upstream = versions(&["1.2.0"]).await;
     upstream.publish(Provider::new("acme", "other"));
     let larder = Larder::mirroring(&upstream).start().await;
     let fixture = WarmFixture::of(&larder);
     upstream.fault_once(Target::Archive, Fault::RetryAfter(429, 600));
-    let path = fixture.begin(&told("acme/null")).await;
-    fixture.once(&path, |job| job.items[0].state == "waiting" && upstream.count_of(Target::Archive) >= 1).await;
+    let path = fixture.start_job(&warm_up_request("acme/null")).await;
+    fixture.wait_for_job(&path, |job| job.items[0].state == "waiting" && upstream.count_of(Target::Archive) >= 1).await;
     let requests = upstream.requests().len();
     // Another job waits too; stored archives do not matter for it.
-    let other = fixture.begin(&told("acme/other")).await;
+    let other = fixture.start_job(&warm_up_request("acme/other")).await;
     larder.versions("null").await.expect(200);
-    fixture.once(&other, |job| job.items[0].state == "waiting").await;
+    fixture.wait_for_job(&other, |job| job.items[0].state == "waiting").await;
     assert_eq!(upstream.requests().len(), requests);
     let document = larder.document("other", "1.2.0").await;
     assert_eq!(document.status, 200, "a client was held back");
 
     larder.clock.advance(Duration::from_secs(601));
     for path in [path, other] {
-        let job = fixture.ended(&path).await;
+        let job = fixture.finished_job(&path).await;
         assert_eq!(job.state, "done", "{job}");
     }
 }
@@ -244,13 +245,13 @@ async fn an_archive_that_does_not_fit_into_the_store_is_not_reported_as_warm() {
     }
     let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").start().await;
     let fixture = WarmFixture::of(&larder);
-    let job = fixture.warm(&told("acme/large")).await;
+    let job = fixture.warm(&warm_up_request("acme/large")).await;
     assert!(job.error(0).contains("do not fit: the store may have 1048576"), "{job}");
     let addresses: Vec<String> = names.iter().map(|name| format!("acme/{name}")).collect();
     let job = fixture.warm(&json!({ "what": addresses, "platforms": ["linux_amd64"] })).await;
     assert_eq!(job.state, "failed", "{job}");
     let warm: Vec<usize> = (0..8).filter(|item| job.items[*item].state == "fetched").collect();
-    // As many as fit at the end; each may have evicted an earlier one.
+    // At the end as many archives are stored as fit; each may have evicted an earlier one.
     assert!(warm.len() <= 3, "{job}");
     let lost = (0..8).find(|item| !warm.contains(item)).unwrap();
     assert!(job.error(lost).contains("was downloaded and is not stored"), "{job}");
@@ -262,20 +263,20 @@ async fn an_archive_that_does_not_fit_into_the_store_is_not_reported_as_warm() {
     assert_eq!(upstream.count_of(Target::Archive), 0, "something that was called warm is not held");
 }
 
-/// DESIGN, promise 12.
+/// DESIGN, promise 12: an offline larder sends nothing for a warm-up.
 #[tokio::test]
 async fn offline_a_warm_up_of_stored_packages_succeeds_without_requests() {
     let upstream = versions(&["1.1.0", "1.2.0"]).await;
     let larder = Larder::mirroring(&upstream).start().await;
-    WarmFixture::of(&larder).warm(&told("acme/null@1.1.0")).await;
+    WarmFixture::of(&larder).warm(&warm_up_request("acme/null@1.1.0")).await;
     let folder = larder.stop().await;
     upstream.forget_requests();
-    let larder = Larder::mirroring(&upstream).network("offline = true").on(&folder).start().await;
+    let larder = Larder::mirroring(&upstream).network("offline = true").store_at(&folder).start().await;
     let job = WarmFixture::of(&larder)
         .warm(&json!({ "what": ["acme/null@1.1.0", "acme/null@1.2.0", "acme/other"], "platforms": ["linux_amd64"] }))
         .await;
     assert_eq!((job.states(), upstream.requests().len()), (vec!["held", "failed", "failed"], 0), "{job}");
-    // Clients are shown the stored versions.
+    // Clients get the stored versions.
     assert!(job.error(1).contains("1.2.0 is none of the 1 versions that are listed"), "{job}");
     assert!(job.error(2).contains("this mirror is offline"), "{job}");
 }
@@ -285,18 +286,18 @@ async fn offline_a_warm_up_of_stored_packages_succeeds_without_requests() {
 async fn a_client_and_a_job_share_one_download() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null").size(3_000_000));
-    let stored = upstream.hold_after(Target::Archive, 1_000_000);
+    let gate = upstream.hold_after(Target::Archive, 1_000_000);
     let larder = Larder::mirroring(&upstream).start().await;
     let fixture = WarmFixture::of(&larder);
-    let path = fixture.begin(&told("acme/null")).await;
+    let path = fixture.start_job(&warm_up_request("acme/null")).await;
     upstream.wait_for(Target::Archive, 1).await;
     let archive = larder.archive_path("null", "1.2.0").await;
     let url = format!("{}{archive}", larder.base());
-    let mut asking = client().get(&url).send().await.unwrap();
-    let mut body = asking.chunk().await.unwrap().unwrap().to_vec();
+    let mut pending_request = client().get(&url).send().await.unwrap();
+    let mut body = pending_request.chunk().await.unwrap().unwrap().to_vec();
     fixture.send("DELETE", &path, "application/json", "").await.expect(200);
-    stored.open();
-    while let Some(piece) = asking.chunk().await.unwrap() {
+    gate.open();
+    while let Some(piece) = pending_request.chunk().await.unwrap() {
         body.extend_from_slice(&piece);
     }
     assert!(body == upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));

@@ -9,22 +9,22 @@ use serde_json::{Value, json};
 use crate::support::eventually;
 use crate::support::larder::Larder;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
-use crate::support::warm_fixture::{WarmFixture, both, items};
+use crate::support::warm_fixture::{WarmFixture, both_platforms, items};
 
 const DAY: Duration = Duration::from_secs(25 * 3600);
 
-fn told() -> Value {
+fn warm_up_request() -> Value {
     json!({ "what": ["acme/null"], "platforms": ["linux_amd64"] })
 }
 
-/// An upstream whose 1.2.0 is warm since yesterday, and that has published 1.3.0 since.
+/// A larder that warmed 1.2.0 yesterday, and an upstream that has published 1.3.0 since.
 async fn warm_since_yesterday() -> (FakeUpstream, Larder, WarmFixture) {
     let upstream = FakeUpstream::start().await;
-    upstream.publish(both(Provider::new("acme", "null")));
-    let larder = Larder::mirroring(&upstream).with("patience = \"100ms\"").start().await;
+    upstream.publish(both_platforms(Provider::new("acme", "null")));
+    let larder = Larder::mirroring(&upstream).upstream_lines("patience = \"100ms\"").start().await;
     let fixture = WarmFixture::of(&larder);
-    assert_eq!(items(&fixture.warm(&told()).await), ["null@1.2.0 linux_amd64 fetched"]);
-    upstream.publish(both(Provider::new("acme", "null").version("1.3.0")));
+    assert_eq!(items(&fixture.warm(&warm_up_request()).await), ["null@1.2.0 linux_amd64 fetched"]);
+    upstream.publish(both_platforms(Provider::new("acme", "null").version("1.3.0")));
     larder.clock.advance(DAY);
     upstream.forget_requests();
     (upstream, larder, fixture)
@@ -33,16 +33,16 @@ async fn warm_since_yesterday() -> (FakeUpstream, Larder, WarmFixture) {
 #[tokio::test]
 async fn a_job_has_more_patience_with_a_list_than_a_client() {
     let (mut upstream, larder, fixture) = warm_since_yesterday().await;
-    let stored = upstream.hold(Target::Versions);
-    let path = fixture.begin(&told()).await;
+    let gate = upstream.hold(Target::Versions);
+    let path = fixture.start_job(&warm_up_request()).await;
     upstream.wait_for(Target::Versions, 1).await;
     assert!(
         larder.versions("null").await.expect(200).has_cache_status("larder; hit; detail=stale"),
         "the client waited"
     );
     assert_eq!(fixture.job(&path).await.state, "running", "a stale list was taken for good");
-    stored.open();
-    let job = fixture.ended(&path).await;
+    gate.open();
+    let job = fixture.finished_job(&path).await;
     assert_eq!(items(&job), ["null@1.3.0 linux_amd64 fetched"], "{job}");
     assert_eq!(job.items[0].unconfirmed, None, "{job}");
     upstream.stop().await;
@@ -54,7 +54,7 @@ async fn a_job_has_more_patience_with_a_list_than_a_client() {
 async fn a_version_chosen_from_an_unconfirmed_list_says_so() {
     let (mut upstream, _larder, fixture) = warm_since_yesterday().await;
     upstream.stop().await;
-    let job = fixture.warm(&told()).await;
+    let job = fixture.warm(&warm_up_request()).await;
     assert_eq!(items(&job), ["null@1.2.0 linux_amd64 held"], "{job}");
     let output = job.items[0].unconfirmed.as_deref().unwrap();
     assert!(
@@ -67,12 +67,12 @@ async fn a_version_chosen_from_an_unconfirmed_list_says_so() {
 async fn a_list_is_asked_for_later_where_its_upstream_says_so() {
     let (upstream, larder, fixture) = warm_since_yesterday().await;
     upstream.fault_once(Target::Versions, Fault::RetryAfter(429, 600));
-    let path = fixture.begin(&told()).await;
+    let path = fixture.start_job(&warm_up_request()).await;
     upstream.wait_for(Target::Versions, 1).await;
-    let job = fixture.once(&path, |job| job.items[0].state != "resolving").await;
+    let job = fixture.wait_for_job(&path, |job| job.items[0].state != "resolving").await;
     assert_eq!(job.states(), ["waiting"], "{job}");
     larder.clock.advance(Duration::from_secs(601));
-    assert_eq!(items(&fixture.ended(&path).await), ["null@1.3.0 linux_amd64 fetched"]);
+    assert_eq!(items(&fixture.finished_job(&path).await), ["null@1.3.0 linux_amd64 fetched"]);
 }
 
 /// A large job at a rate limiter is delayed many times.
@@ -83,15 +83,15 @@ async fn being_asked_to_retry_later_many_times_is_no_failure() {
     let larder = Larder::mirroring(&upstream).start().await;
     let fixture = WarmFixture::of(&larder);
     upstream.fault(Target::Archive, Fault::RetryAfter(429, 60));
-    let path = fixture.begin(&told()).await;
+    let path = fixture.start_job(&warm_up_request()).await;
     for times in 1..=15 {
         upstream.wait_for(Target::Archive, times).await;
-        fixture.once(&path, |job| job.items[0].state != "fetching").await;
+        fixture.wait_for_job(&path, |job| job.items[0].state != "fetching").await;
         larder.clock.advance(Duration::from_secs(61));
     }
-    upstream.heal();
+    upstream.clear_faults();
     larder.clock.advance(Duration::from_secs(61));
-    let job = fixture.ended(&path).await;
+    let job = fixture.finished_job(&path).await;
     assert_eq!((job.states(), &*job.state), (vec!["fetched"], "done"), "{job}");
 }
 
@@ -103,11 +103,11 @@ async fn a_job_without_progress_ends() {
     let larder = Larder::mirroring(&upstream).start().await;
     let fixture = WarmFixture::of(&larder);
     upstream.fault(Target::Archive, Fault::RetryAfter(429, 60));
-    let path = fixture.begin(&told()).await;
+    let path = fixture.start_job(&warm_up_request()).await;
     upstream.wait_for(Target::Archive, 1).await;
-    fixture.once(&path, |job| job.items[0].state == "waiting").await;
+    fixture.wait_for_job(&path, |job| job.items[0].state == "waiting").await;
     larder.clock.advance(Duration::from_secs(7 * 3600));
-    let job = fixture.ended(&path).await;
+    let job = fixture.finished_job(&path).await;
     assert!(job.error(0).contains("asks for a pause"), "{job}");
 }
 
@@ -121,14 +121,14 @@ async fn a_job_waits_for_whom_a_redirect_leads_to() {
     let fixture = WarmFixture::of(&larder);
     upstream.fault(Target::Archive, Fault::RedirectTo(302, format!("{}/x.zip", elsewhere.origin())));
     elsewhere.fault(Target::Everything, Fault::RetryAfter(503, 600));
-    let path = fixture.begin(&told()).await;
+    let path = fixture.start_job(&warm_up_request()).await;
     elsewhere.wait_for(Target::Other, 1).await;
-    let job = fixture.once(&path, |job| job.items[0].state != "fetching").await;
+    let job = fixture.wait_for_job(&path, |job| job.items[0].state != "fetching").await;
     assert_eq!(job.states(), ["waiting"], "{job}");
     assert_eq!(elsewhere.requests().len(), 1, "it was asked again although it wants to be left alone");
-    upstream.heal();
+    upstream.clear_faults();
     larder.clock.advance(Duration::from_secs(601));
-    assert_eq!(fixture.ended(&path).await.states(), ["fetched"]);
+    assert_eq!(fixture.finished_job(&path).await.states(), ["fetched"]);
 }
 
 #[tokio::test]
@@ -138,8 +138,8 @@ async fn waiting_for_a_local_limit_ends_in_a_failure() {
     let builder = Larder::mirroring(&upstream);
     let larder = builder.bounds(|bounds| bounds.job_rate = Rate { burst: 0, per_second: 0 }).start().await;
     let fixture = WarmFixture::of(&larder);
-    let path = fixture.begin(&told()).await;
-    let job = eventually("it gives up", async || {
+    let path = fixture.start_job(&warm_up_request()).await;
+    let job = eventually("the job gives up", async || {
         larder.clock.advance(Duration::from_secs(7 * 3600));
         Some(fixture.job(&path).await).filter(|job| job.state != "running")
     })

@@ -14,12 +14,12 @@ use crate::support::reports::{JobItemReport, JobReport};
 use crate::support::terraform::{Terraform, Workspace, host_override, network_mirror};
 use crate::support::tls::TestCa;
 use crate::support::upstream::{FakeUpstream, Provider, RecordedRequest, Target};
-use crate::support::warm_fixture::{PLATFORMS, WarmFixture, both, items};
+use crate::support::warm_fixture::{PLATFORMS, WarmFixture, both_platforms, items};
 
 const BOTH: &str = "platform=linux_amd64&platform=darwin_arm64";
 // Larger than the archives that are fetched in parallel.
 const SIZE: usize = 1_500_000;
-const HALF: usize = SIZE / 2;
+const HALF_BYTES: usize = SIZE / 2;
 
 fn eight() -> Vec<String> {
     (1..=8).map(|number| format!("p{number}")).collect()
@@ -28,8 +28,8 @@ fn eight() -> Vec<String> {
 async fn upstream_of_eight() -> FakeUpstream {
     let upstream = FakeUpstream::start().await;
     for name in eight() {
-        upstream.publish(both(Provider::new("acme", &name).size(SIZE)));
-        upstream.publish(both(Provider::new("acme", &name).version("1.3.0").size(100)));
+        upstream.publish(both_platforms(Provider::new("acme", &name).size(SIZE)));
+        upstream.publish(both_platforms(Provider::new("acme", &name).version("1.3.0").size(100)));
     }
     upstream
 }
@@ -69,7 +69,7 @@ fn archive_requests(upstream: &FakeUpstream) -> Vec<RecordedRequest> {
     upstream.requests().into_iter().filter(|request| request.target == Target::Archive).collect()
 }
 
-/// Of an archive, how many bytes were sent in all.
+/// The number of bytes that upstream sent of one archive in all requests.
 fn sent_of(requests: &[RecordedRequest], path: &str) -> u64 {
     requests.iter().filter(|request| request.path == path).map(|request| request.bytes_sent).sum()
 }
@@ -81,10 +81,10 @@ async fn a_lock_file_that_was_warmed_is_installed_and_locked_with_the_upstream_s
     let mut upstream = upstream_of_eight().await;
     let lock = lock_file(&upstream);
     let ca = TestCa::new();
-    let larder = Larder::mirroring(&upstream).nothing_stays_fresh().tls(&ca, &["127.0.0.1"]).start().await;
+    let larder = Larder::mirroring(&upstream).always_revalidate().tls(&ca, &["127.0.0.1"]).start().await;
     let fixture = WarmFixture::of(&larder);
-    let path = fixture.begin_lock_file(&lock, BOTH).await;
-    let job = fixture.ended(&path).await;
+    let path = fixture.start_lock_file_job(&lock, BOTH).await;
+    let job = fixture.finished_job(&path).await;
     assert_eq!((job.states(), &*job.state), (vec!["fetched"; 16], "done"), "{job}");
     assert_eq!(upstream.count_of(Target::Archive), 16);
     upstream.stop().await;
@@ -117,25 +117,25 @@ async fn a_warm_up_that_was_killed_continues_and_fetches_nothing_twice_completel
     let mut upstream = upstream_of_eight().await;
     let lock = lock_file(&upstream);
     let folder = Folder::new();
-    let builder = || Larder::mirroring(&upstream).nothing_stays_fresh().on(&folder);
-    let gate = |name: &String| upstream.hold_after(Target::Archive.of(&format!("-{name}_")), HALF);
+    let builder = || Larder::mirroring(&upstream).always_revalidate().store_at(&folder);
+    let gate = |name: &String| upstream.hold_after(Target::Archive.of(&format!("-{name}_")), HALF_BYTES);
     let gates: BTreeMap<String, _> = eight().iter().map(|name| (name.clone(), gate(name))).collect();
     let larder = Process::start(&builder(), folder.path());
     let fixture = WarmFixture::at(&larder, token(&folder));
-    let path = fixture.begin_lock_file(&lock, BOTH).await;
+    let path = fixture.start_lock_file_job(&lock, BOTH).await;
     let half_way = |job: &JobReport| {
-        let at_half = |item: &&JobItemReport| item.state == "fetching" && item.bytes == HALF as u64;
+        let at_half = |item: &&JobItemReport| item.state == "fetching" && item.bytes == HALF_BYTES as u64;
         job.items.iter().filter(at_half).map(JobItemReport::name).collect::<Vec<_>>()
     };
-    // The first four come whole; the next four stop in the middle.
-    let first = fixture.once(&path, |job| half_way(job).len() == 4).await;
+    // The first four archives arrive completely; the next four stop in the middle.
+    let first = fixture.wait_for_job(&path, |job| half_way(job).len() == 4).await;
     for (name, gate) in &gates {
         if half_way(&first).iter().any(|subject| subject.contains(&format!("/{name}@"))) {
             gate.open();
         }
     }
     let fetched = |job: &JobReport| job.states().iter().filter(|state| **state == "fetched").count();
-    let second = fixture.once(&path, |job| half_way(job).len() == 4 && fetched(job) >= 4).await;
+    let second = fixture.wait_for_job(&path, |job| half_way(job).len() == 4 && fetched(job) >= 4).await;
     larder.kill();
     let whole = folder.blobs().len();
     assert_eq!(whole, fetched(&second));
@@ -145,15 +145,15 @@ async fn a_warm_up_that_was_killed_continues_and_fetches_nothing_twice_completel
 
     let larder = Process::start(&builder(), folder.path());
     let fixture = WarmFixture::at(&larder, token(&folder));
-    let job = fixture.ended(&path).await;
+    let job = fixture.finished_job(&path).await;
     assert_eq!((&*job.state, job.items.len()), ("done", 16), "{job}");
     assert_eq!(job.states().iter().filter(|state| **state == "held").count(), whole, "{job}");
-    assert_eq!((folder.blobs().len(), folder.staged().len()), (16, 0));
+    assert_eq!((folder.blobs().len(), folder.partial_downloads().len()), (16, 0));
 
     let requests = archive_requests(&upstream);
     assert_eq!(requests.len() - before, 16 - whole, "what was fetched is fetched again");
     let resumed =
-        requests[before..].iter().filter(|request| request.header("range") == Some(&format!("bytes={HALF}-")));
+        requests[before..].iter().filter(|request| request.header("range") == Some(&format!("bytes={HALF_BYTES}-")));
     assert_eq!(resumed.count(), 4);
     for name in eight() {
         for platform in PLATFORMS {
@@ -183,7 +183,7 @@ async fn a_warm_up_that_was_killed_continues_and_fetches_nothing_twice_completel
     workspace.run(&["providers", "lock", "-platform=linux_amd64", "-platform=darwin_arm64"]).await.expect_success();
 }
 
-/// The version that is warmed is the one that the client chooses, so it finds it.
+/// The warm-up chooses the same version as the client.
 #[tokio::test]
 async fn the_client_chooses_the_version_that_was_warmed() {
     let Some(client) = Terraform::find() else { return };
@@ -229,7 +229,7 @@ async fn the_client_chooses_the_version_that_was_warmed() {
     }
 }
 
-/// `curl` is all it takes.
+/// A lock file can be warmed with `curl` alone.
 #[tokio::test]
 async fn curl_warms_a_lock_file() {
     let Some(curl) = find("curl") else { return };
@@ -239,7 +239,7 @@ async fn curl_warms_a_lock_file() {
     std::fs::write(&file, lock_file(&upstream)).unwrap();
     let curl = |arguments: &[&str]| {
         let mut command = Command::new(&curl);
-        // Nothing of what this machine has for curl.
+        // Ignores the curl configuration of this machine.
         command
             .args(["-q", "--noproxy", "*", "-sS", "-f", "-H", &format!("Authorization: Bearer {}", larder.token())])
             .args(arguments);
@@ -266,19 +266,19 @@ async fn sigterm_ends_a_warm_up_at_once_and_the_next_start_resumes_it() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null").size(3_000_000));
     let folder = Folder::new();
-    let builder = || Larder::mirroring(&upstream).on(&folder);
-    let stored = upstream.hold_after(Target::Archive, 1_000_000);
+    let builder = || Larder::mirroring(&upstream).store_at(&folder);
+    let gate = upstream.hold_after(Target::Archive, 1_000_000);
     let larder = Process::start(&builder(), folder.path());
     let order = json!({ "what": ["acme/null"], "platforms": ["linux_amd64"] });
     let fixture = WarmFixture::at(&larder, token(&folder));
-    let path = fixture.begin(&order).await;
-    fixture.once(&path, |job| job.items[0].bytes == 1_000_000).await;
-    larder.terminate_at_once().await;
-    stored.open();
+    let path = fixture.start_job(&order).await;
+    fixture.wait_for_job(&path, |job| job.items[0].bytes == 1_000_000).await;
+    larder.terminate_promptly().await;
+    gate.open();
     upstream.forget_requests();
 
     let larder = Process::start(&builder(), folder.path());
-    let job = WarmFixture::at(&larder, token(&folder)).ended(&path).await;
+    let job = WarmFixture::at(&larder, token(&folder)).finished_job(&path).await;
     assert_eq!(items(&job), ["null@1.2.0 linux_amd64 fetched"]);
     assert_eq!(archive_requests(&upstream)[0].header("range"), Some("bytes=1000000-"));
 }
@@ -287,13 +287,13 @@ async fn sigterm_ends_a_warm_up_at_once_and_the_next_start_resumes_it() {
 #[tokio::test]
 async fn an_archive_that_none_of_the_locked_hashes_fits_fails_its_item() {
     let upstream = FakeUpstream::start().await;
-    upstream.publish(both(Provider::new("acme", "null").directory_entries()));
+    upstream.publish(both_platforms(Provider::new("acme", "null").directory_entries()));
     let larder = Larder::mirroring(&upstream).start().await;
     let fixture = WarmFixture::of(&larder);
     let warm = async |hashes: &[&str]| {
         let hashes: Vec<String> = hashes.iter().map(|hash| (*hash).to_owned()).collect();
-        let path = fixture.begin_lock_file(&block("null", &hashes), BOTH).await;
-        fixture.ended(&path).await
+        let path = fixture.start_lock_file_job(&block("null", &hashes), BOTH).await;
+        fixture.finished_job(&path).await
     };
     let other = format!("zh:{}", "0".repeat(64));
     let job = warm(&[&other]).await;

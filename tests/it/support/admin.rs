@@ -1,4 +1,4 @@
-//! A scripted admin listener that records its requests: for commands, without a larder.
+//! A scripted admin listener that records its requests. Command tests use it in place of a larder.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -17,9 +17,9 @@ use tokio::task::JoinHandle;
 
 /// A recorded request.
 #[derive(Debug, Clone)]
-pub(crate) struct Asked {
+pub(crate) struct AdminRequest {
     pub(crate) method: Method,
-    /// With its query.
+    /// The path with its query.
     pub(crate) path: String,
     pub(crate) headers: HeaderMap,
     pub(crate) body: String,
@@ -31,13 +31,13 @@ pub(crate) struct Script {
     reports: Vec<Value>,
     when_cancelled: Option<Value>,
     is_cancelled: bool,
-    looks: usize,
+    polls: usize,
 }
 
 impl Script {
-    /// The first is the answer to the order.
+    /// The first report answers the request that starts the job; each poll gets the next one.
     pub(crate) fn of(reports: Vec<Value>) -> Self {
-        Self { reports, when_cancelled: None, is_cancelled: false, looks: 0 }
+        Self { reports, when_cancelled: None, is_cancelled: false, polls: 0 }
     }
 
     /// The report after a cancellation.
@@ -49,8 +49,8 @@ impl Script {
 
 #[derive(Default)]
 struct State {
-    asked: Vec<Asked>,
-    to_start: Vec<Script>,
+    requests: Vec<AdminRequest>,
+    pending: Vec<Script>,
     started: Vec<Script>,
     refusal: Option<(u16, String)>,
 }
@@ -63,11 +63,11 @@ pub(crate) struct FakeAdmin {
 }
 
 impl FakeAdmin {
-    /// Answers each order with the next of these.
+    /// Runs one script for each request that starts a job, in this order.
     pub(crate) async fn start(scripts: Vec<Script>) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
-        let state = Arc::new(Mutex::new(State { to_start: scripts, ..State::default() }));
+        let state = Arc::new(Mutex::new(State { pending: scripts, ..State::default() }));
         let shared = Arc::clone(&state);
         let serving = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
@@ -86,18 +86,18 @@ impl FakeAdmin {
         self.address
     }
 
-    /// Refuses the orders after those that it has scripts for.
+    /// Refuses further requests to start a job once all scripts are used.
     pub(crate) fn refuse(&self, status: u16, reason: &str) {
         self.state.lock().refusal = Some((status, reason.to_owned()));
     }
 
-    pub(crate) fn asked(&self) -> Vec<Asked> {
-        self.state.lock().asked.clone()
+    pub(crate) fn requests(&self) -> Vec<AdminRequest> {
+        self.state.lock().requests.clone()
     }
 
     /// The number of requests with this method.
     pub(crate) fn count(&self, method: &Method) -> usize {
-        self.state.lock().asked.iter().filter(|request| request.method == method).count()
+        self.state.lock().requests.iter().filter(|request| request.method == method).count()
     }
 }
 
@@ -113,37 +113,37 @@ async fn answer(state: &Mutex<State>, request: Request<Incoming>) -> Response<Fu
     let path = head.uri.path_and_query().unwrap().to_string();
     let mut state = state.lock();
     let body = String::from_utf8_lossy(&body).into_owned();
-    state.asked.push(Asked { method: head.method.clone(), path: path.clone(), headers: head.headers, body });
+    state.requests.push(AdminRequest { method: head.method.clone(), path: path.clone(), headers: head.headers, body });
     let id = path.strip_prefix("/admin/v1/jobs/").and_then(|id| id.parse::<usize>().ok());
     match (head.method, id) {
-        (Method::POST, None) if !state.to_start.is_empty() => {
-            let script = state.to_start.remove(0);
+        (Method::POST, None) if !state.pending.is_empty() => {
+            let script = state.pending.remove(0);
             let first = script.reports[0].clone();
             state.started.push(script);
-            told(StatusCode::ACCEPTED, &first)
+            json_response(StatusCode::ACCEPTED, &first)
         }
         (Method::POST, None) => {
-            let (status, reason) = state.refusal.clone().expect("an order more than there are scripts");
-            told(StatusCode::from_u16(status).unwrap(), &json!({ "errors": [reason] }))
+            let (status, reason) = state.refusal.clone().expect("a request to start a job, and no script for it");
+            json_response(StatusCode::from_u16(status).unwrap(), &json!({ "errors": [reason] }))
         }
         (Method::GET, Some(id)) if id < state.started.len() => {
             let script = &mut state.started[id];
-            script.looks += 1;
-            let offset = script.looks.min(script.reports.len() - 1);
+            script.polls += 1;
+            let index = script.polls.min(script.reports.len() - 1);
             let report = script.when_cancelled.as_ref().filter(|_| script.is_cancelled);
-            told(StatusCode::OK, report.unwrap_or(&script.reports[offset]))
+            json_response(StatusCode::OK, report.unwrap_or(&script.reports[index]))
         }
         (Method::DELETE, Some(id)) if id < state.started.len() => {
             let script = &mut state.started[id];
             script.is_cancelled = true;
-            let report = script.when_cancelled.as_ref().expect("nobody may stop this one");
-            told(StatusCode::OK, report)
+            let report = script.when_cancelled.as_ref().expect("a script with a report for the cancelled job");
+            json_response(StatusCode::OK, report)
         }
-        (method, _) => told(StatusCode::NOT_FOUND, &json!({ "errors": [format!("no {method} {path}")] })),
+        (method, _) => json_response(StatusCode::NOT_FOUND, &json!({ "errors": [format!("no {method} {path}")] })),
     }
 }
 
-fn told(status: StatusCode, value: &Value) -> Response<Full<Bytes>> {
+fn json_response(status: StatusCode, value: &Value) -> Response<Full<Bytes>> {
     let response =
         Response::builder().status(status).header("server", "larder").header("content-type", "application/json");
     response.body(Full::new(value.to_string().into())).unwrap()

@@ -12,49 +12,49 @@ use super::process::command_of;
 
 const NOBODY: u32 = 65534;
 
-/// Another user, with a folder and a copy of the binary that they may use.
+/// Another user, with a folder of their own and a copy of the binary in it.
 pub(crate) struct AnotherUser {
-    place: TempDir,
+    folder: TempDir,
 }
 
 impl AnotherUser {
     pub(crate) fn new() -> Self {
-        let user = Self { place: tempfile::tempdir().unwrap() };
-        Self::may(user.place.path(), 0o777);
+        let user = Self { folder: tempfile::tempdir().unwrap() };
+        Self::set_mode(user.folder.path(), 0o777);
         std::fs::copy(env!("CARGO_BIN_EXE_larder"), user.path("larder")).unwrap();
         user
     }
 
-    /// A path in their folder.
+    /// A path in the folder of this user.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.place.path().join(name)
+        self.folder.path().join(name)
     }
 
-    /// Writes a file that they may read.
+    /// Writes a file that this user may read.
     pub(crate) fn file(&self, name: &str, text: &str) -> PathBuf {
         let path = self.path(name);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(&path, text).unwrap();
-        Self::may(path.parent().unwrap(), 0o777);
-        Self::may(&path, 0o644);
+        Self::set_mode(path.parent().unwrap(), 0o777);
+        Self::set_mode(&path, 0o644);
         path
     }
 
-    /// Makes a file or folder one that they may not read.
-    pub(crate) fn may_not_read(path: &Path) {
-        Self::may(path, if rustix::process::geteuid().is_root() { 0o700 } else { 0o000 });
+    /// Makes a file or folder unreadable for this user.
+    pub(crate) fn make_unreadable(path: &Path) {
+        Self::set_mode(path, if rustix::process::geteuid().is_root() { 0o700 } else { 0o000 });
     }
 
-    /// `larder ARGUMENTS`, run by them.
+    /// `larder ARGUMENTS`, run by this user.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = command_of(&self.path("larder"), self.place.path(), arguments);
+        let mut command = command_of(&self.path("larder"), self.folder.path(), arguments);
         if rustix::process::geteuid().is_root() {
             command.uid(NOBODY).gid(NOBODY);
         }
         command
     }
 
-    fn may(path: &Path, mode: u32) {
+    fn set_mode(path: &Path, mode: u32) {
         std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
     }
 }

@@ -1,4 +1,4 @@
-//! Two larders with a gap between them: one that has upstreams and makes bundles, one that is offline and applies them.
+//! Bundle transfers: a larder with upstreams creates bundles, and an offline larder applies them.
 
 use std::collections::BTreeMap;
 use std::io::{self, Cursor, Read};
@@ -23,10 +23,10 @@ use super::eventually;
 use super::http::{Answer, client, send};
 use super::larder::{Builder, Folder, HOST, Larder};
 use super::process::Process;
-use super::reports::called;
+use super::reports::display_name;
 use super::upstream::FakeUpstream;
 
-/// The key that bundles are signed with, as both sides have it in their configurations.
+/// The key that signs bundles, as the configurations of both larders name it.
 pub(crate) struct BundleKey {
     pub(crate) key: SigningKey,
     file: tempfile::NamedTempFile,
@@ -39,21 +39,22 @@ impl BundleKey {
         Self { key, file }
     }
 
-    /// A larder that signs with it.
-    pub(crate) fn signs(&self, larder: Builder) -> Builder {
-        larder.with(&format!("[bundle]\nsigning_key = {{ file = {:?} }}", self.file.path()))
+    /// Adds this key to a larder as its signing key.
+    pub(crate) fn with_signing_key(&self, larder: Builder) -> Builder {
+        larder.upstream_lines(&format!("[bundle]\nsigning_key = {{ file = {:?} }}", self.file.path()))
     }
 
-    /// A larder that trusts it.
-    pub(crate) fn is_trusted_by(&self, larder: Builder) -> Builder {
-        larder.with(&format!("[bundle]\ntrusted_keys = [\"{}\"]", self.key.public()))
+    /// Adds this key to a larder as a trusted key.
+    pub(crate) fn with_trusted_key(&self, larder: Builder) -> Builder {
+        larder.upstream_lines(&format!("[bundle]\ntrusted_keys = [\"{}\"]", self.key.public()))
     }
 
-    /// An offline larder of the usual registry that trusts this key. No upstream runs.
+    /// An offline larder for `HOST` that trusts this key. No upstream runs.
     pub(crate) fn sealed(&self) -> Builder {
-        self.is_trusted_by(sealed())
+        self.with_trusted_key(sealed())
     }
 
+    /// Options for applying a bundle: only this key is trusted.
     pub(crate) fn trust(&self) -> ApplyOptions {
         ApplyOptions {
             trust: BundleTrust { keys: vec![self.key.public()], allow_unsigned: false },
@@ -70,24 +71,24 @@ impl BundleKey {
     }
 }
 
-/// An offline larder of the usual registry.
+/// An offline larder for `HOST`.
 pub(crate) fn sealed() -> Builder {
     Larder::builder().upstream(HOST, "http://127.0.0.1:9/", "").network("offline = true")
 }
 
-/// Warms these, and gives the id of the job once it is done.
-pub(crate) async fn warmed(larder: &Larder, subject: &[&str], platforms: &[&str]) -> String {
-    let order = json!({ "what": subject, "platforms": platforms }).to_string();
+/// Runs a warm-up to its end; returns the id of the job.
+pub(crate) async fn warm_up(larder: &Larder, subject: &[&str], platforms: &[&str]) -> String {
+    let body = json!({ "what": subject, "platforms": platforms }).to_string();
     let request = client().post(format!("{}/admin/v1/warm", larder.admin())).bearer_auth(larder.token());
-    let job = send(request.header("content-type", "application/json").body(order)).await.unwrap().expect(202).json();
+    let job = send(request.header("content-type", "application/json").body(body)).await.unwrap().expect(202).json();
     let id = job["id"].as_str().unwrap().to_owned();
-    let place = format!("{}/admin/v1/jobs/{id}", larder.admin());
-    let ended = eventually("the job ends", async || {
-        let job = super::http::get(&place).await.expect(200).json();
+    let job_url = format!("{}/admin/v1/jobs/{id}", larder.admin());
+    let finished = eventually("the job ends", async || {
+        let job = super::http::get(&job_url).await.expect(200).json();
         (job["state"] != "running").then_some(job)
     });
-    let ended = ended.await;
-    assert_eq!(ended["state"], "done", "{ended:#}");
+    let job = finished.await;
+    assert_eq!(job["state"], "done", "{job:#}");
     id
 }
 
@@ -96,7 +97,7 @@ pub(crate) async fn bundle_of(larder: &Larder, job: &str, since: Option<Value>) 
     bundle_made_at(larder, job, since, 1_795_293_761).await
 }
 
-/// The same, created at this time.
+/// The bundle of a job's packages, with this creation time (seconds since 1970).
 pub(crate) async fn bundle_made_at(larder: &Larder, job: &str, since: Option<Value>, created: u64) -> Vec<u8> {
     let body = json!({ "job": job, "since": since, "created": created }).to_string();
     let request = client().post(format!("{}/admin/v1/bundle", larder.admin())).bearer_auth(larder.token());
@@ -105,72 +106,72 @@ pub(crate) async fn bundle_made_at(larder: &Larder, job: &str, since: Option<Val
     answer.body
 }
 
-/// A running larder's answer to a bundle.
-pub(crate) async fn given(larder: &Larder, bundle: Vec<u8>) -> Answer {
+/// Uploads a bundle to a running larder; returns the response.
+pub(crate) async fn apply_bundle(larder: &Larder, bundle: Vec<u8>) -> Answer {
     let request = client().post(format!("{}/admin/v1/bundle/apply", larder.admin())).bearer_auth(larder.token());
     send(request.header("content-type", "application/x-tar").body(bundle)).await.unwrap()
 }
 
 /// An upload of a bundle to a running larder, piece by piece.
-pub(crate) struct Giving {
-    sent: mpsc::Sender<Result<Vec<u8>, io::Error>>,
-    answer: JoinHandle<Result<Answer, reqwest::Error>>,
+pub(crate) struct BundleUpload {
+    body: mpsc::Sender<Result<Vec<u8>, io::Error>>,
+    response: JoinHandle<Result<Answer, reqwest::Error>>,
 }
 
-impl Giving {
-    /// Nothing is sent yet.
+impl BundleUpload {
+    /// Starts the request without any bytes of the bundle.
     pub(crate) fn to(running: &Process, folder: &Folder) -> Self {
         let token = std::fs::read_to_string(folder.path().join("admin-token")).unwrap();
-        let (sent, body) = mpsc::channel(1);
-        let stream = stream::unfold(body, |mut body: mpsc::Receiver<io::Result<Vec<u8>>>| async {
-            let piece = body.recv().await?;
-            Some((piece.map(|piece| Frame::data(Bytes::from(piece))), body))
+        let (body, pieces) = mpsc::channel(1);
+        let stream = stream::unfold(pieces, |mut pieces: mpsc::Receiver<io::Result<Vec<u8>>>| async {
+            let piece = pieces.recv().await?;
+            Some((piece.map(|piece| Frame::data(Bytes::from(piece))), pieces))
         });
         let request = client().post(format!("{}/admin/v1/bundle/apply", running.admin())).bearer_auth(token);
         let request =
             request.header("content-type", "application/x-tar").body(reqwest::Body::wrap(StreamBody::new(stream)));
-        Self { sent, answer: tokio::spawn(send(request)) }
+        Self { body, response: tokio::spawn(send(request)) }
     }
 
-    /// Sends some of it.
-    pub(crate) async fn more(&self, bytes: &[u8]) {
-        self.sent.send(Ok(bytes.to_vec())).await.unwrap();
+    /// Sends the next bytes of the bundle.
+    pub(crate) async fn send_piece(&self, bytes: &[u8]) {
+        self.body.send(Ok(bytes.to_vec())).await.unwrap();
     }
 
-    /// Ends the body.
-    pub(crate) async fn ends(self) -> Answer {
-        drop(self.sent);
-        self.answer.await.unwrap().unwrap()
+    /// Ends the body; returns the response.
+    pub(crate) async fn finish(self) -> Answer {
+        drop(self.body);
+        self.response.await.unwrap().unwrap()
     }
 
-    /// Closes the connection.
-    pub(crate) async fn breaks_off(self) {
-        drop(self.sent);
-        let _ = self.answer.await;
+    /// Ends the body and ignores the response.
+    pub(crate) async fn disconnect(self) {
+        drop(self.body);
+        let _ = self.response.await;
     }
 }
 
-/// The receipt in a running larder's answer.
+/// The receipt at the end of a response to a bundle.
 pub(crate) fn receipt_in(answer: &Answer) -> Receipt {
     match serde_json::from_str(answer.text().lines().last().unwrap()).unwrap() {
         ApplyEvent::Done { receipt } => receipt,
-        step => panic!("{step:?}"),
+        event => panic!("{event:?}"),
     }
 }
 
-/// The receipt of a bundle that a running larder takes.
-pub(crate) async fn applied_by(larder: &Larder, bundle: Vec<u8>) -> Receipt {
-    receipt_in(&given(larder, bundle).await.expect(200))
+/// Uploads a bundle to a running larder, which must accept it; returns the receipt.
+pub(crate) async fn applied_receipt(larder: &Larder, bundle: Vec<u8>) -> Receipt {
+    receipt_in(&apply_bundle(larder, bundle).await.expect(200))
 }
 
-/// Warms these and gives a bundle of them.
+/// Warms a new larder up and returns a bundle of the packages.
 pub(crate) async fn bundle(upstream: &FakeUpstream, key: &BundleKey, subject: &[&str], platforms: &[&str]) -> Vec<u8> {
-    let larder = key.signs(Larder::mirroring(upstream)).start().await;
-    let job = warmed(&larder, subject, platforms).await;
+    let larder = key.with_signing_key(Larder::mirroring(upstream)).start().await;
+    let job = warm_up(&larder, subject, platforms).await;
     bundle_of(&larder, &job, None).await
 }
 
-/// A store of a sealed larder that does not run.
+/// The store of a sealed larder without a running server.
 pub(crate) struct Sealed {
     pub(crate) folder: Folder,
     pub(crate) mirror: Arc<Mirror>,
@@ -178,45 +179,45 @@ pub(crate) struct Sealed {
 
 impl Sealed {
     pub(crate) fn open(builder: Builder, folder: &Folder) -> Self {
-        let config = builder.on(folder).config();
+        let config = builder.store_at(folder).config();
         let (mirror, _, _) = app::mirror(&config, &StartSettings::default()).unwrap();
         Self { folder: folder.clone(), mirror }
     }
 
-    /// A new one.
+    /// A new, empty store.
     pub(crate) fn new(builder: Builder) -> Self {
         Self::open(builder, &Folder::new())
     }
 
-    /// Applies these bytes.
-    pub(crate) async fn apply(&self, bundle: Vec<u8>, how: &ApplyOptions) -> Result<Receipt, ApplyError> {
-        self.apply_from(Cursor::new(bundle), how).await
+    /// Applies a bundle.
+    pub(crate) async fn apply(&self, bundle: Vec<u8>, options: &ApplyOptions) -> Result<Receipt, ApplyError> {
+        self.apply_from(Cursor::new(bundle), options).await
     }
 
-    /// The same from a reader.
+    /// Applies a bundle from a reader.
     pub(crate) async fn apply_from(
         &self,
         bundle: impl Read + Send + 'static,
-        how: &ApplyOptions,
+        options: &ApplyOptions,
     ) -> Result<Receipt, ApplyError> {
-        self.apply_telling(bundle, how, |_| {}).await
+        self.apply_with_events(bundle, options, |_| {}).await
     }
 
-    /// The same, with each event.
-    pub(crate) async fn apply_telling(
+    /// Applies a bundle from a reader; passes each event to `on_event`.
+    pub(crate) async fn apply_with_events(
         &self,
         bundle: impl Read + Send + 'static,
-        how: &ApplyOptions,
-        mut tell: impl FnMut(ApplyEvent) + Send + 'static,
+        options: &ApplyOptions,
+        mut on_event: impl FnMut(ApplyEvent) + Send + 'static,
     ) -> Result<Receipt, ApplyError> {
-        let (mirror, how, clock) = (Arc::clone(&self.mirror), how.clone(), Clock::system());
-        // Across the gap it is later.
+        let (mirror, options, clock) = (Arc::clone(&self.mirror), options.clone(), Clock::system());
+        // A bundle arrives some time after it was created.
         clock.advance(Duration::from_secs(3600));
-        let applying = tokio::task::spawn_blocking(move || mirror.apply(bundle, &how, &clock, &mut tell));
-        let applied = applying.await.unwrap();
+        let running = tokio::task::spawn_blocking(move || mirror.apply(bundle, &options, &clock, &mut on_event));
+        let result = running.await.unwrap();
         // Hashes are computed in the background; stores can be compared when they are done.
         self.mirror.complete_hashes().await.unwrap();
-        applied
+        result
     }
 
     pub(crate) async fn close(self) -> Folder {
@@ -227,49 +228,49 @@ impl Sealed {
 
 /// The contents of a closed store, once its background hashes are done.
 pub(crate) async fn settled_contents(builder: Builder, folder: &Folder) -> BTreeMap<String, Vec<u8>> {
-    let there = Sealed::open(builder, folder);
-    there.mirror.complete_hashes().await.unwrap();
-    contents(&there.close().await)
+    let store = Sealed::open(builder, folder);
+    store.mirror.complete_hashes().await.unwrap();
+    contents(&store.close().await)
 }
 
-/// The servable content of a store: each file below its folder, with its bytes. Timestamps are left out.
+/// The files of a store that larder serves from, by path, with timestamps removed.
 pub(crate) fn contents(folder: &Folder) -> BTreeMap<String, Vec<u8>> {
     let root = folder.path().join("v1");
     let files = ["blobs", "names", "documents", "seen"].into_iter().flat_map(|kind| folder.files(kind));
-    files.map(|path| (name_below(&root, &path), without_times(std::fs::read(&path).unwrap()))).collect()
+    files.map(|path| (name_below(&root, &path), without_timestamps(std::fs::read(&path).unwrap()))).collect()
 }
 
 fn name_below(root: &Path, path: &Path) -> String {
     path.strip_prefix(root).unwrap().display().to_string()
 }
 
-/// A record without its checksum, and without the times in it: seconds since 1970, which have ten digits.
-fn without_times(file: Vec<u8>) -> Vec<u8> {
+/// A record without its checksum and without timestamps (seconds since 1970, ten digits).
+fn without_timestamps(file: Vec<u8>) -> Vec<u8> {
     let text = String::from_utf8_lossy(&file).into_owned();
     let Some((_, record)) = text.split_once('\n').filter(|(frame, _)| frame.contains("\"blake3\"")) else {
         return file;
     };
-    let (head, rest) = record.split_once('\n').unwrap_or((record, ""));
-    let is_time = |part: &&str| part.len() >= 10 && part.as_bytes()[..10].iter().all(u8::is_ascii_digit);
-    let parts = head.split(':').map(|part| if is_time(&part) { &part[10..] } else { part });
-    format!("{}\n{rest}", parts.collect::<Vec<_>>().join(":")).into_bytes()
+    let (head, body) = record.split_once('\n').unwrap_or((record, ""));
+    let is_time = |field: &&str| field.len() >= 10 && field.as_bytes()[..10].iter().all(u8::is_ascii_digit);
+    let fields = head.split(':').map(|field| if is_time(&field) { &field[10..] } else { field });
+    format!("{}\n{body}", fields.collect::<Vec<_>>().join(":")).into_bytes()
 }
 
-/// The outcome of each entry: its name, and one word.
+/// The name and the outcome of each entry of a receipt.
 pub(crate) fn outcomes(receipt: &Receipt) -> Vec<(String, String)> {
-    let word = |value: Value| value["outcome"].as_str().unwrap().to_owned();
+    let outcome = |value: Value| value["outcome"].as_str().unwrap().to_owned();
     receipt
         .entries
         .iter()
-        .map(|entry| (entry.package.to_string(), word(serde_json::to_value(entry).unwrap())))
+        .map(|entry| (entry.package.to_string(), outcome(serde_json::to_value(entry).unwrap())))
         .collect()
 }
 
-/// The only refusal of a receipt: subject and reason.
+/// The only refused entry of a receipt: its name and the reason.
 pub(crate) fn refusal(receipt: &Receipt) -> (String, String) {
     let report = serde_json::to_value(receipt).unwrap();
     let refused: Vec<&Value> =
         report["entries"].as_array().unwrap().iter().filter(|entry| entry["outcome"] == "refused").collect();
     let [refused] = refused[..] else { panic!("{report:#}") };
-    (called(refused), refused["why"].as_str().unwrap().to_owned())
+    (display_name(refused), refused["why"].as_str().unwrap().to_owned())
 }

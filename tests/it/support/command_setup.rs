@@ -1,4 +1,4 @@
-//! A configuration file with ports that commands can find, in a home directory of its own.
+//! A configuration file with fixed ports, so that commands can find the larder, in a temporary home directory.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use super::ports::free_port;
 use super::process::{CommandOutput, Process, command, run};
 use super::upstream::FakeUpstream;
 
-/// A configuration with ports that commands can find, in its own home.
+/// A configuration with fixed ports, and its home directory.
 pub(crate) struct CommandSetup {
     pub(crate) home: Folder,
     pub(crate) text: String,
@@ -21,8 +21,8 @@ impl CommandSetup {
         Self::with_admin(upstream, &format!("listen = \"127.0.0.1:{}\"", free_port()))
     }
 
-    /// One whose admin listener is to be at this port.
-    pub(crate) fn on(upstream: &FakeUpstream, port: u16) -> Self {
+    /// The setup with this port for the admin listener.
+    pub(crate) fn with_admin_port(upstream: &FakeUpstream, port: u16) -> Self {
         Self::with_admin(upstream, &format!("listen = \"127.0.0.1:{port}\""))
     }
 
@@ -53,8 +53,8 @@ impl CommandSetup {
         run(command(self.home.path(), &arguments)).await
     }
 
-    /// Runs a command that must succeed; returns its output.
-    pub(crate) async fn out(&self, arguments: &[&str]) -> String {
+    /// Runs a command that must succeed; returns its standard output.
+    pub(crate) async fn stdout_of(&self, arguments: &[&str]) -> String {
         let output = self.run(arguments).await;
         assert_eq!(output.code, Some(0), "{arguments:?}: {output:?}");
         output.out

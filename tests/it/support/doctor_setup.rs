@@ -1,4 +1,4 @@
-//! A setup for the doctor, and its findings.
+//! Runs `larder doctor` and reads its report.
 
 use std::path::Path;
 use std::process::Command;
@@ -18,82 +18,82 @@ pub(crate) async fn registry() -> FakeUpstream {
     upstream
 }
 
-/// A site whose store may grow to no more than any disk has.
+/// A setup whose store limit is small enough for any disk.
 pub(crate) fn site(upstream: &FakeUpstream) -> CommandSetup {
     let mut setup = CommandSetup::new(upstream);
     setup.text = setup.text.replacen("[store]\n", "[store]\nmax_size = \"64MiB\"\n", 1);
     setup
 }
 
-/// Where a site's larder has the providers of HOST.
+/// The URL at which the larder of a setup serves the providers of HOST.
 pub(crate) fn providers(setup: &CommandSetup) -> String {
     format!("{}/registry/{HOST}/v1/providers/", setup.base())
 }
 
-/// Lets the client of this site come here.
-pub(crate) fn paste(setup: &CommandSetup) {
+/// Configures the client of a setup to use its larder.
+pub(crate) fn configure_client(setup: &CommandSetup) {
     let modules = format!("https://{HOST}/v1/modules/");
     write(setup, ".terraformrc", &host_override(HOST, &providers(setup), &modules));
 }
 
-/// Writes a file into the home of this site's client.
+/// Writes a file into the home of a setup's client.
 pub(crate) fn write(setup: &CommandSetup, name: &str, text: &str) {
     let file = setup.home.path().join(name);
     std::fs::create_dir_all(file.parent().unwrap()).unwrap();
     std::fs::write(file, text).unwrap();
 }
 
-/// Gives a site's larder this certificate and key.
-pub(crate) fn speak_tls(setup: &mut CommandSetup, certificate: &str, key: &str) {
+/// Configures the larder of a setup with a certificate and key.
+pub(crate) fn enable_tls(setup: &mut CommandSetup, certificate: &str, key: &str) {
     write(setup, "cert.pem", certificate);
     write(setup, "key.pem", key);
     let tls = "[server]\ntls = { certificate = \"cert.pem\", key = \"key.pem\" }\n";
     setup.text = setup.text.replacen("[server]\n", tls, 1);
 }
 
-/// The doctor's findings.
+/// The report of the doctor.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct DoctorReport {
     code: Option<i32>,
     pub(crate) checks: Vec<Value>,
 }
 
-impl Found {
-    pub(crate) fn said(output: &CommandOutput) -> Self {
-        let found = json(&output.out);
+impl DoctorReport {
+    pub(crate) fn from_output(output: &CommandOutput) -> Self {
+        let report = json(&output.out);
         let code = output.code;
-        assert_eq!(output.err, "", "{found}");
-        assert_eq!(found["ok"], code == Some(0), "{found}");
-        Self { code, checks: found["checks"].as_array().unwrap().clone() }
+        assert_eq!(output.err, "", "{report}");
+        assert_eq!(report["ok"], code == Some(0), "{report}");
+        Self { code, checks: report["checks"].as_array().unwrap().clone() }
     }
 
     pub(crate) fn ids(&self, verdict: &str) -> Vec<&str> {
-        let name = self.checks.iter().filter(|check| check["verdict"] == verdict);
-        name.map(|check| check["id"].as_str().unwrap()).collect()
+        let checks = self.checks.iter().filter(|check| check["verdict"] == verdict);
+        checks.map(|check| check["id"].as_str().unwrap()).collect()
     }
 
-    /// Nothing is wrong, and nothing is worth a warning.
-    pub(crate) fn is_healthy(&self) {
+    /// Asserts that no check fails or warns.
+    pub(crate) fn assert_healthy(&self) {
         assert_eq!((self.code, self.ids("fail"), self.ids("warn")), (Some(0), vec![], vec![]), "{self:#?}");
     }
 
-    /// These are wrong, and nothing else; the last of them says this, and what to do.
-    pub(crate) fn fails(&self, ids: &[&str], output: &str) {
+    /// Asserts that exactly these checks fail, that the last one's finding contains `text`, and that it has advice.
+    pub(crate) fn assert_fails(&self, ids: &[&str], text: &str) {
         assert_eq!((self.code, self.ids("fail")), (Some(1), ids.to_vec()), "{self:#?}");
-        self.says(ids.last().unwrap(), "fail", output);
+        self.assert_finding(ids.last().unwrap(), "fail", text);
     }
 
-    /// This is worth a warning, and no more.
-    pub(crate) fn warns(&self, id: &str, output: &str) {
+    /// Asserts that exactly this check warns and none fails, that its finding contains `text`, and that it has advice.
+    pub(crate) fn assert_warns(&self, id: &str, text: &str) {
         assert_eq!((self.code, self.ids("fail"), self.ids("warn")), (Some(0), vec![], vec![id]), "{self:#?}");
-        self.says(id, "warn", output);
+        self.assert_finding(id, "warn", text);
     }
 
-    fn says(&self, id: &str, verdict: &str, output: &str) {
-        let is_it = |check: &&Value| check["id"] == id && check["verdict"] == verdict;
-        let check = self.checks.iter().rfind(is_it).unwrap();
-        assert!(check["found"].as_str().unwrap().contains(output), "{output:?} is not in {check:#}");
-        assert!(check["to_do"].as_array().is_some_and(|to_do| !to_do.is_empty()), "{check:#} says nothing to do");
+    fn assert_finding(&self, id: &str, verdict: &str, text: &str) {
+        let is_wanted = |check: &&Value| check["id"] == id && check["verdict"] == verdict;
+        let check = self.checks.iter().rfind(is_wanted).unwrap();
+        assert!(check["found"].as_str().unwrap().contains(text), "{text:?} is not in {check:#}");
+        assert!(check["to_do"].as_array().is_some_and(|to_do| !to_do.is_empty()), "no advice in {check:#}");
     }
 
     /// The ids of the warnings.
@@ -108,53 +108,53 @@ impl Found {
     }
 
     /// The finding of the check with an id and a subject.
-    pub(crate) fn of(&self, id: &str, name: &str) -> &str {
-        let check = self.checks.iter().find(|check| check["id"] == id && check["of"] == name);
-        check.unwrap_or_else(|| panic!("no {id} of {name} in {self:#?}"))["found"].as_str().unwrap()
+    pub(crate) fn finding_of(&self, id: &str, subject: &str) -> &str {
+        let check = self.checks.iter().find(|check| check["id"] == id && check["of"] == subject);
+        check.unwrap_or_else(|| panic!("no {id} of {subject} in {self:#?}"))["found"].as_str().unwrap()
     }
 
     /// The finding of the only check with an id.
-    pub(crate) fn found(&self, id: &str) -> &str {
-        let mut found = self.checks.iter().filter(|check| check["id"] == id);
-        let check = found.next().unwrap_or_else(|| panic!("no {id} in {self:#?}"));
-        assert!(found.next().is_none(), "{id} is there twice: {self:#?}");
+    pub(crate) fn finding(&self, id: &str) -> &str {
+        let mut matches = self.checks.iter().filter(|check| check["id"] == id);
+        let check = matches.next().unwrap_or_else(|| panic!("no {id} in {self:#?}"));
+        assert!(matches.next().is_none(), "{id} is there twice: {self:#?}");
         check["found"].as_str().unwrap()
     }
 }
 
-/// The doctor's command, with a client's environment.
-pub(crate) fn doctor(setup: &CommandSetup, arguments: &[&str], set: Set<'_>) -> Command {
+/// The `larder doctor` command with a client's environment.
+pub(crate) fn doctor(setup: &CommandSetup, arguments: &[&str], environment: Environment<'_>) -> Command {
     let file = setup.file();
     let mut command =
         command(setup.home.path(), &[&["doctor", "--config", file.to_str().unwrap()], arguments].concat());
-    for name in FOREIGN {
+    for name in CLIENT_VARIABLES {
         command.env_remove(name);
     }
-    // No client is on PATH, so both are examined.
-    command.env("PATH", setup.home.path()).envs(set.iter().copied());
+    // No client is on PATH, so the doctor examines both.
+    command.env("PATH", setup.home.path()).envs(environment.iter().copied());
     command
 }
 
-pub(crate) async fn examine(setup: &CommandSetup, set: Set<'_>) -> Found {
-    Found::said(&run(doctor(setup, &["--json"], set)).await)
+pub(crate) async fn examine(setup: &CommandSetup, environment: Environment<'_>) -> DoctorReport {
+    DoctorReport::from_output(&run(doctor(setup, &["--json"], environment)).await)
 }
 
-/// The doctor on a machine without a configured larder and with terraform only.
-pub(crate) async fn examine_terraform_alone(home: &Path) -> Found {
+/// Runs the doctor without a configured larder, with terraform as the only client.
+pub(crate) async fn examine_terraform_alone(home: &Path) -> DoctorReport {
     std::fs::write(home.join("terraform"), "").unwrap();
     let mut command = command(home, &["doctor", "--json"]);
-    for name in FOREIGN.into_iter().chain(["XDG_CONFIG_HOME", "XDG_CACHE_HOME", "STATE_DIRECTORY"]) {
+    for name in CLIENT_VARIABLES.into_iter().chain(["XDG_CONFIG_HOME", "XDG_CACHE_HOME", "STATE_DIRECTORY"]) {
         command.env_remove(name);
     }
     command.env("PATH", home).env("HOME", home);
-    Found::said(&run(command).await)
+    DoctorReport::from_output(&run(command).await)
 }
 
-/// A client's environment, beside its home.
-pub(crate) type Set<'a> = &'a [(&'a str, &'a str)];
+/// Environment variables of a client: names and values.
+pub(crate) type Environment<'a> = &'a [(&'a str, &'a str)];
 
 /// Variables that must not leak in from this machine.
-pub(crate) const FOREIGN: [&str; 14] = [
+pub(crate) const CLIENT_VARIABLES: [&str; 14] = [
     "TF_CLI_CONFIG_FILE",
     "TERRAFORM_CONFIG",
     "TF_PLUGIN_CACHE_DIR",

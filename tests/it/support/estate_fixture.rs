@@ -1,5 +1,5 @@
-//! An estate as teams have it: two root folders that want different versions, a local module that both call, ten modules
-//! of a registry in three levels, nine providers, and a lock file in one of the folders.
+//! A large configuration as teams have it: two root folders that need different versions, a local module that both call,
+//! ten registry modules in three levels, nine providers, and a lock file in one of the folders.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -9,16 +9,16 @@ use super::larder::HOST;
 use super::terraform::{Output, Terraform, Workspace};
 use super::upstream::{FakeUpstream, Module, Provider, sha256_hex};
 
-/// For which platforms everything is.
+/// The platforms of every provider version.
 pub(crate) const PLATFORMS: [&str; 2] = ["linux_amd64", "darwin_arm64"];
-/// The folders in which `init` is run.
+/// The root folders: those in which a client runs `init`.
 pub(crate) const ROOTS: [&str; 2] = ["prod", "dev"];
 /// The versions of every provider.
 const VERSIONS: [&str; 4] = ["1.0.0", "1.4.2", "2.0.0", "2.1.0-rc.1"];
 /// A module: its name, the modules it calls, and the providers that it requires with their constraints.
-type ModuleOf = (&'static str, &'static [&'static str], &'static [(&'static str, &'static str)]);
-/// The modules of the registry: what each calls, which providers it wants, and whether it has another below `../`.
-const MODULES: [ModuleOf; 10] = [
+type ModuleSpec = (&'static str, &'static [&'static str], &'static [(&'static str, &'static str)]);
+/// The modules of the registry.
+const MODULES: [ModuleSpec; 10] = [
     ("network", &["subnet", "labels"], &[("acme/net", "~> 1.0")]),
     ("cluster", &["nodes", "network"], &[("acme/compute", ">= 1.0.0")]),
     ("storage", &["labels"], &[("acme/disk", "!= 2.0.0")]),
@@ -31,26 +31,26 @@ const MODULES: [ModuleOf; 10] = [
     ("random", &[], &[]),
 ];
 
-/// The registry, and the folder that a client works in.
+/// The registry that publishes everything, and the working folder of a client.
 pub(crate) struct EstateFixture {
     pub(crate) upstream: FakeUpstream,
     pub(crate) workspace: Workspace,
 }
 
 impl EstateFixture {
-    /// All of it, published.
+    /// Publishes all providers and modules, and writes the configuration.
     pub(crate) async fn new(client: &Terraform) -> Self {
         let upstream = FakeUpstream::start().await;
         for name in ["net", "compute", "disk", "login", "secret", "text", "state"] {
             publish(&upstream, "acme", name);
         }
-        // No configuration requires these two: blocks imply them.
+        // Blocks imply these two providers; no `required_providers` entry names them.
         publish(&upstream, "hashicorp", "random");
         publish(&upstream, "hashicorp", "clock");
         for (name, calls, providers) in MODULES {
-            publish_module(&upstream, name, "1.0.0", &text_of_module(name, calls, providers));
+            publish_module(&upstream, name, "1.0.0", &module_source(name, calls, providers));
         }
-        // The newest version must not be chosen: it needs a provider that nobody publishes.
+        // The constraints exclude this version; it requires a provider that does not exist, so choosing it fails.
         publish_module(
             &upstream,
             "network",
@@ -63,18 +63,18 @@ impl EstateFixture {
         estate
     }
 
-    /// Where the folders are.
+    /// The folder that contains the root folders.
     pub(crate) fn folder(&self) -> std::path::PathBuf {
         self.workspace.path()
     }
 
-    /// `init` in one of the folders, from nothing.
+    /// Runs `init` in a root folder without installed packages.
     pub(crate) async fn init(&self, root: &str) -> Output {
         let _ = std::fs::remove_dir_all(self.folder().join(root).join(".terraform"));
         self.run(root, &["init", "-no-color", "-input=false"]).await
     }
 
-    /// `providers lock` for both platforms.
+    /// Runs `providers lock` in a root folder for both platforms.
     pub(crate) async fn lock(&self, root: &str) -> Output {
         let platforms = PLATFORMS.map(|platform| format!("-platform={platform}"));
         self.run(root, &["providers", "lock", "-no-color", &platforms[0], &platforms[1]]).await
@@ -85,20 +85,20 @@ impl EstateFixture {
         self.workspace.run(&[&[folder.as_str()], arguments].concat()).await
     }
 
-    /// The versions that a folder's lock file has, by provider.
+    /// The entries of a root folder's lock file, as `ADDRESS@VERSION`.
     pub(crate) fn locked(&self, root: &str) -> Vec<String> {
         let text = std::fs::read_to_string(self.folder().join(root).join(".terraform.lock.hcl")).unwrap();
-        let mut found: Vec<String> = Vec::new();
+        let mut locked: Vec<String> = Vec::new();
         for line in text.lines() {
             if let Some(address) = line.strip_prefix("provider \"") {
-                found.push(address.trim_end_matches("\" {").to_owned());
+                locked.push(address.trim_end_matches("\" {").to_owned());
             } else if let Some(version) = line.trim().strip_prefix("version") {
                 let version = version.trim_matches([' ', '=', '"']);
-                let last = found.last_mut().unwrap();
+                let last = locked.last_mut().unwrap();
                 *last = format!("{last}@{version}");
             }
         }
-        found
+        locked
     }
 
     fn write_folders(&self) {
@@ -125,7 +125,7 @@ impl EstateFixture {
             ),
         );
         write("common/main.tf", &format!("{}data \"clock_now\" \"n\" {{}}\n", call("storage", "< 2.0.0")));
-        // An older version than the newest that the constraint allows: the lock file decides.
+        // The lock file selects an older version than the newest that the constraint allows.
         let hashes: String = PLATFORMS
             .iter()
             .map(|platform| {
@@ -151,12 +151,12 @@ fn publish(upstream: &FakeUpstream, namespace: &str, name: &str) {
     }
 }
 
-/// A call of a module of the registry.
+/// A `module` block that calls a registry module.
 fn call(name: &str, constraint: &str) -> String {
     format!("module \"{name}\" {{\n  source  = \"acme/{name}/test\"\n  version = \"{constraint}\"\n}}\n")
 }
 
-fn text_of_module(name: &str, calls: &[&str], providers: &[(&str, &str)]) -> String {
+fn module_source(name: &str, calls: &[&str], providers: &[(&str, &str)]) -> String {
     let mut text = String::from("terraform {\n  required_providers {\n");
     for (source, constraint) in providers {
         let local = source.rsplit('/').next().unwrap();
@@ -170,7 +170,7 @@ fn text_of_module(name: &str, calls: &[&str], providers: &[(&str, &str)]) -> Str
     text
 }
 
-/// Packs a module that also calls one of its own folders, and publishes it.
+/// Publishes a module that also calls one of its own subfolders.
 fn publish_module(upstream: &FakeUpstream, name: &str, version: &str, text: &str) {
     let folder = tempfile::tempdir().unwrap();
     let write = |path: &str, text: &str| {

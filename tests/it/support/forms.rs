@@ -1,13 +1,14 @@
-//! Forms of configurations that people write and no generator thinks of, over the same registry as the generated ones.
+//! Handwritten configurations with constructs that the generator does not produce. They use the same registry as the
+//! generated ones (`configurations`).
 
 use super::configurations::Configuration;
 
-/// The files of one form, by their paths below the folder that `init` is run in.
-type Form = &'static [(&'static str, &'static str)];
+/// The files of one configuration: paths below the root folder, and contents.
+type Files = &'static [(&'static str, &'static str)];
 
-/// Forms that the client installs.
-const INSTALLED: &[Form] = &[
-    // Every block that names a provider, or looks as if it did.
+/// Configurations that the client installs.
+const INSTALLED: &[Files] = &[
+    // Blocks of every type that name a provider or seem to.
     &[("main.tf", EVERY_BLOCK), ("child/main.tf", "resource \"p3_thing\" \"x\" {}\n")],
     // Override files: a provider's entry is replaced as a whole, a module call attribute by attribute.
     &[
@@ -29,7 +30,7 @@ const INSTALLED: &[Form] = &[
         ),
         ("no-override.tf", "resource \"p1_thing\" \"x\" {}\n"),
     ],
-    // JSON, with comments where clients take them.
+    // JSON syntax, with comments in every place where clients accept them.
     &[(
         "main.tf.json",
         r#"[{"//": "x", "terraform": {"required_version": ">= 1", "required_providers": {"//": "c", "q": {"source": "acme/p0"}, "p3": "~> 1.0"}}},
@@ -45,7 +46,7 @@ const INSTALLED: &[Form] = &[
         ("main.TF", "resource \"nobody_has_this\" \"x\" {}\n"),
         ("terraform.tfvars", "x = 1\n"),
     ],
-    // Providers that are handed on under other names, and one local name for two providers.
+    // Providers that are passed to modules under other names, and one local name for two providers.
     &[
         (
             "main.tf",
@@ -60,7 +61,7 @@ const INSTALLED: &[Form] = &[
             "terraform {\n  required_providers {\n    p0 = { source = \"acme/p1\", version = \"= 1.2.3\" }\n  }\n}\ndata \"p0_thing\" \"x\" {}\n",
         ),
     ],
-    // One module in two versions, counted; folders of it; paths that turn around.
+    // One module in two versions, with `count` and `for_each`; subfolders of it; paths with `..`.
     &[
         (
             "main.tf",
@@ -69,7 +70,7 @@ const INSTALLED: &[Form] = &[
         ("deep/down/main.tf", "module \"up\" {\n  source = \"../../deep/beside\"\n}\n"),
         ("deep/beside/main.tf", "resource \"p1_thing\" \"x\" {}\n"),
     ],
-    // Test files: the modules of their runs, relative to the root; no other files beside them.
+    // Test files: the modules of their runs, relative to the root. Other files in the test folder are ignored.
     &[
         ("main.tf", ""),
         (
@@ -83,12 +84,12 @@ const INSTALLED: &[Form] = &[
         ("setup/main.tf", "resource \"p1_thing\" \"x\" {}\n"),
         ("setup/d.tftest.hcl", "run \"never\" {\n  module {\n    source = \"./nowhere\"\n  }\n}\n"),
     ],
-    // A pre-release that one condition names is taken by others that end before its release.
+    // A pre-release that one condition names exactly also satisfies other conditions with a limit below its release.
     &[(
         "main.tf",
         "terraform {\n  required_providers {\n    a = { source = \"acme/p0\", version = \"= 2.0.0-beta.2, ~> 1.0\" }\n    b = { source = \"acme/p1\", version = \"1.2.0-rc.1, ~> 1.1.0, != 1.2.3\" }\n    c = { source = \"acme/p2\", version = \"= 2.0.0-beta.2, < 2, >= 1\" }\n    d = { source = \"hashicorp/p3\", version = \"!= 1.2.3, != 2.0.0\" }\n  }\n}\n",
     )],
-    // The client constraint: the last override file with one counts.
+    // `required_version`: the last override file that has one counts.
     &[
         (
             "main.tf",
@@ -100,8 +101,8 @@ const INSTALLED: &[Form] = &[
     ],
 ];
 
-/// Forms that the client refuses.
-const REFUSED: &[Form] = &[
+/// Configurations that the client refuses.
+const REFUSED: &[Files] = &[
     &[("main.tf", "terraform {\n  required_version = \"~> 0.11.0\"\n}\n")],
     &[("main.tf", "terraform {\n  required_version = \">= 1.0.0-beta1\"\n}\n")],
     &[("main.tf", "terraform {\n  required_version = \"=> 1.0\"\n}\n")],
@@ -196,11 +197,12 @@ IN
 }
 "#;
 
-/// Each with its name.
-pub(crate) fn forms() -> Vec<(String, Configuration)> {
-    let all = [("installed", INSTALLED), ("refused", REFUSED)];
+/// All handwritten configurations with a name each.
+pub(crate) fn handwritten_configurations() -> Vec<(String, Configuration)> {
+    let groups = [("installed", INSTALLED), ("refused", REFUSED)];
     let named =
-        all.iter().flat_map(|(name, forms)| (0..).zip(*forms).map(move |(n, form)| (format!("{name} {n}"), form)));
-    let select = |form: &Form| form.iter().map(|(path, text)| (format!("one/{path}"), (*text).to_owned())).collect();
-    named.map(|(name, form)| (name, Configuration { files: select(form), roots: vec!["one"] })).collect()
+        groups.iter().flat_map(|(name, group)| (0..).zip(*group).map(move |(n, files)| (format!("{name} {n}"), files)));
+    let below_root =
+        |files: &Files| files.iter().map(|(path, text)| (format!("one/{path}"), (*text).to_owned())).collect();
+    named.map(|(name, files)| (name, Configuration { files: below_root(files), roots: vec!["one"] })).collect()
 }

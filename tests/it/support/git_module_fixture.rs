@@ -1,5 +1,5 @@
-//! The scene of the module tests: a registry, an archive host, a git server over https and one over ssh, where it can
-//! be with the names of public forges, and one repository that has everything a module may have.
+//! The servers of the git module tests: a registry, an archive host, a git server over https and one over ssh, where
+//! possible servers with the names of public forges, and a repository with every kind of file that a module may have.
 
 use std::fmt::Write as _;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -13,16 +13,16 @@ use super::http::{Answer, get};
 use super::larder::{Builder, HOST, Larder};
 use super::terraform::{Terraform, Workspace, host_override};
 use super::tls::TestCa;
-use super::upstream::{FakeUpstream, Module, Telling, sha256_hex};
+use super::upstream::{FakeUpstream, LocationReply, Module, sha256_hex};
 
-/// Everything, running.
-pub(crate) struct ModuleScene {
+/// All servers, running.
+pub(crate) struct GitModuleFixture {
     pub(crate) ca: TestCa,
     pub(crate) registry: FakeUpstream,
     pub(crate) archives: FakeUpstream,
     pub(crate) git: FakeUpstream,
     pub(crate) ssh: Sshd,
-    /// 443 and 22 of the address that the names of forges lead to.
+    /// The servers at ports 443 and 22 of the address that the names of forges resolve to.
     pub(crate) forges: Option<(FakeUpstream, Sshd)>,
     pub(crate) repositories: Repositories,
     /// acme/net: tags v1.0.0 and (annotated) v1.1.0, branches main and stable, `both` as a branch and a tag.
@@ -30,21 +30,22 @@ pub(crate) struct ModuleScene {
     folder: TempDir,
 }
 
-/// One module: its published files, and its call in a configuration.
+/// One published module, and how a configuration calls it.
 #[derive(Clone, Debug)]
-pub(crate) struct Form {
-    /// Its name in the registry, and in the configuration.
+pub(crate) struct ModuleCase {
+    /// The name of the module in the registry and in the configuration.
     pub(crate) name: String,
     /// The text after `acme/NAME/test` in the configuration: `//modules/x`, or nothing.
-    pub(crate) called: &'static str,
+    pub(crate) subdir_suffix: &'static str,
+    /// The location that the registry reports.
     pub(crate) location: String,
-    pub(crate) telling: Telling,
-    /// The tag of acme/net whose content it must have; for forms that the client itself does not install.
-    pub(crate) instead_of_direct: Option<&'static str>,
+    pub(crate) location_reply: LocationReply,
+    /// The tag of acme/net with the expected files, for modules that the client cannot install without larder.
+    pub(crate) expected_tag: Option<&'static str>,
 }
 
-impl ModuleScene {
-    /// `None` where git or sshd cannot run, with a note. `forges` is the address of the forge names.
+impl GitModuleFixture {
+    /// Prints a note and returns `None` where git or sshd cannot run. `forges` is the address of the forge names.
     pub(crate) async fn start(forges: Option<Ipv4Addr>) -> Option<Self> {
         let repositories = Repositories::new()?;
         let root = repositories.root();
@@ -55,8 +56,9 @@ impl ModuleScene {
         let forges = match forges {
             None => None,
             Some(address) => {
-                let names = NAMES.iter().fold(FakeUpstream::builder().tls_with(&ca), |forge, name| forge.name(name));
-                let forge = names.at(SocketAddr::from((address, 443))).start().await;
+                let builder =
+                    NAMES.iter().fold(FakeUpstream::builder().tls_with(&ca), |builder, name| builder.name(name));
+                let forge = builder.at(SocketAddr::from((address, 443))).start().await;
                 forge.host_git(&root);
                 forge.serve_json("/2.0/repositories/acme/net", "{\"scm\":\"git\"}");
                 let ssh = Sshd::start_at(&root, SocketAddr::from((address, 22))).await?;
@@ -64,53 +66,53 @@ impl ModuleScene {
                 Some((forge, ssh))
             }
         };
-        let net = everything(&repositories, &git.origin());
+        let net = net_repository(&repositories, &git.origin());
         let archives = FakeUpstream::builder().tls_with(&ca).start().await;
         let registry = FakeUpstream::start().await;
         let folder = tempfile::tempdir().unwrap();
         Some(Self { ca, registry, archives, git, ssh, forges, repositories, net, folder })
     }
 
-    /// `git::https://…/acme/net.git` and this.
-    pub(crate) fn over_https(&self, rest: &str) -> String {
-        format!("git::{}/acme/net.git{rest}", self.git.origin())
+    /// The source `git::https://…/acme/net.git`, followed by `suffix`.
+    pub(crate) fn git_https_source(&self, suffix: &str) -> String {
+        format!("git::{}/acme/net.git{suffix}", self.git.origin())
     }
 
     /// Publishes a module at version 1.0.0.
-    pub(crate) fn publish(&self, form: &Form) {
-        let module = Module::new("acme", &form.name, "test");
-        self.registry.publish_module(module.at(&form.location).told(form.telling));
+    pub(crate) fn publish(&self, case: &ModuleCase) {
+        let module = Module::new("acme", &case.name, "test");
+        self.registry.publish_module(module.at(&case.location).location_reply(case.location_reply));
     }
 
-    /// A larder that may reach the servers of the scene, and nothing else that is private.
+    /// A larder that may connect to the servers of this fixture and to no other private address.
     pub(crate) fn larder(&self) -> Builder {
         self.larder_with("")
     }
 
-    /// The same with more lines for its upstream.
-    pub(crate) fn larder_with(&self, more: &str) -> Builder {
+    /// The same larder with further lines in its `[[upstream]]` section.
+    pub(crate) fn larder_with(&self, lines: &str) -> Builder {
         let authority = self.folder.path().join("ca.pem");
         std::fs::write(&authority, self.ca.pem()).unwrap();
-        let larder = Larder::mirroring(&self.registry).with(more).allow_private("127.0.0.1");
+        let larder = Larder::mirroring(&self.registry).upstream_lines(lines).allow_private("127.0.0.1");
         let mut larder = larder.network(&format!("ca_file = {authority:?}"));
         let mut credentials = ssh_credential(&format!("127.0.0.1:{}", self.ssh.port()), &self.ssh);
         if let Some((_, ssh)) = &self.forges {
             larder = NAMES.iter().fold(larder, |larder, name| larder.allow_private(name));
             credentials.push_str(&ssh_credential("git.acme.test", ssh));
         }
-        larder.with(&credentials)
+        larder.upstream_lines(&credentials)
     }
 
-    /// A folder that calls these modules, for a client that trusts the scene's servers and is let in by them.
-    pub(crate) fn calling(&self, client: &Terraform, forms: &[Form]) -> Workspace {
+    /// A client workspace that calls these modules and can connect to the servers directly.
+    pub(crate) fn workspace_calling(&self, client: &Terraform, cases: &[ModuleCase]) -> Workspace {
         let mut workspace = client.workspace();
-        workspace.file("main.tf", &calls(forms));
-        self.let_in(&mut workspace);
+        workspace.file("main.tf", &module_calls(cases));
+        self.configure_access(&mut workspace);
         workspace
     }
 
-    /// Gives a client the keys and names that it needs to reach the servers directly.
-    pub(crate) fn let_in(&self, workspace: &mut Workspace) {
+    /// Gives a client the certificate authority, the ssh key and the known hosts that it needs to connect directly.
+    pub(crate) fn configure_access(&self, workspace: &mut Workspace) {
         workspace.trust(&self.ca.pem());
         let authority = workspace.path().join("../ca.pem");
         workspace.env("GIT_SSL_CAINFO", &authority.to_string_lossy());
@@ -118,7 +120,7 @@ impl ModuleScene {
         workspace.env("GIT_SSH_COMMAND", &self.ssh_command());
     }
 
-    /// The same for git.
+    /// Checks a repository out with git, with the access of `configure_access`.
     pub(crate) async fn checkout(&self, url: &str, reference: &str) -> TempDir {
         let authority = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(authority.path(), self.ca.pem()).unwrap();
@@ -128,12 +130,12 @@ impl ModuleScene {
         self.repositories.checkout(url, reference, &environment).await
     }
 
-    /// A CLI configuration for direct access to the registry.
+    /// A CLI configuration with which a client uses the registry directly.
     pub(crate) fn direct(&self) -> String {
         host_override(HOST, &self.registry.providers_url(), &self.registry.modules_url())
     }
 
-    /// Everything upstream is gone.
+    /// Stops all servers.
     pub(crate) async fn stop(&mut self) {
         self.registry.stop().await;
         self.archives.stop().await;
@@ -146,11 +148,11 @@ impl ModuleScene {
     }
 
     fn ssh_command(&self) -> String {
-        // One client for both servers, each with its own keys.
+        // One ssh command for both servers; each server has its own keys.
         let Some((_, forge)) = &self.forges else { return self.ssh.client_command() };
         format!(
             "{} -i {} -o UserKnownHostsFile='{} {}'",
-            self.ssh.client_command().replace(&known_option(&self.ssh), ""),
+            self.ssh.client_command().replace(&known_hosts_option(&self.ssh), ""),
             forge.key().display(),
             self.ssh.known_hosts().display(),
             forge.known_hosts().display()
@@ -159,26 +161,27 @@ impl ModuleScene {
 }
 
 /// A configuration that calls these modules.
-pub(crate) fn calls(forms: &[Form]) -> String {
+pub(crate) fn module_calls(cases: &[ModuleCase]) -> String {
     let mut text = String::new();
-    for Form { name, called, .. } in forms {
-        let source = format!("acme/{name}/test{called}");
+    for ModuleCase { name, subdir_suffix, .. } in cases {
+        let source = format!("acme/{name}/test{subdir_suffix}");
         writeln!(text, "module \"{name}\" {{\n  source  = \"{source}\"\n  version = \"1.0.0\"\n}}").unwrap();
     }
     text
 }
 
-/// The override through a larder.
-pub(crate) fn through(larder: &str) -> String {
+/// A CLI configuration with which a client uses a larder in place of the registry.
+pub(crate) fn override_through(larder: &str) -> String {
     let service = |name: &str| format!("{larder}/registry/{HOST}/v1/{name}/");
     host_override(HOST, &service("providers"), &service("modules"))
 }
 
-/// The folder of each module that a client installed, by its key in `modules.json`; `""` is the configuration.
+/// The modules that a client installed: key in `modules.json`, and folder. The entry of the configuration (`""`) is left
+/// out.
 pub(crate) fn installed(workspace: &Workspace) -> Vec<(String, PathBuf)> {
     let text = std::fs::read_to_string(workspace.path().join(".terraform/modules/modules.json")).unwrap();
-    let text: serde_json::Value = serde_json::from_str(&text).unwrap();
-    let modules = text["Modules"].as_array().unwrap().iter();
+    let manifest: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let modules = manifest["Modules"].as_array().unwrap().iter();
     let modules = modules.map(|module| {
         let folder = workspace.path().join(module["Dir"].as_str().unwrap());
         (module["Key"].as_str().unwrap().to_owned(), folder)
@@ -186,7 +189,7 @@ pub(crate) fn installed(workspace: &Workspace) -> Vec<(String, PathBuf)> {
     modules.filter(|(key, _)| !key.is_empty()).collect()
 }
 
-fn known_option(ssh: &Sshd) -> String {
+fn known_hosts_option(ssh: &Sshd) -> String {
     format!("-o UserKnownHostsFile={}", ssh.known_hosts().display())
 }
 
@@ -198,8 +201,8 @@ fn ssh_credential(host: &str, ssh: &Sshd) -> String {
     )
 }
 
-/// The repository that has everything, `acme/net`, and those it needs: `acme/dep` in it, `acme/deep` in that.
-fn everything(repositories: &Repositories, origin: &str) -> Repository {
+/// The repository `acme/net` with every kind of file, its submodule `acme/dep`, and the submodule of that, `acme/deep`.
+fn net_repository(repositories: &Repositories, origin: &str) -> Repository {
     let deep = repositories.repository("acme/deep");
     deep.file("deep.txt", "deep\n").file("attributes.crlf", "one\ntwo\n").file(".gitattributes", "*.crlf eol=crlf\n");
     let deep_commit = deep.commit("deep");
@@ -236,40 +239,40 @@ fn everything(repositories: &Repositories, origin: &str) -> Repository {
     net
 }
 
-/// Every form that larder can fetch, published.
-pub(crate) async fn every_form(fixture: &ModuleScene) -> Vec<Form> {
-    let mut forms = Vec::new();
+/// Publishes a module for every form of location that larder can fetch.
+pub(crate) async fn every_module_case(fixture: &GitModuleFixture) -> Vec<ModuleCase> {
+    let mut cases = Vec::new();
     let mut add = |name: &str, location: String| {
-        forms.push(Form {
+        cases.push(ModuleCase {
             name: name.to_owned(),
-            called: "",
+            subdir_suffix: "",
             location,
-            telling: Telling::NoContent,
-            instead_of_direct: None,
+            location_reply: LocationReply::NoContent,
+            expected_tag: None,
         });
-        forms.len() - 1
+        cases.len() - 1
     };
-    // Each from its own address: of a package that it already has, a client makes copies without hidden files.
-    let own = |name: &str, rest: &str| {
+    // Each module gets a repository URL of its own: if a client already has a package, it copies it without hidden files.
+    let own_url = |name: &str, suffix: &str| {
         fixture.repositories.alias("acme/net", &format!("acme/net-{name}"));
-        format!("git::{}/acme/net-{name}.git{rest}", fixture.git.origin())
+        format!("git::{}/acme/net-{name}.git{suffix}", fixture.git.origin())
     };
     let commit = fixture.net.id("v1.1.0^{commit}");
-    add("tag", own("tag", "?ref=v1.0.0"));
-    add("annotated", own("annotated", "?ref=v1.1.0"));
-    add("branch", own("branch", "?ref=stable"));
-    add("commit", own("commit", &format!("?ref={commit}")));
-    add("short", own("short", &format!("?ref={}", &commit[..9])));
-    add("head", own("head", ""));
-    add("depth", own("depth", "?ref=v1.0.0&depth=1"));
-    add("both", own("both", "?ref=both"));
-    add("both-depth", own("both-depth", "?ref=both&depth=1"));
-    add("subdir", own("subdir", "//modules/x?ref=v1.0.0"));
-    let user_subdir = add("user-subdir", own("user-subdir", "?ref=v1.0.0"));
-    let joined = add("joined", own("joined", "//modules?ref=v1.1.0"));
+    add("tag", own_url("tag", "?ref=v1.0.0"));
+    add("annotated", own_url("annotated", "?ref=v1.1.0"));
+    add("branch", own_url("branch", "?ref=stable"));
+    add("commit", own_url("commit", &format!("?ref={commit}")));
+    add("short", own_url("short", &format!("?ref={}", &commit[..9])));
+    add("head", own_url("head", ""));
+    add("depth", own_url("depth", "?ref=v1.0.0&depth=1"));
+    add("both", own_url("both", "?ref=both"));
+    add("both-depth", own_url("both-depth", "?ref=both&depth=1"));
+    add("subdir", own_url("subdir", "//modules/x?ref=v1.0.0"));
+    let user_subdir = add("user-subdir", own_url("user-subdir", "?ref=v1.0.0"));
+    let joined = add("joined", own_url("joined", "//modules?ref=v1.1.0"));
     add("ssh", format!("git::{}?ref=v1.0.0", fixture.ssh.url("acme/net")));
     if fixture.forges.is_some() {
-        // With any other user, Terraform takes it for no address at all.
+        // Terraform recognises this form only with the user `git`.
         add("scp", "git@git.acme.test:acme/net.git?ref=v1.0.0".to_owned());
         add("scp-forced", "git::git@git.acme.test:acme/net.git//modules/x?ref=v1.1.0".to_owned());
         add("github", "github.com/acme/net?ref=v1.0.0".to_owned());
@@ -305,68 +308,70 @@ pub(crate) async fn every_form(fixture: &ModuleScene) -> Vec<Form> {
     }
     add("rooted", "/files/rooted.tar.gz".to_owned());
     add("relative", "../../../../../../files/relative.tar.gz//modules/x".to_owned());
-    fixture.archives.serve_terraform_get("/pages/header", &own("header-page", "?ref=v1.1.0"));
+    fixture.archives.serve_terraform_get("/pages/header", &own_url("header-page", "?ref=v1.1.0"));
     add("header-page", format!("{origin}/pages/header"));
-    let led_to = format!("{}?archive=tar.gz", file("led-to", packed(Format::TarGz, "")));
-    fixture.archives.serve_meta_tag("/pages/meta", &led_to);
+    let linked_archive = format!("{}?archive=tar.gz", file("linked-archive", packed(Format::TarGz, "")));
+    fixture.archives.serve_meta_tag("/pages/meta", &linked_archive);
     add("meta-page", format!("{origin}/pages/meta"));
     let wrapped = file("wrapped", packed(Format::TarGz, "acme-net-0123abc"));
     add("wrapped", format!("{wrapped}//acme-net-0123abc/modules/x?archive=tar.gz"));
     let glob = add("glob", format!("{wrapped}//*?archive=tar.gz"));
-    let json = add("json", own("json", "?ref=v1.0.0"));
-    let both = add("header-and-json", own("header-and-json", "?ref=v1.1.0"));
-    forms[user_subdir].called = "//modules/x";
-    forms[joined].called = "//x";
-    forms[glob].instead_of_direct = Some("v1.0.0");
-    forms[json].telling = Telling::Json;
-    forms[json].instead_of_direct = Some("v1.0.0");
-    forms[both].telling = Telling::HeaderAndEmptyJson;
-    forms.iter().for_each(|form| fixture.publish(form));
-    forms
+    let json = add("json", own_url("json", "?ref=v1.0.0"));
+    let both = add("header-and-json", own_url("header-and-json", "?ref=v1.1.0"));
+    cases[user_subdir].subdir_suffix = "//modules/x";
+    cases[joined].subdir_suffix = "//x";
+    cases[glob].expected_tag = Some("v1.0.0");
+    cases[json].location_reply = LocationReply::Json;
+    cases[json].expected_tag = Some("v1.0.0");
+    cases[both].location_reply = LocationReply::HeaderAndEmptyJson;
+    cases.iter().for_each(|case| fixture.publish(case));
+    cases
 }
 
-/// The differences between two clients' modules, byte for byte: each module's folder, and its package.
-pub(crate) fn same_modules(one: &Workspace, other: &Workspace) -> Vec<String> {
-    let (one_has, other_has) = (installed(one), installed(other));
-    let mut text = Vec::new();
-    for (key, folder) in &one_has {
-        let Some((_, counterpart)) = other_has.iter().find(|(other, _)| other == key) else {
-            text.push(format!("{key}: absent"));
+/// The differences between the modules that two clients installed: folders and packages, byte for byte.
+pub(crate) fn module_differences(left: &Workspace, right: &Workspace) -> Vec<String> {
+    let (left_modules, right_modules) = (installed(left), installed(right));
+    let mut differences = Vec::new();
+    for (key, folder) in &left_modules {
+        let Some((_, counterpart)) = right_modules.iter().find(|(right_key, _)| right_key == key) else {
+            differences.push(format!("{key}: absent"));
             continue;
         };
         let package = |workspace: &Workspace| workspace.path().join(".terraform/modules").join(key);
-        let is_whole = within(&package(one), folder) == within(&package(other), counterpart);
-        let compared = match package(one).is_dir() && is_whole {
-            true => super::git::differences(&package(one), &package(other)),
+        let is_same_subfolder =
+            path_in_package(&package(left), folder) == path_in_package(&package(right), counterpart);
+        let compared = match package(left).is_dir() && is_same_subfolder {
+            true => super::git::differences(&package(left), &package(right)),
             false => super::git::differences(folder, counterpart),
         };
-        text.extend(compared.into_iter().map(|line| format!("{key}: {line}")));
+        differences.extend(compared.into_iter().map(|line| format!("{key}: {line}")));
     }
-    if one_has.len() != other_has.len() {
-        text.push(format!("{} modules / {}", one_has.len(), other_has.len()));
+    if left_modules.len() != right_modules.len() {
+        differences.push(format!("{} modules / {}", left_modules.len(), right_modules.len()));
     }
-    text
+    differences
 }
 
-fn within(package: &Path, folder: &Path) -> Option<PathBuf> {
+fn path_in_package(package: &Path, folder: &Path) -> Option<PathBuf> {
     folder.strip_prefix(package).ok().map(Path::to_owned)
 }
 
-/// Where larder says that a version of a module is.
+/// The location of a module version, as larder reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct ModuleLocation {
     /// The path of the archive.
     pub(crate) path: String,
+    /// The folder of the module in the archive.
     pub(crate) subdir: Option<String>,
     /// The SHA-256 that the client is to enforce.
     pub(crate) sha256: Option<String>,
 }
 
-impl Place {
-    /// The location in a `204`.
-    pub(crate) fn of(answer: &Answer) -> Self {
-        assert_eq!(answer.status, 204, "{}", answer.text());
-        let text = answer.header("x-terraform-get");
+impl ModuleLocation {
+    /// Reads the location from a `204` response.
+    pub(crate) fn of(response: &Answer) -> Self {
+        assert_eq!(response.status, 204, "{}", response.text());
+        let text = response.header("x-terraform-get");
         let (text, query) = text.split_once('?').map_or((text, None), |(text, query)| (text, Some(query)));
         let sha256 = query.map(|query| query.strip_prefix("checksum=sha256:").unwrap_or_else(|| panic!("{query}")));
         let (path, subdir) = text.split_once("//").map_or((text, None), |(path, subdir)| (path, Some(subdir)));
@@ -379,15 +384,15 @@ pub(crate) fn download_path(name: &str) -> String {
     format!("/registry/{HOST}/v1/modules/acme/{name}/test/1.0.0/download")
 }
 
-/// Requests a module's location from a larder and fetches it: the last location, and the archive.
-pub(crate) async fn fetch(larder: &str, name: &str) -> (Place, Vec<u8>) {
-    let text = Place::of(&get(&format!("{larder}{}", download_path(name))).await);
-    let archive = get(&format!("{larder}{}", text.path)).await.expect(200).body;
-    // The first answer may precede the archive's digest.
-    let text = match text.sha256 {
-        Some(_) => text,
-        None => Place::of(&get(&format!("{larder}{}", download_path(name))).await),
+/// Requests the location of a module from a larder and fetches its archive; returns both.
+pub(crate) async fn fetch(larder: &str, name: &str) -> (ModuleLocation, Vec<u8>) {
+    let location = ModuleLocation::of(&get(&format!("{larder}{}", download_path(name))).await);
+    let archive = get(&format!("{larder}{}", location.path)).await.expect(200).body;
+    // Larder may not know the digest of the archive in its first response.
+    let location = match location.sha256 {
+        Some(_) => location,
+        None => ModuleLocation::of(&get(&format!("{larder}{}", download_path(name))).await),
     };
-    assert_eq!(text.sha256.as_deref(), Some(sha256_hex(&archive).as_str()), "{text:?}");
-    (text, archive)
+    assert_eq!(location.sha256.as_deref(), Some(sha256_hex(&archive).as_str()), "{location:?}");
+    (location, archive)
 }

@@ -2,10 +2,10 @@
 
 use reqwest::header::HeaderMap;
 
-use super::HANGS_AFTER;
+use super::TEST_TIMEOUT;
 use super::tls::TestCa;
 
-/// An answer, read whole.
+/// A response with its whole body.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
@@ -14,7 +14,7 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// A header as text; empty where it is absent.
+    /// The text of a header; empty if it is absent.
     pub(crate) fn header(&self, name: &str) -> &str {
         self.headers.get(name).map_or("", |value| value.to_str().unwrap())
     }
@@ -29,66 +29,66 @@ impl Answer {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
-    /// The same answer, if it has this status.
+    /// Returns the response; panics unless it has this status.
     pub(crate) fn expect(self, status: u16) -> Self {
         assert_eq!(self.status, status, "{}", self.text());
         self
     }
 
-    /// True if Cache-Status is this text.
-    pub(crate) fn has_cache_status(&self, subject: &str) -> bool {
-        self.header("cache-status").contains(subject)
+    /// True if the Cache-Status header contains this text.
+    pub(crate) fn has_cache_status(&self, text: &str) -> bool {
+        self.header("cache-status").contains(text)
     }
 }
 
-/// A client that follows no redirect, decodes nothing and trusts no authority: reading the system's certificates takes
+/// A client that follows no redirect, decodes no body and trusts no authority: reading the system's certificates takes
 /// longer than most requests.
 pub(crate) fn client() -> reqwest::Client {
     trusting(None)
 }
 
-/// The same, trusting one authority.
+/// The same client, but it trusts one authority.
 pub(crate) fn client_trusting(ca: &TestCa) -> reqwest::Client {
     trusting(Some(reqwest::Certificate::from_pem(ca.pem().as_bytes()).unwrap()))
 }
 
 fn trusting(authority: Option<reqwest::Certificate>) -> reqwest::Client {
     let builder = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).no_proxy();
-    builder.tls_certs_only(authority).no_gzip().timeout(HANGS_AFTER).build().unwrap()
+    builder.tls_certs_only(authority).no_gzip().timeout(TEST_TIMEOUT).build().unwrap()
 }
 
-/// Sends a request and reads the whole answer; an error where the body ends before it is complete.
+/// Sends a request and reads the whole response; an incomplete body is an error.
 pub(crate) async fn send(request: reqwest::RequestBuilder) -> Result<Answer, reqwest::Error> {
     let response = request.send().await?;
     let (status, headers) = (response.status().as_u16(), response.headers().clone());
     Ok(Answer { status, headers, body: response.bytes().await?.to_vec() })
 }
 
-/// Asks for a URL.
+/// Requests a URL; panics on an incomplete response.
 pub(crate) async fn get(url: &str) -> Answer {
     send(client().get(url)).await.unwrap_or_else(|e| panic!("{url}: {e:?}"))
 }
 
-/// The received part of a body, and its completeness.
+/// A response whose body may be incomplete.
 #[derive(Debug)]
 pub(crate) struct Received {
     pub(crate) status: u16,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Vec<u8>,
-    pub(crate) is_whole: bool,
+    pub(crate) is_complete: bool,
 }
 
-/// Sends a request and keeps what arrives of the answer, also where it breaks off.
+/// Sends a request; returns the received part of the body even if the body ends early.
 pub(crate) async fn receive(request: reqwest::RequestBuilder) -> Received {
     let mut response = request.send().await.unwrap();
     let (status, headers) = (response.status().as_u16(), response.headers().clone());
     let mut body = Vec::new();
-    let is_whole = loop {
+    let is_complete = loop {
         match response.chunk().await {
             Ok(Some(piece)) => body.extend_from_slice(&piece),
             Ok(None) => break true,
             Err(_) => break false,
         }
     };
-    Received { status, headers, body, is_whole }
+    Received { status, headers, body, is_complete }
 }

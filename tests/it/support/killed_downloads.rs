@@ -1,4 +1,4 @@
-//! Large downloads that a kill interrupts.
+//! Downloads that a kill of larder interrupts.
 
 use std::path::{Path, PathBuf};
 
@@ -8,48 +8,50 @@ use super::larder::{Builder, Folder, Larder};
 use super::process::Process;
 use super::upstream::{FakeUpstream, Provider, Target};
 
-pub(crate) const LARGE: usize = 3_000_000;
+/// The size of the archive.
+pub(crate) const LARGE_BYTES: usize = 3_000_000;
 
-pub(crate) const HALF: usize = LARGE / 2;
+/// The size of the partial download when larder is killed.
+pub(crate) const HALF_BYTES: usize = LARGE_BYTES / 2;
 
 pub(crate) fn start(upstream: &FakeUpstream, folder: &Folder) -> Process {
     Process::start(&mirroring(upstream, folder), folder.path())
 }
 
 pub(crate) fn large() -> Provider {
-    Provider::new("acme", "null").size(LARGE)
+    Provider::new("acme", "null").size(LARGE_BYTES)
 }
 
 pub(crate) fn bytes(upstream: &FakeUpstream, name: &str) -> Vec<u8> {
     upstream.archive_bytes("acme", name, "1.2.0", "linux_amd64")
 }
 
-/// The stage with a download's bytes.
-pub(crate) fn stage(folder: &Folder) -> Option<PathBuf> {
-    folder.files("staging").into_iter().find(|file| file.extension().is_some_and(|kind| kind == "part"))
+/// The file of the only partial download.
+pub(crate) fn partial_download(folder: &Folder) -> Option<PathBuf> {
+    folder.files("staging").into_iter().find(|file| file.extension().is_some_and(|extension| extension == "part"))
 }
 
-/// Asks for a large archive whose upstream stops in the middle, and kills larder there. Gives the archive's path.
-pub(crate) async fn killed_half_way(upstream: &FakeUpstream, folder: &Folder) -> String {
-    let stored = upstream.hold_after(Target::Archive, HALF);
+/// Requests a large archive, lets the upstream stop in the middle, and kills larder there. Returns the archive's path.
+pub(crate) async fn kill_half_way(upstream: &FakeUpstream, folder: &Folder) -> String {
+    let gate = upstream.hold_after(Target::Archive, HALF_BYTES);
     let larder = start(upstream, folder);
     let path = larder.archive_path("null").await;
-    let asking = tokio::spawn(send(client().get(format!("{}{path}", larder.base()))));
-    eventually("half of it is staged", async || {
-        let staged = stage(folder)?.metadata().ok()?.len();
-        (staged == HALF as u64).then_some(())
+    let download = tokio::spawn(send(client().get(format!("{}{path}", larder.base()))));
+    eventually("half of the archive is downloaded", async || {
+        let size = partial_download(folder)?.metadata().ok()?.len();
+        (size == HALF_BYTES as u64).then_some(())
     })
     .await;
     larder.kill();
-    assert!(asking.await.unwrap().is_err(), "half an archive looked whole");
+    assert!(download.await.unwrap().is_err(), "a client took half an archive for a whole one");
     assert_eq!(folder.blobs(), Vec::<PathBuf>::new());
-    stored.open();
+    gate.open();
     upstream.forget_requests();
     path
 }
 
-/// The files in `aside`, and the indexes that were set aside.
-pub(crate) fn set_aside(folder: &Path) -> Vec<String> {
+/// The names of quarantined files (those in `aside`) and of quarantined indexes.
+pub(crate) fn quarantined(folder: &Path) -> Vec<String> {
     let names = |folder: PathBuf| {
         let entries = std::fs::read_dir(folder).into_iter().flatten();
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect::<Vec<_>>()
@@ -58,7 +60,7 @@ pub(crate) fn set_aside(folder: &Path) -> Vec<String> {
     names(folder.join("v1/aside")).into_iter().chain(indexes).collect()
 }
 
-/// A configuration under which documents are asked about again each time.
+/// A larder on this store that revalidates documents at each request.
 pub(crate) fn mirroring(upstream: &FakeUpstream, folder: &Folder) -> Builder {
-    Larder::mirroring(upstream).nothing_stays_fresh().on(folder)
+    Larder::mirroring(upstream).always_revalidate().store_at(folder)
 }

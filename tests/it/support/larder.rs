@@ -22,14 +22,14 @@ use super::reports::CommandReport;
 use super::tls::TestCa;
 use super::upstream::FakeUpstream;
 
-/// The registry that the tests' upstream stands for, unless a test says otherwise.
+/// The host name under which larder mirrors the fake upstream, unless a test uses another one.
 pub(crate) const HOST: &str = "registry.terraform.io";
 
 /// A process that another test starts shares every open file of this one until it executes its program, so a released
 /// lock may stay taken for a moment.
-pub(crate) const LOCK_LINGERS: Duration = Duration::from_secs(20);
+pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A store folder; two larders in turn may use the same.
+/// A store folder. One larder after another may use the same folder.
 #[derive(Debug, Clone)]
 pub(crate) struct Folder(Arc<TempDir>);
 
@@ -44,37 +44,37 @@ impl Folder {
 
     /// The files below `v1/SUBFOLDER`, sorted.
     pub(crate) fn files(&self, subfolder: &str) -> Vec<PathBuf> {
-        let mut found = Vec::new();
+        let mut files = Vec::new();
         let mut folders = vec![self.path().join("v1").join(subfolder)];
         while let Some(folder) = folders.pop() {
             for entry in std::fs::read_dir(folder).into_iter().flatten() {
                 let path = entry.unwrap().path();
-                if path.is_dir() { folders.push(path) } else { found.push(path) }
+                if path.is_dir() { folders.push(path) } else { files.push(path) }
             }
         }
-        found.sort();
-        found
+        files.sort();
+        files
     }
 
-    /// Partial downloads.
-    pub(crate) fn staged(&self) -> Vec<PathBuf> {
-        // A record that is being written is not a download.
+    /// The files of partial downloads.
+    pub(crate) fn partial_downloads(&self) -> Vec<PathBuf> {
+        // Staging also holds index records that are being written.
         let is_record = |path: &Path| path.file_name().unwrap().to_string_lossy().starts_with("record-");
         self.files("staging").into_iter().filter(|path| !is_record(path)).collect()
     }
 
     /// The stored proof sets.
-    pub(crate) fn sets(&self) -> Vec<PathBuf> {
+    pub(crate) fn proof_sets(&self) -> Vec<PathBuf> {
         self.files("documents").into_iter().filter(|path| path.extension().is_some_and(|ext| ext == "set")).collect()
     }
 
-    /// The archives that are visible.
+    /// The stored archives.
     pub(crate) fn blobs(&self) -> Vec<PathBuf> {
         self.files("blobs")
     }
 }
 
-/// The settings of a larder.
+/// The settings of a larder before it starts.
 pub(crate) struct Builder {
     folder: Folder,
     server: String,
@@ -86,7 +86,7 @@ pub(crate) struct Builder {
     settings: StartSettings,
 }
 
-/// A running larder. Dropping it stops it at once, like a power cut of its sockets.
+/// A running larder. Dropping the value closes all its sockets at once.
 pub(crate) struct Larder {
     pub(crate) folder: Folder,
     pub(crate) clock: Clock,
@@ -100,10 +100,10 @@ pub(crate) struct Larder {
 }
 
 impl Larder {
-    /// One that mirrors `upstream` as registry.terraform.io.
+    /// A larder that mirrors `upstream` as registry.terraform.io.
     pub(crate) fn mirroring(upstream: &FakeUpstream) -> Builder {
         let larder = Self::builder().upstream(HOST, &format!("{}/", upstream.origin()), "");
-        // Files at another origin than the registry's: of the public internet, or named here.
+        // Documents may only name files at private addresses that the configuration allows.
         let releases = upstream.releases_origin();
         if releases.starts_with("http:") && releases != upstream.origin() {
             return larder.allow_private(&releases);
@@ -111,16 +111,16 @@ impl Larder {
         larder
     }
 
-    /// One without upstreams yet.
+    /// A larder without upstreams.
     pub(crate) fn builder() -> Builder {
-        let text = String::new;
+        let empty = String::new;
         Builder {
             folder: Folder::new(),
-            server: text(),
-            network: text(),
+            server: empty(),
+            network: empty(),
             allow_private: Vec::new(),
-            store: text(),
-            upstreams: text(),
+            store: empty(),
+            upstreams: empty(),
             tls: None,
             settings: StartSettings::default(),
         }
@@ -131,7 +131,7 @@ impl Larder {
         &self.base
     }
 
-    /// Where the main listener is.
+    /// The address of the main listener.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
@@ -141,35 +141,35 @@ impl Larder {
         format!("http://{}", self.admin)
     }
 
-    /// The CLI configuration it prints.
+    /// The CLI configuration that larder prints for clients.
     pub(crate) fn client_config(&self) -> &str {
         &self.client_config
     }
 
-    /// The base of a registry's providers.v1.
+    /// The base URL of a registry's `providers.v1` service.
     pub(crate) fn providers_url(&self, host: &str) -> String {
         format!("{}/registry/{host}/v1/providers/", self.base)
     }
 
-    /// Requests a path. Larder's answers never carry Retry-After: clients obey it without a limit.
+    /// Requests a path. Asserts that the response has no Retry-After: clients obey it without a limit.
     pub(crate) async fn get(&self, path: &str) -> Answer {
         let answer = get(&format!("{}{path}", self.base)).await;
         assert!(answer.headers.get("retry-after").is_none(), "{path}: {:?}", answer.headers);
         answer
     }
 
-    /// Asks for a path with headers.
+    /// Requests a path with headers.
     pub(crate) async fn get_with(&self, path: &str, headers: &[(&str, &str)]) -> Answer {
         let request = client().get(format!("{}{path}", self.base));
         send(headers.iter().fold(request, |request, (name, value)| request.header(*name, *value))).await.unwrap()
     }
 
-    /// Asks for a path, and keeps what arrives of a body that breaks off.
+    /// Requests a path; returns the received part of a body that ends early.
     pub(crate) async fn receive(&self, path: &str) -> Received {
         receive(client().get(format!("{}{path}", self.base))).await
     }
 
-    /// Asks for the headers of a path.
+    /// Sends a HEAD request.
     pub(crate) async fn head(&self, path: &str) -> Answer {
         send(client().head(format!("{}{path}", self.base))).await.unwrap()
     }
@@ -200,42 +200,43 @@ impl Larder {
         std::fs::read_to_string(self.folder.path().join("admin-token")).unwrap()
     }
 
-    /// Sends an address to a command of the admin listener; returns its answer.
-    pub(crate) async fn tell(&self, command: &str, subject: &str) -> CommandReport {
+    /// Runs a command of the admin API (`refresh`, `purge`, `pin` …) on one address; returns its report.
+    pub(crate) async fn run_command(&self, command: &str, subject: &str) -> CommandReport {
         let body = serde_json::json!({ "what": [subject] }).to_string();
         let request = client().post(format!("{}/admin/v1/{command}", self.admin())).bearer_auth(self.token());
         let answer = send(request.header("content-type", "application/json").body(body)).await.unwrap();
         CommandReport::parse(answer.expect(200).json())
     }
 
-    /// The alarms of the status: kind, address, version, and the whole.
+    /// The alarms in the status: kind, address, version, and the whole alarm.
     pub(crate) async fn alarms(&self) -> Vec<(String, String, String, serde_json::Value)> {
         let status = get(&format!("{}/admin/v1/status", self.admin())).await.expect(200).json();
         let alarms = status["alarms"].as_array().unwrap().clone();
-        let word = |alarm: &serde_json::Value, name: &str| alarm[name].as_str().unwrap().to_owned();
-        let select =
-            |alarm: serde_json::Value| (word(&alarm, "kind"), word(&alarm, "address"), word(&alarm, "version"), alarm);
+        let field = |alarm: &serde_json::Value, name: &str| alarm[name].as_str().unwrap().to_owned();
+        let select = |alarm: serde_json::Value| {
+            (field(&alarm, "kind"), field(&alarm, "address"), field(&alarm, "version"), alarm)
+        };
         alarms.into_iter().map(select).collect()
     }
 
-    /// A figure of the metrics: the sum of all its labelled values.
+    /// The sum of all series of a metric.
     pub(crate) async fn metric(&self, name: &str) -> f64 {
         let text = get(&format!("{}/metrics", self.admin())).await.expect(200).text();
         let lines = text.lines().filter(|line| line.split(['{', ' ']).next() == Some(name));
         lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
     }
 
-    /// The result of larder's own liveness check, as reported to its service manager.
-    pub(crate) async fn answers(&self) -> Result<(), LivenessError> {
+    /// The result of larder's own liveness check, which it reports to its service manager.
+    pub(crate) async fn check_liveness(&self) -> Result<(), LivenessError> {
         self.running.check_liveness().await
     }
 
-    /// Takes over the configuration that another builder describes, as SIGHUP does.
+    /// Reloads the configuration that a builder describes, as SIGHUP does.
     pub(crate) async fn reload(&self, builder: Builder) -> Result<Reloaded, NotReloaded> {
-        self.reload_to(builder.on(&self.folder).config()).await
+        self.reload_to(builder.store_at(&self.folder).config()).await
     }
 
-    /// Takes over this configuration.
+    /// Reloads this configuration.
     pub(crate) async fn reload_to(&self, config: Config) -> Result<Reloaded, NotReloaded> {
         self.running.reload(config).await
     }
@@ -259,21 +260,21 @@ impl Drop for Larder {
 }
 
 impl Builder {
-    /// Adds an `[[upstream]]`; `more` are further lines of its section.
-    pub(crate) fn upstream(mut self, host: &str, url: &str, more: &str) -> Self {
-        writeln!(self.upstreams, "[[upstream]]\nhost = \"{host}\"\nurl = \"{url}\"\n{more}").unwrap();
+    /// Adds an `[[upstream]]`; `lines` are further lines of its section.
+    pub(crate) fn upstream(mut self, host: &str, url: &str, lines: &str) -> Self {
+        writeln!(self.upstreams, "[[upstream]]\nhost = \"{host}\"\nurl = \"{url}\"\n{lines}").unwrap();
         self
     }
 
     /// Adds lines to the last `[[upstream]]`.
-    pub(crate) fn with(mut self, line: &str) -> Self {
+    pub(crate) fn upstream_lines(mut self, line: &str) -> Self {
         writeln!(self.upstreams, "{line}").unwrap();
         self
     }
 
-    /// Sets every freshness lifetime to zero: each request revalidates.
-    pub(crate) fn nothing_stays_fresh(self) -> Self {
-        self.with(
+    /// Sets every freshness lifetime to zero, so that each request revalidates.
+    pub(crate) fn always_revalidate(self) -> Self {
+        self.upstream_lines(
             "fresh = { versions = \"0s\", discovery = \"0s\", download = \"0s\", api = \"0s\", not_found = \"0s\" }",
         )
     }
@@ -290,7 +291,7 @@ impl Builder {
         self
     }
 
-    /// Lets documents and redirects lead to this network, name or plain origin.
+    /// Allows documents and redirects to name this private network, host name or plain http origin.
     pub(crate) fn allow_private(mut self, entry: &str) -> Self {
         self.allow_private.push(entry.to_owned());
         self
@@ -302,8 +303,8 @@ impl Builder {
         self
     }
 
-    /// Uses a store that was there before.
-    pub(crate) fn on(mut self, folder: &Folder) -> Self {
+    /// Uses an existing store folder.
+    pub(crate) fn store_at(mut self, folder: &Folder) -> Self {
         self.folder = folder.clone();
         self
     }
@@ -322,91 +323,91 @@ impl Builder {
         self.network(&line)
     }
 
-    /// Goes by this clock.
+    /// Uses this clock.
     pub(crate) fn clock(mut self, clock: &Clock) -> Self {
         self.settings.clock = clock.clone();
         self
     }
 
-    /// Gives up a silent archive after this long.
-    pub(crate) fn stall(mut self, stall: Duration) -> Self {
+    /// Sets the time without a byte after which larder gives up an archive download.
+    pub(crate) fn stall_timeout(mut self, stall: Duration) -> Self {
         self.settings.limits.stall = stall;
         self
     }
 
-    /// Answers every document within this.
+    /// Sets the time limit of every document request.
     pub(crate) fn answer_within(mut self, limit: Duration) -> Self {
         self.settings.limits.answer_within = limit;
         self
     }
 
-    /// Gives up an upstream that has not answered after this long.
-    pub(crate) fn give_up_after(mut self, limit: Duration) -> Self {
+    /// Sets the time limit of every upstream request.
+    pub(crate) fn upstream_timeout(mut self, limit: Duration) -> Self {
         self.settings.upstream_limits.give_up_after = limit;
         self
     }
 
-    /// Takes no document larger than this.
+    /// Sets the size limit of documents.
     pub(crate) fn document_bytes(mut self, limit: u64) -> Self {
         self.settings.limits.document_bytes = limit;
         self
     }
 
-    /// Takes no archive larger than this.
+    /// Sets the size limit of archives.
     pub(crate) fn archive_bytes(mut self, limit: u64) -> Self {
         self.settings.limits.archive_bytes = limit;
         self
     }
 
-    /// Waits this long for the head of a client's request.
+    /// Sets the time limit for the head of a client's request.
     pub(crate) fn head_within(mut self, limit: Duration) -> Self {
         self.settings.connections.header_time = limit;
         self
     }
 
-    /// Lets a client's connection do nothing for this long.
+    /// Sets the idle timeout of client connections.
     pub(crate) fn idle(mut self, limit: Duration) -> Self {
         self.settings.connections.idle = limit;
         self
     }
 
-    /// Waits this long for requests in flight at a stop.
+    /// Sets how long a stopping larder waits for requests in flight.
     pub(crate) fn drain(mut self, limit: Duration) -> Self {
         self.settings.connections.drain = limit;
         self
     }
 
-    /// Lets a task wait this long for a blocking thread before larder does not answer itself.
+    /// Sets how long a task may wait for a blocking thread before the liveness check fails.
     pub(crate) fn pool_within(mut self, limit: Duration) -> Self {
         self.settings.pool_within = limit;
         self
     }
 
-    /// Allows clients this much.
+    /// Changes the limits of client connections.
     pub(crate) fn connections(mut self, change: impl FnOnce(&mut Limits)) -> Self {
         change(&mut self.settings.connections);
         self
     }
 
-    /// Sets limits for upstream requests.
+    /// Changes the limits of upstream requests.
     pub(crate) fn bounds(mut self, change: impl FnOnce(&mut UpstreamLimits)) -> Self {
         change(&mut self.settings.upstream_limits);
         self
     }
 
-    /// Keeps this many bytes of pages of the registry HTTP API.
+    /// Sets how many bytes of API pages are cached.
     pub(crate) fn page_bytes(mut self, limit: u64) -> Self {
         self.settings.limits.page_bytes = limit;
         self
     }
 
-    /// Lets this many requests wait for upstreams.
-    pub(crate) fn waiting(mut self, most: usize) -> Self {
-        self.settings.limits.waiting = most;
+    /// Sets how many requests may wait for upstreams.
+    pub(crate) fn waiting(mut self, max_requests: usize) -> Self {
+        self.settings.limits.waiting = max_requests;
         self
     }
 
-    /// The configuration as a file would have it. Port 0 unless a `listen` was given.
+    /// The text of the configuration file. Larder listens on port 0 unless a test set `listen`.
     pub(crate) fn config_text(&self) -> String {
         let tls = self.tls.as_ref().map_or(String::new(), |(certificate, key)| {
             let (certificate_path, key_path) =
@@ -428,33 +429,33 @@ impl Builder {
     }
 
     /// The `[[upstream]]` sections, each with the greatest `patience` unless a test set one: on a busy machine a test
-    /// must not get the cached copy in place of the answer it asked for.
+    /// must not get the cached copy in place of the upstream's response.
     fn patient_upstreams(&self) -> String {
         let patient = |section: &str| match section {
             "" => String::new(),
-            given if given.contains("patience") => format!("[[upstream]]{given}"),
-            silent => format!("[[upstream]]\npatience = \"8s\"{silent}"),
+            section if section.contains("patience") => format!("[[upstream]]{section}"),
+            section => format!("[[upstream]]\npatience = \"8s\"{section}"),
         };
         self.upstreams.split("[[upstream]]").map(patient).collect()
     }
 
-    /// The configuration, checked.
+    /// The parsed and checked configuration.
     pub(crate) fn config(&self) -> Config {
         let text = self.config_text();
         let parsed = Config::parse(&text, Path::new("test.toml"), &|name| std::env::var(name).ok());
         parsed.unwrap_or_else(|problems| panic!("{problems}\n{text}")).0
     }
 
-    /// Starts it.
+    /// Starts larder; panics if it cannot.
     pub(crate) async fn start(self) -> Larder {
         self.try_start().await.unwrap_or_else(|e| panic!("{e}"))
     }
 
-    /// Starts it, or says why not.
+    /// Starts larder, or returns the reason why it cannot start.
     pub(crate) async fn try_start(self) -> Result<Larder, StartError> {
         let config = self.config();
         let clock = self.settings.clock.clone();
-        let deadline = Instant::now() + LOCK_LINGERS;
+        let deadline = Instant::now() + LOCK_TIMEOUT;
         let app = loop {
             match App::start(&config, self.settings.clone()).await {
                 Err(StartError::Store(StoreError::Locked(_))) if Instant::now() < deadline => {
@@ -469,8 +470,8 @@ impl Builder {
         let client_config =
             app.client_config(larder::protocol::client_config::ClientRoute::HostOverride).await.unwrap();
         let running = app.running();
-        let stopping = stop.clone();
-        let task = Some(tokio::spawn(async move { app.serve(stopping).await.unwrap() }));
+        let stop_signal = stop.clone();
+        let task = Some(tokio::spawn(async move { app.serve(stop_signal).await.unwrap() }));
         Ok(Larder { folder: self.folder, clock, base, address, admin, client_config, running, stop, task })
     }
 }

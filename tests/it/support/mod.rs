@@ -38,28 +38,27 @@ pub(crate) mod warm_fixture;
 
 use std::time::Duration;
 
-/// The limit of every wait: far longer than the slowest machine needs, so that a hang fails with a name and a slow run
-/// does not.
-pub(crate) const HANGS_AFTER: Duration = Duration::from_secs(120);
+/// The time limit of every wait: far longer than the slowest machine needs, so that only a real hang fails, with a message.
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Looks again every few milliseconds until there is something; for what larder does behind its answers.
-pub(crate) async fn eventually<T>(subject: &str, mut there: impl AsyncFnMut() -> Option<T>) -> T {
-    let looking = async {
-        let mut pause = Duration::from_millis(1);
+/// Polls every few milliseconds until `probe` returns a value: for what larder does in the background.
+pub(crate) async fn eventually<T>(subject: &str, mut probe: impl AsyncFnMut() -> Option<T>) -> T {
+    let polling = async {
+        let mut interval = Duration::from_millis(1);
         loop {
-            if let Some(found) = there().await {
-                return found;
+            if let Some(value) = probe().await {
+                return value;
             }
-            // With a pause: a test that spins takes the processor from the work it waits for.
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(Duration::from_millis(20));
+            // Sleeps between polls: a spinning test would take the processor from the work that it waits for.
+            tokio::time::sleep(interval).await;
+            interval = (interval * 2).min(Duration::from_millis(20));
         }
     };
-    let in_time = tokio::time::timeout(HANGS_AFTER, looking).await;
-    in_time.unwrap_or_else(|_| panic!("still not so after {HANGS_AFTER:?}: {subject}"))
+    let result = tokio::time::timeout(TEST_TIMEOUT, polling).await;
+    result.unwrap_or_else(|_| panic!("still waiting after {TEST_TIMEOUT:?}: {subject}"))
 }
 
-/// Looks again every few milliseconds until it is so.
-pub(crate) async fn until(subject: &str, is_so: impl AsyncFn() -> bool) {
-    eventually(subject, async || is_so().await.then_some(())).await;
+/// Polls every few milliseconds until the condition holds.
+pub(crate) async fn until(subject: &str, condition: impl AsyncFn() -> bool) {
+    eventually(subject, async || condition().await.then_some(())).await;
 }

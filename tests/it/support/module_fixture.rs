@@ -1,4 +1,4 @@
-//! A registry whose modules are archives, and their host, for module tests that need no git.
+//! A registry whose modules are archives, and the host of the archives: for module tests that need no git.
 
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
@@ -25,15 +25,15 @@ impl ModuleFixture {
         Self { ca, registry, archives }
     }
 
-    /// acme/one/test 1.0.0, small.
-    pub(crate) async fn of_one() -> Self {
+    /// A fixture that publishes the small module acme/one/test 1.0.0.
+    pub(crate) async fn with_one_module() -> Self {
         let fixture = Self::start().await;
-        fixture.put("one", &tar_gz(&[("main.tf", b"# one\n"), ("modules/x/main.tf", b"# x\n")]));
+        fixture.publish_archive("one", &tar_gz(&[("main.tf", b"# one\n"), ("modules/x/main.tf", b"# x\n")]));
         fixture
     }
 
-    /// Puts this archive at the host, and publishes acme/NAME/test 1.0.0 there.
-    pub(crate) fn put(&self, name: &str, archive: &[u8]) {
+    /// Serves an archive from the archive host, and publishes acme/NAME/test 1.0.0 at its URL.
+    pub(crate) fn publish_archive(&self, name: &str, archive: &[u8]) {
         let url = self.file(&format!("{name}.tar.gz"), archive);
         self.publish(name, &url);
     }
@@ -43,7 +43,7 @@ impl ModuleFixture {
         self.registry.publish_module(Module::new("acme", name, "test").at(location));
     }
 
-    /// A file at the archive host, and its URL.
+    /// Serves a file from the archive host; returns its URL.
     pub(crate) fn file(&self, name: &str, bytes: &[u8]) -> String {
         self.archives.serve_file(&format!("/files/{name}"), "application/octet-stream", bytes.to_vec());
         self.url(name)
@@ -54,14 +54,14 @@ impl ModuleFixture {
         format!("{}/files/{name}", self.archives.origin())
     }
 
-    /// A larder that may reach both.
+    /// A larder that may connect to both servers.
     pub(crate) fn larder(&self) -> Builder {
         Larder::mirroring(&self.registry).trusting(&self.ca).allow_private("127.0.0.1")
     }
 
-    /// The same, on an existing store.
+    /// A larder that may connect to both servers, on an existing store.
     pub(crate) fn larder_on(&self, folder: &super::larder::Folder) -> Builder {
-        Larder::mirroring(&self.registry).on(folder).trusting(&self.ca).allow_private("127.0.0.1")
+        Larder::mirroring(&self.registry).store_at(folder).trusting(&self.ca).allow_private("127.0.0.1")
     }
 
     /// Stops both servers.
@@ -83,15 +83,15 @@ pub(crate) fn tar_gz(files: &[(&str, &[u8])]) -> Vec<u8> {
     gz(&tar.into_inner().unwrap())
 }
 
-/// Compressed.
+/// Compresses with gzip.
 pub(crate) fn gz(bytes: &[u8]) -> Vec<u8> {
     let mut out = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     out.write_all(bytes).unwrap();
     out.finish().unwrap()
 }
 
-/// The files of a tar.gz.
-pub(crate) fn unpacked(archive: &[u8]) -> BTreeMap<String, Vec<u8>> {
+/// The files of a tar.gz, by path.
+pub(crate) fn unpack_tar_gz(archive: &[u8]) -> BTreeMap<String, Vec<u8>> {
     let mut tar = tar::Archive::new(flate2::read::GzDecoder::new(archive));
     let entries = tar.entries().unwrap().map(|entry| {
         let mut entry = entry.unwrap();
@@ -103,7 +103,7 @@ pub(crate) fn unpacked(archive: &[u8]) -> BTreeMap<String, Vec<u8>> {
     entries.filter(|(path, _)| !path.ends_with('/')).collect()
 }
 
-/// Pseudo-random bytes: the same on any machine, and incompressible.
+/// Incompressible pseudo-random bytes, the same on any machine.
 pub(crate) fn noise(seed: u32, bytes: usize) -> Vec<u8> {
     let mut state = u64::from(seed) + 1;
     let mut next = || {

@@ -1,4 +1,4 @@
-//! A plain web server over a folder: the real nginx, over TLS, with nothing that knows of registries.
+//! A plain web server: the real nginx serves a folder over TLS.
 
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
@@ -10,7 +10,7 @@ use super::eventually;
 use super::ports::free_port;
 use super::tls::TestCa;
 
-/// A running one. Killed when dropped.
+/// A running nginx. Stopped when dropped.
 pub(crate) struct Nginx {
     child: Child,
     address: SocketAddr,
@@ -19,33 +19,33 @@ pub(crate) struct Nginx {
 
 impl Nginx {
     /// Serves the files of `root`, with a certificate for 127.0.0.1.
-    pub(crate) async fn serving(program: &Path, root: &Path, ca: &TestCa) -> Self {
+    pub(crate) async fn serve(program: &Path, root: &Path, ca: &TestCa) -> Self {
         let folder = tempfile::Builder::new().prefix("larder-nginx-").tempdir().unwrap();
-        let place = folder.path();
+        let path = folder.path();
         let (certificate, key) = ca.issue(&["127.0.0.1"]);
-        std::fs::write(place.join("cert.pem"), certificate).unwrap();
-        std::fs::write(place.join("key.pem"), key).unwrap();
-        // nginx takes no port 0.
+        std::fs::write(path.join("cert.pem"), certificate).unwrap();
+        std::fs::write(path.join("key.pem"), key).unwrap();
+        // nginx does not accept port 0.
         let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
-        let (shown, root) = (place.display(), root.display());
+        let (folder_path, root) = (path.display(), root.display());
         let temporary = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
-            .map(|name| format!("    {name}_temp_path {shown}/{name};\n"))
+            .map(|name| format!("    {name}_temp_path {folder_path}/{name};\n"))
             .concat();
         let user = if rustix::process::getuid().is_root() { "user root;\n" } else { "" };
         let config = format!(
-            "daemon off;\n{user}pid {shown}/nginx.pid;\nevents {{}}\nhttp {{\n{temporary}    access_log off;\n    \
+            "daemon off;\n{user}pid {folder_path}/nginx.pid;\nevents {{}}\nhttp {{\n{temporary}    access_log off;\n    \
              default_type application/octet-stream;\n    types {{ application/json json; application/zip zip; }}\n    \
-             server {{\n        listen {address} ssl;\n        ssl_certificate {shown}/cert.pem;\n        \
-             ssl_certificate_key {shown}/key.pem;\n        root {root};\n    }}\n}}\n"
+             server {{\n        listen {address} ssl;\n        ssl_certificate {folder_path}/cert.pem;\n        \
+             ssl_certificate_key {folder_path}/key.pem;\n        root {root};\n    }}\n}}\n"
         );
-        std::fs::write(place.join("nginx.conf"), config).unwrap();
+        std::fs::write(path.join("nginx.conf"), config).unwrap();
         let mut command = Command::new(program);
-        command.arg("-p").arg(place).arg("-c").arg(place.join("nginx.conf")).arg("-e").arg(place.join("error.log"));
+        command.arg("-p").arg(path).arg("-c").arg(path.join("nginx.conf")).arg("-e").arg(path.join("error.log"));
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let mut nginx = Self { child, address, _folder: folder };
         eventually("nginx listens", async || {
-            let ended = nginx.child.try_wait().unwrap();
-            assert!(ended.is_none(), "{}", nginx.log());
+            let exit = nginx.child.try_wait().unwrap();
+            assert!(exit.is_none(), "{}", nginx.log());
             TcpStream::connect(address).ok()
         })
         .await;

@@ -14,15 +14,17 @@ pub(crate) async fn upstream_with(provider: Provider) -> FakeUpstream {
     upstream
 }
 
-pub(crate) fn impatient(upstream: &FakeUpstream) -> Builder {
-    Larder::mirroring(upstream).nothing_stays_fresh()
+/// A larder that revalidates documents at each request.
+pub(crate) fn always_revalidating(upstream: &FakeUpstream) -> Builder {
+    Larder::mirroring(upstream).always_revalidate()
 }
 
 pub(crate) fn zip(upstream: &FakeUpstream) -> Vec<u8> {
     upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64")
 }
 
-/// Asks for the document, and then for the archive that it names.
+/// Requests the download document and then the archive that it names, as a client does; returns both and the archive's
+/// path.
 pub(crate) async fn install(larder: &Larder) -> (Answer, String, Vec<u8>) {
     let document = larder.document("null", "1.2.0").await.expect(200);
     let path = document.json()["download_url"].as_str().unwrap().to_owned();
@@ -30,10 +32,13 @@ pub(crate) async fn install(larder: &Larder) -> (Answer, String, Vec<u8>) {
     (document, path, archive)
 }
 
+/// The version list as messages name it.
 pub(crate) const LIST: &str = "the version list of registry.terraform.io/acme/null";
 
+/// The package as messages name it.
 pub(crate) const PACKAGE: &str = "registry.terraform.io/acme/null 1.2.0 (linux_amd64)";
 
+/// acme/null 1.2.0; another edition has other bytes.
 pub(crate) fn edition(edition: u64) -> Provider {
     Provider::new("acme", "null").edition(edition)
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A name and its labels, sorted: `name{a="1",b="2"}`.
 pub(crate) type Series = String;
 
-/// One exposition.
+/// The parsed text of one `/metrics` response.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Exposition {
     /// The families and their types.
@@ -17,19 +17,19 @@ pub(crate) struct Exposition {
 }
 
 impl Exposition {
-    /// The value of a series; a test that names one that is not there has failed.
+    /// The value of a series; panics if it is absent.
     pub(crate) fn value(&self, series: &str) -> f64 {
-        let found = self.samples.get(series);
-        *found.unwrap_or_else(|| panic!("{series} is not in {:#?}", self.samples))
+        let value = self.samples.get(series);
+        *value.unwrap_or_else(|| panic!("{series} is not in {:#?}", self.samples))
     }
 
-    /// Those counters whose value is not the one before, and by how much they grew.
-    pub(crate) fn grown_since(&self, before: &Self) -> BTreeMap<Series, f64> {
+    /// The counters whose value changed since `previous`, and the differences.
+    pub(crate) fn grown_since(&self, previous: &Self) -> BTreeMap<Series, f64> {
         let grown = self.samples.iter().map(|(series, value)| {
-            let was = before.samples.get(series).copied().unwrap_or_default();
-            (series.clone(), value - was)
+            let previous_value = previous.samples.get(series).copied().unwrap_or_default();
+            (series.clone(), value - previous_value)
         });
-        grown.filter(|(series, by)| series.contains("_total") && *by != 0.0).collect()
+        grown.filter(|(series, increase)| series.contains("_total") && *increase != 0.0).collect()
     }
 }
 
@@ -45,7 +45,7 @@ struct Family {
 
 impl Family {
     /// True for a sample name of this family.
-    fn takes(&self, sample: &str) -> bool {
+    fn matches_sample(&self, sample: &str) -> bool {
         let Some(suffix) = sample.strip_prefix(self.name.as_str()) else { return false };
         match self.kind.as_deref() {
             Some("counter") => suffix == "_total",
@@ -57,51 +57,51 @@ impl Family {
     }
 }
 
-/// Reads an exposition, and panics at whatever is not right about it.
-pub(crate) fn read(text: &str) -> Exposition {
-    let body = text.strip_suffix("# EOF\n").expect("its last line is the end");
-    let (mut all, mut family) = (Exposition::default(), Family::default());
+/// Parses an exposition; panics at any violation of the format.
+pub(crate) fn parse(text: &str) -> Exposition {
+    let body = text.strip_suffix("# EOF\n").expect("the last line is `# EOF`");
+    let (mut exposition, mut family) = (Exposition::default(), Family::default());
     for line in body.lines() {
         assert!(!line.is_empty() && line == line.trim(), "an odd line: {line:?}");
         match line.strip_prefix("# ") {
-            Some(about) => {
-                let mut words = about.splitn(3, ' ');
-                let (subject, name, rest) = (words.next().unwrap(), words.next().unwrap(), words.next().unwrap());
+            Some(metadata) => {
+                let mut words = metadata.splitn(3, ' ');
+                let (keyword, name, value) = (words.next().unwrap(), words.next().unwrap(), words.next().unwrap());
                 if name != family.name {
-                    finish(std::mem::take(&mut family), &mut all);
-                    assert!(!all.families.contains_key(name), "{name} comes twice");
+                    finish(std::mem::take(&mut family), &mut exposition);
+                    assert!(!exposition.families.contains_key(name), "{name} occurs twice");
                     family.name = name.to_owned();
                 }
-                assert_eq!(family.samples, 0, "{name}: {subject} after its samples");
-                let slot = match subject {
+                assert_eq!(family.samples, 0, "{name}: {keyword} after its samples");
+                let slot = match keyword {
                     "TYPE" => &mut family.kind,
                     "HELP" => &mut family.help,
                     "UNIT" => &mut family.unit,
                     other => panic!("# {other}"),
                 };
-                assert!(slot.replace(rest.to_owned()).is_none(), "{name}: {subject} comes twice");
+                assert!(slot.replace(value.to_owned()).is_none(), "{name}: {keyword} occurs twice");
             }
             None => {
                 assert!(!line.starts_with('#'), "{line}");
                 let (name, labels, value) = sample(line);
-                assert!(family.takes(&name), "{name} stands below {}", family.name);
+                assert!(family.matches_sample(&name), "{name} is listed under {}", family.name);
                 family.samples += 1;
                 let value: f64 = value.parse().unwrap_or_else(|e| panic!("{line}: {e}"));
                 assert!(value >= 0.0 && value.is_finite(), "{line}");
                 for (label, value) in labels.iter().filter(|(label, _)| label != "le") {
-                    all.labels.entry(label.clone()).or_default().insert(value.clone());
+                    exposition.labels.entry(label.clone()).or_default().insert(value.clone());
                 }
-                let before = all.samples.insert(series(&name, &labels), value);
-                assert!(before.is_none(), "{line} comes twice");
+                let previous = exposition.samples.insert(series(&name, &labels), value);
+                assert!(previous.is_none(), "{line} occurs twice");
             }
         }
     }
-    finish(family, &mut all);
-    histograms_add_up(&all);
-    all
+    finish(family, &mut exposition);
+    assert_cumulative_histograms(&exposition);
+    exposition
 }
 
-fn finish(family: Family, all: &mut Exposition) {
+fn finish(family: Family, exposition: &mut Exposition) {
     if family.name.is_empty() {
         return;
     }
@@ -115,7 +115,7 @@ fn finish(family: Family, all: &mut Exposition) {
         assert!(name.ends_with(&format!("_{unit}")), "{name} has the unit {unit}");
     }
     assert!(!name.ends_with("_total"), "{name}");
-    assert!(all.families.insert(name, family.kind.expect("a TYPE")).is_none());
+    assert!(exposition.families.insert(name, family.kind.expect("a TYPE")).is_none());
 }
 
 fn sample(line: &str) -> (String, Vec<(String, String)>, &str) {
@@ -123,7 +123,7 @@ fn sample(line: &str) -> (String, Vec<(String, String)>, &str) {
     let name = line[..end].to_owned();
     assert!(name.chars().all(|c| c.is_ascii_lowercase() || c == '_'), "{name}");
     let Some(rest) = line[end..].strip_prefix('{') else { return (name, Vec::new(), &line[end + 1..]) };
-    // Our label values contain no quote, backslash or brace, so this is the whole grammar.
+    // Larder's label values contain no quote, backslash or brace, so this covers the whole grammar.
     let (labels, value) = rest.split_once("} ").unwrap();
     let pair = |pair: &str| {
         let (label, value) = pair.split_once('=').unwrap();
@@ -145,18 +145,18 @@ fn series(name: &str, labels: &[(String, String)]) -> Series {
     format!("{name}{{{}}}", labels.join(","))
 }
 
-/// Buckets grow, the last is of all, and agrees with the count.
-fn histograms_add_up(all: &Exposition) {
-    for (name, _) in all.families.iter().filter(|(_, kind)| *kind == "histogram") {
-        let counts = all.samples.iter().filter(|(series, _)| series.starts_with(&format!("{name}_count")));
+/// Asserts that the buckets of each histogram are cumulative, and that the last one (`+Inf`) equals the count.
+fn assert_cumulative_histograms(exposition: &Exposition) {
+    for (name, _) in exposition.families.iter().filter(|(_, kind)| *kind == "histogram") {
+        let counts = exposition.samples.iter().filter(|(series, _)| series.starts_with(&format!("{name}_count")));
         for (histogram, count) in counts {
             let labels = histogram.split_once('{').map_or("", |(_, labels)| labels.trim_end_matches('}'));
             let mut buckets: Vec<(f64, f64)> = Vec::new();
             for (series, value) in
-                all.samples.iter().filter(|(series, _)| series.starts_with(&format!("{name}_bucket")))
+                exposition.samples.iter().filter(|(series, _)| series.starts_with(&format!("{name}_bucket")))
             {
-                let (_, found) = series.split_once('{').unwrap();
-                let pairs: Vec<&str> = found.trim_end_matches('}').split(',').collect();
+                let (_, labels_with_le) = series.split_once('{').unwrap();
+                let pairs: Vec<&str> = labels_with_le.trim_end_matches('}').split(',').collect();
                 let (le, others): (Vec<&str>, Vec<&str>) = pairs.into_iter().partition(|pair| pair.starts_with("le="));
                 if others.join(",") == labels {
                     let le = le[0].trim_start_matches("le=").trim_matches('"');

@@ -6,12 +6,12 @@ use super::http::Received;
 use super::larder::{Folder, Larder};
 use super::upstream::{FakeUpstream, Provider, RecordedRequest, Target};
 
-/// Size of an archive that is verified before the status line.
-pub(crate) const SMALL: usize = 200_000;
-/// The size of one that streams while it arrives.
-pub(crate) const LARGE: usize = 3_000_000;
-/// The part of a large archive that is withheld until it is verified and committed.
-pub(crate) const TAIL: usize = 64 * 1024;
+/// Size of a small archive: larder verifies the whole archive before it sends the status line.
+pub(crate) const SMALL_BYTES: usize = 200_000;
+/// Size of a large archive: larder streams it to the client while it downloads.
+pub(crate) const LARGE_BYTES: usize = 3_000_000;
+/// The last bytes of a large archive, which larder withholds until the archive is verified and committed.
+pub(crate) const TAIL_BYTES: usize = 64 * 1024;
 
 /// acme/null 1.2.0 for linux_amd64, its upstream, and a larder with its proof set stored.
 pub(crate) struct PackageFixture {
@@ -22,19 +22,21 @@ pub(crate) struct PackageFixture {
 }
 
 impl PackageFixture {
-    /// An archive of this size that is not stored, with its proof set stored.
-    pub(crate) async fn with(size: usize) -> Self {
-        Self::with_stall(size, Duration::from_secs(30)).await
+    /// An archive of this size (in bytes) that is not stored, with its proof set stored.
+    pub(crate) async fn with_archive_size(size: usize) -> Self {
+        Self::with_stall_timeout(size, Duration::from_secs(30)).await
     }
 
-    pub(crate) async fn with_stall(size: usize, stall: Duration) -> Self {
+    /// Sets the time after which larder gives up a download that stops.
+    pub(crate) async fn with_stall_timeout(size: usize, stall_timeout: Duration) -> Self {
         let upstream = FakeUpstream::start().await;
         upstream.publish(Provider::new("acme", "null").size(size));
-        Self::over(upstream, stall).await
+        Self::from_upstream(upstream, stall_timeout).await
     }
 
-    pub(crate) async fn over(upstream: FakeUpstream, stall: Duration) -> Self {
-        let larder = Larder::mirroring(&upstream).stall(stall).start().await;
+    /// The fixture for an upstream that already publishes acme/null 1.2.0.
+    pub(crate) async fn from_upstream(upstream: FakeUpstream, stall_timeout: Duration) -> Self {
+        let larder = Larder::mirroring(&upstream).stall_timeout(stall_timeout).start().await;
         let path = larder.archive_path("null", "1.2.0").await;
         let zip = upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64");
         Self { upstream, larder, path, zip }
@@ -52,22 +54,23 @@ impl PackageFixture {
         self.upstream.requests().into_iter().filter(|request| request.target == Target::Archive).collect()
     }
 
-    /// The next request without the fault succeeds.
-    pub(crate) async fn heals(&self) {
-        self.upstream.heal();
-        self.arrives_whole().await;
+    /// Ends all faults and asserts that the next request gets the whole archive.
+    pub(crate) async fn assert_recovers(&self) {
+        self.upstream.clear_faults();
+        self.assert_complete().await;
     }
 
-    pub(crate) async fn arrives_whole(&self) {
-        let answer = self.larder.get(&self.path).await.expect(200);
-        assert!(answer.body == self.zip);
-        assert_eq!((self.folder().blobs().len(), self.folder().staged().len()), (1, 0));
+    /// Asserts that the whole archive is served and stored, and that no partial download remains.
+    pub(crate) async fn assert_complete(&self) {
+        let response = self.larder.get(&self.path).await.expect(200);
+        assert!(response.body == self.zip);
+        assert_eq!((self.folder().blobs().len(), self.folder().partial_downloads().len()), (1, 0));
     }
 
-    /// Panics unless the body broke off, its bytes are right, and none of them are of its tail.
-    pub(crate) fn broke_off(&self, received: &Received) {
-        assert_eq!((received.status, received.is_whole), (200, false));
-        assert!(received.body.len() <= self.zip.len() - TAIL, "{}", received.body.len());
+    /// Asserts that the body ended early, that the received bytes are right, and that none of them belong to the tail.
+    pub(crate) fn assert_truncated(&self, received: &Received) {
+        assert_eq!((received.status, received.is_complete), (200, false));
+        assert!(received.body.len() <= self.zip.len() - TAIL_BYTES, "{}", received.body.len());
         assert!(self.zip.starts_with(&received.body));
         assert!(self.folder().blobs().is_empty());
     }

@@ -3,18 +3,18 @@
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicU16, Ordering};
 
-/// Below the ports that systems give away for port 0 and for connections, so that no other test is given one of these.
-const FIRST: u16 = 20_000;
-const COUNT: u16 = 12_000;
+/// The first port of a range below the ephemeral ports, so that no socket on port 0 gets one of these.
+const FIRST_PORT: u16 = 20_000;
+const PORT_COUNT: u16 = 12_000;
 
-/// A free port of 127.0.0.1; each is given out once.
+/// A free port of 127.0.0.1; each port is returned once.
 pub(crate) fn free_port() -> u16 {
-    static GIVEN: AtomicU16 = AtomicU16::new(0);
-    // Two runs of the tests at one time begin at different places.
-    let begin = std::process::id().wrapping_mul(97) % u32::from(COUNT);
+    static RESERVED_COUNT: AtomicU16 = AtomicU16::new(0);
+    // Test runs at the same time start at different ports.
+    let start = std::process::id().wrapping_mul(97) % u32::from(PORT_COUNT);
     loop {
-        let place = (begin + u32::from(GIVEN.fetch_add(1, Ordering::Relaxed))) % u32::from(COUNT);
-        let port = FIRST + place as u16;
+        let offset = (start + u32::from(RESERVED_COUNT.fetch_add(1, Ordering::Relaxed))) % u32::from(PORT_COUNT);
+        let port = FIRST_PORT + offset as u16;
         if TcpListener::bind(("127.0.0.1", port)).is_ok() {
             return port;
         }

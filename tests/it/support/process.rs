@@ -12,57 +12,57 @@ use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
 use tokio::time::Instant;
 
 use super::http::{Answer, client, get, send};
-use super::larder::{Builder, HOST, LOCK_LINGERS};
-use super::{HANGS_AFTER, eventually};
+use super::larder::{Builder, HOST, LOCK_TIMEOUT};
+use super::{TEST_TIMEOUT, eventually};
 
 /// The output of a process, read continuously.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Output {
     text: Arc<Mutex<String>>,
-    is_whole: Arc<AtomicBool>,
+    is_complete: Arc<AtomicBool>,
 }
 
 impl Output {
-    /// Reads in a thread that ends with the stream.
-    fn of(mut from: impl Read + Send + 'static) -> (Self, JoinHandle<()>) {
+    /// Reads the stream in a thread that ends with it.
+    fn capture(mut source: impl Read + Send + 'static) -> (Self, JoinHandle<()>) {
         let output = Self::default();
         let shared = output.clone();
         let reading = std::thread::spawn(move || {
             let mut buffer = [0; 4096];
-            while let Ok(read @ 1..) = from.read(&mut buffer) {
+            while let Ok(read @ 1..) = source.read(&mut buffer) {
                 shared.text.lock().push_str(&String::from_utf8_lossy(&buffer[..read]));
             }
-            shared.is_whole.store(true, Ordering::Release);
+            shared.is_complete.store(true, Ordering::Release);
         });
         (output, reading)
     }
 
-    /// Everything so far.
+    /// The output so far.
     pub(crate) fn text(&self) -> String {
         self.text.lock().clone()
     }
 
-    /// Everything, once the process has ended.
-    async fn whole(&self) -> String {
-        eventually("the end of the output", async || self.is_whole.load(Ordering::Acquire).then_some(())).await;
+    /// The whole output; waits until the process has ended.
+    async fn complete(&self) -> String {
+        eventually("the end of the output", async || self.is_complete.load(Ordering::Acquire).then_some(())).await;
         self.text()
     }
 
-    /// The first line with this text in it, once it is there.
+    /// The first line that contains this text; waits for it.
     pub(crate) async fn line_with(&self, part: &str) -> String {
         let line = async || {
             let text = self.text();
-            let whole = &text[..text.rfind('\n')? + 1];
-            whole.lines().find(|line| line.contains(part)).map(str::to_owned)
+            let complete_lines = &text[..text.rfind('\n')? + 1];
+            complete_lines.lines().find(|line| line.contains(part)).map(str::to_owned)
         };
         eventually(&format!("a line with {part:?}"), line).await
     }
 
-    /// Waits until one more line with this text in it is there than now.
-    pub(crate) async fn line_with_another(&self, part: &str) {
+    /// Waits until this text occurs once more than it does now.
+    pub(crate) async fn wait_for_another(&self, part: &str) {
         let count = || self.text().matches(part).count();
-        let before = count();
-        eventually(&format!("another {part:?}"), async || (count() > before).then_some(())).await;
+        let previous = count();
+        eventually(&format!("another {part:?}"), async || (count() > previous).then_some(())).await;
     }
 }
 
@@ -74,12 +74,12 @@ pub(crate) struct CommandOutput {
     pub(crate) err: String,
 }
 
-/// The binary with nothing of this machine's configuration: `home` is its home, cache and configuration folder.
+/// The larder binary without this machine's configuration: `home` is its home, cache and configuration folder.
 pub(crate) fn command(home: &Path, arguments: &[&str]) -> Command {
     command_of(Path::new(env!("CARGO_BIN_EXE_larder")), home, arguments)
 }
 
-/// A command of another binary.
+/// The same for another binary.
 pub(crate) fn command_of(binary: &Path, home: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(binary);
     command
@@ -105,43 +105,45 @@ pub(crate) fn command_of(binary: &Path, home: &Path, arguments: &[&str]) -> Comm
 pub(crate) async fn run(mut command: Command) -> CommandOutput {
     let subject = format!("{command:?}");
     let output = tokio::task::spawn_blocking(move || command.output().unwrap());
-    let Ok(output) = tokio::time::timeout(HANGS_AFTER, output).await else { panic!("it does not end: {subject}") };
+    let Ok(output) = tokio::time::timeout(TEST_TIMEOUT, output).await else {
+        panic!("the command does not end: {subject}")
+    };
     let output = output.unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     CommandOutput { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
 
 /// A process that is killed when this is dropped.
-pub(crate) struct Killed(Child);
+pub(crate) struct KillOnDrop(Child);
 
-impl Drop for Killed {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-impl Killed {
-    /// Sends it a signal.
+impl KillOnDrop {
+    /// Sends the process a signal.
     pub(crate) fn send(&self, signal: Signal) {
         kill_process(Pid::from_raw(self.0.id().try_into().unwrap()).unwrap(), signal).unwrap();
     }
 
-    /// The exit code, once it has ended by itself.
-    pub(crate) async fn ended(&mut self) -> Option<i32> {
+    /// Waits until the process ends by itself; returns its exit code.
+    pub(crate) async fn wait_for_exit(&mut self) -> Option<i32> {
         eventually("the process ends", async || self.0.try_wait().unwrap()).await.code()
     }
 }
 
-/// Starts a command that keeps running; returns its standard output and its standard error.
-pub(crate) fn serving(mut command: Command) -> (Killed, Output, Output) {
+/// Starts a command that keeps running; returns the process, its standard output and its standard error.
+pub(crate) fn spawn_captured(mut command: Command) -> (KillOnDrop, Output, Output) {
     let mut child = command.spawn().unwrap();
-    let (out, _) = Output::of(child.stdout.take().unwrap());
-    let (err, _) = Output::of(child.stderr.take().unwrap());
-    (Killed(child), out, err)
+    let (out, _) = Output::capture(child.stdout.take().unwrap());
+    let (err, _) = Output::capture(child.stderr.take().unwrap());
+    (KillOnDrop(child), out, err)
 }
 
-/// The errors of a command that prints JSON, as another one writes them to its standard error.
+/// The errors in a JSON report, in the form in which commands without `--json` write them to standard error.
 pub(crate) fn errors_in(report: &serde_json::Value) -> String {
     let errors = report["errors"].as_array().into_iter().flatten().filter_map(serde_json::Value::as_str);
     errors.map(|error| format!("larder: {error}\n")).collect()
@@ -150,7 +152,7 @@ pub(crate) fn errors_in(report: &serde_json::Value) -> String {
 /// A running `larder serve`. Killed when dropped.
 pub(crate) struct Process {
     child: Child,
-    said: serde_json::Value,
+    announcement: serde_json::Value,
     log: Output,
 }
 
@@ -160,31 +162,31 @@ impl Process {
         Self::try_start(builder, folder).unwrap_or_else(|error| panic!("larder did not start: {error}"))
     }
 
-    /// Starts larder; the error is its output where it ended instead.
+    /// Starts larder; the error is what larder wrote to standard error if it ended instead.
     pub(crate) fn try_start(builder: &Builder, folder: &Path) -> Result<Self, String> {
         Self::serve(&builder.config_text(), folder).map_err(|output| output.err)
     }
 
-    /// Starts the binary with this configuration; the error is its output where it ended before it listened.
+    /// Starts larder with this configuration; the error is its output if it ended before it listened.
     pub(crate) fn serve(config: &str, folder: &Path) -> Result<Self, CommandOutput> {
         Self::serve_with(config, folder, |_| {})
     }
 
-    /// Starts it with another environment.
+    /// Starts larder with this configuration, after `adjust` has changed the command.
     pub(crate) fn serve_with(
         config: &str,
         folder: &Path,
-        also: impl FnOnce(&mut Command),
+        adjust: impl FnOnce(&mut Command),
     ) -> Result<Self, CommandOutput> {
         let file = folder.join("mirror.toml");
         std::fs::write(&file, config).unwrap();
         let mut command = command(folder, &["serve", "--json", "--config"]);
-        also(&mut command);
+        adjust(&mut command);
         command.arg(&file);
         Self::spawn(command)
     }
 
-    /// Starts it by a shell that runs a preparation first; the binary keeps the shell's process id.
+    /// Starts larder by a shell that runs a preparation first; larder gets the process id of the shell.
     pub(crate) fn serve_after(preparation: &str, builder: &Builder, folder: &Path) -> Result<Self, CommandOutput> {
         let file = folder.join("mirror.toml");
         std::fs::write(&file, builder.config_text()).unwrap();
@@ -202,9 +204,9 @@ impl Process {
         Self::spawn(shell)
     }
 
-    /// The command as it is; once more where the lock of a store lingers.
+    /// Starts a `larder serve` command; tries again while an old process still holds the lock of the store.
     pub(crate) fn spawn(mut command: Command) -> Result<Self, CommandOutput> {
-        let deadline = Instant::now() + LOCK_LINGERS;
+        let deadline = Instant::now() + LOCK_TIMEOUT;
         loop {
             match Self::spawn_once(&mut command) {
                 Err(output) if output.err.contains("in use by another larder") && Instant::now() < deadline => {}
@@ -214,7 +216,7 @@ impl Process {
     }
 
     /// The output of a second larder with this configuration, which ends because the first one runs.
-    pub(crate) fn second(config: &str, folder: &Path) -> CommandOutput {
+    pub(crate) fn start_second(config: &str, folder: &Path) -> CommandOutput {
         let file = folder.join("second.toml");
         std::fs::write(&file, config).unwrap();
         let mut command = command(folder, &["serve", "--json", "--config"]);
@@ -224,7 +226,7 @@ impl Process {
 
     fn spawn_once(command: &mut Command) -> Result<Self, CommandOutput> {
         let mut child = command.spawn().unwrap();
-        let (log, reading) = Output::of(child.stderr.take().unwrap());
+        let (log, reading) = Output::capture(child.stderr.take().unwrap());
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let report = serde_json::from_str::<serde_json::Value>(&line).unwrap_or_default();
@@ -233,29 +235,29 @@ impl Process {
             reading.join().unwrap();
             return Err(CommandOutput { code, err: format!("{}{}", errors_in(&report), log.text()), out: line });
         }
-        Ok(Self { child, said: report, log })
+        Ok(Self { child, announcement: report, log })
     }
 
-    /// Its process id.
+    /// The process id.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Its announcement when it began to listen.
-    pub(crate) fn said(&self) -> &serde_json::Value {
-        &self.said
+    /// The JSON line that larder printed when it began to listen.
+    pub(crate) fn announcement(&self) -> &serde_json::Value {
+        &self.announcement
     }
 
     pub(crate) fn base(&self) -> &str {
-        self.said["base"].as_str().unwrap()
+        self.announcement["base"].as_str().unwrap()
     }
 
     /// `http://ADDRESS` of the admin listener.
     pub(crate) fn admin(&self) -> String {
-        format!("http://{}", self.said["admin"].as_str().unwrap())
+        format!("http://{}", self.announcement["admin"].as_str().unwrap())
     }
 
-    /// Its standard error.
+    /// The standard error of larder.
     pub(crate) fn log(&self) -> &Output {
         &self.log
     }
@@ -273,7 +275,7 @@ impl Process {
         self.get(&format!("/registry/{HOST}/v1/providers/acme/{name}/1.2.0/download/linux/amd64")).await
     }
 
-    /// The path of the archive that this document names.
+    /// The path of the archive that the download document of acme/NAME 1.2.0 names.
     pub(crate) async fn archive_path(&self, name: &str) -> String {
         self.document(name).await.expect(200).json()["download_url"].as_str().unwrap().to_owned()
     }
@@ -284,7 +286,7 @@ impl Process {
     }
 
     /// Peak resident memory in bytes.
-    pub(crate) fn most_resident_bytes(&self) -> u64 {
+    pub(crate) fn peak_resident_bytes(&self) -> u64 {
         self.memory("VmHWM:")
     }
 
@@ -299,46 +301,46 @@ impl Process {
         line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() * 1024
     }
 
-    /// A figure of the metrics; 0 where there is none.
+    /// The first value of a metric; 0 if it is absent.
     pub(crate) async fn metric(&self, name: &str) -> f64 {
         let text = get(&format!("{}/metrics", self.admin())).await.expect(200).text();
         let line = text.lines().find(|line| line.split(['{', ' ']).next() == Some(name));
         line.map_or(0.0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
     }
 
-    /// Limits the size of its files: a disk that is full for every file, on any machine and for any user. `None` lifts
-    /// the limit.
-    pub(crate) fn let_files_grow_to(&self, bytes: Option<u64>) {
+    /// Limits the size of larder's files: writes beyond it fail as on a full disk, on any machine and for any user. `None`
+    /// lifts the limit.
+    pub(crate) fn limit_file_size(&self, bytes: Option<u64>) {
         prlimit(Some(self.pid()), Resource::Fsize, Rlimit { current: bytes, maximum: None }).unwrap();
     }
 
-    /// `kill -9`, and waits until it is gone.
+    /// SIGKILL; waits until the process is gone.
     pub(crate) fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// SIGTERM, and the exit code it ends with.
+    /// SIGTERM; waits and returns the exit code.
     pub(crate) async fn terminate(mut self) -> Option<i32> {
-        self.signal();
-        self.ended().await
+        self.send_sigterm();
+        self.wait_for_exit().await
     }
 
-    /// SIGTERM, and a good end without waiting until the time for running downloads is over: that would be in the log.
-    pub(crate) async fn terminate_at_once(self) {
+    /// SIGTERM; asserts a clean exit that did not use up the drain time for running downloads, which would be in the log.
+    pub(crate) async fn terminate_promptly(self) {
         let log = self.log.clone();
         assert_eq!(self.terminate().await, Some(0));
-        let log = log.whole().await;
+        let log = log.complete().await;
         assert!(!log.contains("did not end in time"), "{log}");
     }
 
-    /// SIGTERM alone.
-    pub(crate) fn signal(&self) {
+    /// SIGTERM, without waiting.
+    pub(crate) fn send_sigterm(&self) {
         self.send(Signal::TERM);
     }
 
-    /// SIGHUP: the configuration is read again.
-    pub(crate) fn hang_up(&self) {
+    /// SIGHUP: larder reads its configuration again.
+    pub(crate) fn send_sighup(&self) {
         self.send(Signal::HUP);
     }
 
@@ -346,18 +348,22 @@ impl Process {
         kill_process(self.pid(), signal).unwrap();
     }
 
-    /// Lets it open no further file and no further socket. `None` ends that.
-    pub(crate) fn let_open_files_be(&self, most: Option<u64>) {
-        prlimit(Some(self.pid()), Resource::Nofile, Rlimit { current: most.or(Some(1024)), maximum: Some(1024) })
-            .unwrap();
+    /// Limits larder's open file descriptors (files and sockets); `None` restores 1024.
+    pub(crate) fn limit_open_files(&self, max_descriptors: Option<u64>) {
+        prlimit(
+            Some(self.pid()),
+            Resource::Nofile,
+            Rlimit { current: max_descriptors.or(Some(1024)), maximum: Some(1024) },
+        )
+        .unwrap();
     }
 
     fn pid(&self) -> Pid {
         Pid::from_raw(self.child.id().try_into().unwrap()).unwrap()
     }
 
-    /// The exit code, once it has ended.
-    pub(crate) async fn ended(&mut self) -> Option<i32> {
+    /// Waits until larder ends; returns its exit code.
+    pub(crate) async fn wait_for_exit(&mut self) -> Option<i32> {
         eventually("the process ends", async || self.child.try_wait().unwrap()).await.code()
     }
 }

@@ -1,5 +1,5 @@
-//! Larder's JSON reports, with types of their own: the format is a contract, so the tests do not read it with the types
-//! that write it.
+//! Types of larder's JSON reports. The format is a contract, so the tests do not reuse the types that larder writes it
+//! with.
 
 use std::fmt;
 
@@ -46,7 +46,7 @@ impl JobReport {
 
     /// The reason why an item failed.
     pub(crate) fn error(&self, item: usize) -> &str {
-        self.items[item].error.as_deref().unwrap_or_else(|| panic!("it did not fail: {self}"))
+        self.items[item].error.as_deref().unwrap_or_else(|| panic!("item {item} did not fail: {self}"))
     }
 }
 
@@ -57,13 +57,13 @@ impl fmt::Display for JobReport {
 }
 
 impl JobItemReport {
-    /// As an operator writes it: `ADDRESS@VERSION`.
+    /// The address in the form that commands accept: `ADDRESS@VERSION`.
     pub(crate) fn name(&self) -> String {
         address_and_version(&self.package)
     }
 }
 
-/// The answer of the admin listener to refresh, purge, pin, unpin and accept.
+/// The response of the admin API to refresh, purge, pin, unpin and accept.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(crate) struct CommandReport {
     pub(crate) ok: bool,
@@ -73,14 +73,14 @@ pub(crate) struct CommandReport {
     pub(crate) errors: Vec<String>,
 }
 
-/// One item of a command; each command has its own members.
+/// One item of a command report; each command sets its own fields.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(crate) struct CommandItem {
     #[serde(flatten)]
     pub(crate) package: PackageRef,
-    /// As people read it: `ADDRESS VERSION (PLATFORM)`.
+    /// The package in the form of messages: `ADDRESS VERSION (PLATFORM)`.
     #[serde(skip)]
-    pub(crate) called: String,
+    pub(crate) display_name: String,
     pub(crate) outcome: Option<String>,
     pub(crate) error: Option<String>,
     pub(crate) archives: Option<u64>,
@@ -102,13 +102,13 @@ impl CommandReport {
     pub(crate) fn parse(json: Value) -> Self {
         let report: Result<Self, _> = serde_json::from_value(json.clone());
         let mut report = report.unwrap_or_else(|e| panic!("not a report of a command: {e}: {json:#}"));
-        report.items.iter_mut().for_each(|item| item.called = item.package.to_string());
+        report.items.iter_mut().for_each(|item| item.display_name = item.package.to_string());
         report
     }
 
     /// The name and the outcome of each item.
     pub(crate) fn outcomes(&self) -> Vec<(&str, &str)> {
-        self.items.iter().map(|item| (item.called.as_str(), item.outcome.as_deref().unwrap_or("none"))).collect()
+        self.items.iter().map(|item| (item.display_name.as_str(), item.outcome.as_deref().unwrap_or("none"))).collect()
     }
 }
 
@@ -119,7 +119,7 @@ impl fmt::Display for CommandReport {
 }
 
 impl CommandItem {
-    /// As an operator writes it: `ADDRESS@VERSION`.
+    /// The address in the form that commands accept: `ADDRESS@VERSION`.
     pub(crate) fn name(&self) -> String {
         address_and_version(&self.package)
     }
@@ -134,12 +134,12 @@ fn address_and_version(package: &PackageRef) -> String {
     package.version.as_ref().map_or(address.clone(), |version| format!("{address}@{version}"))
 }
 
-/// As people read it: `ADDRESS VERSION (PLATFORM)`.
-pub(crate) fn called(item: &Value) -> String {
+/// The package of a JSON item in the form of messages: `ADDRESS VERSION (PLATFORM)`.
+pub(crate) fn display_name(item: &Value) -> String {
     package(item).to_string()
 }
 
-/// As an operator writes it: `ADDRESS@VERSION`.
+/// The package of a JSON item in the form that commands accept: `ADDRESS@VERSION`.
 pub(crate) fn name(item: &Value) -> String {
     address_and_version(&package(item))
 }

@@ -1,5 +1,5 @@
-//! The real client: finds the `terraform` binary, gives it a folder, a home and a CLI configuration of its own, and
-//! runs it with a time limit. It reads nothing of this machine but PATH.
+//! The real client: finds the `terraform` binary and runs it with a time limit, in a folder and with a home and a CLI
+//! configuration of its own. The client gets nothing of this machine's configuration but PATH.
 
 #![expect(clippy::disallowed_methods, reason = "the client's folders are no store, and its environment is made here")]
 
@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process_group};
 use tempfile::TempDir;
 
-use super::programs::{cannot, find};
+use super::programs::{find, skip};
 
 const TIME_LIMIT: Duration = Duration::from_secs(120);
 
@@ -27,12 +27,12 @@ impl Terraform {
         Self::find_named("terraform")
     }
 
-    /// The client of this name on PATH (`tofu`), or at this path.
+    /// The client of this name on PATH (such as `tofu`), or the client at this path.
     pub(crate) fn find_named(name: &str) -> Option<Self> {
         find(name).map(|binary| Self { binary })
     }
 
-    /// `terraform` of this version (major, minor) or a later one, for what earlier ones do not know.
+    /// `terraform` of at least this version (major, minor). Prints a note and returns `None` for an older one.
     pub(crate) fn find_since(major: u64, minor: u64) -> Option<Self> {
         let client = Self::find()?;
         let output = Command::new(&client.binary).args(["version", "-json"]).env("CHECKPOINT_DISABLE", "1").output();
@@ -41,19 +41,19 @@ impl Terraform {
         let version = version["terraform_version"].as_str().expect("a version").to_owned();
         let mut numbers = version.split('.').map(|number| number.parse::<u64>().unwrap_or_default());
         if (numbers.next(), numbers.next()) < (Some(major), Some(minor)) {
-            cannot(&format!("terraform is {version}, and {major}.{minor} is needed"));
+            skip(&format!("terraform is {version}, and {major}.{minor} is needed"));
             return None;
         }
         Some(client)
     }
 
-    /// A new, empty folder to run it in.
+    /// A new, empty folder to run this client in.
     pub(crate) fn workspace(&self) -> Workspace {
         Workspace::new(self)
     }
 }
 
-/// The result of a run.
+/// The result of a client run.
 #[derive(Debug)]
 pub(crate) struct Output {
     /// The exit status.
@@ -63,18 +63,18 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    /// The text without the lines that the client breaks it into.
+    /// The text on one line, without the frame that the client draws around messages.
     pub(crate) fn one_line(&self) -> String {
         self.text.split_whitespace().filter(|word| *word != "│").collect::<Vec<_>>().join(" ")
     }
 
-    /// Panics with the client's output unless it succeeded.
+    /// Panics with the client's output unless the client succeeded.
     pub(crate) fn expect_success(self) -> Self {
         assert!(self.status.success(), "the client failed ({}):\n{}", self.status, self.text);
         self
     }
 
-    /// Panics with the client's output unless it failed.
+    /// Panics with the client's output unless the client failed.
     pub(crate) fn expect_failure(self) -> Self {
         assert!(!self.status.success(), "the client succeeded:\n{}", self.text);
         self
@@ -90,7 +90,7 @@ pub(crate) struct Workspace {
 }
 
 impl Workspace {
-    /// An empty one.
+    /// A folder without configuration files.
     pub(crate) fn new(client: &Terraform) -> Self {
         let root = tempfile::Builder::new().prefix("larder-client-").tempdir().expect("a temporary folder");
         let workspace = Self { binary: client.binary.clone(), root, requirements: Vec::new(), environment: Vec::new() };
@@ -101,7 +101,7 @@ impl Workspace {
         workspace
     }
 
-    /// Where the client runs.
+    /// The folder in which the client runs.
     pub(crate) fn path(&self) -> PathBuf {
         self.root.path().join("work")
     }
@@ -122,26 +122,26 @@ impl Workspace {
         self
     }
 
-    /// Writes the CLI configuration, in place of the one before.
+    /// Writes the CLI configuration; replaces the previous one.
     pub(crate) fn cli_config(&self, text: &str) -> &Self {
         fs::write(self.root.path().join("cli.tfrc"), text).expect("a file in a temporary folder");
         self
     }
 
-    /// Trusts this authority, and no other.
+    /// Makes the client trust this certificate authority and no other.
     pub(crate) fn trust(&mut self, ca_pem: &str) -> &mut Self {
         let file = self.root.path().join("ca.pem");
         fs::write(&file, ca_pem).expect("a file in a temporary folder");
         self.env("SSL_CERT_FILE", &file.to_string_lossy())
     }
 
-    /// One more variable in the client's environment.
+    /// Sets a variable in the client's environment.
     pub(crate) fn env(&mut self, name: &str, value: &str) -> &mut Self {
         self.environment.push((name.to_owned(), value.to_owned()));
         self
     }
 
-    /// `init`, as automation does it.
+    /// Runs `init` as automation does.
     pub(crate) async fn init(&self) -> Output {
         self.run(&["init", "-no-color", "-input=false"]).await
     }
@@ -152,14 +152,14 @@ impl Workspace {
         let child = self.command(arguments, &log).spawn().expect("the client starts");
         let mut running = Running::of(child.id());
         let mut child = child;
-        let ended = tokio::task::spawn_blocking(move || child.wait());
-        let ended = tokio::time::timeout(TIME_LIMIT, ended).await;
+        let exit = tokio::task::spawn_blocking(move || child.wait());
+        let exit = tokio::time::timeout(TIME_LIMIT, exit).await;
         let text = String::from_utf8_lossy(&fs::read(&log).expect("the client's output")).into_owned();
-        let Ok(ended) = ended else {
+        let Ok(exit) = exit else {
             panic!("{arguments:?} took more than {TIME_LIMIT:?} and was killed:\n{text}");
         };
         running.group = None;
-        let status = ended.expect("waiting does not panic").expect("the client can be waited for");
+        let status = exit.expect("waiting does not panic").expect("the client can be waited for");
         Output { status, text }
     }
 
@@ -171,7 +171,7 @@ impl Workspace {
     /// Removes installed packages and the lock file.
     pub(crate) fn forget(&self) {
         self.forget_installed();
-        // Neither need be there.
+        // Either may be absent.
         let _ = fs::remove_file(self.path().join(".terraform.lock.hcl"));
     }
 
@@ -189,7 +189,7 @@ impl Workspace {
         command
             .args(arguments)
             .current_dir(self.path())
-            // Nothing is inherited: no proxy, no token, no plugin cache.
+            // The client inherits nothing of the environment: no proxy, no token, no plugin cache.
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
             .env("HOME", root.join("home"))
@@ -206,7 +206,7 @@ impl Workspace {
     }
 }
 
-/// The process group of a running client, killed when dropped unless it has ended.
+/// The process group of a running client, killed when dropped unless the client has ended.
 struct Running {
     group: Option<Pid>,
 }
@@ -220,7 +220,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         if let Some(group) = self.group {
-            // It may just have ended by itself.
+            // The group may have ended by itself.
             let _ = kill_process_group(group, Signal::KILL);
         }
     }

@@ -50,7 +50,7 @@ impl TestCa {
         self.issue_until(names, None)
     }
 
-    /// The same, with this end of validity.
+    /// A server certificate for these names with this end of validity (default: far in the future), and its private key.
     pub(crate) fn issue_until(&self, names: &[&str], end: Option<SystemTime>) -> (String, String) {
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
         let mut params = CertificateParams::new(names).expect("names a certificate can hold");
@@ -66,7 +66,7 @@ impl TestCa {
         (certificate.pem(), key.serialize_pem())
     }
 
-    /// The TLS configuration of a listener for these names; with HTTP/2 and HTTP/1.1, or the latter only.
+    /// The TLS configuration of a listener for these names. ALPN offers HTTP/1.1, and HTTP/2 if `http2` is true.
     pub(crate) fn server_config(&self, names: &[&str], http2: bool) -> Arc<rustls::ServerConfig> {
         let (certificate, key) = self.issue(names);
         let certificate = CertificateDer::from_pem_slice(certificate.as_bytes()).expect("our own PEM");

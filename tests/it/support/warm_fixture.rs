@@ -11,7 +11,7 @@ use super::upstream::Provider;
 
 pub(crate) const PLATFORMS: [&str; 2] = ["linux_amd64", "darwin_arm64"];
 
-/// A larder that takes warm-up orders, in this process or another.
+/// The admin API of a larder, in this process or another, for warm-up jobs.
 #[derive(Debug, Clone)]
 pub(crate) struct WarmFixture {
     admin: String,
@@ -27,9 +27,15 @@ impl WarmFixture {
         Self { admin: larder.admin(), token }
     }
 
-    pub(crate) async fn send(&self, method: &str, path: &str, kind: &str, body: impl Into<reqwest::Body>) -> Answer {
+    pub(crate) async fn send(
+        &self,
+        method: &str,
+        path: &str,
+        content_type: &str,
+        body: impl Into<reqwest::Body>,
+    ) -> Answer {
         let request = client().request(method.parse().unwrap(), format!("{}{path}", self.admin));
-        let request = request.bearer_auth(&self.token).header("content-type", kind).body(body);
+        let request = request.bearer_auth(&self.token).header("content-type", content_type).body(body);
         send(request).await.unwrap()
     }
 
@@ -41,17 +47,19 @@ impl WarmFixture {
         send(client().get(format!("{}{path}", self.admin))).await.unwrap()
     }
 
-    /// Takes a warm-up on, and gives the path of its job.
-    pub(crate) async fn begin(&self, order: &Value) -> String {
-        Self::taken_on(&self.post("/admin/v1/warm", order).await)
+    /// Starts a warm-up; returns the path of its job.
+    pub(crate) async fn start_job(&self, request: &Value) -> String {
+        Self::job_path(&self.post("/admin/v1/warm", request).await)
     }
 
-    pub(crate) async fn begin_lock_file(&self, file: &str, query: &str) -> String {
+    /// Starts a warm-up of a lock file; returns the path of its job.
+    pub(crate) async fn start_lock_file_job(&self, lock_file: &str, query: &str) -> String {
         let path = format!("/admin/v1/warm?{query}");
-        Self::taken_on(&self.send("POST", &path, "text/plain", file.to_owned()).await)
+        Self::job_path(&self.send("POST", &path, "text/plain", lock_file.to_owned()).await)
     }
 
-    fn taken_on(answer: &Answer) -> String {
+    /// The path of the job in a `202` response.
+    fn job_path(answer: &Answer) -> String {
         assert_eq!(answer.status, 202, "{}", answer.text());
         let path = answer.header("location").to_owned();
         assert_eq!(path, format!("/admin/v1/jobs/{}", answer.json()["id"].as_str().unwrap()));
@@ -62,22 +70,24 @@ impl WarmFixture {
         JobReport::parse(self.get(path).await.expect(200).json())
     }
 
-    /// The job once it is so.
-    pub(crate) async fn once(&self, path: &str, is_so: impl Fn(&JobReport) -> bool) -> JobReport {
-        eventually("the job comes so far", async || Some(self.job(path).await).filter(&is_so)).await
+    /// Waits until the condition holds for the job; returns its report.
+    pub(crate) async fn wait_for_job(&self, path: &str, condition: impl Fn(&JobReport) -> bool) -> JobReport {
+        eventually("the job reaches the expected state", async || Some(self.job(path).await).filter(&condition)).await
     }
 
-    pub(crate) async fn ended(&self, path: &str) -> JobReport {
-        self.once(path, |job| job.state != "running").await
+    /// Waits until the job has ended; returns its report.
+    pub(crate) async fn finished_job(&self, path: &str) -> JobReport {
+        self.wait_for_job(path, |job| job.state != "running").await
     }
 
     pub(crate) async fn cancel(&self, path: &str) -> JobReport {
         JobReport::parse(self.send("DELETE", path, "application/json", "").await.expect(200).json())
     }
 
-    pub(crate) async fn warm(&self, order: &Value) -> JobReport {
-        let path = self.begin(order).await;
-        self.ended(&path).await
+    /// Runs a warm-up to its end.
+    pub(crate) async fn warm(&self, request: &Value) -> JobReport {
+        let path = self.start_job(request).await;
+        self.finished_job(&path).await
     }
 }
 
@@ -85,12 +95,14 @@ impl WarmFixture {
 pub(crate) fn items(job: &JobReport) -> Vec<String> {
     let line = |item: &JobItemReport| {
         let name = item.name();
-        let (short, platform) = (name.rsplit('/').next().unwrap(), item.package.platform.as_deref().unwrap());
-        format!("{short} {platform} {}", item.state)
+        let (type_and_version, platform) =
+            (name.rsplit('/').next().unwrap(), item.package.platform.as_deref().unwrap());
+        format!("{type_and_version} {platform} {}", item.state)
     };
     job.items.iter().map(line).collect()
 }
 
-pub(crate) fn both(provider: Provider) -> Provider {
+/// Publishes a provider version for both `PLATFORMS`.
+pub(crate) fn both_platforms(provider: Provider) -> Provider {
     PLATFORMS.iter().fold(provider, |provider, platform| provider.platform(platform))
 }

@@ -3,7 +3,7 @@
 use std::io::{Cursor, Write as _};
 use std::path::Path;
 
-use super::trees::{Found, tree};
+use super::trees::{TreeFile, tree};
 
 /// Archive formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,11 +14,12 @@ pub(crate) enum Format {
     TarXz,
 }
 
-/// Packs a folder, links followed and `.git` left out, below a folder of this name (empty for none).
+/// Packs the files of a folder, without `.git` and with symbolic links followed. `wrapper` is the folder that they get in
+/// the archive (empty for none).
 pub(crate) fn pack(format: Format, folder: &Path, wrapper: &str) -> Vec<u8> {
-    let files = tree(folder).into_iter().map(|(path, found)| match wrapper {
-        "" => (path, found),
-        wrapper => (format!("{wrapper}/{path}"), found),
+    let files = tree(folder).into_iter().map(|(path, file)| match wrapper {
+        "" => (path, file),
+        wrapper => (format!("{wrapper}/{path}"), file),
     });
     match format {
         Format::Zip => zip(files),
@@ -40,9 +41,9 @@ pub(crate) fn pack(format: Format, folder: &Path, wrapper: &str) -> Vec<u8> {
     }
 }
 
-fn zip(files: impl Iterator<Item = (String, Found)>) -> Vec<u8> {
+fn zip(files: impl Iterator<Item = (String, TreeFile)>) -> Vec<u8> {
     let mut zip = zip::ZipWriter::new(Cursor::new(Vec::new()));
-    for (path, Found { bytes, is_executable }) in files {
+    for (path, TreeFile { bytes, is_executable }) in files {
         let mode = if is_executable { 0o755 } else { 0o644 };
         zip.start_file(path, zip::write::SimpleFileOptions::default().unix_permissions(mode)).unwrap();
         zip.write_all(&bytes).unwrap();
@@ -50,15 +51,15 @@ fn zip(files: impl Iterator<Item = (String, Found)>) -> Vec<u8> {
     zip.finish().unwrap().into_inner()
 }
 
-/// With directory entries, and the global header that forges write first.
-fn tar(files: impl Iterator<Item = (String, Found)>) -> Vec<u8> {
+/// A tar archive with directory entries, and with the pax global header that forges write first.
+fn tar(files: impl Iterator<Item = (String, TreeFile)>) -> Vec<u8> {
     let mut tar = tar::Builder::new(Vec::new());
     let comment = b"52 comment=0123456789012345678901234567890123456789\n";
     let mut global = header(comment.len(), 0o644);
     global.set_entry_type(tar::EntryType::XGlobalHeader);
     tar.append_data(&mut global, "pax_global_header", &comment[..]).unwrap();
     let mut folders = Vec::new();
-    for (path, Found { bytes, is_executable }) in files {
+    for (path, TreeFile { bytes, is_executable }) in files {
         for (offset, _) in path.match_indices('/') {
             let folder = path[..=offset].to_owned();
             if !folders.contains(&folder) {

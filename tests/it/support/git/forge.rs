@@ -1,57 +1,58 @@
-//! A namespace where names of public forges lead to the test's own servers: the test runs itself again, as root, in a
-//! mount namespace with another `/etc/hosts` and a user git, and may listen at 443 and 22 of an unused loopback
-//! address.
+//! A mount namespace where the names of public forges resolve to servers of the test. The test runs itself again, as
+//! root, in a namespace with another `/etc/hosts` and a user `git`; there it may listen at ports 443 and 22 of an unused
+//! loopback address.
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use crate::support::programs::{cannot, find};
+use crate::support::programs::{find, skip};
 
-/// Names that lead to the test's own address there.
+/// The host names that resolve to the servers of the test in that namespace.
 pub(crate) const NAMES: [&str; 4] = ["github.com", "bitbucket.org", "api.bitbucket.org", "git.acme.test"];
 
 const ADDRESS: &str = "LARDER_TEST_FORGES_AT";
 const TIME_LIMIT: Duration = Duration::from_secs(300);
 
-/// The namespace's state.
+/// Where the test runs.
 pub(crate) enum Forges {
-    /// It is, and the names lead to this address.
-    Here(Ipv4Addr),
-    /// It was: it ran within, to its end, and succeeded.
-    Done,
-    /// Impossible on this machine; a note was printed.
-    Nowhere,
+    /// Inside the namespace, where the names resolve to this address.
+    Inside(Ipv4Addr),
+    /// Outside; the test ran inside a namespace and succeeded.
+    Succeeded,
+    /// Outside; a namespace is impossible on this machine, and a note was printed.
+    Impossible,
 }
 
-/// Runs the test of this name, which asks, within; or says to the one that is within where the forges are.
+/// Called by a test with its own name. Outside a namespace, runs that test again inside one; inside, returns the address
+/// of the forges.
 pub(crate) async fn forges(test: &str) -> Forges {
     if let Ok(address) = std::env::var(ADDRESS) {
-        return Forges::Here(address.parse().expect("an address"));
+        return Forges::Inside(address.parse().expect("an address"));
     }
     if !rustix::process::geteuid().is_root() {
-        cannot("only root can give the names of public forges an address of its own");
-        return Forges::Nowhere;
+        skip("only root can give the names of public forges an address of its own");
+        return Forges::Impossible;
     }
-    let Some(unshare) = find("unshare") else { return Forges::Nowhere };
-    // Of this process alone among all that run now: other tests of this kind may run beside it.
+    let Some(unshare) = find("unshare") else { return Forges::Impossible };
+    // Derived from the process id, so that other tests of this kind can run at the same time.
     let [.., high, low] = std::process::id().to_be_bytes();
     let address = Ipv4Addr::new(127, 77, high, low.clamp(1, 254));
-    // A server of this machine may listen there at every address, and would be taken for the test's own.
+    // A server of this machine that listens at all addresses would answer in place of the test's servers.
     if let Some(port) = [22, 443].into_iter().find(|port| TcpListener::bind((address, *port)).is_err()) {
-        cannot(&format!("port {port} of {address} is taken"));
-        return Forges::Nowhere;
+        skip(&format!("port {port} of {address} is taken"));
+        return Forges::Impossible;
     }
     let folder = tempfile::tempdir().unwrap();
     let hosts = folder.path().join("hosts");
     let lines = NAMES.iter().map(|name| format!("{address} {name}\n"));
     fs::write(&hosts, format!("127.0.0.1 localhost\n{}", lines.collect::<String>())).unwrap();
-    // Terraform takes the scp-like form of an ssh address with the user git alone.
+    // Terraform accepts the scp-like form of an ssh address only with the user `git`.
     let users = folder.path().join("passwd");
-    let all = fs::read_to_string("/etc/passwd").unwrap();
-    let all = all.lines().filter(|line| !line.starts_with("git:")).map(|line| format!("{line}\n"));
-    fs::write(&users, format!("{}git:x:0:0::/:/bin/sh\n", all.collect::<String>())).unwrap();
+    let passwd = fs::read_to_string("/etc/passwd").unwrap();
+    let other_users = passwd.lines().filter(|line| !line.starts_with("git:")).map(|line| format!("{line}\n"));
+    fs::write(&users, format!("{}git:x:0:0::/:/bin/sh\n", other_users.collect::<String>())).unwrap();
     let mut command = Command::new(unshare);
     command.args(["--mount", "--propagation", "private", "--kill-child", "--fork", "sh", "-c"]);
     let script = "mount --bind \"$1\" /etc/hosts && mount --bind \"$2\" /etc/passwd || exit 9; shift 2; exec \"$@\"";
@@ -63,15 +64,15 @@ pub(crate) async fn forges(test: &str) -> Forges {
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    let ended = tokio::task::spawn_blocking(move || command.output().unwrap());
-    let ended = tokio::time::timeout(TIME_LIMIT, ended).await;
-    let output = ended.unwrap_or_else(|_| panic!("{test} took more than {TIME_LIMIT:?} in its namespace")).unwrap();
+    let running = tokio::task::spawn_blocking(move || command.output().unwrap());
+    let result = tokio::time::timeout(TIME_LIMIT, running).await;
+    let output = result.unwrap_or_else(|_| panic!("{test} took more than {TIME_LIMIT:?} in its namespace")).unwrap();
     let (status, text) = (output.status, [output.stdout, output.stderr].concat());
     let text = String::from_utf8_lossy(&text);
     if status.code() == Some(9) || text.contains("unshare failed") {
-        cannot(&format!("no mount namespace: {text}"));
-        return Forges::Nowhere;
+        skip(&format!("no mount namespace: {text}"));
+        return Forges::Impossible;
     }
-    assert!(status.success() && text.contains("1 passed"), "{test}, within a namespace: {status}\n{text}");
-    Forges::Done
+    assert!(status.success() && text.contains("1 passed"), "{test}, inside a namespace: {status}\n{text}");
+    Forges::Succeeded
 }

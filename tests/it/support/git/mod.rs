@@ -1,5 +1,5 @@
-//! Real repositories, made by the real `git` in a folder of the test's own, and a real `sshd` in front of them. Over
-//! https they are served by the fake upstream (`FakeUpstream::host_git`).
+//! Real repositories, made by the real `git` in a temporary folder, and a real `sshd` that serves them. The
+//! fake upstream serves them over https (`FakeUpstream::host_git`).
 
 #![expect(clippy::disallowed_methods, reason = "repositories are made outside of any store")]
 

@@ -37,7 +37,7 @@ impl Repositories {
         Some(Self { folder: Arc::new(folder), git })
     }
 
-    /// The folder that servers serve.
+    /// The folder of bare repositories that servers serve.
     pub(crate) fn root(&self) -> PathBuf {
         self.folder.path().join("served")
     }
@@ -50,12 +50,12 @@ impl Repositories {
         let repository = Repository { host: self.clone(), bare, work, clock: Arc::default() };
         let path = repository.bare.to_string_lossy().into_owned();
         self.run(Command::new(&self.git).args(["init", "--quiet", "--bare", "--initial-branch=main", &path]));
-        // As forges have it; `without_filter` is for those that have not.
+        // Forges allow filters; `without_filter` makes a server that does not.
         repository.git(&["config", "uploadpack.allowFilter", "true"]);
         repository
     }
 
-    /// One more path of a repository.
+    /// Serves a repository at one more path.
     pub(crate) fn alias(&self, name: &str, path: &str) {
         symlink(self.root().join(format!("{name}.git")), self.root().join(format!("{path}.git"))).unwrap();
     }
@@ -88,11 +88,11 @@ impl Repositories {
     fn run(&self, command: &mut Command) -> String {
         command.env("GIT_CONFIG_GLOBAL", "/dev/null").env("GIT_CONFIG_NOSYSTEM", "1").env("GIT_TERMINAL_PROMPT", "0");
         command.env("HOME", self.folder.path()).env("XDG_CONFIG_HOME", self.folder.path()).env("LC_ALL", "C");
-        // Neither what this machine ignores, nor a repository in whose hook the tests may run.
+        // Ignores the machine's attributes, and the repository in whose hook the tests may run.
         command.env("GIT_ATTR_NOSYSTEM", "1").env("GIT_DEFAULT_HASH", "sha1");
-        for own in ["GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE"] {
-            if command.get_envs().all(|(name, _)| name != own) {
-                command.env_remove(own);
+        for variable in ["GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE"] {
+            if command.get_envs().all(|(name, _)| name != variable) {
+                command.env_remove(variable);
             }
         }
         let output = command.output().unwrap();
@@ -102,7 +102,7 @@ impl Repositories {
     }
 }
 
-/// The work tree.
+/// Changes to the work tree.
 impl Repository {
     /// A file with this text.
     pub(crate) fn file(&self, path: &str, text: &str) -> &Self {
@@ -111,11 +111,11 @@ impl Repository {
 
     /// A file with these bytes.
     pub(crate) fn bytes(&self, path: &str, bytes: &[u8]) -> &Self {
-        fs::write(self.place(path), bytes).unwrap();
+        fs::write(self.path_with_parents(path), bytes).unwrap();
         self
     }
 
-    /// A file that may be run.
+    /// An executable file.
     pub(crate) fn executable(&self, path: &str, text: &str) -> &Self {
         self.file(path, text);
         fs::set_permissions(self.work.join(path), fs::Permissions::from_mode(0o755)).unwrap();
@@ -124,11 +124,11 @@ impl Repository {
 
     /// A symbolic link.
     pub(crate) fn link(&self, path: &str, target: &str) -> &Self {
-        symlink(target, self.place(path)).unwrap();
+        symlink(target, self.path_with_parents(path)).unwrap();
         self
     }
 
-    /// Takes a file or a folder away.
+    /// Removes a file or a folder.
     pub(crate) fn remove(&self, path: &str) -> &Self {
         let path = self.work.join(path);
         let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
@@ -145,21 +145,21 @@ impl Repository {
         self.gitlink(path, commit)
     }
 
-    /// The commit alone, as a repository has it whose `.gitmodules` does not know the path.
+    /// The commit of a submodule alone: `.gitmodules` does not mention the path.
     pub(crate) fn gitlink(&self, path: &str, commit: &str) -> &Self {
         fs::create_dir_all(self.work.join(path)).unwrap();
         self.git(&["update-index", "--add", "--cacheinfo", &format!("160000,{commit},{path}")]);
         self
     }
 
-    fn place(&self, path: &str) -> PathBuf {
+    fn path_with_parents(&self, path: &str) -> PathBuf {
         let path = self.work.join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         path
     }
 }
 
-/// Its history.
+/// The history: commits, branches and tags.
 impl Repository {
     /// Commits the whole work tree to the branch that is checked out; the commit's id.
     pub(crate) fn commit(&self, message: &str) -> String {
@@ -168,7 +168,7 @@ impl Repository {
         self.id("HEAD")
     }
 
-    /// A lightweight tag at HEAD; one of that name moves.
+    /// A lightweight tag at HEAD; an existing tag of that name moves.
     pub(crate) fn tag(&self, name: &str) -> &Self {
         self.git(&["tag", "--force", name]);
         self
@@ -199,7 +199,7 @@ impl Repository {
         self
     }
 
-    /// A server of the kind that knows no `filter`.
+    /// Makes the server refuse `filter`, as some servers do.
     pub(crate) fn without_filter(&self) -> &Self {
         self.git(&["config", "uploadpack.allowFilter", "false"]);
         self
@@ -210,16 +210,16 @@ impl Repository {
         self.git(&["rev-parse", name])
     }
 
-    /// Runs git on it.
+    /// Runs git in this repository; returns its output.
     pub(crate) fn git(&self, arguments: &[&str]) -> String {
         let second = self.clock.fetch_add(1, Ordering::Relaxed);
         let date = format!("2024-01-01T00:{:02}:{:02}Z", second / 60 % 60, second % 60);
         let mut command = Command::new(&self.host.git);
         command.args(["-c", "gc.auto=0", "-c", "core.autocrlf=false", "-c", "core.safecrlf=false"]).args(arguments);
         command.current_dir(&self.work).env("GIT_DIR", &self.bare).env("GIT_WORK_TREE", &self.work);
-        for who in ["AUTHOR", "COMMITTER"] {
-            command.env(format!("GIT_{who}_NAME"), "Acme").env(format!("GIT_{who}_EMAIL"), "acme@acme.test");
-            command.env(format!("GIT_{who}_DATE"), &date);
+        for role in ["AUTHOR", "COMMITTER"] {
+            command.env(format!("GIT_{role}_NAME"), "Acme").env(format!("GIT_{role}_EMAIL"), "acme@acme.test");
+            command.env(format!("GIT_{role}_DATE"), &date);
         }
         self.host.run(&mut command)
     }

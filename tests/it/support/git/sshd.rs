@@ -1,5 +1,5 @@
 //! A real `sshd` on a port of 127.0.0.1, with throwaway keys, run as the tests' user. It allows `git-upload-pack` on
-//! one folder only; it can fall silent or break off.
+//! one folder only; it can stop answering, or close the connection in the middle.
 
 use std::fs;
 use std::net::{SocketAddr, TcpStream};
@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use crate::support::HANGS_AFTER;
+use crate::support::TEST_TIMEOUT;
 use crate::support::ports::free_port;
-use crate::support::programs::{cannot, find};
+use crate::support::programs::{find, skip};
 
-/// A running server, ended when dropped.
+/// A running `sshd`. Stopped when dropped.
 pub(crate) struct Sshd {
     folder: TempDir,
     program: PathBuf,
@@ -24,12 +24,12 @@ pub(crate) struct Sshd {
 }
 
 impl Sshd {
-    /// Serves a folder of repositories; `None` where sshd cannot run, with a note.
+    /// Serves a folder of repositories. Prints a note and returns `None` where sshd cannot run.
     pub(crate) async fn start(root: &Path) -> Option<Self> {
         Self::start_at(root, SocketAddr::from(([127, 0, 0, 1], free_port()))).await
     }
 
-    /// Serves at this address: 22 in the test's own namespace.
+    /// Serves at a given address: port 22 is possible in the namespace of a test.
     pub(crate) async fn start_at(root: &Path, address: SocketAddr) -> Option<Self> {
         let program = find("sshd")?;
         let keygen = find("ssh-keygen")?;
@@ -38,9 +38,9 @@ impl Sshd {
         let path_of = |name: &str| folder.path().join(name);
         for name in ["host", "user"] {
             let file = path_of(name);
-            let made =
+            let status =
                 Command::new(&keygen).args(["-q", "-t", "ed25519", "-N", "", "-C", name, "-f"]).arg(file).status();
-            assert!(made.unwrap().success());
+            assert!(status.unwrap().success());
         }
         fs::copy(path_of("user.pub"), path_of("authorized_keys")).unwrap();
         let known = known_hosts_line(address, &fs::read_to_string(path_of("host.pub")).unwrap());
@@ -50,13 +50,13 @@ impl Sshd {
         fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
         fs::write(path_of("sshd_config"), configuration(folder.path(), address)).unwrap();
         if rustix::process::geteuid().is_root() {
-            // Where sshd parts with its rights; a package's service makes it otherwise.
+            // The folder that sshd needs for privilege separation; otherwise the service of its package makes it.
             fs::create_dir_all("/run/sshd").unwrap();
         }
         let user = Command::new("id").arg("-un").output().unwrap().stdout;
         let user = String::from_utf8(user).unwrap().trim().to_owned();
         let mut sshd = Self { folder, program, address, user, child: None };
-        sshd.restart().await.map_err(|reason| cannot(&reason)).ok()?;
+        sshd.restart().await.map_err(|reason| skip(&reason)).ok()?;
         Some(sshd)
     }
 
@@ -67,7 +67,7 @@ impl Sshd {
         command.args(["-D", "-f"]).arg(self.folder.path().join("sshd_config")).arg("-E").arg(&log);
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
         let child = self.child.insert(child.map_err(|e| format!("sshd does not start: {e}"))?);
-        let deadline = Instant::now() + HANGS_AFTER;
+        let deadline = Instant::now() + TEST_TIMEOUT;
         while TcpStream::connect(self.address).is_err() {
             let ended = child.try_wait().unwrap();
             if ended.is_some() || Instant::now() > deadline {
@@ -84,12 +84,11 @@ impl Sshd {
         format!("ssh://{}@{}/{repository}.git", self.user, self.address)
     }
 
-    /// The port.
     pub(crate) fn port(&self) -> u16 {
         self.address.port()
     }
 
-    /// The key that is let in.
+    /// The private key that the server accepts.
     pub(crate) fn key(&self) -> PathBuf {
         self.folder.path().join("user")
     }
@@ -102,11 +101,11 @@ impl Sshd {
     /// Adds a name of this server.
     pub(crate) fn known_as(&self, name: &str) {
         let key = fs::read_to_string(self.folder.path().join("host.pub")).unwrap();
-        let before = fs::read_to_string(self.known_hosts()).unwrap();
-        fs::write(self.known_hosts(), format!("{before}{name} {key}")).unwrap();
+        let known_hosts = fs::read_to_string(self.known_hosts()).unwrap();
+        fs::write(self.known_hosts(), format!("{known_hosts}{name} {key}")).unwrap();
     }
 
-    /// `GIT_SSH_COMMAND` of a client that is let in, with nothing of the user's own.
+    /// `GIT_SSH_COMMAND` of a client that the server accepts; it ignores the user's ssh configuration.
     pub(crate) fn client_command(&self) -> String {
         format!(
             "ssh -F /dev/null -i {} -o UserKnownHostsFile={} -o GlobalKnownHostsFile=/dev/null \
@@ -117,29 +116,29 @@ impl Sshd {
     }
 
     /// The commands that clients ran, in order.
-    pub(crate) fn asked(&self) -> Vec<String> {
-        let requests = fs::read_to_string(self.folder.path().join("asked")).unwrap_or_default();
-        requests.lines().map(str::to_owned).collect()
+    pub(crate) fn commands(&self) -> Vec<String> {
+        let commands = fs::read_to_string(self.folder.path().join("commands")).unwrap_or_default();
+        commands.lines().map(str::to_owned).collect()
     }
 
-    /// Clients are let in, and then nothing comes.
+    /// From now on, clients are authenticated and then get no byte.
     pub(crate) fn hang(&self) {
         fs::write(self.folder.path().join("hang"), "").unwrap();
     }
 
-    /// Clients get this many bytes, and then the connection ends.
-    pub(crate) fn break_off(&self, after: usize) {
+    /// From now on, clients get this many bytes and then the connection ends.
+    pub(crate) fn truncate(&self, after: usize) {
         fs::write(self.folder.path().join("break"), after.to_string()).unwrap();
     }
 
-    /// No fault from now on.
-    pub(crate) fn heal(&self) {
+    /// Ends all faults.
+    pub(crate) fn clear_faults(&self) {
         for fault in ["hang", "break"] {
             let _ = fs::remove_file(self.folder.path().join(fault));
         }
     }
 
-    /// Listens no more; sessions that are open end with their clients.
+    /// Stops listening; open sessions end with their clients.
     pub(crate) fn stop(&mut self) {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
@@ -178,7 +177,7 @@ fn command(git: &Path, root: &Path, folder: &Path) -> String {
     let (git, root, folder) = (git.display(), root.display(), folder.display());
     format!(
         "#!/bin/sh\n\
-         printf '%s\\n' \"$SSH_ORIGINAL_COMMAND\" >> {folder}/asked\n\
+         printf '%s\\n' \"$SSH_ORIGINAL_COMMAND\" >> {folder}/commands\n\
          [ -e {folder}/hang ] && exec sleep 600\n\
          case $SSH_ORIGINAL_COMMAND in\n\
          \"git-upload-pack '\"*\"'\" | \"git upload-pack '\"*\"'\") ;;\n\
@@ -187,7 +186,7 @@ fn command(git: &Path, root: &Path, folder: &Path) -> String {
          path=${{SSH_ORIGINAL_COMMAND#*\\'}}; path=${{path%\\'}}\n\
          export GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_NOSYSTEM=1\n\
          if [ -e {folder}/break ]; then\n\
-         # Byte by byte, because what is buffered comes too late; and git must not wait for the client to go on.\n\
+         # Byte by byte: buffered bytes would come too late. The kill keeps git from waiting for the client.\n\
          {git} upload-pack \"{root}/${{path#/}}\" 2>/dev/null |\n\
          {{ dd bs=1 count=\"$(cat {folder}/break)\" 2>/dev/null; kill -9 $$; }}\n\
          fi\n\

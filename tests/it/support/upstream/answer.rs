@@ -1,4 +1,4 @@
-//! Maps a request to the content it names. `reply` adds the faults.
+//! Maps a request to the content that its URL names. `reply` applies the faults.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,25 +21,25 @@ use super::requests::{RecordedRequest, Requests};
 use super::signing::SigningKey;
 use super::wire::Wire;
 
-/// The port of a request.
+/// The listener that a request came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
     Registry,
     Releases,
 }
 
-/// The way documents name files.
+/// The form of the file URLs in documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FileUrls {
     Plain,
-    /// With `?sig=N`, good until N is no longer the current one.
+    /// With `?sig=N`, valid while N is the current signature number.
     Signed,
     /// To `/redirect/…`, which answers with this status and a signed URL.
     Redirected(u16),
 }
 
-/// The part that is fixed at the start.
-pub(super) struct Character {
+/// The settings that are fixed at the start.
+pub(super) struct FixedSettings {
     pub(super) registry_origin: String,
     pub(super) releases_origin: Option<String>,
     pub(super) file_urls: FileUrls,
@@ -47,17 +47,17 @@ pub(super) struct Character {
     pub(super) token: Option<String>,
 }
 
-/// The part that changes.
+/// The content and the faults, which tests change.
 #[derive(Default)]
 pub(super) struct State {
-    /// By namespace and type, in the order of publishing.
+    /// The provider versions by namespace and type, in the order of publishing.
     pub(super) releases: BTreeMap<(String, String), Vec<Release>>,
     pub(super) modules: Modules,
     pub(super) git: Option<GitHost>,
     pub(super) pages: BTreeMap<String, Reply>,
     pub(super) api: Api,
     pub(super) rules: Rules,
-    /// Which `?sig=` is good.
+    /// The number in valid `?sig=` URLs.
     pub(super) signature_number: u64,
     /// Counts changes, for Last-Modified.
     pub(super) changes: u64,
@@ -65,7 +65,7 @@ pub(super) struct State {
 
 /// The content behind both ports.
 pub(super) struct Registry {
-    pub(super) character: Character,
+    pub(super) settings: FixedSettings,
     pub(super) state: Mutex<State>,
     pub(super) requests: Requests,
 }
@@ -79,7 +79,7 @@ impl Registry {
     ) -> Response<ReplyBody> {
         let path = request.uri().path().to_owned();
         let query = request.uri().query().unwrap_or_default().to_owned();
-        let target = kind(&path);
+        let target = target_of(&path);
         let arrival = self.requests.arrive(RecordedRequest {
             method: request.method().to_string(),
             path: path.clone(),
@@ -91,57 +91,57 @@ impl Registry {
         });
         let (parts, body) = request.into_parts();
         let (method, headers) = (parts.method.clone(), parts.headers.clone());
-        let (mut reply, in_force, git) = {
+        let (mut reply, active, git) = {
             let mut state = self.state.lock();
-            let in_force = state.rules.take(&target, &path, &method);
+            let active = state.rules.take_matching(&target, &path, &method);
             let reply = match self.is_refused(&target, &headers) {
                 true => Reply::new(401, "application/json", "{\"errors\":[\"Unauthorized\"]}"),
-                false => self.content(&state, origin, &path, &query, &in_force.anywhere),
+                false => self.content(&state, origin, &path, &query, &active.all),
             };
-            (reply, in_force, state.git.clone().filter(|_| target == Target::Git))
+            (reply, active, state.git.clone().filter(|_| target == Target::Git))
         };
         if let Some(git) = git {
-            // A body that breaks off is git's to complain about.
-            let requests = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
-            reply = git.answer(parts, requests).await;
+            // The git backend reports an incomplete body itself.
+            let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+            reply = git.answer(parts, body).await;
         }
         reply.can_range = matches!(target, Target::Sums | Target::Signature | Target::Archive | Target::ModuleArchive);
-        let reply = reply.finish(&path, &query, &headers, &in_force.here);
-        reply.send(&method, in_force, arrival, wire).await
+        let reply = reply.finish(&path, &query, &headers, &active.matching);
+        reply.send(&method, active, arrival, wire).await
     }
 
     fn is_refused(&self, target: &Target, headers: &HeaderMap) -> bool {
         use Target::{Discovery, Document, Location, ModuleVersions, Versions};
         let is_api = matches!(target, Discovery | Versions | Document | ModuleVersions | Location);
-        let Some(token) = self.character.token.as_ref().filter(|_| is_api) else {
+        let Some(token) = self.settings.token.as_ref().filter(|_| is_api) else {
             return false;
         };
-        headers.get(AUTHORIZATION).is_none_or(|sent| *sent != format!("Bearer {token}"))
+        headers.get(AUTHORIZATION).is_none_or(|authorization| *authorization != format!("Bearer {token}"))
     }
 
     fn content(&self, state: &State, origin: Origin, path: &str, query: &str, faults: &[Fault]) -> Reply {
         if let Some(page) = state.pages.get(path) {
             return page.clone();
         }
-        let has_files = self.character.releases_origin.is_none() || origin == Origin::Releases;
+        let has_files = self.settings.releases_origin.is_none() || origin == Origin::Releases;
         let parts: Vec<&str> = path.split('/').skip(1).collect();
         let found = match parts.as_slice() {
             ["releases", ..] if has_files => return self.file(state, path, query, faults),
-            ["redirect", rest @ ..] if has_files => {
-                let location = format!("/releases/{}?sig={}", rest.join("/"), state.signature_number);
-                let FileUrls::Redirected(status) = self.character.file_urls else {
+            ["redirect", tail @ ..] if has_files => {
+                let location = format!("/releases/{}?sig={}", tail.join("/"), state.signature_number);
+                let FileUrls::Redirected(status) = self.settings.file_urls else {
                     return Reply::not_found();
                 };
                 return Reply::redirect(status, &location);
             }
             _ if origin == Origin::Releases => None,
-            ["v1", "modules", rest @ ..] => {
-                let found = state.modules.answer(rest).or_else(|| state.api.page(path, query));
+            ["v1", "modules", tail @ ..] => {
+                let found = state.modules.answer(tail).or_else(|| state.api.page(path, query));
                 return found.map_or_else(Reply::not_found, |reply| dated(state, reply));
             }
             [".well-known", "terraform.json"] => {
-                let prefix = match self.character.has_absolute_services {
-                    true => self.character.registry_origin.as_str(),
+                let prefix = match self.settings.has_absolute_services {
+                    true => self.settings.registry_origin.as_str(),
                     false => "",
                 };
                 Some(documents::discovery(prefix))
@@ -164,10 +164,11 @@ impl Registry {
         }
     }
 
+    /// The URL under which documents name the file at this path.
     fn file_url(&self, state: &State, path: &str) -> String {
-        let character = &self.character;
-        let origin = character.releases_origin.as_ref().unwrap_or(&character.registry_origin);
-        match character.file_urls {
+        let settings = &self.settings;
+        let origin = settings.releases_origin.as_ref().unwrap_or(&settings.registry_origin);
+        match settings.file_urls {
             FileUrls::Plain => format!("{origin}{path}"),
             FileUrls::Signed => format!("{origin}{path}?sig={}", state.signature_number),
             FileUrls::Redirected(_) => {
@@ -177,9 +178,9 @@ impl Registry {
     }
 
     fn file(&self, state: &State, path: &str, query: &str, faults: &[Fault]) -> Reply {
-        let is_signed = self.character.file_urls != FileUrls::Plain;
-        let wanted = format!("sig={}", state.signature_number);
-        if is_signed && !query.split('&').any(|part| part == wanted) {
+        let is_signed = self.settings.file_urls != FileUrls::Plain;
+        let valid_signature = format!("sig={}", state.signature_number);
+        if is_signed && !query.split('&').any(|parameter| parameter == valid_signature) {
             return Reply::new(403, "application/xml", "<Error><Code>AccessDenied</Code></Error>");
         }
         let found = state.releases.values().flatten().find_map(|release| {
@@ -205,7 +206,7 @@ fn releases<'a>(state: &'a State, namespace: &str, name: &str) -> Option<&'a Vec
     state.releases.get(&(namespace.to_owned(), name.to_owned()))
 }
 
-/// SHA256SUMS and signature, true or as the faults have them.
+/// SHA256SUMS and signature of a release, as the active faults change them.
 fn signed_sums(release: &Release, faults: &[Fault]) -> SignedSums {
     let mut signed = release.signed_sums.clone();
     for fault in faults {
@@ -222,7 +223,7 @@ fn signed_sums(release: &Release, faults: &[Fault]) -> SignedSums {
                 signed.sums = [&signed.sums[..], b"00  afterthought.zip\n"].concat().into();
             }
             Fault::SignedByAnotherKey => {
-                signed.signature = Bytes::from(SigningKey::another().sign(&signed.sums));
+                signed.signature = Bytes::from(SigningKey::new_key().sign(&signed.sums));
             }
             _ => {}
         }
@@ -230,13 +231,14 @@ fn signed_sums(release: &Release, faults: &[Fault]) -> SignedSums {
     signed
 }
 
+/// Sets Last-Modified to a time that grows with the number of changes.
 fn dated(state: &State, mut reply: Reply) -> Reply {
     let (minute, second) = (state.changes / 60 % 60, state.changes % 60);
     reply.last_modified = Some(format!("Mon, 01 Jan 2024 00:{minute:02}:{second:02} GMT"));
     reply
 }
 
-fn kind(path: &str) -> Target {
+fn target_of(path: &str) -> Target {
     let parts: Vec<&str> = path.split('/').skip(1).collect();
     match parts.as_slice() {
         [".well-known", "terraform.json"] => Target::Discovery,

@@ -1,11 +1,11 @@
-//! The registry HTTP API over a small set of modules and providers, paged and filtered as its protocol says, with JSON
-//! that is odd where it may be.
+//! The registry HTTP API for a small set of modules and providers, paged and filtered as the protocol says. Its JSON has
+//! unusual but valid spelling.
 
 use serde_json::json;
 
 use super::reply::Reply;
 
-/// A module or a provider that is listed.
+/// A module or a provider that the API lists.
 #[derive(Clone)]
 pub(crate) struct Listed {
     names: Vec<String>,
@@ -14,14 +14,14 @@ pub(crate) struct Listed {
 }
 
 impl Listed {
-    /// `NS/NAME/SYSTEM`, or `NS/TYPE` of a provider; the versions oldest first.
+    /// A module (`NS/NAME/SYSTEM`) or a provider (`NS/TYPE`); versions oldest first.
     pub(crate) fn new(names: &str, versions: &[&str]) -> Self {
         let names: Vec<String> = names.split('/').map(str::to_owned).collect();
         assert!(matches!(names.len(), 2 | 3), "{names:?}");
         Self { names, versions: versions.iter().map(|&version| version.to_owned()).collect(), is_verified: false }
     }
 
-    /// The registry has verified it.
+    /// Marks the item as verified by the registry.
     pub(crate) fn verified(mut self) -> Self {
         self.is_verified = true;
         self
@@ -31,9 +31,10 @@ impl Listed {
         self.versions.last().expect("a version")
     }
 
-    fn is(&self, names: &[&str]) -> bool {
+    /// True if the item is below this path of names.
+    fn is_below(&self, names: &[&str]) -> bool {
         self.names.len() >= names.len()
-            && self.names.iter().zip(names).all(|(name, wanted)| name.eq_ignore_ascii_case(wanted))
+            && self.names.iter().zip(names).all(|(name, part)| name.eq_ignore_ascii_case(part))
     }
 
     fn entry(&self, version: &str) -> String {
@@ -90,12 +91,12 @@ impl Api {
         let parts: Vec<&str> = path.trim_end_matches('/').split('/').skip(1).collect();
         let ok = |json: String| Some(Reply::new(200, "application/json", json));
         match parts.as_slice() {
-            ["v1", "modules", rest @ ..] => match rest {
+            ["v1", "modules", tail @ ..] => match tail {
                 ["search"] if parameter(query, "q").is_none() => {
                     Some(Reply::new(400, "application/json", "{\"errors\":[\"search query is required\"]}"))
                 }
-                [] | ["search"] | [_] | [_, _] => ok(list("modules", &self.modules, path, rest, query)?),
-                [_, _, _] => ok(self.module(rest)?.details(self.module(rest)?.latest())),
+                [] | ["search"] | [_] | [_, _] => ok(list("modules", &self.modules, path, tail, query)?),
+                [_, _, _] => ok(self.module(tail)?.details(self.module(tail)?.latest())),
                 [names @ .., "versions"] => ok(self.module(names)?.version_list()),
                 [names @ .., "download"] if names.len() == 3 => {
                     let location =
@@ -107,22 +108,22 @@ impl Api {
                     module
                         .versions
                         .iter()
-                        .find(|known| known == version)
+                        .find(|existing| existing == version)
                         .and_then(|version| ok(module.details(version)))
                 }
             },
-            ["v1", "providers", rest @ ..] => match rest {
-                [] | [_] => ok(list("providers", &self.providers, path, rest, query)?),
+            ["v1", "providers", tail @ ..] => match tail {
+                [] | [_] => ok(list("providers", &self.providers, path, tail, query)?),
                 [namespace, name] => {
-                    let provider = self.providers.iter().find(|listed| listed.is(&[namespace, name]))?;
+                    let provider = self.providers.iter().find(|listed| listed.is_below(&[namespace, name]))?;
                     ok(provider.details(provider.latest()))
                 }
                 [namespace, name, version] => {
-                    let provider = self.providers.iter().find(|listed| listed.is(&[namespace, name]))?;
+                    let provider = self.providers.iter().find(|listed| listed.is_below(&[namespace, name]))?;
                     provider
                         .versions
                         .iter()
-                        .find(|known| known == version)
+                        .find(|existing| existing == version)
                         .and_then(|version| ok(provider.details(version)))
                 }
                 _ => None,
@@ -132,7 +133,7 @@ impl Api {
     }
 
     fn module(&self, names: &[&str]) -> Option<&Listed> {
-        self.modules.iter().find(|listed| names.len() == 3 && listed.is(names))
+        self.modules.iter().find(|listed| names.len() == 3 && listed.is_below(names))
     }
 }
 
@@ -141,34 +142,34 @@ fn parameter<'a>(query: &'a str, name: &str) -> Option<&'a str> {
     pairs.into_iter().find(|(key, value)| *key == name && !value.is_empty()).map(|(_, value)| value)
 }
 
-/// A page of what matches; `None` where nothing in the path is there.
-fn list(kind: &str, all: &[Listed], path: &str, rest: &[&str], query: &str) -> Option<String> {
-    let names = if rest == ["search"] { &[][..] } else { rest };
-    let below: Vec<&Listed> = all.iter().filter(|listed| listed.is(names)).collect();
-    if below.is_empty() {
+/// A page of the matching items; `None` if no item is below the path.
+fn list(member: &str, items: &[Listed], path: &str, tail: &[&str], query: &str) -> Option<String> {
+    let names = if tail == ["search"] { &[][..] } else { tail };
+    let candidates: Vec<&Listed> = items.iter().filter(|listed| listed.is_below(names)).collect();
+    if candidates.is_empty() {
         return None;
     }
-    let has = |name: &str, is: &dyn Fn(&str) -> bool| parameter(query, name).is_none_or(is);
-    let found: Vec<&Listed> = below
+    let matches = |name: &str, condition: &dyn Fn(&str) -> bool| parameter(query, name).is_none_or(condition);
+    let found: Vec<&Listed> = candidates
         .into_iter()
         .filter(|listed| {
-            has("verified", &|value| value != "true" || listed.is_verified)
-                && has("provider", &|value| listed.names[2] == value)
-                && has("namespace", &|value| listed.names[0] == value)
-                && (rest != ["search"] || has("q", &|value| listed.names.join("/").contains(value)))
+            matches("verified", &|value| value != "true" || listed.is_verified)
+                && matches("provider", &|value| listed.names[2] == value)
+                && matches("namespace", &|value| listed.names[0] == value)
+                && (tail != ["search"] || matches("q", &|value| listed.names.join("/").contains(value)))
         })
         .collect();
     let number =
         |name, default| parameter(query, name).map_or(default, |value| value.parse::<usize>().expect("a number"));
     let (offset, limit) = (number("offset", 0), number("limit", 15).clamp(1, 100));
-    let others: Vec<&str> = query
+    let other_parameters: Vec<&str> = query
         .split('&')
         .filter(|pair| !pair.is_empty() && !pair.starts_with("limit=") && !pair.starts_with("offset="))
         .collect();
     let url = |offset: usize| {
         let query = [
             &[format!("limit={limit}"), format!("offset={offset}")][..],
-            &others.iter().map(|&pair| pair.to_owned()).collect::<Vec<_>>(),
+            &other_parameters.iter().map(|&pair| pair.to_owned()).collect::<Vec<_>>(),
         ]
         .concat();
         json!(format!("{}?{}", path.trim_end_matches('/'), query.join("&")))
@@ -178,10 +179,10 @@ fn list(kind: &str, all: &[Listed], path: &str, rest: &[&str], query: &str) -> O
         meta.push_str(&format!(",\"next_offset\":{},\"next_url\": {}", offset + limit, url(offset + limit)));
     }
     if offset > 0 {
-        let before = offset.saturating_sub(limit);
-        meta.push_str(&format!(",\"prev_offset\":{before},\"prev_url\":{}", url(before)));
+        let previous_offset = offset.saturating_sub(limit);
+        meta.push_str(&format!(",\"prev_offset\":{previous_offset},\"prev_url\":{}", url(previous_offset)));
     }
     let entries: Vec<String> =
         found.iter().skip(offset).take(limit).map(|listed| listed.entry(listed.latest())).collect();
-    Some(format!("{{ \"meta\": {{{meta}}},\n\"{kind}\":[{}],\"x-last\":null}}", entries.join(" ,")))
+    Some(format!("{{ \"meta\": {{{meta}}},\n\"{member}\":[{}],\"x-last\":null}}", entries.join(" ,")))
 }

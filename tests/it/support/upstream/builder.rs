@@ -1,15 +1,15 @@
-//! The fixed properties of a fake upstream: TLS, origins, and the way it names its files.
+//! The fixed settings of a fake upstream: TLS, origins and file URLs.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::super::tls::TestCa;
 use super::FakeUpstream;
-use super::answer::{Character, FileUrls, Registry, State};
+use super::answer::{FileUrls, FixedSettings, Registry, State};
 use super::requests::Requests;
 use super::wire::Listener;
 
-/// The settings of a fake upstream; `start` makes it.
+/// The settings of a fake upstream before it starts.
 pub(crate) struct Builder {
     ca: Option<TestCa>,
     releases_ca: Option<TestCa>,
@@ -37,72 +37,72 @@ impl Builder {
         }
     }
 
-    /// https, with its own certificate authority (`ca`).
+    /// Listens with https, with a new certificate authority (`ca`).
     pub(crate) fn tls(self) -> Self {
         self.tls_with(&TestCa::new())
     }
 
-    /// https, with a certificate from this authority.
+    /// Listens with https, with a certificate from this authority.
     pub(crate) fn tls_with(mut self, ca: &TestCa) -> Self {
         self.ca = Some(ca.clone());
         self
     }
 
-    /// One more name in the certificate, beside 127.0.0.1 and localhost.
+    /// Adds a name to the certificate, which already names 127.0.0.1 and localhost.
     pub(crate) fn name(mut self, name: &str) -> Self {
         self.names.push(name.to_owned());
         self
     }
 
-    /// HTTP/2 is offered over TLS; faults of the wire then break the stream, not the connection.
+    /// Offers HTTP/2 over TLS. Connection faults then break the stream, not the connection.
     pub(crate) fn http2(mut self) -> Self {
         self.has_http2 = true;
         self
     }
 
-    /// Files live at a second origin, as GitHub's do.
+    /// Serves files from a second origin, as GitHub does.
     pub(crate) fn releases_elsewhere(mut self) -> Self {
         self.has_releases_elsewhere = true;
         self
     }
 
-    /// Archives over https as well, with a certificate of another authority.
+    /// Serves files from a second origin over https, with a certificate of another authority.
     pub(crate) fn releases_tls_with(mut self, ca: &TestCa) -> Self {
         self.releases_ca = Some(ca.clone());
         self.releases_elsewhere()
     }
 
-    /// The discovery document names its services by full URLs.
+    /// Names services in the discovery document by absolute URLs.
     pub(crate) fn absolute_services(mut self) -> Self {
         self.has_absolute_services = true;
         self
     }
 
-    /// Documents name files by URLs that `expire_urls` ends (403).
+    /// Names files in documents by URLs that `expire_urls` makes invalid (403).
     pub(crate) fn signed_urls(mut self) -> Self {
         self.file_urls = FileUrls::Signed;
         self
     }
 
-    /// Documents name files by lasting URLs that redirect (with this status) to ones that expire.
+    /// Names files in documents by permanent URLs that redirect (with this status) to URLs that expire.
     pub(crate) fn redirected_urls(mut self, status: u16) -> Self {
         self.file_urls = FileUrls::Redirected(status);
         self
     }
 
-    /// Discovery and documents are 401 without this bearer token.
+    /// Requires this bearer token for discovery and documents (else 401).
     pub(crate) fn token(mut self, token: &str) -> Self {
         self.token = Some(token.to_owned());
         self
     }
 
-    /// Listens at this address of a namespace of the test's own: forges are only ever asked at 443.
+    /// Listens at this address. In a namespace of a test this may be port 443, the only port of forge URLs.
     pub(crate) fn at(mut self, address: SocketAddr) -> Self {
         self.address = address;
         self
     }
 
-    /// Starts to listen.
+    /// Starts the upstream.
     pub(crate) async fn start(self) -> FakeUpstream {
         let certified_by = |ca: &TestCa| {
             let names = self.names.iter().map(String::as_str);
@@ -114,7 +114,7 @@ impl Builder {
         let registry_listener = Listener::reserve_at(self.address, tls);
         let releases_listener = self.has_releases_elsewhere.then(|| Listener::reserve(releases_tls));
         let registry = Registry {
-            character: Character {
+            settings: FixedSettings {
                 registry_origin: registry_listener.origin(),
                 releases_origin: releases_listener.as_ref().map(Listener::origin),
                 file_urls: self.file_urls,

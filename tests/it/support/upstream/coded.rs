@@ -1,4 +1,4 @@
-//! Content codings as a weapon: gzip that unpacks to far more than it is, and gzip that never ends.
+//! Hostile content codings: gzip that unpacks to far more bytes than it has, and gzip that never ends.
 
 use std::io::Write;
 use std::sync::OnceLock;
@@ -10,7 +10,7 @@ use flate2::write::{DeflateEncoder, GzEncoder};
 const BOMB_BYTES: usize = 256 << 20;
 const PIECE_BYTES: usize = 1 << 20;
 
-/// A quarter of a gibibyte of JSON in a quarter of a mebibyte of gzip; made once per test process.
+/// 256 MiB of JSON in about 256 KiB of gzip; made once per test process.
 pub(super) fn bomb() -> Bytes {
     static BOMB: OnceLock<Bytes> = OnceLock::new();
     let make = || {
@@ -25,20 +25,20 @@ pub(super) fn bomb() -> Bytes {
 }
 
 /// The header of every gzip stream.
-pub(super) fn beginning() -> Bytes {
+pub(super) fn gzip_header() -> Bytes {
     Bytes::from_static(&[0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255])
 }
 
 /// Whole deflate blocks, none of them the last, that can repeat without end.
-pub(super) fn more() -> Bytes {
+pub(super) fn nonfinal_blocks() -> Bytes {
     let mut blocks = DeflateEncoder::new(Vec::new(), Compression::fast());
     blocks.write_all(&vec![b'a'; PIECE_BYTES]).expect("memory takes it");
-    // Ends on a byte, and refers to nothing before it.
+    // The flush ends the blocks on a byte boundary; they refer to no earlier data.
     blocks.flush().expect("memory takes it");
     Bytes::from(blocks.get_ref().clone())
 }
 
-/// Empty blocks, none of them the last.
-pub(super) fn nothing() -> Bytes {
+/// Empty deflate blocks, none of them the last, that can repeat without end.
+pub(super) fn empty_blocks() -> Bytes {
     Bytes::from([0, 0, 0, 0xff, 0xff].repeat(12 * 1024))
 }

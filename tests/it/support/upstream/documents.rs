@@ -6,7 +6,7 @@ use super::faults::Fault;
 use super::package::{Provider, Release, sha256_hex};
 use super::signing::SigningKey;
 
-/// The beginning of each object with unknown fields.
+/// The first fields of each object, where a test wants unknown fields.
 const UNKNOWN_FIELDS: &str =
     "\"x-huge\" :\t1e400 ,\r\n  \"x-nested\": {\"deep\" : [ 1 ,{\"er\":null} ]},\"x-text\":\"\\u00e9 \\/\",";
 
@@ -57,7 +57,7 @@ fn version_entry(provider: &Provider) -> String {
     )
 }
 
-/// The download document of one platform; `url` makes an address from a file name.
+/// The download document of one platform; `url` makes a URL from a file name.
 pub(super) fn download(
     release: &Release,
     platform: &str,

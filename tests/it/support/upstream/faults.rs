@@ -23,42 +23,42 @@ pub(crate) enum Target {
     Archive,
     /// The version list of any module.
     ModuleVersions,
-    /// Where any version of a module is.
+    /// The location of any version of a module.
     Location,
     /// Paths below `/files/`: module archives.
     ModuleArchive,
-    /// Anything that git asks.
+    /// Any request to a git repository.
     Git,
     /// Pages added with `serve`, the hops of redirected file URLs, and what does not exist.
     Other,
     /// Any request whose path contains this text.
     Path(String),
-    /// Of another target, the requests whose path contains this text.
+    /// The requests of another target whose path contains this text.
     Of(Box<Target>, String),
-    /// All of them.
+    /// Every request.
     Everything,
 }
 
 impl Target {
-    pub(super) fn covers(&self, kind: &Self, path: &str) -> bool {
+    pub(super) fn covers(&self, target_of_request: &Self, path: &str) -> bool {
         match self {
             Self::Everything => true,
             Self::Path(part) => path.contains(part.as_str()),
-            Self::Of(target, part) => target.covers(kind, path) && path.contains(part.as_str()),
-            this => this == kind,
+            Self::Of(target, part) => target.covers(target_of_request, path) && path.contains(part.as_str()),
+            target => target == target_of_request,
         }
     }
 
-    /// Only where the path contains this text too: one provider of many.
+    /// The requests of this target whose path contains this text: for one provider of many.
     pub(crate) fn of(&self, part: &str) -> Self {
         Self::Of(Box::new(self.clone()), part.to_owned())
     }
 }
 
-/// A fault.
+/// A way in which answers go wrong.
 #[derive(Clone, Debug)]
 pub(crate) enum Fault {
-    // Of the content: length and framing are right.
+    // Faults of the content; length and framing are right.
     /// One byte in the middle is wrong.
     WrongBytes,
     /// The very last byte is wrong.
@@ -76,15 +76,15 @@ pub(crate) enum Fault {
     HugeJson,
     /// A hundred thousand nested arrays.
     DeepJson,
-    /// This content type.
+    /// Another content type.
     ContentType(&'static str),
-    /// A `Date` that is off by this many seconds: the clock is wrong, here or there.
+    /// A `Date` header that is off by this many seconds.
     ClockOff(i64),
     /// No ETag, no Last-Modified.
     NoValidators,
     /// A header of 1 MiB.
     HugeHeader,
-    /// gzip, whatever was accepted, that unpacks to 256 MiB of JSON.
+    /// gzip that unpacks to 256 MiB of JSON, whatever the request accepts.
     GzipBomb,
     /// gzip that unpacks without end.
     GzipWithoutEnd,
@@ -93,8 +93,8 @@ pub(crate) enum Fault {
     /// Zeros without end and without a length.
     Endless,
 
-    // Of the proof set: whatever the target, these change the documents they are about. `fault_once` ends
-    // them with the first answer that the target covers.
+    // Faults of the proof set. They change the document, SHA256SUMS or signature that they name, whatever the target.
+    // `fault_once` ends them with the first answer that the target covers.
     /// SHA256SUMS, rightly signed, does not name the zip.
     ArchiveNotInSums,
     /// SHA256SUMS was changed after it was signed.
@@ -110,38 +110,38 @@ pub(crate) enum Fault {
     /// After publishing again: the document and the zip are new, sums and signature still old.
     OldSums,
 
-    // Of the status.
+    // Faults of the status.
     /// This status, with a short body.
     Status(u16),
     /// This status, with `Retry-After: SECONDS`.
     RetryAfter(u16, u64),
     /// This status, with this JSON body.
     StatusBody(u16, &'static str),
-    /// One redirect with this status to the same place (`?hop=1`), which answers.
+    /// One redirect with this status to the same path with `?hop=1`, which serves the content.
     Redirect(u16),
     /// Redirects with this status that never end.
     RedirectLoop(u16),
     /// A redirect with this status to this URL.
     RedirectTo(u16, String),
 
-    // Of ranges.
+    // Faults of ranges.
     /// 200 and the whole body in place of the range, without Accept-Ranges.
     RangeIgnored,
-    /// 200 to a Range request, and every byte differs from before.
+    /// 200 to a Range request, and every byte differs from the earlier answer.
     RangeOtherBytes,
 
-    // Of the wire.
+    // Faults of the connection.
     /// Content-Length is right, but the connection closes after this many bytes of the body.
     Truncated(usize),
     /// The connection is reset (RST) after this many bytes of the body; the last of them may be lost with it.
     Reset(usize),
-    /// A Content-Length of this many bytes, and in the Content-Range of a part, whatever the body has.
+    /// Content-Length and Content-Range announce this many bytes, whatever size the body has.
     Announces(usize),
     /// No Content-Length: chunked, and complete.
     NoLength,
     /// No Content-Length, and the connection is closed after this many bytes, without a last chunk.
     NoLengthTruncated(usize),
-    /// The answer begins this much later than it could.
+    /// The answer begins this much later.
     Late(Duration),
     /// No answer at all: the connection stays open.
     NeverAnswers,
@@ -151,7 +151,7 @@ pub(crate) enum Fault {
     Drips(usize, Duration),
 }
 
-/// A fault in force.
+/// An active fault.
 struct Rule {
     target: Target,
     fault: Fault,
@@ -165,27 +165,27 @@ struct Hold {
     gate: Gate,
 }
 
-/// Where an answer waits.
+/// The point at which an answer waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HoldPoint {
     BeforeHeaders,
     AfterBodyBytes(usize),
 }
 
-/// All faults and gates in force.
+/// All active faults and gates.
 #[derive(Default)]
 pub(super) struct Rules {
     rules: Vec<Rule>,
     holds: Vec<Hold>,
 }
 
-/// The faults of one request.
-pub(super) struct InForce {
-    /// Every fault there is, whatever its target.
-    pub(super) anywhere: Vec<Fault>,
-    /// The faults of this answer.
-    pub(super) here: Vec<Fault>,
-    /// Where this answer waits.
+/// The faults and gates for one request.
+pub(super) struct ActiveFaults {
+    /// All faults, whatever their target.
+    pub(super) all: Vec<Fault>,
+    /// The faults whose target covers this request.
+    pub(super) matching: Vec<Fault>,
+    /// The gates at which the answer waits.
     pub(super) holds: Vec<(HoldPoint, Gate)>,
 }
 
@@ -194,7 +194,7 @@ impl Rules {
         self.rules.push(Rule { target, fault, is_once });
     }
 
-    pub(super) fn heal(&mut self) {
+    pub(super) fn clear(&mut self) {
         self.rules.clear();
     }
 
@@ -204,16 +204,16 @@ impl Rules {
         gate
     }
 
-    /// The faults for a request of this kind; a fault that happens once is used up by it, unless the request is the
-    /// HEAD that some clients send before a download.
-    pub(super) fn take(&mut self, kind: &Target, path: &str, method: &Method) -> InForce {
-        let anywhere = self.rules.iter().map(|rule| rule.fault.clone()).collect();
-        let here: Vec<&Rule> = self.rules.iter().filter(|rule| rule.target.covers(kind, path)).collect();
-        let here = here.iter().map(|rule| rule.fault.clone()).collect();
-        self.rules.retain(|rule| !(rule.is_once && method != Method::HEAD && rule.target.covers(kind, path)));
+    /// The faults for a request. Removes those that happen once, unless the request is a HEAD: some clients send one before
+    /// a download.
+    pub(super) fn take_matching(&mut self, target: &Target, path: &str, method: &Method) -> ActiveFaults {
+        let all = self.rules.iter().map(|rule| rule.fault.clone()).collect();
+        let matching: Vec<&Rule> = self.rules.iter().filter(|rule| rule.target.covers(target, path)).collect();
+        let matching = matching.iter().map(|rule| rule.fault.clone()).collect();
+        self.rules.retain(|rule| !(rule.is_once && method != Method::HEAD && rule.target.covers(target, path)));
         self.holds.retain(|hold| !hold.gate.is_open());
-        let holds = self.holds.iter().filter(|hold| hold.target.covers(kind, path));
+        let holds = self.holds.iter().filter(|hold| hold.target.covers(target, path));
         let holds = holds.map(|hold| (hold.point, hold.gate.clone())).collect();
-        InForce { anywhere, here, holds }
+        ActiveFaults { all, matching, holds }
     }
 }

@@ -1,5 +1,5 @@
 //! A git server in the fake upstream: requests below a repository (`/acme/net.git/…`) go to the real `git http-backend`
-//! as CGI; its answers pass the same faults and gates as all others.
+//! as CGI; the same faults and gates apply to its answers.
 
 use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -15,12 +15,12 @@ use parking_lot::Mutex;
 use super::FakeUpstream;
 use super::reply::Reply;
 
-/// A folder of bare repositories, and who may see them.
+/// A folder of bare repositories, and the credentials that it requires.
 #[derive(Clone, Debug)]
 pub(super) struct GitHost {
     root: PathBuf,
     authorization: Option<String>,
-    /// The repositories that a pack was asked of, once for each time.
+    /// The repository of each fetched pack.
     fetched: Arc<Mutex<Vec<String>>>,
 }
 
@@ -30,19 +30,19 @@ pub(super) fn is_of_repository(path: &str) -> bool {
 }
 
 impl GitHost {
-    /// The repository's answer. Ends when the backend ends.
+    /// Answers a request to a repository, once the backend has ended.
     pub(super) async fn answer(self, parts: Parts, body: Bytes) -> Reply {
-        let shown = parts.headers.get(AUTHORIZATION).map(|shown| shown.as_bytes().to_vec());
-        if self.authorization.as_ref().is_some_and(|wanted| shown.as_deref() != Some(wanted.as_bytes())) {
+        let authorization = parts.headers.get(AUTHORIZATION).map(|value| value.as_bytes().to_vec());
+        if self.authorization.as_ref().is_some_and(|required| authorization.as_deref() != Some(required.as_bytes())) {
             return Reply::new(401, "text/plain", "who are you?\n").with_header("www-authenticate", "Basic realm=git");
         }
-        if asks_for_a_pack(&parts, &body) {
+        if is_pack_request(&parts, &body) {
             let path = parts.uri.path();
             let repository = path.trim_start_matches('/').split_once(".git/").map_or(path, |(name, _)| name);
             self.fetched.lock().push(repository.to_owned());
         }
-        let answered = tokio::task::spawn_blocking(move || self.backend(&parts, &body)).await;
-        answered.expect("the backend's thread does not panic")
+        let reply = tokio::task::spawn_blocking(move || self.backend(&parts, &body)).await;
+        reply.expect("the backend's thread does not panic")
     }
 
     fn backend(&self, parts: &Parts, body: &Bytes) -> Reply {
@@ -67,32 +67,32 @@ impl GitHost {
             .stdout(Stdio::piped())
             .stderr(Stdio::null());
         let mut child = command.spawn().expect("git is installed");
-        let (mut into, mut from) = (child.stdin.take().expect("piped"), child.stdout.take().expect("piped"));
+        let (mut stdin, mut stdout) = (child.stdin.take().expect("piped"), child.stdout.take().expect("piped"));
         let mut output = Vec::new();
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 // A backend that refuses does not read its input to the end.
-                let _ = into.write_all(body);
+                let _ = stdin.write_all(body);
             });
-            from.read_to_end(&mut output).expect("what the backend says");
+            stdout.read_to_end(&mut output).expect("the output of the backend");
         });
         child.wait().expect("the backend can be waited for");
         parse(output)
     }
 }
 
-/// True for the POSTed command that fetches objects.
-fn asks_for_a_pack(parts: &Parts, body: &Bytes) -> bool {
-    let mut requests = Vec::new();
+/// True for a request that fetches objects (POST to `git-upload-pack` with `want` lines).
+fn is_pack_request(parts: &Parts, body: &Bytes) -> bool {
+    let mut commands = Vec::new();
     let is_read = match parts.headers.get(CONTENT_ENCODING) {
-        Some(_) => GzDecoder::new(&body[..]).read_to_end(&mut requests),
-        None => (&body[..]).read_to_end(&mut requests),
+        Some(_) => GzDecoder::new(&body[..]).read_to_end(&mut commands),
+        None => (&body[..]).read_to_end(&mut commands),
     };
-    let has = |word: &[u8]| requests.windows(word.len()).any(|part| part == word);
+    let has = |keyword: &[u8]| commands.windows(keyword.len()).any(|window| window == keyword);
     is_read.is_ok() && parts.uri.path().ends_with("/git-upload-pack") && has(b"want ")
 }
 
-/// A CGI answer: header lines, an empty line, the body.
+/// Parses the output of a CGI program: header lines, an empty line, the body.
 fn parse(output: Vec<u8>) -> Reply {
     let output = Bytes::from(output);
     let end = output.windows(4).position(|four| four == b"\r\n\r\n").unwrap_or(output.len());
@@ -103,7 +103,7 @@ fn parse(output: Vec<u8>) -> Reply {
     lines().filter(|(name, _)| *name != "Status").fold(empty, |reply, (name, value)| reply.with_header(name, value))
 }
 
-/// Its repositories.
+/// Git repositories.
 impl FakeUpstream {
     /// Serves the bare repositories of a folder from now on: `acme/net.git` in it as `/acme/net.git`.
     pub(crate) fn host_git(&self, root: &Path) {
@@ -111,8 +111,8 @@ impl FakeUpstream {
         self.change(|state| state.git = Some(host));
     }
 
-    /// Repositories are 401 without exactly this `Authorization`.
-    pub(crate) fn demand_of_git(&self, authorization: &str) {
+    /// Requires this `Authorization` header for repositories (else 401).
+    pub(crate) fn require_git_authorization(&self, authorization: &str) {
         self.change(|state| {
             let host = state.git.as_mut().expect("repositories are hosted");
             host.authorization = Some(authorization.to_owned());

@@ -29,7 +29,7 @@ use super::tls::TestCa;
 pub(crate) use self::api::Listed;
 pub(crate) use self::builder::Builder;
 pub(crate) use self::faults::{Fault, Target};
-pub(crate) use self::modules::{Module, Telling};
+pub(crate) use self::modules::{LocationReply, Module};
 pub(crate) use self::package::{Provider, sha256_hex};
 pub(crate) use self::reply::Gate;
 pub(crate) use self::requests::RecordedRequest;
@@ -43,14 +43,14 @@ pub(crate) struct FakeUpstream {
     ca: Option<TestCa>,
 }
 
-/// Where it is, and whether it is there.
+/// Addresses, start and stop.
 impl FakeUpstream {
-    /// Plain http, files at the same origin.
+    /// The default settings: plain http, files at the same origin.
     pub(crate) fn builder() -> Builder {
         Builder::plain()
     }
 
-    /// The plainest one.
+    /// Starts an upstream with the default settings.
     pub(crate) async fn start() -> Self {
         Self::builder().start().await
     }
@@ -65,7 +65,7 @@ impl FakeUpstream {
         self.registry_listener.address().to_string()
     }
 
-    /// The port.
+    /// The port of the registry.
     pub(crate) fn port(&self) -> u16 {
         self.registry_listener.address().port()
     }
@@ -85,32 +85,32 @@ impl FakeUpstream {
         format!("{}/v1/modules/", self.origin())
     }
 
-    /// The certificate authority to trust, with TLS.
+    /// The certificate authority of an upstream with TLS.
     pub(crate) fn ca(&self) -> &TestCa {
         self.ca.as_ref().expect("only a builder with .tls() has an authority")
     }
 
-    /// Listens no more and drops all connections: both ports refuse.
+    /// Stops listening and drops all connections; both ports then refuse connections.
     pub(crate) async fn stop(&mut self) {
         self.registry_listener.stop().await;
         self.stop_releases().await;
     }
 
-    /// Only the second origin is gone.
+    /// Stops the second origin only.
     pub(crate) async fn stop_releases(&mut self) {
         if let Some(listener) = &mut self.releases_listener {
             listener.stop().await;
         }
     }
 
-    /// New connections are accepted and never get a byte, not even of a TLS handshake.
+    /// From now on, new connections are accepted and never get a byte, not even of a TLS handshake.
     pub(crate) fn fall_silent(&self) {
-        self.listeners().for_each(|listener| listener.mute(true));
+        self.listeners().for_each(|listener| listener.set_silent(true));
     }
 
-    /// New connections are served again; those that met silence stay in it.
-    pub(crate) fn speak_again(&self) {
-        self.listeners().for_each(|listener| listener.mute(false));
+    /// From now on, new connections are served again; silent ones stay silent.
+    pub(crate) fn end_silence(&self) {
+        self.listeners().for_each(|listener| listener.set_silent(false));
     }
 
     fn listeners(&self) -> impl Iterator<Item = &Listener> {
@@ -130,26 +130,26 @@ impl FakeUpstream {
     }
 }
 
-/// Content.
+/// The published content.
 impl FakeUpstream {
-    /// Publishes a version, or publishes it again in place of the one before.
+    /// Publishes a provider version; replaces an earlier edition of the version.
     pub(crate) fn publish(&self, provider: Provider) {
         let mut release = Release::build(provider);
         let address = (release.provider.namespace.clone(), release.provider.name.clone());
         self.change(|state| {
             let releases = state.releases.entry(address).or_default();
             let version = &release.provider.version;
-            match releases.iter_mut().find(|before| before.provider.version == *version) {
-                Some(before) => {
-                    release.previous_sums = Some(before.signed_sums.clone());
-                    *before = release;
+            match releases.iter_mut().find(|existing| existing.provider.version == *version) {
+                Some(existing) => {
+                    release.previous_sums = Some(existing.signed_sums.clone());
+                    *existing = release;
                 }
                 None => releases.push(release),
             }
         });
     }
 
-    /// Takes a version away: not listed, and 404.
+    /// Removes a version: it is no longer listed, and its URLs are 404.
     pub(crate) fn withdraw(&self, namespace: &str, name: &str, version: &str) {
         self.change(|state| {
             if let Some(releases) = state.releases.get_mut(&(namespace.to_owned(), name.to_owned())) {
@@ -158,8 +158,7 @@ impl FakeUpstream {
         });
     }
 
-    /// Answers this path with this page from now on, in place of whatever was there; for discovery documents,
-    /// modules, API pages. Has a validator unless the status is not 200.
+    /// Serves this page at this path from now on, in place of other content. A page with status 200 has validators.
     pub(crate) fn serve(&self, path: &str, page: Response<String>) {
         let (parts, body) = page.into_parts();
         self.change(|state| {
@@ -175,41 +174,41 @@ impl FakeUpstream {
     }
 
     /// Removes the content of this path.
-    pub(crate) fn unserve(&self, path: &str) {
+    pub(crate) fn remove_page(&self, path: &str) {
         self.change(|state| {
             state.pages.remove(path);
         });
     }
 
-    /// `serve` of a JSON document.
+    /// Serves a JSON document at this path, as `serve` does.
     pub(crate) fn serve_json(&self, path: &str, json: &str) {
         let page = Response::builder().header("content-type", "application/json");
         self.serve(path, page.body(json.to_owned()).expect("a page"));
     }
 
-    /// Lists these in its HTTP API, in place of those before, and their versions.
+    /// Sets the modules and providers that the registry HTTP API lists.
     pub(crate) fn list(&self, modules: &[Listed], providers: &[Listed]) {
         self.change(|state| {
             (state.api.modules, state.api.providers) = (modules.to_vec(), providers.to_vec());
         });
     }
 
-    /// Every signed file URL given out so far is 403 from now on.
+    /// Makes all signed file URLs of earlier documents invalid: 403.
     pub(crate) fn expire_urls(&self) {
         self.change(|state| state.signature_number += 1);
     }
 
-    /// The true zip.
+    /// The published zip, without faults.
     pub(crate) fn archive_bytes(&self, namespace: &str, name: &str, version: &str, platform: &str) -> Vec<u8> {
         self.with_release(namespace, name, version, |release| release.archives[platform].bytes.to_vec())
     }
 
-    /// The true SHA256SUMS.
+    /// The published SHA256SUMS, without faults.
     pub(crate) fn sums_bytes(&self, namespace: &str, name: &str, version: &str) -> Vec<u8> {
         self.with_release(namespace, name, version, |release| release.signed_sums.sums.to_vec())
     }
 
-    /// The true signature.
+    /// The published signature, without faults.
     pub(crate) fn signature_bytes(&self, namespace: &str, name: &str, version: &str) -> Vec<u8> {
         self.with_release(namespace, name, version, |release| release.signed_sums.signature.to_vec())
     }
@@ -228,21 +227,21 @@ impl FakeUpstream {
     }
 }
 
-/// Faults.
+/// Faults and gates.
 impl FakeUpstream {
-    /// From now on.
+    /// Applies a fault to every answer that the target covers, from now on.
     pub(crate) fn fault(&self, target: Target, fault: Fault) {
         self.registry.state.lock().rules.add(target, fault, false);
     }
 
-    /// For the next answer that the target covers; a HEAD does not use it up.
+    /// Applies a fault to the next answer that the target covers. A HEAD request does not count.
     pub(crate) fn fault_once(&self, target: Target, fault: Fault) {
         self.registry.state.lock().rules.add(target, fault, true);
     }
 
-    /// No fault from now on. Gates stay.
-    pub(crate) fn heal(&self) {
-        self.registry.state.lock().rules.heal();
+    /// Ends all faults. Gates stay.
+    pub(crate) fn clear_faults(&self) {
+        self.registry.state.lock().rules.clear();
     }
 
     /// Matching answers wait after their headers, before their body.
@@ -261,7 +260,7 @@ impl FakeUpstream {
     }
 }
 
-/// Requests.
+/// The recorded requests.
 impl FakeUpstream {
     /// Every request so far, in order of arrival.
     pub(crate) fn requests(&self) -> Vec<RecordedRequest> {
@@ -273,7 +272,7 @@ impl FakeUpstream {
         self.count_where(|request| request.path == path)
     }
 
-    /// The number of requests for this kind of answer, HEAD included.
+    /// The number of requests that the target covers, HEAD included.
     pub(crate) fn count_of(&self, target: Target) -> usize {
         self.count_where(|request| target.covers(&request.target, &request.path))
     }
@@ -293,7 +292,7 @@ impl FakeUpstream {
         self.listeners().map(Listener::connections).sum()
     }
 
-    /// Counts from nothing again.
+    /// Forgets the recorded requests, so that all counts start at 0 again.
     pub(crate) fn forget_requests(&self) {
         self.registry.requests.forget();
     }

@@ -1,5 +1,5 @@
-//! The module side of the registry: versions and locations, in every way that registries report them, and the files of
-//! an archive host. Lists, search and details are in `api`.
+//! The module registry protocol: versions, and locations in every form that registries report them; and the files of an
+//! archive host. `api` has lists, search and details.
 
 use std::collections::BTreeMap;
 
@@ -11,12 +11,12 @@ use serde_json::json;
 use super::FakeUpstream;
 use super::reply::Reply;
 
-/// The way a registry reports a location (PROTOCOL 4.3).
+/// The form in which a registry reports a location (PROTOCOL, section 4.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Telling {
+pub(crate) enum LocationReply {
     /// `204` and `X-Terraform-Get`, as registry.terraform.io does.
     NoContent,
-    /// `200` and `{"location": …}` without a header, as registry.opentofu.org does; Terraform does not take it.
+    /// `200` and `{"location": …}` without a header, as registry.opentofu.org does; Terraform does not accept it.
     Json,
     /// `200`, `X-Terraform-Get` and `{}`.
     HeaderAndEmptyJson,
@@ -28,48 +28,50 @@ pub(crate) struct Module {
     address: (String, String, String),
     version: String,
     location: String,
-    telling: Telling,
+    location_reply: LocationReply,
 }
 
 impl Module {
-    /// 1.0.0, reported by `204`, without a location yet.
+    /// Version 1.0.0 without a location, which the registry reports by `204`.
     pub(crate) fn new(namespace: &str, name: &str, system: &str) -> Self {
         Self {
             address: (namespace.to_owned(), name.to_owned(), system.to_owned()),
             version: "1.0.0".to_owned(),
             location: String::new(),
-            telling: Telling::NoContent,
+            location_reply: LocationReply::NoContent,
         }
     }
 
-    /// Another version, in the registry's own spelling: it answers to no other.
+    /// Sets the version, in the only spelling under which the registry serves it.
     pub(crate) fn version(mut self, version: &str) -> Self {
         version.clone_into(&mut self.version);
         self
     }
 
-    /// The location: any text, sent unchanged.
+    /// Sets the location: any text, which the registry sends unchanged.
     pub(crate) fn at(mut self, location: &str) -> Self {
         location.clone_into(&mut self.location);
         self
     }
 
-    /// Reports the location in this way.
-    pub(crate) fn told(mut self, telling: Telling) -> Self {
-        self.telling = telling;
+    /// Sets the form in which the registry reports the location.
+    pub(crate) fn location_reply(mut self, location_reply: LocationReply) -> Self {
+        self.location_reply = location_reply;
         self
     }
 
     fn reply(&self) -> Reply {
         let with_header = |reply: Reply| reply.with_header("x-terraform-get", &self.location);
-        match self.telling {
-            Telling::NoContent => {
+        match self.location_reply {
+            LocationReply::NoContent => {
                 let mut reply = Reply::new(204, "text/plain", "");
                 reply.headers.remove(CONTENT_TYPE);
                 with_header(reply)
             }
-            Telling::Json => Reply::new(200, "application/json", json!({ "location": self.location }).to_string()),
-            Telling::HeaderAndEmptyJson => with_header(Reply::new(200, "application/json", "{}")),
+            LocationReply::Json => {
+                Reply::new(200, "application/json", json!({ "location": self.location }).to_string())
+            }
+            LocationReply::HeaderAndEmptyJson => with_header(Reply::new(200, "application/json", "{}")),
         }
     }
 }
@@ -81,8 +83,8 @@ pub(super) struct Modules(BTreeMap<(String, String, String), Vec<Module>>);
 impl Modules {
     fn publish(&mut self, module: Module) {
         let versions = self.0.entry(module.address.clone()).or_default();
-        match versions.iter_mut().find(|before| before.version == module.version) {
-            Some(before) => *before = module,
+        match versions.iter_mut().find(|existing| existing.version == module.version) {
+            Some(existing) => *existing = module,
             None => versions.push(module),
         }
     }
@@ -92,8 +94,8 @@ impl Modules {
     }
 
     /// The answer below `/v1/modules/`; none for an unknown path.
-    pub(super) fn answer(&self, rest: &[&str]) -> Option<Reply> {
-        match rest {
+    pub(super) fn answer(&self, path: &[&str]) -> Option<Reply> {
+        match path {
             [namespace, name, system, "versions"] => {
                 let versions = self.versions(namespace, name, system)?.iter();
                 let versions: Vec<_> = versions.map(|module| json!({ "version": module.version })).collect();
@@ -110,14 +112,14 @@ impl Modules {
     }
 }
 
-/// Its modules.
+/// Modules and their files.
 impl FakeUpstream {
-    /// Publishes a version of a module, or publishes it again in place of the one before.
+    /// Publishes a module version; replaces an existing one.
     pub(crate) fn publish_module(&self, module: Module) {
         self.change(|state| state.modules.publish(module));
     }
 
-    /// Takes a version of a module away: not listed, and 404.
+    /// Removes a module version: it is no longer listed, and its URLs are 404.
     pub(crate) fn withdraw_module(&self, namespace: &str, name: &str, system: &str, version: &str) {
         let address = (namespace.to_owned(), name.to_owned(), system.to_owned());
         self.change(|state| {
@@ -127,7 +129,7 @@ impl FakeUpstream {
         });
     }
 
-    /// Answers this path with these bytes from now on, with a validator, and with ranges where it is below `/files/`.
+    /// Serves these bytes at this path from now on, with validators, and with ranges if the path is below `/files/`.
     pub(crate) fn serve_file(&self, path: &str, content_type: &'static str, bytes: impl Into<Bytes>) {
         let bytes = bytes.into();
         self.change(|state| {
@@ -137,7 +139,7 @@ impl FakeUpstream {
         });
     }
 
-    /// Answers this path with a page that names another source by the header that go-getter reads first.
+    /// Serves a page that names another source by the `X-Terraform-Get` header, which go-getter reads first.
     pub(crate) fn serve_terraform_get(&self, path: &str, location: &str) {
         let mut headers = HeaderMap::new();
         headers.insert("x-terraform-get", location.parse().expect("a header value"));
@@ -147,7 +149,7 @@ impl FakeUpstream {
         });
     }
 
-    /// The same by the tag in the head of an HTML page.
+    /// Serves an HTML page that names another source by a `terraform-get` meta tag.
     pub(crate) fn serve_meta_tag(&self, path: &str, location: &str) {
         let location = location.replace('&', "&amp;");
         let page = format!(

@@ -1,5 +1,5 @@
-//! An author's work: `Provider` describes one version of one provider, `Release` is the result, with real zips, real
-//! checksums and a real signature. `documents` has the registry's JSON.
+//! Provider packages: `Provider` describes one version of one provider, `Release` has its real zips, real checksums and
+//! real signature. `documents` makes the registry's JSON.
 
 use std::collections::BTreeMap;
 use std::io::{Cursor, Write};
@@ -46,7 +46,7 @@ impl Provider {
             protocols: vec!["5.0".to_owned()],
             warnings: Vec::new(),
             invalid_versions: Vec::new(),
-            signing_key: SigningKey::usual(),
+            signing_key: SigningKey::shared(),
             listed_keys: None,
             has_unknown_fields: false,
             has_packages: false,
@@ -58,97 +58,97 @@ impl Provider {
         }
     }
 
-    /// The version, spelled exactly so in the list and in every URL (`01.2` is as good as `1.2.0`).
+    /// Sets the version, in the spelling that the list and every URL use (`01.2` is possible).
     pub(crate) fn version(mut self, spelling: &str) -> Self {
         self.version = spelling.to_owned();
         self
     }
 
-    /// One more platform, written `linux_amd64`.
+    /// Adds a platform, such as `linux_amd64`.
     pub(crate) fn platform(mut self, platform: &str) -> Self {
         self.platforms.push(platform.to_owned());
         self
     }
 
-    /// One more platform that can be downloaded although the version list does not mention it.
+    /// Adds a platform that can be downloaded although the version list does not mention it.
     pub(crate) fn unlisted_platform(mut self, platform: &str) -> Self {
         self.unlisted_platforms.push(platform.to_owned());
         self
     }
 
-    /// About how large each zip is: this much incompressible payload, stored.
+    /// Sets the size in bytes of the incompressible payload of each zip; the zip is little larger.
     pub(crate) fn size(mut self, bytes: usize) -> Self {
         self.size_bytes = bytes;
         self
     }
 
-    /// Another edition of the same version has other bytes.
+    /// Sets the edition: another edition of the same version has other bytes.
     pub(crate) fn edition(mut self, edition: u64) -> Self {
         self.edition = edition;
         self
     }
 
-    /// The plugin protocols of this version, in place of 5.0.
+    /// Sets the plugin protocols (default: 5.0).
     pub(crate) fn protocols(mut self, protocols: &[&str]) -> Self {
         self.protocols = protocols.iter().map(|protocol| (*protocol).to_owned()).collect();
         self
     }
 
-    /// One more warning beside the version list.
+    /// Adds a warning to the version list.
     pub(crate) fn warning(mut self, text: &str) -> Self {
         self.warnings.push(text.to_owned());
         self
     }
 
-    /// One more entry in the version list that no client can parse.
+    /// Adds an entry to the version list that no client can parse.
     pub(crate) fn invalid_version(mut self, text: &str) -> Self {
         self.invalid_versions.push(text.to_owned());
         self
     }
 
-    /// An unconventional file name; `{platform}` is replaced by the platform.
+    /// Sets an unconventional file name; `{platform}` stands for the platform.
     pub(crate) fn filename(mut self, pattern: &str) -> Self {
         self.filename = Some(pattern.to_owned());
         self
     }
 
-    /// SHA256SUMS lists the archives alone.
-    pub(crate) fn archives_alone(mut self) -> Self {
+    /// Leaves the manifest out of SHA256SUMS, which then lists the archives only.
+    pub(crate) fn without_manifest_sum(mut self) -> Self {
         self.lists_manifest = false;
         self
     }
 
-    /// Unknown fields, a number beyond any float, and odd whitespace, at every level of every document.
+    /// Adds unknown fields, a number beyond any float and unusual whitespace at every level of every document.
     pub(crate) fn unknown_fields(mut self) -> Self {
         self.has_unknown_fields = true;
         self
     }
 
-    /// The `packages` object that OpenTofu 1.12 reads.
+    /// Adds the `packages` object that OpenTofu 1.12 reads.
     pub(crate) fn packages(mut self) -> Self {
         self.has_packages = true;
         self
     }
 
-    /// A zip with entries for its folders, where the two flavours of `h1:` differ.
+    /// Adds folder entries to the zip; the two variants of its `h1:` hash then differ.
     pub(crate) fn directory_entries(mut self) -> Self {
         self.has_directory_entries = true;
         self
     }
 
-    /// Signed by this key in place of the usual one.
+    /// Signs with this key in place of the shared one.
     pub(crate) fn signed_by(mut self, key: &SigningKey) -> Self {
         self.signing_key = key.clone();
         self
     }
 
-    /// The document lists these keys, whether or not one of them signed.
+    /// Lists these keys in the document, whether or not one of them signed.
     pub(crate) fn listed_keys(mut self, keys: &[SigningKey]) -> Self {
         self.listed_keys = Some(keys.to_vec());
         self
     }
 
-    /// The document lists no key, as for many providers of registry.opentofu.org.
+    /// Lists no key in the document, as registry.opentofu.org does for many providers.
     pub(crate) fn without_keys(self) -> Self {
         self.listed_keys(&[])
     }
@@ -179,7 +179,7 @@ impl Provider {
         zip.finish().expect("a zip in memory").into_inner()
     }
 
-    /// Random, and the same for the same description: a shell script's first line, then noise.
+    /// The provider executable: two lines of shell script, then random bytes that the description determines.
     fn payload(&self, platform: &str) -> Vec<u8> {
         let identity = format!("{}/{}/{platform}/{}/{}", self.name, self.version, self.size_bytes, self.edition);
         let mut seed = [0; 32];
@@ -211,7 +211,7 @@ pub(super) struct Release {
     pub(super) provider: Provider,
     pub(super) archives: BTreeMap<String, Archive>,
     pub(super) signed_sums: SignedSums,
-    /// The version's sums before it was republished.
+    /// The sums of the previous edition, if the version was published again.
     pub(super) previous_sums: Option<SignedSums>,
 }
 
@@ -263,7 +263,7 @@ fn sums_text(lines: &[(String, String)]) -> Bytes {
     text.into()
 }
 
-/// The lower-case hexadecimal SHA-256 of some bytes.
+/// The SHA-256 of bytes, in lower-case hexadecimal digits.
 pub(crate) fn sha256_hex(bytes: &[u8]) -> String {
     hex::encode(aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, bytes).as_ref())
 }

@@ -1,5 +1,5 @@
-//! One answer: content, then faults, then validators and ranges, then the steps that send its body. `answer` maps URLs
-//! to content.
+//! One answer: content, then faults, then validators and ranges, then the steps that send the body. `answer` maps URLs to
+//! content.
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,7 +17,7 @@ use hyper::body::Frame;
 use tokio::sync::watch;
 
 use super::coded;
-use super::faults::{Fault, HoldPoint, InForce};
+use super::faults::{ActiveFaults, Fault, HoldPoint};
 use super::package::sha256_hex;
 use super::requests::Arrival;
 use super::wire::Wire;
@@ -27,7 +27,7 @@ pub(super) type ReplyBody = UnsyncBoxBody<Bytes, io::Error>;
 
 const CHUNK_BYTES: usize = 64 * 1024;
 
-/// A gate that stops answers until it is opened; it does not close again.
+/// A gate that stops answers until a test opens it. An open gate does not close again.
 #[derive(Clone, Debug)]
 pub(crate) struct Gate {
     is_open: Arc<watch::Sender<bool>>,
@@ -38,7 +38,7 @@ impl Gate {
         Self { is_open: Arc::new(watch::Sender::new(false)) }
     }
 
-    /// Lets everything through that waits here or comes later.
+    /// Lets all waiting and later answers pass.
     pub(crate) fn open(&self) {
         self.is_open.send_replace(true);
     }
@@ -47,6 +47,7 @@ impl Gate {
         *self.is_open.borrow()
     }
 
+    /// Waits until the gate is open.
     pub(super) async fn opened(&self) {
         let mut is_open = self.is_open.subscribe();
         // The sender lives in `self`, so the wait can only end by the gate being open.
@@ -103,30 +104,29 @@ impl Reply {
         self
     }
 
-    /// Everything that may go wrong before the wire, then validators and ranges, as a client asked for them.
+    /// Applies the faults of the content, then the validators and the range of the request.
     pub(super) fn finish(mut self, path: &str, query: &str, headers: &HeaderMap, faults: &[Fault]) -> Self {
-        // The validator is that of the true content, also where a fault changes the bytes; but a fault must not hide
-        // behind a 304.
-        let truth = (self.body.clone(), self.headers.get(CONTENT_TYPE).cloned());
+        // The ETag belongs to the content without faults. But an answer with a fault must not become a 304.
+        let unchanged = (self.body.clone(), self.headers.get(CONTENT_TYPE).cloned());
         let etag = format!("\"{}\"", &sha256_hex(&self.body)[..20]);
         for fault in faults {
-            self.spoil(fault, path, query);
+            self.apply_fault(fault, path, query);
         }
         if self.status != StatusCode::OK {
             return self;
         }
-        let is_true = truth == (self.body.clone(), self.headers.get(CONTENT_TYPE).cloned());
+        let is_intact = unchanged == (self.body.clone(), self.headers.get(CONTENT_TYPE).cloned());
         let has = |wanted: fn(&Fault) -> bool| faults.iter().any(wanted);
         if let (Some(last_modified), false) = (&self.last_modified, has(|fault| matches!(fault, Fault::NoValidators))) {
             let is_unchanged = match headers.get(IF_NONE_MATCH) {
-                Some(stored) => {
-                    stored.to_str().is_ok_and(|stored| stored == "*" || stored.split(',').any(|tag| tag.trim() == etag))
+                Some(tags) => {
+                    tags.to_str().is_ok_and(|tags| tags == "*" || tags.split(',').any(|tag| tag.trim() == etag))
                 }
-                None => headers.get(IF_MODIFIED_SINCE).is_some_and(|stored| *stored == *last_modified),
+                None => headers.get(IF_MODIFIED_SINCE).is_some_and(|date| *date == *last_modified),
             };
             self.headers.insert(ETAG, etag.parse().expect("hexadecimal digits"));
             self.headers.insert(LAST_MODIFIED, last_modified.parse().expect("a date"));
-            if is_unchanged && is_true {
+            if is_unchanged && is_intact {
                 self.status = StatusCode::NOT_MODIFIED;
                 self.body = Bytes::new();
                 return self;
@@ -143,9 +143,9 @@ impl Reply {
             self.body = self.body.iter().map(|byte| byte ^ 0x55).collect();
             return self;
         }
-        let is_still_valid = headers
-            .get(IF_RANGE)
-            .is_none_or(|stored| [self.headers.get(ETAG), self.headers.get(LAST_MODIFIED)].contains(&Some(stored)));
+        let is_still_valid = headers.get(IF_RANGE).is_none_or(|validator| {
+            [self.headers.get(ETAG), self.headers.get(LAST_MODIFIED)].contains(&Some(validator))
+        });
         if is_still_valid {
             let announced = faults.iter().find_map(|fault| match fault {
                 Fault::Announces(bytes) => Some(*bytes),
@@ -181,7 +181,7 @@ impl Reply {
         self.headers.insert(CONTENT_RANGE, content_range.parse().expect("digits"));
     }
 
-    fn spoil(&mut self, fault: &Fault, path: &str, query: &str) {
+    fn apply_fault(&mut self, fault: &Fault, path: &str, query: &str) {
         match fault {
             Fault::WrongBytes => self.flip_byte(self.body.len() / 2, 1),
             Fault::WrongLastByte => self.flip_byte(self.body.len().saturating_sub(1), 1),
@@ -214,17 +214,17 @@ impl Reply {
             }
             Fault::ClockOff(seconds) => {
                 let now = std::time::SystemTime::now();
-                let off = Duration::from_secs(seconds.unsigned_abs());
-                let there = if *seconds < 0 { now - off } else { now + off };
-                let date = httpdate::fmt_http_date(there).parse().expect("a date");
+                let offset = Duration::from_secs(seconds.unsigned_abs());
+                let wrong_time = if *seconds < 0 { now - offset } else { now + offset };
+                let date = httpdate::fmt_http_date(wrong_time).parse().expect("a date");
                 self.headers.insert(http::header::DATE, date);
             }
             Fault::HugeHeader => {
                 let value = HeaderValue::from_bytes(&vec![b'a'; 1 << 20]);
                 self.headers.insert("x-huge", value.expect("a header value"));
             }
-            Fault::GzipBomb => self.code(coded::bomb()),
-            Fault::GzipWithoutEnd | Fault::GzipOfNothing => self.code(coded::beginning()),
+            Fault::GzipBomb => self.set_gzip_body(coded::bomb()),
+            Fault::GzipWithoutEnd | Fault::GzipOfNothing => self.set_gzip_body(coded::gzip_header()),
             Fault::Endless => self.body = Bytes::new(),
             Fault::Status(status) => *self = Self::new(*status, "text/plain", "the fake upstream was told to fail\n"),
             Fault::RetryAfter(status, seconds) => {
@@ -238,12 +238,12 @@ impl Reply {
             }
             Fault::RedirectLoop(status) => *self = Self::redirect(*status, path),
             Fault::RedirectTo(status, location) => *self = Self::redirect(*status, location),
-            // The proof set is spoilt where it is rendered, ranges and the wire below.
+            // `answer` and `documents` apply the faults of proof sets; `finish` and `send` those of ranges and connections.
             _ => {}
         }
     }
 
-    fn code(&mut self, body: Bytes) {
+    fn set_gzip_body(&mut self, body: Bytes) {
         self.headers.insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
         self.body = body;
     }
@@ -256,11 +256,11 @@ impl Reply {
         self.body = bytes.into();
     }
 
-    /// Waits where the answer is to be waited for, then says by which steps it leaves.
+    /// Waits at gates and delays, then makes the response with the steps that send its body.
     pub(super) async fn send(
         mut self,
         method: &Method,
-        in_force: InForce,
+        active: ActiveFaults,
         arrival: Arrival,
         wire: Arc<Wire>,
     ) -> Response<ReplyBody> {
@@ -268,7 +268,7 @@ impl Reply {
         let mut has_length = true;
         let mut drip = None;
         let mut announced = None;
-        for fault in &in_force.here {
+        for fault in &active.matching {
             match fault {
                 Fault::NeverAnswers => std::future::pending().await,
                 Fault::Late(pause) => tokio::time::sleep(*pause).await,
@@ -284,19 +284,19 @@ impl Reply {
                 Fault::Drips(bytes, pause) => drip = Some((*bytes, *pause)),
                 Fault::Endless | Fault::GzipWithoutEnd | Fault::GzipOfNothing => {
                     has_length = false;
-                    let again = match fault {
-                        Fault::GzipWithoutEnd => coded::more(),
-                        Fault::GzipOfNothing => coded::nothing(),
+                    let block = match fault {
+                        Fault::GzipWithoutEnd => coded::nonfinal_blocks(),
+                        Fault::GzipOfNothing => coded::empty_blocks(),
                         _ => Bytes::from_static(&[0; CHUNK_BYTES]),
                     };
                     let pause = Duration::from_millis(u64::from(matches!(fault, Fault::GzipOfNothing)));
-                    ending = Some((usize::MAX, Step::Repeat(again, pause)));
+                    ending = Some((usize::MAX, Step::Repeat(block, pause)));
                 }
                 _ => {}
             }
         }
         let mut gates = Vec::new();
-        for (point, gate) in in_force.holds {
+        for (point, gate) in active.holds {
             match point {
                 HoldPoint::BeforeHeaders => gate.opened().await,
                 HoldPoint::AfterBodyBytes(offset) => gates.push((offset, gate)),
@@ -322,6 +322,7 @@ impl Reply {
     }
 }
 
+/// The steps that send a body up to `ending`, in pieces, with a pause after each piece (`drip`), waiting at the gates.
 fn steps(
     body: Bytes,
     ending: Option<(usize, Step)>,
@@ -373,12 +374,12 @@ async fn next_frame((mut steps, arrival, wire): Script) -> Option<(io::Result<Fr
             Step::Pause(pause) => tokio::time::sleep(pause).await,
             Step::Stall => std::future::pending().await,
             ending @ (Step::Close | Step::Reset) => {
-                // Not before the bytes so far have left: hyper drops its buffer when a body fails.
+                // Waits until the earlier bytes are sent: hyper drops its buffer when a body fails.
                 wire.flushed().await;
                 if matches!(ending, Step::Reset) {
                     wire.reset_on_close();
                 }
-                let broken = io::Error::other("the fake upstream was told to break off");
+                let broken = io::Error::other("the fake upstream ends this body early");
                 return Some((Err(broken), (steps, arrival, wire)));
             }
         }

@@ -1,4 +1,4 @@
-//! The record of requests, kept from their arrival, and the wait for a number of them.
+//! Records requests when they arrive, and waits for a number of them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
@@ -9,27 +9,27 @@ use tokio::sync::Notify;
 
 use super::faults::Target;
 
-/// One request, as it was when asked about.
+/// One request, with the state of its answer when the record was read.
 #[derive(Clone, Debug)]
 pub(crate) struct RecordedRequest {
     /// `GET`, `HEAD`.
     pub(crate) method: String,
-    /// Without the query.
+    /// The path without the query.
     pub(crate) path: String,
-    /// Without the question mark; empty if there is none.
+    /// The query without the question mark; empty if there is none.
     pub(crate) query: String,
     /// All headers, in order.
     pub(crate) headers: HeaderMap,
-    /// The kind of answer.
+    /// The content that the URL names.
     pub(crate) target: Target,
-    /// The status answered; none while no answer was begun.
+    /// The status of the answer; `None` until the answer begins.
     pub(crate) status: Option<u16>,
-    /// Body bytes given to the connection so far.
+    /// Body bytes handed to the connection so far.
     pub(crate) bytes_sent: u64,
 }
 
 impl RecordedRequest {
-    /// A header's text.
+    /// A header as text.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name)?.to_str().ok()
     }
@@ -59,14 +59,14 @@ impl Arrival {
 #[derive(Default)]
 pub(super) struct Requests {
     records: Mutex<Vec<(RecordedRequest, Arrival)>>,
-    came: Notify,
+    arrived: Notify,
 }
 
 impl Requests {
     pub(super) fn arrive(&self, record: RecordedRequest) -> Arrival {
         let arrival = Arrival::default();
         self.records.lock().push((record, arrival.clone()));
-        self.came.notify_waiters();
+        self.arrived.notify_waiters();
         arrival
     }
 
@@ -87,16 +87,16 @@ impl Requests {
         current.collect()
     }
 
-    pub(super) async fn wait_for(&self, target: &Target, wanted: usize) {
+    pub(super) async fn wait_for(&self, target: &Target, count: usize) {
         loop {
-            let came = self.came.notified();
-            tokio::pin!(came);
-            came.as_mut().enable();
+            let arrived = self.arrived.notified();
+            tokio::pin!(arrived);
+            arrived.as_mut().enable();
             let covers = |record: &RecordedRequest| target.covers(&record.target, &record.path);
-            if self.records.lock().iter().filter(|(record, _)| covers(record)).count() >= wanted {
+            if self.records.lock().iter().filter(|(record, _)| covers(record)).count() >= count {
                 return;
             }
-            came.await;
+            arrived.await;
         }
     }
 }

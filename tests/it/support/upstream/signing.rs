@@ -19,37 +19,37 @@ pub(crate) struct SigningKey {
 }
 
 impl SigningKey {
-    /// The default signing key; made once per test process.
-    pub(crate) fn usual() -> Self {
-        static USUAL: OnceLock<SigningKey> = OnceLock::new();
-        USUAL.get_or_init(Self::another).clone()
+    /// The signing key of most providers; made once per test process.
+    pub(crate) fn shared() -> Self {
+        static SHARED: OnceLock<SigningKey> = OnceLock::new();
+        SHARED.get_or_init(Self::new_key).clone()
     }
 
     /// A new key.
-    pub(crate) fn another() -> Self {
+    pub(crate) fn new_key() -> Self {
         Self::generate(KeyType::Ed25519Legacy)
     }
 
     /// A new RSA key, as most published providers use; slow to make.
-    pub(crate) fn another_rsa() -> Self {
+    pub(crate) fn new_rsa_key() -> Self {
         Self::generate(KeyType::Rsa(2048))
     }
 
-    /// A new key whose signatures rest on SHA-1.
-    pub(crate) fn weak() -> Self {
-        Self { digest: HashAlgorithm::Sha1, ..Self::another_rsa() }
+    /// A new key whose signatures use SHA-1.
+    pub(crate) fn new_sha1_key() -> Self {
+        Self { digest: HashAlgorithm::Sha1, ..Self::new_rsa_key() }
     }
 
-    /// A new key that its owner has revoked, and that signs all the same.
-    pub(crate) fn revoked() -> Self {
-        let key = Self::another();
+    /// A new key that its owner has revoked; it still makes signatures.
+    pub(crate) fn new_revoked_key() -> Self {
+        let key = Self::new_key();
         let (primary, mut public) = (&key.secret.primary_key, key.secret.to_public_key());
         let mut config = SignatureConfig::v4(SignatureType::KeyRevocation, primary.algorithm(), HashAlgorithm::Sha256);
         config.hashed_subpackets = [
             SubpacketData::IssuerFingerprint(primary.fingerprint()),
             SubpacketData::SignatureCreationTime(Timestamp::now()),
         ]
-        .map(|part| Subpacket::regular(part).expect("a part of a signature"))
+        .map(|data| Subpacket::regular(data).expect("a signature subpacket"))
         .into();
         let revocation = config.sign_key(primary, &Password::empty(), primary.public_key());
         public.details.revocation_signatures.push(revocation.expect("a revocation"));

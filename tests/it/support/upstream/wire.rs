@@ -1,5 +1,5 @@
-//! The listening side: a port that is reserved while no socket listens, connections with or without TLS, and closing
-//! them gently or with a reset.
+//! Listeners of the fake upstream: they keep their port reserved while stopped, serve connections with or without TLS, and
+//! close them normally or with a reset.
 
 use std::convert::Infallible;
 use std::io;
@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::reply::ReplyBody;
 
-/// A body's control over its connection.
+/// Lets a body control its connection.
 #[derive(Default)]
 pub(super) struct Wire {
     flush: Notify,
@@ -36,19 +36,19 @@ impl Wire {
         self.flush.notified().await;
     }
 
-    /// The end of this connection shall be a reset.
+    /// Makes the connection end with a reset (RST).
     pub(super) fn reset_on_close(&self) {
         self.is_reset.store(true, Ordering::Relaxed);
     }
 }
 
-/// A port of 127.0.0.1 and, while it is listening, what serves it.
+/// A port of 127.0.0.1 and, while it listens, the task that serves it.
 pub(super) struct Listener {
     address: SocketAddr,
     tls: Option<TlsAcceptor>,
-    is_mute: Arc<AtomicBool>,
+    is_silent: Arc<AtomicBool>,
     connections: Arc<AtomicUsize>,
-    /// Bound and never listening, so that the port stays ours while stopped, and refuses.
+    /// A bound socket that never listens: it keeps the port reserved, and connections to it are refused.
     _reserved: TcpSocket,
     serving: Option<(CancellationToken, JoinHandle<()>)>,
 }
@@ -63,7 +63,7 @@ impl Listener {
         Self {
             address: reserved.local_addr().expect("a bound socket has an address"),
             tls: tls.map(TlsAcceptor::from),
-            is_mute: Arc::default(),
+            is_silent: Arc::default(),
             connections: Arc::default(),
             _reserved: reserved,
             serving: None,
@@ -84,9 +84,9 @@ impl Listener {
         self.connections.load(Ordering::Relaxed)
     }
 
-    /// Accepts connections and sends no byte.
-    pub(super) fn mute(&self, is_mute: bool) {
-        self.is_mute.store(is_mute, Ordering::Relaxed);
+    /// If true, accepts connections and never sends a byte.
+    pub(super) fn set_silent(&self, is_silent: bool) {
+        self.is_silent.store(is_silent, Ordering::Relaxed);
     }
 
     pub(super) fn start<H, F>(&mut self, handler: H)
@@ -97,19 +97,19 @@ impl Listener {
         if self.serving.is_some() {
             return;
         }
-        let listener = bound_socket(self.address).listen(1024).expect("our own port listens");
+        let listener = bound_socket(self.address).listen(1024).expect("the reserved port listens");
         let stop = CancellationToken::new();
-        let (tls, is_mute) = (self.tls.clone(), Arc::clone(&self.is_mute));
+        let (tls, is_silent) = (self.tls.clone(), Arc::clone(&self.is_silent));
         let connections = Arc::clone(&self.connections);
         let listener = Counted { listener, connections };
-        let task = tokio::spawn(accept(listener, tls, is_mute, handler, stop.clone()));
+        let task = tokio::spawn(accept(listener, tls, is_silent, handler, stop.clone()));
         self.serving = Some((stop, task));
     }
 
     pub(super) async fn stop(&mut self) {
         if let Some((stop, task)) = self.serving.take() {
             stop.cancel();
-            // Aborted or panicked, it serves no more.
+            // An aborted or panicked task serves no more either.
             let _ = task.await;
         }
     }
@@ -148,7 +148,7 @@ impl Counted {
 async fn accept<H, F>(
     listener: Counted,
     tls: Option<TlsAcceptor>,
-    is_mute: Arc<AtomicBool>,
+    is_silent: Arc<AtomicBool>,
     handler: H,
     stop: CancellationToken,
 ) where
@@ -160,7 +160,7 @@ async fn accept<H, F>(
         tokio::select! {
             () = stop.cancelled() => break,
             Some(_) = connections.join_next() => {}
-            Ok(stream) = listener.accept() => match is_mute.load(Ordering::Relaxed) {
+            Ok(stream) = listener.accept() => match is_silent.load(Ordering::Relaxed) {
                 true => drop(connections.spawn(silence(stream))),
                 false => drop(connections.spawn(serve(stream, tls.clone(), handler.clone()))),
             },
@@ -170,7 +170,7 @@ async fn accept<H, F>(
     connections.shutdown().await;
 }
 
-/// Keeps a connection, and that is all.
+/// Keeps a connection open without a byte.
 async fn silence(stream: TcpStream) {
     std::future::pending::<()>().await;
     drop(stream);
@@ -188,7 +188,7 @@ where
         async move { Ok::<_, Infallible>(answer.await) }
     });
     let server = auto::Builder::new(TokioExecutor::new());
-    // A connection that breaks is what half of the tests are about: nothing to report.
+    // Many tests break connections on purpose, so errors are not reported.
     match tls {
         None => drop(server.serve_connection(TokioIo::new(watched), service).await),
         Some(tls) => {
@@ -199,7 +199,7 @@ where
     }
 }
 
-/// The raw connection, below TLS: notices flushes, and closes as the wire says.
+/// The raw connection below TLS. Reports flushes, and closes as `Wire` demands.
 struct WatchedStream {
     stream: TcpStream,
     wire: Arc<Wire>,
@@ -208,15 +208,15 @@ struct WatchedStream {
 impl Drop for WatchedStream {
     fn drop(&mut self) {
         if self.wire.is_reset.load(Ordering::Relaxed) {
-            // A peer that is gone already needs no reset.
+            // Fails only if the peer is already gone.
             let _ = self.stream.set_zero_linger();
         }
     }
 }
 
 impl AsyncRead for WatchedStream {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, into)
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
     }
 }
 
