@@ -91,7 +91,7 @@ async fn an_unpacked_tree_installs_from_a_network_mirror_by_the_published_h1() {
     );
     let output = setup.stdout_of(&["import", tree_path, "--unsigned"]).await;
     assert!(
-        output.contains(", repacked") && output.contains("2 unpacked_tree packages: you alone vouch for them"),
+        output.contains(", repacked") && output.contains("2 unpacked packages: you alone vouch for them"),
         "{output}"
     );
     assert!(output.contains("neither its signature nor its zh"), "{output}");

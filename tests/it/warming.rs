@@ -246,7 +246,7 @@ async fn an_archive_that_does_not_fit_into_the_store_is_not_reported_as_warm() {
     let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").start().await;
     let fixture = WarmFixture::of(&larder);
     let job = fixture.warm(&warm_up_request("acme/large")).await;
-    assert!(job.error(0).contains("do not fit: the store may have 1048576"), "{job}");
+    assert!(job.error(0).contains("do not fit: the limit of the store is 1048576"), "{job}");
     let addresses: Vec<String> = names.iter().map(|name| format!("acme/{name}")).collect();
     let job = fixture.warm(&json!({ "what": addresses, "platforms": ["linux_amd64"] })).await;
     assert_eq!(job.state, "failed", "{job}");
