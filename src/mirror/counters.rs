@@ -6,35 +6,35 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
-use super::check::DamageFinding;
-use super::library::AlarmKind;
 use crate::address::Hostname;
+use crate::mirror::library::AlarmKind;
+use crate::mirror::operate::rehash::DamageFinding;
 use crate::upstream::Traffic;
 use crate::verify;
 
 /// The label for a verified set that contradicts an earlier one.
-pub(super) const REPUBLISHED: &str = "republished";
+pub(in crate::mirror) const REPUBLISHED: &str = "republished";
 
 /// The label for an unsigned set of a provider that was signed before.
-pub(super) const SIGNATURE_LOST: &str = "signature-lost";
+pub(in crate::mirror) const SIGNATURE_LOST: &str = "signature-lost";
 
 /// The label for a set that cannot be compared with its first-seen record, because that is damaged.
-pub(super) const SEEN_DAMAGED: &str = "seen-damaged";
+pub(in crate::mirror) const SEEN_DAMAGED: &str = "seen-damaged";
 
 /// The label for a module tree that cannot be packed into an archive.
-pub(super) const REFUSED_TREE: &str = "tree";
+pub(in crate::mirror) const REFUSED_TREE: &str = "tree";
 
 /// The counters of the mirror and of the layers below it.
 #[derive(Debug, Clone, Default)]
 pub struct Counters {
     /// Requests to and bytes from upstreams.
-    pub(super) traffic: Traffic,
+    pub(in crate::mirror) traffic: Traffic,
     /// Archive downloads in progress.
-    pub(super) fills: Gauge,
+    pub(in crate::mirror) fills: Gauge,
     /// Archives that were passed through to a client without being stored.
-    pub(super) passed_through: Counter,
+    pub(in crate::mirror) passed_through: Counter,
     /// Locations of modules that larder cannot fetch and that clients were sent to.
-    pub(super) elsewhere: Counter,
+    pub(in crate::mirror) elsewhere: Counter,
     not_kept: Family<KindLabel, Counter>,
     unproven: Family<UnprovenLabels, Counter>,
     alarms: Family<KindLabel, Counter>,
@@ -68,7 +68,7 @@ struct DamageLabel {
 
 /// The two kinds of stored objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum ObjectKind {
+pub(in crate::mirror) enum ObjectKind {
     /// Never ages.
     Archive,
     /// Ages. Proof sets are included.
@@ -78,7 +78,7 @@ pub(super) enum ObjectKind {
 impl ObjectKind {
     const ALL: [Self; 2] = [Self::Archive, Self::Document];
 
-    pub(super) fn word(self) -> &'static str {
+    pub(in crate::mirror) fn word(self) -> &'static str {
         match self {
             Self::Archive => "archive",
             Self::Document => "document",
@@ -87,7 +87,7 @@ impl ObjectKind {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum EvictionReason {
+pub(in crate::mirror) enum EvictionReason {
     SizeLimit,
     DiskFull,
 }
@@ -146,7 +146,7 @@ impl Counters {
     }
 
     /// Makes the counters of an upstream visible at zero, before any failure.
-    pub(super) fn register_host(&self, host: &Hostname) {
+    pub(in crate::mirror) fn register_host(&self, host: &Hostname) {
         for kind in verify::VerificationError::METRIC_LABELS.into_iter().chain([
             REPUBLISHED,
             SIGNATURE_LOST,
@@ -158,31 +158,31 @@ impl Counters {
     }
 
     /// Counts an object that the store could not take.
-    pub(super) fn count_not_stored(&self, kind: ObjectKind) {
+    pub(in crate::mirror) fn count_not_stored(&self, kind: ObjectKind) {
         self.not_kept.get_or_create(&KindLabel { kind: kind.word() }).inc();
     }
 
     /// Counts an object that failed verification.
-    pub(super) fn count_unproven(&self, host: &Hostname, kind: &'static str) {
+    pub(in crate::mirror) fn count_unproven(&self, host: &Hostname, kind: &'static str) {
         self.unproven.get_or_create(&UnprovenLabels { host: host.to_string(), kind }).inc();
     }
 
-    pub(super) fn alarm(&self, kind: AlarmKind) {
+    pub(in crate::mirror) fn alarm(&self, kind: AlarmKind) {
         self.alarms.get_or_create(&KindLabel { kind: kind.name() }).inc();
     }
 
-    pub(super) fn evicted(&self, kind: ObjectKind, because: EvictionReason, bytes: u64) {
+    pub(in crate::mirror) fn evicted(&self, kind: ObjectKind, because: EvictionReason, bytes: u64) {
         let labels = EvictionLabels { kind: kind.word(), reason: because.word() };
         self.evicted.get_or_create(&labels).inc();
         self.evicted_bytes.get_or_create(&labels).inc_by(bytes);
     }
 
-    pub(super) fn checked(&self) {
+    pub(in crate::mirror) fn checked(&self) {
         self.checked.inc();
     }
 
     /// Counts a stored archive that did not match its digest, or was missing.
-    pub(super) fn damaged(&self, found: DamageFinding) {
+    pub(in crate::mirror) fn damaged(&self, found: DamageFinding) {
         self.damaged.get_or_create(&DamageLabel { found: found.word() }).inc();
     }
 }

@@ -7,35 +7,35 @@ use crate::upstream::outbound::Connectivity;
 
 /// The age of a stored document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Age {
+pub(in crate::mirror) struct Age {
     /// The time of upstream's last confirmation.
-    pub(super) checked: Timestamp,
+    pub(in crate::mirror) checked: Timestamp,
     /// True if upstream said then that it no longer exists.
-    pub(super) gone: bool,
+    pub(in crate::mirror) gone: bool,
 }
 
 impl Age {
     /// Returns true if a stored copy of this age stays when `coming` arrives: it was confirmed later, and not in the
     /// future by a wrong clock.
-    pub(super) fn is_confirmed_after(self, coming: Self, now: Timestamp) -> bool {
+    pub(in crate::mirror) fn is_confirmed_after(self, coming: Self, now: Timestamp) -> bool {
         self.checked > coming.checked && self.checked <= now.after(CLOCK_SLACK)
     }
 }
 
 /// The freshness rule of a kind of document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct FreshnessRule {
-    pub(super) fresh: Duration,
+pub(in crate::mirror) struct FreshnessRule {
+    pub(in crate::mirror) fresh: Duration,
     /// The lifetime of a 404; never longer than `fresh`.
-    pub(super) not_found: Duration,
+    pub(in crate::mirror) not_found: Duration,
     /// The longest wait for a revalidation.
-    pub(super) patience: Duration,
-    pub(super) target: RevalidationTarget,
+    pub(in crate::mirror) patience: Duration,
+    pub(in crate::mirror) target: RevalidationTarget,
 }
 
 /// The location at which a stored document is revalidated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum RevalidationTarget {
+pub(in crate::mirror) enum RevalidationTarget {
     /// The location that it came from.
     SameLocation,
     /// A new location: its upstream has moved since.
@@ -44,23 +44,23 @@ pub(super) enum RevalidationTarget {
 
 impl FreshnessRule {
     /// The end of freshness for a document of this age.
-    pub(super) fn fresh_until(&self, age: Age) -> Timestamp {
+    pub(in crate::mirror) fn fresh_until(&self, age: Age) -> Timestamp {
         age.checked.after(if age.gone { self.not_found_lifetime() } else { self.fresh })
     }
 
     /// The rule for a copy from a former location: it is stale at any age.
-    pub(super) fn at_new_location(self) -> Self {
+    pub(in crate::mirror) fn at_new_location(self) -> Self {
         Self { fresh: Duration::ZERO, target: RevalidationTarget::NewLocation, ..self }
     }
 
     /// The effective lifetime of a 404.
-    pub(super) fn not_found_lifetime(&self) -> Duration {
+    pub(in crate::mirror) fn not_found_lifetime(&self) -> Duration {
         self.not_found.min(self.fresh)
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum FreshnessDecision {
+pub(in crate::mirror) enum FreshnessDecision {
     /// Serve the stored copy; it is fresh.
     Serve,
     /// Serve the stored copy; upstream cannot be asked.
@@ -73,7 +73,7 @@ pub(super) enum FreshnessDecision {
     Refuse,
 }
 
-pub(super) fn decide(
+pub(in crate::mirror) fn decide(
     stored: Option<Age>,
     rule: &FreshnessRule,
     link: Connectivity,

@@ -10,11 +10,11 @@ use futures_util::future::{BoxFuture, Shared};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use super::tasks::Tasks;
+use crate::mirror::tasks::Tasks;
 
 /// The tasks in progress, by key; `V` is the handle for those who join.
 #[derive(Debug)]
-pub(super) struct SingleFlights<K: Hash + Eq, V>(Arc<Mutex<HashMap<K, V>>>);
+pub(in crate::mirror) struct SingleFlights<K: Hash + Eq, V>(Arc<Mutex<HashMap<K, V>>>);
 
 impl<K: Hash + Eq, V> Default for SingleFlights<K, V> {
     fn default() -> Self {
@@ -24,7 +24,7 @@ impl<K: Hash + Eq, V> Default for SingleFlights<K, V> {
 
 /// Ends a flight on drop: the next request starts another.
 #[derive(Debug)]
-pub(super) struct FlightGuard<K: Hash + Eq, V> {
+pub(in crate::mirror) struct FlightGuard<K: Hash + Eq, V> {
     key: K,
     flights: Arc<Mutex<HashMap<K, V>>>,
 }
@@ -38,7 +38,7 @@ impl<K: Hash + Eq, V> Drop for FlightGuard<K, V> {
 impl<K: Hash + Eq + Clone, V: Clone> SingleFlights<K, V> {
     /// Joins the flight for `key`, or starts one. `start` returns the handle to join, and a closure that starts the
     /// work once others can join. The work must own the landing.
-    pub(super) fn join<Go: FnOnce()>(&self, key: K, start: impl FnOnce(FlightGuard<K, V>) -> (V, Go)) -> V {
+    pub(in crate::mirror) fn join<Go: FnOnce()>(&self, key: K, start: impl FnOnce(FlightGuard<K, V>) -> (V, Go)) -> V {
         let Ok(joined) = self.try_join(key, || Ok::<(), Infallible>(()), start);
         joined
     }
@@ -47,7 +47,7 @@ impl<K: Hash + Eq + Clone, V: Clone> SingleFlights<K, V> {
     ///
     /// # Errors
     /// The error of `may_start`, which is not called where a flight can be joined.
-    pub(super) fn try_join<E, Go: FnOnce()>(
+    pub(in crate::mirror) fn try_join<E, Go: FnOnce()>(
         &self,
         key: K,
         may_start: impl FnOnce() -> Result<(), E>,
@@ -70,7 +70,7 @@ impl<K: Hash + Eq + Clone, V: Clone> SingleFlights<K, V> {
 }
 
 /// A result that several callers wait for.
-pub(super) type SharedResult<T> = Shared<BoxFuture<'static, T>>;
+pub(in crate::mirror) type SharedResult<T> = Shared<BoxFuture<'static, T>>;
 
 impl<K, T> SingleFlights<K, SharedResult<T>>
 where
@@ -78,7 +78,13 @@ where
     T: Clone + Send + Sync + 'static,
 {
     /// Joins the work for `key`, or spawns it. All callers get `lost` if its task dies.
-    pub(super) fn join_or_spawn<F>(&self, tasks: &Tasks, key: K, lost: T, work: impl FnOnce() -> F) -> SharedResult<T>
+    pub(in crate::mirror) fn join_or_spawn<F>(
+        &self,
+        tasks: &Tasks,
+        key: K,
+        lost: T,
+        work: impl FnOnce() -> F,
+    ) -> SharedResult<T>
     where
         F: Future<Output = T> + Send + 'static,
     {
@@ -91,7 +97,7 @@ where
 
 /// Makes the result of `work` shareable. The closure spawns the work, and drops its argument before the result is
 /// published. All callers get `lost` if the task dies.
-pub(super) fn shareable<T, F, L>(tasks: &Tasks, lost: T, work: F) -> (SharedResult<T>, impl FnOnce(L))
+pub(in crate::mirror) fn shareable<T, F, L>(tasks: &Tasks, lost: T, work: F) -> (SharedResult<T>, impl FnOnce(L))
 where
     T: Clone + Send + Sync + 'static,
     F: Future<Output = T> + Send + 'static,

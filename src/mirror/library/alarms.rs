@@ -9,10 +9,10 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use super::super::Connectivity;
-use super::resolving::{AlarmEvent, AlarmPart, AlarmSubject};
 use crate::address::{Address, Platform, Version};
 use crate::clock::Timestamp;
+use crate::mirror::Connectivity;
+use crate::mirror::library::alarm_resolution::{AlarmEvent, AlarmPart, AlarmSubject};
 use crate::store::{Durability, Key, Store, StoreError};
 
 /// Maximum number of alarms per address and kind, so that one upstream cannot crowd out the alarms of another.

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
 
-use super::names::NameRecord;
 use crate::address::{Artifact, PackageRef};
 use crate::digest::Digest;
+use crate::mirror::library::name_record::NameRecord;
 use crate::store::{Durability, IndexedName, Key, Recorded, Store, StoreError};
 
 const MAX_IMPORTED_LISTED: usize = 1000;
@@ -15,7 +15,7 @@ const MAX_IMPORTED_LISTED: usize = 1000;
 /// The names of stored archives. Several keys share a lock, so a thread must not take two locks of one kind.
 #[derive(Debug)]
 pub(in crate::mirror) struct Catalog {
-    pub(super) store: Arc<Store>,
+    pub(in crate::mirror) store: Arc<Store>,
     record_locks: [Mutex<()>; 64],
     digest_locks: [Mutex<()>; 64],
     hasher: RandomState,

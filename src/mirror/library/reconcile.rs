@@ -5,9 +5,9 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-use super::Catalog;
 use crate::address::Artifact;
 use crate::digest::Digest;
+use crate::mirror::library::Catalog;
 use crate::store::{IndexedName, Key, ListedArchive, StoreError};
 
 impl Catalog {

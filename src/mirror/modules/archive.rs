@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use super::super::opened::OpenOutcome;
-use super::super::pull::too_many_waiting;
-use super::super::{Answer, Archive, Connectivity, Mirror, Outcome, RequestContext, default_if_gone};
-use super::ModuleArchiveRef;
 use crate::address::{Artifact, ModulePackage};
 use crate::digest::DigestPrefix;
 use crate::error::Error;
+use crate::mirror::archives::verified_open::OpenOutcome;
+use crate::mirror::documents::revalidate::too_many_waiting;
+use crate::mirror::modules::ModuleArchiveRef;
+use crate::mirror::{Answer, Archive, Connectivity, Mirror, Outcome, RequestContext, default_if_gone};
 
 impl Mirror {
     /// The archive that one of larder's URLs names. A missing one is fetched and packed, however long that takes:

@@ -1,20 +1,19 @@
 //! Fetches the tree of a module from a source address: git, archives, and pages that name another source.
 
-mod archive;
-
 use std::sync::Arc;
 use std::time::Duration;
 
 use url::Url;
 
-use super::super::call::RequestContext;
-use super::super::counters::REFUSED_TREE;
-use super::super::documents::RETRIES;
-use super::super::library::Reservation;
-use super::super::{Mirror, discovery::DiscoveryTrust};
-use super::location::{LocationDocument, location_label, subdir_in_archive};
 use crate::address::ModulePackage;
 use crate::error::Error;
+use crate::mirror::Mirror;
+use crate::mirror::counters::REFUSED_TREE;
+use crate::mirror::documents::discovery::DiscoveryTrust;
+use crate::mirror::documents::stored::RETRIES;
+use crate::mirror::library::Reservation;
+use crate::mirror::modules::location::{LocationDocument, location_label, subdir_in_archive};
+use crate::mirror::request_context::RequestContext;
 use crate::pack::{Tree, TreeError, TreeLimits, TreePath, find_folder};
 use crate::store::{Scratch, StoreError};
 use crate::upstream::concurrency_limits::{ConcurrencyLimit, Permit};
@@ -37,25 +36,25 @@ const SUBDIR_CACHED_FOR: Duration = Duration::from_secs(3600);
 /// Maximum size of a page that names a source, in bytes.
 const MAX_PAGE_BYTES: u64 = 1 << 20;
 /// The fetched tree of a package, and the folder of the module in it.
-pub(super) struct FetchedTree {
-    pub(super) tree: Tree,
+pub(in crate::mirror) struct FetchedTree {
+    pub(in crate::mirror) tree: Tree,
     /// The folder that becomes the root of the archive.
-    pub(super) root: TreePath,
+    pub(in crate::mirror) root: TreePath,
     /// The folder of the module below that root.
-    pub(super) subdir: Option<String>,
-    pub(super) commit: Option<String>,
+    pub(in crate::mirror) subdir: Option<String>,
+    pub(in crate::mirror) commit: Option<String>,
     /// The validators sent by an archive's server.
-    pub(super) validators: Validators,
+    pub(in crate::mirror) validators: Validators,
     /// The origin that it was fetched from.
-    pub(super) origin: String,
+    pub(in crate::mirror) origin: String,
     _permit: TreePermit,
     /// Dropped last: it contains the tree's files.
-    pub(super) _scratch: Arc<Scratch>,
+    pub(in crate::mirror) _scratch: Arc<Scratch>,
 }
 
 /// A permit to have a tree in memory until it is packed, so that many cold modules do not exhaust memory. A task that
 /// waits for one holds neither another one nor any other permit.
-enum TreePermit {
+pub(in crate::mirror) enum TreePermit {
     /// The permit of the git job.
     Git(#[expect(dead_code, reason = "held only for its Drop")] Option<git::GitPermit>),
     /// The permit of a downloaded archive.
@@ -63,14 +62,14 @@ enum TreePermit {
 }
 
 /// Reasons that a tree could not be fetched.
-pub(super) enum FetchTreeError {
+pub(in crate::mirror) enum FetchTreeError {
     /// The location may be outdated: registries sign URLs, and the file behind one may have been replaced.
     StaleLocation(Error),
     Failed(Error),
 }
 
 impl FetchTreeError {
-    pub(super) fn error(self) -> Error {
+    pub(in crate::mirror) fn error(self) -> Error {
         match self {
             Self::StaleLocation(error) | Self::Failed(error) => error,
         }
@@ -84,17 +83,17 @@ impl<E: Into<Error>> From<E> for FetchTreeError {
 }
 
 /// One fetch of a package: its upstream, credential scope and memory reservation.
-pub(super) struct SourceFetch<'a> {
-    pub(super) mirror: &'a Arc<Mirror>,
-    pub(super) package: &'a ModulePackage,
-    pub(super) upstream: Arc<Upstream>,
-    pub(super) credential_scope: CredentialScope,
-    pub(super) call: &'a RequestContext,
-    pub(super) reservation: &'a mut Reservation,
+pub(in crate::mirror) struct SourceFetch<'a> {
+    pub(in crate::mirror) mirror: &'a Arc<Mirror>,
+    pub(in crate::mirror) package: &'a ModulePackage,
+    pub(in crate::mirror) upstream: Arc<Upstream>,
+    pub(in crate::mirror) credential_scope: CredentialScope,
+    pub(in crate::mirror) call: &'a RequestContext,
+    pub(in crate::mirror) reservation: &'a mut Reservation,
 }
 
 impl<'a> SourceFetch<'a> {
-    pub(super) async fn new(
+    pub(in crate::mirror) async fn new(
         mirror: &'a Arc<Mirror>,
         package: &'a ModulePackage,
         call: &'a RequestContext,
@@ -113,7 +112,7 @@ impl<'a> SourceFetch<'a> {
     }
 
     /// Fetches the tree that a location leads to.
-    pub(super) async fn tree(mut self, location: &LocationDocument) -> Result<FetchedTree, FetchTreeError> {
+    pub(in crate::mirror) async fn tree(mut self, location: &LocationDocument) -> Result<FetchedTree, FetchTreeError> {
         let LocatedSource { mut source, mut subdir } = location.located.clone();
         for _ in 0..=MAX_PAGES {
             match source {
@@ -213,20 +212,20 @@ impl<'a> SourceFetch<'a> {
         Ok(FetchedTree { tree, root, subdir, commit, validators, origin, _permit: turn, _scratch: scratch })
     }
 
-    pub(super) fn request<'b>(&'b self, url: &'b Url, subject: &'b str) -> UpstreamRequest<'b> {
+    pub(in crate::mirror) fn request<'b>(&'b self, url: &'b Url, subject: &'b str) -> UpstreamRequest<'b> {
         ask_for(self.mirror, &self.upstream, &self.credential_scope, self.call, url, subject)
     }
 
-    pub(super) fn subject(&self) -> String {
+    pub(in crate::mirror) fn subject(&self) -> String {
         format!("the package of {}", self.package)
     }
 
-    fn failed(&self, origin: String, fault: Fault) -> Error {
+    pub(in crate::mirror) fn failed(&self, origin: String, fault: Fault) -> Error {
         UpstreamError { subject: location_label(self.package), origin, fault }.into()
     }
 
     /// Converts an error of the git client.
-    pub(super) fn git_failed(&self, error: GitError, url: &Url) -> Error {
+    pub(in crate::mirror) fn git_failed(&self, error: GitError, url: &Url) -> Error {
         match error {
             GitError::Upstream(error) => error.into(),
             GitError::Tree { origin, error, .. } => self.refused(&origin, error),
@@ -240,7 +239,7 @@ impl<'a> SourceFetch<'a> {
     }
 
     /// Converts an error about the tree. A failed or full disk is a store error, not a refused tree.
-    fn refused(&self, origin: &str, reason: TreeError) -> Error {
+    pub(in crate::mirror) fn refused(&self, origin: &str, reason: TreeError) -> Error {
         match reason {
             TreeError::Spool(source) => {
                 let path = self.mirror.store.root().join("staging");
@@ -260,12 +259,12 @@ impl<'a> SourceFetch<'a> {
 }
 
 /// Builds the git request with the settings of `ask`.
-pub(super) fn git_ask<'a>(ask: UpstreamRequest<'a>, source: &'a GitSource) -> GitRequest<'a> {
+pub(in crate::mirror) fn git_ask<'a>(ask: UpstreamRequest<'a>, source: &'a GitSource) -> GitRequest<'a> {
     let UpstreamRequest { label, upstream, credentials, via, retries, priority, now, .. } = ask;
     GitRequest { subject: label, source, upstream, credential_scope: credentials, via, retries, priority, now }
 }
 
-fn ask_for<'a>(
+pub(in crate::mirror) fn ask_for<'a>(
     mirror: &Arc<Mirror>,
     upstream: &'a Upstream,
     credential_scope: &'a CredentialScope,
@@ -289,7 +288,7 @@ fn ask_for<'a>(
 
 /// Converts an error for a file that a location names. An upstream 4xx becomes a fault of upstream, because the module
 /// itself exists.
-fn location_fault(error: UpstreamError) -> FetchTreeError {
+pub(in crate::mirror) fn location_fault(error: UpstreamError) -> FetchTreeError {
     let may_be_too_old = error.fault.may_be_an_expired_url();
     let fault = match error.fault {
         Fault::Absent(status) | Fault::Rejected { status, .. } => {

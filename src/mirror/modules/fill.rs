@@ -5,23 +5,23 @@ use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::super::counters::{ObjectKind, REFUSED_TREE, REPUBLISHED, SEEN_DAMAGED};
-use super::super::fill::FillGauge;
-use super::super::freshness::Age;
-use super::super::library::{PackageHashState, StoredArchive, ZipOrigin};
-use super::super::single_flight::shareable;
-use super::super::{AlarmKind, Mirror, RequestContext};
-use super::fetch::{FetchTreeError, FetchedTree, SourceFetch};
-use super::location::LocationDocument;
-use super::seen::{self, PinnedTree, TreeComparison};
 use crate::address::{Artifact, FileName, ModulePackage};
 use crate::clock::Timestamp;
 use crate::error::Error;
+use crate::mirror::archives::fill::FillGauge;
+use crate::mirror::counters::{ObjectKind, REFUSED_TREE, REPUBLISHED, SEEN_DAMAGED};
+use crate::mirror::freshness::Age;
+use crate::mirror::library::module_history::{self, PinnedTree, TreeComparison};
+use crate::mirror::library::{PackageHashState, StoredArchive, ZipOrigin};
+use crate::mirror::modules::fetch::{FetchTreeError, FetchedTree, SourceFetch};
+use crate::mirror::modules::location::LocationDocument;
+use crate::mirror::single_flight::shareable;
+use crate::mirror::{AlarmKind, Mirror, RequestContext};
 use crate::pack::{PACKER, PackResult, TreeError, pack, resolve};
 use crate::store::{Staged, StoreError};
 use crate::verify::{PackedTree, Proof, ProofBasis, Verified};
 
-pub(super) const ARCHIVE_FILE_NAME: &str = "module.tar.gz";
+pub(in crate::mirror) const ARCHIVE_FILE_NAME: &str = "module.tar.gz";
 
 /// Bytes evicted at the first attempt to recover from a full disk during a fill.
 const FIRST_EVICTION_BYTES: u64 = 64 << 20;
@@ -30,7 +30,7 @@ const MAX_EVICTION_BYTES: u64 = 4 << 30;
 
 /// The tree that a fetched one is compared with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum TreeExpectation {
+pub(in crate::mirror) enum TreeExpectation {
     /// The pinned first-seen tree.
     Pinned,
     /// None: an operator accepts the fetched tree.
@@ -38,7 +38,7 @@ pub(super) enum TreeExpectation {
 }
 
 /// A packed archive in staging, not published yet.
-pub(super) struct PackedArchive {
+pub(in crate::mirror) struct PackedArchive {
     staged: Staged,
     pinned_tree: PinnedTree,
     origin: String,
@@ -50,7 +50,7 @@ impl Mirror {
     /// # Errors
     /// [`Error::Unattended`] if the client already started the maximum of fills that it does not wait for; otherwise
     /// the error of the fill.
-    pub(super) async fn module_fill(
+    pub(in crate::mirror) async fn module_fill(
         self: &Arc<Self>,
         package: &ModulePackage,
         call: &RequestContext,
@@ -85,7 +85,7 @@ impl Mirror {
     }
 
     /// Fetches, packs and commits a version. On a full disk it evicts increasing amounts and retries.
-    pub(super) async fn fill_module(
+    pub(in crate::mirror) async fn fill_module(
         self: &Arc<Self>,
         package: &ModulePackage,
         key: &ModulePackage,
@@ -129,7 +129,7 @@ impl Mirror {
     }
 
     /// Fetches a version and packs it into staging. If the location may be outdated, it is fetched again, once.
-    pub(super) async fn fetch_and_pack(
+    pub(in crate::mirror) async fn fetch_and_pack(
         self: &Arc<Self>,
         package: &ModulePackage,
         call: &RequestContext,
@@ -164,7 +164,7 @@ impl Mirror {
         self.on_disk(move |mirror| pack_into_stage(mirror, &owned_package, &name, fetched, &location, now)).await?
     }
 
-    pub(super) async fn refetch_location(
+    pub(in crate::mirror) async fn refetch_location(
         self: &Arc<Self>,
         package: &ModulePackage,
         seen: Age,
@@ -186,7 +186,7 @@ impl Mirror {
         let PackedArchive { staged, pinned_tree: sighting, origin } = packed;
         match believing {
             TreeExpectation::Pinned => {
-                let comparison = seen::compare_and_record(self, key, sighting.clone())?;
+                let comparison = module_history::compare_and_record(self, key, sighting.clone())?;
                 let accepting = format!("`larder accept {key}`");
                 if let Err(refused) = self.require_pinned_tree(package, key, &sighting, comparison, &accepting) {
                     staged.discard()?;
@@ -194,8 +194,8 @@ impl Mirror {
                 }
             }
             TreeExpectation::Accepted => {
-                seen::accept(self, key, sighting.clone())?;
-                self.resolve_alarms(super::RESOLVED_BY_ACCEPT, &key.module, &key.version);
+                module_history::accept(self, key, sighting.clone())?;
+                self.resolve_alarms(crate::mirror::modules::RESOLVED_BY_ACCEPT, &key.module, &key.version);
             }
         }
         let (digest, fast) = staged.hashes();
@@ -242,7 +242,7 @@ impl Mirror {
     ///
     /// # Errors
     /// [`Error::Unaccepted`] unless the tree is the pinned one.
-    pub(super) fn require_pinned_tree(
+    pub(in crate::mirror) fn require_pinned_tree(
         &self,
         package: &ModulePackage,
         key: &ModulePackage,
@@ -273,7 +273,7 @@ impl Mirror {
                 let verdict = format!(
                     "its tree has digest {tree}, and its first-seen record is damaged, so a move by upstream cannot be detected"
                 );
-                (verdict, AlarmKind::DamagedRecord, super::DAMAGED_RECORD_DETAIL.to_owned())
+                (verdict, AlarmKind::DamagedRecord, crate::mirror::modules::DAMAGED_RECORD_DETAIL.to_owned())
             }
         };
         self.raise_alarm(kind, &key.module, &key.version, detail, now.at);

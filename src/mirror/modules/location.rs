@@ -6,21 +6,21 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tokio::time::timeout_at;
 
-use super::super::discovery::DiscoveryTrust;
-use super::super::documents::{DocumentFlight, StoredDocument};
-use super::super::freshness::Age;
-use super::super::library::StoredArchive;
-use super::super::listed::ListingState;
-use super::super::pull::{Aged, too_many_waiting};
-use super::super::sealed::STORED_ANSWER_LIFETIME;
-use super::super::single_flight::SharedResult;
-use super::super::wanted::DocumentRequest;
-use super::super::{AlarmKind, Answer, Connectivity, FetchReason, Mirror, Outcome, RequestContext, default_if_gone};
-use super::seen::{self, FirstSeenLookup};
-use super::{ModuleArchiveRef, ModuleLocation};
 use crate::address::ModulePackage;
 use crate::digest::Digest;
 use crate::error::Error;
+use crate::mirror::documents::discovery::DiscoveryTrust;
+use crate::mirror::documents::document_fetch::DocumentRequest;
+use crate::mirror::documents::listed::ListingState;
+use crate::mirror::documents::revalidate::{Aged, too_many_waiting};
+use crate::mirror::documents::stored::{DocumentFlight, StoredDocument};
+use crate::mirror::freshness::Age;
+use crate::mirror::library::StoredArchive;
+use crate::mirror::library::module_history::{self, FirstSeenLookup};
+use crate::mirror::modules::{ModuleArchiveRef, ModuleLocation};
+use crate::mirror::offline::STORED_ANSWER_LIFETIME;
+use crate::mirror::single_flight::SharedResult;
+use crate::mirror::{AlarmKind, Answer, Connectivity, FetchReason, Mirror, Outcome, RequestContext, default_if_gone};
 use crate::store::Key;
 use crate::upstream::discovery::Service;
 use crate::upstream::error::{Fault, UpstreamError};
@@ -31,11 +31,11 @@ use crate::upstream::source::{BadSource, LocatedSource, PackageSource, Subdir, U
 
 /// The location document of a version: a source address, parsed relative to the URL it came from.
 #[derive(Debug, Clone)]
-pub(super) struct LocationDocument {
-    pub(super) located: LocatedSource,
+pub(in crate::mirror) struct LocationDocument {
+    pub(in crate::mirror) located: LocatedSource,
     /// The SHA-256 of the address as upstream wrote it. The address itself may hold secrets.
-    pub(super) digest: Digest,
-    pub(super) age: Age,
+    pub(in crate::mirror) digest: Digest,
+    pub(in crate::mirror) age: Age,
 }
 
 impl Mirror {
@@ -122,7 +122,7 @@ impl Mirror {
     ) -> Result<Option<Error>, Error> {
         let (owned_key, kind) = (key.clone(), source.kind_name());
         let before = match self
-            .on_disk(move |mirror| default_if_gone(seen::record_external_move(mirror, &owned_key, kind)))
+            .on_disk(move |mirror| default_if_gone(module_history::record_external_move(mirror, &owned_key, kind)))
             .await?
         {
             FirstSeenLookup::Never => return Ok(None),
@@ -197,7 +197,7 @@ impl Mirror {
     }
 
     /// Fetches or revalidates the location document.
-    pub(super) async fn location(
+    pub(in crate::mirror) async fn location(
         self: &Arc<Self>,
         package: &ModulePackage,
         call: &RequestContext,
@@ -298,7 +298,7 @@ impl Mirror {
 
 impl StoredDocument {
     /// Parses the document as the location of a version.
-    pub(super) fn as_location(self: Arc<Self>, package: &ModulePackage) -> Result<LocationDocument, Error> {
+    pub(in crate::mirror) fn as_location(self: Arc<Self>, package: &ModulePackage) -> Result<LocationDocument, Error> {
         let unusable = |reason: String| -> Error {
             UpstreamError {
                 subject: location_label(package),
@@ -331,12 +331,15 @@ fn pending_location(package: &ModulePackage, subdir: Option<String>) -> ModuleLo
 }
 
 /// The module's folder within larder's archive, as written in a location.
-pub(super) fn subdir_in_archive(package: &ModulePackage, subdir: Option<&Subdir>) -> Result<Option<String>, Error> {
+pub(in crate::mirror) fn subdir_in_archive(
+    package: &ModulePackage,
+    subdir: Option<&Subdir>,
+) -> Result<Option<String>, Error> {
     subdir.and_then(Subdir::in_package).map(|below| subdir_text(package, below)).transpose()
 }
 
 /// A subfolder as written in a location.
-pub(super) fn subdir_text(package: &ModulePackage, subdir: &crate::pack::TreePath) -> Result<String, Error> {
+pub(in crate::mirror) fn subdir_text(package: &ModulePackage, subdir: &crate::pack::TreePath) -> Result<String, Error> {
     let text =
         std::str::from_utf8(subdir.as_bytes()).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_graphic()));
     text.map(str::to_owned).ok_or_else(|| {
@@ -354,6 +357,6 @@ fn location_request(package: &ModulePackage, call: &RequestContext) -> Result<Do
 }
 
 /// Names the document for error messages.
-pub(super) fn location_label(package: &ModulePackage) -> String {
+pub(in crate::mirror) fn location_label(package: &ModulePackage) -> String {
     format!("the location of {package}")
 }

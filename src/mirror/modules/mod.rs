@@ -1,31 +1,25 @@
 //! Modules: version lists, locations, and the archives that larder packs. Public registries answer with git addresses,
 //! which no cache can store (DESIGN 6).
 
-mod accept;
-mod archive;
-mod carried;
-mod download;
-mod fetch;
-mod fill;
-mod held;
-mod location;
-mod look;
-mod purge;
-mod seen;
-mod versions;
-mod warm;
+pub(in crate::mirror) mod archive;
+pub(in crate::mirror) mod fetch;
+pub(in crate::mirror) mod fill;
+pub(in crate::mirror) mod location;
+pub(in crate::mirror) mod recheck;
+pub(in crate::mirror) mod source_archive;
+pub(in crate::mirror) mod source_download;
 
-pub(super) use self::carried::BundledModule;
-pub(super) use self::download::StageNames;
-pub(super) use self::fetch::UNPACK_LIMITS;
-pub(super) use self::seen::ModuleFirstSeenRecord;
-pub(super) use self::versions::entry_of_module;
+pub(in crate::mirror) use crate::mirror::documents::module_versions::entry_of_module;
+pub(in crate::mirror) use crate::mirror::library::module_history::ModuleFirstSeenRecord;
+pub(in crate::mirror) use crate::mirror::modules::fetch::UNPACK_LIMITS;
+pub(in crate::mirror) use crate::mirror::modules::source_download::StageNames;
+pub(in crate::mirror) use crate::mirror::transfer::bundle::modules::BundledModule;
 
-use self::seen::FirstSeenLookup;
-use super::{AlarmKind, Mirror, RuntimeConfig};
 use crate::address::{Artifact, ModuleAddress, ModulePackage};
 use crate::clock::Timestamp;
 use crate::digest::{Digest, DigestPrefix};
+use crate::mirror::library::module_history::{self, FirstSeenLookup};
+use crate::mirror::{AlarmKind, Mirror, RuntimeConfig};
 use crate::store::StoreError;
 
 /// A module archive, as larder's URLs name it.
@@ -57,12 +51,16 @@ pub enum ModuleLocation {
 const DAMAGED_RECORD_DETAIL: &str = "its first-seen record is damaged, and no stored archive can rebuild it";
 
 /// The module alarms that `accept` resolves.
-pub(super) const RESOLVED_BY_ACCEPT: &[AlarmKind] = &[AlarmKind::Moved, AlarmKind::DamagedRecord];
+pub(in crate::mirror) const RESOLVED_BY_ACCEPT: &[AlarmKind] = &[AlarmKind::Moved, AlarmKind::DamagedRecord];
 
 /// Restores the first-seen record of a version if anything stored allows it. Returns false, and raises an alarm, if it
 /// stays lost until `accept`.
-pub(super) fn restore_first_seen(mirror: &Mirror, package: &ModulePackage, now: Timestamp) -> Result<bool, StoreError> {
-    let is_lost = seen::read_first_seen(mirror, package)? == FirstSeenLookup::Lost;
+pub(in crate::mirror) fn restore_first_seen(
+    mirror: &Mirror,
+    package: &ModulePackage,
+    now: Timestamp,
+) -> Result<bool, StoreError> {
+    let is_lost = module_history::read_first_seen(mirror, package)? == FirstSeenLookup::Lost;
     if is_lost {
         mirror.raise_alarm(AlarmKind::DamagedRecord, &package.module, &package.version, DAMAGED_RECORD_DETAIL, now);
     }
@@ -73,13 +71,16 @@ pub(super) fn restore_first_seen(mirror: &Mirror, package: &ModulePackage, now: 
 ///
 /// # Errors
 /// The record could not be written. Then the archive must not be removed.
-pub(super) fn record_module_before_removal(mirror: &Mirror, package: &ModulePackage) -> Result<(), StoreError> {
-    seen::read_first_seen(mirror, package).map(drop)
+pub(in crate::mirror) fn record_module_before_removal(
+    mirror: &Mirror,
+    package: &ModulePackage,
+) -> Result<(), StoreError> {
+    module_history::read_first_seen(mirror, package).map(drop)
 }
 
 impl RuntimeConfig {
     /// Every spelling under which a module may be stored, since `fold_case` may have changed.
-    pub(super) fn keys_of(&self, address: &ModuleAddress) -> Vec<ModuleAddress> {
+    pub(in crate::mirror) fn keys_of(&self, address: &ModuleAddress) -> Vec<ModuleAddress> {
         let mut keys = vec![self.key_of(address)];
         for other in [address.clone(), address.folded()] {
             if !keys.contains(&other) {
@@ -90,13 +91,13 @@ impl RuntimeConfig {
     }
 
     /// The canonical spelling of a module, which is its store key.
-    pub(super) fn key_of(&self, address: &ModuleAddress) -> ModuleAddress {
+    pub(in crate::mirror) fn key_of(&self, address: &ModuleAddress) -> ModuleAddress {
         let folds = self.upstreams.get(&address.host).is_some_and(|upstream| upstream.settings.fold_case);
         if folds { address.folded() } else { address.clone() }
     }
 
     /// The canonical spelling of a version's module.
-    pub(super) fn key_of_package(&self, package: &ModulePackage) -> ModulePackage {
+    pub(in crate::mirror) fn key_of_package(&self, package: &ModulePackage) -> ModulePackage {
         ModulePackage { module: self.key_of(&package.module), version: package.version.clone() }
     }
 }

@@ -1,0 +1,506 @@
+//! Serves provider archives, SHA256SUMS and signatures: from the store, or from a fill in progress.
+
+pub(in crate::mirror) mod archive_request;
+pub(in crate::mirror) mod download;
+pub(in crate::mirror) mod fill;
+pub(in crate::mirror) mod pass_through;
+pub(in crate::mirror) mod retry_policy;
+pub(in crate::mirror) mod small_copies;
+pub(in crate::mirror) mod tail_stream;
+pub(in crate::mirror) mod unattended;
+pub(in crate::mirror) mod verified_open;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::watch;
+
+use crate::address::{FileName, Package, Platform, ProviderAddress, Version};
+use crate::clock::Timestamp;
+use crate::digest::{Digest, DigestPrefix};
+use crate::error::Error;
+use crate::mirror::archives::fill::{Fill, FillKey};
+use crate::mirror::archives::pass_through::PassThrough;
+use crate::mirror::archives::tail_stream::{FillProgress, TailStream};
+use crate::mirror::archives::verified_open::OpenOutcome;
+use crate::mirror::documents::revalidate::too_many_waiting;
+use crate::mirror::freshness::Age;
+use crate::mirror::library::StoredArchive;
+use crate::mirror::library::proof_set::{ProofSet, ProofSetFile, StoredProofSet, UsableProofSet};
+use crate::mirror::request_context::CallerKind;
+use crate::mirror::{Answer, Mirror, Outcome, RequestContext, SMALL_ARCHIVE_BYTES, default_if_gone};
+use crate::store::{Blob, Key, StoreError};
+use crate::upstream::outbound::Connectivity;
+
+/// A provider archive, as one of our URLs names it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct ArchiveRef {
+    /// The package.
+    pub package: Package,
+    /// The first 16 hex digits of the file's own SHA-256, so that a client never mixes two proof sets.
+    pub digest: DigestPrefix,
+    /// The file's name.
+    pub filename: FileName,
+}
+
+/// A file to send.
+#[derive(Debug)]
+pub enum Archive {
+    /// Verified, whole in memory.
+    InMemory {
+        /// The bytes.
+        bytes: Bytes,
+        /// Their SHA-256.
+        digest: Digest,
+        /// Time of first storage. `None` for a file of a proof set.
+        stored: Option<Timestamp>,
+    },
+    /// Verified, read from disk while it is sent.
+    OnDisk {
+        /// The open file.
+        blob: Blob,
+        /// Its SHA-256.
+        digest: Digest,
+        /// Time of first storage.
+        stored: Timestamp,
+    },
+    /// Arriving from upstream and not verified yet. Must not look complete before it is.
+    Arriving {
+        /// The body; its last bytes are withheld until the archive is verified and committed.
+        follow: TailStream,
+        /// The length, where upstream announced one.
+        length: Option<u64>,
+    },
+    /// Passed through for one client, because the archive cannot be stored.
+    PassedThrough {
+        /// The body; its last bytes are withheld until the archive is verified.
+        passing: Box<PassThrough>,
+        /// The length, where upstream announced one.
+        length: Option<u64>,
+    },
+}
+
+/// The lifetime of an answer from a checked copy, before the archive is opened and checked again. A change of the
+/// provider's revision ends it earlier.
+const CHECKED_COPY_LIFETIME: Duration = Duration::from_secs(60);
+
+/// The most platforms of a version for which upstream is asked for SHA256SUMS or a signature. Nearly every provider has
+/// one SHA256SUMS for all platforms.
+const MAX_PLATFORMS_ASKED: usize = 4;
+
+/// The SHA256SUMS of a version or its signature, as one of our URLs names it. The URL has no platform, because clients
+/// such as Renovate count one list of hashes for each URL.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct ProofFileRef {
+    /// The provider.
+    pub provider: ProviderAddress,
+    /// The version.
+    pub version: Version,
+    /// The first 16 hex digits of the file's own SHA-256.
+    pub digest: DigestPrefix,
+    /// Selects one of the two files.
+    pub file: ProofFile,
+}
+
+/// A file of a proof set beside the download document.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ProofFile {
+    /// SHA256SUMS.
+    Sums,
+    /// Its signature.
+    Signature,
+}
+
+impl ProofFile {
+    /// The file's name in our URLs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sums => "SHA256SUMS",
+            Self::Signature => "SHA256SUMS.sig",
+        }
+    }
+
+    /// Parses a name from one of our URLs.
+    pub fn parse(name: &str) -> Option<Self> {
+        [Self::Sums, Self::Signature].into_iter().find(|file| file.name() == name)
+    }
+}
+
+/// The URLs of the files that one proof set names, as references.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProofSetRefs {
+    /// The archive.
+    pub archive: ArchiveRef,
+    /// SHA256SUMS.
+    pub sums: ProofFileRef,
+    /// The signature.
+    pub signature: ProofFileRef,
+}
+
+impl ProofSet {
+    /// Builds the references for this set.
+    pub fn refs(&self, package: &Package) -> ProofSetRefs {
+        let Package { provider, version, .. } = package;
+        let proof = |digest: Digest, file| ProofFileRef {
+            provider: provider.clone(),
+            version: version.clone(),
+            digest: digest.prefix(),
+            file,
+        };
+        let filename = self.document.filename.clone();
+        ProofSetRefs {
+            archive: ArchiveRef { package: package.clone(), digest: self.document.shasum.prefix(), filename },
+            sums: proof(self.sums_digest(), ProofFile::Sums),
+            signature: proof(self.signature_digest(), ProofFile::Signature),
+        }
+    }
+
+    fn proof_file(&self, file: ProofFile) -> Archive {
+        let (bytes, digest) = match file {
+            ProofFile::Sums => (&self.sums, self.sums_digest()),
+            ProofFile::Signature => (&self.signature, self.signature_digest()),
+        };
+        Archive::InMemory { bytes: bytes.clone(), digest, stored: None }
+    }
+}
+
+impl Mirror {
+    /// Returns the archive that one of our URLs names: from the store, or from a fill that it joins or starts.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] where no stored proof set or name lists the digest, even after asking upstream again.
+    pub async fn archive(
+        self: &Arc<Self>,
+        wanted: &ArchiveRef,
+        call: &RequestContext,
+    ) -> Result<Answer<Archive>, Error> {
+        let package = &wanted.package;
+        let policy = call.upstream(&package.provider.host)?.settings.verification;
+        if let Some(archive) =
+            self.stored_archive_of_url(wanted).await?.filter(|archive| policy.is_met_by(&archive.proof.how))
+            && let OpenOutcome::Checked(archive) = self.open_stored(package, &archive, call).await?
+        {
+            let fresh_until = call.now.after(CHECKED_COPY_LIFETIME);
+            return Ok(Answer { value: archive, outcome: Outcome::Hit, fresh_until, checked: call.now });
+        }
+        let stored = self.usable_set(package, call).await?;
+        if let Some(stored) = &stored
+            && let Some((set, file)) = stored.find(&wanted.digest, call.now)
+        {
+            return self.archive_from_set(wanted, stored, &set, file, call).await;
+        }
+        let requested = RequestedFile { package, digest: &wanted.digest, name: wanted.filename.as_str() };
+        let stored = self.refetch_set_listing(requested, stored.map(|stored| stored.stored_set.age), call).await?;
+        match stored.find(&wanted.digest, call.now) {
+            Some((set, file)) => self.archive_from_set(wanted, &stored, &set, file, call).await,
+            None => Err(requested.not_found_error()),
+        }
+    }
+
+    /// Returns SHA256SUMS or a signature from any stored proof set of the version, current or previous, that contains
+    /// the digest. Where none does, asks upstream again for the sets that may contain it.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] where no set contains the digest, even after asking upstream.
+    pub async fn proof_file(
+        self: &Arc<Self>,
+        wanted: &ProofFileRef,
+        call: &RequestContext,
+    ) -> Result<Answer<Archive>, Error> {
+        let ProofFileRef { provider, version, digest, file } = wanted;
+        let stored = self.platforms_with_sets(provider, version).await?;
+        let package = |platform| Package { provider: provider.clone(), version: version.clone(), platform };
+        for platform in &stored {
+            let usable = self.usable_set(&package(platform.clone()), call).await?;
+            if let Some(set) = usable.and_then(|usable| usable.with_proof_file(*file, digest, call.now)) {
+                let fresh_until = call.now.after(CHECKED_COPY_LIFETIME);
+                return Ok(Answer {
+                    value: set.proof_file(*file),
+                    outcome: Outcome::Hit,
+                    fresh_until,
+                    checked: call.now,
+                });
+            }
+        }
+        let mut last_error = None;
+        for platform in self.likely_platforms(provider, version, stored).await? {
+            let package = package(platform);
+            let requested = RequestedFile { package: &package, digest, name: file.name() };
+            let seen = self.usable_set(&package, call).await?.map(|usable| usable.stored_set.age);
+            match self.refetch_set_listing(requested, seen, call).await {
+                Ok(usable) => match usable.with_proof_file(*file, digest, call.now) {
+                    Some(set) => {
+                        let (value, fresh_until) = (set.proof_file(*file), call.now);
+                        return Ok(Answer { value, outcome: Outcome::Miss, fresh_until, checked: call.now });
+                    }
+                    None => last_error = last_error.or(Some(requested.not_found_error())),
+                },
+                // A file absent for one platform may exist for another. After any other failure its absence is
+                // unproven.
+                Err(Error::NotFound(reason)) => last_error = last_error.or(Some(Error::NotFound(reason))),
+                Err(error) => return Err(error),
+            }
+        }
+        let subject = format!("{} of {provider} {version}", file.name());
+        Err(last_error.unwrap_or_else(|| Error::NotFound(format!("{subject}: no platform of that version is known"))))
+    }
+
+    /// Returns the platforms to ask upstream about when no stored set contains a file: those with a set first, then
+    /// those in the cached version list, the common ones before the others.
+    async fn likely_platforms(
+        self: &Arc<Self>,
+        provider: &ProviderAddress,
+        version: &Version,
+        stored: Vec<Platform>,
+    ) -> Result<Vec<Platform>, Error> {
+        let mut likely = stored;
+        let cached = self.stored_document(&Key::ProviderVersions(provider.clone())).await?;
+        let list = match &cached {
+            Some(cached) => cached.value.versions().await.ok(),
+            None => None,
+        };
+        let listed = list.as_ref().and_then(|list| list.get(version)).map(|listed| &listed.platforms[..]);
+        let names_none = listed.is_none_or(<[_]>::is_empty);
+        likely.extend(Platform::common().filter(|common| names_none || listed.is_some_and(|all| all.contains(common))));
+        likely.extend(listed.unwrap_or_default().iter().cloned());
+        let mut seen = HashSet::new();
+        likely.retain(|platform| seen.insert(platform.clone()));
+        likely.truncate(MAX_PLATFORMS_ASKED);
+        Ok(likely)
+    }
+
+    /// Fetches the proof set again, for a URL whose digest no stored set lists. Where the new set does not list it
+    /// either, upstream is not asked again for a while.
+    async fn refetch_set_listing(
+        self: &Arc<Self>,
+        wanted: RequestedFile<'_>,
+        seen: Option<Age>,
+        call: &RequestContext,
+    ) -> Result<UsableProofSet, Error> {
+        let package = wanted.package;
+        if call.config.refetched_sets.get(package, call.now).is_some() {
+            return Err(wanted.not_found_error());
+        }
+        if self.connectivity() == Connectivity::Offline {
+            return Err(self.missing_error(package, format!("{} of {package}", wanted.name), call).await);
+        }
+        let _place =
+            self.try_wait(call).ok_or_else(|| too_many_waiting(&format!("the download document of {package}")))?;
+        let refetched = tokio::time::timeout_at(call.deadline, self.revalidate_set(package, seen, call)).await;
+        let stored = refetched.map_err(|_| Error::Slow(format!("the download document of {package}")))??;
+        if stored.find(wanted.digest, call.now).is_none() {
+            let rule = call.upstream(&package.provider.host)?.rule(|fresh| fresh.download);
+            call.config.refetched_sets.insert(package.clone(), (), call.now.after(rule.not_found_lifetime()), call.now);
+        }
+        Ok(stored)
+    }
+
+    async fn archive_from_set(
+        self: &Arc<Self>,
+        wanted: &ArchiveRef,
+        stored: &UsableProofSet,
+        set: &Arc<ProofSet>,
+        file: ProofSetFile,
+        call: &RequestContext,
+    ) -> Result<Answer<Archive>, Error> {
+        let name = wanted.filename.as_str();
+        let proof = |file: ProofFile| {
+            let value = set.proof_file(file);
+            Answer { value, outcome: Outcome::Hit, fresh_until: call.now, checked: call.now }
+        };
+        match file {
+            ProofSetFile::Archive if set.document.filename == wanted.filename => {
+                self.archive_from_fill(&wanted.package, &stored.stored_set, set, call).await
+            }
+            // URLs of earlier releases named the platform in these paths too.
+            ProofSetFile::Proof(file) if file.name() == name => Ok(proof(file)),
+            ProofSetFile::Archive | ProofSetFile::Proof(_) => {
+                Err(RequestedFile { package: &wanted.package, digest: &wanted.digest, name }.not_found_error())
+            }
+        }
+    }
+
+    /// Joins or starts the fill of an archive that is not stored.
+    async fn archive_from_fill(
+        self: &Arc<Self>,
+        package: &Package,
+        stored_set: &Arc<StoredProofSet>,
+        set: &Arc<ProofSet>,
+        call: &RequestContext,
+    ) -> Result<Answer<Archive>, Error> {
+        let digest = set.document.shasum;
+        // A fill may have finished since the first check: do not start another.
+        if let Some(archive) = self.stored_archive(package, digest).await?
+            && let OpenOutcome::Checked(archive) = self.open_stored(package, &archive, call).await?
+        {
+            return Ok(Answer { value: archive, outcome: Outcome::Hit, fresh_until: call.now, checked: call.now });
+        }
+        if self.connectivity() == Connectivity::Offline && !self.has_archive(digest).await? {
+            return Err(self.missing_error(package, format!("the archive of {package}"), call).await);
+        }
+        let _place = self.try_wait(call).ok_or_else(|| too_many_waiting(&format!("the archive of {package}")))?;
+        let progress = self.join_fill(package, stored_set, set, call)?;
+        let (value, outcome) = match self.wait_for_fill(package, progress, call).await? {
+            FillArrival::Stored(archive) => (archive, Outcome::Miss),
+            // A job only wants the archive stored, so a failure to store it is an error.
+            FillArrival::NotStored(_, reason) | FillArrival::NoSpace(reason) if call.caller != CallerKind::Request => {
+                return Err(reason.into());
+            }
+            FillArrival::NotStored(archive, _) => {
+                self.counters.passed_through.inc();
+                (archive, Outcome::PassedThrough)
+            }
+            FillArrival::NoSpace(reason) => {
+                (self.pass_through(package, set, reason, call).await?, Outcome::PassedThrough)
+            }
+        };
+        Ok(Answer { value, outcome, fresh_until: call.now, checked: call.now })
+    }
+
+    /// Joins the fill of an archive, or starts one.
+    ///
+    /// # Errors
+    /// [`Error::Unattended`] where this client has already started too many fills that nothing waits for.
+    pub(in crate::mirror) fn join_fill(
+        self: &Arc<Self>,
+        package: &Package,
+        stored_set: &Arc<StoredProofSet>,
+        set: &Arc<ProofSet>,
+        call: &RequestContext,
+    ) -> Result<watch::Receiver<FillProgress>, Error> {
+        let key = FillKey { package: package.clone(), digest: set.document.shasum };
+        let may_start = || self.started_fills.may_start(call.client, || format!("the archive of {package}"));
+        self.fill_flights.try_join((key, call.proxy_path()), may_start, |landing| {
+            let (sender, progress) = watch::channel(FillProgress::Waiting);
+            let followed = sender.clone();
+            let fill = Fill::new(
+                Arc::clone(self),
+                package.clone(),
+                Arc::clone(stored_set),
+                Arc::clone(set),
+                self.flight_context(call),
+                sender,
+            );
+            let (mirror, package) = (Arc::clone(self), package.clone());
+            let go = || {
+                let started = self.started_fills.started(call.client, followed);
+                self.tasks.spawn(async move {
+                    if let Some(digest) = fill.with_listed_fill(started).run(landing).await {
+                        mirror.complete_hashes_of(package, digest).await;
+                    }
+                });
+            };
+            (progress, go)
+        })
+    }
+
+    /// Waits until a response can begin: the archive is verified and committed, or large and streaming (DESIGN, promise
+    /// 3).
+    async fn wait_for_fill(
+        self: &Arc<Self>,
+        package: &Package,
+        mut progress: watch::Receiver<FillProgress>,
+        call: &RequestContext,
+    ) -> Result<FillArrival, Error> {
+        loop {
+            let state = progress.borrow_and_update().clone();
+            match state {
+                FillProgress::Waiting => {}
+                FillProgress::Streaming { written, length, .. } => {
+                    let may_begin = match length {
+                        Some(length) => length > SMALL_ARCHIVE_BYTES,
+                        None => written > SMALL_ARCHIVE_BYTES && call.takes_unknown_length,
+                    };
+                    if may_begin {
+                        let follow = TailStream::new(progress, length);
+                        return Ok(FillArrival::Stored(Archive::Arriving { follow, length }));
+                    }
+                }
+                FillProgress::Committed { archive, bytes } => {
+                    let length = Some(archive.size_bytes);
+                    return match (self.open_stored(package, &archive, call).await?, bytes) {
+                        (OpenOutcome::Checked(archive), _) => Ok(FillArrival::Stored(archive)),
+                        // Already evicted again, but the file of the download is still open.
+                        (OpenOutcome::Missing, Some(_)) => {
+                            let follow = TailStream::new(progress, length);
+                            Ok(FillArrival::Stored(Archive::Arriving { follow, length }))
+                        }
+                        (OpenOutcome::Missing | OpenOutcome::Damaged, _) => {
+                            Err(Error::Interrupted(format!("the archive of {package}")))
+                        }
+                    };
+                }
+                FillProgress::NotStored { size_bytes, error: why, .. } => {
+                    let length = Some(size_bytes);
+                    let follow = TailStream::new(progress, length);
+                    return Ok(FillArrival::NotStored(Archive::Arriving { follow, length }, why));
+                }
+                FillProgress::NoSpace(reason) => return Ok(FillArrival::NoSpace(reason)),
+                FillProgress::Failed(error) => return Err(error),
+            }
+            if progress.changed().await.is_err() {
+                return Err(Error::Interrupted(format!("the archive of {package}")));
+            }
+        }
+    }
+
+    /// Looks up the stored archive that one of our URLs names.
+    pub(in crate::mirror) async fn stored_archive_of_url(
+        self: &Arc<Self>,
+        wanted: &ArchiveRef,
+    ) -> Result<Option<StoredArchive>, Error> {
+        let wanted = wanted.clone();
+        self.on_disk(move |mirror| {
+            let name = default_if_gone(mirror.catalog.name(&wanted.package))?;
+            Ok(name.find(&wanted.digest).filter(|archive| archive.filename == wanted.filename).cloned())
+        })
+        .await
+    }
+
+    /// Returns the catalog entry of a stored archive.
+    pub async fn stored_archive(
+        self: &Arc<Self>,
+        package: &Package,
+        digest: Digest,
+    ) -> Result<Option<StoredArchive>, Error> {
+        let package = package.clone();
+        self.on_disk(move |mirror| Ok(default_if_gone(mirror.catalog.name(&package))?.get(&digest).cloned())).await
+    }
+
+    /// Records the use of an archive, at most once a minute.
+    pub(in crate::mirror) fn record_use(self: &Arc<Self>, digest: Digest, now: Timestamp) {
+        if self.recently_used.get(&digest, now).is_some() {
+            return;
+        }
+        self.recently_used.insert(digest, (), now.after(Duration::from_secs(60)), now);
+        let mirror = Arc::clone(self);
+        self.tasks.spawn_blocking(move || mirror.store.index.archive_used(&digest, now));
+    }
+}
+
+enum FillArrival {
+    /// Stored, or committed before its last bytes are sent.
+    Stored(Archive),
+    /// Verified, but it could not be stored.
+    NotStored(Archive, StoreError),
+    /// The disk cannot take it.
+    NoSpace(StoreError),
+}
+
+#[derive(Debug, Clone, Copy)]
+struct RequestedFile<'a> {
+    package: &'a Package,
+    digest: &'a DigestPrefix,
+    name: &'a str,
+}
+
+impl RequestedFile<'_> {
+    fn not_found_error(&self) -> Error {
+        let Self { package, digest, name } = self;
+        Error::NotFound(format!(
+            "{package} has no file {name} whose SHA-256 begins with {digest}: ask its download document again"
+        ))
+    }
+}

@@ -1,0 +1,165 @@
+//! Serves documents and proof sets by freshness: from the store, by revalidation with patience, or by a fetch.
+
+use std::sync::Arc;
+
+use tokio::time::error::Elapsed;
+use tokio::time::{Instant, timeout_at};
+
+use crate::address::Hostname;
+use crate::error::Error;
+use crate::mirror::freshness::{Age, FreshnessDecision, FreshnessRule, RevalidationTarget, decide};
+use crate::mirror::offline::STORED_ANSWER_LIFETIME;
+use crate::mirror::request_context::CallerKind;
+use crate::mirror::single_flight::SharedResult;
+use crate::mirror::{Answer, FetchReason, Mirror, Outcome, RequestContext};
+use crate::upstream::backoff::BudgetPurpose;
+use crate::upstream::breaker::Origin;
+use crate::upstream::error::{Fault, UpstreamError};
+
+#[derive(Debug, Clone)]
+pub(in crate::mirror) struct Aged<T> {
+    pub(in crate::mirror) value: T,
+    pub(in crate::mirror) age: Age,
+}
+
+pub(in crate::mirror) type FlightResult<T> = Result<Aged<T>, Error>;
+
+/// A stored object that can be revalidated.
+pub(in crate::mirror) trait Revalidatable {
+    /// The origins that a revalidation contacts.
+    fn origins(&self) -> Vec<Origin>;
+}
+
+/// The error for a request when too many others already wait.
+pub(in crate::mirror) fn too_many_waiting(subject: &str) -> Error {
+    Error::Busy {
+        subject: subject.to_owned(),
+        reason: "the limit of requests that wait for upstreams is reached".to_owned(),
+    }
+}
+
+/// Waits for a flight until a deadline. A job waits until the flight ends, which has its own limits.
+async fn await_flight<T: Clone>(call: &RequestContext, until: Instant, flight: SharedResult<T>) -> Result<T, Elapsed> {
+    match call.caller {
+        CallerKind::Request | CallerKind::Flight => timeout_at(until, flight).await,
+        CallerKind::JobStep | CallerKind::PlanStep => Ok(flight.await),
+    }
+}
+
+impl Mirror {
+    /// Answers from the stored copy or from a flight, as freshness decides. The caller records what is refused offline.
+    pub(in crate::mirror) async fn serve_or_fetch<T: Revalidatable + Clone + Send + Sync + 'static>(
+        self: &Arc<Self>,
+        subject: &str,
+        host: &Hostname,
+        call: &RequestContext,
+        rule: &FreshnessRule,
+        stored: Option<Aged<T>>,
+        flight: impl FnOnce(FetchReason, &RequestContext) -> SharedResult<FlightResult<T>>,
+    ) -> Result<Answer<T>, Error> {
+        let verdict = decide(stored.as_ref().map(|stored| stored.age), rule, self.connectivity(), call.now);
+        let answer = |fetched: Aged<T>, outcome| Answer {
+            outcome: if fetched.age.gone { Outcome::Gone } else { outcome },
+            fresh_until: rule.fresh_until(fetched.age),
+            checked: fetched.age.checked,
+            value: fetched.value,
+        };
+        let stale = |stored: Aged<T>| Answer {
+            outcome: if stored.age.gone { Outcome::Gone } else { Outcome::Stale },
+            fresh_until: call.now,
+            checked: stored.age.checked,
+            value: stored.value,
+        };
+        match (verdict, stored) {
+            (FreshnessDecision::Serve, Some(stored)) => Ok(answer(stored, Outcome::Hit)),
+            // Upstream cannot be asked, so for a moment the store need not be read again either.
+            (FreshnessDecision::ServeStale, Some(stored)) => {
+                Ok(Answer { fresh_until: call.now.after(STORED_ANSWER_LIFETIME), ..stale(stored) })
+            }
+            (FreshnessDecision::Revalidate, Some(stored)) => {
+                let origins = match rule.target {
+                    RevalidationTarget::SameLocation => stored.value.origins(),
+                    // The backoff of the old location does not apply to the new one.
+                    RevalidationTarget::NewLocation => vec![Origin::of(&call.upstream(host)?.settings.url)],
+                };
+                let Some(leave) =
+                    call.config.outbound.revalidation_permit(&origins, &call.revalidation_permit, call.now)
+                else {
+                    tracing::debug!(subject, "its upstream's circuit breaker is open; the stored copy is served");
+                    return Ok(stale(stored));
+                };
+                let Some(_place) = self.try_wait(call) else {
+                    tracing::debug!(subject, "the limit of waiting requests is reached; the stored copy is served");
+                    return Ok(stale(stored));
+                };
+                let patience_end = call.deadline.min(call.started + rule.patience);
+                let call = RequestContext { revalidation_permit: leave, ..call.clone() };
+                match await_flight(&call, patience_end, flight(FetchReason::Revalidate, &call)).await {
+                    Ok(Ok(fetched)) => Ok(answer(fetched, Outcome::Revalidated)),
+                    Ok(Err(error @ Error::NotFound(_))) => Err(error),
+                    Ok(Err(error @ Error::Spared(_))) if call.caller == CallerKind::JobStep => Err(error),
+                    Ok(Err(error @ Error::Spared(_))) => {
+                        tracing::debug!(subject, %error, "the stored copy is served");
+                        Ok(stale(stored))
+                    }
+                    Ok(Err(error)) => {
+                        tracing::warn!(subject, %error, "could not be revalidated; the stored copy is served");
+                        Ok(stale(stored))
+                    }
+                    Err(_) => {
+                        tracing::warn!(subject, "upstream is slow to revalidate; the stored copy is served meanwhile");
+                        let now = call.now.after(call.started.elapsed());
+                        call.config.outbound.record_client_timeout(host, &origins, rule.patience, now);
+                        Ok(stale(stored))
+                    }
+                }
+            }
+            (FreshnessDecision::Refuse, _) => Err(self.offline_error(subject.to_owned()).await),
+            (_, None) | (FreshnessDecision::Fetch, _) => {
+                let _place = self.try_wait(call).ok_or_else(|| too_many_waiting(subject))?;
+                match await_flight(call, call.deadline, flight(FetchReason::Fetch, call)).await {
+                    Ok(fetched) => Ok(answer(fetched?, Outcome::Miss)),
+                    Err(_) => Err(Error::Slow(subject.to_owned())),
+                }
+            }
+        }
+    }
+
+    /// Charges a revalidation to the upstream's rate budget. A fetch of something that is not stored is free.
+    pub(in crate::mirror) fn charge_revalidation(
+        &self,
+        subject: &str,
+        host: &Hostname,
+        fetch_reason: FetchReason,
+        requests: u32,
+        call: &RequestContext,
+    ) -> Result<(), Error> {
+        match fetch_reason {
+            FetchReason::Fetch => Ok(()),
+            FetchReason::Revalidate
+                if call.config.outbound.spend(host, BudgetPurpose::Revalidation, requests, call.now) =>
+            {
+                Ok(())
+            }
+            FetchReason::Revalidate => Err(Error::Spared(subject.to_owned())),
+        }
+    }
+
+    /// Limits a flight of several requests to the deadline of one document.
+    pub(in crate::mirror) async fn with_deadline<T>(
+        self: &Arc<Self>,
+        subject: &str,
+        host: &Hostname,
+        work: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Error> {
+        let limit = self.config().outbound.give_up_after();
+        match tokio::time::timeout(limit, work).await {
+            Ok(done) => done,
+            Err(_) => Err(Error::from(UpstreamError {
+                subject: subject.to_owned(),
+                origin: host.to_string(),
+                fault: Fault::Slow(format!("no whole answer within {} s", limit.as_secs())),
+            })),
+        }
+    }
+}

@@ -1,0 +1,352 @@
+//! Stored documents: their record format, and how they are fetched, stored and replaced.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use tokio::sync::Semaphore;
+use url::Url;
+
+use crate::clock::Timestamp;
+use crate::digest::{FastHash, FastHasher};
+use crate::error::Error;
+use crate::mirror::counters::ObjectKind;
+use crate::mirror::documents::revalidate::{Aged, FlightResult, Revalidatable};
+use crate::mirror::freshness::{Age, FreshnessDecision, FreshnessRule, RevalidationTarget, decide};
+use crate::mirror::library::record_format as parts;
+use crate::mirror::{Mirror, RequestContext, default_if_gone};
+use crate::store::{Durability, Key, StoreError};
+use crate::upstream::breaker::Origin;
+use crate::upstream::discovery::Discovery;
+use crate::upstream::error::UpstreamError;
+use crate::upstream::memory_budget::MemoryGrant;
+use crate::upstream::providers::VersionList;
+use crate::upstream::request::{Document, Fetched, UpstreamRequest, Validators};
+use crate::upstream::{CredentialScope, Upstream};
+
+/// The number of retries of a fetch when nothing is stored.
+pub(in crate::mirror) const RETRIES: usize = 2;
+
+pub(in crate::mirror) type DocumentFlight = FlightResult<Arc<StoredDocument>>;
+
+/// Documents of this size or larger are parsed on a blocking thread, in bytes.
+const LARGE_DOCUMENT: usize = 64 * 1024;
+
+/// The most large documents parsed at a time in this process. Parsing takes several times the size of a document.
+static LARGE_READS: Semaphore = Semaphore::const_new(4);
+
+/// The state of the store when a flight begins.
+pub(in crate::mirror) enum FlightStart {
+    /// Another flight has just fetched the document.
+    AlreadyFetched(Aged<Arc<StoredDocument>>),
+    /// The stored copy to build on, if any.
+    BuildOn(Option<Arc<StoredDocument>>),
+}
+
+/// The result of replacing a stored document.
+pub(in crate::mirror) enum ReplaceOutcome {
+    /// The new document was stored.
+    Stored,
+    /// The old document stays, because it was confirmed later.
+    KeptExisting(Box<StoredDocument>),
+}
+
+/// A stored document: upstream's bytes and their metadata.
+#[derive(Debug, Clone)]
+pub struct StoredDocument {
+    pub(in crate::mirror) metadata: DocumentMetadata,
+    /// The bytes upstream sent.
+    pub(in crate::mirror) body: Bytes,
+    /// Entries of an earlier copy that upstream has dropped: versions that are still stored (a JSON list), or services
+    /// (a JSON object).
+    pub(in crate::mirror) dropped: Bytes,
+    /// Memory reserved for the body, if it was just fetched.
+    pub(in crate::mirror) _room: MemoryGrant,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(in crate::mirror) struct DocumentMetadata {
+    /// The requested URL.
+    pub(in crate::mirror) asked: Url,
+    /// The URL after redirects.
+    pub(in crate::mirror) url: Url,
+    /// The origins contacted, redirects included.
+    #[serde(default)]
+    pub(in crate::mirror) origins: Vec<Origin>,
+    #[serde(default)]
+    pub(in crate::mirror) validators: Validators,
+    pub(in crate::mirror) fetched: Timestamp,
+    pub(in crate::mirror) checked: Timestamp,
+    #[serde(default)]
+    pub(in crate::mirror) gone: bool,
+    /// Set for a document from a bundle until it is fetched from upstream. No credential is sent to the origins it
+    /// names.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(in crate::mirror) carried: bool,
+}
+
+impl StoredDocument {
+    pub(in crate::mirror) fn age(&self) -> Age {
+        Age { checked: self.metadata.checked, gone: self.metadata.gone }
+    }
+
+    pub(in crate::mirror) fn read(record: Vec<u8>) -> Option<Self> {
+        let (metadata, parts) = parts::read(record)?;
+        let [body, dropped] = <[Bytes; 2]>::try_from(parts).ok()?;
+        Some(Self { metadata, body, dropped, _room: MemoryGrant::default() })
+    }
+
+    pub(in crate::mirror) fn write(&self) -> Vec<u8> {
+        parts::write(&self.metadata, &[&self.body, &self.dropped])
+    }
+
+    pub(in crate::mirror) fn of(document: Document, requested_url: Url, now: Timestamp) -> Self {
+        let Document { body, validators, url, origins, memory, .. } = document;
+        let metadata = DocumentMetadata {
+            asked: requested_url,
+            url,
+            origins,
+            validators,
+            fetched: now,
+            checked: now,
+            gone: false,
+            carried: false,
+        };
+        Self { metadata, body, dropped: Bytes::new(), _room: memory }
+    }
+
+    pub(in crate::mirror) fn confirmed(&self, now: Timestamp, gone: bool) -> Self {
+        let metadata = DocumentMetadata { checked: now, gone, ..self.metadata.clone() };
+        Self { metadata, ..self.clone() }
+    }
+
+    pub(in crate::mirror) fn has_same_content(&self, other: &Self) -> bool {
+        self.body == other.body && self.dropped == other.dropped
+    }
+
+    pub(in crate::mirror) fn dropped(&self) -> Vec<Box<RawValue>> {
+        serde_json::from_slice(&self.dropped).unwrap_or_default()
+    }
+
+    /// A hash of the content, including dropped entries.
+    pub fn content_hash(&self) -> FastHash {
+        let mut hasher = FastHasher::new();
+        hasher.update(&(self.body.len() as u64).to_le_bytes());
+        hasher.update(&self.body);
+        hasher.update(&self.dropped);
+        hasher.finish()
+    }
+
+    /// Parses the document as discovery.
+    pub fn discovery(&self) -> Result<Discovery, String> {
+        Discovery::parse(&self.body, self.metadata.url.clone())
+    }
+
+    /// Parses the document as a version list, with the dropped versions that are still stored.
+    pub async fn versions(self: &Arc<Self>) -> Result<VersionList, String> {
+        self.parse_as(Self::as_versions).await
+    }
+
+    pub(in crate::mirror) fn as_versions(&self) -> Result<VersionList, String> {
+        let mut list = VersionList::parse(&self.body)?;
+        list.add_missing(self.dropped());
+        Ok(list)
+    }
+
+    /// Parses the document; a large one on a blocking thread, so that it delays no other task.
+    pub(in crate::mirror) async fn parse_as<T: Send + 'static>(
+        self: &Arc<Self>,
+        read: impl FnOnce(&Self) -> Result<T, String> + Send + 'static,
+    ) -> Result<T, String> {
+        if self.body.len() < LARGE_DOCUMENT {
+            return read(self);
+        }
+        let turn = LARGE_READS.acquire().await;
+        let document = Arc::clone(self);
+        let reading = tokio::task::spawn_blocking(move || {
+            // The permit is released when the parsing ends, even if the caller has gone.
+            let _turn = turn;
+            read(&document)
+        });
+        reading.await.unwrap_or_else(|_| Err("reading it ended unexpectedly".to_owned()))
+    }
+}
+
+impl Revalidatable for Arc<StoredDocument> {
+    fn origins(&self) -> Vec<Origin> {
+        let DocumentMetadata { asked, origins, .. } = &self.metadata;
+        let mut origins = origins.clone();
+        let first = Origin::of(asked);
+        if !origins.contains(&first) {
+            origins.push(first);
+        }
+        origins
+    }
+}
+
+impl Upstream {
+    pub(in crate::mirror) fn rule(
+        &self,
+        fresh: impl Fn(&crate::config::FreshnessLifetimes) -> std::time::Duration,
+    ) -> FreshnessRule {
+        let settings = &self.settings;
+        FreshnessRule {
+            fresh: fresh(&settings.fresh),
+            not_found: settings.fresh.not_found,
+            patience: settings.patience,
+            target: RevalidationTarget::SameLocation,
+        }
+    }
+}
+
+impl Mirror {
+    /// Reads the store at the start of a flight: another may have landed since the caller read it.
+    pub(in crate::mirror) async fn reread_store(
+        self: &Arc<Self>,
+        key: &Key,
+        seen: Option<Age>,
+        rule: &FreshnessRule,
+        call: &RequestContext,
+    ) -> Result<FlightStart, Error> {
+        let stored = self.stored_document(key).await?;
+        if stored.is_none()
+            && let Some(not_found) = call.config.not_found.get(key, call.now)
+        {
+            return Err(Error::NotFound(not_found));
+        }
+        Ok(match stored {
+            Some(stored)
+                if seen != Some(stored.age)
+                    && decide(Some(stored.age), rule, self.connectivity(), call.now) == FreshnessDecision::Serve =>
+            {
+                FlightStart::AlreadyFetched(stored)
+            }
+            stored => FlightStart::BuildOn(stored.map(|stored| stored.value)),
+        })
+    }
+
+    pub(in crate::mirror) async fn stored_document(
+        self: &Arc<Self>,
+        key: &Key,
+    ) -> Result<Option<Aged<Arc<StoredDocument>>>, Error> {
+        let wanted = key.clone();
+        self.on_disk(move |mirror| {
+            let Some(record) = default_if_gone(mirror.store.records.get(&wanted))? else { return Ok(None) };
+            let Some(document) = StoredDocument::read(record) else {
+                mirror.store.records.quarantine(&wanted)?;
+                return Ok(None);
+            };
+            Ok(Some(Aged { age: document.age(), value: Arc::new(document) }))
+        })
+        .await
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "an Ask and what it is made of")]
+    pub(in crate::mirror) async fn fetch_from(
+        &self,
+        subject: &str,
+        url: &Url,
+        upstream: &Upstream,
+        credential_scope: &CredentialScope,
+        before: Option<&StoredDocument>,
+        limit: u64,
+        call: &RequestContext,
+    ) -> Result<Fetched, UpstreamError> {
+        let retries = if before.is_some() { 0 } else { RETRIES };
+        let RequestContext { via, priority, now, .. } = call;
+        let upstream = &upstream.settings.host;
+        let ask = UpstreamRequest {
+            label: subject,
+            url,
+            upstream,
+            credentials: credential_scope,
+            via,
+            retries,
+            priority: *priority,
+            now: *now,
+        };
+        let validators =
+            before.filter(|before| before.metadata.asked == *url).map(|before| &before.metadata.validators);
+        call.config.outbound.document(ask, validators, limit).await
+    }
+
+    /// Stores a document that was just fetched, and enforces the size limit. A stored copy that was confirmed later
+    /// stays; it is also returned, unless it was fetched from another URL. A failed write is logged, and the caller
+    /// still gets the document.
+    pub(in crate::mirror) async fn store_document(
+        self: &Arc<Self>,
+        key: Key,
+        document: StoredDocument,
+    ) -> DocumentFlight {
+        let coming = document.clone();
+        let put = self.on_disk(move |mirror| {
+            let now = coming.metadata.checked;
+            let placed = mirror.replace_document(&key, coming, now, Durability::Lazy, |_, coming| Ok(coming))?;
+            mirror.enforce_size_limit();
+            Ok(placed)
+        });
+        let document = match put.await {
+            Ok(placed) => {
+                self.record_stored(ObjectKind::Document);
+                match placed {
+                    ReplaceOutcome::KeptExisting(stored) if stored.metadata.asked == document.metadata.asked => *stored,
+                    ReplaceOutcome::Stored | ReplaceOutcome::KeptExisting(_) => document,
+                }
+            }
+            Err(error) => {
+                tracing::error!(%error, "a document could not be stored");
+                if let Error::Store(reason) = &error {
+                    self.record_not_stored(ObjectKind::Document, reason);
+                }
+                document
+            }
+        };
+        Ok(Aged { age: document.age(), value: Arc::new(document) })
+    }
+
+    /// Stores the document that `made` builds from the old and the new one, unless the old one was confirmed later.
+    pub(in crate::mirror) fn replace_document(
+        &self,
+        key: &Key,
+        coming: StoredDocument,
+        now: Timestamp,
+        durability: Durability,
+        made: impl FnOnce(Option<&StoredDocument>, StoredDocument) -> Result<StoredDocument, StoreError>,
+    ) -> Result<ReplaceOutcome, StoreError> {
+        let _lock = self.catalog.record_lock(key).lock();
+        let stored = default_if_gone(self.store.records.get(key))?.and_then(StoredDocument::read);
+        if let Some(stored) = stored.as_ref().filter(|stored| stored.age().is_confirmed_after(coming.age(), now)) {
+            return Ok(ReplaceOutcome::KeptExisting(Box::new(stored.clone())));
+        }
+        let made = made(stored.as_ref(), coming)?;
+        let size_bytes = self.store.records.put(key, &made.write(), durability)?;
+        self.store.index.document_stored(key, size_bytes, made.metadata.checked);
+        Ok(ReplaceOutcome::Stored)
+    }
+
+    /// Writes a document and indexes its size.
+    pub(in crate::mirror) fn write_document(
+        &self,
+        key: &Key,
+        record: &[u8],
+        now: Timestamp,
+        durability: Durability,
+    ) -> Result<(), StoreError> {
+        let _lock = self.catalog.record_lock(key).lock();
+        let size_bytes = self.store.records.put(key, record, durability)?;
+        self.store.index.document_stored(key, size_bytes, now);
+        Ok(())
+    }
+
+    pub(in crate::mirror) fn remove_document(&self, key: &Key, durability: Durability) -> Result<(), StoreError> {
+        let _lock = self.catalog.record_lock(key).lock();
+        self.store.records.remove(key, durability)?;
+        self.store.index.document_gone(key);
+        Ok(())
+    }
+
+    pub(in crate::mirror) async fn drop_document(self: &Arc<Self>, key: Key) -> Result<(), Error> {
+        self.on_disk(move |mirror| mirror.remove_document(&key, Durability::Synced)).await
+    }
+}

@@ -1,0 +1,462 @@
+//! Enforces the size limit by evicting what was least recently used: archives before documents, pages before other
+//! documents, and archives that upstream has deleted last, because they cannot be fetched again. Offline, nothing is
+//! evicted.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use crate::address::{Artifact, Package};
+use crate::digest::Digest;
+use crate::error::Error;
+use crate::mirror::Mirror;
+use crate::mirror::counters::{EvictionReason, ObjectKind};
+use crate::mirror::library::{Evictor, Reservation};
+use crate::mirror::modules::record_module_before_removal;
+use crate::store::{Durability, IndexedArchive, Key, SizeLimit, StoreError};
+use crate::upstream::outbound::Connectivity;
+
+/// Pages may take at most one part in this many of the size limit.
+const PAGES_SHARE: u64 = 8;
+
+/// The most times that one pass lists the candidates again because some were used meanwhile.
+const MAX_INDEX_SCANS: usize = 3;
+/// The most archives that a pass evicts ahead of need, so that fills rarely wait and a pass stays short.
+const MAX_EVICTED_AHEAD: usize = 64;
+
+/// The longest that a fill waits for the index to be rebuilt.
+const INDEX_TIMEOUT: Duration = Duration::from_secs(5);
+/// The longest that a fill waits for eviction to free its space.
+const EVICTION_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Documents evicted in one batch; pinning waits until the batch is done.
+const DOCUMENT_BATCH: usize = 256;
+
+/// The result of evicting one archive.
+#[derive(Debug, Clone, Copy)]
+enum EvictionResult {
+    /// Evicted; the bytes that it freed.
+    Freed(u64),
+    /// Used meanwhile, or the disk is too full to rewrite its names.
+    Skipped,
+    /// Exempt from eviction, or impossible to read or change.
+    Exempt,
+}
+
+/// The progress of one eviction pass.
+#[derive(Debug, Clone, Copy, Default)]
+struct EvictionTotals {
+    bytes: u64,
+    archives: usize,
+    passed_over: usize,
+}
+
+impl EvictionTotals {
+    fn note(&mut self, evicted: EvictionResult) {
+        match evicted {
+            EvictionResult::Freed(bytes) => {
+                self.bytes += bytes;
+                self.archives += 1;
+            }
+            EvictionResult::Skipped => self.passed_over += 1,
+            EvictionResult::Exempt => {}
+        }
+    }
+}
+
+impl Mirror {
+    pub(in crate::mirror) fn reservation(&self) -> Reservation {
+        self.evictor.reservation()
+    }
+
+    /// Raises a reservation to `bytes`, and waits until enough is evicted for it.
+    ///
+    /// # Errors
+    /// [`StoreError::NoRoom`] where it could never fit; then nothing is evicted for it.
+    pub(in crate::mirror) async fn reserve(
+        self: &Arc<Self>,
+        reservation: &mut Reservation,
+        bytes: u64,
+    ) -> Result<(), Error> {
+        let more = bytes.saturating_sub(reservation.bytes());
+        if more == 0 {
+            return Ok(());
+        }
+        let mut limit = self.size_limit_bytes();
+        if self.used_bytes().saturating_add(more) > limit {
+            limit = self.on_disk(|mirror| Ok::<_, StoreError>(mirror.refresh_size_limit())).await?;
+        }
+        if bytes > limit {
+            return Err(StoreError::NoRoom { needed: bytes, limit, stays: 0 }.into());
+        }
+        if self.used_bytes().saturating_add(more) > limit {
+            // A fill waits for its space, but not for the whole index: it is passed through where that takes long.
+            let whole = tokio::time::timeout(INDEX_TIMEOUT, self.store.index.until_complete()).await;
+            whole.unwrap_or_else(|_| self.store.index.needs_to_be_whole())?;
+            let stays = self.on_disk(Self::exempt_bytes).await?;
+            if bytes.saturating_add(stays) > limit {
+                return Err(StoreError::NoRoom { needed: bytes, limit, stays }.into());
+            }
+        }
+        reservation.add(more);
+        if self.is_over(limit) {
+            let freed = tokio::time::timeout(EVICTION_TIMEOUT, self.evictor.make_room(|| !self.is_over(limit))).await;
+            freed.unwrap_or_else(|_| Err(StoreError::Index("nothing was evicted in time".to_owned())))?;
+        }
+        Ok(())
+    }
+
+    /// Waits until eviction is idle, for a minute at most.
+    pub async fn wait_for_eviction(&self) {
+        // On a timeout the caller reads the sizes as they are then.
+        let _ = tokio::time::timeout(EVICTION_TIMEOUT, self.evictor.wait_idle()).await;
+    }
+
+    /// Runs an eviction pass for each request, until the mirror is dropped.
+    pub(in crate::mirror) async fn run_evictor(mirror: Weak<Self>, evictor: Arc<Evictor>) {
+        loop {
+            let request = evictor.next_request().await;
+            let Some(mirror) = mirror.upgrade() else { return };
+            let mirror_clone = Arc::clone(&mirror);
+            // Before that, an archive without an indexed name would seem unused. If this fails, the pass reports it.
+            let _ = mirror.store.index.until_complete().await;
+            let passed = mirror.tasks.spawn_blocking(move || mirror_clone.evict_to_limits()).await;
+            let failed = match &passed {
+                Ok(Ok(())) => None,
+                Ok(Err(error)) => {
+                    tracing::error!(%error, "the store is over its size limit, and eviction failed");
+                    Some(error.clone())
+                }
+                Err(_) => Some(StoreError::Index("eviction panicked".to_owned())),
+            };
+            // Before the panic is resumed: the waiting fills must go on.
+            evictor.finish_pass(request, failed);
+            if let Err(panicked) = passed
+                && let Ok(panic) = panicked.try_into_panic()
+            {
+                std::panic::resume_unwind(panic);
+            }
+        }
+    }
+
+    /// Removes a proof set, after recording its digests and keys in the first-seen record.
+    pub(in crate::mirror) fn remove_set(&self, package: &Package) -> Result<(), StoreError> {
+        self.histories.record_before_removal(package)?;
+        self.remove_document(&Key::ProofSet(package.clone()), Durability::Lazy)
+    }
+
+    /// Requests an eviction pass if a limit is exceeded.
+    pub(in crate::mirror) fn enforce_size_limit(&self) {
+        if self.is_over(self.size_limit_bytes()) || self.pages_are_over() {
+            self.evictor.request_pass();
+        }
+    }
+
+    fn evict_to_limits(&self) -> Result<(), StoreError> {
+        if self.connectivity() == Connectivity::Offline {
+            return Ok(());
+        }
+        self.evict_surplus_pages()?;
+        self.evict_to_fit()
+    }
+
+    fn most_page_bytes(&self) -> u64 {
+        self.limits.page_bytes.min(self.size_limit_bytes() / PAGES_SHARE)
+    }
+
+    fn pages_are_over(&self) -> bool {
+        self.store.index.totals().page_bytes > self.most_page_bytes()
+    }
+
+    /// Evicts the least recently used pages while they exceed their share. A client that varies a query could otherwise
+    /// fill the store with pages.
+    fn evict_surplus_pages(&self) -> Result<(), StoreError> {
+        if !self.pages_are_over() {
+            return Ok(());
+        }
+        // Frees slightly more than necessary, or every new page would start another scan.
+        let enough = self.most_page_bytes() / 100 * 98;
+        self.evict_pages(|| self.store.index.totals().page_bytes <= enough)
+    }
+
+    fn evict_pages(&self, enough: impl Fn() -> bool) -> Result<(), StoreError> {
+        for (key, size_bytes) in self.store.index.pages_by_age()? {
+            if enough() || self.tasks.is_stopping() {
+                break;
+            }
+            let _alone = self.evictor.block_evictions();
+            match self.remove_document(&key, Durability::Lazy) {
+                Ok(()) => self.was_evicted(ObjectKind::Document, EvictionReason::SizeLimit, size_bytes),
+                Err(error) => tracing::error!(?key, %error, "a page could not be evicted; it stays"),
+            }
+        }
+        Ok(())
+    }
+
+    fn was_evicted(&self, kind: ObjectKind, because: EvictionReason, size_bytes: u64) {
+        self.counters.evicted(kind, because, size_bytes);
+        self.evictor.wake_waiters();
+    }
+
+    /// The size limit in bytes. A share of the disk is as last computed.
+    pub(in crate::mirror) fn size_limit_bytes(&self) -> u64 {
+        match self.config.load().size_limit {
+            SizeLimit::Bytes(bytes) => bytes,
+            SizeLimit::ShareOfDisk => self.disk_share_bytes.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Recomputes the size limit; for a share of the disk this reads the free disk space.
+    pub(in crate::mirror) fn refresh_size_limit(&self) -> u64 {
+        let share = self.config.load().size_limit;
+        // Until the index is whole, its totals are too low.
+        if share == SizeLimit::ShareOfDisk
+            && self.store.index.is_complete()
+            && let Ok(free) = self.store.free_bytes()
+        {
+            let bytes = share.bytes(self.store.index.totals().bytes(), free);
+            self.disk_share_bytes.store(bytes, Ordering::Relaxed);
+        }
+        self.size_limit_bytes()
+    }
+
+    fn is_over(&self, limit: u64) -> bool {
+        self.used_bytes() > limit
+    }
+
+    /// Returns true if `bytes` more fit without an eviction.
+    pub(in crate::mirror) fn has_room_for(&self, bytes: u64) -> bool {
+        self.used_bytes().saturating_add(bytes) <= self.size_limit_bytes()
+    }
+
+    /// The stored bytes and the bytes reserved for fills.
+    pub(in crate::mirror) fn used_bytes(&self) -> u64 {
+        self.store.index.totals().bytes().saturating_add(self.evictor.reserved())
+    }
+
+    fn evict_to_fit(&self) -> Result<(), StoreError> {
+        let limit = self.refresh_size_limit();
+        // Frees slightly more than necessary, or every new document would start another scan. Where the limit equals
+        // the stored bytes, because the disk is full, only the excess is evicted.
+        let is_floor = limit == self.store.index.totals().bytes();
+        let enough = if is_floor { limit } else { limit / 100 * 98 };
+        if self.is_over(limit) {
+            // Even if the totals lag behind, a pass evicts no more than the excess.
+            let too_much = self.used_bytes().saturating_sub(enough);
+            self.evict_archives(EvictionReason::SizeLimit, |freed| {
+                let is_ahead = freed.archives >= MAX_EVICTED_AHEAD && !self.is_over(limit);
+                is_ahead || freed.bytes >= too_much || !self.is_over(enough)
+            })?;
+        }
+        // Reservations of fills are no reason to evict documents.
+        let stored = || self.store.index.totals().bytes();
+        if stored() <= limit {
+            return Ok(());
+        }
+        self.evict_pages(|| stored() <= enough)?;
+        self.evict_documents(|| stored() <= enough)
+    }
+
+    fn evict_documents(&self, enough: impl Fn() -> bool) -> Result<(), StoreError> {
+        for some in self.store.index.documents_by_age()?.chunks(DOCUMENT_BATCH) {
+            if enough() || self.tasks.is_stopping() {
+                break;
+            }
+            // The pinned documents are looked up once a batch: the lock keeps out new pins meanwhile.
+            let _alone = self.evictor.block_evictions();
+            let pinned = self.pinned_documents()?;
+            for (key, size_bytes) in some {
+                if enough() {
+                    break;
+                }
+                if pinned.contains(key) || self.eviction_holds.has_document(key) {
+                    continue;
+                }
+                let evicted = match key {
+                    Key::ProofSet(package) => self.remove_set(package),
+                    key => self.remove_document(key, Durability::Lazy),
+                };
+                match evicted {
+                    Ok(()) => self.was_evicted(ObjectKind::Document, EvictionReason::SizeLimit, *size_bytes),
+                    Err(error) => tracing::error!(?key, %error, "a document could not be evicted; it stays"),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Frees space for `bytes` on a full disk, regardless of the size limit. Evicts nothing if they would not fit
+    /// anyway.
+    pub(in crate::mirror) fn free_disk_space(&self, bytes: u64, full: &StoreError) -> Result<(), StoreError> {
+        let free = self.free_on_disk(bytes, full)?;
+        let (archive_bytes, stays) = (self.store.index.totals().archive_bytes, self.exempt_bytes()?);
+        let limit = free.saturating_add(archive_bytes);
+        if bytes.saturating_add(stays) > limit {
+            return Err(StoreError::NoRoom { needed: bytes, limit, stays });
+        }
+        let missing = bytes.saturating_sub(free);
+        self.evict_archives(EvictionReason::DiskFull, |freed| freed.bytes >= missing).map(drop)
+    }
+
+    /// Returns the free bytes of a full disk. If they are too few, deletes the quarantined files first.
+    fn free_on_disk(&self, needed: u64, full: &StoreError) -> Result<u64, StoreError> {
+        // With a user quota, the free bytes of the disk say nothing.
+        let free = || if full.is_over_quota() { Ok(0) } else { self.store.free_bytes() };
+        if free()? < needed {
+            self.store.empty_quarantine()?;
+        }
+        free()
+    }
+
+    /// Frees `bytes` on a full disk when the size of the whole archive is unknown.
+    ///
+    /// # Errors
+    /// [`StoreError::NoRoom`] where nothing is left to evict; `full` itself where the file exceeds the file size limit.
+    pub(in crate::mirror) fn free_more_disk_space(&self, bytes: u64, full: &StoreError) -> Result<(), StoreError> {
+        if full.is_too_large() {
+            return Err(full.clone());
+        }
+        let free = self.free_on_disk(bytes, full)?;
+        let missing = bytes.saturating_sub(free);
+        if missing == 0 {
+            return Ok(());
+        }
+        tracing::warn!(error = %full, "the disk is full in the middle of a fill; it is evicted from");
+        match self.evict_archives(EvictionReason::DiskFull, |freed| freed.bytes >= missing)? {
+            0 => Err(StoreError::NoRoom { needed: free.saturating_add(1), limit: free, stays: self.exempt_bytes()? }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Evicts archives, least recently used first, until `enough`; returns the bytes freed. Archives that upstream has
+    /// deleted are evicted last.
+    fn evict_archives(
+        &self,
+        because: EvictionReason,
+        enough: impl Fn(EvictionTotals) -> bool,
+    ) -> Result<u64, StoreError> {
+        if self.connectivity() == Connectivity::Offline {
+            return Ok(0);
+        }
+        self.store.index.needs_to_be_whole()?;
+        let (mut freed, mut gone_upstream) = (EvictionTotals::default(), Vec::new());
+        let (mut looks, mut all_are_seen) = (0, false);
+        let is_over = |freed| enough(freed) || self.tasks.is_stopping();
+        while !is_over(freed) {
+            let Some(archive) = self.evictor.next_candidate() else {
+                if looks == MAX_INDEX_SCANS || (all_are_seen && freed.passed_over == 0) {
+                    break;
+                }
+                let oldest = self.store.index.archives_by_age()?;
+                all_are_seen = self.evictor.set_candidates(oldest, looks == 0);
+                (looks, freed.passed_over) = (looks + 1, 0);
+                continue;
+            };
+            let names = self.store.index.names_of(&archive.digest)?;
+            if self.is_exempt(&archive.digest, &names)? {
+                continue;
+            }
+            if names.iter().any(|names| self.is_gone_upstream(names)) {
+                gone_upstream.push(archive);
+                continue;
+            }
+            freed.note(tolerate_stuck_archive(&archive, self.evict(&archive, because))?);
+        }
+        for archive in gone_upstream {
+            if is_over(freed) {
+                break;
+            }
+            let evicted = tolerate_stuck_archive(&archive, self.evict(&archive, because))?;
+            if let EvictionResult::Freed(_) = evicted {
+                tracing::warn!(digest = %archive.digest, "evicted an archive that upstream has deleted: it cannot be fetched again");
+            }
+            freed.note(evicted);
+        }
+        Ok(freed.bytes)
+    }
+
+    /// Evicts one archive, unless it is exempt or was used since the candidates were listed.
+    fn evict(&self, archive: &IndexedArchive, because: EvictionReason) -> Result<EvictionResult, StoreError> {
+        let digest = &archive.digest;
+        let _alone = self.evictor.block_evictions();
+        let _lock = self.catalog.digest_lock(digest).lock();
+        let index = &self.store.index;
+        index.needs_to_be_whole()?;
+        if index.archive(digest)?.is_none_or(|now| now.last_use != archive.last_use) {
+            return Ok(EvictionResult::Skipped);
+        }
+        let names = index.names_of(digest)?;
+        if self.is_exempt(digest, &names)? || (names.is_empty() && index.unreadable_name().is_some()) {
+            return Ok(EvictionResult::Exempt);
+        }
+        for artifact in &names {
+            // The record is authoritative: the index may have lost a pin.
+            if self.catalog.name(artifact.clone())?.pinned {
+                return Ok(EvictionResult::Exempt);
+            }
+            if let Artifact::Module(package) = artifact {
+                record_module_before_removal(self, package)?;
+            }
+            self.catalog.change_name(artifact, |name| name.archives.retain(|listed| listed.digest != *digest))?;
+            self.bump_artifact_revision(artifact);
+            tracing::info!(package = %artifact, %digest, "evicted an archive");
+        }
+        self.store.blobs.remove(digest, Durability::Lazy)?;
+        index.archive_gone(digest);
+        self.checked_archives.lock().remove(digest);
+        self.was_evicted(ObjectKind::Archive, because, archive.size_bytes);
+        Ok(EvictionResult::Freed(archive.size_bytes))
+    }
+
+    fn is_gone_upstream(&self, artifact: &Artifact) -> bool {
+        // If this cannot be read, treat the archive as still upstream: it can be fetched again.
+        match artifact {
+            Artifact::Provider(package) => {
+                self.read_set(package).ok().flatten().is_some_and(|stored| stored.stored_set.age.gone)
+            }
+            Artifact::Module(package) => self.location_is_gone(package),
+        }
+    }
+
+    /// Returns true if an archive is exempt from eviction: pinned, or listed by a bundle that is being imported.
+    fn is_exempt(&self, digest: &Digest, names: &[Artifact]) -> Result<bool, StoreError> {
+        for artifact in names {
+            if self.store.index.name(artifact)?.is_some_and(|name| name.pinned) {
+                return Ok(true);
+            }
+        }
+        Ok(self.eviction_holds.has_archive(digest))
+    }
+
+    /// The total bytes of archives that are exempt from eviction.
+    pub(in crate::mirror) fn exempt_bytes(&self) -> Result<u64, StoreError> {
+        let index = &self.store.index;
+        index.needs_to_be_whole()?;
+        let mut staying = self.eviction_holds.archives();
+        for name in index.pinned_names()? {
+            staying.extend(index.name(&name)?.into_iter().flat_map(|name| name.archives).map(|listed| listed.digest));
+        }
+        let mut bytes = 0u64;
+        for digest in staying {
+            bytes = bytes.saturating_add(index.archive(&digest)?.map_or(0, |archive| archive.size_bytes));
+        }
+        Ok(bytes)
+    }
+}
+
+/// Turns errors of a single archive into an outcome, so that one unreadable file does not block the eviction of the
+/// others. Rewriting a name that lists other archives too may fail on a full disk: such an archive is retried after
+/// others have freed space.
+fn tolerate_stuck_archive(
+    archive: &IndexedArchive,
+    evicted: Result<EvictionResult, StoreError>,
+) -> Result<EvictionResult, StoreError> {
+    match evicted {
+        Err(full) if full.is_full() => Ok(EvictionResult::Skipped),
+        Err(error @ StoreError::Io { .. } | error @ StoreError::Newer { .. }) => {
+            tracing::error!(digest = %archive.digest, %error, to_do = error.remedy(), "an archive could not be evicted; it stays");
+            Ok(EvictionResult::Exempt)
+        }
+        evicted => evicted,
+    }
+}

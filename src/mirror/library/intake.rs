@@ -1,0 +1,164 @@
+//! The commit order of a verified archive, and the `h1:` hashes that are computed afterwards.
+
+use std::sync::Arc;
+
+use crate::address::{Artifact, Package};
+use crate::clock::Timestamp;
+use crate::digest::Digest;
+use crate::error::Error;
+use crate::mirror::Mirror;
+use crate::mirror::archives::fill::FillOutcome;
+use crate::mirror::archives::verified_open::unless_damaged;
+use crate::mirror::library::proof_set::{ProofSet, StoredProofSet};
+use crate::mirror::library::{PackageHashState, StoredArchive, ZipOrigin};
+use crate::store::{Durability, IndexedName, Key, Staged, StoreError};
+use crate::verify::{PackageLimits, ProofBasis, Verified, package_hashes};
+
+/// The most provider zips unpacked at a time for their `h1:`. An import adds one.
+pub(in crate::mirror) const MAX_CONCURRENT_HASHING: usize = 2;
+
+impl Mirror {
+    /// Commits a verified archive: blob, then proof set, then name, each synced with its folder. Only now is the
+    /// archive committed, and the index is updated (DESIGN, promise 9).
+    pub(in crate::mirror) fn commit(
+        &self,
+        package: &Package,
+        stored_set: &StoredProofSet,
+        archive: StoredArchive,
+        verified: Verified<Staged>,
+    ) -> Result<StoredArchive, StoreError> {
+        let (digest, size_bytes, now) = (verified.digest(), archive.size_bytes, archive.kept);
+        let _lock = self.catalog.digest_lock(&digest).lock();
+        self.store.blobs.publish(verified)?;
+        self.checked_archives.lock().insert(digest);
+        let named = self.store_name(package, stored_set, archive);
+        if named.is_err() {
+            // The blob is stored without a name. Eviction only finds it if it is in the index.
+            self.store.index.archive_stored(&digest, size_bytes, now);
+        }
+        named
+    }
+
+    /// Adopts an archive whose bytes are already stored: under another name, or from before a crash.
+    pub(in crate::mirror) async fn adopt(
+        self: &Arc<Self>,
+        package: &Package,
+        stored_set: &Arc<StoredProofSet>,
+        set: &Arc<ProofSet>,
+        now: Timestamp,
+    ) -> Result<Option<FillOutcome>, Error> {
+        let (package, stored_set, set) = (package.clone(), Arc::clone(stored_set), Arc::clone(set));
+        self.on_disk(move |mirror| {
+            let digest = set.document.shasum;
+            let _lock = mirror.catalog.digest_lock(&digest).lock();
+            let Some(blob) = mirror.store.blobs.get(&digest)? else { return Ok(None) };
+            let hashes = unless_damaged(blob.hashes())?;
+            let Some((_, fast)) = hashes.filter(|(actual, _)| *actual == digest) else {
+                mirror.store.blobs.quarantine(&digest)?;
+                return Ok(None);
+            };
+            let size_bytes = blob.size_bytes();
+            let mut archive = StoredArchive::of_set(&set, fast, size_bytes, now);
+            if archive.proof.how == ProofBasis::Imported {
+                // It may have been imported as something else than a zip, so only its `h1:` is certain to be the
+                // publisher's.
+                archive.zip = ZipOrigin::PackedAnew;
+            }
+            Ok(Some(match mirror.store_name(&package, &stored_set, archive) {
+                Ok(archive) => FillOutcome::Stored { bytes: None, archive: Box::new(archive) },
+                Err(reason) => FillOutcome::NotStored { bytes: blob.bytes(), size_bytes, error: reason },
+            }))
+        })
+        .await
+    }
+
+    pub(in crate::mirror) fn store_name(
+        &self,
+        package: &Package,
+        stored_set: &StoredProofSet,
+        archive: StoredArchive,
+    ) -> Result<StoredArchive, StoreError> {
+        let key = Key::ProofSet(package.clone());
+        if !self.store.records.sync(&key)? {
+            // Without evicting: this runs under a digest lock.
+            self.write_document(&key, &stored_set.write(), archive.kept, Durability::Synced)?;
+        }
+        self.catalog.change_name(package, |name| {
+            name.put(archive.clone());
+        })?;
+        self.store.index.archive_stored(&archive.digest, archive.size_bytes, archive.kept);
+        self.bump_revision(&package.provider);
+        Ok(archive)
+    }
+
+    /// Computes both `h1:` of a stored archive. After a failure, the next start tries again.
+    pub(in crate::mirror) async fn complete_hashes_of(self: &Arc<Self>, package: Package, digest: Digest) {
+        if let Err(error) = self.compute_hashes_queued(&package, digest).await {
+            tracing::error!(%package, %error, "the h1 hashes of an archive could not be computed");
+        }
+    }
+
+    /// Computes both `h1:` of a stored archive once a permit is free, unless they are known by then.
+    ///
+    /// # Errors
+    /// The store failed.
+    pub(in crate::mirror) async fn compute_hashes_queued(
+        self: &Arc<Self>,
+        package: &Package,
+        digest: Digest,
+    ) -> Result<(), Error> {
+        let (mirror, owned_package) = (Arc::clone(self), package.clone());
+        let computed = self.hashing_limit.run(&self.tasks, move || {
+            let is_known =
+                |archive: &StoredArchive| archive.digest == digest && archive.hashes != PackageHashState::NotYet;
+            if mirror.catalog.name(&owned_package)?.archives.iter().any(is_known) {
+                return Ok(());
+            }
+            mirror.compute_hashes(&owned_package, &digest)
+        });
+        match computed.await {
+            Some(computed) => Ok(computed?),
+            None => Err(Error::Interrupted(format!("the h1 hashes of {package}"))),
+        }
+    }
+
+    /// Computes both `h1:` of a stored archive without a permit: for imports, of which one runs at a time.
+    pub(in crate::mirror) fn compute_hashes(&self, package: &Package, digest: &Digest) -> Result<(), StoreError> {
+        let Some(blob) = self.store.blobs.get(digest)? else { return Ok(()) };
+        let hashes = match package_hashes(blob.reader(), PackageLimits::default()) {
+            Ok(hashes) => PackageHashState::Known { zip: hashes.zip, directory: hashes.directory },
+            Err(bad) => PackageHashState::Impossible { why: bad.to_string() },
+        };
+        if let PackageHashState::Impossible { why: reason } = &hashes {
+            tracing::error!(%package, reason, "a verified archive is not a zip that a client could install; it has no h1");
+        }
+        self.catalog.change_name(package, |name| {
+            if let Some(archive) = name.archives.iter_mut().find(|archive| archive.digest == *digest) {
+                archive.hashes = hashes;
+            }
+        })?;
+        self.bump_revision(&package.provider);
+        Ok(())
+    }
+
+    /// Computes the `h1:` hashes that an earlier run did not complete, one archive at a time.
+    pub async fn complete_hashes(self: &Arc<Self>) -> Result<(), Error> {
+        let without = self.on_complete_index(|mirror| {
+            let lacking = |artifact, name: IndexedName| match artifact {
+                Artifact::Provider(package) => {
+                    let digests = name.archives.into_iter().filter(|listed| listed.lacks_hashes);
+                    let digests: Vec<Digest> = digests.map(|listed| listed.digest).collect();
+                    (!digests.is_empty()).then_some((package, digests))
+                }
+                Artifact::Module(_) => None,
+            };
+            mirror.store.index.names(lacking)
+        });
+        for (package, digests) in without.await? {
+            for digest in digests {
+                self.complete_hashes_of(package.clone(), digest).await;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,321 @@
+//! First-seen records of module versions. Never evicted: nothing else shows that a tag was moved (DESIGN 6).
+
+use serde::{Deserialize, Serialize};
+
+use crate::address::ModulePackage;
+use crate::clock::Timestamp;
+use crate::digest::Digest;
+use crate::mirror::Mirror;
+use crate::store::{Durability, Key, Recorded, StoreError};
+use crate::upstream::request::Validators;
+use crate::verify::PackedTree;
+
+/// The first-seen record of a module version, and the differences found since.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::mirror) struct ModuleFirstSeen {
+    pub(in crate::mirror) first_seen: Timestamp,
+    /// The tree seen first, or accepted last.
+    pub(in crate::mirror) pinned: PinnedTree,
+    /// A different tree that upstream served since, not accepted yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(in crate::mirror) moved: Option<PinnedTree>,
+    /// The `checked` time of the location whose tree was compared last.
+    pub(in crate::mirror) looked: Timestamp,
+    /// True if `fold_case` was on when this was recorded. The record then covers every spelling of the module.
+    #[serde(default)]
+    pub(in crate::mirror) folded: bool,
+    /// The kind of source that upstream has moved the version to, if larder cannot fetch that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(in crate::mirror) elsewhere: Option<String>,
+}
+
+/// The tree that a location led to, as fetched or probed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::mirror) struct PinnedTree {
+    /// The digest of the tree with links resolved; it does not depend on the packer.
+    pub(in crate::mirror) tree: Digest,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(in crate::mirror) commit: Option<String>,
+    /// The version of the packer that made the archive.
+    pub(in crate::mirror) packer: u32,
+    /// The SHA-256 of the location. The location itself may hold secrets.
+    pub(in crate::mirror) source: Digest,
+    /// The folder of the module. Another folder of the same tree is another module.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(in crate::mirror) subdir: Option<String>,
+    /// The validators of an archive's server, for conditional requests.
+    #[serde(default)]
+    pub(in crate::mirror) validators: Validators,
+    pub(in crate::mirror) at: Timestamp,
+}
+
+impl PinnedTree {
+    pub(in crate::mirror) fn has_validators(&self) -> bool {
+        self.validators != Validators::default()
+    }
+
+    /// True if both are the same module, whatever packed them.
+    fn is_same_module(&self, other: &Self) -> bool {
+        self.tree == other.tree && self.subdir == other.subdir
+    }
+
+    /// True if the archive was packed from this tree and folder.
+    pub(in crate::mirror) fn matches_archive(&self, packed: &PackedTree) -> bool {
+        self.tree == packed.tree && self.subdir == packed.subdir
+    }
+}
+
+impl ModuleFirstSeen {
+    fn of(first_seen: Timestamp, pinned: PinnedTree, looked: Timestamp) -> Self {
+        Self { first_seen, pinned, moved: None, looked, folded: false, elsewhere: None }
+    }
+
+    /// True if upstream serves something else now, not accepted yet.
+    pub(in crate::mirror) fn has_moved(&self) -> bool {
+        self.moved.is_some() || self.elsewhere.is_some()
+    }
+}
+
+/// The stored record of a version.
+#[expect(clippy::large_enum_variant, reason = "short-lived: it is read or written at once")]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub(in crate::mirror) enum ModuleFirstSeenRecord {
+    Seen(ModuleFirstSeen),
+    /// An operator accepted that larder cannot fetch the version any more. Archives and other spellings do not restore
+    /// the record.
+    Forgotten {
+        forgotten: Timestamp,
+    },
+}
+
+/// The record of a version, read and restored where possible.
+#[expect(clippy::large_enum_variant, reason = "short-lived: it is handled where it arrives")]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(in crate::mirror) enum FirstSeenLookup {
+    /// No record, or a forgotten one: the next tree is the first.
+    #[default]
+    Never,
+    Recorded(ModuleFirstSeen),
+    /// The record is damaged and no archive can restore it. No tree matches it.
+    Lost,
+}
+
+impl FirstSeenLookup {
+    pub(in crate::mirror) fn first_seen(self) -> Option<ModuleFirstSeen> {
+        if let Self::Recorded(seen) = self { Some(seen) } else { None }
+    }
+}
+
+/// The result of comparing a tree with the first-seen record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::mirror) enum TreeComparison {
+    /// It is the pinned tree, or the first one.
+    Consistent,
+    /// It differs from the pinned tree.
+    Moved {
+        /// The digest of the pinned tree.
+        pinned: Digest,
+    },
+    /// The record is lost, so the tree cannot be compared.
+    Lost,
+}
+
+/// Reads the first-seen record of a version.
+///
+/// # Errors
+/// The disk failed. The next tree must not be taken for the first then.
+pub(in crate::mirror) fn read_first_seen(
+    mirror: &Mirror,
+    package: &ModulePackage,
+) -> Result<FirstSeenLookup, StoreError> {
+    let _lock = mirror.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
+    read(mirror, package)
+}
+
+/// Reads the record; the caller holds its lock. Restores it from a stored archive if it is damaged, and from other
+/// spellings after a change of `fold_case`.
+fn read(mirror: &Mirror, package: &ModulePackage) -> Result<FirstSeenLookup, StoreError> {
+    let folds = folds(mirror, package);
+    let again = |seen: ModuleFirstSeen| put(mirror, package, &seen).map(|()| FirstSeenLookup::Recorded(seen));
+    let mut is_lost = match read_record(mirror, package)? {
+        // Marks the record as covering every spelling, so that it still does after `fold_case` changes again.
+        Recorded::Whole(ModuleFirstSeenRecord::Seen(seen)) if folds && !seen.folded => return again(seen),
+        Recorded::Whole(ModuleFirstSeenRecord::Seen(seen)) => return Ok(FirstSeenLookup::Recorded(seen)),
+        Recorded::Whole(ModuleFirstSeenRecord::Forgotten { .. }) => return Ok(FirstSeenLookup::Never),
+        Recorded::Absent => false,
+        Recorded::Damaged => true,
+    };
+    // The name comes first: it also reflects a later `accept`.
+    if let Some(seen) = rebuild_from_name(mirror, package)? {
+        tracing::error!(%package, "the first-seen record of a module version was lost; it is rebuilt from its archive");
+        return again(seen);
+    }
+    let others = match package.folded() {
+        _ if folds => mirror.store.records.spellings_seen(package)?,
+        // Two spellings are two modules, unless the record was made while they were one.
+        one if one != *package => vec![one],
+        _ => vec![],
+    };
+    for other in others {
+        match read_record(mirror, &other)? {
+            Recorded::Whole(ModuleFirstSeenRecord::Seen(seen)) if folds || seen.folded => {
+                tracing::info!(%package, as = %other, "the first-seen record of a module version was found under another spelling");
+                return again(seen);
+            }
+            Recorded::Damaged => is_lost = true,
+            Recorded::Whole(_) | Recorded::Absent => {}
+        }
+    }
+    Ok(if is_lost { FirstSeenLookup::Lost } else { FirstSeenLookup::Never })
+}
+
+/// True if the upstream treats all spellings of a module as one (`fold_case`).
+fn folds(mirror: &Mirror, package: &ModulePackage) -> bool {
+    let terms = mirror.config();
+    terms.upstreams.get(&package.module.host).is_some_and(|upstream| upstream.settings.fold_case)
+}
+
+/// The record under one spelling. A damaged record is left in place: it proves that a tree was seen, until a new record
+/// replaces it.
+fn read_record(mirror: &Mirror, package: &ModulePackage) -> Result<Recorded<ModuleFirstSeenRecord>, StoreError> {
+    Ok(match mirror.store.records.read(&Key::SeenModule(package.clone()))? {
+        Recorded::Whole(record) => serde_json::from_slice(&record).map_or(Recorded::Damaged, Recorded::Whole),
+        Recorded::Absent => Recorded::Absent,
+        Recorded::Damaged => Recorded::Damaged,
+    })
+}
+
+/// Rebuilds the record from the name of a stored archive.
+fn rebuild_from_name(mirror: &Mirror, package: &ModulePackage) -> Result<Option<ModuleFirstSeen>, StoreError> {
+    let name = mirror.catalog.name(package)?;
+    let packed_module = name
+        .archives
+        .iter()
+        .rev()
+        .find_map(|packed_module| packed_module.proof.how.tree().zip(Some(packed_module.kept)));
+    Ok(packed_module.map(|(packed, kept)| {
+        let pinned = PinnedTree {
+            tree: packed.tree,
+            commit: packed.commit.clone(),
+            packer: packed.packer,
+            source: packed.source,
+            subdir: packed.subdir.clone(),
+            validators: Validators::default(),
+            at: kept,
+        };
+        ModuleFirstSeen::of(kept, pinned, Timestamp(0))
+    }))
+}
+
+fn put(mirror: &Mirror, package: &ModulePackage, seen: &ModuleFirstSeen) -> Result<(), StoreError> {
+    let folded = seen.folded || folds(mirror, package);
+    write(mirror, package, &ModuleFirstSeenRecord::Seen(ModuleFirstSeen { folded, ..seen.clone() }))
+}
+
+fn write(mirror: &Mirror, package: &ModulePackage, record: &ModuleFirstSeenRecord) -> Result<(), StoreError> {
+    let record = serde_json::to_vec(record)
+        .map_err(|e| StoreError::Index(format!("the first-seen record of a module cannot be written: {e}")))?;
+    mirror.store.records.put(&Key::SeenModule(package.clone()), &record, Durability::Synced).map(drop)
+}
+
+/// Compares a fetched tree with the record and updates the record, synced before the archive is visible.
+///
+/// # Errors
+/// The record could not be written. Then the archive must not be stored.
+pub(in crate::mirror) fn compare_and_record(
+    mirror: &Mirror,
+    package: &ModulePackage,
+    pinned_tree: PinnedTree,
+) -> Result<TreeComparison, StoreError> {
+    let _lock = mirror.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
+    match read(mirror, package)? {
+        FirstSeenLookup::Never => {
+            let time = pinned_tree.at;
+            put(mirror, package, &ModuleFirstSeen::of(time, pinned_tree, time))?;
+            Ok(TreeComparison::Consistent)
+        }
+        FirstSeenLookup::Recorded(mut seen) => {
+            seen.looked = pinned_tree.at;
+            change(mirror, package, seen, pinned_tree)
+        }
+        FirstSeenLookup::Lost => Ok(TreeComparison::Lost),
+    }
+}
+
+/// Compares a tree that was fetched only for the comparison, from a location confirmed at `looked`. Never creates a
+/// record.
+pub(in crate::mirror) fn compare_probe(
+    mirror: &Mirror,
+    package: &ModulePackage,
+    pinned_tree: PinnedTree,
+    looked: Timestamp,
+) -> Result<TreeComparison, StoreError> {
+    let _lock = mirror.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
+    match read(mirror, package)? {
+        FirstSeenLookup::Never => Ok(TreeComparison::Consistent),
+        FirstSeenLookup::Recorded(mut seen) => {
+            seen.looked = looked;
+            change(mirror, package, seen, pinned_tree)
+        }
+        FirstSeenLookup::Lost => Ok(TreeComparison::Lost),
+    }
+}
+
+fn change(
+    mirror: &Mirror,
+    package: &ModulePackage,
+    mut seen: ModuleFirstSeen,
+    pinned_tree: PinnedTree,
+) -> Result<TreeComparison, StoreError> {
+    seen.elsewhere = None;
+    let comparison = if seen.pinned.is_same_module(&pinned_tree) {
+        seen.pinned = pinned_tree;
+        seen.moved = None;
+        TreeComparison::Consistent
+    } else {
+        let pinned = seen.pinned.tree;
+        seen.moved = Some(pinned_tree);
+        TreeComparison::Moved { pinned }
+    };
+    put(mirror, package, &seen)?;
+    Ok(comparison)
+}
+
+/// Pins a tree because an operator accepts it. Returns the tree pinned before.
+pub(in crate::mirror) fn accept(
+    mirror: &Mirror,
+    package: &ModulePackage,
+    pinned_tree: PinnedTree,
+) -> Result<Option<PinnedTree>, StoreError> {
+    let _lock = mirror.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
+    let before = read(mirror, package)?.first_seen();
+    let first_seen = before.as_ref().map_or(pinned_tree.at, |seen| seen.first_seen);
+    let looked = pinned_tree.at;
+    let folded = before.as_ref().is_some_and(|seen| seen.folded);
+    put(mirror, package, &ModuleFirstSeen { folded, ..ModuleFirstSeen::of(first_seen, pinned_tree, looked) })?;
+    Ok(before.map(|seen| seen.pinned))
+}
+
+/// Forgets the record of a version, because an operator accepts that larder cannot fetch it any more.
+pub(in crate::mirror) fn forget(mirror: &Mirror, package: &ModulePackage, now: Timestamp) -> Result<(), StoreError> {
+    let _lock = mirror.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
+    write(mirror, package, &ModuleFirstSeenRecord::Forgotten { forgotten: now })
+}
+
+/// Records that upstream moved a version to a source that larder cannot fetch. Returns the record.
+pub(in crate::mirror) fn record_external_move(
+    mirror: &Mirror,
+    package: &ModulePackage,
+    kind: &str,
+) -> Result<FirstSeenLookup, StoreError> {
+    let _lock = mirror.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
+    let mut recalled = read(mirror, package)?;
+    if let FirstSeenLookup::Recorded(seen) = &mut recalled
+        && seen.elsewhere.as_deref() != Some(kind)
+    {
+        seen.elsewhere = Some(kind.to_owned());
+        put(mirror, package, seen)?;
+    }
+    Ok(recalled)
+}

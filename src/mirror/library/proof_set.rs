@@ -1,0 +1,233 @@
+//! A proof set: a download document with its SHA256SUMS and signature, verified together and stored as one file with
+//! its predecessor (DESIGN, promise 2).
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use url::Url;
+
+use crate::address::Package;
+use crate::clock::Timestamp;
+use crate::digest::{Digest, DigestPrefix};
+use crate::mirror::archives::ProofFile;
+use crate::mirror::documents::revalidate::Revalidatable;
+use crate::mirror::freshness::Age;
+use crate::mirror::library::record_format as parts;
+use crate::upstream::breaker::Origin;
+use crate::upstream::providers::DownloadDocument;
+use crate::upstream::request::Validators;
+use crate::verify::{Checksums, Proof, ProofBasis, VerificationPolicy};
+
+const PREDECESSOR_LIFETIME_SECONDS: u64 = 24 * 3600;
+
+/// A download document, its SHA256SUMS and its signature, verified together.
+#[derive(Debug, Clone)]
+pub struct ProofSet {
+    pub(in crate::mirror) metadata: ProofSetMetadata,
+    pub(in crate::mirror) body: Bytes,
+    /// SHA256SUMS, byte for byte.
+    pub(in crate::mirror) sums: Bytes,
+    /// The signature, byte for byte; empty where the upstream has none and needs none.
+    pub(in crate::mirror) signature: Bytes,
+    /// The parsed download document.
+    pub document: DownloadDocument,
+    sums_digest: Digest,
+    signature_digest: Digest,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(in crate::mirror) struct ProofSetMetadata {
+    pub(in crate::mirror) asked: Url,
+    pub(in crate::mirror) url: Url,
+    /// The origins contacted for all three, redirects included.
+    #[serde(default)]
+    pub(in crate::mirror) origins: Vec<Origin>,
+    pub(in crate::mirror) validators: Validators,
+    pub(in crate::mirror) sums_validators: Validators,
+    pub(in crate::mirror) signature_validators: Validators,
+    pub(in crate::mirror) fetched: Timestamp,
+    pub(in crate::mirror) proof: Proof,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::mirror) enum ProofSetFile {
+    Archive,
+    Proof(ProofFile),
+}
+
+impl ProofSet {
+    pub(in crate::mirror) fn new(
+        metadata: ProofSetMetadata,
+        body: Bytes,
+        sums: Bytes,
+        signature: Bytes,
+        package: &Package,
+    ) -> Result<Self, String> {
+        let document = DownloadDocument::parse(&body, &metadata.url, &package.platform)?;
+        let (sums_digest, signature_digest) = (Digest::of(&sums), Digest::of(&signature));
+        Ok(Self { metadata, body, sums, signature, document, sums_digest, signature_digest })
+    }
+
+    /// The SHA-256 of SHA256SUMS.
+    pub fn sums_digest(&self) -> Digest {
+        self.sums_digest
+    }
+
+    /// The SHA-256 of the signature.
+    pub fn signature_digest(&self) -> Digest {
+        self.signature_digest
+    }
+
+    /// The parsed checksums, which were verified before the set was stored.
+    pub fn checksums(&self) -> Option<Checksums> {
+        Checksums::parse(&self.sums).ok()
+    }
+
+    /// Returns true if it was imported without signatures, on the operator's word.
+    pub fn was_imported(&self) -> bool {
+        self.metadata.proof.how == ProofBasis::Imported
+    }
+
+    /// The time when it was fetched and verified.
+    pub fn fetched(&self) -> Timestamp {
+        self.metadata.fetched
+    }
+
+    pub(in crate::mirror) fn proof(&self) -> &Proof {
+        &self.metadata.proof
+    }
+
+    pub(in crate::mirror) fn file(&self, prefix: &DigestPrefix) -> Option<ProofSetFile> {
+        if prefix.matches(&self.document.shasum) {
+            Some(ProofSetFile::Archive)
+        } else if prefix.matches(&self.sums_digest) {
+            Some(ProofSetFile::Proof(ProofFile::Sums))
+        } else if prefix.matches(&self.signature_digest) && !self.signature.is_empty() {
+            Some(ProofSetFile::Proof(ProofFile::Signature))
+        } else {
+            None
+        }
+    }
+
+    pub(in crate::mirror) fn has_same_files(&self, other: &Self) -> bool {
+        self.document.shasum == other.document.shasum
+            && self.sums_digest == other.sums_digest
+            && self.signature_digest == other.signature_digest
+    }
+}
+
+impl Revalidatable for Arc<StoredProofSet> {
+    fn origins(&self) -> Vec<Origin> {
+        let ProofSet { metadata, document, .. } = &*self.current;
+        let urls = [Some(&metadata.asked), Some(&document.sums_url), document.signature_url.as_ref()];
+        let mut origins = metadata.origins.clone();
+        origins.extend(urls.into_iter().flatten().map(Origin::of));
+        origins.sort();
+        origins.dedup();
+        origins
+    }
+}
+
+/// A stored set with its predecessor.
+#[derive(Debug, Clone)]
+pub(in crate::mirror) struct StoredProofSet {
+    /// The set to serve.
+    pub(in crate::mirror) current: Arc<ProofSet>,
+    /// The set before it, and the time of its replacement.
+    pub(in crate::mirror) predecessor: Option<(Arc<ProofSet>, Timestamp)>,
+    pub(in crate::mirror) age: Age,
+}
+
+#[derive(Serialize, Deserialize)]
+struct ProofSetRecord {
+    checked: Timestamp,
+    gone: bool,
+    current: ProofSetMetadata,
+    predecessor: Option<(ProofSetMetadata, Timestamp)>,
+}
+
+/// A stored set, and its predecessor where that must be served instead.
+#[derive(Debug, Clone)]
+pub(in crate::mirror) struct UsableProofSet {
+    pub(in crate::mirror) stored_set: Arc<StoredProofSet>,
+    /// The predecessor, if its archive is stored and the current one's is not.
+    pub(in crate::mirror) fallback: Option<Arc<ProofSet>>,
+}
+
+impl UsableProofSet {
+    /// Drops the sets that do not meet the policy; `None` if the current one does not.
+    pub(in crate::mirror) fn meeting_policy(self, policy: VerificationPolicy) -> Option<Self> {
+        let is_met = |set: &Arc<ProofSet>| policy.is_met_by(&set.metadata.proof.how);
+        if !is_met(&self.stored_set.current) {
+            return None;
+        }
+        let fallback = self.fallback.filter(is_met);
+        let document = match &self.stored_set.predecessor {
+            Some((predecessor, _)) if !is_met(predecessor) => {
+                Arc::new(StoredProofSet { predecessor: None, ..(*self.stored_set).clone() })
+            }
+            Some(_) | None => self.stored_set,
+        };
+        Some(Self { stored_set: document, fallback })
+    }
+
+    /// The set to serve while upstream cannot be asked.
+    pub(in crate::mirror) fn offline_set(&self) -> &Arc<ProofSet> {
+        self.fallback.as_ref().unwrap_or(&self.stored_set.current)
+    }
+
+    /// Finds the set with the file that a digest names. The predecessor's digests are served for a day, and longer
+    /// while only its archive is stored.
+    pub(in crate::mirror) fn find(
+        &self,
+        prefix: &DigestPrefix,
+        now: Timestamp,
+    ) -> Option<(Arc<ProofSet>, ProofSetFile)> {
+        let lately = |replaced: Timestamp| now.since(replaced).as_secs() < PREDECESSOR_LIFETIME_SECONDS;
+        let predecessor = self.stored_set.predecessor.as_ref().filter(|(_, replaced)| lately(*replaced));
+        let sets = [Some(&self.stored_set.current), predecessor.map(|(set, _)| set), self.fallback.as_ref()];
+        sets.into_iter().flatten().find_map(|set| Some((Arc::clone(set), set.file(prefix)?)))
+    }
+
+    /// Finds the set whose SHA256SUMS or signature has this digest.
+    pub(in crate::mirror) fn with_proof_file(
+        &self,
+        file: ProofFile,
+        prefix: &DigestPrefix,
+        now: Timestamp,
+    ) -> Option<Arc<ProofSet>> {
+        self.find(prefix, now).filter(|(_, found)| *found == ProofSetFile::Proof(file)).map(|(set, _)| set)
+    }
+}
+
+impl StoredProofSet {
+    pub(in crate::mirror) fn read(record: Vec<u8>, package: &Package) -> Option<Self> {
+        let (metadata, parts) = parts::read::<ProofSetRecord>(record)?;
+        let mut parts = parts.into_iter();
+        let mut set = |metadata| ProofSet::new(metadata, parts.next()?, parts.next()?, parts.next()?, package).ok();
+        let current = Arc::new(set(metadata.current)?);
+        let predecessor = match metadata.predecessor {
+            Some((before, replaced)) => Some((Arc::new(set(before)?), replaced)),
+            None => None,
+        };
+        if parts.next().is_some() {
+            return None;
+        }
+        Some(Self { current, predecessor, age: Age { checked: metadata.checked, gone: metadata.gone } })
+    }
+
+    pub(in crate::mirror) fn write(&self) -> Vec<u8> {
+        let predecessor = self.predecessor.as_ref();
+        let record = ProofSetRecord {
+            checked: self.age.checked,
+            gone: self.age.gone,
+            current: self.current.metadata.clone(),
+            predecessor: predecessor.map(|(set, replaced)| (set.metadata.clone(), *replaced)),
+        };
+        let sets = [Some(&self.current), predecessor.map(|(set, _)| set)];
+        let parts: Vec<&[u8]> =
+            sets.into_iter().flatten().flat_map(|set| [&set.body[..], &set.sums[..], &set.signature[..]]).collect();
+        parts::write(&record, &parts)
+    }
+}

@@ -1,0 +1,349 @@
+//! Operator acceptance: trusts what upstream has now, even where it contradicts what was verified before.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use futures_util::{StreamExt, stream};
+use serde::{Deserialize, Serialize};
+
+use crate::address::{Package, PackageRef, PackageSelector, Platform, ProviderAddress, Selection, Version, Versions};
+use crate::digest::Digest;
+use crate::error::Error;
+use crate::mirror::documents::discovery::DiscoveryTrust;
+use crate::mirror::documents::stored::RETRIES;
+use crate::mirror::library::proof_set::ProofSet;
+use crate::mirror::library::{
+    AcceptScope, AcceptedFinding, AlarmEvent, AlarmPart, AlarmSubject, HistoryChange, observation,
+};
+use crate::mirror::proof_sets::{self, SetFetchError, UnlistedPolicy};
+use crate::mirror::{AlarmKind, Mirror, Outcome, RequestContext};
+
+/// The most sets fetched at a time.
+const AT_ONE_TIME: usize = 8;
+
+/// A file with a digest that no earlier verified set gave it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChangedFile {
+    /// Its name, or its platform where only the download document names it.
+    pub file: String,
+    /// Every digest that it had before; empty for a file that the version did not have.
+    pub before: Vec<Digest>,
+    /// Its digest now.
+    pub now: Digest,
+}
+
+impl ChangedFile {
+    fn of(change: HistoryChange, set: &ProofSet) -> Self {
+        match change {
+            HistoryChange::OtherBytes { subject, before, now } => Self { file: subject, before, now },
+            HistoryChange::Added { file, now } => Self { file, before: Vec::new(), now },
+            HistoryChange::DropsEveryLine => {
+                let file = set.document.filename.as_str().to_owned();
+                Self { file, before: Vec::new(), now: set.document.shasum }
+            }
+        }
+    }
+}
+
+/// The result of accepting one package.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AcceptResult {
+    /// The package.
+    #[serde(flatten)]
+    pub package: PackageRef,
+    /// The outcome.
+    #[serde(flatten)]
+    pub ruling: AcceptOutcome,
+}
+
+/// The outcome of accepting one package.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "outcome", rename_all = "snake_case")]
+pub enum AcceptOutcome {
+    /// The set that upstream has now is trusted from now on.
+    Accepted {
+        /// The changed files.
+        files: Vec<ChangedFile>,
+        /// The fingerprints of the keys known for the provider before.
+        keys_before: Vec<String>,
+        /// The fingerprint of the signing key; `None` for an unsigned set.
+        key: Option<String>,
+    },
+    /// The tree that upstream has now for a module version is pinned from now on.
+    AcceptedTree {
+        /// The digest of the tree pinned before, if any.
+        tree_before: Option<Digest>,
+        /// The digest of the tree pinned now.
+        tree: Digest,
+        /// The commit before, if it came from git.
+        commit_before: Option<String>,
+        /// The commit now, if it comes from git.
+        commit: Option<String>,
+    },
+    /// A module version is at a source that larder cannot fetch: clients are sent there, and nothing is verified.
+    AcceptedElsewhere {
+        /// The digest of the tree pinned before, if it is still known.
+        tree_before: Option<Digest>,
+        /// The source, for people.
+        source: String,
+    },
+    /// Upstream has nothing that differs from what was verified before.
+    NothingToAccept,
+    /// Upstream no longer has it. Nothing was accepted, and its alarms are resolved.
+    Withdrawn {
+        /// Upstream's answer.
+        error: String,
+    },
+    /// The fetch or the verification failed. Nothing was accepted.
+    Failed {
+        /// The cause.
+        error: String,
+    },
+}
+
+impl Mirror {
+    /// Fetches what upstream has now, verifies it as always, and trusts it whatever was verified before. For a provider
+    /// as a whole or a constraint, this covers every package whose set is stored.
+    ///
+    /// # Errors
+    /// [`Error::Sealed`] while offline, [`Error::UnknownHost`], and errors of fetching the version list.
+    pub async fn accept(
+        self: &Arc<Self>,
+        selector: &PackageSelector,
+        call: &RequestContext,
+    ) -> Result<Vec<AcceptResult>, Error> {
+        self.must_be_online(&format!("accepting {selector}"))?;
+        call.upstream(selector.host())?;
+        // A separate task: a client that disconnects must not leave half a decision.
+        let (mirror, owned_selector, call) = (Arc::clone(self), selector.clone(), self.flight_context(call));
+        let work = self.tasks.spawn(async move {
+            match &owned_selector {
+                PackageSelector::Provider(selection) => mirror.accept_all(selection, &call).await,
+                PackageSelector::Module(selection) => {
+                    mirror.accept_module(&selection.of, &selection.versions, &call).await
+                }
+            }
+        });
+        match work.await {
+            Ok(Some(accepted)) => accepted,
+            Ok(None) | Err(_) => Err(Error::Interrupted(format!("accepting {selector}"))),
+        }
+    }
+
+    async fn accept_all(
+        self: &Arc<Self>,
+        selection: &Selection<ProviderAddress>,
+        call: &RequestContext,
+    ) -> Result<Vec<AcceptResult>, Error> {
+        self.forget_not_found(selection);
+        let AcceptTargets { packages, unlisted } = self.packages_to_accept(selection, call).await?;
+        let fetching = packages.into_iter().map(|package| async move {
+            let fetched = self.current_set(&package, call).await;
+            (package, fetched)
+        });
+        let mut fetching = stream::iter(fetching).buffered(AT_ONE_TIME);
+        let mut found: BTreeMap<Version, AcceptedFinding> = BTreeMap::new();
+        let (mut proven, mut others) = (Vec::new(), Vec::new());
+        while let Some((package, fetched)) = fetching.next().await {
+            let Package { version, platform, .. } = package.clone();
+            let found = found.entry(version).or_default();
+            match fetched {
+                Ok(set) => {
+                    found.accepted.insert(platform, set.proof().how.fingerprint().map(str::to_owned));
+                    proven.push((package, set));
+                }
+                Err(no_set) => {
+                    let is_gone = matches!(no_set, SetFetchError::Absent(_));
+                    if is_gone { &mut found.gone } else { &mut found.failed }.insert(platform);
+                    others.push((package, no_set));
+                }
+            }
+        }
+        for version in unlisted.keys() {
+            found.entry(version.clone()).or_default().is_unlisted = true;
+        }
+        // Compare all sets with the history before any is recorded: the sums of one version list all its platforms.
+        let withdrawn: BTreeSet<Version> =
+            found.iter().filter(|(_, found)| found.is_withdrawn()).map(|(version, _)| version.clone()).collect();
+        let (provider, now) = (selection.of.clone(), self.flight_context(call).now);
+        let scope =
+            if matches!(selection.versions, Versions::All) { AcceptScope::Provider } else { AcceptScope::Version };
+        let recording = self.on_disk(move |mirror| {
+            let sums: Vec<_> = proven.iter().map(|(_, set)| set.checksums().unwrap_or_default()).collect();
+            let observations = proven.iter().zip(&sums);
+            let observations: Vec<_> =
+                observations.map(|((package, set), sums)| observation(package, set, sums)).collect();
+            let before = mirror.histories.keys_of(&provider)?.unwrap_or_default();
+            let recorded = mirror.histories.accept(&provider, &observations, scope)?;
+            let after = mirror.histories.keys_of(&provider)?.unwrap_or_default();
+            drop(observations);
+            let changed = proven.into_iter().zip(recorded.changes).collect::<Vec<_>>();
+            let resolved =
+                mirror.alarms.resolve(&(&provider).into(), &AlarmEvent::Accepted { scope, findings: &found });
+            Ok((changed, recorded.keys_before, (before, after), resolved))
+        });
+        let (changed, keys_before, (before, after), resolved) = recording.await?;
+        let mut accepted = withdrawn_or_failed(selection, others, unlisted, &withdrawn, &resolved)?;
+        for ((package, set), changes) in changed {
+            let key = set.proof().how.fingerprint().map(str::to_owned);
+            let files: Vec<_> = changes.into_iter().map(|change| ChangedFile::of(change, &set)).collect();
+            let is_trusted_anew = !before.trusts(key.as_deref()) && after.trusts(key.as_deref());
+            let is_new_key = key.as_ref().is_some_and(|key| !keys_before.is_empty() && !keys_before.contains(key));
+            let has_lost_key = key.is_none() && !keys_before.is_empty();
+            self.store_set(&package, set, now).await?;
+            let subject = PackageRef::from(&package);
+            let is_recorded_anew = resolved
+                .iter()
+                .any(|subject| subject.kind == AlarmKind::DamagedRecord && subject.version == package.version);
+            let is_as_before = files.is_empty() && !is_new_key && !has_lost_key;
+            let outcome = if is_as_before && !is_trusted_anew && !is_recorded_anew {
+                AcceptOutcome::NothingToAccept
+            } else {
+                tracing::warn!(%package, files = files.len(), key, "accepted by the operator");
+                AcceptOutcome::Accepted { files, keys_before: keys_before.clone(), key }
+            };
+            accepted.push(AcceptResult { package: subject, ruling: outcome });
+        }
+        accepted.sort_by(|one, other| one.package.cmp(&other.package));
+        Ok(accepted)
+    }
+
+    /// Returns the stored packages, those that an alarm is about, and all platforms that upstream lists of the versions
+    /// that are named exactly or have an alarm.
+    async fn packages_to_accept(
+        self: &Arc<Self>,
+        selection: &Selection<ProviderAddress>,
+        call: &RequestContext,
+    ) -> Result<AcceptTargets, Error> {
+        let stored = self.packages_with_sets_in(selection).await?;
+        // A package with an alarm may not be stored, because it is refused.
+        let is_meant =
+            |subject: &AlarmSubject| subject.is_resolved_by_accept() && selection.versions.include(&subject.version);
+        let alarmed = self.alarms.subjects(&(&selection.of).into(), is_meant);
+        let mut versions: BTreeSet<Version> = alarmed.iter().map(|subject| subject.version.clone()).collect();
+        if let Versions::Exactly(version) = &selection.versions {
+            versions.insert(version.clone());
+        }
+        let package = |version: &Version, platform| Package {
+            provider: selection.of.clone(),
+            version: version.clone(),
+            platform,
+        };
+        let mut packages: BTreeSet<Package> = stored.iter().cloned().collect();
+        for AlarmSubject { version, part, .. } in &alarmed {
+            if let AlarmPart::Platform(platform) = part {
+                packages.insert(package(version, platform.clone()));
+            }
+        }
+        let mut unlisted = BTreeMap::new();
+        for version in versions {
+            match self.listed_platforms(selection, &version, call).await {
+                Ok(Ok(platforms)) => packages.extend(platforms.into_iter().map(|platform| package(&version, platform))),
+                Ok(Err(unlisting)) => drop(unlisted.insert(version, unlisting)),
+                Err(error) if packages.is_empty() => return Err(error),
+                Err(error) => {
+                    tracing::warn!(%selection, %version, %error, "the version list cannot be read: only stored platforms are accepted");
+                }
+            }
+        }
+        Ok(AcceptTargets { packages, unlisted })
+    }
+
+    /// The platforms that upstream lists of a version. The inner error says why it lists none.
+    async fn listed_platforms(
+        self: &Arc<Self>,
+        selection: &Selection<ProviderAddress>,
+        version: &Version,
+        call: &RequestContext,
+    ) -> Result<Result<Vec<Platform>, Error>, Error> {
+        let answer = match self.provider_versions(&selection.of, call).await {
+            Err(error @ Error::NotFound(_)) => return Ok(Err(error)),
+            answer => answer?,
+        };
+        let list = answer.value.versions().await;
+        let list = list.map_err(|reason| Error::NotFound(format!("the version list of {}: {reason}", selection.of)))?;
+        match list.get(version) {
+            Some(listed) => Ok(Ok(listed.platforms.clone())),
+            None => {
+                let error = Error::NotFound(format!("upstream lists no {selection}"));
+                // A stale list does not show what upstream has now.
+                if answer.outcome == Outcome::Stale { Err(error) } else { Ok(Err(error)) }
+            }
+        }
+    }
+
+    /// Fetches and verifies the set that upstream has now. Uses nothing of the stored set, so that it is judged as a
+    /// whole.
+    async fn current_set(
+        self: &Arc<Self>,
+        package: &Package,
+        call: &RequestContext,
+    ) -> Result<ProofSet, SetFetchError> {
+        let subject = proof_sets::describe_set(package);
+        let upstream = Arc::clone(call.upstream(&package.provider.host)?);
+        let work = async {
+            let asking = self.fetch_verified_set(
+                &subject,
+                &upstream,
+                package,
+                DiscoveryTrust::InAny,
+                None,
+                RETRIES,
+                UnlistedPolicy::Fetched,
+                call,
+            );
+            match asking.await {
+                Err(SetFetchError::Failed(error)) => Err(error),
+                other => Ok(other),
+            }
+        };
+        self.with_deadline(&subject, &package.provider.host, work).await?
+    }
+}
+
+struct AcceptTargets {
+    packages: BTreeSet<Package>,
+    /// The versions that upstream does not list, with its answer.
+    unlisted: BTreeMap<Version, Error>,
+}
+
+/// Builds the results for packages and versions without a set: withdrawn if their alarms were resolved, else failed.
+///
+/// # Errors
+/// Upstream does not list the one version that was selected, and there is no other result for it.
+fn withdrawn_or_failed(
+    selection: &Selection<ProviderAddress>,
+    others: Vec<(Package, SetFetchError)>,
+    mut unlisted: BTreeMap<Version, Error>,
+    withdrawn: &BTreeSet<Version>,
+    resolved: &[AlarmSubject],
+) -> Result<Vec<AcceptResult>, Error> {
+    let mut accepted = Vec::new();
+    for (package, no_set) in others {
+        let is_about = |subject: &AlarmSubject| {
+            subject.version == package.version
+                && (subject.part == AlarmPart::Platform(package.platform.clone())
+                    || withdrawn.contains(&package.version))
+        };
+        let outcome = match no_set {
+            SetFetchError::Absent(error) if resolved.iter().any(is_about) => {
+                AcceptOutcome::Withdrawn { error: error.to_string() }
+            }
+            no_set => AcceptOutcome::Failed { error: Error::from(no_set).to_string() },
+        };
+        unlisted.remove(&package.version);
+        accepted.push(AcceptResult { package: (&package).into(), ruling: outcome });
+    }
+    for (version, error) in unlisted {
+        if resolved.iter().any(|subject| subject.version == version) {
+            let outcome = AcceptOutcome::Withdrawn { error: error.to_string() };
+            accepted.push(AcceptResult {
+                package: PackageRef::requested(&format!("{}@{version}", selection.of)),
+                ruling: outcome,
+            });
+        } else if matches!(selection.versions, Versions::Exactly(_)) {
+            return Err(error);
+        }
+    }
+    Ok(accepted)
+}

@@ -1,0 +1,167 @@
+//! Pins and unpins packages for an operator. A pinned package is never evicted.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::address::{Artifact, PackageRef, PackageSelector};
+use crate::error::Error;
+use crate::mirror::Mirror;
+use crate::store::{Key, StoreError};
+
+/// The requested change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PinChange {
+    /// Exempt from eviction and purge.
+    Set,
+    /// No longer exempt.
+    Lift,
+}
+
+/// The result of pinning or unpinning one package.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PinResult {
+    /// The package; the selection as given, where it names nothing stored.
+    #[serde(flatten)]
+    pub package: PackageRef,
+    /// The outcome.
+    pub outcome: PinOutcome,
+}
+
+/// The outcome of pinning or unpinning one package.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PinOutcome {
+    /// It is now pinned.
+    Pinned,
+    /// It is no longer pinned.
+    Unpinned,
+    /// It was already so.
+    AsBefore,
+    /// It will be pinned when its job has fetched it.
+    WhenItComes,
+    /// No archive of it is stored. There is nothing to pin, and the request is not remembered.
+    NotHeld,
+}
+
+impl PinChange {
+    /// The outcome for a package that is still being fetched.
+    pub fn pending_outcome(self) -> PinOutcome {
+        match self {
+            Self::Set => PinOutcome::WhenItComes,
+            Self::Lift => PinOutcome::Unpinned,
+        }
+    }
+}
+
+impl PinResult {
+    /// Returns true if the change was made or was not needed.
+    pub fn succeeded(&self) -> bool {
+        self.outcome != PinOutcome::NotHeld
+    }
+}
+
+impl Mirror {
+    /// Pins or unpins the stored packages of a selection.
+    ///
+    /// # Errors
+    /// The disk failed. Some packages may have been changed.
+    pub async fn pin(self: &Arc<Self>, selector: &PackageSelector, pin: PinChange) -> Result<Vec<PinResult>, Error> {
+        let owned_selector = selector.clone();
+        let mut pinned = self
+            .on_disk(move |mirror| {
+                let mut selected: Vec<Artifact> = match &owned_selector {
+                    PackageSelector::Provider(selection) => {
+                        let mut packages = mirror.store.records.packages_with_names(&selection.of)?;
+                        packages.retain(|package| selection.versions.include(&package.version));
+                        packages.iter().map(Artifact::from).collect()
+                    }
+                    PackageSelector::Module(selection) => {
+                        let mut packages = Vec::new();
+                        for key in mirror.config().keys_of(&selection.of) {
+                            packages.extend(mirror.store.records.module_packages_with_names(&key)?);
+                        }
+                        packages.retain(|package| selection.versions.include(&package.version));
+                        packages.iter().map(Artifact::from).collect()
+                    }
+                };
+                selected.sort();
+                mirror.pin_each(&selected, pin)
+            })
+            .await?;
+        if pinned.iter().any(PinResult::succeeded) {
+            // A name may be left of a package that is not stored.
+            pinned.retain(PinResult::succeeded);
+        } else {
+            pinned = vec![PinResult { package: selector.into(), outcome: PinOutcome::NotHeld }];
+        }
+        Ok(pinned)
+    }
+
+    /// Pins or unpins these packages.
+    ///
+    /// # Errors
+    /// The disk failed. Some packages may have been changed.
+    pub async fn pin_artifacts(
+        self: &Arc<Self>,
+        packages: Vec<Artifact>,
+        pin: PinChange,
+    ) -> Result<Vec<PinResult>, Error> {
+        self.on_disk(move |mirror| mirror.pin_each(&packages, pin)).await
+    }
+
+    fn pin_each(&self, packages: &[Artifact], pin: PinChange) -> Result<Vec<PinResult>, StoreError> {
+        let _nothing_is_evicted = self.evictor.block_evictions();
+        let mut pinned = Vec::with_capacity(packages.len());
+        for package in packages {
+            let is_held = self.is_held(package)?;
+            let mut outcome = PinOutcome::NotHeld;
+            self.catalog.change_name(package, |name| {
+                // A pin can be lifted even if the archive was lost.
+                if is_held || (name.pinned && pin == PinChange::Lift) {
+                    let before = std::mem::replace(&mut name.pinned, pin == PinChange::Set);
+                    outcome = match pin {
+                        _ if before == name.pinned => PinOutcome::AsBefore,
+                        PinChange::Set => PinOutcome::Pinned,
+                        PinChange::Lift => PinOutcome::Unpinned,
+                    };
+                }
+            })?;
+            if matches!(outcome, PinOutcome::Pinned | PinOutcome::Unpinned) {
+                tracing::info!(%package, ?outcome, "told by the operator");
+            }
+            pinned.push(PinResult { package: package.into(), outcome });
+        }
+        Ok(pinned)
+    }
+
+    fn is_held(&self, package: &Artifact) -> Result<bool, StoreError> {
+        for archive in &self.catalog.name(package)?.archives {
+            if self.store.blobs.is_stored(&archive.digest)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// The documents that pinned packages need to be installed. They are not evicted either.
+    pub(in crate::mirror) fn pinned_documents(&self) -> Result<BTreeSet<Key>, StoreError> {
+        let mut keys = BTreeSet::new();
+        self.store.index.needs_to_be_whole()?;
+        for artifact in self.store.index.names(|artifact, name| name.pinned.then_some(artifact))? {
+            keys.insert(Key::Discovery(artifact.host().clone()));
+            match artifact {
+                Artifact::Provider(package) => {
+                    keys.insert(Key::ProviderVersions(package.provider.clone()));
+                    keys.insert(Key::ProofSet(package));
+                }
+                Artifact::Module(package) => {
+                    keys.insert(Key::ModuleVersions(package.module.clone()));
+                    keys.insert(Key::ModuleLocation(package));
+                }
+            }
+        }
+        Ok(keys)
+    }
+}

@@ -1,0 +1,194 @@
+//! Revalidates a provider's version list and stored proof sets for an operator, whatever their age.
+
+use std::sync::Arc;
+
+use futures_util::{StreamExt, stream};
+use serde::{Deserialize, Serialize};
+
+use crate::address::{Package, PackageRef, PackageSelector, ProviderAddress, Selection};
+use crate::error::Error;
+use crate::mirror::documents::revalidate::FlightResult;
+use crate::mirror::library::proof_set::StoredProofSet;
+use crate::mirror::proof_sets::ProofSetRefresh;
+use crate::mirror::{FetchReason, Mirror, RequestContext};
+use crate::store::Key;
+use crate::upstream::Upstream;
+
+/// The most sets fetched at a time.
+const AT_ONE_TIME: usize = 8;
+
+/// The result of refreshing one object.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RefreshResult {
+    /// The object.
+    #[serde(flatten)]
+    pub package: PackageRef,
+    /// The outcome.
+    #[serde(flatten)]
+    pub news: RefreshOutcome,
+}
+
+/// The outcome of refreshing one object.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "outcome", rename_all = "snake_case")]
+pub enum RefreshOutcome {
+    /// The stored copy is unchanged.
+    Unchanged,
+    /// It was not stored before, or it has changed.
+    New,
+    /// Upstream has deleted it. The stored copy stays.
+    Gone,
+    /// Upstream does not have it, and no copy is stored.
+    Absent {
+        /// Upstream's answer.
+        error: String,
+    },
+    /// The fetch or the verification failed. The stored copy stays.
+    Failed {
+        /// The cause.
+        error: String,
+    },
+}
+
+impl RefreshOutcome {
+    /// The outcome of a flight; `is_as_before` compares its result with the stored copy.
+    pub(in crate::mirror) fn of<T>(flight: FlightResult<T>, is_as_before: impl FnOnce(&T) -> bool) -> Self {
+        match flight {
+            Ok(fetched) if fetched.age.gone => Self::Gone,
+            Ok(fetched) if is_as_before(&fetched.value) => Self::Unchanged,
+            Ok(_) => Self::New,
+            Err(Error::NotFound(error)) => Self::Absent { error },
+            Err(error) => Self::Failed { error: error.to_string() },
+        }
+    }
+
+    /// Returns true if upstream was asked, and has the object or had it.
+    pub fn succeeded(&self) -> bool {
+        !matches!(self, Self::Failed { .. } | Self::Absent { .. })
+    }
+}
+
+impl Mirror {
+    /// Revalidates the version list and the stored sets, even if they are fresh, and forgets cached 404s.
+    ///
+    /// # Errors
+    /// [`Error::Sealed`] while offline, and [`Error::UnknownHost`].
+    pub async fn refresh(
+        self: &Arc<Self>,
+        selector: &PackageSelector,
+        call: &RequestContext,
+    ) -> Result<Vec<RefreshResult>, Error> {
+        self.must_be_online(&format!("asking for {selector} again"))?;
+        match selector {
+            PackageSelector::Provider(selection) => self.refresh_provider(selection, call).await,
+            PackageSelector::Module(selection) => self.refresh_module(selection, call).await,
+        }
+    }
+
+    async fn refresh_provider(
+        self: &Arc<Self>,
+        selection: &Selection<ProviderAddress>,
+        call: &RequestContext,
+    ) -> Result<Vec<RefreshResult>, Error> {
+        let upstream = Arc::clone(call.upstream(&selection.of.host)?);
+        self.forget_not_found(selection);
+        let mut refreshed = Vec::new();
+        // An operator's request is sent even during backoff, so the location is refreshed first.
+        if let Err(error) = self.refresh_discovery(&selection.of.host, call).await {
+            let package = PackageRef::discovery(&selection.of.host);
+            refreshed.push(RefreshResult { package, news: RefreshOutcome::Failed { error: error.to_string() } });
+        }
+        let list = self.refresh_versions(&selection.of, call).await;
+        let list = list.unwrap_or_else(|error| RefreshOutcome::Failed { error: error.to_string() });
+        refreshed.push(RefreshResult { package: PackageRef::version_list(&selection.of), news: list });
+        let sets = self.packages_with_sets_in(selection).await?;
+        let asking = sets.into_iter().map(|package| async {
+            let subject = PackageRef::from(&package);
+            // A failure of one does not stop the others.
+            let news = self.refresh_set(Arc::clone(&upstream), package, call).await;
+            RefreshResult {
+                package: subject,
+                news: news.unwrap_or_else(|error| RefreshOutcome::Failed { error: error.to_string() }),
+            }
+        });
+        let mut asking = stream::iter(asking).buffered(AT_ONE_TIME);
+        while let Some(set) = asking.next().await {
+            refreshed.push(set);
+        }
+        Ok(refreshed)
+    }
+
+    async fn refresh_versions(
+        self: &Arc<Self>,
+        address: &ProviderAddress,
+        call: &RequestContext,
+    ) -> Result<RefreshOutcome, Error> {
+        let before = self.stored_document(&Key::ProviderVersions(address.clone())).await?;
+        let seen = before.as_ref().map(|stored| stored.age);
+        let flight = self.ask_versions_again(address, seen, call).await;
+        Ok(RefreshOutcome::of(flight, |now| before.is_some_and(|before| before.value.has_same_content(now))))
+    }
+
+    async fn refresh_set(
+        self: &Arc<Self>,
+        upstream: Arc<Upstream>,
+        package: Package,
+        call: &RequestContext,
+    ) -> Result<RefreshOutcome, Error> {
+        let before = self.usable_set(&package, call).await?.map(|stored| stored.stored_set);
+        let seen = before.as_ref().map(|stored_set| stored_set.age);
+        let flight =
+            self.join_set_flight(&package, upstream, seen, ProofSetRefresh::IfChanged(FetchReason::Fetch), call).await;
+        Ok(RefreshOutcome::of(flight, |now: &Arc<StoredProofSet>| {
+            before.is_some_and(|before| before.current.has_same_files(&now.current))
+        }))
+    }
+
+    /// The selected packages whose sets are stored.
+    pub(in crate::mirror) async fn packages_with_sets_in(
+        self: &Arc<Self>,
+        selection: &Selection<ProviderAddress>,
+    ) -> Result<Vec<Package>, Error> {
+        let selection = selection.clone();
+        self.on_disk(move |mirror| {
+            let mut packages = mirror.store.records.packages_with_sets(&selection.of)?;
+            packages.retain(|package| selection.versions.include(&package.version));
+            packages.sort();
+            Ok(packages)
+        })
+        .await
+    }
+
+    /// Forgets cached 404s about the selection.
+    pub(in crate::mirror) fn forget_not_found(&self, selection: &Selection<ProviderAddress>) {
+        let means =
+            |package: &Package| package.provider == selection.of && selection.versions.include(&package.version);
+        let terms = self.config();
+        terms.not_found.remove_if(|key| match key {
+            Key::ProofSet(package) => means(package),
+            Key::ProviderVersions(address) => *address == selection.of,
+            Key::Discovery(_)
+            | Key::ModuleVersions(_)
+            | Key::ModuleLocation(_)
+            | Key::Page(..)
+            | Key::SeenModule(_)
+            | Key::Name(_)
+            | Key::Seen(_)
+            | Key::FirstSeen(..)
+            | Key::KeyLog(_)
+            | Key::FirstListed(_)
+            | Key::Alarms(_)
+            | Key::Job(_)
+            | Key::RecurringJobs
+            | Key::Missing => false,
+        });
+        terms.refetched_sets.remove_if(means);
+    }
+
+    pub(in crate::mirror) fn must_be_online(&self, subject: &str) -> Result<(), Error> {
+        match self.connectivity() {
+            crate::mirror::Connectivity::Online => Ok(()),
+            crate::mirror::Connectivity::Offline => Err(Error::Sealed(subject.to_owned())),
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! The status report of a mirror.
+
+use serde::{Deserialize, Serialize};
+
+use crate::address::{Hostname, PackageRef};
+use crate::clock::Timestamp;
+use crate::digest::Digest;
+use crate::mirror::{Alarm, Connectivity, Mirror, StoreFailure};
+use crate::store::Totals;
+use crate::upstream::UpstreamTraffic;
+
+/// The status of a mirror.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    /// The version of larder.
+    pub version: String,
+    /// The store folder.
+    pub store: String,
+    /// The state of the store.
+    pub store_state: StoreState,
+    /// The cause why the last archive, or else the last document, could not be stored; `None` if both were.
+    pub trouble: Option<StoreFailure>,
+    /// The size limit, in bytes.
+    pub max_size_bytes: u64,
+    /// The free bytes of its disk, where known.
+    pub free_bytes: Option<u64>,
+    /// The size of its index on disk, in bytes.
+    pub index_bytes: u64,
+    /// The number of stored archives.
+    pub archives: u64,
+    /// Their size, in bytes.
+    pub archive_bytes: u64,
+    /// The number of stored documents and proof sets.
+    pub documents: u64,
+    /// Their size, in bytes.
+    pub document_bytes: u64,
+    /// The number of first-seen records. They are never evicted.
+    #[serde(default)]
+    pub first_seen_records: u64,
+    /// Their size, in bytes.
+    #[serde(default)]
+    pub first_seen_bytes: u64,
+    /// Packages that were imported without signatures and that nothing else verifies; at most a thousand.
+    #[serde(default)]
+    pub imported: Vec<PackageRef>,
+    /// The bundle that was imported last, if any.
+    #[serde(default)]
+    pub last_bundle: Option<LastBundle>,
+    /// True while larder is offline: no outbound traffic.
+    pub offline: bool,
+    /// The configured upstreams.
+    pub upstreams: Vec<String>,
+    /// The objects requested while offline and not stored, also before the start: at most a thousand packages, and a
+    /// hundred others since the start.
+    pub missing: Vec<PackageRef>,
+    /// The unresolved alarms; at most a thousand of each kind about each address.
+    pub alarms: Vec<Alarm>,
+}
+
+/// A bundle that was imported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LastBundle {
+    /// The SHA-256 of its manifest.
+    pub manifest: Digest,
+    /// The time of its creation, in seconds since 1970.
+    pub created: Timestamp,
+    /// The time when its import was complete, in seconds since 1970.
+    pub applied: Timestamp,
+}
+
+/// The state of a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum StoreState {
+    /// It can be read and written.
+    Ready,
+    /// The last archive or the last document could not be stored.
+    NotKeeping,
+    /// Its disk is mounted read-only.
+    ReadOnly,
+    /// It was removed or replaced, or its folder cannot be read.
+    Gone,
+}
+
+impl StoreState {
+    /// All states.
+    pub const ALL: [Self; 4] = [Self::Ready, Self::NotKeeping, Self::ReadOnly, Self::Gone];
+
+    /// The name in metrics.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Ready => "ready",
+            Self::NotKeeping => "not-keeping",
+            Self::ReadOnly => "read-only",
+            Self::Gone => "gone",
+        }
+    }
+}
+
+/// The state of an upstream: totals since the start, and present backoff.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UpstreamState {
+    /// Its host.
+    pub host: String,
+    /// Requests sent.
+    pub requests: u64,
+    /// Requests without an answer, or with 429 or 5xx.
+    pub failed: u64,
+    /// Body bytes received.
+    pub bytes: u64,
+    /// Requests that larder refused to send.
+    pub refused: u64,
+    /// The origins in backoff.
+    pub left_alone: Vec<OriginBackoff>,
+}
+
+/// An origin in backoff after failures.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OriginBackoff {
+    /// `https://HOST`
+    pub origin: String,
+    /// The remaining time, in seconds.
+    pub seconds: u64,
+}
+
+impl Mirror {
+    /// The configured upstreams' hosts, sorted.
+    pub fn hosts(&self) -> Vec<Hostname> {
+        self.config.load().upstreams.hosts().into_iter().cloned().collect()
+    }
+
+    /// Body bytes received since the start, also from upstreams that are no longer configured.
+    pub fn upstream_bytes(&self) -> u64 {
+        self.counters.traffic.all_bytes()
+    }
+
+    /// The number of downloads in progress.
+    pub fn fills_under_way(&self) -> i64 {
+        self.counters.fills.get()
+    }
+
+    /// The number of requests that wait for an upstream.
+    pub fn waiting_requests(&self) -> u64 {
+        self.waiting_count() as u64
+    }
+
+    /// The state of the store. Reads the disk.
+    pub fn store_state(&self) -> StoreState {
+        if self.store.check().is_err() {
+            return StoreState::Gone;
+        }
+        match self.store.disk_space() {
+            Ok(space) if space.is_read_only => StoreState::ReadOnly,
+            _ if self.last_store_failure().is_some() => StoreState::NotKeeping,
+            _ => StoreState::Ready,
+        }
+    }
+
+    /// The state of each upstream.
+    pub fn upstream_states(&self, now: Timestamp) -> Vec<UpstreamState> {
+        let left_alone = self.config.load().outbound.open_breakers(now);
+        let state = |host: Hostname| {
+            let UpstreamTraffic { requests, failed, bytes, refused } = self.counters.traffic.of(&host);
+            let of_it = left_alone.iter().filter(|(upstream, ..)| *upstream == host);
+            let mut left_alone: Vec<OriginBackoff> = of_it
+                .map(|(_, origin, until)| OriginBackoff {
+                    origin: origin.to_string(),
+                    seconds: until.since(now).as_secs(),
+                })
+                .collect();
+            left_alone.sort_by(|one, other| one.origin.cmp(&other.origin));
+            UpstreamState { host: host.to_string(), requests, failed, bytes, refused, left_alone }
+        };
+        self.hosts().into_iter().map(state).collect()
+    }
+
+    fn last_bundle(&self) -> Option<LastBundle> {
+        let receipt = self.store.last_receipt().unwrap_or_else(|error| {
+            tracing::warn!(%error, "the receipt of the last bundle cannot be read");
+            None
+        });
+        serde_json::from_slice(&receipt?).ok()
+    }
+
+    /// The status report. Reads the disk.
+    pub fn status(&self) -> Status {
+        let Totals { archives, archive_bytes, documents, document_bytes, page_bytes: _ } = self.store.index.totals();
+        let first_seen = self.store.records.first_seen_totals().unwrap_or_else(|error| {
+            tracing::warn!(%error, "the first-seen records cannot be counted");
+            (0, 0)
+        });
+        Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            store: self.store.root().display().to_string(),
+            store_state: self.store_state(),
+            trouble: self.last_store_failure(),
+            max_size_bytes: self.refresh_size_limit(),
+            free_bytes: self.store.free_bytes().ok(),
+            index_bytes: self.store.index.disk_bytes(),
+            archives,
+            archive_bytes,
+            documents,
+            document_bytes,
+            first_seen_records: first_seen.0,
+            first_seen_bytes: first_seen.1,
+            imported: self.catalog.imported(),
+            last_bundle: self.last_bundle(),
+            offline: self.connectivity() == Connectivity::Offline,
+            upstreams: self.hosts().iter().map(ToString::to_string).collect(),
+            missing: self.missing_in_words(),
+            alarms: self.alarms(),
+        }
+    }
+}

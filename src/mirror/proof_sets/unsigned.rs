@@ -1,0 +1,228 @@
+//! Proof sets for providers imported without signatures: larder creates them, and replaces them once upstream offers a
+//! verified set. An unsigned set never replaces a verified one.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use serde_json::json;
+
+use crate::address::{Package, Platform, ProviderAddress, Version};
+use crate::clock::Timestamp;
+use crate::digest::Digest;
+use crate::error::Error;
+use crate::filesystem_mirror::MirrorPath;
+use crate::mirror::documents::stored::{DocumentMetadata as ListAbout, StoredDocument};
+use crate::mirror::freshness::Age;
+use crate::mirror::library::ZipOrigin;
+use crate::mirror::library::proof_set::{ProofSet, StoredProofSet};
+use crate::mirror::transfer::tree::sidecar_files::{conventional_url, set_of};
+use crate::mirror::{AlarmKind, Mirror, RequestContext, default_if_gone};
+use crate::store::{Key, StoreError};
+use crate::upstream::Upstream;
+use crate::upstream::memory_budget::MemoryGrant;
+use crate::upstream::providers::versions_url;
+use crate::upstream::request::Validators;
+use crate::verify::{Proof, ProofBasis};
+
+/// The body of the signature file. OpenTofu requests it even if the document lists no keys.
+const NO_SIGNATURE: &[u8] = b"There is no signature: the operator of this mirror imported it.\n";
+
+/// Creates the proof set of an unsigned archive: a document without keys, and these SHA256SUMS.
+pub(in crate::mirror) fn unsigned_set(
+    package: &Package,
+    digest: Digest,
+    sums: Bytes,
+    upstream: &Upstream,
+    now: Timestamp,
+) -> Result<ProofSet, String> {
+    let filename = MirrorPath::archive(package).file_name();
+    let Platform { os, arch } = &package.platform;
+    let body = json!({
+        "os": os,
+        "arch": arch,
+        "filename": filename,
+        "download_url": filename,
+        "shasums_url": "SHA256SUMS",
+        "shasums_signature_url": "SHA256SUMS.sig",
+        "shasum": digest,
+        "signing_keys": { "gpg_public_keys": [] },
+    });
+    let proof = Proof { how: ProofBasis::Imported, warnings: Vec::new() };
+    let url = conventional_url(package, upstream);
+    set_of(package, url, proof, now, [body.to_string().into(), sums, Bytes::from_static(NO_SIGNATURE)])
+}
+
+/// The detail of an `imported-differs` alarm.
+pub(in crate::mirror) fn imported_differs(imported: Digest, verified: Digest) -> String {
+    format!("imported without signatures with SHA-256 {imported}; the verified one, {verified}, is served")
+}
+
+/// Writes a SHA256SUMS for these archives.
+pub(in crate::mirror) fn sums_of<'a>(archives: impl IntoIterator<Item = (&'a Package, Digest)>) -> Bytes {
+    let mut lines: Vec<String> = archives
+        .into_iter()
+        .map(|(package, digest)| format!("{digest}  {}\n", MirrorPath::archive(package).file_name()))
+        .collect();
+    lines.sort_by(|one, other| one[64..].cmp(&other[64..]));
+    lines.concat().into()
+}
+
+impl Mirror {
+    /// Stores an unsigned set, unless a verified one is stored by now. Returns the set in place.
+    pub(in crate::mirror) async fn keep_unsigned(
+        self: &Arc<Self>,
+        package: &Package,
+        set: ProofSet,
+        call: &RequestContext,
+    ) -> Result<Arc<StoredProofSet>, Error> {
+        let policy = call.upstream(&package.provider.host)?.settings.verification;
+        let current = Arc::new(set);
+        let stored = self.change_set(package, move |_, stored| {
+            let is_proven = |stored: &StoredProofSet| {
+                let how = &stored.current.proof().how;
+                *how != ProofBasis::Imported && policy.is_met_by(how)
+            };
+            Ok(match stored.filter(is_proven) {
+                Some(proven) => proven,
+                // Stale at once, so that upstream is asked as soon as it can be. Marked as deleted upstream, so that it
+                // is evicted last.
+                None => StoredProofSet { current, predecessor: None, age: Age { checked: Timestamp(0), gone: true } },
+            })
+        });
+        Ok(stored.await?.value)
+    }
+
+    /// Prepares to replace an unsigned set by a verified one: raises an alarm if the bytes differ, or marks the stored
+    /// archive as verified.
+    pub(in crate::mirror) async fn replace_imported_set(
+        self: &Arc<Self>,
+        package: &Package,
+        set: &ProofSet,
+        now: Timestamp,
+    ) -> Result<(), Error> {
+        let owned_package = package.clone();
+        let stored = self.on_disk(move |mirror| default_if_gone(mirror.read_set(&owned_package))).await?;
+        let imported = stored
+            .map(|stored| stored.stored_set)
+            .filter(|stored_set| stored_set.current.proof().how == ProofBasis::Imported);
+        let Some(imported) = imported else { return Ok(()) };
+        let Package { provider, version, .. } = package;
+        let (digest, proof) = (set.document.shasum, set.proof().clone());
+        let before = imported.current.document.shasum;
+        if before != digest {
+            let owned_package = package.clone();
+            if self.on_disk(move |mirror| mirror.is_repacked(&owned_package, before)).await? {
+                tracing::info!(%package, "an unpacked import is replaced by upstream's archive from now on");
+                return Ok(());
+            }
+            tracing::error!(%package, imported = %before, upstream = %digest, "ALARM: an unsigned import differs from upstream's archive; upstream's is served from now on");
+            let (provider, version) = (provider.clone(), version.clone());
+            return self
+                .on_disk(move |mirror| {
+                    let detail = imported_differs(before, digest);
+                    mirror.raise_alarm(AlarmKind::ImportedDiffers, &provider, &version, detail, now);
+                    Ok(())
+                })
+                .await;
+        }
+        tracing::info!(%package, "an unsigned import is verified now: it equals upstream's archive");
+        let (owned_package, filename) = (package.clone(), set.document.filename.clone());
+        self.on_disk(move |mirror| {
+            mirror.catalog.change_name(&owned_package, |name| {
+                if let Some(archive) = name.archives.iter_mut().find(|archive| archive.digest == digest) {
+                    (archive.proof, archive.filename) = (proof, filename);
+                }
+            })
+        })
+        .await
+    }
+
+    /// True if larder packed the archive from an unpacked import. No published archive has its digest.
+    pub(in crate::mirror) fn is_repacked(&self, package: &Package, digest: Digest) -> Result<bool, StoreError> {
+        Ok(self.catalog.name(package)?.get(&digest).is_some_and(|archive| archive.zip == ZipOrigin::PackedAnew))
+    }
+
+    /// Gives every unsigned set of a version the sums of all its platforms.
+    pub(in crate::mirror) async fn complete_sums(
+        self: &Arc<Self>,
+        provider: &ProviderAddress,
+        version: &Version,
+        call: &RequestContext,
+    ) -> Result<(), Error> {
+        let upstream = Arc::clone(call.upstream(&provider.host)?);
+        let mut unsigned = Vec::new();
+        for platform in self.platforms_with_sets(provider, version).await? {
+            let package = Package { provider: provider.clone(), version: version.clone(), platform };
+            let Some(stored) = self.usable_set(&package, call).await? else { continue };
+            if stored.stored_set.current.proof().how == ProofBasis::Imported {
+                unsigned.push((package, stored.stored_set));
+            }
+        }
+        let sums = sums_of(unsigned.iter().map(|(package, stored_set)| (package, stored_set.current.document.shasum)));
+        for (package, stored_set) in &unsigned {
+            if stored_set.current.sums != sums {
+                let digest = stored_set.current.document.shasum;
+                let set = unsigned_set(package, digest, sums.clone(), &upstream, call.now);
+                let set = set.map_err(|reason| Error::Interrupted(format!("the proof set of {package}: {reason}")))?;
+                self.keep_unsigned(package, set, call).await?;
+            }
+            let key = Key::ProofSet(package.clone());
+            self.on_disk(move |mirror| mirror.store.records.sync(&key)).await?;
+        }
+        Ok(())
+    }
+
+    /// Adds the stored versions that upstream does not list to the cached version list, and creates the list if there
+    /// is none.
+    pub(in crate::mirror) async fn list_imported(
+        self: &Arc<Self>,
+        provider: &ProviderAddress,
+        call: &RequestContext,
+    ) -> Result<(), Error> {
+        let upstream = Arc::clone(call.upstream(&provider.host)?);
+        let key = Key::ProviderVersions(provider.clone());
+        let unreadable = |reason| Error::Interrupted(format!("the cached version list of {provider}: {reason}"));
+        let before = match self.stored_document(&key).await? {
+            Some(stored_list) => stored_list.value,
+            None => {
+                let base = upstream.settings.url.join("v1/providers/");
+                let url = base.and_then(|base| versions_url(&base, provider));
+                let url = url.unwrap_or_else(|_| upstream.settings.url.clone());
+                let metadata = ListAbout {
+                    url: url.clone(),
+                    asked: url,
+                    origins: Vec::new(),
+                    validators: Validators::default(),
+                    fetched: call.now,
+                    checked: Timestamp(0),
+                    gone: true,
+                    carried: false,
+                };
+                let body = Bytes::from_static(br#"{"versions":[]}"#);
+                Arc::new(StoredDocument { metadata, body, dropped: Bytes::new(), _room: MemoryGrant::default() })
+            }
+        };
+        let of_upstream = Arc::new(StoredDocument { dropped: Bytes::new(), ..(*before).clone() });
+        let list = of_upstream.versions().await.map_err(unreadable)?;
+        let dropped = self.dropped_but_stored(&upstream, provider, &list, Some(&before), call.now).await?;
+        self.store_document(key.clone(), StoredDocument { dropped, ..(*before).clone() }).await?;
+        self.on_disk(move |mirror| mirror.store.records.sync(&key)).await?;
+        self.bump_revision(provider);
+        Ok(())
+    }
+
+    /// True if an archive of the package was imported without signatures.
+    pub async fn was_imported(self: &Arc<Self>, package: &Package) -> Result<bool, Error> {
+        let owned_package = package.clone();
+        self.on_disk(move |mirror| Ok(default_if_gone(mirror.catalog.name(&owned_package))?.is_imported())).await
+    }
+
+    /// Syncs the discovery document and the version list of a provider.
+    pub(in crate::mirror) async fn sync_provider_documents(
+        self: &Arc<Self>,
+        provider: &ProviderAddress,
+    ) -> Result<(), Error> {
+        let keys = [Key::Discovery(provider.host.clone()), Key::ProviderVersions(provider.clone())];
+        self.on_disk(move |mirror| keys.iter().try_for_each(|key| mirror.store.records.sync(key).map(drop))).await
+    }
+}

@@ -1,0 +1,238 @@
+//! The context of one request, and the answer to it.
+
+use std::sync::Arc;
+
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::Instant;
+
+use crate::address::Hostname;
+use crate::cdn_loop::CdnLoop;
+use crate::clock::Timestamp;
+use crate::error::Error;
+use crate::mirror::archives::unattended::ClientAddress;
+use crate::mirror::runtime_config::ConfigGeneration;
+use crate::mirror::{Mirror, RuntimeConfig};
+use crate::upstream::Upstream;
+use crate::upstream::backoff::RevalidationPermit;
+use crate::upstream::request::RequestPriority;
+
+/// The context of one request: its time, its client, its limits and its configuration.
+#[derive(Debug, Clone)]
+pub struct RequestContext {
+    /// The time of arrival.
+    pub now: Timestamp,
+    /// The proxies that the request passed through (CDN-Loop).
+    pub via: CdnLoop,
+    /// The time of arrival on the monotonic clock. Patience counts from here, over all waits.
+    pub started: Instant,
+    /// The deadline for answering a document.
+    pub deadline: Instant,
+    /// True if the client accepts a body of unknown length (not before HTTP/1.1).
+    pub takes_unknown_length: bool,
+    /// The party that waits for the answer.
+    pub priority: RequestPriority,
+    /// The client; `None` for a job.
+    pub client: Option<ClientAddress>,
+    pub(in crate::mirror) config: Arc<RuntimeConfig>,
+    pub(in crate::mirror) caller: CallerKind,
+    pub(in crate::mirror) revalidation_permit: RevalidationPermit,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::mirror) enum CallerKind {
+    /// A client's request. It counts towards the limit of waiting requests.
+    Request,
+    /// A single flight that others may join.
+    Flight,
+    /// A step of a job. It waits until its flight ends, because no client waits.
+    JobStep,
+    /// A step of a plan. Like a job's step, but where an upstream asked for a delay it accepts the stored copy.
+    PlanStep,
+}
+
+/// The urgency of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Urgency {
+    /// A job has time: where an upstream asked for a delay, the step is tried later.
+    Job,
+    /// A plan reports the present state: where an upstream asked for a delay, it uses the stored copy.
+    Plan,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(in crate::mirror) enum FetchReason {
+    /// Nothing is stored: the fetch is always tried.
+    Fetch,
+    /// A copy is stored: the revalidation stays within the upstream's rate budget.
+    Revalidate,
+}
+
+/// The part of a flight's key that separates requests of another configuration or from another route.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(in crate::mirror) struct FlightGroup {
+    generation: ConfigGeneration,
+    came: ProxyPath,
+}
+
+/// The presence of named proxies (CDN-Loop) in a request. An upstream may answer 508 because of them, and a request
+/// without them must not share that answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(in crate::mirror) enum ProxyPath {
+    Direct,
+    ViaProxies,
+}
+
+/// The cache outcome of an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Outcome {
+    /// Stored and fresh.
+    Hit,
+    /// Fetched for this request.
+    Miss,
+    /// Being fetched for this request. The answer only names the URL it will have.
+    Pending,
+    /// Fetched for this request alone and not stored, because the disk cannot take it.
+    PassedThrough,
+    /// Stored, and confirmed or replaced by upstream for this request.
+    Revalidated,
+    /// Stored and stale, and upstream could not be asked.
+    Stale,
+    /// Stored, and deleted upstream.
+    Gone,
+}
+
+impl Outcome {
+    /// The outcome to report where the same answer is served again.
+    pub(crate) fn when_reused(self) -> Self {
+        match self {
+            Self::Hit | Self::Miss | Self::Pending | Self::PassedThrough | Self::Revalidated => Self::Hit,
+            Self::Stale | Self::Gone => self,
+        }
+    }
+}
+
+/// A value with its cache outcome and its freshness.
+#[derive(Debug, Clone)]
+pub struct Answer<T> {
+    /// The value.
+    pub value: T,
+    /// The cache outcome.
+    pub outcome: Outcome,
+    /// The end of its freshness; in the past for a stale value.
+    pub fresh_until: Timestamp,
+    /// The time of upstream's last confirmation. For archives, which never age, the present.
+    pub checked: Timestamp,
+}
+
+impl<T> Answer<T> {
+    pub(in crate::mirror) fn map<U>(self, other: impl FnOnce(T) -> U) -> Answer<U> {
+        let Self { value, outcome, fresh_until, checked } = self;
+        Answer { value: other(value), outcome, fresh_until, checked }
+    }
+}
+
+impl RequestContext {
+    pub(in crate::mirror) fn is_step(&self) -> bool {
+        matches!(self.caller, CallerKind::JobStep | CallerKind::PlanStep)
+    }
+
+    pub(in crate::mirror) fn is_plan_step(&self) -> bool {
+        self.caller == CallerKind::PlanStep
+    }
+
+    pub(in crate::mirror) fn proxy_path(&self) -> ProxyPath {
+        if self.via.is_empty() { ProxyPath::Direct } else { ProxyPath::ViaProxies }
+    }
+
+    pub(in crate::mirror) fn flight_group(&self) -> FlightGroup {
+        FlightGroup { generation: self.config.generation, came: self.proxy_path() }
+    }
+
+    pub(in crate::mirror) fn upstream(&self, host: &Hostname) -> Result<&Arc<Upstream>, Error> {
+        self.config.upstream(host)
+    }
+}
+
+/// A place among the waiting requests, released on drop.
+#[derive(Debug)]
+pub(in crate::mirror) struct WaitingPermit(
+    #[expect(dead_code, reason = "held only for its Drop")] Option<OwnedSemaphorePermit>,
+);
+
+impl Mirror {
+    /// A context for work of an operator or of the schedule. Clients take precedence over it.
+    pub fn job_context(&self, now: Timestamp) -> RequestContext {
+        RequestContext {
+            priority: RequestPriority::Job,
+            ..self.request_context(now, self.config(), CdnLoop::default(), None, true)
+        }
+    }
+
+    /// A context for one step of a job, which prefers upstream's answer to the stored copy.
+    pub(in crate::mirror) fn step_context(&self, now: Timestamp) -> RequestContext {
+        RequestContext { caller: CallerKind::JobStep, ..self.job_context(now) }
+    }
+
+    /// A context for one step of this urgency.
+    pub(in crate::mirror) fn step_context_for(&self, urgency: Urgency, now: Timestamp) -> RequestContext {
+        let part = match urgency {
+            Urgency::Job => CallerKind::JobStep,
+            Urgency::Plan => CallerKind::PlanStep,
+        };
+        RequestContext { caller: part, ..self.job_context(now) }
+    }
+
+    /// A context for a request that arrives now, under the configuration that admitted it.
+    pub fn request_context(
+        &self,
+        now: Timestamp,
+        terms: Arc<RuntimeConfig>,
+        via: CdnLoop,
+        client: Option<ClientAddress>,
+        takes_unknown_length: bool,
+    ) -> RequestContext {
+        let began = Instant::now();
+        let deadline = began + self.limits.answer_within;
+        let (priority, part, leave) = (RequestPriority::Client, CallerKind::Request, RevalidationPermit::default());
+        RequestContext {
+            now,
+            via,
+            started: began,
+            deadline,
+            takes_unknown_length,
+            priority,
+            client,
+            config: terms,
+            caller: part,
+            revalidation_permit: leave,
+        }
+    }
+
+    /// A context for a flight: no client waits for it directly, and it ends by its own deadline.
+    pub(in crate::mirror) fn flight_context(&self, call: &RequestContext) -> RequestContext {
+        let began = Instant::now();
+        let now = call.now.after(began.saturating_duration_since(call.started));
+        RequestContext {
+            now,
+            started: began,
+            deadline: began + call.config.outbound.give_up_after(),
+            caller: CallerKind::Flight,
+            ..call.clone()
+        }
+    }
+
+    /// The number of requests that wait for upstreams.
+    pub(in crate::mirror) fn waiting_count(&self) -> usize {
+        self.limits.waiting.saturating_sub(self.waiting_permits.available_permits())
+    }
+
+    /// Takes a place among the waiting requests; `None` where all are taken. Flights and jobs need none.
+    pub(in crate::mirror) fn try_wait(&self, call: &RequestContext) -> Option<WaitingPermit> {
+        match call.caller {
+            CallerKind::Flight | CallerKind::JobStep | CallerKind::PlanStep => Some(WaitingPermit(None)),
+            CallerKind::Request => {
+                Arc::clone(&self.waiting_permits).try_acquire_owned().ok().map(|taken| WaitingPermit(Some(taken)))
+            }
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! The reloadable settings (upstreams, size limit), swapped atomically. A request keeps the settings that it began
+//! with, and so does the work that it starts.
+
+use std::sync::Arc;
+
+use crate::address::{Hostname, ModulePackage, Package};
+use crate::error::Error;
+use crate::mirror::offline::RequiredPlatforms;
+use crate::mirror::ttl_cache::TtlCache;
+use crate::mirror::{Mirror, RequestContext, StoreError};
+use crate::store::{Key, SizeLimit};
+use crate::upstream::outbound::Outbound;
+use crate::upstream::{Upstream, Upstreams};
+
+/// The reloadable settings, and the caches that are only valid under them.
+#[derive(Debug)]
+pub struct RuntimeConfig {
+    /// The mirrored registries.
+    pub upstreams: Upstreams,
+    /// The connector to them.
+    pub outbound: Outbound,
+    /// The size limit of the store.
+    pub size_limit: SizeLimit,
+    /// The platforms that must be stored for a version to be listed while offline.
+    pub required_platforms: RequiredPlatforms,
+    pub(in crate::mirror) generation: ConfigGeneration,
+    /// Cached 404s of upstreams. They end with a reload, because another URL or another credential may have the object.
+    pub(in crate::mirror) not_found: TtlCache<Key, String>,
+    /// The packages whose sets were revalidated in vain, for the lifetime of a 404.
+    pub(in crate::mirror) refetched_sets: TtlCache<Package, ()>,
+    /// The modules whose locations were revalidated in vain, for the lifetime of a 404.
+    pub(in crate::mirror) refetched_locations: TtlCache<ModulePackage, ()>,
+    /// The subdirectory of a module in the archive that a page led to, while that archive is being fetched.
+    pub(in crate::mirror) pending_subdirs: TtlCache<ModulePackage, Option<String>>,
+    /// The modules whose trees were rechecked a moment ago.
+    pub(in crate::mirror) recently_rechecked: TtlCache<ModulePackage, ()>,
+}
+
+/// The number of a configuration, part of every flight's key. A request that joined a flight of another configuration
+/// would follow another upstream's document, and send it the credential meant for this one (DESIGN, promise 8).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub(in crate::mirror) struct ConfigGeneration(u64);
+
+impl RuntimeConfig {
+    /// The settings at the start.
+    pub fn new(
+        upstreams: Upstreams,
+        outbound: Outbound,
+        size_limit: SizeLimit,
+        required_platforms: RequiredPlatforms,
+    ) -> Self {
+        Self {
+            upstreams,
+            outbound,
+            size_limit,
+            required_platforms,
+            generation: ConfigGeneration(0),
+            not_found: TtlCache::default(),
+            refetched_sets: TtlCache::default(),
+            refetched_locations: TtlCache::default(),
+            pending_subdirs: TtlCache::default(),
+            recently_rechecked: TtlCache::default(),
+        }
+    }
+
+    /// The settings of a reload, not active yet.
+    pub fn reloaded(
+        &self,
+        upstreams: Upstreams,
+        outbound: Outbound,
+        size_limit: SizeLimit,
+        sealed_for: RequiredPlatforms,
+    ) -> Self {
+        let generation = ConfigGeneration(self.generation.0 + 1);
+        Self { generation, ..Self::new(upstreams, outbound, size_limit, sealed_for) }
+    }
+
+    pub(in crate::mirror) fn upstream(&self, host: &Hostname) -> Result<&Arc<Upstream>, Error> {
+        self.upstreams.get(host).ok_or_else(|| Error::UnknownHost(host.clone()))
+    }
+}
+
+impl Mirror {
+    /// The active settings.
+    pub fn config(&self) -> Arc<RuntimeConfig> {
+        self.config.load_full()
+    }
+
+    /// Activates settings for new requests.
+    pub fn activate(&self, terms: Arc<RuntimeConfig>) {
+        terms.upstreams.hosts().into_iter().for_each(|host| self.counters.register_host(host));
+        terms.outbound.apply_connectivity();
+        self.config.store(terms);
+    }
+
+    /// Returns true if a request's settings are still active. An answer under former ones removes nothing from the
+    /// store.
+    pub(in crate::mirror) fn is_current_config(&self, call: &RequestContext) -> bool {
+        self.config.load().generation == call.config.generation
+    }
+
+    /// Evicts what exceeds the size limit.
+    pub async fn make_room(self: &Arc<Self>) -> Result<(), Error> {
+        self.on_disk(|mirror| {
+            mirror.refresh_size_limit();
+            mirror.enforce_size_limit();
+            Ok::<_, StoreError>(())
+        })
+        .await
+    }
+}

@@ -1,0 +1,212 @@
+//! Exports a provider tree as a tar, sorted by path, which can be imported unchanged. Everything is looked up before
+//! the first byte is written. Each archive is verified again when it is written.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::io::{self, Write};
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::address::{Package, ProviderAddress, Version};
+use crate::digest::Digest;
+use crate::error::Error;
+use crate::filesystem_mirror::index::{ArchiveHashes, ProviderIndex, VersionIndex, to_pretty_json};
+use crate::filesystem_mirror::written::ProviderTreeWriter;
+use crate::filesystem_mirror::{MirrorFileKind, MirrorPath, SumsScope};
+use crate::mirror::archives::Archive;
+use crate::mirror::archives::verified_open::OpenOutcome;
+use crate::mirror::library::proof_set::ProofSet;
+use crate::mirror::{Mirror, RequestContext};
+use crate::store::{Blob, READ_BUFFER_BYTES};
+use crate::verify::ProofBasis;
+
+/// A package that cannot be exported.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotExported {
+    /// The package.
+    pub package: Package,
+    /// The reason.
+    pub reason: String,
+}
+
+/// A tree ready to be written.
+#[derive(Debug)]
+pub struct Export {
+    files: Vec<(MirrorPath, ExportedFile)>,
+    call: RequestContext,
+    /// The packages that cannot be exported.
+    pub missing: Vec<NotExported>,
+}
+
+#[derive(Debug)]
+enum ExportedFile {
+    Small(Bytes),
+    Archive(Box<Package>, Digest),
+}
+
+enum ExportedContents {
+    Bytes(Bytes),
+    Blob(Blob),
+}
+
+impl Mirror {
+    /// Looks up the files of a tree with these packages. Archives in `have` are left out; the index and proof files
+    /// still list them.
+    ///
+    /// # Errors
+    /// The store failed.
+    pub async fn export(
+        self: &Arc<Self>,
+        packages: Vec<(Package, Digest)>,
+        have: &HashSet<Digest>,
+        call: &RequestContext,
+    ) -> Result<Export, Error> {
+        let mut export = Export { files: Vec::new(), call: call.clone(), missing: Vec::new() };
+        let mut indexes: BTreeMap<ProviderAddress, BTreeMap<Version, VersionIndex>> = BTreeMap::new();
+        let mut sums: BTreeMap<(ProviderAddress, Version), Digest> = BTreeMap::new();
+        let packages: BTreeSet<_> = packages.into_iter().collect();
+        for (package, digest) in packages {
+            let found = match self.to_export(&package, digest, call).await {
+                Ok(found) => found,
+                Err(Error::Store(error)) => return Err(error.into()),
+                Err(error) => {
+                    export.missing.push(NotExported { package, reason: error.to_string() });
+                    continue;
+                }
+            };
+            let (set, hashes) = found;
+            let archive = MirrorPath::archive(&package);
+            let Package { provider, version, platform } = &package;
+            let versions = indexes.entry(provider.clone()).or_default();
+            versions.entry(version.clone()).or_default().add(&archive.file_name(), platform, &hashes);
+            if set.proof().how != ProofBasis::Imported {
+                // The first SHA256SUMS of a version is its shared file. A package with another one gets a separate
+                // file.
+                let first = *sums.entry((provider.clone(), version.clone())).or_insert(set.sums_digest());
+                let covers = if first == set.sums_digest() {
+                    SumsScope::Version(version.clone())
+                } else {
+                    SumsScope::Package(version.clone(), platform.clone())
+                };
+                export.add_proof(&archive, &package, &set, covers)?;
+            }
+            if !have.contains(&digest) {
+                export.files.push((archive, ExportedFile::Archive(Box::new(package), digest)));
+            }
+        }
+        for (provider, versions) in indexes {
+            let unwritable = |e| Error::Interrupted(format!("the index of {provider}: {e}"));
+            let path_of = |kind| MirrorPath { provider: provider.clone(), kind };
+            let index = to_pretty_json(&ProviderIndex::of(versions.keys())).map_err(unwritable)?;
+            export.files.push((path_of(MirrorFileKind::Index), ExportedFile::Small(index.into())));
+            for (version, index) in &versions {
+                let index = to_pretty_json(index).map_err(unwritable)?;
+                export
+                    .files
+                    .push((path_of(MirrorFileKind::VersionIndex(version.clone())), ExportedFile::Small(index.into())));
+            }
+        }
+        export.files.sort_by_cached_key(|(path, _)| path.to_string());
+        export.files.dedup_by(|one, other| one.0 == other.0);
+        Ok(export)
+    }
+
+    async fn to_export(
+        self: &Arc<Self>,
+        package: &Package,
+        digest: Digest,
+        call: &RequestContext,
+    ) -> Result<(Arc<ProofSet>, ArchiveHashes), Error> {
+        let no_set = || Error::NotKept(format!("the proof set for the archive of {package}"));
+        let stored = self.usable_set(package, call).await?.ok_or_else(no_set)?;
+        let predecessor = stored.stored_set.predecessor.as_ref().map(|(set, _)| set);
+        let mut sets = [Some(&stored.stored_set.current), stored.fallback.as_ref(), predecessor].into_iter().flatten();
+        let set = sets.find(|set| set.document.shasum == digest).ok_or_else(no_set)?;
+        if self.stored_archive(package, digest).await?.is_none() || !self.has_archive(digest).await? {
+            return Err(Error::NotKept(format!("the archive of {package}")));
+        }
+        let h1 = self.package_hash(package, digest).await?;
+        Ok((Arc::clone(set), ArchiveHashes { digest, h1 }))
+    }
+}
+
+impl Export {
+    /// Adds the proof of an archive: sums and signature byte for byte, and the document with its URLs replaced by file
+    /// names in the tree.
+    fn add_proof(
+        &mut self,
+        archive: &MirrorPath,
+        package: &Package,
+        set: &ProofSet,
+        covers: SumsScope,
+    ) -> Result<(), Error> {
+        let Package { version, platform, .. } = package;
+        let sums = archive.sibling(MirrorFileKind::Sums(covers.clone()));
+        let signature = archive.sibling(MirrorFileKind::Signature(covers));
+        let urls = [archive.file_name(), sums.file_name(), signature.file_name()];
+        let document = set.document.with_urls(urls);
+        let document = document.map_err(|e| Error::Interrupted(format!("the download document of {package}: {e}")))?;
+        let place = archive.sibling(MirrorFileKind::Document(version.clone(), platform.clone()));
+        self.files.push((place, ExportedFile::Small(document.into())));
+        self.files.push((sums, ExportedFile::Small(set.sums.clone())));
+        if !set.signature.is_empty() {
+            self.files.push((signature, ExportedFile::Small(set.signature.clone())));
+        }
+        Ok(())
+    }
+
+    /// Writes the tree as a tar and returns the writer. `out` may block: it is written on a blocking thread, one file
+    /// per job.
+    ///
+    /// # Errors
+    /// The reader is gone, or an archive is damaged or missing. The tar is then incomplete.
+    pub async fn write<W: Write + Send + 'static>(self, mirror: &Arc<Mirror>, out: W) -> io::Result<W> {
+        let mut tar = ProviderTreeWriter::new(out);
+        for (path, file) in self.files {
+            let path = path.to_string();
+            let contents = match file {
+                ExportedFile::Small(bytes) => ExportedContents::Bytes(bytes),
+                ExportedFile::Archive(package, digest) => {
+                    match open(mirror, &package, digest, &self.call).await.map_err(io::Error::other)? {
+                        Archive::InMemory { bytes, .. } => ExportedContents::Bytes(bytes),
+                        Archive::OnDisk { blob, .. } => ExportedContents::Blob(blob),
+                        Archive::Arriving { .. } | Archive::PassedThrough { .. } => {
+                            return Err(io::Error::other(format!("the archive of {package} is no longer stored")));
+                        }
+                    }
+                }
+            };
+            let writing = mirror.tasks.spawn_blocking(move || {
+                match contents {
+                    ExportedContents::Bytes(bytes) => tar.add(&path, bytes.len() as u64, &bytes[..])?,
+                    ExportedContents::Blob(blob) => {
+                        let reader = io::BufReader::with_capacity(READ_BUFFER_BYTES, blob.reader());
+                        tar.add(&path, blob.size_bytes(), reader)?;
+                    }
+                }
+                Ok::<_, io::Error>(tar)
+            });
+            tar = writing.await.map_err(io::Error::other)??;
+        }
+        mirror.tasks.spawn_blocking(move || tar.end()).await.map_err(io::Error::other)?
+    }
+
+    /// The number of archives to be written.
+    pub fn archives(&self) -> usize {
+        self.files.iter().filter(|(_, file)| matches!(file, ExportedFile::Archive(..))).count()
+    }
+}
+
+async fn open(
+    mirror: &Arc<Mirror>,
+    package: &Package,
+    digest: Digest,
+    call: &RequestContext,
+) -> Result<Archive, Error> {
+    let gone = || Error::NotKept(format!("the archive of {package}"));
+    let stored_archive = mirror.stored_archive(package, digest).await?.ok_or_else(gone)?;
+    match mirror.open_stored(package, &stored_archive, call).await? {
+        OpenOutcome::Checked(archive) => Ok(archive),
+        OpenOutcome::Missing | OpenOutcome::Damaged => Err(gone()),
+    }
+}

@@ -1,0 +1,310 @@
+//! Imports a provider tree from a tar, one provider folder at a time. Each package is stored whole or not at all. A
+//! reported package is final whatever happens to the rest. Importing the same tree again continues an interrupted
+//! import.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::io::{self, Read};
+use std::sync::Arc;
+
+use tokio::runtime::Handle;
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+
+use crate::address::{Package, PackageRef, ProviderAddress, Version};
+use crate::digest::Digest;
+use crate::error::Error;
+use crate::filesystem_mirror::carried::{ProviderTreeReader, TarEntry, TarFileContents};
+use crate::filesystem_mirror::layout::{enclosing_package, enclosing_package_folder};
+use crate::filesystem_mirror::{MirrorFileKind, MirrorPath, PathMeaning};
+use crate::mirror::transfer::tree::repack::PackageRepack;
+use crate::mirror::transfer::tree::sidecar_files::SidecarFiles;
+use crate::mirror::transfer::tree::staging::{StagedTreeArchive, WaitingArchives};
+use crate::mirror::transfer::tree::{FileVerdict, ImportCounts, ImportStep, ImportedFile, UnsignedPolicy};
+use crate::mirror::{Mirror, RequestContext};
+use crate::store::StoreError;
+
+/// Maximum number of steps queued for the reader.
+const IMPORT_STEP_QUEUE: usize = 16;
+
+impl Mirror {
+    /// Imports a tree that arrives as a tar, with the files of one provider together. Their order within the provider
+    /// does not matter, unless too many archives wait for their proof. Reports each file, and stops when the receiver
+    /// is dropped.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] while another tree is imported; [`Error::Store`] if the store is gone.
+    pub fn import(
+        self: &Arc<Self>,
+        tar: impl Read + Send + 'static,
+        unsigned: UnsignedPolicy,
+        call: &RequestContext,
+    ) -> Result<Receiver<ImportStep>, Error> {
+        let alone = Arc::clone(&self.tree_import_lock).try_lock_owned();
+        let busy =
+            |_| Error::Busy { subject: "the import".to_owned(), reason: "another tree is being imported".to_owned() };
+        let alone = alone.map_err(busy)?;
+        self.store.check()?;
+        let (sender, steps) = channel(IMPORT_STEP_QUEUE);
+        let import = TreeImport {
+            mirror: Arc::clone(self),
+            runtime: Handle::current(),
+            call: self.flight_context(call),
+            unsigned,
+            steps: sender,
+            sidecars: SidecarFiles::default(),
+            waiting: WaitingArchives::default(),
+            repack: None,
+            packed: HashSet::new(),
+            proven: HashMap::new(),
+            disputed: HashSet::new(),
+            affected_providers: BTreeSet::new(),
+            vouched_for: BTreeSet::new(),
+            counts: ImportCounts::default(),
+        };
+        let last_step = import.steps.clone();
+        self.tasks.spawn_blocking(move || {
+            let last = import.run(tar);
+            // Released before the last step is sent: a script that reads it may start its next import at once.
+            drop(alone);
+            // The receiver may be gone.
+            let _ = last_step.blocking_send(last);
+        });
+        Ok(steps)
+    }
+}
+
+pub(in crate::mirror) struct TreeImport {
+    pub(in crate::mirror) mirror: Arc<Mirror>,
+    pub(in crate::mirror) runtime: Handle,
+    pub(in crate::mirror) call: RequestContext,
+    pub(in crate::mirror) unsigned: UnsignedPolicy,
+    steps: Sender<ImportStep>,
+    pub(in crate::mirror) sidecars: SidecarFiles,
+    /// Staged archives whose proof may follow later in the tar.
+    pub(in crate::mirror) waiting: WaitingArchives,
+    /// The unpacked package that is being read.
+    pub(in crate::mirror) repack: Option<PackageRepack>,
+    /// Every package that lies unpacked in the tree.
+    pub(in crate::mirror) packed: HashSet<Package>,
+    /// The digests proven so far, by package.
+    pub(in crate::mirror) proven: HashMap<Package, Digest>,
+    /// Packages with several different files in the tree, none of them proven.
+    pub(in crate::mirror) disputed: HashSet<Package>,
+    pub(in crate::mirror) affected_providers: BTreeSet<ProviderAddress>,
+    /// Versions with unproven archives that the operator vouches for.
+    pub(in crate::mirror) vouched_for: BTreeSet<(ProviderAddress, Version)>,
+    counts: ImportCounts,
+}
+
+/// Reasons to stop before the end of the tree.
+pub(in crate::mirror) enum ImportAbort {
+    /// The tar is truncated or invalid.
+    Tar(io::Error),
+    /// The store failed while this file was processed. The file is not to blame.
+    Store { file: String, error: StoreError },
+    /// The receiver was dropped.
+    ReceiverGone,
+}
+
+impl From<io::Error> for ImportAbort {
+    fn from(error: io::Error) -> Self {
+        Self::Tar(error)
+    }
+}
+
+impl ImportAbort {
+    /// Attributes a store failure to the file that was processed.
+    pub(in crate::mirror) fn store_failed_at(file: &str) -> impl Fn(StoreError) -> Self {
+        |error| Self::Store { file: file.to_owned(), error }
+    }
+
+    fn into_step(self) -> ImportStep {
+        let error = match self {
+            Self::Tar(error) => format!("the tree could not be read: {error}"),
+            Self::Store { file, error } => {
+                tracing::error!(file, %error, to_do = error.remedy(), "an import stopped because the store failed");
+                format!("{file}: the store failed: {error}; {}", error.remedy())
+            }
+            Self::ReceiverGone => "the client has disconnected".to_owned(),
+        };
+        ImportStep::Stopped { error }
+    }
+}
+
+impl TreeImport {
+    fn run(mut self, tar: impl Read) -> ImportStep {
+        let read = ProviderTreeReader::new(tar).for_each_entry(|entry| self.entry(entry));
+        let ended = match read {
+            Ok(()) => self.end_of_folder(),
+            Err(ImportAbort::Tar(broken)) => {
+                // Complete archives are judged. An unpacked package may lack files, so it is dropped.
+                self.repack = None;
+                self.judge_waiting().and(Err(ImportAbort::Tar(broken)))
+            }
+            Err(stop) => Err(stop),
+        };
+        self.waiting.discard();
+        // Packages reported as stored are settled even if the import failed.
+        let settled = self.sync_shared_documents();
+        match (ended, settled) {
+            (Ok(()), Ok(())) => ImportStep::Done(self.counts),
+            (Err(stop), _) => stop.into_step(),
+            (Ok(()), Err(error)) => ImportStep::Stopped { error: error.to_string() },
+        }
+    }
+
+    fn entry<R: Read>(&mut self, entry: TarEntry<'_, R>) -> Result<(), ImportAbort> {
+        let (path, meaning, mut contents) = match entry {
+            TarEntry::File { path, meaning, contents } => (path, meaning, contents),
+            TarEntry::Refused { path, reason } => {
+                return match enclosing_package(&path) {
+                    // A package that lacks a refused file is refused as a whole.
+                    Some(package) => self.add_to_package(package, enclosing_package_folder(&path), |packing| {
+                        packing.refuse(format!("a file in it is refused, {path:?}: {reason}"));
+                        Ok(())
+                    }),
+                    None => self.refused(path, None, 0, reason),
+                };
+            }
+        };
+        match meaning {
+            PathMeaning::Foreign => Ok(()),
+            PathMeaning::Misnamed(reason) => self.refused(path, None, contents.size_bytes(), reason),
+            PathMeaning::Unpacked(package, file) => {
+                self.add_to_package(package, enclosing_package_folder(&path), |packing| {
+                    packing.add_file(&path, &file, &mut contents)
+                })
+            }
+            PathMeaning::File(MirrorPath { provider, kind: MirrorFileKind::Archive(version, platform) }) => {
+                self.enter_provider(&provider)?;
+                self.archive(path, Package { provider, version, platform }, &mut contents)
+            }
+            PathMeaning::File(file) => {
+                self.enter_provider(&file.provider)?;
+                match self.sidecars.take(file, &mut contents)? {
+                    Ok(()) => Ok(()),
+                    Err(reason) => self.refused(path, None, contents.size_bytes(), reason),
+                }
+            }
+        }
+    }
+
+    /// Switches to the folder of another provider.
+    fn enter_provider(&mut self, provider: &ProviderAddress) -> Result<(), ImportAbort> {
+        if self.sidecars.provider() == Some(provider) {
+            return Ok(());
+        }
+        self.end_of_folder()?;
+        self.sidecars.switch_to(provider);
+        Ok(())
+    }
+
+    fn end_of_folder(&mut self) -> Result<(), ImportAbort> {
+        self.finish_package()?;
+        self.judge_waiting()
+    }
+
+    /// Judges all waiting archives: at the end of a folder, or if disk space is short.
+    pub(in crate::mirror) fn judge_waiting(&mut self) -> Result<(), ImportAbort> {
+        while let Some(arrived) = self.waiting.pop_oldest() {
+            self.judge_archive(arrived)?;
+        }
+        Ok(())
+    }
+
+    fn archive<R: Read>(
+        &mut self,
+        path: String,
+        package: Package,
+        contents: &mut TarFileContents<'_, R>,
+    ) -> Result<(), ImportAbort> {
+        let arrived = match self.stage_archive(&path, &package, contents)? {
+            Ok(arrived) => arrived,
+            Err(reason) => return self.refused(path, Some(&package), contents.size_bytes(), reason),
+        };
+        if self.sidecars.can_prove(&package) && !self.waiting.has(&package) {
+            return self.judge_archive(arrived);
+        }
+        self.enqueue(arrived)
+    }
+
+    /// Queues an archive whose proof may follow. If too many wait, the oldest is judged.
+    pub(in crate::mirror) fn enqueue(&mut self, arrived: StagedTreeArchive) -> Result<(), ImportAbort> {
+        self.waiting.push(arrived);
+        while let Some(arrived) = self.waiting.pop_excess() {
+            self.judge_archive(arrived)?;
+        }
+        Ok(())
+    }
+
+    /// Adds a file to the unpacked package at this place, and starts the package if it is new.
+    fn add_to_package(
+        &mut self,
+        package: Package,
+        place: &str,
+        part: impl FnOnce(&mut PackageRepack) -> Result<(), ImportAbort>,
+    ) -> Result<(), ImportAbort> {
+        self.enter_provider(&package.provider)?;
+        if self.repack.as_ref().is_none_or(|packing| packing.folder != place) {
+            self.finish_package()?;
+            let begun = PackageRepack::begin(&self.mirror, package.clone(), place.to_owned());
+            let mut packing = begun.map_err(ImportAbort::store_failed_at(place))?;
+            if !self.packed.insert(package.clone()) {
+                let reason = "its files are in two places of the tree, so neither is known to be complete";
+                if let Some(before) = self.waiting.remove_repacked(&package) {
+                    let file = before.file.clone();
+                    before.discard();
+                    self.refused(file, Some(&package), 0, reason.to_owned())?;
+                }
+                packing.refuse(reason.to_owned());
+            }
+            self.repack = Some(packing);
+        }
+        self.repack.as_mut().map_or(Ok(()), part)
+    }
+
+    /// Completes and syncs the documents that several archives share.
+    fn sync_shared_documents(&self) -> Result<(), Error> {
+        self.runtime.block_on(async {
+            let call = self.mirror.step_context(self.call.now.after(self.call.started.elapsed()));
+            for (provider, version) in &self.vouched_for {
+                self.mirror.complete_sums(provider, version, &call).await?;
+            }
+            let providers: BTreeSet<_> = self.vouched_for.iter().map(|(provider, _)| provider).collect();
+            for provider in providers {
+                self.mirror.list_imported(provider, &call).await?;
+            }
+            for provider in &self.affected_providers {
+                self.mirror.sync_provider_documents(provider).await?;
+                self.mirror.bump_revision(provider);
+            }
+            Ok(())
+        })
+    }
+
+    pub(in crate::mirror) fn refused(
+        &mut self,
+        file: String,
+        package: Option<&Package>,
+        size_bytes: u64,
+        reason: String,
+    ) -> Result<(), ImportAbort> {
+        self.report(file, package, size_bytes, FileVerdict::Refused { why: reason }, Vec::new())
+    }
+
+    pub(in crate::mirror) fn report(
+        &mut self,
+        file: String,
+        package: Option<&Package>,
+        size_bytes: u64,
+        verdict: FileVerdict,
+        notes: Vec<String>,
+    ) -> Result<(), ImportAbort> {
+        if let FileVerdict::Refused { why: reason } = &verdict {
+            tracing::warn!(file, reason, "a file of a tree was refused");
+        }
+        self.counts.count(&verdict);
+        let package = package.map(PackageRef::from);
+        let step = ImportStep::File(ImportedFile { file, package, size_bytes, judged: verdict, notes });
+        self.steps.blocking_send(step).map_err(|_| ImportAbort::ReceiverGone)
+    }
+}
