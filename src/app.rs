@@ -219,7 +219,7 @@ impl App {
             main_address,
             admin_address,
         };
-        let handlers = ArcSwap::from_pointee(parts.build_handlers(config, parts.mirror.config(), None)?);
+        let handlers = ArcSwap::from_pointee(parts.build_handlers(config, parts.mirror.runtime.config(), None)?);
         let current_config = tokio::sync::Mutex::new(config.clone());
         let new_slots = || ConnectionSlots::new(&settings.connections, parts.requests.clone());
         let (main_slots, admin_slots) = (new_slots(), new_slots());
@@ -256,7 +256,13 @@ impl App {
         // that.
         let _ = tokio::time::timeout(Duration::from_secs(1), self.running.parts.store.index.until_complete()).await;
         let mirror = Arc::clone(&self.running.parts.mirror);
-        self.running.parts.mirror.spawn_blocking(move || mirror.status().max_size_bytes).await.unwrap_or_default()
+        self.running
+            .parts
+            .mirror
+            .runtime
+            .spawn_blocking(move || mirror.operations.status().max_size_bytes)
+            .await
+            .unwrap_or_default()
     }
 
     /// Renders the CLI configuration to paste. Contacts no upstream.
@@ -295,7 +301,7 @@ impl App {
         );
         // Background tasks have references to the mirror, which keep the store locked.
         background_tasks.shutdown().await;
-        running.parts.mirror.close().await
+        running.parts.mirror.library.close().await
     }
 }
 
@@ -344,9 +350,9 @@ impl RunningApp {
     /// upstream without a fresh copy.
     pub async fn unreachable_upstreams(&self) -> Vec<String> {
         let mirror = &self.parts.mirror;
-        let checks = mirror.hosts().into_iter().map(|host| async move {
-            let call = mirror.job_context(self.parts.clock.now());
-            match mirror.discovery(&host, &call).await {
+        let checks = mirror.runtime.hosts().into_iter().map(|host| async move {
+            let call = mirror.runtime.job_context(self.parts.clock.now());
+            match mirror.documents.discovery(&host, &call).await {
                 Ok(document) if document.outcome == Outcome::Stale => Some(format!("{host} does not answer correctly")),
                 Ok(_) => None,
                 Err(error) => Some(format!("{host}: {}", error.explain().cause)),

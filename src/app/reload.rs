@@ -53,7 +53,7 @@ impl RunningApp {
             }
             _ => None,
         };
-        let previous = self.parts.mirror.config();
+        let previous = self.parts.mirror.runtime.config();
         let outbound = previous.outbound.reconfigured(&config.network, &config.upstreams);
         let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);
         let outbound = outbound.map_err(|e| failed(&e))?;
@@ -68,11 +68,11 @@ impl RunningApp {
         if let (Some(tls), Some(renewal)) = (&self.tls, renewal) {
             tls.use_pair(renewal);
         }
-        self.parts.mirror.activate(runtime_config);
+        self.parts.mirror.runtime.activate(runtime_config);
         self.handlers.store(Arc::new(handlers));
         self.parts.recurring.reload(&config);
         *current = config;
-        if let Err(error) = self.parts.mirror.make_room().await {
+        if let Err(error) = self.parts.mirror.library.make_room().await {
             tracing::error!(%error, "eviction after the reload failed");
         }
         Ok(Reloaded { need_restart })

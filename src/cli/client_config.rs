@@ -52,7 +52,7 @@ impl ClientConfig {
                 Err(AdminClientError::NotRunning(_)) => {
                     let (mirror, _, _) = app::mirror(&config, &StartSettings::default())?;
                     let paste = text(&mirror, &base, client_route).await?;
-                    mirror.close().await?;
+                    mirror.library.close().await?;
                     Ok(paste)
                 }
                 Err(error) => Err(error.into()),

@@ -67,9 +67,9 @@ macro_rules! operation_functions {
             let addresses = target.addresses(&config.default_host()).map_err(|bad| anyhow!(bad.join("; ")))?;
             let settings = StartSettings::default();
             let (mirror, _, _) = app::mirror(config, &settings)?;
-            let call = || mirror.job_context(settings.clock.now());
+            let call = || mirror.runtime.job_context(settings.clock.now());
             let report = command::$command(&mirror, &addresses, call).await;
-            mirror.close().await?;
+            mirror.library.close().await?;
             Ok(report)
         }
     )*};

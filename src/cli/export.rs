@@ -129,12 +129,12 @@ async fn export(runner: &JobRunner, job: &Job, partial: bool, folder: &Arc<Mirro
                 Artifact::Provider(package) => Some((package, digest)),
                 Artifact::Module(_) => None,
             });
-            let call = mirror.job_context(job.started);
-            let export = mirror.export(packages.collect(), &existing, &call).await?;
+            let call = mirror.runtime.job_context(job.started);
+            let export = mirror.transfers.export(packages.collect(), &existing, &call).await?;
             if let Some(missing) = export.missing.first().filter(|_| !partial) {
                 anyhow::bail!("{}: {}", missing.package, missing.reason);
             }
-            export.write(mirror, out).await.map(drop).map_err(anyhow::Error::from)
+            export.write(&mirror.transfers, out).await.map(drop).map_err(anyhow::Error::from)
         }
     };
     let received = receiving.await;

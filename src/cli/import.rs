@@ -100,11 +100,12 @@ async fn import(
             let settings = StartSettings::default();
             // An import may create the store.
             let (mirror, _, _) = app::mirror(config, &settings)?;
-            let mut steps = mirror.import(tree.send()?, unsigned, &mirror.job_context(settings.clock.now()))?;
+            let mut steps =
+                mirror.transfers.import(tree.send()?, unsigned, &mirror.runtime.job_context(settings.clock.now()))?;
             while let Some(step) = steps.recv().await {
                 report.show(step);
             }
-            mirror.close().await?;
+            mirror.library.close().await?;
         }
         Err(error) => return Err(error.into()),
     }

@@ -21,8 +21,8 @@ pub(super) fn run(common: &CommonOptions) -> anyhow::Result<()> {
                 require_store(&config)?;
                 let settings = StartSettings::default();
                 let (mirror, _, _) = app::mirror(&config, &settings)?;
-                let inventory = mirror.inventory(settings.clock.now())?.write();
-                mirror.close().await?;
+                let inventory = mirror.transfers.inventory(settings.clock.now())?.write();
+                mirror.library.close().await?;
                 Ok(inventory)
             }
             Err(error) => Err(error.into()),

@@ -50,8 +50,8 @@ async fn fetch_missing(config: &Config) -> anyhow::Result<OrderRequest> {
         Err(AdminClientError::NotRunning(_)) => {
             require_store(config)?;
             let (mirror, _, _) = app::mirror(config, &StartSettings::default())?;
-            let order = order_of(&mirror.missing().await?, &mirror.sealed_platforms());
-            mirror.close().await?;
+            let order = order_of(&mirror.library.missing().await?, &mirror.runtime.sealed_platforms());
+            mirror.library.close().await?;
             Ok(order)
         }
         Err(error) => Err(error).context("the running larder did not list the missing packages"),
@@ -65,8 +65,8 @@ async fn forget(config: &Config) -> anyhow::Result<OrderRequest> {
         Err(AdminClientError::NotRunning(_)) => {
             require_store(config)?;
             let (mirror, _, _) = app::mirror(config, &StartSettings::default())?;
-            mirror.forget_missing().await?;
-            mirror.close().await?;
+            mirror.library.forget_missing().await?;
+            mirror.library.close().await?;
             Ok(OrderRequest::default())
         }
         Err(error) => Err(error).context("the running larder did not clear the missing packages"),

@@ -59,7 +59,7 @@ async fn fetch_plan(config: &Config, order: &OrderRequest) -> anyhow::Result<Pla
             let settings = StartSettings::default();
             let (mirror, _, _) = app::mirror(config, &settings)?;
             let plan = jobs::plan(&mirror, &settings.clock, &order).await;
-            if let Err(error) = mirror.close().await {
+            if let Err(error) = mirror.library.close().await {
                 print_error(&format!("the store would not close: {error}"));
             }
             Ok(plan?)

@@ -39,8 +39,9 @@ pub(super) fn run(common: &CommonOptions) -> anyhow::Result<()> {
                 let (mirror, store, _) = app::mirror(&config, &settings)?;
                 let warm_ups = Recurring::states_from_store(store, &settings.clock, &config).await;
                 let bundle_keys = config.bundle.ids();
-                let report = StatusReport { mirror: mirror.status(), since_start: None, warm_ups, bundle_keys };
-                mirror.close().await?;
+                let report =
+                    StatusReport { mirror: mirror.operations.status(), since_start: None, warm_ups, bundle_keys };
+                mirror.library.close().await?;
                 Ok(report)
             }
             Err(error) => Err(error.into()),

@@ -40,11 +40,11 @@ async fn verify(config: &Config, report: &mut VerifyReporter) -> anyhow::Result<
             require_store(config)?;
             let settings = StartSettings::default();
             let (mirror, _, _) = app::mirror(config, &settings)?;
-            let mut steps = mirror.verify(&mirror.job_context(settings.clock.now()))?;
+            let mut steps = mirror.operations.verify(&mirror.runtime.job_context(settings.clock.now()))?;
             while let Some(step) = steps.recv().await {
                 report.report(&step);
             }
-            mirror.close().await?;
+            mirror.library.close().await?;
         }
         Err(error) => return Err(error.into()),
     }

@@ -123,7 +123,7 @@ impl Jobs {
     /// dropped and start again when they are due.
     pub fn resume_interrupted(&self) {
         let mut jobs = self.jobs.lock();
-        if self.mirror.connectivity() == Connectivity::Offline {
+        if self.mirror.runtime.connectivity() == Connectivity::Offline {
             let is_dropped = |job: &Arc<RunningJob>| job.beginning.recurs.is_some() && !job.has_ended();
             let forgotten = jobs.iter().filter(|job| is_dropped(job)).map(|job| job.id).collect();
             jobs.retain(|job| !is_dropped(job));

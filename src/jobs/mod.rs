@@ -37,12 +37,12 @@ const MAX_SCRUB_PAUSE: Duration = Duration::from_secs(24 * 3600);
 /// Computes the `h1` hashes that an earlier run did not finish, then removes leftover files every hour. Stops when
 /// dropped.
 pub async fn run_housekeeping(mirror: Arc<Mirror>, clock: Clock) {
-    if let Err(error) = mirror.complete_hashes().await {
+    if let Err(error) = mirror.library.complete_hashes().await {
         tracing::error!(%error, "the h1 hashes of an earlier run could not be completed");
     }
     loop {
         tokio::time::sleep(HOUSEKEEPING_INTERVAL).await;
-        if let Err(error) = mirror.sweep(clock.now()).await {
+        if let Err(error) = mirror.library.sweep(clock.now()).await {
             tracing::error!(%error, "leftovers could not be swept");
         }
     }
@@ -52,8 +52,8 @@ pub async fn run_housekeeping(mirror: Arc<Mirror>, clock: Clock) {
 /// those that are due. Stops when dropped.
 pub async fn scrub(mirror: Arc<Mirror>, clock: Clock, every: Duration) {
     loop {
-        let call = mirror.job_context(clock.now());
-        let next = match mirror.scrub(every, &call).await {
+        let call = mirror.runtime.job_context(clock.now());
+        let next = match mirror.operations.scrub(every, &call).await {
             Ok(next) => next,
             Err(error) => {
                 tracing::error!(%error, "the scrub could not read every archive that is due; the next attempt is in an hour");

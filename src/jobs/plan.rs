@@ -178,7 +178,7 @@ pub async fn plan(mirror: &Arc<Mirror>, clock: &Clock, order: &Order) -> Result<
     unconfirmed.sort();
     unconfirmed.dedup();
     let sums = Sums::of(&items);
-    let offline = mirror.connectivity() == crate::mirror::Connectivity::Offline;
+    let offline = mirror.runtime.connectivity() == crate::mirror::Connectivity::Offline;
     if offline && !unconfirmed.is_empty() {
         unconfirmed = if names_exact_versions(order) { Vec::new() } else { vec![MAYBE_OUTDATED_NOTE.to_owned()] };
     }
@@ -271,7 +271,7 @@ impl Planner<'_> {
         locked: &[Vec<String>],
     ) -> Result<(PlanState, Option<String>), LockMismatch> {
         let resolve = || -> BoxFuture<'_, _> {
-            Box::pin(self.mirror.warm_set(package, self.retry_policy.urgency(), self.clock.now()))
+            Box::pin(self.mirror.operations.warm_set(package, self.retry_policy.urgency(), self.clock.now()))
         };
         let WarmedDocument { value: proof_set, unconfirmed } = self.retry_policy.run_step(resolve, || {}).await?;
         let digest = proof_set.document.shasum;
@@ -279,20 +279,22 @@ impl Planner<'_> {
         if fit == LockFit::Mismatch {
             return Err(LockMismatch::hash_mismatch(package, &locked.concat(), digest.zh()));
         }
-        let archive = match self.mirror.is_installable(package, digest).await? {
-            true => self.mirror.stored_archive(package, digest).await?,
+        let archive = match self.mirror.library.is_installable(package, digest).await? {
+            true => self.mirror.library.stored_archive(package, digest).await?,
             false => None,
         };
         let Some(archive) = self.verified_archive(package.into(), archive).await? else {
             let size = || -> BoxFuture<'_, Result<_, Error>> {
-                Box::pin(async { Ok(self.mirror.announced_size(package, &proof_set, self.clock.now()).await) })
+                Box::pin(async {
+                    Ok(self.mirror.operations.announced_size(package, &proof_set, self.clock.now()).await)
+                })
             };
             let size_bytes = self.retry_policy.run_step(size, || {}).await?;
             let note = (fit == LockFit::NeedsPackageHash).then(|| UNCHECKED_UNTIL_FETCHED_NOTE.to_owned());
             return Ok((PlanState::Need { size_bytes, note }, unconfirmed));
         };
         if fit == LockFit::NeedsPackageHash {
-            match self.mirror.package_hash(package, digest).await? {
+            match self.mirror.library.package_hash(package, digest).await? {
                 Some(hash) if all_lists_accept(locked, digest, &hash) => {}
                 hash => {
                     let archive_hash = hash.unwrap_or_else(|| digest.zh());
@@ -300,7 +302,7 @@ impl Planner<'_> {
                 }
             }
         }
-        let installs = match self.mirror.was_imported(package).await? {
+        let installs = match self.mirror.library.was_imported(package).await? {
             true => Installs::NetworkMirrorOnly,
             false => Installs::AnyWay,
         };
@@ -314,20 +316,20 @@ impl Planner<'_> {
         archive: Option<StoredArchive>,
     ) -> Result<Option<StoredArchive>, Error> {
         let Some(archive) = archive else { return Ok(None) };
-        Ok(self.mirror.is_sound(artifact, &archive, self.clock.now()).await?.then_some(archive))
+        Ok(self.mirror.archives.reader.is_sound(artifact, &archive, self.clock.now()).await?.then_some(archive))
     }
 
     /// Checks a module. A module that was fetched for its calls counts as stored.
     async fn check_module(&self, package: &ModulePackage) -> Result<(PlanState, Option<String>), Error> {
         let find = || -> BoxFuture<'_, _> {
-            Box::pin(self.mirror.warmed_module(package, self.retry_policy.urgency(), self.clock.now()))
+            Box::pin(self.mirror.operations.warmed_module(package, self.retry_policy.urgency(), self.clock.now()))
         };
         let WarmedDocument { value, unconfirmed } = self.retry_policy.run_step(find, || {}).await?;
         let archive = match value {
-            Some(archive) if self.mirror.is_module_installable(package, archive.digest).await? => Some(archive),
+            Some(archive) if self.mirror.library.is_module_installable(package, archive.digest).await? => Some(archive),
             Some(_) | None => None,
         };
-        let archive = self.verified_archive(self.mirror.artifact_of(package), archive).await?;
+        let archive = self.verified_archive(self.mirror.runtime.artifact_of(package), archive).await?;
         let state = match archive.map(|archive| archive.size_bytes) {
             Some(size_bytes) => PlanState::Have { size_bytes, installs: Installs::AnyWay },
             None => PlanState::Need { size_bytes: None, note: None },

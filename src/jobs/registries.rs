@@ -70,7 +70,7 @@ impl Registries for MirrorRegistries<'_> {
 
     async fn provider_versions(&self, address: &ProviderAddress) -> Result<Vec<Version>, Error> {
         let list = || -> BoxFuture<'_, _> {
-            Box::pin(self.mirror.warm_list(address, self.retry_policy.urgency(), self.clock.now()))
+            Box::pin(self.mirror.operations.warm_list(address, self.retry_policy.urgency(), self.clock.now()))
         };
         let list = self.record_answer(
             address,
@@ -82,7 +82,7 @@ impl Registries for MirrorRegistries<'_> {
 
     async fn module_versions(&self, address: &ModuleAddress) -> Result<Vec<Version>, Error> {
         let list = || -> BoxFuture<'_, _> {
-            Box::pin(self.mirror.warm_module_list(address, self.retry_policy.urgency(), self.clock.now()))
+            Box::pin(self.mirror.operations.warm_module_list(address, self.retry_policy.urgency(), self.clock.now()))
         };
         let list = self.record_answer(
             address,
@@ -93,31 +93,37 @@ impl Registries for MirrorRegistries<'_> {
     }
 
     async fn unlisted_provider_versions(&self, address: &ProviderAddress) -> Result<Option<UnlistedVersions>, Error> {
-        let unlisted = self.record_unlisted(address, self.mirror.listed_versions_offline(address).await)?;
+        let unlisted = self.record_unlisted(address, self.mirror.offline.listed_versions_offline(address).await)?;
         Ok(unlisted.map(|(versions, platforms)| UnlistedVersions { versions, platforms }))
     }
 
     async fn unlisted_module_versions(&self, address: &ModuleAddress) -> Result<Option<UnlistedVersions>, Error> {
-        let unlisted = self.record_unlisted(address, self.mirror.listed_module_versions_offline(address).await)?;
+        let unlisted =
+            self.record_unlisted(address, self.mirror.offline.listed_module_versions_offline(address).await)?;
         Ok(unlisted.map(|versions| UnlistedVersions { versions, platforms: Vec::new() }))
     }
 
     async fn module_files(&self, package: &ModulePackage) -> Result<ModuleFiles, Error> {
         let fetch = || -> BoxFuture<'_, _> {
-            Box::pin(self.mirror.warm_module(package, self.retry_policy.urgency(), self.clock.now()))
+            Box::pin(self.mirror.operations.warm_module(package, self.retry_policy.urgency(), self.clock.now()))
         };
         let (_, stored) =
             self.record_answer(package, ItemAvailability::after_error, self.retry_policy.run_step(fetch, || {}).await)?;
         let subdir = stored.proof.how.tree().and_then(|tree| tree.subdir.clone()).unwrap_or_default();
         let archive_ref = ModuleArchiveRef { package: package.clone(), digest: Some(stored.digest.prefix()) };
-        let files =
-            match self.mirror.module_archive(&archive_ref, &self.mirror.job_context(self.clock.now())).await?.value {
-                Archive::InMemory { bytes, .. } => files_of(package, std::io::Cursor::new(bytes)).await?,
-                Archive::OnDisk { blob, .. } => files_of(package, blob.reader()).await?,
-                Archive::Arriving { .. } | Archive::PassedThrough { .. } => {
-                    return Err(self.mirror.not_stored_error(&format!("the archive of {package}")).await);
-                }
-            };
+        let files = match self
+            .mirror
+            .modules
+            .module_archive(&archive_ref, &self.mirror.runtime.job_context(self.clock.now()))
+            .await?
+            .value
+        {
+            Archive::InMemory { bytes, .. } => files_of(package, std::io::Cursor::new(bytes)).await?,
+            Archive::OnDisk { blob, .. } => files_of(package, blob.reader()).await?,
+            Archive::Arriving { .. } | Archive::PassedThrough { .. } => {
+                return Err(self.mirror.library.not_stored_error(&format!("the archive of {package}")).await);
+            }
+        };
         Ok(ModuleFiles { files, subdir })
     }
 }

@@ -76,8 +76,9 @@ impl WarmUpRun<'_> {
         selection: &Selection<ProviderAddress>,
         target: &WarmTarget,
     ) -> Result<(), Error> {
-        let fetch =
-            || -> BoxFuture<'_, _> { Box::pin(self.mirror.warm_list(&selection.of, Urgency::Job, self.clock.now())) };
+        let fetch = || -> BoxFuture<'_, _> {
+            Box::pin(self.mirror.operations.warm_list(&selection.of, Urgency::Job, self.clock.now()))
+        };
         let list = self.version_list(items.clone().collect(), fetch).await?;
         let listed: Vec<&Version> = list.versions.iter().map(|listed| &listed.version).collect();
         let version = selection.choose(&listed).map_err(Error::NotFound)?.clone();
@@ -92,7 +93,7 @@ impl WarmUpRun<'_> {
 
     async fn warm_module(&self, items: Range<usize>, selection: &Selection<ModuleAddress>) -> Result<(), Error> {
         let fetch = || -> BoxFuture<'_, _> {
-            Box::pin(self.mirror.warm_module_list(&selection.of, Urgency::Job, self.clock.now()))
+            Box::pin(self.mirror.operations.warm_module_list(&selection.of, Urgency::Job, self.clock.now()))
         };
         let list = self.version_list(items.clone().collect(), fetch).await?;
         let listed: Vec<&Version> = list.versions.iter().map(|listed| &listed.version).collect();
@@ -106,8 +107,9 @@ impl WarmUpRun<'_> {
         provider: &ProviderAddress,
         packages: Vec<(usize, Package, Vec<Vec<String>>)>,
     ) {
-        let fetch =
-            || -> BoxFuture<'_, _> { Box::pin(self.mirror.warm_list(provider, Urgency::Job, self.clock.now())) };
+        let fetch = || -> BoxFuture<'_, _> {
+            Box::pin(self.mirror.operations.warm_list(provider, Urgency::Job, self.clock.now()))
+        };
         if let Err(error) = self.version_list(packages.iter().map(|(item, ..)| *item).collect(), fetch).await {
             packages.iter().for_each(|(item, ..)| self.mark_failed(*item, &error));
             return;
@@ -136,12 +138,12 @@ impl WarmUpRun<'_> {
     ) -> Result<(WarmedArchive, Digest, u64), Error> {
         self.job.set_item_state(item, ItemState::Fetching);
         let WarmedDocument { value: (outcome, stored), unconfirmed } =
-            self.mirror.warm_module(package, Urgency::Job, self.clock.now()).await?;
+            self.mirror.operations.warm_module(package, Urgency::Job, self.clock.now()).await?;
         if let Some(reason) = unconfirmed {
             self.job.mark_unconfirmed(item, reason);
         }
-        self.pin_if_ordered(self.mirror.artifact_of(package)).await?;
-        self.mirror.sync_module(package, stored.digest).await?;
+        self.pin_if_ordered(self.mirror.runtime.artifact_of(package)).await?;
+        self.mirror.library.sync_module(package, stored.digest).await?;
         Ok((outcome, stored.digest, stored.size_bytes))
     }
 
@@ -150,11 +152,11 @@ impl WarmUpRun<'_> {
             return Ok(());
         }
         let subject = format!("the archive of {artifact}");
-        let pinned = self.mirror.pin_artifacts(vec![artifact], PinChange::Set).await?;
+        let pinned = self.mirror.operations.pin_artifacts(vec![artifact], PinChange::Set).await?;
         if pinned.iter().all(|pinned| pinned.succeeded()) {
             Ok(())
         } else {
-            Err(self.mirror.not_stored_error(&subject).await)
+            Err(self.mirror.library.not_stored_error(&subject).await)
         }
     }
 
@@ -223,7 +225,7 @@ impl WarmUpRun<'_> {
     ) -> Result<Digest, LockMismatch> {
         self.job.set_item_state(item, ItemState::Resolving);
         let WarmedDocument { value: proof_set, unconfirmed } =
-            self.mirror.warm_set(package, Urgency::Job, self.clock.now()).await?;
+            self.mirror.operations.warm_set(package, Urgency::Job, self.clock.now()).await?;
         if let Some(reason) = unconfirmed {
             self.job.mark_unconfirmed(item, reason);
         }
@@ -249,7 +251,8 @@ impl WarmUpRun<'_> {
             }
             self.job.update_progress(item, bytes, length);
         };
-        let (outcome, archive) = self.mirror.warm_archive(package, digest, self.clock.now(), on_progress).await?;
+        let (outcome, archive) =
+            self.mirror.operations.warm_archive(package, digest, self.clock.now(), on_progress).await?;
         Ok((outcome, digest, archive.size_bytes))
     }
 
@@ -261,7 +264,7 @@ impl WarmUpRun<'_> {
         locked: &[Vec<String>],
     ) -> Result<(), LockMismatch> {
         if LockFit::of_all(locked, digest) == LockFit::NeedsPackageHash {
-            match self.mirror.package_hash(package, digest).await? {
+            match self.mirror.library.package_hash(package, digest).await? {
                 Some(hash) if all_lists_accept(locked, digest, &hash) => {}
                 hash => {
                     let archive_hash = hash.unwrap_or_else(|| digest.zh());
@@ -270,7 +273,7 @@ impl WarmUpRun<'_> {
             }
         }
         self.pin_if_ordered(Artifact::from(package)).await?;
-        Ok(self.mirror.sync_warmed(package, digest).await?)
+        Ok(self.mirror.library.sync_warmed(package, digest).await?)
     }
 
     pub(super) fn mark_failed(&self, item: usize, error: &dyn Display) {
@@ -279,17 +282,18 @@ impl WarmUpRun<'_> {
 
     /// Checks that every stored item is still installable: archives fetched early may have been evicted for later ones.
     async fn recheck_stored_items(&self) {
-        self.mirror.wait_for_eviction().await;
+        self.mirror.library.wait_for_eviction().await;
         let check = async |(item, artifact, digest)| {
             let installable = match &artifact {
-                Artifact::Provider(package) => self.mirror.is_installable(package, digest).await,
-                Artifact::Module(package) => self.mirror.is_module_installable(package, digest).await,
+                Artifact::Provider(package) => self.mirror.library.is_installable(package, digest).await,
+                Artifact::Module(package) => self.mirror.library.is_module_installable(package, digest).await,
             };
             match installable {
                 Ok(true) => {}
-                Ok(false) => {
-                    self.mark_failed(item, &self.mirror.not_stored_error(&format!("the archive of {artifact}")).await)
-                }
+                Ok(false) => self.mark_failed(
+                    item,
+                    &self.mirror.library.not_stored_error(&format!("the archive of {artifact}")).await,
+                ),
                 Err(error) => self.mark_failed(item, &error),
             }
         };

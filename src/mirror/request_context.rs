@@ -1,5 +1,6 @@
 //! The context of one request, and the answer to it.
 
+use crate::mirror::Runtime;
 use std::sync::Arc;
 
 use tokio::sync::OwnedSemaphorePermit;
@@ -9,9 +10,9 @@ use crate::address::Hostname;
 use crate::cdn_loop::CdnLoop;
 use crate::clock::Timestamp;
 use crate::error::Error;
+use crate::mirror::RuntimeConfig;
 use crate::mirror::archives::unattended::ClientAddress;
 use crate::mirror::runtime_config::ConfigGeneration;
-use crate::mirror::{Mirror, RuntimeConfig};
 use crate::upstream::Upstream;
 use crate::upstream::backoff::RevalidationPermit;
 use crate::upstream::request::RequestPriority;
@@ -159,7 +160,7 @@ pub(in crate::mirror) struct WaitingPermit(
     #[expect(dead_code, reason = "held only for its Drop")] Option<OwnedSemaphorePermit>,
 );
 
-impl Mirror {
+impl Runtime {
     /// A context for work of an operator or of the schedule. Clients take precedence over it.
     pub fn job_context(&self, now: Timestamp) -> RequestContext {
         RequestContext {

@@ -1,13 +1,14 @@
 //! The reloadable settings (upstreams, size limit), swapped atomically. A request keeps the settings that it began
 //! with, and so does the work that it starts.
 
+use crate::mirror::{Library, Runtime};
 use std::sync::Arc;
 
 use crate::address::{Hostname, ModulePackage, Package};
 use crate::error::Error;
 use crate::mirror::offline::RequiredPlatforms;
 use crate::mirror::ttl_cache::TtlCache;
-use crate::mirror::{Mirror, RequestContext, StoreError};
+use crate::mirror::{RequestContext, StoreError};
 use crate::store::{Key, SizeLimit};
 use crate::upstream::outbound::Outbound;
 use crate::upstream::{Upstream, Upstreams};
@@ -80,7 +81,7 @@ impl RuntimeConfig {
     }
 }
 
-impl Mirror {
+impl Runtime {
     /// The active settings.
     pub fn config(&self) -> Arc<RuntimeConfig> {
         self.config.load_full()
@@ -98,12 +99,14 @@ impl Mirror {
     pub(in crate::mirror) fn is_current_config(&self, call: &RequestContext) -> bool {
         self.config.load().generation == call.config.generation
     }
+}
 
+impl Library {
     /// Evicts what exceeds the size limit.
     pub async fn make_room(self: &Arc<Self>) -> Result<(), Error> {
-        self.on_disk(|mirror| {
-            mirror.refresh_size_limit();
-            mirror.enforce_size_limit();
+        self.on_disk(|library| {
+            library.refresh_size_limit();
+            library.enforce_size_limit();
             Ok::<_, StoreError>(())
         })
         .await

@@ -31,7 +31,7 @@ pub(super) fn health() -> Reply {
 
 /// The answer to `/readyz`: the store is open, whatever the upstreams do.
 pub(super) async fn readiness(mirror: &Arc<Mirror>) -> Reply {
-    let ready = mirror.ready().await;
+    let ready = mirror.library.ready().await;
     let text = ready.map_or_else(NotReady::describe, |()| "ready");
     Reply { content: ReplyContent::Word { is_ready: ready.is_ok(), text }, outcome: None, age: None }
 }

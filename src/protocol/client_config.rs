@@ -25,7 +25,7 @@ pub enum ClientRoute {
 /// Returns the text to paste. `base` is the URL at which clients reach larder, without a final slash:
 /// `http://127.0.0.1:8080`.
 pub async fn text(mirror: &Arc<Mirror>, base: &str, client_route: ClientRoute) -> Result<String, Error> {
-    let hosts = mirror.hosts();
+    let hosts = mirror.runtime.hosts();
     config_text(hosts.iter().collect(), Some(mirror), base, client_route).await
 }
 
@@ -93,7 +93,7 @@ async fn overrides(hosts: &[&Hostname], mirror: Option<&Arc<Mirror>>, base: &str
     let mut text = String::new();
     for host in hosts {
         let stored = match mirror {
-            Some(mirror) => mirror.held_discovery(host).await?,
+            Some(mirror) => mirror.documents.held_discovery(host).await?,
             None => None,
         };
         let discovery = stored.and_then(|stored| stored.discovery_for_clients().ok());

@@ -24,7 +24,7 @@ pub(super) async fn document(
     call: &RequestContext,
     links: Links<'_>,
 ) -> Result<Answer<Vec<u8>>, Error> {
-    let Answer { value, outcome, fresh_until, checked } = mirror.discovery(host, call).await?;
+    let Answer { value, outcome, fresh_until, checked } = mirror.documents.discovery(host, call).await?;
     let discovery = value.discovery_for_clients().map_err(|reason| unreadable(host, &reason))?;
     let entries = services(discovery, host, |path| links.url(path));
     let body = serde_json::to_vec(&entries).map_err(|e| unreadable(host, &e.to_string()))?;

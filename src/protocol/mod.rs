@@ -155,15 +155,15 @@ impl Protocols {
 
     /// Answers a route.
     pub async fn answer(&self, route: &Route, request: &Request<'_>) -> Result<Reply, RequestFailure> {
-        self.mirror.refuse_loops(&request.via)?;
+        self.mirror.runtime.refuse_loops(&request.via)?;
         let base = match route.has_links() {
             true => self.mount.base(&request.via, request.origin.clone()),
             false => Base::PathAbsolute,
         };
         let revision = match route.subject() {
-            Some(RouteSubject::Provider(address)) => self.mirror.revision(address),
-            Some(RouteSubject::Module(address)) => self.mirror.revision_of_module(address),
-            Some(RouteSubject::Pages(host)) => self.mirror.revision_of_pages(host),
+            Some(RouteSubject::Provider(address)) => self.mirror.library.revision(address),
+            Some(RouteSubject::Module(address)) => self.mirror.library.revision_of_module(address),
+            Some(RouteSubject::Pages(host)) => self.mirror.library.revision_of_pages(host),
             None => 0,
         };
         if let Some(RenderedAnswer { answer, checked, outcome, .. }) =
@@ -212,7 +212,7 @@ impl Protocols {
     ) -> Result<Reply, RequestFailure> {
         let Request { now, takes_unknown_length, client, .. } = *request;
         let (config, via) = (Arc::clone(&self.runtime_config), request.via.clone());
-        let call = self.mirror.request_context(now, config, via, Some(client), takes_unknown_length);
+        let call = self.mirror.runtime.request_context(now, config, via, Some(client), takes_unknown_length);
         let links = Links { mount: &self.mount, base };
         if let Some(list) = self.list(route, &call).await? {
             return Ok(self.document_reply(route, base, request.now, revision, list));
@@ -221,22 +221,23 @@ impl Protocols {
             Route::Health => return Ok(admin::health()),
             Route::Ready => return Ok(admin::readiness(&self.mirror).await),
             Route::ProviderFile(file_ref) => {
-                let file = self.mirror.archive(file_ref, &call).await?;
+                let file = self.mirror.archives.archive(file_ref, &call).await?;
                 return Ok(self.file_reply(route, base, revision, file, &call));
             }
             Route::ProofFile(file_ref) => {
-                let file = self.mirror.proof_file(file_ref, &call).await?;
+                let file = self.mirror.archives.proof_file(file_ref, &call).await?;
                 return Ok(self.file_reply(route, base, revision, file, &call));
             }
             Route::ModuleDownload(package) => {
                 return self.location(route, package, request, links, revision, &call).await;
             }
             Route::ModuleArchive(file_ref) => {
-                let Answer { value, outcome, .. } = self.mirror.module_archive(file_ref, &call).await?;
+                let Answer { value, outcome, .. } = self.mirror.modules.module_archive(file_ref, &call).await?;
                 return Ok(Reply { content: ReplyContent::File(value), outcome: Some(outcome), age: None });
             }
             Route::ModuleLatest(address) => {
-                let Answer { value, outcome, checked, .. } = self.mirror.latest_of_module(address, &call).await?;
+                let Answer { value, outcome, checked, .. } =
+                    self.mirror.offline.latest_of_module(address, &call).await?;
                 let url = links.url(&Route::ModuleDownload(value).path());
                 let age = Some(request.now.since(checked));
                 return Ok(Reply { content: ReplyContent::Redirect(url), outcome: Some(outcome), age });
@@ -259,14 +260,14 @@ impl Protocols {
     /// Answers with a version list as upstream has it, read and rendered once for all waiting clients. `None` for other
     /// routes, and offline, where the list depends on the store.
     async fn list(&self, route: &Route, call: &RequestContext) -> Result<Option<Answer<Arc<RenderedDocument>>>, Error> {
-        if self.mirror.connectivity() == Connectivity::Offline {
+        if self.mirror.runtime.connectivity() == Connectivity::Offline {
             return Ok(None);
         }
         let list = match route {
             Route::ProviderVersions(address) | Route::MirrorIndex(address) => {
-                self.mirror.provider_versions(address, call).await?
+                self.mirror.documents.provider_versions(address, call).await?
             }
-            Route::ModuleVersions(address) => self.mirror.module_versions(address, call).await?,
+            Route::ModuleVersions(address) => self.mirror.documents.module_versions(address, call).await?,
             _ => return Ok(None),
         };
         let Answer { value: document, outcome, fresh_until, checked } = list;

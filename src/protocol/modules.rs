@@ -34,7 +34,8 @@ pub(super) async fn versions(
     address: &ModuleAddress,
     call: &RequestContext,
 ) -> Result<Answer<Vec<u8>>, Error> {
-    let Answer { value: list, outcome, fresh_until, checked } = mirror.client_module_versions(address, call).await?;
+    let Answer { value: list, outcome, fresh_until, checked } =
+        mirror.offline.client_module_versions(address, call).await?;
     let unwritable = |e| Error::Interrupted(format!("the version list of {address} cannot be written: {e}"));
     let body = render_list(&list).map_err(unwritable)?;
     Ok(Answer { value: body, outcome, fresh_until, checked })
@@ -72,7 +73,7 @@ pub(super) async fn location(
     call: &RequestContext,
     links: Links<'_>,
 ) -> Result<Answer<LocationHeader>, Error> {
-    let Answer { value, outcome, fresh_until, checked } = mirror.module_location(package, call).await?;
+    let Answer { value, outcome, fresh_until, checked } = mirror.modules.module_location(package, call).await?;
     let location = match value {
         ModuleLocation::External(text) => LocationHeader { text, is_stable: true },
         ModuleLocation::Local { archive, checksum, subdir } => {

@@ -51,7 +51,7 @@ pub(super) async fn index(
     address: &ProviderAddress,
     call: &RequestContext,
 ) -> Result<Answer<Vec<u8>>, Error> {
-    let Answer { value: list, outcome, fresh_until, checked } = mirror.client_versions(address, call).await?;
+    let Answer { value: list, outcome, fresh_until, checked } = mirror.offline.client_versions(address, call).await?;
     let body = render_index(address, &list)?;
     Ok(Answer { value: body, outcome, fresh_until, checked })
 }
@@ -78,14 +78,14 @@ pub(super) async fn version(
     call: &RequestContext,
     links: Links<'_>,
 ) -> Result<Answer<Vec<u8>>, Error> {
-    let (archives_by_platform, combined) = match mirror.connectivity() {
+    let (archives_by_platform, combined) = match mirror.runtime.connectivity() {
         Connectivity::Online => listed_archives(mirror, address, version, call).await?,
         Connectivity::Offline => stored_archives(mirror, address, version, call).await?,
     };
     let mut archives = VersionBody::default();
     for (platform, archive) in archives_by_platform {
         let package = Package { provider: address.clone(), version: version.clone(), platform };
-        let stored = mirror.stored_archive(&package, archive.digest).await?;
+        let stored = mirror.library.stored_archive(&package, archive.digest).await?;
         // No other mirror has the `zh:` of an archive that was packed here, so in a lock file it would exclude them
         // all. For an imported archive without a name record the packer is unknown.
         let is_published = stored.as_ref().map_or(!archive.is_imported, |stored| stored.zip == ZipOrigin::Published);
@@ -111,7 +111,7 @@ async fn listed_archives(
     version: &Version,
     call: &RequestContext,
 ) -> Result<(NamedArchives, CombinedOutcome), Error> {
-    let list = mirror.provider_versions(address, call).await?;
+    let list = mirror.documents.provider_versions(address, call).await?;
     let mut combined = CombinedOutcome::of(&list);
     let listed = list.value.versions().await.map_err(|reason| unreadable(address, reason))?;
     let Some(listed) = listed.get(version) else { return Ok((NamedArchives::new(), combined)) };
@@ -127,12 +127,12 @@ async fn stored_archives(
     version: &Version,
     call: &RequestContext,
 ) -> Result<(NamedArchives, CombinedOutcome), Error> {
-    let stored_platforms = mirror.stored_platforms(address, version, call).await?;
+    let stored_platforms = mirror.offline.stored_platforms(address, version, call).await?;
     let mut combined = CombinedOutcome::of(&stored_platforms);
     let mut archives = NamedArchives::new();
     for platform in stored_platforms.value {
         let package = Package { provider: address.clone(), version: version.clone(), platform };
-        match mirror.proof_set(&package, call).await {
+        match mirror.proof_sets.proof_set(&package, call).await {
             Ok(set) => {
                 combined.merge(&set);
                 archives.insert(package.platform, archive_of_set(&set.value));
@@ -206,11 +206,11 @@ impl<'a> ProofSetsOfVersion<'a> {
     ) -> Result<Self, Error> {
         let package = |platform| Package { provider: address.clone(), version: listed.version.clone(), platform };
         let mut this = Self { address, listed, sets: BTreeMap::new() };
-        let stored_platforms = mirror.platforms_with_sets(address, &listed.version).await?;
+        let stored_platforms = mirror.library.platforms_with_sets(address, &listed.version).await?;
         let results: Vec<_> = stream::iter(stored_platforms)
             .map(|platform| {
                 let package = package(platform);
-                async move { (package.platform.clone(), mirror.proof_set(&package, call).await) }
+                async move { (package.platform.clone(), mirror.proof_sets.proof_set(&package, call).await) }
             })
             .buffer_unordered(CONCURRENT_FETCHES)
             .collect()
@@ -254,14 +254,14 @@ impl<'a> ProofSetsOfVersion<'a> {
             candidates = common_platforms;
         }
         for platform in candidates.into_iter().take(MAX_TRIED_PLATFORMS) {
-            match mirror.proof_set(&package(platform.clone()), call).await {
+            match mirror.proof_sets.proof_set(&package(platform.clone()), call).await {
                 Ok(set) => {
                     combined.merge(&set);
                     self.sets.insert(platform, set.value);
                     return Ok(());
                 }
                 Err(Error::NotFound(_)) => {
-                    combined.limit_freshness(mirror.not_found_lifetime(&self.address.host), call)
+                    combined.limit_freshness(mirror.runtime.not_found_lifetime(&self.address.host), call)
                 }
                 Err(error) => return Err(error),
             }
@@ -299,7 +299,7 @@ impl<'a> ProofSetsOfVersion<'a> {
             .map(|platform| async move {
                 let version = self.listed.version.clone();
                 let package = Package { provider: self.address.clone(), version, platform: platform.clone() };
-                (platform, mirror.proof_set(&package, call).await)
+                (platform, mirror.proof_sets.proof_set(&package, call).await)
             })
             .buffer_unordered(CONCURRENT_FETCHES)
             .collect()
@@ -313,7 +313,7 @@ impl<'a> ProofSetsOfVersion<'a> {
                 }
                 // A missing or unverified platform is not listed, and the others are unaffected.
                 Err(Error::NotFound(_)) => {
-                    combined.limit_freshness(mirror.not_found_lifetime(&self.address.host), call)
+                    combined.limit_freshness(mirror.runtime.not_found_lifetime(&self.address.host), call)
                 }
                 Err(Error::Unverified { .. } | Error::Unaccepted { .. }) => {
                     combined.limit_freshness(Duration::ZERO, call)

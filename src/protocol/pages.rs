@@ -37,15 +37,15 @@ pub(super) async fn page(
     call: &RequestContext,
     links: Links<'_>,
 ) -> Result<Answer<Vec<u8>>, Error> {
-    let Answer { value, outcome, fresh_until, checked } = mirror.page(page, call).await?;
+    let Answer { value, outcome, fresh_until, checked } = mirror.offline.page(page, call).await?;
     let unreadable = |reason: String| Error::Interrupted(format!("{} cannot be read: {reason}", page.label()));
     let body = match value {
         PageSource::Upstream(document) => {
             let (mount, base, host) = (links.mount.clone(), links.base.clone().into_owned(), page.host.clone());
             let service = page.path.service();
-            let installable = match mirror.connectivity() {
+            let installable = match mirror.runtime.connectivity() {
                 Connectivity::Online => None,
-                Connectivity::Offline => mirror.versions_for_page(page).await?,
+                Connectivity::Offline => mirror.offline.versions_for_page(page).await?,
             };
             let rewrite = move |page: UpstreamPage| {
                 let page = match &installable {

@@ -26,7 +26,7 @@ pub(super) async fn versions(
     address: &ProviderAddress,
     call: &RequestContext,
 ) -> Result<Answer<Vec<u8>>, Error> {
-    let Answer { value: list, outcome, fresh_until, checked } = mirror.client_versions(address, call).await?;
+    let Answer { value: list, outcome, fresh_until, checked } = mirror.offline.client_versions(address, call).await?;
     let unwritable = |e| Error::Interrupted(format!("the version list of {address} cannot be written: {e}"));
     let body = render_list(&list).map_err(unwritable)?;
     Ok(Answer { value: body, outcome, fresh_until, checked })
@@ -53,7 +53,7 @@ pub(super) async fn download(
     call: &RequestContext,
     links: Links<'_>,
 ) -> Result<Answer<Vec<u8>>, Error> {
-    let Answer { value: set, outcome, fresh_until, checked } = mirror.proof_set(package, call).await?;
+    let Answer { value: set, outcome, fresh_until, checked } = mirror.proof_sets.proof_set(package, call).await?;
     let unreadable = |reason: String| {
         Error::Interrupted(format!("the cached download document of {package} cannot be read: {reason}"))
     };

@@ -135,7 +135,8 @@ async fn a_delta_contains_only_the_new_packages() {
     assert!(full_bundle.len() > 3 * OLD_BYTES);
     let importer = Sealed::new(key.sealed());
     assert!(importer.apply(full_bundle.clone(), &key.trust()).await.unwrap().ok);
-    let inventory = serde_json::to_value(importer.mirror.inventory(larder::clock::Timestamp(1)).unwrap()).unwrap();
+    let inventory =
+        serde_json::to_value(importer.mirror.transfers.inventory(larder::clock::Timestamp(1)).unwrap()).unwrap();
 
     upstream.publish(Provider::new("acme", "two").version("1.3.0").size(NEW_BYTES));
     larder.run_command("refresh", "acme/two").await;
@@ -178,7 +179,7 @@ async fn a_delta_with_a_new_proof_set_omits_the_stored_archive() {
     let importer = Sealed::new(key.sealed());
     let full_bundle = bundle_of(&larder, &job, None).await;
     assert!(importer.apply(full_bundle, &key.trust()).await.unwrap().ok);
-    let inventory = importer.mirror.inventory(larder::clock::Timestamp(1)).unwrap();
+    let inventory = importer.mirror.transfers.inventory(larder::clock::Timestamp(1)).unwrap();
     upstream.publish(Provider::new("acme", "null").size(900_000).unknown_fields());
     larder.run_command("refresh", "acme/null").await;
     let job = warm_up(&larder, &["acme/null"], &["linux_amd64"]).await;

@@ -210,14 +210,14 @@ async fn a_version_that_is_not_the_first_seen_one_is_refused_until_it_is_accepte
         assert!(why.contains(reason) && why.contains(&format!("--accept {proposed}")), "{name}: {why}");
         assert!(!why.contains("larder accept"), "{name}: {why}");
         assert_eq!(served(&there.folder), before, "{name}");
-        let alarms = there.mirror.alarms();
+        let alarms = there.mirror.library.alarms();
         assert_eq!(alarms.len(), 1, "{name}: {alarms:?}");
         assert_eq!(alarms[0].resolve, Some(format!("larder bundle apply BUNDLE --accept {proposed}")), "{name}");
         let mut accepting = key.trust();
         accepting.accept = vec![PackageSelector::parse(selector, &Hostname::parse(HOST).unwrap()).unwrap()];
         let receipt = there.apply(other, &accepting).await.unwrap();
         assert!(receipt.ok, "{name}: {receipt:#?}");
-        assert_eq!((there.folder.blobs().len(), there.mirror.alarms().len()), (2, 0), "{name}");
+        assert_eq!((there.folder.blobs().len(), there.mirror.library.alarms().len()), (2, 0), "{name}");
     }
 }
 
@@ -250,7 +250,7 @@ async fn an_unsigned_bundle_makes_no_key_known_for_a_provider() {
     let brought = null_bundle(&foreign, null().signed_by(&stranger)).await;
     assert!(there.apply(brought, &lenient).await.unwrap().ok);
     let folder = there.folder.clone();
-    there.mirror.close().await.unwrap();
+    there.mirror.library.close().await.unwrap();
     drop(there);
 
     let upstream = FakeUpstream::start().await;
@@ -279,7 +279,7 @@ async fn a_new_edition_by_the_same_publisher_is_taken_with_an_alarm() {
     let notes: Vec<&str> = order.as_array().unwrap().iter().filter_map(|order| order["note"].as_str()).collect();
     let [note] = notes[..] else { panic!("{order:#}") };
     assert!(note.contains("published again") && note.contains("lock files"), "{note}");
-    let alarms = serde_json::to_value(there.mirror.alarms()).unwrap();
+    let alarms = serde_json::to_value(there.mirror.library.alarms()).unwrap();
     assert_eq!(alarms[0]["kind"], "republished");
 }
 
@@ -425,7 +425,7 @@ async fn a_replayed_bundle_reports_its_age_and_is_refused_beyond_max_age() {
     let job = warm_up(&larder, &["acme/null"], &["linux_amd64"]).await;
     let old = bundle_made_at(&larder, &job, None, 1_000_000_000).await;
     let there = Sealed::new(key.sealed());
-    assert!(there.mirror.status().last_bundle.is_none());
+    assert!(there.mirror.operations.status().last_bundle.is_none());
     let mut bounded = key.trust();
     bounded.max_age = Some(Duration::from_secs(30 * 24 * 3600));
     let refused = there.apply(old.clone(), &bounded).await.unwrap_err().to_string();
@@ -434,6 +434,6 @@ async fn a_replayed_bundle_reports_its_age_and_is_refused_beyond_max_age() {
 
     let receipt = there.apply(old, &key.trust()).await.unwrap();
     assert!(receipt.ok && receipt.age_seconds() > 20 * 365 * 24 * 3600, "{receipt:#?}");
-    let last = there.mirror.status().last_bundle.unwrap();
+    let last = there.mirror.operations.status().last_bundle.unwrap();
     assert_eq!((last.created.0, last.applied), (1_000_000_000, receipt.applied));
 }

@@ -122,12 +122,12 @@ async fn apply_in_process(
     let settings = StartSettings::default();
     // Applying a bundle may create the store.
     let (mirror, _, _) = app::mirror(config, &settings)?;
-    let (mut steps, applied) = mirror.spawn_apply(source.open()?, options, settings.clock);
+    let (mut steps, applied) = mirror.transfers.spawn_apply(source.open()?, options, settings.clock);
     while let Some(step) = steps.recv().await {
         report.show(step);
     }
     let applied = applied.await.context("applying the bundle ended unexpectedly")?;
-    mirror.close().await.context("the store would not close")?;
+    mirror.library.close().await.context("the store would not close")?;
     applied?;
     Ok(())
 }

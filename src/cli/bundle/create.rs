@@ -195,11 +195,11 @@ async fn write_bundle(
                 .context("the job no longer exists")?;
             let (mirror, key) = (Arc::clone(mirror), config.bundle.signing.clone());
             let writing = tokio::task::spawn_blocking(move || {
-                let gathered = mirror.gather(stored, request.since.as_ref(), request.partial, created)?;
+                let gathered = mirror.transfers.gather(stored, request.since.as_ref(), request.partial, created)?;
                 for missing in &gathered.missing {
                     print_error(&format!("omitted: {missing}"));
                 }
-                Ok(mirror.write_bundle(&gathered, key.as_ref(), output).map(drop)?)
+                Ok(mirror.transfers.write_bundle(&gathered, key.as_ref(), output).map(drop)?)
             });
             writing.await.context("writing the bundle ended unexpectedly")?
         }

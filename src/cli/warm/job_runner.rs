@@ -101,7 +101,7 @@ impl JobRunner {
     pub(in crate::cli) async fn close(self) -> anyhow::Result<()> {
         if let Self::InProcess { mirror, jobs, .. } = self {
             jobs.stop().await;
-            mirror.close().await.context("the store would not close")?;
+            mirror.library.close().await.context("the store would not close")?;
         }
         Ok(())
     }

@@ -26,7 +26,7 @@ impl Admin {
     /// Exports the packages of a job as a bundle.
     pub(super) async fn bundle(self: &Arc<Self>, request: Request<Incoming>) -> Response<Body> {
         // The transfer permit is taken before the body is read, because the body may be large, too.
-        let permit = match self.mirror.transfer() {
+        let permit = match self.mirror.transfers.transfer() {
             Ok(permit) => permit,
             Err(busy) => {
                 bodies::discard(request);
@@ -72,8 +72,8 @@ impl Admin {
         }
         let (mirror, created) = (Arc::clone(&self.mirror), request.created.unwrap_or_else(|| self.clock.now()));
         // The task holds the transfer permit while it works, even after the client has disconnected.
-        let gathering = self.mirror.spawn_blocking(move || {
-            let gathered = mirror.gather(stored, request.since.as_ref(), request.partial, created);
+        let gathering = self.mirror.runtime.spawn_blocking(move || {
+            let gathered = mirror.transfers.gather(stored, request.since.as_ref(), request.partial, created);
             gathered.map(|gathered| (gathered, permit))
         });
         match gathering.await {
@@ -93,10 +93,10 @@ impl Admin {
         let (sender, receiver) = pipe();
         let (mirror, key) = (Arc::clone(&self.mirror), self.bundles.signing.clone());
         let length = BundleWriter::<Vec<u8>>::bundle_bytes(&gathered.manifest, key.as_ref());
-        drop(self.mirror.spawn_blocking(move || {
+        drop(self.mirror.runtime.spawn_blocking(move || {
             let _permit = permit;
             let mut writer = sender.writer();
-            let written = mirror.write_bundle(&gathered, key.as_ref(), &mut writer).map(drop);
+            let written = mirror.transfers.write_bundle(&gathered, key.as_ref(), &mut writer).map(drop);
             if let Err(error) = &written {
                 tracing::error!(%error, "a bundle was not written to its end");
             }
@@ -120,7 +120,7 @@ impl Admin {
             Ok(reader) => reader,
             Err(refused) => return response::errors(refused.status, vec![refused.reason]),
         };
-        let (mut steps, applied) = self.mirror.spawn_apply(reader, options, self.clock.clone());
+        let (mut steps, applied) = self.mirror.transfers.spawn_apply(reader, options, self.clock.clone());
         // A refusal before the first entry is a response with its own status.
         let Some(first) = steps.recv().await else {
             return match applied.await {
@@ -139,7 +139,7 @@ impl Admin {
 
     /// Returns the inventory, for the next delta.
     pub(super) async fn inventory(self: &Arc<Self>) -> Response<Body> {
-        self.on_blocking_thread(|admin| match admin.mirror.inventory(admin.clock.now()) {
+        self.on_blocking_thread(|admin| match admin.mirror.transfers.inventory(admin.clock.now()) {
             Ok(inventory) => response::json(StatusCode::OK, &inventory),
             Err(error) => response::failure(&error.into(), Api::Other),
         })

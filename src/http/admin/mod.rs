@@ -132,7 +132,7 @@ impl Admin {
     async fn answer_read(self: &Arc<Self>, route: AdminRoute, method: &Method) -> Response<Body> {
         match route {
             AdminRoute::Health => response::plain_text(StatusCode::OK, "ok"),
-            AdminRoute::Ready => match self.mirror.ready().await {
+            AdminRoute::Ready => match self.mirror.library.ready().await {
                 Ok(()) => response::plain_text(StatusCode::OK, "ready"),
                 Err(not_ready) => response::plain_text(StatusCode::SERVICE_UNAVAILABLE, not_ready.describe()),
             },
@@ -147,9 +147,9 @@ impl Admin {
                     Err(error) => response::errors(StatusCode::INTERNAL_SERVER_ERROR, vec![error.to_string()]),
                 }
             }
-            AdminRoute::Missing => match self.mirror.missing().await {
+            AdminRoute::Missing => match self.mirror.library.missing().await {
                 Ok(missing) => {
-                    let order = missing::order_of(&missing, &self.mirror.sealed_platforms());
+                    let order = missing::order_of(&missing, &self.mirror.runtime.sealed_platforms());
                     response::json(StatusCode::OK, &order)
                 }
                 Err(error) => response::failure(&error.into(), Api::Other),
@@ -188,7 +188,7 @@ impl Admin {
     }
 
     async fn forget_missing(&self) -> Response<Body> {
-        match self.mirror.forget_missing().await {
+        match self.mirror.library.forget_missing().await {
             Ok(()) => response::json(StatusCode::OK, &OrderRequest::default()),
             Err(error) => response::failure(&error.into(), Api::Other),
         }
@@ -287,7 +287,7 @@ impl Admin {
         if let Err(reason) = command::parse_empty_body(body) {
             return response::errors(StatusCode::BAD_REQUEST, vec![reason]);
         }
-        match self.mirror.verify(&self.call()) {
+        match self.mirror.operations.verify(&self.call()) {
             Ok(steps) => {
                 let mut response = Response::new(Body::stream(bodies::lines(steps), None));
                 response.headers_mut().insert(header::CONTENT_TYPE, NDJSON);
@@ -298,7 +298,7 @@ impl Admin {
     }
 
     fn call(&self) -> RequestContext {
-        self.mirror.job_context(self.clock.now())
+        self.mirror.runtime.job_context(self.clock.now())
     }
 
     /// Makes the response with `work`, on a blocking thread.
@@ -307,7 +307,7 @@ impl Admin {
         work: impl FnOnce(&Self) -> Response<Body> + Send + 'static,
     ) -> Response<Body> {
         let admin = Arc::clone(self);
-        match self.mirror.spawn_blocking(move || work(&admin)).await {
+        match self.mirror.runtime.spawn_blocking(move || work(&admin)).await {
             Ok(response) => response,
             Err(_) => response::errors(StatusCode::INTERNAL_SERVER_ERROR, vec!["answering ended unexpectedly".into()]),
         }
@@ -332,15 +332,15 @@ impl Admin {
             seconds: now.since(self.started).as_secs(),
             requests: self.requests.by_outcome(),
             refused: self.requests.by_refusal(),
-            waiting_requests: self.mirror.waiting_requests(),
+            waiting_requests: self.mirror.runtime.waiting_requests(),
             sent_bytes,
             saved_bytes,
-            upstream_bytes: self.mirror.upstream_bytes(),
-            fills_under_way: self.mirror.fills_under_way(),
-            upstreams: self.mirror.upstream_states(now),
+            upstream_bytes: self.mirror.runtime.upstream_bytes(),
+            fills_under_way: self.mirror.runtime.fills_under_way(),
+            upstreams: self.mirror.runtime.upstream_states(now),
         };
         StatusReport {
-            mirror: self.mirror.status(),
+            mirror: self.mirror.operations.status(),
             since_start: Some(since_start),
             warm_ups: self.recurring.states(),
             bundle_keys: self.bundles.ids(),

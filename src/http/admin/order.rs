@@ -45,7 +45,7 @@ pub(super) async fn read(
     let body = bodies::read_order(request).await.map_err(refused)?;
     let parser_permit = PARSER_PERMITS.acquire().await;
     let host = Arc::new(default_host.clone());
-    let parsing = mirror.spawn_blocking(move || {
+    let parsing = mirror.runtime.spawn_blocking(move || {
         // The permits are released when the parsing ends, even if the client has disconnected.
         let _permits = (memory_permit, parser_permit);
         parse_body(body, query.as_deref(), &host)

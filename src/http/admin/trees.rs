@@ -27,7 +27,7 @@ impl Admin {
     /// Exports the packages of a job as a tree.
     pub(super) async fn export(self: &Arc<Self>, request: Request<Incoming>) -> Response<Body> {
         // The transfer permit is taken before the body is read, because the body may be large, too.
-        let permit = match self.mirror.transfer() {
+        let permit = match self.mirror.transfers.transfer() {
             Ok(permit) => permit,
             Err(busy) => {
                 bodies::discard(request);
@@ -69,7 +69,7 @@ impl Admin {
                 ));
             }
         }
-        let export = self.mirror.export(provider_packages(stored), have, &self.call()).await;
+        let export = self.mirror.transfers.export(provider_packages(stored), have, &self.call()).await;
         let export = export.map_err(|error| (StatusCode::SERVICE_UNAVAILABLE, vec![error.to_string()]))?;
         if partial || export.missing.is_empty() {
             return Ok(export);
@@ -81,9 +81,9 @@ impl Admin {
     fn stream_tree(&self, export: Export, permit: TransferPermit) -> Response<Body> {
         let (sender, receiver) = pipe();
         let mirror = Arc::clone(&self.mirror);
-        self.mirror.spawn_until_closed(async move {
-            match export.write(&mirror, sender.writer()).await {
-                Ok(writer) => drop(mirror.spawn_blocking(move || writer.end(Ok(()))).await),
+        self.mirror.runtime.spawn_until_closed(async move {
+            match export.write(&mirror.transfers, sender.writer()).await {
+                Ok(writer) => drop(mirror.runtime.spawn_blocking(move || writer.end(Ok(()))).await),
                 // The pipe is dropped without an end, so the client gets a broken response.
                 Err(error) => tracing::error!(%error, "a tree export broke off"),
             }
@@ -104,7 +104,7 @@ impl Admin {
             Ok(tar) => tar,
             Err(refused) => return response::errors(refused.status, vec![refused.reason]),
         };
-        match self.mirror.import(tar, unsigned, &self.call()) {
+        match self.mirror.transfers.import(tar, unsigned, &self.call()) {
             Ok(steps) => {
                 let mut response = Response::new(Body::stream(bodies::lines(steps), None));
                 response.headers_mut().insert(header::CONTENT_TYPE, NDJSON);

@@ -1,6 +1,7 @@
 //! Requests one archive from upstream: resumes at the next byte, replaces an expired URL, and gives up when a retry is
 //! useless.
 
+use crate::mirror::Archives;
 use std::sync::Arc;
 
 use tokio::time::{Instant, timeout};
@@ -9,11 +10,11 @@ use url::Url;
 use crate::address::Package;
 use crate::digest::Digest;
 use crate::error::Error;
+use crate::mirror::RequestContext;
 use crate::mirror::archives::retry_policy::{BodyAnnouncement, DownloadAttempts, NextStep};
 use crate::mirror::documents::discovery::DiscoveryTrust;
 use crate::mirror::documents::stored::RETRIES;
 use crate::mirror::library::proof_set::ProofSet;
-use crate::mirror::{Mirror, RequestContext};
 use crate::upstream::CredentialScope;
 use crate::upstream::discovery::Service;
 use crate::upstream::error::{Fault, UpstreamError};
@@ -23,7 +24,7 @@ use crate::verify::VerificationError;
 
 /// The archive of a verified set, and the state of its download.
 pub(in crate::mirror) struct ArchiveRequest {
-    pub(in crate::mirror) mirror: Arc<Mirror>,
+    pub(in crate::mirror) archives: Arc<Archives>,
     pub(in crate::mirror) package: Package,
     pub(in crate::mirror) set: Arc<ProofSet>,
     pub(in crate::mirror) call: RequestContext,
@@ -34,15 +35,15 @@ pub(in crate::mirror) struct ArchiveRequest {
 
 impl ArchiveRequest {
     pub(in crate::mirror) fn new(
-        mirror: Arc<Mirror>,
+        archives: Arc<Archives>,
         package: Package,
         set: Arc<ProofSet>,
         call: RequestContext,
     ) -> Self {
         let subject = format!("the archive of {package}");
         let url = set.document.archive_url.clone();
-        let attempts = DownloadAttempts::new(mirror.limits.stall);
-        Self { mirror, package, set, call, subject, attempts, url }
+        let attempts = DownloadAttempts::new(archives.runtime.limits.stall);
+        Self { archives, package, set, call, subject, attempts, url }
     }
 
     /// Requests the bytes from `from` on. Upstream may start at byte 0 all the same.
@@ -87,7 +88,7 @@ impl ArchiveRequest {
 
     async fn ask_once(&self, from: u64, validators: &Validators) -> Result<IncomingFile, UpstreamError> {
         let credential_scope = self.grant().await;
-        let limit = self.mirror.limits.stall;
+        let limit = self.archives.runtime.limits.stall;
         match timeout(limit, self.call.config.outbound.file(self.of(&credential_scope), from, validators)).await {
             Ok(answered) => answered,
             Err(_) => Err(self.failed(Fault::Slow(format!("no first byte within {} s", limit.as_secs())))),
@@ -112,8 +113,14 @@ impl ArchiveRequest {
         let Some(upstream) = self.call.config.upstreams.get(&self.package.provider.host) else {
             return CredentialScope::default();
         };
-        let call = self.mirror.flight_context(&self.call);
-        match self.mirror.resolve_service(Service::Providers, upstream, DiscoveryTrust::InAny, &call).await {
+        let call = self.archives.runtime.flight_context(&self.call);
+        match self
+            .archives
+            .proof_sets
+            .documents
+            .resolve_service(Service::Providers, upstream, DiscoveryTrust::InAny, &call)
+            .await
+        {
             Ok((_, credential_scope)) => credential_scope,
             Err(_) => upstream.credential_scope.clone(),
         }
@@ -128,7 +135,7 @@ impl ArchiveRequest {
             via: &self.call.via,
             retries: RETRIES,
             priority: self.call.priority,
-            now: self.mirror.flight_context(&self.call).now,
+            now: self.archives.runtime.flight_context(&self.call).now,
         }
     }
 
@@ -137,14 +144,14 @@ impl ArchiveRequest {
     }
 
     fn too_slow(&self) -> Error {
-        let reason = format!("less than 1 KiB/s over {} s", self.mirror.limits.stall.as_secs());
+        let reason = format!("less than 1 KiB/s over {} s", self.archives.runtime.limits.stall.as_secs());
         self.failed(Fault::Slow(reason)).into()
     }
 
     /// Registries sign the URLs in their documents, and those expire: fetch the document once more.
     async fn refreshed_url(&self, error: &UpstreamError) -> Result<Url, Error> {
         tracing::warn!(package = %self.package, %error, "the archive's URL was refused; its document is fetched again");
-        let refreshed = self.mirror.refetch_set(&self.package, &self.call).await?;
+        let refreshed = self.archives.proof_sets.refetch_set(&self.package, &self.call).await?;
         if refreshed.current.document.shasum != self.set.document.shasum {
             return Err(Error::Interrupted(format!("{}: upstream has replaced it meanwhile", self.subject)));
         }
@@ -155,10 +162,11 @@ impl ArchiveRequest {
     /// fetched, so the next request revalidates the set.
     pub(in crate::mirror) async fn wrong_digest_error(&self, actual: Digest) -> Error {
         let expected = self.set.document.shasum;
-        self.mirror
+        self.archives
+            .runtime
             .counters
             .count_unproven(&self.package.provider.host, VerificationError::Bytes { actual, expected }.metric_label());
-        if let Err(error) = self.mirror.expire_set(&self.package, expected).await {
+        if let Err(error) = self.archives.proof_sets.expire_set(&self.package, expected).await {
             tracing::error!(package = %self.package, %error, "a proof set could not be marked to be asked again");
         }
         let verdict = format!("its bytes have SHA-256 {actual}, and its verified SHA256SUMS say {expected}");

@@ -1,6 +1,7 @@
 //! Copies a download from the connection to the staging file: one task reads, one thread hashes and writes. Where
 //! upstream starts over, the bytes already staged are compared.
 
+use crate::mirror::Library;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -9,7 +10,6 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, timeout};
 
 use crate::error::Error;
-use crate::mirror::Mirror;
 use crate::mirror::archives::retry_policy::DownloadAttempts;
 use crate::mirror::archives::tail_stream::FillProgress;
 use crate::mirror::library::Reservation;
@@ -38,7 +38,7 @@ pub(in crate::mirror) enum TransferEnd {
 
 /// Copies the bytes of one connection to the staging file.
 pub(in crate::mirror) struct ConnectionCopy<'a, L> {
-    pub(in crate::mirror) mirror: &'a Arc<Mirror>,
+    pub(in crate::mirror) library: &'a Arc<Library>,
     pub(in crate::mirror) attempts: &'a mut DownloadAttempts,
     pub(in crate::mirror) reservation: &'a mut Reservation,
     pub(in crate::mirror) progress: &'a watch::Sender<FillProgress>,
@@ -54,7 +54,7 @@ impl<L: Future<Output = Error>> ConnectionCopy<'_, L> {
         mut incoming: IncomingFile,
         length: Option<u64>,
     ) -> (Option<Staged>, TransferEnd) {
-        let Self { mirror, attempts, reservation, progress, given_up } = self;
+        let Self { library, attempts, reservation, progress, given_up } = self;
         let (pieces, waiting) = mpsc::channel(PIECES_WAITING);
         let writer = DownloadWriter {
             staged,
@@ -75,7 +75,7 @@ impl<L: Future<Output = Error>> ConnectionCopy<'_, L> {
         }
         let growing = length.is_none().then_some(reservation);
         let read = tokio::select! {
-            read = read(mirror, &mut incoming, attempts, growing, pieces) => read,
+            read = read(library, &mut incoming, attempts, growing, pieces) => read,
             why = given_up => Err(ReadStop::GivenUp(why)),
         };
         let Ok((staged, written)) = ended.await else {
@@ -114,19 +114,19 @@ enum ReadStop {
 
 /// Reads to the end. A download of unknown length reserves disk space as it grows.
 async fn read(
-    mirror: &Arc<Mirror>,
+    library: &Arc<Library>,
     incoming: &mut IncomingFile,
     attempts: &mut DownloadAttempts,
     mut growing: Option<&mut Reservation>,
     pieces: mpsc::Sender<Bytes>,
 ) -> Result<(), ReadStop> {
     let mut received = incoming.from;
-    while let Some(piece) = next_piece(mirror, incoming, attempts, received).await.map_err(ReadStop::Upstream)? {
+    while let Some(piece) = next_piece(library, incoming, attempts, received).await.map_err(ReadStop::Upstream)? {
         received += piece.len() as u64;
         if let Some(growing_memory) = growing.as_deref_mut() {
             // In steps, or a full store would be scanned for every piece.
-            let step = received.next_multiple_of(ROOM_STEP_BYTES).min(mirror.size_limit_bytes()).max(received);
-            mirror.reserve(growing_memory, step).await.map_err(ReadStop::GivenUp)?;
+            let step = received.next_multiple_of(ROOM_STEP_BYTES).min(library.size_limit_bytes()).max(received);
+            library.reserve(growing_memory, step).await.map_err(ReadStop::GivenUp)?;
         }
         if pieces.send(piece).await.is_err() {
             // The writer stopped and reports the cause.
@@ -138,12 +138,12 @@ async fn read(
 
 /// Returns the next bytes; `None` at the end. Fails where upstream is too slow or sends too much.
 pub(in crate::mirror) async fn next_piece(
-    mirror: &Mirror,
+    library: &Library,
     incoming: &mut IncomingFile,
     attempts: &mut DownloadAttempts,
     received: u64,
 ) -> Result<Option<Bytes>, UpstreamError> {
-    let (stall, limit) = (mirror.limits.stall, mirror.limits.archive_bytes);
+    let (stall, limit) = (library.runtime.limits.stall, library.runtime.limits.archive_bytes);
     let began = Instant::now();
     let piece = match timeout(stall, incoming.next()).await {
         Ok(piece) => piece?,

@@ -1,6 +1,7 @@
 //! Fills one archive into the store: fetch, stage, resume, verify, commit. A fill outlives the client that started it,
 //! and publishes its progress to all followers (DESIGN, promise 4).
 
+use crate::mirror::{Archives, Library};
 use std::sync::Arc;
 
 use prometheus_client::metrics::gauge::Gauge;
@@ -9,6 +10,7 @@ use tokio::sync::watch;
 use crate::address::Package;
 use crate::digest::{Digest, FastHash};
 use crate::error::Error;
+use crate::mirror::RequestContext;
 use crate::mirror::archives::archive_request::{ArchiveRequest, announced, length_mismatch};
 use crate::mirror::archives::download::{ConnectionCopy, TransferEnd};
 use crate::mirror::archives::retry_policy::{LengthAgreement, PartialDownload};
@@ -19,7 +21,6 @@ use crate::mirror::library::Reservation;
 use crate::mirror::library::StoredArchive;
 use crate::mirror::library::proof_set::{ProofSet, StoredProofSet};
 use crate::mirror::request_context::ProxyPath;
-use crate::mirror::{Mirror, RequestContext};
 use crate::store::{FileBytes, Staged, StagedNote, StoreError};
 use crate::upstream::error::Fault;
 use crate::upstream::request::{IncomingFile, Validators};
@@ -35,7 +36,7 @@ pub(in crate::mirror) struct FillKey {
 }
 
 pub(in crate::mirror) struct Fill {
-    mirror: Arc<Mirror>,
+    archives: Arc<Archives>,
     request: ArchiveRequest,
     stored_set: Arc<StoredProofSet>,
     progress: watch::Sender<FillProgress>,
@@ -45,15 +46,15 @@ pub(in crate::mirror) struct Fill {
 
 impl Fill {
     pub(in crate::mirror) fn new(
-        mirror: Arc<Mirror>,
+        archives: Arc<Archives>,
         package: Package,
         stored_set: Arc<StoredProofSet>,
         set: Arc<ProofSet>,
         call: RequestContext,
         progress: watch::Sender<FillProgress>,
     ) -> Self {
-        let request = ArchiveRequest::new(Arc::clone(&mirror), package, set, call);
-        Self { mirror, request, stored_set, progress, listed_fill: None }
+        let request = ArchiveRequest::new(Arc::clone(&archives), package, set, call);
+        Self { archives, request, stored_set, progress, listed_fill: None }
     }
 
     /// Attaches the entry in a client's list of started fills. The entry is removed when the fill ends.
@@ -66,14 +67,14 @@ impl Fill {
     ///
     /// The flight ends before the result is published: a later request finds the archive, or starts another fill.
     pub(in crate::mirror) async fn run<L>(mut self, landing: L) -> Option<Digest> {
-        let counted = FillGauge::new(&self.mirror.counters.fills);
+        let counted = FillGauge::new(&self.archives.runtime.counters.fills);
         let ended = self.fill().await;
         drop(counted);
         drop(self.listed_fill.take());
         drop(landing);
         match ended {
             Ok(FillOutcome::Stored { bytes, archive }) => {
-                self.mirror.record_stored(ObjectKind::Archive);
+                self.archives.library.record_stored(ObjectKind::Archive);
                 let digest = archive.digest;
                 self.progress.send_replace(FillProgress::Committed { bytes, archive });
                 Some(digest)
@@ -100,17 +101,17 @@ impl Fill {
     }
 
     fn log_not_stored(&self, reason: &StoreError, subject: &str) {
-        let (package, store) = (&self.request.package, self.mirror.store.root().display());
+        let (package, store) = (&self.request.package, self.archives.library.store.root().display());
         tracing::error!(%package, %store, error = %reason, to_do = reason.remedy(), "{subject}");
-        self.mirror.record_not_stored(ObjectKind::Archive, reason);
+        self.archives.library.record_not_stored(ObjectKind::Archive, reason);
     }
 
     async fn fill(&mut self) -> Result<FillOutcome, Error> {
         let ArchiveRequest { package, set, call, .. } = &self.request;
-        if let Some(adopted) = self.mirror.adopt(package, &self.stored_set, set, call.now).await? {
+        if let Some(adopted) = self.archives.library.adopt(package, &self.stored_set, set, call.now).await? {
             return Ok(adopted);
         }
-        let mut reservation = self.mirror.reservation();
+        let mut reservation = self.archives.library.reservation();
         let staged = self.stage().await?;
         let staged = self.download(staged, &mut reservation).await?;
         self.verify_and_commit(staged, reservation).await
@@ -144,9 +145,15 @@ impl Fill {
             };
             staged = self.reserve_space(reservation, staged, &incoming, length).await?;
             self.publish_progress(&staged, length);
-            let (mirror, attempts, progress) = (&self.mirror, &mut self.request.attempts, &self.progress);
+            let (archives, attempts, progress) = (&self.archives, &mut self.request.attempts, &self.progress);
             let given_up = ListedFill::until_over_limit(self.listed_fill.as_ref(), &subject);
-            let pump = ConnectionCopy { mirror, attempts, reservation: &mut *reservation, progress, given_up };
+            let pump = ConnectionCopy {
+                library: &archives.library,
+                attempts,
+                reservation: &mut *reservation,
+                progress,
+                given_up,
+            };
             let (returned, ended) = pump.run(staged, incoming, length).await;
             staged = returned.ok_or_else(|| Error::Interrupted(self.request.subject.clone()))?;
             match ended {
@@ -178,7 +185,7 @@ impl Fill {
             ProxyPath::ViaProxies => "~proxied",
         };
         let name = format!("{}~{}{came}", self.request.set.document.shasum, &package[..16]);
-        self.mirror.on_disk(move |mirror| mirror.store.blobs.stage(&name)).await
+        self.archives.library.on_disk(move |library| library.store.blobs.stage(&name)).await
     }
 
     /// Reserves disk space for the whole length before any client gets a byte, and records the validators for a resume.
@@ -189,12 +196,13 @@ impl Fill {
         incoming: &IncomingFile,
         length: Option<u64>,
     ) -> Result<Staged, Error> {
-        let limit = self.mirror.limits.archive_bytes;
+        let limit = self.archives.runtime.limits.archive_bytes;
         if length.is_some_and(|length| length > limit) {
             return Err(incoming.failed(Fault::TooLarge(limit)).into());
         }
         let bytes = length.or_else(|| self.learned_length()).unwrap_or(0).max(staged.written());
-        let (staged, taken) = self.mirror.reserve_staging_space(reservation, staged, incoming, length, bytes).await?;
+        let (staged, taken) =
+            self.archives.library.reserve_staging_space(reservation, staged, incoming, length, bytes).await?;
         match taken {
             Ok(()) => Ok(staged),
             Err(reason) => {
@@ -211,14 +219,14 @@ impl Fill {
     fn learned_length(&self) -> Option<u64> {
         let ArchiveRequest { package, set, call, .. } = &self.request;
         let key = FillKey { package: package.clone(), digest: set.document.shasum };
-        self.mirror.learned_lengths.get(&key, call.now)
+        self.archives.learned_lengths.get(&key, call.now)
     }
 
     /// Handles a disk that is full in mid-download: the partial file is worth less than the space it takes.
     async fn handle_full_disk(&self, staged: Staged, length: Option<u64>) {
         if length.is_none() {
             // The next fill then reserves more before a client gets a byte.
-            self.mirror.remember_length(&self.request, staged.written() + EXTRA_RESERVATION_BYTES);
+            self.archives.remember_length(&self.request, staged.written() + EXTRA_RESERVATION_BYTES);
         }
         self.try_to_discard(staged).await;
     }
@@ -239,7 +247,7 @@ impl Fill {
     }
 
     async fn discard(&self, staged: Staged) -> Result<(), Error> {
-        self.mirror.on_disk(move |_| staged.discard()).await
+        self.archives.library.on_disk(move |_| staged.discard()).await
     }
 
     async fn verify_and_commit(&self, staged: Staged, reservation: Reservation) -> Result<FillOutcome, Error> {
@@ -255,14 +263,15 @@ impl Fill {
         let verified = Verified::by_digest(staged, actual, expected)
             .map_err(|verdict| Error::Unverified { subject: subject.clone(), verdict: verdict.to_string() })?;
         let (package, stored_set, set) = (package.clone(), Arc::clone(&self.stored_set), Arc::clone(set));
-        let now = self.mirror.flight_context(call).now;
-        self.mirror
-            .on_disk(move |mirror| {
+        let now = self.archives.runtime.flight_context(call).now;
+        self.archives
+            .library
+            .on_disk(move |library| {
                 let archive = StoredArchive::of_set(&set, fast, size_bytes, now);
-                let archive = mirror.commit(&package, &stored_set, archive, verified);
+                let archive = library.commit(&package, &stored_set, archive, verified);
                 drop(reservation);
                 // Without an announced length, nothing was evicted for it before.
-                mirror.enforce_size_limit();
+                library.enforce_size_limit();
                 match archive {
                     Ok(archive) => Ok(FillOutcome::Stored { bytes: Some(bytes), archive: Box::new(archive) }),
                     // A disk that failed to write may have lost earlier data, so the bytes are hashed once more.
@@ -276,7 +285,7 @@ impl Fill {
     }
 }
 
-impl Mirror {
+impl Library {
     /// Reserves `bytes` in total and records the validators for a resume. The inner result reports a lack of space.
     pub(in crate::mirror) async fn reserve_staging_space(
         self: &Arc<Self>,
@@ -293,11 +302,11 @@ impl Mirror {
         }
         let Validators { etag, last_modified } = incoming.validators.clone();
         let note = StagedNote { etag, last_modified, length };
-        self.on_disk(move |mirror| {
+        self.on_disk(move |library| {
             let taken = match staged.remember(note.clone(), bytes) {
                 Err(full) if full.is_full() => {
                     let missing = bytes.saturating_sub(staged.written());
-                    mirror.free_disk_space(missing, &full).and_then(|()| staged.remember(note, bytes))
+                    library.free_disk_space(missing, &full).and_then(|()| staged.remember(note, bytes))
                 }
                 remembered => remembered,
             };

@@ -10,9 +10,16 @@ pub(in crate::mirror) mod tail_stream;
 pub(in crate::mirror) mod unattended;
 pub(in crate::mirror) mod verified_open;
 
+use crate::mirror::archives::pass_through::MAX_PASS_THROUGHS;
+use crate::mirror::archives::unattended::FillsByClient;
+use crate::mirror::request_context::ProxyPath;
+use crate::mirror::single_flight::SingleFlights;
+use crate::mirror::ttl_cache::TtlCache;
+use crate::mirror::{Library, ProofSets, Runtime, VerifiedReader};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::Semaphore;
 
 use bytes::Bytes;
 use tokio::sync::watch;
@@ -30,7 +37,7 @@ use crate::mirror::freshness::Age;
 use crate::mirror::library::StoredArchive;
 use crate::mirror::library::proof_set::{ProofSet, ProofSetFile, StoredProofSet, UsableProofSet};
 use crate::mirror::request_context::CallerKind;
-use crate::mirror::{Answer, Mirror, Outcome, RequestContext, SMALL_ARCHIVE_BYTES, default_if_gone};
+use crate::mirror::{Answer, Outcome, RequestContext, SMALL_ARCHIVE_BYTES, default_if_gone};
 use crate::store::{Blob, Key, StoreError};
 use crate::upstream::outbound::Connectivity;
 
@@ -166,7 +173,45 @@ impl ProofSet {
     }
 }
 
-impl Mirror {
+/// Serves archives of providers, and fills them.
+#[derive(Debug)]
+pub struct Archives {
+    pub(in crate::mirror) runtime: Arc<Runtime>,
+    pub(in crate::mirror) library: Arc<Library>,
+    pub(in crate::mirror) proof_sets: Arc<ProofSets>,
+    /// Opens stored archives.
+    pub reader: Arc<VerifiedReader>,
+    fill_flights: SingleFlights<(FillKey, ProxyPath), watch::Receiver<FillProgress>>,
+    started_fills: FillsByClient,
+    pub(in crate::mirror) learned_lengths: TtlCache<FillKey, u64>,
+    pub(in crate::mirror) pass_through_permits: Arc<Semaphore>,
+}
+
+impl Archives {
+    pub(in crate::mirror) fn new(
+        proof_sets: Arc<ProofSets>,
+        reader: Arc<VerifiedReader>,
+        started_fills: FillsByClient,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            runtime: Arc::clone(&proof_sets.runtime),
+            library: Arc::clone(&proof_sets.library),
+            proof_sets,
+            reader,
+            fill_flights: SingleFlights::default(),
+            started_fills,
+            learned_lengths: TtlCache::default(),
+            pass_through_permits: Arc::new(Semaphore::new(MAX_PASS_THROUGHS)),
+        })
+    }
+
+    /// The number of fills in progress that clients started and abandoned, of modules too.
+    pub(in crate::mirror) fn unattended_fills(&self) -> usize {
+        self.started_fills.unattended()
+    }
+}
+
+impl Archives {
     /// Returns the archive that one of our URLs names: from the store, or from a fill that it joins or starts.
     ///
     /// # Errors
@@ -179,13 +224,13 @@ impl Mirror {
         let package = &wanted.package;
         let policy = call.upstream(&package.provider.host)?.settings.verification;
         if let Some(archive) =
-            self.stored_archive_of_url(wanted).await?.filter(|archive| policy.is_met_by(&archive.proof.how))
-            && let OpenOutcome::Checked(archive) = self.open_stored(package, &archive, call).await?
+            self.library.stored_archive_of_url(wanted).await?.filter(|archive| policy.is_met_by(&archive.proof.how))
+            && let OpenOutcome::Checked(archive) = self.reader.open_stored(package, &archive, call).await?
         {
             let fresh_until = call.now.after(CHECKED_COPY_LIFETIME);
             return Ok(Answer { value: archive, outcome: Outcome::Hit, fresh_until, checked: call.now });
         }
-        let stored = self.usable_set(package, call).await?;
+        let stored = self.proof_sets.usable_set(package, call).await?;
         if let Some(stored) = &stored
             && let Some((set, file)) = stored.find(&wanted.digest, call.now)
         {
@@ -210,10 +255,10 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<Answer<Archive>, Error> {
         let ProofFileRef { provider, version, digest, file } = wanted;
-        let stored = self.platforms_with_sets(provider, version).await?;
+        let stored = self.library.platforms_with_sets(provider, version).await?;
         let package = |platform| Package { provider: provider.clone(), version: version.clone(), platform };
         for platform in &stored {
-            let usable = self.usable_set(&package(platform.clone()), call).await?;
+            let usable = self.proof_sets.usable_set(&package(platform.clone()), call).await?;
             if let Some(set) = usable.and_then(|usable| usable.with_proof_file(*file, digest, call.now)) {
                 let fresh_until = call.now.after(CHECKED_COPY_LIFETIME);
                 return Ok(Answer {
@@ -228,7 +273,7 @@ impl Mirror {
         for platform in self.likely_platforms(provider, version, stored).await? {
             let package = package(platform);
             let requested = RequestedFile { package: &package, digest, name: file.name() };
-            let seen = self.usable_set(&package, call).await?.map(|usable| usable.stored_set.age);
+            let seen = self.proof_sets.usable_set(&package, call).await?.map(|usable| usable.stored_set.age);
             match self.refetch_set_listing(requested, seen, call).await {
                 Ok(usable) => match usable.with_proof_file(*file, digest, call.now) {
                     Some(set) => {
@@ -256,7 +301,7 @@ impl Mirror {
         stored: Vec<Platform>,
     ) -> Result<Vec<Platform>, Error> {
         let mut likely = stored;
-        let cached = self.stored_document(&Key::ProviderVersions(provider.clone())).await?;
+        let cached = self.library.stored_document(&Key::ProviderVersions(provider.clone())).await?;
         let list = match &cached {
             Some(cached) => cached.value.versions().await.ok(),
             None => None,
@@ -283,12 +328,15 @@ impl Mirror {
         if call.config.refetched_sets.get(package, call.now).is_some() {
             return Err(wanted.not_found_error());
         }
-        if self.connectivity() == Connectivity::Offline {
-            return Err(self.missing_error(package, format!("{} of {package}", wanted.name), call).await);
+        if self.runtime.connectivity() == Connectivity::Offline {
+            return Err(self.library.missing_error(package, format!("{} of {package}", wanted.name), call).await);
         }
-        let _place =
-            self.try_wait(call).ok_or_else(|| too_many_waiting(&format!("the download document of {package}")))?;
-        let refetched = tokio::time::timeout_at(call.deadline, self.revalidate_set(package, seen, call)).await;
+        let _place = self
+            .runtime
+            .try_wait(call)
+            .ok_or_else(|| too_many_waiting(&format!("the download document of {package}")))?;
+        let refetched =
+            tokio::time::timeout_at(call.deadline, self.proof_sets.revalidate_set(package, seen, call)).await;
         let stored = refetched.map_err(|_| Error::Slow(format!("the download document of {package}")))??;
         if stored.find(wanted.digest, call.now).is_none() {
             let rule = call.upstream(&package.provider.host)?.rule(|fresh| fresh.download);
@@ -332,15 +380,16 @@ impl Mirror {
     ) -> Result<Answer<Archive>, Error> {
         let digest = set.document.shasum;
         // A fill may have finished since the first check: do not start another.
-        if let Some(archive) = self.stored_archive(package, digest).await?
-            && let OpenOutcome::Checked(archive) = self.open_stored(package, &archive, call).await?
+        if let Some(archive) = self.library.stored_archive(package, digest).await?
+            && let OpenOutcome::Checked(archive) = self.reader.open_stored(package, &archive, call).await?
         {
             return Ok(Answer { value: archive, outcome: Outcome::Hit, fresh_until: call.now, checked: call.now });
         }
-        if self.connectivity() == Connectivity::Offline && !self.has_archive(digest).await? {
-            return Err(self.missing_error(package, format!("the archive of {package}"), call).await);
+        if self.runtime.connectivity() == Connectivity::Offline && !self.library.has_archive(digest).await? {
+            return Err(self.library.missing_error(package, format!("the archive of {package}"), call).await);
         }
-        let _place = self.try_wait(call).ok_or_else(|| too_many_waiting(&format!("the archive of {package}")))?;
+        let _place =
+            self.runtime.try_wait(call).ok_or_else(|| too_many_waiting(&format!("the archive of {package}")))?;
         let progress = self.join_fill(package, stored_set, set, call)?;
         let (value, outcome) = match self.wait_for_fill(package, progress, call).await? {
             FillArrival::Stored(archive) => (archive, Outcome::Miss),
@@ -349,7 +398,7 @@ impl Mirror {
                 return Err(reason.into());
             }
             FillArrival::NotStored(archive, _) => {
-                self.counters.passed_through.inc();
+                self.runtime.counters.passed_through.inc();
                 (archive, Outcome::PassedThrough)
             }
             FillArrival::NoSpace(reason) => {
@@ -380,15 +429,15 @@ impl Mirror {
                 package.clone(),
                 Arc::clone(stored_set),
                 Arc::clone(set),
-                self.flight_context(call),
+                self.runtime.flight_context(call),
                 sender,
             );
-            let (mirror, package) = (Arc::clone(self), package.clone());
+            let (archives, package) = (Arc::clone(self), package.clone());
             let go = || {
                 let started = self.started_fills.started(call.client, followed);
-                self.tasks.spawn(async move {
+                self.runtime.tasks.spawn(async move {
                     if let Some(digest) = fill.with_listed_fill(started).run(landing).await {
-                        mirror.complete_hashes_of(package, digest).await;
+                        archives.library.complete_hashes_of(package, digest).await;
                     }
                 });
             };
@@ -420,7 +469,7 @@ impl Mirror {
                 }
                 FillProgress::Committed { archive, bytes } => {
                     let length = Some(archive.size_bytes);
-                    return match (self.open_stored(package, &archive, call).await?, bytes) {
+                    return match (self.reader.open_stored(package, &archive, call).await?, bytes) {
                         (OpenOutcome::Checked(archive), _) => Ok(FillArrival::Stored(archive)),
                         // Already evicted again, but the file of the download is still open.
                         (OpenOutcome::Missing, Some(_)) => {
@@ -445,15 +494,17 @@ impl Mirror {
             }
         }
     }
+}
 
+impl Library {
     /// Looks up the stored archive that one of our URLs names.
     pub(in crate::mirror) async fn stored_archive_of_url(
         self: &Arc<Self>,
         wanted: &ArchiveRef,
     ) -> Result<Option<StoredArchive>, Error> {
         let wanted = wanted.clone();
-        self.on_disk(move |mirror| {
-            let name = default_if_gone(mirror.catalog.name(&wanted.package))?;
+        self.on_disk(move |library| {
+            let name = default_if_gone(library.catalog.name(&wanted.package))?;
             Ok(name.find(&wanted.digest).filter(|archive| archive.filename == wanted.filename).cloned())
         })
         .await
@@ -466,17 +517,7 @@ impl Mirror {
         digest: Digest,
     ) -> Result<Option<StoredArchive>, Error> {
         let package = package.clone();
-        self.on_disk(move |mirror| Ok(default_if_gone(mirror.catalog.name(&package))?.get(&digest).cloned())).await
-    }
-
-    /// Records the use of an archive, at most once a minute.
-    pub(in crate::mirror) fn record_use(self: &Arc<Self>, digest: Digest, now: Timestamp) {
-        if self.recently_used.get(&digest, now).is_some() {
-            return;
-        }
-        self.recently_used.insert(digest, (), now.after(Duration::from_secs(60)), now);
-        let mirror = Arc::clone(self);
-        self.tasks.spawn_blocking(move || mirror.store.index.archive_used(&digest, now));
+        self.on_disk(move |library| Ok(default_if_gone(library.catalog.name(&package))?.get(&digest).cloned())).await
     }
 }
 

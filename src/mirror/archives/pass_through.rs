@@ -1,6 +1,7 @@
 //! Passes an archive that cannot be stored from upstream to one client. It is hashed in transit, and its last bytes are
 //! withheld until it is verified (DESIGN, promise 9).
 
+use crate::mirror::Archives;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +20,7 @@ use crate::mirror::archives::fill::FillKey;
 use crate::mirror::archives::retry_policy::{AnnouncedLength, LengthAgreement, PartialDownload};
 use crate::mirror::archives::tail_stream::TAIL_BYTES;
 use crate::mirror::library::proof_set::ProofSet;
-use crate::mirror::{Mirror, RequestContext, SMALL_ARCHIVE_BYTES};
+use crate::mirror::{RequestContext, SMALL_ARCHIVE_BYTES};
 use crate::store::StoreError;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::outbound::Connectivity;
@@ -30,7 +31,7 @@ pub(in crate::mirror) const MAX_PASS_THROUGHS: usize = 16;
 /// The time for which the length of an archive is remembered that upstream sent without one.
 const LENGTH_LIFETIME: Duration = Duration::from_secs(24 * 3600);
 
-impl Mirror {
+impl Archives {
     /// Passes an archive through to one client. `reason` is the error that prevents storing it.
     pub(in crate::mirror) async fn pass_through(
         self: &Arc<Self>,
@@ -39,7 +40,7 @@ impl Mirror {
         reason: StoreError,
         call: &RequestContext,
     ) -> Result<Archive, Error> {
-        if self.connectivity() == Connectivity::Offline {
+        if self.runtime.connectivity() == Connectivity::Offline {
             return Err(reason.into());
         }
         let Ok(permit) = Arc::clone(&self.pass_through_permits).try_acquire_owned() else {
@@ -49,8 +50,9 @@ impl Mirror {
             );
             return Err(Error::Busy { subject: format!("the archive of {package}"), reason });
         };
-        self.counters.passed_through.inc();
-        let asking = ArchiveRequest::new(Arc::clone(self), package.clone(), Arc::clone(set), self.flight_context(call));
+        self.runtime.counters.passed_through.inc();
+        let asking =
+            ArchiveRequest::new(Arc::clone(self), package.clone(), Arc::clone(set), self.runtime.flight_context(call));
         PassThrough::begin(asking, permit).await?.into_archive(call).await
     }
 
@@ -88,7 +90,7 @@ impl std::fmt::Debug for PassThrough {
 impl PassThrough {
     async fn begin(mut asking: ArchiveRequest, permit: OwnedSemaphorePermit) -> Result<Self, Error> {
         let incoming = asking.send(0, &Validators::default()).await?;
-        let limit = asking.mirror.limits.archive_bytes;
+        let limit = asking.archives.runtime.limits.archive_bytes;
         if incoming.length.is_some_and(|length| length > limit) {
             return Err(incoming.failed(Fault::TooLarge(limit)).into());
         }
@@ -170,9 +172,9 @@ impl PassThrough {
     /// Returns the next bytes, over as many connections as needed; `None` at the end.
     async fn next(&mut self) -> Result<Option<Bytes>, Error> {
         loop {
-            let ArchiveRequest { mirror, attempts, subject, .. } = &mut self.request;
+            let ArchiveRequest { archives, attempts, subject, .. } = &mut self.request;
             let incoming = self.incoming.as_mut().ok_or_else(|| Error::Interrupted(subject.clone()))?;
-            let error = match next_piece(mirror, incoming, attempts, self.received).await {
+            let error = match next_piece(&archives.library, incoming, attempts, self.received).await {
                 Ok(Some(piece)) => {
                     self.received += piece.len() as u64;
                     if self.length.is_some_and(|length| self.received > length) {
@@ -232,7 +234,7 @@ impl PassThrough {
             return Err(self.request.wrong_digest_error(actual).await);
         }
         if self.length.is_none() {
-            self.request.mirror.remember_length(&self.request, self.received);
+            self.request.archives.remember_length(&self.request, self.received);
         }
         Ok(())
     }

@@ -1,6 +1,13 @@
 //! Opens stored archives and checks them before they are served (DESIGN, promise 10).
 
+use crate::clock::Timestamp;
+use crate::digest::Digest;
+use crate::mirror::archives::small_copies::SmallCopies;
+use crate::mirror::single_flight::{SharedResult, SingleFlights};
+use crate::mirror::ttl_cache::TtlCache;
+use crate::mirror::{Library, Runtime};
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 
@@ -10,10 +17,42 @@ use crate::error::Error;
 use crate::mirror::archives::Archive;
 use crate::mirror::library::StoredArchive;
 use crate::mirror::operate::rehash::DamageFinding;
-use crate::mirror::{Mirror, RequestContext, SMALL_ARCHIVE_BYTES, default_if_gone};
+use crate::mirror::{RequestContext, SMALL_ARCHIVE_BYTES, default_if_gone};
 use crate::store::{Blob, StoreError};
 
-impl Mirror {
+/// Opens stored archives and checks them.
+#[derive(Debug)]
+pub struct VerifiedReader {
+    pub(in crate::mirror) runtime: Arc<Runtime>,
+    pub(in crate::mirror) library: Arc<Library>,
+    check_flights: SingleFlights<Digest, SharedResult<Result<bool, Error>>>,
+    recently_used: TtlCache<Digest, ()>,
+    small: SmallCopies,
+}
+
+impl VerifiedReader {
+    pub(in crate::mirror) fn new(runtime: Arc<Runtime>, library: Arc<Library>) -> Arc<Self> {
+        Arc::new(Self {
+            runtime,
+            library,
+            check_flights: SingleFlights::default(),
+            recently_used: TtlCache::default(),
+            small: SmallCopies::default(),
+        })
+    }
+}
+
+impl VerifiedReader {
+    /// Records the use of an archive, at most once a minute.
+    pub(in crate::mirror) fn record_use(self: &Arc<Self>, digest: Digest, now: Timestamp) {
+        if self.recently_used.get(&digest, now).is_some() {
+            return;
+        }
+        self.recently_used.insert(digest, (), now.after(Duration::from_secs(60)), now);
+        let reader = Arc::clone(self);
+        self.runtime.tasks.spawn_blocking(move || reader.library.store.index.archive_used(&digest, now));
+    }
+
     /// Opens and checks a stored archive (DESIGN, promise 10). A missing or damaged one is taken off its name, so that
     /// it is fetched again.
     pub(in crate::mirror) async fn open_stored(
@@ -23,7 +62,8 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<OpenOutcome, Error> {
         let (artifact, digest, stored) = (artifact.into(), listed.digest, listed.first_stored());
-        let Some(blob) = self.on_disk(move |mirror| default_if_gone(mirror.store.blobs.get(&digest))).await? else {
+        let Some(blob) = self.library.on_disk(move |library| default_if_gone(library.store.blobs.get(&digest))).await?
+        else {
             tracing::warn!(package = %artifact, %digest, "the archive a name lists is not there; it is fetched again");
             self.try_remove_from_name(&artifact, listed, DamageFinding::Missing).await;
             return Ok(OpenOutcome::Missing);
@@ -55,7 +95,7 @@ impl Mirror {
         }
         let Some(reservation) = self.small.reserve(blob.size_bytes()) else { return Ok(SmallArchiveRead::NoRoom) };
         let reading = blob.clone();
-        let read = self.on_disk(move |_| unless_damaged(reading.read_all())).await?;
+        let read = self.library.on_disk(move |_| unless_damaged(reading.read_all())).await?;
         let right = read.filter(|bytes| FastHash::of(bytes) == archive.fast);
         Ok(right.map_or(SmallArchiveRead::Damaged, |bytes| {
             SmallArchiveRead::Right(self.small.share(archive.digest, bytes, reservation))
@@ -69,17 +109,17 @@ impl Mirror {
             return Ok(false);
         }
         let is_small = blob.size_bytes() <= SMALL_ARCHIVE_BYTES;
-        if !is_small && self.checked_archives.lock().contains(&archive.digest) {
+        if !is_small && self.library.catalog.checked.lock().contains(&archive.digest) {
             return Ok(true);
         }
         let (digest, expected) = (archive.digest, archive.fast);
         let lost = Err(Error::Interrupted("the check of an archive".into()));
-        let check = self.check_flights.join_or_spawn(&self.tasks, digest, lost, || {
-            let (mirror, blob) = (Arc::clone(self), blob.clone());
+        let check = self.check_flights.join_or_spawn(&self.runtime.tasks, digest, lost, || {
+            let (reader, blob) = (Arc::clone(self), blob.clone());
             async move {
-                let right = mirror.on_disk(move |_| unless_damaged(blob.fast_hash())).await? == Some(expected);
+                let right = reader.library.on_disk(move |_| unless_damaged(blob.fast_hash())).await? == Some(expected);
                 if right && !is_small {
-                    mirror.checked_archives.lock().insert(digest);
+                    reader.library.catalog.checked.lock().insert(digest);
                 }
                 Ok(right)
             }
@@ -106,25 +146,28 @@ impl Mirror {
         because: DamageFinding,
     ) -> Result<(), Error> {
         let (artifact, digest, fast) = (artifact.clone(), archive.digest, archive.fast);
-        self.on_disk(move |mirror| {
-            let _lock = mirror.catalog.digest_lock(&digest).lock();
-            // It may have been repaired since it was opened.
-            match (because, mirror.store.blobs.get(&digest)?) {
-                (DamageFinding::Missing, Some(_)) => return Ok(()),
-                (DamageFinding::Damaged, Some(blob)) if unless_damaged(blob.fast_hash())? == Some(fast) => {
-                    return Ok(());
+        self.library
+            .on_disk(move |library| {
+                let _lock = library.catalog.digest_lock(&digest).lock();
+                // It may have been repaired since it was opened.
+                match (because, library.store.blobs.get(&digest)?) {
+                    (DamageFinding::Missing, Some(_)) => return Ok(()),
+                    (DamageFinding::Damaged, Some(blob)) if unless_damaged(blob.fast_hash())? == Some(fast) => {
+                        return Ok(());
+                    }
+                    (DamageFinding::Damaged, Some(_)) => library.store.blobs.quarantine(&digest)?,
+                    (_, None) => {}
                 }
-                (DamageFinding::Damaged, Some(_)) => mirror.store.blobs.quarantine(&digest)?,
-                (_, None) => {}
-            }
-            mirror.checked_archives.lock().remove(&digest);
-            mirror.catalog.change_name(&artifact, |name| name.archives.retain(|archive| archive.digest != digest))?;
-            mirror.store.index.archive_gone(&digest);
-            mirror.counters.damaged(because);
-            mirror.bump_artifact_revision(&artifact);
-            Ok(())
-        })
-        .await
+                library.catalog.checked.lock().remove(&digest);
+                library
+                    .catalog
+                    .change_name(&artifact, |name| name.archives.retain(|archive| archive.digest != digest))?;
+                library.store.index.archive_gone(&digest);
+                library.runtime.counters.damaged(because);
+                library.bump_artifact_revision(&artifact);
+                Ok(())
+            })
+            .await
     }
 }
 

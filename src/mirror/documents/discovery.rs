@@ -1,5 +1,6 @@
 //! Serves discovery documents, and resolves the base URLs of services from them.
 
+use crate::mirror::{Documents, Library};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -12,7 +13,7 @@ use crate::mirror::documents::revalidate::{Aged, Revalidatable};
 use crate::mirror::documents::stored::{DocumentFlight, DocumentMetadata, FlightStart, StoredDocument};
 use crate::mirror::freshness::{Age, FreshnessRule};
 use crate::mirror::single_flight::SharedResult;
-use crate::mirror::{Answer, FetchReason, Mirror, Outcome, RequestContext};
+use crate::mirror::{Answer, FetchReason, Outcome, RequestContext};
 use crate::store::{Key, StoreError};
 use crate::upstream::breaker::Origin;
 use crate::upstream::discovery::{self, Discovery, Service};
@@ -90,7 +91,7 @@ impl StoredDocument {
     }
 }
 
-impl Mirror {
+impl Documents {
     /// Returns the discovery document of an upstream.
     pub async fn discovery(
         self: &Arc<Self>,
@@ -100,14 +101,15 @@ impl Mirror {
         let upstream = Arc::clone(call.upstream(host)?);
         let rule = upstream.rule(|fresh| fresh.discovery);
         let url = discovery_url(&upstream)?;
-        let stored = self.stored_document(&Key::Discovery(host.clone())).await?;
-        let stored =
-            stored.filter(|stored| self.connectivity() == Connectivity::Offline || stored.value.metadata.asked == url);
+        let stored = self.library.stored_document(&Key::Discovery(host.clone())).await?;
+        let stored = stored.filter(|stored| {
+            self.runtime.connectivity() == Connectivity::Offline || stored.value.metadata.asked == url
+        });
         let seen = stored.as_ref().map(|stored| stored.age);
         let fly =
             |fetch_reason, call: &RequestContext| self.join_discovery_flight(upstream, url, seen, fetch_reason, call);
         let pulled = self.serve_or_fetch(&discovery_label(host), host, call, &rule, stored, fly).await;
-        pulled.inspect_err(|error| self.record_text_if_offline(error, call))
+        pulled.inspect_err(|error| self.library.record_text_if_offline(error, call))
     }
 
     /// Fetches the discovery document of an upstream again, even if the stored one is fresh.
@@ -118,7 +120,7 @@ impl Mirror {
     ) -> Result<(), Error> {
         let upstream = Arc::clone(call.upstream(host)?);
         let url = discovery_url(&upstream)?;
-        let seen = self.stored_document(&Key::Discovery(host.clone())).await?.map(|document| document.age);
+        let seen = self.library.stored_document(&Key::Discovery(host.clone())).await?.map(|document| document.age);
         self.join_discovery_flight(upstream, url, seen, FetchReason::Fetch, call).await.map(drop)
     }
 
@@ -135,19 +137,19 @@ impl Mirror {
         let (subject, key) = (discovery_label(&host), Key::Discovery(host.clone()));
         let rule = upstream.rule(|fresh| fresh.discovery);
         let group = (key.clone(), fetch_reason, call.flight_group());
-        self.document_flights.join_or_spawn(&self.tasks, group, Err(Error::Interrupted(subject.clone())), || {
-            let (mirror, call) = (Arc::clone(self), self.flight_context(call));
+        self.flights.join_or_spawn(&self.runtime.tasks, group, Err(Error::Interrupted(subject.clone())), || {
+            let (documents, call) = (Arc::clone(self), self.runtime.flight_context(call));
             async move {
                 // Ignore a document of another `url`: its services would get this upstream's credential.
                 let is_of_this = |document: &StoredDocument| document.metadata.asked == url;
-                match mirror.reread_store(&key, seen, &rule, &call).await? {
+                match documents.reread_store(&key, seen, &rule, &call).await? {
                     FlightStart::AlreadyFetched(fetched) if is_of_this(&fetched.value) => Ok(fetched),
                     FlightStart::BuildOn(Some(before)) if is_of_this(&before) => {
-                        mirror.charge_revalidation(&subject, &host, fetch_reason, 1, &call)?;
-                        mirror.fetch_discovery(&subject, &upstream, Some(before), &call).await
+                        documents.runtime.charge_revalidation(&subject, &host, fetch_reason, 1, &call)?;
+                        documents.fetch_discovery(&subject, &upstream, Some(before), &call).await
                     }
                     FlightStart::AlreadyFetched(_) | FlightStart::BuildOn(_) => {
-                        mirror.fetch_discovery(&subject, &upstream, None, &call).await
+                        documents.fetch_discovery(&subject, &upstream, None, &call).await
                     }
                 }
             }
@@ -156,7 +158,7 @@ impl Mirror {
 
     /// Reads the stored discovery document of an upstream.
     pub async fn held_discovery(self: &Arc<Self>, host: &Hostname) -> Result<Option<Arc<StoredDocument>>, Error> {
-        Ok(self.stored_document(&Key::Discovery(host.clone())).await?.map(|stored| stored.value))
+        Ok(self.library.stored_document(&Key::Discovery(host.clone())).await?.map(|stored| stored.value))
     }
 
     /// The freshness rule for something fetched from a service at `url`: stale at any age if the stored discovery
@@ -179,7 +181,9 @@ impl Mirror {
         };
         Ok(if of_now && base.is_none_or(is_below) { rule } else { rule.at_new_location() })
     }
+}
 
+impl Library {
     /// Returns true if the stored discovery document was fetched from this upstream's `url`, and `coming` was not. That
     /// one would replace it, and would not be used while online.
     pub(in crate::mirror) fn keeps_own_discovery(
@@ -187,14 +191,18 @@ impl Mirror {
         key: &Key,
         coming: &StoredDocument,
     ) -> Result<bool, StoreError> {
-        let terms = self.config();
+        let terms = self.runtime.config();
         let Key::Discovery(host) = key else { return Ok(false) };
         let url = terms.upstreams.get(host).and_then(|upstream| discovery_url(upstream).ok());
         let stored = self.store.records.get(key)?.and_then(StoredDocument::read);
         let is_of_it = |document: &StoredDocument| url.as_ref() == Some(&document.metadata.asked);
-        Ok(self.connectivity() == Connectivity::Online && stored.as_ref().is_some_and(is_of_it) && !is_of_it(coming))
+        Ok(self.runtime.connectivity() == Connectivity::Online
+            && stored.as_ref().is_some_and(is_of_it)
+            && !is_of_it(coming))
     }
+}
 
+impl Documents {
     /// Returns the base URL of a service of an upstream, and the credential scope for it.
     pub(in crate::mirror) async fn resolve_service(
         self: &Arc<Self>,
@@ -298,7 +306,7 @@ impl Mirror {
             let stored_document = stored_document.confirmed(Timestamp(0), false);
             return Ok(Aged { age: stored_document.age(), value: Arc::new(stored_document) });
         }
-        self.store_document(Key::Discovery(settings.host.clone()), stored_document).await
+        self.library.store_document(Key::Discovery(settings.host.clone()), stored_document).await
     }
 }
 

@@ -1,6 +1,7 @@
 //! Fetches one document: loads the stored copy, shares one request per key, handles an upstream 404. The URL and the
 //! checks of the answer are left to the caller.
 
+use crate::mirror::Documents;
 use std::sync::Arc;
 
 use crate::address::Hostname;
@@ -9,7 +10,7 @@ use crate::mirror::documents::revalidate::Aged;
 use crate::mirror::documents::stored::{DocumentFlight, FlightStart, StoredDocument};
 use crate::mirror::freshness::{Age, FreshnessRule};
 use crate::mirror::single_flight::SharedResult;
-use crate::mirror::{FetchReason, Mirror, RequestContext};
+use crate::mirror::{FetchReason, RequestContext};
 use crate::store::Key;
 use crate::upstream::Upstream;
 use crate::upstream::discovery::Service;
@@ -38,7 +39,7 @@ impl DocumentRequest {
     }
 }
 
-impl Mirror {
+impl Documents {
     /// Returns the stored copy and its freshness rule.
     ///
     /// # Errors
@@ -48,7 +49,7 @@ impl Mirror {
         wanted: &DocumentRequest,
         call: &RequestContext,
     ) -> Result<(Option<Aged<Arc<StoredDocument>>>, FreshnessRule), Error> {
-        let stored = self.stored_document(&wanted.key).await?;
+        let stored = self.library.stored_document(&wanted.key).await?;
         if stored.is_none()
             && let Some(not_found) = call.config.not_found.get(&wanted.key, call.now)
         {
@@ -75,26 +76,27 @@ impl Mirror {
         fetch: impl FnOnce(Arc<Self>, Option<Arc<StoredDocument>>, RequestContext) -> F + Send + 'static,
     ) -> SharedResult<DocumentFlight> {
         let flight = (wanted.key.clone(), fetch_reason, call.flight_group());
-        self.document_flights.join_or_spawn(
-            &self.tasks,
-            flight,
-            Err(Error::Interrupted(wanted.subject.clone())),
-            || {
-                let (mirror, call, wanted) = (Arc::clone(self), self.flight_context(call), wanted.clone());
-                async move {
-                    let work = async {
-                        match mirror.reread_store(&wanted.key, seen, &wanted.rule, &call).await? {
-                            FlightStart::AlreadyFetched(fetched) => Ok(fetched),
-                            FlightStart::BuildOn(before) => {
-                                mirror.charge_revalidation(&wanted.subject, wanted.host(), fetch_reason, 1, &call)?;
-                                fetch(Arc::clone(&mirror), before, call).await
-                            }
+        self.flights.join_or_spawn(&self.runtime.tasks, flight, Err(Error::Interrupted(wanted.subject.clone())), || {
+            let (documents, call, wanted) = (Arc::clone(self), self.runtime.flight_context(call), wanted.clone());
+            async move {
+                let work = async {
+                    match documents.reread_store(&wanted.key, seen, &wanted.rule, &call).await? {
+                        FlightStart::AlreadyFetched(fetched) => Ok(fetched),
+                        FlightStart::BuildOn(before) => {
+                            documents.runtime.charge_revalidation(
+                                &wanted.subject,
+                                wanted.host(),
+                                fetch_reason,
+                                1,
+                                &call,
+                            )?;
+                            fetch(Arc::clone(&documents), before, call).await
                         }
-                    };
-                    mirror.with_deadline(&wanted.subject, wanted.host(), work).await
-                }
-            },
-        )
+                    }
+                };
+                documents.runtime.with_deadline(&wanted.subject, wanted.host(), work).await
+            }
+        })
     }
 
     /// Handles an upstream 404: returns the stored copy as deleted upstream (`keep_gone`), or removes it.
@@ -119,8 +121,8 @@ impl Mirror {
             before => {
                 let until = call.now.after(wanted.rule.not_found_lifetime());
                 call.config.not_found.insert(wanted.key.clone(), error.to_string(), until, call.now);
-                if before.is_some() && self.is_current_config(call) {
-                    self.drop_document(wanted.key.clone()).await?;
+                if before.is_some() && self.runtime.is_current_config(call) {
+                    self.library.drop_document(wanted.key.clone()).await?;
                 }
                 Err(Error::NotFound(error.to_string()))
             }

@@ -1,6 +1,7 @@
 //! Looks a version up in upstream's own version list. An unlisted version is not fetched. With a registry that answers
 //! for any version, a client could otherwise fill the store, and the first-seen records, which are never removed.
 
+use crate::mirror::Documents;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use crate::error::Error;
 use crate::mirror::documents::document_fetch::DocumentRequest;
 use crate::mirror::freshness::Age;
 use crate::mirror::request_context::RequestContext;
-use crate::mirror::{Answer, Mirror, StoredDocument};
+use crate::mirror::{Answer, StoredDocument};
 use crate::store::Key;
 
 /// The state of one version in upstream's version list.
@@ -57,7 +58,7 @@ fn of_answer(answer: Answer<Arc<StoredDocument>>) -> (Arc<StoredDocument>, Times
     (answer.value, answer.checked)
 }
 
-impl Mirror {
+impl Documents {
     /// Looks up a package's version in the list of its provider.
     pub(in crate::mirror) async fn listed(self: &Arc<Self>, package: &Package, call: &RequestContext) -> ListingState {
         let list = Box::pin(self.provider_versions(&package.provider, call)).await.map(of_answer);

@@ -1,5 +1,6 @@
 //! Fetches the version lists of modules. Dropped versions that are still stored stay listed.
 
+use crate::mirror::{Documents, Offline};
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ use crate::mirror::documents::pages::latest;
 use crate::mirror::documents::stored::{DocumentFlight, StoredDocument};
 use crate::mirror::freshness::Age;
 use crate::mirror::single_flight::SharedResult;
-use crate::mirror::{Answer, FetchReason, Mirror, RequestContext, default_if_gone};
+use crate::mirror::{Answer, FetchReason, RequestContext, default_if_gone};
 use crate::store::Key;
 use crate::upstream::Upstream;
 use crate::upstream::discovery::Service;
@@ -22,7 +23,7 @@ use crate::upstream::error::Fault;
 use crate::upstream::modules::{ListedModuleVersion, ModuleVersionList, versions_url};
 use crate::upstream::request::Fetched;
 
-impl Mirror {
+impl Documents {
     /// The version list of a module. `address` is in the client's spelling, which is also sent to upstream.
     pub async fn module_versions(
         self: &Arc<Self>,
@@ -36,7 +37,8 @@ impl Mirror {
             self.join_module_versions_fetch(&wanted, address, seen, fetch_reason, call)
         };
         let pulled = self.serve_or_fetch(&wanted.subject, &address.host, call, &rule, stored, fly).await;
-        pulled.inspect_err(|error| self.record_if_offline(error, call, || (&call.config.key_of(address)).into()))
+        pulled
+            .inspect_err(|error| self.library.record_if_offline(error, call, || (&call.config.key_of(address)).into()))
     }
 
     /// Fetches a version list even if the cached copy is fresh, unless it changed since `seen`.
@@ -58,8 +60,8 @@ impl Mirror {
         call: &RequestContext,
     ) -> SharedResult<DocumentFlight> {
         let (request, address) = (wanted.clone(), address.clone());
-        self.join_document_flight(wanted, seen, fetch_reason, call, |mirror, before, call| async move {
-            mirror.fetch_module_versions(&request, &address, before, &call).await
+        self.join_document_flight(wanted, seen, fetch_reason, call, |documents, before, call| async move {
+            documents.fetch_module_versions(&request, &address, before, &call).await
         })
     }
 
@@ -76,7 +78,15 @@ impl Mirror {
         let (base, credential_scope) = self.resolve_service(Service::Modules, upstream, trust, call).await?;
         let url = versions_url(&base, address).map_err(|e| unusable(e.to_string()))?;
         let fetched = self
-            .fetch_from(subject, &url, upstream, &credential_scope, before.as_deref(), self.limits.document_bytes, call)
+            .fetch_from(
+                subject,
+                &url,
+                upstream,
+                &credential_scope,
+                before.as_deref(),
+                self.runtime.limits.document_bytes,
+                call,
+            )
             .await;
         let module = call.config.key_of(address);
         let stored_document = match (fetched, before) {
@@ -113,8 +123,8 @@ impl Mirror {
             }
             (Err(error), _) => return Err(error.into()),
         };
-        let stored = self.store_document(wanted.key.clone(), stored_document).await;
-        self.bump_module_revision(&module);
+        let stored = self.library.store_document(wanted.key.clone(), stored_document).await;
+        self.library.bump_module_revision(&module);
         stored
     }
 
@@ -129,12 +139,13 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<Bytes, Error> {
         if !upstream.settings.keep_gone {
-            self.update_dropped_alarms(module, Vec::new(), call.now).await?;
+            self.library.update_dropped_alarms(module, Vec::new(), call.now).await?;
             return Ok(Bytes::new());
         }
         let address = module.clone();
-        let named =
-            self.on_disk(move |mirror| default_if_gone(mirror.store.records.module_packages_with_names(&address)));
+        let named = self
+            .library
+            .on_disk(move |library| default_if_gone(library.store.records.module_packages_with_names(&address)));
         let stored: BTreeSet<Version> = named.await?.into_iter().map(|package| package.version).collect();
         let earlier = match before {
             Some(before) => before.module_versions().await.ok(),
@@ -145,7 +156,7 @@ impl Mirror {
         let dropped_before = said_before.map(|before| before.dropped_module_versions()).unwrap_or_default();
         let dropped_before: HashSet<Version> = dropped_before.into_iter().map(|listed| listed.version).collect();
         let dropped = stored.iter().filter(|version| list.get(version).is_none()).cloned().collect();
-        self.update_dropped_alarms(module, dropped, call.now).await?;
+        self.library.update_dropped_alarms(module, dropped, call.now).await?;
         let mut entries = Vec::new();
         for version in stored.into_iter().filter(|version| list.get(version).is_none()) {
             if !dropped_before.contains(&version) {
@@ -156,7 +167,9 @@ impl Mirror {
         }
         Ok(serde_json::to_vec::<Vec<Box<RawValue>>>(&entries).map(Bytes::from).unwrap_or_default())
     }
+}
 
+impl Offline {
     /// The latest version that a module's list names. A pre-release only if there is no release.
     pub async fn latest_of_module(
         self: &Arc<Self>,

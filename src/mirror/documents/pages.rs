@@ -1,6 +1,7 @@
 //! Serves pages of the registry HTTP API: lists, searches and details. Offline, a page that is not stored is built from
 //! the stored packages.
 
+use crate::mirror::Documents;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -11,25 +12,14 @@ use crate::error::Error;
 use crate::mirror::documents::discovery::DiscoveryTrust;
 use crate::mirror::documents::document_fetch::DocumentRequest;
 use crate::mirror::documents::stored::{DocumentFlight, StoredDocument};
-use crate::mirror::offline::STORED_ANSWER_LIFETIME;
 pub(in crate::mirror) use crate::mirror::offline::stored_pages::latest;
 pub use crate::mirror::offline::stored_pages::{PageFromStore, StoredDetails, StoredEntry, StoredList, StoredSubject};
-use crate::mirror::{Answer, Mirror, Outcome, RequestContext, RuntimeConfig};
+use crate::mirror::{Answer, Outcome, RequestContext, RuntimeConfig};
 use crate::store::Key;
 use crate::upstream::error::Fault;
-use crate::upstream::outbound::Connectivity;
 use crate::upstream::pages::PageRef;
 use crate::upstream::providers::RawObject;
 use crate::upstream::request::Fetched;
-
-/// The source of a page.
-#[derive(Debug, Clone)]
-pub enum PageSource {
-    /// Upstream's page, fetched or stored.
-    Upstream(Arc<StoredDocument>),
-    /// Built from the stored packages, because larder is offline.
-    Built(Box<PageFromStore>),
-}
 
 /// A page as upstream sent it.
 #[derive(Debug, Clone)]
@@ -61,48 +51,45 @@ impl StoredDocument {
 
 impl RuntimeConfig {
     /// The key of a page. Where the registry ignores case, all spellings of a name share one key.
-    fn key_of_page(&self, page: &PageRef) -> Key {
+    pub(in crate::mirror) fn key_of_page(&self, page: &PageRef) -> Key {
         let folds = self.upstreams.get(&page.host).is_some_and(|upstream| upstream.settings.fold_case);
         let text = if folds { page.folded_text() } else { page.text() };
         Key::Page(page.host.clone(), Digest::of(text.as_bytes()))
     }
 }
 
-impl Mirror {
+impl Documents {
     /// Returns a page of the registry HTTP API.
-    pub async fn page(self: &Arc<Self>, page: &PageRef, call: &RequestContext) -> Result<Answer<PageSource>, Error> {
+    pub async fn page(
+        self: &Arc<Self>,
+        page: &PageRef,
+        call: &RequestContext,
+    ) -> Result<Answer<Arc<StoredDocument>>, Error> {
         let upstream = Arc::clone(call.upstream(&page.host)?);
         let rule = upstream.rule(|fresh| fresh.api);
         let (subject, key, service) = (page.label(), call.config.key_of_page(page), page.path.service());
         let wanted = DocumentRequest { subject, key, upstream, service, rule };
-        if self.connectivity() == Connectivity::Offline
-            && self.stored_document(&wanted.key).await?.is_none()
-            && let Some(found) = self.build_page(page, call).await?
-        {
-            let (value, checked) = (PageSource::Built(Box::new(found)), call.now);
-            let fresh_until = call.now.after(STORED_ANSWER_LIFETIME);
-            return Ok(Answer { value, outcome: Outcome::Stale, fresh_until, checked });
-        }
         let (stored, rule) = self.stored_or_not_found(&wanted, call).await?;
         let seen = stored.as_ref().map(|stored| stored.age);
         let fly = |fetch_reason, call: &RequestContext| {
             let (request, page) = (wanted.clone(), page.clone());
-            self.join_document_flight(&wanted, seen, fetch_reason, call, |mirror, before, call| async move {
-                mirror.fetch_page(&request, &page, before, &call).await
+            self.join_document_flight(&wanted, seen, fetch_reason, call, |documents, before, call| async move {
+                documents.fetch_page(&request, &page, before, &call).await
             })
         };
         let pulled = self.serve_or_fetch(&wanted.subject, &page.host, call, &rule, stored, fly).await;
         let Answer { value, outcome, fresh_until, checked } =
-            pulled.inspect_err(|error| self.record_text_if_offline(error, call))?;
+            pulled.inspect_err(|error| self.library.record_text_if_offline(error, call))?;
         if matches!(outcome, Outcome::Hit | Outcome::Stale | Outcome::Gone) {
             let (key, now) = (wanted.key, call.now);
-            self.on_disk(move |mirror| {
-                mirror.store.index.document_used(&key, now);
-                Ok(())
-            })
-            .await?;
+            self.library
+                .on_disk(move |library| {
+                    library.store.index.document_used(&key, now);
+                    Ok(())
+                })
+                .await?;
         }
-        Ok(Answer { value: PageSource::Upstream(value), outcome, fresh_until, checked })
+        Ok(Answer { value, outcome, fresh_until, checked })
     }
 
     async fn fetch_page(
@@ -118,7 +105,15 @@ impl Mirror {
         let (base, credential_scope) = self.resolve_service(page.path.service(), upstream, trust, call).await?;
         let url = page.url(&base).map_err(|e| unusable(e.to_string()))?;
         let fetched = self
-            .fetch_from(subject, &url, upstream, &credential_scope, before.as_deref(), self.limits.document_bytes, call)
+            .fetch_from(
+                subject,
+                &url,
+                upstream,
+                &credential_scope,
+                before.as_deref(),
+                self.runtime.limits.document_bytes,
+                call,
+            )
             .await;
         let stored_document = match (fetched, before) {
             (Ok(Fetched::Unchanged), Some(before)) => before.confirmed(call.now, false),
@@ -133,7 +128,7 @@ impl Mirror {
             }
             (Err(error), _) => return Err(error.into()),
         };
-        self.store_document(wanted.key.clone(), stored_document).await
+        self.library.store_document(wanted.key.clone(), stored_document).await
     }
 }
 

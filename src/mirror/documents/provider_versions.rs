@@ -1,6 +1,7 @@
 //! Serves version lists: upstream's versions, and dropped ones that are still stored. Records when each version was
 //! first listed.
 
+use crate::mirror::Documents;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ use crate::mirror::documents::document_fetch::DocumentRequest;
 use crate::mirror::documents::stored::{DocumentFlight, StoredDocument};
 use crate::mirror::freshness::Age;
 use crate::mirror::single_flight::SharedResult;
-use crate::mirror::{Answer, FetchReason, Mirror, RequestContext, default_if_gone};
+use crate::mirror::{Answer, FetchReason, RequestContext, default_if_gone};
 use crate::store::Key;
 use crate::upstream::Upstream;
 use crate::upstream::discovery::Service;
@@ -24,7 +25,7 @@ use crate::upstream::error::Fault;
 use crate::upstream::providers::{ListedVersion, VersionList, versions_url};
 use crate::upstream::request::Fetched;
 
-impl Mirror {
+impl Documents {
     /// Returns the version list of a provider.
     pub async fn provider_versions(
         self: &Arc<Self>,
@@ -37,7 +38,7 @@ impl Mirror {
         let fly =
             |fetch_reason, call: &RequestContext| self.fly_for_versions(&wanted, address, seen, fetch_reason, call);
         let pulled = self.serve_or_fetch(&wanted.subject, &address.host, call, &rule, stored, fly).await;
-        pulled.inspect_err(|error| self.record_if_offline(error, call, || address.into()))
+        pulled.inspect_err(|error| self.library.record_if_offline(error, call, || address.into()))
     }
 
     /// Fetches a version list even if the stored one is fresh, unless another flight has done so since the caller read
@@ -60,8 +61,8 @@ impl Mirror {
         call: &RequestContext,
     ) -> SharedResult<DocumentFlight> {
         let (provider, address) = (wanted.clone(), address.clone());
-        self.join_document_flight(wanted, seen, fetch_reason, call, |mirror, before, call| async move {
-            mirror.fetch_versions(&provider, &address, before, &call).await
+        self.join_document_flight(wanted, seen, fetch_reason, call, |documents, before, call| async move {
+            documents.fetch_versions(&provider, &address, before, &call).await
         })
     }
 
@@ -79,7 +80,15 @@ impl Mirror {
             .await?;
         let url = versions_url(&base, address).map_err(|e| unusable(e.to_string()))?;
         let fetched = self
-            .fetch_from(subject, &url, upstream, &credential_scope, before.as_deref(), self.limits.document_bytes, call)
+            .fetch_from(
+                subject,
+                &url,
+                upstream,
+                &credential_scope,
+                before.as_deref(),
+                self.runtime.limits.document_bytes,
+                call,
+            )
             .await;
         let stored_document = match (fetched, before) {
             (Ok(Fetched::Unchanged), Some(before)) => {
@@ -108,8 +117,8 @@ impl Mirror {
             }
             (Err(error), _) => return Err(error.into()),
         };
-        let landed = self.store_document(wanted.key.clone(), stored_document).await;
-        self.bump_revision(address);
+        let landed = self.library.store_document(wanted.key.clone(), stored_document).await;
+        self.library.bump_revision(address);
         landed
     }
 
@@ -124,16 +133,18 @@ impl Mirror {
         now: Timestamp,
     ) -> Result<Bytes, Error> {
         if !upstream.settings.keep_gone {
-            self.update_dropped_alarms(address, Vec::new(), now).await?;
+            self.library.update_dropped_alarms(address, Vec::new(), now).await?;
             return Ok(Bytes::new());
         }
         let provider = address.clone();
-        let named =
-            self.on_disk(move |mirror| default_if_gone(mirror.store.records.packages_with_names(&provider))).await?;
+        let named = self
+            .library
+            .on_disk(move |library| default_if_gone(library.store.records.packages_with_names(&provider)))
+            .await?;
         let mut stored: BTreeMap<Version, Vec<Platform>> = BTreeMap::new();
         let mut imported = HashSet::new();
         for package in named.into_iter().filter(|package| list.get(&package.version).is_none()) {
-            if self.was_imported(&package).await? {
+            if self.library.was_imported(&package).await? {
                 imported.insert(package.version.clone());
             }
             stored.entry(package.version).or_default().push(package.platform);
@@ -147,7 +158,7 @@ impl Mirror {
         let dropped_before = said_before.map(|before| before.dropped_versions()).unwrap_or_default();
         let dropped_before: HashSet<Version> = dropped_before.into_iter().map(|listed| listed.version).collect();
         let dropped: Vec<Version> = stored.keys().filter(|version| !imported.contains(version)).cloned().collect();
-        self.update_dropped_alarms(address, dropped, now).await?;
+        self.library.update_dropped_alarms(address, dropped, now).await?;
         let mut entries = Vec::new();
         for (version, platforms) in stored {
             // A version imported without signatures need never have been listed upstream.
@@ -169,7 +180,8 @@ impl Mirror {
     ) -> Result<(), Error> {
         let versions: Vec<Version> = list.versions.iter().map(|listed| listed.version.clone()).collect();
         let (provider, now) = (address.clone(), call.now);
-        let noted = self.on_disk(move |mirror| mirror.histories.record_listed(&provider, &versions, now)).await;
+        let noted =
+            self.library.on_disk(move |library| library.histories.record_listed(&provider, &versions, now)).await;
         if let Err(error) = noted {
             tracing::error!(provider = %address, %error, "could not record when versions were first listed");
         }

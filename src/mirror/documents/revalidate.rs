@@ -1,5 +1,6 @@
 //! Serves documents and proof sets by freshness: from the store, by revalidation with patience, or by a fetch.
 
+use crate::mirror::{Documents, Runtime};
 use std::sync::Arc;
 
 use tokio::time::error::Elapsed;
@@ -11,7 +12,7 @@ use crate::mirror::freshness::{Age, FreshnessDecision, FreshnessRule, Revalidati
 use crate::mirror::offline::STORED_ANSWER_LIFETIME;
 use crate::mirror::request_context::CallerKind;
 use crate::mirror::single_flight::SharedResult;
-use crate::mirror::{Answer, FetchReason, Mirror, Outcome, RequestContext};
+use crate::mirror::{Answer, FetchReason, Outcome, RequestContext};
 use crate::upstream::backoff::BudgetPurpose;
 use crate::upstream::breaker::Origin;
 use crate::upstream::error::{Fault, UpstreamError};
@@ -46,7 +47,7 @@ async fn await_flight<T: Clone>(call: &RequestContext, until: Instant, flight: S
     }
 }
 
-impl Mirror {
+impl Documents {
     /// Answers from the stored copy or from a flight, as freshness decides. The caller records what is refused offline.
     pub(in crate::mirror) async fn serve_or_fetch<T: Revalidatable + Clone + Send + Sync + 'static>(
         self: &Arc<Self>,
@@ -57,7 +58,7 @@ impl Mirror {
         stored: Option<Aged<T>>,
         flight: impl FnOnce(FetchReason, &RequestContext) -> SharedResult<FlightResult<T>>,
     ) -> Result<Answer<T>, Error> {
-        let verdict = decide(stored.as_ref().map(|stored| stored.age), rule, self.connectivity(), call.now);
+        let verdict = decide(stored.as_ref().map(|stored| stored.age), rule, self.runtime.connectivity(), call.now);
         let answer = |fetched: Aged<T>, outcome| Answer {
             outcome: if fetched.age.gone { Outcome::Gone } else { outcome },
             fresh_until: rule.fresh_until(fetched.age),
@@ -88,7 +89,7 @@ impl Mirror {
                     tracing::debug!(subject, "its upstream's circuit breaker is open; the stored copy is served");
                     return Ok(stale(stored));
                 };
-                let Some(_place) = self.try_wait(call) else {
+                let Some(_place) = self.runtime.try_wait(call) else {
                     tracing::debug!(subject, "the limit of waiting requests is reached; the stored copy is served");
                     return Ok(stale(stored));
                 };
@@ -114,9 +115,9 @@ impl Mirror {
                     }
                 }
             }
-            (FreshnessDecision::Refuse, _) => Err(self.offline_error(subject.to_owned()).await),
+            (FreshnessDecision::Refuse, _) => Err(self.library.offline_error(subject.to_owned()).await),
             (_, None) | (FreshnessDecision::Fetch, _) => {
-                let _place = self.try_wait(call).ok_or_else(|| too_many_waiting(subject))?;
+                let _place = self.runtime.try_wait(call).ok_or_else(|| too_many_waiting(subject))?;
                 match await_flight(call, call.deadline, flight(FetchReason::Fetch, call)).await {
                     Ok(fetched) => Ok(answer(fetched?, Outcome::Miss)),
                     Err(_) => Err(Error::Slow(subject.to_owned())),
@@ -124,7 +125,9 @@ impl Mirror {
             }
         }
     }
+}
 
+impl Runtime {
     /// Charges a revalidation to the upstream's rate budget. A fetch of something that is not stored is free.
     pub(in crate::mirror) fn charge_revalidation(
         &self,

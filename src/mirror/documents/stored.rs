@@ -1,5 +1,6 @@
 //! Stored documents: their record format, and how they are fetched, stored and replaced.
 
+use crate::mirror::{Documents, Library};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -15,7 +16,7 @@ use crate::mirror::counters::ObjectKind;
 use crate::mirror::documents::revalidate::{Aged, FlightResult, Revalidatable};
 use crate::mirror::freshness::{Age, FreshnessDecision, FreshnessRule, RevalidationTarget, decide};
 use crate::mirror::library::record_format as parts;
-use crate::mirror::{Mirror, RequestContext, default_if_gone};
+use crate::mirror::{RequestContext, default_if_gone};
 use crate::store::{Durability, Key, StoreError};
 use crate::upstream::breaker::Origin;
 use crate::upstream::discovery::Discovery;
@@ -200,7 +201,7 @@ impl Upstream {
     }
 }
 
-impl Mirror {
+impl Documents {
     /// Reads the store at the start of a flight: another may have landed since the caller read it.
     pub(in crate::mirror) async fn reread_store(
         self: &Arc<Self>,
@@ -209,7 +210,7 @@ impl Mirror {
         rule: &FreshnessRule,
         call: &RequestContext,
     ) -> Result<FlightStart, Error> {
-        let stored = self.stored_document(key).await?;
+        let stored = self.library.stored_document(key).await?;
         if stored.is_none()
             && let Some(not_found) = call.config.not_found.get(key, call.now)
         {
@@ -218,30 +219,35 @@ impl Mirror {
         Ok(match stored {
             Some(stored)
                 if seen != Some(stored.age)
-                    && decide(Some(stored.age), rule, self.connectivity(), call.now) == FreshnessDecision::Serve =>
+                    && decide(Some(stored.age), rule, self.runtime.connectivity(), call.now)
+                        == FreshnessDecision::Serve =>
             {
                 FlightStart::AlreadyFetched(stored)
             }
             stored => FlightStart::BuildOn(stored.map(|stored| stored.value)),
         })
     }
+}
 
+impl Library {
     pub(in crate::mirror) async fn stored_document(
         self: &Arc<Self>,
         key: &Key,
     ) -> Result<Option<Aged<Arc<StoredDocument>>>, Error> {
         let wanted = key.clone();
-        self.on_disk(move |mirror| {
-            let Some(record) = default_if_gone(mirror.store.records.get(&wanted))? else { return Ok(None) };
+        self.on_disk(move |library| {
+            let Some(record) = default_if_gone(library.store.records.get(&wanted))? else { return Ok(None) };
             let Some(document) = StoredDocument::read(record) else {
-                mirror.store.records.quarantine(&wanted)?;
+                library.store.records.quarantine(&wanted)?;
                 return Ok(None);
             };
             Ok(Some(Aged { age: document.age(), value: Arc::new(document) }))
         })
         .await
     }
+}
 
+impl Documents {
     #[expect(clippy::too_many_arguments, reason = "an Ask and what it is made of")]
     pub(in crate::mirror) async fn fetch_from(
         &self,
@@ -270,7 +276,9 @@ impl Mirror {
             before.filter(|before| before.metadata.asked == *url).map(|before| &before.metadata.validators);
         call.config.outbound.document(ask, validators, limit).await
     }
+}
 
+impl Library {
     /// Stores a document that was just fetched, and enforces the size limit. A stored copy that was confirmed later
     /// stays; it is also returned, unless it was fetched from another URL. A failed write is logged, and the caller
     /// still gets the document.
@@ -280,10 +288,10 @@ impl Mirror {
         document: StoredDocument,
     ) -> DocumentFlight {
         let coming = document.clone();
-        let put = self.on_disk(move |mirror| {
+        let put = self.on_disk(move |library| {
             let now = coming.metadata.checked;
-            let placed = mirror.replace_document(&key, coming, now, Durability::Lazy, |_, coming| Ok(coming))?;
-            mirror.enforce_size_limit();
+            let placed = library.replace_document(&key, coming, now, Durability::Lazy, |_, coming| Ok(coming))?;
+            library.enforce_size_limit();
             Ok(placed)
         });
         let document = match put.await {
@@ -347,6 +355,6 @@ impl Mirror {
     }
 
     pub(in crate::mirror) async fn drop_document(self: &Arc<Self>, key: Key) -> Result<(), Error> {
-        self.on_disk(move |mirror| mirror.remove_document(&key, Durability::Synced)).await
+        self.on_disk(move |library| library.remove_document(&key, Durability::Synced)).await
     }
 }

@@ -1,5 +1,6 @@
 //! The names of stored archives, and the locks under which the store is changed.
 
+use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
@@ -8,6 +9,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::address::{Artifact, PackageRef};
 use crate::digest::Digest;
 use crate::mirror::library::name_record::NameRecord;
+use crate::mirror::library::revisions::Revisions;
 use crate::store::{Durability, IndexedName, Key, Recorded, Store, StoreError};
 
 const MAX_IMPORTED_LISTED: usize = 1000;
@@ -20,6 +22,9 @@ pub(in crate::mirror) struct Catalog {
     digest_locks: [Mutex<()>; 64],
     hasher: RandomState,
     imported: Mutex<Option<Vec<PackageRef>>>,
+    pub(in crate::mirror) revisions: Revisions,
+    /// The archives that were compared with their digests since the start.
+    pub(in crate::mirror) checked: Mutex<HashSet<Digest>>,
 }
 
 impl Catalog {
@@ -30,6 +35,8 @@ impl Catalog {
             digest_locks: std::array::from_fn(|_| Mutex::default()),
             hasher: RandomState::new(),
             imported: Mutex::default(),
+            revisions: Revisions::default(),
+            checked: Mutex::default(),
         }
     }
 

@@ -2,6 +2,7 @@
 //! documents, and archives that upstream has deleted last, because they cannot be fetched again. Offline, nothing is
 //! evicted.
 
+use crate::mirror::Library;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -9,10 +10,9 @@ use std::time::Duration;
 use crate::address::{Artifact, Package};
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::mirror::Mirror;
 use crate::mirror::counters::{EvictionReason, ObjectKind};
+use crate::mirror::library::module_history::record_module_before_removal;
 use crate::mirror::library::{Evictor, Reservation};
-use crate::mirror::modules::record_module_before_removal;
 use crate::store::{Durability, IndexedArchive, Key, SizeLimit, StoreError};
 use crate::upstream::outbound::Connectivity;
 
@@ -64,7 +64,7 @@ impl EvictionTotals {
     }
 }
 
-impl Mirror {
+impl Library {
     pub(in crate::mirror) fn reservation(&self) -> Reservation {
         self.evictor.reservation()
     }
@@ -84,7 +84,7 @@ impl Mirror {
         }
         let mut limit = self.size_limit_bytes();
         if self.used_bytes().saturating_add(more) > limit {
-            limit = self.on_disk(|mirror| Ok::<_, StoreError>(mirror.refresh_size_limit())).await?;
+            limit = self.on_disk(|library| Ok::<_, StoreError>(library.refresh_size_limit())).await?;
         }
         if bytes > limit {
             return Err(StoreError::NoRoom { needed: bytes, limit, stays: 0 }.into());
@@ -113,14 +113,14 @@ impl Mirror {
     }
 
     /// Runs an eviction pass for each request, until the mirror is dropped.
-    pub(in crate::mirror) async fn run_evictor(mirror: Weak<Self>, evictor: Arc<Evictor>) {
+    pub(in crate::mirror) async fn run_evictor(library: Weak<Self>, evictor: Arc<Evictor>) {
         loop {
             let request = evictor.next_request().await;
-            let Some(mirror) = mirror.upgrade() else { return };
-            let mirror_clone = Arc::clone(&mirror);
+            let Some(library) = library.upgrade() else { return };
+            let mirror_clone = Arc::clone(&library);
             // Before that, an archive without an indexed name would seem unused. If this fails, the pass reports it.
-            let _ = mirror.store.index.until_complete().await;
-            let passed = mirror.tasks.spawn_blocking(move || mirror_clone.evict_to_limits()).await;
+            let _ = library.store.index.until_complete().await;
+            let passed = library.runtime.tasks.spawn_blocking(move || mirror_clone.evict_to_limits()).await;
             let failed = match &passed {
                 Ok(Ok(())) => None,
                 Ok(Err(error)) => {
@@ -153,7 +153,7 @@ impl Mirror {
     }
 
     fn evict_to_limits(&self) -> Result<(), StoreError> {
-        if self.connectivity() == Connectivity::Offline {
+        if self.runtime.connectivity() == Connectivity::Offline {
             return Ok(());
         }
         self.evict_surplus_pages()?;
@@ -161,7 +161,7 @@ impl Mirror {
     }
 
     fn most_page_bytes(&self) -> u64 {
-        self.limits.page_bytes.min(self.size_limit_bytes() / PAGES_SHARE)
+        self.runtime.limits.page_bytes.min(self.size_limit_bytes() / PAGES_SHARE)
     }
 
     fn pages_are_over(&self) -> bool {
@@ -181,7 +181,7 @@ impl Mirror {
 
     fn evict_pages(&self, enough: impl Fn() -> bool) -> Result<(), StoreError> {
         for (key, size_bytes) in self.store.index.pages_by_age()? {
-            if enough() || self.tasks.is_stopping() {
+            if enough() || self.runtime.tasks.is_stopping() {
                 break;
             }
             let _alone = self.evictor.block_evictions();
@@ -194,28 +194,28 @@ impl Mirror {
     }
 
     fn was_evicted(&self, kind: ObjectKind, because: EvictionReason, size_bytes: u64) {
-        self.counters.evicted(kind, because, size_bytes);
+        self.runtime.counters.evicted(kind, because, size_bytes);
         self.evictor.wake_waiters();
     }
 
     /// The size limit in bytes. A share of the disk is as last computed.
     pub(in crate::mirror) fn size_limit_bytes(&self) -> u64 {
-        match self.config.load().size_limit {
+        match self.runtime.config.load().size_limit {
             SizeLimit::Bytes(bytes) => bytes,
-            SizeLimit::ShareOfDisk => self.disk_share_bytes.load(Ordering::Relaxed),
+            SizeLimit::ShareOfDisk => self.evictor.disk_share_bytes.load(Ordering::Relaxed),
         }
     }
 
     /// Recomputes the size limit; for a share of the disk this reads the free disk space.
     pub(in crate::mirror) fn refresh_size_limit(&self) -> u64 {
-        let share = self.config.load().size_limit;
+        let share = self.runtime.config.load().size_limit;
         // Until the index is whole, its totals are too low.
         if share == SizeLimit::ShareOfDisk
             && self.store.index.is_complete()
             && let Ok(free) = self.store.free_bytes()
         {
             let bytes = share.bytes(self.store.index.totals().bytes(), free);
-            self.disk_share_bytes.store(bytes, Ordering::Relaxed);
+            self.evictor.disk_share_bytes.store(bytes, Ordering::Relaxed);
         }
         self.size_limit_bytes()
     }
@@ -259,7 +259,7 @@ impl Mirror {
 
     fn evict_documents(&self, enough: impl Fn() -> bool) -> Result<(), StoreError> {
         for some in self.store.index.documents_by_age()?.chunks(DOCUMENT_BATCH) {
-            if enough() || self.tasks.is_stopping() {
+            if enough() || self.runtime.tasks.is_stopping() {
                 break;
             }
             // The pinned documents are looked up once a batch: the lock keeps out new pins meanwhile.
@@ -269,7 +269,7 @@ impl Mirror {
                 if enough() {
                     break;
                 }
-                if pinned.contains(key) || self.eviction_holds.has_document(key) {
+                if pinned.contains(key) || self.evictor.holds.has_document(key) {
                     continue;
                 }
                 let evicted = match key {
@@ -335,13 +335,13 @@ impl Mirror {
         because: EvictionReason,
         enough: impl Fn(EvictionTotals) -> bool,
     ) -> Result<u64, StoreError> {
-        if self.connectivity() == Connectivity::Offline {
+        if self.runtime.connectivity() == Connectivity::Offline {
             return Ok(0);
         }
         self.store.index.needs_to_be_whole()?;
         let (mut freed, mut gone_upstream) = (EvictionTotals::default(), Vec::new());
         let (mut looks, mut all_are_seen) = (0, false);
-        let is_over = |freed| enough(freed) || self.tasks.is_stopping();
+        let is_over = |freed| enough(freed) || self.runtime.tasks.is_stopping();
         while !is_over(freed) {
             let Some(archive) = self.evictor.next_candidate() else {
                 if looks == MAX_INDEX_SCANS || (all_are_seen && freed.passed_over == 0) {
@@ -403,7 +403,7 @@ impl Mirror {
         }
         self.store.blobs.remove(digest, Durability::Lazy)?;
         index.archive_gone(digest);
-        self.checked_archives.lock().remove(digest);
+        self.catalog.checked.lock().remove(digest);
         self.was_evicted(ObjectKind::Archive, because, archive.size_bytes);
         Ok(EvictionResult::Freed(archive.size_bytes))
     }
@@ -425,14 +425,14 @@ impl Mirror {
                 return Ok(true);
             }
         }
-        Ok(self.eviction_holds.has_archive(digest))
+        Ok(self.evictor.holds.has_archive(digest))
     }
 
     /// The total bytes of archives that are exempt from eviction.
     pub(in crate::mirror) fn exempt_bytes(&self) -> Result<u64, StoreError> {
         let index = &self.store.index;
         index.needs_to_be_whole()?;
-        let mut staying = self.eviction_holds.archives();
+        let mut staying = self.evictor.holds.archives();
         for name in index.pinned_names()? {
             staying.extend(index.name(&name)?.into_iter().flat_map(|name| name.archives).map(|listed| listed.digest));
         }

@@ -1,12 +1,12 @@
 //! Exempts the contents of a bundle from eviction while it is applied.
 
+use crate::mirror::Library;
 use std::collections::HashSet;
 
 use parking_lot::Mutex;
 
 use crate::bundle::{BundleEntry, Manifest};
 use crate::digest::Digest;
-use crate::mirror::Mirror;
 use crate::store::Key;
 
 /// The contents of the bundle that is being applied; empty if there is none.
@@ -42,7 +42,7 @@ impl EvictionHolds {
     }
 }
 
-impl Mirror {
+impl Library {
     /// Exempts the contents of a bundle from eviction until the guard is dropped.
     pub(in crate::mirror) fn hold_entries(&self, manifest: &Manifest) -> EvictionHoldGuard<'_> {
         let named = HeldNames {
@@ -50,8 +50,8 @@ impl Mirror {
             documents: manifest.entries.iter().map(|entry| self.entry_key(entry)).collect(),
         };
         let _nothing_is_evicted = self.evictor.block_evictions();
-        *self.eviction_holds.0.lock() = named;
-        EvictionHoldGuard(&self.eviction_holds)
+        *self.evictor.holds.0.lock() = named;
+        EvictionHoldGuard(&self.evictor.holds)
     }
 
     /// The store key of the document, proof set or location of an entry.
@@ -59,9 +59,9 @@ impl Mirror {
         match entry {
             BundleEntry::Discovery { host, .. } => Key::Discovery(host.clone()),
             BundleEntry::ProviderVersions { provider, .. } => Key::ProviderVersions(provider.clone()),
-            BundleEntry::ModuleVersions { module, .. } => Key::ModuleVersions(self.config().key_of(module)),
+            BundleEntry::ModuleVersions { module, .. } => Key::ModuleVersions(self.runtime.config().key_of(module)),
             BundleEntry::Provider(entry) => Key::ProofSet(entry.package()),
-            BundleEntry::Module(entry) => Key::ModuleLocation(self.config().key_of_package(&entry.package())),
+            BundleEntry::Module(entry) => Key::ModuleLocation(self.runtime.config().key_of_package(&entry.package())),
         }
     }
 }

@@ -1,12 +1,12 @@
 //! The commit order of a verified archive, and the `h1:` hashes that are computed afterwards.
 
+use crate::mirror::Library;
 use std::sync::Arc;
 
 use crate::address::{Artifact, Package};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::mirror::Mirror;
 use crate::mirror::archives::fill::FillOutcome;
 use crate::mirror::archives::verified_open::unless_damaged;
 use crate::mirror::library::proof_set::{ProofSet, StoredProofSet};
@@ -17,7 +17,7 @@ use crate::verify::{PackageLimits, ProofBasis, Verified, package_hashes};
 /// The most provider zips unpacked at a time for their `h1:`. An import adds one.
 pub(in crate::mirror) const MAX_CONCURRENT_HASHING: usize = 2;
 
-impl Mirror {
+impl Library {
     /// Commits a verified archive: blob, then proof set, then name, each synced with its folder. Only now is the
     /// archive committed, and the index is updated (DESIGN, promise 9).
     pub(in crate::mirror) fn commit(
@@ -30,7 +30,7 @@ impl Mirror {
         let (digest, size_bytes, now) = (verified.digest(), archive.size_bytes, archive.kept);
         let _lock = self.catalog.digest_lock(&digest).lock();
         self.store.blobs.publish(verified)?;
-        self.checked_archives.lock().insert(digest);
+        self.catalog.checked.lock().insert(digest);
         let named = self.store_name(package, stored_set, archive);
         if named.is_err() {
             // The blob is stored without a name. Eviction only finds it if it is in the index.
@@ -48,13 +48,13 @@ impl Mirror {
         now: Timestamp,
     ) -> Result<Option<FillOutcome>, Error> {
         let (package, stored_set, set) = (package.clone(), Arc::clone(stored_set), Arc::clone(set));
-        self.on_disk(move |mirror| {
+        self.on_disk(move |library| {
             let digest = set.document.shasum;
-            let _lock = mirror.catalog.digest_lock(&digest).lock();
-            let Some(blob) = mirror.store.blobs.get(&digest)? else { return Ok(None) };
+            let _lock = library.catalog.digest_lock(&digest).lock();
+            let Some(blob) = library.store.blobs.get(&digest)? else { return Ok(None) };
             let hashes = unless_damaged(blob.hashes())?;
             let Some((_, fast)) = hashes.filter(|(actual, _)| *actual == digest) else {
-                mirror.store.blobs.quarantine(&digest)?;
+                library.store.blobs.quarantine(&digest)?;
                 return Ok(None);
             };
             let size_bytes = blob.size_bytes();
@@ -64,7 +64,7 @@ impl Mirror {
                 // publisher's.
                 archive.zip = ZipOrigin::PackedAnew;
             }
-            Ok(Some(match mirror.store_name(&package, &stored_set, archive) {
+            Ok(Some(match library.store_name(&package, &stored_set, archive) {
                 Ok(archive) => FillOutcome::Stored { bytes: None, archive: Box::new(archive) },
                 Err(reason) => FillOutcome::NotStored { bytes: blob.bytes(), size_bytes, error: reason },
             }))
@@ -107,14 +107,14 @@ impl Mirror {
         package: &Package,
         digest: Digest,
     ) -> Result<(), Error> {
-        let (mirror, owned_package) = (Arc::clone(self), package.clone());
-        let computed = self.hashing_limit.run(&self.tasks, move || {
+        let (library, owned_package) = (Arc::clone(self), package.clone());
+        let computed = self.work.hashing_limit.run(&self.runtime.tasks, move || {
             let is_known =
                 |archive: &StoredArchive| archive.digest == digest && archive.hashes != PackageHashState::NotYet;
-            if mirror.catalog.name(&owned_package)?.archives.iter().any(is_known) {
+            if library.catalog.name(&owned_package)?.archives.iter().any(is_known) {
                 return Ok(());
             }
-            mirror.compute_hashes(&owned_package, &digest)
+            library.compute_hashes(&owned_package, &digest)
         });
         match computed.await {
             Some(computed) => Ok(computed?),
@@ -143,7 +143,7 @@ impl Mirror {
 
     /// Computes the `h1:` hashes that an earlier run did not complete, one archive at a time.
     pub async fn complete_hashes(self: &Arc<Self>) -> Result<(), Error> {
-        let without = self.on_complete_index(|mirror| {
+        let without = self.on_complete_index(|library| {
             let lacking = |artifact, name: IndexedName| match artifact {
                 Artifact::Provider(package) => {
                     let digests = name.archives.into_iter().filter(|listed| listed.lacks_hashes);
@@ -152,7 +152,7 @@ impl Mirror {
                 }
                 Artifact::Module(_) => None,
             };
-            mirror.store.index.names(lacking)
+            library.store.index.names(lacking)
         });
         for (package, digests) in without.await? {
             for digest in digests {

@@ -18,6 +18,7 @@ pub(in crate::mirror) mod reconcile;
 pub mod record;
 pub(in crate::mirror) mod record_format;
 pub(in crate::mirror) mod request_log;
+pub(in crate::mirror) mod revisions;
 pub(in crate::mirror) mod space;
 pub(in crate::mirror) mod store_errors;
 pub(in crate::mirror) mod stored_modules;
@@ -39,3 +40,140 @@ pub(in crate::mirror) use crate::mirror::library::provider_history::{
     FirstListed, ProviderHistories, ProviderRecordV0, UnrecordedSet, observation,
 };
 pub(in crate::mirror) use crate::mirror::library::space::{Evictor, Reservation};
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::clock::Timestamp;
+use crate::digest::Digest;
+use crate::error::Error;
+use crate::mirror::library::intake::MAX_CONCURRENT_HASHING;
+use crate::mirror::library::request_log::MissingLog;
+use crate::mirror::library::store_errors::LastStoreFailures;
+use crate::mirror::single_flight::{SharedResult, SingleFlights};
+use crate::mirror::tasks::WorkLimit;
+use crate::mirror::{NotReady, Runtime, default_if_gone};
+use crate::store::{Store, StoreError};
+use crate::supervisor::{Supervisor, Task};
+
+/// Deadline of the readiness probe of the store.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Everything stored, and the services that read and change it.
+#[derive(Debug)]
+pub struct Library {
+    pub(in crate::mirror) runtime: Arc<Runtime>,
+    pub(in crate::mirror) store: Arc<Store>,
+    pub(in crate::mirror) catalog: Catalog,
+    pub(in crate::mirror) evictor: Arc<Evictor>,
+    pub(in crate::mirror) alarms: Alarms,
+    pub(in crate::mirror) histories: ProviderHistories,
+    pub(in crate::mirror) missing: MissingLog,
+    pub(in crate::mirror) work: LibraryWork,
+}
+
+/// Limits and shared results of the library's own work, and its last failures.
+#[derive(Debug)]
+pub(in crate::mirror) struct LibraryWork {
+    pub(in crate::mirror) hashing_limit: WorkLimit,
+    pub(in crate::mirror) probe_flights: SingleFlights<(), SharedResult<Result<(), NotReady>>>,
+    pub(in crate::mirror) store_failures: Mutex<LastStoreFailures>,
+}
+
+impl Library {
+    /// Loads what is kept in memory of the store.
+    ///
+    /// # Errors
+    /// The stored alarms cannot be read.
+    pub(in crate::mirror) fn open(store: Arc<Store>, runtime: Arc<Runtime>) -> Result<Arc<Self>, StoreError> {
+        Ok(Arc::new(Self {
+            catalog: Catalog::new(Arc::clone(&store)),
+            evictor: Arc::default(),
+            alarms: Alarms::load(Arc::clone(&store))?,
+            histories: ProviderHistories::new(Arc::clone(&store)),
+            missing: MissingLog::load(&store),
+            work: LibraryWork {
+                hashing_limit: WorkLimit::of(MAX_CONCURRENT_HASHING),
+                probe_flights: SingleFlights::default(),
+                store_failures: Mutex::default(),
+            },
+            runtime,
+            store,
+        }))
+    }
+
+    pub(in crate::mirror) fn spawn_background_tasks(self: &Arc<Self>, supervisor: &Supervisor) {
+        let (mirror, evictor) = (Arc::downgrade(self), Arc::clone(&self.evictor));
+        let evicting = move || Self::run_evictor(Weak::clone(&mirror), Arc::clone(&evictor));
+        let watched = supervisor.clone();
+        self.runtime.tasks.spawn(async move { watched.run(Task::Evictor, evicting).await });
+        let (mirror, watched) = (Arc::downgrade(self), supervisor.clone());
+        let indexing = move || Self::rebuild_index(Weak::clone(&mirror));
+        self.runtime.tasks.spawn(async move { watched.run(Task::Index, indexing).await });
+        // The last process may have ended while over the limit.
+        self.enforce_size_limit();
+    }
+
+    /// Checks that the store can be read. A hanging disk blocks one thread, however many requests ask.
+    ///
+    /// # Errors
+    /// [`NotReady`] with the reason.
+    pub async fn ready(self: &Arc<Self>) -> Result<(), NotReady> {
+        let probe = self.work.probe_flights.join_or_spawn(&self.runtime.tasks, (), Err(NotReady::StoreGone), || {
+            let library = Arc::clone(self);
+            async move {
+                let probed = Arc::clone(&library);
+                let looked = library.runtime.tasks.spawn_blocking(move || probed.store.check()).await;
+                if matches!(looked, Ok(Ok(()))) { Ok(()) } else { Err(NotReady::StoreGone) }
+            }
+        });
+        tokio::time::timeout(PROBE_TIMEOUT, probe).await.unwrap_or(Err(NotReady::DiskUnresponsive))
+    }
+
+    /// Runs file work on a blocking thread.
+    pub(in crate::mirror) async fn on_disk<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl FnOnce(&Self) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, Error> {
+        let library = Arc::clone(self);
+        match self.runtime.tasks.spawn_blocking(move || work(&library)).await {
+            Ok(done) => Ok(done?),
+            Err(_) => Err(Error::Interrupted("the store".into())),
+        }
+    }
+
+    /// Runs file work once the index is whole.
+    pub(in crate::mirror) async fn on_complete_index<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl FnOnce(&Self) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, Error> {
+        self.store.index.until_complete().await?;
+        self.on_disk(work).await
+    }
+
+    /// Returns true if an archive is stored.
+    pub async fn has_archive(self: &Arc<Self>, digest: Digest) -> Result<bool, Error> {
+        self.on_disk(move |library| default_if_gone(library.store.blobs.is_stored(&digest))).await
+    }
+
+    /// Removes leftover files past their lifetime.
+    pub async fn sweep(self: &Arc<Self>, now: Timestamp) -> Result<(), Error> {
+        self.on_disk(move |library| library.store.sweep(now)).await
+    }
+
+    /// Stops the work in progress, which resumes at the next start, and closes the store.
+    pub async fn close(&self) -> Result<(), StoreError> {
+        let stopped = self.runtime.tasks.stop().await;
+        if let Err(error) = self.save_missing() {
+            tracing::warn!(%error, "the missing list could not be written");
+        }
+        if !stopped {
+            // The index may miss a commit in progress. Without the clean mark, it is rebuilt.
+            tracing::warn!("some work did not stop in time; the index is rebuilt at the next start");
+            return Ok(());
+        }
+        self.store.close()
+    }
+}

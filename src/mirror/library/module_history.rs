@@ -1,11 +1,11 @@
 //! First-seen records of module versions. Never evicted: nothing else shows that a tag was moved (DESIGN 6).
 
+use crate::mirror::{AlarmKind, Library};
 use serde::{Deserialize, Serialize};
 
 use crate::address::ModulePackage;
 use crate::clock::Timestamp;
 use crate::digest::Digest;
-use crate::mirror::Mirror;
 use crate::store::{Durability, Key, Recorded, StoreError};
 use crate::upstream::request::Validators;
 use crate::verify::PackedTree;
@@ -126,19 +126,19 @@ pub(in crate::mirror) enum TreeComparison {
 /// # Errors
 /// The disk failed. The next tree must not be taken for the first then.
 pub(in crate::mirror) fn read_first_seen(
-    mirror: &Mirror,
+    library: &Library,
     package: &ModulePackage,
 ) -> Result<FirstSeenLookup, StoreError> {
-    let _lock = mirror.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
-    read(mirror, package)
+    let _lock = library.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
+    read(library, package)
 }
 
 /// Reads the record; the caller holds its lock. Restores it from a stored archive if it is damaged, and from other
 /// spellings after a change of `fold_case`.
-fn read(mirror: &Mirror, package: &ModulePackage) -> Result<FirstSeenLookup, StoreError> {
-    let folds = folds(mirror, package);
-    let again = |seen: ModuleFirstSeen| put(mirror, package, &seen).map(|()| FirstSeenLookup::Recorded(seen));
-    let mut is_lost = match read_record(mirror, package)? {
+fn read(library: &Library, package: &ModulePackage) -> Result<FirstSeenLookup, StoreError> {
+    let folds = folds(library, package);
+    let again = |seen: ModuleFirstSeen| put(library, package, &seen).map(|()| FirstSeenLookup::Recorded(seen));
+    let mut is_lost = match read_record(library, package)? {
         // Marks the record as covering every spelling, so that it still does after `fold_case` changes again.
         Recorded::Whole(ModuleFirstSeenRecord::Seen(seen)) if folds && !seen.folded => return again(seen),
         Recorded::Whole(ModuleFirstSeenRecord::Seen(seen)) => return Ok(FirstSeenLookup::Recorded(seen)),
@@ -147,18 +147,18 @@ fn read(mirror: &Mirror, package: &ModulePackage) -> Result<FirstSeenLookup, Sto
         Recorded::Damaged => true,
     };
     // The name comes first: it also reflects a later `accept`.
-    if let Some(seen) = rebuild_from_name(mirror, package)? {
+    if let Some(seen) = rebuild_from_name(library, package)? {
         tracing::error!(%package, "the first-seen record of a module version was lost; it is rebuilt from its archive");
         return again(seen);
     }
     let others = match package.folded() {
-        _ if folds => mirror.store.records.spellings_seen(package)?,
+        _ if folds => library.store.records.spellings_seen(package)?,
         // Two spellings are two modules, unless the record was made while they were one.
         one if one != *package => vec![one],
         _ => vec![],
     };
     for other in others {
-        match read_record(mirror, &other)? {
+        match read_record(library, &other)? {
             Recorded::Whole(ModuleFirstSeenRecord::Seen(seen)) if folds || seen.folded => {
                 tracing::info!(%package, as = %other, "the first-seen record of a module version was found under another spelling");
                 return again(seen);
@@ -171,15 +171,15 @@ fn read(mirror: &Mirror, package: &ModulePackage) -> Result<FirstSeenLookup, Sto
 }
 
 /// True if the upstream treats all spellings of a module as one (`fold_case`).
-fn folds(mirror: &Mirror, package: &ModulePackage) -> bool {
-    let terms = mirror.config();
+fn folds(library: &Library, package: &ModulePackage) -> bool {
+    let terms = library.runtime.config();
     terms.upstreams.get(&package.module.host).is_some_and(|upstream| upstream.settings.fold_case)
 }
 
 /// The record under one spelling. A damaged record is left in place: it proves that a tree was seen, until a new record
 /// replaces it.
-fn read_record(mirror: &Mirror, package: &ModulePackage) -> Result<Recorded<ModuleFirstSeenRecord>, StoreError> {
-    Ok(match mirror.store.records.read(&Key::SeenModule(package.clone()))? {
+fn read_record(library: &Library, package: &ModulePackage) -> Result<Recorded<ModuleFirstSeenRecord>, StoreError> {
+    Ok(match library.store.records.read(&Key::SeenModule(package.clone()))? {
         Recorded::Whole(record) => serde_json::from_slice(&record).map_or(Recorded::Damaged, Recorded::Whole),
         Recorded::Absent => Recorded::Absent,
         Recorded::Damaged => Recorded::Damaged,
@@ -187,8 +187,8 @@ fn read_record(mirror: &Mirror, package: &ModulePackage) -> Result<Recorded<Modu
 }
 
 /// Rebuilds the record from the name of a stored archive.
-fn rebuild_from_name(mirror: &Mirror, package: &ModulePackage) -> Result<Option<ModuleFirstSeen>, StoreError> {
-    let name = mirror.catalog.name(package)?;
+fn rebuild_from_name(library: &Library, package: &ModulePackage) -> Result<Option<ModuleFirstSeen>, StoreError> {
+    let name = library.catalog.name(package)?;
     let packed_module = name
         .archives
         .iter()
@@ -208,15 +208,15 @@ fn rebuild_from_name(mirror: &Mirror, package: &ModulePackage) -> Result<Option<
     }))
 }
 
-fn put(mirror: &Mirror, package: &ModulePackage, seen: &ModuleFirstSeen) -> Result<(), StoreError> {
-    let folded = seen.folded || folds(mirror, package);
-    write(mirror, package, &ModuleFirstSeenRecord::Seen(ModuleFirstSeen { folded, ..seen.clone() }))
+fn put(library: &Library, package: &ModulePackage, seen: &ModuleFirstSeen) -> Result<(), StoreError> {
+    let folded = seen.folded || folds(library, package);
+    write(library, package, &ModuleFirstSeenRecord::Seen(ModuleFirstSeen { folded, ..seen.clone() }))
 }
 
-fn write(mirror: &Mirror, package: &ModulePackage, record: &ModuleFirstSeenRecord) -> Result<(), StoreError> {
+fn write(library: &Library, package: &ModulePackage, record: &ModuleFirstSeenRecord) -> Result<(), StoreError> {
     let record = serde_json::to_vec(record)
         .map_err(|e| StoreError::Index(format!("the first-seen record of a module cannot be written: {e}")))?;
-    mirror.store.records.put(&Key::SeenModule(package.clone()), &record, Durability::Synced).map(drop)
+    library.store.records.put(&Key::SeenModule(package.clone()), &record, Durability::Synced).map(drop)
 }
 
 /// Compares a fetched tree with the record and updates the record, synced before the archive is visible.
@@ -224,20 +224,20 @@ fn write(mirror: &Mirror, package: &ModulePackage, record: &ModuleFirstSeenRecor
 /// # Errors
 /// The record could not be written. Then the archive must not be stored.
 pub(in crate::mirror) fn compare_and_record(
-    mirror: &Mirror,
+    library: &Library,
     package: &ModulePackage,
     pinned_tree: PinnedTree,
 ) -> Result<TreeComparison, StoreError> {
-    let _lock = mirror.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
-    match read(mirror, package)? {
+    let _lock = library.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
+    match read(library, package)? {
         FirstSeenLookup::Never => {
             let time = pinned_tree.at;
-            put(mirror, package, &ModuleFirstSeen::of(time, pinned_tree, time))?;
+            put(library, package, &ModuleFirstSeen::of(time, pinned_tree, time))?;
             Ok(TreeComparison::Consistent)
         }
         FirstSeenLookup::Recorded(mut seen) => {
             seen.looked = pinned_tree.at;
-            change(mirror, package, seen, pinned_tree)
+            change(library, package, seen, pinned_tree)
         }
         FirstSeenLookup::Lost => Ok(TreeComparison::Lost),
     }
@@ -246,24 +246,24 @@ pub(in crate::mirror) fn compare_and_record(
 /// Compares a tree that was fetched only for the comparison, from a location confirmed at `looked`. Never creates a
 /// record.
 pub(in crate::mirror) fn compare_probe(
-    mirror: &Mirror,
+    library: &Library,
     package: &ModulePackage,
     pinned_tree: PinnedTree,
     looked: Timestamp,
 ) -> Result<TreeComparison, StoreError> {
-    let _lock = mirror.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
-    match read(mirror, package)? {
+    let _lock = library.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
+    match read(library, package)? {
         FirstSeenLookup::Never => Ok(TreeComparison::Consistent),
         FirstSeenLookup::Recorded(mut seen) => {
             seen.looked = looked;
-            change(mirror, package, seen, pinned_tree)
+            change(library, package, seen, pinned_tree)
         }
         FirstSeenLookup::Lost => Ok(TreeComparison::Lost),
     }
 }
 
 fn change(
-    mirror: &Mirror,
+    library: &Library,
     package: &ModulePackage,
     mut seen: ModuleFirstSeen,
     pinned_tree: PinnedTree,
@@ -278,44 +278,72 @@ fn change(
         seen.moved = Some(pinned_tree);
         TreeComparison::Moved { pinned }
     };
-    put(mirror, package, &seen)?;
+    put(library, package, &seen)?;
     Ok(comparison)
 }
 
 /// Pins a tree because an operator accepts it. Returns the tree pinned before.
 pub(in crate::mirror) fn accept(
-    mirror: &Mirror,
+    library: &Library,
     package: &ModulePackage,
     pinned_tree: PinnedTree,
 ) -> Result<Option<PinnedTree>, StoreError> {
-    let _lock = mirror.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
-    let before = read(mirror, package)?.first_seen();
+    let _lock = library.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
+    let before = read(library, package)?.first_seen();
     let first_seen = before.as_ref().map_or(pinned_tree.at, |seen| seen.first_seen);
     let looked = pinned_tree.at;
     let folded = before.as_ref().is_some_and(|seen| seen.folded);
-    put(mirror, package, &ModuleFirstSeen { folded, ..ModuleFirstSeen::of(first_seen, pinned_tree, looked) })?;
+    put(library, package, &ModuleFirstSeen { folded, ..ModuleFirstSeen::of(first_seen, pinned_tree, looked) })?;
     Ok(before.map(|seen| seen.pinned))
 }
 
 /// Forgets the record of a version, because an operator accepts that larder cannot fetch it any more.
-pub(in crate::mirror) fn forget(mirror: &Mirror, package: &ModulePackage, now: Timestamp) -> Result<(), StoreError> {
-    let _lock = mirror.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
-    write(mirror, package, &ModuleFirstSeenRecord::Forgotten { forgotten: now })
+pub(in crate::mirror) fn forget(library: &Library, package: &ModulePackage, now: Timestamp) -> Result<(), StoreError> {
+    let _lock = library.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
+    write(library, package, &ModuleFirstSeenRecord::Forgotten { forgotten: now })
 }
 
 /// Records that upstream moved a version to a source that larder cannot fetch. Returns the record.
 pub(in crate::mirror) fn record_external_move(
-    mirror: &Mirror,
+    library: &Library,
     package: &ModulePackage,
     kind: &str,
 ) -> Result<FirstSeenLookup, StoreError> {
-    let _lock = mirror.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
-    let mut recalled = read(mirror, package)?;
+    let _lock = library.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
+    let mut recalled = read(library, package)?;
     if let FirstSeenLookup::Recorded(seen) = &mut recalled
         && seen.elsewhere.as_deref() != Some(kind)
     {
         seen.elsewhere = Some(kind.to_owned());
-        put(mirror, package, seen)?;
+        put(library, package, seen)?;
     }
     Ok(recalled)
+}
+
+pub(in crate::mirror) const DAMAGED_RECORD_DETAIL: &str =
+    "its first-seen record is damaged, and no stored archive can rebuild it";
+
+/// Restores the first-seen record of a version if anything stored allows it. Returns false, and raises an alarm, if it
+/// stays lost until `accept`.
+pub(in crate::mirror) fn restore_first_seen(
+    library: &Library,
+    package: &ModulePackage,
+    now: Timestamp,
+) -> Result<bool, StoreError> {
+    let is_lost = read_first_seen(library, package)? == FirstSeenLookup::Lost;
+    if is_lost {
+        library.raise_alarm(AlarmKind::DamagedRecord, &package.module, &package.version, DAMAGED_RECORD_DETAIL, now);
+    }
+    Ok(!is_lost)
+}
+
+/// Restores the first-seen record before an archive is removed, which may be the last evidence.
+///
+/// # Errors
+/// The record could not be written. Then the archive must not be removed.
+pub(in crate::mirror) fn record_module_before_removal(
+    library: &Library,
+    package: &ModulePackage,
+) -> Result<(), StoreError> {
+    read_first_seen(library, package).map(drop)
 }

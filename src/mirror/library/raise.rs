@@ -1,15 +1,15 @@
 //! Raises, resolves and counts alarms.
 
+use crate::mirror::Library;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::address::{Address, Version, Versions};
 use crate::clock::Timestamp;
 use crate::error::Error;
-use crate::mirror::Mirror;
 use crate::mirror::library::{Alarm, AlarmEvent, AlarmKind, AlarmPart, AlarmSubject, RaiseOutcome};
 
-impl Mirror {
+impl Library {
     /// Raises an alarm about a version, once for the same detail. Writes to disk.
     pub(in crate::mirror) fn raise_alarm(
         &self,
@@ -33,8 +33,8 @@ impl Mirror {
         time: Timestamp,
     ) {
         let (address, subject) = (address.into(), AlarmSubject { kind, version: version.clone(), part });
-        match self.alarms.raise(subject, &address, detail.into(), time, self.connectivity()) {
-            RaiseOutcome::New => self.counters.alarm(kind),
+        match self.alarms.raise(subject, &address, detail.into(), time, self.runtime.connectivity()) {
+            RaiseOutcome::New => self.runtime.counters.alarm(kind),
             RaiseOutcome::Unchanged => {}
             RaiseOutcome::TooMany => {
                 tracing::error!(%address, %version, kind = kind.name(), "there are too many alarms of this kind about it: this one is only logged");
@@ -63,8 +63,8 @@ impl Mirror {
         if !self.alarms.has(&address) {
             return Ok(0);
         }
-        self.on_disk(move |mirror| {
-            Ok(mirror.alarms.resolve(&address, &AlarmEvent::Ended { kinds, version: &version }).len())
+        self.on_disk(move |library| {
+            Ok(library.alarms.resolve(&address, &AlarmEvent::Ended { kinds, version: &version }).len())
         })
         .await
     }
@@ -77,7 +77,7 @@ impl Mirror {
         left: &BTreeSet<Version>,
     ) {
         let address = address.into();
-        let is_configured = self.config().upstream(address.host()).is_ok();
+        let is_configured = self.runtime.config().upstream(address.host()).is_ok();
         self.alarms.resolve(&address, &AlarmEvent::Purged { versions, left, is_configured });
     }
 
@@ -94,11 +94,11 @@ impl Mirror {
         if before == dropped {
             return Ok(());
         }
-        self.on_disk(move |mirror| {
-            mirror.alarms.resolve(&address, &AlarmEvent::ListRead { dropped: &dropped });
+        self.on_disk(move |library| {
+            library.alarms.resolve(&address, &AlarmEvent::ListRead { dropped: &dropped });
             for version in &dropped {
                 let detail = "upstream lists it no more; it is stored, and stays listed here (keep_gone)";
-                mirror.raise_alarm(AlarmKind::Dropped, address.clone(), version, detail, time);
+                library.raise_alarm(AlarmKind::Dropped, address.clone(), version, detail, time);
             }
             Ok(())
         })

@@ -44,7 +44,7 @@ mod tests {
     use super::*;
     use crate::address::{Artifact, Hostname, Name, Package, Platform, ProviderAddress, Version};
     use crate::digest::Digest;
-    use crate::mirror::parts;
+    use crate::mirror::library::record_format as parts;
 
     const ABOUT: &str = r#"{"asked":"https://registry.example/x","url":"https://registry.example/x","validators":{},"sums_validators":{},"signature_validators":{"etag":"\"1\""},"fetched":1,"checked":2,"proof":{"how":"no-keys"}}"#;
 

@@ -1,21 +1,38 @@
 //! Records requests for packages that are not stored while larder is offline. They are saved a moment later, and
 //! reported until the package is stored.
 
+use crate::mirror::{Library, Runtime};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::address::{ModulePackage, Package, PackageRef, Platform};
 use crate::error::Error;
 use crate::mirror::library::missing::{MissingPackage, MissingRequests, RequestCount};
-use crate::mirror::{Mirror, RequestContext, RuntimeConfig};
+use crate::mirror::{RequestContext, RuntimeConfig};
+use parking_lot::Mutex;
+
 use crate::store::{Durability, Key, Recorded, Store, StoreError};
 
 /// The delay before the record is saved. A kill loses what was recorded since the last save.
 const SAVE_DELAY: Duration = Duration::from_secs(1);
 
+/// The packages requested while offline and not stored.
+#[derive(Debug)]
+pub(in crate::mirror) struct MissingLog {
+    pub(in crate::mirror) requests: Mutex<MissingRequests>,
+    pub(in crate::mirror) is_save_scheduled: AtomicBool,
+}
+
+impl MissingLog {
+    /// Loads the missing packages of an earlier run.
+    pub(in crate::mirror) fn load(store: &Store) -> Self {
+        Self { requests: Mutex::new(load_missing(store)), is_save_scheduled: AtomicBool::new(false) }
+    }
+}
+
 /// Loads the record of an earlier run. An unreadable one is logged and ignored.
-pub(in crate::mirror) fn load_missing(store: &Store) -> MissingRequests {
+fn load_missing(store: &Store) -> MissingRequests {
     let read = store.records.read(&Key::Missing).and_then(|found| match found {
         Recorded::Whole(record) => match MissingRequests::read(&record) {
             Some(wants) => Ok(wants),
@@ -29,7 +46,7 @@ pub(in crate::mirror) fn load_missing(store: &Store) -> MissingRequests {
     })
 }
 
-impl Mirror {
+impl Library {
     /// Records a package as missing and returns the error for it (DESIGN, promise 12).
     pub(in crate::mirror) async fn missing_error(
         self: &Arc<Self>,
@@ -44,7 +61,7 @@ impl Mirror {
 
     /// The error for something not stored while offline. If the store itself is gone, the error says that instead.
     pub(in crate::mirror) async fn offline_error(self: &Arc<Self>, subject: String) -> Error {
-        match self.on_disk(|mirror| mirror.store.check()).await {
+        match self.on_disk(|library| library.store.check()).await {
             Ok(()) => Error::Offline(subject),
             Err(gone) => gone,
         }
@@ -65,7 +82,7 @@ impl Mirror {
     /// Records a request for a non-package, in words, for this run only.
     pub(in crate::mirror) fn record_text_if_offline(&self, error: &Error, call: &RequestContext) {
         if let (Error::Offline(subject), false) = (error, call.is_plan_step()) {
-            self.sealed.missing.lock().note_words(subject);
+            self.missing.requests.lock().note_words(subject);
         }
     }
 
@@ -78,17 +95,17 @@ impl Mirror {
         if call.is_plan_step() {
             return;
         }
-        self.sealed.missing.lock().note(missing.into(), call.now);
-        if self.sealed.is_save_scheduled.swap(true, Ordering::AcqRel) {
+        self.missing.requests.lock().note(missing.into(), call.now);
+        if self.missing.is_save_scheduled.swap(true, Ordering::AcqRel) {
             return;
         }
         // A weak reference: the pending save must not keep the mirror, and with it the store lock, alive.
-        let mirror = Arc::downgrade(self);
-        self.tasks.spawn(async move {
+        let library = Arc::downgrade(self);
+        self.runtime.tasks.spawn(async move {
             tokio::time::sleep(SAVE_DELAY).await;
-            let Some(mirror) = mirror.upgrade() else { return };
-            mirror.sealed.is_save_scheduled.store(false, Ordering::Release);
-            if let Err(error) = mirror.on_disk(Self::save_missing).await {
+            let Some(library) = library.upgrade() else { return };
+            library.missing.is_save_scheduled.store(false, Ordering::Release);
+            if let Err(error) = library.on_disk(Self::save_missing).await {
                 tracing::error!(%error, "the missing list could not be written; it is written again with the next entry");
             }
         });
@@ -98,19 +115,19 @@ impl Mirror {
     pub(in crate::mirror) fn save_missing(&self) -> Result<(), StoreError> {
         let _lock = self.catalog.record_lock(&Key::Missing).lock();
         let record = {
-            let mut wants = self.sealed.missing.lock();
+            let mut wants = self.missing.requests.lock();
             if !wants.take_changed() {
                 return Ok(());
             }
             wants.write()
         };
         let put = self.store.records.put(&Key::Missing, &record, Durability::Lazy);
-        put.map(drop).inspect_err(|_| self.sealed.missing.lock().mark_unsaved())
+        put.map(drop).inspect_err(|_| self.missing.requests.lock().mark_unsaved())
     }
 
     /// Marks the record as unsaved, because the file on disk is lost.
     pub(in crate::mirror) fn mark_missing_unsaved(&self) {
-        self.sealed.missing.lock().mark_unsaved();
+        self.missing.requests.lock().mark_unsaved();
     }
 
     /// The packages requested while offline and not stored, for configured upstreams only.
@@ -118,23 +135,27 @@ impl Mirror {
     /// # Errors
     /// The lookup was interrupted.
     pub async fn missing(self: &Arc<Self>) -> Result<Vec<MissingPackage>, Error> {
-        self.on_disk(|mirror| Ok(mirror.missing_now())).await
+        self.on_disk(|library| Ok(library.missing_now())).await
     }
+}
 
+impl Runtime {
     /// The platforms that a missing package without a platform is meant for (`[network] sealed_platforms`); empty if
     /// not configured.
     pub fn sealed_platforms(&self) -> Vec<Platform> {
         self.config.load().required_platforms.platforms().cloned().collect()
     }
+}
 
+impl Library {
     /// Forgets all missing packages.
     ///
     /// # Errors
     /// The record could not be saved.
     pub async fn forget_missing(self: &Arc<Self>) -> Result<(), Error> {
-        self.on_disk(|mirror| {
-            mirror.sealed.missing.lock().forget();
-            mirror.save_missing()
+        self.on_disk(|library| {
+            library.missing.requests.lock().forget();
+            library.save_missing()
         })
         .await
     }
@@ -142,9 +163,9 @@ impl Mirror {
     /// Lists the missing packages and forgets those stored meanwhile. Blocks: reads the disk for packages that changed
     /// since the last lookup.
     pub(in crate::mirror) fn missing_now(&self) -> Vec<MissingPackage> {
-        let terms = self.config.load_full();
+        let terms = self.runtime.config.load_full();
         let noted: Vec<(MissingPackage, RequestCount)> =
-            self.sealed.missing.lock().things().map(|(missing, count)| (missing.clone(), *count)).collect();
+            self.missing.requests.lock().things().map(|(missing, count)| (missing.clone(), *count)).collect();
         let mut missing = Vec::new();
         for (thing, count) in noted {
             if terms.upstreams.get(thing.host()).is_none() {
@@ -161,7 +182,7 @@ impl Mirror {
             }
             match self.is_stored_now(&thing, &terms) {
                 Ok(is_held) => {
-                    self.sealed.missing.lock().record_lookup(&thing, count, is_held, found);
+                    self.missing.requests.lock().record_lookup(&thing, count, is_held, found);
                     if !is_held {
                         missing.push(thing);
                     }
@@ -179,7 +200,7 @@ impl Mirror {
     /// Lists the missing packages together with the missing non-packages.
     pub(in crate::mirror) fn missing_in_words(&self) -> Vec<PackageRef> {
         let mut words: Vec<PackageRef> = self.missing_now().iter().map(PackageRef::from).collect();
-        words.extend(self.sealed.missing.lock().words().map(|word| PackageRef::requested(word)));
+        words.extend(self.missing.requests.lock().words().map(|word| PackageRef::requested(word)));
         words
     }
 

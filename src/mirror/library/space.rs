@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, watch};
 
-use crate::store::{IndexedArchive, StoreError};
+use crate::mirror::library::eviction_hold::EvictionHolds;
+use crate::store::{IndexedArchive, SizeLimit, StoreError};
 
 /// The state that writers share with the eviction task.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(in crate::mirror) struct Evictor {
     /// Locked while one archive or document is evicted, and by pin and purge.
     eviction_lock: Mutex<()>,
@@ -19,6 +20,24 @@ pub(in crate::mirror) struct Evictor {
     passes: watch::Sender<EvictionProgress>,
     reserved: Arc<AtomicU64>,
     candidates: Mutex<VecDeque<IndexedArchive>>,
+    pub(in crate::mirror) holds: EvictionHolds,
+    /// The size limit as a share of the disk, as last computed.
+    pub(in crate::mirror) disk_share_bytes: AtomicU64,
+}
+
+impl Default for Evictor {
+    fn default() -> Self {
+        Self {
+            eviction_lock: Mutex::default(),
+            last_request: AtomicU64::default(),
+            requested: Notify::default(),
+            passes: watch::Sender::default(),
+            reserved: Arc::default(),
+            candidates: Mutex::default(),
+            holds: EvictionHolds::default(),
+            disk_share_bytes: AtomicU64::new(SizeLimit::MAX_SHARE),
+        }
+    }
 }
 
 /// Maximum number of candidates from one scan of the index. A full scan is slow, and anything stored or used later is

@@ -1,10 +1,10 @@
 //! The store's last write errors, for `status`.
 
+use crate::mirror::Library;
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::mirror::Mirror;
 use crate::mirror::counters::ObjectKind;
 use crate::store::StoreError;
 
@@ -21,21 +21,21 @@ pub struct StoreFailure {
 #[derive(Debug, Default)]
 pub(in crate::mirror) struct LastStoreFailures(BTreeMap<ObjectKind, StoreFailure>);
 
-impl Mirror {
+impl Library {
     /// Records that an object could not be stored.
     pub(in crate::mirror) fn record_not_stored(&self, kind: ObjectKind, reason: &StoreError) {
-        self.counters.count_not_stored(kind);
+        self.runtime.counters.count_not_stored(kind);
         let trouble = StoreFailure { why: reason.to_string(), to_do: reason.remedy().to_owned() };
-        self.store_failures.lock().0.insert(kind, trouble);
+        self.work.store_failures.lock().0.insert(kind, trouble);
     }
 
     /// Clears the failure of a kind, after an object was stored.
     pub(in crate::mirror) fn record_stored(&self, kind: ObjectKind) {
-        self.store_failures.lock().0.remove(&kind);
+        self.work.store_failures.lock().0.remove(&kind);
     }
 
     /// The last failure; that of archives first.
     pub fn last_store_failure(&self) -> Option<StoreFailure> {
-        self.store_failures.lock().0.values().next().cloned()
+        self.work.store_failures.lock().0.values().next().cloned()
     }
 }

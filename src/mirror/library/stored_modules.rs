@@ -1,16 +1,17 @@
 //! Lookups of stored module versions.
 
+use crate::mirror::Library;
 use std::sync::Arc;
 
 use crate::address::ModulePackage;
 use crate::error::Error;
+use crate::mirror::default_if_gone;
 use crate::mirror::documents::stored::StoredDocument;
 use crate::mirror::library::StoredArchive;
 use crate::mirror::library::module_history::{self, FirstSeenLookup};
-use crate::mirror::{Mirror, default_if_gone};
 use crate::store::{Key, StoreError};
 
-impl Mirror {
+impl Library {
     /// True if the cached location says that upstream has deleted the version.
     pub(in crate::mirror) fn location_is_gone(&self, package: &ModulePackage) -> bool {
         // An unreadable location counts as not deleted: the archive can be fetched again.
@@ -24,7 +25,7 @@ impl Mirror {
         key: &ModulePackage,
     ) -> Result<Option<StoredArchive>, Error> {
         let owned_key = key.clone();
-        self.on_disk(move |mirror| mirror.current_module_archive(&owned_key)).await
+        self.on_disk(move |library| library.current_module_archive(&owned_key)).await
     }
 
     /// Reads the current archive of a version. Blocks.

@@ -1,31 +1,31 @@
 //! Rebuilds the index in the background after `kill -9`, after damage, or for the store of an older larder.
 
+use crate::mirror::Library;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::address::Artifact;
-use crate::mirror::Mirror;
 use crate::store::StoreError;
 
 const REBUILD_RETRY_DELAY: Duration = Duration::from_secs(10);
 
-impl Mirror {
+impl Library {
     /// Rebuilds the index. Retries until it succeeds or the mirror is dropped.
-    pub(in crate::mirror) async fn rebuild_index(mirror: Weak<Self>) {
-        while let Some(mirror) = mirror.upgrade() {
-            let mirror_clone = Arc::clone(&mirror);
-            match mirror.tasks.spawn_blocking(move || mirror_clone.reconcile_index()).await {
-                Ok(true) => return mirror.enforce_size_limit(),
+    pub(in crate::mirror) async fn rebuild_index(library: Weak<Self>) {
+        while let Some(library) = library.upgrade() {
+            let mirror_clone = Arc::clone(&library);
+            match library.runtime.tasks.spawn_blocking(move || mirror_clone.reconcile_index()).await {
+                Ok(true) => return library.enforce_size_limit(),
                 Ok(false) => {}
                 Err(panicked) => {
                     let reason = "it panicked while it was made whole".to_owned();
-                    mirror.store.index.completed(Err(StoreError::Index(reason)));
+                    library.store.index.completed(Err(StoreError::Index(reason)));
                     if let Ok(panic) = panicked.try_into_panic() {
                         std::panic::resume_unwind(panic);
                     }
                 }
             }
-            drop(mirror);
+            drop(library);
             tokio::time::sleep(REBUILD_RETRY_DELAY).await;
         }
     }
@@ -43,9 +43,9 @@ impl Mirror {
             }
             Artifact::Module(_) => Ok(None),
         };
-        let ended = self.catalog.reconcile(named_by_set, || self.tasks.is_stopping());
+        let ended = self.catalog.reconcile(named_by_set, || self.runtime.tasks.is_stopping());
         if let Err(error) = &ended
-            && !self.tasks.is_stopping()
+            && !self.runtime.tasks.is_stopping()
         {
             tracing::error!(%error, to_do = error.remedy(), "the index could not be completed; it is tried again");
         }

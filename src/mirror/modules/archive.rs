@@ -1,5 +1,6 @@
 //! Serves module archives: opens a stored one, or fills it first.
 
+use crate::mirror::Modules;
 use std::sync::Arc;
 
 use crate::address::{Artifact, ModulePackage};
@@ -8,9 +9,9 @@ use crate::error::Error;
 use crate::mirror::archives::verified_open::OpenOutcome;
 use crate::mirror::documents::revalidate::too_many_waiting;
 use crate::mirror::modules::ModuleArchiveRef;
-use crate::mirror::{Answer, Archive, Connectivity, Mirror, Outcome, RequestContext, default_if_gone};
+use crate::mirror::{Answer, Archive, Connectivity, Outcome, RequestContext, default_if_gone};
 
-impl Mirror {
+impl Modules {
     /// The archive that one of larder's URLs names. A missing one is fetched and packed, however long that takes:
     /// clients wait for an archive without a limit (PROTOCOL 2.5).
     ///
@@ -28,17 +29,20 @@ impl Mirror {
         if let Some(archive) = self.open_module(&key, wanted.digest.as_ref(), call).await? {
             return Ok(answer(archive, Outcome::Hit));
         }
-        if call.config.refetched_locations.get(&key, call.now).is_some() && self.stored_module(&key).await?.is_some() {
+        if call.config.refetched_locations.get(&key, call.now).is_some()
+            && self.library.stored_module(&key).await?.is_some()
+        {
             return Err(no_such_archive(wanted));
         }
-        if self.connectivity() == Connectivity::Offline {
-            return Err(self.missing_error(&key, format!("the archive of {package}"), call).await);
+        if self.runtime.connectivity() == Connectivity::Offline {
+            return Err(self.library.missing_error(&key, format!("the archive of {package}"), call).await);
         }
-        let _place = self.try_wait(call).ok_or_else(|| too_many_waiting(&format!("the archive of {package}")))?;
-        if self.stored_module(&key).await?.is_some() {
+        let _place =
+            self.runtime.try_wait(call).ok_or_else(|| too_many_waiting(&format!("the archive of {package}")))?;
+        if self.library.stored_module(&key).await?.is_some() {
             // Another archive is stored. The version may have been republished, and accepted on another mirror.
-            let seen = self.location(package, call).await.ok().map(|answer| answer.value.age());
-            self.fetch_location_now(package, seen, call).await?;
+            let seen = self.documents.location(package, call).await.ok().map(|answer| answer.value.age());
+            self.documents.fetch_location_now(package, seen, call).await?;
         } else {
             self.module_fill(package, call).await?;
         }
@@ -60,15 +64,18 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<Option<Archive>, Error> {
         let stored_archive = match digest {
-            None => self.stored_module(key).await?,
+            None => self.library.stored_module(key).await?,
             Some(prefix) => {
                 let (artifact, prefix) = (Artifact::Module(key.clone()), *prefix);
-                self.on_disk(move |mirror| Ok(default_if_gone(mirror.catalog.name(&artifact))?.find(&prefix).cloned()))
+                self.library
+                    .on_disk(move |library| {
+                        Ok(default_if_gone(library.catalog.name(&artifact))?.find(&prefix).cloned())
+                    })
                     .await?
             }
         };
         let Some(stored_archive) = stored_archive else { return Ok(None) };
-        match self.open_stored(key, &stored_archive, call).await? {
+        match self.reader.open_stored(key, &stored_archive, call).await? {
             OpenOutcome::Checked(archive) => Ok(Some(archive)),
             OpenOutcome::Missing | OpenOutcome::Damaged => Ok(None),
         }
@@ -84,10 +91,10 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<(), Error> {
         let key = call.config.key_of_package(package);
-        match self.stored_module(&key).await? {
+        match self.library.stored_module(&key).await? {
             Some(_) => Ok(()),
-            None if self.connectivity() == Connectivity::Offline => {
-                Err(self.missing_error(&key, format!("the archive of {package}"), call).await)
+            None if self.runtime.connectivity() == Connectivity::Offline => {
+                Err(self.library.missing_error(&key, format!("the archive of {package}"), call).await)
             }
             None => self.module_fill(package, call).await.map(drop),
         }

@@ -1,5 +1,6 @@
 //! Fetches the tree of a module from a source address: git, archives, and pages that name another source.
 
+use crate::mirror::Modules;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,7 +8,6 @@ use url::Url;
 
 use crate::address::ModulePackage;
 use crate::error::Error;
-use crate::mirror::Mirror;
 use crate::mirror::counters::REFUSED_TREE;
 use crate::mirror::documents::discovery::DiscoveryTrust;
 use crate::mirror::documents::stored::RETRIES;
@@ -84,7 +84,7 @@ impl<E: Into<Error>> From<E> for FetchTreeError {
 
 /// One fetch of a package: its upstream, credential scope and memory reservation.
 pub(in crate::mirror) struct SourceFetch<'a> {
-    pub(in crate::mirror) mirror: &'a Arc<Mirror>,
+    pub(in crate::mirror) modules: &'a Arc<Modules>,
     pub(in crate::mirror) package: &'a ModulePackage,
     pub(in crate::mirror) upstream: Arc<Upstream>,
     pub(in crate::mirror) credential_scope: CredentialScope,
@@ -94,21 +94,22 @@ pub(in crate::mirror) struct SourceFetch<'a> {
 
 impl<'a> SourceFetch<'a> {
     pub(in crate::mirror) async fn new(
-        mirror: &'a Arc<Mirror>,
+        modules: &'a Arc<Modules>,
         package: &'a ModulePackage,
         call: &'a RequestContext,
         reservation: &'a mut Reservation,
     ) -> Result<Self, Error> {
         let upstream = Arc::clone(call.upstream(&package.module.host)?);
         // The service's origin is resolved again: it may have changed since the location was fetched.
-        let credential_scope = match mirror
-            .resolve_service(Service::Modules, &upstream, DiscoveryTrust::InAny, &mirror.flight_context(call))
+        let credential_scope = match modules
+            .documents
+            .resolve_service(Service::Modules, &upstream, DiscoveryTrust::InAny, &modules.runtime.flight_context(call))
             .await
         {
             Ok((_, credential_scope)) => credential_scope,
             Err(_) => upstream.credential_scope.clone(),
         };
-        Ok(Self { mirror, package, upstream, credential_scope, call, reservation })
+        Ok(Self { modules, package, upstream, credential_scope, call, reservation })
     }
 
     /// Fetches the tree that a location leads to.
@@ -168,9 +169,10 @@ impl<'a> SourceFetch<'a> {
 
     async fn fetched(&mut self, source: &PackageSource, subdir: Option<Subdir>) -> Result<FetchedTree, FetchTreeError> {
         let (scratch, spool) = self
-            .mirror
-            .on_disk(|mirror| {
-                let scratch = mirror.store.blobs.scratch()?;
+            .modules
+            .library
+            .on_disk(|library| {
+                let scratch = library.store.blobs.scratch()?;
                 let spool = scratch.file()?;
                 Ok((Arc::new(scratch), spool))
             })
@@ -213,7 +215,7 @@ impl<'a> SourceFetch<'a> {
     }
 
     pub(in crate::mirror) fn request<'b>(&'b self, url: &'b Url, subject: &'b str) -> UpstreamRequest<'b> {
-        ask_for(self.mirror, &self.upstream, &self.credential_scope, self.call, url, subject)
+        ask_for(self.modules, &self.upstream, &self.credential_scope, self.call, url, subject)
     }
 
     pub(in crate::mirror) fn subject(&self) -> String {
@@ -235,22 +237,22 @@ impl<'a> SourceFetch<'a> {
 
     /// Maximum size of a tree: one that cannot fit into the store is not unpacked.
     fn most_tree_bytes(&self) -> u64 {
-        self.mirror.limits.archive_bytes.min(self.mirror.size_limit_bytes())
+        self.modules.runtime.limits.archive_bytes.min(self.modules.library.size_limit_bytes())
     }
 
     /// Converts an error about the tree. A failed or full disk is a store error, not a refused tree.
     pub(in crate::mirror) fn refused(&self, origin: &str, reason: TreeError) -> Error {
         match reason {
             TreeError::Spool(source) => {
-                let path = self.mirror.store.root().join("staging");
+                let path = self.modules.library.store.root().join("staging");
                 StoreError::Io { doing: "unpack a module in", path, source }.into()
             }
-            TreeError::TooLarge(_) if self.most_tree_bytes() < self.mirror.limits.archive_bytes => {
-                let limit = self.mirror.size_limit_bytes();
+            TreeError::TooLarge(_) if self.most_tree_bytes() < self.modules.runtime.limits.archive_bytes => {
+                let limit = self.modules.library.size_limit_bytes();
                 StoreError::NoRoom { needed: limit + 1, limit, stays: 0 }.into()
             }
             reason => {
-                self.mirror.counters.count_unproven(&self.package.module.host, REFUSED_TREE);
+                self.modules.runtime.counters.count_unproven(&self.package.module.host, REFUSED_TREE);
                 let subject = format!("{} from {origin}", self.subject());
                 Error::Unverified { subject, verdict: reason.to_string() }
             }
@@ -265,7 +267,7 @@ pub(in crate::mirror) fn git_ask<'a>(ask: UpstreamRequest<'a>, source: &'a GitSo
 }
 
 pub(in crate::mirror) fn ask_for<'a>(
-    mirror: &Arc<Mirror>,
+    modules: &Arc<Modules>,
     upstream: &'a Upstream,
     credential_scope: &'a CredentialScope,
     call: &'a RequestContext,
@@ -273,7 +275,7 @@ pub(in crate::mirror) fn ask_for<'a>(
     subject: &'a str,
 ) -> UpstreamRequest<'a> {
     let RequestContext { via, priority, .. } = call;
-    let now = mirror.flight_context(call).now;
+    let now = modules.runtime.flight_context(call).now;
     UpstreamRequest {
         label: subject,
         url,

@@ -1,6 +1,7 @@
 //! Fills one module version: locate, fetch, pack, compare with the first-seen tree, commit. A fill outlives its first
 //! caller. Concurrent callers share its result (DESIGN, promise 4).
 
+use crate::mirror::{Library, Modules};
 use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +17,7 @@ use crate::mirror::library::{PackageHashState, StoredArchive, ZipOrigin};
 use crate::mirror::modules::fetch::{FetchTreeError, FetchedTree, SourceFetch};
 use crate::mirror::modules::location::LocationDocument;
 use crate::mirror::single_flight::shareable;
-use crate::mirror::{AlarmKind, Mirror, RequestContext};
+use crate::mirror::{AlarmKind, RequestContext};
 use crate::pack::{PACKER, PackResult, TreeError, pack, resolve};
 use crate::store::{Staged, StoreError};
 use crate::verify::{PackedTree, Proof, ProofBasis, Verified};
@@ -44,7 +45,7 @@ pub(in crate::mirror) struct PackedArchive {
     origin: String,
 }
 
-impl Mirror {
+impl Modules {
     /// Joins or starts the fill of a version and waits for it.
     ///
     /// # Errors
@@ -60,20 +61,20 @@ impl Mirror {
         let lost = Err(Error::Interrupted(subject.clone()));
         let (flight, client) = ((key.clone(), call.flight_group()), call.client);
         let may_start = || self.started_fills.may_start(client, || subject);
-        let filled = self.module_fill_flights.try_join(flight, may_start, |landing| {
-            let (mirror, package, call) = (Arc::clone(self), package.clone(), self.flight_context(call));
+        let filled = self.work.fill_flights.try_join(flight, may_start, |landing| {
+            let (modules, package, call) = (Arc::clone(self), package.clone(), self.runtime.flight_context(call));
             let work = async move {
                 // A fill may have finished just before this one started.
-                if let Some(archive) = mirror.stored_module(&key).await? {
+                if let Some(archive) = modules.library.stored_module(&key).await? {
                     return Ok(archive);
                 }
-                let filled = mirror.fill_module(&package, &key, TreeExpectation::Pinned, &call).await;
+                let filled = modules.fill_module(&package, &key, TreeExpectation::Pinned, &call).await;
                 if let Err(error) = &filled {
                     tracing::error!(%package, %error, "a module could not be fetched");
                 }
                 filled
             };
-            let (filled, spawn) = shareable(&self.tasks, lost, work);
+            let (filled, spawn) = shareable(&self.runtime.tasks, lost, work);
             let followed = filled.downgrade();
             let go = || {
                 let started = followed.and_then(|followed| self.started_fills.started(client, followed));
@@ -92,14 +93,16 @@ impl Mirror {
         believing: TreeExpectation,
         call: &RequestContext,
     ) -> Result<StoredArchive, Error> {
-        let _under_way = FillGauge::new(&self.counters.fills);
+        let _under_way = FillGauge::new(&self.runtime.counters.fills);
         let mut reserved_bytes = FIRST_EVICTION_BYTES;
         let filled = loop {
             match self.try_to_fill_module(package, key, believing, call).await {
                 Err(Error::Store(full)) if full.is_full() && reserved_bytes <= MAX_EVICTION_BYTES => {
                     // The size needed is unknown in advance, so each retry evicts eight times as much.
                     let bytes = reserved_bytes;
-                    if let Err(reason) = self.on_disk(move |mirror| mirror.free_more_disk_space(bytes, &full)).await {
+                    if let Err(reason) =
+                        self.library.on_disk(move |library| library.free_more_disk_space(bytes, &full)).await
+                    {
                         break Err(reason);
                     }
                     reserved_bytes = reserved_bytes.saturating_mul(8);
@@ -108,8 +111,8 @@ impl Mirror {
             }
         };
         match &filled {
-            Ok(_) => self.record_stored(ObjectKind::Archive),
-            Err(Error::Store(reason)) => self.record_not_stored(ObjectKind::Archive, reason),
+            Ok(_) => self.library.record_stored(ObjectKind::Archive),
+            Err(Error::Store(reason)) => self.library.record_not_stored(ObjectKind::Archive, reason),
             Err(_) => {}
         }
         filled
@@ -123,8 +126,9 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<StoredArchive, Error> {
         let packed = self.fetch_and_pack(package, call).await?;
-        let (package, key, now) = (package.clone(), key.clone(), self.flight_context(call).now);
-        let filled = self.on_disk(move |mirror| mirror.commit_module(&package, &key, packed, believing, now)).await;
+        let (package, key, now) = (package.clone(), key.clone(), self.runtime.flight_context(call).now);
+        let filled =
+            self.library.on_disk(move |library| library.commit_module(&package, &key, packed, believing, now)).await;
         filled.and_then(|filled| filled)
     }
 
@@ -135,8 +139,8 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<PackedArchive, Error> {
         // A separate reservation per fill, released when the archive is packed.
-        let mut reservation = self.reservation();
-        let location = self.location(package, call).await?.value.as_location(package)?;
+        let mut reservation = self.library.reservation();
+        let location = self.documents.location(package, call).await?.value.as_location(package)?;
         let fetched = match SourceFetch::new(self, package, call, &mut reservation).await?.tree(&location).await {
             Err(FetchTreeError::StaleLocation(error)) => {
                 tracing::warn!(%package, %error, "a location's source was refused; the location is fetched again");
@@ -149,19 +153,22 @@ impl Mirror {
         let (fetched, location) = fetched;
         // The archive may be larger than the tree, because links become copies.
         let (fetched, resolved) = self
+            .library
             .on_disk(move |_| {
                 let bytes = resolve(&fetched.tree, &fetched.root).map(|resolved| resolved.max_archive_bytes());
                 Ok((fetched, bytes))
             })
             .await?;
         if let Ok(bytes) = resolved {
-            self.reserve(&mut reservation, bytes).await?;
+            self.library.reserve(&mut reservation, bytes).await?;
         }
         // A separate staging file: an `accept` and a client's fill of one version may run concurrently.
         static PACKED: AtomicU64 = AtomicU64::new(0);
         let name = format!("packed~{}", PACKED.fetch_add(1, Ordering::Relaxed));
-        let (owned_package, now) = (package.clone(), self.flight_context(call).now);
-        self.on_disk(move |mirror| pack_into_stage(mirror, &owned_package, &name, fetched, &location, now)).await?
+        let (owned_package, now) = (package.clone(), self.runtime.flight_context(call).now);
+        self.library
+            .on_disk(move |library| pack_into_stage(library, &owned_package, &name, fetched, &location, now))
+            .await?
     }
 
     pub(in crate::mirror) async fn refetch_location(
@@ -170,9 +177,11 @@ impl Mirror {
         seen: Age,
         call: &RequestContext,
     ) -> Result<LocationDocument, Error> {
-        self.fetch_location_now(package, Some(seen), call).await?.value.as_location(package)
+        self.documents.fetch_location_now(package, Some(seen), call).await?.value.as_location(package)
     }
+}
 
+impl Library {
     /// Commits a packed archive in this order, each step synced: first-seen record, blob, name. Only then the index is
     /// updated (DESIGN, promise 9).
     fn commit_module(
@@ -223,7 +232,7 @@ impl Mirror {
         {
             let _lock = self.catalog.digest_lock(&digest).lock();
             self.store.blobs.publish(verified)?;
-            self.checked_archives.lock().insert(digest);
+            self.catalog.checked.lock().insert(digest);
             let named = self.catalog.change_name(Artifact::Module(key.clone()), |name| {
                 // A replaced archive remains for clients that got its digest; it is no longer current.
                 name.put(archive.clone());
@@ -256,7 +265,7 @@ impl Mirror {
             TreeComparison::Consistent => return Ok(()),
             TreeComparison::Moved { pinned } => {
                 tracing::error!(%package, %tree, %pinned, commit, "ALARM: upstream has published a module version again, with a tree other than the first-seen one; it is not served until it is accepted");
-                self.counters.count_unproven(&key.module.host, REPUBLISHED);
+                self.runtime.counters.count_unproven(&key.module.host, REPUBLISHED);
                 let elsewhere = if *tree == pinned { ", with the module in another folder" } else { "" };
                 let verdict = format!(
                     "its tree has digest {tree}, but the first-seen one has {pinned}{elsewhere}: upstream has moved it"
@@ -269,11 +278,15 @@ impl Mirror {
             }
             TreeComparison::Lost => {
                 tracing::error!(%package, %tree, commit, "ALARM: the first-seen record of a module version is damaged, and no stored archive can rebuild it; it is not served until it is accepted");
-                self.counters.count_unproven(&key.module.host, SEEN_DAMAGED);
+                self.runtime.counters.count_unproven(&key.module.host, SEEN_DAMAGED);
                 let verdict = format!(
                     "its tree has digest {tree}, and its first-seen record is damaged, so a move by upstream cannot be detected"
                 );
-                (verdict, AlarmKind::DamagedRecord, crate::mirror::modules::DAMAGED_RECORD_DETAIL.to_owned())
+                (
+                    verdict,
+                    AlarmKind::DamagedRecord,
+                    crate::mirror::library::module_history::DAMAGED_RECORD_DETAIL.to_owned(),
+                )
             }
         };
         self.raise_alarm(kind, &key.module, &key.version, detail, now.at);
@@ -283,7 +296,7 @@ impl Mirror {
 
 /// Packs a tree into a staging file. The scratch folder is deleted with the tree.
 fn pack_into_stage(
-    mirror: &Mirror,
+    library: &Library,
     package: &ModulePackage,
     name: &str,
     fetched: FetchedTree,
@@ -291,8 +304,8 @@ fn pack_into_stage(
     now: Timestamp,
 ) -> Result<Result<PackedArchive, Error>, StoreError> {
     // Leftovers of an earlier run are discarded: packing again takes only a moment.
-    mirror.store.blobs.stage(name)?.discard()?;
-    let mut out = StageWriter { staged: mirror.store.blobs.stage(name)?, failed: None };
+    library.store.blobs.stage(name)?.discard()?;
+    let mut out = StageWriter { staged: library.store.blobs.stage(name)?, failed: None };
     let packed = pack(&fetched.tree, &fetched.root, &mut out);
     let StageWriter { staged, failed } = out;
     if let Some(failed) = failed {
@@ -305,13 +318,13 @@ fn pack_into_stage(
             staged.discard()?;
             return Err(StoreError::Io {
                 doing: "pack a module in",
-                path: mirror.store.root().join("staging"),
+                path: library.store.root().join("staging"),
                 source,
             });
         }
         Err(reason) => {
             staged.discard()?;
-            mirror.counters.count_unproven(&package.module.host, REFUSED_TREE);
+            library.runtime.counters.count_unproven(&package.module.host, REFUSED_TREE);
             let subject = format!("the package of {package} from {}", fetched.origin);
             return Ok(Err(Error::Unverified { subject, verdict: reason.to_string() }));
         }

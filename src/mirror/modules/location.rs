@@ -1,6 +1,7 @@
 //! Answers where a client downloads a module version: resolves upstream's location and points it to larder's own
 //! archive.
 
+use crate::mirror::{Documents, Modules};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -20,7 +21,7 @@ use crate::mirror::library::module_history::{self, FirstSeenLookup};
 use crate::mirror::modules::{ModuleArchiveRef, ModuleLocation};
 use crate::mirror::offline::STORED_ANSWER_LIFETIME;
 use crate::mirror::single_flight::SharedResult;
-use crate::mirror::{AlarmKind, Answer, Connectivity, FetchReason, Mirror, Outcome, RequestContext, default_if_gone};
+use crate::mirror::{AlarmKind, Answer, Connectivity, FetchReason, Outcome, RequestContext, default_if_gone};
 use crate::store::Key;
 use crate::upstream::discovery::Service;
 use crate::upstream::error::{Fault, UpstreamError};
@@ -38,7 +39,7 @@ pub(in crate::mirror) struct LocationDocument {
     pub(in crate::mirror) age: Age,
 }
 
-impl Mirror {
+impl Modules {
     /// The download location of a module version. A missing archive is filled. If the fill outlasts the client's
     /// deadline, the location is returned without a digest and the fill continues in the background.
     ///
@@ -50,9 +51,9 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<Answer<ModuleLocation>, Error> {
         let key = call.config.key_of_package(package);
-        if self.connectivity() == Connectivity::Offline
-            && self.stored_document(&Key::ModuleLocation(key.clone())).await?.is_none()
-            && let Some(archive) = self.stored_module(&key).await?
+        if self.runtime.connectivity() == Connectivity::Offline
+            && self.library.stored_document(&Key::ModuleLocation(key.clone())).await?.is_none()
+            && let Some(archive) = self.library.stored_module(&key).await?
         {
             // A bundle or another import stored the archive without its location.
             let fresh_until = call.now.after(STORED_ANSWER_LIFETIME);
@@ -63,14 +64,14 @@ impl Mirror {
                 checked: archive.kept,
             });
         }
-        let answer = match self.location(package, call).await {
+        let answer = match self.documents.location(package, call).await {
             Ok(answer) => answer,
             Err(error) => return self.location_without_upstream(package, &key, error, call).await,
         };
         let location = Arc::clone(&answer.value).as_location(package)?;
         let located =
             |value| Answer { value, outcome: answer.outcome, fresh_until: answer.fresh_until, checked: answer.checked };
-        let archive = self.stored_module(&key).await?;
+        let archive = self.library.stored_module(&key).await?;
         if let PackageSource::Unsupported(source) = &location.located.source {
             return match archive {
                 Some(archive) => {
@@ -89,10 +90,11 @@ impl Mirror {
             self.recheck_if_due(package, &key, location, call);
             return Ok(located(local_location(package, Some(&archive))));
         }
-        if self.connectivity() == Connectivity::Offline {
-            return Err(self.missing_error(&key, format!("the archive of {package}"), call).await);
+        if self.runtime.connectivity() == Connectivity::Offline {
+            return Err(self.library.missing_error(&key, format!("the archive of {package}"), call).await);
         }
-        let _place = self.try_wait(call).ok_or_else(|| too_many_waiting(&format!("the archive of {package}")))?;
+        let _place =
+            self.runtime.try_wait(call).ok_or_else(|| too_many_waiting(&format!("the archive of {package}")))?;
         let (value, outcome) = match timeout_at(call.deadline, self.module_fill(package, call)).await {
             Ok(filled) => (filled.map(|archive| local_location(package, Some(&archive)))?, Outcome::Miss),
             // The folder of the module within the archive is in the page that the location names. Without it, a client
@@ -122,7 +124,8 @@ impl Mirror {
     ) -> Result<Option<Error>, Error> {
         let (owned_key, kind) = (key.clone(), source.kind_name());
         let before = match self
-            .on_disk(move |mirror| default_if_gone(module_history::record_external_move(mirror, &owned_key, kind)))
+            .library
+            .on_disk(move |library| default_if_gone(module_history::record_external_move(library, &owned_key, kind)))
             .await?
         {
             FirstSeenLookup::Never => return Ok(None),
@@ -133,11 +136,12 @@ impl Mirror {
         tracing::error!(%package, kind, host, before, "ALARM: upstream has moved a version of a module to a source that larder cannot fetch; it is not served from there until it is accepted");
         let (owned_key, detail, now) =
             (key.clone(), format!("upstream has it at {kind} at {host}; {before}"), call.now);
-        self.on_disk(move |mirror| {
-            mirror.raise_alarm(AlarmKind::Moved, &owned_key.module, &owned_key.version, detail, now);
-            Ok(())
-        })
-        .await?;
+        self.library
+            .on_disk(move |library| {
+                library.raise_alarm(AlarmKind::Moved, &owned_key.module, &owned_key.version, detail, now);
+                Ok(())
+            })
+            .await?;
         let verdict = format!("upstream has moved it to {kind} at {host}, which larder cannot fetch, and {before}");
         let command = format!("`larder accept {key}`");
         Ok(Some(Error::Unaccepted { subject: format!("the location of {package}"), verdict, command }))
@@ -157,8 +161,8 @@ impl Mirror {
             Error::NotFound(_) => Outcome::Gone,
             _ => Outcome::Stale,
         };
-        let Some(archive) = self.stored_module(key).await? else { return Err(error) };
-        if self.connectivity() == Connectivity::Online {
+        let Some(archive) = self.library.stored_module(key).await? else { return Err(error) };
+        if self.runtime.connectivity() == Connectivity::Online {
             tracing::warn!(%package, %error, "upstream gave no location; the stored copy is served");
         }
         Ok(Answer {
@@ -182,7 +186,7 @@ impl Mirror {
             .into()
         };
         let kind = source.kind_name();
-        if self.connectivity() == Connectivity::Offline {
+        if self.runtime.connectivity() == Connectivity::Offline {
             let reason = "is a source that larder cannot fetch, and this mirror is offline, so no client is sent there";
             return Err(refused(format!("{kind} at {host} {reason}")));
         }
@@ -191,11 +195,13 @@ impl Mirror {
                 "is a source that larder cannot fetch, and its address may hold secrets, so clients do not get it";
             return Err(refused(format!("{kind} at {host} {reason}")));
         };
-        self.counters.elsewhere.inc();
+        self.runtime.counters.elsewhere.inc();
         tracing::warn!(%package, kind, host, "a module is at a source that larder cannot fetch; clients fetch it directly, and nothing is stored");
         Ok(ModuleLocation::External(text.to_owned()))
     }
+}
 
+impl Documents {
     /// Fetches or revalidates the location document.
     pub(in crate::mirror) async fn location(
         self: &Arc<Self>,
@@ -208,8 +214,9 @@ impl Mirror {
         let fly =
             |fetch_reason, call: &RequestContext| self.join_location_fetch(&wanted, package, seen, fetch_reason, call);
         let pulled = self.serve_or_fetch(&wanted.subject, &package.module.host, call, &rule, stored, fly).await;
-        pulled
-            .inspect_err(|error| self.record_if_offline(error, call, || (&call.config.key_of_package(package)).into()))
+        pulled.inspect_err(|error| {
+            self.library.record_if_offline(error, call, || (&call.config.key_of_package(package)).into())
+        })
     }
 
     /// Fetches the location document even if the cached copy is fresh, unless it changed since `seen`.
@@ -231,8 +238,8 @@ impl Mirror {
         call: &RequestContext,
     ) -> SharedResult<DocumentFlight> {
         let (request, package) = (wanted.clone(), package.clone());
-        self.join_document_flight(wanted, seen, fetch_reason, call, |mirror, before, call| async move {
-            mirror.fetch_location(&request, &package, before, &call).await
+        self.join_document_flight(wanted, seen, fetch_reason, call, |documents, before, call| async move {
+            documents.fetch_location(&request, &package, before, &call).await
         })
     }
 
@@ -254,7 +261,15 @@ impl Mirror {
         let spelled = listed.spelled(&package.version);
         let url = download_url(&base, &package.module, &spelled).map_err(|e| unusable(e.to_string()))?;
         let fetched = self
-            .fetch_from(subject, &url, upstream, &credential_scope, before.as_deref(), self.limits.document_bytes, call)
+            .fetch_from(
+                subject,
+                &url,
+                upstream,
+                &credential_scope,
+                before.as_deref(),
+                self.runtime.limits.document_bytes,
+                call,
+            )
             .await;
         let stored_document = match (fetched, before) {
             (Ok(Fetched::Unchanged), Some(before)) => before.confirmed(call.now, false),
@@ -281,7 +296,7 @@ impl Mirror {
                 ListingState::Unknown(Some(unread)) => return Err(unread.clone()),
                 _ => {
                     let gone_copy = self.keep_gone_copy(wanted, before, &error, call).await;
-                    gone_copy.inspect_err(|_| self.bump_module_revision(&package.module))?
+                    gone_copy.inspect_err(|_| self.library.bump_module_revision(&package.module))?
                 }
             },
             (Err(error), _) => return Err(error.into()),
@@ -290,8 +305,8 @@ impl Mirror {
             // A registry may answer for any version. Caching unlisted ones would let anyone fill the store.
             return Ok(Aged { age: stored_document.age(), value: Arc::new(stored_document) });
         }
-        let stored = self.store_document(wanted.key.clone(), stored_document).await;
-        self.bump_module_revision(&package.module);
+        let stored = self.library.store_document(wanted.key.clone(), stored_document).await;
+        self.library.bump_module_revision(&package.module);
         stored
     }
 }

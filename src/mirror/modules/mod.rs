@@ -16,11 +16,17 @@ pub(in crate::mirror) use crate::mirror::modules::source_download::StageNames;
 pub(in crate::mirror) use crate::mirror::transfer::bundle::modules::BundledModule;
 
 use crate::address::{Artifact, ModuleAddress, ModulePackage};
-use crate::clock::Timestamp;
 use crate::digest::{Digest, DigestPrefix};
-use crate::mirror::library::module_history::{self, FirstSeenLookup};
-use crate::mirror::{AlarmKind, Mirror, RuntimeConfig};
-use crate::store::StoreError;
+use crate::error::Error;
+use crate::mirror::StoredArchive;
+use crate::mirror::archives::unattended::FillsByClient;
+use crate::mirror::request_context::FlightGroup;
+use crate::mirror::runtime_config::ConfigGeneration;
+use crate::mirror::single_flight::{SharedResult, SingleFlights};
+use crate::mirror::{AlarmKind, RuntimeConfig};
+use crate::mirror::{Documents, Library, Runtime, VerifiedReader};
+use crate::upstream::concurrency_limits::ConcurrencyLimits;
+use std::sync::Arc;
 
 /// A module archive, as larder's URLs name it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -48,35 +54,8 @@ pub enum ModuleLocation {
     External(String),
 }
 
-const DAMAGED_RECORD_DETAIL: &str = "its first-seen record is damaged, and no stored archive can rebuild it";
-
 /// The module alarms that `accept` resolves.
 pub(in crate::mirror) const RESOLVED_BY_ACCEPT: &[AlarmKind] = &[AlarmKind::Moved, AlarmKind::DamagedRecord];
-
-/// Restores the first-seen record of a version if anything stored allows it. Returns false, and raises an alarm, if it
-/// stays lost until `accept`.
-pub(in crate::mirror) fn restore_first_seen(
-    mirror: &Mirror,
-    package: &ModulePackage,
-    now: Timestamp,
-) -> Result<bool, StoreError> {
-    let is_lost = module_history::read_first_seen(mirror, package)? == FirstSeenLookup::Lost;
-    if is_lost {
-        mirror.raise_alarm(AlarmKind::DamagedRecord, &package.module, &package.version, DAMAGED_RECORD_DETAIL, now);
-    }
-    Ok(!is_lost)
-}
-
-/// Restores the first-seen record before an archive is removed, which may be the last evidence.
-///
-/// # Errors
-/// The record could not be written. Then the archive must not be removed.
-pub(in crate::mirror) fn record_module_before_removal(
-    mirror: &Mirror,
-    package: &ModulePackage,
-) -> Result<(), StoreError> {
-    module_history::read_first_seen(mirror, package).map(drop)
-}
 
 impl RuntimeConfig {
     /// Every spelling under which a module may be stored, since `fold_case` may have changed.
@@ -102,9 +81,51 @@ impl RuntimeConfig {
     }
 }
 
-impl Mirror {
+impl Runtime {
     /// The store key of a version's archive, in the canonical spelling.
     pub fn artifact_of(&self, package: &ModulePackage) -> Artifact {
         Artifact::Module(self.config().key_of_package(package))
+    }
+}
+
+/// Serves locations and archives of modules, and fills them.
+#[derive(Debug)]
+pub struct Modules {
+    pub(in crate::mirror) runtime: Arc<Runtime>,
+    pub(in crate::mirror) library: Arc<Library>,
+    pub(in crate::mirror) documents: Arc<Documents>,
+    pub(in crate::mirror) reader: Arc<VerifiedReader>,
+    started_fills: FillsByClient,
+    work: ModuleWork,
+}
+
+/// The work in progress, and its limits.
+#[derive(Debug)]
+struct ModuleWork {
+    fill_flights: SingleFlights<(ModulePackage, FlightGroup), SharedResult<Result<StoredArchive, Error>>>,
+    recheck_flights: SingleFlights<(ModulePackage, ConfigGeneration), SharedResult<()>>,
+    unpacking: ConcurrencyLimits,
+    stage_names: StageNames,
+}
+
+impl Modules {
+    pub(in crate::mirror) fn new(
+        documents: Arc<Documents>,
+        reader: Arc<VerifiedReader>,
+        started_fills: FillsByClient,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            runtime: Arc::clone(&documents.runtime),
+            library: Arc::clone(&documents.library),
+            documents,
+            reader,
+            started_fills,
+            work: ModuleWork {
+                fill_flights: SingleFlights::default(),
+                recheck_flights: SingleFlights::default(),
+                unpacking: ConcurrencyLimits::new(UNPACK_LIMITS),
+                stage_names: StageNames::default(),
+            },
+        })
     }
 }

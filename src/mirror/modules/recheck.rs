@@ -1,6 +1,7 @@
 //! Background check that a stored module version still resolves to the pinned tree. It runs after its location was
 //! revalidated. A moved tag is an alarm; the stored archive stays served (DESIGN 6).
 
+use crate::mirror::Modules;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use crate::error::Error;
 use crate::mirror::library::module_history::{self, ModuleFirstSeen, PinnedTree};
 use crate::mirror::modules::fetch::{FetchTreeError, SourceFetch, git_ask};
 use crate::mirror::modules::location::{LocationDocument, subdir_in_archive};
-use crate::mirror::{Connectivity, Mirror, RequestContext};
+use crate::mirror::{Connectivity, RequestContext};
 use crate::pack::{PACKER, pack};
 use crate::upstream::error::Fault;
 use crate::upstream::request::{Fetched, RequestPriority};
@@ -29,7 +30,7 @@ pub(in crate::mirror) enum RecheckMode {
     Always,
 }
 
-impl Mirror {
+impl Modules {
     /// Starts a background check, unless one ran since upstream confirmed the location.
     pub(in crate::mirror) fn recheck_if_due(
         self: &Arc<Self>,
@@ -39,7 +40,7 @@ impl Mirror {
         call: &RequestContext,
     ) {
         // Upstream has deleted the version, so its old location proves nothing.
-        if self.connectivity() == Connectivity::Offline
+        if self.runtime.connectivity() == Connectivity::Offline
             || location.age.gone
             || call.config.recently_rechecked.get(key, call.now).is_some()
         {
@@ -54,12 +55,12 @@ impl Mirror {
         call.config.recently_rechecked.insert(key.clone(), (), until, call.now);
         let recheck = (key.clone(), call.config.generation);
         // One check at a time per version. No request waits for it.
-        drop(self.recheck_flights.join_or_spawn(&self.tasks, recheck, (), || {
-            let (mirror, package, key) = (Arc::clone(self), package.clone(), key.clone());
+        drop(self.work.recheck_flights.join_or_spawn(&self.runtime.tasks, recheck, (), || {
+            let (modules, package, key) = (Arc::clone(self), package.clone(), key.clone());
             // Clients take precedence.
-            let call = RequestContext { priority: RequestPriority::Job, ..self.flight_context(call) };
+            let call = RequestContext { priority: RequestPriority::Job, ..self.runtime.flight_context(call) };
             async move {
-                if let Err(error) = mirror.recheck(&package, &key, &location, RecheckMode::IfDue, &call).await {
+                if let Err(error) = modules.recheck(&package, &key, &location, RecheckMode::IfDue, &call).await {
                     tracing::warn!(%package, %error, "a module version could not be rechecked; the stored copy is served");
                 }
             }
@@ -76,8 +77,11 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<(), Error> {
         let owned_key = key.clone();
-        let Some(seen) =
-            self.on_disk(move |mirror| module_history::read_first_seen(mirror, &owned_key)).await?.first_seen()
+        let Some(seen) = self
+            .library
+            .on_disk(move |library| module_history::read_first_seen(library, &owned_key))
+            .await?
+            .first_seen()
         else {
             return Ok(());
         };
@@ -95,16 +99,17 @@ impl Mirror {
         let (recheck, looked) = (key.clone(), location.age.checked);
         let now = pinned_tree.clone();
         let comparison =
-            self.on_disk(move |mirror| module_history::compare_probe(mirror, &recheck, now, looked)).await?;
+            self.library.on_disk(move |library| module_history::compare_probe(library, &recheck, now, looked)).await?;
         let (package, key) = (package.clone(), key.clone());
-        self.on_disk(move |mirror| {
-            let accepting = format!("`larder accept {key}`");
-            if mirror.require_pinned_tree(&package, &key, &pinned_tree, comparison, &accepting).is_ok() {
-                mirror.resolve_alarms(crate::mirror::modules::RESOLVED_BY_ACCEPT, &key.module, &key.version);
-            }
-            Ok(())
-        })
-        .await
+        self.library
+            .on_disk(move |library| {
+                let accepting = format!("`larder accept {key}`");
+                if library.require_pinned_tree(&package, &key, &pinned_tree, comparison, &accepting).is_ok() {
+                    library.resolve_alarms(crate::mirror::modules::RESOLVED_BY_ACCEPT, &key.module, &key.version);
+                }
+                Ok(())
+            })
+            .await
     }
 
     /// Compares by the commit of the ref or by a conditional request, without fetching the tree. `None` if that is not
@@ -116,7 +121,7 @@ impl Mirror {
         seen: &ModuleFirstSeen,
         call: &RequestContext,
     ) -> Result<Option<PinnedTree>, Error> {
-        let mut reservation = self.reservation();
+        let mut reservation = self.library.reservation();
         let fetch = SourceFetch::new(self, package, call, &mut reservation).await?;
         let subject = fetch.subject();
         let subdir = subdir_in_archive(package, location.located.subdir.as_ref())?;
@@ -156,17 +161,17 @@ impl Mirror {
         location: &LocationDocument,
         call: &RequestContext,
     ) -> Result<PinnedTree, Error> {
-        let mut reservation = self.reservation();
+        let mut reservation = self.library.reservation();
         let fetched = SourceFetch::new(self, package, call, &mut reservation)
             .await?
             .tree(location)
             .await
             .map_err(FetchTreeError::error)?;
-        self.reserve(&mut reservation, fetched.tree.bytes()).await?;
+        self.library.reserve(&mut reservation, fetched.tree.bytes()).await?;
         let (commit, validators, at, origin) =
             (fetched.commit.clone(), fetched.validators.clone(), call.now, fetched.origin.clone());
         let subdir = fetched.subdir.clone();
-        let packed = self.on_disk(move |_| Ok(pack(&fetched.tree, &fetched.root, &mut io::sink()))).await?;
+        let packed = self.library.on_disk(move |_| Ok(pack(&fetched.tree, &fetched.root, &mut io::sink()))).await?;
         let subject = || format!("the package of {package} from {origin}");
         let packed = packed.map_err(|reason| Error::Unverified { subject: subject(), verdict: reason.to_string() })?;
         Ok(PinnedTree { tree: packed.tree, commit, packer: PACKER, source: location.digest, subdir, validators, at })

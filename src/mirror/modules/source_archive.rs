@@ -30,8 +30,8 @@ impl SourceFetch<'_> {
             Some(ExpectedChecksum::Listed(list)) => Some(self.listed_checksum(list, &source.url).await?),
         };
         let (package, outbound) = (self.package.to_string(), &self.call.config.outbound);
-        let ask = ask_for(self.mirror, &self.upstream, &self.credential_scope, self.call, &source.url, &subject);
-        let downloaded = SourceDownload::new(self.mirror, outbound, ask, self.reservation).run(&package).await;
+        let ask = ask_for(self.modules, &self.upstream, &self.credential_scope, self.call, &source.url, &subject);
+        let downloaded = SourceDownload::new(self.modules, outbound, ask, self.reservation).run(&package).await;
         let DownloadedSource { staged, validators, name } = downloaded.map_err(|error| match error {
             Error::Upstream(error) => location_fault((*error).clone()),
             error => error.into(),
@@ -39,7 +39,8 @@ impl SourceFetch<'_> {
         let turn = self.unpack_permit().await?;
         let (format, origin) = (source.format, origin(&source.url));
         let unpacked = self
-            .mirror
+            .modules
+            .library
             .on_disk(move |_| {
                 let (mut tree, _name) = (tree, name);
                 let mut file = staged.file()?;
@@ -73,7 +74,7 @@ impl SourceFetch<'_> {
 
     /// Waits for a permit to unpack. The caller holds nothing but its staging file meanwhile.
     async fn unpack_permit(&self) -> Result<TreePermit, Error> {
-        let turn = self.mirror.unpacking.take(&self.upstream.settings.host, self.call.priority).await;
+        let turn = self.modules.work.unpacking.take(&self.upstream.settings.host, self.call.priority).await;
         let reason = || "the limit of archives unpacked at one time is reached".to_owned();
         turn.map(TreePermit::Unpacking).ok_or_else(|| Error::Busy { subject: self.subject(), reason: reason() })
     }

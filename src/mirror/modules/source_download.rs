@@ -1,5 +1,6 @@
 //! Downloads a module source archive into staging. Broken downloads are resumed, also after a restart.
 
+use crate::mirror::Modules;
 use std::collections::HashSet;
 use std::future::pending;
 use std::sync::Arc;
@@ -10,7 +11,6 @@ use tokio::time::timeout;
 
 use crate::digest::FastHash;
 use crate::error::Error;
-use crate::mirror::Mirror;
 use crate::mirror::archives::archive_request::{announced, length_mismatch};
 use crate::mirror::archives::download::{ConnectionCopy, TransferEnd};
 use crate::mirror::archives::fill::{is_complete, validators};
@@ -65,7 +65,7 @@ pub(in crate::mirror) struct DownloadedSource {
 
 /// The download of one archive.
 pub(in crate::mirror) struct SourceDownload<'a> {
-    mirror: &'a Arc<Mirror>,
+    modules: &'a Arc<Modules>,
     outbound: &'a Outbound,
     ask: UpstreamRequest<'a>,
     reservation: &'a mut Reservation,
@@ -74,19 +74,19 @@ pub(in crate::mirror) struct SourceDownload<'a> {
 
 impl<'a> SourceDownload<'a> {
     pub(in crate::mirror) fn new(
-        mirror: &'a Arc<Mirror>,
+        modules: &'a Arc<Modules>,
         outbound: &'a Outbound,
         ask: UpstreamRequest<'a>,
         reservation: &'a mut Reservation,
     ) -> Self {
-        Self { mirror, outbound, ask, reservation, attempts: DownloadAttempts::new(mirror.limits.stall) }
+        Self { modules, outbound, ask, reservation, attempts: DownloadAttempts::new(modules.runtime.limits.stall) }
     }
 
     /// Downloads until the archive is complete. `subject` names the package: a staging file belongs to one package and one
     /// URL.
     pub(in crate::mirror) async fn run(mut self, subject: &str) -> Result<DownloadedSource, Error> {
         let name = FastHash::of(format!("{subject} {}", self.ask.url).as_bytes()).to_string();
-        let reserved = self.mirror.stage_names.reserve(&format!("module~{}", &name[..32]));
+        let reserved = self.modules.work.stage_names.reserve(&format!("module~{}", &name[..32]));
         let name = reserved.name.as_str();
         let mut staged = self.stage(name).await?;
         if !is_resumable(&staged) {
@@ -108,31 +108,37 @@ impl<'a> SourceDownload<'a> {
                 // No client reads this download, so no length was announced to one.
                 LengthAgreement::Never { announced, now } => return Err(length_mismatch(&incoming, announced, now)),
             };
-            let limit = self.mirror.limits.archive_bytes;
+            let limit = self.modules.runtime.limits.archive_bytes;
             if length.is_some_and(|length| length > limit) {
                 return Err(incoming.failed(Fault::TooLarge(limit)).into());
             }
             let bytes = length.unwrap_or(0).max(staged.written());
             let (taken_for, taken) =
-                self.mirror.reserve_staging_space(self.reservation, staged, &incoming, length, bytes).await?;
+                self.modules.library.reserve_staging_space(self.reservation, staged, &incoming, length, bytes).await?;
             staged = taken_for;
             if let Err(reason) = taken {
                 // Bytes of an earlier run are kept for a resume once there is disk space. An empty file is not worth
                 // keeping.
                 if staged.written() == 0 {
-                    self.mirror.on_disk(move |_| staged.discard()).await?;
+                    self.modules.library.on_disk(move |_| staged.discard()).await?;
                 }
                 return Err(reason.into());
             }
             let (nobody, _) = watch::channel(FillProgress::Waiting);
-            let (mirror, attempts, reservation) = (self.mirror, &mut self.attempts, &mut *self.reservation);
-            let pump = ConnectionCopy { mirror, attempts, reservation, progress: &nobody, given_up: pending() };
+            let (modules, attempts, reservation) = (self.modules, &mut self.attempts, &mut *self.reservation);
+            let pump = ConnectionCopy {
+                library: &modules.library,
+                attempts,
+                reservation,
+                progress: &nobody,
+                given_up: pending(),
+            };
             let pumped = pump.run(staged, incoming, length).await;
             staged = pumped.0.ok_or_else(|| Error::Interrupted(self.ask.label.to_owned()))?;
             match pumped.1 {
                 TransferEnd::Whole => break,
                 TransferEnd::Differs(error) | TransferEnd::Failed(error) => {
-                    self.mirror.on_disk(move |_| staged.discard()).await?;
+                    self.modules.library.on_disk(move |_| staged.discard()).await?;
                     return Err(error);
                 }
                 TransferEnd::Broken(error) => match self.attempts.after_break(staged.written().saturating_sub(had)) {
@@ -152,7 +158,7 @@ impl<'a> SourceDownload<'a> {
     }
 
     async fn incoming(&self, from: u64, validators: &Validators) -> Result<IncomingFile, Error> {
-        let limit = self.mirror.limits.stall;
+        let limit = self.modules.runtime.limits.stall;
         match timeout(limit, self.outbound.file(self.ask, from, validators)).await {
             Ok(answered) => Ok(answered?),
             Err(_) => {
@@ -164,11 +170,11 @@ impl<'a> SourceDownload<'a> {
 
     async fn stage(&self, name: &str) -> Result<Staged, Error> {
         let name = name.to_owned();
-        self.mirror.on_disk(move |mirror| mirror.store.blobs.stage(&name)).await
+        self.modules.library.on_disk(move |library| library.store.blobs.stage(&name)).await
     }
 
     async fn start_over(&self, staged: Staged, name: &str) -> Result<Staged, Error> {
-        self.mirror.on_disk(move |_| staged.discard()).await?;
+        self.modules.library.on_disk(move |_| staged.discard()).await?;
         self.stage(name).await
     }
 }

@@ -1,6 +1,8 @@
 //! The version lists that clients see: upstream's, or offline only the versions that can be installed, including stored
 //! versions that upstream's list lacks.
 
+use crate::mirror::Offline;
+use crate::mirror::library::installable::StoredVersions;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -10,12 +12,12 @@ use crate::mirror::documents::provider_versions::entry_of;
 use crate::mirror::documents::stored::StoredDocument;
 use crate::mirror::modules::entry_of_module;
 use crate::mirror::offline::{RequiredPlatforms, STORED_ANSWER_LIFETIME};
-use crate::mirror::{Answer, Connectivity, Mirror, Outcome, RequestContext};
+use crate::mirror::{Answer, Connectivity, Outcome, RequestContext};
 use crate::store::Key;
 use crate::upstream::modules::ModuleVersionList;
 use crate::upstream::providers::VersionList;
 
-impl Mirror {
+impl Offline {
     /// The version list of a provider for clients. Offline: the versions whose set and archive are stored, for any
     /// platform or for all of `sealed_platforms`, even if the cached list does not name them.
     ///
@@ -26,8 +28,8 @@ impl Mirror {
         address: &ProviderAddress,
         call: &RequestContext,
     ) -> Result<Answer<VersionList>, Error> {
-        if self.connectivity() == Connectivity::Online {
-            let document = self.provider_versions(address, call).await?;
+        if self.runtime.connectivity() == Connectivity::Online {
+            let document = self.documents.provider_versions(address, call).await?;
             let list = document.value.versions().await.map_err(|reason| unreadable(address, reason))?;
             return Ok(document.map(|_| list));
         }
@@ -35,11 +37,12 @@ impl Mirror {
         let shown: BTreeMap<&Version, &BTreeSet<Platform>> = call.config.required_platforms.shown(&stored).collect();
         if shown.is_empty() {
             return Err(self
+                .library
                 .missing_error(address, describe_empty_list(address, &call.config.required_platforms), call)
                 .await);
         }
-        let document = match self.stored_document(&Key::ProviderVersions(address.clone())).await? {
-            Some(_) => Some(self.provider_versions(address, call).await?),
+        let document = match self.library.stored_document(&Key::ProviderVersions(address.clone())).await? {
+            Some(_) => Some(self.documents.provider_versions(address, call).await?),
             None => None,
         };
         let list = match &document {
@@ -63,8 +66,8 @@ impl Mirror {
         address: &ModuleAddress,
         call: &RequestContext,
     ) -> Result<Answer<ModuleVersionList>, Error> {
-        if self.connectivity() == Connectivity::Online {
-            let document = self.module_versions(address, call).await?;
+        if self.runtime.connectivity() == Connectivity::Online {
+            let document = self.documents.module_versions(address, call).await?;
             let list = document.value.module_versions().await.map_err(|reason| unreadable(address, reason))?;
             return Ok(document.map(|_| list));
         }
@@ -72,10 +75,10 @@ impl Mirror {
         let key = call.config.key_of(address);
         let stored = self.stored_module_versions(&key).await?;
         if stored.is_empty() {
-            return Err(self.missing_error(&key, format!("any version of {address}"), call).await);
+            return Err(self.library.missing_error(&key, format!("any version of {address}"), call).await);
         }
-        let document = match self.stored_document(&Key::ModuleVersions(key)).await? {
-            Some(_) => Some(self.module_versions(address, call).await?),
+        let document = match self.library.stored_document(&Key::ModuleVersions(key)).await? {
+            Some(_) => Some(self.documents.module_versions(address, call).await?),
             None => None,
         };
         let list = match &document {
@@ -101,19 +104,19 @@ impl Mirror {
         self: &Arc<Self>,
         address: &ProviderAddress,
     ) -> Result<Option<(Vec<Version>, Vec<Platform>)>, Error> {
-        if self.connectivity() == Connectivity::Online {
+        if self.runtime.connectivity() == Connectivity::Online {
             return Ok(None);
         }
-        let list = match self.stored_document(&Key::ProviderVersions(address.clone())).await? {
+        let list = match self.library.stored_document(&Key::ProviderVersions(address.clone())).await? {
             Some(list) => readable_or_log(address, list.value.versions().await),
             None => None,
         };
         match list {
             Some(list) => {
                 let versions = list.versions.into_iter().map(|listed| listed.version).collect();
-                Ok(Some((versions, self.sealed_platforms())))
+                Ok(Some((versions, self.runtime.sealed_platforms())))
             }
-            None => Err(self.offline_error(format!("the version list of {address}")).await),
+            None => Err(self.library.offline_error(format!("the version list of {address}")).await),
         }
     }
 
@@ -125,17 +128,17 @@ impl Mirror {
         self: &Arc<Self>,
         address: &ModuleAddress,
     ) -> Result<Option<Vec<Version>>, Error> {
-        if self.connectivity() == Connectivity::Online {
+        if self.runtime.connectivity() == Connectivity::Online {
             return Ok(None);
         }
-        let key = Key::ModuleVersions(self.config().key_of(address));
-        let list = match self.stored_document(&key).await? {
+        let key = Key::ModuleVersions(self.runtime.config().key_of(address));
+        let list = match self.library.stored_document(&key).await? {
             Some(list) => readable_or_log(address, list.value.module_versions().await),
             None => None,
         };
         match list {
             Some(list) => Ok(Some(list.versions.into_iter().map(|listed| listed.version).collect())),
-            None => Err(self.offline_error(format!("the version list of {address}")).await),
+            None => Err(self.library.offline_error(format!("the version list of {address}")).await),
         }
     }
 
@@ -150,16 +153,16 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<Answer<BTreeSet<Platform>>, Error> {
         let stored = self.stored_provider_versions(address, call).await?;
-        let document = match self.stored_document(&Key::ProviderVersions(address.clone())).await? {
-            Some(_) => Some(self.provider_versions(address, call).await?),
+        let document = match self.library.stored_document(&Key::ProviderVersions(address.clone())).await? {
+            Some(_) => Some(self.documents.provider_versions(address, call).await?),
             None if stored.is_empty() => {
-                return Err(self.missing_error(address, format!("the version list of {address}"), call).await);
+                return Err(self.library.missing_error(address, format!("the version list of {address}"), call).await);
             }
             None => None,
         };
         let platforms = stored.get(version).cloned().unwrap_or_default();
         if platforms.is_empty() {
-            self.record_missing((address, version), call);
+            self.library.record_missing((address, version), call);
         }
         Ok(stored_answer(document, platforms, call))
     }
@@ -198,4 +201,50 @@ fn readable_or_log<T>(address: &impl std::fmt::Display, read: Result<T, String>)
 
 fn unreadable(address: &impl std::fmt::Display, reason: String) -> Error {
     Error::Interrupted(format!("the cached version list of {address} cannot be read: {reason}"))
+}
+
+impl Offline {
+    /// The stored versions of a provider. Concurrent callers share one lookup.
+    pub(in crate::mirror) async fn stored_provider_versions(
+        self: &Arc<Self>,
+        address: &ProviderAddress,
+        call: &RequestContext,
+    ) -> Result<Arc<StoredVersions>, Error> {
+        let policy = call.upstream(&address.host)?.settings.verification;
+        let lost = Err(Error::Interrupted(format!("the stored versions of {address}")));
+        let key = (address.clone(), self.library.revision(address), call.config.generation);
+        let look = self.provider_lookups.join_or_spawn(&self.runtime.tasks, key, lost, || {
+            let (offline, owned_address) = (Arc::clone(self), address.clone());
+            async move {
+                offline
+                    .library
+                    .on_disk(move |library| library.read_stored_versions(&owned_address, policy).map(Arc::new))
+                    .await
+            }
+        });
+        look.await
+    }
+
+    /// The stored versions of a module. `key` is the canonical spelling.
+    pub(in crate::mirror) async fn stored_module_versions(
+        self: &Arc<Self>,
+        key: &ModuleAddress,
+    ) -> Result<Arc<BTreeSet<Version>>, Error> {
+        let lost = Err(Error::Interrupted(format!("the stored versions of {key}")));
+        let look = self.module_lookups.join_or_spawn(
+            &self.runtime.tasks,
+            (key.clone(), self.library.revision_of_module(key)),
+            lost,
+            || {
+                let (offline, owned_key) = (Arc::clone(self), key.clone());
+                async move {
+                    offline
+                        .library
+                        .on_disk(move |library| library.read_stored_module_versions(&owned_key).map(Arc::new))
+                        .await
+                }
+            },
+        );
+        look.await
+    }
 }

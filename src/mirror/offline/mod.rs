@@ -8,12 +8,12 @@
 pub(in crate::mirror) mod lists;
 pub(in crate::mirror) mod stored_pages;
 
+use crate::mirror::offline::stored_pages::PageFromStore;
+use crate::mirror::{Documents, Library, Runtime};
+use crate::upstream::pages::PageRef;
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
-
-use parking_lot::Mutex;
 
 use crate::address::{ModuleAddress, Platform, ProviderAddress, Version};
 use crate::error::Error;
@@ -22,7 +22,6 @@ pub use crate::mirror::library::missing::MissingPackage;
 pub(in crate::mirror) use crate::mirror::library::missing::MissingRequests;
 use crate::mirror::runtime_config::ConfigGeneration;
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
-use crate::store::Store;
 
 /// The freshness lifetime of an answer computed from the store, unless a change of the store is noticed.
 pub(in crate::mirror) const STORED_ANSWER_LIFETIME: Duration = Duration::from_secs(5);
@@ -72,27 +71,29 @@ impl RequiredPlatforms {
 
 type SharedLookup<T> = SharedResult<Result<Arc<T>, Error>>;
 
-/// The state of offline mode.
+/// What clients see while larder is offline.
 #[derive(Debug)]
-pub(in crate::mirror) struct OfflineState {
+pub struct Offline {
+    pub(in crate::mirror) runtime: Arc<Runtime>,
+    pub(in crate::mirror) library: Arc<Library>,
+    pub(in crate::mirror) documents: Arc<Documents>,
     /// Lookups of stored versions in progress. The key contains the revision, so a request after a change starts a new
     /// lookup.
-    pub(in crate::mirror) providers:
-        SingleFlights<(ProviderAddress, u64, ConfigGeneration), SharedLookup<StoredVersions>>,
-    pub(in crate::mirror) modules: SingleFlights<(ModuleAddress, u64), SharedLookup<BTreeSet<Version>>>,
-    pub(in crate::mirror) missing: Mutex<MissingRequests>,
-    pub(in crate::mirror) is_save_scheduled: AtomicBool,
+    provider_lookups: SingleFlights<(ProviderAddress, u64, ConfigGeneration), SharedLookup<StoredVersions>>,
+    module_lookups: SingleFlights<(ModuleAddress, u64), SharedLookup<BTreeSet<Version>>>,
+    stored_pages: SingleFlights<PageRef, SharedResult<Result<Option<PageFromStore>, Error>>>,
 }
 
-impl OfflineState {
-    /// Loads the missing packages of an earlier run.
-    pub(in crate::mirror) fn load(store: &Store) -> Self {
-        Self {
-            providers: SingleFlights::default(),
-            modules: SingleFlights::default(),
-            missing: Mutex::new(crate::mirror::library::request_log::load_missing(store)),
-            is_save_scheduled: AtomicBool::new(false),
-        }
+impl Offline {
+    pub(in crate::mirror) fn new(documents: Arc<Documents>) -> Arc<Self> {
+        Arc::new(Self {
+            runtime: Arc::clone(&documents.runtime),
+            library: Arc::clone(&documents.library),
+            documents,
+            provider_lookups: SingleFlights::default(),
+            module_lookups: SingleFlights::default(),
+            stored_pages: SingleFlights::default(),
+        })
     }
 }
 

@@ -1,6 +1,10 @@
 //! Offline answers for pages that are not stored: the modules and providers with versions that can be installed from
 //! the store.
 
+use crate::mirror::Offline;
+use crate::mirror::documents::stored::StoredDocument;
+use crate::mirror::offline::STORED_ANSWER_LIFETIME;
+use crate::mirror::{Answer, Connectivity, Library, Outcome};
 use std::sync::Arc;
 
 use tokio::sync::Semaphore;
@@ -9,7 +13,7 @@ use tokio::time::{timeout, timeout_at};
 use crate::address::{ModuleAddress, ProviderAddress, Version};
 use crate::error::Error;
 use crate::mirror::documents::revalidate::too_many_waiting;
-use crate::mirror::{Mirror, RequestContext, default_if_gone};
+use crate::mirror::{RequestContext, default_if_gone};
 use crate::store::StoreError;
 use crate::upstream::page_query::PageQuery;
 use crate::upstream::pages::{PagePath, PageRef};
@@ -20,6 +24,15 @@ const MAX_ENTRIES: u32 = 100;
 
 /// Each page scans everything stored of its registry, so one is built at a time.
 static PAGE_SCAN: Semaphore = Semaphore::const_new(1);
+
+/// The source of a page.
+#[derive(Debug, Clone)]
+pub enum PageSource {
+    /// Upstream's page, fetched or stored.
+    Upstream(Arc<StoredDocument>),
+    /// Built from the stored packages, because larder is offline.
+    Built(Box<PageFromStore>),
+}
 
 /// A page built from the store.
 #[derive(Debug, Clone)]
@@ -109,7 +122,21 @@ pub(in crate::mirror) fn latest(versions: &[Version]) -> Option<&Version> {
     versions.iter().filter(|version| !version.is_pre_release()).max().or_else(|| versions.iter().max())
 }
 
-impl Mirror {
+impl Offline {
+    /// Returns a page of the registry HTTP API. Offline, one that is not stored is built from the stored packages.
+    pub async fn page(self: &Arc<Self>, page: &PageRef, call: &RequestContext) -> Result<Answer<PageSource>, Error> {
+        call.upstream(&page.host)?;
+        if self.runtime.connectivity() == Connectivity::Offline
+            && self.library.stored_document(&call.config.key_of_page(page)).await?.is_none()
+            && let Some(found) = self.build_page(page, call).await?
+        {
+            let (value, checked) = (PageSource::Built(Box::new(found)), call.now);
+            let fresh_until = call.now.after(STORED_ANSWER_LIFETIME);
+            return Ok(Answer { value, outcome: Outcome::Stale, fresh_until, checked });
+        }
+        Ok(self.documents.page(page, call).await?.map(PageSource::Upstream))
+    }
+
     /// Builds a page from the store; `None` where nothing is stored of its subject. Requests for the same page share
     /// one scan.
     ///
@@ -122,14 +149,14 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<Option<PageFromStore>, Error> {
         let subject = page.label();
-        let _place = self.try_wait(call).ok_or_else(|| too_many_waiting(&subject))?;
+        let _place = self.runtime.try_wait(call).ok_or_else(|| too_many_waiting(&subject))?;
         let lost = Err(Error::Interrupted(subject.clone()));
-        let look = self.stored_pages.join_or_spawn(&self.tasks, page.clone(), lost, || {
-            let (mirror, page) = (Arc::clone(self), page.clone());
+        let look = self.stored_pages.join_or_spawn(&self.runtime.tasks, page.clone(), lost, || {
+            let (offline, page) = (Arc::clone(self), page.clone());
             async move {
                 // By then the client has its answer: abandoned scans must not pile up in the queue.
-                match timeout(mirror.limits.answer_within, PAGE_SCAN.acquire()).await {
-                    Ok(turn) => mirror.scan_store(page, turn).await,
+                match timeout(offline.runtime.limits.answer_within, PAGE_SCAN.acquire()).await {
+                    Ok(turn) => offline.scan_store(page, turn).await,
                     Err(_) => Err(too_many_waiting(&page.label())),
                 }
             }
@@ -143,35 +170,48 @@ impl Mirror {
         page: PageRef,
         turn: T,
     ) -> Result<Option<PageFromStore>, Error> {
-        self.on_disk(move |mirror| {
-            let _turn = turn;
-            let Some((address, wanted)) = details_on(&page) else {
-                return match page.path {
-                    PagePath::Search if page.query.search.is_none() => Ok(None),
-                    PagePath::Providers | PagePath::ProvidersOf(_) => {
-                        let providers = mirror.store.records.providers_of(&page.host)?;
-                        mirror.stored_list(&page, providers.into_iter().map(StoredSubject::Provider)).map(Some)
-                    }
-                    _ => {
-                        let modules = mirror.store.records.modules_of(&page.host)?;
-                        mirror.stored_list(&page, modules.into_iter().map(StoredSubject::Module)).map(Some)
-                    }
+        self.library
+            .on_disk(move |library| {
+                let _turn = turn;
+                let Some((address, wanted)) = details_on(&page) else {
+                    return match page.path {
+                        PagePath::Search if page.query.search.is_none() => Ok(None),
+                        PagePath::Providers | PagePath::ProvidersOf(_) => {
+                            let providers = library.store.records.providers_of(&page.host)?;
+                            library.stored_list(&page, providers.into_iter().map(StoredSubject::Provider)).map(Some)
+                        }
+                        _ => {
+                            let modules = library.store.records.modules_of(&page.host)?;
+                            library.stored_list(&page, modules.into_iter().map(StoredSubject::Module)).map(Some)
+                        }
+                    };
                 };
-            };
-            let details = mirror.stored_details(address)?;
-            Ok(details.and_then(|details| {
-                let StoredEntry { subject, version } = details.entry;
-                let version = wanted.unwrap_or(version);
-                let is_known = details.versions.contains(&version);
-                is_known.then_some(PageFromStore::Details(StoredDetails {
-                    entry: StoredEntry { subject, version },
-                    ..details
+                let details = library.stored_details(address)?;
+                Ok(details.and_then(|details| {
+                    let StoredEntry { subject, version } = details.entry;
+                    let version = wanted.unwrap_or(version);
+                    let is_known = details.versions.contains(&version);
+                    is_known.then_some(PageFromStore::Details(StoredDetails {
+                        entry: StoredEntry { subject, version },
+                        ..details
+                    }))
                 }))
-            }))
-        })
-        .await
+            })
+            .await
     }
 
+    /// The versions on a details page while offline: those that can be installed from the store. `None` for other
+    /// pages.
+    ///
+    /// # Errors
+    /// The disk failed.
+    pub async fn versions_for_page(self: &Arc<Self>, page: &PageRef) -> Result<Option<Vec<Version>>, Error> {
+        let Some((address, _)) = details_on(page) else { return Ok(None) };
+        self.library.on_disk(move |library| library.stored_versions(&address)).await.map(Some)
+    }
+}
+
+impl Library {
     fn stored_list(
         &self,
         page: &PageRef,
@@ -211,7 +251,7 @@ impl Mirror {
         let records = &self.store.records;
         Ok(match address {
             StoredSubject::Module(module) => {
-                let module = self.config.load().key_of(module);
+                let module = self.runtime.config.load().key_of(module);
                 !default_if_gone(records.module_packages_with_names(&module))?.is_empty()
             }
             StoredSubject::Provider(provider) => !default_if_gone(records.packages_with_names(provider))?.is_empty(),
@@ -220,7 +260,7 @@ impl Mirror {
 
     /// All versions that can be installed from the store, in order.
     fn stored_versions(&self, address: &StoredSubject) -> Result<Vec<Version>, StoreError> {
-        let terms = self.config.load_full();
+        let terms = self.runtime.config.load_full();
         match address {
             StoredSubject::Module(module) => {
                 Ok(self.read_stored_module_versions(&terms.key_of(module))?.into_iter().collect())
@@ -231,16 +271,6 @@ impl Mirror {
                 Ok(terms.required_platforms.shown(&stored).map(|(version, _)| version.clone()).collect())
             }
         }
-    }
-
-    /// The versions on a details page while offline: those that can be installed from the store. `None` for other
-    /// pages.
-    ///
-    /// # Errors
-    /// The disk failed.
-    pub async fn versions_for_page(self: &Arc<Self>, page: &PageRef) -> Result<Option<Vec<Version>>, Error> {
-        let Some((address, _)) = details_on(page) else { return Ok(None) };
-        self.on_disk(move |mirror| mirror.stored_versions(&address)).await.map(Some)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Operator acceptance: trusts what upstream has now, even where it contradicts what was verified before.
 
+use crate::mirror::Operations;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ use crate::mirror::library::{
     AcceptScope, AcceptedFinding, AlarmEvent, AlarmPart, AlarmSubject, HistoryChange, observation,
 };
 use crate::mirror::proof_sets::{self, SetFetchError, UnlistedPolicy};
-use crate::mirror::{AlarmKind, Mirror, Outcome, RequestContext};
+use crate::mirror::{AlarmKind, Outcome, RequestContext};
 
 /// The most sets fetched at a time.
 const AT_ONE_TIME: usize = 8;
@@ -101,7 +102,7 @@ pub enum AcceptOutcome {
     },
 }
 
-impl Mirror {
+impl Operations {
     /// Fetches what upstream has now, verifies it as always, and trusts it whatever was verified before. For a provider
     /// as a whole or a constraint, this covers every package whose set is stored.
     ///
@@ -112,15 +113,16 @@ impl Mirror {
         selector: &PackageSelector,
         call: &RequestContext,
     ) -> Result<Vec<AcceptResult>, Error> {
-        self.must_be_online(&format!("accepting {selector}"))?;
+        self.runtime.must_be_online(&format!("accepting {selector}"))?;
         call.upstream(selector.host())?;
         // A separate task: a client that disconnects must not leave half a decision.
-        let (mirror, owned_selector, call) = (Arc::clone(self), selector.clone(), self.flight_context(call));
-        let work = self.tasks.spawn(async move {
+        let (operations, owned_selector, call) =
+            (Arc::clone(self), selector.clone(), self.runtime.flight_context(call));
+        let work = self.runtime.tasks.spawn(async move {
             match &owned_selector {
-                PackageSelector::Provider(selection) => mirror.accept_all(selection, &call).await,
+                PackageSelector::Provider(selection) => operations.accept_all(selection, &call).await,
                 PackageSelector::Module(selection) => {
-                    mirror.accept_module(&selection.of, &selection.versions, &call).await
+                    operations.accept_module(&selection.of, &selection.versions, &call).await
                 }
             }
         });
@@ -135,7 +137,7 @@ impl Mirror {
         selection: &Selection<ProviderAddress>,
         call: &RequestContext,
     ) -> Result<Vec<AcceptResult>, Error> {
-        self.forget_not_found(selection);
+        self.runtime.forget_not_found(selection);
         let AcceptTargets { packages, unlisted } = self.packages_to_accept(selection, call).await?;
         let fetching = packages.into_iter().map(|package| async move {
             let fetched = self.current_set(&package, call).await;
@@ -165,21 +167,21 @@ impl Mirror {
         // Compare all sets with the history before any is recorded: the sums of one version list all its platforms.
         let withdrawn: BTreeSet<Version> =
             found.iter().filter(|(_, found)| found.is_withdrawn()).map(|(version, _)| version.clone()).collect();
-        let (provider, now) = (selection.of.clone(), self.flight_context(call).now);
+        let (provider, now) = (selection.of.clone(), self.runtime.flight_context(call).now);
         let scope =
             if matches!(selection.versions, Versions::All) { AcceptScope::Provider } else { AcceptScope::Version };
-        let recording = self.on_disk(move |mirror| {
+        let recording = self.library.on_disk(move |library| {
             let sums: Vec<_> = proven.iter().map(|(_, set)| set.checksums().unwrap_or_default()).collect();
             let observations = proven.iter().zip(&sums);
             let observations: Vec<_> =
                 observations.map(|((package, set), sums)| observation(package, set, sums)).collect();
-            let before = mirror.histories.keys_of(&provider)?.unwrap_or_default();
-            let recorded = mirror.histories.accept(&provider, &observations, scope)?;
-            let after = mirror.histories.keys_of(&provider)?.unwrap_or_default();
+            let before = library.histories.keys_of(&provider)?.unwrap_or_default();
+            let recorded = library.histories.accept(&provider, &observations, scope)?;
+            let after = library.histories.keys_of(&provider)?.unwrap_or_default();
             drop(observations);
             let changed = proven.into_iter().zip(recorded.changes).collect::<Vec<_>>();
             let resolved =
-                mirror.alarms.resolve(&(&provider).into(), &AlarmEvent::Accepted { scope, findings: &found });
+                library.alarms.resolve(&(&provider).into(), &AlarmEvent::Accepted { scope, findings: &found });
             Ok((changed, recorded.keys_before, (before, after), resolved))
         });
         let (changed, keys_before, (before, after), resolved) = recording.await?;
@@ -190,7 +192,7 @@ impl Mirror {
             let is_trusted_anew = !before.trusts(key.as_deref()) && after.trusts(key.as_deref());
             let is_new_key = key.as_ref().is_some_and(|key| !keys_before.is_empty() && !keys_before.contains(key));
             let has_lost_key = key.is_none() && !keys_before.is_empty();
-            self.store_set(&package, set, now).await?;
+            self.proof_sets.store_set(&package, set, now).await?;
             let subject = PackageRef::from(&package);
             let is_recorded_anew = resolved
                 .iter()
@@ -215,11 +217,11 @@ impl Mirror {
         selection: &Selection<ProviderAddress>,
         call: &RequestContext,
     ) -> Result<AcceptTargets, Error> {
-        let stored = self.packages_with_sets_in(selection).await?;
+        let stored = self.library.packages_with_sets_in(selection).await?;
         // A package with an alarm may not be stored, because it is refused.
         let is_meant =
             |subject: &AlarmSubject| subject.is_resolved_by_accept() && selection.versions.include(&subject.version);
-        let alarmed = self.alarms.subjects(&(&selection.of).into(), is_meant);
+        let alarmed = self.library.alarms.subjects(&(&selection.of).into(), is_meant);
         let mut versions: BTreeSet<Version> = alarmed.iter().map(|subject| subject.version.clone()).collect();
         if let Versions::Exactly(version) = &selection.versions {
             versions.insert(version.clone());
@@ -256,7 +258,7 @@ impl Mirror {
         version: &Version,
         call: &RequestContext,
     ) -> Result<Result<Vec<Platform>, Error>, Error> {
-        let answer = match self.provider_versions(&selection.of, call).await {
+        let answer = match self.documents.provider_versions(&selection.of, call).await {
             Err(error @ Error::NotFound(_)) => return Ok(Err(error)),
             answer => answer?,
         };
@@ -282,7 +284,7 @@ impl Mirror {
         let subject = proof_sets::describe_set(package);
         let upstream = Arc::clone(call.upstream(&package.provider.host)?);
         let work = async {
-            let asking = self.fetch_verified_set(
+            let asking = self.proof_sets.fetch_verified_set(
                 &subject,
                 &upstream,
                 package,
@@ -297,7 +299,7 @@ impl Mirror {
                 other => Ok(other),
             }
         };
-        self.with_deadline(&subject, &package.provider.host, work).await?
+        self.runtime.with_deadline(&subject, &package.provider.host, work).await?
     }
 }
 

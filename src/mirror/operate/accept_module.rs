@@ -1,15 +1,16 @@
 //! Accepts a moved module version on an operator's word.
 
+use crate::mirror::Operations;
 use std::sync::Arc;
 
 use crate::address::{ModuleAddress, ModulePackage, Versions};
 use crate::error::Error;
 use crate::mirror::library::module_history::{self, FirstSeenLookup};
 use crate::mirror::modules::fill::TreeExpectation;
-use crate::mirror::{AcceptOutcome, AcceptResult, Mirror, RequestContext};
+use crate::mirror::{AcceptOutcome, AcceptResult, RequestContext};
 use crate::upstream::source::PackageSource;
 
-impl Mirror {
+impl Operations {
     /// Fetches the selected versions and pins their current trees. For a whole module or a constraint, that is every
     /// version that has moved or whose record is lost.
     pub(in crate::mirror) async fn accept_module(
@@ -31,6 +32,7 @@ impl Mirror {
                 Ok(outcome) => outcome,
                 Err(error @ Error::NotFound(_))
                     if self
+                        .library
                         .resolve_alarms_async(crate::mirror::modules::RESOLVED_BY_ACCEPT, &key.module, &key.version)
                         .await?
                         > 0 =>
@@ -49,21 +51,22 @@ impl Mirror {
         address: ModuleAddress,
         versions: Versions,
     ) -> Result<Vec<ModulePackage>, Error> {
-        self.on_disk(move |mirror| {
-            let mut moved = Vec::new();
-            for package in mirror.store.records.module_packages_seen(&address)? {
-                let waits = match module_history::read_first_seen(mirror, &package)? {
-                    FirstSeenLookup::Recorded(seen) => seen.has_moved(),
-                    FirstSeenLookup::Lost => true,
-                    FirstSeenLookup::Never => false,
-                };
-                if versions.include(&package.version) && waits {
-                    moved.push(package);
+        self.library
+            .on_disk(move |library| {
+                let mut moved = Vec::new();
+                for package in library.store.records.module_packages_seen(&address)? {
+                    let waits = match module_history::read_first_seen(library, &package)? {
+                        FirstSeenLookup::Recorded(seen) => seen.has_moved(),
+                        FirstSeenLookup::Lost => true,
+                        FirstSeenLookup::Never => false,
+                    };
+                    if versions.include(&package.version) && waits {
+                        moved.push(package);
+                    }
                 }
-            }
-            Ok(moved)
-        })
-        .await
+                Ok(moved)
+            })
+            .await
     }
 
     async fn accept_package(
@@ -73,14 +76,15 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<AcceptOutcome, Error> {
         // Refetches the location even if the cached one is fresh.
-        let age = self.location(package, call).await?.value.age();
-        let fetched = self.fetch_location_now(package, Some(age), call).await?;
+        let age = self.documents.location(package, call).await?.value.age();
+        let fetched = self.documents.fetch_location_now(package, Some(age), call).await?;
         if fetched.age.gone {
             return Err(Error::NotFound(format!("upstream no longer has {package}")));
         }
         let location = fetched.value.as_location(package)?;
         let owned_key = key.clone();
-        let recalled = self.on_disk(move |mirror| module_history::read_first_seen(mirror, &owned_key)).await?;
+        let recalled =
+            self.library.on_disk(move |library| module_history::read_first_seen(library, &owned_key)).await?;
         let was_seen = recalled != FirstSeenLookup::Never;
         let before = recalled.first_seen().map(|seen| seen.pinned);
         if let PackageSource::Unsupported(source) = &location.located.source
@@ -88,17 +92,20 @@ impl Mirror {
         {
             let (owned_key, kind, now) = (key.clone(), source.kind_name(), call.now);
             let tree_before = before.map(|before| before.tree);
-            self.on_disk(move |mirror| {
-                mirror.catalog.change_name(&owned_key, |name| name.archives.clear())?;
-                module_history::forget(mirror, &owned_key, now)
-            })
-            .await?;
-            self.bump_module_revision(&key.module);
-            self.resolve_alarms_async(crate::mirror::modules::RESOLVED_BY_ACCEPT, &key.module, &key.version).await?;
+            self.library
+                .on_disk(move |library| {
+                    library.catalog.change_name(&owned_key, |name| name.archives.clear())?;
+                    module_history::forget(library, &owned_key, now)
+                })
+                .await?;
+            self.library.bump_module_revision(&key.module);
+            self.library
+                .resolve_alarms_async(crate::mirror::modules::RESOLVED_BY_ACCEPT, &key.module, &key.version)
+                .await?;
             tracing::warn!(%package, kind, "accepted by the operator: clients fetch it directly from now on");
             return Ok(AcceptOutcome::AcceptedElsewhere { tree_before, source: kind.to_owned() });
         }
-        let archive = self.fill_module(package, key, TreeExpectation::Accepted, call).await?;
+        let archive = self.modules.fill_module(package, key, TreeExpectation::Accepted, call).await?;
         let Some(now) = archive.proof.how.tree() else {
             return Err(Error::Interrupted(format!("accepting {package}")));
         };

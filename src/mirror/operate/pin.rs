@@ -1,5 +1,6 @@
 //! Pins and unpins packages for an operator. A pinned package is never evicted.
 
+use crate::mirror::{Library, Operations};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -7,7 +8,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::address::{Artifact, PackageRef, PackageSelector};
 use crate::error::Error;
-use crate::mirror::Mirror;
 use crate::store::{Key, StoreError};
 
 /// The requested change.
@@ -62,7 +62,7 @@ impl PinResult {
     }
 }
 
-impl Mirror {
+impl Operations {
     /// Pins or unpins the stored packages of a selection.
     ///
     /// # Errors
@@ -70,24 +70,25 @@ impl Mirror {
     pub async fn pin(self: &Arc<Self>, selector: &PackageSelector, pin: PinChange) -> Result<Vec<PinResult>, Error> {
         let owned_selector = selector.clone();
         let mut pinned = self
-            .on_disk(move |mirror| {
+            .library
+            .on_disk(move |library| {
                 let mut selected: Vec<Artifact> = match &owned_selector {
                     PackageSelector::Provider(selection) => {
-                        let mut packages = mirror.store.records.packages_with_names(&selection.of)?;
+                        let mut packages = library.store.records.packages_with_names(&selection.of)?;
                         packages.retain(|package| selection.versions.include(&package.version));
                         packages.iter().map(Artifact::from).collect()
                     }
                     PackageSelector::Module(selection) => {
                         let mut packages = Vec::new();
-                        for key in mirror.config().keys_of(&selection.of) {
-                            packages.extend(mirror.store.records.module_packages_with_names(&key)?);
+                        for key in library.runtime.config().keys_of(&selection.of) {
+                            packages.extend(library.store.records.module_packages_with_names(&key)?);
                         }
                         packages.retain(|package| selection.versions.include(&package.version));
                         packages.iter().map(Artifact::from).collect()
                     }
                 };
                 selected.sort();
-                mirror.pin_each(&selected, pin)
+                library.pin_each(&selected, pin)
             })
             .await?;
         if pinned.iter().any(PinResult::succeeded) {
@@ -108,9 +109,11 @@ impl Mirror {
         packages: Vec<Artifact>,
         pin: PinChange,
     ) -> Result<Vec<PinResult>, Error> {
-        self.on_disk(move |mirror| mirror.pin_each(&packages, pin)).await
+        self.library.on_disk(move |library| library.pin_each(&packages, pin)).await
     }
+}
 
+impl Library {
     fn pin_each(&self, packages: &[Artifact], pin: PinChange) -> Result<Vec<PinResult>, StoreError> {
         let _nothing_is_evicted = self.evictor.block_evictions();
         let mut pinned = Vec::with_capacity(packages.len());

@@ -1,6 +1,7 @@
 //! Purges documents, proof sets, names and archives for an operator. First-seen records stay, so that a republished
 //! version is still noticed.
 
+use crate::mirror::{Library, Operations};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -9,10 +10,10 @@ use serde::{Deserialize, Serialize};
 use crate::address::{Package, PackageRef, PackageSelector, ProviderAddress, Selection, Versions};
 use crate::clock::Timestamp;
 use crate::error::Error;
+use crate::mirror::RequestContext;
 use crate::mirror::documents::stored::StoredDocument;
 use crate::mirror::library::UnrecordedSet;
 use crate::mirror::library::proof_set::UsableProofSet;
-use crate::mirror::{Mirror, RequestContext};
 use crate::store::{Durability, Key, StoreError};
 
 /// The result of a purge.
@@ -51,7 +52,7 @@ impl PurgeResult {
     }
 }
 
-impl Mirror {
+impl Operations {
     /// Purges a selection, except first-seen records and pinned packages. Its host need not be an upstream any more.
     /// Downloads in progress are not stopped, and their results are stored.
     ///
@@ -64,33 +65,37 @@ impl Mirror {
     ) -> Result<PurgeResult, Error> {
         let (selector, now) = (selector.clone(), call.now);
         // One task that is never cut short: the client may disconnect, and the result must be logged.
-        self.on_complete_index(move |mirror| {
-            let mut purged = PurgeResult { package: (&selector).into(), seen_is_kept: true, ..PurgeResult::default() };
-            let ended = match &selector {
-                PackageSelector::Provider(selection) => {
-                    let ended = mirror.purge_from_disk(selection, &mut purged, now).and_then(|()| {
-                        let left = mirror.store.records.packages_with_names(&selection.of)?;
-                        let left = left.into_iter().map(|package| package.version).collect();
-                        mirror.resolve_purged(&selection.of, &selection.versions, &left);
-                        Ok(())
-                    });
-                    mirror.forget_not_found(selection);
-                    mirror.bump_revision(&selection.of);
-                    ended
+        self.library
+            .on_complete_index(move |library| {
+                let mut purged =
+                    PurgeResult { package: (&selector).into(), seen_is_kept: true, ..PurgeResult::default() };
+                let ended = match &selector {
+                    PackageSelector::Provider(selection) => {
+                        let ended = library.purge_from_disk(selection, &mut purged, now).and_then(|()| {
+                            let left = library.store.records.packages_with_names(&selection.of)?;
+                            let left = left.into_iter().map(|package| package.version).collect();
+                            library.resolve_purged(&selection.of, &selection.versions, &left);
+                            Ok(())
+                        });
+                        library.runtime.forget_not_found(selection);
+                        library.bump_revision(&selection.of);
+                        ended
+                    }
+                    PackageSelector::Module(selection) => library.purge_module(selection, &mut purged, now),
+                };
+                let ended = ended.and_then(|()| library.purge_pages(&selector, &mut purged));
+                let PurgeResult { archives, documents, .. } = purged;
+                match &ended {
+                    Ok(()) => tracing::warn!(%selector, archives, documents, "purged by the operator"),
+                    Err(error) => tracing::error!(%selector, archives, documents, %error, "a purge ended early"),
                 }
-                PackageSelector::Module(selection) => mirror.purge_module(selection, &mut purged, now),
-            };
-            let ended = ended.and_then(|()| mirror.purge_pages(&selector, &mut purged));
-            let PurgeResult { archives, documents, .. } = purged;
-            match &ended {
-                Ok(()) => tracing::warn!(%selector, archives, documents, "purged by the operator"),
-                Err(error) => tracing::error!(%selector, archives, documents, %error, "a purge ended early"),
-            }
-            ended.map(|()| purged)
-        })
-        .await
+                ended.map(|()| purged)
+            })
+            .await
     }
+}
 
+impl Library {
     fn purge_from_disk(
         &self,
         selection: &Selection<ProviderAddress>,
@@ -177,7 +182,7 @@ impl Mirror {
             }
             self.store.blobs.remove(&digest, Durability::Synced)?;
             index.archive_gone(&digest);
-            self.checked_archives.lock().remove(&digest);
+            self.catalog.checked.lock().remove(&digest);
             purged.archives += 1;
             purged.archive_bytes += blob.size_bytes();
         }

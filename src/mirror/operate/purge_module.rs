@@ -1,19 +1,20 @@
 //! Operator commands for modules: purge and refresh.
 
+use crate::mirror::{Library, Operations, Runtime};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::address::{ModuleAddress, ModulePackage, PackageRef, Selection, Versions};
 use crate::clock::Timestamp;
 use crate::error::Error;
+use crate::mirror::RequestContext;
+use crate::mirror::library::module_history::record_module_before_removal;
 use crate::mirror::modules::recheck::RecheckMode;
-use crate::mirror::modules::record_module_before_removal;
 use crate::mirror::operate::purge::PurgeResult;
 use crate::mirror::operate::refresh::{RefreshOutcome, RefreshResult};
-use crate::mirror::{Mirror, RequestContext};
 use crate::store::{Durability, Key, StoreError};
 
-impl Mirror {
+impl Library {
     /// Purges the selected archives, names and locations. First-seen records and pinned versions stay.
     pub(in crate::mirror) fn purge_module(
         &self,
@@ -23,7 +24,7 @@ impl Mirror {
     ) -> Result<(), StoreError> {
         // Blocks pinning, so that a version that is unpinned here stays so until it is removed.
         let _nothing_is_pinned = self.evictor.block_evictions();
-        for module in self.config().keys_of(&selection.of) {
+        for module in self.runtime.config().keys_of(&selection.of) {
             self.purge_spelling(&module, selection, purged, now)?;
         }
         Ok(())
@@ -51,7 +52,7 @@ impl Mirror {
         };
         let left = pinned.into_iter().map(|package| package.version).collect();
         self.resolve_purged(module, &selection.versions, &left);
-        self.forget_absences_of_module(module, &selection.versions);
+        self.runtime.forget_absences_of_module(module, &selection.versions);
         self.bump_module_revision(module);
         ended
     }
@@ -93,13 +94,15 @@ impl Mirror {
             }
             self.store.blobs.remove(&digest, Durability::Synced)?;
             index.archive_gone(&digest);
-            self.checked_archives.lock().remove(&digest);
+            self.catalog.checked.lock().remove(&digest);
             purged.archives += 1;
             purged.archive_bytes += blob.size_bytes();
         }
         Ok(pinned)
     }
+}
 
+impl Runtime {
     /// Forgets cached 404s and recent checks of the selected versions.
     fn forget_absences_of_module(&self, module: &ModuleAddress, versions: &Versions) {
         let means = |package: &ModulePackage| package.module == *module && versions.include(&package.version);
@@ -112,7 +115,9 @@ impl Mirror {
         terms.refetched_locations.remove_if(means);
         terms.recently_rechecked.remove_if(means);
     }
+}
 
+impl Operations {
     /// Refetches the version list and the cached locations, and checks that each stored version still resolves to the
     /// pinned tree.
     pub(in crate::mirror) async fn refresh_module(
@@ -122,22 +127,24 @@ impl Mirror {
     ) -> Result<Vec<RefreshResult>, Error> {
         let _upstream = Arc::clone(call.upstream(&selection.of.host)?);
         let key = call.config.key_of(&selection.of);
-        self.forget_absences_of_module(&key, &selection.versions);
+        self.runtime.forget_absences_of_module(&key, &selection.versions);
         let failed = |error: Error| RefreshOutcome::Failed { error: error.to_string() };
         let mut refreshed = Vec::new();
-        if let Err(error) = self.refresh_discovery(&selection.of.host, call).await {
+        if let Err(error) = self.documents.refresh_discovery(&selection.of.host, call).await {
             let package = PackageRef::discovery(&selection.of.host);
             refreshed.push(RefreshResult { package, news: failed(error) });
         }
         let list = PackageRef::version_list(&selection.of);
-        let before = self.stored_document(&Key::ModuleVersions(key.clone())).await?;
+        let before = self.library.stored_document(&Key::ModuleVersions(key.clone())).await?;
         let seen = before.as_ref().map(|stored| stored.age);
-        let flight = self.fetch_module_versions_now(&selection.of, seen, call).await;
+        let flight = self.documents.fetch_module_versions_now(&selection.of, seen, call).await;
         let news = RefreshOutcome::of(flight, |now| before.is_some_and(|before| before.value.has_same_content(now)));
         refreshed.push(RefreshResult { package: list, news });
         let (owned_key, versions) = (key.clone(), selection.versions.clone());
-        let stored =
-            self.on_disk(move |mirror| mirror.store.records.module_packages_with_locations(&owned_key)).await?;
+        let stored = self
+            .library
+            .on_disk(move |library| library.store.records.module_packages_with_locations(&owned_key))
+            .await?;
         for key in stored.into_iter().filter(|package| versions.include(&package.version)) {
             let package = ModulePackage { module: selection.of.clone(), version: key.version.clone() };
             let news = self.refresh_location(&package, &key, call).await.unwrap_or_else(failed);
@@ -152,15 +159,15 @@ impl Mirror {
         key: &ModulePackage,
         call: &RequestContext,
     ) -> Result<RefreshOutcome, Error> {
-        let before = self.stored_document(&Key::ModuleLocation(key.clone())).await?;
+        let before = self.library.stored_document(&Key::ModuleLocation(key.clone())).await?;
         let seen = before.as_ref().map(|stored| stored.age);
-        let flight = self.fetch_location_now(package, seen, call).await;
+        let flight = self.documents.fetch_location_now(package, seen, call).await;
         if let Ok(fetched) = &flight
             && !fetched.age.gone
-            && self.stored_module(key).await?.is_some()
+            && self.library.stored_module(key).await?.is_some()
         {
             let location = Arc::clone(&fetched.value).as_location(package)?;
-            self.recheck(package, key, &location, RecheckMode::Always, call).await?;
+            self.modules.recheck(package, key, &location, RecheckMode::Always, call).await?;
         }
         Ok(RefreshOutcome::of(flight, |now| before.is_some_and(|before| before.value.has_same_content(now))))
     }

@@ -1,14 +1,14 @@
 //! Purges the details pages of a module or a provider. Lists name others too, and stay until they are revalidated.
 
+use crate::mirror::Library;
 use url::Url;
 
 use crate::address::{ModuleAddress, PackageSelector, ProviderAddress, Version, Versions};
-use crate::mirror::Mirror;
 use crate::mirror::documents::stored::StoredDocument;
 use crate::mirror::operate::purge::PurgeResult;
 use crate::store::StoreError;
 
-impl Mirror {
+impl Library {
     /// Purges the details pages of the selected versions, and that of the latest one.
     pub(in crate::mirror) fn purge_pages(
         &self,

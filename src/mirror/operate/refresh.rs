@@ -1,5 +1,6 @@
 //! Revalidates a provider's version list and stored proof sets for an operator, whatever their age.
 
+use crate::mirror::{Library, Operations, Runtime};
 use std::sync::Arc;
 
 use futures_util::{StreamExt, stream};
@@ -10,7 +11,7 @@ use crate::error::Error;
 use crate::mirror::documents::revalidate::FlightResult;
 use crate::mirror::library::proof_set::StoredProofSet;
 use crate::mirror::proof_sets::ProofSetRefresh;
-use crate::mirror::{FetchReason, Mirror, RequestContext};
+use crate::mirror::{FetchReason, RequestContext};
 use crate::store::Key;
 use crate::upstream::Upstream;
 
@@ -68,7 +69,7 @@ impl RefreshOutcome {
     }
 }
 
-impl Mirror {
+impl Operations {
     /// Revalidates the version list and the stored sets, even if they are fresh, and forgets cached 404s.
     ///
     /// # Errors
@@ -78,7 +79,7 @@ impl Mirror {
         selector: &PackageSelector,
         call: &RequestContext,
     ) -> Result<Vec<RefreshResult>, Error> {
-        self.must_be_online(&format!("asking for {selector} again"))?;
+        self.runtime.must_be_online(&format!("asking for {selector} again"))?;
         match selector {
             PackageSelector::Provider(selection) => self.refresh_provider(selection, call).await,
             PackageSelector::Module(selection) => self.refresh_module(selection, call).await,
@@ -91,17 +92,17 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<Vec<RefreshResult>, Error> {
         let upstream = Arc::clone(call.upstream(&selection.of.host)?);
-        self.forget_not_found(selection);
+        self.runtime.forget_not_found(selection);
         let mut refreshed = Vec::new();
         // An operator's request is sent even during backoff, so the location is refreshed first.
-        if let Err(error) = self.refresh_discovery(&selection.of.host, call).await {
+        if let Err(error) = self.documents.refresh_discovery(&selection.of.host, call).await {
             let package = PackageRef::discovery(&selection.of.host);
             refreshed.push(RefreshResult { package, news: RefreshOutcome::Failed { error: error.to_string() } });
         }
         let list = self.refresh_versions(&selection.of, call).await;
         let list = list.unwrap_or_else(|error| RefreshOutcome::Failed { error: error.to_string() });
         refreshed.push(RefreshResult { package: PackageRef::version_list(&selection.of), news: list });
-        let sets = self.packages_with_sets_in(selection).await?;
+        let sets = self.library.packages_with_sets_in(selection).await?;
         let asking = sets.into_iter().map(|package| async {
             let subject = PackageRef::from(&package);
             // A failure of one does not stop the others.
@@ -123,9 +124,9 @@ impl Mirror {
         address: &ProviderAddress,
         call: &RequestContext,
     ) -> Result<RefreshOutcome, Error> {
-        let before = self.stored_document(&Key::ProviderVersions(address.clone())).await?;
+        let before = self.library.stored_document(&Key::ProviderVersions(address.clone())).await?;
         let seen = before.as_ref().map(|stored| stored.age);
-        let flight = self.ask_versions_again(address, seen, call).await;
+        let flight = self.documents.ask_versions_again(address, seen, call).await;
         Ok(RefreshOutcome::of(flight, |now| before.is_some_and(|before| before.value.has_same_content(now))))
     }
 
@@ -135,30 +136,36 @@ impl Mirror {
         package: Package,
         call: &RequestContext,
     ) -> Result<RefreshOutcome, Error> {
-        let before = self.usable_set(&package, call).await?.map(|stored| stored.stored_set);
+        let before = self.proof_sets.usable_set(&package, call).await?.map(|stored| stored.stored_set);
         let seen = before.as_ref().map(|stored_set| stored_set.age);
-        let flight =
-            self.join_set_flight(&package, upstream, seen, ProofSetRefresh::IfChanged(FetchReason::Fetch), call).await;
+        let flight = self
+            .proof_sets
+            .join_set_flight(&package, upstream, seen, ProofSetRefresh::IfChanged(FetchReason::Fetch), call)
+            .await;
         Ok(RefreshOutcome::of(flight, |now: &Arc<StoredProofSet>| {
             before.is_some_and(|before| before.current.has_same_files(&now.current))
         }))
     }
+}
 
+impl Library {
     /// The selected packages whose sets are stored.
     pub(in crate::mirror) async fn packages_with_sets_in(
         self: &Arc<Self>,
         selection: &Selection<ProviderAddress>,
     ) -> Result<Vec<Package>, Error> {
         let selection = selection.clone();
-        self.on_disk(move |mirror| {
-            let mut packages = mirror.store.records.packages_with_sets(&selection.of)?;
+        self.on_disk(move |library| {
+            let mut packages = library.store.records.packages_with_sets(&selection.of)?;
             packages.retain(|package| selection.versions.include(&package.version));
             packages.sort();
             Ok(packages)
         })
         .await
     }
+}
 
+impl Runtime {
     /// Forgets cached 404s about the selection.
     pub(in crate::mirror) fn forget_not_found(&self, selection: &Selection<ProviderAddress>) {
         let means =

@@ -1,6 +1,7 @@
 //! Re-hashes stored archives at a limited rate. A wrong one is quarantined, taken off its names, and fetched again
 //! (DESIGN, promise 10).
 
+use crate::mirror::{Archives, Library, Operations};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::archives::verified_open::unless_damaged;
 use crate::mirror::library::StoredArchive;
-use crate::mirror::{Archive, ArchiveRef, Mirror, RequestContext};
+use crate::mirror::{Archive, ArchiveRef, RequestContext};
 use crate::store::{Blob, StoreError};
 use crate::upstream::outbound::Connectivity;
 
@@ -100,7 +101,7 @@ pub enum RepairOutcome {
     },
 }
 
-impl Mirror {
+impl Operations {
     /// Re-hashes an archive at the rate of `pace`, and repairs it if it is wrong.
     pub(in crate::mirror) async fn rehash(
         self: &Arc<Self>,
@@ -108,28 +109,34 @@ impl Mirror {
         pace: &mut ReadRate,
         call: &RequestContext,
     ) -> Result<RehashOutcome, Error> {
-        let opened = self.on_disk(move |mirror| mirror.store.blobs.get(&digest)).await?;
+        let opened = self.library.on_disk(move |library| library.store.blobs.get(&digest)).await?;
         if let Some(blob) = &opened
             && self.is_right(blob, digest, pace).await?
         {
-            let now = self.flight_context(call).now;
-            self.on_disk(move |mirror| {
-                mirror.store.index.archive_checked(&digest, now);
-                Ok(())
-            })
-            .await?;
-            self.counters.checked();
+            let now = self.runtime.flight_context(call).now;
+            self.library
+                .on_disk(move |library| {
+                    library.store.index.archive_checked(&digest, now);
+                    Ok(())
+                })
+                .await?;
+            self.runtime.counters.checked();
             return Ok(RehashOutcome::Right);
         }
         let found = if opened.is_some() { DamageFinding::Damaged } else { DamageFinding::Missing };
-        match self.on_complete_index(move |mirror| mirror.remove_from_all_names(digest, opened.as_ref())).await? {
+        match self
+            .library
+            .on_complete_index(move |library| library.remove_from_all_names(digest, opened.as_ref()))
+            .await?
+        {
             None => Ok(RehashOutcome::Gone),
             Some(names) => {
-                self.counters.checked();
-                self.counters.damaged(found);
+                self.runtime.counters.checked();
+                self.runtime.counters.damaged(found);
                 let packages = names.iter().map(|(packages, _)| packages.to_string()).collect();
                 // Use the present configuration: the one at the start of a long run may be gone.
-                let healed = self.fetch_again(names, &self.job_context(self.flight_context(call).now)).await;
+                let healed =
+                    self.fetch_again(names, &self.runtime.job_context(self.runtime.flight_context(call).now)).await;
                 tracing::error!(%digest, ?found, ?packages, ?healed, "a stored archive does not match its digest");
                 Ok(RehashOutcome::Wrong(DamagedArchive { digest, of: packages, found, healed }))
             }
@@ -141,6 +148,7 @@ impl Mirror {
         loop {
             let began = Instant::now();
             let (returned, read) = self
+                .library
                 .on_disk(move |_| {
                     let mut read = 0;
                     for _ in 0..PIECES_AT_ONCE {
@@ -161,7 +169,9 @@ impl Mirror {
             tokio::time::sleep_until(pace.next(began, read)).await;
         }
     }
+}
 
+impl Library {
     /// Quarantines a wrong archive and takes it off every name. `None` where it was replaced or removed since it was
     /// opened.
     fn remove_from_all_names(
@@ -176,7 +186,7 @@ impl Mirror {
             None if self.store.blobs.is_stored(&digest)? => return Ok(None),
             Some(_) | None => {}
         }
-        self.checked_archives.lock().remove(&digest);
+        self.catalog.checked.lock().remove(&digest);
         self.store.index.archive_gone(&digest);
         let mut taken_off = Vec::new();
         for artifact in self.store.index.names_of(&digest)? {
@@ -190,7 +200,9 @@ impl Mirror {
         }
         Ok((opened.is_some() || !taken_off.is_empty()).then_some(taken_off))
     }
+}
 
+impl Operations {
     /// Fetches an archive again for every package that named it, as a job does.
     async fn fetch_again(
         self: &Arc<Self>,
@@ -202,10 +214,10 @@ impl Mirror {
             let brought = match artifact {
                 Artifact::Provider(package) => {
                     let wanted = ArchiveRef { package, digest: archive.digest.prefix(), filename: archive.filename };
-                    self.ensure_archive_stored(&wanted, &self.flight_context(call)).await
+                    self.archives.ensure_archive_stored(&wanted, &self.runtime.flight_context(call)).await
                 }
                 Artifact::Module(package) => {
-                    self.ensure_module_stored(&package, &self.flight_context(call)).await.map(drop)
+                    self.modules.ensure_module_stored(&package, &self.runtime.flight_context(call)).await.map(drop)
                 }
             };
             healed = match brought {
@@ -213,13 +225,15 @@ impl Mirror {
                     RepairOutcome::FetchedAgain
                 }
                 Ok(()) => healed,
-                Err(_) if self.connectivity() == Connectivity::Offline => RepairOutcome::Offline,
+                Err(_) if self.runtime.connectivity() == Connectivity::Offline => RepairOutcome::Offline,
                 Err(error) => RepairOutcome::NotNow { error: error.to_string() },
             };
         }
         healed
     }
+}
 
+impl Archives {
     /// Ensures that an archive is stored.
     ///
     /// # Errors
@@ -231,11 +245,12 @@ impl Mirror {
     ) -> Result<(), Error> {
         let subject = format!("the archive of {}", wanted.package);
         // The context of a flight: an archive that cannot be stored is not passed through for it.
-        if let Archive::Arriving { follow, .. } = self.archive(wanted, &self.flight_context(call)).await?.value {
+        if let Archive::Arriving { follow, .. } = self.archive(wanted, &self.runtime.flight_context(call)).await?.value
+        {
             follow.until_stored(&subject).await?;
         }
-        match self.stored_archive_of_url(wanted).await? {
-            Some(archive) if self.has_archive(archive.digest).await? => Ok(()),
+        match self.library.stored_archive_of_url(wanted).await? {
+            Some(archive) if self.library.has_archive(archive.digest).await? => Ok(()),
             Some(_) | None => Err(Error::Interrupted(subject)),
         }
     }

@@ -1,5 +1,7 @@
 //! Re-hashes everything that is stored: `verify` all at once, and the scrub one archive after the other over weeks.
 
+use crate::mirror::Library;
+use crate::mirror::Operations;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,9 +13,9 @@ use crate::address::{Artifact, ModulePackage, Package, ProviderAddress};
 use crate::clock::{CLOCK_SLACK, Timestamp};
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::mirror::modules::restore_first_seen;
+use crate::mirror::library::module_history::restore_first_seen;
 use crate::mirror::operate::rehash::{DamagedArchive, ReadRate, RehashOutcome};
-use crate::mirror::{AlarmKind, ArchiveRef, Mirror, RequestContext};
+use crate::mirror::{AlarmKind, ArchiveRef, RequestContext};
 use crate::store::{Key, Recorded};
 
 /// The read rate of `verify`: it leaves disk bandwidth for serving.
@@ -81,13 +83,13 @@ pub enum VerifyEvent {
 }
 
 struct VerifyRun {
-    mirror: Arc<Mirror>,
+    operations: Arc<Operations>,
     call: RequestContext,
     tell: mpsc::Sender<VerifyEvent>,
     wrong: u64,
 }
 
-impl Mirror {
+impl Operations {
     /// Re-hashes everything that is stored and reports each step. Ends when the receiver is dropped.
     ///
     /// # Errors
@@ -100,9 +102,13 @@ impl Mirror {
         };
         let alone = alone.map_err(busy)?;
         let (sender, receiver) = mpsc::channel(EVENT_BUFFER);
-        let walk =
-            VerifyRun { mirror: Arc::clone(self), call: self.flight_context(call), tell: sender.clone(), wrong: 0 };
-        self.tasks.spawn(async move {
+        let walk = VerifyRun {
+            operations: Arc::clone(self),
+            call: self.runtime.flight_context(call),
+            tell: sender.clone(),
+            wrong: 0,
+        };
+        self.runtime.tasks.spawn(async move {
             let ended = tokio::select! {
                 ended = walk.run() => ended,
                 () = sender.closed() => return,
@@ -122,19 +128,19 @@ impl Mirror {
     /// # Errors
     /// The last error. An archive that cannot be read does not stop the others from being checked.
     pub async fn scrub(self: &Arc<Self>, every: Duration, call: &RequestContext) -> Result<Timestamp, Error> {
-        let archives = self.on_disk(|mirror| mirror.store.index.archives_by_check()).await?;
+        let archives = self.library.on_disk(|library| library.store.index.archives_by_check()).await?;
         let mut pace = SCRUB_READ_RATE;
         let mut failed = None;
         let mut next = None;
         for archive in archives {
-            let (now, due) = (self.flight_context(call).now, archive.last_check.after(every));
+            let (now, due) = (self.runtime.flight_context(call).now, archive.last_check.after(every));
             // A check in the future was recorded by a wrong clock, so it does not count.
             let from_the_future = archive.last_check > now.after(CLOCK_SLACK);
             if now < due && !from_the_future {
                 next = Some(next.map_or(due, |next: Timestamp| next.min(due)));
                 continue;
             }
-            if let Err(error) = self.rehash(archive.digest, &mut pace, &self.flight_context(call)).await {
+            if let Err(error) = self.rehash(archive.digest, &mut pace, &self.runtime.flight_context(call)).await {
                 tracing::error!(digest = %archive.digest, %error, "a stored archive could not be read again");
                 failed = Some(error);
             }
@@ -142,7 +148,7 @@ impl Mirror {
         match failed {
             Some(error) => Err(error),
             // Archives stored from now on are due later than this.
-            None => Ok(next.unwrap_or_else(|| self.flight_context(call).now.after(every))),
+            None => Ok(next.unwrap_or_else(|| self.runtime.flight_context(call).now.after(every))),
         }
     }
 }
@@ -150,20 +156,23 @@ impl Mirror {
 impl VerifyRun {
     /// Runs to the end and returns the last event.
     async fn run(mut self) -> Result<VerifyEvent, Error> {
-        let look = |mirror: &Mirror| Ok((mirror.store.records.all()?, mirror.store.blobs.all()?));
-        let (keys, blobs) = self.mirror.on_disk(look).await?;
+        let look = |library: &Library| Ok((library.store.records.all()?, library.store.blobs.all()?));
+        let (keys, blobs) = self.operations.library.on_disk(look).await?;
         let mut archives: BTreeMap<Digest, u64> = blobs.into_iter().map(|(digest, size, _)| (digest, size)).collect();
         let bytes = archives.values().sum();
         let records = keys.len() as u64;
         self.report(VerifyEvent::Begun { records, archives: archives.len() as u64, bytes }).await;
         self.records(keys).await;
         // Only after damaged names are quarantined is every archive listed by a name either stored or missing.
-        let listed = self.mirror.on_complete_index(|mirror| mirror.store.index.names(|_, name| Some(name.archives)));
+        let listed = self
+            .operations
+            .library
+            .on_complete_index(|library| library.store.index.names(|_, name| Some(name.archives)));
         for listed in listed.await?.iter().flatten() {
             archives.entry(listed.digest).or_default();
         }
         let (archives, bytes) = self.archives(archives).await;
-        let imported = self.mirror.on_disk(|mirror| Ok(mirror.catalog.imported().len() as u64)).await?;
+        let imported = self.operations.library.on_disk(|library| Ok(library.catalog.imported().len() as u64)).await?;
         if imported > 0 {
             self.report(VerifyEvent::Imported { archives: imported }).await;
         }
@@ -173,11 +182,11 @@ impl VerifyRun {
     async fn records(&mut self, keys: Vec<Key>) {
         for key in keys {
             let owned_key = key.clone();
-            let looked = self.mirror.on_disk(move |mirror| {
-                let _lock = mirror.catalog.record_lock(&owned_key).lock();
-                let looked = mirror.store.records.read(&owned_key)?;
+            let looked = self.operations.library.on_disk(move |library| {
+                let _lock = library.catalog.record_lock(&owned_key).lock();
+                let looked = library.store.records.read(&owned_key)?;
                 if matches!(looked, Recorded::Damaged) {
-                    mirror.store.index.document_gone(&owned_key);
+                    library.store.index.document_gone(&owned_key);
                 }
                 Ok(matches!(looked, Recorded::Damaged))
             });
@@ -200,7 +209,7 @@ impl VerifyRun {
                         // A running job rewrites its record. An ended job needs none: its archives are stored.
                         Key::Job(_) | Key::RecurringJobs => {}
                         // The requests of this run are in memory and are written again.
-                        Key::Missing => self.mirror.mark_missing_unsaved(),
+                        Key::Missing => self.operations.library.mark_missing_unsaved(),
                         Key::Discovery(_)
                         | Key::ProviderVersions(_)
                         | Key::ProofSet(_)
@@ -219,12 +228,12 @@ impl VerifyRun {
 
     /// Rebuilds a first-seen record from the stored proof sets, before any of them is evicted.
     async fn restore(&mut self, key: Key, provider: &ProviderAddress) {
-        let (owned_key, now) = (key.clone(), self.mirror.flight_context(&self.call).now);
-        let restored = self.mirror.on_disk(move |mirror| {
-            let is_there = mirror.histories.restore(&owned_key)?;
+        let (owned_key, now) = (key.clone(), self.operations.runtime.flight_context(&self.call).now);
+        let restored = self.operations.library.on_disk(move |library| {
+            let is_there = library.histories.restore(&owned_key)?;
             if let (Key::FirstSeen(provider, version), false) = (&owned_key, is_there) {
                 let detail = "its first-seen record is damaged, and no stored proof set can rebuild it";
-                mirror.raise_alarm(AlarmKind::DamagedRecord, provider, version, detail, now);
+                library.raise_alarm(AlarmKind::DamagedRecord, provider, version, detail, now);
             }
             Ok(is_there)
         });
@@ -242,8 +251,9 @@ impl VerifyRun {
 
     /// Rebuilds the first-seen record of a module version from its name, before that is evicted.
     async fn rebuild_module_first_seen(&mut self, package: ModulePackage) {
-        let (owned_package, now) = (package.clone(), self.mirror.flight_context(&self.call).now);
-        let noted = self.mirror.on_disk(move |mirror| restore_first_seen(mirror, &owned_package, now)).await;
+        let (owned_package, now) = (package.clone(), self.operations.runtime.flight_context(&self.call).now);
+        let noted =
+            self.operations.library.on_disk(move |library| restore_first_seen(library, &owned_package, now)).await;
         let unknown = match noted {
             Ok(true) => return,
             Ok(false) => {
@@ -260,15 +270,17 @@ impl VerifyRun {
 
     /// Rebuilds a damaged name if its proof set and its archive are still stored.
     async fn rebuild_name(&self, package: Package) {
-        let call = self.mirror.flight_context(&self.mirror.job_context(self.mirror.flight_context(&self.call).now));
-        let Ok(Some(stored)) = self.mirror.usable_set(&package, &call).await else { return };
+        let call = self.operations.runtime.flight_context(
+            &self.operations.runtime.job_context(self.operations.runtime.flight_context(&self.call).now),
+        );
+        let Ok(Some(stored)) = self.operations.proof_sets.usable_set(&package, &call).await else { return };
         let set = &stored.stored_set.current;
-        if !matches!(self.mirror.has_archive(set.document.shasum).await, Ok(true)) {
+        if !matches!(self.operations.library.has_archive(set.document.shasum).await, Ok(true)) {
             return;
         }
         let filename = set.document.filename.clone();
         let wanted = ArchiveRef { package, digest: set.document.shasum.prefix(), filename };
-        if let Err(error) = self.mirror.ensure_archive_stored(&wanted, &call).await {
+        if let Err(error) = self.operations.archives.ensure_archive_stored(&wanted, &call).await {
             tracing::warn!(package = %wanted.package, %error, "a damaged name was not written again; the next request does it");
         }
     }
@@ -277,7 +289,7 @@ impl VerifyRun {
         let mut pace = VERIFY_READ_RATE;
         let (mut number, mut bytes) = (0, 0);
         for (digest, size_bytes) in archives {
-            match self.mirror.rehash(digest, &mut pace, &self.mirror.flight_context(&self.call)).await {
+            match self.operations.rehash(digest, &mut pace, &self.operations.runtime.flight_context(&self.call)).await {
                 Ok(RehashOutcome::Right | RehashOutcome::Gone) => {}
                 Ok(RehashOutcome::Wrong(wrong)) => self.report_damage(VerifyEvent::WrongArchive(wrong)).await,
                 Err(error) => {

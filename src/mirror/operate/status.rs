@@ -1,11 +1,12 @@
 //! The status report of a mirror.
 
+use crate::mirror::{Library, Operations, Runtime};
 use serde::{Deserialize, Serialize};
 
 use crate::address::{Hostname, PackageRef};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
-use crate::mirror::{Alarm, Connectivity, Mirror, StoreFailure};
+use crate::mirror::{Alarm, Connectivity, StoreFailure};
 use crate::store::Totals;
 use crate::upstream::UpstreamTraffic;
 
@@ -123,7 +124,7 @@ pub struct OriginBackoff {
     pub seconds: u64,
 }
 
-impl Mirror {
+impl Runtime {
     /// The configured upstreams' hosts, sorted.
     pub fn hosts(&self) -> Vec<Hostname> {
         self.config.load().upstreams.hosts().into_iter().cloned().collect()
@@ -143,7 +144,9 @@ impl Mirror {
     pub fn waiting_requests(&self) -> u64 {
         self.waiting_count() as u64
     }
+}
 
+impl Library {
     /// The state of the store. Reads the disk.
     pub fn store_state(&self) -> StoreState {
         if self.store.check().is_err() {
@@ -155,7 +158,9 @@ impl Mirror {
             _ => StoreState::Ready,
         }
     }
+}
 
+impl Runtime {
     /// The state of each upstream.
     pub fn upstream_states(&self, now: Timestamp) -> Vec<UpstreamState> {
         let left_alone = self.config.load().outbound.open_breakers(now);
@@ -173,7 +178,9 @@ impl Mirror {
         };
         self.hosts().into_iter().map(state).collect()
     }
+}
 
+impl Library {
     fn last_bundle(&self) -> Option<LastBundle> {
         let receipt = self.store.last_receipt().unwrap_or_else(|error| {
             tracing::warn!(%error, "the receipt of the last bundle cannot be read");
@@ -181,34 +188,37 @@ impl Mirror {
         });
         serde_json::from_slice(&receipt?).ok()
     }
+}
 
+impl Operations {
     /// The status report. Reads the disk.
     pub fn status(&self) -> Status {
-        let Totals { archives, archive_bytes, documents, document_bytes, page_bytes: _ } = self.store.index.totals();
-        let first_seen = self.store.records.first_seen_totals().unwrap_or_else(|error| {
+        let Totals { archives, archive_bytes, documents, document_bytes, page_bytes: _ } =
+            self.library.store.index.totals();
+        let first_seen = self.library.store.records.first_seen_totals().unwrap_or_else(|error| {
             tracing::warn!(%error, "the first-seen records cannot be counted");
             (0, 0)
         });
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            store: self.store.root().display().to_string(),
-            store_state: self.store_state(),
-            trouble: self.last_store_failure(),
-            max_size_bytes: self.refresh_size_limit(),
-            free_bytes: self.store.free_bytes().ok(),
-            index_bytes: self.store.index.disk_bytes(),
+            store: self.library.store.root().display().to_string(),
+            store_state: self.library.store_state(),
+            trouble: self.library.last_store_failure(),
+            max_size_bytes: self.library.refresh_size_limit(),
+            free_bytes: self.library.store.free_bytes().ok(),
+            index_bytes: self.library.store.index.disk_bytes(),
             archives,
             archive_bytes,
             documents,
             document_bytes,
             first_seen_records: first_seen.0,
             first_seen_bytes: first_seen.1,
-            imported: self.catalog.imported(),
-            last_bundle: self.last_bundle(),
-            offline: self.connectivity() == Connectivity::Offline,
-            upstreams: self.hosts().iter().map(ToString::to_string).collect(),
-            missing: self.missing_in_words(),
-            alarms: self.alarms(),
+            imported: self.library.catalog.imported(),
+            last_bundle: self.library.last_bundle(),
+            offline: self.runtime.connectivity() == Connectivity::Offline,
+            upstreams: self.runtime.hosts().iter().map(ToString::to_string).collect(),
+            missing: self.library.missing_in_words(),
+            alarms: self.library.alarms(),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The steps of a warm-up: fetch the version list, the proof set and the archive of a package, and sync them to disk. A
 //! warm-up waits where an upstream asks for a delay, and stays within the upstream's rate budget.
 
+use crate::mirror::{Library, Operations, Runtime, VerifiedReader};
 use std::sync::Arc;
 
 use url::Url;
@@ -18,7 +19,7 @@ use crate::mirror::library::proof_set::ProofSet;
 use crate::mirror::library::{PackageHashState, StoredArchive};
 use crate::mirror::proof_sets;
 use crate::mirror::request_context::CallerKind;
-use crate::mirror::{Answer, Connectivity, Mirror, Outcome, RequestContext, Urgency};
+use crate::mirror::{Answer, Connectivity, Outcome, RequestContext, Urgency};
 use crate::store::{Key, Recorded, StoreError};
 use crate::upstream::backoff::BudgetPurpose;
 use crate::upstream::breaker::Origin;
@@ -46,7 +47,7 @@ pub struct WarmedDocument<T> {
     pub unconfirmed: Option<String>,
 }
 
-impl Mirror {
+impl Operations {
     /// Fetches the version list of a provider and the discovery document that leads to it. Offline, returns the list
     /// that clients see.
     ///
@@ -59,25 +60,25 @@ impl Mirror {
         now: Timestamp,
     ) -> Result<WarmedDocument<VersionList>, Error> {
         let (subject, host) = (format!("the version list of {address}"), &address.host);
-        let call = self.step_context_for(urgency, now);
+        let call = self.runtime.step_context_for(urgency, now);
         let upstream = call.upstream(host)?;
         let mut origins = vec![Origin::of(&upstream.settings.url)];
         let mut missing = 0;
         for key in [Key::Discovery(host.clone()), Key::ProviderVersions(address.clone())] {
-            match self.stored_document(&key).await? {
+            match self.library.stored_document(&key).await? {
                 Some(stored) => origins.extend(stored.value.origins()),
                 None => missing += 1,
             }
         }
-        self.charge_job(&subject, host, &origins, missing, &call)?;
+        self.runtime.charge_job(&subject, host, &origins, missing, &call)?;
         let lookup = async {
-            if self.connectivity() == Connectivity::Online {
-                self.discovery(host, &call).await?;
+            if self.runtime.connectivity() == Connectivity::Online {
+                self.documents.discovery(host, &call).await?;
             }
-            self.client_versions(address, &call).await
+            self.offline.client_versions(address, &call).await
         };
         let list = lookup.await.map_err(|error| or_retry_later(&subject, host, &origins, error, &call))?;
-        let unconfirmed = self.unconfirmed(&subject, host, &origins, &list, &call)?;
+        let unconfirmed = self.runtime.unconfirmed(&subject, host, &origins, &list, &call)?;
         Ok(WarmedDocument { value: list.value, unconfirmed })
     }
 
@@ -92,17 +93,17 @@ impl Mirror {
         now: Timestamp,
     ) -> Result<WarmedDocument<Arc<ProofSet>>, Error> {
         let (subject, host) = (proof_sets::describe_set(package), &package.provider.host);
-        let call = self.step_context_for(urgency, now);
+        let call = self.runtime.step_context_for(urgency, now);
         let mut origins = Vec::new();
-        if let Some(list) = self.stored_document(&Key::ProviderVersions(package.provider.clone())).await? {
+        if let Some(list) = self.library.stored_document(&Key::ProviderVersions(package.provider.clone())).await? {
             origins.extend(list.value.origins());
         }
-        let stored = self.usable_set(package, &call).await?;
+        let stored = self.proof_sets.usable_set(package, &call).await?;
         let missing = if stored.is_some() { 0 } else { REQUESTS_FOR_A_SET };
-        self.charge_job(&subject, host, &origins, missing, &call)?;
-        let set = self.proof_set(package, &call).await;
+        self.runtime.charge_job(&subject, host, &origins, missing, &call)?;
+        let set = self.proof_sets.proof_set(package, &call).await;
         let set = set.map_err(|error| or_retry_later(&subject, host, &origins, error, &call))?;
-        let unconfirmed = self.unconfirmed(&subject, host, &origins, &set, &call)?;
+        let unconfirmed = self.runtime.unconfirmed(&subject, host, &origins, &set, &call)?;
         Ok(WarmedDocument { value: set.value, unconfirmed })
     }
 
@@ -116,14 +117,14 @@ impl Mirror {
         if let Some(size_bytes) = set.document.announced_size(&package.platform) {
             return Some(size_bytes);
         }
-        let call = self.step_context(now);
+        let call = self.runtime.step_context(now);
         let origin = Origin::of(&set.document.archive_url);
-        if self.connectivity() == Connectivity::Offline
-            || self.charge_job("the size of an archive", &package.provider.host, &[origin], 1, &call).is_err()
+        if self.runtime.connectivity() == Connectivity::Offline
+            || self.runtime.charge_job("the size of an archive", &package.provider.host, &[origin], 1, &call).is_err()
         {
             return None;
         }
-        ArchiveRequest::new(Arc::clone(self), package.clone(), Arc::clone(set), call).announced_length().await
+        ArchiveRequest::new(Arc::clone(&self.archives), package.clone(), Arc::clone(set), call).announced_length().await
     }
 
     /// Ensures that the archive of a set is stored. Meanwhile reports the bytes received and the total. Follows the
@@ -139,26 +140,26 @@ impl Mirror {
         report: impl Fn(u64, Option<u64>) + Send + Sync,
     ) -> Result<(WarmedArchive, StoredArchive), Error> {
         let subject = format!("the archive of {package}");
-        let call = self.step_context(now);
-        if let Some(archive) = self.stored_archive(package, digest).await?
+        let call = self.runtime.step_context(now);
+        if let Some(archive) = self.library.stored_archive(package, digest).await?
             && let OpenOutcome::Checked(Archive::OnDisk { .. } | Archive::InMemory { .. }) =
-                self.open_stored(package, &archive, &call).await?
+                self.archives.reader.open_stored(package, &archive, &call).await?
         {
             return Ok((WarmedArchive::AlreadyStored, archive));
         }
-        let Some(stored) = self.usable_set(package, &call).await? else {
-            return Err(self.not_stored_error(&proof_sets::describe_set(package)).await);
+        let Some(stored) = self.proof_sets.usable_set(package, &call).await? else {
+            return Err(self.library.not_stored_error(&proof_sets::describe_set(package)).await);
         };
         let stored_set = Arc::clone(&stored.stored_set);
         let (set, _) = stored.find(&digest.prefix(), now).ok_or_else(|| Error::Interrupted(subject.clone()))?;
         let origin = Origin::of(&set.document.archive_url);
-        if !self.has_archive(digest).await? {
-            if self.connectivity() == Connectivity::Offline {
-                return Err(self.missing_error(package, subject, &call).await);
+        if !self.library.has_archive(digest).await? {
+            if self.runtime.connectivity() == Connectivity::Offline {
+                return Err(self.library.missing_error(package, subject, &call).await);
             }
-            self.charge_job(&subject, &package.provider.host, std::slice::from_ref(&origin), 1, &call)?;
+            self.runtime.charge_job(&subject, &package.provider.host, std::slice::from_ref(&origin), 1, &call)?;
         }
-        let mut progress = self.join_fill(package, &stored_set, &set, &call)?;
+        let mut progress = self.archives.join_fill(package, &stored_set, &set, &call)?;
         loop {
             // The borrowed state may hold the file open, so do not keep it beyond this line.
             let ended = match &*progress.borrow_and_update() {
@@ -188,7 +189,9 @@ impl Mirror {
             }
         }
     }
+}
 
+impl Library {
     /// Returns the `h1:` that a client computes of a stored zip; `None` if it is not a zip that has one.
     ///
     /// # Errors
@@ -214,10 +217,10 @@ impl Mirror {
     /// # Errors
     /// [`Error::NotKept`] where one is not stored, so that an `init` would have to ask upstream.
     pub async fn sync_warmed(self: &Arc<Self>, package: &Package, digest: Digest) -> Result<(), Error> {
-        let keys = required_documents(package, self.connectivity());
-        let synced = self.on_disk(move |mirror| {
+        let keys = required_documents(package, self.runtime.connectivity());
+        let synced = self.on_disk(move |library| {
             for (key, subject) in keys {
-                if !mirror.store.records.sync(&key)? {
+                if !library.store.records.sync(&key)? {
                     return Ok(Some(subject));
                 }
             }
@@ -229,7 +232,9 @@ impl Mirror {
             None => Err(self.not_stored_error(&format!("the archive of {package}")).await),
         }
     }
+}
 
+impl VerifiedReader {
     /// Checks a stored archive as before an answer. A damaged one is quarantined.
     pub async fn is_sound(
         self: &Arc<Self>,
@@ -238,39 +243,46 @@ impl Mirror {
         now: Timestamp,
     ) -> Result<bool, Error> {
         // Opening a missing archive would take it off its name, which must not happen here.
-        if !self.has_archive(archive.digest).await? {
+        if !self.library.has_archive(archive.digest).await? {
             return Ok(false);
         }
-        Ok(matches!(self.open_stored(artifact, archive, &self.job_context(now)).await?, OpenOutcome::Checked(_)))
+        Ok(matches!(
+            self.open_stored(artifact, archive, &self.runtime.job_context(now)).await?,
+            OpenOutcome::Checked(_)
+        ))
     }
+}
 
+impl Library {
     /// Returns true if a package can be installed from the store, with this archive.
     pub async fn is_installable(self: &Arc<Self>, package: &Package, digest: Digest) -> Result<bool, Error> {
         let owned_package = package.clone();
-        self.on_disk(move |mirror| {
-            for (key, _) in required_documents(&owned_package, mirror.connectivity()) {
-                if matches!(mirror.store.records.read(&key)?, Recorded::Absent | Recorded::Damaged) {
+        self.on_disk(move |library| {
+            for (key, _) in required_documents(&owned_package, library.runtime.connectivity()) {
+                if matches!(library.store.records.read(&key)?, Recorded::Absent | Recorded::Damaged) {
                     return Ok(false);
                 }
             }
-            let Some(set) = mirror.read_set(&owned_package)? else { return Ok(false) };
+            let Some(set) = library.read_set(&owned_package)? else { return Ok(false) };
             let sets = [Some(&set.stored_set.current), set.fallback.as_ref()];
             let is_proven = sets.into_iter().flatten().any(|set| set.document.shasum == digest);
             Ok(is_proven
-                && mirror.catalog.name(&owned_package)?.get(&digest).is_some()
-                && mirror.store.blobs.is_stored(&digest)?)
+                && library.catalog.name(&owned_package)?.get(&digest).is_some()
+                && library.store.blobs.is_stored(&digest)?)
         })
         .await
     }
 
     /// The error for an object that was stored before and is missing now.
     pub async fn not_stored_error(self: &Arc<Self>, subject: &str) -> Error {
-        match self.on_disk(|mirror| mirror.store.check()).await {
+        match self.on_disk(|library| library.store.check()).await {
             Err(gone @ Error::Store(StoreError::Gone)) => gone,
             Err(_) | Ok(()) => Error::NotKept(subject.to_owned()),
         }
     }
+}
 
+impl Runtime {
     /// Returns a message about an answer that upstream did not confirm.
     ///
     /// # Errors

@@ -1,5 +1,6 @@
 //! The warm-up of a module: its list, location and archive, fetched as `init` needs them and synced to disk.
 
+use crate::mirror::{Library, Operations};
 use std::sync::Arc;
 
 use crate::address::{ModuleAddress, ModulePackage};
@@ -10,14 +11,14 @@ use crate::mirror::documents::revalidate::Revalidatable;
 use crate::mirror::library::StoredArchive;
 use crate::mirror::modules::location::location_label;
 use crate::mirror::operate::warm::or_retry_later;
-use crate::mirror::{Connectivity, Mirror, Urgency, WarmedArchive, WarmedDocument};
+use crate::mirror::{Connectivity, Urgency, WarmedArchive, WarmedDocument};
 use crate::store::{Key, Recorded};
 use crate::upstream::breaker::Origin;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::modules::ModuleVersionList;
 use crate::upstream::source::PackageSource;
 
-impl Mirror {
+impl Operations {
     /// Warms the version list of a module and the discovery document. Offline, returns the list that clients see.
     ///
     /// # Errors
@@ -29,25 +30,25 @@ impl Mirror {
         now: Timestamp,
     ) -> Result<WarmedDocument<ModuleVersionList>, Error> {
         let (subject, host) = (format!("the version list of {address}"), &address.host);
-        let call = self.step_context_for(urgency, now);
+        let call = self.runtime.step_context_for(urgency, now);
         let upstream = call.upstream(host)?;
         let mut origins = vec![Origin::of(&upstream.settings.url)];
         let mut missing = 0;
         for key in [Key::Discovery(host.clone()), Key::ModuleVersions(call.config.key_of(address))] {
-            match self.stored_document(&key).await? {
+            match self.library.stored_document(&key).await? {
                 Some(stored) => origins.extend(stored.value.origins()),
                 None => missing += 1,
             }
         }
-        self.charge_job(&subject, host, &origins, missing, &call)?;
+        self.runtime.charge_job(&subject, host, &origins, missing, &call)?;
         let lookup = async {
-            if self.connectivity() == Connectivity::Online {
-                self.discovery(host, &call).await?;
+            if self.runtime.connectivity() == Connectivity::Online {
+                self.documents.discovery(host, &call).await?;
             }
-            self.client_module_versions(address, &call).await
+            self.offline.client_module_versions(address, &call).await
         };
         let list = lookup.await.map_err(|error| or_retry_later(&subject, host, &origins, error, &call))?;
-        let unconfirmed = self.unconfirmed(&subject, host, &origins, &list, &call)?;
+        let unconfirmed = self.runtime.unconfirmed(&subject, host, &origins, &list, &call)?;
         Ok(WarmedDocument { value: list.value, unconfirmed })
     }
 
@@ -66,11 +67,11 @@ impl Mirror {
             return Ok(WarmedDocument { value: (WarmedArchive::AlreadyStored, stored_archive), unconfirmed });
         }
         let host = &package.module.host;
-        let call = self.step_context_for(urgency, now);
+        let call = self.runtime.step_context_for(urgency, now);
         let archive = format!("the archive of {package}");
         let origins = self.origins_of_module(&call.config.key_of_package(package).module).await?;
-        self.charge_job(&archive, host, &origins, 1, &call)?;
-        let filled = self.module_fill(package, &call).await;
+        self.runtime.charge_job(&archive, host, &origins, 1, &call)?;
+        let filled = self.modules.module_fill(package, &call).await;
         let stored_archive = filled.map_err(|error| or_retry_later(&archive, host, &origins, error, &call))?;
         Ok(WarmedDocument { value: (WarmedArchive::Fetched, stored_archive), unconfirmed })
     }
@@ -87,21 +88,21 @@ impl Mirror {
         now: Timestamp,
     ) -> Result<WarmedDocument<Option<StoredArchive>>, Error> {
         let (subject, host) = (location_label(package), &package.module.host);
-        let call = self.step_context_for(urgency, now);
+        let call = self.runtime.step_context_for(urgency, now);
         let key = call.config.key_of_package(package);
-        if self.connectivity() == Connectivity::Offline
-            && let Some(archive) = self.stored_module(&key).await?
+        if self.runtime.connectivity() == Connectivity::Offline
+            && let Some(archive) = self.library.stored_module(&key).await?
         {
             return Ok(WarmedDocument { value: Some(archive), unconfirmed: None });
         }
         let origins = self.origins_of_module(&key.module).await?;
-        let missing = u32::from(self.stored_document(&Key::ModuleLocation(key.clone())).await?.is_none());
-        self.charge_job(&subject, host, &origins, missing, &call)?;
-        let location = self.location(package, &call).await;
+        let missing = u32::from(self.library.stored_document(&Key::ModuleLocation(key.clone())).await?.is_none());
+        self.runtime.charge_job(&subject, host, &origins, missing, &call)?;
+        let location = self.documents.location(package, &call).await;
         let location = location.map_err(|error| or_retry_later(&subject, host, &origins, error, &call))?;
-        let unconfirmed = self.unconfirmed(&subject, host, &origins, &location, &call)?;
+        let unconfirmed = self.runtime.unconfirmed(&subject, host, &origins, &location, &call)?;
         let located = Arc::clone(&location.value).as_location(package)?;
-        if let Some(archive) = self.stored_module(&key).await? {
+        if let Some(archive) = self.library.stored_module(&key).await? {
             return Ok(WarmedDocument { value: Some(archive), unconfirmed });
         }
         if let PackageSource::Unsupported(source) = &located.located.source {
@@ -112,27 +113,29 @@ impl Mirror {
             ));
             return Err(UpstreamError { subject, origin: host.to_string(), fault }.into());
         }
-        if self.connectivity() == Connectivity::Offline {
-            return Err(self.missing_error(&key, format!("the archive of {package}"), &call).await);
+        if self.runtime.connectivity() == Connectivity::Offline {
+            return Err(self.library.missing_error(&key, format!("the archive of {package}"), &call).await);
         }
         Ok(WarmedDocument { value: None, unconfirmed })
     }
 
     /// The origins that the module's version list was fetched from.
     async fn origins_of_module(self: &Arc<Self>, module: &ModuleAddress) -> Result<Vec<Origin>, Error> {
-        let list = self.stored_document(&Key::ModuleVersions(module.clone())).await?;
+        let list = self.library.stored_document(&Key::ModuleVersions(module.clone())).await?;
         Ok(list.map(|list| list.value.origins()).unwrap_or_default())
     }
+}
 
+impl Library {
     /// Syncs everything that was warmed for a version, so that it survives a power cut.
     ///
     /// # Errors
     /// [`Error::NotKept`] if some of it is no longer stored, so that `init` would need upstream.
     pub async fn sync_module(self: &Arc<Self>, package: &ModulePackage, digest: Digest) -> Result<(), Error> {
-        let keys = required_records(&self.config().key_of_package(package), self.connectivity());
-        let synced = self.on_disk(move |mirror| {
+        let keys = required_records(&self.runtime.config().key_of_package(package), self.runtime.connectivity());
+        let synced = self.on_disk(move |library| {
             for (key, subject) in keys {
-                if !mirror.store.records.sync(&key)? {
+                if !library.store.records.sync(&key)? {
                     return Ok(Some(subject));
                 }
             }
@@ -151,14 +154,14 @@ impl Mirror {
         package: &ModulePackage,
         digest: Digest,
     ) -> Result<bool, Error> {
-        let key = self.config().key_of_package(package);
-        self.on_disk(move |mirror| {
-            for (record, _) in required_records(&key, mirror.connectivity()) {
-                if matches!(mirror.store.records.read(&record)?, Recorded::Absent | Recorded::Damaged) {
+        let key = self.runtime.config().key_of_package(package);
+        self.on_disk(move |library| {
+            for (record, _) in required_records(&key, library.runtime.connectivity()) {
+                if matches!(library.store.records.read(&record)?, Recorded::Absent | Recorded::Damaged) {
                     return Ok(false);
                 }
             }
-            Ok(mirror.catalog.name(&key)?.get(&digest).is_some() && mirror.store.blobs.is_stored(&digest)?)
+            Ok(library.catalog.name(&key)?.get(&digest).is_some() && library.store.blobs.is_stored(&digest)?)
         })
         .await
     }

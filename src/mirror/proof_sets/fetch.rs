@@ -1,6 +1,7 @@
 //! Fetches and verifies a proof set: the document, then SHA256SUMS and the signature in parallel. A verified set is
 //! compared with the history of its version before it is admitted. An unverified set never leaves this file.
 
+use crate::mirror::{Library, ProofSets};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -9,12 +10,12 @@ use url::Url;
 use crate::address::Package;
 use crate::clock::Timestamp;
 use crate::error::Error;
+use crate::mirror::RequestContext;
 use crate::mirror::counters::{REPUBLISHED, SEEN_DAMAGED, SIGNATURE_LOST};
 use crate::mirror::library::proof_set::{ProofSet, ProofSetMetadata, StoredProofSet};
 use crate::mirror::library::{
     AlarmEvent, AlarmKind, AlarmPart, HistoryChange, HistoryRefusal, HistoryVerdict, Observation, Signer, observation,
 };
-use crate::mirror::{Mirror, RequestContext};
 use crate::store::StoreError;
 use crate::upstream::breaker::Origin;
 use crate::upstream::error::{Fault, UpstreamError, sanitized};
@@ -35,7 +36,7 @@ const KEYS_SHOWN: usize = 3;
 /// SHA256SUMS or a signature: its bytes, its validators, and the origins contacted for it.
 type CompanionFile = (Bytes, Validators, Vec<Origin>);
 
-impl Mirror {
+impl ProofSets {
     pub(in crate::mirror) async fn fetch_and_verify_set(
         self: &Arc<Self>,
         visit: &ProofSetFetch<'_>,
@@ -44,7 +45,7 @@ impl Mirror {
         let before_set =
             before.map(|before_set| &*before_set.current).filter(|before_set| before_set.metadata.asked == *visit.url);
         let conditions = before_set.map(|before_set| &before_set.metadata.validators);
-        let limit = self.limits.document_bytes.min(MAX_DOWNLOAD_DOCUMENT);
+        let limit = self.runtime.limits.document_bytes.min(MAX_DOWNLOAD_DOCUMENT);
         let fetched =
             visit.call.config.outbound.document(visit.request(visit.subject, visit.url), conditions, limit).await?;
         let unusable = |url: &Url, reason: String| UpstreamError {
@@ -81,7 +82,7 @@ impl Mirror {
         let proven = self.verify_set(policy, &sums.0, &signature.0, document).await;
         // The verdict may quote upstream's text, which may contain the query of a URL.
         let proof = proven.map_err(|(kind, verdict)| {
-            self.counters.count_unproven(&visit.package.provider.host, kind);
+            self.runtime.counters.count_unproven(&visit.package.provider.host, kind);
             unverified(visit.subject, &url, sanitized(&verdict))
         })?;
         for warning in &proof.warnings {
@@ -114,7 +115,7 @@ impl Mirror {
         document: DownloadDocument,
     ) -> Result<Proof, (&'static str, String)> {
         let (sums, signature) = (sums.clone(), signature.clone());
-        let judged_set = self.verification_limit.run(&self.tasks, move || {
+        let judged_set = self.verification_limit.run(&self.runtime.tasks, move || {
             verify_proof_set(policy, &sums, &signature, &document.keys, document.filename.as_str(), &document.shasum)
         });
         match judged_set.await {
@@ -170,7 +171,9 @@ impl Mirror {
             }
         }
     }
+}
 
+impl Library {
     /// Admits a verified set, unless it contradicts an earlier one without the right to (DESIGN, promise 14).
     pub(in crate::mirror) async fn admit(
         self: &Arc<Self>,
@@ -181,9 +184,9 @@ impl Mirror {
     ) -> Result<Admission, Error> {
         let Some(sums) = set.checksums() else { return Ok(Admission::HistoryUnavailable) };
         let (owned_package, verified) = (package.clone(), set.clone());
-        let admitted = self.on_disk(move |mirror| {
+        let admitted = self.on_disk(move |library| {
             let seen = Observation { signer, ..observation(&owned_package, &verified, &sums) };
-            mirror.admit_blocking(&seen, now)
+            library.admit_blocking(&seen, now)
         });
         match admitted.await? {
             Ok(admitted) => Ok(admitted),
@@ -245,7 +248,7 @@ impl Mirror {
         let Some(judgement) = judgement else { return Ok(Ok(Admission::HistoryUnavailable)) };
         match judgement.verdict {
             HistoryVerdict::Refused(refusal) => {
-                self.counters.count_unproven(&provider.host, AdmissionRefusal::word(&refusal));
+                self.runtime.counters.count_unproven(&provider.host, AdmissionRefusal::word(&refusal));
                 let words = AdmissionRefusal::refusal_text(&refusal);
                 Ok(Err(AdmissionRefusal { words, is_of_the_provider: refusal == HistoryRefusal::SignatureLost }))
             }

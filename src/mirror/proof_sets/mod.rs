@@ -4,6 +4,10 @@ pub(in crate::mirror) mod fetch;
 pub(in crate::mirror) mod replace;
 pub(in crate::mirror) mod unsigned;
 
+use crate::mirror::request_context::FlightGroup;
+use crate::mirror::single_flight::SingleFlights;
+use crate::mirror::tasks::WorkLimit;
+use crate::mirror::{Documents, Library, Runtime};
 use std::sync::Arc;
 
 use crate::address::{Package, Platform, ProviderAddress, Version};
@@ -18,7 +22,7 @@ use crate::mirror::library::Signer;
 use crate::mirror::library::proof_set::{ProofSet, StoredProofSet, UsableProofSet};
 use crate::mirror::proof_sets::fetch::{Admission, ProofSetFetch, companion_failure};
 use crate::mirror::single_flight::SharedResult;
-use crate::mirror::{Answer, FetchReason, Mirror, Outcome, RequestContext, default_if_gone};
+use crate::mirror::{Answer, FetchReason, Outcome, RequestContext, default_if_gone};
 use crate::store::Key;
 use crate::upstream::Upstream;
 use crate::upstream::discovery::Service;
@@ -26,6 +30,8 @@ use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::outbound::{Connectivity, origin};
 use crate::upstream::providers::download_url;
 
+/// The most proof sets verified at a time; each may take a second of CPU.
+const MAX_CONCURRENT_VERIFICATIONS: usize = 2;
 /// The download document, SHA256SUMS and the signature.
 const REQUESTS: u32 = 3;
 
@@ -70,7 +76,24 @@ impl From<Error> for SetFetchError {
     }
 }
 
-impl Mirror {
+/// Fetches, verifies and serves proof sets.
+#[derive(Debug)]
+pub struct ProofSets {
+    pub(in crate::mirror) runtime: Arc<Runtime>,
+    pub(in crate::mirror) library: Arc<Library>,
+    pub(in crate::mirror) documents: Arc<Documents>,
+    flights: SingleFlights<(Package, ProofSetRefresh, FlightGroup), SharedResult<SetFlight>>,
+    verification_limit: WorkLimit,
+}
+
+impl ProofSets {
+    pub(in crate::mirror) fn new(runtime: Arc<Runtime>, library: Arc<Library>, documents: Arc<Documents>) -> Arc<Self> {
+        let verification_limit = WorkLimit::of(MAX_CONCURRENT_VERIFICATIONS);
+        Arc::new(Self { runtime, library, documents, flights: SingleFlights::default(), verification_limit })
+    }
+}
+
+impl ProofSets {
     /// Returns the proof set to serve for a package: the current one, or its predecessor while only that one's archive
     /// is stored and upstream does not answer (DESIGN, promise 2).
     pub async fn proof_set(
@@ -84,6 +107,7 @@ impl Mirror {
         let stored = self.usable_set(package, call).await?;
         if let Some(stored) = stored.as_ref().filter(|stored| !stored.stored_set.age.gone) {
             rule = self
+                .documents
                 .rule_for_location(Service::Providers, &stored.stored_set.current.metadata.asked, &upstream, rule)
                 .await?;
         }
@@ -93,9 +117,9 @@ impl Mirror {
         {
             return Err(Error::NotFound(not_found));
         }
-        if self.connectivity() == Connectivity::Offline {
+        if self.runtime.connectivity() == Connectivity::Offline {
             let has_archive = match &stored {
-                Some(archive) => self.has_archive(archive.offline_set().document.shasum).await?,
+                Some(archive) => self.library.has_archive(archive.offline_set().document.shasum).await?,
                 None => false,
             };
             if !has_archive {
@@ -114,8 +138,8 @@ impl Mirror {
         let fly = |fetch_reason, call: &RequestContext| {
             self.join_set_flight(package, upstream, seen, ProofSetRefresh::IfChanged(fetch_reason), call)
         };
-        let answer = self.serve_or_fetch(&subject, &package.provider.host, call, &rule, fetched, fly).await;
-        let answer = answer.inspect_err(|error| self.record_if_offline(error, call, || package.into()))?;
+        let answer = self.documents.serve_or_fetch(&subject, &package.provider.host, call, &rule, fetched, fly).await;
+        let answer = answer.inspect_err(|error| self.library.record_if_offline(error, call, || package.into()))?;
         Ok(match (answer.outcome, fallback) {
             (Outcome::Stale | Outcome::Gone, Some(predecessor)) => {
                 let checked = seen.map_or(answer.checked, |age| age.checked);
@@ -137,7 +161,7 @@ impl Mirror {
         subject: String,
         call: &RequestContext,
     ) -> Error {
-        let missing = self.missing_error(package, subject, call).await;
+        let missing = self.library.missing_error(package, subject, call).await;
         match (&missing, self.is_version_known(package).await) {
             // A 404 tells the client that other platforms may exist. The package is recorded as missing all the same.
             (Error::Offline(_), Ok(true)) if !call.is_step() => Error::NotFound(missing.to_string()),
@@ -149,10 +173,10 @@ impl Mirror {
     /// Returns true if the version is in the stored version list, or if a set of another platform is stored.
     async fn is_version_known(self: &Arc<Self>, package: &Package) -> Result<bool, Error> {
         let Package { provider, version, .. } = package;
-        if !self.platforms_with_sets(provider, version).await?.is_empty() {
+        if !self.library.platforms_with_sets(provider, version).await?.is_empty() {
             return Ok(true);
         }
-        let list = self.stored_document(&Key::ProviderVersions(package.provider.clone())).await?;
+        let list = self.library.stored_document(&Key::ProviderVersions(package.provider.clone())).await?;
         let Some(stored) = list else { return Ok(false) };
         let list = stored.value.versions().await.ok();
         Ok(list.is_some_and(|list| list.get(&package.version).is_some()))
@@ -192,10 +216,12 @@ impl Mirror {
     ) -> Result<Option<UsableProofSet>, Error> {
         let policy = call.upstream(&package.provider.host)?.settings.verification;
         let package = package.clone();
-        let stored = self.on_disk(move |mirror| default_if_gone(mirror.read_set(&package))).await?;
+        let stored = self.library.on_disk(move |library| default_if_gone(library.read_set(&package))).await?;
         Ok(stored.and_then(|stored| stored.meeting_policy(policy)))
     }
+}
 
+impl Library {
     /// The platforms of a version whose sets are stored.
     pub async fn platforms_with_sets(
         self: &Arc<Self>,
@@ -203,9 +229,12 @@ impl Mirror {
         version: &Version,
     ) -> Result<Vec<Platform>, Error> {
         let (provider, version) = (provider.clone(), version.clone());
-        self.on_disk(move |mirror| default_if_gone(mirror.store.records.platforms_with_sets(&provider, &version))).await
+        self.on_disk(move |library| default_if_gone(library.store.records.platforms_with_sets(&provider, &version)))
+            .await
     }
+}
 
+impl ProofSets {
     /// Joins or starts the fetch of a package's set. `seen` is the age of the copy that the caller read.
     pub(in crate::mirror) fn join_set_flight(
         self: &Arc<Self>,
@@ -218,11 +247,11 @@ impl Mirror {
         let subject = describe_set(package);
         // A conditional fetch may return the very URLs that have expired, so the two kinds never share a flight.
         let key = (package.clone(), anew, call.flight_group());
-        self.set_flights.join_or_spawn(&self.tasks, key, Err(Error::Interrupted(subject.clone())), || {
-            let (mirror, package, call) = (Arc::clone(self), package.clone(), self.flight_context(call));
+        self.flights.join_or_spawn(&self.runtime.tasks, key, Err(Error::Interrupted(subject.clone())), || {
+            let (proof_sets, package, call) = (Arc::clone(self), package.clone(), self.runtime.flight_context(call));
             async move {
-                let work = mirror.fetch_set(&subject, &upstream, &package, seen, anew, &call);
-                mirror.with_deadline(&subject, &package.provider.host, work).await
+                let work = proof_sets.fetch_set(&subject, &upstream, &package, seen, anew, &call);
+                proof_sets.runtime.with_deadline(&subject, &package.provider.host, work).await
             }
         })
     }
@@ -242,12 +271,12 @@ impl Mirror {
         {
             // Another flight has landed since the caller read the store.
             let rule = upstream.rule(|fresh| fresh.download);
-            if decide(Some(before.age), &rule, self.connectivity(), call.now) == FreshnessDecision::Serve {
+            if decide(Some(before.age), &rule, self.runtime.connectivity(), call.now) == FreshnessDecision::Serve {
                 return Ok(Aged { age: before.age, value: Arc::clone(before) });
             }
         }
         if let ProofSetRefresh::IfChanged(fetch_reason) = anew {
-            self.charge_revalidation(subject, &package.provider.host, fetch_reason, REQUESTS, call)?;
+            self.runtime.charge_revalidation(subject, &package.provider.host, fetch_reason, REQUESTS, call)?;
         }
         let trust = DiscoveryTrust::for_what_is_held(before.as_ref());
         let build_on = before.as_deref().filter(|_| anew != ProofSetRefresh::Whole);
@@ -255,7 +284,7 @@ impl Mirror {
             if before.is_some() { (0, UnlistedPolicy::Fetched) } else { (RETRIES, UnlistedPolicy::Refused) };
         match self.fetch_verified_set(subject, upstream, package, trust, build_on, retries, unlisted, call).await {
             Ok(set) => {
-                match self.admit(package, &set, Signer::of(&set.proof().how), call.now).await? {
+                match self.library.admit(package, &set, Signer::of(&set.proof().how), call.now).await? {
                     Admission::Consistent | Admission::Changed(_) => self.store_set(package, set, call.now).await,
                     Admission::HistoryUnavailable => {
                         // Once the store is back, its history may contradict this set.
@@ -283,12 +312,15 @@ impl Mirror {
         unlisted: UnlistedPolicy,
         call: &RequestContext,
     ) -> Result<ProofSet, SetFetchError> {
-        let (base, credential_scope) = self.resolve_service(Service::Providers, upstream, trust, call).await?;
+        let (base, credential_scope) =
+            self.documents.resolve_service(Service::Providers, upstream, trust, call).await?;
         let listed = match unlisted {
             UnlistedPolicy::Refused => {
-                self.must_be_listed(package, upstream.rule(|fresh| fresh.download).not_found_lifetime(), call).await?
+                self.documents
+                    .must_be_listed(package, upstream.rule(|fresh| fresh.download).not_found_lifetime(), call)
+                    .await?
             }
-            UnlistedPolicy::Fetched => self.listed(package, call).await,
+            UnlistedPolicy::Fetched => self.documents.listed(package, call).await,
         };
         let spelled = listed.spelled(&package.version);
         let unusable = |reason: String| UpstreamError {
@@ -340,10 +372,10 @@ impl Mirror {
                 let key = Key::ProofSet(package.clone());
                 let until = call.now.after(upstream.rule(|fresh| fresh.download).not_found_lifetime());
                 call.config.not_found.insert(key, error.to_string(), until, call.now);
-                if before.is_some() && self.is_current_config(call) {
+                if before.is_some() && self.runtime.is_current_config(call) {
                     let owned_package = package.clone();
-                    self.on_disk(move |mirror| mirror.remove_set(&owned_package)).await?;
-                    self.bump_revision(&package.provider);
+                    self.library.on_disk(move |library| library.remove_set(&owned_package)).await?;
+                    self.library.bump_revision(&package.provider);
                 }
                 Err(Error::NotFound(error.to_string()))
             }

@@ -1,6 +1,7 @@
 //! Proof sets for providers imported without signatures: larder creates them, and replaces them once upstream offers a
 //! verified set. An unsigned set never replaces a verified one.
 
+use crate::mirror::{Library, ProofSets, Transfers};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -16,7 +17,7 @@ use crate::mirror::freshness::Age;
 use crate::mirror::library::ZipOrigin;
 use crate::mirror::library::proof_set::{ProofSet, StoredProofSet};
 use crate::mirror::transfer::tree::sidecar_files::{conventional_url, set_of};
-use crate::mirror::{AlarmKind, Mirror, RequestContext, default_if_gone};
+use crate::mirror::{AlarmKind, RequestContext, default_if_gone};
 use crate::store::{Key, StoreError};
 use crate::upstream::Upstream;
 use crate::upstream::memory_budget::MemoryGrant;
@@ -67,7 +68,7 @@ pub(in crate::mirror) fn sums_of<'a>(archives: impl IntoIterator<Item = (&'a Pac
     lines.concat().into()
 }
 
-impl Mirror {
+impl ProofSets {
     /// Stores an unsigned set, unless a verified one is stored by now. Returns the set in place.
     pub(in crate::mirror) async fn keep_unsigned(
         self: &Arc<Self>,
@@ -101,7 +102,7 @@ impl Mirror {
         now: Timestamp,
     ) -> Result<(), Error> {
         let owned_package = package.clone();
-        let stored = self.on_disk(move |mirror| default_if_gone(mirror.read_set(&owned_package))).await?;
+        let stored = self.library.on_disk(move |library| default_if_gone(library.read_set(&owned_package))).await?;
         let imported = stored
             .map(|stored| stored.stored_set)
             .filter(|stored_set| stored_set.current.proof().how == ProofBasis::Imported);
@@ -111,37 +112,43 @@ impl Mirror {
         let before = imported.current.document.shasum;
         if before != digest {
             let owned_package = package.clone();
-            if self.on_disk(move |mirror| mirror.is_repacked(&owned_package, before)).await? {
+            if self.library.on_disk(move |library| library.is_repacked(&owned_package, before)).await? {
                 tracing::info!(%package, "an unpacked import is replaced by upstream's archive from now on");
                 return Ok(());
             }
             tracing::error!(%package, imported = %before, upstream = %digest, "ALARM: an unsigned import differs from upstream's archive; upstream's is served from now on");
             let (provider, version) = (provider.clone(), version.clone());
             return self
-                .on_disk(move |mirror| {
+                .library
+                .on_disk(move |library| {
                     let detail = imported_differs(before, digest);
-                    mirror.raise_alarm(AlarmKind::ImportedDiffers, &provider, &version, detail, now);
+                    library.raise_alarm(AlarmKind::ImportedDiffers, &provider, &version, detail, now);
                     Ok(())
                 })
                 .await;
         }
         tracing::info!(%package, "an unsigned import is verified now: it equals upstream's archive");
         let (owned_package, filename) = (package.clone(), set.document.filename.clone());
-        self.on_disk(move |mirror| {
-            mirror.catalog.change_name(&owned_package, |name| {
-                if let Some(archive) = name.archives.iter_mut().find(|archive| archive.digest == digest) {
-                    (archive.proof, archive.filename) = (proof, filename);
-                }
+        self.library
+            .on_disk(move |library| {
+                library.catalog.change_name(&owned_package, |name| {
+                    if let Some(archive) = name.archives.iter_mut().find(|archive| archive.digest == digest) {
+                        (archive.proof, archive.filename) = (proof, filename);
+                    }
+                })
             })
-        })
-        .await
+            .await
     }
+}
 
+impl Library {
     /// True if larder packed the archive from an unpacked import. No published archive has its digest.
     pub(in crate::mirror) fn is_repacked(&self, package: &Package, digest: Digest) -> Result<bool, StoreError> {
         Ok(self.catalog.name(package)?.get(&digest).is_some_and(|archive| archive.zip == ZipOrigin::PackedAnew))
     }
+}
 
+impl Transfers {
     /// Gives every unsigned set of a version the sums of all its platforms.
     pub(in crate::mirror) async fn complete_sums(
         self: &Arc<Self>,
@@ -151,9 +158,9 @@ impl Mirror {
     ) -> Result<(), Error> {
         let upstream = Arc::clone(call.upstream(&provider.host)?);
         let mut unsigned = Vec::new();
-        for platform in self.platforms_with_sets(provider, version).await? {
+        for platform in self.library.platforms_with_sets(provider, version).await? {
             let package = Package { provider: provider.clone(), version: version.clone(), platform };
-            let Some(stored) = self.usable_set(&package, call).await? else { continue };
+            let Some(stored) = self.proof_sets.usable_set(&package, call).await? else { continue };
             if stored.stored_set.current.proof().how == ProofBasis::Imported {
                 unsigned.push((package, stored.stored_set));
             }
@@ -164,10 +171,10 @@ impl Mirror {
                 let digest = stored_set.current.document.shasum;
                 let set = unsigned_set(package, digest, sums.clone(), &upstream, call.now);
                 let set = set.map_err(|reason| Error::Interrupted(format!("the proof set of {package}: {reason}")))?;
-                self.keep_unsigned(package, set, call).await?;
+                self.proof_sets.keep_unsigned(package, set, call).await?;
             }
             let key = Key::ProofSet(package.clone());
-            self.on_disk(move |mirror| mirror.store.records.sync(&key)).await?;
+            self.library.on_disk(move |library| library.store.records.sync(&key)).await?;
         }
         Ok(())
     }
@@ -182,7 +189,7 @@ impl Mirror {
         let upstream = Arc::clone(call.upstream(&provider.host)?);
         let key = Key::ProviderVersions(provider.clone());
         let unreadable = |reason| Error::Interrupted(format!("the cached version list of {provider}: {reason}"));
-        let before = match self.stored_document(&key).await? {
+        let before = match self.library.stored_document(&key).await? {
             Some(stored_list) => stored_list.value,
             None => {
                 let base = upstream.settings.url.join("v1/providers/");
@@ -204,17 +211,19 @@ impl Mirror {
         };
         let of_upstream = Arc::new(StoredDocument { dropped: Bytes::new(), ..(*before).clone() });
         let list = of_upstream.versions().await.map_err(unreadable)?;
-        let dropped = self.dropped_but_stored(&upstream, provider, &list, Some(&before), call.now).await?;
-        self.store_document(key.clone(), StoredDocument { dropped, ..(*before).clone() }).await?;
-        self.on_disk(move |mirror| mirror.store.records.sync(&key)).await?;
-        self.bump_revision(provider);
+        let dropped = self.documents.dropped_but_stored(&upstream, provider, &list, Some(&before), call.now).await?;
+        self.library.store_document(key.clone(), StoredDocument { dropped, ..(*before).clone() }).await?;
+        self.library.on_disk(move |library| library.store.records.sync(&key)).await?;
+        self.library.bump_revision(provider);
         Ok(())
     }
+}
 
+impl Library {
     /// True if an archive of the package was imported without signatures.
     pub async fn was_imported(self: &Arc<Self>, package: &Package) -> Result<bool, Error> {
         let owned_package = package.clone();
-        self.on_disk(move |mirror| Ok(default_if_gone(mirror.catalog.name(&owned_package))?.is_imported())).await
+        self.on_disk(move |library| Ok(default_if_gone(library.catalog.name(&owned_package))?.is_imported())).await
     }
 
     /// Syncs the discovery document and the version list of a provider.
@@ -223,6 +232,6 @@ impl Mirror {
         provider: &ProviderAddress,
     ) -> Result<(), Error> {
         let keys = [Key::Discovery(provider.host.clone()), Key::ProviderVersions(provider.clone())];
-        self.on_disk(move |mirror| keys.iter().try_for_each(|key| mirror.store.records.sync(key).map(drop))).await
+        self.on_disk(move |library| keys.iter().try_for_each(|key| library.store.records.sync(key).map(drop))).await
     }
 }

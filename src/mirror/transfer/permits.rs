@@ -1,12 +1,11 @@
 //! Limits concurrent exports and bundles, and tracks their work until shutdown.
 
+use crate::mirror::Transfers;
 use std::sync::Arc;
 
 use tokio::sync::OwnedSemaphorePermit;
-use tokio::task::JoinHandle;
 
 use crate::error::Error;
-use crate::mirror::Mirror;
 
 /// The most exports and bundles created at a time. Each may occupy a thread for as long as its client takes.
 pub(in crate::mirror) const MAX_TRANSFERS: usize = 4;
@@ -15,7 +14,7 @@ pub(in crate::mirror) const MAX_TRANSFERS: usize = 4;
 #[derive(Debug)]
 pub struct TransferPermit(#[expect(dead_code, reason = "held only for its Drop")] OwnedSemaphorePermit);
 
-impl Mirror {
+impl Transfers {
     /// Takes a permit for an export or a bundle.
     ///
     /// # Errors
@@ -23,16 +22,6 @@ impl Mirror {
     pub fn transfer(&self) -> Result<TransferPermit, Error> {
         let reason = || format!("{MAX_TRANSFERS} exports and bundles are being made, as many as may be at one time");
         let busy = || Error::Busy { subject: "the transfer".to_owned(), reason: reason() };
-        Arc::clone(&self.transfers).try_acquire_owned().map(TransferPermit).map_err(|_| busy())
-    }
-
-    /// Runs an operator's work until it ends or the mirror closes, even if its client has gone.
-    pub fn spawn_until_closed(&self, work: impl Future<Output = ()> + Send + 'static) {
-        drop(self.tasks.spawn(work));
-    }
-
-    /// Runs an operator's file work on a blocking thread. A shutdown waits for it.
-    pub fn spawn_blocking<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
-        self.tasks.spawn_blocking(work)
+        Arc::clone(&self.permits).try_acquire_owned().map(TransferPermit).map_err(|_| busy())
     }
 }

@@ -144,7 +144,7 @@ pub async fn refresh(
 ) -> OperationReport<RefreshResult> {
     let mut report = OperationReport::empty();
     for selector in addresses {
-        report.extend(mirror.refresh(selector, &call()).await, |refreshed| refreshed.news.succeeded());
+        report.extend(mirror.operations.refresh(selector, &call()).await, |refreshed| refreshed.news.succeeded());
     }
     report
 }
@@ -157,7 +157,7 @@ pub async fn purge(
 ) -> OperationReport<PurgeResult> {
     let mut report = OperationReport::empty();
     for selector in addresses {
-        report.extend(mirror.purge(selector, &call()).await.map(|purged| vec![purged]), PurgeResult::is_all);
+        report.extend(mirror.operations.purge(selector, &call()).await.map(|purged| vec![purged]), PurgeResult::is_all);
     }
     report
 }
@@ -170,7 +170,7 @@ pub async fn accept(
 ) -> OperationReport<AcceptResult> {
     let mut report = OperationReport::empty();
     for selector in addresses {
-        let accepted = match mirror.accept(selector, &call()).await {
+        let accepted = match mirror.operations.accept(selector, &call()).await {
             Ok(accepted) if accepted.is_empty() => {
                 report.ok = false;
                 report.errors.push(format!(
@@ -210,7 +210,7 @@ async fn pin_or_unpin(
 ) -> OperationReport<PinResult> {
     let mut report = OperationReport::empty();
     for selector in addresses {
-        report.extend(mirror.pin(selector, pin).await, PinResult::succeeded);
+        report.extend(mirror.operations.pin(selector, pin).await, PinResult::succeeded);
     }
     report
 }
@@ -219,7 +219,7 @@ async fn pin_or_unpin(
 pub async fn pin_job(mirror: &Arc<Mirror>, items: Vec<ToPin>, pin: PinChange) -> OperationReport<PinResult> {
     let mut report = OperationReport::empty();
     let packages = items.iter().filter_map(|item| item.package.clone()).collect();
-    let results = mirror.pin_artifacts(packages, pin).await.map(|results| {
+    let results = mirror.operations.pin_artifacts(packages, pin).await.map(|results| {
         let mut results = results.into_iter();
         let pin_result = |item: ToPin| {
             let not_stored = PinResult { package: item.named, outcome: PinOutcome::NotHeld };

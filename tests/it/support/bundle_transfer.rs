@@ -213,15 +213,16 @@ impl Sealed {
         let (mirror, options, clock) = (Arc::clone(&self.mirror), options.clone(), Clock::system());
         // A bundle arrives some time after it was created.
         clock.advance(Duration::from_secs(3600));
-        let running = tokio::task::spawn_blocking(move || mirror.apply(bundle, &options, &clock, &mut on_event));
+        let running =
+            tokio::task::spawn_blocking(move || mirror.transfers.apply(bundle, &options, &clock, &mut on_event));
         let result = running.await.unwrap();
         // Hashes are computed in the background; stores can be compared when they are done.
-        self.mirror.complete_hashes().await.unwrap();
+        self.mirror.library.complete_hashes().await.unwrap();
         result
     }
 
     pub(crate) async fn close(self) -> Folder {
-        self.mirror.close().await.unwrap();
+        self.mirror.library.close().await.unwrap();
         self.folder
     }
 }
@@ -229,7 +230,7 @@ impl Sealed {
 /// The contents of a closed store, once its background hashes are done.
 pub(crate) async fn settled_contents(builder: Builder, folder: &Folder) -> BTreeMap<String, Vec<u8>> {
     let store = Sealed::open(builder, folder);
-    store.mirror.complete_hashes().await.unwrap();
+    store.mirror.library.complete_hashes().await.unwrap();
     contents(&store.close().await)
 }
 

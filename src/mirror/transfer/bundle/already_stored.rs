@@ -3,13 +3,14 @@
 use crate::address::Package;
 use crate::clock::Timestamp;
 use crate::digest::Digest;
+use crate::mirror::Library;
+use crate::mirror::default_if_gone;
 use crate::mirror::documents::stored::StoredDocument;
 use crate::mirror::freshness::Age;
 use crate::mirror::library::proof_set::ProofSet;
-use crate::mirror::{Mirror, default_if_gone};
 use crate::store::{Key, StoreError};
 
-impl Mirror {
+impl Library {
     /// True if this set or a newer one is stored, with its archive.
     pub(in crate::mirror) fn has_set_or_newer(
         &self,

@@ -1,11 +1,11 @@
 //! The archive of a bundle entry: staged while it is read, or found in the store, then committed with its entry.
 
+use crate::mirror::Library;
 use std::sync::Arc;
 
 use crate::bundle::{ApplyOutcome, BundledFile};
 use crate::clock::Timestamp;
 use crate::digest::{Digest, FastHash};
-use crate::mirror::Mirror;
 use crate::mirror::modules::BundledModule;
 use crate::mirror::transfer::bundle::entry::{EntryVerdict, store_failed};
 use crate::mirror::transfer::bundle::sets::BundledSet;
@@ -44,7 +44,7 @@ impl EntryVerdict {
     /// Prepares staging for the archive, which follows next in the bundle.
     pub(in crate::mirror) fn into_incoming(
         self,
-        mirror: &Arc<Mirror>,
+        library: &Arc<Library>,
         file: &BundledFile,
     ) -> Result<IncomingArchive, String> {
         let artifact = match self {
@@ -56,12 +56,12 @@ impl EntryVerdict {
         let name = format!("carried~{}", file.sha256);
         let staged = || {
             // Leftovers of an earlier run are discarded: reading the bundle again takes only a moment.
-            mirror.store.blobs.stage(&name)?.discard()?;
-            let mut staged = mirror.store.blobs.stage(&name)?;
+            library.store.blobs.stage(&name)?.discard()?;
+            let mut staged = library.store.blobs.stage(&name)?;
             let note = StagedNote { length: Some(file.bytes), ..StagedNote::default() };
             let remembered = match staged.remember(note.clone(), file.bytes) {
                 Err(full) if full.is_full() => {
-                    mirror.free_disk_space(file.bytes, &full).and_then(|()| staged.remember(note, file.bytes))
+                    library.free_disk_space(file.bytes, &full).and_then(|()| staged.remember(note, file.bytes))
                 }
                 remembered => remembered,
             };
@@ -80,12 +80,12 @@ impl EntryVerdict {
     /// Commits an entry that has no archive.
     pub(in crate::mirror) fn commit_without_archive(
         self,
-        mirror: &Mirror,
+        library: &Library,
         now: Timestamp,
     ) -> Result<ApplyOutcome, String> {
         match self {
             Self::AlreadyStored => Ok(ApplyOutcome::Held),
-            Self::Document(document) => document.commit(mirror, now),
+            Self::Document(document) => document.commit(library, now),
             Self::Provider(_) | Self::Module(_) => Err("its manifest names no archive".to_owned()),
         }
     }
@@ -94,7 +94,7 @@ impl EntryVerdict {
     /// an absent archive.
     pub(in crate::mirror) fn commit_with_stored_archive(
         self,
-        mirror: &Mirror,
+        library: &Library,
         missing: impl FnOnce() -> String,
         now: Timestamp,
     ) -> Result<ApplyOutcome, String> {
@@ -110,7 +110,7 @@ impl EntryVerdict {
                 (EntryToCommit::Module(module), digest)
             }
         };
-        let Some(blob) = mirror.store.blobs.get(&digest).map_err(store_failed)? else {
+        let Some(blob) = library.store.blobs.get(&digest).map_err(store_failed)? else {
             return Err(missing());
         };
         let (actual, fast) = blob.hashes().map_err(store_failed)?;
@@ -120,7 +120,11 @@ impl EntryVerdict {
             ));
         }
         let size_bytes = blob.size_bytes();
-        artifact.commit(mirror, StagedBundleArchive { source: ArchiveBytesSource::Stored(blob), fast, size_bytes }, now)
+        artifact.commit(
+            library,
+            StagedBundleArchive { source: ArchiveBytesSource::Stored(blob), fast, size_bytes },
+            now,
+        )
     }
 }
 
@@ -138,14 +142,14 @@ impl StagingArchive {
 
 impl IncomingArchive {
     /// Verifies the staged archive and commits its entry.
-    pub(in crate::mirror) fn commit(self, mirror: &Mirror, now: Timestamp) -> Result<ApplyOutcome, String> {
+    pub(in crate::mirror) fn commit(self, library: &Library, now: Timestamp) -> Result<ApplyOutcome, String> {
         let Self::Staged(arriving) = self else { return Ok(ApplyOutcome::Held) };
         let StagingArchive { entry, staged, file } = *arriving;
         let (actual, fast) = staged.hashes();
         let size_bytes = staged.written();
         let verified = Verified::by_digest(staged, actual, file.sha256).map_err(|verdict| verdict.to_string())?;
         entry.commit(
-            mirror,
+            library,
             StagedBundleArchive { source: ArchiveBytesSource::Staged(Box::new(verified)), fast, size_bytes },
             now,
         )
@@ -153,10 +157,10 @@ impl IncomingArchive {
 }
 
 impl EntryToCommit {
-    fn commit(self, mirror: &Mirror, arrived: StagedBundleArchive, now: Timestamp) -> Result<ApplyOutcome, String> {
+    fn commit(self, library: &Library, arrived: StagedBundleArchive, now: Timestamp) -> Result<ApplyOutcome, String> {
         match self {
-            Self::Provider(set) => set.commit(mirror, arrived, now),
-            Self::Module(module) => module.commit(mirror, arrived, now),
+            Self::Provider(set) => set.commit(library, arrived, now),
+            Self::Module(module) => module.commit(library, arrived, now),
         }
     }
 }
@@ -173,12 +177,17 @@ impl StagedBundleArchive {
     }
 
     /// Publishes a staged archive. The caller holds its digest lock.
-    pub(in crate::mirror) fn publish(self, mirror: &Mirror, digest: Digest, now: Timestamp) -> Result<(), StoreError> {
+    pub(in crate::mirror) fn publish(
+        self,
+        library: &Library,
+        digest: Digest,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
         if let ArchiveBytesSource::Staged(verified) = self.source {
-            mirror.store.blobs.publish(*verified)?;
-            mirror.checked_archives.lock().insert(digest);
+            library.store.blobs.publish(*verified)?;
+            library.catalog.checked.lock().insert(digest);
             // Indexed before it is named: eviction can only remove archives that are in the index.
-            mirror.store.index.archive_stored(&digest, self.size_bytes, now);
+            library.store.index.archive_stored(&digest, self.size_bytes, now);
         }
         Ok(())
     }

@@ -1,22 +1,23 @@
 //! Checks that a whole bundle fits before any of it is applied. Offline, nothing is evicted for it (DESIGN 5).
 
+use crate::mirror::Library;
 use std::collections::HashSet;
 
 use crate::address::Artifact;
 use crate::bundle::{BundleEntry, EntryFile, FileRole, Manifest};
+use crate::mirror::Connectivity;
 use crate::mirror::transfer::bundle::import::ApplyError;
-use crate::mirror::{Connectivity, Mirror};
 
 /// Maximum disk overhead per file: the rest of its last block, its name and its record.
 const FILE_OVERHEAD_BYTES: u64 = 8 << 10;
 
-impl Mirror {
+impl Library {
     /// Refuses a bundle that does not fit or contains unknown registries.
     ///
     /// # Errors
     /// [`ApplyError`]. Nothing was changed.
     pub(in crate::mirror) fn check_capacity(&self, manifest: &Manifest) -> Result<(), ApplyError> {
-        let terms = self.config();
+        let terms = self.runtime.config();
         let foreign: Vec<String> = {
             let mut hosts: Vec<_> = manifest.entries.iter().map(BundleEntry::host).collect();
             hosts.sort();
@@ -32,7 +33,7 @@ impl Mirror {
                 continue;
             }
             for EntryFile { role, file, left_out } in entry.files() {
-                let largest = self.limits.archive_bytes;
+                let largest = self.runtime.limits.archive_bytes;
                 if role == FileRole::Archive && file.bytes > largest {
                     return Err(ApplyError::NoRoom {
                         needed: file.bytes,
@@ -47,14 +48,14 @@ impl Mirror {
                 }
             }
         }
-        let (stays, reason) = match self.connectivity() {
+        let (stays, reason) = match self.runtime.connectivity() {
             Connectivity::Offline => (self.used_bytes(), "[store] max_size is reached, and offline nothing is evicted"),
             Connectivity::Online => (
                 self.exempt_bytes()?,
                 "pinned packages and stored ones of the bundle use up the rest of [store] max_size",
             ),
         };
-        let evictable = match self.connectivity() {
+        let evictable = match self.runtime.connectivity() {
             Connectivity::Offline => 0,
             Connectivity::Online => self.store.index.totals().archive_bytes.saturating_sub(stays),
         };
@@ -83,7 +84,7 @@ impl Mirror {
                 return Ok(self.store.records.get(&self.entry_key(entry))?.is_some());
             }
             BundleEntry::Provider(entry) => (Artifact::Provider(entry.package()), entry.archive),
-            BundleEntry::Module(entry) => (self.artifact_of(&entry.package()), entry.archive),
+            BundleEntry::Module(entry) => (self.runtime.artifact_of(&entry.package()), entry.archive),
         };
         Ok(self.catalog.name(artifact)?.get(&archive.sha256).is_some()
             && self.store.blobs.is_stored(&archive.sha256)?)

@@ -1,11 +1,11 @@
 //! Imports a document of a bundle: parse it, then replace the stored one unless that is newer.
 
+use crate::mirror::Library;
 use bytes::Bytes;
 
 use crate::address::Version;
 use crate::bundle::{ApplyOutcome, BundleEntry, BundledDocument, FetchOrigin, FileRole};
 use crate::clock::Timestamp;
-use crate::mirror::Mirror;
 use crate::mirror::documents::stored::{DocumentMetadata, ReplaceOutcome, StoredDocument};
 use crate::mirror::transfer::bundle::entry::{SmallFiles, store_failed};
 use crate::store::{Durability, Key};
@@ -25,13 +25,13 @@ impl BundledDocumentUpdate {
     /// # Errors
     /// The reason that it is refused.
     pub(in crate::mirror) fn check_entry(
-        mirror: &Mirror,
+        library: &Library,
         entry: &BundleEntry,
         document: &BundledDocument,
         small: &SmallFiles,
         now: Timestamp,
     ) -> Result<Option<Self>, String> {
-        let (key, kept) = (mirror.entry_key(entry), document_of(document, small, now)?);
+        let (key, kept) = (library.entry_key(entry), document_of(document, small, now)?);
         let versions = match &key {
             Key::ProviderVersions(_) => {
                 kept.as_versions().map(|list| list.versions.into_iter().map(|listed| listed.version).collect())
@@ -40,8 +40,8 @@ impl BundledDocumentUpdate {
             _ => kept.discovery_for_clients().map(|_| Vec::new()),
         };
         let versions = versions.map_err(|reason| format!("its document cannot be read: {reason}"))?;
-        let is_held = mirror.has_document_or_newer(&key, &kept, now).map_err(store_failed)?
-            || mirror.keeps_own_discovery(&key, &kept).map_err(store_failed)?;
+        let is_held = library.has_document_or_newer(&key, &kept, now).map_err(store_failed)?
+            || library.keeps_own_discovery(&key, &kept).map_err(store_failed)?;
         if is_held {
             return Ok(None);
         }
@@ -49,17 +49,17 @@ impl BundledDocumentUpdate {
     }
 
     /// Replaces the stored document, unless a newer one was stored since.
-    pub(in crate::mirror) fn commit(self, mirror: &Mirror, now: Timestamp) -> Result<ApplyOutcome, String> {
+    pub(in crate::mirror) fn commit(self, library: &Library, now: Timestamp) -> Result<ApplyOutcome, String> {
         let Self { key, stored, versions } = self;
         if let Key::ProviderVersions(address) = &key {
-            mirror.histories.record_listed(address, &versions, stored.metadata.checked).map_err(store_failed)?;
+            library.histories.record_listed(address, &versions, stored.metadata.checked).map_err(store_failed)?;
         }
-        let made = |before: Option<&StoredDocument>, coming| mirror.merge_stored_entries(&key, before, coming);
-        let placed = mirror.replace_document(&key, stored, now, Durability::Synced, made).map_err(store_failed)?;
+        let made = |before: Option<&StoredDocument>, coming| library.merge_stored_entries(&key, before, coming);
+        let placed = library.replace_document(&key, stored, now, Durability::Synced, made).map_err(store_failed)?;
         if matches!(placed, ReplaceOutcome::KeptExisting(_)) {
             return Ok(ApplyOutcome::Held);
         }
-        let terms = mirror.config();
+        let terms = library.runtime.config();
         terms.not_found.remove_if(|absent| {
             *absent == key
                 || match (absent, &key) {
@@ -69,11 +69,11 @@ impl BundledDocumentUpdate {
                 }
         });
         match &key {
-            Key::ProviderVersions(address) => mirror.bump_revision(address),
-            Key::ModuleVersions(address) => mirror.bump_module_revision(address),
+            Key::ProviderVersions(address) => library.bump_revision(address),
+            Key::ModuleVersions(address) => library.bump_module_revision(address),
             _ => {}
         }
-        mirror.enforce_size_limit();
+        library.enforce_size_limit();
         Ok(ApplyOutcome::Applied { note: None })
     }
 }

@@ -1,6 +1,7 @@
 //! Judges one entry of a bundle by the rules for responses from upstream. It is then committed in the usual order, each
 //! step synced: first-seen record, archive, proof set or location, name.
 
+use crate::mirror::Library;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -9,7 +10,6 @@ use bytes::Bytes;
 use crate::address::{Artifact, PackageSelector};
 use crate::bundle::{BundleEntry, FileRole, SignatureStatus};
 use crate::clock::Timestamp;
-use crate::mirror::Mirror;
 use crate::mirror::modules::BundledModule;
 use crate::mirror::transfer::bundle::documents::{BundledDocumentUpdate, document_from_bundle};
 use crate::mirror::transfer::bundle::sets::BundledSet;
@@ -38,13 +38,13 @@ pub(in crate::mirror) struct EntryCriteria<'a> {
 }
 
 impl EntryCriteria<'_> {
-    pub(in crate::mirror) fn is_accepted(&self, mirror: &Mirror, artifact: &Artifact) -> bool {
+    pub(in crate::mirror) fn is_accepted(&self, library: &Library, artifact: &Artifact) -> bool {
         self.accept.iter().any(|selector| match (selector, artifact) {
             (PackageSelector::Provider(selection), Artifact::Provider(package)) => {
                 selection.of == package.provider && selection.versions.include(&package.version)
             }
             (PackageSelector::Module(selection), Artifact::Module(key)) => {
-                mirror.config().key_of(&selection.of) == key.module && selection.versions.include(&key.version)
+                library.runtime.config().key_of(&selection.of) == key.module && selection.versions.include(&key.version)
             }
             _ => false,
         })
@@ -73,7 +73,7 @@ impl EntryVerdict {
     /// # Errors
     /// The reason that it is refused.
     pub(in crate::mirror) fn check_entry(
-        mirror: &Arc<Mirror>,
+        library: &Arc<Library>,
         entry: &BundleEntry,
         small: &SmallFiles,
         judging: &EntryCriteria<'_>,
@@ -82,17 +82,17 @@ impl EntryVerdict {
             BundleEntry::Discovery { document, .. }
             | BundleEntry::ProviderVersions { document, .. }
             | BundleEntry::ModuleVersions { document, .. } => {
-                let carried = BundledDocumentUpdate::check_entry(mirror, entry, document, small, judging.now)?;
+                let carried = BundledDocumentUpdate::check_entry(library, entry, document, small, judging.now)?;
                 Ok(carried.map_or(Self::AlreadyStored, |carried| Self::Document(Box::new(carried))))
             }
             BundleEntry::Provider(entry) => {
-                let carried = BundledSet::check_entry(mirror, entry, small, judging)?;
+                let carried = BundledSet::check_entry(library, entry, small, judging)?;
                 Ok(carried.map_or(Self::AlreadyStored, |carried| Self::Provider(Box::new(carried))))
             }
             BundleEntry::Module(entry) => {
                 let location =
                     document_from_bundle(&entry.said, small.get(FileRole::Location)?, Bytes::new(), judging.now);
-                let carried = BundledModule::check_entry(mirror, entry, location, judging)?;
+                let carried = BundledModule::check_entry(library, entry, location, judging)?;
                 Ok(carried.map_or(Self::AlreadyStored, |carried| Self::Module(Box::new(carried))))
             }
         }

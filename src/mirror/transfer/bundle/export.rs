@@ -1,5 +1,6 @@
 //! Exports archives from the store into a bundle, with their proof sets and the documents that lead to them.
 
+use crate::mirror::{Library, Transfers};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fs;
 use std::io::{self, Read, Write};
@@ -15,7 +16,6 @@ use crate::bundle::{
 use crate::clock::Timestamp;
 use crate::digest::{Digest, DigestPrefix};
 use crate::error::Error;
-use crate::mirror::Mirror;
 use crate::mirror::documents::stored::StoredDocument;
 use crate::mirror::library::proof_set::{ProofSet, StoredProofSet};
 use crate::mirror::proof_sets;
@@ -95,7 +95,7 @@ impl DeltaBase<'_> {
     }
 }
 
-impl Mirror {
+impl Transfers {
     /// Gathers everything that `init` needs for these archives. Packages and archives in the inventory are left out.
     /// The order is sorted, so the same store gives the same manifest.
     ///
@@ -108,14 +108,15 @@ impl Mirror {
         may_be_partial: bool,
         created: Timestamp,
     ) -> Result<GatheredBundle, GatherError> {
-        let scratch = self.store.blobs.scratch()?;
+        let scratch = self.library.store.blobs.scratch()?;
         let mut small = GatheredFiles { offsets: HashMap::new(), file: scratch.file()?, written: 0, _scratch: scratch };
         let archives = since.map(Inventory::archives).unwrap_or_default();
         let known = DeltaBase { inventory: since, archives };
         let (mut entries, mut missing, mut keys) = (Vec::new(), Vec::new(), BTreeSet::new());
         // A module is stored under its canonical spelling.
-        let key_of =
-            |artifact| if let Artifact::Module(package) = &artifact { self.artifact_of(package) } else { artifact };
+        let key_of = |artifact| {
+            if let Artifact::Module(package) = &artifact { self.runtime.artifact_of(package) } else { artifact }
+        };
         let wanted: BTreeMap<Artifact, Digest> =
             wanted.into_iter().map(|(artifact, digest)| (key_of(artifact), digest)).collect();
         for (artifact, digest) in &wanted {
@@ -172,7 +173,8 @@ impl Mirror {
                     entry_name()
                 ))
             };
-            let blob = self.store.blobs.get(&file.file.sha256).map_err(io::Error::other)?.ok_or_else(evicted)?;
+            let blob =
+                self.library.store.blobs.get(&file.file.sha256).map_err(io::Error::other)?.ok_or_else(evicted)?;
             let with_archive = |e: io::Error| io::Error::new(e.kind(), format!("the archive of {}: {e}", entry_name()));
             writer.file(&file, blob.reader().take(blob.size_bytes())).map_err(with_archive)?;
         }
@@ -185,21 +187,21 @@ impl Mirror {
     /// The disk failed.
     pub fn inventory(&self, now: Timestamp) -> Result<Inventory, Error> {
         let mut inventory = Inventory::new(now);
-        for named in self.store.records.all_named()? {
+        for named in self.library.store.records.all_named()? {
             match &named {
                 Artifact::Provider(package) => {
-                    let Some(stored) = self.read_set(package)? else { continue };
+                    let Some(stored) = self.library.read_set(package)? else { continue };
                     let sets = [Some(&stored.stored_set.current), stored.fallback.as_ref()];
-                    let name = self.catalog.name(package)?;
+                    let name = self.library.catalog.name(package)?;
                     let listed_set = sets.into_iter().flatten().find(|set| name.get(&set.document.shasum).is_some());
-                    let Some(set) = listed_set.filter(|set| self.is_blob_stored(&set.document.shasum)) else {
+                    let Some(set) = listed_set.filter(|set| self.library.is_blob_stored(&set.document.shasum)) else {
                         continue;
                     };
                     inventory.add(&named, set.document.shasum, proof_of(set));
                 }
                 Artifact::Module(package) => {
-                    let Some(carried) = self.exportable_module(package, None)? else { continue };
-                    let record = self.store.records.get(&Key::ModuleLocation(package.clone()))?;
+                    let Some(carried) = self.library.exportable_module(package, None)? else { continue };
+                    let record = self.library.store.records.get(&Key::ModuleLocation(package.clone()))?;
                     let Some(location) = record.and_then(StoredDocument::read) else { continue };
                     inventory.add(&named, carried.archive.digest, Digest::of(&location.body));
                 }
@@ -207,11 +209,15 @@ impl Mirror {
         }
         Ok(inventory)
     }
+}
 
+impl Library {
     fn is_blob_stored(&self, digest: &Digest) -> bool {
         self.store.blobs.is_stored(digest).unwrap_or(false)
     }
+}
 
+impl Transfers {
     fn provider_entry(
         &self,
         package: &Package,
@@ -219,7 +225,7 @@ impl Mirror {
         known: &DeltaBase<'_>,
         small: &mut GatheredFiles,
     ) -> Result<Option<BundleEntry>, GatherError> {
-        let stored = self.read_set(package)?;
+        let stored = self.library.read_set(package)?;
         let stored_set = stored.as_ref().map(|stored_set| &*stored_set.stored_set);
         let Some((set, stored_set)) = stored_set.and_then(|stored_set| Some((set_of(stored_set, digest)?, stored_set)))
         else {
@@ -229,7 +235,7 @@ impl Mirror {
             let reason = "was imported without signatures, so no other mirror can verify it; run `larder import` there";
             return Err(GatherError::Missing(vec![format!("{package} {reason}")]));
         }
-        let Some(blob) = self.store.blobs.get(&digest)? else {
+        let Some(blob) = self.library.store.blobs.get(&digest)? else {
             return Err(not_held(&format!("the archive of {package}")));
         };
         if known.has(&Artifact::from(package), digest, proof_of(set)) {
@@ -265,8 +271,8 @@ impl Mirror {
         small: &mut GatheredFiles,
     ) -> Result<Option<BundleEntry>, GatherError> {
         let not_kept = |subject: &str| not_held(&format!("{subject} of {package}"));
-        let carried = self.exportable_module(package, Some(digest))?.ok_or_else(|| not_kept("the archive"))?;
-        let record = self.store.records.get(&Key::ModuleLocation(package.clone()))?;
+        let carried = self.library.exportable_module(package, Some(digest))?.ok_or_else(|| not_kept("the archive"))?;
+        let record = self.library.store.records.get(&Key::ModuleLocation(package.clone()))?;
         let document = record.and_then(StoredDocument::read).ok_or_else(|| not_kept("the location"))?;
         if known.has(&Artifact::from(package), digest, Digest::of(&document.body)) {
             return Ok(None);
@@ -296,7 +302,7 @@ impl Mirror {
             _ => return Ok(None),
         };
         let stored_document =
-            self.store.records.get(key)?.and_then(StoredDocument::read).ok_or_else(|| not_held(&subject))?;
+            self.library.store.records.get(key)?.and_then(StoredDocument::read).ok_or_else(|| not_held(&subject))?;
         let dropped = if stored_document.dropped.is_empty() {
             None
         } else {

@@ -1,6 +1,7 @@
 //! Imports a bundle. It is refused as a whole before anything changes, or applied entry by entry, each verified first
 //! and then reported. Memory use is limited to the manifest and the small files of one entry.
 
+use crate::mirror::{Library, Transfers};
 use std::collections::HashSet;
 use std::io::Read;
 use std::sync::Arc;
@@ -17,7 +18,6 @@ use crate::bundle::{
 };
 use crate::clock::{Clock, Timestamp};
 use crate::error::Error;
-use crate::mirror::Mirror;
 use crate::mirror::transfer::bundle::archives::IncomingArchive;
 use crate::mirror::transfer::bundle::entry::{EntryCriteria, EntryVerdict, SmallFiles};
 use crate::mirror::transfer::bundle::spool::SharedFiles;
@@ -85,7 +85,7 @@ pub struct ApplyOptions {
     pub max_age: Option<Duration>,
 }
 
-impl Mirror {
+impl Transfers {
     /// Applies a bundle on a blocking thread and reports each step. The returned handle yields the result, even if the
     /// receiver is dropped. Closing the mirror waits for it.
     pub fn spawn_apply(
@@ -95,9 +95,9 @@ impl Mirror {
         clock: Clock,
     ) -> (mpsc::Receiver<ApplyEvent>, JoinHandle<Result<Receipt, ApplyError>>) {
         let (sender, receiver) = mpsc::channel(APPLY_STEP_QUEUE);
-        let mirror = Arc::clone(self);
-        let applying = self.tasks.spawn_blocking(move || {
-            mirror.apply(bundle, &how, &clock, &mut |step| {
+        let transfers = Arc::clone(self);
+        let applying = self.runtime.tasks.spawn_blocking(move || {
+            transfers.apply(bundle, &how, &clock, &mut |step| {
                 // The bundle is applied even if the receiver is gone.
                 let _ = sender.blocking_send(step);
             })
@@ -118,30 +118,30 @@ impl Mirror {
         report: &mut dyn FnMut(ApplyEvent),
     ) -> Result<Receipt, ApplyError> {
         let _alone = self.bundle_import_lock.try_lock().map_err(|_| ApplyError::Busy)?;
-        self.store.check()?;
+        self.library.store.check()?;
         let opened = BundleReader::open(bundle, &how.trust)?;
         let manifest = Arc::clone(&opened.manifest);
         if let Some(max_age) = how.max_age.filter(|max_age| clock.now().since(manifest.created) > *max_age) {
             return Err(ApplyError::TooOld { created: manifest.created, max_age });
         }
         // Blocking is fine here: this is the reader's thread, and only one bundle is applied at a time.
-        Handle::current().block_on(self.store.index.until_complete())?;
-        let _stays = self.hold_entries(&manifest);
-        self.check_capacity(&manifest)?;
+        Handle::current().block_on(self.library.store.index.until_complete())?;
+        let _stays = self.library.hold_entries(&manifest);
+        self.library.check_capacity(&manifest)?;
         let bytes = manifest.files().fold(0, |sum, (_, file)| file.file.bytes.saturating_add(sum));
         report(ApplyEvent::Begun { entries: manifest.entries.len() as u64, bytes });
         let (digest, signature_status) = (opened.digest, opened.signature_status.clone());
         tracing::info!(manifest = %digest, entries = manifest.entries.len(), bytes, ?signature_status, "a bundle is applied");
         let mut taking = BundleApplication {
-            mirror: self,
+            library: &self.library,
             options: how,
             clock,
-            shared: SharedFiles::of(self, &manifest)?,
+            shared: SharedFiles::of(&self.library, &manifest)?,
             opened,
             read: ReadProgress::default(),
         };
         let (entries, mut ended) = taking.apply_entries(&manifest, report);
-        if let Err(error) = self.list_imported_entries(&manifest) {
+        if let Err(error) = self.library.list_imported_entries(&manifest) {
             let reason = || format!("not all imported entries could be listed: {error}; {}", error.remedy());
             ended.get_or_insert_with(reason);
         }
@@ -162,7 +162,7 @@ impl Mirror {
         let [applied, already, refused, not_reached] = receipt.counts();
         tracing::info!(manifest = %digest, applied, already, refused, not_reached, ok = receipt.ok, "a bundle was applied");
         let written = serde_json::to_vec(&receipt).map_err(|e| StoreError::Index(e.to_string()));
-        match written.and_then(|written| self.store.write_receipt(receipt.applied, &digest, &written)) {
+        match written.and_then(|written| self.library.store.write_receipt(receipt.applied, &digest, &written)) {
             Ok(path) => receipt.kept = Some(path.display().to_string()),
             Err(error) => {
                 tracing::error!(%error, to_do = error.remedy(), "the receipt of a bundle could not be written");
@@ -170,9 +170,9 @@ impl Mirror {
                 receipt.ended.get_or_insert_with(|| format!("the receipt could not be written: {error}"));
             }
         }
-        let mirror = Arc::clone(self);
-        self.tasks.spawn(async move {
-            if let Err(error) = mirror.complete_hashes().await {
+        let transfers = Arc::clone(self);
+        self.runtime.tasks.spawn(async move {
+            if let Err(error) = transfers.library.complete_hashes().await {
                 tracing::error!(%error, "the h1 hashes of a bundle's archives could not be computed");
             }
         });
@@ -189,7 +189,7 @@ struct ReadProgress {
 }
 
 struct BundleApplication<'a, R> {
-    mirror: &'a Arc<Mirror>,
+    library: &'a Arc<Library>,
     options: &'a ApplyOptions,
     clock: &'a Clock,
     shared: SharedFiles,
@@ -282,11 +282,11 @@ impl<R: Read> BundleApplication<'_, R> {
                     signature_status: &self.opened.signature_status,
                     now,
                 };
-                EntryVerdict::check_entry(self.mirror, entry, &small, &judging)
+                EntryVerdict::check_entry(self.library, entry, &small, &judging)
             }
         };
         let Some(archive) = archive else {
-            return Ok(outcome(update.and_then(|update| update.commit_without_archive(self.mirror, now))));
+            return Ok(outcome(update.and_then(|update| update.commit_without_archive(self.library, now))));
         };
         if !carried.contains(&FileRole::Archive) {
             let missing = || match archive.left_out {
@@ -297,10 +297,10 @@ impl<R: Read> BundleApplication<'_, R> {
                 ),
                 false => self.shared.refusal(&archive),
             };
-            let taken = update.and_then(|update| update.commit_with_stored_archive(self.mirror, missing, now));
+            let taken = update.and_then(|update| update.commit_with_stored_archive(self.library, missing, now));
             return Ok(outcome(taken));
         }
-        let mut incoming = update.and_then(|update| update.into_incoming(self.mirror, &archive.file));
+        let mut incoming = update.and_then(|update| update.into_incoming(self.library, &archive.file));
         let content = self.read(&archive, report, |piece| {
             // The bytes of a refused or stored archive are read and discarded.
             let Ok(IncomingArchive::Staged(staged)) = &mut incoming else { return };
@@ -321,7 +321,7 @@ impl<R: Read> BundleApplication<'_, R> {
         if let Some(reason) = digest_mismatch(&archive, content?) {
             return Ok(outcome(Err(reason)));
         }
-        Ok(outcome(incoming.and_then(|incoming| incoming.commit(self.mirror, now))))
+        Ok(outcome(incoming.and_then(|incoming| incoming.commit(self.library, now))))
     }
 
     fn read(

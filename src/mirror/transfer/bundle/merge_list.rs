@@ -1,6 +1,7 @@
 //! Keeps stored versions listed when a bundle brings a new version list, as for versions that upstream has dropped
 //! (`keep_gone`).
 
+use crate::mirror::Library;
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
@@ -8,7 +9,6 @@ use serde_json::value::RawValue;
 
 use crate::address::{ModuleAddress, Platform, ProviderAddress, Version};
 use crate::bundle::{BundleEntry, Manifest};
-use crate::mirror::Mirror;
 use crate::mirror::documents::provider_versions::entry_of;
 use crate::mirror::documents::stored::StoredDocument;
 use crate::mirror::modules::entry_of_module;
@@ -16,7 +16,7 @@ use crate::store::{Durability, Key, StoreError};
 
 type ListEntries = BTreeMap<Version, Box<RawValue>>;
 
-impl Mirror {
+impl Library {
     /// Merges a bundle's document with the stored one that it replaces: versions with stored archives, and services,
     /// stay listed.
     pub(in crate::mirror) fn merge_stored_entries(
@@ -26,7 +26,7 @@ impl Mirror {
         coming: StoredDocument,
     ) -> Result<StoredDocument, StoreError> {
         let keeps_gone = |host| {
-            let terms = self.config();
+            let terms = self.runtime.config();
             terms.upstreams.get(host).is_some_and(|upstream| upstream.settings.keep_gone)
         };
         let dropped = match key {
@@ -113,7 +113,7 @@ impl Mirror {
             .iter()
             .filter_map(|entry| match entry {
                 BundleEntry::Provider(entry) => Some(Key::ProviderVersions(entry.provider.clone())),
-                BundleEntry::Module(entry) => Some(Key::ModuleVersions(self.config().key_of(&entry.module))),
+                BundleEntry::Module(entry) => Some(Key::ModuleVersions(self.runtime.config().key_of(&entry.module))),
                 BundleEntry::Discovery { .. }
                 | BundleEntry::ProviderVersions { .. }
                 | BundleEntry::ModuleVersions { .. } => None,

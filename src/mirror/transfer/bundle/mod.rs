@@ -13,7 +13,6 @@ pub(in crate::mirror) mod modules;
 pub(in crate::mirror) mod sets;
 pub(in crate::mirror) mod spool;
 
-pub(in crate::mirror) use crate::mirror::library::eviction_hold::EvictionHolds;
 pub(in crate::mirror) use crate::mirror::transfer::bundle::archives::{ArchiveBytesSource, StagedBundleArchive};
 pub(in crate::mirror) use crate::mirror::transfer::bundle::entry::{EntryCriteria, store_failed};
 pub use crate::mirror::transfer::bundle::export::{GatherError, GatheredBundle};

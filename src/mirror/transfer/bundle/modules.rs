@@ -1,6 +1,7 @@
 //! Module versions in bundles, exported and imported. On import the archive's tree is digested again and compared with
 //! the first-seen record, as if it had been fetched.
 
+use crate::mirror::Library;
 use std::io::{self, Write};
 use std::sync::Arc;
 
@@ -8,12 +9,12 @@ use crate::address::{Artifact, FileName, ModulePackage};
 use crate::bundle::{ApplyOutcome, ModuleEntry};
 use crate::clock::Timestamp;
 use crate::digest::{Digest, Hasher};
+use crate::mirror::default_if_gone;
 use crate::mirror::documents::stored::StoredDocument;
 use crate::mirror::library::module_history::{self, PinnedTree, TreeComparison};
 use crate::mirror::library::{PackageHashState, StoredArchive, ZipOrigin};
 use crate::mirror::modules::location::subdir_in_archive;
 use crate::mirror::transfer::bundle::{ArchiveBytesSource, EntryCriteria, StagedBundleArchive, store_failed};
-use crate::mirror::{Mirror, default_if_gone};
 use crate::pack::{ArchiveFormat, PACKER, PackResult, Tree, TreeEntry, TreeLimits, TreePath, pack, unpack_from};
 use crate::store::{Durability, Key, StoreError};
 use crate::upstream::request::Validators;
@@ -40,7 +41,7 @@ pub(in crate::mirror) struct BundledModule {
     is_accepted: bool,
 }
 
-impl Mirror {
+impl Library {
     /// The stored archive of a version for export: the one with this digest, or the current one. Its tree must be the
     /// pinned one.
     pub(in crate::mirror) fn exportable_module(
@@ -71,13 +72,13 @@ impl BundledModule {
     /// # Errors
     /// The reason that it is refused.
     pub(in crate::mirror) fn check_entry(
-        mirror: &Mirror,
+        library: &Library,
         entry: &ModuleEntry,
         location: StoredDocument,
         judging: &EntryCriteria<'_>,
     ) -> Result<Option<Self>, String> {
         let (package, now) = (entry.package(), judging.now);
-        let key = mirror.config().key_of_package(&package);
+        let key = library.runtime.config().key_of_package(&package);
         let located = Arc::new(location.clone()).as_location(&package).map_err(|e| e.to_string())?;
         if let Some(subdir) = &entry.subdir {
             // Part of a location, which is sent as a header.
@@ -89,10 +90,10 @@ impl BundledModule {
         }
         drop(subdir_in_archive(&package, located.located.subdir.as_ref()).map_err(|e| e.to_string())?);
         let is_held = || -> Result<bool, StoreError> {
-            let is_there = default_if_gone(mirror.store.blobs.is_stored(&entry.archive.sha256))?
-                && mirror.catalog.name(&key)?.get(&entry.archive.sha256).is_some();
-            let is_located = mirror.has_document_or_newer(&Key::ModuleLocation(key.clone()), &location, now)?;
-            let is_pinned = module_history::read_first_seen(mirror, &key)?
+            let is_there = default_if_gone(library.store.blobs.is_stored(&entry.archive.sha256))?
+                && library.catalog.name(&key)?.get(&entry.archive.sha256).is_some();
+            let is_located = library.has_document_or_newer(&Key::ModuleLocation(key.clone()), &location, now)?;
+            let is_pinned = module_history::read_first_seen(library, &key)?
                 .first_seen()
                 .is_some_and(|seen| seen.pinned.tree == entry.tree);
             Ok(is_there && is_located && is_pinned)
@@ -110,7 +111,7 @@ impl BundledModule {
             at: entry.first_seen.min(now),
         };
         let (archive, origin) = (entry.archive.sha256, entry.origin.clone());
-        let is_accepted = judging.is_accepted(mirror, &Artifact::Module(key.clone()));
+        let is_accepted = judging.is_accepted(library, &Artifact::Module(key.clone()));
         Ok(Some(Self { package, key, location, archive, origin, pinned_tree, is_accepted }))
     }
 
@@ -124,25 +125,25 @@ impl BundledModule {
     /// The reason that it is refused.
     pub(in crate::mirror) fn commit(
         self,
-        mirror: &Mirror,
+        library: &Library,
         arrived: StagedBundleArchive,
         now: Timestamp,
     ) -> Result<ApplyOutcome, String> {
-        if let Err(reason) = self.check_tree(mirror, &arrived.source) {
+        if let Err(reason) = self.check_tree(library, &arrived.source) {
             return Err(arrived.discard_with(reason));
         }
         let StagedBundleArchive { fast, size_bytes, .. } = arrived;
         let Self { package, key, location, archive: digest, origin, pinned_tree: sighting, is_accepted } = self;
         let comparison = if is_accepted {
-            module_history::accept(mirror, &key, sighting.clone()).map(|_| TreeComparison::Consistent)
+            module_history::accept(library, &key, sighting.clone()).map(|_| TreeComparison::Consistent)
         } else {
-            module_history::compare_and_record(mirror, &key, sighting.clone())
+            module_history::compare_and_record(library, &key, sighting.clone())
         };
         let is_right = match comparison {
             Ok(comparison) => {
                 // Not `larder accept`: that would ask upstream, but the tree is in the bundle.
                 let accepting = format!("`larder bundle apply` with `--accept {key}`");
-                let seen = mirror.require_pinned_tree(&package, &key, &sighting, comparison, &accepting);
+                let seen = library.require_pinned_tree(&package, &key, &sighting, comparison, &accepting);
                 seen.map_err(|e| e.to_string())
             }
             Err(reason) => Err(store_failed(reason)),
@@ -150,7 +151,7 @@ impl BundledModule {
         if let Err(reason) = is_right {
             return Err(arrived.discard_with(reason));
         }
-        mirror.resolve_alarms(crate::mirror::modules::RESOLVED_BY_ACCEPT, &key.module, &key.version);
+        library.resolve_alarms(crate::mirror::modules::RESOLVED_BY_ACCEPT, &key.module, &key.version);
         let PinnedTree { tree, commit, packer, source: from, subdir, .. } = sighting;
         let how = ProofBasis::Tree(PackedTree { tree, commit, packer, source: from, subdir });
         let proof = Proof { how, warnings: Vec::new() };
@@ -169,24 +170,24 @@ impl BundledModule {
             first_kept: None,
         };
         let commit = || {
-            let _lock = mirror.catalog.digest_lock(&digest).lock();
-            arrived.publish(mirror, digest, now)?;
+            let _lock = library.catalog.digest_lock(&digest).lock();
+            arrived.publish(library, digest, now)?;
             let location_key = Key::ModuleLocation(key.clone());
-            mirror.replace_document(&location_key, location, now, Durability::Synced, |_, coming| Ok(coming))?;
-            mirror.catalog.change_name(Artifact::Module(key.clone()), |name| {
+            library.replace_document(&location_key, location, now, Durability::Synced, |_, coming| Ok(coming))?;
+            library.catalog.change_name(Artifact::Module(key.clone()), |name| {
                 name.put(archive.clone());
             })
         };
         commit().map_err(store_failed)?;
-        mirror.config().not_found.remove_if(|absent| *absent == Key::ModuleLocation(key.clone()));
-        mirror.bump_module_revision(&key.module);
-        mirror.enforce_size_limit();
+        library.runtime.config().not_found.remove_if(|absent| *absent == Key::ModuleLocation(key.clone()));
+        library.bump_module_revision(&key.module);
+        library.enforce_size_limit();
         Ok(ApplyOutcome::Applied { note: None })
     }
 
     /// Checks that larder packed the archive from the tree that the manifest names.
-    fn check_tree(&self, mirror: &Mirror, source: &ArchiveBytesSource) -> Result<(), String> {
-        let scratch = mirror.store.blobs.scratch().map_err(store_failed)?;
+    fn check_tree(&self, library: &Library, source: &ArchiveBytesSource) -> Result<(), String> {
+        let scratch = library.store.blobs.scratch().map_err(store_failed)?;
         let mut tree = Tree::new(scratch.file().map_err(store_failed)?, TreeLimits::default());
         let unpacked = match source {
             ArchiveBytesSource::Staged(staged) => {

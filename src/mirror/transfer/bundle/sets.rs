@@ -1,11 +1,13 @@
 //! Imports a proof set of a bundle: verify it, compare it with the first-seen record, store it with its archive.
 
+use crate::mirror::Library;
 use std::sync::Arc;
 
 use crate::address::{Artifact, Package, Version};
 use crate::bundle::{ApplyOutcome, FetchOrigin, FileRole, ProviderEntry, SignatureStatus};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
+use crate::mirror::default_if_gone;
 use crate::mirror::freshness::Age;
 use crate::mirror::library::StoredArchive;
 use crate::mirror::library::proof_set::{ProofSet, ProofSetMetadata, StoredProofSet};
@@ -16,7 +18,6 @@ use crate::mirror::proof_sets::fetch::Admission;
 use crate::mirror::transfer::bundle::archives::StagedBundleArchive;
 use crate::mirror::transfer::bundle::entry::{EntryCriteria, SmallFiles, store_failed};
 use crate::mirror::transfer::tree::imported_differs;
-use crate::mirror::{Mirror, default_if_gone};
 use crate::store::{Durability, Key, StoreError};
 use crate::upstream::error::sanitized;
 use crate::upstream::providers::DownloadDocument;
@@ -39,13 +40,13 @@ impl BundledSet {
     /// # Errors
     /// The reason that it is refused.
     pub(in crate::mirror) fn check_entry(
-        mirror: &Mirror,
+        library: &Library,
         entry: &ProviderEntry,
         small: &SmallFiles,
         judging: &EntryCriteria<'_>,
     ) -> Result<Option<Self>, String> {
         let (package, fetch_origin, now) = (entry.package(), &entry.said, judging.now);
-        let terms = mirror.config();
+        let terms = library.runtime.config();
         let policy = terms.upstream(&package.provider.host).map_err(|e| e.to_string())?.settings.verification;
         let [body, sums] = [small.get(FileRole::Document)?, small.get(FileRole::Sums)?];
         let signature = small.get_or_empty(FileRole::Signature);
@@ -66,7 +67,7 @@ impl BundledSet {
         let filename = document.filename.as_str();
         let verified = verify_proof_set(policy, &sums, &signature, &document.keys, filename, &document.shasum);
         let (proof, _) = verified.map_err(|verdict| {
-            mirror.counters.count_unproven(&package.provider.host, verdict.metric_label());
+            library.runtime.counters.count_unproven(&package.provider.host, verdict.metric_label());
             format!("verification failed: {}", sanitized(&verdict.to_string()))
         })?;
         let signer = proof.how.fingerprint();
@@ -88,10 +89,10 @@ impl BundledSet {
         };
         let set = ProofSet::new(metadata, body, sums, signature, &package).map_err(unreadable)?;
         let age = Age { checked: fetch_origin.checked.min(now), gone: fetch_origin.gone };
-        if mirror.has_set_or_newer(&package, &set, age, now).map_err(store_failed)? {
+        if library.has_set_or_newer(&package, &set, age, now).map_err(store_failed)? {
             return Ok(None);
         }
-        let is_accepted = judging.is_accepted(mirror, &Artifact::from(&package));
+        let is_accepted = judging.is_accepted(library, &Artifact::from(&package));
         let is_vouched_for = matches!(judging.signature_status, SignatureStatus::SignedBy(_));
         Ok(Some(Self { package, set: Arc::new(set), age, is_accepted, is_vouched_for }))
     }
@@ -106,11 +107,11 @@ impl BundledSet {
     /// The reason that it is refused.
     pub(in crate::mirror) fn commit(
         self,
-        mirror: &Mirror,
+        library: &Library,
         arrived: StagedBundleArchive,
         now: Timestamp,
     ) -> Result<ApplyOutcome, String> {
-        let note = match self.check_history(mirror, now) {
+        let note = match self.check_history(library, now) {
             Ok(note) => note,
             Err(reason) => return Err(arrived.discard_with(reason)),
         };
@@ -118,37 +119,37 @@ impl BundledSet {
         let Self { package, set, age, .. } = self;
         let StagedBundleArchive { fast, size_bytes, .. } = arrived;
         let committed = || {
-            let _lock = mirror.catalog.digest_lock(&digest).lock();
-            arrived.publish(mirror, digest, now)?;
-            let Some(kept) = mirror.put_carried_set(&package, &set, age, now)? else { return Ok(ApplyOutcome::Held) };
-            mirror.store_name(&package, &kept, StoredArchive::of_set(&set, fast, size_bytes, now))?;
+            let _lock = library.catalog.digest_lock(&digest).lock();
+            arrived.publish(library, digest, now)?;
+            let Some(kept) = library.put_carried_set(&package, &set, age, now)? else { return Ok(ApplyOutcome::Held) };
+            library.store_name(&package, &kept, StoredArchive::of_set(&set, fast, size_bytes, now))?;
             Ok(ApplyOutcome::Applied { note })
         };
         let outcome = committed().map_err(store_failed)?;
-        mirror.config().not_found.remove_if(|key| *key == Key::ProofSet(package.clone()));
-        mirror.bump_revision(&package.provider);
-        mirror.enforce_size_limit();
+        library.runtime.config().not_found.remove_if(|key| *key == Key::ProofSet(package.clone()));
+        library.bump_revision(&package.provider);
+        library.enforce_size_limit();
         Ok(outcome)
     }
 
     /// Compares the set with the first-seen record, with the verdicts for a set from upstream. Returns a note for the
     /// operator, if any.
-    fn check_history(&self, mirror: &Mirror, now: Timestamp) -> Result<Option<String>, String> {
+    fn check_history(&self, library: &Library, now: Timestamp) -> Result<Option<String>, String> {
         let Some(sums) = self.set.checksums() else { return Err("its SHA256SUMS cannot be read".to_owned()) };
         let Package { provider, version, .. } = &self.package;
         let seen = observation(&self.package, &self.set, &sums);
         if self.is_accepted {
-            mirror.histories.accept(provider, &[seen], AcceptScope::Version).map_err(store_failed)?;
+            library.histories.accept(provider, &[seen], AcceptScope::Version).map_err(store_failed)?;
             let signer = self.set.proof().how.fingerprint().map(str::to_owned);
             let found = AcceptedFinding::one(self.package.platform.clone(), signer);
             let accepted = AlarmEvent::Accepted {
                 scope: AcceptScope::Version,
                 findings: &[(version.clone(), found)].into_iter().collect(),
             };
-            mirror.alarms.resolve(&provider.into(), &accepted);
+            library.alarms.resolve(&provider.into(), &accepted);
             return Ok(None);
         }
-        let keys = mirror.histories.keys_of(provider).map_err(store_failed)?.unwrap_or_default();
+        let keys = library.histories.keys_of(provider).map_err(store_failed)?.unwrap_or_default();
         let key = seen.signer.key();
         let is_known = key.is_some_and(|key| keys.contains(key));
         if !self.is_vouched_for && !is_known && !keys.keys().is_empty() {
@@ -156,12 +157,12 @@ impl BundledSet {
             let reason =
                 format!("its signer ({signer}) is not known for this provider, and no trusted key signed the bundle");
             let (part, detail) = (AlarmPart::Platform(self.package.platform.clone()), format!("in a bundle: {reason}"));
-            mirror.raise_alarm_about_part(AlarmKind::WaitsForAccept, provider, version, part, detail, now);
+            library.raise_alarm_about_part(AlarmKind::WaitsForAccept, provider, version, part, detail, now);
             return Err(format!("{reason}; --accept {provider}@{version} accepts it"));
         }
         // A bundle without a trusted signature cannot introduce a key for a provider.
         let signer = if self.is_vouched_for || is_known { seen.signer.clone() } else { Signer::NotChecked };
-        match mirror.admit_blocking(&Observation { signer, ..seen }, now).map_err(store_failed)? {
+        match library.admit_blocking(&Observation { signer, ..seen }, now).map_err(store_failed)? {
             Ok(Admission::Consistent) => Ok(None),
             Ok(Admission::HistoryUnavailable) => Err(store_failed(StoreError::Gone)),
             Ok(Admission::Changed(change)) => Ok(Some(format!(
@@ -176,7 +177,7 @@ impl BundledSet {
     }
 }
 
-impl Mirror {
+impl Library {
     /// Replaces the stored set, which becomes the previous one; synced. `None` if a newer set was stored since the
     /// verification.
     fn put_carried_set(

@@ -1,12 +1,12 @@
 //! Files that several entries of a bundle share. The bundle contains them once, with the first entry, so they are
 //! spooled for the others.
 
+use crate::mirror::Library;
 use std::collections::HashMap;
 use std::os::unix::fs::FileExt;
 
 use crate::bundle::{BundleEntry, EntryFile, Manifest};
 use crate::digest::Digest;
-use crate::mirror::Mirror;
 use crate::store::{Scratch, StoreError};
 
 /// Small files shared by several entries, such as the SHA256SUMS of a version.
@@ -20,7 +20,7 @@ pub(in crate::mirror) struct SharedFiles {
 }
 
 impl SharedFiles {
-    pub(in crate::mirror) fn of(mirror: &Mirror, manifest: &Manifest) -> Result<Self, StoreError> {
+    pub(in crate::mirror) fn of(library: &Library, manifest: &Manifest) -> Result<Self, StoreError> {
         let mut first: HashMap<Digest, &BundleEntry> = HashMap::new();
         let mut wanted = HashMap::new();
         for entry in &manifest.entries {
@@ -35,7 +35,7 @@ impl SharedFiles {
                 }
             }
         }
-        let scratch = mirror.store.blobs.scratch()?;
+        let scratch = library.store.blobs.scratch()?;
         Ok(Self { wanted, offsets: HashMap::new(), file: scratch.file()?, written: 0, _scratch: scratch })
     }
 

@@ -1,6 +1,7 @@
 //! Finds proof for an archive of an imported tree. The sources in order: stored sets, upstream, files beside it in the
 //! tree. The tree comes last because its author controls both.
 
+use crate::mirror::Transfers;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use crate::mirror::library::{Recoverable, Signer};
 use crate::mirror::proof_sets::fetch::Admission;
 use crate::mirror::transfer::tree::sidecar_files::{SidecarFiles, SidecarProof};
 use crate::mirror::transfer::tree::{ProvenBy, UnsignedPolicy};
-use crate::mirror::{Connectivity, Mirror, RequestContext};
+use crate::mirror::{Connectivity, RequestContext};
 use crate::store::StoreError;
 use crate::upstream::Upstream;
 use crate::upstream::breaker::Origin;
@@ -41,7 +42,7 @@ pub(in crate::mirror) enum ArchiveEvidence {
     Against(String),
 }
 
-impl Mirror {
+impl Transfers {
     /// Finds the evidence for an archive of a tree.
     ///
     /// # Errors
@@ -55,12 +56,13 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<ArchiveEvidence, Error> {
         let upstream = Arc::clone(call.upstream(&package.provider.host)?);
-        let stored = self.usable_set(package, call).await?.filter(|stored| is_proven(&stored.stored_set.current));
+        let stored =
+            self.proof_sets.usable_set(package, call).await?.filter(|stored| is_proven(&stored.stored_set.current));
         if let Some(proven) = stored.as_ref().and_then(|stored| evidence_of_set(stored, digest, ProvenBy::HeldSet)) {
             return Ok(proven);
         }
         let mut nothing = "this mirror is offline, so upstream cannot be asked".to_owned();
-        if self.connectivity() == Connectivity::Online {
+        if self.runtime.connectivity() == Connectivity::Online {
             match self.fetch_upstream_set(package, call).await {
                 Ok(Some(stored)) => {
                     return Ok(evidence_of_set(&stored, digest, ProvenBy::Upstream)
@@ -100,7 +102,7 @@ impl Mirror {
         let mut waited = Duration::ZERO;
         let now = loop {
             let now = call.now.after(call.started.elapsed());
-            match self.charge_job(&subject, host, &origins, REQUESTS_PER_SET, call) {
+            match self.runtime.charge_job(&subject, host, &origins, REQUESTS_PER_SET, call) {
                 Ok(()) => break now,
                 Err(Error::Spared(_)) if waited < MAX_RATE_LIMIT_WAIT => {}
                 // An operator waits for the verdict. A backoff of upstream may last minutes, so it is an error.
@@ -109,9 +111,13 @@ impl Mirror {
             tokio::time::sleep(RATE_LIMIT_POLL).await;
             waited += RATE_LIMIT_POLL;
         };
-        let call = self.step_context(now);
-        match self.proof_set(package, &call).await {
-            Ok(_) => Ok(self.usable_set(package, &call).await?.filter(|stored| is_proven(&stored.stored_set.current))),
+        let call = self.runtime.step_context(now);
+        match self.proof_sets.proof_set(package, &call).await {
+            Ok(_) => Ok(self
+                .proof_sets
+                .usable_set(package, &call)
+                .await?
+                .filter(|stored| is_proven(&stored.stored_set.current))),
             Err(Error::NotFound(_)) => Ok(None),
             Err(error) => Err(error),
         }
@@ -135,7 +141,7 @@ impl Mirror {
             }
             SidecarProof::None => {
                 let owned_package = package.clone();
-                let proven = self.on_disk(move |mirror| mirror.histories.digests_of(&owned_package)).await?;
+                let proven = self.library.on_disk(move |library| library.histories.digests_of(&owned_package)).await?;
                 match &proven {
                     Recoverable::Lost(_) => return Ok(ArchiveEvidence::Against(record_lost(package))),
                     Recoverable::Whole(proven) if !proven.is_empty() && !proven.contains(&digest) => {
@@ -168,7 +174,7 @@ impl Mirror {
             return Ok(ArchiveEvidence::NoProof("the sums next to it are unsigned".to_owned()));
         };
         let provider = package.provider.clone();
-        let known = self.on_disk(move |mirror| mirror.histories.keys_of(&provider)).await?;
+        let known = self.library.on_disk(move |library| library.histories.keys_of(&provider)).await?;
         let is_known = known.is_some_and(|log| log.contains(&key));
         let signer = match unsigned {
             _ if is_known => Signer::Key(key),
@@ -179,7 +185,7 @@ impl Mirror {
                 Signer::NotChecked
             }
         };
-        match self.admit(package, &set, signer, call.now).await {
+        match self.library.admit(package, &set, signer, call.now).await {
             Ok(Admission::Consistent | Admission::Changed(_)) => {}
             Ok(Admission::HistoryUnavailable) => return Err(StoreError::Gone.into()),
             Err(error @ (Error::Unverified { .. } | Error::Unaccepted { .. })) => {
@@ -188,7 +194,7 @@ impl Mirror {
             Err(error) => return Err(error),
         }
         // Stale at once, because upstream did not confirm it.
-        let stored_set = self.store_set_confirmed_at(package, *set, Timestamp(0), call.now).await?.value;
+        let stored_set = self.proof_sets.store_set_confirmed_at(package, *set, Timestamp(0), call.now).await?.value;
         let set = Arc::clone(&stored_set.current);
         Ok(ArchiveEvidence::Proven { proven_by: ProvenBy::Tree, stored_set, set, notes })
     }
@@ -212,7 +218,7 @@ pub(in crate::mirror) fn upstream_unavailable(error: &Error) -> String {
         Error::HeldBack { until, .. } => format!("try again after {}", until.date_time()),
         _ => "try again".to_owned(),
     };
-    format!("upstream could not be asked: {error}; {when}, or import it into an offline mirror")
+    format!("upstream could not be asked: {error}; {when}, or import it into an offline transfers")
 }
 
 /// The stored set that names this archive, as evidence.

@@ -1,6 +1,7 @@
 //! Exports a provider tree as a tar, sorted by path, which can be imported unchanged. Everything is looked up before
 //! the first byte is written. Each archive is verified again when it is written.
 
+use crate::mirror::Transfers;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -13,10 +14,10 @@ use crate::error::Error;
 use crate::filesystem_mirror::index::{ArchiveHashes, ProviderIndex, VersionIndex, to_pretty_json};
 use crate::filesystem_mirror::written::ProviderTreeWriter;
 use crate::filesystem_mirror::{MirrorFileKind, MirrorPath, SumsScope};
+use crate::mirror::RequestContext;
 use crate::mirror::archives::Archive;
 use crate::mirror::archives::verified_open::OpenOutcome;
 use crate::mirror::library::proof_set::ProofSet;
-use crate::mirror::{Mirror, RequestContext};
 use crate::store::{Blob, READ_BUFFER_BYTES};
 use crate::verify::ProofBasis;
 
@@ -49,7 +50,7 @@ enum ExportedContents {
     Blob(Blob),
 }
 
-impl Mirror {
+impl Transfers {
     /// Looks up the files of a tree with these packages. Archives in `have` are left out; the index and proof files
     /// still list them.
     ///
@@ -118,14 +119,14 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<(Arc<ProofSet>, ArchiveHashes), Error> {
         let no_set = || Error::NotKept(format!("the proof set for the archive of {package}"));
-        let stored = self.usable_set(package, call).await?.ok_or_else(no_set)?;
+        let stored = self.proof_sets.usable_set(package, call).await?.ok_or_else(no_set)?;
         let predecessor = stored.stored_set.predecessor.as_ref().map(|(set, _)| set);
         let mut sets = [Some(&stored.stored_set.current), stored.fallback.as_ref(), predecessor].into_iter().flatten();
         let set = sets.find(|set| set.document.shasum == digest).ok_or_else(no_set)?;
-        if self.stored_archive(package, digest).await?.is_none() || !self.has_archive(digest).await? {
+        if self.library.stored_archive(package, digest).await?.is_none() || !self.library.has_archive(digest).await? {
             return Err(Error::NotKept(format!("the archive of {package}")));
         }
-        let h1 = self.package_hash(package, digest).await?;
+        let h1 = self.library.package_hash(package, digest).await?;
         Ok((Arc::clone(set), ArchiveHashes { digest, h1 }))
     }
 }
@@ -160,14 +161,14 @@ impl Export {
     ///
     /// # Errors
     /// The reader is gone, or an archive is damaged or missing. The tar is then incomplete.
-    pub async fn write<W: Write + Send + 'static>(self, mirror: &Arc<Mirror>, out: W) -> io::Result<W> {
+    pub async fn write<W: Write + Send + 'static>(self, transfers: &Arc<Transfers>, out: W) -> io::Result<W> {
         let mut tar = ProviderTreeWriter::new(out);
         for (path, file) in self.files {
             let path = path.to_string();
             let contents = match file {
                 ExportedFile::Small(bytes) => ExportedContents::Bytes(bytes),
                 ExportedFile::Archive(package, digest) => {
-                    match open(mirror, &package, digest, &self.call).await.map_err(io::Error::other)? {
+                    match open(transfers, &package, digest, &self.call).await.map_err(io::Error::other)? {
                         Archive::InMemory { bytes, .. } => ExportedContents::Bytes(bytes),
                         Archive::OnDisk { blob, .. } => ExportedContents::Blob(blob),
                         Archive::Arriving { .. } | Archive::PassedThrough { .. } => {
@@ -176,7 +177,7 @@ impl Export {
                     }
                 }
             };
-            let writing = mirror.tasks.spawn_blocking(move || {
+            let writing = transfers.runtime.tasks.spawn_blocking(move || {
                 match contents {
                     ExportedContents::Bytes(bytes) => tar.add(&path, bytes.len() as u64, &bytes[..])?,
                     ExportedContents::Blob(blob) => {
@@ -188,7 +189,7 @@ impl Export {
             });
             tar = writing.await.map_err(io::Error::other)??;
         }
-        mirror.tasks.spawn_blocking(move || tar.end()).await.map_err(io::Error::other)?
+        transfers.runtime.tasks.spawn_blocking(move || tar.end()).await.map_err(io::Error::other)?
     }
 
     /// The number of archives to be written.
@@ -198,14 +199,14 @@ impl Export {
 }
 
 async fn open(
-    mirror: &Arc<Mirror>,
+    transfers: &Arc<Transfers>,
     package: &Package,
     digest: Digest,
     call: &RequestContext,
 ) -> Result<Archive, Error> {
     let gone = || Error::NotKept(format!("the archive of {package}"));
-    let stored_archive = mirror.stored_archive(package, digest).await?.ok_or_else(gone)?;
-    match mirror.open_stored(package, &stored_archive, call).await? {
+    let stored_archive = transfers.library.stored_archive(package, digest).await?.ok_or_else(gone)?;
+    match transfers.reader.open_stored(package, &stored_archive, call).await? {
         OpenOutcome::Checked(archive) => Ok(archive),
         OpenOutcome::Missing | OpenOutcome::Damaged => Err(gone()),
     }

@@ -2,6 +2,7 @@
 //! reported package is final whatever happens to the rest. Importing the same tree again continues an interrupted
 //! import.
 
+use crate::mirror::Transfers;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io::{self, Read};
 use std::sync::Arc;
@@ -15,17 +16,17 @@ use crate::error::Error;
 use crate::filesystem_mirror::carried::{ProviderTreeReader, TarEntry, TarFileContents};
 use crate::filesystem_mirror::layout::{enclosing_package, enclosing_package_folder};
 use crate::filesystem_mirror::{MirrorFileKind, MirrorPath, PathMeaning};
+use crate::mirror::RequestContext;
 use crate::mirror::transfer::tree::repack::PackageRepack;
 use crate::mirror::transfer::tree::sidecar_files::SidecarFiles;
 use crate::mirror::transfer::tree::staging::{StagedTreeArchive, WaitingArchives};
 use crate::mirror::transfer::tree::{FileVerdict, ImportCounts, ImportStep, ImportedFile, UnsignedPolicy};
-use crate::mirror::{Mirror, RequestContext};
 use crate::store::StoreError;
 
 /// Maximum number of steps queued for the reader.
 const IMPORT_STEP_QUEUE: usize = 16;
 
-impl Mirror {
+impl Transfers {
     /// Imports a tree that arrives as a tar, with the files of one provider together. Their order within the provider
     /// does not matter, unless too many archives wait for their proof. Reports each file, and stops when the receiver
     /// is dropped.
@@ -42,12 +43,12 @@ impl Mirror {
         let busy =
             |_| Error::Busy { subject: "the import".to_owned(), reason: "another tree is being imported".to_owned() };
         let alone = alone.map_err(busy)?;
-        self.store.check()?;
+        self.library.store.check()?;
         let (sender, steps) = channel(IMPORT_STEP_QUEUE);
         let import = TreeImport {
-            mirror: Arc::clone(self),
+            transfers: Arc::clone(self),
             runtime: Handle::current(),
-            call: self.flight_context(call),
+            call: self.runtime.flight_context(call),
             unsigned,
             steps: sender,
             sidecars: SidecarFiles::default(),
@@ -61,7 +62,7 @@ impl Mirror {
             counts: ImportCounts::default(),
         };
         let last_step = import.steps.clone();
-        self.tasks.spawn_blocking(move || {
+        self.runtime.tasks.spawn_blocking(move || {
             let last = import.run(tar);
             // Released before the last step is sent: a script that reads it may start its next import at once.
             drop(alone);
@@ -73,7 +74,7 @@ impl Mirror {
 }
 
 pub(in crate::mirror) struct TreeImport {
-    pub(in crate::mirror) mirror: Arc<Mirror>,
+    pub(in crate::mirror) transfers: Arc<Transfers>,
     pub(in crate::mirror) runtime: Handle,
     pub(in crate::mirror) call: RequestContext,
     pub(in crate::mirror) unsigned: UnsignedPolicy,
@@ -246,7 +247,7 @@ impl TreeImport {
         self.enter_provider(&package.provider)?;
         if self.repack.as_ref().is_none_or(|packing| packing.folder != place) {
             self.finish_package()?;
-            let begun = PackageRepack::begin(&self.mirror, package.clone(), place.to_owned());
+            let begun = PackageRepack::begin(&self.transfers.library, package.clone(), place.to_owned());
             let mut packing = begun.map_err(ImportAbort::store_failed_at(place))?;
             if !self.packed.insert(package.clone()) {
                 let reason = "its files are in two places of the tree, so neither is known to be complete";
@@ -265,17 +266,17 @@ impl TreeImport {
     /// Completes and syncs the documents that several archives share.
     fn sync_shared_documents(&self) -> Result<(), Error> {
         self.runtime.block_on(async {
-            let call = self.mirror.step_context(self.call.now.after(self.call.started.elapsed()));
+            let call = self.transfers.runtime.step_context(self.call.now.after(self.call.started.elapsed()));
             for (provider, version) in &self.vouched_for {
-                self.mirror.complete_sums(provider, version, &call).await?;
+                self.transfers.complete_sums(provider, version, &call).await?;
             }
             let providers: BTreeSet<_> = self.vouched_for.iter().map(|(provider, _)| provider).collect();
             for provider in providers {
-                self.mirror.list_imported(provider, &call).await?;
+                self.transfers.list_imported(provider, &call).await?;
             }
             for provider in &self.affected_providers {
-                self.mirror.sync_provider_documents(provider).await?;
-                self.mirror.bump_revision(provider);
+                self.transfers.library.sync_provider_documents(provider).await?;
+                self.transfers.library.bump_revision(provider);
             }
             Ok(())
         })

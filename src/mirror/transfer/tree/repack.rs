@@ -1,12 +1,12 @@
 //! Repacks an unpacked package of a tree into a deterministic zip. Its files are spooled first.
 
+use crate::mirror::Library;
 use std::io::{self, Read, Write};
 use std::sync::Arc;
 
 use crate::address::Package;
 use crate::filesystem_mirror::Mode;
 use crate::filesystem_mirror::carried::TarFileContents;
-use crate::mirror::Mirror;
 use crate::mirror::transfer::tree::import::{ImportAbort, TreeImport};
 use crate::mirror::transfer::tree::staging::{ArchiveOrigin, staged_archive};
 use crate::pack::{Tree, TreeEntry, TreeError, TreeLimits, TreePath, pack_zip};
@@ -31,9 +31,10 @@ impl PackageRepack {
     ///
     /// # Errors
     /// The spool could not be created.
-    pub(in crate::mirror) fn begin(mirror: &Mirror, package: Package, place: String) -> Result<Self, StoreError> {
-        let scratch = mirror.store.blobs.scratch()?;
-        let limits = TreeLimits { entries: PackageLimits::default().entries, bytes: mirror.limits.archive_bytes };
+    pub(in crate::mirror) fn begin(library: &Library, package: Package, place: String) -> Result<Self, StoreError> {
+        let scratch = library.store.blobs.scratch()?;
+        let limits =
+            TreeLimits { entries: PackageLimits::default().entries, bytes: library.runtime.limits.archive_bytes };
         Ok(Self { package, folder: place, tree: Tree::new(scratch.file()?, limits), flaw: None, scratch })
     }
 

@@ -125,7 +125,7 @@ impl TreeImport {
         if let Err(error) = self.call.upstream(&package.provider.host) {
             return Ok(Err(error.to_string()));
         }
-        let most = self.mirror.limits.archive_bytes.min(self.mirror.refresh_size_limit());
+        let most = self.transfers.runtime.limits.archive_bytes.min(self.transfers.library.refresh_size_limit());
         if size_bytes > most {
             return Ok(Err(format!("it has {size_bytes} bytes, the limit for archives is {most}")));
         }
@@ -149,15 +149,17 @@ impl TreeImport {
         let failed = ImportAbort::store_failed_at(file);
         let name = format!("import~{}", &FastHash::of(file.as_bytes()).to_string()[..16]);
         // Leftovers of an interrupted import may have other bytes.
-        self.mirror.store.blobs.stage(&name).and_then(Staged::discard).map_err(&failed)?;
-        let mut staged = self.mirror.store.blobs.stage(&name).map_err(&failed)?;
+        self.transfers.library.store.blobs.stage(&name).and_then(Staged::discard).map_err(&failed)?;
+        let mut staged = self.transfers.library.store.blobs.stage(&name).map_err(&failed)?;
         let note = StagedNote { length: Some(size_bytes), ..StagedNote::default() };
         let Err(full) = staged.remember(note.clone(), size_bytes) else { return Ok(staged) };
         let again = if full.is_full() {
             match self.judge_waiting() {
-                Ok(()) => {
-                    self.mirror.free_disk_space(size_bytes, &full).and_then(|()| staged.remember(note, size_bytes))
-                }
+                Ok(()) => self
+                    .transfers
+                    .library
+                    .free_disk_space(size_bytes, &full)
+                    .and_then(|()| staged.remember(note, size_bytes)),
                 Err(stop) => {
                     discard(staged);
                     return Err(stop);

@@ -1,6 +1,7 @@
 //! Finds evidence for an unpacked package of a tree. No SHA256SUMS names its zip, so no signature proves it. Its `h1:`
 //! equals that of the published archive, which tells whether its files are the same.
 
+use crate::mirror::{Library, Transfers};
 use std::sync::Arc;
 
 use crate::address::Package;
@@ -8,10 +9,10 @@ use crate::error::Error;
 use crate::mirror::archives::verified_open::unless_damaged;
 use crate::mirror::library::{PackageHashState, Recoverable};
 use crate::mirror::transfer::tree::evidence::{ArchiveEvidence, is_proven, record_lost, upstream_unavailable};
-use crate::mirror::{Connectivity, Mirror, RequestContext, default_if_gone};
+use crate::mirror::{Connectivity, RequestContext, default_if_gone};
 use crate::store::StoreError;
 
-impl Mirror {
+impl Transfers {
     /// Finds the evidence about an unpacked package with this `h1:`. If a proven archive exists here or upstream, the
     /// unpacked files are refused: storing them would bypass its proof.
     ///
@@ -24,7 +25,7 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<ArchiveEvidence, Error> {
         let owned_package = package.clone();
-        let hashes = self.on_disk(move |mirror| mirror.held_package_hashes(&owned_package)).await?;
+        let hashes = self.library.on_disk(move |library| library.held_package_hashes(&owned_package)).await?;
         if hashes.iter().any(|stored| stored == h1) {
             return Ok(ArchiveEvidence::AlreadyStored);
         }
@@ -34,12 +35,13 @@ impl Mirror {
             )));
         }
         let warm = format!("run `larder warm {}@{}`", package.provider, package.version);
-        if self.usable_set(package, call).await?.is_some_and(|stored| is_proven(&stored.stored_set.current)) {
+        if self.proof_sets.usable_set(package, call).await?.is_some_and(|stored| is_proven(&stored.stored_set.current))
+        {
             let reason = "a stored proof set covers its published archive, not unpacked files";
             return Ok(ArchiveEvidence::Against(format!("{reason}; import that archive, or {warm}")));
         }
         let mut nothing = "this mirror is offline, so upstream cannot be asked".to_owned();
-        if self.connectivity() == Connectivity::Online {
+        if self.runtime.connectivity() == Connectivity::Online {
             match self.fetch_upstream_set(package, call).await {
                 Ok(Some(_)) => {
                     let reason = "upstream's proof set covers the published archive, not unpacked files";
@@ -51,7 +53,7 @@ impl Mirror {
             }
         }
         let owned_package = package.clone();
-        let proven = self.on_disk(move |mirror| mirror.histories.digests_of(&owned_package)).await?;
+        let proven = self.library.on_disk(move |library| library.histories.digests_of(&owned_package)).await?;
         if matches!(proven, Recoverable::Lost(_)) {
             return Ok(ArchiveEvidence::Against(record_lost(package)));
         }
@@ -62,7 +64,9 @@ impl Mirror {
         }
         Ok(ArchiveEvidence::NoProof(format!("{nothing}, and no signature covers unpacked files")))
     }
+}
 
+impl Library {
     /// The directory `h1:` of each stored archive of a package that is not damaged.
     fn held_package_hashes(&self, package: &Package) -> Result<Vec<String>, StoreError> {
         let mut known = Vec::new();

@@ -76,14 +76,14 @@ impl TreeImport {
     ) -> Result<ArchiveVerdict, Error> {
         let StagedTreeArchive { package, digest, .. } = arrived;
         self.affected_providers.insert(package.provider.clone());
-        let call = self.mirror.step_context(now);
+        let call = self.transfers.runtime.step_context(now);
         let reason = match &arrived.origin {
             ArchiveOrigin::FromTree => {
                 if self.proven.get(package).is_some_and(|proven| proven != digest) {
                     let reason = "another file in the tree is verified for this package, with other bytes";
                     return Ok(ArchiveVerdict::Refused(reason.to_owned()));
                 }
-                let evidence = self.mirror.find_evidence(package, *digest, &self.sidecars, self.unsigned, &call);
+                let evidence = self.transfers.find_evidence(package, *digest, &self.sidecars, self.unsigned, &call);
                 match self.runtime.block_on(evidence)? {
                     ArchiveEvidence::Against(reason) => return Ok(ArchiveVerdict::Refused(reason)),
                     ArchiveEvidence::Proven { proven_by, stored_set, set, notes: more_notes } => {
@@ -95,7 +95,7 @@ impl TreeImport {
                 }
             }
             ArchiveOrigin::Repacked { h1 } => {
-                match self.runtime.block_on(self.mirror.find_unpacked_evidence(package, h1, &call))? {
+                match self.runtime.block_on(self.transfers.find_unpacked_evidence(package, h1, &call))? {
                     ArchiveEvidence::Against(reason) => return Ok(ArchiveVerdict::Refused(reason)),
                     ArchiveEvidence::AlreadyStored | ArchiveEvidence::Proven { .. } => {
                         notes.push("its files equal those of the stored archive".to_owned());
@@ -214,7 +214,7 @@ impl TreeImport {
     /// have been killed in between.
     fn correct_record(&self, arrived: &StagedTreeArchive) -> Result<(), Error> {
         let zip = arrived.origin.zip();
-        self.mirror.catalog.change_name(&arrived.package, |name| {
+        self.transfers.library.catalog.change_name(&arrived.package, |name| {
             let archive = name.archives.iter_mut().find(|archive| archive.digest == arrived.digest);
             if let Some(archive) =
                 archive.filter(|archive| archive.proof.how == ProofBasis::Imported && zip == ZipOrigin::PackedAnew)
@@ -235,8 +235,8 @@ impl TreeImport {
     ) -> Result<FileVerdict, Error> {
         let (package, digest) = (arrived.package.clone(), arrived.digest);
         let version = (package.provider.clone(), package.version.clone());
-        let call = self.mirror.step_context(now);
-        let archive = self.runtime.block_on(self.mirror.usable_set(&package, &call))?;
+        let call = self.transfers.runtime.step_context(now);
+        let archive = self.runtime.block_on(self.transfers.proof_sets.usable_set(&package, &call))?;
         let before = archive.map(|stored| stored.stored_set.current.document.shasum);
         if let Some(before) = before.filter(|before| *before != digest) {
             arrived.discard();
@@ -264,7 +264,7 @@ impl TreeImport {
         let upstream = Arc::clone(self.call.upstream(&package.provider.host)?);
         let set = unsigned_set(&package, digest, sums_of([(&package, digest)]), &upstream, now);
         let set = set.map_err(|reason| Error::Interrupted(format!("the proof set of {package}: {reason}")))?;
-        let stored_set = self.runtime.block_on(self.mirror.keep_unsigned(&package, set, &call))?;
+        let stored_set = self.runtime.block_on(self.transfers.proof_sets.keep_unsigned(&package, set, &call))?;
         let set = Arc::clone(&stored_set.current);
         if set.document.shasum != digest {
             arrived.discard();
@@ -280,7 +280,11 @@ impl TreeImport {
             ArchiveOrigin::Repacked { .. } => FileVerdict::PackedAnew,
         };
         // Only the existence of the version is recorded. Its digest is only the operator's word.
-        self.mirror.histories.record_listed(&package.provider, std::slice::from_ref(&package.version), now)?;
+        self.transfers.library.histories.record_listed(
+            &package.provider,
+            std::slice::from_ref(&package.version),
+            now,
+        )?;
         self.commit_archive(&stored_set, &set, arrived, hashes, reservation, now)?;
         if is_unsigned {
             self.vouched_for.insert(version);
@@ -291,34 +295,37 @@ impl TreeImport {
     /// The state of the stored archive, re-read from disk: an operator may import an archive because the stored one is
     /// damaged. A damaged one is quarantined.
     fn stored_state(&self, arrived: &StagedTreeArchive) -> Result<StoredState, Error> {
-        let (mirror, digest) = (&self.mirror, &arrived.digest);
-        if mirror.catalog.name(&arrived.package)?.get(digest).is_none() {
+        let (transfers, digest) = (&self.transfers, &arrived.digest);
+        if transfers.library.catalog.name(&arrived.package)?.get(digest).is_none() {
             return Ok(StoredState::Nothing);
         }
-        let Some(blob) = default_if_gone(mirror.store.blobs.get(digest))? else { return Ok(StoredState::Nothing) };
+        let Some(blob) = default_if_gone(transfers.library.store.blobs.get(digest))? else {
+            return Ok(StoredState::Nothing);
+        };
         if unless_damaged(blob.fast_hash())? == Some(arrived.fast) {
             return Ok(StoredState::Whole);
         }
-        let _lock = mirror.catalog.digest_lock(digest).lock();
-        if mirror.store.blobs.quarantine_unless_replaced(digest, &blob)? {
-            mirror.checked_archives.lock().remove(digest);
-            mirror.store.index.archive_gone(digest);
-            mirror.counters.damaged(DamageFinding::Damaged);
+        let _lock = transfers.library.catalog.digest_lock(digest).lock();
+        if transfers.library.store.blobs.quarantine_unless_replaced(digest, &blob)? {
+            transfers.library.catalog.checked.lock().remove(digest);
+            transfers.library.store.index.archive_gone(digest);
+            transfers.runtime.counters.damaged(DamageFinding::Damaged);
         }
         Ok(StoredState::Damaged)
     }
 
     /// Reserves disk space for an archive. Others are evicted for it, unless larder is offline.
     fn reserve_space(&self, bytes: u64) -> Result<Reservation, Error> {
-        let mirror = &self.mirror;
-        if mirror.connectivity() == Connectivity::Offline {
-            let (limit, stays) = (mirror.refresh_size_limit(), mirror.store.index.totals().bytes());
-            if !mirror.has_room_for(bytes) {
+        let transfers = &self.transfers;
+        if transfers.runtime.connectivity() == Connectivity::Offline {
+            let (limit, stays) =
+                (transfers.library.refresh_size_limit(), transfers.library.store.index.totals().bytes());
+            if !transfers.library.has_room_for(bytes) {
                 return Err(StoreError::NoRoom { needed: bytes, limit, stays }.into());
             }
         }
-        let mut reservation = mirror.reservation();
-        self.runtime.block_on(mirror.reserve(&mut reservation, bytes))?;
+        let mut reservation = transfers.library.reservation();
+        self.runtime.block_on(transfers.library.reserve(&mut reservation, bytes))?;
         Ok(reservation)
     }
 
@@ -343,9 +350,9 @@ impl TreeImport {
             origin: IMPORT_ORIGIN.to_owned(),
             ..StoredArchive::of_set(set, fast, size_bytes, now)
         };
-        self.mirror.commit(&package, stored_set, archive, verified)?;
+        self.transfers.library.commit(&package, stored_set, archive, verified)?;
         drop(reservation);
-        self.mirror.enforce_size_limit();
+        self.transfers.library.enforce_size_limit();
         Ok(())
     }
 }
