@@ -172,7 +172,7 @@ async fn squid(
     let server = Server::start(&program, &["-N", "-f", "@CONFIG@"], SQUID, unused_address, ca).await;
     let proxy = format!("http://{}", server.address);
     let folder = Folder::new();
-    let config = Larder::mirroring(&upstream).on(&folder).config_text();
+    let config = Larder::mirroring(&upstream).store_at(&folder).config_text();
     let larder = Process::serve_with(&config, folder.path(), |command| {
         command.env("HTTP_PROXY", &proxy).env("http_proxy", &proxy).env_remove("NO_PROXY");
     });

@@ -100,7 +100,7 @@ async fn compare_variable_sources(cli: &Cli, report: &mut Report) {
     let mut upstream = registry().await;
     let folder = Folder::new();
     let builder = Larder::builder().upstream(cli.default_host, &format!("{}/", upstream.origin()), "");
-    let larder = Process::start(&builder.on(&folder), folder.path());
+    let larder = Process::start(&builder.store_at(&folder), folder.path());
     let write = |workspace: &mut Workspace| {
         let main = "variable \"range\" {\n  const = true\n}\nvariable \"name\" {\n  const = true\n}\nlocals {\n  modules = { net = \"acme/vpc/aws\" }\n}\nmodule \"net\" {\n  source  = local.modules[var.name]\n  version = \"~> ${var.range}\"\n}\n";
         let required = "terraform {\n  required_providers {\n    null = { source = \"acme/null\", version = \"~> 1.1\" }\n  }\n}\n";
@@ -246,7 +246,7 @@ pub(crate) async fn registry() -> FakeUpstream {
 /// The key that signs: Terraform before 1.0 verifies RSA signatures only.
 fn rsa_key() -> &'static SigningKey {
     static KEY: OnceLock<SigningKey> = OnceLock::new();
-    KEY.get_or_init(SigningKey::another_rsa)
+    KEY.get_or_init(SigningKey::new_rsa_key)
 }
 
 /// The result of an `init` with these services of Terraform's registry.
@@ -281,7 +281,7 @@ async fn run(cli: &Cli, route: Route) -> Vec<(&'static str, Result<InstalledFile
     let larder = Larder::builder()
         .upstream(cli.default_host, &format!("{}/", upstream.origin()), "")
         .server(&format!("default_upstream = \"{}\"", cli.default_host))
-        .nothing_stays_fresh();
+        .always_revalidate();
     let larder = match route {
         Route::Direct | Route::Override => larder.start().await,
         _ => larder.tls(&ca, &["127.0.0.1", cli.default_host]).start().await,
