@@ -125,7 +125,8 @@ async fn warmed_folders_install_offline_as_plan_predicted() {
     assert_eq!(reported, planned);
     assert_eq!(running.terminate().await, Some(0));
 
-    // The same holds for each removed package record and proof set, while larder is offline and cannot fetch them again.
+    // The same holds for each removed package record and proof set, while larder is offline and cannot fetch them
+    // again.
     let sealed = || Larder::mirroring(&estate.upstream).network("offline = true").store_at(&folder);
     let running = Process::start(&sealed(), folder.path());
     let (proof_sets, other_documents): (Vec<_>, Vec<_>) = folder

@@ -50,7 +50,8 @@ async fn assert_revalidated(larder: &Larder, name: &str) {
     assert!(answer.has_cache_status("fwd=stale; stored"), "{name}: {}", answer.header("cache-status"));
 }
 
-/// DESIGN, section 4, DESIGN, promise 11: a failure costs one request; then larder sends the origin no request for a short time, which grows.
+/// DESIGN, section 4, DESIGN, promise 11: a failure costs one request; then larder sends the origin no request for a
+/// short time, which grows.
 #[tokio::test]
 async fn a_failing_upstream_opens_the_breaker_for_growing_times() {
     let upstream = upstream_publishing(&["null", "random"]).await;
@@ -99,8 +100,8 @@ async fn an_expired_breaker_is_no_longer_reported() {
     assert_eq!(larder.metric("larder_breaker_open").await, 0.0);
 }
 
-/// DESIGN, section 4: a package that is not stored is always tried, and no failed fill is cached; one success closes the
-/// breaker.
+/// DESIGN, section 4: a package that is not stored is always tried, and no failed fill is cached; one success closes
+/// the breaker.
 #[tokio::test]
 async fn a_package_that_is_not_stored_is_fetched_however_often_upstream_failed() {
     let upstream = upstream_publishing(&["null", "random"]).await;
@@ -148,8 +149,8 @@ async fn a_truncated_body_opens_the_breaker() {
     assert_eq!(upstream.count_of(Target::Everything), 1);
 }
 
-/// DESIGN, section 4: a silent upstream costs `patience` once, not once for each stale list; the request that goes on in the
-/// background closes the breaker.
+/// DESIGN, section 4: a silent upstream costs `patience` once, not once for each stale list; the request that goes on
+/// in the background closes the breaker.
 #[tokio::test]
 async fn a_silent_upstream_costs_the_patience_once() {
     let names = ["null", "random", "tls"];
@@ -245,8 +246,8 @@ async fn an_unused_breaker_probe_is_returned() {
     assert_revalidated(&larder, "null").await;
 }
 
-/// DESIGN, section 4: `Retry-After` delays revalidations, for an hour at most, and nothing else. Larder never sends it to
-/// clients: `Larder::get` checks every answer.
+/// DESIGN, section 4: `Retry-After` delays revalidations, for an hour at most, and nothing else. Larder never sends it
+/// to clients: `Larder::get` checks every answer.
 #[tokio::test]
 async fn retry_after_delays_revalidations_only() {
     for status in [429, 503] {

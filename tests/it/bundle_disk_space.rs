@@ -1,4 +1,5 @@
-//! Disk space and memory of bundles: a full disk leaves no partial files, and memory does not grow with a bundle's size.
+//! Disk space and memory of bundles: a full disk leaves no partial files, and memory does not grow with a bundle's
+//! size.
 
 use larder::bundle::{ApplyOutcome, Receipt};
 use serde_json::Value;

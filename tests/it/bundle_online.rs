@@ -225,8 +225,8 @@ async fn a_fetch_in_flight_does_not_replace_a_newer_document_of_a_bundle() {
     assert_eq!(upstream.count_of(Target::Versions), 1);
 }
 
-/// A discovery document that was fetched from another `url` (a larder behind a larder) is never used for this upstream, so
-/// the import keeps the cached one.
+/// A discovery document that was fetched from another `url` (a larder behind a larder) is never used for this upstream,
+/// so the import keeps the cached one.
 #[tokio::test]
 async fn a_discovery_document_from_another_url_does_not_replace_the_upstreams_own() {
     let (mut upstream, elsewhere, key) = (FakeUpstream::start().await, FakeUpstream::start().await, BundleKey::new());

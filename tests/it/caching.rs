@@ -131,7 +131,8 @@ async fn a_new_version_appears_once_the_list_is_stale() {
     larder.document("null", "1.3.0").await.expect(200);
 }
 
-/// Patience: the client waits for a revalidation no longer than `patience`; the revalidation continues in the background.
+/// Patience: the client waits for a revalidation no longer than `patience`; the revalidation continues in the
+/// background.
 #[tokio::test]
 async fn a_silent_upstream_delays_a_request_by_patience_and_its_late_answer_is_used() {
     let upstream = upstream_with_null().await;
@@ -316,7 +317,8 @@ async fn no_failure_but_a_404_is_cached() {
     }
 }
 
-/// DESIGN, section 4: an archive URL that no document lists costs one upstream request, and none for `not_found` after it.
+/// DESIGN, section 4: an archive URL that no document lists costs one upstream request, and none for `not_found` after
+/// it.
 #[tokio::test]
 async fn an_unlisted_archive_url_costs_one_upstream_request() {
     for (version, target) in [("1.2.0", Target::Document), ("9.9.9", Target::Versions)] {

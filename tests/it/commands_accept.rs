@@ -10,7 +10,8 @@ use crate::support::null_provider::{
 };
 use crate::support::upstream::{Fault, SigningKey, Target, sha256_hex};
 
-/// DESIGN, section 4: until `accept`, a version that an unknown key republished is 502, or its old_zip proof set is served.
+/// DESIGN, section 4: until `accept`, a version that an unknown key republished is 502, or its old proof set is
+/// served.
 #[tokio::test]
 async fn accept_stores_a_version_that_an_unknown_key_republished() {
     let upstream = upstream_with(edition(1)).await;
@@ -52,7 +53,8 @@ async fn an_accepted_key_needs_no_second_accept() {
     assert!(install(&larder).await.2 != zip(&upstream));
 }
 
-/// DESIGN, section 4: the version is 502 where nothing is stored. Its platforms are then found in the version list only.
+/// DESIGN, section 4: the version is 502 where nothing is stored. Its platforms are then found in the version list
+/// only.
 #[tokio::test]
 async fn accept_stores_a_version_that_was_not_stored() {
     let upstream = upstream_with(edition(1)).await;

@@ -105,8 +105,8 @@ async fn a_web_page_in_a_browser_cannot_run_commands() {
     fixture.assert_unchanged().await;
 }
 
-/// DESIGN, section 3: a page of another site is refused, also where the browser sends no `Origin`, as for embedded resources. A
-/// typed address and larder's own page are not.
+/// DESIGN, section 3: a page of another site is refused, also where the browser sends no `Origin`, as for embedded
+/// resources. A typed address and larder's own page are not.
 #[tokio::test]
 async fn a_page_of_another_site_reads_nothing() {
     let fixture = AdminFixture::new().await;

@@ -13,7 +13,8 @@ fn json(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|_| panic!("no JSON: {text}"))
 }
 
-/// DESIGN, section 3: with `--json` an error is JSON on the standard output, with one entry per problem of a configuration.
+/// DESIGN, section 3: with `--json` an error is JSON on the standard output, with one entry per problem of a
+/// configuration.
 #[tokio::test]
 async fn with_json_an_error_is_json_too() {
     let folder = Folder::new();

@@ -19,8 +19,8 @@ fn file_containing<'a>(files: &'a [PathBuf], part: &str) -> &'a PathBuf {
     files.iter().find(|file| file.to_string_lossy().contains(part)).unwrap()
 }
 
-/// DESIGN, section 4: a version that a foreign key republished is never served, even if its first-seen record was lost before
-/// the purge.
+/// DESIGN, section 4: a version that a foreign key republished is never served, even if its first-seen record was lost
+/// before the purge.
 #[tokio::test]
 async fn purge_writes_first_seen_records_before_it_removes_proof_sets() {
     for lost in ["removed", "damaged"] {
@@ -117,7 +117,8 @@ async fn verify_rewrites_a_first_seen_record_at_once() {
     assert_eq!(crate::support::verify_steps::verify(&larder).await.last().unwrap()["wrong"], 0);
 }
 
-/// DESIGN, section 5: an unreadable package record may name any archive, so nothing is changed, and the error names the record.
+/// DESIGN, section 5: an unreadable package record may name any archive, so nothing is changed, and the error names the
+/// record.
 #[tokio::test]
 async fn purge_changes_nothing_while_a_package_record_cannot_be_read() {
     let upstream = upstream_with(edition(1)).await;

@@ -214,8 +214,8 @@ fn only_record(folder: &Folder, ending: &str) -> PathBuf {
     matching[0].clone()
 }
 
-/// The paths of one record of each kind: package record, proof set, version list, discovery document, first-seen record,
-/// and log of keys.
+/// The paths of one record of each kind: package record, proof set, version list, discovery document, first-seen
+/// record, and log of keys.
 const RECORDS: [&str; 6] =
     ["linux_amd64.json", "linux_amd64.set", "/versions", "/discovery", "small/1.2.0.json", "small/keys.json"];
 

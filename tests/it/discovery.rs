@@ -186,7 +186,8 @@ async fn services_named_by_another_origin_get_no_credential_of_the_upstream() {
     let absolute_services = |registry: &FakeUpstream| {
         format!("{{\"providers.v1\":\"{}\",\"modules.v1\":\"{}\"}}", registry.providers_url(), registry.modules_url())
     };
-    // `relative.json` has relative service URLs. `chosen.json` lies at the upstream, but a foreign origin redirects to it.
+    // `relative.json` has relative service URLs. `chosen.json` lies at the upstream, but a foreign origin redirects to
+    // it.
     elsewhere.serve_json("/relative.json", r#"{"providers.v1":"/v1/providers/","modules.v1":"/v1/modules/"}"#);
     upstream.serve_json("/chosen.json", &absolute_services(&elsewhere));
     let redirect_to_upstream =

@@ -108,8 +108,8 @@ async fn check_each_fault(size: usize) {
     assert_eq!((larder.folder.blobs().len(), larder.folder.partial_downloads().len()), (cases.len(), 0));
 }
 
-/// DESIGN, promises 1, 3 and 11, and section 4: a small archive is refused before its body, the body of a large one ends
-/// early.
+/// DESIGN, promises 1, 3 and 11, and section 4: a small archive is refused before its body, the body of a large one
+/// ends early.
 #[tokio::test]
 async fn no_broken_archive_is_stored() {
     tokio::join!(check_each_fault(SMALL_BYTES), check_each_fault(LARGE_BYTES));

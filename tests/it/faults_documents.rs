@@ -163,8 +163,8 @@ async fn no_document_failure_hides_stored_packages() {
     }
 }
 
-/// DESIGN, section 4, for discovery: its failure is never reported as "no such provider". Each fault has an upstream of its own
-/// in the one larder.
+/// DESIGN, section 4, for discovery: its failure is never reported as "no such provider". Each fault has an upstream of
+/// its own in the one larder.
 #[tokio::test]
 async fn no_discovery_failure_is_cached_or_hides_stored_packages() {
     let mut troubles = faults_of(&Target::Discovery);

@@ -71,8 +71,8 @@ async fn kill_at_random_moments(
     mut settled: impl AsyncFnMut(&Process, &[String]),
 ) {
     let mut random = rand::rngs::StdRng::seed_from_u64(4);
-    // The kill must come between the first byte and the last, however fast this machine is: the delay shrinks after a round
-    // in which everything arrived and grows after one in which nothing did.
+    // The kill must come between the first byte and the last, however fast this machine is: the delay shrinks after a
+    // round in which everything arrived and grows after one in which nothing did.
     before(0);
     let began = Instant::now();
     let larder = Process::start(&builder(), folder.path());

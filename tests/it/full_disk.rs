@@ -81,7 +81,8 @@ impl FullDisk {
     }
 }
 
-/// DESIGN, promise 9: an archive that does not fit is passed through, and stored by the next request once there is space.
+/// DESIGN, promise 9: an archive that does not fit is passed through, and stored by the next request once there is
+/// space.
 #[tokio::test]
 async fn an_archive_that_does_not_fit_is_passed_through_until_it_does() {
     for size in [SMALL_BYTES, LARGE_BYTES] {

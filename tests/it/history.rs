@@ -417,8 +417,8 @@ async fn first_seen_records_of_an_older_store_are_migrated() {
     );
 }
 
-/// DESIGN, promises 1, 14 and 15: the real client installs the old bytes or nothing, and the alarm names the command that
-/// resolves it.
+/// DESIGN, promises 1, 14 and 15: the real client installs the old bytes or nothing, and the alarm names the command
+/// that resolves it.
 #[tokio::test]
 async fn the_real_client_installs_what_was_verified_first_or_nothing() {
     let Some(client) = Terraform::find() else { return };

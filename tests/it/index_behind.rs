@@ -14,7 +14,8 @@ use crate::support::upstream::{FakeUpstream, Provider, Target};
 
 const NAMES: [&str; 4] = ["one", "two", "three", "blocked"];
 
-/// A record that is replaced by a FIFO: reading it blocks, like a disk that does not answer. Dropping restores the record.
+/// A record that is replaced by a FIFO: reading it blocks, like a disk that does not answer. Dropping restores the
+/// record.
 struct BlockedFile {
     path: PathBuf,
     original_content: Vec<u8>,

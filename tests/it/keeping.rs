@@ -93,8 +93,8 @@ async fn without_keep_gone_packages_that_upstream_deletes_disappear() {
     larder.versions("null").await.expect(502);
 }
 
-/// PROTOCOL, section 3.4: a 404 for VERSION.json would end an `init`, so a listed version without packages is 200 with no
-/// archives.
+/// PROTOCOL, section 3.4: a 404 for VERSION.json would end an `init`, so a listed version without packages is 200 with
+/// no archives.
 #[tokio::test]
 async fn a_listed_version_whose_packages_are_gone_has_no_archives() {
     let upstream = upstream_with_two_platforms().await;

@@ -114,7 +114,8 @@ async fn a_missing_configuration_file_that_was_named_is_an_error() {
     assert!(err.contains("nowhere.toml: the configuration cannot be read"), "{err}");
 }
 
-/// DESIGN, section 3: without any settings for them, both registries are mirrored, and the CLI configuration is printed.
+/// DESIGN, section 3: without any settings for them, both registries are mirrored, and the CLI configuration is
+/// printed.
 #[tokio::test]
 async fn serve_prints_its_address_and_the_client_configuration() {
     let home = Folder::new();

@@ -210,8 +210,8 @@ async fn errors_name_a_final_dot_a_final_slash_and_v2() {
     assert_eq!(upstream.count_of(Target::Everything), 0);
 }
 
-/// DESIGN, section 3, *trusted_proxies*: the log names the client that a trusted proxy forwards, or the peer itself without a
-/// valid one.
+/// DESIGN, section 3, *trusted_proxies*: the log names the client that a trusted proxy forwards, or the peer itself
+/// without a valid one.
 #[tokio::test]
 async fn behind_a_proxy_the_log_names_the_client_that_the_proxy_vouches_for() {
     for (trusted, forwarded, client) in [

@@ -1,5 +1,5 @@
-//! The registry HTTP API through larder: endpoints, pagination, upstream failures, limits for varied queries, and responses
-//! of an offline larder.
+//! The registry HTTP API through larder: endpoints, pagination, upstream failures, limits for varied queries, and
+//! responses of an offline larder.
 
 use std::time::Duration;
 
@@ -93,7 +93,8 @@ fn with_sorted_urls(mut page: Value) -> Value {
     page
 }
 
-/// Every endpoint has the same response through larder, except for URLs; cached pages are served while upstream is stopped.
+/// Every endpoint has the same response through larder, except for URLs; cached pages are served while upstream is
+/// stopped.
 #[tokio::test]
 async fn every_endpoint_answers_like_the_upstream_itself_and_from_the_cache_without_it() {
     let mut upstream = listing().await;
@@ -177,8 +178,8 @@ async fn a_list_is_paged_through_to_its_end_and_back() {
     }
 }
 
-/// Larder cannot request a next page whose query has parameters that the protocol does not define. Larder removes such a
-/// URL: a client that followed it would bypass larder.
+/// Larder cannot request a next page whose query has parameters that the protocol does not define. Larder removes such
+/// a URL: a client that followed it would bypass larder.
 #[tokio::test]
 async fn a_next_page_url_that_larder_cannot_request_is_removed() {
     let upstream = listing().await;
@@ -408,7 +409,8 @@ async fn api_pages_use_at_most_an_eighth_of_a_small_store() {
     assert_eq!(larder.versions("big").await.expect(200).header("cache-status"), "larder; hit");
 }
 
-/// DESIGN, promise 12: offline, cached pages are served; other lists and searches are answered from the store and marked.
+/// DESIGN, promise 12: offline, cached pages are served; other lists and searches are answered from the store and
+/// marked.
 #[tokio::test]
 async fn a_sealed_mirror_answers_api_requests_from_its_store_and_marks_the_responses() {
     let upstream = listing().await;

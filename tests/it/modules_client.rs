@@ -1,5 +1,5 @@
-//! The acceptance of modules: the real `terraform` installs every form of location that larder can fetch, the same as without
-//! larder, and again when everything upstream is gone.
+//! The acceptance of modules: the real `terraform` installs every form of location that larder can fetch, the same as
+//! without larder, and again when everything upstream is gone.
 
 use crate::support::git::differences;
 use crate::support::git::forge::{self, Forges};
@@ -41,8 +41,8 @@ async fn the_test_registry_works_with_the_real_client_directly() {
     assert!(installed(&direct).len() >= cases.len(), "{:?}", installed(&direct));
 }
 
-/// Runs in a namespace where the names of public forges resolve to servers of the test. Without such a namespace, the forms
-/// with these names are left out.
+/// Runs in a namespace where the names of public forges resolve to servers of the test. Without such a namespace, the
+/// forms with these names are left out.
 #[tokio::test]
 async fn every_form_of_module_location_installs_as_without_larder_and_again_without_upstream() {
     let name = "every_form_of_module_location_installs_as_without_larder_and_again_without_upstream";

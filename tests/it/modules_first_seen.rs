@@ -1,5 +1,5 @@
-//! Damaged first-seen records of modules, and records under another spelling of the address: no client gets another tree
-//! before an operator accepts it.
+//! Damaged first-seen records of modules, and records under another spelling of the address: no client gets another
+//! tree before an operator accepts it.
 
 use serde_json::{Value, json};
 
@@ -186,8 +186,8 @@ async fn a_module_served_under_another_spelling_has_the_same_tree() {
     assert!(refused.contains("larder accept"), "{refused}");
 }
 
-/// After two changes of `fold_case`, a tree that was accepted in between is served or needs a new accept; the two trees are
-/// never mixed.
+/// After two changes of `fold_case`, a tree that was accepted in between is served or needs a new accept; the two trees
+/// are never mixed.
 #[tokio::test]
 async fn an_accept_between_two_changes_of_fold_case_mixes_no_trees() {
     for fold_case in [true, false] {
@@ -217,7 +217,8 @@ async fn an_accept_between_two_changes_of_fold_case_mixes_no_trees() {
     }
 }
 
-/// A move to an external source is accepted once, although a record from the time of `fold_case = true` has another tree.
+/// A move to an external source is accepted once, although a record from the time of `fold_case = true` has another
+/// tree.
 #[tokio::test]
 async fn an_accepted_move_stays_accepted_after_fold_case_changes() {
     let (fixture, folder) = (two_spellings().await, Folder::new());

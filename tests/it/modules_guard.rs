@@ -1,5 +1,6 @@
 //! DESIGN, promise 7 for modules: the egress policy applies to URLs that a repository, page or redirect names as to the
-//! location itself, over https and ssh. The configuration allows the servers of the fixture and no other private address.
+//! location itself, over https and ssh. The configuration allows the servers of the fixture and no other private
+//! address.
 
 use crate::support::git::{Repository, Sshd};
 use crate::support::git_module_fixture::{GitModuleFixture, ModuleCase, download_path, fetch};

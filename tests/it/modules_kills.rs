@@ -57,8 +57,8 @@ async fn a_download_of_a_module_is_resumed_after_a_kill() {
     }
 }
 
-/// DESIGN, promise 9: larder writes the first-seen record, then the archive, then the package record. After a kill between
-/// these writes, the next request completes them.
+/// DESIGN, promise 9: larder writes the first-seen record, then the archive, then the package record. After a kill
+/// between these writes, the next request completes them.
 #[tokio::test]
 async fn a_commit_that_a_kill_interrupted_is_completed() {
     let (fixture, folder) = large().await;

@@ -280,8 +280,8 @@ async fn a_damaged_module_archive_is_quarantined_and_fetched_again() {
     }
 }
 
-/// DESIGN, promise 10: a damaged package record or first-seen record costs at most one fetch; the first tree stays the only
-/// accepted one.
+/// DESIGN, promise 10: a damaged package record or first-seen record costs at most one fetch; the first tree stays the
+/// only accepted one.
 #[tokio::test]
 async fn a_damaged_package_or_first_seen_record_is_rewritten_and_the_first_tree_stays() {
     for subject in ["names", "seen"] {

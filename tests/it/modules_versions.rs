@@ -22,7 +22,8 @@ fn lists() -> Target {
     Target::Path("/versions".to_owned())
 }
 
-/// PROTOCOL, section 4.2: versions that no client can parse are removed, and everything else stays as upstream wrote it.
+/// PROTOCOL, section 4.2: versions that no client can parse are removed, and everything else stays as upstream wrote
+/// it.
 #[tokio::test]
 async fn versions_that_no_client_can_parse_are_removed_and_unknown_fields_are_kept() {
     let upstream = listing(&["1.0.0"]).await;
@@ -41,7 +42,8 @@ async fn versions_that_no_client_can_parse_are_removed_and_unknown_fields_are_ke
     }
 }
 
-/// PROTOCOL, section 4.1: upstream requests use the spelling of the client; spellings share one list only with `fold_case`.
+/// PROTOCOL, section 4.1: upstream requests use the spelling of the client; spellings share one list only with
+/// `fold_case`.
 #[tokio::test]
 async fn spellings_of_a_name_share_a_list_only_with_fold_case() {
     for (folds, requests) in [(true, vec!["ACME/Vpc"]), (false, vec!["ACME/Vpc", "Acme/vpc"])] {

@@ -1,4 +1,5 @@
-//! The provider network mirror protocol: responses are made of version lists and verified sums, without fetching archives.
+//! The provider network mirror protocol: responses are made of version lists and verified sums, without fetching
+//! archives.
 
 use std::collections::BTreeMap;
 use std::io::{Cursor, Read};
@@ -32,7 +33,8 @@ fn zh(upstream: &FakeUpstream, version: &str, platform: &str) -> String {
     format!("zh:{}", sha256_hex(&upstream.archive_bytes("acme", "null", version, platform)))
 }
 
-/// The `h1:` hash that clients compute of a zip: one line for every entry, directories included (PROTOCOL, section 5.3).
+/// The `h1:` hash that clients compute of a zip: one line for every entry, directories included (PROTOCOL, section
+/// 5.3).
 fn h1_of_zip(bytes: &[u8], has_directories: bool) -> String {
     let mut zip = zip::ZipArchive::new(Cursor::new(bytes)).unwrap();
     let mut lines = BTreeMap::new();

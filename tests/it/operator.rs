@@ -60,8 +60,8 @@ async fn check_reports_everything_that_serve_would_refuse() {
     assert_eq!((&output["ok"], output["problems"].as_array().unwrap().len()), (&Value::Bool(false), 1));
 }
 
-/// DESIGN, section 3: `client-config` prints every service of the cached discovery document; without one, the two defaults
-/// and a line that says so.
+/// DESIGN, section 3: `client-config` prints every service of the cached discovery document; without one, the two
+/// defaults and a line that says so.
 #[tokio::test]
 async fn client_config_is_the_same_whether_larder_runs_or_not() {
     let upstream = FakeUpstream::start().await;

@@ -1,5 +1,5 @@
-//! The items of a plan: have, need, cannot and unknown, each item once; for an offline larder also the items that a bundle
-//! can import.
+//! The items of a plan: have, need, cannot and unknown, each item once; for an offline larder also the items that a
+//! bundle can import.
 
 use serde_json::{Value, json};
 

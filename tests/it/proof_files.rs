@@ -1,5 +1,5 @@
-//! SHA256SUMS and its signature: one URL for each file of a version, whatever the platform (DESIGN, section 3). Renovate
-//! writes one `zh:` line for each URL.
+//! SHA256SUMS and its signature: one URL for each file of a version, whatever the platform (DESIGN, section 3).
+//! Renovate writes one `zh:` line for each URL.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -396,7 +396,8 @@ async fn an_unlisted_archive_url_is_404_and_costs_one_upstream_request() {
     assert_eq!((upstream.count_of(Target::Versions), upstream.count_of(Target::Document)), (1, 0));
 }
 
-/// DESIGN, section 4: the document is fetched again once, because registries sign URLs that expire; then the answer is 502.
+/// DESIGN, section 4: the document is fetched again once, because registries sign URLs that expire; then the answer is
+/// 502.
 #[tokio::test]
 async fn a_listed_file_that_upstream_does_not_serve_is_502_and_not_cached() {
     for target in [Target::Sums, Target::Signature, Target::Archive] {
@@ -500,7 +501,8 @@ async fn the_upstreams_token_goes_to_the_registry_and_not_to_the_origin_of_the_f
     }
 }
 
-/// DESIGN, promise 8: every request of a plain installation to the registry carries the token, and no other request does.
+/// DESIGN, promise 8: every request of a plain installation to the registry carries the token, and no other request
+/// does.
 #[tokio::test]
 async fn the_token_is_on_every_request_to_the_registry_and_on_no_other() {
     let upstream = FakeUpstream::builder().releases_elsewhere().redirected_urls(307).token("t0ken").start().await;

@@ -104,7 +104,8 @@ async fn compare(
     (successes, differences)
 }
 
-/// Compares plan and client for all configurations, a few at a time; returns for each root whether the client installed it.
+/// Compares plan and client for all configurations, a few at a time; returns for each root whether the client installed
+/// it.
 async fn compare_all(client: &Terraform, configurations: &[(String, Configuration)]) -> Vec<bool> {
     let upstream = FakeUpstream::start().await;
     publish(&upstream);

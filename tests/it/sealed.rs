@@ -13,8 +13,8 @@ use crate::support::process::{Process, command};
 use crate::support::sealed::{store_archive, upstream_with_four_versions};
 use crate::support::upstream::{FakeUpstream, Module, Provider, Target};
 
-/// A store with the version list, 1.0.0 for both platforms, 1.1.0 for linux_amd64, 1.2.0 for darwin_arm64, and the proof
-/// set of 1.3.0 without its archive.
+/// A store with the version list, 1.0.0 for both platforms, 1.1.0 for linux_amd64, 1.2.0 for darwin_arm64, and the
+/// proof set of 1.3.0 without its archive.
 async fn store_with_some_archives(upstream: &FakeUpstream) -> Folder {
     let larder = Larder::mirroring(upstream).start().await;
     for (version, platform) in

@@ -50,7 +50,8 @@ async fn slow_readers_of_a_pass_through_delay_no_other_client() {
     larder.document("cold", "1.2.0").await.expect(200);
 }
 
-/// DESIGN, promise 8: a discovery document of the registry's former address does not make larder send a credential there.
+/// DESIGN, promise 8: a discovery document of the registry's former address does not make larder send a credential
+/// there.
 #[tokio::test]
 async fn a_moved_upstreams_credential_does_not_go_to_its_former_address() {
     let former = publishing(&[("null", 20_000), ("random", 20_000)]).await;

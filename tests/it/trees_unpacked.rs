@@ -334,7 +334,8 @@ async fn a_record_that_marks_a_repacked_archive_as_published_is_corrected_by_the
     let name = std::fs::read_to_string(&setup.home.files("names")[0]).unwrap();
     assert!(name.contains("an import"), "{name}");
 
-    // The lock file of the real client has hashes of the files that the operator trusts, and none of a repacked archive.
+    // The lock file of the real client has hashes of the files that the operator trusts, and none of a repacked
+    // archive.
     let Some(client) = Terraform::find() else { return };
     let ca = TestCa::new();
     let larder = Larder::mirroring(&upstream).store_at(&setup.home).network("offline = true");

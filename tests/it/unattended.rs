@@ -59,8 +59,8 @@ async fn publishing(count: usize) -> (FakeUpstream, Vec<String>) {
     (upstream, names)
 }
 
-/// DESIGN, promises 4 and 11: clients that disconnect cancel nothing and can start a limited number of fills. Clients that
-/// join a fill, other clients, and the same client after the fills are served as usual.
+/// DESIGN, promises 4 and 11: clients that disconnect cancel nothing and can start a limited number of fills. Clients
+/// that join a fill, other clients, and the same client after the fills are served as usual.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_client_that_abandons_many_downloads_starts_no_more_until_they_end() {
     let (upstream, names) = publishing(MOST + 2).await;
@@ -91,8 +91,8 @@ async fn a_client_that_abandons_many_downloads_starts_no_more_until_they_end() {
     assert_eq!(upstream.count_of(Target::Archive), MOST + 2);
 }
 
-/// DESIGN, promise 11: of many downloads that a client starts and then abandons, sixteen continue. The next request resumes
-/// the partial files of the others.
+/// DESIGN, promise 11: of many downloads that a client starts and then abandons, sixteen continue. The next request
+/// resumes the partial files of the others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn of_many_abandoned_downloads_sixteen_continue() {
     let (upstream, names) = publishing(3 * MOST).await;

@@ -314,8 +314,8 @@ async fn a_resumed_response_with_another_length_is_aborted() {
     }
 }
 
-/// DESIGN, promise 3: with a wrong announced length no body is complete: excess bytes are refused, and missing bytes are
-/// awaited.
+/// DESIGN, promise 3: with a wrong announced length no body is complete: excess bytes are refused, and missing bytes
+/// are awaited.
 #[tokio::test]
 async fn a_body_with_a_wrong_announced_length_is_never_complete() {
     for (size, difference) in [(LARGE_BYTES, -1_isize), (LARGE_BYTES, 1), (SMALL_BYTES, -1), (SMALL_BYTES, 1)] {

@@ -1,5 +1,5 @@
-//! The table of upstream failures and client responses, row by row: with nothing cached, with the document cached; and no
-//! failure is cached.
+//! The table of upstream failures and client responses, row by row: with nothing cached, with the document cached; and
+//! no failure is cached.
 
 use std::time::Duration;
 

@@ -72,7 +72,8 @@ async fn a_download_that_breaks_at_its_very_end_is_complete() {
     .await;
 }
 
-/// DESIGN, promise 4: a reset is resumed as well, an upstream that cannot resume starts over, and clients notice nothing.
+/// DESIGN, promise 4: a reset is resumed as well, an upstream that cannot resume starts over, and clients notice
+/// nothing.
 #[tokio::test]
 async fn a_download_that_is_reset_or_starts_over_with_the_same_bytes_is_complete() {
     let rows = [

@@ -63,7 +63,7 @@ impl BundleKey {
         }
     }
 
-    /// The same, as with `--unsigned`.
+    /// Options for applying a bundle as with `--unsigned`: unsigned bundles are accepted too.
     pub(crate) fn trust_or_unsigned(&self) -> ApplyOptions {
         let mut options = self.trust();
         options.trust.allow_unsigned = true;

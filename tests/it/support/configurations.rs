@@ -182,8 +182,8 @@ impl Configuration {
     }
 }
 
-/// A `required_providers` block of at most `max_providers` entries. Lenient constraints match most versions, so that the
-/// constraints of other modules can be met too.
+/// A `required_providers` block of at most `max_providers` entries. Lenient constraints match most versions, so that
+/// the constraints of other modules can be met too.
 fn required_providers(rng: &mut StdRng, max_providers: usize, is_lenient: bool) -> String {
     let mut text = "terraform {\n  required_providers {\n".to_owned();
     for name in PROVIDERS.choose_multiple(rng, max_providers) {

@@ -176,8 +176,8 @@ pub(crate) fn override_through(larder: &str) -> String {
     host_override(HOST, &service("providers"), &service("modules"))
 }
 
-/// The modules that a client installed: key in `modules.json`, and folder. The entry of the configuration (`""`) is left
-/// out.
+/// The modules that a client installed: key in `modules.json`, and folder. The entry of the configuration (`""`) is
+/// left out.
 pub(crate) fn installed(workspace: &Workspace) -> Vec<(String, PathBuf)> {
     let text = std::fs::read_to_string(workspace.path().join(".terraform/modules/modules.json")).unwrap();
     let manifest: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -252,7 +252,8 @@ pub(crate) async fn every_module_case(fixture: &GitModuleFixture) -> Vec<ModuleC
         });
         cases.len() - 1
     };
-    // Each module gets a repository URL of its own: if a client already has a package, it copies it without hidden files.
+    // Each module gets a repository URL of its own: if a client already has a package, it copies it without hidden
+    // files.
     let own_url = |name: &str, suffix: &str| {
         fixture.repositories.alias("acme/net", &format!("acme/net-{name}"));
         format!("git::{}/acme/net-{name}.git{suffix}", fixture.git.origin())

@@ -22,8 +22,8 @@ pub(crate) fn frame(frame_type: u8, flags: u8, stream: u32, payload: &[u8]) -> B
     frame.freeze()
 }
 
-/// The HEADERS frame of a GET request that ends its stream, in HPACK without the dynamic table (RFC 7541). The path must
-/// have at least 127 bytes: its length is written as an integer that does not fit its seven-bit prefix.
+/// The HEADERS frame of a GET request that ends its stream, in HPACK without the dynamic table (RFC 7541). The path
+/// must have at least 127 bytes: its length is written as an integer that does not fit its seven-bit prefix.
 pub(crate) fn get_request_frame(stream: u32, path: &str) -> Bytes {
     assert!(path.len() >= 127, "the path has fewer than 127 bytes: {path}");
     // `:method: GET`, `:scheme: http`, and `:path` as a literal whose length prefix is full.

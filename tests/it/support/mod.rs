@@ -38,7 +38,8 @@ pub(crate) mod warm_fixture;
 
 use std::time::Duration;
 
-/// The time limit of every wait: far longer than the slowest machine needs, so that only a real hang fails, with a message.
+/// The time limit of every wait: far longer than the slowest machine needs, so that only a real hang fails, with a
+/// message.
 pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Polls every few milliseconds until `probe` returns a value: for what larder does in the background.

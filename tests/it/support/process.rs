@@ -308,8 +308,8 @@ impl Process {
         line.map_or(0.0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
     }
 
-    /// Limits the size of larder's files: writes beyond it fail as on a full disk, on any machine and for any user. `None`
-    /// lifts the limit.
+    /// Limits the size of larder's files: writes beyond it fail as on a full disk, on any machine and for any user.
+    /// `None` lifts the limit.
     pub(crate) fn limit_file_size(&self, bytes: Option<u64>) {
         prlimit(Some(self.pid()), Resource::Fsize, Rlimit { current: bytes, maximum: None }).unwrap();
     }
@@ -326,7 +326,8 @@ impl Process {
         self.wait_for_exit().await
     }
 
-    /// SIGTERM; asserts a clean exit that did not use up the drain time for running downloads, which would be in the log.
+    /// SIGTERM; asserts a clean exit that did not use up the drain time for running downloads, which would be in the
+    /// log.
     pub(crate) async fn terminate_promptly(self) {
         let log = self.log.clone();
         assert_eq!(self.terminate().await, Some(0));

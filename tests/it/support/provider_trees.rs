@@ -8,7 +8,8 @@ use super::terraform::{Terraform, Workspace};
 use super::upstream::{FakeUpstream, Provider};
 use super::warm_fixture::both_platforms;
 
-/// Publishes acme/null 1.2.0 and 1.3.0, and acme/random 3.0.1 whose zips have entries for folders; all for two platforms.
+/// Publishes acme/null 1.2.0 and 1.3.0, and acme/random 3.0.1 whose zips have entries for folders; all for two
+/// platforms.
 pub(crate) async fn upstream() -> FakeUpstream {
     let upstream = FakeUpstream::start().await;
     for version in ["1.2.0", "1.3.0"] {

@@ -29,8 +29,8 @@ impl SmallDisk {
         is_possible
     }
 
-    /// Starts a larder whose store is on a new disk of `bytes` bytes. Copies the store from `folder` to the disk, and then
-    /// runs `preparation`: a shell command with the store's folder as `$V1`.
+    /// Starts a larder whose store is on a new disk of `bytes` bytes. Copies the store from `folder` to the disk, and
+    /// then runs `preparation`: a shell command with the store's folder as `$V1`.
     pub(crate) fn start(
         builder: &Builder,
         folder: &Folder,

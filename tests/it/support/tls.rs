@@ -50,7 +50,8 @@ impl TestCa {
         self.issue_until(names, None)
     }
 
-    /// A server certificate for these names with this end of validity (default: far in the future), and its private key.
+    /// A server certificate for these names with this end of validity (default: far in the future), and its private
+    /// key.
     pub(crate) fn issue_until(&self, names: &[&str], end: Option<SystemTime>) -> (String, String) {
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
         let mut params = CertificateParams::new(names).expect("names a certificate can hold");

@@ -14,8 +14,8 @@ pub(crate) enum Format {
     TarXz,
 }
 
-/// Packs the files of a folder, without `.git` and with symbolic links followed. `wrapper` is the folder that they get in
-/// the archive (empty for none).
+/// Packs the files of a folder, without `.git` and with symbolic links followed. `wrapper` is the folder that they get
+/// in the archive (empty for none).
 pub(crate) fn pack(format: Format, folder: &Path, wrapper: &str) -> Vec<u8> {
     let files = tree(folder).into_iter().map(|(path, file)| match wrapper {
         "" => (path, file),

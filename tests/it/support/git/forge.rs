@@ -1,6 +1,6 @@
 //! A mount namespace where the names of public forges resolve to servers of the test. The test runs itself again, as
-//! root, in a namespace with another `/etc/hosts` and a user `git`; there it may listen at ports 443 and 22 of an unused
-//! loopback address.
+//! root, in a namespace with another `/etc/hosts` and a user `git`; there it may listen at ports 443 and 22 of an
+//! unused loopback address.
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
@@ -25,8 +25,8 @@ pub(crate) enum Forges {
     Impossible,
 }
 
-/// Called by a test with its own name. Outside a namespace, runs that test again inside one; inside, returns the address
-/// of the forges.
+/// Called by a test with its own name. Outside a namespace, runs that test again inside one; inside, returns the
+/// address of the forges.
 pub(crate) async fn forges(test: &str) -> Forges {
     if let Ok(address) = std::env::var(ADDRESS) {
         return Forges::Inside(address.parse().expect("an address"));

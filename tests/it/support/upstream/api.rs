@@ -1,5 +1,5 @@
-//! The registry HTTP API for a small set of modules and providers, paged and filtered as the protocol says. Its JSON has
-//! unusual but valid spelling.
+//! The registry HTTP API for a small set of modules and providers, paged and filtered as the protocol says. Its JSON
+//! has unusual but valid spelling.
 
 use serde_json::json;
 

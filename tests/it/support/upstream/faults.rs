@@ -63,7 +63,8 @@ pub(crate) enum Fault {
     WrongBytes,
     /// The very last byte is wrong.
     WrongLastByte,
-    /// The very first byte is one that no text begins with: for answers whose middle differs from one server to another.
+    /// The very first byte is one that no text begins with: for answers whose middle differs from one server to
+    /// another.
     WrongFirstByte,
     /// The first object of a git pack is wrong, wherever the server puts its progress lines; an answer without a pack
     /// is intact.
@@ -204,8 +205,8 @@ impl Rules {
         gate
     }
 
-    /// The faults for a request. Removes those that happen once, unless the request is a HEAD: some clients send one before
-    /// a download.
+    /// The faults for a request. Removes those that happen once, unless the request is a HEAD: some clients send one
+    /// before a download.
     pub(super) fn take_matching(&mut self, target: &Target, path: &str, method: &Method) -> ActiveFaults {
         let all = self.rules.iter().map(|rule| rule.fault.clone()).collect();
         let matching: Vec<&Rule> = self.rules.iter().filter(|rule| rule.target.covers(target, path)).collect();

@@ -1,5 +1,5 @@
-//! One answer: content, then faults, then validators and ranges, then the steps that send the body. `answer` maps URLs to
-//! content.
+//! One answer: content, then faults, then validators and ranges, then the steps that send the body. `answer` maps URLs
+//! to content.
 
 use std::collections::VecDeque;
 use std::io;
@@ -238,7 +238,8 @@ impl Reply {
             }
             Fault::RedirectLoop(status) => *self = Self::redirect(*status, path),
             Fault::RedirectTo(status, location) => *self = Self::redirect(*status, location),
-            // `answer` and `documents` apply the faults of proof sets; `finish` and `send` those of ranges and connections.
+            // `answer` and `documents` apply the faults of proof sets; `finish` and `send` those of ranges and
+            // connections.
             _ => {}
         }
     }

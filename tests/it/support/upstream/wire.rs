@@ -1,5 +1,5 @@
-//! Listeners of the fake upstream: they keep their port reserved while stopped, serve connections with or without TLS, and
-//! close them normally or with a reset.
+//! Listeners of the fake upstream: they keep their port reserved while stopped, serve connections with or without TLS,
+//! and close them normally or with a reset.
 
 use std::convert::Infallible;
 use std::io;
