@@ -1,4 +1,4 @@
-//! Archives by digest. Staged files are invisible; visible files are complete and verified.
+//! Archives by digest, and reads of their bytes: at once, streamed, or piece by piece. Staged files are invisible; visible files are complete and verified.
 
 use std::fs::File;
 use std::io::{self, IoSliceMut, Read, Seek, SeekFrom};
@@ -14,7 +14,7 @@ use rustix::io::ReadWriteFlags;
 use super::disk::{self, Quarantine};
 use super::staged::Staged;
 use super::store_lock::StoreLock;
-use super::{Durability, ReadCursor, ReadShare, Scratch, StoreError, temp_files};
+use super::{Durability, ReadShare, Scratch, StoreError, staged};
 use crate::clock::Timestamp;
 use crate::digest::{Digest, FastHash, FastHasher, Hasher};
 use crate::verify::Verified;
@@ -52,7 +52,7 @@ impl Blobs {
 
     /// Removes what a crash left in staging: scratch folders and half-written records.
     pub(super) fn sweep_half_written(&self) -> Result<(), StoreError> {
-        temp_files::sweep(&self.staging)?;
+        staged::sweep_scratch(&self.staging)?;
         for name in disk::names_in(&self.staging)?.iter().filter(|name| name.starts_with("record-")) {
             disk::remove(&self.staging.join(name))?;
         }
@@ -322,5 +322,31 @@ impl Seek for ReaderAt {
         };
         self.position = position.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
         Ok(self.position)
+    }
+}
+
+/// Position and hash state of the read.
+pub struct ReadCursor {
+    reader: Box<dyn Read + Send>,
+    path: PathBuf,
+    hasher: Hasher,
+    buffer: Vec<u8>,
+}
+
+impl ReadCursor {
+    pub(super) fn new(reader: impl Read + Send + 'static, path: PathBuf) -> Self {
+        Self { reader: Box::new(reader), path, hasher: Hasher::new(), buffer: vec![0; READ_BUFFER_BYTES] }
+    }
+
+    /// Reads and hashes the next piece; returns its length in bytes, 0 at the end.
+    pub fn read_next(&mut self) -> Result<u64, StoreError> {
+        let read = self.reader.read(&mut self.buffer).map_err(|e| StoreError::io("read", &self.path, e))?;
+        self.hasher.update(&self.buffer[..read]);
+        Ok(read as u64)
+    }
+
+    /// The digest of the bytes read so far.
+    pub fn digest(self) -> Digest {
+        self.hasher.finish().0
     }
 }

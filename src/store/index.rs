@@ -1,10 +1,9 @@
 //! Last use, sizes, and names by digest: eviction's fast lookups. Rebuilt from the files whenever it may be wrong.
 
+mod backend;
 mod entry;
-mod folder;
 mod names;
 mod state;
-mod totals;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::ManuallyDrop;
@@ -15,13 +14,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 
-pub use self::entry::IndexedArchive;
+use self::backend::{IndexBackend, quarantine_index, refuse_if_locked};
 use self::entry::{ARCHIVE, DOCUMENT, EvictableEntry, PAGE, archive_key, counted_bytes, document_key};
-use self::folder::{quarantine_index, refuse_if_locked};
+pub use self::entry::{IndexedArchive, SizeLimit, Totals};
 pub use self::names::{IndexedName, ListedArchive};
 use self::state::IndexState;
-pub use self::totals::Totals;
-use super::index_backend::IndexBackend;
 use super::{Key, StoreError};
 use crate::address::Artifact;
 use crate::clock::Timestamp;

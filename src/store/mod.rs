@@ -21,37 +21,29 @@
 
 mod blobs;
 mod disk;
-mod disk_reads;
 mod examine;
 mod index;
-mod index_backend;
 mod key;
 mod read_memory;
-mod receipts;
 mod records;
-mod size_limit;
 mod staged;
 mod store_lock;
-mod temp_files;
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-pub use self::blobs::{Blob, Blobs, FileBytes, READ_BUFFER_BYTES};
+pub use self::blobs::{Blob, Blobs, FileBytes, READ_BUFFER_BYTES, ReadCursor};
 pub use self::disk::DiskSpace;
-pub use self::disk_reads::ReadCursor;
 pub use self::examine::{LockState, StoreFindings, TokenFile};
-pub use self::index::{Index, IndexedArchive, IndexedName, ListedArchive, Totals};
+pub use self::index::{Index, IndexedArchive, IndexedName, ListedArchive, SizeLimit, Totals};
 pub use self::key::Key;
 pub use self::read_memory::{ReadBudget, ReadGrant, ReadShare};
 pub use self::records::{Durability, Recorded, Records};
-pub use self::size_limit::SizeLimit;
-pub use self::staged::{Staged, StagedNote};
-pub use self::temp_files::Scratch;
-
+pub use self::staged::{Scratch, Staged, StagedNote};
 use self::store_lock::StoreLock;
 use crate::clock::Timestamp;
+use crate::digest::Digest;
 
 /// The format of everything below `DIR/v1`. A newer one makes an older binary stop.
 pub const FORMAT: u32 = 1;
@@ -298,5 +290,46 @@ impl Store {
             return Ok(());
         }
         self.index.close()
+    }
+}
+
+const MAX_SAME_NAME: u32 = 1000;
+
+impl Store {
+    /// Stores a receipt durably, and returns its path.
+    ///
+    /// # Errors
+    /// The disk failed.
+    pub fn write_receipt(&self, time: Timestamp, manifest: &Digest, receipt: &[u8]) -> Result<PathBuf, StoreError> {
+        self.check()?;
+        let folder = self.root.join("receipts");
+        disk::recreate_folder(&folder)?;
+        let name = format!("{}-{}", time.date_time().replace(':', "-"), manifest.prefix());
+        let mut path = folder.join(format!("{name}.json"));
+        for number in 2..MAX_SAME_NAME {
+            if !disk::file_exists(&path)? {
+                break;
+            }
+            path = folder.join(format!("{name}-{number}.json"));
+        }
+        let temp_path = path.with_extension("json.new");
+        disk::write_new(&temp_path, &[receipt, b"\n"], true)?;
+        disk::rename(&temp_path, &path)?;
+        disk::sync_folder_of(&path)?;
+        disk::sync_folder_of(&folder)?;
+        Ok(path)
+    }
+
+    /// The last receipt; `None` if there is none.
+    ///
+    /// # Errors
+    /// The disk failed.
+    pub fn last_receipt(&self) -> Result<Option<Vec<u8>>, StoreError> {
+        self.check()?;
+        let folder = self.root.join("receipts");
+        // File names begin with the time.
+        let names = disk::names_in(&folder)?;
+        let last = names.into_iter().filter(|name| name.ends_with(".json")).max();
+        last.map_or(Ok(None), |name| disk::read(&folder.join(name)))
     }
 }

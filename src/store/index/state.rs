@@ -4,7 +4,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::super::StoreError;
-use super::super::index_backend::IndexBackend;
+use super::backend::IndexBackend;
 use super::{Index, Totals};
 
 /// State of the index relative to the files.
