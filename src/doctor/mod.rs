@@ -24,7 +24,7 @@ use crate::cdn_loop::OwnEntry;
 use crate::clock::{Clock, Timestamp};
 use crate::config::{self, Config, Problems, Warning};
 use crate::http::client_roots::ClientRoots;
-use crate::requirements::cli_config::search_paths::Environment;
+use crate::requirements::cli_config::Environment;
 use crate::store::{Store, StoreFindings};
 use crate::upstream::limits::UpstreamLimits;
 use crate::upstream::outbound::Outbound;

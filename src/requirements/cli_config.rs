@@ -1,16 +1,15 @@
-//! A client's CLI configuration, as far as it decides where providers and modules come from (PROTOCOL, sections
-//! 1.2 and 1.3).
-//! Secrets, such as the tokens of `credentials` blocks, are dropped.
+//! A client's CLI configuration, as far as it decides where providers and modules come from: where the client looks for
+//! it, and what it says (PROTOCOL, sections 1.2 and 1.3). Secrets, such as the tokens of `credentials` blocks, are dropped.
 
 mod hcl1;
-mod hcl1_ast;
-pub mod installation_matching;
-pub mod search_paths;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
 
-use self::hcl1_ast::Node;
-use self::installation_matching::Pattern;
+use self::hcl1::Node;
 use super::hcl::BadHcl;
 use crate::address::Hostname;
 
@@ -146,5 +145,161 @@ fn methods(block: &Node, complaints: &mut Vec<String>) -> Vec<Method> {
     methods
 }
 
-#[cfg(test)]
-mod tests;
+/// A pattern such as `registry.example/*/*` or `hashicorp/*`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pattern {
+    host: PatternHost,
+    /// Namespace and type are both `*`.
+    matches_whole_host: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum PatternHost {
+    Any,
+    /// The registry of an address without a host.
+    Default,
+    Named(Hostname),
+    /// No host: the pattern is invalid.
+    Invalid,
+}
+
+/// The extent to which a method covers a registry's providers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Coverage {
+    /// No providers.
+    None,
+    /// Some providers.
+    Some,
+    /// All providers.
+    All,
+}
+
+impl Pattern {
+    /// Parses a pattern; an invalid one matches no provider.
+    pub fn parse(text: &str) -> Self {
+        let parts: Vec<&str> = text.split('/').collect();
+        let (host, namespace_and_type) = match parts.as_slice() {
+            ["*", names @ ..] if names.len() == 2 => (PatternHost::Any, names),
+            [host, names @ ..] if names.len() == 2 => {
+                (Hostname::parse(host).map_or(PatternHost::Invalid, PatternHost::Named), names)
+            }
+            names if names.len() == 2 => (PatternHost::Default, names),
+            _ => (PatternHost::Invalid, parts.as_slice()),
+        };
+        Self { host, matches_whole_host: namespace_and_type.iter().all(|part| *part == "*") }
+    }
+
+    fn coverage_of_host(&self, host: &Hostname, default_host: &str) -> Coverage {
+        let matches_host = match &self.host {
+            PatternHost::Any => true,
+            PatternHost::Default => host.as_str() == default_host,
+            PatternHost::Named(named) => named == host,
+            PatternHost::Invalid => false,
+        };
+        match (matches_host, self.matches_whole_host) {
+            (false, _) => Coverage::None,
+            (true, true) => Coverage::All,
+            (true, false) => Coverage::Some,
+        }
+    }
+}
+
+impl Method {
+    /// The extent to which this method covers the providers of `host`.
+    pub fn coverage(&self, host: &Hostname, default_host: &str) -> Coverage {
+        let max_coverage =
+            |patterns: &[Pattern]| patterns.iter().map(|pattern| pattern.coverage_of_host(host, default_host)).max();
+        let included = max_coverage(&self.include).unwrap_or(Coverage::All);
+        match max_coverage(&self.exclude).unwrap_or(Coverage::None) {
+            Coverage::All => Coverage::None,
+            Coverage::Some => included.min(Coverage::Some),
+            Coverage::None => included,
+        }
+    }
+}
+
+/// The environment variables of a client.
+pub type Environment = BTreeMap<String, String>;
+
+/// A program that uses registries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ClientProgram {
+    /// Terraform, by HashiCorp.
+    Terraform,
+    /// OpenTofu.
+    Tofu,
+}
+
+impl ClientProgram {
+    /// Both programs.
+    pub const ALL: [Self; 2] = [Self::Terraform, Self::Tofu];
+
+    /// The program's name.
+    pub fn program(self) -> &'static str {
+        match self {
+            Self::Terraform => "terraform",
+            Self::Tofu => "tofu",
+        }
+    }
+
+    /// The registry of an address without a host.
+    pub fn default_host(self) -> &'static str {
+        match self {
+            Self::Terraform => "registry.terraform.io",
+            Self::Tofu => "registry.opentofu.org",
+        }
+    }
+}
+
+impl fmt::Display for ClientProgram {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.program())
+    }
+}
+
+/// The search paths of a client.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SearchPaths {
+    /// The path of the main file, which may not exist.
+    pub file: Option<PathBuf>,
+    /// The environment variable that names the file. With it, the file must exist, and no other file is read.
+    pub named_by: Option<&'static str>,
+    /// The folder of further `*.tfrc` and `*.tfrc.json` files.
+    pub folder: Option<PathBuf>,
+}
+
+impl SearchPaths {
+    /// The search paths of `client` in this environment; `exists` checks the disk.
+    pub fn of(client: ClientProgram, environment: &Environment, exists: &dyn Fn(&Path) -> bool) -> Self {
+        let value_of = |name: &str| environment.get(name).filter(|value| !value.is_empty());
+        for name in ["TF_CLI_CONFIG_FILE", "TERRAFORM_CONFIG"] {
+            if let Some(file) = value_of(name) {
+                return Self { file: Some(PathBuf::from(file)), named_by: Some(name), folder: None };
+            }
+        }
+        let Some(home) = value_of("HOME").map(PathBuf::from) else {
+            return Self { file: None, named_by: None, folder: None };
+        };
+        let (file, folder) = (home.join(".terraformrc"), home.join(".terraform.d"));
+        let (file, folder) = match client {
+            ClientProgram::Terraform => (file, folder),
+            ClientProgram::Tofu => {
+                let tofurc = home.join(".tofurc");
+                let xdg = value_of("XDG_CONFIG_HOME").map(|folder| Path::new(folder).join("opentofu"));
+                let file = match &xdg {
+                    _ if exists(&tofurc) => tofurc,
+                    _ if exists(&file) => file,
+                    Some(xdg) => xdg.join("tofurc"),
+                    None => tofurc,
+                };
+                (file, xdg.filter(|_| !exists(&folder)).unwrap_or(folder))
+            }
+        };
+        Self { file: Some(file), named_by: None, folder: Some(folder) }
+    }
+
+    /// Returns true if clients read a file with this name in the folder.
+    pub fn is_read(name: &str) -> bool {
+        name.ends_with(".tfrc") || name.ends_with(".tfrc.json")
+    }
+}

@@ -1,13 +1,14 @@
-//! A user's file, read within bounds.
+//! A user's files: what an argument of a warm-up names, and reads within bounds.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
-use super::configuration::keep_deciding_values;
+use super::configuration::{is_configuration, keep_deciding_values};
 use super::hcl::MAX_FILE_BYTES;
 use super::{Files, MAX_BYTES};
+use crate::address::{Hostname, PackageSelector};
 
 /// The maximum number of names in a folder.
 const MAX_ENTRIES: usize = 100_000;
@@ -90,4 +91,110 @@ pub(super) fn entries(folder: &Path) -> io::Result<BTreeMap<String, FolderEntry>
         names.extend(entry.file_name().into_string().ok().map(|name| (name, kind)));
     }
     Ok(names)
+}
+
+/// The kind of a command-line argument or configuration entry that names requirements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ArgumentKind {
+    /// A provider or a module.
+    Address,
+    /// A `.terraform.lock.hcl`, under any name.
+    LockFile,
+    /// A folder where `init` runs, or with such folders below it.
+    Folder,
+    /// A tar of such folders.
+    Tar,
+    /// The JSON of an order, as larder prints it.
+    OrderJson,
+}
+
+impl ArgumentKind {
+    /// Interprets an argument; `path` is the argument as a path. The spellings `./NAME`, `/NAME` and `NAME/` are paths. A
+    /// valid address is an address, unless a folder of that name has a configuration.
+    ///
+    /// # Errors
+    /// Nothing exists at the path, or the argument is ambiguous; with the remedy.
+    pub fn of(argument: &str, path: &Path, default_host: &Hostname) -> Result<Self, String> {
+        if argument.is_empty() {
+            return Err("the argument is empty".to_owned());
+        }
+        let is_written_as_path = argument.starts_with(['.', '/']) || argument.ends_with('/');
+        if is_configuration(&path.file_name().unwrap_or_default().to_string_lossy()) && path.is_file() {
+            return Err(format!("{argument:?} is one file of a configuration: name the folder of that file"));
+        }
+        let kind_of_path = || Self::of_path(path).ok_or_else(|| format!("there is no file and no folder {argument:?}"));
+        if is_written_as_path || Self::by_ending(path).is_some_and(|kind| kind == Self::LockFile) {
+            return kind_of_path();
+        }
+        match PackageSelector::parse(argument, default_host) {
+            Ok(_) if path.is_dir() && has_configuration(path) => Err(format!(
+                "{argument:?} is a folder with a configuration, and could be an address: write \"./{argument}\" for the folder, or \"{default_host}/{argument}\" for the address"
+            )),
+            Ok(_) if path.is_dir() => Ok(Self::Address),
+            Ok(_) => Ok(Self::of_path(path).unwrap_or(Self::Address)),
+            Err(bad) => kind_of_path().map_err(|none| format!("{none}, and: {bad}")),
+        }
+    }
+
+    /// The kind of an existing path, by its name and type; `None` if it does not exist.
+    pub fn of_path(path: &Path) -> Option<Self> {
+        match path.metadata().ok()? {
+            path if path.is_dir() => Some(Self::Folder),
+            _ => Some(Self::by_ending(path).unwrap_or(Self::LockFile)),
+        }
+    }
+
+    fn by_ending(path: &Path) -> Option<Self> {
+        match path.extension()?.to_str()? {
+            "hcl" => Some(Self::LockFile),
+            "tar" => Some(Self::Tar),
+            "json" => Some(Self::OrderJson),
+            _ => None,
+        }
+    }
+}
+
+fn has_configuration(folder: &Path) -> bool {
+    let names = entries(folder).unwrap_or_default();
+    names.iter().any(|(name, entry)| *entry != FolderEntry::Folder && is_configuration(name))
+}
+
+#[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "a user's own files are no part of the store")]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn an_argument_that_is_both_a_folder_and_an_address_is_refused_with_the_two_spellings() {
+        let top = tempfile::tempdir().unwrap();
+        fs::create_dir_all(top.path().join("envs/prod")).unwrap();
+        fs::create_dir_all(top.path().join("hashicorp/null")).unwrap();
+        for file in ["envs/prod/main.tf", "x.tar", "envs/x", ".terraform.lock.hcl"] {
+            fs::write(top.path().join(file), "").unwrap();
+        }
+        let host = Hostname::parse("registry.example").unwrap();
+        let interpret = |given: &str| ArgumentKind::of(given, &top.path().join(given), &host);
+        let refused = interpret("envs/prod").unwrap_err();
+        assert!(refused.contains("\"./envs/prod\"") && refused.contains("registry.example/envs/prod"), "{refused}");
+        for (given, expected) in [
+            ("./envs/prod", ArgumentKind::Folder),
+            ("envs/prod/", ArgumentKind::Folder),
+            ("envs", ArgumentKind::Folder),
+            ("hashicorp/null", ArgumentKind::Address),
+            ("hashicorp/null@~> 3.0", ArgumentKind::Address),
+            ("envs/x", ArgumentKind::LockFile),
+            (".terraform.lock.hcl", ArgumentKind::LockFile),
+            ("x.tar", ArgumentKind::Tar),
+        ] {
+            assert_eq!(interpret(given), Ok(expected), "{given}");
+        }
+        for given in ["./none", "none.tar", "none/", "none"] {
+            assert!(interpret(given).unwrap_err().contains("there is no file and no folder"), "{given}");
+        }
+        for given in ["./envs/prod/main.tf", "envs/prod/main.tf"] {
+            assert!(interpret(given).unwrap_err().contains("name the folder"), "{given}");
+        }
+    }
 }

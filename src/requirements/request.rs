@@ -1,11 +1,14 @@
-//! Orders: addresses with constraints, lock files, and configuration files. `resolve` computes their requirements.
+//! Orders: addresses with constraints, lock files, and configuration files. `resolve` computes their requirements with the
+//! queries of [`Registries`], which `jobs` implements over a mirror.
+
+use std::fmt::Display;
 
 use serde::{Deserialize, Serialize};
 
 use super::Files;
 use super::configuration::keep_deciding_values;
 use super::lock_file::LockedProvider;
-use crate::address::{PackageSelector, Platform};
+use crate::address::{Artifact, ModuleAddress, ModulePackage, PackageSelector, Platform, ProviderAddress, Version};
 
 /// The maximum number of platforms in one order.
 pub const MAX_PLATFORMS: usize = 32;
@@ -103,4 +106,91 @@ impl Configurations {
         }
         Ok(Self { files, roots, client })
     }
+}
+
+/// Access to versions and module files.
+pub trait Registries: Sync {
+    /// The reason why an item is unavailable.
+    type Error: Display + Send;
+
+    /// The versions of a provider that clients see.
+    fn provider_versions(
+        &self,
+        address: &ProviderAddress,
+    ) -> impl Future<Output = Result<Vec<Version>, Self::Error>> + Send;
+
+    /// The versions of a module that clients see.
+    fn module_versions(
+        &self,
+        address: &ModuleAddress,
+    ) -> impl Future<Output = Result<Vec<Version>, Self::Error>> + Send;
+
+    /// Versions of a provider that exist but that clients do not see; `None` if they see all.
+    fn unlisted_provider_versions(
+        &self,
+        _: &ProviderAddress,
+    ) -> impl Future<Output = Result<Option<UnlistedVersions>, Self::Error>> + Send {
+        async { Ok(None) }
+    }
+
+    /// Versions of a module that exist but that clients do not see; `None` if they see all.
+    fn unlisted_module_versions(
+        &self,
+        _: &ModuleAddress,
+    ) -> impl Future<Output = Result<Option<UnlistedVersions>, Self::Error>> + Send {
+        async { Ok(None) }
+    }
+
+    /// The files of one module version that a client reads.
+    fn module_files(&self, package: &ModulePackage) -> impl Future<Output = Result<ModuleFiles, Self::Error>> + Send;
+}
+
+/// Versions that clients would see if they were stored.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct UnlistedVersions {
+    /// All versions, including those that clients see.
+    pub versions: Vec<Version>,
+    /// Platforms for which a version must be stored before clients see it.
+    pub platforms: Vec<Platform>,
+}
+
+/// The files in a module's archive.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ModuleFiles {
+    /// All files of the module that a client reads.
+    pub files: Files,
+    /// The module's folder in the archive, as the registry names it; `""` is the top.
+    pub subdir: String,
+}
+
+/// The result of resolving an order.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ResolvedRequirements {
+    /// Required archives, each once, in order of address.
+    pub archives: Vec<RequiredArchive>,
+    /// The items that no registry provides, with reasons.
+    pub cannot: Vec<UnavailableItem>,
+}
+
+/// One archive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RequiredArchive {
+    /// The artifact.
+    pub artifact: Artifact,
+    /// The accepted hashes of each lock file that lists any. The archive must match each list; without lists, any
+    /// archive is accepted.
+    pub hashes: Vec<Vec<String>>,
+    /// The requirements that name it: an address as given, a lock file, or a file with its line.
+    pub required_by: Vec<String>,
+}
+
+/// An item that no registry provides.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct UnavailableItem {
+    /// The name of the item: a source as written, an address, or a file.
+    pub subject: String,
+    /// The reason and the remedy.
+    pub reason: String,
+    /// The requirements that name it.
+    pub required_by: Vec<String>,
 }

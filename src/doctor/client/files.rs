@@ -4,8 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::{Check, FILES};
 use crate::config::{Unreadable, text};
-use crate::requirements::cli_config::CliConfig;
-use crate::requirements::cli_config::search_paths::{ClientProgram, Environment, SearchPaths};
+use crate::requirements::cli_config::{CliConfig, ClientProgram, Environment, SearchPaths};
 use crate::requirements::hcl;
 
 /// Configuration files of one client, or of both where they are identical.

@@ -4,8 +4,7 @@ use super::connection_attempts::UrlProbe;
 use super::files::ClientFiles;
 use super::{Check, ClientChecks, OVERRIDE, default_host};
 use crate::address::Hostname;
-use crate::requirements::cli_config::InstallationSource;
-use crate::requirements::cli_config::installation_matching::Coverage;
+use crate::requirements::cli_config::{Coverage, InstallationSource};
 
 const INSTALLATION: &str = "client.installation";
 

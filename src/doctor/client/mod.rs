@@ -19,7 +19,7 @@ use crate::config::Config;
 use crate::http::admin_client;
 use crate::http::client_roots::ClientRoots;
 use crate::protocol::client_config::{ClientRoute, default_text};
-use crate::requirements::cli_config::search_paths::{ClientProgram, Environment};
+use crate::requirements::cli_config::{ClientProgram, Environment};
 
 const FILES: &str = "client.files";
 const OVERRIDE: &str = "client.override";

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use url::{Host, Url};
 
-use crate::requirements::cli_config::search_paths::Environment;
+use crate::requirements::cli_config::Environment;
 
 /// The variable whose proxy a request to `url` uses.
 pub(super) fn proxied_by(url: &Url, environment: &Environment) -> Option<&'static str> {

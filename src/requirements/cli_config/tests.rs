@@ -2,9 +2,7 @@ use std::path::Path;
 
 use proptest::prelude::*;
 
-use super::installation_matching::Coverage;
-use super::search_paths::{ClientProgram, Environment, SearchPaths};
-use super::*;
+use super::{ClientProgram, Coverage, Environment, SearchPaths, *};
 
 const EXAMPLE: &str = r#"
 # a comment

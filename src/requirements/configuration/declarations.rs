@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 
 use super::block::{Block, BlockBody, Value};
 use super::expression::{Constant, Formula, Variable};
-use super::file_selection::FileRole;
-use super::{Problem, SourceLine};
+use super::{FileRole, Problem, SourceLine};
 
 /// The limit of reported problems in one folder.
 const MAX_PROBLEMS: usize = 64;

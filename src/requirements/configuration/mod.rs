@@ -4,11 +4,7 @@
 mod block;
 mod declarations;
 mod expression;
-mod file_selection;
-mod json;
 mod module;
-mod provider;
-mod required_version;
 mod source;
 #[cfg(test)]
 mod tests;
@@ -18,13 +14,11 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 pub(super) use self::expression::Inputs;
-pub(super) use self::file_selection::{TEST_FOLDER, is_configuration, is_for_opentofu_only, is_test};
-pub(super) use self::provider::check_name;
-pub(super) use self::source::{ModuleSource, without_secrets};
+pub(super) use self::source::{ModuleSource, check_name, without_secrets};
 pub use self::values::GivenValues;
 pub(super) use self::values::keep_deciding_values;
-use super::Files;
 use super::request::ClientKind;
+use super::{Files, Unreadable};
 use crate::address::{Constraint, ModuleConstraint, ProviderAddress};
 
 /// The requirements of a folder.
@@ -112,7 +106,7 @@ pub(super) fn read(
     package_prefix: &str,
     inputs: &Inputs,
 ) -> Module {
-    let selected = file_selection::in_folder(files, folder, role, client);
+    let selected = in_folder(files, folder, role, client);
     let mut declarations = declarations::Declarations::default();
     for file in selected {
         let shown = format!("{package_prefix}{}", file.path);
@@ -142,4 +136,91 @@ pub(super) fn read(
         ModuleRole::Root => module::interpret(declarations, role, client, &values::values_of_root(files, folder)),
         ModuleRole::Child => module::interpret(declarations, role, client, inputs),
     }
+}
+
+/// A file that is read.
+struct SelectedFile<'a> {
+    /// The path of the file.
+    path: String,
+    /// The text of the file.
+    text: Result<&'a str, Unreadable>,
+    /// The role of the file in its folder.
+    role: FileRole,
+}
+
+/// Role of a file in its folder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum FileRole {
+    /// A primary file.
+    Primary,
+    /// An override file; read after all primary ones.
+    Override,
+    /// A test file.
+    Test,
+}
+
+/// Endings of configuration files, `(OpenTofu, Terraform)`. For OpenTofu, a file with its own ending replaces the other.
+const CONFIGURATION: [(&str, &str); 2] = [(".tofu", ".tf"), (".tofu.json", ".tf.json")];
+/// Endings of test files, `(OpenTofu, Terraform)`.
+const TESTS: [(&str, &str); 2] = [(".tofutest.hcl", ".tftest.hcl"), (".tofutest.json", ".tftest.json")];
+/// The second folder of tests, besides the root itself.
+pub(super) const TEST_FOLDER: &str = "tests";
+
+/// Returns true for configuration files of any client: no tests, no lock files.
+pub(super) fn is_configuration(name: &str) -> bool {
+    CONFIGURATION.iter().any(|(tofu, terraform)| name.ends_with(tofu) || name.ends_with(terraform))
+}
+
+/// Returns true for test files of any client.
+pub(super) fn is_test(name: &str) -> bool {
+    TESTS.iter().any(|(tofu, terraform)| name.ends_with(tofu) || name.ends_with(terraform))
+}
+
+/// Returns true for files that only OpenTofu reads.
+pub(super) fn is_for_opentofu_only(name: &str) -> bool {
+    CONFIGURATION.iter().any(|(tofu, _)| name.ends_with(tofu))
+}
+
+/// The files of a folder that a client reads, in order.
+fn in_folder<'a>(files: &'a Files, folder: &str, role: ModuleRole, client: ClientKind) -> Vec<SelectedFile<'a>> {
+    let mut selected = Vec::new();
+    select(&mut selected, files, folder, &CONFIGURATION, client);
+    if role == ModuleRole::Root {
+        select(&mut selected, files, folder, &TESTS, client);
+        select(&mut selected, files, &join(folder, TEST_FOLDER), &TESTS, client);
+    }
+    selected.sort_by(|a, b| (a.role, &a.path).cmp(&(b.role, &b.path)));
+    selected
+}
+
+/// Adds the files of a folder that have one of these endings and that the client reads.
+fn select<'a>(
+    selected: &mut Vec<SelectedFile<'a>>,
+    files: &'a Files,
+    folder: &str,
+    endings: &[(&str, &str)],
+    client: ClientKind,
+) {
+    for (name, text) in files.in_folder(folder) {
+        let stem_if_read = |(tofu, terraform): &(&str, &str)| {
+            if let Some(stem) = name.strip_suffix(tofu) {
+                return (client == ClientKind::Opentofu).then(|| stem.to_owned());
+            }
+            let stem = name.strip_suffix(terraform)?;
+            let replacement = join(folder, &format!("{stem}{tofu}"));
+            let is_replaced = client == ClientKind::Opentofu && files.get(&replacement).is_some();
+            (!is_replaced).then(|| stem.to_owned())
+        };
+        let Some(stem) = endings.iter().find_map(stem_if_read) else { continue };
+        let role = match () {
+            () if endings == TESTS => FileRole::Test,
+            () if stem == "override" || stem.ends_with("_override") => FileRole::Override,
+            () => FileRole::Primary,
+        };
+        selected.push(SelectedFile { path: join(folder, name), text, role });
+    }
+}
+
+fn join(folder: &str, name: &str) -> String {
+    if folder.is_empty() { name.to_owned() } else { format!("{folder}/{name}") }
 }

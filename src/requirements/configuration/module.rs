@@ -1,14 +1,14 @@
-//! Interprets a folder's declarations: the modules and providers that it needs.
+//! Interprets a folder's declarations: the modules and providers that it needs. The client's version is unknown here, so
+//! of `required_version` only a constraint that excludes every version is a problem.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use super::super::request::ClientKind;
-use super::declarations::{Declarations, ImportBlock, ModuleCallBlock, RequiredProvider};
+use super::declarations::{Declarations, ImportBlock, LocatedValue, ModuleCallBlock, RequiredProvider};
 use super::expression::{Constant, Inputs, Scope};
-use super::provider::{self, ProviderReference};
-use super::source::{self, ModuleSource};
-use super::{Module, ModuleCall, ModuleRole, Problem, ProviderRequirement, SourceLine, required_version};
-use crate::address::{Constraint, ModuleConstraint, ProviderAddress};
+use super::source::{self, ModuleSource, ProviderReference};
+use super::{Module, ModuleCall, ModuleRole, Problem, ProviderRequirement, SourceLine};
+use crate::address::{Constraint, ModuleConstraint, ProviderAddress, Version};
 
 /// Interprets the declarations of a folder; `inputs` are the values of its variables.
 pub(super) fn interpret(
@@ -18,7 +18,7 @@ pub(super) fn interpret(
     inputs: &Inputs,
 ) -> Module {
     let mut problems = std::mem::take(&mut declarations.problems);
-    problems.extend(required_version::problems(&declarations.required_versions, client));
+    problems.extend(required_version_problems(&declarations.required_versions, client));
     let mut reader = ModuleReader {
         client,
         local_names: BTreeMap::new(),
@@ -33,7 +33,7 @@ pub(super) fn interpret(
             Some((version, location)) => (Some(version), location),
             None => (None, &provider_block.location),
         };
-        if let Err(reason) = provider::check_local_name(name) {
+        if let Err(reason) = source::check_local_name(name) {
             reader.add_problem(&format!("provider {name:?}"), reason, location);
             continue;
         }
@@ -49,9 +49,7 @@ pub(super) fn interpret(
     for provider_use in declarations.provider_uses.values() {
         match &provider_use.provider {
             Some(name) => reader.require_by_local_name(name, &provider_use.location),
-            None => {
-                reader.require_with_version(provider::implied_by(&provider_use.type_), None, &provider_use.location)
-            }
+            None => reader.require_with_version(source::implied_by(&provider_use.type_), None, &provider_use.location),
         }
     }
     for import in &declarations.imports {
@@ -128,12 +126,12 @@ impl ModuleReader {
     /// Adds an entry of `required_providers`.
     fn add_required_provider(&mut self, name: &str, RequiredProvider { source, version, location }: &RequiredProvider) {
         let subject = format!("provider {name:?}");
-        if let Err(reason) = provider::check_local_name(name) {
+        if let Err(reason) = source::check_local_name(name) {
             return self.add_problem(&subject, reason, location);
         }
         let provider = match source {
-            None => provider::from_local_name(name, self.client),
-            Some(Constant::Text(source)) => provider::parse_source(source, self.client),
+            None => source::from_local_name(name, self.client),
+            Some(Constant::Text(source)) => source::parse_source(source, self.client),
             Some(_) => Err("its source is not a plain string, and clients accept nothing else".to_owned()),
         };
         match provider {
@@ -147,7 +145,7 @@ impl ModuleReader {
 
     /// Requires the provider with a local name that the configuration writes out.
     fn require_by_local_name(&mut self, name: &str, location: &SourceLine) {
-        match provider::check_local_name(name) {
+        match source::check_local_name(name) {
             Ok(()) => self.require_with_version(name, None, location),
             Err(reason) => self.add_problem(&format!("provider {name:?}"), reason, location),
         }
@@ -158,7 +156,7 @@ impl ModuleReader {
         let subject = format!("provider {name:?}");
         let provider = match self.local_names.get(name) {
             Some(provider) => Ok(provider.clone()),
-            None => provider::from_local_name(name, self.client),
+            None => source::from_local_name(name, self.client),
         };
         match provider {
             Ok(provider) => self.add_requirement(&subject, &provider, version, location),
@@ -220,7 +218,7 @@ impl ModuleReader {
         }
         let name = match (provider, address.first()) {
             (Some(name), _) => name.as_str(),
-            (None, Some(type_)) => provider::implied_by(type_),
+            (None, Some(type_)) => source::implied_by(type_),
             (None, None) => return,
         };
         self.require_with_version(name, None, location);
@@ -275,4 +273,53 @@ fn unknown_reason(subject: &str, value: &Constant) -> String {
         Constant::Unknown(depends_on) => format!("its {subject} depends on {depends_on}"),
         _ => format!("its {subject} is not a string, and clients accept nothing else"),
     }
+}
+
+/// The subject of these problems.
+const SUBJECT: &str = "required_version";
+
+/// The name of a client, and its first release that installs from mirrors as today.
+fn oldest(client: ClientKind) -> (&'static str, &'static str) {
+    match client {
+        ClientKind::Terraform => ("Terraform", "0.13.0"),
+        ClientKind::Opentofu => ("OpenTofu", "1.6.0"),
+    }
+}
+
+/// Problems of one folder's constraints.
+fn required_version_problems(values: &[LocatedValue], client: ClientKind) -> Vec<Problem> {
+    let (mut problems, mut constraints) = (Vec::new(), Vec::new());
+    for (value, location) in values {
+        let constraint = match value {
+            Constant::Null => continue,
+            Constant::Text(text) => ModuleConstraint::parse(text).map_err(|_| {
+                format!(
+                    "{text:?} is not a constraint: write conditions like >= 1.2, < 2.0 or ~> 1.5 between commas, and nothing else"
+                )
+            }),
+            Constant::List(_) | Constant::Object(_) | Constant::Unknown(_) => {
+                Err("required_version is not a plain string, and clients accept nothing else".to_owned())
+            }
+        };
+        match constraint {
+            Ok(constraint) if constraint.names_a_pre_release() => {
+                let reason = "clients refuse pre-releases in required_version".to_owned();
+                problems.push(Problem { subject: SUBJECT.to_owned(), reason, location: location.clone() });
+            }
+            Ok(constraint) => constraints.push((constraint, location)),
+            Err(reason) => problems.push(Problem { subject: SUBJECT.to_owned(), reason, location: location.clone() }),
+        }
+    }
+    let (name, oldest) = oldest(client);
+    let all_constraints: Vec<ModuleConstraint> = constraints.iter().map(|(constraint, _)| constraint.clone()).collect();
+    let can_be_met =
+        Version::parse(oldest).is_ok_and(|oldest| ModuleConstraint::could_all_be_met_from(&oldest, &all_constraints));
+    if let (false, Some((_, location))) = (can_be_met, constraints.first()) {
+        let constraint_list = all_constraints.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        let reason = format!(
+            "no {name} from {oldest} on matches {constraint_list}: choose another version of the module that requires this, or change the constraint"
+        );
+        problems.push(Problem { subject: SUBJECT.to_owned(), reason, location: (*location).clone() });
+    }
+    problems
 }

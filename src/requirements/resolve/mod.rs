@@ -1,24 +1,21 @@
 //! Resolves an order to the archives that an `init` needs, as the clients do. Unavailable items are listed; everything
 //! else is still resolved.
 
-mod addresses;
 mod local;
 mod module_calls;
-mod providers;
 mod registry_queries;
 mod resolution_result;
-mod root_modules;
 #[cfg(test)]
 mod tests;
 mod tree;
-mod version_selection;
+mod versions;
 
 use futures_util::future::join_all;
 
 use self::local::LocalModules;
+pub(super) use self::local::uncalled_folders;
 use self::registry_queries::RegistryQueries;
 use self::resolution_result::ResolutionResult;
-pub(super) use self::root_modules::uncalled_folders;
 use super::{Order, OrderEntry, Registries, ResolvedRequirements};
 
 /// Resolves an order. Each list and module is queried once, a few at a time.
@@ -34,10 +31,10 @@ pub async fn resolve(order: &Order, registries: &impl Registries) -> ResolvedReq
             match entry {
                 OrderEntry::Address { what: selector, platforms } => {
                     let platforms = if platforms.is_empty() { &order.platforms } else { platforms };
-                    addresses::resolve_address(queries, selector, platforms, &mut result).await;
+                    versions::resolve_address(queries, selector, platforms, &mut result).await;
                 }
                 OrderEntry::LockFile { name, locked } => {
-                    addresses::resolve_lock_file(queries, name, locked, &order.platforms, &mut result).await;
+                    versions::resolve_lock_file(queries, name, locked, &order.platforms, &mut result).await;
                 }
                 OrderEntry::Configurations(configurations) => {
                     let local = LocalModules::new(configurations);

@@ -7,7 +7,7 @@ use super::super::request::ClientKind;
 use super::super::{Files, Registries, path};
 use super::local::LocalModules;
 use super::registry_queries::RegistryQueries;
-use super::version_selection;
+use super::versions;
 use crate::address::{ModuleAddress, ModuleConstraint, ModulePackage, Version};
 
 /// A folder to read.
@@ -144,7 +144,7 @@ async fn choose_version(
 ) -> Result<ModulePackage, String> {
     let choose =
         |listed: &[Version]| versions.newest(listed).cloned().ok_or_else(|| no_match_reason(versions, listed.len()));
-    let version = version_selection::choose_module_version(queries, module, choose).await?;
+    let version = versions::choose_module_version(queries, module, choose).await?;
     Ok(ModulePackage { module: module.clone(), version })
 }
 

@@ -7,12 +7,11 @@ use futures_util::future::join_all;
 
 use super::super::Registries;
 use super::super::configuration::{Module, ModuleCall, ModuleRole, ProviderRequirement};
-use super::local::LocalModules;
+use super::local::{LocalModules, Root};
 use super::module_calls::{self, CallTarget, CalledFolder, UnavailableCall};
-use super::providers;
 use super::registry_queries::RegistryQueries;
 use super::resolution_result::ResolutionResult;
-use super::root_modules::Root;
+use super::versions;
 use crate::address::{Artifact, Platform};
 
 /// The maximum depth of module calls.
@@ -34,7 +33,7 @@ pub(super) async fn resolve_root(
         RequirementsWalk { queries, local, root, result, visited: BTreeMap::new(), provider_requirements: Vec::new() };
     walk.visit_all().await;
     let provider_requirements = std::mem::take(&mut walk.provider_requirements);
-    providers::choose_versions(queries, local.files(), root, &provider_requirements, platforms, result).await;
+    versions::choose_versions(queries, local.files(), root, &provider_requirements, platforms, result).await;
 }
 
 struct RequirementsWalk<'a, R> {

@@ -1,4 +1,5 @@
-//! Chooses one version of each provider for all modules of a root.
+//! Chooses versions: for addresses and lock files, and one of each provider for all modules of a root. The newest
+//! matching version that is available is chosen; otherwise the newest that exists upstream.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -7,13 +8,14 @@ use futures_util::future::join_all;
 use super::super::configuration::ProviderRequirement;
 use super::super::lock_file::{self, LockedProvider};
 use super::super::request::ClientKind;
-use super::super::{Files, Registries};
-use super::addresses::require_provider;
+use super::super::{Files, Registries, UnlistedVersions};
+use super::local::{LOCK_FILE, Root};
 use super::registry_queries::RegistryQueries;
 use super::resolution_result::ResolutionResult;
-use super::root_modules::{LOCK_FILE, Root};
-use super::version_selection;
-use crate::address::{Constraint, Hostname, Platform, ProviderAddress, Version};
+use crate::address::{
+    Artifact, Constraint, Hostname, ModuleAddress, ModulePackage, Package, PackageSelector, Platform, ProviderAddress,
+    Selection, Version, Versions,
+};
 
 /// The maximum number of constraints listed in one message.
 const MAX_LISTED_CONSTRAINTS: usize = 32;
@@ -60,7 +62,7 @@ pub(super) async fn choose_versions(
             queries.count_comparisons(listed.len().saturating_mul(constraint.number_of_conditions()))?;
             choose_version(listed, &constraint, &requirements, locked)
         };
-        let chosen = version_selection::choose_provider_version(queries, provider, choose).await;
+        let chosen = choose_provider_version(queries, provider, choose).await;
         tokio::task::yield_now().await;
         match chosen {
             Ok(chosen) => {
@@ -157,4 +159,130 @@ fn for_opentofu(locked: &LockedProvider) -> Option<LockedProvider> {
     }
     let provider = ProviderAddress { host: Hostname::parse(OPENTOFU_REGISTRY).ok()?, ..locked.provider.clone() };
     Some(LockedProvider { provider, hashes: Vec::new(), ..locked.clone() })
+}
+
+/// A chosen version.
+pub(super) struct ChosenVersion {
+    pub(super) version: Version,
+    /// Further platforms for which the version must be stored before clients see it.
+    pub(super) extra_platforms: Vec<Platform>,
+}
+
+/// Chooses a version of a provider.
+///
+/// # Errors
+/// The reason why none matches.
+async fn choose_provider_version(
+    queries: &RegistryQueries<'_, impl Registries>,
+    provider: &ProviderAddress,
+    choose: impl Fn(&[Version]) -> Result<Version, String>,
+) -> Result<ChosenVersion, String> {
+    let listed = queries.provider_versions(provider).await?;
+    match choose(&listed) {
+        Ok(version) => Ok(ChosenVersion { version, extra_platforms: Vec::new() }),
+        Err(reason) => choose_unlisted(queries.unlisted_provider_versions(provider).await?, reason, choose),
+    }
+}
+
+/// Chooses a version of a module.
+///
+/// # Errors
+/// The reason why none matches.
+pub(super) async fn choose_module_version(
+    queries: &RegistryQueries<'_, impl Registries>,
+    module: &ModuleAddress,
+    choose: impl Fn(&[Version]) -> Result<Version, String>,
+) -> Result<Version, String> {
+    let listed = queries.module_versions(module).await?;
+    match choose(&listed) {
+        Ok(version) => Ok(version),
+        Err(reason) => choose_unlisted(queries.unlisted_module_versions(module).await?, reason, choose)
+            .map(|chosen| chosen.version),
+    }
+}
+
+fn choose_unlisted(
+    unlisted: Option<UnlistedVersions>,
+    reason: String,
+    choose: impl Fn(&[Version]) -> Result<Version, String>,
+) -> Result<ChosenVersion, String> {
+    match unlisted {
+        Some(UnlistedVersions { versions, platforms }) => {
+            choose(&versions).map(|version| ChosenVersion { version, extra_platforms: platforms })
+        }
+        None => Err(reason),
+    }
+}
+
+/// Resolves an address to its own archive; the modules that it calls are not resolved.
+pub(super) async fn resolve_address(
+    queries: &RegistryQueries<'_, impl Registries>,
+    selector: &PackageSelector,
+    platforms: &[Platform],
+    result: &mut ResolutionResult,
+) {
+    let required_by = selector.to_string();
+    let chosen = match selector {
+        PackageSelector::Provider(selection) => {
+            let choose = |listed: &[Version]| choose_cloned(listed, |listed| selection.choose(listed));
+            choose_provider_version(queries, &selection.of, choose).await.map(|chosen| {
+                require_provider(result, &selection.of, &chosen, platforms, &[], [required_by.clone()]);
+            })
+        }
+        PackageSelector::Module(selection) => {
+            let choose = |listed: &[Version]| choose_cloned(listed, |listed| selection.choose(listed));
+            choose_module_version(queries, &selection.of, choose).await.map(|version| {
+                let package = ModulePackage { module: selection.of.clone(), version };
+                result.require(Artifact::Module(package), &[], [required_by.clone()]);
+            })
+        }
+    };
+    if let Err(reason) = chosen {
+        result.add_unavailable(&required_by, reason, [required_by.clone()]);
+    }
+}
+
+/// Resolves a lock file.
+pub(super) async fn resolve_lock_file(
+    queries: &RegistryQueries<'_, impl Registries>,
+    name: &str,
+    locked: &[LockedProvider],
+    platforms: &[Platform],
+    result: &mut ResolutionResult,
+) {
+    let resolved = locked.iter().map(|locked| async move {
+        let selection = Selection { of: locked.provider.clone(), versions: Versions::Exactly(locked.version.clone()) };
+        let choose = |listed: &[Version]| choose_cloned(listed, |listed| selection.choose(listed));
+        let chosen = choose_provider_version(queries, &locked.provider, choose).await;
+        (locked, selection, chosen)
+    });
+    for (LockedProvider { provider, hashes, .. }, selection, chosen) in join_all(resolved.collect::<Vec<_>>()).await {
+        match chosen {
+            Ok(chosen) => require_provider(result, provider, &chosen, platforms, hashes, [name.to_owned()]),
+            Err(reason) => result.add_unavailable(selection.to_string(), reason, [name.to_owned()]),
+        }
+    }
+}
+
+/// Requires a version of a provider for each platform.
+fn require_provider(
+    result: &mut ResolutionResult,
+    provider: &ProviderAddress,
+    ChosenVersion { version, extra_platforms }: &ChosenVersion,
+    platforms: &[Platform],
+    hashes: &[String],
+    required_by: impl IntoIterator<Item = String> + Clone,
+) {
+    for platform in platforms.iter().chain(extra_platforms) {
+        let package = Package { provider: provider.clone(), version: version.clone(), platform: platform.clone() };
+        result.require(Artifact::Provider(package), hashes, required_by.clone());
+    }
+}
+
+/// Applies a choice among references to a list of versions.
+fn choose_cloned(
+    listed: &[Version],
+    choose: impl for<'a> FnOnce(&[&'a Version]) -> Result<&'a Version, String>,
+) -> Result<Version, String> {
+    choose(&listed.iter().collect::<Vec<_>>()).cloned()
 }
