@@ -4,8 +4,7 @@
 
 use larder::address::Hostname;
 use larder::jobs::WarmUp;
-use larder::protocol::admin::order::OrderRequest;
-use larder::protocol::admin::order_query::OrderQuery;
+use larder::protocol::admin::order::{OrderQuery, OrderRequest};
 use larder::requirements::MAX_PLATFORMS;
 use libfuzzer_sys::fuzz_target;
 

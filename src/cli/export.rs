@@ -25,7 +25,7 @@ use crate::filesystem_mirror::receive::{self, ReceiveSummary};
 use crate::http::admin_client::{self, AdminClientError};
 use crate::jobs::JobId;
 use crate::jobs::job_report::{Job, JobItem, JobState};
-use crate::protocol::admin::trees::{EXPORT, ExportRequest};
+use crate::protocol::admin::bundle::{EXPORT, ExportRequest};
 
 #[derive(Debug, Args)]
 pub(super) struct Export {

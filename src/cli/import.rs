@@ -18,7 +18,7 @@ use crate::filesystem_mirror::folder::MirrorFolder;
 use crate::filesystem_mirror::send::{self, SendPlan};
 use crate::http::admin_client::{self, AdminClientError};
 use crate::mirror::{FileVerdict, ImportCounts, ImportStep, ImportedFile, ProvenBy, UnsignedPolicy};
-use crate::protocol::admin::trees::import_path;
+use crate::protocol::admin::bundle::import_path;
 
 #[derive(Debug, Args)]
 pub(super) struct ImportCommand {

@@ -15,7 +15,7 @@ use crate::http::clients::NOT_AMONG_CLIENTS;
 use crate::http::probe_client::{ProbeAnswer, ProbeError, probe};
 use crate::http::response;
 use crate::protocol::route::PROBE;
-use crate::upstream::retry_after::server_time;
+use crate::upstream::response_headers::server_time;
 
 /// The server that answered a probe.
 #[derive(Debug)]

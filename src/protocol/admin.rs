@@ -4,8 +4,6 @@ pub mod bundle;
 pub mod command;
 pub mod missing;
 pub mod order;
-pub mod order_query;
-pub mod trees;
 pub mod warm;
 
 use std::collections::BTreeMap;
@@ -103,8 +101,8 @@ impl AdminRoute {
             order::PLAN => Self::Plan,
             missing::MISSING => Self::Missing,
             warm::WARM => Self::Warm,
-            trees::EXPORT => Self::Export,
-            trees::IMPORT => Self::Import,
+            bundle::EXPORT => Self::Export,
+            bundle::IMPORT => Self::Import,
             bundle::BUNDLE => Self::Bundle,
             bundle::APPLY => Self::ApplyBundle,
             bundle::INVENTORY => Self::Inventory,

@@ -1,14 +1,12 @@
-//! The client protocols, one file each. They turn routes into calls of the mirror, and its answers into replies.
+//! The client protocols. They turn routes into calls of the mirror, and its answers into replies.
 
 pub mod admin;
 pub mod client_config;
 pub mod discovery;
-mod modules;
 mod network_mirror;
 pub mod pages;
-pub mod providers;
+pub mod registry;
 pub mod rendered;
-mod renderings;
 pub mod route;
 
 use std::sync::Arc;
@@ -16,8 +14,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 
-use self::rendered::{FinishedReply, RenderedAnswer, RenderedAnswers, RenderedDocument};
-use self::renderings::Renderings;
+use self::rendered::{FinishedReply, RenderedAnswer, RenderedAnswers, RenderedDocument, Renderings};
 use self::route::{Api, Base, Mount, Origin, Route, RouteContext, RouteError, RouteSubject};
 use crate::address::ModulePackage;
 use crate::cdn_loop::CdnLoop;
@@ -188,7 +185,7 @@ impl Protocols {
         call: &RequestContext,
     ) -> Result<Reply, RequestFailure> {
         let Answer { value, outcome, fresh_until, checked: confirmed_at } =
-            modules::location(&self.mirror, package, call, links).await?;
+            registry::module_location(&self.mirror, package, call, links).await?;
         let location: Arc<str> = value.text.into();
         // A location without a digest changes as soon as the archive is stored.
         if value.is_stable && request.now < fresh_until {
@@ -243,10 +240,12 @@ impl Protocols {
                 return Ok(Reply { content: ReplyContent::Redirect(url), outcome: Some(outcome), age });
             }
             Route::Page(page) => pages::page(&self.mirror, page, &call, links).await?,
-            Route::ModuleVersions(address) => modules::versions(&self.mirror, address, &call).await?,
+            Route::ModuleVersions(address) => registry::module_versions(&self.mirror, address, &call).await?,
             Route::Discovery(host) => discovery::document(&self.mirror, host, &call, links).await?,
-            Route::ProviderVersions(address) => providers::versions(&self.mirror, address, &call).await?,
-            Route::ProviderDownload(package) => providers::download(&self.mirror, package, &call, links).await?,
+            Route::ProviderVersions(address) => registry::provider_versions(&self.mirror, address, &call).await?,
+            Route::ProviderDownload(package) => {
+                registry::provider_download(&self.mirror, package, &call, links).await?
+            }
             Route::MirrorIndex(address) => network_mirror::index(&self.mirror, address, &call).await?,
             Route::MirrorVersion(address, version) => {
                 network_mirror::version(&self.mirror, address, version, &call, links).await?
@@ -273,9 +272,11 @@ impl Protocols {
         let Answer { value: document, outcome, fresh_until, checked } = list;
         let content_hash = document.content_hash();
         let rendering = match route.clone() {
-            Route::ModuleVersions(address) => async move { modules::rendered_list(&address, &document).await }.boxed(),
+            Route::ModuleVersions(address) => {
+                async move { registry::rendered_module_list(&address, &document).await }.boxed()
+            }
             Route::ProviderVersions(address) => {
-                async move { providers::rendered_list(&address, &document).await }.boxed()
+                async move { registry::rendered_provider_list(&address, &document).await }.boxed()
             }
             Route::MirrorIndex(address) => {
                 async move { network_mirror::rendered_index(&address, &document).await }.boxed()

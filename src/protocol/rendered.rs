@@ -1,18 +1,25 @@
 //! Rendered answers in memory: route and base -> bytes, gzip form, ETag and lifetime; and small verified archives. A
-//! hot request needs nothing else: no JSON, no disk, no lock across an await.
+//! hot request needs nothing else: no JSON, no disk, no lock across an await. Renderings in progress are shared: parsing
+//! a large list takes many times its size in memory, and all clients that wait for its fetch would do it at once.
 
+use std::collections::HashMap;
 use std::io::Write;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, WeakShared};
 use moka::Equivalent;
 use moka::sync::Cache;
+use parking_lot::Mutex;
 
+use super::render;
 use super::route::{Base, Route};
 use crate::clock::Timestamp;
-use crate::digest::Digest;
+use crate::digest::{Digest, FastHash};
+use crate::error::Error;
 use crate::mirror::Outcome;
 use crate::store::ReadBudget;
 
@@ -194,6 +201,41 @@ impl RenderedAnswers {
 
     fn is_among_bases(&self, base: &Base<'_>) -> bool {
         *base == Base::PathAbsolute || self.bases.get(&BaseRef(base)).is_some()
+    }
+}
+
+type Rendering = BoxFuture<'static, Result<Arc<RenderedDocument>, Error>>;
+
+/// Renderings by route and by hash of the source document.
+#[derive(Debug, Default)]
+pub(super) struct Renderings(Mutex<HashMap<(Route, FastHash), WeakShared<Rendering>>>);
+
+impl Renderings {
+    /// Joins the rendering of a route's answer from a document, or starts one with `body`. The rendering is dropped when
+    /// no client waits for it.
+    ///
+    /// # Errors
+    /// Those of `body`.
+    pub(super) async fn share(
+        &self,
+        route: &Route,
+        content_hash: FastHash,
+        body: impl Future<Output = Result<Vec<u8>, Error>> + Send + 'static,
+    ) -> Result<Arc<RenderedDocument>, Error> {
+        let rendering = {
+            let mut running = self.0.lock();
+            running.retain(|_, rendering| rendering.upgrade().is_some());
+            let key = (route.clone(), content_hash);
+            match running.get(&key).and_then(WeakShared::upgrade) {
+                Some(rendering) => rendering,
+                None => {
+                    let rendering = async move { Ok(Arc::new(render(body.await?).await)) }.boxed().shared();
+                    running.extend(rendering.downgrade().map(|weak| (key, weak)));
+                    rendering
+                }
+            }
+        };
+        rendering.await
     }
 }
 

@@ -1,7 +1,6 @@
 //! The routes of the main listener: parsed from a request line here, printed as URLs in `print`. Every printed URL
 //! parses back to the same route.
 
-mod kind;
 mod mount;
 mod print;
 
@@ -10,9 +9,8 @@ use std::collections::BTreeSet;
 
 use percent_encoding::percent_decode_str;
 
-pub use self::kind::RouteKind;
 pub use self::mount::{Base, Mount, Origin, Scheme};
-pub use self::print::{MIRROR_BASE, modules_base, providers_base};
+pub use self::print::{MIRROR_BASE, RouteKind, modules_base, providers_base};
 use crate::address::{
     FileName, Hostname, MAX_PART, ModuleAddress, ModuleName, ModulePackage, Name, Package, Platform, ProviderAddress,
     System, Version,
@@ -20,8 +18,7 @@ use crate::address::{
 use crate::digest::DigestPrefix;
 use crate::error::{Error, Explanation};
 use crate::mirror::{ArchiveRef, ModuleArchiveRef, ProofFile, ProofFileRef};
-use crate::upstream::page_query::{BadQuery, PageQuery};
-use crate::upstream::pages::{PagePath, PageRef, SpelledVersion};
+use crate::upstream::pages::{BadQuery, PagePath, PageQuery, PageRef, SpelledVersion};
 
 /// Segments of the longest valid path.
 const MAX_SEGMENTS: usize = 11;
@@ -333,23 +330,6 @@ impl Route {
             Some("index") => Ok(Self::MirrorIndex(address)),
             Some(version) => Ok(Self::MirrorVersion(address, Version::parse(version)?)),
             None => Err(nothing_at(path)),
-        }
-    }
-
-    /// The kind of route, for logs and counters.
-    pub fn kind(&self) -> RouteKind {
-        match self {
-            Self::Discovery(_) => RouteKind::Discovery,
-            Self::ProviderVersions(_) => RouteKind::Versions,
-            Self::ProviderDownload(_) => RouteKind::Download,
-            Self::MirrorIndex(_) => RouteKind::MirrorIndex,
-            Self::MirrorVersion(..) => RouteKind::MirrorVersion,
-            Self::ModuleVersions(_) => RouteKind::ModuleVersions,
-            Self::ModuleDownload(_) | Self::ModuleLatest(_) => RouteKind::ModuleDownload,
-            Self::Page(_) => RouteKind::Page,
-            Self::ProviderFile(_) | Self::ProofFile(_) => RouteKind::Archive,
-            Self::ModuleArchive(_) => RouteKind::ModuleArchive,
-            Self::Health | Self::Ready => RouteKind::Health,
         }
     }
 

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use super::backoff::Rate;
 use super::concurrency_limits::ConcurrencyLimit;
 use super::memory_budget::DocumentMemoryLimits;
-use super::rate_budget::Rate;
 
 /// Limits for upstream requests.
 #[derive(Debug, Clone, Copy)]

@@ -6,9 +6,9 @@ use prometheus_client::metrics::counter::Counter;
 use serde::{Deserialize, Serialize};
 use url::Url;
 
+use super::CredentialScope;
 use super::breaker::Origin;
 use super::concurrency_limits::Permit;
-use super::credential_scope::CredentialScope;
 use super::egress_policy::EgressRefusal;
 use super::error::{Fault, UpstreamError};
 use super::memory_budget::MemoryGrant;

@@ -1,24 +1,17 @@
 //! Parses module source addresses like the clients and their go-getter (PROTOCOL, sections 4.3 and 4.4). Makes no requests.
 
-mod archive;
 mod checksum;
-mod git;
+mod fetchable;
 mod indirection;
-mod query;
-mod short;
-mod subdir;
 #[cfg(test)]
 mod tests;
-mod unsupported;
 
-use url::Url;
+use url::{Url, form_urlencoded};
 
-pub use self::archive::ArchiveSource;
 pub use self::checksum::{BadChecksum, Checksum, ChecksumKind, ExpectedChecksum};
-pub use self::git::GitSource;
+pub use self::fetchable::{ArchiveSource, GitSource};
 pub use self::indirection::{location_in_download, location_in_page};
-pub use self::subdir::Subdir;
-pub use self::unsupported::Unsupported;
+use crate::pack::TreePath;
 
 /// The longest accepted source address, in bytes.
 const MAX_ADDRESS_BYTES: usize = 8 * 1024;
@@ -89,7 +82,7 @@ impl PackageSource {
             false => address.to_owned(),
         };
 
-        let (package, subdir) = subdir::split(&absolute);
+        let (package, subdir) = split_subdir(&absolute);
         let mut located = parse_package(&package, &absolute)?;
         if let Some(subdir) = Subdir::parse(&subdir)? {
             located.subdir = Some(match located.subdir {
@@ -107,11 +100,11 @@ fn parse_package(package: &str, full_address: &str) -> Result<LocatedSource, Bad
     let (forced, address) = split_forced_getter(package);
     let unsupported = |label| PackageSource::Unsupported(Unsupported::new(label, full_address));
     if !has_scheme(address) {
-        let Some((getter, expanded)) = short::expand(address)? else {
-            let label = forced.map_or_else(|| short::guess_label(address), scheme_label);
+        let Some((getter, expanded)) = expand_short_form(address)? else {
+            let label = forced.map_or_else(|| guess_label(address), scheme_label);
             return Ok(LocatedSource { source: unsupported(label), subdir: None });
         };
-        let (package, subdir) = subdir::split(&expanded);
+        let (package, subdir) = split_subdir(&expanded);
         let source = source_of_url(forced.unwrap_or(getter), parse_url(&package)?, full_address)?;
         return Ok(LocatedSource { source, subdir: Subdir::parse(&subdir)? });
     }
@@ -132,7 +125,7 @@ fn source_of_url(getter: &str, url: Url, full_address: &str) -> Result<PackageSo
     match (getter, url.scheme()) {
         ("git", "http" | "https" | "ssh") => GitSource::parse(url).map(PackageSource::Git),
         ("git", _) => unsupported("git over something else than https or ssh"),
-        ("http" | "https", "http" | "https") => archive::parse(url),
+        ("http" | "https", "http" | "https") => fetchable::parse_http(url),
         (getter, _) => unsupported(scheme_label(getter)),
     }
 }
@@ -182,4 +175,203 @@ fn scheme_label(scheme: &str) -> &'static str {
         "ssh" => "ssh without git::",
         _ => "a kind of source that it does not know",
     }
+}
+
+/// Expands a short form to its getter and full address; `None` for text that is no short form.
+fn expand_short_form(text: &str) -> Result<Option<(&'static str, String)>, BadSource> {
+    let (path, query) = match text.split_once('?') {
+        Some((path, query)) => (path, format!("?{query}")),
+        None => (text, String::new()),
+    };
+    let expanded = if ["github.com/", "gitlab.com/"].iter().any(|host| path.starts_with(host)) {
+        let mut names = path.splitn(4, '/');
+        let (Some(host), Some(owner), Some(repository)) = (names.next(), names.next(), names.next()) else {
+            return Err(BadSource::new("is short for a repository, but is not HOST/OWNER/REPOSITORY"));
+        };
+        let subdir = names.next().map_or_else(String::new, |subdir| format!("//{subdir}"));
+        format!("https://{host}/{owner}/{}{subdir}{query}", with_git_suffix(repository))
+    } else if path.starts_with("bitbucket.org/") {
+        format!("https://{}{query}", with_git_suffix(path))
+    } else if let Some((host, path)) = path.strip_prefix("git@").and_then(|server| server.split_once(':')) {
+        format!("ssh://git@{host}/{}{query}", path.strip_prefix('/').unwrap_or(path))
+    } else {
+        return Ok(None);
+    };
+    Ok(Some(("git", expanded)))
+}
+
+fn with_git_suffix(repository: &str) -> String {
+    if repository.ends_with(".git") { repository.to_owned() } else { format!("{repository}.git") }
+}
+
+/// Guesses what an address without a scheme is, as a label for people.
+fn guess_label(text: &str) -> &'static str {
+    let host = text.split('/').next().unwrap_or_default();
+    let is_name =
+        |name: &str| !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b));
+    let names: Vec<&str> = text.split('/').collect();
+    match host {
+        "www.googleapis.com" => "a Google Cloud Storage bucket",
+        host if host.ends_with(".amazonaws.com") => "an Amazon S3 bucket",
+        _ if text.starts_with('.') || text.contains('\\') => "a path on the client's own machine",
+        host if names.len() == 4 && host.contains('.') && names[1..].iter().all(|name| is_name(name)) => {
+            "a registry address"
+        }
+        _ if names.len() == 3 && names.iter().all(|name| is_name(name)) => "a registry address",
+        _ => "a kind of source that it does not know",
+    }
+}
+
+/// Query parameters that may reach a client, because none of them is a secret (DESIGN, section 6).
+const HARMLESS_PARAMETERS: [&str; 7] = ["ref", "archive", "checksum", "depth", "version", "tag", "digest"];
+
+/// A source that only the client itself can fetch.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Unsupported {
+    label: &'static str,
+    address: String,
+}
+
+impl Unsupported {
+    fn new(label: &'static str, address: &str) -> Self {
+        Self { label, address: address.to_owned() }
+    }
+
+    /// A label for people: "an Amazon S3 bucket".
+    pub fn kind_name(&self) -> &'static str {
+        self.label
+    }
+
+    /// The host of the address, without userinfo and port. No other part may be shown.
+    pub fn host(&self) -> Option<String> {
+        let (_, host) = self.authority().rsplit_once('@').unwrap_or(("", self.authority()));
+        let name = match host.strip_prefix('[') {
+            Some(address) => address.split(']').next().unwrap_or_default(),
+            None => host.split(':').next().unwrap_or_default(),
+        };
+        let is_host = name.contains(['.', ':'])
+            && name.len() <= 253
+            && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-:".contains(&byte));
+        is_host.then(|| name.to_ascii_lowercase())
+    }
+
+    /// The address as upstream gave it, if a client may see it: without userinfo, and without a query that could be a
+    /// secret. A registry's own credentials must not reach clients.
+    pub fn for_client(&self) -> Option<&str> {
+        let (path, query) = self.address.split_once('?').unwrap_or((&self.address, ""));
+        let is_harmless = |pair: &str| {
+            form_urlencoded::parse(pair.as_bytes()).all(|(key, _)| HARMLESS_PARAMETERS.contains(&key.as_ref()))
+        };
+        // Anything that may be userinfo or hide a query is treated as such. The address becomes the value of a header,
+        // which is ASCII only.
+        let is_plain = !path.contains(['@', '#', ' ']) && !query.contains(['@', '#', ' ', ';', '?']);
+        let is_header_value = self.address.bytes().all(|byte| byte.is_ascii_graphic());
+        (is_plain && is_header_value && query.split('&').all(is_harmless)).then_some(&self.address)
+    }
+
+    fn authority(&self) -> &str {
+        let (_, without_getter) = split_forced_getter(&self.address);
+        let without_scheme = without_getter.split_once("://").map_or(without_getter, |(_, rest)| rest);
+        without_scheme.split(['/', '?', '#']).next().unwrap_or_default()
+    }
+}
+
+impl std::fmt::Debug for Unsupported {
+    /// Omits the address, which may contain secrets.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Unsupported").field("label", &self.label).field("host", &self.host()).finish_non_exhaustive()
+    }
+}
+
+/// Pattern characters of Go's `filepath.Glob`. A `?` starts the query, so it never occurs in a subdir.
+const GLOB_CHARS: [char; 3] = ['*', '[', '\\'];
+
+/// The folder of a module in its package.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Subdir {
+    /// A folder by its path.
+    Plain(TreePath),
+    /// A folder below the folder that a pattern matches. Clients do not expand patterns for registry modules (PROTOCOL,
+    /// section 4.4), so larder makes the matched folder the root of the package that it serves.
+    Glob {
+        /// The pattern, up to the last segment with a pattern character.
+        wrapper: String,
+        /// The path below the matched folder.
+        rest: TreePath,
+    },
+}
+
+impl Subdir {
+    /// Parses the text after the `//`. Empty text and `.` are the root.
+    fn parse(text: &str) -> Result<Option<Self>, BadSource> {
+        let names: Vec<&str> = text.split('/').filter(|name| !name.is_empty() && *name != ".").collect();
+        if names.contains(&"..") {
+            return Err(BadSource::new("has a .. in its //subdir"));
+        }
+        let pattern_end = names.iter().rposition(|name| name.contains(GLOB_CHARS)).map_or(0, |last| last + 1);
+        let (wrapper, rest) = names.split_at(pattern_end);
+        let rest = parse_subdir_path(rest.join("/").as_bytes())?;
+        Ok(match wrapper {
+            [] if rest.is_root() => None,
+            [] => Some(Self::Plain(rest)),
+            wrapper => Some(Self::Glob { wrapper: wrapper.join("/"), rest }),
+        })
+    }
+
+    /// The path in the served package, whose root is the folder that a pattern matched; `None` for the root.
+    pub fn in_package(&self) -> Option<&TreePath> {
+        let (Self::Plain(path) | Self::Glob { rest: path, .. }) = self;
+        Some(path).filter(|path| !path.is_root())
+    }
+
+    /// Appends `inner`. `self` is the subdir that an indirection names, `inner` that of the address before it.
+    ///
+    /// # Errors
+    /// [`BadSource`] if the result is too long.
+    pub fn join(&self, inner: &Self) -> Result<Self, BadSource> {
+        let join_paths = |outer: &TreePath, inner: &TreePath| outer.join(inner).map_err(|_| subdir_too_long());
+        let join_patterns =
+            |outer: String, inner: &str| if outer.is_empty() { inner.to_owned() } else { outer + "/" + inner };
+        Ok(match (self, inner) {
+            (Self::Plain(outer), Self::Plain(inner)) => Self::Plain(join_paths(outer, inner)?),
+            (Self::Glob { wrapper, rest }, Self::Plain(inner)) => {
+                Self::Glob { wrapper: wrapper.clone(), rest: join_paths(rest, inner)? }
+            }
+            (outer, Self::Glob { wrapper, rest }) => {
+                Self::Glob { wrapper: join_patterns(outer.to_string(), wrapper), rest: rest.clone() }
+            }
+        })
+    }
+}
+
+impl std::fmt::Display for Subdir {
+    /// The subdir as in an address, without the two slashes.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Plain(path) => path.fmt(f),
+            Self::Glob { wrapper, rest } if rest.is_root() => f.write_str(wrapper),
+            Self::Glob { wrapper, rest } => write!(f, "{wrapper}/{rest}"),
+        }
+    }
+}
+
+/// Splits an address into its package, query included, and its subdir, as go-getter does.
+fn split_subdir(text: &str) -> (String, String) {
+    let (path, query) = text.split_at(text.find('?').unwrap_or(text.len()));
+    let after_scheme = path.find("://").map_or(0, |index| index + 3);
+    match path[after_scheme..].find("//") {
+        Some(index) => {
+            let index = after_scheme + index;
+            (format!("{}{query}", &path[..index]), path[index + 2..].to_owned())
+        }
+        None => (text.to_owned(), String::new()),
+    }
+}
+
+fn parse_subdir_path(text: &[u8]) -> Result<TreePath, BadSource> {
+    TreePath::parse(text).map_err(|_| BadSource::new("has a //subdir that no folder can have"))
+}
+
+fn subdir_too_long() -> BadSource {
+    BadSource::new("has a //subdir that is too long")
 }

@@ -4,7 +4,7 @@
 use std::time::{Duration, SystemTime};
 
 use larder::clock::Clock;
-use larder::upstream::rate_budget::Rate;
+use larder::upstream::backoff::Rate;
 
 use crate::support::larder::{Builder, Larder};
 use crate::support::until;

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use larder::upstream::rate_budget::Rate;
+use larder::upstream::backoff::Rate;
 use serde_json::{Value, json};
 
 use crate::support::eventually;

@@ -13,8 +13,7 @@ use super::super::response;
 use super::bodies::{self, BodyRefused, OrderBody};
 use crate::address::Hostname;
 use crate::mirror::Mirror;
-use crate::protocol::admin::order::{NamedText, OrderRequest};
-use crate::protocol::admin::order_query::OrderQuery;
+use crate::protocol::admin::order::{NamedText, OrderQuery, OrderRequest};
 use crate::requirements::{Files, Order};
 
 /// Limits the bodies in memory at a time. Further requests wait.

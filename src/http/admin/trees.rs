@@ -15,7 +15,7 @@ use crate::digest::Digest;
 use crate::jobs::JobId;
 use crate::jobs::job_report::JobState;
 use crate::mirror::{Export, TransferPermit};
-use crate::protocol::admin::trees::{ExportRequest, parse_unsigned_query};
+use crate::protocol::admin::bundle::{ExportRequest, parse_unsigned_query};
 use crate::protocol::admin::warm::no_job;
 use crate::protocol::route::Api;
 

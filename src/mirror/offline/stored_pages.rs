@@ -15,8 +15,7 @@ use crate::error::Error;
 use crate::mirror::documents::revalidate::too_many_waiting;
 use crate::mirror::{RequestContext, default_if_gone};
 use crate::store::StoreError;
-use crate::upstream::page_query::PageQuery;
-use crate::upstream::pages::{PagePath, PageRef};
+use crate::upstream::pages::{PagePath, PageQuery, PageRef};
 
 /// The default and the largest number of entries on a page.
 const ENTRIES: u32 = 15;

@@ -1,4 +1,4 @@
-//! Routes as URLs.
+//! Routes as URLs, and their kinds for logs and counters.
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
@@ -81,6 +81,23 @@ impl Route {
             Self::Ready => "/readyz".into(),
         }
     }
+
+    /// The kind of route, for logs and counters.
+    pub fn kind(&self) -> RouteKind {
+        match self {
+            Self::Discovery(_) => RouteKind::Discovery,
+            Self::ProviderVersions(_) => RouteKind::Versions,
+            Self::ProviderDownload(_) => RouteKind::Download,
+            Self::MirrorIndex(_) => RouteKind::MirrorIndex,
+            Self::MirrorVersion(..) => RouteKind::MirrorVersion,
+            Self::ModuleVersions(_) => RouteKind::ModuleVersions,
+            Self::ModuleDownload(_) | Self::ModuleLatest(_) => RouteKind::ModuleDownload,
+            Self::Page(_) => RouteKind::Page,
+            Self::ProviderFile(_) | Self::ProofFile(_) => RouteKind::Archive,
+            Self::ModuleArchive(_) => RouteKind::ModuleArchive,
+            Self::Health | Self::Ready => RouteKind::Health,
+        }
+    }
 }
 
 /// The base of an upstream's `providers.v1`, for discovery documents and client configurations.
@@ -100,4 +117,77 @@ fn below_modules(address: &ModuleAddress) -> String {
 
 fn encoded(segment: &str) -> String {
     utf8_percent_encode(segment, ENCODED).to_string()
+}
+
+/// Kinds of routes, for logs and counters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RouteKind {
+    /// A discovery document.
+    Discovery,
+    /// A version list.
+    Versions,
+    /// A download document.
+    Download,
+    /// `index.json` of a network mirror.
+    MirrorIndex,
+    /// `VERSION.json` of a network mirror.
+    MirrorVersion,
+    /// A module's version list.
+    ModuleVersions,
+    /// The location of a module version.
+    ModuleDownload,
+    /// A list, a search or details.
+    Page,
+    /// A provider's archive, checksums or signature.
+    Archive,
+    /// An archive of a module.
+    ModuleArchive,
+    /// A probe.
+    Health,
+}
+
+impl RouteKind {
+    /// The kinds whose answers are documents, which age.
+    pub const DOCUMENTS: [Self; 8] = [
+        Self::Discovery,
+        Self::Versions,
+        Self::Download,
+        Self::MirrorIndex,
+        Self::MirrorVersion,
+        Self::ModuleVersions,
+        Self::ModuleDownload,
+        Self::Page,
+    ];
+
+    /// All kinds, each at the index of its discriminant.
+    pub const ALL: [Self; 11] = [
+        Self::Discovery,
+        Self::Versions,
+        Self::Download,
+        Self::MirrorIndex,
+        Self::MirrorVersion,
+        Self::ModuleVersions,
+        Self::ModuleDownload,
+        Self::Page,
+        Self::Archive,
+        Self::ModuleArchive,
+        Self::Health,
+    ];
+
+    /// The text in logs and metric labels.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Discovery => "discovery",
+            Self::Versions => "versions",
+            Self::Download => "download",
+            Self::MirrorIndex => "mirror-index",
+            Self::MirrorVersion => "mirror-version",
+            Self::ModuleVersions => "module-versions",
+            Self::ModuleDownload => "module-download",
+            Self::Page => "page",
+            Self::Archive => "archive",
+            Self::ModuleArchive => "module-archive",
+            Self::Health => "health",
+        }
+    }
 }

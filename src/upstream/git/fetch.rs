@@ -20,14 +20,13 @@ use gix_transport::client::git::blocking_io::Connection;
 use gix_transport::{Protocol, Service};
 use gix_utils::progress::Discard;
 
-use super::blocking_bridge::GitBridge;
+use super::blocking_bridge::{GitBridge, ThroughputGuard};
 use super::delta_memory::PackLimits;
 use super::error::GitCodeError;
 use super::http::HttpTransport;
 use super::pack_scanner::PackScanner;
 use super::refs::OfferedRef;
 use super::repository::Repository;
-use super::throughput_guard::ThroughputGuard;
 use crate::pack::TreeError;
 use crate::upstream::limits::GitLimits;
 

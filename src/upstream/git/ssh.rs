@@ -16,10 +16,9 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use super::GitRequest;
 use super::blocking_bridge::BridgeChunk;
 use super::repository::SshRepository;
-use super::transport::ReceivedBytes;
+use super::{GitRequest, ReceivedBytes};
 use crate::config::SshFiles;
 use crate::upstream::egress_policy::EgressRefusal;
 use crate::upstream::error::{Fault, UpstreamError, sanitized};

@@ -5,9 +5,7 @@
 mod checkouts;
 mod connector;
 mod limits;
-mod references;
 mod server;
-mod ssh;
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;

@@ -1,5 +1,6 @@
-//! `providers.v1`: the version list, and the download document with its three URLs pointed to larder (PROTOCOL, section
-//! 2). Everything else stays as upstream wrote it.
+//! The version lists of providers and modules without entries that no client can read, the download document of a
+//! provider with its three URLs pointed to larder (PROTOCOL, section 2), and the location of a module version: an archive
+//! here, with a checksum that the client enforces (section 4). Everything else stays as upstream wrote it.
 
 use std::sync::Arc;
 
@@ -8,9 +9,10 @@ use serde_json::value::RawValue;
 
 use super::Links;
 use super::route::Route;
-use crate::address::{Package, ProviderAddress};
+use crate::address::{ModuleAddress, ModulePackage, Package, ProviderAddress};
 use crate::error::Error;
-use crate::mirror::{Answer, Mirror, ProofSetRefs, RequestContext, StoredDocument};
+use crate::mirror::{Answer, Mirror, ModuleLocation, ProofSetRefs, RequestContext, StoredDocument};
+use crate::upstream::modules::ModuleVersionList;
 use crate::upstream::providers::{RawObject, VersionList};
 
 #[derive(Serialize)]
@@ -21,33 +23,36 @@ struct ProviderListBody<'a> {
 }
 
 /// The version list of a provider, without entries that no client can read.
-pub(super) async fn versions(
+pub(super) async fn provider_versions(
     mirror: &Arc<Mirror>,
     address: &ProviderAddress,
     call: &RequestContext,
 ) -> Result<Answer<Vec<u8>>, Error> {
     let Answer { value: list, outcome, fresh_until, checked } = mirror.offline.client_versions(address, call).await?;
     let unwritable = |e| Error::Interrupted(format!("the version list of {address} cannot be written: {e}"));
-    let body = render_list(&list).map_err(unwritable)?;
+    let body = render_provider_list(&list).map_err(unwritable)?;
     Ok(Answer { value: body, outcome, fresh_until, checked })
 }
 
 /// Renders upstream's version list for clients.
-pub(super) async fn rendered_list(address: &ProviderAddress, document: &Arc<StoredDocument>) -> Result<Vec<u8>, Error> {
+pub(super) async fn rendered_provider_list(
+    address: &ProviderAddress,
+    document: &Arc<StoredDocument>,
+) -> Result<Vec<u8>, Error> {
     let unreadable =
         |reason| Error::Interrupted(format!("the cached version list of {address} cannot be read: {reason}"));
     let list = document.versions().await.map_err(unreadable)?;
-    render_list(&list).map_err(|e| unreadable(e.to_string()))
+    render_provider_list(&list).map_err(|e| unreadable(e.to_string()))
 }
 
 /// Renders a version list: every entry and every other member as upstream wrote it.
-pub fn render_list(list: &VersionList) -> serde_json::Result<Vec<u8>> {
+pub fn render_provider_list(list: &VersionList) -> serde_json::Result<Vec<u8>> {
     let versions = list.versions.iter().map(|listed| &*listed.raw).collect();
     serde_json::to_vec(&ProviderListBody { versions, rest: &list.other_members })
 }
 
 /// The download document of a package. Only its three URLs change.
-pub(super) async fn download(
+pub(super) async fn provider_download(
     mirror: &Arc<Mirror>,
     package: &Package,
     call: &RequestContext,
@@ -62,6 +67,86 @@ pub(super) async fn download(
         .map(|route| links.url(&route.path()));
     let body = set.document.with_urls(urls).map_err(|e| unreadable(e.to_string()))?;
     Ok(Answer { value: body, outcome, fresh_until, checked })
+}
+
+#[derive(Serialize)]
+struct ModuleListBody<'a> {
+    modules: [Module<'a>; 1],
+    #[serde(flatten)]
+    rest: &'a RawObject,
+}
+
+#[derive(Serialize)]
+struct Module<'a> {
+    #[serde(flatten)]
+    rest: &'a RawObject,
+    versions: Vec<&'a RawValue>,
+}
+
+/// The version list of a module, without entries that no client can read.
+pub(super) async fn module_versions(
+    mirror: &Arc<Mirror>,
+    address: &ModuleAddress,
+    call: &RequestContext,
+) -> Result<Answer<Vec<u8>>, Error> {
+    let Answer { value: list, outcome, fresh_until, checked } =
+        mirror.offline.client_module_versions(address, call).await?;
+    let unwritable = |e| Error::Interrupted(format!("the version list of {address} cannot be written: {e}"));
+    let body = render_module_list(&list).map_err(unwritable)?;
+    Ok(Answer { value: body, outcome, fresh_until, checked })
+}
+
+/// Renders upstream's version list for clients.
+pub(super) async fn rendered_module_list(
+    address: &ModuleAddress,
+    document: &Arc<StoredDocument>,
+) -> Result<Vec<u8>, Error> {
+    let unreadable =
+        |reason| Error::Interrupted(format!("the cached version list of {address} cannot be read: {reason}"));
+    let list = document.module_versions().await.map_err(unreadable)?;
+    render_module_list(&list).map_err(|e| unreadable(e.to_string()))
+}
+
+/// Renders a version list: every entry and every other member as upstream wrote it.
+fn render_module_list(list: &ModuleVersionList) -> serde_json::Result<Vec<u8>> {
+    let versions = list.versions.iter().map(|listed| &*listed.raw).collect();
+    serde_json::to_vec(&ModuleListBody {
+        modules: [Module { rest: &list.module_members, versions }],
+        rest: &list.other_members,
+    })
+}
+
+/// Content of `X-Terraform-Get`.
+pub(super) struct LocationHeader {
+    pub(super) text: String,
+    /// True for a location that stays valid until something changes.
+    pub(super) is_stable: bool,
+}
+
+/// The location of a module version: a path of larder with subfolder and checksum, or upstream's location where larder
+/// cannot fetch it.
+pub(super) async fn module_location(
+    mirror: &Arc<Mirror>,
+    package: &ModulePackage,
+    call: &RequestContext,
+    links: Links<'_>,
+) -> Result<Answer<LocationHeader>, Error> {
+    let Answer { value, outcome, fresh_until, checked } = mirror.modules.module_location(package, call).await?;
+    let location = match value {
+        ModuleLocation::External(text) => LocationHeader { text, is_stable: true },
+        ModuleLocation::Local { archive, checksum, subdir } => {
+            let mut text = links.url(&Route::ModuleArchive(archive).path());
+            if let Some(subdir) = subdir {
+                text.push_str("//");
+                text.push_str(&subdir);
+            }
+            if let Some(checksum) = checksum {
+                text.push_str(&format!("?checksum=sha256:{checksum}"));
+            }
+            LocationHeader { text, is_stable: checksum.is_some() }
+        }
+    };
+    Ok(Answer { value: location, outcome, fresh_until, checked })
 }
 
 #[cfg(test)]
@@ -110,7 +195,7 @@ mod tests {
             let entries: Vec<String> = versions.iter().map(|version| format!(r#"{{"version":"{version}", "x":1e400}}"#)).collect();
             let body = format!(r#"{{"{other_member}":[ ],"versions":[{}]}}"#, entries.join(","));
             if let Ok(list) = VersionList::parse(body.as_bytes()) {
-                let parsed = VersionList::parse(&render_list(&list).unwrap()).unwrap();
+                let parsed = VersionList::parse(&render_provider_list(&list).unwrap()).unwrap();
                 let raw = |list: &VersionList| list.versions.iter().map(|listed| listed.raw.get().to_owned()).collect::<Vec<_>>();
                 prop_assert_eq!(raw(&parsed), raw(&list));
                 prop_assert_eq!(parsed.other_members[&other_member].get(), "[ ]");
