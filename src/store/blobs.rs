@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{self, IoSliceMut, Read, Seek, SeekFrom};
 use std::ops::Range;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -41,7 +41,7 @@ impl Blobs {
         quarantine: Quarantine,
         lock: StoreLock,
     ) -> Result<Self, StoreError> {
-        disk::make_folder(folder)?;
+        disk::create_folder(folder)?;
         Ok(Self { folder: folder.to_owned(), staging: staging.to_owned(), quarantine, lock })
     }
 
@@ -129,7 +129,7 @@ impl Blobs {
     /// Quarantines an archive if it is still the opened one; returns true if it was.
     pub fn quarantine_unless_replaced(&self, digest: &Digest, opened: &Blob) -> Result<bool, StoreError> {
         let Some(stored) = self.get(digest)? else { return Ok(false) };
-        if stored.identity()? != opened.identity()? {
+        if stored.device_and_inode()? != opened.device_and_inode()? {
             return Ok(false);
         }
         self.quarantine(digest)?;
@@ -249,9 +249,8 @@ impl Blob {
     }
 
     /// Device and inode: they differ for another file at the same path.
-    fn identity(&self) -> Result<(u64, u64), StoreError> {
-        let meta = self.bytes.file.metadata().map_err(|e| StoreError::io("look at", &self.path, e))?;
-        Ok((meta.dev(), meta.ino()))
+    fn device_and_inode(&self) -> Result<disk::Identity, StoreError> {
+        disk::identity(&self.bytes.file).map_err(|e| StoreError::io("look at", &self.path, e))
     }
 
     fn each_piece(&self, consume: impl FnMut(&[u8])) -> Result<(), StoreError> {

@@ -18,7 +18,7 @@ use crate::clock::Timestamp;
 /// How long a damaged file stays in the quarantine.
 const QUARANTINE_PERIOD: Duration = Duration::from_secs(7 * 24 * 3600);
 
-pub(super) fn make_folder(path: &Path) -> Result<(), StoreError> {
+pub(super) fn create_folder(path: &Path) -> Result<(), StoreError> {
     fs::create_dir_all(path).map_err(|e| StoreError::io("make the folder", path, e))
 }
 
@@ -229,7 +229,7 @@ pub(super) fn write_new(path: &Path, parts: &[&[u8]], sync: bool) -> Result<(), 
 }
 
 /// Checks that a folder is writable by creating and removing a new file. Existing files are untouched.
-pub(super) fn probe(path: &Path) -> Result<(), StoreError> {
+pub(super) fn probe_writing(path: &Path) -> Result<(), StoreError> {
     let failed = |e| StoreError::io("write", path, e);
     let mut file = File::create_new(path).map_err(failed)?;
     let written = file.write_all(b"?").map_err(failed);
@@ -325,7 +325,7 @@ pub(super) struct Quarantine {
 
 impl Quarantine {
     pub(super) fn open(folder: &Path) -> Result<Self, StoreError> {
-        make_folder(folder)?;
+        create_folder(folder)?;
         Ok(Self { folder: folder.to_owned() })
     }
 

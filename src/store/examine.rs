@@ -60,11 +60,6 @@ pub enum TokenFile {
 }
 
 impl Store {
-    /// The path of the admin token, for the configured store folder.
-    pub fn token_file(folder: &Path) -> PathBuf {
-        Self::admin_token_path(folder)
-    }
-
     /// Examines the store in `folder` from outside.
     pub fn examine(folder: &Path) -> StoreFindings {
         let root = folder.join("v1");
@@ -83,7 +78,7 @@ impl Store {
             writable: if exists_on_disk { check_writable(&root) } else { check_creatable(&nearest_existing) },
             foreign_owner: owner.filter(|owner| exists_on_disk && *owner != own_user),
             disk_space: disk::disk_space(&nearest_existing),
-            token: token(&Self::admin_token_path(folder)),
+            token: token(&Self::token_file(folder)),
             exists,
         }
     }
@@ -141,7 +136,7 @@ fn check_writable(root: &Path) -> Result<(), StoreError> {
     let mut random = [0u8; 8];
     // Without random bytes the file is still created only where none exists.
     let _ = aws_lc_rs::rand::fill(&mut random);
-    disk::probe(&folder.join(format!("doctor-{}", hex::encode(random))))
+    disk::probe_writing(&folder.join(format!("doctor-{}", hex::encode(random))))
 }
 
 /// Checks that this user can create the store below an existing folder.
@@ -178,8 +173,8 @@ mod tests {
             (folder.path().join("victim"), folder.path().join("link"), folder.path().join("free"));
         std::fs::write(&victim, "precious").unwrap();
         std::os::unix::fs::symlink(&victim, &link).unwrap();
-        assert!(disk::probe(&link).is_err() && disk::probe(&victim).is_err());
+        assert!(disk::probe_writing(&link).is_err() && disk::probe_writing(&victim).is_err());
         assert_eq!(std::fs::read_to_string(&link).unwrap(), "precious");
-        assert!(disk::probe(&free).is_ok() && !free.exists());
+        assert!(disk::probe_writing(&free).is_ok() && !free.exists());
     }
 }

@@ -79,7 +79,7 @@ impl Records {
     ) -> Result<Self, StoreError> {
         let is_new = !disk::is_folder(&root.join(KINDS[0]));
         for kind in KINDS {
-            let made = disk::make_folder(&root.join(kind));
+            let made = disk::create_folder(&root.join(kind));
             // A store of an older larder lacks some folders, and its disk may be mounted read-only: then reading still works.
             if is_new {
                 made?;

@@ -28,7 +28,7 @@ struct LockedFile {
 
 impl StoreLock {
     /// Locks the store at `root`, whose folder exists.
-    pub(super) fn acquire(root: &Path) -> Result<Self, StoreError> {
+    pub(super) fn lock_folder(root: &Path) -> Result<Self, StoreError> {
         let path = root.join("lock");
         let lock_file = disk::open_lock(&path)?;
         match lock_file.try_lock() {
