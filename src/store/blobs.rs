@@ -284,7 +284,7 @@ impl Blob {
 }
 
 /// Calls `consume` with each piece of a file, in order.
-fn each_piece(file: &File, path: &Path, mut consume: impl FnMut(&[u8])) -> Result<(), StoreError> {
+pub(super) fn each_piece(file: &File, path: &Path, mut consume: impl FnMut(&[u8])) -> Result<(), StoreError> {
     let mut buffer = vec![0; READ_BUFFER_BYTES];
     let mut offset = 0;
     loop {

@@ -296,15 +296,20 @@ pub(super) fn sweep(folder: &Path, oldest: Timestamp) -> Result<(), StoreError> 
     Ok(())
 }
 
+/// Random bytes for names and secrets.
+pub(super) fn random_bytes<const N: usize>() -> io::Result<[u8; N]> {
+    let mut random = [0; N];
+    aws_lc_rs::rand::fill(&mut random).map_err(|_| io::Error::other("the system returned no random bytes"))?;
+    Ok(random)
+}
+
 /// Reads the token at `path`, or creates one that only this user can read.
 pub(super) fn read_or_create_secret(path: &Path) -> Result<String, StoreError> {
     if let Some(token) = read_secret(path)? {
         return Ok(token);
     }
     let failed = |e| StoreError::io("write", path, e);
-    let mut random = [0u8; 32];
-    aws_lc_rs::rand::fill(&mut random).map_err(|_| failed(io::Error::other("the system returned no random bytes")))?;
-    let token = hex::encode(random);
+    let token = hex::encode(random_bytes::<32>().map_err(failed)?);
     remove(path)?;
     let mut file = OpenOptions::new().create_new(true).write(true).mode(0o600).open(path).map_err(failed)?;
     file.write_all(token.as_bytes()).and_then(|()| file.sync_all()).map_err(failed)?;

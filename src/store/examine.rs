@@ -132,10 +132,9 @@ fn lock_state(path: &Path) -> LockState {
 fn check_writable(root: &Path) -> Result<(), StoreError> {
     let staging = root.join("staging");
     let folder = if staging.is_dir() { staging } else { root.to_owned() };
-    // A random name: no leftover of a killed doctor has it, and nobody can place a link there beforehand.
-    let mut random = [0u8; 8];
-    // Without random bytes the file is still created only where none exists.
-    let _ = aws_lc_rs::rand::fill(&mut random);
+    // A random name: no leftover of a killed doctor has it, and nobody can place a link there beforehand. Without random
+    // bytes the file is still created only where none exists.
+    let random = disk::random_bytes::<8>().unwrap_or_default();
     disk::probe_writing(&folder.join(format!("doctor-{}", hex::encode(random))))
 }
 

@@ -186,58 +186,44 @@ impl Records {
 
     /// The packages of a provider with proof sets.
     pub fn packages_with_sets(&self, provider: &ProviderAddress) -> Result<Vec<Package>, StoreError> {
-        let keys = self.keys_below(&Key::documents_of(provider))?;
-        Ok(keys
-            .into_iter()
-            .filter_map(|key| if let Key::ProofSet(package) = key { Some(package) } else { None })
-            .collect())
+        self.chosen_below(&Key::documents_of(provider), |key| {
+            if let Key::ProofSet(package) = key { Some(package) } else { None }
+        })
     }
 
     /// The packages of a provider with a name record: those with a stored archive.
     pub fn packages_with_names(&self, provider: &ProviderAddress) -> Result<Vec<Package>, StoreError> {
-        let named = self.named_below(&Key::names_of(provider))?;
-        let packages = named.into_iter().filter_map(|artifact| match artifact {
-            Artifact::Provider(package) => Some(package),
-            Artifact::Module(_) => None,
-        });
-        Ok(packages.collect())
+        self.chosen_below(&Key::names_of(provider), |key| {
+            if let Key::Name(Artifact::Provider(package)) = key { Some(package) } else { None }
+        })
     }
 
     /// The versions of a module with a name record: those with a stored archive.
     pub fn module_packages_with_names(&self, module: &ModuleAddress) -> Result<Vec<ModulePackage>, StoreError> {
-        let named = self.named_below(&Key::names_of_module(module))?;
-        let packages = named.into_iter().filter_map(|artifact| match artifact {
-            Artifact::Module(package) => Some(package),
-            Artifact::Provider(_) => None,
-        });
-        Ok(packages.collect())
+        self.chosen_below(&Key::names_of_module(module), |key| {
+            if let Key::Name(Artifact::Module(package)) = key { Some(package) } else { None }
+        })
     }
 
     /// The versions of a module with a location record.
     pub fn module_packages_with_locations(&self, module: &ModuleAddress) -> Result<Vec<ModulePackage>, StoreError> {
-        let keys = self.keys_below(&Key::documents_of_module(module))?;
-        Ok(keys
-            .into_iter()
-            .filter_map(|key| if let Key::ModuleLocation(package) = key { Some(package) } else { None })
-            .collect())
+        self.chosen_below(&Key::documents_of_module(module), |key| {
+            if let Key::ModuleLocation(package) = key { Some(package) } else { None }
+        })
     }
 
     /// The versions of a module with first-seen records.
     pub fn module_packages_seen(&self, module: &ModuleAddress) -> Result<Vec<ModulePackage>, StoreError> {
-        let keys = self.keys_below(&Key::first_seen_of_module(module))?;
-        Ok(keys
-            .into_iter()
-            .filter_map(|key| if let Key::SeenModule(package) = key { Some(package) } else { None })
-            .collect())
+        self.chosen_below(&Key::first_seen_of_module(module), |key| {
+            if let Key::SeenModule(package) = key { Some(package) } else { None }
+        })
     }
 
     /// The versions of a provider with first-seen records.
     pub fn versions_first_seen(&self, provider: &ProviderAddress) -> Result<Vec<Version>, StoreError> {
-        let keys = self.keys_below(&Key::first_seen_of(provider))?;
-        Ok(keys
-            .into_iter()
-            .filter_map(|key| if let Key::FirstSeen(_, version) = key { Some(version) } else { None })
-            .collect())
+        self.chosen_below(&Key::first_seen_of(provider), |key| {
+            if let Key::FirstSeen(_, version) = key { Some(version) } else { None }
+        })
     }
 
     /// Count and bytes of first-seen records. Reads all their names.
@@ -252,11 +238,7 @@ impl Records {
 
     /// The addresses with alarm records.
     pub fn addresses_with_alarms(&self) -> Result<Vec<Address>, StoreError> {
-        let keys = self.keys_below(Path::new("alarms"))?;
-        Ok(keys
-            .into_iter()
-            .filter_map(|key| if let Key::Alarms(address) = key { Some(address) } else { None })
-            .collect())
+        self.chosen_below(Path::new("alarms"), |key| if let Key::Alarms(address) = key { Some(address) } else { None })
     }
 
     /// The modules of a registry with a version list or a name record.
@@ -313,13 +295,12 @@ impl Records {
 
     /// Every artifact with a name record.
     pub fn all_named(&self) -> Result<Vec<Artifact>, StoreError> {
-        self.named_below(Path::new("names"))
+        self.chosen_below(Path::new("names"), |key| if let Key::Name(named) = key { Some(named) } else { None })
     }
 
     /// The ids of the recorded jobs.
     pub fn jobs(&self) -> Result<Vec<[u8; 8]>, StoreError> {
-        let keys = self.keys_below(Path::new("jobs"))?;
-        Ok(keys.into_iter().filter_map(|key| if let Key::Job(number) = key { Some(number) } else { None }).collect())
+        self.chosen_below(Path::new("jobs"), |key| if let Key::Job(number) = key { Some(number) } else { None })
     }
 
     /// The keys of all records.
@@ -334,9 +315,9 @@ impl Records {
         Ok(keys)
     }
 
-    fn named_below(&self, folder: &Path) -> Result<Vec<Artifact>, StoreError> {
-        let keys = self.keys_below(folder)?;
-        Ok(keys.into_iter().filter_map(|key| if let Key::Name(named) = key { Some(named) } else { None }).collect())
+    /// What `choose` takes from the keys of the records below a folder.
+    fn chosen_below<T>(&self, folder: &Path, choose: impl Fn(Key) -> Option<T>) -> Result<Vec<T>, StoreError> {
+        Ok(self.keys_below(folder)?.into_iter().filter_map(choose).collect())
     }
 
     /// Runs a listing, and fails unless the store is still the locked one. A caller may delete what a list does not contain, so a partial list must be

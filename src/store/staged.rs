@@ -2,14 +2,14 @@
 #![expect(clippy::disallowed_methods, reason = "the store owns the files, and removes a folder that it created itself")]
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::blobs::{FileBytes, READ_BUFFER_BYTES};
+use super::blobs::{FileBytes, each_piece};
 use super::store_lock::StoreLock;
 use super::{StoreError, disk};
 use crate::digest::{Digest, FastHash, Hasher};
@@ -53,19 +53,14 @@ impl Drop for Staged {
 impl Staged {
     /// Opens a staging file and hashes its bytes.
     pub(super) fn open(path: PathBuf, note_path: PathBuf, lock: StoreLock) -> Result<Self, StoreError> {
-        let mut file = disk::open_or_make(&path)?;
+        let file = disk::open_or_make(&path)?;
         let note = disk::read(&note_path)?.and_then(|bytes| serde_json::from_slice(&bytes).ok());
         let mut hasher = Hasher::new();
         let mut written = 0;
-        let mut buffer = vec![0; READ_BUFFER_BYTES];
-        loop {
-            let read = file.read(&mut buffer).map_err(|e| StoreError::io("read", &path, e))?;
-            if read == 0 {
-                break;
-            }
-            hasher.update(&buffer[..read]);
-            written += read as u64;
-        }
+        each_piece(&file, &path, |piece| {
+            hasher.update(piece);
+            written += piece.len() as u64;
+        })?;
         Ok(Staged { file: Arc::new(file), path, note_path, note, hasher, written, reserved_bytes: 0, lock })
     }
 
@@ -170,7 +165,8 @@ pub struct Scratch {
 impl Scratch {
     /// Creates a temporary folder below `staging`.
     pub(super) fn below(staging: &Path) -> Result<Self, StoreError> {
-        let folder = staging.join(format!("{SCRATCH_PREFIX}{:016x}", random_name(staging)?));
+        let random = disk::random_bytes::<8>().map_err(|e| StoreError::io("name a folder in", staging, e))?;
+        let folder = staging.join(format!("{SCRATCH_PREFIX}{}", hex::encode(random)));
         let created = fs::DirBuilder::new().mode(0o700).create(&folder);
         created.map_err(|e| StoreError::io("make the folder", &folder, e))?;
         Ok(Self { folder })
@@ -206,14 +202,4 @@ pub(super) fn sweep_scratch(staging: &Path) -> Result<(), StoreError> {
         fs::remove_dir_all(&folder).map_err(|e| StoreError::io("remove the folder", &folder, e))?;
     }
     Ok(())
-}
-
-/// A random number for the name of a folder in `staging`.
-fn random_name(staging: &Path) -> Result<u64, StoreError> {
-    let mut random = [0u8; 8];
-    let filled = aws_lc_rs::rand::fill(&mut random);
-    filled.map_err(|_| {
-        StoreError::io("name a folder in", staging, std::io::Error::other("the system returned no random bytes"))
-    })?;
-    Ok(u64::from_be_bytes(random))
 }
