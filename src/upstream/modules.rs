@@ -1,13 +1,11 @@
 //! Parses `modules.v1`: version lists and location URLs (PROTOCOL, section 4). Upstream JSON is preserved verbatim, so that unknown
 //! fields survive.
 
-use std::collections::HashSet;
-
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use url::Url;
 
-use super::providers::{MAX_VERSIONS, RawObject, reject_case_variants};
+use super::providers::{RawObject, VersionEntry, add_missing, parse_entries, reject_case_variants};
 use crate::address::{ModuleAddress, Version};
 
 /// The URL of a module's version list. The address keeps the case of the request.
@@ -68,26 +66,12 @@ impl ModuleVersionList {
             }
         };
         reject_case_variants(&module_members, &["versions"])?;
-        let mut list = Self { versions: Vec::new(), module_members, other_members };
-        let count = entries.len();
-        if count > MAX_VERSIONS {
-            return Err(format!("it lists {count} versions; at most {MAX_VERSIONS} are read"));
-        }
-        list.add_missing(entries);
-        if count > 0 && list.versions.is_empty() {
-            return Err(format!("none of its {count} versions is one that a client could read"));
-        }
-        Ok(list)
+        Ok(Self { versions: parse_entries(entries)?, module_members, other_members })
     }
 
     /// Adds the entries whose versions the list does not contain yet. Drops entries with an invalid version.
     pub fn add_missing(&mut self, entries: Vec<Box<RawValue>>) {
-        let mut present: HashSet<Version> = self.versions.iter().map(|listed| listed.version.clone()).collect();
-        for listed in entries.into_iter().filter_map(ListedModuleVersion::parse) {
-            if present.insert(listed.version.clone()) {
-                self.versions.push(listed);
-            }
-        }
+        add_missing(&mut self.versions, entries);
     }
 
     /// The entry of a version.
@@ -96,9 +80,12 @@ impl ModuleVersionList {
     }
 }
 
-impl ListedModuleVersion {
-    /// Parses one entry. `None` if clients could not use the entry, or would read another version from it.
-    fn parse(raw: Box<RawValue>) -> Option<Self> {
+impl VersionEntry for ListedModuleVersion {
+    fn version(&self) -> &Version {
+        &self.version
+    }
+
+    fn parse_entry(raw: Box<RawValue>) -> Option<Self> {
         #[derive(Deserialize)]
         struct ModuleVersionJson {
             version: String,

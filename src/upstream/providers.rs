@@ -67,26 +67,12 @@ impl VersionList {
         reject_case_variants(&other_members, &["versions"])?;
         let entries: Vec<Box<RawValue>> =
             serde_json::from_str(versions.get()).map_err(|e| format!("its \"versions\" are no list: {e}"))?;
-        let mut list = Self { versions: Vec::new(), other_members };
-        let count = entries.len();
-        if count > MAX_VERSIONS {
-            return Err(format!("it lists {count} versions; at most {MAX_VERSIONS} are read"));
-        }
-        list.add_missing(entries);
-        if count > 0 && list.versions.is_empty() {
-            return Err(format!("none of its {count} versions is one that a client could read"));
-        }
-        Ok(list)
+        Ok(Self { versions: parse_entries(entries)?, other_members })
     }
 
     /// Adds the entries whose versions the list does not contain yet. Drops entries with an invalid version.
     pub fn add_missing(&mut self, entries: Vec<Box<RawValue>>) {
-        let mut present: HashSet<Version> = self.versions.iter().map(|listed| listed.version.clone()).collect();
-        for listed in entries.into_iter().filter_map(ListedVersion::parse) {
-            if present.insert(listed.version.clone()) {
-                self.versions.push(listed);
-            }
-        }
+        add_missing(&mut self.versions, entries);
     }
 
     /// The entry of a version.
@@ -95,9 +81,45 @@ impl VersionList {
     }
 }
 
-impl ListedVersion {
+/// An entry of a version list.
+pub(super) trait VersionEntry: Sized {
     /// Parses one entry. `None` if clients could not use the entry, or would read other values from it.
-    fn parse(raw: Box<RawValue>) -> Option<Self> {
+    fn parse_entry(raw: Box<RawValue>) -> Option<Self>;
+
+    /// The version as clients request it.
+    fn version(&self) -> &Version;
+}
+
+/// Parses the entries of a version list. Drops those with an invalid version, and repeated versions.
+///
+/// # Errors
+/// There are too many entries, or no client could read any of them.
+pub(super) fn parse_entries<E: VersionEntry>(entries: Vec<Box<RawValue>>) -> Result<Vec<E>, String> {
+    let count = entries.len();
+    if count > MAX_VERSIONS {
+        return Err(format!("it lists {count} versions; at most {MAX_VERSIONS} are read"));
+    }
+    let mut versions = Vec::new();
+    add_missing(&mut versions, entries);
+    if count > 0 && versions.is_empty() {
+        return Err(format!("none of its {count} versions is one that a client could read"));
+    }
+    Ok(versions)
+}
+
+/// Adds the entries whose versions the list does not contain yet. Drops entries with an invalid version.
+pub(super) fn add_missing<E: VersionEntry>(versions: &mut Vec<E>, entries: Vec<Box<RawValue>>) {
+    let mut present: HashSet<Version> = versions.iter().map(|listed| listed.version().clone()).collect();
+    let parsed = entries.into_iter().filter_map(E::parse_entry);
+    versions.extend(parsed.filter(|listed| present.insert(listed.version().clone())));
+}
+
+impl VersionEntry for ListedVersion {
+    fn version(&self) -> &Version {
+        &self.version
+    }
+
+    fn parse_entry(raw: Box<RawValue>) -> Option<Self> {
         #[derive(Deserialize)]
         struct VersionJson {
             version: String,
