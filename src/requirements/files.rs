@@ -16,7 +16,7 @@ pub const MAX_BYTES: usize = 16 << 20;
 /// The maximum length of a path, in bytes.
 const MAX_PATH_BYTES: usize = 1024;
 /// A client's lock file.
-const LOCK_FILE: &str = ".terraform.lock.hcl";
+pub(super) const LOCK_FILE: &str = ".terraform.lock.hcl";
 /// The folder in which a client keeps what it installed.
 const CLIENT_FOLDER: &str = ".terraform";
 /// The maximum number of entries in a tar.

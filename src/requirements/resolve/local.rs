@@ -10,6 +10,7 @@ use super::super::configuration::{
     self, Inputs, Module, ModuleRole, ModuleSource, NO_PACKAGE, Problem, SourceLine, TEST_FOLDER, is_configuration,
     is_for_opentofu_only, is_test,
 };
+use super::super::files::LOCK_FILE;
 use super::super::request::ClientKind;
 use super::super::{Configurations, Files, Unreadable, lock_file, path};
 use super::registry_queries::{AnswerCache, answer_cell};
@@ -94,9 +95,7 @@ impl LocalModules {
 /// The most roots of one order.
 const MAX_ROOTS: usize = 512;
 /// The registry in OpenTofu's lock files.
-const OPENTOFU_REGISTRY: &str = "registry.opentofu.org";
-/// A client's lock file.
-pub(super) const LOCK_FILE: &str = ".terraform.lock.hcl";
+pub(super) const OPENTOFU_REGISTRY: &str = "registry.opentofu.org";
 
 /// A root module.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,10 +6,11 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use futures_util::future::join_all;
 
 use super::super::configuration::ProviderRequirement;
+use super::super::files::LOCK_FILE;
 use super::super::lock_file::{self, LockedProvider};
 use super::super::request::ClientKind;
 use super::super::{Files, Registries, UnlistedVersions};
-use super::local::{LOCK_FILE, Root};
+use super::local::{OPENTOFU_REGISTRY, Root};
 use super::registry_queries::RegistryQueries;
 use super::resolution_result::ResolutionResult;
 use crate::address::{
@@ -24,7 +25,6 @@ const MAX_PROVIDERS: usize = 4096;
 /// The registry and namespace of Terraform's default providers. OpenTofu uses their locked versions for the providers of
 /// the same names in its own registry.
 const TERRAFORM_DEFAULT: (&str, &str) = ("registry.terraform.io", "hashicorp");
-const OPENTOFU_REGISTRY: &str = "registry.opentofu.org";
 
 /// Chooses each required provider: the locked version if there is one, else the newest.
 pub(super) async fn choose_versions(
