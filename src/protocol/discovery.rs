@@ -18,7 +18,7 @@ use crate::upstream::providers::RawObject;
 const NESTED_URLS: [&str; 2] = ["authz", "token"];
 
 /// The rewritten discovery document of an upstream.
-pub(super) async fn document(
+pub(super) async fn rewritten_document(
     mirror: &Arc<Mirror>,
     host: &Hostname,
     call: &RequestContext,

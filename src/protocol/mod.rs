@@ -131,7 +131,7 @@ impl Protocols {
         route_context: RouteContext,
         memory_bytes: u64,
     ) -> Self {
-        let (answers, shared_renderings) = (RenderedAnswers::with_capacity(memory_bytes), Renderings::default());
+        let (answers, shared_renderings) = (RenderedAnswers::up_to(memory_bytes), Renderings::default());
         Self { mirror, runtime_config, mount, route_context, answers, shared_renderings }
     }
 
@@ -241,7 +241,7 @@ impl Protocols {
             }
             Route::Page(page) => pages::page(&self.mirror, page, &call, links).await?,
             Route::ModuleVersions(address) => registry::module_versions(&self.mirror, address, &call).await?,
-            Route::Discovery(host) => discovery::document(&self.mirror, host, &call, links).await?,
+            Route::Discovery(host) => discovery::rewritten_document(&self.mirror, host, &call, links).await?,
             Route::ProviderVersions(address) => registry::provider_versions(&self.mirror, address, &call).await?,
             Route::ProviderDownload(package) => {
                 registry::provider_download(&self.mirror, package, &call, links).await?

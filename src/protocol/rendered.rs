@@ -157,7 +157,7 @@ pub struct RenderedAnswers {
 
 impl RenderedAnswers {
     /// Creates a memory of at most this many bytes.
-    pub fn with_capacity(bytes: u64) -> Self {
+    pub fn up_to(bytes: u64) -> Self {
         // Keys and bookkeeping count as well, or small answers would be free.
         let weigh = |_: &RenderedAnswerKey, rendered: &RenderedAnswer| {
             u32::try_from(rendered.answer.weight() + 512).unwrap_or(u32::MAX)
@@ -181,7 +181,7 @@ impl RenderedAnswers {
     /// Stores an answer if its base is, or now becomes, one of the most requested ones. An archive is stored
     /// only if the memory budget has space for a copy.
     pub fn insert(&self, route: &Route, base: &Base<'_>, rendered: RenderedAnswer) {
-        let key = RenderedAnswerKey { route: route.clone(), base: base.clone().into_owned() };
+        let key = RenderedAnswerKey { route: route.clone(), base: base.clone().into_static() };
         if !self.is_among_bases(base) {
             self.bases.insert(key.base.clone(), ());
             // Evicts now, perhaps the new base itself.
@@ -248,10 +248,10 @@ mod tests {
     /// DESIGN, promise 11: a client that keeps changing its Host is answered, and does not fill the memory.
     #[test]
     fn answers_are_cached_for_the_most_requested_bases_only() {
-        let answers = RenderedAnswers::with_capacity(64 << 20);
+        let answers = RenderedAnswers::up_to(64 << 20);
         let route = Route::Discovery(Hostname::parse("registry.example").unwrap());
         let base = |number: usize| {
-            Base::Absolute(Origin::parse(Scheme::Https, &format!("h{number}.example")).unwrap().into_owned())
+            Base::Absolute(Origin::parse(Scheme::Https, &format!("h{number}.example")).unwrap().into_static())
         };
         let now = Timestamp(1_000);
         let answer = FinishedReply::Document(Arc::new(RenderedDocument::plain(b"{}".to_vec())));

@@ -155,12 +155,12 @@ impl EgressPolicy {
         let address: IpAddr = match host {
             Host::Ipv4(address) => address.into(),
             Host::Ipv6(address) => address.into(),
-            Host::Domain(name) => return self.check_name(name.trim_end_matches('.'), url),
+            Host::Domain(name) => return self.check_host_name(name.trim_end_matches('.'), url),
         };
         check_address(&self.allowed, &address.to_string(), address).map(|()| HttpClientKind::Unrestricted)
     }
 
-    fn check_name(&self, name: &str, url: &Url) -> Result<HttpClientKind, EgressRefusal> {
+    fn check_host_name(&self, name: &str, url: &Url) -> Result<HttpClientKind, EgressRefusal> {
         if self.allowed.contains(&PrivateDestination::Name(name.to_owned())) {
             return Ok(HttpClientKind::Unrestricted);
         }

@@ -244,7 +244,7 @@ impl Unsupported {
 
     /// The host of the address, without userinfo and port. No other part may be shown.
     pub fn host(&self) -> Option<String> {
-        let (_, host) = self.authority().rsplit_once('@').unwrap_or(("", self.authority()));
+        let (_, host) = self.authority_text().rsplit_once('@').unwrap_or(("", self.authority_text()));
         let name = match host.strip_prefix('[') {
             Some(address) => address.split(']').next().unwrap_or_default(),
             None => host.split(':').next().unwrap_or_default(),
@@ -269,7 +269,7 @@ impl Unsupported {
         (is_plain && is_header_value && query.split('&').all(is_harmless)).then_some(&self.address)
     }
 
-    fn authority(&self) -> &str {
+    fn authority_text(&self) -> &str {
         let (_, without_getter) = split_forced_getter(&self.address);
         let without_scheme = without_getter.split_once("://").map_or(without_getter, |(_, rest)| rest);
         without_scheme.split(['/', '?', '#']).next().unwrap_or_default()

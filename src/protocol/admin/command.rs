@@ -122,7 +122,7 @@ impl<T> OperationReport<T> {
         Self { ok: true, items: Vec::new(), errors: Vec::new() }
     }
 
-    fn extend(&mut self, items: Result<Vec<T>, Error>, is_success: impl Fn(&T) -> bool) {
+    fn add_result(&mut self, items: Result<Vec<T>, Error>, is_success: impl Fn(&T) -> bool) {
         match items {
             Ok(items) => {
                 self.ok &= items.iter().all(is_success);
@@ -144,7 +144,7 @@ pub async fn refresh(
 ) -> OperationReport<RefreshResult> {
     let mut report = OperationReport::empty();
     for selector in addresses {
-        report.extend(mirror.operations.refresh(selector, &call()).await, |refreshed| refreshed.news.succeeded());
+        report.add_result(mirror.operations.refresh(selector, &call()).await, |refreshed| refreshed.news.succeeded());
     }
     report
 }
@@ -157,7 +157,10 @@ pub async fn purge(
 ) -> OperationReport<PurgeResult> {
     let mut report = OperationReport::empty();
     for selector in addresses {
-        report.extend(mirror.operations.purge(selector, &call()).await.map(|purged| vec![purged]), PurgeResult::is_all);
+        report.add_result(
+            mirror.operations.purge(selector, &call()).await.map(|purged| vec![purged]),
+            PurgeResult::is_all,
+        );
     }
     report
 }
@@ -180,7 +183,7 @@ pub async fn accept(
             }
             accepted => accepted,
         };
-        report.extend(accepted, |accepted| !matches!(accepted.ruling, AcceptOutcome::Failed { .. }));
+        report.add_result(accepted, |accepted| !matches!(accepted.ruling, AcceptOutcome::Failed { .. }));
     }
     report
 }
@@ -210,7 +213,7 @@ async fn pin_or_unpin(
 ) -> OperationReport<PinResult> {
     let mut report = OperationReport::empty();
     for selector in addresses {
-        report.extend(mirror.operations.pin(selector, pin).await, PinResult::succeeded);
+        report.add_result(mirror.operations.pin(selector, pin).await, PinResult::succeeded);
     }
     report
 }
@@ -231,7 +234,7 @@ pub async fn pin_job(mirror: &Arc<Mirror>, items: Vec<ToPin>, pin: PinChange) ->
         };
         items.into_iter().map(pin_result).collect()
     });
-    report.extend(results, PinResult::succeeded);
+    report.add_result(results, PinResult::succeeded);
     report
 }
 

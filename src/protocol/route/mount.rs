@@ -87,7 +87,7 @@ impl<'a> Origin<'a> {
     }
 
     /// Copies the borrowed text.
-    pub fn into_owned(self) -> Origin<'static> {
+    pub fn into_static(self) -> Origin<'static> {
         Origin { scheme: self.scheme, authority: Cow::Owned(self.authority.into_owned()) }
     }
 }
@@ -103,10 +103,10 @@ pub enum Base<'a> {
 
 impl Base<'_> {
     /// Copies the borrowed text.
-    pub fn into_owned(self) -> Base<'static> {
+    pub fn into_static(self) -> Base<'static> {
         match self {
             Self::PathAbsolute => Base::PathAbsolute,
-            Self::Absolute(origin) => Base::Absolute(origin.into_owned()),
+            Self::Absolute(origin) => Base::Absolute(origin.into_static()),
         }
     }
 }
@@ -122,7 +122,7 @@ impl Mount {
     /// Splits `public_url`. Without one, larder is at the root of every host.
     pub fn new(public_url: Option<&Url>) -> Self {
         public_url.map_or_else(Self::default, |url| Self {
-            public: Some(Origin::of_url(url).into_owned()),
+            public: Some(Origin::of_url(url).into_static()),
             prefix: url.path().trim_end_matches('/').to_owned(),
         })
     }

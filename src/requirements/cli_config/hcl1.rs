@@ -61,7 +61,7 @@ impl Reader<'_> {
         let mut members = Vec::new();
         let mut comma_allowed = false;
         loop {
-            let name = match (self.token()?, end) {
+            let name = match (self.next_token()?, end) {
                 (None, None) => return Ok(Node::Members(members)),
                 (None, Some(_)) => return Err("the file ends inside a block or string"),
                 (Some(Token::Mark(mark)), Some(end)) if mark == end => return Ok(Node::Members(members)),
@@ -81,14 +81,14 @@ impl Reader<'_> {
     fn after_name(&mut self, depth: usize) -> ParseResult<Node> {
         let mut labels = Vec::new();
         loop {
-            match self.token()? {
+            match self.next_token()? {
                 Some(Token::Name(label) | Token::Text(label)) => labels.push(label),
                 Some(Token::Mark('{')) => {
                     let body = self.body(Some('}'), depth + 1)?;
                     return Ok(Node::labelled(&labels, body));
                 }
                 Some(Token::Mark('=')) if labels.is_empty() => {
-                    let token = self.token()?;
+                    let token = self.next_token()?;
                     return self.value(token, depth);
                 }
                 Some(_) => return Err("expected = or { after a name"),
@@ -113,7 +113,7 @@ impl Reader<'_> {
         let mut items = Vec::new();
         let mut value_allowed = true;
         loop {
-            match self.token()? {
+            match self.next_token()? {
                 Some(Token::Mark(']')) => return Ok(Node::List(items)),
                 Some(Token::Mark(',')) => value_allowed = true,
                 Some(_) if !value_allowed => return Err("expected a comma in the list"),
@@ -125,7 +125,7 @@ impl Reader<'_> {
         }
     }
 
-    fn token(&mut self) -> ParseResult<Option<Token>> {
+    fn next_token(&mut self) -> ParseResult<Option<Token>> {
         self.skip_to_token()?;
         let Some((offset, first)) = self.rest.next() else {
             self.token_start = self.text.len();
@@ -134,14 +134,14 @@ impl Reader<'_> {
         self.token_start = offset;
         Ok(Some(match first {
             '=' | '{' | '}' | '[' | ']' | ',' => Token::Mark(first),
-            '"' => Token::Text(self.quoted()?),
+            '"' => Token::Text(self.quoted_text()?),
             '<' => Token::Text(self.heredoc()?),
             _ if first.is_alphabetic() || first == '_' => {
-                let name = self.take_while(offset, |next| next.is_alphanumeric() || matches!(next, '_' | '-' | '.'));
+                let name = self.read_while(offset, |next| next.is_alphanumeric() || matches!(next, '_' | '-' | '.'));
                 if matches!(name, "true" | "false") { Token::Scalar } else { Token::Name(name.to_owned()) }
             }
             _ if first.is_ascii_digit() || (matches!(first, '-' | '.') && self.is_before_a_digit()) => {
-                self.take_while(offset, |next| next.is_ascii_alphanumeric() || matches!(next, '.' | '+' | '-'));
+                self.read_while(offset, |next| next.is_ascii_alphanumeric() || matches!(next, '.' | '+' | '-'));
                 Token::Scalar
             }
             _ => return Err("this character has no meaning here"),
@@ -159,7 +159,7 @@ impl Reader<'_> {
             if matches!(next, ' ' | '\t' | '\n' | '\r') {
                 self.rest.next();
             } else if next == '#' || remaining.starts_with("//") {
-                self.take_while(offset, |next| next != '\n');
+                self.read_while(offset, |next| next != '\n');
             } else if remaining.starts_with("/*") {
                 self.token_start = offset;
                 let end = remaining.get(2..).and_then(|comment| comment.find("*/")).ok_or("unterminated comment")? + 4;
@@ -171,7 +171,7 @@ impl Reader<'_> {
     }
 
     /// Consumes characters while they are `accepted`; returns the text from byte `from` to the end of them.
-    fn take_while(&mut self, from: usize, accepted: impl Fn(char) -> bool) -> &str {
+    fn read_while(&mut self, from: usize, accepted: impl Fn(char) -> bool) -> &str {
         while self.rest.next_if(|(_, next)| accepted(*next)).is_some() {}
         let end = self.rest.peek().map_or(self.text.len(), |(offset, _)| *offset);
         self.text.get(from..end).unwrap_or_default()
@@ -183,7 +183,7 @@ impl Reader<'_> {
     }
 
     /// Parses the rest of a quoted string. `${…}` is kept verbatim.
-    fn quoted(&mut self) -> ParseResult<String> {
+    fn quoted_text(&mut self) -> ParseResult<String> {
         let mut text = String::new();
         let mut brace_depth = 0usize;
         while let Some((_, next)) = self.rest.next() {
@@ -239,14 +239,14 @@ impl Reader<'_> {
         self.rest.next_if(|(_, next)| *next == '<').ok_or(NO_NAME)?;
         let is_indented = self.rest.next_if(|(_, next)| *next == '-').is_some();
         let from = self.rest.peek().map_or(self.text.len(), |(offset, _)| *offset);
-        let name = self.take_while(from, |next| next != '\n').trim_end_matches('\r').to_owned();
+        let name = self.read_while(from, |next| next != '\n').trim_end_matches('\r').to_owned();
         if name.is_empty() || !name.chars().all(char::is_alphanumeric) {
             return Err(NO_NAME);
         }
         self.rest.next();
         let mut text = String::new();
         while let Some((offset, _)) = self.rest.peek().copied() {
-            let line = self.take_while(offset, |next| next != '\n').trim_end_matches('\r').to_owned();
+            let line = self.read_while(offset, |next| next != '\n').trim_end_matches('\r').to_owned();
             let trimmed = if is_indented { line.trim_start() } else { &line };
             if trimmed == name {
                 return Ok(text);
@@ -336,7 +336,7 @@ impl Node {
     }
 
     /// A block as nested members: each label is a member name. A block with too many labels is unknown.
-    pub(super) fn labelled(labels: &[String], body: Self) -> Self {
+    fn labelled(labels: &[String], body: Self) -> Self {
         if labels.len() > MAX_LABELS {
             return Self::Other;
         }

@@ -140,7 +140,7 @@ impl<'a> Value<'a> {
     }
 
     /// The value where clients accept a string only: no number, no null.
-    pub(super) fn plain_text(self) -> Constant {
+    pub(super) fn as_plain_text(self) -> Constant {
         let is_not_text = match self {
             Self::Hcl { expression, .. } => expression::is_non_text_literal(expression),
             Self::Json(json) => !json.is_text(),
@@ -262,15 +262,15 @@ impl<'a> Json<'a> {
         }
     }
 
-    pub(super) fn is_object(&self) -> bool {
+    fn is_object(&self) -> bool {
         self.raw.get().starts_with('{')
     }
 
-    pub(super) fn is_null(&self) -> bool {
+    fn is_null(&self) -> bool {
         self.raw.get() == "null"
     }
 
-    pub(super) fn is_text(&self) -> bool {
+    fn is_text(&self) -> bool {
         self.raw.get().starts_with('"')
     }
 

@@ -239,7 +239,7 @@ impl Declarations {
                 Some(members) => {
                     let member = |wanted| {
                         let last = members.iter().rfind(|(name, _)| name == wanted);
-                        last.map(|(_, attribute)| attribute.value.plain_text())
+                        last.map(|(_, attribute)| attribute.value.as_plain_text())
                     };
                     if let Some((other, _)) =
                         members.iter().find(|(name, _)| !REQUIRED_PROVIDER_MEMBERS.contains(&name.as_str()))

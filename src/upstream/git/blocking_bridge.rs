@@ -84,7 +84,7 @@ impl GitBridge {
     }
 
     /// Connects to an ssh server.
-    pub(super) fn connect(&self, repository: SshRepository) -> io::Result<(BridgeReader, SshInput)> {
+    pub(super) fn connect_ssh(&self, repository: SshRepository) -> io::Result<(BridgeReader, SshInput)> {
         let (output, chunks) = mpsc::channel(MAX_QUEUED_CHUNKS);
         let (input, input_receiver) = mpsc::channel(MAX_QUEUED_CHUNKS);
         let reader_waits = Arc::new(AtomicBool::new(false));

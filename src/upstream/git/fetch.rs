@@ -64,7 +64,7 @@ const MAX_HISTORY_ALLOCATION_BYTES: usize = 256 << 20;
 impl Conversation {
     /// Connects to a repository and negotiates the protocol.
     pub(super) fn open(bridge: &GitBridge, repository: &Repository, limits: GitLimits) -> Result<Self, GitCodeError> {
-        let origin = repository.origin();
+        let origin = repository.origin_text();
         let largest_object = limits.object_bytes;
         bridge.throughput.start_answer();
         let mut transport: Box<dyn Transport> = match repository {
@@ -74,7 +74,7 @@ impl Conversation {
                 Box::new(connect_http(HttpTransport::new(bridge.clone()), url, Protocol::V2, false))
             }
             Repository::Ssh(ssh) => {
-                let (output, input) = bridge.connect(ssh.clone()).map_err(|_| GitCodeError::BridgeClosed)?;
+                let (output, input) = bridge.connect_ssh(ssh.clone()).map_err(|_| GitCodeError::BridgeClosed)?;
                 let path = ssh.path.as_str();
                 let no_virtual_host = None::<(&str, _)>;
                 Box::new(Connection::new(

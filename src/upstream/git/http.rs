@@ -136,7 +136,7 @@ impl Headers {
         Self { lines: Some(header_lines(head)), exchange: None }
     }
 
-    fn lines(&mut self) -> io::Result<&mut Cursor<Vec<u8>>> {
+    fn answer_lines(&mut self) -> io::Result<&mut Cursor<Vec<u8>>> {
         if let Some(exchange) = self.exchange.take() {
             self.lines = exchange.borrow_mut().send()?.as_ref().map(header_lines);
         }
@@ -146,13 +146,13 @@ impl Headers {
 
 impl Read for Headers {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.lines()?.read(buffer)
+        self.answer_lines()?.read(buffer)
     }
 }
 
 impl BufRead for Headers {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
-        self.lines()?.fill_buf()
+        self.answer_lines()?.fill_buf()
     }
 
     fn consume(&mut self, read: usize) {

@@ -58,7 +58,7 @@ impl Job {
                 "a source whose reference {:?} is not fetched: {error}",
                 self.reference.as_deref().unwrap_or_default()
             );
-            GitCodeError::unusable(&self.repository.origin(), reason)
+            GitCodeError::unusable(&self.repository.origin_text(), reason)
         })
     }
 
@@ -77,7 +77,7 @@ impl Job {
             }
             _ => "a repository without a commit".to_owned(),
         };
-        GitCodeError::unusable(&self.repository.origin(), reason)
+        GitCodeError::unusable(&self.repository.origin_text(), reason)
     }
 
     /// Resolves the reference among the server's refs, without a pack. `None` for an abbreviated id.
@@ -229,7 +229,10 @@ impl RunningGitJob<'_> {
         let offered = conversation.list_refs(&["HEAD".into(), "refs/heads/".into(), "refs/tags/".into()])?;
         let objects = self.fetch_tips(&mut conversation, &offered, Extent::Everything)?;
         objects.filter(|objects| is_commit(objects, &id)).ok_or_else(|| {
-            GitCodeError::unusable(&repository.origin(), format!("a repository that does not serve the commit {id}"))
+            GitCodeError::unusable(
+                &repository.origin_text(),
+                format!("a repository that does not serve the commit {id}"),
+            )
         })
     }
 
@@ -243,7 +246,7 @@ impl RunningGitJob<'_> {
         target: &TreePath,
         depth: usize,
     ) -> Result<ObjectId, GitCodeError> {
-        let origin = repository.origin();
+        let origin = repository.origin_text();
         let largest_object = self.limits.object_bytes;
         let checkout = Checkout { objects, origin: &origin, target, largest_object, stop: self.stop };
         let (commit, root) = checkout.peel_to_commit(id)?;

@@ -131,7 +131,7 @@ impl Outbound {
     /// As [`git`](Self::git).
     pub async fn git_commit(&self, request: GitRequest<'_>) -> Result<Option<String>, GitError> {
         let repository = request.repository()?;
-        let origin = repository.origin();
+        let origin = repository.origin_text();
         let job = Job::new(request.source, repository, Path::new(""), self.git_limits);
         if let Some(id) = job.full_id() {
             return Ok(Some(id));
@@ -201,7 +201,7 @@ impl Outbound {
     async fn take_git_permit(&self, request: &GitRequest<'_>, repository: &Repository) -> Result<Permit, GitError> {
         let limit_reached = || Fault::LocalLimit("the limit of concurrent git fetches is reached".to_owned());
         let permit = self.git_permits.take(request.upstream, request.priority).await;
-        permit.ok_or_else(|| request.failed(repository.origin(), limit_reached()).into())
+        permit.ok_or_else(|| request.failed(repository.origin_text(), limit_reached()).into())
     }
 }
 

@@ -105,7 +105,7 @@ impl Repository {
     }
 
     /// The origin of the URL. Errors and logs show no other part.
-    pub(super) fn origin(&self) -> String {
+    pub(super) fn origin_text(&self) -> String {
         match self {
             Self::Http(url) => crate::upstream::outbound::origin(url),
             Self::Ssh(ssh) => format!("ssh://{}", ssh.host_and_port()),
