@@ -25,7 +25,7 @@ pub mod filesystem_mirror;
 pub mod http;
 pub mod jobs;
 pub mod mirror;
-pub mod pack;
+pub mod packaging;
 pub mod protocol;
 pub mod requirements;
 pub mod store;

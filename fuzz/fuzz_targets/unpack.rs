@@ -4,7 +4,7 @@
 
 use std::io::{Seek, Write};
 
-use larder::pack::{ArchiveFormat, Tree, TreeEntry, TreeError, TreeLimits, TreePath, pack, unpack};
+use larder::packaging::{ArchiveFormat, Tree, TreeEntry, TreeError, TreeLimits, TreePath, pack, unpack};
 use libfuzzer_sys::fuzz_target;
 
 const LIMITS: TreeLimits = TreeLimits { entries: 64, bytes: 256 * 1024 };

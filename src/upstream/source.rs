@@ -11,7 +11,7 @@ use url::{Url, form_urlencoded};
 pub use self::checksum::{BadChecksum, Checksum, ChecksumKind, ExpectedChecksum};
 pub use self::fetchable::{ArchiveSource, GitSource};
 pub use self::indirection::{location_in_download, location_in_page};
-use crate::pack::TreePath;
+use crate::packaging::TreePath;
 
 /// The longest accepted source address, in bytes.
 const MAX_ADDRESS_BYTES: usize = 8 * 1024;

@@ -14,7 +14,7 @@ use crate::mirror::documents::stored::RETRIES;
 use crate::mirror::library::Reservation;
 use crate::mirror::modules::location::{LocationDocument, location_label, subdir_in_archive};
 use crate::mirror::request_context::RequestContext;
-use crate::pack::{Tree, TreeError, TreeLimits, TreePath, find_folder};
+use crate::packaging::{Tree, TreeError, TreeLimits, TreePath, find_folder};
 use crate::store::{Scratch, StoreError};
 use crate::upstream::concurrency_limits::{ConcurrencyLimit, Permit};
 use crate::upstream::discovery::Service;

@@ -18,7 +18,7 @@ use crate::mirror::modules::fetch::{FetchTreeError, FetchedTree, SourceFetch};
 use crate::mirror::modules::location::LocationDocument;
 use crate::mirror::single_flight::shareable;
 use crate::mirror::{AlarmKind, RequestContext};
-use crate::pack::{PACKER, PackResult, TreeError, pack, resolve};
+use crate::packaging::{PACKER, PackResult, TreeError, pack, resolve};
 use crate::store::{Staged, StoreError};
 use crate::verify::{PackedTree, Proof, ProofBasis, Verified};
 

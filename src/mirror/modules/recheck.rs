@@ -13,7 +13,7 @@ use crate::mirror::library::module_history::{self, ModuleFirstSeen, PinnedTree};
 use crate::mirror::modules::fetch::{FetchTreeError, SourceFetch, git_ask};
 use crate::mirror::modules::location::{LocationDocument, subdir_in_archive};
 use crate::mirror::{Connectivity, RequestContext};
-use crate::pack::{PACKER, pack};
+use crate::packaging::{PACKER, pack};
 use crate::upstream::error::Fault;
 use crate::upstream::request::{Fetched, RequestPriority};
 use crate::upstream::source::PackageSource;

@@ -7,7 +7,7 @@ use url::Url;
 use crate::error::Error;
 use crate::mirror::modules::fetch::{FetchTreeError, SourceFetch, TreePermit, ask_for, location_fault};
 use crate::mirror::modules::source_download::{DownloadedSource, SourceDownload};
-use crate::pack::{Tree, TreeError, unpack};
+use crate::packaging::{Tree, TreeError, unpack};
 use crate::upstream::error::Fault;
 use crate::upstream::outbound::origin;
 use crate::upstream::request::{Fetched, Validators};

@@ -11,7 +11,7 @@ use gix_worktree::validate::path::component;
 use super::attributes::{Attributes, find_costly_pattern};
 use super::error::GitCodeError;
 use super::fetch::Objects;
-use crate::pack::{Tree, TreeError, TreePath};
+use crate::packaging::{Tree, TreeError, TreePath};
 
 /// The longest symlink target that common file systems accept.
 const MAX_SYMLINK_BYTES: usize = 4095;

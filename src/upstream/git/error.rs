@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::GitRequest;
 use super::blocking_bridge::BridgeBroken;
-use crate::pack::TreeError;
+use crate::packaging::TreeError;
 use crate::upstream::error::{Fault, UpstreamError};
 
 /// An error of a git job.

@@ -27,7 +27,7 @@ use super::http::HttpTransport;
 use super::pack_scanner::PackScanner;
 use super::refs::OfferedRef;
 use super::repository::Repository;
-use crate::pack::TreeError;
+use crate::packaging::TreeError;
 use crate::upstream::limits::GitLimits;
 
 /// User agent, in git's form.

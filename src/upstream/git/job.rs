@@ -13,7 +13,7 @@ use super::fetch::{Conversation, Extent, Objects};
 use super::refs::{OfferedRef, Reference, ResolvedRef};
 use super::repository::{Repository, Submodule, Submodules};
 use super::{GitSource, GitTree};
-use crate::pack::{Tree, TreeError, TreePath};
+use crate::packaging::{Tree, TreeError, TreePath};
 use crate::upstream::limits::GitLimits;
 
 /// One git job: a repository, a reference, and limits.

@@ -43,7 +43,7 @@ use super::source::GitSource;
 use crate::address::Hostname;
 use crate::cdn_loop::CdnLoop;
 use crate::clock::Timestamp;
-use crate::pack::Tree;
+use crate::packaging::Tree;
 
 /// A git request: like [`UpstreamRequest`], for several HTTP requests or an ssh connection.
 #[derive(Debug, Clone, Copy)]

@@ -6,7 +6,7 @@ use std::io::{self, BufRead, Read};
 use flate2::{Decompress, FlushDecompress, Status};
 
 use super::delta_memory::{DeltaBaseRef, DeltaChains, PackLimits};
-use crate::pack::TreeError;
+use crate::packaging::TreeError;
 use crate::upstream::error::Fault;
 
 /// The pack header: `PACK`, a version and the number of objects.

@@ -6,7 +6,7 @@ use percent_encoding::percent_decode_str;
 use url::Url;
 
 use crate::address::Hostname;
-use crate::pack::TreeError;
+use crate::packaging::TreeError;
 
 const SSH_PORT: u16 = 22;
 

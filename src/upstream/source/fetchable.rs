@@ -6,7 +6,7 @@ use url::{Url, form_urlencoded};
 
 use super::checksum::ExpectedChecksum;
 use super::{BadSource, PackageSource};
-use crate::pack::ArchiveFormat;
+use crate::packaging::ArchiveFormat;
 
 /// An archive to download.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::pack::{ArchiveFormat, TreePath};
+use crate::packaging::{ArchiveFormat, TreePath};
 
 fn base() -> Url {
     Url::parse("https://registry.example/v1/modules/a/b/c/1.0.0/download").unwrap()

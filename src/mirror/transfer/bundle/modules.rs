@@ -15,7 +15,7 @@ use crate::mirror::library::module_history::{self, PinnedTree, TreeComparison};
 use crate::mirror::library::{PackageHashState, StoredArchive, ZipOrigin};
 use crate::mirror::modules::location::subdir_in_archive;
 use crate::mirror::transfer::bundle::{ArchiveBytesSource, EntryCriteria, StagedBundleArchive, store_failed};
-use crate::pack::{ArchiveFormat, PACKER, PackResult, Tree, TreeEntry, TreeLimits, TreePath, pack, unpack_from};
+use crate::packaging::{ArchiveFormat, PACKER, PackResult, Tree, TreeEntry, TreeLimits, TreePath, pack, unpack_from};
 use crate::store::{Durability, Key, StoreError};
 use crate::upstream::request::Validators;
 use crate::verify::{PackedTree, Proof, ProofBasis};

@@ -9,7 +9,7 @@ use crate::filesystem_mirror::Mode;
 use crate::filesystem_mirror::carried::TarFileContents;
 use crate::mirror::transfer::tree::import::{ImportAbort, TreeImport};
 use crate::mirror::transfer::tree::staging::{ArchiveOrigin, staged_archive};
-use crate::pack::{Tree, TreeEntry, TreeError, TreeLimits, TreePath, pack_zip};
+use crate::packaging::{Tree, TreeEntry, TreeError, TreeLimits, TreePath, pack_zip};
 use crate::store::{Scratch, Staged, StoreError};
 use crate::verify::{PackageLimits, package_hashes};
 

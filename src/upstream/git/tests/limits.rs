@@ -62,7 +62,7 @@ async fn a_huge_object_of_zeros_is_refused_before_it_is_inflated() {
     let mut config = GitTestConfig::for_registry(&forge.url("r"));
     config.upstream_limits.git.object_bytes = 1 << 20;
     let refused = config.fetch(&forge.source("r", "main")).await.unwrap_err();
-    assert!(matches!(&refused, GitError::Tree { error: crate::pack::TreeError::TooLarge(_), .. }), "{refused}");
+    assert!(matches!(&refused, GitError::Tree { error: crate::packaging::TreeError::TooLarge(_), .. }), "{refused}");
     assert!(refused.to_string().contains("1048576 bytes in one object"), "{refused}");
 }
 
@@ -318,7 +318,7 @@ async fn the_objects_of_a_pack_are_limited() {
     // The pack has three objects: a commit, its tree and a blob.
     config.upstream_limits.git.objects = 2;
     let refused = config.fetch(&forge.source("r", "main")).await.unwrap_err();
-    assert!(matches!(&refused, GitError::Tree { error: crate::pack::TreeError::TooLarge(_), .. }), "{refused}");
+    assert!(matches!(&refused, GitError::Tree { error: crate::packaging::TreeError::TooLarge(_), .. }), "{refused}");
     assert!(refused.to_string().contains("2 objects in one pack"), "{refused}");
     config.upstream_limits.git.objects = 3;
     config.fetch(&forge.source("r", "main")).await.unwrap();
@@ -386,7 +386,7 @@ async fn a_pack_that_exceeds_the_chain_memory_is_refused() {
     let mut config = GitTestConfig::for_registry(&forge.url("r"));
     config.upstream_limits.git.chain_bytes = 200_000;
     let refused = config.fetch(&forge.source("r", "main")).await.unwrap_err();
-    assert!(matches!(&refused, GitError::Tree { error: crate::pack::TreeError::TooLarge(_), .. }), "{refused}");
+    assert!(matches!(&refused, GitError::Tree { error: crate::packaging::TreeError::TooLarge(_), .. }), "{refused}");
     assert!(refused.to_string().contains("200000 bytes in objects"), "{refused}");
     config.upstream_limits.git.chain_bytes = 4_000_000;
     let fetched = config.fetch(&forge.source("r", "main")).await.unwrap();

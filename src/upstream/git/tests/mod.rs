@@ -25,7 +25,7 @@ use crate::address::Hostname;
 use crate::cdn_loop::{CdnLoop, OwnEntry};
 use crate::clock::Timestamp;
 use crate::config::{self, Credential, Network, PrivateDestination};
-use crate::pack::{Tree, TreeEntry, TreeLimits};
+use crate::packaging::{Tree, TreeEntry, TreeLimits};
 use crate::upstream::limits::UpstreamLimits;
 use crate::upstream::outbound::Outbound;
 use crate::upstream::request::RequestPriority;

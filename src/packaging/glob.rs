@@ -84,7 +84,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::pack::TreeLimits;
+    use crate::packaging::TreeLimits;
 
     #[test]
     fn names_match_patterns_as_in_go() {

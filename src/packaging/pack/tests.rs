@@ -5,8 +5,8 @@ use std::os::unix::ffi::OsStrExt;
 use proptest::prelude::*;
 
 use super::*;
-use crate::pack::unpack::unpack_from;
-use crate::pack::{ArchiveFormat, TreeEntry, TreeLimits};
+use crate::packaging::unpack::unpack_from;
+use crate::packaging::{ArchiveFormat, TreeEntry, TreeLimits};
 
 enum Item<'a> {
     File(&'a str, u32, &'a str),

@@ -5,7 +5,6 @@ mod format;
 mod glob;
 mod members;
 mod name;
-#[expect(clippy::module_inception, reason = "the folder unpacks and packs, and this file packs")]
 mod pack;
 mod path;
 mod resolve;

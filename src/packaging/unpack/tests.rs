@@ -7,7 +7,7 @@ use ::zip::write::{SimpleFileOptions, ZipWriter};
 use proptest::prelude::*;
 
 use super::*;
-use crate::pack::{TreeEntry, TreeLimits, TreePath};
+use crate::packaging::{TreeEntry, TreeLimits, TreePath};
 
 const LIMITS: TreeLimits = TreeLimits { entries: 100, bytes: 100_000 };
 
