@@ -1,25 +1,20 @@
 //! Packaging: unpacks archives of every format into trees, and packs trees into archives. Equal trees give equal bytes
 //! on any machine. This module uses no network, and of the disk only the spool file that a tree is given.
 
-mod format;
 mod glob;
 mod members;
-mod name;
 mod pack;
 mod path;
 mod resolve;
-mod tar;
 mod tree;
 mod unpack;
 mod xz;
 mod zip;
-mod zipped;
 
-pub use self::format::ArchiveFormat;
 pub use self::glob::find_folder;
 pub use self::pack::{PACKER, PackResult, pack};
 pub use self::path::{BadTreePath, TreePath};
 pub use self::resolve::{ResolvedTree, resolve};
 pub use self::tree::{Tree, TreeEntry, TreeError, TreeLimits};
-pub use self::unpack::{unpack, unpack_from};
-pub use self::zipped::pack_zip;
+pub use self::unpack::{ArchiveFormat, unpack, unpack_from};
+pub use self::zip::pack_zip;

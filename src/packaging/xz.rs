@@ -2,14 +2,11 @@
 //! needs, up to 4 GiB. This reader limits the memory, because a hostile archive may ask for all of it. LZMA2 is the
 //! only supported filter, as in go-getter's reader.
 
-mod check;
-
 use std::io::{self, BufRead, Read};
 
+use aws_lc_rs::digest::{Context, SHA256};
 use flate2::Crc;
 use lzma_rust2::Lzma2Reader;
-
-use self::check::Check;
 
 /// The largest dictionary in bytes: that of `xz -9`.
 const MAX_DICTIONARY: u32 = 64 << 20;
@@ -17,6 +14,10 @@ const MAX_DICTIONARY: u32 = 64 << 20;
 const INITIAL_DICTIONARY_BUDGET: u64 = 1 << 30;
 const MAGIC: [u8; 6] = [0xfd, b'7', b'z', b'X', b'Z', 0];
 const LZMA2: u8 = 0x21;
+/// The polynomial of ECMA-182, bit-reversed.
+const ECMA_182: u64 = 0xc96c_5795_d787_0f42;
+
+const CRC64_TABLE: [u64; 256] = crc64_table();
 
 /// Decompresses xz, concatenated streams included. Must not be read again after an error.
 pub(super) struct XzReader<R> {
@@ -305,5 +306,82 @@ impl<R: Read> Read for Crc32Reader<'_, R> {
         let read = self.inner.read(buffer)?;
         self.crc.update(buffer.get(..read).unwrap_or_default());
         Ok(read)
+    }
+}
+
+/// A checksum that an xz stream may use for its blocks.
+enum Check {
+    Nothing,
+    Crc32(Crc),
+    Crc64(u64),
+    Sha256(Box<Context>),
+}
+
+impl Check {
+    /// Creates the checksum with this id in the stream header. `None` for an unknown id.
+    fn from_id(id: u8) -> Option<Self> {
+        match id {
+            0 => Some(Self::Nothing),
+            1 => Some(Self::Crc32(Crc::new())),
+            4 => Some(Self::Crc64(!0)),
+            10 => Some(Self::Sha256(Box::new(Context::new(&SHA256)))),
+            _ => None,
+        }
+    }
+
+    fn update(&mut self, bytes: &[u8]) {
+        match self {
+            Self::Nothing => {}
+            Self::Crc32(crc) => crc.update(bytes),
+            Self::Crc64(crc) => {
+                for byte in bytes {
+                    let [low, ..] = crc.to_le_bytes();
+                    *crc = CRC64_TABLE[usize::from(low ^ byte)] ^ (*crc >> 8);
+                }
+            }
+            Self::Sha256(context) => context.update(bytes),
+        }
+    }
+
+    /// The checksum in the byte order of the stream.
+    fn finish(self) -> Vec<u8> {
+        match self {
+            Self::Nothing => Vec::new(),
+            Self::Crc32(crc) => crc.sum().to_le_bytes().to_vec(),
+            Self::Crc64(crc) => (!crc).to_le_bytes().to_vec(),
+            Self::Sha256(context) => context.finish().as_ref().to_vec(),
+        }
+    }
+}
+
+const fn crc64_table() -> [u64; 256] {
+    let mut table = [0; 256];
+    let mut index = 0;
+    while index < 256 {
+        let mut value = index as u64;
+        let mut bit = 0;
+        while bit < 8 {
+            value = if value & 1 == 1 { (value >> 1) ^ ECMA_182 } else { value >> 1 };
+            bit += 1;
+        }
+        table[index] = value;
+        index += 1;
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn known_inputs_have_their_known_checksums() {
+        for (id, expected) in [(0, ""), (1, "2639f4cb"), (4, "fa3919dfbbc95d99")] {
+            let mut check = Check::from_id(id).unwrap();
+            check.update(b"12345");
+            check.update(b"6789");
+            assert_eq!(hex::encode(check.finish()), expected, "{id}");
+        }
+        assert!(Check::from_id(2).is_none());
     }
 }

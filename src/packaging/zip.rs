@@ -1,141 +1,104 @@
-//! Unpacks zips by their central directory, as go-getter does.
+//! Packs trees into zips, as provider packages are: only files, sorted by path, without times or owners. Equal trees
+//! give equal zips for first version of the encoder (zlib-rs, which `Cargo.lock` pins).
 
-use std::cell::Cell;
-use std::collections::HashSet;
-use std::io::{self, BufReader, Read, Seek, SeekFrom};
+use std::io::{Read, Write};
 
-use ::zip::read::{ZipArchive, ZipFile};
-use ::zip::{ExtraField, System};
+use ::zip::write::{SimpleFileOptions, ZipWriter};
+use ::zip::{CompressionMethod, DateTime, System};
 
-use super::name::{clean_path, refused};
-use super::{Tree, TreeError};
+use super::{Tree, TreeEntry, TreeError};
 
-/// The most bytes read for the central directory, regardless of the number of entries it claims.
-const MAX_DIRECTORY_BYTES: u64 = 32 << 20;
-/// The most bytes read of a link target. It exceeds the longest allowed target, so that a longer one is refused.
-const MAX_TARGET_READ_BYTES: u64 = 8192;
-/// The mask for the file type in a Unix mode.
-const FILE_TYPE_MASK: u32 = 0o170_000;
+const COMPRESSION_LEVEL: i64 = 6;
+/// The size of each write to the encoder, in bytes. The encoder's output depends on it.
+const CHUNK_BYTES: usize = 64 * 1024;
+/// The largest file without zip64 fields. The margin below 4 GiB is for bytes that the encoder may add.
+const MAX_ZIP32_BYTES: u64 = u32::MAX as u64 - (64 << 20);
 
-/// Unpacks a zip. Declared sizes are not trusted.
-pub(super) fn unpack<R: Read + Seek>(mut from: R, tree: &mut Tree) -> Result<(), TreeError> {
-    let archive_bytes = from.seek(SeekFrom::End(0)).map_err(|e| unreadable(&e))?;
-    let budget = Cell::new(MAX_DIRECTORY_BYTES);
-    let mut archive = ZipArchive::new(Metered { inner: from, budget: &budget }).map_err(|e| unreadable(&e))?;
-    if archive.is_empty() {
-        return Err(TreeError::Unreadable("it contains no file".to_owned()));
-    }
-    if archive.len() > tree.limits().entries {
-        return Err(TreeError::TooLarge(format!("{} files, folders and links", tree.limits().entries)));
-    }
-    if archive.has_duplicate_names() {
-        let start = archive.central_directory_start();
-        let duplicate = first_duplicate_name(archive.into_inner(), start).unwrap_or_default();
-        return Err(refused(&duplicate, "two of its entries have this name"));
-    }
-    budget.set(u64::MAX);
-
-    let directory = archive.metadata();
-    let mut packed_bytes = 0_u64;
-    for index in 0..archive.len() {
-        let name = || directory.entry(index).map(|entry| entry.name_raw().to_vec()).unwrap_or_default();
-        let entry = archive.by_index(index).map_err(|e| refused(&name(), format!("it cannot be unpacked: {e}")))?;
-        // Regular entries share no bytes. This limits the work even for entries that unpack to nothing.
-        packed_bytes = packed_bytes.saturating_add(entry.compressed_size());
-        if packed_bytes > archive_bytes {
-            return Err(refused(&name(), "it shares its bytes with other entries"));
-        }
-        add(entry, tree)?;
-    }
-    Ok(())
-}
-
-/// Finds the first duplicate name in the central directory. The zip crate reports only that there is one.
-fn first_duplicate_name<R: Read + Seek>(mut from: R, start: u64) -> Option<Vec<u8>> {
-    from.seek(SeekFrom::Start(start)).ok()?;
-    let mut from = BufReader::new(from);
-    let mut names = HashSet::new();
-    loop {
-        // A header of 46 bytes contains the lengths of the name, the extra field and the comment, which follow
-        // (APPNOTE, section 4.3.12).
-        let mut header = [0; 46];
-        from.read_exact(&mut header).ok()?;
-        if !header.starts_with(b"PK\x01\x02") {
-            return None;
-        }
-        let length_at = |offset: usize| usize::from(u16::from_le_bytes([header[offset], header[offset + 1]]));
-        let mut name = vec![0; length_at(28)];
-        from.read_exact(&mut name).ok()?;
-        let skipped_bytes = (length_at(30) + length_at(32)) as u64;
-        io::copy(&mut (&mut from).take(skipped_bytes), &mut io::sink()).ok()?;
-        if !names.insert(name.clone()) {
-            return Some(name);
-        }
-    }
-}
-
-/// Adds an entry of the zip to the tree.
-fn add<R: Read>(mut entry: ZipFile<'_, R>, tree: &mut Tree) -> Result<(), TreeError> {
-    let name = entry.name_raw().to_vec();
-    // Go ignores this field, but the zip crate takes the name from it.
-    if entry.extra_data_fields().any(|field| matches!(field, ExtraField::UnicodePath(_))) {
-        return Err(refused(&name, "it has two names"));
-    }
-    let path = clean_path(&name)?;
-    let stored_mode = unix_mode(&entry);
-    let mode = stored_mode.map_or(0o644, |mode| mode & 0o777);
-    match stored_mode.map(|mode| mode & FILE_TYPE_MASK) {
-        _ if name.ends_with(b"/") || path.is_root() => {
-            if entry.size() > 0 {
-                return Err(refused(&name, "it is a folder, but has content"));
+/// Writes a tree as a zip. A file has mode 0755 if its owner may execute it, otherwise 0644. Folders have no entry, so
+/// empty folders are left out.
+///
+/// # Errors
+/// [`TreeError::Refused`] for a link or a name that is not UTF-8; [`TreeError::Spool`] if reading or writing fails.
+pub fn pack_zip(tree: &Tree, out: impl Write) -> Result<(), TreeError> {
+    let mut zip = ZipWriter::new_stream(out);
+    let mut buffer = vec![0; CHUNK_BYTES];
+    for (path, entry) in tree.entries() {
+        let (mode, offset, size_bytes) = match *entry {
+            TreeEntry::File { mode, offset, size_bytes } => (mode, offset, size_bytes),
+            TreeEntry::Folder => continue,
+            TreeEntry::Link(_) => return Err(TreeError::refused(path, "it is a link")),
+        };
+        let name = std::str::from_utf8(path.as_bytes());
+        let name = name.map_err(|_| TreeError::refused(path, "its name is not UTF-8"))?;
+        let options = SimpleFileOptions::DEFAULT
+            .compression_method(CompressionMethod::Deflated)
+            .compression_level(Some(COMPRESSION_LEVEL))
+            .last_modified_time(DateTime::DEFAULT)
+            .system(System::Unix)
+            .unix_permissions(if mode & 0o100 == 0 { 0o644 } else { 0o755 })
+            .large_file(size_bytes > MAX_ZIP32_BYTES);
+        zip.start_file(name, options).map_err(|e| TreeError::spool(e.into()))?;
+        let mut contents = tree.contents(offset, size_bytes);
+        loop {
+            let mut chunk_length = 0;
+            while chunk_length < CHUNK_BYTES {
+                match contents.read(&mut buffer[chunk_length..]).map_err(TreeError::spool)? {
+                    0 => break,
+                    read => chunk_length += read,
+                }
             }
-            tree.add_folder(&path)
-        }
-        Some(0o040_000) => tree.add_folder(&path),
-        Some(0o120_000) => {
-            let mut target = Vec::new();
-            let read = (&mut entry).take(MAX_TARGET_READ_BYTES).read_to_end(&mut target);
-            read.map_err(|e| refused(&name, format!("it cannot be unpacked: {e}")))?;
-            tree.add_symlink(&path, &target)
-        }
-        None | Some(0 | 0o100_000) => {
-            let size = entry.size();
-            if tree.add_file(&path, mode, &mut entry)? != size {
-                return Err(refused(&name, "its size is not the declared one"));
+            if chunk_length == 0 {
+                break;
             }
-            Ok(())
+            zip.write_all(&buffer[..chunk_length]).map_err(TreeError::spool)?;
         }
-        Some(_) => Err(refused(&name, "it is a device, or a pipe")),
     }
+    let mut out = zip.finish().map_err(|e| TreeError::spool(e.into()))?.into_inner();
+    out.flush().map_err(TreeError::spool)
 }
 
-/// The Unix mode; `None` if it is 0 or the zip was made on a system without modes.
-fn unix_mode<R: Read>(entry: &ZipFile<'_, R>) -> Option<u32> {
-    let has_modes = matches!(entry.system(), System::Unix | System::OsDarwin);
-    Some(entry.external_attributes() >> 16).filter(|mode| has_modes && *mode != 0)
-}
+#[cfg(test)]
+mod tests {
+    use std::io::Cursor;
 
-fn unreadable(error: &dyn std::error::Error) -> TreeError {
-    TreeError::Unreadable(error.to_string())
-}
+    use super::super::{TreeLimits, TreePath};
+    use super::*;
+    use crate::digest::Digest;
+    use crate::verify::{PackageLimits, package_hashes};
 
-/// A reader with a byte budget, because the central directory of a hostile zip can be as large as the zip.
-struct Metered<'b, R> {
-    inner: R,
-    budget: &'b Cell<u64>,
-}
-
-impl<R: Read> Read for Metered<'_, R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let length = self.inner.read(buffer)?;
-        let remaining_bytes = self.budget.get().checked_sub(length as u64);
-        self.budget.set(remaining_bytes.ok_or_else(|| io::Error::other("its directory is too large"))?);
-        Ok(length)
+    fn tree(files: &[(&str, u32, &[u8])]) -> Tree {
+        let mut tree = Tree::new(tempfile::tempfile().unwrap(), TreeLimits::default());
+        for (path, mode, bytes) in files {
+            tree.add_file(&TreePath::parse(path.as_bytes()).unwrap(), *mode, &mut &bytes[..]).unwrap();
+        }
+        tree
     }
-}
 
-impl<R: Seek> Seek for Metered<'_, R> {
-    fn seek(&mut self, position: SeekFrom) -> io::Result<u64> {
-        self.inner.seek(position)
+    fn zip(tree: &Tree) -> Vec<u8> {
+        let mut zip = Vec::new();
+        pack_zip(tree, &mut zip).unwrap();
+        zip
+    }
+
+    #[test]
+    fn equal_trees_give_equal_zips_and_only_the_executable_bit_of_modes_counts() {
+        let large = vec![7; 300_000];
+        let (binary, license) = (("terraform-provider-null", 0o755, &large[..]), ("docs/LICENSE", 0o644, &b"x"[..]));
+        let first = zip(&tree(&[binary, license]));
+        let second = zip(&tree(&[(license.0, 0o600, license.2), (binary.0, 0o700, binary.2)]));
+        assert!(first == second);
+        assert_ne!(Digest::of(&first), Digest::of(&zip(&tree(&[(binary.0, 0o644, binary.2), license]))));
+        let hashes = package_hashes(Cursor::new(&first), PackageLimits::default()).unwrap();
+        assert_eq!(hashes.zip, hashes.directory);
+        let mut archive = ::zip::ZipArchive::new(Cursor::new(first)).unwrap();
+        assert_eq!(archive.by_name("terraform-provider-null").unwrap().unix_mode(), Some(0o100_755));
+        assert_eq!(archive.by_name("docs/LICENSE").unwrap().unix_mode(), Some(0o100_644));
+    }
+
+    #[test]
+    fn a_tree_with_a_link_is_refused() {
+        let mut tree = tree(&[("a", 0o644, b"x")]);
+        tree.add_symlink(&TreePath::parse(b"b").unwrap(), b"a").unwrap();
+        assert!(matches!(pack_zip(&tree, Vec::new()), Err(TreeError::Refused { .. })));
     }
 }

@@ -547,6 +547,32 @@ fn an_archive_file_is_read_from_its_beginning() {
     assert_is_sample(&tree);
 }
 
+#[test]
+fn the_longest_suffix_of_a_path_determines_the_format() {
+    for (path, format) in [
+        ("/m.zip", Some(ArchiveFormat::Zip)),
+        ("/m.tar.gz", Some(ArchiveFormat::TarGz)),
+        ("/m.tgz", Some(ArchiveFormat::TarGz)),
+        ("/m.gz", Some(ArchiveFormat::Gz)),
+        ("/m.tar.bz2", Some(ArchiveFormat::TarBz2)),
+        ("/m.tar.tbz2", Some(ArchiveFormat::TarBz2)),
+        ("/m.tbz2", Some(ArchiveFormat::TarBz2)),
+        ("/m.bz2", Some(ArchiveFormat::Bz2)),
+        ("/m.tar.xz", Some(ArchiveFormat::TarXz)),
+        ("/m.txz", Some(ArchiveFormat::TarXz)),
+        ("/m.xz", Some(ArchiveFormat::Xz)),
+        ("/m.tar", None),
+        ("/m.tar.zst", None),
+        ("/mzip", None),
+        ("/m.ZIP", None),
+        ("/m.zip/", None),
+    ] {
+        assert_eq!(ArchiveFormat::of_path(path.as_bytes()), format, "{path}");
+    }
+    assert_eq!(ArchiveFormat::named("tgz"), Some(ArchiveFormat::TarGz));
+    assert_eq!(ArchiveFormat::named("tar"), None);
+}
+
 proptest! {
     #[test]
     fn arbitrary_bytes_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..2000)) {
