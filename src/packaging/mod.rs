@@ -1,8 +1,9 @@
 //! Packaging: unpacks archives of every format into trees, and packs trees into archives. Equal trees give equal bytes
 //! on any machine. This module uses no network, and of the disk only the spool file that a tree is given.
 
+mod compression;
 mod glob;
-mod members;
+mod meter;
 mod pack;
 mod path;
 mod resolve;
@@ -17,4 +18,4 @@ pub use self::path::{BadTreePath, TreePath};
 pub use self::resolve::{ResolvedTree, resolve};
 pub use self::tree::{Tree, TreeEntry, TreeError, TreeLimits};
 pub use self::unpack::{ArchiveFormat, unpack, unpack_from};
-pub use self::zip::pack_zip;
+pub use self::zip::{BadZip, ZipLimits, ZipReader, pack_zip};

@@ -2,18 +2,19 @@
 //! an error that names the entry. Zips are unpacked by their central directory, as go-getter does. Extension headers of
 //! tars are read here, with a limit, because the tar crate would load one of any length into memory.
 
-use std::cell::Cell;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fs::File;
-use std::io::{self, BufReader, Read, Seek, SeekFrom};
+use std::io::{self, BufReader, Read, Seek};
 
 use ::tar::{Archive, Entry, EntryType};
-use ::zip::read::{ZipArchive, ZipFile};
-use ::zip::{ExtraField, System};
+use ::zip::System;
+use ::zip::read::ZipFile;
 
-use super::members::{OutputLimit, bzip2, gzip};
+use super::compression::{bzip2, gzip};
+use super::meter::Meter;
 use super::path::{case_insensitive_key, clean_path, refused};
 use super::xz::XzReader;
+use super::zip::{BadZip, ZipLimits, ZipReader};
 use super::{Tree, TreeError};
 
 /// The archive formats that go-getter unpacks (PROTOCOL, section 4.4). Plain tar and zstd are not among them.
@@ -82,15 +83,22 @@ pub fn unpack_from<R: Read + Seek>(format: ArchiveFormat, archive: R, tree: &mut
     let buffered = BufReader::with_capacity(64 * 1024, archive);
     match format {
         ArchiveFormat::Zip => unpack_zip(buffered, tree)?,
-        ArchiveFormat::TarGz => unpack_tar(&mut OutputLimit::for_tar(gzip(buffered), tree.limits()), tree)?,
-        ArchiveFormat::TarBz2 => unpack_tar(&mut OutputLimit::for_tar(bzip2(buffered), tree.limits()), tree)?,
-        ArchiveFormat::TarXz => unpack_tar(&mut OutputLimit::for_tar(XzReader::new(buffered), tree.limits()), tree)?,
+        ArchiveFormat::TarGz => unpack_tar(&mut limit_tar(gzip(buffered), tree), tree)?,
+        ArchiveFormat::TarBz2 => unpack_tar(&mut limit_tar(bzip2(buffered), tree), tree)?,
+        ArchiveFormat::TarXz => unpack_tar(&mut limit_tar(XzReader::new(buffered), tree), tree)?,
         // go-getter refuses these formats as well: the file that they contain has no name.
         ArchiveFormat::Gz | ArchiveFormat::Bz2 | ArchiveFormat::Xz => {
             return Err(TreeError::Unreadable("it is one compressed file, but a module is a folder".to_owned()));
         }
     }
     check_no_clash(tree)
+}
+
+/// Limits a tar to the bytes that a tree within its limits needs: the files, and a few blocks for each entry.
+fn limit_tar<R: Read>(tar: R, tree: &Tree) -> Meter<R> {
+    let entries = u64::try_from(tree.limits().entries).unwrap_or(u64::MAX);
+    let max_bytes = tree.limits().bytes.saturating_add(entries.saturating_mul(4096)).saturating_add(1 << 20);
+    Meter::new(tar, max_bytes, "it unpacks to more than the module limit")
 }
 
 /// Refuses names that differ only in case or Unicode composition, because some clients' file systems take them for one.
@@ -272,77 +280,38 @@ const MAX_TARGET_READ_BYTES: u64 = 8192;
 /// The mask for the file type in a Unix mode.
 const FILE_TYPE_MASK: u32 = 0o170_000;
 
-/// Unpacks a zip. Declared sizes are not trusted.
-fn unpack_zip<R: Read + Seek>(mut from: R, tree: &mut Tree) -> Result<(), TreeError> {
-    let archive_bytes = from.seek(SeekFrom::End(0)).map_err(|e| unreadable(&e))?;
-    let budget = Cell::new(MAX_DIRECTORY_BYTES);
-    let mut archive = ZipArchive::new(Metered { inner: from, budget: &budget }).map_err(|e| unreadable(&e))?;
-    if archive.is_empty() {
+/// Unpacks a zip.
+fn unpack_zip<R: Read + Seek>(from: R, tree: &mut Tree) -> Result<(), TreeError> {
+    let limits = ZipLimits { directory_bytes: MAX_DIRECTORY_BYTES, entries: tree.limits().entries };
+    let zip = ZipReader::open(from, limits)?;
+    if zip.is_empty() {
         return Err(TreeError::Unreadable("it contains no file".to_owned()));
     }
-    if archive.len() > tree.limits().entries {
-        return Err(TreeError::TooLarge(format!("{} files, folders and links", tree.limits().entries)));
-    }
-    if archive.has_duplicate_names() {
-        let start = archive.central_directory_start();
-        let duplicate = first_duplicate_name(archive.into_inner(), start).unwrap_or_default();
-        return Err(refused(&duplicate, "two of its entries have this name"));
-    }
-    budget.set(u64::MAX);
-
-    let directory = archive.metadata();
-    let mut packed_bytes = 0_u64;
-    for index in 0..archive.len() {
-        let name = || directory.entry(index).map(|entry| entry.name_raw().to_vec()).unwrap_or_default();
-        let entry = archive.by_index(index).map_err(|e| refused(&name(), format!("it cannot be unpacked: {e}")))?;
-        // Regular entries share no bytes. This limits the work even for entries that unpack to nothing.
-        packed_bytes = packed_bytes.saturating_add(entry.compressed_size());
-        if packed_bytes > archive_bytes {
-            return Err(refused(&name(), "it shares its bytes with other entries"));
-        }
-        add_zip_entry(entry, tree)?;
-    }
-    Ok(())
+    zip.for_each_entry(|name, entry| add_zip_entry(&name, entry, tree))
 }
 
-/// Finds the first duplicate name in the central directory. The zip crate reports only that there is one.
-fn first_duplicate_name<R: Read + Seek>(mut from: R, start: u64) -> Option<Vec<u8>> {
-    from.seek(SeekFrom::Start(start)).ok()?;
-    let mut from = BufReader::new(from);
-    let mut names = HashSet::new();
-    loop {
-        // A header of 46 bytes contains the lengths of the name, the extra field and the comment, which follow
-        // (APPNOTE, section 4.3.12).
-        let mut header = [0; 46];
-        from.read_exact(&mut header).ok()?;
-        if !header.starts_with(b"PK\x01\x02") {
-            return None;
-        }
-        let length_at = |offset: usize| usize::from(u16::from_le_bytes([header[offset], header[offset + 1]]));
-        let mut name = vec![0; length_at(28)];
-        from.read_exact(&mut name).ok()?;
-        let skipped_bytes = (length_at(30) + length_at(32)) as u64;
-        io::copy(&mut (&mut from).take(skipped_bytes), &mut io::sink()).ok()?;
-        if !names.insert(name.clone()) {
-            return Some(name);
+impl From<BadZip> for TreeError {
+    fn from(bad: BadZip) -> Self {
+        match bad {
+            BadZip::Unreadable(error) => unreadable(&error),
+            BadZip::TooManyEntries { limit, .. } => Self::TooLarge(format!("{limit} files, folders and links")),
+            BadZip::DuplicateName(name) => refused(&name, "two of its entries have this name"),
+            BadZip::SharedBytes(name) => refused(&name, "it shares its bytes with other entries"),
+            BadZip::TwoNames(name) => refused(&name, "it has two names"),
+            BadZip::Entry { name, source } => refused(&name, format!("it cannot be unpacked: {source}")),
         }
     }
 }
 
 /// Adds an entry of the zip to the tree.
-fn add_zip_entry<R: Read>(mut entry: ZipFile<'_, R>, tree: &mut Tree) -> Result<(), TreeError> {
-    let name = entry.name_raw().to_vec();
-    // Go ignores this field, but the zip crate takes the name from it.
-    if entry.extra_data_fields().any(|field| matches!(field, ExtraField::UnicodePath(_))) {
-        return Err(refused(&name, "it has two names"));
-    }
-    let path = clean_path(&name)?;
+fn add_zip_entry<R: Read>(name: &[u8], mut entry: ZipFile<'_, R>, tree: &mut Tree) -> Result<(), TreeError> {
+    let path = clean_path(name)?;
     let stored_mode = unix_mode(&entry);
     let mode = stored_mode.map_or(0o644, |mode| mode & 0o777);
     match stored_mode.map(|mode| mode & FILE_TYPE_MASK) {
         _ if name.ends_with(b"/") || path.is_root() => {
             if entry.size() > 0 {
-                return Err(refused(&name, "it is a folder, but has content"));
+                return Err(refused(name, "it is a folder, but has content"));
             }
             tree.add_folder(&path)
         }
@@ -350,17 +319,17 @@ fn add_zip_entry<R: Read>(mut entry: ZipFile<'_, R>, tree: &mut Tree) -> Result<
         Some(0o120_000) => {
             let mut target = Vec::new();
             let read = (&mut entry).take(MAX_TARGET_READ_BYTES).read_to_end(&mut target);
-            read.map_err(|e| refused(&name, format!("it cannot be unpacked: {e}")))?;
+            read.map_err(|e| refused(name, format!("it cannot be unpacked: {e}")))?;
             tree.add_symlink(&path, &target)
         }
         None | Some(0 | 0o100_000) => {
             let size = entry.size();
             if tree.add_file(&path, mode, &mut entry)? != size {
-                return Err(refused(&name, "its size is not the declared one"));
+                return Err(refused(name, "its size is not the declared one"));
             }
             Ok(())
         }
-        Some(_) => Err(refused(&name, "it is a device, or a pipe")),
+        Some(_) => Err(refused(name, "it is a device, or a pipe")),
     }
 }
 
@@ -372,27 +341,6 @@ fn unix_mode<R: Read>(entry: &ZipFile<'_, R>) -> Option<u32> {
 
 fn unreadable(error: &dyn std::error::Error) -> TreeError {
     TreeError::Unreadable(error.to_string())
-}
-
-/// A reader with a byte budget, because the central directory of a hostile zip can be as large as the zip.
-struct Metered<'b, R> {
-    inner: R,
-    budget: &'b Cell<u64>,
-}
-
-impl<R: Read> Read for Metered<'_, R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let length = self.inner.read(buffer)?;
-        let remaining_bytes = self.budget.get().checked_sub(length as u64);
-        self.budget.set(remaining_bytes.ok_or_else(|| io::Error::other("its directory is too large"))?);
-        Ok(length)
-    }
-}
-
-impl<R: Seek> Seek for Metered<'_, R> {
-    fn seek(&mut self, position: SeekFrom) -> io::Result<u64> {
-        self.inner.seek(position)
-    }
 }
 
 #[cfg(test)]

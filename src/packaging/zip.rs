@@ -1,12 +1,152 @@
-//! Packs trees into zips, as provider packages are: only files, sorted by path, without times or owners. Equal trees
-//! give equal zips for first version of the encoder (zlib-rs, which `Cargo.lock` pins).
+//! The reader of untrusted zips, within limits, and the writer of zips. Which names and kinds of entries are accepted is
+//! left to the reader's users.
+//!
+//! Trees are written as provider packages are: only files, sorted by path, without times or owners. Equal trees give equal
+//! zips for one version of the encoder (zlib-rs, which `Cargo.lock` pins).
 
-use std::io::{Read, Write};
+use std::collections::HashSet;
+use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
 
+use ::zip::read::{ZipArchive, ZipFile};
+use ::zip::result::ZipError;
 use ::zip::write::{SimpleFileOptions, ZipWriter};
-use ::zip::{CompressionMethod, DateTime, System};
+use ::zip::{CompressionMethod, DateTime, ExtraField, System};
 
+use super::meter::Meter;
 use super::{Tree, TreeEntry, TreeError};
+
+/// Limits of a zip that is read.
+#[derive(Debug, Clone, Copy)]
+pub struct ZipLimits {
+    /// The most bytes read for the central directory, regardless of the number of entries it claims.
+    pub directory_bytes: u64,
+    /// The most entries.
+    pub entries: usize,
+}
+
+/// Why a zip is refused. Names are those of the entries, as raw bytes.
+#[derive(Debug)]
+pub enum BadZip {
+    /// It is damaged, no zip, or its directory is too large.
+    Unreadable(ZipError),
+    /// Too many entries.
+    TooManyEntries {
+        /// The number of entries.
+        actual: usize,
+        /// The most entries.
+        limit: usize,
+    },
+    /// Two entries have this name.
+    DuplicateName(Vec<u8>),
+    /// The entry shares its bytes with others.
+    SharedBytes(Vec<u8>),
+    /// The entry has a second name in an extra field.
+    TwoNames(Vec<u8>),
+    /// The entry is encrypted, damaged or of an unsupported kind.
+    Entry {
+        /// The name of the entry.
+        name: Vec<u8>,
+        /// The reason.
+        source: ZipError,
+    },
+}
+
+/// A reader of untrusted zips. Declared sizes are not trusted.
+pub struct ZipReader<R> {
+    archive: ZipArchive<Meter<R>>,
+}
+
+impl<R: Read + Seek> ZipReader<R> {
+    /// Reads the central directory and checks the entries against it and against each other.
+    ///
+    /// # Errors
+    /// [`BadZip`].
+    pub fn open(mut from: R, limits: ZipLimits) -> Result<Self, BadZip> {
+        let archive_bytes = from.seek(SeekFrom::End(0)).map_err(|e| BadZip::Unreadable(e.into()))?;
+        // The central directory of a hostile zip can be as large as the zip.
+        let meter = Meter::new(from, limits.directory_bytes, "its directory is too large");
+        let remaining_bytes = meter.remaining_bytes();
+        let archive = ZipArchive::new(meter).map_err(BadZip::Unreadable)?;
+        if archive.len() > limits.entries {
+            return Err(BadZip::TooManyEntries { actual: archive.len(), limit: limits.entries });
+        }
+        remaining_bytes.set(u64::MAX);
+        if archive.has_duplicate_names() {
+            let start = archive.central_directory_start();
+            return Err(BadZip::DuplicateName(first_duplicate_name(archive.into_inner(), start).unwrap_or_default()));
+        }
+        // Regular entries share no bytes. This limits the work even for entries that unpack to nothing.
+        let directory = archive.metadata();
+        let mut packed_bytes = 0_u64;
+        for entry in (0..archive.len()).filter_map(|index| directory.entry(index).ok()) {
+            packed_bytes = packed_bytes.saturating_add(entry.compressed_size());
+            if packed_bytes > archive_bytes {
+                return Err(BadZip::SharedBytes(entry.name_raw().to_vec()));
+            }
+        }
+        Ok(Self { archive })
+    }
+
+    /// True if there is no entry.
+    pub fn is_empty(&self) -> bool {
+        self.archive.is_empty()
+    }
+
+    /// The sizes that the entries claim, in bytes.
+    pub fn claimed_bytes(&self) -> u64 {
+        let directory = self.archive.metadata();
+        let entries = (0..self.archive.len()).filter_map(|index| directory.entry(index).ok());
+        entries.map(|entry| entry.size()).fold(0, u64::saturating_add)
+    }
+
+    /// Passes the raw name of each entry and the entry to `on_entry`.
+    ///
+    /// # Errors
+    /// [`BadZip`] for an entry that cannot be read; also errors of `on_entry`.
+    pub fn for_each_entry<E: From<BadZip>>(
+        mut self,
+        mut on_entry: impl FnMut(Vec<u8>, ZipFile<'_, Meter<R>>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let directory = self.archive.metadata();
+        for index in 0..self.archive.len() {
+            let name = directory.entry(index).map(|entry| entry.name_raw().to_vec()).unwrap_or_default();
+            let entry = match self.archive.by_index(index) {
+                Ok(entry) => entry,
+                Err(source) => return Err(BadZip::Entry { name, source }.into()),
+            };
+            // Go ignores this field, but the zip crate takes the name from it.
+            if entry.extra_data_fields().any(|field| matches!(field, ExtraField::UnicodePath(_))) {
+                return Err(BadZip::TwoNames(name).into());
+            }
+            on_entry(name, entry)?;
+        }
+        Ok(())
+    }
+}
+
+/// Finds the first duplicate name in the central directory. The zip crate reports only that there is one.
+fn first_duplicate_name<R: Read + Seek>(mut from: R, start: u64) -> Option<Vec<u8>> {
+    from.seek(SeekFrom::Start(start)).ok()?;
+    let mut from = BufReader::new(from);
+    let mut names = HashSet::new();
+    loop {
+        // A header of 46 bytes contains the lengths of the name, the extra field and the comment, which follow
+        // (APPNOTE, section 4.3.12).
+        let mut header = [0; 46];
+        from.read_exact(&mut header).ok()?;
+        if !header.starts_with(b"PK\x01\x02") {
+            return None;
+        }
+        let length_at = |offset: usize| usize::from(u16::from_le_bytes([header[offset], header[offset + 1]]));
+        let mut name = vec![0; length_at(28)];
+        from.read_exact(&mut name).ok()?;
+        let skipped_bytes = (length_at(30) + length_at(32)) as u64;
+        io::copy(&mut (&mut from).take(skipped_bytes), &mut io::sink()).ok()?;
+        if !names.insert(name.clone()) {
+            return Some(name);
+        }
+    }
+}
 
 const COMPRESSION_LEVEL: i64 = 6;
 /// The size of each write to the encoder, in bytes. The encoder's output depends on it.

@@ -1,17 +1,17 @@
 //! Computes the two `h1:` hashes of a provider zip as a stream, within limits. Which of them a client gets depends on
 //! the protocol that the client uses.
 
-use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{self, Read, Seek};
 
 use aws_lc_rs::digest::{Context, SHA256};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use serde::{Deserialize, Serialize};
-use zip::ExtraField;
-use zip::read::{ZipArchive, ZipFile};
+use zip::read::ZipFile;
 use zip::result::ZipError;
+
+use crate::packaging::{BadZip, ZipLimits, ZipReader};
 
 /// The most bytes read of the zip's central directory, however many entries the zip claims.
 const MAX_DIRECTORY_BYTES: u64 = 8 << 20;
@@ -101,40 +101,28 @@ pub enum BadPackage {
 }
 
 /// Computes both hashes of a provider zip. Entries are streamed. Declared sizes are not trusted.
-pub fn package_hashes<R: Read + Seek>(mut reader: R, limits: PackageLimits) -> Result<PackageHashes, BadPackage> {
-    let unreadable = |error: io::Error| BadPackage::Unreadable(error.into());
-    let archive_bytes = reader.seek(SeekFrom::End(0)).map_err(unreadable)?;
-    let budget = Cell::new(MAX_DIRECTORY_BYTES);
-    let mut archive = ZipArchive::new(Metered { inner: reader, budget: &budget }).map_err(BadPackage::Unreadable)?;
-    if archive.len() > limits.entries {
-        return Err(BadPackage::TooManyEntries { actual: archive.len(), limit: limits.entries });
-    }
-    if archive.has_duplicate_names() {
-        return Err(BadPackage::DuplicateName { name: None });
-    }
-    budget.set(u64::MAX);
-
-    let directory = archive.metadata();
+pub fn package_hashes<R: Read + Seek>(reader: R, limits: PackageLimits) -> Result<PackageHashes, BadPackage> {
+    let zip = ZipReader::open(reader, ZipLimits { directory_bytes: MAX_DIRECTORY_BYTES, entries: limits.entries })?;
     // A zip that claims too much is refused before anything is unpacked.
-    let (mut packed_bytes, mut claimed_bytes) = (0_u64, 0_u64);
-    for entry in (0..archive.len()).filter_map(|index| directory.entry(index).ok()) {
-        packed_bytes = packed_bytes.saturating_add(entry.compressed_size());
-        claimed_bytes = claimed_bytes.saturating_add(entry.size());
-    }
-    // The entries of a regular zip share no bytes. This limits the work even for entries that unpack to nothing.
-    if packed_bytes > archive_bytes {
-        return Err(BadPackage::Overlap);
-    }
-    if claimed_bytes > limits.unpacked_bytes {
+    if zip.claimed_bytes() > limits.unpacked_bytes {
         return Err(BadPackage::TooLarge { limit: limits.unpacked_bytes });
     }
     let mut package = PackageEntries { limits, ..PackageEntries::default() };
-    for index in 0..archive.len() {
-        let name = || directory.entry(index).map(|entry| printable(entry.name_raw())).unwrap_or_default();
-        let entry = archive.by_index(index).map_err(|source| BadPackage::Entry { name: name(), source })?;
-        package.add(entry)?;
-    }
+    zip.for_each_entry(|name, entry| package.add(name, entry))?;
     Ok(PackageHashes { zip: h1(&package.entries), directory: h1(&package.files) })
+}
+
+impl From<BadZip> for BadPackage {
+    fn from(bad: BadZip) -> Self {
+        match bad {
+            BadZip::Unreadable(error) => Self::Unreadable(error),
+            BadZip::TooManyEntries { actual, limit } => Self::TooManyEntries { actual, limit },
+            BadZip::DuplicateName(_) => Self::DuplicateName { name: None },
+            BadZip::SharedBytes(_) => Self::Overlap,
+            BadZip::TwoNames(name) => Self::BadName { name: printable(&name), reason: "is given twice" },
+            BadZip::Entry { name, source } => Self::Entry { name: printable(&name), source },
+        }
+    }
 }
 
 type ContentDigest = [u8; 32];
@@ -149,18 +137,13 @@ struct PackageEntries {
 }
 
 impl PackageEntries {
-    fn add<R: Read>(&mut self, mut entry: ZipFile<'_, R>) -> Result<(), BadPackage> {
-        let name = entry.name_raw().to_vec();
+    fn add<R: Read>(&mut self, name: Vec<u8>, mut entry: ZipFile<'_, R>) -> Result<(), BadPackage> {
         let bad_name = |reason| BadPackage::BadName { name: printable(&name), reason };
         if name.len() > self.limits.name_bytes {
             return Err(bad_name("is too long"));
         }
         if name.contains(&b'\n') {
             return Err(bad_name("contains a line break"));
-        }
-        // Go ignores this field, but the zip crate takes the name from it.
-        if entry.extra_data_fields().any(|field| matches!(field, ExtraField::UnicodePath(_))) {
-            return Err(bad_name("is given twice"));
         }
         let unpacked_name = unpacked_name(&name).map_err(bad_name)?;
 
@@ -233,27 +216,6 @@ fn h1(listing: &BTreeMap<Vec<u8>, ContentDigest>) -> String {
 
 fn printable(name: &[u8]) -> String {
     String::from_utf8_lossy(name).chars().take(200).collect()
-}
-
-/// A reader with a byte budget, because the central directory of a hostile zip can be as large as the zip.
-struct Metered<'b, R> {
-    inner: R,
-    budget: &'b Cell<u64>,
-}
-
-impl<R: Read> Read for Metered<'_, R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let length = self.inner.read(buffer)?;
-        let remaining_bytes = self.budget.get().checked_sub(length as u64);
-        self.budget.set(remaining_bytes.ok_or_else(|| io::Error::other("its directory is too large"))?);
-        Ok(length)
-    }
-}
-
-impl<R: Seek> Seek for Metered<'_, R> {
-    fn seek(&mut self, position: SeekFrom) -> io::Result<u64> {
-        self.inner.seek(position)
-    }
 }
 
 #[cfg(test)]

@@ -1,11 +1,9 @@
-//! Decompresses gzip and bzip2, concatenated streams included, and limits the decompressed size.
+//! Decompresses gzip and bzip2, concatenated streams included.
 
 use std::io::{self, BufRead, Read};
 
 use ::bzip2::bufread::BzDecoder;
 use flate2::bufread::GzDecoder;
-
-use super::TreeLimits;
 
 /// The most concatenated streams. Even an empty stream costs time.
 const MAX_STREAMS: u32 = 1_000_000;
@@ -49,49 +47,6 @@ impl<R: BufRead, D: Read> Read for ConcatenatedStreams<R, D> {
                 return Err(io::Error::other("it has too many compressed streams"));
             }
             self.decoder = Some((self.open)(input));
-        }
-    }
-}
-
-/// A reader that fails once it has returned more bytes than any tree within the limits needs. Every later read fails as
-/// well.
-pub(super) struct OutputLimit<R> {
-    inner: Option<R>,
-    remaining_bytes: u64,
-}
-
-impl<R: Read> OutputLimit<R> {
-    /// The limit for a tar: the files, and a few blocks for each entry.
-    pub(super) fn for_tar(inner: R, limits: TreeLimits) -> Self {
-        let entries = u64::try_from(limits.entries).unwrap_or(u64::MAX);
-        Self {
-            inner: Some(inner),
-            remaining_bytes: limits.bytes.saturating_add(entries.saturating_mul(4096)).saturating_add(1 << 20),
-        }
-    }
-}
-
-impl<R: Read> Read for OutputLimit<R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let Some(inner) = self.inner.as_mut() else { return Err(io::Error::other("it is damaged")) };
-        let read = match inner.read(buffer) {
-            Ok(read) => read,
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => return Err(e),
-            Err(e) => {
-                // Decoders must not be read again after an error.
-                self.inner = None;
-                return Err(e);
-            }
-        };
-        match self.remaining_bytes.checked_sub(read as u64) {
-            Some(remaining_bytes) => {
-                self.remaining_bytes = remaining_bytes;
-                Ok(read)
-            }
-            None => {
-                self.inner = None;
-                Err(io::Error::other("it unpacks to more than the module limit"))
-            }
         }
     }
 }
