@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::hcl;
 use super::tar_upload::UnpackedTar;
+use crate::packaging::{BadTar, TarLimits, TarReader};
 
 /// The maximum number of files in one order.
 const MAX_FILES: usize = 10_000;
@@ -19,8 +20,8 @@ const MAX_PATH_BYTES: usize = 1024;
 pub(super) const LOCK_FILE: &str = ".terraform.lock.hcl";
 /// The folder in which a client keeps what it installed.
 const CLIENT_FOLDER: &str = ".terraform";
-/// The maximum number of entries in a tar.
-pub(super) const MAX_TAR_ENTRIES: usize = 100_000;
+/// The limits of a tar.
+pub(super) const TAR_LIMITS: TarLimits = TarLimits { entries: 100_000, extension_bytes: 1 << 20 };
 /// Endings of the files that clients read.
 const ENDINGS: [&str; 8] =
     [".tf", ".tf.json", ".tofu", ".tofu.json", ".tftest.hcl", ".tftest.json", ".tofutest.hcl", ".tofutest.json"];
@@ -89,6 +90,15 @@ pub enum BadFiles {
     /// Not a tar, or a damaged one, with the reason.
     #[error("it is not a tar of files: {0}")]
     InvalidTar(String),
+}
+
+impl From<BadTar> for BadFiles {
+    fn from(bad: BadTar) -> Self {
+        match bad {
+            BadTar::TooManyEntries(_) => Self::TooMany,
+            bad => Self::InvalidTar(bad.to_string()),
+        }
+    }
 }
 
 impl Files {
@@ -187,25 +197,20 @@ impl Files {
     /// # Errors
     /// [`BadFiles`].
     pub fn from_tar(tar: impl Read) -> Result<Self, BadFiles> {
-        let invalid_tar = |e: std::io::Error| BadFiles::InvalidTar(e.to_string());
         let mut files = Self::default();
-        let mut archive = tar::Archive::new(tar);
-        for (number, entry) in archive.entries().map_err(invalid_tar)?.enumerate() {
-            if number == MAX_TAR_ENTRIES {
-                return Err(BadFiles::TooMany);
-            }
-            let entry = entry.map_err(invalid_tar)?;
-            if !entry.header().entry_type().is_file() {
+        let mut tar = TarReader::new(tar, TAR_LIMITS);
+        while let Some(entry) = tar.next_member()? {
+            if !entry.kind().is_file() {
                 continue;
             }
-            let path = entry.path_bytes().into_owned();
-            let Ok(path) = String::from_utf8(path) else { continue };
+            let Ok(path) = String::from_utf8(entry.name) else { continue };
             let path = path.strip_prefix("./").unwrap_or(&path).to_owned();
             if !Self::is_read_at(&path) {
                 continue;
             }
             let mut contents = Vec::new();
-            entry.take(hcl::MAX_FILE_BYTES as u64 + 1).read_to_end(&mut contents).map_err(invalid_tar)?;
+            let read = (&mut tar).take(hcl::MAX_FILE_BYTES as u64 + 1).read_to_end(&mut contents);
+            read.map_err(|e| BadFiles::InvalidTar(e.to_string()))?;
             files.insert(&path, &contents)?;
         }
         Ok(files)

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use tar::EntryType;
 
-use super::files::{BadFiles, MAX_TAR_ENTRIES, Unreadable};
+use super::files::{BadFiles, TAR_LIMITS, Unreadable};
 use super::path;
+use crate::packaging::TarReader;
 
 /// The maximum number of links from a path to its file, as on Linux.
 const MAX_LINKS: usize = 40;
@@ -30,23 +31,17 @@ impl<'a> UnpackedTar<'a> {
     /// # Errors
     /// [`BadFiles`]: the bytes are not a tar, are cut short, or have too many entries.
     pub(super) fn read(bytes: &'a [u8]) -> Result<Self, BadFiles> {
-        let invalid_tar = |e: std::io::Error| BadFiles::InvalidTar(e.to_string());
         let mut by_path = BTreeMap::new();
-        let mut archive = tar::Archive::new(bytes);
-        for (number, entry) in archive.entries().map_err(invalid_tar)?.enumerate() {
-            if number == MAX_TAR_ENTRIES {
-                return Err(BadFiles::TooMany);
-            }
-            let entry = entry.map_err(invalid_tar)?;
-            let Ok(path) = String::from_utf8(entry.path_bytes().into_owned()) else { continue };
+        let mut tar = TarReader::new(bytes, TAR_LIMITS);
+        while let Some(entry) = tar.next_member()? {
+            let Ok(path) = String::from_utf8(entry.name.clone()) else { continue };
             let path = path.strip_prefix("./").unwrap_or(&path);
-            let link_target = || entry.link_name_bytes().and_then(|name| String::from_utf8(name.into_owned()).ok());
-            let member = match entry.header().entry_type() {
+            let link_target = || entry.link.clone().and_then(|name| String::from_utf8(name).ok());
+            let member = match entry.kind() {
+                _ if entry.is_sparse => TarMember::Other,
                 EntryType::Regular | EntryType::Continuous if path.ends_with('/') => continue,
                 EntryType::Regular | EntryType::Continuous => {
-                    let start = usize::try_from(entry.raw_file_position()).unwrap_or(usize::MAX);
-                    let size = usize::try_from(entry.size()).unwrap_or(usize::MAX);
-                    let contents = bytes.get(start..start.saturating_add(size));
+                    let contents = tar.input().get(..usize::try_from(entry.size_bytes).unwrap_or(usize::MAX));
                     TarMember::File(
                         contents.ok_or_else(|| BadFiles::InvalidTar(format!("the tar ends within {path:?}")))?,
                     )
@@ -59,7 +54,7 @@ impl<'a> UnpackedTar<'a> {
                 }
                 // The target of a hard link is relative to the top of the tar.
                 EntryType::Link => TarMember::Link(link_target().and_then(|target| path::join("", &target))),
-                EntryType::Directory | EntryType::XGlobalHeader | EntryType::XHeader => continue,
+                EntryType::Directory => continue,
                 _ => TarMember::Other,
             };
             by_path.insert(path.to_owned(), member);
