@@ -17,7 +17,7 @@ pub use self::glob::find_folder;
 pub use self::pack::{PACKER, PackResult, pack};
 pub use self::path::{BadTreePath, TreePath};
 pub use self::resolve::{ResolvedTree, resolve};
-pub use self::tar::{BadTar, TarLimits, TarMember, TarReader};
+pub use self::tar::{BadTar, TarLimits, TarMember, TarReader, TarWriter};
 pub use self::tree::{Tree, TreeEntry, TreeError, TreeLimits};
 pub use self::unpack::{ArchiveFormat, unpack, unpack_from};
 pub use self::zip::{BadZip, ZipLimits, ZipReader, pack_zip};

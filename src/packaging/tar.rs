@@ -1,7 +1,7 @@
-//! The reader of untrusted tars, within limits. Which names and kinds of entries are accepted is left to its users. Bundles
-//! have a stricter form of their own (`bundle/tar.rs`).
+//! The reader of untrusted tars, within limits, and the writer of tars. Which names and kinds of entries are accepted is
+//! left to the reader's users. Bundles have a stricter form of their own (`bundle/tar.rs`).
 
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 
 use ::tar::{EntryType, Header};
 
@@ -9,6 +9,9 @@ use ::tar::{EntryType, Header};
 pub(super) const BLOCK: usize = 512;
 /// The most extension headers for each entry that the limit allows: two of pax, and two of GNU.
 const MAX_EXTENSIONS_PER_ENTRY: usize = 4;
+
+/// The size of the buffer for the contents of files, in bytes.
+pub(super) const COPY_BUFFER_BYTES: usize = 256 * 1024;
 
 /// Limits of a tar that is read.
 #[derive(Debug, Clone, Copy)]
@@ -102,7 +105,7 @@ impl<R: Read> TarReader<R> {
             self.skip_contents()?;
             let Some(header) = self.read_header()? else { return Ok(None) };
             self.remaining_bytes = header.entry_size()?;
-            self.padding_bytes = self.remaining_bytes.wrapping_neg() % BLOCK as u64;
+            self.padding_bytes = padding_bytes(self.remaining_bytes);
             match header.entry_type() {
                 EntryType::XGlobalHeader => {}
                 EntryType::XHeader => {
@@ -220,6 +223,140 @@ impl<R: Read> Read for TarReader<R> {
         }
         self.remaining_bytes -= read as u64;
         Ok(read)
+    }
+}
+
+/// A writer of tars: ustar, no owners, no times. Equal entries give equal bytes. If the writer is dropped before
+/// [`TarWriter::end`], the tar has no end marker, so that a reader notices the truncation.
+pub struct TarWriter<W> {
+    out: W,
+    buffer: Vec<u8>,
+}
+
+impl<W: Write> TarWriter<W> {
+    /// Creates a writer.
+    pub fn new(out: W) -> Self {
+        Self::with_buffer(out, vec![0; COPY_BUFFER_BYTES])
+    }
+
+    /// Creates a writer with a copy buffer of any size, which does not change the bytes.
+    pub(super) fn with_buffer(out: W, buffer: Vec<u8>) -> Self {
+        Self { out, buffer }
+    }
+
+    /// Adds a folder.
+    ///
+    /// # Errors
+    /// Errors of the output.
+    pub fn folder(&mut self, path: &[u8]) -> io::Result<()> {
+        self.write_header(&[path, b"/"].concat(), EntryType::Directory, 0o755, 0)
+    }
+
+    /// Adds a file of `size_bytes` bytes. Each chunk of its contents is passed to `on_chunk` as well.
+    ///
+    /// # Errors
+    /// `contents` have fewer bytes; also errors of `contents` and of the output.
+    pub fn file(
+        &mut self,
+        path: &[u8],
+        mode: u32,
+        size_bytes: u64,
+        contents: impl Read,
+        mut on_chunk: impl FnMut(&[u8]),
+    ) -> io::Result<()> {
+        self.write_header(path, EntryType::Regular, mode, size_bytes)?;
+        let mut contents = contents.take(size_bytes);
+        loop {
+            let read = match contents.read(&mut self.buffer) {
+                Ok(0) => break,
+                Ok(read) => read,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                Err(e) => return Err(e),
+            };
+            let chunk = self.buffer.get(..read).unwrap_or_default();
+            on_chunk(chunk);
+            self.out.write_all(chunk)?;
+        }
+        if contents.limit() > 0 {
+            let reason = format!("{} became shorter while it was read", String::from_utf8_lossy(path));
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, reason));
+        }
+        self.pad(size_bytes)
+    }
+
+    /// Writes the end marker, flushes and returns the output.
+    ///
+    /// # Errors
+    /// Errors of the output.
+    pub fn end(mut self) -> io::Result<W> {
+        self.out.write_all(&[0; 2 * BLOCK])?;
+        self.out.flush()?;
+        Ok(self.out)
+    }
+
+    /// Writes the header of an entry. If the name is too long for ustar, a GNU long-name entry with the name precedes
+    /// the header. Unlike a pax header, that entry may contain any bytes.
+    fn write_header(&mut self, name: &[u8], kind: EntryType, mode: u32, size: u64) -> io::Result<()> {
+        if let Some((prefix, name)) = split_name(name) {
+            let mut header = Header::new_ustar();
+            if let Some(ustar) = header.as_ustar_mut() {
+                fill(&mut ustar.prefix, prefix);
+                fill(&mut ustar.name, name);
+            }
+            return self.finish_header(header, kind, mode, size);
+        }
+        let name_bytes_with_nul = name.len() as u64 + 1;
+        let mut long_name_header = Header::new_gnu();
+        fill(&mut long_name_header.as_old_mut().name, b"././@LongLink");
+        self.finish_header(long_name_header, EntryType::GNULongName, 0o644, name_bytes_with_nul)?;
+        self.out.write_all(name)?;
+        self.out.write_all(&[0])?;
+        self.pad(name_bytes_with_nul)?;
+        let mut header = Header::new_gnu();
+        fill(&mut header.as_old_mut().name, name);
+        self.finish_header(header, kind, mode, size)
+    }
+
+    fn finish_header(&mut self, mut header: Header, kind: EntryType, mode: u32, size: u64) -> io::Result<()> {
+        header.set_entry_type(kind);
+        header.set_mode(mode);
+        header.set_uid(0);
+        header.set_gid(0);
+        header.set_mtime(0);
+        header.set_size(size);
+        header.set_cksum();
+        self.out.write_all(header.as_bytes())
+    }
+
+    /// Writes zeros up to the end of the block.
+    fn pad(&mut self, size: u64) -> io::Result<()> {
+        let length = usize::try_from(padding_bytes(size)).unwrap_or(0);
+        self.out.write_all([0; BLOCK].get(..length).unwrap_or_default())
+    }
+}
+
+/// The number of zero bytes that follow contents of this size.
+fn padding_bytes(size: u64) -> u64 {
+    size.wrapping_neg() % BLOCK as u64
+}
+
+/// Splits a name into ustar's prefix and name, at the first slash where both fit their fields.
+fn split_name(name: &[u8]) -> Option<(&[u8], &[u8])> {
+    if name.len() <= 100 {
+        return Some((b"", name));
+    }
+    let slashes = name.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(index, _)| index);
+    // The second half begins with the slash, which ustar does not store.
+    let (prefix, slash_and_name) = slashes.map(|index| name.split_at(index)).find(|(prefix, slash_and_name)| {
+        (1..=155).contains(&prefix.len()) && (2..=101).contains(&slash_and_name.len())
+    })?;
+    Some((prefix, slash_and_name.get(1..)?))
+}
+
+/// Copies as much of the bytes as fits the field.
+fn fill(field: &mut [u8], bytes: &[u8]) {
+    for (target, byte) in field.iter_mut().zip(bytes) {
+        *target = *byte;
     }
 }
 

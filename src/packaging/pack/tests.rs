@@ -1,5 +1,6 @@
 //! Packs trees, unpacks them again and compares them. Also tests how links are resolved.
 
+use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 
 use proptest::prelude::*;
@@ -110,7 +111,7 @@ fn the_size_of_the_copy_buffer_does_not_change_the_bytes() {
     for size in [1, 7, 511, 32 * 1024] {
         let mut bytes = Vec::new();
         let packed =
-            resolve(&sample(), &TreePath::root()).unwrap().write_with_buffer(&mut vec![0; size], &mut bytes).unwrap();
+            resolve(&sample(), &TreePath::root()).unwrap().write_with_buffer(vec![0; size], &mut bytes).unwrap();
         assert!((bytes, packed) == expected, "{size}");
     }
 }
