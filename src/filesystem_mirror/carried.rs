@@ -1,13 +1,13 @@
-//! A strict reader of a provider tree that arrives as a tar: regular files only, each at a path of a tree, within
-//! limits.
+//! A provider tree as a tar: its writer, and a strict reader of one that arrives: regular files only, each at a path of a
+//! tree, within limits.
 
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 
 use tar::EntryType;
 
 use super::layout::MAX_PATH;
 use super::{BadMirrorPath, MirrorPath, Mode, PathMeaning};
-use crate::packaging::{BadTar, TarLimits, TarMember, TarReader};
+use crate::packaging::{BadTar, TarLimits, TarMember, TarReader, TarWriter};
 
 /// The limits of one tar.
 const LIMITS: TarLimits = TarLimits { entries: 1_000_000, extension_bytes: 64 << 10 };
@@ -148,6 +148,43 @@ fn without_current_folder(path: &str) -> &str {
 fn printable(path: &[u8]) -> String {
     let path = String::from_utf8_lossy(path);
     without_current_folder(&path).chars().take(MAX_PATH).map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+/// A writer of a provider tree as a tar. If it is dropped before [`ProviderTreeWriter::end`], a reader notices the
+/// truncation.
+pub struct ProviderTreeWriter<W> {
+    tar: TarWriter<W>,
+}
+
+impl<W: Write> ProviderTreeWriter<W> {
+    /// Creates a writer.
+    pub fn new(out: W) -> Self {
+        Self { tar: TarWriter::new(out) }
+    }
+
+    /// Adds a file of `size_bytes` bytes that is not executable. Equal files give equal bytes of tar.
+    ///
+    /// # Errors
+    /// The file cannot be read or written, or has fewer bytes than `size_bytes`.
+    pub fn add(&mut self, path: &str, size_bytes: u64, contents: impl Read) -> io::Result<()> {
+        self.add_with_mode(path, Mode::Plain, size_bytes, contents)
+    }
+
+    /// Adds a file with a mode.
+    ///
+    /// # Errors
+    /// As for [`add`](Self::add).
+    pub fn add_with_mode(&mut self, path: &str, mode: Mode, size_bytes: u64, contents: impl Read) -> io::Result<()> {
+        self.tar.file(path.as_bytes(), mode.bits(), size_bytes, contents, |_| {})
+    }
+
+    /// Writes the end marker, flushes and returns the output.
+    ///
+    /// # Errors
+    /// The output cannot be written.
+    pub fn end(self) -> io::Result<W> {
+        self.tar.end()
+    }
 }
 
 #[cfg(test)]

@@ -25,7 +25,6 @@ pub mod index;
 pub mod layout;
 pub mod receive;
 pub mod send;
-pub mod written;
 
 pub use self::layout::{BadMirrorPath, MirrorFileKind, MirrorPath, PathMeaning, SumsScope};
 

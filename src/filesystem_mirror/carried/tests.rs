@@ -3,7 +3,6 @@
 use proptest::prelude::*;
 use tar::{Builder, Header};
 
-use super::super::written::ProviderTreeWriter;
 use super::*;
 
 /// The path and bytes of an entry, or the reason for its refusal.
@@ -69,6 +68,15 @@ fn a_truncated_tar_is_an_error() {
     }
     let mut writer = ProviderTreeWriter::new(Vec::new());
     assert!(writer.add("a/b/c/d", 5000, &[7; 4999][..]).is_err());
+}
+
+#[test]
+fn a_dropped_writer_writes_no_end_marker() {
+    let mut out = Vec::new();
+    let mut tar = ProviderTreeWriter::new(&mut out);
+    tar.add("a", 1, &b"x"[..]).unwrap();
+    drop(tar);
+    assert_eq!(out.len(), 2 * 512, "a header and a block, and no blocks of zeros");
 }
 
 proptest! {

@@ -2,7 +2,7 @@
 
 use std::io::Cursor;
 
-use super::super::written::ProviderTreeWriter;
+use super::super::carried::ProviderTreeWriter;
 use super::*;
 
 const NULL: &str = "r.example/acme/null";
