@@ -2,6 +2,7 @@
 //! form and contains its own digest, so that an altered byte is found even without a signature.
 
 use std::collections::HashSet;
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use url::Url;
@@ -13,13 +14,9 @@ use crate::address::{
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 
-mod file;
-mod reading;
-mod text;
-mod writing;
+mod json;
 
-pub use self::file::{BundledArchive, BundledFile, EntryFile, FileRole};
-pub use self::reading::{BadManifest, MAX_MANIFEST};
+pub use self::json::{BadManifest, MAX_MANIFEST};
 
 /// The manifest format that this larder writes, and the newest that it reads.
 const FORMAT: u32 = 1;
@@ -57,7 +54,7 @@ pub enum BundleEntry {
     /// The version list of a provider.
     ProviderVersions {
         /// The provider.
-        #[serde(with = "text::provider")]
+        #[serde(with = "json::provider")]
         provider: ProviderAddress,
         /// The document.
         #[serde(flatten)]
@@ -66,7 +63,7 @@ pub enum BundleEntry {
     /// The version list of a module.
     ModuleVersions {
         /// The module.
-        #[serde(with = "text::module")]
+        #[serde(with = "json::module")]
         module: ModuleAddress,
         /// The document.
         #[serde(flatten)]
@@ -112,7 +109,7 @@ pub struct FetchOrigin {
 #[serde(deny_unknown_fields)]
 pub struct ProviderEntry {
     /// The provider.
-    #[serde(with = "text::provider")]
+    #[serde(with = "json::provider")]
     pub provider: ProviderAddress,
     /// The version.
     pub version: Version,
@@ -140,7 +137,7 @@ pub struct ProviderEntry {
 #[serde(deny_unknown_fields)]
 pub struct ModuleEntry {
     /// The module.
-    #[serde(with = "text::module")]
+    #[serde(with = "json::module")]
     pub module: ModuleAddress,
     /// The version.
     pub version: Version,
@@ -277,6 +274,194 @@ impl ModuleEntry {
     }
 }
 
+/// The digest and size of a file in a bundle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BundledFile {
+    /// The SHA-256 of the file. It is also the file's name in the tar: `sha256/HEX`.
+    pub sha256: Digest,
+    /// The size in bytes.
+    pub bytes: u64,
+}
+
+/// The digest and size of an archive. A delta may leave the archive itself out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BundledArchive {
+    /// The SHA-256 of the archive. It is also the archive's name in the tar: `sha256/HEX`.
+    pub sha256: Digest,
+    /// The size in bytes.
+    pub bytes: u64,
+    /// True if the archive is not in the tar, because the inventory says that the receiving store already has it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub left_out: bool,
+}
+
+/// The role of a file in its entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FileRole {
+    /// A JSON document as upstream sent it: a discovery document, a version list or a download document.
+    Document,
+    /// A JSON list of the entries that upstream has removed from the version list and that larder still lists.
+    Dropped,
+    /// SHA256SUMS.
+    Sums,
+    /// The signature of SHA256SUMS.
+    Signature,
+    /// The location of a module version: the source address that the registry gave for it.
+    Location,
+    /// The archive of a provider or a module.
+    Archive,
+}
+
+impl fmt::Display for FileRole {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Document => "document",
+            Self::Dropped => "list of dropped versions",
+            Self::Sums => "SHA256SUMS",
+            Self::Signature => "signature",
+            Self::Location => "location",
+            Self::Archive => "archive",
+        })
+    }
+}
+
+/// A file of a bundle entry, and its role.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EntryFile {
+    /// The role of the file.
+    pub role: FileRole,
+    /// The digest and size of the file.
+    pub file: BundledFile,
+    /// True if the file is not in the tar.
+    pub left_out: bool,
+}
+
+impl EntryFile {
+    /// The name of the file in the tar.
+    pub fn name(&self) -> String {
+        format!("sha256/{}", self.file.sha256)
+    }
+}
+
 #[cfg(test)]
-#[path = "manifest/tests.rs"]
-mod tests;
+mod tests {
+    use proptest::prelude::*;
+
+    use super::json::MAX_SUMS_BYTES;
+    use super::*;
+
+    fn fetch_origin() -> FetchOrigin {
+        let url = Url::parse("https://registry.example/v1/providers/acme/null/1.0.0/download/linux/amd64").unwrap();
+        FetchOrigin { url: url.clone(), asked: url, fetched: Timestamp(1), checked: Timestamp(2), gone: false }
+    }
+
+    fn file(content: &str) -> BundledFile {
+        BundledFile { sha256: Digest::of(content.as_bytes()), bytes: content.len() as u64 }
+    }
+
+    fn archive(content: &str, left_out: bool) -> BundledArchive {
+        let BundledFile { sha256, bytes } = file(content);
+        BundledArchive { sha256, bytes, left_out }
+    }
+
+    fn discovery() -> BundleEntry {
+        let document = BundledDocument { said: fetch_origin(), document: file("{}"), dropped: Some(file("[]")) };
+        BundleEntry::Discovery { host: Hostname::parse("registry.example:8443").unwrap(), document }
+    }
+
+    fn provider(platform: &str, left_out: bool) -> BundleEntry {
+        let json = serde_json::json!({
+            "provider": "registry.example/acme/null", "version": "1.0.0", "platform": platform, "signed_by": "AB",
+            "said": fetch_origin(), "document": file(platform), "sums": file("sums"), "signature": file("signature"),
+            "archive": archive(&format!("zip of {platform}"), left_out),
+        });
+        BundleEntry::Provider(Box::new(serde_json::from_value(json).unwrap()))
+    }
+
+    fn module() -> BundleEntry {
+        let json = serde_json::json!({
+            "module": "registry.example/Acme/vpc/aws", "version": "1.2.0", "commit": "c0ffee", "tree": Digest::of(b"tree"),
+            "packer": 1, "subdir": "modules/x", "source": Digest::of(b"source"), "origin": "https://git.example",
+            "first_seen": 3, "said": fetch_origin(), "location": file("git::https://git.example/x"), "archive": archive("tgz", false),
+        });
+        BundleEntry::Module(Box::new(serde_json::from_value(json).unwrap()))
+    }
+
+    fn manifest(entries: Vec<BundleEntry>) -> Manifest {
+        Manifest::new(Timestamp(1_795_293_761), Some(Digest::of(b"inventory")), entries)
+    }
+
+    #[test]
+    fn a_manifest_round_trips_and_has_one_line_per_entry() {
+        let manifest = manifest(vec![discovery(), provider("linux_amd64", false), module()]);
+        let written = manifest.write();
+        assert_eq!(Manifest::read(&written).unwrap(), manifest);
+        let text = String::from_utf8(written).unwrap();
+        let lines: Vec<&str> = text.lines().filter(|line| line.contains(r#""kind""#)).collect();
+        assert_eq!(lines.len(), 3);
+        assert!(lines[1].contains(r#""kind":"provider","provider":"registry.example/acme/null","version":"1.0.0","#));
+        assert!(lines[2].contains(r#""module":"registry.example/Acme/vpc/aws","version":"1.2.0","commit":"c0ffee","#));
+    }
+
+    #[test]
+    fn each_file_is_listed_once_and_the_archive_of_an_entry_last() {
+        let manifest = manifest(vec![provider("linux_amd64", false), provider("linux_arm64", true)]);
+        let files: Vec<_> = manifest.files().map(|(entry, file)| (entry, file.role)).collect();
+        let of_first_entry =
+            [FileRole::Document, FileRole::Sums, FileRole::Signature, FileRole::Archive].map(|role| (0, role));
+        assert_eq!(files, [&of_first_entry[..], &[(1, FileRole::Document)]].concat());
+    }
+
+    #[test]
+    fn an_invalid_entry_is_refused_and_named() {
+        let refusal = |entries: Vec<BundleEntry>| Manifest::read(&manifest(entries).write()).unwrap_err().to_string();
+        assert!(refusal(vec![module(), module()]).contains("registry.example/Acme/vpc/aws 1.2.0 is listed twice"));
+        let refusal_with = |change: &dyn Fn(&mut ProviderEntry)| {
+            let BundleEntry::Provider(mut entry) = provider("linux_amd64", false) else { unreachable!() };
+            change(&mut entry);
+            refusal(vec![BundleEntry::Provider(entry)])
+        };
+        assert!(
+            refusal_with(&|entry| entry.sums.bytes = MAX_SUMS_BYTES + 1)
+                .contains("acme/null 1.0.0 (linux_amd64): its SHA256SUMS")
+        );
+        assert!(refusal_with(&|entry| entry.archive.sha256 = entry.sums.sha256).contains("has two sizes"));
+        assert!(refusal_with(&|entry| entry.archive.bytes = u64::MAX).contains("larger than any disk"));
+        assert!(refusal_with(&|entry| entry.signed_by = Some("A\u{1b}[2J".into())).contains("characters"));
+        assert!(refusal_with(&|entry| entry.said.url.set_query(Some("token=x"))).contains("without a query"));
+        assert!(
+            refusal_with(&|entry| entry.said.asked = Url::parse("file:///etc").unwrap())
+                .contains("must be an http(s) URL")
+        );
+    }
+
+    #[test]
+    fn a_manifest_of_a_newer_format_is_refused_as_newer() {
+        let written = String::from_utf8(manifest(vec![]).write()).unwrap();
+        let newer = written.replace(r#""format":1"#, r#""format":2,"more":{}"#);
+        assert_eq!(Manifest::read(newer.as_bytes()), Err(BadManifest::Newer(2)));
+    }
+
+    proptest! {
+        /// The manifest contains its own digest, so an altered byte is found even without a signature.
+        #[test]
+        fn any_altered_byte_of_a_manifest_is_refused(index in any::<prop::sample::Index>(), flip in 1u8..) {
+            let mut written = manifest(vec![discovery(), provider("linux_amd64", true), module()]).write();
+            let index = index.index(written.len());
+            written[index] ^= flip;
+            prop_assert!(Manifest::read(&written).is_err());
+            written[index] ^= flip;
+            prop_assert!(Manifest::read(&written[..index]).is_err());
+            written.insert(index, flip);
+            prop_assert!(Manifest::read(&written).is_err());
+        }
+
+        #[test]
+        fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200), text in "\\PC{0,200}") {
+            let _ = Manifest::read(&bytes);
+            let _ = Manifest::read(format!(r#"{{"format":1,"larder":"x","created":1,"entries":[{text}],"digest":""}}"#).as_bytes());
+        }
+    }
+}

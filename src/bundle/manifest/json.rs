@@ -1,12 +1,15 @@
-//! Parses and checks manifests from other stores: canonical form only, and within limits.
+//! The canonical form of a manifest: JSON with one line per entry, and a digest over all of it. Manifests from other stores
+//! are accepted in that form only, and within limits. Addresses are text: `HOST/NAMESPACE/TYPE` of a provider and
+//! `HOST/NAMESPACE/NAME/SYSTEM` of a module.
 
 use std::collections::{HashMap, HashSet};
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use url::Url;
 
 use super::super::tar;
 use super::{BundleEntry, EntryFile, FORMAT, FileRole, Manifest};
+use crate::digest::Digest;
 
 /// The size limit of a manifest, in bytes.
 pub const MAX_MANIFEST: u64 = 64 << 20;
@@ -132,4 +135,86 @@ impl BundleEntry {
         }
         Ok(())
     }
+}
+
+impl Manifest {
+    /// The bytes of the manifest in a bundle.
+    pub fn write(&self) -> Vec<u8> {
+        self.write_with_digest(&self.digest.to_string())
+    }
+
+    /// Writes the manifest with this text in its digest field.
+    fn write_with_digest(&self, digest: &str) -> Vec<u8> {
+        let Self { format, created, larder, since, .. } = self;
+        let larder = json(larder);
+        let since = since.map_or_else(String::new, |since| format!(",\n \"since\":\"{since}\""));
+        let head = format!("{{\"format\":{format},\n \"larder\":{larder},\n \"created\":{}{since},\n", created.0);
+        let mut written = head.into_bytes();
+        written.extend_from_slice(b" \"entries\":[");
+        for (index, entry) in self.entries.iter().enumerate() {
+            written.extend_from_slice(if index == 0 { b"\n  " } else { b",\n  " });
+            written.extend_from_slice(json(entry).as_bytes());
+        }
+        written.extend_from_slice(format!("],\n \"digest\":\"{digest}\"}}\n").as_bytes());
+        written
+    }
+
+    /// The SHA-256 of the manifest with zeros in its digest field.
+    pub(super) fn own_digest(&self) -> Digest {
+        Digest::of(&self.write_with_digest(&"0".repeat(64)))
+    }
+}
+
+fn json<T: Serialize>(value: &T) -> String {
+    serde_json::to_string(value).expect("names and numbers always serialise")
+}
+
+/// A provider as `HOST/NAMESPACE/TYPE`.
+pub(super) mod provider {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    use crate::address::{Hostname, Name, ProviderAddress};
+
+    pub(crate) fn serialize<S: Serializer>(address: &ProviderAddress, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(address)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ProviderAddress, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let [host, namespace, type_] =
+            super::segments(&text).ok_or_else(|| D::Error::custom("not a provider address"))?;
+        Ok(ProviderAddress {
+            host: Hostname::parse(host).map_err(D::Error::custom)?,
+            namespace: Name::parse(namespace).map_err(D::Error::custom)?,
+            type_: Name::parse(type_).map_err(D::Error::custom)?,
+        })
+    }
+}
+
+/// A module as `HOST/NAMESPACE/NAME/SYSTEM`.
+pub(super) mod module {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    use crate::address::{Hostname, ModuleAddress, ModuleName, System};
+
+    pub(crate) fn serialize<S: Serializer>(address: &ModuleAddress, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(address)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ModuleAddress, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let [host, namespace, name, system] =
+            super::segments(&text).ok_or_else(|| D::Error::custom("not a module address"))?;
+        Ok(ModuleAddress {
+            host: Hostname::parse(host).map_err(D::Error::custom)?,
+            namespace: ModuleName::parse(namespace).map_err(D::Error::custom)?,
+            name: ModuleName::parse(name).map_err(D::Error::custom)?,
+            system: System::parse(system).map_err(D::Error::custom)?,
+        })
+    }
+}
+
+/// Splits an address into its segments; `None` if their number is not `N`.
+fn segments<const N: usize>(text: &str) -> Option<[&str; N]> {
+    text.split('/').collect::<Vec<_>>().try_into().ok()
 }
