@@ -41,10 +41,10 @@ pub use crate::mirror::counters::Counters;
 pub use crate::mirror::documents::pages::{
     PageFromStore, StoredDetails, StoredEntry, StoredList, StoredSubject, UpstreamPage,
 };
-pub use crate::mirror::documents::stored::StoredDocument;
 pub use crate::mirror::library::proof_set::ProofSet;
 pub use crate::mirror::library::record;
 pub use crate::mirror::library::store_errors::StoreFailure;
+pub use crate::mirror::library::stored_document::StoredDocument;
 pub use crate::mirror::library::{Alarm, AlarmKind, PackageHashState, StoredArchive, ZipOrigin};
 pub use crate::mirror::limits::Limits;
 pub use crate::mirror::modules::{ModuleArchiveRef, ModuleLocation};

@@ -1,14 +1,15 @@
 //! The reloadable settings (upstreams, size limit), swapped atomically. A request keeps the settings that it began
 //! with, and so does the work that it starts.
 
-use crate::mirror::{Library, Runtime};
 use std::sync::Arc;
 
-use crate::address::{Hostname, ModulePackage, Package};
+use futures_util::StreamExt;
+
+use crate::address::{Artifact, Hostname, ModuleAddress, ModulePackage, Package, ProviderAddress, Selection, Versions};
 use crate::error::Error;
 use crate::mirror::offline::RequiredPlatforms;
 use crate::mirror::ttl_cache::TtlCache;
-use crate::mirror::{RequestContext, StoreError};
+use crate::mirror::{RequestContext, Runtime};
 use crate::store::{Key, SizeLimit};
 use crate::upstream::outbound::Outbound;
 use crate::upstream::{Upstream, Upstreams};
@@ -79,6 +80,28 @@ impl RuntimeConfig {
     pub(in crate::mirror) fn upstream(&self, host: &Hostname) -> Result<&Arc<Upstream>, Error> {
         self.upstreams.get(host).ok_or_else(|| Error::UnknownHost(host.clone()))
     }
+
+    /// Every spelling under which a module may be stored, since `fold_case` may have changed.
+    pub(in crate::mirror) fn keys_of(&self, address: &ModuleAddress) -> Vec<ModuleAddress> {
+        let mut keys = vec![self.key_of(address)];
+        for other in [address.clone(), address.folded()] {
+            if !keys.contains(&other) {
+                keys.push(other);
+            }
+        }
+        keys
+    }
+
+    /// The canonical spelling of a module, which is its store key.
+    pub(in crate::mirror) fn key_of(&self, address: &ModuleAddress) -> ModuleAddress {
+        let folds = self.upstreams.get(&address.host).is_some_and(|upstream| upstream.settings.fold_case);
+        if folds { address.folded() } else { address.clone() }
+    }
+
+    /// The canonical spelling of a version's module.
+    pub(in crate::mirror) fn key_of_package(&self, package: &ModulePackage) -> ModulePackage {
+        ModulePackage { module: self.key_of(&package.module), version: package.version.clone() }
+    }
 }
 
 impl Runtime {
@@ -99,16 +122,55 @@ impl Runtime {
     pub(in crate::mirror) fn is_current_config(&self, call: &RequestContext) -> bool {
         self.config.load().generation == call.config.generation
     }
-}
 
-impl Library {
-    /// Evicts what exceeds the size limit.
-    pub async fn make_room(self: &Arc<Self>) -> Result<(), Error> {
-        self.on_disk(|library| {
-            library.refresh_size_limit();
-            library.enforce_size_limit();
-            Ok::<_, StoreError>(())
-        })
-        .await
+    /// The store key of a version's archive, in the canonical spelling.
+    pub fn artifact_of(&self, package: &ModulePackage) -> Artifact {
+        Artifact::Module(self.config().key_of_package(package))
+    }
+
+    /// Forgets cached 404s about the selection.
+    pub(in crate::mirror) fn forget_not_found(&self, selection: &Selection<ProviderAddress>) {
+        let means =
+            |package: &Package| package.provider == selection.of && selection.versions.include(&package.version);
+        let terms = self.config();
+        terms.not_found.remove_if(|key| match key {
+            Key::ProofSet(package) => means(package),
+            Key::ProviderVersions(address) => *address == selection.of,
+            Key::Discovery(_)
+            | Key::ModuleVersions(_)
+            | Key::ModuleLocation(_)
+            | Key::Page(..)
+            | Key::SeenModule(_)
+            | Key::Name(_)
+            | Key::Seen(_)
+            | Key::FirstSeen(..)
+            | Key::KeyLog(_)
+            | Key::FirstListed(_)
+            | Key::Alarms(_)
+            | Key::Job(_)
+            | Key::RecurringJobs
+            | Key::Missing => false,
+        });
+        terms.refetched_sets.remove_if(means);
+    }
+
+    pub(in crate::mirror) fn must_be_online(&self, subject: &str) -> Result<(), Error> {
+        match self.connectivity() {
+            crate::mirror::Connectivity::Online => Ok(()),
+            crate::mirror::Connectivity::Offline => Err(Error::Sealed(subject.to_owned())),
+        }
+    }
+
+    /// Forgets cached 404s and recent checks of the selected versions.
+    pub(in crate::mirror) fn forget_absences_of_module(&self, module: &ModuleAddress, versions: &Versions) {
+        let means = |package: &ModulePackage| package.module == *module && versions.include(&package.version);
+        let terms = self.config();
+        terms.not_found.remove_if(|key| match key {
+            Key::ModuleVersions(address) => address == module,
+            Key::ModuleLocation(package) => means(package),
+            _ => false,
+        });
+        terms.refetched_locations.remove_if(means);
+        terms.recently_rechecked.remove_if(means);
     }
 }

@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::mirror::RequestContext;
 use crate::mirror::archives::retry_policy::{BodyAnnouncement, DownloadAttempts, NextStep};
 use crate::mirror::documents::discovery::DiscoveryTrust;
-use crate::mirror::documents::stored::RETRIES;
+use crate::mirror::documents::document_fetch::RETRIES;
 use crate::mirror::library::proof_set::ProofSet;
 use crate::upstream::CredentialScope;
 use crate::upstream::discovery::Service;

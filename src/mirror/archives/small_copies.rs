@@ -39,7 +39,7 @@ impl Default for SmallCopies {
 
 impl SmallCopies {
     /// The copy that is being sent to another client, if any.
-    pub(in crate::mirror) fn shared(&self, digest: &Digest) -> Option<Bytes> {
+    pub(in crate::mirror) fn shared_copy(&self, digest: &Digest) -> Option<Bytes> {
         self.shared.lock().get(digest).and_then(Weak::upgrade).map(|copy| Bytes::from_owner(CopyOwner(copy)))
     }
 
@@ -72,11 +72,11 @@ mod tests {
         let digest = Digest::of(b"one");
         let all = vec![7; ALL_BYTES];
         let first = copies.share(digest, all, copies.reserve(ALL_BYTES as u64).unwrap());
-        let part = copies.shared(&digest).unwrap().slice(1..2);
+        let part = copies.shared_copy(&digest).unwrap().slice(1..2);
         assert!(copies.reserve(1).is_none());
         drop(first);
-        assert!(copies.reserve(1).is_none() && copies.shared(&digest).is_some(), "a part of it is still read");
+        assert!(copies.reserve(1).is_none() && copies.shared_copy(&digest).is_some(), "a part of it is still read");
         drop(part);
-        assert!(copies.reserve(1).is_some() && copies.shared(&digest).is_none());
+        assert!(copies.reserve(1).is_some() && copies.shared_copy(&digest).is_none());
     }
 }

@@ -90,7 +90,7 @@ impl VerifiedReader {
     /// Reads and checks a small archive, unless a checked copy is in memory. Readers share one copy, however slow they
     /// are.
     async fn read_once(self: &Arc<Self>, blob: &Blob, archive: &StoredArchive) -> Result<SmallArchiveRead, Error> {
-        if let Some(bytes) = self.small.shared(&archive.digest) {
+        if let Some(bytes) = self.small.shared_copy(&archive.digest) {
             return Ok(SmallArchiveRead::Right(bytes));
         }
         let Some(reservation) = self.small.reserve(blob.size_bytes()) else { return Ok(SmallArchiveRead::NoRoom) };

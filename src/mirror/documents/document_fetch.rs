@@ -1,21 +1,23 @@
 //! Fetches one document: loads the stored copy, shares one request per key, handles an upstream 404. The URL and the
 //! checks of the answer are left to the caller.
 
-use crate::mirror::Documents;
 use std::sync::Arc;
+
+use url::Url;
 
 use crate::address::Hostname;
 use crate::error::Error;
 use crate::mirror::documents::revalidate::Aged;
-use crate::mirror::documents::stored::{DocumentFlight, FlightStart, StoredDocument};
-use crate::mirror::freshness::{Age, FreshnessRule};
+use crate::mirror::freshness::{Age, FreshnessDecision, FreshnessRule, decide};
+use crate::mirror::library::stored_document::{DocumentFlight, StoredDocument};
 use crate::mirror::single_flight::SharedResult;
-use crate::mirror::{FetchReason, RequestContext};
+use crate::mirror::{Documents, FetchReason, RequestContext};
 use crate::store::Key;
-use crate::upstream::Upstream;
 use crate::upstream::discovery::Service;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::outbound::origin;
+use crate::upstream::request::{Fetched, UpstreamRequest};
+use crate::upstream::{CredentialScope, Upstream};
 
 #[derive(Debug, Clone)]
 pub(in crate::mirror) struct DocumentRequest {
@@ -128,4 +130,70 @@ impl Documents {
             }
         }
     }
+
+    /// Reads the store at the start of a flight: another may have landed since the caller read it.
+    pub(in crate::mirror) async fn reread_store(
+        self: &Arc<Self>,
+        key: &Key,
+        seen: Option<Age>,
+        rule: &FreshnessRule,
+        call: &RequestContext,
+    ) -> Result<FlightStart, Error> {
+        let stored = self.library.stored_document(key).await?;
+        if stored.is_none()
+            && let Some(not_found) = call.config.not_found.get(key, call.now)
+        {
+            return Err(Error::NotFound(not_found));
+        }
+        Ok(match stored {
+            Some(stored)
+                if seen != Some(stored.age)
+                    && decide(Some(stored.age), rule, self.runtime.connectivity(), call.now)
+                        == FreshnessDecision::Serve =>
+            {
+                FlightStart::AlreadyFetched(stored)
+            }
+            stored => FlightStart::BuildOn(stored.map(|stored| stored.value)),
+        })
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "an Ask and what it is made of")]
+    pub(in crate::mirror) async fn fetch_from(
+        &self,
+        subject: &str,
+        url: &Url,
+        upstream: &Upstream,
+        credential_scope: &CredentialScope,
+        before: Option<&StoredDocument>,
+        limit: u64,
+        call: &RequestContext,
+    ) -> Result<Fetched, UpstreamError> {
+        let retries = if before.is_some() { 0 } else { RETRIES };
+        let RequestContext { via, priority, now, .. } = call;
+        let upstream = &upstream.settings.host;
+        let ask = UpstreamRequest {
+            label: subject,
+            url,
+            upstream,
+            credentials: credential_scope,
+            via,
+            retries,
+            priority: *priority,
+            now: *now,
+        };
+        let validators =
+            before.filter(|before| before.metadata.asked == *url).map(|before| &before.metadata.validators);
+        call.config.outbound.document(ask, validators, limit).await
+    }
+}
+
+/// The number of retries of a fetch when nothing is stored.
+pub(in crate::mirror) const RETRIES: usize = 2;
+
+/// The state of the store when a flight begins.
+pub(in crate::mirror) enum FlightStart {
+    /// Another flight has just fetched the document.
+    AlreadyFetched(Aged<Arc<StoredDocument>>),
+    /// The stored copy to build on, if any.
+    BuildOn(Option<Arc<StoredDocument>>),
 }

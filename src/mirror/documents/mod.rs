@@ -7,11 +7,10 @@ pub(in crate::mirror) mod module_versions;
 pub(in crate::mirror) mod pages;
 pub(in crate::mirror) mod provider_versions;
 pub(in crate::mirror) mod revalidate;
-pub(in crate::mirror) mod stored;
 
 use std::sync::Arc;
 
-use crate::mirror::documents::stored::DocumentFlight;
+use crate::mirror::library::stored_document::DocumentFlight;
 use crate::mirror::request_context::{FetchReason, FlightGroup};
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
 use crate::mirror::{Library, Runtime};

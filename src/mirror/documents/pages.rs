@@ -11,7 +11,7 @@ use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::documents::discovery::DiscoveryTrust;
 use crate::mirror::documents::document_fetch::DocumentRequest;
-use crate::mirror::documents::stored::{DocumentFlight, StoredDocument};
+use crate::mirror::library::stored_document::{DocumentFlight, StoredDocument};
 pub(in crate::mirror) use crate::mirror::offline::stored_pages::latest;
 pub use crate::mirror::offline::stored_pages::{PageFromStore, StoredDetails, StoredEntry, StoredList, StoredSubject};
 use crate::mirror::{Answer, Outcome, RequestContext, RuntimeConfig};

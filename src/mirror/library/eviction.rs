@@ -2,32 +2,23 @@
 //! documents, and archives that upstream has deleted last, because they cannot be fetched again. Offline, nothing is
 //! evicted.
 
-use crate::mirror::Library;
-use std::sync::atomic::Ordering;
+use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use crate::address::{Artifact, Package};
 use crate::digest::Digest;
 use crate::error::Error;
+use crate::mirror::Library;
 use crate::mirror::counters::{EvictionReason, ObjectKind};
+use crate::mirror::library::Evictor;
 use crate::mirror::library::module_history::record_module_before_removal;
-use crate::mirror::library::{Evictor, Reservation};
 use crate::store::{Durability, IndexedArchive, Key, SizeLimit, StoreError};
 use crate::upstream::outbound::Connectivity;
-
-/// Pages may take at most one part in this many of the size limit.
-const PAGES_SHARE: u64 = 8;
 
 /// The most times that one pass lists the candidates again because some were used meanwhile.
 const MAX_INDEX_SCANS: usize = 3;
 /// The most archives that a pass evicts ahead of need, so that fills rarely wait and a pass stays short.
 const MAX_EVICTED_AHEAD: usize = 64;
-
-/// The longest that a fill waits for the index to be rebuilt.
-const INDEX_TIMEOUT: Duration = Duration::from_secs(5);
-/// The longest that a fill waits for eviction to free its space.
-const EVICTION_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Documents evicted in one batch; pinning waits until the batch is done.
 const DOCUMENT_BATCH: usize = 256;
@@ -65,53 +56,6 @@ impl EvictionTotals {
 }
 
 impl Library {
-    pub(in crate::mirror) fn reservation(&self) -> Reservation {
-        self.evictor.reservation()
-    }
-
-    /// Raises a reservation to `bytes`, and waits until enough is evicted for it.
-    ///
-    /// # Errors
-    /// [`StoreError::NoRoom`] where it could never fit; then nothing is evicted for it.
-    pub(in crate::mirror) async fn reserve(
-        self: &Arc<Self>,
-        reservation: &mut Reservation,
-        bytes: u64,
-    ) -> Result<(), Error> {
-        let more = bytes.saturating_sub(reservation.bytes());
-        if more == 0 {
-            return Ok(());
-        }
-        let mut limit = self.size_limit_bytes();
-        if self.used_bytes().saturating_add(more) > limit {
-            limit = self.on_disk(|library| Ok::<_, StoreError>(library.refresh_size_limit())).await?;
-        }
-        if bytes > limit {
-            return Err(StoreError::NoRoom { needed: bytes, limit, stays: 0 }.into());
-        }
-        if self.used_bytes().saturating_add(more) > limit {
-            // A fill waits for its space, but not for the whole index: it is passed through where that takes long.
-            let whole = tokio::time::timeout(INDEX_TIMEOUT, self.store.index.until_complete()).await;
-            whole.unwrap_or_else(|_| self.store.index.needs_to_be_whole())?;
-            let stays = self.on_disk(Self::exempt_bytes).await?;
-            if bytes.saturating_add(stays) > limit {
-                return Err(StoreError::NoRoom { needed: bytes, limit, stays }.into());
-            }
-        }
-        reservation.add(more);
-        if self.is_over(limit) {
-            let freed = tokio::time::timeout(EVICTION_TIMEOUT, self.evictor.make_room(|| !self.is_over(limit))).await;
-            freed.unwrap_or_else(|_| Err(StoreError::Index("nothing was evicted in time".to_owned())))?;
-        }
-        Ok(())
-    }
-
-    /// Waits until eviction is idle, for a minute at most.
-    pub async fn wait_for_eviction(&self) {
-        // On a timeout the caller reads the sizes as they are then.
-        let _ = tokio::time::timeout(EVICTION_TIMEOUT, self.evictor.wait_idle()).await;
-    }
-
     /// Runs an eviction pass for each request, until the mirror is dropped.
     pub(in crate::mirror) async fn run_evictor(library: Weak<Self>, evictor: Arc<Evictor>) {
         loop {
@@ -145,27 +89,12 @@ impl Library {
         self.remove_document(&Key::ProofSet(package.clone()), Durability::Lazy)
     }
 
-    /// Requests an eviction pass if a limit is exceeded.
-    pub(in crate::mirror) fn enforce_size_limit(&self) {
-        if self.is_over(self.size_limit_bytes()) || self.pages_are_over() {
-            self.evictor.request_pass();
-        }
-    }
-
     fn evict_to_limits(&self) -> Result<(), StoreError> {
         if self.runtime.connectivity() == Connectivity::Offline {
             return Ok(());
         }
         self.evict_surplus_pages()?;
         self.evict_to_fit()
-    }
-
-    fn most_page_bytes(&self) -> u64 {
-        self.runtime.limits.page_bytes.min(self.size_limit_bytes() / PAGES_SHARE)
-    }
-
-    fn pages_are_over(&self) -> bool {
-        self.store.index.totals().page_bytes > self.most_page_bytes()
     }
 
     /// Evicts the least recently used pages while they exceed their share. A client that varies a query could otherwise
@@ -196,42 +125,6 @@ impl Library {
     fn was_evicted(&self, kind: ObjectKind, because: EvictionReason, size_bytes: u64) {
         self.runtime.counters.evicted(kind, because, size_bytes);
         self.evictor.wake_waiters();
-    }
-
-    /// The size limit in bytes. A share of the disk is as last computed.
-    pub(in crate::mirror) fn size_limit_bytes(&self) -> u64 {
-        match self.runtime.config.load().size_limit {
-            SizeLimit::Bytes(bytes) => bytes,
-            SizeLimit::ShareOfDisk => self.evictor.disk_share_bytes.load(Ordering::Relaxed),
-        }
-    }
-
-    /// Recomputes the size limit; for a share of the disk this reads the free disk space.
-    pub(in crate::mirror) fn refresh_size_limit(&self) -> u64 {
-        let share = self.runtime.config.load().size_limit;
-        // Until the index is whole, its totals are too low.
-        if share == SizeLimit::ShareOfDisk
-            && self.store.index.is_complete()
-            && let Ok(free) = self.store.free_bytes()
-        {
-            let bytes = share.bytes(self.store.index.totals().bytes(), free);
-            self.evictor.disk_share_bytes.store(bytes, Ordering::Relaxed);
-        }
-        self.size_limit_bytes()
-    }
-
-    fn is_over(&self, limit: u64) -> bool {
-        self.used_bytes() > limit
-    }
-
-    /// Returns true if `bytes` more fit without an eviction.
-    pub(in crate::mirror) fn has_room_for(&self, bytes: u64) -> bool {
-        self.used_bytes().saturating_add(bytes) <= self.size_limit_bytes()
-    }
-
-    /// The stored bytes and the bytes reserved for fills.
-    pub(in crate::mirror) fn used_bytes(&self) -> u64 {
-        self.store.index.totals().bytes().saturating_add(self.evictor.reserved())
     }
 
     fn evict_to_fit(&self) -> Result<(), StoreError> {
@@ -428,19 +321,34 @@ impl Library {
         Ok(self.evictor.holds.has_archive(digest))
     }
 
-    /// The total bytes of archives that are exempt from eviction.
-    pub(in crate::mirror) fn exempt_bytes(&self) -> Result<u64, StoreError> {
-        let index = &self.store.index;
-        index.needs_to_be_whole()?;
-        let mut staying = self.evictor.holds.archives();
-        for name in index.pinned_names()? {
-            staying.extend(index.name(&name)?.into_iter().flat_map(|name| name.archives).map(|listed| listed.digest));
+    /// Evicts what exceeds the size limit.
+    pub async fn make_room(self: &Arc<Self>) -> Result<(), Error> {
+        self.on_disk(|library| {
+            library.refresh_size_limit();
+            library.enforce_size_limit();
+            Ok::<_, StoreError>(())
+        })
+        .await
+    }
+
+    /// The documents that pinned packages need to be installed. They are not evicted either.
+    pub(in crate::mirror) fn pinned_documents(&self) -> Result<BTreeSet<Key>, StoreError> {
+        let mut keys = BTreeSet::new();
+        self.store.index.needs_to_be_whole()?;
+        for artifact in self.store.index.names(|artifact, name| name.pinned.then_some(artifact))? {
+            keys.insert(Key::Discovery(artifact.host().clone()));
+            match artifact {
+                Artifact::Provider(package) => {
+                    keys.insert(Key::ProviderVersions(package.provider.clone()));
+                    keys.insert(Key::ProofSet(package));
+                }
+                Artifact::Module(package) => {
+                    keys.insert(Key::ModuleVersions(package.module.clone()));
+                    keys.insert(Key::ModuleLocation(package));
+                }
+            }
         }
-        let mut bytes = 0u64;
-        for digest in staying {
-            bytes = bytes.saturating_add(index.archive(&digest)?.map_or(0, |archive| archive.size_bytes));
-        }
-        Ok(bytes)
+        Ok(keys)
     }
 }
 

@@ -462,7 +462,7 @@ impl HistoryRecords {
         let has_log = matches!(self.keys, Recoverable::Whole(_));
         let (mut version, mut keys) = match (self.version, self.keys) {
             (Recoverable::Lost(_), _) | (_, Recoverable::Lost(_)) => return refused(HistoryRefusal::RecordLost, None),
-            (version, keys) => (version.or_default(), keys.or_default()),
+            (version, keys) => (version.into_value(), keys.into_value()),
         };
         let stranger_to = match seen.signer.key() {
             Some(key) if keys.has_keys() && !keys.contains(key) => Some(keys.keys()),
@@ -524,7 +524,7 @@ impl VersionHistory {
 }
 
 impl<T: Default> Recoverable<T> {
-    pub(in crate::mirror) fn or_default(self) -> T {
+    pub(in crate::mirror) fn into_value(self) -> T {
         match self {
             Self::Whole(value) | Self::Lost(value) => value,
             Self::Absent => T::default(),
@@ -548,7 +548,7 @@ impl HistoryRecords {
     ) -> (Vec<HistoryChange>, HistoryUpdate) {
         let (is_lost, has_log) =
             (matches!(self.version, Recoverable::Lost(_)), matches!(self.keys, Recoverable::Whole(_)));
-        let (mut version, mut keys) = (self.version.or_default(), self.keys.or_default());
+        let (mut version, mut keys) = (self.version.into_value(), self.keys.into_value());
         let is_vouched_for = version.may_be_changed_by(seen.signer.key(), &keys);
         let changes = version.changes(seen, is_vouched_for);
         let is_accepted = !changes.is_empty() || !is_vouched_for || is_lost;

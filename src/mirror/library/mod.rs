@@ -21,6 +21,7 @@ pub(in crate::mirror) mod request_log;
 pub(in crate::mirror) mod revisions;
 pub(in crate::mirror) mod space;
 pub(in crate::mirror) mod store_errors;
+pub(in crate::mirror) mod stored_document;
 pub(in crate::mirror) mod stored_modules;
 pub(in crate::mirror) mod whole_index;
 

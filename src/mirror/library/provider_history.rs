@@ -79,7 +79,7 @@ impl ProviderHistories {
         Self { store, locks: std::array::from_fn(|_| Mutex::default()), hasher: RandomState::new() }
     }
 
-    fn lock(&self, provider: &ProviderAddress) -> MutexGuard<'_, ()> {
+    fn lock_provider(&self, provider: &ProviderAddress) -> MutexGuard<'_, ()> {
         self.locks[self.hasher.hash_one(provider) as usize % self.locks.len()].lock()
     }
 
@@ -95,7 +95,7 @@ impl ProviderHistories {
         before_recording: impl FnOnce(&Judgement) -> Result<(), AlarmNotSaved>,
     ) -> Result<Option<Judgement>, StoreError> {
         let provider = &seen.package.provider;
-        let _lock = self.lock(provider);
+        let _lock = self.lock_provider(provider);
         let history = match self.history(provider, &seen.package.version) {
             Err(StoreError::Gone) => {
                 tracing::error!(%provider, "ALARM: the store is gone, so republished versions cannot be detected; upstream's are served");
@@ -132,7 +132,7 @@ impl ProviderHistories {
         sets: &[Observation<'_>],
         scope: AcceptScope,
     ) -> Result<AcceptedSets, StoreError> {
-        let _lock = self.lock(provider);
+        let _lock = self.lock_provider(provider);
         let keys_before = self.keys(provider)?.map(|log| log.keys()).unwrap_or_default();
         let mut before: BTreeMap<&Version, HistoryRecords> = BTreeMap::new();
         for seen in sets {
@@ -160,7 +160,7 @@ impl ProviderHistories {
     /// Every digest that a verified set ever named for the archive of a package. [`Recoverable::Lost`] if the record is
     /// lost.
     pub(in crate::mirror) fn digests_of(&self, package: &Package) -> Result<Recoverable<Vec<Digest>>, StoreError> {
-        let _lock = self.lock(&package.provider);
+        let _lock = self.lock_provider(&package.provider);
         let history = self.history(&package.provider, &package.version)?;
         Ok(match history.version {
             Recoverable::Whole(version) => Recoverable::Whole(version.digests_of(&package.platform)),
@@ -171,7 +171,7 @@ impl ProviderHistories {
 
     /// The key log of a provider; `None` if it is lost.
     pub(in crate::mirror) fn keys_of(&self, provider: &ProviderAddress) -> Result<Option<KeyLog>, StoreError> {
-        let _lock = self.lock(provider);
+        let _lock = self.lock_provider(provider);
         self.keys(provider)
     }
 
@@ -192,7 +192,7 @@ impl ProviderHistories {
         &self,
         provider: &ProviderAddress,
     ) -> Result<Vec<UnrecordedSet>, StoreError> {
-        let _lock = self.lock(provider);
+        let _lock = self.lock_provider(provider);
         let mut unrecorded = Vec::new();
         for package in self.store.records.packages_with_sets(provider)? {
             unrecorded.extend(self.record_set(&package)?);
@@ -205,7 +205,7 @@ impl ProviderHistories {
     /// # Errors
     /// They could not be recorded. Then the set must not be removed.
     pub(in crate::mirror) fn record_before_removal(&self, package: &Package) -> Result<(), StoreError> {
-        let _lock = self.lock(&package.provider);
+        let _lock = self.lock_provider(&package.provider);
         match self.record_set(package)? {
             Some(UnrecordedSet { error: why, .. }) => Err(why),
             None => Ok(()),
@@ -240,11 +240,11 @@ impl ProviderHistories {
     pub(in crate::mirror) fn restore(&self, key: &Key) -> Result<bool, StoreError> {
         match key {
             Key::FirstSeen(provider, version) => {
-                let _lock = self.lock(provider);
+                let _lock = self.lock_provider(provider);
                 Ok(matches!(self.history(provider, version)?.version, Recoverable::Whole(_)))
             }
             Key::KeyLog(provider) => {
-                let _lock = self.lock(provider);
+                let _lock = self.lock_provider(provider);
                 Ok(self.keys(provider)?.is_some())
             }
             Key::Seen(provider) => {
@@ -264,7 +264,7 @@ impl ProviderHistories {
         now: Timestamp,
     ) -> Result<(), StoreError> {
         let key = Key::FirstListed(provider.clone());
-        let _lock = self.lock(provider);
+        let _lock = self.lock_provider(provider);
         self.split_by_version(provider)?;
         let mut listed: FirstListed = self.read(&key)?.whole().unwrap_or_default();
         let new: Vec<&Version> = versions.iter().filter(|version| !listed.versions.contains_key(version)).collect();

@@ -3,9 +3,9 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::mirror::documents::stored::StoredDocument;
 use crate::mirror::library::NameRecord;
 use crate::mirror::library::proof_set::StoredProofSet;
+use crate::mirror::library::stored_document::StoredDocument;
 use crate::mirror::library::{AlarmsRecord, FirstListed, KeyLog, ProviderRecordV0, VersionHistory};
 use crate::mirror::modules::ModuleFirstSeenRecord;
 use crate::mirror::offline::MissingRequests;

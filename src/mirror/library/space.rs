@@ -3,10 +3,13 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, watch};
 
+use crate::error::Error;
+use crate::mirror::Library;
 use crate::mirror::library::eviction_hold::EvictionHolds;
 use crate::store::{IndexedArchive, SizeLimit, StoreError};
 
@@ -163,3 +166,127 @@ impl Evictor {
         self.passes.send_replace(EvictionProgress { ended: request, failed });
     }
 }
+
+impl Library {
+    pub(in crate::mirror) fn reservation(&self) -> Reservation {
+        self.evictor.reservation()
+    }
+
+    /// Raises a reservation to `bytes`, and waits until enough is evicted for it.
+    ///
+    /// # Errors
+    /// [`StoreError::NoRoom`] where it could never fit; then nothing is evicted for it.
+    pub(in crate::mirror) async fn reserve(
+        self: &Arc<Self>,
+        reservation: &mut Reservation,
+        bytes: u64,
+    ) -> Result<(), Error> {
+        let more = bytes.saturating_sub(reservation.bytes());
+        if more == 0 {
+            return Ok(());
+        }
+        let mut limit = self.size_limit_bytes();
+        if self.used_bytes().saturating_add(more) > limit {
+            limit = self.on_disk(|library| Ok::<_, StoreError>(library.refresh_size_limit())).await?;
+        }
+        if bytes > limit {
+            return Err(StoreError::NoRoom { needed: bytes, limit, stays: 0 }.into());
+        }
+        if self.used_bytes().saturating_add(more) > limit {
+            // A fill waits for its space, but not for the whole index: it is passed through where that takes long.
+            let whole = tokio::time::timeout(INDEX_TIMEOUT, self.store.index.until_complete()).await;
+            whole.unwrap_or_else(|_| self.store.index.needs_to_be_whole())?;
+            let stays = self.on_disk(Self::exempt_bytes).await?;
+            if bytes.saturating_add(stays) > limit {
+                return Err(StoreError::NoRoom { needed: bytes, limit, stays }.into());
+            }
+        }
+        reservation.add(more);
+        if self.is_over(limit) {
+            let freed = tokio::time::timeout(EVICTION_TIMEOUT, self.evictor.make_room(|| !self.is_over(limit))).await;
+            freed.unwrap_or_else(|_| Err(StoreError::Index("nothing was evicted in time".to_owned())))?;
+        }
+        Ok(())
+    }
+
+    /// Waits until eviction is idle, for a minute at most.
+    pub async fn wait_for_eviction(&self) {
+        // On a timeout the caller reads the sizes as they are then.
+        let _ = tokio::time::timeout(EVICTION_TIMEOUT, self.evictor.wait_idle()).await;
+    }
+
+    /// Requests an eviction pass if a limit is exceeded.
+    pub(in crate::mirror) fn enforce_size_limit(&self) {
+        if self.is_over(self.size_limit_bytes()) || self.pages_are_over() {
+            self.evictor.request_pass();
+        }
+    }
+
+    pub(in crate::mirror) fn most_page_bytes(&self) -> u64 {
+        self.runtime.limits.page_bytes.min(self.size_limit_bytes() / PAGES_SHARE)
+    }
+
+    pub(in crate::mirror) fn pages_are_over(&self) -> bool {
+        self.store.index.totals().page_bytes > self.most_page_bytes()
+    }
+
+    /// The size limit in bytes. A share of the disk is as last computed.
+    pub(in crate::mirror) fn size_limit_bytes(&self) -> u64 {
+        match self.runtime.config.load().size_limit {
+            SizeLimit::Bytes(bytes) => bytes,
+            SizeLimit::ShareOfDisk => self.evictor.disk_share_bytes.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Recomputes the size limit; for a share of the disk this reads the free disk space.
+    pub(in crate::mirror) fn refresh_size_limit(&self) -> u64 {
+        let share = self.runtime.config.load().size_limit;
+        // Until the index is whole, its totals are too low.
+        if share == SizeLimit::ShareOfDisk
+            && self.store.index.is_complete()
+            && let Ok(free) = self.store.free_bytes()
+        {
+            let bytes = share.bytes(self.store.index.totals().bytes(), free);
+            self.evictor.disk_share_bytes.store(bytes, Ordering::Relaxed);
+        }
+        self.size_limit_bytes()
+    }
+
+    pub(in crate::mirror) fn is_over(&self, limit: u64) -> bool {
+        self.used_bytes() > limit
+    }
+
+    /// Returns true if `bytes` more fit without an eviction.
+    pub(in crate::mirror) fn has_room_for(&self, bytes: u64) -> bool {
+        self.used_bytes().saturating_add(bytes) <= self.size_limit_bytes()
+    }
+
+    /// The stored bytes and the bytes reserved for fills.
+    pub(in crate::mirror) fn used_bytes(&self) -> u64 {
+        self.store.index.totals().bytes().saturating_add(self.evictor.reserved())
+    }
+
+    /// The total bytes of archives that are exempt from eviction.
+    pub(in crate::mirror) fn exempt_bytes(&self) -> Result<u64, StoreError> {
+        let index = &self.store.index;
+        index.needs_to_be_whole()?;
+        let mut staying = self.evictor.holds.archives();
+        for name in index.pinned_names()? {
+            staying.extend(index.name(&name)?.into_iter().flat_map(|name| name.archives).map(|listed| listed.digest));
+        }
+        let mut bytes = 0u64;
+        for digest in staying {
+            bytes = bytes.saturating_add(index.archive(&digest)?.map_or(0, |archive| archive.size_bytes));
+        }
+        Ok(bytes)
+    }
+}
+
+/// Pages may take at most one part in this many of the size limit.
+const PAGES_SHARE: u64 = 8;
+
+/// The longest that a fill waits for the index to be rebuilt.
+const INDEX_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The longest that a fill waits for eviction to free its space.
+const EVICTION_TIMEOUT: Duration = Duration::from_secs(60);

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use crate::address::ModulePackage;
 use crate::error::Error;
 use crate::mirror::default_if_gone;
-use crate::mirror::documents::stored::StoredDocument;
 use crate::mirror::library::StoredArchive;
 use crate::mirror::library::module_history::{self, FirstSeenLookup};
+use crate::mirror::library::stored_document::StoredDocument;
 use crate::store::{Key, StoreError};
 
 impl Library {

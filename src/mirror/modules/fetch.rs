@@ -10,7 +10,7 @@ use crate::address::ModulePackage;
 use crate::error::Error;
 use crate::mirror::counters::REFUSED_TREE;
 use crate::mirror::documents::discovery::DiscoveryTrust;
-use crate::mirror::documents::stored::RETRIES;
+use crate::mirror::documents::document_fetch::RETRIES;
 use crate::mirror::library::Reservation;
 use crate::mirror::modules::location::{LocationDocument, location_label, subdir_in_archive};
 use crate::mirror::request_context::RequestContext;

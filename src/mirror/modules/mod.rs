@@ -57,37 +57,6 @@ pub enum ModuleLocation {
 /// The module alarms that `accept` resolves.
 pub(in crate::mirror) const RESOLVED_BY_ACCEPT: &[AlarmKind] = &[AlarmKind::Moved, AlarmKind::DamagedRecord];
 
-impl RuntimeConfig {
-    /// Every spelling under which a module may be stored, since `fold_case` may have changed.
-    pub(in crate::mirror) fn keys_of(&self, address: &ModuleAddress) -> Vec<ModuleAddress> {
-        let mut keys = vec![self.key_of(address)];
-        for other in [address.clone(), address.folded()] {
-            if !keys.contains(&other) {
-                keys.push(other);
-            }
-        }
-        keys
-    }
-
-    /// The canonical spelling of a module, which is its store key.
-    pub(in crate::mirror) fn key_of(&self, address: &ModuleAddress) -> ModuleAddress {
-        let folds = self.upstreams.get(&address.host).is_some_and(|upstream| upstream.settings.fold_case);
-        if folds { address.folded() } else { address.clone() }
-    }
-
-    /// The canonical spelling of a version's module.
-    pub(in crate::mirror) fn key_of_package(&self, package: &ModulePackage) -> ModulePackage {
-        ModulePackage { module: self.key_of(&package.module), version: package.version.clone() }
-    }
-}
-
-impl Runtime {
-    /// The store key of a version's archive, in the canonical spelling.
-    pub fn artifact_of(&self, package: &ModulePackage) -> Artifact {
-        Artifact::Module(self.config().key_of_package(package))
-    }
-}
-
 /// Serves locations and archives of modules, and fills them.
 #[derive(Debug)]
 pub struct Modules {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::address::{ModuleAddress, Platform, ProviderAddress, Version};
 use crate::error::Error;
 use crate::mirror::documents::provider_versions::entry_of;
-use crate::mirror::documents::stored::StoredDocument;
+use crate::mirror::library::stored_document::StoredDocument;
 use crate::mirror::modules::entry_of_module;
 use crate::mirror::offline::{RequiredPlatforms, STORED_ANSWER_LIFETIME};
 use crate::mirror::{Answer, Connectivity, Outcome, RequestContext};

@@ -2,7 +2,7 @@
 //! the store.
 
 use crate::mirror::Offline;
-use crate::mirror::documents::stored::StoredDocument;
+use crate::mirror::library::stored_document::StoredDocument;
 use crate::mirror::offline::STORED_ANSWER_LIFETIME;
 use crate::mirror::{Answer, Connectivity, Library, Outcome};
 use std::sync::Arc;

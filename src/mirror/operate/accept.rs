@@ -11,7 +11,7 @@ use crate::address::{Package, PackageRef, PackageSelector, Platform, ProviderAdd
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::documents::discovery::DiscoveryTrust;
-use crate::mirror::documents::stored::RETRIES;
+use crate::mirror::documents::document_fetch::RETRIES;
 use crate::mirror::library::proof_set::ProofSet;
 use crate::mirror::library::{
     AcceptScope, AcceptedFinding, AlarmEvent, AlarmPart, AlarmSubject, HistoryChange, observation,

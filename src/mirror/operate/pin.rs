@@ -147,24 +147,4 @@ impl Library {
         }
         Ok(false)
     }
-
-    /// The documents that pinned packages need to be installed. They are not evicted either.
-    pub(in crate::mirror) fn pinned_documents(&self) -> Result<BTreeSet<Key>, StoreError> {
-        let mut keys = BTreeSet::new();
-        self.store.index.needs_to_be_whole()?;
-        for artifact in self.store.index.names(|artifact, name| name.pinned.then_some(artifact))? {
-            keys.insert(Key::Discovery(artifact.host().clone()));
-            match artifact {
-                Artifact::Provider(package) => {
-                    keys.insert(Key::ProviderVersions(package.provider.clone()));
-                    keys.insert(Key::ProofSet(package));
-                }
-                Artifact::Module(package) => {
-                    keys.insert(Key::ModuleVersions(package.module.clone()));
-                    keys.insert(Key::ModuleLocation(package));
-                }
-            }
-        }
-        Ok(keys)
-    }
 }

@@ -11,9 +11,9 @@ use crate::address::{Package, PackageRef, PackageSelector, ProviderAddress, Sele
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::mirror::RequestContext;
-use crate::mirror::documents::stored::StoredDocument;
 use crate::mirror::library::UnrecordedSet;
 use crate::mirror::library::proof_set::UsableProofSet;
+use crate::mirror::library::stored_document::StoredDocument;
 use crate::store::{Durability, Key, StoreError};
 
 /// The result of a purge.

@@ -102,21 +102,6 @@ impl Library {
     }
 }
 
-impl Runtime {
-    /// Forgets cached 404s and recent checks of the selected versions.
-    fn forget_absences_of_module(&self, module: &ModuleAddress, versions: &Versions) {
-        let means = |package: &ModulePackage| package.module == *module && versions.include(&package.version);
-        let terms = self.config();
-        terms.not_found.remove_if(|key| match key {
-            Key::ModuleVersions(address) => address == module,
-            Key::ModuleLocation(package) => means(package),
-            _ => false,
-        });
-        terms.refetched_locations.remove_if(means);
-        terms.recently_rechecked.remove_if(means);
-    }
-}
-
 impl Operations {
     /// Refetches the version list and the cached locations, and checks that each stored version still resolves to the
     /// pinned tree.

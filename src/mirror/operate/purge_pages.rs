@@ -4,7 +4,7 @@ use crate::mirror::Library;
 use url::Url;
 
 use crate::address::{ModuleAddress, PackageSelector, ProviderAddress, Version, Versions};
-use crate::mirror::documents::stored::StoredDocument;
+use crate::mirror::library::stored_document::StoredDocument;
 use crate::mirror::operate::purge::PurgeResult;
 use crate::store::StoreError;
 

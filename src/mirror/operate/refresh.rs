@@ -164,38 +164,3 @@ impl Library {
         .await
     }
 }
-
-impl Runtime {
-    /// Forgets cached 404s about the selection.
-    pub(in crate::mirror) fn forget_not_found(&self, selection: &Selection<ProviderAddress>) {
-        let means =
-            |package: &Package| package.provider == selection.of && selection.versions.include(&package.version);
-        let terms = self.config();
-        terms.not_found.remove_if(|key| match key {
-            Key::ProofSet(package) => means(package),
-            Key::ProviderVersions(address) => *address == selection.of,
-            Key::Discovery(_)
-            | Key::ModuleVersions(_)
-            | Key::ModuleLocation(_)
-            | Key::Page(..)
-            | Key::SeenModule(_)
-            | Key::Name(_)
-            | Key::Seen(_)
-            | Key::FirstSeen(..)
-            | Key::KeyLog(_)
-            | Key::FirstListed(_)
-            | Key::Alarms(_)
-            | Key::Job(_)
-            | Key::RecurringJobs
-            | Key::Missing => false,
-        });
-        terms.refetched_sets.remove_if(means);
-    }
-
-    pub(in crate::mirror) fn must_be_online(&self, subject: &str) -> Result<(), Error> {
-        match self.connectivity() {
-            crate::mirror::Connectivity::Online => Ok(()),
-            crate::mirror::Connectivity::Offline => Err(Error::Sealed(subject.to_owned())),
-        }
-    }
-}

@@ -5,9 +5,9 @@ use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::mirror::Library;
 use crate::mirror::default_if_gone;
-use crate::mirror::documents::stored::StoredDocument;
 use crate::mirror::freshness::Age;
 use crate::mirror::library::proof_set::ProofSet;
+use crate::mirror::library::stored_document::StoredDocument;
 use crate::store::{Key, StoreError};
 
 impl Library {

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use crate::address::Version;
 use crate::bundle::{ApplyOutcome, BundleEntry, BundledDocument, FetchOrigin, FileRole};
 use crate::clock::Timestamp;
-use crate::mirror::documents::stored::{DocumentMetadata, ReplaceOutcome, StoredDocument};
+use crate::mirror::library::stored_document::{DocumentMetadata, ReplaceOutcome, StoredDocument};
 use crate::mirror::transfer::bundle::entry::{SmallFiles, store_failed};
 use crate::store::{Durability, Key};
 use crate::upstream::memory_budget::MemoryGrant;

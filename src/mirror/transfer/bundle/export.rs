@@ -16,8 +16,8 @@ use crate::bundle::{
 use crate::clock::Timestamp;
 use crate::digest::{Digest, DigestPrefix};
 use crate::error::Error;
-use crate::mirror::documents::stored::StoredDocument;
 use crate::mirror::library::proof_set::{ProofSet, StoredProofSet};
+use crate::mirror::library::stored_document::StoredDocument;
 use crate::mirror::proof_sets;
 use crate::store::{Key, Scratch, StoreError};
 use crate::verify::ProofBasis;

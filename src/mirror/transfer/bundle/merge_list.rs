@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 use crate::address::{ModuleAddress, Platform, ProviderAddress, Version};
 use crate::bundle::{BundleEntry, Manifest};
 use crate::mirror::documents::provider_versions::entry_of;
-use crate::mirror::documents::stored::StoredDocument;
+use crate::mirror::library::stored_document::StoredDocument;
 use crate::mirror::modules::entry_of_module;
 use crate::store::{Durability, Key, StoreError};
 

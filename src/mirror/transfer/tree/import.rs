@@ -133,7 +133,7 @@ impl ImportAbort {
 
 impl TreeImport {
     fn run(mut self, tar: impl Read) -> ImportStep {
-        let read = ProviderTreeReader::new(tar).for_each_entry(|entry| self.entry(entry));
+        let read = ProviderTreeReader::new(tar).for_each_entry(|entry| self.read_entry(entry));
         let ended = match read {
             Ok(()) => self.end_of_folder(),
             Err(ImportAbort::Tar(broken)) => {
@@ -153,7 +153,7 @@ impl TreeImport {
         }
     }
 
-    fn entry<R: Read>(&mut self, entry: TarEntry<'_, R>) -> Result<(), ImportAbort> {
+    fn read_entry<R: Read>(&mut self, entry: TarEntry<'_, R>) -> Result<(), ImportAbort> {
         let (path, meaning, mut contents) = match entry {
             TarEntry::File { path, meaning, contents } => (path, meaning, contents),
             TarEntry::Refused { path, reason } => {

@@ -36,7 +36,7 @@ pub(in crate::mirror) enum ArchiveOrigin {
 }
 
 impl ArchiveOrigin {
-    pub(in crate::mirror) fn zip(&self) -> ZipOrigin {
+    pub(in crate::mirror) fn zip_origin(&self) -> ZipOrigin {
         match self {
             Self::FromTree => ZipOrigin::Published,
             Self::Repacked { .. } => ZipOrigin::PackedAnew,

@@ -57,7 +57,7 @@ impl Transfers {
         if matches!(proven, Recoverable::Lost(_)) {
             return Ok(ArchiveEvidence::Against(record_lost(package)));
         }
-        if let Some(proven) = proven.or_default().first() {
+        if let Some(proven) = proven.into_value().first() {
             let reason =
                 format!("its archive was verified here before, with SHA-256 {proven}, but is no longer stored");
             return Ok(ArchiveEvidence::Against(format!("{reason}; import that archive, or {warm}")));

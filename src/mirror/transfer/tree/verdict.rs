@@ -213,7 +213,7 @@ impl TreeImport {
     /// Corrects the packer and origin recorded for an imported archive. An older larder wrote the record twice, and may
     /// have been killed in between.
     fn correct_record(&self, arrived: &StagedTreeArchive) -> Result<(), Error> {
-        let zip = arrived.origin.zip();
+        let zip = arrived.origin.zip_origin();
         self.transfers.library.catalog.change_name(&arrived.package, |name| {
             let archive = name.archives.iter_mut().find(|archive| archive.digest == arrived.digest);
             if let Some(archive) =
@@ -346,7 +346,7 @@ impl TreeImport {
         // Written once. A kill between two writes would leave a `zh:` that was never published.
         let archive = StoredArchive {
             hashes,
-            zip: made.zip(),
+            zip: made.zip_origin(),
             origin: IMPORT_ORIGIN.to_owned(),
             ..StoredArchive::of_set(set, fast, size_bytes, now)
         };

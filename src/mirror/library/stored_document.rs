@@ -26,9 +26,6 @@ use crate::upstream::providers::VersionList;
 use crate::upstream::request::{Document, Fetched, UpstreamRequest, Validators};
 use crate::upstream::{CredentialScope, Upstream};
 
-/// The number of retries of a fetch when nothing is stored.
-pub(in crate::mirror) const RETRIES: usize = 2;
-
 pub(in crate::mirror) type DocumentFlight = FlightResult<Arc<StoredDocument>>;
 
 /// Documents of this size or larger are parsed on a blocking thread, in bytes.
@@ -36,14 +33,6 @@ const LARGE_DOCUMENT: usize = 64 * 1024;
 
 /// The most large documents parsed at a time in this process. Parsing takes several times the size of a document.
 static LARGE_READS: Semaphore = Semaphore::const_new(4);
-
-/// The state of the store when a flight begins.
-pub(in crate::mirror) enum FlightStart {
-    /// Another flight has just fetched the document.
-    AlreadyFetched(Aged<Arc<StoredDocument>>),
-    /// The stored copy to build on, if any.
-    BuildOn(Option<Arc<StoredDocument>>),
-}
 
 /// The result of replacing a stored document.
 pub(in crate::mirror) enum ReplaceOutcome {
@@ -201,34 +190,6 @@ impl Upstream {
     }
 }
 
-impl Documents {
-    /// Reads the store at the start of a flight: another may have landed since the caller read it.
-    pub(in crate::mirror) async fn reread_store(
-        self: &Arc<Self>,
-        key: &Key,
-        seen: Option<Age>,
-        rule: &FreshnessRule,
-        call: &RequestContext,
-    ) -> Result<FlightStart, Error> {
-        let stored = self.library.stored_document(key).await?;
-        if stored.is_none()
-            && let Some(not_found) = call.config.not_found.get(key, call.now)
-        {
-            return Err(Error::NotFound(not_found));
-        }
-        Ok(match stored {
-            Some(stored)
-                if seen != Some(stored.age)
-                    && decide(Some(stored.age), rule, self.runtime.connectivity(), call.now)
-                        == FreshnessDecision::Serve =>
-            {
-                FlightStart::AlreadyFetched(stored)
-            }
-            stored => FlightStart::BuildOn(stored.map(|stored| stored.value)),
-        })
-    }
-}
-
 impl Library {
     pub(in crate::mirror) async fn stored_document(
         self: &Arc<Self>,
@@ -244,37 +205,6 @@ impl Library {
             Ok(Some(Aged { age: document.age(), value: Arc::new(document) }))
         })
         .await
-    }
-}
-
-impl Documents {
-    #[expect(clippy::too_many_arguments, reason = "an Ask and what it is made of")]
-    pub(in crate::mirror) async fn fetch_from(
-        &self,
-        subject: &str,
-        url: &Url,
-        upstream: &Upstream,
-        credential_scope: &CredentialScope,
-        before: Option<&StoredDocument>,
-        limit: u64,
-        call: &RequestContext,
-    ) -> Result<Fetched, UpstreamError> {
-        let retries = if before.is_some() { 0 } else { RETRIES };
-        let RequestContext { via, priority, now, .. } = call;
-        let upstream = &upstream.settings.host;
-        let ask = UpstreamRequest {
-            label: subject,
-            url,
-            upstream,
-            credentials: credential_scope,
-            via,
-            retries,
-            priority: *priority,
-            now: *now,
-        };
-        let validators =
-            before.filter(|before| before.metadata.asked == *url).map(|before| &before.metadata.validators);
-        call.config.outbound.document(ask, validators, limit).await
     }
 }
 
