@@ -223,6 +223,14 @@ pub enum Artifact {
 }
 
 impl Artifact {
+    /// The version.
+    pub fn version(&self) -> &Version {
+        match self {
+            Self::Provider(package) => &package.version,
+            Self::Module(package) => &package.version,
+        }
+    }
+
     /// The registry.
     pub fn host(&self) -> &Hostname {
         match self {

@@ -1,20 +1,22 @@
 //! The context of one request, and the answer to it.
 
-use crate::mirror::Runtime;
 use std::sync::Arc;
 
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
+use url::Url;
 
 use crate::address::Hostname;
 use crate::cdn_loop::CdnLoop;
 use crate::clock::Timestamp;
 use crate::error::Error;
-use crate::mirror::RuntimeConfig;
 use crate::mirror::archives::unattended::ClientAddress;
 use crate::mirror::runtime_config::ConfigGeneration;
+use crate::mirror::{Connectivity, Runtime, RuntimeConfig};
 use crate::upstream::Upstream;
-use crate::upstream::backoff::RevalidationPermit;
+use crate::upstream::backoff::{BudgetPurpose, RevalidationPermit};
+use crate::upstream::breaker::Origin;
+use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::request::RequestPriority;
 
 /// The context of one request: its time, its client, its limits and its configuration.
@@ -235,5 +237,108 @@ impl Runtime {
                 Arc::clone(&self.waiting_permits).try_acquire_owned().ok().map(|taken| WaitingPermit(Some(taken)))
             }
         }
+    }
+
+    /// Returns a message about an answer that upstream did not confirm.
+    ///
+    /// # Errors
+    /// [`Error::HeldBack`] where upstream asked for a delay: the job tries again after it.
+    pub(in crate::mirror) fn unconfirmed<T>(
+        &self,
+        subject: &str,
+        host: &Hostname,
+        origins: &[Origin],
+        answer: &Answer<T>,
+        call: &RequestContext,
+    ) -> Result<Option<String>, Error> {
+        if answer.outcome != Outcome::Stale {
+            return Ok(None);
+        }
+        if self.connectivity() == Connectivity::Online
+            && call.caller != CallerKind::PlanStep
+            && let Some(until) = call.config.outbound.retry_after_until(host, origins, call.now)
+        {
+            return Err(Error::HeldBack { subject: subject.to_owned(), until });
+        }
+        let since = match answer.checked {
+            Timestamp(0) => String::new(),
+            checked => format!(", and last confirmed it at {}", checked.date_time()),
+        };
+        Ok(Some(format!("upstream could not be asked about {subject}{since}: there may be a newer one")))
+    }
+
+    /// Checks that a job may fetch something that is not stored, at a cost of `requests`.
+    pub(in crate::mirror) fn charge_job(
+        &self,
+        subject: &str,
+        host: &Hostname,
+        origins: &[Origin],
+        requests: u32,
+        call: &RequestContext,
+    ) -> Result<(), Error> {
+        if requests == 0 || self.connectivity() == Connectivity::Offline {
+            return Ok(());
+        }
+        if let Some(until) = call.config.outbound.retry_after_until(host, origins, call.now) {
+            return Err(Error::HeldBack { subject: subject.to_owned(), until });
+        }
+        let has_room = call.config.outbound.spend(host, BudgetPurpose::Job, requests, call.now);
+        if has_room { Ok(()) } else { Err(Error::Spared(subject.to_owned())) }
+    }
+
+    /// Charges a revalidation to the upstream's rate budget. A fetch of something that is not stored is free.
+    pub(in crate::mirror) fn charge_revalidation(
+        &self,
+        subject: &str,
+        host: &Hostname,
+        fetch_reason: FetchReason,
+        requests: u32,
+        call: &RequestContext,
+    ) -> Result<(), Error> {
+        match fetch_reason {
+            FetchReason::Fetch => Ok(()),
+            FetchReason::Revalidate
+                if call.config.outbound.spend(host, BudgetPurpose::Revalidation, requests, call.now) =>
+            {
+                Ok(())
+            }
+            FetchReason::Revalidate => Err(Error::Spared(subject.to_owned())),
+        }
+    }
+
+    /// Limits a flight of several requests to the deadline of one document.
+    pub(in crate::mirror) async fn with_deadline<T>(
+        self: &Arc<Self>,
+        subject: &str,
+        host: &Hostname,
+        work: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Error> {
+        let limit = self.config().outbound.give_up_after();
+        match tokio::time::timeout(limit, work).await {
+            Ok(done) => done,
+            Err(_) => Err(Error::from(UpstreamError {
+                subject: subject.to_owned(),
+                origin: host.to_string(),
+                fault: Fault::Slow(format!("no whole answer within {} s", limit.as_secs())),
+            })),
+        }
+    }
+}
+
+/// Returns the error of a fetch, or the time to try again if upstream asked for a delay.
+pub(in crate::mirror) fn or_retry_later(
+    subject: &str,
+    host: &Hostname,
+    origins: &[Origin],
+    error: Error,
+    call: &RequestContext,
+) -> Error {
+    let Error::Upstream(failed) = &error else { return error };
+    // A redirect may have led to an origin that is not in the list.
+    let last = Url::parse(&failed.origin).ok().map(|url| Origin::of(&url));
+    let origins: Vec<Origin> = origins.iter().cloned().chain(last).collect();
+    match call.config.outbound.retry_after_until(host, &origins, call.now) {
+        Some(until) => Error::HeldBack { subject: subject.to_owned(), until },
+        None => error,
     }
 }

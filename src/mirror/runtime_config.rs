@@ -3,9 +3,7 @@
 
 use std::sync::Arc;
 
-use futures_util::StreamExt;
-
-use crate::address::{Artifact, Hostname, ModuleAddress, ModulePackage, Package, ProviderAddress, Selection, Versions};
+use crate::address::{Address, Artifact, Hostname, ModuleAddress, ModulePackage, Package, Versions};
 use crate::error::Error;
 use crate::mirror::offline::RequiredPlatforms;
 use crate::mirror::ttl_cache::TtlCache;
@@ -128,32 +126,6 @@ impl Runtime {
         Artifact::Module(self.config().key_of_package(package))
     }
 
-    /// Forgets cached 404s about the selection.
-    pub(in crate::mirror) fn forget_not_found(&self, selection: &Selection<ProviderAddress>) {
-        let means =
-            |package: &Package| package.provider == selection.of && selection.versions.include(&package.version);
-        let terms = self.config();
-        terms.not_found.remove_if(|key| match key {
-            Key::ProofSet(package) => means(package),
-            Key::ProviderVersions(address) => *address == selection.of,
-            Key::Discovery(_)
-            | Key::ModuleVersions(_)
-            | Key::ModuleLocation(_)
-            | Key::Page(..)
-            | Key::SeenModule(_)
-            | Key::Name(_)
-            | Key::Seen(_)
-            | Key::FirstSeen(..)
-            | Key::KeyLog(_)
-            | Key::FirstListed(_)
-            | Key::Alarms(_)
-            | Key::Job(_)
-            | Key::RecurringJobs
-            | Key::Missing => false,
-        });
-        terms.refetched_sets.remove_if(means);
-    }
-
     pub(in crate::mirror) fn must_be_online(&self, subject: &str) -> Result<(), Error> {
         match self.connectivity() {
             crate::mirror::Connectivity::Online => Ok(()),
@@ -161,16 +133,30 @@ impl Runtime {
         }
     }
 
-    /// Forgets cached 404s and recent checks of the selected versions.
-    pub(in crate::mirror) fn forget_absences_of_module(&self, module: &ModuleAddress, versions: &Versions) {
-        let means = |package: &ModulePackage| package.module == *module && versions.include(&package.version);
-        let terms = self.config();
-        terms.not_found.remove_if(|key| match key {
-            Key::ModuleVersions(address) => address == module,
-            Key::ModuleLocation(package) => means(package),
-            _ => false,
-        });
-        terms.refetched_locations.remove_if(means);
-        terms.recently_rechecked.remove_if(means);
+    /// Forgets cached 404s and recent checks of the selected versions. `address` is the canonical spelling.
+    pub(in crate::mirror) fn forget_absences(&self, address: &Address, versions: &Versions) {
+        let config = self.config();
+        match address {
+            Address::Provider(provider) => {
+                let is_meant = |package: &Package| package.provider == *provider && versions.include(&package.version);
+                config.not_found.remove_if(|key| match key {
+                    Key::ProofSet(package) => is_meant(package),
+                    Key::ProviderVersions(address) => address == provider,
+                    _ => false,
+                });
+                config.refetched_sets.remove_if(is_meant);
+            }
+            Address::Module(module) => {
+                let is_meant =
+                    |package: &ModulePackage| package.module == *module && versions.include(&package.version);
+                config.not_found.remove_if(|key| match key {
+                    Key::ModuleVersions(address) => address == module,
+                    Key::ModuleLocation(package) => is_meant(package),
+                    _ => false,
+                });
+                config.refetched_locations.remove_if(is_meant);
+                config.recently_rechecked.remove_if(is_meant);
+            }
+        }
     }
 }

@@ -55,6 +55,14 @@ const RECURRING: &str = "recurring.json";
 const MISSING: &str = "missing.json";
 
 impl Key {
+    /// The version list of an address.
+    pub fn version_list(address: &Address) -> Self {
+        match address {
+            Address::Provider(provider) => Self::ProviderVersions(provider.clone()),
+            Address::Module(module) => Self::ModuleVersions(module.clone()),
+        }
+    }
+
     /// The folders of one provider below `kind`.
     fn provider(kind: &str, address: &ProviderAddress) -> PathBuf {
         let mut path = PathBuf::from(kind);

@@ -1,7 +1,7 @@
 //! Fills one archive into the store: fetch, stage, resume, verify, commit. A fill outlives the client that started it,
 //! and publishes its progress to all followers (DESIGN, promise 4).
 
-use crate::mirror::{Archives, Library};
+use crate::mirror::Archives;
 use std::sync::Arc;
 
 use prometheus_client::metrics::gauge::Gauge;
@@ -21,7 +21,7 @@ use crate::mirror::library::Reservation;
 use crate::mirror::library::StoredArchive;
 use crate::mirror::library::proof_set::{ProofSet, StoredProofSet};
 use crate::mirror::request_context::ProxyPath;
-use crate::store::{FileBytes, Staged, StagedNote, StoreError};
+use crate::store::{FileBytes, Staged, StoreError};
 use crate::upstream::error::Fault;
 use crate::upstream::request::{IncomingFile, Validators};
 use crate::verify::Verified;
@@ -282,37 +282,6 @@ impl Fill {
                 }
             })
             .await
-    }
-}
-
-impl Library {
-    /// Reserves `bytes` in total and records the validators for a resume. The inner result reports a lack of space.
-    pub(in crate::mirror) async fn reserve_staging_space(
-        self: &Arc<Self>,
-        reservation: &mut Reservation,
-        mut staged: Staged,
-        incoming: &IncomingFile,
-        length: Option<u64>,
-        bytes: u64,
-    ) -> Result<(Staged, Result<(), StoreError>), Error> {
-        match self.reserve(reservation, bytes).await {
-            Ok(()) => {}
-            Err(Error::Store(no_room)) => return Ok((staged, Err(no_room))),
-            Err(error) => return Err(error),
-        }
-        let Validators { etag, last_modified } = incoming.validators.clone();
-        let note = StagedNote { etag, last_modified, length };
-        self.on_disk(move |library| {
-            let taken = match staged.remember(note.clone(), bytes) {
-                Err(full) if full.is_full() => {
-                    let missing = bytes.saturating_sub(staged.written());
-                    library.free_disk_space(missing, &full).and_then(|()| staged.remember(note, bytes))
-                }
-                remembered => remembered,
-            };
-            Ok((staged, taken))
-        })
-        .await
     }
 }
 

@@ -34,10 +34,9 @@ use crate::mirror::archives::tail_stream::{FillProgress, TailStream};
 use crate::mirror::archives::verified_open::OpenOutcome;
 use crate::mirror::documents::revalidate::too_many_waiting;
 use crate::mirror::freshness::Age;
-use crate::mirror::library::StoredArchive;
 use crate::mirror::library::proof_set::{ProofSet, ProofSetFile, StoredProofSet, UsableProofSet};
 use crate::mirror::request_context::CallerKind;
-use crate::mirror::{Answer, Outcome, RequestContext, SMALL_ARCHIVE_BYTES, default_if_gone};
+use crate::mirror::{Answer, Outcome, RequestContext, SMALL_ARCHIVE_BYTES};
 use crate::store::{Blob, Key, StoreError};
 use crate::upstream::outbound::Connectivity;
 
@@ -496,31 +495,6 @@ impl Archives {
     }
 }
 
-impl Library {
-    /// Looks up the stored archive that one of our URLs names.
-    pub(in crate::mirror) async fn stored_archive_of_url(
-        self: &Arc<Self>,
-        wanted: &ArchiveRef,
-    ) -> Result<Option<StoredArchive>, Error> {
-        let wanted = wanted.clone();
-        self.on_disk(move |library| {
-            let name = default_if_gone(library.catalog.name(&wanted.package))?;
-            Ok(name.find(&wanted.digest).filter(|archive| archive.filename == wanted.filename).cloned())
-        })
-        .await
-    }
-
-    /// Returns the catalog entry of a stored archive.
-    pub async fn stored_archive(
-        self: &Arc<Self>,
-        package: &Package,
-        digest: Digest,
-    ) -> Result<Option<StoredArchive>, Error> {
-        let package = package.clone();
-        self.on_disk(move |library| Ok(default_if_gone(library.catalog.name(&package))?.get(&digest).cloned())).await
-    }
-}
-
 enum FillArrival {
     /// Stored, or committed before its last bytes are sent.
     Stored(Archive),
@@ -532,7 +506,7 @@ enum FillArrival {
 
 #[derive(Debug, Clone, Copy)]
 struct RequestedFile<'a> {
-    package: &'a Package,
+    pub(in crate::mirror) package: &'a Package,
     digest: &'a DigestPrefix,
     name: &'a str,
 }

@@ -3,6 +3,7 @@
 pub(in crate::mirror) mod discovery;
 pub(in crate::mirror) mod document_fetch;
 pub(in crate::mirror) mod listed;
+pub(in crate::mirror) mod module_location;
 pub(in crate::mirror) mod module_versions;
 pub(in crate::mirror) mod pages;
 pub(in crate::mirror) mod provider_versions;

@@ -1,17 +1,16 @@
 //! Fetches the version lists of modules. Dropped versions that are still stored stay listed.
 
-use crate::mirror::{Documents, Offline};
+use crate::mirror::Documents;
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
 use serde_json::value::{RawValue, to_raw_value};
 
-use crate::address::{ModuleAddress, ModulePackage, Version};
+use crate::address::{ModuleAddress, Version};
 use crate::error::Error;
 use crate::mirror::documents::discovery::DiscoveryTrust;
 use crate::mirror::documents::document_fetch::DocumentRequest;
-use crate::mirror::documents::pages::latest;
 use crate::mirror::freshness::Age;
 use crate::mirror::library::stored_document::{DocumentFlight, StoredDocument};
 use crate::mirror::single_flight::SharedResult;
@@ -166,22 +165,6 @@ impl Documents {
             entries.extend(as_written.or_else(|| entry_of_module(&version)));
         }
         Ok(serde_json::to_vec::<Vec<Box<RawValue>>>(&entries).map(Bytes::from).unwrap_or_default())
-    }
-}
-
-impl Offline {
-    /// The latest version that a module's list names. A pre-release only if there is no release.
-    pub async fn latest_of_module(
-        self: &Arc<Self>,
-        address: &ModuleAddress,
-        call: &RequestContext,
-    ) -> Result<Answer<ModulePackage>, Error> {
-        let Answer { value, outcome, fresh_until, checked } = self.client_module_versions(address, call).await?;
-        let versions: Vec<Version> = value.versions.into_iter().map(|listed| listed.version).collect();
-        let none = || Error::NotFound(format!("the version list of {address} names no version"));
-        let version = latest(&versions).cloned().ok_or_else(none)?;
-        let value = ModulePackage { module: address.clone(), version };
-        Ok(Answer { value, outcome, fresh_until, checked })
     }
 }
 

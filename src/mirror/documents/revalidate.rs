@@ -1,6 +1,6 @@
 //! Serves documents and proof sets by freshness: from the store, by revalidation with patience, or by a fetch.
 
-use crate::mirror::{Documents, Runtime};
+use crate::mirror::Documents;
 use std::sync::Arc;
 
 use tokio::time::error::Elapsed;
@@ -13,9 +13,7 @@ use crate::mirror::offline::STORED_ANSWER_LIFETIME;
 use crate::mirror::request_context::CallerKind;
 use crate::mirror::single_flight::SharedResult;
 use crate::mirror::{Answer, FetchReason, Outcome, RequestContext};
-use crate::upstream::backoff::BudgetPurpose;
 use crate::upstream::breaker::Origin;
-use crate::upstream::error::{Fault, UpstreamError};
 
 #[derive(Debug, Clone)]
 pub(in crate::mirror) struct Aged<T> {
@@ -123,46 +121,6 @@ impl Documents {
                     Err(_) => Err(Error::Slow(subject.to_owned())),
                 }
             }
-        }
-    }
-}
-
-impl Runtime {
-    /// Charges a revalidation to the upstream's rate budget. A fetch of something that is not stored is free.
-    pub(in crate::mirror) fn charge_revalidation(
-        &self,
-        subject: &str,
-        host: &Hostname,
-        fetch_reason: FetchReason,
-        requests: u32,
-        call: &RequestContext,
-    ) -> Result<(), Error> {
-        match fetch_reason {
-            FetchReason::Fetch => Ok(()),
-            FetchReason::Revalidate
-                if call.config.outbound.spend(host, BudgetPurpose::Revalidation, requests, call.now) =>
-            {
-                Ok(())
-            }
-            FetchReason::Revalidate => Err(Error::Spared(subject.to_owned())),
-        }
-    }
-
-    /// Limits a flight of several requests to the deadline of one document.
-    pub(in crate::mirror) async fn with_deadline<T>(
-        self: &Arc<Self>,
-        subject: &str,
-        host: &Hostname,
-        work: impl Future<Output = Result<T, Error>>,
-    ) -> Result<T, Error> {
-        let limit = self.config().outbound.give_up_after();
-        match tokio::time::timeout(limit, work).await {
-            Ok(done) => done,
-            Err(_) => Err(Error::from(UpstreamError {
-                subject: subject.to_owned(),
-                origin: host.to_string(),
-                fault: Fault::Slow(format!("no whole answer within {} s", limit.as_secs())),
-            })),
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::mirror::Library;
 use crate::mirror::counters::{EvictionReason, ObjectKind};
 use crate::mirror::library::Evictor;
 use crate::mirror::library::module_history::record_module_before_removal;
-use crate::store::{Durability, IndexedArchive, Key, SizeLimit, StoreError};
+use crate::store::{Durability, IndexedArchive, Key, StoreError};
 use crate::upstream::outbound::Connectivity;
 
 /// The most times that one pass lists the candidates again because some were used meanwhile.

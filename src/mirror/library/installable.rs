@@ -1,17 +1,53 @@
 //! Finds the versions that can be installed from the store, by reading the files.
 
-use crate::mirror::Library;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
-use crate::address::{ModuleAddress, Package, Platform, ProviderAddress, Version};
-use crate::mirror::default_if_gone;
-use crate::store::StoreError;
+use crate::address::{
+    Address, Artifact, ModuleAddress, ModulePackage, Package, Platform, ProviderAddress, Selection, Version,
+};
+use crate::digest::Digest;
+use crate::error::Error;
+use crate::mirror::archives::ArchiveRef;
+use crate::mirror::documents::module_location::location_label;
+use crate::mirror::library::module_history::{self, FirstSeenLookup};
+use crate::mirror::library::{StoredArchive, ZipOrigin};
+use crate::mirror::{Connectivity, Library, default_if_gone, proof_sets};
+use crate::store::{Key, Recorded, StoreError};
 use crate::verify::VerificationPolicy;
 
 /// The versions of a provider with a stored set and archive, and their platforms.
 pub(in crate::mirror) type StoredVersions = BTreeMap<Version, BTreeSet<Platform>>;
 
 impl Library {
+    /// The packages of an address whose archives have a name record.
+    pub(in crate::mirror) fn named_artifacts(&self, address: &Address) -> Result<Vec<Artifact>, StoreError> {
+        let records = &self.store.records;
+        Ok(match address {
+            Address::Provider(provider) => {
+                records.packages_with_names(provider)?.into_iter().map(Artifact::Provider).collect()
+            }
+            Address::Module(module) => {
+                records.module_packages_with_names(module)?.into_iter().map(Artifact::Module).collect()
+            }
+        })
+    }
+
+    /// The packages of an address with a stored document of their own: a proof set, or a location.
+    pub(in crate::mirror) fn package_documents(&self, address: &Address) -> Result<Vec<(Artifact, Key)>, StoreError> {
+        let records = &self.store.records;
+        Ok(match address {
+            Address::Provider(provider) => {
+                let with_set = |package: Package| (Artifact::from(&package), Key::ProofSet(package));
+                records.packages_with_sets(provider)?.into_iter().map(with_set).collect()
+            }
+            Address::Module(module) => {
+                let with_location = |package: ModulePackage| (Artifact::from(&package), Key::ModuleLocation(package));
+                records.module_packages_with_locations(module)?.into_iter().map(with_location).collect()
+            }
+        })
+    }
+
     pub(in crate::mirror) fn read_stored_versions(
         &self,
         address: &ProviderAddress,
@@ -50,6 +86,195 @@ impl Library {
         };
         self.store.blobs.is_stored(&stored.offline_set().document.shasum)
     }
+
+    /// Looks up the stored archive that one of our URLs names.
+    pub(in crate::mirror) async fn stored_archive_of_url(
+        self: &Arc<Self>,
+        wanted: &ArchiveRef,
+    ) -> Result<Option<StoredArchive>, Error> {
+        let wanted = wanted.clone();
+        self.on_disk(move |library| {
+            let name = default_if_gone(library.catalog.name(&wanted.package))?;
+            Ok(name.find(&wanted.digest).filter(|archive| archive.filename == wanted.filename).cloned())
+        })
+        .await
+    }
+
+    /// Returns the catalog entry of a stored archive.
+    pub async fn stored_archive(
+        self: &Arc<Self>,
+        package: &Package,
+        digest: Digest,
+    ) -> Result<Option<StoredArchive>, Error> {
+        let package = package.clone();
+        self.on_disk(move |library| Ok(default_if_gone(library.catalog.name(&package))?.get(&digest).cloned())).await
+    }
+
+    /// Syncs the documents that a warmed package needs, so that they survive a power cut. They were written without a
+    /// sync, unlike the archive and its name.
+    ///
+    /// # Errors
+    /// [`Error::NotKept`] where one is not stored, so that an `init` would have to ask upstream.
+    pub async fn sync_warmed(self: &Arc<Self>, package: &Package, digest: Digest) -> Result<(), Error> {
+        let keys = required_documents(package, self.runtime.connectivity());
+        let synced = self.on_disk(move |library| {
+            for (key, subject) in keys {
+                if !library.store.records.sync(&key)? {
+                    return Ok(Some(subject));
+                }
+            }
+            Ok(None)
+        });
+        match synced.await? {
+            Some(subject) => Err(self.not_stored_error(&subject).await),
+            None if self.is_installable(package, digest).await? => Ok(()),
+            None => Err(self.not_stored_error(&format!("the archive of {package}")).await),
+        }
+    }
+
+    /// Returns true if a package can be installed from the store, with this archive.
+    pub async fn is_installable(self: &Arc<Self>, package: &Package, digest: Digest) -> Result<bool, Error> {
+        let owned_package = package.clone();
+        self.on_disk(move |library| {
+            for (key, _) in required_documents(&owned_package, library.runtime.connectivity()) {
+                if matches!(library.store.records.read(&key)?, Recorded::Absent | Recorded::Damaged) {
+                    return Ok(false);
+                }
+            }
+            let Some(set) = library.read_set(&owned_package)? else { return Ok(false) };
+            let sets = [Some(&set.stored_set.current), set.fallback.as_ref()];
+            let is_proven = sets.into_iter().flatten().any(|set| set.document.shasum == digest);
+            Ok(is_proven
+                && library.catalog.name(&owned_package)?.get(&digest).is_some()
+                && library.store.blobs.is_stored(&digest)?)
+        })
+        .await
+    }
+
+    /// The error for an object that was stored before and is missing now.
+    pub async fn not_stored_error(self: &Arc<Self>, subject: &str) -> Error {
+        match self.on_disk(|library| library.store.check()).await {
+            Err(gone @ Error::Store(StoreError::Gone)) => gone,
+            Err(_) | Ok(()) => Error::NotKept(subject.to_owned()),
+        }
+    }
+
+    /// Syncs everything that was warmed for a version, so that it survives a power cut.
+    ///
+    /// # Errors
+    /// [`Error::NotKept`] if some of it is no longer stored, so that `init` would need upstream.
+    pub async fn sync_module(self: &Arc<Self>, package: &ModulePackage, digest: Digest) -> Result<(), Error> {
+        let keys = required_records(&self.runtime.config().key_of_package(package), self.runtime.connectivity());
+        let synced = self.on_disk(move |library| {
+            for (key, subject) in keys {
+                if !library.store.records.sync(&key)? {
+                    return Ok(Some(subject));
+                }
+            }
+            Ok(None)
+        });
+        match synced.await? {
+            Some(subject) => Err(self.not_stored_error(&subject).await),
+            None if self.is_module_installable(package, digest).await? => Ok(()),
+            None => Err(self.not_stored_error(&format!("the archive of {package}")).await),
+        }
+    }
+
+    /// True if a version with this archive can be installed from the store alone.
+    pub async fn is_module_installable(
+        self: &Arc<Self>,
+        package: &ModulePackage,
+        digest: Digest,
+    ) -> Result<bool, Error> {
+        let key = self.runtime.config().key_of_package(package);
+        self.on_disk(move |library| {
+            for (record, _) in required_records(&key, library.runtime.connectivity()) {
+                if matches!(library.store.records.read(&record)?, Recorded::Absent | Recorded::Damaged) {
+                    return Ok(false);
+                }
+            }
+            Ok(library.catalog.name(&key)?.get(&digest).is_some() && library.store.blobs.is_stored(&digest)?)
+        })
+        .await
+    }
+
+    /// The selected packages whose sets are stored.
+    pub(in crate::mirror) async fn packages_with_sets_in(
+        self: &Arc<Self>,
+        selection: &Selection<ProviderAddress>,
+    ) -> Result<Vec<Package>, Error> {
+        let selection = selection.clone();
+        self.on_disk(move |library| {
+            let mut packages = library.store.records.packages_with_sets(&selection.of)?;
+            packages.retain(|package| selection.versions.include(&package.version));
+            packages.sort();
+            Ok(packages)
+        })
+        .await
+    }
+
+    /// The current archive of a version, if one with the pinned tree is stored.
+    pub(in crate::mirror) async fn stored_module(
+        self: &Arc<Self>,
+        key: &ModulePackage,
+    ) -> Result<Option<StoredArchive>, Error> {
+        let owned_key = key.clone();
+        self.on_disk(move |library| library.current_module_archive(&owned_key)).await
+    }
+
+    /// Reads the current archive of a version. Blocks.
+    pub(in crate::mirror) fn current_module_archive(
+        &self,
+        key: &ModulePackage,
+    ) -> Result<Option<StoredArchive>, StoreError> {
+        let name = default_if_gone(self.catalog.name(key))?;
+        if name.archives.is_empty() {
+            return Ok(None);
+        }
+        // An unreadable record does not hide a stored archive.
+        let seen = module_history::read_first_seen(self, key).ok().and_then(FirstSeenLookup::first_seen);
+        for archive in name.archives.into_iter().rev() {
+            let is_pinned = match (&seen, archive.proof.how.tree()) {
+                (Some(seen), Some(packed)) => seen.pinned.matches_archive(packed),
+                (None, _) | (_, None) => true,
+            };
+            if is_pinned && default_if_gone(self.store.blobs.is_stored(&archive.digest))? {
+                return Ok(Some(archive));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The platforms of a version whose sets are stored.
+    pub async fn platforms_with_sets(
+        self: &Arc<Self>,
+        provider: &ProviderAddress,
+        version: &Version,
+    ) -> Result<Vec<Platform>, Error> {
+        let (provider, version) = (provider.clone(), version.clone());
+        self.on_disk(move |library| default_if_gone(library.store.records.platforms_with_sets(&provider, &version)))
+            .await
+    }
+
+    /// True if larder packed the archive from an unpacked import. No published archive has its digest.
+    pub(in crate::mirror) fn is_repacked(&self, package: &Package, digest: Digest) -> Result<bool, StoreError> {
+        Ok(self.catalog.name(package)?.get(&digest).is_some_and(|archive| archive.zip == ZipOrigin::PackedAnew))
+    }
+
+    /// True if an archive of the package was imported without signatures.
+    pub async fn was_imported(self: &Arc<Self>, package: &Package) -> Result<bool, Error> {
+        let owned_package = package.clone();
+        self.on_disk(move |library| Ok(default_if_gone(library.catalog.name(&owned_package))?.is_imported())).await
+    }
+
+    /// Syncs the discovery document and the version list of a provider.
+    pub(in crate::mirror) async fn sync_provider_documents(
+        self: &Arc<Self>,
+        provider: &ProviderAddress,
+    ) -> Result<(), Error> {
+        let keys = [Key::Discovery(provider.host.clone()), Key::ProviderVersions(provider.clone())];
+        self.on_disk(move |library| keys.iter().try_for_each(|key| library.store.records.sync(key).map(drop))).await
+    }
 }
 
 /// One unreadable package hides no other. A missing store hides all.
@@ -62,4 +287,29 @@ fn skip_unreadable(subject: &impl std::fmt::Display, looked: Result<bool, StoreE
         }
         looked => looked,
     }
+}
+
+/// The documents that a package needs besides its archive and name, each with a description. Offline, version lists are
+/// built from the store and no discovery document is used, so only the proof set is needed.
+fn required_documents(package: &Package, link: Connectivity) -> Vec<(Key, String)> {
+    let provider = &package.provider;
+    let mut keys = vec![(Key::ProofSet(package.clone()), proof_sets::describe_set(package))];
+    if link == Connectivity::Online {
+        keys.push((Key::Discovery(provider.host.clone()), format!("the discovery document of {}", provider.host)));
+        keys.push((Key::ProviderVersions(provider.clone()), format!("the version list of {provider}")));
+    }
+    keys
+}
+
+/// The records that installing a version needs, besides its archive and its name, each with its description. Offline,
+/// lists and locations are made from the stored archives.
+fn required_records(key: &ModulePackage, link: Connectivity) -> Vec<(Key, String)> {
+    let host = &key.module.host;
+    let mut keys = vec![(Key::SeenModule(key.clone()), format!("the first-seen record of {key}"))];
+    if link == Connectivity::Online {
+        keys.push((Key::Discovery(host.clone()), format!("the discovery document of {host}")));
+        keys.push((Key::ModuleVersions(key.module.clone()), format!("the version list of {}", key.module)));
+        keys.push((Key::ModuleLocation(key.clone()), location_label(key)));
+    }
+    keys
 }

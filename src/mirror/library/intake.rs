@@ -1,18 +1,20 @@
 //! The commit order of a verified archive, and the `h1:` hashes that are computed afterwards.
 
-use crate::mirror::Library;
 use std::sync::Arc;
 
-use crate::address::{Artifact, Package};
+use crate::address::{Artifact, FileName, ModulePackage, Package};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
+use crate::mirror::Library;
 use crate::mirror::archives::fill::FillOutcome;
 use crate::mirror::archives::verified_open::unless_damaged;
+use crate::mirror::library::module_history::{self, PinnedTree};
 use crate::mirror::library::proof_set::{ProofSet, StoredProofSet};
-use crate::mirror::library::{PackageHashState, StoredArchive, ZipOrigin};
-use crate::store::{Durability, IndexedName, Key, Staged, StoreError};
-use crate::verify::{PackageLimits, ProofBasis, Verified, package_hashes};
+use crate::mirror::library::{PackageHashState, Reservation, StoredArchive, ZipOrigin};
+use crate::store::{Durability, IndexedName, Key, Staged, StagedNote, StoreError};
+use crate::upstream::request::{IncomingFile, Validators};
+use crate::verify::{PackageLimits, PackedTree, Proof, ProofBasis, Verified, package_hashes};
 
 /// The most provider zips unpacked at a time for their `h1:`. An import adds one.
 pub(in crate::mirror) const MAX_CONCURRENT_HASHING: usize = 2;
@@ -161,4 +163,134 @@ impl Library {
         }
         Ok(())
     }
+
+    /// Commits a packed archive in this order, each step synced: first-seen record, blob, name. Only then the index is
+    /// updated (DESIGN, promise 9).
+    pub(in crate::mirror) fn commit_module(
+        &self,
+        package: &ModulePackage,
+        key: &ModulePackage,
+        packed: PackedArchive,
+        believing: TreeExpectation,
+        now: Timestamp,
+    ) -> Result<Result<StoredArchive, Error>, StoreError> {
+        let PackedArchive { staged, pinned_tree: sighting, origin } = packed;
+        match believing {
+            TreeExpectation::Pinned => {
+                let comparison = module_history::compare_and_record(self, key, sighting.clone())?;
+                let accepting = format!("`larder accept {key}`");
+                if let Err(refused) = self.require_pinned_tree(package, key, &sighting, comparison, &accepting) {
+                    staged.discard()?;
+                    return Ok(Err(refused));
+                }
+            }
+            TreeExpectation::Accepted => {
+                module_history::accept(self, key, sighting.clone())?;
+                self.resolve_alarms(crate::mirror::modules::RESOLVED_BY_ACCEPT, &key.module, &key.version);
+            }
+        }
+        let (digest, fast) = staged.hashes();
+        let size_bytes = staged.written();
+        let Ok(verified) = Verified::by_digest(staged, digest, digest) else {
+            return Ok(Err(Error::Interrupted(format!("the archive of {package}"))));
+        };
+        let PinnedTree { tree, commit, packer, source, subdir, .. } = sighting;
+        let how = ProofBasis::Tree(PackedTree { tree, commit, packer, source, subdir });
+        let proof = Proof { how, warnings: Vec::new() };
+        let filename = FileName::parse(ARCHIVE_FILE_NAME).map_err(|e| StoreError::Index(e.to_string()))?;
+        let hashes = PackageHashState::NotYet;
+        let archive = StoredArchive {
+            digest,
+            fast,
+            filename,
+            size_bytes,
+            hashes,
+            proof,
+            zip: ZipOrigin::Published,
+            origin,
+            kept: now,
+            first_kept: None,
+        };
+        {
+            let _lock = self.catalog.digest_lock(&digest).lock();
+            self.store.blobs.publish(verified)?;
+            self.catalog.checked.lock().insert(digest);
+            let named = self.catalog.change_name(Artifact::Module(key.clone()), |name| {
+                // A replaced archive remains for clients that got its digest; it is no longer current.
+                name.put(archive.clone());
+            });
+            // Indexed even if naming failed: eviction can only remove archives that are in the index.
+            self.store.index.archive_stored(&digest, size_bytes, now);
+            named?;
+        }
+        self.bump_module_revision(&key.module);
+        self.enforce_size_limit();
+        Ok(Ok(archive))
+    }
+
+    /// Reserves `bytes` in total and records the validators for a resume. The inner result reports a lack of space.
+    pub(in crate::mirror) async fn reserve_staging_space(
+        self: &Arc<Self>,
+        reservation: &mut Reservation,
+        mut staged: Staged,
+        incoming: &IncomingFile,
+        length: Option<u64>,
+        bytes: u64,
+    ) -> Result<(Staged, Result<(), StoreError>), Error> {
+        match self.reserve(reservation, bytes).await {
+            Ok(()) => {}
+            Err(Error::Store(no_room)) => return Ok((staged, Err(no_room))),
+            Err(error) => return Err(error),
+        }
+        let Validators { etag, last_modified } = incoming.validators.clone();
+        let note = StagedNote { etag, last_modified, length };
+        self.on_disk(move |library| {
+            let taken = match staged.remember(note.clone(), bytes) {
+                Err(full) if full.is_full() => {
+                    let missing = bytes.saturating_sub(staged.written());
+                    library.free_disk_space(missing, &full).and_then(|()| staged.remember(note, bytes))
+                }
+                remembered => remembered,
+            };
+            Ok((staged, taken))
+        })
+        .await
+    }
+
+    /// Returns the `h1:` that a client computes of a stored zip; `None` if it is not a zip that has one.
+    ///
+    /// # Errors
+    /// The disk failed, or the archive is no longer stored.
+    pub async fn package_hash(self: &Arc<Self>, package: &Package, digest: Digest) -> Result<Option<String>, Error> {
+        let mut archive = self.stored_archive(package, digest).await?;
+        if archive.as_ref().is_some_and(|archive| archive.hashes == PackageHashState::NotYet) {
+            self.compute_hashes_queued(package, digest).await?;
+            archive = self.stored_archive(package, digest).await?;
+        }
+        match archive.map(|archive| archive.hashes) {
+            Some(PackageHashState::Known { zip, .. }) => Ok(Some(zip)),
+            Some(PackageHashState::Impossible { .. }) => Ok(None),
+            Some(PackageHashState::NotYet) | None => {
+                Err(self.not_stored_error(&format!("the archive of {package}")).await)
+            }
+        }
+    }
 }
+
+/// The tree that a fetched one is compared with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::mirror) enum TreeExpectation {
+    /// The pinned first-seen tree.
+    Pinned,
+    /// None: an operator accepts the fetched tree.
+    Accepted,
+}
+
+/// A packed archive in staging, not published yet.
+pub(in crate::mirror) struct PackedArchive {
+    pub(in crate::mirror) staged: Staged,
+    pub(in crate::mirror) pinned_tree: PinnedTree,
+    pub(in crate::mirror) origin: String,
+}
+
+pub(in crate::mirror) const ARCHIVE_FILE_NAME: &str = "module.tar.gz";

@@ -1,11 +1,13 @@
 //! First-seen records of module versions. Never evicted: nothing else shows that a tag was moved (DESIGN 6).
 
-use crate::mirror::{AlarmKind, Library};
 use serde::{Deserialize, Serialize};
 
 use crate::address::ModulePackage;
 use crate::clock::Timestamp;
 use crate::digest::Digest;
+use crate::error::Error;
+use crate::mirror::counters::{REPUBLISHED, SEEN_DAMAGED};
+use crate::mirror::{AlarmKind, Library};
 use crate::store::{Durability, Key, Recorded, StoreError};
 use crate::upstream::request::Validators;
 use crate::verify::PackedTree;
@@ -346,4 +348,53 @@ pub(in crate::mirror) fn record_module_before_removal(
     package: &ModulePackage,
 ) -> Result<(), StoreError> {
     read_first_seen(library, package).map(drop)
+}
+
+impl Library {
+    /// Refuses a tree that differs from the pinned one, or whose record is lost, and raises an alarm (DESIGN 6).
+    /// `accepting` is the command that accepts the tree.
+    ///
+    /// # Errors
+    /// [`Error::Unaccepted`] unless the tree is the pinned one.
+    pub(in crate::mirror) fn require_pinned_tree(
+        &self,
+        package: &ModulePackage,
+        key: &ModulePackage,
+        now: &PinnedTree,
+        comparison: TreeComparison,
+        accepting: &str,
+    ) -> Result<(), Error> {
+        let PinnedTree { tree, commit, .. } = now;
+        let commit = commit.as_deref().unwrap_or("none");
+        let (verdict, kind, detail) = match comparison {
+            TreeComparison::Consistent => return Ok(()),
+            TreeComparison::Moved { pinned } => {
+                tracing::error!(%package, %tree, %pinned, commit, "ALARM: upstream has published a module version again, with a tree other than the first-seen one; it is not served until it is accepted");
+                self.runtime.counters.count_unproven(&key.module.host, REPUBLISHED);
+                let elsewhere = if *tree == pinned { ", with the module in another folder" } else { "" };
+                let verdict = format!(
+                    "its tree has digest {tree}, but the first-seen one has {pinned}{elsewhere}: upstream has moved it"
+                );
+                (
+                    verdict,
+                    AlarmKind::Moved,
+                    format!("its tree is {tree} (commit {commit}); it was {pinned} at first{elsewhere}"),
+                )
+            }
+            TreeComparison::Lost => {
+                tracing::error!(%package, %tree, commit, "ALARM: the first-seen record of a module version is damaged, and no stored archive can rebuild it; it is not served until it is accepted");
+                self.runtime.counters.count_unproven(&key.module.host, SEEN_DAMAGED);
+                let verdict = format!(
+                    "its tree has digest {tree}, and its first-seen record is damaged, so a move by upstream cannot be detected"
+                );
+                (
+                    verdict,
+                    AlarmKind::DamagedRecord,
+                    crate::mirror::library::module_history::DAMAGED_RECORD_DETAIL.to_owned(),
+                )
+            }
+        };
+        self.raise_alarm(kind, &key.module, &key.version, detail, now.at);
+        Err(Error::Unaccepted { subject: format!("the archive of {package}"), verdict, command: accepting.to_owned() })
+    }
 }

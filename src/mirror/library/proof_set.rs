@@ -10,10 +10,12 @@ use url::Url;
 use crate::address::Package;
 use crate::clock::Timestamp;
 use crate::digest::{Digest, DigestPrefix};
+use crate::mirror::Library;
 use crate::mirror::archives::ProofFile;
 use crate::mirror::documents::revalidate::Revalidatable;
 use crate::mirror::freshness::Age;
 use crate::mirror::library::record_format as parts;
+use crate::store::{Key, StoreError};
 use crate::upstream::breaker::Origin;
 use crate::upstream::providers::DownloadDocument;
 use crate::upstream::request::Validators;
@@ -230,4 +232,32 @@ impl StoredProofSet {
             sets.into_iter().flatten().flat_map(|set| [&set.body[..], &set.sums[..], &set.signature[..]]).collect();
         parts::write(&record, &parts)
     }
+}
+
+impl Library {
+    /// Reads the stored set, however it was verified.
+    pub(in crate::mirror) fn read_set(&self, package: &Package) -> Result<Option<UsableProofSet>, StoreError> {
+        let key = Key::ProofSet(package.clone());
+        let Some(record) = self.store.records.get(&key)? else { return Ok(None) };
+        let Some(stored_set) = StoredProofSet::read(record, package) else {
+            self.store.records.quarantine(&key)?;
+            return Ok(None);
+        };
+        let fallback = self.only_predecessor_is_stored(&stored_set)?;
+        Ok(Some(UsableProofSet { stored_set: Arc::new(stored_set), fallback }))
+    }
+
+    pub(in crate::mirror) fn only_predecessor_is_stored(
+        &self,
+        stored_set: &StoredProofSet,
+    ) -> Result<Option<Arc<ProofSet>>, StoreError> {
+        let Some((predecessor, _)) = stored_set.predecessor.as_ref() else { return Ok(None) };
+        let holds = |set: &ProofSet| self.store.blobs.is_stored(&set.document.shasum);
+        Ok((!holds(&stored_set.current)? && holds(predecessor)?).then(|| Arc::clone(predecessor)))
+    }
+}
+
+/// The detail of an `imported-differs` alarm.
+pub(in crate::mirror) fn imported_differs(imported: Digest, verified: Digest) -> String {
+    format!("imported without signatures with SHA-256 {imported}; the verified one, {verified}, is served")
 }

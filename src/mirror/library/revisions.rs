@@ -4,7 +4,7 @@
 use std::hash::{BuildHasher, Hash, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::address::{Artifact, Hostname, ModuleAddress, ProviderAddress};
+use crate::address::{Address, Artifact, Hostname, ModuleAddress, ProviderAddress};
 use crate::mirror::Library;
 
 /// The counters. Several addresses share one, which only causes an extra rendering.
@@ -65,5 +65,12 @@ impl Library {
 
     pub(in crate::mirror) fn revision_of(&self, address: &impl Hash) -> &AtomicU64 {
         self.catalog.revisions.of(address)
+    }
+
+    pub(in crate::mirror) fn bump_address_revision(&self, address: &Address) {
+        match address {
+            Address::Provider(provider) => self.bump_revision(provider),
+            Address::Module(module) => self.bump_module_revision(module),
+        }
     }
 }

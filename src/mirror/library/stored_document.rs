@@ -1,6 +1,5 @@
 //! Stored documents: their record format, and how they are fetched, stored and replaced.
 
-use crate::mirror::{Documents, Library};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -9,22 +8,22 @@ use serde_json::value::RawValue;
 use tokio::sync::Semaphore;
 use url::Url;
 
+use crate::address::ModulePackage;
 use crate::clock::Timestamp;
 use crate::digest::{FastHash, FastHasher};
 use crate::error::Error;
 use crate::mirror::counters::ObjectKind;
 use crate::mirror::documents::revalidate::{Aged, FlightResult, Revalidatable};
-use crate::mirror::freshness::{Age, FreshnessDecision, FreshnessRule, RevalidationTarget, decide};
+use crate::mirror::freshness::{Age, FreshnessRule, RevalidationTarget};
 use crate::mirror::library::record_format as parts;
-use crate::mirror::{RequestContext, default_if_gone};
+use crate::mirror::{Library, default_if_gone};
 use crate::store::{Durability, Key, StoreError};
+use crate::upstream::Upstream;
 use crate::upstream::breaker::Origin;
 use crate::upstream::discovery::Discovery;
-use crate::upstream::error::UpstreamError;
 use crate::upstream::memory_budget::MemoryGrant;
 use crate::upstream::providers::VersionList;
-use crate::upstream::request::{Document, Fetched, UpstreamRequest, Validators};
-use crate::upstream::{CredentialScope, Upstream};
+use crate::upstream::request::{Document, Validators};
 
 pub(in crate::mirror) type DocumentFlight = FlightResult<Arc<StoredDocument>>;
 
@@ -286,5 +285,12 @@ impl Library {
 
     pub(in crate::mirror) async fn drop_document(self: &Arc<Self>, key: Key) -> Result<(), Error> {
         self.on_disk(move |library| library.remove_document(&key, Durability::Synced)).await
+    }
+
+    /// True if the cached location says that upstream has deleted the version.
+    pub(in crate::mirror) fn location_is_gone(&self, package: &ModulePackage) -> bool {
+        // An unreadable location counts as not deleted: the archive can be fetched again.
+        let record = self.store.records.get(&Key::ModuleLocation(package.clone())).ok().flatten();
+        record.and_then(StoredDocument::read).is_some_and(|document| document.metadata.gone)
     }
 }

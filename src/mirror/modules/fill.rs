@@ -1,49 +1,30 @@
 //! Fills one module version: locate, fetch, pack, compare with the first-seen tree, commit. A fill outlives its first
 //! caller. Concurrent callers share its result (DESIGN, promise 4).
 
-use crate::mirror::{Library, Modules};
 use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::address::{Artifact, FileName, ModulePackage};
+use crate::address::ModulePackage;
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::mirror::archives::fill::FillGauge;
-use crate::mirror::counters::{ObjectKind, REFUSED_TREE, REPUBLISHED, SEEN_DAMAGED};
+use crate::mirror::counters::{ObjectKind, REFUSED_TREE};
+use crate::mirror::documents::module_location::LocationDocument;
 use crate::mirror::freshness::Age;
-use crate::mirror::library::module_history::{self, PinnedTree, TreeComparison};
-use crate::mirror::library::{PackageHashState, StoredArchive, ZipOrigin};
+use crate::mirror::library::StoredArchive;
+use crate::mirror::library::intake::{PackedArchive, TreeExpectation};
+use crate::mirror::library::module_history::PinnedTree;
 use crate::mirror::modules::fetch::{FetchTreeError, FetchedTree, SourceFetch};
-use crate::mirror::modules::location::LocationDocument;
 use crate::mirror::single_flight::shareable;
-use crate::mirror::{AlarmKind, RequestContext};
+use crate::mirror::{Library, Modules, RequestContext};
 use crate::packaging::{PACKER, PackResult, TreeError, pack, resolve};
 use crate::store::{Staged, StoreError};
-use crate::verify::{PackedTree, Proof, ProofBasis, Verified};
-
-pub(in crate::mirror) const ARCHIVE_FILE_NAME: &str = "module.tar.gz";
 
 /// Bytes evicted at the first attempt to recover from a full disk during a fill.
 const FIRST_EVICTION_BYTES: u64 = 64 << 20;
 /// Maximum bytes evicted for one module: the size of the largest tree allowed.
 const MAX_EVICTION_BYTES: u64 = 4 << 30;
-
-/// The tree that a fetched one is compared with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::mirror) enum TreeExpectation {
-    /// The pinned first-seen tree.
-    Pinned,
-    /// None: an operator accepts the fetched tree.
-    Accepted,
-}
-
-/// A packed archive in staging, not published yet.
-pub(in crate::mirror) struct PackedArchive {
-    staged: Staged,
-    pinned_tree: PinnedTree,
-    origin: String,
-}
 
 impl Modules {
     /// Joins or starts the fill of a version and waits for it.
@@ -178,119 +159,6 @@ impl Modules {
         call: &RequestContext,
     ) -> Result<LocationDocument, Error> {
         self.documents.fetch_location_now(package, Some(seen), call).await?.value.as_location(package)
-    }
-}
-
-impl Library {
-    /// Commits a packed archive in this order, each step synced: first-seen record, blob, name. Only then the index is
-    /// updated (DESIGN, promise 9).
-    fn commit_module(
-        &self,
-        package: &ModulePackage,
-        key: &ModulePackage,
-        packed: PackedArchive,
-        believing: TreeExpectation,
-        now: Timestamp,
-    ) -> Result<Result<StoredArchive, Error>, StoreError> {
-        let PackedArchive { staged, pinned_tree: sighting, origin } = packed;
-        match believing {
-            TreeExpectation::Pinned => {
-                let comparison = module_history::compare_and_record(self, key, sighting.clone())?;
-                let accepting = format!("`larder accept {key}`");
-                if let Err(refused) = self.require_pinned_tree(package, key, &sighting, comparison, &accepting) {
-                    staged.discard()?;
-                    return Ok(Err(refused));
-                }
-            }
-            TreeExpectation::Accepted => {
-                module_history::accept(self, key, sighting.clone())?;
-                self.resolve_alarms(crate::mirror::modules::RESOLVED_BY_ACCEPT, &key.module, &key.version);
-            }
-        }
-        let (digest, fast) = staged.hashes();
-        let size_bytes = staged.written();
-        let Ok(verified) = Verified::by_digest(staged, digest, digest) else {
-            return Ok(Err(Error::Interrupted(format!("the archive of {package}"))));
-        };
-        let PinnedTree { tree, commit, packer, source, subdir, .. } = sighting;
-        let how = ProofBasis::Tree(PackedTree { tree, commit, packer, source, subdir });
-        let proof = Proof { how, warnings: Vec::new() };
-        let filename = FileName::parse(ARCHIVE_FILE_NAME).map_err(|e| StoreError::Index(e.to_string()))?;
-        let hashes = PackageHashState::NotYet;
-        let archive = StoredArchive {
-            digest,
-            fast,
-            filename,
-            size_bytes,
-            hashes,
-            proof,
-            zip: ZipOrigin::Published,
-            origin,
-            kept: now,
-            first_kept: None,
-        };
-        {
-            let _lock = self.catalog.digest_lock(&digest).lock();
-            self.store.blobs.publish(verified)?;
-            self.catalog.checked.lock().insert(digest);
-            let named = self.catalog.change_name(Artifact::Module(key.clone()), |name| {
-                // A replaced archive remains for clients that got its digest; it is no longer current.
-                name.put(archive.clone());
-            });
-            // Indexed even if naming failed: eviction can only remove archives that are in the index.
-            self.store.index.archive_stored(&digest, size_bytes, now);
-            named?;
-        }
-        self.bump_module_revision(&key.module);
-        self.enforce_size_limit();
-        Ok(Ok(archive))
-    }
-
-    /// Refuses a tree that differs from the pinned one, or whose record is lost, and raises an alarm (DESIGN 6).
-    /// `accepting` is the command that accepts the tree.
-    ///
-    /// # Errors
-    /// [`Error::Unaccepted`] unless the tree is the pinned one.
-    pub(in crate::mirror) fn require_pinned_tree(
-        &self,
-        package: &ModulePackage,
-        key: &ModulePackage,
-        now: &PinnedTree,
-        comparison: TreeComparison,
-        accepting: &str,
-    ) -> Result<(), Error> {
-        let PinnedTree { tree, commit, .. } = now;
-        let commit = commit.as_deref().unwrap_or("none");
-        let (verdict, kind, detail) = match comparison {
-            TreeComparison::Consistent => return Ok(()),
-            TreeComparison::Moved { pinned } => {
-                tracing::error!(%package, %tree, %pinned, commit, "ALARM: upstream has published a module version again, with a tree other than the first-seen one; it is not served until it is accepted");
-                self.runtime.counters.count_unproven(&key.module.host, REPUBLISHED);
-                let elsewhere = if *tree == pinned { ", with the module in another folder" } else { "" };
-                let verdict = format!(
-                    "its tree has digest {tree}, but the first-seen one has {pinned}{elsewhere}: upstream has moved it"
-                );
-                (
-                    verdict,
-                    AlarmKind::Moved,
-                    format!("its tree is {tree} (commit {commit}); it was {pinned} at first{elsewhere}"),
-                )
-            }
-            TreeComparison::Lost => {
-                tracing::error!(%package, %tree, commit, "ALARM: the first-seen record of a module version is damaged, and no stored archive can rebuild it; it is not served until it is accepted");
-                self.runtime.counters.count_unproven(&key.module.host, SEEN_DAMAGED);
-                let verdict = format!(
-                    "its tree has digest {tree}, and its first-seen record is damaged, so a move by upstream cannot be detected"
-                );
-                (
-                    verdict,
-                    AlarmKind::DamagedRecord,
-                    crate::mirror::library::module_history::DAMAGED_RECORD_DETAIL.to_owned(),
-                )
-            }
-        };
-        self.raise_alarm(kind, &key.module, &key.version, detail, now.at);
-        Err(Error::Unaccepted { subject: format!("the archive of {package}"), verdict, command: accepting.to_owned() })
     }
 }
 

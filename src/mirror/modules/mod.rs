@@ -15,15 +15,15 @@ pub(in crate::mirror) use crate::mirror::modules::fetch::UNPACK_LIMITS;
 pub(in crate::mirror) use crate::mirror::modules::source_download::StageNames;
 pub(in crate::mirror) use crate::mirror::transfer::bundle::modules::BundledModule;
 
-use crate::address::{Artifact, ModuleAddress, ModulePackage};
+use crate::address::ModulePackage;
 use crate::digest::{Digest, DigestPrefix};
 use crate::error::Error;
+use crate::mirror::AlarmKind;
 use crate::mirror::StoredArchive;
 use crate::mirror::archives::unattended::FillsByClient;
 use crate::mirror::request_context::FlightGroup;
 use crate::mirror::runtime_config::ConfigGeneration;
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
-use crate::mirror::{AlarmKind, RuntimeConfig};
 use crate::mirror::{Documents, Library, Runtime, VerifiedReader};
 use crate::upstream::concurrency_limits::ConcurrencyLimits;
 use std::sync::Arc;

@@ -1,18 +1,18 @@
 //! The version lists that clients see: upstream's, or offline only the versions that can be installed, including stored
 //! versions that upstream's list lacks.
 
-use crate::mirror::Offline;
-use crate::mirror::library::installable::StoredVersions;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::address::{ModuleAddress, Platform, ProviderAddress, Version};
+use crate::address::{ModuleAddress, ModulePackage, Platform, ProviderAddress, Version};
 use crate::error::Error;
+use crate::mirror::documents::pages::latest;
 use crate::mirror::documents::provider_versions::entry_of;
+use crate::mirror::library::installable::StoredVersions;
 use crate::mirror::library::stored_document::StoredDocument;
 use crate::mirror::modules::entry_of_module;
 use crate::mirror::offline::{RequiredPlatforms, STORED_ANSWER_LIFETIME};
-use crate::mirror::{Answer, Connectivity, Outcome, RequestContext};
+use crate::mirror::{Answer, Connectivity, Offline, Outcome, RequestContext};
 use crate::store::Key;
 use crate::upstream::modules::ModuleVersionList;
 use crate::upstream::providers::VersionList;
@@ -246,5 +246,19 @@ impl Offline {
             },
         );
         look.await
+    }
+
+    /// The latest version that a module's list names. A pre-release only if there is no release.
+    pub async fn latest_of_module(
+        self: &Arc<Self>,
+        address: &ModuleAddress,
+        call: &RequestContext,
+    ) -> Result<Answer<ModulePackage>, Error> {
+        let Answer { value, outcome, fresh_until, checked } = self.client_module_versions(address, call).await?;
+        let versions: Vec<Version> = value.versions.into_iter().map(|listed| listed.version).collect();
+        let none = || Error::NotFound(format!("the version list of {address} names no version"));
+        let version = latest(&versions).cloned().ok_or_else(none)?;
+        let value = ModulePackage { module: address.clone(), version };
+        Ok(Answer { value, outcome, fresh_until, checked })
     }
 }

@@ -137,7 +137,7 @@ impl Operations {
         selection: &Selection<ProviderAddress>,
         call: &RequestContext,
     ) -> Result<Vec<AcceptResult>, Error> {
-        self.runtime.forget_not_found(selection);
+        self.runtime.forget_absences(&(&selection.of).into(), &selection.versions);
         let AcceptTargets { packages, unlisted } = self.packages_to_accept(selection, call).await?;
         let fetching = packages.into_iter().map(|package| async move {
             let fetched = self.current_set(&package, call).await;

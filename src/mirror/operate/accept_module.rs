@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use crate::address::{ModuleAddress, ModulePackage, Versions};
 use crate::error::Error;
+use crate::mirror::library::intake::TreeExpectation;
 use crate::mirror::library::module_history::{self, FirstSeenLookup};
-use crate::mirror::modules::fill::TreeExpectation;
 use crate::mirror::{AcceptOutcome, AcceptResult, RequestContext};
 use crate::upstream::source::PackageSource;
 

@@ -5,8 +5,6 @@ pub(in crate::mirror) mod accept_module;
 pub(in crate::mirror) mod gauges;
 pub(in crate::mirror) mod pin;
 pub(in crate::mirror) mod purge;
-pub(in crate::mirror) mod purge_module;
-pub(in crate::mirror) mod purge_pages;
 pub(in crate::mirror) mod refresh;
 pub(in crate::mirror) mod rehash;
 pub(in crate::mirror) mod scrub;

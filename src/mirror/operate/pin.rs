@@ -1,14 +1,12 @@
 //! Pins and unpins packages for an operator. A pinned package is never evicted.
 
-use crate::mirror::{Library, Operations};
-use std::collections::BTreeSet;
+use crate::mirror::Operations;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 use crate::address::{Artifact, PackageRef, PackageSelector};
 use crate::error::Error;
-use crate::store::{Key, StoreError};
 
 /// The requested change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,41 +108,5 @@ impl Operations {
         pin: PinChange,
     ) -> Result<Vec<PinResult>, Error> {
         self.library.on_disk(move |library| library.pin_each(&packages, pin)).await
-    }
-}
-
-impl Library {
-    fn pin_each(&self, packages: &[Artifact], pin: PinChange) -> Result<Vec<PinResult>, StoreError> {
-        let _nothing_is_evicted = self.evictor.block_evictions();
-        let mut pinned = Vec::with_capacity(packages.len());
-        for package in packages {
-            let is_held = self.is_held(package)?;
-            let mut outcome = PinOutcome::NotHeld;
-            self.catalog.change_name(package, |name| {
-                // A pin can be lifted even if the archive was lost.
-                if is_held || (name.pinned && pin == PinChange::Lift) {
-                    let before = std::mem::replace(&mut name.pinned, pin == PinChange::Set);
-                    outcome = match pin {
-                        _ if before == name.pinned => PinOutcome::AsBefore,
-                        PinChange::Set => PinOutcome::Pinned,
-                        PinChange::Lift => PinOutcome::Unpinned,
-                    };
-                }
-            })?;
-            if matches!(outcome, PinOutcome::Pinned | PinOutcome::Unpinned) {
-                tracing::info!(%package, ?outcome, "told by the operator");
-            }
-            pinned.push(PinResult { package: package.into(), outcome });
-        }
-        Ok(pinned)
-    }
-
-    fn is_held(&self, package: &Artifact) -> Result<bool, StoreError> {
-        for archive in &self.catalog.name(package)?.archives {
-            if self.store.blobs.is_stored(&archive.digest)? {
-                return Ok(true);
-            }
-        }
-        Ok(false)
     }
 }

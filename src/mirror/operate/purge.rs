@@ -1,19 +1,23 @@
 //! Purges documents, proof sets, names and archives for an operator. First-seen records stay, so that a republished
 //! version is still noticed.
 
-use crate::mirror::{Library, Operations};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use url::Url;
 
-use crate::address::{Package, PackageRef, PackageSelector, ProviderAddress, Selection, Versions};
+use crate::address::{
+    Address, Artifact, ModuleAddress, Package, PackageRef, PackageSelector, ProviderAddress, Version, Versions,
+};
 use crate::clock::Timestamp;
+use crate::digest::Digest;
 use crate::error::Error;
-use crate::mirror::RequestContext;
 use crate::mirror::library::UnrecordedSet;
+use crate::mirror::library::module_history::record_module_before_removal;
 use crate::mirror::library::proof_set::UsableProofSet;
 use crate::mirror::library::stored_document::StoredDocument;
+use crate::mirror::{Library, Operations, RequestContext};
 use crate::store::{Durability, Key, StoreError};
 
 /// The result of a purge.
@@ -65,156 +69,227 @@ impl Operations {
     ) -> Result<PurgeResult, Error> {
         let (selector, now) = (selector.clone(), call.now);
         // One task that is never cut short: the client may disconnect, and the result must be logged.
-        self.library
-            .on_complete_index(move |library| {
-                let mut purged =
-                    PurgeResult { package: (&selector).into(), seen_is_kept: true, ..PurgeResult::default() };
-                let ended = match &selector {
-                    PackageSelector::Provider(selection) => {
-                        let ended = library.purge_from_disk(selection, &mut purged, now).and_then(|()| {
-                            let left = library.store.records.packages_with_names(&selection.of)?;
-                            let left = left.into_iter().map(|package| package.version).collect();
-                            library.resolve_purged(&selection.of, &selection.versions, &left);
-                            Ok(())
-                        });
-                        library.runtime.forget_not_found(selection);
-                        library.bump_revision(&selection.of);
-                        ended
-                    }
-                    PackageSelector::Module(selection) => library.purge_module(selection, &mut purged, now),
-                };
-                let ended = ended.and_then(|()| library.purge_pages(&selector, &mut purged));
-                let PurgeResult { archives, documents, .. } = purged;
-                match &ended {
-                    Ok(()) => tracing::warn!(%selector, archives, documents, "purged by the operator"),
-                    Err(error) => tracing::error!(%selector, archives, documents, %error, "a purge ended early"),
-                }
-                ended.map(|()| purged)
-            })
-            .await
+        let work = self.library.on_complete_index(move |library| {
+            let purged = PurgeResult { package: (&selector).into(), seen_is_kept: true, ..PurgeResult::default() };
+            let mut purge = Purge { library, now, purged };
+            let ended = purge.selection(&selector);
+            let PurgeResult { archives, documents, .. } = purge.purged;
+            match &ended {
+                Ok(()) => tracing::warn!(%selector, archives, documents, "purged by the operator"),
+                Err(error) => tracing::error!(%selector, archives, documents, %error, "a purge ended early"),
+            }
+            ended.map(|()| purge.purged)
+        });
+        work.await
     }
 }
 
-impl Library {
-    fn purge_from_disk(
-        &self,
-        selection: &Selection<ProviderAddress>,
-        purged: &mut PurgeResult,
-        now: Timestamp,
-    ) -> Result<(), StoreError> {
-        let provider = &selection.of;
-        // The lock keeps out new pins: a package that is not pinned here stays so until it is removed.
-        let _nothing_is_pinned = self.evictor.block_evictions();
-        // Everything verified must be recorded before anything is removed.
-        let mut spared = BTreeSet::new();
-        for UnrecordedSet { package, error } in self.histories.record_stored(provider)? {
-            if selection.versions.include(&package.version) {
-                let left = "its proof set is the only record of its digests, and cannot be read";
-                purged.left.push(format!("{package}: {left}: {error}"));
-                spared.insert(package);
+struct Purge<'a> {
+    library: &'a Library,
+    now: Timestamp,
+    purged: PurgeResult,
+}
+
+impl Purge<'_> {
+    fn selection(&mut self, selector: &PackageSelector) -> Result<(), StoreError> {
+        let library = self.library;
+        {
+            // The lock keeps out new pins: a package that is not pinned here stays so until it is removed.
+            let _no_new_pins = library.evictor.block_evictions();
+            match selector {
+                PackageSelector::Provider(selection) => self.address(&(&selection.of).into(), &selection.versions)?,
+                PackageSelector::Module(selection) => {
+                    for module in library.runtime.config().keys_of(&selection.of) {
+                        self.address(&Address::Module(module), &selection.versions)?;
+                    }
+                }
             }
         }
-        let pinned = self.purge_archives(selection, &spared, purged)?;
-        purged.pinned = pinned.iter().map(ToString::to_string).collect();
+        self.pages(selector)
+    }
+
+    fn address(&mut self, address: &Address, versions: &Versions) -> Result<(), StoreError> {
+        let library = self.library;
+        let ended = self.versions(address, versions).and_then(|()| {
+            let left = library.named_artifacts(address)?.iter().map(|artifact| artifact.version().clone()).collect();
+            library.resolve_purged(address.clone(), versions, &left);
+            Ok(())
+        });
+        library.runtime.forget_absences(address, versions);
+        library.bump_address_revision(address);
+        ended
+    }
+
+    fn versions(&mut self, address: &Address, versions: &Versions) -> Result<(), StoreError> {
+        let library = self.library;
+        let mut spared = self.unrecorded(address, versions)?;
+        let pinned = self.archives(address, versions, &spared)?;
+        self.purged.pinned.extend(pinned.iter().map(ToString::to_string));
         spared.extend(pinned);
-        for package in self.store.records.packages_with_sets(provider)? {
-            if !selection.versions.include(&package.version) || spared.contains(&package) {
-                continue;
-            }
+        for (artifact, document) in library.package_documents(address)? {
+            let is_meant = versions.include(artifact.version()) && !spared.contains(&artifact);
             // A download may have landed since. Its archive keeps the set that proves it.
-            if self.catalog.name(&package)?.archives.is_empty() {
-                self.purge_document(&Key::ProofSet(package), purged)?;
+            if is_meant && library.catalog.name(&artifact)?.archives.is_empty() {
+                self.document(&document)?;
             }
         }
-        let list = Key::ProviderVersions(provider.clone());
-        match &selection.versions {
-            Versions::All if spared.is_empty() => self.purge_document(&list, purged),
-            versions if spared.is_empty() => self.unlist_dropped(&list, versions, now),
+        let list = Key::version_list(address);
+        match versions {
+            Versions::All if spared.is_empty() => self.document(&list),
+            versions if spared.is_empty() => self.unlist_dropped(&list, versions),
             _ => Ok(()),
         }
     }
 
+    /// Records everything verified before anything is removed. Returns the packages that must stay, because nothing
+    /// else records what they prove.
+    fn unrecorded(&mut self, address: &Address, versions: &Versions) -> Result<BTreeSet<Artifact>, StoreError> {
+        let mut spared = BTreeSet::new();
+        match address {
+            Address::Provider(provider) => {
+                for UnrecordedSet { package, error } in self.library.histories.record_stored(provider)? {
+                    if versions.include(&package.version) {
+                        let reason = "its proof set is the only record of its digests, and cannot be read";
+                        self.purged.left.push(format!("{package}: {reason}: {error}"));
+                        spared.insert(Artifact::Provider(package));
+                    }
+                }
+            }
+            Address::Module(module) => {
+                for package in self.library.store.records.module_packages_with_names(module)? {
+                    if versions.include(&package.version) {
+                        record_module_before_removal(self.library, &package)?;
+                    }
+                }
+            }
+        }
+        Ok(spared)
+    }
+
     /// Removes the selected names, and the archives that no other name lists. Returns the pinned packages.
-    fn purge_archives(
-        &self,
-        selection: &Selection<ProviderAddress>,
-        spared: &BTreeSet<Package>,
-        purged: &mut PurgeResult,
-    ) -> Result<BTreeSet<Package>, StoreError> {
-        let index = &self.store.index;
+    fn archives(
+        &mut self,
+        address: &Address,
+        versions: &Versions,
+        spared: &BTreeSet<Artifact>,
+    ) -> Result<BTreeSet<Artifact>, StoreError> {
+        let (library, index) = (self.library, &self.library.store.index);
         index.needs_to_be_whole()?;
         if let Some(unreadable) = index.unreadable_name() {
             // It may list any archive, so none could be removed, and no name may be removed either.
             return Err(unreadable);
         }
         // No archive is stored or removed meanwhile.
-        let _locks = self.catalog.lock_all_digests();
-        let records = &self.store.records;
-        let mut packages: BTreeSet<Package> = records.packages_with_names(&selection.of)?.into_iter().collect();
-        packages.extend(records.packages_with_sets(&selection.of)?);
-        packages.retain(|package| selection.versions.include(&package.version) && !spared.contains(package));
-        let mut digests = BTreeSet::new();
-        let mut pinned = BTreeSet::new();
-        for package in &packages {
-            let name = self.catalog.name(package)?;
+        let _locks = library.catalog.lock_all_digests();
+        let mut selected: BTreeSet<Artifact> = library.named_artifacts(address)?.into_iter().collect();
+        if let Address::Provider(_) = address {
+            selected.extend(library.package_documents(address)?.into_iter().map(|(artifact, _)| artifact));
+        }
+        selected.retain(|artifact| versions.include(artifact.version()) && !spared.contains(artifact));
+        let (mut pinned, mut digests) = (BTreeSet::new(), BTreeSet::new());
+        for artifact in selected {
+            let name = library.catalog.name(&artifact)?;
             if name.pinned {
-                pinned.insert(package.clone());
+                pinned.insert(artifact);
                 continue;
             }
             digests.extend(name.archives.iter().map(|archive| archive.digest));
-            // After a crash, an archive that a set lists may be stored without a name.
-            match self.read_set(package) {
-                Ok(Some(UsableProofSet { stored_set, .. })) => {
-                    let predecessor = stored_set.predecessor.as_ref().map(|(set, _)| set);
-                    digests.extend(predecessor.into_iter().chain([&stored_set.current]).map(|set| set.document.shasum));
-                }
-                Ok(None) => {}
-                Err(StoreError::Gone) => return Err(StoreError::Gone),
-                Err(reason) => purged.unreadable.push(format!("the proof set of {package}: {reason}")),
+            if let Artifact::Provider(package) = &artifact {
+                digests.extend(self.digests_of_set(package)?);
             }
-            self.catalog.change_name(package, |name| name.archives.clear())?;
+            library.catalog.change_name(&artifact, |name| name.archives.clear())?;
         }
         for digest in digests {
-            let Some(blob) = self.store.blobs.get(&digest)? else { continue };
+            let Some(blob) = library.store.blobs.get(&digest)? else { continue };
             if !index.names_of(&digest)?.is_empty() {
-                purged.shared += 1;
+                self.purged.shared += 1;
                 continue;
             }
-            self.store.blobs.remove(&digest, Durability::Synced)?;
+            library.store.blobs.remove(&digest, Durability::Synced)?;
             index.archive_gone(&digest);
-            self.catalog.checked.lock().remove(&digest);
-            purged.archives += 1;
-            purged.archive_bytes += blob.size_bytes();
+            library.catalog.checked.lock().remove(&digest);
+            self.purged.archives += 1;
+            self.purged.archive_bytes += blob.size_bytes();
         }
         Ok(pinned)
     }
 
+    /// The archives that a stored set lists: after a crash, one may be stored without a name.
+    fn digests_of_set(&mut self, package: &Package) -> Result<Vec<Digest>, StoreError> {
+        match self.library.read_set(package) {
+            Ok(Some(UsableProofSet { stored_set, .. })) => {
+                let predecessor = stored_set.predecessor.as_ref().map(|(set, _)| set);
+                Ok(predecessor.into_iter().chain([&stored_set.current]).map(|set| set.document.shasum).collect())
+            }
+            Ok(None) => Ok(Vec::new()),
+            Err(StoreError::Gone) => Err(StoreError::Gone),
+            Err(reason) => {
+                self.purged.unreadable.push(format!("the proof set of {package}: {reason}"));
+                Ok(Vec::new())
+            }
+        }
+    }
+
+    /// Purges the details pages of the selected versions, and that of the latest one. Lists name others too, and stay
+    /// until they are revalidated.
+    fn pages(&mut self, selector: &PackageSelector) -> Result<(), StoreError> {
+        for page in self.library.store.records.pages_of(selector.host())? {
+            // A page's key is a digest, so only its URL shows its subject.
+            let document = self.library.store.records.get(&page)?.and_then(StoredDocument::read);
+            if document.is_some_and(|document| has_details_of(selector, &document.metadata.asked)) {
+                self.document(&page)?;
+            }
+        }
+        self.library.bump_pages_revision(selector.host());
+        Ok(())
+    }
+
+    fn document(&mut self, key: &Key) -> Result<(), StoreError> {
+        let size_bytes = self.library.store.index.document_bytes(key)?;
+        self.library.remove_document(key, Durability::Synced)?;
+        if size_bytes > 0 {
+            self.purged.documents += 1;
+            self.purged.document_bytes += size_bytes;
+        }
+        Ok(())
+    }
+
     /// Removes versions from a list that upstream has dropped: they were only listed because they were stored. The rest
     /// of the list stays.
-    pub(in crate::mirror) fn unlist_dropped(
-        &self,
-        list: &Key,
-        versions: &Versions,
-        now: Timestamp,
-    ) -> Result<(), StoreError> {
-        let _lock = self.catalog.record_lock(list).lock();
-        let Some(document) = self.store.records.get(list)?.and_then(StoredDocument::read) else { return Ok(()) };
+    fn unlist_dropped(&self, list: &Key, versions: &Versions) -> Result<(), StoreError> {
+        let library = self.library;
+        let _lock = library.catalog.record_lock(list).lock();
+        let Some(document) = library.store.records.get(list)?.and_then(StoredDocument::read) else { return Ok(()) };
         if document.dropped().is_empty() {
             return Ok(());
         }
         let record = document.without_dropped(versions).write();
-        let size_bytes = self.store.records.put(list, &record, Durability::Lazy)?;
-        self.store.index.document_stored(list, size_bytes, now);
+        let size_bytes = library.store.records.put(list, &record, Durability::Lazy)?;
+        library.store.index.document_stored(list, size_bytes, self.now);
         Ok(())
     }
+}
 
-    pub(in crate::mirror) fn purge_document(&self, key: &Key, purged: &mut PurgeResult) -> Result<(), StoreError> {
-        let size_bytes = self.store.index.document_bytes(key)?;
-        self.remove_document(key, Durability::Synced)?;
-        if size_bytes > 0 {
-            purged.documents += 1;
-            purged.document_bytes += size_bytes;
+/// Returns true if the URL has details of the selection, ignoring case. A module whose name differs only in case loses
+/// a page at most.
+fn has_details_of(selector: &PackageSelector, url: &Url) -> bool {
+    let (names, versions): (&[&str], &Versions) = match selector {
+        PackageSelector::Module(selection) => {
+            let ModuleAddress { namespace, name, system, .. } = &selection.of;
+            (&[namespace.as_str(), name.as_str(), system.as_str()], &selection.versions)
         }
-        Ok(())
-    }
+        PackageSelector::Provider(selection) => {
+            let ProviderAddress { namespace, type_, .. } = &selection.of;
+            (&[namespace.as_str(), type_.as_str()], &selection.versions)
+        }
+    };
+    let path: Vec<&str> = url.path_segments().into_iter().flatten().collect();
+    let ends_in_them = |path: &[&str]| {
+        let is_it = |(part, name): (&&str, &&str)| part.eq_ignore_ascii_case(name);
+        path.len() >= names.len() && path[path.len() - names.len()..].iter().zip(names).all(is_it)
+    };
+    let of_a_version = |(last, before): (&&str, &[&str])| {
+        Version::parse_lenient(last).is_ok_and(|version| versions.include(&version)) && ends_in_them(before)
+    };
+    url.query().is_none() && (ends_in_them(&path) || path.split_last().is_some_and(of_a_version))
 }

@@ -1,17 +1,17 @@
 //! Revalidates a provider's version list and stored proof sets for an operator, whatever their age.
 
-use crate::mirror::{Library, Operations, Runtime};
 use std::sync::Arc;
 
 use futures_util::{StreamExt, stream};
 use serde::{Deserialize, Serialize};
 
-use crate::address::{Package, PackageRef, PackageSelector, ProviderAddress, Selection};
+use crate::address::{ModuleAddress, ModulePackage, Package, PackageRef, PackageSelector, ProviderAddress, Selection};
 use crate::error::Error;
 use crate::mirror::documents::revalidate::FlightResult;
 use crate::mirror::library::proof_set::StoredProofSet;
+use crate::mirror::modules::recheck::RecheckMode;
 use crate::mirror::proof_sets::ProofSetRefresh;
-use crate::mirror::{FetchReason, RequestContext};
+use crate::mirror::{FetchReason, Operations, RequestContext};
 use crate::store::Key;
 use crate::upstream::Upstream;
 
@@ -92,7 +92,7 @@ impl Operations {
         call: &RequestContext,
     ) -> Result<Vec<RefreshResult>, Error> {
         let upstream = Arc::clone(call.upstream(&selection.of.host)?);
-        self.runtime.forget_not_found(selection);
+        self.runtime.forget_absences(&(&selection.of).into(), &selection.versions);
         let mut refreshed = Vec::new();
         // An operator's request is sent even during backoff, so the location is refreshed first.
         if let Err(error) = self.documents.refresh_discovery(&selection.of.host, call).await {
@@ -146,21 +146,58 @@ impl Operations {
             before.is_some_and(|before| before.current.has_same_files(&now.current))
         }))
     }
-}
 
-impl Library {
-    /// The selected packages whose sets are stored.
-    pub(in crate::mirror) async fn packages_with_sets_in(
+    /// Refetches the version list and the cached locations, and checks that each stored version still resolves to the
+    /// pinned tree.
+    pub(in crate::mirror) async fn refresh_module(
         self: &Arc<Self>,
-        selection: &Selection<ProviderAddress>,
-    ) -> Result<Vec<Package>, Error> {
-        let selection = selection.clone();
-        self.on_disk(move |library| {
-            let mut packages = library.store.records.packages_with_sets(&selection.of)?;
-            packages.retain(|package| selection.versions.include(&package.version));
-            packages.sort();
-            Ok(packages)
-        })
-        .await
+        selection: &Selection<ModuleAddress>,
+        call: &RequestContext,
+    ) -> Result<Vec<RefreshResult>, Error> {
+        let _upstream = Arc::clone(call.upstream(&selection.of.host)?);
+        let key = call.config.key_of(&selection.of);
+        self.runtime.forget_absences(&(&key).into(), &selection.versions);
+        let failed = |error: Error| RefreshOutcome::Failed { error: error.to_string() };
+        let mut refreshed = Vec::new();
+        if let Err(error) = self.documents.refresh_discovery(&selection.of.host, call).await {
+            let package = PackageRef::discovery(&selection.of.host);
+            refreshed.push(RefreshResult { package, news: failed(error) });
+        }
+        let list = PackageRef::version_list(&selection.of);
+        let before = self.library.stored_document(&Key::ModuleVersions(key.clone())).await?;
+        let seen = before.as_ref().map(|stored| stored.age);
+        let flight = self.documents.fetch_module_versions_now(&selection.of, seen, call).await;
+        let news = RefreshOutcome::of(flight, |now| before.is_some_and(|before| before.value.has_same_content(now)));
+        refreshed.push(RefreshResult { package: list, news });
+        let (owned_key, versions) = (key.clone(), selection.versions.clone());
+        let stored = self
+            .library
+            .on_disk(move |library| library.store.records.module_packages_with_locations(&owned_key))
+            .await?;
+        for key in stored.into_iter().filter(|package| versions.include(&package.version)) {
+            let package = ModulePackage { module: selection.of.clone(), version: key.version.clone() };
+            let news = self.refresh_location(&package, &key, call).await.unwrap_or_else(failed);
+            refreshed.push(RefreshResult { package: (&key).into(), news });
+        }
+        Ok(refreshed)
+    }
+
+    pub(in crate::mirror) async fn refresh_location(
+        self: &Arc<Self>,
+        package: &ModulePackage,
+        key: &ModulePackage,
+        call: &RequestContext,
+    ) -> Result<RefreshOutcome, Error> {
+        let before = self.library.stored_document(&Key::ModuleLocation(key.clone())).await?;
+        let seen = before.as_ref().map(|stored| stored.age);
+        let flight = self.documents.fetch_location_now(package, seen, call).await;
+        if let Ok(fetched) = &flight
+            && !fetched.age.gone
+            && self.library.stored_module(key).await?.is_some()
+        {
+            let location = Arc::clone(&fetched.value).as_location(package)?;
+            self.modules.recheck(package, key, &location, RecheckMode::Always, call).await?;
+        }
+        Ok(RefreshOutcome::of(flight, |now| before.is_some_and(|before| before.value.has_same_content(now))))
     }
 }

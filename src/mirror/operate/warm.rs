@@ -1,12 +1,9 @@
 //! The steps of a warm-up: fetch the version list, the proof set and the archive of a package, and sync them to disk. A
 //! warm-up waits where an upstream asks for a delay, and stays within the upstream's rate budget.
 
-use crate::mirror::{Library, Operations, Runtime, VerifiedReader};
 use std::sync::Arc;
 
-use url::Url;
-
-use crate::address::{Artifact, Hostname, Package, ProviderAddress};
+use crate::address::{Artifact, Package, ProviderAddress};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
@@ -15,13 +12,11 @@ use crate::mirror::archives::archive_request::ArchiveRequest;
 use crate::mirror::archives::tail_stream::FillProgress;
 use crate::mirror::archives::verified_open::OpenOutcome;
 use crate::mirror::documents::revalidate::Revalidatable;
+use crate::mirror::library::StoredArchive;
 use crate::mirror::library::proof_set::ProofSet;
-use crate::mirror::library::{PackageHashState, StoredArchive};
-use crate::mirror::proof_sets;
-use crate::mirror::request_context::CallerKind;
-use crate::mirror::{Answer, Connectivity, Outcome, RequestContext, Urgency};
-use crate::store::{Key, Recorded, StoreError};
-use crate::upstream::backoff::BudgetPurpose;
+use crate::mirror::request_context::or_retry_later;
+use crate::mirror::{Connectivity, Operations, Urgency, VerifiedReader, proof_sets};
+use crate::store::Key;
 use crate::upstream::breaker::Origin;
 use crate::upstream::providers::VersionList;
 
@@ -191,49 +186,6 @@ impl Operations {
     }
 }
 
-impl Library {
-    /// Returns the `h1:` that a client computes of a stored zip; `None` if it is not a zip that has one.
-    ///
-    /// # Errors
-    /// The disk failed, or the archive is no longer stored.
-    pub async fn package_hash(self: &Arc<Self>, package: &Package, digest: Digest) -> Result<Option<String>, Error> {
-        let mut archive = self.stored_archive(package, digest).await?;
-        if archive.as_ref().is_some_and(|archive| archive.hashes == PackageHashState::NotYet) {
-            self.compute_hashes_queued(package, digest).await?;
-            archive = self.stored_archive(package, digest).await?;
-        }
-        match archive.map(|archive| archive.hashes) {
-            Some(PackageHashState::Known { zip, .. }) => Ok(Some(zip)),
-            Some(PackageHashState::Impossible { .. }) => Ok(None),
-            Some(PackageHashState::NotYet) | None => {
-                Err(self.not_stored_error(&format!("the archive of {package}")).await)
-            }
-        }
-    }
-
-    /// Syncs the documents that a warmed package needs, so that they survive a power cut. They were written without a
-    /// sync, unlike the archive and its name.
-    ///
-    /// # Errors
-    /// [`Error::NotKept`] where one is not stored, so that an `init` would have to ask upstream.
-    pub async fn sync_warmed(self: &Arc<Self>, package: &Package, digest: Digest) -> Result<(), Error> {
-        let keys = required_documents(package, self.runtime.connectivity());
-        let synced = self.on_disk(move |library| {
-            for (key, subject) in keys {
-                if !library.store.records.sync(&key)? {
-                    return Ok(Some(subject));
-                }
-            }
-            Ok(None)
-        });
-        match synced.await? {
-            Some(subject) => Err(self.not_stored_error(&subject).await),
-            None if self.is_installable(package, digest).await? => Ok(()),
-            None => Err(self.not_stored_error(&format!("the archive of {package}")).await),
-        }
-    }
-}
-
 impl VerifiedReader {
     /// Checks a stored archive as before an answer. A damaged one is quarantined.
     pub async fn is_sound(
@@ -250,113 +202,5 @@ impl VerifiedReader {
             self.open_stored(artifact, archive, &self.runtime.job_context(now)).await?,
             OpenOutcome::Checked(_)
         ))
-    }
-}
-
-impl Library {
-    /// Returns true if a package can be installed from the store, with this archive.
-    pub async fn is_installable(self: &Arc<Self>, package: &Package, digest: Digest) -> Result<bool, Error> {
-        let owned_package = package.clone();
-        self.on_disk(move |library| {
-            for (key, _) in required_documents(&owned_package, library.runtime.connectivity()) {
-                if matches!(library.store.records.read(&key)?, Recorded::Absent | Recorded::Damaged) {
-                    return Ok(false);
-                }
-            }
-            let Some(set) = library.read_set(&owned_package)? else { return Ok(false) };
-            let sets = [Some(&set.stored_set.current), set.fallback.as_ref()];
-            let is_proven = sets.into_iter().flatten().any(|set| set.document.shasum == digest);
-            Ok(is_proven
-                && library.catalog.name(&owned_package)?.get(&digest).is_some()
-                && library.store.blobs.is_stored(&digest)?)
-        })
-        .await
-    }
-
-    /// The error for an object that was stored before and is missing now.
-    pub async fn not_stored_error(self: &Arc<Self>, subject: &str) -> Error {
-        match self.on_disk(|library| library.store.check()).await {
-            Err(gone @ Error::Store(StoreError::Gone)) => gone,
-            Err(_) | Ok(()) => Error::NotKept(subject.to_owned()),
-        }
-    }
-}
-
-impl Runtime {
-    /// Returns a message about an answer that upstream did not confirm.
-    ///
-    /// # Errors
-    /// [`Error::HeldBack`] where upstream asked for a delay: the job tries again after it.
-    pub(in crate::mirror) fn unconfirmed<T>(
-        &self,
-        subject: &str,
-        host: &Hostname,
-        origins: &[Origin],
-        answer: &Answer<T>,
-        call: &RequestContext,
-    ) -> Result<Option<String>, Error> {
-        if answer.outcome != Outcome::Stale {
-            return Ok(None);
-        }
-        if self.connectivity() == Connectivity::Online
-            && call.caller != CallerKind::PlanStep
-            && let Some(until) = call.config.outbound.retry_after_until(host, origins, call.now)
-        {
-            return Err(Error::HeldBack { subject: subject.to_owned(), until });
-        }
-        let since = match answer.checked {
-            Timestamp(0) => String::new(),
-            checked => format!(", and last confirmed it at {}", checked.date_time()),
-        };
-        Ok(Some(format!("upstream could not be asked about {subject}{since}: there may be a newer one")))
-    }
-
-    /// Checks that a job may fetch something that is not stored, at a cost of `requests`.
-    pub(in crate::mirror) fn charge_job(
-        &self,
-        subject: &str,
-        host: &Hostname,
-        origins: &[Origin],
-        requests: u32,
-        call: &RequestContext,
-    ) -> Result<(), Error> {
-        if requests == 0 || self.connectivity() == Connectivity::Offline {
-            return Ok(());
-        }
-        if let Some(until) = call.config.outbound.retry_after_until(host, origins, call.now) {
-            return Err(Error::HeldBack { subject: subject.to_owned(), until });
-        }
-        let has_room = call.config.outbound.spend(host, BudgetPurpose::Job, requests, call.now);
-        if has_room { Ok(()) } else { Err(Error::Spared(subject.to_owned())) }
-    }
-}
-
-/// The documents that a package needs besides its archive and name, each with a description. Offline, version lists are
-/// built from the store and no discovery document is used, so only the proof set is needed.
-fn required_documents(package: &Package, link: Connectivity) -> Vec<(Key, String)> {
-    let provider = &package.provider;
-    let mut keys = vec![(Key::ProofSet(package.clone()), proof_sets::describe_set(package))];
-    if link == Connectivity::Online {
-        keys.push((Key::Discovery(provider.host.clone()), format!("the discovery document of {}", provider.host)));
-        keys.push((Key::ProviderVersions(provider.clone()), format!("the version list of {provider}")));
-    }
-    keys
-}
-
-/// Returns the error of a fetch, or the time to try again if upstream asked for a delay.
-pub(in crate::mirror) fn or_retry_later(
-    subject: &str,
-    host: &Hostname,
-    origins: &[Origin],
-    error: Error,
-    call: &RequestContext,
-) -> Error {
-    let Error::Upstream(failed) = &error else { return error };
-    // A redirect may have led to an origin that is not in the list.
-    let last = Url::parse(&failed.origin).ok().map(|url| Origin::of(&url));
-    let origins: Vec<Origin> = origins.iter().cloned().chain(last).collect();
-    match call.config.outbound.retry_after_until(host, &origins, call.now) {
-        Some(until) => Error::HeldBack { subject: subject.to_owned(), until },
-        None => error,
     }
 }

@@ -1,18 +1,17 @@
 //! The warm-up of a module: its list, location and archive, fetched as `init` needs them and synced to disk.
 
-use crate::mirror::{Library, Operations};
+use crate::mirror::Operations;
 use std::sync::Arc;
 
 use crate::address::{ModuleAddress, ModulePackage};
 use crate::clock::Timestamp;
-use crate::digest::Digest;
 use crate::error::Error;
+use crate::mirror::documents::module_location::location_label;
 use crate::mirror::documents::revalidate::Revalidatable;
 use crate::mirror::library::StoredArchive;
-use crate::mirror::modules::location::location_label;
-use crate::mirror::operate::warm::or_retry_later;
+use crate::mirror::request_context::or_retry_later;
 use crate::mirror::{Connectivity, Urgency, WarmedArchive, WarmedDocument};
-use crate::store::{Key, Recorded};
+use crate::store::Key;
 use crate::upstream::breaker::Origin;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::modules::ModuleVersionList;
@@ -124,58 +123,4 @@ impl Operations {
         let list = self.library.stored_document(&Key::ModuleVersions(module.clone())).await?;
         Ok(list.map(|list| list.value.origins()).unwrap_or_default())
     }
-}
-
-impl Library {
-    /// Syncs everything that was warmed for a version, so that it survives a power cut.
-    ///
-    /// # Errors
-    /// [`Error::NotKept`] if some of it is no longer stored, so that `init` would need upstream.
-    pub async fn sync_module(self: &Arc<Self>, package: &ModulePackage, digest: Digest) -> Result<(), Error> {
-        let keys = required_records(&self.runtime.config().key_of_package(package), self.runtime.connectivity());
-        let synced = self.on_disk(move |library| {
-            for (key, subject) in keys {
-                if !library.store.records.sync(&key)? {
-                    return Ok(Some(subject));
-                }
-            }
-            Ok(None)
-        });
-        match synced.await? {
-            Some(subject) => Err(self.not_stored_error(&subject).await),
-            None if self.is_module_installable(package, digest).await? => Ok(()),
-            None => Err(self.not_stored_error(&format!("the archive of {package}")).await),
-        }
-    }
-
-    /// True if a version with this archive can be installed from the store alone.
-    pub async fn is_module_installable(
-        self: &Arc<Self>,
-        package: &ModulePackage,
-        digest: Digest,
-    ) -> Result<bool, Error> {
-        let key = self.runtime.config().key_of_package(package);
-        self.on_disk(move |library| {
-            for (record, _) in required_records(&key, library.runtime.connectivity()) {
-                if matches!(library.store.records.read(&record)?, Recorded::Absent | Recorded::Damaged) {
-                    return Ok(false);
-                }
-            }
-            Ok(library.catalog.name(&key)?.get(&digest).is_some() && library.store.blobs.is_stored(&digest)?)
-        })
-        .await
-    }
-}
-
-/// The records that installing a version needs, besides its archive and its name, each with its description. Offline,
-/// lists and locations are made from the stored archives.
-fn required_records(key: &ModulePackage, link: Connectivity) -> Vec<(Key, String)> {
-    let host = &key.module.host;
-    let mut keys = vec![(Key::SeenModule(key.clone()), format!("the first-seen record of {key}"))];
-    if link == Connectivity::Online {
-        keys.push((Key::Discovery(host.clone()), format!("the discovery document of {host}")));
-        keys.push((Key::ModuleVersions(key.module.clone()), format!("the version list of {}", key.module)));
-        keys.push((Key::ModuleLocation(key.clone()), location_label(key)));
-    }
-    keys
 }

@@ -2,7 +2,6 @@
 
 pub(in crate::mirror) mod fetch;
 pub(in crate::mirror) mod replace;
-pub(in crate::mirror) mod unsigned;
 
 use crate::mirror::request_context::FlightGroup;
 use crate::mirror::single_flight::SingleFlights;
@@ -10,7 +9,7 @@ use crate::mirror::tasks::WorkLimit;
 use crate::mirror::{Documents, Library, Runtime};
 use std::sync::Arc;
 
-use crate::address::{Package, Platform, ProviderAddress, Version};
+use crate::address::Package;
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::mirror::documents::discovery::DiscoveryTrust;
@@ -19,8 +18,9 @@ use crate::mirror::documents::listed::ListingState;
 use crate::mirror::documents::revalidate::{Aged, FlightResult};
 use crate::mirror::freshness::{Age, FreshnessDecision, decide};
 use crate::mirror::library::Signer;
+use crate::mirror::library::admission::Admission;
 use crate::mirror::library::proof_set::{ProofSet, StoredProofSet, UsableProofSet};
-use crate::mirror::proof_sets::fetch::{Admission, ProofSetFetch, companion_failure};
+use crate::mirror::proof_sets::fetch::{ProofSetFetch, companion_failure};
 use crate::mirror::single_flight::SharedResult;
 use crate::mirror::{Answer, FetchReason, Outcome, RequestContext, default_if_gone};
 use crate::store::Key;
@@ -218,19 +218,6 @@ impl ProofSets {
         let package = package.clone();
         let stored = self.library.on_disk(move |library| default_if_gone(library.read_set(&package))).await?;
         Ok(stored.and_then(|stored| stored.meeting_policy(policy)))
-    }
-}
-
-impl Library {
-    /// The platforms of a version whose sets are stored.
-    pub async fn platforms_with_sets(
-        self: &Arc<Self>,
-        provider: &ProviderAddress,
-        version: &Version,
-    ) -> Result<Vec<Platform>, Error> {
-        let (provider, version) = (provider.clone(), version.clone());
-        self.on_disk(move |library| default_if_gone(library.store.records.platforms_with_sets(&provider, &version)))
-            .await
     }
 }
 

@@ -1,6 +1,5 @@
 //! Reads and replaces the stored record of a proof set.
 
-use crate::mirror::{Library, ProofSets};
 use std::sync::Arc;
 
 use crate::address::Package;
@@ -8,33 +7,13 @@ use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::counters::ObjectKind;
-use crate::mirror::default_if_gone;
 use crate::mirror::documents::revalidate::Aged;
 use crate::mirror::freshness::Age;
-use crate::mirror::library::proof_set::{ProofSet, StoredProofSet, UsableProofSet};
+use crate::mirror::library::proof_set::{ProofSet, StoredProofSet, UsableProofSet, imported_differs};
 use crate::mirror::proof_sets::SetFlight;
+use crate::mirror::{AlarmKind, Library, ProofSets, RequestContext, default_if_gone};
 use crate::store::{Durability, Key, StoreError};
 use crate::verify::ProofBasis;
-
-impl Library {
-    /// Reads the stored set, however it was verified.
-    pub(in crate::mirror) fn read_set(&self, package: &Package) -> Result<Option<UsableProofSet>, StoreError> {
-        let key = Key::ProofSet(package.clone());
-        let Some(record) = self.store.records.get(&key)? else { return Ok(None) };
-        let Some(stored_set) = StoredProofSet::read(record, package) else {
-            self.store.records.quarantine(&key)?;
-            return Ok(None);
-        };
-        let fallback = self.only_predecessor_is_stored(&stored_set)?;
-        Ok(Some(UsableProofSet { stored_set: Arc::new(stored_set), fallback }))
-    }
-
-    fn only_predecessor_is_stored(&self, stored_set: &StoredProofSet) -> Result<Option<Arc<ProofSet>>, StoreError> {
-        let Some((predecessor, _)) = stored_set.predecessor.as_ref() else { return Ok(None) };
-        let holds = |set: &ProofSet| self.store.blobs.is_stored(&set.document.shasum);
-        Ok((!holds(&stored_set.current)? && holds(predecessor)?).then(|| Arc::clone(predecessor)))
-    }
-}
 
 impl ProofSets {
     /// Replaces a package's set. The old set becomes the predecessor, unless it was imported without signatures.
@@ -137,5 +116,76 @@ impl ProofSets {
         let changed = Arc::new(changed.await?);
         self.library.bump_revision(&package.provider);
         Ok(Aged { age: changed.age, value: changed })
+    }
+
+    /// Stores an unsigned set, unless a verified one is stored by now. Returns the set in place.
+    pub(in crate::mirror) async fn keep_unsigned(
+        self: &Arc<Self>,
+        package: &Package,
+        set: ProofSet,
+        call: &RequestContext,
+    ) -> Result<Arc<StoredProofSet>, Error> {
+        let policy = call.upstream(&package.provider.host)?.settings.verification;
+        let current = Arc::new(set);
+        let stored = self.change_set(package, move |_, stored| {
+            let is_proven = |stored: &StoredProofSet| {
+                let how = &stored.current.proof().how;
+                *how != ProofBasis::Imported && policy.is_met_by(how)
+            };
+            Ok(match stored.filter(is_proven) {
+                Some(proven) => proven,
+                // Stale at once, so that upstream is asked as soon as it can be. Marked as deleted upstream, so that it
+                // is evicted last.
+                None => StoredProofSet { current, predecessor: None, age: Age { checked: Timestamp(0), gone: true } },
+            })
+        });
+        Ok(stored.await?.value)
+    }
+
+    /// Prepares to replace an unsigned set by a verified one: raises an alarm if the bytes differ, or marks the stored
+    /// archive as verified.
+    pub(in crate::mirror) async fn replace_imported_set(
+        self: &Arc<Self>,
+        package: &Package,
+        set: &ProofSet,
+        now: Timestamp,
+    ) -> Result<(), Error> {
+        let owned_package = package.clone();
+        let stored = self.library.on_disk(move |library| default_if_gone(library.read_set(&owned_package))).await?;
+        let imported = stored
+            .map(|stored| stored.stored_set)
+            .filter(|stored_set| stored_set.current.proof().how == ProofBasis::Imported);
+        let Some(imported) = imported else { return Ok(()) };
+        let Package { provider, version, .. } = package;
+        let (digest, proof) = (set.document.shasum, set.proof().clone());
+        let before = imported.current.document.shasum;
+        if before != digest {
+            let owned_package = package.clone();
+            if self.library.on_disk(move |library| library.is_repacked(&owned_package, before)).await? {
+                tracing::info!(%package, "an unpacked import is replaced by upstream's archive from now on");
+                return Ok(());
+            }
+            tracing::error!(%package, imported = %before, upstream = %digest, "ALARM: an unsigned import differs from upstream's archive; upstream's is served from now on");
+            let (provider, version) = (provider.clone(), version.clone());
+            return self
+                .library
+                .on_disk(move |library| {
+                    let detail = imported_differs(before, digest);
+                    library.raise_alarm(AlarmKind::ImportedDiffers, &provider, &version, detail, now);
+                    Ok(())
+                })
+                .await;
+        }
+        tracing::info!(%package, "an unsigned import is verified now: it equals upstream's archive");
+        let (owned_package, filename) = (package.clone(), set.document.filename.clone());
+        self.library
+            .on_disk(move |library| {
+                library.catalog.change_name(&owned_package, |name| {
+                    if let Some(archive) = name.archives.iter_mut().find(|archive| archive.digest == digest) {
+                        (archive.proof, archive.filename) = (proof, filename);
+                    }
+                })
+            })
+            .await
     }
 }

@@ -10,10 +10,10 @@ use crate::bundle::{ApplyOutcome, ModuleEntry};
 use crate::clock::Timestamp;
 use crate::digest::{Digest, Hasher};
 use crate::mirror::default_if_gone;
+use crate::mirror::documents::module_location::subdir_in_archive;
 use crate::mirror::library::module_history::{self, PinnedTree, TreeComparison};
 use crate::mirror::library::stored_document::StoredDocument;
 use crate::mirror::library::{PackageHashState, StoredArchive, ZipOrigin};
-use crate::mirror::modules::location::subdir_in_archive;
 use crate::mirror::transfer::bundle::{ArchiveBytesSource, EntryCriteria, StagedBundleArchive, store_failed};
 use crate::packaging::{ArchiveFormat, PACKER, PackResult, Tree, TreeEntry, TreeLimits, TreePath, pack, unpack_from};
 use crate::store::{Durability, Key, StoreError};
@@ -30,7 +30,7 @@ pub(in crate::mirror) struct StoredModule {
 
 /// A version of a bundle whose location was parsed. Its archive follows.
 pub(in crate::mirror) struct BundledModule {
-    package: ModulePackage,
+    pub(in crate::mirror) package: ModulePackage,
     /// The canonical spelling, under which it is stored.
     key: ModulePackage,
     location: StoredDocument,
@@ -155,7 +155,7 @@ impl BundledModule {
         let PinnedTree { tree, commit, packer, source: from, subdir, .. } = sighting;
         let how = ProofBasis::Tree(PackedTree { tree, commit, packer, source: from, subdir });
         let proof = Proof { how, warnings: Vec::new() };
-        let filename = FileName::parse(crate::mirror::modules::fill::ARCHIVE_FILE_NAME).map_err(|e| e.to_string())?;
+        let filename = FileName::parse(crate::mirror::library::intake::ARCHIVE_FILE_NAME).map_err(|e| e.to_string())?;
         let hashes = PackageHashState::NotYet;
         let archive = StoredArchive {
             digest,

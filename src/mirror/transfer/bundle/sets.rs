@@ -10,11 +10,11 @@ use crate::digest::Digest;
 use crate::mirror::default_if_gone;
 use crate::mirror::freshness::Age;
 use crate::mirror::library::StoredArchive;
+use crate::mirror::library::admission::Admission;
 use crate::mirror::library::proof_set::{ProofSet, ProofSetMetadata, StoredProofSet};
 use crate::mirror::library::{
     AcceptScope, AcceptedFinding, AlarmEvent, AlarmKind, AlarmPart, Observation, Signer, observation,
 };
-use crate::mirror::proof_sets::fetch::Admission;
 use crate::mirror::transfer::bundle::archives::StagedBundleArchive;
 use crate::mirror::transfer::bundle::entry::{EntryCriteria, SmallFiles, store_failed};
 use crate::mirror::transfer::tree::imported_differs;
@@ -25,7 +25,7 @@ use crate::upstream::request::Validators;
 use crate::verify::{ProofBasis, verify_proof_set};
 
 pub(in crate::mirror) struct BundledSet {
-    package: Package,
+    pub(in crate::mirror) package: Package,
     set: Arc<ProofSet>,
     age: Age,
     /// True if an operator accepts it whatever was verified before.

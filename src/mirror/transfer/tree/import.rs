@@ -2,26 +2,25 @@
 //! reported package is final whatever happens to the rest. Importing the same tree again continues an interrupted
 //! import.
 
-use crate::mirror::Transfers;
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::sync::Arc;
 
 use tokio::runtime::Handle;
-use tokio::sync::mpsc::{Receiver, Sender, channel};
+use tokio::sync::mpsc::{Receiver, channel};
 
-use crate::address::{Package, PackageRef, ProviderAddress, Version};
-use crate::digest::Digest;
+use crate::address::{Package, ProviderAddress};
 use crate::error::Error;
 use crate::filesystem_mirror::carried::{ProviderTreeReader, TarEntry, TarFileContents};
 use crate::filesystem_mirror::layout::{enclosing_package, enclosing_package_folder};
 use crate::filesystem_mirror::{MirrorFileKind, MirrorPath, PathMeaning};
-use crate::mirror::RequestContext;
-use crate::mirror::transfer::tree::repack::PackageRepack;
+use crate::mirror::transfer::tree::progress::{ImportAbort, TreeImport};
+use crate::mirror::transfer::tree::repack::{PackageRepack, RepackError};
 use crate::mirror::transfer::tree::sidecar_files::SidecarFiles;
-use crate::mirror::transfer::tree::staging::{StagedTreeArchive, WaitingArchives};
-use crate::mirror::transfer::tree::{FileVerdict, ImportCounts, ImportStep, ImportedFile, UnsignedPolicy};
-use crate::store::StoreError;
+use crate::mirror::transfer::tree::staging::{ArchiveOrigin, WaitingArchives, staged_archive};
+use crate::mirror::transfer::tree::{ImportCounts, ImportStep, UnsignedPolicy};
+use crate::mirror::{RequestContext, Transfers};
+use crate::verify::{PackageLimits, package_hashes};
 
 /// Maximum number of steps queued for the reader.
 const IMPORT_STEP_QUEUE: usize = 16;
@@ -70,64 +69,6 @@ impl Transfers {
             let _ = last_step.blocking_send(last);
         });
         Ok(steps)
-    }
-}
-
-pub(in crate::mirror) struct TreeImport {
-    pub(in crate::mirror) transfers: Arc<Transfers>,
-    pub(in crate::mirror) runtime: Handle,
-    pub(in crate::mirror) call: RequestContext,
-    pub(in crate::mirror) unsigned: UnsignedPolicy,
-    steps: Sender<ImportStep>,
-    pub(in crate::mirror) sidecars: SidecarFiles,
-    /// Staged archives whose proof may follow later in the tar.
-    pub(in crate::mirror) waiting: WaitingArchives,
-    /// The unpacked package that is being read.
-    pub(in crate::mirror) repack: Option<PackageRepack>,
-    /// Every package that lies unpacked in the tree.
-    pub(in crate::mirror) packed: HashSet<Package>,
-    /// The digests proven so far, by package.
-    pub(in crate::mirror) proven: HashMap<Package, Digest>,
-    /// Packages with several different files in the tree, none of them proven.
-    pub(in crate::mirror) disputed: HashSet<Package>,
-    pub(in crate::mirror) affected_providers: BTreeSet<ProviderAddress>,
-    /// Versions with unproven archives that the operator vouches for.
-    pub(in crate::mirror) vouched_for: BTreeSet<(ProviderAddress, Version)>,
-    counts: ImportCounts,
-}
-
-/// Reasons to stop before the end of the tree.
-pub(in crate::mirror) enum ImportAbort {
-    /// The tar is truncated or invalid.
-    Tar(io::Error),
-    /// The store failed while this file was processed. The file is not to blame.
-    Store { file: String, error: StoreError },
-    /// The receiver was dropped.
-    ReceiverGone,
-}
-
-impl From<io::Error> for ImportAbort {
-    fn from(error: io::Error) -> Self {
-        Self::Tar(error)
-    }
-}
-
-impl ImportAbort {
-    /// Attributes a store failure to the file that was processed.
-    pub(in crate::mirror) fn store_failed_at(file: &str) -> impl Fn(StoreError) -> Self {
-        |error| Self::Store { file: file.to_owned(), error }
-    }
-
-    fn into_step(self) -> ImportStep {
-        let error = match self {
-            Self::Tar(error) => format!("the tree could not be read: {error}"),
-            Self::Store { file, error } => {
-                tracing::error!(file, %error, to_do = error.remedy(), "an import stopped because the store failed");
-                format!("{file}: the store failed: {error}; {}", error.remedy())
-            }
-            Self::ReceiverGone => "the client has disconnected".to_owned(),
-        };
-        ImportStep::Stopped { error }
     }
 }
 
@@ -204,14 +145,6 @@ impl TreeImport {
         self.judge_waiting()
     }
 
-    /// Judges all waiting archives: at the end of a folder, or if disk space is short.
-    pub(in crate::mirror) fn judge_waiting(&mut self) -> Result<(), ImportAbort> {
-        while let Some(arrived) = self.waiting.pop_oldest() {
-            self.judge_archive(arrived)?;
-        }
-        Ok(())
-    }
-
     fn archive<R: Read>(
         &mut self,
         path: String,
@@ -226,15 +159,6 @@ impl TreeImport {
             return self.judge_archive(arrived);
         }
         self.enqueue(arrived)
-    }
-
-    /// Queues an archive whose proof may follow. If too many wait, the oldest is judged.
-    pub(in crate::mirror) fn enqueue(&mut self, arrived: StagedTreeArchive) -> Result<(), ImportAbort> {
-        self.waiting.push(arrived);
-        while let Some(arrived) = self.waiting.pop_excess() {
-            self.judge_archive(arrived)?;
-        }
-        Ok(())
     }
 
     /// Adds a file to the unpacked package at this place, and starts the package if it is new.
@@ -282,30 +206,32 @@ impl TreeImport {
         })
     }
 
-    pub(in crate::mirror) fn refused(
-        &mut self,
-        file: String,
-        package: Option<&Package>,
-        size_bytes: u64,
-        reason: String,
-    ) -> Result<(), ImportAbort> {
-        self.report(file, package, size_bytes, FileVerdict::Refused { why: reason }, Vec::new())
-    }
-
-    pub(in crate::mirror) fn report(
-        &mut self,
-        file: String,
-        package: Option<&Package>,
-        size_bytes: u64,
-        verdict: FileVerdict,
-        notes: Vec<String>,
-    ) -> Result<(), ImportAbort> {
-        if let FileVerdict::Refused { why: reason } = &verdict {
-            tracing::warn!(file, reason, "a file of a tree was refused");
+    /// Zips the unpacked package that is complete now, and queues it for its verdict.
+    pub(in crate::mirror) fn finish_package(&mut self) -> Result<(), ImportAbort> {
+        let Some(packing) = self.repack.take() else { return Ok(()) };
+        let (package, place) = (packing.package.clone(), packing.folder.clone());
+        let bytes = packing.tree.bytes();
+        let known = self.call.upstream(&package.provider.host).map(drop);
+        if let Some(reason) = known.err().map(|error| error.to_string()).or_else(|| packing.flaw()) {
+            return self.refused(place, Some(&package), bytes, reason);
         }
-        self.counts.count(&verdict);
-        let package = package.map(PackageRef::from);
-        let step = ImportStep::File(ImportedFile { file, package, size_bytes, judged: verdict, notes });
-        self.steps.blocking_send(step).map_err(|_| ImportAbort::ReceiverGone)
+        let mut staged = self.stage(&place, packing.max_zip_bytes())?;
+        let hashed = packing.zip_into(&mut staged).and_then(|()| {
+            let zip = io::BufReader::new(staged.file().map_err(RepackError::Store)?);
+            package_hashes(zip, PackageLimits::default()).map_err(|bad| RepackError::Refused(bad.to_string()))
+        });
+        match hashed {
+            Ok(hashes) => {
+                self.enqueue(staged_archive(&place, &package, staged, ArchiveOrigin::Repacked { h1: hashes.directory }))
+            }
+            Err(RepackError::Refused(reason)) => {
+                staged_archive(&place, &package, staged, ArchiveOrigin::FromTree).discard();
+                self.refused(place, Some(&package), bytes, reason)
+            }
+            Err(RepackError::Store(error)) => {
+                staged_archive(&place, &package, staged, ArchiveOrigin::FromTree).discard();
+                Err(ImportAbort::store_failed_at(&place)(error))
+            }
+        }
     }
 }

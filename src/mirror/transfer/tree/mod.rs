@@ -4,17 +4,19 @@
 pub(in crate::mirror) mod evidence;
 pub(in crate::mirror) mod export;
 pub(in crate::mirror) mod import;
+pub(in crate::mirror) mod progress;
 pub(in crate::mirror) mod repack;
 pub(in crate::mirror) mod sidecar_files;
 pub(in crate::mirror) mod staging;
 pub(in crate::mirror) mod unpacked_package;
+pub(in crate::mirror) mod unsigned;
 pub(in crate::mirror) mod verdict;
 
 use serde::{Deserialize, Serialize};
 
 use crate::address::PackageRef;
 
-pub(in crate::mirror) use crate::mirror::proof_sets::unsigned::imported_differs;
+pub(in crate::mirror) use crate::mirror::library::proof_set::imported_differs;
 pub use crate::mirror::transfer::tree::export::{Export, NotExported};
 
 /// The treatment of archives without proof.

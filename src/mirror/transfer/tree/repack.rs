@@ -7,21 +7,20 @@ use std::sync::Arc;
 use crate::address::Package;
 use crate::filesystem_mirror::Mode;
 use crate::filesystem_mirror::carried::TarFileContents;
-use crate::mirror::transfer::tree::import::{ImportAbort, TreeImport};
-use crate::mirror::transfer::tree::staging::{ArchiveOrigin, staged_archive};
+use crate::mirror::transfer::tree::progress::ImportAbort;
 use crate::packaging::{Tree, TreeEntry, TreeError, TreeLimits, TreePath, pack_zip};
 use crate::store::{Scratch, Staged, StoreError};
-use crate::verify::{PackageLimits, package_hashes};
+use crate::verify::PackageLimits;
 
 /// Maximum zip overhead per file: its name twice, and two headers.
 const ZIP_OVERHEAD_PER_FILE: u64 = 2 * (4096 + 128);
 
 /// An unpacked package that is being read.
 pub(in crate::mirror) struct PackageRepack {
-    package: Package,
+    pub(in crate::mirror) package: Package,
     /// The package's folder, as spelled in the tree.
     pub(in crate::mirror) folder: String,
-    tree: Tree,
+    pub(in crate::mirror) tree: Tree,
     flaw: Option<String>,
     scratch: Scratch,
 }
@@ -89,7 +88,7 @@ impl PackageRepack {
     }
 
     /// The reason that no client could install the package, if there is one.
-    fn flaw(&self) -> Option<String> {
+    pub(in crate::mirror) fn flaw(&self) -> Option<String> {
         let is_plugin = |(path, entry): (&TreePath, &TreeEntry)| {
             matches!(entry, TreeEntry::File { .. }) && self.is_plugin(&path.to_string())
         };
@@ -100,13 +99,13 @@ impl PackageRepack {
     }
 
     /// Maximum size of its zip.
-    fn max_zip_bytes(&self) -> u64 {
+    pub(in crate::mirror) fn max_zip_bytes(&self) -> u64 {
         let files = self.tree.entries().count() as u64;
         // Deflate adds at most five bytes to each 16 KiB that it cannot compress.
         self.tree.bytes() + self.tree.bytes() / 1024 + (files + 1) * ZIP_OVERHEAD_PER_FILE
     }
 
-    fn zip_into(&self, staged: &mut Staged) -> Result<(), RepackError> {
+    pub(in crate::mirror) fn zip_into(&self, staged: &mut Staged) -> Result<(), RepackError> {
         let mut stage = RepackStage { staged, failed: None };
         let zipped = pack_zip(&self.tree, &mut stage);
         match (zipped, stage.failed) {
@@ -118,7 +117,7 @@ impl PackageRepack {
     }
 }
 
-enum RepackError {
+pub(in crate::mirror) enum RepackError {
     Store(StoreError),
     Refused(String),
 }
@@ -141,36 +140,5 @@ impl Write for RepackStage<'_> {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
-    }
-}
-
-impl TreeImport {
-    /// Zips the unpacked package that is complete now, and queues it for its verdict.
-    pub(in crate::mirror) fn finish_package(&mut self) -> Result<(), ImportAbort> {
-        let Some(packing) = self.repack.take() else { return Ok(()) };
-        let (package, place) = (packing.package.clone(), packing.folder.clone());
-        let bytes = packing.tree.bytes();
-        let known = self.call.upstream(&package.provider.host).map(drop);
-        if let Some(reason) = known.err().map(|error| error.to_string()).or_else(|| packing.flaw()) {
-            return self.refused(place, Some(&package), bytes, reason);
-        }
-        let mut staged = self.stage(&place, packing.max_zip_bytes())?;
-        let hashed = packing.zip_into(&mut staged).and_then(|()| {
-            let zip = io::BufReader::new(staged.file().map_err(RepackError::Store)?);
-            package_hashes(zip, PackageLimits::default()).map_err(|bad| RepackError::Refused(bad.to_string()))
-        });
-        match hashed {
-            Ok(hashes) => {
-                self.enqueue(staged_archive(&place, &package, staged, ArchiveOrigin::Repacked { h1: hashes.directory }))
-            }
-            Err(RepackError::Refused(reason)) => {
-                staged_archive(&place, &package, staged, ArchiveOrigin::FromTree).discard();
-                self.refused(place, Some(&package), bytes, reason)
-            }
-            Err(RepackError::Store(error)) => {
-                staged_archive(&place, &package, staged, ArchiveOrigin::FromTree).discard();
-                Err(ImportAbort::store_failed_at(&place)(error))
-            }
-        }
     }
 }

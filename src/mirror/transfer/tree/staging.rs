@@ -7,7 +7,8 @@ use crate::address::Package;
 use crate::digest::{Digest, FastHash};
 use crate::filesystem_mirror::carried::TarFileContents;
 use crate::mirror::library::ZipOrigin;
-use crate::mirror::transfer::tree::import::{ImportAbort, TreeImport};
+use crate::mirror::transfer::tree::progress::ImportAbort;
+use crate::mirror::transfer::tree::progress::TreeImport;
 use crate::store::{Staged, StagedNote, StoreError};
 
 const COPY_BUFFER_BYTES: usize = 256 << 10;

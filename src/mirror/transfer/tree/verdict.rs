@@ -1,6 +1,7 @@
 //! Judges the archives of an imported tree and stores or refuses them. Disk space is reserved only for archives that
 //! are to be stored.
 
+use std::io::Read;
 use std::sync::Arc;
 
 use crate::address::Package;
@@ -8,14 +9,13 @@ use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::filesystem_mirror::index::ArchiveHashes;
 use crate::mirror::archives::verified_open::unless_damaged;
-use crate::mirror::library::Reservation;
 use crate::mirror::library::proof_set::{ProofSet, StoredProofSet};
-use crate::mirror::library::{PackageHashState, StoredArchive, ZipOrigin};
+use crate::mirror::library::{PackageHashState, Reservation, StoredArchive, ZipOrigin};
 use crate::mirror::operate::rehash::DamageFinding;
-use crate::mirror::proof_sets::unsigned::{sums_of, unsigned_set};
 use crate::mirror::transfer::tree::evidence::ArchiveEvidence;
-use crate::mirror::transfer::tree::import::{ImportAbort, TreeImport};
+use crate::mirror::transfer::tree::progress::{ImportAbort, TreeImport};
 use crate::mirror::transfer::tree::staging::{ArchiveOrigin, StagedTreeArchive};
+use crate::mirror::transfer::tree::unsigned::{sums_of, unsigned_set};
 use crate::mirror::transfer::tree::{FileVerdict, ProvenBy, UnsignedPolicy};
 use crate::mirror::{Connectivity, default_if_gone};
 use crate::store::StoreError;
@@ -353,6 +353,23 @@ impl TreeImport {
         self.transfers.library.commit(&package, stored_set, archive, verified)?;
         drop(reservation);
         self.transfers.library.enforce_size_limit();
+        Ok(())
+    }
+
+    /// Judges all waiting archives: at the end of a folder, or if disk space is short.
+    pub(in crate::mirror) fn judge_waiting(&mut self) -> Result<(), ImportAbort> {
+        while let Some(arrived) = self.waiting.pop_oldest() {
+            self.judge_archive(arrived)?;
+        }
+        Ok(())
+    }
+
+    /// Queues an archive whose proof may follow. If too many wait, the oldest is judged.
+    pub(in crate::mirror) fn enqueue(&mut self, arrived: StagedTreeArchive) -> Result<(), ImportAbort> {
+        self.waiting.push(arrived);
+        while let Some(arrived) = self.waiting.pop_excess() {
+            self.judge_archive(arrived)?;
+        }
         Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! Proof sets for providers imported without signatures: larder creates them, and replaces them once upstream offers a
 //! verified set. An unsigned set never replaces a verified one.
 
-use crate::mirror::{Library, ProofSets, Transfers};
+use crate::mirror::Transfers;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -12,13 +12,11 @@ use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::filesystem_mirror::MirrorPath;
-use crate::mirror::freshness::Age;
-use crate::mirror::library::ZipOrigin;
-use crate::mirror::library::proof_set::{ProofSet, StoredProofSet};
+use crate::mirror::RequestContext;
+use crate::mirror::library::proof_set::ProofSet;
 use crate::mirror::library::stored_document::{DocumentMetadata as ListAbout, StoredDocument};
 use crate::mirror::transfer::tree::sidecar_files::{conventional_url, set_of};
-use crate::mirror::{AlarmKind, RequestContext, default_if_gone};
-use crate::store::{Key, StoreError};
+use crate::store::Key;
 use crate::upstream::Upstream;
 use crate::upstream::memory_budget::MemoryGrant;
 use crate::upstream::providers::versions_url;
@@ -53,11 +51,6 @@ pub(in crate::mirror) fn unsigned_set(
     set_of(package, url, proof, now, [body.to_string().into(), sums, Bytes::from_static(NO_SIGNATURE)])
 }
 
-/// The detail of an `imported-differs` alarm.
-pub(in crate::mirror) fn imported_differs(imported: Digest, verified: Digest) -> String {
-    format!("imported without signatures with SHA-256 {imported}; the verified one, {verified}, is served")
-}
-
 /// Writes a SHA256SUMS for these archives.
 pub(in crate::mirror) fn sums_of<'a>(archives: impl IntoIterator<Item = (&'a Package, Digest)>) -> Bytes {
     let mut lines: Vec<String> = archives
@@ -66,86 +59,6 @@ pub(in crate::mirror) fn sums_of<'a>(archives: impl IntoIterator<Item = (&'a Pac
         .collect();
     lines.sort_by(|one, other| one[64..].cmp(&other[64..]));
     lines.concat().into()
-}
-
-impl ProofSets {
-    /// Stores an unsigned set, unless a verified one is stored by now. Returns the set in place.
-    pub(in crate::mirror) async fn keep_unsigned(
-        self: &Arc<Self>,
-        package: &Package,
-        set: ProofSet,
-        call: &RequestContext,
-    ) -> Result<Arc<StoredProofSet>, Error> {
-        let policy = call.upstream(&package.provider.host)?.settings.verification;
-        let current = Arc::new(set);
-        let stored = self.change_set(package, move |_, stored| {
-            let is_proven = |stored: &StoredProofSet| {
-                let how = &stored.current.proof().how;
-                *how != ProofBasis::Imported && policy.is_met_by(how)
-            };
-            Ok(match stored.filter(is_proven) {
-                Some(proven) => proven,
-                // Stale at once, so that upstream is asked as soon as it can be. Marked as deleted upstream, so that it
-                // is evicted last.
-                None => StoredProofSet { current, predecessor: None, age: Age { checked: Timestamp(0), gone: true } },
-            })
-        });
-        Ok(stored.await?.value)
-    }
-
-    /// Prepares to replace an unsigned set by a verified one: raises an alarm if the bytes differ, or marks the stored
-    /// archive as verified.
-    pub(in crate::mirror) async fn replace_imported_set(
-        self: &Arc<Self>,
-        package: &Package,
-        set: &ProofSet,
-        now: Timestamp,
-    ) -> Result<(), Error> {
-        let owned_package = package.clone();
-        let stored = self.library.on_disk(move |library| default_if_gone(library.read_set(&owned_package))).await?;
-        let imported = stored
-            .map(|stored| stored.stored_set)
-            .filter(|stored_set| stored_set.current.proof().how == ProofBasis::Imported);
-        let Some(imported) = imported else { return Ok(()) };
-        let Package { provider, version, .. } = package;
-        let (digest, proof) = (set.document.shasum, set.proof().clone());
-        let before = imported.current.document.shasum;
-        if before != digest {
-            let owned_package = package.clone();
-            if self.library.on_disk(move |library| library.is_repacked(&owned_package, before)).await? {
-                tracing::info!(%package, "an unpacked import is replaced by upstream's archive from now on");
-                return Ok(());
-            }
-            tracing::error!(%package, imported = %before, upstream = %digest, "ALARM: an unsigned import differs from upstream's archive; upstream's is served from now on");
-            let (provider, version) = (provider.clone(), version.clone());
-            return self
-                .library
-                .on_disk(move |library| {
-                    let detail = imported_differs(before, digest);
-                    library.raise_alarm(AlarmKind::ImportedDiffers, &provider, &version, detail, now);
-                    Ok(())
-                })
-                .await;
-        }
-        tracing::info!(%package, "an unsigned import is verified now: it equals upstream's archive");
-        let (owned_package, filename) = (package.clone(), set.document.filename.clone());
-        self.library
-            .on_disk(move |library| {
-                library.catalog.change_name(&owned_package, |name| {
-                    if let Some(archive) = name.archives.iter_mut().find(|archive| archive.digest == digest) {
-                        (archive.proof, archive.filename) = (proof, filename);
-                    }
-                })
-            })
-            .await
-    }
-}
-
-impl Library {
-    /// True if larder packed the archive from an unpacked import. No published archive has its digest.
-    pub(in crate::mirror) fn is_repacked(&self, package: &Package, digest: Digest) -> Result<bool, StoreError> {
-        Ok(self.catalog.name(package)?.get(&digest).is_some_and(|archive| archive.zip == ZipOrigin::PackedAnew))
-    }
 }
 
 impl Transfers {
@@ -216,22 +129,5 @@ impl Transfers {
         self.library.on_disk(move |library| library.store.records.sync(&key)).await?;
         self.library.bump_revision(provider);
         Ok(())
-    }
-}
-
-impl Library {
-    /// True if an archive of the package was imported without signatures.
-    pub async fn was_imported(self: &Arc<Self>, package: &Package) -> Result<bool, Error> {
-        let owned_package = package.clone();
-        self.on_disk(move |library| Ok(default_if_gone(library.catalog.name(&owned_package))?.is_imported())).await
-    }
-
-    /// Syncs the discovery document and the version list of a provider.
-    pub(in crate::mirror) async fn sync_provider_documents(
-        self: &Arc<Self>,
-        provider: &ProviderAddress,
-    ) -> Result<(), Error> {
-        let keys = [Key::Discovery(provider.host.clone()), Key::ProviderVersions(provider.clone())];
-        self.on_disk(move |library| keys.iter().try_for_each(|key| library.store.records.sync(key).map(drop))).await
     }
 }
