@@ -8,7 +8,6 @@ mod counters;
 mod documents;
 mod freshness;
 mod library;
-mod limits;
 mod modules;
 mod offline;
 mod operate;
@@ -41,12 +40,11 @@ pub use crate::mirror::counters::Counters;
 pub use crate::mirror::documents::pages::{
     PageFromStore, StoredDetails, StoredEntry, StoredList, StoredSubject, UpstreamPage,
 };
+pub use crate::mirror::library::background::StoreFailure;
 pub use crate::mirror::library::proof_set::ProofSet;
 pub use crate::mirror::library::record;
-pub use crate::mirror::library::store_errors::StoreFailure;
 pub use crate::mirror::library::stored_document::StoredDocument;
 pub use crate::mirror::library::{Alarm, AlarmKind, PackageHashState, StoredArchive, ZipOrigin};
-pub use crate::mirror::limits::Limits;
 pub use crate::mirror::modules::{ModuleArchiveRef, ModuleLocation};
 pub use crate::mirror::offline::{MissingPackage, RequiredPlatforms};
 pub use crate::mirror::operate::accept::{AcceptOutcome, AcceptResult, ChangedFile};
@@ -59,9 +57,10 @@ pub use crate::mirror::operate::scrub::VerifyEvent;
 pub use crate::mirror::operate::status::{LastBundle, OriginBackoff, Status, StoreState, UpstreamState};
 pub use crate::mirror::operate::warm::{WarmedArchive, WarmedDocument};
 pub use crate::mirror::request_context::{Answer, Outcome, RequestContext, Urgency};
+pub use crate::mirror::runtime::Limits;
 pub use crate::mirror::runtime_config::RuntimeConfig;
+pub use crate::mirror::transfer::TransferPermit;
 pub use crate::mirror::transfer::bundle::{ApplyError, ApplyOptions, GatherError, GatheredBundle};
-pub use crate::mirror::transfer::permits::TransferPermit;
 pub use crate::mirror::transfer::tree::{
     Export, FileVerdict, ImportCounts, ImportStep, ImportedFile, NotExported, ProvenBy, UnsignedPolicy,
 };

@@ -11,7 +11,7 @@ use crate::address::Hostname;
 use crate::cdn_loop::{CdnLoop, OwnEntry};
 use crate::error::Error;
 use crate::mirror::tasks::Tasks;
-use crate::mirror::{Connectivity, Counters, Limits, RuntimeConfig};
+use crate::mirror::{Connectivity, Counters, RuntimeConfig};
 
 /// The settings in force, the limits, the tasks and the counters of the cache core.
 #[derive(Debug)]
@@ -67,5 +67,35 @@ impl Runtime {
     /// Runs an operator's file work on a blocking thread. A shutdown waits for it.
     pub fn spawn_blocking<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
         self.tasks.spawn_blocking(work)
+    }
+}
+
+/// The deadlines and size limits of a mirror.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// The deadline for answering a document.
+    pub answer_within: Duration,
+    /// The stall time: an archive without a byte for this long, or below 1 KiB/s over it, is given up.
+    pub stall: Duration,
+    /// The largest document, in bytes.
+    pub document_bytes: u64,
+    /// The largest archive, in bytes.
+    pub archive_bytes: u64,
+    /// The most bytes of registry API pages in the store.
+    pub page_bytes: u64,
+    /// The most requests that wait for upstreams at a time.
+    pub waiting: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            answer_within: Duration::from_secs(8),
+            stall: Duration::from_secs(30),
+            document_bytes: 16 << 20,
+            archive_bytes: 4 << 30,
+            page_bytes: 256 << 20,
+            waiting: 10_000,
+        }
     }
 }

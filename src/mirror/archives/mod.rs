@@ -5,7 +5,6 @@ pub(in crate::mirror) mod download;
 pub(in crate::mirror) mod fill;
 pub(in crate::mirror) mod pass_through;
 pub(in crate::mirror) mod retry_policy;
-pub(in crate::mirror) mod small_copies;
 pub(in crate::mirror) mod tail_stream;
 pub(in crate::mirror) mod unattended;
 pub(in crate::mirror) mod verified_open;

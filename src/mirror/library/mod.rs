@@ -6,7 +6,6 @@ pub(in crate::mirror) mod alarms;
 pub(in crate::mirror) mod background;
 pub(in crate::mirror) mod catalog;
 pub(in crate::mirror) mod eviction;
-pub(in crate::mirror) mod eviction_hold;
 pub(in crate::mirror) mod first_seen;
 pub(in crate::mirror) mod installable;
 pub(in crate::mirror) mod intake;
@@ -16,22 +15,19 @@ pub(in crate::mirror) mod name_record;
 pub(in crate::mirror) mod pins;
 pub(in crate::mirror) mod proof_set;
 pub(in crate::mirror) mod provider_history;
-pub(in crate::mirror) mod raise;
 pub(in crate::mirror) mod reconcile;
 pub mod record;
 pub(in crate::mirror) mod record_format;
 pub(in crate::mirror) mod request_log;
 pub(in crate::mirror) mod revisions;
 pub(in crate::mirror) mod space;
-pub(in crate::mirror) mod store_errors;
 pub(in crate::mirror) mod stored_document;
-pub(in crate::mirror) mod whole_index;
 
 pub(in crate::mirror) use crate::mirror::library::alarm_resolution::{
     AcceptedFinding, AlarmEvent, AlarmPart, AlarmSubject,
 };
 pub use crate::mirror::library::alarms::{Alarm, AlarmKind};
-pub(in crate::mirror) use crate::mirror::library::alarms::{Alarms, AlarmsRecord, RaiseOutcome};
+pub(in crate::mirror) use crate::mirror::library::alarms::{Alarms, AlarmsRecord};
 pub(in crate::mirror) use crate::mirror::library::catalog::Catalog;
 pub(in crate::mirror) use crate::mirror::library::first_seen::{
     AcceptScope, HistoryChange, HistoryRefusal, HistoryVerdict, KeyLog, Observation, Recoverable, Signer,
@@ -52,9 +48,9 @@ use parking_lot::Mutex;
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
+use crate::mirror::library::background::LastStoreFailures;
 use crate::mirror::library::intake::MAX_CONCURRENT_HASHING;
 use crate::mirror::library::request_log::MissingLog;
-use crate::mirror::library::store_errors::LastStoreFailures;
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
 use crate::mirror::tasks::WorkLimit;
 use crate::mirror::{NotReady, Runtime, default_if_gone};

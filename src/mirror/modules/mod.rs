@@ -6,7 +6,6 @@ pub(in crate::mirror) mod fetch;
 pub(in crate::mirror) mod fill;
 pub(in crate::mirror) mod location;
 pub(in crate::mirror) mod recheck;
-pub(in crate::mirror) mod source_archive;
 pub(in crate::mirror) mod source_download;
 
 pub(in crate::mirror) use crate::mirror::documents::module_versions::entry_of_module;

@@ -1,7 +1,6 @@
 //! The commands of an operator.
 
 pub(in crate::mirror) mod accept;
-pub(in crate::mirror) mod accept_module;
 pub(in crate::mirror) mod gauges;
 pub(in crate::mirror) mod pin;
 pub(in crate::mirror) mod purge;
@@ -10,7 +9,6 @@ pub(in crate::mirror) mod rehash;
 pub(in crate::mirror) mod scrub;
 pub(in crate::mirror) mod status;
 pub(in crate::mirror) mod warm;
-pub(in crate::mirror) mod warm_module;
 
 use crate::mirror::{Archives, Documents, Library, Modules, Offline, ProofSets, Runtime};
 use std::sync::Arc;

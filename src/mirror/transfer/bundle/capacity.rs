@@ -1,12 +1,17 @@
 //! Checks that a whole bundle fits before any of it is applied. Offline, nothing is evicted for it (DESIGN 5).
 
-use crate::mirror::Library;
 use std::collections::HashSet;
 
-use crate::address::Artifact;
+use crate::address::{Artifact, Package};
 use crate::bundle::{BundleEntry, EntryFile, FileRole, Manifest};
-use crate::mirror::Connectivity;
+use crate::clock::Timestamp;
+use crate::digest::Digest;
+use crate::mirror::freshness::Age;
+use crate::mirror::library::proof_set::ProofSet;
+use crate::mirror::library::stored_document::StoredDocument;
 use crate::mirror::transfer::bundle::import::ApplyError;
+use crate::mirror::{Connectivity, Library, default_if_gone};
+use crate::store::{Key, StoreError};
 
 /// Maximum disk overhead per file: the rest of its last block, its name and its record.
 const FILE_OVERHEAD_BYTES: u64 = 8 << 10;
@@ -88,5 +93,42 @@ impl Library {
         };
         Ok(self.catalog.name(artifact)?.get(&archive.sha256).is_some()
             && self.store.blobs.is_stored(&archive.sha256)?)
+    }
+}
+
+impl Library {
+    /// True if this set or a newer one is stored, with its archive.
+    pub(in crate::mirror) fn has_set_or_newer(
+        &self,
+        package: &Package,
+        set: &ProofSet,
+        age: Age,
+        now: Timestamp,
+    ) -> Result<bool, StoreError> {
+        let Some(stored) = self.read_set(package)? else { return Ok(false) };
+        let current = &stored.stored_set.current;
+        let is_it = current.has_same_files(set) && current.body == set.body;
+        Ok((is_it || stored.stored_set.age.is_confirmed_after(age, now))
+            && self.is_stored_under(package, current.document.shasum)?)
+    }
+
+    /// True if an archive is stored under this name.
+    fn is_stored_under(&self, package: &Package, digest: Digest) -> Result<bool, StoreError> {
+        Ok(self.catalog.name(package)?.get(&digest).is_some() && default_if_gone(self.store.blobs.is_stored(&digest))?)
+    }
+
+    /// True if this document or a newer one is stored.
+    pub(in crate::mirror) fn has_document_or_newer(
+        &self,
+        key: &Key,
+        coming: &StoredDocument,
+        now: Timestamp,
+    ) -> Result<bool, StoreError> {
+        let Some(stored) = self.store.records.get(key)?.and_then(StoredDocument::read) else { return Ok(false) };
+        if stored.age().is_confirmed_after(coming.age(), now) {
+            return Ok(true);
+        }
+        let made = self.merge_stored_entries(key, Some(&stored), coming.clone())?;
+        Ok(stored.has_same_content(&made) && stored.age() == made.age())
     }
 }

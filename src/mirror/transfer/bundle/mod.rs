@@ -1,7 +1,6 @@
 //! Import and export of bundles, for stores without a network between them. Imported entries are verified like
 //! responses from upstream. All functions block.
 
-pub(in crate::mirror) mod already_stored;
 pub(in crate::mirror) mod archives;
 pub(in crate::mirror) mod capacity;
 pub(in crate::mirror) mod documents;

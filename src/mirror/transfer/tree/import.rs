@@ -3,7 +3,7 @@
 //! import.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::sync::Arc;
 
 use tokio::runtime::Handle;

@@ -8,7 +8,6 @@ pub(in crate::mirror) mod progress;
 pub(in crate::mirror) mod repack;
 pub(in crate::mirror) mod sidecar_files;
 pub(in crate::mirror) mod staging;
-pub(in crate::mirror) mod unpacked_package;
 pub(in crate::mirror) mod unsigned;
 pub(in crate::mirror) mod verdict;
 

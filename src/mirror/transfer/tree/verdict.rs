@@ -1,7 +1,6 @@
 //! Judges the archives of an imported tree and stores or refuses them. Disk space is reserved only for archives that
 //! are to be stored.
 
-use std::io::Read;
 use std::sync::Arc;
 
 use crate::address::Package;
