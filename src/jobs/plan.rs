@@ -326,7 +326,7 @@ impl Planner<'_> {
         };
         let WarmedDocument { value, unconfirmed } = self.retry_policy.run_step(find, || {}).await?;
         let archive = match value {
-            Some(archive) if self.mirror.library.is_module_installable(package, archive.digest).await? => Some(archive),
+            Some(archive) if self.mirror.library.is_installable(package, archive.digest).await? => Some(archive),
             Some(_) | None => None,
         };
         let archive = self.verified_archive(self.mirror.runtime.artifact_of(package), archive).await?;

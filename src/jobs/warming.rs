@@ -143,7 +143,7 @@ impl WarmUpRun<'_> {
             self.job.mark_unconfirmed(item, reason);
         }
         self.pin_if_ordered(self.mirror.runtime.artifact_of(package)).await?;
-        self.mirror.library.sync_module(package, stored.digest).await?;
+        self.mirror.library.sync_warmed(package, stored.digest).await?;
         Ok((outcome, stored.digest, stored.size_bytes))
     }
 
@@ -284,10 +284,7 @@ impl WarmUpRun<'_> {
     async fn recheck_stored_items(&self) {
         self.mirror.library.wait_for_eviction().await;
         let check = async |(item, artifact, digest)| {
-            let installable = match &artifact {
-                Artifact::Provider(package) => self.mirror.library.is_installable(package, digest).await,
-                Artifact::Module(package) => self.mirror.library.is_module_installable(package, digest).await,
-            };
+            let installable = self.mirror.library.is_installable(&artifact, digest).await;
             match installable {
                 Ok(true) => {}
                 Ok(false) => self.mark_failed(

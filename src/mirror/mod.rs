@@ -40,7 +40,7 @@ pub use crate::mirror::counters::Counters;
 pub use crate::mirror::documents::pages::{
     PageFromStore, StoredDetails, StoredEntry, StoredList, StoredSubject, UpstreamPage,
 };
-pub use crate::mirror::library::background::StoreFailure;
+pub use crate::mirror::library::StoreFailure;
 pub use crate::mirror::library::proof_set::ProofSet;
 pub use crate::mirror::library::record;
 pub use crate::mirror::library::stored_document::StoredDocument;

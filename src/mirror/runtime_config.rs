@@ -126,6 +126,14 @@ impl Runtime {
         Artifact::Module(self.config().key_of_package(package))
     }
 
+    /// The package under its canonical spelling, which is its store key.
+    pub(in crate::mirror) fn canonical(&self, artifact: Artifact) -> Artifact {
+        match artifact {
+            Artifact::Module(package) => self.artifact_of(&package),
+            Artifact::Provider(_) => artifact,
+        }
+    }
+
     pub(in crate::mirror) fn must_be_online(&self, subject: &str) -> Result<(), Error> {
         match self.connectivity() {
             crate::mirror::Connectivity::Online => Ok(()),

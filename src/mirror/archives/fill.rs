@@ -1,7 +1,6 @@
 //! Fills one archive into the store: fetch, stage, resume, verify, commit. A fill outlives the client that started it,
 //! and publishes its progress to all followers (DESIGN, promise 4).
 
-use crate::mirror::Archives;
 use std::sync::Arc;
 
 use prometheus_client::metrics::gauge::Gauge;
@@ -10,17 +9,17 @@ use tokio::sync::watch;
 use crate::address::Package;
 use crate::digest::{Digest, FastHash};
 use crate::error::Error;
-use crate::mirror::RequestContext;
 use crate::mirror::archives::archive_request::{ArchiveRequest, announced, length_mismatch};
 use crate::mirror::archives::download::{ConnectionCopy, TransferEnd};
 use crate::mirror::archives::retry_policy::{LengthAgreement, PartialDownload};
 use crate::mirror::archives::tail_stream::FillProgress;
 use crate::mirror::archives::unattended::ListedFill;
 use crate::mirror::counters::ObjectKind;
-use crate::mirror::library::Reservation;
-use crate::mirror::library::StoredArchive;
+use crate::mirror::library::intake::ArchiveBytes;
 use crate::mirror::library::proof_set::{ProofSet, StoredProofSet};
+use crate::mirror::library::{Reservation, StoredArchive};
 use crate::mirror::request_context::ProxyPath;
+use crate::mirror::{Archives, RequestContext};
 use crate::store::{FileBytes, Staged, StoreError};
 use crate::upstream::error::Fault;
 use crate::upstream::request::{IncomingFile, Validators};
@@ -268,12 +267,14 @@ impl Fill {
             .library
             .on_disk(move |library| {
                 let archive = StoredArchive::of_set(&set, fast, size_bytes, now);
-                let archive = library.commit(&package, &stored_set, archive, verified);
+                let record_proof = || library.sync_set(&package, &stored_set, now).map(|()| true);
+                let bytes_staged = ArchiveBytes::Staged(Box::new(verified));
+                let committed = library.commit(&package, archive.clone(), bytes_staged, record_proof);
                 drop(reservation);
                 // Without an announced length, nothing was evicted for it before.
                 library.enforce_size_limit();
-                match archive {
-                    Ok(archive) => Ok(FillOutcome::Stored { bytes: Some(bytes), archive: Box::new(archive) }),
+                match committed {
+                    Ok(_) => Ok(FillOutcome::Stored { bytes: Some(bytes), archive: Box::new(archive) }),
                     // A disk that failed to write may have lost earlier data, so the bytes are hashed once more.
                     Err(reason) if bytes.fast_hash()? == fast => {
                         Ok(FillOutcome::NotStored { bytes, size_bytes, error: reason })

@@ -9,10 +9,10 @@ use crate::address::{
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::archives::ArchiveRef;
-use crate::mirror::documents::module_location::location_label;
 use crate::mirror::library::module_history::{self, FirstSeenLookup};
 use crate::mirror::library::{StoredArchive, ZipOrigin};
-use crate::mirror::{Connectivity, Library, default_if_gone, proof_sets};
+use crate::mirror::proof_sets::describe_set;
+use crate::mirror::{Connectivity, Library, default_if_gone};
 use crate::store::{Key, Recorded, StoreError};
 use crate::verify::VerificationPolicy;
 
@@ -115,10 +115,11 @@ impl Library {
     ///
     /// # Errors
     /// [`Error::NotKept`] where one is not stored, so that an `init` would have to ask upstream.
-    pub async fn sync_warmed(self: &Arc<Self>, package: &Package, digest: Digest) -> Result<(), Error> {
-        let keys = required_documents(package, self.runtime.connectivity());
+    pub async fn sync_warmed(self: &Arc<Self>, artifact: impl Into<Artifact>, digest: Digest) -> Result<(), Error> {
+        let artifact = self.runtime.canonical(artifact.into());
+        let records = required_records(&artifact, self.runtime.connectivity());
         let synced = self.on_disk(move |library| {
-            for (key, subject) in keys {
+            for (key, subject) in records {
                 if !library.store.records.sync(&key)? {
                     return Ok(Some(subject));
                 }
@@ -127,25 +128,34 @@ impl Library {
         });
         match synced.await? {
             Some(subject) => Err(self.not_stored_error(&subject).await),
-            None if self.is_installable(package, digest).await? => Ok(()),
-            None => Err(self.not_stored_error(&format!("the archive of {package}")).await),
+            None if self.is_installable(&artifact, digest).await? => Ok(()),
+            None => Err(self.not_stored_error(&format!("the archive of {artifact}")).await),
         }
     }
 
-    /// Returns true if a package can be installed from the store, with this archive.
-    pub async fn is_installable(self: &Arc<Self>, package: &Package, digest: Digest) -> Result<bool, Error> {
-        let owned_package = package.clone();
+    /// Returns true if a package can be installed from the store alone, with this archive.
+    pub async fn is_installable(
+        self: &Arc<Self>,
+        artifact: impl Into<Artifact>,
+        digest: Digest,
+    ) -> Result<bool, Error> {
+        let artifact = self.runtime.canonical(artifact.into());
         self.on_disk(move |library| {
-            for (key, _) in required_documents(&owned_package, library.runtime.connectivity()) {
+            for (key, _) in required_records(&artifact, library.runtime.connectivity()) {
                 if matches!(library.store.records.read(&key)?, Recorded::Absent | Recorded::Damaged) {
                     return Ok(false);
                 }
             }
-            let Some(set) = library.read_set(&owned_package)? else { return Ok(false) };
-            let sets = [Some(&set.stored_set.current), set.fallback.as_ref()];
-            let is_proven = sets.into_iter().flatten().any(|set| set.document.shasum == digest);
+            let is_proven = match &artifact {
+                Artifact::Provider(package) => {
+                    let set = library.read_set(package)?;
+                    let sets = set.iter().flat_map(|set| [Some(&set.stored_set.current), set.fallback.as_ref()]);
+                    sets.flatten().any(|set| set.document.shasum == digest)
+                }
+                Artifact::Module(_) => true,
+            };
             Ok(is_proven
-                && library.catalog.name(&owned_package)?.get(&digest).is_some()
+                && library.catalog.name(&artifact)?.get(&digest).is_some()
                 && library.store.blobs.is_stored(&digest)?)
         })
         .await
@@ -157,45 +167,6 @@ impl Library {
             Err(gone @ Error::Store(StoreError::Gone)) => gone,
             Err(_) | Ok(()) => Error::NotKept(subject.to_owned()),
         }
-    }
-
-    /// Syncs everything that was warmed for a version, so that it survives a power cut.
-    ///
-    /// # Errors
-    /// [`Error::NotKept`] if some of it is no longer stored, so that `init` would need upstream.
-    pub async fn sync_module(self: &Arc<Self>, package: &ModulePackage, digest: Digest) -> Result<(), Error> {
-        let keys = required_records(&self.runtime.config().key_of_package(package), self.runtime.connectivity());
-        let synced = self.on_disk(move |library| {
-            for (key, subject) in keys {
-                if !library.store.records.sync(&key)? {
-                    return Ok(Some(subject));
-                }
-            }
-            Ok(None)
-        });
-        match synced.await? {
-            Some(subject) => Err(self.not_stored_error(&subject).await),
-            None if self.is_module_installable(package, digest).await? => Ok(()),
-            None => Err(self.not_stored_error(&format!("the archive of {package}")).await),
-        }
-    }
-
-    /// True if a version with this archive can be installed from the store alone.
-    pub async fn is_module_installable(
-        self: &Arc<Self>,
-        package: &ModulePackage,
-        digest: Digest,
-    ) -> Result<bool, Error> {
-        let key = self.runtime.config().key_of_package(package);
-        self.on_disk(move |library| {
-            for (record, _) in required_records(&key, library.runtime.connectivity()) {
-                if matches!(library.store.records.read(&record)?, Recorded::Absent | Recorded::Damaged) {
-                    return Ok(false);
-                }
-            }
-            Ok(library.catalog.name(&key)?.get(&digest).is_some() && library.store.blobs.is_stored(&digest)?)
-        })
-        .await
     }
 
     /// The selected packages whose sets are stored.
@@ -289,27 +260,28 @@ fn skip_unreadable(subject: &impl std::fmt::Display, looked: Result<bool, StoreE
     }
 }
 
-/// The documents that a package needs besides its archive and name, each with a description. Offline, version lists are
-/// built from the store and no discovery document is used, so only the proof set is needed.
-fn required_documents(package: &Package, link: Connectivity) -> Vec<(Key, String)> {
-    let provider = &package.provider;
-    let mut keys = vec![(Key::ProofSet(package.clone()), proof_sets::describe_set(package))];
+/// The records that installing a package needs besides its archive and name, each with a description. Offline, lists and
+/// locations are made from the store and no discovery document is used.
+fn required_records(artifact: &Artifact, link: Connectivity) -> Vec<(Key, String)> {
+    let (proof, mut while_online) = match artifact {
+        Artifact::Provider(package) => {
+            let provider = &package.provider;
+            let list = (Key::ProviderVersions(provider.clone()), format!("the version list of {provider}"));
+            ((Key::ProofSet(package.clone()), describe_set(package)), vec![list])
+        }
+        Artifact::Module(package) => {
+            let module = &package.module;
+            let list = (Key::ModuleVersions(module.clone()), format!("the version list of {module}"));
+            let location = (Key::ModuleLocation(package.clone()), format!("the location of {package}"));
+            let seen = (Key::SeenModule(package.clone()), format!("the first-seen record of {package}"));
+            (seen, vec![list, location])
+        }
+    };
+    let mut records = vec![proof];
     if link == Connectivity::Online {
-        keys.push((Key::Discovery(provider.host.clone()), format!("the discovery document of {}", provider.host)));
-        keys.push((Key::ProviderVersions(provider.clone()), format!("the version list of {provider}")));
+        let host = artifact.host();
+        records.push((Key::Discovery(host.clone()), format!("the discovery document of {host}")));
+        records.append(&mut while_online);
     }
-    keys
-}
-
-/// The records that installing a version needs, besides its archive and its name, each with its description. Offline,
-/// lists and locations are made from the stored archives.
-fn required_records(key: &ModulePackage, link: Connectivity) -> Vec<(Key, String)> {
-    let host = &key.module.host;
-    let mut keys = vec![(Key::SeenModule(key.clone()), format!("the first-seen record of {key}"))];
-    if link == Connectivity::Online {
-        keys.push((Key::Discovery(host.clone()), format!("the discovery document of {host}")));
-        keys.push((Key::ModuleVersions(key.module.clone()), format!("the version list of {}", key.module)));
-        keys.push((Key::ModuleLocation(key.clone()), location_label(key)));
-    }
-    keys
+    records
 }

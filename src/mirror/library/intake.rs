@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::address::{Artifact, FileName, ModulePackage, Package};
+use crate::address::{Artifact, ModulePackage, Package};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
@@ -14,31 +14,72 @@ use crate::mirror::library::proof_set::{ProofSet, StoredProofSet};
 use crate::mirror::library::{PackageHashState, Reservation, StoredArchive, ZipOrigin};
 use crate::store::{Durability, IndexedName, Key, Staged, StagedNote, StoreError};
 use crate::upstream::request::{IncomingFile, Validators};
-use crate::verify::{PackageLimits, PackedTree, Proof, ProofBasis, Verified, package_hashes};
+use crate::verify::{PackageLimits, ProofBasis, Verified, package_hashes};
 
 /// The most provider zips unpacked at a time for their `h1:`. An import adds one.
 pub(in crate::mirror) const MAX_CONCURRENT_HASHING: usize = 2;
 
 impl Library {
-    /// Commits a verified archive: blob, then proof set, then name, each synced with its folder. Only now is the
-    /// archive committed, and the index is updated (DESIGN, promise 9).
+    /// Commits a verified archive, each step synced with its folder: the bytes, the record that proves them, the name.
+    /// Only now is the archive committed, and the index is updated (DESIGN, promise 9). No other code has this order.
+    ///
+    /// `record_proof` writes the record that proves the archive. It returns false where a newer one is stored: then the
+    /// archive gets no name, and the result is `None`.
     pub(in crate::mirror) fn commit(
         &self,
-        package: &Package,
-        stored_set: &StoredProofSet,
+        artifact: impl Into<Artifact>,
         archive: StoredArchive,
-        verified: Verified<Staged>,
-    ) -> Result<StoredArchive, StoreError> {
-        let (digest, size_bytes, now) = (verified.digest(), archive.size_bytes, archive.kept);
+        bytes: ArchiveBytes,
+        record_proof: impl FnOnce() -> Result<bool, StoreError>,
+    ) -> Result<Option<StoredArchive>, StoreError> {
+        let (digest, size_bytes, now) = (archive.digest, archive.size_bytes, archive.kept);
         let _lock = self.catalog.digest_lock(&digest).lock();
-        self.store.blobs.publish(verified)?;
-        self.catalog.checked.lock().insert(digest);
-        let named = self.store_name(package, stored_set, archive);
-        if named.is_err() {
+        let is_new = match bytes {
+            ArchiveBytes::Staged(verified) => {
+                self.store.blobs.publish(*verified)?;
+                self.catalog.checked.lock().insert(digest);
+                true
+            }
+            ArchiveBytes::Stored => false,
+        };
+        let named = self.name_proven(&artifact.into(), archive, record_proof);
+        if is_new && !matches!(named, Ok(Some(_))) {
             // The blob is stored without a name. Eviction only finds it if it is in the index.
             self.store.index.archive_stored(&digest, size_bytes, now);
         }
         named
+    }
+
+    /// Names an archive once its proof is recorded. The caller holds its digest lock.
+    fn name_proven(
+        &self,
+        artifact: &Artifact,
+        archive: StoredArchive,
+        record_proof: impl FnOnce() -> Result<bool, StoreError>,
+    ) -> Result<Option<StoredArchive>, StoreError> {
+        if !record_proof()? {
+            return Ok(None);
+        }
+        // A replaced archive remains for clients that got its digest; it is no longer current.
+        self.catalog.change_name(artifact, |name| name.put(archive.clone()))?;
+        self.store.index.archive_stored(&archive.digest, archive.size_bytes, archive.kept);
+        self.bump_artifact_revision(artifact);
+        Ok(Some(archive))
+    }
+
+    /// Syncs the proof set of a package, and writes `stored_set` where none is stored.
+    pub(in crate::mirror) fn sync_set(
+        &self,
+        package: &Package,
+        stored_set: &StoredProofSet,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        let key = Key::ProofSet(package.clone());
+        if !self.store.records.sync(&key)? {
+            // Without evicting: this runs under a digest lock.
+            self.write_document(&key, &stored_set.write(), now, Durability::Synced)?;
+        }
+        Ok(())
     }
 
     /// Adopts an archive whose bytes are already stored: under another name, or from before a crash.
@@ -66,31 +107,13 @@ impl Library {
                 // publisher's.
                 archive.zip = ZipOrigin::PackedAnew;
             }
-            Ok(Some(match library.store_name(&package, &stored_set, archive) {
-                Ok(archive) => FillOutcome::Stored { bytes: None, archive: Box::new(archive) },
+            let record_proof = || library.sync_set(&package, &stored_set, now).map(|()| true);
+            Ok(Some(match library.name_proven(&(&package).into(), archive.clone(), record_proof) {
+                Ok(_) => FillOutcome::Stored { bytes: None, archive: Box::new(archive) },
                 Err(reason) => FillOutcome::NotStored { bytes: blob.bytes(), size_bytes, error: reason },
             }))
         })
         .await
-    }
-
-    pub(in crate::mirror) fn store_name(
-        &self,
-        package: &Package,
-        stored_set: &StoredProofSet,
-        archive: StoredArchive,
-    ) -> Result<StoredArchive, StoreError> {
-        let key = Key::ProofSet(package.clone());
-        if !self.store.records.sync(&key)? {
-            // Without evicting: this runs under a digest lock.
-            self.write_document(&key, &stored_set.write(), archive.kept, Durability::Synced)?;
-        }
-        self.catalog.change_name(package, |name| {
-            name.put(archive.clone());
-        })?;
-        self.store.index.archive_stored(&archive.digest, archive.size_bytes, archive.kept);
-        self.bump_revision(&package.provider);
-        Ok(archive)
     }
 
     /// Computes both `h1:` of a stored archive. After a failure, the next start tries again.
@@ -194,36 +217,8 @@ impl Library {
         let Ok(verified) = Verified::by_digest(staged, digest, digest) else {
             return Ok(Err(Error::Interrupted(format!("the archive of {package}"))));
         };
-        let PinnedTree { tree, commit, packer, source, subdir, .. } = sighting;
-        let how = ProofBasis::Tree(PackedTree { tree, commit, packer, source, subdir });
-        let proof = Proof { how, warnings: Vec::new() };
-        let filename = FileName::parse(ARCHIVE_FILE_NAME).map_err(|e| StoreError::Index(e.to_string()))?;
-        let hashes = PackageHashState::NotYet;
-        let archive = StoredArchive {
-            digest,
-            fast,
-            filename,
-            size_bytes,
-            hashes,
-            proof,
-            zip: ZipOrigin::Published,
-            origin,
-            kept: now,
-            first_kept: None,
-        };
-        {
-            let _lock = self.catalog.digest_lock(&digest).lock();
-            self.store.blobs.publish(verified)?;
-            self.catalog.checked.lock().insert(digest);
-            let named = self.catalog.change_name(Artifact::Module(key.clone()), |name| {
-                // A replaced archive remains for clients that got its digest; it is no longer current.
-                name.put(archive.clone());
-            });
-            // Indexed even if naming failed: eviction can only remove archives that are in the index.
-            self.store.index.archive_stored(&digest, size_bytes, now);
-            named?;
-        }
-        self.bump_module_revision(&key.module);
+        let archive = StoredArchive::of_tree(sighting.packed(), digest, fast, size_bytes, origin, now)?;
+        self.commit(key, archive.clone(), ArchiveBytes::Staged(Box::new(verified)), || Ok(true))?;
         self.enforce_size_limit();
         Ok(Ok(archive))
     }
@@ -277,6 +272,13 @@ impl Library {
     }
 }
 
+/// The bytes of an archive to commit.
+pub(in crate::mirror) enum ArchiveBytes {
+    Staged(Box<Verified<Staged>>),
+    /// They are in the store, under another name or since before a crash.
+    Stored,
+}
+
 /// The tree that a fetched one is compared with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::mirror) enum TreeExpectation {
@@ -292,5 +294,3 @@ pub(in crate::mirror) struct PackedArchive {
     pub(in crate::mirror) pinned_tree: PinnedTree,
     pub(in crate::mirror) origin: String,
 }
-
-pub(in crate::mirror) const ARCHIVE_FILE_NAME: &str = "module.tar.gz";

@@ -40,15 +40,17 @@ pub(in crate::mirror) use crate::mirror::library::provider_history::{
 };
 pub(in crate::mirror) use crate::mirror::library::space::{Evictor, Reservation};
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::mirror::library::background::LastStoreFailures;
+use crate::mirror::counters::ObjectKind;
 use crate::mirror::library::intake::MAX_CONCURRENT_HASHING;
 use crate::mirror::library::request_log::MissingLog;
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
@@ -148,4 +150,34 @@ impl Library {
     pub async fn sweep(self: &Arc<Self>, now: Timestamp) -> Result<(), Error> {
         self.on_disk(move |library| library.store.sweep(now)).await
     }
+
+    /// Records that an object could not be stored.
+    pub(in crate::mirror) fn record_not_stored(&self, kind: ObjectKind, reason: &StoreError) {
+        self.runtime.counters.count_not_stored(kind);
+        let trouble = StoreFailure { why: reason.to_string(), to_do: reason.remedy().to_owned() };
+        self.work.store_failures.lock().0.insert(kind, trouble);
+    }
+
+    /// Clears the failure of a kind, after an object was stored.
+    pub(in crate::mirror) fn record_stored(&self, kind: ObjectKind) {
+        self.work.store_failures.lock().0.remove(&kind);
+    }
+
+    /// The last failure; that of archives first.
+    pub fn last_store_failure(&self) -> Option<StoreFailure> {
+        self.work.store_failures.lock().0.values().next().cloned()
+    }
 }
+
+/// The last failure to store an object.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoreFailure {
+    /// The cause.
+    pub why: String,
+    /// The remedy.
+    pub to_do: String,
+}
+
+/// The last failure of each kind. With one entry for all, a small document that fits would hide that no archive does.
+#[derive(Debug, Default)]
+pub(in crate::mirror) struct LastStoreFailures(BTreeMap<ObjectKind, StoreFailure>);

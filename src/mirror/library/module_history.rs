@@ -61,6 +61,12 @@ impl PinnedTree {
         self.tree == other.tree && self.subdir == other.subdir
     }
 
+    /// The proof of an archive packed from this tree.
+    pub(in crate::mirror) fn packed(&self) -> PackedTree {
+        let Self { tree, commit, packer, source, subdir, .. } = self.clone();
+        PackedTree { tree, commit, packer, source, subdir }
+    }
+
     /// True if the archive was packed from this tree and folder.
     pub(in crate::mirror) fn matches_archive(&self, packed: &PackedTree) -> bool {
         self.tree == packed.tree && self.subdir == packed.subdir

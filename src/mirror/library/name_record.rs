@@ -6,9 +6,9 @@ use crate::address::FileName;
 use crate::clock::Timestamp;
 use crate::digest::{Digest, DigestPrefix, FastHash};
 use crate::mirror::library::proof_set::ProofSet;
-use crate::store::{IndexedName, ListedArchive};
+use crate::store::{IndexedName, ListedArchive, StoreError};
 use crate::upstream::outbound::origin;
-use crate::verify::{Proof, ProofBasis};
+use crate::verify::{PackedTree, Proof, ProofBasis};
 
 /// An archive listed in a name: it was verified, and its bytes are or were stored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,6 +45,32 @@ impl StoredArchive {
         self.first_kept.unwrap_or(self.kept)
     }
 
+    /// The entry for an archive that larder packed from a module tree.
+    ///
+    /// # Errors
+    /// None: the file name is a constant.
+    pub(in crate::mirror) fn of_tree(
+        tree: PackedTree,
+        digest: Digest,
+        fast: FastHash,
+        size_bytes: u64,
+        origin: String,
+        now: Timestamp,
+    ) -> Result<Self, StoreError> {
+        Ok(Self {
+            digest,
+            fast,
+            filename: FileName::parse(MODULE_FILE_NAME).map_err(|e| StoreError::Index(e.to_string()))?,
+            size_bytes,
+            hashes: PackageHashState::NotYet,
+            proof: Proof { how: ProofBasis::Tree(tree), warnings: Vec::new() },
+            zip: ZipOrigin::Published,
+            origin,
+            kept: now,
+            first_kept: None,
+        })
+    }
+
     /// The entry for the archive that a verified set names.
     pub(in crate::mirror) fn of_set(set: &ProofSet, fast: FastHash, size_bytes: u64, now: Timestamp) -> Self {
         Self {
@@ -61,6 +87,8 @@ impl StoredArchive {
         }
     }
 }
+
+const MODULE_FILE_NAME: &str = "module.tar.gz";
 
 /// The packer of an archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::address::{Artifact, ModuleAddress, ModulePackage, Package, ProviderAddress};
+use crate::address::{Address, Artifact, ModuleAddress, ModulePackage, Package, ProviderAddress};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
@@ -16,7 +16,7 @@ use crate::mirror::documents::revalidate::Revalidatable;
 use crate::mirror::library::StoredArchive;
 use crate::mirror::library::proof_set::ProofSet;
 use crate::mirror::request_context::or_retry_later;
-use crate::mirror::{Connectivity, Operations, Urgency, VerifiedReader, proof_sets};
+use crate::mirror::{Answer, Connectivity, Operations, RequestContext, Urgency, VerifiedReader, proof_sets};
 use crate::store::Key;
 use crate::upstream::breaker::Origin;
 use crate::upstream::error::{Fault, UpstreamError};
@@ -58,26 +58,42 @@ impl Operations {
         urgency: Urgency,
         now: Timestamp,
     ) -> Result<WarmedDocument<VersionList>, Error> {
-        let (subject, host) = (format!("the version list of {address}"), &address.host);
         let call = self.runtime.step_context_for(urgency, now);
+        self.warm_list_of(
+            format!("the version list of {address}"),
+            &address.into(),
+            &call,
+            self.offline.client_versions(address, &call),
+        )
+        .await
+    }
+
+    async fn warm_list_of<T>(
+        self: &Arc<Self>,
+        subject: String,
+        address: &Address,
+        call: &RequestContext,
+        list: impl Future<Output = Result<Answer<T>, Error>>,
+    ) -> Result<WarmedDocument<T>, Error> {
+        let host = address.host();
         let upstream = call.upstream(host)?;
         let mut origins = vec![Origin::of(&upstream.settings.url)];
         let mut missing = 0;
-        for key in [Key::Discovery(host.clone()), Key::ProviderVersions(address.clone())] {
+        for key in [Key::Discovery(host.clone()), Key::version_list(address)] {
             match self.library.stored_document(&key).await? {
                 Some(stored) => origins.extend(stored.value.origins()),
                 None => missing += 1,
             }
         }
-        self.runtime.charge_job(&subject, host, &origins, missing, &call)?;
+        self.runtime.charge_job(&subject, host, &origins, missing, call)?;
         let lookup = async {
             if self.runtime.connectivity() == Connectivity::Online {
-                self.documents.discovery(host, &call).await?;
+                self.documents.discovery(host, call).await?;
             }
-            self.offline.client_versions(address, &call).await
+            list.await
         };
-        let list = lookup.await.map_err(|error| or_retry_later(&subject, host, &origins, error, &call))?;
-        let unconfirmed = self.runtime.unconfirmed(&subject, host, &origins, &list, &call)?;
+        let list = lookup.await.map_err(|error| or_retry_later(&subject, host, &origins, error, call))?;
+        let unconfirmed = self.runtime.unconfirmed(&subject, host, &origins, &list, call)?;
         Ok(WarmedDocument { value: list.value, unconfirmed })
     }
 
@@ -220,27 +236,15 @@ impl Operations {
         urgency: Urgency,
         now: Timestamp,
     ) -> Result<WarmedDocument<ModuleVersionList>, Error> {
-        let (subject, host) = (format!("the version list of {address}"), &address.host);
         let call = self.runtime.step_context_for(urgency, now);
-        let upstream = call.upstream(host)?;
-        let mut origins = vec![Origin::of(&upstream.settings.url)];
-        let mut missing = 0;
-        for key in [Key::Discovery(host.clone()), Key::ModuleVersions(call.config.key_of(address))] {
-            match self.library.stored_document(&key).await? {
-                Some(stored) => origins.extend(stored.value.origins()),
-                None => missing += 1,
-            }
-        }
-        self.runtime.charge_job(&subject, host, &origins, missing, &call)?;
-        let lookup = async {
-            if self.runtime.connectivity() == Connectivity::Online {
-                self.documents.discovery(host, &call).await?;
-            }
-            self.offline.client_module_versions(address, &call).await
-        };
-        let list = lookup.await.map_err(|error| or_retry_later(&subject, host, &origins, error, &call))?;
-        let unconfirmed = self.runtime.unconfirmed(&subject, host, &origins, &list, &call)?;
-        Ok(WarmedDocument { value: list.value, unconfirmed })
+        let canonical = Address::Module(call.config.key_of(address));
+        self.warm_list_of(
+            format!("the version list of {address}"),
+            &canonical,
+            &call,
+            self.offline.client_module_versions(address, &call),
+        )
+        .await
     }
 
     /// Warms the location and the archive of a version.

@@ -1,15 +1,16 @@
 //! The archive of a bundle entry: staged while it is read, or found in the store, then committed with its entry.
 
-use crate::mirror::Library;
 use std::sync::Arc;
 
 use crate::bundle::{ApplyOutcome, BundledFile};
 use crate::clock::Timestamp;
-use crate::digest::{Digest, FastHash};
+use crate::digest::FastHash;
+use crate::mirror::Library;
+use crate::mirror::library::intake::ArchiveBytes;
 use crate::mirror::modules::BundledModule;
 use crate::mirror::transfer::bundle::entry::{EntryVerdict, store_failed};
 use crate::mirror::transfer::bundle::sets::BundledSet;
-use crate::store::{Blob, Staged, StagedNote, StoreError};
+use crate::store::{Blob, Staged, StagedNote};
 use crate::verify::Verified;
 
 enum EntryToCommit {
@@ -32,6 +33,15 @@ pub(in crate::mirror) struct StagingArchive {
 pub(in crate::mirror) enum ArchiveBytesSource {
     Staged(Box<Verified<Staged>>),
     Stored(Blob),
+}
+
+impl From<ArchiveBytesSource> for ArchiveBytes {
+    fn from(source: ArchiveBytesSource) -> Self {
+        match source {
+            ArchiveBytesSource::Staged(verified) => Self::Staged(verified),
+            ArchiveBytesSource::Stored(_) => Self::Stored,
+        }
+    }
 }
 
 pub(in crate::mirror) struct StagedBundleArchive {
@@ -174,21 +184,5 @@ impl StagedBundleArchive {
             tracing::warn!(%error, "a staging file of a bundle could not be removed; it is removed within a day");
         }
         reason
-    }
-
-    /// Publishes a staged archive. The caller holds its digest lock.
-    pub(in crate::mirror) fn publish(
-        self,
-        library: &Library,
-        digest: Digest,
-        now: Timestamp,
-    ) -> Result<(), StoreError> {
-        if let ArchiveBytesSource::Staged(verified) = self.source {
-            library.store.blobs.publish(*verified)?;
-            library.catalog.checked.lock().insert(digest);
-            // Indexed before it is named: eviction can only remove archives that are in the index.
-            library.store.index.archive_stored(&digest, self.size_bytes, now);
-        }
-        Ok(())
     }
 }

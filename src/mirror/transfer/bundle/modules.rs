@@ -1,24 +1,23 @@
 //! Module versions in bundles, exported and imported. On import the archive's tree is digested again and compared with
 //! the first-seen record, as if it had been fetched.
 
-use crate::mirror::Library;
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use crate::address::{Artifact, FileName, ModulePackage};
+use crate::address::{Artifact, ModulePackage};
 use crate::bundle::{ApplyOutcome, ModuleEntry};
 use crate::clock::Timestamp;
 use crate::digest::{Digest, Hasher};
-use crate::mirror::default_if_gone;
 use crate::mirror::documents::module_location::subdir_in_archive;
+use crate::mirror::library::StoredArchive;
 use crate::mirror::library::module_history::{self, PinnedTree, TreeComparison};
 use crate::mirror::library::stored_document::StoredDocument;
-use crate::mirror::library::{PackageHashState, StoredArchive, ZipOrigin};
 use crate::mirror::transfer::bundle::{ArchiveBytesSource, EntryCriteria, StagedBundleArchive, store_failed};
+use crate::mirror::{Library, default_if_gone};
 use crate::packaging::{ArchiveFormat, PACKER, PackResult, Tree, TreeEntry, TreeLimits, TreePath, pack, unpack_from};
 use crate::store::{Durability, Key, StoreError};
 use crate::upstream::request::Validators;
-use crate::verify::{PackedTree, Proof, ProofBasis};
+use crate::verify::PackedTree;
 
 /// A stored version that can be exported.
 pub(in crate::mirror) struct StoredModule {
@@ -152,35 +151,15 @@ impl BundledModule {
             return Err(arrived.discard_with(reason));
         }
         library.resolve_alarms(crate::mirror::modules::RESOLVED_BY_ACCEPT, &key.module, &key.version);
-        let PinnedTree { tree, commit, packer, source: from, subdir, .. } = sighting;
-        let how = ProofBasis::Tree(PackedTree { tree, commit, packer, source: from, subdir });
-        let proof = Proof { how, warnings: Vec::new() };
-        let filename = FileName::parse(crate::mirror::library::intake::ARCHIVE_FILE_NAME).map_err(|e| e.to_string())?;
-        let hashes = PackageHashState::NotYet;
-        let archive = StoredArchive {
-            digest,
-            fast,
-            filename,
-            size_bytes,
-            hashes,
-            proof,
-            zip: ZipOrigin::Published,
-            origin,
-            kept: now,
-            first_kept: None,
-        };
-        let commit = || {
-            let _lock = library.catalog.digest_lock(&digest).lock();
-            arrived.publish(library, digest, now)?;
+        let packed = StoredArchive::of_tree(sighting.packed(), digest, fast, size_bytes, origin, now);
+        let record_proof = || {
             let location_key = Key::ModuleLocation(key.clone());
             library.replace_document(&location_key, location, now, Durability::Synced, |_, coming| Ok(coming))?;
-            library.catalog.change_name(Artifact::Module(key.clone()), |name| {
-                name.put(archive.clone());
-            })
+            Ok(true)
         };
-        commit().map_err(store_failed)?;
+        let committed = packed.and_then(|archive| library.commit(&key, archive, arrived.source.into(), record_proof));
+        committed.map_err(store_failed)?;
         library.runtime.config().not_found.remove_if(|absent| *absent == Key::ModuleLocation(key.clone()));
-        library.bump_module_revision(&key.module);
         library.enforce_size_limit();
         Ok(ApplyOutcome::Applied { note: None })
     }

@@ -1,23 +1,21 @@
 //! Imports a proof set of a bundle: verify it, compare it with the first-seen record, store it with its archive.
 
-use crate::mirror::Library;
 use std::sync::Arc;
 
 use crate::address::{Artifact, Package, Version};
 use crate::bundle::{ApplyOutcome, FetchOrigin, FileRole, ProviderEntry, SignatureStatus};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
-use crate::mirror::default_if_gone;
 use crate::mirror::freshness::Age;
-use crate::mirror::library::StoredArchive;
 use crate::mirror::library::admission::Admission;
 use crate::mirror::library::proof_set::{ProofSet, ProofSetMetadata, StoredProofSet};
 use crate::mirror::library::{
-    AcceptScope, AcceptedFinding, AlarmEvent, AlarmKind, AlarmPart, Observation, Signer, observation,
+    AcceptScope, AcceptedFinding, AlarmEvent, AlarmKind, AlarmPart, Observation, Signer, StoredArchive, observation,
 };
 use crate::mirror::transfer::bundle::archives::StagedBundleArchive;
 use crate::mirror::transfer::bundle::entry::{EntryCriteria, SmallFiles, store_failed};
 use crate::mirror::transfer::tree::imported_differs;
+use crate::mirror::{Library, default_if_gone};
 use crate::store::{Durability, Key, StoreError};
 use crate::upstream::error::sanitized;
 use crate::upstream::providers::DownloadDocument;
@@ -115,19 +113,13 @@ impl BundledSet {
             Ok(note) => note,
             Err(reason) => return Err(arrived.discard_with(reason)),
         };
-        let digest = self.digest();
         let Self { package, set, age, .. } = self;
         let StagedBundleArchive { fast, size_bytes, .. } = arrived;
-        let committed = || {
-            let _lock = library.catalog.digest_lock(&digest).lock();
-            arrived.publish(library, digest, now)?;
-            let Some(kept) = library.put_carried_set(&package, &set, age, now)? else { return Ok(ApplyOutcome::Held) };
-            library.store_name(&package, &kept, StoredArchive::of_set(&set, fast, size_bytes, now))?;
-            Ok(ApplyOutcome::Applied { note })
-        };
-        let outcome = committed().map_err(store_failed)?;
+        let archive = StoredArchive::of_set(&set, fast, size_bytes, now);
+        let record_proof = || Ok(library.put_carried_set(&package, &set, age, now)?.is_some());
+        let committed = library.commit(&package, archive, arrived.source.into(), record_proof).map_err(store_failed)?;
+        let outcome = if committed.is_some() { ApplyOutcome::Applied { note } } else { ApplyOutcome::Held };
         library.runtime.config().not_found.remove_if(|key| *key == Key::ProofSet(package.clone()));
-        library.bump_revision(&package.provider);
         library.enforce_size_limit();
         Ok(outcome)
     }

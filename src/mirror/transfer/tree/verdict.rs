@@ -8,6 +8,7 @@ use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::filesystem_mirror::index::ArchiveHashes;
 use crate::mirror::archives::verified_open::unless_damaged;
+use crate::mirror::library::intake::ArchiveBytes;
 use crate::mirror::library::proof_set::{ProofSet, StoredProofSet};
 use crate::mirror::library::{PackageHashState, Reservation, StoredArchive, ZipOrigin};
 use crate::mirror::operate::rehash::DamageFinding;
@@ -349,7 +350,9 @@ impl TreeImport {
             origin: IMPORT_ORIGIN.to_owned(),
             ..StoredArchive::of_set(set, fast, size_bytes, now)
         };
-        self.transfers.library.commit(&package, stored_set, archive, verified)?;
+        let library = &self.transfers.library;
+        let record_proof = || library.sync_set(&package, stored_set, now).map(|()| true);
+        library.commit(&package, archive, ArchiveBytes::Staged(Box::new(verified)), record_proof)?;
         drop(reservation);
         self.transfers.library.enforce_size_limit();
         Ok(())
