@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{BadAddress, Version, constraint_syntax};
+use super::{BadAddress, Version};
 
 /// The term used in error texts.
 const KIND: &str = "version constraint";
@@ -42,7 +42,7 @@ impl Constraint {
     /// # Errors
     /// [`BadAddress`]: clients would refuse the constraint too, or it is too long.
     pub fn parse(given: &str) -> Result<Self, BadAddress> {
-        let conditions = constraint_syntax::split_conditions(KIND, given)?;
+        let conditions = split_conditions(KIND, given)?;
         conditions.into_iter().map(|condition| Condition::parse(condition, given)).collect::<Result<_, _>>().map(Self)
     }
 
@@ -181,6 +181,27 @@ impl fmt::Display for Condition {
 /// Cuts `1.2.3` to `1.2`.
 fn major_minor(core: &str) -> &str {
     core.rsplit_once('.').map_or(core, |(major_minor, _)| major_minor)
+}
+
+/// The longest accepted constraint, in bytes.
+const MAX_CONSTRAINT_BYTES: usize = 512;
+/// The most conditions in one constraint.
+const MAX_CONDITIONS: usize = 16;
+
+/// Splits a constraint into its conditions.
+///
+/// # Errors
+/// [`BadAddress`]: the constraint exceeds a limit.
+pub(super) fn split_conditions<'a>(kind: &'static str, given: &'a str) -> Result<Vec<&'a str>, BadAddress> {
+    let bad = |reason| BadAddress::new(kind, given, reason);
+    if given.len() > MAX_CONSTRAINT_BYTES {
+        return Err(bad("it is longer than 512 bytes"));
+    }
+    let conditions: Vec<&str> = given.split(',').collect();
+    if conditions.len() > MAX_CONDITIONS {
+        return Err(bad("it has more than 16 conditions"));
+    }
+    Ok(conditions)
 }
 
 #[cfg(test)]

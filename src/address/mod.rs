@@ -2,7 +2,6 @@
 //! other part of larder may use this module, which uses none of them. It contains no URLs and no paths.
 
 mod constraint;
-mod constraint_syntax;
 mod host;
 mod module;
 mod module_constraint;

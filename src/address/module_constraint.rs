@@ -7,8 +7,9 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::constraint::split_conditions;
 use super::version::compare_pre;
-use super::{BadAddress, Version, constraint_syntax};
+use super::{BadAddress, Version};
 
 /// The term used in error texts.
 const KIND: &str = "version constraint of a module";
@@ -59,7 +60,7 @@ impl ModuleConstraint {
     /// # Errors
     /// [`BadAddress`]: clients would refuse the constraint too, or it is too long.
     pub fn parse(given: &str) -> Result<Self, BadAddress> {
-        let texts = constraint_syntax::split_conditions(KIND, given)?;
+        let texts = split_conditions(KIND, given)?;
         let conditions: Option<Vec<Condition>> = texts.iter().map(|text| Condition::parse(text)).collect();
         let conditions = conditions.ok_or_else(|| {
             let reason =
