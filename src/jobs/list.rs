@@ -14,11 +14,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use super::id::JobId;
-use super::job_events::JobSubscription;
 use super::job_limits::JobLimits;
-use super::job_report::{Job, JobState, JobSummary};
-use super::job_state::JobEnd;
+use super::job_report::{Job, JobId, JobState, JobSummary};
+use super::job_state::{JobEnd, JobSubscription};
 use super::record::JobRecords;
 use super::running_job::{JobOrigin, RunningJob, SharedJobState};
 use super::warm::WarmUp;

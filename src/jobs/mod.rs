@@ -1,13 +1,9 @@
 //! Work that no client waits for: on a schedule, or started by an operator.
 
-mod availability;
-mod id;
-mod job_events;
 mod job_limits;
 pub mod job_report;
 mod job_state;
 mod list;
-mod lockfile_targets;
 mod plan;
 mod record;
 mod recurring;
@@ -23,8 +19,8 @@ use std::time::Duration;
 use crate::clock::Clock;
 use crate::mirror::Mirror;
 
-pub use self::id::JobId;
-pub use self::job_events::{JobEvent, JobSubscription, NumberedItem};
+pub use self::job_report::JobId;
+pub use self::job_state::{JobEvent, JobSubscription, NumberedItem};
 pub use self::list::{JobStartError, Jobs, ToPin};
 pub use self::plan::{Installs, Plan, PlanError, PlanState, Planned, Sums, plan};
 pub use self::recurring::{LastRun, Recurring, RecurringState};

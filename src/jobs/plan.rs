@@ -11,11 +11,9 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use super::availability::ItemAvailability;
 use super::job_limits::{AsError, JobLimits, RetryPolicy};
-use super::lockfile_targets::{LockFit, LockMismatch, all_lists_accept};
-use super::registries::{MirrorRegistries, ResolveFindings};
-use super::warm::MAX_ITEMS;
+use super::registries::{ItemAvailability, MirrorRegistries, ResolveFindings};
+use super::warm::{LockFit, LockMismatch, MAX_ITEMS, all_lists_accept};
 use crate::address::{Artifact, ModulePackage, Package, PackageRef, PackageSelector, Versions};
 use crate::clock::Clock;
 use crate::error::Error;

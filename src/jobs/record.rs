@@ -6,8 +6,7 @@ use std::sync::Arc;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::id::JobId;
-use super::job_report::Job;
+use super::job_report::{Job, JobId};
 use super::job_state::ItemSubject;
 use super::running_job::JobOrigin;
 use super::warm::WarmUp;

@@ -2,9 +2,9 @@
 //! failed run is retried sooner.
 
 mod last;
-mod order;
 
 use std::collections::HashMap;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,19 +12,20 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 
-pub use self::last::{LastRun, RecurringState};
-
 use self::last::{LastRuns, with_jitter};
 use super::job_report::JobSummary;
 use super::list::{JobStartError, Jobs};
 use super::record::JobRecords;
 use super::running_job::RunningJob;
 use super::warm::WarmUp;
-use crate::address::Hostname;
+use crate::address::{Hostname, PackageSelector};
 use crate::clock::Clock;
-use crate::config::{Config, RecurringWarmUp};
+use crate::config::{Config, RecurringWarmTarget, RecurringWarmUp};
+use crate::requirements::{self, ArgumentKind, Configurations, Order, OrderEntry, file, lock_file};
 use crate::store::Store;
 use crate::supervisor::{Supervisor, Task};
+
+pub use self::last::{LastRun, RecurringState};
 
 /// The shortest delay of a retry.
 pub(super) const MIN_RETRY_DELAY: Duration = Duration::from_secs(5 * 60);
@@ -193,7 +194,7 @@ impl Recurring {
         default_host: &Hostname,
     ) -> Option<Result<Arc<RunningJob>, RunNotStarted>> {
         let (blocking_entry, host, pin) = (entry.clone(), default_host.clone(), entry.pin);
-        let read = tokio::task::spawn_blocking(move || order::read(&blocking_entry, &host)).await;
+        let read = tokio::task::spawn_blocking(move || read_order(&blocking_entry, &host)).await;
         let order = read.unwrap_or_else(|error| Err(vec![error.to_string()]));
         let warm_up = order.and_then(|order| WarmUp::of_order(order, pin));
         let warm_up = match warm_up {
@@ -230,4 +231,60 @@ impl Recurring {
 enum RunNotStarted {
     Stopping,
     Failed(String),
+}
+
+/// Builds the order of a recurring warm-up. Its files are read again for each run.
+///
+/// # Errors
+/// Every problem of the named files.
+fn read_order(entry: &RecurringWarmUp, default_host: &Hostname) -> Result<Order, Vec<String>> {
+    let (mut given, mut folders, mut problems) = (Vec::new(), Vec::new(), Vec::new());
+    for target in &entry.targets {
+        let read = match target {
+            RecurringWarmTarget::Address(address) => match PackageSelector::parse(address, default_host) {
+                Ok(selector) => Ok(OrderEntry::Address { what: selector, platforms: Vec::new() }),
+                Err(bad) => Err(vec![bad.to_string()]),
+            },
+            RecurringWarmTarget::Path(path) => match ArgumentKind::of_path(path) {
+                Some(ArgumentKind::Folder) => {
+                    folders.push(path.clone());
+                    continue;
+                }
+                Some(ArgumentKind::Tar) => read_tar(path, entry),
+                _ => read_lock_file(path),
+            },
+        };
+        match read {
+            Ok(order_entry) => given.push(order_entry),
+            Err(found) => problems.extend(found),
+        }
+    }
+    if !folders.is_empty() {
+        match read_folders(&folders, entry) {
+            Ok(configurations) => given.push(configurations),
+            Err(reason) => problems.push(reason),
+        }
+    }
+    if problems.is_empty() { Order::new(given, entry.platforms.clone()) } else { Err(problems) }
+}
+
+fn read_lock_file(path: &Path) -> Result<OrderEntry, Vec<String>> {
+    let name = path.display().to_string();
+    let text = file::read_lock_file(path).map_err(|reason| vec![reason])?;
+    let with_name = |problem: String| format!("{name}: {problem}");
+    let locked = lock_file::parse(text.as_bytes())
+        .map_err(|bad| bad.problems().into_iter().map(with_name).collect::<Vec<_>>())?;
+    Ok(OrderEntry::LockFile { name, locked })
+}
+
+fn read_tar(path: &Path, entry: &RecurringWarmUp) -> Result<OrderEntry, Vec<String>> {
+    let files = file::read_tar(path).map_err(|reason| vec![reason])?;
+    let configurations = Configurations::new(files, Vec::new(), entry.client);
+    Ok(OrderEntry::Configurations(configurations.map_err(|reason| vec![format!("{}: {reason}", path.display())])?))
+}
+
+fn read_folders(folders: &[PathBuf], entry: &RecurringWarmUp) -> Result<OrderEntry, String> {
+    let collected =
+        requirements::collect(folders, &requirements::GivenValues::default()).map_err(|bad| bad.to_string())?;
+    Ok(OrderEntry::Configurations(Configurations::new(collected.files, collected.roots, entry.client)?))
 }

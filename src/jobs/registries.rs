@@ -1,5 +1,5 @@
-//! Answers the registry queries of `requirements::resolve` from the mirror: version lists as clients see them, and the files
-//! of modules, which are fetched and stored if necessary.
+//! Answers the registry queries of `requirements::resolve` from the mirror: version lists as clients see them, and the
+//! files of modules, which are fetched and stored if necessary. Says whether what is missing can still become available.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
@@ -10,13 +10,13 @@ use flate2::read::GzDecoder;
 use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 
-use super::availability::ItemAvailability;
 use super::job_limits::RetryPolicy;
 use crate::address::{ModuleAddress, ModulePackage, ProviderAddress, Version};
 use crate::clock::Clock;
 use crate::error::Error;
 use crate::mirror::{Archive, Mirror, ModuleArchiveRef, WarmedDocument};
 use crate::requirements::{Files, ModuleFiles, Registries, UnlistedVersions};
+use crate::upstream::error::Fault;
 
 /// A mirror's answers for one job or plan.
 pub(super) struct MirrorRegistries<'a> {
@@ -134,4 +134,62 @@ async fn files_of(package: &ModulePackage, archive: impl Read + Send + 'static) 
     let reading = tokio::task::spawn_blocking(move || Files::from_tar(GzDecoder::new(archive)));
     let read = reading.await.map_err(|_| interrupted())?;
     read.map_err(|bad| Error::Unreadable { subject: format!("the archive of {package}"), reason: bad.to_string() })
+}
+
+/// Availability of an item that is not stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ItemAvailability {
+    /// This mirror is offline; a bundle can bring the item.
+    NeedsBundle,
+    /// Upstream gave no answer.
+    Unknown,
+    /// The item cannot be had from upstream: it does not exist, is refused, or is unusable.
+    Unavailable,
+}
+
+impl ItemAvailability {
+    /// Availability after a failed document fetch: an unusable answer counts as an upstream failure.
+    pub(super) fn after_document_error(error: &Error) -> Self {
+        match error {
+            Error::Upstream(error) if matches!(error.fault, Fault::Unusable(_)) => Self::Unknown,
+            error => Self::after_error(error),
+        }
+    }
+
+    /// Availability of a module after a failure: an unusable source or archive is final.
+    pub(super) fn after_error(error: &Error) -> Self {
+        match error {
+            Error::Offline(_) => Self::NeedsBundle,
+            Error::HeldBack { .. }
+            | Error::Spared(_)
+            | Error::Busy { .. }
+            | Error::Unattended { .. }
+            | Error::Slow(_)
+            | Error::Interrupted(_) => Self::Unknown,
+            Error::Upstream(error) => match &error.fault {
+                Fault::Trouble { .. }
+                | Fault::Unreachable(_)
+                | Fault::NoSuchName(_)
+                | Fault::Untrusted(_)
+                | Fault::Slow(_)
+                | Fault::LocalLimit(_) => Self::Unknown,
+                Fault::Absent(_)
+                | Fault::Denied(_)
+                | Fault::Rejected { .. }
+                | Fault::Looped
+                | Fault::Unusable(_)
+                | Fault::TooLarge(_)
+                | Fault::Refused(_) => Self::Unavailable,
+            },
+            Error::UnknownHost(_)
+            | Error::NotFound(_)
+            | Error::Unverified { .. }
+            | Error::Unaccepted { .. }
+            | Error::Sealed(_)
+            | Error::NotKept(_)
+            | Error::Unreadable { .. }
+            | Error::Looped
+            | Error::Store(_) => Self::Unavailable,
+        }
+    }
 }

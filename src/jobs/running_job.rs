@@ -8,8 +8,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::id::JobId;
-use super::job_report::{ItemState, Job, JobItem, JobState, JobSummary};
+use super::job_report::{ItemState, Job, JobId, JobItem, JobState, JobSummary};
 use super::job_state::{ItemSubject, JobEnd, TrackedJob, shortened};
 use super::list::ToPin;
 use super::record::{JobRecord, JobRecords};

@@ -11,9 +11,8 @@ use parking_lot::Mutex;
 
 use super::job_limits::{ArchivePermit, JobLimits, RetryPolicy};
 use super::job_report::ItemState;
-use super::lockfile_targets::{LockFit, LockMismatch, all_lists_accept};
 use super::running_job::RunningJob;
-use super::warm::{WarmTarget, WarmUp};
+use super::warm::{LockFit, LockMismatch, WarmTarget, WarmUp, all_lists_accept};
 use crate::address::{
     Artifact, ModuleAddress, ModulePackage, Package, PackageSelector, ProviderAddress, Selection, Version,
 };
