@@ -6,7 +6,7 @@ use url::{Host, Url};
 
 use super::identify_server::{Identified, ProbedService, ServerKind, identify_server};
 use super::running::RunningLarder;
-use super::{Check, Findings, clock};
+use super::{Check, Findings, machine};
 use crate::app;
 use crate::clock::Clock;
 use crate::config::Config;
@@ -53,7 +53,7 @@ pub(super) async fn check_listener(config: &Config, running: &RunningLarder, cli
     let shown = base.as_str().trim_end_matches('/').to_owned();
     match identify_server(&url, ProbedService::Providers, host, client_roots).await {
         Ok(identified) => {
-            let time_source = identified.date.map(|time| clock::TimeSource {
+            let time_source = identified.date.map(|time| machine::TimeSource {
                 source: shown.clone(),
                 time,
                 local_time: Clock::system().now(),

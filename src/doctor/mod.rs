@@ -1,12 +1,10 @@
 //! `larder doctor`: checks the configuration, the running larder, its store, disk, clock and upstreams, and whether the
 //! clients of this machine use it. Changes nothing, and limits every wait.
 
-mod check;
 mod client;
-mod clock;
-mod disk;
 mod identify_server;
 mod listener;
+mod machine;
 mod running;
 mod upstreams;
 
@@ -15,14 +13,13 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesOrdered;
 use futures_util::{FutureExt, StreamExt};
-
-pub use self::check::{Check, CheckResult};
+use serde::Serialize;
 
 use self::running::{LarderState, RunningLarder};
 use crate::app::{self, StartError};
 use crate::cdn_loop::OwnEntry;
 use crate::clock::{Clock, Timestamp};
-use crate::config::{self, Config, Problems, Warning};
+use crate::config::{self, Config, Problems, Remark, Warning};
 use crate::http::client_roots::ClientRoots;
 use crate::requirements::cli_config::Environment;
 use crate::store::{Store, StoreFindings};
@@ -37,7 +34,7 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(6);
 #[derive(Debug, Default)]
 struct Findings {
     checks: Vec<Check>,
-    announced_times: Vec<clock::TimeSource>,
+    announced_times: Vec<machine::TimeSource>,
 }
 
 impl From<Vec<Check>> for Findings {
@@ -51,10 +48,10 @@ pub async fn examine(loaded: Result<(Config, Vec<Warning>), Problems>, mut repor
     let (config, warnings) = match loaded {
         Ok(loaded) => loaded,
         Err(problems) => {
-            return check::of_problems(problems.remarks()).into_iter().for_each(report);
+            return of_problems(problems.remarks()).into_iter().for_each(report);
         }
     };
-    let configuration_checks = check::of_configuration(&config, &warnings, app::start_problems(&config));
+    let configuration_checks = of_configuration(&config, &warnings, app::start_problems(&config));
     let can_start = configuration_checks.iter().all(|check| check.verdict != CheckResult::Fail);
     configuration_checks.into_iter().for_each(&mut report);
     let Some(store) = examine_store(&config).await else {
@@ -67,7 +64,7 @@ pub async fn examine(loaded: Result<(Config, Vec<Warning>), Problems>, mut repor
     let (running, checks) = running::check_running(&config, &store).await;
     checks.into_iter().for_each(&mut report);
     if running.state != LarderState::NeverSetUp {
-        disk::check_disk(&config, &store, running.used_bytes).await.into_iter().for_each(&mut report);
+        machine::check_disk(&config, &store, running.used_bytes).await.into_iter().for_each(&mut report);
     }
 
     let environment = config::environment();
@@ -91,7 +88,7 @@ pub async fn examine(loaded: Result<(Config, Vec<Warning>), Problems>, mut repor
         findings.checks.into_iter().for_each(&mut report);
         announced_times.extend(findings.announced_times);
     }
-    report(clock::check_clock(clock.now(), &announced_times));
+    report(machine::check_clock(clock.now(), &announced_times));
 }
 
 /// Examines the store on disk; `None` where the disk does not respond in time.
@@ -139,4 +136,106 @@ async fn check_upstreams(config: &Config, running: &RunningLarder, can_start: bo
 fn outbound(config: &Config) -> Result<Outbound, StartError> {
     let own_entry = OwnEntry::random().map_err(|_| StartError::Random)?;
     Ok(Outbound::new(&config.network, &config.upstreams, own_entry, Traffic::default(), UpstreamLimits::default())?)
+}
+
+/// Result of a check.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CheckResult {
+    /// The subject works.
+    Ok,
+    /// The subject works or may work, but needs attention.
+    Warn,
+    /// The subject does not work.
+    Fail,
+}
+
+/// One line of the doctor's report.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Check {
+    /// Identifier of the subject or of the fault; stable across versions.
+    pub id: &'static str,
+    /// Result of the check.
+    pub verdict: CheckResult,
+    /// The upstream or client that the check is about, where there are several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub of: Option<String>,
+    /// The finding.
+    pub found: String,
+    /// What to do, one step per entry.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub to_do: Vec<String>,
+    /// Lines for a configuration file, to paste verbatim.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub paste: Option<String>,
+}
+
+impl Check {
+    fn new(id: &'static str, verdict: CheckResult, found: impl Into<String>) -> Self {
+        Self { id, verdict, of: None, found: found.into(), to_do: Vec::new(), paste: None }
+    }
+
+    fn ok(id: &'static str, found: impl Into<String>) -> Self {
+        Self::new(id, CheckResult::Ok, found)
+    }
+
+    fn warn(id: &'static str, found: impl Into<String>) -> Self {
+        Self::new(id, CheckResult::Warn, found)
+    }
+
+    fn fail(id: &'static str, found: impl Into<String>) -> Self {
+        Self::new(id, CheckResult::Fail, found)
+    }
+
+    /// Sets the upstream or client that the check is about.
+    fn of(mut self, subject: impl ToString) -> Self {
+        self.of = Some(subject.to_string());
+        self
+    }
+
+    /// Adds a step to the advice.
+    fn advise(mut self, advice: impl Into<String>) -> Self {
+        self.to_do.push(advice.into());
+        self
+    }
+
+    /// Limits the result to a warning, because the client's request may take another way than the doctor's. Appends
+    /// `reason`.
+    fn at_most_warn(mut self, reason: &str) -> Self {
+        self.verdict = self.verdict.min(CheckResult::Warn);
+        self.found.push_str(reason);
+        self
+    }
+
+    /// Sets the lines to paste.
+    fn paste(mut self, lines: impl Into<String>) -> Self {
+        self.paste = Some(lines.into());
+        self
+    }
+}
+
+/// Identifier of checks of `mirror.toml`.
+const CONFIG: &str = "config";
+
+/// Checks for a configuration that does not load; no other checks are possible.
+fn of_problems(problems: &[Remark]) -> Vec<Check> {
+    let check = |problem: &Remark| Check::fail(CONFIG, problem.to_string());
+    let mut checks: Vec<Check> = problems.iter().map(check).collect();
+    if let Some(last) = checks.last_mut() {
+        last.to_do.push("fix the configuration; other checks are possible only once it loads".to_owned());
+    }
+    checks
+}
+
+/// Checks for a configuration that loads: its warnings, and the problems that would prevent a start.
+fn of_configuration(config: &Config, warnings: &[Warning], problems: Vec<String>) -> Vec<Check> {
+    let warnings = warnings.iter().map(|warning| Check::warn(CONFIG, warning.to_string()));
+    let to_do = "fix this problem; larder does not start otherwise";
+    let problems = problems.into_iter().map(|problem| Check::fail(CONFIG, problem).advise(to_do));
+    let mut checks: Vec<Check> = problems.chain(warnings).collect();
+    if checks.is_empty() {
+        let file = config.source.as_ref().map(|file| file.display().to_string());
+        checks.push(Check::ok(CONFIG, file.unwrap_or_else(|| "no file found: the defaults".to_owned())));
+    }
+    checks
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use tokio::time::{Instant, timeout};
 use url::{Host, Url};
 
-use super::{Check, Findings, PROBE_TIMEOUT, clock};
+use super::{Check, Findings, PROBE_TIMEOUT, machine};
 use crate::address::{Hostname, Name, ProviderAddress};
 use crate::cdn_loop::CdnLoop;
 use crate::clock::{Clock, Timestamp};
@@ -57,7 +57,7 @@ pub(super) async fn check_upstream(upstream: &Upstream, outbound: &Outbound, sto
     };
     let local_time = Clock::system().now();
     let time_source =
-        document.date.map(|time| clock::TimeSource { source: checks_of_upstream.host.to_string(), time, local_time });
+        document.date.map(|time| machine::TimeSource { source: checks_of_upstream.host.to_string(), time, local_time });
     let elapsed_ms = started.elapsed().as_millis();
     match checks_of_upstream.check_discovery(document, elapsed_ms) {
         (check, Some((base, credential_scope))) => {

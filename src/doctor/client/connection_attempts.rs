@@ -2,7 +2,7 @@
 
 use url::Url;
 
-use super::proxies::proxied_by;
+use super::environment::proxied_by;
 use super::{Check, ClientChecks, OVERRIDE};
 use crate::address::Hostname;
 use crate::doctor::identify_server::{Identified, ProbedService, ServerKind, identify_server};
