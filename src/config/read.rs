@@ -12,8 +12,8 @@ use crate::address::Hostname;
 use crate::bundle::{BundleKeys, PublicKey, SigningKey};
 use crate::store::SizeLimit;
 
+use super::problem::ConfigReader;
 use super::problem::{Remark, Warning};
-use super::reading::ConfigReader;
 use super::section::Section;
 use super::{Admin, Config, Network, Server, Store, TlsFiles, Upstream, credential, upstream, values, warm};
 

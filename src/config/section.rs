@@ -7,11 +7,8 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::outside;
-use super::problem::Warning;
-use super::reading::ConfigReader;
+use super::problem::{ConfigReader, Warning};
 use super::values::{self, ValueError, quoted};
-
-mod secret;
 
 /// One table of the file. An absent table is read too, so that its options get their defaults.
 pub(super) struct Section<'r, 'a, 't> {
@@ -40,6 +37,11 @@ pub(super) enum PathCheck {
 }
 
 impl<'r, 'a, 't> Section<'r, 'a, 't> {
+    /// An environment variable.
+    pub(super) fn variable(&self, name: &str) -> Option<String> {
+        (self.reader.env)(name)
+    }
+
     /// Reads the whole file as one table. Keys that `read` does not ask for are reported as problems.
     pub(super) fn root<T>(
         reader: &'r mut ConfigReader<'a>,
@@ -264,7 +266,7 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
     }
 
     /// The value of a key, which becomes a known key.
-    fn value_of(&mut self, key: &'static str) -> Option<&'t Spanned<DeValue<'t>>> {
+    pub(super) fn value_of(&mut self, key: &'static str) -> Option<&'t Spanned<DeValue<'t>>> {
         if !self.known.contains(&key) {
             self.known.push(key);
             let path = self.path_of(key);
@@ -283,7 +285,7 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
     }
 
     /// Notes a required key as missing if it is absent.
-    fn require(&mut self, key: &'static str, example: &str) {
+    pub(super) fn require(&mut self, key: &'static str, example: &str) {
         if !self.has(key) {
             self.missing.push((key, format!("missing; write for example {key} = {example}")));
         }
