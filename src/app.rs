@@ -1,28 +1,22 @@
 //! Builds the parts of larder and connects them. Defines the order of start and stop.
 
-mod base;
 mod reload;
-mod start_error;
+mod start;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use prometheus_client::metrics::gauge::ConstGauge;
-use prometheus_client::metrics::info::Info;
-use prometheus_client::registry::{Registry, Unit};
+use prometheus_client::registry::Registry;
 use secrecy::SecretString;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-pub use self::base::base_url_of;
 pub use self::reload::{NotReloaded, Reloaded};
-pub use self::start_error::StartError;
+pub use self::start::{MetricSources, StartError, StartSettings, mirror, start_problems};
 
-use self::base::loopback_if_unspecified;
-use crate::cdn_loop::OwnEntry;
 use crate::clock::{Clock, Timestamp};
 use crate::config::Config;
 use crate::error::Error;
@@ -33,106 +27,13 @@ use crate::http::tls::Tls;
 use crate::http::watchdog::{self, BlockingPoolCheck, ListenerCheck, LivenessError};
 use crate::http::{Admin, MainListener, RequestMetrics};
 use crate::jobs::{self, Jobs, Recurring};
-use crate::mirror::{Counters, Limits, Mirror, MirrorGauges, Outcome, RequiredPlatforms, RuntimeConfig};
+use crate::mirror::{Mirror, Outcome, RuntimeConfig};
 use crate::protocol::Protocols;
 use crate::protocol::admin::Access;
 use crate::protocol::client_config::{self, ClientRoute};
 use crate::protocol::route::{Mount, RouteContext};
 use crate::store::{Store, StoreError};
 use crate::supervisor::{Supervisor, Task};
-use crate::upstream::limits::UpstreamLimits;
-use crate::upstream::outbound::Outbound;
-use crate::upstream::{Traffic, Upstreams};
-
-/// Startup settings that are not in the configuration file.
-#[derive(Debug, Clone)]
-pub struct StartSettings {
-    /// Source of the current time.
-    pub clock: Clock,
-    /// Timeouts and sizes of the mirror. The store's size limit comes from the configuration.
-    pub limits: Limits,
-    /// Limits on outgoing requests and git jobs.
-    pub upstream_limits: UpstreamLimits,
-    /// Limits on client connections of each listener.
-    pub connections: listener::Limits,
-    /// The longest wait for a thread of the blocking pool before the liveness check fails.
-    pub pool_within: Duration,
-}
-
-impl Default for StartSettings {
-    fn default() -> Self {
-        Self {
-            clock: Clock::default(),
-            limits: Limits::default(),
-            upstream_limits: UpstreamLimits::default(),
-            connections: listener::Limits::default(),
-            pool_within: watchdog::POOL_TIMEOUT,
-        }
-    }
-}
-
-/// Lists the problems in the configured files that would prevent a start.
-pub fn start_problems(config: &Config) -> Vec<String> {
-    let mut problems: Vec<String> = config.refusal().into_iter().collect();
-    if let Some(files) = &config.server.tls
-        && let Err(error) = Tls::load(&files.certificate, &files.key)
-    {
-        problems.push(format!("server.tls: {error}"));
-    }
-    if let Ok(own) = OwnEntry::random()
-        && let Err(error) =
-            Outbound::new(&config.network, &config.upstreams, own, Traffic::default(), UpstreamLimits::default())
-    {
-        problems.push(error.to_string());
-    }
-    problems
-}
-
-/// Opens the store and builds a mirror without listeners or jobs, for commands that run without a larder.
-pub fn mirror(
-    config: &Config,
-    settings: &StartSettings,
-) -> Result<(Arc<Mirror>, Arc<Store>, MetricSources), StartError> {
-    let store = Arc::new(Store::open(&config.store.path, settings.clock.now())?);
-    let metrics = MetricSources::default();
-    let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);
-    let own = OwnEntry::random().map_err(|_| StartError::Random)?;
-    let outbound =
-        Outbound::new(&config.network, &config.upstreams, own, metrics.counters.traffic(), settings.upstream_limits)?;
-    let required_platforms = RequiredPlatforms::from(config.network.sealed_platforms.as_slice());
-    let runtime_config = RuntimeConfig::new(upstreams, outbound, config.store.max_size, required_platforms);
-    let counters = metrics.counters.clone();
-    let mirror = Mirror::new(Arc::clone(&store), runtime_config, settings.limits, counters, &metrics.supervisor)?;
-    Ok((mirror, store, metrics))
-}
-
-/// The counters of every part, exported as Prometheus metrics.
-#[derive(Debug, Default)]
-pub struct MetricSources {
-    requests: RequestMetrics,
-    counters: Counters,
-    supervisor: Supervisor,
-}
-
-impl MetricSources {
-    fn registry(&self, mirror: Arc<Mirror>, started: Timestamp, clock: Clock) -> Registry {
-        let mut registry = Registry::default();
-        let build = Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]);
-        registry.register("larder_build", "Version of this larder", build);
-        let start_time = ConstGauge::new(started.0);
-        registry.register_with_unit(
-            "larder_start_time",
-            "Start time of this larder, since 1970",
-            Unit::Seconds,
-            start_time,
-        );
-        self.requests.register(&mut registry);
-        self.counters.register(&mut registry);
-        self.supervisor.register(&mut registry);
-        registry.register_collector(Box::new(MirrorGauges { mirror, clock }));
-        registry
-    }
-}
 
 /// A larder with an open store and bound sockets, ready to serve.
 #[derive(Debug)]
@@ -435,4 +336,24 @@ async fn bind(section: &'static str, address: SocketAddr) -> Result<(TcpListener
     let listener = TcpListener::bind(address).await.map_err(failed)?;
     let bound = listener.local_addr().map_err(failed)?;
     Ok((listener, bound))
+}
+
+/// Base URL of a larder as clients see it, without a final slash.
+pub fn base_url_of(config: &Config, bound: SocketAddr) -> String {
+    if let Some(url) = &config.server.public_url {
+        return url.as_str().trim_end_matches('/').to_owned();
+    }
+    let scheme = if config.server.tls.is_some() { "https" } else { "http" };
+    let address = loopback_if_unspecified(bound);
+    format!("{scheme}://{}", SocketAddr::new(address.ip(), address.port()))
+}
+
+/// Replaces the unspecified address, which cannot be connected to, by loopback.
+fn loopback_if_unspecified(mut bound: SocketAddr) -> SocketAddr {
+    match bound.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => bound.set_ip(IpAddr::V4(Ipv4Addr::LOCALHOST)),
+        IpAddr::V6(ip) if ip.is_unspecified() => bound.set_ip(IpAddr::V6(Ipv6Addr::LOCALHOST)),
+        IpAddr::V4(_) | IpAddr::V6(_) => {}
+    }
+    bound
 }
