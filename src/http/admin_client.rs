@@ -16,8 +16,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use super::admin::SERVER;
-use super::body::Body;
-use super::sync_bridge::pipe;
+use super::body::{Body, pipe};
 
 /// Deadline of requests that wait for no upstream.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);

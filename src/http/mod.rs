@@ -11,13 +11,11 @@ pub mod connection_slots;
 mod histogram;
 mod idle;
 pub mod listener;
-mod origin;
 pub mod probe_client;
 mod range;
 mod reason_phrase;
 mod requests;
 pub mod response;
-mod sync_bridge;
 pub mod tls;
 pub mod watchdog;
 
@@ -35,10 +33,9 @@ pub use self::admin::Admin;
 pub use self::body::Body;
 pub use self::requests::RequestMetrics;
 
-use self::clients::{Clients, RequestClient};
+use self::clients::{Clients, Connection, RequestClient, origin};
 use self::connection_slots::PeerClass;
 use self::listener::Peer;
-use self::origin::{Connection, origin};
 use self::requests::{Content, Refusal, RequestOutcome, RouteLabel, route_label};
 use crate::cdn_loop::CdnLoop;
 use crate::clock::Clock;

@@ -1,11 +1,14 @@
 //! Sends one HTTP request as the clients would send it, with the same trusted roots, and reports the cause of a
 //! failure. For the doctor's checks, never for fetches.
 
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use http::header::{self, HeaderMap};
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt, Empty, Limited};
@@ -19,11 +22,9 @@ use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, RootC
 use rustls_pki_types::{CertificateDer, ServerName, TrustAnchor, UnixTime};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsConnector;
 use url::Url;
-
-mod connect;
 
 use super::client_roots::ClientRoots;
 use crate::clock::Timestamp;
@@ -138,7 +139,7 @@ async fn probe_once(url: &Url, roots: &ClientRoots) -> Result<ProbeAnswer, Probe
     if addresses.is_empty() {
         return Err(no_such_name("the name has no address".to_owned()));
     }
-    let connected = connect::first(&addresses, TcpStream::connect::<SocketAddr>).await;
+    let connected = first_connection(&addresses, TcpStream::connect::<SocketAddr>).await;
     let stream = connected.map_err(|e| ProbeError::Unreachable(e.to_string()))?;
     match url.scheme() {
         "http" => send_probe(stream, url, None).await,
@@ -311,5 +312,62 @@ impl ServerCertVerifier for Verifier {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.inner.supported_verify_schemes()
+    }
+}
+
+/// Time between the starts of two attempts.
+const ATTEMPT_DELAY: Duration = Duration::from_millis(300);
+
+/// Tries the addresses in order. Each next attempt starts when one fails, or after
+/// [`ATTEMPT_DELAY`]. Returns the first connection, or the last error.
+async fn first_connection<T, F: Future<Output = io::Result<T>>>(
+    addresses: &[SocketAddr],
+    connect: impl Fn(SocketAddr) -> F,
+) -> io::Result<T> {
+    let mut untried = addresses.iter().copied();
+    let mut attempts = FuturesUnordered::new();
+    let mut last_error = io::Error::from(io::ErrorKind::AddrNotAvailable);
+    attempts.extend(untried.next().map(&connect));
+    loop {
+        tokio::select! {
+            Some(connected) = attempts.next() => match connected {
+                Ok(connected) => return Ok(connected),
+                Err(error) => last_error = error,
+            },
+            () = sleep(ATTEMPT_DELAY), if untried.len() > 0 => {}
+            else => return Err(last_error),
+        }
+        attempts.extend(untried.next().map(&connect));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+
+    use super::*;
+
+    fn addresses(last_octets: &[u8]) -> Vec<SocketAddr> {
+        last_octets.iter().map(|octet| SocketAddr::from(([127, 0, 0, *octet], 1))).collect()
+    }
+
+    /// 127.0.0.1 connects, 127.0.0.2 refuses, every other address never reacts.
+    async fn connect(address: SocketAddr) -> io::Result<SocketAddr> {
+        match address.to_string().as_str() {
+            "127.0.0.1:1" => Ok(address),
+            "127.0.0.2:1" => Err(io::ErrorKind::ConnectionRefused.into()),
+            _ => pending().await,
+        }
+    }
+
+    #[tokio::test]
+    async fn a_silent_address_does_not_delay_the_others() {
+        for order in [&[1][..], &[3, 1], &[2, 1], &[3, 2, 1], &[3, 3, 3, 1], &[1, 3]] {
+            let connected = first_connection(&addresses(order), connect).await.map_err(|error| error.kind());
+            assert_eq!(connected, Ok(addresses(&[1])[0]), "{order:?}");
+        }
+        let refused = first_connection(&addresses(&[2, 2]), connect).await.map_err(|error| error.kind());
+        assert_eq!(refused, Err(io::ErrorKind::ConnectionRefused));
+        assert!(first_connection(&[], connect).await.is_err());
     }
 }

@@ -1,6 +1,8 @@
-//! Bodies of the admin listener: bounded request bodies, and answers streamed as lines.
+//! Bodies of the admin listener: bounded request bodies; orders of plan and warm-up requests, as JSON or, for curl, as a
+//! lock file or a tar of configurations with options in the query; and answers streamed as lines.
 
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -10,10 +12,16 @@ use http::{Request, StatusCode};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::{Body as _, Incoming};
 use serde::Serialize;
+use tokio::sync::Semaphore;
 use tokio::sync::mpsc::Receiver;
 
-use super::super::sync_bridge::{PipeReceiver, pipe};
-use crate::requirements::{self, lock_file};
+use super::super::body::{Body, PipeReceiver, pipe};
+use super::super::response;
+use crate::address::Hostname;
+use crate::mirror::Mirror;
+use crate::protocol::admin::order::{NamedText, OrderRequest};
+use crate::protocol::admin::order_query::OrderQuery;
+use crate::requirements::{self, Files, Order, lock_file};
 
 /// Size limit of the body of a command.
 const MAX_COMMAND_BYTES: usize = 64 << 10;
@@ -53,7 +61,7 @@ pub(super) async fn read_large_json(request: Request<Incoming>, max_bytes: usize
 }
 
 /// The body of a plan or warm-up request.
-pub(super) enum OrderBody {
+enum OrderBody {
     /// A complete order.
     Json(Bytes),
     /// A lock file.
@@ -63,7 +71,7 @@ pub(super) enum OrderBody {
 }
 
 /// Reads the body of a plan or warm-up request. A web page can send `text/plain`, too; the token keeps it out.
-pub(super) async fn read_order(request: Request<Incoming>) -> Result<OrderBody, BodyRefused> {
+async fn read_order_body(request: Request<Incoming>) -> Result<OrderBody, BodyRefused> {
     if has_content_type(request.headers(), "application/json") {
         return read_whole(request, MAX_ORDER_BYTES, ORDER_TIMEOUT).await.map(OrderBody::Json);
     }
@@ -162,4 +170,80 @@ pub(super) fn line<T: Serialize>(step: &T) -> io::Result<Bytes> {
     let mut line = serde_json::to_vec(step)?;
     line.push(b'\n');
     Ok(Bytes::from(line))
+}
+
+/// Limits the bodies in memory at a time. Further requests wait.
+static BODY_PERMITS: Semaphore = Semaphore::const_new(4);
+/// Limits parsing to one thread at a time.
+static PARSER_PERMITS: Semaphore = Semaphore::const_new(1);
+
+/// A parsed order.
+pub(super) struct ReceivedOrder {
+    pub(super) order: Order,
+    /// Pin the packages that are warmed.
+    pub(super) pin: bool,
+}
+
+/// Reads an order.
+///
+/// # Errors
+/// The error response, with every problem of the order.
+pub(super) async fn read_order(
+    request: Request<Incoming>,
+    mirror: &Mirror,
+    default_host: &Hostname,
+) -> Result<ReceivedOrder, http::Response<Body>> {
+    let query = request.uri().query().map(str::to_owned);
+    // The semaphores are never closed.
+    let memory_permit = BODY_PERMITS.acquire().await;
+    let refused = |BodyRefused { status, reason }| response::errors(status, vec![reason]);
+    let body = read_order_body(request).await.map_err(refused)?;
+    let parser_permit = PARSER_PERMITS.acquire().await;
+    let host = Arc::new(default_host.clone());
+    let parsing = mirror.runtime.spawn_blocking(move || {
+        // The permits are released when the parsing ends, even if the client has disconnected.
+        let _permits = (memory_permit, parser_permit);
+        parse_body(body, query.as_deref(), &host)
+    });
+    let parsed = parsing.await.unwrap_or_else(|_| Err(vec!["parsing the order ended unexpectedly".to_owned()]));
+    parsed.map_err(|problems| response::errors(StatusCode::BAD_REQUEST, problems))
+}
+
+fn parse_body(body: OrderBody, query: Option<&str>, default_host: &Hostname) -> Result<ReceivedOrder, Vec<String>> {
+    let (options, mut problems) = match body {
+        OrderBody::Json(_) if query.is_some() => {
+            return Err(vec!["an order in JSON takes no query: put the options into the body".to_owned()]);
+        }
+        OrderBody::Json(body) => (OrderRequest::read(&body).map_err(|reason| vec![reason])?, Vec::new()),
+        OrderBody::LockFile(body) => {
+            let query = OrderQuery::of_lock_file(query);
+            let (options, problems) = (query.options, query.problems);
+            (OrderRequest { lock_files: vec![lock_file(&body)?], ..options }, problems)
+        }
+        OrderBody::Tar(body) => {
+            let query = OrderQuery::of_tar(query);
+            let (options, problems) = (query.options, query.problems);
+            let files = Files::from_users_tar(&body).map_err(|error| vec![error.to_string()])?;
+            if files.is_empty() {
+                return Err(vec![
+                    "the tar holds no file that a client reads: .tf, .tofu, .tf.json, .tofu.json".to_owned(),
+                ]);
+            }
+            (OrderRequest { files: files.into(), ..options }, problems)
+        }
+    };
+    match options.order(default_host) {
+        Ok(order) if problems.is_empty() => Ok(ReceivedOrder { order, pin: options.pin }),
+        order => {
+            problems.extend(order.err().unwrap_or_default());
+            Err(problems)
+        }
+    }
+}
+
+fn lock_file(body: &Bytes) -> Result<NamedText, Vec<String>> {
+    match std::str::from_utf8(body) {
+        Ok(text) => Ok(NamedText { name: ".terraform.lock.hcl".to_owned(), text: text.to_owned() }),
+        Err(_) => Err(vec!["the body is not UTF-8 text, so it is not a lock file".to_owned()]),
+    }
 }

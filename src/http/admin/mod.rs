@@ -1,10 +1,8 @@
 //! The admin listener: probes for everyone, all other routes by the access rules.
 
 mod bodies;
-mod bundle;
 mod events;
-mod order;
-mod trees;
+mod transfers;
 
 use std::sync::Arc;
 
@@ -13,7 +11,7 @@ use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use prometheus_client::registry::Registry;
 
-use self::order::ReceivedOrder;
+use self::bodies::ReceivedOrder;
 use super::body::Body;
 use super::listener::Peer;
 use super::{RequestMetrics, host_of, requests, response};
@@ -23,11 +21,10 @@ use crate::clock::{Clock, Timestamp};
 use crate::jobs::{self, JobId, JobStartError, Jobs, PlanError, Recurring, WarmUp};
 use crate::mirror::{Mirror, PinChange, RequestContext};
 use crate::protocol::admin::command::{self, OperationTarget};
-use crate::protocol::admin::missing;
 use crate::protocol::admin::order::OrderRequest;
 use crate::protocol::admin::warm::{self, PinRequest};
 use crate::protocol::admin::{
-    Access, AdminAccessKind, AdminRefusal, AdminRoute, Credentials, Operation, SinceStart, StatusReport,
+    Access, AdminAccessKind, AdminRefusal, AdminRoute, Credentials, Operation, SinceStart, StatusReport, missing,
 };
 use crate::protocol::client_config;
 use crate::protocol::route::Api;
@@ -203,7 +200,7 @@ impl Admin {
     }
 
     async fn warm(&self, request: Request<Incoming>) -> Response<Body> {
-        let warm_up = match order::read(request, &self.mirror, &self.default_host).await {
+        let warm_up = match bodies::read_order(request, &self.mirror, &self.default_host).await {
             Ok(ReceivedOrder { order, pin }) => WarmUp::of_order(order, pin),
             Err(refused) => return refused,
         };
@@ -231,7 +228,7 @@ impl Admin {
     }
 
     async fn plan(&self, request: Request<Incoming>) -> Response<Body> {
-        match order::read(request, &self.mirror, &self.default_host).await {
+        match bodies::read_order(request, &self.mirror, &self.default_host).await {
             Ok(ReceivedOrder { order, .. }) => match jobs::plan(&self.mirror, &self.clock, &order).await {
                 Ok(plan) => response::json(StatusCode::OK, &plan),
                 Err(busy @ PlanError::Busy) => {
