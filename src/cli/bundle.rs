@@ -1,16 +1,25 @@
 //! `larder bundle create`, `apply` and `keygen`: transfers stored packages across an air gap, and verifies them again
-//! there.
+//! there. `keygen` creates the signing key, in a file that only this user can read; a running larder uses the keys of its
+//! last reload, and the file may have changed since.
 
 mod apply;
 mod create;
 mod files;
-mod keygen;
-mod keys;
-mod target;
 
+use std::path::PathBuf;
+
+use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
+use secrecy::ExposeSecret;
 
-use super::CommonOptions;
+use super::larder::{ask_running, require_store};
+use super::{CommonOptions, print_line, runtime};
+use crate::app::{self, StartSettings};
+use crate::bundle::{BundleKeyIds, KeyId, SigningKey};
+use crate::config::Config;
+use crate::http::admin_client::{self, AdminClientError};
+use crate::protocol::admin::StatusReport;
+use crate::protocol::admin::bundle::INVENTORY;
 
 #[derive(Debug, Args)]
 pub(super) struct Bundle {
@@ -25,7 +34,7 @@ enum BundleCommand {
     /// Apply a bundle; every digest and every publisher's signature is verified again
     Apply(apply::Apply),
     /// Create the key that signs bundles, and print its public key
-    Keygen(keygen::Keygen),
+    Keygen(Keygen),
 }
 
 impl Bundle {
@@ -45,4 +54,117 @@ impl Bundle {
             BundleCommand::Keygen(keygen) => keygen.run().map(|()| true),
         }
     }
+}
+
+#[derive(Debug, Args)]
+struct Keygen {
+    #[command(flatten)]
+    common: CommonOptions,
+    /// File for the private key. For an existing key, only the public key is printed
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+}
+
+impl Keygen {
+    fn common(&self) -> &CommonOptions {
+        &self.common
+    }
+
+    fn run(self) -> anyhow::Result<()> {
+        let (key, is_new) = match files::read_secret(&self.file)? {
+            Some(text) => (SigningKey::parse(&text).with_context(|| format!("{}", self.file.display()))?, false),
+            None => (SigningKey::generate()?, true),
+        };
+        if is_new {
+            files::write_secret(&self.file, key.text().expose_secret().as_bytes())?;
+        }
+        // The configuration resolves relative paths against another folder.
+        let file = self.file.canonicalize().unwrap_or_else(|_| self.file.clone());
+        let (public, file) = (key.public(), file.display().to_string());
+        if self.common.json {
+            let output = serde_json::json!({ "file": file, "public_key": public.to_string(), "key": public.id() });
+            print_line(&output.to_string());
+            return Ok(());
+        }
+        let note = if is_new {
+            "keep it where bundles are made; larder's user must own it"
+        } else {
+            "it existed already, and is unchanged"
+        };
+        print_line(&format!("private key  {file} ({note})"));
+        print_line(&format!("public key   {public}"));
+        print_line(&format!("key id       {}", public.id()));
+        print_line("");
+        print_line("where bundles are made, under [bundle] in mirror.toml:");
+        print_line(&format!("  signing_key = {{ file = {file:?} }}"));
+        print_line("where they are applied, under [bundle] in mirror.toml:");
+        print_line(&format!("  trusted_keys = [\"{public}\"]"));
+        Ok(())
+    }
+}
+
+const RELOAD: &str = "reload it first (systemctl reload larder, or kill -HUP)";
+
+/// The keys of the running larder, else those of the configuration.
+async fn active_keys(config: &Config) -> anyhow::Result<BundleKeyIds> {
+    let response =
+        ask_running(config, async |address, token| admin_client::get(address, "/admin/v1/status", token).await);
+    match response.await {
+        Ok(status) => {
+            let report: StatusReport =
+                serde_json::from_slice(&status).context("the running larder is of another version")?;
+            Ok(report.bundle_keys)
+        }
+        Err(AdminClientError::NotRunning(_)) => Ok(config.bundle.ids()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Fails where a bundle would be unsigned, or signed by another key than the configured one.
+async fn require_signing_key(config: &Config) -> anyhow::Result<()> {
+    match (active_keys(config).await?.signing, config.bundle.ids().signing) {
+        (Some(key), Some(named)) if key != named => {
+            bail!("the running larder signs with key {key}, but [bundle] signing_key is now key {named}; {RELOAD}")
+        }
+        (Some(_), _) => Ok(()),
+        (None, Some(named)) => {
+            bail!("the running larder has not read [bundle] signing_key (key {named}) yet; {RELOAD}")
+        }
+        (None, None) => bail!(
+            "there is no key to sign the bundle with; create one (larder bundle keygen bundle.key) and name it in [bundle] \
+             signing_key; or write an unsigned bundle (--unsigned)"
+        ),
+    }
+}
+
+/// Fails where the configuration trusts a bundle's key, but the running larder has not loaded that.
+async fn require_loaded(config: &Config, key: &KeyId) -> anyhow::Result<()> {
+    if config.bundle.ids().trusted.contains(key) && !active_keys(config).await?.trusted.contains(key) {
+        bail!("[bundle] trusted_keys names key {key}, but the running larder has not read that yet; {RELOAD}");
+    }
+    Ok(())
+}
+
+/// `larder inventory`: prints a list of everything stored, small enough to carry out, for `larder bundle create --since`.
+/// Always JSON on one line.
+pub(super) fn print_inventory(common: &CommonOptions) -> anyhow::Result<()> {
+    let (config, _) = common.load()?;
+    let inventory = runtime()?.block_on(async {
+        let response =
+            ask_running(&config, async |address, token| admin_client::get_large(address, INVENTORY, token).await).await;
+        match response {
+            Ok(body) => anyhow::Ok(body.to_vec()),
+            Err(AdminClientError::NotRunning(_)) => {
+                require_store(&config)?;
+                let settings = StartSettings::default();
+                let (mirror, _, _) = app::mirror(&config, &settings)?;
+                let inventory = mirror.transfers.inventory(settings.clock.now())?.write();
+                mirror.library.close().await?;
+                Ok(inventory)
+            }
+            Err(error) => Err(error.into()),
+        }
+    })?;
+    print_line(std::str::from_utf8(&inventory).context("the running larder is of another version")?.trim_end());
+    Ok(())
 }

@@ -3,7 +3,8 @@
 
 use clap::Args;
 
-use super::{CommonOptions, ask_running, print_line, runtime};
+use super::larder::ask_running;
+use super::{CommonOptions, print_line, runtime};
 use crate::app::{self, StartSettings};
 use crate::http::admin_client::{self, AdminClientError};
 use crate::protocol::client_config::{ClientRoute, default_text, own_host_name, text};

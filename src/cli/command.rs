@@ -7,15 +7,15 @@ use clap::Args;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::larder::{ask_running, require_store};
 use super::text::{escape_for_terminal, plural};
-use super::{CommonOptions, ask_running, print_error, print_line, runtime};
+use super::{CommonOptions, print_error, print_line, runtime};
 use crate::address::Hostname;
 use crate::app::{self, StartSettings};
 use crate::config::Config;
 use crate::http::admin_client::{self, AdminClientError};
 use crate::mirror::{AcceptOutcome, AcceptResult, PinOutcome, PinResult, PurgeResult, RefreshOutcome, RefreshResult};
 use crate::protocol::admin::command::{self, Operation, OperationReport, OperationTarget};
-use crate::store::Store;
 
 #[derive(Debug, Args)]
 pub(super) struct Addresses {
@@ -94,15 +94,6 @@ async fn run_remotely<T: DeserializeOwned>(
         }
         Err(error) => Err(error.into()),
     }
-}
-
-/// Fails where there is no store.
-pub(super) fn require_store(config: &Config) -> anyhow::Result<()> {
-    if Store::exists(&config.store.path)? {
-        return Ok(());
-    }
-    let path = config.store.path.display();
-    Err(anyhow!("no larder runs here, and there is no store in {path} yet; `larder serve` creates it"))
 }
 
 /// Prints the result; returns true if the command succeeded for every address.

@@ -12,10 +12,11 @@ use clap::Args;
 use serde::Serialize;
 use tokio::task::spawn_blocking;
 
+use super::larder::JobRunner;
 use super::order::OrderOptions;
 use super::progress::{ByteCounter, CountingIo, ProgressTask};
 use super::text::{TextPage, escape_for_terminal, plural, width_of_stdout};
-use super::warm::{JobRunner, WarmOutput, warm_and};
+use super::warm::{WarmOutput, warm_and};
 use super::{CommonOptions, print_error, print_line, runtime};
 use crate::address::{Artifact, Package, PackageRef, Platform, Version};
 use crate::digest::Digest;

@@ -8,9 +8,10 @@ use anyhow::Context;
 use bytesize::ByteSize;
 use clap::Args;
 
+use super::larder::ask_running;
 use super::progress::{ByteCounter, CountingIo, ProgressTask};
 use super::text::{TextPage, escape_for_terminal, plural, width_of_stdout};
-use super::{CommonOptions, ask_running, catch_file_size_signal, print_error, print_line, runtime};
+use super::{CommonOptions, catch_file_size_signal, print_error, print_line, runtime};
 use crate::address::Hostname;
 use crate::app::{self, StartSettings};
 use crate::config::Config;

@@ -4,9 +4,9 @@
 use anyhow::Context;
 use clap::Args;
 
-use super::command::require_store;
+use super::larder::{ask_running, require_store};
 use super::text::{TextPage, plural, width_of_stdout};
-use super::{CommonOptions, ask_running, print_line, runtime};
+use super::{CommonOptions, print_line, runtime};
 use crate::address::{Hostname, PackageRef};
 use crate::app::{self, StartSettings};
 use crate::config::Config;

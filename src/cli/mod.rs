@@ -1,14 +1,13 @@
 //! The command line: one file per command. Prints for people on a terminal, or JSON.
 
 mod bundle;
-mod check;
 mod client_config;
 mod command;
 mod doctor;
 mod export;
 mod help;
 mod import;
-mod inventory;
+mod larder;
 mod logging;
 mod missing;
 mod order;
@@ -17,7 +16,6 @@ mod progress;
 mod serve;
 mod service;
 mod status;
-mod terminal;
 mod text;
 mod verify;
 mod warm;
@@ -31,18 +29,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::Context;
 use clap::{Args, FromArgMatches as _, Parser, Subcommand};
 use rustix::process::Signal;
-use secrecy::ExposeSecret;
 use serde_json::json;
 use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 
-use self::terminal::{LogOutput, with_bars_hidden};
+use self::progress::with_bars_hidden;
 use self::text::escape_for_terminal;
 use crate::app::StartError;
 use crate::config::{self, Config, Problems, Warning};
 use crate::error::public_text;
-use crate::http::admin_client::AdminClientError;
 use crate::protocol::admin;
-use crate::store::Store;
 
 /// Exit code of `plan` and `verify` for a finding: something is missing or damaged.
 const FINDING: u8 = 3;
@@ -212,7 +207,7 @@ impl Command {
         };
         let result = match self {
             Command::Serve(serve) => serve.run().map(|()| true),
-            Command::Check(common) => return check::run(&common),
+            Command::Check(common) => return doctor::check(&common),
             Command::ClientConfig(client_config) => client_config.run().map(|()| true),
             Command::Doctor(common) => doctor::run(&common),
             Command::Status(common) => status::run(&common).map(|()| true),
@@ -222,7 +217,7 @@ impl Command {
             Command::Export(export) => export.run(),
             Command::Import(import) => import.run(),
             Command::Bundle(bundle) => bundle.run(),
-            Command::Inventory(common) => inventory::run(&common).map(|()| true),
+            Command::Inventory(common) => bundle::print_inventory(&common).map(|()| true),
             Command::Refresh(addresses) => addresses.run(admin::Operation::Refresh),
             Command::Purge(addresses) => addresses.run(admin::Operation::Purge),
             Command::Accept(addresses) => addresses.run(admin::Operation::Accept),
@@ -340,33 +335,4 @@ fn runtime() -> Result<tokio::runtime::Runtime, std::io::Error> {
 /// Catches SIGXFSZ: a write beyond the file size limit is then an error, not the end of the process.
 fn catch_file_size_signal() -> anyhow::Result<Signals> {
     signal(SignalKind::from_raw(Signal::XFSZ.as_raw())).context("SIGXFSZ cannot be caught")
-}
-
-/// Sends a request with the admin token to the running larder. Where the store's lock is free, another program may
-/// listen on the address, so nothing is sent.
-async fn ask_running<T>(
-    config: &Config,
-    send: impl AsyncFnOnce(SocketAddr, Option<&str>) -> Result<T, AdminClientError>,
-) -> Result<T, AdminClientError> {
-    let address = config.admin.listen;
-    if Store::is_free(&config.store.path) {
-        return Err(AdminClientError::NotRunning(address));
-    }
-    let token = admin_token(config);
-    let response = send(address, token.as_deref()).await;
-    if matches!(response, Err(AdminClientError::NotRunning(_))) && Store::exists(&config.store.path).unwrap_or(false) {
-        return Err(AdminClientError::StoreInUse { store: config.store.path.clone(), address });
-    }
-    match Store::admin_token_is_private(&config.store.path) {
-        Some(reason) if token.is_none() && matches!(response, Err(AdminClientError::Refused { .. })) => {
-            Err(AdminClientError::TokenUnreadable { address, reason: reason.to_string() })
-        }
-        _ => response,
-    }
-}
-
-/// Admin token of the running larder: the configured one, else the generated one.
-fn admin_token(config: &Config) -> Option<String> {
-    let configured = config.admin.token.as_ref().map(|token| token.expose_secret().to_owned());
-    configured.or_else(|| Store::read_admin_token(&config.store.path))
 }

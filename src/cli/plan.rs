@@ -1,19 +1,19 @@
 //! `larder plan`: reports whether `init` will work offline, and which packages are stored, needed or unavailable.
 
-mod table;
-
 use anyhow::{Context, anyhow};
 use bytes::Bytes;
+use bytesize::ByteSize;
 use clap::Args;
 
-use super::command::require_store;
+use super::larder::{ask_running, require_store};
 use super::order::OrderArgs;
-use super::text::width_of_stdout;
-use super::{CommonOptions, ask_running, print_error, print_line, runtime};
+use super::text::{TextPage, escape_for_terminal, plural, width_of_stdout};
+use super::{CommonOptions, print_error, print_line, runtime};
+use crate::address::Hostname;
 use crate::app::{self, StartSettings};
 use crate::config::Config;
 use crate::http::admin_client::{self, AdminClientError};
-use crate::jobs::{self, Plan};
+use crate::jobs::{self, Installs, Plan, PlanState, Planned};
 use crate::protocol::admin::order::{OrderRequest, PLAN};
 
 #[derive(Debug, Args)]
@@ -42,7 +42,7 @@ impl PlanCommand {
         if self.common.json {
             print_line(&serde_json::to_string(&plan)?);
         } else {
-            print_line(&table::text(&plan, &config.default_host(), self.verbose, width_of_stdout()));
+            print_line(&page(&plan, &config.default_host(), self.verbose, width_of_stdout()));
         }
         Ok(plan.ready)
     }
@@ -65,5 +65,202 @@ async fn fetch_plan(config: &Config, order: &OrderRequest) -> anyhow::Result<Pla
             Ok(plan?)
         }
         Err(error) => Err(error.into()),
+    }
+}
+
+/// Maximum number of places listed per item.
+const MAX_PLACES: usize = 3;
+
+fn page(plan: &Plan, host: &Hostname, verbose: bool, width: Option<usize>) -> String {
+    let mut page = TextPage::of_width(width);
+    let matching =
+        |predicate: fn(&PlanState) -> bool| plan.items.iter().filter(|item| predicate(&item.state)).collect::<Vec<_>>();
+    let stored = matching(|state| matches!(state, PlanState::Have { .. }));
+    let needed = matching(|state| matches!(state, PlanState::Need { .. }));
+    let unavailable = matching(|state| matches!(state, PlanState::Cannot { .. }));
+    let unknown = matching(|state| matches!(state, PlanState::Unknown { .. }));
+    let sums = &plan.sums;
+    page.group("have", &format!("{}, {}", plural(sums.have, "archive"), ByteSize(sums.have_bytes)));
+    let shown: Vec<&Planned> = stored.into_iter().filter(|item| verbose || note(&item.state).is_some()).collect();
+    rows(&mut page, &shown, host, verbose);
+    page.group("need", &format!("{}, {}", plural(sums.need, "archive"), needed_bytes(plan)));
+    rows(&mut page, &needed, host, verbose);
+    page.group("unavailable", &plural(sums.cannot, "item"));
+    reasons(&mut page, &unavailable, host, verbose);
+    if !unknown.is_empty() {
+        let number = plural(sums.unknown, "item");
+        page.group("unknown", &format!("{number}: upstream gave no answer just now; try again"));
+        reasons(&mut page, &unknown, host, verbose);
+    }
+    if !plan.unconfirmed.is_empty() {
+        page.group("unconfirmed", "stored copies that upstream did not confirm just now");
+        plan.unconfirmed.iter().for_each(|subject| page.item(&escape_for_terminal(subject), None));
+    }
+    page.final_line(verdict(plan));
+    page.text()
+}
+
+fn reasons(page: &mut TextPage, items: &[&Planned], host: &Hostname, verbose: bool) {
+    for item in items {
+        let reason = match &item.state {
+            PlanState::Cannot { why: reason } | PlanState::Unknown { why: reason } => reason.as_str(),
+            PlanState::Have { .. } | PlanState::Need { .. } => "",
+        };
+        page.item(&item_name(item, host), Some(&escape_for_terminal(reason)));
+        page.note(&required_by(&item.by, verbose));
+    }
+}
+
+/// Remark about an item besides its state.
+fn note(state: &PlanState) -> Option<&str> {
+    match state {
+        PlanState::Have { installs: Installs::NetworkMirrorOnly, .. } => {
+            Some("imported without signatures: the package installs through the network mirror only")
+        }
+        PlanState::Need { note, .. } => note.as_deref(),
+        PlanState::Have { installs: Installs::AnyWay, .. } | PlanState::Cannot { .. } | PlanState::Unknown { .. } => {
+            None
+        }
+    }
+}
+
+fn needed_bytes(plan: &Plan) -> String {
+    let sums = &plan.sums;
+    match (sums.need_bytes, sums.need_unknown) {
+        (bytes, 0) => ByteSize(bytes).to_string(),
+        (0, _) => "of unknown size".to_owned(),
+        (bytes, unknown) => format!("{} and {unknown} of unknown size", ByteSize(bytes)),
+    }
+}
+
+fn rows(page: &mut TextPage, items: &[&Planned], host: &Hostname, verbose: bool) {
+    let row = |item: &&Planned| {
+        let size_bytes = match item.state {
+            PlanState::Have { size_bytes, .. } => Some(size_bytes),
+            PlanState::Need { size_bytes, .. } => size_bytes,
+            PlanState::Cannot { .. } | PlanState::Unknown { .. } => None,
+        };
+        let size = size_bytes.map_or_else(|| "?".to_owned(), |size_bytes| ByteSize(size_bytes).to_string());
+        let mut remark = if verbose { required_by(&item.by, verbose) } else { String::new() };
+        if let Some(note) = note(&item.state) {
+            remark = if remark.is_empty() { note.to_owned() } else { format!("{remark}; {note}") };
+        }
+        ([item_name(item, host), size], remark)
+    };
+    let rows: Vec<_> = items.iter().map(row).collect();
+    if !rows.is_empty() {
+        page.columns(["", "size"], &rows);
+    }
+}
+
+fn item_name(item: &Planned, host: &Hostname) -> String {
+    escape_for_terminal(&item.package.without(host).to_string())
+}
+
+/// The places that require an item: the first few, or all.
+fn required_by(places: &[String], all: bool) -> String {
+    let shown = if all { places.len() } else { MAX_PLACES };
+    let mut text =
+        places.iter().take(shown).map(|place| escape_for_terminal(place).to_string()).collect::<Vec<_>>().join(", ");
+    if places.len() > shown {
+        text += &format!(" and {} more", places.len() - shown);
+    }
+    if text.is_empty() { text } else { format!("required by {text}") }
+}
+
+fn verdict(plan: &Plan) -> &'static str {
+    let sums = &plan.sums;
+    match (plan.ready, sums.cannot, plan.offline) {
+        (true, ..) if plan.unconfirmed.is_empty() => "`init` will work offline",
+        (true, ..) => "`init` will work offline, with the version lists that upstream sent last",
+        (false, 0, _) if sums.unknown > 0 => {
+            "unknown whether `init` will work offline: upstream gave no answer for some items; try again"
+        }
+        (false, 0, _) if sums.need == 0 => {
+            "`init` will work through the network mirror only: with a host override clients refuse unsigned archives"
+        }
+        (false, 0, false) => {
+            "`init` will fail offline; `larder warm` with the same arguments fetches the missing items"
+        }
+        (false, 0, true) => {
+            "`init` will fail: items are missing; carry them in with `larder bundle create`, --for the same arguments"
+        }
+        (false, ..) => "`init` will fail offline even after `larder warm`; see the unavailable items",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::address::PackageRef;
+    use crate::jobs::Sums;
+
+    fn host() -> Hostname {
+        Hostname::parse("registry.terraform.io").unwrap()
+    }
+
+    fn item(subject: &str, platform: Option<&str>, state: PlanState) -> Planned {
+        let places = vec!["envs/prod/main.tf:12".to_owned(), "envs/dev/main.tf:3".to_owned()];
+        let package = PackageRef { platform: platform.map(str::to_owned), ..PackageRef::requested(subject) };
+        Planned { package, state, by: places }
+    }
+
+    fn plan() -> Plan {
+        let reason = "git::https://git.corp.example/net.git is not a registry's: the client fetches it itself, so it is not there without the network";
+        let items = vec![
+            item(
+                "registry.terraform.io/hashicorp/aws@5.31.0",
+                Some("linux_amd64"),
+                PlanState::Have { size_bytes: 104_857_600, installs: Installs::AnyWay },
+            ),
+            item(
+                "registry.terraform.io/hashicorp/random@3.6.0",
+                Some("linux_amd64"),
+                PlanState::Need { size_bytes: Some(4_700_000), note: None },
+            ),
+            item(
+                "registry.terraform.io/terraform-aws-modules/vpc/aws@5.1.2",
+                None,
+                PlanState::Need {
+                    size_bytes: None,
+                    note: Some("this mirror is offline: bring it in a bundle".to_owned()),
+                },
+            ),
+            item("git::https://git.corp.example/net.git", None, PlanState::Cannot { why: reason.to_owned() }),
+        ];
+        let sums = Sums {
+            have: 1,
+            have_bytes: 104_857_600,
+            need: 2,
+            need_bytes: 4_700_000,
+            need_unknown: 1,
+            cannot: 1,
+            ..Sums::default()
+        };
+        Plan { ready: false, offline: false, sums, items, unconfirmed: Vec::new() }
+    }
+
+    #[test]
+    fn a_plan_fits_the_terminal_and_ends_with_the_verdict() {
+        for width in [80, 160] {
+            for verbose in [false, true] {
+                let text = page(&plan(), &host(), verbose, Some(width));
+                assert!(text.lines().all(|line| line.chars().count() <= width), "{text}");
+                assert!(text.lines().last().unwrap().contains("see the unavailable items") || width == 80, "{text}");
+                assert_eq!(text.contains("  hashicorp/aws 5.31.0 (linux_amd64) "), verbose, "{text}");
+                assert!(text.contains("required by envs/prod/main.tf:12"), "{text}");
+            }
+        }
+        let ready = Plan { ready: true, sums: Sums { have: 1, ..Sums::default() }, items: Vec::new(), ..plan() };
+        assert!(page(&ready, &host(), false, Some(80)).ends_with("`init` will work offline"));
+    }
+
+    #[test]
+    fn foreign_names_cannot_control_the_terminal() {
+        let mut plan = plan();
+        plan.items[3].package.address = "a\u{1b}[2K\u{202e}".to_owned();
+        plan.items[3].by = vec!["\u{9b}main.tf:1".to_owned()];
+        let text = page(&plan, &host(), true, None);
+        assert!(!text.contains(|c: char| c != '\n' && !super::super::text::is_plain(c)), "{text:?}");
     }
 }

@@ -5,9 +5,9 @@ use std::io::{IsTerminal, Write};
 use anyhow::Context;
 use bytesize::ByteSize;
 
-use super::command::require_store;
+use super::larder::{ask_running, require_store};
 use super::text::plural;
-use super::{CommonOptions, ask_running, print_error, print_line, runtime};
+use super::{CommonOptions, print_error, print_line, runtime};
 use crate::app::{self, StartSettings};
 use crate::config::Config;
 use crate::http::admin_client::{self, AdminClientError};

@@ -1,6 +1,5 @@
 //! `larder warm`: starts a job in the running larder, or in this process where none runs, and shows its progress.
 
-mod job_runner;
 mod progress_bars;
 
 use std::collections::{HashMap, HashSet};
@@ -11,12 +10,12 @@ use clap::Args;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::Instant;
 
-pub(super) use self::job_runner::JobRunner;
 use self::progress_bars::{
     ItemKey, JobProgress, TransferRate, bars, item_key, newly_finished_lines, notes, stopped_message, summary,
 };
+use super::larder::JobRunner;
 use super::order::OrderArgs;
-use super::terminal::TerminalLines;
+use super::progress::TerminalLines;
 use super::text::{width_of_stderr, width_of_stdout};
 use super::{CommonOptions, Interrupted, catch_file_size_signal, print_error, print_line, runtime};
 use crate::address::Hostname;

@@ -8,11 +8,12 @@ use anyhow::{Context, anyhow};
 use bytesize::ByteSize;
 use clap::Args;
 
+use super::super::larder::ask_running;
 use super::super::progress::{ByteCounter, ProgressTask};
 use super::super::text::{TextPage, escape_for_terminal, format_seconds, format_timestamp, plural, width_of_stdout};
-use super::super::{CommonOptions, ask_running, catch_file_size_signal, print_error, print_line, runtime};
+use super::super::{CommonOptions, catch_file_size_signal, print_error, print_line, runtime};
 use super::files::BundleSource;
-use super::keys;
+use super::require_loaded;
 use crate::address::Hostname;
 use crate::app::{self, StartSettings};
 use crate::bundle::{ApplyEvent, ApplyOutcome, BundleReader, BundleTrust, EntryOutcome, Receipt, SignatureStatus};
@@ -64,7 +65,7 @@ impl Apply {
             if let Some(SignatureStatus::UntrustedKey(key)) = opened.as_ref().map(|opened| &opened.signature_status)
                 && !self.unsigned
             {
-                keys::require_loaded(&config, key).await?;
+                require_loaded(&config, key).await?;
             }
             self.apply(&config, &source, &query, options).await
         });

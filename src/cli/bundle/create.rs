@@ -11,14 +11,14 @@ use bytes::Bytes as Body;
 use bytesize::ByteSize;
 use clap::Args;
 
+use super::super::larder::JobRunner;
 use super::super::order::OrderOptions;
 use super::super::progress::{ByteCounter, CountingIo, ProgressTask};
 use super::super::text::{escape_for_terminal, plural};
-use super::super::warm::{JobRunner, WarmOutput, warm_and};
+use super::super::warm::{WarmOutput, warm_and};
 use super::super::{CommonOptions, print_error, print_line, runtime};
-use super::files::{self, BundleSource};
-use super::keys;
-use super::target::{BundleDestination, BundleOutput, WrittenBundle};
+use super::files::{self, BundleDestination, BundleOutput, BundleSource, WrittenBundle};
+use super::require_signing_key;
 use crate::bundle::{BundleEntry, BundleReader, BundleTrust, Inventory, MIN_PART_BYTES, Manifest, SignatureStatus};
 use crate::clock::{Clock, Timestamp};
 use crate::config::Config;
@@ -82,7 +82,7 @@ impl Create {
         let output = if self.common.json { WarmOutput::Quiet } else { WarmOutput::Lines };
         let result = runtime.block_on(async {
             if !self.unsigned {
-                keys::require_signing_key(&config).await?;
+                require_signing_key(&config).await?;
             }
             warm_and(&config, &order, output, async |runner, job| self.write(&config, runner, job, since, out).await)
                 .await

@@ -1,15 +1,19 @@
-//! Files of bundles, which belong to the user and are not part of the store. Small files are written beside the target,
-//! synced and renamed.
+//! Files of bundles, which belong to the user and are not part of the store: keys, inventories, and the bundle itself as
+//! its source or destination. A destination is checked before anything is fetched. What is written goes beside the target,
+//! is synced and renamed.
 #![expect(clippy::disallowed_methods, reason = "a bundle is a user's own file")]
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::{self, File, FileType, OpenOptions};
+use std::io::{self, BufWriter, Read, Write};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 
-use crate::bundle::{PartList, PartsReader};
+use crate::bundle::{
+    PartList, PartsReader, PartsWriter, RECORD_FILE, WrittenParts, copy_and_record, open_record, rebuild_from_record,
+};
+use crate::clock::Timestamp;
 
 /// Size limit of an inventory or a part list, in bytes.
 const MAX_BYTES: u64 = 64 << 20;
@@ -135,4 +139,259 @@ pub(super) fn sync_folder_of(path: &Path) -> anyhow::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let synced = File::open(folder).and_then(|folder| folder.sync_all());
     synced.with_context(|| format!("{} cannot be synced", folder.display()))
+}
+
+/// Maximum number of symbolic links to follow.
+const MAX_LINKS: usize = 40;
+/// Size of the write buffer, in bytes.
+const WRITE_BUFFER_BYTES: usize = 1 << 20;
+
+/// Checked destination of a bundle.
+#[derive(Debug)]
+pub(super) enum BundleDestination {
+    /// One file; an existing one is replaced.
+    File(PathBuf),
+    /// Parts of one size, in a folder without parts or with those of an earlier run (`existing`).
+    Parts { folder: PathBuf, part_bytes: u64, existing: Option<PartList> },
+}
+
+impl BundleDestination {
+    /// Checks that a bundle can be written there, without writing anything.
+    pub(super) fn at(path: &Path, part_bytes: Option<u64>) -> anyhow::Result<Self> {
+        if is_stream(path) {
+            bail!(
+                "a bundle cannot go to standard output, because it is read back; name a file (./- for a file of that name)"
+            );
+        }
+        match part_bytes {
+            None => Self::file(path),
+            Some(part_bytes) => Self::parts(path, part_bytes),
+        }
+    }
+
+    fn file(path: &Path) -> anyhow::Result<Self> {
+        let path = match fs::metadata(path) {
+            Ok(metadata) if metadata.is_dir() => {
+                bail!("{} is a folder; name the file of the bundle, or give --part-size", path.display())
+            }
+            Ok(metadata) if !metadata.is_file() => {
+                let kind = kind_of(metadata.file_type());
+                bail!("{} is {kind}; a bundle can only go into a plain file", path.display());
+            }
+            Ok(_) => fs::canonicalize(path).with_context(|| format!("{} is inaccessible", path.display()))?,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => resolve_links(path)?,
+            Err(e) => return Err(e).with_context(|| format!("{} is inaccessible", path.display())),
+        };
+        let name = path.file_name().with_context(|| format!("{} is not a file name", path.display()))?;
+        let folder = path.with_file_name("");
+        if !(folder.as_os_str().is_empty() || folder.is_dir()) {
+            bail!("{} cannot be created: {} is not a folder", Path::new(name).display(), folder.display());
+        }
+        Ok(Self::File(path))
+    }
+
+    fn parts(folder: &Path, part_bytes: u64) -> anyhow::Result<Self> {
+        let shown = folder.display();
+        match fs::metadata(folder) {
+            Ok(metadata) if !metadata.is_dir() => bail!("{shown} is not a folder; parts need one"),
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                return Err(e).with_context(|| format!("{shown} is inaccessible"));
+            }
+            _ => {}
+        }
+        let list_path = folder.join(PartList::NAME);
+        let existing = if list_path.exists() { Some(PartList::read(&read(&list_path)?)?) } else { None };
+        if let Some(list) = existing.as_ref().filter(|list| list.complete) {
+            if list.part_bytes != part_bytes {
+                bail!("{shown} already has a bundle in parts of {} bytes; name another folder", list.part_bytes);
+            }
+            if !folder.join(RECORD_FILE).exists() {
+                bail!(
+                    "{shown} already has a bundle, which cannot be repaired without {RECORD_FILE}; name another folder"
+                );
+            }
+        }
+        Ok(Self::Parts { folder: folder.to_owned(), part_bytes, existing })
+    }
+}
+
+/// Noun for a path that is not a plain file.
+fn kind_of(file_type: FileType) -> &'static str {
+    if file_type.is_fifo() {
+        "a FIFO"
+    } else if file_type.is_socket() {
+        "a socket"
+    } else {
+        "a device"
+    }
+}
+
+/// Follows symbolic links to a path that does not exist yet.
+fn resolve_links(path: &Path) -> anyhow::Result<PathBuf> {
+    let mut target = path.to_owned();
+    for _ in 0..MAX_LINKS {
+        match fs::read_link(&target) {
+            // `join` with an absolute target replaces the whole path.
+            Ok(to) => target = target.with_file_name("").join(to),
+            Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidInput) => return Ok(target),
+            Err(e) => return Err(e).with_context(|| format!("{} is inaccessible", target.display())),
+        }
+    }
+    bail!("too many symbolic links from {}", path.display())
+}
+
+type Parts = Box<PartsWriter<OpenPart, FinishPart, File>>;
+
+/// A bundle being written.
+pub(super) enum BundleOutput {
+    /// One file, under a temporary name beside `path`.
+    File { file: BufWriter<File>, path: PathBuf },
+    /// New parts, or parts of an interrupted run, with their record.
+    New { parts: Parts, folder: PathBuf, record: BufWriter<File> },
+    /// Complete parts, some of which may be lost or damaged.
+    Repair { parts: Parts, folder: PathBuf, existing: PartList },
+}
+
+/// Result of writing a bundle.
+#[derive(Debug)]
+pub(super) struct WrittenBundle {
+    pub(super) source: BundleSource,
+    /// Bytes that were already on disk.
+    pub(super) reused: u64,
+    /// Names of the parts that were rewritten because they were lost or damaged.
+    pub(super) rewritten: Vec<String>,
+}
+
+/// Removes the temporary file on drop, so that an interrupted run leaves none.
+#[derive(Debug)]
+pub(super) struct TempFileGuard(Option<PathBuf>);
+
+impl Drop for TempFileGuard {
+    fn drop(&mut self) {
+        // After the rename there is nothing to remove.
+        let _ = self.0.take().map(fs::remove_file);
+    }
+}
+
+impl BundleOutput {
+    /// Opens the destination; returns it with the creation time of the bundle. An earlier run's time is reused.
+    pub(super) fn begin(out: BundleDestination, now: Timestamp) -> anyhow::Result<(Self, Timestamp)> {
+        let (folder, part_bytes, existing) = match out {
+            BundleDestination::File(path) => {
+                let file = BufWriter::with_capacity(WRITE_BUFFER_BYTES, create_temp_beside(&path)?);
+                return Ok((Self::File { file, path }, now));
+            }
+            BundleDestination::Parts { folder, part_bytes, existing } => (folder, part_bytes, existing),
+        };
+        fs::create_dir_all(&folder).with_context(|| format!("{} cannot be created", folder.display()))?;
+        // With the same creation time the bytes are the same, as long as the store has not changed.
+        let created = existing.as_ref().filter(|list| list.part_bytes == part_bytes).map_or(now, |list| list.created);
+        let list = PartList::empty(created, part_bytes);
+        let owned_folder = folder.clone();
+        let open: OpenPart = Box::new(move |name| {
+            OpenOptions::new().create(true).truncate(false).read(true).write(true).open(owned_folder.join(name))
+        });
+        let keep: FinishPart = Box::new(|file, bytes| {
+            // `set_len` modifies the file even at the same length.
+            if file.metadata()?.len() != bytes {
+                file.set_len(bytes)?;
+            }
+            file.sync_all()
+        });
+        let parts = Box::new(PartsWriter::new(list.clone(), open, keep));
+        if let Some(existing) = existing.filter(|list| list.complete) {
+            return Ok((Self::Repair { parts, folder, existing }, created));
+        }
+        let list_path = folder.join(PartList::NAME);
+        write(&list_path, &list.write()).with_context(|| format!("{}", list_path.display()))?;
+        let record = BufWriter::new(create_temp_beside(&folder.join(RECORD_FILE))?);
+        Ok((Self::New { parts, folder, record }, created))
+    }
+
+    /// The temporary file to remove if writing does not finish.
+    pub(super) fn temp_file_guard(&self) -> TempFileGuard {
+        TempFileGuard(match self {
+            Self::File { path, .. } => temp_path(path).ok(),
+            Self::New { folder, .. } => temp_path(&folder.join(RECORD_FILE)).ok(),
+            Self::Repair { .. } => None,
+        })
+    }
+
+    /// Reads a bundle from `source` and writes it. A single file may be truncated without notice here.
+    ///
+    /// # Errors
+    /// Names the file that could not be written. `UnexpectedEof` where the bundle in parts is truncated.
+    pub(super) fn write_from(self, mut source: impl Read) -> io::Result<Self> {
+        Ok(match self {
+            Self::File { mut file, path } => {
+                io::copy(&mut source, &mut file)
+                    .and_then(|_| io::Write::flush(&mut file))
+                    .map_err(|e| io::Error::new(e.kind(), format!("{} cannot be written: {e}", path.display())))?;
+                Self::File { file, path }
+            }
+            Self::New { parts, folder, record } => {
+                let in_folder = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", folder.display()));
+                let (parts, record) = copy_and_record(source, parts, record).map_err(in_folder)?;
+                Self::New { parts, folder, record }
+            }
+            Self::Repair { parts, folder, existing } => {
+                let in_folder = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", folder.display()));
+                let record = File::open(folder.join(RECORD_FILE)).map_err(in_folder)?;
+                let record = open_record(record).map_err(|bad| in_folder(bad.into()))?;
+                if record.bundle_bytes() != existing.bytes() {
+                    return Err(in_folder(io::Error::other(format!(
+                        "{RECORD_FILE} belongs to another bundle than the parts"
+                    ))));
+                }
+                let parts = rebuild_from_record(source, record, parts).map_err(in_folder)?;
+                Self::Repair { parts, folder, existing }
+            }
+        })
+    }
+
+    /// Finishes the bundle: syncs it and gives it its final name.
+    pub(super) fn end(self) -> anyhow::Result<WrittenBundle> {
+        match self {
+            Self::File { file, path } => {
+                finish_file(file, &path)?;
+                Ok(WrittenBundle { source: BundleSource::File(path), reused: 0, rewritten: Vec::new() })
+            }
+            Self::New { parts, folder, record } => {
+                let WrittenParts { list, reused, .. } = parts.end()?;
+                finish_file(record, &folder.join(RECORD_FILE))?;
+                let list_path = folder.join(PartList::NAME);
+                write(&list_path, &list.write()).with_context(|| format!("{}", list_path.display()))?;
+                Ok(WrittenBundle { source: BundleSource::Parts(folder, list), reused, rewritten: Vec::new() })
+            }
+            Self::Repair { parts, folder, existing } => {
+                let WrittenParts { list, reused, changed } = parts.end()?;
+                if list != existing {
+                    bail!(
+                        "rewritten parts in {} differ from the lost ones: {RECORD_FILE} is damaged; write the bundle into another folder",
+                        folder.display()
+                    );
+                }
+                Ok(WrittenBundle { source: BundleSource::Parts(folder, list), reused, rewritten: changed })
+            }
+        }
+    }
+}
+
+/// Creates the temporary file beside `target`, after removing one that an earlier run left.
+fn create_temp_beside(target: &Path) -> anyhow::Result<File> {
+    let temp = temp_path(target)?;
+    match fs::symlink_metadata(&temp) {
+        Ok(leftover) if leftover.is_file() => fs::remove_file(&temp).with_context(|| format!("{}", temp.display()))?,
+        Ok(_) => bail!("{} is in the way: it is not a plain file", temp.display()),
+        // Creating the file below reports the reason.
+        Err(_) => {}
+    }
+    File::create_new(&temp).with_context(|| format!("{} cannot be created", temp.display()))
+}
+
+fn finish_file(file: BufWriter<File>, target: &Path) -> anyhow::Result<()> {
+    let synced = file.into_inner().map_err(io::IntoInnerError::into_error).and_then(|file| file.sync_all());
+    let named = synced.and_then(|()| fs::rename(temp_path(target).map_err(io::Error::other)?, target));
+    named.with_context(|| format!("{} cannot be written", target.display()))?;
+    sync_folder_of(target)
 }

@@ -1,12 +1,13 @@
-//! The larder that does the work: the running one over its admin listener, else a mirror within this process.
+//! The larder that does the work of a command: the running one over its admin listener, else a mirror within this process.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
 use bytes::Bytes;
+use secrecy::ExposeSecret;
 
-use super::super::{Interrupted, admin_token, ask_running};
+use super::Interrupted;
 use crate::address::Hostname;
 use crate::app::{self, StartSettings};
 use crate::config::Config;
@@ -16,10 +17,49 @@ use crate::jobs::{JobId, Jobs, WarmUp};
 use crate::mirror::Mirror;
 use crate::protocol::admin::order::OrderRequest;
 use crate::protocol::admin::warm::{JOBS, WARM};
+use crate::store::Store;
+
+/// Sends a request with the admin token to the running larder. Where the store's lock is free, another program may
+/// listen on the address, so nothing is sent.
+pub(super) async fn ask_running<T>(
+    config: &Config,
+    send: impl AsyncFnOnce(SocketAddr, Option<&str>) -> Result<T, AdminClientError>,
+) -> Result<T, AdminClientError> {
+    let address = config.admin.listen;
+    if Store::is_free(&config.store.path) {
+        return Err(AdminClientError::NotRunning(address));
+    }
+    let token = admin_token(config);
+    let response = send(address, token.as_deref()).await;
+    if matches!(response, Err(AdminClientError::NotRunning(_))) && Store::exists(&config.store.path).unwrap_or(false) {
+        return Err(AdminClientError::StoreInUse { store: config.store.path.clone(), address });
+    }
+    match Store::admin_token_is_private(&config.store.path) {
+        Some(reason) if token.is_none() && matches!(response, Err(AdminClientError::Refused { .. })) => {
+            Err(AdminClientError::TokenUnreadable { address, reason: reason.to_string() })
+        }
+        _ => response,
+    }
+}
+
+/// Admin token of the running larder: the configured one, else the generated one.
+fn admin_token(config: &Config) -> Option<String> {
+    let configured = config.admin.token.as_ref().map(|token| token.expose_secret().to_owned());
+    configured.or_else(|| Store::read_admin_token(&config.store.path))
+}
+
+/// Fails where there is no store.
+pub(super) fn require_store(config: &Config) -> anyhow::Result<()> {
+    if Store::exists(&config.store.path)? {
+        return Ok(());
+    }
+    let path = config.store.path.display();
+    Err(anyhow!("no larder runs here, and there is no store in {path} yet; `larder serve` creates it"))
+}
 
 /// A larder that runs jobs.
 #[derive(Debug)]
-pub(in crate::cli) enum JobRunner {
+pub(super) enum JobRunner {
     /// The running larder, if it answers.
     Running { address: SocketAddr, token: Option<String> },
     /// A mirror within this process; [`Self::close`] closes it.
@@ -98,7 +138,7 @@ impl JobRunner {
     }
 
     /// Closes a mirror within this process.
-    pub(in crate::cli) async fn close(self) -> anyhow::Result<()> {
+    pub(super) async fn close(self) -> anyhow::Result<()> {
         if let Self::InProcess { mirror, jobs, .. } = self {
             jobs.stop().await;
             mirror.library.close().await.context("the store would not close")?;
