@@ -1,7 +1,6 @@
 //! Host names of registries. All spellings of one host are one key.
 
 use std::borrow::Borrow;
-use std::fmt;
 
 use idna::uts46::{AsciiDenyList, DnsLength, Hyphens, Uts46};
 use serde::{Deserialize, Serialize};
@@ -78,12 +77,6 @@ fn to_ascii(name: &str) -> Option<String> {
 impl Borrow<str> for Hostname {
     fn borrow(&self) -> &str {
         &self.0
-    }
-}
-
-impl fmt::Display for Hostname {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
     }
 }
 

@@ -72,12 +72,6 @@ impl Name {
     }
 }
 
-impl fmt::Display for Name {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
 /// A provider: `HOST/NAMESPACE/TYPE`. Two registries never mix, so the host is always part of it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ProviderAddress {
@@ -294,12 +288,6 @@ impl FileName {
     }
 }
 
-impl fmt::Display for FileName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
 /// Makes a type serialise as its text and deserialise with `parse`.
 macro_rules! serialise_as_text {
     ($($kind:ident),*) => {$(
@@ -318,6 +306,18 @@ macro_rules! serialise_as_text {
     )*};
 }
 
+/// Makes a type print as its text.
+macro_rules! display_as_text {
+    ($($kind:ident),*) => {$(
+        impl fmt::Display for $kind {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(self.as_str())
+            }
+        }
+    )*};
+}
+
+display_as_text!(Hostname, Name, ModuleName, System, FileName);
 serialise_as_text!(Hostname, Name, ModuleName, System, Platform, Version, Constraint, ModuleConstraint, FileName);
 
 #[cfg(test)]
