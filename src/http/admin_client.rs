@@ -91,15 +91,12 @@ pub enum AdminClientError {
 enum RequestBody {
     Empty,
     Json(Bytes),
-    Text(Bytes),
     Stream { content_type: &'static str, stream: Body },
 }
 
 /// Gets `path` from the admin listener at `address`.
 pub async fn get(address: SocketAddr, path: &str, token: Option<&str>) -> Result<Bytes, AdminClientError> {
-    let request =
-        async { read_body(address, exchange(address, Method::GET, path, token, RequestBody::Empty).await?).await };
-    within(address, REQUEST_TIMEOUT, request).await
+    request(address, Method::GET, path, token, RequestBody::Empty, REQUEST_TIMEOUT).await
 }
 
 /// Gets an answer that lists the whole store, with larger limits of size and time.
@@ -113,9 +110,7 @@ pub async fn get_large(address: SocketAddr, path: &str, token: Option<&str>) -> 
 
 /// Sends DELETE to `path`.
 pub async fn delete(address: SocketAddr, path: &str, token: Option<&str>) -> Result<Bytes, AdminClientError> {
-    let request =
-        async { read_body(address, exchange(address, Method::DELETE, path, token, RequestBody::Empty).await?).await };
-    within(address, REQUEST_TIMEOUT, request).await
+    request(address, Method::DELETE, path, token, RequestBody::Empty, REQUEST_TIMEOUT).await
 }
 
 /// Posts a command to the admin listener at `address`.
@@ -125,27 +120,19 @@ pub async fn post(
     token: Option<&str>,
     body: Bytes,
 ) -> Result<Bytes, AdminClientError> {
-    post_body(address, path, token, RequestBody::Json(body)).await
+    request(address, Method::POST, path, token, RequestBody::Json(body), COMMAND_TIMEOUT).await
 }
 
-/// Posts a text, such as a user's file.
-pub async fn post_text(
+async fn request(
     address: SocketAddr,
-    path: &str,
-    token: Option<&str>,
-    text: Bytes,
-) -> Result<Bytes, AdminClientError> {
-    post_body(address, path, token, RequestBody::Text(text)).await
-}
-
-async fn post_body(
-    address: SocketAddr,
+    method: Method,
     path: &str,
     token: Option<&str>,
     request_body: RequestBody,
+    limit: Duration,
 ) -> Result<Bytes, AdminClientError> {
-    let request = async { read_body(address, exchange(address, Method::POST, path, token, request_body).await?).await };
-    within(address, COMMAND_TIMEOUT, request).await
+    let request = async { read_body(address, exchange(address, method, path, token, request_body).await?).await };
+    within(address, limit, request).await
 }
 
 /// Posts a command that reports its progress; calls `on_line` with each line of the answer.
@@ -324,7 +311,6 @@ async fn exchange_over(
     let (content_type, body) = match request_body {
         RequestBody::Empty => (None, Body::empty()),
         RequestBody::Json(body) => (Some("application/json"), Body::full(body)),
-        RequestBody::Text(body) => (Some("text/plain; charset=utf-8"), Body::full(body)),
         RequestBody::Stream { content_type, stream } => (Some(content_type), stream),
     };
     if let Some(content_type) = content_type {

@@ -391,6 +391,13 @@ pub(super) fn errors(status_code: StatusCode, errors: Vec<String>) -> Response<B
     response
 }
 
+/// A successful answer with a body of this type.
+pub(super) fn of_type(body: Body, content_type: &'static str) -> Response<Body> {
+    let mut response = Response::new(body);
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
+}
+
 /// Responds with a value as JSON.
 pub(super) fn json(status_code: StatusCode, value: &impl Serialize) -> Response<Body> {
     let body = serde_json::to_vec(value).unwrap_or_else(|_| b"{\"errors\":[]}".to_vec());

@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt, stream};
 use http::header::{self, HeaderMap};
-use http::{Request, StatusCode};
+use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::{Body as _, Incoming};
 use serde::Serialize;
@@ -42,8 +42,14 @@ const DISCARD_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A refused body, and the status of the answer.
 pub(super) struct BodyRefused {
-    pub(super) status: StatusCode,
-    pub(super) reason: String,
+    status: StatusCode,
+    reason: String,
+}
+
+impl From<BodyRefused> for Response<Body> {
+    fn from(BodyRefused { status, reason }: BodyRefused) -> Self {
+        response::errors(status, vec![reason])
+    }
 }
 
 /// Reads a JSON body. The content type must be JSON: a web page can send other types to any address without a CORS
@@ -192,12 +198,11 @@ pub(super) async fn read_order(
     request: Request<Incoming>,
     mirror: &Mirror,
     default_host: &Hostname,
-) -> Result<ReceivedOrder, http::Response<Body>> {
+) -> Result<ReceivedOrder, Response<Body>> {
     let query = request.uri().query().map(str::to_owned);
     // The semaphores are never closed.
     let memory_permit = BODY_PERMITS.acquire().await;
-    let refused = |BodyRefused { status, reason }| response::errors(status, vec![reason]);
-    let body = read_order_body(request).await.map_err(refused)?;
+    let body = read_order_body(request).await?;
     let parser_permit = PARSER_PERMITS.acquire().await;
     let host = Arc::new(default_host.clone());
     let parsing = mirror.runtime.spawn_blocking(move || {

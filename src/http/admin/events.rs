@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{Stream, stream};
-use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Method, Response};
 use serde::Serialize;
 
 use super::super::body::Body;
+use super::super::response;
 use crate::jobs::{JobEvent, JobSubscription};
 
 /// Interval of comment lines while nothing changes: a proxy in between would close an idle connection.
@@ -18,9 +18,7 @@ const HEARTBEAT: Duration = Duration::from_secs(15);
 /// Streams the changes of a job.
 pub(super) fn answer(subscription: JobSubscription, method: &Method) -> Response<Body> {
     let body = if *method == Method::HEAD { Body::empty() } else { Body::stream(event_stream(subscription), None) };
-    let mut response = Response::new(body);
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
-    response
+    response::of_type(body, "text/event-stream")
 }
 
 /// Streams the changes. Collects the next ones only after the client has read the previous ones.

@@ -10,6 +10,7 @@ use http::header;
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use prometheus_client::registry::Registry;
+use serde::Serialize;
 
 use self::bodies::ReceivedOrder;
 use super::body::Body;
@@ -32,7 +33,7 @@ use crate::protocol::route::Api;
 const SEC_FETCH_SITE: header::HeaderName = header::HeaderName::from_static("sec-fetch-site");
 /// The `Server` header of the admin listener, by which the commands recognise larder.
 pub(super) const SERVER: header::HeaderValue = header::HeaderValue::from_static("larder");
-const NDJSON: header::HeaderValue = header::HeaderValue::from_static("application/x-ndjson");
+const NDJSON: &str = "application/x-ndjson";
 
 /// State of the admin listener.
 #[derive(Debug)]
@@ -152,13 +153,10 @@ impl Admin {
                 Err(error) => response::failure(&error.into(), Api::Other),
             },
             AdminRoute::Jobs => response::json(StatusCode::OK, &serde_json::json!({ "jobs": self.jobs.all() })),
-            AdminRoute::Job(id) => match self.jobs.report(id) {
-                Some(job) => response::json(StatusCode::OK, &job),
-                None => response::errors(StatusCode::NOT_FOUND, vec![warm::no_job(id)]),
-            },
+            AdminRoute::Job(id) => of_job(id, self.jobs.report(id)),
             AdminRoute::JobEvents(id) => match self.jobs.subscribe(id) {
                 Some(subscription) => events::answer(subscription, method),
-                None => response::errors(StatusCode::NOT_FOUND, vec![warm::no_job(id)]),
+                None => of_job(id, None::<()>),
             },
             AdminRoute::Inventory => self.inventory().await,
             AdminRoute::Command(_)
@@ -175,7 +173,7 @@ impl Admin {
     async fn answer_post(&self, route: AdminRoute, request: Request<Incoming>) -> Response<Body> {
         let body = match bodies::read_json(request).await {
             Ok(body) => body,
-            Err(refused) => return response::errors(refused.status, vec![refused.reason]),
+            Err(refused) => return refused.into(),
         };
         match route {
             AdminRoute::Command(command) => self.command(command, &body).await,
@@ -193,10 +191,7 @@ impl Admin {
 
     async fn answer_delete(&self, route: AdminRoute) -> Response<Body> {
         let AdminRoute::Job(id) = route else { return wrong_method(route.access_kind()) };
-        match self.jobs.cancel(id).await {
-            Some(job) => response::json(StatusCode::OK, &job),
-            None => response::errors(StatusCode::NOT_FOUND, vec![warm::no_job(id)]),
-        }
+        of_job(id, self.jobs.cancel(id).await)
     }
 
     async fn warm(&self, request: Request<Incoming>) -> Response<Body> {
@@ -244,10 +239,11 @@ impl Admin {
 
     /// Pins or unpins all packages of a job.
     async fn pin_job(&self, id: JobId, pin: PinChange) -> Response<Body> {
-        match self.jobs.to_pin(id, pin).await {
-            Some(items) => response::json(StatusCode::OK, &command::pin_job(&self.mirror, items, pin).await),
-            None => response::errors(StatusCode::NOT_FOUND, vec![warm::no_job(id)]),
-        }
+        let report = match self.jobs.to_pin(id, pin).await {
+            Some(items) => Some(command::pin_job(&self.mirror, items, pin).await),
+            None => None,
+        };
+        of_job(id, report)
     }
 
     async fn command(&self, command: Operation, body: &[u8]) -> Response<Body> {
@@ -285,11 +281,7 @@ impl Admin {
             return response::errors(StatusCode::BAD_REQUEST, vec![reason]);
         }
         match self.mirror.operations.verify(&self.call()) {
-            Ok(steps) => {
-                let mut response = Response::new(Body::stream(bodies::lines(steps), None));
-                response.headers_mut().insert(header::CONTENT_TYPE, NDJSON);
-                response
-            }
+            Ok(steps) => response::of_type(Body::stream(bodies::lines(steps), None), NDJSON),
             Err(error) => response::failure(&error.into(), Api::Other),
         }
     }
@@ -342,6 +334,14 @@ impl Admin {
             warm_ups: self.recurring.states(),
             bundle_keys: self.bundles.ids(),
         }
+    }
+}
+
+/// The answer about a job; 404 where there is none.
+fn of_job(id: JobId, answer: Option<impl Serialize>) -> Response<Body> {
+    match answer {
+        Some(answer) => response::json(StatusCode::OK, &answer),
+        None => response::errors(StatusCode::NOT_FOUND, vec![warm::no_job(id)]),
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use futures_util::{StreamExt, stream};
-use http::{Request, Response, StatusCode, header};
+use http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
 
 use super::super::body::{Body, pipe};
@@ -22,27 +22,19 @@ use crate::protocol::admin::warm::no_job;
 use crate::protocol::route::Api;
 use crate::store::StoreError;
 
+/// The status and the errors of a refused export.
+type ExportRefused = (StatusCode, Vec<String>);
+
 /// Size limit of a bundle request, which contains an inventory.
 const MAX_BUNDLE_REQUEST_BYTES: usize = 64 << 20;
 
 impl Admin {
     /// Exports the packages of a job as a bundle.
     pub(super) async fn bundle(self: &Arc<Self>, request: Request<Incoming>) -> Response<Body> {
-        // The transfer permit is taken before the body is read, because the body may be large, too.
-        let permit = match self.mirror.transfers.transfer() {
-            Ok(permit) => permit,
-            Err(busy) => {
-                bodies::discard(request);
-                return response::failure(&busy.into(), Api::Other);
-            }
-        };
-        let body = match bodies::read_large_json(request, MAX_BUNDLE_REQUEST_BYTES).await {
-            Ok(body) => body,
-            Err(refused) => return response::errors(refused.status, vec![refused.reason]),
-        };
-        let (bundle_request, id) = match BundleRequest::read(&body) {
-            Ok(bundle_request) => bundle_request,
-            Err(reason) => return response::errors(StatusCode::BAD_REQUEST, vec![reason]),
+        let request = self.read_transfer_request(request, MAX_BUNDLE_REQUEST_BYTES, BundleRequest::read).await;
+        let ((bundle_request, id), permit) = match request {
+            Ok(request) => request,
+            Err(refused) => return refused,
         };
         match self.gather_bundle(id, bundle_request, permit).await {
             Ok((gathered, permit)) => self.stream_bundle(gathered, permit),
@@ -50,29 +42,56 @@ impl Admin {
         }
     }
 
-    async fn gather_bundle(
+    /// Reads a request for an export. The transfer permit is taken before the body is read, because the body may be
+    /// large, too.
+    async fn read_transfer_request<T>(
+        &self,
+        request: Request<Incoming>,
+        max_bytes: usize,
+        read: impl FnOnce(&[u8]) -> Result<T, String>,
+    ) -> Result<(T, TransferPermit), Response<Body>> {
+        let permit = match self.mirror.transfers.transfer() {
+            Ok(permit) => permit,
+            Err(busy) => {
+                bodies::discard(request);
+                return Err(response::failure(&busy.into(), Api::Other));
+            }
+        };
+        let body = bodies::read_large_json(request, max_bytes).await?;
+        let request = read(&body).map_err(|reason| response::errors(StatusCode::BAD_REQUEST, vec![reason]))?;
+        Ok((request, permit))
+    }
+
+    /// The stored archives of an ended job: of a complete one, or of any with `partial`. `export` is the export's noun.
+    fn archives_to_export(
         &self,
         id: JobId,
-        request: BundleRequest,
-        permit: TransferPermit,
-    ) -> Result<(GatheredBundle, TransferPermit), (StatusCode, Vec<String>)> {
-        let conflict = |reason: String| (StatusCode::CONFLICT, vec![reason]);
+        partial: bool,
+        export: &str,
+    ) -> Result<Vec<(Artifact, Digest)>, ExportRefused> {
         let (job, stored) = self
             .jobs
             .report(id)
             .zip(self.jobs.stored_archives(id))
             .ok_or_else(|| (StatusCode::NOT_FOUND, vec![no_job(id)]))?;
-        match job.state {
-            JobState::Done => {}
-            JobState::Running => {
-                return Err(conflict(format!("job {id} is still running: repeat the request when the job has ended")));
-            }
-            _ if request.partial => {}
-            _ => {
-                let reason = "look at the job, or send \"partial\":true for a bundle of the rest";
-                return Err(conflict(format!("not everything of job {id} is stored: {reason}")));
-            }
-        }
+        let reason = match job.state {
+            JobState::Done => return Ok(stored),
+            JobState::Running => format!("job {id} is still running: repeat the request when the job has ended"),
+            JobState::Failed | JobState::Cancelled if partial => return Ok(stored),
+            JobState::Failed | JobState::Cancelled => format!(
+                "not everything of job {id} is stored: look at the job, or send \"partial\":true for a {export} of the rest"
+            ),
+        };
+        Err((StatusCode::CONFLICT, vec![reason]))
+    }
+
+    async fn gather_bundle(
+        &self,
+        id: JobId,
+        request: BundleRequest,
+        permit: TransferPermit,
+    ) -> Result<(GatheredBundle, TransferPermit), ExportRefused> {
+        let stored = self.archives_to_export(id, request.partial, "bundle")?;
         let (mirror, created) = (Arc::clone(&self.mirror), request.created.unwrap_or_else(|| self.clock.now()));
         // The task holds the transfer permit while it works, even after the client has disconnected.
         let gathering = self.mirror.runtime.spawn_blocking(move || {
@@ -105,9 +124,7 @@ impl Admin {
             }
             writer.end(written);
         }));
-        let mut response = Response::new(Body::stream(receiver.stream(), Some(length)));
-        response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(TAR));
-        response
+        response::of_type(Body::stream(receiver.stream(), Some(length)), TAR)
     }
 
     /// Imports a bundle, and reports each entry as it finishes.
@@ -121,7 +138,7 @@ impl Admin {
         };
         let reader = match bodies::stream_body(request, TAR) {
             Ok(reader) => reader,
-            Err(refused) => return response::errors(refused.status, vec![refused.reason]),
+            Err(refused) => return refused.into(),
         };
         let (mut steps, applied) = self.mirror.transfers.spawn_apply(reader, options, self.clock.clone());
         // A refusal before the first entry is a response with its own status.
@@ -135,9 +152,7 @@ impl Admin {
             };
         };
         let first = stream::once(async move { bodies::line(&first) });
-        let mut response = Response::new(Body::stream(first.chain(bodies::lines(steps)), None));
-        response.headers_mut().insert(header::CONTENT_TYPE, NDJSON);
-        response
+        response::of_type(Body::stream(first.chain(bodies::lines(steps)), None), NDJSON)
     }
 
     /// Returns the inventory, for the next delta.
@@ -161,28 +176,17 @@ fn status_of(error: &ApplyError) -> StatusCode {
     }
 }
 
-const TREE_TAR: header::HeaderValue = header::HeaderValue::from_static("application/x-tar");
+const TREE_TAR: &str = "application/x-tar";
 /// Size limit of an export request, which may name the archives that the client already has.
 const MAX_EXPORT_REQUEST_BYTES: usize = 4 << 20;
 
 impl Admin {
     /// Exports the packages of a job as a tree.
     pub(super) async fn export(self: &Arc<Self>, request: Request<Incoming>) -> Response<Body> {
-        // The transfer permit is taken before the body is read, because the body may be large, too.
-        let permit = match self.mirror.transfers.transfer() {
-            Ok(permit) => permit,
-            Err(busy) => {
-                bodies::discard(request);
-                return response::failure(&busy.into(), Api::Other);
-            }
-        };
-        let body = match bodies::read_large_json(request, MAX_EXPORT_REQUEST_BYTES).await {
-            Ok(body) => body,
-            Err(refused) => return response::errors(refused.status, vec![refused.reason]),
-        };
-        let (export_request, id) = match ExportRequest::read(&body) {
-            Ok(export_request) => export_request,
-            Err(reason) => return response::errors(StatusCode::BAD_REQUEST, vec![reason]),
+        let request = self.read_transfer_request(request, MAX_EXPORT_REQUEST_BYTES, ExportRequest::read).await;
+        let ((export_request, id), permit) = match request {
+            Ok(request) => request,
+            Err(refused) => return refused,
         };
         match self.gather_tree(id, export_request.partial, &export_request.have).await {
             Ok(export) => self.stream_tree(export, permit),
@@ -190,27 +194,8 @@ impl Admin {
         }
     }
 
-    async fn gather_tree(
-        &self,
-        id: JobId,
-        partial: bool,
-        have: &HashSet<Digest>,
-    ) -> Result<Export, (StatusCode, Vec<String>)> {
-        let no_job = || (StatusCode::NOT_FOUND, vec![no_job(id)]);
-        let conflict = |reason: String| Err((StatusCode::CONFLICT, vec![reason]));
-        let (job, stored) = self.jobs.report(id).zip(self.jobs.stored_archives(id)).ok_or_else(no_job)?;
-        match job.state {
-            JobState::Done => {}
-            JobState::Running => {
-                return conflict(format!("job {id} is still running: repeat the request when the job has ended"));
-            }
-            _ if partial => {}
-            _ => {
-                return conflict(format!(
-                    "not everything of job {id} is stored: look at the job, or send \"partial\":true for a tree of the rest"
-                ));
-            }
-        }
+    async fn gather_tree(&self, id: JobId, partial: bool, have: &HashSet<Digest>) -> Result<Export, ExportRefused> {
+        let stored = self.archives_to_export(id, partial, "tree")?;
         let export = self.mirror.transfers.export(provider_packages(stored), have, &self.call()).await;
         let export = export.map_err(|error| (StatusCode::SERVICE_UNAVAILABLE, vec![error.to_string()]))?;
         if partial || export.missing.is_empty() {
@@ -231,9 +216,7 @@ impl Admin {
             }
             drop(permit);
         });
-        let mut response = Response::new(Body::stream(receiver.stream(), None));
-        response.headers_mut().insert(header::CONTENT_TYPE, TREE_TAR);
-        response
+        response::of_type(Body::stream(receiver.stream(), None), TREE_TAR)
     }
 
     /// Imports a tree, for as long as the client reads the answer.
@@ -242,16 +225,12 @@ impl Admin {
             Ok(unsigned) => unsigned,
             Err(reason) => return response::errors(StatusCode::BAD_REQUEST, vec![reason]),
         };
-        let tar = match bodies::stream_body(request, "application/x-tar") {
+        let tar = match bodies::stream_body(request, TREE_TAR) {
             Ok(tar) => tar,
-            Err(refused) => return response::errors(refused.status, vec![refused.reason]),
+            Err(refused) => return refused.into(),
         };
         match self.mirror.transfers.import(tar, unsigned, &self.call()) {
-            Ok(steps) => {
-                let mut response = Response::new(Body::stream(bodies::lines(steps), None));
-                response.headers_mut().insert(header::CONTENT_TYPE, NDJSON);
-                response
-            }
+            Ok(steps) => response::of_type(Body::stream(bodies::lines(steps), None), NDJSON),
             Err(error) => response::failure(&error.into(), Api::Other),
         }
     }
