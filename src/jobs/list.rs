@@ -16,9 +16,9 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::job_limits::JobLimits;
 use super::job_report::{Job, JobId, JobState, JobSummary};
-use super::job_state::{JobEnd, JobSubscription};
+use super::job_state::JobEnd;
 use super::record::JobRecords;
-use super::running_job::{JobOrigin, RunningJob, SharedJobState};
+use super::running_job::{JobOrigin, JobSubscription, RunningJob, SharedJobState};
 use super::warm::WarmUp;
 use super::warming;
 use crate::address::{Artifact, PackageRef};
@@ -248,7 +248,7 @@ impl Jobs {
     }
 
     /// Subscribes to the changes of one job; `None` if there is no such job.
-    pub fn subscribe(&self, id: JobId) -> Option<JobSubscription> {
+    pub fn follow(&self, id: JobId) -> Option<JobSubscription> {
         Some(JobSubscription::of(self.find(id)?))
     }
 

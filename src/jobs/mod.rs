@@ -20,10 +20,10 @@ use crate::clock::Clock;
 use crate::mirror::Mirror;
 
 pub use self::job_report::JobId;
-pub use self::job_state::{JobEvent, JobSubscription, NumberedItem};
 pub use self::list::{JobStartError, Jobs, ToPin};
 pub use self::plan::{Installs, Plan, PlanError, PlanState, Planned, Sums, plan};
 pub use self::recurring::{LastRun, Recurring, RecurringState};
+pub use self::running_job::{JobEvent, JobSubscription, NumberedItem};
 pub use self::warm::WarmUp;
 
 const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(3600);

@@ -59,6 +59,15 @@ impl<'a> MirrorRegistries<'a> {
         Ok(value)
     }
 
+    async fn read_list<'b, T>(
+        &self,
+        address: &impl Display,
+        list: impl Fn() -> BoxFuture<'b, Result<WarmedDocument<T>, Error>>,
+    ) -> Result<T, Error> {
+        let answer = self.retry_policy.run_step(list, || {}).await;
+        self.record_answer(address, ItemAvailability::after_document_error, answer)
+    }
+
     fn record_unlisted<T>(&self, address: &impl Display, answer: Result<T, Error>) -> Result<T, Error> {
         let answer = answer.map(|value| WarmedDocument { value, unconfirmed: None });
         self.record_answer(address, ItemAvailability::after_document_error, answer)
@@ -72,11 +81,7 @@ impl Registries for MirrorRegistries<'_> {
         let list = || -> BoxFuture<'_, _> {
             Box::pin(self.mirror.operations.warm_list(address, self.retry_policy.urgency(), self.clock.now()))
         };
-        let list = self.record_answer(
-            address,
-            ItemAvailability::after_document_error,
-            self.retry_policy.run_step(list, || {}).await,
-        )?;
+        let list = self.read_list(address, list).await?;
         Ok(list.versions.into_iter().map(|listed| listed.version).collect())
     }
 
@@ -84,11 +89,7 @@ impl Registries for MirrorRegistries<'_> {
         let list = || -> BoxFuture<'_, _> {
             Box::pin(self.mirror.operations.warm_module_list(address, self.retry_policy.urgency(), self.clock.now()))
         };
-        let list = self.record_answer(
-            address,
-            ItemAvailability::after_document_error,
-            self.retry_policy.run_step(list, || {}).await,
-        )?;
+        let list = self.read_list(address, list).await?;
         Ok(list.versions.into_iter().map(|listed| listed.version).collect())
     }
 

@@ -154,7 +154,7 @@ impl Admin {
             },
             AdminRoute::Jobs => response::json(StatusCode::OK, &serde_json::json!({ "jobs": self.jobs.all() })),
             AdminRoute::Job(id) => of_job(id, self.jobs.report(id)),
-            AdminRoute::JobEvents(id) => match self.jobs.subscribe(id) {
+            AdminRoute::JobEvents(id) => match self.jobs.follow(id) {
                 Some(subscription) => events::answer(subscription, method),
                 None => of_job(id, None::<()>),
             },
