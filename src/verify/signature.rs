@@ -196,7 +196,7 @@ impl DocumentSignature {
 
     /// The hash that was signed (RFC 9580, section 5.2.4). It covers the salt of a version 6 signature, the document,
     /// and the hashed part of the signature packet.
-    fn hash(&self, document: &[u8]) -> Result<&[u8], String> {
+    fn hash_of(&self, document: &[u8]) -> Result<&[u8], String> {
         let hash = self.hash.get_or_init(|| {
             let config = self.packet.config().ok_or("is of an unknown version")?;
             let unhashable = |error: pgp::errors::Error| pgp_error_text(&error);
@@ -227,7 +227,7 @@ impl DocumentSignature {
         }
         let fingerprint = || component.fingerprint();
         operations.add(1)?;
-        self.hash(document)
+        self.hash_of(document)
             .and_then(|hash| component.verify(&self.packet, hash))
             .map_err(|reason| SignatureError::Mismatch { fingerprint: fingerprint(), reason })
             .map_err(KeyRefusal::Final)?;
