@@ -12,12 +12,11 @@ use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use secrecy::ExposeSecret;
 
-use super::larder::{ask_running, require_store};
-use super::{CommonOptions, print_line, runtime};
-use crate::app::{self, StartSettings};
+use super::larder::{OTHER_VERSION, ask_if_running, on_store, parse};
+use super::{CommonOptions, print_json, print_line, runtime};
 use crate::bundle::{BundleKeyIds, KeyId, SigningKey};
 use crate::config::Config;
-use crate::http::admin_client::{self, AdminClientError};
+use crate::http::admin_client;
 use crate::protocol::admin::StatusReport;
 use crate::protocol::admin::bundle::INVENTORY;
 
@@ -40,9 +39,9 @@ enum BundleCommand {
 impl Bundle {
     pub(super) fn common(&self) -> &CommonOptions {
         match &self.command {
-            BundleCommand::Create(create) => create.common(),
-            BundleCommand::Apply(apply) => apply.common(),
-            BundleCommand::Keygen(keygen) => keygen.common(),
+            BundleCommand::Create(create) => &create.common,
+            BundleCommand::Apply(apply) => &apply.common,
+            BundleCommand::Keygen(keygen) => &keygen.common,
         }
     }
 
@@ -59,17 +58,13 @@ impl Bundle {
 #[derive(Debug, Args)]
 struct Keygen {
     #[command(flatten)]
-    common: CommonOptions,
+    pub(super) common: CommonOptions,
     /// File for the private key. For an existing key, only the public key is printed
     #[arg(value_name = "FILE")]
     file: PathBuf,
 }
 
 impl Keygen {
-    fn common(&self) -> &CommonOptions {
-        &self.common
-    }
-
     fn run(self) -> anyhow::Result<()> {
         let (key, is_new) = match files::read_secret(&self.file)? {
             Some(text) => (SigningKey::parse(&text).with_context(|| format!("{}", self.file.display()))?, false),
@@ -83,7 +78,7 @@ impl Keygen {
         let (public, file) = (key.public(), file.display().to_string());
         if self.common.json {
             let output = serde_json::json!({ "file": file, "public_key": public.to_string(), "key": public.id() });
-            print_line(&output.to_string());
+            print_json(&output);
             return Ok(());
         }
         let note = if is_new {
@@ -107,16 +102,11 @@ const RELOAD: &str = "reload it first (systemctl reload larder, or kill -HUP)";
 
 /// The keys of the running larder, else those of the configuration.
 async fn active_keys(config: &Config) -> anyhow::Result<BundleKeyIds> {
-    let response =
-        ask_running(config, async |address, token| admin_client::get(address, "/admin/v1/status", token).await);
-    match response.await {
-        Ok(status) => {
-            let report: StatusReport =
-                serde_json::from_slice(&status).context("the running larder is of another version")?;
-            Ok(report.bundle_keys)
-        }
-        Err(AdminClientError::NotRunning(_)) => Ok(config.bundle.ids()),
-        Err(error) => Err(error.into()),
+    let answer =
+        ask_if_running(config, async |address, token| admin_client::get(address, "/admin/v1/status", token).await);
+    match answer.await? {
+        Some(status) => Ok(parse::<StatusReport>(&status)?.bundle_keys),
+        None => Ok(config.bundle.ids()),
     }
 }
 
@@ -150,21 +140,16 @@ async fn require_loaded(config: &Config, key: &KeyId) -> anyhow::Result<()> {
 pub(super) fn print_inventory(common: &CommonOptions) -> anyhow::Result<()> {
     let (config, _) = common.load()?;
     let inventory = runtime()?.block_on(async {
-        let response =
-            ask_running(&config, async |address, token| admin_client::get_large(address, INVENTORY, token).await).await;
-        match response {
-            Ok(body) => anyhow::Ok(body.to_vec()),
-            Err(AdminClientError::NotRunning(_)) => {
-                require_store(&config)?;
-                let settings = StartSettings::default();
-                let (mirror, _, _) = app::mirror(&config, &settings)?;
-                let inventory = mirror.transfers.inventory(settings.clock.now())?.write();
-                mirror.library.close().await?;
-                Ok(inventory)
+        let answer =
+            ask_if_running(&config, async |address, token| admin_client::get_large(address, INVENTORY, token).await);
+        match answer.await? {
+            Some(body) => anyhow::Ok(body.to_vec()),
+            None => {
+                on_store(&config, async |larder| Ok(larder.mirror.transfers.inventory(larder.clock.now())?.write()))
+                    .await
             }
-            Err(error) => Err(error.into()),
         }
     })?;
-    print_line(std::str::from_utf8(&inventory).context("the running larder is of another version")?.trim_end());
+    print_line(std::str::from_utf8(&inventory).context(OTHER_VERSION)?.trim_end());
     Ok(())
 }

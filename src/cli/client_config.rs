@@ -3,17 +3,17 @@
 
 use clap::Args;
 
-use super::larder::ask_running;
-use super::{CommonOptions, print_line, runtime};
-use crate::app::{self, StartSettings};
-use crate::http::admin_client::{self, AdminClientError};
+use super::larder::{ask_if_running, on_store};
+use super::{CommonOptions, print_json, print_line, runtime};
+use crate::app;
+use crate::http::admin_client;
 use crate::protocol::client_config::{ClientRoute, default_text, own_host_name, text};
 use crate::store::Store;
 
 #[derive(Debug, Args)]
 pub(super) struct ClientConfig {
     #[command(flatten)]
-    common: CommonOptions,
+    pub(super) common: CommonOptions,
     /// For a network mirror (https only, providers only) instead of a host override
     #[arg(long)]
     mirror: bool,
@@ -23,10 +23,6 @@ pub(super) struct ClientConfig {
 }
 
 impl ClientConfig {
-    pub(super) fn common(&self) -> &CommonOptions {
-        &self.common
-    }
-
     pub(super) fn run(self) -> anyhow::Result<()> {
         let (config, _) = self.common.load()?;
         if self.own_name {
@@ -43,29 +39,24 @@ impl ClientConfig {
              where a proxy ends TLS; or use a host override (larder client-config)"
         );
         let path = if self.mirror { "/admin/v1/client-config?mirror" } else { "/admin/v1/client-config" };
-        let paste: anyhow::Result<String> = runtime()?.block_on(async {
-            match ask_running(&config, async |address, token| admin_client::get(address, path, token).await).await {
-                Ok(body) => Ok(String::from_utf8_lossy(&body).into_owned()),
-                Err(AdminClientError::NotRunning(_)) if !Store::exists(&config.store.path)? => {
+        let paste = runtime()?.block_on(async {
+            let answer = ask_if_running(&config, async |address, token| admin_client::get(address, path, token).await);
+            match answer.await? {
+                Some(body) => anyhow::Ok(String::from_utf8_lossy(&body).into_owned()),
+                None if !Store::exists(&config.store.path)? => {
                     let hosts: Vec<_> = config.upstreams.iter().map(|upstream| &upstream.host).collect();
                     Ok(default_text(&hosts, &base, client_route).await?)
                 }
-                Err(AdminClientError::NotRunning(_)) => {
-                    let (mirror, _, _) = app::mirror(&config, &StartSettings::default())?;
-                    let paste = text(&mirror, &base, client_route).await?;
-                    mirror.library.close().await?;
-                    Ok(paste)
-                }
-                Err(error) => Err(error.into()),
+                None => on_store(&config, async |larder| Ok(text(&larder.mirror, &base, client_route).await?)).await,
             }
-        });
-        self.print(&paste?);
+        })?;
+        self.print(&paste);
         Ok(())
     }
 
     fn print(&self, paste: &str) {
         if self.common.json {
-            print_line(&serde_json::json!({ "client_config": paste }).to_string());
+            print_json(&serde_json::json!({ "client_config": paste }));
         } else {
             print_line(paste.trim_end());
         }

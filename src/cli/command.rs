@@ -1,26 +1,24 @@
 //! `larder refresh`, `purge`, `accept`, `pin` and `unpin`: run by the running larder, or on the store where none runs.
 
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 use bytes::Bytes;
 use bytesize::ByteSize;
 use clap::Args;
 use serde::Serialize;
-use serde::de::DeserializeOwned;
 
-use super::larder::{ask_running, require_store};
+use super::larder::{ask_if_running, on_store, parse};
 use super::text::{escape_for_terminal, plural};
-use super::{CommonOptions, print_error, print_line, runtime};
+use super::{CommonOptions, print_error, print_json, print_line, runtime};
 use crate::address::Hostname;
-use crate::app::{self, StartSettings};
 use crate::config::Config;
-use crate::http::admin_client::{self, AdminClientError};
+use crate::http::admin_client;
 use crate::mirror::{AcceptOutcome, AcceptResult, PinOutcome, PinResult, PurgeResult, RefreshOutcome, RefreshResult};
 use crate::protocol::admin::command::{self, Operation, OperationReport, OperationTarget};
 
 #[derive(Debug, Args)]
 pub(super) struct Addresses {
     #[command(flatten)]
-    common: CommonOptions,
+    pub(super) common: CommonOptions,
     /// `[HOST/]NAMESPACE/TYPE[@VERSION]`, such as hashicorp/aws@5.0.0 or 'hashicorp/aws@~> 5.0'; for a module
     /// `[HOST/]NAMESPACE/NAME/SYSTEM[@VERSION]`
     #[arg(required = true, value_name = "ADDRESS")]
@@ -28,10 +26,6 @@ pub(super) struct Addresses {
 }
 
 impl Addresses {
-    pub(super) fn common(&self) -> &CommonOptions {
-        &self.common
-    }
-
     /// Runs the command; returns true if it succeeded for every address.
     pub(super) fn run(self, command: Operation) -> anyhow::Result<bool> {
         let (config, _) = self.common.load()?;
@@ -61,40 +55,21 @@ impl Addresses {
 macro_rules! operation_functions {
     ($($command:ident $variant:ident $item:ty),*) => {$(
         async fn $command(config: &Config, target: &OperationTarget) -> anyhow::Result<OperationReport<$item>> {
-            if let Some(report) = run_remotely(config, Operation::$variant, target).await? {
-                return Ok(report);
+            let (path, body) = (Operation::$variant.path(), Bytes::from(serde_json::to_vec(target)?));
+            let answer = ask_if_running(config, async |address, token| admin_client::post(address, &path, token, body).await);
+            if let Some(report) = answer.await? {
+                return parse(&report);
             }
-            let addresses = target.addresses(&config.default_host()).map_err(|bad| anyhow!(bad.join("; ")))?;
-            let settings = StartSettings::default();
-            let (mirror, _, _) = app::mirror(config, &settings)?;
-            let call = || mirror.runtime.job_context(settings.clock.now());
-            let report = command::$command(&mirror, &addresses, call).await;
-            mirror.library.close().await?;
-            Ok(report)
+            on_store(config, async |larder| {
+                let addresses = target.addresses(&config.default_host()).map_err(|bad| anyhow!(bad.join("; ")))?;
+                Ok(command::$command(&larder.mirror, &addresses, || larder.call()).await)
+            })
+            .await
         }
     )*};
 }
 
 operation_functions!(refresh Refresh RefreshResult, purge Purge PurgeResult, accept Accept AcceptResult, pin Pin PinResult, unpin Unpin PinResult);
-
-/// Runs a command in the running larder; `None` where none runs.
-async fn run_remotely<T: DeserializeOwned>(
-    config: &Config,
-    command: Operation,
-    request: &OperationTarget,
-) -> anyhow::Result<Option<OperationReport<T>>> {
-    let body = Bytes::from(serde_json::to_vec(request)?);
-    let path = command.path();
-    let response = ask_running(config, async |address, token| admin_client::post(address, &path, token, body).await);
-    match response.await {
-        Ok(body) => Ok(Some(serde_json::from_slice(&body).context("the running larder is of another version")?)),
-        Err(AdminClientError::NotRunning(_)) => {
-            require_store(config)?;
-            Ok(None)
-        }
-        Err(error) => Err(error.into()),
-    }
-}
 
 /// Prints the result; returns true if the command succeeded for every address.
 fn print_result<T: Serialize>(
@@ -103,7 +78,7 @@ fn print_result<T: Serialize>(
     lines_of: impl Fn(&[T]) -> Vec<String>,
 ) -> anyhow::Result<bool> {
     if json {
-        print_line(&serde_json::to_string(&report)?);
+        print_json(&report);
         return Ok(report.ok);
     }
     // Without any item, the errors say everything.

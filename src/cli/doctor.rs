@@ -6,10 +6,9 @@ use std::process::ExitCode;
 
 use anstyle::{AnsiColor, Style};
 use anyhow::Context;
-use serde_json::json;
 
 use super::text::{TextPage, escape_for_terminal, plural, width_of_stderr};
-use super::{BAD_CONFIGURATION, CommonOptions, print_error, print_line};
+use super::{BAD_CONFIGURATION, CommonOptions, print_error, print_json, print_line};
 use crate::app;
 use crate::config;
 use crate::doctor::{self, Check, CheckResult};
@@ -36,7 +35,7 @@ fn examine(common: &CommonOptions) -> anyhow::Result<bool> {
     let number = |verdict| checks.iter().filter(|check| check.verdict == verdict).count() as u64;
     let (wrong, warnings) = (number(CheckResult::Fail), number(CheckResult::Warn));
     if common.json {
-        print_line(&json!({ "ok": wrong == 0, "checks": checks }).to_string());
+        print_json(&serde_json::json!({ "ok": wrong == 0, "checks": checks }));
     } else {
         print_line(&page.summary_line(wrong, warnings));
     }
@@ -159,8 +158,8 @@ pub(super) fn check(common: &CommonOptions) -> ExitCode {
         }
     };
     if common.json {
-        print_line(
-            &json!({ "ok": problems.is_empty(), "file": file, "warnings": warnings, "problems": problems }).to_string(),
+        print_json(
+            &serde_json::json!({ "ok": problems.is_empty(), "file": file, "warnings": warnings, "problems": problems }),
         );
     } else {
         for message in warnings.iter().chain(&problems) {

@@ -1,79 +1,64 @@
 //! `larder export`: warms an order, then writes its providers as a tree for `filesystem_mirror` or a plain web server.
 
 use std::collections::HashSet;
-use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use anyhow::Context;
-use bytes::Bytes as Body;
 use bytesize::ByteSize;
 use clap::Args;
 use serde::Serialize;
 use tokio::task::spawn_blocking;
 
 use super::larder::JobRunner;
-use super::order::OrderOptions;
-use super::progress::{ByteCounter, CountingIo, ProgressTask};
+use super::order::OrderFor;
+use super::progress::through_pipe;
 use super::text::{TextPage, escape_for_terminal, plural, width_of_stdout};
 use super::warm::{WarmOutput, warm_and};
-use super::{CommonOptions, print_error, print_line, runtime};
+use super::{CommonOptions, block_on, print_error, print_json, print_line};
 use crate::address::{Artifact, Package, PackageRef, Platform, Version};
 use crate::digest::Digest;
 use crate::filesystem_mirror::folder::MirrorFolder;
 use crate::filesystem_mirror::layout;
 use crate::filesystem_mirror::receive::{self, ReceiveSummary};
-use crate::http::admin_client::{self, AdminClientError};
-use crate::jobs::JobId;
 use crate::jobs::job_report::{Job, JobItem, JobState};
+use crate::mirror::Mirror;
 use crate::protocol::admin::bundle::{EXPORT, ExportRequest};
 
 #[derive(Debug, Args)]
 pub(super) struct Export {
     #[command(flatten)]
-    common: CommonOptions,
+    pub(super) common: CommonOptions,
     /// Folder of the tree; an existing tree is extended
     #[arg(value_name = "DIR")]
     tree: PathBuf,
-    /// Address with a constraint, .terraform.lock.hcl, folder in which init runs, .tar of such folders, or .json
-    /// printed by `larder missing`; repeatable
-    #[arg(long = "for", required = true, value_name = "WHAT")]
-    order_args: Vec<String>,
     #[command(flatten)]
-    options: OrderOptions,
+    order: OrderFor,
     /// Export the available packages where some are unavailable
     #[arg(long)]
     partial: bool,
 }
 
 impl Export {
-    pub(super) fn common(&self) -> &CommonOptions {
-        &self.common
-    }
-
     /// Exports the tree; returns true if the whole order is in it.
     pub(super) fn run(self) -> anyhow::Result<bool> {
         let (config, _) = self.common.load()?;
-        let order = self.options.to_order(&self.order_args, &config.default_host())?;
+        let order = self.order.to_order(&config.default_host())?;
         // A bad folder is reported before anything is fetched.
         let folder = Arc::new(MirrorFolder::open_or_create(&self.tree)?);
-        let runtime = runtime()?;
         let output = if self.common.json { WarmOutput::Quiet } else { WarmOutput::Lines };
         let partial = self.partial;
-        let exported = runtime.block_on(warm_and(&config, &order, output, async |runner, job| {
+        let (exported, is_complete) = block_on(warm_and(&config, &order, output, async |runner, job| {
             let is_complete = job.state == JobState::Done;
             let exported =
                 if is_complete || partial { Some(export(runner, job, partial, &folder).await?) } else { None };
             Ok((exported, is_complete))
-        }));
-        runtime.shutdown_timeout(std::time::Duration::from_secs(1));
-        let (exported, is_complete) = exported?;
+        }))?;
         let Some(exported) = exported else {
             print_error("nothing was exported: some packages are unavailable; --partial exports the rest");
             return Ok(false);
         };
         if self.common.json {
-            print_line(&serde_json::to_string(&exported)?);
+            print_json(&exported);
         } else {
             print_line(&summary(&exported, &folder, width_of_stdout()));
         }
@@ -100,56 +85,35 @@ async fn export(runner: &JobRunner, job: &Job, partial: bool, folder: &Arc<Mirro
             .await??
             .into_iter()
             .collect();
-    let (tar, out) = io::pipe()?;
-    let bytes = ByteCounter::default();
     // Archives that exist in the tree are not sent, and their sizes are not reported. The total is then unavailable.
     let total_bytes = job
         .items
         .iter()
         .filter(|item| item.package.platform.is_some())
         .map(|item| item.size_bytes)
-        .sum::<Option<u64>>();
-    let progress = ProgressTask::begin("exporting", &bytes, total_bytes.filter(|_| existing.is_empty()));
-    let (shared_folder, tar) = (Arc::clone(folder), CountingIo { inner: tar, bytes });
-    let receiving = spawn_blocking(move || receive::receive(tar, &shared_folder));
-    let sent = match runner {
-        JobRunner::Running { address, token } => {
-            let request = ExportRequest { job: job.id.clone(), partial, have: existing };
-            let body = Body::from(serde_json::to_vec(&request)?);
-            let sent = admin_client::download(*address, EXPORT, token.as_deref(), body, out).await;
-            sent.map(drop).map_err(|error| match error {
-                // The receiving side has the cause.
-                AdminClientError::LocalIo(error) => anyhow::Error::from(error),
-                error => error.into(),
-            })
-        }
-        JobRunner::InProcess { mirror, jobs, .. } => {
-            let stored =
-                JobId::parse(&job.id).and_then(|id| jobs.stored_archives(id)).context("the job no longer exists")?;
+        .sum::<Option<u64>>()
+        .filter(|_| existing.is_empty());
+    let request = ExportRequest { job: job.id.clone(), partial, have: existing };
+    let shared_folder = Arc::clone(folder);
+    let send = async |out| {
+        let write = async |mirror: &Arc<Mirror>, stored: Vec<(Artifact, Digest)>, out| {
             let packages = stored.into_iter().filter_map(|(artifact, digest)| match artifact {
                 Artifact::Provider(package) => Some((package, digest)),
                 Artifact::Module(_) => None,
             });
             let call = mirror.runtime.job_context(job.started);
-            let export = mirror.transfers.export(packages.collect(), &existing, &call).await?;
+            let export = mirror.transfers.export(packages.collect(), &request.have, &call).await?;
             if let Some(missing) = export.missing.first().filter(|_| !partial) {
                 anyhow::bail!("{}: {}", missing.package, missing.reason);
             }
             export.write(&mirror.transfers, out).await.map(drop).map_err(anyhow::Error::from)
-        }
+        };
+        runner.write(EXPORT, &request, out, write, &job.id).await
     };
-    let received = receiving.await;
-    progress.end().await;
-    let received = received?;
-    match (sent, received) {
-        (Ok(()), Ok(received)) => Ok(Exported { received, modules }),
-        // A broken transfer truncates the tar; the sender's error is the cause.
-        (Err(sent), Err(received)) if received.kind() == io::ErrorKind::UnexpectedEof => Err(sent),
-        (_, Err(received)) => {
-            Err(anyhow::Error::from(received).context("the tree is incomplete; the same command continues"))
-        }
-        (Err(sent), Ok(_)) => Err(sent),
-    }
+    let incomplete = |error| anyhow::Error::from(error).context("the tree is incomplete; the same command continues");
+    let receive = move |tar| receive::receive(tar, &shared_folder);
+    let received = through_pipe("exporting", total_bytes, send, receive, incomplete).await?;
+    Ok(Exported { received, modules })
 }
 
 /// The provider package of a job item; `None` for a module.

@@ -4,27 +4,25 @@ use std::io::{self, PipeWriter, Read};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use anyhow::Context;
 use bytesize::ByteSize;
 use clap::Args;
 
-use super::larder::ask_running;
+use super::larder::{on_new_store, watch_if_running};
 use super::progress::{ByteCounter, CountingIo, ProgressTask};
 use super::text::{TextPage, escape_for_terminal, plural, width_of_stdout};
-use super::{CommonOptions, catch_file_size_signal, print_error, print_line, runtime};
+use super::{CommonOptions, block_on, catch_file_size_signal, print_error, print_json, print_line};
 use crate::address::Hostname;
-use crate::app::{self, StartSettings};
 use crate::config::Config;
 use crate::filesystem_mirror::folder::MirrorFolder;
 use crate::filesystem_mirror::send::{self, SendPlan};
-use crate::http::admin_client::{self, AdminClientError};
+use crate::http::admin_client;
 use crate::mirror::{FileVerdict, ImportCounts, ImportStep, ImportedFile, ProvenBy, UnsignedPolicy};
 use crate::protocol::admin::bundle::import_path;
 
 #[derive(Debug, Args)]
 pub(super) struct ImportCommand {
     #[command(flatten)]
-    common: CommonOptions,
+    pub(super) common: CommonOptions,
     /// Tree made by `terraform providers mirror` or `larder export`; packages may be unpacked, as in
     /// `.terraform/providers`
     #[arg(value_name = "DIR")]
@@ -35,10 +33,6 @@ pub(super) struct ImportCommand {
 }
 
 impl ImportCommand {
-    pub(super) fn common(&self) -> &CommonOptions {
-        &self.common
-    }
-
     /// Imports the tree; returns true if nothing was refused.
     pub(super) fn run(self) -> anyhow::Result<bool> {
         let (config, _) = self.common.load()?;
@@ -62,15 +56,12 @@ impl ImportCommand {
         }
         let tree = TreeUpload { folder, send_plan: Arc::new(send_plan), sent: ByteCounter::default() };
         let unsigned = if self.unsigned { UnsignedPolicy::Allowed } else { UnsignedPolicy::Refused };
-        let runtime = runtime()?;
-        let imported = runtime.block_on(async {
+        block_on(async {
             let progress = ProgressTask::begin("importing", &tree.sent, Some(tree.send_plan.bytes));
             let imported = import(&config, &tree, unsigned, &mut report).await;
             progress.end().await;
             imported
-        });
-        runtime.shutdown_timeout(std::time::Duration::from_secs(1));
-        imported?;
+        })?;
         Ok(report.finish())
     }
 }
@@ -87,30 +78,25 @@ async fn import(
     report: &mut ImportReporter,
 ) -> anyhow::Result<()> {
     let _file_size_signal = catch_file_size_signal()?;
-    let (mut parse_error, upload) = (None, tree.send()?);
-    let read_line = |line: &[u8]| match serde_json::from_slice(line) {
-        Ok(step) => report.show(step),
-        Err(error) => parse_error = Some(error),
-    };
-    let response = ask_running(config, async |address, token| {
-        admin_client::upload(address, &import_path(unsigned), token, "application/x-tar", upload, read_line).await
-    });
-    match response.await {
-        Ok(()) => {}
-        Err(AdminClientError::NotRunning(_)) => {
-            let settings = StartSettings::default();
-            // An import may create the store.
-            let (mirror, _, _) = app::mirror(config, &settings)?;
-            let mut steps =
-                mirror.transfers.import(tree.send()?, unsigned, &mirror.runtime.job_context(settings.clock.now()))?;
-            while let Some(step) = steps.recv().await {
-                report.show(step);
-            }
-            mirror.library.close().await?;
-        }
-        Err(error) => return Err(error.into()),
+    let upload = tree.send()?;
+    let is_imported = watch_if_running(
+        config,
+        |step| report.show(step),
+        async |address, token, on_line| {
+            admin_client::upload(address, &import_path(unsigned), token, "application/x-tar", upload, on_line).await
+        },
+    );
+    if is_imported.await? {
+        return Ok(());
     }
-    parse_error.map_or(Ok(()), |error| Err(error).context("the running larder is of another version"))
+    on_new_store(config, async |larder| {
+        let mut steps = larder.mirror.transfers.import(tree.send()?, unsigned, &larder.call())?;
+        while let Some(step) = steps.recv().await {
+            report.show(step);
+        }
+        Ok(())
+    })
+    .await
 }
 
 /// A tree to send, and the number of bytes sent so far.
@@ -156,10 +142,7 @@ impl ImportReporter {
             step => step,
         };
         if self.json {
-            match serde_json::to_string(&step) {
-                Ok(line) => print_line(&line),
-                Err(error) => print_error(&error.to_string()),
-            }
+            print_json(&step);
         }
         match step {
             ImportStep::File(file) => {

@@ -1,27 +1,35 @@
 //! The larder that does the work of a command: the running one over its admin listener, else a mirror within this process.
 
+use std::io::Write;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
 use bytes::Bytes;
 use secrecy::ExposeSecret;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use super::Interrupted;
-use crate::address::Hostname;
+use crate::address::{Artifact, Hostname};
 use crate::app::{self, StartSettings};
+use crate::clock::Clock;
 use crate::config::Config;
+use crate::digest::Digest;
 use crate::http::admin_client::{self, AdminClientError};
 use crate::jobs::job_report::Job;
 use crate::jobs::{JobId, Jobs, WarmUp};
-use crate::mirror::Mirror;
+use crate::mirror::{Mirror, RequestContext};
 use crate::protocol::admin::order::OrderRequest;
 use crate::protocol::admin::warm::{JOBS, WARM};
 use crate::store::Store;
 
+/// The error of an answer that does not parse.
+pub(super) const OTHER_VERSION: &str = "the running larder is of another version";
+
 /// Sends a request with the admin token to the running larder. Where the store's lock is free, another program may
 /// listen on the address, so nothing is sent.
-pub(super) async fn ask_running<T>(
+async fn ask_running<T>(
     config: &Config,
     send: impl AsyncFnOnce(SocketAddr, Option<&str>) -> Result<T, AdminClientError>,
 ) -> Result<T, AdminClientError> {
@@ -48,13 +56,76 @@ fn admin_token(config: &Config) -> Option<String> {
     configured.or_else(|| Store::read_admin_token(&config.store.path))
 }
 
-/// Fails where there is no store.
-pub(super) fn require_store(config: &Config) -> anyhow::Result<()> {
-    if Store::exists(&config.store.path)? {
-        return Ok(());
+/// Asks the running larder; `None` where none runs.
+pub(super) async fn ask_if_running<T>(
+    config: &Config,
+    send: impl AsyncFnOnce(SocketAddr, Option<&str>) -> Result<T, AdminClientError>,
+) -> Result<Option<T>, AdminClientError> {
+    match ask_running(config, send).await {
+        Ok(answer) => Ok(Some(answer)),
+        Err(AdminClientError::NotRunning(_)) => Ok(None),
+        Err(error) => Err(error),
     }
-    let path = config.store.path.display();
-    Err(anyhow!("no larder runs here, and there is no store in {path} yet; `larder serve` creates it"))
+}
+
+/// Has the running larder do work that it reports step by step; calls `on_step` with each. False where none runs.
+pub(super) async fn watch_if_running<S: DeserializeOwned>(
+    config: &Config,
+    mut on_step: impl FnMut(S),
+    send: impl AsyncFnOnce(SocketAddr, Option<&str>, &mut dyn FnMut(&[u8])) -> Result<(), AdminClientError>,
+) -> anyhow::Result<bool> {
+    let mut parse_error = None;
+    let mut read_line = |line: &[u8]| match parse(line) {
+        Ok(step) => on_step(step),
+        Err(error) => parse_error = Some(error),
+    };
+    let answer = ask_if_running(config, async |address, token| send(address, token, &mut read_line).await).await?;
+    parse_error.map_or(Ok(answer.is_some()), Err)
+}
+
+/// Parses what the running larder answered.
+pub(super) fn parse<T: DeserializeOwned>(answer: &[u8]) -> anyhow::Result<T> {
+    serde_json::from_slice(answer).context(OTHER_VERSION)
+}
+
+/// A mirror within this process, for a command whose larder does not run.
+pub(super) struct LocalLarder {
+    pub(super) mirror: Arc<Mirror>,
+    pub(super) store: Arc<Store>,
+    pub(super) clock: Clock,
+}
+
+impl LocalLarder {
+    pub(super) fn call(&self) -> RequestContext {
+        self.mirror.runtime.job_context(self.clock.now())
+    }
+}
+
+/// Works on the store without a running larder. Fails where there is no store.
+pub(super) async fn on_store<T>(
+    config: &Config,
+    work: impl AsyncFnOnce(&LocalLarder) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    if !Store::exists(&config.store.path)? {
+        let path = config.store.path.display();
+        return Err(anyhow!("no larder runs here, and there is no store in {path} yet; `larder serve` creates it"));
+    }
+    on_new_store(config, work).await
+}
+
+/// Works on the store without a running larder. Creates the store where there is none.
+pub(super) async fn on_new_store<T>(
+    config: &Config,
+    work: impl AsyncFnOnce(&LocalLarder) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let settings = StartSettings::default();
+    let (mirror, store, _) = app::mirror(config, &settings)?;
+    let larder = LocalLarder { mirror, store, clock: settings.clock };
+    let result = work(&larder).await;
+    let closed = larder.mirror.library.close().await.context("the store would not close");
+    let value = result?;
+    closed?;
+    Ok(value)
 }
 
 /// A larder that runs jobs.
@@ -85,9 +156,7 @@ impl JobRunner {
             Self::Running { address, token } => {
                 let body = Bytes::from(serde_json::to_vec(request)?);
                 let token = token.as_deref();
-                parse_job(
-                    &ask_running(config, async |_, _| admin_client::post(*address, WARM, token, body).await).await?,
-                )
+                parse(&ask_running(config, async |_, _| admin_client::post(*address, WARM, token, body).await).await?)
             }
             Self::InProcess { jobs, default_host, .. } => {
                 let warm_up = request.order(default_host).and_then(|order| WarmUp::of_order(order, request.pin));
@@ -102,7 +171,7 @@ impl JobRunner {
         match self {
             Self::Running { address, token } => {
                 let response = admin_client::get(*address, &format!("{JOBS}/{id}"), token.as_deref()).await;
-                parse_job(&response.map_err(|error| match error {
+                parse(&response.map_err(|error| match error {
                     AdminClientError::NotRunning(_) => {
                         anyhow!("larder has stopped; fetched archives stay, and the job continues when larder is back")
                     }
@@ -129,6 +198,28 @@ impl JobRunner {
         Ok(())
     }
 
+    /// Downloads from the running larder into `output`; within this process, `work` writes there.
+    pub(super) async fn write<W: Write + Send + 'static>(
+        &self,
+        path: &str,
+        request: &impl Serialize,
+        output: W,
+        work: impl AsyncFnOnce(&Arc<Mirror>, Vec<(Artifact, Digest)>, W) -> anyhow::Result<()>,
+        job: &str,
+    ) -> anyhow::Result<()> {
+        match self {
+            Self::Running { address, token } => {
+                let body = Bytes::from(serde_json::to_vec(request)?);
+                // After a failure of `output`, the receiving side has the cause.
+                Ok(admin_client::download(*address, path, token.as_deref(), body, output).await.map(drop)?)
+            }
+            Self::InProcess { mirror, jobs, .. } => {
+                let stored = JobId::parse(job).and_then(|id| jobs.stored_archives(id));
+                work(mirror, stored.context("the job no longer exists")?, output).await
+            }
+        }
+    }
+
     /// The error for an interrupt while a job runs.
     pub(super) fn interrupted_error(&self) -> anyhow::Error {
         match self {
@@ -145,8 +236,4 @@ impl JobRunner {
         }
         Ok(())
     }
-}
-
-fn parse_job(body: &[u8]) -> anyhow::Result<Job> {
-    serde_json::from_slice(body).context("the running larder is of another version")
 }

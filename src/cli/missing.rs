@@ -4,36 +4,31 @@
 use anyhow::Context;
 use clap::Args;
 
-use super::larder::{ask_running, require_store};
+use super::larder::{LocalLarder, OTHER_VERSION, ask_if_running, on_store};
 use super::text::{TextPage, plural, width_of_stdout};
-use super::{CommonOptions, print_line, runtime};
+use super::{CommonOptions, print_json, print_line, runtime};
 use crate::address::{Hostname, PackageRef};
-use crate::app::{self, StartSettings};
 use crate::config::Config;
-use crate::http::admin_client::{self, AdminClientError};
+use crate::http::admin_client;
 use crate::protocol::admin::missing::{MISSING, order_of};
 use crate::protocol::admin::order::{AddressFor, AddressRequest, OrderRequest};
 
 #[derive(Debug, Args)]
 pub(super) struct MissingCommand {
     #[command(flatten)]
-    common: CommonOptions,
+    pub(super) common: CommonOptions,
     /// Clear the list instead of printing it
     #[arg(long)]
     forget: bool,
 }
 
 impl MissingCommand {
-    pub(super) fn common(&self) -> &CommonOptions {
-        &self.common
-    }
-
     pub(super) fn run(self) -> anyhow::Result<()> {
         let (config, _) = self.common.load()?;
         let order = runtime()?
             .block_on(async { if self.forget { forget(&config).await } else { fetch_missing(&config).await } })?;
         match (self.common.json, self.forget) {
-            (true, _) => print_line(&serde_json::to_string(&order)?),
+            (true, _) => print_json(&order),
             (false, true) => print_line("cleared: requests from now on are recorded again"),
             (false, false) => print_line(&page(&order, &config.default_host(), width_of_stdout())),
         }
@@ -42,35 +37,24 @@ impl MissingCommand {
 }
 
 async fn fetch_missing(config: &Config) -> anyhow::Result<OrderRequest> {
-    let response = ask_running(config, async |address, token| admin_client::get(address, MISSING, token).await);
-    match response.await {
-        Ok(body) => {
-            OrderRequest::read(&body).map_err(anyhow::Error::msg).context("the running larder is of another version")
+    let answer = ask_if_running(config, async |address, token| admin_client::get(address, MISSING, token).await);
+    match answer.await.context("the running larder did not list the missing packages")? {
+        Some(body) => OrderRequest::read(&body).map_err(anyhow::Error::msg).context(OTHER_VERSION),
+        None => {
+            on_store(config, async |LocalLarder { mirror, .. }| {
+                Ok(order_of(&mirror.library.missing().await?, &mirror.runtime.sealed_platforms()))
+            })
+            .await
         }
-        Err(AdminClientError::NotRunning(_)) => {
-            require_store(config)?;
-            let (mirror, _, _) = app::mirror(config, &StartSettings::default())?;
-            let order = order_of(&mirror.library.missing().await?, &mirror.runtime.sealed_platforms());
-            mirror.library.close().await?;
-            Ok(order)
-        }
-        Err(error) => Err(error).context("the running larder did not list the missing packages"),
     }
 }
 
 async fn forget(config: &Config) -> anyhow::Result<OrderRequest> {
-    let response = ask_running(config, async |address, token| admin_client::delete(address, MISSING, token).await);
-    match response.await {
-        Ok(_) => Ok(OrderRequest::default()),
-        Err(AdminClientError::NotRunning(_)) => {
-            require_store(config)?;
-            let (mirror, _, _) = app::mirror(config, &StartSettings::default())?;
-            mirror.library.forget_missing().await?;
-            mirror.library.close().await?;
-            Ok(OrderRequest::default())
-        }
-        Err(error) => Err(error).context("the running larder did not clear the missing packages"),
+    let answer = ask_if_running(config, async |address, token| admin_client::delete(address, MISSING, token).await);
+    if answer.await.context("the running larder did not clear the missing packages")?.is_none() {
+        on_store(config, async |larder| Ok(larder.mirror.library.forget_missing().await?)).await?;
     }
+    Ok(OrderRequest::default())
 }
 
 /// Renders each provider and module once, with its versions and their platforms, for a terminal of this width.

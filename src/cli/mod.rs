@@ -25,10 +25,12 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, FromArgMatches as _, Parser, Subcommand};
 use rustix::process::Signal;
+use serde::Serialize;
 use serde_json::json;
 use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 
@@ -166,7 +168,7 @@ impl Arguments {
             if error.use_stderr() && wants_json() {
                 let text = error.render().to_string();
                 let text = text.strip_prefix("error: ").unwrap_or(&text).trim();
-                print_line(&json!({ "errors": [public_text(text)] }).to_string());
+                print_json(&json!({ "errors": [public_text(text)] }));
                 std::process::exit(error.exit_code());
             }
             error.exit()
@@ -242,7 +244,7 @@ impl Command {
                     return ExitCode::from(INTERRUPTED);
                 }
                 if json {
-                    print_line(&json!({ "errors": errors(&error) }).to_string());
+                    print_json(&json!({ "errors": errors(&error) }));
                 } else {
                     print_error(&error_chain_text(&error));
                 }
@@ -253,19 +255,19 @@ impl Command {
 
     fn common(&self) -> &CommonOptions {
         match self {
-            Command::Serve(serve) => serve.common(),
-            Command::ClientConfig(client_config) => client_config.common(),
-            Command::Plan(plan) => plan.common(),
-            Command::Missing(missing) => missing.common(),
-            Command::Warm(warm) => warm.common(),
-            Command::Export(export) => export.common(),
-            Command::Import(import) => import.common(),
+            Command::Serve(serve) => &serve.common,
+            Command::ClientConfig(client_config) => &client_config.common,
+            Command::Plan(plan) => &plan.common,
+            Command::Missing(missing) => &missing.common,
+            Command::Warm(warm) => &warm.common,
+            Command::Export(export) => &export.common,
+            Command::Import(import) => &import.common,
             Command::Bundle(bundle) => bundle.common(),
             Command::Refresh(addresses)
             | Command::Purge(addresses)
             | Command::Accept(addresses)
             | Command::Pin(addresses)
-            | Command::Unpin(addresses) => addresses.common(),
+            | Command::Unpin(addresses) => &addresses.common,
             Command::Check(common)
             | Command::Doctor(common)
             | Command::Status(common)
@@ -309,6 +311,14 @@ fn print_line(text: &str) {
     }
 }
 
+/// Prints a result or a step as one line of JSON.
+fn print_json(value: &impl Serialize) {
+    match serde_json::to_string(value) {
+        Ok(line) => print_line(&line),
+        Err(error) => print_error(&error.to_string()),
+    }
+}
+
 /// Prints an error on standard error, with control characters escaped.
 fn print_error(text: &str) {
     let lines: Vec<String> = text.split('\n').map(escape_for_terminal).collect();
@@ -326,6 +336,14 @@ fn error_chain_text(error: &anyhow::Error) -> String {
         }
     }
     chain
+}
+
+/// Runs the work of a command. A background read or hash may still run after it; its result is not needed.
+fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    let runtime = runtime()?;
+    let result = runtime.block_on(work);
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    result
 }
 
 fn runtime() -> Result<tokio::runtime::Runtime, std::io::Error> {

@@ -20,9 +20,20 @@ pub(super) struct OrderArgs {
     options: OrderOptions,
 }
 
+/// An order as `--for`, for commands whose argument is a destination.
+#[derive(Debug, Args)]
+pub(super) struct OrderFor {
+    /// Address with a constraint, .terraform.lock.hcl, folder in which init runs, .tar of such folders, or .json
+    /// printed by `larder missing`; repeatable
+    #[arg(long = "for", value_name = "WHAT", required = true)]
+    order_args: Vec<String>,
+    #[command(flatten)]
+    options: OrderOptions,
+}
+
 /// Options of an order that apply to all its packages.
 #[derive(Debug, Args)]
-pub(super) struct OrderOptions {
+struct OrderOptions {
     /// Platform of the clients, such as linux_amd64; repeatable [default: this machine's]
     #[arg(long = "platform", value_name = "OS_ARCH", value_parser = parse_platform)]
     platforms: Vec<Platform>,
@@ -55,6 +66,13 @@ impl OrderArgs {
     }
 }
 
+impl OrderFor {
+    /// Builds the order, in the form that the admin API accepts.
+    pub(super) fn to_order(&self, default_host: &Hostname) -> anyhow::Result<OrderRequest> {
+        self.options.to_order(&self.order_args, default_host)
+    }
+}
+
 impl OrderOptions {
     fn variable_values(&self) -> anyhow::Result<GivenValues> {
         let mut values = GivenValues::default();
@@ -71,7 +89,7 @@ impl OrderOptions {
     }
 
     /// Builds an order from arguments that name packages.
-    pub(super) fn to_order(&self, arguments: &[String], default_host: &Hostname) -> anyhow::Result<OrderRequest> {
+    fn to_order(&self, arguments: &[String], default_host: &Hostname) -> anyhow::Result<OrderRequest> {
         let mut order = OrderRequest {
             platforms: self.platforms.iter().map(ToString::to_string).collect(),
             client: self.client.map(|program| match program {

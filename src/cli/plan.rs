@@ -1,25 +1,24 @@
 //! `larder plan`: reports whether `init` will work offline, and which packages are stored, needed or unavailable.
 
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 use bytes::Bytes;
 use bytesize::ByteSize;
 use clap::Args;
 
-use super::larder::{ask_running, require_store};
+use super::larder::{ask_if_running, on_store, parse};
 use super::order::OrderArgs;
 use super::text::{TextPage, escape_for_terminal, plural, width_of_stdout};
-use super::{CommonOptions, print_error, print_line, runtime};
+use super::{CommonOptions, block_on, print_json, print_line};
 use crate::address::Hostname;
-use crate::app::{self, StartSettings};
 use crate::config::Config;
-use crate::http::admin_client::{self, AdminClientError};
+use crate::http::admin_client;
 use crate::jobs::{self, Installs, Plan, PlanState, Planned};
 use crate::protocol::admin::order::{OrderRequest, PLAN};
 
 #[derive(Debug, Args)]
 pub(super) struct PlanCommand {
     #[command(flatten)]
-    common: CommonOptions,
+    pub(super) common: CommonOptions,
     #[command(flatten)]
     order: OrderArgs,
     /// List stored packages too, and the places that require each
@@ -28,19 +27,13 @@ pub(super) struct PlanCommand {
 }
 
 impl PlanCommand {
-    pub(super) fn common(&self) -> &CommonOptions {
-        &self.common
-    }
-
     /// Prints the plan; returns true if everything is stored.
     pub(super) fn run(self) -> anyhow::Result<bool> {
         let (config, _) = self.common.load()?;
         let order = self.order.to_order(&config.default_host())?;
-        let runtime = runtime()?;
-        let plan = runtime.block_on(fetch_plan(&config, &order))?;
-        runtime.shutdown_timeout(std::time::Duration::from_secs(1));
+        let plan = block_on(fetch_plan(&config, &order))?;
         if self.common.json {
-            print_line(&serde_json::to_string(&plan)?);
+            print_json(&plan);
         } else {
             print_line(&page(&plan, &config.default_host(), self.verbose, width_of_stdout()));
         }
@@ -50,21 +43,15 @@ impl PlanCommand {
 
 async fn fetch_plan(config: &Config, order: &OrderRequest) -> anyhow::Result<Plan> {
     let body = Bytes::from(serde_json::to_vec(order)?);
-    let response = ask_running(config, async |address, token| admin_client::post(address, PLAN, token, body).await);
-    match response.await {
-        Ok(body) => Ok(serde_json::from_slice(&body).context("the running larder is of another version")?),
-        Err(AdminClientError::NotRunning(_)) => {
-            require_store(config)?;
-            let order = order.order(&config.default_host()).map_err(|bad| anyhow!(bad.join("; ")))?;
-            let settings = StartSettings::default();
-            let (mirror, _, _) = app::mirror(config, &settings)?;
-            let plan = jobs::plan(&mirror, &settings.clock, &order).await;
-            if let Err(error) = mirror.library.close().await {
-                print_error(&format!("the store would not close: {error}"));
-            }
-            Ok(plan?)
+    match ask_if_running(config, async |address, token| admin_client::post(address, PLAN, token, body).await).await? {
+        Some(body) => parse(&body),
+        None => {
+            on_store(config, async |larder| {
+                let order = order.order(&config.default_host()).map_err(|bad| anyhow!(bad.join("; ")))?;
+                Ok(jobs::plan(&larder.mirror, &larder.clock, &order).await?)
+            })
+            .await
         }
-        Err(error) => Err(error.into()),
     }
 }
 

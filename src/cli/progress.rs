@@ -1,6 +1,6 @@
 //! Progress bars on a terminal, redrawn below all other output of this process; nothing elsewhere.
 
-use std::io::{self, Read, Write};
+use std::io::{self, PipeReader, PipeWriter, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -11,12 +11,12 @@ use parking_lot::Mutex;
 use rustix::process::getpgrp;
 use rustix::stdio::stdin;
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, spawn_blocking};
 
 use super::text::width_of_stderr;
 
 const REDRAW_INTERVAL: Duration = Duration::from_millis(200);
-const MAX_BAR_WIDTH: usize = 40;
+pub(super) const MAX_BAR_WIDTH: usize = 40;
 const MIN_BAR_WIDTH: usize = 10;
 
 /// Shared byte counter.
@@ -37,19 +37,11 @@ impl ByteCounter {
     }
 }
 
-/// Counts the bytes of a reader or writer.
+/// Counts the bytes that are written.
 #[derive(Debug)]
 pub(super) struct CountingIo<T> {
     pub(super) inner: T,
     pub(super) bytes: ByteCounter,
-}
-
-impl<R: Read> Read for CountingIo<R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let read = self.inner.read(buffer)?;
-        self.bytes.add(read as u64);
-        Ok(read)
-    }
 }
 
 impl<W: Write> Write for CountingIo<W> {
@@ -104,6 +96,40 @@ impl Drop for ProgressTask {
     }
 }
 
+/// Connects `send` and `receive` by a pipe, and shows the bytes that pass. `incomplete` explains a receiver's error.
+pub(super) async fn through_pipe<T: Send + 'static>(
+    label: &'static str,
+    total: Option<u64>,
+    send: impl AsyncFnOnce(CountingIo<PipeWriter>) -> anyhow::Result<()>,
+    receive: impl FnOnce(PipeReader) -> io::Result<T> + Send + 'static,
+    incomplete: impl FnOnce(io::Error) -> anyhow::Error,
+) -> anyhow::Result<T> {
+    let (reader, inner) = io::pipe()?;
+    let bytes = ByteCounter::default();
+    let progress = ProgressTask::begin(label, &bytes, total);
+    let receiving = spawn_blocking(move || receive(reader));
+    let sent = send(CountingIo { inner, bytes }).await;
+    let received = receiving.await;
+    progress.end().await;
+    match (sent, received?) {
+        (Ok(()), Ok(received)) => Ok(received),
+        // A broken transfer truncates what is received; the sender's error is the cause.
+        (Err(sent), Err(received)) if received.kind() == io::ErrorKind::UnexpectedEof => Err(sent),
+        (Err(sent), Ok(_)) => Err(sent),
+        (_, Err(received)) => Err(incomplete(received)),
+    }
+}
+
+/// Renders `[====>    ]` in `width` columns; empty for an unknown share.
+pub(super) fn bar(share: Option<(u64, u64)>, width: usize) -> String {
+    let inside = width.saturating_sub(2);
+    let filled = share
+        .map_or(0, |(done, total)| (u128::from(done.min(total)) * inside as u128 / u128::from(total.max(1))) as usize);
+    let head = if filled > 0 && filled < inside { ">" } else { "" };
+    let done = "=".repeat(filled.saturating_sub(head.len()));
+    format!("[{:inside$}]", format!("{done}{head}"))
+}
+
 /// Renders `writing  [=====>      ]  12.0 of 40.1 MiB  8.0 MiB/s`.
 fn progress_line(label: &str, bytes: u64, total: Option<u64>, elapsed: Duration, width: usize) -> String {
     let speed = match elapsed.as_secs_f64() {
@@ -116,13 +142,7 @@ fn progress_line(label: &str, bytes: u64, total: Option<u64>, elapsed: Duration,
     };
     let available = width.saturating_sub(label.chars().count() + progress.chars().count() + 4);
     let line = match total.filter(|total| *total > 0 && available >= MIN_BAR_WIDTH) {
-        Some(total) => {
-            let inside = available.min(MAX_BAR_WIDTH) - 2;
-            let filled = (u128::from(bytes.min(total)) * inside as u128 / u128::from(total)) as usize;
-            let head = if filled > 0 && filled < inside { ">" } else { "" };
-            let done = "=".repeat(filled - head.len());
-            format!("{label}  [{:inside$}]  {progress}", format!("{done}{head}"))
-        }
+        Some(total) => format!("{label}  {}  {progress}", bar(Some((bytes, total)), available.min(MAX_BAR_WIDTH))),
         None => format!("{label}  {progress}"),
     };
     line.chars().take(width).collect()

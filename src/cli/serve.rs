@@ -13,7 +13,7 @@ use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use super::service::ServiceManager;
-use super::{CommonOptions, catch_file_size_signal, print_line, runtime};
+use super::{CommonOptions, catch_file_size_signal, print_json, print_line, runtime};
 use crate::app::{App, Reloaded, RunningApp, StartSettings};
 use crate::config::{self, Config, Problems};
 use crate::protocol::client_config::ClientRoute;
@@ -21,7 +21,7 @@ use crate::protocol::client_config::ClientRoute;
 #[derive(Debug, Args)]
 pub(super) struct Serve {
     #[command(flatten)]
-    common: CommonOptions,
+    pub(super) common: CommonOptions,
     /// Contact no upstream; serve what is stored
     #[arg(long)]
     offline: bool,
@@ -31,10 +31,6 @@ pub(super) struct Serve {
 }
 
 impl Serve {
-    pub(super) fn common(&self) -> &CommonOptions {
-        &self.common
-    }
-
     pub(super) fn run(self) -> anyhow::Result<()> {
         let config = self.load_config(self.common.config.as_deref())?;
         let runtime = runtime().context("the runtime would not start")?;
@@ -135,7 +131,7 @@ async fn print_startup(app: &App, config: &Config, common: &CommonOptions) -> an
             "listen": app.address(), "admin": app.admin_address(), "base": app.base(), "store": config.store.path,
             "config": source, "offline": config.network.offline, "client_config": paste,
         });
-        print_line(&startup.to_string());
+        print_json(&startup);
         return Ok(());
     }
     let version = env!("CARGO_PKG_VERSION");

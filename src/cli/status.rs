@@ -2,22 +2,20 @@
 //! the store alone.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use anyhow::{Context, anyhow};
 use bytesize::ByteSize;
 
-use super::larder::ask_running;
+use super::larder::{LocalLarder, ask_if_running, on_store, parse};
 use super::text::{TextPage, escape_for_terminal, format_seconds, format_timestamp, percent, plural, width_of_stdout};
-use super::{CommonOptions, print_line, runtime};
+use super::{CommonOptions, print_json, print_line, runtime};
 use crate::address::{Hostname, PackageRef};
-use crate::app::{self, StartSettings};
 use crate::bundle::BundleKeyIds;
-use crate::http::admin_client::{self, AdminClientError};
+use crate::http::admin_client;
 use crate::jobs::job_report::JobState;
 use crate::jobs::{LastRun, Recurring, RecurringState};
 use crate::mirror::{Alarm, AlarmKind, LastBundle, Status, StoreFailure, StoreState, UpstreamState};
 use crate::protocol::admin::{SinceStart, StatusReport};
-use crate::store::Store;
 
 /// Maximum number of entries shown of each list.
 const MAX_LISTED: usize = 20;
@@ -25,31 +23,22 @@ const MAX_LISTED: usize = 20;
 pub(super) fn run(common: &CommonOptions) -> anyhow::Result<()> {
     let (config, _) = common.load()?;
     let report = runtime()?.block_on(async {
-        let response =
-            ask_running(&config, async |address, token| admin_client::get(address, "/admin/v1/status", token).await);
-        match response.await {
-            Ok(body) => {
-                serde_json::from_slice::<StatusReport>(&body).context("the running larder is of another version")
+        let answer =
+            ask_if_running(&config, async |address, token| admin_client::get(address, "/admin/v1/status", token).await);
+        match answer.await? {
+            Some(body) => parse::<StatusReport>(&body),
+            None => {
+                on_store(&config, async |LocalLarder { mirror, store, clock }| {
+                    let warm_ups = Recurring::states_from_store(Arc::clone(store), clock, &config).await;
+                    let (mirror, bundle_keys) = (mirror.operations.status(), config.bundle.ids());
+                    Ok(StatusReport { mirror, since_start: None, warm_ups, bundle_keys })
+                })
+                .await
             }
-            Err(AdminClientError::NotRunning(_)) if !Store::exists(&config.store.path)? => {
-                let path = config.store.path.display();
-                Err(anyhow!("no larder runs here, and there is no store in {path} yet; `larder serve` creates it"))
-            }
-            Err(AdminClientError::NotRunning(_)) => {
-                let settings = StartSettings::default();
-                let (mirror, store, _) = app::mirror(&config, &settings)?;
-                let warm_ups = Recurring::states_from_store(store, &settings.clock, &config).await;
-                let bundle_keys = config.bundle.ids();
-                let report =
-                    StatusReport { mirror: mirror.operations.status(), since_start: None, warm_ups, bundle_keys };
-                mirror.library.close().await?;
-                Ok(report)
-            }
-            Err(error) => Err(error.into()),
         }
     })?;
     if common.json {
-        print_line(&serde_json::to_string(&report)?);
+        print_json(&report);
     } else {
         print_line(&page(&report, &config.default_host(), width_of_stdout()));
     }

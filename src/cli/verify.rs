@@ -2,15 +2,13 @@
 
 use std::io::{IsTerminal, Write};
 
-use anyhow::Context;
 use bytesize::ByteSize;
 
-use super::larder::{ask_running, require_store};
+use super::larder::{on_store, watch_if_running};
 use super::text::plural;
-use super::{CommonOptions, print_error, print_line, runtime};
-use crate::app::{self, StartSettings};
+use super::{CommonOptions, print_error, print_json, print_line, runtime};
 use crate::config::Config;
-use crate::http::admin_client::{self, AdminClientError};
+use crate::http::admin_client;
 use crate::mirror::{DamageFinding, DamagedArchive, RepairOutcome, VerifyEvent};
 
 /// Step between two progress lines without a terminal, in percent.
@@ -26,29 +24,22 @@ pub(super) fn run(common: &CommonOptions) -> anyhow::Result<bool> {
 }
 
 async fn verify(config: &Config, report: &mut VerifyReporter) -> anyhow::Result<()> {
-    let mut parse_error = None;
-    let read_line = |line: &[u8]| match serde_json::from_slice(line) {
-        Ok(step) => report.report(&step),
-        Err(error) => parse_error = Some(error),
-    };
-    let response = ask_running(config, async |address, token| {
-        admin_client::post_lines(address, "/admin/v1/verify", token, read_line).await
-    });
-    match response.await {
-        Ok(()) => {}
-        Err(AdminClientError::NotRunning(_)) => {
-            require_store(config)?;
-            let settings = StartSettings::default();
-            let (mirror, _, _) = app::mirror(config, &settings)?;
-            let mut steps = mirror.operations.verify(&mirror.runtime.job_context(settings.clock.now()))?;
-            while let Some(step) = steps.recv().await {
-                report.report(&step);
-            }
-            mirror.library.close().await?;
-        }
-        Err(error) => return Err(error.into()),
+    let is_verified = watch_if_running(
+        config,
+        |step| report.report(&step),
+        async |address, token, on_line| admin_client::post_lines(address, "/admin/v1/verify", token, on_line).await,
+    );
+    if is_verified.await? {
+        return Ok(());
     }
-    parse_error.map_or(Ok(()), |error| Err(error).context("the running larder is of another version"))
+    on_store(config, async |larder| {
+        let mut steps = larder.mirror.operations.verify(&larder.call())?;
+        while let Some(step) = steps.recv().await {
+            report.report(&step);
+        }
+        Ok(())
+    })
+    .await
 }
 
 /// Prints verify events as lines or JSON.
@@ -65,10 +56,7 @@ struct VerifyReporter {
 impl VerifyReporter {
     fn report(&mut self, step: &VerifyEvent) {
         if self.json {
-            match serde_json::to_string(step) {
-                Ok(line) => print_line(&line),
-                Err(error) => print_error(&error.to_string()),
-            }
+            print_json(step);
         } else {
             self.show(step);
         }

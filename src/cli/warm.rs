@@ -17,7 +17,7 @@ use super::larder::JobRunner;
 use super::order::OrderArgs;
 use super::progress::TerminalLines;
 use super::text::{width_of_stderr, width_of_stdout};
-use super::{CommonOptions, Interrupted, catch_file_size_signal, print_error, print_line, runtime};
+use super::{CommonOptions, Interrupted, block_on, catch_file_size_signal, print_error, print_json, print_line};
 use crate::address::Hostname;
 use crate::config::Config;
 use crate::http::admin_client::AdminClientError;
@@ -32,7 +32,7 @@ const POLL_INTERVAL_PER_ITEM: Duration = Duration::from_micros(200);
 #[derive(Debug, Args)]
 pub(super) struct Warm {
     #[command(flatten)]
-    common: CommonOptions,
+    pub(super) common: CommonOptions,
     #[command(flatten)]
     order: OrderArgs,
     /// Exempt the fetched packages from eviction
@@ -41,22 +41,13 @@ pub(super) struct Warm {
 }
 
 impl Warm {
-    pub(super) fn common(&self) -> &CommonOptions {
-        &self.common
-    }
-
     /// Runs the job; returns true if everything is stored now.
     pub(super) fn run(self) -> anyhow::Result<bool> {
         let (config, _) = self.common.load()?;
         let mut order = self.order.to_order(&config.default_host())?;
         order.pin |= self.pin;
-        let runtime = runtime()?;
         let output = if self.common.json { WarmOutput::Json } else { WarmOutput::Lines };
-        let warmed =
-            runtime.block_on(warm_and(&config, &order, output, async |_, job| Ok(job.state == JobState::Done)));
-        // A background read or hash may still run; its result is not needed.
-        runtime.shutdown_timeout(Duration::from_secs(1));
-        warmed
+        block_on(warm_and(&config, &order, output, async |_, job| Ok(job.state == JobState::Done)))
     }
 }
 
@@ -187,7 +178,7 @@ impl WatchedJob<'_> {
         }
         drop(display);
         match output {
-            WarmOutput::Json => print_line(&serde_json::to_string(&self.job)?),
+            WarmOutput::Json => print_json(&self.job),
             WarmOutput::Lines => {
                 notes(&self.job, width_of_stdout()).iter().for_each(|notes| print_line(notes));
                 print_line(&summary(&self.job, self.began.elapsed()));

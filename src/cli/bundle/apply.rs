@@ -2,30 +2,28 @@
 //! the outcome of each entry.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use bytesize::ByteSize;
 use clap::Args;
 
-use super::super::larder::ask_running;
+use super::super::larder::{on_new_store, watch_if_running};
 use super::super::progress::{ByteCounter, ProgressTask};
 use super::super::text::{TextPage, escape_for_terminal, format_seconds, format_timestamp, plural, width_of_stdout};
-use super::super::{CommonOptions, catch_file_size_signal, print_error, print_line, runtime};
+use super::super::{CommonOptions, block_on, catch_file_size_signal, print_error, print_json, print_line};
 use super::files::BundleSource;
 use super::require_loaded;
 use crate::address::Hostname;
-use crate::app::{self, StartSettings};
 use crate::bundle::{ApplyEvent, ApplyOutcome, BundleReader, BundleTrust, EntryOutcome, Receipt, SignatureStatus};
 use crate::config::Config;
-use crate::http::admin_client::{self, AdminClientError};
+use crate::http::admin_client;
 use crate::mirror::ApplyOptions;
 use crate::protocol::admin::bundle::{APPLY, TAR, apply_options, query_of};
 
 #[derive(Debug, Args)]
 pub(super) struct Apply {
     #[command(flatten)]
-    common: CommonOptions,
+    pub(super) common: CommonOptions,
     /// File of the bundle, or folder of its parts
     #[arg(value_name = "IN")]
     bundle: PathBuf,
@@ -38,10 +36,6 @@ pub(super) struct Apply {
 }
 
 impl Apply {
-    pub(super) fn common(&self) -> &CommonOptions {
-        &self.common
-    }
-
     /// Applies the bundle; returns true if nothing was refused.
     pub(super) fn run(self) -> anyhow::Result<bool> {
         let (config, _) = self.common.load()?;
@@ -60,17 +54,14 @@ impl Apply {
                 Some(opened.with_context(|| escape_for_terminal(&bundle_name.to_string()))?)
             }
         };
-        let runtime = runtime()?;
-        let applied = runtime.block_on(async {
+        block_on(async {
             if let Some(SignatureStatus::UntrustedKey(key)) = opened.as_ref().map(|opened| &opened.signature_status)
                 && !self.unsigned
             {
                 require_loaded(&config, key).await?;
             }
             self.apply(&config, &source, &query, options).await
-        });
-        runtime.shutdown_timeout(Duration::from_secs(1));
-        applied
+        })
     }
 
     async fn apply(
@@ -98,39 +89,24 @@ async fn apply(
     options: ApplyOptions,
     report: &mut ApplyReporter,
 ) -> anyhow::Result<()> {
-    let (path, upload, mut parse_error) = (format!("{APPLY}{query}"), source.open()?, None);
-    let read_line = |line: &[u8]| match serde_json::from_slice(line) {
-        Ok(step) => report.show(step),
-        Err(error) => parse_error = Some(error),
-    };
-    let response = ask_running(config, async |address, token| {
-        admin_client::upload(address, &path, token, TAR, upload, read_line).await
-    });
-    match response.await {
-        Ok(()) => {}
-        Err(AdminClientError::NotRunning(_)) => return apply_in_process(config, source, options, report).await,
-        Err(error) => return Err(error.into()),
+    let (path, upload) = (format!("{APPLY}{query}"), source.open()?);
+    let is_applied = watch_if_running(
+        config,
+        |step| report.show(step),
+        async |address, token, on_line| admin_client::upload(address, &path, token, TAR, upload, on_line).await,
+    );
+    if is_applied.await? {
+        return Ok(());
     }
-    parse_error.map_or(Ok(()), |error| Err(error).context("the running larder is of another version"))
-}
-
-async fn apply_in_process(
-    config: &Config,
-    source: &BundleSource,
-    options: ApplyOptions,
-    report: &mut ApplyReporter,
-) -> anyhow::Result<()> {
-    let settings = StartSettings::default();
-    // Applying a bundle may create the store.
-    let (mirror, _, _) = app::mirror(config, &settings)?;
-    let (mut steps, applied) = mirror.transfers.spawn_apply(source.open()?, options, settings.clock);
-    while let Some(step) = steps.recv().await {
-        report.show(step);
-    }
-    let applied = applied.await.context("applying the bundle ended unexpectedly")?;
-    mirror.library.close().await.context("the store would not close")?;
-    applied?;
-    Ok(())
+    on_new_store(config, async |larder| {
+        let (mut steps, applied) = larder.mirror.transfers.spawn_apply(source.open()?, options, larder.clock.clone());
+        while let Some(step) = steps.recv().await {
+            report.show(step);
+        }
+        applied.await.context("applying the bundle ended unexpectedly")??;
+        Ok(())
+    })
+    .await
 }
 
 /// Prints apply events as lines or JSON.
@@ -144,10 +120,7 @@ struct ApplyReporter {
 impl ApplyReporter {
     fn show(&mut self, step: ApplyEvent) {
         if self.json {
-            match serde_json::to_string(&step) {
-                Ok(line) => print_line(&line),
-                Err(error) => print_error(&error.to_string()),
-            }
+            print_json(&step);
         }
         match step {
             ApplyEvent::Begun { entries, bytes } if !self.json => {

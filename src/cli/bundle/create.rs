@@ -4,42 +4,35 @@ use std::io;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
-use bytes::Bytes as Body;
 use bytesize::ByteSize;
 use clap::Args;
 
 use super::super::larder::JobRunner;
-use super::super::order::OrderOptions;
-use super::super::progress::{ByteCounter, CountingIo, ProgressTask};
+use super::super::order::OrderFor;
+use super::super::progress::{CountingIo, through_pipe};
 use super::super::text::{escape_for_terminal, plural};
 use super::super::warm::{WarmOutput, warm_and};
-use super::super::{CommonOptions, print_error, print_line, runtime};
+use super::super::{CommonOptions, block_on, print_error, print_json, print_line};
 use super::files::{self, BundleDestination, BundleOutput, BundleSource, WrittenBundle};
 use super::require_signing_key;
 use crate::bundle::{BundleEntry, BundleReader, BundleTrust, Inventory, MIN_PART_BYTES, Manifest, SignatureStatus};
 use crate::clock::{Clock, Timestamp};
 use crate::config::Config;
-use crate::http::admin_client;
-use crate::jobs::JobId;
 use crate::jobs::job_report::{Job, JobState};
+use crate::mirror::Mirror;
 use crate::protocol::admin::bundle::{BUNDLE, BundleRequest};
 
 #[derive(Debug, Args)]
 pub(super) struct Create {
     #[command(flatten)]
-    common: CommonOptions,
+    pub(super) common: CommonOptions,
     /// File of the bundle; with --part-size, the folder for its parts
     #[arg(value_name = "OUT")]
     out: PathBuf,
-    /// Address with a constraint, .terraform.lock.hcl, folder in which init runs, .tar of such folders, or .json
-    /// printed by `larder missing`; repeatable
-    #[arg(long = "for", value_name = "WHAT", required = true)]
-    order_args: Vec<String>,
     #[command(flatten)]
-    options: OrderOptions,
+    order: OrderFor,
     /// Omit the archives listed in this inventory, which `larder inventory` printed at the destination
     #[arg(long, value_name = "INVENTORY")]
     since: Option<PathBuf>,
@@ -63,14 +56,10 @@ fn part_size(text: &str) -> Result<ByteSize, String> {
 }
 
 impl Create {
-    pub(super) fn common(&self) -> &CommonOptions {
-        &self.common
-    }
-
     /// Writes the bundle; returns true if it holds the whole order.
     pub(super) fn run(self) -> anyhow::Result<bool> {
         let (config, _) = self.common.load()?;
-        let order = self.options.to_order(&self.order_args, &config.default_host())?;
+        let order = self.order.to_order(&config.default_host())?;
         let since = self.since.as_deref().map(|path| {
             let inventory = Inventory::read(&files::read(path)?);
             inventory.map_err(|bad| anyhow!("{}: {bad}", path.display()))
@@ -78,17 +67,14 @@ impl Create {
         let since = since.transpose()?;
         // A bad destination is reported before anything is fetched.
         let out = BundleDestination::at(&self.out, self.part_size.map(|size| size.as_u64()))?;
-        let runtime = runtime()?;
         let output = if self.common.json { WarmOutput::Quiet } else { WarmOutput::Lines };
-        let result = runtime.block_on(async {
+        block_on(async {
             if !self.unsigned {
                 require_signing_key(&config).await?;
             }
             warm_and(&config, &order, output, async |runner, job| self.write(&config, runner, job, since, out).await)
                 .await
-        });
-        runtime.shutdown_timeout(Duration::from_secs(1));
-        result
+        })
     }
 
     async fn write(
@@ -104,24 +90,13 @@ impl Create {
         }
         let (target, created) = BundleOutput::begin(out, Clock::system().now())?;
         let _temp_file_guard = target.temp_file_guard();
-        let (bytes, is_delta) = (ByteCounter::default(), since.is_some());
         let sizes = job.items.iter().filter_map(|item| item.size_bytes);
         // An estimate: the documents of the bundle add a little.
-        let total = if is_delta { None } else { Some(sizes.fold(0, u64::saturating_add)) };
-        let progress = ProgressTask::begin("writing", &bytes, total);
+        let total = if since.is_some() { None } else { Some(sizes.fold(0, u64::saturating_add)) };
         let request = BundleRequest { job: job.id.clone(), since, partial: self.partial, created: Some(created) };
-        let (reader, inner) = io::pipe()?;
-        let receiving = tokio::task::spawn_blocking(move || target.write_from(reader));
-        let sent = write_bundle(config, runner, request, created, CountingIo { inner, bytes }).await;
-        let received = receiving.await;
-        progress.end().await;
-        let written = match (sent, received?) {
-            (Ok(()), Ok(target)) => target.end()?,
-            // A broken transfer truncates the bundle; the sender's error is the cause.
-            (Err(sent), Err(received)) if received.kind() == io::ErrorKind::UnexpectedEof => return Err(sent),
-            (Err(sent), Ok(_)) => return Err(sent),
-            (_, Err(received)) => return Err(received.into()),
-        };
+        let send = async |output| write_bundle(config, runner, request, created, output).await;
+        let receive = move |reader| target.write_from(reader);
+        let written = through_pipe("writing", total, send, receive, anyhow::Error::from).await?.end()?;
         self.print(&written)?;
         Ok(job.state == JobState::Done)
     }
@@ -145,7 +120,7 @@ impl Create {
                 "since": manifest.since, "signed_by": key, "created": manifest.created, "parts": parts,
                 "bytes_there_already": reused, "written_again": rewritten,
             });
-            print_line(&output.to_string());
+            print_json(&output);
             return Ok(());
         }
         let (out, size) = (escape_for_terminal(&self.out.display().to_string()), ByteSize(bytes));
@@ -183,27 +158,19 @@ async fn write_bundle(
     created: Timestamp,
     output: CountingIo<io::PipeWriter>,
 ) -> anyhow::Result<()> {
-    match runner {
-        JobRunner::Running { address, token } => {
-            let body = Body::from(serde_json::to_vec(&request)?);
-            let sent = admin_client::download(*address, BUNDLE, token.as_deref(), body, output).await;
-            Ok(sent.map(drop)?)
-        }
-        JobRunner::InProcess { mirror, jobs, .. } => {
-            let stored = JobId::parse(&request.job)
-                .and_then(|id| jobs.stored_archives(id))
-                .context("the job no longer exists")?;
-            let (mirror, key) = (Arc::clone(mirror), config.bundle.signing.clone());
-            let writing = tokio::task::spawn_blocking(move || {
-                let gathered = mirror.transfers.gather(stored, request.since.as_ref(), request.partial, created)?;
-                for missing in &gathered.missing {
-                    print_error(&format!("omitted: {missing}"));
-                }
-                Ok(mirror.transfers.write_bundle(&gathered, key.as_ref(), output).map(drop)?)
-            });
-            writing.await.context("writing the bundle ended unexpectedly")?
-        }
-    }
+    let write = async |mirror: &Arc<Mirror>, stored, output| {
+        let (mirror, key) = (Arc::clone(mirror), config.bundle.signing.clone());
+        let (since, partial) = (request.since.clone(), request.partial);
+        let writing = tokio::task::spawn_blocking(move || {
+            let gathered = mirror.transfers.gather(stored, since.as_ref(), partial, created)?;
+            for missing in &gathered.missing {
+                print_error(&format!("omitted: {missing}"));
+            }
+            Ok(mirror.transfers.write_bundle(&gathered, key.as_ref(), output).map(drop)?)
+        });
+        writing.await.context("writing the bundle ended unexpectedly")?
+    };
+    runner.write(BUNDLE, &request, output, write, &request.job).await
 }
 
 /// Numbers of archives in a bundle, and of those left out for an inventory.

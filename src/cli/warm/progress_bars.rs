@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bytesize::ByteSize;
 
+use super::super::progress::{MAX_BAR_WIDTH, bar};
 use super::super::text::{TextPage, escape_for_terminal, format_seconds, plural};
 use crate::address::{Hostname, PackageRef};
 use crate::jobs::job_report::{ItemState, Job, JobItem, JobState};
@@ -13,7 +14,6 @@ use crate::jobs::job_report::{ItemState, Job, JobItem, JobState};
 const SPEED_WINDOW: Duration = Duration::from_secs(5);
 /// Maximum number of progress bars shown at once.
 const MAX_BARS: usize = 8;
-const MAX_BAR_WIDTH: usize = 40;
 /// Shortest bar; names are shortened to keep it.
 const MIN_BAR_WIDTH: usize = 6;
 /// Columns for the longest size text, `700.0 KiB of 2.0 GiB`.
@@ -94,16 +94,6 @@ fn bytes_of_size(bytes: u64, size: u64) -> String {
         (Some((number, unit)), Some((_, total_unit))) if unit == total_unit => format!("{number} of {total}"),
         _ => format!("{arrived} of {total}"),
     }
-}
-
-/// Renders `[====>    ]`; empty for an unknown share.
-fn bar(share: Option<(u64, u64)>, width: usize) -> String {
-    let inside = width.saturating_sub(2);
-    let filled = share
-        .map_or(0, |(done, total)| (u128::from(done.min(total)) * inside as u128 / u128::from(total.max(1))) as usize);
-    let head = if filled > 0 && filled < inside { ">" } else { "" };
-    let done = "=".repeat(filled.saturating_sub(head.len()));
-    format!("[{:inside$}]", format!("{done}{head}"))
 }
 
 fn full_name(item: &JobItem, host: &Hostname) -> String {

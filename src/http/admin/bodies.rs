@@ -20,7 +20,7 @@ use super::super::response;
 use crate::address::Hostname;
 use crate::mirror::Mirror;
 use crate::protocol::admin::order::{NamedText, OrderRequest};
-use crate::protocol::admin::order_query::OrderQuery;
+use crate::protocol::admin::order::OrderQuery;
 use crate::requirements::{self, Files, Order, lock_file};
 
 /// Size limit of the body of a command.

@@ -17,7 +17,7 @@ use crate::jobs::JobId;
 use crate::jobs::job_report::JobState;
 use crate::mirror::{ApplyError, Export, GatherError, GatheredBundle, TransferPermit};
 use crate::protocol::admin::bundle::{BundleRequest, TAR, apply_options};
-use crate::protocol::admin::trees::{ExportRequest, parse_unsigned_query};
+use crate::protocol::admin::bundle::{ExportRequest, parse_unsigned_query};
 use crate::protocol::admin::warm::no_job;
 use crate::protocol::route::Api;
 use crate::store::StoreError;
