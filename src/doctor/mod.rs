@@ -2,7 +2,6 @@
 //! clients of this machine use it. Changes nothing, and limits every wait.
 
 mod client;
-mod identify_server;
 mod listener;
 mod machine;
 mod running;

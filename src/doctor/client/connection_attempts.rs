@@ -5,8 +5,9 @@ use url::Url;
 use super::environment::proxied_by;
 use super::{Check, ClientChecks, OVERRIDE};
 use crate::address::Hostname;
-use crate::doctor::identify_server::{Identified, ProbedService, ServerKind, identify_server};
-use crate::doctor::listener::{certificate_advice, is_own_listener};
+use crate::doctor::listener::{
+    Identified, ProbedService, ServerKind, certificate_advice, identify_server, is_own_listener,
+};
 use crate::doctor::running::LarderState;
 use crate::http::probe_client::ProbeError;
 use crate::protocol::route::{MIRROR_BASE, providers_base};

@@ -8,8 +8,7 @@ use super::connection_attempts::{OTHER_HOST, PATH, SLASH, UrlProbe, host_of_base
 use super::{Check, ClientChecks, ClientFiles, OVERRIDE, default_host};
 use crate::address::Hostname;
 use crate::doctor::PROBE_TIMEOUT;
-use crate::doctor::identify_server::{Identified, ProbedService, ServerKind, identify_server};
-use crate::doctor::listener::is_own_listener;
+use crate::doctor::listener::{Identified, ProbedService, ServerKind, identify_server, is_own_listener};
 use crate::http::probe_client::probe;
 use crate::protocol::route::{Route, modules_base};
 use crate::requirements::cli_config::Coverage;
