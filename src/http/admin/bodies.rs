@@ -19,8 +19,8 @@ use super::super::body::{Body, PipeReceiver, pipe};
 use super::super::response;
 use crate::address::Hostname;
 use crate::mirror::Mirror;
-use crate::protocol::admin::order::{NamedText, OrderRequest};
 use crate::protocol::admin::order::OrderQuery;
+use crate::protocol::admin::order::{NamedText, OrderRequest};
 use crate::requirements::{self, Files, Order, lock_file};
 
 /// Size limit of the body of a command.

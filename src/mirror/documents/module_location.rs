@@ -182,7 +182,10 @@ pub(in crate::mirror) fn subdir_in_archive(
 }
 
 /// A subfolder as written in a location.
-pub(in crate::mirror) fn subdir_text(package: &ModulePackage, subdir: &crate::packaging::TreePath) -> Result<String, Error> {
+pub(in crate::mirror) fn subdir_text(
+    package: &ModulePackage,
+    subdir: &crate::packaging::TreePath,
+) -> Result<String, Error> {
     let text =
         std::str::from_utf8(subdir.as_bytes()).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_graphic()));
     text.map(str::to_owned).ok_or_else(|| {
