@@ -5,10 +5,10 @@
 //! ```text
 //! main -> cli -> app -> http -> protocol -> mirror -> upstream
 //!                  \--> jobs ---------------^  |----> store
-//!                                              '----> verify, pack
+//!                                              '----> verify, packaging
 //! ```
 //!
-//! A request becomes a [`protocol::route::Route`]. The [`mirror::Mirror`] answers the route: it serves stored data,
+//! A request becomes a [`protocol::route::Route`]. A service of the [`mirror::Mirror`] answers the route: it serves stored data,
 //! revalidates it, or fills. Every fill is verified before it is stored.
 
 pub mod address;

@@ -98,7 +98,7 @@ impl TrackedJob {
     }
 
     /// The job to change outside its items; marks it as changed in this revision.
-    pub(super) fn head_mut(&mut self) -> &mut Job {
+    pub(super) fn job_fields_mut(&mut self) -> &mut Job {
         self.head_revision = self.revision;
         &mut self.job
     }

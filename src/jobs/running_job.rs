@@ -177,7 +177,7 @@ impl RunningJob {
 
     /// The job's packages to pin or unpin now. The setting also applies to packages still to be fetched.
     pub(super) async fn to_pin(&self, pin: PinChange) -> Vec<ToPin> {
-        self.update(|tracked| tracked.head_mut().pin = pin == PinChange::Set);
+        self.update(|tracked| tracked.job_fields_mut().pin = pin == PinChange::Set);
         self.write().await;
         let tracked = self.tracked.lock();
         let items = tracked.job.items.iter().zip(&tracked.subjects).map(|(item, item_subject)| ToPin {
@@ -206,7 +206,7 @@ impl RunningJob {
     /// Marks the requirements as resolved, with the lists that upstream did not confirm.
     pub(super) fn mark_resolved(&self, unconfirmed: Vec<String>) {
         self.update(|tracked| {
-            let job = tracked.head_mut();
+            let job = tracked.job_fields_mut();
             (job.resolving, job.unconfirmed) = (false, unconfirmed);
         });
     }

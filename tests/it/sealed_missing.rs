@@ -266,7 +266,7 @@ async fn requests_for_nonexistent_packages_fill_a_bounded_table() {
     assert!(std::fs::metadata(folder.path().join("v1/missing.json")).unwrap().len() < 300_000);
 }
 
-/// A larder behind an offline larder: the inner one records the requests of the outer one.
+/// An offline larder as the upstream of another larder: it records what the other one requests.
 #[tokio::test]
 async fn a_sealed_larder_records_requests_of_a_larder_behind_it() {
     let fixture = registry_with_packages().await;

@@ -200,7 +200,7 @@ async fn the_number_of_jobs_is_limited() {
     fixture.get(&paths[0]).await.expect(404);
 }
 
-/// The archives of these, by a client's document.
+/// Whether each archive is served without a request to upstream. Fills it if not.
 async fn is_stored(larder: &Larder, upstream: &FakeUpstream, name: &str) -> bool {
     let path = larder.archive_path(name, "1.2.0").await;
     let before = upstream.count_of(Target::Archive);
@@ -335,7 +335,7 @@ async fn pin_and_unpin_on_the_command_line_work_with_a_running_larder_and_withou
     assert_eq!((done.outcomes(), done.ok), (vec![(package.as_str(), "unpinned")], true));
 }
 
-/// An archive that fails verification is not pinned, and the report says why.
+/// A package that upstream does not have is not pinned, and the report of the job says why.
 #[tokio::test]
 async fn an_archive_that_was_not_warmed_is_not_pinned_with_its_job() {
     let upstream = upstream_with(&["null"], 100).await;

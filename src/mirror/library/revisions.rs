@@ -47,7 +47,7 @@ impl Library {
         self.revision_of(&address.folded()).fetch_add(1, Ordering::AcqRel);
     }
 
-    /// A counter that grows with each purge of a registry's pages.
+    /// A counter that grows with each purge of a registry's pages. Fetched pages do not change it.
     pub fn revision_of_pages(&self, host: &Hostname) -> u64 {
         self.revision_of(host).load(Ordering::Acquire)
     }

@@ -100,7 +100,7 @@ impl Operations {
     /// Fetches the proof set that an `init` would get for a package.
     ///
     /// # Errors
-    /// Like [`Mirror::warm_list`].
+    /// Like [`Self::warm_list`].
     pub async fn warm_set(
         self: &Arc<Self>,
         package: &Package,
@@ -146,7 +146,7 @@ impl Operations {
     /// fill without reading its bytes.
     ///
     /// # Errors
-    /// Like [`Mirror::warm_list`]; also where the disk cannot store the archive.
+    /// Like [`Self::warm_list`]; also where the disk cannot store the archive.
     pub async fn warm_archive(
         self: &Arc<Self>,
         package: &Package,

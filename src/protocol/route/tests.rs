@@ -110,7 +110,7 @@ fn common_configuration_mistakes_are_explained() {
     }
 }
 
-/// Seed 002: base paths with and without a slash, and `search` in the place of a namespace.
+/// The module protocol's own examples: base paths with and without a slash, and `search` in the place of a namespace.
 #[test]
 fn every_spelling_of_a_page_url_becomes_one_url() {
     let base = "/registry/registry.example/v1";
