@@ -41,7 +41,7 @@ static LARDER: LazyLock<(Arc<MainListener>, TempDir)> = LazyLock::new(|| {
     let (mirror, _, _) = mirror(&config, &StartSettings::default()).expect("a mirror");
     let hosts = config.upstreams.iter().map(|upstream| upstream.host.clone());
     let routes = RouteContext { upstreams: hosts.collect(), default_upstream: config.server.default_upstream.clone() };
-    let config_in_use = mirror.config();
+    let config_in_use = mirror.runtime.config();
     let protocols = Protocols::new(mirror, config_in_use, Mount::new(None), routes, 1 << 20);
     let clients = Clients { allowed: config.server.clients, trusted_proxies: config.server.trusted_proxies };
     (MainListener::new(Arc::new(protocols), RequestMetrics::default(), clients, Clock::system()), folder)
