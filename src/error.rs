@@ -139,14 +139,14 @@ pub enum Error {
         reason: String,
     },
     /// This client has started too many downloads that still run although no client waits for them.
-    Unattended {
+    TooManyUnattendedFills {
         /// The requested archive.
         subject: String,
         /// The number of those downloads.
         running: usize,
     },
     /// A cached copy is not revalidated now, to spare the upstream.
-    Spared(String),
+    RevalidationSkipped(String),
     /// A job may not fetch from this upstream yet, because the upstream asked for a pause.
     HeldBack {
         /// The requested item.
@@ -155,7 +155,7 @@ pub enum Error {
         until: Timestamp,
     },
     /// The item was downloaded for a job but could not be stored.
-    NotKept(String),
+    NotStored(String),
     /// The item is stored and verified, but malformed.
     Unreadable {
         /// The stored item.
@@ -212,18 +212,18 @@ impl Error {
                 .remedied_by("`larder missing` on larder's machine lists what to bring"),
             Self::Sealed(subject) => Explanation::of("this mirror is offline, so no upstream is asked").about(subject),
             Self::Busy { subject, reason } => Explanation::of(reason).about(subject).remedied_by(RETRY_LATER),
-            Self::Unattended { subject, running } => Explanation::of(format!(
+            Self::TooManyUnattendedFills { subject, running } => Explanation::of(format!(
                 "{running} downloads that this client address started and no client waits for are still running"
             ))
             .about(subject)
             .remedied_by("ask again when they have ended"),
-            Self::Spared(subject) => Explanation::of("its upstream has been asked often enough for now")
+            Self::RevalidationSkipped(subject) => Explanation::of("its upstream has been asked often enough for now")
                 .about(subject)
                 .remedied_by(RETRY_LATER),
             Self::HeldBack { subject, .. } => {
                 Explanation::of("its upstream asks for a pause (Retry-After)").about(subject)
             }
-            Self::NotKept(subject) => {
+            Self::NotStored(subject) => {
                 Explanation::of("it was downloaded and is not stored: the store was full, or the disk refused it")
                     .about(subject)
                     .remedied_by("free space on the disk, or raise [store] max_size")
@@ -283,10 +283,10 @@ impl Error {
             Self::Offline(_)
             | Self::Sealed(_)
             | Self::Busy { .. }
-            | Self::Unattended { .. }
-            | Self::Spared(_)
+            | Self::TooManyUnattendedFills { .. }
+            | Self::RevalidationSkipped(_)
             | Self::HeldBack { .. }
-            | Self::NotKept(_)
+            | Self::NotStored(_)
             | Self::Interrupted(_)
             | Self::Store(StoreError::NoRoom { .. } | StoreError::Gone) => Kind::Busy,
             Self::Looped => Kind::Looped,

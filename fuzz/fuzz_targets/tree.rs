@@ -4,7 +4,7 @@
 
 use std::io::Read;
 
-use larder::filesystem_mirror::carried::{ProviderTreeReader, TarEntry};
+use larder::filesystem_mirror::provider_tar::{ProviderTreeReader, TarEntry};
 use larder::filesystem_mirror::index::VersionIndex;
 use larder::filesystem_mirror::{MirrorPath, PathMeaning};
 use libfuzzer_sys::fuzz_target;

@@ -19,10 +19,10 @@
 //! HOST is spelled in Unicode, because clients refuse labels that begin `xn--`, and includes a port. Clients request
 //! the ASCII spelling from a web server. If the two differ, [`folder`] adds a relative link with the ASCII spelling.
 
-pub mod carried;
 pub mod folder;
 pub mod index;
 pub mod layout;
+pub mod provider_tar;
 pub mod receive;
 pub mod send;
 

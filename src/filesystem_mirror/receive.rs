@@ -8,9 +8,9 @@ use std::io::{self, BufReader, Read};
 use bytes::Bytes;
 use serde::Serialize;
 
-use super::carried::{ProviderTreeReader, TarEntry, TarFileContents};
 use super::folder::{MirrorFolder, MirrorFolderError};
 use super::index::{self, ArchiveHashes, ProviderIndex, VersionIndex, to_pretty_json};
+use super::provider_tar::{ProviderTreeReader, TarEntry, TarFileContents};
 use super::{MirrorFileKind, MirrorPath, PathMeaning, SumsScope};
 use crate::address::{Hostname, Package, ProviderAddress, Version};
 use crate::digest::Digest;
@@ -274,7 +274,7 @@ const _: () = assert!(index::MAX_INDEX_BYTES <= MAX_SMALL_FILE_BYTES);
 mod tests {
     use std::io::Cursor;
 
-    use super::super::carried::ProviderTreeWriter;
+    use super::super::provider_tar::ProviderTreeWriter;
     use super::*;
 
     const NULL: &str = "r.example/acme/null";

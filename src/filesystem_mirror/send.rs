@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 
-use super::carried::ProviderTreeWriter;
 use super::folder::{ListedFile, ListedFileKind, MirrorFolder, MirrorFolderError};
 use super::layout::{enclosing_package, enclosing_package_folder};
+use super::provider_tar::ProviderTreeWriter;
 use super::{MirrorFileKind, MirrorPath, Mode, PathMeaning};
 
 /// The files of a tree to send.

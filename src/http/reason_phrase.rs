@@ -144,7 +144,11 @@ mod tests {
             Just(StoreError::Newer { path: path(), found: 9 }),
             Just(StoreError::Gone),
             Just(StoreError::Index(format!("{PRIVATE_PATH}/index is damaged"))),
-            any::<[u64; 3]>().prop_map(|[needed, limit, stays]| StoreError::NoRoom { needed, limit, stays }),
+            any::<[u64; 3]>().prop_map(|[needed, limit, unevictable]| StoreError::NoRoom {
+                needed,
+                limit,
+                unevictable
+            }),
         ]
     }
 
@@ -169,10 +173,10 @@ mod tests {
             foreign_text().prop_map(Error::Offline),
             foreign_text().prop_map(Error::Sealed),
             [foreign_text(), foreign_text()].prop_map(|[subject, reason]| Error::Busy { subject, reason }),
-            foreign_text().prop_map(|subject| Error::Unattended { subject, running: 16 }),
-            foreign_text().prop_map(Error::Spared),
+            foreign_text().prop_map(|subject| Error::TooManyUnattendedFills { subject, running: 16 }),
+            foreign_text().prop_map(Error::RevalidationSkipped),
             foreign_text().prop_map(|subject| Error::HeldBack { subject, until: Timestamp(0) }),
-            foreign_text().prop_map(Error::NotKept),
+            foreign_text().prop_map(Error::NotStored),
             [foreign_text(), foreign_text()].prop_map(|[subject, reason]| Error::Unreadable { subject, reason }),
             Just(Error::Looped),
             store_error().prop_map(Error::Store),

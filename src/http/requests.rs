@@ -183,7 +183,7 @@ impl Refusal {
             RequestFailure::NoRoute(RouteError::Malformed(_)) => Self::Malformed,
             RequestFailure::NoRoute(_) | RequestFailure::Mirror(Error::UnknownHost(_)) => Self::NoRoute,
             RequestFailure::Mirror(Error::Looped) => Self::Loop,
-            RequestFailure::Mirror(Error::Busy { .. } | Error::Unattended { .. }) => Self::Busy,
+            RequestFailure::Mirror(Error::Busy { .. } | Error::TooManyUnattendedFills { .. }) => Self::Busy,
             RequestFailure::Mirror(Error::Offline(_) | Error::Sealed(_)) => Self::Offline,
             RequestFailure::Mirror(_) => return None,
         })

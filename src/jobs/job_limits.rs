@@ -130,7 +130,7 @@ impl<'a> RetryPolicy<'a> {
             let result = step(Arc::new(ArchivePermit { limits: self.limits, permit })).await;
             let retry_at = match result.as_ref().err().and_then(AsError::as_error) {
                 Some(Error::HeldBack { .. }) if self.urgency == Urgency::Plan => return result,
-                Some(Error::Spared(_) | Error::Busy { .. })
+                Some(Error::RevalidationSkipped(_) | Error::Busy { .. })
                     if self.urgency == Urgency::Plan && retries >= MAX_PLAN_RETRIES =>
                 {
                     return result;
@@ -143,7 +143,7 @@ impl<'a> RetryPolicy<'a> {
                     let pause = LOCAL_LIMIT_PAUSE.saturating_mul(retries).min(MAX_RATE_LIMIT_PAUSE);
                     self.clock.now().after(pause).max(*until)
                 }
-                Some(Error::Spared(_) | Error::Busy { .. })
+                Some(Error::RevalidationSkipped(_) | Error::Busy { .. })
                     if !self.has_stalled(*delayed_since.get_or_insert_with(|| self.clock.now())) =>
                 {
                     retries = retries.saturating_add(1);

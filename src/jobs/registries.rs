@@ -162,9 +162,9 @@ impl ItemAvailability {
         match error {
             Error::Offline(_) => Self::NeedsBundle,
             Error::HeldBack { .. }
-            | Error::Spared(_)
+            | Error::RevalidationSkipped(_)
             | Error::Busy { .. }
-            | Error::Unattended { .. }
+            | Error::TooManyUnattendedFills { .. }
             | Error::Slow(_)
             | Error::Interrupted(_) => Self::Unknown,
             Error::Upstream(error) => match &error.fault {
@@ -187,7 +187,7 @@ impl ItemAvailability {
             | Error::Unverified { .. }
             | Error::Unaccepted { .. }
             | Error::Sealed(_)
-            | Error::NotKept(_)
+            | Error::NotStored(_)
             | Error::Unreadable { .. }
             | Error::Looped
             | Error::Store(_) => Self::Unavailable,

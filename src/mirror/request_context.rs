@@ -283,7 +283,7 @@ impl Runtime {
             return Err(Error::HeldBack { subject: subject.to_owned(), until });
         }
         let has_room = call.config.outbound.spend(host, BudgetPurpose::Job, requests, call.now);
-        if has_room { Ok(()) } else { Err(Error::Spared(subject.to_owned())) }
+        if has_room { Ok(()) } else { Err(Error::RevalidationSkipped(subject.to_owned())) }
     }
 
     /// Charges a revalidation to the upstream's rate budget. A fetch of something that is not stored is free.
@@ -302,7 +302,7 @@ impl Runtime {
             {
                 Ok(())
             }
-            FetchReason::Revalidate => Err(Error::Spared(subject.to_owned())),
+            FetchReason::Revalidate => Err(Error::RevalidationSkipped(subject.to_owned())),
         }
     }
 

@@ -38,7 +38,7 @@ pub enum StoreError {
     Index(String),
     /// The bytes do not fit, even after everything that can be evicted is removed.
     #[error(
-        "{needed} bytes do not fit: the limit of the store is {limit} bytes ([store] max_size, or the disk), of which {stays} cannot be evicted, because they are pinned or belong to a bundle that is being applied"
+        "{needed} bytes do not fit: the limit of the store is {limit} bytes ([store] max_size, or the disk), of which {unevictable} cannot be evicted, because they are pinned or belong to a bundle that is being applied"
     )]
     NoRoom {
         /// Bytes needed.
@@ -46,7 +46,7 @@ pub enum StoreError {
         /// Bytes that could be made available: the size limit, or the disk.
         limit: u64,
         /// Bytes that cannot be evicted.
-        stays: u64,
+        unevictable: u64,
     },
 }
 

@@ -157,7 +157,7 @@ async fn a_silent_upstream_costs_the_patience_once() {
     let upstream = upstream_publishing(&names).await;
     let builder = Larder::mirroring(&upstream).upstream_lines("patience = \"400ms\"");
     let larder = larder_with_stale_lists(builder, &upstream, &names).await;
-    let gate = upstream.hold_silent(Target::Versions);
+    let gate = upstream.stall(Target::Versions);
     for name in names {
         assert_stale(&larder, name).await;
     }
@@ -191,7 +191,7 @@ async fn one_revalidation_probes_the_origin_and_others_do_not_wait_for_it() {
     upstream.fault_once(Target::Versions, Fault::Status(502));
     assert_stale(&larder, "null").await;
     larder.clock.advance(seconds(10));
-    let gate = upstream.hold_silent(Target::Versions);
+    let gate = upstream.stall(Target::Versions);
     let (probe, ()) = tokio::join!(larder.versions("null"), async {
         upstream.wait_for(Target::Versions, 2).await;
         for _ in 0..3 {

@@ -140,7 +140,7 @@ async fn a_silent_upstream_delays_a_request_by_patience_and_its_late_answer_is_u
     cache_all_documents(&larder).await;
     upstream.publish(Provider::new("acme", "null").version("1.3.0"));
     upstream.forget_requests();
-    let gate = upstream.hold_silent(Target::Versions);
+    let gate = upstream.stall(Target::Versions);
     larder.clock.advance(seconds(300));
     let start = Instant::now();
     let stale = larder.versions("null").await.expect(200);
@@ -166,7 +166,7 @@ async fn a_response_made_of_several_documents_waits_for_patience_once() {
     }
     let first = larder.get(VERSION_JSON).await.expect(200);
     larder.clock.advance(seconds(24 * 3600));
-    let _gate = upstream.hold_silent(Target::Everything);
+    let _gate = upstream.stall(Target::Everything);
     let timed_get = async |path: &str| {
         let start = Instant::now();
         (larder.get(path).await.expect(200), start.elapsed())

@@ -22,7 +22,7 @@ async fn a_kill_before_the_first_byte_leaves_nothing_and_the_next_start_fetches(
     upstream.publish(large());
     let folder = Folder::new();
     for is_silent in [true, false] {
-        let gate = if is_silent { upstream.hold_silent(Target::Archive) } else { upstream.hold(Target::Archive) };
+        let gate = if is_silent { upstream.stall(Target::Archive) } else { upstream.hold(Target::Archive) };
         upstream.forget_requests();
         let larder = start(&upstream, &folder);
         let path = larder.archive_path("null").await;

@@ -457,7 +457,7 @@ async fn a_508_for_one_clients_cdn_loop_is_not_shared_with_others() {
         let larder = Larder::mirroring(&upstream).start().await;
         let path = if target == Target::Archive { larder.archive_path("null", "1.2.0").await } else { path };
         upstream.fault_once(target.clone(), Fault::Status(508));
-        let gate = upstream.hold_silent(target.clone());
+        let gate = upstream.stall(target.clone());
         let url = format!("{}{path}", larder.base());
         let with_cdn_loop =
             tokio::spawn(send(client().get(&url).header("cdn-loop", "larder;id=1, other, larder;id=2")));

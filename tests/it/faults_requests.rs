@@ -254,7 +254,7 @@ async fn a_storm_of_resets_is_closed_and_delays_no_other_client() {
     // One document is stored and one is not: a stalled upstream must not keep streams that were reset.
     let stored = format!("/registry/{HOST}/v1/providers/acme/null/1.2.0/download/linux/amd64?{}", "a".repeat(100));
     let cold = format!("/registry/{HOST}/v1/providers/acme/absent/versions?{}", "a".repeat(100));
-    let gate = upstream.hold_silent(Target::Versions);
+    let gate = upstream.stall(Target::Versions);
     let storms = join_all([&stored, &stored, &cold, &cold].map(|path| reset_storm(&larder, path, &upstream)));
     let meanwhile = async {
         for _ in 0..20 {

@@ -213,7 +213,7 @@ async fn an_upstream_that_starts_over_aborts_a_pass_through() {
     fixture.upstream.fault(Target::Archive, Fault::RangeIgnored);
     // One truncated response is for the fill, which stops for lack of disk space, and one for the pass-through.
     fixture.upstream.fault_once(Target::Archive, Fault::Truncated(SMALL_BYTES / 2));
-    let gate = fixture.upstream.hold_silent(Target::Archive);
+    let gate = fixture.upstream.stall(Target::Archive);
     let pending_request = tokio::spawn(receive(client().get(fixture.url())));
     fixture.upstream.wait_for(Target::Archive, 1).await;
     fixture.upstream.fault_once(Target::Archive, Fault::Truncated(SMALL_BYTES / 2));

@@ -101,7 +101,7 @@ async fn a_document_that_finds_no_permit_in_time_is_a_503_unless_it_is_stored() 
     let path = larder.archive_path("null", "1.2.0").await;
     upstream.expire_urls();
     larder.get(&path).await.expect(200);
-    let gate = upstream.hold_silent(version_list_target("random"));
+    let gate = upstream.stall(version_list_target("random"));
     let (got, ()) = tokio::join!(larder.versions("random"), async {
         upstream.wait_for(version_list_target("random"), 1).await;
         assert_busy(larder.versions("tls").await, "as many documents are being fetched as may be at one time");
@@ -191,7 +191,7 @@ async fn the_number_of_requests_that_wait_for_upstreams_is_limited() {
     let larder = Larder::mirroring(&upstream).waiting(3).start().await;
     larder.versions("held").await.expect(200);
     let path = larder.archive_path("held", "1.2.0").await;
-    let gate = upstream.hold_silent(Target::Versions);
+    let gate = upstream.stall(Target::Versions);
     let client = client();
     let url = |name| format!("{}/registry/{HOST}/v1/providers/acme/{name}/versions", larder.base());
     let waiting = ["null", "tls", "time"].map(|name| tokio::spawn(send(client.get(url(name)))));
@@ -255,7 +255,7 @@ async fn a_large_list_is_fetched_and_rendered_once_for_all_waiting_clients() {
     upstream.serve_json("/v1/providers/acme/null/versions", &list);
     let folder = tempfile::tempdir().unwrap();
     let larder = Process::start(&Larder::mirroring(&upstream), folder.path());
-    let gate = upstream.hold_silent(Target::Versions);
+    let gate = upstream.stall(Target::Versions);
     let url = format!("{}/registry/{HOST}/v1/providers/acme/null/versions", larder.base());
     let waiting: Vec<_> = (0..CLIENTS).map(|_| tokio::spawn(send(client().get(&url)))).collect();
     let all = CLIENTS as f64;

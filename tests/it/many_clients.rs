@@ -117,7 +117,7 @@ async fn a_hundred_clients_of_a_slow_or_absent_list_cause_one_request() {
     let larder = Larder::mirroring(&upstream).start().await;
     for (name, status) in [("null", 200), ("absent", 404)] {
         let path = format!("/registry/{HOST}/v1/providers/acme/{name}/versions");
-        let gate = upstream.hold_silent(Target::Versions);
+        let gate = upstream.stall(Target::Versions);
         upstream.forget_requests();
         let ((), answers) = tokio::join!(
             async {
@@ -177,7 +177,7 @@ async fn a_client_that_disconnects_cancels_no_download() {
 async fn a_client_that_disconnects_before_the_first_byte_cancels_no_fetch() {
     let (upstream, bytes) = publishing(100_000).await;
     let larder = Larder::mirroring(&upstream).start().await;
-    let gate = upstream.hold_silent(Target::Everything);
+    let gate = upstream.stall(Target::Everything);
     let document = format!("/registry/{HOST}/v1/providers/acme/null/1.2.0/download/linux/amd64");
     let pending_request = tokio::spawn(start_request(larder.base(), &document));
     upstream.wait_for(Target::Discovery, 1).await;
@@ -187,7 +187,7 @@ async fn a_client_that_disconnects_before_the_first_byte_cancels_no_fetch() {
     let path = larder.archive_path("null", "1.2.0").await;
     assert_eq!(upstream.count_of(Target::Document), 1);
 
-    let gate = upstream.hold_silent(Target::Archive);
+    let gate = upstream.stall(Target::Archive);
     let pending_request = tokio::spawn(start_request(larder.base(), &path));
     upstream.wait_for(Target::Archive, 1).await;
     pending_request.abort();

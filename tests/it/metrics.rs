@@ -266,7 +266,7 @@ async fn a_client_that_disconnects_before_its_response_is_counted() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(edition(1));
     let larder = Larder::mirroring(&upstream).start().await;
-    let gate = upstream.hold_silent(Target::Versions);
+    let gate = upstream.stall(Target::Versions);
     let url = format!("{}/registry/{HOST}/v1/providers/acme/null/versions", larder.base());
     let pending_request = tokio::spawn(send(client().get(url)));
     upstream.wait_for(Target::Versions, 1).await;
@@ -373,7 +373,7 @@ async fn waiting_requests_and_running_downloads_are_gauges() {
     upstream.publish(edition(1).size(2_000_000));
     let larder = Larder::mirroring(&upstream).start().await;
     let path = larder.archive_path("null", "1.2.0").await;
-    let gate = upstream.hold_silent(Target::Archive);
+    let gate = upstream.stall(Target::Archive);
     let seen = async {
         upstream.wait_for(Target::Archive, 1).await;
         let exposition = scrape(&larder).await;

@@ -144,7 +144,7 @@ async fn the_new_url_of_an_expired_location_is_fetched() {
     fetch(larder.base(), "one").await;
     larder.run_command("purge", "acme/one/test@1.0.0").await;
     fixture.publish("one", &format!("{}?sig=old", fixture.url("one.tar.gz")));
-    let gate = fixture.archives.hold_silent(Target::ModuleArchive);
+    let gate = fixture.archives.stall(Target::ModuleArchive);
     fixture.archives.fault_once(Target::ModuleArchive, Fault::Status(403));
     let url = format!("{}{}", larder.base(), download_path("one"));
     let pending_request = tokio::spawn(async move { get(&url).await });

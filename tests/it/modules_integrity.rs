@@ -263,7 +263,7 @@ async fn fifty_clients_of_a_cold_module_cause_one_fetch_of_each_repository() {
     let Some(fixture) = fixture_at("v1.0.0").await else { return };
     // Fifty clients at one time take a slow machine longer than the usual client timeout.
     let larder = fixture.larder().answer_within(std::time::Duration::from_secs(120)).start().await;
-    let gate = fixture.git.hold_silent(Target::Git);
+    let gate = fixture.git.stall(Target::Git);
     let clients: Vec<_> = (0..50)
         .map(|_| {
             let base = larder.base().to_owned();

@@ -138,7 +138,7 @@ async fn an_unknown_module_is_404_and_requested_again_after_not_found() {
 async fn many_clients_of_an_uncached_list_cause_one_request() {
     let upstream = listing(&["1.0.0"]).await;
     let larder = Larder::mirroring(&upstream).start().await;
-    let gate = upstream.hold_silent(lists());
+    let gate = upstream.stall(lists());
     let pending_request = futures_util::future::join_all((0..20).map(|number| {
         let names = if number % 2 == 0 { "Acme/vpc/aws" } else { "acme/VPC/aws" };
         let path = list_path(names);

@@ -163,7 +163,7 @@ async fn verify_reports_a_verified_archive_without_a_package_record() {
         larder.get(&path).await.expect(200);
         let folder = larder.folder.clone();
         damage(&folder);
-        let gate = upstream.hold_silent(Target::Archive);
+        let gate = upstream.stall(Target::Archive);
         let verifying = async { verify(&larder).await };
         let in_the_way = async {
             upstream.wait_for(Target::Archive, 2).await;
@@ -187,7 +187,7 @@ async fn a_verify_ends_when_its_client_disconnects() {
     install(&larder).await;
     damage(&larder.folder);
     upstream.forget_requests();
-    let gate = upstream.hold_silent(Target::Archive);
+    let gate = upstream.stall(Target::Archive);
     let first = verify_request(&larder).send().await.unwrap();
     upstream.wait_for(Target::Archive, 1).await;
     let refused = send(verify_request(&larder)).await.unwrap().expect(503);

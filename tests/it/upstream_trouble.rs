@@ -262,7 +262,7 @@ async fn a_fill_continues_in_the_background_after_a_504() {
         let upstream = published().await;
         let larder = Larder::mirroring(&upstream).answer_within(Duration::from_millis(700)).start().await;
         let requests = if target == Target::Versions { Target::Versions } else { Target::Document };
-        let gate = upstream.hold_silent(target.clone());
+        let gate = upstream.stall(target.clone());
         let refused = request_once(&larder, &requests).await.expect(504);
         assert_reported(&refused);
         gate.open();
@@ -278,7 +278,7 @@ async fn a_slow_upstream_does_not_delay_stored_documents() {
     let larder = always_revalidating(&upstream).start().await;
     for target in DOCUMENTS {
         let cached = request_once(&larder, &target).await.expect(200);
-        let gate = upstream.hold_silent(target.clone());
+        let gate = upstream.stall(target.clone());
         let stored = request_once(&larder, &target).await.expect(200);
         assert!(stored.has_cache_status("detail=stale"), "{target:?}: {}", stored.header("cache-status"));
         assert_eq!(stored.body, cached.body);

@@ -64,7 +64,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 async fn a_set_is_one_file_and_its_sums_and_signature_are_asked_for_together() {
     let upstream = upstream_with(edition(1)).await;
     let larder = Larder::mirroring(&upstream).start().await;
-    let (sums, signature) = (upstream.hold_silent(Target::Sums), upstream.hold_silent(Target::Signature));
+    let (sums, signature) = (upstream.stall(Target::Sums), upstream.stall(Target::Signature));
     let both_are_asked = async {
         upstream.wait_for(Target::Sums, 1).await;
         upstream.wait_for(Target::Signature, 1).await;

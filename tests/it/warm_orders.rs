@@ -174,7 +174,7 @@ async fn the_number_of_jobs_is_limited() {
     let upstream = upstream_with(&["null"], 100).await;
     let larder = Larder::mirroring(&upstream).start().await;
     let fixture = WarmFixture::of(&larder);
-    let gate = upstream.hold_silent(Target::Versions);
+    let gate = upstream.stall(Target::Versions);
     let order = json!({ "what": ["acme/null"], "platforms": ["linux_amd64"] });
     let mut paths = Vec::new();
     for _ in 0..8 {

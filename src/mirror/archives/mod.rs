@@ -409,7 +409,7 @@ impl Archives {
     /// Joins the fill of an archive, or starts one.
     ///
     /// # Errors
-    /// [`Error::Unattended`] where this client has already started too many fills that nothing waits for.
+    /// [`Error::TooManyUnattendedFills`] where this client has already started too many fills that nothing waits for.
     pub(in crate::mirror) fn join_fill(
         self: &Arc<Self>,
         package: &Package,

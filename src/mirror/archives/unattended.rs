@@ -82,7 +82,7 @@ impl FillsByClient {
     /// Checks that this client may start a fill. A job always may, because it waits for it.
     ///
     /// # Errors
-    /// [`Error::Unattended`] while too many abandoned fills of this client are in progress.
+    /// [`Error::TooManyUnattendedFills`] while too many abandoned fills of this client are in progress.
     pub(in crate::mirror) fn may_start(
         &self,
         client: Option<ClientAddress>,
@@ -94,7 +94,7 @@ impl FillsByClient {
         if unattended < MAX_UNATTENDED_FILLS {
             Ok(())
         } else {
-            Err(Error::Unattended { subject: subject(), running: unattended })
+            Err(Error::TooManyUnattendedFills { subject: subject(), running: unattended })
         }
     }
 
@@ -131,7 +131,7 @@ impl ListedFill {
         while !started.is_over_limit() {
             looks.tick().await;
         }
-        Error::Unattended { subject: subject.to_owned(), running: MAX_UNATTENDED_FILLS }
+        Error::TooManyUnattendedFills { subject: subject.to_owned(), running: MAX_UNATTENDED_FILLS }
     }
 
     fn is_over_limit(&self) -> bool {

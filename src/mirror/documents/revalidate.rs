@@ -96,8 +96,8 @@ impl Documents {
                 match await_flight(&call, patience_end, flight(FetchReason::Revalidate, &call)).await {
                     Ok(Ok(fetched)) => Ok(answer(fetched, Outcome::Revalidated)),
                     Ok(Err(error @ Error::NotFound(_))) => Err(error),
-                    Ok(Err(error @ Error::Spared(_))) if call.caller == CallerKind::JobStep => Err(error),
-                    Ok(Err(error @ Error::Spared(_))) => {
+                    Ok(Err(error @ Error::RevalidationSkipped(_))) if call.caller == CallerKind::JobStep => Err(error),
+                    Ok(Err(error @ Error::RevalidationSkipped(_))) => {
                         tracing::debug!(subject, %error, "the stored copy is served");
                         Ok(stale(stored))
                     }

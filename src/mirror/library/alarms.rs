@@ -416,7 +416,7 @@ impl Library {
     }
 
     /// Resolves the alarms that only a purge of these versions resolves. Writes to disk.
-    pub(in crate::mirror) fn resolve_purged(
+    pub(in crate::mirror) fn resolve_alarms_of_purged(
         &self,
         address: impl Into<Address>,
         versions: &Versions,

@@ -185,7 +185,7 @@ impl Library {
         let (archive_bytes, stays) = (self.store.index.totals().archive_bytes, self.exempt_bytes()?);
         let limit = free.saturating_add(archive_bytes);
         if bytes.saturating_add(stays) > limit {
-            return Err(StoreError::NoRoom { needed: bytes, limit, stays });
+            return Err(StoreError::NoRoom { needed: bytes, limit, unevictable: stays });
         }
         let missing = bytes.saturating_sub(free);
         self.evict_archives(EvictionReason::DiskFull, |freed| freed.bytes >= missing).map(drop)
@@ -216,7 +216,11 @@ impl Library {
         }
         tracing::warn!(error = %full, "the disk is full in the middle of a fill; it is evicted from");
         match self.evict_archives(EvictionReason::DiskFull, |freed| freed.bytes >= missing)? {
-            0 => Err(StoreError::NoRoom { needed: free.saturating_add(1), limit: free, stays: self.exempt_bytes()? }),
+            0 => Err(StoreError::NoRoom {
+                needed: free.saturating_add(1),
+                limit: free,
+                unevictable: self.exempt_bytes()?,
+            }),
             _ => Ok(()),
         }
     }

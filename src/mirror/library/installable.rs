@@ -114,7 +114,7 @@ impl Library {
     /// sync, unlike the archive and its name.
     ///
     /// # Errors
-    /// [`Error::NotKept`] where one is not stored, so that an `init` would have to ask upstream.
+    /// [`Error::NotStored`] where one is not stored, so that an `init` would have to ask upstream.
     pub async fn sync_warmed(self: &Arc<Self>, artifact: impl Into<Artifact>, digest: Digest) -> Result<(), Error> {
         let artifact = self.runtime.canonical(artifact.into());
         let records = required_records(&artifact, self.runtime.connectivity());
@@ -165,7 +165,7 @@ impl Library {
     pub async fn not_stored_error(self: &Arc<Self>, subject: &str) -> Error {
         match self.on_disk(|library| library.store.check()).await {
             Err(gone @ Error::Store(StoreError::Gone)) => gone,
-            Err(_) | Ok(()) => Error::NotKept(subject.to_owned()),
+            Err(_) | Ok(()) => Error::NotStored(subject.to_owned()),
         }
     }
 

@@ -191,7 +191,7 @@ impl Library {
             limit = self.on_disk(|library| Ok::<_, StoreError>(library.refresh_size_limit())).await?;
         }
         if bytes > limit {
-            return Err(StoreError::NoRoom { needed: bytes, limit, stays: 0 }.into());
+            return Err(StoreError::NoRoom { needed: bytes, limit, unevictable: 0 }.into());
         }
         if self.used_bytes().saturating_add(more) > limit {
             // A fill waits for its space, but not for the whole index: it is passed through where that takes long.
@@ -199,7 +199,7 @@ impl Library {
             whole.unwrap_or_else(|_| self.store.index.needs_to_be_whole())?;
             let stays = self.on_disk(Self::exempt_bytes).await?;
             if bytes.saturating_add(stays) > limit {
-                return Err(StoreError::NoRoom { needed: bytes, limit, stays }.into());
+                return Err(StoreError::NoRoom { needed: bytes, limit, unevictable: stays }.into());
             }
         }
         reservation.add(more);

@@ -253,7 +253,7 @@ impl<'a> SourceFetch<'a> {
             }
             TreeError::TooLarge(_) if self.most_tree_bytes() < self.modules.runtime.limits.archive_bytes => {
                 let limit = self.modules.library.size_limit_bytes();
-                StoreError::NoRoom { needed: limit + 1, limit, stays: 0 }.into()
+                StoreError::NoRoom { needed: limit + 1, limit, unevictable: 0 }.into()
             }
             reason => {
                 self.modules.runtime.counters.count_unproven(&self.package.module.host, REFUSED_TREE);

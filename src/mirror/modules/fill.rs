@@ -30,7 +30,7 @@ impl Modules {
     /// Joins or starts the fill of a version and waits for it.
     ///
     /// # Errors
-    /// [`Error::Unattended`] if the client already started the maximum of fills that it does not wait for; otherwise
+    /// [`Error::TooManyUnattendedFills`] if the client already started the maximum of fills that it does not wait for; otherwise
     /// the error of the fill.
     pub(in crate::mirror) async fn module_fill(
         self: &Arc<Self>,

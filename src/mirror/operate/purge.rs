@@ -112,7 +112,7 @@ impl Purge<'_> {
         let library = self.library;
         let ended = self.versions(address, versions).and_then(|()| {
             let left = library.named_artifacts(address)?.iter().map(|artifact| artifact.version().clone()).collect();
-            library.resolve_purged(address.clone(), versions, &left);
+            library.resolve_alarms_of_purged(address.clone(), versions, &left);
             Ok(())
         });
         library.runtime.forget_absences(address, versions);

@@ -51,7 +51,7 @@ impl Operations {
     /// that clients see.
     ///
     /// # Errors
-    /// The fetch failed. [`Error::HeldBack`] and [`Error::Spared`] where a later attempt may succeed.
+    /// The fetch failed. [`Error::HeldBack`] and [`Error::RevalidationSkipped`] where a later attempt may succeed.
     pub async fn warm_list(
         self: &Arc<Self>,
         address: &ProviderAddress,
@@ -229,7 +229,7 @@ impl Operations {
     /// Warms the version list of a module and the discovery document. Offline, returns the list that clients see.
     ///
     /// # Errors
-    /// The error of the fetch; [`Error::HeldBack`] and [`Error::Spared`] if a retry later may succeed.
+    /// The error of the fetch; [`Error::HeldBack`] and [`Error::RevalidationSkipped`] if a retry later may succeed.
     pub async fn warm_module_list(
         self: &Arc<Self>,
         address: &ModuleAddress,

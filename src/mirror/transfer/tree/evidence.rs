@@ -104,7 +104,7 @@ impl Transfers {
             let now = call.now.after(call.started.elapsed());
             match self.runtime.charge_job(&subject, host, &origins, REQUESTS_PER_SET, call) {
                 Ok(()) => break now,
-                Err(Error::Spared(_)) if waited < MAX_RATE_LIMIT_WAIT => {}
+                Err(Error::RevalidationSkipped(_)) if waited < MAX_RATE_LIMIT_WAIT => {}
                 // An operator waits for the verdict. A backoff of upstream may last minutes, so it is an error.
                 Err(error) => return Err(error),
             }

@@ -11,8 +11,8 @@ use bytes::Bytes;
 use crate::address::{Package, ProviderAddress, Version};
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::filesystem_mirror::carried::ProviderTreeWriter;
 use crate::filesystem_mirror::index::{ArchiveHashes, ProviderIndex, VersionIndex, to_pretty_json};
+use crate::filesystem_mirror::provider_tar::ProviderTreeWriter;
 use crate::filesystem_mirror::{MirrorFileKind, MirrorPath, SumsScope};
 use crate::mirror::RequestContext;
 use crate::mirror::archives::Archive;
@@ -118,13 +118,13 @@ impl Transfers {
         digest: Digest,
         call: &RequestContext,
     ) -> Result<(Arc<ProofSet>, ArchiveHashes), Error> {
-        let no_set = || Error::NotKept(format!("the proof set for the archive of {package}"));
+        let no_set = || Error::NotStored(format!("the proof set for the archive of {package}"));
         let stored = self.proof_sets.usable_set(package, call).await?.ok_or_else(no_set)?;
         let predecessor = stored.stored_set.predecessor.as_ref().map(|(set, _)| set);
         let mut sets = [Some(&stored.stored_set.current), stored.fallback.as_ref(), predecessor].into_iter().flatten();
         let set = sets.find(|set| set.document.shasum == digest).ok_or_else(no_set)?;
         if self.library.stored_archive(package, digest).await?.is_none() || !self.library.has_archive(digest).await? {
-            return Err(Error::NotKept(format!("the archive of {package}")));
+            return Err(Error::NotStored(format!("the archive of {package}")));
         }
         let h1 = self.library.package_hash(package, digest).await?;
         Ok((Arc::clone(set), ArchiveHashes { digest, h1 }))
@@ -204,7 +204,7 @@ async fn open(
     digest: Digest,
     call: &RequestContext,
 ) -> Result<Archive, Error> {
-    let gone = || Error::NotKept(format!("the archive of {package}"));
+    let gone = || Error::NotStored(format!("the archive of {package}"));
     let stored_archive = transfers.library.stored_archive(package, digest).await?.ok_or_else(gone)?;
     match transfers.reader.open_stored(package, &stored_archive, call).await? {
         OpenOutcome::Checked(archive) => Ok(archive),

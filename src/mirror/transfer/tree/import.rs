@@ -11,8 +11,8 @@ use tokio::sync::mpsc::{Receiver, channel};
 
 use crate::address::{Package, ProviderAddress};
 use crate::error::Error;
-use crate::filesystem_mirror::carried::{ProviderTreeReader, TarEntry, TarFileContents};
 use crate::filesystem_mirror::layout::{enclosing_package, enclosing_package_folder};
+use crate::filesystem_mirror::provider_tar::{ProviderTreeReader, TarEntry, TarFileContents};
 use crate::filesystem_mirror::{MirrorFileKind, MirrorPath, PathMeaning};
 use crate::mirror::transfer::tree::progress::{ImportAbort, TreeImport};
 use crate::mirror::transfer::tree::repack::{PackageRepack, RepackError};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::address::Package;
 use crate::filesystem_mirror::Mode;
-use crate::filesystem_mirror::carried::TarFileContents;
+use crate::filesystem_mirror::provider_tar::TarFileContents;
 use crate::mirror::transfer::tree::progress::ImportAbort;
 use crate::packaging::{Tree, TreeEntry, TreeError, TreeLimits, TreePath, pack_zip};
 use crate::store::{Scratch, Staged, StoreError};

@@ -9,8 +9,8 @@ use url::Url;
 
 use crate::address::{Package, Platform, ProviderAddress, Version};
 use crate::clock::Timestamp;
-use crate::filesystem_mirror::carried::TarFileContents;
 use crate::filesystem_mirror::index::{self, VersionIndex};
+use crate::filesystem_mirror::provider_tar::TarFileContents;
 use crate::filesystem_mirror::{MirrorFileKind, MirrorPath, SumsScope};
 use crate::mirror::library::proof_set::{ProofSet, ProofSetMetadata};
 use crate::upstream::Upstream;

@@ -5,7 +5,7 @@ use std::io::{self, Read};
 
 use crate::address::Package;
 use crate::digest::{Digest, FastHash};
-use crate::filesystem_mirror::carried::TarFileContents;
+use crate::filesystem_mirror::provider_tar::TarFileContents;
 use crate::mirror::library::ZipOrigin;
 use crate::mirror::transfer::tree::progress::ImportAbort;
 use crate::mirror::transfer::tree::progress::TreeImport;

@@ -321,7 +321,7 @@ impl TreeImport {
             let (limit, stays) =
                 (transfers.library.refresh_size_limit(), transfers.library.store.index.totals().bytes());
             if !transfers.library.has_room_for(bytes) {
-                return Err(StoreError::NoRoom { needed: bytes, limit, stays }.into());
+                return Err(StoreError::NoRoom { needed: bytes, limit, unevictable: stays }.into());
             }
         }
         let mut reservation = transfers.library.reservation();

@@ -255,7 +255,7 @@ impl FakeUpstream {
     }
 
     /// Matching answers wait before their status line.
-    pub(crate) fn hold_silent(&self, target: Target) -> Gate {
+    pub(crate) fn stall(&self, target: Target) -> Gate {
         self.registry.state.lock().rules.hold(target, HoldPoint::BeforeHeaders)
     }
 }
