@@ -1,5 +1,5 @@
 //! The inventory of a store: a small list of its archives, which an operator sends to the larder that creates bundles.
-//! That larder leaves the listed archives out of its next bundle.
+//! The next bundle of that larder leaves the listed archives out.
 
 use std::collections::{BTreeMap, HashSet};
 

@@ -161,7 +161,7 @@ pub struct Check {
     pub of: Option<String>,
     /// The finding.
     pub found: String,
-    /// What to do, one step per entry.
+    /// The steps to take, one per entry.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub to_do: Vec<String>,
     /// Lines for a configuration file, to paste verbatim.

@@ -98,7 +98,7 @@ impl NotReady {
 pub struct Mirror {
     /// Configuration, limits, tasks and counters.
     pub runtime: Arc<Runtime>,
-    /// What is stored.
+    /// The stored documents, archives and module trees.
     pub library: Arc<Library>,
     /// Documents, which age.
     pub documents: Arc<Documents>,
@@ -108,7 +108,7 @@ pub struct Mirror {
     pub archives: Arc<Archives>,
     /// Locations and archives of modules.
     pub modules: Arc<Modules>,
-    /// What clients see while larder is offline.
+    /// The answers to clients while larder is offline.
     pub offline: Arc<Offline>,
     /// The commands of an operator.
     pub operations: Arc<Operations>,

@@ -1,4 +1,4 @@
-//! What every service needs: the settings in force, the limits, the tasks and the counters.
+//! The base of every service: the settings in force, the limits, the tasks and the counters.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -22,7 +22,7 @@ use crate::verify::Verified;
 /// The buffer size of one read, in bytes.
 pub const READ_BUFFER_BYTES: usize = 256 * 1024;
 
-/// How long an abandoned download stays in staging.
+/// The time that an abandoned download stays in staging.
 const STAGING_PERIOD_SECONDS: u64 = 24 * 3600;
 
 /// The archives below `blobs/sha256`.

@@ -15,7 +15,7 @@ use rustix::process::{Resource, getrlimit};
 use super::{FORMAT, StoreError};
 use crate::clock::Timestamp;
 
-/// How long a damaged file stays in the quarantine.
+/// The time that a damaged file stays in the quarantine.
 const QUARANTINE_PERIOD: Duration = Duration::from_secs(7 * 24 * 3600);
 
 pub(super) fn create_folder(path: &Path) -> Result<(), StoreError> {

@@ -14,13 +14,13 @@ use crate::address::{Hostname, Name, ProviderAddress};
 /// Findings about a store's folder.
 #[derive(Debug)]
 pub struct StoreFindings {
-    /// Whether the store exists.
+    /// True if the store exists.
     pub exists: Result<bool, StoreError>,
     /// The state of the store's lock.
     pub lock: LockState,
-    /// Whether this larder reads the store's format.
+    /// `Ok` if this larder reads the format of the store.
     pub format: Result<(), StoreError>,
-    /// Whether this user can write to the store, or create it.
+    /// `Ok` if this user can write to the store, or create it.
     pub writable: Result<(), StoreError>,
     /// The user id of the store's owner, if that is another user.
     pub foreign_owner: Option<u32>,

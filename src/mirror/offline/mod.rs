@@ -71,7 +71,7 @@ impl RequiredPlatforms {
 
 type SharedLookup<T> = SharedResult<Result<Arc<T>, Error>>;
 
-/// What clients see while larder is offline.
+/// The answers to clients while larder is offline.
 #[derive(Debug)]
 pub struct Offline {
     pub(in crate::mirror) runtime: Arc<Runtime>,

@@ -14,7 +14,7 @@ enum BreakerEvent {
     Fails(Option<u64>, BreakerChange),
     /// An answer; true if it closes the breaker.
     Answers(bool),
-    /// Whether a revalidation is admitted.
+    /// True if a revalidation is admitted.
     MayRevalidate(bool),
 }
 

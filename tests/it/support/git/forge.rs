@@ -15,7 +15,7 @@ pub(crate) const NAMES: [&str; 4] = ["github.com", "bitbucket.org", "api.bitbuck
 const ADDRESS: &str = "LARDER_TEST_FORGES_AT";
 const TIME_LIMIT: Duration = Duration::from_secs(300);
 
-/// Where the test runs.
+/// The place of the test: inside the namespace of the fake forges, or outside.
 pub(crate) enum Forges {
     /// Inside the namespace, where the names resolve to this address.
     Inside(Ipv4Addr),
