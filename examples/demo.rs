@@ -164,7 +164,7 @@ impl Client {
     }
 }
 
-/// The requests of one install (PROTOCOL, section 2.1), without the client.
+/// The requests of one install (provider registry protocol), without the client.
 async fn plain_install(providers: &str, name: &str, version: &str) -> anyhow::Result<()> {
     let get = async |url: &str| reqwest::get(url).await?.error_for_status()?.bytes().await;
     get(&format!("{providers}acme/{name}/versions")).await?;

@@ -57,7 +57,7 @@ fn parse(text: &str) -> ParseResult {
     Config::parse(text, Path::new("/nowhere/mirror.toml"), &env)
 }
 
-/// No printed form of the result contains the secret (DESIGN, promise 8).
+/// No printed form of the result contains the secret (promise 8).
 fn assert_shows_no_secret(result: &ParseResult) {
     let printed = match result {
         Ok((config, warnings)) => {

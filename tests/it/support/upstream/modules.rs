@@ -11,7 +11,7 @@ use serde_json::json;
 use super::FakeUpstream;
 use super::reply::Reply;
 
-/// The form in which a registry reports a location (PROTOCOL, section 4.3).
+/// The form in which a registry reports a location (module registry protocol).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LocationReply {
     /// `204` and `X-Terraform-Get`, as registry.terraform.io does.
