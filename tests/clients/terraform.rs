@@ -341,7 +341,7 @@ async fn steps(
     }
     steps.push(("init", run_step(&["init", "-no-color", "-input=false"]).await));
     if cli.version >= (1, 0) {
-        workspace.forget_installed();
+        workspace.remove_installed();
         steps.push((
             "init -lockfile=readonly",
             run_step(&["init", "-no-color", "-input=false", "-lockfile=readonly"]).await,

@@ -55,7 +55,7 @@ async fn init_works_through_an_override_and_again_when_the_upstream_is_gone() {
     assert_eq!(workspace.lock_file(), direct.lock_file());
 
     upstream.forget_requests();
-    workspace.forget();
+    workspace.remove_lock_and_installed();
     workspace.init().await.expect_success();
     assert_eq!(upstream.count_of(Target::Everything), 0, "a second init within the fresh time asked upstream");
     assert_eq!(workspace.lock_file(), direct.lock_file());
@@ -110,7 +110,7 @@ async fn init_works_through_a_network_mirror_over_tls() {
     assert!(output.text.contains("verified checksum"), "{}", output.text);
 
     upstream.stop().await;
-    workspace.forget();
+    workspace.remove_lock_and_installed();
     workspace.init().await.expect_success();
     assert_eq!(workspace.lock_file().matches("\"h1:").count(), 2);
 }
