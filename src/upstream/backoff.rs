@@ -67,7 +67,7 @@ pub struct RevalidationPermit(Option<Arc<Probes>>);
 struct Probes {
     owned: Vec<Probe>,
     /// The permit of the enclosing work.
-    outer: RevalidationPermit,
+    enclosing: RevalidationPermit,
     backoff: UpstreamBackoff,
 }
 
@@ -78,7 +78,7 @@ impl RevalidationPermit {
         let mut permit = self;
         while let Some(inner) = &permit.0 {
             probes.extend_from_slice(&inner.owned);
-            permit = &inner.outer;
+            permit = &inner.enclosing;
         }
         probes
     }
@@ -114,19 +114,19 @@ impl UpstreamBackoff {
         Self(Arc::new(Inner { rates, jitter: RandomState::new(), state: Mutex::default() }))
     }
 
-    /// Returns a permit to revalidate at all of these origins; `None` while the breaker of one is open. `outer` is the
+    /// Returns a permit to revalidate at all of these origins; `None` while the breaker of one is open. `enclosing` is the
     /// permit of the enclosing work. Its probes also allow this work.
     pub(super) fn revalidation_permit(
         &self,
         origins: &[Origin],
-        outer: &RevalidationPermit,
+        enclosing: &RevalidationPermit,
         now: Timestamp,
     ) -> Option<RevalidationPermit> {
-        let owned = self.0.state.lock().breakers.admit(origins, &outer.probes(), now)?;
+        let owned = self.0.state.lock().breakers.admit(origins, &enclosing.probes(), now)?;
         if owned.is_empty() {
-            return Some(outer.clone());
+            return Some(enclosing.clone());
         }
-        Some(RevalidationPermit(Some(Arc::new(Probes { owned, outer: outer.clone(), backoff: self.clone() }))))
+        Some(RevalidationPermit(Some(Arc::new(Probes { owned, enclosing: enclosing.clone(), backoff: self.clone() }))))
     }
 
     /// The end of the longest Retry-After of these origins, or of any other origin that this upstream led to.

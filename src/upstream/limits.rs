@@ -1,4 +1,4 @@
-//! Limits for upstream requests and git jobs (DESIGN, promise 11).
+//! Limits for upstream requests and git fetches (DESIGN, promise 11).
 
 use std::time::Duration;
 
@@ -23,22 +23,22 @@ pub struct UpstreamLimits {
     /// Time limit for a whole document, with redirects and retries. For other requests, the time limit until the first
     /// byte.
     pub give_up_after: Duration,
-    /// Git jobs. Each runs from its first request to the last file of its tree.
-    pub git_jobs: ConcurrencyLimit,
-    /// Git jobs that only resolve a name to a commit.
+    /// Git fetches. Each runs from its first request to the last file of its tree.
+    pub git_fetches: ConcurrencyLimit,
+    /// Git fetches that only resolve a name to a commit.
     pub git_resolves: ConcurrencyLimit,
-    /// Limits of one git job.
+    /// Limits of one git fetch.
     pub git: GitLimits,
 }
 
-/// Limits of one git job.
+/// Limits of one git fetch.
 #[derive(Debug, Clone, Copy)]
 pub struct GitLimits {
     /// The longest silence during an answer.
     pub idle: Duration,
-    /// Total time of a job, from the time that it has a permit.
+    /// Total time of a fetch, from the time that it has a permit.
     pub total: Duration,
-    /// Total time of a job that only resolves a name.
+    /// Total time of a fetch that only resolves a name.
     pub resolve_time: Duration,
     /// The longest wait for the first byte of a pack. Refs and progress messages do not reset it.
     pub preparing: Duration,
@@ -74,8 +74,8 @@ impl Default for UpstreamLimits {
             revalidation_rate: Rate { burst: 500, per_second: 20 },
             job_rate: Rate { burst: 10_000, per_second: 50 },
             give_up_after: Duration::from_secs(15),
-            // A job may wait for slow jobs before it. One upstream never gets every permit.
-            git_jobs: ConcurrencyLimit { per_upstream: 2, all: 4, wait: Duration::from_secs(300), queue: 256 },
+            // A fetch may wait for slow fetches before it. One upstream never gets every permit.
+            git_fetches: ConcurrencyLimit { per_upstream: 2, all: 4, wait: Duration::from_secs(300), queue: 256 },
             git_resolves: ConcurrencyLimit { per_upstream: 2, all: 4, wait: Duration::from_secs(15), queue: 64 },
             git: GitLimits::default(),
         }

@@ -1,6 +1,6 @@
 //! The bridge between git's blocking code and the async connector. Requests go as messages to the future that runs the
-//! job, and answers come back in chunks. So all traffic uses the connector, and no thread blocks on a socket. If the
-//! future of the job is dropped, readers fail at once, as they do when the transfer is too slow or too large.
+//! fetch, and answers come back in chunks. So all traffic uses the connector, and no thread blocks on a socket. If the
+//! future of the fetch is dropped, readers fail at once, as they do when the transfer is too slow or too large.
 
 use std::io::{self, BufRead, Read, Write};
 use std::sync::Arc;
@@ -172,7 +172,7 @@ impl Write for SshInput {
 /// The minimum throughput, the same as for archives. Slower transfers would keep permits that others wait for.
 const MIN_BYTES_PER_SECOND: f64 = 1024.0;
 
-/// Waiting times and received bytes of one job.
+/// The received bytes and waiting times of all connections that one fetch opens, one after the other.
 #[derive(Debug)]
 pub(super) struct ThroughputGuard {
     limits: GitLimits,
@@ -208,7 +208,7 @@ impl ThroughputGuard {
         Self { limits, state: Mutex::default() }
     }
 
-    /// Starts another conversation, or another answer within a conversation.
+    /// Starts an answer: the first of a connection, or another one. The time to prepare a pack goes on.
     pub(super) fn start_answer(&self) {
         self.state.lock().stage = TransferStage::BeforePack(0);
     }

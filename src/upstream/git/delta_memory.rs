@@ -17,24 +17,30 @@ pub(super) struct PackLimits {
     pub(super) blob_bytes: u64,
     /// Size of any other object: a tree, a commit or a tag.
     pub(super) other_bytes: u64,
-    /// Memory that one chain needs at once, in bytes.
-    pub(super) chain_memory: u64,
-    /// Total size of the objects of one chain, in bytes. All of them are produced to get the last.
-    pub(super) chain_total: u64,
+    /// Bytes of the bases that stay in memory at one time while the deltas of one chain are resolved.
+    pub(super) buffered_base_bytes: u64,
+    /// Bytes of all objects of one chain, one after the other. Each is made of the one before, up to the last.
+    pub(super) chain_object_bytes: u64,
 }
 
 impl PackLimits {
     /// Limits for the files of one commit.
-    pub(super) fn for_one_commit(objects: u32, object_bytes: usize, chain_total: u64) -> Self {
+    pub(super) fn for_one_commit(objects: u32, object_bytes: usize, chain_object_bytes: u64) -> Self {
         let object_bytes = object_bytes as u64;
-        Self { objects, blob_bytes: object_bytes, other_bytes: object_bytes, chain_memory: chain_total, chain_total }
+        Self {
+            objects,
+            blob_bytes: object_bytes,
+            other_bytes: object_bytes,
+            buffered_base_bytes: chain_object_bytes,
+            chain_object_bytes,
+        }
     }
 
     /// Limits for a history, which may contain larger files than the wanted commit.
-    pub(super) fn for_history(objects: u32, other_bytes: usize, blob_bytes: usize, chain_memory: u64) -> Self {
-        let chain_total = chain_memory.saturating_mul(HISTORY_CHAIN_FACTOR);
+    pub(super) fn for_history(objects: u32, other_bytes: usize, blob_bytes: usize, buffered_base_bytes: u64) -> Self {
+        let chain_object_bytes = buffered_base_bytes.saturating_mul(HISTORY_CHAIN_FACTOR);
         let (blob_bytes, other_bytes) = (blob_bytes as u64, other_bytes as u64);
-        Self { objects, blob_bytes, other_bytes, chain_memory, chain_total }
+        Self { objects, blob_bytes, other_bytes, buffered_base_bytes, chain_object_bytes }
     }
 }
 
@@ -168,12 +174,12 @@ impl DeltaChains {
             max.buffered = max.buffered.saturating_add(link.buffered);
         }
         max.buffered = max.buffered.saturating_add(base_sizes);
-        let PackLimits { chain_memory, chain_total, .. } = self.limits;
-        if max.buffered > chain_memory {
-            return Err(format!("{chain_memory} bytes in objects of which others are made"));
+        let PackLimits { buffered_base_bytes, chain_object_bytes, .. } = self.limits;
+        if max.buffered > buffered_base_bytes {
+            return Err(format!("{buffered_base_bytes} bytes in objects of which others are made"));
         }
-        if max.total > chain_total {
-            return Err(format!("{chain_total} bytes in objects one made out of the other"));
+        if max.total > chain_object_bytes {
+            return Err(format!("{chain_object_bytes} bytes in objects one made out of the other"));
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Errors of git jobs: upstream failures, refused trees, and local disk errors.
+//! Errors of git fetches: upstream failures, refused trees, and local disk errors.
 
 use std::io;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use super::blocking_bridge::BridgeBroken;
 use crate::packaging::TreeError;
 use crate::upstream::error::{Fault, UpstreamError};
 
-/// An error of a git job.
+/// An error of a git fetch.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum GitError {
     /// The repository or the connection failed.
@@ -37,7 +37,7 @@ pub enum GitError {
 /// Errors inside git's code.
 #[derive(Debug)]
 pub(super) enum GitCodeError {
-    /// The connection broke, or the job was cancelled. The connector's own error has the reason.
+    /// The connection broke, or the fetch was cancelled. The connector's own error has the reason.
     BridgeClosed,
     /// The repository sent unusable data.
     Unusable {

@@ -4,11 +4,11 @@
 mod attributes;
 mod blocking_bridge;
 mod checkout;
+mod connection;
 mod delta_memory;
 mod error;
 mod fetch;
 mod http;
-mod job;
 mod pack_scanner;
 mod refs;
 mod repository;
@@ -30,7 +30,7 @@ use url::Url;
 use self::blocking_bridge::{BridgeChunk, BridgeRequest, GitBridge, Head, HttpRequest};
 use self::error::GitCodeError;
 pub use self::error::GitError;
-use self::job::Job;
+use self::fetch::GitFetch;
 use self::repository::Repository;
 use super::CredentialScope;
 use super::backoff::{RequestObserver, RequestTime};
@@ -75,17 +75,17 @@ pub struct GitTree {
     pub commit: String,
     /// Notes for the log, such as Git LFS pointers that stay pointers.
     pub notes: Vec<String>,
-    /// The permit of the git job. A caller that holds the permit until the tree is packed limits the
+    /// The permit of the git fetch. A caller that holds the permit until the tree is packed limits the
     /// number of trees in memory.
     pub permit: Option<GitPermit>,
 }
 
-/// A permit to run one git job, released on drop.
+/// A permit to run one git fetch, released on drop.
 #[derive(Debug)]
 pub struct GitPermit(#[expect(dead_code, reason = "held only for its Drop")] Permit);
 
 impl<'a> GitRequest<'a> {
-    /// The HTTP request of this job to `url`.
+    /// The HTTP request of this fetch to `url`.
     fn to_url(self, url: &'a Url) -> UpstreamRequest<'a> {
         let Self { subject, upstream, credential_scope, via, retries, priority, now, .. } = self;
         UpstreamRequest { label: subject, url, upstream, credentials: credential_scope, via, retries, priority, now }
@@ -111,9 +111,9 @@ impl Outbound {
     pub async fn git(&self, request: GitRequest<'_>, scratch: &Path, tree: Tree) -> Result<GitTree, GitError> {
         let repository = request.repository()?;
         let permit = self.take_git_permit(&request, &repository).await?;
-        let job = Job::new(request.source, repository, scratch, self.git_limits);
-        let fetched = self.run_blocking_job(request, self.git_limits.total, move |bridge, stop| {
-            job.fetch(bridge, stop, tree).map(|fetched| GitTree { permit: Some(GitPermit(permit)), ..fetched })
+        let fetch = GitFetch::new(request.source, repository, scratch, self.git_limits);
+        let fetched = self.run_blocking(request, self.git_limits.total, move |bridge, stop| {
+            fetch.fetch(bridge, stop, tree).map(|fetched| GitTree { permit: Some(GitPermit(permit)), ..fetched })
         });
         let fetched = fetched.await?;
         let notes = fetched
@@ -132,22 +132,22 @@ impl Outbound {
     pub async fn git_commit(&self, request: GitRequest<'_>) -> Result<Option<String>, GitError> {
         let repository = request.repository()?;
         let origin = repository.origin_text();
-        let job = Job::new(request.source, repository, Path::new(""), self.git_limits);
-        if let Some(id) = job.full_id() {
+        let fetch = GitFetch::new(request.source, repository, Path::new(""), self.git_limits);
+        if let Some(id) = fetch.full_id() {
             return Ok(Some(id));
         }
         let permit = self.resolve_permits.take(request.upstream, request.priority).await;
         let limit_reached = || Fault::LocalLimit("the limit of concurrent git ref lookups is reached".to_owned());
         let permit = permit.ok_or_else(|| request.failed(origin, limit_reached()))?;
-        self.run_blocking_job(request, self.git_limits.resolve_time, move |bridge, _stop| {
+        self.run_blocking(request, self.git_limits.resolve_time, move |bridge, _stop| {
             let _permit = permit;
-            job.resolve_by_refs(bridge)
+            fetch.resolve_by_refs(bridge)
         })
         .await
     }
 
     /// Runs git's blocking code next to the future that executes its requests. If one ends, the other is stopped.
-    async fn run_blocking_job<T: Send + 'static>(
+    async fn run_blocking<T: Send + 'static>(
         &self,
         request: GitRequest<'_>,
         limit: Duration,
@@ -197,7 +197,7 @@ impl Outbound {
         }
     }
 
-    /// Takes a permit for a git job. A job needs no archive permit as well, because few git jobs run at a time.
+    /// Takes a permit for a git fetch. A fetch needs no archive permit as well, because few git fetches run at a time.
     async fn take_git_permit(&self, request: &GitRequest<'_>, repository: &Repository) -> Result<Permit, GitError> {
         let limit_reached = || Fault::LocalLimit("the limit of concurrent git fetches is reached".to_owned());
         let permit = self.git_permits.take(request.upstream, request.priority).await;
@@ -205,7 +205,7 @@ impl Outbound {
     }
 }
 
-/// Cancels a job; dropping it cancels too.
+/// Cancels a fetch; dropping it cancels too.
 struct CancelOnDrop(Arc<AtomicBool>);
 
 impl CancelOnDrop {
@@ -220,7 +220,7 @@ impl Drop for CancelOnDrop {
     }
 }
 
-/// The bytes that a job has received, and their limit.
+/// The bytes that a fetch has received, and their limit.
 struct ReceivedBytes {
     bytes: u64,
     limit: u64,
@@ -238,7 +238,7 @@ impl ReceivedBytes {
 }
 
 impl Outbound {
-    /// Executes requests until the bridge closes. The first failure ends the job.
+    /// Executes requests until the bridge closes. The first failure ends the fetch.
     async fn execute_git(
         &self,
         request: GitRequest<'_>,

@@ -302,8 +302,13 @@ mod tests {
 
     use super::*;
 
-    const LIMITS: PackLimits =
-        PackLimits { objects: 100, blob_bytes: 10_000, other_bytes: 5_000, chain_memory: 30_000, chain_total: 30_000 };
+    const LIMITS: PackLimits = PackLimits {
+        objects: 100,
+        blob_bytes: 10_000,
+        other_bytes: 5_000,
+        buffered_base_bytes: 30_000,
+        chain_object_bytes: 30_000,
+    };
 
     fn deflate(bytes: &[u8]) -> Vec<u8> {
         let mut encoder = ZlibEncoder::new(Vec::new(), Compression::fast());

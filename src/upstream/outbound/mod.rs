@@ -58,7 +58,7 @@ pub struct Outbound {
     give_up_after: Duration,
     /// Permits for git fetches.
     pub(super) git_permits: ConcurrencyLimits,
-    /// Permits for git jobs that only resolve a name.
+    /// Permits for git fetches that only resolve a name.
     pub(super) resolve_permits: ConcurrencyLimits,
     pub(super) git_limits: GitLimits,
 }
@@ -87,7 +87,7 @@ impl Outbound {
             archive_permits: ConcurrencyLimits::new(limits.archives),
             document_memory: DocumentMemory::new(limits.document_memory),
             give_up_after: limits.give_up_after,
-            git_permits: ConcurrencyLimits::new(limits.git_jobs),
+            git_permits: ConcurrencyLimits::new(limits.git_fetches),
             resolve_permits: ConcurrencyLimits::new(limits.git_resolves),
             git_limits: limits.git,
         })
@@ -129,15 +129,15 @@ impl Outbound {
         self.is_offline.store(self.configured_connectivity == Connectivity::Offline, Ordering::SeqCst);
     }
 
-    /// Returns a permit to revalidate at these origins; `None` while a breaker is open. `outer_permit` is that of the
+    /// Returns a permit to revalidate at these origins; `None` while a breaker is open. `enclosing` is that of the
     /// enclosing work.
     pub fn revalidation_permit(
         &self,
         origins: &[Origin],
-        outer_permit: &RevalidationPermit,
+        enclosing: &RevalidationPermit,
         now: Timestamp,
     ) -> Option<RevalidationPermit> {
-        self.backoff.revalidation_permit(origins, outer_permit, now)
+        self.backoff.revalidation_permit(origins, enclosing, now)
     }
 
     /// Takes requests from an upstream's rate limit. Takes none and returns false if too few are left.
