@@ -2,7 +2,6 @@
 //! public. Every hop is checked, against the addresses that its connection uses.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
@@ -205,8 +204,9 @@ fn check_address(allowed: &[PrivateDestination], host: &str, address: IpAddr) ->
 
 /// Resolves names and drops addresses that may not be connected to. The connection uses exactly this result, so a
 /// name that resolves elsewhere the next time is checked again.
+#[derive(Debug, Clone)]
 pub(super) struct PublicResolver {
-    taken_over: HashMap<String, Vec<SocketAddr>>,
+    taken_over: Arc<HashMap<String, Vec<SocketAddr>>>,
     allowed: Arc<[PrivateDestination]>,
 }
 
@@ -214,7 +214,7 @@ impl PublicResolver {
     /// The resolver of one configuration. `taken_over` has the configured addresses of upstreams whose names lead to
     /// larder itself in this machine's resolver.
     pub(super) fn new(egress_policy: &EgressPolicy, taken_over: HashMap<String, Vec<SocketAddr>>) -> Self {
-        Self { taken_over, allowed: Arc::clone(&egress_policy.allowed) }
+        Self { taken_over: Arc::new(taken_over), allowed: Arc::clone(&egress_policy.allowed) }
     }
 
     /// All addresses of a configured name. None of them is dropped.
@@ -226,21 +226,12 @@ impl PublicResolver {
     }
 }
 
-impl fmt::Debug for PublicResolver {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PublicResolver").finish_non_exhaustive()
-    }
-}
-
 impl Resolve for PublicResolver {
     fn resolve(&self, name: Name) -> Resolving {
-        let (taken_over, allowed) = (self.taken_over.get(name.as_str()).cloned(), Arc::clone(&self.allowed));
+        let resolver = self.clone();
         async move {
-            let addresses = match taken_over {
-                Some(addresses) => addresses,
-                None => tokio::net::lookup_host((name.as_str(), 0)).await?.collect(),
-            };
-            let addresses = allowed_addresses(&allowed, name.as_str(), addresses)?;
+            let addresses = resolver.all_addresses(name.as_str()).await?;
+            let addresses = allowed_addresses(&resolver.allowed, name.as_str(), addresses)?;
             Ok(Box::new(addresses.into_iter()) as Addrs)
         }
         .boxed()

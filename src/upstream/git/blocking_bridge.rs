@@ -26,15 +26,18 @@ pub(super) type BridgeChunk = Option<Bytes>;
 /// Messages to the connector.
 pub(super) enum BridgeRequest {
     Http(HttpRequest),
-    Ssh {
-        repository: SshRepository,
-        /// Output of the ssh server.
-        output: mpsc::Sender<BridgeChunk>,
-        /// Input of the ssh server.
-        input: mpsc::Receiver<Bytes>,
-        /// True while a reader waits for output. Silence of the server counts only then.
-        reader_waits: Arc<AtomicBool>,
-    },
+    Ssh(SshRequest),
+}
+
+/// A connection of git's code to an ssh server.
+pub(super) struct SshRequest {
+    pub(super) repository: SshRepository,
+    /// Output of the ssh server.
+    pub(super) output: mpsc::Sender<BridgeChunk>,
+    /// Input of the ssh server.
+    pub(super) input: mpsc::Receiver<Bytes>,
+    /// True while a reader waits for output. Silence of the server counts only then.
+    pub(super) reader_waits: Arc<AtomicBool>,
 }
 
 /// An HTTP request of git's code.
@@ -88,9 +91,8 @@ impl GitBridge {
         let (output, chunks) = mpsc::channel(MAX_QUEUED_CHUNKS);
         let (input, input_receiver) = mpsc::channel(MAX_QUEUED_CHUNKS);
         let reader_waits = Arc::new(AtomicBool::new(false));
-        let request =
-            BridgeRequest::Ssh { repository, output, input: input_receiver, reader_waits: Arc::clone(&reader_waits) };
-        self.requests.blocking_send(request).map_err(|_| bridge_broken())?;
+        let request = SshRequest { repository, output, input: input_receiver, reader_waits: Arc::clone(&reader_waits) };
+        self.requests.blocking_send(BridgeRequest::Ssh(request)).map_err(|_| bridge_broken())?;
         Ok((BridgeReader::new(chunks, reader_waits, Arc::clone(&self.throughput)), SshInput(input)))
     }
 }

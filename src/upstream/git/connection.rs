@@ -21,10 +21,9 @@ use gix_transport::{Protocol, Service};
 use gix_utils::progress::Discard;
 
 use super::blocking_bridge::{GitBridge, ThroughputGuard};
-use super::delta_memory::PackLimits;
 use super::error::GitCodeError;
 use super::http::HttpTransport;
-use super::pack_scanner::PackScanner;
+use super::pack_scanner::{PackLimits, PackScanner};
 use super::refs::OfferedRef;
 use super::repository::Repository;
 use crate::packaging::TreeError;
@@ -56,10 +55,6 @@ pub(super) struct RepositoryConnection {
     limits: GitLimits,
     throughput: Arc<ThroughputGuard>,
 }
-
-/// Allocation limit for the pack of a history. The history may contain larger files than the wanted commit, and many
-/// objects, which are entries of one table.
-const MAX_HISTORY_ALLOCATION_BYTES: usize = 256 << 20;
 
 impl RepositoryConnection {
     /// Connects to a repository and negotiates the protocol.
@@ -146,22 +141,12 @@ impl RepositoryConnection {
     ) -> Result<Objects, GitCodeError> {
         let packs = folder.join("pack");
         std::fs::create_dir(folder).and_then(|()| std::fs::create_dir(&packs)).map_err(GitCodeError::Disk)?;
+        let limits = PackLimits::of(extent, self.limits);
         let shallow = match extent {
             Extent::OneCommit => Shallow::DepthAtRemote(NonZeroU32::MIN),
             Extent::CommitsOnly | Extent::Everything => Shallow::NoChange,
         };
-        let (objects, object_bytes, chain_bytes) =
-            (self.limits.objects, self.limits.object_bytes, self.limits.chain_bytes);
-        let largest_blob = match extent {
-            Extent::OneCommit => object_bytes,
-            Extent::CommitsOnly | Extent::Everything => object_bytes.max(MAX_HISTORY_ALLOCATION_BYTES),
-        };
-        let limits = match extent {
-            Extent::OneCommit => PackLimits::for_one_commit(objects, object_bytes, chain_bytes),
-            Extent::CommitsOnly | Extent::Everything => {
-                PackLimits::for_history(objects, object_bytes, largest_blob, chain_bytes)
-            }
-        };
+        let largest_blob = limits.blob_bytes;
         let throughput = Arc::clone(&self.throughput);
         throughput.start_answer();
         let store_pack = |pack: &mut dyn io::BufRead,

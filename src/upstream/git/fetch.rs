@@ -10,11 +10,13 @@ use super::blocking_bridge::GitBridge;
 use super::checkout::{Checkout, CheckoutResult};
 use super::connection::{Extent, Objects, RepositoryConnection};
 use super::error::GitCodeError;
-use super::refs::{OfferedRef, Reference, ResolvedRef};
+use super::refs::{OfferedRef, Reference, ResolvedRef, TIP_PREFIXES};
 use super::repository::{Repository, Submodule, Submodules};
 use super::{GitSource, GitTree};
 use crate::packaging::{Tree, TreeError, TreePath};
-use crate::upstream::limits::GitLimits;
+use crate::upstream::error::UpstreamError;
+use crate::upstream::limits::{GitLimits, Permit};
+use crate::upstream::request::UpstreamRequest;
 
 /// One git fetch: a repository, a reference, and limits.
 pub(super) struct GitFetch {
@@ -25,12 +27,11 @@ pub(super) struct GitFetch {
     limits: GitLimits,
 }
 
-/// The state of a fetch that fetches.
+/// The state of a fetch.
 struct RunningFetch<'a> {
-    bridge: GitBridge,
+    fetch: &'a GitFetch,
+    bridge: &'a GitBridge,
     stop: &'a AtomicBool,
-    scratch: PathBuf,
-    limits: GitLimits,
     /// Number of packs received. Each has a folder.
     packs: usize,
     submodules: usize,
@@ -40,25 +41,39 @@ struct RunningFetch<'a> {
 }
 
 impl GitFetch {
-    pub(super) fn new(source: &GitSource, repository: Repository, scratch: &Path, limits: GitLimits) -> Self {
-        Self {
-            repository,
+    /// # Errors
+    /// The source's URL is not that of a repository.
+    pub(super) fn new(
+        request: UpstreamRequest<'_>,
+        source: &GitSource,
+        scratch: &Path,
+        limits: GitLimits,
+    ) -> Result<Self, UpstreamError> {
+        let refused = |bad| request.unusable(&source.url, format!("a source that is not fetched: {bad}"));
+        Ok(Self {
+            repository: Repository::of(&source.url).map_err(refused)?,
             reference: source.reference.clone(),
             // go-getter treats a depth of 0 as none.
             has_depth: source.depth.is_some_and(|depth| depth > 0),
             scratch: scratch.to_owned(),
             limits,
-        }
+        })
+    }
+
+    /// The repository's origin.
+    pub(super) fn origin(&self) -> String {
+        self.repository.origin_text()
+    }
+
+    fn unusable(&self, reason: impl Into<String>) -> GitCodeError {
+        GitCodeError::unusable(&self.origin(), reason)
     }
 
     fn parse_reference(&self) -> Result<Reference, GitCodeError> {
         let reference = Reference::parse(self.reference.as_deref(), self.has_depth);
         reference.map_err(|error| {
-            let reason = format!(
-                "a source whose reference {:?} is not fetched: {error}",
-                self.reference.as_deref().unwrap_or_default()
-            );
-            GitCodeError::unusable(&self.repository.origin_text(), reason)
+            let text = self.reference.as_deref().unwrap_or_default();
+            self.unusable(format!("a source whose reference {text:?} is not fetched: {error}"))
         })
     }
 
@@ -71,21 +86,29 @@ impl GitFetch {
     }
 
     fn not_found_error(&self) -> GitCodeError {
-        let reason = match &self.reference {
+        match &self.reference {
             Some(reference) if !reference.is_empty() => {
-                format!("a repository without a branch, a tag or a commit that is called {reference:?}")
+                self.unusable(format!("a repository without a branch, a tag or a commit that is called {reference:?}"))
             }
-            _ => "a repository without a commit".to_owned(),
-        };
-        GitCodeError::unusable(&self.repository.origin_text(), reason)
+            _ => self.unusable("a repository without a commit"),
+        }
+    }
+
+    /// Connects to the repository, and resolves the reference among the refs that the server offers.
+    fn resolve(
+        &self,
+        bridge: &GitBridge,
+    ) -> Result<(RepositoryConnection, Vec<OfferedRef>, ResolvedRef), GitCodeError> {
+        let reference = self.parse_reference()?;
+        let mut connection = RepositoryConnection::open(bridge, &self.repository, self.limits)?;
+        let offered = connection.list_refs(&reference.prefixes())?;
+        let resolved = reference.resolve(&offered);
+        Ok((connection, offered, resolved))
     }
 
     /// Resolves the reference among the server's refs, without a pack. `None` for an abbreviated id.
-    pub(super) fn resolve_by_refs(&self, bridge: GitBridge) -> Result<Option<String>, GitCodeError> {
-        let reference = self.parse_reference()?;
-        let mut connection = RepositoryConnection::open(&bridge, &self.repository, self.limits)?;
-        let offered = connection.list_refs(&reference.prefixes())?;
-        match reference.resolve(&offered) {
+    pub(super) fn resolve_by_refs(&self, bridge: &GitBridge) -> Result<Option<String>, GitCodeError> {
+        match self.resolve(bridge)?.2 {
             ResolvedRef::Offered(offered) => Ok(Some(offered.peeled.to_string())),
             ResolvedRef::Id(id) => Ok(Some(id.to_string())),
             ResolvedRef::AbbreviatedId(_) => Ok(None),
@@ -94,66 +117,64 @@ impl GitFetch {
     }
 
     /// Fetches the commit and lays out its tree.
-    pub(super) fn fetch(&self, bridge: GitBridge, stop: &AtomicBool, tree: Tree) -> Result<GitTree, GitCodeError> {
-        let reference = self.parse_reference()?;
-        let mut connection = RepositoryConnection::open(&bridge, &self.repository, self.limits)?;
-        let offered = connection.list_refs(&reference.prefixes())?;
-        let mut running = RunningFetch {
-            bridge,
-            stop,
-            scratch: self.scratch.clone(),
-            limits: self.limits,
-            packs: 0,
-            submodules: 0,
-            tree,
-            lfs_pointers: Vec::new(),
-            unknown_encodings: Vec::new(),
-        };
-        let (objects, id) = self.fetch_resolved(&mut running, connection, reference.resolve(&offered), &offered)?;
-        let commit = running.lay_out(&self.repository, &objects, id, &TreePath::root(), 0)?;
-        Ok(GitTree { commit: commit.to_string(), notes: running.notes(), tree: running.tree, permit: None })
-    }
-
-    /// Fetches the objects of the resolved commit. Returns the objects, and the id of the commit or of its tag.
-    fn fetch_resolved(
+    pub(super) fn fetch(
         &self,
-        running: &mut RunningFetch<'_>,
-        mut connection: RepositoryConnection,
-        resolved: ResolvedRef,
-        offered: &[OfferedRef],
-    ) -> Result<(Objects, ObjectId), GitCodeError> {
-        match resolved {
-            ResolvedRef::Offered(offered) => {
-                Ok((running.fetch_pack(&mut connection, &[offered.id], Extent::OneCommit)?, offered.id))
-            }
-            ResolvedRef::Id(id) => {
-                let (history, extent) =
-                    running.fetch_history(&mut connection, offered)?.ok_or_else(|| self.not_found_error())?;
-                if !is_commit(&history, &id) {
-                    let reason = format!("a repository in which no branch and no tag leads to the commit {id}");
-                    return Err(GitCodeError::unusable(&connection.origin, reason));
-                }
-                running.commit_from_history(&self.repository, connection, history, extent, id)
-            }
-            ResolvedRef::AbbreviatedId(prefix) => {
-                let (history, extent) =
-                    running.fetch_history(&mut connection, offered)?.ok_or_else(|| self.not_found_error())?;
-                let mut commits = commits_with_prefix(&history, &prefix);
-                match (commits.pop(), commits.is_empty()) {
-                    (Some(id), true) => running.commit_from_history(&self.repository, connection, history, extent, id),
-                    (Some(_), false) => {
-                        let reason = format!("a repository with several commits whose ids begin with {prefix}");
-                        Err(GitCodeError::unusable(&connection.origin, reason))
-                    }
-                    (None, _) => Err(self.not_found_error()),
-                }
-            }
-            ResolvedRef::NotFound => Err(self.not_found_error()),
-        }
+        bridge: &GitBridge,
+        stop: &AtomicBool,
+        tree: Tree,
+        permit: Permit,
+    ) -> Result<GitTree, GitCodeError> {
+        let (connection, offered, resolved) = self.resolve(bridge)?;
+        let (lfs_pointers, unknown_encodings) = (Vec::new(), Vec::new());
+        let mut running =
+            RunningFetch { fetch: self, bridge, stop, packs: 0, submodules: 0, tree, lfs_pointers, unknown_encodings };
+        let (objects, id) = running.fetch_resolved(connection, resolved, &offered)?;
+        let commit = running.lay_out(&self.repository, &objects, id, &TreePath::root(), 0)?;
+        Ok(GitTree { commit: commit.to_string(), notes: running.notes(), tree: running.tree, permit })
     }
 }
 
 impl RunningFetch<'_> {
+    /// Fetches the objects of the resolved commit. Returns the objects, and the id of the commit or of its tag.
+    fn fetch_resolved(
+        &mut self,
+        mut connection: RepositoryConnection,
+        resolved: ResolvedRef,
+        offered: &[OfferedRef],
+    ) -> Result<(Objects, ObjectId), GitCodeError> {
+        let fetch = self.fetch;
+        match resolved {
+            ResolvedRef::Offered(tip) => {
+                return Ok((self.fetch_pack(&mut connection, &[tip.id], Extent::OneCommit)?, tip.id));
+            }
+            ResolvedRef::NotFound => return Err(fetch.not_found_error()),
+            ResolvedRef::Id(_) | ResolvedRef::AbbreviatedId(_) => {}
+        }
+        // The commits that branches and tags lead to, without their trees if the server can omit them.
+        let extent = if connection.can_omit_trees() { Extent::CommitsOnly } else { Extent::Everything };
+        let history = self.fetch_tips(&mut connection, offered, extent)?.ok_or_else(|| fetch.not_found_error())?;
+        let id = match resolved {
+            ResolvedRef::Id(id) if !is_commit(&history, &id) => {
+                let reason = format!("a repository in which no branch and no tag leads to the commit {id}");
+                return Err(fetch.unusable(reason));
+            }
+            ResolvedRef::Id(id) => id,
+            ResolvedRef::AbbreviatedId(prefix) => match commits_with_prefix(&history, &prefix).as_slice() {
+                [id] => *id,
+                [] => return Err(fetch.not_found_error()),
+                [..] => {
+                    let reason = format!("a repository with several commits whose ids begin with {prefix}");
+                    return Err(fetch.unusable(reason));
+                }
+            },
+            ResolvedRef::Offered(_) | ResolvedRef::NotFound => return Err(fetch.not_found_error()),
+        };
+        match extent {
+            Extent::Everything => Ok((history, id)),
+            _ => Ok((self.fetch_commit(&fetch.repository, connection, id)?, id)),
+        }
+    }
+
     fn fetch_pack(
         &mut self,
         connection: &mut RepositoryConnection,
@@ -161,18 +182,7 @@ impl RunningFetch<'_> {
         extent: Extent,
     ) -> Result<Objects, GitCodeError> {
         self.packs += 1;
-        connection.fetch_pack(wanted, extent, &self.scratch.join(format!("pack-{}", self.packs)), self.stop)
-    }
-
-    /// Fetches all commits that branches and tags lead to, without their trees if the server can omit them. `None` for a
-    /// repository without refs.
-    fn fetch_history(
-        &mut self,
-        connection: &mut RepositoryConnection,
-        offered: &[OfferedRef],
-    ) -> Result<Option<(Objects, Extent)>, GitCodeError> {
-        let extent = if connection.can_omit_trees() { Extent::CommitsOnly } else { Extent::Everything };
-        Ok(self.fetch_tips(connection, offered, extent)?.map(|history| (history, extent)))
+        connection.fetch_pack(wanted, extent, &self.fetch.scratch.join(format!("pack-{}", self.packs)), self.stop)
     }
 
     /// Fetches what all branches and tags lead to. `None` for a repository without refs.
@@ -191,46 +201,30 @@ impl RunningFetch<'_> {
         if tips.is_empty() { Ok(None) } else { self.fetch_pack(connection, &tips, extent).map(Some) }
     }
 
-    /// Returns the objects of the commit `id`. Fetches its tree, unless the history was fetched with trees.
-    fn commit_from_history(
+    /// Fetches one commit. If the server refuses the id, fetches everything that branches and tags lead to.
+    fn fetch_commit(
         &mut self,
         repository: &Repository,
         mut connection: RepositoryConnection,
-        history: Objects,
-        extent: Extent,
         id: ObjectId,
-    ) -> Result<(Objects, ObjectId), GitCodeError> {
-        if extent == Extent::Everything {
-            return Ok((history, id));
-        }
-        let fetched = self.fetch_pack(&mut connection, &[id], Extent::OneCommit);
-        drop(connection);
-        Ok((self.or_fetch_everything(repository, id, fetched)?, id))
-    }
-
-    /// Returns the fetched objects. If the server refused the id, fetches everything that branches and tags lead to.
-    fn or_fetch_everything(
-        &mut self,
-        repository: &Repository,
-        id: ObjectId,
-        fetched: Result<Objects, GitCodeError>,
     ) -> Result<Objects, GitCodeError> {
-        match fetched {
-            Err(GitCodeError::NoSuchId { .. }) => self.fetch_everything(repository, id),
+        match self.fetch_pack(&mut connection, &[id], Extent::OneCommit) {
+            Err(GitCodeError::NoSuchId { .. }) => {
+                drop(connection);
+                self.fetch_everything(repository, id)
+            }
             fetched => fetched,
         }
     }
 
     /// Fetches everything that branches and tags lead to, in a new connection. Fails if the commit `id` is not in it.
     fn fetch_everything(&mut self, repository: &Repository, id: ObjectId) -> Result<Objects, GitCodeError> {
-        let mut connection = RepositoryConnection::open(&self.bridge, repository, self.limits)?;
-        let offered = connection.list_refs(&["HEAD".into(), "refs/heads/".into(), "refs/tags/".into()])?;
+        let mut connection = RepositoryConnection::open(self.bridge, repository, self.fetch.limits)?;
+        let offered = connection.list_refs(&TIP_PREFIXES.map(str::to_owned))?;
         let objects = self.fetch_tips(&mut connection, &offered, Extent::Everything)?;
         objects.filter(|objects| is_commit(objects, &id)).ok_or_else(|| {
-            GitCodeError::unusable(
-                &repository.origin_text(),
-                format!("a repository that does not serve the commit {id}"),
-            )
+            let reason = format!("a repository that does not serve the commit {id}");
+            GitCodeError::unusable(&repository.origin_text(), reason)
         })
     }
 
@@ -245,7 +239,7 @@ impl RunningFetch<'_> {
         depth: usize,
     ) -> Result<ObjectId, GitCodeError> {
         let origin = repository.origin_text();
-        let largest_object = self.limits.object_bytes;
+        let largest_object = self.fetch.limits.object_bytes;
         let checkout = Checkout { objects, origin: &origin, target, largest_object, stop: self.stop };
         let (commit, root) = checkout.peel_to_commit(id)?;
         let CheckoutResult { submodules, gitmodules, lfs_pointers, unknown_encodings } =
@@ -262,13 +256,13 @@ impl RunningFetch<'_> {
             else {
                 continue;
             };
-            if depth >= self.limits.submodule_depth {
-                let limit = self.limits.submodule_depth;
+            let GitLimits { submodule_depth: limit, submodules, .. } = self.fetch.limits;
+            if depth >= limit {
                 return Err(refused(TreeError::TooLarge(format!("{limit} submodules one in the other"))));
             }
             self.submodules += 1;
-            if self.submodules > self.limits.submodules {
-                return Err(refused(TreeError::TooLarge(format!("{} submodules", self.limits.submodules))));
+            if self.submodules > submodules {
+                return Err(refused(TreeError::TooLarge(format!("{submodules} submodules"))));
             }
             let inner_target = TreePath::parse(&path).and_then(|path| target.join(&path));
             let inner_target = inner_target.map_err(|error| refused(TreeError::bad_path(&path, &error)))?;
@@ -280,17 +274,15 @@ impl RunningFetch<'_> {
 
     /// Fetches the commit of a submodule. The outer tree names the commit, so no ref of the submodule needs to lead to it.
     fn fetch_submodule(&mut self, repository: &Repository, id: ObjectId) -> Result<Objects, GitCodeError> {
-        let mut connection = RepositoryConnection::open(&self.bridge, repository, self.limits)?;
+        let mut connection = RepositoryConnection::open(self.bridge, repository, self.fetch.limits)?;
         if !connection.may_serve_any_id() {
-            let offered = connection.list_refs(&["HEAD".into(), "refs/heads/".into(), "refs/tags/".into()])?;
+            let offered = connection.list_refs(&TIP_PREFIXES.map(str::to_owned))?;
             if !offered.iter().any(|offered| offered.id == id) {
                 drop(connection);
                 return self.fetch_everything(repository, id);
             }
         }
-        let fetched = self.fetch_pack(&mut connection, &[id], Extent::OneCommit);
-        drop(connection);
-        self.or_fetch_everything(repository, id, fetched)
+        self.fetch_commit(repository, connection, id)
     }
 
     fn notes(&self) -> Vec<String> {

@@ -25,8 +25,8 @@ impl HttpTransport {
 }
 
 impl Http for HttpTransport {
-    type Headers = Headers;
-    type ResponseBody = ResponseBody;
+    type Headers = Lazy<Cursor<Vec<u8>>>;
+    type ResponseBody = Lazy<BridgeReader>;
     type PostBody = RequestBody;
 
     fn get(
@@ -34,7 +34,7 @@ impl Http for HttpTransport {
         url: &str,
         base_url: &str,
         headers: impl IntoIterator<Item = impl AsRef<str>>,
-    ) -> gix_error::Result<GetResponse<Headers, ResponseBody>> {
+    ) -> gix_error::Result<GetResponse<Self::Headers, Self::ResponseBody>> {
         let parsed_url = parse_url(url)?;
         let (head, reader) =
             self.bridge.exchange(parsed_url.clone(), header_map(headers), None).map_err(to_gix_error)?;
@@ -45,8 +45,7 @@ impl Http for HttpTransport {
                 base.ok_or_else(|| to_gix_error(io::Error::other("a redirect to a URL that is not a git repository")))?;
             self.redirected_url = Some(base.to_owned());
         }
-        let exchange = Rc::new(RefCell::new(Exchange::Answering(reader)));
-        Ok(GetResponse { headers: Headers::of(&head), body: ResponseBody::of(exchange) })
+        Ok(GetResponse { headers: Lazy::opened(header_lines(&head)), body: Lazy::opened(reader) })
     }
 
     fn post(
@@ -55,7 +54,7 @@ impl Http for HttpTransport {
         _base_url: &str,
         headers: impl IntoIterator<Item = impl AsRef<str>>,
         _body: PostBodyDataKind,
-    ) -> gix_error::Result<PostResponse<Headers, ResponseBody, RequestBody>> {
+    ) -> gix_error::Result<PostResponse<Self::Headers, Self::ResponseBody, RequestBody>> {
         let exchange = Exchange::Collecting {
             bridge: self.bridge.clone(),
             url: parse_url(url)?,
@@ -65,8 +64,11 @@ impl Http for HttpTransport {
         let exchange = Rc::new(RefCell::new(exchange));
         Ok(PostResponse {
             post_body: RequestBody(Rc::clone(&exchange)),
-            headers: Headers { lines: None, exchange: Some(Rc::clone(&exchange)) },
-            body: ResponseBody::of(exchange),
+            headers: Lazy::new({
+                let exchange = Rc::clone(&exchange);
+                move || Ok(exchange.borrow_mut().send()?.as_ref().map(header_lines).unwrap_or_default())
+            }),
+            body: Lazy::new(move || exchange.borrow_mut().take_answer()),
         })
     }
 
@@ -104,6 +106,15 @@ impl Exchange {
             }
         }
     }
+
+    /// The body of the answer, sending the request if that was not done.
+    fn take_answer(&mut self) -> io::Result<BridgeReader> {
+        self.send()?;
+        match std::mem::replace(self, Self::Finished) {
+            Self::Answering(reader) => Ok(reader),
+            Self::Collecting { .. } | Self::Finished => Err(request_failed()),
+        }
+    }
 }
 
 /// Writer of the request body. The request is sent when its answer is first read.
@@ -125,74 +136,36 @@ impl Write for RequestBody {
     }
 }
 
-/// Reader of an answer's headers, as lines.
-pub(super) struct Headers {
-    lines: Option<Cursor<Vec<u8>>>,
-    exchange: Option<Rc<RefCell<Exchange>>>,
+/// A reader that is opened when something is read.
+pub(super) struct Lazy<R> {
+    open: Option<Box<dyn FnOnce() -> io::Result<R>>>,
+    reader: Option<R>,
 }
 
-impl Headers {
-    fn of(head: &Head) -> Self {
-        Self { lines: Some(header_lines(head)), exchange: None }
+impl<R> Lazy<R> {
+    fn new(open: impl FnOnce() -> io::Result<R> + 'static) -> Self {
+        Self { open: Some(Box::new(open)), reader: None }
     }
 
-    fn answer_lines(&mut self) -> io::Result<&mut Cursor<Vec<u8>>> {
-        if let Some(exchange) = self.exchange.take() {
-            self.lines = exchange.borrow_mut().send()?.as_ref().map(header_lines);
+    fn opened(reader: R) -> Self {
+        Self { open: None, reader: Some(reader) }
+    }
+
+    fn reader(&mut self) -> io::Result<&mut R> {
+        if let Some(open) = self.open.take() {
+            self.reader = Some(open()?);
         }
-        Ok(self.lines.get_or_insert_default())
+        self.reader.as_mut().ok_or_else(request_failed)
     }
 }
 
-impl Read for Headers {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.answer_lines()?.read(buffer)
-    }
-}
-
-impl BufRead for Headers {
-    fn fill_buf(&mut self) -> io::Result<&[u8]> {
-        self.answer_lines()?.fill_buf()
-    }
-
-    fn consume(&mut self, read: usize) {
-        if let Some(lines) = &mut self.lines {
-            lines.consume(read);
-        }
-    }
-}
-
-/// Reader of an answer's body.
-pub(super) struct ResponseBody {
-    exchange: Rc<RefCell<Exchange>>,
-    reader: Option<BridgeReader>,
-}
-
-impl ResponseBody {
-    fn of(exchange: Rc<RefCell<Exchange>>) -> Self {
-        Self { exchange, reader: None }
-    }
-
-    fn reader(&mut self) -> io::Result<&mut BridgeReader> {
-        if self.reader.is_none() {
-            let mut exchange = self.exchange.borrow_mut();
-            exchange.send()?;
-            match std::mem::replace(&mut *exchange, Exchange::Finished) {
-                Exchange::Answering(reader) => self.reader = Some(reader),
-                Exchange::Collecting { .. } | Exchange::Finished => {}
-            }
-        }
-        self.reader.as_mut().ok_or_else(|| io::Error::other("the request failed"))
-    }
-}
-
-impl Read for ResponseBody {
+impl<R: Read> Read for Lazy<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.reader()?.read(buffer)
     }
 }
 
-impl BufRead for ResponseBody {
+impl<R: BufRead> BufRead for Lazy<R> {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         self.reader()?.fill_buf()
     }
@@ -202,6 +175,10 @@ impl BufRead for ResponseBody {
             reader.consume(read);
         }
     }
+}
+
+fn request_failed() -> io::Error {
+    io::Error::other("the request failed")
 }
 
 fn header_lines(head: &Head) -> Cursor<Vec<u8>> {

@@ -147,8 +147,11 @@ async fn a_local_disk_error_is_no_upstream_error() {
     let config = GitTestConfig::for_registry(&forge.url("r"));
     let tree = Tree::new(tempfile::tempfile().unwrap(), config.tree_limits);
     let (upstream, source) = (config.upstream(), forge.source("r", "main"));
-    let failed =
-        config.outbound().git(git_request(&source, &upstream), Path::new("/no/such/folder"), tree).await.unwrap_err();
+    let failed = config
+        .outbound()
+        .git(git_request(&source, &upstream), &source, Path::new("/no/such/folder"), tree)
+        .await
+        .unwrap_err();
     assert!(matches!(failed, GitError::Disk { .. }), "{failed}");
 }
 
@@ -273,7 +276,9 @@ async fn one_upstream_never_takes_all_git_fetches() {
     let fetch = async |host: &Hostname, source: &GitSource| {
         let scratch = tempfile::tempdir().unwrap();
         let tree = Tree::new(tempfile::tempfile().unwrap(), config.tree_limits);
-        outbound.git(GitRequest { upstream: host, ..git_request(source, &upstream) }, scratch.path(), tree).await
+        outbound
+            .git(UpstreamRequest { upstream: host, ..git_request(source, &upstream) }, source, scratch.path(), tree)
+            .await
     };
     let own_host = host();
     let stuck_jobs = async { tokio::join!(fetch(&own_host, &stuck_source), fetch(&own_host, &stuck_source)) };
