@@ -15,7 +15,6 @@ pub mod pages;
 pub mod providers;
 pub mod request;
 pub mod source;
-pub mod special_purpose_ips;
 mod traffic;
 
 use std::collections::HashMap;

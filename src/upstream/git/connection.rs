@@ -20,9 +20,8 @@ use gix_transport::client::git::blocking_io::Connection;
 use gix_transport::{Protocol, Service};
 use gix_utils::progress::Discard;
 
-use super::blocking_bridge::{GitBridge, ThroughputGuard};
+use super::blocking_bridge::{GitBridge, HttpTransport, ThroughputGuard};
 use super::error::GitCodeError;
-use super::http::HttpTransport;
 use super::pack_scanner::{PackLimits, PackScanner};
 use super::refs::OfferedRef;
 use super::repository::Repository;

@@ -7,7 +7,6 @@ mod checkout;
 mod connection;
 mod error;
 mod fetch;
-mod http;
 mod pack_scanner;
 mod refs;
 mod repository;
@@ -20,8 +19,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use ::http::{HeaderMap, Method, header};
 use bytes::Bytes;
+use http::{HeaderMap, Method, header};
 use reqwest::{RequestBuilder, Response};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
