@@ -56,7 +56,8 @@ impl Digest {
         &self.0
     }
 
-    fn from_context(context: Context) -> Self {
+    /// The digest of what a SHA-256 context was updated with.
+    pub(crate) fn from_context(context: Context) -> Self {
         let mut bytes = [0; 32];
         for (target, byte) in bytes.iter_mut().zip(context.finish().as_ref()) {
             *target = *byte;

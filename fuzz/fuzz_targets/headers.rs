@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use http::header::{HeaderMap, HeaderValue};
 use larder::cdn_loop::{CdnLoop, OwnEntry};
 use larder::http::clients::Clients;
-use larder::upstream::response_headers::content_range;
+use larder::upstream::request::content_range;
 use larder::upstream::error::sanitized;
 use libfuzzer_sys::fuzz_target;
 

@@ -20,7 +20,7 @@ use crate::http::clients::NOT_AMONG_CLIENTS;
 use crate::http::probe_client::{BadCertificate, ProbeAnswer, ProbeError, probe};
 use crate::http::response;
 use crate::protocol::route::{PROBE, providers_base};
-use crate::upstream::response_headers::server_time;
+use crate::upstream::request::server_time;
 
 const LISTENER: &str = "listener";
 const CERTIFICATE: &str = "listener.certificate";

@@ -11,12 +11,13 @@ use crate::address::{Hostname, Name, ProviderAddress};
 use crate::cdn_loop::CdnLoop;
 use crate::clock::{Clock, Timestamp};
 use crate::store::Store;
+use crate::upstream::backoff::RequestTime;
 use crate::upstream::discovery::{self, Discovery};
 use crate::upstream::egress_policy::EgressRefusal;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::outbound::{Outbound, origin};
 use crate::upstream::providers::{VersionList, versions_url};
-use crate::upstream::request::{Document, Fetched, RequestPriority, UpstreamRequest};
+use crate::upstream::request::{AcceptedCoding, Document, Fetched, RequestPriority, UpstreamRequest};
 use crate::upstream::{CredentialScope, Upstream};
 
 const NAME: &str = "upstream.name";
@@ -113,9 +114,9 @@ impl UpstreamCheck<'_> {
             via: &via,
             retries: 0,
             priority: RequestPriority::Job,
-            now,
+            time: RequestTime::new(now),
         };
-        match timeout(PROBE_TIMEOUT, self.outbound.document(request, None, limit)).await {
+        match timeout(PROBE_TIMEOUT, self.outbound.document(AcceptedCoding::Any, request, None, limit)).await {
             Err(_) => Err(FetchFailure::Slow),
             Ok(Err(error)) => Err(FetchFailure::Failed(error)),
             Ok(Ok(Fetched::New(document))) => Ok(document),

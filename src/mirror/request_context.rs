@@ -14,8 +14,8 @@ use crate::mirror::archives::unattended::ClientAddress;
 use crate::mirror::runtime_config::ConfigGeneration;
 use crate::mirror::{Connectivity, Runtime, RuntimeConfig};
 use crate::upstream::Upstream;
+use crate::upstream::backoff::Origin;
 use crate::upstream::backoff::{BudgetPurpose, RevalidationPermit};
-use crate::upstream::breaker::Origin;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::request::RequestPriority;
 
@@ -256,7 +256,7 @@ impl Runtime {
         }
         if self.connectivity() == Connectivity::Online
             && call.caller != CallerKind::PlanStep
-            && let Some(until) = call.config.outbound.retry_after_until(host, origins, call.now)
+            && let Some(until) = call.config.outbound.backoff.retry_after_until(host, origins, call.now)
         {
             return Err(Error::HeldBack { subject: subject.to_owned(), until });
         }
@@ -279,10 +279,10 @@ impl Runtime {
         if requests == 0 || self.connectivity() == Connectivity::Offline {
             return Ok(());
         }
-        if let Some(until) = call.config.outbound.retry_after_until(host, origins, call.now) {
+        if let Some(until) = call.config.outbound.backoff.retry_after_until(host, origins, call.now) {
             return Err(Error::HeldBack { subject: subject.to_owned(), until });
         }
-        let has_room = call.config.outbound.spend(host, BudgetPurpose::Job, requests, call.now);
+        let has_room = call.config.outbound.backoff.spend(host, BudgetPurpose::Job, requests, call.now);
         if has_room { Ok(()) } else { Err(Error::RevalidationSkipped(subject.to_owned())) }
     }
 
@@ -298,7 +298,7 @@ impl Runtime {
         match fetch_reason {
             FetchReason::Fetch => Ok(()),
             FetchReason::Revalidate
-                if call.config.outbound.spend(host, BudgetPurpose::Revalidation, requests, call.now) =>
+                if call.config.outbound.backoff.spend(host, BudgetPurpose::Revalidation, requests, call.now) =>
             {
                 Ok(())
             }
@@ -337,7 +337,7 @@ pub(in crate::mirror) fn or_retry_later(
     // A redirect may have led to an origin that is not in the list.
     let last = Url::parse(&failed.origin).ok().map(|url| Origin::of(&url));
     let origins: Vec<Origin> = origins.iter().cloned().chain(last).collect();
-    match call.config.outbound.retry_after_until(host, &origins, call.now) {
+    match call.config.outbound.backoff.retry_after_until(host, &origins, call.now) {
         Some(until) => Error::HeldBack { subject: subject.to_owned(), until },
         None => error,
     }

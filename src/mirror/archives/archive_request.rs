@@ -16,6 +16,7 @@ use crate::mirror::documents::discovery::DiscoveryTrust;
 use crate::mirror::documents::document_fetch::RETRIES;
 use crate::mirror::library::proof_set::ProofSet;
 use crate::upstream::CredentialScope;
+use crate::upstream::backoff::RequestTime;
 use crate::upstream::discovery::Service;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::outbound::origin;
@@ -135,7 +136,7 @@ impl ArchiveRequest {
             via: &self.call.via,
             retries: RETRIES,
             priority: self.call.priority,
-            now: self.archives.runtime.flight_context(&self.call).now,
+            time: RequestTime::new(self.archives.runtime.flight_context(&self.call).now),
         }
     }
 

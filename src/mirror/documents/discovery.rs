@@ -16,7 +16,7 @@ use crate::mirror::library::stored_document::{DocumentFlight, DocumentMetadata, 
 use crate::mirror::single_flight::SharedResult;
 use crate::mirror::{Answer, FetchReason, Outcome, RequestContext};
 use crate::store::{Key, StoreError};
-use crate::upstream::breaker::Origin;
+use crate::upstream::backoff::Origin;
 use crate::upstream::discovery::{self, Discovery, Service};
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::outbound::{Connectivity, origin};

@@ -13,10 +13,11 @@ use crate::mirror::library::stored_document::{DocumentFlight, StoredDocument};
 use crate::mirror::single_flight::SharedResult;
 use crate::mirror::{Documents, FetchReason, RequestContext};
 use crate::store::Key;
+use crate::upstream::backoff::RequestTime;
 use crate::upstream::discovery::Service;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::outbound::origin;
-use crate::upstream::request::{Fetched, UpstreamRequest};
+use crate::upstream::request::{AcceptedCoding, Fetched, UpstreamRequest};
 use crate::upstream::{CredentialScope, Upstream};
 
 #[derive(Debug, Clone)]
@@ -179,11 +180,11 @@ impl Documents {
             via,
             retries,
             priority: *priority,
-            now: *now,
+            time: RequestTime::new(*now),
         };
         let validators =
             before.filter(|before| before.metadata.asked == *url).map(|before| &before.metadata.validators);
-        call.config.outbound.document(ask, validators, limit).await
+        call.config.outbound.document(AcceptedCoding::Any, ask, validators, limit).await
     }
 }
 

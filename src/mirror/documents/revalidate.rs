@@ -13,7 +13,7 @@ use crate::mirror::offline::STORED_ANSWER_LIFETIME;
 use crate::mirror::request_context::CallerKind;
 use crate::mirror::single_flight::SharedResult;
 use crate::mirror::{Answer, FetchReason, Outcome, RequestContext};
-use crate::upstream::breaker::Origin;
+use crate::upstream::backoff::Origin;
 
 #[derive(Debug, Clone)]
 pub(in crate::mirror) struct Aged<T> {
@@ -82,7 +82,7 @@ impl Documents {
                     RevalidationTarget::NewLocation => vec![Origin::of(&call.upstream(host)?.settings.url)],
                 };
                 let Some(leave) =
-                    call.config.outbound.revalidation_permit(&origins, &call.revalidation_permit, call.now)
+                    call.config.outbound.backoff.revalidation_permit(&origins, &call.revalidation_permit, call.now)
                 else {
                     tracing::debug!(subject, "its upstream's circuit breaker is open; the stored copy is served");
                     return Ok(stale(stored));
@@ -108,7 +108,7 @@ impl Documents {
                     Err(_) => {
                         tracing::warn!(subject, "upstream is slow to revalidate; the stored copy is served meanwhile");
                         let now = call.now.after(call.started.elapsed());
-                        call.config.outbound.record_client_timeout(host, &origins, rule.patience, now);
+                        call.config.outbound.backoff.record_client_timeout(host, &origins, rule.patience, now);
                         Ok(stale(stored))
                     }
                 }

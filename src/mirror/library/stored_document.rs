@@ -19,9 +19,9 @@ use crate::mirror::library::record_format as parts;
 use crate::mirror::{Library, default_if_gone};
 use crate::store::{Durability, Key, StoreError};
 use crate::upstream::Upstream;
-use crate::upstream::breaker::Origin;
+use crate::upstream::backoff::Origin;
 use crate::upstream::discovery::Discovery;
-use crate::upstream::memory_budget::MemoryGrant;
+use crate::upstream::limits::MemoryGrant;
 use crate::upstream::providers::VersionList;
 use crate::upstream::request::{Document, Validators};
 

@@ -18,14 +18,15 @@ use crate::mirror::modules::source_download::{DownloadedSource, SourceDownload};
 use crate::mirror::request_context::RequestContext;
 use crate::packaging::{Tree, TreeError, TreeLimits, TreePath, find_folder, unpack};
 use crate::store::{Scratch, StoreError};
-use crate::upstream::concurrency_limits::{ConcurrencyLimit, Permit};
+use crate::upstream::backoff::RequestTime;
 use crate::upstream::discovery::Service;
 use crate::upstream::error::{Fault, UpstreamError};
-use crate::upstream::git::{self, GitError, GitRequest};
+use crate::upstream::git::GitError;
+use crate::upstream::limits::{ConcurrencyLimit, Permit};
 use crate::upstream::outbound::origin;
-use crate::upstream::request::{Fetched, UpstreamRequest, Validators};
+use crate::upstream::request::{AcceptedCoding, Fetched, UpstreamRequest, Validators};
 use crate::upstream::source::{
-    ArchiveSource, Checksum, ExpectedChecksum, GitSource, LocatedSource, PackageSource, Subdir, location_in_page,
+    ArchiveSource, Checksum, ExpectedChecksum, LocatedSource, PackageSource, Subdir, location_in_page,
 };
 use crate::upstream::{CredentialScope, Upstream};
 
@@ -51,18 +52,11 @@ pub(in crate::mirror) struct FetchedTree {
     pub(in crate::mirror) validators: Validators,
     /// The origin that it was fetched from.
     pub(in crate::mirror) origin: String,
-    _permit: TreePermit,
+    /// Held until the tree is packed, so that many cold modules do not exhaust memory. A task that waits for one holds
+    /// neither another one nor any other permit.
+    _permit: Permit,
     /// Dropped last: it contains the tree's files.
     pub(in crate::mirror) _scratch: Arc<Scratch>,
-}
-
-/// A permit to have a tree in memory until it is packed, so that many cold modules do not exhaust memory. A task that
-/// waits for one holds neither another one nor any other permit.
-pub(in crate::mirror) enum TreePermit {
-    /// The permit of the git job.
-    Git(#[expect(dead_code, reason = "held only for its Drop")] Option<git::GitPermit>),
-    /// The permit of a downloaded archive.
-    Unpacking(#[expect(dead_code, reason = "held only for its Drop")] Permit),
 }
 
 /// Reasons that a tree could not be fetched.
@@ -159,8 +153,12 @@ impl<'a> SourceFetch<'a> {
 
     /// Fetches a page and reads the source that it names.
     async fn page(&self, page: &Url) -> Result<LocatedSource, FetchTreeError> {
-        let fetched =
-            self.call.config.outbound.document(self.request(page, &self.subject()), None, MAX_PAGE_BYTES).await;
+        let fetched = self
+            .call
+            .config
+            .outbound
+            .document(AcceptedCoding::Any, self.request(page, &self.subject()), None, MAX_PAGE_BYTES)
+            .await;
         let Fetched::New(document) = fetched.map_err(location_fault)? else {
             return Err(self.failed(origin(page), Fault::Unusable("304 to an unconditional request".into())).into());
         };
@@ -186,19 +184,13 @@ impl<'a> SourceFetch<'a> {
         let (tree, turn, commit, validators, origin) = match source {
             PackageSource::Git(git) => {
                 let subject = self.subject();
-                let ask = git_ask(self.request(&git.url, &subject), git);
-                let fetched = self.call.config.outbound.git(ask, scratch.path(), tree).await;
+                let ask = self.request(&git.url, &subject);
+                let fetched = self.call.config.outbound.git(ask, git, scratch.path(), tree).await;
                 let fetched = fetched.map_err(|error| self.git_failed(error, &git.url))?;
                 for note in fetched.notes {
                     tracing::warn!(package = %self.package, note, "clients should know this about a module's repository");
                 }
-                (
-                    fetched.tree,
-                    TreePermit::Git(fetched.permit),
-                    Some(fetched.commit),
-                    Validators::default(),
-                    origin(&git.url),
-                )
+                (fetched.tree, fetched.permit, Some(fetched.commit), Validators::default(), origin(&git.url))
             }
             PackageSource::Archive(archive) => {
                 let (tree, turn, validators) = self.archive(archive, tree).await?;
@@ -264,12 +256,6 @@ impl<'a> SourceFetch<'a> {
     }
 }
 
-/// Builds the git request with the settings of `ask`.
-pub(in crate::mirror) fn git_ask<'a>(ask: UpstreamRequest<'a>, source: &'a GitSource) -> GitRequest<'a> {
-    let UpstreamRequest { label, upstream, credentials, via, retries, priority, now, .. } = ask;
-    GitRequest { subject: label, source, upstream, credential_scope: credentials, via, retries, priority, now }
-}
-
 pub(in crate::mirror) fn ask_for<'a>(
     modules: &Arc<Modules>,
     upstream: &'a Upstream,
@@ -288,7 +274,7 @@ pub(in crate::mirror) fn ask_for<'a>(
         via,
         retries: RETRIES,
         priority: *priority,
-        now,
+        time: RequestTime::new(now),
     }
 }
 
@@ -315,7 +301,7 @@ impl SourceFetch<'_> {
         &mut self,
         source: &ArchiveSource,
         tree: Tree,
-    ) -> Result<(Tree, TreePermit, Validators), FetchTreeError> {
+    ) -> Result<(Tree, Permit, Validators), FetchTreeError> {
         let subject = self.subject();
         let expected = match &source.checksum {
             None => None,
@@ -366,17 +352,21 @@ impl SourceFetch<'_> {
     }
 
     /// Waits for a permit to unpack. The caller holds nothing but its staging file meanwhile.
-    async fn unpack_permit(&self) -> Result<TreePermit, Error> {
+    async fn unpack_permit(&self) -> Result<Permit, Error> {
         let turn = self.modules.work.unpacking.take(&self.upstream.settings.host, self.call.priority).await;
         let reason = || "the limit of archives unpacked at one time is reached".to_owned();
-        turn.map(TreePermit::Unpacking).ok_or_else(|| Error::Busy { subject: self.subject(), reason: reason() })
+        turn.ok_or_else(|| Error::Busy { subject: self.subject(), reason: reason() })
     }
 
     /// Fetches a checksum list and finds the archive's checksum in it.
     async fn listed_checksum(&self, list: &Url, archive: &Url) -> Result<Checksum, FetchTreeError> {
         let subject = format!("the list of checksums for {}", self.subject());
-        let fetched =
-            self.call.config.outbound.small_file(self.request(list, &subject), None, MAX_CHECKSUM_LIST_BYTES).await;
+        let fetched = self
+            .call
+            .config
+            .outbound
+            .document(AcceptedCoding::Identity, self.request(list, &subject), None, MAX_CHECKSUM_LIST_BYTES)
+            .await;
         let found = match fetched.map_err(location_fault)? {
             Fetched::New(document) => Checksum::in_list(&document.body, list, archive),
             Fetched::Unchanged => None,

@@ -24,7 +24,7 @@ use crate::mirror::request_context::FlightGroup;
 use crate::mirror::runtime_config::ConfigGeneration;
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
 use crate::mirror::{Documents, Library, Runtime, VerifiedReader};
-use crate::upstream::concurrency_limits::ConcurrencyLimits;
+use crate::upstream::limits::ConcurrencyLimits;
 use std::sync::Arc;
 
 /// A module archive, as larder's URLs name it.

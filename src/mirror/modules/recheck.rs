@@ -12,11 +12,11 @@ use crate::error::Error;
 use crate::mirror::documents::module_location::LocationDocument;
 use crate::mirror::documents::module_location::subdir_in_archive;
 use crate::mirror::library::module_history::{self, ModuleFirstSeen, PinnedTree};
-use crate::mirror::modules::fetch::{FetchTreeError, SourceFetch, git_ask};
+use crate::mirror::modules::fetch::{FetchTreeError, SourceFetch};
 use crate::mirror::{Connectivity, RequestContext};
 use crate::packaging::{PACKER, pack};
 use crate::upstream::error::Fault;
-use crate::upstream::request::{Fetched, RequestPriority};
+use crate::upstream::request::{AcceptedCoding, Fetched, RequestPriority};
 use crate::upstream::source::PackageSource;
 
 /// Minimum interval between two attempts to check one version, unless its location becomes stale earlier.
@@ -129,7 +129,7 @@ impl Modules {
         let known = || [Some(&seen.pinned), seen.moved.as_ref()].into_iter().flatten();
         match &location.located.source {
             PackageSource::Git(git) => {
-                let commit = call.config.outbound.git_commit(git_ask(fetch.request(&git.url, &subject), git)).await;
+                let commit = call.config.outbound.git_commit(fetch.request(&git.url, &subject), git).await;
                 let commit = commit.map_err(|error| fetch.git_failed(error, &git.url))?;
                 let is_it = |pinned_tree: &&PinnedTree| pinned_tree.commit == commit && pinned_tree.subdir == subdir;
                 Ok(known().find(is_it).filter(|_| commit.is_some()).cloned())
@@ -142,7 +142,12 @@ impl Modules {
                 match call
                     .config
                     .outbound
-                    .small_file(fetch.request(&archive.url, &subject), Some(&before.validators), 1)
+                    .document(
+                        AcceptedCoding::Identity,
+                        fetch.request(&archive.url, &subject),
+                        Some(&before.validators),
+                        1,
+                    )
                     .await
                 {
                     Ok(Fetched::Unchanged) => Ok(Some(before.clone())),

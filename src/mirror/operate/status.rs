@@ -163,7 +163,7 @@ impl Library {
 impl Runtime {
     /// The state of each upstream.
     pub fn upstream_states(&self, now: Timestamp) -> Vec<UpstreamState> {
-        let left_alone = self.config.load().outbound.open_breakers(now);
+        let left_alone = self.config.load().outbound.backoff.open_breakers(now);
         let state = |host: Hostname| {
             let UpstreamTraffic { requests, failed, bytes, refused } = self.counters.traffic.of(&host);
             let of_it = left_alone.iter().filter(|(upstream, ..)| *upstream == host);

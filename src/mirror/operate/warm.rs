@@ -18,7 +18,7 @@ use crate::mirror::library::proof_set::ProofSet;
 use crate::mirror::request_context::or_retry_later;
 use crate::mirror::{Answer, Connectivity, Operations, RequestContext, Urgency, VerifiedReader, proof_sets};
 use crate::store::Key;
-use crate::upstream::breaker::Origin;
+use crate::upstream::backoff::Origin;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::modules::ModuleVersionList;
 use crate::upstream::providers::VersionList;

@@ -11,12 +11,12 @@ use crate::address::Package;
 use crate::error::Error;
 use crate::mirror::RequestContext;
 use crate::mirror::library::proof_set::{ProofSet, ProofSetMetadata, StoredProofSet};
-use crate::upstream::breaker::Origin;
+use crate::upstream::backoff::{Origin, RequestTime};
 use crate::upstream::error::{Fault, UpstreamError, sanitized};
-use crate::upstream::memory_budget::MemoryGrant;
+use crate::upstream::limits::MemoryGrant;
 use crate::upstream::outbound::origin;
 use crate::upstream::providers::DownloadDocument;
-use crate::upstream::request::{Document, Fetched, UpstreamRequest, Validators};
+use crate::upstream::request::{AcceptedCoding, Document, Fetched, UpstreamRequest, Validators};
 use crate::upstream::{CredentialScope, Upstream};
 use crate::verify::{Proof, VerificationPolicy, verify_proof_set};
 
@@ -37,8 +37,12 @@ impl ProofSets {
             before.map(|before_set| &*before_set.current).filter(|before_set| before_set.metadata.asked == *visit.url);
         let conditions = before_set.map(|before_set| &before_set.metadata.validators);
         let limit = self.runtime.limits.document_bytes.min(MAX_DOWNLOAD_DOCUMENT);
-        let fetched =
-            visit.call.config.outbound.document(visit.request(visit.subject, visit.url), conditions, limit).await?;
+        let fetched = visit
+            .call
+            .config
+            .outbound
+            .document(AcceptedCoding::Any, visit.request(visit.subject, visit.url), conditions, limit)
+            .await?;
         let unusable = |url: &Url, reason: String| UpstreamError {
             subject: visit.subject.to_owned(),
             origin: origin(url),
@@ -151,7 +155,12 @@ impl ProofSets {
             .call
             .config
             .outbound
-            .small_file(visit.request(&subject, url), before_file.map(|(_, validators)| validators), limit)
+            .document(
+                AcceptedCoding::Identity,
+                visit.request(&subject, url),
+                before_file.map(|(_, validators)| validators),
+                limit,
+            )
             .await?;
         match (fetched, before_file) {
             (Fetched::New(Document { body, validators, origins, .. }), _) => Ok((body, validators, origins)),
@@ -187,7 +196,7 @@ impl ProofSetFetch<'_> {
             via,
             retries: self.retries,
             priority: *priority,
-            now: *now,
+            time: RequestTime::new(*now),
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::clock::Timestamp;
 use crate::mirror::library::stored_document::{DocumentMetadata, ReplaceOutcome, StoredDocument};
 use crate::mirror::transfer::bundle::entry::{SmallFiles, store_failed};
 use crate::store::{Durability, Key};
-use crate::upstream::memory_budget::MemoryGrant;
+use crate::upstream::limits::MemoryGrant;
 use crate::upstream::request::Validators;
 
 pub(in crate::mirror) struct BundledDocumentUpdate {

@@ -18,7 +18,7 @@ use crate::mirror::transfer::tree::{ProvenBy, UnsignedPolicy};
 use crate::mirror::{Connectivity, Library, RequestContext, Transfers, default_if_gone};
 use crate::store::StoreError;
 use crate::upstream::Upstream;
-use crate::upstream::breaker::Origin;
+use crate::upstream::backoff::Origin;
 use crate::verify::ProofBasis;
 
 /// The requests for one proof set: document, sums and signature.

@@ -18,7 +18,7 @@ use crate::mirror::library::stored_document::{DocumentMetadata as ListAbout, Sto
 use crate::mirror::transfer::tree::sidecar_files::{conventional_url, set_of};
 use crate::store::Key;
 use crate::upstream::Upstream;
-use crate::upstream::memory_budget::MemoryGrant;
+use crate::upstream::limits::MemoryGrant;
 use crate::upstream::providers::versions_url;
 use crate::upstream::request::Validators;
 use crate::verify::{Proof, ProofBasis};

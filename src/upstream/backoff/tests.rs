@@ -1,4 +1,4 @@
-//! Tests of the circuit breakers: tables of events with their results, and invariants.
+//! Tests of the circuit breakers and rate limits: tables of events with their results, and invariants.
 
 use proptest::prelude::*;
 
@@ -6,6 +6,10 @@ use super::*;
 
 fn origin(host: &str) -> Origin {
     Origin::of(&Url::parse(&format!("https://{host}/a/path?with=query")).unwrap())
+}
+
+fn upstream() -> Hostname {
+    Hostname::parse("registry.example").unwrap()
 }
 
 /// An event at an origin, with the expected result.
@@ -29,16 +33,16 @@ const fn seconds(seconds: u64) -> Duration {
 #[test]
 fn only_a_retry_after_delays_jobs() {
     let (mut breakers, retry_after, silent) = (Breakers::default(), origin("a.example"), origin("b.example"));
-    breakers.record_failure(&silent, None, 0.5, Timestamp(1000), || ());
-    breakers.record_failure(&retry_after, Some(seconds(60)), 0.5, Timestamp(1000), || ());
+    breakers.record_failure(&silent, None, 0.5, Timestamp(1000), &upstream());
+    breakers.record_failure(&retry_after, Some(seconds(60)), 0.5, Timestamp(1000), &upstream());
     let origins = [silent, retry_after];
-    assert_eq!(breakers.retry_after_until(|_, ()| true, Timestamp(1001)), Some(Timestamp(1060)));
-    assert_eq!(breakers.retry_after_until(|origin, ()| *origin == origins[0], Timestamp(1001)), None);
-    assert_eq!(breakers.retry_after_until(|_, ()| true, Timestamp(1060)), None);
+    assert_eq!(breakers.retry_after_until(|_, _| true, Timestamp(1001)), Some(Timestamp(1060)));
+    assert_eq!(breakers.retry_after_until(|origin, _| *origin == origins[0], Timestamp(1001)), None);
+    assert_eq!(breakers.retry_after_until(|_, _| true, Timestamp(1060)), None);
     // An answer does not end a Retry-After; a clock that was set back does.
     breakers.record_answer(&origins[1], Timestamp(1010));
-    assert_eq!(breakers.retry_after_until(|_, ()| true, Timestamp(1011)), Some(Timestamp(1060)));
-    assert_eq!(breakers.retry_after_until(|_, ()| true, Timestamp(100)), None);
+    assert_eq!(breakers.retry_after_until(|_, _| true, Timestamp(1011)), Some(Timestamp(1060)));
+    assert_eq!(breakers.retry_after_until(|_, _| true, Timestamp(100)), None);
 }
 
 /// Runs events at one origin, each with its time, and checks their results. The jitter is 0.5.
@@ -48,11 +52,12 @@ fn assert_events(scenario: &str, events: Vec<(u64, BreakerEvent)>) {
         let now = Timestamp(now);
         match event {
             Fails(retry_after, expected) => {
-                let change = breakers.record_failure(&origin, retry_after.map(Duration::from_secs), 0.5, now, || ());
+                let change =
+                    breakers.record_failure(&origin, retry_after.map(Duration::from_secs), 0.5, now, &upstream());
                 assert_eq!(change, expected, "{scenario}, step {number}");
             }
             Answers(closes) => {
-                assert_eq!(breakers.record_answer(&origin, now).is_some(), closes, "{scenario}, step {number}");
+                assert_eq!(breakers.record_answer(&origin, now), closes, "{scenario}, step {number}");
             }
             MayRevalidate(may) => {
                 let probes = breakers.admit(std::slice::from_ref(&origin), &[], now);
@@ -155,7 +160,7 @@ fn a_probe_belongs_to_one_caller_and_can_be_returned() {
     let mut breakers = Breakers::default();
     let (a, b) = (origin("a.example"), origin("b.example"));
     for origin in [&a, &b] {
-        breakers.record_failure(origin, None, 0.5, Timestamp(1000), || ());
+        breakers.record_failure(origin, None, 0.5, Timestamp(1000), &upstream());
     }
     let now = Timestamp(1005);
     let probes_a = breakers.admit(&[a.clone(), a.clone()], &[], now).unwrap();
@@ -175,7 +180,7 @@ fn a_probe_belongs_to_one_caller_and_can_be_returned() {
 fn the_number_of_open_breakers_is_limited() {
     let mut breakers = Breakers::default();
     for number in 0..3 * MAX_ORIGINS as u64 {
-        breakers.record_failure(&origin(&format!("h{number}.example")), None, 0.5, Timestamp(1000), || ());
+        breakers.record_failure(&origin(&format!("h{number}.example")), None, 0.5, Timestamp(1000), &upstream());
         assert!(breakers.by_origin.len() <= MAX_ORIGINS);
     }
 }
@@ -195,10 +200,10 @@ proptest! {
             now += seconds_later;
             match event {
                 0 => {
-                    let change = breakers.record_failure(&origin, (retry_after % 2 == 0).then(|| Duration::from_secs(retry_after)), jitter, Timestamp(now), || ());
+                    let change = breakers.record_failure(&origin, (retry_after % 2 == 0).then(|| Duration::from_secs(retry_after)), jitter, Timestamp(now), &upstream());
                     probing &= change == BreakerChange::StillOpen;
                 }
-                1 => { probing &= breakers.record_answer(&origin, Timestamp(now)).is_none(); }
+                1 => { probing &= !breakers.record_answer(&origin, Timestamp(now)); }
                 _ => {
                     let admitted = breakers.admit(origins, &[], Timestamp(now));
                     prop_assert!(!(probing && admitted.as_ref().is_some_and(|probes| !probes.is_empty())));
@@ -216,5 +221,28 @@ proptest! {
     fn a_pause_varies_by_a_quarter(failures in 1u32..100, jitter in 0.0f64..1.0) {
         let [min, pause, max] = [0.0, jitter, 1.0].map(|jitter| pause_after(failures, jitter));
         prop_assert!(seconds(4) <= min && min <= pause && pause <= max && max <= seconds(375));
+    }
+}
+
+const RATE: Rate = Rate { burst: 5, per_second: 2 };
+
+#[test]
+fn a_bucket_allows_a_burst_and_then_a_rate() {
+    let mut bucket = TokenBucket::full(RATE, Timestamp(1000));
+    for (now, requests, is_allowed) in [
+        (1000, 3, true),
+        (1000, 3, false),
+        (1000, 2, true),
+        (1000, 1, false),
+        (999, 1, false),
+        (1001, 2, true),
+        (1001, 1, false),
+        (9000, 6, false),
+        (9000, 5, true),
+        (1000, 1, false),
+        (1001, 2, true),
+        (1001, 1, false),
+    ] {
+        assert_eq!(bucket.spend(requests, RATE, Timestamp(now)), is_allowed, "{requests} at {now}");
     }
 }
