@@ -2,7 +2,7 @@
 //! addresses only.
 #![no_main]
 
-use larder::address::{ModuleAddress, ModulePackage, Platform, ProviderAddress, Version};
+use larder::address::{Address, ModulePackage, Platform, Version};
 use larder::requirements::{Configurations, Files, ModuleFiles, Order, OrderEntry, Registries, resolve};
 use libfuzzer_sys::fuzz_target;
 
@@ -24,11 +24,7 @@ struct UniformRegistries(Files);
 impl Registries for UniformRegistries {
     type Error = String;
 
-    async fn provider_versions(&self, _: &ProviderAddress) -> Result<Vec<Version>, String> {
-        Version::parse("1.0.0").map(|version| vec![version]).map_err(|bad| bad.to_string())
-    }
-
-    async fn module_versions(&self, _: &ModuleAddress) -> Result<Vec<Version>, String> {
+    async fn versions(&self, _: &Address) -> Result<Vec<Version>, String> {
         Version::parse("1.0.0").map(|version| vec![version]).map_err(|bad| bad.to_string())
     }
 

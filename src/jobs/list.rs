@@ -16,11 +16,9 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::job_limits::JobLimits;
 use super::job_report::{Job, JobId, JobState, JobSummary};
-use super::job_state::JobEnd;
 use super::record::JobRecords;
-use super::running_job::{JobOrigin, JobSubscription, RunningJob, SharedJobState};
-use super::warm::WarmUp;
-use super::warming;
+use super::running_job::{JobEnd, JobOrigin, JobSubscription, RunningJob, SharedJobState};
+use super::warm::{self, WarmUp};
 use crate::address::{Artifact, PackageRef};
 use crate::clock::Clock;
 use crate::digest::Digest;
@@ -90,11 +88,10 @@ impl Jobs {
                     warm_up.pin = record.job.pin;
                     RunningJob::new(id, Arc::new(warm_up), record.beginning, &jobs.shared)
                 }
-                (JobState::Running, None) => {
-                    record.job.state = JobState::Failed;
+                (state, _) => {
+                    record.job.state = if state == JobState::Running { JobState::Failed } else { state };
                     RunningJob::ended(id, record, &jobs.shared)
                 }
-                _ => RunningJob::ended(id, record, &jobs.shared),
             })
         });
         jobs.jobs.lock().extend(restored);
@@ -219,7 +216,7 @@ impl Jobs {
         async move {
             let job = &job;
             tracing::info!(job = %job.id, items = job.len(), pin = job.pins(), "a warm-up begins");
-            let work = warming::run(&mirror, &clock, &limits, job, &warm_up);
+            let work = warm::run(&mirror, &clock, &limits, job, &warm_up);
             let end = match AssertUnwindSafe(job.stop.run_until_cancelled(work)).catch_unwind().await {
                 Ok(Some(())) => JobEnd::Completed,
                 // The job resumes at the next start.
@@ -278,17 +275,12 @@ impl Jobs {
         self.running.wait().await;
     }
 
-    /// The unfinished run of a recurring job.
-    pub(super) fn unfinished_run(&self, recurs: &str) -> Option<Arc<RunningJob>> {
+    /// The last run of a recurring job that has ended, or has not, while it is in the list.
+    pub(super) fn run_of(&self, recurs: &str, has_ended: bool) -> Option<Arc<RunningJob>> {
         let jobs = self.jobs.lock();
-        jobs.iter().rev().find(|job| job.beginning.recurs.as_deref() == Some(recurs) && !job.has_ended()).cloned()
-    }
-
-    /// The finished run of a recurring job, while it is in the list.
-    pub(super) fn finished_run(&self, recurs: &str) -> Option<JobSummary> {
-        let jobs = self.jobs.lock();
-        let ended = |job: &&Arc<RunningJob>| job.beginning.recurs.as_deref() == Some(recurs) && job.has_ended();
-        jobs.iter().rev().find(ended).map(|job| job.summary())
+        let is_run =
+            |job: &&Arc<RunningJob>| job.beginning.recurs.as_deref() == Some(recurs) && job.has_ended() == has_ended;
+        jobs.iter().rev().find(is_run).cloned()
     }
 
     pub(super) fn records(&self) -> Option<&JobRecords> {

@@ -7,8 +7,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::job_report::{Job, JobId};
-use super::job_state::ItemSubject;
-use super::running_job::JobOrigin;
+use super::running_job::{ItemSubject, JobOrigin};
 use super::warm::WarmUp;
 use crate::store::{Durability, Key, Recorded, Store, StoreError};
 
@@ -104,9 +103,8 @@ impl JobRecords {
 
     async fn put(&self, id: JobId, record: JobRecord<Arc<WarmUp>>) -> Result<(), String> {
         self.run_blocking(move |store| {
-            let JobRecord { job, beginning, about: subjects, warm_up } = &record;
-            let record = JobRecordRef { job, beginning, about: subjects, warm_up: warm_up.as_deref() };
-            put(store, &Key::Job(id.bytes()), &record)
+            let JobRecord { job, beginning, about, warm_up } = record;
+            put(store, &Key::Job(id.bytes()), &JobRecord { job, beginning, about, warm_up: warm_up.as_deref() })
         })
         .await
     }
@@ -119,15 +117,6 @@ impl JobRecords {
         let result = tokio::task::spawn_blocking(move || work(&store)).await;
         result.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
     }
-}
-
-/// [`JobRecord`] by reference: an order may be large.
-#[derive(Serialize)]
-struct JobRecordRef<'a> {
-    job: &'a Job,
-    beginning: &'a JobOrigin,
-    about: &'a [ItemSubject],
-    warm_up: Option<&'a WarmUp>,
 }
 
 fn put(store: &Store, key: &Key, value: &impl Serialize) -> Result<(), StoreError> {

@@ -6,10 +6,10 @@ mod hcl1;
 mod tests;
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::{Path, PathBuf};
 
 use self::hcl1::Node;
+use super::ClientKind;
 use super::hcl::BadHcl;
 use crate::address::Hostname;
 
@@ -221,42 +221,6 @@ impl Method {
 /// The environment variables of a client.
 pub type Environment = BTreeMap<String, String>;
 
-/// A program that uses registries.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum ClientProgram {
-    /// Terraform, by HashiCorp.
-    Terraform,
-    /// OpenTofu.
-    Tofu,
-}
-
-impl ClientProgram {
-    /// Both programs.
-    pub const ALL: [Self; 2] = [Self::Terraform, Self::Tofu];
-
-    /// The program's name.
-    pub fn program(self) -> &'static str {
-        match self {
-            Self::Terraform => "terraform",
-            Self::Tofu => "tofu",
-        }
-    }
-
-    /// The registry of an address without a host.
-    pub fn default_host(self) -> &'static str {
-        match self {
-            Self::Terraform => "registry.terraform.io",
-            Self::Tofu => "registry.opentofu.org",
-        }
-    }
-}
-
-impl fmt::Display for ClientProgram {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.program())
-    }
-}
-
 /// The search paths of a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SearchPaths {
@@ -270,7 +234,7 @@ pub struct SearchPaths {
 
 impl SearchPaths {
     /// The search paths of `client` in this environment; `exists` checks the disk.
-    pub fn of(client: ClientProgram, environment: &Environment, exists: &dyn Fn(&Path) -> bool) -> Self {
+    pub fn of(client: ClientKind, environment: &Environment, exists: &dyn Fn(&Path) -> bool) -> Self {
         let value_of = |name: &str| environment.get(name).filter(|value| !value.is_empty());
         for name in ["TF_CLI_CONFIG_FILE", "TERRAFORM_CONFIG"] {
             if let Some(file) = value_of(name) {
@@ -282,8 +246,8 @@ impl SearchPaths {
         };
         let (file, folder) = (home.join(".terraformrc"), home.join(".terraform.d"));
         let (file, folder) = match client {
-            ClientProgram::Terraform => (file, folder),
-            ClientProgram::Tofu => {
+            ClientKind::Terraform => (file, folder),
+            ClientKind::Opentofu => {
                 let tofurc = home.join(".tofurc");
                 let xdg = value_of("XDG_CONFIG_HOME").map(|folder| Path::new(folder).join("opentofu"));
                 let file = match &xdg {

@@ -17,9 +17,8 @@ use crate::config::{Config, Unreadable, text};
 use crate::http::admin_client;
 use crate::http::client_roots::ClientRoots;
 use crate::protocol::client_config::{ClientRoute, default_text};
-use crate::requirements::cli_config::CliConfig;
-use crate::requirements::cli_config::{ClientProgram, Environment, SearchPaths};
-use crate::requirements::hcl;
+use crate::requirements::cli_config::{CliConfig, Environment, SearchPaths};
+use crate::requirements::{ClientKind, hcl};
 
 const FILES: &str = "client.files";
 const OVERRIDE: &str = "client.override";
@@ -158,7 +157,7 @@ impl ClientChecks<'_> {
 
 /// Registry of an address without a host, for the clients that read these files.
 fn default_host(client_files: &ClientFiles, host: &Hostname) -> &'static str {
-    let default_host_of = |client: &ClientProgram| client.default_host();
+    let default_host_of = |client: &ClientKind| client.default_host();
     let explicit = client_files.clients.iter().map(default_host_of).find(|default| *default == host.as_str());
     explicit.unwrap_or_else(|| client_files.clients.first().map_or("", default_host_of))
 }
@@ -166,7 +165,7 @@ fn default_host(client_files: &ClientFiles, host: &Hostname) -> &'static str {
 /// Configuration files of one client, or of both where they are identical.
 #[derive(Debug)]
 struct ClientFiles {
-    clients: Vec<ClientProgram>,
+    clients: Vec<ClientKind>,
     search_paths: Vec<SearchPaths>,
     files: Vec<PathBuf>,
     problems: Vec<String>,
@@ -177,10 +176,10 @@ struct ClientFiles {
 fn read_all(environment: &Environment) -> Vec<ClientFiles> {
     let folders: Vec<PathBuf> =
         environment.get("PATH").map(|path| std::env::split_paths(path).collect()).unwrap_or_default();
-    let is_installed = |client: &ClientProgram| folders.iter().any(|folder| folder.join(client.program()).is_file());
-    let mut clients: Vec<ClientProgram> = ClientProgram::ALL.into_iter().filter(is_installed).collect();
+    let is_installed = |client: &ClientKind| folders.iter().any(|folder| folder.join(client.program()).is_file());
+    let mut clients: Vec<ClientKind> = ClientKind::ALL.into_iter().filter(is_installed).collect();
     if clients.is_empty() {
-        clients = ClientProgram::ALL.to_vec();
+        clients = ClientKind::ALL.to_vec();
     }
     let mut all_client_files: Vec<ClientFiles> = Vec::new();
     for client in clients {
@@ -199,7 +198,7 @@ fn read_all(environment: &Environment) -> Vec<ClientFiles> {
     all_client_files
 }
 
-fn read_files(client: ClientProgram, environment: &Environment) -> ClientFiles {
+fn read_files(client: ClientKind, environment: &Environment) -> ClientFiles {
     let search_paths = SearchPaths::of(client, environment, &|path: &Path| path.exists());
     let mut client_files = ClientFiles {
         clients: vec![client],

@@ -2,7 +2,6 @@
 //! in both syntaxes. A problem in one place hides nothing elsewhere.
 
 mod block;
-mod declarations;
 mod expression;
 mod module;
 mod source;
@@ -12,12 +11,16 @@ mod values;
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::sync::Arc;
 
+use self::block::Parsed;
 pub(super) use self::expression::Inputs;
+use self::module::Declarations;
 pub(super) use self::source::{ModuleSource, check_name, without_secrets};
 pub use self::values::GivenValues;
 pub(super) use self::values::keep_deciding_values;
-use super::request::ClientKind;
+use super::ClientKind;
+use super::files::child_path;
 use super::{Files, Unreadable};
 use crate::address::{Constraint, ModuleConstraint, ProviderAddress};
 
@@ -73,7 +76,7 @@ pub(super) struct Problem {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct SourceLine {
     /// The path of the file; for a file of a registry module, after the module's name.
-    pub(super) file: String,
+    pub(super) file: Arc<str>,
     /// The number of the line.
     pub(super) line: usize,
 }
@@ -106,36 +109,28 @@ pub(super) fn read(
     package_prefix: &str,
     inputs: &Inputs,
 ) -> Module {
-    let selected = in_folder(files, folder, role, client);
-    let mut declarations = declarations::Declarations::default();
-    for file in selected {
+    let (mut declarations, mut problems) = (Declarations::default(), Vec::new());
+    for file in in_folder(files, folder, role, client) {
         let shown = format!("{package_prefix}{}", file.path);
-        if declarations.exceed_limit() {
-            let reason = "the files before this one declare too much: larder does not read this file".to_owned();
-            declarations.add_problem(Problem {
-                subject: shown.clone(),
-                reason,
-                location: SourceLine { file: shown, line: 1 },
-            });
-            continue;
-        }
-        let parsed = file
-            .text
-            .map_err(|reason| (reason.to_string(), 1))
-            .and_then(|text| block::Parsed::read(&file.path, text).map_err(|bad| (bad.to_string(), bad.line())));
+        let parsed = match file.text {
+            _ if declarations.exceed_limit() => Err(("the files before this one declare too much".to_owned(), 1)),
+            Err(unreadable) => Err((unreadable.to_string(), 1)),
+            Ok(text) => Parsed::read(&shown, text).map_err(|bad| (bad.to_string(), bad.line())),
+        };
         match parsed {
-            Ok(parsed) => declarations.add(&parsed.body(), file.role, &shown),
-            Err((reason, line)) => declarations.add_problem(Problem {
-                subject: shown.clone(),
+            Ok(parsed) => declarations.add(parsed.body(), file.role),
+            Err((reason, line)) => problems.push(Problem {
+                location: SourceLine { file: shown.as_str().into(), line },
+                subject: shown,
                 reason: format!("{reason}: larder does not read this file"),
-                location: SourceLine { file: shown, line },
             }),
         }
     }
-    match role {
-        ModuleRole::Root => module::interpret(declarations, role, client, &values::values_of_root(files, folder)),
-        ModuleRole::Child => module::interpret(declarations, role, client, inputs),
-    }
+    let values_of_root = (role == ModuleRole::Root).then(|| values::values_of_root(files, folder));
+    let mut module = module::interpret(&declarations, role, client, values_of_root.as_ref().unwrap_or(inputs));
+    module.problems.extend(problems);
+    module.problems.sort_by(|a, b| a.location.cmp(&b.location));
+    module
 }
 
 /// A file that is read.
@@ -187,7 +182,7 @@ fn in_folder<'a>(files: &'a Files, folder: &str, role: ModuleRole, client: Clien
     select(&mut selected, files, folder, &CONFIGURATION, client);
     if role == ModuleRole::Root {
         select(&mut selected, files, folder, &TESTS, client);
-        select(&mut selected, files, &join(folder, TEST_FOLDER), &TESTS, client);
+        select(&mut selected, files, &child_path(folder, TEST_FOLDER), &TESTS, client);
     }
     selected.sort_by(|a, b| (a.role, &a.path).cmp(&(b.role, &b.path)));
     selected
@@ -207,7 +202,7 @@ fn select<'a>(
                 return (client == ClientKind::Opentofu).then(|| stem.to_owned());
             }
             let stem = name.strip_suffix(terraform)?;
-            let replacement = join(folder, &format!("{stem}{tofu}"));
+            let replacement = child_path(folder, &format!("{stem}{tofu}"));
             let is_replaced = client == ClientKind::Opentofu && files.get(&replacement).is_some();
             (!is_replaced).then(|| stem.to_owned())
         };
@@ -217,10 +212,6 @@ fn select<'a>(
             () if stem == "override" || stem.ends_with("_override") => FileRole::Override,
             () => FileRole::Primary,
         };
-        selected.push(SelectedFile { path: join(folder, name), text, role });
+        selected.push(SelectedFile { path: child_path(folder, name), text, role });
     }
-}
-
-fn join(folder: &str, name: &str) -> String {
-    if folder.is_empty() { name.to_owned() } else { format!("{folder}/{name}") }
 }

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
+use super::super::ClientKind;
 use super::super::Files;
-use super::super::files::is_values_file;
-use super::super::request::ClientKind;
+use super::super::files::{child_path, is_values_file};
 use super::ModuleRole;
 use super::block::Parsed;
 use super::expression::{Constant, Inputs};
@@ -47,9 +47,7 @@ impl GivenValues {
 
     /// A file with the same values, which clients read after all others beside a root.
     pub(in super::super) fn as_file(&self) -> Option<(String, Vec<u8>)> {
-        let values: serde_json::Map<_, _> = self.0.iter().map(|(name, value)| (name.clone(), as_json(value))).collect();
-        (!values.is_empty())
-            .then(|| (LAST_VALUES.to_owned(), serde_json::Value::Object(values).to_string().into_bytes()))
+        Some((LAST_VALUES.to_owned(), json_file(&self.0)?.into_bytes()))
     }
 }
 
@@ -105,16 +103,20 @@ pub(in super::super) fn keep_deciding_values(files: &mut Files) {
                 super::read(files, &folder, ModuleRole::Root, client, super::NO_PACKAGE, &Inputs::new()).inputs
             })
             .collect();
-        let values = values_of_root(files, &folder).into_iter().filter(|(name, _)| deciding.contains(name));
-        let values: serde_json::Map<_, _> = values.map(|(name, value)| (name, as_json(&value))).collect();
-        let path_of = |name: &str| if folder.is_empty() { name.to_owned() } else { format!("{folder}/{name}") };
-        names.iter().for_each(|name| files.remove(&path_of(name)));
-        if !values.is_empty() {
-            let text = serde_json::Value::Object(values).to_string();
+        let mut values = values_of_root(files, &folder);
+        values.retain(|name, _| deciding.contains(name));
+        names.iter().for_each(|name| files.remove(&child_path(&folder, name)));
+        if let Some(text) = json_file(&values) {
             // The merged file is smaller than the files it replaces, so it exceeds no limit.
-            let _ = files.insert(&path_of(MERGED_VALUES), text.as_bytes());
+            let _ = files.insert(&child_path(&folder, MERGED_VALUES), text.as_bytes());
         }
     }
+}
+
+/// A JSON file of values; `None` without values.
+fn json_file(values: &Inputs) -> Option<String> {
+    let members: serde_json::Map<_, _> = values.iter().map(|(name, value)| (name.clone(), as_json(value))).collect();
+    (!members.is_empty()).then(|| serde_json::Value::Object(members).to_string())
 }
 
 /// A value as JSON. Unknown values become null: neither can be a source.
