@@ -148,7 +148,7 @@ fn checks_of_failure(error: &ProbeError, shown: &str, config: &Config) -> Vec<Ch
 pub(super) fn certificate_advice(bad: &BadCertificate) -> &'static str {
     match bad {
         BadCertificate::Untrusted => {
-            "make clients client_roots its authority: add it to this machine's client_roots store (update-ca-certificates), or name its \
+            "make clients trust its authority: add it to this machine's trust store (update-ca-certificates), or name its \
              PEM file in SSL_CERT_FILE; a missing intermediate certificate in [server] tls looks the same"
         }
         BadCertificate::OtherName(_) => {
