@@ -48,13 +48,13 @@ fuzz_target!(|input: &[u8]| {
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     let resolved = runtime.block_on(resolve(&order, &UniformRegistries(files)));
     assert!(
-        resolved.cannot.iter().all(|cannot| !cannot.reason.is_empty() && !cannot.subject.contains(char::is_control))
+        resolved.unavailable.iter().all(|item| !item.reason.is_empty() && !item.subject.contains(char::is_control))
     );
     let is_expected = |artifact: &str| artifact.contains("/hashicorp/well ");
     let is_resolved = resolved.archives.iter().any(|required| is_expected(&required.artifact.to_string()));
     assert!(
         is_resolved
-            || resolved.cannot.iter().any(|cannot| cannot.subject.contains("well"))
+            || resolved.unavailable.iter().any(|item| item.subject.contains("well"))
             || text.windows(4).any(|part| part == b"well")
     );
 });

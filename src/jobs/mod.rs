@@ -4,7 +4,6 @@ mod job_limits;
 pub mod job_report;
 mod list;
 mod plan;
-mod record;
 mod recurring;
 mod resolve;
 mod running_job;

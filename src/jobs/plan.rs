@@ -158,14 +158,14 @@ pub async fn plan(mirror: &Arc<Mirror>, clock: &Clock, order: &Order) -> Result<
     let limits = JobLimits::of_plan(CONCURRENT_STEPS);
     let steps = StepRunner::new(mirror, clock, &limits, Urgency::Plan);
     let registries = MirrorRegistries::new(&steps);
-    let ResolvedRequirements { archives, cannot } = requirements::resolve(order, &registries).await;
-    if archives.len() + cannot.len() > MAX_ITEMS {
-        return Err(PlanError::TooMany(archives.len() + cannot.len()));
+    let ResolvedRequirements { archives, unavailable } = requirements::resolve(order, &registries).await;
+    if archives.len() + unavailable.len() > MAX_ITEMS {
+        return Err(PlanError::TooMany(archives.len() + unavailable.len()));
     }
     let findings = registries.findings();
     let checked = join_all(archives.iter().map(|required| steps.check_archive(required)).collect::<Vec<_>>()).await;
     let (mut items, notes): (Vec<Planned>, Vec<Option<String>>) = checked.into_iter().unzip();
-    let unavailable: Vec<Planned> = cannot.into_iter().map(|item| findings.planned_unavailable(item)).collect();
+    let unavailable: Vec<Planned> = unavailable.into_iter().map(|item| findings.planned_unavailable(item)).collect();
     // An unreadable module is listed with its reason, and not again as needed.
     let reported: BTreeSet<&PackageRef> = unavailable.iter().map(|item| &item.package).collect();
     items.retain(|item| item.package.platform.is_some() || !reported.contains(&item.package));

@@ -12,8 +12,7 @@ use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::job_report::{ItemCounts, JobState, JobSummary};
-use super::list::{JobStartError, Jobs};
-use super::record::JobRecords;
+use super::list::{JobRecords, JobStartError, Jobs};
 use super::running_job::RunningJob;
 use super::warm::WarmUp;
 use crate::address::{Hostname, PackageSelector};

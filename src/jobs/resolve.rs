@@ -59,19 +59,19 @@ impl WarmUpRun<'_> {
     /// Adds an item for each new requirement.
     fn add_items(
         &self,
-        ResolvedRequirements { archives, cannot }: ResolvedRequirements,
+        ResolvedRequirements { archives, unavailable }: ResolvedRequirements,
         fetched_modules: &BTreeMap<ModulePackage, FetchedModule>,
     ) -> (BTreeMap<ProviderAddress, ProviderItems>, Vec<(usize, ModulePackage)>) {
         let (mut providers, mut modules) = (BTreeMap::<_, ProviderItems>::new(), Vec::new());
         let remaining_items = MAX_ITEMS.saturating_sub(self.job.len());
-        if count_new_items(&archives, &cannot, fetched_modules) > remaining_items {
+        if count_new_items(&archives, &unavailable, fetched_modules) > remaining_items {
             let error = format!(
                 "the configurations need more than {MAX_ITEMS} archives, the limit of one job: name fewer folders"
             );
             self.job.add(failed_item("the configurations", &error), None);
             return (providers, modules);
         }
-        for UnavailableItem { subject, reason, required_by } in cannot {
+        for UnavailableItem { subject, reason, required_by } in unavailable {
             let error = error_with_places(&reason, &required_by);
             // The item of the module has the error, but not the places that require the module.
             match module_with_error(&reason, fetched_modules) {

@@ -11,8 +11,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::job_report::{ItemCounts, ItemState, Job, JobId, JobItem, JobState, JobSummary};
-use super::list::ToPin;
-use super::record::{JobRecord, JobRecords};
+use super::list::{JobRecord, JobRecords, ToPin};
 use super::warm::WarmUp;
 use crate::address::{Artifact, PackageRef};
 use crate::clock::{Clock, Timestamp};
@@ -27,7 +26,7 @@ const PANICKED_ERROR: &str = "the job ended unexpectedly: larder's log has the r
 #[derive(Debug)]
 pub(super) struct RunningJob {
     pub(super) id: JobId,
-    pub(super) beginning: JobOrigin,
+    pub(super) origin: JobOrigin,
     shared: SharedJobState,
     /// Cancelled when the job or larder is stopped.
     pub(super) stop: CancellationToken,
@@ -166,11 +165,11 @@ pub(super) fn shortened(error: &str) -> String {
 
 impl RunningJob {
     /// Creates a new or resumed job.
-    pub(super) fn new(id: JobId, warm_up: Arc<WarmUp>, beginning: JobOrigin, shared: &SharedJobState) -> Self {
+    pub(super) fn new(id: JobId, warm_up: Arc<WarmUp>, origin: JobOrigin, shared: &SharedJobState) -> Self {
         let job = Job {
             id: id.to_string(),
             state: JobState::Running,
-            started: beginning.started,
+            started: origin.started,
             ended: None,
             what: warm_up.names(),
             platforms: warm_up.platforms.iter().map(ToString::to_string).collect(),
@@ -179,18 +178,18 @@ impl RunningJob {
             unconfirmed: Vec::new(),
             items: warm_up.items(),
         };
-        Self::with_state(id, beginning, shared, TrackedJob::new(job, Vec::new(), Some(warm_up)))
+        Self::with_state(id, origin, shared, TrackedJob::new(job, Vec::new(), Some(warm_up)))
     }
 
     /// Creates a job that ended before a restart.
     pub(super) fn ended(id: JobId, record: JobRecord, shared: &SharedJobState) -> Self {
-        Self::with_state(id, record.beginning, shared, TrackedJob::new(record.job, record.about, None))
+        Self::with_state(id, record.origin, shared, TrackedJob::new(record.job, record.subjects, None))
     }
 
-    fn with_state(id: JobId, beginning: JobOrigin, shared: &SharedJobState, tracked: TrackedJob) -> Self {
+    fn with_state(id: JobId, origin: JobOrigin, shared: &SharedJobState, tracked: TrackedJob) -> Self {
         let (tracked, changes, ending) = (Mutex::new(tracked), watch::Sender::new(0), tokio::sync::Mutex::default());
         let (shared, stop) = (shared.clone(), shared.shutdown.child_token());
-        Self { id, beginning, shared, stop, tracked, changes, ending }
+        Self { id, origin, shared, stop, tracked, changes, ending }
     }
 
     pub(super) fn report(&self) -> Job {
@@ -346,8 +345,8 @@ impl RunningJob {
         let record = {
             let tracked = self.tracked.lock();
             let Some(warm_up) = tracked.warm_up.clone() else { return };
-            let (job, beginning) = (tracked.head.clone(), self.beginning.clone());
-            JobRecord { job, beginning, about: Vec::new(), warm_up: Some(warm_up) }
+            let (job, origin) = (tracked.head.clone(), self.origin.clone());
+            JobRecord { job, origin, subjects: Vec::new(), warm_up: Some(warm_up) }
         };
         records.write(self.id, record).await;
     }
@@ -367,9 +366,9 @@ impl RunningJob {
             ended
         };
         if let Some(records) = &self.shared.records {
-            let about = ended.items.iter().map(|tracked| tracked.subject.clone()).collect();
-            let (job, beginning) = (ended.report(), self.beginning.clone());
-            records.write_end(self.id, JobRecord { job, beginning, about, warm_up: None }).await;
+            let subjects = ended.items.iter().map(|tracked| tracked.subject.clone()).collect();
+            let (job, origin) = (ended.report(), self.origin.clone());
+            records.write_end(self.id, JobRecord { job, origin, subjects, warm_up: None }).await;
         }
         tracing::info!(job = %self.id, state = ?ended.head.state, "a warm-up ended");
         *self.tracked.lock() = ended;

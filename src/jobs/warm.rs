@@ -156,7 +156,7 @@ pub(super) enum LockMismatch {
     #[error(
         "{package}: none of the {locked} hashes in the lock file matches the verified archive ({archive_hash}), so a client would refuse the archive: run `terraform providers lock -platform={}` again, or find out why the hashes differ", .package.platform
     )]
-    HashMismatch { package: Package, locked: usize, archive_hash: String },
+    HashMismatch { package: Box<Package>, locked: usize, archive_hash: String },
 }
 
 /// Result of comparing an archive with the hashes of lock files.
@@ -197,7 +197,7 @@ impl LockFit {
 impl LockMismatch {
     fn hash_mismatch(package: &Package, lists: &[Vec<String>], archive_hash: String) -> Self {
         let locked = lists.iter().map(Vec::len).sum();
-        Self::HashMismatch { package: package.clone(), locked, archive_hash }
+        Self::HashMismatch { package: Box::new(package.clone()), locked, archive_hash }
     }
 }
 

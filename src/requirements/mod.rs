@@ -186,7 +186,7 @@ pub struct ResolvedRequirements {
     /// Required archives, each once, in order of address.
     pub archives: Vec<RequiredArchive>,
     /// The items that no registry provides, with reasons.
-    pub cannot: Vec<UnavailableItem>,
+    pub unavailable: Vec<UnavailableItem>,
 }
 
 /// One archive.

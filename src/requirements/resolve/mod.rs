@@ -218,7 +218,10 @@ impl ResolutionResult {
             reason,
             required_by: shortened_list(required_by),
         });
-        ResolvedRequirements { archives: archives.collect(), cannot: unavailable.chain(truncation_notice).collect() }
+        ResolvedRequirements {
+            archives: archives.collect(),
+            unavailable: unavailable.chain(truncation_notice).collect(),
+        }
     }
 }
 

@@ -113,7 +113,7 @@ fn problems_of(requirements: &ResolvedRequirements) -> Vec<String> {
     let problem_text = |UnavailableItem { subject, reason, required_by }: &UnavailableItem| {
         format!("{subject}: {reason} [{}]", required_by.join(", "))
     };
-    requirements.cannot.iter().map(problem_text).collect()
+    requirements.unavailable.iter().map(problem_text).collect()
 }
 
 #[track_caller]
@@ -535,7 +535,7 @@ fn calls_and_comparisons_are_limited_per_order() {
 fn the_texts_about_an_item_are_shortened() {
     let text = format!("resource \"a_x\" \"y\" {{\n  provider = {}\n}}\n", "É".repeat(100_000));
     let requirements = run(&configurations(&[("main.tf", &text)], &[""], None), &KnownRegistries::default());
-    let [item] = requirements.cannot.as_slice() else { panic!("{}", requirements.cannot.len()) };
+    let [item] = requirements.unavailable.as_slice() else { panic!("{}", requirements.unavailable.len()) };
     assert!(
         item.subject.len() < 10_000 && item.reason.len() < 10_000 && item.reason.ends_with('…'),
         "{} {}",
