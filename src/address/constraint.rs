@@ -276,26 +276,6 @@ impl ModuleConstraint {
         self.conditions.iter().all(|condition| condition.allows(version))
     }
 
-    /// Returns true if a condition contains a pre-release.
-    pub fn names_a_pre_release(&self) -> bool {
-        self.conditions.iter().any(|condition| !condition.limit.pre.is_empty())
-    }
-
-    /// Returns true if some release that is not older than `oldest` meets all constraints.
-    pub fn could_all_be_met_from(oldest: &Version, constraints: &[Self]) -> bool {
-        let limits =
-            constraints.iter().flat_map(|constraint| &constraint.conditions).map(|condition| &condition.limit.numbers);
-        // If any release meets them, one of these does: each limit, the next version after each limit, and `oldest`.
-        let candidates = limits.flat_map(|numbers| {
-            [[numbers[0], numbers[1], numbers[2]], [numbers[0], numbers[1], numbers[2].saturating_add(1)]]
-        });
-        let candidates =
-            std::iter::once(oldest.numbers()).chain(candidates).filter(|numbers| *numbers >= oldest.numbers());
-        let mut candidates =
-            candidates.filter_map(|[major, minor, patch]| Version::parse(&format!("{major}.{minor}.{patch}")).ok());
-        candidates.any(|version| constraints.iter().all(|constraint| constraint.allows(&version)))
-    }
-
     /// The version that clients choose from a list. Of two versions that differ in build metadata only, clients choose
     /// the one that is listed first.
     pub fn newest<'a>(&self, listed: impl IntoIterator<Item = &'a Version>) -> Option<&'a Version> {
@@ -666,38 +646,6 @@ mod module_tests {
         ] {
             assert!(ModuleConstraint::parse(given).is_err(), "{given:?}");
         }
-    }
-
-    #[test]
-    fn constraints_that_no_release_could_meet_are_recognised() {
-        let oldest = Version::parse("0.13.0").unwrap();
-        let could_be_met = |given: &[&str]| {
-            let constraints: Vec<_> = given.iter().map(|given| ModuleConstraint::parse(given).unwrap()).collect();
-            ModuleConstraint::could_all_be_met_from(&oldest, &constraints)
-        };
-        for given in [
-            &[][..],
-            &[">= 1.3", "< 2"],
-            &["> 1.5.7", "!= 1.5.8"],
-            &["~> 1.0"],
-            &["!= 0.13.0"],
-            &[">= 99"],
-            &["~> 0.12"],
-            &["0.13"],
-        ] {
-            assert!(could_be_met(given), "{given:?}");
-        }
-        for given in [
-            &["~> 0.11.0"][..],
-            &["< 0.12"],
-            &["= 0.12.31"],
-            &[">= 1.3", "< 1.3"],
-            &["~> 1.2.0", "> 1.3"],
-            &["<= 0.12.99"],
-        ] {
-            assert!(!could_be_met(given), "{given:?}");
-        }
-        assert!(ModuleConstraint::parse(">= 1, < 2.0.0-beta").unwrap().names_a_pre_release());
     }
 
     #[test]

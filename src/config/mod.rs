@@ -26,7 +26,7 @@ use crate::store::SizeLimit;
 
 pub use bytesize::ByteSize;
 pub use credential::{Access, Credential, CredentialKind, SshFiles};
-pub(crate) use outside::{Unreadable, environment, text};
+pub(crate) use outside::{environment, text};
 pub use problem::{Problems, Remark, Warning};
 pub use upstream::{FreshnessLifetimes, Upstream};
 pub(crate) use values::listening;

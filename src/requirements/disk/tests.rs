@@ -81,14 +81,9 @@ fn a_folder_without_a_configuration_is_searched_for_roots() {
     ]);
     assert_eq!(collected(&top, &[""]).roots, ["a", "a/tests", "b/c"]);
     let empty = folder(&[("x.txt", "")]);
-    assert!(matches!(
-        collect(&[empty.path().to_owned()], &GivenValues::default()),
-        Err(CollectError::NoConfiguration(_))
-    ));
-    assert!(matches!(
-        collect(&[empty.path().join("none")], &GivenValues::default()),
-        Err(CollectError::Unreadable { .. })
-    ));
+    let refused = |path: PathBuf| collect(&[path], &GivenValues::default()).unwrap_err();
+    assert!(refused(empty.path().to_owned()).contains("neither this folder nor one below it has a configuration"));
+    assert!(refused(empty.path().join("none")).contains("cannot be read"));
 }
 
 #[test]
@@ -112,10 +107,8 @@ fn links_are_followed_as_clients_follow_them() {
     // A folder that links to itself and calls the link is refused.
     let cyclic = folder(&[("main.tf", &calls("./again"))]);
     std::os::unix::fs::symlink(".", cyclic.path().join("again")).unwrap();
-    assert!(matches!(
-        collect(&[cyclic.path().to_owned()], &GivenValues::default()),
-        Err(CollectError::TooMany(_) | CollectError::Bad { .. })
-    ));
+    let refused = collect(&[cyclic.path().to_owned()], &GivenValues::default()).unwrap_err();
+    assert!(refused.contains("folders are in this folder") || refused.contains("is not a path of a file"), "{refused}");
 }
 
 #[test]
@@ -129,7 +122,7 @@ fn special_files_are_refused_and_other_text_encodings_are_unreadable() {
         0,
     )
     .unwrap();
-    let refused = collect(&[top.path().to_owned()], &GivenValues::default()).unwrap_err().to_string();
+    let refused = collect(&[top.path().to_owned()], &GivenValues::default()).unwrap_err();
     assert!(refused.contains("pipe.tf") && refused.contains("not a regular file"), "{refused}");
     fs::remove_file(top.path().join("pipe.tf")).unwrap();
     fs::create_dir(top.path().join("folder.tf")).unwrap();
@@ -199,4 +192,36 @@ fn command_line_values_decide_which_local_modules_are_loaded() {
         assert!(values.clone().add(bad).unwrap_err().contains(reason), "{bad}: {:?}", values.clone().add(bad));
     }
     assert!(values.add_file("x.tfvars", "v = {").unwrap_err().contains("line 1"));
+}
+
+#[test]
+fn an_argument_that_is_both_a_folder_and_an_address_is_refused_with_the_two_spellings() {
+    let top = tempfile::tempdir().unwrap();
+    fs::create_dir_all(top.path().join("envs/prod")).unwrap();
+    fs::create_dir_all(top.path().join("hashicorp/null")).unwrap();
+    for file in ["envs/prod/main.tf", "x.tar", "envs/x", ".terraform.lock.hcl"] {
+        fs::write(top.path().join(file), "").unwrap();
+    }
+    let host = Hostname::parse("registry.example").unwrap();
+    let interpret = |given: &str| ArgumentKind::of(given, &top.path().join(given), &host);
+    let refused = interpret("envs/prod").unwrap_err();
+    assert!(refused.contains("\"./envs/prod\"") && refused.contains("registry.example/envs/prod"), "{refused}");
+    for (given, expected) in [
+        ("./envs/prod", ArgumentKind::Folder),
+        ("envs/prod/", ArgumentKind::Folder),
+        ("envs", ArgumentKind::Folder),
+        ("hashicorp/null", ArgumentKind::Address),
+        ("hashicorp/null@~> 3.0", ArgumentKind::Address),
+        ("envs/x", ArgumentKind::LockFile),
+        (".terraform.lock.hcl", ArgumentKind::LockFile),
+        ("x.tar", ArgumentKind::Tar),
+    ] {
+        assert_eq!(interpret(given), Ok(expected), "{given}");
+    }
+    for given in ["./none", "none.tar", "none/", "none"] {
+        assert!(interpret(given).unwrap_err().contains("there is no file and no folder"), "{given}");
+    }
+    for given in ["./envs/prod/main.tf", "envs/prod/main.tf"] {
+        assert!(interpret(given).unwrap_err().contains("name the folder"), "{given}");
+    }
 }
