@@ -25,7 +25,7 @@ use crate::http::connection_slots::{ConnectionSlots, PeerClass};
 use crate::http::listener::{self, serve};
 use crate::http::tls::Tls;
 use crate::http::watchdog::{self, BlockingPoolCheck, ListenerCheck, LivenessError};
-use crate::http::{Admin, MainListener, RequestMetrics};
+use crate::http::{Admin, AdminProcess, MainListener, RequestMetrics};
 use crate::jobs::{self, Jobs, Recurring};
 use crate::mirror::{Mirror, Outcome, RuntimeConfig};
 use crate::protocol::Protocols;
@@ -189,7 +189,7 @@ impl App {
         };
         let handle_admin = {
             let running = Arc::clone(&running);
-            move |request, peer| Arc::clone(&running.handlers.load().admin).handle(request, peer)
+            move |request, _| Arc::clone(&running.handlers.load().admin).handle(request)
         };
         tokio::join!(
             serve(main, tls, main_limits, main_slots, main_peer_class, handle_main, stop.clone()),
@@ -306,13 +306,16 @@ impl SharedParts {
             Some(token) => token.clone(),
             None => self.generated_token()?,
         };
+        let process = AdminProcess::Larder {
+            access: Access::new(token, self.admin_address.ip()),
+            recurring: Arc::clone(&self.recurring),
+            started: self.started,
+        };
         let admin = Arc::new(Admin {
             mirror: Arc::clone(&self.mirror),
             jobs: Arc::clone(&self.jobs),
-            recurring: Arc::clone(&self.recurring),
-            access: Access::new(token, self.admin_address.ip()),
+            process,
             registry: Arc::clone(&self.registry),
-            started: self.started,
             requests: self.requests.clone(),
             base: base_url_of(config, self.main_address),
             clock: self.clock.clone(),
@@ -329,6 +332,28 @@ impl SharedParts {
         let token = SecretString::from(self.store.admin_token()?);
         Ok(self.made_token.get_or_init(|| token).clone())
     }
+}
+
+/// Opens the store and builds the admin service for one command: without listeners, access rules and background tasks,
+/// and with jobs that do not resume later. Creates the store where there is none.
+///
+/// # Errors
+/// Returns a [`StartError`] that says what to change.
+pub async fn admin_of_command(config: &Config) -> Result<Arc<Admin>, StartError> {
+    let settings = StartSettings::default();
+    let (mirror, store, metrics) = mirror(config, &settings)?;
+    let clock = settings.clock;
+    Ok(Arc::new(Admin {
+        jobs: Jobs::new(Arc::clone(&mirror), clock.clone()),
+        process: AdminProcess::Command { warm_ups: Recurring::states_from_store(store, &clock, config).await },
+        registry: Arc::new(metrics.registry(Arc::clone(&mirror), clock.now(), clock.clone())),
+        mirror,
+        requests: metrics.requests,
+        base: base_url_of(config, config.server.listen),
+        clock,
+        default_host: config.default_host(),
+        bundles: config.bundle.clone(),
+    }))
 }
 
 async fn bind(section: &'static str, address: SocketAddr) -> Result<(TcpListener, SocketAddr), StartError> {

@@ -12,13 +12,12 @@ use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use secrecy::ExposeSecret;
 
-use super::larder::{OTHER_VERSION, ask_if_running, on_store, parse};
-use super::{CommonOptions, print_json, print_line, runtime};
+use super::larder::{StoreNeed, parse, running_larder, with_larder};
+use super::{CommonOptions, block_on, print_json, print_line};
 use crate::bundle::{BundleKeyIds, KeyId, SigningKey};
 use crate::config::Config;
-use crate::http::admin_client;
-use crate::protocol::admin::StatusReport;
 use crate::protocol::admin::bundle::INVENTORY;
+use crate::protocol::admin::{STATUS, StatusReport};
 
 #[derive(Debug, Args)]
 pub(super) struct Bundle {
@@ -102,10 +101,8 @@ const RELOAD: &str = "reload it first (systemctl reload larder, or kill -HUP)";
 
 /// The keys of the running larder, else those of the configuration.
 async fn active_keys(config: &Config) -> anyhow::Result<BundleKeyIds> {
-    let answer =
-        ask_if_running(config, async |address, token| admin_client::get(address, "/admin/v1/status", token).await);
-    match answer.await? {
-        Some(status) => Ok(parse::<StatusReport>(&status)?.bundle_keys),
+    match running_larder(config).await? {
+        Some(larder) => Ok(parse::<StatusReport>(&larder.get(STATUS).await?)?.bundle_keys),
         None => Ok(config.bundle.ids()),
     }
 }
@@ -139,17 +136,8 @@ async fn require_loaded(config: &Config, key: &KeyId) -> anyhow::Result<()> {
 /// Always JSON on one line.
 pub(super) fn print_inventory(common: &CommonOptions) -> anyhow::Result<()> {
     let (config, _) = common.load()?;
-    let inventory = runtime()?.block_on(async {
-        let answer =
-            ask_if_running(&config, async |address, token| admin_client::get_large(address, INVENTORY, token).await);
-        match answer.await? {
-            Some(body) => anyhow::Ok(body.to_vec()),
-            None => {
-                on_store(&config, async |larder| Ok(larder.mirror.transfers.inventory(larder.clock.now())?.write()))
-                    .await
-            }
-        }
-    })?;
-    print_line(std::str::from_utf8(&inventory).context(OTHER_VERSION)?.trim_end());
+    let answer = with_larder(&config, StoreNeed::Existing, async |larder| Ok(larder.get_large(INVENTORY).await?));
+    let inventory = block_on(answer)?;
+    print_line(String::from_utf8_lossy(&inventory).trim_end());
     Ok(())
 }

@@ -1,13 +1,12 @@
-//! `larder client-config`: prints the CLI configuration to paste, from the running larder, or from the store where none
-//! runs.
+//! `larder client-config`: prints the CLI configuration to paste.
 
 use clap::Args;
 
-use super::larder::{ask_if_running, on_store};
-use super::{CommonOptions, print_json, print_line, runtime};
+use super::larder::{StoreNeed, running_larder, with_larder};
+use super::{CommonOptions, block_on, print_json, print_line};
 use crate::app;
-use crate::http::admin_client;
-use crate::protocol::client_config::{ClientRoute, default_text, own_host_name, text};
+use crate::protocol::admin::CLIENT_CONFIG;
+use crate::protocol::client_config::{ClientRoute, default_text, own_host_name};
 use crate::store::Store;
 
 #[derive(Debug, Args)]
@@ -38,17 +37,15 @@ impl ClientConfig {
             "clients accept a network mirror over https only, and this larder is at {base}; set [server] tls, or public_url \
              where a proxy ends TLS; or use a host override (larder client-config)"
         );
-        let path = if self.mirror { "/admin/v1/client-config?mirror" } else { "/admin/v1/client-config" };
-        let paste = runtime()?.block_on(async {
-            let answer = ask_if_running(&config, async |address, token| admin_client::get(address, path, token).await);
-            match answer.await? {
-                Some(body) => anyhow::Ok(String::from_utf8_lossy(&body).into_owned()),
-                None if !Store::exists(&config.store.path)? => {
-                    let hosts: Vec<_> = config.upstreams.iter().map(|upstream| &upstream.host).collect();
-                    Ok(default_text(&hosts, &base, client_route).await?)
-                }
-                None => on_store(&config, async |larder| Ok(text(&larder.mirror, &base, client_route).await?)).await,
+        let path = if self.mirror { "/admin/v1/client-config?mirror" } else { CLIENT_CONFIG };
+        let paste = block_on(async {
+            let has_store = Store::exists(&config.store.path).unwrap_or(true);
+            if !has_store && running_larder(&config).await?.is_none() {
+                let hosts: Vec<_> = config.upstreams.iter().map(|upstream| &upstream.host).collect();
+                return anyhow::Ok(default_text(&hosts, &base, client_route).await?);
             }
+            let answer = with_larder(&config, StoreNeed::Existing, async |larder| Ok(larder.get(path).await?)).await?;
+            Ok(String::from_utf8_lossy(&answer).into_owned())
         })?;
         self.print(&paste);
         Ok(())

@@ -1,19 +1,17 @@
-//! `larder refresh`, `purge`, `accept`, `pin` and `unpin`: run by the running larder, or on the store where none runs.
+//! `larder refresh`, `purge`, `accept`, `pin` and `unpin`: of addresses.
 
-use anyhow::anyhow;
 use bytes::Bytes;
 use bytesize::ByteSize;
 use clap::Args;
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 
-use super::larder::{ask_if_running, on_store, parse};
+use super::larder::{StoreNeed, parse, with_larder};
 use super::text::{escape_for_terminal, plural};
-use super::{CommonOptions, print_error, print_json, print_line, runtime};
+use super::{CommonOptions, block_on, print_error, print_json, print_line};
 use crate::address::Hostname;
-use crate::config::Config;
-use crate::http::admin_client;
 use crate::mirror::{AcceptOutcome, AcceptResult, PinOutcome, PinResult, PurgeResult, RefreshOutcome, RefreshResult};
-use crate::protocol::admin::command::{self, Operation, OperationReport, OperationTarget};
+use crate::protocol::admin::command::{Operation, OperationReport, OperationTarget};
 
 #[derive(Debug, Args)]
 pub(super) struct Addresses {
@@ -27,56 +25,29 @@ pub(super) struct Addresses {
 
 impl Addresses {
     /// Runs the command; returns true if it succeeded for every address.
-    pub(super) fn run(self, command: Operation) -> anyhow::Result<bool> {
+    pub(super) fn run(self, operation: Operation) -> anyhow::Result<bool> {
         let (config, _) = self.common.load()?;
-        let request = OperationTarget { what: self.addresses };
         let (json, host) = (self.common.json, config.default_host());
-        runtime()?.block_on(async {
-            match command {
-                Operation::Refresh => {
-                    print_result(refresh(&config, &request).await?, json, |items| refreshed_lines(items, &host))
-                }
-                Operation::Purge => {
-                    print_result(purge(&config, &request).await?, json, |items| purged_lines(items, &host))
-                }
-                Operation::Accept => {
-                    print_result(accept(&config, &request).await?, json, |items| accepted_lines(items, &host))
-                }
-                Operation::Pin => print_result(pin(&config, &request).await?, json, |items| pinned_lines(items, &host)),
-                Operation::Unpin => {
-                    print_result(unpin(&config, &request).await?, json, |items| pinned_lines(items, &host))
-                }
-            }
-        })
+        let body = Bytes::from(serde_json::to_vec(&OperationTarget { what: self.addresses })?);
+        let answer = block_on(with_larder(&config, StoreNeed::Existing, async |larder| {
+            Ok(larder.post(&operation.path(), body).await?)
+        }))?;
+        match operation {
+            Operation::Refresh => print_result(&answer, json, |items| refreshed_lines(items, &host)),
+            Operation::Purge => print_result(&answer, json, |items| purged_lines(items, &host)),
+            Operation::Accept => print_result(&answer, json, |items| accepted_lines(items, &host)),
+            Operation::Pin | Operation::Unpin => print_result(&answer, json, |items| pinned_lines(items, &host)),
+        }
     }
 }
 
-/// Defines one function per command: ask the running larder, else open the store.
-macro_rules! operation_functions {
-    ($($command:ident $variant:ident $item:ty),*) => {$(
-        async fn $command(config: &Config, target: &OperationTarget) -> anyhow::Result<OperationReport<$item>> {
-            let (path, body) = (Operation::$variant.path(), Bytes::from(serde_json::to_vec(target)?));
-            let answer = ask_if_running(config, async |address, token| admin_client::post(address, &path, token, body).await);
-            if let Some(report) = answer.await? {
-                return parse(&report);
-            }
-            on_store(config, async |larder| {
-                let addresses = target.addresses(&config.default_host()).map_err(|bad| anyhow!(bad.join("; ")))?;
-                Ok(command::$command(&larder.mirror, &addresses, || larder.call()).await)
-            })
-            .await
-        }
-    )*};
-}
-
-operation_functions!(refresh Refresh RefreshResult, purge Purge PurgeResult, accept Accept AcceptResult, pin Pin PinResult, unpin Unpin PinResult);
-
 /// Prints the result; returns true if the command succeeded for every address.
-fn print_result<T: Serialize>(
-    report: OperationReport<T>,
+fn print_result<T: Serialize + DeserializeOwned>(
+    answer: &[u8],
     json: bool,
     lines_of: impl Fn(&[T]) -> Vec<String>,
 ) -> anyhow::Result<bool> {
+    let report: OperationReport<T> = parse(answer)?;
     if json {
         print_json(&report);
         return Ok(report.ok);

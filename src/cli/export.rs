@@ -4,24 +4,24 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use bytesize::ByteSize;
 use clap::Args;
 use serde::Serialize;
 use tokio::task::spawn_blocking;
 
-use super::larder::JobRunner;
 use super::order::OrderFor;
 use super::progress::through_pipe;
 use super::text::{TextPage, escape_for_terminal, plural, width_of_stdout};
 use super::warm::{WarmOutput, warm_and};
 use super::{CommonOptions, block_on, print_error, print_json, print_line};
-use crate::address::{Artifact, Package, PackageRef, Platform, Version};
+use crate::address::{Package, PackageRef, Platform, Version};
 use crate::digest::Digest;
 use crate::filesystem_mirror::folder::MirrorFolder;
 use crate::filesystem_mirror::layout;
 use crate::filesystem_mirror::receive::{self, ReceiveSummary};
+use crate::http::admin_client::AdminClient;
 use crate::jobs::job_report::{Job, JobItem, JobState};
-use crate::mirror::Mirror;
 use crate::protocol::admin::bundle::{EXPORT, ExportRequest};
 
 #[derive(Debug, Args)]
@@ -47,10 +47,10 @@ impl Export {
         let folder = Arc::new(MirrorFolder::open_or_create(&self.tree)?);
         let output = if self.common.json { WarmOutput::Quiet } else { WarmOutput::Lines };
         let partial = self.partial;
-        let (exported, is_complete) = block_on(warm_and(&config, &order, output, async |runner, job| {
+        let (exported, is_complete) = block_on(warm_and(&config, &order, output, async |larder, job| {
             let is_complete = job.state == JobState::Done;
             let exported =
-                if is_complete || partial { Some(export(runner, job, partial, &folder).await?) } else { None };
+                if is_complete || partial { Some(export(larder, job, partial, &folder).await?) } else { None };
             Ok((exported, is_complete))
         }))?;
         let Some(exported) = exported else {
@@ -75,7 +75,12 @@ struct Exported {
     modules: Vec<PackageRef>,
 }
 
-async fn export(runner: &JobRunner, job: &Job, partial: bool, folder: &Arc<MirrorFolder>) -> anyhow::Result<Exported> {
+async fn export(
+    larder: &AdminClient,
+    job: &Job,
+    partial: bool,
+    folder: &Arc<MirrorFolder>,
+) -> anyhow::Result<Exported> {
     let packages: Vec<Package> = job.items.iter().filter_map(package).collect();
     let modules =
         job.items.iter().map(|item| &item.package).filter(|package| package.platform.is_none()).cloned().collect();
@@ -95,21 +100,8 @@ async fn export(runner: &JobRunner, job: &Job, partial: bool, folder: &Arc<Mirro
         .filter(|_| existing.is_empty());
     let request = ExportRequest { job: job.id.clone(), partial, have: existing };
     let shared_folder = Arc::clone(folder);
-    let send = async |out| {
-        let write = async |mirror: &Arc<Mirror>, stored: Vec<(Artifact, Digest)>, out| {
-            let packages = stored.into_iter().filter_map(|(artifact, digest)| match artifact {
-                Artifact::Provider(package) => Some((package, digest)),
-                Artifact::Module(_) => None,
-            });
-            let call = mirror.runtime.job_context(job.started);
-            let export = mirror.transfers.export(packages.collect(), &request.have, &call).await?;
-            if let Some(missing) = export.missing.first().filter(|_| !partial) {
-                anyhow::bail!("{}: {}", missing.package, missing.reason);
-            }
-            export.write(&mirror.transfers, out).await.map(drop).map_err(anyhow::Error::from)
-        };
-        runner.write(EXPORT, &request, out, write, &job.id).await
-    };
+    let body = Bytes::from(serde_json::to_vec(&request)?);
+    let send = async |out| Ok(larder.download(EXPORT, body, out).await?);
     let incomplete = |error| anyhow::Error::from(error).context("the tree is incomplete; the same command continues");
     let receive = move |tar| receive::receive(tar, &shared_folder);
     let received = through_pipe("exporting", total_bytes, send, receive, incomplete).await?;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bytesize::ByteSize;
 use clap::Args;
 
-use super::larder::{on_new_store, watch_if_running};
+use super::larder::{StoreNeed, with_larder};
 use super::progress::{ByteCounter, CountingIo, ProgressTask};
 use super::text::{TextPage, escape_for_terminal, plural, width_of_stdout};
 use super::{CommonOptions, block_on, catch_file_size_signal, print_error, print_json, print_line};
@@ -15,9 +15,8 @@ use crate::address::Hostname;
 use crate::config::Config;
 use crate::filesystem_mirror::folder::MirrorFolder;
 use crate::filesystem_mirror::send::{self, SendPlan};
-use crate::http::admin_client;
 use crate::mirror::{FileVerdict, ImportCounts, ImportStep, ImportedFile, ProvenBy, UnsignedPolicy};
-use crate::protocol::admin::bundle::import_path;
+use crate::protocol::admin::bundle::{TAR, import_path};
 
 #[derive(Debug, Args)]
 pub(super) struct ImportCommand {
@@ -78,23 +77,8 @@ async fn import(
     report: &mut ImportReporter,
 ) -> anyhow::Result<()> {
     let _file_size_signal = catch_file_size_signal()?;
-    let upload = tree.send()?;
-    let is_imported = watch_if_running(
-        config,
-        |step| report.show(step),
-        async |address, token, on_line| {
-            admin_client::upload(address, &import_path(unsigned), token, "application/x-tar", upload, on_line).await
-        },
-    );
-    if is_imported.await? {
-        return Ok(());
-    }
-    on_new_store(config, async |larder| {
-        let mut steps = larder.mirror.transfers.import(tree.send()?, unsigned, &larder.call())?;
-        while let Some(step) = steps.recv().await {
-            report.show(step);
-        }
-        Ok(())
+    with_larder(config, StoreNeed::Any, async |larder| {
+        Ok(larder.upload(&import_path(unsigned), TAR, tree.send()?, |step| report.show(step)).await?)
     })
     .await
 }
@@ -107,11 +91,10 @@ struct TreeUpload {
 }
 
 impl TreeUpload {
-    /// Streams the tree as a tar, from its beginning.
+    /// Streams the tree as a tar.
     fn send(&self) -> io::Result<impl Read + Send + use<>> {
         let (reader, writer): (_, PipeWriter) = io::pipe()?;
         let (folder, send_plan) = (Arc::clone(&self.folder), Arc::clone(&self.send_plan));
-        self.sent.set(0);
         let writer = CountingIo { inner: writer, bytes: self.sent.clone() };
         // The receiver sees a failure as a truncated tar; the reason is printed here.
         std::thread::Builder::new().name("tree".into()).spawn(move || {

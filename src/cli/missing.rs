@@ -1,16 +1,12 @@
-//! `larder missing`: lists what was requested while offline and is not stored; from the running larder or from the
-//! store alone.
+//! `larder missing`: lists what was requested while offline and is not stored.
 
-use anyhow::Context;
 use clap::Args;
 
-use super::larder::{LocalLarder, OTHER_VERSION, ask_if_running, on_store};
+use super::larder::{StoreNeed, parse, with_larder};
 use super::text::{TextPage, plural, width_of_stdout};
-use super::{CommonOptions, print_json, print_line, runtime};
+use super::{CommonOptions, block_on, print_json, print_line};
 use crate::address::{Hostname, PackageRef};
-use crate::config::Config;
-use crate::http::admin_client;
-use crate::protocol::admin::missing::{MISSING, order_of};
+use crate::protocol::admin::missing::MISSING;
 use crate::protocol::admin::order::{AddressFor, AddressRequest, OrderRequest};
 
 #[derive(Debug, Args)]
@@ -25,8 +21,10 @@ pub(super) struct MissingCommand {
 impl MissingCommand {
     pub(super) fn run(self) -> anyhow::Result<()> {
         let (config, _) = self.common.load()?;
-        let order = runtime()?
-            .block_on(async { if self.forget { forget(&config).await } else { fetch_missing(&config).await } })?;
+        let answer = block_on(with_larder(&config, StoreNeed::Existing, async |larder| {
+            Ok(if self.forget { larder.delete(MISSING).await? } else { larder.get(MISSING).await? })
+        }))?;
+        let order: OrderRequest = parse(&answer)?;
         match (self.common.json, self.forget) {
             (true, _) => print_json(&order),
             (false, true) => print_line("cleared: requests from now on are recorded again"),
@@ -34,27 +32,6 @@ impl MissingCommand {
         }
         Ok(())
     }
-}
-
-async fn fetch_missing(config: &Config) -> anyhow::Result<OrderRequest> {
-    let answer = ask_if_running(config, async |address, token| admin_client::get(address, MISSING, token).await);
-    match answer.await.context("the running larder did not list the missing packages")? {
-        Some(body) => OrderRequest::read(&body).map_err(anyhow::Error::msg).context(OTHER_VERSION),
-        None => {
-            on_store(config, async |LocalLarder { mirror, .. }| {
-                Ok(order_of(&mirror.library.missing().await?, &mirror.runtime.sealed_platforms()))
-            })
-            .await
-        }
-    }
-}
-
-async fn forget(config: &Config) -> anyhow::Result<OrderRequest> {
-    let answer = ask_if_running(config, async |address, token| admin_client::delete(address, MISSING, token).await);
-    if answer.await.context("the running larder did not clear the missing packages")?.is_none() {
-        on_store(config, async |larder| Ok(larder.mirror.library.forget_missing().await?)).await?;
-    }
-    Ok(OrderRequest::default())
 }
 
 /// Renders each provider and module once, with its versions and their platforms, for a terminal of this width.

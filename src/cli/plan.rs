@@ -1,19 +1,16 @@
 //! `larder plan`: reports whether `init` will work offline, and which packages are stored, needed or unavailable.
 
-use anyhow::anyhow;
 use bytes::Bytes;
 use bytesize::ByteSize;
 use clap::Args;
 
-use super::larder::{ask_if_running, on_store, parse};
+use super::larder::{StoreNeed, parse, with_larder};
 use super::order::OrderArgs;
 use super::text::{TextPage, escape_for_terminal, plural, width_of_stdout};
 use super::{CommonOptions, block_on, print_json, print_line};
 use crate::address::Hostname;
-use crate::config::Config;
-use crate::http::admin_client;
-use crate::jobs::{self, Installs, Plan, PlanState, Planned};
-use crate::protocol::admin::order::{OrderRequest, PLAN};
+use crate::jobs::{Installs, Plan, PlanState, Planned};
+use crate::protocol::admin::order::PLAN;
 
 #[derive(Debug, Args)]
 pub(super) struct PlanCommand {
@@ -31,27 +28,16 @@ impl PlanCommand {
     pub(super) fn run(self) -> anyhow::Result<bool> {
         let (config, _) = self.common.load()?;
         let order = self.order.to_order(&config.default_host())?;
-        let plan = block_on(fetch_plan(&config, &order))?;
+        let body = Bytes::from(serde_json::to_vec(&order)?);
+        let answer =
+            block_on(with_larder(&config, StoreNeed::Existing, async |larder| Ok(larder.post(PLAN, body).await?)))?;
+        let plan: Plan = parse(&answer)?;
         if self.common.json {
             print_json(&plan);
         } else {
             print_line(&page(&plan, &config.default_host(), self.verbose, width_of_stdout()));
         }
         Ok(plan.ready)
-    }
-}
-
-async fn fetch_plan(config: &Config, order: &OrderRequest) -> anyhow::Result<Plan> {
-    let body = Bytes::from(serde_json::to_vec(order)?);
-    match ask_if_running(config, async |address, token| admin_client::post(address, PLAN, token, body).await).await? {
-        Some(body) => parse(&body),
-        None => {
-            on_store(config, async |larder| {
-                let order = order.order(&config.default_host()).map_err(|bad| anyhow!(bad.join("; ")))?;
-                Ok(jobs::plan(&larder.mirror, &larder.clock, &order).await?)
-            })
-            .await
-        }
     }
 }
 

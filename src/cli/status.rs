@@ -1,42 +1,26 @@
-//! `larder status`: store, clients, upstreams, warm-ups, alarms and missing packages; from the running larder or from
-//! the store alone.
+//! `larder status`: store, clients, upstreams, warm-ups, alarms and missing packages.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use bytesize::ByteSize;
 
-use super::larder::{LocalLarder, ask_if_running, on_store, parse};
+use super::larder::{StoreNeed, parse, with_larder};
 use super::text::{TextPage, escape_for_terminal, format_seconds, format_timestamp, percent, plural, width_of_stdout};
-use super::{CommonOptions, print_json, print_line, runtime};
+use super::{CommonOptions, block_on, print_json, print_line};
 use crate::address::{Hostname, PackageRef};
 use crate::bundle::BundleKeyIds;
-use crate::http::admin_client;
 use crate::jobs::job_report::JobState;
-use crate::jobs::{LastRun, Recurring, RecurringState};
+use crate::jobs::{LastRun, RecurringState};
 use crate::mirror::{Alarm, AlarmKind, LastBundle, Status, StoreFailure, StoreState, UpstreamState};
-use crate::protocol::admin::{SinceStart, StatusReport};
+use crate::protocol::admin::{STATUS, SinceStart, StatusReport};
 
 /// Maximum number of entries shown of each list.
 const MAX_LISTED: usize = 20;
 
 pub(super) fn run(common: &CommonOptions) -> anyhow::Result<()> {
     let (config, _) = common.load()?;
-    let report = runtime()?.block_on(async {
-        let answer =
-            ask_if_running(&config, async |address, token| admin_client::get(address, "/admin/v1/status", token).await);
-        match answer.await? {
-            Some(body) => parse::<StatusReport>(&body),
-            None => {
-                on_store(&config, async |LocalLarder { mirror, store, clock }| {
-                    let warm_ups = Recurring::states_from_store(Arc::clone(store), clock, &config).await;
-                    let (mirror, bundle_keys) = (mirror.operations.status(), config.bundle.ids());
-                    Ok(StatusReport { mirror, since_start: None, warm_ups, bundle_keys })
-                })
-                .await
-            }
-        }
-    })?;
+    let answer = block_on(with_larder(&config, StoreNeed::Existing, async |larder| Ok(larder.get(STATUS).await?)))?;
+    let report: StatusReport = parse(&answer)?;
     if common.json {
         print_json(&report);
     } else {

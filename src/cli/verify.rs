@@ -4,12 +4,11 @@ use std::io::{IsTerminal, Write};
 
 use bytesize::ByteSize;
 
-use super::larder::{on_store, watch_if_running};
+use super::larder::{StoreNeed, with_larder};
 use super::text::plural;
-use super::{CommonOptions, print_error, print_json, print_line, runtime};
-use crate::config::Config;
-use crate::http::admin_client;
+use super::{CommonOptions, block_on, print_error, print_json, print_line};
 use crate::mirror::{DamageFinding, DamagedArchive, RepairOutcome, VerifyEvent};
+use crate::protocol::admin::VERIFY;
 
 /// Step between two progress lines without a terminal, in percent.
 const PERCENT_PER_LINE: u64 = 10;
@@ -19,27 +18,10 @@ pub(super) fn run(common: &CommonOptions) -> anyhow::Result<bool> {
     let (config, _) = common.load()?;
     let mut report =
         VerifyReporter { json: common.json, is_terminal: std::io::stderr().is_terminal(), ..VerifyReporter::default() };
-    runtime()?.block_on(verify(&config, &mut report))?;
+    block_on(with_larder(&config, StoreNeed::Existing, async |larder| {
+        Ok(larder.post_steps(VERIFY, |step| report.report(&step)).await?)
+    }))?;
     report.finish()
-}
-
-async fn verify(config: &Config, report: &mut VerifyReporter) -> anyhow::Result<()> {
-    let is_verified = watch_if_running(
-        config,
-        |step| report.report(&step),
-        async |address, token, on_line| admin_client::post_lines(address, "/admin/v1/verify", token, on_line).await,
-    );
-    if is_verified.await? {
-        return Ok(());
-    }
-    on_store(config, async |larder| {
-        let mut steps = larder.mirror.operations.verify(&larder.call())?;
-        while let Some(step) = steps.recv().await {
-            report.report(&step);
-        }
-        Ok(())
-    })
-    .await
 }
 
 /// Prints verify events as lines or JSON.

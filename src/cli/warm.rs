@@ -1,11 +1,12 @@
-//! `larder warm`: starts a job in the running larder, or in this process where none runs, and shows its progress.
+//! `larder warm`: starts a job and shows its progress.
 
 mod progress_bars;
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
+use bytes::Bytes;
 use clap::Args;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::Instant;
@@ -13,16 +14,17 @@ use tokio::time::Instant;
 use self::progress_bars::{
     ItemKey, JobProgress, TransferRate, bars, item_key, newly_finished_lines, notes, stopped_message, summary,
 };
-use super::larder::JobRunner;
+use super::larder::{StoreNeed, parse, with_larder};
 use super::order::OrderArgs;
 use super::progress::TerminalLines;
 use super::text::{width_of_stderr, width_of_stdout};
 use super::{CommonOptions, Interrupted, block_on, catch_file_size_signal, print_error, print_json, print_line};
 use crate::address::Hostname;
 use crate::config::Config;
-use crate::http::admin_client::AdminClientError;
+use crate::http::admin_client::{AdminClient, AdminClientError};
 use crate::jobs::job_report::{Job, JobState};
 use crate::protocol::admin::order::OrderRequest;
+use crate::protocol::admin::warm::{JOBS, WARM};
 
 /// Interval between two requests for the job's state.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
@@ -67,57 +69,39 @@ pub(super) async fn warm_and<T>(
     config: &Config,
     order: &OrderRequest,
     output: WarmOutput,
-    then: impl AsyncFnOnce(&JobRunner, &Job) -> anyhow::Result<T>,
+    then: impl AsyncFnOnce(&AdminClient, &Job) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     // Signals are caught from here on, also between two awaits.
     let mut interrupts = StopSignals::catch()?;
     let _file_size_signal = catch_file_size_signal()?;
-    let mut runner = JobRunner::running(config);
-    let warmed = match start_job(&mut runner, config, order, output, &mut interrupts).await {
-        Ok(job) => {
-            WatchedJob { runner: &runner, host: config.default_host(), job, began: Instant::now() }
-                .watch(output, &mut interrupts)
-                .await
+    with_larder(config, StoreNeed::Any, async |larder| {
+        if larder.is_in_process() && output == WarmOutput::Lines {
+            let store = config.store.path.display();
+            print_error(&format!("no larder runs here, so this command itself fetches into the store {store}"));
         }
-        Err(error) => Err(error),
-    };
-    let result = match warmed {
+        let body = Bytes::from(serde_json::to_vec(order)?);
+        let job = tokio::select! {
+            started = larder.post(WARM, body) => parse(&started?)?,
+            () = interrupts.next() => return Err(interrupted(larder)),
+        };
+        let watched = WatchedJob { larder, host: config.default_host(), job, began: Instant::now() };
+        let job = watched.watch(output, &mut interrupts).await?;
         // The job is finished, so an interrupt now ends the command at once.
-        Ok(job) => tokio::select! {
-            result = then(&runner, &job) => result,
+        tokio::select! {
+            result = then(larder, &job) => result,
             () = interrupts.next() => Err(Interrupted::with_text("stopped")),
-        },
-        Err(error) => Err(error),
-    };
-    let closed = runner.close().await;
-    let value = result?;
-    closed?;
-    Ok(value)
+        }
+    })
+    .await
 }
 
-/// Starts the job in the running larder; where none runs, in a mirror within this process.
-async fn start_job(
-    runner: &mut JobRunner,
-    config: &Config,
-    order: &OrderRequest,
-    output: WarmOutput,
-    interrupts: &mut StopSignals,
-) -> anyhow::Result<Job> {
-    let started = tokio::select! {
-        started = runner.start(config, order) => started,
-        () = interrupts.next() => return Err(runner.interrupted_error()),
+/// The error for an interrupt while a job runs.
+fn interrupted(larder: &AdminClient) -> anyhow::Error {
+    let text = match larder.is_in_process() {
+        true => "stopped",
+        false => "stopped watching; the running larder may continue the job",
     };
-    match started {
-        Err(error) if matches!(error.downcast_ref(), Some(AdminClientError::NotRunning(_))) => {
-            *runner = JobRunner::in_process(config)?;
-            if output == WarmOutput::Lines {
-                let store = config.store.path.display();
-                print_error(&format!("no larder runs here, so this command itself fetches into the store {store}"));
-            }
-            runner.start(config, order).await
-        }
-        started => started,
-    }
+    Interrupted::with_text(text)
 }
 
 #[derive(Debug)]
@@ -145,13 +129,26 @@ impl StopSignals {
 /// A job that this command watches.
 #[derive(Debug)]
 struct WatchedJob<'a> {
-    runner: &'a JobRunner,
+    larder: &'a AdminClient,
     host: Hostname,
     job: Job,
     began: Instant,
 }
 
 impl WatchedJob<'_> {
+    fn path(&self) -> String {
+        format!("{JOBS}/{}", self.job.id)
+    }
+
+    async fn report(&self) -> anyhow::Result<Job> {
+        match self.larder.get(&self.path()).await {
+            Err(AdminClientError::NotRunning(_)) => {
+                bail!("larder has stopped; fetched archives stay, and the job continues when larder is back")
+            }
+            answer => Ok(parse(&answer?)?),
+        }
+    }
+
     /// Shows the progress until the job ends; returns the finished job.
     async fn watch(mut self, output: WarmOutput, interrupts: &mut StopSignals) -> anyhow::Result<Job> {
         let mut display = WarmDisplay::new(output, self.host.clone());
@@ -164,13 +161,13 @@ impl WatchedJob<'_> {
             let pause =
                 POLL_INTERVAL + POLL_INTERVAL_PER_ITEM * u32::try_from(self.job.items.len()).unwrap_or(u32::MAX);
             tokio::select! {
-                () = tokio::time::sleep(pause) => self.job = self.runner.report(&self.job.id).await?,
+                () = tokio::time::sleep(pause) => self.job = self.report().await?,
                 () = interrupts.next() => {
                     if std::mem::replace(&mut is_stopped, true) {
-                        return Err(self.runner.interrupted_error());
+                        return Err(interrupted(self.larder));
                     }
                     // The next report shows the cancelled state.
-                    if let Err(error) = self.runner.cancel(&self.job.id).await {
+                    if let Err(error) = self.larder.delete(&self.path()).await {
                         print_error(&format!("job {} could not be stopped: {error}", self.job.id));
                     }
                 }

@@ -29,7 +29,7 @@ use http::{Method, Request, Response, StatusCode, Uri, Version};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
-pub use self::admin::Admin;
+pub use self::admin::{Admin, AdminProcess};
 pub use self::body::Body;
 pub use self::requests::RequestMetrics;
 

@@ -34,6 +34,13 @@ pub(super) async fn readiness(mirror: &Arc<Mirror>) -> Reply {
     Reply { content: ReplyContent::Word { is_ready: ready.is_ok(), text }, outcome: None, age: None }
 }
 
+/// Path of the status.
+pub const STATUS: &str = "/admin/v1/status";
+/// Path of client configurations.
+pub const CLIENT_CONFIG: &str = "/admin/v1/client-config";
+/// Path of verifications.
+pub const VERIFY: &str = "/admin/v1/verify";
+
 /// Routes of the admin listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AdminRoute {
@@ -94,10 +101,10 @@ impl AdminRoute {
             "/healthz" => Self::Health,
             "/readyz" => Self::Ready,
             "/metrics" => Self::Metrics,
-            "/admin/v1/status" => Self::Status,
-            "/admin/v1/client-config" if query == Some("mirror") => Self::ClientConfig(ClientRoute::NetworkMirror),
-            "/admin/v1/client-config" => Self::ClientConfig(ClientRoute::HostOverride),
-            "/admin/v1/verify" => Self::Verify,
+            STATUS => Self::Status,
+            CLIENT_CONFIG if query == Some("mirror") => Self::ClientConfig(ClientRoute::NetworkMirror),
+            CLIENT_CONFIG => Self::ClientConfig(ClientRoute::HostOverride),
+            VERIFY => Self::Verify,
             order::PLAN => Self::Plan,
             missing::MISSING => Self::Missing,
             warm::WARM => Self::Warm,

@@ -1,5 +1,4 @@
-//! `larder bundle apply`: sends a bundle to the running larder, or imports it into the store where none runs. Prints
-//! the outcome of each entry.
+//! `larder bundle apply`: imports a bundle into the store, and prints the outcome of each entry.
 
 use std::path::PathBuf;
 
@@ -7,7 +6,7 @@ use anyhow::{Context, anyhow};
 use bytesize::ByteSize;
 use clap::Args;
 
-use super::super::larder::{on_new_store, watch_if_running};
+use super::super::larder::{StoreNeed, with_larder};
 use super::super::progress::{ByteCounter, ProgressTask};
 use super::super::text::{TextPage, escape_for_terminal, format_seconds, format_timestamp, plural, width_of_stdout};
 use super::super::{CommonOptions, block_on, catch_file_size_signal, print_error, print_json, print_line};
@@ -16,8 +15,6 @@ use super::require_loaded;
 use crate::address::Hostname;
 use crate::bundle::{ApplyEvent, ApplyOutcome, BundleReader, BundleTrust, EntryOutcome, Receipt, SignatureStatus};
 use crate::config::Config;
-use crate::http::admin_client;
-use crate::mirror::ApplyOptions;
 use crate::protocol::admin::bundle::{APPLY, TAR, apply_options, query_of};
 
 #[derive(Debug, Args)]
@@ -41,8 +38,8 @@ impl Apply {
         let (config, _) = self.common.load()?;
         let query = query_of(self.unsigned, &self.accept);
         // A running larder parses the query in the same way, so mistakes are reported before anything is sent.
-        let options = apply_options(query.strip_prefix('?'), &config.bundle, &config.default_host());
-        let options = options.map_err(|problems| anyhow!(problems.join("; ")))?;
+        let options_checked = apply_options(query.strip_prefix('?'), &config.bundle, &config.default_host());
+        options_checked.map_err(|problems| anyhow!(problems.join("; ")))?;
         let source = BundleSource::at(&self.bundle)?;
         let bundle_name = self.bundle.display();
         let any_signature = BundleTrust { keys: Vec::new(), allow_unsigned: true };
@@ -60,53 +57,23 @@ impl Apply {
             {
                 require_loaded(&config, key).await?;
             }
-            self.apply(&config, &source, &query, options).await
+            self.apply(&config, &source, &query).await
         })
     }
 
-    async fn apply(
-        &self,
-        config: &Config,
-        source: &BundleSource,
-        query: &str,
-        options: ApplyOptions,
-    ) -> anyhow::Result<bool> {
+    async fn apply(&self, config: &Config, source: &BundleSource, query: &str) -> anyhow::Result<bool> {
         let _file_size_signal = catch_file_size_signal()?;
         let bytes = ByteCounter::default();
         let progress = ProgressTask::begin("applying", &bytes, Some(source.bytes()?));
         let mut report = ApplyReporter { json: self.common.json, host: config.default_host(), bytes, receipt: None };
-        let applied = apply(config, source, query, options, &mut report).await;
+        let applied = with_larder(config, StoreNeed::Any, async |larder| {
+            Ok(larder.upload(&format!("{APPLY}{query}"), TAR, source.open()?, |step| report.show(step)).await?)
+        });
+        let applied = applied.await;
         progress.end().await;
         applied?;
         report.finish()
     }
-}
-
-async fn apply(
-    config: &Config,
-    source: &BundleSource,
-    query: &str,
-    options: ApplyOptions,
-    report: &mut ApplyReporter,
-) -> anyhow::Result<()> {
-    let (path, upload) = (format!("{APPLY}{query}"), source.open()?);
-    let is_applied = watch_if_running(
-        config,
-        |step| report.show(step),
-        async |address, token, on_line| admin_client::upload(address, &path, token, TAR, upload, on_line).await,
-    );
-    if is_applied.await? {
-        return Ok(());
-    }
-    on_new_store(config, async |larder| {
-        let (mut steps, applied) = larder.mirror.transfers.spawn_apply(source.open()?, options, larder.clock.clone());
-        while let Some(step) = steps.recv().await {
-            report.show(step);
-        }
-        applied.await.context("applying the bundle ended unexpectedly")??;
-        Ok(())
-    })
-    .await
 }
 
 /// Prints apply events as lines or JSON.

@@ -1,27 +1,24 @@
 //! `larder bundle create`: warms an order, then writes the stored packages into a bundle.
 
-use std::io;
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail};
+use bytes::Bytes;
 use bytesize::ByteSize;
 use clap::Args;
 
-use super::super::larder::JobRunner;
 use super::super::order::OrderFor;
-use super::super::progress::{CountingIo, through_pipe};
+use super::super::progress::through_pipe;
 use super::super::text::{escape_for_terminal, plural};
 use super::super::warm::{WarmOutput, warm_and};
 use super::super::{CommonOptions, block_on, print_error, print_json, print_line};
 use super::files::{self, BundleDestination, BundleOutput, BundleSource, WrittenBundle};
 use super::require_signing_key;
 use crate::bundle::{BundleEntry, BundleReader, BundleTrust, Inventory, MIN_PART_BYTES, Manifest, SignatureStatus};
-use crate::clock::{Clock, Timestamp};
-use crate::config::Config;
+use crate::clock::Clock;
+use crate::http::admin_client::AdminClient;
 use crate::jobs::job_report::{Job, JobState};
-use crate::mirror::Mirror;
 use crate::protocol::admin::bundle::{BUNDLE, BundleRequest};
 
 #[derive(Debug, Args)]
@@ -72,15 +69,13 @@ impl Create {
             if !self.unsigned {
                 require_signing_key(&config).await?;
             }
-            warm_and(&config, &order, output, async |runner, job| self.write(&config, runner, job, since, out).await)
-                .await
+            warm_and(&config, &order, output, async |larder, job| self.write(larder, job, since, out).await).await
         })
     }
 
     async fn write(
         &self,
-        config: &Config,
-        runner: &JobRunner,
+        larder: &AdminClient,
         job: &Job,
         since: Option<Inventory>,
         out: BundleDestination,
@@ -94,7 +89,9 @@ impl Create {
         // An estimate: the documents of the bundle add a little.
         let total = if since.is_some() { None } else { Some(sizes.fold(0, u64::saturating_add)) };
         let request = BundleRequest { job: job.id.clone(), since, partial: self.partial, created: Some(created) };
-        let send = async |output| write_bundle(config, runner, request, created, output).await;
+        let body = Bytes::from(serde_json::to_vec(&request)?);
+        // After a failure of the output, the receiving side has the cause.
+        let send = async |output| Ok(larder.download(BUNDLE, body, output).await?);
         let receive = move |reader| target.write_from(reader);
         let written = through_pipe("writing", total, send, receive, anyhow::Error::from).await?.end()?;
         self.print(&written)?;
@@ -148,29 +145,6 @@ impl Create {
         }
         Ok(())
     }
-}
-
-/// Has the larder that warmed the order write the bundle.
-async fn write_bundle(
-    config: &Config,
-    runner: &JobRunner,
-    request: BundleRequest,
-    created: Timestamp,
-    output: CountingIo<io::PipeWriter>,
-) -> anyhow::Result<()> {
-    let write = async |mirror: &Arc<Mirror>, stored, output| {
-        let (mirror, key) = (Arc::clone(mirror), config.bundle.signing.clone());
-        let (since, partial) = (request.since.clone(), request.partial);
-        let writing = tokio::task::spawn_blocking(move || {
-            let gathered = mirror.transfers.gather(stored, since.as_ref(), partial, created)?;
-            for missing in &gathered.missing {
-                print_error(&format!("omitted: {missing}"));
-            }
-            Ok(mirror.transfers.write_bundle(&gathered, key.as_ref(), output).map(drop)?)
-        });
-        writing.await.context("writing the bundle ended unexpectedly")?
-    };
-    runner.write(BUNDLE, &request, output, write, &request.job).await
 }
 
 /// Numbers of archives in a bundle, and of those left out for an inventory.

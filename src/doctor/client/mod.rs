@@ -14,7 +14,7 @@ use super::running::{LarderState, RunningLarder};
 use super::{Check, PROBE_TIMEOUT};
 use crate::address::Hostname;
 use crate::config::{Config, Unreadable, text};
-use crate::http::admin_client;
+use crate::http::admin_client::{AdminClient, AdminToken};
 use crate::http::client_roots::ClientRoots;
 use crate::protocol::client_config::{ClientRoute, default_text};
 use crate::requirements::cli_config::CliConfig;
@@ -140,9 +140,9 @@ impl ClientChecks<'_> {
 
     /// The client configuration that a user should write.
     async fn lines_to_paste(&self) -> String {
-        let answer = admin_client::get(self.config.admin.listen, "/admin/v1/client-config", None);
+        let client = AdminClient::new(self.config.admin.listen, AdminToken::Absent);
         if self.running.is_up()
-            && let Ok(Ok(lines)) = timeout(PROBE_TIMEOUT, answer).await
+            && let Ok(Ok(lines)) = timeout(PROBE_TIMEOUT, client.get("/admin/v1/client-config")).await
         {
             return String::from_utf8_lossy(&lines).into_owned();
         }

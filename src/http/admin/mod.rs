@@ -14,12 +14,12 @@ use serde::Serialize;
 
 use self::bodies::ReceivedOrder;
 use super::body::Body;
-use super::listener::Peer;
 use super::{RequestMetrics, host_of, requests, response};
 use crate::address::Hostname;
 use crate::bundle::BundleKeys;
 use crate::clock::{Clock, Timestamp};
-use crate::jobs::{self, JobId, JobStartError, Jobs, PlanError, Recurring, WarmUp};
+use crate::error::Error;
+use crate::jobs::{self, JobId, JobStartError, Jobs, PlanError, Recurring, RecurringState, WarmUp};
 use crate::mirror::{Mirror, PinChange, RequestContext};
 use crate::protocol::admin::command::{self, OperationTarget};
 use crate::protocol::admin::order::OrderRequest;
@@ -27,8 +27,9 @@ use crate::protocol::admin::warm::{self, PinRequest};
 use crate::protocol::admin::{
     Access, AdminAccessKind, AdminRefusal, AdminRoute, Credentials, Operation, SinceStart, StatusReport, missing,
 };
-use crate::protocol::client_config;
 use crate::protocol::route::Api;
+use crate::protocol::{RequestFailure, client_config};
+use crate::store::StoreError;
 
 const SEC_FETCH_SITE: header::HeaderName = header::HeaderName::from_static("sec-fetch-site");
 /// The `Server` header of the admin listener, by which the commands recognise larder.
@@ -42,14 +43,10 @@ pub struct Admin {
     pub mirror: Arc<Mirror>,
     /// The jobs.
     pub jobs: Arc<Jobs>,
-    /// The recurring warm-ups.
-    pub recurring: Arc<Recurring>,
-    /// The access rules.
-    pub access: Access,
+    /// The process that this service is part of.
+    pub process: AdminProcess,
     /// All metrics.
     pub registry: Arc<Registry>,
-    /// The start time of this process.
-    pub started: Timestamp,
     /// The request counters, for the status.
     pub requests: RequestMetrics,
     /// The URL at which clients reach the main listener, for client configurations.
@@ -62,9 +59,34 @@ pub struct Admin {
     pub bundles: BundleKeys,
 }
 
+/// The process that an admin service is part of.
+#[derive(Debug)]
+pub enum AdminProcess {
+    /// A serving larder.
+    Larder {
+        /// The access rules of the admin listener.
+        access: Access,
+        /// The recurring warm-ups.
+        recurring: Arc<Recurring>,
+        /// The start time.
+        started: Timestamp,
+    },
+    /// One command without a larder. Only the command itself reaches the service.
+    Command {
+        /// The recorded recurring warm-ups.
+        warm_ups: Vec<RecurringState>,
+    },
+}
+
 impl Admin {
+    /// Stops the jobs and closes the store, for a command.
+    pub async fn close(&self) -> Result<(), StoreError> {
+        self.jobs.stop().await;
+        self.mirror.library.close().await
+    }
+
     /// Answers a request. Browsers must not sniff the answer, and caches must not store it.
-    pub async fn handle(self: Arc<Self>, request: Request<Incoming>, _peer: Peer) -> Response<Body> {
+    pub async fn handle(self: Arc<Self>, request: Request<Incoming>) -> Response<Body> {
         let mut response = self.answer(request).await;
         response.headers_mut().insert(header::SERVER, SERVER);
         response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, header::HeaderValue::from_static("nosniff"));
@@ -89,10 +111,10 @@ impl Admin {
             }
         };
         let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
-        let admitted = match route {
-            AdminRoute::Health | AdminRoute::Ready => Ok(()),
-            _ if is_read => self.access.may_read(credentials),
-            _ => self.access.may_change(credentials),
+        let admitted = match (&self.process, route) {
+            (AdminProcess::Command { .. }, _) | (_, AdminRoute::Health | AdminRoute::Ready) => Ok(()),
+            (AdminProcess::Larder { access, .. }, _) if is_read => access.may_read(credentials),
+            (AdminProcess::Larder { access, .. }, _) => access.may_change(credentials),
         };
         if let Err(refusal) = admitted {
             self.requests.record_refusal(match refusal {
@@ -150,7 +172,7 @@ impl Admin {
                     let order = missing::order_of(&missing, &self.mirror.runtime.sealed_platforms());
                     response::json(StatusCode::OK, &order)
                 }
-                Err(error) => response::failure(&error.into(), Api::Other),
+                Err(error) => self.failure(error),
             },
             AdminRoute::Jobs => response::json(StatusCode::OK, &serde_json::json!({ "jobs": self.jobs.all() })),
             AdminRoute::Job(id) => of_job(id, self.jobs.report(id)),
@@ -185,7 +207,7 @@ impl Admin {
     async fn forget_missing(&self) -> Response<Body> {
         match self.mirror.library.forget_missing().await {
             Ok(()) => response::json(StatusCode::OK, &OrderRequest::default()),
-            Err(error) => response::failure(&error.into(), Api::Other),
+            Err(error) => self.failure(error),
         }
     }
 
@@ -282,7 +304,18 @@ impl Admin {
         }
         match self.mirror.operations.verify(&self.call()) {
             Ok(steps) => response::of_type(Body::stream(bodies::lines(steps), None), NDJSON),
-            Err(error) => response::failure(&error.into(), Api::Other),
+            Err(error) => self.failure(error),
+        }
+    }
+
+    /// Responds to a failure. Only a command's own user sees paths of this machine.
+    fn failure(&self, error: impl Into<Error>) -> Response<Body> {
+        let failure = RequestFailure::from(error.into());
+        match self.process {
+            AdminProcess::Larder { .. } => response::failure(&failure, Api::Other),
+            AdminProcess::Command { .. } => {
+                response::errors(response::failure_status(&failure, Api::Other), vec![failure.to_string()])
+            }
         }
     }
 
@@ -314,25 +347,29 @@ impl Admin {
     }
 
     fn status(&self) -> StatusReport {
+        let (since_start, warm_ups) = match &self.process {
+            AdminProcess::Larder { recurring, started, .. } => (Some(self.since(*started)), recurring.states()),
+            AdminProcess::Command { warm_ups } => (None, warm_ups.clone()),
+        };
+        let (mirror, bundle_keys) = (self.mirror.operations.status(), self.bundles.ids());
+        StatusReport { mirror, since_start, warm_ups, bundle_keys }
+    }
+
+    fn since(&self, started: Timestamp) -> SinceStart {
         let now = self.clock.now();
         let (sent_bytes, saved_bytes) = self.requests.sent_bytes();
-        let since_start = SinceStart {
-            started: self.started,
-            seconds: now.since(self.started).as_secs(),
+        let runtime = &self.mirror.runtime;
+        SinceStart {
+            started,
+            seconds: now.since(started).as_secs(),
             requests: self.requests.by_outcome(),
             refused: self.requests.by_refusal(),
-            waiting_requests: self.mirror.runtime.waiting_requests(),
+            waiting_requests: runtime.waiting_requests(),
             sent_bytes,
             saved_bytes,
-            upstream_bytes: self.mirror.runtime.upstream_bytes(),
-            fills_under_way: self.mirror.runtime.fills_under_way(),
-            upstreams: self.mirror.runtime.upstream_states(now),
-        };
-        StatusReport {
-            mirror: self.mirror.operations.status(),
-            since_start: Some(since_start),
-            warm_ups: self.recurring.states(),
-            bundle_keys: self.bundles.ids(),
+            upstream_bytes: runtime.upstream_bytes(),
+            fills_under_way: runtime.fills_under_way(),
+            upstreams: runtime.upstream_states(now),
         }
     }
 }

@@ -19,7 +19,6 @@ use crate::mirror::{ApplyError, Export, GatherError, GatheredBundle, TransferPer
 use crate::protocol::admin::bundle::{BundleRequest, TAR, apply_options};
 use crate::protocol::admin::bundle::{ExportRequest, parse_unsigned_query};
 use crate::protocol::admin::warm::no_job;
-use crate::protocol::route::Api;
 use crate::store::StoreError;
 
 /// The status and the errors of a refused export.
@@ -54,7 +53,7 @@ impl Admin {
             Ok(permit) => permit,
             Err(busy) => {
                 bodies::discard(request);
-                return Err(response::failure(&busy.into(), Api::Other));
+                return Err(self.failure(busy));
             }
         };
         let body = bodies::read_large_json(request, max_bytes).await?;
@@ -159,7 +158,7 @@ impl Admin {
     pub(super) async fn inventory(self: &Arc<Self>) -> Response<Body> {
         self.on_blocking_thread(|admin| match admin.mirror.transfers.inventory(admin.clock.now()) {
             Ok(inventory) => response::json(StatusCode::OK, &inventory),
-            Err(error) => response::failure(&error.into(), Api::Other),
+            Err(error) => admin.failure(error),
         })
         .await
     }
@@ -231,7 +230,7 @@ impl Admin {
         };
         match self.mirror.transfers.import(tar, unsigned, &self.call()) {
             Ok(steps) => response::of_type(Body::stream(bodies::lines(steps), None), NDJSON),
-            Err(error) => response::failure(&error.into(), Api::Other),
+            Err(error) => self.failure(error),
         }
     }
 }
