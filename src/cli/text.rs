@@ -1,7 +1,9 @@
 //! Text for people: aligned, wrapped to the width of the terminal, with control characters escaped.
 
-use comfy_table::Table;
+use std::os::fd::AsFd;
+
 use humantime::format_rfc3339_seconds;
+use rustix::termios::tcgetwinsize;
 
 use crate::clock::Timestamp;
 
@@ -12,12 +14,16 @@ const LABEL_WIDTH: usize = 13;
 
 /// Width of standard output; `None` where it is not a terminal, and text is not wrapped.
 pub(super) fn width_of_stdout() -> Option<usize> {
-    Table::new().width().map(usize::from)
+    columns_of(std::io::stdout())
 }
 
 /// Width of standard error; `None` where it is not a terminal.
 pub(super) fn width_of_stderr() -> Option<usize> {
-    Table::new().use_stderr().width().map(usize::from)
+    columns_of(std::io::stderr())
+}
+
+fn columns_of(stream: impl AsFd) -> Option<usize> {
+    tcgetwinsize(stream).ok().map(|size| usize::from(size.ws_col))
 }
 
 /// Collects lines of output.
