@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::{Registry, Unit};
@@ -42,7 +41,7 @@ static AGES: BucketLayout = BucketLayout::new(&[60, 300, 3_600, 14_400, 86_400, 
 macro_rules! metric_labels {
     ($(#[$doc:meta])* $name:ident { $($(#[$of:meta])* $variant:ident $label:literal,)* }) => {
         $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub(super) enum $name { $($(#[$of])* $variant,)* }
 
         impl $name {
@@ -51,12 +50,6 @@ macro_rules! metric_labels {
             /// The text in logs and metric labels.
             pub(super) fn label(self) -> &'static str {
                 match self { $(Self::$variant => $label,)* }
-            }
-        }
-
-        impl EncodeLabelValue for $name {
-            fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
-                self.label().encode(encoder)
             }
         }
     };
@@ -200,38 +193,10 @@ pub(super) fn route_label(route: RouteLabel) -> &'static str {
 
 const ROUTE_LABEL_COUNT: usize = RouteKind::ALL.len() + 1;
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RequestOutcomeLabel {
-    route: &'static str,
-    outcome: RequestOutcome,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct SentBytesLabel {
-    source: Source,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RefusalLabel {
-    reason: Refusal,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ConnectionRefusalLabel {
-    reason: ConnectionRefusal,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ContentLabel {
-    content: Content,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct DocumentAgeLabel {
-    route: &'static str,
-}
-
-type Histograms<L> = Family<L, Histogram, fn() -> Histogram>;
+/// Names and values of labels.
+type Labels<const N: usize> = [(&'static str, &'static str); N];
+type Counters = Family<Labels<1>, Counter>;
+type Histograms = Family<Labels<1>, Histogram, fn() -> Histogram>;
 
 /// Request counters, shared by all copies.
 #[derive(Debug, Clone)]
@@ -240,42 +205,40 @@ pub struct RequestMetrics(Arc<RequestCounters>);
 /// The registered families. Each metric has a fixed index, so that recording needs no lookup.
 #[derive(Debug)]
 struct RequestCounters {
-    ended_family: Family<RequestOutcomeLabel, Counter>,
+    ended_family: Family<Labels<2>, Counter>,
     ended: [[Counter; RequestOutcome::ALL.len()]; ROUTE_LABEL_COUNT],
-    sent_family: Family<SentBytesLabel, Counter>,
+    sent_family: Counters,
     sent: [Counter; Source::ALL.len()],
-    refused_family: Family<RefusalLabel, Counter>,
+    refused_family: Counters,
     refused: [Counter; Refusal::ALL.len()],
-    refused_connections_family: Family<ConnectionRefusalLabel, Counter>,
+    refused_connections_family: Counters,
     refused_connections: [Counter; ConnectionRefusal::ALL.len()],
-    hit_family: Histograms<ContentLabel>,
+    hit_family: Histograms,
     hit: [Histogram; Content::ALL.len()],
-    age_family: Histograms<DocumentAgeLabel>,
+    age_family: Histograms,
     ages: [Histogram; RouteKind::DOCUMENTS.len()],
 }
 
 impl Default for RequestMetrics {
     fn default() -> Self {
-        let ended_family = Family::<RequestOutcomeLabel, Counter>::default();
-        let sent_family = Family::<SentBytesLabel, Counter>::default();
-        let refused_family = Family::<RefusalLabel, Counter>::default();
-        let refused_connections_family = Family::<ConnectionRefusalLabel, Counter>::default();
-        let hit_family: Histograms<ContentLabel> = Family::new_with_constructor(|| Histogram::new(&HIT_TIMES));
-        let age_family: Histograms<DocumentAgeLabel> = Family::new_with_constructor(|| Histogram::new(&AGES));
+        let ended_family = Family::<Labels<2>, Counter>::default();
+        let [sent_family, refused_family, refused_connections_family] = <[Counters; 3]>::default();
+        let hit_family: Histograms = Family::new_with_constructor(|| Histogram::new(&HIT_TIMES));
+        let age_family: Histograms = Family::new_with_constructor(|| Histogram::new(&AGES));
         let ended = |route_index: usize, outcome_index: usize| {
             let route = route_label(RouteKind::ALL.get(route_index).copied());
-            ended_family
-                .get_or_create_owned(&RequestOutcomeLabel { route, outcome: RequestOutcome::ALL[outcome_index] })
+            let outcome = RequestOutcome::ALL[outcome_index].label();
+            ended_family.get_or_create_owned(&[("route", route), ("outcome", outcome)])
         };
+        let count = |family: &Counters, name, label| family.get_or_create_owned(&[(name, label)]);
         Self(Arc::new(RequestCounters {
             ended: array::from_fn(|route_index| array::from_fn(|outcome_index| ended(route_index, outcome_index))),
-            sent: Source::ALL.map(|source| sent_family.get_or_create_owned(&SentBytesLabel { source })),
-            refused: Refusal::ALL.map(|reason| refused_family.get_or_create_owned(&RefusalLabel { reason })),
+            sent: Source::ALL.map(|source| count(&sent_family, "source", source.label())),
+            refused: Refusal::ALL.map(|reason| count(&refused_family, "reason", reason.label())),
             refused_connections: ConnectionRefusal::ALL
-                .map(|reason| refused_connections_family.get_or_create_owned(&ConnectionRefusalLabel { reason })),
-            hit: Content::ALL.map(|content| hit_family.get_or_create_owned(&ContentLabel { content })),
-            ages: RouteKind::DOCUMENTS
-                .map(|kind| age_family.get_or_create_owned(&DocumentAgeLabel { route: kind.label() })),
+                .map(|reason| count(&refused_connections_family, "reason", reason.label())),
+            hit: Content::ALL.map(|content| hit_family.get_or_create_owned(&[("content", content.label())])),
+            ages: RouteKind::DOCUMENTS.map(|kind| age_family.get_or_create_owned(&[("route", kind.label())])),
             ended_family,
             sent_family,
             refused_family,
