@@ -16,8 +16,7 @@ use super::larder::{StoreNeed, parse, running_larder, with_larder};
 use super::{CommonOptions, block_on, print_json, print_line};
 use crate::bundle::{BundleKeyIds, KeyId, SigningKey};
 use crate::config::Config;
-use crate::protocol::admin::bundle::INVENTORY;
-use crate::protocol::admin::{STATUS, StatusReport};
+use crate::protocol::admin::{INVENTORY, STATUS, StatusReport};
 
 #[derive(Debug, Args)]
 pub(super) struct Bundle {

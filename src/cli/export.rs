@@ -22,7 +22,8 @@ use crate::filesystem_mirror::layout;
 use crate::filesystem_mirror::receive::{self, ReceiveSummary};
 use crate::http::admin_client::AdminClient;
 use crate::jobs::job_report::{Job, JobItem, JobState};
-use crate::protocol::admin::bundle::{EXPORT, ExportRequest};
+use crate::protocol::admin::EXPORT;
+use crate::protocol::admin::bundle::ExportRequest;
 
 #[derive(Debug, Args)]
 pub(super) struct Export {

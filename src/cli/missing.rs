@@ -6,7 +6,7 @@ use super::larder::{StoreNeed, parse, with_larder};
 use super::text::{TextPage, plural, width_of_stdout};
 use super::{CommonOptions, block_on, print_json, print_line};
 use crate::address::{Hostname, PackageRef};
-use crate::protocol::admin::missing::MISSING;
+use crate::protocol::admin::MISSING;
 use crate::protocol::admin::order::{AddressFor, AddressRequest, OrderRequest};
 
 #[derive(Debug, Args)]

@@ -10,7 +10,7 @@ use super::text::{TextPage, escape_for_terminal, plural, width_of_stdout};
 use super::{CommonOptions, block_on, print_json, print_line};
 use crate::address::Hostname;
 use crate::jobs::{Installs, Plan, PlanState, Planned};
-use crate::protocol::admin::order::PLAN;
+use crate::protocol::admin::PLAN;
 
 #[derive(Debug, Args)]
 pub(super) struct PlanCommand {

@@ -24,7 +24,7 @@ use crate::config::Config;
 use crate::http::admin_client::{AdminClient, AdminClientError};
 use crate::jobs::job_report::{Job, JobState};
 use crate::protocol::admin::order::OrderRequest;
-use crate::protocol::admin::warm::{JOBS, WARM};
+use crate::protocol::admin::{JOBS, WARM};
 
 /// Interval between two requests for the job's state.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);

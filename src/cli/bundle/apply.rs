@@ -15,7 +15,8 @@ use super::require_loaded;
 use crate::address::Hostname;
 use crate::bundle::{ApplyEvent, ApplyOutcome, BundleReader, BundleTrust, EntryOutcome, Receipt, SignatureStatus};
 use crate::config::Config;
-use crate::protocol::admin::bundle::{APPLY, TAR, apply_options, query_of};
+use crate::protocol::admin::APPLY;
+use crate::protocol::admin::bundle::{TAR, apply_options, query_of};
 
 #[derive(Debug, Args)]
 pub(super) struct Apply {

@@ -19,7 +19,8 @@ use crate::bundle::{BundleEntry, BundleReader, BundleTrust, Inventory, MIN_PART_
 use crate::clock::Clock;
 use crate::http::admin_client::AdminClient;
 use crate::jobs::job_report::{Job, JobState};
-use crate::protocol::admin::bundle::{BUNDLE, BundleRequest};
+use crate::protocol::admin::BUNDLE;
+use crate::protocol::admin::bundle::BundleRequest;
 
 #[derive(Debug, Args)]
 pub(super) struct Create {

@@ -17,14 +17,14 @@ use tokio::sync::mpsc::Receiver;
 
 use super::super::body::{Body, PipeReceiver, pipe};
 use super::super::response;
+use super::{Answer, errors, refused};
 use crate::address::Hostname;
 use crate::mirror::Mirror;
-use crate::protocol::admin::order::OrderQuery;
-use crate::protocol::admin::order::{NamedText, OrderRequest};
+use crate::protocol::admin::order::{NamedText, OrderQuery, OrderRequest};
 use crate::requirements::{self, Files, Order, lock_file};
 
 /// Size limit of the body of a command.
-const MAX_COMMAND_BYTES: usize = 64 << 10;
+pub(super) const MAX_COMMAND_BYTES: usize = 64 << 10;
 /// Size limit of a lock file, which can be larger than the body of a command.
 const MAX_LOCK_FILE_BYTES: usize = lock_file::MAX_LOCK_FILE_BYTES;
 /// Size limit of a JSON order: the files that one order may have, with JSON's escapes.
@@ -40,26 +40,9 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time for discarding the rest of a request body, so that the client reads the answer.
 const DISCARD_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A refused body, and the status of the answer.
-pub(super) struct BodyRefused {
-    status: StatusCode,
-    reason: String,
-}
-
-impl From<BodyRefused> for Response<Body> {
-    fn from(BodyRefused { status, reason }: BodyRefused) -> Self {
-        response::errors(status, vec![reason])
-    }
-}
-
-/// Reads a JSON body. The content type must be JSON: a web page can send other types to any address without a CORS
-/// preflight.
-pub(super) async fn read_json(request: Request<Incoming>) -> Result<Bytes, BodyRefused> {
-    read_large_json(request, MAX_COMMAND_BYTES).await
-}
-
-/// Reads a JSON body of at most `max_bytes` bytes.
-pub(super) async fn read_large_json(request: Request<Incoming>, max_bytes: usize) -> Result<Bytes, BodyRefused> {
+/// Reads a JSON body of at most `max_bytes` bytes. The content type must be JSON: a web page can send other types to any
+/// address without a CORS preflight.
+pub(super) async fn read_json(request: Request<Incoming>, max_bytes: usize) -> Answer<Bytes> {
     if !has_content_type(request.headers(), "application/json") {
         return Err(unsupported("send the body as Content-Type: application/json"));
     }
@@ -77,7 +60,7 @@ enum OrderBody {
 }
 
 /// Reads the body of a plan or warm-up request. A web page can send `text/plain`, too; the token keeps it out.
-async fn read_order_body(request: Request<Incoming>) -> Result<OrderBody, BodyRefused> {
+async fn read_order_body(request: Request<Incoming>) -> Answer<OrderBody> {
     if has_content_type(request.headers(), "application/json") {
         return read_whole(request, MAX_ORDER_BYTES, ORDER_TIMEOUT).await.map(OrderBody::Json);
     }
@@ -94,7 +77,7 @@ async fn read_order_body(request: Request<Incoming>) -> Result<OrderBody, BodyRe
 
 /// Returns a body of any size for a blocking reader. Refuses other content types than the given one. If the reader
 /// stops early, the rest of the body is discarded for a while.
-pub(super) fn stream_body(request: Request<Incoming>, content_type: &str) -> Result<PipeReceiver, BodyRefused> {
+pub(super) async fn stream_body(request: Request<Incoming>, content_type: &str) -> Answer<PipeReceiver> {
     if !has_content_type(request.headers(), content_type) {
         discard(request);
         return Err(unsupported(&format!("send the body as Content-Type: {content_type}")));
@@ -138,22 +121,22 @@ async fn discard_frames(mut body: Incoming) {
     let _ = tokio::time::timeout(DISCARD_TIMEOUT, remaining).await;
 }
 
-fn unsupported(reason: &str) -> BodyRefused {
-    BodyRefused { status: StatusCode::UNSUPPORTED_MEDIA_TYPE, reason: reason.to_owned() }
+fn unsupported(reason: &str) -> Box<Response<Body>> {
+    errors(StatusCode::UNSUPPORTED_MEDIA_TYPE, vec![reason.to_owned()])
 }
 
-async fn read_whole(request: Request<Incoming>, max_bytes: usize, timeout: Duration) -> Result<Bytes, BodyRefused> {
-    let refused = |status, reason: &str| BodyRefused { status, reason: reason.to_owned() };
+async fn read_whole(request: Request<Incoming>, max_bytes: usize, timeout: Duration) -> Answer<Bytes> {
+    let refuse = |status, reason| Err(errors(status, vec![reason]));
     match tokio::time::timeout(timeout, Limited::new(request.into_body(), max_bytes).collect()).await {
         Ok(Ok(body)) => Ok(body.to_bytes()),
         Ok(Err(error)) if error.is::<LengthLimitError>() => {
             let reason = format!("the body is larger than {} KiB", max_bytes >> 10);
-            Err(refused(StatusCode::PAYLOAD_TOO_LARGE, &reason))
+            refuse(StatusCode::PAYLOAD_TOO_LARGE, reason)
         }
-        Ok(Err(error)) => Err(refused(StatusCode::BAD_REQUEST, &format!("the body broke off: {error}"))),
+        Ok(Err(error)) => refuse(StatusCode::BAD_REQUEST, format!("the body broke off: {error}")),
         Err(_) => {
             let reason = format!("the body did not come within {} s", timeout.as_secs());
-            Err(refused(StatusCode::REQUEST_TIMEOUT, &reason))
+            refuse(StatusCode::REQUEST_TIMEOUT, reason)
         }
     }
 }
@@ -198,7 +181,7 @@ pub(super) async fn read_order(
     request: Request<Incoming>,
     mirror: &Mirror,
     default_host: &Hostname,
-) -> Result<ReceivedOrder, Response<Body>> {
+) -> Answer<ReceivedOrder> {
     let query = request.uri().query().map(str::to_owned);
     // The semaphores are never closed.
     let memory_permit = BODY_PERMITS.acquire().await;
@@ -211,7 +194,7 @@ pub(super) async fn read_order(
         parse_body(body, query.as_deref(), &host)
     });
     let parsed = parsing.await.unwrap_or_else(|_| Err(vec!["parsing the order ended unexpectedly".to_owned()]));
-    parsed.map_err(|problems| response::errors(StatusCode::BAD_REQUEST, problems))
+    parsed.map_err(refused)
 }
 
 fn parse_body(body: OrderBody, query: Option<&str>, default_host: &Hostname) -> Result<ReceivedOrder, Vec<String>> {
