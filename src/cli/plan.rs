@@ -6,7 +6,7 @@ use clap::Args;
 
 use super::larder::{StoreNeed, parse, with_larder};
 use super::order::OrderArgs;
-use super::text::{TextPage, escape_for_terminal, plural, width_of_stdout};
+use super::terminal::{TextPage, escape_for_terminal, plural, width_of_stdout};
 use super::{CommonOptions, block_on, print_json, print_line};
 use crate::address::Hostname;
 use crate::jobs::{Installs, Plan, PlanState, Planned};
@@ -234,6 +234,6 @@ mod tests {
         plan.items[3].package.address = "a\u{1b}[2K\u{202e}".to_owned();
         plan.items[3].by = vec!["\u{9b}main.tf:1".to_owned()];
         let text = page(&plan, &host(), true, None);
-        assert!(!text.contains(|c: char| c != '\n' && !super::super::text::is_plain(c)), "{text:?}");
+        assert!(!text.contains(|c: char| c != '\n' && !super::super::terminal::is_plain(c)), "{text:?}");
     }
 }

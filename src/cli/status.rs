@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use bytesize::ByteSize;
 
 use super::larder::{StoreNeed, parse, with_larder};
-use super::text::{TextPage, escape_for_terminal, format_seconds, format_timestamp, percent, plural, width_of_stdout};
+use super::terminal::{
+    TextPage, escape_for_terminal, format_seconds, format_timestamp, percent, plural, width_of_stdout,
+};
 use super::{CommonOptions, block_on, print_json, print_line};
 use crate::address::{Hostname, PackageRef};
 use crate::bundle::BundleKeyIds;

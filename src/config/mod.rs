@@ -3,7 +3,6 @@
 
 mod credential;
 mod outside;
-mod problem;
 mod read;
 mod section;
 #[cfg(test)]
@@ -27,7 +26,7 @@ use crate::store::SizeLimit;
 pub use bytesize::ByteSize;
 pub use credential::{Access, Credential, CredentialKind, SshFiles};
 pub(crate) use outside::{Unreadable, environment, text};
-pub use problem::{Problems, Remark, Warning};
+pub use section::{Problems, Remark, Warning};
 pub use upstream::{FreshnessLifetimes, Upstream};
 pub(crate) use values::listening;
 pub use warm::{RecurringWarmTarget, RecurringWarmUp};
@@ -94,12 +93,8 @@ impl Config {
         file: &Path,
         env: &dyn Fn(&str) -> Option<String>,
     ) -> Result<(Self, Vec<Warning>), Problems> {
-        let outcome = read::read(text, file, env);
-        if outcome.problems.is_empty() {
-            Ok((outcome.config, outcome.warnings))
-        } else {
-            Err(Problems::new(outcome.problems))
-        }
+        let (config, reader) = read::read(text, file, env);
+        if reader.problems.is_empty() { Ok((config, reader.warnings)) } else { Err(Problems::new(reader.problems)) }
     }
 
     /// Returns the reason not to start, and the lines to add. A larder with a credential that other machines can reach

@@ -19,7 +19,7 @@ use crate::app::{self, StartError};
 use crate::cdn_loop::OwnEntry;
 use crate::clock::{Clock, Timestamp};
 use crate::config::{self, Config, Problems, Remark, Warning};
-use crate::http::client_roots::ClientRoots;
+use crate::http::probe_client::ClientRoots;
 use crate::requirements::cli_config::Environment;
 use crate::store::{Store, StoreFindings};
 use crate::upstream::limits::UpstreamLimits;

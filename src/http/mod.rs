@@ -5,15 +5,11 @@ mod admin;
 
 pub mod admin_client;
 mod body;
-pub mod client_roots;
 pub mod clients;
 pub mod connection_slots;
-mod histogram;
 mod idle;
 pub mod listener;
 pub mod probe_client;
-mod range;
-mod reason_phrase;
 mod requests;
 pub mod response;
 pub mod tls;

@@ -15,7 +15,7 @@ use super::{Check, PROBE_TIMEOUT};
 use crate::address::Hostname;
 use crate::config::{Config, Unreadable, text};
 use crate::http::admin_client::{AdminClient, AdminToken};
-use crate::http::client_roots::ClientRoots;
+use crate::http::probe_client::ClientRoots;
 use crate::protocol::client_config::{ClientRoute, default_text};
 use crate::requirements::cli_config::CliConfig;
 use crate::requirements::cli_config::{ClientProgram, Environment, SearchPaths};

@@ -1,5 +1,6 @@
 //! Bodies of the admin listener: bounded request bodies; orders of plan and warm-up requests, as JSON or, for curl, as a
-//! lock file or a tar of configurations with options in the query; and answers streamed as lines.
+//! lock file or a tar of configurations with options in the query; answers streamed as lines; and changes of a job as
+//! server-sent events.
 
 use std::io;
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt, stream};
 use http::header::{self, HeaderMap};
-use http::{Request, Response, StatusCode};
+use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::{Body as _, Incoming};
 use serde::Serialize;
@@ -19,6 +20,7 @@ use super::super::body::{Body, PipeReceiver, pipe};
 use super::super::response;
 use super::{Answer, errors, refused};
 use crate::address::Hostname;
+use crate::jobs::{JobEvent, JobSubscription};
 use crate::mirror::Mirror;
 use crate::protocol::admin::order::{NamedText, OrderQuery, OrderRequest};
 use crate::requirements::{self, Files, Order, lock_file};
@@ -233,5 +235,81 @@ fn lock_file(body: &Bytes) -> Result<NamedText, Vec<String>> {
     match std::str::from_utf8(body) {
         Ok(text) => Ok(NamedText { name: ".terraform.lock.hcl".to_owned(), text: text.to_owned() }),
         Err(_) => Err(vec!["the body is not UTF-8 text, so it is not a lock file".to_owned()]),
+    }
+}
+
+/// Interval of comment lines while nothing changes: a proxy in between would close an idle connection.
+const HEARTBEAT: Duration = Duration::from_secs(15);
+
+/// Streams the changes of a job.
+pub(super) fn job_events(subscription: JobSubscription, method: &Method) -> Response<Body> {
+    let body = if *method == Method::HEAD { Body::empty() } else { Body::stream(event_stream(subscription), None) };
+    response::of_type(body, "text/event-stream")
+}
+
+/// Streams the changes. Collects the next ones only after the client has read the previous ones.
+fn event_stream(subscription: JobSubscription) -> impl Stream<Item = io::Result<Bytes>> + Send {
+    stream::unfold(subscription, |mut subscription| async move {
+        let chunk = next_chunk(subscription.next(), HEARTBEAT).await?;
+        Some((chunk, subscription))
+    })
+}
+
+/// Waits for the next changes and formats them; a heartbeat after `max_wait`, `None` at the end.
+async fn next_chunk(
+    next: impl Future<Output = Option<Vec<JobEvent>>>,
+    max_wait: Duration,
+) -> Option<io::Result<Bytes>> {
+    match tokio::time::timeout(max_wait, next).await {
+        Ok(events) => Some(format_events(&events?).map_err(io::Error::from)),
+        Err(_) => Some(Ok(Bytes::from_static(b":\n\n"))),
+    }
+}
+
+fn format_events(events: &[JobEvent]) -> serde_json::Result<Bytes> {
+    let mut text = Vec::new();
+    for event in events {
+        match event {
+            JobEvent::Job(job) => write_event(&mut text, "job", job)?,
+            JobEvent::Item(item) => write_event(&mut text, "item", item)?,
+            JobEvent::End(job) => write_event(&mut text, "end", job)?,
+        }
+    }
+    Ok(text.into())
+}
+
+/// Writes one event. Larder's JSON has no line breaks, so the data is one line.
+fn write_event(text: &mut Vec<u8>, name: &str, data: &impl Serialize) -> serde_json::Result<()> {
+    text.extend_from_slice(format!("event: {name}\ndata: ").as_bytes());
+    serde_json::to_writer(&mut *text, data)?;
+    text.extend_from_slice(b"\n\n");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::address::PackageRef;
+    use crate::jobs::NumberedItem;
+    use crate::jobs::job_report::{ItemState, JobItem};
+
+    #[tokio::test]
+    async fn a_heartbeat_line_is_sent_in_silence() {
+        let never = std::future::pending();
+        let chunk = next_chunk(never, Duration::from_millis(1)).await.unwrap().unwrap();
+        assert_eq!(chunk, ":\n\n");
+    }
+
+    #[test]
+    fn line_breaks_in_an_item_do_not_split_its_data_line() {
+        let state = ItemState::Failed { error: "it said\nevent: end\r\ndata: {}\u{2028}".to_owned() };
+        let item =
+            JobItem { package: PackageRef::requested("a"), state, bytes: 0, size_bytes: None, unconfirmed: None };
+        let text = format_events(&[JobEvent::Item(NumberedItem { number: 7, item })]).unwrap();
+        let text = std::str::from_utf8(&text).unwrap();
+        let [name, data, "", ""] = text.split('\n').collect::<Vec<_>>()[..] else { panic!("{text:?}") };
+        assert_eq!(name, "event: item");
+        assert!(data.starts_with(r#"data: {"number":7,"address":"a","state":"failed""#), "{data}");
+        assert!(!data.contains('\r'));
     }
 }

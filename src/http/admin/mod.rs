@@ -1,7 +1,6 @@
 //! The admin listener: probes for everyone, all other routes by the access rules.
 
 mod bodies;
-mod events;
 mod transfers;
 
 use std::sync::Arc;
@@ -160,7 +159,7 @@ impl Admin {
             AdminRoute::Job(id) if method == Method::DELETE => of_job(id, self.jobs.cancel(id).await),
             AdminRoute::Job(id) => of_job(id, self.jobs.report(id)),
             AdminRoute::JobEvents(id) => match self.jobs.follow(id) {
-                Some(subscription) => Ok(events::answer(subscription, &method)),
+                Some(subscription) => Ok(bodies::job_events(subscription, &method)),
                 None => of_job(id, None::<()>),
             },
             AdminRoute::Inventory => self.inventory().await,
