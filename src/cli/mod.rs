@@ -1,4 +1,4 @@
-//! The command line: one file per command. Prints for people on a terminal, or JSON.
+//! The command line: one file for each group of commands. Prints for people on a terminal, or JSON.
 
 mod bundle;
 mod doctor;
@@ -30,7 +30,7 @@ use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 
 use self::terminal::{escape_for_terminal, with_bars_hidden};
 use crate::app::StartError;
-use crate::config::{self, Config, Problems, Warning};
+use crate::config::{self, Config, Problems, Remark};
 use crate::error::public_text;
 use crate::protocol::admin;
 
@@ -126,12 +126,12 @@ struct CommonOptions {
 }
 
 impl CommonOptions {
-    fn load(&self) -> Result<(Config, Vec<Warning>), Problems> {
+    fn load(&self) -> Result<(Config, Vec<Remark>), Problems> {
         self.load_from(self.config.as_deref())
     }
 
     /// Loads the configuration and applies the overrides of the command line.
-    fn load_from(&self, file: Option<&Path>) -> Result<(Config, Vec<Warning>), Problems> {
+    fn load_from(&self, file: Option<&Path>) -> Result<(Config, Vec<Remark>), Problems> {
         let (mut config, warnings) = Config::load(file)?;
         config.admin.listen = self.admin_listen.unwrap_or(config.admin.listen);
         if let Some(store) = &self.store {
@@ -174,8 +174,8 @@ impl Arguments {
             Command::Serve(_) => "info",
             Command::Warm(_) | Command::Export(_) => "warn,larder::jobs=error",
             // Import prints a line for each archive itself.
-            Command::Import(_) => "warn,larder::mirror::trees=error",
-            Command::Bundle(_) => "warn,larder::jobs=error,larder::mirror::carry=off",
+            Command::Import(_) => "warn,larder::mirror::transfer::tree=error",
+            Command::Bundle(_) => "warn,larder::jobs=error,larder::mirror::transfer::bundle=off",
             _ => "warn",
         }
     }

@@ -40,19 +40,6 @@ impl fmt::Display for Remark {
     }
 }
 
-/// A finding that does not prevent a start.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Warning(
-    /// The finding and its place.
-    pub Remark,
-);
-
-impl fmt::Display for Warning {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
 /// All problems of a configuration file, at least one, in line order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problems(Vec<Remark>);
@@ -103,7 +90,7 @@ pub(super) struct ConfigReader<'a> {
     pub(super) env: &'a dyn Fn(&str) -> Option<String>,
     line_starts: Vec<usize>,
     pub(super) problems: Vec<Remark>,
-    pub(super) warnings: Vec<Warning>,
+    pub(super) warnings: Vec<Remark>,
     /// Every key that was asked for, with its section.
     pub(super) known_keys: BTreeSet<String>,
 }
@@ -144,18 +131,6 @@ pub(super) struct Section<'r, 'a, 't> {
     known: Vec<&'static str>,
     /// Required keys that are absent, each with the message about it.
     missing: Vec<(&'static str, String)>,
-}
-
-/// Outcome of checking a text as a path.
-pub(super) enum PathCheck {
-    /// The text is not a valid path.
-    Invalid,
-    /// There is no file at this path.
-    NoSuchFile(PathBuf),
-    /// There is a file or a folder at this path.
-    Exists(PathBuf),
-    /// There is a file or a folder, but it cannot be read.
-    Unreadable(PathBuf, outside::Unreadable),
 }
 
 impl<'r, 'a, 't> Section<'r, 'a, 't> {
@@ -284,24 +259,9 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         })
     }
 
-    /// Reads an array of strings. `parse` also gets the outcome of checking each string as a path.
-    pub(super) fn list_with_paths<T>(
-        &mut self,
-        key: &'static str,
-        example: &str,
-        parse: impl Fn(&str, PathCheck) -> Result<T, String>,
-    ) -> Option<Vec<T>> {
-        let folder = self.reader.folder;
-        self.list(key, example, |value| {
-            let path = folder.join(value);
-            let path_check = match outside::check(&path) {
-                _ if value.is_empty() || value.contains('\0') => PathCheck::Invalid,
-                Ok(()) | Err(outside::Unreadable::Folder) => PathCheck::Exists(path),
-                Err(cause) if cause.is_absent() => PathCheck::NoSuchFile(path),
-                Err(cause) => PathCheck::Unreadable(path, cause),
-            };
-            parse(value, path_check)
-        })
+    /// The folder of the configuration file, where relative paths start.
+    pub(super) fn folder(&self) -> &'a Path {
+        self.reader.folder
     }
 
     /// True for a key with an empty array.
@@ -354,7 +314,7 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
     pub(super) fn warning(&mut self, key: &str, text: String) {
         let line = self.line_of(key);
         let remark = self.reader.remark(Some(line), self.path_of(key), text);
-        self.reader.warnings.push(Warning(remark));
+        self.reader.warnings.push(remark);
     }
 
     /// Records a problem with a key on a given line.

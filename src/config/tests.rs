@@ -38,7 +38,7 @@ fn env(name: &str) -> Option<String> {
     }
 }
 
-fn parse(text: &str) -> Result<(Config, Vec<Warning>), Problems> {
+fn parse(text: &str) -> Result<(Config, Vec<Remark>), Problems> {
     Config::parse(text, Path::new("mirror.toml"), &env)
 }
 

@@ -18,7 +18,7 @@ use self::running::{LarderState, RunningLarder};
 use crate::app::{self, StartError};
 use crate::cdn_loop::OwnEntry;
 use crate::clock::{Clock, Timestamp};
-use crate::config::{self, Config, Problems, Remark, Warning};
+use crate::config::{self, Config, Problems, Remark};
 use crate::http::probe_client::ClientRoots;
 use crate::requirements::cli_config::Environment;
 use crate::store::{Store, StoreFindings};
@@ -43,7 +43,7 @@ impl From<Vec<Check>> for Findings {
 }
 
 /// Runs all checks. Calls `report` with each check in order, as soon as it is available.
-pub async fn examine(loaded: Result<(Config, Vec<Warning>), Problems>, mut report: impl FnMut(Check)) {
+pub async fn examine(loaded: Result<(Config, Vec<Remark>), Problems>, mut report: impl FnMut(Check)) {
     let (config, warnings) = match loaded {
         Ok(loaded) => loaded,
         Err(problems) => {
@@ -227,7 +227,7 @@ fn of_problems(problems: &[Remark]) -> Vec<Check> {
 }
 
 /// Checks for a configuration that loads: its warnings, and the problems that would prevent a start.
-fn of_configuration(config: &Config, warnings: &[Warning], problems: Vec<String>) -> Vec<Check> {
+fn of_configuration(config: &Config, warnings: &[Remark], problems: Vec<String>) -> Vec<Check> {
     let warnings = warnings.iter().map(|warning| Check::warn(CONFIG, warning.to_string()));
     let to_do = "fix this problem; larder does not start otherwise";
     let problems = problems.into_iter().map(|problem| Check::fail(CONFIG, problem).advise(to_do));
