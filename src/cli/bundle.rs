@@ -9,7 +9,6 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use anyhow::{Context, anyhow, bail};
-use bytes::Bytes;
 use bytesize::ByteSize;
 use clap::{Args, Subcommand};
 use indicatif::ProgressBar;
@@ -227,9 +226,8 @@ impl Create {
         // An estimate: the documents of the bundle add a little.
         let total = if since.is_some() { None } else { Some(sizes.fold(0, u64::saturating_add)) };
         let request = BundleRequest { job: job.id.clone(), since, partial: self.partial, created: Some(created) };
-        let body = Bytes::from(serde_json::to_vec(&request)?);
         // After a failure of the output, the receiving side has the cause.
-        let send = async |output| Ok(larder.download(BUNDLE, body, output).await?);
+        let send = async |output| Ok(larder.download(BUNDLE, &request, output).await?);
         let receive = move |reader| target.write_from(reader);
         let written = through_pipe("writing", total, send, receive, anyhow::Error::from).await?.end()?;
         self.print(&written)?;

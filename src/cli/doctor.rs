@@ -1,7 +1,6 @@
 //! `larder check`, `larder doctor` and `larder client-config`: report the problems of the configuration, all at once, and
 //! those of everything else, one line per check with advice below; print the CLI configuration to paste.
 
-use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use anstyle::{AnsiColor, Style};
@@ -9,7 +8,7 @@ use anyhow::Context;
 use clap::Args;
 
 use super::larder::{StoreNeed, running_larder, with_larder};
-use super::terminal::{TextPage, escape_for_terminal, plural, width_of_stderr};
+use super::terminal::{TextPage, escape_for_terminal, plural, width_of_stderr, width_of_stdout};
 use super::{BAD_CONFIGURATION, CommonOptions, block_on, print_error, print_json, print_line};
 use crate::doctor::{self, Check, CheckResult};
 use crate::protocol::admin::CLIENT_CONFIG;
@@ -66,11 +65,9 @@ struct CheckPage {
 impl CheckPage {
     /// Wraps and colours on a terminal; does neither elsewhere. `NO_COLOR` and `TERM=dumb` disable colours.
     fn of_the_terminal() -> Self {
-        let out = std::io::stdout();
-        if !out.is_terminal() {
+        let Some(columns) = width_of_stdout() else {
             return Self { width: usize::MAX, has_colour: false };
-        }
-        let columns = rustix::termios::tcgetwinsize(&out).map_or(0, |size| usize::from(size.ws_col));
+        };
         let width = if columns < MIN_WRAP_WIDTH { usize::MAX } else { columns.min(MAX_WIDTH) };
         let environment = config::environment();
         let is_set = |name: &str| environment.get(name).is_some_and(|value| !value.is_empty());

@@ -2,9 +2,11 @@
 //! within this process. A command sends the same requests to either and prints the same answers.
 
 use anyhow::{Context, bail};
+use bytes::Bytes;
 use secrecy::ExposeSecret;
 use serde::de::DeserializeOwned;
 
+use super::block_on;
 use crate::app;
 use crate::config::Config;
 use crate::http::admin_client::{AdminClient, AdminClientError, AdminToken};
@@ -62,6 +64,15 @@ pub(super) async fn with_larder<T>(
     let value = result?;
     closed?;
     Ok(value)
+}
+
+/// Asks the running larder, else a service within this process, for a value. Needs a store where no larder runs.
+pub(super) fn ask<T: DeserializeOwned>(
+    config: &Config,
+    request: impl AsyncFnOnce(&AdminClient) -> Result<Bytes, AdminClientError>,
+) -> anyhow::Result<T> {
+    let answer = with_larder(config, StoreNeed::Existing, async |larder| Ok(request(larder).await?));
+    Ok(parse(&block_on(answer)?)?)
 }
 
 /// Parses an answer.

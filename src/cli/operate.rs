@@ -4,16 +4,15 @@
 
 use std::io::Write;
 
-use bytes::Bytes;
 use bytesize::ByteSize;
 use clap::Args;
 use serde::Serialize;
-use serde::de::DeserializeOwned;
 
-use super::larder::{StoreNeed, parse, with_larder};
+use super::larder::{StoreNeed, ask, with_larder};
 use super::terminal::{TerminalLines, TextPage, escape_for_terminal, plural, width_of_stdout};
 use super::{CommonOptions, block_on, print_error, print_json, print_line};
 use crate::address::{Hostname, PackageRef};
+use crate::http::admin_client::AdminClient;
 use crate::mirror::{
     AcceptOutcome, AcceptResult, DamageFinding, DamagedArchive, PinOutcome, PinResult, PurgeResult, RefreshOutcome,
     RefreshResult, RepairOutcome, VerifyEvent,
@@ -37,26 +36,25 @@ impl Addresses {
     pub(super) fn run(self, operation: Operation) -> anyhow::Result<bool> {
         let (config, _) = self.common.load()?;
         let (json, host) = (self.common.json, config.default_host());
-        let body = Bytes::from(serde_json::to_vec(&OperationTarget { what: self.addresses })?);
-        let answer = block_on(with_larder(&config, StoreNeed::Existing, async |larder| {
-            Ok(larder.post(&operation.path(), body).await?)
-        }))?;
+        let (path, target) = (operation.path(), OperationTarget { what: self.addresses });
+        let report = async |larder: &AdminClient| larder.post(&path, &target).await;
         match operation {
-            Operation::Refresh => print_result(&answer, json, |items| refreshed_lines(items, &host)),
-            Operation::Purge => print_result(&answer, json, |items| purged_lines(items, &host)),
-            Operation::Accept => print_result(&answer, json, |items| accepted_lines(items, &host)),
-            Operation::Pin | Operation::Unpin => print_result(&answer, json, |items| pinned_lines(items, &host)),
+            Operation::Refresh => print_result(ask(&config, report)?, json, |items| refreshed_lines(items, &host)),
+            Operation::Purge => print_result(ask(&config, report)?, json, |items| purged_lines(items, &host)),
+            Operation::Accept => print_result(ask(&config, report)?, json, |items| accepted_lines(items, &host)),
+            Operation::Pin | Operation::Unpin => {
+                print_result(ask(&config, report)?, json, |items| pinned_lines(items, &host))
+            }
         }
     }
 }
 
 /// Prints the result; returns true if the command succeeded for every address.
-fn print_result<T: Serialize + DeserializeOwned>(
-    answer: &[u8],
+fn print_result<T: Serialize>(
+    report: OperationReport<T>,
     json: bool,
     lines_of: impl Fn(&[T]) -> Vec<String>,
 ) -> anyhow::Result<bool> {
-    let report: OperationReport<T> = parse(answer)?;
     if json {
         print_json(&report);
         return Ok(report.ok);
@@ -299,10 +297,13 @@ pub(super) struct MissingCommand {
 impl MissingCommand {
     pub(super) fn run(self) -> anyhow::Result<()> {
         let (config, _) = self.common.load()?;
-        let answer = block_on(with_larder(&config, StoreNeed::Existing, async |larder| {
-            Ok(if self.forget { larder.delete(MISSING).await? } else { larder.get(MISSING).await? })
-        }))?;
-        let order: OrderRequest = parse(&answer)?;
+        let order: OrderRequest =
+            ask(
+                &config,
+                async |larder| {
+                    if self.forget { larder.delete(MISSING).await } else { larder.get(MISSING).await }
+                },
+            )?;
         match (self.common.json, self.forget) {
             (true, _) => print_json(&order),
             (false, true) => print_line("cleared: requests from now on are recorded again"),

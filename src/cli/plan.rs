@@ -1,13 +1,12 @@
 //! `larder plan`: reports whether `init` will work offline, and which packages are stored, needed or unavailable.
 
-use bytes::Bytes;
 use bytesize::ByteSize;
 use clap::Args;
 
-use super::larder::{StoreNeed, parse, with_larder};
+use super::larder::ask;
 use super::order::OrderArgs;
 use super::terminal::{TextPage, escape_for_terminal, plural, width_of_stdout};
-use super::{CommonOptions, block_on, print_json, print_line};
+use super::{CommonOptions, print_json, print_line};
 use crate::address::Hostname;
 use crate::jobs::{Installs, Plan, PlanState, Planned};
 use crate::protocol::admin::PLAN;
@@ -28,10 +27,7 @@ impl PlanCommand {
     pub(super) fn run(self) -> anyhow::Result<bool> {
         let (config, _) = self.common.load()?;
         let order = self.order.to_order(&config.default_host())?;
-        let body = Bytes::from(serde_json::to_vec(&order)?);
-        let answer =
-            block_on(with_larder(&config, StoreNeed::Existing, async |larder| Ok(larder.post(PLAN, body).await?)))?;
-        let plan: Plan = parse(&answer)?;
+        let plan: Plan = ask(&config, async |larder| larder.post(PLAN, &order).await)?;
         if self.common.json {
             print_json(&plan);
         } else {

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use bytesize::ByteSize;
 
-use super::larder::{StoreNeed, parse, with_larder};
+use super::larder::ask;
 use super::terminal::{
     TextPage, escape_for_terminal, format_seconds, format_timestamp, percent, plural, width_of_stdout,
 };
-use super::{CommonOptions, block_on, print_json, print_line};
+use super::{CommonOptions, print_json, print_line};
 use crate::address::{Hostname, PackageRef};
 use crate::bundle::BundleKeyIds;
 use crate::jobs::job_report::JobState;
@@ -21,8 +21,7 @@ const MAX_LISTED: usize = 20;
 
 pub(super) fn run(common: &CommonOptions) -> anyhow::Result<()> {
     let (config, _) = common.load()?;
-    let answer = block_on(with_larder(&config, StoreNeed::Existing, async |larder| Ok(larder.get(STATUS).await?)))?;
-    let report: StatusReport = parse(&answer)?;
+    let report: StatusReport = ask(&config, async |larder| larder.get(STATUS).await)?;
     if common.json {
         print_json(&report);
     } else {
@@ -220,11 +219,7 @@ fn imported(page: &mut TextPage, imported: &[PackageRef], host: &Hostname) {
     }
     let archives = plural(imported.len() as u64, "archive");
     page.group("imported", &format!("{archives} without signatures: only this mirror's operator vouches for them"));
-    imported
-        .iter()
-        .take(MAX_LISTED)
-        .for_each(|package| page.item(&escape_for_terminal(&package.without(host).to_string()), None));
-    and_more(page, imported.len());
+    list_packages(page, imported, host);
 }
 
 fn missing(page: &mut TextPage, missing: &[PackageRef], host: &Hostname) {
@@ -232,12 +227,15 @@ fn missing(page: &mut TextPage, missing: &[PackageRef], host: &Hostname) {
         return;
     }
     page.group("missing", &format!("{} requested while offline and not stored", missing.len()));
-    missing
-        .iter()
-        .take(MAX_LISTED)
-        .for_each(|package| page.item(&escape_for_terminal(&package.without(host).to_string()), None));
-    and_more(page, missing.len());
+    list_packages(page, missing, host);
     page.item("`larder missing --json` prints this list as input for `larder warm` on an online larder", None);
+}
+
+fn list_packages(page: &mut TextPage, packages: &[PackageRef], host: &Hostname) {
+    for package in packages.iter().take(MAX_LISTED) {
+        page.item(&escape_for_terminal(&package.without(host).to_string()), None);
+    }
+    and_more(page, packages.len());
 }
 
 fn and_more(page: &mut TextPage, total: usize) {

@@ -6,7 +6,6 @@ use std::io::{self, Read};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use bytesize::ByteSize;
 use clap::Args;
 use indicatif::ProgressBar;
@@ -106,8 +105,7 @@ async fn export_tree(
         .filter(|_| existing.is_empty());
     let request = ExportRequest { job: job.id.clone(), partial, have: existing };
     let shared_folder = Arc::clone(folder);
-    let body = Bytes::from(serde_json::to_vec(&request)?);
-    let send = async |out| Ok(larder.download(EXPORT, body, out).await?);
+    let send = async |out| Ok(larder.download(EXPORT, &request, out).await?);
     let incomplete = |error| anyhow::Error::from(error).context("the tree is incomplete; the same command continues");
     let receive = move |tar| receive::receive(tar, &shared_folder);
     let received = through_pipe("exporting", total_bytes, send, receive, incomplete).await?;

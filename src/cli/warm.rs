@@ -5,7 +5,6 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use bytes::Bytes;
 use bytesize::ByteSize;
 use clap::Args;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -78,9 +77,8 @@ pub(super) async fn warm_and<T>(
             let store = config.store.path.display();
             print_error(&format!("no larder runs here, so this command itself fetches into the store {store}"));
         }
-        let body = Bytes::from(serde_json::to_vec(order)?);
         let job = tokio::select! {
-            started = larder.post(WARM, body) => parse(&started?)?,
+            started = larder.post(WARM, order) => parse(&started?)?,
             () = interrupts.next() => return Err(interrupted(larder)),
         };
         let watched = WatchedJob { larder, host: config.default_host(), job, began: Instant::now() };

@@ -9,6 +9,7 @@ use tokio::time::timeout;
 use super::{Check, PROBE_TIMEOUT};
 use crate::config::Config;
 use crate::http::admin_client::{AdminClient, AdminClientError, AdminToken};
+use crate::protocol::admin::command::OperationTarget;
 use crate::protocol::admin::{AdminRefusal, Operation, StatusReport};
 use crate::store::{LockState, Store, StoreFindings, TokenFile};
 
@@ -177,7 +178,7 @@ async fn check_token(config: &Config, examined: &StoreFindings, is_up: bool) -> 
     let path = Operation::Refresh.path();
     let token = AdminToken::Known(token.expose_secret().to_owned());
     let client = AdminClient::new(config.admin.listen, token);
-    match timeout(PROBE_TIMEOUT, client.post(&path, Bytes::from_static(b"{\"what\":[]}"))).await {
+    match timeout(PROBE_TIMEOUT, client.post(&path, &OperationTarget { what: Vec::new() })).await {
         Ok(Err(AdminClientError::Refused { message, .. })) if message == AdminRefusal::NoToken.to_string() => {
             Check::fail(TOKEN, format!("the running larder rejects the token of {token_source}"))
                 .advise("the running larder was started with another token; restart larder")

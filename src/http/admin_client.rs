@@ -15,8 +15,8 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::task::spawn_blocking;
@@ -180,8 +180,9 @@ impl AdminClient {
     }
 
     /// Posts a command in JSON.
-    pub async fn post(&self, path: &str, body: Bytes) -> Result<Bytes, AdminClientError> {
-        self.request(Method::POST, path, RequestBody::Json(body), COMMAND_TIMEOUT, MAX_ANSWER_BYTES).await
+    pub async fn post(&self, path: &str, request: &impl Serialize) -> Result<Bytes, AdminClientError> {
+        let body = RequestBody::Json(self.to_json(request)?);
+        self.request(Method::POST, path, body, COMMAND_TIMEOUT, MAX_ANSWER_BYTES).await
     }
 
     async fn request(
@@ -257,34 +258,22 @@ impl AdminClient {
     pub async fn download(
         &self,
         path: &str,
-        body: Bytes,
+        request: &impl Serialize,
         mut output: impl Write + Send + 'static,
     ) -> Result<(), AdminClientError> {
-        let request = self.exchange(Method::POST, path, RequestBody::Json(body));
+        let request = self.exchange(Method::POST, path, RequestBody::Json(self.to_json(request)?));
         let mut body = self.within(COMMAND_TIMEOUT, request).await?.into_body();
         let (sender, mut receiver) = pipe();
         let writer_task = spawn_blocking(move || io::copy(&mut receiver, &mut output).and_then(|_| output.flush()));
-        let received = loop {
-            match timeout(self.limit(IDLE_TIMEOUT), body.frame()).await {
-                Err(_) => break Err(format!("nothing more of the answer came within {} s", IDLE_TIMEOUT.as_secs())),
-                Ok(None) => break Ok(()),
-                Ok(Some(Err(e))) => break Err(format!("the answer broke off: {e}")),
-                Ok(Some(Ok(frame))) => {
-                    // A frame of trailers has no data. The reader skips an empty piece.
-                    let piece = frame.into_data().unwrap_or_default();
-                    if !sender.put(piece).await {
-                        break Ok(());
-                    }
-                }
-            }
-        };
-        match &received {
-            Ok(()) => sender.end().await,
-            Err(reason) => sender.broken(io::Error::other(reason.clone())).await,
-        }
+        let late = "nothing more of the answer came within";
+        let received = sender.send_body(&mut body, self.limit(IDLE_TIMEOUT), "the answer", late).await;
         let written = writer_task.await.unwrap_or_else(|e| Err(io::Error::other(e)));
         received.map_err(|reason| self.failed(reason))?;
         written.map_err(AdminClientError::LocalIo)
+    }
+
+    fn to_json(&self, request: &impl Serialize) -> Result<Bytes, AdminClientError> {
+        serde_json::to_vec(request).map(Bytes::from).map_err(|e| self.failed(e))
     }
 
     /// Calls `on_step` with each line of a body.

@@ -87,23 +87,10 @@ pub(super) async fn stream_body(request: Request<Incoming>, content_type: &str) 
     let (sender, receiver) = pipe();
     let mut body = request.into_body();
     tokio::spawn(async move {
-        loop {
-            match tokio::time::timeout(IDLE_TIMEOUT, body.frame()).await {
-                Ok(None) => return sender.end().await,
-                Ok(Some(Ok(frame))) => {
-                    // A frame of trailers has no data. The reader skips an empty piece.
-                    if !sender.put(frame.into_data().unwrap_or_default()).await {
-                        break;
-                    }
-                }
-                Ok(Some(Err(e))) => return sender.broken(io::Error::other(format!("the body broke off: {e}"))).await,
-                Err(_) => {
-                    let reason = format!("no bytes of the body came for {} s", IDLE_TIMEOUT.as_secs());
-                    return sender.broken(io::Error::new(io::ErrorKind::TimedOut, reason)).await;
-                }
-            }
+        let sent = sender.send_body(&mut body, IDLE_TIMEOUT, "the body", "no bytes of the body came for").await;
+        if sent.is_ok() && !body.is_end_stream() {
+            discard_frames(body).await;
         }
-        discard_frames(body).await;
     });
     Ok(receiver)
 }
