@@ -13,7 +13,8 @@ use tokio::time::timeout;
 use super::{Check, CheckResult, PROBE_TIMEOUT, in_time};
 use crate::clock::{Clock, Timestamp};
 use crate::config::Config;
-use crate::http::admin_client::{self, AdminClientError};
+use crate::http::admin_client::{AdminClient, AdminClientError, AdminToken};
+use crate::protocol::admin::command::OperationTarget;
 use crate::protocol::admin::{AdminRefusal, Operation, StatusReport};
 use crate::store::{DiskSpace, LockState, Store, StoreError, StoreFindings, TokenFile};
 
@@ -170,13 +171,9 @@ async fn check_token(config: &Config, examined: &StoreFindings, is_up: bool) -> 
     };
     // An empty refresh changes nothing, but needs a valid token.
     let path = Operation::Refresh.path();
-    let answer = admin_client::post(
-        config.admin.listen,
-        &path,
-        Some(token.expose_secret()),
-        Bytes::from_static(b"{\"what\":[]}"),
-    );
-    match timeout(PROBE_TIMEOUT, answer).await {
+    let token = AdminToken::Known(token.expose_secret().to_owned());
+    let client = AdminClient::new(config.admin.listen, token);
+    match timeout(PROBE_TIMEOUT, client.post(&path, &OperationTarget { what: Vec::new() })).await {
         Ok(Err(AdminClientError::Refused { message, .. })) if message == AdminRefusal::NoToken.to_string() => {
             Check::fail(TOKEN, format!("the running larder rejects the token of {token_source}"))
                 .advise("the running larder was started with another token; restart larder")
@@ -200,8 +197,9 @@ fn known_token(config: &Config, examined: &StoreFindings) -> Option<SecretString
 
 async fn get(address: SocketAddr, path: &str, token: Option<&str>) -> Result<Bytes, AdminClientError> {
     let reason = || format!("no answer within {} s", PROBE_TIMEOUT.as_secs());
-    let answer = timeout(PROBE_TIMEOUT, admin_client::get(address, path, token)).await;
-    answer.unwrap_or_else(|_| Err(AdminClientError::Failed { address, reason: reason() }))
+    let token = token.map_or(AdminToken::Absent, |token| AdminToken::Known(token.to_owned()));
+    let answer = timeout(PROBE_TIMEOUT, AdminClient::new(address, token).get(path)).await;
+    answer.unwrap_or_else(|_| Err(AdminClientError::Failed { address: Some(address), reason: reason() }))
 }
 
 /// Free bytes below which the next provider may not fit.

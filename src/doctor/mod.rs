@@ -17,8 +17,8 @@ use self::machine::{AnnouncedTimes, LarderState, RunningLarder};
 use crate::app::{self, StartError};
 use crate::cdn_loop::OwnEntry;
 use crate::clock::{Clock, Timestamp};
-use crate::config::{self, Config, Problems, Remark, Warning};
-use crate::http::client_roots::ClientRoots;
+use crate::config::{self, Config, Problems, Remark};
+use crate::http::probe_client::ClientRoots;
 use crate::requirements::cli_config::Environment;
 use crate::store::{Store, StoreFindings};
 use crate::upstream::limits::UpstreamLimits;
@@ -29,7 +29,7 @@ use crate::upstream::{Traffic, Upstreams};
 const PROBE_TIMEOUT: Duration = Duration::from_secs(6);
 
 /// Runs all checks. Calls `report` with each check in order, as soon as it is available.
-pub async fn examine(loaded: Result<(Config, Vec<Warning>), Problems>, mut report: impl FnMut(Check)) {
+pub async fn examine(loaded: Result<(Config, Vec<Remark>), Problems>, mut report: impl FnMut(Check)) {
     let (config, warnings) = match loaded {
         Ok(loaded) => loaded,
         Err(problems) => {
@@ -216,7 +216,7 @@ fn of_problems(problems: &[Remark]) -> Vec<Check> {
 }
 
 /// Checks for a configuration that loads: its warnings, and the problems that would prevent a start.
-fn of_configuration(config: &Config, warnings: &[Warning], problems: Vec<String>) -> Vec<Check> {
+fn of_configuration(config: &Config, warnings: &[Remark], problems: Vec<String>) -> Vec<Check> {
     let warnings = warnings.iter().map(|warning| Check::warn(CONFIG, warning.to_string()));
     let to_do = "fix this problem; larder does not start otherwise";
     let problems = problems.into_iter().map(|problem| Check::fail(CONFIG, problem).advise(to_do));

@@ -16,8 +16,8 @@ use super::machine::{LarderState, RunningLarder};
 use super::{Check, PROBE_TIMEOUT, in_time};
 use crate::address::Hostname;
 use crate::config::{Config, text};
-use crate::http::admin_client;
-use crate::http::client_roots::ClientRoots;
+use crate::http::admin_client::{AdminClient, AdminToken};
+use crate::http::probe_client::ClientRoots;
 use crate::protocol::client_config::{ClientRoute, default_text};
 use crate::requirements::cli_config::{CliConfig, Environment, InstallationSource, SearchPaths, ServiceValue};
 use crate::requirements::{ClientKind, hcl};
@@ -134,9 +134,9 @@ impl ClientChecks<'_> {
 
     /// The client configuration that a user should write.
     async fn lines_to_paste(&self) -> String {
-        let answer = admin_client::get(self.config.admin.listen, "/admin/v1/client-config", None);
+        let client = AdminClient::new(self.config.admin.listen, AdminToken::Absent);
         if self.running.is_up()
-            && let Ok(Ok(lines)) = timeout(PROBE_TIMEOUT, answer).await
+            && let Ok(Ok(lines)) = timeout(PROBE_TIMEOUT, client.get("/admin/v1/client-config")).await
         {
             return String::from_utf8_lossy(&lines).into_owned();
         }

@@ -1,23 +1,156 @@
-//! `larder import`: imports a provider tree into the store and prints a line for each package.
+//! `larder export` and `larder import`: provider trees for `filesystem_mirror` or a plain web server. Export warms an order,
+//! then writes its providers; import prints a line for each package.
 
-use std::io::{self, PipeWriter, Read};
+use std::collections::HashSet;
+use std::io::{self, Read};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use bytesize::ByteSize;
 use clap::Args;
+use indicatif::ProgressBar;
+use serde::Serialize;
+use tokio::task::spawn_blocking;
 
-use super::larder::{on_new_store, watch_if_running};
-use super::progress::{ByteCounter, CountingIo, ProgressTask};
-use super::text::{TextPage, escape_for_terminal, plural, width_of_stdout};
+use super::larder::{StoreNeed, with_larder};
+use super::order::OrderFor;
+use super::terminal::{TextPage, TransferProgress, escape_for_terminal, plural, through_pipe, width_of_stdout};
+use super::warm::{WarmOutput, warm_and};
 use super::{CommonOptions, block_on, catch_file_size_signal, print_error, print_json, print_line};
-use crate::address::Hostname;
-use crate::config::Config;
+use crate::address::{Hostname, Package, PackageRef, Platform, Version};
+use crate::digest::Digest;
 use crate::filesystem_mirror::folder::MirrorFolder;
+use crate::filesystem_mirror::layout;
+use crate::filesystem_mirror::receive::{self, ReceiveSummary};
 use crate::filesystem_mirror::send::{self, SendPlan};
-use crate::http::admin_client;
+use crate::http::admin_client::AdminClient;
+use crate::jobs::job_report::{Job, JobItem, JobState};
 use crate::mirror::{FileVerdict, ImportCounts, ImportStep, ImportedFile, ProvenBy, UnsignedPolicy};
-use crate::protocol::admin::bundle::import_path;
+use crate::protocol::admin::EXPORT;
+use crate::protocol::admin::bundle::{ExportRequest, TAR, import_path};
+
+#[derive(Debug, Args)]
+pub(super) struct Export {
+    #[command(flatten)]
+    pub(super) common: CommonOptions,
+    /// Folder of the tree; an existing tree is extended
+    #[arg(value_name = "DIR")]
+    tree: PathBuf,
+    #[command(flatten)]
+    order: OrderFor,
+    /// Export the available packages where some are unavailable
+    #[arg(long)]
+    partial: bool,
+}
+
+impl Export {
+    /// Exports the tree; returns true if the whole order is in it.
+    pub(super) fn run(self) -> anyhow::Result<bool> {
+        let (config, _) = self.common.load()?;
+        let order = self.order.to_order(&config.default_host())?;
+        // A bad folder is reported before anything is fetched.
+        let folder = Arc::new(MirrorFolder::open_or_create(&self.tree)?);
+        let output = if self.common.json { WarmOutput::Quiet } else { WarmOutput::Lines };
+        let partial = self.partial;
+        let (exported, is_complete) = block_on(warm_and(&config, &order, output, async |larder, job| {
+            let is_complete = job.state == JobState::Done;
+            let exported =
+                if is_complete || partial { Some(export_tree(larder, job, partial, &folder).await?) } else { None };
+            Ok((exported, is_complete))
+        }))?;
+        let Some(exported) = exported else {
+            print_error("nothing was exported: some packages are unavailable; --partial exports the rest");
+            return Ok(false);
+        };
+        if self.common.json {
+            print_json(&exported);
+        } else {
+            print_line(&export_summary(&exported, &folder, width_of_stdout()));
+        }
+        Ok(is_complete)
+    }
+}
+
+/// Result of an export.
+#[derive(Debug, Serialize)]
+struct Exported {
+    #[serde(flatten)]
+    received: ReceiveSummary,
+    /// Modules in the order; omitted, because no client reads modules from a tree.
+    modules: Vec<PackageRef>,
+}
+
+async fn export_tree(
+    larder: &AdminClient,
+    job: &Job,
+    partial: bool,
+    folder: &Arc<MirrorFolder>,
+) -> anyhow::Result<Exported> {
+    let packages: Vec<Package> = job.items.iter().filter_map(package).collect();
+    let modules =
+        job.items.iter().map(|item| &item.package).filter(|package| package.platform.is_none()).cloned().collect();
+    let shared_folder = Arc::clone(folder);
+    let existing: HashSet<Digest> =
+        spawn_blocking(move || receive::existing_archive_digests(&shared_folder, &packages))
+            .await??
+            .into_iter()
+            .collect();
+    // Archives that exist in the tree are not sent, and their sizes are not reported. The total is then unavailable.
+    let total_bytes = job
+        .items
+        .iter()
+        .filter(|item| item.package.platform.is_some())
+        .map(|item| item.size_bytes)
+        .sum::<Option<u64>>()
+        .filter(|_| existing.is_empty());
+    let request = ExportRequest { job: job.id.clone(), partial, have: existing };
+    let shared_folder = Arc::clone(folder);
+    let send = async |out| Ok(larder.download(EXPORT, &request, out).await?);
+    let incomplete = |error| anyhow::Error::from(error).context("the tree is incomplete; the same command continues");
+    let receive = move |tar| receive::receive(tar, &shared_folder);
+    let received = through_pipe("exporting", total_bytes, send, receive, incomplete).await?;
+    Ok(Exported { received, modules })
+}
+
+/// The provider package of a job item; `None` for a module.
+fn package(item: &JobItem) -> Option<Package> {
+    let PackageRef { address, version, platform, .. } = &item.package;
+    let mut parts = address.split('/');
+    let provider = layout::provider(parts.next()?, parts.next()?, parts.next()?).ok()?;
+    let platform = Platform::parse(platform.as_ref()?).ok()?;
+    Some(Package { provider, version: Version::parse(version.as_ref()?).ok()?, platform })
+}
+
+fn export_summary(exported: &Exported, folder: &MirrorFolder, width: Option<usize>) -> String {
+    let Exported { received, modules } = exported;
+    let mut page = TextPage::of_width(width);
+    let written = format!("{} written, {}", plural(received.written, "archive"), ByteSize(received.written_bytes));
+    let path = escape_for_terminal(&folder.path().display().to_string());
+    page.group("exported", &format!("{written}; {} already there; into {path}", received.there));
+    if received.unsigned > 0 {
+        let archives = plural(received.unsigned, "archive");
+        page.group("unsigned", &format!("{archives}, imported without signatures: the tree has no proof of them"));
+    }
+    if !received.with_port.is_empty() {
+        let hosts: Vec<&str> = received.with_port.iter().map(|host| host.as_str()).collect();
+        page.group(
+            "ports",
+            &format!("{}: clients can use them in a filesystem_mirror, but not in a network_mirror", hosts.join(", ")),
+        );
+    }
+    if !modules.is_empty() {
+        let modules = plural(modules.len() as u64, "module");
+        page.group(
+            "modules",
+            &format!("{modules} omitted: no client reads modules from such a tree; `larder bundle` carries them"),
+        );
+    }
+    if !received.notes.is_empty() {
+        page.group("notes", "on files that existed before");
+        received.notes.iter().for_each(|note| page.item(&escape_for_terminal(note), None));
+    }
+    page.text()
+}
 
 #[derive(Debug, Args)]
 pub(super) struct ImportCommand {
@@ -54,12 +187,17 @@ impl ImportCommand {
                 self.tree.display()
             );
         }
-        let tree = TreeUpload { folder, send_plan: Arc::new(send_plan), sent: ByteCounter::default() };
+        let send_plan = Arc::new(send_plan);
         let unsigned = if self.unsigned { UnsignedPolicy::Allowed } else { UnsignedPolicy::Refused };
         block_on(async {
-            let progress = ProgressTask::begin("importing", &tree.sent, Some(tree.send_plan.bytes));
-            let imported = import(&config, &tree, unsigned, &mut report).await;
-            progress.end().await;
+            let _file_size_signal = catch_file_size_signal()?;
+            let progress = TransferProgress::begin("importing", Some(send_plan.bytes));
+            let imported = with_larder(&config, StoreNeed::Any, async |larder| {
+                let tar = send_tree(folder, send_plan, progress.bytes.clone())?;
+                Ok(larder.upload(&import_path(unsigned), TAR, tar, |step| report.show(step)).await?)
+            });
+            let imported = imported.await;
+            drop(progress);
             imported
         })?;
         Ok(report.finish())
@@ -71,57 +209,21 @@ fn refused_locally(file: &str, reason: &str) -> ImportedFile {
     ImportedFile { file: file.to_owned(), package: None, size_bytes: 0, judged: verdict, notes: Vec::new() }
 }
 
-async fn import(
-    config: &Config,
-    tree: &TreeUpload,
-    unsigned: UnsignedPolicy,
-    report: &mut ImportReporter,
-) -> anyhow::Result<()> {
-    let _file_size_signal = catch_file_size_signal()?;
-    let upload = tree.send()?;
-    let is_imported = watch_if_running(
-        config,
-        |step| report.show(step),
-        async |address, token, on_line| {
-            admin_client::upload(address, &import_path(unsigned), token, "application/x-tar", upload, on_line).await
-        },
-    );
-    if is_imported.await? {
-        return Ok(());
-    }
-    on_new_store(config, async |larder| {
-        let mut steps = larder.mirror.transfers.import(tree.send()?, unsigned, &larder.call())?;
-        while let Some(step) = steps.recv().await {
-            report.show(step);
-        }
-        Ok(())
-    })
-    .await
-}
-
-/// A tree to send, and the number of bytes sent so far.
-struct TreeUpload {
+/// Streams a tree as a tar; `sent` counts its bytes.
+fn send_tree(
     folder: Arc<MirrorFolder>,
     send_plan: Arc<SendPlan>,
-    sent: ByteCounter,
-}
-
-impl TreeUpload {
-    /// Streams the tree as a tar, from its beginning.
-    fn send(&self) -> io::Result<impl Read + Send + use<>> {
-        let (reader, writer): (_, PipeWriter) = io::pipe()?;
-        let (folder, send_plan) = (Arc::clone(&self.folder), Arc::clone(&self.send_plan));
-        self.sent.set(0);
-        let writer = CountingIo { inner: writer, bytes: self.sent.clone() };
-        // The receiver sees a failure as a truncated tar; the reason is printed here.
-        std::thread::Builder::new().name("tree".into()).spawn(move || {
-            match send::send(&folder, &send_plan, writer) {
-                Err(error) if error.kind() != io::ErrorKind::BrokenPipe => print_error(&error.to_string()),
-                _ => {}
-            }
-        })?;
-        Ok(reader)
-    }
+    sent: ProgressBar,
+) -> io::Result<impl Read + Send + 'static> {
+    let (reader, writer) = io::pipe()?;
+    // The receiver sees a failure as a truncated tar; the reason is printed here.
+    std::thread::Builder::new().name("tree".into()).spawn(move || {
+        match send::send(&folder, &send_plan, sent.wrap_write(writer)) {
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => print_error(&error.to_string()),
+            _ => {}
+        }
+    })?;
+    Ok(reader)
 }
 
 /// Prints import events as lines or JSON, and counts them.
@@ -161,7 +263,7 @@ impl ImportReporter {
     fn finish(self) -> bool {
         if !self.json {
             let gap = if self.counts == ImportCounts::default() { "" } else { "\n" };
-            print_line(&format!("{gap}{}", summary(self.counts, self.trusted_tree_key, width_of_stdout())));
+            print_line(&format!("{gap}{}", import_summary(self.counts, self.trusted_tree_key, width_of_stdout())));
         }
         match &self.last_step {
             Some(ImportStep::Done(_)) => self.counts.refused == 0,
@@ -210,7 +312,7 @@ fn file_line(file: &ImportedFile, host: &Hostname, width: Option<usize>) -> Stri
 }
 
 /// Renders the summary of an import.
-fn summary(counts: ImportCounts, trusted_tree_key: bool, width: Option<usize>) -> String {
+fn import_summary(counts: ImportCounts, trusted_tree_key: bool, width: Option<usize>) -> String {
     let mut page = TextPage::of_width(width);
     let ImportCounts { proven, unsigned, packed_anew, held: stored, refused } = counts;
     if proven > 0 {
@@ -280,7 +382,7 @@ mod tests {
         );
         assert!(refused.ends_with("\n            it is a link \\u{1b}[2J"), "{refused}");
         let counts = ImportCounts { proven: 1, unsigned: 0, packed_anew: 2, held: 3, refused: 1 };
-        let summary_text = summary(counts, false, Some(80));
+        let summary_text = import_summary(counts, false, Some(80));
         for text in [&packed, &refused, &summary_text] {
             assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
         }
