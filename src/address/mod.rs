@@ -180,6 +180,14 @@ impl Address {
             Self::Module(address) => &address.host,
         }
     }
+
+    /// The path within the registry: `NAMESPACE/TYPE` or `NAMESPACE/NAME/SYSTEM`.
+    pub fn path(&self) -> String {
+        match self {
+            Self::Provider(ProviderAddress { namespace, type_, .. }) => format!("{namespace}/{type_}"),
+            Self::Module(ModuleAddress { namespace, name, system, .. }) => format!("{namespace}/{name}/{system}"),
+        }
+    }
 }
 
 impl fmt::Display for Address {

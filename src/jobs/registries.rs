@@ -94,14 +94,15 @@ impl Registries for MirrorRegistries<'_> {
     }
 
     async fn unlisted_provider_versions(&self, address: &ProviderAddress) -> Result<Option<UnlistedVersions>, Error> {
-        let unlisted = self.record_unlisted(address, self.mirror.offline.listed_versions_offline(address).await)?;
+        let unlisted =
+            self.record_unlisted(address, self.mirror.offline.listed_versions_offline(&address.into()).await)?;
         Ok(unlisted.map(|(versions, platforms)| UnlistedVersions { versions, platforms }))
     }
 
     async fn unlisted_module_versions(&self, address: &ModuleAddress) -> Result<Option<UnlistedVersions>, Error> {
         let unlisted =
-            self.record_unlisted(address, self.mirror.offline.listed_module_versions_offline(address).await)?;
-        Ok(unlisted.map(|versions| UnlistedVersions { versions, platforms: Vec::new() }))
+            self.record_unlisted(address, self.mirror.offline.listed_versions_offline(&address.into()).await)?;
+        Ok(unlisted.map(|(versions, platforms)| UnlistedVersions { versions, platforms }))
     }
 
     async fn module_files(&self, package: &ModulePackage) -> Result<ModuleFiles, Error> {

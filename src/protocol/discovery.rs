@@ -24,11 +24,13 @@ pub(super) async fn rewritten_document(
     call: &RequestContext,
     links: Links<'_>,
 ) -> Result<Answer<Vec<u8>>, Error> {
-    let Answer { value, outcome, fresh_until, checked } = mirror.documents.discovery(host, call).await?;
-    let discovery = value.discovery_for_clients().map_err(|reason| unreadable(host, &reason))?;
+    let unreadable =
+        |reason| Error::Interrupted(format!("the cached discovery document of {host} cannot be read: {reason}"));
+    let answer = mirror.documents.discovery(host, call).await?;
+    let discovery = answer.value.discovery_for_clients().map_err(unreadable)?;
     let entries = services(discovery, host, |path| links.url(path));
-    let body = serde_json::to_vec(&entries).map_err(|e| unreadable(host, &e.to_string()))?;
-    Ok(Answer { value: body, outcome, fresh_until, checked })
+    let body = serde_json::to_vec(&entries).map_err(|e| unreadable(e.to_string()))?;
+    Ok(answer.map(|_| body))
 }
 
 /// Rewrites every service of a discovery document for larder's clients.
@@ -91,10 +93,6 @@ fn resolved(reference: &str, base: &Url) -> Option<Box<RawValue>> {
         return None;
     }
     to_raw_value(base.join(reference).ok()?.as_str()).ok()
-}
-
-fn unreadable(host: &Hostname, reason: &str) -> Error {
-    Error::Interrupted(format!("the cached discovery document of {host} cannot be read: {reason}"))
 }
 
 #[cfg(test)]

@@ -9,10 +9,10 @@ use serde_json::value::RawValue;
 
 use super::Links;
 use super::route::Route;
-use crate::address::{ModuleAddress, ModulePackage, Package, ProviderAddress};
+use crate::address::{ModulePackage, Package};
 use crate::error::Error;
-use crate::mirror::{Answer, Mirror, ModuleLocation, ProofSetRefs, RequestContext, StoredDocument};
-use crate::upstream::modules::ModuleVersionList;
+use crate::mirror::{Answer, Mirror, ModuleLocation, ProofSetRefs, RequestContext};
+use crate::upstream::discovery::Service;
 use crate::upstream::providers::{RawObject, VersionList};
 
 #[derive(Serialize)]
@@ -20,53 +20,6 @@ struct ProviderListBody<'a> {
     versions: Vec<&'a RawValue>,
     #[serde(flatten)]
     rest: &'a RawObject,
-}
-
-/// The version list of a provider, without entries that no client can read.
-pub(super) async fn provider_versions(
-    mirror: &Arc<Mirror>,
-    address: &ProviderAddress,
-    call: &RequestContext,
-) -> Result<Answer<Vec<u8>>, Error> {
-    let Answer { value: list, outcome, fresh_until, checked } = mirror.offline.client_versions(address, call).await?;
-    let unwritable = |e| Error::Interrupted(format!("the version list of {address} cannot be written: {e}"));
-    let body = render_provider_list(&list).map_err(unwritable)?;
-    Ok(Answer { value: body, outcome, fresh_until, checked })
-}
-
-/// Renders upstream's version list for clients.
-pub(super) async fn rendered_provider_list(
-    address: &ProviderAddress,
-    document: &Arc<StoredDocument>,
-) -> Result<Vec<u8>, Error> {
-    let unreadable =
-        |reason| Error::Interrupted(format!("the cached version list of {address} cannot be read: {reason}"));
-    let list = document.versions().await.map_err(unreadable)?;
-    render_provider_list(&list).map_err(|e| unreadable(e.to_string()))
-}
-
-/// Renders a version list: every entry and every other member as upstream wrote it.
-pub fn render_provider_list(list: &VersionList) -> serde_json::Result<Vec<u8>> {
-    let versions = list.versions.iter().map(|listed| &*listed.raw).collect();
-    serde_json::to_vec(&ProviderListBody { versions, rest: &list.other_members })
-}
-
-/// The download document of a package. Only its three URLs change.
-pub(super) async fn provider_download(
-    mirror: &Arc<Mirror>,
-    package: &Package,
-    call: &RequestContext,
-    links: Links<'_>,
-) -> Result<Answer<Vec<u8>>, Error> {
-    let Answer { value: set, outcome, fresh_until, checked } = mirror.proof_sets.proof_set(package, call).await?;
-    let unreadable = |reason: String| {
-        Error::Interrupted(format!("the cached download document of {package} cannot be read: {reason}"))
-    };
-    let ProofSetRefs { archive, sums, signature } = set.refs(package);
-    let urls = [Route::ProviderFile(archive), Route::ProofFile(sums), Route::ProofFile(signature)]
-        .map(|route| links.url(&route.path()));
-    let body = set.document.with_urls(urls).map_err(|e| unreadable(e.to_string()))?;
-    Ok(Answer { value: body, outcome, fresh_until, checked })
 }
 
 #[derive(Serialize)]
@@ -83,44 +36,34 @@ struct Module<'a> {
     versions: Vec<&'a RawValue>,
 }
 
-/// The version list of a module, without entries that no client can read.
-pub(super) async fn module_versions(
-    mirror: &Arc<Mirror>,
-    address: &ModuleAddress,
-    call: &RequestContext,
-) -> Result<Answer<Vec<u8>>, Error> {
-    let Answer { value: list, outcome, fresh_until, checked } =
-        mirror.offline.client_module_versions(address, call).await?;
-    let unwritable = |e| Error::Interrupted(format!("the version list of {address} cannot be written: {e}"));
-    let body = render_module_list(&list).map_err(unwritable)?;
-    Ok(Answer { value: body, outcome, fresh_until, checked })
-}
-
-/// Renders upstream's version list for clients.
-pub(super) async fn rendered_module_list(
-    address: &ModuleAddress,
-    document: &Arc<StoredDocument>,
-) -> Result<Vec<u8>, Error> {
-    let unreadable =
-        |reason| Error::Interrupted(format!("the cached version list of {address} cannot be read: {reason}"));
-    let list = document.module_versions().await.map_err(unreadable)?;
-    render_module_list(&list).map_err(|e| unreadable(e.to_string()))
-}
-
 /// Renders a version list: every entry and every other member as upstream wrote it.
-fn render_module_list(list: &ModuleVersionList) -> serde_json::Result<Vec<u8>> {
+pub fn render_list(list: &VersionList) -> serde_json::Result<Vec<u8>> {
     let versions = list.versions.iter().map(|listed| &*listed.raw).collect();
-    serde_json::to_vec(&ModuleListBody {
-        modules: [Module { rest: &list.module_members, versions }],
-        rest: &list.other_members,
-    })
+    match list.service {
+        Service::Providers => serde_json::to_vec(&ProviderListBody { versions, rest: &list.other_members }),
+        Service::Modules => serde_json::to_vec(&ModuleListBody {
+            modules: [Module { rest: &list.module_members, versions }],
+            rest: &list.other_members,
+        }),
+    }
 }
 
-/// Content of `X-Terraform-Get`.
-pub(super) struct LocationHeader {
-    pub(super) text: String,
-    /// True for a location that stays valid until something changes.
-    pub(super) is_stable: bool,
+/// The download document of a package. Only its three URLs change.
+pub(super) async fn provider_download(
+    mirror: &Arc<Mirror>,
+    package: &Package,
+    call: &RequestContext,
+    links: Links<'_>,
+) -> Result<Answer<Vec<u8>>, Error> {
+    let answer = mirror.proof_sets.proof_set(package, call).await?;
+    let ProofSetRefs { archive, sums, signature } = answer.value.refs(package);
+    let urls = [Route::ProviderFile(archive), Route::ProofFile(sums), Route::ProofFile(signature)]
+        .map(|route| links.url(&route.path()));
+    let body =
+        answer.value.document.with_urls(urls).map_err(|e| {
+            Error::Interrupted(format!("the cached download document of {package} cannot be read: {e}"))
+        })?;
+    Ok(answer.map(|_| body))
 }
 
 /// The location of a module version: a path of larder with subfolder and checksum, or upstream's location where larder
@@ -130,10 +73,10 @@ pub(super) async fn module_location(
     package: &ModulePackage,
     call: &RequestContext,
     links: Links<'_>,
-) -> Result<Answer<LocationHeader>, Error> {
+) -> Result<Answer<String>, Error> {
     let Answer { value, outcome, fresh_until, checked } = mirror.modules.module_location(package, call).await?;
-    let location = match value {
-        ModuleLocation::External(text) => LocationHeader { text, is_stable: true },
+    Ok(match value {
+        ModuleLocation::External(text) => Answer { value: text, outcome, fresh_until, checked },
         ModuleLocation::Local { archive, checksum, subdir } => {
             let mut text = links.url(&Route::ModuleArchive(archive).path());
             if let Some(subdir) = subdir {
@@ -143,10 +86,11 @@ pub(super) async fn module_location(
             if let Some(checksum) = checksum {
                 text.push_str(&format!("?checksum=sha256:{checksum}"));
             }
-            LocationHeader { text, is_stable: checksum.is_some() }
+            // A location without a digest changes as soon as the archive is stored.
+            let fresh_until = if checksum.is_some() { fresh_until } else { call.now };
+            Answer { value: text, outcome, fresh_until, checked }
         }
-    };
-    Ok(Answer { value: location, outcome, fresh_until, checked })
+    })
 }
 
 #[cfg(test)]
@@ -195,7 +139,7 @@ mod tests {
             let entries: Vec<String> = versions.iter().map(|version| format!(r#"{{"version":"{version}", "x":1e400}}"#)).collect();
             let body = format!(r#"{{"{other_member}":[ ],"versions":[{}]}}"#, entries.join(","));
             if let Ok(list) = VersionList::parse(body.as_bytes()) {
-                let parsed = VersionList::parse(&render_provider_list(&list).unwrap()).unwrap();
+                let parsed = VersionList::parse(&render_list(&list).unwrap()).unwrap();
                 let raw = |list: &VersionList| list.versions.iter().map(|listed| listed.raw.get().to_owned()).collect::<Vec<_>>();
                 prop_assert_eq!(raw(&parsed), raw(&list));
                 prop_assert_eq!(parsed.other_members[&other_member].get(), "[ ]");

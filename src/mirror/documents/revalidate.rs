@@ -9,6 +9,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::address::Hostname;
 use crate::error::Error;
 use crate::mirror::freshness::{Age, FreshnessDecision, FreshnessRule, RevalidationTarget, decide};
+use crate::mirror::library::stored_document::StoredDocument;
 use crate::mirror::offline::STORED_ANSWER_LIFETIME;
 use crate::mirror::request_context::CallerKind;
 use crate::mirror::single_flight::SharedResult;
@@ -19,6 +20,12 @@ use crate::upstream::breaker::Origin;
 pub(in crate::mirror) struct Aged<T> {
     pub(in crate::mirror) value: T,
     pub(in crate::mirror) age: Age,
+}
+
+impl From<StoredDocument> for Aged<Arc<StoredDocument>> {
+    fn from(document: StoredDocument) -> Self {
+        Self { age: document.age(), value: Arc::new(document) }
+    }
 }
 
 pub(in crate::mirror) type FlightResult<T> = Result<Aged<T>, Error>;

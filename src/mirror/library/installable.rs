@@ -3,20 +3,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::address::{
-    Address, Artifact, ModuleAddress, ModulePackage, Package, Platform, ProviderAddress, Selection, Version,
-};
+use crate::address::{Address, Artifact, ModulePackage, Package, Platform, ProviderAddress, Selection, Version};
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::archives::ArchiveRef;
 use crate::mirror::library::module_history::{self, FirstSeenLookup};
 use crate::mirror::library::{StoredArchive, ZipOrigin};
 use crate::mirror::proof_sets::describe_set;
-use crate::mirror::{Connectivity, Library, default_if_gone};
+use crate::mirror::{Connectivity, Library, RuntimeConfig, default_if_gone};
 use crate::store::{Key, Recorded, StoreError};
 use crate::verify::VerificationPolicy;
 
-/// The versions of a provider with a stored set and archive, and their platforms.
+/// The versions of a provider with a stored set and archive, and their platforms; or those of a module with a stored
+/// archive, without platforms.
 pub(in crate::mirror) type StoredVersions = BTreeMap<Version, BTreeSet<Platform>>;
 
 impl Library {
@@ -48,28 +47,29 @@ impl Library {
         })
     }
 
+    /// The versions of an address, in the canonical spelling, that can be installed from the store. Blocks.
     pub(in crate::mirror) fn read_stored_versions(
         &self,
-        address: &ProviderAddress,
-        policy: VerificationPolicy,
+        address: &Address,
+        config: &RuntimeConfig,
     ) -> Result<StoredVersions, StoreError> {
         let mut stored = StoredVersions::new();
-        for package in default_if_gone(self.store.records.packages_with_sets(address))? {
-            if skip_unreadable(&package, self.holds_package(&package, policy))? {
-                stored.entry(package.version).or_default().insert(package.platform);
+        match address {
+            Address::Provider(provider) => {
+                let Some(upstream) = config.upstreams.get(&provider.host) else { return Ok(stored) };
+                for package in default_if_gone(self.store.records.packages_with_sets(provider))? {
+                    if skip_unreadable(&package, self.holds_package(&package, upstream.settings.verification))? {
+                        stored.entry(package.version).or_default().insert(package.platform);
+                    }
+                }
             }
-        }
-        Ok(stored)
-    }
-
-    pub(in crate::mirror) fn read_stored_module_versions(
-        &self,
-        key: &ModuleAddress,
-    ) -> Result<BTreeSet<Version>, StoreError> {
-        let mut stored = BTreeSet::new();
-        for package in default_if_gone(self.store.records.module_packages_with_names(key))? {
-            if skip_unreadable(&package, self.current_module_archive(&package).map(|archive| archive.is_some()))? {
-                stored.insert(package.version);
+            Address::Module(module) => {
+                for package in default_if_gone(self.store.records.module_packages_with_names(module))? {
+                    let archive = self.current_module_archive(&package);
+                    if skip_unreadable(&package, archive.map(|archive| archive.is_some()))? {
+                        stored.entry(package.version).or_default();
+                    }
+                }
             }
         }
         Ok(stored)

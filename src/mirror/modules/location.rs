@@ -43,7 +43,7 @@ impl Modules {
                 checked: archive.kept,
             });
         }
-        let answer = match self.documents.location(package, call).await {
+        let answer = match self.documents.get(package, call).await {
             Ok(answer) => answer,
             Err(error) => return self.location_without_upstream(package, &key, error, call).await,
         };

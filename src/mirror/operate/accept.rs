@@ -12,8 +12,8 @@ use crate::address::{
 };
 use crate::digest::Digest;
 use crate::error::Error;
+use crate::mirror::documents::RETRIES;
 use crate::mirror::documents::discovery::DiscoveryTrust;
-use crate::mirror::documents::document_fetch::RETRIES;
 use crate::mirror::library::intake::TreeExpectation;
 use crate::mirror::library::module_history::{self, FirstSeenLookup};
 use crate::mirror::library::proof_set::ProofSet;
@@ -22,6 +22,7 @@ use crate::mirror::library::{
 };
 use crate::mirror::proof_sets::{self, SetFetchError, UnlistedPolicy};
 use crate::mirror::{AlarmKind, Operations, Outcome, RequestContext};
+use crate::upstream::discovery::Service;
 use crate::upstream::source::PackageSource;
 
 /// The most sets fetched at a time.
@@ -263,11 +264,11 @@ impl Operations {
         version: &Version,
         call: &RequestContext,
     ) -> Result<Result<Vec<Platform>, Error>, Error> {
-        let answer = match self.documents.provider_versions(&selection.of, call).await {
+        let answer = match self.documents.versions(&(&selection.of).into(), call).await {
             Err(error @ Error::NotFound(_)) => return Ok(Err(error)),
             answer => answer?,
         };
-        let list = answer.value.versions().await;
+        let list = answer.value.versions(Service::Providers).await;
         let list = list.map_err(|reason| Error::NotFound(format!("the version list of {}: {reason}", selection.of)))?;
         match list.get(version) {
             Some(listed) => Ok(Ok(listed.platforms.clone())),
@@ -421,8 +422,8 @@ impl Operations {
         call: &RequestContext,
     ) -> Result<AcceptOutcome, Error> {
         // Refetches the location even if the cached one is fresh.
-        let age = self.documents.location(package, call).await?.value.age();
-        let fetched = self.documents.fetch_location_now(package, Some(age), call).await?;
+        let age = self.documents.get(package, call).await?.value.age();
+        let fetched = self.documents.fetch_now(package, Some(age), call).await?;
         if fetched.age.gone {
             return Err(Error::NotFound(format!("upstream no longer has {package}")));
         }

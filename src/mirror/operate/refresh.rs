@@ -5,7 +5,9 @@ use std::sync::Arc;
 use futures_util::{StreamExt, stream};
 use serde::{Deserialize, Serialize};
 
-use crate::address::{ModuleAddress, ModulePackage, Package, PackageRef, PackageSelector, ProviderAddress, Selection};
+use crate::address::{
+    Address, ModuleAddress, ModulePackage, Package, PackageRef, PackageSelector, ProviderAddress, Selection,
+};
 use crate::error::Error;
 use crate::mirror::documents::revalidate::FlightResult;
 use crate::mirror::library::proof_set::StoredProofSet;
@@ -126,7 +128,7 @@ impl Operations {
     ) -> Result<RefreshOutcome, Error> {
         let before = self.library.stored_document(&Key::ProviderVersions(address.clone())).await?;
         let seen = before.as_ref().map(|stored| stored.age);
-        let flight = self.documents.ask_versions_again(address, seen, call).await;
+        let flight = self.documents.fetch_now(&Address::from(address), seen, call).await;
         Ok(RefreshOutcome::of(flight, |now| before.is_some_and(|before| before.value.has_same_content(now))))
     }
 
@@ -166,7 +168,7 @@ impl Operations {
         let list = PackageRef::version_list(&selection.of);
         let before = self.library.stored_document(&Key::ModuleVersions(key.clone())).await?;
         let seen = before.as_ref().map(|stored| stored.age);
-        let flight = self.documents.fetch_module_versions_now(&selection.of, seen, call).await;
+        let flight = self.documents.fetch_now(&Address::from(&selection.of), seen, call).await;
         let news = RefreshOutcome::of(flight, |now| before.is_some_and(|before| before.value.has_same_content(now)));
         refreshed.push(RefreshResult { package: list, news });
         let (owned_key, versions) = (key.clone(), selection.versions.clone());
@@ -190,7 +192,7 @@ impl Operations {
     ) -> Result<RefreshOutcome, Error> {
         let before = self.library.stored_document(&Key::ModuleLocation(key.clone())).await?;
         let seen = before.as_ref().map(|stored| stored.age);
-        let flight = self.documents.fetch_location_now(package, seen, call).await;
+        let flight = self.documents.fetch_now(package, seen, call).await;
         if let Ok(fetched) = &flight
             && !fetched.age.gone
             && self.library.stored_module(key).await?.is_some()

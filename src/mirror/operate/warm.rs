@@ -20,7 +20,6 @@ use crate::mirror::{Answer, Connectivity, Operations, RequestContext, Urgency, V
 use crate::store::Key;
 use crate::upstream::breaker::Origin;
 use crate::upstream::error::{Fault, UpstreamError};
-use crate::upstream::modules::ModuleVersionList;
 use crate::upstream::providers::VersionList;
 use crate::upstream::source::PackageSource;
 
@@ -63,7 +62,7 @@ impl Operations {
             format!("the version list of {address}"),
             &address.into(),
             &call,
-            self.offline.client_versions(address, &call),
+            self.offline.client_versions(&address.into(), &call),
         )
         .await
     }
@@ -235,14 +234,14 @@ impl Operations {
         address: &ModuleAddress,
         urgency: Urgency,
         now: Timestamp,
-    ) -> Result<WarmedDocument<ModuleVersionList>, Error> {
+    ) -> Result<WarmedDocument<VersionList>, Error> {
         let call = self.runtime.step_context_for(urgency, now);
         let canonical = Address::Module(call.config.key_of(address));
         self.warm_list_of(
             format!("the version list of {address}"),
             &canonical,
             &call,
-            self.offline.client_module_versions(address, &call),
+            self.offline.client_versions(&address.into(), &call),
         )
         .await
     }
@@ -293,7 +292,7 @@ impl Operations {
         let origins = self.origins_of_module(&key.module).await?;
         let missing = u32::from(self.library.stored_document(&Key::ModuleLocation(key.clone())).await?.is_none());
         self.runtime.charge_job(&subject, host, &origins, missing, &call)?;
-        let location = self.documents.location(package, &call).await;
+        let location = self.documents.get(package, &call).await;
         let location = location.map_err(|error| or_retry_later(&subject, host, &origins, error, &call))?;
         let unconfirmed = self.runtime.unconfirmed(&subject, host, &origins, &location, &call)?;
         let located = Arc::clone(&location.value).as_location(package)?;

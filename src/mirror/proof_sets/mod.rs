@@ -9,12 +9,12 @@ use crate::mirror::tasks::WorkLimit;
 use crate::mirror::{Documents, Library, Runtime};
 use std::sync::Arc;
 
-use crate::address::Package;
+use crate::address::{Address, Package};
 use crate::clock::Timestamp;
 use crate::error::Error;
+use crate::mirror::documents::RETRIES;
 use crate::mirror::documents::discovery::DiscoveryTrust;
-use crate::mirror::documents::document_fetch::RETRIES;
-use crate::mirror::documents::listed::ListingState;
+use crate::mirror::documents::version_lists::ListingState;
 use crate::mirror::documents::revalidate::{Aged, FlightResult};
 use crate::mirror::freshness::{Age, FreshnessDecision, decide};
 use crate::mirror::library::Signer;
@@ -178,7 +178,7 @@ impl ProofSets {
         }
         let list = self.library.stored_document(&Key::ProviderVersions(package.provider.clone())).await?;
         let Some(stored) = list else { return Ok(false) };
-        let list = stored.value.versions().await.ok();
+        let list = stored.value.versions(Service::Providers).await.ok();
         Ok(list.is_some_and(|list| list.get(&package.version).is_some()))
     }
 
@@ -301,21 +301,22 @@ impl ProofSets {
     ) -> Result<ProofSet, SetFetchError> {
         let (base, credential_scope) =
             self.documents.resolve_service(Service::Providers, upstream, trust, call).await?;
+        let provider = Address::from(&package.provider);
         let listed = match unlisted {
             UnlistedPolicy::Refused => {
-                self.documents
-                    .must_be_listed(package, upstream.rule(|fresh| fresh.download).not_found_lifetime(), call)
-                    .await?
+                let lifetime = upstream.rule(|fresh| fresh.download).not_found_lifetime();
+                let key = Key::ProofSet(package.clone());
+                self.documents.must_be_listed(&provider, &package.version, &key, lifetime, call).await?
             }
-            UnlistedPolicy::Fetched => self.documents.listed(package, call).await,
+            UnlistedPolicy::Fetched => self.documents.listed(&provider, &package.version, call).await,
         };
-        let spelled = listed.spelled(&package.version);
+        let spelled = listed.spelled().unwrap_or(package.version.as_str());
         let unusable = |reason: String| UpstreamError {
             subject: subject.to_owned(),
             origin: origin(&base),
             fault: Fault::Unusable(reason),
         };
-        let url = download_url(&base, &package.provider, &spelled, &package.platform)
+        let url = download_url(&base, &package.provider, spelled, &package.platform)
             .map_err(|e| Error::from(unusable(e.to_string())))?;
         let visit =
             ProofSetFetch { subject, url: &url, upstream, credential_scope: &credential_scope, package, call, retries };
