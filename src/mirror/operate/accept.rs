@@ -12,15 +12,14 @@ use crate::address::{
 };
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::mirror::documents::RETRIES;
-use crate::mirror::documents::discovery::DiscoveryTrust;
 use crate::mirror::library::intake::TreeExpectation;
 use crate::mirror::library::module_history::{self, FirstSeenLookup};
 use crate::mirror::library::proof_set::ProofSet;
 use crate::mirror::library::{
     AcceptScope, AcceptedFinding, AlarmEvent, AlarmPart, AlarmSubject, HistoryChange, observation,
 };
-use crate::mirror::proof_sets::{self, SetFetchError, UnlistedPolicy};
+use crate::mirror::proof_sets::fetch::SetBasis;
+use crate::mirror::proof_sets::{self, SetFetchError};
 use crate::mirror::{AlarmKind, Operations, Outcome, RequestContext};
 use crate::upstream::discovery::Service;
 use crate::upstream::source::PackageSource;
@@ -198,7 +197,7 @@ impl Operations {
             let is_trusted_anew = !before.trusts(key.as_deref()) && after.trusts(key.as_deref());
             let is_new_key = key.as_ref().is_some_and(|key| !keys_before.is_empty() && !keys_before.contains(key));
             let has_lost_key = key.is_none() && !keys_before.is_empty();
-            self.proof_sets.store_set(&package, set, now).await?;
+            self.proof_sets.store_set(&package, set, now, now).await?;
             let subject = PackageRef::from(&package);
             let is_recorded_anew = resolved
                 .iter()
@@ -288,19 +287,8 @@ impl Operations {
         call: &RequestContext,
     ) -> Result<ProofSet, SetFetchError> {
         let subject = proof_sets::describe_set(package);
-        let upstream = Arc::clone(call.upstream(&package.provider.host)?);
         let work = async {
-            let asking = self.proof_sets.fetch_verified_set(
-                &subject,
-                &upstream,
-                package,
-                DiscoveryTrust::InAny,
-                None,
-                RETRIES,
-                UnlistedPolicy::Fetched,
-                call,
-            );
-            match asking.await {
+            match self.proof_sets.fetch_verified_set(package, SetBasis::Rejudged, call).await {
                 Err(SetFetchError::Failed(error)) => Err(error),
                 other => Ok(other),
             }

@@ -15,7 +15,6 @@ use crate::mirror::modules::recheck::RecheckMode;
 use crate::mirror::proof_sets::ProofSetRefresh;
 use crate::mirror::{FetchReason, Operations, RequestContext};
 use crate::store::Key;
-use crate::upstream::Upstream;
 
 /// The most sets fetched at a time.
 const AT_ONE_TIME: usize = 8;
@@ -93,7 +92,7 @@ impl Operations {
         selection: &Selection<ProviderAddress>,
         call: &RequestContext,
     ) -> Result<Vec<RefreshResult>, Error> {
-        let upstream = Arc::clone(call.upstream(&selection.of.host)?);
+        call.upstream(&selection.of.host)?;
         self.runtime.forget_absences(&(&selection.of).into(), &selection.versions);
         let mut refreshed = Vec::new();
         // An operator's request is sent even during backoff, so the location is refreshed first.
@@ -108,7 +107,7 @@ impl Operations {
         let asking = sets.into_iter().map(|package| async {
             let subject = PackageRef::from(&package);
             // A failure of one does not stop the others.
-            let news = self.refresh_set(Arc::clone(&upstream), package, call).await;
+            let news = self.refresh_set(package, call).await;
             RefreshResult {
                 package: subject,
                 news: news.unwrap_or_else(|error| RefreshOutcome::Failed { error: error.to_string() }),
@@ -132,18 +131,11 @@ impl Operations {
         Ok(RefreshOutcome::of(flight, |now| before.is_some_and(|before| before.value.has_same_content(now))))
     }
 
-    async fn refresh_set(
-        self: &Arc<Self>,
-        upstream: Arc<Upstream>,
-        package: Package,
-        call: &RequestContext,
-    ) -> Result<RefreshOutcome, Error> {
+    async fn refresh_set(self: &Arc<Self>, package: Package, call: &RequestContext) -> Result<RefreshOutcome, Error> {
         let before = self.proof_sets.usable_set(&package, call).await?.map(|stored| stored.stored_set);
         let seen = before.as_ref().map(|stored_set| stored_set.age);
-        let flight = self
-            .proof_sets
-            .join_set_flight(&package, upstream, seen, ProofSetRefresh::IfChanged(FetchReason::Fetch), call)
-            .await;
+        let flight =
+            self.proof_sets.join_set_flight(&package, seen, ProofSetRefresh::IfChanged(FetchReason::Fetch), call).await;
         Ok(RefreshOutcome::of(flight, |now: &Arc<StoredProofSet>| {
             before.is_some_and(|before| before.current.has_same_files(&now.current))
         }))
