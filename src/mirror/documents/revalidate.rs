@@ -8,9 +8,10 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::address::Hostname;
 use crate::error::Error;
-use crate::mirror::freshness::{Age, FreshnessDecision, FreshnessRule, RevalidationTarget, decide};
+use crate::mirror::freshness::{
+    Age, FreshnessDecision, FreshnessRule, RevalidationTarget, STORED_ANSWER_LIFETIME, decide,
+};
 use crate::mirror::library::stored_document::StoredDocument;
-use crate::mirror::offline::STORED_ANSWER_LIFETIME;
 use crate::mirror::request_context::CallerKind;
 use crate::mirror::single_flight::SharedResult;
 use crate::mirror::{Answer, FetchReason, Outcome, RequestContext};

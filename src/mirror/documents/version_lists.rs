@@ -99,16 +99,6 @@ impl DocumentKind for Address {
     }
 }
 
-impl RuntimeConfig {
-    /// The canonical spelling of an address, which is its store key.
-    pub(in crate::mirror) fn canonical_address(&self, address: &Address) -> Address {
-        match address {
-            Address::Provider(_) => address.clone(),
-            Address::Module(module) => Address::Module(self.key_of(module)),
-        }
-    }
-}
-
 impl Documents {
     /// The entries of stored versions that upstream has dropped: as upstream wrote them, or rebuilt where that text is
     /// lost. `address` is the canonical spelling.

@@ -18,6 +18,51 @@ use crate::verify::VerificationPolicy;
 /// archive, without platforms.
 pub(in crate::mirror) type StoredVersions = BTreeMap<Version, BTreeSet<Platform>>;
 
+/// The platforms that a provider version must be stored for to be listed while offline.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum RequiredPlatforms {
+    /// Any platform.
+    #[default]
+    AnyPlatform,
+    /// All of these (`[network] sealed_platforms`).
+    AllOf(BTreeSet<Platform>),
+}
+
+impl From<&[Platform]> for RequiredPlatforms {
+    fn from(platforms: &[Platform]) -> Self {
+        if platforms.is_empty() { Self::AnyPlatform } else { Self::AllOf(platforms.iter().cloned().collect()) }
+    }
+}
+
+impl RequiredPlatforms {
+    /// True if a version stored for these platforms is listed.
+    pub(in crate::mirror) fn shows(&self, stored: &BTreeSet<Platform>) -> bool {
+        match self {
+            Self::AnyPlatform => !stored.is_empty(),
+            Self::AllOf(platforms) => platforms.is_subset(stored),
+        }
+    }
+
+    /// The stored versions of an address that are listed: of a module, all.
+    pub(in crate::mirror) fn shown<'a>(
+        &'a self,
+        address: &'a Address,
+        stored: &'a StoredVersions,
+    ) -> impl Iterator<Item = (&'a Version, &'a BTreeSet<Platform>)> {
+        let is_shown = |platforms| matches!(address, Address::Module(_)) || self.shows(platforms);
+        stored.iter().filter(move |(_, platforms)| is_shown(platforms))
+    }
+
+    /// The required platforms; empty if any will do.
+    pub fn platforms(&self) -> impl Iterator<Item = &Platform> {
+        let named = match self {
+            Self::AnyPlatform => None,
+            Self::AllOf(platforms) => Some(platforms),
+        };
+        named.into_iter().flatten()
+    }
+}
+
 impl Library {
     /// The packages of an address whose archives have a name record.
     pub(in crate::mirror) fn named_artifacts(&self, address: &Address) -> Result<Vec<Artifact>, StoreError> {
@@ -284,4 +329,27 @@ fn required_records(artifact: &Artifact, link: Connectivity) -> Vec<(Key, String
         records.append(&mut while_online);
     }
     records
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_version_is_listed_for_any_platform_or_for_all_required_ones() {
+        let platforms =
+            |names: &[&str]| -> Vec<Platform> { names.iter().map(|name| Platform::parse(name).unwrap()).collect() };
+        for (named, stored, shown) in [
+            (&[][..], &["linux_amd64"][..], true),
+            (&[], &[], false),
+            (&["linux_amd64"], &["darwin_arm64"], false),
+            (&["linux_amd64"], &["darwin_arm64", "linux_amd64"], true),
+            (&["linux_amd64", "darwin_arm64"], &["linux_amd64"], false),
+            (&["linux_amd64", "darwin_arm64"], &["linux_amd64", "darwin_arm64", "linux_arm64"], true),
+        ] {
+            let sealed_for = RequiredPlatforms::from(platforms(named).as_slice());
+            assert_eq!(sealed_for.shows(&platforms(stored).into_iter().collect()), shown, "{named:?} of {stored:?}");
+            assert_eq!(sealed_for.platforms().count(), named.len());
+        }
+    }
 }

@@ -10,15 +10,14 @@ pub(in crate::mirror) mod stored_pages;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::address::{Address, ModuleAddress, ModulePackage, Platform, ProviderAddress, Version};
 use crate::error::Error;
 use crate::mirror::documents::version_lists::entry_of;
 use crate::mirror::documents::{DocumentKind, Documents};
-pub(in crate::mirror) use crate::mirror::library::installable::StoredVersions;
-pub use crate::mirror::library::missing::MissingPackage;
-pub(in crate::mirror) use crate::mirror::library::missing::MissingRequests;
+use crate::mirror::freshness::STORED_ANSWER_LIFETIME;
+use crate::mirror::library::installable::{RequiredPlatforms, StoredVersions};
+use crate::mirror::library::missing::MissingPackage;
 use crate::mirror::library::stored_document::StoredDocument;
 use crate::mirror::offline::stored_pages::{PageSource, latest};
 use crate::mirror::runtime_config::ConfigGeneration;
@@ -27,54 +26,6 @@ use crate::mirror::{Answer, Connectivity, Library, Outcome, RequestContext, Runt
 use crate::upstream::discovery::Service;
 use crate::upstream::pages::PageRef;
 use crate::upstream::providers::VersionList;
-
-/// The freshness lifetime of an answer computed from the store, unless a change of the store is noticed.
-pub(in crate::mirror) const STORED_ANSWER_LIFETIME: Duration = Duration::from_secs(5);
-
-/// The platforms that a provider version must be stored for to be listed while offline.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum RequiredPlatforms {
-    /// Any platform.
-    #[default]
-    AnyPlatform,
-    /// All of these (`[network] sealed_platforms`).
-    AllOf(BTreeSet<Platform>),
-}
-
-impl From<&[Platform]> for RequiredPlatforms {
-    fn from(platforms: &[Platform]) -> Self {
-        if platforms.is_empty() { Self::AnyPlatform } else { Self::AllOf(platforms.iter().cloned().collect()) }
-    }
-}
-
-impl RequiredPlatforms {
-    /// True if a version stored for these platforms is listed.
-    pub(in crate::mirror) fn shows(&self, stored: &BTreeSet<Platform>) -> bool {
-        match self {
-            Self::AnyPlatform => !stored.is_empty(),
-            Self::AllOf(platforms) => platforms.is_subset(stored),
-        }
-    }
-
-    /// The stored versions of an address that are listed: of a module, all.
-    pub(in crate::mirror) fn shown<'a>(
-        &'a self,
-        address: &'a Address,
-        stored: &'a StoredVersions,
-    ) -> impl Iterator<Item = (&'a Version, &'a BTreeSet<Platform>)> {
-        let is_shown = |platforms| matches!(address, Address::Module(_)) || self.shows(platforms);
-        stored.iter().filter(move |(_, platforms)| is_shown(platforms))
-    }
-
-    /// The required platforms; empty if any will do.
-    pub fn platforms(&self) -> impl Iterator<Item = &Platform> {
-        let named = match self {
-            Self::AnyPlatform => None,
-            Self::AllOf(platforms) => Some(platforms),
-        };
-        named.into_iter().flatten()
-    }
-}
 
 /// The answers to clients while larder is offline.
 #[derive(Debug)]
@@ -264,27 +215,4 @@ fn readable_or_log<T>(address: &impl Display, read: Result<T, String>) -> Option
 
 fn unreadable(address: &impl Display, reason: String) -> Error {
     Error::Interrupted(format!("the cached version list of {address} cannot be read: {reason}"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_version_is_listed_for_any_platform_or_for_all_required_ones() {
-        let platforms =
-            |names: &[&str]| -> Vec<Platform> { names.iter().map(|name| Platform::parse(name).unwrap()).collect() };
-        for (named, stored, shown) in [
-            (&[][..], &["linux_amd64"][..], true),
-            (&[], &[], false),
-            (&["linux_amd64"], &["darwin_arm64"], false),
-            (&["linux_amd64"], &["darwin_arm64", "linux_amd64"], true),
-            (&["linux_amd64", "darwin_arm64"], &["linux_amd64"], false),
-            (&["linux_amd64", "darwin_arm64"], &["linux_amd64", "darwin_arm64", "linux_arm64"], true),
-        ] {
-            let sealed_for = RequiredPlatforms::from(platforms(named).as_slice());
-            assert_eq!(sealed_for.shows(&platforms(stored).into_iter().collect()), shown, "{named:?} of {stored:?}");
-            assert_eq!(sealed_for.platforms().count(), named.len());
-        }
-    }
 }
