@@ -56,6 +56,14 @@ pub struct Reply {
     pub age: Option<Duration>,
 }
 
+impl Reply {
+    fn of(answer: Answer<ReplyContent>, now: Timestamp) -> Self {
+        let Answer { value: content, outcome, checked, .. } = answer;
+        let age = (!matches!(content, ReplyContent::File(_))).then(|| now.since(checked));
+        Self { content, outcome: Some(outcome), age }
+    }
+}
+
 /// Content of a reply.
 #[derive(Debug)]
 pub enum ReplyContent {
@@ -176,12 +184,8 @@ impl Protocols {
             Some(RouteSubject::Pages(host)) => self.mirror.library.revision_of_pages(host),
             None => 0,
         };
-        if let Some(RenderedAnswer { answer, checked, outcome, .. }) =
-            self.answers.fresh(route, &base, revision, request.now)
-        {
-            let age = matches!(answer, FinishedReply::Document(_) | FinishedReply::Location(_))
-                .then(|| request.now.since(checked));
-            return Ok(Reply { content: answer.into(), outcome: Some(outcome), age });
+        if let Some(answer) = self.answers.fresh(route, &base, revision, request.now) {
+            return Ok(Reply::of(answer.map(ReplyContent::from), request.now));
         }
         // Boxed, or every hit would reserve the memory of the largest miss.
         Box::pin(self.answer_from_mirror(route, request, &base, revision)).await
@@ -230,17 +234,15 @@ impl Protocols {
                 document(network_mirror::version(mirror, provider, version, &call, links).await?).await
             }
         };
-        let Answer { value: content, outcome, fresh_until, checked } = answer;
         // Stored with the revision from before rendering: after a change meanwhile, the next request renders again.
-        if now < fresh_until
-            && let Some(answer) = FinishedReply::of(&content)
+        if now < answer.fresh_until
+            && let Some(value) = FinishedReply::of(&answer.value)
         {
-            let outcome = outcome.when_reused();
-            let rendered = RenderedAnswer { answer, made: now, checked, fresh_until, revision, outcome };
-            self.answers.insert(route, base, rendered);
+            let Answer { outcome, fresh_until, checked, .. } = answer;
+            let answer = Answer { value, outcome: outcome.when_reused(), fresh_until, checked };
+            self.answers.insert(route, base, RenderedAnswer { answer, made: now, revision });
         }
-        let age = (!matches!(content, ReplyContent::File(_))).then(|| now.since(checked));
-        Ok(Reply { content, outcome: Some(outcome), age })
+        Ok(Reply::of(answer, now))
     }
 
     /// Answers with a version list. Online it is as upstream has it, read and rendered once for all waiting clients.
