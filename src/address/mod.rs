@@ -168,7 +168,7 @@ impl fmt::Display for Package {
 pub enum Address {
     /// A provider.
     Provider(ProviderAddress),
-    /// A module under its canonical spelling.
+    /// A module. In a key it has its canonical spelling.
     Module(ModuleAddress),
 }
 

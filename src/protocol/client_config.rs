@@ -87,7 +87,7 @@ async fn config_text(
     let mut text = String::new();
     for host in hosts {
         let stored = match mirror {
-            Some(mirror) => mirror.documents.held_discovery(host).await?,
+            Some(mirror) => mirror.documents.stored_discovery(host).await?,
             None => None,
         };
         let discovery = stored.and_then(|stored| stored.discovery_for_clients().ok());

@@ -33,12 +33,6 @@ pub(in crate::mirror) enum DiscoveryTrust {
     InAny,
 }
 
-impl DiscoveryTrust {
-    pub(in crate::mirror) fn for_what_is_held<T>(stored: Option<&T>) -> Self {
-        if stored.is_some() { Self::InConfirmed } else { Self::InAny }
-    }
-}
-
 impl StoredDocument {
     /// Returns true if no redirect led to another origin, so that the document is the upstream's own (DESIGN, promise
     /// 8).
@@ -177,12 +171,12 @@ impl Documents {
         host: &Hostname,
         call: &RequestContext,
     ) -> Result<(), Error> {
-        let seen = self.held_discovery(host).await?.map(|document| document.age());
+        let seen = self.stored_discovery(host).await?.map(|document| document.age());
         self.fetch_now(host, seen, call).await.map(drop)
     }
 
     /// Reads the stored discovery document of an upstream.
-    pub async fn held_discovery(self: &Arc<Self>, host: &Hostname) -> Result<Option<Arc<StoredDocument>>, Error> {
+    pub async fn stored_discovery(self: &Arc<Self>, host: &Hostname) -> Result<Option<Arc<StoredDocument>>, Error> {
         Ok(self.library.stored_document(&Key::Discovery(host.clone())).await?.map(|stored| stored.value))
     }
 
@@ -195,7 +189,7 @@ impl Documents {
         upstream: &Upstream,
         rule: FreshnessRule,
     ) -> Result<FreshnessRule, Error> {
-        let Some(discovery) = self.held_discovery(&upstream.settings.host).await? else { return Ok(rule) };
+        let Some(discovery) = self.stored_discovery(&upstream.settings.host).await? else { return Ok(rule) };
         let of_now = upstream.settings.host.is_usable(&discovery, upstream);
         let base = discovery.discovery().ok().and_then(|discovery| discovery.base(service));
         // The list of all is at the base URL itself, without its slash.

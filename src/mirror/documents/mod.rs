@@ -302,7 +302,7 @@ impl Documents {
         let mut fetch = DocumentFetch { documents: self, request, call, before, listed: None };
         let (base, credentials) = match kind.service() {
             Some(service) => {
-                let trust = DiscoveryTrust::for_what_is_held(fetch.before.as_ref());
+                let trust = if fetch.before.is_some() { DiscoveryTrust::InConfirmed } else { DiscoveryTrust::InAny };
                 self.resolve_service(service, upstream, trust, call).await?
             }
             None => (upstream.settings.url.clone(), upstream.credential_scope.clone()),
