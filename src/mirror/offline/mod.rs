@@ -27,6 +27,8 @@ use crate::upstream::discovery::Service;
 use crate::upstream::pages::PageRef;
 use crate::upstream::providers::VersionList;
 
+type SharedLookup<T> = SharedResult<Result<T, Error>>;
+
 /// The answers to clients while larder is offline.
 #[derive(Debug)]
 pub struct Offline {
@@ -35,8 +37,8 @@ pub struct Offline {
     pub(in crate::mirror) documents: Arc<Documents>,
     /// Lookups of stored versions in progress. The key contains the revision, so a request after a change starts a new
     /// lookup.
-    lookups: SingleFlights<(Address, u64, ConfigGeneration), SharedResult<Result<Arc<StoredVersions>, Error>>>,
-    stored_pages: SingleFlights<PageRef, SharedResult<Result<Option<PageSource>, Error>>>,
+    lookups: SingleFlights<(Address, u64, ConfigGeneration), SharedLookup<Arc<StoredVersions>>>,
+    stored_pages: SingleFlights<PageRef, SharedLookup<Option<PageSource>>>,
 }
 
 impl Offline {
