@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::Value;
 use url::Url;
 
-use super::discovery::services;
+use super::registry::services;
 use super::route::{MIRROR_BASE, modules_base, providers_base};
 use crate::address::Hostname;
 use crate::error::Error;

@@ -2,7 +2,6 @@
 
 pub mod admin;
 pub mod client_config;
-pub mod discovery;
 mod network_mirror;
 pub mod pages;
 pub mod registry;
@@ -226,7 +225,7 @@ impl Protocols {
                 self.list(route, &provider.into(), network_mirror::render_index, &call).await?
             }
             Route::Page(page) => document(pages::page(mirror, page, &call, links).await?).await,
-            Route::Discovery(host) => document(discovery::rewritten_document(mirror, host, &call, links).await?).await,
+            Route::Discovery(host) => document(registry::discovery(mirror, host, &call, links).await?).await,
             Route::ProviderDownload(package) => {
                 document(registry::provider_download(mirror, package, &call, links).await?).await
             }
