@@ -254,7 +254,7 @@ impl fmt::Display for ModulePackage {
 pub enum Address {
     /// A provider.
     Provider(ProviderAddress),
-    /// A module under its canonical spelling.
+    /// A module. In a key it has its canonical spelling.
     Module(ModuleAddress),
 }
 
@@ -264,6 +264,14 @@ impl Address {
         match self {
             Self::Provider(address) => &address.host,
             Self::Module(address) => &address.host,
+        }
+    }
+
+    /// The path within the registry: `NAMESPACE/TYPE` or `NAMESPACE/NAME/SYSTEM`.
+    pub fn path(&self) -> String {
+        match self {
+            Self::Provider(ProviderAddress { namespace, type_, .. }) => format!("{namespace}/{type_}"),
+            Self::Module(ModuleAddress { namespace, name, system, .. }) => format!("{namespace}/{name}/{system}"),
         }
     }
 }

@@ -103,18 +103,9 @@ impl<'a> StepRunner<'a> {
         let fetch = || async move {
             on_start();
             let now = self.clock.now();
-            match address {
-                Address::Provider(address) => {
-                    let WarmedDocument { value, unconfirmed } = operations.warm_list(address, urgency, now).await?;
-                    let value = value.versions.into_iter().map(|listed| listed.version).collect();
-                    Ok(WarmedDocument { value, unconfirmed })
-                }
-                Address::Module(address) => {
-                    let list = operations.warm_module_list(address, urgency, now).await?;
-                    let value = list.value.versions.into_iter().map(|listed| listed.version).collect();
-                    Ok(WarmedDocument { value, unconfirmed: list.unconfirmed })
-                }
-            }
+            let WarmedDocument { value, unconfirmed } = operations.warm_list(address, urgency, now).await?;
+            let value = value.versions.into_iter().map(|listed| listed.version).collect();
+            Ok(WarmedDocument { value, unconfirmed })
         };
         self.run_step(fetch, on_wait).await
     }

@@ -187,14 +187,7 @@ impl Registries for MirrorRegistries<'_> {
     }
 
     async fn unlisted_versions(&self, address: &Address) -> Result<Option<UnlistedVersions>, Error> {
-        let offline = &self.steps.mirror.offline;
-        let unlisted = match address {
-            Address::Provider(address) => offline.listed_versions_offline(address).await,
-            Address::Module(address) => {
-                let versions = offline.listed_module_versions_offline(address).await;
-                versions.map(|versions| versions.map(|versions| (versions, Vec::new())))
-            }
-        };
+        let unlisted = self.steps.mirror.offline.listed_versions_offline(address).await;
         let answer = unlisted.map(|value| WarmedDocument { value, unconfirmed: None });
         let unlisted = self.record_answer(address, ItemAvailability::after_document_error, answer)?;
         Ok(unlisted.map(|(versions, platforms)| UnlistedVersions { versions, platforms }))

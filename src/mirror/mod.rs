@@ -28,7 +28,7 @@ pub use self::documents::Documents;
 pub use self::library::Library;
 pub use self::modules::Modules;
 pub use self::offline::Offline;
-pub use self::offline::stored_pages::PageSource;
+pub use self::offline::stored_pages::{PageSource, StoredEntry, StoredList};
 pub use self::operate::Operations;
 pub use self::proof_sets::ProofSets;
 pub use self::runtime::Runtime;
@@ -37,16 +37,15 @@ pub use crate::mirror::archives::pass_through::PassThrough;
 pub use crate::mirror::archives::unattended::ClientAddress;
 pub use crate::mirror::archives::{Archive, ArchiveRef, ProofFile, ProofFileRef, ProofSetRefs};
 pub use crate::mirror::counters::Counters;
-pub use crate::mirror::documents::pages::{
-    PageFromStore, StoredDetails, StoredEntry, StoredList, StoredSubject, UpstreamPage,
-};
+pub use crate::mirror::documents::pages::UpstreamPage;
 pub use crate::mirror::library::StoreFailure;
+pub use crate::mirror::library::installable::RequiredPlatforms;
+pub use crate::mirror::library::missing::MissingPackage;
 pub use crate::mirror::library::proof_set::ProofSet;
 pub use crate::mirror::library::record;
 pub use crate::mirror::library::stored_document::StoredDocument;
 pub use crate::mirror::library::{Alarm, AlarmKind, PackageHashState, StoredArchive, ZipOrigin};
 pub use crate::mirror::modules::{ModuleArchiveRef, ModuleLocation};
-pub use crate::mirror::offline::{MissingPackage, RequiredPlatforms};
 pub use crate::mirror::operate::accept::{AcceptOutcome, AcceptResult, ChangedFile};
 pub use crate::mirror::operate::gauges::MirrorGauges;
 pub use crate::mirror::operate::pin::{PinChange, PinOutcome, PinResult};

@@ -128,7 +128,8 @@ pub struct Answer<T> {
 }
 
 impl<T> Answer<T> {
-    pub(in crate::mirror) fn map<U>(self, other: impl FnOnce(T) -> U) -> Answer<U> {
+    /// Replaces the value.
+    pub fn map<U>(self, other: impl FnOnce(T) -> U) -> Answer<U> {
         let Self { value, outcome, fresh_until, checked } = self;
         Answer { value: other(value), outcome, fresh_until, checked }
     }

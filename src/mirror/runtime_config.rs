@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::address::{Address, Artifact, Hostname, ModuleAddress, ModulePackage, Package, Versions};
 use crate::error::Error;
-use crate::mirror::offline::RequiredPlatforms;
+use crate::mirror::library::installable::RequiredPlatforms;
 use crate::mirror::ttl_cache::TtlCache;
 use crate::mirror::{RequestContext, Runtime};
 use crate::store::{Key, SizeLimit};
@@ -94,6 +94,14 @@ impl RuntimeConfig {
     pub(in crate::mirror) fn key_of(&self, address: &ModuleAddress) -> ModuleAddress {
         let folds = self.upstreams.get(&address.host).is_some_and(|upstream| upstream.settings.fold_case);
         if folds { address.folded() } else { address.clone() }
+    }
+
+    /// The canonical spelling of an address.
+    pub(in crate::mirror) fn canonical_address(&self, address: &Address) -> Address {
+        match address {
+            Address::Provider(_) => address.clone(),
+            Address::Module(module) => Address::Module(self.key_of(module)),
+        }
     }
 
     /// The canonical spelling of a version's module.

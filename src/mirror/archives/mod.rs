@@ -37,6 +37,7 @@ use crate::mirror::library::proof_set::{ProofSet, ProofSetFile, StoredProofSet, 
 use crate::mirror::request_context::CallerKind;
 use crate::mirror::{Answer, Outcome, RequestContext, SMALL_ARCHIVE_BYTES};
 use crate::store::{Blob, Key, StoreError};
+use crate::upstream::discovery::Service;
 use crate::upstream::outbound::Connectivity;
 
 /// A provider archive, as one of our URLs names it.
@@ -301,7 +302,7 @@ impl Archives {
         let mut likely = stored;
         let cached = self.library.stored_document(&Key::ProviderVersions(provider.clone())).await?;
         let list = match &cached {
-            Some(cached) => cached.value.versions().await.ok(),
+            Some(cached) => cached.value.versions(Service::Providers).await.ok(),
             None => None,
         };
         let listed = list.as_ref().and_then(|list| list.get(version)).map(|listed| &listed.platforms[..]);

@@ -8,8 +8,10 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::address::Hostname;
 use crate::error::Error;
-use crate::mirror::freshness::{Age, FreshnessDecision, FreshnessRule, RevalidationTarget, decide};
-use crate::mirror::offline::STORED_ANSWER_LIFETIME;
+use crate::mirror::freshness::{
+    Age, FreshnessDecision, FreshnessRule, RevalidationTarget, STORED_ANSWER_LIFETIME, decide,
+};
+use crate::mirror::library::stored_document::StoredDocument;
 use crate::mirror::request_context::CallerKind;
 use crate::mirror::single_flight::SharedResult;
 use crate::mirror::{Answer, FetchReason, Outcome, RequestContext};
@@ -19,6 +21,12 @@ use crate::upstream::backoff::Origin;
 pub(in crate::mirror) struct Aged<T> {
     pub(in crate::mirror) value: T,
     pub(in crate::mirror) age: Age,
+}
+
+impl From<StoredDocument> for Aged<Arc<StoredDocument>> {
+    fn from(document: StoredDocument) -> Self {
+        Self { age: document.age(), value: Arc::new(document) }
+    }
 }
 
 pub(in crate::mirror) type FlightResult<T> = Result<Aged<T>, Error>;

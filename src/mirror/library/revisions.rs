@@ -39,6 +39,13 @@ impl Library {
         self.revision_of(&address.folded()).load(Ordering::Acquire)
     }
 
+    pub(in crate::mirror) fn revision_of_address(&self, address: &Address) -> u64 {
+        match address {
+            Address::Provider(provider) => self.revision(provider),
+            Address::Module(module) => self.revision_of_module(module),
+        }
+    }
+
     pub(in crate::mirror) fn bump_revision(&self, address: &ProviderAddress) {
         self.revision_of(address).fetch_add(1, Ordering::AcqRel);
     }

@@ -41,8 +41,8 @@ impl Modules {
             self.runtime.try_wait(call).ok_or_else(|| too_many_waiting(&format!("the archive of {package}")))?;
         if self.library.stored_module(&key).await?.is_some() {
             // Another archive is stored. The version may have been republished, and accepted on another mirror.
-            let seen = self.documents.location(package, call).await.ok().map(|answer| answer.value.age());
-            self.documents.fetch_location_now(package, seen, call).await?;
+            let seen = self.documents.get(package, call).await.ok().map(|answer| answer.value.age());
+            self.documents.fetch_now(package, seen, call).await?;
         } else {
             self.module_fill(package, call).await?;
         }

@@ -121,7 +121,7 @@ impl Modules {
     ) -> Result<PackedArchive, Error> {
         // A separate reservation per fill, released when the archive is packed.
         let mut reservation = self.library.reservation();
-        let location = self.documents.location(package, call).await?.value.as_location(package)?;
+        let location = self.documents.get(package, call).await?.value.as_location(package)?;
         let fetched = match SourceFetch::new(self, package, call, &mut reservation).await?.tree(&location).await {
             Err(FetchTreeError::StaleLocation(error)) => {
                 tracing::warn!(%package, %error, "a location's source was refused; the location is fetched again");
@@ -158,7 +158,7 @@ impl Modules {
         seen: Age,
         call: &RequestContext,
     ) -> Result<LocationDocument, Error> {
-        self.documents.fetch_location_now(package, Some(seen), call).await?.value.as_location(package)
+        self.documents.fetch_now(package, Some(seen), call).await?.value.as_location(package)
     }
 }
 

@@ -9,10 +9,10 @@ use crate::address::ModulePackage;
 use crate::error::Error;
 use crate::mirror::documents::module_location::subdir_in_archive;
 use crate::mirror::documents::revalidate::too_many_waiting;
+use crate::mirror::freshness::STORED_ANSWER_LIFETIME;
 use crate::mirror::library::StoredArchive;
 use crate::mirror::library::module_history::{self, FirstSeenLookup};
 use crate::mirror::modules::{ModuleArchiveRef, ModuleLocation};
-use crate::mirror::offline::STORED_ANSWER_LIFETIME;
 use crate::mirror::{AlarmKind, Answer, Connectivity, Modules, Outcome, RequestContext, default_if_gone};
 use crate::store::Key;
 use crate::upstream::error::{Fault, UpstreamError};
@@ -43,7 +43,7 @@ impl Modules {
                 checked: archive.kept,
             });
         }
-        let answer = match self.documents.location(package, call).await {
+        let answer = match self.documents.get(package, call).await {
             Ok(answer) => answer,
             Err(error) => return self.location_without_upstream(package, &key, error, call).await,
         };

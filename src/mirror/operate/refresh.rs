@@ -5,7 +5,9 @@ use std::sync::Arc;
 use futures_util::{StreamExt, stream};
 use serde::{Deserialize, Serialize};
 
-use crate::address::{ModuleAddress, ModulePackage, Package, PackageRef, PackageSelector, ProviderAddress, Selection};
+use crate::address::{
+    Address, ModuleAddress, ModulePackage, Package, PackageRef, PackageSelector, ProviderAddress, Selection,
+};
 use crate::error::Error;
 use crate::mirror::documents::revalidate::FlightResult;
 use crate::mirror::library::proof_set::StoredProofSet;
@@ -13,7 +15,6 @@ use crate::mirror::modules::recheck::RecheckMode;
 use crate::mirror::proof_sets::ProofSetRefresh;
 use crate::mirror::{FetchReason, Operations, RequestContext};
 use crate::store::Key;
-use crate::upstream::Upstream;
 
 /// The most sets fetched at a time.
 const AT_ONE_TIME: usize = 8;
@@ -91,7 +92,7 @@ impl Operations {
         selection: &Selection<ProviderAddress>,
         call: &RequestContext,
     ) -> Result<Vec<RefreshResult>, Error> {
-        let upstream = Arc::clone(call.upstream(&selection.of.host)?);
+        call.upstream(&selection.of.host)?;
         self.runtime.forget_absences(&(&selection.of).into(), &selection.versions);
         let mut refreshed = Vec::new();
         // An operator's request is sent even during backoff, so the location is refreshed first.
@@ -106,7 +107,7 @@ impl Operations {
         let asking = sets.into_iter().map(|package| async {
             let subject = PackageRef::from(&package);
             // A failure of one does not stop the others.
-            let news = self.refresh_set(Arc::clone(&upstream), package, call).await;
+            let news = self.refresh_set(package, call).await;
             RefreshResult {
                 package: subject,
                 news: news.unwrap_or_else(|error| RefreshOutcome::Failed { error: error.to_string() }),
@@ -126,22 +127,15 @@ impl Operations {
     ) -> Result<RefreshOutcome, Error> {
         let before = self.library.stored_document(&Key::ProviderVersions(address.clone())).await?;
         let seen = before.as_ref().map(|stored| stored.age);
-        let flight = self.documents.ask_versions_again(address, seen, call).await;
+        let flight = self.documents.fetch_now(&Address::from(address), seen, call).await;
         Ok(RefreshOutcome::of(flight, |now| before.is_some_and(|before| before.value.has_same_content(now))))
     }
 
-    async fn refresh_set(
-        self: &Arc<Self>,
-        upstream: Arc<Upstream>,
-        package: Package,
-        call: &RequestContext,
-    ) -> Result<RefreshOutcome, Error> {
+    async fn refresh_set(self: &Arc<Self>, package: Package, call: &RequestContext) -> Result<RefreshOutcome, Error> {
         let before = self.proof_sets.usable_set(&package, call).await?.map(|stored| stored.stored_set);
         let seen = before.as_ref().map(|stored_set| stored_set.age);
-        let flight = self
-            .proof_sets
-            .join_set_flight(&package, upstream, seen, ProofSetRefresh::IfChanged(FetchReason::Fetch), call)
-            .await;
+        let flight =
+            self.proof_sets.join_set_flight(&package, seen, ProofSetRefresh::IfChanged(FetchReason::Fetch), call).await;
         Ok(RefreshOutcome::of(flight, |now: &Arc<StoredProofSet>| {
             before.is_some_and(|before| before.current.has_same_files(&now.current))
         }))
@@ -166,7 +160,7 @@ impl Operations {
         let list = PackageRef::version_list(&selection.of);
         let before = self.library.stored_document(&Key::ModuleVersions(key.clone())).await?;
         let seen = before.as_ref().map(|stored| stored.age);
-        let flight = self.documents.fetch_module_versions_now(&selection.of, seen, call).await;
+        let flight = self.documents.fetch_now(&Address::from(&selection.of), seen, call).await;
         let news = RefreshOutcome::of(flight, |now| before.is_some_and(|before| before.value.has_same_content(now)));
         refreshed.push(RefreshResult { package: list, news });
         let (owned_key, versions) = (key.clone(), selection.versions.clone());
@@ -190,7 +184,7 @@ impl Operations {
     ) -> Result<RefreshOutcome, Error> {
         let before = self.library.stored_document(&Key::ModuleLocation(key.clone())).await?;
         let seen = before.as_ref().map(|stored| stored.age);
-        let flight = self.documents.fetch_location_now(package, seen, call).await;
+        let flight = self.documents.fetch_now(package, seen, call).await;
         if let Ok(fetched) = &flight
             && !fetched.age.gone
             && self.library.stored_module(key).await?.is_some()

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::address::{Address, Artifact, ModuleAddress, ModulePackage, Package, ProviderAddress};
+use crate::address::{Address, Artifact, ModuleAddress, ModulePackage, Package};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
@@ -16,11 +16,10 @@ use crate::mirror::documents::revalidate::Revalidatable;
 use crate::mirror::library::StoredArchive;
 use crate::mirror::library::proof_set::ProofSet;
 use crate::mirror::request_context::or_retry_later;
-use crate::mirror::{Answer, Connectivity, Operations, RequestContext, Urgency, VerifiedReader, proof_sets};
+use crate::mirror::{Connectivity, Operations, Urgency, VerifiedReader, proof_sets};
 use crate::store::Key;
 use crate::upstream::backoff::Origin;
 use crate::upstream::error::{Fault, UpstreamError};
-use crate::upstream::modules::ModuleVersionList;
 use crate::upstream::providers::VersionList;
 use crate::upstream::source::PackageSource;
 
@@ -47,39 +46,23 @@ pub struct WarmedDocument<T> {
 }
 
 impl Operations {
-    /// Fetches the version list of a provider and the discovery document that leads to it. Offline, returns the list
-    /// that clients see.
+    /// Fetches the version list of a provider or a module, and the discovery document that leads to it. Offline, returns
+    /// the list that clients see.
     ///
     /// # Errors
     /// The fetch failed. [`Error::HeldBack`] and [`Error::RevalidationSkipped`] where a later attempt may succeed.
     pub async fn warm_list(
         self: &Arc<Self>,
-        address: &ProviderAddress,
+        address: &Address,
         urgency: Urgency,
         now: Timestamp,
     ) -> Result<WarmedDocument<VersionList>, Error> {
-        let call = self.runtime.step_context_for(urgency, now);
-        self.warm_list_of(
-            format!("the version list of {address}"),
-            &address.into(),
-            &call,
-            self.offline.client_versions(address, &call),
-        )
-        .await
-    }
-
-    async fn warm_list_of<T>(
-        self: &Arc<Self>,
-        subject: String,
-        address: &Address,
-        call: &RequestContext,
-        list: impl Future<Output = Result<Answer<T>, Error>>,
-    ) -> Result<WarmedDocument<T>, Error> {
-        let host = address.host();
+        let call = &self.runtime.step_context_for(urgency, now);
+        let (subject, host) = (format!("the version list of {address}"), address.host());
         let upstream = call.upstream(host)?;
         let mut origins = vec![Origin::of(&upstream.settings.url)];
         let mut missing = 0;
-        for key in [Key::Discovery(host.clone()), Key::version_list(address)] {
+        for key in [Key::Discovery(host.clone()), Key::version_list(&call.config.canonical_address(address))] {
             match self.library.stored_document(&key).await? {
                 Some(stored) => origins.extend(stored.value.origins()),
                 None => missing += 1,
@@ -90,7 +73,7 @@ impl Operations {
             if self.runtime.connectivity() == Connectivity::Online {
                 self.documents.discovery(host, call).await?;
             }
-            list.await
+            self.offline.client_versions(address, call).await
         };
         let list = lookup.await.map_err(|error| or_retry_later(&subject, host, &origins, error, call))?;
         let unconfirmed = self.runtime.unconfirmed(&subject, host, &origins, &list, call)?;
@@ -226,31 +209,10 @@ impl VerifiedReader {
 }
 
 impl Operations {
-    /// Warms the version list of a module and the discovery document. Offline, returns the list that clients see.
-    ///
-    /// # Errors
-    /// The error of the fetch; [`Error::HeldBack`] and [`Error::RevalidationSkipped`] if a retry later may succeed.
-    pub async fn warm_module_list(
-        self: &Arc<Self>,
-        address: &ModuleAddress,
-        urgency: Urgency,
-        now: Timestamp,
-    ) -> Result<WarmedDocument<ModuleVersionList>, Error> {
-        let call = self.runtime.step_context_for(urgency, now);
-        let canonical = Address::Module(call.config.key_of(address));
-        self.warm_list_of(
-            format!("the version list of {address}"),
-            &canonical,
-            &call,
-            self.offline.client_module_versions(address, &call),
-        )
-        .await
-    }
-
     /// Warms the location and the archive of a version.
     ///
     /// # Errors
-    /// Those of [`warm_module_list`](Self::warm_module_list), and a source that only clients can fetch.
+    /// Those of [`warm_list`](Self::warm_list), and a source that only clients can fetch.
     pub async fn warm_module(
         self: &Arc<Self>,
         package: &ModulePackage,
@@ -293,7 +255,7 @@ impl Operations {
         let origins = self.origins_of_module(&key.module).await?;
         let missing = u32::from(self.library.stored_document(&Key::ModuleLocation(key.clone())).await?.is_none());
         self.runtime.charge_job(&subject, host, &origins, missing, &call)?;
-        let location = self.documents.location(package, &call).await;
+        let location = self.documents.get(package, &call).await;
         let location = location.map_err(|error| or_retry_later(&subject, host, &origins, error, &call))?;
         let unconfirmed = self.runtime.unconfirmed(&subject, host, &origins, &location, &call)?;
         let located = Arc::clone(&location.value).as_location(package)?;

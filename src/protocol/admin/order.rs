@@ -338,7 +338,7 @@ mod tests {
         let [linux, darwin] = ["linux_amd64", "darwin_arm64"].map(|name| Platform::parse(name).unwrap());
         let version = Some(Version::parse("1.0.0-rc.1+b").unwrap());
         let missing = [
-            MissingPackage::from(&address),
+            MissingPackage::Provider { of: address.clone(), version: None, platform: None },
             MissingPackage::Provider { of: address.clone(), version: version.clone(), platform: None },
             MissingPackage::Provider { of: address.clone(), version: version.clone(), platform: Some(linux.clone()) },
             MissingPackage::Provider { of: address.clone(), version, platform: Some(darwin.clone()) },

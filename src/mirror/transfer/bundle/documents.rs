@@ -9,6 +9,7 @@ use crate::clock::Timestamp;
 use crate::mirror::library::stored_document::{DocumentMetadata, ReplaceOutcome, StoredDocument};
 use crate::mirror::transfer::bundle::entry::{SmallFiles, store_failed};
 use crate::store::{Durability, Key};
+use crate::upstream::discovery::Service;
 use crate::upstream::limits::MemoryGrant;
 use crate::upstream::request::Validators;
 
@@ -33,10 +34,10 @@ impl BundledDocumentUpdate {
     ) -> Result<Option<Self>, String> {
         let (key, kept) = (library.entry_key(entry), document_of(document, small, now)?);
         let versions = match &key {
-            Key::ProviderVersions(_) => {
-                kept.as_versions().map(|list| list.versions.into_iter().map(|listed| listed.version).collect())
-            }
-            Key::ModuleVersions(_) => kept.as_module_versions().map(|_| Vec::new()),
+            Key::ProviderVersions(_) => kept
+                .as_versions(Service::Providers)
+                .map(|list| list.versions.into_iter().map(|listed| listed.version).collect()),
+            Key::ModuleVersions(_) => kept.as_versions(Service::Modules).map(|_| Vec::new()),
             _ => kept.discovery_for_clients().map(|_| Vec::new()),
         };
         let versions = versions.map_err(|reason| format!("its document cannot be read: {reason}"))?;

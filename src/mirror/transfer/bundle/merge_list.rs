@@ -4,15 +4,14 @@
 use crate::mirror::Library;
 use std::collections::{BTreeMap, BTreeSet};
 
-use bytes::Bytes;
 use serde_json::value::RawValue;
 
-use crate::address::{ModuleAddress, Platform, ProviderAddress, Version};
+use crate::address::{Address, Artifact, Platform, Version};
 use crate::bundle::{BundleEntry, Manifest};
-use crate::mirror::documents::provider_versions::entry_of;
+use crate::mirror::documents::version_lists::entry_of;
 use crate::mirror::library::stored_document::StoredDocument;
-use crate::mirror::modules::entry_of_module;
 use crate::store::{Durability, Key, StoreError};
+use crate::upstream::discovery::Service;
 
 type ListEntries = BTreeMap<Version, Box<RawValue>>;
 
@@ -36,70 +35,48 @@ impl Library {
                     None => coming,
                 });
             }
-            Key::ProviderVersions(address) if keeps_gone(&address.host) => {
-                self.provider_entries(address, stored, &coming)?
+            Key::ProviderVersions(provider) if keeps_gone(&provider.host) => {
+                self.unlisted_entries(&provider.into(), stored, &coming)?
             }
-            Key::ModuleVersions(address) if keeps_gone(&address.host) => {
-                self.module_entries(address, stored, &coming)?
+            Key::ModuleVersions(module) if keeps_gone(&module.host) => {
+                self.unlisted_entries(&module.into(), stored, &coming)?
             }
             _ => None,
         };
         Ok(match dropped {
-            Some(dropped) => {
-                let dropped: Vec<Box<RawValue>> = dropped.into_values().collect();
-                StoredDocument { dropped: serde_json::to_vec(&dropped).map(Bytes::from).unwrap_or_default(), ..coming }
-            }
+            Some(dropped) => coming.with_dropped(&dropped.into_values().collect::<Vec<_>>()),
             None => coming,
         })
     }
 
     /// The entries to add to upstream's list; `None` if it names every stored version.
-    fn provider_entries(
+    fn unlisted_entries(
         &self,
-        address: &ProviderAddress,
+        address: &Address,
         stored: Option<&StoredDocument>,
         coming: &StoredDocument,
     ) -> Result<Option<ListEntries>, StoreError> {
-        let Ok(list) = coming.as_versions() else { return Ok(None) };
+        let service = Service::from(address);
+        let Ok(list) = coming.as_versions(service) else { return Ok(None) };
         let mut unlisted: BTreeMap<Version, BTreeSet<Platform>> = BTreeMap::new();
-        for package in self.store.records.packages_with_names(address)? {
-            if list.get(&package.version).is_none() {
-                unlisted.entry(package.version).or_default().insert(package.platform);
+        for artifact in self.named_artifacts(address)? {
+            if list.get(artifact.version()).is_none() {
+                let platforms = unlisted.entry(artifact.version().clone()).or_default();
+                if let Artifact::Provider(package) = artifact {
+                    platforms.insert(package.platform);
+                }
             }
         }
         if unlisted.is_empty() {
             return Ok(None);
         }
-        let before = stored.and_then(|stored| stored.as_versions().ok());
+        let before = stored.and_then(|stored| stored.as_versions(service).ok());
         let as_written = |version: &Version| Some(before.as_ref()?.get(version)?.raw.clone());
         let entries = unlisted.iter().filter_map(|(version, platforms)| {
-            let entry = as_written(version).or_else(|| entry_of(version, platforms.iter()))?;
+            let entry = as_written(version).or_else(|| entry_of(service, version, platforms.iter()))?;
             Some((version.clone(), entry))
         });
-        let dropped = coming.dropped_versions().into_iter().map(|listed| (listed.version, listed.raw));
-        Ok(Some(dropped.chain(entries).collect()))
-    }
-
-    fn module_entries(
-        &self,
-        address: &ModuleAddress,
-        stored: Option<&StoredDocument>,
-        coming: &StoredDocument,
-    ) -> Result<Option<ListEntries>, StoreError> {
-        let Ok(list) = coming.as_module_versions() else { return Ok(None) };
-        let named = self.store.records.module_packages_with_names(address)?.into_iter();
-        let unlisted: BTreeSet<Version> =
-            named.map(|package| package.version).filter(|version| list.get(version).is_none()).collect();
-        if unlisted.is_empty() {
-            return Ok(None);
-        }
-        let before = stored.and_then(|stored| stored.as_module_versions().ok());
-        let as_written = |version: &Version| Some(before.as_ref()?.get(version)?.raw.clone());
-        let entries = unlisted.iter().filter_map(|version| {
-            let entry = as_written(version).or_else(|| entry_of_module(version))?;
-            Some((version.clone(), entry))
-        });
-        let dropped = coming.dropped_module_versions().into_iter().map(|listed| (listed.version, listed.raw));
+        let dropped = coming.dropped_versions(service).into_iter().map(|listed| (listed.version, listed.raw));
         Ok(Some(dropped.chain(entries).collect()))
     }
 

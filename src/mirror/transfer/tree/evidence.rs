@@ -194,7 +194,7 @@ impl Transfers {
             Err(error) => return Err(error),
         }
         // Stale at once, because upstream did not confirm it.
-        let stored_set = self.proof_sets.store_set_confirmed_at(package, *set, Timestamp(0), call.now).await?.value;
+        let stored_set = self.proof_sets.store_set(package, *set, Timestamp(0), call.now).await?.value;
         let set = Arc::clone(&stored_set.current);
         Ok(ArchiveEvidence::Proven { proven_by: ProvenBy::Tree, stored_set, set, notes })
     }

@@ -18,6 +18,7 @@ use crate::mirror::library::stored_document::{DocumentMetadata as ListAbout, Sto
 use crate::mirror::transfer::tree::sidecar_files::{conventional_url, set_of};
 use crate::store::Key;
 use crate::upstream::Upstream;
+use crate::upstream::discovery::Service;
 use crate::upstream::limits::MemoryGrant;
 use crate::upstream::providers::versions_url;
 use crate::upstream::request::Validators;
@@ -123,8 +124,9 @@ impl Transfers {
             }
         };
         let of_upstream = Arc::new(StoredDocument { dropped: Bytes::new(), ..(*before).clone() });
-        let list = of_upstream.versions().await.map_err(unreadable)?;
-        let dropped = self.documents.dropped_but_stored(&upstream, provider, &list, Some(&before), call.now).await?;
+        let list = of_upstream.versions(Service::Providers).await.map_err(unreadable)?;
+        let dropped =
+            self.documents.dropped_but_stored(&upstream, &provider.into(), &list, Some(&before), call.now).await?;
         self.library.store_document(key.clone(), StoredDocument { dropped, ..(*before).clone() }).await?;
         self.library.on_disk(move |library| library.store.records.sync(&key)).await?;
         self.library.bump_revision(provider);
