@@ -32,7 +32,10 @@ pub use self::offline::stored_pages::PageSource;
 pub use self::operate::Operations;
 pub use self::proof_sets::ProofSets;
 pub use self::runtime::Runtime;
-pub use self::transfer::Transfers;
+pub use self::transfer::{
+    ApplyError, ApplyOptions, Export, FileVerdict, GatherError, GatheredBundle, ImportCounts, ImportStep, ImportedFile,
+    NotExported, ProvenBy, TransferPermit, Transfers, UnsignedPolicy,
+};
 pub use crate::mirror::archives::pass_through::PassThrough;
 pub use crate::mirror::archives::unattended::ClientAddress;
 pub use crate::mirror::archives::{Archive, ArchiveRef, ProofFile, ProofFileRef, ProofSetRefs};
@@ -59,11 +62,6 @@ pub use crate::mirror::operate::warm::{WarmedArchive, WarmedDocument};
 pub use crate::mirror::request_context::{Answer, Outcome, RequestContext, Urgency};
 pub use crate::mirror::runtime::Limits;
 pub use crate::mirror::runtime_config::RuntimeConfig;
-pub use crate::mirror::transfer::TransferPermit;
-pub use crate::mirror::transfer::bundle::{ApplyError, ApplyOptions, GatherError, GatheredBundle};
-pub use crate::mirror::transfer::tree::{
-    Export, FileVerdict, ImportCounts, ImportStep, ImportedFile, NotExported, ProvenBy, UnsignedPolicy,
-};
 
 use crate::mirror::archives::unattended::FillsByClient;
 use crate::mirror::request_context::FetchReason;

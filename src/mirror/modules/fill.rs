@@ -1,13 +1,13 @@
 //! Fills one module version: locate, fetch, pack, compare with the first-seen tree, commit. A fill outlives its first
 //! caller. Concurrent callers share its result (DESIGN, promise 4).
 
-use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::address::ModulePackage;
 use crate::clock::Timestamp;
 use crate::error::Error;
+use crate::mirror::archives::download::StageWriter;
 use crate::mirror::archives::fill::FillGauge;
 use crate::mirror::counters::{ObjectKind, REFUSED_TREE};
 use crate::mirror::documents::module_location::LocationDocument;
@@ -19,7 +19,7 @@ use crate::mirror::modules::fetch::{FetchTreeError, FetchedTree, SourceFetch};
 use crate::mirror::single_flight::shareable;
 use crate::mirror::{Library, Modules, RequestContext};
 use crate::packaging::{PACKER, PackResult, TreeError, pack, resolve};
-use crate::store::{Staged, StoreError};
+use crate::store::StoreError;
 
 /// Bytes evicted at the first attempt to recover from a full disk during a fill.
 const FIRST_EVICTION_BYTES: u64 = 64 << 20;
@@ -173,16 +173,16 @@ fn pack_into_stage(
 ) -> Result<Result<PackedArchive, Error>, StoreError> {
     // Leftovers of an earlier run are discarded: packing again takes only a moment.
     library.store.blobs.stage(name)?.discard()?;
-    let mut out = StageWriter { staged: library.store.blobs.stage(name)?, failed: None };
-    let packed = pack(&fetched.tree, &fetched.root, &mut out);
-    let StageWriter { staged, failed } = out;
-    if let Some(failed) = failed {
-        staged.discard()?;
-        return Ok(Err(failed.into()));
-    }
-    let PackResult { tree, notes } = match packed {
-        Ok(packed) => packed,
-        Err(TreeError::Spool(source)) => {
+    let mut staged = library.store.blobs.stage(name)?;
+    let mut writer = StageWriter::new(&mut staged);
+    let packed = pack(&fetched.tree, &fetched.root, &mut writer);
+    let PackResult { tree, notes } = match writer.end(packed) {
+        Ok(Ok(packed)) => packed,
+        Err(failed) => {
+            staged.discard()?;
+            return Ok(Err(failed.into()));
+        }
+        Ok(Err(TreeError::Spool(source))) => {
             staged.discard()?;
             return Err(StoreError::Io {
                 doing: "pack a module in",
@@ -190,7 +190,7 @@ fn pack_into_stage(
                 source,
             });
         }
-        Err(reason) => {
+        Ok(Err(reason)) => {
             staged.discard()?;
             library.runtime.counters.count_unproven(&package.module.host, REFUSED_TREE);
             let subject = format!("the package of {package} from {}", fetched.origin);
@@ -210,26 +210,4 @@ fn pack_into_stage(
         at: now,
     };
     Ok(Ok(PackedArchive { staged, pinned_tree, origin: fetched.origin }))
-}
-
-/// Writes to a staging file and keeps the store error, which [`io::Error`] would hide.
-struct StageWriter {
-    staged: Staged,
-    failed: Option<StoreError>,
-}
-
-impl Write for StageWriter {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self.staged.append(bytes) {
-            Ok(()) => Ok(bytes.len()),
-            Err(error) => {
-                self.failed = Some(error);
-                Err(io::Error::other("the staging file could not be written"))
-            }
-        }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }

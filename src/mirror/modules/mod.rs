@@ -8,11 +8,9 @@ pub(in crate::mirror) mod location;
 pub(in crate::mirror) mod recheck;
 pub(in crate::mirror) mod source_download;
 
-pub(in crate::mirror) use crate::mirror::documents::module_versions::entry_of_module;
 pub(in crate::mirror) use crate::mirror::library::module_history::ModuleFirstSeenRecord;
 pub(in crate::mirror) use crate::mirror::modules::fetch::UNPACK_LIMITS;
 pub(in crate::mirror) use crate::mirror::modules::source_download::StageNames;
-pub(in crate::mirror) use crate::mirror::transfer::bundle::modules::BundledModule;
 
 use crate::address::ModulePackage;
 use crate::digest::{Digest, DigestPrefix};

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use crate::address::{ModuleAddress, ModulePackage, Platform, ProviderAddress, Version};
 use crate::error::Error;
+use crate::mirror::documents::module_versions::entry_of_module;
 use crate::mirror::documents::pages::latest;
 use crate::mirror::documents::provider_versions::entry_of;
 use crate::mirror::library::installable::StoredVersions;
 use crate::mirror::library::stored_document::StoredDocument;
-use crate::mirror::modules::entry_of_module;
 use crate::mirror::offline::{RequiredPlatforms, STORED_ANSWER_LIFETIME};
 use crate::mirror::{Answer, Connectivity, Offline, Outcome, RequestContext};
 use crate::store::Key;
