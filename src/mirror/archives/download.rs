@@ -11,8 +11,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, timeout};
 
 use crate::error::Error;
-use crate::mirror::archives::retry_policy::DownloadAttempts;
-use crate::mirror::archives::tail_stream::FillProgress;
+use crate::mirror::archives::archive_request::DownloadAttempts;
+use crate::mirror::archives::fill::FillProgress;
 use crate::mirror::library::Reservation;
 use crate::store::{FileBytes, Staged, StoreError};
 use crate::upstream::error::{Fault, UpstreamError};

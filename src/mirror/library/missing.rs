@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::address::{Hostname, ModuleAddress, ModulePackage, Package, PackageRef, Platform, ProviderAddress, Version};
 use crate::clock::Timestamp;
-use crate::mirror::runtime_config::ConfigGeneration;
+use crate::mirror::runtime::ConfigGeneration;
 
 /// Maximum number of missing packages: as many as one warm-up accepts.
 const MAX_MISSING: usize = 1000;

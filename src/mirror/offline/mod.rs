@@ -20,7 +20,7 @@ use crate::error::Error;
 pub(in crate::mirror) use crate::mirror::library::installable::StoredVersions;
 pub use crate::mirror::library::missing::MissingPackage;
 pub(in crate::mirror) use crate::mirror::library::missing::MissingRequests;
-use crate::mirror::runtime_config::ConfigGeneration;
+use crate::mirror::runtime::ConfigGeneration;
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
 
 /// The freshness lifetime of an answer computed from the store, unless a change of the store is noticed.

@@ -20,7 +20,7 @@ use crate::mirror::library::ZipOrigin;
 use crate::mirror::transfer::tree::local_sets::SidecarFiles;
 use crate::mirror::transfer::tree::{FileVerdict, ImportCounts, ImportStep, ImportedFile, UnsignedPolicy};
 use crate::mirror::transfer::{EVENT_QUEUE, TransferStage};
-use crate::mirror::{Library, RequestContext, Transfers};
+use crate::mirror::{Library, RequestContext, Transfers, Urgency};
 use crate::packaging::{Tree, TreeEntry, TreeError, TreeLimits, TreePath, pack_zip};
 use crate::store::{Scratch, StoreError};
 use crate::verify::{PackageLimits, package_hashes};
@@ -70,7 +70,7 @@ impl Transfers {
             counts: ImportCounts::default(),
         };
         self.runtime.tasks.spawn_to_end(async move {
-            let last = import.run().await;
+            let last = Box::pin(import.run()).await;
             // Released before the last step is sent: a script that reads it may start its next import at once.
             drop(alone);
             // The receiver may be gone.
@@ -337,7 +337,7 @@ impl TreeImport {
     /// Completes and syncs the documents that several archives share.
     async fn sync_shared_documents(&self) -> Result<(), Error> {
         let transfers = &self.transfers;
-        let call = transfers.runtime.step_context(self.call.now.after(self.call.started.elapsed()));
+        let call = transfers.runtime.step_context(Urgency::Job, self.call.present());
         for (provider, version) in &self.vouched_for {
             transfers.complete_sums(provider, version, &call).await?;
         }

@@ -16,10 +16,11 @@ use crate::mirror::library::intake::ArchiveBytes;
 use crate::mirror::library::proof_set::{ProofSet, StoredProofSet, UsableProofSet};
 use crate::mirror::library::{PackageHashState, Recoverable, Reservation, Signer, StoredArchive, ZipOrigin};
 use crate::mirror::operate::rehash::DamageFinding;
+use crate::mirror::request_context::JobRequest;
 use crate::mirror::transfer::tree::import::{ArchiveOrigin, ImportAbort, StagedTreeArchive, TreeImport};
 use crate::mirror::transfer::tree::local_sets::{SidecarProof, sums_of, unsigned_set};
 use crate::mirror::transfer::tree::{FileVerdict, ImportedFile, ProvenBy, UnsignedPolicy};
-use crate::mirror::{Connectivity, Library, RequestContext, default_if_gone, proof_sets};
+use crate::mirror::{Connectivity, Library, RequestContext, Urgency, default_if_gone, proof_sets};
 use crate::store::StoreError;
 use crate::upstream::breaker::Origin;
 use crate::verify::{PackageLimits, ProofBasis, package_hashes};
@@ -77,7 +78,8 @@ impl TreeImport {
             (arrived.file.clone(), PackageRef::from(&arrived.package), arrived.stage.written());
         self.affected_providers.insert(arrived.package.provider.clone());
         let mut notes = Vec::new();
-        let judged = match self.judge(arrived, &mut notes).await {
+        // Boxed, as are its parts: together they are too large for the stack of a worker.
+        let judged = match Box::pin(self.judge(arrived, &mut notes)).await {
             Ok(verdict) => verdict,
             Err(Error::Store(error)) => return Err(ImportAbort::store_failed_at(&file)(error)),
             Err(error) => FileVerdict::Refused { why: error.to_string() },
@@ -87,20 +89,22 @@ impl TreeImport {
 
     async fn judge(&mut self, arrived: StagedTreeArchive, notes: &mut Vec<String>) -> Result<FileVerdict, Error> {
         let (package, digest) = (arrived.package.clone(), arrived.digest);
-        let call = self.transfers.runtime.step_context(self.call.now.after(self.call.started.elapsed()));
+        let call = self.transfers.runtime.step_context(Urgency::Job, self.call.present());
         let evidence = match arrived.origin.clone() {
             ArchiveOrigin::FromTree if self.proven.get(&package).is_some_and(|proven| *proven != digest) => {
                 let reason = "another file in the tree is verified for this package, with other bytes";
                 ArchiveEvidence::Against(reason.to_owned())
             }
-            ArchiveOrigin::FromTree => self.find_evidence(&package, digest, notes, &call).await?,
-            ArchiveOrigin::Repacked { h1 } => self.find_unpacked_evidence(&package, &h1, notes, &call).await?,
+            ArchiveOrigin::FromTree => Box::pin(self.find_evidence(&package, digest, notes, &call)).await?,
+            ArchiveOrigin::Repacked { h1 } => {
+                Box::pin(self.find_unpacked_evidence(&package, &h1, notes, &call)).await?
+            }
         };
         match evidence {
             ArchiveEvidence::Against(reason) => Ok(FileVerdict::Refused { why: reason }),
             ArchiveEvidence::AlreadyStored => self.already_stored(&arrived).await,
-            ArchiveEvidence::Proven(proof) => self.store_proven(arrived, proof, notes, &call).await,
-            ArchiveEvidence::NoProof(reason) => self.store_vouched(arrived, &reason, notes, &call).await,
+            ArchiveEvidence::Proven(proof) => Box::pin(self.store_proven(arrived, proof, notes, &call)).await,
+            ArchiveEvidence::NoProof(reason) => Box::pin(self.store_vouched(arrived, &reason, notes, &call)).await,
         }
     }
 
@@ -192,7 +196,7 @@ impl TreeImport {
         if self.transfers.runtime.connectivity() == Connectivity::Offline {
             return Ok(UpstreamSet::None("this mirror is offline, so upstream cannot be asked".to_owned()));
         }
-        match self.fetch_upstream_set(package, call).await {
+        match Box::pin(self.fetch_upstream_set(package, call)).await {
             Ok(Some(set)) => Ok(UpstreamSet::Known(set)),
             Ok(None) | Err(Error::NotFound(_)) => {
                 Ok(UpstreamSet::None(format!("{} does not know it", package.provider.host)))
@@ -210,10 +214,11 @@ impl TreeImport {
         let (runtime, proof_sets) = (&self.transfers.runtime, &self.transfers.proof_sets);
         let (host, subject) = (&package.provider.host, proof_sets::describe_set(package));
         let origins = [Origin::of(&call.upstream(host)?.settings.url)];
+        let request = JobRequest { runtime, subject: &subject, host, origins: &origins, call };
         let mut waited = Duration::ZERO;
         let now = loop {
-            let now = call.now.after(call.started.elapsed());
-            match runtime.charge_job(&subject, host, &origins, REQUESTS_PER_SET, call) {
+            let now = call.present();
+            match request.charge(REQUESTS_PER_SET) {
                 Ok(()) => break now,
                 Err(Error::RevalidationSkipped(_)) if waited < MAX_RATE_LIMIT_WAIT => {}
                 // An operator waits for the verdict. A backoff of upstream may last minutes, so it is an error.
@@ -222,7 +227,7 @@ impl TreeImport {
             tokio::time::sleep(RATE_LIMIT_POLL).await;
             waited += RATE_LIMIT_POLL;
         };
-        let call = runtime.step_context(now);
+        let call = runtime.step_context(Urgency::Job, now);
         proof_sets.proof_set(package, &call).await?;
         Ok(proof_sets.usable_set(package, &call).await?.filter(is_proven))
     }
