@@ -37,7 +37,7 @@ pub(super) struct ArrivedArchive {
 }
 
 enum ArchiveSource {
-    Staged(TransferStage),
+    Staged(Box<TransferStage>),
     /// In the store, under another name or since before a crash.
     Stored(Blob),
 }
@@ -49,7 +49,7 @@ impl ArrivedArchive {
         if actual != digest {
             return Err(VerificationError::Bytes { actual, expected: digest }.to_string());
         }
-        Ok(Self { source: ArchiveSource::Staged(stage), digest, fast, size_bytes })
+        Ok(Self { source: ArchiveSource::Staged(Box::new(stage)), digest, fast, size_bytes })
     }
 
     /// Opens and verifies an archive of the store. `missing` explains an absent one.
