@@ -2,6 +2,7 @@
 //! what a digest proves.
 
 use std::fmt;
+use std::io::{self, Write};
 
 use aws_lc_rs::digest::{Context, SHA256};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -126,6 +127,17 @@ impl Hasher {
     /// Both hashes of all bytes.
     pub fn finish(self) -> (Digest, FastHash) {
         (Digest::from_context(self.sha256), FastHash(self.blake3.finalize().into()))
+    }
+}
+
+impl Write for Hasher {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.update(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

@@ -14,11 +14,9 @@ mod operate;
 mod proof_sets;
 mod request_context;
 mod runtime;
-mod runtime_config;
 mod single_flight;
 mod tasks;
 mod transfer;
-mod ttl_cache;
 
 use std::sync::Arc;
 
@@ -32,7 +30,10 @@ pub use self::offline::stored_pages::{PageSource, StoredEntry, StoredList};
 pub use self::operate::Operations;
 pub use self::proof_sets::ProofSets;
 pub use self::runtime::Runtime;
-pub use self::transfer::Transfers;
+pub use self::transfer::{
+    ApplyError, ApplyOptions, Export, FileVerdict, GatherError, GatheredBundle, ImportCounts, ImportStep, ImportedFile,
+    NotExported, ProvenBy, TransferPermit, Transfers, UnsignedPolicy,
+};
 pub use crate::mirror::archives::pass_through::PassThrough;
 pub use crate::mirror::archives::unattended::ClientAddress;
 pub use crate::mirror::archives::{Archive, ArchiveRef, ProofFile, ProofFileRef, ProofSetRefs};
@@ -47,22 +48,17 @@ pub use crate::mirror::library::stored_document::StoredDocument;
 pub use crate::mirror::library::{Alarm, AlarmKind, PackageHashState, StoredArchive, ZipOrigin};
 pub use crate::mirror::modules::{ModuleArchiveRef, ModuleLocation};
 pub use crate::mirror::operate::accept::{AcceptOutcome, AcceptResult, ChangedFile};
-pub use crate::mirror::operate::gauges::MirrorGauges;
-pub use crate::mirror::operate::pin::{PinChange, PinOutcome, PinResult};
 pub use crate::mirror::operate::purge::PurgeResult;
 pub use crate::mirror::operate::refresh::{RefreshOutcome, RefreshResult};
+pub use crate::mirror::operate::rehash::VerifyEvent;
 pub use crate::mirror::operate::rehash::{DamageFinding, DamagedArchive, RepairOutcome};
-pub use crate::mirror::operate::scrub::VerifyEvent;
+pub use crate::mirror::operate::status::MirrorGauges;
 pub use crate::mirror::operate::status::{LastBundle, OriginBackoff, Status, StoreState, UpstreamState};
 pub use crate::mirror::operate::warm::{WarmedArchive, WarmedDocument};
+pub use crate::mirror::operate::{PinChange, PinOutcome, PinResult};
 pub use crate::mirror::request_context::{Answer, Outcome, RequestContext, Urgency};
 pub use crate::mirror::runtime::Limits;
-pub use crate::mirror::runtime_config::RuntimeConfig;
-pub use crate::mirror::transfer::TransferPermit;
-pub use crate::mirror::transfer::bundle::{ApplyError, ApplyOptions, GatherError, GatheredBundle};
-pub use crate::mirror::transfer::tree::{
-    Export, FileVerdict, ImportCounts, ImportStep, ImportedFile, NotExported, ProvenBy, UnsignedPolicy,
-};
+pub use crate::mirror::runtime::RuntimeConfig;
 
 use crate::mirror::archives::unattended::FillsByClient;
 use crate::mirror::request_context::FetchReason;

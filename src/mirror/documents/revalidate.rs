@@ -12,7 +12,7 @@ use crate::mirror::freshness::{
     Age, FreshnessDecision, FreshnessRule, RevalidationTarget, STORED_ANSWER_LIFETIME, decide,
 };
 use crate::mirror::library::stored_document::StoredDocument;
-use crate::mirror::request_context::CallerKind;
+use crate::mirror::request_context::Urgency;
 use crate::mirror::single_flight::SharedResult;
 use crate::mirror::{Answer, FetchReason, Outcome, RequestContext};
 use crate::upstream::backoff::Origin;
@@ -47,9 +47,9 @@ pub(in crate::mirror) fn too_many_waiting(subject: &str) -> Error {
 
 /// Waits for a flight until a deadline. A job waits until the flight ends, which has its own limits.
 async fn await_flight<T: Clone>(call: &RequestContext, until: Instant, flight: SharedResult<T>) -> Result<T, Elapsed> {
-    match call.caller {
-        CallerKind::Request | CallerKind::Flight => timeout_at(until, flight).await,
-        CallerKind::JobStep | CallerKind::PlanStep => Ok(flight.await),
+    match call.urgency {
+        Urgency::Request | Urgency::Flight => timeout_at(until, flight).await,
+        Urgency::Job | Urgency::Plan => Ok(flight.await),
     }
 }
 
@@ -104,7 +104,7 @@ impl Documents {
                 match await_flight(&call, patience_end, flight(FetchReason::Revalidate, &call)).await {
                     Ok(Ok(fetched)) => Ok(answer(fetched, Outcome::Revalidated)),
                     Ok(Err(error @ Error::NotFound(_))) => Err(error),
-                    Ok(Err(error @ Error::RevalidationSkipped(_))) if call.caller == CallerKind::JobStep => Err(error),
+                    Ok(Err(error @ Error::RevalidationSkipped(_))) if call.urgency == Urgency::Job => Err(error),
                     Ok(Err(error @ Error::RevalidationSkipped(_))) => {
                         tracing::debug!(subject, %error, "the stored copy is served");
                         Ok(stale(stored))

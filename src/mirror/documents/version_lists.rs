@@ -36,7 +36,7 @@ impl DocumentKind for Address {
     }
 
     fn key(&self, config: &RuntimeConfig) -> Key {
-        match config.canonical_address(self) {
+        match config.canonical(self) {
             Self::Provider(provider) => Key::ProviderVersions(provider),
             Self::Module(module) => Key::ModuleVersions(module),
         }
@@ -51,7 +51,7 @@ impl DocumentKind for Address {
     }
 
     fn record_missing(&self, library: &Arc<Library>, error: &Error, call: &RequestContext) {
-        library.record_if_offline(error, call, || (&call.config.canonical_address(self)).into());
+        library.record_if_offline(error, call, || (&call.config.canonical(self)).into());
     }
 
     fn url(&self, base: &Url, _: &DocumentFetch<'_>) -> Result<Url, ParseError> {
@@ -66,7 +66,7 @@ impl DocumentKind for Address {
         let document = Arc::new(StoredDocument::of(answer, url, call.now));
         let list = document.versions(self.into()).await;
         let list = list.map_err(|reason| fetch.unusable(format!("its version list: {reason}")))?;
-        let address = call.config.canonical_address(self);
+        let address = call.config.canonical(self);
         let dropped =
             documents.dropped_but_stored(&request.upstream, &address, &list, before.as_ref(), call.now).await?;
         documents.record_new_versions(&address, &list, call).await;
@@ -77,7 +77,7 @@ impl DocumentKind for Address {
         let DocumentFetch { documents, request, call, .. } = fetch;
         let confirmed = Arc::new(StoredDocument { dropped: Bytes::new(), ..before });
         let list = confirmed.versions(self.into()).await.map_err(|reason| fetch.unusable(reason))?;
-        let (address, before) = (call.config.canonical_address(self), fetch.before.as_ref());
+        let (address, before) = (call.config.canonical(self), fetch.before.as_ref());
         let dropped = documents.dropped_but_stored(&request.upstream, &address, &list, before, call.now).await?;
         Ok(StoredDocument { dropped, ..Arc::unwrap_or_clone(confirmed) })
     }
@@ -86,7 +86,7 @@ impl DocumentKind for Address {
         let DocumentFetch { documents, request, call, before, .. } = fetch;
         if !before.as_ref().is_some_and(|before| before.metadata.gone) {
             // For the alarms only: the stored list still names them all.
-            let (address, none) = (call.config.canonical_address(self), VersionList::empty(self.into()));
+            let (address, none) = (call.config.canonical(self), VersionList::empty(self.into()));
             documents.dropped_but_stored(&request.upstream, &address, &none, before.as_ref(), call.now).await?;
         }
         fetch.keep_gone_copy(&error).await

@@ -14,7 +14,7 @@ use crate::address::{
 };
 use crate::clock::Timestamp;
 use crate::error::Error;
-use crate::mirror::runtime_config::ConfigGeneration;
+use crate::mirror::runtime::ConfigGeneration;
 use crate::mirror::{Library, RequestContext, Runtime, RuntimeConfig};
 use crate::store::{Durability, Key, Recorded, Store, StoreError};
 
@@ -427,7 +427,7 @@ impl Library {
                 Ok(self.current_module_archive(&package)?.is_some())
             }
             MissingPackage::Provider { .. } | MissingPackage::Module { .. } => {
-                let address = config.canonical_address(&missing.address());
+                let address = config.canonical(&missing.address());
                 let stored = self.read_stored_versions(&address, config)?;
                 Ok(config.required_platforms.shown(&address, &stored).next().is_some())
             }

@@ -2,7 +2,7 @@
 
 use crate::address::Artifact;
 use crate::mirror::Library;
-use crate::mirror::operate::pin::{PinChange, PinOutcome, PinResult};
+use crate::mirror::operate::{PinChange, PinOutcome, PinResult};
 use crate::store::StoreError;
 
 impl Library {

@@ -20,7 +20,7 @@ use crate::mirror::library::installable::{RequiredPlatforms, StoredVersions};
 use crate::mirror::library::missing::MissingPackage;
 use crate::mirror::library::stored_document::StoredDocument;
 use crate::mirror::offline::stored_pages::{PageSource, latest};
-use crate::mirror::runtime_config::ConfigGeneration;
+use crate::mirror::runtime::ConfigGeneration;
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
 use crate::mirror::{Answer, Connectivity, Library, Outcome, RequestContext, Runtime};
 use crate::upstream::discovery::Service;
@@ -69,7 +69,7 @@ impl Offline {
             let list = document.value.versions(service).await.map_err(|reason| unreadable(address, reason))?;
             return Ok(document.map(|_| list));
         }
-        let canonical = call.config.canonical_address(address);
+        let canonical = call.config.canonical(address);
         let stored = self.stored_versions(&canonical, call).await?;
         let platforms = &call.config.required_platforms;
         let shown: BTreeMap<&Version, &BTreeSet<Platform>> = platforms.shown(&canonical, &stored).collect();

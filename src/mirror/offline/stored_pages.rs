@@ -181,7 +181,7 @@ impl Library {
         let mut found = Vec::new();
         for address in stored.into_iter().filter(|address| is_on_page(address, page)) {
             // Versions are only read for the entries on the page.
-            let canonical = self.runtime.config.load().canonical_address(&address);
+            let canonical = self.runtime.config.load().canonical(&address);
             if !default_if_gone(self.named_artifacts(&canonical))?.is_empty() {
                 found.push(address);
             }
@@ -206,7 +206,7 @@ impl Library {
     /// All versions that can be installed from the store, in order.
     fn stored_versions(&self, address: &Address) -> Result<Vec<Version>, StoreError> {
         let config = self.runtime.config();
-        let address = config.canonical_address(address);
+        let address = config.canonical(address);
         let stored = self.read_stored_versions(&address, &config)?;
         Ok(config.required_platforms.shown(&address, &stored).map(|(version, _)| version.clone()).collect())
     }

@@ -172,7 +172,7 @@ impl Operations {
         // Compare all sets with the history before any is recorded: the sums of one version list all its platforms.
         let withdrawn: BTreeSet<Version> =
             found.iter().filter(|(_, found)| found.is_withdrawn()).map(|(version, _)| version.clone()).collect();
-        let (provider, now) = (selection.of.clone(), self.runtime.flight_context(call).now);
+        let (provider, now) = (selection.of.clone(), call.present());
         let scope =
             if matches!(selection.versions, Versions::All) { AcceptScope::Provider } else { AcceptScope::Version };
         let recording = self.library.on_disk(move |library| {
