@@ -61,7 +61,7 @@ impl Runtime {
         terms
             .upstreams
             .get(host)
-            .map_or(Duration::ZERO, |upstream| upstream.rule(|fresh| fresh.download).not_found_lifetime())
+            .map_or(Duration::ZERO, |upstream| upstream.freshness_rule(|fresh| fresh.download).not_found_lifetime())
     }
 
     /// The state of the outbound link: online or offline.

@@ -206,7 +206,7 @@ impl From<BadZip> for TreeError {
             BadZip::TooManyEntries { limit, .. } => Self::TooLarge(format!("{limit} files, folders and links")),
             BadZip::DuplicateName(name) => refused(&name, "two of its entries have this name"),
             BadZip::SharedBytes(name) => refused(&name, "it shares its bytes with other entries"),
-            BadZip::TwoNames(name) => refused(&name, "it has two names"),
+            BadZip::SecondName(name) => refused(&name, "it has two names"),
             BadZip::Entry { name, source } => refused(&name, format!("it cannot be unpacked: {source}")),
         }
     }

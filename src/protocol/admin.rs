@@ -24,14 +24,14 @@ use crate::mirror::{Mirror, NotReady, Status, UpstreamState};
 
 /// The answer to `/healthz`: this process runs.
 pub(super) fn health() -> Reply {
-    Reply { content: ReplyContent::Word { is_ready: true, text: "ok" }, outcome: None, age: None }
+    Reply { content: ReplyContent::Health { is_ready: true, text: "ok" }, outcome: None, age: None }
 }
 
 /// The answer to `/readyz`: the store is open, whatever the upstreams do.
 pub(super) async fn readiness(mirror: &Arc<Mirror>) -> Reply {
     let ready = mirror.library.ready().await;
     let text = ready.map_or_else(NotReady::describe, |()| "ready");
-    Reply { content: ReplyContent::Word { is_ready: ready.is_ok(), text }, outcome: None, age: None }
+    Reply { content: ReplyContent::Health { is_ready: ready.is_ok(), text }, outcome: None, age: None }
 }
 
 /// Path of the status.

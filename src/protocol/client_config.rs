@@ -25,7 +25,7 @@ pub enum ClientRoute {
 /// Returns the text to paste. `base` is the URL at which clients reach larder, without a final slash:
 /// `http://127.0.0.1:8080`.
 pub async fn text(mirror: &Arc<Mirror>, base: &str, client_route: ClientRoute) -> Result<String, Error> {
-    let hosts = mirror.runtime.hosts();
+    let hosts = mirror.runtime.upstream_hosts();
     config_text(hosts.iter().collect(), Some(mirror), base, client_route).await
 }
 

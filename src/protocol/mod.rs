@@ -75,7 +75,7 @@ pub enum ReplyContent {
     /// A redirect to another URL of larder: the download of the latest version.
     Redirect(String),
     /// A short text for probes.
-    Word {
+    Health {
         /// True if ready.
         is_ready: bool,
         /// The text.
@@ -102,7 +102,7 @@ impl FinishedReply {
             ReplyContent::File(Archive::InMemory { bytes, digest, stored }) => {
                 Some(Self::Archive { bytes: bytes.clone(), digest: *digest, stored: *stored })
             }
-            ReplyContent::File(_) | ReplyContent::Redirect(_) | ReplyContent::Word { .. } => None,
+            ReplyContent::File(_) | ReplyContent::Redirect(_) | ReplyContent::Health { .. } => None,
         }
     }
 }

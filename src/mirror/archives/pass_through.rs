@@ -92,7 +92,7 @@ impl PassThrough {
         let incoming = asking.send(0, &Validators::default()).await?;
         let limit = asking.archives.runtime.limits.archive_bytes;
         if incoming.length.is_some_and(|length| length > limit) {
-            return Err(incoming.failed(Fault::TooLarge(limit)).into());
+            return Err(incoming.upstream_error(Fault::TooLarge(limit)).into());
         }
         Ok(Self {
             validators: incoming.validators.clone(),
@@ -179,13 +179,13 @@ impl PassThrough {
                     self.received += piece.len() as u64;
                     if self.length.is_some_and(|length| self.received > length) {
                         let fault = Fault::Unusable("it sent more than it announced".into());
-                        return Err(incoming.failed(fault).into());
+                        return Err(incoming.upstream_error(fault).into());
                     }
                     self.hasher.update(&piece);
                     return Ok(Some(piece));
                 }
                 Ok(None) if self.length.is_none_or(|length| self.received == length) => return Ok(None),
-                Ok(None) => incoming.failed(Fault::Unreachable("the body ended early".into())),
+                Ok(None) => incoming.upstream_error(Fault::Unreachable("the body ended early".into())),
                 Err(error) if matches!(error.fault, Fault::Slow(_) | Fault::TooLarge(_)) => return Err(error.into()),
                 Err(error) => error,
             };
@@ -213,7 +213,7 @@ impl PassThrough {
                 // The bytes already sent were not stored, so a restart cannot be compared with them.
                 LengthAgreement::Length(_) | LengthAgreement::StartOver => {
                     let fault = Fault::Unusable("it started the download over instead of resuming it".into());
-                    return Err(incoming.failed(fault).into());
+                    return Err(incoming.upstream_error(fault).into());
                 }
             };
             self.validators = incoming.validators.clone();

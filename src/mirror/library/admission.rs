@@ -90,7 +90,7 @@ impl Library {
         let Some(judgement) = judgement else { return Ok(Ok(Admission::HistoryUnavailable)) };
         match judgement.verdict {
             HistoryVerdict::Refused(refusal) => {
-                self.runtime.counters.count_unproven(&provider.host, AdmissionRefusal::word(&refusal));
+                self.runtime.counters.count_unverified(&provider.host, AdmissionRefusal::word(&refusal));
                 let words = AdmissionRefusal::refusal_text(&refusal);
                 Ok(Err(AdmissionRefusal { words, is_of_the_provider: refusal == HistoryRefusal::SignatureLost }))
             }

@@ -320,7 +320,7 @@ impl Modules {
         match self.open_module(&key, wanted.digest.as_ref(), call).await? {
             Some(archive) => Ok(Answer::of_now(archive, Outcome::Miss, call)),
             None => {
-                let rule = call.upstream(&package.module.host)?.rule(|fresh| fresh.download);
+                let rule = call.upstream(&package.module.host)?.freshness_rule(|fresh| fresh.download);
                 call.config.refetched_locations.insert(key, (), call.now.after(rule.not_found_lifetime()), call.now);
                 Err(no_such_archive(wanted))
             }

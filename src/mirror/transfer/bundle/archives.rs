@@ -118,7 +118,7 @@ impl BundledSet {
         let filename = document.filename.as_str();
         let verified = verify_proof_set(policy, &sums, &signature, &document.keys, filename, &document.shasum);
         let (proof, _) = verified.map_err(|verdict| {
-            library.runtime.counters.count_unproven(&package.provider.host, verdict.metric_label());
+            library.runtime.counters.count_unverified(&package.provider.host, verdict.metric_label());
             format!("verification failed: {}", sanitized(&verdict.to_string()))
         })?;
         let signer = proof.how.fingerprint();
