@@ -65,7 +65,7 @@ impl Outbound {
     ) -> Result<GitTree, GitError> {
         let fetch = GitFetch::new(request, source, scratch, self.limits.git)?;
         let limit_reached = "the limit of concurrent git fetches is reached";
-        let permit = self.permit(&self.git_permits, request, || fetch.origin(), limit_reached).await?;
+        let permit = self.permit(&self.git_permits, request, || fetch.repository_origin(), limit_reached).await?;
         let work = move |bridge: GitBridge, stop: &AtomicBool| fetch.fetch(&bridge, stop, tree, permit);
         let mut fetched = self.run_blocking(request, self.limits.git.total, work).await?;
         for note in &mut fetched.notes {
@@ -89,7 +89,7 @@ impl Outbound {
             return Ok(Some(id));
         }
         let limit_reached = "the limit of concurrent git ref lookups is reached";
-        let permit = self.permit(&self.resolve_permits, request, || fetch.origin(), limit_reached).await?;
+        let permit = self.permit(&self.resolve_permits, request, || fetch.repository_origin(), limit_reached).await?;
         let work = move |bridge: GitBridge, _: &AtomicBool| {
             let _permit = permit;
             fetch.resolve_by_refs(&bridge)
