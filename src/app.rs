@@ -480,7 +480,7 @@ impl MetricSources {
 /// The reason why larder did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The configuration would serve credentialed upstreams to unknown clients (DESIGN, promise 8).
+    /// The configuration would serve credentialed upstreams to unknown clients (promise 8).
     #[error("{0}")]
     Refused(String),
     /// The store could not be opened.

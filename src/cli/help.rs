@@ -152,7 +152,7 @@ mod tests {
 
     use super::*;
 
-    /// Every command is listed in exactly one group, and each listed command exists (DESIGN, promise 15).
+    /// Every command is listed in exactly one group, and each listed command exists (promise 15).
     #[test]
     fn every_command_is_in_one_group() {
         let command = Arguments::command();

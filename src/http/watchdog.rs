@@ -290,7 +290,7 @@ mod tests {
         }
     }
 
-    /// DESIGN, promise 11: threads blocked forever by larder's own work are noticed; threads blocked by a disk are not.
+    /// Promise 11: threads blocked forever by larder's own work are noticed; threads blocked by a disk are not.
     #[test]
     fn a_starved_pool_counts_only_while_the_disk_works() {
         let runtime = tokio::runtime::Builder::new_multi_thread().max_blocking_threads(2).enable_all().build().unwrap();

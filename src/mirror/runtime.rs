@@ -135,7 +135,7 @@ pub struct RuntimeConfig {
 }
 
 /// The number of a configuration, part of every flight's key. A request that joined a flight of another configuration
-/// would follow another upstream's document, and send it the credential meant for this one (DESIGN, promise 8).
+/// would follow another upstream's document, and send it the credential meant for this one (promise 8).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(in crate::mirror) struct ConfigGeneration(u64);
 

@@ -16,7 +16,7 @@ use super::tar::{BLOCK, BadTar, TarLimits, TarMember, TarReader};
 use super::zip::{BadZip, ZipLimits, ZipReader};
 use super::{Tree, TreeError};
 
-/// The archive formats that go-getter unpacks (PROTOCOL, section 4.4). Plain tar and zstd are not among them.
+/// The archive formats that go-getter unpacks. Plain tar and zstd are not among them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ArchiveFormat {
     /// A zip.

@@ -332,7 +332,7 @@ mod tests {
         assert_eq!(local.may_read(page), Err(AdminRefusal::WebPage));
     }
 
-    /// DESIGN, section 3: requests that change something always need the bearer token.
+    /// Requests that change something always need the bearer token.
     #[test]
     fn changes_need_the_token_even_on_loopback() {
         let local = Access::new(SecretString::from("t0ken"), IpAddr::from([127, 0, 0, 1]));

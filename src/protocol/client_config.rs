@@ -1,4 +1,4 @@
-//! The CLI configuration that points a client to larder, to paste (PROTOCOL, sections 1.2 and 3.1).
+//! The CLI configuration that points a client to larder, to paste (`host` blocks, provider network mirror protocol).
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -38,8 +38,8 @@ pub async fn default_text(hosts: &[&Hostname], base: &str, client_route: ClientR
 /// configuration.
 ///
 /// # Errors
-/// The reason why clients cannot use the host name (PROTOCOL, sections 0 and 1.1: discovery is https, at the root of the
-/// host).
+/// The reason why clients cannot use the host name (ways to use a mirror, service discovery: discovery is https, at the
+/// root of the host).
 pub fn own_host_name(public_url: Option<&Url>, registry: Option<&Hostname>) -> Result<String, String> {
     let url = public_url
         .ok_or("clients need larder's own host name: set [server] public_url, such as https://mirror.corp.example/")?;

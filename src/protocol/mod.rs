@@ -70,7 +70,7 @@ pub enum ReplyContent {
     Document(Arc<RenderedDocument>),
     /// A file whose URL has its digest.
     File(Archive),
-    /// The location of a module, for `X-Terraform-Get` (PROTOCOL, section 4.3).
+    /// The location of a module, for `X-Terraform-Get` (module registry protocol).
     Location(Arc<str>),
     /// A redirect to another URL of larder: the download of the latest version.
     Redirect(String),

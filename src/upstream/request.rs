@@ -111,7 +111,7 @@ pub struct Document {
     pub url: Url,
     /// The requested origins, in the order of the redirects.
     pub origins: Vec<Origin>,
-    /// The `X-Terraform-Get` header, which may arrive without a body (PROTOCOL, section 4.3).
+    /// The `X-Terraform-Get` header, which may arrive without a body (module registry protocol).
     pub location: Option<String>,
     /// The time at the server, from `Date` and `Age`.
     pub date: Option<Timestamp>,

@@ -1,6 +1,6 @@
 //! Fills one archive into the store: fetch, stage, resume, verify, commit. A fill outlives the client that started it,
-//! and publishes its progress to all followers (DESIGN, promise 4). Each streams it from the start and at its own speed.
-//! The last bytes are withheld until the archive is verified and committed (DESIGN, promise 3).
+//! and publishes its progress to all followers (promise 4). Each streams it from the start and at its own speed. The
+//! last bytes are withheld until the archive is verified and committed (promise 3).
 
 use std::io;
 use std::sync::Arc;

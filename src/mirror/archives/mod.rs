@@ -430,8 +430,7 @@ impl Archives {
         })
     }
 
-    /// Waits until a response can begin: the archive is verified and committed, or large and streaming (DESIGN, promise
-    /// 3).
+    /// Waits until a response can begin: the archive is verified and committed, or large and streaming (promise 3).
     async fn wait_for_fill(
         self: &Arc<Self>,
         package: &Package,

@@ -1,5 +1,5 @@
 //! Passes an archive that cannot be stored from upstream to one client. It is hashed in transit, and its last bytes are
-//! withheld until it is verified (DESIGN, promise 9).
+//! withheld until it is verified (promise 9).
 
 use crate::mirror::Archives;
 use std::io;
@@ -107,7 +107,7 @@ impl PassThrough {
         })
     }
 
-    /// Receives the bytes that are needed before the status line (DESIGN, promise 3).
+    /// Receives the bytes that are needed before the status line (promise 3).
     async fn into_archive(mut self, call: &RequestContext) -> Result<Archive, Error> {
         loop {
             let may_begin = match self.length {

@@ -34,8 +34,7 @@ pub(in crate::mirror) enum DiscoveryTrust {
 }
 
 impl StoredDocument {
-    /// Returns true if no redirect led to another origin, so that the document is the upstream's own (DESIGN, promise
-    /// 8).
+    /// Returns true if no redirect led to another origin, so that the document is the upstream's own (promise 8).
     fn is_from_asked_origin(self: &Arc<Self>) -> bool {
         self.origins().iter().all(|origin| *origin == Origin::of(&self.metadata.url))
     }

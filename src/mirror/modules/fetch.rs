@@ -41,7 +41,7 @@ use crate::upstream::source::{
 };
 use crate::upstream::{CredentialScope, Upstream};
 
-/// Maximum length of a chain of pages (PROTOCOL 4.4).
+/// Maximum length of a chain of pages (go-getter).
 const MAX_PAGES: usize = 10;
 /// Limits how many archives are unpacked and packed concurrently: this takes CPU time, and file names are in memory.
 /// One upstream gets at most half.

@@ -1,7 +1,7 @@
 //! Fills one module version: locate, fetch, pack, compare with the first-seen tree, commit. A fill outlives its first
-//! caller. Concurrent callers share its result (DESIGN, promise 4). A background check sees if a stored version still
-//! resolves to the pinned tree: it runs after its location was revalidated. A moved tag is an alarm; the stored archive
-//! stays served (DESIGN 6).
+//! caller. Concurrent callers share its result (promise 4). A background check sees if a stored version still resolves
+//! to the pinned tree: it runs after its location was revalidated. A moved tag is an alarm; the stored archive stays
+//! served.
 
 use std::io;
 use std::sync::Arc;

@@ -84,7 +84,7 @@ impl ProofSets {
 
 impl ProofSets {
     /// Returns the proof set to serve for a package: the current one, or its predecessor while only that one's archive
-    /// is stored and upstream does not answer (DESIGN, promise 2).
+    /// is stored and upstream does not answer (promise 2).
     pub async fn proof_set(
         self: &Arc<Self>,
         package: &Package,
@@ -192,7 +192,7 @@ impl ProofSets {
         Ok(self.join_set_flight(package, None, ProofSetRefresh::Whole, call).await?.value)
     }
 
-    /// Reads the stored set. A set that does not meet today's `verification` counts as not stored (DESIGN, promise 1).
+    /// Reads the stored set. A set that does not meet today's `verification` counts as not stored (promise 1).
     pub(in crate::mirror) async fn usable_set(
         self: &Arc<Self>,
         package: &Package,

@@ -1,5 +1,5 @@
-//! Fetches one commit of a git repository with its submodules, as a tree (DESIGN, section 6). gix implements the protocol
-//! and reads the objects. All traffic goes through the outbound connector. Only packs are written to disk.
+//! Fetches one commit of a git repository with its submodules, as a tree. gix implements the protocol and reads the
+//! objects. All traffic goes through the outbound connector. Only packs are written to disk.
 
 mod attributes;
 mod blocking_bridge;

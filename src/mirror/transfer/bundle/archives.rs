@@ -276,7 +276,7 @@ impl Library {
     }
 }
 
-/// True if a URL is a download document URL of the package (PROTOCOL 2.1).
+/// True if a URL is a download document URL of the package (provider registry protocol).
 fn is_document_url_of(fetch_origin: &FetchOrigin, package: &Package) -> bool {
     let Some(segments) = fetch_origin.asked.path_segments() else { return false };
     let segments: Vec<&str> = segments.collect();
