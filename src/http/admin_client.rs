@@ -125,13 +125,13 @@ pub enum AdminToken {
 /// An admin service to send requests to.
 #[derive(Debug)]
 pub struct AdminClient {
-    server: Server,
+    server: AdminServer,
     /// A connection without a request yet.
     connected: Mutex<Option<TcpStream>>,
 }
 
 #[derive(Debug)]
-enum Server {
+enum AdminServer {
     Running { address: SocketAddr, token: AdminToken },
     InProcess(Arc<Admin>),
 }
@@ -139,17 +139,17 @@ enum Server {
 impl AdminClient {
     /// A client of the admin listener at `address`.
     pub fn new(address: SocketAddr, token: AdminToken) -> Self {
-        Self { server: Server::Running { address, token }, connected: Mutex::default() }
+        Self { server: AdminServer::Running { address, token }, connected: Mutex::default() }
     }
 
     /// A client of a service within this process. Its requests have no time limits.
     pub fn in_process(admin: Arc<Admin>) -> Self {
-        Self { server: Server::InProcess(admin), connected: Mutex::default() }
+        Self { server: AdminServer::InProcess(admin), connected: Mutex::default() }
     }
 
     /// Returns true for a client of a service within this process.
     pub fn is_in_process(&self) -> bool {
-        matches!(self.server, Server::InProcess(_))
+        matches!(self.server, AdminServer::InProcess(_))
     }
 
     /// Opens the connection of the first request.
@@ -157,7 +157,7 @@ impl AdminClient {
     /// # Errors
     /// [`AdminClientError::NotRunning`] if nothing listens there.
     pub async fn connect(&self) -> Result<(), AdminClientError> {
-        if let Server::Running { address, .. } = self.server {
+        if let AdminServer::Running { address, .. } = self.server {
             let stream = self.within(REQUEST_TIMEOUT, connect(address)).await?;
             *self.connected.lock() = Some(stream);
         }
@@ -310,8 +310,8 @@ impl AdminClient {
 
     fn address(&self) -> Option<SocketAddr> {
         match &self.server {
-            Server::Running { address, .. } => Some(*address),
-            Server::InProcess(_) => None,
+            AdminServer::Running { address, .. } => Some(*address),
+            AdminServer::InProcess(_) => None,
         }
     }
 
@@ -344,7 +344,7 @@ impl AdminClient {
         body: RequestBody,
     ) -> Result<Response<Incoming>, AdminClientError> {
         match &self.server {
-            Server::Running { address, .. } => {
+            AdminServer::Running { address, .. } => {
                 let connected = self.connected.lock().take();
                 let stream = match connected {
                     Some(stream) => stream,
@@ -352,7 +352,7 @@ impl AdminClient {
                 };
                 self.exchange_over(stream, method, path, body).await
             }
-            Server::InProcess(admin) => {
+            AdminServer::InProcess(admin) => {
                 let (stream, served) = tokio::io::duplex(IN_PROCESS_BYTES);
                 let admin = Arc::clone(admin);
                 let service = service_fn(move |request| {
@@ -387,14 +387,14 @@ impl AdminClient {
         if let Some(content_type) = content_type {
             request = request.header(header::CONTENT_TYPE, content_type);
         }
-        if let Server::Running { token: AdminToken::Known(token), .. } = &self.server {
+        if let AdminServer::Running { token: AdminToken::Known(token), .. } = &self.server {
             request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
         }
         let request = request.body(body).map_err(|e| self.failed(e))?;
         let response = sender.send_request(request).await.map_err(|e| self.failed(e))?;
         let status = response.status();
         match &self.server {
-            Server::Running { address, .. } if response.headers().get(header::SERVER) != Some(&SERVER) => {
+            AdminServer::Running { address, .. } if response.headers().get(header::SERVER) != Some(&SERVER) => {
                 Err(AdminClientError::NotLarder { address: *address, status })
             }
             _ if status.is_success() => Ok(response),
@@ -409,7 +409,7 @@ impl AdminClient {
             errors: Vec<String>,
         }
         match (serde_json::from_slice::<Errors>(body), &self.server) {
-            (Ok(_), Server::Running { address, token: AdminToken::Unreadable(reason) }) => {
+            (Ok(_), AdminServer::Running { address, token: AdminToken::Unreadable(reason) }) => {
                 AdminClientError::TokenUnreadable { address: *address, reason: reason.clone() }
             }
             (Ok(Errors { errors }), _) => {
