@@ -1,5 +1,6 @@
 //! Archives by digest, and reads of their bytes: at once, streamed, or piece by piece. Staged files are invisible; visible files are complete and verified.
 
+use std::fmt;
 use std::fs::File;
 use std::io::{self, IoSliceMut, Read, Seek, SeekFrom};
 use std::ops::Range;
@@ -12,9 +13,9 @@ use futures_util::{Stream, stream};
 use rustix::io::ReadWriteFlags;
 
 use super::disk::{self, Quarantine};
-use super::staged::Staged;
+use super::staged::Staging;
 use super::store_lock::StoreLock;
-use super::{Durability, ReadShare, Scratch, StoreError, staged};
+use super::{Durability, ReadShare, Scratch, Staged, StoreError};
 use crate::clock::Timestamp;
 use crate::digest::{Digest, FastHash, FastHasher, Hasher};
 use crate::verify::Verified;
@@ -22,66 +23,90 @@ use crate::verify::Verified;
 /// The buffer size of one read, in bytes.
 pub const READ_BUFFER_BYTES: usize = 256 * 1024;
 
-/// The time that an abandoned download stays in staging.
-const STAGING_PERIOD_SECONDS: u64 = 24 * 3600;
+/// The archives of a store, by digest. Staged archives are invisible; visible ones are complete and verified.
+///
+/// All functions block.
+pub trait Blobs: fmt::Debug + Send + Sync {
+    /// The local folder in which archives are staged.
+    fn staging(&self) -> &Staging;
+
+    /// Makes a verified archive visible and durable.
+    fn publish(&self, staged: Verified<Staged>) -> Result<(), StoreError>;
+
+    /// Opens a stored archive; `None` if it is not stored.
+    fn open(&self, digest: &Digest) -> Result<Option<Blob>, StoreError>;
+
+    /// Size in bytes and modification time of an archive, without opening it; `None` if it is not stored.
+    fn stat(&self, digest: &Digest) -> Result<Option<(u64, Timestamp)>, StoreError>;
+
+    /// Removes an archive. Open readers continue to read it.
+    fn remove(&self, digest: &Digest, durability: Durability) -> Result<(), StoreError>;
+
+    /// Quarantines an archive whose bytes do not match its name.
+    fn quarantine(&self, digest: &Digest) -> Result<(), StoreError>;
+
+    /// Every archive, with its size and last change.
+    fn all(&self) -> Result<Vec<(Digest, u64, Timestamp)>, StoreError>;
+
+    /// Opens the staged download called `name`. The bytes of an earlier one are read and hashed.
+    fn stage(&self, name: &str) -> Result<Staged, StoreError> {
+        self.staging().stage(name)
+    }
+
+    /// A temporary folder for files that are unpacked or fetched on the way to an archive.
+    fn scratch(&self) -> Result<Scratch, StoreError> {
+        self.staging().scratch()
+    }
+
+    /// Returns true if an archive is stored, without opening it.
+    fn is_stored(&self, digest: &Digest) -> Result<bool, StoreError> {
+        Ok(self.stat(digest)?.is_some())
+    }
+
+    /// Quarantines an archive if it is still the opened one; returns true if it was.
+    fn quarantine_unless_replaced(&self, digest: &Digest, opened: &Blob) -> Result<bool, StoreError> {
+        let Some(stored) = self.open(digest)? else { return Ok(false) };
+        if stored.device_and_inode()? != opened.device_and_inode()? {
+            return Ok(false);
+        }
+        self.quarantine(digest)?;
+        Ok(true)
+    }
+}
 
 /// The archives below `blobs/sha256`.
 #[derive(Debug)]
-pub struct Blobs {
+pub(super) struct FolderBlobs {
     folder: PathBuf,
-    staging: PathBuf,
+    staging: Staging,
     quarantine: Quarantine,
     lock: StoreLock,
 }
 
-impl Blobs {
+impl FolderBlobs {
     pub(super) fn open(
         folder: &Path,
-        staging: &Path,
+        staging: Staging,
         quarantine: Quarantine,
         lock: StoreLock,
     ) -> Result<Self, StoreError> {
         disk::create_folder(folder)?;
-        Ok(Self { folder: folder.to_owned(), staging: staging.to_owned(), quarantine, lock })
+        Ok(Self { folder: folder.to_owned(), staging, quarantine, lock })
     }
 
     fn path(&self, digest: &Digest) -> PathBuf {
         let hex = digest.to_string();
         self.folder.join(&hex[..2]).join(hex)
     }
+}
 
-    /// Removes what a crash left in staging: scratch folders and half-written records.
-    pub(super) fn sweep_half_written(&self) -> Result<(), StoreError> {
-        staged::sweep_scratch(&self.staging)?;
-        for name in disk::names_in(&self.staging)?.iter().filter(|name| name.starts_with("record-")) {
-            disk::remove(&self.staging.join(name))?;
-        }
-        Ok(())
+impl Blobs for FolderBlobs {
+    fn staging(&self) -> &Staging {
+        &self.staging
     }
 
-    /// Removes staging files older than a day. A running download is younger, because it is written to.
-    pub(super) fn sweep_staging(&self, now: Timestamp) -> Result<(), StoreError> {
-        disk::sweep(&self.staging, Timestamp(now.0.saturating_sub(STAGING_PERIOD_SECONDS)))
-    }
-
-    /// Opens the staging file called `name`. The bytes of an earlier download are read and hashed.
-    pub fn stage(&self, name: &str) -> Result<Staged, StoreError> {
-        let path = self.staging.join(format!("{name}.part"));
-        let note_path = self.staging.join(format!("{name}.json"));
-        self.lock.check()?;
-        disk::recreate_folder(&self.staging)?;
-        Staged::open(path, note_path, self.lock.clone())
-    }
-
-    /// A temporary folder for files that are unpacked or fetched on the way to an archive.
-    pub fn scratch(&self) -> Result<Scratch, StoreError> {
-        self.lock.check()?;
-        disk::recreate_folder(&self.staging)?;
-        Scratch::below(&self.staging)
-    }
-
-    /// Makes a verified archive visible: sync, rename, sync of the folder.
-    pub fn publish(&self, staged: Verified<Staged>) -> Result<(), StoreError> {
+    /// In this order: sync, rename, sync of the folder.
+    fn publish(&self, staged: Verified<Staged>) -> Result<(), StoreError> {
         let target = self.path(&staged.digest());
         let staged = staged.into_inner();
         staged.sync()?;
@@ -92,60 +117,34 @@ impl Blobs {
         staged.remove_note()
     }
 
-    /// Opens a stored archive; `None` if it is not stored.
-    pub fn get(&self, digest: &Digest) -> Result<Option<Blob>, StoreError> {
+    fn open(&self, digest: &Digest) -> Result<Option<Blob>, StoreError> {
         let path = self.path(digest);
         let Some(file) = self.lock.if_ours(disk::open(&path))? else { return Ok(None) };
-        let size_bytes = file.metadata().map_err(|e| StoreError::io("look at", &path, e))?.len();
-        Ok(Some(Blob { bytes: FileBytes { file: Arc::new(file) }, path, size_bytes }))
+        Blob::new(Arc::new(file), path).map(Some)
     }
 
-    /// Returns true if an archive is stored, without opening it.
-    pub fn is_stored(&self, digest: &Digest) -> Result<bool, StoreError> {
-        self.lock.if_ours(disk::file_exists(&self.path(digest)))
-    }
-
-    /// Size in bytes and modification time of an archive; `None` if it is not stored.
-    pub fn file_of(&self, digest: &Digest) -> Result<Option<(u64, Timestamp)>, StoreError> {
+    fn stat(&self, digest: &Digest) -> Result<Option<(u64, Timestamp)>, StoreError> {
         self.lock.if_ours(disk::file_metadata(&self.path(digest)))
     }
 
-    /// Removes an archive. Open readers continue to read it.
-    pub fn remove(&self, digest: &Digest, durability: Durability) -> Result<(), StoreError> {
+    fn remove(&self, digest: &Digest, durability: Durability) -> Result<(), StoreError> {
         self.lock.check()?;
         let path = self.path(digest);
         disk::remove(&path)?;
         durability.of_removal(&path)
     }
 
-    /// Quarantines an archive whose bytes do not match its name.
-    pub fn quarantine(&self, digest: &Digest) -> Result<(), StoreError> {
+    fn quarantine(&self, digest: &Digest) -> Result<(), StoreError> {
         self.lock.check()?;
         let target = self.quarantine.add(&self.path(digest))?;
         tracing::error!(digest = %digest, aside = %target.display(), "a damaged archive was quarantined");
         Ok(())
     }
 
-    /// Quarantines an archive if it is still the opened one; returns true if it was.
-    pub fn quarantine_unless_replaced(&self, digest: &Digest, opened: &Blob) -> Result<bool, StoreError> {
-        let Some(stored) = self.get(digest)? else { return Ok(false) };
-        if stored.device_and_inode()? != opened.device_and_inode()? {
-            return Ok(false);
-        }
-        self.quarantine(digest)?;
-        Ok(true)
-    }
-
-    /// Every archive, with its size and last change.
-    pub fn all(&self) -> Result<Vec<(Digest, u64, Timestamp)>, StoreError> {
-        let files = disk::files_below(&self.folder)?;
-        Ok(files
-            .into_iter()
-            .filter_map(|(path, size_bytes, changed)| {
-                let digest = Digest::parse(path.file_name()?.to_str()?).ok()?;
-                Some((digest, size_bytes, changed))
-            })
-            .collect())
+    fn all(&self) -> Result<Vec<(Digest, u64, Timestamp)>, StoreError> {
+        let files = disk::files_below(&self.folder)?.into_iter();
+        let digest = |path: &Path| Digest::parse(path.file_name()?.to_str()?).ok();
+        Ok(files.filter_map(|(path, size_bytes, changed)| Some((digest(&path)?, size_bytes, changed))).collect())
     }
 }
 
@@ -211,6 +210,11 @@ pub struct Blob {
 }
 
 impl Blob {
+    pub(super) fn new(file: Arc<File>, path: PathBuf) -> Result<Self, StoreError> {
+        let size_bytes = file.metadata().map_err(|e| StoreError::io("look at", &path, e))?.len();
+        Ok(Self { bytes: FileBytes { file }, path, size_bytes })
+    }
+
     /// Its size in bytes.
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes

@@ -5,6 +5,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
@@ -326,20 +327,20 @@ pub(super) fn read_secret(path: &Path) -> Result<Option<String>, StoreError> {
 #[derive(Debug, Clone)]
 pub(super) struct Quarantine {
     folder: PathBuf,
+    next_number: Arc<AtomicU64>,
 }
 
 impl Quarantine {
     pub(super) fn open(folder: &Path) -> Result<Self, StoreError> {
         create_folder(folder)?;
-        Ok(Self { folder: folder.to_owned() })
+        Ok(Self { folder: folder.to_owned(), next_number: Arc::default() })
     }
 
     /// Moves `path` to the quarantine, and returns its new path. A missing file is not an error.
     pub(super) fn add(&self, path: &Path) -> Result<PathBuf, StoreError> {
-        static NEXT_NUMBER: AtomicU64 = AtomicU64::new(0);
         let name = path.file_name().map_or_else(|| "unnamed".into(), |name| name.to_string_lossy().into_owned());
         let target = loop {
-            let number = NEXT_NUMBER.fetch_add(1, Ordering::Relaxed);
+            let number = self.next_number.fetch_add(1, Ordering::Relaxed);
             let target = self.folder.join(format!("{name}.{number}"));
             if !target.exists() {
                 break target;

@@ -19,7 +19,7 @@ use self::entry::{ARCHIVE, DOCUMENT, EvictableEntry, PAGE, archive_key, counted_
 pub use self::entry::{IndexedArchive, SizeLimit, Totals};
 pub use self::names::{IndexedName, ListedArchive};
 use self::state::IndexState;
-use super::{Key, StoreError};
+use super::{Change, IndexEntry, Key, StoreError};
 use crate::address::Artifact;
 use crate::clock::Timestamp;
 use crate::digest::Digest;
@@ -28,7 +28,7 @@ use crate::digest::Digest;
 const CLEAN: &[u8] = b"!clean";
 
 /// A key and its new value; `None` removes it.
-type Change = (Vec<u8>, Option<Vec<u8>>);
+type EntryChange = (Vec<u8>, Option<Vec<u8>>);
 
 /// The index over a store's files. Updates are best effort: a failed update costs no request, and the index is
 /// completed at the next start.
@@ -163,12 +163,27 @@ impl Index {
         });
     }
 
-    /// Records a document file that was found, by its metadata.
-    pub fn document_found(&self, key: &Key, size_bytes: u64, written: Timestamp) {
-        let size_bytes = counted_bytes(key, size_bytes);
-        self.update_entry(&document_key(key), |previous| {
-            Some(EvictableEntry::found(previous, size_bytes, written, Timestamp(0)))
-        });
+    /// Records a change to a record; the caller holds the lock of its group.
+    pub(super) fn record_changed(&self, change: &Change, size_bytes: u64) {
+        let (key, document) = (&change.key, document_key(&change.key));
+        match &change.entry {
+            IndexEntry::Unindexed => {}
+            IndexEntry::Name(name) => {
+                if let Key::Name(artifact) = key {
+                    self.name_changed(artifact, name);
+                }
+            }
+            IndexEntry::Document(last_use) => {
+                let (last_use, size_bytes) = (*last_use, counted_bytes(key, size_bytes));
+                self.update_entry(&document, |_| {
+                    Some(EvictableEntry { last_use, size_bytes, last_check: Timestamp(0) })
+                });
+            }
+            IndexEntry::Found(size_bytes, written) => self.update_entry(&document, |previous| {
+                Some(EvictableEntry::found(previous, counted_bytes(key, *size_bytes), *written, Timestamp(0)))
+            }),
+            IndexEntry::Gone => self.update_entry(&document, |_| None),
+        }
     }
 
     /// Records an archive that was stored and verified.
@@ -197,24 +212,11 @@ impl Index {
         self.update_entry(&archive_key(digest), |_| None);
     }
 
-    /// Records a stored document.
-    pub fn document_stored(&self, key: &Key, size_bytes: u64, now: Timestamp) {
-        let size_bytes = counted_bytes(key, size_bytes);
-        self.update_entry(&document_key(key), |_| {
-            Some(EvictableEntry { last_use: now, size_bytes, last_check: Timestamp(0) })
-        });
-    }
-
     /// Records the use of a stored document.
     pub fn document_used(&self, key: &Key, now: Timestamp) {
         self.update_entry(&document_key(key), |previous| {
             previous.map(|previous| EvictableEntry { last_use: now, ..previous })
         });
-    }
-
-    /// Removes a document's entry.
-    pub fn document_gone(&self, key: &Key) {
-        self.update_entry(&document_key(key), |_| None);
     }
 
     /// Changes one entry and the totals together.
@@ -242,7 +244,7 @@ impl Index {
     }
 
     /// Writes entries that are not part of the totals.
-    fn put(&self, changes: &[Change]) {
+    fn put(&self, changes: &[EntryChange]) {
         self.quarantine_on_disk();
         // The lock blocks other writers while an index that continues in memory is copied.
         let _exclusive = self.totals.lock();
@@ -250,13 +252,13 @@ impl Index {
     }
 
     /// Returns true if the changes were written, to disk or to memory.
-    fn write_or_continue(&self, changes: &[Change]) -> bool {
+    fn write_or_continue(&self, changes: &[EntryChange]) -> bool {
         let written =
             self.write(changes).or_else(|error| self.continue_in_memory(&error).and_then(|()| self.write(changes)));
         written.inspect_err(|error| self.mark_broken(error)).is_ok()
     }
 
-    fn write(&self, changes: &[Change]) -> Result<(), StoreError> {
+    fn write(&self, changes: &[EntryChange]) -> Result<(), StoreError> {
         let entries = self.entries.read();
         changes.iter().try_for_each(|(key, value)| match value {
             Some(value) => entries.insert(key, value),

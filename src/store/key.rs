@@ -45,6 +45,15 @@ pub enum Key {
     Missing,
 }
 
+/// The records that are read, judged and changed together.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum RecordGroup {
+    /// All of one provider or module; a module's under every spelling of its name.
+    Address(Address),
+    /// A record that belongs to no address, or the alarms of one: they are saved before the record of their cause.
+    Alone(Key),
+}
+
 /// The file of [`Key::KeyLog`]; not a valid version.
 const KEYS: &str = "keys.json";
 /// The file of [`Key::FirstListed`]; not a valid version.
@@ -61,6 +70,29 @@ impl Key {
             Address::Provider(provider) => Self::ProviderVersions(provider.clone()),
             Address::Module(module) => Self::ModuleVersions(module.clone()),
         }
+    }
+
+    /// The group that the record belongs to.
+    pub fn group(&self) -> RecordGroup {
+        RecordGroup::Address(match self {
+            Self::ProviderVersions(provider)
+            | Self::Seen(provider)
+            | Self::FirstSeen(provider, _)
+            | Self::KeyLog(provider)
+            | Self::FirstListed(provider)
+            | Self::ProofSet(Package { provider, .. })
+            | Self::Name(Artifact::Provider(Package { provider, .. })) => Address::Provider(provider.clone()),
+            Self::ModuleVersions(module)
+            | Self::ModuleLocation(ModulePackage { module, .. })
+            | Self::SeenModule(ModulePackage { module, .. })
+            | Self::Name(Artifact::Module(ModulePackage { module, .. })) => Address::Module(module.folded()),
+            Self::Discovery(_)
+            | Self::Page(..)
+            | Self::Alarms(_)
+            | Self::Job(_)
+            | Self::RecurringJobs
+            | Self::Missing => return RecordGroup::Alone(self.clone()),
+        })
     }
 
     /// The folders of one provider below `kind`.

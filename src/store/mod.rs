@@ -25,23 +25,31 @@ mod error;
 mod examine;
 mod index;
 mod key;
+pub mod memory;
 mod read_memory;
 mod records;
 mod staged;
 mod store_lock;
+mod striped;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use self::blobs::FolderBlobs;
 pub use self::blobs::{Blob, Blobs, FileBytes, READ_BUFFER_BYTES, ReadCursor};
 pub use self::disk::DiskSpace;
 pub use self::error::StoreError;
 pub use self::examine::{LockState, StoreFindings, TokenFile};
 pub use self::index::{Index, IndexedArchive, IndexedName, ListedArchive, SizeLimit, Totals};
-pub use self::key::Key;
+pub use self::key::{Key, RecordGroup};
 pub use self::read_memory::{ReadBudget, ReadGrant, ReadShare};
-pub use self::records::{Durability, Recorded, Records};
-pub use self::staged::{Scratch, Staged, StagedNote};
+use self::records::FolderRecords;
+pub use self::records::{
+    Action, Change, Durability, Generation, IndexEntry, Recorded, Records, Step, WriteOutcome, to_json,
+};
+pub use self::staged::{Scratch, Staged, StagedNote, Staging};
 use self::store_lock::StoreLock;
+pub(crate) use self::striped::Striped;
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 
@@ -51,16 +59,17 @@ pub const FORMAT: u32 = 1;
 /// An open store, locked by this process.
 #[derive(Debug)]
 pub struct Store {
-    /// Last use, sizes, names by digest. Closed first, while the lock is held, so that the next process finds nothing
-    /// open.
-    pub index: Index,
-    root: PathBuf,
-    lock: StoreLock,
-    quarantine: disk::Quarantine,
+    /// Last use, sizes, names by digest.
+    pub index: Arc<Index>,
+    /// Names, documents, first-seen records and jobs, by key. Dropped before `lock`, and with it the index: the next
+    /// process finds nothing open.
+    pub records: Box<dyn Records>,
     /// Archives by digest.
-    pub blobs: Blobs,
-    /// Names, documents, first-seen records and jobs, by key.
-    pub records: Records,
+    pub blobs: Box<dyn Blobs>,
+    root: PathBuf,
+    staging: Staging,
+    quarantine: disk::Quarantine,
+    lock: StoreLock,
 }
 
 impl Store {
@@ -89,14 +98,15 @@ impl Store {
         let lock = StoreLock::lock_folder(&root)?;
         disk::check_format(&root.join("format"))?;
         let quarantine = disk::Quarantine::open(&root.join("aside"))?;
-        let staging = root.join("staging");
-        disk::create_folder(&staging)?;
-        let blobs = Blobs::open(&root.join("blobs/sha256"), &staging, quarantine.clone(), lock.clone())?;
-        let records = Records::open(&root, &staging, quarantine.clone(), lock.clone())?;
-        let index = Index::open(&root.join("index"), now)?;
-        let store = Self { index, root, lock, quarantine, blobs, records };
+        let staging = Staging::open(root.join("staging"), lock.clone())?;
+        let blobs = FolderBlobs::open(&root.join("blobs/sha256"), staging.clone(), quarantine.clone(), lock.clone())?;
+        let index = Arc::new(Index::open(&root.join("index"), now)?);
+        let records =
+            FolderRecords::open(&root, staging.clone(), Arc::clone(&index), quarantine.clone(), lock.clone())?;
+        let (records, blobs) = (Box::new(records), Box::new(blobs));
+        let store = Self { index, records, blobs, root, staging, quarantine, lock };
         // Leftovers that cannot be removed cost disk space, not the start.
-        if let Err(error) = store.blobs.sweep_half_written().and_then(|()| store.sweep(now)) {
+        if let Err(error) = store.staging.sweep_half_written().and_then(|()| store.sweep(now)) {
             tracing::warn!(%error, to_do = error.remedy(), "leftovers could not be swept");
         }
         Ok(store)
@@ -105,7 +115,7 @@ impl Store {
     /// Removes downloads abandoned more than a day ago, and files quarantined more than a week ago.
     pub fn sweep(&self, now: Timestamp) -> Result<(), StoreError> {
         self.lock.check()?;
-        self.blobs.sweep_staging(now)?;
+        self.staging.sweep(now)?;
         self.quarantine.sweep(now)
     }
 

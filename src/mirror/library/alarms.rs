@@ -2,7 +2,6 @@
 //! are resolved.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -14,7 +13,7 @@ use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::mirror::library::{AlarmEvent, AlarmPart, AlarmSubject};
 use crate::mirror::{Connectivity, Library};
-use crate::store::{Durability, Key, Store, StoreError};
+use crate::store::{Action, Durability, IndexEntry, Key, Store, StoreError};
 
 /// Maximum number of alarms per address and kind, so that one upstream cannot crowd out the alarms of another.
 const MAX_ALARMS_PER_KIND: usize = 1000;
@@ -114,10 +113,8 @@ impl AlarmKind {
 #[derive(Debug)]
 pub(in crate::mirror) struct Alarms {
     store: Arc<Store>,
+    /// Never locked during disk I/O.
     raised: Mutex<BTreeMap<Address, AlarmsOfAddress>>,
-    /// Locked while the alarms of an address are changed and saved. `raised` is never locked during disk I/O.
-    change_locks: [Mutex<()>; 16],
-    hasher: RandomState,
 }
 
 #[derive(Debug, Default)]
@@ -125,8 +122,9 @@ struct AlarmsOfAddress {
     alarms: BTreeMap<AlarmSubject, Alarm>,
     /// Entries that this version of larder cannot read. They are written back unchanged.
     unreadable: Vec<Box<RawValue>>,
-    /// True if the last save failed. The next change saves again.
-    is_unsaved: bool,
+    /// The number of changes, and how many of them are saved. After a failed save, the next change saves again.
+    changes: u64,
+    saved: u64,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -242,8 +240,7 @@ impl Alarms {
             }
             raised.insert(address, read);
         }
-        let changing = std::array::from_fn(|_| Mutex::default());
-        Ok(Self { store, raised: Mutex::new(raised), change_locks: changing, hasher: RandomState::new() })
+        Ok(Self { store, raised: Mutex::new(raised) })
     }
 
     /// Raises an alarm. When this returns, it is in the store, or in memory only if it could not be saved.
@@ -294,9 +291,9 @@ impl Alarms {
     /// # Errors
     /// The save failed again.
     pub(in crate::mirror) fn ensure_saved(&self, address: &Address) -> Result<(), AlarmNotSaved> {
-        let is_behind = || self.raised.lock().get(address).is_some_and(|entry| entry.is_unsaved);
+        let is_behind = || self.raised.lock().get(address).is_some_and(|entry| entry.saved < entry.changes);
         if is_behind() {
-            self.change(address, |entry| (entry.is_unsaved, ()));
+            self.change(address, |_| (true, ()));
         }
         if is_behind() { Err(AlarmNotSaved) } else { Ok(()) }
     }
@@ -318,40 +315,45 @@ impl Alarms {
 
     /// Changes the alarms of an address and saves them if `change` returns true.
     fn change<T>(&self, address: &Address, change: impl FnOnce(&mut AlarmsOfAddress) -> (bool, T)) -> T {
-        let _changing = self.change_locks[self.hasher.hash_one(address) as usize % self.change_locks.len()].lock();
-        let (record, returned) = {
+        let returned = {
             let mut raised = self.raised.lock();
             let entry = raised.entry(address.clone()).or_default();
             let (is_to_save, returned) = change(entry);
             if !is_to_save {
                 return returned;
             }
-            (entry.written(), returned)
+            entry.changes += 1;
+            returned
         };
-        let is_saved = self.save(address, record.as_ref());
-        let mut raised = self.raised.lock();
-        if let Some(entry) = raised.get_mut(address) {
-            entry.is_unsaved = !is_saved;
-        }
-        if record.is_none() && is_saved {
-            raised.remove(address);
+        let key = Key::Alarms(address.clone());
+        // Another change of the address may be saved with this one.
+        let saved = self.store.records.change(&key, |step| {
+            let (changes, record) = {
+                let raised = self.raised.lock();
+                let entry = raised.get(address);
+                (entry.map_or(0, |entry| entry.changes), entry.and_then(AlarmsOfAddress::written))
+            };
+            match record {
+                Some(record) => step.put_json(&key, &record, Durability::Synced),
+                None => step.change(&key, Action::Remove(Durability::Synced), IndexEntry::Unindexed),
+            }
+            Ok(changes)
+        });
+        match saved {
+            Ok(changes) => {
+                let mut raised = self.raised.lock();
+                if let Some(entry) = raised.get_mut(address) {
+                    entry.saved = entry.saved.max(changes);
+                    if entry.saved == entry.changes && entry.written().is_none() {
+                        raised.remove(address);
+                    }
+                }
+            }
+            Err(error) => {
+                tracing::error!(%address, %error, to_do = error.remedy(), "an alarm could not be written: it is in memory only");
+            }
         }
         returned
-    }
-
-    fn save(&self, address: &Address, record: Option<&AlarmsRecord>) -> bool {
-        let key = Key::Alarms(address.clone());
-        let saved = match record {
-            None => self.store.records.remove(&key, Durability::Synced),
-            Some(record) => {
-                let record = serde_json::to_vec(record).unwrap_or_default();
-                self.store.records.put(&key, &record, Durability::Synced).map(drop)
-            }
-        };
-        if let Err(error) = &saved {
-            tracing::error!(%address, %error, to_do = error.remedy(), "an alarm could not be written: it is in memory only");
-        }
-        saved.is_ok()
     }
 }
 

@@ -1,7 +1,6 @@
 //! The names of stored archives, and the locks under which the store is changed.
 
 use std::collections::HashSet;
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
@@ -10,17 +9,15 @@ use crate::address::{Artifact, PackageRef};
 use crate::digest::Digest;
 use crate::mirror::library::name_record::NameRecord;
 use crate::mirror::library::revisions::Revisions;
-use crate::store::{Durability, IndexedName, Key, Recorded, Store, StoreError};
+use crate::store::{Action, Durability, IndexEntry, IndexedName, Key, Recorded, Store, StoreError, Striped, to_json};
 
 const MAX_IMPORTED_LISTED: usize = 1000;
 
-/// The names of stored archives. Several keys share a lock, so a thread must not take two locks of one kind.
+/// The names of stored archives.
 #[derive(Debug)]
 pub(in crate::mirror) struct Catalog {
     pub(in crate::mirror) store: Arc<Store>,
-    record_locks: [Mutex<()>; 64],
-    digest_locks: [Mutex<()>; 64],
-    hasher: RandomState,
+    digest_locks: Striped<Mutex<()>>,
     imported: Mutex<Option<Vec<PackageRef>>>,
     pub(in crate::mirror) revisions: Revisions,
     /// The archives that were compared with their digests since the start.
@@ -31,42 +28,33 @@ impl Catalog {
     pub(in crate::mirror) fn new(store: Arc<Store>) -> Self {
         Self {
             store,
-            record_locks: std::array::from_fn(|_| Mutex::default()),
-            digest_locks: std::array::from_fn(|_| Mutex::default()),
-            hasher: RandomState::new(),
+            digest_locks: Striped::default(),
             imported: Mutex::default(),
             revisions: Revisions::default(),
             checked: Mutex::default(),
         }
     }
 
-    /// The lock for reading and changing a record.
-    pub(in crate::mirror) fn record_lock(&self, key: &Key) -> &Mutex<()> {
-        &self.record_locks[self.hasher.hash_one(key) as usize % self.record_locks.len()]
-    }
-
-    /// The lock for storing or removing an archive. Taken before any record lock.
+    /// The lock for storing or removing an archive.
     pub(in crate::mirror) fn digest_lock(&self, digest: &Digest) -> &Mutex<()> {
-        &self.digest_locks[self.hasher.hash_one(digest) as usize % self.digest_locks.len()]
+        self.digest_locks.of(digest)
     }
 
     /// Locks all digests, so that no archive is stored or removed meanwhile.
     pub(in crate::mirror) fn lock_all_digests(&self) -> Vec<MutexGuard<'_, ()>> {
-        self.digest_locks.iter().map(|lock| lock.lock()).collect()
+        self.digest_locks.stripes.iter().map(|lock| lock.lock()).collect()
     }
 
     /// Reads a name. Returns an empty one if it is absent, or damaged and thus quarantined.
     pub(in crate::mirror) fn name(&self, artifact: impl Into<Artifact>) -> Result<NameRecord, StoreError> {
         let artifact = artifact.into();
         let key = Key::Name(artifact.clone());
-        match self.store.records.read(&key)? {
+        let read = self.store.records.read(&key)?;
+        let is_whole = matches!(read, Recorded::Whole(_));
+        match read.json() {
             Recorded::Absent => return Ok(NameRecord::default()),
-            Recorded::Whole(record) => {
-                if let Ok(name) = serde_json::from_slice(&record) {
-                    return Ok(name);
-                }
-                self.store.records.quarantine(&key)?;
-            }
+            Recorded::Whole(name) => return Ok(name),
+            Recorded::Damaged if is_whole => self.store.records.quarantine(&key)?,
             Recorded::Damaged => {}
         }
         // The proof set and the blob survive and the next request finds them. A pin is recorded nowhere else.
@@ -78,29 +66,27 @@ impl Catalog {
     pub(in crate::mirror) fn change_name(
         &self,
         artifact: impl Into<Artifact>,
-        change: impl FnOnce(&mut NameRecord),
+        mut change: impl FnMut(&mut NameRecord),
     ) -> Result<(), StoreError> {
         let artifact = artifact.into();
         let key = Key::Name(artifact.clone());
-        let _lock = self.record_lock(&key).lock();
-        let before = self.name(&artifact)?;
-        let mut name = before.clone();
-        change(&mut name);
-        if name == before {
-            // After a name was damaged, the index may still contain its old entries.
-            self.store.index.name_changed(&artifact, &name.indexed());
-            return Ok(());
-        }
-        if name.archives.is_empty() && !name.pinned {
-            // A power cut may restore the name. It then lists an archive that is stored or can be fetched again.
-            self.store.records.remove(&key, Durability::Lazy)?;
-        } else {
-            let record = serde_json::to_vec(&name)
-                .map_err(|e| StoreError::Index(format!("a name record cannot be written: {e}")))?;
-            self.store.records.put(&key, &record, Durability::Synced)?;
-        }
-        self.store.index.name_changed(&artifact, &name.indexed());
-        if name.is_imported() || before.is_imported() {
+        let is_import_changed = self.store.records.change(&key, |step| {
+            let before = self.name(&artifact)?;
+            let mut name = before.clone();
+            change(&mut name);
+            let action = if name == before {
+                // After a name was damaged, the index may still contain its old entries.
+                Action::Keep
+            } else if name.archives.is_empty() && !name.pinned {
+                // A power cut may restore the name. It then lists an archive that is stored or can be fetched again.
+                Action::Remove(Durability::Lazy)
+            } else {
+                Action::Put(to_json(&name), Durability::Synced)
+            };
+            step.change(&key, action, IndexEntry::Name(name.indexed()));
+            Ok(name != before && (name.is_imported() || before.is_imported()))
+        })?;
+        if is_import_changed {
             *self.imported.lock() = None;
         }
         Ok(())

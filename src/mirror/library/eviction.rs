@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::mirror::Library;
 use crate::mirror::counters::{EvictionReason, ObjectKind};
 use crate::mirror::library::Evictor;
-use crate::mirror::library::module_history::record_module_before_removal;
+use crate::mirror::library::module_history::read_first_seen;
 use crate::store::{Durability, IndexedArchive, Key, StoreError};
 use crate::upstream::outbound::Connectivity;
 
@@ -292,7 +292,8 @@ impl Library {
                 return Ok(EvictionResult::Exempt);
             }
             if let Artifact::Module(package) = artifact {
-                record_module_before_removal(self, package)?;
+                // Rebuilds a lost record from the archive, which may be the last evidence.
+                read_first_seen(self, package)?;
             }
             self.catalog.change_name(artifact, |name| name.archives.retain(|listed| listed.digest != *digest))?;
             self.bump_artifact_revision(artifact);

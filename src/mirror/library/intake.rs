@@ -94,7 +94,7 @@ impl Library {
         self.on_disk(move |library| {
             let digest = set.document.shasum;
             let _lock = library.catalog.digest_lock(&digest).lock();
-            let Some(blob) = library.store.blobs.get(&digest)? else { return Ok(None) };
+            let Some(blob) = library.store.blobs.open(&digest)? else { return Ok(None) };
             let hashes = unless_damaged(blob.hashes())?;
             let Some((_, fast)) = hashes.filter(|(actual, _)| *actual == digest) else {
                 library.store.blobs.quarantine(&digest)?;
@@ -149,7 +149,7 @@ impl Library {
 
     /// Computes both `h1:` of a stored archive without a permit: for imports, of which one runs at a time.
     pub(in crate::mirror) fn compute_hashes(&self, package: &Package, digest: &Digest) -> Result<(), StoreError> {
-        let Some(blob) = self.store.blobs.get(digest)? else { return Ok(()) };
+        let Some(blob) = self.store.blobs.open(digest)? else { return Ok(()) };
         let hashes = match package_hashes(blob.reader(), PackageLimits::default()) {
             Ok(hashes) => PackageHashState::Known { zip: hashes.zip, directory: hashes.directory },
             Err(bad) => PackageHashState::Impossible { why: bad.to_string() },
@@ -159,7 +159,7 @@ impl Library {
         }
         self.catalog.change_name(package, |name| {
             if let Some(archive) = name.archives.iter_mut().find(|archive| archive.digest == *digest) {
-                archive.hashes = hashes;
+                archive.hashes.clone_from(&hashes);
             }
         })?;
         self.bump_revision(&package.provider);
@@ -200,7 +200,7 @@ impl Library {
         let PackedArchive { staged, pinned_tree: sighting, origin } = packed;
         match believing {
             TreeExpectation::Pinned => {
-                let comparison = module_history::compare_and_record(self, key, sighting.clone())?;
+                let comparison = module_history::compare(self, key, &sighting, None)?;
                 let accepting = format!("`larder accept {key}`");
                 if let Err(refused) = self.require_pinned_tree(package, key, &sighting, comparison, &accepting) {
                     staged.discard()?;
@@ -208,7 +208,7 @@ impl Library {
                 }
             }
             TreeExpectation::Accepted => {
-                module_history::accept(self, key, sighting.clone())?;
+                module_history::accept(self, key, &sighting)?;
                 self.resolve_alarms(crate::mirror::modules::RESOLVED_BY_ACCEPT, &key.module, &key.version);
             }
         }

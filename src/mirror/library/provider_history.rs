@@ -1,12 +1,9 @@
 //! The first-seen records of providers in the store: one record per version and one key log per provider. Never
 //! evicted, never purged. The rules are in `first_seen`.
 
-use std::collections::BTreeMap;
-use std::hash::{BuildHasher, RandomState};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use parking_lot::{Mutex, MutexGuard};
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::address::{Package, ProviderAddress, Version};
@@ -18,15 +15,13 @@ use crate::mirror::library::first_seen::{
     Observation, Recoverable, Signer, VersionHistory,
 };
 use crate::mirror::library::proof_set::{ProofSet, StoredProofSet};
-use crate::store::{Durability, Key, Recorded, Store, StoreError};
+use crate::store::{Action, Durability, IndexEntry, Key, Recorded, Step, Store, StoreError};
 use crate::upstream::providers::MAX_VERSIONS;
 use crate::verify::{Checksums, ProofBasis};
 
 #[derive(Debug)]
 pub(in crate::mirror) struct ProviderHistories {
     store: Arc<Store>,
-    locks: [Mutex<()>; 64],
-    hasher: RandomState,
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -76,11 +71,33 @@ pub(in crate::mirror) struct UnrecordedSet {
 
 impl ProviderHistories {
     pub(in crate::mirror) fn new(store: Arc<Store>) -> Self {
-        Self { store, locks: std::array::from_fn(|_| Mutex::default()), hasher: RandomState::new() }
+        Self { store }
     }
 
-    fn lock_provider(&self, provider: &ProviderAddress) -> MutexGuard<'_, ()> {
-        self.locks[self.hasher.hash_one(provider) as usize % self.locks.len()].lock()
+    /// Judges the records of a provider, in one step.
+    fn judge<T>(
+        &self,
+        provider: &ProviderAddress,
+        mut judge: impl FnMut(&mut HistoryStep<'_, '_>) -> Result<T, StoreError>,
+    ) -> Result<(T, Result<(), StoreError>), StoreError> {
+        let records = &self.store.records;
+        records.judge(&Key::KeyLog(provider.clone()), |step| {
+            judge(&mut HistoryStep { step, store: &self.store, provider })
+        })
+    }
+
+    /// Reads the records of a provider. What is rebuilt is also written; a failed write does not fail the request,
+    /// because it is rebuilt again next time.
+    fn read<T>(
+        &self,
+        provider: &ProviderAddress,
+        mut read: impl FnMut(&mut HistoryStep<'_, '_>) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let (read, rebuilt) = self.judge(provider, |step| read(step))?;
+        if let Err(error) = rebuilt {
+            tracing::error!(%provider, %error, to_do = error.remedy(), "a first-seen record could not be rebuilt");
+        }
+        Ok(read)
     }
 
     /// Judges a verified set and records its new facts. `before_recording` gets the verdict first and saves its alarm.
@@ -92,36 +109,38 @@ impl ProviderHistories {
     pub(in crate::mirror) fn decide(
         &self,
         seen: &Observation<'_>,
-        before_recording: impl FnOnce(&Judgement) -> Result<(), AlarmNotSaved>,
+        mut before_recording: impl FnMut(&Judgement) -> Result<(), AlarmNotSaved>,
     ) -> Result<Option<Judgement>, StoreError> {
-        let provider = &seen.package.provider;
-        let _lock = self.lock_provider(provider);
-        let history = match self.history(provider, &seen.package.version) {
-            Err(StoreError::Gone) => {
-                tracing::error!(%provider, "ALARM: the store is gone, so republished versions cannot be detected; upstream's are served");
-                return Ok(None);
+        let Package { provider, version, .. } = seen.package;
+        let (judgement, recorded) = self.judge(provider, |step| {
+            let history = match step.history(version) {
+                Err(StoreError::Gone) => {
+                    tracing::error!(%provider, "ALARM: the store is gone, so republished versions cannot be detected; upstream's are served");
+                    return Ok(None);
+                }
+                read => read?,
+            };
+            let is_first = matches!(history.version, Recoverable::Absent);
+            let (mut judgement, mut to_write) = history.decide(seen);
+            // The number of recorded versions has the same limit as a version list.
+            if is_first
+                && to_write.version.is_some()
+                && self.store.records.versions_first_seen(provider)?.len() >= MAX_VERSIONS
+            {
+                judgement.verdict = HistoryVerdict::Refused(HistoryRefusal::Full);
+                to_write = HistoryUpdate::default();
             }
-            read => read?,
-        };
-        let is_first = matches!(history.version, Recoverable::Absent);
-        let (mut judgement, mut to_write) = history.decide(seen);
-        if is_first && to_write.version.is_some() && self.is_full(provider)? {
-            judgement.verdict = HistoryVerdict::Refused(HistoryRefusal::Full);
-            to_write = HistoryUpdate::default();
-        }
-        if before_recording(&judgement) == Err(AlarmNotSaved) {
-            tracing::error!(package = %seen.package, "a verified set is not recorded, because its alarm could not be written");
-            return Ok(Some(judgement));
-        }
-        if let Err(error) = self.write(seen.package, to_write) {
+            if before_recording(&judgement) == Err(AlarmNotSaved) {
+                tracing::error!(package = %seen.package, "a verified set is not recorded, because its alarm could not be written");
+                return Ok(Some(judgement));
+            }
+            step.write(version, to_write);
+            Ok(Some(judgement))
+        })?;
+        if let Err(error) = recorded {
             tracing::error!(package = %seen.package, %error, to_do = error.remedy(), "a verified set could not be recorded");
         }
-        Ok(Some(judgement))
-    }
-
-    /// The number of recorded versions has the same limit as a version list.
-    fn is_full(&self, provider: &ProviderAddress) -> Result<bool, StoreError> {
-        Ok(self.store.records.versions_first_seen(provider)?.len() >= MAX_VERSIONS)
+        Ok(judgement)
     }
 
     /// Records sets that an operator accepts. Returns the changes of each, compared with the history before the first
@@ -132,36 +151,38 @@ impl ProviderHistories {
         sets: &[Observation<'_>],
         scope: AcceptScope,
     ) -> Result<AcceptedSets, StoreError> {
-        let _lock = self.lock_provider(provider);
-        let keys_before = self.keys(provider)?.map(|log| log.keys()).unwrap_or_default();
-        let mut before: BTreeMap<&Version, HistoryRecords> = BTreeMap::new();
-        for seen in sets {
-            let version = &seen.package.version;
-            if !before.contains_key(version) {
-                before.insert(version, self.history(provider, version)?);
+        let (accepted, recorded) = self.judge(provider, |step| {
+            let keys_before = step.keys()?.map(|log| log.keys()).unwrap_or_default();
+            let mut before: BTreeMap<&Version, HistoryRecords> = BTreeMap::new();
+            for seen in sets {
+                let version = &seen.package.version;
+                if !before.contains_key(version) {
+                    before.insert(version, step.history(version)?);
+                }
             }
-        }
-        let mut changes = Vec::new();
-        for seen in sets {
-            let history = before.get(&seen.package.version).cloned().unwrap_or_default();
-            changes.push(history.accept(seen, scope).0);
-            let now = self.history(provider, &seen.package.version)?;
-            self.write(seen.package, now.accept(seen, scope).1)?;
-        }
-        if scope == AcceptScope::Provider && !sets.is_empty() {
-            let whole = Key::Seen(provider.clone());
-            if matches!(self.read::<ProviderRecordV0>(&whole)?, Recorded::Damaged) {
-                self.store.records.quarantine(&whole)?;
+            let mut changes = Vec::new();
+            for seen in sets {
+                let version = &seen.package.version;
+                let history = before.get(version).cloned().unwrap_or_default();
+                changes.push(history.accept(seen, scope).0);
+                let now = step.history(version)?;
+                step.write(version, now.accept(seen, scope).1);
             }
-        }
-        Ok(AcceptedSets { changes, keys_before })
+            if scope == AcceptScope::Provider && !sets.is_empty() {
+                let whole = Key::Seen(provider.clone());
+                if matches!(step.whole_record()?, Recorded::Damaged) {
+                    step.step.change(&whole, Action::Quarantine, IndexEntry::Unindexed);
+                }
+            }
+            Ok(AcceptedSets { changes, keys_before })
+        })?;
+        recorded.map(|()| accepted)
     }
 
     /// Every digest that a verified set ever named for the archive of a package. [`Recoverable::Lost`] if the record is
     /// lost.
     pub(in crate::mirror) fn digests_of(&self, package: &Package) -> Result<Recoverable<Vec<Digest>>, StoreError> {
-        let _lock = self.lock_provider(&package.provider);
-        let history = self.history(&package.provider, &package.version)?;
+        let history = self.read(&package.provider, |step| step.history(&package.version))?;
         Ok(match history.version {
             Recoverable::Whole(version) => Recoverable::Whole(version.digests_of(&package.platform)),
             Recoverable::Absent => Recoverable::Absent,
@@ -171,16 +192,7 @@ impl ProviderHistories {
 
     /// The key log of a provider; `None` if it is lost.
     pub(in crate::mirror) fn keys_of(&self, provider: &ProviderAddress) -> Result<Option<KeyLog>, StoreError> {
-        let _lock = self.lock_provider(provider);
-        self.keys(provider)
-    }
-
-    fn keys(&self, provider: &ProviderAddress) -> Result<Option<KeyLog>, StoreError> {
-        Ok(match self.key_log(provider, &self.split_by_version(provider)?)? {
-            Recoverable::Whole(log) => Some(log),
-            Recoverable::Absent => Some(KeyLog::default()),
-            Recoverable::Lost(_) => None,
-        })
+        self.read(provider, |step| step.keys())
     }
 
     /// Records the facts of all stored sets of a provider before any set is removed. The sets returned must not be
@@ -192,7 +204,6 @@ impl ProviderHistories {
         &self,
         provider: &ProviderAddress,
     ) -> Result<Vec<UnrecordedSet>, StoreError> {
-        let _lock = self.lock_provider(provider);
         let mut unrecorded = Vec::new();
         for package in self.store.records.packages_with_sets(provider)? {
             unrecorded.extend(self.record_set(&package)?);
@@ -205,7 +216,6 @@ impl ProviderHistories {
     /// # Errors
     /// They could not be recorded. Then the set must not be removed.
     pub(in crate::mirror) fn record_before_removal(&self, package: &Package) -> Result<(), StoreError> {
-        let _lock = self.lock_provider(&package.provider);
         match self.record_set(package)? {
             Some(UnrecordedSet { error: why, .. }) => Err(why),
             None => Ok(()),
@@ -215,23 +225,22 @@ impl ProviderHistories {
     fn record_set(&self, package: &Package) -> Result<Option<UnrecordedSet>, StoreError> {
         let Package { provider, version, .. } = package;
         let key = Key::FirstSeen(provider.clone(), version.clone());
-        if matches!(self.read::<VersionHistory>(&key)?, Recorded::Whole(_)) {
+        let is_recorded = |found: Recorded| matches!(found.json::<VersionHistory>(), Recorded::Whole(_));
+        if is_recorded(self.store.records.read(&key)?) {
             return Ok(None);
         }
-        match self.history(provider, version) {
-            Ok(HistoryRecords { version: Recoverable::Whole(history), .. }) => {
-                // If the rebuilt record could not be written, this write fails and reports it.
-                if !matches!(self.read::<VersionHistory>(&key)?, Recorded::Whole(_)) {
-                    self.put(&key, &history)?;
-                }
-                Ok(None)
+        let recorded = self.judge(provider, |step| {
+            match step.history(version)?.version {
+                Recoverable::Whole(history) if !is_recorded(step.step.read(&key)?) => step.put(&key, &history),
+                Recoverable::Whole(_) => {}
+                Recoverable::Absent | Recoverable::Lost(_) => drop(step.stored_sets(package)?),
             }
-            Ok(_) => match self.stored_sets(package) {
-                Ok(_) => Ok(None),
-                Err(reason) => Ok(Some(UnrecordedSet { package: package.clone(), error: reason })),
-            },
+            Ok(())
+        });
+        match recorded.and_then(|((), written)| written) {
+            Ok(()) => Ok(None),
             Err(StoreError::Gone) => Err(StoreError::Gone),
-            Err(reason) => Ok(Some(UnrecordedSet { package: package.clone(), error: reason })),
+            Err(error) => Ok(Some(UnrecordedSet { package: package.clone(), error })),
         }
     }
 
@@ -240,13 +249,10 @@ impl ProviderHistories {
     pub(in crate::mirror) fn restore(&self, key: &Key) -> Result<bool, StoreError> {
         match key {
             Key::FirstSeen(provider, version) => {
-                let _lock = self.lock_provider(provider);
-                Ok(matches!(self.history(provider, version)?.version, Recoverable::Whole(_)))
+                let history = self.read(provider, |step| step.history(version))?;
+                Ok(matches!(history.version, Recoverable::Whole(_)))
             }
-            Key::KeyLog(provider) => {
-                let _lock = self.lock_provider(provider);
-                Ok(self.keys(provider)?.is_some())
-            }
+            Key::KeyLog(provider) => Ok(self.keys_of(provider)?.is_some()),
             Key::Seen(provider) => {
                 self.record_stored(provider)?;
                 Ok(false)
@@ -264,126 +270,124 @@ impl ProviderHistories {
         now: Timestamp,
     ) -> Result<(), StoreError> {
         let key = Key::FirstListed(provider.clone());
-        let _lock = self.lock_provider(provider);
-        self.split_by_version(provider)?;
-        let mut listed: FirstListed = self.read(&key)?.whole().unwrap_or_default();
-        let new: Vec<&Version> = versions.iter().filter(|version| !listed.versions.contains_key(version)).collect();
-        if new.is_empty() {
-            return Ok(());
-        }
-        if listed.versions.len() + new.len() > MAX_VERSIONS {
-            let now: std::collections::BTreeSet<&Version> = versions.iter().collect();
-            listed.versions.retain(|version, _| now.contains(version));
-        }
-        let free_records = MAX_VERSIONS.saturating_sub(listed.versions.len());
-        listed.versions.extend(new.into_iter().take(free_records).map(|version| (version.clone(), now)));
-        self.put_with(&key, &listed, Durability::Lazy)
+        let ((), recorded) = self.judge(provider, |step| {
+            step.split_by_version()?;
+            let mut listed: FirstListed = step.step.read(&key)?.json().whole().unwrap_or_default();
+            let new: Vec<&Version> = versions.iter().filter(|version| !listed.versions.contains_key(version)).collect();
+            if new.is_empty() {
+                return Ok(());
+            }
+            if listed.versions.len() + new.len() > MAX_VERSIONS {
+                let now: BTreeSet<&Version> = versions.iter().collect();
+                listed.versions.retain(|version, _| now.contains(version));
+            }
+            let free_records = MAX_VERSIONS.saturating_sub(listed.versions.len());
+            listed.versions.extend(new.into_iter().take(free_records).map(|version| (version.clone(), now)));
+            step.step.put_json(&key, &listed, Durability::Lazy);
+            Ok(())
+        })?;
+        recorded
     }
+}
 
+/// One step on the records of a provider.
+struct HistoryStep<'a, 'b> {
+    step: &'a mut Step<'b>,
+    store: &'a Store,
+    provider: &'a ProviderAddress,
+}
+
+impl HistoryStep<'_, '_> {
     /// Reads the records of a version and of its provider's keys. A missing or damaged record is rebuilt from stored
     /// sets. A damaged record that no stored set can rebuild is lost.
-    fn history(&self, provider: &ProviderAddress, version: &Version) -> Result<HistoryRecords, StoreError> {
-        let whole = self.split_by_version(provider)?;
-        let keys = self.key_log(provider, &whole)?;
-        let recorded = self.read(&Key::FirstSeen(provider.clone(), version.clone()))?;
-        let is_lost = match recorded {
+    fn history(&mut self, version: &Version) -> Result<HistoryRecords, StoreError> {
+        let is_lost = self.split_by_version()?;
+        let keys = self.key_log(is_lost)?;
+        let key = Key::FirstSeen(self.provider.clone(), version.clone());
+        let is_lost = match self.step.read(&key)?.json() {
             Recorded::Whole(history) => return Ok(HistoryRecords { version: Recoverable::Whole(history), keys }),
             Recorded::Damaged => true,
-            Recorded::Absent => match &whole {
-                Recorded::Whole(whole) => match whole.version(version) {
-                    Some(history) => return Ok(HistoryRecords { version: Recoverable::Whole(history), keys }),
-                    None => false,
-                },
-                Recorded::Damaged => true,
-                Recorded::Absent => false,
-            },
+            Recorded::Absent => is_lost,
         };
-        let stored = self.history_of_stored_sets(provider, version)?;
-        let key = Key::FirstSeen(provider.clone(), version.clone());
+        let stored = self.history_of_stored_sets(version)?;
         let version = match stored {
-            _ if !stored.is_empty() => Recoverable::Whole(self.write_rebuilt(&key, stored)),
+            _ if !stored.is_empty() => Recoverable::Whole(self.put_rebuilt(&key, stored)),
             _ if is_lost => Recoverable::Lost(VersionHistory::default()),
             _ => Recoverable::Absent,
         };
         Ok(HistoryRecords { version, keys })
     }
 
-    /// Writes a rebuilt record. A failed write does not fail the request: the record is rebuilt again next time.
-    fn write_rebuilt<T: Serialize>(&self, key: &Key, record: T) -> T {
+    fn keys(&mut self) -> Result<Option<KeyLog>, StoreError> {
+        let is_lost = self.split_by_version()?;
+        Ok(match self.key_log(is_lost)? {
+            Recoverable::Whole(log) => Some(log),
+            Recoverable::Absent => Some(KeyLog::default()),
+            Recoverable::Lost(_) => None,
+        })
+    }
+
+    fn put_rebuilt<T: Serialize>(&mut self, key: &Key, record: T) -> T {
         tracing::warn!(record = %key.path().display(), "a first-seen record was missing or damaged; it is rebuilt from the store");
-        if let Err(error) = self.put(key, &record) {
-            tracing::error!(%error, to_do = error.remedy(), "a first-seen record could not be rebuilt");
-        }
+        self.put(key, &record);
         record
     }
 
-    fn key_log(
-        &self,
-        provider: &ProviderAddress,
-        whole: &Recorded<ProviderRecordV0>,
-    ) -> Result<Recoverable<KeyLog>, StoreError> {
-        let is_lost = match (self.read(&Key::KeyLog(provider.clone()))?, whole) {
-            (Recorded::Whole(log), _) => return Ok(Recoverable::Whole(log)),
-            (Recorded::Absent, Recorded::Whole(whole)) => return Ok(Recoverable::Whole(whole.key_log())),
-            (Recorded::Damaged, _) | (_, Recorded::Damaged) => true,
-            (Recorded::Absent, Recorded::Absent) => false,
+    fn key_log(&mut self, is_lost: bool) -> Result<Recoverable<KeyLog>, StoreError> {
+        let keys = Key::KeyLog(self.provider.clone());
+        let is_lost = match self.step.read(&keys)?.json() {
+            Recorded::Whole(log) => return Ok(Recoverable::Whole(log)),
+            Recorded::Damaged => true,
+            Recorded::Absent => is_lost,
         };
         let mut versions = Vec::new();
-        for version in self.store.records.versions_first_seen(provider)? {
-            let key = Key::FirstSeen(provider.clone(), version);
-            versions.extend(self.read::<VersionHistory>(&key)?.whole());
+        for version in self.store.records.versions_first_seen(self.provider)? {
+            let key = Key::FirstSeen(self.provider.clone(), version);
+            versions.extend(self.step.read(&key)?.json::<VersionHistory>().whole());
         }
         let log = KeyLog::of_versions(&versions);
         Ok(match log.keys().is_empty() {
-            false => Recoverable::Whole(self.write_rebuilt(&Key::KeyLog(provider.clone()), log)),
+            false => Recoverable::Whole(self.put_rebuilt(&keys, log)),
             true if is_lost => Recoverable::Lost(log),
             true => Recoverable::Absent,
         })
     }
 
-    /// Splits a whole-provider record by version, once. Returns the record if that failed and it is still in the store.
-    fn split_by_version(&self, provider: &ProviderAddress) -> Result<Recorded<ProviderRecordV0>, StoreError> {
-        let key = Key::Seen(provider.clone());
-        let whole: ProviderRecordV0 = match self.read(&key)? {
-            Recorded::Whole(whole) => whole,
-            other => return Ok(other),
-        };
-        match self.write_split(provider, &whole) {
-            Ok(()) => Ok(Recorded::Absent),
-            Err(error) => {
-                tracing::error!(%provider, %error, to_do = error.remedy(), "the first-seen record could not be split by version; it is read as it is");
-                Ok(Recorded::Whole(whole))
-            }
-        }
+    fn whole_record(&self) -> Result<Recorded<ProviderRecordV0>, StoreError> {
+        Ok(self.step.read(&Key::Seen(self.provider.clone()))?.json())
     }
 
-    fn write_split(&self, provider: &ProviderAddress, whole: &ProviderRecordV0) -> Result<(), StoreError> {
+    /// Splits a whole-provider record by version, once. Returns true if there is one that is damaged.
+    fn split_by_version(&mut self) -> Result<bool, StoreError> {
+        let whole = match self.whole_record()? {
+            Recorded::Whole(whole) => whole,
+            other => return Ok(matches!(other, Recorded::Damaged)),
+        };
         for version in whole.versions.keys() {
-            let key = Key::FirstSeen(provider.clone(), version.clone());
+            let key = Key::FirstSeen(self.provider.clone(), version.clone());
             if let Some(history) = whole.version(version)
-                && !matches!(self.read::<VersionHistory>(&key)?, Recorded::Whole(_))
+                && !matches!(self.step.read(&key)?.json::<VersionHistory>(), Recorded::Whole(_))
             {
-                self.put(&key, &history)?;
+                self.put(&key, &history);
             }
         }
-        let keys = Key::KeyLog(provider.clone());
-        if !matches!(self.read::<KeyLog>(&keys)?, Recorded::Whole(_)) {
-            self.put(&keys, &whole.key_log())?;
+        let keys = Key::KeyLog(self.provider.clone());
+        if !matches!(self.step.read(&keys)?.json::<KeyLog>(), Recorded::Whole(_)) {
+            self.put(&keys, &whole.key_log());
         }
         let versions = whole.versions.iter().map(|(version, seen)| (version.clone(), seen.first_seen));
         let listed = FirstListed { versions: versions.take(MAX_VERSIONS).collect() };
-        self.put(&Key::FirstListed(provider.clone()), &listed)?;
-        self.store.records.remove(&Key::Seen(provider.clone()), Durability::Synced)
+        self.put(&Key::FirstListed(self.provider.clone()), &listed);
+        // Last: a crash before leaves the record to be split again.
+        let whole = Key::Seen(self.provider.clone());
+        self.step.change(&whole, Action::Remove(Durability::Synced), IndexEntry::Unindexed);
+        Ok(false)
     }
 
-    fn history_of_stored_sets(
-        &self,
-        provider: &ProviderAddress,
-        version: &Version,
-    ) -> Result<VersionHistory, StoreError> {
+    fn history_of_stored_sets(&self, version: &Version) -> Result<VersionHistory, StoreError> {
         let mut sets = Vec::new();
-        for platform in self.store.records.platforms_with_sets(provider, version)? {
-            let package = Package { provider: provider.clone(), version: version.clone(), platform };
+        for platform in self.store.records.platforms_with_sets(self.provider, version)? {
+            let package = Package { provider: self.provider.clone(), version: version.clone(), platform };
             for set in self.stored_sets(&package)? {
                 sets.extend(set.checksums().map(|sums| (package.clone(), set, sums)));
             }
@@ -395,38 +399,25 @@ impl ProviderHistories {
     /// The stored sets of a package, the previous set first. Sets imported without signatures prove nothing and are
     /// left out.
     fn stored_sets(&self, package: &Package) -> Result<Vec<Arc<ProofSet>>, StoreError> {
-        let Some(record) = self.store.records.get(&Key::ProofSet(package.clone()))? else { return Ok(Vec::new()) };
-        let Some(record_set) = StoredProofSet::read(record, package) else { return Ok(Vec::new()) };
+        let record = self.step.read(&Key::ProofSet(package.clone()))?.whole();
+        let Some(record_set) = record.and_then(|record| StoredProofSet::read(record, package)) else {
+            return Ok(Vec::new());
+        };
         let sets = record_set.predecessor.map(|(set, _)| set).into_iter().chain([record_set.current]);
         Ok(sets.filter(|set| set.proof().how != ProofBasis::Imported).collect())
     }
 
-    fn write(&self, package: &Package, to_write: HistoryUpdate) -> Result<(), StoreError> {
-        if let Some(version) = to_write.version {
-            self.put(&Key::FirstSeen(package.provider.clone(), package.version.clone()), &version)?;
+    fn write(&mut self, version: &Version, to_write: HistoryUpdate) {
+        if let Some(history) = to_write.version {
+            self.put(&Key::FirstSeen(self.provider.clone(), version.clone()), &history);
         }
         if let Some(keys) = to_write.keys {
-            self.put(&Key::KeyLog(package.provider.clone()), &keys)?;
+            self.put(&Key::KeyLog(self.provider.clone()), &keys);
         }
-        Ok(())
     }
 
-    fn read<T: DeserializeOwned>(&self, key: &Key) -> Result<Recorded<T>, StoreError> {
-        Ok(match self.store.records.read(key)? {
-            Recorded::Whole(record) => serde_json::from_slice(&record).map_or(Recorded::Damaged, Recorded::Whole),
-            Recorded::Absent => Recorded::Absent,
-            Recorded::Damaged => Recorded::Damaged,
-        })
-    }
-
-    fn put(&self, key: &Key, record: &impl Serialize) -> Result<(), StoreError> {
-        self.put_with(key, record, Durability::Synced)
-    }
-
-    fn put_with(&self, key: &Key, record: &impl Serialize, durability: Durability) -> Result<(), StoreError> {
-        let record = serde_json::to_vec(record)
-            .map_err(|e| StoreError::Index(format!("a first-seen record cannot be written: {e}")))?;
-        self.store.records.put(key, &record, durability).map(drop)
+    fn put(&mut self, key: &Key, record: &impl Serialize) {
+        self.step.put_json(key, record, Durability::Synced);
     }
 }
 

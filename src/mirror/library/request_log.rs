@@ -12,7 +12,7 @@ use crate::mirror::library::missing::{MissingPackage, MissingRequests, RequestCo
 use crate::mirror::{RequestContext, RuntimeConfig};
 use parking_lot::Mutex;
 
-use crate::store::{Durability, Key, Recorded, Store, StoreError};
+use crate::store::{Durability, IndexEntry, Key, Recorded, Store, StoreError};
 
 /// The delay before the record is saved. A kill loses what was recorded since the last save.
 const SAVE_DELAY: Duration = Duration::from_secs(1);
@@ -113,16 +113,15 @@ impl Library {
 
     /// Saves the record if it changed since the last save.
     pub(in crate::mirror) fn save_missing(&self) -> Result<(), StoreError> {
-        let _lock = self.catalog.record_lock(&Key::Missing).lock();
-        let record = {
-            let mut wants = self.missing.requests.lock();
-            if !wants.take_changed() {
-                return Ok(());
-            }
-            wants.write()
-        };
-        let put = self.store.records.put(&Key::Missing, &record, Durability::Lazy);
-        put.map(drop).inspect_err(|_| self.missing.requests.lock().mark_unsaved())
+        if !self.missing.requests.lock().take_changed() {
+            return Ok(());
+        }
+        let saved = self.store.records.change(&Key::Missing, |step| {
+            let record = self.missing.requests.lock().write();
+            step.put(&Key::Missing, record, Durability::Lazy, IndexEntry::Unindexed);
+            Ok(())
+        });
+        saved.inspect_err(|_| self.missing.requests.lock().mark_unsaved())
     }
 
     /// Marks the record as unsaved, because the file on disk is lost.

@@ -17,7 +17,7 @@ use crate::mirror::documents::revalidate::{Aged, FlightResult, Revalidatable};
 use crate::mirror::freshness::{Age, FreshnessRule, RevalidationTarget};
 use crate::mirror::library::record_format as parts;
 use crate::mirror::{Library, default_if_gone};
-use crate::store::{Durability, Key, StoreError};
+use crate::store::{Durability, IndexEntry, Key, StoreError};
 use crate::upstream::Upstream;
 use crate::upstream::breaker::Origin;
 use crate::upstream::discovery::Discovery;
@@ -249,20 +249,20 @@ impl Library {
         coming: StoredDocument,
         now: Timestamp,
         durability: Durability,
-        made: impl FnOnce(Option<&StoredDocument>, StoredDocument) -> Result<StoredDocument, StoreError>,
+        mut made: impl FnMut(Option<&StoredDocument>, StoredDocument) -> Result<StoredDocument, StoreError>,
     ) -> Result<ReplaceOutcome, StoreError> {
-        let _lock = self.catalog.record_lock(key).lock();
-        let stored = default_if_gone(self.store.records.get(key))?.and_then(StoredDocument::read);
-        if let Some(stored) = stored.as_ref().filter(|stored| stored.age().is_confirmed_after(coming.age(), now)) {
-            return Ok(ReplaceOutcome::KeptExisting(Box::new(stored.clone())));
-        }
-        let made = made(stored.as_ref(), coming)?;
-        let size_bytes = self.store.records.put(key, &made.write(), durability)?;
-        self.store.index.document_stored(key, size_bytes, made.metadata.checked);
-        Ok(ReplaceOutcome::Stored)
+        self.store.records.change(key, |step| {
+            let stored = default_if_gone(step.read(key))?.whole().and_then(StoredDocument::read);
+            if let Some(stored) = stored.as_ref().filter(|stored| stored.age().is_confirmed_after(coming.age(), now)) {
+                return Ok(ReplaceOutcome::KeptExisting(Box::new(stored.clone())));
+            }
+            let made = made(stored.as_ref(), coming.clone())?;
+            step.put(key, made.write(), durability, IndexEntry::Document(made.metadata.checked));
+            Ok(ReplaceOutcome::Stored)
+        })
     }
 
-    /// Writes a document and indexes its size.
+    /// Writes a document, whatever was stored.
     pub(in crate::mirror) fn write_document(
         &self,
         key: &Key,
@@ -270,17 +270,14 @@ impl Library {
         now: Timestamp,
         durability: Durability,
     ) -> Result<(), StoreError> {
-        let _lock = self.catalog.record_lock(key).lock();
-        let size_bytes = self.store.records.put(key, record, durability)?;
-        self.store.index.document_stored(key, size_bytes, now);
-        Ok(())
+        self.store.records.change(key, |step| {
+            step.put(key, record.to_vec(), durability, IndexEntry::Document(now));
+            Ok(())
+        })
     }
 
     pub(in crate::mirror) fn remove_document(&self, key: &Key, durability: Durability) -> Result<(), StoreError> {
-        let _lock = self.catalog.record_lock(key).lock();
-        self.store.records.remove(key, durability)?;
-        self.store.index.document_gone(key);
-        Ok(())
+        self.store.records.remove(key, durability)
     }
 
     pub(in crate::mirror) async fn drop_document(self: &Arc<Self>, key: Key) -> Result<(), Error> {

@@ -109,7 +109,7 @@ impl Operations {
         pace: &mut ReadRate,
         call: &RequestContext,
     ) -> Result<RehashOutcome, Error> {
-        let opened = self.library.on_disk(move |library| library.store.blobs.get(&digest)).await?;
+        let opened = self.library.on_disk(move |library| library.store.blobs.open(&digest)).await?;
         if let Some(blob) = &opened
             && self.is_right(blob, digest, pace).await?
         {

@@ -182,14 +182,10 @@ impl VerifyRun {
     async fn records(&mut self, keys: Vec<Key>) {
         for key in keys {
             let owned_key = key.clone();
-            let looked = self.operations.library.on_disk(move |library| {
-                let _lock = library.catalog.record_lock(&owned_key).lock();
-                let looked = library.store.records.read(&owned_key)?;
-                if matches!(looked, Recorded::Damaged) {
-                    library.store.index.document_gone(&owned_key);
-                }
-                Ok(matches!(looked, Recorded::Damaged))
-            });
+            let looked = self
+                .operations
+                .library
+                .on_disk(move |library| Ok(matches!(library.store.records.read(&owned_key)?, Recorded::Damaged)));
             match looked.await {
                 Ok(false) => {}
                 Ok(true) => {

@@ -88,7 +88,7 @@ fn artifact(path: &[u8]) -> Option<Artifact> {
 impl Index {
     /// Records the archives that a name lists; the caller holds the lock of the name's record. An empty `name` removes the
     /// entry.
-    pub fn name_changed(&self, artifact: &Artifact, name: &IndexedName) {
+    pub(super) fn name_changed(&self, artifact: &Artifact, name: &IndexedName) {
         self.unreadable.lock().remove(artifact);
         let previous = match self.name(artifact) {
             Ok(previous) => previous.unwrap_or_default(),

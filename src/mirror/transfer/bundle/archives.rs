@@ -120,7 +120,7 @@ impl EntryVerdict {
                 (EntryToCommit::Module(module), digest)
             }
         };
-        let Some(blob) = library.store.blobs.get(&digest).map_err(store_failed)? else {
+        let Some(blob) = library.store.blobs.open(&digest).map_err(store_failed)? else {
             return Err(missing());
         };
         let (actual, fast) = blob.hashes().map_err(store_failed)?;

@@ -174,7 +174,7 @@ impl Transfers {
                 ))
             };
             let blob =
-                self.library.store.blobs.get(&file.file.sha256).map_err(io::Error::other)?.ok_or_else(evicted)?;
+                self.library.store.blobs.open(&file.file.sha256).map_err(io::Error::other)?.ok_or_else(evicted)?;
             let with_archive = |e: io::Error| io::Error::new(e.kind(), format!("the archive of {}: {e}", entry_name()));
             writer.file(&file, blob.reader().take(blob.size_bytes())).map_err(with_archive)?;
         }
@@ -235,7 +235,7 @@ impl Transfers {
             let reason = "was imported without signatures, so no other mirror can verify it; run `larder import` there";
             return Err(GatherError::Missing(vec![format!("{package} {reason}")]));
         }
-        let Some(blob) = self.library.store.blobs.get(&digest)? else {
+        let Some(blob) = self.library.store.blobs.open(&digest)? else {
             return Err(not_held(&format!("the archive of {package}")));
         };
         if known.has(&Artifact::from(package), digest, proof_of(set)) {

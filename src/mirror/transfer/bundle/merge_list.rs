@@ -12,7 +12,7 @@ use crate::bundle::{BundleEntry, Manifest};
 use crate::mirror::documents::provider_versions::entry_of;
 use crate::mirror::library::stored_document::StoredDocument;
 use crate::mirror::modules::entry_of_module;
-use crate::store::{Durability, Key, StoreError};
+use crate::store::{Durability, IndexEntry, Key, StoreError};
 
 type ListEntries = BTreeMap<Version, Box<RawValue>>;
 
@@ -120,14 +120,19 @@ impl Library {
             })
             .collect();
         for key in lists {
-            let _lock = self.catalog.record_lock(&key).lock();
-            let Some(stored) = self.store.records.get(&key)?.and_then(StoredDocument::read) else { continue };
-            let listing = self.merge_stored_entries(&key, Some(&stored), stored.clone())?;
-            if listing.has_same_content(&stored) {
+            let is_listed = self.store.records.change(&key, |step| {
+                let Some(stored) = step.read(&key)?.whole().and_then(StoredDocument::read) else { return Ok(false) };
+                let listing = self.merge_stored_entries(&key, Some(&stored), stored.clone())?;
+                if listing.has_same_content(&stored) {
+                    return Ok(false);
+                }
+                let entry = IndexEntry::Document(listing.metadata.checked);
+                step.put(&key, listing.write(), Durability::Synced, entry);
+                Ok(true)
+            })?;
+            if !is_listed {
                 continue;
             }
-            let size_bytes = self.store.records.put(&key, &listing.write(), Durability::Synced)?;
-            self.store.index.document_stored(&key, size_bytes, listing.metadata.checked);
             match &key {
                 Key::ProviderVersions(address) => self.bump_revision(address),
                 Key::ModuleVersions(address) => self.bump_module_revision(address),

@@ -56,7 +56,7 @@ impl Library {
             if !is_it || !is_pinned {
                 continue;
             }
-            if let Some(blob) = self.store.blobs.get(&archive.digest)? {
+            if let Some(blob) = self.store.blobs.open(&archive.digest)? {
                 let first_seen = seen.as_ref().map_or(archive.kept, |seen| seen.first_seen);
                 return Ok(Some(StoredModule { archive, packed, size_bytes: blob.size_bytes(), first_seen }));
             }
@@ -134,9 +134,9 @@ impl BundledModule {
         let StagedBundleArchive { fast, size_bytes, .. } = arrived;
         let Self { package, key, location, archive: digest, origin, pinned_tree: sighting, is_accepted } = self;
         let comparison = if is_accepted {
-            module_history::accept(library, &key, sighting.clone()).map(|_| TreeComparison::Consistent)
+            module_history::accept(library, &key, &sighting).map(|_| TreeComparison::Consistent)
         } else {
-            module_history::compare_and_record(library, &key, sighting.clone())
+            module_history::compare(library, &key, &sighting, None)
         };
         let is_right = match comparison {
             Ok(comparison) => {

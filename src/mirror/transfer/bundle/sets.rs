@@ -16,7 +16,7 @@ use crate::mirror::transfer::bundle::archives::StagedBundleArchive;
 use crate::mirror::transfer::bundle::entry::{EntryCriteria, SmallFiles, store_failed};
 use crate::mirror::transfer::tree::imported_differs;
 use crate::mirror::{Library, default_if_gone};
-use crate::store::{Durability, Key, StoreError};
+use crate::store::{Durability, IndexEntry, Key, StoreError};
 use crate::upstream::error::sanitized;
 use crate::upstream::providers::DownloadDocument;
 use crate::upstream::request::Validators;
@@ -180,33 +180,33 @@ impl Library {
         now: Timestamp,
     ) -> Result<Option<StoredProofSet>, StoreError> {
         let key = Key::ProofSet(package.clone());
-        let _lock = self.catalog.record_lock(&key).lock();
-        if self.has_set_or_newer(package, set, age, now)? {
-            return Ok(None);
-        }
-        let stored = self.read_set(package)?.map(|stored| Arc::unwrap_or_clone(stored.stored_set));
-        let predecessor = match stored {
-            None => None,
-            // An unsigned set is never kept as the previous one.
-            Some(stored) if stored.current.proof().how == ProofBasis::Imported => {
-                let before = stored.current.document.shasum;
-                if before != set.document.shasum && !self.is_repacked(package, before)? {
-                    tracing::error!(%package, "ALARM: an unsigned import differs from a bundle's verified archive; the bundle's is served from now on");
-                    let detail = imported_differs(before, set.document.shasum);
-                    self.raise_alarm(AlarmKind::ImportedDiffers, &package.provider, &package.version, detail, now);
+        self.store.records.change(&key, |step| {
+            if self.has_set_or_newer(package, set, age, now)? {
+                return Ok(None);
+            }
+            let stored = self.read_set(package)?.map(|stored| Arc::unwrap_or_clone(stored.stored_set));
+            let predecessor = match stored {
+                None => None,
+                // An unsigned set is never kept as the previous one.
+                Some(stored) if stored.current.proof().how == ProofBasis::Imported => {
+                    let before = stored.current.document.shasum;
+                    if before != set.document.shasum && !self.is_repacked(package, before)? {
+                        tracing::error!(%package, "ALARM: an unsigned import differs from a bundle's verified archive; the bundle's is served from now on");
+                        let detail = imported_differs(before, set.document.shasum);
+                        self.raise_alarm(AlarmKind::ImportedDiffers, &package.provider, &package.version, detail, now);
+                    }
+                    None
                 }
-                None
-            }
-            Some(stored) if set.has_same_files(&stored.current) => stored.predecessor,
-            Some(stored) if default_if_gone(self.store.blobs.is_stored(&stored.current.document.shasum))? => {
-                Some((stored.current, now))
-            }
-            Some(stored) => stored.predecessor,
-        };
-        let kept = StoredProofSet { predecessor, current: Arc::clone(set), age };
-        let size_bytes = self.store.records.put(&key, &kept.write(), Durability::Synced)?;
-        self.store.index.document_stored(&key, size_bytes, now);
-        Ok(Some(kept))
+                Some(stored) if set.has_same_files(&stored.current) => stored.predecessor,
+                Some(stored) if default_if_gone(self.store.blobs.is_stored(&stored.current.document.shasum))? => {
+                    Some((stored.current, now))
+                }
+                Some(stored) => stored.predecessor,
+            };
+            let kept = StoredProofSet { predecessor, current: Arc::clone(set), age };
+            step.put(&key, kept.write(), Durability::Synced, IndexEntry::Document(now));
+            Ok(Some(kept))
+        })
     }
 }
 

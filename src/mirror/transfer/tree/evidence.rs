@@ -297,7 +297,7 @@ impl Library {
     fn held_package_hashes(&self, package: &Package) -> Result<Vec<String>, StoreError> {
         let mut known = Vec::new();
         for archive in self.catalog.name(package)?.archives {
-            let Some(blob) = default_if_gone(self.store.blobs.get(&archive.digest))? else { continue };
+            let Some(blob) = default_if_gone(self.store.blobs.open(&archive.digest))? else { continue };
             if unless_damaged(blob.fast_hash())? != Some(archive.fast) {
                 continue;
             }

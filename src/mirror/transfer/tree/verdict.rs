@@ -299,7 +299,7 @@ impl TreeImport {
         if transfers.library.catalog.name(&arrived.package)?.get(digest).is_none() {
             return Ok(StoredState::Nothing);
         }
-        let Some(blob) = default_if_gone(transfers.library.store.blobs.get(digest))? else {
+        let Some(blob) = default_if_gone(transfers.library.store.blobs.open(digest))? else {
             return Ok(StoredState::Nothing);
         };
         if unless_damaged(blob.fast_hash())? == Some(arrived.fast) {
