@@ -7,7 +7,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::key::RecordGroup;
-use super::store_lock::StoreLock;
+use super::locks::StoreLock;
 use super::{
     Action, Blob, Blobs, Change, Durability, Generation, Key, Recorded, Records, Staged, Staging, StoreError,
     WriteOutcome,

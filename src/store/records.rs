@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use super::disk::{self, Quarantine};
 use super::key::RecordGroup;
+use super::locks::StoreLock;
 use super::staged::Staging;
-use super::store_lock::StoreLock;
 use super::{FORMAT, Index, IndexedName, Key, StoreError, Striped};
 use crate::address::{
     Address, Artifact, Hostname, ModuleAddress, ModuleName, ModulePackage, Package, Platform, ProviderAddress, Version,

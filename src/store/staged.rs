@@ -10,7 +10,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::blobs::{FileBytes, each_piece};
-use super::store_lock::StoreLock;
+use super::locks::StoreLock;
 use super::{StoreError, disk};
 use crate::clock::Timestamp;
 use crate::digest::{Digest, FastHash, Hasher};

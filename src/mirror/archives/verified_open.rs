@@ -164,7 +164,7 @@ impl VerifiedReader {
                     .change_name(&artifact, |name| name.archives.retain(|archive| archive.digest != digest))?;
                 library.store.index.archive_gone(&digest);
                 library.runtime.counters.damaged(because);
-                library.bump_artifact_revision(&artifact);
+                library.bump_revision(&artifact);
                 Ok(())
             })
             .await

@@ -118,7 +118,7 @@ impl Documents {
                 ListingState::Unknown(Some(unread)) => return Err(unread.clone()),
                 _ => {
                     let gone_copy = self.keep_gone_copy(wanted, before, &error, call).await;
-                    gone_copy.inspect_err(|_| self.library.bump_module_revision(&package.module))?
+                    gone_copy.inspect_err(|_| self.library.bump_revision(&package.module))?
                 }
             },
             (Err(error), _) => return Err(error.into()),
@@ -128,7 +128,7 @@ impl Documents {
             return Ok(Aged { age: stored_document.age(), value: Arc::new(stored_document) });
         }
         let stored = self.library.store_document(wanted.key.clone(), stored_document).await;
-        self.library.bump_module_revision(&package.module);
+        self.library.bump_revision(&package.module);
         stored
     }
 }

@@ -123,7 +123,7 @@ impl Documents {
             (Err(error), _) => return Err(error.into()),
         };
         let stored = self.library.store_document(wanted.key.clone(), stored_document).await;
-        self.library.bump_module_revision(&module);
+        self.library.bump_revision(&module);
         stored
     }
 

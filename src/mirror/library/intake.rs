@@ -63,7 +63,7 @@ impl Library {
         // A replaced archive remains for clients that got its digest; it is no longer current.
         self.catalog.change_name(artifact, |name| name.put(archive.clone()))?;
         self.store.index.archive_stored(&archive.digest, archive.size_bytes, archive.kept);
-        self.bump_artifact_revision(artifact);
+        self.bump_revision(artifact);
         Ok(Some(archive))
     }
 

@@ -116,7 +116,7 @@ impl Purge<'_> {
             Ok(())
         });
         library.runtime.forget_absences(address, versions);
-        library.bump_address_revision(address);
+        library.bump_revision(address);
         ended
     }
 

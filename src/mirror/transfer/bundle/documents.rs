@@ -70,7 +70,7 @@ impl BundledDocumentUpdate {
         });
         match &key {
             Key::ProviderVersions(address) => library.bump_revision(address),
-            Key::ModuleVersions(address) => library.bump_module_revision(address),
+            Key::ModuleVersions(address) => library.bump_revision(address),
             _ => {}
         }
         library.enforce_size_limit();

@@ -135,7 +135,7 @@ impl Library {
             }
             match &key {
                 Key::ProviderVersions(address) => self.bump_revision(address),
-                Key::ModuleVersions(address) => self.bump_module_revision(address),
+                Key::ModuleVersions(address) => self.bump_revision(address),
                 _ => {}
             }
         }

@@ -7,8 +7,8 @@ use crate::bundle::{ApplyOutcome, FetchOrigin, FileRole, ProviderEntry, Signatur
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::mirror::freshness::Age;
-use crate::mirror::library::admission::Admission;
 use crate::mirror::library::proof_set::{ProofSet, ProofSetMetadata, StoredProofSet};
+use crate::mirror::library::provider_history::Admission;
 use crate::mirror::library::{
     AcceptScope, AcceptedFinding, AlarmEvent, AlarmKind, AlarmPart, Observation, Signer, StoredArchive, observation,
 };
