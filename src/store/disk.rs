@@ -49,10 +49,6 @@ pub(super) fn recreate_folder(path: &Path) -> Result<(), StoreError> {
     }
 }
 
-pub(super) fn is_folder(path: &Path) -> bool {
-    path.is_dir()
-}
-
 /// Returns true if the folder exists. A failed check is an error, not false.
 pub(super) fn folder_exists(path: &Path) -> Result<bool, StoreError> {
     Ok(metadata_of(path)?.is_some_and(|(is_folder, _, _)| is_folder))
@@ -79,11 +75,6 @@ fn format_of(path: &Path) -> Result<Option<u32>, StoreError> {
         Some(found) if found > FORMAT => Err(StoreError::Newer { path: path.to_owned(), found }),
         found => Ok(found),
     }
-}
-
-/// Returns true if the file exists. A failed check is an error, not false.
-pub(super) fn file_exists(path: &Path) -> Result<bool, StoreError> {
-    Ok(metadata_of(path)?.is_some_and(|(is_folder, _, _)| !is_folder))
 }
 
 pub(super) fn open_lock(path: &Path) -> Result<File, StoreError> {

@@ -63,20 +63,17 @@ impl Index {
     /// [behind](Self::is_complete) the files, and serves until it is complete.
     pub(super) fn open(folder: &Path, now: Timestamp) -> Result<Self, StoreError> {
         refuse_if_locked(folder)?;
-        // sled may panic on damage instead of returning an error.
-        let panicked = |_| Err(StoreError::Index("its library panicked".to_owned()));
-        let guarded = || {
-            let opened = catch_unwind(AssertUnwindSafe(|| Self::open_on_disk(folder))).unwrap_or_else(panicked)?;
+        let open = || {
+            let opened = guarded(|| Ok(Self::with_entries(folder, IndexBackend::on_disk(folder)?)))?;
             // A damaged index is not closed: closing may wait forever for a dead thread.
             let index = ManuallyDrop::new(opened);
-            let usable = catch_unwind(AssertUnwindSafe(|| index.trust_clean_close()));
-            usable.unwrap_or_else(|_| Err(StoreError::Index("its library panicked".to_owned())))?;
+            guarded(|| index.trust_clean_close())?;
             Ok(ManuallyDrop::into_inner(index))
         };
-        let usable = match guarded() {
+        let usable = match open() {
             Err(StoreError::Index(reason)) => quarantine_index(folder, now).and_then(|aside| {
                 tracing::error!(%reason, aside = %aside.display(), "the index is damaged; it was quarantined and is rebuilt");
-                guarded()
+                open()
             }),
             usable => usable,
         };
@@ -126,10 +123,6 @@ impl Index {
             None => *self.totals.lock() = self.count()?,
         }
         self.entries.read().flush()
-    }
-
-    fn open_on_disk(folder: &Path) -> Result<Self, StoreError> {
-        Ok(Self::with_entries(folder, IndexBackend::on_disk(folder)?))
     }
 
     /// The totals, counted from all entries.
@@ -415,9 +408,7 @@ impl Index {
     /// Starts to complete the index. The existing entries stay, unless one cannot be read: a damaged index may have lost
     /// any entry, so a new index starts in memory. Returns true if the caller must record every file.
     pub fn begin_completion(&self) -> bool {
-        let checked = catch_unwind(AssertUnwindSafe(|| self.read_all()));
-        let damage = checked.unwrap_or_else(|_| Err(StoreError::Index("its library panicked".to_owned()))).err();
-        if let Some(reason) = damage {
+        if let Err(reason) = guarded(|| self.read_all()) {
             self.start_over(&reason);
         }
         let was_complete = self.is_complete();
@@ -532,4 +523,10 @@ impl Index {
         })?;
         Ok(chosen)
     }
+}
+
+/// Runs work of sled, which may panic on damage instead of returning an error.
+fn guarded<T>(work: impl FnOnce() -> Result<T, StoreError>) -> Result<T, StoreError> {
+    let panicked = |_| Err(StoreError::Index("its library panicked".to_owned()));
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(panicked)
 }

@@ -206,7 +206,7 @@ impl Store {
         let name = format!("{}-{}", time.date_time().replace(':', "-"), manifest.prefix());
         let mut path = folder.join(format!("{name}.json"));
         for number in 2..MAX_SAME_NAME {
-            if !disk::file_exists(&path)? {
+            if disk::file_metadata(&path)?.is_none() {
                 break;
             }
             path = folder.join(format!("{name}-{number}.json"));

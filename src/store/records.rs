@@ -35,7 +35,7 @@ pub enum Durability {
 impl Durability {
     /// Makes the removal of a file durable.
     pub(super) fn of_removal(self, path: &Path) -> Result<(), StoreError> {
-        let must_sync = self == Self::Synced && path.parent().is_some_and(disk::is_folder);
+        let must_sync = self == Self::Synced && path.parent().is_some_and(Path::is_dir);
         if must_sync { disk::sync_folder_of(path) } else { Ok(()) }
     }
 }
@@ -62,12 +62,17 @@ impl<R> Recorded<R> {
 
 impl Recorded {
     /// Parses the record; one that cannot be parsed counts as damaged.
-    pub fn json<T: DeserializeOwned>(self) -> Recorded<T> {
+    pub fn parsed<T>(self, parse: impl FnOnce(Vec<u8>) -> Option<T>) -> Recorded<T> {
         match self {
-            Self::Whole(record) => serde_json::from_slice(&record).map_or(Recorded::Damaged, Recorded::Whole),
+            Self::Whole(record) => parse(record).map_or(Recorded::Damaged, Recorded::Whole),
             Self::Absent => Recorded::Absent,
             Self::Damaged => Recorded::Damaged,
         }
+    }
+
+    /// Parses the record as JSON.
+    pub fn json<T: DeserializeOwned>(self) -> Recorded<T> {
+        self.parsed(|record| serde_json::from_slice(&record).ok())
     }
 }
 
@@ -159,7 +164,8 @@ pub trait Records: fmt::Debug + Send + Sync {
 /// One step: reads of the records of a group, and the changes that were judged from them.
 #[derive(Debug)]
 pub struct Step<'a> {
-    records: &'a dyn Records,
+    /// The records as they are without this step.
+    pub records: &'a dyn Records,
     changes: Vec<Change>,
 }
 
@@ -237,6 +243,22 @@ impl dyn Records + '_ {
         self.read(key).map(Recorded::whole)
     }
 
+    /// Reads and parses a record. One that cannot be parsed is quarantined, unless it is replaced meanwhile.
+    pub fn read_as<T>(&self, key: &Key, parse: impl Fn(Vec<u8>) -> Option<T>) -> Result<Recorded<T>, StoreError> {
+        let recorded = self.read(key)?;
+        let was_whole = matches!(recorded, Recorded::Whole(_));
+        match recorded.parsed(&parse) {
+            Recorded::Damaged if was_whole => self.change(key, |step| {
+                let recorded = step.read(key)?.parsed(&parse);
+                if matches!(recorded, Recorded::Damaged) {
+                    step.change(key, Action::Quarantine, IndexEntry::Gone);
+                }
+                Ok(recorded)
+            }),
+            recorded => Ok(recorded),
+        }
+    }
+
     /// Replaces a record without an index entry, whatever it was.
     pub fn put(&self, key: &Key, record: &[u8], durability: Durability) -> Result<(), StoreError> {
         self.one(key, &Action::Put(record.to_vec(), durability), &IndexEntry::Unindexed)
@@ -271,42 +293,42 @@ impl dyn Records + '_ {
 
     /// The packages of a provider with proof sets.
     pub fn packages_with_sets(&self, provider: &ProviderAddress) -> Result<Vec<Package>, StoreError> {
-        self.chosen_below(&Key::documents_of(provider), |key| {
+        self.chosen_below(&Key::provider("documents", provider), |key| {
             if let Key::ProofSet(package) = key { Some(package) } else { None }
         })
     }
 
     /// The packages of a provider with a name record: those with a stored archive.
     pub fn packages_with_names(&self, provider: &ProviderAddress) -> Result<Vec<Package>, StoreError> {
-        self.chosen_below(&Key::names_of(provider), |key| {
+        self.chosen_below(&Key::provider("names", provider), |key| {
             if let Key::Name(Artifact::Provider(package)) = key { Some(package) } else { None }
         })
     }
 
     /// The versions of a module with a name record: those with a stored archive.
     pub fn module_packages_with_names(&self, module: &ModuleAddress) -> Result<Vec<ModulePackage>, StoreError> {
-        self.chosen_below(&Key::names_of_module(module), |key| {
+        self.chosen_below(&Key::module("names", module), |key| {
             if let Key::Name(Artifact::Module(package)) = key { Some(package) } else { None }
         })
     }
 
     /// The versions of a module with a location record.
     pub fn module_packages_with_locations(&self, module: &ModuleAddress) -> Result<Vec<ModulePackage>, StoreError> {
-        self.chosen_below(&Key::documents_of_module(module), |key| {
+        self.chosen_below(&Key::module("documents", module), |key| {
             if let Key::ModuleLocation(package) = key { Some(package) } else { None }
         })
     }
 
     /// The versions of a module with first-seen records.
     pub fn module_packages_seen(&self, module: &ModuleAddress) -> Result<Vec<ModulePackage>, StoreError> {
-        self.chosen_below(&Key::first_seen_of_module(module), |key| {
+        self.chosen_below(&Key::module("seen", module), |key| {
             if let Key::SeenModule(package) = key { Some(package) } else { None }
         })
     }
 
     /// The versions of a provider with first-seen records.
     pub fn versions_first_seen(&self, provider: &ProviderAddress) -> Result<Vec<Version>, StoreError> {
-        self.chosen_below(&Key::first_seen_of(provider), |key| {
+        self.chosen_below(&Key::provider("seen", provider), |key| {
             if let Key::FirstSeen(_, version) = key { Some(version) } else { None }
         })
     }
@@ -436,7 +458,7 @@ impl FolderRecords {
         quarantine: Quarantine,
         lock: StoreLock,
     ) -> Result<Self, StoreError> {
-        let is_new = !disk::is_folder(&root.join(KINDS[0]));
+        let is_new = !root.join(KINDS[0]).is_dir();
         for kind in KINDS {
             let made = disk::create_folder(&root.join(kind));
             // A store of an older larder lacks some folders, and its disk may be mounted read-only: then reading still works.
@@ -528,10 +550,9 @@ impl Records for FolderRecords {
             }
             Err(failed) => return Err(failed),
         };
-        match header_kind(&file) {
-            HeaderKind::Whole { start } => Ok(Recorded::Whole(file.split_off(start))),
-            HeaderKind::Newer(found) => Err(StoreError::Newer { path, found }),
-            HeaderKind::Damaged => self.damaged(key),
+        match record_start(&file).map_err(|found| StoreError::Newer { path, found })? {
+            Some(start) => Ok(Recorded::Whole(file.split_off(start))),
+            None => self.damaged(key),
         }
     }
 
@@ -586,19 +607,10 @@ impl Records for FolderRecords {
     }
 }
 
-/// The state of a record's file, by its header.
-enum HeaderKind {
-    /// Complete; the record begins at byte `start`.
-    Whole {
-        start: usize,
-    },
-    /// Written in this newer format.
-    Newer(u32),
-    Damaged,
-}
-
-fn header_kind(file: &[u8]) -> HeaderKind {
-    let Some(end) = file.iter().take(1024).position(|byte| *byte == b'\n') else { return HeaderKind::Damaged };
+/// The byte at which the record begins in its file; `None` if the file is damaged. The error is the format of a newer
+/// larder.
+fn record_start(file: &[u8]) -> Result<Option<usize>, u32> {
+    let Some(end) = file.iter().take(1024).position(|byte| *byte == b'\n') else { return Ok(None) };
     let (line, record) = (&file[..end], &file[end + 1..]);
     // A header of a newer format may have other members, but always has `format`.
     #[derive(Deserialize)]
@@ -608,12 +620,10 @@ fn header_kind(file: &[u8]) -> HeaderKind {
     if let Ok(Format { format }) = serde_json::from_slice(line)
         && format > FORMAT
     {
-        return HeaderKind::Newer(format);
+        return Err(format);
     }
-    match serde_json::from_slice::<RecordHeader>(line) {
-        Ok(header) if header.bytes == record.len() && header.blake3 == *blake3::hash(record).to_hex() => {
-            HeaderKind::Whole { start: end + 1 }
-        }
-        _ => HeaderKind::Damaged,
-    }
+    let header: Option<RecordHeader> = serde_json::from_slice(line).ok();
+    let is_whole =
+        |header: RecordHeader| header.bytes == record.len() && header.blake3 == *blake3::hash(record).to_hex();
+    Ok(header.is_some_and(is_whole).then_some(end + 1))
 }

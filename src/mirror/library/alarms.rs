@@ -93,7 +93,7 @@ impl AlarmKind {
     }
 
     /// True for a finding about the provider as a whole, whatever version it was found with.
-    pub(in crate::mirror) fn concerns_provider(self) -> bool {
+    fn concerns_provider(self) -> bool {
         matches!(self, Self::NewKey | Self::SignatureLost)
     }
 
@@ -142,10 +142,6 @@ struct AlarmEntry {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     key: Option<String>,
 }
-
-/// The alarms of an address could not be saved: a restart would lose them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::mirror) struct AlarmNotSaved;
 
 impl AlarmEntry {
     fn read(raw: &RawValue) -> Option<(AlarmSubject, Alarm)> {
@@ -213,7 +209,7 @@ impl AlarmsOfAddress {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::mirror) enum RaiseOutcome {
+enum RaiseOutcome {
     New,
     /// An equal alarm was raised before.
     Unchanged,
@@ -229,11 +225,8 @@ impl Alarms {
     pub(in crate::mirror) fn load(store: Arc<Store>) -> Result<Self, StoreError> {
         let mut raised = BTreeMap::new();
         for address in store.records.addresses_with_alarms()? {
-            let Some(record) = store.records.get(&Key::Alarms(address.clone()))? else { continue };
-            let Ok(record) = serde_json::from_slice(&record) else {
-                store.records.quarantine(&Key::Alarms(address))?;
-                continue;
-            };
+            let parse = |record: Vec<u8>| serde_json::from_slice(&record).ok();
+            let Some(record) = store.records.read_as(&Key::Alarms(address.clone()), parse)?.whole() else { continue };
             let read = AlarmsOfAddress::read(record);
             if !read.unreadable.is_empty() {
                 tracing::error!(%address, alarms = read.unreadable.len(), "alarms cannot be read (damaged, or written by a newer larder); they are left unchanged");
@@ -241,30 +234,6 @@ impl Alarms {
             raised.insert(address, read);
         }
         Ok(Self { store, raised: Mutex::new(raised) })
-    }
-
-    /// Raises an alarm. When this returns, it is in the store, or in memory only if it could not be saved.
-    pub(in crate::mirror) fn raise(
-        &self,
-        subject: AlarmSubject,
-        address: &Address,
-        detail: String,
-        time: Timestamp,
-        link: Connectivity,
-    ) -> RaiseOutcome {
-        let AlarmSubject { kind, version, .. } = &subject;
-        let alarm = Alarm {
-            kind: *kind,
-            address: address.to_string(),
-            version: version.to_string(),
-            detail,
-            since: time,
-            resolve: kind.resolve_command(address, version, link),
-        };
-        self.change(address, |entry| {
-            let raised = entry.set(subject, alarm);
-            (raised == RaiseOutcome::New, raised)
-        })
     }
 
     /// Resolves the alarms that an event resolves, and returns their subjects.
@@ -286,16 +255,13 @@ impl Alarms {
         self.raised.lock().get(address).is_some_and(|entry| !entry.alarms.is_empty())
     }
 
-    /// Retries a failed save of the alarms of an address.
-    ///
-    /// # Errors
-    /// The save failed again.
-    pub(in crate::mirror) fn ensure_saved(&self, address: &Address) -> Result<(), AlarmNotSaved> {
-        let is_behind = || self.raised.lock().get(address).is_some_and(|entry| entry.saved < entry.changes);
-        if is_behind() {
+    /// Retries a failed save of the alarms of an address. Returns true if all are saved.
+    pub(super) fn are_saved(&self, address: &Address) -> bool {
+        let are_saved = || self.raised.lock().get(address).is_none_or(|entry| entry.saved == entry.changes);
+        are_saved() || {
             self.change(address, |_| (true, ()));
+            are_saved()
         }
-        if is_behind() { Err(AlarmNotSaved) } else { Ok(()) }
     }
 
     /// The subjects of the alarms of an address that match.
@@ -370,7 +336,8 @@ impl Library {
         self.raise_alarm_about_part(kind, address, version, AlarmPart::Whole, detail, time);
     }
 
-    /// Raises an alarm about part of a version: its set for a platform, or its signing key.
+    /// Raises an alarm about part of a version: its set for a platform, or its signing key. When this returns, it is in
+    /// the store, or in memory only if it could not be saved.
     pub(in crate::mirror) fn raise_alarm_about_part(
         &self,
         kind: AlarmKind,
@@ -380,8 +347,20 @@ impl Library {
         detail: impl Into<String>,
         time: Timestamp,
     ) {
-        let (address, subject) = (address.into(), AlarmSubject { kind, version: version.clone(), part });
-        match self.alarms.raise(subject, &address, detail.into(), time, self.runtime.connectivity()) {
+        let (address, detail) = (address.into(), detail.into());
+        let raised = self.alarms.change(&address, |entry| {
+            let alarm = Alarm {
+                kind,
+                address: address.to_string(),
+                version: version.to_string(),
+                detail,
+                since: time,
+                resolve: kind.resolve_command(&address, version, self.runtime.connectivity()),
+            };
+            let raised = entry.set(AlarmSubject { kind, version: version.clone(), part }, alarm);
+            (raised == RaiseOutcome::New, raised)
+        });
+        match raised {
             RaiseOutcome::New => self.runtime.counters.alarm(kind),
             RaiseOutcome::Unchanged => {}
             RaiseOutcome::TooMany => {

@@ -61,12 +61,9 @@ impl Catalog {
     pub(in crate::mirror) fn name(&self, artifact: impl Into<Artifact>) -> Result<NameRecord, StoreError> {
         let artifact = artifact.into();
         let key = Key::Name(artifact.clone());
-        let read = self.store.records.read(&key)?;
-        let is_whole = matches!(read, Recorded::Whole(_));
-        match read.json() {
+        match self.store.records.read_as(&key, |record| serde_json::from_slice(&record).ok())? {
             Recorded::Absent => return Ok(NameRecord::default()),
             Recorded::Whole(name) => return Ok(name),
-            Recorded::Damaged if is_whole => self.store.records.quarantine(&key)?,
             Recorded::Damaged => {}
         }
         // The proof set and the blob survive and the next request finds them. A pin is recorded nowhere else.

@@ -21,7 +21,7 @@ use crate::store::{Durability, IndexedArchive, Key, SizeLimit, StoreError};
 use crate::upstream::outbound::Connectivity;
 
 /// The state that writers share with the eviction task.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(in crate::mirror) struct Evictor {
     /// Locked while one archive or document is evicted, and by pin and purge.
     eviction_lock: Mutex<()>,
@@ -30,24 +30,10 @@ pub(in crate::mirror) struct Evictor {
     passes: watch::Sender<EvictionProgress>,
     reserved: Arc<AtomicU64>,
     candidates: Mutex<VecDeque<IndexedArchive>>,
-    pub(in crate::mirror) holds: EvictionHolds,
+    /// The contents of the bundle that is being applied; empty if there is none.
+    holds: Mutex<HeldNames>,
     /// The size limit as a share of the disk, as last computed.
-    pub(in crate::mirror) disk_share_bytes: AtomicU64,
-}
-
-impl Default for Evictor {
-    fn default() -> Self {
-        Self {
-            eviction_lock: Mutex::default(),
-            last_request: AtomicU64::default(),
-            requested: Notify::default(),
-            passes: watch::Sender::default(),
-            reserved: Arc::default(),
-            candidates: Mutex::default(),
-            holds: EvictionHolds::default(),
-            disk_share_bytes: AtomicU64::new(SizeLimit::MAX_SHARE),
-        }
-    }
+    disk_share_bytes: AtomicU64,
 }
 
 /// Maximum number of candidates from one scan of the index. A full scan is slow, and anything stored or used later is
@@ -70,11 +56,7 @@ pub(in crate::mirror) struct Reservation {
 }
 
 impl Reservation {
-    pub(in crate::mirror) fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    pub(in crate::mirror) fn add(&mut self, more: u64) {
+    fn add(&mut self, more: u64) {
         self.reserved.fetch_add(more, Ordering::Relaxed);
         self.bytes = self.bytes.saturating_add(more);
     }
@@ -87,37 +69,17 @@ impl Drop for Reservation {
 }
 
 impl Evictor {
+    pub(super) fn new() -> Self {
+        Self { disk_share_bytes: AtomicU64::new(SizeLimit::MAX_SHARE), ..Self::default() }
+    }
+
     /// Blocks eviction. Taken before any digest or record lock.
     pub(in crate::mirror) fn block_evictions(&self) -> MutexGuard<'_, ()> {
         self.eviction_lock.lock()
     }
 
-    /// The least recently used archive as of the last scan. It may have been used or removed since.
-    pub(in crate::mirror) fn next_candidate(&self) -> Option<IndexedArchive> {
-        self.candidates.lock().pop_front()
-    }
-
-    /// Replaces the candidates. With `only_first`, keeps the first [`MAX_CANDIDATES`]. Returns true if none was cut off.
-    pub(in crate::mirror) fn set_candidates(&self, mut oldest: Vec<IndexedArchive>, only_first: bool) -> bool {
-        let is_cut = only_first && oldest.len() > MAX_CANDIDATES;
-        if is_cut {
-            oldest.truncate(MAX_CANDIDATES);
-        }
-        *self.candidates.lock() = oldest.into();
-        !is_cut
-    }
-
-    pub(in crate::mirror) fn reservation(&self) -> Reservation {
-        Reservation { bytes: 0, reserved: Arc::clone(&self.reserved) }
-    }
-
-    /// The total reserved for fills, in bytes.
-    pub(in crate::mirror) fn reserved(&self) -> u64 {
-        self.reserved.load(Ordering::Relaxed)
-    }
-
     /// Requests a pass, without waiting. Returns the number of the request.
-    pub(in crate::mirror) fn request_pass(&self) -> u64 {
+    fn request_pass(&self) -> u64 {
         let request = self.last_request.fetch_add(1, Ordering::SeqCst) + 1;
         self.requested.notify_one();
         request
@@ -127,7 +89,7 @@ impl Evictor {
     ///
     /// # Errors
     /// The error of that pass.
-    pub(in crate::mirror) async fn make_room(&self, enough: impl Fn() -> bool) -> Result<(), StoreError> {
+    async fn make_room(&self, enough: impl Fn() -> bool) -> Result<(), StoreError> {
         let mut passes = self.passes.subscribe();
         let request = self.request_pass();
         loop {
@@ -146,14 +108,14 @@ impl Evictor {
     }
 
     /// Waits until every pass requested so far has ended.
-    pub(in crate::mirror) async fn wait_idle(&self) {
+    async fn wait_idle(&self) {
         let request = self.last_request.load(Ordering::SeqCst);
         // The sender lives in `self`, so this cannot fail.
         let _ = self.passes.subscribe().wait_for(|passes| passes.ended >= request).await;
     }
 
     /// Waits for a request, and returns its number. One pass answers all requests up to it.
-    pub(in crate::mirror) async fn next_request(&self) -> u64 {
+    async fn next_request(&self) -> u64 {
         loop {
             let request = self.last_request.load(Ordering::SeqCst);
             if request > self.passes.borrow().ended {
@@ -162,21 +124,11 @@ impl Evictor {
             self.requested.notified().await;
         }
     }
-
-    /// Wakes the waiting writers after an eviction.
-    pub(in crate::mirror) fn wake_waiters(&self) {
-        self.passes.send_modify(|_| ());
-    }
-
-    /// Reports the end of a pass to the requests up to `request`.
-    pub(in crate::mirror) fn finish_pass(&self, request: u64, failed: Option<StoreError>) {
-        self.passes.send_replace(EvictionProgress { ended: request, failed });
-    }
 }
 
 impl Library {
     pub(in crate::mirror) fn reservation(&self) -> Reservation {
-        self.evictor.reservation()
+        Reservation { bytes: 0, reserved: Arc::clone(&self.evictor.reserved) }
     }
 
     /// Raises a reservation to `bytes`, and waits until enough is evicted for it.
@@ -188,7 +140,7 @@ impl Library {
         reservation: &mut Reservation,
         bytes: u64,
     ) -> Result<(), Error> {
-        let more = bytes.saturating_sub(reservation.bytes());
+        let more = bytes.saturating_sub(reservation.bytes);
         if more == 0 {
             return Ok(());
         }
@@ -229,11 +181,11 @@ impl Library {
         }
     }
 
-    pub(in crate::mirror) fn most_page_bytes(&self) -> u64 {
+    fn most_page_bytes(&self) -> u64 {
         self.runtime.limits.page_bytes.min(self.size_limit_bytes() / PAGES_SHARE)
     }
 
-    pub(in crate::mirror) fn pages_are_over(&self) -> bool {
+    fn pages_are_over(&self) -> bool {
         self.store.index.totals().page_bytes > self.most_page_bytes()
     }
 
@@ -259,7 +211,7 @@ impl Library {
         self.size_limit_bytes()
     }
 
-    pub(in crate::mirror) fn is_over(&self, limit: u64) -> bool {
+    fn is_over(&self, limit: u64) -> bool {
         self.used_bytes() > limit
     }
 
@@ -270,14 +222,14 @@ impl Library {
 
     /// The stored bytes and the bytes reserved for fills.
     pub(in crate::mirror) fn used_bytes(&self) -> u64 {
-        self.store.index.totals().bytes().saturating_add(self.evictor.reserved())
+        self.store.index.totals().bytes().saturating_add(self.evictor.reserved.load(Ordering::Relaxed))
     }
 
     /// The total bytes of archives that are exempt from eviction.
     pub(in crate::mirror) fn exempt_bytes(&self) -> Result<u64, StoreError> {
         let index = &self.store.index;
         index.needs_to_be_whole()?;
-        let mut staying = self.evictor.holds.archives();
+        let mut staying = self.evictor.holds.lock().archives.clone();
         for name in index.pinned_names()? {
             staying.extend(index.name(&name)?.into_iter().flat_map(|name| name.archives).map(|listed| listed.digest));
         }
@@ -298,10 +250,6 @@ const INDEX_TIMEOUT: Duration = Duration::from_secs(5);
 /// The longest that a fill waits for eviction to free its space.
 const EVICTION_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The contents of the bundle that is being applied; empty if there is none.
-#[derive(Debug, Default)]
-pub(in crate::mirror) struct EvictionHolds(Mutex<HeldNames>);
-
 #[derive(Debug, Default)]
 struct HeldNames {
     archives: HashSet<Digest>,
@@ -309,25 +257,11 @@ struct HeldNames {
 }
 
 /// Ends the exemption on drop.
-pub(in crate::mirror) struct EvictionHoldGuard<'a>(&'a EvictionHolds);
+pub(in crate::mirror) struct EvictionHoldGuard<'a>(&'a Evictor);
 
 impl Drop for EvictionHoldGuard<'_> {
     fn drop(&mut self) {
-        *self.0.0.lock() = HeldNames::default();
-    }
-}
-
-impl EvictionHolds {
-    pub(in crate::mirror) fn archives(&self) -> HashSet<Digest> {
-        self.0.lock().archives.clone()
-    }
-
-    pub(in crate::mirror) fn has_archive(&self, digest: &Digest) -> bool {
-        self.0.lock().archives.contains(digest)
-    }
-
-    pub(in crate::mirror) fn has_document(&self, key: &Key) -> bool {
-        self.0.lock().documents.contains(key)
+        *self.0.holds.lock() = HeldNames::default();
     }
 }
 
@@ -339,8 +273,8 @@ impl Library {
             documents: manifest.entries.iter().map(|entry| self.entry_key(entry)).collect(),
         };
         let _nothing_is_evicted = self.evictor.block_evictions();
-        *self.evictor.holds.0.lock() = named;
-        EvictionHoldGuard(&self.evictor.holds)
+        *self.evictor.holds.lock() = named;
+        EvictionHoldGuard(&self.evictor)
     }
 
     /// The store key of the document, proof set or location of an entry.
@@ -397,7 +331,7 @@ impl EvictionTotals {
 
 impl Library {
     /// Runs an eviction pass for each request, until the mirror is dropped.
-    pub(in crate::mirror) async fn run_evictor(library: Weak<Self>, evictor: Arc<Evictor>) {
+    pub(super) async fn run_evictor(library: Weak<Self>, evictor: Arc<Evictor>) {
         loop {
             let request = evictor.next_request().await;
             let Some(library) = library.upgrade() else { return };
@@ -414,7 +348,7 @@ impl Library {
                 Err(_) => Some(StoreError::Index("eviction panicked".to_owned())),
             };
             // Before the panic is resumed: the waiting fills must go on.
-            evictor.finish_pass(request, failed);
+            evictor.passes.send_replace(EvictionProgress { ended: request, failed });
             if let Err(panicked) = passed
                 && let Ok(panic) = panicked.try_into_panic()
             {
@@ -426,7 +360,7 @@ impl Library {
     /// Removes a proof set, after recording its digests and keys in the first-seen record.
     pub(in crate::mirror) fn remove_set(&self, package: &Package) -> Result<(), StoreError> {
         self.histories.record_before_removal(package)?;
-        self.remove_document(&Key::ProofSet(package.clone()), Durability::Lazy)
+        self.store.records.remove(&Key::ProofSet(package.clone()), Durability::Lazy)
     }
 
     fn evict_to_limits(&self) -> Result<(), StoreError> {
@@ -445,26 +379,13 @@ impl Library {
         }
         // Frees slightly more than necessary, or every new page would start another scan.
         let enough = self.most_page_bytes() / 100 * 98;
-        self.evict_pages(|| self.store.index.totals().page_bytes <= enough)
-    }
-
-    fn evict_pages(&self, enough: impl Fn() -> bool) -> Result<(), StoreError> {
-        for (key, size_bytes) in self.store.index.pages_by_age()? {
-            if enough() || self.runtime.tasks.is_stopping() {
-                break;
-            }
-            let _alone = self.evictor.block_evictions();
-            match self.remove_document(&key, Durability::Lazy) {
-                Ok(()) => self.was_evicted(ObjectKind::Document, EvictionReason::SizeLimit, size_bytes),
-                Err(error) => tracing::error!(?key, %error, "a page could not be evicted; it stays"),
-            }
-        }
-        Ok(())
+        self.evict_documents(&self.store.index.pages_by_age()?, || self.store.index.totals().page_bytes <= enough)
     }
 
     fn was_evicted(&self, kind: ObjectKind, because: EvictionReason, size_bytes: u64) {
         self.runtime.counters.evicted(kind, because, size_bytes);
-        self.evictor.wake_waiters();
+        // Wakes the waiting writers.
+        self.evictor.passes.send_modify(|_| ());
     }
 
     fn evict_to_fit(&self) -> Result<(), StoreError> {
@@ -486,28 +407,33 @@ impl Library {
         if stored() <= limit {
             return Ok(());
         }
-        self.evict_pages(|| stored() <= enough)?;
-        self.evict_documents(|| stored() <= enough)
+        let index = &self.store.index;
+        self.evict_documents(&index.pages_by_age()?, || stored() <= enough)?;
+        self.evict_documents(&index.documents_by_age()?, || stored() <= enough)
     }
 
-    fn evict_documents(&self, enough: impl Fn() -> bool) -> Result<(), StoreError> {
-        for some in self.store.index.documents_by_age()?.chunks(DOCUMENT_BATCH) {
+    /// Evicts documents in their order, unless they are exempt. Pages never are.
+    fn evict_documents(&self, documents: &[(Key, u64)], enough: impl Fn() -> bool) -> Result<(), StoreError> {
+        for some in documents.chunks(DOCUMENT_BATCH) {
             if enough() || self.runtime.tasks.is_stopping() {
                 break;
             }
             // The pinned documents are looked up once a batch: the lock keeps out new pins meanwhile.
             let _alone = self.evictor.block_evictions();
-            let pinned = self.pinned_documents()?;
+            let pinned = match some {
+                [(Key::Page(..), _), ..] => BTreeSet::new(),
+                _ => self.pinned_documents()?,
+            };
             for (key, size_bytes) in some {
                 if enough() {
                     break;
                 }
-                if pinned.contains(key) || self.evictor.holds.has_document(key) {
+                if pinned.contains(key) || self.evictor.holds.lock().documents.contains(key) {
                     continue;
                 }
                 let evicted = match key {
                     Key::ProofSet(package) => self.remove_set(package),
-                    key => self.remove_document(key, Durability::Lazy),
+                    key => self.store.records.remove(key, Durability::Lazy),
                 };
                 match evicted {
                     Ok(()) => self.was_evicted(ObjectKind::Document, EvictionReason::SizeLimit, *size_bytes),
@@ -580,12 +506,16 @@ impl Library {
         let (mut looks, mut all_are_seen) = (0, false);
         let is_over = |freed| enough(freed) || self.runtime.tasks.is_stopping();
         while !is_over(freed) {
-            let Some(archive) = self.evictor.next_candidate() else {
+            let Some(archive) = self.evictor.candidates.lock().pop_front() else {
                 if looks == MAX_INDEX_SCANS || (all_are_seen && freed.passed_over == 0) {
                     break;
                 }
-                let oldest = self.store.index.archives_by_age()?;
-                all_are_seen = self.evictor.set_candidates(oldest, looks == 0);
+                let mut oldest = self.store.index.archives_by_age()?;
+                all_are_seen = looks > 0 || oldest.len() <= MAX_CANDIDATES;
+                if !all_are_seen {
+                    oldest.truncate(MAX_CANDIDATES);
+                }
+                *self.evictor.candidates.lock() = oldest.into();
                 (looks, freed.passed_over) = (looks + 1, 0);
                 continue;
             };
@@ -597,13 +527,13 @@ impl Library {
                 gone_upstream.push(archive);
                 continue;
             }
-            freed.note(tolerate_stuck_archive(&archive, self.evict(&archive, because))?);
+            freed.note(self.evict(&archive, because)?);
         }
         for archive in gone_upstream {
             if is_over(freed) {
                 break;
             }
-            let evicted = tolerate_stuck_archive(&archive, self.evict(&archive, because))?;
+            let evicted = self.evict(&archive, because)?;
             if let EvictionResult::Freed(_) = evicted {
                 tracing::warn!(digest = %archive.digest, "evicted an archive that upstream has deleted: it cannot be fetched again");
             }
@@ -612,8 +542,25 @@ impl Library {
         Ok(freed.bytes)
     }
 
-    /// Evicts one archive, unless it is exempt or was used since the candidates were listed.
+    /// Evicts one archive. Its errors do not block the eviction of others. Rewriting a name that lists other archives too
+    /// may fail on a full disk: such an archive is retried after others have freed space.
     fn evict(&self, archive: &IndexedArchive, because: EvictionReason) -> Result<EvictionResult, StoreError> {
+        match self.evict_unless_used(archive, because) {
+            Err(full) if full.is_full() => Ok(EvictionResult::Skipped),
+            Err(error @ (StoreError::Io { .. } | StoreError::Newer { .. })) => {
+                tracing::error!(digest = %archive.digest, %error, to_do = error.remedy(), "an archive could not be evicted; it stays");
+                Ok(EvictionResult::Exempt)
+            }
+            evicted => evicted,
+        }
+    }
+
+    /// Evicts one archive, unless it is exempt or was used since the candidates were listed.
+    fn evict_unless_used(
+        &self,
+        archive: &IndexedArchive,
+        because: EvictionReason,
+    ) -> Result<EvictionResult, StoreError> {
         let digest = &archive.digest;
         let _alone = self.evictor.block_evictions();
         let _lock = self.catalog.digest_lock(digest).lock();
@@ -663,7 +610,7 @@ impl Library {
                 return Ok(true);
             }
         }
-        Ok(self.evictor.holds.has_archive(digest))
+        Ok(self.evictor.holds.lock().archives.contains(digest))
     }
 
     /// Evicts what exceeds the size limit.
@@ -677,10 +624,10 @@ impl Library {
     }
 
     /// The documents that pinned packages need to be installed. They are not evicted either.
-    pub(in crate::mirror) fn pinned_documents(&self) -> Result<BTreeSet<Key>, StoreError> {
+    fn pinned_documents(&self) -> Result<BTreeSet<Key>, StoreError> {
         let mut keys = BTreeSet::new();
         self.store.index.needs_to_be_whole()?;
-        for artifact in self.store.index.names(|artifact, name| name.pinned.then_some(artifact))? {
+        for artifact in self.store.index.pinned_names()? {
             keys.insert(Key::Discovery(artifact.host().clone()));
             match artifact {
                 Artifact::Provider(package) => {
@@ -694,22 +641,5 @@ impl Library {
             }
         }
         Ok(keys)
-    }
-}
-
-/// Turns errors of a single archive into an outcome, so that one unreadable file does not block the eviction of the
-/// others. Rewriting a name that lists other archives too may fail on a full disk: such an archive is retried after
-/// others have freed space.
-fn tolerate_stuck_archive(
-    archive: &IndexedArchive,
-    evicted: Result<EvictionResult, StoreError>,
-) -> Result<EvictionResult, StoreError> {
-    match evicted {
-        Err(full) if full.is_full() => Ok(EvictionResult::Skipped),
-        Err(error @ StoreError::Io { .. } | error @ StoreError::Newer { .. }) => {
-            tracing::error!(digest = %archive.digest, %error, to_do = error.remedy(), "an archive could not be evicted; it stays");
-            Ok(EvictionResult::Exempt)
-        }
-        evicted => evicted,
     }
 }

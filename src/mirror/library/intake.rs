@@ -12,12 +12,12 @@ use crate::mirror::archives::verified_open::unless_damaged;
 use crate::mirror::library::module_history::{self, PinnedTree};
 use crate::mirror::library::proof_set::{ProofSet, StoredProofSet};
 use crate::mirror::library::{PackageHashState, Reservation, StoredArchive, ZipOrigin};
-use crate::store::{Durability, IndexedName, Key, Staged, StagedNote, StoreError};
+use crate::store::{Durability, IndexEntry, IndexedName, Key, Staged, StagedNote, StoreError};
 use crate::upstream::request::{IncomingFile, Validators};
 use crate::verify::{PackageLimits, ProofBasis, Verified, package_hashes};
 
 /// The most provider zips unpacked at a time for their `h1:`. An import adds one.
-pub(in crate::mirror) const MAX_CONCURRENT_HASHING: usize = 2;
+pub(super) const MAX_CONCURRENT_HASHING: usize = 2;
 
 impl Library {
     /// Commits a verified archive, each step synced with its folder: the bytes, the record that proves them, the name.
@@ -77,7 +77,10 @@ impl Library {
         let key = Key::ProofSet(package.clone());
         if !self.store.records.sync(&key)? {
             // Without evicting: this runs under a digest lock.
-            self.write_document(&key, &stored_set.write(), now, Durability::Synced)?;
+            self.store.records.change(&key, |step| {
+                step.put(&key, stored_set.write(), Durability::Synced, IndexEntry::Document(now));
+                Ok(())
+            })?;
         }
         Ok(())
     }
@@ -127,11 +130,7 @@ impl Library {
     ///
     /// # Errors
     /// The store failed.
-    pub(in crate::mirror) async fn compute_hashes_queued(
-        self: &Arc<Self>,
-        package: &Package,
-        digest: Digest,
-    ) -> Result<(), Error> {
+    async fn compute_hashes_queued(self: &Arc<Self>, package: &Package, digest: Digest) -> Result<(), Error> {
         let (library, owned_package) = (Arc::clone(self), package.clone());
         let computed = self.work.hashing_limit.run(&self.runtime.tasks, move || {
             let is_known =

@@ -67,7 +67,8 @@ pub struct Library {
 pub(in crate::mirror) struct LibraryWork {
     pub(in crate::mirror) hashing_limit: WorkLimit,
     pub(in crate::mirror) probe_flights: SingleFlights<(), SharedResult<Result<(), NotReady>>>,
-    pub(in crate::mirror) store_failures: Mutex<LastStoreFailures>,
+    /// The last failure of each kind. With one entry for all, a small document that fits would hide that no archive does.
+    store_failures: Mutex<BTreeMap<ObjectKind, StoreFailure>>,
 }
 
 impl Library {
@@ -78,7 +79,7 @@ impl Library {
     pub(in crate::mirror) fn open(store: Arc<Store>, runtime: Arc<Runtime>) -> Result<Arc<Self>, StoreError> {
         Ok(Arc::new(Self {
             catalog: Catalog::new(Arc::clone(&store)),
-            evictor: Arc::default(),
+            evictor: Arc::new(Evictor::new()),
             alarms: Alarms::load(Arc::clone(&store))?,
             histories: ProviderHistories::new(Arc::clone(&store)),
             missing: MissingLog::load(&store),
@@ -169,17 +170,17 @@ impl Library {
     pub(in crate::mirror) fn record_not_stored(&self, kind: ObjectKind, reason: &StoreError) {
         self.runtime.counters.count_not_stored(kind);
         let trouble = StoreFailure { why: reason.to_string(), to_do: reason.remedy().to_owned() };
-        self.work.store_failures.lock().0.insert(kind, trouble);
+        self.work.store_failures.lock().insert(kind, trouble);
     }
 
     /// Clears the failure of a kind, after an object was stored.
     pub(in crate::mirror) fn record_stored(&self, kind: ObjectKind) {
-        self.work.store_failures.lock().0.remove(&kind);
+        self.work.store_failures.lock().remove(&kind);
     }
 
     /// The last failure; that of archives first.
     pub fn last_store_failure(&self) -> Option<StoreFailure> {
-        self.work.store_failures.lock().0.values().next().cloned()
+        self.work.store_failures.lock().values().next().cloned()
     }
 }
 
@@ -191,7 +192,3 @@ pub struct StoreFailure {
     /// The remedy.
     pub to_do: String,
 }
-
-/// The last failure of each kind. With one entry for all, a small document that fits would hide that no archive does.
-#[derive(Debug, Default)]
-pub(in crate::mirror) struct LastStoreFailures(BTreeMap<ObjectKind, StoreFailure>);

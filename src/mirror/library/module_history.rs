@@ -316,8 +316,7 @@ pub(in crate::mirror) fn record_external_move(
     })
 }
 
-pub(in crate::mirror) const DAMAGED_RECORD_DETAIL: &str =
-    "its first-seen record is damaged, and no stored archive can rebuild it";
+const DAMAGED_RECORD_DETAIL: &str = "its first-seen record is damaged, and no stored archive can rebuild it";
 
 /// Restores the first-seen record of a version if anything stored allows it. Returns false, and raises an alarm, if it
 /// stays lost until `accept`.

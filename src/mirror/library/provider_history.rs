@@ -13,7 +13,7 @@ use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::Library;
 use crate::mirror::counters::{REPUBLISHED, SEEN_DAMAGED, SIGNATURE_LOST};
-use crate::mirror::library::alarms::{AlarmEvent, AlarmKind, AlarmNotSaved, AlarmPart};
+use crate::mirror::library::alarms::{AlarmEvent, AlarmKind, AlarmPart};
 use crate::mirror::library::first_seen::{
     AcceptScope, HistoryChange, HistoryRecords, HistoryRefusal, HistoryUpdate, HistoryVerdict, Judgement, KeyLog,
     Observation, Recoverable, Signer, VersionHistory,
@@ -86,9 +86,7 @@ impl ProviderHistories {
         mut judge: impl FnMut(&mut HistoryStep<'_, '_>) -> Result<T, StoreError>,
     ) -> Result<(T, Result<(), StoreError>), StoreError> {
         let records = &self.store.records;
-        records.judge(&Key::KeyLog(provider.clone()), |step| {
-            judge(&mut HistoryStep { step, store: &self.store, provider })
-        })
+        records.judge(&Key::KeyLog(provider.clone()), |step| judge(&mut HistoryStep { step, provider }))
     }
 
     /// Reads the records of a provider. What is rebuilt is also written; a failed write does not fail the request,
@@ -103,49 +101,6 @@ impl ProviderHistories {
             tracing::error!(%provider, %error, to_do = error.remedy(), "a first-seen record could not be rebuilt");
         }
         Ok(read)
-    }
-
-    /// Judges a verified set and records its new facts. `before_recording` gets the verdict first and saves its alarm.
-    /// If the alarm could not be saved, nothing is recorded, so a crash cannot lose the alarm. A failed write of the
-    /// record does not fail the request. `None` if the store is gone.
-    ///
-    /// # Errors
-    /// The store failed. The set must not be trusted then.
-    pub(in crate::mirror) fn decide(
-        &self,
-        seen: &Observation<'_>,
-        mut before_recording: impl FnMut(&Judgement) -> Result<(), AlarmNotSaved>,
-    ) -> Result<Option<Judgement>, StoreError> {
-        let Package { provider, version, .. } = seen.package;
-        let (judgement, recorded) = self.judge(provider, |step| {
-            let history = match step.history(version) {
-                Err(StoreError::Gone) => {
-                    tracing::error!(%provider, "ALARM: the store is gone, so republished versions cannot be detected; upstream's are served");
-                    return Ok(None);
-                }
-                read => read?,
-            };
-            let is_first = matches!(history.version, Recoverable::Absent);
-            let (mut judgement, mut to_write) = history.decide(seen);
-            // The number of recorded versions has the same limit as a version list.
-            if is_first
-                && to_write.version.is_some()
-                && self.store.records.versions_first_seen(provider)?.len() >= MAX_VERSIONS
-            {
-                judgement.verdict = HistoryVerdict::Refused(HistoryRefusal::Full);
-                to_write = HistoryUpdate::default();
-            }
-            if before_recording(&judgement) == Err(AlarmNotSaved) {
-                tracing::error!(package = %seen.package, "a verified set is not recorded, because its alarm could not be written");
-                return Ok(Some(judgement));
-            }
-            step.write(version, to_write);
-            Ok(Some(judgement))
-        })?;
-        if let Err(error) = recorded {
-            tracing::error!(package = %seen.package, %error, to_do = error.remedy(), "a verified set could not be recorded");
-        }
-        Ok(judgement)
     }
 
     /// Records sets that an operator accepts. Returns the changes of each, compared with the history before the first
@@ -220,7 +175,7 @@ impl ProviderHistories {
     ///
     /// # Errors
     /// They could not be recorded. Then the set must not be removed.
-    pub(in crate::mirror) fn record_before_removal(&self, package: &Package) -> Result<(), StoreError> {
+    pub(super) fn record_before_removal(&self, package: &Package) -> Result<(), StoreError> {
         match self.record_set(package)? {
             Some(UnrecordedSet { error: why, .. }) => Err(why),
             None => Ok(()),
@@ -298,7 +253,6 @@ impl ProviderHistories {
 /// One step on the records of a provider.
 struct HistoryStep<'a, 'b> {
     step: &'a mut Step<'b>,
-    store: &'a Store,
     provider: &'a ProviderAddress,
 }
 
@@ -346,7 +300,7 @@ impl HistoryStep<'_, '_> {
             Recorded::Absent => is_lost,
         };
         let mut versions = Vec::new();
-        for version in self.store.records.versions_first_seen(self.provider)? {
+        for version in self.step.records.versions_first_seen(self.provider)? {
             let key = Key::FirstSeen(self.provider.clone(), version);
             versions.extend(self.step.read(&key)?.json::<VersionHistory>().whole());
         }
@@ -391,7 +345,7 @@ impl HistoryStep<'_, '_> {
 
     fn history_of_stored_sets(&self, version: &Version) -> Result<VersionHistory, StoreError> {
         let mut sets = Vec::new();
-        for platform in self.store.records.platforms_with_sets(self.provider, version)? {
+        for platform in self.step.records.platforms_with_sets(self.provider, version)? {
             let package = Package { provider: self.provider.clone(), version: version.clone(), platform };
             for set in self.stored_sets(&package)? {
                 sets.extend(set.checksums().map(|sums| (package.clone(), set, sums)));
@@ -463,67 +417,99 @@ impl Library {
         }
     }
 
-    /// Compares a verified set with the history of its version, raises and resolves alarms, and records it.
+    /// Compares a verified set with the history of its version, raises and resolves alarms, and records it. If an alarm
+    /// could not be saved, nothing is recorded, so a crash cannot lose the alarm. A failed write of the record does not
+    /// fail the request.
+    ///
+    /// # Errors
+    /// The store failed. The set must not be trusted then.
     pub(in crate::mirror) fn admit_blocking(
         &self,
         seen: &Observation<'_>,
         now: Timestamp,
     ) -> Result<Result<Admission, AdmissionRefusal>, StoreError> {
         let package = seen.package;
-        let (provider, version) = (&package.provider, &package.version);
+        let Package { provider, version, .. } = package;
+        let (judgement, recorded) = self.histories.judge(provider, |step| {
+            let history = match step.history(version) {
+                Err(StoreError::Gone) => {
+                    tracing::error!(%provider, "ALARM: the store is gone, so republished versions cannot be detected; upstream's are served");
+                    return Ok(None);
+                }
+                read => read?,
+            };
+            let is_first = matches!(history.version, Recoverable::Absent);
+            let (mut judgement, mut to_write) = history.decide(seen);
+            // The number of recorded versions has the same limit as a version list.
+            if is_first
+                && to_write.version.is_some()
+                && self.store.records.versions_first_seen(provider)?.len() >= MAX_VERSIONS
+            {
+                judgement.verdict = HistoryVerdict::Refused(HistoryRefusal::Full);
+                to_write = HistoryUpdate::default();
+            }
+            self.raise_alarms_of(seen, &judgement, now);
+            if self.alarms.are_saved(&provider.into()) {
+                step.write(version, to_write);
+            } else {
+                tracing::error!(%package, "a verified set is not recorded, because its alarm could not be written");
+            }
+            Ok(Some(judgement))
+        })?;
+        if let Err(error) = recorded {
+            tracing::error!(%package, %error, to_do = error.remedy(), "a verified set could not be recorded");
+        }
+        let Some(Judgement { verdict, .. }) = judgement else { return Ok(Ok(Admission::HistoryUnavailable)) };
+        if let HistoryVerdict::Refused(refusal) = &verdict {
+            self.runtime.counters.count_unproven(&provider.host, refusal.alarm().1);
+            let is_of_the_provider = *refusal == HistoryRefusal::SignatureLost;
+            return Ok(Err(AdmissionRefusal { words: refusal.describe(), is_of_the_provider }));
+        }
+        let admitted = AlarmEvent::Admitted { package, is_signed: seen.signer.key().is_some() };
+        self.alarms.resolve(&provider.into(), &admitted);
+        Ok(Ok(match verdict {
+            HistoryVerdict::Republished(change) => Admission::Changed(change),
+            HistoryVerdict::Consistent | HistoryVerdict::Refused(_) => Admission::Consistent,
+        }))
+    }
+
+    fn raise_alarms_of(&self, seen: &Observation<'_>, judgement: &Judgement, now: Timestamp) {
+        let package = seen.package;
+        let raise = |kind: AlarmKind, part: AlarmPart, detail: String| {
+            self.raise_alarm_about_part(kind, &package.provider, &package.version, part, detail, now);
+        };
         let signer = match seen.signer.key() {
             Some(key) => format!("signed by key {key}"),
             None => "unsigned".to_owned(),
         };
-        let judgement = self.histories.decide(seen, |judgement| {
-            let known = judgement.known_keys_without_signer.as_ref().map(|known| list_keys(known));
-            let is_refused = matches!(judgement.verdict, HistoryVerdict::Refused(_));
-            if let (Some(known), Some(key), false) = (&known, seen.signer.key(), is_refused) {
-                tracing::error!(%package, key, known, "ALARM: a key that never signed for this provider signs for it now; it may sign new versions, and vouches for no other bytes of versions that were verified before");
-                let detail = format!("signed by key {key}; the keys known for this provider are {known}");
-                self.raise_alarm_about_part(AlarmKind::NewKey, provider, version, AlarmPart::Key(key.to_owned()), detail, now);
+        let known = judgement.known_keys_without_signer.as_ref().map(|known| list_keys(known));
+        let is_refused = matches!(judgement.verdict, HistoryVerdict::Refused(_));
+        if let (Some(known), Some(key), false) = (&known, seen.signer.key(), is_refused) {
+            tracing::error!(%package, key, known, "ALARM: a key that never signed for this provider signs for it now; it may sign new versions, and vouches for no other bytes of versions that were verified before");
+            let detail = format!("signed by key {key}; the keys known for this provider are {known}");
+            raise(AlarmKind::NewKey, AlarmPart::Key(key.to_owned()), detail);
+        }
+        match &judgement.verdict {
+            HistoryVerdict::Consistent => {}
+            HistoryVerdict::Republished(change) => {
+                let change = change.describe();
+                tracing::error!(%package, change, signer, "ALARM: upstream has changed a version that was verified before; a key that may vouch for it did; the new set is served");
+                raise(AlarmKind::Republished, AlarmPart::Whole, format!("its proof set {change}; {signer}"));
             }
-            match &judgement.verdict {
-                HistoryVerdict::Consistent => {}
-                HistoryVerdict::Republished(change) => {
-                    let change = change.describe();
-                    tracing::error!(%package, change, signer, "ALARM: upstream has changed a version that was verified before; a key that may vouch for it did; the new set is served");
-                    self.raise_alarm(AlarmKind::Republished, provider, version, format!("its proof set {change}; {signer}"), now);
-                }
-                HistoryVerdict::Refused(refusal) => {
-                    let kind = AdmissionRefusal::kind(refusal);
-                    let words = match refusal {
-                        HistoryRefusal::ChangedByUntrustedKey(change) => {
-                            format!("its proof set for {} {}", package.platform, change.describe())
-                        }
-                        refusal => AdmissionRefusal::refusal_text(refusal),
-                    };
-                    tracing::error!(%package, words, signer, "ALARM: a proof set is refused until it is accepted");
-                    let known = known.map(|known| format!("; the keys known for this provider are {known}"));
-                    let detail = format!("{words}; {signer}{}", known.unwrap_or_default());
-                    let part = match kind {
-                        AlarmKind::SignatureLost => AlarmPart::Whole,
-                        _ => AlarmPart::Platform(package.platform.clone()),
-                    };
-                    self.raise_alarm_about_part(kind, provider, version, part, detail, now);
-                }
-            }
-            self.alarms.ensure_saved(&provider.into())
-        })?;
-        let Some(judgement) = judgement else { return Ok(Ok(Admission::HistoryUnavailable)) };
-        match judgement.verdict {
             HistoryVerdict::Refused(refusal) => {
-                self.runtime.counters.count_unproven(&provider.host, AdmissionRefusal::word(&refusal));
-                let words = AdmissionRefusal::refusal_text(&refusal);
-                Ok(Err(AdmissionRefusal { words, is_of_the_provider: refusal == HistoryRefusal::SignatureLost }))
-            }
-            verdict => {
-                let admitted = AlarmEvent::Admitted { package, is_signed: seen.signer.key().is_some() };
-                self.alarms.resolve(&provider.into(), &admitted);
-                Ok(Ok(match verdict {
-                    HistoryVerdict::Republished(change) => Admission::Changed(change),
-                    HistoryVerdict::Consistent | HistoryVerdict::Refused(_) => Admission::Consistent,
-                }))
+                let words = match refusal {
+                    HistoryRefusal::ChangedByUntrustedKey(change) => {
+                        format!("its proof set for {} {}", package.platform, change.describe())
+                    }
+                    refusal => refusal.describe(),
+                };
+                tracing::error!(%package, words, signer, "ALARM: a proof set is refused until it is accepted");
+                let known = known.map(|known| format!("; the keys known for this provider are {known}"));
+                let part = match refusal {
+                    HistoryRefusal::SignatureLost => AlarmPart::Whole,
+                    _ => AlarmPart::Platform(package.platform.clone()),
+                };
+                raise(refusal.alarm().0, part, format!("{words}; {signer}{}", known.unwrap_or_default()));
             }
         }
     }
@@ -545,41 +531,30 @@ pub(in crate::mirror) struct AdmissionRefusal {
     is_of_the_provider: bool,
 }
 
+impl HistoryRefusal {
+    /// The kind of its alarm, and its name in the counters.
+    fn alarm(&self) -> (AlarmKind, &'static str) {
+        match self {
+            Self::ChangedByUntrustedKey(_) | Self::Full => (AlarmKind::WaitsForAccept, REPUBLISHED),
+            Self::SignatureLost => (AlarmKind::SignatureLost, SIGNATURE_LOST),
+            Self::RecordLost => (AlarmKind::DamagedRecord, SEEN_DAMAGED),
+        }
+    }
+
+    fn describe(&self) -> String {
+        match self {
+            Self::ChangedByUntrustedKey(change) => {
+                let change = change.describe();
+                format!("it was published again: its proof set {change}, and no key that may vouch for that signed it")
+            }
+            Self::SignatureLost => "this provider was signed before, and the registry lists no key for it now".into(),
+            Self::RecordLost => "its first-seen record is damaged, so a change by upstream cannot be detected".into(),
+            Self::Full => "as much is recorded of it, or of the versions of its provider, as may be".into(),
+        }
+    }
+}
+
 impl AdmissionRefusal {
-    fn kind(refusal: &HistoryRefusal) -> AlarmKind {
-        match refusal {
-            HistoryRefusal::ChangedByUntrustedKey(_) | HistoryRefusal::Full => AlarmKind::WaitsForAccept,
-            HistoryRefusal::SignatureLost => AlarmKind::SignatureLost,
-            HistoryRefusal::RecordLost => AlarmKind::DamagedRecord,
-        }
-    }
-
-    fn word(refusal: &HistoryRefusal) -> &'static str {
-        match refusal {
-            HistoryRefusal::ChangedByUntrustedKey(_) | HistoryRefusal::Full => REPUBLISHED,
-            HistoryRefusal::SignatureLost => SIGNATURE_LOST,
-            HistoryRefusal::RecordLost => SEEN_DAMAGED,
-        }
-    }
-
-    fn refusal_text(refusal: &HistoryRefusal) -> String {
-        match refusal {
-            HistoryRefusal::ChangedByUntrustedKey(change) => {
-                format!(
-                    "it was published again: its proof set {}, and no key that may vouch for that signed it",
-                    change.describe()
-                )
-            }
-            HistoryRefusal::SignatureLost => {
-                "this provider was signed before, and the registry lists no key for it now".into()
-            }
-            HistoryRefusal::RecordLost => {
-                "its first-seen record is damaged, so a change by upstream cannot be detected".into()
-            }
-            HistoryRefusal::Full => "as much is recorded of it, or of the versions of its provider, as may be".into(),
-        }
-    }
-
     /// The command that accepts the refused set.
     fn command(&self, package: &Package) -> String {
         let Package { provider, version, .. } = package;

@@ -18,7 +18,7 @@ impl Catalog {
     ///
     /// # Errors
     /// The files or the index cannot be read.
-    pub(in crate::mirror) fn reconcile(
+    pub(super) fn reconcile(
         &self,
         named_by_set: impl Fn(&Artifact) -> Result<Option<Digest>, StoreError>,
         stopped: impl Fn() -> bool,

@@ -196,12 +196,8 @@ impl Library {
     ) -> Result<Option<Aged<Arc<StoredDocument>>>, Error> {
         let wanted = key.clone();
         self.on_disk(move |library| {
-            let Some(record) = default_if_gone(library.store.records.get(&wanted))? else { return Ok(None) };
-            let Some(document) = StoredDocument::read(record) else {
-                library.store.records.quarantine(&wanted)?;
-                return Ok(None);
-            };
-            Ok(Some(Aged { age: document.age(), value: Arc::new(document) }))
+            let document = default_if_gone(library.store.records.read_as(&wanted, StoredDocument::read))?.whole();
+            Ok(document.map(|document| Aged { age: document.age(), value: Arc::new(document) }))
         })
         .await
     }
@@ -262,30 +258,12 @@ impl Library {
         })
     }
 
-    /// Writes a document, whatever was stored.
-    pub(in crate::mirror) fn write_document(
-        &self,
-        key: &Key,
-        record: &[u8],
-        now: Timestamp,
-        durability: Durability,
-    ) -> Result<(), StoreError> {
-        self.store.records.change(key, |step| {
-            step.put(key, record.to_vec(), durability, IndexEntry::Document(now));
-            Ok(())
-        })
-    }
-
-    pub(in crate::mirror) fn remove_document(&self, key: &Key, durability: Durability) -> Result<(), StoreError> {
-        self.store.records.remove(key, durability)
-    }
-
     pub(in crate::mirror) async fn drop_document(self: &Arc<Self>, key: Key) -> Result<(), Error> {
-        self.on_disk(move |library| library.remove_document(&key, Durability::Synced)).await
+        self.on_disk(move |library| library.store.records.remove(&key, Durability::Synced)).await
     }
 
     /// True if the cached location says that upstream has deleted the version.
-    pub(in crate::mirror) fn location_is_gone(&self, package: &ModulePackage) -> bool {
+    pub(super) fn location_is_gone(&self, package: &ModulePackage) -> bool {
         // An unreadable location counts as not deleted: the archive can be fetched again.
         let record = self.store.records.get(&Key::ModuleLocation(package.clone())).ok().flatten();
         record.and_then(StoredDocument::read).is_some_and(|document| document.metadata.gone)

@@ -247,7 +247,7 @@ impl Purge<'_> {
 
     fn document(&mut self, key: &Key) -> Result<(), StoreError> {
         let size_bytes = self.library.store.index.document_bytes(key)?;
-        self.library.remove_document(key, Durability::Synced)?;
+        self.library.store.records.remove(key, Durability::Synced)?;
         if size_bytes > 0 {
             self.purged.documents += 1;
             self.purged.document_bytes += size_bytes;
