@@ -300,15 +300,21 @@ impl Library {
             return Ok(EvictionResult::Exempt);
         }
         for artifact in &names {
-            // The record is authoritative: the index may have lost a pin.
-            if self.catalog.name(artifact.clone())?.pinned {
-                return Ok(EvictionResult::Exempt);
-            }
             if let Artifact::Module(package) = artifact {
                 // Rebuilds a lost record from the archive, which may be the last evidence.
                 read_first_seen(self, package)?;
             }
-            self.catalog.change_name(artifact, |name| name.archives.retain(|listed| listed.digest != *digest))?;
+            let mut is_pinned = false;
+            self.catalog.change_name(artifact, |name| {
+                // The record is authoritative: the index may have lost a pin.
+                is_pinned = name.pinned;
+                if !is_pinned {
+                    name.archives.retain(|listed| listed.digest != *digest);
+                }
+            })?;
+            if is_pinned {
+                return Ok(EvictionResult::Exempt);
+            }
             self.bump_revision(artifact);
             tracing::info!(package = %artifact, %digest, "evicted an archive");
         }

@@ -75,10 +75,12 @@ impl Library {
         now: Timestamp,
     ) -> Result<(), StoreError> {
         let key = Key::ProofSet(package.clone());
-        if !self.store.records.sync(&key)? {
+        while !self.store.records.sync(&key)? {
             // Without evicting: this runs under a digest lock.
             self.store.records.change(&key, |step| {
-                step.put(&key, stored_set.write(), Durability::Synced, IndexEntry::Document(now));
+                if step.read(&key)?.whole().is_none() {
+                    step.put(&key, stored_set.write(), Durability::Synced, IndexEntry::Document(now));
+                }
                 Ok(())
             })?;
         }
