@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -115,6 +116,8 @@ pub(in crate::mirror) struct Alarms {
     store: Arc<Store>,
     /// Never locked during disk I/O.
     raised: Mutex<BTreeMap<Address, AlarmsOfAddress>>,
+    /// The number of changes to any of them.
+    changes: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -122,8 +125,8 @@ struct AlarmsOfAddress {
     alarms: BTreeMap<AlarmSubject, Alarm>,
     /// Entries that this version of larder cannot read. They are written back unchanged.
     unreadable: Vec<Box<RawValue>>,
-    /// The number of changes, and how many of them are saved. After a failed save, the next change saves again.
-    changes: u64,
+    /// The number of the last change, and of the last that is saved. After a failed save, the next change saves again.
+    changed: u64,
     saved: u64,
 }
 
@@ -233,7 +236,7 @@ impl Alarms {
             }
             raised.insert(address, read);
         }
-        Ok(Self { store, raised: Mutex::new(raised) })
+        Ok(Self { store, raised: Mutex::new(raised), changes: AtomicU64::default() })
     }
 
     /// Resolves the alarms that an event resolves, and returns their subjects.
@@ -255,11 +258,13 @@ impl Alarms {
         self.raised.lock().get(address).is_some_and(|entry| !entry.alarms.is_empty())
     }
 
-    /// Retries a failed save of the alarms of an address. Returns true if all are saved.
+    /// Retries a failed save of the alarms of an address. Returns true if all changes until now are saved.
     pub(super) fn are_saved(&self, address: &Address) -> bool {
-        let are_saved = || self.raised.lock().get(address).is_none_or(|entry| entry.saved == entry.changes);
+        let wanted = self.raised.lock().get(address).map_or(0, |entry| entry.changed);
+        // Others may make changes meanwhile, and save them.
+        let are_saved = || self.raised.lock().get(address).is_none_or(|entry| entry.saved >= wanted);
         are_saved() || {
-            self.change(address, |_| (true, ()));
+            self.save(address);
             are_saved()
         }
     }
@@ -288,29 +293,35 @@ impl Alarms {
             if !is_to_save {
                 return returned;
             }
-            entry.changes += 1;
+            entry.changed = self.changes.fetch_add(1, Ordering::Relaxed) + 1;
             returned
         };
+        self.save(address);
+        returned
+    }
+
+    /// Saves the alarms of an address. A failure is logged.
+    fn save(&self, address: &Address) {
         let key = Key::Alarms(address.clone());
         // Another change of the address may be saved with this one.
         let saved = self.store.records.change(&key, |step| {
-            let (changes, record) = {
+            let (changed, record) = {
                 let raised = self.raised.lock();
                 let entry = raised.get(address);
-                (entry.map_or(0, |entry| entry.changes), entry.and_then(AlarmsOfAddress::written))
+                (entry.map_or(0, |entry| entry.changed), entry.and_then(AlarmsOfAddress::written))
             };
             match record {
                 Some(record) => step.put_json(&key, &record, Durability::Synced),
                 None => step.change(&key, Action::Remove(Durability::Synced), IndexEntry::Unindexed),
             }
-            Ok(changes)
+            Ok(changed)
         });
         match saved {
-            Ok(changes) => {
+            Ok(changed) => {
                 let mut raised = self.raised.lock();
                 if let Some(entry) = raised.get_mut(address) {
-                    entry.saved = entry.saved.max(changes);
-                    if entry.saved == entry.changes && entry.written().is_none() {
+                    entry.saved = entry.saved.max(changed);
+                    if entry.saved == entry.changed && entry.written().is_none() {
                         raised.remove(address);
                     }
                 }
@@ -319,7 +330,6 @@ impl Alarms {
                 tracing::error!(%address, %error, to_do = error.remedy(), "an alarm could not be written: it is in memory only");
             }
         }
-        returned
     }
 }
 
@@ -362,7 +372,8 @@ impl Library {
         });
         match raised {
             RaiseOutcome::New => self.runtime.counters.alarm(kind),
-            RaiseOutcome::Unchanged => {}
+            // Another thread may be about to save it.
+            RaiseOutcome::Unchanged => drop(self.alarms.are_saved(&address)),
             RaiseOutcome::TooMany => {
                 tracing::error!(%address, %version, kind = kind.name(), "there are too many alarms of this kind about it: this one is only logged");
             }
@@ -563,5 +574,36 @@ fn accepted(subject: &AlarmSubject, scope: AcceptScope, found: &BTreeMap<Version
         }
         AlarmPart::Key(key) => accepted.any(|found| found.is_signed_by(key)),
         AlarmPart::Whole => accepted.any(|found| !found.accepted.is_empty()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use super::*;
+    use crate::address::{Hostname, Name, ProviderAddress};
+
+    #[test]
+    fn the_alarms_until_now_are_saved_although_others_are_raised_meanwhile() {
+        let folder = tempfile::tempdir().unwrap();
+        let alarms = Alarms::load(Arc::new(Store::open(folder.path(), Timestamp(1)).unwrap())).unwrap();
+        let [namespace, type_] = ["acme", "null"].map(|name| Name::parse(name).unwrap());
+        let host = Hostname::parse("registry.example").unwrap();
+        let address = Address::Provider(ProviderAddress { host, namespace, type_ });
+        alarms
+            .change(&address, |entry| (false, entry.unreadable.push(RawValue::from_string("{}".to_owned()).unwrap())));
+        let is_over = AtomicBool::new(false);
+        let saved = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    alarms.change(&address, |_| (true, ()));
+                }
+            });
+            let saved = (0..50).filter(|_| alarms.are_saved(&address)).count();
+            is_over.store(true, Ordering::Relaxed);
+            saved
+        });
+        assert_eq!(saved, 50);
     }
 }
