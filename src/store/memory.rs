@@ -1,10 +1,11 @@
 //! A store in memory, for tests. Only staging is on disk, as in every implementation.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, ReentrantMutex};
 
 use super::key::RecordGroup;
 use super::locks::StoreLock;
@@ -71,7 +72,7 @@ impl Blobs for MemoryBlobs {
 
 /// Records in memory, with one generation for all.
 #[derive(Debug, Default)]
-pub struct MemoryRecords(Mutex<RecordsNow>);
+pub struct MemoryRecords(ReentrantMutex<RefCell<RecordsNow>>);
 
 #[derive(Debug, Default)]
 struct RecordsNow {
@@ -81,7 +82,7 @@ struct RecordsNow {
 
 impl Records for MemoryRecords {
     fn read(&self, key: &Key) -> Result<Recorded, StoreError> {
-        Ok(self.0.lock().records.get(&key.path()).cloned().map_or(Recorded::Absent, Recorded::Whole))
+        Ok(self.0.lock().borrow().records.get(&key.path()).cloned().map_or(Recorded::Absent, Recorded::Whole))
     }
 
     fn stat(&self, key: &Key) -> Result<Option<(u64, Timestamp)>, StoreError> {
@@ -89,11 +90,12 @@ impl Records for MemoryRecords {
     }
 
     fn generation(&self, _: &RecordGroup) -> Result<Generation, StoreError> {
-        Ok(Generation(self.0.lock().generation))
+        Ok(Generation(self.0.lock().borrow().generation))
     }
 
     fn write(&self, _: &RecordGroup, read_at: Generation, changes: &[Change]) -> Result<WriteOutcome, StoreError> {
-        let mut now = self.0.lock();
+        let now = self.0.lock();
+        let mut now = now.borrow_mut();
         if now.generation != read_at.0 {
             return Ok(WriteOutcome::Conflict);
         }
@@ -108,18 +110,25 @@ impl Records for MemoryRecords {
         Ok(WriteOutcome::Written)
     }
 
+    fn in_turn(&self, _: &RecordGroup, work: &mut dyn FnMut()) {
+        let _turn = self.0.lock();
+        work();
+    }
+
     fn sync(&self, key: &Key) -> Result<bool, StoreError> {
         Ok(self.stat(key)?.is_some())
     }
 
     fn keys_below(&self, folder: &Path) -> Result<Vec<(Key, u64)>, StoreError> {
         let now = self.0.lock();
+        let now = now.borrow();
         let below = now.records.iter().filter(|(path, _)| path.starts_with(folder));
         Ok(below.filter_map(|(path, record)| Some((Key::from_path(path)?, record.len() as u64))).collect())
     }
 
     fn names_in(&self, folder: &Path) -> Result<Vec<String>, StoreError> {
         let now = self.0.lock();
+        let now = now.borrow();
         let below = now.records.keys().filter_map(|path| path.strip_prefix(folder).ok()?.iter().next()?.to_str());
         Ok(below.map(str::to_owned).collect::<BTreeSet<_>>().into_iter().collect())
     }

@@ -1,12 +1,13 @@
 //! Small records by key. All records of one address are read, judged and changed in one step.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::{fmt, io};
 
-use parking_lot::Mutex;
+use parking_lot::ReentrantMutex;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +23,11 @@ use crate::clock::Timestamp;
 
 /// The folders of records.
 const KINDS: [&str; 5] = ["names", "documents", "seen", "alarms", "jobs"];
+
+/// Conflicts after which a step takes its turn, so that a slow one is not overtaken for ever.
+const MAX_CONFLICTS: usize = 3;
+/// Conflicts in its turn after which a step fails: they can only come from its own judgement.
+const MAX_OWN_CONFLICTS: usize = 100;
 
 /// Durability of a write: synced before the step ends, or left to the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,6 +63,15 @@ impl<R> Recorded<R> {
     /// The record, if it was readable.
     pub fn whole(self) -> Option<R> {
         if let Self::Whole(record) = self { Some(record) } else { None }
+    }
+
+    /// The part of the record that `choose` returns; absent if it returns none.
+    pub fn part<T>(&self, choose: impl FnOnce(&R) -> Option<T>) -> Recorded<T> {
+        match self {
+            Self::Whole(record) => choose(record).map_or(Recorded::Absent, Recorded::Whole),
+            Self::Absent => Recorded::Absent,
+            Self::Damaged => Recorded::Damaged,
+        }
     }
 }
 
@@ -148,6 +163,9 @@ pub trait Records: fmt::Debug + Send + Sync {
     /// A change failed. Those before it are in the store.
     fn write(&self, group: &RecordGroup, read_at: Generation, changes: &[Change]) -> Result<WriteOutcome, StoreError>;
 
+    /// Runs `work`, and lets no other thread write to the group meanwhile.
+    fn in_turn(&self, group: &RecordGroup, work: &mut dyn FnMut());
+
     /// Makes a record durable that was written lazily. Returns true if it exists.
     fn sync(&self, key: &Key) -> Result<bool, StoreError>;
 
@@ -167,6 +185,8 @@ pub struct Step<'a> {
     /// The records as they are without this step.
     pub records: &'a dyn Records,
     changes: Vec<Change>,
+    has_turn: bool,
+    needs_turn: bool,
 }
 
 impl Step<'_> {
@@ -180,6 +200,33 @@ impl Step<'_> {
         }
     }
 
+    /// The keys of the records whose path begins with the components of `folder`, as this step changes them.
+    pub fn keys_below(&self, folder: &Path) -> Result<BTreeSet<Key>, StoreError> {
+        let mut keys: BTreeSet<Key> = self.records.keys_below(folder)?.into_iter().map(|(key, _)| key).collect();
+        for Change { key, action, .. } in self.changes.iter().filter(|change| change.key.path().starts_with(folder)) {
+            match action {
+                Action::Put(..) => drop(keys.insert(key.clone())),
+                Action::Remove(_) | Action::Quarantine => drop(keys.remove(key)),
+                Action::Keep => {}
+            }
+        }
+        Ok(keys)
+    }
+
+    /// The keys of the first-seen records of a provider's versions.
+    pub fn first_seen(&self, provider: &ProviderAddress) -> Result<BTreeSet<Key>, StoreError> {
+        let mut keys = self.keys_below(&Key::provider("seen", provider))?;
+        keys.retain(|key| matches!(key, Key::FirstSeen(..)));
+        Ok(keys)
+    }
+
+    /// True if no other thread writes to the group until the step ends. If false, this judgement does not count: it
+    /// is repeated in the step's turn. For judgements that act elsewhere, as by an alarm, which no repetition takes back.
+    pub fn has_turn(&mut self) -> bool {
+        self.needs_turn = true;
+        self.has_turn
+    }
+
     /// Replaces a record.
     pub fn put(&mut self, key: &Key, record: Vec<u8>, durability: Durability, entry: IndexEntry) {
         self.change(key, Action::Put(record, durability), entry);
@@ -190,10 +237,30 @@ impl Step<'_> {
         self.put(key, to_json(record), durability, IndexEntry::Unindexed);
     }
 
-    /// Makes another change.
+    /// Makes another change. It supersedes an earlier write of the record.
     pub fn change(&mut self, key: &Key, action: Action, entry: IndexEntry) {
+        if action != Action::Keep {
+            self.changes.retain(|change| change.key != *key || !matches!(change.action, Action::Put(..)));
+        }
         self.changes.push(Change { key: key.clone(), action, entry });
     }
+
+    /// Makes the changes to a record after all others so far.
+    pub fn postpone(&mut self, key: &Key) {
+        let (postponed, others) = std::mem::take(&mut self.changes).into_iter().partition(|change| change.key == *key);
+        self.changes = others;
+        self.changes.extend::<Vec<Change>>(postponed);
+    }
+}
+
+/// The end of one attempt at a step.
+enum Attempt<T> {
+    /// It was judged with this result, and written or not.
+    Ended(T, Result<(), StoreError>),
+    /// Another thread was faster.
+    Conflict,
+    /// It must be judged in its turn.
+    NeedsTurn,
 }
 
 /// A record in JSON.
@@ -219,23 +286,54 @@ impl dyn Records + '_ {
     /// Does [`Self::change`], and also returns the result of the judgement if only the write failed.
     ///
     /// # Errors
-    /// The judgement failed.
+    /// The judgement failed, or changed the records of its own group by other steps again and again.
     pub fn judge<T>(
         &self,
         key: &Key,
         mut judge: impl FnMut(&mut Step<'_>) -> Result<T, StoreError>,
     ) -> Result<(T, Result<(), StoreError>), StoreError> {
         let group = key.group();
-        loop {
-            let generation = self.generation(&group)?;
-            let mut step = Step { records: self, changes: Vec::new() };
-            let judged = judge(&mut step)?;
-            match self.write(&group, generation, &step.changes) {
-                Ok(WriteOutcome::Conflict) => {}
-                Ok(WriteOutcome::Written) => return Ok((judged, Ok(()))),
-                Err(error) => return Ok((judged, Err(error))),
+        for _ in 0..MAX_CONFLICTS {
+            match self.attempt(&group, false, &mut judge)? {
+                Attempt::Ended(judged, written) => return Ok((judged, written)),
+                Attempt::Conflict => {}
+                Attempt::NeedsTurn => break,
             }
         }
+        let mut attempt = Ok(Attempt::Conflict);
+        self.in_turn(&group, &mut || {
+            for _ in 0..MAX_OWN_CONFLICTS {
+                attempt = self.attempt(&group, true, &mut judge);
+                if !matches!(attempt, Ok(Attempt::Conflict)) {
+                    break;
+                }
+            }
+        });
+        match attempt? {
+            Attempt::Ended(judged, written) => Ok((judged, written)),
+            Attempt::Conflict | Attempt::NeedsTurn => {
+                Err(StoreError::io("change", &key.path(), io::Error::other("its own judgement changes it again")))
+            }
+        }
+    }
+
+    fn attempt<T>(
+        &self,
+        group: &RecordGroup,
+        has_turn: bool,
+        judge: &mut impl FnMut(&mut Step<'_>) -> Result<T, StoreError>,
+    ) -> Result<Attempt<T>, StoreError> {
+        let generation = self.generation(group)?;
+        let mut step = Step { records: self, changes: Vec::new(), has_turn, needs_turn: false };
+        let judged = judge(&mut step)?;
+        if step.needs_turn && !has_turn {
+            return Ok(Attempt::NeedsTurn);
+        }
+        Ok(match self.write(group, generation, &step.changes) {
+            Ok(WriteOutcome::Conflict) => Attempt::Conflict,
+            Ok(WriteOutcome::Written) => Attempt::Ended(judged, Ok(())),
+            Err(error) => Attempt::Ended(judged, Err(error)),
+        })
     }
 
     /// Reads a record. A damaged one is quarantined, logged, and treated as absent.
@@ -323,13 +421,6 @@ impl dyn Records + '_ {
     pub fn module_packages_seen(&self, module: &ModuleAddress) -> Result<Vec<ModulePackage>, StoreError> {
         self.chosen_below(&Key::module("seen", module), |key| {
             if let Key::SeenModule(package) = key { Some(package) } else { None }
-        })
-    }
-
-    /// The versions of a provider with first-seen records.
-    pub fn versions_first_seen(&self, provider: &ProviderAddress) -> Result<Vec<Version>, StoreError> {
-        self.chosen_below(&Key::provider("seen", provider), |key| {
-            if let Key::FirstSeen(_, version) = key { Some(version) } else { None }
         })
     }
 
@@ -436,6 +527,24 @@ struct RecordHeader {
     bytes: usize,
 }
 
+/// The generations of the groups, each locked while its group is changed. Groups may share one, which only causes a
+/// conflict without a reason. A record that stands alone shares none with an address: it is written while a step on an
+/// address has its turn.
+#[derive(Debug, Default)]
+struct Generations {
+    addresses: Striped<ReentrantMutex<Cell<u64>>>,
+    alone: Striped<ReentrantMutex<Cell<u64>>>,
+}
+
+impl Generations {
+    fn of(&self, group: &RecordGroup) -> &ReentrantMutex<Cell<u64>> {
+        match group {
+            RecordGroup::Address(_) => self.addresses.of(group),
+            RecordGroup::Alone(_) => self.alone.of(group),
+        }
+    }
+}
+
 /// The records below a store's root: each replaced by rename, with its checksum, never torn.
 #[derive(Debug)]
 pub(super) struct FolderRecords {
@@ -445,8 +554,7 @@ pub(super) struct FolderRecords {
     staging: Staging,
     quarantine: Quarantine,
     lock: StoreLock,
-    /// Locked while a group is changed. Groups may share one, which only causes a conflict without a reason.
-    generations: Striped<Mutex<u64>>,
+    generations: Generations,
     next_temp: AtomicU64,
 }
 
@@ -466,7 +574,7 @@ impl FolderRecords {
                 made?;
             }
         }
-        let (generations, next_temp) = (Striped::default(), AtomicU64::default());
+        let (generations, next_temp) = (Generations::default(), AtomicU64::default());
         Ok(Self { index, root: root.to_owned(), staging, quarantine, lock, generations, next_temp })
     }
 
@@ -480,12 +588,20 @@ impl FolderRecords {
         self.lock.if_ours(list())
     }
 
-    /// A damaged record is quarantined, unless its existence matters.
-    fn damaged(&self, key: &Key) -> Result<Recorded, StoreError> {
-        if !key.matters_when_damaged() {
-            (self as &dyn Records).quarantine(key)?;
-        }
-        Ok(Recorded::Damaged)
+    /// Reads a record as it is, and leaves a damaged one in its place.
+    fn read_file(&self, key: &Key) -> Result<Recorded, StoreError> {
+        let path = self.path(key);
+        let mut file = match self.lock.if_ours(disk::read(&path)) {
+            Ok(Some(file)) => file,
+            Ok(None) => return Ok(Recorded::Absent),
+            Err(unreadable) if unreadable.is_damage() => {
+                tracing::error!(error = %unreadable, "a record cannot be read");
+                return Ok(Recorded::Damaged);
+            }
+            Err(failed) => return Err(failed),
+        };
+        let start = record_start(&file).map_err(|found| StoreError::Newer { path, found })?;
+        Ok(start.map_or(Recorded::Damaged, |start| Recorded::Whole(file.split_off(start))))
     }
 
     /// Writes the file of a record in staging.
@@ -512,10 +628,13 @@ impl FolderRecords {
                 return Ok(temp.size_bytes);
             }
             (Action::Remove(durability), _) => {
+                // Others may have been waited for since the step began.
+                self.lock.check()?;
                 disk::remove(&path)?;
                 durability.of_removal(&path)?;
             }
             (Action::Quarantine, _) => {
+                self.lock.check()?;
                 let quarantined = self.quarantine.add(&path)?;
                 tracing::error!(record = %path.display(), aside = %quarantined.display(), "a damaged record was quarantined");
             }
@@ -540,20 +659,18 @@ impl Drop for TempRecord {
 
 impl Records for FolderRecords {
     fn read(&self, key: &Key) -> Result<Recorded, StoreError> {
-        let path = self.path(key);
-        let mut file = match self.lock.if_ours(disk::read(&path)) {
-            Ok(Some(file)) => file,
-            Ok(None) => return Ok(Recorded::Absent),
-            Err(unreadable) if unreadable.is_damage() => {
-                tracing::error!(error = %unreadable, "a record cannot be read");
-                return self.damaged(key);
-            }
-            Err(failed) => return Err(failed),
-        };
-        match record_start(&file).map_err(|found| StoreError::Newer { path, found })? {
-            Some(start) => Ok(Recorded::Whole(file.split_off(start))),
-            None => self.damaged(key),
+        let recorded = self.read_file(key)?;
+        if recorded != Recorded::Damaged || key.matters_when_damaged() {
+            return Ok(recorded);
         }
+        // Unless it was replaced since it was read.
+        (self as &dyn Records).change(key, |step| {
+            let recorded = self.read_file(key)?;
+            if recorded == Recorded::Damaged {
+                step.change(key, Action::Quarantine, IndexEntry::Gone);
+            }
+            Ok(recorded)
+        })
     }
 
     fn stat(&self, key: &Key) -> Result<Option<(u64, Timestamp)>, StoreError> {
@@ -561,7 +678,7 @@ impl Records for FolderRecords {
     }
 
     fn generation(&self, group: &RecordGroup) -> Result<Generation, StoreError> {
-        Ok(Generation(*self.generations.of(group).lock()))
+        Ok(Generation(self.generations.of(group).lock().get()))
     }
 
     fn write(&self, group: &RecordGroup, read_at: Generation, changes: &[Change]) -> Result<WriteOutcome, StoreError> {
@@ -575,17 +692,22 @@ impl Records for FolderRecords {
                 Action::Remove(_) | Action::Quarantine | Action::Keep => None,
             });
         }
-        let mut generation = self.generations.of(group).lock();
-        if *generation != read_at.0 {
+        let generation = self.generations.of(group).lock();
+        if generation.get() != read_at.0 {
             return Ok(WriteOutcome::Conflict);
         }
         for (change, temp) in changes.iter().zip(temps) {
             // Also if the change fails: it may be visible, and those before it are.
-            *generation = generation.wrapping_add(1);
+            generation.set(generation.get().wrapping_add(1));
             let size_bytes = self.apply(change, temp)?;
             self.index.record_changed(change, size_bytes);
         }
         Ok(WriteOutcome::Written)
+    }
+
+    fn in_turn(&self, group: &RecordGroup, work: &mut dyn FnMut()) {
+        let _turn = self.generations.of(group).lock();
+        work();
     }
 
     fn sync(&self, key: &Key) -> Result<bool, StoreError> {
@@ -626,4 +748,33 @@ fn record_start(file: &[u8]) -> Result<Option<usize>, u32> {
     let is_whole =
         |header: RecordHeader| header.bytes == record.len() && header.blake3 == *blake3::hash(record).to_hex();
     Ok(header.is_some_and(is_whole).then_some(end + 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::memory::MemoryRecords;
+
+    fn seen(end: &str) -> Key {
+        Key::from_path(&Path::new("seen/registry.example/providers/acme/null").join(end)).unwrap()
+    }
+
+    #[test]
+    fn a_step_writes_each_record_once_and_lists_what_it_writes() {
+        let records = MemoryRecords::default();
+        let [one, two, three] = ["1.0.0.json", "2.0.0.json", "3.0.0.json"].map(seen);
+        let Key::FirstSeen(provider, _) = &one else { panic!("{one:?}") };
+        let keys = Key::KeyLog(provider.clone());
+        (&records as &dyn Records).put(&three, b"", Durability::Lazy).unwrap();
+        let mut step = Step { records: &records, changes: Vec::new(), has_turn: false, needs_turn: false };
+        for (key, record) in [(&one, 1), (&keys, 1), (&two, 1), (&keys, 2), (&one, 2)] {
+            step.put_json(key, &record, Durability::Lazy);
+            step.postpone(&keys);
+        }
+        step.change(&three, Action::Remove(Durability::Lazy), IndexEntry::Unindexed);
+        assert_eq!(step.first_seen(provider).unwrap(), BTreeSet::from([one.clone(), two.clone()]));
+        let changed: Vec<&Key> = step.changes.iter().map(|change| &change.key).collect();
+        assert_eq!(changed, [&two, &one, &keys, &three]);
+        assert_eq!(step.read(&keys).unwrap(), Recorded::Whole(b"2".to_vec()));
+    }
 }

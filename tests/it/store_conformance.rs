@@ -1,7 +1,10 @@
 //! Every implementation of the store's two parts passes these: [`Blobs`] and [`Records`]. An implementation that writes
 //! in steps also survives a crash between any two of them (DESIGN, promise 9, section 8).
 
+use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::mpsc;
+use std::time::Duration;
 
 use larder::address::{
     Address, Artifact, Hostname, ModuleAddress, ModuleName, ModulePackage, Name, Package, Platform, ProviderAddress,
@@ -11,7 +14,7 @@ use larder::clock::Timestamp;
 use larder::digest::Digest;
 use larder::store::memory::{MemoryBlobs, MemoryRecords};
 use larder::store::{
-    Action, Blobs, Change, Durability, IndexEntry, Key, Recorded, Records, StagedNote, Store, WriteOutcome,
+    Action, Blobs, Change, Durability, IndexEntry, Key, Recorded, Records, StagedNote, Step, Store, WriteOutcome,
 };
 use larder::verify::Verified;
 
@@ -86,9 +89,8 @@ fn a_name_that_is_a_prefix_of_another_lists_its_own(records: &dyn Records) {
     }
     records.put(&Key::Seen(provider("aws")), b"old", Durability::Lazy).unwrap();
     records.put(&Key::KeyLog(provider("aws")), b"keys", Durability::Lazy).unwrap();
-    let mut versions = records.versions_first_seen(&provider("aws")).unwrap();
-    versions.sort();
-    assert_eq!(versions, [version("1.0.0-beta"), version("1.0.0")]);
+    let seen = records.change(&Key::KeyLog(provider("aws")), |step| step.first_seen(&provider("aws")));
+    assert_eq!(seen.unwrap(), BTreeSet::from([first_seen("aws", "1.0.0"), first_seen("aws", "1.0.0-beta")]));
     assert_eq!(records.packages_with_sets(&provider("aws2")).unwrap().len(), 1);
     assert_eq!(records.platforms_with_sets(&provider("aws"), &version("1.0.0")).unwrap().len(), 1);
     assert_eq!(
@@ -178,6 +180,41 @@ fn writers_of_one_address_lose_nothing(records: &dyn Records) {
     assert_eq!(count(records.get(&key).unwrap()), 200);
 }
 
+/// Runs a step that others try to overtake each time it is judged, and returns the number of times.
+fn overtaken(records: &dyn Records, mut judge: impl FnMut(&mut Step<'_>)) -> u32 {
+    let (key, other, mut judged) = (first_seen("slow", "1.0.0"), first_seen("slow", "2.0.0"), 0);
+    std::thread::scope(|scope| {
+        let changed = records.change(&key, |step| {
+            judged += 1;
+            judge(step);
+            let (done, is_done) = mpsc::channel();
+            let other = &other;
+            // The first ones only: a step that is overtaken for ever would never end.
+            if judged < 20 {
+                scope.spawn(move || {
+                    records.put(other, b"faster", Durability::Lazy).unwrap();
+                    let _ = done.send(());
+                });
+            }
+            // In its turn, it is not done before the step is.
+            let _ = is_done.recv_timeout(Duration::from_secs(1));
+            step.put(&key, b"slow".to_vec(), Durability::Lazy, IndexEntry::Unindexed);
+            Ok(())
+        });
+        changed.unwrap();
+    });
+    assert_eq!((text(records, &key).unwrap(), text(records, &other).unwrap()), ("slow".into(), "faster".into()));
+    judged
+}
+
+fn a_slow_step_gets_its_turn(records: &dyn Records) {
+    let judged = overtaken(records, |_| ());
+    assert!(judged <= 4, "{judged}");
+    let mut acted = 0;
+    overtaken(records, |step| acted += u32::from(step.has_turn()));
+    assert_eq!(acted, 1);
+}
+
 fn staged_archives_are_invisible_and_visible_ones_are_complete(blobs: &dyn Blobs) {
     let bytes = b"the bytes of an archive";
     let digest = Digest::of(bytes);
@@ -213,12 +250,13 @@ fn staged_archives_are_invisible_and_visible_ones_are_complete(blobs: &dyn Blobs
     assert!(blobs.scratch().unwrap().file().is_ok());
 }
 
-const RECORD_TESTS: [fn(&dyn Records); 5] = [
+const RECORD_TESTS: [fn(&dyn Records); 6] = [
     every_record_is_whole_or_absent,
     a_name_that_is_a_prefix_of_another_lists_its_own,
     a_write_names_the_generation_it_read,
     a_conflict_is_judged_again,
     writers_of_one_address_lose_nothing,
+    a_slow_step_gets_its_turn,
 ];
 
 #[test]
@@ -269,6 +307,26 @@ async fn a_torn_file_is_never_read() {
         for _ in 0..2 {
             assert_eq!(store.records.read(&seen).unwrap(), Recorded::Damaged, "{length}");
         }
+    }
+}
+
+/// A reader of a torn file sets aside only that, not what another thread has put in its place.
+#[tokio::test]
+async fn a_record_that_replaces_a_torn_one_is_not_quarantined() {
+    let folder = Folder::new();
+    let store = reopened(&folder).await;
+    let key = set("null", "1.0.0");
+    let file = store.root().join("documents/registry.example/providers/acme/null/1.0.0/linux_amd64.set");
+    for round in 0..300 {
+        store.records.put(&key, b"old", Durability::Lazy).unwrap();
+        std::fs::write(&file, "torn").unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| store.records.read(&key).unwrap());
+            }
+            scope.spawn(|| store.records.put(&key, b"new", Durability::Lazy).unwrap());
+        });
+        assert_eq!(text(&*store.records, &key).as_deref(), Some("new"), "{round}");
     }
 }
 

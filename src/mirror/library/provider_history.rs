@@ -79,13 +79,20 @@ impl ProviderHistories {
         Self { store }
     }
 
-    /// Judges the records of a provider, in one step.
+    /// Judges the records of a provider, in one step. A whole-provider record is split by version first, in a step of its
+    /// own: it writes a record for each version, and if it fails, the record is read as it is.
     fn judge<T>(
         &self,
         provider: &ProviderAddress,
         mut judge: impl FnMut(&mut HistoryStep<'_, '_>) -> Result<T, StoreError>,
     ) -> Result<(T, Result<(), StoreError>), StoreError> {
-        let records = &self.store.records;
+        let (records, whole) = (&self.store.records, Key::Seen(provider.clone()));
+        if let Ok(Recorded::Whole(_)) = records.read(&whole) {
+            let split = records.change(&whole, |step| HistoryStep { step, provider }.split_by_version());
+            if let Err(error) = split {
+                tracing::error!(%provider, %error, to_do = error.remedy(), "the first-seen record could not be split by version; it is read as it is");
+            }
+        }
         records.judge(&Key::KeyLog(provider.clone()), |step| judge(&mut HistoryStep { step, provider }))
     }
 
@@ -231,7 +238,6 @@ impl ProviderHistories {
     ) -> Result<(), StoreError> {
         let key = Key::FirstListed(provider.clone());
         let ((), recorded) = self.judge(provider, |step| {
-            step.split_by_version()?;
             let mut listed: FirstListed = step.step.read(&key)?.json().whole().unwrap_or_default();
             let new: Vec<&Version> = versions.iter().filter(|version| !listed.versions.contains_key(version)).collect();
             if new.is_empty() {
@@ -260,13 +266,17 @@ impl HistoryStep<'_, '_> {
     /// Reads the records of a version and of its provider's keys. A missing or damaged record is rebuilt from stored
     /// sets. A damaged record that no stored set can rebuild is lost.
     fn history(&mut self, version: &Version) -> Result<HistoryRecords, StoreError> {
-        let is_lost = self.split_by_version()?;
-        let keys = self.key_log(is_lost)?;
+        let whole = self.whole_record()?;
+        let keys = self.key_log(&whole)?;
         let key = Key::FirstSeen(self.provider.clone(), version.clone());
-        let is_lost = match self.step.read(&key)?.json() {
+        let recorded = match self.step.read(&key)?.json() {
+            Recorded::Absent => whole.part(|whole| whole.version(version)),
+            recorded => recorded,
+        };
+        let is_lost = match recorded {
             Recorded::Whole(history) => return Ok(HistoryRecords { version: Recoverable::Whole(history), keys }),
             Recorded::Damaged => true,
-            Recorded::Absent => is_lost,
+            Recorded::Absent => false,
         };
         let stored = self.history_of_stored_sets(version)?;
         let version = match stored {
@@ -278,8 +288,8 @@ impl HistoryStep<'_, '_> {
     }
 
     fn keys(&mut self) -> Result<Option<KeyLog>, StoreError> {
-        let is_lost = self.split_by_version()?;
-        Ok(match self.key_log(is_lost)? {
+        let whole = self.whole_record()?;
+        Ok(match self.key_log(&whole)? {
             Recoverable::Whole(log) => Some(log),
             Recoverable::Absent => Some(KeyLog::default()),
             Recoverable::Lost(_) => None,
@@ -292,16 +302,19 @@ impl HistoryStep<'_, '_> {
         record
     }
 
-    fn key_log(&mut self, is_lost: bool) -> Result<Recoverable<KeyLog>, StoreError> {
+    fn key_log(&mut self, whole: &Recorded<ProviderRecordV0>) -> Result<Recoverable<KeyLog>, StoreError> {
         let keys = Key::KeyLog(self.provider.clone());
-        let is_lost = match self.step.read(&keys)?.json() {
+        let recorded = match self.step.read(&keys)?.json() {
+            Recorded::Absent => whole.part(|whole| Some(whole.key_log())),
+            recorded => recorded,
+        };
+        let is_lost = match recorded {
             Recorded::Whole(log) => return Ok(Recoverable::Whole(log)),
             Recorded::Damaged => true,
-            Recorded::Absent => is_lost,
+            Recorded::Absent => false,
         };
         let mut versions = Vec::new();
-        for version in self.step.records.versions_first_seen(self.provider)? {
-            let key = Key::FirstSeen(self.provider.clone(), version);
+        for key in self.step.first_seen(self.provider)? {
             versions.extend(self.step.read(&key)?.json::<VersionHistory>().whole());
         }
         let log = KeyLog::of_versions(&versions);
@@ -316,12 +329,9 @@ impl HistoryStep<'_, '_> {
         Ok(self.step.read(&Key::Seen(self.provider.clone()))?.json())
     }
 
-    /// Splits a whole-provider record by version, once. Returns true if there is one that is damaged.
-    fn split_by_version(&mut self) -> Result<bool, StoreError> {
-        let whole = match self.whole_record()? {
-            Recorded::Whole(whole) => whole,
-            other => return Ok(matches!(other, Recorded::Damaged)),
-        };
+    /// Splits a whole-provider record by version.
+    fn split_by_version(&mut self) -> Result<(), StoreError> {
+        let Recorded::Whole(whole) = self.whole_record()? else { return Ok(()) };
         for version in whole.versions.keys() {
             let key = Key::FirstSeen(self.provider.clone(), version.clone());
             if let Some(history) = whole.version(version)
@@ -340,7 +350,7 @@ impl HistoryStep<'_, '_> {
         // Last: a crash before leaves the record to be split again.
         let whole = Key::Seen(self.provider.clone());
         self.step.change(&whole, Action::Remove(Durability::Synced), IndexEntry::Unindexed);
-        Ok(false)
+        Ok(())
     }
 
     fn history_of_stored_sets(&self, version: &Version) -> Result<VersionHistory, StoreError> {
@@ -370,9 +380,12 @@ impl HistoryStep<'_, '_> {
         if let Some(history) = to_write.version {
             self.put(&Key::FirstSeen(self.provider.clone(), version.clone()), &history);
         }
+        let key = Key::KeyLog(self.provider.clone());
         if let Some(keys) = to_write.keys {
-            self.put(&Key::KeyLog(self.provider.clone()), &keys);
+            self.put(&key, &keys);
         }
+        // A key is not known without the versions that it signed.
+        self.step.postpone(&key);
     }
 
     fn put(&mut self, key: &Key, record: &impl Serialize) {
@@ -443,12 +456,19 @@ impl Library {
             // The number of recorded versions has the same limit as a version list.
             if is_first
                 && to_write.version.is_some()
-                && self.store.records.versions_first_seen(provider)?.len() >= MAX_VERSIONS
+                && step.step.first_seen(provider)?.len() >= MAX_VERSIONS
             {
                 judgement.verdict = HistoryVerdict::Refused(HistoryRefusal::Full);
                 to_write = HistoryUpdate::default();
             }
-            self.raise_alarms_of(seen, &judgement, now);
+            let is_alarm = judgement.verdict != HistoryVerdict::Consistent || judgement.known_keys_without_signer.is_some();
+            if is_alarm {
+                // An `accept` meanwhile would resolve the alarm before it is raised.
+                if !step.step.has_turn() {
+                    return Ok(None);
+                }
+                self.raise_alarms_of(seen, &judgement, now);
+            }
             if self.alarms.are_saved(&provider.into()) {
                 step.write(version, to_write);
             } else {
@@ -574,3 +594,79 @@ fn list_keys(keys: &[String]) -> String {
 
 /// The most known keys that an alarm names.
 const KEYS_SHOWN: usize = 3;
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::address::{Hostname, Name, Platform};
+    use crate::mirror::freshness::Age;
+
+    const ARCHIVE: &[u8] = b"zip";
+
+    fn package(version: &str) -> Package {
+        let [namespace, type_] = ["acme", "null"].map(|name| Name::parse(name).unwrap());
+        let provider = ProviderAddress { host: Hostname::parse("registry.example").unwrap(), namespace, type_ };
+        let platform = Platform::parse("linux_amd64").unwrap();
+        Package { provider, version: Version::parse(version).unwrap(), platform }
+    }
+
+    fn sums() -> Bytes {
+        format!("{}  f.zip\n", Digest::of(ARCHIVE)).into()
+    }
+
+    fn accept(histories: &ProviderHistories, package: &Package, key: &str) -> Result<AcceptedSets, StoreError> {
+        let sums = Checksums::parse(&sums()).unwrap();
+        let (archive, signer) = (Digest::of(ARCHIVE), Signer::Key(key.to_owned()));
+        let seen = Observation { package, archive, sums: &sums, signer, observed: Timestamp(9) };
+        histories.accept(&package.provider, &[seen], AcceptScope::Provider)
+    }
+
+    fn stored_set(package: &Package, key: &str) -> Vec<u8> {
+        let metadata = serde_json::json!({
+            "asked": "https://registry.example/d", "url": "https://registry.example/d", "validators": {},
+            "sums_validators": {}, "signature_validators": {}, "fetched": 3,
+            "proof": { "how": { "signature": { "fingerprint": key } }, "warnings": [] },
+        });
+        let body = serde_json::json!({
+            "os": "linux", "arch": "amd64", "filename": "f.zip", "shasum": Digest::of(ARCHIVE),
+            "download_url": "f.zip", "shasums_url": "s",
+        });
+        let (metadata, body) = (serde_json::from_value(metadata).unwrap(), body.to_string().into());
+        let current = Arc::new(ProofSet::new(metadata, body, sums(), Bytes::new(), package).unwrap());
+        StoredProofSet { current, predecessor: None, age: Age { checked: Timestamp(3), gone: false } }.write()
+    }
+
+    #[test]
+    fn an_accept_keeps_the_keys_of_the_stored_sets_whose_records_are_lost() {
+        let folder = tempfile::tempdir().unwrap();
+        let histories = ProviderHistories::new(Arc::new(Store::open(folder.path(), Timestamp(1)).unwrap()));
+        let package = package("1.0.0");
+        let set = stored_set(&package, "K1");
+        histories.store.records.put(&Key::ProofSet(package.clone()), &set, Durability::Lazy).unwrap();
+        accept(&histories, &package, "K2").unwrap();
+        assert_eq!(histories.keys_of(&package.provider).unwrap().unwrap().keys(), ["K1", "K2"]);
+    }
+
+    #[test]
+    fn an_old_record_that_cannot_be_split_stops_no_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let histories = ProviderHistories::new(Arc::new(Store::open(folder.path(), Timestamp(1)).unwrap()));
+        let (store, package) = (&histories.store, package("2.0.0"));
+        let provider = &package.provider;
+        let record = br#"{"keys":{"K1":1},"versions":{"1.0.0":{"first_seen":1,"digests":{"f.zip":[]}}}}"#;
+        store.records.put(&Key::Seen(provider.clone()), record, Durability::Lazy).unwrap();
+        // A folder where the split needs a file.
+        let obstacle = store.root().join(Key::FirstListed(provider.clone()).path());
+        std::fs::create_dir(obstacle.parent().unwrap()).unwrap();
+        std::fs::create_dir(&obstacle).unwrap();
+        accept(&histories, &package, "K2").unwrap();
+        assert_eq!(histories.keys_of(provider).unwrap().unwrap().keys(), ["K1", "K2"]);
+        assert!(histories.digests_of(&package).unwrap() == Recoverable::Whole(vec![Digest::of(ARCHIVE)]));
+        assert!(store.records.get(&Key::Seen(provider.clone())).unwrap().is_some());
+        std::fs::remove_dir(&obstacle).unwrap();
+        assert_eq!(histories.keys_of(provider).unwrap().unwrap().keys(), ["K1", "K2"]);
+        assert!(store.records.get(&Key::Seen(provider.clone())).unwrap().is_none());
+    }
+}
