@@ -59,16 +59,17 @@ impl Catalog {
 
     /// Reads a name. Returns an empty one if it is absent, or damaged and thus quarantined.
     pub(in crate::mirror) fn name(&self, artifact: impl Into<Artifact>) -> Result<NameRecord, StoreError> {
-        let artifact = artifact.into();
+        Ok(self.read_name(&artifact.into())?.whole().unwrap_or_default())
+    }
+
+    pub(super) fn read_name(&self, artifact: &Artifact) -> Result<Recorded<NameRecord>, StoreError> {
         let key = Key::Name(artifact.clone());
-        match self.store.records.read_as(&key, |record| serde_json::from_slice(&record).ok())? {
-            Recorded::Absent => return Ok(NameRecord::default()),
-            Recorded::Whole(name) => return Ok(name),
-            Recorded::Damaged => {}
+        let read = self.store.records.read_as(&key, |record| serde_json::from_slice(&record).ok())?;
+        if matches!(read, Recorded::Damaged) {
+            // The proof set and the blob survive and the next request finds them. A pin is recorded nowhere else.
+            tracing::error!(package = %artifact, "a name record was damaged and quarantined; if it was pinned, pin it again");
         }
-        // The proof set and the blob survive and the next request finds them. A pin is recorded nowhere else.
-        tracing::error!(package = %artifact, "a name record was damaged and quarantined; if it was pinned, pin it again");
-        Ok(NameRecord::default())
+        Ok(read)
     }
 
     /// Reads a name, changes it, and writes it back synced. An empty name is removed.
@@ -173,6 +174,7 @@ impl Library {
             let is_held = self.is_held(package)?;
             let mut outcome = PinOutcome::NotHeld;
             self.catalog.change_name(package, |name| {
+                outcome = PinOutcome::NotHeld;
                 // A pin can be lifted even if the archive was lost.
                 if is_held || (name.pinned && pin == PinChange::Lift) {
                     let before = std::mem::replace(&mut name.pinned, pin == PinChange::Set);

@@ -10,7 +10,7 @@ use crate::address::Artifact;
 use crate::digest::Digest;
 use crate::mirror::Library;
 use crate::mirror::library::Catalog;
-use crate::store::{Action, IndexEntry, IndexedName, Key, ListedArchive, StoreError};
+use crate::store::{Action, IndexEntry, IndexedName, Key, ListedArchive, Recorded, StoreError};
 
 impl Catalog {
     /// Rebuilds the index, unless `stopped`. `named_by_set` returns the archive that the proof set of a package names;
@@ -77,27 +77,34 @@ impl Catalog {
         named_by_set: impl Fn(&Artifact) -> Result<Option<Digest>, StoreError>,
     ) -> Result<(), StoreError> {
         let (index, records, key) = (&self.store.index, &self.store.records, Key::Name(artifact.clone()));
+        // A name that is written meanwhile is indexed by that write.
         let is_known = || matches!(index.name(artifact), Ok(Some(_)));
+        let mark_unreadable = |error: StoreError| {
+            records.change(&key, |step| {
+                if step.has_turn() && !is_known() {
+                    index.name_is_unreadable(artifact, error.clone());
+                }
+                Ok(())
+            })
+        };
         // A damaged name is quarantined when it is read: then it is absent when the step is judged again.
-        let mut was_there = false;
+        let mut is_lost = false;
         let indexed = records.change(&key, |step| {
-            if matches!(records.stat(&key), Ok(None)) {
-                return Ok(false);
-            }
-            was_there = true;
-            let name = self.name(artifact)?.indexed();
-            let is_readable = !name.is_empty();
-            if is_readable {
-                step.change(&key, Action::Keep, IndexEntry::Name(name));
-            }
-            Ok(is_readable)
+            let read = self.read_name(artifact)?;
+            is_lost |= matches!(read, Recorded::Damaged);
+            Ok(match read.whole().map(|name| name.indexed()) {
+                Some(name) if !name.is_empty() => {
+                    step.change(&key, Action::Keep, IndexEntry::Name(name));
+                    true
+                }
+                found => found.is_none() && !is_lost,
+            })
         });
         match indexed {
-            Ok(true) => {}
-            Ok(false) if !was_there || is_known() => {}
+            Ok(true) => Ok(()),
+            Ok(false) if is_known() => Ok(()),
             Ok(false) => match named_by_set(artifact) {
                 Ok(Some(digest)) => records.change(&key, |step| {
-                    // A name that was written meanwhile was indexed by that write.
                     if !is_known() {
                         tracing::warn!(package = %artifact, "a name record was lost; the archive that its proof set names is used");
                         let archives = vec![ListedArchive { digest, lacks_hashes: false }];
@@ -105,19 +112,15 @@ impl Catalog {
                         step.change(&key, Action::Keep, IndexEntry::Name(name));
                     }
                     Ok(())
-                })?,
-                _ if is_known() => {}
-                Ok(None) => index.name_is_unreadable(artifact, self.lost_name_error(artifact)),
-                Err(error) => index.name_is_unreadable(artifact, error),
+                }),
+                Ok(None) => mark_unreadable(self.lost_name_error(artifact)),
+                Err(error) => mark_unreadable(error),
             },
             Err(error) => {
                 tracing::error!(package = %artifact, %error, "a name record cannot be read; archives without a name are not evicted");
-                if !is_known() {
-                    index.name_is_unreadable(artifact, error);
-                }
+                mark_unreadable(error)
             }
         }
-        Ok(())
     }
 
     /// The size and time of a file. A file that cannot be read is left out, and the index is marked incomplete.
