@@ -1,7 +1,7 @@
 //! A demonstration without internet: a registry with real zips and signatures and a larder in front of it, in one
 //! process. Runs the real `terraform init` cold, then warm with the registry stopped.
 //!
-//! `cargo run --example demo`
+//! `cargo run --example demo`; with `-- --keep` both serve until Ctrl-C.
 #![expect(clippy::disallowed_methods, reason = "a demonstration is not a module of larder, whose calls are limited")]
 #![expect(clippy::print_stdout, reason = "a demonstration prints its results")]
 
@@ -59,7 +59,7 @@ async fn main() -> anyhow::Result<()> {
     let serving = tokio::spawn(app.serve(stop.clone()));
 
     println!("Registry on {} (in place of {HOST}), larder on {base}.", registry.origin());
-    println!("The six lines that point a client to larder:\n\n{paste}");
+    println!("The lines that point a client to larder:\n\n{paste}");
     let client = Client::find(&base, &paste)?;
     println!("{}\n", client.introduction());
 
@@ -68,8 +68,21 @@ async fn main() -> anyhow::Result<()> {
     let warm = client.run("through larder, again", None, &registry, &admin).await?;
     registry.stop().await;
     let offline = client.run("through larder, registry stopped", None, &registry, &admin).await?;
-    print_runs(&[direct, cold, warm, offline]);
+    print_runs(&[&direct, &cold, &warm, &offline]);
+    let archive_bytes = PROVIDERS.iter().map(|(_, _, size)| *size as u64).sum();
     println!("{}", client.compare_lock_files()?);
+    for run in [&cold, &warm, &offline] {
+        ensure!(run.store_bytes >= archive_bytes, "larder sent {} bytes {}", run.store_bytes, run.label);
+    }
+    if std::env::args().any(|argument| argument == "--keep") {
+        registry.restart().await;
+        println!(
+            "\nThe registry is back. The token of the admin listener ({admin}) is in {}.",
+            folder.path().join("admin-token").display()
+        );
+        println!("Ctrl-C ends both.");
+        tokio::signal::ctrl_c().await?;
+    }
 
     stop.cancel();
     serving.await??;
@@ -164,7 +177,7 @@ impl Client {
     }
 }
 
-/// The requests of one install (PROTOCOL, section 2.1), without the client.
+/// The requests of one install (provider registry protocol), without the client.
 async fn plain_install(providers: &str, name: &str, version: &str) -> anyhow::Result<()> {
     let get = async |url: &str| reqwest::get(url).await?.error_for_status()?.bytes().await;
     get(&format!("{providers}acme/{name}/versions")).await?;
@@ -180,11 +193,14 @@ async fn plain_install(providers: &str, name: &str, version: &str) -> anyhow::Re
 /// Body bytes that larder has sent to clients.
 async fn bytes_sent_to_clients(admin: &str) -> anyhow::Result<u64> {
     let metrics = reqwest::get(format!("{admin}/metrics")).await?.text().await?;
-    let line = metrics.lines().find(|line| line.starts_with("larder_sent_bytes_total")).context("no such metric")?;
-    Ok(line.rsplit(' ').next().unwrap_or_default().parse()?)
+    let lines = metrics.lines().filter(|line| line.starts_with("larder_sent_bytes_total"));
+    let bytes: Vec<u64> =
+        lines.map(|line| line.rsplit(' ').next().unwrap_or_default().parse()).collect::<Result<_, _>>()?;
+    ensure!(!bytes.is_empty(), "no such metric");
+    Ok(bytes.iter().sum())
 }
 
-fn print_runs(runs: &[InitRun]) {
+fn print_runs(runs: &[&InitRun]) {
     let mut table = Table::new();
     table.load_style(presets::UTF8_BORDERS_ONLY);
     table.set_header(["init", "time", "registry requests", "sent by registry", "sent by larder"]);

@@ -1,39 +1,43 @@
 //! Builds the parts of larder and connects them. Defines the order of start and stop.
 
 mod reload;
-mod start;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use prometheus_client::registry::Registry;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::{Registry, Unit};
 use secrecy::SecretString;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 pub use self::reload::{NotReloaded, Reloaded};
-pub use self::start::{MetricSources, StartError, StartSettings, mirror, start_problems};
-
+use crate::cdn_loop::OwnEntry;
 use crate::clock::{Clock, Timestamp};
 use crate::config::Config;
 use crate::error::Error;
 use crate::http::clients::Clients;
 use crate::http::connection_slots::{ConnectionSlots, PeerClass};
 use crate::http::listener::{self, serve};
-use crate::http::tls::Tls;
+use crate::http::tls::{Tls, TlsError};
 use crate::http::watchdog::{self, BlockingPoolCheck, ListenerCheck, LivenessError};
-use crate::http::{Admin, MainListener, RequestMetrics};
+use crate::http::{Admin, AdminProcess, MainListener, RequestMetrics};
 use crate::jobs::{self, Jobs, Recurring};
-use crate::mirror::{Mirror, Outcome, RuntimeConfig};
+use crate::mirror::{Counters, Limits, Mirror, MirrorGauges, Outcome, RequiredPlatforms, RuntimeConfig};
 use crate::protocol::Protocols;
 use crate::protocol::admin::Access;
 use crate::protocol::client_config::{self, ClientRoute};
 use crate::protocol::route::{Mount, RouteContext};
 use crate::store::{Store, StoreError};
 use crate::supervisor::{Supervisor, Task};
+use crate::upstream::clients::ConnectorError;
+use crate::upstream::limits::UpstreamLimits;
+use crate::upstream::outbound::Outbound;
+use crate::upstream::{Traffic, Upstreams};
 
 /// A larder with an open store and bound sockets, ready to serve.
 #[derive(Debug)]
@@ -189,7 +193,7 @@ impl App {
         };
         let handle_admin = {
             let running = Arc::clone(&running);
-            move |request, peer| Arc::clone(&running.handlers.load().admin).handle(request, peer)
+            move |request, _| Arc::clone(&running.handlers.load().admin).handle(request)
         };
         tokio::join!(
             serve(main, tls, main_limits, main_slots, main_peer_class, handle_main, stop.clone()),
@@ -306,13 +310,16 @@ impl SharedParts {
             Some(token) => token.clone(),
             None => self.generated_token()?,
         };
+        let process = AdminProcess::Larder {
+            access: Access::new(token, self.admin_address.ip()),
+            recurring: Arc::clone(&self.recurring),
+            started: self.started,
+        };
         let admin = Arc::new(Admin {
             mirror: Arc::clone(&self.mirror),
             jobs: Arc::clone(&self.jobs),
-            recurring: Arc::clone(&self.recurring),
-            access: Access::new(token, self.admin_address.ip()),
+            process,
             registry: Arc::clone(&self.registry),
-            started: self.started,
             requests: self.requests.clone(),
             base: base_url_of(config, self.main_address),
             clock: self.clock.clone(),
@@ -329,6 +336,28 @@ impl SharedParts {
         let token = SecretString::from(self.store.admin_token()?);
         Ok(self.made_token.get_or_init(|| token).clone())
     }
+}
+
+/// Opens the store and builds the admin service for one command: without listeners, access rules and background tasks,
+/// and with jobs that do not resume later. Creates the store where there is none.
+///
+/// # Errors
+/// Returns a [`StartError`] that says what to change.
+pub async fn admin_of_command(config: &Config) -> Result<Arc<Admin>, StartError> {
+    let settings = StartSettings::default();
+    let (mirror, store, metrics) = mirror(config, &settings)?;
+    let clock = settings.clock;
+    Ok(Arc::new(Admin {
+        jobs: Jobs::new(Arc::clone(&mirror), clock.clone()),
+        process: AdminProcess::Command { warm_ups: Recurring::states_from_store(store, &clock, config).await },
+        registry: Arc::new(metrics.registry(Arc::clone(&mirror), clock.now(), clock.clone())),
+        mirror,
+        requests: metrics.requests,
+        base: base_url_of(config, config.server.listen),
+        clock,
+        default_host: config.default_host(),
+        bundles: config.bundle.clone(),
+    }))
 }
 
 async fn bind(section: &'static str, address: SocketAddr) -> Result<(TcpListener, SocketAddr), StartError> {
@@ -356,4 +385,136 @@ fn loopback_if_unspecified(mut bound: SocketAddr) -> SocketAddr {
         IpAddr::V4(_) | IpAddr::V6(_) => {}
     }
     bound
+}
+
+/// Startup settings that are not in the configuration file.
+#[derive(Debug, Clone)]
+pub struct StartSettings {
+    /// Source of the current time.
+    pub clock: Clock,
+    /// Timeouts and sizes of the mirror. The store's size limit comes from the configuration.
+    pub limits: Limits,
+    /// Limits on outgoing requests and git jobs.
+    pub upstream_limits: UpstreamLimits,
+    /// Limits on client connections of each listener.
+    pub connections: listener::Limits,
+    /// The longest wait for a thread of the blocking pool before the liveness check fails.
+    pub pool_within: Duration,
+}
+
+impl Default for StartSettings {
+    fn default() -> Self {
+        Self {
+            clock: Clock::default(),
+            limits: Limits::default(),
+            upstream_limits: UpstreamLimits::default(),
+            connections: listener::Limits::default(),
+            pool_within: watchdog::POOL_TIMEOUT,
+        }
+    }
+}
+
+/// Lists the problems in the configured files that would prevent a start.
+pub fn start_problems(config: &Config) -> Vec<String> {
+    let mut problems: Vec<String> = config.refusal().into_iter().collect();
+    if let Some(files) = &config.server.tls
+        && let Err(error) = Tls::load(&files.certificate, &files.key)
+    {
+        problems.push(format!("server.tls: {error}"));
+    }
+    if let Ok(own) = OwnEntry::random()
+        && let Err(error) =
+            Outbound::new(&config.network, &config.upstreams, own, Traffic::default(), UpstreamLimits::default())
+    {
+        problems.push(error.to_string());
+    }
+    problems
+}
+
+/// Opens the store and builds a mirror without listeners or jobs, for commands that run without a larder.
+pub fn mirror(
+    config: &Config,
+    settings: &StartSettings,
+) -> Result<(Arc<Mirror>, Arc<Store>, MetricSources), StartError> {
+    let store = Arc::new(Store::open(&config.store.path, settings.clock.now())?);
+    let metrics = MetricSources::default();
+    let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);
+    let own = OwnEntry::random().map_err(|_| StartError::Random)?;
+    let outbound =
+        Outbound::new(&config.network, &config.upstreams, own, metrics.counters.traffic(), settings.upstream_limits)?;
+    let required_platforms = RequiredPlatforms::from(config.network.sealed_platforms.as_slice());
+    let runtime_config = RuntimeConfig::new(upstreams, outbound, config.store.max_size, required_platforms);
+    let counters = metrics.counters.clone();
+    let mirror = Mirror::new(Arc::clone(&store), runtime_config, settings.limits, counters, &metrics.supervisor)?;
+    Ok((mirror, store, metrics))
+}
+
+/// The counters of every part, exported as Prometheus metrics.
+#[derive(Debug, Default)]
+pub struct MetricSources {
+    requests: RequestMetrics,
+    counters: Counters,
+    supervisor: Supervisor,
+}
+
+impl MetricSources {
+    fn registry(&self, mirror: Arc<Mirror>, started: Timestamp, clock: Clock) -> Registry {
+        let mut registry = Registry::default();
+        let build = Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]);
+        registry.register("larder_build", "Version of this larder", build);
+        let start_time = ConstGauge::new(started.0);
+        registry.register_with_unit(
+            "larder_start_time",
+            "Start time of this larder, since 1970",
+            Unit::Seconds,
+            start_time,
+        );
+        self.requests.register(&mut registry);
+        self.counters.register(&mut registry);
+        self.supervisor.register(&mut registry);
+        registry.register_collector(Box::new(MirrorGauges { mirror, clock }));
+        registry
+    }
+}
+
+/// The reason why larder did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The configuration would serve credentialed upstreams to unknown clients (DESIGN, promise 8).
+    #[error("{0}")]
+    Refused(String),
+    /// The store could not be opened.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The outbound connector could not be built.
+    #[error(transparent)]
+    Outbound(#[from] ConnectorError),
+    /// The certificate could not be loaded.
+    #[error("[server] tls: {0}")]
+    Tls(#[from] TlsError),
+    /// A socket could not be bound.
+    #[error("{section} listen = \"{address}\": {source}{}", advice(.source))]
+    Listen {
+        /// Section of the listener, such as `[server]`.
+        section: &'static str,
+        /// Configured address.
+        address: SocketAddr,
+        /// Error of the system.
+        source: std::io::Error,
+    },
+    /// The system returned no random bytes.
+    #[error("the system returned no random bytes")]
+    Random,
+}
+
+/// Advice for a socket that could not be bound.
+fn advice(source: &std::io::Error) -> &'static str {
+    match source.kind() {
+        std::io::ErrorKind::AddrInUse => {
+            "; see what listens there (ss -ltnp), or choose other ports (larder serve --listen 127.0.0.1:9080 --admin-listen 127.0.0.1:9081)"
+        }
+        std::io::ErrorKind::PermissionDenied => "; choose a port from 1024 on, or allow larder's user to bind this one",
+        std::io::ErrorKind::AddrNotAvailable => "; choose an address that this machine has",
+        _ => "",
+    }
 }

@@ -2,6 +2,7 @@
 //! what a digest proves.
 
 use std::fmt;
+use std::io::{self, Write};
 
 use aws_lc_rs::digest::{Context, SHA256};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -56,7 +57,8 @@ impl Digest {
         &self.0
     }
 
-    fn from_context(context: Context) -> Self {
+    /// The digest of what a SHA-256 context was updated with.
+    pub(crate) fn from_context(context: Context) -> Self {
         let mut bytes = [0; 32];
         for (target, byte) in bytes.iter_mut().zip(context.finish().as_ref()) {
             *target = *byte;
@@ -125,6 +127,17 @@ impl Hasher {
     /// Both hashes of all bytes.
     pub fn finish(self) -> (Digest, FastHash) {
         (Digest::from_context(self.sha256), FastHash(self.blake3.finalize().into()))
+    }
+}
+
+impl Write for Hasher {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.update(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

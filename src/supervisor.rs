@@ -6,7 +6,6 @@ use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
@@ -52,15 +51,10 @@ impl Task {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct TaskLabel {
-    task: &'static str,
-}
-
 /// Restarts tasks that panicked, and counts the panics; all copies share the counts.
 #[derive(Debug, Clone)]
 pub struct Supervisor {
-    panics: Family<TaskLabel, Counter>,
+    panics: Family<[(&'static str, &'static str); 1], Counter>,
     first_pause: Duration,
 }
 
@@ -76,7 +70,7 @@ impl Supervisor {
         let help = "Panics of background tasks, each of which is started again";
         registry.register("larder_task_panics", help, self.panics.clone());
         for task in Task::ALL {
-            self.panics.get_or_create_owned(&TaskLabel { task: task.metric_label() });
+            self.panics.get_or_create_owned(&[("task", task.metric_label())]);
         }
     }
 
@@ -97,7 +91,7 @@ impl Supervisor {
             let pause = self.pause_after(consecutive_panics);
             consecutive_panics += 1;
             let (task, panic) = (task.metric_label(), panic_message(&*panic));
-            self.panics.get_or_create(&TaskLabel { task }).inc();
+            self.panics.get_or_create(&[("task", task)]).inc();
             tracing::error!(task, panic, again_in = ?pause, "a background task panicked; it is started again");
             sleep(pause).await;
         }

@@ -1,5 +1,5 @@
-//! Every edition that upstream published, and its right to replace the one before (DESIGN, promise 14), so that every
-//! answer can be compared with it.
+//! Every edition that upstream published, and its right to replace the one before (promise 14), so that every answer
+//! can be compared with it.
 
 use std::collections::{BTreeMap, HashSet};
 use std::io::{Cursor, Read as _};

@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use larder::config::{Config, Problems, Warning};
+use larder::config::{Config, Problems, Remark};
 use libfuzzer_sys::fuzz_target;
 
 const SECRET: &str = "hunter2-s3cret";
@@ -44,7 +44,7 @@ fuzz_target!(|text: &str| {
     }
 });
 
-type ParseResult = Result<(Config, Vec<Warning>), Problems>;
+type ParseResult = Result<(Config, Vec<Remark>), Problems>;
 
 fn parse(text: &str) -> ParseResult {
     let env = |name: &str| match name {
@@ -57,7 +57,7 @@ fn parse(text: &str) -> ParseResult {
     Config::parse(text, Path::new("/nowhere/mirror.toml"), &env)
 }
 
-/// No printed form of the result contains the secret (DESIGN, promise 8).
+/// No printed form of the result contains the secret (promise 8).
 fn assert_shows_no_secret(result: &ParseResult) {
     let printed = match result {
         Ok((config, warnings)) => {

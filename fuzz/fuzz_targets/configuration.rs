@@ -2,7 +2,7 @@
 //! addresses only.
 #![no_main]
 
-use larder::address::{ModuleAddress, ModulePackage, Platform, ProviderAddress, Version};
+use larder::address::{Address, ModulePackage, Platform, Version};
 use larder::requirements::{Configurations, Files, ModuleFiles, Order, OrderEntry, Registries, resolve};
 use libfuzzer_sys::fuzz_target;
 
@@ -24,11 +24,7 @@ struct UniformRegistries(Files);
 impl Registries for UniformRegistries {
     type Error = String;
 
-    async fn provider_versions(&self, _: &ProviderAddress) -> Result<Vec<Version>, String> {
-        Version::parse("1.0.0").map(|version| vec![version]).map_err(|bad| bad.to_string())
-    }
-
-    async fn module_versions(&self, _: &ModuleAddress) -> Result<Vec<Version>, String> {
+    async fn versions(&self, _: &Address) -> Result<Vec<Version>, String> {
         Version::parse("1.0.0").map(|version| vec![version]).map_err(|bad| bad.to_string())
     }
 
@@ -52,13 +48,13 @@ fuzz_target!(|input: &[u8]| {
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     let resolved = runtime.block_on(resolve(&order, &UniformRegistries(files)));
     assert!(
-        resolved.cannot.iter().all(|cannot| !cannot.reason.is_empty() && !cannot.subject.contains(char::is_control))
+        resolved.unavailable.iter().all(|item| !item.reason.is_empty() && !item.subject.contains(char::is_control))
     );
     let is_expected = |artifact: &str| artifact.contains("/hashicorp/well ");
     let is_resolved = resolved.archives.iter().any(|required| is_expected(&required.artifact.to_string()));
     assert!(
         is_resolved
-            || resolved.cannot.iter().any(|cannot| cannot.subject.contains("well"))
+            || resolved.unavailable.iter().any(|item| item.subject.contains("well"))
             || text.windows(4).any(|part| part == b"well")
     );
 });

@@ -4,7 +4,7 @@
 use std::sync::LazyLock;
 
 use larder::address::Hostname;
-use larder::protocol::discovery::services;
+use larder::protocol::registry::services;
 use larder::upstream::discovery::Discovery;
 use libfuzzer_sys::fuzz_target;
 use url::Url;

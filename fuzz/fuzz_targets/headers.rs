@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use http::header::{HeaderMap, HeaderValue};
 use larder::cdn_loop::{CdnLoop, OwnEntry};
 use larder::http::clients::Clients;
-use larder::upstream::response_headers::content_range;
+use larder::upstream::request::content_range;
 use larder::upstream::error::sanitized;
 use libfuzzer_sys::fuzz_target;
 
@@ -31,8 +31,7 @@ fuzz_target!(|input: &[u8]| {
     }
 });
 
-/// Only the X-Forwarded-For entry that a trusted proxy added counts, whatever the client sent before it
-/// (DESIGN, promise 8).
+/// Only the X-Forwarded-For entry that a trusted proxy added counts, whatever the client sent before it (promise 8).
 fn check_forwarded_for(values: &[HeaderValue]) {
     let ip = |text: &str| text.parse::<IpAddr>().expect("an address");
     let (client, stranger, proxy) = (ip("10.1.2.3"), ip("192.0.2.1"), ip("10.9.0.5"));
@@ -56,7 +55,7 @@ fn check_forwarded_for(values: &[HeaderValue]) {
 }
 
 /// CDN-Loop of an upstream request ends with larder's own entry, and larder recognises that entry when the request
-/// returns (DESIGN, promise 7).
+/// returns (promise 7).
 fn check_loop_detection(values: &[HeaderValue]) {
     let texts: Vec<&str> = values.iter().filter_map(|value| value.to_str().ok()).collect();
     let via = CdnLoop::received(texts.iter().copied());

@@ -1,6 +1,6 @@
-//! Range and conditional headers: a range response has exactly the requested bytes, and only a stored archive offers ranges
-//! (DESIGN, promise 3).
-//! Lines of the input are headers; the line `HEAD` sets the method, the line `miss` sets the cache outcome.
+//! Range and conditional headers: a range response has exactly the requested bytes, and only a stored archive offers
+//! ranges (promise 3). Lines of the input are headers; the line `HEAD` sets the method, the line `miss` sets the cache
+//! outcome.
 #![no_main]
 
 use std::sync::{Arc, LazyLock};

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::sync::LazyLock;
 
 use larder::address::{Hostname, Name, Platform, ProviderAddress, Version};
-use larder::protocol::registry::render_provider_list;
+use larder::protocol::registry::render_list;
 use larder::upstream::providers::{VersionList, download_url};
 use libfuzzer_sys::fuzz_target;
 use url::Url;
@@ -40,7 +40,7 @@ fuzz_target!(|body: &[u8]| {
     // Clients match member names in any case, so the document must have one list only.
     assert!(!list.other_members.keys().any(|name| name.to_uppercase() == "VERSIONS"));
 
-    let sent = render_provider_list(&list).expect("what was JSON stays JSON");
+    let sent = render_list(&list).expect("what was JSON stays JSON");
     let read = VersionList::parse(&sent);
     if list.versions.is_empty() {
         assert!(read.is_ok_and(|read| read.versions.is_empty()));

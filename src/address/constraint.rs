@@ -1,12 +1,74 @@
-//! Version constraints as the clients read them for providers: `>= 1.2, < 2.0`, `~> 5.0`, `!= 5.1.3`.
+//! Version constraints as the clients read them: `>= 1.2, < 2.0`, `~> 5.0`, `!= 5.1.3`. Clients parse those of modules and
+//! of `required_version` with another library than those of providers. The grammar is almost the same, the rules are not.
 
+use std::cmp::Ordering;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::version::compare_pre;
 use super::{BadAddress, Version};
 
-/// The term used in error texts.
+/// The longest constraint, in bytes.
+const MAX_CONSTRAINT_BYTES: usize = 512;
+/// The most conditions of a constraint.
+const MAX_CONDITIONS: usize = 16;
+
+/// The operator of a condition, in the order of lock files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Operator {
+    Greater,
+    GreaterOrEqual,
+    Equal,
+    /// `~>`: the last written component may grow.
+    Pessimistic,
+    LessOrEqual,
+    Less,
+    NotEqual,
+}
+
+/// The operators as written. Of two that begin in the same way, the longer comes first.
+const OPERATORS: [(&str, Operator); 7] = [
+    ("!=", Operator::NotEqual),
+    (">=", Operator::GreaterOrEqual),
+    ("<=", Operator::LessOrEqual),
+    ("~>", Operator::Pessimistic),
+    ("=", Operator::Equal),
+    (">", Operator::Greater),
+    ("<", Operator::Less),
+];
+
+impl Operator {
+    /// True if the order of a version and the limit meets the comparison. The upper limit of `~>` is left to the caller.
+    fn is_met_by(self, order: Ordering) -> bool {
+        match self {
+            Self::Equal => order.is_eq(),
+            Self::NotEqual => order.is_ne(),
+            Self::Greater => order.is_gt(),
+            Self::GreaterOrEqual | Self::Pessimistic => order.is_ge(),
+            Self::Less => order.is_lt(),
+            Self::LessOrEqual => order.is_le(),
+        }
+    }
+}
+
+/// Splits a constraint into its conditions.
+///
+/// # Errors
+/// [`BadAddress`]: the constraint exceeds a limit.
+fn split_conditions<'a>(kind: &'static str, given: &'a str) -> Result<Vec<&'a str>, BadAddress> {
+    let bad = |reason| BadAddress::new(kind, given, reason);
+    if given.len() > MAX_CONSTRAINT_BYTES {
+        return Err(bad("it is longer than 512 bytes"));
+    }
+    let conditions: Vec<&str> = given.split(',').collect();
+    if conditions.len() > MAX_CONDITIONS {
+        return Err(bad("it has more than 16 conditions"));
+    }
+    Ok(conditions)
+}
+
+/// The term for constraints of providers in error texts.
 const KIND: &str = "version constraint";
 
 /// Version conditions that must all be met.
@@ -20,20 +82,9 @@ pub struct Constraint(Vec<Condition>);
 struct Condition {
     operator: Operator,
     version: Version,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Operator {
-    Equal,
-    NotEqual,
-    Greater,
-    GreaterOrEqual,
-    Less,
-    LessOrEqual,
-    /// `~> 1.2.3` allows larger patch numbers: `>= 1.2.3, < 1.3`.
-    SameMinor,
-    /// `~> 1.2` and `~> 1` allow larger minor and patch numbers: `>= 1.2, < 2`.
-    SameMajor,
+    /// 2 for `~> 1.2` and `~> 1`, which allow larger minor and patch numbers: `>= 1.2, < 2`; otherwise 3. `~> 1.2.3`
+    /// allows larger patch numbers: `>= 1.2.3, < 1.3`.
+    components: usize,
 }
 
 impl Constraint {
@@ -60,7 +111,7 @@ impl Constraint {
     /// The exact version, if the constraint is a single `=`.
     pub fn exact_version(&self) -> Option<&Version> {
         match self.0.as_slice() {
-            [Condition { operator: Operator::Equal, version }] => Some(version),
+            [Condition { operator: Operator::Equal, version, .. }] => Some(version),
             _ => None,
         }
     }
@@ -68,16 +119,7 @@ impl Constraint {
     /// The form that clients write into a lock file: each condition once, sorted by version, without `=`.
     pub fn lock_file_text(&self) -> String {
         let mut conditions: Vec<&Condition> = self.0.iter().collect();
-        let rank = |condition: &Condition| match condition.operator {
-            Operator::Greater => 0,
-            Operator::GreaterOrEqual => 1,
-            Operator::Equal => 2,
-            Operator::SameMinor => 3,
-            Operator::SameMajor => 4,
-            Operator::LessOrEqual => 5,
-            Operator::Less => 6,
-            Operator::NotEqual => 7,
-        };
+        let rank = |condition: &Condition| (condition.operator, std::cmp::Reverse(condition.components));
         conditions.sort_by(|a, b| a.version.cmp(&b.version).then(rank(a).cmp(&rank(b))));
         conditions.dedup();
         let texts = conditions.into_iter().map(ToString::to_string);
@@ -110,18 +152,13 @@ impl Condition {
             return Err(bad("wildcards are not supported; write ~> 5.0 instead of 5.*"));
         }
         let version = Version::parse(text)?;
-        let operator = match operator_symbol {
-            "" | "=" => Operator::Equal,
-            "!=" => Operator::NotEqual,
-            ">" => Operator::Greater,
-            ">=" => Operator::GreaterOrEqual,
-            "<" => Operator::Less,
-            "<=" => Operator::LessOrEqual,
-            "~>" if component_count(text) == 3 => Operator::SameMinor,
-            "~>" => Operator::SameMajor,
-            _ => return Err(bad("its operators can be =, !=, >, >=, <, <= and ~>")),
+        let operator = match OPERATORS.iter().find(|(symbol, _)| *symbol == operator_symbol) {
+            Some((_, operator)) => *operator,
+            None if operator_symbol.is_empty() => Operator::Equal,
+            None => return Err(bad("its operators can be =, !=, >, >=, <, <= and ~>")),
         };
-        Ok(Self { operator, version })
+        let is_shortened = operator == Operator::Pessimistic && component_count(text) != 3;
+        Ok(Self { operator, version, components: if is_shortened { 2 } else { 3 } })
     }
 
     fn allows(&self, version: &Version) -> bool {
@@ -133,12 +170,15 @@ impl Condition {
         match self.operator {
             Operator::Equal => *version == self.version,
             Operator::NotEqual => *version != self.version,
-            Operator::Greater => order.is_gt(),
-            Operator::GreaterOrEqual => order.is_ge(),
-            Operator::Less => order.is_lt(),
-            Operator::LessOrEqual => order.is_le(),
-            Operator::SameMinor => order.is_ge() && precedes_release([major, minor.saturating_add(1), 0]),
-            Operator::SameMajor => order.is_ge() && precedes_release([major.saturating_add(1), 0, 0]),
+            Operator::Pessimistic => {
+                let limit = if self.components == 3 {
+                    [major, minor.saturating_add(1), 0]
+                } else {
+                    [major.saturating_add(1), 0, 0]
+                };
+                order.is_ge() && precedes_release(limit)
+            }
+            operator => operator.is_met_by(order),
         }
     }
 }
@@ -160,52 +200,181 @@ impl fmt::Display for Constraint {
 
 impl fmt::Display for Condition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { operator, version } = self;
-        match operator {
-            Operator::Equal => write!(f, "= {version}"),
-            Operator::NotEqual => write!(f, "!= {version}"),
-            Operator::Greater => write!(f, "> {version}"),
-            Operator::GreaterOrEqual => write!(f, ">= {version}"),
-            Operator::Less => write!(f, "< {version}"),
-            Operator::LessOrEqual => write!(f, "<= {version}"),
-            Operator::SameMinor => write!(f, "~> {version}"),
-            Operator::SameMajor => match version.as_str().split_once(['-', '+']) {
-                // Two components are enough for `SameMajor`. A pre-release or build suffix follows them.
-                Some((core, _)) => write!(f, "~> {}{}", major_minor(core), &version.as_str()[core.len()..]),
-                None => write!(f, "~> {}", major_minor(version.as_str())),
-            },
+        let symbol = OPERATORS.iter().find(|(_, operator)| *operator == self.operator).map_or("", |(symbol, _)| symbol);
+        let version = self.version.as_str();
+        let (core, suffix) = version.split_at(version.find(['-', '+']).unwrap_or(version.len()));
+        let core = if self.components == 2 {
+            core.rsplit_once('.').map_or(core, |(major_minor, _)| major_minor)
+        } else {
+            core
+        };
+        write!(f, "{symbol} {core}{suffix}")
+    }
+}
+
+/// The term for constraints of modules in error texts.
+const MODULE_KIND: &str = "version constraint of a module";
+/// The maximum number of components in the version of a condition.
+const MAX_COMPONENTS: usize = 16;
+
+/// Conditions on the version of a module or of the client, all of which must hold. Without any, every release matches.
+///
+/// `~> 1` matches anything from 1 on, a `v` may precede a version, and a pre-release must be written without a space. Each
+/// rule was observed with Terraform 1.11.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct ModuleConstraint {
+    conditions: Vec<ModuleCondition>,
+    /// The pre-release that the constraint asks for, if it is written in the one form that clients accept.
+    pre_release: Option<Version>,
+    given: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct ModuleCondition {
+    operator: Operator,
+    limit: PartialVersion,
+}
+
+/// A version in a condition: any number of components.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct PartialVersion {
+    /// The components, padded with zeros to at least three.
+    numbers: Vec<u64>,
+    /// The number of components that the text spells out.
+    written_count: usize,
+    pre: String,
+}
+
+impl ModuleConstraint {
+    /// Parses conditions separated by commas. A version without an operator is exact.
+    ///
+    /// # Errors
+    /// [`BadAddress`]: clients would refuse the constraint too, or it is too long.
+    pub fn parse(given: &str) -> Result<Self, BadAddress> {
+        let texts = split_conditions(MODULE_KIND, given)?;
+        let conditions: Option<Vec<ModuleCondition>> = texts.iter().map(|text| ModuleCondition::parse(text)).collect();
+        let conditions = conditions.ok_or_else(|| {
+            let reason =
+                "write conditions like 1.2.3, >= 1.2, < 2.0, != 1.5.0 and ~> 1.2 between commas, and nothing else";
+            BadAddress::new(MODULE_KIND, given, reason)
+        })?;
+        let pre_release = match texts.as_slice() {
+            // Clients do not recognise a pre-release if a space or a `v` precedes it, or if there is a second
+            // condition.
+            [text] => Version::parse(text.trim_ascii().trim_start_matches('=')).ok().filter(Version::is_pre_release),
+            _ => None,
+        };
+        Ok(Self { conditions, pre_release, given: given.split_ascii_whitespace().collect::<Vec<_>>().join(" ") })
+    }
+
+    /// Returns true if clients would accept the version.
+    pub fn allows(&self, version: &Version) -> bool {
+        if version.is_pre_release() && self.pre_release.as_ref() != Some(version) {
+            return false;
+        }
+        self.conditions.iter().all(|condition| condition.allows(version))
+    }
+
+    /// The version that clients choose from a list. Of two versions that differ in build metadata only, clients choose
+    /// the one that is listed first.
+    pub fn newest<'a>(&self, listed: impl IntoIterator<Item = &'a Version>) -> Option<&'a Version> {
+        let allowed = listed.into_iter().filter(|version| self.allows(version));
+        allowed.fold(None, |best: Option<&Version>, version| match best {
+            Some(best) if version.precedence(best).is_le() => Some(best),
+            _ => Some(version),
+        })
+    }
+}
+
+impl fmt::Display for ModuleConstraint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.given)
+    }
+}
+
+impl ModuleCondition {
+    fn parse(given: &str) -> Option<Self> {
+        let given = given.trim_ascii();
+        let written = OPERATORS.iter().find_map(|(symbol, operator)| Some((*operator, given.strip_prefix(symbol)?)));
+        let (operator, version) = written.unwrap_or((Operator::Equal, given));
+        Some(Self { operator, limit: PartialVersion::parse(version.trim_ascii_start())? })
+    }
+
+    fn allows(&self, version: &Version) -> bool {
+        let Self { operator, limit } = self;
+        let is_comparable = match operator {
+            Operator::Equal | Operator::NotEqual => true,
+            Operator::Pessimistic => limit.can_be_compared_with(version) && limit.is_prefix_of(version),
+            _ => limit.can_be_compared_with(version),
+        };
+        is_comparable && operator.is_met_by(limit.precedence(version).reverse())
+    }
+}
+
+impl PartialVersion {
+    /// Parses `v1.2.3.4-pre+build`. The `v`, the hyphen, the pre-release and the build are optional.
+    fn parse(given: &str) -> Option<Self> {
+        let given = given.strip_prefix('v').unwrap_or(given);
+        let end = given.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(given.len());
+        let (core, suffix) = given.split_at(end);
+        let numbers = core.split('.').map(|number| number.parse::<i64>().ok()?.try_into().ok());
+        let mut numbers: Vec<u64> = numbers.collect::<Option<_>>()?;
+        let written_count = numbers.len();
+        if written_count > MAX_COMPONENTS {
+            return None;
+        }
+        numbers.resize(written_count.max(3), 0);
+        let (pre, build) = suffix.split_once('+').map_or((suffix, None), |(pre, build)| (pre, Some(build)));
+        let is_label = |label: &str| {
+            let is_label_char = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '~';
+            label.split('.').all(|identifier| !identifier.is_empty() && identifier.chars().all(is_label_char))
+        };
+        let pre = match pre.strip_prefix('-') {
+            Some("") => "-",
+            Some(pre) => pre,
+            None => pre,
+        };
+        let is_valid = (pre.is_empty() || is_label(pre)) && build.is_none_or(is_label);
+        is_valid.then(|| Self { numbers, written_count, pre: pre.to_owned() })
+    }
+
+    /// Compares this limit with a version. Components that one of them lacks count as 0.
+    fn precedence(&self, version: &Version) -> Ordering {
+        let version_numbers = version.numbers();
+        let version_number = |index: usize| version_numbers.get(index).copied().unwrap_or(0);
+        let orders = self.numbers.iter().enumerate().map(|(index, number)| number.cmp(&version_number(index)));
+        match orders.fold(Ordering::Equal, Ordering::then) {
+            // With a fourth component, pre-releases are ignored.
+            Ordering::Equal if self.numbers.len() == 3 => compare_pre(&self.pre, version.pre()),
+            order => order,
         }
     }
-}
 
-/// Cuts `1.2.3` to `1.2`.
-fn major_minor(core: &str) -> &str {
-    core.rsplit_once('.').map_or(core, |(major_minor, _)| major_minor)
-}
-
-/// The longest accepted constraint, in bytes.
-const MAX_CONSTRAINT_BYTES: usize = 512;
-/// The most conditions in one constraint.
-const MAX_CONDITIONS: usize = 16;
-
-/// Splits a constraint into its conditions.
-///
-/// # Errors
-/// [`BadAddress`]: the constraint exceeds a limit.
-pub(super) fn split_conditions<'a>(kind: &'static str, given: &'a str) -> Result<Vec<&'a str>, BadAddress> {
-    let bad = |reason| BadAddress::new(kind, given, reason);
-    if given.len() > MAX_CONSTRAINT_BYTES {
-        return Err(bad("it is longer than 512 bytes"));
+    /// Returns true if clients compare the version with this limit at all. A pre-release is compared only with a limit
+    /// that is a pre-release of the same numbers.
+    fn can_be_compared_with(&self, version: &Version) -> bool {
+        match (self.pre.is_empty(), version.is_pre_release()) {
+            (_, false) => true,
+            (true, true) => false,
+            (false, true) => self.numbers == version.numbers(),
+        }
     }
-    let conditions: Vec<&str> = given.split(',').collect();
-    if conditions.len() > MAX_CONDITIONS {
-        return Err(bad("it has more than 16 conditions"));
+
+    /// Returns true if all written components but the last equal those of the version, as `~>` requires.
+    fn is_prefix_of(&self, version: &Version) -> bool {
+        let version_numbers = version.numbers();
+        let fixed_count = self.written_count.saturating_sub(1);
+        let is_pre_release_limit_of_release = !self.pre.is_empty() && !version.is_pre_release();
+        self.numbers.len() == version_numbers.len()
+            && !is_pre_release_limit_of_release
+            && self.numbers[..fixed_count] == version_numbers[..fixed_count]
+            && self.numbers[2] <= version_numbers[2]
     }
-    Ok(conditions)
 }
 
 #[cfg(test)]
-mod tests {
+mod provider_tests {
     use proptest::prelude::*;
 
     use super::*;
@@ -355,6 +524,147 @@ mod tests {
             prop_assert_eq!(allows(">"), !allows("<="));
             prop_assert_eq!(allows("="), !allows("!="));
             prop_assert!(!allows("~>") || allows(">="));
+        }
+    }
+}
+
+#[cfg(test)]
+mod module_tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const VERSIONS: [&str; 12] = [
+        "0.9.0",
+        "1.0.0-beta.1",
+        "1.0.0",
+        "1.0.1",
+        "1.2.0",
+        "1.2.3",
+        "1.3.0",
+        "2.0.0-rc.1",
+        "2.0.0",
+        "3.1.0-alpha",
+        "3.1.0",
+        "3.1.1-beta2",
+    ];
+
+    fn newest(constraint: &str) -> Option<String> {
+        let listed: Vec<Version> = VERSIONS.iter().map(|version| Version::parse(version).unwrap()).collect();
+        let constraint = ModuleConstraint::parse(constraint).unwrap();
+        constraint.newest(&listed).map(ToString::to_string)
+    }
+
+    /// Each line is the choice of Terraform 1.11.4 from `VERSIONS`; empty where Terraform found no match.
+    #[test]
+    fn the_newest_version_is_the_one_that_terraform_chooses() {
+        for (constraint, chosen) in [
+            ("~> 1", "3.1.0"),
+            ("~>1", "3.1.0"),
+            ("~> 1.2", "1.3.0"),
+            ("~> 1.2.0", "1.2.3"),
+            ("~> 1.2.1", "1.2.3"),
+            ("~> 0", "3.1.0"),
+            ("~> 0.9", "0.9.0"),
+            ("~> v1.0", "1.3.0"),
+            ("~> 1.0, ~> 1.2.0", "1.2.3"),
+            ("~> 1.2.3.0", ""),
+            ("1.2", "1.2.0"),
+            ("=1.2.0", "1.2.0"),
+            ("= 1.2", "1.2.0"),
+            ("v1.2.0", "1.2.0"),
+            ("01.02.0", "1.2.0"),
+            ("1.2.3.0", "1.2.3"),
+            ("1.0.0+b", "1.0.0"),
+            ("!= 3.1.0", "2.0.0"),
+            ("!=3.1.0,!= 2.0.0", "1.3.0"),
+            ("> 1.2.3", "3.1.0"),
+            (">= 1.2.3, < 2", "1.3.0"),
+            (">= 1, <= 2, != 2.0.0", "1.3.0"),
+            ("\t>=\t1.0\t", "3.1.0"),
+            (">= 1.2.3.1", "3.1.0"),
+            ("<= 1.0", "1.0.0"),
+            ("<1", "0.9.0"),
+            (">0", "3.1.0"),
+            ("1.0.0-beta.1", "1.0.0-beta.1"),
+            ("=1.0.0-beta.1", "1.0.0-beta.1"),
+            (" 1.0.0-beta.1 ", "1.0.0-beta.1"),
+            ("=1.0.0-beta.1 ", "1.0.0-beta.1"),
+            ("1.0-beta.1", "1.0.0-beta.1"),
+            ("3.1-alpha", "3.1.0-alpha"),
+            ("3.1.1-beta2", "3.1.1-beta2"),
+            ("= 1.0.0-beta.1", ""),
+            ("v1.0.0-beta.1", ""),
+            ("=v1.0.0-beta.1", ""),
+            ("1.0.0-beta.1, 1.0.0-beta.1", ""),
+            ("1.0.0-beta.1,< 2", ""),
+            ("~> 1.0.0-beta.1", ""),
+            ("~> 2.0.0-rc", ""),
+            (">= 1.0.0-beta.1, < 1.0.0", ""),
+            ("1.0.0beta1", ""),
+            ("3.1.1beta2", ""),
+            ("1.0.0-", ""),
+            ("1-beta", ""),
+            (">= 1.0.0-beta.1", "3.1.0"),
+            (">=1.0.0-beta.1", "3.1.0"),
+            (">3.0.0-a", "3.1.0"),
+            ("> 3.1.0-alpha", "3.1.0"),
+            ("<=2.0.0-rc.1", "1.3.0"),
+            ("<2-beta", "1.3.0"),
+            ("!= 1.0.0-beta.1", "3.1.0"),
+        ] {
+            assert_eq!(newest(constraint).unwrap_or_default(), chosen, "{constraint}");
+        }
+        let listed: Vec<Version> = VERSIONS.iter().map(|version| Version::parse(version).unwrap()).collect();
+        let anything = ModuleConstraint::default();
+        assert_eq!(anything.newest(&listed).map(ToString::to_string).as_deref(), Some("3.1.0"));
+    }
+
+    #[test]
+    fn constraints_that_terraform_refuses_are_refused() {
+        for given in [
+            "",
+            " ",
+            ">=",
+            "=> 1",
+            "== 1",
+            "1.*",
+            "1.x",
+            "^1.0",
+            "~1.0",
+            ">= 1.0 < 2",
+            ">=1.0.0 <2",
+            ">= 1.0 ,, < 2",
+            ">= 1.0,",
+            "2.0.0-rc.1 || 1.0",
+            "99999999999999999999",
+            "latest",
+            "*",
+            "1..2",
+            &"1".repeat(513),
+            &["1"; 17].join(","),
+        ] {
+            assert!(ModuleConstraint::parse(given).is_err(), "{given:?}");
+        }
+    }
+
+    #[test]
+    fn of_two_builds_of_one_version_the_first_listed_is_chosen() {
+        let listed = ["1.0.0+b", "1.0.0+a", "0.1.0"].map(|version| Version::parse(version).unwrap());
+        assert_eq!(ModuleConstraint::default().newest(&listed), Some(&listed[0]));
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_parsed_or_refused_without_a_panic(
+            given in "(([=!<>~]{0,2} ?v?[0-9](\\.[0-9]){0,4}([+-][a-c0-9.~]{1,3}){0,2} ?),?){1,3}|\\PC{0,40}",
+            version in "[0-3](\\.[0-3]){0,2}(-[ab]\\.[0-2])?(\\+[ab])?",
+        ) {
+            if let Ok(constraint) = ModuleConstraint::parse(&given) {
+                let version = Version::parse(&version).unwrap();
+                prop_assert_eq!(constraint.newest([&version]).is_some(), constraint.allows(&version));
+                prop_assert!(!constraint.to_string().contains(char::is_control));
+            }
         }
     }
 }

@@ -11,24 +11,21 @@
 
 mod inventory;
 mod manifest;
-mod open;
 mod parts;
 mod receipt;
 mod record;
 mod signing;
-mod tar;
-mod write;
+mod stream;
 
 pub use self::inventory::{BadInventory, Inventory};
 pub use self::manifest::{
     BadManifest, BundleEntry, BundledArchive, BundledDocument, BundledFile, EntryFile, FetchOrigin, FileRole,
     MAX_MANIFEST, Manifest, ModuleEntry, ProviderEntry,
 };
-pub use self::open::{BadBundle, BundleReader, DigestCheck};
 pub use self::parts::{BadParts, BundlePart, MIN_PART_BYTES, PartList, PartsReader, PartsWriter, WrittenParts};
 pub use self::receipt::{ApplyEvent, ApplyOutcome, EntryOutcome, Receipt};
 pub use self::record::{RECORD_FILE, copy_and_record, open_record, rebuild_from_record};
 pub use self::signing::{
     BadKey, BundleKeyIds, BundleKeys, BundleTrust, KeyId, PublicKey, Signature, SignatureStatus, SigningKey,
 };
-pub use self::write::BundleWriter;
+pub use self::stream::{BadBundle, BundleReader, BundleWriter, DigestCheck};

@@ -5,9 +5,7 @@ use std::collections::HashSet;
 use std::io::{self, Read, Write};
 use std::sync::Arc;
 
-use super::open::BundleReader;
-use super::write::BundleWriter;
-use super::{BadBundle, BundleTrust, DigestCheck, EntryFile, FileRole, Manifest};
+use super::{BadBundle, BundleReader, BundleTrust, BundleWriter, DigestCheck, EntryFile, FileRole, Manifest};
 use crate::digest::Digest;
 
 /// The file name of the record, in the folder of the parts. The record is the bundle's tar without the archives.

@@ -1,24 +1,39 @@
-//! `larder bundle create`, `apply` and `keygen`: transfers stored packages across an air gap, and verifies them again
-//! there. `keygen` creates the signing key, in a file that only this user can read; a running larder uses the keys of its
-//! last reload, and the file may have changed since.
+//! `larder bundle create`, `apply` and `keygen`, and `larder inventory`: transfers stored packages across an air gap, and
+//! verifies them again there. `create` warms an order and writes the stored packages into a bundle; `apply` imports a
+//! bundle and prints the outcome of each entry. `keygen` creates the signing key, in a file that only this user can read;
+//! a running larder uses the keys of its last reload, and the file may have changed since.
 
-mod apply;
-mod create;
 mod files;
 
 use std::path::PathBuf;
+use std::str::FromStr;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
+use bytesize::ByteSize;
 use clap::{Args, Subcommand};
+use indicatif::ProgressBar;
 use secrecy::ExposeSecret;
 
-use super::larder::{OTHER_VERSION, ask_if_running, on_store, parse};
-use super::{CommonOptions, print_json, print_line, runtime};
-use crate::bundle::{BundleKeyIds, KeyId, SigningKey};
+use self::files::{BundleDestination, BundleOutput, BundleSource, WrittenBundle};
+use super::larder::{StoreNeed, parse, running_larder, with_larder};
+use super::order::OrderFor;
+use super::terminal::{
+    TextPage, TransferProgress, escape_for_terminal, format_seconds, format_timestamp, plural, through_pipe,
+    width_of_stdout,
+};
+use super::warm::{WarmOutput, warm_and};
+use super::{CommonOptions, block_on, catch_file_size_signal, print_error, print_json, print_line};
+use crate::address::Hostname;
+use crate::bundle::{
+    ApplyEvent, ApplyOutcome, BundleEntry, BundleKeyIds, BundleReader, BundleTrust, EntryOutcome, Inventory, KeyId,
+    MIN_PART_BYTES, Manifest, Receipt, SignatureStatus, SigningKey,
+};
+use crate::clock::Clock;
 use crate::config::Config;
-use crate::http::admin_client;
-use crate::protocol::admin::StatusReport;
-use crate::protocol::admin::bundle::INVENTORY;
+use crate::http::admin_client::AdminClient;
+use crate::jobs::job_report::{Job, JobState};
+use crate::protocol::admin::bundle::{BundleRequest, TAR, apply_options, query_of};
+use crate::protocol::admin::{APPLY, BUNDLE, INVENTORY, STATUS, StatusReport};
 
 #[derive(Debug, Args)]
 pub(super) struct Bundle {
@@ -29,9 +44,9 @@ pub(super) struct Bundle {
 #[derive(Debug, Subcommand)]
 enum BundleCommand {
     /// Fetch the packages that a configuration needs, and write them as a bundle: one tar, or parts
-    Create(create::Create),
+    Create(Create),
     /// Apply a bundle; every digest and every publisher's signature is verified again
-    Apply(apply::Apply),
+    Apply(Apply),
     /// Create the key that signs bundles, and print its public key
     Keygen(Keygen),
 }
@@ -102,10 +117,8 @@ const RELOAD: &str = "reload it first (systemctl reload larder, or kill -HUP)";
 
 /// The keys of the running larder, else those of the configuration.
 async fn active_keys(config: &Config) -> anyhow::Result<BundleKeyIds> {
-    let answer =
-        ask_if_running(config, async |address, token| admin_client::get(address, "/admin/v1/status", token).await);
-    match answer.await? {
-        Some(status) => Ok(parse::<StatusReport>(&status)?.bundle_keys),
+    match running_larder(config).await? {
+        Some(larder) => Ok(parse::<StatusReport>(&larder.get(STATUS).await?)?.bundle_keys),
         None => Ok(config.bundle.ids()),
     }
 }
@@ -139,17 +152,329 @@ async fn require_loaded(config: &Config, key: &KeyId) -> anyhow::Result<()> {
 /// Always JSON on one line.
 pub(super) fn print_inventory(common: &CommonOptions) -> anyhow::Result<()> {
     let (config, _) = common.load()?;
-    let inventory = runtime()?.block_on(async {
-        let answer =
-            ask_if_running(&config, async |address, token| admin_client::get_large(address, INVENTORY, token).await);
-        match answer.await? {
-            Some(body) => anyhow::Ok(body.to_vec()),
-            None => {
-                on_store(&config, async |larder| Ok(larder.mirror.transfers.inventory(larder.clock.now())?.write()))
-                    .await
-            }
-        }
-    })?;
-    print_line(std::str::from_utf8(&inventory).context(OTHER_VERSION)?.trim_end());
+    let answer = with_larder(&config, StoreNeed::Existing, async |larder| Ok(larder.get_large(INVENTORY).await?));
+    let inventory = block_on(answer)?;
+    print_line(String::from_utf8_lossy(&inventory).trim_end());
     Ok(())
+}
+
+#[derive(Debug, Args)]
+struct Create {
+    #[command(flatten)]
+    common: CommonOptions,
+    /// File of the bundle; with --part-size, the folder for its parts
+    #[arg(value_name = "OUT")]
+    out: PathBuf,
+    #[command(flatten)]
+    order: OrderFor,
+    /// Omit the archives listed in this inventory, which `larder inventory` printed at the destination
+    #[arg(long, value_name = "INVENTORY")]
+    since: Option<PathBuf>,
+    /// Write parts of this size, such as 2GiB. A second run keeps intact parts and rewrites only lost or damaged ones
+    #[arg(long, value_name = "SIZE", value_parser = part_size)]
+    part_size: Option<ByteSize>,
+    /// Write a bundle of the rest where something is unavailable
+    #[arg(long)]
+    partial: bool,
+    /// Write the bundle even without a signing key; `apply` then needs --unsigned
+    #[arg(long)]
+    unsigned: bool,
+}
+
+fn part_size(text: &str) -> Result<ByteSize, String> {
+    let size = ByteSize::from_str(text).map_err(|_| format!("{text:?} is not a size; write 2GiB, 650MiB, …"))?;
+    if size.as_u64() < MIN_PART_BYTES {
+        return Err(format!("a part needs at least {}", ByteSize(MIN_PART_BYTES)));
+    }
+    Ok(size)
+}
+
+impl Create {
+    /// Writes the bundle; returns true if it holds the whole order.
+    fn run(self) -> anyhow::Result<bool> {
+        let (config, _) = self.common.load()?;
+        let order = self.order.to_order(&config.default_host())?;
+        let since = self.since.as_deref().map(|path| {
+            let inventory = Inventory::read(&files::read(path)?);
+            inventory.map_err(|bad| anyhow!("{}: {bad}", path.display()))
+        });
+        let since = since.transpose()?;
+        // A bad destination is reported before anything is fetched.
+        let out = BundleDestination::at(&self.out, self.part_size.map(|size| size.as_u64()))?;
+        let output = if self.common.json { WarmOutput::Quiet } else { WarmOutput::Lines };
+        block_on(async {
+            if !self.unsigned {
+                require_signing_key(&config).await?;
+            }
+            warm_and(&config, &order, output, async |larder, job| self.write(larder, job, since, out).await).await
+        })
+    }
+
+    async fn write(
+        &self,
+        larder: &AdminClient,
+        job: &Job,
+        since: Option<Inventory>,
+        out: BundleDestination,
+    ) -> anyhow::Result<bool> {
+        if job.state != JobState::Done && !self.partial {
+            bail!("no bundle was written: some packages are unavailable; --partial bundles the rest");
+        }
+        let (target, created) = BundleOutput::begin(out, Clock::system().now())?;
+        let _temp_file_guard = target.temp_file_guard();
+        let sizes = job.items.iter().filter_map(|item| item.size_bytes);
+        // An estimate: the documents of the bundle add a little.
+        let total = if since.is_some() { None } else { Some(sizes.fold(0, u64::saturating_add)) };
+        let request = BundleRequest { job: job.id.clone(), since, partial: self.partial, created: Some(created) };
+        // After a failure of the output, the receiving side has the cause.
+        let send = async |output| Ok(larder.download(BUNDLE, &request, output).await?);
+        let receive = move |reader| target.write_from(reader);
+        let written = through_pipe("writing", total, send, receive, anyhow::Error::from).await?.end()?;
+        self.print(&written)?;
+        Ok(job.state == JobState::Done)
+    }
+
+    /// Reads the manifest back from the destination, and prints the contents.
+    fn print(&self, written: &WrittenBundle) -> anyhow::Result<()> {
+        let WrittenBundle { source, reused, rewritten } = written;
+        let trust = BundleTrust { keys: Vec::new(), allow_unsigned: true };
+        let opened = BundleReader::open(source.open()?, &trust).context("the written bundle cannot be read")?;
+        let (manifest, bytes) = (&opened.manifest, source.bytes()?);
+        let key = match &opened.signature_status {
+            SignatureStatus::SignedBy(key) | SignatureStatus::UntrustedKey(key) => Some(key),
+            SignatureStatus::Unsigned => None,
+        };
+        let BundleSummary { archives, left_out } = BundleSummary::of(manifest);
+        let parts = if let BundleSource::Parts(_, list) = source { Some(list.parts.len()) } else { None };
+        if self.common.json {
+            let output = serde_json::json!({
+                "out": self.out.display().to_string(), "bytes": bytes, "manifest": opened.digest,
+                "entries": manifest.entries.len(), "archives": archives, "archives_left_out": left_out,
+                "since": manifest.since, "signed_by": key, "created": manifest.created, "parts": parts,
+                "bytes_there_already": reused, "written_again": rewritten,
+            });
+            print_json(&output);
+            return Ok(());
+        }
+        let (out, size) = (escape_for_terminal(&self.out.display().to_string()), ByteSize(bytes));
+        let parts = parts.map_or_else(String::new, |parts| format!(" in {}", plural(parts as u64, "part")));
+        print_line(&format!("wrote {out}: {size}{parts}, {}", plural(archives, "archive")));
+        if *reused > 0 {
+            print_line(&format!("  {} of it were already there", ByteSize(*reused)));
+        }
+        for part in rewritten {
+            print_line(&format!("  {part} was lost or damaged, and was rewritten"));
+        }
+        if manifest.since.is_some() {
+            print_line(&match (archives, left_out) {
+                (0, 0) => "  a delta: the inventory lists everything".to_owned(),
+                (_, 0) => "  a delta: without the archives in the inventory".to_owned(),
+                (_, count) => format!(
+                    "  a delta: without the archives in the inventory; {} with new documents only",
+                    plural(count, "archive")
+                ),
+            });
+        }
+        match key {
+            Some(key) => print_line(&format!("  signed by key {key}")),
+            None => print_error("the bundle is unsigned; it can be applied with --unsigned only"),
+        }
+        Ok(())
+    }
+}
+
+/// Numbers of archives in a bundle, and of those left out for an inventory.
+struct BundleSummary {
+    archives: u64,
+    left_out: u64,
+}
+
+impl BundleSummary {
+    fn of(manifest: &Manifest) -> Self {
+        let archives = || manifest.entries.iter().filter_map(BundleEntry::archive);
+        let included = archives().filter(|archive| !archive.left_out).count() as u64;
+        Self { archives: included, left_out: archives().count() as u64 - included }
+    }
+}
+
+#[derive(Debug, Args)]
+struct Apply {
+    #[command(flatten)]
+    common: CommonOptions,
+    /// File of the bundle, or folder of its parts
+    #[arg(value_name = "IN")]
+    bundle: PathBuf,
+    /// Accept a bundle that none of the configured `trusted_keys` signed; publishers' signatures are still checked
+    #[arg(long)]
+    unsigned: bool,
+    /// Accept the bundle's copy of this version although it was published with different contents before; repeatable
+    #[arg(long, value_name = "ADDRESS@VERSION")]
+    accept: Vec<String>,
+}
+
+impl Apply {
+    /// Applies the bundle; returns true if nothing was refused.
+    fn run(self) -> anyhow::Result<bool> {
+        let (config, _) = self.common.load()?;
+        let query = query_of(self.unsigned, &self.accept);
+        // A running larder parses the query in the same way, so mistakes are reported before anything is sent.
+        let options_checked = apply_options(query.strip_prefix('?'), &config.bundle, &config.default_host());
+        options_checked.map_err(|problems| anyhow!(problems.join("; ")))?;
+        let source = BundleSource::at(&self.bundle)?;
+        let bundle_name = self.bundle.display();
+        let any_signature = BundleTrust { keys: Vec::new(), allow_unsigned: true };
+        // A stream can be read only once.
+        let opened = match &source {
+            BundleSource::File(path) if !path.is_file() => None,
+            source => {
+                let opened = BundleReader::open(source.open()?, &any_signature);
+                Some(opened.with_context(|| escape_for_terminal(&bundle_name.to_string()))?)
+            }
+        };
+        block_on(async {
+            if let Some(SignatureStatus::UntrustedKey(key)) = opened.as_ref().map(|opened| &opened.signature_status)
+                && !self.unsigned
+            {
+                require_loaded(&config, key).await?;
+            }
+            self.apply(&config, &source, &query).await
+        })
+    }
+
+    async fn apply(&self, config: &Config, source: &BundleSource, query: &str) -> anyhow::Result<bool> {
+        let _file_size_signal = catch_file_size_signal()?;
+        let progress = TransferProgress::begin("applying", Some(source.bytes()?));
+        let (host, bytes) = (config.default_host(), progress.bytes.clone());
+        let mut report = ApplyReporter { json: self.common.json, host, bytes, receipt: None };
+        let applied = with_larder(config, StoreNeed::Any, async |larder| {
+            Ok(larder.upload(&format!("{APPLY}{query}"), TAR, source.open()?, |step| report.show(step)).await?)
+        });
+        let applied = applied.await;
+        drop(progress);
+        applied?;
+        report.finish()
+    }
+}
+
+/// Prints apply events as lines or JSON.
+struct ApplyReporter {
+    json: bool,
+    host: Hostname,
+    bytes: ProgressBar,
+    receipt: Option<Receipt>,
+}
+
+impl ApplyReporter {
+    fn show(&mut self, step: ApplyEvent) {
+        if self.json {
+            print_json(&step);
+        }
+        match step {
+            ApplyEvent::Begun { entries, bytes } if !self.json => {
+                print_line(&format!("applying {} ({})", plural(entries, "item"), ByteSize(bytes)));
+            }
+            ApplyEvent::Begun { .. } => {}
+            ApplyEvent::Read { bytes } => self.bytes.set_position(bytes),
+            ApplyEvent::Entry(entry) if !self.json => print_line(&entry_line(&entry, &self.host, width_of_stdout())),
+            ApplyEvent::Entry(_) => {}
+            ApplyEvent::Done { receipt } => self.receipt = Some(receipt),
+        }
+    }
+
+    fn finish(self) -> anyhow::Result<bool> {
+        let receipt = self.receipt.ok_or_else(|| {
+            anyhow!("larder stopped before the bundle was applied; applied items stay; apply it again for the rest")
+        })?;
+        if !self.json {
+            print_line(&receipt_text(&receipt, width_of_stdout()));
+        }
+        if let Some(ended) = &receipt.ended {
+            print_error(ended);
+        }
+        Ok(receipt.ok)
+    }
+}
+
+/// Renders the outcome of one entry.
+fn entry_line(entry: &EntryOutcome, host: &Hostname, width: Option<usize>) -> String {
+    let mut page = TextPage::of_width(width);
+    let subject = escape_for_terminal(&entry.package.without(host).to_string());
+    match &entry.outcome {
+        ApplyOutcome::Applied { note } => {
+            page.push_with_prefix("  applied  ", &subject);
+            note.iter().for_each(|note| page.push_with_prefix("           note: ", &escape_for_terminal(note)));
+        }
+        ApplyOutcome::Held => page.push_with_prefix("  stored   ", &subject),
+        ApplyOutcome::NotReached => page.push_with_prefix("  missed   ", &subject),
+        ApplyOutcome::Refused { why: reason } => {
+            page.push_with_prefix("  REFUSED  ", &subject);
+            page.push_with_prefix("           ", &escape_for_terminal(reason));
+        }
+    }
+    page.text()
+}
+
+/// Renders the receipt.
+fn receipt_text(receipt: &Receipt, width: Option<usize>) -> String {
+    let [applied, stored, refused, not_reached] = receipt.counts();
+    let mut page = TextPage::of_width(width);
+    let mut counts = vec![format!("{applied} applied"), format!("{stored} already stored")];
+    counts.extend((refused > 0).then(|| format!("{refused} refused")));
+    counts.extend((not_reached > 0).then(|| format!("{not_reached} not reached")));
+    page.push_with_prefix("", &counts.join(", "));
+    let signer_text = match (&receipt.signed_by, receipt.trusted) {
+        (Some(key), true) => format!("signed by key {key}, which is trusted here"),
+        (Some(key), false) => format!("claims to be signed by key {key}, which is not trusted here"),
+        (None, _) => "unsigned".to_owned(),
+    };
+    page.push_with_prefix(
+        "bundle   ",
+        &format!("{signer_text}; made by larder {}", escape_for_terminal(&receipt.larder)),
+    );
+    page.push_with_prefix(
+        "made     ",
+        &format!("{}, {} before the import", format_timestamp(receipt.created), format_seconds(receipt.age_seconds())),
+    );
+    if let Some(receipt_path) = &receipt.kept {
+        page.push_with_prefix("receipt  ", "in the store:");
+        page.command(receipt_path);
+    }
+    page.text()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::address::PackageRef;
+    use crate::clock::Timestamp;
+    use crate::digest::Digest;
+
+    #[test]
+    fn apply_lines_fit_the_terminal_and_escape_foreign_text() {
+        let host = Hostname::parse("registry.terraform.io").unwrap();
+        let package = PackageRef::requested("registry.example/hashicorp/a-provider-with-quite-a-long-name@1.2.0");
+        let reason = "its archive was altered \u{1b}[2J".to_owned();
+        let entry = EntryOutcome { package, outcome: ApplyOutcome::Refused { why: reason } };
+        let lines = entry_line(&entry, &host, Some(80));
+        assert!(lines.lines().all(|line| line.chars().count() <= 80), "{lines}");
+        assert!(lines.starts_with("  REFUSED  registry.example/hashicorp/a-provider-with-quite-a-long-name 1.2.0\n"));
+        assert!(lines.ends_with("\n           its archive was altered \\u{1b}[2J"), "{lines}");
+        let receipt_path = format!("/srv/{}/receipts/one.json", "x".repeat(90));
+        let receipt = Receipt {
+            manifest: Digest::of(b"{}"),
+            larder: "0.1.0".to_owned(),
+            created: Timestamp(1),
+            signed_by: Some("4c43fd2652085edb".to_owned()),
+            trusted: true,
+            applied: Timestamp(2),
+            ok: false,
+            ended: None,
+            entries: vec![entry],
+            kept: Some(receipt_path.clone()),
+        };
+        let text = receipt_text(&receipt, Some(80));
+        assert!(text.starts_with("0 applied, 0 already stored, 1 refused\n"), "{text}");
+        // A path must stay on one line: people paste it.
+        assert!(text.ends_with(&format!("\n    {receipt_path}")), "{text}");
+    }
 }

@@ -1,17 +1,20 @@
-//! `larder check` and `larder doctor`: report the problems of the configuration, all at once, and those of everything
-//! else, one line per check with advice below.
+//! `larder check`, `larder doctor` and `larder client-config`: report the problems of the configuration, all at once, and
+//! those of everything else, one line per check with advice below; print the CLI configuration to paste.
 
-use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use anstyle::{AnsiColor, Style};
 use anyhow::Context;
+use clap::Args;
 
-use super::text::{TextPage, escape_for_terminal, plural, width_of_stderr};
-use super::{BAD_CONFIGURATION, CommonOptions, print_error, print_json, print_line};
-use crate::app;
-use crate::config;
+use super::larder::{StoreNeed, running_larder, with_larder};
+use super::terminal::{TextPage, escape_for_terminal, plural, width_of_stderr, width_of_stdout};
+use super::{BAD_CONFIGURATION, CommonOptions, block_on, print_error, print_json, print_line};
 use crate::doctor::{self, Check, CheckResult};
+use crate::protocol::admin::CLIENT_CONFIG;
+use crate::protocol::client_config::{ClientRoute, default_text, own_host_name};
+use crate::store::Store;
+use crate::{app, config};
 
 /// Runs every check; returns true if none failed.
 pub(super) fn run(common: &CommonOptions) -> anyhow::Result<bool> {
@@ -62,11 +65,9 @@ struct CheckPage {
 impl CheckPage {
     /// Wraps and colours on a terminal; does neither elsewhere. `NO_COLOR` and `TERM=dumb` disable colours.
     fn of_the_terminal() -> Self {
-        let out = std::io::stdout();
-        if !out.is_terminal() {
+        let Some(columns) = width_of_stdout() else {
             return Self { width: usize::MAX, has_colour: false };
-        }
-        let columns = rustix::termios::tcgetwinsize(&out).map_or(0, |size| usize::from(size.ws_col));
+        };
         let width = if columns < MIN_WRAP_WIDTH { usize::MAX } else { columns.min(MAX_WIDTH) };
         let environment = config::environment();
         let is_set = |name: &str| environment.get(name).is_some_and(|value| !value.is_empty());
@@ -172,6 +173,57 @@ pub(super) fn check(common: &CommonOptions) -> ExitCode {
         }
     }
     if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(BAD_CONFIGURATION) }
+}
+
+#[derive(Debug, Args)]
+pub(super) struct ClientConfig {
+    #[command(flatten)]
+    pub(super) common: CommonOptions,
+    /// For a network mirror (https only, providers only) instead of a host override
+    #[arg(long)]
+    mirror: bool,
+    /// For source addresses with larder's own host name (https only) instead of a host override
+    #[arg(long, conflicts_with = "mirror")]
+    own_name: bool,
+}
+
+impl ClientConfig {
+    pub(super) fn run(self) -> anyhow::Result<()> {
+        let (config, _) = self.common.load()?;
+        if self.own_name {
+            let server = &config.server;
+            let paste = own_host_name(server.public_url.as_ref(), server.default_upstream.as_ref());
+            self.print(&paste.map_err(anyhow::Error::msg)?);
+            return Ok(());
+        }
+        let client_route = if self.mirror { ClientRoute::NetworkMirror } else { ClientRoute::HostOverride };
+        let base = app::base_url_of(&config, config.server.listen);
+        anyhow::ensure!(
+            !self.mirror || base.starts_with("https:"),
+            "clients accept a network mirror over https only, and this larder is at {base}; set [server] tls, or public_url \
+             where a proxy ends TLS; or use a host override (larder client-config)"
+        );
+        let path = if self.mirror { "/admin/v1/client-config?mirror" } else { CLIENT_CONFIG };
+        let paste = block_on(async {
+            let has_store = Store::exists(&config.store.path).unwrap_or(true);
+            if !has_store && running_larder(&config).await?.is_none() {
+                let hosts: Vec<_> = config.upstreams.iter().map(|upstream| &upstream.host).collect();
+                return anyhow::Ok(default_text(&hosts, &base, client_route).await?);
+            }
+            let answer = with_larder(&config, StoreNeed::Existing, async |larder| Ok(larder.get(path).await?)).await?;
+            Ok(String::from_utf8_lossy(&answer).into_owned())
+        })?;
+        self.print(&paste);
+        Ok(())
+    }
+
+    fn print(&self, paste: &str) {
+        if self.common.json {
+            print_json(&serde_json::json!({ "client_config": paste }));
+        } else {
+            print_line(paste.trim_end());
+        }
+    }
 }
 
 #[cfg(test)]

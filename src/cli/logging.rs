@@ -11,7 +11,7 @@ use tracing_subscriber::fmt::format::{DefaultFields, Format, Full, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-use super::progress::LogOutput;
+use super::terminal::LogOutput;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LogFormat {

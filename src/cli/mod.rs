@@ -1,23 +1,17 @@
-//! The command line: one file per command. Prints for people on a terminal, or JSON.
+//! The command line: one file for each group of commands. Prints for people on a terminal, or JSON.
 
 mod bundle;
-mod client_config;
-mod command;
 mod doctor;
-mod export;
 mod help;
-mod import;
 mod larder;
 mod logging;
-mod missing;
+mod operate;
 mod order;
 mod plan;
-mod progress;
 mod serve;
-mod service;
 mod status;
-mod text;
-mod verify;
+mod terminal;
+mod trees;
 mod warm;
 
 use std::io::Write;
@@ -34,10 +28,9 @@ use serde::Serialize;
 use serde_json::json;
 use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 
-use self::progress::with_bars_hidden;
-use self::text::escape_for_terminal;
+use self::terminal::{escape_for_terminal, with_bars_hidden};
 use crate::app::StartError;
-use crate::config::{self, Config, Problems, Warning};
+use crate::config::{self, Config, Problems, Remark};
 use crate::error::public_text;
 use crate::protocol::admin;
 
@@ -79,7 +72,7 @@ enum Command {
     /// Read the configuration, report every problem at once
     Check(CommonOptions),
     /// Print the CLI configuration to paste
-    ClientConfig(client_config::ClientConfig),
+    ClientConfig(doctor::ClientConfig),
     /// Check store, disk, clock, upstreams and this machine's clients
     Doctor(CommonOptions),
     /// Show what is stored, served and saved
@@ -87,27 +80,27 @@ enum Command {
     /// Report whether init will work offline, and what is missing
     Plan(plan::PlanCommand),
     /// List what was requested while offline and is not stored
-    Missing(missing::MissingCommand),
+    Missing(operate::MissingCommand),
     /// Fetch what is missing, with progress
     Warm(warm::Warm),
     /// Write a provider tree for filesystem_mirror or a web server
-    Export(export::Export),
+    Export(trees::Export),
     /// Import a tree made by `terraform providers mirror` or export
-    Import(import::ImportCommand),
+    Import(trees::ImportCommand),
     /// Transfer stored packages across an air gap
     Bundle(bundle::Bundle),
     /// Print what is stored, for the next `bundle create --since`
     Inventory(CommonOptions),
     /// Revalidate documents upstream now, fresh ones too
-    Refresh(command::Addresses),
+    Refresh(operate::Addresses),
     /// Delete documents and archives; first-seen records stay
-    Purge(command::Addresses),
+    Purge(operate::Addresses),
     /// Accept a version whose bytes, keys or tree changed upstream
-    Accept(command::Addresses),
+    Accept(operate::Addresses),
     /// Exempt packages from eviction and purge
-    Pin(command::Addresses),
+    Pin(operate::Addresses),
     /// Allow eviction and purge again
-    Unpin(command::Addresses),
+    Unpin(operate::Addresses),
     /// Re-hash everything stored; fetch damaged archives again
     Verify(CommonOptions),
     /// Print the version
@@ -133,12 +126,12 @@ struct CommonOptions {
 }
 
 impl CommonOptions {
-    fn load(&self) -> Result<(Config, Vec<Warning>), Problems> {
+    fn load(&self) -> Result<(Config, Vec<Remark>), Problems> {
         self.load_from(self.config.as_deref())
     }
 
     /// Loads the configuration and applies the overrides of the command line.
-    fn load_from(&self, file: Option<&Path>) -> Result<(Config, Vec<Warning>), Problems> {
+    fn load_from(&self, file: Option<&Path>) -> Result<(Config, Vec<Remark>), Problems> {
         let (mut config, warnings) = Config::load(file)?;
         config.admin.listen = self.admin_listen.unwrap_or(config.admin.listen);
         if let Some(store) = &self.store {
@@ -181,8 +174,8 @@ impl Arguments {
             Command::Serve(_) => "info",
             Command::Warm(_) | Command::Export(_) => "warn,larder::jobs=error",
             // Import prints a line for each archive itself.
-            Command::Import(_) => "warn,larder::mirror::trees=error",
-            Command::Bundle(_) => "warn,larder::jobs=error,larder::mirror::carry=off",
+            Command::Import(_) => "warn,larder::mirror::transfer::tree=error",
+            Command::Bundle(_) => "warn,larder::jobs=error,larder::mirror::transfer::bundle=off",
             _ => "warn",
         }
     }
@@ -225,7 +218,7 @@ impl Command {
             Command::Accept(addresses) => addresses.run(admin::Operation::Accept),
             Command::Pin(addresses) => addresses.run(admin::Operation::Pin),
             Command::Unpin(addresses) => addresses.run(admin::Operation::Unpin),
-            Command::Verify(common) => verify::run(&common),
+            Command::Verify(common) => operate::verify(&common),
             Command::Version(common) => {
                 print_line(&if common.json {
                     json!({ "version": VERSION }).to_string()

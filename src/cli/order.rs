@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use super::print_error;
 use crate::address::{Hostname, Platform};
 use crate::protocol::admin::order::{AddressRequest, NamedText, OrderRequest};
-use crate::requirements::{self, ArgumentKind, ClientKind, GivenValues, file};
+use crate::requirements::{self, ArgumentKind, ClientKind, GivenValues, disk};
 
 #[derive(Debug, Args)]
 pub(super) struct OrderArgs {
@@ -78,7 +78,7 @@ impl OrderOptions {
         let mut values = GivenValues::default();
         for path in &self.value_files {
             let name = path.display().to_string();
-            let bytes = file::read(path).with_context(|| format!("{name} cannot be read"))?;
+            let bytes = disk::read(path).with_context(|| format!("{name} cannot be read"))?;
             let text = String::from_utf8(bytes).map_err(|_| anyhow!("{name} is not UTF-8 text"))?;
             values.add_file(&name, &text).map_err(|reason| anyhow!("{name}: {reason}"))?;
         }
@@ -105,11 +105,11 @@ impl OrderOptions {
             match ArgumentKind::of(argument, &path, default_host).map_err(anyhow::Error::msg)? {
                 ArgumentKind::Address => order.what.push(AddressRequest::Text(argument.clone())),
                 ArgumentKind::LockFile => {
-                    let text = file::read_lock_file(&path).map_err(anyhow::Error::msg)?;
+                    let text = disk::read_lock_file(&path).map_err(anyhow::Error::msg)?;
                     order.lock_files.push(NamedText { name: argument.clone(), text });
                 }
                 ArgumentKind::OrderJson => {
-                    let bytes = file::read_up_to(&path, requirements::MAX_BYTES)
+                    let bytes = disk::read_up_to(&path, requirements::MAX_BYTES)
                         .with_context(|| format!("{argument} cannot be read"))?;
                     let listed = OrderRequest::read(&bytes).map_err(|reason| anyhow!("{argument}: {reason}"))?;
                     order.add(listed).map_err(|reason| anyhow!("{argument}: {reason}"))?;
@@ -119,7 +119,7 @@ impl OrderOptions {
                     if let Some(first) = tar.replace(argument) {
                         bail!("{first} and {argument} are both tars; name one, with all the folders in it");
                     }
-                    let files = file::read_tar(&path).map_err(anyhow::Error::msg)?;
+                    let files = disk::read_tar(&path).map_err(anyhow::Error::msg)?;
                     order.add_files(files.into(), Vec::new()).map_err(|reason| anyhow!("{argument}: {reason}"))?;
                 }
             }

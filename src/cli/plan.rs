@@ -1,19 +1,15 @@
 //! `larder plan`: reports whether `init` will work offline, and which packages are stored, needed or unavailable.
 
-use anyhow::anyhow;
-use bytes::Bytes;
 use bytesize::ByteSize;
 use clap::Args;
 
-use super::larder::{ask_if_running, on_store, parse};
+use super::larder::ask;
 use super::order::OrderArgs;
-use super::text::{TextPage, escape_for_terminal, plural, width_of_stdout};
-use super::{CommonOptions, block_on, print_json, print_line};
+use super::terminal::{TextPage, escape_for_terminal, plural, width_of_stdout};
+use super::{CommonOptions, print_json, print_line};
 use crate::address::Hostname;
-use crate::config::Config;
-use crate::http::admin_client;
-use crate::jobs::{self, Installs, Plan, PlanState, Planned};
-use crate::protocol::admin::order::{OrderRequest, PLAN};
+use crate::jobs::{Installs, Plan, PlanState, Planned};
+use crate::protocol::admin::PLAN;
 
 #[derive(Debug, Args)]
 pub(super) struct PlanCommand {
@@ -31,27 +27,13 @@ impl PlanCommand {
     pub(super) fn run(self) -> anyhow::Result<bool> {
         let (config, _) = self.common.load()?;
         let order = self.order.to_order(&config.default_host())?;
-        let plan = block_on(fetch_plan(&config, &order))?;
+        let plan: Plan = ask(&config, async |larder| larder.post(PLAN, &order).await)?;
         if self.common.json {
             print_json(&plan);
         } else {
             print_line(&page(&plan, &config.default_host(), self.verbose, width_of_stdout()));
         }
         Ok(plan.ready)
-    }
-}
-
-async fn fetch_plan(config: &Config, order: &OrderRequest) -> anyhow::Result<Plan> {
-    let body = Bytes::from(serde_json::to_vec(order)?);
-    match ask_if_running(config, async |address, token| admin_client::post(address, PLAN, token, body).await).await? {
-        Some(body) => parse(&body),
-        None => {
-            on_store(config, async |larder| {
-                let order = order.order(&config.default_host()).map_err(|bad| anyhow!(bad.join("; ")))?;
-                Ok(jobs::plan(&larder.mirror, &larder.clock, &order).await?)
-            })
-            .await
-        }
     }
 }
 
@@ -248,6 +230,6 @@ mod tests {
         plan.items[3].package.address = "a\u{1b}[2K\u{202e}".to_owned();
         plan.items[3].by = vec!["\u{9b}main.tf:1".to_owned()];
         let text = page(&plan, &host(), true, None);
-        assert!(!text.contains(|c: char| c != '\n' && !super::super::text::is_plain(c)), "{text:?}");
+        assert!(!text.contains(|c: char| c != '\n' && !super::super::terminal::is_plain(c)), "{text:?}");
     }
 }

@@ -1,42 +1,27 @@
-//! `larder status`: store, clients, upstreams, warm-ups, alarms and missing packages; from the running larder or from
-//! the store alone.
+//! `larder status`: store, clients, upstreams, warm-ups, alarms and missing packages.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use bytesize::ByteSize;
 
-use super::larder::{LocalLarder, ask_if_running, on_store, parse};
-use super::text::{TextPage, escape_for_terminal, format_seconds, format_timestamp, percent, plural, width_of_stdout};
-use super::{CommonOptions, print_json, print_line, runtime};
+use super::larder::ask;
+use super::terminal::{
+    TextPage, escape_for_terminal, format_seconds, format_timestamp, percent, plural, width_of_stdout,
+};
+use super::{CommonOptions, print_json, print_line};
 use crate::address::{Hostname, PackageRef};
 use crate::bundle::BundleKeyIds;
-use crate::http::admin_client;
 use crate::jobs::job_report::JobState;
-use crate::jobs::{LastRun, Recurring, RecurringState};
+use crate::jobs::{LastRun, RecurringState};
 use crate::mirror::{Alarm, AlarmKind, LastBundle, Status, StoreFailure, StoreState, UpstreamState};
-use crate::protocol::admin::{SinceStart, StatusReport};
+use crate::protocol::admin::{STATUS, SinceStart, StatusReport};
 
 /// Maximum number of entries shown of each list.
 const MAX_LISTED: usize = 20;
 
 pub(super) fn run(common: &CommonOptions) -> anyhow::Result<()> {
     let (config, _) = common.load()?;
-    let report = runtime()?.block_on(async {
-        let answer =
-            ask_if_running(&config, async |address, token| admin_client::get(address, "/admin/v1/status", token).await);
-        match answer.await? {
-            Some(body) => parse::<StatusReport>(&body),
-            None => {
-                on_store(&config, async |LocalLarder { mirror, store, clock }| {
-                    let warm_ups = Recurring::states_from_store(Arc::clone(store), clock, &config).await;
-                    let (mirror, bundle_keys) = (mirror.operations.status(), config.bundle.ids());
-                    Ok(StatusReport { mirror, since_start: None, warm_ups, bundle_keys })
-                })
-                .await
-            }
-        }
-    })?;
+    let report: StatusReport = ask(&config, async |larder| larder.get(STATUS).await)?;
     if common.json {
         print_json(&report);
     } else {
@@ -234,11 +219,7 @@ fn imported(page: &mut TextPage, imported: &[PackageRef], host: &Hostname) {
     }
     let archives = plural(imported.len() as u64, "archive");
     page.group("imported", &format!("{archives} without signatures: only this mirror's operator vouches for them"));
-    imported
-        .iter()
-        .take(MAX_LISTED)
-        .for_each(|package| page.item(&escape_for_terminal(&package.without(host).to_string()), None));
-    and_more(page, imported.len());
+    list_packages(page, imported, host);
 }
 
 fn missing(page: &mut TextPage, missing: &[PackageRef], host: &Hostname) {
@@ -246,12 +227,15 @@ fn missing(page: &mut TextPage, missing: &[PackageRef], host: &Hostname) {
         return;
     }
     page.group("missing", &format!("{} requested while offline and not stored", missing.len()));
-    missing
-        .iter()
-        .take(MAX_LISTED)
-        .for_each(|package| page.item(&escape_for_terminal(&package.without(host).to_string()), None));
-    and_more(page, missing.len());
+    list_packages(page, missing, host);
     page.item("`larder missing --json` prints this list as input for `larder warm` on an online larder", None);
+}
+
+fn list_packages(page: &mut TextPage, packages: &[PackageRef], host: &Hostname) {
+    for package in packages.iter().take(MAX_LISTED) {
+        page.item(&escape_for_terminal(&package.without(host).to_string()), None);
+    }
+    and_more(page, packages.len());
 }
 
 fn and_more(page: &mut TextPage, total: usize) {

@@ -3,7 +3,6 @@
 
 mod credential;
 mod outside;
-mod problem;
 mod read;
 mod section;
 #[cfg(test)]
@@ -26,8 +25,8 @@ use crate::store::SizeLimit;
 
 pub use bytesize::ByteSize;
 pub use credential::{Access, Credential, CredentialKind, SshFiles};
-pub(crate) use outside::{Unreadable, environment, text};
-pub use problem::{Problems, Remark, Warning};
+pub(crate) use outside::{environment, text};
+pub use section::{Problems, Remark};
 pub use upstream::{FreshnessLifetimes, Upstream};
 pub(crate) use values::listening;
 pub use warm::{RecurringWarmTarget, RecurringWarmUp};
@@ -68,7 +67,7 @@ impl Config {
     /// Loads the named file, else the first existing one of `$LARDER_CONFIG`, `$XDG_CONFIG_HOME/larder/mirror.toml` and
     /// `/etc/larder/mirror.toml`, else the defaults. A file that is named here or in `$LARDER_CONFIG` must exist. The
     /// working directory is never searched: a cloned repository must not choose where credentials go.
-    pub fn load(path: Option<&Path>) -> Result<(Self, Vec<Warning>), Problems> {
+    pub fn load(path: Option<&Path>) -> Result<(Self, Vec<Remark>), Problems> {
         let env = &outside::variable;
         if let Some(path) = path {
             let text = outside::text(path, MAX_FILE_BYTES).map_err(|cause| Problems::unreadable(path, &cause))?;
@@ -93,13 +92,9 @@ impl Config {
         text: &str,
         file: &Path,
         env: &dyn Fn(&str) -> Option<String>,
-    ) -> Result<(Self, Vec<Warning>), Problems> {
-        let outcome = read::read(text, file, env);
-        if outcome.problems.is_empty() {
-            Ok((outcome.config, outcome.warnings))
-        } else {
-            Err(Problems::new(outcome.problems))
-        }
+    ) -> Result<(Self, Vec<Remark>), Problems> {
+        let (config, reader) = read::read(text, file, env);
+        if reader.problems.is_empty() { Ok((config, reader.warnings)) } else { Err(Problems::new(reader.problems)) }
     }
 
     /// Returns the reason not to start, and the lines to add. A larder with a credential that other machines can reach

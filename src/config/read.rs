@@ -1,8 +1,6 @@
 //! Reads the whole file: its sections, their keys, and the rules that concern several sections.
 
 use std::collections::BTreeMap;
-#[cfg(test)]
-use std::collections::BTreeSet;
 use std::path::Path;
 
 use secrecy::ExposeSecret;
@@ -12,23 +10,15 @@ use crate::address::Hostname;
 use crate::bundle::{BundleKeys, PublicKey, SigningKey};
 use crate::store::SizeLimit;
 
-use super::problem::ConfigReader;
-use super::problem::{Remark, Warning};
-use super::section::Section;
+use super::section::{ConfigReader, Section};
 use super::{Admin, Config, Network, Server, Store, TlsFiles, Upstream, credential, upstream, values, warm};
 
-/// The result of reading one file. The configuration is valid only if there are no problems.
-pub(super) struct ReadOutcome {
-    pub(super) config: Config,
-    pub(super) problems: Vec<Remark>,
-    pub(super) warnings: Vec<Warning>,
-    /// Every key that was asked for, with its section.
-    #[cfg(test)]
-    pub(super) known_keys: BTreeSet<String>,
-}
-
-/// Reads the whole text of one file, even if it has problems.
-pub(super) fn read(text: &str, file: &Path, env: &dyn Fn(&str) -> Option<String>) -> ReadOutcome {
+/// Reads the whole text of one file, even if it has problems. The configuration is valid only if the reader has none.
+pub(super) fn read<'a>(
+    text: &str,
+    file: &'a Path,
+    env: &'a dyn Fn(&str) -> Option<String>,
+) -> (Config, ConfigReader<'a>) {
     let mut reader = ConfigReader::new(text, file, env);
     let mut config = Config::defaults(env);
     config.source = Some(file.to_owned());
@@ -50,13 +40,7 @@ pub(super) fn read(text: &str, file: &Path, env: &dyn Fn(&str) -> Option<String>
         let remark = reader.remark(Some(line), String::new(), format!("this is not TOML: {message}"));
         reader.problems.push(remark);
     }
-    ReadOutcome {
-        config,
-        problems: reader.problems,
-        warnings: reader.warnings,
-        #[cfg(test)]
-        known_keys: reader.known_keys,
-    }
+    (config, reader)
 }
 
 fn read_root(root: &mut Section<'_, '_, '_>, config: &mut Config) {

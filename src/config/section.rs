@@ -1,14 +1,123 @@
 //! Reads one table of the parsed file. Every problem is recorded with its line, and reading goes on. `values` parses
-//! the values.
+//! the values. Problems and warnings are printed one per line as `FILE:LINE: KEY: TEXT`.
 
-use std::path::PathBuf;
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::{Path, PathBuf};
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::outside;
-use super::problem::{ConfigReader, Warning};
 use super::values::{self, ValueError, quoted};
+
+/// Maximum number of lines printed.
+const MAX_SHOWN: usize = 50;
+
+/// One message about a line of a configuration file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Remark {
+    /// The configuration file.
+    pub file: PathBuf,
+    /// Line, from 1; `None` for the whole file.
+    pub line: Option<usize>,
+    /// Key with its section, such as `server.listen`; empty for the whole section or file.
+    pub key: String,
+    /// The problem, and the remedy. Never contains a secret.
+    pub text: String,
+}
+
+impl fmt::Display for Remark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.file.display())?;
+        if let Some(line) = self.line {
+            write!(f, ":{line}")?;
+        }
+        if !self.key.is_empty() {
+            write!(f, ": {}", self.key)?;
+        }
+        write!(f, ": {}", self.text)
+    }
+}
+
+/// All problems of a configuration file, at least one, in line order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problems(Vec<Remark>);
+
+impl Problems {
+    /// The problems, in line order.
+    pub fn remarks(&self) -> &[Remark] {
+        &self.0
+    }
+
+    pub(super) fn new(mut remarks: Vec<Remark>) -> Self {
+        remarks.sort_by_key(|remark| remark.line);
+        Self(remarks)
+    }
+
+    pub(super) fn unreadable(path: &Path, cause: &outside::Unreadable) -> Self {
+        Self(vec![Remark {
+            file: path.to_owned(),
+            line: None,
+            key: String::new(),
+            text: format!("the configuration cannot be read: {cause}"),
+        }])
+    }
+}
+
+impl fmt::Display for Problems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.len() {
+            1 => write!(f, "1 problem in the configuration:")?,
+            count => write!(f, "{count} problems in the configuration:")?,
+        }
+        for remark in self.0.iter().take(MAX_SHOWN) {
+            write!(f, "\n{remark}")?;
+        }
+        if self.0.len() > MAX_SHOWN {
+            write!(f, "\n… and {} more", self.0.len() - MAX_SHOWN)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Problems {}
+
+/// The context and the results of reading one configuration file.
+pub(super) struct ConfigReader<'a> {
+    file: &'a Path,
+    pub(super) folder: &'a Path,
+    pub(super) env: &'a dyn Fn(&str) -> Option<String>,
+    line_starts: Vec<usize>,
+    pub(super) problems: Vec<Remark>,
+    pub(super) warnings: Vec<Remark>,
+    /// Every key that was asked for, with its section.
+    pub(super) known_keys: BTreeSet<String>,
+}
+
+impl<'a> ConfigReader<'a> {
+    pub(super) fn new(text: &str, file: &'a Path, env: &'a dyn Fn(&str) -> Option<String>) -> Self {
+        let newlines = text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n');
+        Self {
+            file,
+            folder: file.parent().unwrap_or(Path::new("")),
+            env,
+            line_starts: newlines.map(|(offset, _)| offset + 1).collect(),
+            problems: Vec::new(),
+            warnings: Vec::new(),
+            known_keys: BTreeSet::new(),
+        }
+    }
+
+    /// The line, from 1, of a byte offset into the text.
+    pub(super) fn line(&self, offset: usize) -> usize {
+        self.line_starts.partition_point(|start| *start <= offset) + 1
+    }
+
+    pub(super) fn remark(&self, line: Option<usize>, key: String, text: String) -> Remark {
+        Remark { file: self.file.to_owned(), line, key, text }
+    }
+}
 
 /// One table of the file. An absent table is read too, so that its options get their defaults.
 pub(super) struct Section<'r, 'a, 't> {
@@ -22,18 +131,6 @@ pub(super) struct Section<'r, 'a, 't> {
     known: Vec<&'static str>,
     /// Required keys that are absent, each with the message about it.
     missing: Vec<(&'static str, String)>,
-}
-
-/// Outcome of checking a text as a path.
-pub(super) enum PathCheck {
-    /// The text is not a valid path.
-    Invalid,
-    /// There is no file at this path.
-    NoSuchFile(PathBuf),
-    /// There is a file or a folder at this path.
-    Exists(PathBuf),
-    /// There is a file or a folder, but it cannot be read.
-    Unreadable(PathBuf, outside::Unreadable),
 }
 
 impl<'r, 'a, 't> Section<'r, 'a, 't> {
@@ -162,24 +259,9 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         })
     }
 
-    /// Reads an array of strings. `parse` also gets the outcome of checking each string as a path.
-    pub(super) fn list_with_paths<T>(
-        &mut self,
-        key: &'static str,
-        example: &str,
-        parse: impl Fn(&str, PathCheck) -> Result<T, String>,
-    ) -> Option<Vec<T>> {
-        let folder = self.reader.folder;
-        self.list(key, example, |value| {
-            let path = folder.join(value);
-            let path_check = match outside::check(&path) {
-                _ if value.is_empty() || value.contains('\0') => PathCheck::Invalid,
-                Ok(()) | Err(outside::Unreadable::Folder) => PathCheck::Exists(path),
-                Err(cause) if cause.is_absent() => PathCheck::NoSuchFile(path),
-                Err(cause) => PathCheck::Unreadable(path, cause),
-            };
-            parse(value, path_check)
-        })
+    /// The folder of the configuration file, where relative paths start.
+    pub(super) fn folder(&self) -> &'a Path {
+        self.reader.folder
     }
 
     /// True for a key with an empty array.
@@ -232,7 +314,7 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
     pub(super) fn warning(&mut self, key: &str, text: String) {
         let line = self.line_of(key);
         let remark = self.reader.remark(Some(line), self.path_of(key), text);
-        self.reader.warnings.push(Warning(remark));
+        self.reader.warnings.push(remark);
     }
 
     /// Records a problem with a key on a given line.

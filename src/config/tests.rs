@@ -38,7 +38,7 @@ fn env(name: &str) -> Option<String> {
     }
 }
 
-fn parse(text: &str) -> Result<(Config, Vec<Warning>), Problems> {
+fn parse(text: &str) -> Result<(Config, Vec<Remark>), Problems> {
     Config::parse(text, Path::new("mirror.toml"), &env)
 }
 
@@ -329,14 +329,15 @@ fn the_sample_file_shows_every_option() {
     let key = crate::bundle::SigningKey::generate().unwrap().text();
     std::fs::write(folder.path().join("bundle.key"), key.expose_secret()).unwrap();
     let text = uncommented();
-    let outcome = read::read(&text, &folder.path().join("mirror.toml"), &env);
-    assert!(outcome.problems.is_empty(), "{}", Problems::new(outcome.problems));
-    assert_eq!(outcome.config.upstreams.len(), 5);
-    assert_eq!(outcome.config.credentials.len(), 4);
+    let file = folder.path().join("mirror.toml");
+    let (config, reader) = read::read(&text, &file, &env);
+    assert!(reader.problems.is_empty(), "{}", Problems::new(reader.problems));
+    assert_eq!(config.upstreams.len(), 5);
+    assert_eq!(config.credentials.len(), 4);
 
     let mut shown = BTreeSet::new();
     collect_keys(DeTable::parse(&text).unwrap().get_ref(), "", &mut shown);
-    assert_eq!(one_source(&shown), one_source(&outcome.known_keys));
+    assert_eq!(one_source(&shown), one_source(&reader.known_keys));
 }
 
 #[test]

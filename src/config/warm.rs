@@ -1,13 +1,14 @@
 //! `[[warm]]`: a recurring warm-up, its defaults, and the reader of its table.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::address::{Hostname, PackageSelector, Platform};
 use crate::requirements::{ArgumentKind, ClientKind};
 
-use super::section::{PathCheck, Section};
-use super::values;
+use super::outside::Unreadable;
+use super::section::Section;
+use super::{outside, values};
 
 /// The default interval.
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(24 * 3600);
@@ -41,7 +42,8 @@ pub enum RecurringWarmTarget {
 /// Reads one `[[warm]]`. `None` if no entry is valid, which is recorded as a problem.
 pub(super) fn read(section: &mut Section<'_, '_, '_>) -> Option<RecurringWarmUp> {
     let example = r#"["hashicorp/aws@~> 5.0", "./configurations/prod"]"#;
-    let targets = section.list_with_paths("what", example, warm_target).unwrap_or_default();
+    let folder = section.folder();
+    let targets = section.list("what", example, |text| warm_target(text, folder)).unwrap_or_default();
     let (targets, remarks): (Vec<RecurringWarmTarget>, Vec<Option<String>>) = targets.into_iter().unzip();
     remarks.into_iter().flatten().for_each(|remark| section.warning("what", remark));
     let warm = RecurringWarmUp {
@@ -61,7 +63,7 @@ pub(super) fn read(section: &mut Section<'_, '_, '_>) -> Option<RecurringWarmUp>
 
 /// Parses one entry, with an optional warning. An absent path is only a warning: a folder may be mounted later, and
 /// larder serves clients without it.
-fn warm_target(text: &str, path_check: PathCheck) -> Result<(RecurringWarmTarget, Option<String>), String> {
+fn warm_target(text: &str, folder: &Path) -> Result<(RecurringWarmTarget, Option<String>), String> {
     let is_written_as_path =
         text.starts_with(['.', '/']) || text.ends_with('/') || FILE_ENDINGS.iter().any(|ending| text.ends_with(ending));
     if text.starts_with('~') {
@@ -70,8 +72,10 @@ fn warm_target(text: &str, path_check: PathCheck) -> Result<(RecurringWarmTarget
     let checked_later = "it is checked again at each run";
     // The default registry is not available yet; any host will do to check the syntax.
     let some_host = Hostname::parse(super::upstream::TERRAFORM_HOST).map_err(|bad| bad.to_string())?;
-    match path_check {
-        PathCheck::Exists(path) => {
+    let path = folder.join(text);
+    match outside::check(&path) {
+        _ if text.is_empty() || text.contains('\0') => {}
+        Ok(()) | Err(Unreadable::Folder) => {
             return match ArgumentKind::of(text, &path, &some_host)? {
                 ArgumentKind::Address => Ok((RecurringWarmTarget::Address(text.to_owned()), None)),
                 ArgumentKind::OrderJson => {
@@ -82,15 +86,15 @@ fn warm_target(text: &str, path_check: PathCheck) -> Result<(RecurringWarmTarget
                 }
             };
         }
-        PathCheck::Unreadable(path, cause) => {
+        Err(cause) if !cause.is_absent() => {
             let remark = format!("{} cannot be read: {cause}; {checked_later}", path.display());
             return Ok((RecurringWarmTarget::Path(path), Some(remark)));
         }
-        PathCheck::NoSuchFile(path) if is_written_as_path => {
+        Err(_) if is_written_as_path => {
             let remark = format!("there is no file and no folder {}; {checked_later}", values::quoted(text));
             return Ok((RecurringWarmTarget::Path(path), Some(remark)));
         }
-        PathCheck::NoSuchFile(_) | PathCheck::Invalid => {}
+        Err(_) => {}
     }
     PackageSelector::parse(text, &some_host).map_err(|bad| {
         format!("{}: no file or folder has this name, and it is not an address: {bad}", quoted_address(text))

@@ -2,25 +2,23 @@
 //! listener at its announced URL. A probe uses a name that no provider can have. Larder refuses the name (400) where it
 //! serves the service, returns 404 where it does not, and asks no upstream in either case.
 
-use std::net::IpAddr;
-
 use http::StatusCode;
 use serde::Deserialize;
 use url::{Host, Url};
 
-use super::running::RunningLarder;
-use super::{Check, Findings, PROBE_TIMEOUT, machine};
+use super::machine::{AnnouncedTimes, RunningLarder};
+use super::{Check, PROBE_TIMEOUT};
 use crate::address::Hostname;
 use crate::app;
-use crate::clock::{Clock, Timestamp};
+use crate::clock::Timestamp;
 use crate::config::Config;
 use crate::error::Error;
-use crate::http::client_roots::ClientRoots;
 use crate::http::clients::NOT_AMONG_CLIENTS;
+use crate::http::probe_client::ClientRoots;
 use crate::http::probe_client::{BadCertificate, ProbeAnswer, ProbeError, probe};
 use crate::http::response;
 use crate::protocol::route::{PROBE, providers_base};
-use crate::upstream::response_headers::server_time;
+use crate::upstream::request::server_time;
 
 const LISTENER: &str = "listener";
 const CERTIFICATE: &str = "listener.certificate";
@@ -33,45 +31,48 @@ pub(super) fn base(config: &Config) -> Option<Url> {
 
 /// True for a URL of this configuration's main listener, also through another name for loopback.
 pub(super) fn is_own_listener(url: &Url, config: &Config) -> bool {
-    let Some(base) = base(config) else { return false };
+    let (listening, Some(base)) = (config.server.listen, base(config)) else { return false };
     if url.origin() == base.origin() {
         return url.path().starts_with(base.path());
     }
     let is_this_machine = match url.host() {
         Some(Host::Domain(name)) => name == "localhost",
-        Some(Host::Ipv4(ip)) => ip.is_loopback() && is_on_loopback(config.server.listen.ip()),
-        Some(Host::Ipv6(ip)) => ip.is_loopback() && is_on_loopback(config.server.listen.ip()),
+        Some(_) => is_loopback(url) && (listening.ip().is_loopback() || listening.ip().is_unspecified()),
         None => false,
     };
-    is_this_machine && url.port_or_known_default() == Some(config.server.listen.port())
+    is_this_machine && url.port_or_known_default() == Some(listening.port())
 }
 
-/// True if loopback reaches a listener on this address.
-fn is_on_loopback(listening: IpAddr) -> bool {
-    listening.is_loopback() || listening.is_unspecified()
+/// True for URLs of this machine, which no request leaves.
+pub(super) fn is_loopback(url: &Url) -> bool {
+    match url.host() {
+        Some(Host::Domain(name)) => name == "localhost",
+        Some(Host::Ipv4(ip)) => ip.is_loopback(),
+        Some(Host::Ipv6(ip)) => ip.is_loopback(),
+        None => false,
+    }
 }
 
 /// Requests the base URL as a client would.
-pub(super) async fn check_listener(config: &Config, running: &RunningLarder, client_roots: &ClientRoots) -> Findings {
+pub(super) async fn check_listener(
+    config: &Config,
+    running: &RunningLarder,
+    client_roots: &ClientRoots,
+    times: &AnnouncedTimes,
+) -> Vec<Check> {
     let (true, Some(base), Some(upstream)) = (running.is_up(), base(config), config.upstreams.first()) else {
-        return Findings::default();
+        return Vec::new();
     };
     let host = &upstream.host;
-    let Ok(url) = base.join(providers_base(host).trim_start_matches('/')) else { return Findings::default() };
-    let shown = base.as_str().trim_end_matches('/').to_owned();
+    let Ok(url) = base.join(providers_base(host).trim_start_matches('/')) else { return Vec::new() };
+    let shown = base.as_str().trim_end_matches('/');
     match identify_server(&url, ProbedService::Providers, host, client_roots).await {
         Ok(identified) => {
-            let time_source = identified.date.map(|time| machine::TimeSource {
-                source: shown.clone(),
-                time,
-                local_time: Clock::system().now(),
-            });
             // The Date header of this machine is not an independent time source.
-            let time_source = time_source.filter(|_| config.server.public_url.is_some());
-            let checks = checks_of_answer(&identified, &base, &shown).into_iter().chain(links(config)).collect();
-            Findings { checks, announced_times: time_source.into_iter().collect() }
+            times.record(shown, identified.date.filter(|_| config.server.public_url.is_some()));
+            checks_of_answer(&identified, &base, shown).into_iter().chain(links(config)).collect()
         }
-        Err(error) => checks_of_failure(&error, &shown, config).into(),
+        Err(error) => checks_of_failure(&error, shown, config),
     }
 }
 
@@ -99,10 +100,10 @@ fn checks_of_answer(identified: &Identified, base: &Url, shown: &str) -> Vec<Che
         checks.push(match identified.ends_soon {
             Some(day) => Check::warn(CERTIFICATE, format!("the certificate of {shown} expires soon ({})", day.day()))
                 .advise("renew the certificate; larder loads a new one without a restart"),
-            None => Check::ok(
-                CERTIFICATE,
-                format!("the certificate of {shown} is trusted here, and valid for two weeks or more"),
-            ),
+            None => {
+                let found = format!("the certificate of {shown} is trusted here, and valid for two weeks or more");
+                Check::ok(CERTIFICATE, found)
+            }
         });
     }
     checks
@@ -130,18 +131,16 @@ fn links(config: &Config) -> Option<Check> {
 
 /// The checks of a probe that failed.
 fn checks_of_failure(error: &ProbeError, shown: &str, config: &Config) -> Vec<Check> {
-    let has_public_url = config.server.public_url.is_some();
     let found = format!("{shown}: {error}");
     match error {
         ProbeError::Certificate(bad) => {
             let ok = Check::ok(LISTENER, format!("a server answers at {shown} over TLS"));
             vec![ok, Check::fail(CERTIFICATE, found).advise(certificate_advice(bad))]
         }
-        _ if has_public_url => {
-            let to_do = "set [server] public_url to the URL that clients use, or make that URL lead to this larder";
-            vec![Check::fail(LISTENER, found).advise(to_do)]
-        }
-        _ => vec![Check::fail(LISTENER, found).advise("restart larder, so that it loads this configuration")],
+        _ => vec![Check::fail(LISTENER, found).advise(match config.server.public_url.is_some() {
+            true => "set [server] public_url to the URL that clients use, or make that URL lead to this larder",
+            false => "restart larder, so that it loads this configuration",
+        })],
     }
 }
 
@@ -149,7 +148,7 @@ fn checks_of_failure(error: &ProbeError, shown: &str, config: &Config) -> Vec<Ch
 pub(super) fn certificate_advice(bad: &BadCertificate) -> &'static str {
     match bad {
         BadCertificate::Untrusted => {
-            "make clients client_roots its authority: add it to this machine's client_roots store (update-ca-certificates), or name its \
+            "make clients trust its authority: add it to this machine's trust store (update-ca-certificates), or name its \
              PEM file in SSL_CERT_FILE; a missing intermediate certificate in [server] tls looks the same"
         }
         BadCertificate::OtherName(_) => {

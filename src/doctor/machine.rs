@@ -1,13 +1,206 @@
-//! Checks this machine: its clock, because certificates and signatures depend on it, and the store with its disk.
+//! Checks this machine: whether a larder runs with this configuration, and whether the commands can reach it; the store
+//! with its disk; and the clock, because certificates and signatures depend on it.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
+use bytes::Bytes;
 use bytesize::ByteSize;
+use parking_lot::Mutex;
+use secrecy::{ExposeSecret, SecretString};
+use tokio::time::timeout;
 
-use super::{Check, PROBE_TIMEOUT};
-use crate::clock::Timestamp;
+use super::{Check, CheckResult, PROBE_TIMEOUT, in_time};
+use crate::clock::{Clock, Timestamp};
 use crate::config::Config;
-use crate::store::{DiskSpace, Store, StoreError, StoreFindings};
+use crate::http::admin_client::{AdminClient, AdminClientError, AdminToken};
+use crate::protocol::admin::command::OperationTarget;
+use crate::protocol::admin::{AdminRefusal, Operation, StatusReport};
+use crate::store::{DiskSpace, LockState, Store, StoreError, StoreFindings, TokenFile};
+
+const RUNNING: &str = "running";
+const TOKEN: &str = "token";
+const LOCKED_BY_ANOTHER: &str = "a larder with another [admin] listen uses this store, or a command does; give the doctor the \
+     --config of the running larder";
+
+const OTHER_VERSION_ADVICE: &str = "restart it, so that both have the same version";
+
+const NOT_SET_UP_ADVICE: &str = "to run one here, start it (larder serve); if one runs, give the doctor its --config or --store; a \
+     machine with clients only needs none";
+
+/// State of the larder of this configuration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum LarderState {
+    /// Running.
+    Up,
+    /// Not running.
+    #[default]
+    Down,
+    /// Never set up: there is neither a configuration nor a store. This may be a machine with clients only.
+    NeverSetUp,
+}
+
+/// Facts about the larder of this configuration.
+#[derive(Debug, Default)]
+pub(super) struct RunningLarder {
+    pub(super) state: LarderState,
+    /// This larder is offline, by its configuration or by `serve --offline`.
+    pub(super) is_offline: bool,
+    /// The size of this larder's archives and documents, in bytes.
+    pub(super) used_bytes: Option<u64>,
+}
+
+impl RunningLarder {
+    pub(super) fn is_up(&self) -> bool {
+        self.state == LarderState::Up
+    }
+}
+
+/// Checks the running larder and the admin token.
+pub(super) async fn check_running(config: &Config, examined: &StoreFindings) -> (RunningLarder, Vec<Check>) {
+    if config.source.is_none() && matches!(examined.exists, Ok(false)) {
+        return never_set_up(config.admin.listen).await;
+    }
+    let (mut running, check) = check_larder(config, examined).await;
+    running.is_offline |= config.network.offline;
+    let token_check = check_token(config, examined, running.is_up()).await;
+    (running, vec![check, token_check])
+}
+
+/// Without a configuration and a store, the only finding is that no larder is set up.
+async fn never_set_up(address: SocketAddr) -> (RunningLarder, Vec<Check>) {
+    let other_server = match get(address, "/healthz", None).await {
+        Err(AdminClientError::NotRunning(_)) => String::new(),
+        Ok(_) => format!("; a larder with another store answers on {address}"),
+        Err(_) => format!("; something else answers on {address}"),
+    };
+    let found =
+        format!("no larder is set up on this machine: no mirror.toml was found, and there is no store{other_server}");
+    let running = RunningLarder { state: LarderState::NeverSetUp, ..RunningLarder::default() };
+    (running, vec![Check::warn(RUNNING, found).advise(NOT_SET_UP_ADVICE)])
+}
+
+/// Checks whether a larder answers on the admin listener, and whether it uses this store.
+async fn check_larder(config: &Config, examined: &StoreFindings) -> (RunningLarder, Check) {
+    let address = config.admin.listen;
+    let store = config.store.path.display();
+    let (found, advice) = match (get(address, "/healthz", None).await, examined.lock) {
+        (Err(AdminClientError::NotRunning(_)), LockState::Held) => {
+            (format!("{store} is in use, but nothing listens on {address}"), LOCKED_BY_ANOTHER)
+        }
+        (Err(AdminClientError::NotRunning(_)), _) => (
+            format!("no larder runs: nothing listens on {address}"),
+            "start it: larder serve, or systemctl start larder",
+        ),
+        (Err(error @ AdminClientError::NotLarder { .. }), _) => {
+            (error.to_string(), "stop the program that listens there (ss -ltnp), or give larder another [admin] listen")
+        }
+        (Err(error), _) => (
+            error.to_string(),
+            "another program has this port, or larder hangs; check which one listens there (ss -ltnp)",
+        ),
+        // The token is only for the larder that holds the lock of this store.
+        (Ok(_), LockState::Free) => (
+            format!("a larder answers on {address}, but the store in {store} is not in use"),
+            "another larder listens there: give the doctor its --config, or this one another port",
+        ),
+        (Ok(_), LockState::Held | LockState::Unseen) => return check_answering(config, examined, address).await,
+    };
+    (RunningLarder::default(), Check::fail(RUNNING, found).advise(advice))
+}
+
+/// Checks the larder that answers on the admin listener.
+async fn check_answering(config: &Config, examined: &StoreFindings, address: SocketAddr) -> (RunningLarder, Check) {
+    let own_version = env!("CARGO_PKG_VERSION");
+    let mut running = RunningLarder { state: LarderState::Up, ..RunningLarder::default() };
+    if let Err(error) = get(address, "/readyz", None).await {
+        let check = Check::fail(RUNNING, format!("larder runs, but is not ready: {error}"));
+        return (running, check.advise("restore the store folder, or restart larder; see its log"));
+    }
+    let token = known_token(config, examined).filter(|_| examined.lock == LockState::Held);
+    let status = get(address, "/admin/v1/status", token.as_ref().map(ExposeSecret::expose_secret)).await;
+    let report = match status.map(|body| serde_json::from_slice::<StatusReport>(&body)) {
+        Ok(Ok(report)) => report.mirror,
+        Ok(Err(_)) => {
+            let found = format!("the larder on {address} has another version than this command, {own_version}");
+            return (running, Check::warn(RUNNING, found).advise(OTHER_VERSION_ADVICE));
+        }
+        // The token check reports this.
+        Err(_) => return (running, Check::ok(RUNNING, format!("ready; admin listener on {address}"))),
+    };
+    running.is_offline = report.offline;
+    running.used_bytes = Some(report.archive_bytes.saturating_add(report.document_bytes));
+    if report.version != own_version {
+        let found = format!("larder {} runs, but this command is {own_version}", report.version);
+        return (running, Check::warn(RUNNING, found).advise(OTHER_VERSION_ADVICE));
+    }
+    let offline = if report.offline { ", offline" } else { "" };
+    (running, Check::ok(RUNNING, format!("larder {own_version}, ready{offline}; admin listener on {address}")))
+}
+
+/// Checks that the admin token exists, is private, and is the one of the running larder.
+async fn check_token(config: &Config, examined: &StoreFindings, is_up: bool) -> Check {
+    let file = Store::token_file(&config.store.path);
+    let file = file.display();
+    let token_source = match &examined.token {
+        _ if config.admin.token.is_some() => "[admin] token".to_owned(),
+        TokenFile::Absent if !is_up => {
+            return Check::ok(TOKEN, format!("{file} is created at the first start"));
+        }
+        TokenFile::Absent => {
+            return Check::fail(TOKEN, format!("missing: {file} does not exist"))
+                .advise("restart larder; it creates a new one");
+        }
+        TokenFile::Empty => {
+            return Check::fail(TOKEN, format!("{file} has no token"))
+                .advise("remove the file and restart larder; it creates a new one");
+        }
+        TokenFile::Unreadable(error) => {
+            // Another user's commands may not read the token, as intended.
+            return Check::new(TOKEN, verdict_of(error), error.to_string())
+                .advise("run the commands as larder's user (sudo -u larder larder …)");
+        }
+        TokenFile::Good { mode, .. } if mode & 0o077 != 0 => {
+            return Check::fail(TOKEN, format!("{file} can be read by others (mode {mode:04o})"))
+                .advise(format!("chmod 600 {file}; if the token may have leaked, remove the file and restart larder"));
+        }
+        TokenFile::Good { .. } => file.to_string(),
+    };
+    let Some(token) = known_token(config, examined).filter(|_| is_up && examined.lock == LockState::Held) else {
+        return Check::ok(TOKEN, token_source);
+    };
+    // An empty refresh changes nothing, but needs a valid token.
+    let path = Operation::Refresh.path();
+    let token = AdminToken::Known(token.expose_secret().to_owned());
+    let client = AdminClient::new(config.admin.listen, token);
+    match timeout(PROBE_TIMEOUT, client.post(&path, &OperationTarget { what: Vec::new() })).await {
+        Ok(Err(AdminClientError::Refused { message, .. })) if message == AdminRefusal::NoToken.to_string() => {
+            Check::fail(TOKEN, format!("the running larder rejects the token of {token_source}"))
+                .advise("the running larder was started with another token; restart larder")
+        }
+        Ok(Ok(_) | Err(AdminClientError::Refused { .. })) => {
+            Check::ok(TOKEN, format!("{token_source}, and the running larder accepts it"))
+        }
+        Ok(Err(error)) => Check::fail(TOKEN, error.to_string()),
+        Err(_) => Check::fail(TOKEN, format!("the running larder did not answer within {} s", PROBE_TIMEOUT.as_secs())),
+    }
+}
+
+/// The admin token of the configuration, or of the store.
+fn known_token(config: &Config, examined: &StoreFindings) -> Option<SecretString> {
+    match (&config.admin.token, &examined.token) {
+        (Some(configured), _) => Some(configured.clone()),
+        (None, TokenFile::Good { token, .. }) => Some(token.clone()),
+        (None, _) => None,
+    }
+}
+
+async fn get(address: SocketAddr, path: &str, token: Option<&str>) -> Result<Bytes, AdminClientError> {
+    let reason = || format!("no answer within {} s", PROBE_TIMEOUT.as_secs());
+    let token = token.map_or(AdminToken::Absent, |token| AdminToken::Known(token.to_owned()));
+    let answer = timeout(PROBE_TIMEOUT, AdminClient::new(address, token).get(path)).await;
+    answer.unwrap_or_else(|_| Err(AdminClientError::Failed { address: Some(address), reason: reason() }))
+}
 
 /// Free bytes below which the next provider may not fit.
 const NEARLY_FULL_BYTES: u64 = 256 << 20;
@@ -23,10 +216,7 @@ pub(super) async fn check_disk(config: &Config, examined: &StoreFindings, used_b
     let mut checks = vec![check_store(config, examined)];
     match &examined.disk_space {
         Ok(space) => {
-            let used_bytes = match used_bytes {
-                Some(used_bytes) => Some(used_bytes),
-                None => measure_used_bytes(config).await,
-            };
+            let used_bytes = if used_bytes.is_some() { used_bytes } else { measure_used_bytes(config).await };
             let limit = config.store.max_size.bytes(used_bytes.unwrap_or_default(), space.free_bytes);
             checks.push(check_space(space, limit, used_bytes));
         }
@@ -38,29 +228,29 @@ pub(super) async fn check_disk(config: &Config, examined: &StoreFindings, used_b
 /// The size of the store's archives and documents; `None` if the disk does not respond in time.
 async fn measure_used_bytes(config: &Config) -> Option<u64> {
     let folder = config.store.path.clone();
-    let measuring = tokio::task::spawn_blocking(move || Store::measure(&folder));
-    tokio::time::timeout(PROBE_TIMEOUT, measuring).await.ok()?.ok()?.ok()
+    in_time(move || Store::measure(&folder)).await?.ok()
+}
+
+/// A warning where access is denied: only the store's own user has it.
+fn verdict_of(error: &StoreError) -> CheckResult {
+    if error.is_denied() { CheckResult::Warn } else { CheckResult::Fail }
 }
 
 fn check_store(config: &Config, examined: &StoreFindings) -> Check {
     const STORE: &str = "store";
     let path = config.store.path.display();
-    let not_writable = |error: &StoreError| {
-        let check = Check::fail(STORE, format!("not writable: {error}")).advise(error.remedy());
-        match examined.foreign_owner {
-            Some(owner) => check.advise(format!("it belongs to user {owner}: run the doctor as that user")),
-            None => check,
-        }
-    };
     match (&examined.exists, &examined.format, &examined.writable) {
-        (Err(error), _, _) => {
-            // Another user's store is not readable, as intended.
-            let check: fn(&'static str, String) -> Check = if error.is_denied() { Check::warn } else { Check::fail };
-            check(STORE, format!("inaccessible: {error}"))
-                .advise("run the doctor as larder's user (sudo -u larder larder doctor)")
-        }
+        // Another user's store is not readable, as intended.
+        (Err(error), _, _) => Check::new(STORE, verdict_of(error), format!("inaccessible: {error}"))
+            .advise("run the doctor as larder's user (sudo -u larder larder doctor)"),
         (_, Err(error), _) => Check::fail(STORE, error.to_string()),
-        (_, _, Err(error)) => not_writable(error),
+        (_, _, Err(error)) => {
+            let check = Check::fail(STORE, format!("not writable: {error}")).advise(error.remedy());
+            match examined.foreign_owner {
+                Some(owner) => check.advise(format!("it belongs to user {owner}: run the doctor as that user")),
+                None => check,
+            }
+        }
         (Ok(false), Ok(()), Ok(())) => {
             Check::ok(STORE, format!("none in {path} yet; it is created at the first start"))
         }
@@ -83,10 +273,9 @@ fn check_space(space: &DiskSpace, max_store_bytes: u64, used_bytes: Option<u64>)
         return Check::fail(DISK, format!("the disk has room for only {files} more files (inodes)"))
             .advise("remove small files from the disk of the store, or give it a file system with more inodes");
     }
-    let growth = max_store_bytes.saturating_sub(used_bytes.unwrap_or_default());
-    let lower_limit = format!("free disk space, or lower [store] max_size to what the disk can hold: {}", {
-        size(used_bytes.unwrap_or_default().saturating_add(free_bytes))
-    });
+    let used_bytes = used_bytes.unwrap_or_default();
+    let (growth, fits) = (max_store_bytes.saturating_sub(used_bytes), size(used_bytes.saturating_add(free_bytes)));
+    let lower_limit = format!("free disk space, or lower [store] max_size to what the disk can hold: {fits}");
     if free_bytes < MIN_FREE_BYTES || (free_bytes < NEARLY_FULL_BYTES && free_bytes < growth) {
         return Check::fail(DISK, format!("nearly full: {found}")).advise(NEARLY_FULL_EFFECT).advise(lower_limit);
     }
@@ -103,27 +292,39 @@ const MIN_WARN_DIFFERENCE: Duration = Duration::from_secs(5 * 60);
 /// From this difference on, valid certificates may look invalid.
 const MIN_FAIL_DIFFERENCE: Duration = Duration::from_secs(12 * 3600);
 
+/// The times that other servers announced.
+#[derive(Debug, Default)]
+pub(super) struct AnnouncedTimes(Mutex<Vec<TimeSource>>);
+
+impl AnnouncedTimes {
+    /// Records the time in the Date header of a response that has just arrived.
+    pub(super) fn record(&self, source: impl ToString, time: Option<Timestamp>) {
+        let local_time = Clock::system().now();
+        self.0.lock().extend(time.map(|time| TimeSource { source: source.to_string(), time, local_time }));
+    }
+
+    pub(super) fn into_inner(self) -> Vec<TimeSource> {
+        self.0.into_inner()
+    }
+}
+
 /// The time according to another server.
 #[derive(Debug, Clone)]
 pub(super) struct TimeSource {
     /// Name of the server.
-    pub(super) source: String,
+    source: String,
     /// The time in the server's Date header.
-    pub(super) time: Timestamp,
+    time: Timestamp,
     /// Local time when the response arrived.
-    pub(super) local_time: Timestamp,
+    local_time: Timestamp,
 }
 
 /// Compares the clock with the nearest of the announced times: a single server may have a wrong clock.
 pub(super) fn check_clock(now: Timestamp, sources: &[TimeSource]) -> Check {
     let Some(nearest) = sources.iter().min_by_key(|source| source.difference()) else {
-        return Check::ok(
-            "clock",
-            format!(
-                "not checked: no upstream sent a Date header to compare with; here it is {} (UTC)",
-                now.date_time()
-            ),
-        );
+        let here = now.date_time();
+        let found = format!("not checked: no upstream sent a Date header to compare with; here it is {here} (UTC)");
+        return Check::ok("clock", found);
     };
     let (difference, source) = (nearest.difference(), &nearest.source);
     if difference <= MIN_WARN_DIFFERENCE {
@@ -133,9 +334,8 @@ pub(super) fn check_clock(now: Timestamp, sources: &[TimeSource]) -> Check {
     let rounded = Duration::from_secs(difference.as_secs() / 60 * 60);
     let found = format!("this machine is {} {direction} {source}", humantime::format_duration(rounded));
     let to_do = "set the clock (timedatectl set-ntp true); certificates and signatures depend on it";
-    let check =
-        if difference < MIN_FAIL_DIFFERENCE { Check::warn("clock", found) } else { Check::fail("clock", found) };
-    check.advise(to_do)
+    let verdict = if difference < MIN_FAIL_DIFFERENCE { CheckResult::Warn } else { CheckResult::Fail };
+    Check::new("clock", verdict, found).advise(to_do)
 }
 
 impl TimeSource {
@@ -147,7 +347,6 @@ impl TimeSource {
 
 #[cfg(test)]
 mod tests {
-    use super::super::CheckResult;
     use super::*;
 
     #[test]

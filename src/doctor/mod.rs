@@ -4,7 +4,6 @@
 mod client;
 mod listener;
 mod machine;
-mod running;
 mod upstreams;
 
 use std::time::Duration;
@@ -14,12 +13,12 @@ use futures_util::stream::FuturesOrdered;
 use futures_util::{FutureExt, StreamExt};
 use serde::Serialize;
 
-use self::running::{LarderState, RunningLarder};
+use self::machine::{AnnouncedTimes, LarderState, RunningLarder};
 use crate::app::{self, StartError};
 use crate::cdn_loop::OwnEntry;
 use crate::clock::{Clock, Timestamp};
-use crate::config::{self, Config, Problems, Remark, Warning};
-use crate::http::client_roots::ClientRoots;
+use crate::config::{self, Config, Problems, Remark};
+use crate::http::probe_client::ClientRoots;
 use crate::requirements::cli_config::Environment;
 use crate::store::{Store, StoreFindings};
 use crate::upstream::limits::UpstreamLimits;
@@ -29,21 +28,8 @@ use crate::upstream::{Traffic, Upstreams};
 /// The longest wait for one answer of a server or a disk.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(6);
 
-/// The checks of one group, and the times that other servers announced.
-#[derive(Debug, Default)]
-struct Findings {
-    checks: Vec<Check>,
-    announced_times: Vec<machine::TimeSource>,
-}
-
-impl From<Vec<Check>> for Findings {
-    fn from(checks: Vec<Check>) -> Self {
-        Self { checks, announced_times: Vec::new() }
-    }
-}
-
 /// Runs all checks. Calls `report` with each check in order, as soon as it is available.
-pub async fn examine(loaded: Result<(Config, Vec<Warning>), Problems>, mut report: impl FnMut(Check)) {
+pub async fn examine(loaded: Result<(Config, Vec<Remark>), Problems>, mut report: impl FnMut(Check)) {
     let (config, warnings) = match loaded {
         Ok(loaded) => loaded,
         Err(problems) => {
@@ -60,7 +46,7 @@ pub async fn examine(loaded: Result<(Config, Vec<Warning>), Problems>, mut repor
         );
         return;
     };
-    let (running, checks) = running::check_running(&config, &store).await;
+    let (running, checks) = machine::check_running(&config, &store).await;
     checks.into_iter().for_each(&mut report);
     if running.state != LarderState::NeverSetUp {
         machine::check_disk(&config, &store, running.used_bytes).await.into_iter().for_each(&mut report);
@@ -74,61 +60,64 @@ pub async fn examine(loaded: Result<(Config, Vec<Warning>), Problems>, mut repor
         );
         return;
     };
-    let clock = Clock::system();
-    let mut announced_times = Vec::new();
-    let mut groups: FuturesOrdered<BoxFuture<'_, Findings>> = [
-        listener::check_listener(&config, &running, &client_roots).boxed(),
-        check_upstreams(&config, &running, can_start, clock.now()).boxed(),
-        client::check_client(&config, &running, &environment, &client_roots).map(Findings::from).boxed(),
+    let (now, times) = (Clock::system().now(), AnnouncedTimes::default());
+    let mut groups: FuturesOrdered<BoxFuture<'_, Vec<Check>>> = [
+        listener::check_listener(&config, &running, &client_roots, &times).boxed(),
+        check_upstreams(&config, &running, can_start, now, &times).boxed(),
+        client::check_client(&config, &running, &environment, &client_roots).boxed(),
     ]
     .into_iter()
     .collect();
-    while let Some(findings) = groups.next().await {
-        findings.checks.into_iter().for_each(&mut report);
-        announced_times.extend(findings.announced_times);
+    while let Some(checks) = groups.next().await {
+        checks.into_iter().for_each(&mut report);
     }
-    report(machine::check_clock(clock.now(), &announced_times));
+    drop(groups);
+    report(machine::check_clock(Clock::system().now(), &times.into_inner()));
 }
 
 /// Examines the store on disk; `None` where the disk does not respond in time.
 async fn examine_store(config: &Config) -> Option<StoreFindings> {
     let folder = config.store.path.clone();
-    let task = tokio::task::spawn_blocking(move || Store::examine(&folder));
-    tokio::time::timeout(PROBE_TIMEOUT, task).await.ok()?.ok()
+    in_time(move || Store::examine(&folder)).await
 }
 
 /// Reads the certificate authorities that clients trust; `None` where the disk does not respond in time.
 async fn client_roots(environment: &Environment) -> Option<ClientRoots> {
     let [file, folders] = ["SSL_CERT_FILE", "SSL_CERT_DIR"].map(|name| environment.get(name).cloned());
-    let roots = tokio::task::spawn_blocking(move || ClientRoots::of_clients(file.as_deref(), folders.as_deref()));
-    tokio::time::timeout(PROBE_TIMEOUT, roots).await.ok()?.ok()
+    in_time(move || ClientRoots::of_clients(file.as_deref(), folders.as_deref())).await
+}
+
+/// The result of work that reads from a disk; `None` where the disk does not respond in time.
+async fn in_time<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    tokio::time::timeout(PROBE_TIMEOUT, tokio::task::spawn_blocking(work)).await.ok()?.ok()
 }
 
 /// Checks all upstreams at once.
-async fn check_upstreams(config: &Config, running: &RunningLarder, can_start: bool, now: Timestamp) -> Findings {
+async fn check_upstreams(
+    config: &Config,
+    running: &RunningLarder,
+    can_start: bool,
+    now: Timestamp,
+    times: &AnnouncedTimes,
+) -> Vec<Check> {
     if running.state == LarderState::NeverSetUp {
-        return vec![Check::ok("upstreams", "not checked: no larder is set up here")].into();
+        return vec![Check::ok("upstreams", "not checked: no larder is set up here")];
     }
     if running.is_offline {
-        return vec![Check::ok("upstreams", "not checked: larder is offline")].into();
+        return vec![Check::ok("upstreams", "not checked: larder is offline")];
     }
     if !can_start {
         // The outbound connector needs the files that failed to load.
-        return Findings::default();
+        return Vec::new();
     }
     let outbound = match outbound(config) {
         Ok(outbound) => outbound,
-        Err(error) => return vec![Check::fail("upstreams", error.to_string())].into(),
+        Err(error) => return vec![Check::fail("upstreams", error.to_string())],
     };
     let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);
     let checks = upstreams.hosts().into_iter().filter_map(|host| upstreams.get(host));
-    let checks = checks.map(|upstream| upstreams::check_upstream(upstream, &outbound, &config.store.path, now));
-    let mut combined = Findings::default();
-    for Findings { checks, announced_times } in futures_util::future::join_all(checks).await {
-        combined.checks.extend(checks);
-        combined.announced_times.extend(announced_times);
-    }
-    combined
+    let checks = checks.map(|upstream| upstreams::check_upstream(upstream, &outbound, &config.store.path, now, times));
+    futures_util::future::join_all(checks).await.concat()
 }
 
 /// Builds larder's outbound connector, without a store.
@@ -227,7 +216,7 @@ fn of_problems(problems: &[Remark]) -> Vec<Check> {
 }
 
 /// Checks for a configuration that loads: its warnings, and the problems that would prevent a start.
-fn of_configuration(config: &Config, warnings: &[Warning], problems: Vec<String>) -> Vec<Check> {
+fn of_configuration(config: &Config, warnings: &[Remark], problems: Vec<String>) -> Vec<Check> {
     let warnings = warnings.iter().map(|warning| Check::warn(CONFIG, warning.to_string()));
     let to_do = "fix this problem; larder does not start otherwise";
     let problems = problems.into_iter().map(|problem| Check::fail(CONFIG, problem).advise(to_do));

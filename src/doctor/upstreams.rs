@@ -6,17 +6,19 @@ use std::path::Path;
 use tokio::time::{Instant, timeout};
 use url::{Host, Url};
 
-use super::{Check, Findings, PROBE_TIMEOUT, machine};
+use super::machine::AnnouncedTimes;
+use super::{Check, PROBE_TIMEOUT, in_time};
 use crate::address::{Hostname, Name, ProviderAddress};
 use crate::cdn_loop::CdnLoop;
-use crate::clock::{Clock, Timestamp};
+use crate::clock::Timestamp;
 use crate::store::Store;
+use crate::upstream::backoff::RequestTime;
 use crate::upstream::discovery::{self, Discovery};
 use crate::upstream::egress_policy::EgressRefusal;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::outbound::{Outbound, origin};
 use crate::upstream::providers::{VersionList, versions_url};
-use crate::upstream::request::{Document, Fetched, RequestPriority, UpstreamRequest};
+use crate::upstream::request::{AcceptedCoding, Document, Fetched, RequestPriority, UpstreamRequest};
 use crate::upstream::{CredentialScope, Upstream};
 
 const NAME: &str = "upstream.name";
@@ -44,29 +46,16 @@ const NO_REGISTRY_ADVICE: &str = "check that [[upstream]] url is a registry: its
 const PUBLIC_REGISTRIES: [&str; 2] = ["registry.terraform.io", "registry.opentofu.org"];
 
 /// Runs the checks of one upstream up to the first that fails.
-pub(super) async fn check_upstream(upstream: &Upstream, outbound: &Outbound, store: &Path, now: Timestamp) -> Findings {
-    let checks_of_upstream = UpstreamCheck { upstream, outbound, host: &upstream.settings.host, now };
-    let Ok(url) = upstream.settings.url.join(".well-known/terraform.json") else { return Findings::default() };
-    let started = Instant::now();
-    let answer = checks_of_upstream
-        .fetch("its discovery document", &url, &upstream.credential_scope, discovery::MAX_DOCUMENT_BYTES)
-        .await;
-    let (document, mut checks) = match answer {
-        Ok(document) => (document, checks_of_upstream.passed_steps(&url)),
-        Err(failure) => return checks_of_upstream.failed_steps(&url, &failure).into(),
-    };
-    let local_time = Clock::system().now();
-    let time_source =
-        document.date.map(|time| machine::TimeSource { source: checks_of_upstream.host.to_string(), time, local_time });
-    let elapsed_ms = started.elapsed().as_millis();
-    match checks_of_upstream.check_discovery(document, elapsed_ms) {
-        (check, Some((base, credential_scope))) => {
-            checks.push(check);
-            checks.push(checks_of_upstream.check_list(&base, &credential_scope, store).await);
-        }
-        (check, None) => checks.push(check),
-    }
-    Findings { checks, announced_times: time_source.into_iter().collect() }
+pub(super) async fn check_upstream(
+    upstream: &Upstream,
+    outbound: &Outbound,
+    store: &Path,
+    now: Timestamp,
+    times: &AnnouncedTimes,
+) -> Vec<Check> {
+    let host = &upstream.settings.host;
+    let checks = UpstreamCheck { upstream, outbound, host, now }.run(store, times).await;
+    checks.into_iter().map(|check| check.of(host)).collect()
 }
 
 /// Text of a fault; a refused request gets the configuration line that allows it.
@@ -96,6 +85,25 @@ struct UpstreamCheck<'a> {
 }
 
 impl UpstreamCheck<'_> {
+    async fn run(&self, store: &Path, times: &AnnouncedTimes) -> Vec<Check> {
+        let Ok(url) = self.upstream.settings.url.join(".well-known/terraform.json") else { return Vec::new() };
+        let started = Instant::now();
+        let credential_scope = &self.upstream.credential_scope;
+        let answer = self.fetch("its discovery document", &url, credential_scope, discovery::MAX_DOCUMENT_BYTES).await;
+        let document = match answer {
+            Ok(document) => document,
+            Err(failure) => return self.failed_steps(&url, &failure),
+        };
+        times.record(self.host, document.date);
+        let mut checks = self.passed_steps(&url);
+        let (check, service) = self.check_discovery(document, started.elapsed().as_millis());
+        checks.push(check);
+        if let Some((base, credential_scope)) = service {
+            checks.push(self.check_list(&base, &credential_scope, store).await);
+        }
+        checks
+    }
+
     async fn fetch(
         &self,
         subject: &str,
@@ -103,19 +111,17 @@ impl UpstreamCheck<'_> {
         credential_scope: &CredentialScope,
         limit: u64,
     ) -> Result<Document, FetchFailure> {
-        let via = CdnLoop::default();
-        let (upstream, now) = (self.host, self.now);
         let request = UpstreamRequest {
             label: subject,
             url,
-            upstream,
+            upstream: self.host,
             credentials: credential_scope,
-            via: &via,
+            via: &CdnLoop::default(),
             retries: 0,
             priority: RequestPriority::Job,
-            now,
+            time: RequestTime::new(self.now),
         };
-        match timeout(PROBE_TIMEOUT, self.outbound.document(request, None, limit)).await {
+        match timeout(PROBE_TIMEOUT, self.outbound.document(AcceptedCoding::Any, request, None, limit)).await {
             Err(_) => Err(FetchFailure::Slow),
             Ok(Err(error)) => Err(FetchFailure::Failed(error)),
             Ok(Ok(Fetched::New(document))) => Ok(document),
@@ -127,19 +133,11 @@ impl UpstreamCheck<'_> {
         }
     }
 
-    fn ok(&self, id: &'static str, found: impl Into<String>) -> Check {
-        Check::ok(id, found).of(self.host)
-    }
-
-    fn fail(&self, id: &'static str, found: impl Into<String>) -> Check {
-        Check::fail(id, found).of(self.host)
-    }
-
     /// The passed checks before an answer: name, connection, TLS.
     fn passed_steps(&self, url: &Url) -> Vec<Check> {
-        let mut steps = vec![self.name_check(url), self.ok(CONNECTION, format!("connected to {}", origin(url)))];
+        let mut steps = vec![self.name_check(url), Check::ok(CONNECTION, format!("connected to {}", origin(url)))];
         if url.scheme() == "https" {
-            steps.push(self.ok(TLS, "the certificate is trusted"));
+            steps.push(Check::ok(TLS, "the certificate is trusted"));
         }
         steps
     }
@@ -148,16 +146,16 @@ impl UpstreamCheck<'_> {
     fn name_check(&self, url: &Url) -> Check {
         let name = url.host_str().unwrap_or_default();
         if let Some(proxy) = self.outbound.proxy_for(url) {
-            return self.ok(NAME, format!("{name} is resolved by the proxy {proxy}"));
+            return Check::ok(NAME, format!("{name} is resolved by the proxy {proxy}"));
         }
         let addresses = &self.upstream.settings.addresses;
         if !addresses.is_empty() {
             let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
-            return self.ok(NAME, format!("{name} is not resolved: addresses = {}", addresses.join(", ")));
+            return Check::ok(NAME, format!("{name} is not resolved: addresses = {}", addresses.join(", ")));
         }
         match url.host() {
-            Some(Host::Domain(_)) | None => self.ok(NAME, format!("{name} resolves")),
-            Some(Host::Ipv4(_) | Host::Ipv6(_)) => self.ok(NAME, format!("{name} is an IP address")),
+            Some(Host::Domain(_)) | None => Check::ok(NAME, format!("{name} resolves")),
+            Some(Host::Ipv4(_) | Host::Ipv6(_)) => Check::ok(NAME, format!("{name} is an IP address")),
         }
     }
 
@@ -168,7 +166,7 @@ impl UpstreamCheck<'_> {
         let error = match failure {
             FetchFailure::Failed(error) => error,
             FetchFailure::Slow => {
-                return vec![self.name_check(url), self.fail(CONNECTION, slow).advise(NO_ANSWER_ADVICE)];
+                return vec![self.name_check(url), Check::fail(CONNECTION, slow).advise(NO_ANSWER_ADVICE)];
             }
         };
         let steps = self.passed_steps(url);
@@ -176,28 +174,29 @@ impl UpstreamCheck<'_> {
             // A redirect led to another origin, so all checks of this origin passed.
             fault if error.origin != origin => {
                 let found = format!("a redirect led to {}, which {}", error.origin, fault_text(fault));
-                (steps.len(), self.fail(DISCOVERY, found).advise(REDIRECTED_ADVICE))
+                (steps.len(), Check::fail(DISCOVERY, found).advise(REDIRECTED_ADVICE))
             }
             Fault::NoSuchName(reason) => {
                 let reason = reason.rsplit(": ").next().unwrap_or_default();
-                let name = url.host_str().unwrap_or_default();
-                let name_text =
-                    if name == self.host.as_str() { "its name".to_owned() } else { format!("the name {name}") };
-                let found = format!("{name_text} does not resolve: {reason}");
-                (0, self.fail(NAME, found).advise(NO_SUCH_NAME_ADVICE))
+                let name = match url.host_str().unwrap_or_default() {
+                    name if name == self.host.as_str() => "its name".to_owned(),
+                    name => format!("the name {name}"),
+                };
+                let found = format!("{name} does not resolve: {reason}");
+                (0, Check::fail(NAME, found).advise(NO_SUCH_NAME_ADVICE))
             }
             Fault::Unreachable(reason) => {
                 let found = format!("{origin} cannot be reached: {}", strip_client_prefix(reason));
-                (1, self.fail(CONNECTION, found).advise(self.connection_advice(url)))
+                (1, Check::fail(CONNECTION, found).advise(self.connection_advice(url)))
             }
-            Fault::Slow(_) => (1, self.fail(CONNECTION, slow).advise(self.connection_advice(url))),
+            Fault::Slow(_) => (1, Check::fail(CONNECTION, slow).advise(self.connection_advice(url))),
             Fault::Untrusted(reason) => {
                 let found = format!("{origin} is not trusted: {}", strip_client_prefix(reason));
-                (2, self.fail(TLS, found).advise(UNTRUSTED_ADVICE))
+                (2, Check::fail(TLS, found).advise(UNTRUSTED_ADVICE))
             }
             fault => (
                 steps.len(),
-                self.fail(DISCOVERY, format!("{origin} {}", fault_text(fault))).advise(response_advice(fault)),
+                Check::fail(DISCOVERY, format!("{origin} {}", fault_text(fault))).advise(response_advice(fault)),
             ),
         };
         steps.into_iter().take(passed).chain([check]).collect()
@@ -215,7 +214,7 @@ impl UpstreamCheck<'_> {
 
     /// Checks the discovery document; returns the base URL of providers.v1 with its credential scope.
     fn check_discovery(&self, document: Document, elapsed_ms: u128) -> (Check, Option<(Url, CredentialScope)>) {
-        let bad = |reason: String| (self.fail(DISCOVERY, reason).advise(NO_REGISTRY_ADVICE), None);
+        let bad = |reason: String| (Check::fail(DISCOVERY, reason).advise(NO_REGISTRY_ADVICE), None);
         if !Discovery::accepts(document.content_type.as_deref()) {
             let content_type = document.content_type.unwrap_or_else(|| "no media type".to_owned());
             return bad(format!("its discovery document is not JSON: expected application/json, got {content_type}"));
@@ -234,16 +233,14 @@ impl UpstreamCheck<'_> {
                 } else {
                     credential_scope.with_permitted_service(&base)
                 };
-                (
-                    self.ok(DISCOVERY, format!("names {}, in {elapsed_ms} ms", offered.join(" and "))),
-                    Some((base, credential_scope)),
-                )
+                let found = format!("names {}, in {elapsed_ms} ms", offered.join(" and "));
+                (Check::ok(DISCOVERY, found), Some((base, credential_scope)))
             }
             None if offered.is_empty() => {
                 bad("its discovery document names neither providers.v1 nor modules.v1".to_owned())
             }
             None => {
-                let check = Check::warn(DISCOVERY, "names modules.v1, but not providers.v1").of(self.host);
+                let check = Check::warn(DISCOVERY, "names modules.v1, but not providers.v1");
                 (check.advise("larder cannot fetch providers from it; ignore this if it has none"), None)
             }
         }
@@ -252,43 +249,35 @@ impl UpstreamCheck<'_> {
     /// Requests the version list of a provider that is stored, or of a well-known one.
     async fn check_list(&self, base: &Url, credential_scope: &CredentialScope, store: &Path) -> Check {
         let (folder, host) = (store.to_owned(), self.host.clone());
-        let task = tokio::task::spawn_blocking(move || Store::any_cached_provider(&folder, &host));
-        let stored = timeout(PROBE_TIMEOUT, task).await.ok().and_then(Result::ok).flatten();
+        let stored = in_time(move || Store::any_cached_provider(&folder, &host)).await.flatten();
         let Some(address) = stored.or_else(|| well_known(self.host)) else {
-            return self.ok(LIST, "no list was requested: no provider of this upstream is stored yet");
+            return Check::ok(LIST, "no list was requested: no provider of this upstream is stored yet");
         };
         let subject = format!("the version list of {}/{}", address.namespace, address.type_);
-        let Ok(url) = versions_url(base, &address) else { return self.fail(LIST, "providers.v1 is not a base URL") };
+        let Ok(url) = versions_url(base, &address) else { return Check::fail(LIST, "providers.v1 is not a base URL") };
         let started = Instant::now();
         match self.fetch(&subject, &url, credential_scope, MAX_LIST_BYTES).await {
             Ok(document) => match VersionList::parse(&document.body) {
                 Ok(list) => {
-                    let elapsed_ms = started.elapsed().as_millis();
-                    self.ok(
-                        LIST,
-                        format!(
-                            "{subject} has {} version{}, in {elapsed_ms} ms",
-                            list.versions.len(),
-                            if list.versions.len() == 1 { "" } else { "s" }
-                        ),
-                    )
+                    let (count, elapsed_ms) = (list.versions.len(), started.elapsed().as_millis());
+                    let plural = if count == 1 { "" } else { "s" };
+                    Check::ok(LIST, format!("{subject} has {count} version{plural}, in {elapsed_ms} ms"))
                 }
-                Err(reason) => self.fail(LIST, format!("{subject} is invalid: {reason}")).advise(NO_REGISTRY_ADVICE),
+                Err(reason) => Check::fail(LIST, format!("{subject} is invalid: {reason}")).advise(NO_REGISTRY_ADVICE),
             },
             Err(FetchFailure::Slow) => {
                 let found = format!("{subject} did not arrive within {} s", PROBE_TIMEOUT.as_secs());
-                self.fail(LIST, found)
+                Check::fail(LIST, found)
                     .advise("clients wait 10 s for it, and get a stored copy after the upstream's patience")
             }
             // The provider existed when it was stored, and other lists may still exist. A 404 is therefore only a
             // warning.
             Err(FetchFailure::Failed(UpstreamError { fault: Fault::Absent(status), origin, .. })) => {
                 Check::warn(LIST, format!("{origin} does not have {subject} ({status})"))
-                    .of(self.host)
                     .advise("it may have been deleted there; otherwise check providers.v1 in its discovery document")
             }
             Err(FetchFailure::Failed(error)) => {
-                self.fail(LIST, error.to_string()).advise(response_advice(&error.fault))
+                Check::fail(LIST, error.to_string()).advise(response_advice(&error.fault))
             }
         }
     }

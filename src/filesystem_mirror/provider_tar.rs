@@ -6,7 +6,7 @@ use std::io::{self, Read, Write};
 use tar::EntryType;
 
 use super::layout::MAX_PATH;
-use super::{BadMirrorPath, MirrorPath, Mode, PathMeaning};
+use super::{MirrorPath, Mode, PathMeaning};
 use crate::packaging::{BadTar, TarLimits, TarMember, TarReader, TarWriter};
 
 /// The limits of one tar.
@@ -16,36 +16,56 @@ const CURRENT_FOLDER_PREFIX: &str = "./";
 /// The most bytes read after the end of a tar. Tar programs pad to whole records.
 const MAX_TRAILING_BYTES: u64 = 1 << 20;
 
-/// A reader of a provider tree in a tar.
+/// A reader of a provider tree in a tar. [`Read`] reads the contents of the current file: exactly its size, or an error.
+#[derive(Debug)]
 pub struct ProviderTreeReader<R> {
-    tar: TarReader<R>,
+    /// `None` at the end of the tar.
+    tar: Option<TarReader<R>>,
+    /// The size of the current file.
+    size_bytes: u64,
 }
 
 impl<R: Read> ProviderTreeReader<R> {
     /// Creates a reader.
     pub fn new(input: R) -> Self {
-        Self { tar: TarReader::new(input, LIMITS) }
+        Self { tar: Some(TarReader::new(input, LIMITS)), size_bytes: 0 }
     }
 
-    /// Passes each entry to `on_entry` in order, folders excepted.
+    /// Skips what is left of the current entry and reads the next one, folders excepted; `None` at the end of the tar.
     ///
     /// # Errors
-    /// The tar is truncated, malformed or has too many entries; also errors of `on_entry`.
-    pub fn for_each_entry<E: From<io::Error>>(
-        mut self,
-        mut on_entry: impl FnMut(TarEntry<'_, R>) -> Result<(), E>,
-    ) -> Result<(), E> {
-        while let Some(member) = self.tar.next_member().map_err(unreadable)? {
+    /// The tar is truncated, malformed or has too many entries.
+    pub fn next_entry(&mut self) -> io::Result<Option<TarEntry>> {
+        let Some(tar) = &mut self.tar else { return Ok(None) };
+        while let Some(member) = tar.next_member().map_err(unreadable)? {
             if member.kind() != EntryType::Directory {
-                on_entry(entry(member, &mut self.tar))?;
+                self.size_bytes = member.size_bytes;
+                return Ok(Some(TarEntry::of(&member)));
             }
         }
-        if !self.tar.has_end_marker() {
-            let reason = "the tar has no end: it is truncated";
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, reason).into());
+        if !tar.has_end_marker() {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the tar has no end: it is truncated"));
         }
-        io::copy(&mut self.tar.into_input().take(MAX_TRAILING_BYTES), &mut io::sink())?;
-        Ok(())
+        if let Some(tar) = self.tar.take() {
+            io::copy(&mut tar.into_input().take(MAX_TRAILING_BYTES), &mut io::sink())?;
+        }
+        Ok(None)
+    }
+
+    /// Reads the whole current file if it has at most `max_bytes` bytes, otherwise returns `None`.
+    pub fn read_at_most(&mut self, max_bytes: usize) -> io::Result<Option<Vec<u8>>> {
+        if self.size_bytes > max_bytes as u64 {
+            return Ok(None);
+        }
+        let mut bytes = Vec::new();
+        self.read_to_end(&mut bytes)?;
+        Ok(Some(bytes))
+    }
+}
+
+impl<R: Read> Read for ProviderTreeReader<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.tar.as_mut().map_or(Ok(0), |tar| tar.read(buffer))
     }
 }
 
@@ -57,87 +77,42 @@ fn unreadable(bad: BadTar) -> io::Error {
 }
 
 /// One entry of the tar.
-#[expect(clippy::large_enum_variant, reason = "there is one at a time, and it is not kept")]
-pub enum TarEntry<'a, R: Read> {
-    /// A regular file.
-    File {
-        /// The path as in the tar, without a leading `./`.
-        path: String,
-        /// The meaning of the path.
-        meaning: PathMeaning,
-        /// The contents.
-        contents: TarFileContents<'a, R>,
-    },
-    /// A refused entry, such as a link, a device or a path that leads out of the tree.
-    Refused {
-        /// The path, printable.
-        path: String,
-        /// The reason.
-        reason: String,
-    },
-}
-
-/// The contents of a file. Yields exactly `size_bytes` bytes or an error.
-pub struct TarFileContents<'a, R> {
-    tar: &'a mut TarReader<R>,
-    size_bytes: u64,
-    mode: Mode,
-}
-
-impl<R: Read> TarFileContents<'_, R> {
+#[derive(Debug)]
+pub struct TarEntry {
+    /// The path as in the tar, without a leading `./`. That of a refused entry is only printable.
+    pub path: String,
+    /// The meaning of the path; the reason for a refused entry, such as a link, a device or a path out of the tree.
+    pub meaning: Result<PathMeaning, String>,
     /// The size in bytes from the tar's header.
-    pub fn size_bytes(&self) -> u64 {
-        self.size_bytes
-    }
-
+    pub size_bytes: u64,
     /// The mode from the tar's header.
-    pub fn mode(&self) -> Mode {
-        self.mode
-    }
-
-    /// Reads the whole file if it has at most `max_bytes` bytes, otherwise returns `None`.
-    pub fn read_at_most(&mut self, max_bytes: usize) -> io::Result<Option<Vec<u8>>> {
-        if self.size_bytes > max_bytes as u64 {
-            return Ok(None);
-        }
-        let mut bytes = Vec::new();
-        self.read_to_end(&mut bytes)?;
-        Ok(Some(bytes))
-    }
+    pub mode: Mode,
 }
 
-impl<R: Read> Read for TarFileContents<'_, R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.tar.read(buffer)
+impl TarEntry {
+    /// The entry for anything but a folder. Other kinds than regular files are refused, and so is a path that is not one
+    /// of a tree.
+    fn of(member: &TarMember) -> Self {
+        let name = std::str::from_utf8(&member.name).map(without_current_folder);
+        let meaning = match member.kind() {
+            _ if member.is_sparse => Err("it is not a regular file".to_owned()),
+            EntryType::Regular | EntryType::Continuous => match name {
+                Ok(path) => MirrorPath::parse(path).map_err(|bad| bad.to_string()),
+                Err(_) => Err("its name is not UTF-8".to_owned()),
+            },
+            EntryType::Symlink | EntryType::Link => Err("it is a link, and no link is followed".to_owned()),
+            EntryType::Char | EntryType::Block => Err("it is a device".to_owned()),
+            EntryType::Fifo => Err("it is a pipe".to_owned()),
+            _ => Err("it is not a regular file".to_owned()),
+        };
+        let path = match (&meaning, name) {
+            (Ok(_), Ok(path)) => path.to_owned(),
+            _ => printable(&member.name),
+        };
+        // An unreadable mode counts as not executable.
+        let mode = Mode::of(member.header.mode().unwrap_or_default());
+        Self { path, meaning, size_bytes: member.size_bytes, mode }
     }
-}
-
-/// Makes the entry for anything but a folder. Other kinds than regular files are refused, and so is a path that is not
-/// one of a tree.
-fn entry<R: Read>(member: TarMember, tar: &mut TarReader<R>) -> TarEntry<'_, R> {
-    let reason = match member.kind() {
-        _ if member.is_sparse => "it is not a regular file".to_owned(),
-        EntryType::Regular | EntryType::Continuous => {
-            match std::str::from_utf8(&member.name)
-                .map(without_current_folder)
-                .map(|path| (path, MirrorPath::parse(path)))
-            {
-                Ok((path, Ok(meaning))) => {
-                    // An unreadable mode counts as not executable.
-                    let mode = Mode::of(member.header.mode().unwrap_or_default());
-                    let contents = TarFileContents { tar, size_bytes: member.size_bytes, mode };
-                    return TarEntry::File { path: path.to_owned(), meaning, contents };
-                }
-                Ok((_, Err(bad @ BadMirrorPath { .. }))) => bad.to_string(),
-                Err(_) => "its name is not UTF-8".to_owned(),
-            }
-        }
-        EntryType::Symlink | EntryType::Link => "it is a link, and no link is followed".to_owned(),
-        EntryType::Char | EntryType::Block => "it is a device".to_owned(),
-        EntryType::Fifo => "it is a pipe".to_owned(),
-        _ => "it is not a regular file".to_owned(),
-    };
-    TarEntry::Refused { path: printable(&member.name), reason }
 }
 
 fn without_current_folder(path: &str) -> &str {
@@ -199,18 +174,17 @@ mod tests {
 
     /// Reads all entries of a tar.
     fn read_all(tar: &[u8]) -> io::Result<Vec<ReadEntry>> {
-        let mut entries = Vec::new();
-        ProviderTreeReader::new(tar).for_each_entry::<io::Error>(|entry| {
-            entries.push(match entry {
-                TarEntry::File { path, mut contents, .. } => {
+        let (mut reader, mut entries) = (ProviderTreeReader::new(tar), Vec::new());
+        while let Some(TarEntry { path, meaning, .. }) = reader.next_entry()? {
+            entries.push(match meaning {
+                Ok(_) => {
                     let mut bytes = Vec::new();
-                    contents.read_to_end(&mut bytes)?;
+                    reader.read_to_end(&mut bytes)?;
                     (path, Ok(bytes))
                 }
-                TarEntry::Refused { path, reason } => (path, Err(reason)),
+                Err(reason) => (path, Err(reason)),
             });
-            Ok(())
-        })?;
+        }
         Ok(entries)
     }
 

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::folder::{MirrorFolder, MirrorFolderError};
 use super::index::{self, ArchiveHashes, ProviderIndex, VersionIndex, to_pretty_json};
-use super::provider_tar::{ProviderTreeReader, TarEntry, TarFileContents};
+use super::provider_tar::{ProviderTreeReader, TarEntry};
 use super::{MirrorFileKind, MirrorPath, PathMeaning, SumsScope};
 use crate::address::{Hostname, Package, ProviderAddress, Version};
 use crate::digest::Digest;
@@ -51,7 +51,10 @@ pub fn receive(tar: impl Read, folder: &MirrorFolder) -> io::Result<ReceiveSumma
         swept: BTreeSet::new(),
         summary: ReceiveSummary::default(),
     };
-    ProviderTreeReader::new(tar).for_each_entry(|entry| receiver.receive_entry(entry))?;
+    let mut tar = ProviderTreeReader::new(tar);
+    while let Some(entry) = tar.next_entry()? {
+        receiver.receive_entry(entry, &mut tar)?;
+    }
     receiver.finish()
 }
 
@@ -73,12 +76,9 @@ struct TreeReceiver<'a> {
 
 impl TreeReceiver<'_> {
     /// Receives one entry of the tar.
-    fn receive_entry<R: Read>(&mut self, entry: TarEntry<'_, R>) -> io::Result<()> {
+    fn receive_entry(&mut self, entry: TarEntry, tar: &mut ProviderTreeReader<impl Read>) -> io::Result<()> {
         let not_in_tree = |path: &str| io::Error::other(format!("{path:?} is not a file of a provider tree"));
-        let (path, mut contents) = match entry {
-            TarEntry::File { meaning: PathMeaning::File(path), contents, .. } => (path, contents),
-            TarEntry::File { path, .. } | TarEntry::Refused { path, .. } => return Err(not_in_tree(&path)),
-        };
+        let Ok(PathMeaning::File(path)) = entry.meaning else { return Err(not_in_tree(&entry.path)) };
         if self.swept.insert(path.provider.clone()) {
             self.folder.sweep(&path.folder()).map_err(io::Error::other)?;
         }
@@ -86,22 +86,22 @@ impl TreeReceiver<'_> {
             let index = self.sent_indexes.get(&path.provider).and_then(|versions| versions.get(version));
             let expected = index.and_then(|index| index.digest_of(platform));
             let expected = expected.ok_or_else(|| not_in_tree(&path.to_string()))?;
-            return self.receive_archive(path, expected, &mut contents);
+            return self.receive_archive(path, expected, entry.size_bytes, tar);
         }
-        let Some(bytes) = contents.read_at_most(MAX_SMALL_FILE_BYTES)? else {
+        let Some(bytes) = tar.read_at_most(MAX_SMALL_FILE_BYTES)? else {
             return Err(io::Error::other(format!("{path} has more than {MAX_SMALL_FILE_BYTES} bytes")));
         };
         self.receive_small_file(path, bytes.into())
     }
 
     /// Writes an archive unless the folder already has it.
-    fn receive_archive<R: Read>(
+    fn receive_archive(
         &mut self,
         path: MirrorPath,
         expected: Digest,
-        contents: &mut TarFileContents<'_, R>,
+        size_bytes: u64,
+        contents: impl Read,
     ) -> io::Result<()> {
-        let size_bytes = contents.size_bytes();
         if self.folder.digest(&path.to_string()).map_err(io::Error::other)? == Some(expected) {
             self.summary.there += 1;
         } else {

@@ -4,11 +4,15 @@
 use std::io::{self, Read, Write};
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use futures_util::{Stream, stream};
 use http_body::{Frame, SizeHint};
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
+use tokio::time::timeout;
 
 type BodyPieces = Pin<Box<dyn Stream<Item = io::Result<Bytes>> + Send>>;
 
@@ -153,6 +157,38 @@ impl PipeSender {
     /// Breaks the pipe: the bytes so far are incomplete.
     pub(super) async fn broken(self, reason: io::Error) {
         let _ = self.0.send(PipePiece::Broken(reason)).await;
+    }
+
+    /// Sends the pieces of a body, and then its end. If the body breaks off, or pauses for longer than `max_pause`, so does
+    /// the pipe. `name` and `late` are the texts of these errors. Stops early if the reader has stopped.
+    ///
+    /// # Errors
+    /// The error that broke the pipe.
+    pub(super) async fn send_body(
+        self,
+        body: &mut Incoming,
+        max_pause: Duration,
+        name: &str,
+        late: &str,
+    ) -> Result<(), String> {
+        let reason = loop {
+            match timeout(max_pause, body.frame()).await {
+                Ok(None) => {
+                    self.end().await;
+                    return Ok(());
+                }
+                Ok(Some(Ok(frame))) => {
+                    // A frame of trailers has no data. The reader skips an empty piece.
+                    if !self.put(frame.into_data().unwrap_or_default()).await {
+                        return Ok(());
+                    }
+                }
+                Ok(Some(Err(e))) => break format!("{name} broke off: {e}"),
+                Err(_) => break format!("{late} {} s", max_pause.as_secs()),
+            }
+        };
+        self.broken(io::Error::other(reason.clone())).await;
+        Err(reason)
     }
 
     /// Converts to a blocking writer, which must not be used in an async task.

@@ -5,15 +5,11 @@ mod admin;
 
 pub mod admin_client;
 mod body;
-pub mod client_roots;
 pub mod clients;
 pub mod connection_slots;
-mod histogram;
 mod idle;
 pub mod listener;
 pub mod probe_client;
-mod range;
-mod reason_phrase;
 mod requests;
 pub mod response;
 pub mod tls;
@@ -22,14 +18,13 @@ pub mod watchdog;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use http::header::{self, HeaderMap};
 use http::{Method, Request, Response, StatusCode, Uri, Version};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
-pub use self::admin::Admin;
+pub use self::admin::{Admin, AdminProcess};
 pub use self::body::Body;
 pub use self::requests::RequestMetrics;
 
@@ -44,7 +39,7 @@ use crate::protocol::route::{Api, Route, is_probe};
 use crate::protocol::{self, Protocols, RequestFailure};
 
 /// The main listener: access, routes, metrics and the access log.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct MainListener {
     protocols: Arc<Protocols>,
     requests: RequestMetrics,
@@ -61,19 +56,12 @@ impl MainListener {
 
     /// Returns a copy for a reloaded configuration. Counters and request numbers continue.
     pub fn renewed(&self, protocols: Arc<Protocols>, clients: Clients) -> Arc<Self> {
-        let (requests, clock, request_number) =
-            (self.requests.clone(), self.clock.clone(), Arc::clone(&self.request_number));
-        Arc::new(Self { protocols, requests, clients, clock, request_number })
+        Arc::new(Self { protocols, clients, ..self.clone() })
     }
 
     /// The class of an address at the main listener.
     pub fn peer_class(&self, address: IpAddr) -> PeerClass {
         self.clients.peer_class(address)
-    }
-
-    /// Returns the clock.
-    pub fn clock(&self) -> Clock {
-        self.clock.clone()
     }
 
     /// Answers a request, and writes its line of the access log when the body has been sent.
@@ -82,29 +70,25 @@ impl MainListener {
         let request_number = self.request_number.fetch_add(1, Ordering::Relaxed);
         let is_head = request.method() == Method::HEAD;
         let client = self.clients.client(peer.address.ip(), request.headers());
-        let mut pending = PendingRequest {
-            listener: &self,
-            request: &request,
+        let mut log = RequestLog {
+            requests: self.requests.clone(),
             request_number,
+            method: request.method().clone(),
+            uri: request.uri().clone(),
             client: client.address(),
             start,
             route: None,
-            is_answered: false,
+            answer: None,
+            sent: (0, false),
         };
-        let (response, outcome) =
-            self.answer(&request, request_number, &peer, &client, start, &mut pending.route).await;
-        pending.is_answered = true;
-        let route = pending.route;
-        let line = pending.line(Some(response.status()), outcome);
-        drop(pending);
+        let (response, outcome) = self.answer(&request, request_number, &peer, &client, start, &mut log.route).await;
+        log.answer = Some((response.status(), outcome));
         let response = if is_head { without_body(response) } else { response };
-        let requests = self.requests.clone();
         response.map(|body| {
             body.when_done(move |bytes, is_truncated| {
-                let end = if is_truncated { RequestOutcome::Error } else { outcome };
-                let line = AccessLogLine { outcome: end, ..line };
-                requests.record_end(route, end, outcome.source(), bytes);
-                line.write(bytes);
+                // The whole record moves here, and is dropped here.
+                let mut log = log;
+                log.sent = (bytes, is_truncated);
             })
         })
     }
@@ -286,61 +270,42 @@ fn log_failure(request_number: u64, failure: &RequestFailure) {
     }
 }
 
-/// A request without an answer yet. If dropped before the answer, it is recorded as one whose client disconnected.
-struct PendingRequest<'a> {
-    listener: &'a MainListener,
-    request: &'a Request<Incoming>,
-    request_number: u64,
-    client: IpAddr,
-    start: Instant,
-    route: RouteLabel,
-    is_answered: bool,
-}
-
-impl PendingRequest<'_> {
-    fn line(&self, status: Option<StatusCode>, outcome: RequestOutcome) -> AccessLogLine {
-        let Self { request_number, client, start, route, .. } = *self;
-        let (method, uri) = (self.request.method().clone(), self.request.uri().clone());
-        AccessLogLine { request_number, method, uri, client, status, route, outcome, start }
-    }
-}
-
-impl Drop for PendingRequest<'_> {
-    fn drop(&mut self) {
-        if self.is_answered {
-            return;
-        }
-        // The listener catches a panic of the handler; the client has not disconnected then.
-        let end = if std::thread::panicking() { RequestOutcome::Error } else { RequestOutcome::Left };
-        self.listener.requests.record_end(self.route, end, end.source(), 0);
-        self.line(None, end).write(0);
-    }
-}
-
-struct AccessLogLine {
+/// The record of a request. Counts the request and writes its line of the access log when it is dropped: when the body
+/// of the answer has been sent, or before the answer if the client disconnected.
+struct RequestLog {
+    requests: RequestMetrics,
     request_number: u64,
     method: Method,
     uri: Uri,
     client: IpAddr,
-    status: Option<StatusCode>,
-    route: RouteLabel,
-    outcome: RequestOutcome,
     start: Instant,
+    route: RouteLabel,
+    /// The status of the answer, and the outcome of the request.
+    answer: Option<(StatusCode, RequestOutcome)>,
+    /// The body bytes sent, and true if larder truncated the body itself.
+    sent: (u64, bool),
 }
 
-impl AccessLogLine {
-    fn write(self, bytes: u64) {
-        let Self { request_number, method, uri, client, status, route, outcome, start } = self;
-        let elapsed: Duration = start.elapsed();
+impl Drop for RequestLog {
+    fn drop(&mut self) {
+        let Self { request_number, method, uri, client, route, sent: (bytes, is_truncated), .. } = self;
+        let outcome = match self.answer {
+            Some((_, outcome)) => outcome,
+            // The listener catches a panic of the handler; the client has not disconnected then.
+            None if std::thread::panicking() => RequestOutcome::Error,
+            None => RequestOutcome::Left,
+        };
+        let end = if *is_truncated { RequestOutcome::Error } else { outcome };
+        self.requests.record_end(*route, end, outcome.source(), *bytes);
         tracing::info!(
             target: "larder::request",
-            request = request_number,
+            request = *request_number,
             %client,
-            status = status.map(|status| status.as_u16()),
-            route = route_label(route),
-            outcome = outcome.label(),
-            bytes,
-            ms = elapsed.as_millis() as u64,
+            status = self.answer.map(|(status, _)| status.as_u16()),
+            route = route_label(*route),
+            outcome = end.label(),
+            bytes = *bytes,
+            ms = self.start.elapsed().as_millis() as u64,
             "{method} {}",
             uri.path(),
         );

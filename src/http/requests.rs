@@ -4,14 +4,15 @@
 use std::array;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
+use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::{MetricType, TypedMetric};
 use prometheus_client::registry::{Registry, Unit};
 
-use super::histogram::{BucketLayout, Histogram};
 use crate::error::Error;
 use crate::mirror::Outcome;
 use crate::protocol::RequestFailure;
@@ -42,7 +43,7 @@ static AGES: BucketLayout = BucketLayout::new(&[60, 300, 3_600, 14_400, 86_400, 
 macro_rules! metric_labels {
     ($(#[$doc:meta])* $name:ident { $($(#[$of:meta])* $variant:ident $label:literal,)* }) => {
         $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub(super) enum $name { $($(#[$of])* $variant,)* }
 
         impl $name {
@@ -51,12 +52,6 @@ macro_rules! metric_labels {
             /// The text in logs and metric labels.
             pub(super) fn label(self) -> &'static str {
                 match self { $(Self::$variant => $label,)* }
-            }
-        }
-
-        impl EncodeLabelValue for $name {
-            fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
-                self.label().encode(encoder)
             }
         }
     };
@@ -200,38 +195,10 @@ pub(super) fn route_label(route: RouteLabel) -> &'static str {
 
 const ROUTE_LABEL_COUNT: usize = RouteKind::ALL.len() + 1;
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RequestOutcomeLabel {
-    route: &'static str,
-    outcome: RequestOutcome,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct SentBytesLabel {
-    source: Source,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RefusalLabel {
-    reason: Refusal,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ConnectionRefusalLabel {
-    reason: ConnectionRefusal,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ContentLabel {
-    content: Content,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct DocumentAgeLabel {
-    route: &'static str,
-}
-
-type Histograms<L> = Family<L, Histogram, fn() -> Histogram>;
+/// Names and values of labels.
+type Labels<const N: usize> = [(&'static str, &'static str); N];
+type Counters = Family<Labels<1>, Counter>;
+type Histograms = Family<Labels<1>, Histogram, fn() -> Histogram>;
 
 /// Request counters, shared by all copies.
 #[derive(Debug, Clone)]
@@ -240,42 +207,40 @@ pub struct RequestMetrics(Arc<RequestCounters>);
 /// The registered families. Each metric has a fixed index, so that recording needs no lookup.
 #[derive(Debug)]
 struct RequestCounters {
-    ended_family: Family<RequestOutcomeLabel, Counter>,
+    ended_family: Family<Labels<2>, Counter>,
     ended: [[Counter; RequestOutcome::ALL.len()]; ROUTE_LABEL_COUNT],
-    sent_family: Family<SentBytesLabel, Counter>,
+    sent_family: Counters,
     sent: [Counter; Source::ALL.len()],
-    refused_family: Family<RefusalLabel, Counter>,
+    refused_family: Counters,
     refused: [Counter; Refusal::ALL.len()],
-    refused_connections_family: Family<ConnectionRefusalLabel, Counter>,
+    refused_connections_family: Counters,
     refused_connections: [Counter; ConnectionRefusal::ALL.len()],
-    hit_family: Histograms<ContentLabel>,
+    hit_family: Histograms,
     hit: [Histogram; Content::ALL.len()],
-    age_family: Histograms<DocumentAgeLabel>,
+    age_family: Histograms,
     ages: [Histogram; RouteKind::DOCUMENTS.len()],
 }
 
 impl Default for RequestMetrics {
     fn default() -> Self {
-        let ended_family = Family::<RequestOutcomeLabel, Counter>::default();
-        let sent_family = Family::<SentBytesLabel, Counter>::default();
-        let refused_family = Family::<RefusalLabel, Counter>::default();
-        let refused_connections_family = Family::<ConnectionRefusalLabel, Counter>::default();
-        let hit_family: Histograms<ContentLabel> = Family::new_with_constructor(|| Histogram::new(&HIT_TIMES));
-        let age_family: Histograms<DocumentAgeLabel> = Family::new_with_constructor(|| Histogram::new(&AGES));
+        let ended_family = Family::<Labels<2>, Counter>::default();
+        let [sent_family, refused_family, refused_connections_family] = <[Counters; 3]>::default();
+        let hit_family: Histograms = Family::new_with_constructor(|| Histogram::new(&HIT_TIMES));
+        let age_family: Histograms = Family::new_with_constructor(|| Histogram::new(&AGES));
         let ended = |route_index: usize, outcome_index: usize| {
             let route = route_label(RouteKind::ALL.get(route_index).copied());
-            ended_family
-                .get_or_create_owned(&RequestOutcomeLabel { route, outcome: RequestOutcome::ALL[outcome_index] })
+            let outcome = RequestOutcome::ALL[outcome_index].label();
+            ended_family.get_or_create_owned(&[("route", route), ("outcome", outcome)])
         };
+        let count = |family: &Counters, name, label| family.get_or_create_owned(&[(name, label)]);
         Self(Arc::new(RequestCounters {
             ended: array::from_fn(|route_index| array::from_fn(|outcome_index| ended(route_index, outcome_index))),
-            sent: Source::ALL.map(|source| sent_family.get_or_create_owned(&SentBytesLabel { source })),
-            refused: Refusal::ALL.map(|reason| refused_family.get_or_create_owned(&RefusalLabel { reason })),
+            sent: Source::ALL.map(|source| count(&sent_family, "source", source.label())),
+            refused: Refusal::ALL.map(|reason| count(&refused_family, "reason", reason.label())),
             refused_connections: ConnectionRefusal::ALL
-                .map(|reason| refused_connections_family.get_or_create_owned(&ConnectionRefusalLabel { reason })),
-            hit: Content::ALL.map(|content| hit_family.get_or_create_owned(&ContentLabel { content })),
-            ages: RouteKind::DOCUMENTS
-                .map(|kind| age_family.get_or_create_owned(&DocumentAgeLabel { route: kind.label() })),
+                .map(|reason| count(&refused_connections_family, "reason", reason.label())),
+            hit: Content::ALL.map(|content| hit_family.get_or_create_owned(&[("content", content.label())])),
+            ages: RouteKind::DOCUMENTS.map(|kind| age_family.get_or_create_owned(&[("route", kind.label())])),
             ended_family,
             sent_family,
             refused_family,
@@ -368,8 +333,79 @@ fn without_zeros(counts: impl Iterator<Item = (&'static str, u64)>) -> BTreeMap<
     counts.filter(|(_, count)| *count > 0).map(|(label, count)| (label.to_owned(), count)).collect()
 }
 
+/// Maximum number of bucket bounds of one histogram.
+const MAX_BOUNDS: usize = 16;
+
+/// The bucket bounds of a histogram, and the conversion of its integer samples to the unit of the metric.
+#[derive(Debug)]
+struct BucketLayout {
+    bounds: &'static [u64],
+    samples_per_unit: f64,
+}
+
+impl BucketLayout {
+    /// Creates a layout. `bounds` are the upper bounds of the buckets in the samples' unit, ascending.
+    /// `samples_per_unit` is the size of the metric's unit in the samples' unit: 1e9 for nanoseconds that are exposed as
+    /// seconds.
+    const fn new(bounds: &'static [u64], samples_per_unit: f64) -> Self {
+        assert!(bounds.len() <= MAX_BOUNDS, "a histogram has at most MAX_BOUNDS bounds");
+        Self { bounds, samples_per_unit }
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Histogram(Arc<BucketCounts>);
+
+#[derive(Debug)]
+struct BucketCounts {
+    layout: &'static BucketLayout,
+    /// One bucket for each bound, and one above all bounds.
+    buckets: [AtomicU64; MAX_BOUNDS + 1],
+    sum: AtomicU64,
+}
+
+impl Histogram {
+    fn new(layout: &'static BucketLayout) -> Self {
+        Self(Arc::new(BucketCounts { layout, buckets: array::from_fn(|_| AtomicU64::new(0)), sum: AtomicU64::new(0) }))
+    }
+
+    /// Adds a sample, in the unit of the bounds.
+    fn observe(&self, sample: u64) {
+        let BucketCounts { layout, buckets, sum } = &*self.0;
+        let index = layout.bounds.iter().position(|bound| sample <= *bound).unwrap_or(layout.bounds.len());
+        if let Some(bucket) = buckets.get(index) {
+            bucket.fetch_add(1, Ordering::Relaxed);
+        }
+        sum.fetch_add(sample, Ordering::Relaxed);
+    }
+}
+
+impl EncodeMetric for Histogram {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let BucketCounts { layout, buckets, sum } = &*self.0;
+        let in_units = |value: u64| value as f64 / layout.samples_per_unit;
+        let bounds = layout.bounds.iter().map(|bound| in_units(*bound)).chain([f64::INFINITY]);
+        let buckets: Vec<(f64, u64)> =
+            bounds.zip(buckets).map(|(bound, count)| (bound, count.load(Ordering::Relaxed))).collect();
+        // The total is computed from the buckets read above: a sample added meanwhile must not make it contradict them.
+        let count = buckets.iter().map(|(_, count)| count).sum();
+        encoder.encode_histogram::<NoLabelSet>(in_units(sum.load(Ordering::Relaxed)), count, &buckets, None)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        Self::TYPE
+    }
+}
+
+impl TypedMetric for Histogram {
+    const TYPE: MetricType = MetricType::Histogram;
+}
+
 #[cfg(test)]
 mod tests {
+    use prometheus_client::encoding::text::encode;
+    use prometheus_client::registry::{Registry, Unit};
+
     use super::*;
 
     #[test]
@@ -378,6 +414,23 @@ mod tests {
         assert!(
             RouteKind::ALL.starts_with(&RouteKind::DOCUMENTS),
             "document ages are stored by the index of their route"
+        );
+    }
+
+    #[test]
+    fn a_sample_counts_in_its_bucket_and_every_higher_one() {
+        static LAYOUT: BucketLayout = BucketLayout::new(&[10, 500, 2_000], 1000.0);
+        let histogram = Histogram::new(&LAYOUT);
+        [0, 10, 11, 2_000, 2_001].into_iter().for_each(|sample| histogram.observe(sample));
+        let (mut registry, mut text) = (Registry::default(), String::new());
+        registry.register_with_unit("x", "X", Unit::Seconds, histogram);
+        encode(&mut text, &registry).unwrap();
+        let samples: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
+        let bucket = |le: &str, count: u32| format!("x_seconds_bucket{{le=\"{le}\"}} {count}");
+        let buckets = [bucket("0.01", 2), bucket("0.5", 3), bucket("2.0", 4), bucket("+Inf", 5)];
+        assert_eq!(
+            samples,
+            [&["x_seconds_sum 4.022", "x_seconds_count 5"][..], &buckets.each_ref().map(String::as_str)].concat()
         );
     }
 }

@@ -1,14 +1,13 @@
 //! Responses from replies and failures: headers, conditional and range requests, and the one mapping from errors to
-//! statuses and JSON.
+//! statuses, JSON and reason phrases.
 
 use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderValue};
 use http::{Method, Request, Response, StatusCode, Version};
+use hyper::ext::ReasonPhrase;
 use serde::Serialize;
 
 use super::body::Body;
-use super::range::{RequestedRange, requested_range};
-use super::reason_phrase;
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::{Explanation, Kind, public_text};
@@ -20,6 +19,7 @@ use crate::store::ReadShare;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const IMMUTABLE: HeaderValue = HeaderValue::from_static("max-age=31536000, immutable");
+const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 const NO_CACHE: HeaderValue = HeaderValue::from_static("no-cache");
 /// Larder's name in Cache-Status (RFC 9211).
 pub const NAME: &str = "larder";
@@ -91,24 +91,18 @@ fn cache_control(route: &Route) -> HeaderValue {
 /// Responds to a module download with 204 and the location in a header, which every client reads (PROTOCOL, section
 /// 4.3).
 fn no_content(location: &str) -> Response<Body> {
-    let mut response = status(StatusCode::NO_CONTENT);
-    let headers = response.headers_mut();
-    match HeaderValue::from_str(location) {
-        Ok(location) => headers.insert(X_TERRAFORM_GET, location),
-        Err(_) => {
-            let reason = "the location of this module has characters that no HTTP header can carry".to_owned();
-            return errors(StatusCode::BAD_GATEWAY, vec![reason]);
-        }
+    let Ok(location) = HeaderValue::from_str(location) else {
+        let reason = "the location of this module has characters that no HTTP header can carry".to_owned();
+        return errors(StatusCode::BAD_GATEWAY, vec![reason]);
     };
-    headers.insert(header::CACHE_CONTROL, NO_CACHE);
-    response
+    let headers = [(X_TERRAFORM_GET, location), (header::CACHE_CONTROL, NO_CACHE)];
+    with_headers(StatusCode::NO_CONTENT, Body::empty(), headers)
 }
 
 /// Redirects to the download of the latest version (seed 002). Temporary, so clients ask again each time.
 fn redirect(url: &str) -> Response<Body> {
-    let mut response = status(StatusCode::FOUND);
+    let mut response = with_headers(StatusCode::FOUND, Body::empty(), [(header::CACHE_CONTROL, NO_CACHE)]);
     insert(response.headers_mut(), header::LOCATION, url);
-    response.headers_mut().insert(header::CACHE_CONTROL, NO_CACHE);
     response
 }
 
@@ -118,10 +112,10 @@ fn document(rendered: &RenderedDocument, request_headers: &HeaderMap) -> Respons
     let tag = if gzip.is_some() { &rendered.gzip_tag } else { &rendered.tag };
     let mut response = match precondition(request_headers, |given| both_tags.iter().any(|tag| *tag == given), None) {
         Precondition::Failed => return precondition_failed(),
-        Precondition::NotModified => status(StatusCode::NOT_MODIFIED),
+        Precondition::NotModified => with_headers(StatusCode::NOT_MODIFIED, Body::empty(), []),
         Precondition::Met => {
-            let mut response = Response::new(Body::full(gzip.unwrap_or(&rendered.body).clone()));
-            response.headers_mut().insert(header::CONTENT_TYPE, JSON);
+            let body = Body::full(gzip.unwrap_or(&rendered.body).clone());
+            let mut response = with_headers(StatusCode::OK, body, [(header::CONTENT_TYPE, JSON)]);
             if gzip.is_some() {
                 response.headers_mut().insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
             }
@@ -263,7 +257,7 @@ fn stored_archive_response(
 ) -> Response<Body> {
     let mut response = match precondition(conditions.headers, |given| given == validators.tag, validators.modified) {
         Precondition::Failed => return precondition_failed(),
-        Precondition::NotModified => status(StatusCode::NOT_MODIFIED),
+        Precondition::NotModified => with_headers(StatusCode::NOT_MODIFIED, Body::empty(), []),
         Precondition::Met => {
             let if_range = conditions.headers.get(header::IF_RANGE);
             let applies = conditions.allows_ranges
@@ -273,8 +267,7 @@ fn stored_archive_response(
             match range.map_or(RequestedRange::Whole, |range| requested_range(range, size_bytes)) {
                 RequestedRange::Whole => Response::new(body(0, size_bytes)),
                 RequestedRange::Part(start, end) => {
-                    let mut response = Response::new(body(start, end));
-                    *response.status_mut() = StatusCode::PARTIAL_CONTENT;
+                    let mut response = with_headers(StatusCode::PARTIAL_CONTENT, body(start, end), []);
                     insert(
                         response.headers_mut(),
                         header::CONTENT_RANGE,
@@ -367,7 +360,7 @@ pub(super) fn log_text(failure: &RequestFailure) -> String {
 /// Responds with an error: the body has subject, cause and remedy, the reason phrase cause and remedy.
 pub(super) fn explained(status_code: StatusCode, reason: &Explanation) -> Response<Body> {
     let mut response = errors(status_code, vec![reason.to_string()]);
-    if let Some(phrase) = reason_phrase::phrase(reason) {
+    if let Some(phrase) = phrase(reason) {
         response.extensions_mut().insert(phrase);
     }
     response
@@ -380,9 +373,9 @@ pub(super) fn errors(status_code: StatusCode, errors: Vec<String>) -> Response<B
         errors: Vec<String>,
     }
     let errors: Vec<String> = errors.iter().map(|error| public_text(error)).collect();
-    let phrase = errors.first().and_then(|first| reason_phrase::phrase(&Explanation::of(first)));
+    let phrase = errors.first().and_then(|first| phrase(&Explanation::of(first)));
     let mut response = json(status_code, &ErrorBody { errors });
-    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response.headers_mut().insert(header::CACHE_CONTROL, NO_STORE);
     // The header marks the error as larder's own, not upstream's.
     response.headers_mut().insert(CACHE_STATUS, HeaderValue::from_static(NAME));
     if let Some(phrase) = phrase {
@@ -393,37 +386,326 @@ pub(super) fn errors(status_code: StatusCode, errors: Vec<String>) -> Response<B
 
 /// A successful answer with a body of this type.
 pub(super) fn of_type(body: Body, content_type: &'static str) -> Response<Body> {
-    let mut response = Response::new(body);
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
-    response
+    with_headers(StatusCode::OK, body, [(header::CONTENT_TYPE, HeaderValue::from_static(content_type))])
 }
 
 /// Responds with a value as JSON.
-pub(super) fn json(status_code: StatusCode, value: &impl Serialize) -> Response<Body> {
+pub(super) fn json(status: StatusCode, value: &impl Serialize) -> Response<Body> {
     let body = serde_json::to_vec(value).unwrap_or_else(|_| b"{\"errors\":[]}".to_vec());
-    let mut response = Response::new(Body::full(Bytes::from(body)));
-    *response.status_mut() = status_code;
-    response.headers_mut().insert(header::CONTENT_TYPE, JSON);
-    response
+    with_headers(status, Body::full(Bytes::from(body)), [(header::CONTENT_TYPE, JSON)])
 }
 
 /// Responds with a short text.
-pub(super) fn plain_text(status_code: StatusCode, text: impl Into<Bytes>) -> Response<Body> {
-    let mut response = Response::new(Body::full(text.into()));
-    *response.status_mut() = status_code;
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
-    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    response
+pub(super) fn plain_text(status: StatusCode, text: impl Into<Bytes>) -> Response<Body> {
+    let content_type = HeaderValue::from_static("text/plain; charset=utf-8");
+    let headers = [(header::CONTENT_TYPE, content_type), (header::CACHE_CONTROL, NO_STORE)];
+    with_headers(status, Body::full(text.into()), headers)
 }
 
-fn status(status_code: StatusCode) -> Response<Body> {
-    let mut response = Response::new(Body::empty());
-    *response.status_mut() = status_code;
+fn with_headers<const N: usize>(
+    status: StatusCode,
+    body: Body,
+    headers: [(header::HeaderName, HeaderValue); N],
+) -> Response<Body> {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    response.headers_mut().extend(headers);
     response
 }
 
 fn insert(headers: &mut HeaderMap, name: header::HeaderName, value: &str) {
     if let Ok(value) = HeaderValue::from_str(value) {
         headers.insert(name, value);
+    }
+}
+
+/// A parsed Range header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum RequestedRange {
+    /// The whole file; also for an invalid header, or one with several ranges.
+    Whole,
+    /// The bytes from the first offset up to, but not including, the second.
+    Part(u64, u64),
+    /// Beyond the end of the file.
+    Beyond,
+}
+
+/// Reads a Range header for a file of `size` bytes.
+fn requested_range(header: &str, size: u64) -> RequestedRange {
+    let Some(range) = header.trim().strip_prefix("bytes=") else { return RequestedRange::Whole };
+    let Some((first, last)) = range.split_once('-') else { return RequestedRange::Whole };
+    let number = |text: &str| text.parse::<u64>().ok().filter(|_| text.bytes().all(|b| b.is_ascii_digit()));
+    let (first, last) = (first.trim(), last.trim());
+    let (start, end) = match (number(first), number(last)) {
+        (None, Some(suffix)) if first.is_empty() => (size - suffix.min(size), size),
+        (Some(first), _) if last.is_empty() => (first, size),
+        (Some(first), Some(last)) if first <= last => (first, last.saturating_add(1).min(size)),
+        _ => return RequestedRange::Whole,
+    };
+    if start < end { RequestedRange::Part(start, end) } else { RequestedRange::Beyond }
+}
+
+/// Length limit in bytes. A longer phrase would bury the rest of the client's output.
+const MAX_PHRASE_BYTES: usize = 200;
+const PREFIX: &str = "larder: ";
+const ELLIPSIS: &str = "...";
+
+/// Returns the phrase of an error in printable ASCII. Cuts the cause if the phrase is too long, so that the remedy
+/// stays.
+fn phrase(reason: &Explanation) -> Option<ReasonPhrase> {
+    ReasonPhrase::try_from(phrase_text(reason).into_bytes()).ok()
+}
+
+fn phrase_text(reason: &Explanation) -> String {
+    // `https://` is the usual scheme and carries no information.
+    let cause = printable(&reason.cause).replace("https://", "");
+    let remedy = reason.remedy.as_deref().map(|remedy| format!("; {}", printable(remedy))).unwrap_or_default();
+    let width = MAX_PHRASE_BYTES - PREFIX.len();
+    // A remedy that leaves no space for the cause is dropped.
+    let remedy = if remedy.len() <= width / 2 || cause.len() + remedy.len() <= width { remedy } else { String::new() };
+    format!("{PREFIX}{}{remedy}", truncate(cause, width - remedy.len()))
+}
+
+fn printable(text: &str) -> String {
+    let text = public_text(text);
+    let character = |character: char| match character {
+        '\u{2026}' => ELLIPSIS.to_owned(),
+        character if character.is_ascii_graphic() => character.to_string(),
+        character if character.is_whitespace() || character.is_control() => " ".to_owned(),
+        _ => "?".to_owned(),
+    };
+    let characters: String = text.chars().map(character).collect();
+    characters.split(' ').filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")
+}
+
+fn truncate(mut text: String, width: usize) -> String {
+    if text.len() > width {
+        text.truncate(width - ELLIPSIS.len());
+        text.push_str(ELLIPSIS);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::path::PathBuf;
+    use std::sync::Arc;
+
+    use http_body_util::BodyExt as _;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::address::Hostname;
+    use crate::error::Error;
+    use crate::store::StoreError;
+    use crate::upstream::egress_policy::EgressRefusal;
+    use crate::upstream::error::{Fault, UpstreamError};
+
+    #[test]
+    fn ranges_are_parsed_as_in_rfc_9110() {
+        for (header, range) in [
+            ("bytes=0-4", RequestedRange::Part(0, 5)),
+            ("bytes=5-", RequestedRange::Part(5, 10)),
+            ("bytes=-3", RequestedRange::Part(7, 10)),
+            ("bytes=-30", RequestedRange::Part(0, 10)),
+            ("bytes=9-100", RequestedRange::Part(9, 10)),
+            ("bytes=10-", RequestedRange::Beyond),
+            ("bytes=10-20", RequestedRange::Beyond),
+            ("bytes=-0", RequestedRange::Beyond),
+            ("bytes=5-4", RequestedRange::Whole),
+            ("bytes=0-1,3-4", RequestedRange::Whole),
+            ("bytes=+1-2", RequestedRange::Whole),
+            ("items=0-1", RequestedRange::Whole),
+            ("bytes=", RequestedRange::Whole),
+            ("bytes=-", RequestedRange::Whole),
+            ("bytes=0-18446744073709551615", RequestedRange::Part(0, 10)),
+            ("bytes=99999999999999999999-", RequestedRange::Whole),
+        ] {
+            assert_eq!(requested_range(header, 10), range, "{header}");
+        }
+        assert_eq!(requested_range("bytes=0-", 0), RequestedRange::Beyond);
+    }
+
+    proptest! {
+        #[test]
+        fn a_part_is_never_empty_and_lies_within_the_file(
+            header in "[ -~]{0,20}|bytes=[ +]?[0-9]{0,20}-[ -]?[0-9]{0,20}",
+            size in prop_oneof![0..30_u64, any::<u64>()],
+        ) {
+            if let RequestedRange::Part(start, end) = requested_range(&header, size) {
+                prop_assert!(start < end && end <= size, "{start} {end}");
+            }
+        }
+
+        #[test]
+        fn every_part_of_a_file_can_be_requested(first in 0..100_u64, last in 0..100_u64, size in 0..100_u64) {
+            let range = match (first <= last, first < size) {
+                (false, _) => RequestedRange::Whole,
+                (true, false) => RequestedRange::Beyond,
+                (true, true) => RequestedRange::Part(first, size.min(last + 1)),
+            };
+            prop_assert_eq!(requested_range(&format!("bytes={first}-{last}"), size), range);
+        }
+    }
+
+    fn explanation(cause: &str, remedy: &str) -> Explanation {
+        let reason = Explanation::of(cause);
+        if remedy.is_empty() { reason } else { reason.remedied_by(remedy) }
+    }
+
+    /// DESIGN, promise 15: cause first, remedy second, no subject.
+    #[test]
+    fn a_phrase_has_cause_and_remedy_but_no_subject() {
+        let reason = explanation("https://registry.example: name not found", "check larder's DNS")
+            .about("the list of acme/null");
+        assert_eq!(phrase_text(&reason), "larder: registry.example: name not found; check larder's DNS");
+        let long = explanation(&"c".repeat(300), "run `larder accept hashicorp/null@1.0.0`");
+        assert!(phrase_text(&long).ends_with("ccc...; run `larder accept hashicorp/null@1.0.0`"));
+        assert_eq!(phrase_text(&long).len(), MAX_PHRASE_BYTES);
+        assert_eq!(phrase_text(&explanation("cause", &"r".repeat(300))), "larder: cause");
+        assert_eq!(phrase_text(&explanation("a\r\nb\t\u{2026}\u{e9}\0", "")), "larder: a b ...?");
+    }
+
+    const SECRET: &str = "S3CRET";
+    const PRIVATE_PATH: &str = "/srv/private-path/v1";
+
+    /// A text from another server: it has a secret in a URL, and terminal control characters.
+    fn foreign_text() -> impl Strategy<Value = String> {
+        let url = prop_oneof![
+            Just("https://user:S3CRET@h.example/p"),
+            Just("https://h.example/p?token=S3CRET&x=1"),
+            Just("git::ssh://S3CRET@h.example/r?ref=v1"),
+        ];
+        ("(\\PC|[\\n\\r\\t\u{1b}\u{9b}\u{7f}]){0,30}", url, "[\\n\u{1b}]?( \\PC{0,30})?")
+            .prop_map(|(prefix, url, suffix)| format!("{prefix} {url}{suffix}"))
+    }
+
+    fn refusal() -> impl Strategy<Value = EgressRefusal> {
+        prop_oneof![
+            Just(EgressRefusal::Offline),
+            Just(EgressRefusal::Scheme),
+            Just(EgressRefusal::Userinfo),
+            Just(EgressRefusal::PlainHttp { host: "h.example".to_owned(), port: 80 }),
+            Just(EgressRefusal::NoSshKey { host: "h.example".to_owned(), upstream: "r.example".to_owned() }),
+            Just(EgressRefusal::PrivateName { host: "h.lan".to_owned() }),
+        ]
+    }
+
+    fn fault() -> impl Strategy<Value = Fault> {
+        let errors = || prop::collection::vec(foreign_text(), 0..3);
+        prop_oneof![
+            (400u16..500).prop_map(Fault::Absent),
+            (400u16..500).prop_map(Fault::Denied),
+            (400u16..500, errors()).prop_map(|(status, errors)| Fault::Rejected { status, errors }),
+            (500u16..600, errors()).prop_map(|(status, errors)| Fault::Trouble { status, errors, retry_after: None }),
+            Just(Fault::Looped),
+            foreign_text().prop_map(Fault::Unreachable),
+            foreign_text().prop_map(Fault::NoSuchName),
+            foreign_text().prop_map(Fault::Untrusted),
+            foreign_text().prop_map(Fault::Slow),
+            foreign_text().prop_map(Fault::Unusable),
+            any::<u64>().prop_map(Fault::TooLarge),
+            foreign_text().prop_map(Fault::LocalLimit),
+            refusal().prop_map(Fault::Refused),
+        ]
+    }
+
+    fn store_error() -> impl Strategy<Value = StoreError> {
+        let path = || PathBuf::from(format!("{PRIVATE_PATH}/staging/x"));
+        let kinds = prop_oneof![
+            Just(io::ErrorKind::StorageFull),
+            Just(io::ErrorKind::PermissionDenied),
+            Just(io::ErrorKind::Other),
+        ];
+        prop_oneof![
+            kinds.prop_map(move |kind| {
+                let source = Arc::new(io::Error::new(kind, format!("{PRIVATE_PATH}/staging/x refused it")));
+                StoreError::Io { doing: "write", path: path(), source }
+            }),
+            Just(StoreError::Locked(path())),
+            Just(StoreError::Newer { path: path(), found: 9 }),
+            Just(StoreError::Gone),
+            Just(StoreError::Index(format!("{PRIVATE_PATH}/index is damaged"))),
+            any::<[u64; 3]>().prop_map(|[needed, limit, unevictable]| StoreError::NoRoom {
+                needed,
+                limit,
+                unevictable
+            }),
+        ]
+    }
+
+    /// Every error that an answer may contain.
+    fn failure() -> impl Strategy<Value = RequestFailure> {
+        let host = || Hostname::parse("h.example").unwrap();
+        let upstream = (foreign_text(), fault()).prop_map(|(subject, fault)| UpstreamError {
+            subject,
+            origin: "https://r.example".to_owned(),
+            fault,
+        });
+        let mirror = prop_oneof![
+            Just(Error::UnknownHost(host())),
+            foreign_text().prop_map(Error::NotFound),
+            upstream.prop_map(Error::from),
+            [foreign_text(), foreign_text()].prop_map(|[subject, verdict]| Error::Unverified { subject, verdict }),
+            [foreign_text(), foreign_text()].prop_map(|[subject, verdict]| {
+                let command = "`larder accept h.example/acme/null@1.2.0`".to_owned();
+                Error::Unaccepted { subject, verdict, command }
+            }),
+            foreign_text().prop_map(Error::Slow),
+            foreign_text().prop_map(Error::Offline),
+            foreign_text().prop_map(Error::Sealed),
+            [foreign_text(), foreign_text()].prop_map(|[subject, reason]| Error::Busy { subject, reason }),
+            foreign_text().prop_map(|subject| Error::TooManyUnattendedFills { subject, running: 16 }),
+            foreign_text().prop_map(Error::RevalidationSkipped),
+            foreign_text().prop_map(|subject| Error::HeldBack { subject, until: Timestamp(0) }),
+            foreign_text().prop_map(Error::NotStored),
+            [foreign_text(), foreign_text()].prop_map(|[subject, reason]| Error::Unreadable { subject, reason }),
+            Just(Error::Looped),
+            store_error().prop_map(Error::Store),
+            foreign_text().prop_map(Error::Interrupted),
+        ];
+        let no_route = prop_oneof![
+            foreign_text().prop_map(RouteError::Malformed),
+            foreign_text().prop_map(RouteError::Unknown),
+            Just(RouteError::UnknownHost(host())),
+            foreign_text().prop_map(|reason| RouteError::Misdirected {
+                api: Api::Registry,
+                explanation: Explanation::of(reason)
+            }),
+        ];
+        prop_oneof![4 => mirror.prop_map(RequestFailure::from), 1 => no_route.prop_map(RequestFailure::from)]
+    }
+
+    fn body_of(response: http::Response<super::super::body::Body>) -> String {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let body = runtime.block_on(response.into_body().collect()).unwrap().to_bytes();
+        let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
+        body["errors"][0].as_str().unwrap().to_owned()
+    }
+
+    proptest! {
+        /// DESIGN, promises 8 and 15, for any failure with any foreign text.
+        #[test]
+        fn phrases_bodies_and_log_lines_have_no_secrets_or_control_characters_and_clients_see_no_private_path(failure in failure()) {
+            let phrase = phrase_text(&failure.explain());
+            let body = body_of(super::failure(&failure, Api::Registry));
+            let line = log_text(&failure);
+            for text in [&phrase, &body, &line] {
+                prop_assert!(!text.contains(SECRET) && !text.contains(char::is_control), "{text:?}");
+            }
+            prop_assert!(!phrase.contains(PRIVATE_PATH) && !body.contains(PRIVATE_PATH), "{phrase:?} {body:?}");
+            prop_assert!(phrase.len() <= MAX_PHRASE_BYTES && phrase.is_ascii());
+        }
+    }
+
+    proptest! {
+        /// DESIGN, promise 15: no error text breaks the status line, or makes it long.
+        #[test]
+        fn every_phrase_is_short_printable_ascii(cause in "(?s).{0,300}", remedy in "(?s).{0,300}") {
+            let text = phrase_text(&explanation(&cause, &remedy));
+            prop_assert!(text.len() <= MAX_PHRASE_BYTES && text.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic()));
+            prop_assert!(phrase(&explanation(&cause, &remedy)).is_some());
+        }
     }
 }

@@ -33,8 +33,8 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 pub struct Tls {
     provider: Arc<CryptoProvider>,
     in_use: Arc<CurrentCertificate>,
-    http1: AcceptorConfig,
-    with_http2: AcceptorConfig,
+    http1: Arc<ServerConfig>,
+    with_http2: Arc<ServerConfig>,
     /// State of the files at the last read, valid or not.
     last_read: Mutex<WatchedFiles>,
 }
@@ -44,16 +44,13 @@ pub struct Tls {
 struct WatchedFiles {
     certificate: PathBuf,
     key: PathBuf,
-    stamp: PairStamp,
+    stamps: [Option<FileStamp>; 2],
 }
 
 impl WatchedFiles {
     fn new(certificate: &Path, key: &Path) -> Self {
-        Self { certificate: certificate.to_owned(), key: key.to_owned(), stamp: PairStamp::of(certificate, key) }
-    }
-
-    fn observe_again(&self) -> Self {
-        Self::new(&self.certificate, &self.key)
+        let stamps = [certificate, key].map(FileStamp::of);
+        Self { certificate: certificate.to_owned(), key: key.to_owned(), stamps }
     }
 }
 
@@ -130,7 +127,7 @@ impl Tls {
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         let mut with_http2 = config.clone();
         with_http2.alpn_protocols.insert(0, b"h2".to_vec());
-        let (http1, with_http2) = (AcceptorConfig(Arc::new(config)), AcceptorConfig(Arc::new(with_http2)));
+        let (http1, with_http2) = (Arc::new(config), Arc::new(with_http2));
         Ok(Self { provider, in_use, http1, with_http2, last_read: Mutex::new(files) })
     }
 
@@ -139,7 +136,7 @@ impl Tls {
     #[must_use]
     pub fn acceptor(&self, http2: bool) -> TlsAcceptor {
         let config = if http2 { &self.with_http2 } else { &self.http1 };
-        TlsAcceptor::from(Arc::clone(&config.0))
+        TlsAcceptor::from(Arc::clone(config))
     }
 
     /// Returns true if the certificate in use covers the host of a `HOST[:PORT]`, as a client would check it (RFC
@@ -194,7 +191,7 @@ impl Tls {
     /// Two files are seldom replaced in one instant, so waiting for them to settle keeps half a renewal out of the log.
     fn check_files(&self, previous: &WatchedFiles) -> WatchedFiles {
         let loaded = self.last_read.lock().clone();
-        let observed = loaded.observe_again();
+        let observed = WatchedFiles::new(&loaded.certificate, &loaded.key);
         if observed == loaded || observed != *previous {
             return observed;
         }
@@ -213,15 +210,6 @@ impl Tls {
             Err(error) => tracing::error!(%error, "the TLS files have changed, the old certificate stays in use"),
         }
         observed
-    }
-}
-
-/// The configuration of an acceptor. The type exists for a short `Debug`.
-struct AcceptorConfig(Arc<ServerConfig>);
-
-impl std::fmt::Debug for AcceptorConfig {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("AcceptorConfig")
     }
 }
 
@@ -266,19 +254,7 @@ fn certified_key(certificate: &Path, key: &Path, provider: &CryptoProvider) -> R
     }
 }
 
-/// State of both files, for detecting a change.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct PairStamp {
-    certificate: Option<FileStamp>,
-    key: Option<FileStamp>,
-}
-
-impl PairStamp {
-    fn of(certificate: &Path, key: &Path) -> Self {
-        Self { certificate: stat(certificate), key: stat(key) }
-    }
-}
-
+/// State of a file, for detecting a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct FileStamp {
     device: u64,
@@ -287,15 +263,17 @@ struct FileStamp {
     modified: (i64, i64),
 }
 
-/// Follows symbolic links, because Kubernetes renews a secret by switching one. `None` if the file is not accessible.
-fn stat(path: &Path) -> Option<FileStamp> {
-    let metadata = std::fs::metadata(path).ok()?;
-    Some(FileStamp {
-        device: metadata.dev(),
-        inode: metadata.ino(),
-        length: metadata.len(),
-        modified: (metadata.mtime(), metadata.mtime_nsec()),
-    })
+impl FileStamp {
+    /// Follows symbolic links, because Kubernetes renews a secret by switching one. `None` if the file is not accessible.
+    fn of(path: &Path) -> Option<Self> {
+        let metadata = std::fs::metadata(path).ok()?;
+        Some(Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            length: metadata.len(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+        })
+    }
 }
 
 #[expect(

@@ -13,7 +13,7 @@ use tokio::net::{TcpStream, UdpSocket};
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::Instant;
 
-use super::admin_client;
+use super::admin_client::{AdminClient, AdminClientError, AdminToken};
 use super::connection_slots::{ConnectionSlots, PeerClass};
 
 /// Bytes that are no request in any protocol that larder speaks, with TLS or without. They are refused before a handler,
@@ -39,7 +39,7 @@ pub enum LivenessError {
     Main(SocketAddr, std::io::Error),
     /// The admin listener.
     #[error(transparent)]
-    Admin(#[from] admin_client::AdminClientError),
+    Admin(#[from] AdminClientError),
 }
 
 /// Checks the pool of blocking threads with a task that does nothing.
@@ -126,7 +126,7 @@ pub struct ListenerCheck<'a> {
 /// sign of death, and the caller runs on the same runtime.
 pub async fn check_listeners(main: ListenerCheck<'_>, admin: ListenerCheck<'_>) -> Result<(), LivenessError> {
     if admin.is_reachable().await {
-        admin_client::get(admin.address, "/healthz", None).await?;
+        AdminClient::new(admin.address, AdminToken::Absent).get("/healthz").await?;
     }
     if main.is_reachable().await {
         send_liveness_bytes(main.address).await.map_err(|error| LivenessError::Main(main.address, error))?;

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
+use crate::address::{Address, Version};
 use crate::clock::{CLOCK_SLACK, Clock, Timestamp};
 use crate::error::Error;
-use crate::mirror::Urgency;
+use crate::mirror::{Mirror, Urgency, WarmedDocument};
 
 /// The longest time without any progress in which a job retries; then it fails.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(6 * 3600);
@@ -49,10 +49,9 @@ enum PermitKind<'a> {
 }
 
 impl JobLimits {
-    /// The given number of permits for steps and for archives; none extra for small archives.
-    pub(super) fn with_permits(number: usize) -> Self {
-        let [steps, archives, small] = [number, number, 0].map(Semaphore::new);
-        Self { steps, archives, small }
+    /// The limits of a plan, which fetches no archive.
+    pub(super) fn of_plan(concurrent_steps: usize) -> Self {
+        Self { steps: Semaphore::new(concurrent_steps), ..Self::default() }
     }
 }
 
@@ -75,85 +74,96 @@ impl ArchivePermit<'_> {
     }
 }
 
-/// The retry rules of one job.
-pub(super) struct RetryPolicy<'a> {
+/// Runs the steps of one job or plan: within the limits, and again after each delay that an upstream or a limit asks for.
+pub(super) struct StepRunner<'a> {
+    pub(super) mirror: &'a Arc<Mirror>,
+    pub(super) clock: &'a Clock,
     limits: &'a JobLimits,
-    clock: &'a Clock,
     /// When the last byte arrived, in seconds since 1970.
     last_progress: AtomicU64,
-    urgency: Urgency,
+    /// `Plan` if a person waits: then a step waits for local limits, and never for an upstream.
+    pub(super) urgency: Urgency,
 }
 
-impl<'a> RetryPolicy<'a> {
-    /// The rules of a job that begins now, within these limits.
-    pub(super) fn new(limits: &'a JobLimits, clock: &'a Clock) -> Self {
-        Self { limits, clock, last_progress: AtomicU64::new(clock.now().0), urgency: Urgency::Job }
+impl<'a> StepRunner<'a> {
+    /// Begins a job or plan now.
+    pub(super) fn new(mirror: &'a Arc<Mirror>, clock: &'a Clock, limits: &'a JobLimits, urgency: Urgency) -> Self {
+        Self { mirror, clock, limits, last_progress: AtomicU64::new(clock.now().0), urgency }
     }
 
-    /// The rules of a plan, for which a person waits: it waits for local limits, and never for an upstream.
-    pub(super) fn for_plan(limits: &'a JobLimits, clock: &'a Clock) -> Self {
-        Self { urgency: Urgency::Plan, ..Self::new(limits, clock) }
-    }
-
-    pub(super) fn urgency(&self) -> Urgency {
-        self.urgency
-    }
-
-    /// Runs a step within the limits, and again after each requested delay; calls `on_wait` before a delay.
-    pub(super) async fn run_step<'b, T, E: AsError>(
+    /// Fetches the versions of a provider or module that clients see. Calls `on_start` before each attempt.
+    pub(super) async fn versions(
         &self,
-        step: impl Fn() -> BoxFuture<'b, Result<T, E>>,
+        address: &Address,
+        on_start: impl Fn() + Sync,
+        on_wait: impl Fn(),
+    ) -> Result<WarmedDocument<Vec<Version>>, Error> {
+        let (operations, urgency) = (&self.mirror.operations, self.urgency);
+        let on_start = &on_start;
+        let fetch = || async move {
+            on_start();
+            let now = self.clock.now();
+            let WarmedDocument { value, unconfirmed } = operations.warm_list(address, urgency, now).await?;
+            let value = value.versions.into_iter().map(|listed| listed.version).collect();
+            Ok(WarmedDocument { value, unconfirmed })
+        };
+        self.run_step(fetch, on_wait).await
+    }
+
+    /// Runs a step; calls `on_wait` before each delay.
+    pub(super) async fn run_step<T, E: AsError, F: Future<Output = Result<T, E>> + Send>(
+        &self,
+        step: impl Fn() -> F,
         on_wait: impl Fn(),
     ) -> Result<T, E> {
         self.retry_until_done(&self.limits.steps, |_| step(), on_wait).await
     }
 
     /// Runs a step that fetches an archive; the step receives its permit.
-    pub(super) async fn run_archive_step<'b, T, E: AsError>(
+    pub(super) async fn run_archive_step<T, E: AsError, F: Future<Output = Result<T, E>> + Send>(
         &self,
-        step: impl Fn(Arc<ArchivePermit<'a>>) -> BoxFuture<'b, Result<T, E>>,
+        step: impl Fn(Arc<ArchivePermit<'a>>) -> F,
         on_wait: impl Fn(),
     ) -> Result<T, E> {
         self.retry_until_done(&self.limits.archives, step, on_wait).await
     }
 
-    async fn retry_until_done<'b, T, E: AsError>(
+    async fn retry_until_done<T, E: AsError, F: Future<Output = Result<T, E>> + Send>(
         &self,
         permits: &'a Semaphore,
-        step: impl Fn(Arc<ArchivePermit<'a>>) -> BoxFuture<'b, Result<T, E>>,
+        step: impl Fn(Arc<ArchivePermit<'a>>) -> F,
         on_wait: impl Fn(),
     ) -> Result<T, E> {
+        let is_plan = self.urgency == Urgency::Plan;
         let (mut retries, mut delayed_since): (u32, _) = (0, None);
         loop {
             // The semaphores are never closed.
             let permit = Mutex::new(PermitKind::Regular(permits.acquire().await.ok()));
-            let result = step(Arc::new(ArchivePermit { limits: self.limits, permit })).await;
-            let retry_at = match result.as_ref().err().and_then(AsError::as_error) {
-                Some(Error::HeldBack { .. }) if self.urgency == Urgency::Plan => return result,
-                Some(Error::RevalidationSkipped(_) | Error::Busy { .. })
-                    if self.urgency == Urgency::Plan && retries >= MAX_PLAN_RETRIES =>
-                {
-                    return result;
-                }
-                Some(Error::HeldBack { subject, until })
-                    if !self.has_stalled(*delayed_since.get_or_insert_with(|| self.clock.now())) =>
-                {
+            let result = Box::pin(step(Arc::new(ArchivePermit { limits: self.limits, permit }))).await;
+            let held_back_until = match result.as_ref().err().and_then(AsError::as_error) {
+                Some(Error::HeldBack { subject, until }) if !is_plan => {
                     tracing::debug!(what = subject, until = until.0, "a job waits: its upstream has asked for a pause");
-                    retries = retries.saturating_add(1);
-                    let pause = LOCAL_LIMIT_PAUSE.saturating_mul(retries).min(MAX_RATE_LIMIT_PAUSE);
-                    self.clock.now().after(pause).max(*until)
+                    Some(*until)
                 }
-                Some(Error::RevalidationSkipped(_) | Error::Busy { .. })
-                    if !self.has_stalled(*delayed_since.get_or_insert_with(|| self.clock.now())) =>
-                {
-                    retries = retries.saturating_add(1);
-                    self.clock.now().after(LOCAL_LIMIT_PAUSE)
+                Some(Error::RevalidationSkipped(_) | Error::Busy { .. }) if !is_plan || retries < MAX_PLAN_RETRIES => {
+                    None
                 }
                 Some(_) => return result,
                 None => {
                     self.last_progress.store(self.clock.now().0, Ordering::Relaxed);
                     return result;
                 }
+            };
+            if self.has_stalled(*delayed_since.get_or_insert_with(|| self.clock.now())) {
+                return result;
+            }
+            retries = retries.saturating_add(1);
+            let retry_at = match held_back_until {
+                Some(until) => {
+                    let pause = LOCAL_LIMIT_PAUSE.saturating_mul(retries).min(MAX_RATE_LIMIT_PAUSE);
+                    self.clock.now().after(pause).max(until)
+                }
+                None => self.clock.now().after(LOCAL_LIMIT_PAUSE),
             };
             on_wait();
             self.wait_until(retry_at).await;

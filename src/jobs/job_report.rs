@@ -131,10 +131,11 @@ pub enum ItemState {
 
 impl ItemCounts {
     /// Counts items by state.
-    pub fn of(items: &[JobItem]) -> Self {
-        let mut counts = Self { all: items.len() as u64, ..Self::default() };
-        for item in items {
-            match item.state {
+    pub fn of<'a>(states: impl Iterator<Item = &'a ItemState>) -> Self {
+        let mut counts = Self::default();
+        for state in states {
+            counts.all += 1;
+            match state {
                 ItemState::Waiting | ItemState::Resolving | ItemState::Fetching => {}
                 ItemState::Held => counts.held += 1,
                 ItemState::Fetched => counts.fetched += 1,
@@ -157,6 +158,11 @@ impl ItemState {
     /// Returns true for a final state.
     pub fn has_ended(&self) -> bool {
         !matches!(self, Self::Waiting | Self::Resolving | Self::Fetching)
+    }
+
+    /// Returns true if the archive is stored.
+    pub fn is_stored(&self) -> bool {
+        matches!(self, Self::Held | Self::Fetched)
     }
 }
 

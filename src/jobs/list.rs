@@ -1,6 +1,9 @@
-//! The list of jobs: running ones and the most recent finished ones. When larder serves, jobs survive a restart:
+//! The list of jobs, running ones and the most recent finished ones, and their records. When larder serves, jobs survive a restart:
 //! finished jobs stay listed, interrupted jobs resume. A command's own job does not resume by itself: a user who
 //! stopped the command must not find larder fetching later. The same command resumes it.
+//!
+//! A record has the order of a running job, or the result of a finished one. Progress is not recorded: a resumed job checks
+//! the store again.
 
 use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
@@ -9,6 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures_util::FutureExt;
 use parking_lot::Mutex;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, oneshot};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -16,16 +21,13 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::job_limits::JobLimits;
 use super::job_report::{Job, JobId, JobState, JobSummary};
-use super::job_state::JobEnd;
-use super::record::JobRecords;
-use super::running_job::{JobOrigin, JobSubscription, RunningJob, SharedJobState};
-use super::warm::WarmUp;
-use super::warming;
+use super::running_job::{ItemSubject, JobEnd, JobOrigin, JobSubscription, RunningJob, SharedJobState};
+use super::warm::{self, WarmUp};
 use crate::address::{Artifact, PackageRef};
 use crate::clock::Clock;
 use crate::digest::Digest;
 use crate::mirror::{Connectivity, Mirror, PinChange};
-use crate::store::Store;
+use crate::store::{Durability, Key, Store, StoreError};
 
 const MAX_RUNNING: usize = 8;
 /// The last slot is for jobs that a person starts.
@@ -80,21 +82,20 @@ impl Jobs {
     pub async fn of_store(mirror: Arc<Mirror>, clock: Clock, store: Arc<Store>) -> Arc<Self> {
         let records = JobRecords::of(store);
         let mut loaded = records.all().await;
-        loaded.sort_by_key(|(_, record)| record.beginning.place);
+        loaded.sort_by_key(|(_, record)| record.origin.place);
         let jobs = Self::with_records(mirror, clock, Some(records));
-        let orders = loaded.iter().map(|(_, record)| record.beginning.place.saturating_add(1));
+        let orders = loaded.iter().map(|(_, record)| record.origin.place.saturating_add(1));
         jobs.next_order.store(orders.max().unwrap_or(0), Ordering::Relaxed);
         let restored = loaded.into_iter().map(|(id, mut record)| {
             Arc::new(match (record.job.state, record.warm_up.take()) {
                 (JobState::Running, Some(mut warm_up)) => {
                     warm_up.pin = record.job.pin;
-                    RunningJob::new(id, Arc::new(warm_up), record.beginning, &jobs.shared)
+                    RunningJob::new(id, Arc::new(warm_up), record.origin, &jobs.shared)
                 }
-                (JobState::Running, None) => {
-                    record.job.state = JobState::Failed;
+                (state, _) => {
+                    record.job.state = if state == JobState::Running { JobState::Failed } else { state };
                     RunningJob::ended(id, record, &jobs.shared)
                 }
-                _ => RunningJob::ended(id, record, &jobs.shared),
             })
         });
         jobs.jobs.lock().extend(restored);
@@ -122,7 +123,7 @@ impl Jobs {
     pub fn resume_interrupted(&self) {
         let mut jobs = self.jobs.lock();
         if self.mirror.runtime.connectivity() == Connectivity::Offline {
-            let is_dropped = |job: &Arc<RunningJob>| job.beginning.recurs.is_some() && !job.has_ended();
+            let is_dropped = |job: &Arc<RunningJob>| job.origin.recurs.is_some() && !job.has_ended();
             let forgotten = jobs.iter().filter(|job| is_dropped(job)).map(|job| job.id).collect();
             jobs.retain(|job| !is_dropped(job));
             if let Some(records) = self.shared.records.clone() {
@@ -168,8 +169,8 @@ impl Jobs {
         let id = JobId::random().ok_or(JobStartError::Random)?;
         let warm_up = Arc::new(warm_up);
         let (started, place) = (self.shared.clock.now(), self.next_order.fetch_add(1, Ordering::Relaxed));
-        let beginning = JobOrigin { started, place, recurs };
-        let job = Arc::new(RunningJob::new(id, Arc::clone(&warm_up), beginning, &self.shared));
+        let origin = JobOrigin { started, place, recurs };
+        let job = Arc::new(RunningJob::new(id, Arc::clone(&warm_up), origin, &self.shared));
         let (forgotten, task_token) = self.add_to_list(&job)?;
         let (sender, written) = oneshot::channel();
         let (recorded_job, records, work) =
@@ -195,13 +196,13 @@ impl Jobs {
         if self.shared.shutdown.is_cancelled() {
             return Err(JobStartError::Stopping);
         }
-        let recurs = &job.beginning.recurs;
+        let recurs = &job.origin.recurs;
         let max_running = if recurs.is_some() { MAX_RUNNING_FOR_RECURRING } else { MAX_RUNNING };
         if running(&jobs) >= max_running {
             return Err(JobStartError::TooMany);
         }
         let mut forgotten = Vec::new();
-        let is_previous_run = |other: &Arc<RunningJob>| recurs.is_some() && other.beginning.recurs == *recurs;
+        let is_previous_run = |other: &Arc<RunningJob>| recurs.is_some() && other.origin.recurs == *recurs;
         while let Some(previous) = jobs.iter().position(|other| is_previous_run(other) && other.has_ended()) {
             forgotten.extend(jobs.remove(previous).map(|job| job.id));
         }
@@ -219,7 +220,7 @@ impl Jobs {
         async move {
             let job = &job;
             tracing::info!(job = %job.id, items = job.len(), pin = job.pins(), "a warm-up begins");
-            let work = warming::run(&mirror, &clock, &limits, job, &warm_up);
+            let work = warm::run(&mirror, &clock, &limits, job, &warm_up);
             let end = match AssertUnwindSafe(job.stop.run_until_cancelled(work)).catch_unwind().await {
                 Ok(Some(())) => JobEnd::Completed,
                 // The job resumes at the next start.
@@ -278,17 +279,12 @@ impl Jobs {
         self.running.wait().await;
     }
 
-    /// The unfinished run of a recurring job.
-    pub(super) fn unfinished_run(&self, recurs: &str) -> Option<Arc<RunningJob>> {
+    /// The last run of a recurring job that has ended, or has not, while it is in the list.
+    pub(super) fn run_of(&self, recurs: &str, has_ended: bool) -> Option<Arc<RunningJob>> {
         let jobs = self.jobs.lock();
-        jobs.iter().rev().find(|job| job.beginning.recurs.as_deref() == Some(recurs) && !job.has_ended()).cloned()
-    }
-
-    /// The finished run of a recurring job, while it is in the list.
-    pub(super) fn finished_run(&self, recurs: &str) -> Option<JobSummary> {
-        let jobs = self.jobs.lock();
-        let ended = |job: &&Arc<RunningJob>| job.beginning.recurs.as_deref() == Some(recurs) && job.has_ended();
-        jobs.iter().rev().find(ended).map(|job| job.summary())
+        let is_run =
+            |job: &&Arc<RunningJob>| job.origin.recurs.as_deref() == Some(recurs) && job.has_ended() == has_ended;
+        jobs.iter().rev().find(is_run).cloned()
     }
 
     pub(super) fn records(&self) -> Option<&JobRecords> {
@@ -302,4 +298,128 @@ impl Jobs {
 
 fn running(jobs: &VecDeque<Arc<RunningJob>>) -> usize {
     jobs.iter().filter(|job| !job.has_ended()).count()
+}
+
+/// The records of a store.
+#[derive(Debug, Clone)]
+pub(super) struct JobRecords(Arc<Store>);
+
+/// The record of one job.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct JobRecord<W = WarmUp> {
+    /// The report at the time of writing. The items of a running job are omitted: the resumed job resolves them again.
+    pub(super) job: Job,
+    #[serde(rename = "beginning")]
+    pub(super) origin: JobOrigin,
+    /// The package of each item.
+    #[serde(rename = "about")]
+    pub(super) subjects: Vec<ItemSubject>,
+    /// The order to resume; `None` once the job has ended.
+    pub(super) warm_up: Option<W>,
+}
+
+impl JobRecords {
+    pub(super) fn of(store: Arc<Store>) -> Self {
+        Self(store)
+    }
+
+    /// Writes a job's record durably. After a disk error the job runs, but does not resume after a restart.
+    pub(super) async fn write(&self, id: JobId, record: JobRecord<Arc<WarmUp>>) {
+        if let Err(error) = self.put(id, record).await {
+            tracing::warn!(job = %id, %error, "the order of a job could not be recorded; after a restart its previous record, if any, is used");
+        }
+    }
+
+    /// Writes the result of a job. If the disk refuses, the old record is removed: it would resume a job that a person
+    /// may have stopped.
+    pub(super) async fn write_end(&self, id: JobId, record: JobRecord<Arc<WarmUp>>) {
+        let Err(error) = self.put(id, record).await else { return };
+        match self.run_blocking(move |store| store.records.remove(&Key::Job(id.bytes()), Durability::Synced)).await {
+            Ok(()) => {
+                tracing::warn!(job = %id, %error, "the result of a job could not be recorded; after a restart it is forgotten")
+            }
+            Err(remove_error) => {
+                tracing::error!(job = %id, %error, remove_error, "the result of a job could not be recorded, and its old record could not be removed; after a restart the job resumes");
+            }
+        }
+    }
+
+    /// Removes the records of jobs.
+    pub(super) async fn forget(&self, ids: Vec<JobId>) {
+        let removed = self.run_blocking(move |store| {
+            ids.iter().try_for_each(|id| store.records.remove(&Key::Job(id.bytes()), Durability::Synced))
+        });
+        if let Err(error) = removed.await {
+            tracing::warn!(%error, "the records of old jobs could not be removed; those jobs are listed again after a restart");
+        }
+    }
+
+    /// Reads all job records. Unreadable ones are quarantined and logged.
+    pub(super) async fn all(&self) -> Vec<(JobId, JobRecord)> {
+        let read = self.run_blocking(|store| {
+            let mut jobs = Vec::new();
+            for id in store.records.jobs()? {
+                match read(store, &Key::Job(id)) {
+                    Ok(record) => jobs.extend(record.map(|record| (JobId::from_bytes(id), record))),
+                    Err(error) => {
+                        tracing::error!(job = hex::encode(id), %error, "the record of a job cannot be read; the job is not listed")
+                    }
+                }
+            }
+            Ok(jobs)
+        });
+        read.await.unwrap_or_else(|error| {
+            tracing::error!(%error, "the jobs of an earlier run cannot be read; none of them is listed");
+            Vec::new()
+        })
+    }
+
+    /// Reads the shared record of all recurring jobs; the default if there is none.
+    pub(super) async fn recurring<T: DeserializeOwned + Default + Send + 'static>(&self) -> T {
+        let read = self.run_blocking(|store| read(store, &Key::RecurringJobs));
+        read.await
+            .unwrap_or_else(|error| {
+                tracing::error!(%error, "the last runs of the recurring warm-ups cannot be read; every warm-up runs now");
+                None
+            })
+            .unwrap_or_default()
+    }
+
+    /// Writes the shared record of all recurring jobs.
+    pub(super) async fn write_recurring<T: Serialize + Send + 'static>(&self, last_runs: T) {
+        if let Err(error) = self.run_blocking(move |store| put(store, &Key::RecurringJobs, &last_runs)).await {
+            tracing::warn!(%error, "the last run of a recurring warm-up could not be recorded; after a restart it may run again");
+        }
+    }
+
+    async fn put(&self, id: JobId, record: JobRecord<Arc<WarmUp>>) -> Result<(), String> {
+        self.run_blocking(move |store| {
+            let JobRecord { job, origin, subjects, warm_up } = record;
+            put(store, &Key::Job(id.bytes()), &JobRecord { job, origin, subjects, warm_up: warm_up.as_deref() })
+        })
+        .await
+    }
+
+    async fn run_blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Store) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, String> {
+        let store = Arc::clone(&self.0);
+        let result = tokio::task::spawn_blocking(move || work(&store)).await;
+        result.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
+    }
+}
+
+fn put(store: &Store, key: &Key, value: &impl Serialize) -> Result<(), StoreError> {
+    let bytes = serde_json::to_vec(value).expect("our own records are plain data, which always serialises");
+    store.records.put(key, &bytes, Durability::Synced)?;
+    Ok(())
+}
+
+fn read<T: DeserializeOwned>(store: &Store, key: &Key) -> Result<Option<T>, StoreError> {
+    let parse = |bytes: Vec<u8>| {
+        let parsed = serde_json::from_slice(&bytes);
+        parsed.inspect_err(|error| tracing::error!(?key, %error, "a record cannot be parsed; it is quarantined")).ok()
+    };
+    Ok(store.records.read_as(key, parse)?.whole())
 }

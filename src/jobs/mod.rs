@@ -2,16 +2,12 @@
 
 mod job_limits;
 pub mod job_report;
-mod job_state;
 mod list;
 mod plan;
-mod record;
 mod recurring;
-mod registries;
-mod resolve_step;
+mod resolve;
 mod running_job;
 mod warm;
-mod warming;
 
 use std::sync::Arc;
 use std::time::Duration;

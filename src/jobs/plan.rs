@@ -6,18 +6,18 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, join_all};
+use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use super::job_limits::{AsError, JobLimits, RetryPolicy};
-use super::registries::{ItemAvailability, MirrorRegistries, ResolveFindings};
-use super::warm::{LockFit, LockMismatch, MAX_ITEMS, all_lists_accept};
-use crate::address::{Artifact, ModulePackage, Package, PackageRef, PackageSelector, Versions};
+use super::job_limits::{AsError, JobLimits, StepRunner};
+use super::resolve::{ItemAvailability, MirrorRegistries, ResolveFindings};
+use super::warm::{LockFit, LockMismatch, MAX_ITEMS};
+use crate::address::{Artifact, ModulePackage, Package, PackageRef, PackageSelector, Selection, Versions};
 use crate::clock::Clock;
 use crate::error::Error;
-use crate::mirror::{Mirror, StoredArchive, WarmedDocument};
+use crate::mirror::{Connectivity, Mirror, StoredArchive, Urgency, WarmedDocument};
 use crate::requirements::{self, Order, OrderEntry, RequiredArchive, ResolvedRequirements, UnavailableItem};
 
 /// Concurrent steps of one plan, each with at most one upstream request.
@@ -155,28 +155,25 @@ pub enum PlanError {
 pub async fn plan(mirror: &Arc<Mirror>, clock: &Clock, order: &Order) -> Result<Plan, PlanError> {
     let _admission = ADMITTED_PLANS.try_acquire().map_err(|_| PlanError::Busy)?;
     let _permit = timeout(QUEUE_TIMEOUT, RUNNING_PLANS.acquire()).await.map_err(|_| PlanError::Busy)?;
-    let limits = JobLimits::with_permits(CONCURRENT_STEPS);
-    let retry_policy = RetryPolicy::for_plan(&limits, clock);
-    let registries = MirrorRegistries::new(mirror, clock, &retry_policy);
-    let ResolvedRequirements { archives, cannot } = requirements::resolve(order, &registries).await;
-    if archives.len() + cannot.len() > MAX_ITEMS {
-        return Err(PlanError::TooMany(archives.len() + cannot.len()));
+    let limits = JobLimits::of_plan(CONCURRENT_STEPS);
+    let steps = StepRunner::new(mirror, clock, &limits, Urgency::Plan);
+    let registries = MirrorRegistries::new(&steps);
+    let ResolvedRequirements { archives, unavailable } = requirements::resolve(order, &registries).await;
+    if archives.len() + unavailable.len() > MAX_ITEMS {
+        return Err(PlanError::TooMany(archives.len() + unavailable.len()));
     }
     let findings = registries.findings();
-    let planner = Planner { mirror, clock, retry_policy: &retry_policy };
-    let checked = join_all(archives.iter().map(|required| planner.check_archive(required)).collect::<Vec<_>>()).await;
+    let checked = join_all(archives.iter().map(|required| steps.check_archive(required)).collect::<Vec<_>>()).await;
     let (mut items, notes): (Vec<Planned>, Vec<Option<String>>) = checked.into_iter().unzip();
-    let unavailable: Vec<Planned> = cannot.into_iter().map(|item| findings.planned_unavailable(item)).collect();
+    let unavailable: Vec<Planned> = unavailable.into_iter().map(|item| findings.planned_unavailable(item)).collect();
     // An unreadable module is listed with its reason, and not again as needed.
     let reported: BTreeSet<&PackageRef> = unavailable.iter().map(|item| &item.package).collect();
     items.retain(|item| item.package.platform.is_some() || !reported.contains(&item.package));
     items.extend(unavailable);
-    let mut unconfirmed: Vec<String> =
-        findings.unconfirmed.iter().cloned().chain(notes.into_iter().flatten()).collect();
-    unconfirmed.sort();
-    unconfirmed.dedup();
+    let unconfirmed: BTreeSet<String> = findings.unconfirmed.into_iter().chain(notes.into_iter().flatten()).collect();
+    let mut unconfirmed: Vec<String> = unconfirmed.into_iter().collect();
     let sums = Sums::of(&items);
-    let offline = mirror.runtime.connectivity() == crate::mirror::Connectivity::Offline;
+    let offline = mirror.runtime.connectivity() == Connectivity::Offline;
     if offline && !unconfirmed.is_empty() {
         unconfirmed = if names_exact_versions(order) { Vec::new() } else { vec![MAYBE_OUTDATED_NOTE.to_owned()] };
     }
@@ -187,11 +184,10 @@ pub async fn plan(mirror: &Arc<Mirror>, clock: &Clock, order: &Order) -> Result<
 /// Returns true if the order names exact versions, so that a newer version changes nothing.
 fn names_exact_versions(order: &Order) -> bool {
     order.given.iter().all(|given| match given {
-        OrderEntry::Address { what: PackageSelector::Provider(selection), .. } => {
-            matches!(selection.versions, Versions::Exactly(_))
-        }
-        OrderEntry::Address { what: PackageSelector::Module(selection), .. } => {
-            matches!(selection.versions, Versions::Exactly(_))
+        OrderEntry::Address { what, .. } => {
+            let (PackageSelector::Provider(Selection { versions, .. })
+            | PackageSelector::Module(Selection { versions, .. })) = what;
+            matches!(versions, Versions::Exactly(_))
         }
         OrderEntry::LockFile { .. } => true,
         OrderEntry::Configurations(_) => false,
@@ -239,13 +235,7 @@ fn state_of(availability: ItemAvailability, reason: String) -> PlanState {
     }
 }
 
-struct Planner<'a> {
-    mirror: &'a Arc<Mirror>,
-    clock: &'a Clock,
-    retry_policy: &'a RetryPolicy<'a>,
-}
-
-impl Planner<'_> {
+impl StepRunner<'_> {
     /// Checks one archive. Also returns the unconfirmed lists.
     async fn check_archive(&self, required: &RequiredArchive) -> (Planned, Option<String>) {
         let checked = match &required.artifact {
@@ -268,39 +258,24 @@ impl Planner<'_> {
         package: &Package,
         locked: &[Vec<String>],
     ) -> Result<(PlanState, Option<String>), LockMismatch> {
-        let resolve = || -> BoxFuture<'_, _> {
-            Box::pin(self.mirror.operations.warm_set(package, self.retry_policy.urgency(), self.clock.now()))
-        };
-        let WarmedDocument { value: proof_set, unconfirmed } = self.retry_policy.run_step(resolve, || {}).await?;
+        let Self { mirror, clock, urgency, .. } = self;
+        let resolve = || mirror.operations.warm_set(package, *urgency, clock.now());
+        let WarmedDocument { value: proof_set, unconfirmed } = self.run_step(resolve, || {}).await?;
         let digest = proof_set.document.shasum;
-        let fit = LockFit::of_all(locked, digest);
-        if fit == LockFit::Mismatch {
-            return Err(LockMismatch::hash_mismatch(package, &locked.concat(), digest.zh()));
-        }
-        let archive = match self.mirror.library.is_installable(package, digest).await? {
-            true => self.mirror.library.stored_archive(package, digest).await?,
+        let fit = LockFit::check(package, locked, digest)?;
+        let archive = match mirror.library.is_installable(package, digest).await? {
+            true => mirror.library.stored_archive(package, digest).await?,
             false => None,
         };
         let Some(archive) = self.verified_archive(package.into(), archive).await? else {
-            let size = || -> BoxFuture<'_, Result<_, Error>> {
-                Box::pin(async {
-                    Ok(self.mirror.operations.announced_size(package, &proof_set, self.clock.now()).await)
-                })
-            };
-            let size_bytes = self.retry_policy.run_step(size, || {}).await?;
+            let size =
+                || async { Ok::<_, Error>(mirror.operations.announced_size(package, &proof_set, clock.now()).await) };
+            let size_bytes = self.run_step(size, || {}).await?;
             let note = (fit == LockFit::NeedsPackageHash).then(|| UNCHECKED_UNTIL_FETCHED_NOTE.to_owned());
             return Ok((PlanState::Need { size_bytes, note }, unconfirmed));
         };
-        if fit == LockFit::NeedsPackageHash {
-            match self.mirror.library.package_hash(package, digest).await? {
-                Some(hash) if all_lists_accept(locked, digest, &hash) => {}
-                hash => {
-                    let archive_hash = hash.unwrap_or_else(|| digest.zh());
-                    return Err(LockMismatch::hash_mismatch(package, &locked.concat(), archive_hash));
-                }
-            }
-        }
-        let installs = match self.mirror.library.was_imported(package).await? {
+        self.check_package_hash(package, digest, locked).await?;
+        let installs = match mirror.library.was_imported(package).await? {
             true => Installs::NetworkMirrorOnly,
             false => Installs::AnyWay,
         };
@@ -319,15 +294,14 @@ impl Planner<'_> {
 
     /// Checks a module. A module that was fetched for its calls counts as stored.
     async fn check_module(&self, package: &ModulePackage) -> Result<(PlanState, Option<String>), Error> {
-        let find = || -> BoxFuture<'_, _> {
-            Box::pin(self.mirror.operations.warmed_module(package, self.retry_policy.urgency(), self.clock.now()))
-        };
-        let WarmedDocument { value, unconfirmed } = self.retry_policy.run_step(find, || {}).await?;
+        let Self { mirror, clock, urgency, .. } = self;
+        let find = || mirror.operations.warmed_module(package, *urgency, clock.now());
+        let WarmedDocument { value, unconfirmed } = self.run_step(find, || {}).await?;
         let archive = match value {
-            Some(archive) if self.mirror.library.is_installable(package, archive.digest).await? => Some(archive),
+            Some(archive) if mirror.library.is_installable(package, archive.digest).await? => Some(archive),
             Some(_) | None => None,
         };
-        let archive = self.verified_archive(self.mirror.runtime.artifact_of(package), archive).await?;
+        let archive = self.verified_archive(mirror.runtime.artifact_of(package), archive).await?;
         let state = match archive.map(|archive| archive.size_bytes) {
             Some(size_bytes) => PlanState::Have { size_bytes, installs: Installs::AnyWay },
             None => PlanState::Need { size_bytes: None, note: None },

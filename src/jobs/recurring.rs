@@ -1,34 +1,33 @@
 //! Recurring warm-ups (`[[warm]]`): at the start unless the last run was recent, and then once in each interval. A
 //! failed run is retried sooner.
 
-mod last;
-
-use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 
-use self::last::{LastRuns, with_jitter};
-use super::job_report::JobSummary;
-use super::list::{JobStartError, Jobs};
-use super::record::JobRecords;
+use super::job_report::{ItemCounts, JobState, JobSummary};
+use super::list::{JobRecords, JobStartError, Jobs};
 use super::running_job::RunningJob;
 use super::warm::WarmUp;
 use crate::address::{Hostname, PackageSelector};
-use crate::clock::Clock;
+use crate::clock::{Clock, Timestamp};
 use crate::config::{Config, RecurringWarmTarget, RecurringWarmUp};
-use crate::requirements::{self, ArgumentKind, Configurations, Order, OrderEntry, file, lock_file};
+use crate::requirements::{self, ArgumentKind, Configurations, GivenValues, Order, OrderEntry, disk, lock_file};
 use crate::store::Store;
 use crate::supervisor::{Supervisor, Task};
 
-pub use self::last::{LastRun, RecurringState};
-
 /// The shortest delay of a retry.
-pub(super) const MIN_RETRY_DELAY: Duration = Duration::from_secs(5 * 60);
+const MIN_RETRY_DELAY: Duration = Duration::from_secs(5 * 60);
+/// The random delay is at most the interval divided by this, so that several larders do not start at once.
+const JITTER_DIVISOR: u32 = 20;
+/// After this many consecutive failures the pause no longer grows.
+const MAX_DOUBLINGS: u32 = 16;
 
 /// The recurring warm-ups of one larder.
 #[derive(Debug)]
@@ -74,7 +73,7 @@ impl Recurring {
     /// The recurring jobs of a configuration whose larder does not run, from the records in its store.
     pub async fn states_from_store(store: Arc<Store>, clock: &Clock, config: &Config) -> Vec<RecurringState> {
         let last_runs: LastRuns = JobRecords::of(store).recurring().await;
-        let state = |entry| RecurringState::of(entry, last_runs.get(&last::key(entry)), None, false, clock.now());
+        let state = |entry| RecurringState::of(entry, last_runs.get(&key_of(entry)), None, false, clock.now());
         config.warm.iter().map(state).collect()
     }
 
@@ -86,11 +85,11 @@ impl Recurring {
     /// The recurring warm-ups and their last runs.
     pub fn states(&self) -> Vec<RecurringState> {
         let configured = self.configured.borrow().clone();
-        configured.entries.iter().for_each(|entry| self.record_finished_run(&last::key(entry)));
+        configured.entries.iter().for_each(|entry| self.record_finished_run(&key_of(entry)));
         let last_runs = self.last_runs.lock();
         let state = configured.entries.iter().map(|entry| {
-            let key = last::key(entry);
-            let run = self.jobs.unfinished_run(&key).map(|run| run.id.to_string());
+            let key = key_of(entry);
+            let run = self.jobs.run_of(&key, false).map(|run| run.id.to_string());
             RecurringState::of(entry, last_runs.get(&key), run, !configured.offline, self.clock.now())
         });
         state.collect()
@@ -105,7 +104,7 @@ impl Recurring {
             let current = configured.borrow_and_update().clone();
             let wanted: HashMap<String, &RecurringWarmUp> = match current.offline {
                 true => HashMap::new(),
-                false => current.entries.iter().map(|entry| (last::key(entry), entry)).collect(),
+                false => current.entries.iter().map(|entry| (key_of(entry), entry)).collect(),
             };
             running_tasks.retain(|key, (entry, host, task)| {
                 let is_unchanged =
@@ -137,17 +136,17 @@ impl Recurring {
         loop {
             self.record_finished_run(&key);
             // A run that a restart interrupted has resumed by itself.
-            let run = match self.jobs.unfinished_run(&key) {
-                Some(run) => Ok(run),
+            let run = match self.jobs.run_of(&key, false) {
+                Some(run) => Ok(Some(run)),
                 None => {
                     self.until_due(&key, entry.every).await;
                     self.begin(&key, &entry, &default_host).await
                 }
             };
             let ended = match run {
-                Ok(run) => Ok(run.wait().await),
-                Err(RunNotStarted::Stopping) => return,
-                Err(RunNotStarted::Failed(reason)) => Err(reason),
+                Ok(Some(run)) => Ok(run.wait().await),
+                Ok(None) => return,
+                Err(reason) => Err(reason),
             };
             self.record_run(&key, ended).await;
         }
@@ -155,8 +154,8 @@ impl Recurring {
 
     /// Records a run that ended unobserved, because of a reload or restart.
     fn record_finished_run(&self, key: &str) {
-        if let Some(run) = self.jobs.finished_run(key) {
-            self.last_runs.lock().record_finished_run(key, run, self.clock.now());
+        if let Some(run) = self.jobs.run_of(key, true) {
+            self.last_runs.lock().record_finished_run(key, run.summary(), self.clock.now());
         }
     }
 
@@ -168,44 +167,30 @@ impl Recurring {
         self.clock.until_due(|now| due(now).map_or(now, |due| due.after(jitter))).await;
     }
 
-    /// Begins a run once a slot is free.
+    /// Begins a run once a slot is free; `None` if larder stops.
+    ///
+    /// # Errors
+    /// The reason why the run cannot begin.
     async fn begin(
         &self,
         key: &str,
         entry: &RecurringWarmUp,
         default_host: &Hostname,
-    ) -> Result<Arc<RunningJob>, RunNotStarted> {
+    ) -> Result<Option<Arc<RunningJob>>, String> {
         let _start_lock = self.start_lock.lock().await;
         loop {
             self.jobs.until_recurring_slot().await;
-            match self.try_start(key, entry, default_host).await {
+            let (blocking_entry, host) = (entry.clone(), default_host.clone());
+            let read = tokio::task::spawn_blocking(move || read_order(&blocking_entry, &host)).await;
+            let order = read.unwrap_or_else(|error| Err(vec![error.to_string()]));
+            let warm_up = order.and_then(|order| WarmUp::of_order(order, entry.pin));
+            match self.jobs.begin(warm_up.map_err(|problems| problems.join("; "))?, Some(key.to_owned())).await {
+                Ok(run) => return Ok(Some(run)),
                 // Another job took the slot meanwhile.
-                None => {}
-                Some(result) => return result,
+                Err(JobStartError::TooMany) => {}
+                Err(JobStartError::Stopping) => return Ok(None),
+                Err(reason @ JobStartError::Random) => return Err(reason.to_string()),
             }
-        }
-    }
-
-    /// Begins a run if a slot is free; `None` otherwise.
-    async fn try_start(
-        &self,
-        key: &str,
-        entry: &RecurringWarmUp,
-        default_host: &Hostname,
-    ) -> Option<Result<Arc<RunningJob>, RunNotStarted>> {
-        let (blocking_entry, host, pin) = (entry.clone(), default_host.clone(), entry.pin);
-        let read = tokio::task::spawn_blocking(move || read_order(&blocking_entry, &host)).await;
-        let order = read.unwrap_or_else(|error| Err(vec![error.to_string()]));
-        let warm_up = order.and_then(|order| WarmUp::of_order(order, pin));
-        let warm_up = match warm_up {
-            Ok(warm_up) => warm_up,
-            Err(problems) => return Some(Err(RunNotStarted::Failed(problems.join("; ")))),
-        };
-        match self.jobs.begin(warm_up, Some(key.to_owned())).await {
-            Ok(run) => Some(Ok(run)),
-            Err(JobStartError::TooMany) => None,
-            Err(JobStartError::Stopping) => Some(Err(RunNotStarted::Stopping)),
-            Err(reason @ JobStartError::Random) => Some(Err(RunNotStarted::Failed(reason.to_string()))),
         }
     }
 
@@ -218,7 +203,7 @@ impl Recurring {
             let configured = self.configured.borrow().clone();
             let mut last_runs = self.last_runs.lock();
             last_runs.put(key, ended, self.clock.now());
-            last_runs.keep_only(configured.entries.iter().map(last::key));
+            last_runs.keep_only(configured.entries.iter().map(key_of));
             last_runs.clone()
         };
         if let Some(records) = self.jobs.records() {
@@ -227,10 +212,157 @@ impl Recurring {
     }
 }
 
-/// Reasons why a run did not begin.
-enum RunNotStarted {
-    Stopping,
-    Failed(String),
+/// The last run of a recurring warm-up.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LastRun {
+    /// When the run ended, in seconds since 1970.
+    pub ended: Timestamp,
+    /// The result.
+    pub state: JobState,
+    /// ID of the run's job; `None` if the run did not begin.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub job: Option<String>,
+    /// Archives of the run, by state.
+    pub items: ItemCounts,
+    /// The reason why the run did not begin.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// Consecutive failures.
+    pub failures: u32,
+}
+
+/// A recurring warm-up in `GET /admin/v1/status`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RecurringState {
+    /// The configured addresses and paths.
+    pub what: Vec<String>,
+    /// Interval between the end of a run and the next, in seconds.
+    pub every_seconds: u64,
+    /// The job of the current run.
+    pub running: Option<String>,
+    /// The last run; `None` before the first.
+    pub last: Option<LastRun>,
+    /// The due time, in seconds since 1970; `None` during a run, and where larder is offline or does not run.
+    pub next: Option<Timestamp>,
+}
+
+impl RecurringState {
+    fn of(
+        entry: &RecurringWarmUp,
+        last: Option<&LastRun>,
+        running: Option<String>,
+        is_scheduled: bool,
+        now: Timestamp,
+    ) -> Self {
+        let next = (is_scheduled && running.is_none()).then(|| last.map_or(now, |last| last.due(entry.every, now)));
+        let display_name = |target: &RecurringWarmTarget| match target {
+            RecurringWarmTarget::Address(address) => address.clone(),
+            RecurringWarmTarget::Path(path) => path.display().to_string(),
+        };
+        let targets = entry.targets.iter().map(display_name).collect();
+        Self { what: targets, every_seconds: entry.every.as_secs(), running, last: last.cloned(), next }
+    }
+}
+
+impl LastRun {
+    /// The due time of the next run.
+    fn due(&self, every: Duration, now: Timestamp) -> Timestamp {
+        let pause = match self.failures.checked_sub(1) {
+            None => every,
+            Some(doublings) => {
+                let delay = MIN_RETRY_DELAY.saturating_mul(1 << doublings.min(MAX_DOUBLINGS));
+                delay.min(every.max(MIN_RETRY_DELAY))
+            }
+        };
+        // A clock that was set back must not lengthen the pause.
+        self.ended.min(now).after(pause)
+    }
+}
+
+/// The last runs of all recurring warm-ups.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+struct LastRuns(BTreeMap<String, LastRun>);
+
+impl LastRuns {
+    fn get(&self, key: &str) -> Option<&LastRun> {
+        self.0.get(key)
+    }
+
+    /// The next due time; `None` before the first run.
+    ///
+    /// A run that ended in the future, because the clock was set back, counts as ended now. Otherwise each call would
+    /// return a later time.
+    fn due(&mut self, key: &str, every: Duration, now: Timestamp) -> Option<Timestamp> {
+        let last = self.0.get_mut(key)?;
+        last.ended = last.ended.min(now);
+        Some(last.due(every, now))
+    }
+
+    /// Records a run that ended unobserved, unless a later run is recorded.
+    fn record_finished_run(&mut self, key: &str, run: JobSummary, now: Timestamp) {
+        if self.0.get(key).is_none_or(|last| run.ended > Some(last.ended)) {
+            self.put(key, Ok(run), now);
+        }
+    }
+
+    /// Records a finished run, or the reason why it did not begin. A run counts once, however often it is recorded.
+    fn put(&mut self, key: &str, ended: Result<JobSummary, String>, now: Timestamp) {
+        let previous = self.0.get(key);
+        if let (Some(last), Ok(run)) = (previous, &ended)
+            && last.job.as_ref() == Some(&run.id)
+        {
+            return;
+        }
+        let failures = previous.map_or(0, |last| last.failures).saturating_add(1);
+        let last = match ended {
+            Ok(JobSummary { id, state, ended, items, .. }) => LastRun {
+                ended: ended.unwrap_or(now),
+                state,
+                job: Some(id),
+                items,
+                error: None,
+                failures: if state == JobState::Failed { failures } else { 0 },
+            },
+            Err(error) => LastRun {
+                ended: now,
+                state: JobState::Failed,
+                job: None,
+                items: ItemCounts::default(),
+                error: Some(error),
+                failures,
+            },
+        };
+        self.0.insert(key.to_owned(), last);
+    }
+
+    /// Removes the runs of all other keys.
+    fn keep_only(&mut self, keys: impl Iterator<Item = String>) {
+        let keys: BTreeSet<String> = keys.collect();
+        self.0.retain(|key, _| keys.contains(key));
+    }
+}
+
+/// Key of a recurring warm-up, from all its settings but the interval.
+fn key_of(entry: &RecurringWarmUp) -> String {
+    let RecurringWarmUp { targets, platforms, every: _, pin, client } = entry;
+    let named = targets.iter().map(|target| match target {
+        RecurringWarmTarget::Address(address) => format!("a{address}"),
+        RecurringWarmTarget::Path(path) => format!("p{}", path.display()),
+    });
+    let named: Vec<String> = named.collect();
+    let platforms: Vec<String> = platforms.iter().map(ToString::to_string).collect();
+    let text = format!("{named:?}{platforms:?}{pin}{client:?}");
+    blake3::hash(text.as_bytes()).to_hex().chars().take(16).collect()
+}
+
+/// Adds jitter to a due time in the future.
+fn with_jitter(due: Timestamp, now: Timestamp) -> Timestamp {
+    let mut random = [0u8; 4];
+    // Without random bytes there is no jitter.
+    let _ = aws_lc_rs::rand::fill(&mut random);
+    let fraction = f64::from(u32::from_le_bytes(random)) / f64::from(u32::MAX);
+    due.after((due.since(now) / JITTER_DIVISOR).mul_f64(fraction))
 }
 
 /// Builds the order of a recurring warm-up. Its files are read again for each run.
@@ -239,6 +371,7 @@ enum RunNotStarted {
 /// Every problem of the named files.
 fn read_order(entry: &RecurringWarmUp, default_host: &Hostname) -> Result<Order, Vec<String>> {
     let (mut given, mut folders, mut problems) = (Vec::new(), Vec::new(), Vec::new());
+    let configurations = |files, roots| Configurations::new(files, roots, entry.client).map(OrderEntry::Configurations);
     for target in &entry.targets {
         let read = match target {
             RecurringWarmTarget::Address(address) => match PackageSelector::parse(address, default_host) {
@@ -250,7 +383,11 @@ fn read_order(entry: &RecurringWarmUp, default_host: &Hostname) -> Result<Order,
                     folders.push(path.clone());
                     continue;
                 }
-                Some(ArgumentKind::Tar) => read_tar(path, entry),
+                Some(ArgumentKind::Tar) => disk::read_tar(path)
+                    .and_then(|files| {
+                        configurations(files, Vec::new()).map_err(|reason| format!("{}: {reason}", path.display()))
+                    })
+                    .map_err(|reason| vec![reason]),
                 _ => read_lock_file(path),
             },
         };
@@ -260,8 +397,9 @@ fn read_order(entry: &RecurringWarmUp, default_host: &Hostname) -> Result<Order,
         }
     }
     if !folders.is_empty() {
-        match read_folders(&folders, entry) {
-            Ok(configurations) => given.push(configurations),
+        let collected = requirements::collect(&folders, &GivenValues::default());
+        match collected.and_then(|collected| configurations(collected.files, collected.roots)) {
+            Ok(order_entry) => given.push(order_entry),
             Err(reason) => problems.push(reason),
         }
     }
@@ -270,21 +408,104 @@ fn read_order(entry: &RecurringWarmUp, default_host: &Hostname) -> Result<Order,
 
 fn read_lock_file(path: &Path) -> Result<OrderEntry, Vec<String>> {
     let name = path.display().to_string();
-    let text = file::read_lock_file(path).map_err(|reason| vec![reason])?;
+    let text = disk::read_lock_file(path).map_err(|reason| vec![reason])?;
     let with_name = |problem: String| format!("{name}: {problem}");
     let locked = lock_file::parse(text.as_bytes())
         .map_err(|bad| bad.problems().into_iter().map(with_name).collect::<Vec<_>>())?;
     Ok(OrderEntry::LockFile { name, locked })
 }
 
-fn read_tar(path: &Path, entry: &RecurringWarmUp) -> Result<OrderEntry, Vec<String>> {
-    let files = file::read_tar(path).map_err(|reason| vec![reason])?;
-    let configurations = Configurations::new(files, Vec::new(), entry.client);
-    Ok(OrderEntry::Configurations(configurations.map_err(|reason| vec![format!("{}: {reason}", path.display())])?))
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Clock;
 
-fn read_folders(folders: &[PathBuf], entry: &RecurringWarmUp) -> Result<OrderEntry, String> {
-    let collected =
-        requirements::collect(folders, &requirements::GivenValues::default()).map_err(|bad| bad.to_string())?;
-    Ok(OrderEntry::Configurations(Configurations::new(collected.files, collected.roots, entry.client)?))
+    const DAY: Duration = Duration::from_secs(24 * 3600);
+
+    fn summary(state: JobState) -> JobSummary {
+        JobSummary {
+            id: "1".to_owned(),
+            state,
+            started: Timestamp(900),
+            ended: Some(Timestamp(1000)),
+            what: vec![],
+            platforms: vec![],
+            pin: false,
+            resolving: false,
+            items: ItemCounts::default(),
+        }
+    }
+
+    #[test]
+    fn retries_of_a_failed_run_back_off_up_to_the_configured_interval() {
+        let mut runs = LastRuns::default();
+        let pauses: Vec<u64> = (0..12)
+            .map(|number| {
+                runs.put("a", Ok(JobSummary { id: number.to_string(), ..summary(JobState::Failed) }), Timestamp(1000));
+                runs.get("a").unwrap().due(DAY, Timestamp(1000)).0 - 1000
+            })
+            .collect();
+        assert_eq!(pauses[..4], [300, 600, 1200, 2400]);
+        assert_eq!(pauses[11], DAY.as_secs());
+        runs.put("a", Ok(JobSummary { id: "done".to_owned(), ..summary(JobState::Done) }), Timestamp(1000));
+        assert_eq!(runs.get("a").unwrap().due(DAY, Timestamp(5000)).0, 1000 + DAY.as_secs());
+        runs.put("a", Err("no such folder".to_owned()), Timestamp(2000));
+        assert_eq!(runs.get("a").unwrap().due(DAY, Timestamp(2000)).0, 2300);
+    }
+
+    #[test]
+    fn a_clock_set_back_does_not_lengthen_the_pause() {
+        let mut runs = LastRuns::default();
+        runs.put("a", Ok(summary(JobState::Done)), Timestamp(1000));
+        assert_eq!(runs.get("a").unwrap().due(DAY, Timestamp(10)).0, 10 + DAY.as_secs());
+    }
+
+    #[tokio::test]
+    async fn a_clock_set_back_during_the_wait_does_not_lengthen_it() {
+        let clock = Clock::system();
+        let year = 365 * DAY;
+        clock.advance(year);
+        let ended = clock.now();
+        let mut runs = LastRuns::default();
+        runs.put("a", Ok(JobSummary { ended: Some(ended), ..summary(JobState::Done) }), ended);
+        let waiting = clock.until_due(|now| runs.due("a", DAY, now).unwrap());
+        let set_back = async {
+            tokio::task::yield_now().await;
+            clock.set_back(year);
+            tokio::task::yield_now().await;
+            clock.advance(DAY + Duration::from_secs(1));
+        };
+        let both = async { tokio::join!(waiting, set_back) };
+        tokio::time::timeout(Duration::from_secs(20), both)
+            .await
+            .expect("the wait took the year by which the clock was set back");
+        assert!(clock.now() < ended);
+    }
+
+    #[test]
+    fn an_unobserved_run_is_recorded_once_and_never_over_a_later_one() {
+        let mut runs = LastRuns::default();
+        let run = |id: &str, ended| JobSummary {
+            id: id.to_owned(),
+            ended: Some(Timestamp(ended)),
+            ..summary(JobState::Failed)
+        };
+        runs.record_finished_run("a", run("1", 1000), Timestamp(1500));
+        runs.put("a", Ok(run("1", 1000)), Timestamp(1600));
+        assert_eq!((runs.get("a").unwrap().failures, runs.get("a").unwrap().ended), (1, Timestamp(1000)));
+        runs.put("a", Err("no such folder".to_owned()), Timestamp(2000));
+        runs.record_finished_run("a", run("1", 1000), Timestamp(2500));
+        assert_eq!((runs.get("a").unwrap().failures, runs.get("a").unwrap().job.as_deref()), (2, None));
+        runs.record_finished_run("a", run("2", 3000), Timestamp(3500));
+        assert_eq!((runs.get("a").unwrap().failures, runs.get("a").unwrap().job.as_deref()), (3, Some("2")));
+    }
+
+    #[test]
+    fn jitter_adds_at_most_a_twentieth_and_never_makes_a_run_early() {
+        for _ in 0..100 {
+            let due = with_jitter(Timestamp(1000 + DAY.as_secs()), Timestamp(1000));
+            assert!((DAY.as_secs()..=DAY.as_secs() * 21 / 20).contains(&(due.0 - 1000)), "{due:?}");
+            assert_eq!(with_jitter(Timestamp(5), Timestamp(1000)), Timestamp(5));
+        }
+    }
 }

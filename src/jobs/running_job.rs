@@ -1,7 +1,6 @@
-//! One running or finished job: updates of its state, its record, and its followers. A follower gets the difference since
-//! its last event, never more than the whole job; a slow one gets the latest state and delays no other.
+//! One running or finished job: its state, its record, and its followers. A follower gets the difference since its last
+//! event, never more than the whole job; a slow one gets the latest state and delays no other.
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,21 +10,23 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::job_report::{ItemState, Job, JobId, JobItem, JobState, JobSummary};
-use super::job_state::{ItemSubject, JobEnd, TrackedJob, shortened};
-use super::list::ToPin;
-use super::record::{JobRecord, JobRecords};
+use super::job_report::{ItemCounts, ItemState, Job, JobId, JobItem, JobState, JobSummary};
+use super::list::{JobRecord, JobRecords, ToPin};
 use super::warm::WarmUp;
-use crate::address::Artifact;
+use crate::address::{Artifact, PackageRef};
 use crate::clock::{Clock, Timestamp};
 use crate::digest::Digest;
 use crate::mirror::{PinChange, WarmedArchive};
+
+const MAX_ERROR_CHARS: usize = 400;
+/// The error of an item whose job panicked.
+const PANICKED_ERROR: &str = "the job ended unexpectedly: larder's log has the reason; send the same order again";
 
 /// One job.
 #[derive(Debug)]
 pub(super) struct RunningJob {
     pub(super) id: JobId,
-    pub(super) beginning: JobOrigin,
+    pub(super) origin: JobOrigin,
     shared: SharedJobState,
     /// Cancelled when the job or larder is stopped.
     pub(super) stop: CancellationToken,
@@ -58,49 +59,141 @@ pub(super) struct SharedJobState {
     pub(super) job_ended: Arc<Notify>,
 }
 
+/// The package of an item, once resolved.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct ItemSubject {
+    /// The package, once its version is chosen.
+    pub(super) of: Option<Artifact>,
+    /// Digest of the archive, once it is stored.
+    digest: Option<Digest>,
+}
+
+/// Outcome of a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum JobEnd {
+    /// All items were processed.
+    Completed,
+    /// The job was cancelled.
+    Cancelled,
+    /// The task of the job panicked.
+    Panicked,
+}
+
+/// A job's report with the revision of each part.
+#[derive(Debug, Clone)]
+struct TrackedJob {
+    /// The report without its items.
+    head: Job,
+    items: Vec<TrackedItem>,
+    /// The order to resume after a restart; `None` once the job has ended.
+    warm_up: Option<Arc<WarmUp>>,
+    /// True from the moment at which the final record is written; true at once for a job that ended before a restart.
+    is_ending: bool,
+    /// Number of changes so far.
+    revision: u64,
+    /// Revision of the last change outside the items.
+    head_revision: u64,
+}
+
+/// An item of a job.
+#[derive(Debug, Clone)]
+struct TrackedItem {
+    item: JobItem,
+    subject: ItemSubject,
+    /// Revision of the last change.
+    revision: u64,
+}
+
+impl TrackedJob {
+    /// State of a new, resumed or finished job.
+    fn new(mut job: Job, subjects: Vec<ItemSubject>, warm_up: Option<Arc<WarmUp>>) -> Self {
+        let subjects = subjects.into_iter().chain(std::iter::repeat(ItemSubject::default()));
+        let items = std::mem::take(&mut job.items).into_iter().zip(subjects);
+        let items = items.map(|(item, subject)| TrackedItem { item, subject, revision: 0 }).collect();
+        Self { head: job, items, is_ending: warm_up.is_none(), warm_up, revision: 0, head_revision: 0 }
+    }
+
+    fn report(&self) -> Job {
+        let items = self.items.iter().map(|tracked| tracked.item.clone()).collect();
+        Job { items, ..self.head.clone() }
+    }
+
+    /// The summary of this job in the list of jobs.
+    fn summary(&self) -> JobSummary {
+        let Job { id, state, started, ended, what, platforms, pin, resolving, unconfirmed: _, items: _ } =
+            self.head.clone();
+        let items = ItemCounts::of(self.items.iter().map(|tracked| &tracked.item.state));
+        JobSummary { id, state, started, ended, what, platforms, pin, resolving, items }
+    }
+
+    /// The job to change outside its items; marks it as changed in this revision.
+    fn head_mut(&mut self) -> &mut Job {
+        self.head_revision = self.revision;
+        &mut self.head
+    }
+
+    /// Ends the job: its unfinished items become cancelled or failed.
+    fn end(&mut self, end: JobEnd, now: Timestamp) {
+        self.revision += 1;
+        for tracked in self.items.iter_mut().filter(|tracked| !tracked.item.state.has_ended()) {
+            tracked.revision = self.revision;
+            tracked.item.state = match end {
+                JobEnd::Completed | JobEnd::Cancelled => ItemState::Cancelled,
+                JobEnd::Panicked => ItemState::Failed { error: PANICKED_ERROR.to_owned() },
+            };
+        }
+        self.head.state = match end {
+            JobEnd::Cancelled => JobState::Cancelled,
+            JobEnd::Completed if self.items.iter().all(|tracked| tracked.item.state.is_stored()) => JobState::Done,
+            JobEnd::Completed | JobEnd::Panicked => JobState::Failed,
+        };
+        self.head.resolving = false;
+        self.head.ended = Some(now);
+        self.warm_up = None;
+    }
+}
+
+/// A new item, which waits.
+pub(super) fn waiting_item(package: PackageRef) -> JobItem {
+    JobItem { package, state: ItemState::Waiting, bytes: 0, size_bytes: None, unconfirmed: None }
+}
+
+/// Truncates an error to the reported length.
+pub(super) fn shortened(error: &str) -> String {
+    error.chars().take(MAX_ERROR_CHARS).collect()
+}
+
 impl RunningJob {
     /// Creates a new or resumed job.
-    pub(super) fn new(id: JobId, warm_up: Arc<WarmUp>, beginning: JobOrigin, shared: &SharedJobState) -> Self {
-        let items = warm_up.items();
+    pub(super) fn new(id: JobId, warm_up: Arc<WarmUp>, origin: JobOrigin, shared: &SharedJobState) -> Self {
         let job = Job {
             id: id.to_string(),
             state: JobState::Running,
-            started: beginning.started,
+            started: origin.started,
             ended: None,
             what: warm_up.names(),
             platforms: warm_up.platforms.iter().map(ToString::to_string).collect(),
             pin: warm_up.pin,
             resolving: warm_up.configurations.is_some(),
             unconfirmed: Vec::new(),
-            items,
+            items: warm_up.items(),
         };
-        let subjects = vec![ItemSubject::default(); job.items.len()];
-        Self::with_state(id, beginning, shared, job, subjects, Some(warm_up))
+        Self::with_state(id, origin, shared, TrackedJob::new(job, Vec::new(), Some(warm_up)))
     }
 
     /// Creates a job that ended before a restart.
     pub(super) fn ended(id: JobId, record: JobRecord, shared: &SharedJobState) -> Self {
-        let JobRecord { job, about: mut subjects, beginning, .. } = record;
-        subjects.resize(job.items.len(), ItemSubject::default());
-        Self::with_state(id, beginning, shared, job, subjects, None)
+        Self::with_state(id, record.origin, shared, TrackedJob::new(record.job, record.subjects, None))
     }
 
-    fn with_state(
-        id: JobId,
-        beginning: JobOrigin,
-        shared: &SharedJobState,
-        job: Job,
-        subjects: Vec<ItemSubject>,
-        warm_up: Option<Arc<WarmUp>>,
-    ) -> Self {
-        let tracked = TrackedJob::new(job, subjects, warm_up);
+    fn with_state(id: JobId, origin: JobOrigin, shared: &SharedJobState, tracked: TrackedJob) -> Self {
         let (tracked, changes, ending) = (Mutex::new(tracked), watch::Sender::new(0), tokio::sync::Mutex::default());
         let (shared, stop) = (shared.clone(), shared.shutdown.child_token());
-        Self { id, beginning, shared, stop, tracked, changes, ending }
+        Self { id, origin, shared, stop, tracked, changes, ending }
     }
 
     pub(super) fn report(&self) -> Job {
-        self.tracked.lock().job.clone()
+        self.tracked.lock().report()
     }
 
     /// The order to run; `None` once the job has ended.
@@ -113,39 +206,19 @@ impl RunningJob {
         self.shared.shutdown.is_cancelled() && !self.tracked.lock().is_ending
     }
 
-    pub(super) async fn shutdown(&self) {
-        self.shared.shutdown.cancelled().await;
-    }
-
     pub(super) fn has_ended(&self) -> bool {
-        self.tracked.lock().job.state.has_ended()
+        self.tracked.lock().head.state.has_ended()
     }
 
     pub(super) fn summary(&self) -> JobSummary {
         self.tracked.lock().summary()
     }
 
-    /// Reads the state under its lock.
-    pub(super) fn read_state<T>(&self, read: impl FnOnce(&TrackedJob) -> T) -> T {
-        read(&self.tracked.lock())
-    }
-
-    /// A receiver that changes with every update.
-    pub(super) fn changes(&self) -> watch::Receiver<u64> {
-        self.changes.subscribe()
-    }
-
     /// Waits until the job ends; returns its summary.
     pub(super) async fn wait(&self) -> JobSummary {
-        let mut changes = self.changes();
-        loop {
-            changes.borrow_and_update();
-            let summary = self.summary();
-            // This job owns the sender, so the channel stays open.
-            if summary.state.has_ended() || changes.changed().await.is_err() {
-                return summary;
-            }
-        }
+        // This job owns the sender, so the channel stays open.
+        let _ = self.changes.subscribe().wait_for(|_| self.has_ended()).await;
+        self.summary()
     }
 
     /// Updates the state, unless the job has ended.
@@ -163,50 +236,50 @@ impl RunningJob {
     }
 
     fn update_item(&self, item: usize, change: impl FnOnce(&mut JobItem, &mut ItemSubject)) {
-        self.update(|tracked| {
-            if let Some((item, item_subject)) = tracked.item_mut(item) {
-                change(item, item_subject);
+        self.update(|job| {
+            if let Some(tracked) = job.items.get_mut(item) {
+                tracked.revision = job.revision;
+                change(&mut tracked.item, &mut tracked.subject);
             }
         });
     }
 
     /// Returns the current pin setting, which may change while the job runs.
     pub(super) fn pins(&self) -> bool {
-        self.tracked.lock().job.pin
+        self.tracked.lock().head.pin
     }
 
     /// The job's packages to pin or unpin now. The setting also applies to packages still to be fetched.
     pub(super) async fn to_pin(&self, pin: PinChange) -> Vec<ToPin> {
-        self.update(|tracked| tracked.job_fields_mut().pin = pin == PinChange::Set);
+        self.update(|tracked| tracked.head_mut().pin = pin == PinChange::Set);
         self.write().await;
-        let tracked = self.tracked.lock();
-        let items = tracked.job.items.iter().zip(&tracked.subjects).map(|(item, item_subject)| ToPin {
+        let to_pin = |TrackedItem { item, subject, .. }: &TrackedItem| ToPin {
             named: item.package.clone(),
-            package: item_subject.of.clone(),
+            package: subject.of.clone(),
             is_pending: !item.state.has_ended(),
-        });
-        items.collect()
+        };
+        self.tracked.lock().items.iter().map(to_pin).collect()
     }
 
-    /// Adds waiting items; returns their indexes.
-    pub(super) fn add(&self, items: Vec<(JobItem, ItemSubject)>) -> Range<usize> {
+    /// Adds an item, with its package where that is known; returns its index.
+    pub(super) fn add(&self, item: JobItem, artifact: Option<Artifact>) -> usize {
         let added = self.update(|tracked| {
-            let first = tracked.job.items.len();
-            items.into_iter().for_each(|(item, item_subject)| tracked.add(item, item_subject));
-            first..tracked.job.items.len()
+            let subject = ItemSubject { of: artifact, digest: None };
+            tracked.items.push(TrackedItem { item, subject, revision: tracked.revision });
+            tracked.items.len() - 1
         });
         // A finished job ignores the addition; no item has this index.
-        added.unwrap_or(usize::MAX..usize::MAX)
+        added.unwrap_or(usize::MAX)
     }
 
     pub(super) fn len(&self) -> usize {
-        self.tracked.lock().job.items.len()
+        self.tracked.lock().items.len()
     }
 
     /// Marks the requirements as resolved, with the lists that upstream did not confirm.
     pub(super) fn mark_resolved(&self, unconfirmed: Vec<String>) {
         self.update(|tracked| {
-            let job = tracked.job_fields_mut();
+            let job = tracked.head_mut();
             (job.resolving, job.unconfirmed) = (false, unconfirmed);
         });
     }
@@ -224,8 +297,9 @@ impl RunningJob {
         });
     }
 
-    /// Records an unconfirmed answer that an item depends on.
-    pub(super) fn mark_unconfirmed(&self, item: usize, reason: String) {
+    /// Records the unconfirmed answer that an item depends on, if any.
+    pub(super) fn mark_unconfirmed(&self, item: usize, reason: Option<String>) {
+        let Some(reason) = reason else { return };
         self.update_item(item, |item, _| {
             tracing::warn!(job = %self.id, what = %item.package, reason, "warmed from stored documents");
             item.unconfirmed.get_or_insert(reason);
@@ -236,7 +310,7 @@ impl RunningJob {
         self.update_item(item, |item, _| (item.bytes, item.size_bytes) = (bytes, length.or(item.size_bytes)));
     }
 
-    pub(super) fn mark_stored(&self, item: usize, outcome: WarmedArchive, digest: Digest, size_bytes: u64) {
+    pub(super) fn mark_stored(&self, item: usize, (outcome, digest, size_bytes): (WarmedArchive, Digest, u64)) {
         let state = match outcome {
             WarmedArchive::AlreadyStored => ItemState::Held,
             WarmedArchive::Fetched => ItemState::Fetched,
@@ -257,7 +331,11 @@ impl RunningJob {
 
     /// The items with a stored archive.
     pub(super) fn stored_items(&self) -> Vec<(usize, Artifact, Digest)> {
-        self.tracked.lock().stored_items()
+        let tracked = self.tracked.lock();
+        let stored = tracked.items.iter().enumerate().filter(|(_, tracked)| tracked.item.state.is_stored());
+        let items = stored
+            .filter_map(|(number, TrackedItem { subject, .. })| Some((number, subject.of.clone()?, subject.digest?)));
+        items.collect()
     }
 
     /// Writes the record of an unfinished job. `end` writes the final one.
@@ -267,8 +345,8 @@ impl RunningJob {
         let record = {
             let tracked = self.tracked.lock();
             let Some(warm_up) = tracked.warm_up.clone() else { return };
-            let job = Job { items: Vec::new(), ..tracked.job.clone() };
-            JobRecord { job, beginning: self.beginning.clone(), about: Vec::new(), warm_up: Some(warm_up) }
+            let (job, origin) = (tracked.head.clone(), self.origin.clone());
+            JobRecord { job, origin, subjects: Vec::new(), warm_up: Some(warm_up) }
         };
         records.write(self.id, record).await;
     }
@@ -276,28 +354,26 @@ impl RunningJob {
     /// Ends the job, unless it has ended already. The record is written before the end is reported.
     pub(super) async fn end(&self, end: JobEnd) {
         let _end_lock = self.ending.lock().await;
-        let record = {
+        let ended = {
             let mut tracked = self.tracked.lock();
-            if tracked.job.state.has_ended() {
+            if tracked.head.state.has_ended() {
                 return;
             }
             // Later updates of running steps are ignored.
             tracked.is_ending = true;
-            let ended = tracked.ended_copy(end, self.shared.clock.now());
-            JobRecord { job: ended.job, beginning: self.beginning.clone(), about: ended.subjects, warm_up: None }
+            let mut ended = tracked.clone();
+            ended.end(end, self.shared.clock.now());
+            ended
         };
-        let (state, ended) = (record.job.state, record.job.ended);
         if let Some(records) = &self.shared.records {
-            records.write_end(self.id, record).await;
+            let subjects = ended.items.iter().map(|tracked| tracked.subject.clone()).collect();
+            let (job, origin) = (ended.report(), self.origin.clone());
+            records.write_end(self.id, JobRecord { job, origin, subjects, warm_up: None }).await;
         }
-        {
-            let mut tracked = self.tracked.lock();
-            tracked.revision += 1;
-            tracked.end(end, ended.unwrap_or(Timestamp(0)));
-        }
+        tracing::info!(job = %self.id, state = ?ended.head.state, "a warm-up ended");
+        *self.tracked.lock() = ended;
         self.changes.send_modify(|changes| *changes = changes.wrapping_add(1));
         self.shared.job_ended.notify_waiters();
-        tracing::info!(job = %self.id, ?state, "a warm-up ended");
     }
 }
 
@@ -338,7 +414,7 @@ pub struct JobSubscription {
 
 impl JobSubscription {
     pub(super) fn of(job: Arc<RunningJob>) -> Self {
-        let changes = job.changes();
+        let changes = job.changes.subscribe();
         Self { job, changes, last_reported: None, has_ended: false, next_event_at: Instant::now() }
     }
 
@@ -359,33 +435,28 @@ impl JobSubscription {
                 // The job owns the sender, so the channel stays open.
                 _ = self.changes.changed() => {}
                 // The job resumes at the next start.
-                () = self.job.shutdown() => self.has_ended = true,
+                () = self.job.shared.shutdown.cancelled() => self.has_ended = true,
             }
         }
     }
 
     fn collect_events(&mut self) -> Vec<JobEvent> {
-        let last_reported = self.last_reported;
-        let (events, revision, has_ended) = self.job.read_state(|tracked| {
-            let mut events = Vec::new();
-            match last_reported {
-                Some(last_reported) if tracked.head_revision <= last_reported => {
-                    let items = tracked.job.items.iter().zip(&tracked.item_revisions).enumerate();
-                    let changed = items.filter(|(_, (_, revision))| **revision > last_reported);
-                    events.extend(
-                        changed.map(|(number, (item, _))| JobEvent::Item(NumberedItem { number, item: item.clone() })),
-                    );
-                }
-                _ => events.push(JobEvent::Job(Box::new(tracked.job.clone()))),
+        let tracked = self.job.tracked.lock();
+        let mut events = match self.last_reported {
+            Some(last_reported) if tracked.head_revision <= last_reported => {
+                let changed = tracked.items.iter().enumerate().filter(|(_, item)| item.revision > last_reported);
+                changed
+                    .map(|(number, TrackedItem { item, .. })| {
+                        JobEvent::Item(NumberedItem { number, item: item.clone() })
+                    })
+                    .collect()
             }
-            let has_ended = tracked.job.state.has_ended();
-            if has_ended {
-                events.push(JobEvent::End(Box::new(tracked.summary())));
-            }
-            (events, tracked.revision, has_ended)
-        });
-        self.last_reported = Some(revision);
-        self.has_ended = has_ended;
+            _ => vec![JobEvent::Job(Box::new(tracked.report()))],
+        };
+        if tracked.head.state.has_ended() {
+            events.push(JobEvent::End(Box::new(tracked.summary())));
+        }
+        (self.last_reported, self.has_ended) = (Some(tracked.revision), tracked.head.state.has_ended());
         events
     }
 }

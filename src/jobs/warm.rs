@@ -1,18 +1,32 @@
-//! The content of a warm-up: named packages, with the lock-file hashes that their archives must match, and
-//! configurations still to be resolved.
+//! Warm-ups: named packages, with the lock-file hashes that their archives must match, and configurations still to be
+//! resolved. A warm-up fetches everything that an `init` asks for. Constraints are resolved against version lists as a
+//! client does it. Each archive succeeds or fails by itself, and clients have priority.
 
 use std::collections::HashMap;
+use std::fmt::Display;
+use std::ops::Range;
+use std::sync::Arc;
 
+use futures_util::future::{join, join_all};
+use futures_util::{StreamExt, stream};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use super::job_limits::AsError;
-use super::job_report::JobItem;
-use super::job_state::waiting_item;
-use crate::address::{Package, PackageRef, PackageSelector, Platform, Selection, Versions};
+use super::job_limits::{ArchivePermit, AsError, JobLimits, StepRunner};
+use super::job_report::{ItemState, JobItem};
+use super::running_job::{RunningJob, waiting_item};
+use crate::address::{
+    Address, Artifact, ModulePackage, Package, PackageRef, PackageSelector, Platform, Selection, Version, Versions,
+};
+use crate::clock::Clock;
 use crate::digest::Digest;
 use crate::error::Error;
+use crate::mirror::{Mirror, PinChange, SMALL_ARCHIVE_BYTES, Urgency, WarmedArchive, WarmedDocument};
 use crate::requirements::lock_file::LockedProvider;
 use crate::requirements::{Configurations, Order, OrderEntry};
+
+/// Concurrent checks at the end of a job.
+const MAX_FINAL_CHECKS: usize = 8;
 
 /// The maximum number of folders listed of an order without explicit roots.
 const MAX_LISTED_FOLDERS: usize = 16;
@@ -23,7 +37,7 @@ pub(super) const MAX_ITEMS: usize = 8192;
 /// A warm-up order.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WarmUp {
-    pub(super) wanted: Vec<WarmTarget>,
+    wanted: Vec<WarmTarget>,
     /// Configurations, whose requirements are resolved first.
     pub(super) configurations: Option<Order>,
     pub(super) platforms: Vec<Platform>,
@@ -32,12 +46,12 @@ pub struct WarmUp {
 
 /// One exact version, or one address with a constraint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct WarmTarget {
-    pub(super) what: PackageSelector,
+struct WarmTarget {
+    what: PackageSelector,
     /// Empty for a module, which has no platforms.
-    pub(super) platforms: Vec<Platform>,
+    platforms: Vec<Platform>,
     /// The accepted hashes of each lock file that names the package. The archive must match each list.
-    pub(super) locked: Vec<Vec<String>>,
+    locked: Vec<Vec<String>>,
 }
 
 impl WarmUp {
@@ -55,22 +69,17 @@ impl WarmUp {
             match entry {
                 OrderEntry::Address { what: selector, platforms: own_platforms } => {
                     let platforms = if own_platforms.is_empty() { platforms.clone() } else { sorted(own_platforms) };
-                    wanted.push(WarmTarget::of(selector, platforms, Vec::new()));
+                    wanted.push(WarmTarget::of(selector, platforms));
                 }
                 OrderEntry::LockFile { locked, .. } => {
                     for LockedProvider { provider, version, hashes, .. } in locked {
                         let index = *indexes.entry((provider.clone(), version.clone())).or_insert(wanted.len());
-                        match wanted.get_mut(index) {
-                            Some(target) => target.locked.push(hashes),
-                            None => {
-                                let selection = Selection { of: provider, versions: Versions::Exactly(version) };
-                                wanted.push(WarmTarget::of(
-                                    PackageSelector::Provider(selection),
-                                    platforms.clone(),
-                                    vec![hashes],
-                                ));
-                            }
+                        if index == wanted.len() {
+                            let selection = Selection { of: provider, versions: Versions::Exactly(version) };
+                            let selector = PackageSelector::Provider(selection);
+                            wanted.push(WarmTarget::of(selector, platforms.clone()));
                         }
+                        wanted[index].locked.push(hashes);
                     }
                 }
                 OrderEntry::Configurations(_) => configurations.push(entry),
@@ -87,7 +96,7 @@ impl WarmUp {
 
     /// An item for each known archive.
     pub(super) fn items(&self) -> Vec<JobItem> {
-        let items_of = |target: &WarmTarget| {
+        let items_of = |target: &WarmTarget| -> Vec<JobItem> {
             let item = |platform| waiting_item(PackageRef::from(&target.what).on(platform));
             match target.what {
                 PackageSelector::Provider(_) => target.platforms.iter().map(|platform| item(Some(platform))).collect(),
@@ -124,14 +133,14 @@ fn sorted(mut platforms: Vec<Platform>) -> Vec<Platform> {
 }
 
 impl WarmTarget {
-    fn of(selector: PackageSelector, mut platforms: Vec<Platform>, locked: Vec<Vec<String>>) -> Self {
+    fn of(selector: PackageSelector, mut platforms: Vec<Platform>) -> Self {
         if let PackageSelector::Module(_) = selector {
             platforms.clear();
         }
-        Self { what: selector, platforms, locked }
+        Self { what: selector, platforms, locked: Vec::new() }
     }
 
-    pub(super) fn len(&self) -> usize {
+    fn len(&self) -> usize {
         match self.what {
             PackageSelector::Provider(_) => self.platforms.len(),
             PackageSelector::Module(_) => 1,
@@ -147,11 +156,11 @@ pub(super) enum LockMismatch {
     #[error(
         "{package}: none of the {locked} hashes in the lock file matches the verified archive ({archive_hash}), so a client would refuse the archive: run `terraform providers lock -platform={}` again, or find out why the hashes differ", .package.platform
     )]
-    HashMismatch { package: Package, locked: usize, archive_hash: String },
+    HashMismatch { package: Box<Package>, locked: usize, archive_hash: String },
 }
 
-/// Result of comparing an archive with a lock file's hashes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Result of comparing an archive with the hashes of lock files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum LockFit {
     /// One of the hashes matches, or the lock file has no hashes.
     Matches,
@@ -163,40 +172,55 @@ pub(super) enum LockFit {
 
 impl LockFit {
     /// Compares the hashes of one lock file with an archive of this digest.
-    pub(super) fn of(locked: &[String], digest: Digest) -> Self {
-        let is_package_hash = |hash: &&String| hash.starts_with("h1:");
-        if !locked.iter().any(|hash| hash.starts_with("zh:") || hash.starts_with("h1:"))
-            || locked.contains(&digest.zh())
-        {
-            Self::Matches
-        } else if locked.iter().any(|hash| is_package_hash(&hash)) {
-            Self::NeedsPackageHash
-        } else {
-            Self::Mismatch
+    fn of_list(locked: &[String], digest: Digest) -> Self {
+        let has = |scheme| locked.iter().any(|hash| hash.starts_with(scheme));
+        match (has("h1:"), has("zh:")) {
+            (false, false) => Self::Matches,
+            _ if locked.contains(&digest.zh()) => Self::Matches,
+            (true, _) => Self::NeedsPackageHash,
+            (false, true) => Self::Mismatch,
         }
     }
 
-    /// Compares several lock files: an archive must match each of them.
-    pub(super) fn of_all(lists: &[Vec<String>], digest: Digest) -> Self {
-        let each = || lists.iter().map(|locked| Self::of(locked, digest));
-        if each().any(|fit| fit == Self::Mismatch) {
-            Self::Mismatch
-        } else if each().any(|fit| fit == Self::NeedsPackageHash) {
-            Self::NeedsPackageHash
-        } else {
-            Self::Matches
+    /// Compares the hashes of several lock files with the archive of a package: it must match each list.
+    ///
+    /// # Errors
+    /// [`LockMismatch::HashMismatch`] if no hash of a list can match.
+    pub(super) fn check(package: &Package, lists: &[Vec<String>], digest: Digest) -> Result<Self, LockMismatch> {
+        match lists.iter().map(|locked| Self::of_list(locked, digest)).max() {
+            Some(Self::Mismatch) => Err(LockMismatch::hash_mismatch(package, lists, digest.zh())),
+            fit => Ok(fit.unwrap_or(Self::Matches)),
         }
     }
-}
-
-/// Returns true if each list accepts the archive: by its `zh:`, or else by this `h1:`.
-pub(super) fn all_lists_accept(lists: &[Vec<String>], digest: Digest, package_hash: &String) -> bool {
-    lists.iter().all(|locked| LockFit::of(locked, digest) == LockFit::Matches || locked.contains(package_hash))
 }
 
 impl LockMismatch {
-    pub(super) fn hash_mismatch(package: &Package, locked: &[String], archive_hash: String) -> Self {
-        Self::HashMismatch { package: package.clone(), locked: locked.len(), archive_hash }
+    fn hash_mismatch(package: &Package, lists: &[Vec<String>], archive_hash: String) -> Self {
+        let locked = lists.iter().map(Vec::len).sum();
+        Self::HashMismatch { package: Box::new(package.clone()), locked, archive_hash }
+    }
+}
+
+impl StepRunner<'_> {
+    /// Checks the package hash of a stored archive where the lock files need it.
+    pub(super) async fn check_package_hash(
+        &self,
+        package: &Package,
+        digest: Digest,
+        lists: &[Vec<String>],
+    ) -> Result<(), LockMismatch> {
+        if LockFit::check(package, lists, digest)? == LockFit::Matches {
+            return Ok(());
+        }
+        let hash = self.mirror.library.package_hash(package, digest).await?;
+        let accepts = |locked: &Vec<String>| {
+            LockFit::of_list(locked, digest) == LockFit::Matches
+                || hash.as_ref().is_some_and(|hash| locked.contains(hash))
+        };
+        match lists.iter().all(accepts) {
+            true => Ok(()),
+            false => Err(LockMismatch::hash_mismatch(package, lists, hash.unwrap_or_else(|| digest.zh()))),
+        }
     }
 }
 
@@ -206,6 +230,220 @@ impl AsError for LockMismatch {
             Self::Mirror(error) => Some(error),
             Self::HashMismatch { .. } => None,
         }
+    }
+}
+
+/// Runs a warm-up to its end and reports the result of each archive.
+pub(super) async fn run(
+    mirror: &Arc<Mirror>,
+    clock: &Clock,
+    limits: &JobLimits,
+    job: &Arc<RunningJob>,
+    warm_up: &WarmUp,
+) {
+    let run = WarmUpRun { steps: StepRunner::new(mirror, clock, limits, Urgency::Job), job };
+    let mut first = 0;
+    let targets = warm_up.wanted.iter().map(|target| {
+        let items = first..first + target.len();
+        first = items.end;
+        run.warm(items, target)
+    });
+    let targets = join_all(targets.collect::<Vec<_>>());
+    let configurations = async {
+        if let Some(order) = &warm_up.configurations {
+            run.warm_configurations(order).await;
+        }
+    };
+    join(targets, configurations).await;
+    run.recheck_stored_items().await;
+}
+
+/// A running warm-up.
+pub(super) struct WarmUpRun<'a> {
+    pub(super) steps: StepRunner<'a>,
+    pub(super) job: &'a Arc<RunningJob>,
+}
+
+/// The outcome, digest and size of a warmed archive.
+type Warmed = (WarmedArchive, Digest, u64);
+
+impl WarmUpRun<'_> {
+    /// Chooses the versions and warms them: of a provider, for each platform.
+    async fn warm(&self, items: Range<usize>, target: &WarmTarget) {
+        if let Err(error) = self.try_warm(items.clone(), target).await {
+            items.for_each(|item| self.mark_failed(item, &error));
+        }
+    }
+
+    async fn try_warm(&self, items: Range<usize>, target: &WarmTarget) -> Result<(), Error> {
+        let address = match &target.what {
+            PackageSelector::Provider(selection) => Address::from(&selection.of),
+            PackageSelector::Module(selection) => Address::from(&selection.of),
+        };
+        let listed = self.versions(&items.clone().collect::<Vec<_>>(), &address).await?;
+        let listed: Vec<&Version> = listed.iter().collect();
+        match &target.what {
+            PackageSelector::Provider(selection) => {
+                let version = selection.choose(&listed).map_err(Error::NotFound)?;
+                let warmed = items.zip(&target.platforms).map(|(item, platform)| {
+                    let (provider, version, platform) = (selection.of.clone(), version.clone(), platform.clone());
+                    self.warm_package(item, Package { provider, version, platform }, &target.locked)
+                });
+                join_all(warmed.collect::<Vec<_>>()).await;
+                Ok(())
+            }
+            PackageSelector::Module(selection) => {
+                let version = selection.choose(&listed).map_err(Error::NotFound)?.clone();
+                self.warm_module(items.start, &ModulePackage { module: selection.of.clone(), version }).await
+            }
+        }
+    }
+
+    /// Warms a version of a module.
+    ///
+    /// # Errors
+    /// The reason why it is unavailable; its item then waits.
+    pub(super) async fn warm_module(&self, item: usize, package: &ModulePackage) -> Result<(), Error> {
+        self.job.set_subject(item, &Artifact::from(package));
+        let set_waiting = || self.job.set_item_state(item, ItemState::Waiting);
+        let warmed = self.steps.run_archive_step(|_| self.try_warm_module(item, package), set_waiting).await?;
+        self.job.mark_stored(item, warmed);
+        Ok(())
+    }
+
+    async fn try_warm_module(&self, item: usize, package: &ModulePackage) -> Result<Warmed, Error> {
+        let StepRunner { mirror, clock, .. } = &self.steps;
+        self.job.set_item_state(item, ItemState::Fetching);
+        let WarmedDocument { value: (outcome, stored), unconfirmed } =
+            mirror.operations.warm_module(package, Urgency::Job, clock.now()).await?;
+        self.job.mark_unconfirmed(item, unconfirmed);
+        self.pin_if_ordered(mirror.runtime.artifact_of(package)).await?;
+        mirror.library.sync_warmed(package, stored.digest).await?;
+        Ok((outcome, stored.digest, stored.size_bytes))
+    }
+
+    async fn pin_if_ordered(&self, artifact: Artifact) -> Result<(), Error> {
+        if !self.job.pins() {
+            return Ok(());
+        }
+        let subject = format!("the archive of {artifact}");
+        let pinned = self.steps.mirror.operations.pin_artifacts(vec![artifact], PinChange::Set).await?;
+        if pinned.iter().all(|pinned| pinned.succeeded()) {
+            Ok(())
+        } else {
+            Err(self.steps.mirror.library.not_stored_error(&subject).await)
+        }
+    }
+
+    /// The versions from which those of these items are chosen. `init` reads the list even for exact versions.
+    pub(super) async fn versions(&self, items: &[usize], address: &Address) -> Result<Vec<Version>, Error> {
+        let set_all = |state: ItemState| items.iter().for_each(|item| self.job.set_item_state(*item, state.clone()));
+        let (on_start, on_wait) = (|| set_all(ItemState::Resolving), || set_all(ItemState::Waiting));
+        let WarmedDocument { value, unconfirmed } = self.steps.versions(address, on_start, on_wait).await?;
+        items.iter().for_each(|item| self.job.mark_unconfirmed(*item, unconfirmed.clone()));
+        Ok(value)
+    }
+
+    /// Warms a package, whose archive must match these lists of hashes.
+    pub(super) async fn warm_package(&self, item: usize, package: Package, locked: &[Vec<String>]) {
+        match self.try_warm_package(item, &package, locked).await {
+            Ok(warmed) => self.job.mark_stored(item, warmed),
+            Err(error) => self.mark_failed(item, &error),
+        }
+    }
+
+    async fn try_warm_package(
+        &self,
+        item: usize,
+        package: &Package,
+        locked: &[Vec<String>],
+    ) -> Result<Warmed, LockMismatch> {
+        self.job.set_subject(item, &Artifact::from(package));
+        let set_waiting = || self.job.set_item_state(item, ItemState::Waiting);
+        let first_digest = self.steps.run_step(|| self.resolve_digest(item, package, locked), set_waiting).await?;
+        set_waiting();
+        let resolved = Mutex::new(Some(first_digest));
+        let fetch = |permit| {
+            let resolved = resolved.lock().take();
+            async move {
+                let digest = match resolved {
+                    Some(digest) => digest,
+                    // After a delay there may be a new proof set.
+                    None => self.resolve_digest(item, package, locked).await?,
+                };
+                self.fetch_archive(item, package, digest, permit).await
+            }
+        };
+        let warmed = self.steps.run_archive_step(fetch, set_waiting).await?;
+        self.steps.run_step(|| self.finish_package(package, warmed.1, locked), || {}).await?;
+        Ok(warmed)
+    }
+
+    /// The digest of the archive that an `init` would get.
+    async fn resolve_digest(
+        &self,
+        item: usize,
+        package: &Package,
+        locked: &[Vec<String>],
+    ) -> Result<Digest, LockMismatch> {
+        self.job.set_item_state(item, ItemState::Resolving);
+        let StepRunner { mirror, clock, .. } = &self.steps;
+        let WarmedDocument { value: proof_set, unconfirmed } =
+            mirror.operations.warm_set(package, Urgency::Job, clock.now()).await?;
+        self.job.mark_unconfirmed(item, unconfirmed);
+        let digest = proof_set.document.shasum;
+        // The digest is known before the fetch: a mismatch costs no download.
+        LockFit::check(package, locked, digest)?;
+        Ok(digest)
+    }
+
+    async fn fetch_archive(
+        &self,
+        item: usize,
+        package: &Package,
+        digest: Digest,
+        permit: Arc<ArchivePermit<'_>>,
+    ) -> Result<Warmed, LockMismatch> {
+        self.job.set_item_state(item, ItemState::Fetching);
+        let on_progress = |bytes, length: Option<u64>| {
+            if length.is_some_and(|length| length <= SMALL_ARCHIVE_BYTES) {
+                permit.release_if_small();
+            }
+            self.job.update_progress(item, bytes, length);
+        };
+        let StepRunner { mirror, clock, .. } = &self.steps;
+        let (outcome, archive) = mirror.operations.warm_archive(package, digest, clock.now(), on_progress).await?;
+        Ok((outcome, digest, archive.size_bytes))
+    }
+
+    /// Checks the package hash where the lock file needs it, pins the package if ordered, and syncs it to disk.
+    async fn finish_package(
+        &self,
+        package: &Package,
+        digest: Digest,
+        locked: &[Vec<String>],
+    ) -> Result<(), LockMismatch> {
+        self.steps.check_package_hash(package, digest, locked).await?;
+        self.pin_if_ordered(Artifact::from(package)).await?;
+        Ok(self.steps.mirror.library.sync_warmed(package, digest).await?)
+    }
+
+    pub(super) fn mark_failed(&self, item: usize, error: &dyn Display) {
+        self.job.mark_failed(item, &error.to_string());
+    }
+
+    /// Checks that every stored item is still installable: archives fetched early may have been evicted for later ones.
+    async fn recheck_stored_items(&self) {
+        let library = &self.steps.mirror.library;
+        library.wait_for_eviction().await;
+        let check = async |(item, artifact, digest)| match library.is_installable(&artifact, digest).await {
+            Ok(true) => {}
+            Ok(false) => {
+                self.mark_failed(item, &library.not_stored_error(&format!("the archive of {artifact}")).await);
+            }
+            Err(error) => self.mark_failed(item, &error),
+        };
+        stream::iter(self.job.stored_items()).for_each_concurrent(MAX_FINAL_CHECKS, check).await;
     }
 }
 

@@ -5,6 +5,9 @@ use std::time::Duration;
 use crate::clock::{CLOCK_SLACK, Timestamp};
 use crate::upstream::outbound::Connectivity;
 
+/// The freshness lifetime of an answer computed from the store, unless a change of the store is noticed.
+pub(in crate::mirror) const STORED_ANSWER_LIFETIME: Duration = Duration::from_secs(5);
+
 /// The age of a stored document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::mirror) struct Age {

@@ -14,11 +14,9 @@ mod operate;
 mod proof_sets;
 mod request_context;
 mod runtime;
-mod runtime_config;
 mod single_flight;
 mod tasks;
 mod transfer;
-mod ttl_cache;
 
 use std::sync::Arc;
 
@@ -28,42 +26,39 @@ pub use self::documents::Documents;
 pub use self::library::Library;
 pub use self::modules::Modules;
 pub use self::offline::Offline;
-pub use self::offline::stored_pages::PageSource;
+pub use self::offline::stored_pages::{PageSource, StoredEntry, StoredList};
 pub use self::operate::Operations;
 pub use self::proof_sets::ProofSets;
 pub use self::runtime::Runtime;
-pub use self::transfer::Transfers;
+pub use self::transfer::{
+    ApplyError, ApplyOptions, Export, FileVerdict, GatherError, GatheredBundle, ImportCounts, ImportStep, ImportedFile,
+    NotExported, ProvenBy, TransferPermit, Transfers, UnsignedPolicy,
+};
 pub use crate::mirror::archives::pass_through::PassThrough;
 pub use crate::mirror::archives::unattended::ClientAddress;
 pub use crate::mirror::archives::{Archive, ArchiveRef, ProofFile, ProofFileRef, ProofSetRefs};
 pub use crate::mirror::counters::Counters;
-pub use crate::mirror::documents::pages::{
-    PageFromStore, StoredDetails, StoredEntry, StoredList, StoredSubject, UpstreamPage,
-};
+pub use crate::mirror::documents::pages::UpstreamPage;
 pub use crate::mirror::library::StoreFailure;
+pub use crate::mirror::library::installable::RequiredPlatforms;
+pub use crate::mirror::library::missing::MissingPackage;
 pub use crate::mirror::library::proof_set::ProofSet;
 pub use crate::mirror::library::record_format as record;
 pub use crate::mirror::library::stored_document::StoredDocument;
 pub use crate::mirror::library::{Alarm, AlarmKind, PackageHashState, StoredArchive, ZipOrigin};
 pub use crate::mirror::modules::{ModuleArchiveRef, ModuleLocation};
-pub use crate::mirror::offline::{MissingPackage, RequiredPlatforms};
 pub use crate::mirror::operate::accept::{AcceptOutcome, AcceptResult, ChangedFile};
-pub use crate::mirror::operate::gauges::MirrorGauges;
-pub use crate::mirror::operate::pin::{PinChange, PinOutcome, PinResult};
 pub use crate::mirror::operate::purge::PurgeResult;
 pub use crate::mirror::operate::refresh::{RefreshOutcome, RefreshResult};
+pub use crate::mirror::operate::rehash::VerifyEvent;
 pub use crate::mirror::operate::rehash::{DamageFinding, DamagedArchive, RepairOutcome};
-pub use crate::mirror::operate::scrub::VerifyEvent;
+pub use crate::mirror::operate::status::MirrorGauges;
 pub use crate::mirror::operate::status::{LastBundle, OriginBackoff, Status, StoreState, UpstreamState};
 pub use crate::mirror::operate::warm::{WarmedArchive, WarmedDocument};
+pub use crate::mirror::operate::{PinChange, PinOutcome, PinResult};
 pub use crate::mirror::request_context::{Answer, Outcome, RequestContext, Urgency};
 pub use crate::mirror::runtime::Limits;
-pub use crate::mirror::runtime_config::RuntimeConfig;
-pub use crate::mirror::transfer::TransferPermit;
-pub use crate::mirror::transfer::bundle::{ApplyError, ApplyOptions, GatherError, GatheredBundle};
-pub use crate::mirror::transfer::tree::{
-    Export, FileVerdict, ImportCounts, ImportStep, ImportedFile, NotExported, ProvenBy, UnsignedPolicy,
-};
+pub use crate::mirror::runtime::RuntimeConfig;
 
 use crate::mirror::archives::unattended::FillsByClient;
 use crate::mirror::request_context::FetchReason;

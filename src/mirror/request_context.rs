@@ -11,11 +11,11 @@ use crate::cdn_loop::CdnLoop;
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::mirror::archives::unattended::ClientAddress;
-use crate::mirror::runtime_config::ConfigGeneration;
+use crate::mirror::runtime::ConfigGeneration;
 use crate::mirror::{Connectivity, Runtime, RuntimeConfig};
 use crate::upstream::Upstream;
+use crate::upstream::backoff::Origin;
 use crate::upstream::backoff::{BudgetPurpose, RevalidationPermit};
-use crate::upstream::breaker::Origin;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::request::RequestPriority;
 
@@ -37,28 +37,22 @@ pub struct RequestContext {
     /// The client; `None` for a job.
     pub client: Option<ClientAddress>,
     pub(in crate::mirror) config: Arc<RuntimeConfig>,
-    pub(in crate::mirror) caller: CallerKind,
+    pub(in crate::mirror) urgency: Urgency,
     pub(in crate::mirror) revalidation_permit: RevalidationPermit,
 }
 
+/// The urgency of a request: who waits for its answer, and for how long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::mirror) enum CallerKind {
-    /// A client's request. It counts towards the limit of waiting requests.
+pub enum Urgency {
+    /// A client's or an operator's request. It counts towards the limit of waiting requests.
     Request,
     /// A single flight that others may join.
     Flight,
-    /// A step of a job. It waits until its flight ends, because no client waits.
-    JobStep,
-    /// A step of a plan. Like a job's step, but where an upstream asked for a delay it accepts the stored copy.
-    PlanStep,
-}
-
-/// The urgency of a step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Urgency {
-    /// A job has time: where an upstream asked for a delay, the step is tried later.
+    /// A step of a job. It waits until its flight ends, because no client waits. Where an upstream asked for a delay, it is
+    /// tried later.
     Job,
-    /// A plan reports the present state: where an upstream asked for a delay, it uses the stored copy.
+    /// A step of a plan, which reports the present state. Like a job's step, but where an upstream asked for a delay it
+    /// accepts the stored copy.
     Plan,
 }
 
@@ -128,7 +122,13 @@ pub struct Answer<T> {
 }
 
 impl<T> Answer<T> {
-    pub(in crate::mirror) fn map<U>(self, other: impl FnOnce(T) -> U) -> Answer<U> {
+    /// An answer of this moment, which is not reused.
+    pub(in crate::mirror) fn of_now(value: T, outcome: Outcome, call: &RequestContext) -> Self {
+        Self { value, outcome, fresh_until: call.now, checked: call.now }
+    }
+
+    /// Replaces the value.
+    pub fn map<U>(self, other: impl FnOnce(T) -> U) -> Answer<U> {
         let Self { value, outcome, fresh_until, checked } = self;
         Answer { value: other(value), outcome, fresh_until, checked }
     }
@@ -136,11 +136,16 @@ impl<T> Answer<T> {
 
 impl RequestContext {
     pub(in crate::mirror) fn is_step(&self) -> bool {
-        matches!(self.caller, CallerKind::JobStep | CallerKind::PlanStep)
+        matches!(self.urgency, Urgency::Job | Urgency::Plan)
     }
 
     pub(in crate::mirror) fn is_plan_step(&self) -> bool {
-        self.caller == CallerKind::PlanStep
+        self.urgency == Urgency::Plan
+    }
+
+    /// The present: the time of arrival, and what has passed since.
+    pub(in crate::mirror) fn present(&self) -> Timestamp {
+        self.now.after(self.started.elapsed())
     }
 
     pub(in crate::mirror) fn proxy_path(&self) -> ProxyPath {
@@ -171,55 +176,43 @@ impl Runtime {
         }
     }
 
-    /// A context for one step of a job, which prefers upstream's answer to the stored copy.
-    pub(in crate::mirror) fn step_context(&self, now: Timestamp) -> RequestContext {
-        RequestContext { caller: CallerKind::JobStep, ..self.job_context(now) }
-    }
-
-    /// A context for one step of this urgency.
-    pub(in crate::mirror) fn step_context_for(&self, urgency: Urgency, now: Timestamp) -> RequestContext {
-        let part = match urgency {
-            Urgency::Job => CallerKind::JobStep,
-            Urgency::Plan => CallerKind::PlanStep,
-        };
-        RequestContext { caller: part, ..self.job_context(now) }
+    /// A context for one step of a job or a plan, which prefers upstream's answer to the stored copy.
+    pub(in crate::mirror) fn step_context(&self, urgency: Urgency, now: Timestamp) -> RequestContext {
+        RequestContext { urgency, ..self.job_context(now) }
     }
 
     /// A context for a request that arrives now, under the configuration that admitted it.
     pub fn request_context(
         &self,
         now: Timestamp,
-        terms: Arc<RuntimeConfig>,
+        config: Arc<RuntimeConfig>,
         via: CdnLoop,
         client: Option<ClientAddress>,
         takes_unknown_length: bool,
     ) -> RequestContext {
-        let began = Instant::now();
-        let deadline = began + self.limits.answer_within;
-        let (priority, part, leave) = (RequestPriority::Client, CallerKind::Request, RevalidationPermit::default());
+        let started = Instant::now();
         RequestContext {
             now,
             via,
-            started: began,
-            deadline,
+            started,
+            deadline: started + self.limits.answer_within,
             takes_unknown_length,
-            priority,
+            priority: RequestPriority::Client,
             client,
-            config: terms,
-            caller: part,
-            revalidation_permit: leave,
+            config,
+            urgency: Urgency::Request,
+            revalidation_permit: RevalidationPermit::default(),
         }
     }
 
     /// A context for a flight: no client waits for it directly, and it ends by its own deadline.
     pub(in crate::mirror) fn flight_context(&self, call: &RequestContext) -> RequestContext {
-        let began = Instant::now();
-        let now = call.now.after(began.saturating_duration_since(call.started));
+        let started = Instant::now();
         RequestContext {
-            now,
-            started: began,
-            deadline: began + call.config.outbound.give_up_after(),
-            caller: CallerKind::Flight,
+            now: call.present(),
+            started,
+            deadline: started + call.config.outbound.give_up_after(),
+            urgency: Urgency::Flight,
             ..call.clone()
         }
     }
@@ -231,59 +224,11 @@ impl Runtime {
 
     /// Takes a place among the waiting requests; `None` where all are taken. Flights and jobs need none.
     pub(in crate::mirror) fn try_wait(&self, call: &RequestContext) -> Option<WaitingPermit> {
-        match call.caller {
-            CallerKind::Flight | CallerKind::JobStep | CallerKind::PlanStep => Some(WaitingPermit(None)),
-            CallerKind::Request => {
-                Arc::clone(&self.waiting_permits).try_acquire_owned().ok().map(|taken| WaitingPermit(Some(taken)))
-            }
-        }
-    }
-
-    /// Returns a message about an answer that upstream did not confirm.
-    ///
-    /// # Errors
-    /// [`Error::HeldBack`] where upstream asked for a delay: the job tries again after it.
-    pub(in crate::mirror) fn unconfirmed<T>(
-        &self,
-        subject: &str,
-        host: &Hostname,
-        origins: &[Origin],
-        answer: &Answer<T>,
-        call: &RequestContext,
-    ) -> Result<Option<String>, Error> {
-        if answer.outcome != Outcome::Stale {
-            return Ok(None);
-        }
-        if self.connectivity() == Connectivity::Online
-            && call.caller != CallerKind::PlanStep
-            && let Some(until) = call.config.outbound.retry_after_until(host, origins, call.now)
-        {
-            return Err(Error::HeldBack { subject: subject.to_owned(), until });
-        }
-        let since = match answer.checked {
-            Timestamp(0) => String::new(),
-            checked => format!(", and last confirmed it at {}", checked.date_time()),
+        let permit = match call.urgency {
+            Urgency::Flight | Urgency::Job | Urgency::Plan => None,
+            Urgency::Request => Some(Arc::clone(&self.waiting_permits).try_acquire_owned().ok()?),
         };
-        Ok(Some(format!("upstream could not be asked about {subject}{since}: there may be a newer one")))
-    }
-
-    /// Checks that a job may fetch something that is not stored, at a cost of `requests`.
-    pub(in crate::mirror) fn charge_job(
-        &self,
-        subject: &str,
-        host: &Hostname,
-        origins: &[Origin],
-        requests: u32,
-        call: &RequestContext,
-    ) -> Result<(), Error> {
-        if requests == 0 || self.connectivity() == Connectivity::Offline {
-            return Ok(());
-        }
-        if let Some(until) = call.config.outbound.retry_after_until(host, origins, call.now) {
-            return Err(Error::HeldBack { subject: subject.to_owned(), until });
-        }
-        let has_room = call.config.outbound.spend(host, BudgetPurpose::Job, requests, call.now);
-        if has_room { Ok(()) } else { Err(Error::RevalidationSkipped(subject.to_owned())) }
+        Some(WaitingPermit(permit))
     }
 
     /// Charges a revalidation to the upstream's rate budget. A fetch of something that is not stored is free.
@@ -298,7 +243,7 @@ impl Runtime {
         match fetch_reason {
             FetchReason::Fetch => Ok(()),
             FetchReason::Revalidate
-                if call.config.outbound.spend(host, BudgetPurpose::Revalidation, requests, call.now) =>
+                if call.config.outbound.backoff.spend(host, BudgetPurpose::Revalidation, requests, call.now) =>
             {
                 Ok(())
             }
@@ -325,20 +270,65 @@ impl Runtime {
     }
 }
 
-/// Returns the error of a fetch, or the time to try again if upstream asked for a delay.
-pub(in crate::mirror) fn or_retry_later(
-    subject: &str,
-    host: &Hostname,
-    origins: &[Origin],
-    error: Error,
-    call: &RequestContext,
-) -> Error {
-    let Error::Upstream(failed) = &error else { return error };
-    // A redirect may have led to an origin that is not in the list.
-    let last = Url::parse(&failed.origin).ok().map(|url| Origin::of(&url));
-    let origins: Vec<Origin> = origins.iter().cloned().chain(last).collect();
-    match call.config.outbound.retry_after_until(host, &origins, call.now) {
-        Some(until) => Error::HeldBack { subject: subject.to_owned(), until },
-        None => error,
+/// A request of a job to an upstream, for messages and for the upstream's limits.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::mirror) struct JobRequest<'a> {
+    pub(in crate::mirror) runtime: &'a Runtime,
+    pub(in crate::mirror) subject: &'a str,
+    pub(in crate::mirror) host: &'a Hostname,
+    /// The origins that it leads to, as far as they are known.
+    pub(in crate::mirror) origins: &'a [Origin],
+    pub(in crate::mirror) call: &'a RequestContext,
+}
+
+impl JobRequest<'_> {
+    /// Checks that a job may fetch something that is not stored, at a cost of `requests`.
+    ///
+    /// # Errors
+    /// [`Error::HeldBack`] where upstream asked for a delay, [`Error::RevalidationSkipped`] where its budget is spent.
+    pub(in crate::mirror) fn charge(self, requests: u32) -> Result<(), Error> {
+        if requests == 0 || self.runtime.connectivity() == Connectivity::Offline {
+            return Ok(());
+        }
+        let Self { subject, host, origins, call, .. } = self;
+        if let Some(until) = call.config.outbound.backoff.retry_after_until(host, origins, call.now) {
+            return Err(Error::HeldBack { subject: subject.to_owned(), until });
+        }
+        let has_room = call.config.outbound.backoff.spend(host, BudgetPurpose::Job, requests, call.now);
+        if has_room { Ok(()) } else { Err(Error::RevalidationSkipped(subject.to_owned())) }
+    }
+
+    /// Returns a message about an answer that upstream did not confirm.
+    ///
+    /// # Errors
+    /// [`Error::HeldBack`] where upstream asked for a delay: the job tries again after it.
+    pub(in crate::mirror) fn unconfirmed<T>(self, answer: &Answer<T>) -> Result<Option<String>, Error> {
+        let Self { subject, host, origins, call, .. } = self;
+        if answer.outcome != Outcome::Stale {
+            return Ok(None);
+        }
+        if self.runtime.connectivity() == Connectivity::Online
+            && call.urgency != Urgency::Plan
+            && let Some(until) = call.config.outbound.backoff.retry_after_until(host, origins, call.now)
+        {
+            return Err(Error::HeldBack { subject: subject.to_owned(), until });
+        }
+        let since = match answer.checked {
+            Timestamp(0) => String::new(),
+            checked => format!(", and last confirmed it at {}", checked.date_time()),
+        };
+        Ok(Some(format!("upstream could not be asked about {subject}{since}: there may be a newer one")))
+    }
+
+    /// Returns the error of a fetch, or the time to try again if upstream asked for a delay.
+    pub(in crate::mirror) fn or_retry_later(self, error: Error) -> Error {
+        let Error::Upstream(failed) = &error else { return error };
+        // A redirect may have led to an origin that is not in the list.
+        let last = Url::parse(&failed.origin).ok().map(|url| Origin::of(&url));
+        let origins: Vec<Origin> = self.origins.iter().cloned().chain(last).collect();
+        match self.call.config.outbound.backoff.retry_after_until(self.host, &origins, self.call.now) {
+            Some(until) => Error::HeldBack { subject: self.subject.to_owned(), until },
+            None => error,
+        }
     }
 }

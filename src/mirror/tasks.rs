@@ -28,6 +28,15 @@ impl Tasks {
         self.tracker.spawn(self.stop.clone().run_until_cancelled_owned(work))
     }
 
+    /// Runs `work` until it ends: a shutdown waits for it.
+    pub(in crate::mirror) fn spawn_to_end<F>(&self, work: F) -> JoinHandle<F::Output>
+    where
+        F: Future + Send + 'static,
+        F::Output: Send + 'static,
+    {
+        self.tracker.spawn(work)
+    }
+
     /// Runs file work on a blocking thread. It is never cut short: a shutdown waits for it.
     pub(in crate::mirror) fn spawn_blocking<T: Send + 'static>(
         &self,

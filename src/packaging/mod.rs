@@ -2,21 +2,16 @@
 //! on any machine. This module uses no network, and of the disk only the spool file that a tree is given.
 
 mod compression;
-mod glob;
 mod meter;
 mod pack;
 mod path;
-mod resolve;
 mod tar;
 mod tree;
 mod unpack;
-mod xz;
 mod zip;
 
-pub use self::glob::find_folder;
-pub use self::pack::{PACKER, PackResult, pack};
-pub use self::path::{BadTreePath, TreePath};
-pub use self::resolve::{ResolvedTree, resolve};
+pub use self::pack::{PACKER, PackResult, ResolvedTree, pack, resolve};
+pub use self::path::{BadTreePath, TreePath, find_folder};
 pub use self::tar::{BadTar, TarLimits, TarMember, TarReader, TarWriter};
 pub use self::tree::{Tree, TreeEntry, TreeError, TreeLimits};
 pub use self::unpack::{ArchiveFormat, unpack, unpack_from};

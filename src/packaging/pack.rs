@@ -1,13 +1,14 @@
-//! Packs a tree into the module archive that clients download. Equal trees give equal bytes on any machine.
+//! Packs a tree into the module archive that clients download: links are replaced by what they point to, so that only
+//! folders and files remain. Equal trees give equal bytes on any machine.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 
 use aws_lc_rs::digest::{Context, SHA256};
 use flate2::{Compression, GzBuilder};
 
-use super::resolve::{ResolvedEntry, ResolvedTree, resolve};
 use super::tar::{BLOCK, COPY_BUFFER_BYTES, TarWriter};
-use super::{Tree, TreeError, TreePath};
+use super::{Tree, TreeEntry, TreeError, TreePath};
 use crate::digest::{Digest, Hasher};
 
 /// The version of the packer. Any change to the bytes of an archive needs a new version: other headers, another level,
@@ -121,6 +122,263 @@ impl<W: Write> Write for FixedChunkWriter<W> {
         self.chunk.clear();
         Ok(())
     }
+}
+
+/// The most links that one path may lead through, as in Linux.
+const MAX_LINKS: usize = 40;
+/// The limit for the work of following links, in bytes of visited names. It corresponds to a few seconds.
+const MAX_WORK_BYTES: u64 = 1 << 30;
+/// The work of visiting a name in addition to its length, in bytes.
+const WORK_PER_NAME: u64 = 128;
+/// The most notes for one reason; further links are only counted.
+const MAX_NOTES: usize = 20;
+/// The limit for all names together, in bytes, because they stay in memory.
+const MAX_NAME_BYTES: usize = 64 << 20;
+
+/// An entry after links were followed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ResolvedEntry {
+    Folder,
+    File { mode: u32, offset: u64, size_bytes: u64 },
+}
+
+/// The contents of a folder after links were followed, ready to be packed.
+#[derive(Debug)]
+pub struct ResolvedTree<'t> {
+    tree: &'t Tree,
+    /// Entries by path relative to the root.
+    entries: BTreeMap<TreePath, ResolvedEntry>,
+    notes: Vec<String>,
+}
+
+/// Follows every link below `root`; targets may be anywhere in the tree. The root's own `.git` is left out.
+///
+/// # Errors
+/// [`TreeError::Refused`] for a link out of the tree, a link to an absolute path, a circle of links, and a root that is
+/// not a folder; [`TreeError::TooLarge`] if the copies exceed the tree's limits, or if following links is too much
+/// work.
+pub fn resolve<'t>(tree: &'t Tree, root: &TreePath) -> Result<ResolvedTree<'t>, TreeError> {
+    match tree.get(root) {
+        Some(TreeEntry::Folder) => {}
+        Some(_) => return Err(TreeError::refused(root, "it is the root of the module, but not a folder")),
+        None => return Err(TreeError::refused(root, "it is the root of the module, but does not exist")),
+    }
+    let mut resolver = LinkResolver {
+        tree,
+        entries: BTreeMap::new(),
+        dangling: BTreeSet::new(),
+        recursive: BTreeSet::new(),
+        bytes: 0,
+        name_bytes: 0,
+        work: 0,
+        links: Vec::new(),
+    };
+    let mut pending = vec![FolderCopy { source: root.clone(), destination: TreePath::root(), last_link: None }];
+    while let Some(folder) = pending.pop() {
+        resolver.copy(&folder, &mut pending)?;
+    }
+    Ok(ResolvedTree { tree, notes: resolver.notes(), entries: resolver.entries })
+}
+
+/// A folder to copy.
+struct FolderCopy {
+    source: TreePath,
+    destination: TreePath,
+    /// The index in [`LinkResolver::links`] of the last link on the way to this copy.
+    last_link: Option<usize>,
+}
+
+struct LinkResolver<'t> {
+    tree: &'t Tree,
+    entries: BTreeMap<TreePath, ResolvedEntry>,
+    /// Links without a target. This is a set, so that a link in a folder that is copied several times is noted once.
+    dangling: BTreeSet<&'t TreePath>,
+    /// Links to a folder that contains them.
+    recursive: BTreeSet<&'t TreePath>,
+    bytes: u64,
+    name_bytes: usize,
+    work: u64,
+    /// The links to folders that were followed: the path of each, and the index of the link that led to it.
+    links: Vec<(&'t TreePath, Option<usize>)>,
+}
+
+enum LinkTarget {
+    Folder(TreePath),
+    File(ResolvedEntry),
+    /// The target does not exist.
+    Missing,
+}
+
+impl<'t> LinkResolver<'t> {
+    /// Copies the contents of a folder. Folders that links point to are added to `pending`.
+    fn copy(&mut self, folder: &FolderCopy, pending: &mut Vec<FolderCopy>) -> Result<(), TreeError> {
+        for (path, entry) in self.tree.entries_below(&folder.source) {
+            // Entries that are left out count too. Otherwise a folder of such entries could be copied endlessly, once
+            // per link.
+            self.add_work(path.as_bytes().len() + folder.destination.as_bytes().len())?;
+            let Some(relative) = path.below(&folder.source) else { continue };
+            let destination =
+                folder.destination.join(&relative).map_err(|bad| TreeError::refused(path, bad.to_string()))?;
+            if destination.names().next() == Some(b".git") {
+                continue;
+            }
+            match entry {
+                TreeEntry::Folder => self.insert(destination, ResolvedEntry::Folder)?,
+                TreeEntry::File { mode, offset, size_bytes } => {
+                    self.insert(
+                        destination,
+                        ResolvedEntry::File { mode: *mode, offset: *offset, size_bytes: *size_bytes },
+                    )?;
+                }
+                TreeEntry::Link(target) => match self.follow(path, target)? {
+                    LinkTarget::File(file) => self.insert(destination, file)?,
+                    LinkTarget::Folder(source) => match self.record_folder_link(path, &source, folder.last_link)? {
+                        Some(link) => {
+                            // `pending` keeps the path in memory until the folder is copied, once for each link to it.
+                            self.name_bytes = self.name_bytes.saturating_add(source.as_bytes().len());
+                            self.insert(destination.clone(), ResolvedEntry::Folder)?;
+                            pending.push(FolderCopy { source, destination, last_link: Some(link) });
+                        }
+                        None => drop(self.recursive.insert(path)),
+                    },
+                    LinkTarget::Missing => drop(self.dangling.insert(path)),
+                },
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds an entry, within the limits of the tree.
+    fn insert(&mut self, path: TreePath, resolved: ResolvedEntry) -> Result<(), TreeError> {
+        let limits = self.tree.limits();
+        if let ResolvedEntry::File { size_bytes, .. } = resolved {
+            self.bytes = self.bytes.saturating_add(size_bytes);
+        }
+        self.name_bytes = self.name_bytes.saturating_add(path.as_bytes().len());
+        self.entries.insert(path, resolved);
+        if self.entries.len() > limits.entries {
+            return Err(TreeError::TooLarge(format!("{} files and folders, links followed", limits.entries)));
+        }
+        if self.bytes > limits.bytes {
+            return Err(TreeError::TooLarge(format!("{} bytes in its files, links followed", limits.bytes)));
+        }
+        if self.name_bytes > MAX_NAME_BYTES {
+            return Err(TreeError::TooLarge(format!("{MAX_NAME_BYTES} bytes in its names, links followed")));
+        }
+        Ok(())
+    }
+
+    /// Adds the work of visiting a name of this length. Fails above [`MAX_WORK_BYTES`].
+    fn add_work(&mut self, name_bytes: usize) -> Result<(), TreeError> {
+        self.work = self.work.saturating_add(WORK_PER_NAME + name_bytes as u64);
+        if self.work > MAX_WORK_BYTES {
+            return Err(TreeError::TooLarge("the maximum of links to follow".to_owned()));
+        }
+        Ok(())
+    }
+
+    /// Records a link to a folder, and returns its index. Returns `None` if copying would never end, because the folder
+    /// contains the link itself or a link that led to it.
+    fn record_folder_link(
+        &mut self,
+        link: &'t TreePath,
+        folder: &TreePath,
+        previous: Option<usize>,
+    ) -> Result<Option<usize>, TreeError> {
+        let mut next = Some((link, previous));
+        while let Some((followed, previous)) = next {
+            self.add_work(folder.as_bytes().len())?;
+            if followed.below(folder).is_some() {
+                return Ok(None);
+            }
+            next = previous.and_then(|index| self.links.get(index).copied());
+        }
+        self.links.push((link, previous));
+        Ok(Some(self.links.len() - 1))
+    }
+
+    /// Resolves a link as the kernel would if the tree were a whole file system.
+    fn follow(&mut self, link: &TreePath, target: &[u8]) -> Result<LinkTarget, TreeError> {
+        let refused = |reason: &str| Err(TreeError::refused(link, reason));
+        let mut folder = link.parent().unwrap_or_default();
+        // The names still to resolve; the next one is last.
+        let mut remaining_names: Vec<&[u8]> = Vec::new();
+        let mut followed_links = 0;
+        let mut target = target;
+        loop {
+            if target.starts_with(b"/") {
+                return refused("it is a link to an absolute path");
+            }
+            followed_links += 1;
+            if followed_links > MAX_LINKS {
+                return refused("it is a link to itself, or a chain of too many links");
+            }
+            self.add_work(target.len())?;
+            remaining_names.extend(target.rsplit(|byte| *byte == b'/').filter(|name| !matches!(*name, b"" | b".")));
+            let next_target = loop {
+                let Some(name) = remaining_names.pop() else { return Ok(LinkTarget::Folder(folder)) };
+                self.add_work(folder.as_bytes().len() + name.len())?;
+                if name == b".." {
+                    match folder.parent() {
+                        Some(parent) => folder = parent,
+                        None => return refused("it is a link out of the package"),
+                    }
+                    continue;
+                }
+                let Ok(path) = TreePath::parse(name).and_then(|name| folder.join(&name)) else {
+                    return Ok(LinkTarget::Missing);
+                };
+                match self.tree.get(&path) {
+                    Some(TreeEntry::Folder) => folder = path,
+                    Some(TreeEntry::File { mode, offset, size_bytes }) if remaining_names.is_empty() => {
+                        return Ok(LinkTarget::File(ResolvedEntry::File {
+                            mode: *mode,
+                            offset: *offset,
+                            size_bytes: *size_bytes,
+                        }));
+                    }
+                    Some(TreeEntry::File { .. }) | None => return missing_target(link, &folder, &remaining_names),
+                    Some(TreeEntry::Link(target)) => break target.as_slice(),
+                }
+            };
+            target = next_target;
+        }
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let mut notes = dropped_notes(&self.dangling, "has no target", "have no target");
+        notes.extend(dropped_notes(
+            &self.recursive,
+            "points to a folder that contains it",
+            "point to folders that contain them",
+        ));
+        notes
+    }
+}
+
+/// Notes about links that are left out for the same reason, in singular and plural.
+fn dropped_notes(links: &BTreeSet<&TreePath>, singular: &str, plural: &str) -> Vec<String> {
+    let note = |link: &&TreePath| format!("the link {link} {singular}, and is left out");
+    let mut notes: Vec<String> = links.iter().take(MAX_NOTES).map(note).collect();
+    let more = links.len().saturating_sub(MAX_NOTES);
+    if more > 0 {
+        notes.push(format!("{more} more links {plural}, and are left out"));
+    }
+    notes
+}
+
+/// The result for a path whose next entry is missing in `folder`. The remaining names must not lead out of the package
+/// either.
+fn missing_target(link: &TreePath, folder: &TreePath, remaining_names: &[&[u8]]) -> Result<LinkTarget, TreeError> {
+    let mut depth = folder.names().count() + 1;
+    for name in remaining_names.iter().rev() {
+        match *name {
+            b".." if depth == 0 => return Err(TreeError::refused(link, "it is a link out of the package")),
+            b".." => depth -= 1,
+            _ => depth += 1,
+        }
+    }
+    Ok(LinkTarget::Missing)
 }
 
 #[cfg(test)]

@@ -104,7 +104,8 @@ impl<R: Read> TarReader<R> {
         loop {
             self.skip_contents()?;
             let Some(header) = self.read_header()? else { return Ok(None) };
-            self.remaining_bytes = header.entry_size()?;
+            let size_bytes = claimed_size(&header)?;
+            self.remaining_bytes = if has_contents(header.entry_type()) { size_bytes } else { 0 };
             self.padding_bytes = padding_bytes(self.remaining_bytes);
             match header.entry_type() {
                 EntryType::XGlobalHeader => {}
@@ -116,7 +117,7 @@ impl<R: Read> TarReader<R> {
                 _ => {
                     self.entries += 1;
                     self.check_limit(self.entries, 1)?;
-                    return Ok(Some(self.member(header, headers)?));
+                    return Ok(Some(self.member(header, size_bytes, headers)?));
                 }
             }
             self.extensions += 1;
@@ -146,7 +147,7 @@ impl<R: Read> TarReader<R> {
         }
     }
 
-    fn member(&mut self, header: Header, headers: ExtensionHeaders) -> Result<TarMember, BadTar> {
+    fn member(&mut self, header: Header, size: u64, headers: ExtensionHeaders) -> Result<TarMember, BadTar> {
         let ExtensionHeaders { pax, gnu_path, gnu_link } = headers;
         let is_sparse = header.entry_type().is_gnu_sparse();
         let mut has_more_blocks = is_sparse && header.as_gnu().is_some_and(::tar::GnuHeader::is_extended);
@@ -156,10 +157,10 @@ impl<R: Read> TarReader<R> {
         }
         let name = gnu_path.or(pax.path).unwrap_or_else(|| header.path_bytes().into_owned());
         let link = gnu_link.or(pax.link).or_else(|| header.link_name_bytes().map(|name| name.into_owned()));
-        let size_bytes = self.remaining_bytes;
-        if pax.size.is_some_and(|size| size != size_bytes) {
+        if pax.size.is_some_and(|pax_size| pax_size != size) {
             return Err(BadTar::TwoSizes(name));
         }
+        let size_bytes = self.remaining_bytes;
         Ok(TarMember { header, name, link, size_bytes, is_sparse: is_sparse || pax.is_sparse })
     }
 
@@ -333,6 +334,33 @@ impl<W: Write> TarWriter<W> {
         let length = usize::try_from(padding_bytes(size)).unwrap_or(0);
         self.out.write_all([0; BLOCK].get(..length).unwrap_or_default())
     }
+}
+
+/// True if contents follow the header of an entry of this kind, as in Go. For other kinds, the size is that of something
+/// else, such as the target of a link. Bytes skipped as their contents could hide entries.
+fn has_contents(kind: EntryType) -> bool {
+    !matches!(
+        kind,
+        EntryType::Link
+            | EntryType::Symlink
+            | EntryType::Char
+            | EntryType::Block
+            | EntryType::Directory
+            | EntryType::Fifo
+    )
+}
+
+/// The size in a header: octal, or 64 bits of a binary number. The tar crate also reads a sign and drops the high bits of
+/// a larger number, so that it reads another size than other programs do.
+fn claimed_size(header: &Header) -> io::Result<u64> {
+    let is_readable = match &header.as_old().size {
+        [0x80, 0, 0, 0, high, ..] => *high < 0x80,
+        octal => octal.iter().all(|byte| matches!(byte, b'0'..=b'7' | b' ' | 0)),
+    };
+    if !is_readable {
+        return Err(io::Error::other("the size of an entry is not a number, or too large"));
+    }
+    header.entry_size()
 }
 
 /// The number of zero bytes that follow contents of this size.

@@ -9,11 +9,10 @@ use ::tar::EntryType;
 use ::zip::System;
 use ::zip::read::ZipFile;
 
-use super::compression::{bzip2, gzip};
+use super::compression::{XzReader, bzip2, gzip};
 use super::meter::Meter;
 use super::path::{case_insensitive_key, clean_path, refused};
 use super::tar::{BLOCK, BadTar, TarLimits, TarMember, TarReader};
-use super::xz::XzReader;
 use super::zip::{BadZip, ZipLimits, ZipReader};
 use super::{Tree, TreeError};
 

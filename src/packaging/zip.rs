@@ -63,6 +63,7 @@ impl<R: Read + Seek> ZipReader<R> {
     /// [`BadZip`].
     pub fn open(mut from: R, limits: ZipLimits) -> Result<Self, BadZip> {
         let archive_bytes = from.seek(SeekFrom::End(0)).map_err(|e| BadZip::Unreadable(e.into()))?;
+        check_zip64_claims(&mut from, archive_bytes, limits)?;
         // The central directory of a hostile zip can be as large as the zip.
         let meter = Meter::new(from, limits.directory_bytes, "its directory is too large");
         let remaining_bytes = meter.remaining_bytes();
@@ -70,11 +71,12 @@ impl<R: Read + Seek> ZipReader<R> {
         if archive.len() > limits.entries {
             return Err(BadZip::TooManyEntries { actual: archive.len(), limit: limits.entries });
         }
-        remaining_bytes.set(u64::MAX);
         if archive.has_duplicate_names() {
             let start = archive.central_directory_start();
+            remaining_bytes.set(limits.directory_bytes);
             return Err(BadZip::DuplicateName(first_duplicate_name(archive.into_inner(), start).unwrap_or_default()));
         }
+        remaining_bytes.set(u64::MAX);
         // Regular entries share no bytes. This limits the work even for entries that unpack to nothing.
         let directory = archive.metadata();
         let mut packed_bytes = 0_u64;
@@ -122,6 +124,43 @@ impl<R: Read + Seek> ZipReader<R> {
         }
         Ok(())
     }
+}
+
+/// The most bytes after the locator of a zip64: the end record and its comment.
+const MAX_END_BYTES: u64 = 22 + u16::MAX as u64;
+/// The size of the zip64 end record, without the extensible data that no known program writes.
+const ZIP64_RECORD_BYTES: usize = 56;
+/// The size of the locator, which follows the zip64 end record.
+const ZIP64_LOCATOR_BYTES: usize = 20;
+
+/// Refuses a zip64 that claims too many entries. The zip crate reserves memory for that many before it reads the first
+/// one, and a failure to reserve memory ends the process (APPNOTE, sections 4.3.14 to 4.3.16).
+fn check_zip64_claims<R: Read + Seek>(from: &mut R, archive_bytes: u64, limits: ZipLimits) -> Result<(), BadZip> {
+    let tail_bytes = MAX_END_BYTES + (ZIP64_RECORD_BYTES + ZIP64_LOCATOR_BYTES) as u64;
+    let tail_start = archive_bytes.saturating_sub(tail_bytes);
+    let mut tail = Vec::new();
+    let read = from.seek(SeekFrom::Start(tail_start)).and_then(|_| from.take(tail_bytes).read_to_end(&mut tail));
+    read.map_err(|e| BadZip::Unreadable(e.into()))?;
+    // A comment may contain the signature of the end record, so each of them counts.
+    for (offset, record_to_end) in tail.windows(ZIP64_RECORD_BYTES + ZIP64_LOCATOR_BYTES + 4).enumerate() {
+        let (record, locator) = record_to_end.split_at(ZIP64_RECORD_BYTES);
+        if !locator.starts_with(b"PK\x06\x07") || !locator.ends_with(b"PK\x05\x06") {
+            continue;
+        }
+        let number_at =
+            |bytes: &[u8], offset: usize| bytes.get(offset..)?.first_chunk().map(|n| u64::from_le_bytes(*n));
+        // A record anywhere else could be another one than the zip crate finds.
+        if !record.starts_with(b"PK\x06\x06") || number_at(locator, 8) != Some(tail_start + offset as u64) {
+            return Err(BadZip::Unreadable(ZipError::InvalidArchive(
+                "its zip64 end record is not where it should be".into(),
+            )));
+        }
+        let claimed = number_at(record, 32).and_then(|count| usize::try_from(count).ok()).unwrap_or(usize::MAX);
+        if claimed > limits.entries {
+            return Err(BadZip::TooManyEntries { actual: claimed, limit: limits.entries });
+        }
+    }
+    Ok(())
 }
 
 /// Finds the first duplicate name in the central directory. The zip crate reports only that there is one.
@@ -240,5 +279,95 @@ mod tests {
         let mut tree = tree(&[("a", 0o644, b"x")]);
         tree.add_symlink(&TreePath::parse(b"b").unwrap(), b"a").unwrap();
         assert!(matches!(pack_zip(&tree, Vec::new()), Err(TreeError::Refused { .. })));
+    }
+
+    /// A central directory header.
+    fn directory_header(name: &[u8], extra: &[u8]) -> Vec<u8> {
+        let mut header = [0; 46];
+        header[..4].copy_from_slice(b"PK\x01\x02");
+        header[28..30].copy_from_slice(&(name.len() as u16).to_le_bytes());
+        header[30..32].copy_from_slice(&(extra.len() as u16).to_le_bytes());
+        [&header, name, extra].concat()
+    }
+
+    /// An input that counts the bytes read. It begins with `zeros` zero bytes that take no memory.
+    struct CountingInput {
+        zeros: u64,
+        tail: Cursor<Vec<u8>>,
+        position: u64,
+        read_bytes: u64,
+    }
+
+    impl CountingInput {
+        fn new(zeros: u64, tail: Vec<u8>) -> Self {
+            Self { zeros, tail: Cursor::new(tail), position: 0, read_bytes: 0 }
+        }
+    }
+
+    impl Read for CountingInput {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            let read = match self.position.checked_sub(self.zeros) {
+                Some(offset) => {
+                    self.tail.set_position(offset);
+                    self.tail.read(buffer)?
+                }
+                None => io::repeat(0).take(self.zeros - self.position).read(buffer)?,
+            };
+            self.position += read as u64;
+            self.read_bytes += read as u64;
+            Ok(read)
+        }
+    }
+
+    impl Seek for CountingInput {
+        fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+            let end = self.zeros + self.tail.get_ref().len() as u64;
+            self.position = match to {
+                SeekFrom::Start(position) => position,
+                SeekFrom::End(offset) => end.saturating_add_signed(offset),
+                SeekFrom::Current(offset) => self.position.saturating_add_signed(offset),
+            };
+            Ok(self.position)
+        }
+    }
+
+    const LIMITS: ZipLimits = ZipLimits { directory_bytes: 1 << 20, entries: 100 };
+
+    /// The headers after the two claimed entries would be names in memory, however many there are.
+    #[test]
+    fn the_search_for_a_duplicate_name_reads_no_more_than_the_directory_may_have() {
+        let entry = |name: &[u8]| {
+            let mut crc = flate2::Crc::new();
+            crc.update(name);
+            let unicode_path = [&[1], &crc.sum().to_le_bytes()[..], b"same"].concat();
+            let field = [&0x7075_u16.to_le_bytes()[..], &(unicode_path.len() as u16).to_le_bytes(), &unicode_path];
+            directory_header(name, &field.concat())
+        };
+        let more = (0..300_000_u32).flat_map(|n| directory_header(&n.to_le_bytes(), b""));
+        let mut zip: Vec<u8> = b"local".iter().copied().chain(entry(b"a")).chain(entry(b"b")).chain(more).collect();
+        let directory_bytes = zip.len() as u32 - 5;
+        zip.extend(b"PK\x05\x06\0\0\0\0\x02\0\x02\0");
+        zip.extend([&directory_bytes.to_le_bytes()[..], &5_u32.to_le_bytes(), b"\0\0"].concat());
+        let mut input = CountingInput::new(0, zip);
+        assert!(matches!(ZipReader::open(&mut input, LIMITS), Err(BadZip::DuplicateName(_))));
+        assert!(input.read_bytes < 3 << 20, "{}", input.read_bytes);
+    }
+
+    /// The zip crate reserves memory for all entries that a zip64 claims, before it reads the first one.
+    #[test]
+    fn a_zip64_that_claims_too_many_entries_is_refused_before_memory_is_reserved() {
+        let zip64 = |zeros: u64, entries: u64, record_offset: u64| {
+            let record = [&b"PK\x06\x06"[..], &44_u64.to_le_bytes(), &[45, 0, 45, 0, 0, 0, 0, 0, 0, 0, 0, 0]].concat();
+            let counts = [entries, entries, u64::MAX / 2, zeros / 2].map(u64::to_le_bytes).concat();
+            let locator = [&b"PK\x06\x07\0\0\0\0"[..], &record_offset.to_le_bytes(), &1_u32.to_le_bytes()].concat();
+            let end = [&b"PK\x05\x06\0\0\0\0"[..], &[0xff; 12], b"\0\0"].concat();
+            ZipReader::open(CountingInput::new(zeros, [record, counts, locator, end].concat()), LIMITS).err()
+        };
+        let refused = zip64(1 << 45, 1 << 38, 1 << 45);
+        assert!(matches!(refused, Some(BadZip::TooManyEntries { actual: 0x40_0000_0000, limit: 100 })), "{refused:?}");
+        for record_offset in [0, 1 << 44, (1 << 45) + 1, u64::MAX] {
+            assert!(matches!(zip64(1 << 45, 1 << 38, record_offset), Some(BadZip::Unreadable(_))));
+        }
+        assert!(matches!(zip64(1 << 20, 1, 1 << 20), Some(BadZip::Unreadable(_))));
     }
 }

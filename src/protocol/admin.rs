@@ -2,16 +2,16 @@
 
 pub mod bundle;
 pub mod command;
-pub mod missing;
 pub mod order;
-pub mod warm;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use secrecy::{ExposeSecret, SecretString};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use subtle::ConstantTimeEq;
 
 pub use self::command::Operation;
@@ -33,6 +33,31 @@ pub(super) async fn readiness(mirror: &Arc<Mirror>) -> Reply {
     let text = ready.map_or_else(NotReady::describe, |()| "ready");
     Reply { content: ReplyContent::Word { is_ready: ready.is_ok(), text }, outcome: None, age: None }
 }
+
+/// Path of the status.
+pub const STATUS: &str = "/admin/v1/status";
+/// Path of client configurations.
+pub const CLIENT_CONFIG: &str = "/admin/v1/client-config";
+/// Path of verifications.
+pub const VERIFY: &str = "/admin/v1/verify";
+/// Path of plan requests.
+pub const PLAN: &str = "/admin/v1/plan";
+/// Path of the missing list.
+pub const MISSING: &str = "/admin/v1/missing";
+/// Path of warm-up requests.
+pub const WARM: &str = "/admin/v1/warm";
+/// Path of the list of jobs. Each job is below it.
+pub const JOBS: &str = "/admin/v1/jobs";
+/// Path of tree exports.
+pub const EXPORT: &str = "/admin/v1/export";
+/// Path of tree imports.
+pub const IMPORT: &str = "/admin/v1/import";
+/// Path of bundle requests.
+pub const BUNDLE: &str = "/admin/v1/bundle";
+/// Path of bundle imports.
+pub const APPLY: &str = "/admin/v1/bundle/apply";
+/// Path of the inventory.
+pub const INVENTORY: &str = "/admin/v1/inventory";
 
 /// Routes of the admin listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,19 +119,19 @@ impl AdminRoute {
             "/healthz" => Self::Health,
             "/readyz" => Self::Ready,
             "/metrics" => Self::Metrics,
-            "/admin/v1/status" => Self::Status,
-            "/admin/v1/client-config" if query == Some("mirror") => Self::ClientConfig(ClientRoute::NetworkMirror),
-            "/admin/v1/client-config" => Self::ClientConfig(ClientRoute::HostOverride),
-            "/admin/v1/verify" => Self::Verify,
-            order::PLAN => Self::Plan,
-            missing::MISSING => Self::Missing,
-            warm::WARM => Self::Warm,
-            bundle::EXPORT => Self::Export,
-            bundle::IMPORT => Self::Import,
-            bundle::BUNDLE => Self::Bundle,
-            bundle::APPLY => Self::ApplyBundle,
-            bundle::INVENTORY => Self::Inventory,
-            warm::JOBS => Self::Jobs,
+            STATUS => Self::Status,
+            CLIENT_CONFIG if query == Some("mirror") => Self::ClientConfig(ClientRoute::NetworkMirror),
+            CLIENT_CONFIG => Self::ClientConfig(ClientRoute::HostOverride),
+            VERIFY => Self::Verify,
+            PLAN => Self::Plan,
+            MISSING => Self::Missing,
+            WARM => Self::Warm,
+            EXPORT => Self::Export,
+            IMPORT => Self::Import,
+            BUNDLE => Self::Bundle,
+            APPLY => Self::ApplyBundle,
+            INVENTORY => Self::Inventory,
+            JOBS => Self::Jobs,
             path => match Operation::ALL.into_iter().find(|command| command.path() == path) {
                 Some(command) => Self::Command(command),
                 None => job_of(path)?,
@@ -139,11 +164,26 @@ impl AdminRoute {
 }
 
 fn job_of(path: &str) -> Option<AdminRoute> {
-    let path = path.strip_prefix(warm::JOBS)?.strip_prefix('/')?;
+    let path = path.strip_prefix(JOBS)?.strip_prefix('/')?;
     Some(match path.strip_suffix("/events") {
         Some(id) => AdminRoute::JobEvents(JobId::parse(id)?),
         None => AdminRoute::Job(JobId::parse(path)?),
     })
+}
+
+/// Reads a JSON object and nothing else: serde would also read a list as the struct. `shape` is an example.
+///
+/// # Errors
+/// The problem.
+fn object_of<T: DeserializeOwned>(body: &[u8], shape: &str) -> Result<T, String> {
+    let bad = |e| format!("the body is not {shape}: {e}");
+    let object: Map<String, Value> = serde_json::from_slice(body).map_err(bad)?;
+    serde_json::from_value(Value::Object(object)).map_err(bad)
+}
+
+/// The beginning of a text that a message quotes.
+fn short(text: &str) -> String {
+    text.chars().take(64).collect()
 }
 
 /// Access rules of the admin listener.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::Value;
 use url::Url;
 
-use super::discovery::services;
+use super::registry::services;
 use super::route::{MIRROR_BASE, modules_base, providers_base};
 use crate::address::Hostname;
 use crate::error::Error;
@@ -56,23 +56,21 @@ pub fn own_host_name(public_url: Option<&Url>, registry: Option<&Hostname>) -> R
         (host, Some(port)) => format!("{host}:{port}"),
         (host, None) => host.to_owned(),
     };
-    let mut text = String::new();
-    write_line(
-        &mut text,
-        format_args!("# {host} stands for {registry}. No CLI configuration is needed; to the client these are other"),
-    );
-    write_line(&mut text, format_args!("# providers than those of {registry}, also in the lock file."));
-    write_line(&mut text, format_args!("terraform {{"));
-    write_line(&mut text, format_args!("  required_providers {{"));
-    write_line(&mut text, format_args!("    aws = {{"));
-    write_line(&mut text, format_args!("      source = \"{host}/hashicorp/aws\""));
-    write_line(&mut text, format_args!("    }}"));
-    write_line(&mut text, format_args!("  }}"));
-    write_line(&mut text, format_args!("}}"));
-    write_line(&mut text, format_args!("module \"vpc\" {{"));
-    write_line(&mut text, format_args!("  source = \"{host}/terraform-aws-modules/vpc/aws\""));
-    write_line(&mut text, format_args!("}}"));
-    Ok(text)
+    Ok(format!(
+        r#"# {host} stands for {registry}. No CLI configuration is needed; to the client these are other
+# providers than those of {registry}, also in the lock file.
+terraform {{
+  required_providers {{
+    aws = {{
+      source = "{host}/hashicorp/aws"
+    }}
+  }}
+}}
+module "vpc" {{
+  source = "{host}/terraform-aws-modules/vpc/aws"
+}}
+"#
+    ))
 }
 
 async fn config_text(
@@ -83,17 +81,13 @@ async fn config_text(
 ) -> Result<String, Error> {
     // registry.terraform.io is listed first, because most readers look for it.
     hosts.sort_by_key(|host| (host.as_str() != "registry.terraform.io", *host));
-    match client_route {
-        ClientRoute::HostOverride => overrides(&hosts, mirror, base).await,
-        ClientRoute::NetworkMirror => Ok(network_mirror(&hosts, base)),
+    if client_route == ClientRoute::NetworkMirror {
+        return Ok(network_mirror(&hosts, base));
     }
-}
-
-async fn overrides(hosts: &[&Hostname], mirror: Option<&Arc<Mirror>>, base: &str) -> Result<String, Error> {
     let mut text = String::new();
     for host in hosts {
         let stored = match mirror {
-            Some(mirror) => mirror.documents.held_discovery(host).await?,
+            Some(mirror) => mirror.documents.stored_discovery(host).await?,
             None => None,
         };
         let discovery = stored.and_then(|stored| stored.discovery_for_clients().ok());
@@ -105,62 +99,48 @@ async fn overrides(hosts: &[&Hostname], mirror: Option<&Arc<Mirror>>, base: &str
 
 /// The `host` block of one upstream, with every service that its discovery names.
 fn host_block(host: &Hostname, services: Option<&RawObject>, base: &str) -> String {
-    let mut text = String::new();
-    write_line(&mut text, format_args!("host \"{}\" {{", host.to_unicode()));
-    write_line(&mut text, format_args!("  services = {{"));
-    match services {
+    let services = match services {
         Some(services) => {
-            for (name, value) in services {
+            let lines = services.iter().filter_map(|(name, value)| {
                 // A client cannot represent such a number, so it is not a service.
-                let value = serde_json::from_str::<Value>(value.get()).ok();
-                if let Some(value) = value.and_then(|value| hcl(&value, "    ")) {
-                    write_line(&mut text, format_args!("    {} = {value}", quoted(name)));
-                }
-            }
+                let value: Value = serde_json::from_str(value.get()).ok()?;
+                Some(format!("    {} = {}\n", quoted(name), hcl(&value, "    ")?))
+            });
+            lines.collect::<String>()
         }
-        None => {
-            write_line(
-                &mut text,
-                format_args!(
-                    "    # not yet confirmed by the registry; if it names other services, larder client-config then prints them"
-                ),
-            );
-            write_line(&mut text, format_args!("    \"providers.v1\" = \"{base}{}\"", providers_base(host)));
-            write_line(&mut text, format_args!("    \"modules.v1\" = \"{base}{}\"", modules_base(host)));
-        }
-    }
-    write_line(&mut text, format_args!("  }}"));
-    write_line(&mut text, format_args!("}}"));
-    text
+        None => format!(
+            r#"    # not yet confirmed by the registry; if it names other services, larder client-config then prints them
+    "providers.v1" = "{base}{}"
+    "modules.v1" = "{base}{}"
+"#,
+            providers_base(host),
+            modules_base(host)
+        ),
+    };
+    format!("host \"{}\" {{\n  services = {{\n{services}  }}\n}}\n", host.to_unicode())
 }
 
 fn network_mirror(hosts: &[&Hostname], base: &str) -> String {
-    let mut text = String::new();
-    if !base.starts_with("https://") {
-        write_line(
-            &mut text,
-            format_args!(
-                "# clients take a network mirror over https only: give larder [server] tls, or a public_url that is https"
-            ),
-        );
-    }
+    let warning = match base.starts_with("https://") {
+        true => "",
+        false => {
+            "# clients take a network mirror over https only: give larder [server] tls, or a public_url that is https\n"
+        }
+    };
     let patterns: Vec<String> = hosts.iter().map(|host| format!("\"{}/*/*\"", host.to_unicode())).collect();
     let patterns = patterns.join(", ");
-    write_line(&mut text, format_args!("provider_installation {{"));
-    write_line(&mut text, format_args!("  network_mirror {{"));
-    write_line(&mut text, format_args!("    url     = \"{base}{MIRROR_BASE}\""));
-    write_line(&mut text, format_args!("    include = [{patterns}]"));
-    write_line(&mut text, format_args!("  }}"));
-    write_line(&mut text, format_args!("  direct {{"));
-    write_line(&mut text, format_args!("    exclude = [{patterns}]"));
-    write_line(&mut text, format_args!("  }}"));
-    write_line(&mut text, format_args!("}}"));
-    text
-}
-
-fn write_line(text: &mut String, line: std::fmt::Arguments<'_>) {
-    // Writing to a String does not fail.
-    let _ = writeln!(text, "{line}");
+    format!(
+        r#"{warning}provider_installation {{
+  network_mirror {{
+    url     = "{base}{MIRROR_BASE}"
+    include = [{patterns}]
+  }}
+  direct {{
+    exclude = [{patterns}]
+  }}
+}}
+"#
+    )
 }
 
 /// Formats a value in HCL 1, the syntax of the clients' CLI configuration. A null, or a number that a client cannot

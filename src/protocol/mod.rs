@@ -2,7 +2,6 @@
 
 pub mod admin;
 pub mod client_config;
-pub mod discovery;
 mod network_mirror;
 pub mod pages;
 pub mod registry;
@@ -12,15 +11,14 @@ pub mod route;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::FutureExt;
-
 use self::rendered::{FinishedReply, RenderedAnswer, RenderedAnswers, RenderedDocument, Renderings};
 use self::route::{Api, Base, Mount, Origin, Route, RouteContext, RouteError, RouteSubject};
-use crate::address::ModulePackage;
+use crate::address::Address;
 use crate::cdn_loop::CdnLoop;
 use crate::clock::Timestamp;
 use crate::error::{Error, Explanation};
 use crate::mirror::{Answer, Archive, ClientAddress, Connectivity, Mirror, Outcome, RequestContext, RuntimeConfig};
+use crate::upstream::providers::VersionList;
 
 /// Answers of at least this size are compressed on a blocking thread.
 const LARGE_BODY_BYTES: usize = 64 * 1024;
@@ -57,6 +55,14 @@ pub struct Reply {
     pub age: Option<Duration>,
 }
 
+impl Reply {
+    fn of(answer: Answer<ReplyContent>, now: Timestamp) -> Self {
+        let Answer { value: content, outcome, checked, .. } = answer;
+        let age = (!matches!(content, ReplyContent::File(_))).then(|| now.since(checked));
+        Self { content, outcome: Some(outcome), age }
+    }
+}
+
 /// Content of a reply.
 #[derive(Debug)]
 pub enum ReplyContent {
@@ -83,6 +89,20 @@ impl From<FinishedReply> for ReplyContent {
             FinishedReply::Document(rendered) => Self::Document(rendered),
             FinishedReply::Location(location) => Self::Location(location),
             FinishedReply::Archive { bytes, digest, stored } => Self::File(Archive::InMemory { bytes, digest, stored }),
+        }
+    }
+}
+
+impl FinishedReply {
+    /// The content that can be sent again: a document, a location, or a small archive that was checked when it was read.
+    fn of(content: &ReplyContent) -> Option<Self> {
+        match content {
+            ReplyContent::Document(rendered) => Some(Self::Document(Arc::clone(rendered))),
+            ReplyContent::Location(location) => Some(Self::Location(Arc::clone(location))),
+            ReplyContent::File(Archive::InMemory { bytes, digest, stored }) => {
+                Some(Self::Archive { bytes: bytes.clone(), digest: *digest, stored: *stored })
+            }
+            ReplyContent::File(_) | ReplyContent::Redirect(_) | ReplyContent::Word { .. } => None,
         }
     }
 }
@@ -163,40 +183,11 @@ impl Protocols {
             Some(RouteSubject::Pages(host)) => self.mirror.library.revision_of_pages(host),
             None => 0,
         };
-        if let Some(RenderedAnswer { answer, checked, outcome, .. }) =
-            self.answers.fresh(route, &base, revision, request.now)
-        {
-            let age = matches!(answer, FinishedReply::Document(_) | FinishedReply::Location(_))
-                .then(|| request.now.since(checked));
-            return Ok(Reply { content: answer.into(), outcome: Some(outcome), age });
+        if let Some(answer) = self.answers.fresh(route, &base, revision, request.now) {
+            return Ok(Reply::of(answer.map(ReplyContent::from), request.now));
         }
         // Boxed, or every hit would reserve the memory of the largest miss.
         Box::pin(self.answer_from_mirror(route, request, &base, revision)).await
-    }
-
-    /// Answers with the location of a module version.
-    async fn location(
-        &self,
-        route: &Route,
-        package: &ModulePackage,
-        request: &Request<'_>,
-        links: Links<'_>,
-        revision: u64,
-        call: &RequestContext,
-    ) -> Result<Reply, RequestFailure> {
-        let Answer { value, outcome, fresh_until, checked: confirmed_at } =
-            registry::module_location(&self.mirror, package, call, links).await?;
-        let location: Arc<str> = value.text.into();
-        // A location without a digest changes as soon as the archive is stored.
-        if value.is_stable && request.now < fresh_until {
-            let answer = FinishedReply::Location(Arc::clone(&location));
-            let outcome = outcome.when_reused();
-            let rendered =
-                RenderedAnswer { answer, made: request.now, checked: confirmed_at, fresh_until, revision, outcome };
-            self.answers.insert(route, links.base, rendered);
-        }
-        let age = Some(request.now.since(confirmed_at));
-        Ok(Reply { content: ReplyContent::Location(location), outcome: Some(outcome), age })
     }
 
     /// Answers from the mirror when no rendered answer is in memory.
@@ -208,131 +199,84 @@ impl Protocols {
         revision: u64,
     ) -> Result<Reply, RequestFailure> {
         let Request { now, takes_unknown_length, client, .. } = *request;
-        let (config, via) = (Arc::clone(&self.runtime_config), request.via.clone());
-        let call = self.mirror.runtime.request_context(now, config, via, Some(client), takes_unknown_length);
+        let (mirror, config, via) = (&self.mirror, Arc::clone(&self.runtime_config), request.via.clone());
+        let call = mirror.runtime.request_context(now, config, via, Some(client), takes_unknown_length);
         let links = Links { mount: &self.mount, base };
-        if let Some(list) = self.list(route, &call).await? {
-            return Ok(self.document_reply(route, base, request.now, revision, list));
-        }
-        let document = match route {
+        let answer = match route {
             Route::Health => return Ok(admin::health()),
-            Route::Ready => return Ok(admin::readiness(&self.mirror).await),
-            Route::ProviderFile(file_ref) => {
-                let file = self.mirror.archives.archive(file_ref, &call).await?;
-                return Ok(self.file_reply(route, base, revision, file, &call));
-            }
-            Route::ProofFile(file_ref) => {
-                let file = self.mirror.archives.proof_file(file_ref, &call).await?;
-                return Ok(self.file_reply(route, base, revision, file, &call));
+            Route::Ready => return Ok(admin::readiness(mirror).await),
+            Route::ProviderFile(target) => mirror.archives.archive(target, &call).await?.map(ReplyContent::File),
+            Route::ProofFile(target) => mirror.archives.proof_file(target, &call).await?.map(ReplyContent::File),
+            Route::ModuleArchive(target) => {
+                let archive = mirror.modules.module_archive(target, &call).await?;
+                // Read from the store each time.
+                Answer { fresh_until: now, ..archive.map(ReplyContent::File) }
             }
             Route::ModuleDownload(package) => {
-                return self.location(route, package, request, links, revision, &call).await;
+                let location = registry::module_location(mirror, package, &call, links).await?;
+                location.map(|text| ReplyContent::Location(text.into()))
             }
-            Route::ModuleArchive(file_ref) => {
-                let Answer { value, outcome, .. } = self.mirror.modules.module_archive(file_ref, &call).await?;
-                return Ok(Reply { content: ReplyContent::File(value), outcome: Some(outcome), age: None });
+            Route::ModuleLatest(module) => {
+                let latest = mirror.offline.latest_of_module(module, &call).await?;
+                latest.map(|package| ReplyContent::Redirect(links.url(&Route::ModuleDownload(package).path())))
             }
-            Route::ModuleLatest(address) => {
-                let Answer { value, outcome, checked, .. } =
-                    self.mirror.offline.latest_of_module(address, &call).await?;
-                let url = links.url(&Route::ModuleDownload(value).path());
-                let age = Some(request.now.since(checked));
-                return Ok(Reply { content: ReplyContent::Redirect(url), outcome: Some(outcome), age });
+            Route::Versions(address) => self.list(route, address, registry::render_list, &call).await?,
+            Route::MirrorIndex(provider) => {
+                self.list(route, &provider.into(), network_mirror::render_index, &call).await?
             }
-            Route::Page(page) => pages::page(&self.mirror, page, &call, links).await?,
-            Route::ModuleVersions(address) => registry::module_versions(&self.mirror, address, &call).await?,
-            Route::Discovery(host) => discovery::rewritten_document(&self.mirror, host, &call, links).await?,
-            Route::ProviderVersions(address) => registry::provider_versions(&self.mirror, address, &call).await?,
+            Route::Page(page) => document(pages::page(mirror, page, &call, links).await?).await,
+            Route::Discovery(host) => document(registry::discovery(mirror, host, &call, links).await?).await,
             Route::ProviderDownload(package) => {
-                registry::provider_download(&self.mirror, package, &call, links).await?
+                document(registry::provider_download(mirror, package, &call, links).await?).await
             }
-            Route::MirrorIndex(address) => network_mirror::index(&self.mirror, address, &call).await?,
-            Route::MirrorVersion(address, version) => {
-                network_mirror::version(&self.mirror, address, version, &call, links).await?
+            Route::MirrorVersion(provider, version) => {
+                document(network_mirror::version(mirror, provider, version, &call, links).await?).await
             }
         };
-        let Answer { value, outcome, fresh_until, checked } = document;
-        let rendered = Answer { value: Arc::new(render(value).await), outcome, fresh_until, checked };
-        Ok(self.document_reply(route, base, request.now, revision, rendered))
-    }
-
-    /// Answers with a version list as upstream has it, read and rendered once for all waiting clients. `None` for other
-    /// routes, and offline, where the list depends on the store.
-    async fn list(&self, route: &Route, call: &RequestContext) -> Result<Option<Answer<Arc<RenderedDocument>>>, Error> {
-        if self.mirror.runtime.connectivity() == Connectivity::Offline {
-            return Ok(None);
-        }
-        let list = match route {
-            Route::ProviderVersions(address) | Route::MirrorIndex(address) => {
-                self.mirror.documents.provider_versions(address, call).await?
-            }
-            Route::ModuleVersions(address) => self.mirror.documents.module_versions(address, call).await?,
-            _ => return Ok(None),
-        };
-        let Answer { value: document, outcome, fresh_until, checked } = list;
-        let content_hash = document.content_hash();
-        let rendering = match route.clone() {
-            Route::ModuleVersions(address) => {
-                async move { registry::rendered_module_list(&address, &document).await }.boxed()
-            }
-            Route::ProviderVersions(address) => {
-                async move { registry::rendered_provider_list(&address, &document).await }.boxed()
-            }
-            Route::MirrorIndex(address) => {
-                async move { network_mirror::rendered_index(&address, &document).await }.boxed()
-            }
-            _ => return Ok(None),
-        };
-        let value = self.shared_renderings.share(route, content_hash, rendering).await?;
-        Ok(Some(Answer { value, outcome, fresh_until, checked }))
-    }
-
-    /// The reply for a file named by its digest. A small verified file stays in memory while it is fresh.
-    fn file_reply(
-        &self,
-        route: &Route,
-        base: &Base<'_>,
-        revision: u64,
-        file: Answer<Archive>,
-        call: &RequestContext,
-    ) -> Reply {
-        let Answer { value, outcome, fresh_until, checked } = file;
-        if let Archive::InMemory { bytes, digest, stored } = &value
-            && call.now < fresh_until
-        {
-            let answer = FinishedReply::Archive { bytes: bytes.clone(), digest: *digest, stored: *stored };
-            let rendered = RenderedAnswer {
-                answer,
-                made: call.now,
-                checked,
-                fresh_until,
-                revision,
-                outcome: outcome.when_reused(),
-            };
-            self.answers.insert(route, base, rendered);
-        }
-        Reply { content: ReplyContent::File(value), outcome: Some(outcome), age: None }
-    }
-
-    /// The reply for a rendered document, which stays in memory while it is fresh.
-    fn document_reply(
-        &self,
-        route: &Route,
-        base: &Base<'_>,
-        now: Timestamp,
-        revision: u64,
-        document: Answer<Arc<RenderedDocument>>,
-    ) -> Reply {
-        let Answer { value: rendered, outcome, fresh_until, checked } = document;
         // Stored with the revision from before rendering: after a change meanwhile, the next request renders again.
-        if now < fresh_until {
-            let answer = FinishedReply::Document(Arc::clone(&rendered));
-            let cached =
-                RenderedAnswer { answer, made: now, checked, fresh_until, revision, outcome: outcome.when_reused() };
-            self.answers.insert(route, base, cached);
+        if now < answer.fresh_until
+            && let Some(value) = FinishedReply::of(&answer.value)
+        {
+            let Answer { outcome, fresh_until, checked, .. } = answer;
+            let answer = Answer { value, outcome: outcome.when_reused(), fresh_until, checked };
+            self.answers.insert(route, base, RenderedAnswer { answer, made: now, revision });
         }
-        Reply { content: ReplyContent::Document(rendered), outcome: Some(outcome), age: Some(now.since(checked)) }
+        Ok(Reply::of(answer, now))
     }
+
+    /// Answers with a version list. Online it is as upstream has it, read and rendered once for all waiting clients.
+    /// Offline it depends on the store.
+    async fn list(
+        &self,
+        route: &Route,
+        address: &Address,
+        render_list: fn(&VersionList) -> serde_json::Result<Vec<u8>>,
+        call: &RequestContext,
+    ) -> Result<Answer<ReplyContent>, Error> {
+        let unreadable = |address: &Address, reason: String| {
+            Error::Interrupted(format!("the cached version list of {address} cannot be read: {reason}"))
+        };
+        if self.mirror.runtime.connectivity() == Connectivity::Offline {
+            let list = self.mirror.offline.client_versions(address, call).await?;
+            let body = render_list(&list.value).map_err(|e| unreadable(address, e.to_string()))?;
+            return Ok(document(list.map(|_| body)).await);
+        }
+        let list = self.mirror.documents.versions(address, call).await?;
+        let (document, address) = (Arc::clone(&list.value), address.clone());
+        let rendering = async move {
+            let list = document.versions((&address).into()).await.map_err(|reason| unreadable(&address, reason))?;
+            render_list(&list).map_err(|e| unreadable(&address, e.to_string()))
+        };
+        let rendered = self.shared_renderings.share(route, list.value.content_hash(), rendering).await?;
+        Ok(list.map(|_| ReplyContent::Document(rendered)))
+    }
+}
+
+/// Makes the reply of a document from its body.
+async fn document(body: Answer<Vec<u8>>) -> Answer<ReplyContent> {
+    let Answer { value, outcome, fresh_until, checked } = body;
+    let rendered = Arc::new(render(value).await);
+    Answer { value: ReplyContent::Document(rendered), outcome, fresh_until, checked }
 }
 
 /// Compresses an answer; a large one on a blocking thread.

@@ -11,13 +11,10 @@ use serde_json::value::RawValue;
 use url::Url;
 
 use super::Links;
-use super::route::{Route, RouteContext, modules_base, providers_base};
-use crate::address::{Hostname, ModuleAddress, ProviderAddress, Version};
+use super::route::{Route, RouteContext, service_base};
+use crate::address::{Address, Hostname, Version};
 use crate::error::Error;
-use crate::mirror::{
-    Answer, Connectivity, Mirror, PageFromStore, PageSource, RequestContext, StoredDetails, StoredEntry, StoredList,
-    StoredSubject, UpstreamPage,
-};
+use crate::mirror::{Answer, Connectivity, Mirror, PageSource, RequestContext, StoredEntry, StoredList, UpstreamPage};
 use crate::upstream::discovery::Service;
 use crate::upstream::pages::PageRef;
 
@@ -54,15 +51,12 @@ pub(super) async fn page(
                 };
                 with_links(&page, service, &host, |path| mount.url(&base, path)).map_err(|e| e.to_string())
             };
-            document.read_page(page, rewrite).await.map_err(unreadable)?
+            document.read_page(page, rewrite).await
         }
-        PageSource::Built(built) => match *built {
-            PageFromStore::List(list) => render_list(&list, page, links),
-            PageFromStore::Details(details) => render_details(&details),
-        }
-        .map_err(|e| unreadable(e.to_string()))?,
+        PageSource::List(list) => render_list(&list, page, links).map_err(|e| e.to_string()),
+        PageSource::Details(entry) => render_details(&entry).map_err(|e| e.to_string()),
     };
-    Ok(Answer { value: body, outcome, fresh_until, checked })
+    Ok(Answer { value: body.map_err(unreadable)?, outcome, fresh_until, checked })
 }
 
 /// Reduces the `versions` of a details page to the given ones. Everything else stays as upstream wrote it, byte for byte.
@@ -185,10 +179,7 @@ fn rewrite_url(
     }
     let null_if_paging = || PAGING_MEMBERS.contains(&name).then_some(RewrittenUrl::Null);
     let Ok(url) = page.url.join(reference) else { return null_if_paging() };
-    let base = match service {
-        Service::Modules => modules_base(host),
-        Service::Providers => providers_base(host),
-    };
+    let base = service_base(host, service);
     let Some(path_below_base) = page.bases.iter().find_map(|base| path_below_base(&url, base)) else {
         return null_if_paging();
     };
@@ -244,14 +235,10 @@ struct PageEntry<'a> {
 
 impl<'a> From<&'a StoredEntry> for PageEntry<'a> {
     fn from(entry: &'a StoredEntry) -> Self {
-        let id = format!("{}/{}", entry.subject.path(), entry.version);
-        let (namespace, name, provider) = match &entry.subject {
-            StoredSubject::Module(ModuleAddress { namespace, name, system, .. }) => {
-                (namespace.as_str(), name.as_str(), Some(system.as_str()))
-            }
-            StoredSubject::Provider(ProviderAddress { namespace, type_, .. }) => {
-                (namespace.as_str(), type_.as_str(), None)
-            }
+        let id = format!("{}/{}", entry.address.path(), entry.version);
+        let (namespace, name, provider) = match &entry.address {
+            Address::Module(module) => (module.namespace.as_str(), module.name.as_str(), Some(module.system.as_str())),
+            Address::Provider(provider) => (provider.namespace.as_str(), provider.type_.as_str(), None),
         };
         Self { id, namespace, name, version: &entry.version, provider }
     }
@@ -265,10 +252,9 @@ struct Details<'a> {
     warnings: [&'static str; 2],
 }
 
-fn render_details(details: &StoredDetails) -> serde_json::Result<Vec<u8>> {
-    let StoredDetails { entry, versions } = details;
+fn render_details(entry: &StoredEntry) -> serde_json::Result<Vec<u8>> {
     let warnings = [BUILT_FROM_STORE, ONLY_STORED_VERSIONS];
-    serde_json::to_vec(&Details { entry: entry.into(), versions, warnings })
+    serde_json::to_vec(&Details { entry: entry.into(), versions: &entry.versions, warnings })
 }
 
 fn render_list(list: &StoredList, page: &PageRef, links: Links<'_>) -> serde_json::Result<Vec<u8>> {

@@ -1,72 +1,108 @@
-//! The version lists of providers and modules without entries that no client can read, the download document of a
-//! provider with its three URLs pointed to larder (PROTOCOL, section 2), and the location of a module version: an archive
-//! here, with a checksum that the client enforces (section 4). Everything else stays as upstream wrote it.
+//! The registry protocols. Discovery is the upstream's document, in which the services that larder serves point to larder,
+//! and all others are absolute URLs of the upstream (PROTOCOL, section 1.1). Version lists have no entries that no client
+//! can read. The three URLs of a provider's download document point to larder (section 2). The location of a module version
+//! is an archive here, with a checksum that the client enforces (section 4). Everything else stays as upstream wrote it.
 
 use std::sync::Arc;
 
 use serde::Serialize;
-use serde_json::value::RawValue;
+use serde_json::value::{RawValue, Value, to_raw_value};
+use url::Url;
 
 use super::Links;
-use super::route::Route;
-use crate::address::{ModuleAddress, ModulePackage, Package, ProviderAddress};
+use super::route::{Route, modules_base, providers_base};
+use crate::address::{Hostname, ModulePackage, Package};
 use crate::error::Error;
-use crate::mirror::{Answer, Mirror, ModuleLocation, ProofSetRefs, RequestContext, StoredDocument};
-use crate::upstream::modules::ModuleVersionList;
+use crate::mirror::{Answer, Mirror, ModuleLocation, ProofSetRefs, RequestContext};
+use crate::upstream::discovery::{Discovery, Service};
 use crate::upstream::providers::{RawObject, VersionList};
+
+/// The members of `login.v1` that are URLs.
+const NESTED_URLS: [&str; 2] = ["authz", "token"];
+
+/// The rewritten discovery document of an upstream.
+pub(super) async fn discovery(
+    mirror: &Arc<Mirror>,
+    host: &Hostname,
+    call: &RequestContext,
+    links: Links<'_>,
+) -> Result<Answer<Vec<u8>>, Error> {
+    let unreadable =
+        |reason| Error::Interrupted(format!("the cached discovery document of {host} cannot be read: {reason}"));
+    let answer = mirror.documents.discovery(host, call).await?;
+    let discovery = answer.value.discovery_for_clients().map_err(unreadable)?;
+    let entries = services(discovery, host, |path| links.url(path));
+    let body = serde_json::to_vec(&entries).map_err(|e| unreadable(e.to_string()))?;
+    Ok(answer.map(|_| body))
+}
+
+/// Rewrites every service of a discovery document for larder's clients.
+pub fn services(discovery: Discovery, host: &Hostname, link: impl Fn(&str) -> String) -> RawObject {
+    let has = |service: Service| discovery.base(service).is_some();
+    let (has_providers, has_modules) = (has(Service::Providers), has(Service::Modules));
+    let Discovery { mut entries, url } = discovery;
+    // Clients refuse a service whose URL has userinfo, and the userinfo must not be shown.
+    entries.retain(|_, value| match serde_json::from_str(value.get()) {
+        Ok(value) => !has_userinfo(&value, &url),
+        // The value is nested too deep, or has an invalid number. Without a plain or escaped `@` it has no userinfo.
+        Err(_) => !value.get().contains(['@', '\\']),
+    });
+    for (name, value) in &mut entries {
+        let rewritten = match name.as_str() {
+            "providers.v1" if has_providers => to_raw_value(&link(&providers_base(host))).ok(),
+            "modules.v1" if has_modules => to_raw_value(&link(&modules_base(host))).ok(),
+            _ => absolute(value, &url),
+        };
+        if let Some(rewritten) = rewritten {
+            *value = rewritten;
+        }
+    }
+    entries
+}
+
+/// Makes a service absolute; `None` if it stays as upstream wrote it.
+fn absolute(value: &RawValue, base: &Url) -> Option<Box<RawValue>> {
+    if let Ok(reference) = serde_json::from_str::<String>(value.get()) {
+        return resolved(&reference, base);
+    }
+    let mut members: RawObject = serde_json::from_str(value.get()).ok()?;
+    for name in NESTED_URLS {
+        if let Some(member) = members.get_mut(name)
+            && let Ok(reference) = serde_json::from_str::<String>(member.get())
+            && let Some(rewritten) = resolved(&reference, base)
+        {
+            *member = rewritten;
+        }
+    }
+    to_raw_value(&members).ok()
+}
+
+/// Returns true if an entry contains a URL with userinfo.
+fn has_userinfo(value: &Value, base: &Url) -> bool {
+    match value {
+        Value::String(reference) => {
+            base.join(reference).is_ok_and(|url| !url.username().is_empty() || url.password().is_some())
+        }
+        Value::Array(members) => members.iter().any(|member| has_userinfo(member, base)),
+        Value::Object(members) => members.values().any(|member| has_userinfo(member, base)),
+        Value::Null | Value::Bool(_) | Value::Number(_) => false,
+    }
+}
+
+/// Resolves a URL. Text that is not a URL stays unchanged, because clients ignore it; so does a reference to the document
+/// itself.
+fn resolved(reference: &str, base: &Url) -> Option<Box<RawValue>> {
+    if reference.is_empty() || reference.starts_with('#') {
+        return None;
+    }
+    to_raw_value(base.join(reference).ok()?.as_str()).ok()
+}
 
 #[derive(Serialize)]
 struct ProviderListBody<'a> {
     versions: Vec<&'a RawValue>,
     #[serde(flatten)]
     rest: &'a RawObject,
-}
-
-/// The version list of a provider, without entries that no client can read.
-pub(super) async fn provider_versions(
-    mirror: &Arc<Mirror>,
-    address: &ProviderAddress,
-    call: &RequestContext,
-) -> Result<Answer<Vec<u8>>, Error> {
-    let Answer { value: list, outcome, fresh_until, checked } = mirror.offline.client_versions(address, call).await?;
-    let unwritable = |e| Error::Interrupted(format!("the version list of {address} cannot be written: {e}"));
-    let body = render_provider_list(&list).map_err(unwritable)?;
-    Ok(Answer { value: body, outcome, fresh_until, checked })
-}
-
-/// Renders upstream's version list for clients.
-pub(super) async fn rendered_provider_list(
-    address: &ProviderAddress,
-    document: &Arc<StoredDocument>,
-) -> Result<Vec<u8>, Error> {
-    let unreadable =
-        |reason| Error::Interrupted(format!("the cached version list of {address} cannot be read: {reason}"));
-    let list = document.versions().await.map_err(unreadable)?;
-    render_provider_list(&list).map_err(|e| unreadable(e.to_string()))
-}
-
-/// Renders a version list: every entry and every other member as upstream wrote it.
-pub fn render_provider_list(list: &VersionList) -> serde_json::Result<Vec<u8>> {
-    let versions = list.versions.iter().map(|listed| &*listed.raw).collect();
-    serde_json::to_vec(&ProviderListBody { versions, rest: &list.other_members })
-}
-
-/// The download document of a package. Only its three URLs change.
-pub(super) async fn provider_download(
-    mirror: &Arc<Mirror>,
-    package: &Package,
-    call: &RequestContext,
-    links: Links<'_>,
-) -> Result<Answer<Vec<u8>>, Error> {
-    let Answer { value: set, outcome, fresh_until, checked } = mirror.proof_sets.proof_set(package, call).await?;
-    let unreadable = |reason: String| {
-        Error::Interrupted(format!("the cached download document of {package} cannot be read: {reason}"))
-    };
-    let ProofSetRefs { archive, sums, signature } = set.refs(package);
-    let urls = [Route::ProviderFile(archive), Route::ProofFile(sums), Route::ProofFile(signature)]
-        .map(|route| links.url(&route.path()));
-    let body = set.document.with_urls(urls).map_err(|e| unreadable(e.to_string()))?;
-    Ok(Answer { value: body, outcome, fresh_until, checked })
 }
 
 #[derive(Serialize)]
@@ -83,44 +119,34 @@ struct Module<'a> {
     versions: Vec<&'a RawValue>,
 }
 
-/// The version list of a module, without entries that no client can read.
-pub(super) async fn module_versions(
-    mirror: &Arc<Mirror>,
-    address: &ModuleAddress,
-    call: &RequestContext,
-) -> Result<Answer<Vec<u8>>, Error> {
-    let Answer { value: list, outcome, fresh_until, checked } =
-        mirror.offline.client_module_versions(address, call).await?;
-    let unwritable = |e| Error::Interrupted(format!("the version list of {address} cannot be written: {e}"));
-    let body = render_module_list(&list).map_err(unwritable)?;
-    Ok(Answer { value: body, outcome, fresh_until, checked })
-}
-
-/// Renders upstream's version list for clients.
-pub(super) async fn rendered_module_list(
-    address: &ModuleAddress,
-    document: &Arc<StoredDocument>,
-) -> Result<Vec<u8>, Error> {
-    let unreadable =
-        |reason| Error::Interrupted(format!("the cached version list of {address} cannot be read: {reason}"));
-    let list = document.module_versions().await.map_err(unreadable)?;
-    render_module_list(&list).map_err(|e| unreadable(e.to_string()))
-}
-
 /// Renders a version list: every entry and every other member as upstream wrote it.
-fn render_module_list(list: &ModuleVersionList) -> serde_json::Result<Vec<u8>> {
+pub fn render_list(list: &VersionList) -> serde_json::Result<Vec<u8>> {
     let versions = list.versions.iter().map(|listed| &*listed.raw).collect();
-    serde_json::to_vec(&ModuleListBody {
-        modules: [Module { rest: &list.module_members, versions }],
-        rest: &list.other_members,
-    })
+    match list.service {
+        Service::Providers => serde_json::to_vec(&ProviderListBody { versions, rest: &list.other_members }),
+        Service::Modules => serde_json::to_vec(&ModuleListBody {
+            modules: [Module { rest: &list.module_members, versions }],
+            rest: &list.other_members,
+        }),
+    }
 }
 
-/// Content of `X-Terraform-Get`.
-pub(super) struct LocationHeader {
-    pub(super) text: String,
-    /// True for a location that stays valid until something changes.
-    pub(super) is_stable: bool,
+/// The download document of a package. Only its three URLs change.
+pub(super) async fn provider_download(
+    mirror: &Arc<Mirror>,
+    package: &Package,
+    call: &RequestContext,
+    links: Links<'_>,
+) -> Result<Answer<Vec<u8>>, Error> {
+    let answer = mirror.proof_sets.proof_set(package, call).await?;
+    let ProofSetRefs { archive, sums, signature } = answer.value.refs(package);
+    let urls = [Route::ProviderFile(archive), Route::ProofFile(sums), Route::ProofFile(signature)]
+        .map(|route| links.url(&route.path()));
+    let body =
+        answer.value.document.with_urls(urls).map_err(|e| {
+            Error::Interrupted(format!("the cached download document of {package} cannot be read: {e}"))
+        })?;
+    Ok(answer.map(|_| body))
 }
 
 /// The location of a module version: a path of larder with subfolder and checksum, or upstream's location where larder
@@ -130,10 +156,10 @@ pub(super) async fn module_location(
     package: &ModulePackage,
     call: &RequestContext,
     links: Links<'_>,
-) -> Result<Answer<LocationHeader>, Error> {
+) -> Result<Answer<String>, Error> {
     let Answer { value, outcome, fresh_until, checked } = mirror.modules.module_location(package, call).await?;
-    let location = match value {
-        ModuleLocation::External(text) => LocationHeader { text, is_stable: true },
+    Ok(match value {
+        ModuleLocation::External(text) => Answer { value: text, outcome, fresh_until, checked },
         ModuleLocation::Local { archive, checksum, subdir } => {
             let mut text = links.url(&Route::ModuleArchive(archive).path());
             if let Some(subdir) = subdir {
@@ -143,16 +169,16 @@ pub(super) async fn module_location(
             if let Some(checksum) = checksum {
                 text.push_str(&format!("?checksum=sha256:{checksum}"));
             }
-            LocationHeader { text, is_stable: checksum.is_some() }
+            // A location without a digest changes as soon as the archive is stored.
+            let fresh_until = if checksum.is_some() { fresh_until } else { call.now };
+            Answer { value: text, outcome, fresh_until, checked }
         }
-    };
-    Ok(Answer { value: location, outcome, fresh_until, checked })
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use url::Url;
 
     use super::*;
     use crate::address::Platform;
@@ -164,7 +190,56 @@ mod tests {
         DownloadDocument::parse(body, &Url::parse(from).unwrap(), &Platform::parse("linux_amd64").unwrap())
     }
 
+    /// A deeply nested value neither exhausts the stack nor hides userinfo.
+    #[test]
+    fn a_service_nested_too_deep_hides_no_userinfo() {
+        let depth = 100_000;
+        let nest = |inside: &str| format!("{}{inside}{}", "{\"a\":".repeat(depth), "}".repeat(depth));
+        let urls = ["\"https://me@a.example\"", "\"https://me\\u0040a.example\"", "1"].map(nest);
+        let body = format!("{{\"a.v1\":{},\"b.v1\":{},\"c.v1\":{},\"flat.v1\":\"/x/\"}}", urls[0], urls[1], urls[2]);
+        let original = read_discovery(body.as_bytes(), "https://registry.example/");
+        let retained = services(original, &Hostname::parse("registry.example").unwrap(), str::to_owned);
+        assert_eq!(retained.keys().collect::<Vec<_>>(), ["c.v1", "flat.v1"]);
+    }
+
+    fn read_discovery(body: &[u8], from: &str) -> Discovery {
+        Discovery::parse(body, Url::parse(from).unwrap()).unwrap()
+    }
+
     proptest! {
+        #[test]
+        fn only_the_services_that_larder_mirrors_point_elsewhere_after_rewriting(
+            services_of in prop::collection::btree_map(
+                "providers\\.v1|modules\\.v1|[a-z]{1,3}\\.v[12]",
+                "\"(https?:)?(//)?([a-z]{1,3}(:[a-z]{0,2})?@)?([a-z]{1,5}\\.example)?[/a-z?#%. ]{0,12}\"|null|1e400|\\[\"a\"\\]|\\{\"authz\":\"x\"\\}",
+                0..5,
+            ),
+        ) {
+            let members: Vec<String> = services_of.iter().map(|(name, value)| format!("\"{name}\": {value}")).collect();
+            let original = read_discovery(format!("{{{}}}", members.join(",")).as_bytes(), "https://registry.example/.well-known/terraform.json");
+            let host = Hostname::parse("registry.example").unwrap();
+            let rewritten_body = serde_json::to_vec(&services(original.clone(), &host, str::to_owned)).unwrap();
+            let rewritten = read_discovery(&rewritten_body, "http://127.0.0.1:8080/registry/x");
+            let has_userinfo = |value: &str| value.contains('@');
+            let retained = services_of.iter().filter(|(_, value)| !has_userinfo(value));
+            prop_assert!(retained.clone().all(|(name, _)| rewritten.entries.contains_key(name)));
+            let urls = rewritten.entries.values().filter_map(|value| Url::parse(serde_json::from_str(value.get()).ok()?).ok());
+            prop_assert!(urls.into_iter().all(|url| url.username().is_empty() && url.password().is_none()));
+            for (name, value) in retained {
+                let (original_url, rewritten_url) = (original.service(name), rewritten.service(name));
+                let mirrored = [("providers.v1", "providers"), ("modules.v1", "modules")];
+                let mirrored = mirrored.into_iter().find(|(service, _)| service == name);
+                if let Some((_, folder)) = mirrored.filter(|_| original_url.is_some()) {
+                    let larder_url = format!("http://127.0.0.1:8080/registry/registry.example/v1/{folder}/");
+                    prop_assert_eq!(rewritten_url.as_ref().map(Url::as_str), Some(larder_url.as_str()));
+                } else if original_url.is_none() || value.starts_with("\"#") || value == "\"\"" {
+                    prop_assert!(rewritten_url.is_none() || rewritten.entries[name].get() == value);
+                } else {
+                    prop_assert_eq!(rewritten_url, original_url, "{}", name);
+                }
+            }
+        }
+
         /// DESIGN, promise 5: only the three URLs of the download document change.
         #[test]
         fn only_the_three_urls_of_a_document_change(
@@ -195,7 +270,7 @@ mod tests {
             let entries: Vec<String> = versions.iter().map(|version| format!(r#"{{"version":"{version}", "x":1e400}}"#)).collect();
             let body = format!(r#"{{"{other_member}":[ ],"versions":[{}]}}"#, entries.join(","));
             if let Ok(list) = VersionList::parse(body.as_bytes()) {
-                let parsed = VersionList::parse(&render_provider_list(&list).unwrap()).unwrap();
+                let parsed = VersionList::parse(&render_list(&list).unwrap()).unwrap();
                 let raw = |list: &VersionList| list.versions.iter().map(|listed| listed.raw.get().to_owned()).collect::<Vec<_>>();
                 prop_assert_eq!(raw(&parsed), raw(&list));
                 prop_assert_eq!(parsed.other_members[&other_member].get(), "[ ]");

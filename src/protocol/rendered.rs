@@ -20,7 +20,7 @@ use super::route::{Base, Route};
 use crate::clock::Timestamp;
 use crate::digest::{Digest, FastHash};
 use crate::error::Error;
-use crate::mirror::Outcome;
+use crate::mirror::Answer;
 use crate::store::ReadBudget;
 
 /// Size in bytes below which compression gains nothing.
@@ -94,21 +94,15 @@ impl FinishedReply {
     }
 }
 
-/// A rendered answer and its freshness.
+/// A rendered answer. Its outcome is the one that is reported when it is sent again.
 #[derive(Debug, Clone)]
 pub struct RenderedAnswer {
-    /// The answer.
-    pub answer: FinishedReply,
+    /// The answer and its freshness.
+    pub answer: Answer<FinishedReply>,
     /// Time of rendering.
     pub made: Timestamp,
-    /// Time of the last confirmation by upstream.
-    pub checked: Timestamp,
-    /// End of the freshness.
-    pub fresh_until: Timestamp,
     /// Revision of its provider at the time of rendering.
     pub revision: u64,
-    /// Cache outcome that is reported when the answer is sent again.
-    pub outcome: Outcome,
 }
 
 /// The key of a rendered answer: everything that its bytes depend on, except the revision of its provider.
@@ -160,7 +154,7 @@ impl RenderedAnswers {
     pub fn up_to(bytes: u64) -> Self {
         // Keys and bookkeeping count as well, or small answers would be free.
         let weigh = |_: &RenderedAnswerKey, rendered: &RenderedAnswer| {
-            u32::try_from(rendered.answer.weight() + 512).unwrap_or(u32::MAX)
+            u32::try_from(rendered.answer.value.weight() + 512).unwrap_or(u32::MAX)
         };
         let cache = Cache::builder().max_capacity(bytes).weigher(weigh).build();
         let archives = ReadBudget::new(usize::try_from(bytes).unwrap_or(usize::MAX));
@@ -168,35 +162,38 @@ impl RenderedAnswers {
     }
 
     /// Returns the answer to a route, if it is fresh and nothing changed since.
-    pub fn fresh(&self, route: &Route, base: &Base<'_>, revision: u64, now: Timestamp) -> Option<RenderedAnswer> {
+    pub fn fresh(
+        &self,
+        route: &Route,
+        base: &Base<'_>,
+        revision: u64,
+        now: Timestamp,
+    ) -> Option<Answer<FinishedReply>> {
         if !self.is_among_bases(base) {
             return None;
         }
-        let rendered = self.cache.get(&KeyRef { route, base })?;
+        let RenderedAnswer { answer, made, revision: made_at } = self.cache.get(&KeyRef { route, base })?;
         // After the clock was set back, the answer would stay fresh for too long.
-        let is_fresh = rendered.made <= now && now < rendered.fresh_until;
-        (is_fresh && rendered.revision == revision).then_some(rendered)
+        let is_fresh = made <= now && now < answer.fresh_until;
+        (is_fresh && made_at == revision).then_some(answer)
     }
 
     /// Stores an answer if its base is, or now becomes, one of the most requested ones. An archive is stored
     /// only if the memory budget has space for a copy.
-    pub fn insert(&self, route: &Route, base: &Base<'_>, rendered: RenderedAnswer) {
+    pub fn insert(&self, route: &Route, base: &Base<'_>, mut rendered: RenderedAnswer) {
         let key = RenderedAnswerKey { route: route.clone(), base: base.clone().into_static() };
         if !self.is_among_bases(base) {
             self.bases.insert(key.base.clone(), ());
             // Evicts now, perhaps the new base itself.
             self.bases.run_pending_tasks();
         }
-        let answer = match rendered.answer {
+        if let FinishedReply::Archive { bytes, .. } = &mut rendered.answer.value {
             // A copy: the mirror's bytes are shared by concurrent readers, and would count as in use while they are
             // stored here.
-            FinishedReply::Archive { bytes, digest, stored } => {
-                let Some(bytes) = self.archives.copy(&bytes) else { return };
-                FinishedReply::Archive { bytes, digest, stored }
-            }
-            answer => answer,
-        };
-        self.cache.insert(key, RenderedAnswer { answer, ..rendered });
+            let Some(copy) = self.archives.copy(bytes) else { return };
+            *bytes = copy;
+        }
+        self.cache.insert(key, rendered);
     }
 
     fn is_among_bases(&self, base: &Base<'_>) -> bool {
@@ -243,6 +240,7 @@ impl Renderings {
 mod tests {
     use super::*;
     use crate::address::Hostname;
+    use crate::mirror::Outcome;
     use crate::protocol::route::{Origin, Scheme};
 
     /// DESIGN, promise 11: a client that keeps changing its Host is answered, and does not fill the memory.
@@ -254,15 +252,9 @@ mod tests {
             Base::Absolute(Origin::parse(Scheme::Https, &format!("h{number}.example")).unwrap().into_static())
         };
         let now = Timestamp(1_000);
-        let answer = FinishedReply::Document(Arc::new(RenderedDocument::plain(b"{}".to_vec())));
-        let rendered = RenderedAnswer {
-            answer,
-            made: now,
-            checked: now,
-            fresh_until: Timestamp(2_000),
-            revision: 0,
-            outcome: Outcome::Hit,
-        };
+        let value = FinishedReply::Document(Arc::new(RenderedDocument::plain(b"{}".to_vec())));
+        let answer = Answer { value, outcome: Outcome::Hit, fresh_until: Timestamp(2_000), checked: now };
+        let rendered = RenderedAnswer { answer, made: now, revision: 0 };
         let frequent_base = base(0);
         let is_cached = |base: &Base<'_>| answers.fresh(&route, base, 0, now).is_some();
         let mut misses = 0;

@@ -1,23 +1,22 @@
-//! The routes of the main listener: parsed from a request line here, printed as URLs in `print`. Every printed URL
-//! parses back to the same route.
+//! The routes of the main listener: parsed from a request line, and printed as URLs. Every printed URL parses back to the
+//! same route.
 
 mod mount;
-mod print;
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 
-use percent_encoding::percent_decode_str;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
 pub use self::mount::{Base, Mount, Origin, Scheme};
-pub use self::print::{MIRROR_BASE, RouteKind, modules_base, providers_base};
 use crate::address::{
-    FileName, Hostname, MAX_PART, ModuleAddress, ModuleName, ModulePackage, Name, Package, Platform, ProviderAddress,
-    System, Version,
+    Address, FileName, Hostname, MAX_PART, ModuleAddress, ModuleName, ModulePackage, Name, Package, Platform,
+    ProviderAddress, System, Version,
 };
 use crate::digest::DigestPrefix;
 use crate::error::{Error, Explanation};
 use crate::mirror::{ArchiveRef, ModuleArchiveRef, ProofFile, ProofFileRef};
+use crate::upstream::discovery::Service;
 use crate::upstream::pages::{BadQuery, PagePath, PageQuery, PageRef, SpelledVersion};
 
 /// Segments of the longest valid path.
@@ -26,14 +25,22 @@ const MAX_SEGMENTS: usize = 11;
 /// File name of every module archive.
 const MODULE_ARCHIVE: &str = "module.tar.gz";
 
+/// The base of the provider network mirror, for client configurations.
+pub const MIRROR_BASE: &str = "/mirror/";
+
+/// Characters that are encoded in a path. `+` is literal in the version paths of the clients (PROTOCOL, section 2.2), `:`
+/// in hosts with a port.
+const ENCODED: &AsciiSet =
+    &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'_').remove(b'.').remove(b'~').remove(b'+').remove(b':');
+
 /// Everything that clients can request.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Route {
     /// `/registry/HOST/.well-known/terraform.json`, or the root one where the Host or `default_upstream` names an
     /// upstream.
     Discovery(Hostname),
-    /// `/registry/HOST/v1/providers/NS/TYPE/versions`
-    ProviderVersions(ProviderAddress),
+    /// `/registry/HOST/v1/providers/NS/TYPE/versions` and `/registry/HOST/v1/modules/NS/NAME/SYSTEM/versions`
+    Versions(Address),
     /// `/registry/HOST/v1/providers/NS/TYPE/VERSION/download/OS/ARCH`
     ProviderDownload(Package),
     /// `/mirror/HOST/NS/TYPE/index.json`
@@ -44,8 +51,6 @@ pub enum Route {
     ProviderFile(ArchiveRef),
     /// `/archive/HOST/providers/NS/TYPE/VERSION/DIGEST/SHA256SUMS`, and `…/SHA256SUMS.sig`
     ProofFile(ProofFileRef),
-    /// `/registry/HOST/v1/modules/NS/NAME/SYSTEM/versions`
-    ModuleVersions(ModuleAddress),
     /// `/registry/HOST/v1/modules/NS/NAME/SYSTEM/VERSION/download`
     ModuleDownload(ModulePackage),
     /// `/archive/HOST/modules/NS/NAME/SYSTEM/VERSION/DIGEST/module.tar.gz`, or without the digest
@@ -223,7 +228,12 @@ impl Route {
                 })
             }
             ["mirror", host, namespace, type_, file] => {
-                Self::network_mirror(context.host(host)?, namespace, type_, file, path)
+                let address = provider(context.host(host)?, namespace, type_)?;
+                match file.strip_suffix(".json") {
+                    Some("index") => Ok(Self::MirrorIndex(address)),
+                    Some(version) => Ok(Self::MirrorVersion(address, Version::parse(version)?)),
+                    None => Err(nothing_at(path)),
+                }
             }
             ["v2", ..] => Err(match context.root_upstream(host) {
                 Ok(registry) => RouteError::Unknown(format!(
@@ -263,7 +273,9 @@ impl Route {
 
     fn modules(host: Hostname, rest: &[&str], query: Option<&str>, path: &str) -> Result<Self, RouteError> {
         match rest {
-            [namespace, name, system, "versions"] => Ok(Self::ModuleVersions(module(host, namespace, name, system)?)),
+            [namespace, name, system, "versions"] => {
+                Ok(Self::Versions(Address::Module(module(host, namespace, name, system)?)))
+            }
             [namespace, name, system, version, "download"] => Ok(Self::ModuleDownload(ModulePackage {
                 module: module(host, namespace, name, system)?,
                 version: Version::parse(version)?,
@@ -295,7 +307,7 @@ impl Route {
 
     fn providers(host: Hostname, rest: &[&str], query: Option<&str>, path: &str) -> Result<Self, RouteError> {
         match rest {
-            [namespace, type_, "versions"] => Ok(Self::ProviderVersions(provider(host, namespace, type_)?)),
+            [namespace, type_, "versions"] => Ok(Self::Versions(Address::Provider(provider(host, namespace, type_)?))),
             [_, _, last_segment @ "versions", ""] => Err(slash_after(last_segment)),
             [namespace, type_, version, "download", os, arch] => Ok(Self::ProviderDownload(Package {
                 provider: provider(host, namespace, type_)?,
@@ -318,18 +330,65 @@ impl Route {
         }
     }
 
-    fn network_mirror(
-        host: Hostname,
-        namespace: &str,
-        type_: &str,
-        file: &str,
-        path: &str,
-    ) -> Result<Self, RouteError> {
-        let address = provider(host, namespace, type_)?;
-        match file.strip_suffix(".json") {
-            Some("index") => Ok(Self::MirrorIndex(address)),
-            Some(version) => Ok(Self::MirrorVersion(address, Version::parse(version)?)),
-            None => Err(nothing_at(path)),
+    /// The path of the route below the mount, with its query if it has one.
+    pub fn path(&self) -> String {
+        let path = match self {
+            Self::Discovery(host) => format!("/registry/{host}/.well-known/terraform.json"),
+            Self::Versions(address) => {
+                format!("{}{}/versions", service_base(address.host(), address.into()), address.path())
+            }
+            Self::ProviderDownload(Package { provider, version, platform: Platform { os, arch } }) => {
+                let address = Address::from(provider);
+                format!("{}{}/{version}/download/{os}/{arch}", providers_base(&provider.host), address.path())
+            }
+            Self::MirrorIndex(provider) => format!("{MIRROR_BASE}{provider}/index.json"),
+            Self::MirrorVersion(provider, version) => format!("{MIRROR_BASE}{provider}/{version}.json"),
+            Self::ProviderFile(ArchiveRef { package, digest, filename }) => {
+                let Package { provider, version, platform } = package;
+                let path = Address::from(provider).path();
+                format!("/archive/{}/providers/{path}/{version}/{platform}/{digest}/{filename}", provider.host)
+            }
+            Self::ProofFile(ProofFileRef { provider, version, digest, file }) => {
+                let (path, name) = (Address::from(provider).path(), file.name());
+                format!("/archive/{}/providers/{path}/{version}/{digest}/{name}", provider.host)
+            }
+            Self::ModuleDownload(ModulePackage { module, version }) => {
+                format!("{}{}/{version}/download", modules_base(&module.host), Address::from(module).path())
+            }
+            Self::ModuleArchive(ModuleArchiveRef { package: ModulePackage { module, version }, digest }) => {
+                let digest = digest.as_ref().map(|digest| format!("{digest}/")).unwrap_or_default();
+                let path = Address::from(module).path();
+                format!("/archive/{}/modules/{path}/{version}/{digest}{MODULE_ARCHIVE}", module.host)
+            }
+            Self::ModuleLatest(module) => {
+                format!("{}{}/download", modules_base(&module.host), Address::from(module).path())
+            }
+            Self::Page(PageRef { host, path, query }) => {
+                let path = format!("{}{}", service_base(host, path.service()), path.segments().join("/"));
+                // As in the protocol: the list of everything is at the base without its final slash.
+                let (path, query) = (encoded(path.trim_end_matches('/')), query.text());
+                return if query.is_empty() { path } else { format!("{path}?{query}") };
+            }
+            Self::Health => "/healthz".into(),
+            Self::Ready => "/readyz".into(),
+        };
+        encoded(&path)
+    }
+
+    /// The kind of route, for logs and counters.
+    pub fn kind(&self) -> RouteKind {
+        match self {
+            Self::Discovery(_) => RouteKind::Discovery,
+            Self::Versions(Address::Provider(_)) => RouteKind::Versions,
+            Self::Versions(Address::Module(_)) => RouteKind::ModuleVersions,
+            Self::ProviderDownload(_) => RouteKind::Download,
+            Self::MirrorIndex(_) => RouteKind::MirrorIndex,
+            Self::MirrorVersion(..) => RouteKind::MirrorVersion,
+            Self::ModuleDownload(_) | Self::ModuleLatest(_) => RouteKind::ModuleDownload,
+            Self::Page(_) => RouteKind::Page,
+            Self::ProviderFile(_) | Self::ProofFile(_) => RouteKind::Archive,
+            Self::ModuleArchive(_) => RouteKind::ModuleArchive,
+            Self::Health | Self::Ready => RouteKind::Health,
         }
     }
 
@@ -342,9 +401,8 @@ impl Route {
             | Self::ModuleDownload(_)
             | Self::ModuleLatest(_)
             | Self::Page(_) => true,
-            Self::ProviderVersions(_)
+            Self::Versions(_)
             | Self::MirrorIndex(_)
-            | Self::ModuleVersions(_)
             | Self::ProviderFile(_)
             | Self::ProofFile(_)
             | Self::ModuleArchive(_)
@@ -356,13 +414,15 @@ impl Route {
     /// The subject whose changes invalidate the answer.
     pub fn subject(&self) -> Option<RouteSubject<'_>> {
         match self {
-            Self::ProviderVersions(address) | Self::MirrorIndex(address) | Self::MirrorVersion(address, _) => {
-                Some(RouteSubject::Provider(address))
-            }
+            Self::Versions(Address::Provider(address))
+            | Self::MirrorIndex(address)
+            | Self::MirrorVersion(address, _) => Some(RouteSubject::Provider(address)),
             Self::ProviderDownload(package) => Some(RouteSubject::Provider(&package.provider)),
             Self::ProviderFile(target) => Some(RouteSubject::Provider(&target.package.provider)),
             Self::ProofFile(target) => Some(RouteSubject::Provider(&target.provider)),
-            Self::ModuleVersions(address) | Self::ModuleLatest(address) => Some(RouteSubject::Module(address)),
+            Self::Versions(Address::Module(address)) | Self::ModuleLatest(address) => {
+                Some(RouteSubject::Module(address))
+            }
             Self::ModuleDownload(package) => Some(RouteSubject::Module(&package.module)),
             Self::ModuleArchive(target) => Some(RouteSubject::Module(&target.package.module)),
             Self::Page(page) => Some(RouteSubject::Pages(&page.host)),
@@ -452,6 +512,102 @@ fn misdirected(reason: &str, remedy: impl Into<String>) -> RouteError {
 
 fn nothing_at(path: &str) -> RouteError {
     RouteError::Unknown(format!("there is nothing at {path}"))
+}
+
+/// The base of a service of an upstream, for discovery documents and client configurations.
+pub fn service_base(host: &Hostname, service: Service) -> String {
+    match service {
+        Service::Providers => providers_base(host),
+        Service::Modules => modules_base(host),
+    }
+}
+
+/// The base of an upstream's `providers.v1`.
+pub fn providers_base(host: &Hostname) -> String {
+    format!("/registry/{host}/v1/providers/")
+}
+
+/// The base of an upstream's `modules.v1`.
+pub fn modules_base(host: &Hostname) -> String {
+    format!("/registry/{host}/v1/modules/")
+}
+
+/// Encodes a path. Only the name of a file can have a character that needs it.
+fn encoded(path: &str) -> String {
+    utf8_percent_encode(path, ENCODED).to_string()
+}
+
+/// Kinds of routes, for logs and counters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RouteKind {
+    /// A discovery document.
+    Discovery,
+    /// A version list.
+    Versions,
+    /// A download document.
+    Download,
+    /// `index.json` of a network mirror.
+    MirrorIndex,
+    /// `VERSION.json` of a network mirror.
+    MirrorVersion,
+    /// A module's version list.
+    ModuleVersions,
+    /// The location of a module version.
+    ModuleDownload,
+    /// A list, a search or details.
+    Page,
+    /// A provider's archive, checksums or signature.
+    Archive,
+    /// An archive of a module.
+    ModuleArchive,
+    /// A probe.
+    Health,
+}
+
+impl RouteKind {
+    /// The kinds whose answers are documents, which age.
+    pub const DOCUMENTS: [Self; 8] = [
+        Self::Discovery,
+        Self::Versions,
+        Self::Download,
+        Self::MirrorIndex,
+        Self::MirrorVersion,
+        Self::ModuleVersions,
+        Self::ModuleDownload,
+        Self::Page,
+    ];
+
+    /// All kinds, each at the index of its discriminant.
+    pub const ALL: [Self; 11] = [
+        Self::Discovery,
+        Self::Versions,
+        Self::Download,
+        Self::MirrorIndex,
+        Self::MirrorVersion,
+        Self::ModuleVersions,
+        Self::ModuleDownload,
+        Self::Page,
+        Self::Archive,
+        Self::ModuleArchive,
+        Self::Health,
+    ];
+
+    /// The text in logs and metric labels.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Discovery => "discovery",
+            Self::Versions => "versions",
+            Self::Download => "download",
+            Self::MirrorIndex => "mirror-index",
+            Self::MirrorVersion => "mirror-version",
+            Self::ModuleVersions => "module-versions",
+            Self::ModuleDownload => "module-download",
+            Self::Page => "page",
+            Self::Archive => "archive",
+            Self::ModuleArchive => "module-archive",
+            Self::Health => "health",
+        }
+    }
 }
 
 #[cfg(test)]

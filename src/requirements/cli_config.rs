@@ -1,16 +1,14 @@
 //! A client's CLI configuration, as far as it decides where providers and modules come from: where the client looks for
 //! it, and what it says (PROTOCOL, sections 1.2 and 1.3). Secrets, such as the tokens of `credentials` blocks, are dropped.
 
-mod hcl1;
 #[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::{Path, PathBuf};
 
-use self::hcl1::Node;
-use super::hcl::BadHcl;
+use super::ClientKind;
+use super::hcl::{BadHcl, Hcl1Node};
 use crate::address::Hostname;
 
 /// The merged configuration files of one client.
@@ -74,7 +72,7 @@ impl CliConfig {
     /// # Errors
     /// A syntax error, with its position. The client prints such an error and continues without the file.
     pub fn read(file: &[u8]) -> Result<Self, BadHcl> {
-        Ok(Self::from_node(&Node::read(file)?))
+        Ok(Self::from_node(&Hcl1Node::read(file)?))
     }
 
     /// Merges a later file; its settings win.
@@ -90,7 +88,7 @@ impl CliConfig {
         self
     }
 
-    fn from_node(root: &Node) -> Self {
+    fn from_node(root: &Hcl1Node) -> Self {
         let mut config = Self::default();
         for (name, block) in root.labelled_blocks("host") {
             match Hostname::parse(name) {
@@ -102,7 +100,7 @@ impl CliConfig {
         }
         config.credentials =
             root.labelled_blocks("credentials").filter_map(|(name, _)| Hostname::parse(name).ok()).collect();
-        config.plugin_cache_dir = root.all("plugin_cache_dir").find_map(Node::text).map(str::to_owned);
+        config.plugin_cache_dir = root.all("plugin_cache_dir").find_map(Hcl1Node::text).map(str::to_owned);
         for block in root.all("provider_installation") {
             if config.installation.is_some() {
                 config.complaints.push(DUPLICATE_INSTALLATION.to_owned());
@@ -114,17 +112,18 @@ impl CliConfig {
     }
 }
 
-fn services(block: &Node) -> Services {
-    let members = block.all("services").flat_map(Node::members);
-    let service = |value: &Node| value.text().map_or(ServiceValue::Other, |url| ServiceValue::Url(url.to_owned()));
+fn services(block: &Hcl1Node) -> Services {
+    let members = block.all("services").flat_map(Hcl1Node::members);
+    let service = |value: &Hcl1Node| value.text().map_or(ServiceValue::Other, |url| ServiceValue::Url(url.to_owned()));
     members.map(|(name, value)| (name.to_owned(), service(value))).collect()
 }
 
-fn methods(block: &Node, complaints: &mut Vec<String>) -> Vec<Method> {
+fn methods(block: &Hcl1Node, complaints: &mut Vec<String>) -> Vec<Method> {
     let mut methods = Vec::new();
     for (method, bodies) in block.members() {
         for body in bodies.items() {
-            let text = |name| body.all(name).find_map(Node::text).filter(|text| !text.is_empty()).map(str::to_owned);
+            let text =
+                |name| body.all(name).find_map(Hcl1Node::text).filter(|text| !text.is_empty()).map(str::to_owned);
             let source = match method {
                 "direct" => InstallationSource::Direct,
                 "network_mirror" => match text("url") {
@@ -138,7 +137,7 @@ fn methods(block: &Node, complaints: &mut Vec<String>) -> Vec<Method> {
                 "dev_overrides" => continue,
                 other => InstallationSource::Other(other.to_owned()),
             };
-            let patterns = |name| body.all(name).filter_map(Node::text).map(Pattern::parse).collect();
+            let patterns = |name| body.all(name).filter_map(Hcl1Node::text).map(Pattern::parse).collect();
             methods.push(Method { source, include: patterns("include"), exclude: patterns("exclude") });
         }
     }
@@ -221,42 +220,6 @@ impl Method {
 /// The environment variables of a client.
 pub type Environment = BTreeMap<String, String>;
 
-/// A program that uses registries.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum ClientProgram {
-    /// Terraform, by HashiCorp.
-    Terraform,
-    /// OpenTofu.
-    Tofu,
-}
-
-impl ClientProgram {
-    /// Both programs.
-    pub const ALL: [Self; 2] = [Self::Terraform, Self::Tofu];
-
-    /// The program's name.
-    pub fn program(self) -> &'static str {
-        match self {
-            Self::Terraform => "terraform",
-            Self::Tofu => "tofu",
-        }
-    }
-
-    /// The registry of an address without a host.
-    pub fn default_host(self) -> &'static str {
-        match self {
-            Self::Terraform => "registry.terraform.io",
-            Self::Tofu => "registry.opentofu.org",
-        }
-    }
-}
-
-impl fmt::Display for ClientProgram {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.program())
-    }
-}
-
 /// The search paths of a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SearchPaths {
@@ -270,7 +233,7 @@ pub struct SearchPaths {
 
 impl SearchPaths {
     /// The search paths of `client` in this environment; `exists` checks the disk.
-    pub fn of(client: ClientProgram, environment: &Environment, exists: &dyn Fn(&Path) -> bool) -> Self {
+    pub fn of(client: ClientKind, environment: &Environment, exists: &dyn Fn(&Path) -> bool) -> Self {
         let value_of = |name: &str| environment.get(name).filter(|value| !value.is_empty());
         for name in ["TF_CLI_CONFIG_FILE", "TERRAFORM_CONFIG"] {
             if let Some(file) = value_of(name) {
@@ -282,8 +245,8 @@ impl SearchPaths {
         };
         let (file, folder) = (home.join(".terraformrc"), home.join(".terraform.d"));
         let (file, folder) = match client {
-            ClientProgram::Terraform => (file, folder),
-            ClientProgram::Tofu => {
+            ClientKind::Terraform => (file, folder),
+            ClientKind::Opentofu => {
                 let tofurc = home.join(".tofurc");
                 let xdg = value_of("XDG_CONFIG_HOME").map(|folder| Path::new(folder).join("opentofu"));
                 let file = match &xdg {

@@ -1,13 +1,14 @@
-//! Users' files in memory, within limits: the files that a client reads, from disk, a tar or JSON.
+//! Users' files in memory, within limits: the files that a client reads, from disk, a tar or JSON. In a user's own tar,
+//! links are resolved to the files that they lead to.
 
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::ops::Bound;
 
 use serde::{Deserialize, Serialize};
+use tar::EntryType;
 
 use super::hcl;
-use super::tar_upload::UnpackedTar;
 use crate::packaging::{BadTar, TarLimits, TarReader};
 
 /// The maximum number of files in one order.
@@ -21,10 +22,13 @@ pub(super) const LOCK_FILE: &str = ".terraform.lock.hcl";
 /// The folder in which a client keeps what it installed.
 const CLIENT_FOLDER: &str = ".terraform";
 /// The limits of a tar.
-pub(super) const TAR_LIMITS: TarLimits = TarLimits { entries: 100_000, extension_bytes: 1 << 20 };
+const TAR_LIMITS: TarLimits = TarLimits { entries: 100_000, extension_bytes: 1 << 20 };
 /// Endings of the files that clients read.
 const ENDINGS: [&str; 8] =
     [".tf", ".tf.json", ".tofu", ".tofu.json", ".tftest.hcl", ".tftest.json", ".tofutest.hcl", ".tofutest.json"];
+
+/// The maximum number of links from a path to its file, as on Linux.
+const MAX_LINKS: usize = 40;
 
 /// Returns true for the names of files with values of a root's variables.
 pub(super) fn is_values_file(name: &str) -> bool {
@@ -113,8 +117,7 @@ impl Files {
 
     /// Returns true for paths that a client reads as configuration: nothing below `.terraform`.
     fn is_read_at(path: &str) -> bool {
-        let (folders, name) = path.rsplit_once('/').unwrap_or(("", path));
-        Self::are_read(name) && !folders.split('/').any(|folder| folder == CLIENT_FOLDER)
+        Self::are_read(path.rsplit('/').next().unwrap_or(path)) && !is_of_client(path)
     }
 
     /// Adds or replaces a file. Files that no client reads are dropped; one that is not text, or too large, becomes
@@ -127,16 +130,17 @@ impl Files {
         if !Self::is_read_at(path) {
             return Ok(());
         }
-        self.insert_contents(
-            path,
-            match std::str::from_utf8(contents) {
-                _ if contents.len() > hcl::MAX_FILE_BYTES => {
-                    FileContents::Unreadable { unreadable: Unreadable::TooLarge }
-                }
-                Ok(text) => FileContents::Text(text.to_owned()),
-                Err(_) => FileContents::Unreadable { unreadable: Unreadable::NotUtf8 },
-            },
-        )
+        let text = std::str::from_utf8(contents).map_err(|_| Unreadable::NotUtf8);
+        match text {
+            _ if contents.len() > hcl::MAX_FILE_BYTES => self.insert_unreadable(path, Unreadable::TooLarge),
+            Ok(text) => self.insert_contents(path, FileContents::Text(text.to_owned())),
+            Err(unreadable) => self.insert_unreadable(path, unreadable),
+        }
+    }
+
+    fn insert_unreadable(&mut self, path: &str, unreadable: Unreadable) -> Result<(), BadFiles> {
+        Self::check_path(path)?;
+        self.insert_contents(path, FileContents::Unreadable { unreadable })
     }
 
     fn check_path(path: &str) -> Result<(), BadFiles> {
@@ -175,16 +179,10 @@ impl Files {
             match unpacked.file(path) {
                 Ok(contents) => files.insert(path, contents)?,
                 // Any link is recorded, whatever its name: the target may be a folder with modules.
-                Err(unreadable @ Unreadable::LinkWithoutFile)
-                    if !path.split('/').any(|folder| folder == CLIENT_FOLDER) =>
-                {
-                    Self::check_path(path)?;
-                    files.insert_contents(path, FileContents::Unreadable { unreadable })?;
+                Err(unreadable @ Unreadable::LinkWithoutFile) if !is_of_client(path) => {
+                    files.insert_unreadable(path, unreadable)?;
                 }
-                Err(unreadable) if Self::is_read_at(path) => {
-                    Self::check_path(path)?;
-                    files.insert_contents(path, FileContents::Unreadable { unreadable })?;
-                }
+                Err(unreadable) if Self::is_read_at(path) => files.insert_unreadable(path, unreadable)?,
                 Err(_) => {}
             }
         }
@@ -231,17 +229,18 @@ impl Files {
 
     /// The files in a folder, by name, without subfolders. `""` is the top.
     pub fn in_folder(&self, folder: &str) -> Vec<(&str, Result<&str, Unreadable>)> {
-        let prefix = if folder.is_empty() { String::new() } else { format!("{folder}/") };
-        let from_prefix = self.by_path.range::<str, _>((Bound::Included(prefix.as_str()), Bound::Unbounded));
-        let below = from_prefix.map_while(|(path, contents)| Some((path.strip_prefix(&prefix)?, contents.text())));
-        below.filter(|(name, _)| !name.contains('/')).collect()
+        self.below(&child_path(folder, "")).filter(|(name, _)| !name.contains('/')).collect()
     }
 
     /// Returns true if a folder, or one below it, has files. The top always exists.
     pub fn has_folder(&self, folder: &str) -> bool {
-        let prefix = format!("{folder}/");
-        let mut from_prefix = self.by_path.range::<str, _>((Bound::Included(prefix.as_str()), Bound::Unbounded));
-        folder.is_empty() || from_prefix.next().is_some_and(|(path, _)| path.starts_with(&prefix))
+        folder.is_empty() || self.below(&child_path(folder, "")).next().is_some()
+    }
+
+    /// The files whose paths begin with `prefix`, by the rest of their paths.
+    fn below(&self, prefix: &str) -> impl Iterator<Item = (&str, Result<&str, Unreadable>)> {
+        let from_prefix = self.by_path.range::<str, _>((Bound::Included(prefix), Bound::Unbounded));
+        from_prefix.map_while(move |(path, contents)| Some((path.strip_prefix(prefix)?, contents.text())))
     }
 
     /// Total size in bytes, including names.
@@ -264,6 +263,11 @@ impl Files {
     }
 }
 
+/// Returns true for paths below `.terraform`.
+fn is_of_client(path: &str) -> bool {
+    path.split('/').any(|folder| folder == CLIENT_FOLDER)
+}
+
 impl FileContents {
     fn text(&self) -> Result<&str, Unreadable> {
         match self {
@@ -281,10 +285,7 @@ impl TryFrom<BTreeMap<String, FileContents>> for Files {
         for (path, contents) in contents_by_path {
             match contents {
                 FileContents::Text(text) => files.insert(&path, text.as_bytes())?,
-                unreadable @ FileContents::Unreadable { .. } => {
-                    Self::check_path(&path)?;
-                    files.insert_contents(&path, unreadable)?;
-                }
+                FileContents::Unreadable { unreadable } => files.insert_unreadable(&path, unreadable)?,
             }
         }
         Ok(files)
@@ -294,5 +295,186 @@ impl TryFrom<BTreeMap<String, FileContents>> for Files {
 impl From<Files> for BTreeMap<String, FileContents> {
     fn from(files: Files) -> Self {
         files.by_path
+    }
+}
+
+/// The entries of a parsed tar by path, without folders.
+struct UnpackedTar<'a> {
+    by_path: BTreeMap<String, TarMember<'a>>,
+}
+
+/// The entry at a path.
+enum TarMember<'a> {
+    File(&'a [u8]),
+    /// A symbolic or hard link, with its target as a path in the tar; `None` if the target is outside the tar.
+    Link(Option<String>),
+    /// A pipe, a device or a sparse file.
+    Other,
+}
+
+impl<'a> UnpackedTar<'a> {
+    /// Parses a tar. Of several entries at one path, the last one counts. Folders are dropped.
+    ///
+    /// # Errors
+    /// [`BadFiles`]: the bytes are not a tar, are cut short, or have too many entries.
+    fn read(bytes: &'a [u8]) -> Result<Self, BadFiles> {
+        let mut by_path = BTreeMap::new();
+        let mut tar = TarReader::new(bytes, TAR_LIMITS);
+        while let Some(entry) = tar.next_member()? {
+            let Ok(path) = String::from_utf8(entry.name.clone()) else { continue };
+            let path = path.strip_prefix("./").unwrap_or(&path);
+            let link_target = || entry.link.clone().and_then(|name| String::from_utf8(name).ok());
+            let member = match entry.kind() {
+                _ if entry.is_sparse => TarMember::Other,
+                EntryType::Regular | EntryType::Continuous if path.ends_with('/') => continue,
+                EntryType::Regular | EntryType::Continuous => {
+                    let contents = tar.input().get(..usize::try_from(entry.size_bytes).unwrap_or(usize::MAX));
+                    TarMember::File(
+                        contents.ok_or_else(|| BadFiles::InvalidTar(format!("the tar ends within {path:?}")))?,
+                    )
+                }
+                EntryType::Symlink => {
+                    // A relative target is relative to the folder of the link.
+                    let relative_target = link_target().filter(|target| !target.starts_with('/'));
+                    let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
+                    TarMember::Link(relative_target.and_then(|target| resolve_path(folder, &target)))
+                }
+                // The target of a hard link is relative to the top of the tar.
+                EntryType::Link => TarMember::Link(link_target().and_then(|target| resolve_path("", &target))),
+                EntryType::Directory => continue,
+                _ => TarMember::Other,
+            };
+            by_path.insert(path.to_owned(), member);
+        }
+        Ok(Self { by_path })
+    }
+
+    /// The paths of all entries.
+    fn paths(&self) -> impl Iterator<Item = &str> {
+        self.by_path.keys().map(String::as_str)
+    }
+
+    /// The contents of the file at a path. Links are followed.
+    ///
+    /// # Errors
+    /// [`Unreadable`]: the entry is not a file, or a link that leads to none.
+    fn file(&self, path: &str) -> Result<&'a [u8], Unreadable> {
+        let mut path = path;
+        for followed_links in 0..MAX_LINKS {
+            match self.by_path.get(path) {
+                Some(TarMember::File(contents)) => return Ok(contents),
+                Some(TarMember::Link(Some(target))) => path = target,
+                Some(TarMember::Other) if followed_links == 0 => return Err(Unreadable::SpecialFile),
+                Some(TarMember::Link(None) | TarMember::Other) | None => break,
+            }
+        }
+        Err(Unreadable::LinkWithoutFile)
+    }
+}
+
+/// The path of a file in a folder; `""` is the top.
+pub(super) fn child_path(folder: &str, name: &str) -> String {
+    if folder.is_empty() { name.to_owned() } else { format!("{folder}/{name}") }
+}
+
+/// Resolves a path relative to a folder; `None` if the path leads out of the top folder.
+pub(super) fn resolve_path(folder: &str, path: &str) -> Option<String> {
+    let mut segments: Vec<&str> = folder.split('/').filter(|segment| !segment.is_empty()).collect();
+    for segment in path.split('/') {
+        match segment {
+            "" | "." => {}
+            ".." => {
+                segments.pop()?;
+            }
+            segment => segments.push(segment),
+        }
+    }
+    Some(segments.join("/"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A tar of entries `(type, path, contents or link target)`.
+    fn tar(entries: &[(EntryType, &str, &str)]) -> Vec<u8> {
+        let mut tar = tar::Builder::new(Vec::new());
+        for (entry_type, path, contents) in entries {
+            let mut header = tar::Header::new_gnu();
+            header.set_entry_type(*entry_type);
+            header.set_mode(0o644);
+            if entry_type.is_file() {
+                header.set_size(contents.len() as u64);
+                tar.append_data(&mut header, path, contents.as_bytes()).unwrap();
+            } else {
+                header.set_size(0);
+                tar.append_link(&mut header, path, contents).unwrap();
+            }
+        }
+        tar.into_inner().unwrap()
+    }
+
+    #[test]
+    fn a_link_to_a_file_has_the_contents_of_that_file() {
+        let tar = tar(&[
+            (EntryType::Regular, "common/versions.txt", "a = 1"),
+            (EntryType::Symlink, "prod/versions.tf", "../common/versions.txt"),
+            (EntryType::Symlink, "stage/versions.tf", "../prod/./versions.tf"),
+            (EntryType::Link, "dev/versions.tf", "common/versions.txt"),
+            (EntryType::Symlink, "prod/.terraform/providers/x", "/cache/x"),
+        ]);
+        let files = Files::from_users_tar(&tar).unwrap();
+        for path in ["prod/versions.tf", "stage/versions.tf", "dev/versions.tf"] {
+            assert_eq!(files.get(path), Some(Ok("a = 1")), "{path}");
+        }
+        assert_eq!(files.folders(), ["dev", "prod", "stage"]);
+    }
+
+    #[test]
+    fn other_links_and_special_files_are_recorded_as_unreadable() {
+        let tar = tar(&[
+            (EntryType::Regular, "prod/main.tf", ""),
+            (EntryType::Regular, "real/x/main.tf", ""),
+            (EntryType::Symlink, "prod/out.tf", "../../out.tf"),
+            (EntryType::Symlink, "prod/gone.tf", "gone"),
+            (EntryType::Symlink, "prod/absolute.tf", "/prod/main.tf"),
+            (EntryType::Symlink, "prod/a.tf", "b.tf"),
+            (EntryType::Symlink, "prod/b.tf", "a.tf"),
+            (EntryType::Symlink, "prod/modules", "../real"),
+            (EntryType::Fifo, "prod/pipe.tf", "x"),
+            (EntryType::Fifo, "prod/pipe", "x"),
+        ]);
+        let files = Files::from_users_tar(&tar).unwrap();
+        for name in ["out.tf", "gone.tf", "absolute.tf", "a.tf", "b.tf"] {
+            assert_eq!(files.get(&format!("prod/{name}")), Some(Err(Unreadable::LinkWithoutFile)), "{name}");
+        }
+        assert_eq!(files.get("prod/pipe.tf"), Some(Err(Unreadable::SpecialFile)));
+        assert_eq!((files.get("prod/pipe"), files.get("prod/main.tf")), (None, Some(Ok(""))));
+        assert_eq!(files.blocking_entry("prod/modules/x"), Some(("prod/modules", Unreadable::LinkWithoutFile)));
+        assert_eq!(files.blocking_entry("real/x"), None);
+        let json = serde_json::to_string(&files).unwrap();
+        assert_eq!(serde_json::from_str::<Files>(&json).unwrap(), files);
+    }
+
+    #[test]
+    fn a_truncated_tar_is_refused() {
+        let complete = tar(&[(EntryType::Regular, "main.tf", &"#".repeat(5000))]);
+        assert!(Files::from_users_tar(&complete[..2000]).is_err());
+    }
+
+    #[test]
+    fn paths_are_resolved_relative_to_a_folder_and_never_leave_the_top() {
+        for (folder, path, expected) in [
+            ("", "./a", Some("a")),
+            ("a/b", "../c", Some("a/c")),
+            ("a/b", "../../c//d/./", Some("c/d")),
+            ("a", "../", Some("")),
+            ("a", "..", Some("")),
+            ("", "/a", Some("a")),
+            ("a", "../..", None),
+            ("a", "../../a", None),
+        ] {
+            assert_eq!(resolve_path(folder, path).as_deref(), expected, "{folder} {path}");
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use hcl_edit::Span;
 use hcl_edit::expr::Expression;
-use hcl_edit::structure::{Attribute, Block, Body};
+use hcl_edit::structure::{Block, Body};
 use serde::{Deserialize, Serialize};
 
 use super::configuration;
@@ -112,87 +112,66 @@ impl LockFileReader {
     }
 
     /// Returns a parsed value; records a problem and returns `None` for an error.
-    fn or_record<T>(&mut self, span: Option<Range<usize>>, parsed: Result<T, String>) -> Option<T> {
-        match parsed {
-            Ok(value) => Some(value),
-            Err(problem) => {
-                self.add_problem(span, &problem);
-                None
-            }
-        }
+    fn or_record<T>(&mut self, parsed: Located<T>) -> Option<T> {
+        parsed.map_err(|(span, problem)| self.add_problem(span, &problem)).ok()
     }
 
     /// Reports unknown attributes and blocks.
     fn allow_only(&mut self, body: &Body, span: Option<Range<usize>>, attributes: &[&str], blocks: &[&str]) {
-        let unknown_attribute = body.attributes().find(|attribute| !attributes.contains(&attribute.key.as_str()));
-        let unknown_block = body.blocks().find(|block| !blocks.contains(&block.ident.as_str()));
-        if let Some(attribute) = unknown_attribute {
-            self.add_problem(
-                attribute.span().or(span.clone()),
-                &format!("clients know no argument {}", quoted(attribute.key.as_str())),
-            );
-        }
-        if let Some(block) = unknown_block {
-            self.add_problem(block.span().or(span), &format!("clients know no block {}", quoted(block.ident.as_str())));
+        let attribute = body.attributes().find(|attribute| !attributes.contains(&attribute.key.as_str()));
+        let block = body.blocks().find(|block| !blocks.contains(&block.ident.as_str()));
+        let attribute = attribute.map(|attribute| (attribute.span(), "argument", attribute.key.as_str()));
+        let block = block.map(|block| (block.span(), "block", block.ident.as_str()));
+        for (own_span, kind, name) in attribute.into_iter().chain(block) {
+            self.add_problem(own_span.or(span.clone()), &format!("clients know no {kind} {}", quoted(name)));
         }
     }
 
     fn provider(&mut self, block: &Block) -> Option<LockedProvider> {
         self.allow_only(&block.body, block.span(), &["version", "constraints", "hashes"], &[]);
-        let provider = self.or_record(block.span(), address(block));
-        let version = self.version(block);
-        let constraints = block.body.get_attribute("constraints");
-        let constraints = match constraints {
-            None => Some(None),
-            Some(attribute) => self
-                .or_record(attribute.span(), text(&attribute.value, "constraints").and_then(check_constraints))
-                .map(Some),
-        };
-        let hashes = match block.body.get_attribute("hashes") {
-            None => Some(Vec::new()),
-            Some(attribute) => self.hashes(attribute),
-        };
+        let provider = self.or_record(address(block).map_err(|problem| (block.span(), problem)));
+        let version = self.or_record(version(block));
+        let constraints = self.or_record(constraints(block));
+        let hashes = self.or_record(hashes(block));
         Some(LockedProvider { provider: provider?, version: version?, constraints: constraints?, hashes: hashes? })
     }
+}
 
-    fn version(&mut self, block: &Block) -> Option<Version> {
-        let Some(attribute) = block.body.get_attribute("version") else {
-            self.add_problem(block.span(), "a provider has no version");
-            return None;
-        };
-        let written = text(&attribute.value, "version");
-        let version = written.and_then(|written| match Version::parse(&written) {
-            Ok(version) if version.as_str() == written => Ok(version),
-            Ok(version) => {
-                Err(format!("clients refuse the version {} unless it is written {version}", quoted(&written)))
-            }
-            Err(bad) => Err(bad.to_string()),
+/// A parsed part, or its problem with the position.
+type Located<T> = Result<T, (Option<Range<usize>>, String)>;
+
+fn version(block: &Block) -> Located<Version> {
+    let attribute = block.body.get_attribute("version");
+    let attribute = attribute.ok_or_else(|| (block.span(), "a provider has no version".to_owned()))?;
+    let version = text(&attribute.value, "version").and_then(|written| match Version::parse(&written) {
+        Ok(version) if version.as_str() == written => Ok(version),
+        Ok(version) => Err(format!("clients refuse the version {} unless it is written {version}", quoted(&written))),
+        Err(bad) => Err(bad.to_string()),
+    });
+    version.map_err(|problem| (attribute.span(), problem))
+}
+
+fn constraints(block: &Block) -> Located<Option<String>> {
+    let Some(attribute) = block.body.get_attribute("constraints") else { return Ok(None) };
+    let checked = text(&attribute.value, "constraints").and_then(check_constraints);
+    checked.map(Some).map_err(|problem| (attribute.span(), problem))
+}
+
+fn hashes(block: &Block) -> Located<Vec<String>> {
+    let Some(attribute) = block.body.get_attribute("hashes") else { return Ok(Vec::new()) };
+    let bad = |problem: String| (attribute.span(), problem);
+    let list = attribute.value.as_array().ok_or_else(|| bad("hashes is not a list".to_owned()))?;
+    if list.len() > MAX_HASHES {
+        return Err(bad(format!("there are {} hashes; the maximum is {MAX_HASHES}", list.len())));
+    }
+    let hash = |value: &Expression| {
+        let hash = text(value, "a hash").and_then(|hash| match hash.split_once(':') {
+            Some((scheme, digest)) if !scheme.is_empty() && !digest.is_empty() => Ok(hash),
+            _ => Err(format!("{} is not a hash: a hash begins with h1:, zh: or another scheme", quoted(&hash))),
         });
-        self.or_record(attribute.span(), version)
-    }
-
-    fn hashes(&mut self, attribute: &Attribute) -> Option<Vec<String>> {
-        let Some(list) = attribute.value.as_array() else {
-            self.add_problem(attribute.span(), "hashes is not a list");
-            return None;
-        };
-        if list.len() > MAX_HASHES {
-            self.add_problem(
-                attribute.span(),
-                &format!("there are {} hashes; the maximum is {MAX_HASHES}", list.len()),
-            );
-            return None;
-        }
-        let mut hashes = Vec::with_capacity(list.len());
-        for value in list.iter() {
-            let hash = text(value, "a hash").and_then(|hash| match hash.split_once(':') {
-                Some((scheme, digest)) if !scheme.is_empty() && !digest.is_empty() => Ok(hash),
-                _ => Err(format!("{} is not a hash: a hash begins with h1:, zh: or another scheme", quoted(&hash))),
-            });
-            hashes.push(self.or_record(value.span().or(attribute.span()), hash)?);
-        }
-        Some(hashes)
-    }
+        hash.map_err(|problem| (value.span().or(attribute.span()), problem))
+    };
+    list.iter().map(hash).collect()
 }
 
 /// The address in a block's label, which always has its host.

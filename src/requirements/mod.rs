@@ -1,23 +1,213 @@
-//! Requirements: users' own files, and what they need from a mirror. The only user of HCL.
+//! Requirements: users' own files, and what they need from a mirror. The only user of HCL. An order has addresses with
+//! constraints, lock files, and configuration files. `resolve` computes its requirements with the queries of
+//! [`Registries`], which `jobs` implements over a mirror.
 
 pub mod cli_config;
 mod configuration;
-pub mod file;
+pub mod disk;
 mod files;
 pub mod hcl;
-mod load_directories;
 pub mod lock_file;
-mod path;
-mod request;
 mod resolve;
-mod tar_upload;
+
+use std::fmt::Display;
+
+use serde::{Deserialize, Serialize};
+
+use self::configuration::keep_deciding_values;
+use self::lock_file::LockedProvider;
+use crate::address::{Address, Artifact, ModulePackage, PackageSelector, Platform, Version};
 
 pub use self::configuration::GivenValues;
-pub use self::file::ArgumentKind;
+pub use self::disk::{ArgumentKind, Collected, collect};
 pub use self::files::{BadFiles, FileContents, Files, MAX_BYTES, Unreadable};
-pub use self::load_directories::{CollectError, Collected, collect};
-pub use self::request::{
-    ClientKind, Configurations, MAX_PLATFORMS, ModuleFiles, Order, OrderEntry, Registries, RequiredArchive,
-    ResolvedRequirements, UnavailableItem, UnlistedVersions,
-};
 pub use self::resolve::resolve;
+
+/// The maximum number of platforms in one order.
+pub const MAX_PLATFORMS: usize = 32;
+
+/// The content of one command or request.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Order {
+    /// The entries.
+    pub given: Vec<OrderEntry>,
+    /// The platforms: at least one, each once.
+    pub platforms: Vec<Platform>,
+}
+
+/// One entry of an order.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OrderEntry {
+    /// A provider or a module, with selected versions.
+    Address {
+        /// The selector.
+        what: PackageSelector,
+        /// The platforms of this entry; if empty, those of the order.
+        #[serde(default)]
+        platforms: Vec<Platform>,
+    },
+    /// A `.terraform.lock.hcl`.
+    LockFile {
+        /// The file's name, for people.
+        name: String,
+        /// The locked providers.
+        locked: Vec<LockedProvider>,
+    },
+    /// Root directories, with the local modules that they call.
+    Configurations(Configurations),
+}
+
+/// Configurations in a user's own directories.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Configurations {
+    /// The files of these directories, and of the local modules that they call.
+    pub files: Files,
+    /// The folders in which `init` is run; `""` is the top.
+    pub roots: Vec<String>,
+    /// The client whose rules apply; `None` detects it from each root's files.
+    #[serde(default)]
+    pub client: Option<ClientKind>,
+}
+
+/// A client: the program that reads configurations and uses registries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ClientKind {
+    /// Terraform, by HashiCorp.
+    Terraform,
+    /// OpenTofu.
+    Opentofu,
+}
+
+impl ClientKind {
+    /// Both clients.
+    pub const ALL: [Self; 2] = [Self::Terraform, Self::Opentofu];
+
+    /// The program's name.
+    pub fn program(self) -> &'static str {
+        match self {
+            Self::Terraform => "terraform",
+            Self::Opentofu => "tofu",
+        }
+    }
+
+    /// The registry of an address without a host.
+    pub fn default_host(self) -> &'static str {
+        match self {
+            Self::Terraform => "registry.terraform.io",
+            Self::Opentofu => "registry.opentofu.org",
+        }
+    }
+}
+
+impl Order {
+    /// Builds an order. Without platforms, the order is for this machine's platform.
+    ///
+    /// # Errors
+    /// The order is empty, or exceeds the limit of platforms.
+    pub fn new(given: Vec<OrderEntry>, mut platforms: Vec<Platform>) -> Result<Self, Vec<String>> {
+        if platforms.is_empty() {
+            platforms.push(Platform::of_this_machine());
+        }
+        platforms.sort();
+        platforms.dedup();
+        let mut problems = Vec::new();
+        if given.is_empty() {
+            problems.push("no address, lock file or folder is named".to_owned());
+        }
+        if platforms.len() > MAX_PLATFORMS {
+            problems.push(format!("{} platforms are named; the maximum is {MAX_PLATFORMS}", platforms.len()));
+        }
+        if problems.is_empty() { Ok(Self { given, platforms }) } else { Err(problems) }
+    }
+}
+
+impl Configurations {
+    /// Builds configurations with these roots. Without roots, every folder with a configuration that no other folder calls
+    /// as a local module is a root.
+    ///
+    /// # Errors
+    /// There are no files, or a root has no files.
+    pub fn new(mut files: Files, roots: Vec<String>, client: Option<ClientKind>) -> Result<Self, String> {
+        keep_deciding_values(&mut files);
+        if files.is_empty() {
+            return Err("there is no file that a client reads: .tf, .tofu, .tf.json or .tofu.json".to_owned());
+        }
+        let folders = files.folders();
+        if let Some(empty_root) = roots.iter().find(|root| !folders.contains(&root.as_str())) {
+            return Err(format!("there is no file that a client reads in {empty_root:?}"));
+        }
+        Ok(Self { files, roots, client })
+    }
+}
+
+/// Access to versions and module files.
+pub trait Registries: Sync {
+    /// The reason why an item is unavailable.
+    type Error: Display + Send;
+
+    /// The versions of a provider or module that clients see.
+    fn versions(&self, address: &Address) -> impl Future<Output = Result<Vec<Version>, Self::Error>> + Send;
+
+    /// Versions of a provider or module that exist but that clients do not see; `None` if they see all.
+    fn unlisted_versions(
+        &self,
+        _: &Address,
+    ) -> impl Future<Output = Result<Option<UnlistedVersions>, Self::Error>> + Send {
+        async { Ok(None) }
+    }
+
+    /// The files of one module version that a client reads.
+    fn module_files(&self, package: &ModulePackage) -> impl Future<Output = Result<ModuleFiles, Self::Error>> + Send;
+}
+
+/// Versions that clients would see if they were stored.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct UnlistedVersions {
+    /// All versions, including those that clients see.
+    pub versions: Vec<Version>,
+    /// Platforms for which a version must be stored before clients see it.
+    pub platforms: Vec<Platform>,
+}
+
+/// The files in a module's archive.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ModuleFiles {
+    /// All files of the module that a client reads.
+    pub files: Files,
+    /// The module's folder in the archive, as the registry names it; `""` is the top.
+    pub subdir: String,
+}
+
+/// The result of resolving an order.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ResolvedRequirements {
+    /// Required archives, each once, in order of address.
+    pub archives: Vec<RequiredArchive>,
+    /// The items that no registry provides, with reasons.
+    pub unavailable: Vec<UnavailableItem>,
+}
+
+/// One archive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RequiredArchive {
+    /// The artifact.
+    pub artifact: Artifact,
+    /// The accepted hashes of each lock file that lists any. The archive must match each list; without lists, any
+    /// archive is accepted.
+    pub hashes: Vec<Vec<String>>,
+    /// The requirements that name it: an address as given, a lock file, or a file with its line.
+    pub required_by: Vec<String>,
+}
+
+/// An item that no registry provides.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct UnavailableItem {
+    /// The name of the item: a source as written, an address, or a file.
+    pub subject: String,
+    /// The reason and the remedy.
+    pub reason: String,
+    /// The requirements that name it.
+    pub required_by: Vec<String>,
+}

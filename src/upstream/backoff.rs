@@ -2,6 +2,7 @@
 //! is observed, but a client's fetch of an uncached object is never delayed.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,13 +10,32 @@ use std::time::Duration;
 use http::StatusCode;
 use http::header::HeaderMap;
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use url::Url;
 
-use super::breaker::{BreakerChange, Breakers, Origin, Probe};
-use super::response_headers::retry_after;
+use super::outbound::origin;
+use super::request::retry_after;
 use crate::address::Hostname;
 use crate::clock::{CLOCK_SLACK, Timestamp};
+
+/// The origin of a URL: `scheme://host:port`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Origin(String);
+
+impl Origin {
+    /// The origin of a URL.
+    pub fn of(url: &Url) -> Self {
+        Self(origin(url))
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
 
 /// An abandoned request counts as a failure of the origin only if it had waited this long. One that was abandoned sooner
 /// was ended by larder or by the client.
@@ -23,19 +43,19 @@ const MIN_ABANDONED_WAIT: Duration = Duration::from_secs(1);
 
 /// The breakers and rate limits that all requests share.
 #[derive(Debug, Clone)]
-pub(super) struct UpstreamBackoff(Arc<Inner>);
+pub struct UpstreamBackoff(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    rates: Rates,
+    revalidation_rate: Rate,
+    job_rate: Rate,
     jitter: RandomState,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// One circuit breaker for each origin, with the upstream whose documents led to that origin.
-    breakers: Breakers<Hostname>,
+    breakers: Breakers,
     token_buckets: HashMap<(Hostname, BudgetPurpose), TokenBucket>,
     /// Start times of the requests that wait for an answer, by origin and request number.
     unanswered: HashMap<Origin, HashMap<u64, Instant>>,
@@ -52,13 +72,6 @@ pub enum BudgetPurpose {
     Job,
 }
 
-/// Rate limits of one upstream, by purpose.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Rates {
-    pub(super) revalidations: Rate,
-    pub(super) jobs: Rate,
-}
-
 /// Permission to revalidate. The permit owns breaker probes, and returns them when its last copy is dropped.
 #[derive(Debug, Clone, Default)]
 pub struct RevalidationPermit(Option<Arc<Probes>>);
@@ -67,7 +80,7 @@ pub struct RevalidationPermit(Option<Arc<Probes>>);
 struct Probes {
     owned: Vec<Probe>,
     /// The permit of the enclosing work.
-    outer: RevalidationPermit,
+    enclosing: RevalidationPermit,
     backoff: UpstreamBackoff,
 }
 
@@ -78,7 +91,7 @@ impl RevalidationPermit {
         let mut permit = self;
         while let Some(inner) = &permit.0 {
             probes.extend_from_slice(&inner.owned);
-            permit = &inner.outer;
+            permit = &inner.enclosing;
         }
         probes
     }
@@ -93,13 +106,14 @@ impl Drop for Probes {
 
 /// The start of a request: by the caller's clock, and by the monotonic clock, which measures how long it has run.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct RequestTime {
+pub struct RequestTime {
     started_at: Timestamp,
     started: Instant,
 }
 
 impl RequestTime {
-    pub(super) fn new(started_at: Timestamp) -> Self {
+    /// The time of a request that starts now, by the caller's clock.
+    pub fn new(started_at: Timestamp) -> Self {
         Self { started_at, started: Instant::now() }
     }
 
@@ -110,41 +124,36 @@ impl RequestTime {
 }
 
 impl UpstreamBackoff {
-    pub(super) fn new(rates: Rates) -> Self {
-        Self(Arc::new(Inner { rates, jitter: RandomState::new(), state: Mutex::default() }))
+    pub(super) fn new(revalidation_rate: Rate, job_rate: Rate) -> Self {
+        Self(Arc::new(Inner { revalidation_rate, job_rate, jitter: RandomState::new(), state: Mutex::default() }))
     }
 
-    /// Returns a permit to revalidate at all of these origins; `None` while the breaker of one is open. `outer` is the
+    /// Returns a permit to revalidate at all of these origins; `None` while the breaker of one is open. `enclosing` is the
     /// permit of the enclosing work. Its probes also allow this work.
-    pub(super) fn revalidation_permit(
+    pub fn revalidation_permit(
         &self,
         origins: &[Origin],
-        outer: &RevalidationPermit,
+        enclosing: &RevalidationPermit,
         now: Timestamp,
     ) -> Option<RevalidationPermit> {
-        let owned = self.0.state.lock().breakers.admit(origins, &outer.probes(), now)?;
+        let owned = self.0.state.lock().breakers.admit(origins, &enclosing.probes(), now)?;
         if owned.is_empty() {
-            return Some(outer.clone());
+            return Some(enclosing.clone());
         }
-        Some(RevalidationPermit(Some(Arc::new(Probes { owned, outer: outer.clone(), backoff: self.clone() }))))
+        Some(RevalidationPermit(Some(Arc::new(Probes { owned, enclosing: enclosing.clone(), backoff: self.clone() }))))
     }
 
     /// The end of the longest Retry-After of these origins, or of any other origin that this upstream led to.
-    pub(super) fn retry_after_until(
-        &self,
-        upstream: &Hostname,
-        origins: &[Origin],
-        now: Timestamp,
-    ) -> Option<Timestamp> {
+    pub fn retry_after_until(&self, upstream: &Hostname, origins: &[Origin], now: Timestamp) -> Option<Timestamp> {
         let is_relevant = |origin: &Origin, host: &Hostname| host == upstream || origins.contains(origin);
         self.0.state.lock().breakers.retry_after_until(is_relevant, now)
     }
 
     /// Takes requests from an upstream's rate limit. Takes none and returns false if too few are left.
-    pub(super) fn spend(&self, upstream: &Hostname, purpose: BudgetPurpose, requests: u32, now: Timestamp) -> bool {
+    pub fn spend(&self, upstream: &Hostname, purpose: BudgetPurpose, requests: u32, now: Timestamp) -> bool {
         let rate = match purpose {
-            BudgetPurpose::Revalidation => self.0.rates.revalidations,
-            BudgetPurpose::Job => self.0.rates.jobs,
+            BudgetPurpose::Revalidation => self.0.revalidation_rate,
+            BudgetPurpose::Job => self.0.job_rate,
         };
         let mut state = self.0.state.lock();
         // The map has at most one bucket for each configured upstream and purpose.
@@ -154,7 +163,7 @@ impl UpstreamBackoff {
     }
 
     /// The upstreams and origins with an open breaker, and the end of each pause.
-    pub(super) fn open_breakers(&self, now: Timestamp) -> Vec<(Hostname, Origin, Timestamp)> {
+    pub fn open_breakers(&self, now: Timestamp) -> Vec<(Hostname, Origin, Timestamp)> {
         let state = self.0.state.lock();
         let open = state.breakers.open_breakers(now);
         open.map(|(origin, until, host)| (host.clone(), origin.clone(), until)).collect()
@@ -162,13 +171,7 @@ impl UpstreamBackoff {
 
     /// Records that a client waited `patience` for these origins, and got the cached copy instead of an answer. Every
     /// origin with a request that has been unanswered for at least half of `patience` counts as failed.
-    pub(super) fn record_client_timeout(
-        &self,
-        upstream: &Hostname,
-        origins: &[Origin],
-        patience: Duration,
-        now: Timestamp,
-    ) {
+    pub fn record_client_timeout(&self, upstream: &Hostname, origins: &[Origin], patience: Duration, now: Timestamp) {
         let is_slow = |origin: &&Origin| {
             let state = self.0.state.lock();
             let mut start_times = state.unanswered.get(*origin).into_iter().flat_map(HashMap::values);
@@ -208,8 +211,7 @@ impl UpstreamBackoff {
         now: Timestamp,
     ) {
         let jitter = (self.0.jitter.hash_one((origin, now)) % 1000) as f64 / 1000.0;
-        let value = || upstream.clone();
-        let change = self.0.state.lock().breakers.record_failure(origin, retry_after, jitter, now, value);
+        let change = self.0.state.lock().breakers.record_failure(origin, retry_after, jitter, now, upstream);
         match change {
             BreakerChange::Opened(pause) => {
                 tracing::warn!(%origin, %upstream, reason, seconds = pause.as_secs(), "the circuit breaker of an origin is open: stored copies are served stale");
@@ -222,7 +224,7 @@ impl UpstreamBackoff {
     }
 
     fn record_answer(&self, upstream: &Hostname, origin: &Origin, now: Timestamp) {
-        if self.0.state.lock().breakers.record_answer(origin, now).is_some() {
+        if self.0.state.lock().breakers.record_answer(origin, now) {
             tracing::info!(%origin, %upstream, "an origin answers again: its stored copies are revalidated again");
         }
     }
@@ -314,19 +316,19 @@ pub struct Rate {
 
 /// Token bucket of one upstream and purpose.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct TokenBucket {
+struct TokenBucket {
     tokens: u32,
     updated: Timestamp,
 }
 
 impl TokenBucket {
     /// A bucket with a full burst.
-    pub(super) fn full(rate: Rate, now: Timestamp) -> Self {
+    fn full(rate: Rate, now: Timestamp) -> Self {
         Self { tokens: rate.burst, updated: now }
     }
 
     /// Takes a token for each request. Takes none and returns false if the bucket has too few.
-    pub(super) fn spend(&mut self, requests: u32, rate: Rate, now: Timestamp) -> bool {
+    fn spend(&mut self, requests: u32, rate: Rate, now: Timestamp) -> bool {
         if now > self.updated {
             let seconds = u32::try_from(now.since(self.updated).as_secs()).unwrap_or(u32::MAX);
             self.tokens = self.tokens.saturating_add(seconds.saturating_mul(rate.per_second)).min(rate.burst);
@@ -345,30 +347,180 @@ impl TokenBucket {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// The pause after the first failure. Each further failure doubles the pause.
+const INITIAL_BREAKER_PAUSE: Duration = Duration::from_secs(5);
+/// The longest pause without a Retry-After.
+const MAX_OWN_PAUSE: Duration = Duration::from_secs(300);
+/// The longest Retry-After that is respected.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(3600);
+/// A failure this long after the end of the last pause counts as a first failure.
+const FAILURES_FORGOTTEN_AFTER: Duration = Duration::from_secs(3600);
+/// Limit for the number of open breakers.
+const MAX_ORIGINS: usize = 1000;
 
-    const RATE: Rate = Rate { burst: 5, per_second: 2 };
+/// The right to send the one request that tests an origin after its pause.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Probe {
+    origin: Origin,
+    number: u64,
+}
 
-    #[test]
-    fn a_bucket_allows_a_burst_and_then_a_rate() {
-        let mut bucket = TokenBucket::full(RATE, Timestamp(1000));
-        for (now, requests, is_allowed) in [
-            (1000, 3, true),
-            (1000, 3, false),
-            (1000, 2, true),
-            (1000, 1, false),
-            (999, 1, false),
-            (1001, 2, true),
-            (1001, 1, false),
-            (9000, 6, false),
-            (9000, 5, true),
-            (1000, 1, false),
-            (1001, 2, true),
-            (1001, 1, false),
-        ] {
-            assert_eq!(bucket.spend(requests, RATE, Timestamp(now)), is_allowed, "{requests} at {now}");
+/// Effect of a failure, with the new pause.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum BreakerChange {
+    /// The breaker opens.
+    Opened(Duration),
+    /// The origin failed again after its pause: the breaker opens again.
+    Reopened(Duration),
+    /// The breaker is open already.
+    StillOpen,
+}
+
+/// The breakers of the origins that failed recently. They do no I/O and read no clock: the caller passes events and the
+/// time.
+#[derive(Debug, Default)]
+struct Breakers {
+    by_origin: HashMap<Origin, BreakerState>,
+    /// The number of the latest probe.
+    last_probe_number: u64,
+}
+
+#[derive(Debug)]
+struct BreakerState {
+    failures: u32,
+    /// Start and end of the pause.
+    since: Timestamp,
+    until: Timestamp,
+    /// End of a Retry-After. An answer does not end a Retry-After early.
+    retry_after_until: Option<Timestamp>,
+    /// Number of the probe that a caller has taken.
+    probe: Option<u64>,
+    /// The upstream whose documents led to the origin.
+    upstream: Hostname,
+}
+
+impl BreakerState {
+    /// Returns true during the pause. A pause that begins in the future is over, because the clock was set back.
+    fn is_open_at(&self, now: Timestamp) -> bool {
+        self.since <= now.after(CLOCK_SLACK) && now < self.until
+    }
+}
+
+impl Breakers {
+    /// Checks that all these origins may be revalidated, and takes the probe of each origin whose pause is over. `None`
+    /// if one origin may not be revalidated. `own_probes` are the probes that the caller has already.
+    fn admit(&mut self, origins: &[Origin], own_probes: &[Probe], now: Timestamp) -> Option<Vec<Probe>> {
+        let mut taken = Vec::new();
+        for origin in origins {
+            let Some(breaker) = self.by_origin.get(origin) else { continue };
+            let may_probe =
+                breaker.probe.is_none_or(|number| own_probes.contains(&Probe { origin: origin.clone(), number }));
+            if breaker.is_open_at(now) || !may_probe {
+                return None;
+            }
+            if breaker.probe.is_none() && !taken.contains(origin) {
+                taken.push(origin.clone());
+            }
+        }
+        let probes = taken.into_iter().map(|origin| {
+            self.last_probe_number += 1;
+            if let Some(breaker) = self.by_origin.get_mut(&origin) {
+                breaker.probe = Some(self.last_probe_number);
+            }
+            Probe { origin, number: self.last_probe_number }
+        });
+        Some(probes.collect())
+    }
+
+    /// The origins with an open breaker, the end of each pause, and the upstream of each.
+    fn open_breakers(&self, now: Timestamp) -> impl Iterator<Item = (&Origin, Timestamp, &Hostname)> {
+        let open = self.by_origin.iter().filter(move |(_, breaker)| breaker.is_open_at(now));
+        open.map(|(origin, breaker)| (origin, breaker.until, &breaker.upstream))
+    }
+
+    /// The end of the longest Retry-After among the origins that match. Pauses without a Retry-After do not count.
+    fn retry_after_until(&self, matches: impl Fn(&Origin, &Hostname) -> bool, now: Timestamp) -> Option<Timestamp> {
+        let paused = self
+            .by_origin
+            .iter()
+            .filter(|(origin, breaker)| breaker.is_open_at(now) && matches(origin, &breaker.upstream));
+        paused.filter_map(|(_, breaker)| breaker.retry_after_until).filter(|until| *until > now).max()
+    }
+
+    /// Returns an unused probe.
+    fn return_probe(&mut self, probe: &Probe) {
+        if let Some(breaker) =
+            self.by_origin.get_mut(&probe.origin).filter(|breaker| breaker.probe == Some(probe.number))
+        {
+            breaker.probe = None;
+        }
+    }
+
+    /// Records a failure. `jitter` is in 0..1. `value` makes the value to store with a new breaker.
+    fn record_failure(
+        &mut self,
+        origin: &Origin,
+        retry_after: Option<Duration>,
+        jitter: f64,
+        now: Timestamp,
+        upstream: &Hostname,
+    ) -> BreakerChange {
+        let retry_after = retry_after.map(|pause| pause.min(MAX_RETRY_AFTER));
+        let retry_after_until = retry_after.map(|pause| now.after(pause));
+        if let Some(breaker) = self.by_origin.get_mut(origin).filter(|breaker| breaker.is_open_at(now)) {
+            // One outage makes many requests fail. Only a failure after the pause lengthens the next one.
+            if retry_after_until.is_some() {
+                breaker.since = now;
+                breaker.retry_after_until = breaker.retry_after_until.max(retry_after_until);
+                breaker.until = breaker.until.max(breaker.retry_after_until.unwrap_or(breaker.until));
+            }
+            return BreakerChange::StillOpen;
+        }
+        let previous = self.by_origin.remove(origin);
+        let remembered = previous.as_ref().filter(|breaker| now.since(breaker.until) <= FAILURES_FORGOTTEN_AFTER);
+        let failures = remembered.map_or(1, |breaker| breaker.failures.saturating_add(1));
+        let pause = pause_after(failures, jitter).max(retry_after.unwrap_or_default());
+        let change = if previous.is_some() { BreakerChange::Reopened(pause) } else { BreakerChange::Opened(pause) };
+        let upstream = previous.map_or_else(|| upstream.clone(), |breaker| breaker.upstream);
+        self.remove_expired(now);
+        let until = now.after(pause);
+        let breaker = BreakerState { failures, since: now, until, retry_after_until, probe: None, upstream };
+        self.by_origin.insert(origin.clone(), breaker);
+        change
+    }
+
+    /// Records an answer. Returns true if it closes the breaker.
+    fn record_answer(&mut self, origin: &Origin, now: Timestamp) -> bool {
+        let Some(breaker) = self.by_origin.get_mut(origin) else { return false };
+        // An answer ends a pause, but not a Retry-After.
+        breaker.until = breaker.retry_after_until.unwrap_or(now).min(breaker.until);
+        if breaker.retry_after_until.is_some() && breaker.is_open_at(now) {
+            return false;
+        }
+        self.by_origin.remove(origin).is_some()
+    }
+
+    /// Makes space for a breaker: removes those whose pause is over, or else the one whose pause ends first.
+    fn remove_expired(&mut self, now: Timestamp) {
+        if self.by_origin.len() < MAX_ORIGINS {
+            return;
+        }
+        self.by_origin.retain(|_, breaker| breaker.is_open_at(now));
+        if self.by_origin.len() >= MAX_ORIGINS {
+            let first_to_end =
+                self.by_origin.iter().min_by_key(|(_, breaker)| breaker.until).map(|(origin, _)| origin.clone());
+            first_to_end.and_then(|origin| self.by_origin.remove(&origin));
         }
     }
 }
+
+/// The pause after this many failures: 5 s, doubling to 5 min, plus or minus a quarter.
+fn pause_after(failures: u32, jitter: f64) -> Duration {
+    let doubled =
+        INITIAL_BREAKER_PAUSE.saturating_mul(1u32.checked_shl(failures.saturating_sub(1).min(16)).unwrap_or(u32::MAX));
+    let seconds = doubled.min(MAX_OWN_PAUSE).as_secs_f64() * (0.75 + jitter.clamp(0.0, 1.0) / 2.0);
+    Duration::from_secs(seconds.round() as u64)
+}
+
+#[cfg(test)]
+mod tests;

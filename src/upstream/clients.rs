@@ -16,23 +16,15 @@ use rustls_pki_types::pem::PemObject;
 use rustls_platform_verifier::Verifier;
 
 use super::egress_policy::{EgressPolicy, HttpClientKind, PublicResolver};
+use super::request::AcceptedCoding;
 use crate::config;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Content codings that a request accepts.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum AcceptedCoding {
-    /// gzip, which is decoded on arrival, or no coding.
-    Any,
-    /// No coding, because the exact bytes count.
-    Identity,
-}
-
 /// The clients for each [`HttpClientKind`]. Their connections are separate, so that a connection to a configured host is
 /// never used for another.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Clients {
     unrestricted: ClientPair,
     public: ClientPair,
@@ -40,7 +32,7 @@ pub(super) struct Clients {
 }
 
 /// One client for each [`AcceptedCoding`].
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct ClientPair {
     documents: Client,
     files: Client,

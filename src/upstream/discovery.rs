@@ -3,6 +3,7 @@
 use url::Url;
 
 use super::providers::RawObject;
+use crate::address::Address;
 
 /// The largest discovery document that clients accept, in bytes.
 pub const MAX_DOCUMENT_BYTES: u64 = 1 << 20;
@@ -25,6 +26,15 @@ impl Service {
         match self {
             Self::Providers => "providers.v1",
             Self::Modules => "modules.v1",
+        }
+    }
+}
+
+impl From<&Address> for Service {
+    fn from(address: &Address) -> Self {
+        match address {
+            Address::Provider(_) => Self::Providers,
+            Address::Module(_) => Self::Modules,
         }
     }
 }

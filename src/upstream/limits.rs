@@ -1,10 +1,17 @@
-//! Limits for upstream requests and git jobs (DESIGN, promise 11).
+//! Limits for upstream requests and git fetches (DESIGN, promise 11): concurrency and memory, per upstream and in total, so
+//! that an upstream with large and slow answers leaves permits and memory for the others.
 
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
 use super::backoff::Rate;
-use super::concurrency_limits::ConcurrencyLimit;
-use super::memory_budget::DocumentMemoryLimits;
+use super::request::RequestPriority;
+use crate::address::Hostname;
 
 /// Limits for upstream requests.
 #[derive(Debug, Clone, Copy)]
@@ -23,22 +30,22 @@ pub struct UpstreamLimits {
     /// Time limit for a whole document, with redirects and retries. For other requests, the time limit until the first
     /// byte.
     pub give_up_after: Duration,
-    /// Git jobs. Each runs from its first request to the last file of its tree.
-    pub git_jobs: ConcurrencyLimit,
-    /// Git jobs that only resolve a name to a commit.
+    /// Git fetches. Each runs from its first request to the last file of its tree.
+    pub git_fetches: ConcurrencyLimit,
+    /// Git fetches that only resolve a name to a commit.
     pub git_resolves: ConcurrencyLimit,
-    /// Limits of one git job.
+    /// Limits of one git fetch.
     pub git: GitLimits,
 }
 
-/// Limits of one git job.
+/// Limits of one git fetch.
 #[derive(Debug, Clone, Copy)]
 pub struct GitLimits {
     /// The longest silence during an answer.
     pub idle: Duration,
-    /// Total time of a job, from the time that it has a permit.
+    /// Total time of a fetch, from the time that it has a permit.
     pub total: Duration,
-    /// Total time of a job that only resolves a name.
+    /// Total time of a fetch that only resolves a name.
     pub resolve_time: Duration,
     /// The longest wait for the first byte of a pack. Refs and progress messages do not reset it.
     pub preparing: Duration,
@@ -74,8 +81,8 @@ impl Default for UpstreamLimits {
             revalidation_rate: Rate { burst: 500, per_second: 20 },
             job_rate: Rate { burst: 10_000, per_second: 50 },
             give_up_after: Duration::from_secs(15),
-            // A job may wait for slow jobs before it. One upstream never gets every permit.
-            git_jobs: ConcurrencyLimit { per_upstream: 2, all: 4, wait: Duration::from_secs(300), queue: 256 },
+            // A fetch may wait for slow fetches before it. One upstream never gets every permit.
+            git_fetches: ConcurrencyLimit { per_upstream: 2, all: 4, wait: Duration::from_secs(300), queue: 256 },
             git_resolves: ConcurrencyLimit { per_upstream: 2, all: 4, wait: Duration::from_secs(15), queue: 64 },
             git: GitLimits::default(),
         }
@@ -99,5 +106,412 @@ impl Default for GitLimits {
             submodule_depth: 8,
             submodules: 64,
         }
+    }
+}
+
+/// The use of a resource, by upstream and in total.
+#[derive(Debug, Default)]
+struct Usage {
+    by_upstream: HashMap<Hostname, u64>,
+    total: u64,
+}
+
+impl Usage {
+    fn of(&self, upstream: &Hostname) -> u64 {
+        self.by_upstream.get(upstream).copied().unwrap_or_default()
+    }
+
+    fn add(&mut self, upstream: &Hostname, amount: u64) {
+        *self.by_upstream.entry(upstream.clone()).or_default() += amount;
+        self.total += amount;
+    }
+
+    fn release(&mut self, upstream: &Hostname, amount: u64) {
+        self.total = self.total.saturating_sub(amount);
+        if let Some(used) = self.by_upstream.get_mut(upstream) {
+            *used = used.saturating_sub(amount);
+            if *used == 0 {
+                self.by_upstream.remove(upstream);
+            }
+        }
+    }
+}
+
+/// Concurrency limit for one kind of request. A request that has a permit never waits for another one. Clients go before
+/// jobs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ConcurrencyLimit {
+    /// Limit for one upstream, including requests to other origins that its documents lead to.
+    pub per_upstream: u64,
+    /// Limit for all upstreams together.
+    pub all: u64,
+    /// The longest wait for a permit.
+    pub wait: Duration,
+    /// Queue length for one upstream. While the queue is full, further requests are refused at once.
+    pub queue: usize,
+}
+
+/// Grants permits, and queues the requests that wait for one.
+#[derive(Debug, Clone)]
+pub(crate) struct ConcurrencyLimits(Arc<PermitQueue>);
+
+#[derive(Debug)]
+struct PermitQueue {
+    limit: ConcurrencyLimit,
+    state: Mutex<PermitState>,
+}
+
+#[derive(Debug, Default)]
+struct PermitState {
+    /// The number of permits in use.
+    in_use: Usage,
+    clients: VecDeque<QueuedRequest>,
+    jobs: VecDeque<QueuedRequest>,
+}
+
+#[derive(Debug)]
+struct QueuedRequest {
+    upstream: Hostname,
+    priority: RequestPriority,
+    sender: oneshot::Sender<Permit>,
+}
+
+/// A permit for one request, released on drop.
+#[derive(Debug)]
+pub struct Permit {
+    upstream: Hostname,
+    shared: Arc<PermitQueue>,
+}
+
+impl ConcurrencyLimits {
+    pub(crate) fn new(limit: ConcurrencyLimit) -> Self {
+        Self(Arc::new(PermitQueue { limit, state: Mutex::default() }))
+    }
+
+    /// Takes a permit, waiting if necessary. `None` if the queue is full or the wait is too long.
+    pub(crate) async fn take(&self, upstream: &Hostname, priority: RequestPriority) -> Option<Permit> {
+        let receiver = {
+            let mut state = self.0.state.lock();
+            if state.has_capacity(upstream, self.0.limit) {
+                // No queued request could use this permit, because every released permit is passed on at once.
+                return Some(state.grant(upstream, &self.0));
+            }
+            let (sender, receiver) = oneshot::channel();
+            let request = QueuedRequest { upstream: upstream.clone(), priority, sender };
+            state.clients.retain(|queued| !queued.sender.is_closed());
+            state.jobs.retain(|queued| !queued.sender.is_closed());
+            let of_upstream = state.clients.iter().chain(&state.jobs).filter(|queued| queued.upstream == *upstream);
+            if of_upstream.count() >= self.0.limit.queue {
+                return None;
+            }
+            match priority {
+                RequestPriority::ClientMidway => state.clients.push_front(request),
+                RequestPriority::Client => state.clients.push_back(request),
+                RequestPriority::Job => state.jobs.push_back(request),
+            }
+            receiver
+        };
+        timeout(self.0.limit.wait, receiver).await.ok()?.ok()
+    }
+}
+
+impl PermitState {
+    fn has_capacity(&self, upstream: &Hostname, limit: ConcurrencyLimit) -> bool {
+        self.in_use.total < limit.all && self.in_use.of(upstream) < limit.per_upstream
+    }
+
+    fn grant(&mut self, upstream: &Hostname, shared: &Arc<PermitQueue>) -> Permit {
+        self.in_use.add(upstream, 1);
+        Permit { upstream: upstream.clone(), shared: Arc::clone(shared) }
+    }
+
+    /// Removes the next request that can run, clients before jobs. Requests of the upstream with the fewest permits go
+    /// first, so that slow upstreams do not take all permits. A client in the middle of a file goes before all others,
+    /// because it has waited before.
+    fn next(&mut self, limit: ConcurrencyLimit) -> Option<QueuedRequest> {
+        let first = |state: &Self, queue: &VecDeque<QueuedRequest>| {
+            let can_run =
+                |queued: &QueuedRequest| !queued.sender.is_closed() && state.has_capacity(&queued.upstream, limit);
+            let runnable = queue.iter().enumerate().filter(|(_, queued)| can_run(queued));
+            let rank = |queued: &QueuedRequest| match queued.priority {
+                RequestPriority::ClientMidway => 0,
+                RequestPriority::Client | RequestPriority::Job => state.in_use.of(&queued.upstream) + 1,
+            };
+            runnable.min_by_key(|(_, queued)| rank(queued)).map(|(index, _)| index)
+        };
+        match first(self, &self.clients) {
+            Some(index) => self.clients.remove(index),
+            None => first(self, &self.jobs).and_then(|index| self.jobs.remove(index)),
+        }
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        let mut passed_on = Vec::new();
+        {
+            let mut state = self.shared.state.lock();
+            state.in_use.release(&self.upstream, 1);
+            while let Some(queued) = state.next(self.shared.limit) {
+                passed_on.push((state.grant(&queued.upstream, &self.shared), queued.sender));
+            }
+        }
+        for (permit, sender) in passed_on {
+            // If the receiver gave up meanwhile, the permit is dropped here and passes to the next request.
+            let _ = sender.send(permit);
+        }
+    }
+}
+
+/// A body without a Content-Length grows in steps of this size.
+const GROWTH_STEP_KIB: u64 = 64;
+
+/// Memory limits for documents, in KiB.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DocumentMemoryLimits {
+    /// Limit for one upstream, including the documents at other origins that its documents lead to.
+    pub each_kib: u32,
+    /// Limit for all upstreams together.
+    pub all_kib: u32,
+}
+
+/// The limit that refused a body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(super) enum MemoryLimitReached {
+    #[error("as many bytes of documents of this upstream are in memory as may be at one time")]
+    PerUpstream,
+    #[error("as many bytes of documents are in memory as may be at one time")]
+    Total,
+}
+
+/// The memory budget; clones share it.
+#[derive(Debug, Clone)]
+pub(super) struct DocumentMemory(Arc<MemoryUsage>);
+
+#[derive(Debug)]
+struct MemoryUsage {
+    limits: DocumentMemoryLimits,
+    used: Mutex<Usage>,
+}
+
+/// Memory in use, in KiB. An upstream that uses none has no entry.
+/// The memory of a complete body, released when the last clone is dropped.
+#[derive(Debug, Clone, Default)]
+pub struct MemoryGrant(#[expect(dead_code, reason = "held only for its Drop")] Option<Arc<GrowingMemory>>);
+
+/// The memory of an arriving body. Growth is granted or refused at once; it never waits.
+#[derive(Debug)]
+pub(super) struct GrowingMemory {
+    memory: DocumentMemory,
+    upstream: Hostname,
+    kib: u64,
+}
+
+impl DocumentMemory {
+    pub(super) fn new(limits: DocumentMemoryLimits) -> Self {
+        Self(Arc::new(MemoryUsage { limits, used: Mutex::default() }))
+    }
+
+    /// Starts a body of this upstream. The body has no memory yet.
+    pub(super) fn start_body(&self, upstream: &Hostname) -> GrowingMemory {
+        GrowingMemory { memory: self.clone(), upstream: upstream.clone(), kib: 0 }
+    }
+
+    fn take(&self, upstream: &Hostname, kib: u64) -> Result<(), MemoryLimitReached> {
+        let DocumentMemoryLimits { each_kib, all_kib } = self.0.limits;
+        let mut used = self.0.used.lock();
+        if used.of(upstream).saturating_add(kib) > u64::from(each_kib) {
+            return Err(MemoryLimitReached::PerUpstream);
+        }
+        if used.total.saturating_add(kib) > u64::from(all_kib) {
+            return Err(MemoryLimitReached::Total);
+        }
+        used.add(upstream, kib);
+        Ok(())
+    }
+}
+
+impl GrowingMemory {
+    /// Grows the body's memory to this many bytes.
+    ///
+    /// # Errors
+    /// The limit that was reached. The body keeps the memory that it has.
+    pub(super) fn grow_to(&mut self, bytes: u64) -> Result<(), MemoryLimitReached> {
+        let needed = bytes.div_ceil(1024);
+        if needed <= self.kib {
+            return Ok(());
+        }
+        let needed = if self.kib == 0 { needed } else { needed.next_multiple_of(GROWTH_STEP_KIB) };
+        self.memory.take(&self.upstream, needed - self.kib)?;
+        self.kib = needed;
+        Ok(())
+    }
+
+    pub(super) fn into_grant(self) -> MemoryGrant {
+        MemoryGrant((self.kib > 0).then(|| Arc::new(self)))
+    }
+}
+
+impl Drop for GrowingMemory {
+    fn drop(&mut self) {
+        if self.kib > 0 {
+            self.memory.0.used.lock().release(&self.upstream, self.kib);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::task::JoinHandle;
+
+    use super::*;
+
+    const LIMIT: ConcurrencyLimit =
+        ConcurrencyLimit { per_upstream: 2, all: 3, wait: Duration::from_millis(20), queue: 10 };
+
+    fn host(name: &str) -> Hostname {
+        Hostname::parse(name).unwrap()
+    }
+
+    async fn take_permit(permits: &ConcurrencyLimits, name: &str) -> Permit {
+        permits.take(&host(name), RequestPriority::Client).await.unwrap()
+    }
+
+    fn spawn_request(permits: &ConcurrencyLimits, name: &str, priority: RequestPriority) -> JoinHandle<Option<Permit>> {
+        let (permits, name) = (permits.clone(), host(name));
+        tokio::spawn(async move { permits.take(&name, priority).await })
+    }
+
+    /// Lets all spawned tasks reach their wait.
+    async fn settle() {
+        for _ in 0..20 {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test]
+    async fn one_upstream_does_not_take_all_permits() {
+        let permits = ConcurrencyLimits::new(LIMIT);
+        let (first, _second) = (take_permit(&permits, "a.example").await, take_permit(&permits, "a.example").await);
+        assert!(
+            permits.take(&host("a.example"), RequestPriority::Client).await.is_none(),
+            "a third permit for one upstream"
+        );
+        let _third = take_permit(&permits, "b.example").await;
+        assert!(permits.take(&host("b.example"), RequestPriority::Client).await.is_none(), "a fourth permit in total");
+        drop(first);
+        let _fourth = take_permit(&permits, "b.example").await;
+    }
+
+    /// Clients go before jobs (DESIGN, promise 11).
+    #[tokio::test]
+    async fn a_released_permit_goes_to_clients_before_jobs_in_order() {
+        let permits = ConcurrencyLimits::new(ConcurrencyLimit {
+            per_upstream: 1,
+            all: 1,
+            wait: Duration::from_secs(60),
+            ..LIMIT
+        });
+        let mut permit = Some(take_permit(&permits, "a.example").await);
+        let mut waiting = Vec::new();
+        for (name, priority) in
+            [("a", RequestPriority::Job), ("b", RequestPriority::Client), ("a", RequestPriority::Client)]
+        {
+            waiting.push(spawn_request(&permits, &format!("{name}.example"), priority));
+            settle().await;
+        }
+        for expected in [1, 1, 0] {
+            drop(permit.take());
+            settle().await;
+            let done: Vec<bool> = waiting.iter().map(JoinHandle::is_finished).collect();
+            assert_eq!(done.iter().filter(|done| **done).count(), 1, "{done:?}");
+            assert!(done[expected], "{expected}: {done:?}");
+            permit = waiting.remove(expected).await.unwrap();
+        }
+    }
+
+    /// An upstream with slow requests does not delay others (DESIGN, promise 11).
+    #[tokio::test]
+    async fn a_released_permit_goes_to_the_upstream_with_the_fewest_permits_and_queues_are_limited() {
+        let permits = ConcurrencyLimits::new(ConcurrencyLimit {
+            per_upstream: 2,
+            all: 2,
+            wait: Duration::from_secs(60),
+            queue: 2,
+        });
+        let (first, _second) = (take_permit(&permits, "a.example").await, take_permit(&permits, "a.example").await);
+        let mut waiting = Vec::new();
+        for name in ["a.example", "a.example", "b.example"] {
+            waiting.push(spawn_request(&permits, name, RequestPriority::Client));
+            settle().await;
+        }
+        assert!(
+            permits.take(&host("a.example"), RequestPriority::Client).await.is_none(),
+            "a third request in the queue"
+        );
+        drop(first);
+        settle().await;
+        let done: Vec<bool> = waiting.iter().map(JoinHandle::is_finished).collect();
+        assert_eq!(done, [false, false, true]);
+    }
+
+    #[tokio::test]
+    async fn an_abandoned_wait_takes_no_permit() {
+        let permits = ConcurrencyLimits::new(ConcurrencyLimit { per_upstream: 1, all: 1, ..LIMIT });
+        let permit = take_permit(&permits, "a.example").await;
+        let gave_up = spawn_request(&permits, "a.example", RequestPriority::Client);
+        settle().await;
+        gave_up.abort();
+        let _ = gave_up.await;
+        drop(permit);
+        let retaken = take_permit(&permits, "a.example").await;
+        assert!(
+            permits.take(&host("a.example"), RequestPriority::Client).await.is_none(),
+            "the limit is reached again"
+        );
+        drop(retaken);
+        drop(take_permit(&permits, "a.example").await);
+        assert_eq!(permits.0.state.lock().in_use.total, 0);
+    }
+
+    /// Limits are exact to the KiB, the last clone releases its memory, and no empty entry stays (DESIGN, promise 11).
+    #[test]
+    fn each_upstream_has_a_share_of_the_memory_budget() {
+        let memory = DocumentMemory::new(DocumentMemoryLimits { each_kib: 100, all_kib: 150 });
+        let (a, b) = (Hostname::parse("a.example").unwrap(), Hostname::parse("b.example").unwrap());
+        let body = |upstream, kib| {
+            let mut growing = memory.start_body(upstream);
+            growing.grow_to(kib * 1024).map(|()| growing.into_grant())
+        };
+        let first = body(&a, 60).unwrap();
+        let first_clone = first.clone();
+        assert_eq!(body(&a, 41).unwrap_err(), MemoryLimitReached::PerUpstream);
+        let second = body(&b, 90).unwrap();
+        assert_eq!(body(&a, 1).unwrap_err(), MemoryLimitReached::Total);
+        drop(first);
+        assert_eq!(body(&a, 41).unwrap_err(), MemoryLimitReached::PerUpstream, "a clone of the first body is left");
+        drop((first_clone, second));
+        assert!(memory.0.used.lock().by_upstream.is_empty());
+        drop(body(&a, 100).unwrap());
+        assert_eq!(body(&a, u64::MAX / 1024).unwrap_err(), MemoryLimitReached::PerUpstream);
+        assert_eq!(memory.0.used.lock().total, 0);
+    }
+
+    /// A body without a Content-Length grows in steps, and a refused body releases its memory (DESIGN, promise 11).
+    #[test]
+    fn a_body_grows_until_it_reaches_a_limit() {
+        let memory = DocumentMemory::new(DocumentMemoryLimits { each_kib: 130, all_kib: 150 });
+        let upstream = Hostname::parse("a.example").unwrap();
+        let mut growing = memory.start_body(&upstream);
+        growing.grow_to(0).unwrap();
+        assert!(memory.0.used.lock().by_upstream.is_empty());
+        growing.grow_to(10).unwrap();
+        growing.grow_to(2000).unwrap();
+        growing.grow_to(64 * 1024 + 1).unwrap();
+        assert_eq!(memory.0.used.lock().total, 128);
+        assert_eq!(growing.grow_to(128 * 1024 + 1), Err(MemoryLimitReached::PerUpstream));
+        assert_eq!(memory.0.used.lock().total, 128);
+        drop(growing);
+        assert_eq!(memory.0.used.lock().total, 0);
     }
 }

@@ -2,24 +2,19 @@
 //! store nor larder's own URLs.
 
 pub mod backoff;
-pub mod breaker;
 pub mod clients;
-pub mod concurrency_limits;
 mod credential_scope;
 pub mod discovery;
 pub mod egress_policy;
 pub mod error;
 pub mod git;
 pub mod limits;
-pub mod memory_budget;
 pub mod modules;
 pub mod outbound;
 pub mod pages;
 pub mod providers;
 pub mod request;
-pub mod response_headers;
 pub mod source;
-pub mod special_purpose_ips;
 mod traffic;
 
 use std::collections::HashMap;

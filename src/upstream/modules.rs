@@ -5,7 +5,8 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use url::Url;
 
-use super::providers::{RawObject, VersionEntry, add_missing, parse_entries, reject_case_variants};
+use super::discovery::Service;
+use super::providers::{ListedVersion, RawObject, VersionList, reject_case_variants};
 use crate::address::{ModuleAddress, Version};
 
 /// The URL of a module's version list. The address keeps the case of the request.
@@ -22,36 +23,13 @@ fn path_below_base(ModuleAddress { namespace, name, system, .. }: &ModuleAddress
     format!("{namespace}/{name}/{system}")
 }
 
-/// A module's version list. A document lists several modules, of which clients read only the first (PROTOCOL, section
-/// 4.2).
-#[derive(Debug, Clone)]
-pub struct ModuleVersionList {
-    /// The entries with a valid version, in upstream's order.
-    pub versions: Vec<ListedModuleVersion>,
-    /// The members of the first module other than `versions`.
-    pub module_members: RawObject,
-    /// The members of the document other than `modules`.
-    pub other_members: RawObject,
-}
-
-/// One entry of a module's version list.
-#[derive(Debug, Clone)]
-pub struct ListedModuleVersion {
-    /// The version as clients request it.
-    pub version: Version,
-    /// The version as upstream spells it, for requests to upstream.
-    pub upstream_spelling: String,
-    /// The entry as upstream wrote it.
-    pub raw: Box<RawValue>,
-}
-
-impl ModuleVersionList {
-    /// Parses a list. Drops entries with an invalid version, because clients would warn about each of them. Of versions
-    /// that clients treat as equal, the first is used.
+impl VersionList {
+    /// Parses a module's list. Drops entries with an invalid version, because clients would warn about each of them. Of
+    /// versions that clients treat as equal, the first is used.
     ///
     /// # Errors
     /// The reason why the document is not a version list.
-    pub fn parse(body: &[u8]) -> Result<Self, String> {
+    pub fn parse_of_module(body: &[u8]) -> Result<Self, String> {
         let mut other_members: RawObject =
             serde_json::from_slice(body).map_err(|e| format!("it is not a JSON object: {e}"))?;
         let modules = other_members.shift_remove("modules").ok_or("it has no \"modules\"")?;
@@ -66,26 +44,14 @@ impl ModuleVersionList {
             }
         };
         reject_case_variants(&module_members, &["versions"])?;
-        Ok(Self { versions: parse_entries(entries)?, module_members, other_members })
-    }
-
-    /// Adds the entries whose versions the list does not contain yet. Drops entries with an invalid version.
-    pub fn add_missing(&mut self, entries: Vec<Box<RawValue>>) {
-        add_missing(&mut self.versions, entries);
-    }
-
-    /// The entry of a version.
-    pub fn get(&self, version: &Version) -> Option<&ListedModuleVersion> {
-        self.versions.iter().find(|listed| listed.version == *version)
+        Self { module_members, other_members, ..Self::empty(Service::Modules) }.with_entries(entries)
     }
 }
 
-impl VersionEntry for ListedModuleVersion {
-    fn version(&self) -> &Version {
-        &self.version
-    }
-
-    fn parse_entry(raw: Box<RawValue>) -> Option<Self> {
+impl ListedVersion {
+    /// Parses an entry of a module's list. `None` if clients could not use the entry, or would read other values from
+    /// it.
+    pub(super) fn of_module(raw: Box<RawValue>) -> Option<Self> {
         #[derive(Deserialize)]
         struct ModuleVersionJson {
             version: String,
@@ -93,7 +59,7 @@ impl VersionEntry for ListedModuleVersion {
         reject_case_variants(&serde_json::from_str(raw.get()).ok()?, &["version"]).ok()?;
         let ModuleVersionJson { version: upstream_spelling } = serde_json::from_str(raw.get()).ok()?;
         let version = Version::parse_lenient(&upstream_spelling).ok()?;
-        Some(Self { version, upstream_spelling, raw })
+        Some(Self { version, upstream_spelling, platforms: Vec::new(), raw })
     }
 }
 
@@ -106,7 +72,7 @@ mod tests {
     #[test]
     fn a_list_drops_unparsable_entries_and_keeps_upstreams_spelling() {
         let body = br#"{"meta":1e400,"modules":[{"source":"a/b/c","versions":[{"version":"v1.0","root":{"x":1e400}},{"version":"1.0.0"},{"version":"x"},{"version":"2.0.0-rc.1"},7]},{"versions":[{"version":"9.0.0"}]}]}"#;
-        let list = ModuleVersionList::parse(body).unwrap();
+        let list = VersionList::parse_of_module(body).unwrap();
         let versions: Vec<_> =
             list.versions.iter().map(|v| (v.version.as_str(), v.upstream_spelling.as_str())).collect();
         assert_eq!(versions, [("1.0.0", "v1.0"), ("2.0.0-rc.1", "2.0.0-rc.1")]);
@@ -122,9 +88,9 @@ mod tests {
             r#"{"modules":[{}],"Modules":[]}"#,
             "",
         ] {
-            assert!(ModuleVersionList::parse(body.as_bytes()).is_err(), "{body}");
+            assert!(VersionList::parse_of_module(body.as_bytes()).is_err(), "{body}");
         }
-        assert_eq!(ModuleVersionList::parse(br#"{"modules":[{}]}"#).unwrap().versions.len(), 0);
+        assert_eq!(VersionList::parse_of_module(br#"{"modules":[{}]}"#).unwrap().versions.len(), 0);
     }
 
     /// Clients would read version 9.9.9 from this entry.
@@ -132,15 +98,15 @@ mod tests {
     fn an_entry_with_a_case_variant_of_version_is_dropped() {
         let body =
             br#"{"modules":[{"versions":[{"version":"1.0.0","Version":"9.9.9"},{"version":"2.0.0","Root":{}}]}]}"#;
-        let list = ModuleVersionList::parse(body).unwrap();
+        let list = VersionList::parse_of_module(body).unwrap();
         assert_eq!(list.versions.iter().map(|v| v.version.as_str()).collect::<Vec<_>>(), ["2.0.0"]);
     }
 
     proptest! {
         #[test]
         fn any_bytes_are_parsed_or_refused(body in prop::collection::vec(any::<u8>(), 0..200), text in "\\PC{0,100}") {
-            let _ = ModuleVersionList::parse(&body);
-            let _ = ModuleVersionList::parse(text.as_bytes());
+            let _ = VersionList::parse_of_module(&body);
+            let _ = VersionList::parse_of_module(text.as_bytes());
         }
     }
 }

@@ -7,6 +7,7 @@ use serde::Deserialize;
 use serde_json::value::{RawValue, to_raw_value};
 use url::Url;
 
+use super::discovery::Service;
 use crate::address::{FileName, Platform, ProviderAddress, Version};
 use crate::digest::Digest;
 
@@ -32,12 +33,17 @@ pub fn download_url(
     base.join(&format!("{}/{}/{upstream_spelling}/download/{os}/{arch}", address.namespace, address.type_))
 }
 
-/// A provider's version list.
+/// The version list of a provider or a module. A module's document lists several modules, of which clients read only
+/// the first (PROTOCOL, section 4.2).
 #[derive(Debug, Clone)]
 pub struct VersionList {
+    /// The service that has the list.
+    pub service: Service,
     /// The entries with a valid version, in upstream's order.
     pub versions: Vec<ListedVersion>,
-    /// The members of the document other than `versions`.
+    /// The members of the first module other than `versions`; empty for a provider.
+    pub module_members: RawObject,
+    /// The members of the document other than the versions.
     pub other_members: RawObject,
 }
 
@@ -48,15 +54,20 @@ pub struct ListedVersion {
     pub version: Version,
     /// The version as upstream spells it, for requests to upstream.
     pub upstream_spelling: String,
-    /// The platforms of the version; empty if the entry lists none.
+    /// The platforms of the version; empty if the entry lists none, and for a module.
     pub platforms: Vec<Platform>,
     /// The entry as upstream wrote it.
     pub raw: Box<RawValue>,
 }
 
 impl VersionList {
-    /// Parses a list. Drops entries with an invalid version, because clients would reject the whole list for one of
-    /// them (PROTOCOL, section 2.2). Of versions that clients treat as equal, the first is used.
+    /// A list of no versions.
+    pub fn empty(service: Service) -> Self {
+        Self { service, versions: Vec::new(), module_members: RawObject::new(), other_members: RawObject::new() }
+    }
+
+    /// Parses a provider's list. Drops entries with an invalid version, because clients would reject the whole list for
+    /// one of them (PROTOCOL, section 2.2). Of versions that clients treat as equal, the first is used.
     ///
     /// # Errors
     /// The reason why the document is not a version list.
@@ -67,12 +78,34 @@ impl VersionList {
         reject_case_variants(&other_members, &["versions"])?;
         let entries: Vec<Box<RawValue>> =
             serde_json::from_str(versions.get()).map_err(|e| format!("its \"versions\" are no list: {e}"))?;
-        Ok(Self { versions: parse_entries(entries)?, other_members })
+        Self { other_members, ..Self::empty(Service::Providers) }.with_entries(entries)
+    }
+
+    /// Fills an empty list. Drops entries with an invalid version, and repeated versions.
+    ///
+    /// # Errors
+    /// There are too many entries, or no client could read any of them.
+    pub(super) fn with_entries(mut self, entries: Vec<Box<RawValue>>) -> Result<Self, String> {
+        let count = entries.len();
+        if count > MAX_VERSIONS {
+            return Err(format!("it lists {count} versions; at most {MAX_VERSIONS} are read"));
+        }
+        self.add_missing(entries);
+        if count > 0 && self.versions.is_empty() {
+            return Err(format!("none of its {count} versions is one that a client could read"));
+        }
+        Ok(self)
     }
 
     /// Adds the entries whose versions the list does not contain yet. Drops entries with an invalid version.
     pub fn add_missing(&mut self, entries: Vec<Box<RawValue>>) {
-        add_missing(&mut self.versions, entries);
+        let parse_entry = match self.service {
+            Service::Providers => ListedVersion::of_provider,
+            Service::Modules => ListedVersion::of_module,
+        };
+        let mut present: HashSet<Version> = self.versions.iter().map(|listed| listed.version.clone()).collect();
+        let parsed = entries.into_iter().filter_map(parse_entry);
+        self.versions.extend(parsed.filter(|listed| present.insert(listed.version.clone())));
     }
 
     /// The entry of a version.
@@ -81,45 +114,10 @@ impl VersionList {
     }
 }
 
-/// An entry of a version list.
-pub(super) trait VersionEntry: Sized {
-    /// Parses one entry. `None` if clients could not use the entry, or would read other values from it.
-    fn parse_entry(raw: Box<RawValue>) -> Option<Self>;
-
-    /// The version as clients request it.
-    fn version(&self) -> &Version;
-}
-
-/// Parses the entries of a version list. Drops those with an invalid version, and repeated versions.
-///
-/// # Errors
-/// There are too many entries, or no client could read any of them.
-pub(super) fn parse_entries<E: VersionEntry>(entries: Vec<Box<RawValue>>) -> Result<Vec<E>, String> {
-    let count = entries.len();
-    if count > MAX_VERSIONS {
-        return Err(format!("it lists {count} versions; at most {MAX_VERSIONS} are read"));
-    }
-    let mut versions = Vec::new();
-    add_missing(&mut versions, entries);
-    if count > 0 && versions.is_empty() {
-        return Err(format!("none of its {count} versions is one that a client could read"));
-    }
-    Ok(versions)
-}
-
-/// Adds the entries whose versions the list does not contain yet. Drops entries with an invalid version.
-pub(super) fn add_missing<E: VersionEntry>(versions: &mut Vec<E>, entries: Vec<Box<RawValue>>) {
-    let mut present: HashSet<Version> = versions.iter().map(|listed| listed.version().clone()).collect();
-    let parsed = entries.into_iter().filter_map(E::parse_entry);
-    versions.extend(parsed.filter(|listed| present.insert(listed.version().clone())));
-}
-
-impl VersionEntry for ListedVersion {
-    fn version(&self) -> &Version {
-        &self.version
-    }
-
-    fn parse_entry(raw: Box<RawValue>) -> Option<Self> {
+impl ListedVersion {
+    /// Parses an entry of a provider's list. `None` if clients could not use the entry, or would read other values from
+    /// it.
+    fn of_provider(raw: Box<RawValue>) -> Option<Self> {
         #[derive(Deserialize)]
         struct VersionJson {
             version: String,

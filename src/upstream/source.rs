@@ -1,17 +1,16 @@
 //! Parses module source addresses like the clients and their go-getter (PROTOCOL, sections 4.3 and 4.4). Makes no requests.
 
 mod checksum;
-mod fetchable;
 mod indirection;
 #[cfg(test)]
 mod tests;
 
+use percent_encoding::percent_decode_str;
 use url::{Url, form_urlencoded};
 
 pub use self::checksum::{BadChecksum, Checksum, ChecksumKind, ExpectedChecksum};
-pub use self::fetchable::{ArchiveSource, GitSource};
 pub use self::indirection::{location_in_download, location_in_page};
-use crate::packaging::TreePath;
+use crate::packaging::{ArchiveFormat, TreePath};
 
 /// The longest accepted source address, in bytes.
 const MAX_ADDRESS_BYTES: usize = 8 * 1024;
@@ -125,7 +124,7 @@ fn source_of_url(getter: &str, url: Url, full_address: &str) -> Result<PackageSo
     match (getter, url.scheme()) {
         ("git", "http" | "https" | "ssh") => GitSource::parse(url).map(PackageSource::Git),
         ("git", _) => unsupported("git over something else than https or ssh"),
-        ("http" | "https", "http" | "https") => fetchable::parse_http(url),
+        ("http" | "https", "http" | "https") => parse_http(url),
         (getter, _) => unsupported(scheme_label(getter)),
     }
 }
@@ -374,4 +373,104 @@ fn parse_subdir_path(text: &[u8]) -> Result<TreePath, BadSource> {
 
 fn subdir_too_long() -> BadSource {
     BadSource::new("has a //subdir that is too long")
+}
+
+/// An archive to download.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ArchiveSource {
+    /// The URL, without go-getter's parameters.
+    pub url: Url,
+    /// The archive format.
+    pub format: ArchiveFormat,
+    /// Expected checksum, if the address has one.
+    pub checksum: Option<ExpectedChecksum>,
+}
+
+/// The values that Go's `strconv.ParseBool` parses as false.
+const FALSE: [&str; 6] = ["0", "f", "F", "false", "FALSE", "False"];
+
+/// Parses an http or https source. `?archive=` or the suffix of the path makes it an archive; the content is never
+/// inspected (PROTOCOL, section 4.4).
+fn parse_http(mut url: Url) -> Result<PackageSource, BadSource> {
+    if !url.username().is_empty() || url.password().is_some() {
+        return Err(BadSource::for_url(&url, "holds a user or a password"));
+    }
+    url.set_fragment(None);
+    let parameters = take_parameters(&mut url, &["archive", "checksum"]);
+    let format = match parameters.first("archive").filter(|value| !value.is_empty()) {
+        Some(value) if FALSE.contains(&value.as_str()) => None,
+        Some(value) => ArchiveFormat::named(&value),
+        None => ArchiveFormat::of_path(&percent_decode_str(url.path()).collect::<Vec<u8>>()),
+    };
+    let checksum = parameters.first("checksum").filter(|value| !value.is_empty());
+    match (format, checksum) {
+        (Some(format), None) => Ok(PackageSource::Archive(ArchiveSource { url, format, checksum: None })),
+        (Some(format), Some(checksum)) => {
+            let expected = ExpectedChecksum::parse(&checksum).map_err(|error| BadSource::for_url(&url, error.0))?;
+            Ok(PackageSource::Archive(ArchiveSource { url, format, checksum: Some(expected) }))
+        }
+        (None, Some(_)) => Err(BadSource::for_url(&url, "has a checksum, but is not an archive")),
+        (None, None) => {
+            url.query_pairs_mut().append_pair("terraform-get", "1");
+            Ok(PackageSource::Indirect(url))
+        }
+    }
+}
+
+/// One commit of a repository, as a source address names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GitSource {
+    /// The repository URL: https, http or ssh, without go-getter's parameters. No userinfo, except the user of ssh.
+    pub url: Url,
+    /// The parameter `ref`: a branch, a tag or a commit. `None` is upstream's HEAD.
+    pub reference: Option<String>,
+    /// The parameter `depth`. With a depth, clients prefer a branch to a tag of the same name, and accept no commit ids.
+    pub depth: Option<u32>,
+}
+
+impl GitSource {
+    /// Removes go-getter's parameters from the URL; other parameters stay. An `sshkey` is dropped, because the operator
+    /// configures the key.
+    fn parse(mut url: Url) -> Result<Self, BadSource> {
+        if url.password().is_some() || (url.scheme() != "ssh" && !url.username().is_empty()) {
+            return Err(BadSource::for_url(&url, "holds a user or a password"));
+        }
+        let parameters = take_parameters(&mut url, &["ref", "depth", "sshkey", "archive", "checksum"]);
+        if ["archive", "checksum"].iter().any(|key| parameters.first(key).is_some_and(|value| !value.is_empty())) {
+            return Err(BadSource::for_url(&url, "wants an archive or a checksum of a git repository"));
+        }
+        url.set_fragment(None);
+        let depth = parameters.first("depth").and_then(|depth| depth.parse::<i64>().ok()).filter(|depth| *depth > 0);
+        Ok(Self {
+            reference: parameters.first("ref").filter(|reference| !reference.is_empty()),
+            depth: depth.map(|depth| u32::try_from(depth).unwrap_or(u32::MAX)),
+            url,
+        })
+    }
+}
+
+/// The removed parameters.
+struct TakenParameters(Vec<(String, String)>);
+
+impl TakenParameters {
+    /// The first value of a key, like Go's `Query().Get`.
+    fn first(&self, key: &str) -> Option<String> {
+        self.0.iter().find(|(name, _)| name == key).map(|(_, value)| value.clone())
+    }
+}
+
+/// Removes `keys` from the query. All other parameters stay byte for byte, because they may be signed.
+fn take_parameters(url: &mut Url, keys: &[&str]) -> TakenParameters {
+    let mut taken = Vec::new();
+    let mut remaining = Vec::new();
+    for pair in url.query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
+        match form_urlencoded::parse(pair.as_bytes()).next() {
+            Some((key, value)) if keys.contains(&key.as_ref()) => taken.push((key.into_owned(), value.into_owned())),
+            _ => remaining.push(pair.to_owned()),
+        }
+    }
+    if !taken.is_empty() {
+        url.set_query(Some(remaining.join("&")).as_deref().filter(|query| !query.is_empty()));
+    }
+    TakenParameters(taken)
 }

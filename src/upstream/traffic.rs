@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::{Registry, Unit};
@@ -15,29 +14,15 @@ use crate::address::Hostname;
 /// Counters of outbound requests and inbound bytes, by configured upstream.
 #[derive(Debug, Clone, Default)]
 pub struct Traffic {
-    requests: Family<RequestLabels, Counter>,
-    bytes: Family<UpstreamLabel, Counter>,
-    refusals: Family<RefusalLabels, Counter>,
+    requests: Family<Labels, Counter>,
+    bytes: Family<Labels, Counter>,
+    refusals: Family<Labels, Counter>,
     /// All upstreams since the start, including removed ones.
     upstreams: Arc<Mutex<BTreeSet<Hostname>>>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RequestLabels {
-    host: String,
-    status: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RefusalLabels {
-    host: String,
-    reason: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct UpstreamLabel {
-    host: String,
-}
+/// Names of labels and their values.
+type Labels = Vec<(&'static str, String)>;
 
 /// Counters of one upstream since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -76,12 +61,12 @@ impl Traffic {
     /// Creates the counters of an upstream at zero, so that metrics show them before the first request.
     pub(super) fn create_counters(&self, upstream: &Hostname) {
         self.upstreams.lock().insert(upstream.clone());
-        self.bytes.get_or_create_owned(&upstream_label(upstream));
+        self.bytes.get_or_create_owned(&host_label(upstream));
         for status in status_labels() {
-            self.requests.get_or_create_owned(&RequestLabels { host: upstream.to_string(), status });
+            self.requests.get_or_create_owned(&request_labels(upstream, status));
         }
         for reason in EgressRefusal::all_labels() {
-            self.refusals.get_or_create_owned(&RefusalLabels { host: upstream.to_string(), reason });
+            self.refusals.get_or_create_owned(&refusal_labels(upstream, reason));
         }
     }
 
@@ -91,20 +76,15 @@ impl Traffic {
     }
 
     fn bytes_of(&self, host: &Hostname) -> u64 {
-        self.bytes.get(&upstream_label(host)).map_or(0, |bytes| bytes.get())
+        count_of(&self.bytes, &host_label(host))
     }
 
     /// The counters of one upstream since the start.
     pub fn of(&self, host: &Hostname) -> UpstreamTraffic {
-        // `get`, because reading must not create label sets.
-        let requests = |status| {
-            self.requests.get(&RequestLabels { host: host.to_string(), status }).map_or(0, |count| count.get())
-        };
+        let requests = |status| count_of(&self.requests, &request_labels(host, status));
         let statuses = status_labels();
         let is_failure = |status: &&str| *status == NO_STATUS || *status == "429" || status.starts_with('5');
-        let refusals = |reason| {
-            self.refusals.get(&RefusalLabels { host: host.to_string(), reason }).map_or(0, |count| count.get())
-        };
+        let refusals = |reason| count_of(&self.refusals, &refusal_labels(host, reason));
         UpstreamTraffic {
             requests: statuses.iter().map(|status| requests(status)).sum(),
             failed: statuses.iter().copied().filter(is_failure).map(requests).sum(),
@@ -116,17 +96,16 @@ impl Traffic {
     /// Counts a request; `status` is `None` if no answer came.
     pub(super) fn count_request(&self, upstream: &Hostname, status: Option<u16>) {
         let status = status.map_or(NO_STATUS, status_label);
-        self.requests.get_or_create(&RequestLabels { host: upstream.to_string(), status }).inc();
+        self.requests.get_or_create(&request_labels(upstream, status)).inc();
     }
 
     pub(super) fn count_refusal(&self, upstream: &Hostname, refusal: &EgressRefusal) {
-        let labels = RefusalLabels { host: upstream.to_string(), reason: refusal.metrics_label() };
-        self.refusals.get_or_create(&labels).inc();
+        self.refusals.get_or_create(&refusal_labels(upstream, refusal.metrics_label())).inc();
     }
 
     /// The counter of received bytes. Callers look it up once for each answer.
     pub(super) fn bytes_counter(&self, upstream: &Hostname) -> Counter {
-        self.bytes.get_or_create_owned(&upstream_label(upstream))
+        self.bytes.get_or_create_owned(&host_label(upstream))
     }
 }
 
@@ -137,8 +116,21 @@ fn status_labels() -> BTreeSet<&'static str> {
     (0..=600).map(status_label).chain([NO_STATUS]).collect()
 }
 
-fn upstream_label(host: &Hostname) -> UpstreamLabel {
-    UpstreamLabel { host: host.to_string() }
+fn host_label(host: &Hostname) -> Labels {
+    vec![("host", host.to_string())]
+}
+
+fn request_labels(host: &Hostname, status: &str) -> Labels {
+    vec![("host", host.to_string()), ("status", status.to_owned())]
+}
+
+fn refusal_labels(host: &Hostname, reason: &str) -> Labels {
+    vec![("host", host.to_string()), ("reason", reason.to_owned())]
+}
+
+/// The count for these labels. Reading does not create them.
+fn count_of(family: &Family<Labels, Counter>, labels: &Labels) -> u64 {
+    family.get(labels).map_or(0, |count| count.get())
 }
 
 /// The label of a status. An upstream may send any number, so only statuses that matter to an operator have their own

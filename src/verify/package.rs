@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use zip::read::ZipFile;
 use zip::result::ZipError;
 
+use crate::digest::Digest;
 use crate::packaging::{BadZip, ZipLimits, ZipReader};
 
 /// The most bytes read of the zip's central directory, however many entries the zip claims.
@@ -125,15 +126,13 @@ impl From<BadZip> for BadPackage {
     }
 }
 
-type ContentDigest = [u8; 32];
-
 /// The entries read so far: digest of the contents by name, sorted by bytes as the hash requires.
 #[derive(Default)]
 struct PackageEntries {
     limits: PackageLimits,
     unpacked_bytes: u64,
-    entries: BTreeMap<Vec<u8>, ContentDigest>,
-    files: BTreeMap<Vec<u8>, ContentDigest>,
+    entries: BTreeMap<Vec<u8>, Digest>,
+    files: BTreeMap<Vec<u8>, Digest>,
 }
 
 impl PackageEntries {
@@ -160,7 +159,7 @@ impl PackageEntries {
         Ok(())
     }
 
-    fn read<R: Read>(&mut self, entry: &mut ZipFile<'_, R>, name: &[u8]) -> Result<ContentDigest, BadPackage> {
+    fn read<R: Read>(&mut self, entry: &mut ZipFile<'_, R>, name: &[u8]) -> Result<Digest, BadPackage> {
         let mut context = Context::new(&SHA256);
         let mut buffer = [0; 16 << 10];
         let mut unpacked_bytes = 0_u64;
@@ -181,11 +180,7 @@ impl PackageEntries {
         if unpacked_bytes != entry.size() {
             return Err(BadPackage::WrongSize { name: printable(name), actual: unpacked_bytes, claimed: entry.size() });
         }
-        let mut digest = [0; 32];
-        for (target, byte) in digest.iter_mut().zip(context.finish().as_ref()) {
-            *target = *byte;
-        }
-        Ok(digest)
+        Ok(Digest::from_context(context))
     }
 }
 
@@ -203,10 +198,10 @@ fn unpacked_name(name: &[u8]) -> Result<Vec<u8>, &'static str> {
 }
 
 /// The `h1:` hash (dirhash) over names and digests.
-fn h1(listing: &BTreeMap<Vec<u8>, ContentDigest>) -> String {
+fn h1(listing: &BTreeMap<Vec<u8>, Digest>) -> String {
     let mut context = Context::new(&SHA256);
     for (name, digest) in listing {
-        context.update(hex::encode(digest).as_bytes());
+        context.update(digest.to_string().as_bytes());
         context.update(b"  ");
         context.update(name);
         context.update(b"\n");

@@ -170,7 +170,8 @@ fn compare_on_route(route: Route, direct: &InstalledFiles, installed: &Installed
     if !route.is_mirror() {
         return differences(direct, installed);
     }
-    // A network mirror has no modules and no signatures: the client records only the hashes it computed (PROTOCOL, section 3.3).
+    // A network mirror has no modules and no signatures: the client records only the hashes it computed (provider
+    // network mirror protocol).
     let no_modules = |installed: &InstalledFiles| -> InstalledFiles {
         installed
             .iter()
@@ -340,7 +341,7 @@ async fn steps(
     }
     steps.push(("init", run_step(&["init", "-no-color", "-input=false"]).await));
     if cli.version >= (1, 0) {
-        workspace.forget_installed();
+        workspace.remove_installed();
         steps.push((
             "init -lockfile=readonly",
             run_step(&["init", "-no-color", "-input=false", "-lockfile=readonly"]).await,
@@ -351,7 +352,7 @@ async fn steps(
         let _ = run_step(&["init", "-no-color", "-input=false", "-upgrade"]).await;
     }
     steps.push(("init -upgrade", run_step(&["init", "-no-color", "-input=false", "-upgrade"]).await));
-    // These commands ask the origin registry even where a mirror is configured (PROTOCOL, section 0).
+    // These commands ask the origin registry even where a mirror is configured (ways to use a mirror).
     if !route.is_mirror() {
         let platforms = PLATFORMS.map(|platform| format!("-platform={platform}"));
         let platforms: Vec<&str> = platforms.iter().map(String::as_str).collect();

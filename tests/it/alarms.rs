@@ -1,4 +1,4 @@
-//! Alarms (DESIGN, section 3): each one stays until its cause is resolved, and none hides another.
+//! Alarms: each one stays until its cause is resolved, and none hides another.
 
 use larder::address::{Address, Hostname, Name, ProviderAddress};
 use larder::clock::Timestamp;
@@ -65,7 +65,7 @@ async fn larder_with_new_key_alarm(upstream: &FakeUpstream, unknown_key: &Signin
     larder
 }
 
-/// DESIGN, promise 14: only an accept that succeeded resolves an alarm.
+/// Promise 14: only an accept that succeeded resolves an alarm.
 #[tokio::test]
 async fn an_accept_that_fails_resolves_no_alarm() {
     let upstream = upstream_with(edition(1)).await;
@@ -79,7 +79,7 @@ async fn an_accept_that_fails_resolves_no_alarm() {
     assert_eq!(open_alarms(&larder).await, expected_alarms(&[]));
 }
 
-/// DESIGN, promise 14: the accepted key is the one that signs now, and no other.
+/// Promise 14: the accepted key is the one that signs now, and no other.
 #[tokio::test]
 async fn accepting_one_new_key_does_not_resolve_the_alarm_of_another() {
     let upstream = upstream_with(edition(1)).await;
@@ -91,7 +91,7 @@ async fn accepting_one_new_key_does_not_resolve_the_alarm_of_another() {
     assert!(larder.alarms().await[0].3["detail"].as_str().unwrap().contains(&first.fingerprint()));
 }
 
-/// DESIGN, promise 15: widening the trust in a key to all versions is reported, although no file changes.
+/// Promise 15: widening the trust in a key to all versions is reported, although no file changes.
 #[tokio::test]
 async fn accepting_a_new_key_for_the_provider_is_reported() {
     let upstream = upstream_with(edition(1)).await;
@@ -106,7 +106,7 @@ async fn accepting_a_new_key_for_the_provider_is_reported() {
     assert!(install(&larder).await.2 == zip(&upstream));
 }
 
-/// DESIGN, promise 14: two keys that sign one version raise two alarms.
+/// Promise 14: two keys that sign one version raise two alarms.
 #[tokio::test]
 async fn a_second_new_key_of_a_version_does_not_hide_the_first() {
     let upstream = upstream_with(edition(1)).await;
@@ -124,7 +124,7 @@ async fn a_second_new_key_of_a_version_does_not_hide_the_first() {
     }
 }
 
-/// DESIGN, promise 14: an unchanged set of another platform does not resolve a refusal.
+/// Promise 14: an unchanged set of another platform does not resolve a refusal.
 #[tokio::test]
 async fn the_set_of_another_platform_does_not_resolve_a_refusal() {
     let both_platforms =
@@ -149,8 +149,7 @@ async fn the_set_of_another_platform_does_not_resolve_a_refusal() {
     assert_eq!(open_alarms(&larder).await, expected_alarms(&[]));
 }
 
-/// DESIGN, promise 15: after upstream withdraws a re-release, there is nothing to accept, and its alarm must not stay
-/// forever.
+/// Promise 15: after upstream withdraws a re-release, there is nothing to accept, and its alarm must not stay forever.
 #[tokio::test]
 async fn accept_of_a_withdrawn_version_resolves_its_alarms() {
     for is_stored in [true, false] {
@@ -230,7 +229,7 @@ async fn purge_resolves_the_alarms_of_a_registry_that_is_no_upstream_any_more() 
     assert_eq!(open_alarms(&larder).await, expected_alarms(&[]), "{done}");
 }
 
-/// DESIGN, section 4: a version list that upstream answers with 404 counts as one without versions.
+/// A version list that upstream answers with 404 counts as one without versions.
 #[tokio::test]
 async fn a_404_for_the_version_list_raises_an_alarm_for_each_stored_version() {
     let upstream = upstream_with(edition(1)).await;
@@ -248,7 +247,7 @@ async fn a_404_for_the_version_list_raises_an_alarm_for_each_stored_version() {
     assert_eq!(open_alarms(&larder).await, expected_alarms(&[]));
 }
 
-/// DESIGN, promise 14: alarms are limited per provider, so those of one provider never suppress those of another.
+/// Promise 14: alarms are limited per provider, so those of one provider never suppress those of another.
 #[tokio::test]
 async fn the_alarms_of_one_provider_do_not_suppress_those_of_another() {
     let upstream = upstream_with(edition(1)).await;
@@ -265,8 +264,8 @@ async fn the_alarms_of_one_provider_do_not_suppress_those_of_another() {
     assert_eq!(raised.len(), 1001);
 }
 
-/// DESIGN, promise 10: an unreadable alarm is skipped without affecting others. An alarm of an unknown kind stays in
-/// the record for a newer larder.
+/// Promise 10: an unreadable alarm is skipped without affecting others. An alarm of an unknown kind stays in the record
+/// for a newer larder.
 #[tokio::test]
 async fn an_unreadable_alarm_does_not_affect_other_alarms() {
     let upstream = upstream_with(edition(1)).await;
@@ -287,7 +286,7 @@ async fn an_unreadable_alarm_does_not_affect_other_alarms() {
     assert!(written.len() == 4 && written.contains(&unknown), "{written:?}");
 }
 
-/// DESIGN, promise 14: the alarm is written before the first-seen record; otherwise a restart would lose it.
+/// Promise 14: the alarm is written before the first-seen record; otherwise a restart would lose it.
 #[tokio::test]
 async fn an_alarm_that_could_not_be_written_is_raised_again_after_a_restart() {
     let upstream = upstream_with(edition(1)).await;
@@ -305,7 +304,7 @@ async fn an_alarm_that_could_not_be_written_is_raised_again_after_a_restart() {
     assert_eq!(open_alarms(&larder).await, expected_alarms(&[("new-key", "1.3.0")]));
 }
 
-/// DESIGN, promise 14: once the alarm can be written, first-seen records are written again.
+/// Promise 14: once the alarm can be written, first-seen records are written again.
 #[tokio::test]
 async fn an_alarm_that_could_not_be_written_is_written_later() {
     let upstream = upstream_with(edition(1)).await;
@@ -325,7 +324,7 @@ async fn an_alarm_that_could_not_be_written_is_written_later() {
     assert_eq!(open_alarms(&larder).await, expected_alarms(&[("new-key", "1.3.0")]));
 }
 
-/// DESIGN, section 3: an alarm of `verify` has the kind and address that `accept` resolves.
+/// An alarm of `verify` has the kind and address that `accept` resolves.
 #[tokio::test]
 async fn verify_raises_an_alarm_for_a_first_seen_record_that_cannot_be_rebuilt() {
     let upstream = upstream_with(edition(1)).await;

@@ -50,8 +50,7 @@ async fn assert_revalidated(larder: &Larder, name: &str) {
     assert!(answer.has_cache_status("fwd=stale; stored"), "{name}: {}", answer.header("cache-status"));
 }
 
-/// DESIGN, section 4, DESIGN, promise 11: a failure costs one request; then larder sends the origin no request for a
-/// short time, which grows.
+/// A failure costs one request; then larder sends the origin no request for a short time, which grows.
 #[tokio::test]
 async fn a_failing_upstream_opens_the_breaker_for_growing_times() {
     let upstream = upstream_publishing(&["null", "random"]).await;
@@ -100,8 +99,7 @@ async fn an_expired_breaker_is_no_longer_reported() {
     assert_eq!(larder.metric("larder_breaker_open").await, 0.0);
 }
 
-/// DESIGN, section 4: a package that is not stored is always tried, and no failed fill is cached; one success closes
-/// the breaker.
+/// A package that is not stored is always tried, and no failed fill is cached; one success closes the breaker.
 #[tokio::test]
 async fn a_package_that_is_not_stored_is_fetched_however_often_upstream_failed() {
     let upstream = upstream_publishing(&["null", "random"]).await;
@@ -119,7 +117,7 @@ async fn a_package_that_is_not_stored_is_fetched_however_often_upstream_failed()
     assert_revalidated(&larder, "null").await;
 }
 
-/// DESIGN, promise 11: a refused connection opens the breaker like any other failure.
+/// Promise 11: a refused connection opens the breaker like any other failure.
 #[tokio::test]
 async fn an_upstream_that_is_down_does_not_get_a_connection_per_request() {
     let mut upstream = upstream_publishing(&["null"]).await;
@@ -149,8 +147,8 @@ async fn a_truncated_body_opens_the_breaker() {
     assert_eq!(upstream.count_of(Target::Everything), 1);
 }
 
-/// DESIGN, section 4: a silent upstream costs `patience` once, not once for each stale list; the request that goes on
-/// in the background closes the breaker.
+/// A silent upstream costs `patience` once, not once for each stale list; the request that goes on in the background
+/// closes the breaker.
 #[tokio::test]
 async fn a_silent_upstream_costs_the_patience_once() {
     let names = ["null", "random", "tls"];
@@ -182,7 +180,7 @@ async fn an_abandoned_request_counts_as_a_failure_of_its_origin() {
     assert_eq!(upstream.count_of(list_of("random")), 0);
 }
 
-/// DESIGN, section 4: after that time one revalidation probes the origin, and the others do not wait for it.
+/// After that time one revalidation probes the origin, and the others do not wait for it.
 #[tokio::test]
 async fn one_revalidation_probes_the_origin_and_others_do_not_wait_for_it() {
     let upstream = upstream_publishing(&["null", "random"]).await;
@@ -246,8 +244,8 @@ async fn an_unused_breaker_probe_is_returned() {
     assert_revalidated(&larder, "null").await;
 }
 
-/// DESIGN, section 4: `Retry-After` delays revalidations, for an hour at most, and nothing else. Larder never sends it
-/// to clients: `Larder::get` checks every answer.
+/// `Retry-After` delays revalidations, for an hour at most, and nothing else. Larder never sends it to clients:
+/// `Larder::get` checks every answer.
 #[tokio::test]
 async fn retry_after_delays_revalidations_only() {
     for status in [429, 503] {
@@ -286,7 +284,7 @@ async fn retry_after_may_be_a_date() {
     assert_eq!(upstream.count_of(Target::Everything), 2);
 }
 
-/// DESIGN, promise 11: revalidations of one upstream have a rate limit; packages that are not stored do not count.
+/// Promise 11: revalidations of one upstream have a rate limit; packages that are not stored do not count.
 #[tokio::test]
 async fn revalidations_of_stored_documents_have_a_rate_limit() {
     let upstream = upstream_publishing(&["null", "random"]).await;

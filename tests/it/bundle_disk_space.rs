@@ -44,8 +44,8 @@ async fn send_bundle(larder: &Process, folder: &Folder, bytes: &[u8]) -> Receipt
     receipt_in(&upload.finish().await.expect(200))
 }
 
-/// DESIGN, promise 9, on any machine: entries that the disk refuses are reported with the reason, and the next import
-/// stores them.
+/// Promise 9, on any machine: entries that the disk refuses are reported with the reason, and the next import stores
+/// them.
 #[tokio::test]
 async fn an_entry_that_the_disk_refuses_is_reported_and_stored_by_the_next_apply() {
     let key = BundleKey::new();
@@ -75,7 +75,7 @@ async fn assert_complete_import(key: &BundleKey, folder: &Folder, bytes: Vec<u8>
 
 const DISK_BYTES: usize = 10 << 20;
 
-/// DESIGN, promise 9, with a real disk that fills to its last byte during an import.
+/// Promise 9, with a real disk that fills to its last byte during an import.
 #[tokio::test]
 async fn a_disk_that_fills_during_an_import_leaves_no_partial_archive_and_is_reported() {
     if !SmallDisk::is_possible() {
@@ -118,7 +118,7 @@ async fn a_disk_that_fills_during_an_import_leaves_no_partial_archive_and_is_rep
     }
 }
 
-/// DESIGN, promise 11: archives pass through bundles in pieces.
+/// Promise 11: archives pass through bundles in pieces.
 #[tokio::test]
 async fn memory_does_not_grow_with_the_archives_of_a_bundle() {
     const LARGE_ARCHIVE_BYTES: usize = 100_000_000;

@@ -30,7 +30,7 @@ fn write_new_config(builder: &Builder, folder: &Folder, running: &Process) {
     std::fs::write(folder.path().join("mirror.toml"), text).unwrap();
 }
 
-/// DESIGN, promise 15: an unsigned bundle must be asked for explicitly, before anything is fetched for it.
+/// Promise 15: an unsigned bundle must be asked for explicitly, before anything is fetched for it.
 #[tokio::test]
 async fn an_unsigned_bundle_needs_the_unsigned_option() {
     let (upstream, folder, there) = (upstream_publishing_null().await, Folder::new(), Folder::new());
@@ -53,8 +53,7 @@ async fn an_unsigned_bundle_needs_the_unsigned_option() {
     assert_eq!(output.code, Some(0), "{output:?}");
 }
 
-/// DESIGN, promise 15: if the file names a key and the running larder still has the old configuration, the remedy is a
-/// reload.
+/// Promise 15: if the file names a key and the running larder still has the old configuration, the remedy is a reload.
 #[tokio::test]
 async fn a_key_that_the_running_larder_has_not_read_yet_is_named_and_works_after_a_reload() {
     let (upstream, key, work) = (upstream_publishing_null().await, BundleKey::new(), tempfile::tempdir().unwrap());
@@ -96,7 +95,7 @@ async fn a_key_that_the_running_larder_has_not_read_yet_is_named_and_works_after
     assert!(output.code == Some(0) && output.out.contains(&format!("bundles signed by key {id}")), "{output:?}");
 }
 
-/// DESIGN, promise 15: a file of another kind is distinguished from an altered bundle.
+/// Promise 15: a file of another kind is distinguished from an altered bundle.
 #[tokio::test]
 async fn a_file_that_is_no_bundle_is_refused_before_anything_is_sent() {
     let (there, work) = (Folder::new(), tempfile::tempdir().unwrap());

@@ -75,8 +75,8 @@ async fn a_bundle_that_fits_only_if_its_own_archives_are_evicted_is_refused_at_o
     until("acme/one is evicted", async || larder.folder.blobs().len() == 1).await;
 }
 
-/// DESIGN, promise 8: an origin that only a bundle's discovery document names gets no credential until the upstream
-/// names it too.
+/// Promise 8: an origin that only a bundle's discovery document names gets no credential until the upstream names it
+/// too.
 #[tokio::test]
 async fn an_origin_that_only_a_bundle_names_gets_no_credential() {
     let (registry, services, key) = (FakeUpstream::start().await, FakeUpstream::start().await, BundleKey::new());
@@ -131,7 +131,7 @@ fn publish_net_module(upstream: &FakeUpstream, version: &str) {
     upstream.publish_module(Module::new("acme", "net", "test").version(version).at("/files/net.tar.gz"));
 }
 
-/// DESIGN, section 4: stored versions stay listed whatever list is imported, each entry as its own upstream wrote it.
+/// Stored versions stay listed whatever list is imported, each entry as its own upstream wrote it.
 #[tokio::test]
 async fn an_imported_version_list_hides_no_stored_version() {
     let (mut upstream, elsewhere, key) = (FakeUpstream::start().await, FakeUpstream::start().await, BundleKey::new());

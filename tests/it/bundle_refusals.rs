@@ -154,7 +154,7 @@ async fn a_manifest_that_lies_is_found_out_by_what_is_in_the_bundle() {
     }
 }
 
-/// DESIGN, promise 1: the bundle's signature is not a substitute for the publisher's.
+/// Promise 1: the bundle's signature is not a substitute for the publisher's.
 #[tokio::test]
 async fn a_signed_bundle_does_not_replace_the_publishers_signature() {
     let key = BundleKey::new();
@@ -241,7 +241,7 @@ async fn an_unknown_signing_key_is_accepted_only_from_a_trusted_bundle() {
     assert!(there.apply(null_bundle(&key, next()).await, &key.trust()).await.unwrap().ok);
 }
 
-/// DESIGN, promise 14: a key from an untrusted bundle is not recorded as a key of the provider.
+/// Promise 14: a key from an untrusted bundle is not recorded as a key of the provider.
 #[tokio::test]
 async fn an_unsigned_bundle_makes_no_key_known_for_a_provider() {
     let (key, foreign, stranger) = (BundleKey::new(), BundleKey::new(), PublisherKey::new_key());
@@ -283,7 +283,7 @@ async fn a_new_edition_by_the_same_publisher_is_taken_with_an_alarm() {
     assert_eq!(alarms[0]["kind"], "republished");
 }
 
-/// DESIGN, section 5: offline nothing is evicted, so a bundle that does not fit is refused before the import starts.
+/// Offline nothing is evicted, so a bundle that does not fit is refused before the import starts.
 #[tokio::test]
 async fn a_bundle_that_does_not_fit_is_refused_before_anything_is_stored() {
     let key = BundleKey::new();

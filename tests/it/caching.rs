@@ -179,7 +179,7 @@ async fn a_response_made_of_several_documents_waits_for_patience_once() {
     assert!(several_time < one_time * 3 / 2, "{several_time:?}, and one document {one_time:?}");
 }
 
-/// DESIGN, promise 6: whatever goes wrong upstream, the stale copy is served and marked as stale.
+/// Promise 6: whatever goes wrong upstream, the stale copy is served and marked as stale.
 #[tokio::test]
 async fn a_failed_revalidation_serves_the_cached_copy_at_once() {
     let faults = [
@@ -219,7 +219,7 @@ async fn a_failed_revalidation_serves_the_cached_copy_at_once() {
     }
 }
 
-/// DESIGN, promise 6: without upstream, every earlier response is served again.
+/// Promise 6: without upstream, every earlier response is served again.
 #[tokio::test]
 async fn every_kind_of_response_is_served_without_upstream() {
     let mut upstream = upstream_with_null().await;
@@ -289,7 +289,7 @@ async fn a_404_is_forgotten_when_a_list_newly_names_the_version() {
     larder.document("null", "1.3.0").await.expect(200);
 }
 
-/// DESIGN, section 4: a missing object is always requested; of all failures only a 404 is cached.
+/// A missing object is always requested; of all failures only a 404 is cached.
 #[tokio::test]
 async fn no_failure_but_a_404_is_cached() {
     for (fault, status) in [
@@ -317,8 +317,7 @@ async fn no_failure_but_a_404_is_cached() {
     }
 }
 
-/// DESIGN, section 4: an archive URL that no document lists costs one upstream request, and none for `not_found` after
-/// it.
+/// An archive URL that no document lists costs one upstream request, and none for `not_found` after it.
 #[tokio::test]
 async fn an_unlisted_archive_url_costs_one_upstream_request() {
     for (version, target) in [("1.2.0", Target::Document), ("9.9.9", Target::Versions)] {

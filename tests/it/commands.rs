@@ -1,4 +1,4 @@
-//! The operator commands `refresh` and `purge` (section 3), over HTTP and on the command line.
+//! The operator commands `refresh` and `purge`, over HTTP and on the command line.
 
 use std::time::Duration;
 
@@ -98,7 +98,7 @@ async fn refresh_replaces_a_cached_404() {
     assert_eq!((absent.items[0].outcome.as_deref(), absent.ok), (Some("absent"), false));
 }
 
-/// DESIGN, promise 12: an offline larder sends nothing, and the error says that larder is offline.
+/// Promise 12: an offline larder sends nothing, and the error says that larder is offline.
 #[tokio::test]
 async fn offline_nothing_is_refreshed_or_accepted() {
     let upstream = upstream_with(edition(1)).await;
@@ -175,7 +175,7 @@ async fn purge_of_a_provider_removes_all_but_its_first_seen_records() {
     assert!(refused.text().contains("larder accept registry.terraform.io/acme/null@1.2.0"), "{}", refused.text());
 }
 
-/// DESIGN, section 5: an archive is deleted when no package record lists it.
+/// An archive is deleted when no package record lists it.
 #[tokio::test]
 async fn purge_keeps_an_archive_that_another_package_lists() {
     let upstream = upstream_with(edition(1)).await;
@@ -247,7 +247,7 @@ async fn purge_leaves_and_reports_pinned_packages() {
     assert!(larder.get(&path).await.expect(200).has_cache_status("larder; hit"));
 }
 
-/// DESIGN, section 3: commands talk to the running larder; without one, they open the store themselves.
+/// Commands talk to the running larder; without one, they open the store themselves.
 #[tokio::test]
 async fn the_commands_report_the_same_whether_larder_runs_or_not() {
     let upstream = upstream_with(edition(1)).await;

@@ -1,4 +1,4 @@
-//! The operator command `accept`, for versions that upstream republished with a foreign key or unsigned (section 4).
+//! The operator command `accept`, for versions that upstream republished with a foreign key or unsigned.
 
 use std::time::Duration;
 
@@ -10,8 +10,7 @@ use crate::support::null_provider::{
 };
 use crate::support::upstream::{Fault, SigningKey, Target, sha256_hex};
 
-/// DESIGN, section 4: until `accept`, a version that an unknown key republished is 502, or its old proof set is
-/// served.
+/// Until `accept`, a version that an unknown key republished is 502, or its old proof set is served.
 #[tokio::test]
 async fn accept_stores_a_version_that_an_unknown_key_republished() {
     let upstream = upstream_with(edition(1)).await;
@@ -53,8 +52,7 @@ async fn an_accepted_key_needs_no_second_accept() {
     assert!(install(&larder).await.2 != zip(&upstream));
 }
 
-/// DESIGN, section 4: the version is 502 where nothing is stored. Its platforms are then found in the version list
-/// only.
+/// The version is 502 where nothing is stored. Its platforms are then found in the version list only.
 #[tokio::test]
 async fn accept_stores_a_version_that_was_not_stored() {
     let upstream = upstream_with(edition(1)).await;
@@ -90,7 +88,7 @@ async fn accept_of_a_version_fetches_stored_and_listed_platforms() {
     larder.document_for("null", "1.2.0", "darwin_arm64").await.expect(200);
 }
 
-/// DESIGN, section 4: `accept` applies to unsigned sets too.
+/// `accept` applies to unsigned sets too.
 #[tokio::test]
 async fn accept_stores_an_unsigned_version_where_checksums_suffice() {
     let upstream = upstream_with(edition(1).without_keys()).await;
@@ -103,7 +101,7 @@ async fn accept_stores_an_unsigned_version_where_checksums_suffice() {
     assert!(install(&larder).await.2 == zip(&upstream));
 }
 
-/// DESIGN, promise 1: a set that does not verify cannot be accepted.
+/// Promise 1: a set that does not verify cannot be accepted.
 #[tokio::test]
 async fn accept_refuses_a_proof_set_that_does_not_verify() {
     for fault in

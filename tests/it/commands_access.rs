@@ -1,4 +1,4 @@
-//! Access rules of the admin listener (section 3): a web page in a browser on the same machine must not be able to
+//! Access rules of the admin listener: a web page in a browser on the same machine must not be able to
 //! purge.
 
 use crate::support::command_setup::CommandSetup;
@@ -55,7 +55,7 @@ impl AdminFixture {
     }
 }
 
-/// DESIGN, section 3: requests that change something always need the bearer token, on loopback too.
+/// Requests that change something always need the bearer token, on loopback too.
 #[tokio::test]
 async fn a_command_without_the_token_is_refused() {
     let fixture = AdminFixture::new().await;
@@ -69,7 +69,7 @@ async fn a_command_without_the_token_is_refused() {
     fixture.assert_unchanged().await;
 }
 
-/// DESIGN, section 3: requests with an `Origin`, or on loopback with a foreign `Host`, are refused even with the token.
+/// Requests with an `Origin`, or on loopback with a foreign `Host`, are refused even with the token.
 #[tokio::test]
 async fn a_web_page_in_a_browser_cannot_run_commands() {
     let fixture = AdminFixture::new().await;
@@ -105,8 +105,8 @@ async fn a_web_page_in_a_browser_cannot_run_commands() {
     fixture.assert_unchanged().await;
 }
 
-/// DESIGN, section 3: a page of another site is refused, also where the browser sends no `Origin`, as for embedded
-/// resources. A typed address and larder's own page are not.
+/// A page of another site is refused, also where the browser sends no `Origin`, as for embedded resources. A typed
+/// address and larder's own page are not.
 #[tokio::test]
 async fn a_page_of_another_site_reads_nothing() {
     let fixture = AdminFixture::new().await;
@@ -133,7 +133,7 @@ async fn a_page_of_another_site_reads_nothing() {
     fixture.assert_unchanged().await;
 }
 
-/// DESIGN, section 3: browsers must not guess a content type, and no cache may store a response.
+/// Browsers must not guess a content type, and no cache may store a response.
 #[tokio::test]
 async fn no_answer_of_the_admin_listener_is_sniffed_or_stored() {
     let fixture = AdminFixture::new().await;

@@ -13,8 +13,7 @@ fn json(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|_| panic!("no JSON: {text}"))
 }
 
-/// DESIGN, section 3: with `--json` an error is JSON on the standard output, with one entry per problem of a
-/// configuration.
+/// With `--json` an error is JSON on the standard output, with one entry per problem of a configuration.
 #[tokio::test]
 async fn with_json_an_error_is_json_too() {
     let folder = Folder::new();
@@ -59,7 +58,7 @@ async fn commands_find_a_larder_by_the_options_it_was_started_with() {
     drop(larder);
 }
 
-/// DESIGN, section 3: `--config`, then `LARDER_CONFIG`, then each user's default locations.
+/// `--config`, then `LARDER_CONFIG`, then each user's default locations.
 #[tokio::test]
 async fn the_environment_names_the_configuration_where_the_command_does_not() {
     let folder = Folder::new();
@@ -106,7 +105,7 @@ async fn the_version_is_printed_by_either_spelling() {
     assert_eq!(json(&output.out)["version"], version);
 }
 
-/// DESIGN, promise 15: help groups the commands; the long form adds examples, environment and exit codes.
+/// Promise 15: help groups the commands; the long form adds examples, environment and exit codes.
 #[tokio::test]
 async fn help_has_groups_and_its_long_form_examples_environment_and_exit_codes() {
     let folder = Folder::new();
@@ -145,7 +144,7 @@ async fn the_log_is_json_when_the_environment_asks_for_it() {
     assert!(output.code == Some(78) && output.err.contains("LARDER_LOG has \"loud\""), "{output:?}");
 }
 
-/// DESIGN, promise 15: a user who may not read the token is told that, not that the token is wrong.
+/// Promise 15: a user who may not read the token is told that, not that the token is wrong.
 #[tokio::test]
 async fn a_command_of_another_user_names_the_token_and_who_may_read_it() {
     let (upstream, folder, user) = (FakeUpstream::start().await, Folder::new(), AnotherUser::new());

@@ -19,8 +19,7 @@ fn file_containing<'a>(files: &'a [PathBuf], part: &str) -> &'a PathBuf {
     files.iter().find(|file| file.to_string_lossy().contains(part)).unwrap()
 }
 
-/// DESIGN, section 4: a version that a foreign key republished is never served, even if its first-seen record was lost
-/// before the purge.
+/// A version that a foreign key republished is never served, even if its first-seen record was lost before the purge.
 #[tokio::test]
 async fn purge_writes_first_seen_records_before_it_removes_proof_sets() {
     for lost in ["removed", "damaged"] {
@@ -41,7 +40,7 @@ async fn purge_writes_first_seen_records_before_it_removes_proof_sets() {
     }
 }
 
-/// DESIGN, section 5: eviction removes a proof set only after its first-seen record is written.
+/// Eviction removes a proof set only after its first-seen record is written.
 #[tokio::test]
 async fn eviction_writes_the_first_seen_record_before_it_removes_a_proof_set() {
     let upstream = upstream_with(edition(1)).await;
@@ -66,7 +65,7 @@ async fn eviction_writes_the_first_seen_record_before_it_removes_a_proof_set() {
     larder.document("null", "1.2.0").await.expect(502);
 }
 
-/// DESIGN, section 4: the first-seen record is also written first when upstream deleted the version.
+/// The first-seen record is also written first when upstream deleted the version.
 #[tokio::test]
 async fn a_deleted_versions_first_seen_record_is_written_before_it_is_evicted() {
     let upstream = upstream_with(edition(1)).await;
@@ -102,7 +101,7 @@ async fn purge_removes_nothing_where_a_first_seen_record_cannot_be_read() {
     assert!(folder.proof_sets().is_empty());
 }
 
-/// DESIGN, promise 10: the record is rewritten while the proof sets with its contents are still stored.
+/// Promise 10: the record is rewritten while the proof sets with its contents are still stored.
 #[tokio::test]
 async fn verify_rewrites_a_first_seen_record_at_once() {
     let upstream = upstream_with(edition(1)).await;
@@ -117,8 +116,7 @@ async fn verify_rewrites_a_first_seen_record_at_once() {
     assert_eq!(crate::support::verify_steps::verify(&larder).await.last().unwrap()["wrong"], 0);
 }
 
-/// DESIGN, section 5: an unreadable package record may name any archive, so nothing is changed, and the error names the
-/// record.
+/// An unreadable package record may name any archive, so nothing is changed, and the error names the record.
 #[tokio::test]
 async fn purge_changes_nothing_while_a_package_record_cannot_be_read() {
     let upstream = upstream_with(edition(1)).await;

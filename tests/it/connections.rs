@@ -1,5 +1,5 @@
-//! DESIGN, promise 11: connection limits, so that no client can use up all connections. On Linux, tests can connect
-//! from any address in 127.0.0.0/8.
+//! Promise 11: connection limits, so that no client can use up all connections. On Linux, tests can connect from any
+//! address in 127.0.0.0/8.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -71,8 +71,7 @@ fn outsiders_and_each_address_get_at_most_a_quarter_of_the_connections() {
     assert_eq!(limits.outsider_time, Duration::from_secs(10));
 }
 
-/// DESIGN, promise 11: addresses that are not clients cannot lock out clients, and their refused connections are
-/// counted.
+/// Promise 11: addresses that are not clients cannot lock out clients, and their refused connections are counted.
 #[tokio::test]
 async fn idle_connections_of_outsiders_do_not_lock_out_clients() {
     let upstream = FakeUpstream::start().await;
@@ -99,8 +98,7 @@ async fn idle_connections_of_outsiders_do_not_lock_out_clients() {
     }
 }
 
-/// DESIGN, promise 11: one response with the reason, then the connection is closed; also for a health probe and over
-/// HTTP/2.
+/// Promise 11: one response with the reason, then the connection is closed; also for a health probe and over HTTP/2.
 #[tokio::test]
 async fn an_outsider_gets_one_response_per_connection() {
     let upstream = FakeUpstream::start().await;
@@ -128,7 +126,7 @@ async fn an_outsider_gets_one_response_per_connection() {
     }
 }
 
-/// DESIGN, promise 11: an outsider that sends no complete request loses its connection, whatever it sends instead.
+/// Promise 11: an outsider that sends no complete request loses its connection, whatever it sends instead.
 #[tokio::test]
 async fn an_outsider_without_a_request_is_disconnected_after_a_time() {
     let upstream = FakeUpstream::start().await;
@@ -150,8 +148,8 @@ async fn an_outsider_without_a_request_is_disconnected_after_a_time() {
     );
 }
 
-/// DESIGN, promise 11: one address leaves connections for others, loopback included; a trusted proxy is exempt because
-/// it connects for many.
+/// Promise 11: one address leaves connections for others, loopback included; a trusted proxy is exempt because it
+/// connects for many.
 #[tokio::test]
 async fn connections_of_one_address_are_limited_unless_it_is_a_trusted_proxy() {
     let upstream = FakeUpstream::start().await;
@@ -188,7 +186,7 @@ async fn connections_of_one_address_are_limited_unless_it_is_a_trusted_proxy() {
     }
 }
 
-/// DESIGN, promise 8: a refused client behind a trusted proxy does not close the proxy's connection.
+/// Promise 8: a refused client behind a trusted proxy does not close the proxy's connection.
 #[tokio::test]
 async fn a_trusted_proxys_connection_continues_after_a_refusal() {
     let upstream = FakeUpstream::start().await;

@@ -15,7 +15,7 @@ use crate::support::larder::{Folder, HOST};
 use crate::support::process::Process;
 use crate::support::upstream::{FakeUpstream, Provider, Target, sha256_hex};
 
-/// DESIGN, promise 9: a kill before the first byte of an archive leaves no partial download.
+/// Promise 9: a kill before the first byte of an archive leaves no partial download.
 #[tokio::test]
 async fn a_kill_before_the_first_byte_leaves_nothing_and_the_next_start_fetches() {
     let upstream = FakeUpstream::start().await;
@@ -63,7 +63,7 @@ async fn fetch_named_file(larder: &Process, document: &Value, field: &str) -> An
     answer
 }
 
-/// DESIGN, promises 2 and 9: document, sums and signature are of one edition, whenever the kill comes.
+/// Promises 2 and 9: document, sums and signature are of one edition, whenever the kill comes.
 #[tokio::test]
 async fn a_kill_while_a_proof_set_is_replaced_leaves_the_old_or_the_new_one() {
     let mut upstream = FakeUpstream::start().await;
@@ -103,7 +103,7 @@ async fn a_kill_while_a_proof_set_is_replaced_leaves_the_old_or_the_new_one() {
     );
 }
 
-/// DESIGN, promise 9: no acknowledged archive is lost.
+/// Promise 9: no acknowledged archive is lost.
 #[tokio::test]
 async fn an_archive_whose_last_byte_was_sent_survives_a_kill() {
     let mut upstream = FakeUpstream::start().await;
@@ -128,7 +128,7 @@ async fn an_archive_whose_last_byte_was_sent_survives_a_kill() {
     }
 }
 
-/// DESIGN, section 5: the lock is taken before anything is read, swept or moved.
+/// The lock is taken before anything is read, swept or moved.
 #[tokio::test]
 async fn a_second_larder_on_the_same_store_refuses_to_start_and_changes_nothing() {
     let upstream = FakeUpstream::start().await;
@@ -160,7 +160,7 @@ async fn a_second_larder_on_the_same_store_refuses_to_start_and_changes_nothing(
     get(&format!("{}/readyz", first.admin())).await.expect(200);
 }
 
-/// DESIGN, promise 9, and section 5: half-written records are deleted at the next start, downloads only after a day.
+/// Promise 9: half-written records are deleted at the next start, downloads only after a day.
 #[tokio::test]
 async fn old_files_in_staging_are_deleted_at_the_start_and_recent_downloads_are_kept() {
     let upstream = FakeUpstream::start().await;
@@ -187,7 +187,7 @@ fn refusal_of_store(upstream: &FakeUpstream, folder: &Folder) -> String {
     error.err
 }
 
-/// DESIGN, section 5: an older binary that meets a newer format says so, stops, and changes nothing.
+/// An older binary that meets a newer format says so, stops, and changes nothing.
 #[tokio::test]
 async fn a_store_that_a_newer_larder_wrote_to_is_refused_and_left_untouched() {
     let upstream = FakeUpstream::start().await;
@@ -211,7 +211,7 @@ async fn a_store_that_a_newer_larder_wrote_to_is_refused_and_left_untouched() {
     assert_eq!(quarantined(folder.path()), Vec::<String>::new());
 }
 
-/// DESIGN, section 5: a document of a newer format could be fetched again, but an older larder must not replace it.
+/// A document of a newer format could be fetched again, but an older larder must not replace it.
 #[tokio::test]
 async fn a_document_of_a_newer_format_is_an_error_and_is_left_untouched() {
     let upstream = FakeUpstream::start().await;
@@ -235,7 +235,7 @@ async fn a_document_of_a_newer_format_is_an_error_and_is_left_untouched() {
     assert_eq!(quarantined(folder.path()), Vec::<String>::new());
 }
 
-/// DESIGN, section 4: package records without `h1:` are completed at the next start.
+/// Package records without `h1:` are completed at the next start.
 #[tokio::test]
 async fn hashes_that_a_kill_prevented_are_computed_after_the_restart() {
     let mut upstream = FakeUpstream::start().await;

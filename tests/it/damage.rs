@@ -73,7 +73,7 @@ async fn a_damaged_archive_is_quarantined_and_fetched_again() {
     }
 }
 
-/// DESIGN, promise 10: a damaged archive is not served even while it cannot be fetched again.
+/// Promise 10: a damaged archive is not served even while it cannot be fetched again.
 #[tokio::test]
 async fn a_damaged_archive_is_an_error_while_the_upstream_is_gone() {
     let mut upstream = upstream_with_small_and_large().await;
@@ -98,7 +98,7 @@ async fn a_damaged_archive_is_an_error_while_the_upstream_is_gone() {
     }
 }
 
-/// DESIGN, promise 10: archives up to 1 MiB are checked on every read.
+/// Promise 10: archives up to 1 MiB are checked on every read.
 #[tokio::test]
 async fn a_small_archive_that_is_damaged_after_it_was_served_is_not_served_again() {
     let upstream = upstream_with_small_and_large().await;
@@ -124,7 +124,7 @@ async fn larder_with_memory_copy(upstream: &FakeUpstream, clock: &Clock) -> (Lar
     (larder, path)
 }
 
-/// DESIGN, promise 10: a checked memory copy is served for a minute without reading the file.
+/// Promise 10: a checked memory copy is served for a minute without reading the file.
 #[tokio::test]
 async fn a_small_archive_is_served_from_memory_for_a_minute() {
     let upstream = upstream_with_small_and_large().await;
@@ -140,7 +140,7 @@ async fn a_small_archive_is_served_from_memory_for_a_minute() {
     assert_eq!(larder.folder.files("aside").len(), 1, "the file was not read again");
 }
 
-/// DESIGN, promise 10: a purge or a quarantine drops the memory copy too.
+/// Promise 10: a purge or a quarantine drops the memory copy too.
 #[tokio::test]
 async fn purge_and_quarantine_drop_the_memory_copy() {
     let mut upstream = upstream_with_small_and_large().await;
@@ -170,8 +170,8 @@ async fn an_archive_of_another_length_is_not_served() {
     }
 }
 
-/// DESIGN, promises 4 and 10: requests that find the damage at the same time share one fetch, and none quarantines the
-/// repaired archive.
+/// Promises 4 and 10: requests that find the damage at the same time share one fetch, and none quarantines the repaired
+/// archive.
 #[tokio::test(flavor = "multi_thread")]
 async fn many_clients_that_find_a_damaged_archive_share_one_fetch() {
     let upstream = upstream_with_small_and_large().await;
@@ -187,7 +187,7 @@ async fn many_clients_that_find_a_damaged_archive_share_one_fetch() {
     }
 }
 
-/// DESIGN, promise 10: a quarantined file is preserved for a week from then on, however old the archive was.
+/// Promise 10: a quarantined file is preserved for a week from then on, however old the archive was.
 #[tokio::test]
 async fn a_damaged_archive_stays_in_quarantine_for_inspection() {
     let upstream = upstream_with_small_and_large().await;
@@ -219,7 +219,7 @@ fn only_record(folder: &Folder, ending: &str) -> PathBuf {
 const RECORDS: [&str; 6] =
     ["linux_amd64.json", "linux_amd64.set", "/versions", "/discovery", "small/1.2.0.json", "small/keys.json"];
 
-/// DESIGN, promise 10, for records: each has its own checksum.
+/// Promise 10, for records: each has its own checksum.
 #[tokio::test]
 async fn a_damaged_record_is_quarantined_and_rewritten() {
     let mut upstream = upstream_with_small_and_large().await;
@@ -251,7 +251,7 @@ async fn a_damaged_record_is_quarantined_and_rewritten() {
     }
 }
 
-/// DESIGN, section 5: the package record is rebuilt from its proof set, and the archive is adopted.
+/// The package record is rebuilt from its proof set, and the archive is adopted.
 #[tokio::test]
 async fn an_archive_without_a_package_record_is_adopted_without_a_fetch() {
     let mut upstream = upstream_with_small_and_large().await;
@@ -275,7 +275,7 @@ async fn an_archive_without_a_package_record_is_adopted_without_a_fetch() {
     }
 }
 
-/// DESIGN, section 5: bytes without a package record and a proof set are verified again, not fetched again.
+/// Bytes without a package record and a proof set are verified again, not fetched again.
 #[tokio::test]
 async fn an_archive_without_package_record_and_proof_set_is_adopted_once_its_proof_set_is_verified() {
     let upstream = upstream_with_small_and_large().await;
@@ -290,8 +290,8 @@ async fn an_archive_without_package_record_and_proof_set_is_adopted_once_its_pro
     }
 }
 
-/// DESIGN, promise 2: while only the previous set's archive is stored, all of that set is served, however long upstream
-/// is down.
+/// Promise 2: while only the previous set's archive is stored, all of that set is served, however long upstream is
+/// down.
 #[tokio::test]
 async fn the_previous_edition_is_served_completely_for_days_without_upstream_while_only_its_archive_is_stored() {
     let mut upstream = upstream_with_small_and_large().await;
@@ -313,8 +313,7 @@ async fn the_previous_edition_is_served_completely_for_days_without_upstream_whi
     }
 }
 
-/// DESIGN, promise 9: a crash may leave the archive without its record, and a person may delete the archive of a
-/// record.
+/// Promise 9: a crash may leave the archive without its record, and a person may delete the archive of a record.
 #[tokio::test]
 async fn a_missing_archive_with_a_package_record_is_fetched_again() {
     let upstream = upstream_with_small_and_large().await;
@@ -371,7 +370,7 @@ const INDEX_DAMAGES: [(&str, IndexDamage); 7] = [
     ("removed", |index| std::fs::remove_dir_all(index).unwrap()),
 ];
 
-/// DESIGN, promise 9: an index that does not open is quarantined and rebuilt from the files.
+/// Promise 9: an index that does not open is quarantined and rebuilt from the files.
 #[tokio::test]
 async fn a_ruined_index_is_rebuilt_and_everything_stored_is_still_served() {
     let mut upstream = upstream_with_small_and_large().await;
@@ -415,8 +414,8 @@ async fn a_ruined_index_is_rebuilt_and_everything_stored_is_still_served() {
     }
 }
 
-/// DESIGN, promise 10: damage inside an index that opens is found in the background after the start, and the index is
-/// rebuilt from the files.
+/// Promise 10: damage inside an index that opens is found in the background after the start, and the index is rebuilt
+/// from the files.
 #[tokio::test]
 async fn an_index_with_damaged_content_is_rebuilt() {
     let upstream = FakeUpstream::start().await;
@@ -453,8 +452,8 @@ async fn an_index_with_damaged_content_is_rebuilt() {
     assert!(rebuilt_count > 0, "larder found no damage");
 }
 
-/// DESIGN, promise 10: a file that cannot be read at all is an error for one request at most, and is replaced like any
-/// other damage.
+/// Promise 10: a file that cannot be read at all is an error for one request at most, and is replaced like any other
+/// damage.
 #[tokio::test]
 async fn unreadable_files_are_quarantined_and_fetched_again() {
     let upstream = upstream_with_small_and_large().await;
@@ -485,7 +484,7 @@ async fn a_removed_staging_folder_is_created_again() {
     }
 }
 
-/// DESIGN, section 5: an index that another process has open is in use, not damaged: it is not quarantined.
+/// An index that another process has open is in use, not damaged: it is not quarantined.
 #[tokio::test]
 async fn an_index_locked_by_another_process_is_reported_and_left_untouched() {
     let upstream = upstream_with_small_and_large().await;

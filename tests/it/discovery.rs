@@ -113,7 +113,7 @@ async fn a_host_that_is_no_upstream_is_421_with_the_reason() {
     assert_eq!(upstream.count_of(Target::Everything), 0);
 }
 
-/// DESIGN, promise 5, for discovery: unknown fields pass through byte for byte.
+/// Promise 5, for discovery: unknown fields pass through byte for byte.
 #[tokio::test]
 async fn every_other_service_is_made_absolute_and_unknown_fields_survive() {
     let upstream = FakeUpstream::start().await;
@@ -155,7 +155,7 @@ async fn relative_and_absolute_service_urls_are_both_followed() {
     }
 }
 
-/// PROTOCOL, section 1.1: relative services resolve against the final URL.
+/// Relative services resolve against the final URL.
 #[tokio::test]
 async fn the_services_of_a_redirected_document_resolve_against_its_final_url() {
     let upstream = FakeUpstream::builder().releases_elsewhere().start().await;
@@ -174,8 +174,8 @@ async fn the_services_of_a_redirected_document_resolve_against_its_final_url() {
     assert_eq!(larder.versions("null").await.expect(200).json()["versions"][0]["version"], "7.0.0");
 }
 
-/// DESIGN, promise 8: when the discovery document is redirected to another origin, that origin chooses the services.
-/// They are requested without the upstream's credential, unless `credentials_for` names their origin.
+/// Promise 8: when the discovery document is redirected to another origin, that origin chooses the services. They are
+/// requested without the upstream's credential, unless `credentials_for` names their origin.
 #[tokio::test]
 async fn services_named_by_another_origin_get_no_credential_of_the_upstream() {
     let (upstream, elsewhere) = (FakeUpstream::start().await, FakeUpstream::start().await);
@@ -362,8 +362,8 @@ async fn a_registry_without_providers_is_502_with_the_cause_and_not_cached() {
     }
 }
 
-/// DESIGN, promise 6, for each service by itself: a missing service does not affect the other one, and its stored
-/// documents are served.
+/// Promise 6, for each service by itself: a missing service does not affect the other one, and its stored documents are
+/// served.
 #[tokio::test]
 async fn a_service_dropped_from_discovery_stays_available_and_so_does_the_other() {
     let upstream = FakeUpstream::start().await;
@@ -388,7 +388,7 @@ async fn a_service_dropped_from_discovery_stays_available_and_so_does_the_other(
     assert_eq!(modules.status, 502, "the upstream no longer names modules.v1: {}", modules.text());
 }
 
-/// DESIGN, promise 6: stored documents are served while discovery fails.
+/// Promise 6: stored documents are served while discovery fails.
 #[tokio::test]
 async fn a_cached_discovery_document_is_served_stale_while_the_upstreams_is_unusable() {
     let upstream = FakeUpstream::start().await;
@@ -403,7 +403,7 @@ async fn a_cached_discovery_document_is_served_stale_while_the_upstreams_is_unus
     }
 }
 
-/// DESIGN, promise 7: the CDN-Loop list is passed on with larder's own entry at its end.
+/// Promise 7: the CDN-Loop list is passed on with larder's own entry at its end.
 #[tokio::test]
 async fn the_cdn_loop_list_is_extended_and_sent_upstream() {
     let upstream = FakeUpstream::start().await;
@@ -414,7 +414,7 @@ async fn the_cdn_loop_list_is_extended_and_sent_upstream() {
     assert!(own_id.len() >= 16 && own_id.bytes().all(|byte| byte.is_ascii_hexdigit()), "{sent}");
 }
 
-/// DESIGN, promise 7: larder's own id, or more than four larders, is 508 at once, and never remembered.
+/// Promise 7: larder's own id, or more than four larders, is 508 at once, and never remembered.
 #[tokio::test]
 async fn a_request_loop_is_508_without_an_upstream_request() {
     let upstream = FakeUpstream::start().await;
@@ -435,8 +435,8 @@ async fn a_request_loop_is_508_without_an_upstream_request() {
     assert_eq!(upstream.count_of(Target::Everything), 1);
 }
 
-/// DESIGN, promise 11: an upstream's response to one client's CDN-Loop list is never shared with a client that sent
-/// none, not even when both wait for the same object.
+/// Promise 11: an upstream's response to one client's CDN-Loop list is never shared with a client that sent none, not
+/// even when both wait for the same object.
 #[tokio::test]
 async fn a_508_for_one_clients_cdn_loop_is_not_shared_with_others() {
     let download = format!("{}acme/null/1.2.0/download/linux/amd64", providers_of(HOST));

@@ -130,7 +130,7 @@ async fn a_larder_with_another_configuration_is_distinguished_from_none() {
     assert!(report.finding("running").contains("is not in use"), "{report:#?}");
 }
 
-/// DESIGN, promise 15: the doctor and every command distinguish another program on the port from a larder that hangs.
+/// Promise 15: the doctor and every command distinguish another program on the port from a larder that hangs.
 #[tokio::test]
 async fn another_program_on_the_port_of_the_admin_listener_is_reported() {
     let upstream = registry().await;
@@ -230,7 +230,7 @@ async fn an_upstream_that_never_answers_is_not_waited_for() {
     report.assert_fails(&["running", "upstream.connection"], "no answer from");
 }
 
-/// DESIGN, promise 12: the doctor sends nothing to the upstreams of an offline larder.
+/// Promise 12: the doctor sends nothing to the upstreams of an offline larder.
 #[tokio::test]
 async fn the_doctor_sends_nothing_upstream_when_the_configuration_is_offline() {
     let upstream = registry().await;
@@ -440,7 +440,7 @@ async fn a_certificate_is_reported_before_and_after_it_expires() {
     }
 }
 
-/// DESIGN, promise 8: no secret is printed, from any file or variable.
+/// Promise 8: no secret is printed, from any file or variable.
 #[tokio::test]
 async fn no_secret_is_printed() {
     let upstream = FakeUpstream::builder().token("s3cret-of-larder").start().await;

@@ -80,7 +80,7 @@ async fn a_wrong_address_in_the_clients_configuration_is_reported() {
     examine(&setup, &[]).await.assert_fails(&["client.address"], "no-such-larder.invalid leads nowhere");
 }
 
-/// PROTOCOL, section 1.1: the client concatenates URLs.
+/// The client concatenates URLs.
 #[tokio::test]
 async fn a_missing_slash_is_reported_and_the_client_fails_because_of_it() {
     let (_upstream, setup, larder) = site_with_larder().await;
@@ -102,7 +102,7 @@ async fn a_missing_slash_is_reported_and_the_client_fails_because_of_it() {
     drop(larder);
 }
 
-/// PROTOCOL, section 1.2: a `host` block replaces the whole list of services.
+/// A `host` block replaces the whole list of services.
 #[tokio::test]
 async fn an_override_that_names_only_providers_is_reported_and_modules_fail_with_it() {
     let (_upstream, setup, _larder) = site_with_larder().await;
@@ -361,7 +361,7 @@ async fn a_machine_with_clients_only_is_checked_for_its_clients() {
     assert!(report.advice("client.address").contains(&format!("a larder runs at {}", setup.base())), "{report:#?}");
 }
 
-/// PROTOCOL, section 1.3: the client only prints the errors of a broken configuration and continues.
+/// The client only prints the errors of a broken configuration and continues.
 #[tokio::test]
 async fn a_file_that_the_client_cannot_read_is_reported() {
     let (_upstream, setup, _larder) = site_with_larder().await;

@@ -118,6 +118,27 @@ fn every_link_of_every_page_leads_to_a_file_and_a_heading() {
     assert!(link_count > 40, "only {link_count} links were found");
 }
 
+/// The sources of all behaviour tests, without their fixtures.
+fn test_sources() -> String {
+    let folder = std::fs::read_dir(root().join("tests/it")).unwrap();
+    let files = folder.map(|entry| entry.unwrap().path()).filter(|path| path.is_file());
+    files.map(|file| std::fs::read_to_string(file).unwrap()).collect()
+}
+
+#[test]
+fn each_promise_has_a_test_that_names_it() {
+    let page = std::fs::read_to_string(root().join("docs/promises.md")).unwrap();
+    let promises: BTreeSet<u32> = page.lines().filter_map(|line| line.split_once(". **")?.0.parse().ok()).collect();
+    let named: BTreeSet<u32> = test_sources()
+        .lines()
+        .filter_map(|line| line.trim_start_matches(['/', '!', ' ']).strip_prefix("Promise"))
+        .filter_map(|rest| rest.trim_start_matches(['s', ' ']).split(':').next())
+        .flat_map(|numbers| numbers.split([',', ' ']).filter_map(|number| number.parse().ok()).collect::<Vec<_>>())
+        .collect();
+    assert_eq!(named, promises, "the numbers in doc comments, and those of docs/promises.md");
+    assert_eq!(promises, (1..=15).collect());
+}
+
 #[test]
 fn every_block_has_a_language_and_a_command_that_does_not_run_has_a_reason() {
     let known = ["sh", "hcl", "json", "yaml", "groovy", "nginx", "toml", "text"];

@@ -25,7 +25,7 @@ async fn upstream_with_four_providers() -> FakeUpstream {
     upstream
 }
 
-/// DESIGN, section 5: the least recently used archive is evicted first, and fetched again on request.
+/// The least recently used archive is evicted first, and fetched again on request.
 #[tokio::test]
 async fn the_least_recently_used_archive_is_evicted_and_fetched_again_on_request() {
     let upstream = upstream_with_four_providers().await;
@@ -50,7 +50,7 @@ async fn the_least_recently_used_archive_is_evicted_and_fetched_again_on_request
     assert_eq!(upstream.count_of(Target::Archive), 1);
 }
 
-/// DESIGN, section 5: archives that upstream deleted are evicted last, because they cannot be fetched again.
+/// Archives that upstream deleted are evicted last, because they cannot be fetched again.
 #[tokio::test]
 async fn archives_that_upstream_deleted_are_evicted_last() {
     let upstream = upstream_with_four_providers().await;
@@ -67,7 +67,7 @@ async fn archives_that_upstream_deleted_are_evicted_last() {
     assert_eq!(larder.get(&paths[0]).await.expect(200).header("cache-status"), "larder; hit");
 }
 
-/// DESIGN, section 4: a version that upstream dropped is listed only while it is stored.
+/// A version that upstream dropped is listed only while it is stored.
 #[tokio::test]
 async fn a_dropped_version_is_no_longer_listed_after_its_eviction() {
     let upstream = FakeUpstream::start().await;
@@ -81,7 +81,7 @@ async fn a_dropped_version_is_no_longer_listed_after_its_eviction() {
     assert_eq!(larder.versions("one").await.expect(200).json()["versions"], serde_json::json!([]));
 }
 
-/// DESIGN, section 5: eviction does not affect a response in progress.
+/// Eviction does not affect a response in progress.
 #[tokio::test]
 async fn an_archive_that_is_evicted_during_a_response_is_sent_completely() {
     let upstream = FakeUpstream::start().await;
@@ -98,7 +98,7 @@ async fn an_archive_that_is_evicted_during_a_response_is_sent_completely() {
     assert!(response.bytes().await.unwrap() == zip, "the body is truncated or mixed");
 }
 
-/// DESIGN, promise 12: an offline larder evicts nothing, even if the limit was lowered below the stored size.
+/// Promise 12: an offline larder evicts nothing, even if the limit was lowered below the stored size.
 #[tokio::test]
 async fn nothing_is_evicted_while_offline() {
     let upstream = upstream_with_four_providers().await;

@@ -108,14 +108,13 @@ async fn check_each_fault(size: usize) {
     assert_eq!((larder.folder.blobs().len(), larder.folder.partial_downloads().len()), (cases.len(), 0));
 }
 
-/// DESIGN, promises 1, 3 and 11, and section 4: a small archive is refused before its body, the body of a large one
-/// ends early.
+/// Promises 1, 3 and 11: a small archive is refused before its body, the body of a large one ends early.
 #[tokio::test]
 async fn no_broken_archive_is_stored() {
     tokio::join!(check_each_fault(SMALL_BYTES), check_each_fault(LARGE_BYTES));
 }
 
-/// PROTOCOL, section 2.4: the media type of these files does not matter, only their bytes.
+/// The media type of these files does not matter, only their bytes.
 #[tokio::test]
 async fn archives_sums_and_signatures_of_any_media_type_are_accepted() {
     let upstream = FakeUpstream::start().await;
@@ -130,7 +129,7 @@ async fn archives_sums_and_signatures_of_any_media_type_are_accepted() {
     assert_eq!(answer.header("content-type"), "application/zip", "larder passed on the wrong media type of upstream");
 }
 
-/// DESIGN, section 4, bad TLS: the error names the origin whose certificate is not trusted.
+/// The error names the origin whose certificate is not trusted.
 #[tokio::test]
 async fn files_from_an_untrusted_origin_are_refused() {
     let (known, unknown) = (TestCa::new(), TestCa::new());

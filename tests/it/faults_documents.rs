@@ -10,7 +10,7 @@ use crate::support::http::Answer;
 use crate::support::larder::{Builder, HOST, Larder};
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 
-/// The time that clients wait for a document before they give up (PROTOCOL, section 2.2).
+/// The time that clients wait for a document before they give up (provider registry protocol).
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longer than a busy machine needs to read a body that is too large; `ANSWER_WITHIN` is longer still.
 const UPSTREAM_TIMEOUT: Duration = Duration::from_secs(12);
@@ -111,7 +111,7 @@ fn is_cached(larder: &Larder, case: &Case) -> bool {
     larder.folder.files("documents").iter().any(|path| path.to_str().unwrap().ends_with(&ending))
 }
 
-/// DESIGN, section 4: no fault of a version list, download document, SHA256SUMS or signature is cached.
+/// No fault of a version list, download document, SHA256SUMS or signature is cached.
 #[tokio::test]
 async fn no_broken_document_is_cached() {
     let cases = cases();
@@ -141,7 +141,7 @@ async fn no_broken_document_is_cached() {
     }
 }
 
-/// DESIGN, promise 6 and DESIGN, section 4: stored copies are served unchanged.
+/// Promise 6: stored copies are served unchanged.
 #[tokio::test]
 async fn no_document_failure_hides_stored_packages() {
     let cases = cases();
@@ -163,8 +163,7 @@ async fn no_document_failure_hides_stored_packages() {
     }
 }
 
-/// DESIGN, section 4, for discovery: its failure is never reported as "no such provider". Each fault has an upstream of
-/// its own in the one larder.
+/// Its failure is never reported as "no such provider". Each fault has an upstream of its own in the one larder.
 #[tokio::test]
 async fn no_discovery_failure_is_cached_or_hides_stored_packages() {
     let mut troubles = faults_of(&Target::Discovery);
@@ -266,7 +265,7 @@ async fn an_upstream_that_accepts_connections_silently_is_a_504_and_hides_no_sto
     }
 }
 
-/// DESIGN, promise 11: endless responses do not delay requests to other upstreams.
+/// Promise 11: endless responses do not delay requests to other upstreams.
 #[tokio::test]
 async fn upstreams_that_never_end_delay_no_other_upstream() {
     let upstream = publishing((0..8).map(name)).await;
@@ -292,7 +291,7 @@ async fn upstreams_that_never_end_delay_no_other_upstream() {
     assert_eq!(drowning(&always_revalidating).await.unwrap(), [504; 6]);
 }
 
-/// DESIGN, section 4: clients are answered before they give up, whatever upstream does.
+/// Clients are answered before they give up, whatever upstream does.
 #[test]
 fn larder_gives_up_before_its_clients_do() {
     assert!(StartSettings::default().limits.answer_within < CLIENT_TIMEOUT);

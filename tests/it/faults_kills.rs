@@ -111,7 +111,7 @@ async fn kill_at_random_moments(
     }
 }
 
-/// DESIGN, promise 9: a kill during fills and replacements loses no acknowledged archive and mixes no proof sets.
+/// Promise 9: a kill during fills and replacements loses no acknowledged archive and mixes no proof sets.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn kills_at_random_moments_lose_no_acknowledged_archive_and_leave_no_mixed_proof_set() {
     let upstream = FakeUpstream::start().await;
@@ -149,8 +149,8 @@ async fn kills_at_random_moments_lose_no_acknowledged_archive_and_leave_no_mixed
     assert!((1..10 * NAMES.len()).contains(&acknowledged_in_all), "the moments did not vary: {acknowledged_in_all}");
 }
 
-/// DESIGN, promise 9: after a kill during an eviction, no record names a missing archive, nothing is left over, and the
-/// store still observes its limit.
+/// Promise 9: after a kill during an eviction, no record names a missing archive, nothing is left over, and the store
+/// still observes its limit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_observes_its_limit_after_kills_at_random_moments_of_evictions() {
     const LIMIT: u64 = 3 << 20;

@@ -50,7 +50,7 @@ async fn assert_others_are_served(larder: &Larder) {
     larder.get("/healthz").await.expect(200);
 }
 
-/// DESIGN, promise 7, and section 3: these bytes are sent as they are; a client library would normalise them.
+/// Promise 7: these bytes are sent as they are; a client library would normalise them.
 #[tokio::test]
 async fn no_path_reaches_anything_but_mirrored_content() {
     let upstream = upstream_with_null().await;
@@ -98,7 +98,7 @@ async fn no_path_reaches_anything_but_mirrored_content() {
     assert_others_are_served(&larder).await;
 }
 
-/// DESIGN, section 3: an unknown or malformed Host is refused with the reason, and none of these selects an upstream.
+/// An unknown or malformed Host is refused with the reason, and none of these selects an upstream.
 #[tokio::test]
 async fn malformed_hosts_are_refused_without_an_upstream_request() {
     let upstream = upstream_with_null().await;
@@ -141,7 +141,7 @@ async fn malformed_hosts_are_refused_without_an_upstream_request() {
     assert_others_are_served(&larder).await;
 }
 
-/// DESIGN, promise 11: bytes that are not HTTP end their own connection only.
+/// Promise 11: bytes that are not HTTP end their own connection only.
 #[tokio::test]
 async fn garbage_on_a_connection_closes_only_that_connection() {
     let upstream = upstream_with_null().await;
@@ -168,7 +168,7 @@ fn larder_with_short_timeouts(upstream: &FakeUpstream) -> Builder {
     Larder::mirroring(upstream).server("http2 = true").head_within(Duration::from_secs(1)).idle(Duration::from_secs(2))
 }
 
-/// DESIGN, promise 11: an unfinished request is cut off wherever it stops, also when single bytes still arrive.
+/// Promise 11: an unfinished request is cut off wherever it stops, also when single bytes still arrive.
 #[tokio::test]
 async fn half_sent_requests_and_slow_heads_are_cut_off() {
     let upstream = upstream_with_null().await;
@@ -204,7 +204,7 @@ async fn half_sent_requests_and_slow_heads_are_cut_off() {
     assert_others_are_served(&larder).await;
 }
 
-/// DESIGN, promise 11: idle connections are cheap, delay no other client, and are closed.
+/// Promise 11: idle connections are cheap, delay no other client, and are closed.
 #[tokio::test]
 async fn a_thousand_idle_connections_delay_no_other_client_and_are_closed() {
     let upstream = upstream_with_null().await;
@@ -244,7 +244,7 @@ async fn reset_storm(larder: &Larder, path: &str, upstream: &FakeUpstream) -> us
     sent
 }
 
-/// DESIGN, promise 11: a storm of HTTP/2 resets ends its own connection only.
+/// Promise 11: a storm of HTTP/2 resets ends its own connection only.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_storm_of_resets_is_closed_and_delays_no_other_client() {
     let upstream = upstream_with_null().await;
@@ -270,7 +270,7 @@ async fn a_storm_of_resets_is_closed_and_delays_no_other_client() {
     assert_others_are_served(&larder).await;
 }
 
-/// DESIGN, promise 4: clients that disconnect do not affect the other clients of a shared download.
+/// Promise 4: clients that disconnect do not affect the other clients of a shared download.
 #[tokio::test]
 async fn a_client_that_disconnects_half_way_does_not_affect_others_of_the_same_download() {
     let upstream = FakeUpstream::start().await;
@@ -311,8 +311,8 @@ fn error_with_status(status: &str, answer: &(String, String)) -> String {
     json["errors"][0].as_str().expect("an error").to_owned()
 }
 
-/// DESIGN, promise 11: a request with no Host, or with two, is refused on both listeners: a proxy in front may have
-/// routed it by another name.
+/// Promise 11: a request with no Host, or with two, is refused on both listeners: a proxy in front may have routed it
+/// by another name.
 #[tokio::test]
 async fn a_request_names_exactly_one_host() {
     let upstream = upstream_with_null().await;
@@ -341,7 +341,7 @@ async fn a_request_names_exactly_one_host() {
     assert_eq!(larder.metric("larder_refusals_total").await, 6.0);
 }
 
-/// DESIGN, promise 11: over HTTP/2 the authority is the host, and a contradicting Host is refused.
+/// Promise 11: over HTTP/2 the authority is the host, and a contradicting Host is refused.
 #[tokio::test]
 async fn an_http_2_host_that_contradicts_the_authority_is_refused() {
     let upstream = upstream_with_null().await;

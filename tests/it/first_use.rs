@@ -1,4 +1,4 @@
-//! Problems of a first-time user, each reported with the line that helps (DESIGN, promise 15).
+//! Problems of a first-time user, each reported with the line that helps (promise 15).
 
 use crate::support::another_user::AnotherUser;
 use crate::support::command_setup::{CommandSetup, json};
@@ -14,7 +14,7 @@ async fn publishing() -> FakeUpstream {
     upstream
 }
 
-/// DESIGN, section 3: the default limit fits the disk, so a fresh start has no warnings.
+/// The default limit fits the disk, so a fresh start has no warnings.
 #[tokio::test]
 async fn a_fresh_start_has_a_limit_that_its_disk_can_hold() {
     let upstream = publishing().await;
@@ -60,7 +60,7 @@ async fn serve_logs_one_line_for_an_unreachable_upstream() {
     assert_eq!(larder.terminate().await, Some(0));
 }
 
-/// The third way of PROTOCOL, section 0: clients find larder by its own host name, over https only.
+/// The third way of ways to use a mirror: clients find larder by its own host name, over https only.
 #[tokio::test]
 async fn client_config_supports_larders_own_host_name() {
     let upstream = publishing().await;

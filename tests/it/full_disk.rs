@@ -81,8 +81,7 @@ impl FullDisk {
     }
 }
 
-/// DESIGN, promise 9: an archive that does not fit is passed through, and stored by the next request once there is
-/// space.
+/// Promise 9: an archive that does not fit is passed through, and stored by the next request once there is space.
 #[tokio::test]
 async fn an_archive_that_does_not_fit_is_passed_through_until_it_does() {
     for size in [SMALL_BYTES, LARGE_BYTES] {
@@ -98,7 +97,7 @@ async fn an_archive_that_does_not_fit_is_passed_through_until_it_does() {
     }
 }
 
-/// DESIGN, promises 3 and 9: a small archive is verified in memory, so its length is sent even if upstream sends none.
+/// Promises 3 and 9: a small archive is verified in memory, so its length is sent even if upstream sends none.
 #[tokio::test]
 async fn a_small_archive_without_a_length_is_passed_through_whole() {
     let fixture = FullDisk::with(SMALL_BYTES).await;
@@ -111,8 +110,8 @@ async fn a_small_archive_without_a_length_is_passed_through_whole() {
     fixture.assert_recovery().await;
 }
 
-/// DESIGN, promise 9: without a length no disk space can be reserved. Clients of the failed fill are aborted; the next
-/// request is passed through.
+/// Promise 9: without a length no disk space can be reserved. Clients of the failed fill are aborted; the next request
+/// is passed through.
 #[tokio::test]
 async fn a_disk_that_fills_during_a_download_aborts_its_clients_and_the_next_request_passes_through() {
     let fixture = FullDisk::with(LARGE_BYTES).await;
@@ -130,7 +129,7 @@ async fn a_disk_that_fills_during_a_download_aborts_its_clients_and_the_next_req
     fixture.assert_recovery().await;
 }
 
-/// DESIGN, promise 3: a pass-through withholds its last chunk until the archive is verified, too.
+/// Promise 3: a pass-through withholds its last chunk until the archive is verified, too.
 #[tokio::test]
 async fn the_tail_of_a_pass_through_waits_for_the_last_byte() {
     let fixture = FullDisk::with(LARGE_BYTES).await;
@@ -150,7 +149,7 @@ async fn the_tail_of_a_pass_through_waits_for_the_last_byte() {
     fixture.assert_nothing_stored();
 }
 
-/// DESIGN, promises 1 and 3: wrong bytes never look complete, and the next request succeeds.
+/// Promises 1 and 3: wrong bytes never look complete, and the next request succeeds.
 #[tokio::test]
 async fn a_pass_through_of_wrong_bytes_never_looks_complete() {
     for length in [None, Some(Fault::NoLength)] {
@@ -176,7 +175,7 @@ async fn a_pass_through_of_wrong_bytes_never_looks_complete() {
     }
 }
 
-/// DESIGN, promise 4: a broken pass-through is resumed with If-Range, each time at the byte where it broke.
+/// Promise 4: a broken pass-through is resumed with If-Range, each time at the byte where it broke.
 #[tokio::test]
 async fn a_broken_download_that_is_passed_through_is_resumed() {
     for size in [SMALL_BYTES, LARGE_BYTES] {
@@ -195,8 +194,8 @@ async fn a_broken_download_that_is_passed_through_is_resumed() {
     }
 }
 
-/// DESIGN, promise 4: passed-through bytes are not stored, so the bytes of a restarted response cannot be compared and
-/// the client is aborted, unless no client has received any.
+/// Promise 4: passed-through bytes are not stored, so the bytes of a restarted response cannot be compared and the
+/// client is aborted, unless no client has received any.
 #[tokio::test]
 async fn an_upstream_that_starts_over_aborts_a_pass_through() {
     for fault in [Fault::RangeIgnored, Fault::RangeOtherBytes] {
@@ -223,7 +222,7 @@ async fn an_upstream_that_starts_over_aborts_a_pass_through() {
     assert_eq!(fixture.archive_requests().len(), 3);
 }
 
-/// DESIGN, promise 4: the client receives the announced length or an abort.
+/// Promise 4: the client receives the announced length or an abort.
 #[tokio::test]
 async fn an_upstream_that_resumes_with_another_length_aborts_a_pass_through() {
     for difference in [-1_i64, 1] {
@@ -242,7 +241,7 @@ async fn an_upstream_that_resumes_with_another_length_aborts_a_pass_through() {
     }
 }
 
-/// DESIGN, section 4: signed URLs expire, so the download document is fetched again once, in a pass-through too.
+/// Signed URLs expire, so the download document is fetched again once, in a pass-through too.
 #[tokio::test]
 async fn an_expired_url_is_refreshed_in_a_pass_through() {
     let fixture = FullDisk::with_upstream(FakeUpstream::builder().signed_urls().start().await, LARGE_BYTES).await;
@@ -251,7 +250,7 @@ async fn an_expired_url_is_refreshed_in_a_pass_through() {
     fixture.assert_recovery().await;
 }
 
-/// DESIGN, promise 11: each pass-through is an upstream stream; beyond the limit the response is 503.
+/// Promise 11: each pass-through is an upstream stream; beyond the limit the response is 503.
 #[tokio::test(flavor = "multi_thread")]
 async fn at_most_sixteen_pass_throughs_run_at_one_time() {
     let fixture = FullDisk::with(LARGE_BYTES).await;
@@ -279,7 +278,7 @@ async fn at_most_sixteen_pass_throughs_run_at_one_time() {
     fixture.assert_recovery().await;
 }
 
-/// DESIGN, promise 3: without a length, an HTTP/1.0 client cannot tell a part from the whole.
+/// Promise 3: without a length, an HTTP/1.0 client cannot tell a part from the whole.
 #[tokio::test]
 async fn an_http_1_0_client_is_refused_a_pass_through_without_a_length() {
     let fixture = FullDisk::with(LARGE_BYTES).await;
@@ -295,7 +294,7 @@ async fn an_http_1_0_client_is_refused_a_pass_through_without_a_length() {
     assert!(received.status == 200 && received.body == fixture.zip);
 }
 
-/// DESIGN, promise 9: documents and archives are served although neither they nor first-seen records can be written.
+/// Promise 9: documents and archives are served although neither they nor first-seen records can be written.
 #[tokio::test]
 async fn a_full_disk_fails_no_document_request() {
     let upstream = FakeUpstream::start().await;
@@ -336,7 +335,7 @@ async fn the_status_reports_a_store_that_has_space_for_documents_only() {
     assert!(is("ready").await);
 }
 
-/// DESIGN, promise 9: larder starts and serves what is stored while nothing can be written, also after a kill.
+/// Promise 9: larder starts and serves what is stored while nothing can be written, also after a kill.
 #[tokio::test]
 async fn a_larder_starts_although_nothing_can_be_written() {
     for killed in [true, false] {

@@ -1,5 +1,5 @@
-//! DESIGN, promise 7 through the running server: the egress policy checks every hop and every address of documents and
-//! redirects. Also tests `[[credential]]` (DESIGN, promise 8).
+//! Promise 7 through the running server: the egress policy checks every hop and every address of documents and
+//! redirects. Also tests `[[credential]]` (promise 8).
 
 use crate::support::http::{Answer, get};
 use crate::support::larder::{Builder, Folder, HOST, Larder};
@@ -96,8 +96,8 @@ async fn refusal_count(larder: &Larder, reason: &str) -> f64 {
     lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
 }
 
-/// DESIGN, promise 7: on every hop, each class of addresses that are not public, in every spelling, is refused, counted
-/// and never connected to. The error names the host and the line that would allow it.
+/// Promise 7: on every hop, each class of addresses that are not public, in every spelling, is refused, counted and
+/// never connected to. The error names the host and the line that would allow it.
 #[tokio::test]
 async fn every_hop_to_an_address_that_is_not_public_is_refused() {
     let ca = TestCa::new();
@@ -204,7 +204,7 @@ async fn every_hop_to_a_url_with_userinfo_or_another_scheme_is_refused() {
     }
 }
 
-/// DESIGN, promise 7: a refusal prints the line to add, and that line allows the request.
+/// Promise 7: a refusal prints the line to add, and that line allows the request.
 #[tokio::test]
 async fn the_line_that_a_refusal_prints_is_the_line_that_allows_it() {
     let ca = TestCa::new();
@@ -269,8 +269,8 @@ async fn a_network_in_allow_private_allows_its_addresses_over_https_only() {
     }
 }
 
-/// DESIGN, promise 7: services that discovery names under the upstream's own host are permitted at any port, over plain
-/// http only if the upstream's `url` is plain http.
+/// Promise 7: services that discovery names under the upstream's own host are permitted at any port, over plain http
+/// only if the upstream's `url` is plain http.
 #[tokio::test]
 async fn services_under_the_upstreams_own_host_are_permitted() {
     let service = registry().await;
@@ -288,8 +288,8 @@ async fn services_under_the_upstreams_own_host_are_permitted() {
     assert!(text.contains("without TLS"), "{text}");
 }
 
-/// DESIGN, promise 7: a proxy from the environment resolves names itself and may be anywhere. Literal private
-/// addresses, and names that only exist in private networks, are still refused unless the configuration permits them.
+/// Promise 7: a proxy from the environment resolves names itself and may be anywhere. Literal private addresses, and
+/// names that only exist in private networks, are still refused unless the configuration permits them.
 #[tokio::test]
 async fn behind_a_proxy_private_addresses_and_names_of_private_networks_are_still_refused() {
     let proxy = FakeUpstream::start().await;
@@ -381,8 +381,8 @@ impl CredentialHosts {
     }
 }
 
-/// DESIGN, promises 7 and 8: a `[[credential]]` host is permitted to the upstreams that it lists, and only their
-/// requests carry its credential.
+/// Promises 7 and 8: a `[[credential]]` host is permitted to the upstreams that it lists, and only their requests carry
+/// its credential.
 #[tokio::test]
 async fn a_credential_is_used_for_the_upstreams_it_lists_and_for_no_other() {
     let corporate = CredentialHosts::start().await;
@@ -415,8 +415,8 @@ async fn allow_private_grants_no_credential() {
     }
 }
 
-/// DESIGN, promise 7: an upstream that leads back to larder, by address, by name or through another larder, is 508 at
-/// once, without repeated requests.
+/// Promise 7: an upstream that leads back to larder, by address, by name or through another larder, is 508 at once,
+/// without repeated requests.
 #[tokio::test]
 async fn an_upstream_that_leads_back_to_larder_is_508_at_once() {
     let port = free_port();

@@ -1,4 +1,4 @@
-//! DESIGN, promises 1 and 14, against a registry that renames archives, signs with other keys, drops its signatures, or
+//! Promises 1 and 14, against a registry that renames archives, signs with other keys, drops its signatures, or
 //! exploits a damaged first-seen record.
 
 use std::path::PathBuf;
@@ -93,7 +93,7 @@ fn truncate_file(file: &PathBuf) {
     std::fs::write(file, &bytes[..bytes.len() - 3]).unwrap();
 }
 
-/// DESIGN, promise 14: the registry chooses file names, so no decision depends on them, in any mode of `verification`.
+/// Promise 14: the registry chooses file names, so no decision depends on them, in any mode of `verification`.
 #[tokio::test]
 async fn a_renamed_archive_of_a_known_platform_is_a_change() {
     for (mode, is_signed) in [("signature", true), ("signature-if-keys", true), ("checksum", false)] {
@@ -131,7 +131,7 @@ async fn a_renamed_archive_of_a_known_platform_is_a_change() {
     }
 }
 
-/// DESIGN, promise 14: sums without any line of the record are a change, also for a platform that was never requested.
+/// Promise 14: sums without any line of the record are a change, also for a platform that was never requested.
 #[tokio::test]
 async fn sums_that_drop_every_known_line_are_a_change() {
     let upstream = upstream_with(edition(1).filename("one.zip").platform("linux_amd64")).await;
@@ -146,8 +146,8 @@ async fn sums_that_drop_every_known_line_are_a_change() {
     assert_eq!(raised_alarms(&larder).await, expected_alarms(&[("republished", "1.2.0")]));
 }
 
-/// DESIGN, promise 14: a new key may sign new versions, with an alarm that names both keys. It never vouches for other
-/// bytes of a version that was verified before.
+/// Promise 14: a new key may sign new versions, with an alarm that names both keys. It never vouches for other bytes of
+/// a version that was verified before.
 #[tokio::test]
 async fn a_key_that_signed_a_new_version_vouches_for_no_older_one() {
     let upstream = upstream_with(edition(1)).await;
@@ -176,7 +176,7 @@ async fn a_key_that_signed_a_new_version_vouches_for_no_older_one() {
     assert_eq!(raised_alarms(&larder).await, expected_alarms(&[("waits-for-accept", "1.2.0"), ("new-key", "1.3.0")]));
 }
 
-/// DESIGN, promise 14: re-signing the same bytes first does not entitle a key to sign other bytes.
+/// Promise 14: re-signing the same bytes first does not entitle a key to sign other bytes.
 #[tokio::test]
 async fn a_key_that_re_signed_the_same_bytes_vouches_for_no_others() {
     let upstream = upstream_with(edition(1)).await;
@@ -196,8 +196,8 @@ async fn a_key_that_re_signed_the_same_bytes_vouches_for_no_others() {
     larder.document_for("null", "1.2.0", "darwin_arm64").await.expect(200);
 }
 
-/// DESIGN, promise 14: a key that the provider used before a version was first verified vouches for that version, with
-/// an alarm.
+/// Promise 14: a key that the provider used before a version was first verified vouches for that version, with an
+/// alarm.
 #[tokio::test]
 async fn a_key_that_was_known_before_a_version_vouches_for_it() {
     let upstream = upstream_with(edition(1)).await;
@@ -213,8 +213,8 @@ async fn a_key_that_was_known_before_a_version_vouches_for_it() {
     assert_eq!(raised_alarms(&larder).await, expected_alarms(&[("republished", "1.4.0"), ("new-key", "1.3.0")]));
 }
 
-/// DESIGN, promise 14: `accept` of a provider admits the key for all versions; `accept` of a version admits it for that
-/// version only.
+/// Promise 14: `accept` of a provider admits the key for all versions; `accept` of a version admits it for that version
+/// only.
 #[tokio::test]
 async fn accept_makes_a_new_key_known_for_the_provider_or_for_one_version() {
     for of_all in [true, false] {
@@ -237,7 +237,7 @@ async fn accept_makes_a_new_key_known_for_the_provider_or_for_one_version() {
     }
 }
 
-/// DESIGN, promise 14: unsigned sets of a provider that was signed are refused until they are accepted.
+/// Promise 14: unsigned sets of a provider that was signed are refused until they are accepted.
 #[tokio::test]
 async fn an_unsigned_version_of_a_signed_provider_is_refused() {
     let upstream = upstream_with(edition(1)).await;
@@ -261,7 +261,7 @@ async fn an_unsigned_version_of_a_signed_provider_is_refused() {
     installed_digest(&larder, "1.4.0").await.unwrap();
 }
 
-/// DESIGN, promise 14: a damaged record does not lead to trust on first use.
+/// Promise 14: a damaged record does not lead to trust on first use.
 #[tokio::test]
 async fn a_damaged_first_seen_record_does_not_permit_trust_on_first_use() {
     for ending in ["/1.2.0.json", "/keys.json"] {
@@ -294,8 +294,8 @@ async fn a_damaged_first_seen_record_does_not_permit_trust_on_first_use() {
     }
 }
 
-/// DESIGN, promise 14: when a provider's key log is lost, the command that the alarm names ends the refusal. The key
-/// that signs the accepted version vouches for no older one.
+/// Promise 14: when a provider's key log is lost, the command that the alarm names ends the refusal. The key that signs
+/// the accepted version vouches for no older one.
 #[tokio::test]
 async fn accept_after_a_lost_key_log_ends_the_refusal_and_admits_no_other_key() {
     for mode in ["signature", "checksum"] {
@@ -335,8 +335,7 @@ async fn accept_after_a_lost_key_log_ends_the_refusal_and_admits_no_other_key() 
     }
 }
 
-/// DESIGN, promise 14: accepting a version whose record was damaged admits no key that was foreign to that version
-/// before.
+/// Promise 14: accepting a version whose record was damaged admits no key that was foreign to that version before.
 #[tokio::test]
 async fn accept_of_a_version_with_a_damaged_record_admits_no_later_key() {
     let upstream = upstream_with(edition(1)).await;
@@ -356,7 +355,7 @@ async fn accept_of_a_version_with_a_damaged_record_admits_no_later_key() {
     assert!(raised_alarms(&larder).await.contains(&("waits-for-accept".to_owned(), "1.2.0".to_owned())));
 }
 
-/// DESIGN, promise 11: first-seen records are limited, so a publisher of endless new versions cannot fill the disk.
+/// Promise 11: first-seen records are limited, so a publisher of endless new versions cannot fill the disk.
 #[tokio::test]
 async fn the_number_of_first_seen_records_of_a_provider_is_limited() {
     let upstream = upstream_with(edition(1)).await;
@@ -374,7 +373,7 @@ async fn the_number_of_first_seen_records_of_a_provider_is_limited() {
     installed_digest(&larder, "1.2.0").await.unwrap();
 }
 
-/// DESIGN, section 4: a version that was unsigned before the provider's first signed one has lost no signature.
+/// A version that was unsigned before the provider's first signed one has lost no signature.
 #[tokio::test]
 async fn a_version_that_was_never_signed_stays_accepted_when_others_are_signed() {
     let upstream = upstream_with(edition(1).without_keys()).await;
@@ -417,8 +416,8 @@ async fn first_seen_records_of_an_older_store_are_migrated() {
     );
 }
 
-/// DESIGN, promises 1, 14 and 15: the real client installs the old bytes or nothing, and the alarm names the command
-/// that resolves it.
+/// Promises 1, 14 and 15: the real client installs the old bytes or nothing, and the alarm names the command that
+/// resolves it.
 #[tokio::test]
 async fn the_real_client_installs_what_was_verified_first_or_nothing() {
     let Some(client) = Terraform::find() else { return };

@@ -64,7 +64,7 @@ fn error_text(answer: &Answer) -> String {
     errors.iter().map(|error| error.as_str().unwrap()).collect::<Vec<_>>().join("\n")
 }
 
-/// PROTOCOL, section 2.5: ranges are offered, so HEAD must have the true length.
+/// Ranges are offered, so HEAD must have the true length.
 #[tokio::test]
 async fn head_on_a_stored_archive_has_its_true_length_and_offers_ranges() {
     each_row(SIZES, async |size| {
@@ -83,8 +83,7 @@ async fn head_on_a_stored_archive_has_its_true_length_and_offers_ranges() {
     .await;
 }
 
-/// DESIGN, promises 3 and 4: HEAD on a missing archive has the true length, offers no ranges, and shares one fill with
-/// GET.
+/// Promises 3 and 4: HEAD on a missing archive has the true length, offers no ranges, and shares one fill with GET.
 #[tokio::test]
 async fn head_on_a_cold_archive_starts_the_one_fill_that_the_get_joins() {
     let (upstream, larder, path, bytes) = larder_before_archive(LARGE_BYTES).await;
@@ -187,7 +186,7 @@ async fn head_ignores_a_range() {
     assert_eq!(head.header("content-range"), "");
 }
 
-/// DESIGN, promise 3: until an archive is stored, an unverified part must not look complete.
+/// Promise 3: until an archive is stored, an unverified part must not look complete.
 #[tokio::test]
 async fn a_range_of_a_cold_archive_is_ignored() {
     let rows = [
@@ -448,7 +447,7 @@ async fn an_upstream_that_gives_no_length_is_relayed_whole() {
     .await;
 }
 
-/// DESIGN, promise 3: to an HTTP/1.0 client the end of the connection is the end of the body, so it waits for the whole
+/// Promise 3: to an HTTP/1.0 client the end of the connection is the end of the body, so it waits for the whole
 /// archive.
 #[tokio::test]
 async fn an_http_1_0_client_gets_the_whole_with_its_length() {
@@ -464,7 +463,7 @@ async fn an_http_1_0_client_gets_the_whole_with_its_length() {
     assert_eq!(upstream.count_of(Target::Archive), 1);
 }
 
-/// DESIGN, promise 3: without a length nothing of a wrong archive is sent to an HTTP/1.0 client.
+/// Promise 3: without a length nothing of a wrong archive is sent to an HTTP/1.0 client.
 #[tokio::test]
 async fn an_http_1_0_client_gets_nothing_of_wrong_bytes_without_a_length() {
     let (upstream, larder, path, _bytes) = larder_before_archive(LARGE_BYTES).await;
@@ -515,14 +514,14 @@ async fn errors_are_json_and_name_the_package_the_upstream_and_the_cause() {
             error.contains(&format!("{HOST}/acme/null")) && error.contains(&upstream.origin()),
             "{fault:?}: {error}"
         );
-        // Clients obey Retry-After without a cap (PROTOCOL, section 2.5).
+        // Clients obey Retry-After without a cap (retries of clients).
         assert_eq!(answer.header("retry-after"), "", "{fault:?}");
         upstream.clear_faults();
     }
     larder.versions("null").await.expect(200);
 }
 
-/// DESIGN, promise 8: no query, path or userinfo of an upstream URL reaches a client.
+/// Promise 8: no query, path or userinfo of an upstream URL reaches a client.
 #[tokio::test]
 async fn no_path_or_query_of_an_upstream_url_is_in_an_error() {
     let mut upstream = FakeUpstream::builder().releases_elsewhere().signed_urls().start().await;
@@ -570,7 +569,7 @@ async fn no_path_or_query_of_an_upstream_url_is_in_an_error() {
     harmless(larder.get(&path).await, "archive refused".into());
 }
 
-/// DESIGN, promise 8: a client that is not allowed is refused with the reason; the health probes answer everyone.
+/// Promise 8: a client that is not allowed is refused with the reason; the health probes answer everyone.
 #[tokio::test]
 async fn only_the_configured_clients_are_answered() {
     let upstream = FakeUpstream::start().await;

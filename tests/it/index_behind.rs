@@ -83,7 +83,7 @@ fn is_stored(larder: &Larder, upstream: &FakeUpstream, name: &str) -> bool {
     larder.folder.blobs().iter().any(|blob| std::fs::read(blob).unwrap() == archive)
 }
 
-/// DESIGN, promise 11: one record that the disk does not return delays only the requests for it.
+/// Promise 11: one record that the disk does not return delays only the requests for it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn eviction_and_purge_read_only_the_package_records_that_they_change() {
     let upstream = upstream_with_providers().await;
@@ -97,8 +97,7 @@ async fn eviction_and_purge_read_only_the_package_records_that_they_change() {
     assert!(blocked.writer_if_read().is_none());
 }
 
-/// DESIGN, promises 9 and 10: without its index larder serves at once; eviction and purge wait until the index is
-/// rebuilt.
+/// Promises 9 and 10: without its index larder serves at once; eviction and purge wait until the index is rebuilt.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn larder_serves_while_its_index_is_rebuilt_and_evicts_and_purges_afterwards() {
     let upstream = upstream_with_providers().await;

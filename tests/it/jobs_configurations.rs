@@ -99,7 +99,7 @@ async fn the_requirements_of_a_configuration_are_warmed_and_served_without_upstr
     assert_eq!(sorted(&again), all_packages("held"));
 }
 
-/// DESIGN, section 3: a tar can be sent with `curl`.
+/// A tar can be sent with `curl`.
 #[tokio::test]
 async fn a_tar_of_configurations_is_an_equivalent_request() {
     let fixture = registry_with_packages().await;

@@ -104,8 +104,7 @@ async fn job_events_are_the_whole_job_then_changed_items_then_the_end() {
     assert_eq!((head.header("content-type"), head.body.len()), ("text/event-stream", 0));
 }
 
-/// DESIGN, promise 11: the events that one reader has not read are bounded by the size of the job, however long it
-/// runs.
+/// Promise 11: the events that one reader has not read are bounded by the size of the job, however long it runs.
 #[tokio::test]
 async fn a_client_that_does_not_read_job_events_delays_neither_the_job_nor_other_clients() {
     let upstream = upstream_of(&["one", "two"]).await;

@@ -261,7 +261,7 @@ async fn a_path_in_warm_may_be_missing_and_is_read_at_each_run() {
     assert_eq!(larder.terminate().await, Some(0));
 }
 
-/// DESIGN, section 3: `check` reports every problem, and `status` works without a running larder.
+/// `check` reports every problem, and `status` works without a running larder.
 #[tokio::test]
 async fn check_reports_problems_of_recurring_jobs_and_status_lists_them_without_a_larder() {
     let upstream = upstream().await;

@@ -248,7 +248,7 @@ async fn the_job_list_has_one_limit_in_memory_and_on_disk() {
     assert_eq!(listed_jobs(&WarmFixture::of(&larder)).await, listed_before);
 }
 
-/// DESIGN, promise 12: an offline larder sends nothing, and the packages of the job are listed as missing.
+/// Promise 12: an offline larder sends nothing, and the packages of the job are listed as missing.
 #[tokio::test]
 async fn a_job_resumed_in_a_sealed_larder_fails_and_lists_missing_packages() {
     let upstream = FakeUpstream::start().await;

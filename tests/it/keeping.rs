@@ -31,7 +31,7 @@ async fn install(larder: &Larder, name: &str) -> String {
     path
 }
 
-/// DESIGN, promise 6 and section 4: a version that upstream dropped stays listed and installable, with `detail=gone`.
+/// Promise 6: a version that upstream dropped stays listed and installable, with `detail=gone`.
 #[tokio::test]
 async fn a_version_that_upstream_withdrew_stays_while_it_is_stored() {
     let upstream = upstream_with_two_platforms().await;
@@ -53,7 +53,7 @@ async fn a_version_that_upstream_withdrew_stays_while_it_is_stored() {
     assert!(version.json()["archives"]["linux_amd64"]["url"].is_string());
 }
 
-/// DESIGN, section 4: the whole provider is withdrawn, with 404 or with 410.
+/// The whole provider is withdrawn, with 404 or with 410.
 #[tokio::test]
 async fn a_provider_that_upstream_withdrew_stays_while_it_is_stored() {
     for status in [404, 410] {
@@ -75,7 +75,7 @@ async fn a_provider_that_upstream_withdrew_stays_while_it_is_stored() {
     }
 }
 
-/// DESIGN, section 4: without `keep_gone` larder follows upstream's deletions.
+/// Without `keep_gone` larder follows upstream's deletions.
 #[tokio::test]
 async fn without_keep_gone_packages_that_upstream_deletes_disappear() {
     let upstream = upstream_with_two_platforms().await;
@@ -93,8 +93,7 @@ async fn without_keep_gone_packages_that_upstream_deletes_disappear() {
     larder.versions("null").await.expect(502);
 }
 
-/// PROTOCOL, section 3.4: a 404 for VERSION.json would end an `init`, so a listed version without packages is 200 with
-/// no archives.
+/// A 404 for VERSION.json would end an `init`, so a listed version without packages is 200 with no archives.
 #[tokio::test]
 async fn a_listed_version_whose_packages_are_gone_has_no_archives() {
     let upstream = upstream_with_two_platforms().await;
@@ -129,7 +128,7 @@ async fn an_absent_platform_appears_once_its_cached_404_has_expired() {
     assert_eq!(platforms().await, ["darwin_arm64", "linux_amd64"]);
 }
 
-/// DESIGN, section 3: `keep_gone = false` also unlists versions that were preserved before it was set.
+/// `keep_gone = false` also unlists versions that were preserved before it was set.
 #[tokio::test]
 async fn dropped_versions_disappear_when_keep_gone_is_switched_off() {
     let upstream = upstream_with_two_platforms().await;
@@ -143,8 +142,8 @@ async fn dropped_versions_disappear_when_keep_gone_is_switched_off() {
     assert_eq!(larder.versions("null").await.expect(200).json()["versions"], serde_json::json!([]));
 }
 
-/// DESIGN, promise 12: offline, stored packages are served however old, nothing is sent upstream, and errors name the
-/// missing package.
+/// Promise 12: offline, stored packages are served however old, nothing is sent upstream, and errors name the missing
+/// package.
 #[tokio::test]
 async fn an_offline_larder_serves_stored_packages_without_upstream_requests() {
     let upstream = upstream_with_two_platforms().await;
@@ -185,7 +184,7 @@ async fn an_offline_larder_serves_stored_packages_without_upstream_requests() {
     assert_eq!(upstream.count_of(Target::Everything), 0);
 }
 
-/// DESIGN, section 4: offline, a listed version of which nothing is stored has no archives.
+/// Offline, a listed version of which nothing is stored has no archives.
 #[tokio::test]
 async fn offline_a_listed_version_without_archives_has_none() {
     let upstream = upstream_with_two_platforms().await;
@@ -196,7 +195,7 @@ async fn offline_a_listed_version_without_archives_has_none() {
     assert_eq!(larder.get(VERSION_JSON).await.expect(200).body, b"{\"archives\":{}}");
 }
 
-/// DESIGN, promise 13: the other registry has other bytes for the same version.
+/// Promise 13: the other registry has other bytes for the same version.
 #[tokio::test]
 async fn packages_of_two_registries_are_never_mixed() {
     let (terraform, opentofu) = (FakeUpstream::start().await, FakeUpstream::start().await);
@@ -220,7 +219,7 @@ async fn packages_of_two_registries_are_never_mixed() {
     assert_eq!((terraform.count_of(Target::Archive), opentofu.count_of(Target::Archive)), (1, 1));
 }
 
-/// DESIGN, promise 4: a restart loses nothing: documents, archives, SHA256SUMS and its signature, the h1 hash.
+/// Promise 4: a restart loses nothing: documents, archives, SHA256SUMS and its signature, the h1 hash.
 #[tokio::test]
 async fn a_restart_keeps_everything() {
     let upstream = upstream_with_two_platforms().await;
@@ -246,7 +245,7 @@ async fn a_restart_keeps_everything() {
     assert_eq!(upstream.count_of(Target::Everything), 0);
 }
 
-/// DESIGN, section 4: a rendered response is renewed when its contents change, with any size of the memory cache.
+/// A rendered response is renewed when its contents change, with any size of the memory cache.
 #[tokio::test]
 async fn the_h1_hash_appears_in_a_response_that_was_rendered_earlier() {
     for memory in ["64MiB", "1KiB", "0B"] {
@@ -283,7 +282,7 @@ async fn a_document_from_the_future_of_the_clock_is_stale() {
     larder.get(&archive).await.expect(200);
 }
 
-/// DESIGN, promise 2: while only the previous set's archive is stored, that whole set is served, also after its 24 h.
+/// Promise 2: while only the previous set's archive is stored, that whole set is served, also after its 24 h.
 #[tokio::test]
 async fn the_previous_proof_set_is_served_completely_while_upstream_is_down_if_only_its_archive_is_stored() {
     let mut upstream = FakeUpstream::start().await;
@@ -304,7 +303,7 @@ async fn the_previous_proof_set_is_served_completely_while_upstream_is_down_if_o
     }
 }
 
-/// DESIGN, promise 6: a platform that was never fetched, with an unconventional file name, does not hide a stored one.
+/// Promise 6: a platform that was never fetched, with an unconventional file name, does not hide a stored one.
 #[tokio::test]
 async fn an_unknown_platform_hides_no_known_one_when_the_upstream_is_gone() {
     let mut upstream = FakeUpstream::start().await;
@@ -319,7 +318,7 @@ async fn an_unknown_platform_hides_no_known_one_when_the_upstream_is_gone() {
     assert_eq!(archives.as_object().unwrap().keys().collect::<Vec<_>>(), ["linux_amd64"]);
 }
 
-/// DESIGN, promise 12: offline, one damaged package record does not hide a platform whose archive is stored.
+/// Promise 12: offline, one damaged package record does not hide a platform whose archive is stored.
 #[tokio::test]
 async fn a_damaged_package_record_hides_no_other_stored_platform() {
     let upstream = upstream_with_two_platforms().await;

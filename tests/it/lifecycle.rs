@@ -19,7 +19,7 @@ use crate::support::upstream::{FakeUpstream, Provider, Target};
 
 const LARGE_BYTES: usize = 3_000_000;
 
-/// DESIGN, section 3: SIGTERM refuses new connections and lets downloads in flight finish.
+/// SIGTERM refuses new connections and lets downloads in flight finish.
 #[tokio::test]
 async fn sigterm_lets_a_running_download_finish_and_refuses_new_connections() {
     let upstream = FakeUpstream::start().await;
@@ -57,8 +57,8 @@ async fn sigterm_without_downloads_exits_at_once_despite_open_connections() {
     larder.terminate_promptly().await;
 }
 
-/// DESIGN, promise 8: documents contain signed URLs, so only larder's own user may read the store, whatever mode its
-/// folder was in.
+/// Promise 8: documents contain signed URLs, so only larder's own user may read the store, whatever mode its folder was
+/// in.
 #[tokio::test]
 async fn the_store_folder_becomes_private_whatever_its_mode_was() {
     let (upstream, folder) = (FakeUpstream::start().await, Folder::new());
@@ -69,7 +69,7 @@ async fn the_store_folder_becomes_private_whatever_its_mode_was() {
     assert_eq!(v1.metadata().unwrap().permissions().mode() & 0o777, 0o700);
 }
 
-/// DESIGN, section 3: both listeners report readiness. Ready means that the store is usable, whatever the upstreams do.
+/// Both listeners report readiness. Ready means that the store is usable, whatever the upstreams do.
 #[tokio::test]
 async fn readiness_follows_the_store_and_not_the_upstreams() {
     let mut upstream = FakeUpstream::start().await;
@@ -89,7 +89,7 @@ async fn readiness_follows_the_store_and_not_the_upstreams() {
     larder.get("/readyz").await.expect(200);
 }
 
-/// DESIGN, section 3: all problems are reported together, each with its line.
+/// All problems are reported together, each with its line.
 #[tokio::test]
 async fn all_problems_of_a_bad_configuration_are_reported_at_once_with_their_lines() {
     let folder = Folder::new();
@@ -114,8 +114,7 @@ async fn a_missing_configuration_file_that_was_named_is_an_error() {
     assert!(err.contains("nowhere.toml: the configuration cannot be read"), "{err}");
 }
 
-/// DESIGN, section 3: without any settings for them, both registries are mirrored, and the CLI configuration is
-/// printed.
+/// Without any settings for them, both registries are mirrored, and the CLI configuration is printed.
 #[tokio::test]
 async fn serve_prints_its_address_and_the_client_configuration() {
     let home = Folder::new();
@@ -138,7 +137,7 @@ async fn serve_prints_its_address_and_the_client_configuration() {
     drop(child);
 }
 
-/// DESIGN, section 3: the working directory is never searched.
+/// The working directory is never searched.
 #[tokio::test]
 async fn a_configuration_in_the_working_directory_is_not_read() {
     let home = Folder::new();
@@ -172,7 +171,7 @@ pub(crate) fn der(pem: &str) -> Vec<u8> {
     CertificateDer::from_pem_slice(pem.as_bytes()).unwrap().to_vec()
 }
 
-/// DESIGN, section 3: PEM files are reloaded when they change.
+/// PEM files are reloaded when they change.
 #[tokio::test]
 async fn a_certificate_is_reloaded_when_its_files_change_and_kept_when_they_become_invalid() {
     let upstream = FakeUpstream::start().await;
@@ -211,7 +210,7 @@ async fn a_certificate_is_reloaded_when_its_files_change_and_kept_when_they_beco
     .await;
 }
 
-/// DESIGN, promise 8: one log line per request, without anything that could be a secret.
+/// Promise 8: one log line per request, without anything that could be a secret.
 #[tokio::test]
 async fn a_request_is_logged_with_its_route_outcome_bytes_and_time_but_not_its_query() {
     let upstream = FakeUpstream::start().await;
@@ -251,7 +250,7 @@ async fn no_query_reaches_the_log_although_the_upstream_signs_its_urls() {
     assert!(!answer.text().contains("sig="), "{}", answer.text());
 }
 
-/// DESIGN, promise 8: with a credential, and reachable from other machines, larder refuses to start.
+/// Promise 8: with a credential, and reachable from other machines, larder refuses to start.
 #[tokio::test]
 async fn credentials_and_a_listener_off_loopback_need_clients_or_open() {
     let folder = Folder::new();
@@ -290,7 +289,7 @@ async fn credentials_and_a_listener_off_loopback_need_clients_or_open() {
     assert_eq!(started.unwrap_or_else(|said| panic!("{said:?}")).terminate().await, Some(0));
 }
 
-/// DESIGN, promise 8: no secret is logged, even at log level `trace`.
+/// Promise 8: no secret is logged, even at log level `trace`.
 #[tokio::test]
 async fn no_secret_reaches_the_log_at_level_trace() {
     let upstream = FakeUpstream::builder().token("s3cret-t0ken").signed_urls().start().await;
@@ -330,7 +329,7 @@ async fn a_port_in_use_is_reported_with_its_configuration_section() {
     }
 }
 
-/// DESIGN, promise 6: a log that cannot be written loses its lines only.
+/// Promise 6: a log that cannot be written loses its lines only.
 #[tokio::test]
 async fn a_log_that_cannot_be_written_fails_no_request() {
     let upstream = FakeUpstream::start().await;

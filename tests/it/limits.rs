@@ -1,4 +1,4 @@
-//! DESIGN, promise 11: concurrent work has limits, each with a clear error, and no kind of work starves another.
+//! Promise 11: concurrent work has limits, each with a clear error, and no kind of work starves another.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -146,7 +146,7 @@ async fn documents_that_do_not_fit_in_memory_together_are_a_503() {
     }
 }
 
-/// DESIGN, promise 11: large and slow documents of one upstream leave memory budget for other upstreams.
+/// Promise 11: large and slow documents of one upstream leave memory budget for other upstreams.
 #[tokio::test]
 async fn documents_of_one_upstream_leave_memory_budget_for_other_upstreams() {
     const SLOW: [&str; 3] = ["null", "random", "tls"];
@@ -241,7 +241,7 @@ async fn a_download_without_a_length_that_does_not_fit_ends_early() {
     assert!(larder.folder.blobs().is_empty());
 }
 
-/// DESIGN, promise 11: memory does not grow with the number of clients that wait for one large list.
+/// Promise 11: memory does not grow with the number of clients that wait for one large list.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_large_list_is_fetched_and_rendered_once_for_all_waiting_clients() {
     const CLIENTS: usize = 30;
@@ -269,8 +269,8 @@ async fn a_large_list_is_fetched_and_rendered_once_for_all_waiting_clients() {
     assert!(grown < 128 << 20, "{CLIENTS} clients of a list of {} bytes took {grown} bytes of memory", list.len());
 }
 
-/// DESIGN, promises 4 and 11: clients that read nothing take no memory, delay no other client, and receive everything
-/// in the end.
+/// Promises 4 and 11: clients that read nothing take no memory, delay no other client, and receive everything in the
+/// end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn clients_that_read_nothing_take_no_memory_and_delay_no_other_client() {
     const BYTES: usize = 48_000_000;
@@ -310,8 +310,8 @@ async fn clients_that_read_nothing_take_no_memory_and_delay_no_other_client() {
     assert_eq!(requests.len(), 1 + 2 * 5);
 }
 
-/// DESIGN, promises 10 and 11: small archives are freed from memory once sent. Unread ones take bounded memory, and a
-/// client that reads is served even when that memory is full.
+/// Promises 10 and 11: small archives are freed from memory once sent. Unread ones take bounded memory, and a client
+/// that reads is served even when that memory is full.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn small_archives_take_bounded_memory_however_many_are_sent() {
     const BYTES: usize = 1_000_000;
@@ -359,8 +359,8 @@ async fn small_archives_take_bounded_memory_however_many_are_sent() {
     drop(stalled);
 }
 
-/// DESIGN, promises 4 and 11: unread HTTP/2 streams of a large archive take bounded memory and delay no other client,
-/// with closed windows and with a full socket.
+/// Promises 4 and 11: unread HTTP/2 streams of a large archive take bounded memory and delay no other client, with
+/// closed windows and with a full socket.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unread_http_2_streams_take_bounded_memory() {
     const BYTES: usize = 48_000_000;

@@ -1,5 +1,5 @@
-//! URLs in larder's responses: absolute where larder knows its address as the client sees it, else path-absolute
-//! (DESIGN, section 3). Terraform and OpenTofu follow both; Checkov, Trivy and Renovate only absolute ones.
+//! URLs in larder's responses: absolute where larder knows its address as the client sees it, else path-absolute.
+//! Terraform and OpenTofu follow both; Checkov, Trivy and Renovate only absolute ones.
 
 use crate::support::http::{self, Answer, client, client_trusting, send};
 use crate::support::larder::{Folder, HOST, Larder};
@@ -133,7 +133,7 @@ async fn over_http_urls_are_absolute_only_with_a_trusted_proxy_or_public_url() {
     }
 }
 
-/// DESIGN, section 4: responses with URLs are rendered once per base; fetched documents do not depend on the base.
+/// Responses with URLs are rendered once per base; fetched documents do not depend on the base.
 #[tokio::test]
 async fn each_base_url_has_its_own_rendered_response_from_one_upstream_request() {
     let upstream = registry().await;
@@ -210,8 +210,7 @@ async fn errors_name_a_final_dot_a_final_slash_and_v2() {
     assert_eq!(upstream.count_of(Target::Everything), 0);
 }
 
-/// DESIGN, section 3, *trusted_proxies*: the log names the client that a trusted proxy forwards, or the peer itself
-/// without a valid one.
+/// The log names the client that a trusted proxy forwards, or the peer itself without a valid one.
 #[tokio::test]
 async fn behind_a_proxy_the_log_names_the_client_that_the_proxy_vouches_for() {
     for (trusted, forwarded, client) in [

@@ -63,6 +63,7 @@ mod modules_retention;
 mod modules_secrets;
 mod modules_versions;
 mod network_mirror;
+mod older_store;
 mod operator;
 mod outbound;
 mod plans;

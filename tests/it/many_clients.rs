@@ -63,7 +63,7 @@ async fn wait_for_fills(larder: &Larder) {
     until("no download is in progress", async || larder.metric("larder_fills_under_way").await == 0.0).await;
 }
 
-/// DESIGN, promise 4: clients that connect before, during and after a download share it from its first byte.
+/// Promise 4: clients that connect before, during and after a download share it from its first byte.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_hundred_clients_of_a_cold_archive_cause_one_download() {
     let (upstream, bytes) = publishing(ARCHIVE_BYTES).await;
@@ -88,7 +88,7 @@ async fn a_hundred_clients_of_a_cold_archive_cause_one_download() {
     assert_eq!(larder.folder.blobs().len(), 1);
 }
 
-/// DESIGN, promise 4: the same holds for small archives and every document, however the requests overlap.
+/// Promise 4: the same holds for small archives and every document, however the requests overlap.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_hundred_clients_of_anything_cold_cause_one_request() {
     for _ in 0..5 {
@@ -110,7 +110,7 @@ async fn a_hundred_clients_of_anything_cold_cause_one_request() {
     }
 }
 
-/// DESIGN, promise 4: all clients that wait for a slow response share one request.
+/// Promise 4: all clients that wait for a slow response share one request.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_hundred_clients_of_a_slow_or_absent_list_cause_one_request() {
     let (upstream, _) = publishing(10).await;
@@ -133,7 +133,7 @@ async fn a_hundred_clients_of_a_slow_or_absent_list_cause_one_request() {
     }
 }
 
-/// DESIGN, promise 4: simultaneous requests for a stale document cause one revalidation.
+/// Promise 4: simultaneous requests for a stale document cause one revalidation.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_hundred_clients_of_a_stale_list_cause_one_revalidation() {
     let (upstream, _) = publishing(10).await;
@@ -154,7 +154,7 @@ async fn a_hundred_clients_of_a_stale_list_cause_one_revalidation() {
     }
 }
 
-/// DESIGN, promise 4: a client that disconnects cancels nothing, even if it is the only client.
+/// Promise 4: a client that disconnects cancels nothing, even if it is the only client.
 #[tokio::test]
 async fn a_client_that_disconnects_cancels_no_download() {
     let (upstream, bytes) = publishing(ARCHIVE_BYTES).await;
@@ -172,7 +172,7 @@ async fn a_client_that_disconnects_cancels_no_download() {
     assert_eq!(upstream.count_of(Target::Archive), 1);
 }
 
-/// DESIGN, promise 4: the same holds before the first byte has arrived, and for documents.
+/// Promise 4: the same holds before the first byte has arrived, and for documents.
 #[tokio::test]
 async fn a_client_that_disconnects_before_the_first_byte_cancels_no_fetch() {
     let (upstream, bytes) = publishing(100_000).await;
@@ -203,7 +203,7 @@ fn start_request(base: &str, path: &str) -> impl Future<Output = Result<reqwest:
     client().get(format!("{base}{path}")).send()
 }
 
-/// DESIGN, promise 4: a slow client delays no other and receives everything in the end.
+/// Promise 4: a slow client delays no other and receives everything in the end.
 #[tokio::test]
 async fn a_client_that_reads_nothing_delays_no_other_client() {
     let (upstream, bytes) = publishing(16_000_000).await;
@@ -227,8 +227,7 @@ async fn a_client_that_reads_nothing_delays_no_other_client() {
     assert_eq!(upstream.count_of(Target::Archive), 1);
 }
 
-/// DESIGN, promise 4, and PROTOCOL, section 2.5: HEAD and GET of a cold archive share one fetch, and HEAD reports the
-/// true length.
+/// Promise 4, and retries of clients: HEAD and GET of a cold archive share one fetch, and HEAD reports the true length.
 #[tokio::test]
 async fn head_and_get_share_one_fetch() {
     for size in [100_000, ARCHIVE_BYTES] {
@@ -246,7 +245,7 @@ async fn head_and_get_share_one_fetch() {
     }
 }
 
-/// DESIGN, promise 4: a HEAD alone fetches, so that the GET after it finds the archive.
+/// Promise 4: a HEAD alone fetches, so that the GET after it finds the archive.
 #[tokio::test]
 async fn a_head_request_fetches_the_archive_for_a_later_get() {
     let (upstream, bytes) = publishing(ARCHIVE_BYTES).await;
@@ -258,7 +257,7 @@ async fn a_head_request_fetches_the_archive_for_a_later_get() {
     assert_eq!(upstream.count_of(Target::Archive), 1);
 }
 
-/// DESIGN, promise 4: a finished fetch is never repeated, also after a restart.
+/// Promise 4: a finished fetch is never repeated, also after a restart.
 #[tokio::test]
 async fn a_finished_fetch_is_never_repeated() {
     let (upstream, bytes) = publishing(ARCHIVE_BYTES).await;
@@ -279,7 +278,7 @@ async fn a_finished_fetch_is_never_repeated() {
     assert_eq!(counts.map(|target| upstream.count_of(target)), [1; 4]);
 }
 
-/// DESIGN, promise 4 and section 5: fills that evict each other from a small store still serve their waiting clients.
+/// Promise 4: fills that evict each other from a small store still serve their waiting clients.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn fills_that_evict_each_other_serve_everybody() {
     let upstream = FakeUpstream::start().await;
@@ -312,7 +311,7 @@ async fn fills_that_evict_each_other_serve_everybody() {
     .await;
 }
 
-/// DESIGN, promise 4: a dozen real clients on a cold store fetch every file once, and lock the same.
+/// Promise 4: a dozen real clients on a cold store fetch every file once, and lock the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_dozen_inits_at_once_fetch_every_file_once() {
     let Some(client) = Terraform::find() else { return };
@@ -343,8 +342,8 @@ async fn a_dozen_inits_at_once_fetch_every_file_once() {
     assert!(requests.values().all(|times| *times == 1), "{requests:?}");
 }
 
-/// DESIGN, promise 4: the URLs of `VERSION.json` are named by convention from another platform's sums; the proof set
-/// that they need is fetched once for all clients.
+/// Promise 4: the URLs of `VERSION.json` are named by convention from another platform's sums; the proof set that they
+/// need is fetched once for all clients.
 #[tokio::test]
 async fn a_hundred_clients_of_a_mirror_archive_cause_one_proof_set_fetch() {
     let upstream = FakeUpstream::start().await;
@@ -359,7 +358,7 @@ async fn a_hundred_clients_of_a_mirror_archive_cause_one_proof_set_fetch() {
     assert_eq!((upstream.count_of(Target::Document), upstream.count_of(Target::Archive)), (1, 1));
 }
 
-/// DESIGN, promise 1: two packages may share one archive; a document of one upstream never overwrites the other's.
+/// Promise 1: two packages may share one archive; a document of one upstream never overwrites the other's.
 #[tokio::test]
 async fn two_packages_with_the_same_archive_are_fetched_separately() {
     let upstream = FakeUpstream::start().await;

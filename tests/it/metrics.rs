@@ -453,7 +453,7 @@ fn hostile(random: &mut StdRng, client: &reqwest::Client, larder: &Larder, archi
     }
 }
 
-/// DESIGN, promise 11: nothing that a client sends becomes a label.
+/// Promise 11: nothing that a client sends becomes a label.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn five_thousand_hostile_requests_add_no_series() {
     let upstream = FakeUpstream::start().await;

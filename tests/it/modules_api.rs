@@ -130,7 +130,7 @@ async fn every_endpoint_answers_like_the_upstream_itself_and_from_the_cache_with
     }
 }
 
-/// DESIGN, promise 5: only the URLs of a page change; numbers, spaces and unknown members stay.
+/// Promise 5: only the URLs of a page change; numbers, spaces and unknown members stay.
 #[tokio::test]
 async fn only_the_urls_of_further_pages_change() {
     let upstream = listing().await;
@@ -218,7 +218,7 @@ async fn the_latest_versions_download_is_a_redirect_to_larders_own_url() {
     );
 }
 
-/// DESIGN, section 3: under a taken-over host name, the API also works for tools that skip discovery.
+/// Under a taken-over host name, the API also works for tools that skip discovery.
 #[tokio::test]
 async fn a_taken_over_name_has_the_api_at_the_registrys_own_paths() {
     let upstream = listing().await;
@@ -287,7 +287,7 @@ async fn spellings_of_a_name_share_a_page_only_with_fold_case() {
     }
 }
 
-/// The table of DESIGN, section 4: upstream failures with and without a cached page.
+/// Upstream failures with and without a cached page.
 #[tokio::test]
 async fn upstream_failures_of_api_pages_have_the_documented_statuses() {
     let path = larder_path("/modules/search?q=vpc");
@@ -326,8 +326,7 @@ async fn upstream_failures_of_api_pages_have_the_documented_statuses() {
     }
 }
 
-/// DESIGN, section 4: a search without `q` gets upstream's 4xx, which is not cached; larder itself refuses invalid
-/// parameters.
+/// A search without `q` gets upstream's 4xx, which is not cached; larder itself refuses invalid parameters.
 #[tokio::test]
 async fn a_search_without_a_query_has_the_response_of_upstream() {
     let upstream = listing().await;
@@ -392,7 +391,7 @@ async fn varied_queries_leave_a_limited_number_of_pages() {
     until("the number of pages is within the limit", async || larder.folder.files(&pages).len() <= 8).await;
 }
 
-/// DESIGN, section 5: pages never displace the archives of a small store.
+/// Pages never displace the archives of a small store.
 #[tokio::test]
 async fn api_pages_use_at_most_an_eighth_of_a_small_store() {
     let upstream = listing().await;
@@ -409,8 +408,7 @@ async fn api_pages_use_at_most_an_eighth_of_a_small_store() {
     assert_eq!(larder.versions("big").await.expect(200).header("cache-status"), "larder; hit");
 }
 
-/// DESIGN, promise 12: offline, cached pages are served; other lists and searches are answered from the store and
-/// marked.
+/// Promise 12: offline, cached pages are served; other lists and searches are answered from the store and marked.
 #[tokio::test]
 async fn a_sealed_mirror_answers_api_requests_from_its_store_and_marks_the_responses() {
     let upstream = listing().await;
@@ -505,7 +503,7 @@ async fn a_sealed_mirror_answers_api_requests_from_its_store_and_marks_the_respo
     assert!(page.get("warnings").is_none(), "{page}");
 }
 
-/// DESIGN, section 9, a larder behind a larder: each rewrites the URLs of pages.
+/// Each rewrites the URLs of pages.
 #[tokio::test]
 async fn api_pages_are_served_through_two_larders() {
     let upstream = listing().await;

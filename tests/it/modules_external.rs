@@ -57,7 +57,7 @@ async fn a_source_that_larder_cannot_fetch_is_passed_on_byte_for_byte() {
     assert!(message.contains("amazonaws.com") && message.contains("cannot fetch"), "{message}");
 }
 
-/// DESIGN, promise 8: text that may be a secret appears in no response and in no log.
+/// Promise 8: text that may be a secret appears in no response and in no log.
 #[tokio::test]
 async fn a_source_address_that_may_hold_a_secret_is_in_no_error_and_no_log() {
     let fixture = ModuleFixture::start().await;
@@ -88,7 +88,7 @@ async fn a_refused_source_is_requested_again() {
     fetch(larder.base(), "one").await;
 }
 
-/// DESIGN, promise 12: an offline larder does not send clients to external sources.
+/// Promise 12: an offline larder does not send clients to external sources.
 #[tokio::test]
 async fn a_sealed_larder_sends_no_client_to_an_external_source() {
     let fixture = ModuleFixture::start().await;
@@ -103,7 +103,7 @@ async fn a_sealed_larder_sends_no_client_to_an_external_source() {
     assert!(message.contains("s3-eu-west-1.amazonaws.com") && message.contains("offline"), "{message}");
 }
 
-/// DESIGN, promise 6: a version whose new location larder cannot fetch stays served from the store.
+/// Promise 6: a version whose new location larder cannot fetch stays served from the store.
 #[tokio::test]
 async fn a_stored_archive_is_served_although_upstream_moved_it() {
     let fixture = ModuleFixture::with_one_module().await;

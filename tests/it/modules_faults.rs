@@ -13,7 +13,7 @@ fn plain_path(name: &str) -> String {
     format!("/archive/{HOST}/modules/acme/{name}/test/1.0.0/module.tar.gz")
 }
 
-/// DESIGN, promise 4: a client that disconnects cancels nothing.
+/// Promise 4: a client that disconnects cancels nothing.
 #[tokio::test]
 async fn a_client_that_disconnects_cancels_no_download() {
     let fixture = ModuleFixture::start().await;
@@ -31,7 +31,7 @@ async fn a_client_that_disconnects_cancels_no_download() {
     assert_eq!(fixture.archives.count_of(Target::ModuleArchive), 1);
 }
 
-/// DESIGN, promise 4: a broken download is resumed if the server sends a validator, and restarted otherwise.
+/// Promise 4: a broken download is resumed if the server sends a validator, and restarted otherwise.
 #[tokio::test]
 async fn a_download_that_breaks_is_resumed_or_restarted() {
     for (faults, resumes) in [
@@ -72,7 +72,7 @@ async fn a_download_that_changes_while_it_is_resumed_is_never_mixed() {
     assert!(unpack_tar_gz(&archive)["noise"] == noise(2, 100_000));
 }
 
-/// DESIGN, section 4: larder gives up an archive host that stops sending.
+/// Larder gives up an archive host that stops sending.
 #[tokio::test]
 async fn an_archive_that_stalls_is_given_up_and_the_next_request_tries_again() {
     let fixture = ModuleFixture::with_one_module().await;
@@ -87,8 +87,7 @@ async fn an_archive_that_stalls_is_given_up_and_the_next_request_tries_again() {
     assert!(larder.folder.partial_downloads().is_empty());
 }
 
-/// DESIGN, promise 11 and section 4: larder gives up a silent or slow server of a page or checksum list, and frees the
-/// permit.
+/// Promise 11: larder gives up a silent or slow server of a page or checksum list, and frees the permit.
 #[tokio::test]
 async fn a_page_or_checksum_list_that_never_arrives_is_given_up_and_frees_its_permit() {
     let fixture = ModuleFixture::with_one_module().await;
@@ -114,7 +113,7 @@ async fn a_page_or_checksum_list_that_never_arrives_is_given_up_and_frees_its_pe
     fetch(larder.base(), "one").await;
 }
 
-/// DESIGN, section 4: a location may expire; it is fetched again once, and the failure is not cached.
+/// A location may expire; it is fetched again once, and the failure is not cached.
 #[tokio::test]
 async fn a_refused_location_is_requested_once_more() {
     for status in [400, 401, 403, 404, 410] {
@@ -174,7 +173,7 @@ async fn a_checksum_mismatch_is_refused_with_both_digests() {
     assert_eq!(fixture.registry.count_of(Target::Location), 3);
 }
 
-/// PROTOCOL, section 2.5: a client waits ten seconds for a document and without limit for an archive.
+/// A client waits ten seconds for a document and without limit for an archive.
 #[tokio::test]
 async fn a_slow_cold_module_is_answered_without_its_digest_and_its_archive_waits() {
     let fixture = ModuleFixture::start().await;
@@ -221,7 +220,7 @@ async fn a_submodule_folder_is_answered_before_its_archive_is_complete() {
     assert_eq!(location.subdir.as_deref(), Some("modules/x"));
 }
 
-/// DESIGN, section 4: an archive URL with a digest that nothing lists costs one upstream request and is 404.
+/// An archive URL with a digest that nothing lists costs one upstream request and is 404.
 #[tokio::test]
 async fn an_archive_url_with_an_unknown_digest_costs_one_request_and_is_404() {
     let fixture = ModuleFixture::with_one_module().await;

@@ -21,7 +21,7 @@ fn publish(fixture: &GitModuleFixture, location: String) {
     });
 }
 
-/// DESIGN, section 4: a failure is reported, and not cached.
+/// A failure is reported, and not cached.
 #[tokio::test]
 async fn an_ssh_server_that_stalls_or_disconnects_is_given_up_and_requested_again() {
     let Some(fixture) = GitModuleFixture::start(None).await else { return };
@@ -102,7 +102,7 @@ async fn a_commit_id_is_fetched_from_a_server_without_filter_too() {
     assert!(fetch(with_filter.base(), "one").await == without_filter);
 }
 
-/// DESIGN, promise 8: larder uses a `[[credential]]` for the upstreams that it lists and for no other.
+/// Promise 8: larder uses a `[[credential]]` for the upstreams that it lists and for no other.
 #[tokio::test]
 async fn a_git_server_gets_the_credential_that_is_configured_for_it() {
     let Some(fixture) = GitModuleFixture::start(None).await else { return };

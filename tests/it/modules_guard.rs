@@ -1,4 +1,4 @@
-//! DESIGN, promise 7 for modules: the egress policy applies to URLs that a repository, page or redirect names as to the
+//! Promise 7 for modules: the egress policy applies to URLs that a repository, page or redirect names as to the
 //! location itself, over https and ssh. The configuration allows the servers of the fixture and no other private
 //! address.
 

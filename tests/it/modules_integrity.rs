@@ -49,7 +49,7 @@ async fn two_larders_and_two_transports_produce_the_same_archive() {
     assert!(place_again == location && again == archive);
 }
 
-/// DESIGN, promise 9: a partial archive left by a kill is never taken for a complete one.
+/// Promise 9: a partial archive left by a kill is never taken for a complete one.
 #[tokio::test]
 async fn a_kill_in_the_middle_of_packing_changes_nothing_about_the_archive() {
     let Some(fixture) = GitModuleFixture::start(None).await else { return };
@@ -257,7 +257,7 @@ async fn proxy_request(mut stream: TcpStream, larder: Arc<str>, tampers: bool) {
     let _ = stream.shutdown().await;
 }
 
-/// DESIGN, promise 4: simultaneous clients of an uncached module cause one fetch of each repository.
+/// Promise 4: simultaneous clients of an uncached module cause one fetch of each repository.
 #[tokio::test]
 async fn fifty_clients_of_a_cold_module_cause_one_fetch_of_each_repository() {
     let Some(fixture) = fixture_at("v1.0.0").await else { return };

@@ -26,7 +26,7 @@ fn start(fixture: &ModuleFixture, folder: &Folder) -> Process {
     Process::start(&builder(fixture, folder), folder.path())
 }
 
-/// DESIGN, promise 4: after a restart, a download is resumed if the server sent a validator, and restarted otherwise.
+/// Promise 4: after a restart, a download is resumed if the server sent a validator, and restarted otherwise.
 #[tokio::test]
 async fn a_download_of_a_module_is_resumed_after_a_kill() {
     for has_validators in [true, false] {
@@ -57,8 +57,8 @@ async fn a_download_of_a_module_is_resumed_after_a_kill() {
     }
 }
 
-/// DESIGN, promise 9: larder writes the first-seen record, then the archive, then the package record. After a kill
-/// between these writes, the next request completes them.
+/// Promise 9: larder writes the first-seen record, then the archive, then the package record. After a kill between
+/// these writes, the next request completes them.
 #[tokio::test]
 async fn a_commit_that_a_kill_interrupted_is_completed() {
     let (fixture, folder) = large().await;
@@ -78,7 +78,7 @@ async fn a_commit_that_a_kill_interrupted_is_completed() {
     }
 }
 
-/// DESIGN, promise 9: an archive whose digest a client was given survives a kill.
+/// Promise 9: an archive whose digest a client was given survives a kill.
 #[tokio::test]
 async fn a_served_module_survives_an_immediate_kill() {
     let (mut fixture, folder) = large().await;

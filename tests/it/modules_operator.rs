@@ -246,8 +246,8 @@ async fn purge_removes_cached_detail_pages() {
     assert_eq!(done.items[0].documents, Some(2), "its own page, and that of the module: {done}");
 }
 
-/// DESIGN, promise 15: a version that the registry moved and then withdrew leaves nothing to accept and no lasting
-/// alarm; its stored archive is dropped.
+/// Promise 15: a version that the registry moved and then withdrew leaves nothing to accept and no lasting alarm; its
+/// stored archive is dropped.
 #[tokio::test]
 async fn accept_of_a_module_that_upstream_has_withdrawn_resolves_its_alarms() {
     let fixture = ModuleFixture::with_one_module().await;

@@ -21,8 +21,7 @@ fn list_path(name: &str) -> String {
     format!("/registry/{HOST}/v1/modules/acme/{name}/test/versions")
 }
 
-/// DESIGN, promise 6: a stored module is served while the registry, the archive host or both are down, also after a
-/// restart.
+/// Promise 6: a stored module is served while the registry, the archive host or both are down, also after a restart.
 #[tokio::test]
 async fn a_stored_module_is_served_while_every_upstream_is_down() {
     let mut fixture = ModuleFixture::with_one_module().await;
@@ -40,7 +39,7 @@ async fn a_stored_module_is_served_while_every_upstream_is_down() {
     assert!(larder.get(&list_path("one")).await.expect(200).body == list);
 }
 
-/// DESIGN, section 4: an upstream failure is reported with its cause and not cached.
+/// An upstream failure is reported with its cause and not cached.
 #[tokio::test]
 async fn an_uncached_module_fails_with_the_cause_and_is_served_once_upstream_recovers() {
     let mut fixture = ModuleFixture::with_one_module().await;
@@ -72,7 +71,7 @@ async fn an_uncached_module_fails_with_the_cause_and_is_served_once_upstream_rec
     assert_eq!((larder.folder.blobs().len(), larder.folder.partial_downloads().len()), (1, 0));
 }
 
-/// DESIGN, section 4: with `keep_gone`, a stored module is served although upstream answers 404 or 410.
+/// With `keep_gone`, a stored module is served although upstream answers 404 or 410.
 #[tokio::test]
 async fn a_module_that_upstream_deleted_is_kept_with_keep_gone() {
     for status in [404, 410] {
@@ -96,7 +95,7 @@ async fn a_module_that_upstream_deleted_is_kept_with_keep_gone() {
     }
 }
 
-/// DESIGN, section 4: a stored version that the list has dropped stays listed, with an alarm.
+/// A stored version that the list has dropped stays listed, with an alarm.
 #[tokio::test]
 async fn a_version_of_a_module_that_upstream_dropped_stays_listed() {
     let fixture = ModuleFixture::with_one_module().await;
@@ -112,7 +111,7 @@ async fn a_version_of_a_module_that_upstream_dropped_stays_listed() {
     assert_eq!(status(&larder).await["alarms"][0]["kind"], "dropped");
 }
 
-/// DESIGN, promise 12: offline, nothing is sent upstream.
+/// Promise 12: offline, nothing is sent upstream.
 #[tokio::test]
 async fn offline_stored_modules_are_served_at_any_age_and_errors_name_the_missing_ones() {
     let fixture = ModuleFixture::with_one_module().await;
@@ -178,7 +177,7 @@ async fn an_evicted_module_comes_back_with_the_same_digest_and_a_pinned_one_stay
     assert_eq!(larder.metric("larder_evictions_total").await, 2.0);
 }
 
-/// DESIGN, promise 13: two registries may have the same module coordinates.
+/// Promise 13: two registries may have the same module coordinates.
 #[tokio::test]
 async fn the_same_module_of_two_registries_is_never_mixed() {
     let (here, there) = (ModuleFixture::with_one_module().await, FakeUpstream::start().await);
@@ -253,7 +252,7 @@ fn flip(path: &std::path::Path) {
     std::fs::write(path, bytes).unwrap();
 }
 
-/// DESIGN, promise 10: damage is repaired for archives of any size, whether a request or `verify` finds it.
+/// Promise 10: damage is repaired for archives of any size, whether a request or `verify` finds it.
 #[tokio::test]
 async fn a_damaged_module_archive_is_quarantined_and_fetched_again() {
     for size in [1000, 2_000_000] {
@@ -280,8 +279,8 @@ async fn a_damaged_module_archive_is_quarantined_and_fetched_again() {
     }
 }
 
-/// DESIGN, promise 10: a damaged package record or first-seen record costs at most one fetch; the first tree stays the
-/// only accepted one.
+/// Promise 10: a damaged package record or first-seen record costs at most one fetch; the first tree stays the only
+/// accepted one.
 #[tokio::test]
 async fn a_damaged_package_or_first_seen_record_is_rewritten_and_the_first_tree_stays() {
     for subject in ["names", "seen"] {

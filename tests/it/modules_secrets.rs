@@ -1,4 +1,4 @@
-//! DESIGN, promise 8, for modules: each origin gets only its own credential, and secrets in locations appear nowhere.
+//! Promise 8, for modules: each origin gets only its own credential, and secrets in locations appear nowhere.
 
 use crate::support::git_module_fixture::{download_path, fetch};
 use crate::support::larder::{Builder, Folder, HOST, Larder};

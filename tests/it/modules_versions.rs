@@ -22,8 +22,7 @@ fn lists() -> Target {
     Target::Path("/versions".to_owned())
 }
 
-/// PROTOCOL, section 4.2: versions that no client can parse are removed, and everything else stays as upstream wrote
-/// it.
+/// Versions that no client can parse are removed, and everything else stays as upstream wrote it.
 #[tokio::test]
 async fn versions_that_no_client_can_parse_are_removed_and_unknown_fields_are_kept() {
     let upstream = listing(&["1.0.0"]).await;
@@ -42,8 +41,7 @@ async fn versions_that_no_client_can_parse_are_removed_and_unknown_fields_are_ke
     }
 }
 
-/// PROTOCOL, section 4.1: upstream requests use the spelling of the client; spellings share one list only with
-/// `fold_case`.
+/// Upstream requests use the spelling of the client; spellings share one list only with `fold_case`.
 #[tokio::test]
 async fn spellings_of_a_name_share_a_list_only_with_fold_case() {
     for (folds, requests) in [(true, vec!["ACME/Vpc"]), (false, vec!["ACME/Vpc", "Acme/vpc"])] {
@@ -63,7 +61,7 @@ async fn spellings_of_a_name_share_a_list_only_with_fold_case() {
     }
 }
 
-/// DESIGN, section 4: a new version appears once the list is stale, by a conditional request.
+/// A new version appears once the list is stale, by a conditional request.
 #[tokio::test]
 async fn a_module_list_is_fresh_for_five_minutes_and_then_revalidated() {
     let upstream = listing(&["1.0.0"]).await;
@@ -84,7 +82,7 @@ async fn a_module_list_is_fresh_for_five_minutes_and_then_revalidated() {
     assert_eq!(new["modules"][0]["versions"][1]["version"], "1.1.0");
 }
 
-/// DESIGN, promise 6: cached lists are served while upstream fails, is gone, or larder is offline; others are errors.
+/// Promise 6: cached lists are served while upstream fails, is gone, or larder is offline; others are errors.
 #[tokio::test]
 async fn a_cached_module_list_is_served_while_upstream_fails() {
     for (fault, status) in
@@ -133,7 +131,7 @@ async fn an_unknown_module_is_404_and_requested_again_after_not_found() {
     larder.get(&list_path("Acme/vpc/aws")).await.expect(404);
 }
 
-/// DESIGN, promise 4: simultaneous clients cause one upstream request, in whatever spelling.
+/// Promise 4: simultaneous clients cause one upstream request, in whatever spelling.
 #[tokio::test]
 async fn many_clients_of_an_uncached_list_cause_one_request() {
     let upstream = listing(&["1.0.0"]).await;

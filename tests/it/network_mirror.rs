@@ -33,8 +33,7 @@ fn zh(upstream: &FakeUpstream, version: &str, platform: &str) -> String {
     format!("zh:{}", sha256_hex(&upstream.archive_bytes("acme", "null", version, platform)))
 }
 
-/// The `h1:` hash that clients compute of a zip: one line for every entry, directories included (PROTOCOL, section
-/// 5.3).
+/// The `h1:` hash that clients compute of a zip: one line for every entry, directories included (lock file hashes).
 fn h1_of_zip(bytes: &[u8], has_directories: bool) -> String {
     let mut zip = zip::ZipArchive::new(Cursor::new(bytes)).unwrap();
     let mut lines = BTreeMap::new();
@@ -79,7 +78,7 @@ async fn the_index_lists_every_version_that_a_client_can_read() {
     assert_eq!(counts, [1, 0, 0]);
 }
 
-/// DESIGN, section 4: a cold `VERSION.json` needs the version list, one proof set, and no archive.
+/// A cold `VERSION.json` needs the version list, one proof set, and no archive.
 #[tokio::test]
 async fn an_uncached_version_has_the_zh_of_every_platform_from_one_proof_set_and_no_archive() {
     let upstream = FakeUpstream::start().await;
@@ -114,7 +113,7 @@ async fn an_archive_url_works_for_a_platform_whose_proof_set_was_never_fetched()
     assert_eq!(upstream.count_of(Target::Document), PLATFORMS.len(), "each platform's own set proves its archive");
 }
 
-/// PROTOCOL, section 3.3: the `h1:` of the zip, also where directory entries make it differ from that of the tree.
+/// The `h1:` of the zip, also where directory entries make it differ from that of the tree.
 #[tokio::test]
 async fn the_h1_of_the_zip_is_listed_once_its_archive_is_stored() {
     for has_directories in [false, true] {
@@ -138,7 +137,7 @@ async fn the_h1_of_the_zip_is_listed_once_its_archive_is_stored() {
     }
 }
 
-/// DESIGN, section 4: a platform whose file name does not follow the convention needs its own download document.
+/// A platform whose file name does not follow the convention needs its own download document.
 #[tokio::test]
 async fn an_unconventional_file_name_requires_a_download_document_per_platform() {
     let upstream = FakeUpstream::start().await;
@@ -192,7 +191,7 @@ async fn a_listed_platform_that_does_not_exist_is_omitted() {
     assert_eq!(archives(&larder, "1.2.0").await.keys().collect::<Vec<_>>(), ["linux_amd64"]);
 }
 
-/// PROTOCOL, section 3.4: a 404 for a version that the index lists would be fatal to the client.
+/// A 404 for a version that the index lists would be fatal to the client.
 #[tokio::test]
 async fn a_platform_that_upstream_deleted_does_not_hide_the_others() {
     let upstream = FakeUpstream::start().await;
@@ -217,7 +216,7 @@ async fn a_version_is_found_under_its_normal_form() {
     assert!(archive.body == upstream.archive_bytes("acme", "null", "01.3", "windows_amd64"));
 }
 
-/// PROTOCOL, section 3.4: with 404 the client would give up instead of asking its next installation method.
+/// With 404 the client would give up instead of asking its next installation method.
 #[tokio::test]
 async fn an_unknown_version_has_no_archives_and_is_no_error() {
     let upstream = FakeUpstream::start().await;
@@ -240,7 +239,7 @@ async fn an_unknown_provider_is_404() {
     larder.get(&format!("/mirror/{HOST}/acme/null/index.html")).await.expect(404);
 }
 
-/// PROTOCOL, section 9: an upstream failure is never a 404, which would look like "no such provider".
+/// An upstream failure is never a 404, which would look like "no such provider".
 #[tokio::test]
 async fn a_failing_upstream_is_502_and_the_failure_is_not_cached() {
     for (target, file) in [(Target::Versions, "index"), (Target::Versions, "1.2.0"), (Target::Document, "1.2.0")] {
@@ -257,7 +256,7 @@ async fn a_failing_upstream_is_502_and_the_failure_is_not_cached() {
     }
 }
 
-/// DESIGN, promise 1: hashes that fail verification are not listed.
+/// Promise 1: hashes that fail verification are not listed.
 #[tokio::test]
 async fn hashes_are_never_taken_from_sums_that_do_not_verify() {
     for fault in [Fault::SumsChangedAfterSigning, Fault::SignedByAnotherKey] {

@@ -23,7 +23,7 @@ async fn check_reports_a_valid_configuration() {
     assert_eq!(output["problems"], Value::Array(vec![]));
 }
 
-/// DESIGN, section 3: `check` reports every problem at once, with its line.
+/// `check` reports every problem at once, with its line.
 #[tokio::test]
 async fn check_reports_every_problem_of_a_bad_configuration() {
     let mut setup = CommandSetup::new(&FakeUpstream::start().await);
@@ -45,7 +45,7 @@ async fn check_reports_every_problem_of_a_bad_configuration() {
     }
 }
 
-/// DESIGN, promise 8: `check` also reports what `serve` would refuse.
+/// Promise 8: `check` also reports what `serve` would refuse.
 #[tokio::test]
 async fn check_reports_everything_that_serve_would_refuse() {
     let mut setup = CommandSetup::new(&FakeUpstream::start().await);
@@ -60,8 +60,8 @@ async fn check_reports_everything_that_serve_would_refuse() {
     assert_eq!((&output["ok"], output["problems"].as_array().unwrap().len()), (&Value::Bool(false), 1));
 }
 
-/// DESIGN, section 3: `client-config` prints every service of the cached discovery document; without one, the two
-/// defaults and a line that says so.
+/// `client-config` prints every service of the cached discovery document; without one, the two defaults and a line that
+/// says so.
 #[tokio::test]
 async fn client_config_is_the_same_whether_larder_runs_or_not() {
     let upstream = FakeUpstream::start().await;
@@ -178,7 +178,7 @@ async fn status_shows_alarms_that_a_person_must_resolve() {
     std::fs::rename(&moved_store, &there).unwrap();
 }
 
-/// DESIGN, section 3: commands find the token in its default file or in the configured one.
+/// Commands find the token in its default file or in the configured one.
 #[tokio::test]
 async fn commands_reach_an_admin_listener_off_loopback_with_its_token() {
     let upstream = FakeUpstream::start().await;
@@ -192,7 +192,7 @@ async fn commands_reach_an_admin_listener_off_loopback_with_its_token() {
     }
 }
 
-/// DESIGN, section 3: without a running larder, commands open the store themselves and close it cleanly.
+/// Without a running larder, commands open the store themselves and close it cleanly.
 #[tokio::test]
 async fn a_command_reports_which_process_uses_the_store() {
     let upstream = FakeUpstream::start().await;
@@ -206,7 +206,7 @@ async fn a_command_reports_which_process_uses_the_store() {
     assert!(output.err.contains("is in use") && output.err.contains("--admin-listen"), "{output:?}");
 }
 
-/// DESIGN, section 3: requests with an Origin, or on loopback with a foreign Host, are refused.
+/// Requests with an Origin, or on loopback with a foreign Host, are refused.
 #[tokio::test]
 async fn the_admin_listener_refuses_web_pages_and_foreign_names() {
     let larder = Larder::mirroring(&FakeUpstream::start().await).start().await;
@@ -225,7 +225,7 @@ async fn the_admin_listener_refuses_web_pages_and_foreign_names() {
     }
 }
 
-/// DESIGN, section 3: reading needs the token unless the listener is on loopback; health probes never need it.
+/// Reading needs the token unless the listener is on loopback; health probes never need it.
 #[tokio::test]
 async fn off_loopback_the_admin_listener_requires_its_token() {
     let upstream = FakeUpstream::start().await;

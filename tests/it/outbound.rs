@@ -15,8 +15,8 @@ async fn assert_installs(larder: &Larder, upstream: &FakeUpstream) {
     assert_eq!(archive.body, upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
 }
 
-/// DESIGN, section 3, `addresses`: although the registry's host name resolves to larder, larder connects to the real
-/// registry and verifies its certificate for that name.
+/// Although the registry's host name resolves to larder, larder connects to the real registry and verifies its
+/// certificate for that name.
 #[tokio::test]
 async fn a_taken_over_registry_is_reached_at_its_address_by_its_name() {
     let ca = TestCa::new();

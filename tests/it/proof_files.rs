@@ -1,5 +1,5 @@
-//! SHA256SUMS and its signature: one URL for each file of a version, whatever the platform (DESIGN, section 3).
-//! Renovate writes one `zh:` line for each URL.
+//! SHA256SUMS and its signature: one URL for each file of a version, whatever the platform. Renovate writes one `zh:`
+//! line for each URL.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -32,7 +32,7 @@ fn files(upstream: &FakeUpstream) -> [Vec<u8>; 2] {
     [upstream.sums_bytes("acme", "null", "1.2.0"), upstream.signature_bytes("acme", "null", "1.2.0")]
 }
 
-/// DESIGN, promises 2 and 5: all platforms of a version share one URL for each file, with identical bytes.
+/// Promises 2 and 5: all platforms of a version share one URL for each file, with identical bytes.
 #[tokio::test]
 async fn all_platforms_of_a_version_share_the_urls_of_sums_and_signature() {
     let upstream = FakeUpstream::start().await;
@@ -79,8 +79,8 @@ async fn older_urls_with_a_platform_still_work() {
     }
 }
 
-/// DESIGN, promise 2: the files of a proof set are served while it is the current one of any platform, and for a day as
-/// the previous one.
+/// Promise 2: the files of a proof set are served while it is the current one of any platform, and for a day as the
+/// previous one.
 #[tokio::test]
 async fn sums_are_served_from_any_current_or_previous_proof_set_with_the_digest() {
     let upstream = FakeUpstream::start().await;
@@ -142,7 +142,7 @@ async fn a_digest_in_no_stored_proof_set_is_requested_from_upstream() {
     assert!(text.contains(&upstream.origin()) && text.contains("acme/null"), "{text}");
 }
 
-/// DESIGN, promise 12: an offline larder serves stored files and records requests for others.
+/// Promise 12: an offline larder serves stored files and records requests for others.
 #[tokio::test]
 async fn offline_stored_sums_are_served_and_others_are_recorded_as_missing() {
     let upstream = FakeUpstream::start().await;

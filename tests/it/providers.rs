@@ -53,7 +53,7 @@ async fn assert_all_files_served(larder: &Larder, upstream: &FakeUpstream, case:
     }
 }
 
-/// DESIGN, promise 5: of the download document only the three URLs change.
+/// Promise 5: of the download document only the three URLs change.
 #[tokio::test]
 async fn only_the_three_urls_of_a_download_document_change() {
     let upstream = FakeUpstream::start().await;
@@ -74,7 +74,7 @@ async fn only_the_three_urls_of_a_download_document_change() {
     }
 }
 
-/// DESIGN, promise 2: each URL contains the digest of the file that it names.
+/// Promise 2: each URL contains the digest of the file that it names.
 #[tokio::test]
 async fn each_url_carries_the_digest_of_its_own_file() {
     let upstream = FakeUpstream::start().await;
@@ -99,7 +99,7 @@ async fn each_url_carries_the_digest_of_its_own_file() {
     assert_eq!(upstream.count_of(Target::Archive), 0);
 }
 
-/// DESIGN, promise 5: archives, SHA256SUMS and signatures are byte-identical to upstream's.
+/// Promise 5: archives, SHA256SUMS and signatures are byte-identical to upstream's.
 #[tokio::test]
 async fn archive_sums_and_signature_are_byte_identical_when_cold_and_when_stored() {
     let upstream = FakeUpstream::start().await;
@@ -111,7 +111,7 @@ async fn archive_sums_and_signature_are_byte_identical_when_cold_and_when_stored
     assert_eq!((upstream.count_of(Target::Sums), upstream.count_of(Target::Signature)), (1, 1));
 }
 
-/// PROTOCOL, section 2.2: one invalid version string would make the whole list fail in older clients.
+/// One invalid version string would make the whole list fail in older clients.
 #[tokio::test]
 async fn versions_that_no_client_can_parse_are_removed_from_the_list_and_all_else_is_kept() {
     let upstream = FakeUpstream::start().await;
@@ -136,7 +136,7 @@ async fn versions_that_no_client_can_parse_are_removed_from_the_list_and_all_els
     assert_eq!(answer.header("content-type"), "application/json");
 }
 
-/// PROTOCOL, section 2.2: clients request the normalised version, and upstream only knows its own spelling.
+/// Clients request the normalised version, and upstream only knows its own spelling.
 #[tokio::test]
 async fn a_normalised_version_is_requested_from_upstream_in_upstreams_spelling() {
     for (spelled, normal) in [("01.2", "1.2.0"), ("3", "3.0.0"), ("1.0.0-beta.1+build.5", "1.0.0-beta.1+build.5")] {
@@ -153,7 +153,7 @@ async fn a_normalised_version_is_requested_from_upstream_in_upstreams_spelling()
     }
 }
 
-/// PROTOCOL, section 2.3: an upper-case shasum is accepted and passed on unchanged.
+/// An upper-case shasum is accepted and passed on unchanged.
 #[tokio::test]
 async fn an_upper_case_shasum_is_relayed_as_it_is() {
     let upstream = FakeUpstream::start().await;
@@ -166,7 +166,7 @@ async fn an_upper_case_shasum_is_relayed_as_it_is() {
     assert_all_files_served(&larder, &upstream, "upper case").await;
 }
 
-/// PROTOCOL, section 2.3: relative URLs resolve against the final URL of the document.
+/// Relative URLs resolve against the final URL of the document.
 #[tokio::test]
 async fn relative_urls_in_a_redirected_document_resolve_against_its_final_url() {
     let upstream = FakeUpstream::start().await;
@@ -180,7 +180,7 @@ async fn relative_urls_in_a_redirected_document_resolve_against_its_final_url() 
     assert_all_files_served(&larder, &upstream, "relative").await;
 }
 
-/// DESIGN, promise 7: larder follows redirects itself and never passes them to the client.
+/// Promise 7: larder follows redirects itself and never passes them to the client.
 #[tokio::test]
 async fn larder_follows_every_kind_of_redirect_for_every_document_and_file() {
     for status in [301, 302, 303, 307, 308] {
@@ -208,7 +208,7 @@ async fn files_on_another_origin_behind_redirects_are_served_completely() {
     }
 }
 
-/// DESIGN, promise 13, and DESIGN, section 3: HOST is one key, so one upstream request.
+/// Promise 13: HOST is one key, so one upstream request.
 #[tokio::test]
 async fn every_spelling_of_a_host_is_one_key_and_one_upstream_request() {
     let upstream = FakeUpstream::start().await;
@@ -248,7 +248,7 @@ async fn every_spelling_of_a_host_is_one_key_and_one_upstream_request() {
     larder.get("/registry/registry.example:8443/v1/providers/acme/null/versions").await.expect(421);
 }
 
-/// DESIGN, promise 13: two registries never mix.
+/// Promise 13: two registries never mix.
 #[tokio::test]
 async fn the_same_version_of_two_registries_keeps_its_own_bytes() {
     let (first, second) = (FakeUpstream::start().await, FakeUpstream::start().await);
@@ -266,7 +266,7 @@ async fn the_same_version_of_two_registries_keeps_its_own_bytes() {
     }
 }
 
-/// DESIGN, promise 7: larder only sends requests to configured upstreams.
+/// Promise 7: larder only sends requests to configured upstreams.
 #[tokio::test]
 async fn a_host_that_is_not_configured_is_reported_with_the_reason() {
     let upstream = FakeUpstream::start().await;
@@ -369,7 +369,7 @@ async fn an_unknown_platform_version_or_provider_is_404() {
     larder.document("null", "1.2.0").await.expect(200);
 }
 
-/// DESIGN, section 4: a well-formed but unlisted archive URL costs one upstream request within `not_found`.
+/// A well-formed but unlisted archive URL costs one upstream request within `not_found`.
 #[tokio::test]
 async fn an_unlisted_archive_url_is_404_and_costs_one_upstream_request() {
     let upstream = FakeUpstream::start().await;
@@ -396,8 +396,7 @@ async fn an_unlisted_archive_url_is_404_and_costs_one_upstream_request() {
     assert_eq!((upstream.count_of(Target::Versions), upstream.count_of(Target::Document)), (1, 0));
 }
 
-/// DESIGN, section 4: the document is fetched again once, because registries sign URLs that expire; then the answer is
-/// 502.
+/// The document is fetched again once, because registries sign URLs that expire; then the answer is 502.
 #[tokio::test]
 async fn a_listed_file_that_upstream_does_not_serve_is_502_and_not_cached() {
     for target in [Target::Sums, Target::Signature, Target::Archive] {
@@ -421,7 +420,7 @@ async fn a_listed_file_that_upstream_does_not_serve_is_502_and_not_cached() {
     }
 }
 
-/// DESIGN, section 4: an expired URL is replaced from a fresh document, and the client sees no failure.
+/// An expired URL is replaced from a fresh document, and the client sees no failure.
 #[tokio::test]
 async fn an_archive_whose_signed_url_has_expired_is_fetched_from_its_new_one() {
     for size in [100_000, 2_000_000] {
@@ -435,7 +434,7 @@ async fn an_archive_whose_signed_url_has_expired_is_fetched_from_its_new_one() {
     }
 }
 
-/// DESIGN, promise 7: a URL names everything that is needed to find its file, so it outlives a store.
+/// Promise 7: a URL names everything that is needed to find its file, so it outlives a store.
 #[tokio::test]
 async fn the_urls_of_a_document_work_at_a_larder_that_never_fetched_it() {
     let upstream = FakeUpstream::start().await;
@@ -452,7 +451,7 @@ async fn the_urls_of_a_document_work_at_a_larder_that_never_fetched_it() {
     }
 }
 
-/// DESIGN, promise 8: a client's credentials are never sent upstream.
+/// Promise 8: a client's credentials are never sent upstream.
 #[tokio::test]
 async fn the_clients_own_credentials_are_never_forwarded() {
     let upstream = FakeUpstream::builder().releases_elsewhere().start().await;
@@ -471,8 +470,7 @@ async fn the_clients_own_credentials_are_never_forwarded() {
     }
 }
 
-/// DESIGN, promise 8: an upstream's credentials go to its own origin, never to one that a document or a redirect leads
-/// to.
+/// Promise 8: an upstream's credentials go to its own origin, never to one that a document or a redirect leads to.
 #[tokio::test]
 async fn the_upstreams_token_goes_to_the_registry_and_not_to_the_origin_of_the_files() {
     let upstream = FakeUpstream::builder().releases_elsewhere().redirected_urls(302).token("t0ken").start().await;
@@ -501,8 +499,7 @@ async fn the_upstreams_token_goes_to_the_registry_and_not_to_the_origin_of_the_f
     }
 }
 
-/// DESIGN, promise 8: every request of a plain installation to the registry carries the token, and no other request
-/// does.
+/// Promise 8: every request of a plain installation to the registry carries the token, and no other request does.
 #[tokio::test]
 async fn the_token_is_on_every_request_to_the_registry_and_on_no_other() {
     let upstream = FakeUpstream::builder().releases_elsewhere().redirected_urls(307).token("t0ken").start().await;

@@ -37,7 +37,7 @@ fn override_config(larder: &Larder) -> String {
     host_override(HOST, &larder.providers_url(HOST), "http://127.0.0.1:9/v1/modules/")
 }
 
-/// The acceptance test of DESIGN, section 8.
+/// Promise 6, the acceptance test: a user adds a few lines of configuration and changes no source, and `init` works without the upstream.
 #[tokio::test]
 async fn init_works_through_an_override_and_again_when_the_upstream_is_gone() {
     let Some(client) = Terraform::find() else { return };
@@ -55,7 +55,7 @@ async fn init_works_through_an_override_and_again_when_the_upstream_is_gone() {
     assert_eq!(workspace.lock_file(), direct.lock_file());
 
     upstream.forget_requests();
-    workspace.forget();
+    workspace.remove_lock_and_installed();
     workspace.init().await.expect_success();
     assert_eq!(upstream.count_of(Target::Everything), 0, "a second init within the fresh time asked upstream");
     assert_eq!(workspace.lock_file(), direct.lock_file());
@@ -70,7 +70,7 @@ async fn init_works_through_an_override_and_again_when_the_upstream_is_gone() {
     assert!(larder.versions("null").await.expect(200).has_cache_status("detail=stale"));
 }
 
-/// PROTOCOL, section 2.2: the list has `0.1`, the client requests `0.1.0`, and upstream only knows `0.1`.
+/// The list has `0.1`, the client requests `0.1.0`, and upstream only knows `0.1`.
 #[tokio::test]
 async fn a_version_in_an_unusual_upstream_spelling_is_installed() {
     let Some(client) = Terraform::find() else { return };
@@ -110,7 +110,7 @@ async fn init_works_through_a_network_mirror_over_tls() {
     assert!(output.text.contains("verified checksum"), "{}", output.text);
 
     upstream.stop().await;
-    workspace.forget();
+    workspace.remove_lock_and_installed();
     workspace.init().await.expect_success();
     assert_eq!(workspace.lock_file().matches("\"h1:").count(), 2);
 }
@@ -178,7 +178,7 @@ async fn a_larder_behind_a_larder_gives_the_same_lock_file() {
     assert_eq!(workspace.lock_file(), direct.lock_file());
 }
 
-/// PROTOCOL, section 2.5: an upstream that is down never looks like "no such provider".
+/// An upstream that is down never looks like "no such provider".
 #[tokio::test]
 async fn with_nothing_stored_and_the_upstream_gone_the_client_shows_the_cause() {
     let Some(client) = Terraform::find() else { return };

@@ -1,4 +1,4 @@
-//! Stored archives are read again: by `verify` at once, by the scrub over weeks (DESIGN, promise 10). Damaged ones are
+//! Stored archives are read again: by `verify` at once, by the scrub over weeks (promise 10). Damaged ones are
 //! quarantined and fetched again.
 
 use std::path::{Path, PathBuf};
@@ -62,7 +62,7 @@ fn has_all_archives(folder: &Folder, upstream: &FakeUpstream) -> bool {
     wanted == stored
 }
 
-/// DESIGN, promise 10: verify uses SHA-256; a mismatch is quarantined and fetched again.
+/// Promise 10: verify uses SHA-256; a mismatch is quarantined and fetched again.
 #[tokio::test]
 async fn verify_finds_damaged_archives_and_fetches_them_again() {
     let upstream = upstream_with_both().await;
@@ -93,7 +93,7 @@ async fn verify_finds_damaged_archives_and_fetches_them_again() {
     assert_eq!(verify(&larder).await.last().unwrap()["wrong"], 0);
 }
 
-/// DESIGN, promise 10: `verify` finds a missing archive that a package record lists, and records with a wrong checksum.
+/// Promise 10: `verify` finds a missing archive that a package record lists, and records with a wrong checksum.
 #[tokio::test]
 async fn verify_finds_missing_archives_and_damaged_records() {
     let upstream = upstream_with_both().await;
@@ -115,7 +115,7 @@ async fn verify_finds_missing_archives_and_damaged_records() {
     assert_eq!(verify(&larder).await.last().unwrap()["wrong"], 0);
 }
 
-/// DESIGN, promise 12: offline, damage is quarantined too, and listed as missing.
+/// Promise 12: offline, damage is quarantined too, and listed as missing.
 #[tokio::test]
 async fn verify_offline_quarantines_damage_and_lists_it_as_missing() {
     let upstream = upstream_with_both().await;
@@ -132,8 +132,8 @@ async fn verify_offline_quarantines_damage_and_lists_it_as_missing() {
     assert_eq!((upstream.requests().len(), folder.blobs().len(), folder.files("aside").len()), (0, 0, 2));
 }
 
-/// DESIGN, promise 10: an archive that the store refuses is not stored, so it is not fetched again; `verify` passes
-/// nothing through.
+/// Promise 10: an archive that the store refuses is not stored, so it is not fetched again; `verify` passes nothing
+/// through.
 #[tokio::test]
 async fn verify_reports_an_archive_that_could_not_be_stored() {
     let upstream = upstream_with_both().await;
@@ -153,7 +153,7 @@ async fn verify_reports_an_archive_that_could_not_be_stored() {
     assert_eq!(larder.metric("larder_passed_through_total").await, 1.0);
 }
 
-/// DESIGN, promise 10: an archive that is verified again but cannot get a package record is reported.
+/// Promise 10: an archive that is verified again but cannot get a package record is reported.
 #[tokio::test]
 async fn verify_reports_a_verified_archive_without_a_package_record() {
     for (name, _) in NAMES {
@@ -204,7 +204,7 @@ async fn a_verify_ends_when_its_client_disconnects() {
     until("no other `verify` is running", async || verify_request(&larder).send().await.unwrap().status() == 200).await;
 }
 
-/// DESIGN, section 3: progress and the result on the command line, with a running larder and without.
+/// Progress and the result on the command line, with a running larder and without.
 #[tokio::test]
 async fn the_verify_command_reports_damage_and_exits_with_3() {
     let upstream = upstream_with_both().await;
@@ -269,7 +269,7 @@ async fn verify_fetches_again_by_the_current_configuration() {
     assert_eq!((upstream.count_of(Target::Archive), shown(Target::Archive)), (2, 1));
 }
 
-/// DESIGN, section 5: the interval scrub, whose due times survive a restart.
+/// The interval scrub, whose due times survive a restart.
 #[tokio::test]
 async fn the_scrub_finds_damage_when_it_is_due() {
     let upstream = upstream_with_both().await;

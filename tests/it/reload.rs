@@ -71,7 +71,7 @@ async fn a_new_freshness_lifetime_applies_to_rendered_responses_too() {
     assert_eq!(upstream.count_of(Target::Versions), 2);
 }
 
-/// DESIGN, section 5: a smaller size limit evicts at once, not with the next archive.
+/// A smaller size limit evicts at once, not with the next archive.
 #[tokio::test]
 async fn a_smaller_store_evicts_at_once() {
     let upstream = publishing(&["one", "two"], 800_000).await;
@@ -90,7 +90,7 @@ async fn a_smaller_store_evicts_at_once() {
     assert_eq!(status["max_size_bytes"], 1 << 20);
 }
 
-/// DESIGN, promise 8.
+/// Promise 8: a reload changes who may ask, from the next request on.
 #[tokio::test]
 async fn the_allowed_clients_are_those_of_the_new_configuration() {
     let upstream = publishing(&["null"], 10_000).await;
@@ -121,7 +121,7 @@ async fn public_url_and_default_upstream_follow_a_reload() {
     assert!(config.contains("https://m.example/base/registry/"), "{config}");
 }
 
-/// DESIGN, section 3: after a reload, commands need the token of the new configuration.
+/// After a reload, commands need the token of the new configuration.
 #[tokio::test]
 async fn a_new_admin_token_replaces_the_old_one() {
     let upstream = publishing(&["null"], 10_000).await;
@@ -177,7 +177,7 @@ async fn a_new_upstream_token_is_sent_after_a_reload() {
     larder.versions("null").await.expect(200);
 }
 
-/// DESIGN, promise 8: a response in flight from the old address does not make larder send the new credential there.
+/// Promise 8: a response in flight from the old address does not make larder send the new credential there.
 #[tokio::test]
 async fn a_new_credential_is_never_sent_to_the_former_upstream_url() {
     let old = publishing(&["null"], 10_000).await;
@@ -238,7 +238,7 @@ async fn an_upstream_with_a_new_url_is_requested_there_at_once() {
     assert_eq!(new.count_of(Target::Everything), 0);
 }
 
-/// DESIGN, promise 7: the current configuration limits where documents lead.
+/// Promise 7: the current configuration limits where documents lead.
 #[tokio::test]
 async fn a_reload_of_allow_private_changes_which_urls_documents_may_name() {
     let upstream = FakeUpstream::builder().releases_elsewhere().start().await;
@@ -254,7 +254,7 @@ async fn a_reload_of_allow_private_changes_which_urls_documents_may_name() {
     larder.document("random", "1.2.0").await.expect(502);
 }
 
-/// DESIGN, promise 1: an archive verified under a weaker policy does not count under a stricter one.
+/// Promise 1: an archive verified under a weaker policy does not count under a stricter one.
 #[tokio::test]
 async fn stricter_verification_applies_to_stored_packages_too() {
     let upstream = publishing(&["null"], 10_000).await;
@@ -275,7 +275,7 @@ async fn stricter_verification_applies_to_stored_packages_too() {
     assert_eq!(upstream.count_of(Target::Archive), 1);
 }
 
-/// DESIGN, promise 12.
+/// Promise 12: a reload to offline stops every request to upstreams.
 #[tokio::test]
 async fn after_a_reload_to_offline_nothing_is_sent() {
     let upstream = publishing(&["null", "random"], 10_000).await;
@@ -292,7 +292,7 @@ async fn after_a_reload_to_offline_nothing_is_sent() {
     larder.versions("random").await.expect(200);
 }
 
-/// DESIGN, promise 12: requests in flight keep their configuration but send nothing either.
+/// Promise 12: requests in flight keep their configuration but send nothing either.
 #[tokio::test]
 async fn after_a_reload_to_offline_running_fetches_send_nothing_either() {
     let upstream = publishing(&["null"], LARGE_BYTES).await;
@@ -387,7 +387,7 @@ async fn options_that_need_a_restart_are_reported_and_unchanged() {
     assert!(larder.reload(Larder::mirroring(&upstream)).await.unwrap().need_restart.is_empty());
 }
 
-/// DESIGN, promise 8: the check applies to the open listener, not to the one that the file would open after a restart.
+/// Promise 8: the check applies to the open listener, not to the one that the file would open after a restart.
 #[tokio::test]
 async fn a_reload_refuses_a_credential_while_any_client_is_allowed() {
     let upstream = publishing(&["null"], 10_000).await;
@@ -410,7 +410,7 @@ async fn a_reload_refuses_a_credential_while_any_client_is_allowed() {
     larder.reload(with_token().server(everywhere).server("clients = [\"127.0.0.0/8\"]")).await.unwrap();
 }
 
-/// DESIGN, section 3: all problems are reported together with the line; the configuration before stays in force.
+/// All problems are reported together with the line; the configuration before stays in force.
 #[tokio::test]
 async fn a_reload_of_a_bad_file_changes_nothing_and_reports_all_problems() {
     let (first, second) = (publishing(&["null"], 10_000).await, publishing(&["random"], 10_000).await);
@@ -439,7 +439,7 @@ async fn a_reload_of_a_bad_file_changes_nothing_and_reports_all_problems() {
     assert_eq!(larder.terminate().await, Some(0));
 }
 
-/// DESIGN, section 3: the configuration file does not override `--offline` of the command line.
+/// The configuration file does not override `--offline` of the command line.
 #[tokio::test]
 async fn offline_by_the_command_line_survives_a_reload() {
     let upstream = publishing(&["null"], 10_000).await;

@@ -33,7 +33,7 @@ async fn request_all(base: &str, paths: impl Iterator<Item = String>, expected: 
     }
 }
 
-/// DESIGN, promise 11: memory does not grow with the variety of requests; neither do the store and the metrics.
+/// Promise 11: memory does not grow with the variety of requests; neither do the store and the metrics.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn thousands_of_unknown_names_and_queries_leave_no_files() {
     let upstream = FakeUpstream::start().await;

@@ -11,7 +11,7 @@ fn archive_requests(upstream: &FakeUpstream) -> Vec<RecordedRequest> {
     upstream.requests().into_iter().filter(|request| request.target == Target::Archive).collect()
 }
 
-/// DESIGN, promises 4 and 9: after a kill, a download continues at the partial file.
+/// Promises 4 and 9: after a kill, a download continues at the partial file.
 #[tokio::test]
 async fn a_download_that_a_kill_cut_short_is_resumed_after_the_restart() {
     let upstream = FakeUpstream::start().await;
@@ -30,7 +30,7 @@ async fn a_download_that_a_kill_cut_short_is_resumed_after_the_restart() {
     assert_eq!(partial_download(&folder), None, "what was staged is still there");
 }
 
-/// DESIGN, promise 4: if upstream ignores the range, the partial file is compared with the new body.
+/// Promise 4: if upstream ignores the range, the partial file is compared with the new body.
 #[tokio::test]
 async fn a_full_response_after_the_restart_is_compared_with_the_partial_file() {
     let upstream = FakeUpstream::start().await;
@@ -44,7 +44,7 @@ async fn a_full_response_after_the_restart_is_compared_with_the_partial_file() {
     assert_eq!(archive_requests(&upstream).len(), 1);
 }
 
-/// DESIGN, promise 4: without a length or a validator, larder compares the bytes with the partial file.
+/// Promise 4: without a length or a validator, larder compares the bytes with the partial file.
 #[tokio::test]
 async fn a_download_without_length_or_validators_is_served_correctly_after_the_restart() {
     for fault in [Fault::NoValidators, Fault::NoLength] {
@@ -59,7 +59,7 @@ async fn a_download_without_length_or_validators_is_served_correctly_after_the_r
     }
 }
 
-/// DESIGN, promises 4 and 9: a partial file that a crash damaged is replaced.
+/// Promises 4 and 9: a partial file that a crash damaged is replaced.
 #[tokio::test]
 async fn a_partial_file_that_a_crash_damaged_is_replaced() {
     let upstream = FakeUpstream::start().await;
@@ -91,7 +91,7 @@ async fn a_partial_file_that_a_crash_damaged_is_replaced() {
     }
 }
 
-/// DESIGN, promise 4: a client that disconnects cancels nothing, and an orderly stop keeps the partial file.
+/// Promise 4: a client that disconnects cancels nothing, and an orderly stop keeps the partial file.
 #[tokio::test]
 async fn sigterm_does_not_wait_for_a_download_without_clients_and_it_is_resumed() {
     let upstream = FakeUpstream::start().await;
@@ -128,7 +128,7 @@ async fn assert_recovers(larder: &Process, path: &str, zip: &[u8]) {
     panic!("three requests did not heal it");
 }
 
-/// DESIGN, promise 4: an archive never has bytes of two different downloads.
+/// Promise 4: an archive never has bytes of two different downloads.
 #[tokio::test]
 async fn a_partial_file_is_never_mixed_with_bytes_of_another_download() {
     let upstream = FakeUpstream::start().await;
@@ -141,7 +141,7 @@ async fn a_partial_file_is_never_mixed_with_bytes_of_another_download() {
     assert_recovers(&larder, &path, &bytes(&upstream, "null")).await;
 }
 
-/// DESIGN, promises 2 and 4: a partial file of the earlier content is not part of the new one.
+/// Promises 2 and 4: a partial file of the earlier content is not part of the new one.
 #[tokio::test]
 async fn a_version_republished_after_the_kill_is_served_completely() {
     let upstream = FakeUpstream::start().await;

@@ -1,5 +1,5 @@
-//! Offline, lists name only installable packages (DESIGN, promise 12), in every protocol, however a package was stored
-//! or removed.
+//! Offline, lists name only installable packages (promise 12), in every protocol, however a package was stored or
+//! removed.
 
 use std::time::Duration;
 
@@ -203,7 +203,7 @@ async fn an_offline_list_follows_fills_and_evictions() {
     assert_eq!(listed(&larder).await, ["1.0.0", "1.3.0"]);
 }
 
-/// DESIGN, promise 1: an archive verified under a weaker policy does not count as stored, and is not listed.
+/// Promise 1: an archive verified under a weaker policy does not count as stored, and is not listed.
 #[tokio::test]
 async fn versions_below_the_required_verification_are_not_listed() {
     let upstream = upstream_with_four_versions().await;

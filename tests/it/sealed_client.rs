@@ -55,7 +55,7 @@ async fn a_constraint_resolves_to_the_newest_stored_version() {
         workspace.cli_config(&config);
         workspace.init().await.expect_success();
         assert_eq!(chosen(&workspace), "1.1.0", "{config}");
-        workspace.forget_installed();
+        workspace.remove_installed();
         workspace.init().await.expect_success();
         locked.get_or_insert(workspace.lock_file());
     }

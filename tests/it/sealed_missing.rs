@@ -161,7 +161,7 @@ async fn requests_without_a_platform_are_reported_for_the_sealed_platforms() {
     assert_eq!(missing(&larder.admin()).await, warm_up_request(&[("null", platforms), ("other", platforms)]));
 }
 
-/// DESIGN, section 3: the list survives SIGTERM and kill -9; only a request with the admin token clears it.
+/// The list survives SIGTERM and kill -9; only a request with the admin token clears it.
 #[tokio::test]
 async fn the_missing_list_survives_a_restart_and_a_kill_until_it_is_cleared() {
     let fixture = registry_with_packages().await;
@@ -223,8 +223,8 @@ async fn the_missing_list_survives_a_restart_and_a_kill_until_it_is_cleared() {
     assert!(print_missing(&[]).await.contains("nothing"));
 }
 
-/// DESIGN, promise 11: requests for nonsense or nonexistent versions fill a bounded table and displace no package that
-/// is requested repeatedly.
+/// Promise 11: requests for nonsense or nonexistent versions fill a bounded table and displace no package that is
+/// requested repeatedly.
 #[tokio::test]
 async fn requests_for_nonexistent_packages_fill_a_bounded_table() {
     let fixture = registry_with_packages().await;

@@ -1,4 +1,4 @@
-//! DESIGN, promise 12, by system calls: `strace` shows that an offline larder makes no connection and looks up no name,
+//! Promise 12, by system calls: `strace` shows that an offline larder makes no connection and looks up no name,
 //! whatever is requested.
 
 use std::path::{Path, PathBuf};

@@ -23,8 +23,8 @@ async fn publishing(sizes: &[(&str, usize)]) -> FakeUpstream {
     upstream
 }
 
-/// DESIGN, promise 4: slow readers of passed-through archives delay no other client, also where upstream multiplexes
-/// all requests on one connection.
+/// Promise 4: slow readers of passed-through archives delay no other client, also where upstream multiplexes all
+/// requests on one connection.
 #[tokio::test(flavor = "multi_thread")]
 async fn slow_readers_of_a_pass_through_delay_no_other_client() {
     let ca = TestCa::new();
@@ -50,8 +50,7 @@ async fn slow_readers_of_a_pass_through_delay_no_other_client() {
     larder.document("cold", "1.2.0").await.expect(200);
 }
 
-/// DESIGN, promise 8: a discovery document of the registry's former address does not make larder send a credential
-/// there.
+/// Promise 8: a discovery document of the registry's former address does not make larder send a credential there.
 #[tokio::test]
 async fn a_moved_upstreams_credential_does_not_go_to_its_former_address() {
     let former = publishing(&[("null", 20_000), ("random", 20_000)]).await;
@@ -70,7 +69,7 @@ async fn a_moved_upstreams_credential_does_not_go_to_its_former_address() {
     assert_eq!(now.count_where(|asked| asked.header("authorization") == Some("Bearer s3cret")), 2);
 }
 
-/// DESIGN, section 4: a missing service is not cached: the next request fetches the discovery document again.
+/// A missing service is not cached: the next request fetches the discovery document again.
 #[tokio::test]
 async fn a_registry_without_the_service_is_requested_again_the_next_time() {
     let upstream = publishing(&[("null", 20_000)]).await;
@@ -84,7 +83,7 @@ async fn a_registry_without_the_service_is_requested_again_the_next_time() {
     larder.versions("null").await.expect(200);
 }
 
-/// DESIGN, section 4: after a Retry-After of one second, a successful response resets the breaker.
+/// After a Retry-After of one second, a successful response resets the breaker.
 #[tokio::test]
 async fn a_short_retry_after_does_not_extend_the_breaker() {
     let upstream = publishing(&[("null", 20_000), ("random", 20_000)]).await;
@@ -103,7 +102,7 @@ async fn a_short_retry_after_does_not_extend_the_breaker() {
     assert!(!larder.versions("null").await.expect(200).has_cache_status("detail=stale"));
 }
 
-/// DESIGN, promises 4 and 11: a broken download is resumed before downloads that wait for a permit start.
+/// Promises 4 and 11: a broken download is resumed before downloads that wait for a permit start.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broken_download_is_resumed_before_waiting_downloads_start() {
     let upstream = publishing(&[("null", 3_000_000), ("random", 3_000_000), ("tls", 3_000_000)]).await;
@@ -124,7 +123,7 @@ async fn a_broken_download_is_resumed_before_waiting_downloads_start() {
     }
 }
 
-/// DESIGN, promise 11: a pass-through returns its permit before it resumes.
+/// Promise 11: a pass-through returns its permit before it resumes.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pass_through_returns_its_permit_before_it_resumes() {
     let upstream = publishing(&[("null", 3_000_000)]).await;
@@ -137,7 +136,7 @@ async fn a_pass_through_returns_its_permit_before_it_resumes() {
     assert!(got.is_complete && got.body == upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
 }
 
-/// DESIGN, promise 9: after a disk refused writes for a moment, eviction counts the files on disk.
+/// Promise 9: after a disk refused writes for a moment, eviction counts the files on disk.
 #[tokio::test(flavor = "multi_thread")]
 async fn after_a_full_disk_eviction_uses_the_actual_sizes() {
     let names: Vec<String> = (0..60).map(|number| format!("p{number}")).collect();

@@ -1,5 +1,5 @@
-//! Secrets stay home (DESIGN, promise 8): one run with credentials of every kind, through every success and failure;
-//! then logs, store and outgoing requests are searched for them.
+//! Secrets stay home (promise 8): one run with credentials of every kind, through every success and failure; then logs,
+//! store and outgoing requests are searched for them.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -262,7 +262,7 @@ async fn ask_for_everything(larder: &Process, heard: &mut Heard) {
     request_once(larder, "/nothing", heard).await.expect(404);
 }
 
-/// DESIGN, promise 8: "to the origin of its `url`, to the service origins its discovery names, and to the hosts in its
+/// Promise 8: "to the origin of its `url`, to the service origins its discovery names, and to the hosts in its
 /// `credentials_for`; never to an origin that is none of these, by redirect or document".
 #[tokio::test]
 async fn each_credential_is_sent_to_exactly_its_own_origins() {
@@ -345,7 +345,7 @@ fn wrong_configurations() -> Vec<String> {
     all
 }
 
-/// DESIGN, promise 8: "No secret, userinfo or query of an upstream URL reaches a log, an error, a key or a client."
+/// Promise 8: "No secret, userinfo or query of an upstream URL reaches a log, an error, a key or a client."
 #[tokio::test]
 async fn no_secret_appears_in_any_output_of_a_whole_run() {
     let fixture = SecretsFixture::new().await;

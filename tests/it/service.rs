@@ -159,8 +159,8 @@ async fn watchdog_messages_are_sent_while_larder_answers_whatever_its_upstreams_
     assert_eq!(manager.next_news()[0], "STOPPING=1");
 }
 
-/// DESIGN, promise 11: a larder whose blocking threads are all taken fails its own check until they are free; with a
-/// lost store, a restart would not help, so the check passes.
+/// Promise 11: a larder whose blocking threads are all taken fails its own check until they are free; with a lost
+/// store, a restart would not help, so the check passes.
 #[tokio::test]
 async fn a_larder_whose_blocking_threads_are_all_busy_fails_its_liveness_check() {
     // Occupies all blocking threads of a runtime.

@@ -54,7 +54,7 @@ const STORED: &str = "larder; fwd=miss; stored";
 const PASSED: &str = "larder; fwd=miss";
 const HIT: &str = "larder; hit";
 
-/// DESIGN, promise 9: a full disk evicts first; nothing is evicted for an archive that would not fit even then.
+/// Promise 9: a full disk evicts first; nothing is evicted for an archive that would not fit even then.
 #[tokio::test]
 async fn a_full_disk_evicts_first_and_passes_through_archives_that_can_never_fit() {
     if !SmallDisk::is_possible() {
@@ -80,7 +80,7 @@ async fn a_full_disk_evicts_first_and_passes_through_archives_that_can_never_fit
     assert_eq!(fetch_and_cache_status(larder, &upstream, "one").await, STORED);
 }
 
-/// DESIGN, promise 9: damaged files make space before any intact one.
+/// Promise 9: damaged files make space before any intact one.
 #[tokio::test]
 async fn a_full_disk_empties_the_quarantine_before_it_evicts() {
     if !SmallDisk::is_possible() {
@@ -103,7 +103,7 @@ async fn a_full_disk_empties_the_quarantine_before_it_evicts() {
     assert_eq!(std::fs::read_dir(aside).unwrap().count(), 0);
 }
 
-/// DESIGN, promise 9: requests are served while the disk has no free byte.
+/// Promise 9: requests are served while the disk has no free byte.
 #[tokio::test]
 async fn a_disk_that_is_full_to_the_last_byte_fails_no_request() {
     if !SmallDisk::is_possible() {
@@ -123,7 +123,7 @@ async fn a_disk_that_is_full_to_the_last_byte_fails_no_request() {
     assert_eq!(fetch_and_cache_status(larder, &upstream, "one").await, HIT);
 }
 
-/// DESIGN, promise 9: larder starts on a store that cannot be written, and serves stored archives.
+/// Promise 9: larder starts on a store that cannot be written, and serves stored archives.
 #[tokio::test]
 async fn a_larder_starts_on_a_disk_that_is_full_or_read_only() {
     if !SmallDisk::is_possible() {
@@ -154,7 +154,7 @@ async fn a_larder_starts_on_a_disk_that_is_full_or_read_only() {
     }
 }
 
-/// DESIGN, section 5: a new store cannot be created on a read-only disk, and the error names the path.
+/// A new store cannot be created on a read-only disk, and the error names the path.
 #[tokio::test]
 async fn a_new_store_on_a_read_only_disk_is_refused_with_its_path() {
     if !SmallDisk::is_possible() {

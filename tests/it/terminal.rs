@@ -1,5 +1,4 @@
-//! DESIGN, promise 15: the cause and the remedy of every failure that the client shows, as a person sees it in the
-//! terminal.
+//! Promise 15: the cause and the remedy of every failure that the client shows, as a person sees it in the terminal.
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -198,7 +197,7 @@ async fn the_terminal_shows_the_failures_of_modules() {
     }
 }
 
-/// DESIGN, promise 14: the error for a version that waits for `accept` names the command, in the terminal too.
+/// Promise 14: the error for a version that waits for `accept` names the command, in the terminal too.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_terminal_shows_the_accept_command_for_a_refused_version() {
     let Some(client) = Terraform::find() else { return };
@@ -227,7 +226,7 @@ async fn the_terminal_shows_the_accept_command_for_a_refused_version() {
     }
 }
 
-/// DESIGN, promise 9: on a full disk `init` still works; the log names the remedy.
+/// Promise 9: on a full disk `init` still works; the log names the remedy.
 #[tokio::test(flavor = "multi_thread")]
 async fn init_works_on_a_full_disk_and_the_log_reports_it() {
     let Some(client) = Terraform::find() else { return };

@@ -34,7 +34,7 @@ async fn publishing() -> FakeUpstream {
     upstream
 }
 
-/// DESIGN, promise 11: exports and bundles have a limit; beyond it the answer says why and what to do.
+/// Promise 11: exports and bundles have a limit; beyond it the answer says why and what to do.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn four_exports_and_bundles_run_at_a_time_and_one_more_is_refused() {
     let upstream = publishing().await;
@@ -55,7 +55,7 @@ async fn four_exports_and_bundles_run_at_a_time_and_one_more_is_refused() {
     assert!(stalled.remove(0).bytes().await.unwrap().len() > LARGE_BYTES);
 }
 
-/// DESIGN, promise 11: a client that reads nothing is disconnected.
+/// Promise 11: a client that reads nothing is disconnected.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_does_not_read_an_export_is_disconnected() {
     let upstream = publishing().await;
@@ -98,7 +98,7 @@ impl Blocked {
     }
 }
 
-/// DESIGN, promise 9: admin requests have ended when larder has stopped, so that the store is free.
+/// Promise 9: admin requests have ended when larder has stopped, so that the store is free.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stop_waits_for_running_admin_requests() {
     for works in ["inventory", "bundle"] {

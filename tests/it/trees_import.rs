@@ -119,7 +119,7 @@ async fn a_connected_mirror_verifies_a_tree_with_documents_of_upstream_only() {
     by_mirror.init().await.expect_success();
 }
 
-/// DESIGN, promise 1: the maker of a tree may also have made the key that signs it.
+/// Promise 1: the maker of a tree may also have made the key that signs it.
 #[tokio::test]
 async fn an_exported_tree_is_verified_by_a_known_key_or_one_that_the_operator_trusts() {
     let Some(client) = Terraform::find() else { return };
@@ -199,7 +199,7 @@ async fn a_package_that_upstream_does_not_know_is_imported_with_an_explicit_opti
     assert_eq!(status["alarms"][0]["kind"], "imported-differs", "{status}");
 }
 
-/// DESIGN, promise 14: a lost record of a verified version is no reason to import it unsigned.
+/// Promise 14: a lost record of a verified version is no reason to import it unsigned.
 #[tokio::test]
 async fn no_unsigned_archive_is_imported_with_a_damaged_first_seen_record() {
     let upstream = upstream().await;

@@ -267,8 +267,7 @@ async fn served_hashes(setup: &CommandSetup, upstream: &FakeUpstream) -> Vec<Str
     hashes.into_iter().map(|hash| hash.as_str().unwrap().to_owned()).collect()
 }
 
-/// DESIGN, promises 1 and 9: a kill at any rename of an import leaves no unpublished `zh:`, and the same command
-/// continues.
+/// Promises 1 and 9: a kill at any rename of an import leaves no unpublished `zh:`, and the same command continues.
 #[tokio::test]
 async fn an_import_that_is_killed_at_any_rename_reports_no_hash_of_its_own_packing() {
     let Some(strace) = find("strace") else { return };

@@ -84,7 +84,7 @@ async fn a_refused_file_does_not_affect_other_files_of_the_package() {
     assert_eq!((states.len(), setup.home.blobs().len(), output.code), (5, 4, Some(1)));
 }
 
-/// DESIGN, promise 10: an import replaces a damaged stored archive.
+/// Promise 10: an import replaces a damaged stored archive.
 #[tokio::test]
 async fn a_damaged_stored_archive_is_replaced_by_an_import() {
     let upstream = upstream().await;

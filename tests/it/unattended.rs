@@ -1,4 +1,4 @@
-//! DESIGN, promise 11: the number of fills that one client started and abandoned is limited.
+//! Promise 11: the number of fills that one client started and abandoned is limited.
 
 use futures_util::future::join_all;
 
@@ -59,8 +59,8 @@ async fn publishing(count: usize) -> (FakeUpstream, Vec<String>) {
     (upstream, names)
 }
 
-/// DESIGN, promises 4 and 11: clients that disconnect cancel nothing and can start a limited number of fills. Clients
-/// that join a fill, other clients, and the same client after the fills are served as usual.
+/// Promises 4 and 11: clients that disconnect cancel nothing and can start a limited number of fills. Clients that join
+/// a fill, other clients, and the same client after the fills are served as usual.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_client_that_abandons_many_downloads_starts_no_more_until_they_end() {
     let (upstream, names) = publishing(MOST + 2).await;
@@ -91,8 +91,8 @@ async fn a_client_that_abandons_many_downloads_starts_no_more_until_they_end() {
     assert_eq!(upstream.count_of(Target::Archive), MOST + 2);
 }
 
-/// DESIGN, promise 11: of many downloads that a client starts and then abandons, sixteen continue. The next request
-/// resumes the partial files of the others.
+/// Promise 11: of many downloads that a client starts and then abandons, sixteen continue. The next request resumes the
+/// partial files of the others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn of_many_abandoned_downloads_sixteen_continue() {
     let (upstream, names) = publishing(3 * MOST).await;
@@ -118,7 +118,7 @@ async fn of_many_abandoned_downloads_sixteen_continue() {
     assert_eq!(upstream.count_of(Target::Archive), 5 * MOST, "each that was given up is asked for once more");
 }
 
-/// DESIGN, promise 11: a HEAD request does not wait for the body, so its download counts as abandoned; a GET joins it.
+/// Promise 11: a HEAD request does not wait for the body, so its download counts as abandoned; a GET joins it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_download_started_by_head_counts_as_unattended() {
     let (upstream, names) = publishing(MOST + 1).await;
@@ -138,7 +138,7 @@ async fn a_download_started_by_head_counts_as_unattended() {
     nobody_waits_for(&larder, 0).await;
 }
 
-/// DESIGN, promise 11: a client that stays is not limited, however many archives it waits for.
+/// Promise 11: a client that stays is not limited, however many archives it waits for.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn downloads_of_a_waiting_client_are_not_limited() {
     let (upstream, names) = publishing(2 * MOST).await;

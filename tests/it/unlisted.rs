@@ -1,12 +1,12 @@
 //! A version that is missing from upstream's list does not exist: larder requests, stores and records nothing of it
-//! (DESIGN, promises 1 and 11).
+//! (promises 1 and 11).
 
 use crate::support::http::get;
 use crate::support::larder::{HOST, Larder};
 use crate::support::module_fixture::{ModuleFixture, tar_gz};
 use crate::support::upstream::{FakeUpstream, Module, Provider, Target};
 
-/// DESIGN, promise 11: a registry that answers for any version fills neither the store nor the first-seen records.
+/// Promise 11: a registry that answers for any version fills neither the store nor the first-seen records.
 #[tokio::test]
 async fn a_version_that_is_missing_from_a_readable_list_is_404() {
     let upstream = FakeUpstream::start().await;
@@ -81,7 +81,7 @@ async fn a_version_is_requested_if_no_list_can_be_read() {
     larder.document("null", "1.2.0").await.expect(200);
 }
 
-/// DESIGN, promise 11: a list of more than 20,000 versions is refused with the reason.
+/// Promise 11: a list of more than 20,000 versions is refused with the reason.
 #[tokio::test]
 async fn a_list_of_too_many_versions_is_refused() {
     let upstream = FakeUpstream::start().await;

@@ -40,7 +40,7 @@ fn assert_passed_through(answer: &Answer, zip: &[u8]) {
     assert!(answer.body == zip);
 }
 
-/// DESIGN, promise 9: an archive that no eviction could make space for is passed through, and nothing is evicted.
+/// Promise 9: an archive that no eviction could make space for is passed through, and nothing is evicted.
 #[tokio::test]
 async fn an_archive_larger_than_the_store_limit_is_passed_through() {
     let upstream = FakeUpstream::start().await;
@@ -58,7 +58,7 @@ async fn an_archive_larger_than_the_store_limit_is_passed_through() {
     assert!(larder.folder.partial_downloads().is_empty());
 }
 
-/// DESIGN, promise 9: HEAD and Range are answered as for any archive that is not stored, and HEAD fetches no body.
+/// Promise 9: HEAD and Range are answered as for any archive that is not stored, and HEAD fetches no body.
 #[tokio::test]
 async fn a_pass_through_ignores_ranges() {
     let upstream = FakeUpstream::start().await;
@@ -75,7 +75,7 @@ async fn a_pass_through_ignores_ranges() {
     }
 }
 
-/// DESIGN, promise 9: without a staging file, the response is served and the archive is not stored.
+/// Promise 9: without a staging file, the response is served and the archive is not stored.
 #[tokio::test]
 async fn without_a_staging_folder_requests_are_served_and_nothing_is_stored() {
     for size in [SMALL_BYTES, LARGE_BYTES] {
@@ -96,8 +96,8 @@ async fn without_a_staging_folder_requests_are_served_and_nothing_is_stored() {
     }
 }
 
-/// DESIGN, promise 9: where the bytes are verified and only the commit fails, verification alone releases the tail, and
-/// the bytes on disk are not fetched again.
+/// Promise 9: where the bytes are verified and only the commit fails, verification alone releases the tail, and the
+/// bytes on disk are not fetched again.
 #[tokio::test]
 async fn an_archive_whose_commit_fails_is_served_once_it_is_verified() {
     // The commit fails before the rename, and after it.
@@ -128,7 +128,7 @@ async fn an_archive_whose_commit_fails_is_served_once_it_is_verified() {
     }
 }
 
-/// DESIGN, promise 10: a damaged archive is not served even where it cannot be quarantined.
+/// Promise 10: a damaged archive is not served even where it cannot be quarantined.
 #[tokio::test]
 async fn a_damaged_archive_that_cannot_be_quarantined_is_passed_through() {
     for size in [SMALL_BYTES, LARGE_BYTES] {
@@ -145,7 +145,7 @@ async fn a_damaged_archive_that_cannot_be_quarantined_is_passed_through() {
     }
 }
 
-/// DESIGN, promise 9, and the table of DESIGN, section 4: a read-only disk does not weaken what was verified before.
+/// Promise 9: a read-only disk does not weaken what was verified before.
 #[tokio::test]
 async fn a_version_republished_with_an_unknown_key_is_refused_on_an_unwritable_store() {
     let upstream = FakeUpstream::start().await;
@@ -204,7 +204,7 @@ fn is_a_file(v1: &Path) {
 /// Losses of a store under a running larder.
 const LOSSES: [fn(&Path); 4] = [vanish, is_replaced, is_made_anew_empty, is_a_file];
 
-/// DESIGN, section 5: a store other than the locked one is neither read nor written; every request is still answered.
+/// A store other than the locked one is neither read nor written; every request is still answered.
 #[tokio::test]
 async fn a_store_that_is_lost_at_run_time_fails_no_request() {
     for (number, loss) in LOSSES.into_iter().enumerate() {
@@ -253,7 +253,7 @@ fn tree(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// DESIGN, section 5: a store that comes back is used again; larder did not treat its content as deleted in between.
+/// A store that comes back is used again; larder did not treat its content as deleted in between.
 #[tokio::test]
 async fn a_store_that_comes_back_is_used_again() {
     let upstream = FakeUpstream::start().await;
@@ -277,7 +277,7 @@ async fn a_store_that_comes_back_is_used_again() {
     assert!(larder.get(&two).await.expect(200).has_cache_status("larder; hit"));
 }
 
-/// DESIGN, promise 12: offline, the error names the lost store.
+/// Promise 12: offline, the error names the lost store.
 #[tokio::test]
 async fn offline_errors_name_a_lost_store() {
     let fixture = PackageFixture::with_archive_size(SMALL_BYTES).await;
@@ -296,7 +296,7 @@ async fn offline_errors_name_a_lost_store() {
     }
 }
 
-/// DESIGN, promise 4: a client gets the announced length or an abort, even if upstream changes the length.
+/// Promise 4: a client gets the announced length or an abort, even if upstream changes the length.
 #[tokio::test]
 async fn a_resumed_response_with_another_length_is_aborted() {
     for difference in [-1_isize, 1] {
@@ -314,8 +314,8 @@ async fn a_resumed_response_with_another_length_is_aborted() {
     }
 }
 
-/// DESIGN, promise 3: with a wrong announced length no body is complete: excess bytes are refused, and missing bytes
-/// are awaited.
+/// Promise 3: with a wrong announced length no body is complete: excess bytes are refused, and missing bytes are
+/// awaited.
 #[tokio::test]
 async fn a_body_with_a_wrong_announced_length_is_never_complete() {
     for (size, difference) in [(LARGE_BYTES, -1_isize), (LARGE_BYTES, 1), (SMALL_BYTES, -1), (SMALL_BYTES, 1)] {

@@ -212,7 +212,7 @@ async fn a_response_that_is_not_a_document_is_refused() {
     }
 }
 
-/// DESIGN, promise 11, and the table: a document is too large for the default limit, and for a limit of the test.
+/// Promise 11, and the table: a document is too large for the default limit, and for a limit of the test.
 #[tokio::test]
 async fn a_document_larger_than_the_limit_is_refused() {
     assert_without_cache(always_revalidating, Fault::HugeJson, 502).await;
@@ -361,7 +361,7 @@ async fn an_unexpected_status_is_a_502() {
     }
 }
 
-/// PROTOCOL, section 2.2, 2.3: clients ignore the media type of these documents, and so does larder.
+/// Clients ignore the media type of these documents, and so does larder.
 #[tokio::test]
 async fn a_document_of_any_media_type_is_accepted() {
     let upstream = published().await;

@@ -39,8 +39,8 @@ async fn it_heals(upstream: &FakeUpstream, larder: &Larder, path: &str) {
     assert!(larder.folder.partial_downloads().is_empty());
 }
 
-/// DESIGN, promise 1: a small archive is verified before the status line, and a page of a captive portal is not an
-/// archive, however large the archive would have been.
+/// Promise 1: a small archive is verified before the status line, and a page of a captive portal is not an archive,
+/// however large the archive would have been.
 #[tokio::test]
 async fn wrong_bytes_that_are_found_before_the_status_line_are_a_502_with_the_verdict() {
     let rows = [
@@ -60,7 +60,7 @@ async fn wrong_bytes_that_are_found_before_the_status_line_are_a_502_with_the_ve
     .await;
 }
 
-/// DESIGN, promise 3: wrong bytes never look complete.
+/// Promise 3: wrong bytes never look complete.
 #[tokio::test]
 async fn a_large_archive_with_wrong_bytes_is_broken_off_before_its_tail() {
     let rows = [("a wrong byte in the middle", Fault::WrongBytes), ("a wrong last byte", Fault::WrongLastByte)];
@@ -89,7 +89,7 @@ fn unproven() -> [(&'static str, (Fault, &'static str)); 6] {
     ]
 }
 
-/// DESIGN, promise 2: nothing of an unproven set is answered.
+/// Promise 2: nothing of an unproven set is answered.
 #[tokio::test]
 async fn without_a_stored_set_nothing_of_an_unverified_one_is_answered() {
     let upstream = publishing(SMALL_BYTES).await;
@@ -114,7 +114,7 @@ async fn without_a_stored_set_nothing_of_an_unverified_one_is_answered() {
     .await;
 }
 
-/// DESIGN, promise 6: a set that fails verification does not hide the verified one.
+/// Promise 6: a set that fails verification does not hide the verified one.
 #[tokio::test]
 async fn a_stored_set_stays_when_the_new_one_does_not_verify() {
     each_row(unproven(), async |(fault, _)| {
@@ -138,8 +138,7 @@ async fn a_stored_set_stays_when_the_new_one_does_not_verify() {
     .await;
 }
 
-/// DESIGN, promise 1: what `verification` lets in where the registry lists no key; one listed key makes the signature
-/// count.
+/// Promise 1: what `verification` lets in where the registry lists no key; one listed key makes the signature count.
 #[tokio::test]
 async fn a_set_that_no_listed_key_signed_is_kept_only_where_the_policy_says_so() {
     let no_key = null().size(SMALL_BYTES).without_keys();
@@ -170,7 +169,7 @@ async fn a_set_that_no_listed_key_signed_is_kept_only_where_the_policy_says_so()
     .await;
 }
 
-/// DESIGN, promise 1: no policy lets other bytes in than SHA256SUMS names.
+/// Promise 1: no policy lets other bytes in than SHA256SUMS names.
 #[tokio::test]
 async fn the_checksum_policy_still_refuses_wrong_bytes_and_wrong_sums() {
     let upstream = publishing(SMALL_BYTES).await;
@@ -189,8 +188,8 @@ async fn the_checksum_policy_still_refuses_wrong_bytes_and_wrong_sums() {
     it_heals(&upstream, &larder, &path).await;
 }
 
-/// DESIGN, promise 8: an upstream URL (here: with what may be a secret in its query) reaches no client, not even that
-/// of a signature that is not there and need not be.
+/// Promise 8: an upstream URL (here: with what may be a secret in its query) reaches no client, not even that of a
+/// signature that is not there and need not be.
 #[tokio::test]
 async fn a_missing_signature_is_no_reason_to_tell_where_it_should_have_been() {
     let upstream = FakeUpstream::builder().signed_urls().start().await;
@@ -206,7 +205,7 @@ async fn a_missing_signature_is_no_reason_to_tell_where_it_should_have_been() {
     assert!(larder.get(&path).await.expect(200).body == zip(&upstream));
 }
 
-/// DESIGN, promise 1: a weak digest proves nothing, and neither does a revoked key.
+/// Promise 1: a weak digest proves nothing, and neither does a revoked key.
 #[tokio::test]
 async fn a_weak_digest_or_a_revoked_key_proves_nothing() {
     let rows = [

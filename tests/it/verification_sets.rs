@@ -38,7 +38,7 @@ fn urls(document: &Answer) -> [String; 3] {
     ["download_url", "shasums_url", "shasums_signature_url"].map(|name| document[name].as_str().unwrap().to_owned())
 }
 
-/// DESIGN, promise 5: every file that a document names has upstream's bytes.
+/// Promise 5: every file that a document names has upstream's bytes.
 async fn leads_to(larder: &Larder, document: &Answer, truth: &Truth) {
     assert_eq!(document.json()["shasum"].as_str().unwrap(), sha256_hex(&truth.zip));
     let [archive, sums, signature] = urls(document);
@@ -59,7 +59,7 @@ fn always_revalidating(upstream: &FakeUpstream) -> Builder {
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// DESIGN, promise 2: one file, sums and signature asked for side by side.
+/// Promise 2: one file, sums and signature asked for side by side.
 #[tokio::test]
 async fn a_set_is_one_file_and_its_sums_and_signature_are_asked_for_together() {
     let upstream = upstream_with(edition(1)).await;
@@ -79,8 +79,8 @@ async fn a_set_is_one_file_and_its_sums_and_signature_are_asked_for_together() {
     assert_eq!(requests, [1, 1, 1]);
 }
 
-/// DESIGN, promise 2: while upstream shows half of a new set, the old one is answered, or 502 where none is stored, and
-/// the new one once it is whole.
+/// Promise 2: while upstream shows half of a new set, the old one is answered, or 502 where none is stored, and the new
+/// one once it is whole.
 #[tokio::test]
 async fn a_half_published_set_is_not_taken_until_it_is_whole() {
     let upstream = upstream_with(edition(1)).await;
@@ -107,7 +107,7 @@ async fn a_half_published_set_is_not_taken_until_it_is_whole() {
     assert_eq!((larder.folder.proof_sets().len(), larder.folder.blobs().len()), (1, 2));
 }
 
-/// DESIGN, promise 2: the sums are new, the document says 304.
+/// Promise 2: the sums are new, the document says 304.
 #[tokio::test]
 async fn new_sums_under_an_unchanged_document_replace_the_old_ones() {
     let upstream = upstream_with(edition(1)).await;
@@ -123,7 +123,7 @@ async fn new_sums_under_an_unchanged_document_replace_the_old_ones() {
     leads_to(&larder, &before, &old).await;
 }
 
-/// DESIGN, promise 2: a set that is current costs three conditional requests and no byte.
+/// Promise 2: a set that is current costs three conditional requests and no byte.
 #[tokio::test]
 async fn an_unchanged_set_is_confirmed_without_a_byte() {
     let upstream = upstream_with(edition(1)).await;
@@ -135,7 +135,7 @@ async fn an_unchanged_set_is_confirmed_without_a_byte() {
     assert_eq!(upstream.count_of(Target::Sums) + upstream.count_of(Target::Signature), 2);
 }
 
-/// DESIGN, promise 2: the digests of a set that was replaced answer for another 24 h.
+/// Promise 2: the digests of a set that was replaced answer for another 24 h.
 #[tokio::test]
 async fn urls_of_a_replaced_set_answer_for_a_day() {
     let upstream = upstream_with(edition(1)).await;
@@ -155,7 +155,7 @@ async fn urls_of_a_replaced_set_answer_for_a_day() {
     larder.get(&old_signature).await.expect(404);
 }
 
-/// DESIGN, promise 2: while upstream is down, the set of the stored archive answers, however old it is.
+/// Promise 2: while upstream is down, the set of the stored archive answers, however old it is.
 #[tokio::test]
 async fn while_only_the_predecessors_archive_is_stored_its_set_answers_for_an_upstream_that_is_down() {
     let mut upstream = upstream_with(edition(1)).await;
@@ -181,7 +181,7 @@ async fn while_only_the_predecessors_archive_is_stored_its_set_answers_for_an_up
     leads_to(&larder, &document(&larder).await, &truth(&upstream)).await;
 }
 
-/// DESIGN, promise 2: the same where only the files' origin is down, and where larder is sealed.
+/// Promise 2: the same where only the files' origin is down, and where larder is sealed.
 #[tokio::test]
 async fn while_only_the_predecessors_archive_is_stored_its_set_answers_for_files_that_are_down_and_offline() {
     let mut upstream = FakeUpstream::builder().releases_elsewhere().start().await;
@@ -201,7 +201,7 @@ async fn while_only_the_predecessors_archive_is_stored_its_set_answers_for_files
     leads_to(&sealed, &document(&sealed).await, &old).await;
 }
 
-/// DESIGN, promise 6: a newer set whose archive was never fetched does not hide a version that upstream has deleted.
+/// Promise 6: a newer set whose archive was never fetched does not hide a version that upstream has deleted.
 #[tokio::test]
 async fn while_only_the_predecessors_archive_is_stored_its_set_answers_for_a_deleted_version() {
     let upstream = upstream_with(edition(1)).await;

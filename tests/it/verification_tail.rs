@@ -5,7 +5,7 @@ use crate::support::package_fixture::{LARGE_BYTES, PackageFixture, SMALL_BYTES, 
 use crate::support::rows::each_row;
 use crate::support::upstream::{Fault, Target};
 
-/// DESIGN, promise 3: without a length, the first 1 MiB is withheld, then the body streams without a length.
+/// Promise 3: without a length, the first 1 MiB is withheld, then the body streams without a length.
 #[tokio::test]
 async fn an_archive_without_a_length_streams_after_its_first_mebibyte() {
     let fixture = PackageFixture::with_archive_size(LARGE_BYTES).await;
@@ -24,7 +24,7 @@ async fn an_archive_without_a_length_streams_after_its_first_mebibyte() {
     fixture.assert_complete().await;
 }
 
-/// DESIGN, promise 3: a small one without a length is answered with one.
+/// Promise 3: a small one without a length is answered with one.
 #[tokio::test]
 async fn a_small_archive_without_a_length_is_verified_before_the_status_line() {
     let fixture = PackageFixture::with_archive_size(SMALL_BYTES).await;
@@ -34,8 +34,8 @@ async fn a_small_archive_without_a_length_is_verified_before_the_status_line() {
     fixture.assert_complete().await;
 }
 
-/// DESIGN, promise 3: wrong bytes are refused where they are few, else broken off, without a length before the last
-/// chunk. A Range changes nothing.
+/// Promise 3: wrong bytes are refused where they are few, else broken off, without a length before the last chunk. A
+/// Range changes nothing.
 #[tokio::test]
 async fn wrong_bytes_never_look_complete() {
     let wrong = vec![Fault::WrongLastByte];
@@ -65,7 +65,7 @@ async fn wrong_bytes_never_look_complete() {
     .await;
 }
 
-/// DESIGN, promise 3: HTTP/1.0 cannot mark a truncated body of unknown length, so such clients wait for the whole.
+/// Promise 3: HTTP/1.0 cannot mark a truncated body of unknown length, so such clients wait for the whole.
 #[tokio::test]
 async fn an_old_client_waits_for_an_archive_without_a_length() {
     let fixture = PackageFixture::with_archive_size(LARGE_BYTES).await;
@@ -81,7 +81,7 @@ async fn an_old_client_waits_for_an_archive_without_a_length() {
     assert!(received.is_complete && received.body == fixture.zip);
 }
 
-/// DESIGN, promise 3: a download without a length that is cut each time is a 502 up to 1 MiB, and broken off above.
+/// Promise 3: a download without a length that is cut each time is a 502 up to 1 MiB, and broken off above.
 #[tokio::test]
 async fn a_download_without_a_length_that_is_always_cut_never_looks_complete() {
     let fixture = PackageFixture::with_archive_size(LARGE_BYTES).await;
@@ -97,7 +97,7 @@ async fn a_download_without_a_length_that_is_always_cut_never_looks_complete() {
     fixture.assert_recovers().await;
 }
 
-/// DESIGN, promise 3: Range is ignored until the archive is stored.
+/// Promise 3: Range is ignored until the archive is stored.
 #[tokio::test]
 async fn a_range_of_a_cold_archive_is_answered_with_the_whole() {
     let rows = [("its first bytes", "bytes=0-9"), ("its last bytes", "bytes=-10"), ("its rest", "bytes=2999000-")];
@@ -119,7 +119,7 @@ async fn a_range_of_a_cold_archive_is_answered_with_the_whole() {
     .await;
 }
 
-/// DESIGN, promise 3: bytes stream as they arrive, and none of the last 64 KiB leaves before the archive is committed.
+/// Promise 3: bytes stream as they arrive, and none of the last 64 KiB leaves before the archive is committed.
 #[tokio::test]
 async fn the_tail_is_sent_only_when_the_archive_is_committed() {
     let fixture = PackageFixture::with_archive_size(LARGE_BYTES).await;
@@ -141,7 +141,7 @@ async fn the_tail_is_sent_only_when_the_archive_is_committed() {
     assert!(body == fixture.zip);
 }
 
-/// DESIGN, promise 3: no client gets bytes that did not arrive.
+/// Promise 3: no client gets bytes that did not arrive.
 #[tokio::test]
 async fn bytes_are_streamed_as_soon_as_they_arrive() {
     let fixture = PackageFixture::with_archive_size(LARGE_BYTES).await;

@@ -8,8 +8,8 @@ use crate::support::package_fixture::{LARGE_BYTES, PackageFixture, SMALL_BYTES};
 use crate::support::rows::each_row;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 
-/// DESIGN, promise 4: a broken download is resumed, and no byte is fetched twice. A chunked body without its last chunk
-/// is a broken one. Without validators the resumption is by Range alone; the digest verifies the whole.
+/// Promise 4: a broken download is resumed, and no byte is fetched twice. A chunked body without its last chunk is a
+/// broken one. Without validators the resumption is by Range alone; the digest verifies the whole.
 #[tokio::test]
 async fn a_download_that_breaks_is_resumed_where_it_broke() {
     type Cut = fn(usize) -> Fault;
@@ -40,7 +40,7 @@ async fn a_download_that_breaks_is_resumed_where_it_broke() {
     .await;
 }
 
-/// DESIGN, promise 4, and the table: also where the archive's URL has expired meanwhile.
+/// Promise 4, and the table: also where the archive's URL has expired meanwhile.
 #[tokio::test]
 async fn a_download_that_breaks_is_resumed_at_its_new_url() {
     let upstream = FakeUpstream::builder().signed_urls().start().await;
@@ -61,7 +61,7 @@ async fn a_download_that_breaks_is_resumed_at_its_new_url() {
     assert_eq!(fixture.upstream.count_of(Target::Document), 2);
 }
 
-/// DESIGN, promise 4: a download that broke after its very last byte has nothing left to resume.
+/// Promise 4: a download that broke after its very last byte has nothing left to resume.
 #[tokio::test]
 async fn a_download_that_breaks_at_its_very_end_is_complete() {
     each_row([("a small archive", SMALL_BYTES), ("a large archive", LARGE_BYTES)], async |size| {
@@ -72,8 +72,7 @@ async fn a_download_that_breaks_at_its_very_end_is_complete() {
     .await;
 }
 
-/// DESIGN, promise 4: a reset is resumed as well, an upstream that cannot resume starts over, and clients notice
-/// nothing.
+/// Promise 4: a reset is resumed as well, an upstream that cannot resume starts over, and clients notice nothing.
 #[tokio::test]
 async fn a_download_that_is_reset_or_starts_over_with_the_same_bytes_is_complete() {
     let rows = [
@@ -95,8 +94,8 @@ async fn a_download_that_is_reset_or_starts_over_with_the_same_bytes_is_complete
     .await;
 }
 
-/// DESIGN, promise 3: a truncated archive never looks complete: a large one is broken off before its tail, a small one
-/// is refused before the status line.
+/// Promise 3: a truncated archive never looks complete: a large one is broken off before its tail, a small one is
+/// refused before the status line.
 #[tokio::test]
 async fn an_archive_that_never_comes_whole_never_looks_complete() {
     type Offset = fn(usize) -> usize;
@@ -124,7 +123,7 @@ async fn an_archive_that_never_comes_whole_never_looks_complete() {
     .await;
 }
 
-/// DESIGN, promise 4: where it starts over with other bytes, every client that got some is aborted.
+/// Promise 4: where it starts over with other bytes, every client that got some is aborted.
 #[tokio::test]
 async fn a_download_that_starts_over_with_other_bytes_breaks_off_all_who_follow_it() {
     let fixture = PackageFixture::with_archive_size(LARGE_BYTES).await;
@@ -160,7 +159,7 @@ async fn an_archive_that_stalls_is_given_up_and_resumed_by_the_next_request() {
     assert_eq!(requests[1].header("range"), Some("bytes=1500000-"));
 }
 
-/// DESIGN, promise 4: a broken fetch is resumed also after a restart.
+/// Promise 4: a broken fetch is resumed also after a restart.
 #[tokio::test]
 async fn an_archive_that_stalls_is_resumed_after_a_restart() {
     let fixture = PackageFixture::with_stall_timeout(LARGE_BYTES, Duration::from_millis(500)).await;

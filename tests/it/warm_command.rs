@@ -76,7 +76,7 @@ impl WarmCommandSetup {
     }
 }
 
-/// DESIGN, section 3: plain lines without a terminal: one for each archive when it ends, and a summary.
+/// Plain lines without a terminal: one for each archive when it ends, and a summary.
 #[tokio::test]
 async fn each_archive_has_a_line_when_it_ends_and_then_there_is_a_summary() {
     let running = |aws: Value, null: Value| job(0, "running", &[aws, null]);
@@ -127,7 +127,7 @@ async fn everything_that_one_command_names_is_one_job() {
     assert_eq!(serde_json::from_str::<Value>(&requests[0].body).unwrap(), request);
 }
 
-/// DESIGN, section 3: `--json` prints the job's last report and nothing else.
+/// `--json` prints the job's last report and nothing else.
 #[tokio::test]
 async fn as_json_the_last_report_of_each_job_is_printed() {
     let last = job(0, "done", &[item(AWS, "fetched", 5, Some(5))]);
@@ -223,7 +223,7 @@ async fn is_served(setup: &command_setup::CommandSetup, upstream: &FakeUpstream,
     assert_eq!(larder.terminate().await, Some(0));
 }
 
-/// DESIGN, section 3: where no larder runs, a command opens the store itself; with warming, a store may begin.
+/// Where no larder runs, a command opens the store itself; with warming, a store may begin.
 #[tokio::test]
 async fn without_a_running_larder_warm_creates_a_store_and_fetches_into_it() {
     let (setup, upstream) = without_larder().await;

@@ -22,7 +22,7 @@ async fn upstream_with(names: &[&str], size: usize) -> FakeUpstream {
 
 const LOCK_FILE: &str = "provider \"registry.terraform.io/acme/null\" {\n  version = \"1.2.0\"\n}\n";
 
-/// DESIGN, section 3: what changes something needs the token; pages and rebound names are refused whatever they know.
+/// What changes something needs the token; pages and rebound names are refused whatever they know.
 #[tokio::test]
 async fn jobs_are_started_and_stopped_with_the_token_only_and_never_by_a_web_page() {
     let upstream = upstream_with(&["null"], 100).await;
@@ -168,7 +168,7 @@ async fn every_problem_of_a_warm_up_request_is_reported_and_no_job_starts() {
     assert_eq!(fixture.get("/admin/v1/jobs").await.json()["jobs"].as_array().unwrap().len(), 1);
 }
 
-/// DESIGN, promise 11: running and remembered jobs are limited.
+/// Promise 11: running and remembered jobs are limited.
 #[tokio::test]
 async fn the_number_of_jobs_is_limited() {
     let upstream = upstream_with(&["null"], 100).await;
@@ -208,7 +208,7 @@ async fn is_stored(larder: &Larder, upstream: &FakeUpstream, name: &str) -> bool
     upstream.count_of(Target::Archive) == before
 }
 
-/// DESIGN, section 5: pins are never evicted; a whole job can be pinned, when it begins or afterwards.
+/// Pins are never evicted; a whole job can be pinned, when it begins or afterwards.
 #[tokio::test]
 async fn packages_that_a_job_warmed_and_pinned_survive_an_eviction() {
     for afterwards in [false, true] {
@@ -313,7 +313,7 @@ async fn pinning_a_package_that_is_not_stored_is_an_error() {
     fixture.post("/admin/v1/unpin", &json!({ "job": "0011223344556677" })).await.expect(404);
 }
 
-/// DESIGN, section 3: commands use the running larder; without one, they open the store themselves.
+/// Commands use the running larder; without one, they open the store themselves.
 #[tokio::test]
 async fn pin_and_unpin_on_the_command_line_work_with_a_running_larder_and_without() {
     let upstream = upstream_with(&["null"], 100).await;

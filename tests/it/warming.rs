@@ -209,7 +209,7 @@ async fn a_cancelled_job_fetches_no_more_and_keeps_stored_archives() {
     assert_eq!(fixture.job(&path).await, ended);
 }
 
-/// DESIGN, section 4: an upstream's Retry-After delays jobs, and no client.
+/// An upstream's Retry-After delays jobs, and no client.
 #[tokio::test]
 async fn a_job_waits_for_retry_after() {
     let upstream = versions(&["1.2.0"]).await;
@@ -263,7 +263,7 @@ async fn an_archive_that_does_not_fit_into_the_store_is_not_reported_as_warm() {
     assert_eq!(upstream.count_of(Target::Archive), 0, "something that was called warm is not held");
 }
 
-/// DESIGN, promise 12: an offline larder sends nothing for a warm-up.
+/// Promise 12: an offline larder sends nothing for a warm-up.
 #[tokio::test]
 async fn offline_a_warm_up_of_stored_packages_succeeds_without_requests() {
     let upstream = versions(&["1.1.0", "1.2.0"]).await;

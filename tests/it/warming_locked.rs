@@ -1,5 +1,5 @@
-//! Warming a lock file: through a kill, through the real client with the upstream gone, and never with an archive that
-//! the client would refuse.
+//! Warm-ups of lock files. A killed one continues, the real client installs from a warmed store, and an archive that the
+//! client would refuse fails its item.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -16,25 +16,28 @@ use crate::support::tls::TestCa;
 use crate::support::upstream::{FakeUpstream, Provider, RecordedRequest, Target};
 use crate::support::warm_fixture::{PLATFORMS, WarmFixture, both_platforms, items};
 
-const BOTH: &str = "platform=linux_amd64&platform=darwin_arm64";
-// Larger than the archives that are fetched in parallel.
+/// Nothing listens there.
+const NO_MODULES: &str = "http://127.0.0.1:9/v1/modules/";
+const BOTH_PLATFORMS: &str = "platform=linux_amd64&platform=darwin_arm64";
+/// A job fetches four archives above 1 MiB at a time.
+const ARCHIVES_AT_A_TIME: usize = 4;
 const SIZE: usize = 1_500_000;
 const HALF_BYTES: usize = SIZE / 2;
 
-fn eight() -> Vec<String> {
+fn provider_names() -> Vec<String> {
     (1..=8).map(|number| format!("p{number}")).collect()
 }
 
 async fn upstream_of_eight() -> FakeUpstream {
     let upstream = FakeUpstream::start().await;
-    for name in eight() {
+    for name in provider_names() {
         upstream.publish(both_platforms(Provider::new("acme", &name).size(SIZE)));
         upstream.publish(both_platforms(Provider::new("acme", &name).version("1.3.0").size(100)));
     }
     upstream
 }
 
-fn block(name: &str, hashes: &[String]) -> String {
+fn lock_file_block(name: &str, hashes: &[String]) -> String {
     let hashes: String = hashes.iter().map(|hash| format!("    \"{hash}\",\n")).collect();
     format!(
         "provider \"{HOST}/acme/{name}\" {{\n  version     = \"1.2.0\"\n  constraints = \"~> 1.2.0\"\n  hashes = [\n{hashes}  ]\n}}\n\n"
@@ -49,12 +52,13 @@ fn hashes(upstream: &FakeUpstream, name: &str) -> Vec<String> {
 
 fn lock_file(upstream: &FakeUpstream) -> String {
     let header = "# This file is maintained automatically by \"terraform init\".\n\n";
-    header.to_owned() + &eight().iter().map(|name| block(name, &hashes(upstream, name))).collect::<String>()
+    header.to_owned()
+        + &provider_names().iter().map(|name| lock_file_block(name, &hashes(upstream, name))).collect::<String>()
 }
 
-fn requiring_eight(client: &Terraform, lock: &str) -> Workspace {
+fn workspace_requiring_all(client: &Terraform, lock: &str) -> Workspace {
     let mut workspace = client.workspace();
-    for name in eight() {
+    for name in provider_names() {
         workspace.require(&format!("{HOST}/acme/{name}"), "~> 1.2.0");
     }
     workspace.file(".terraform.lock.hcl", lock);
@@ -83,16 +87,16 @@ async fn a_lock_file_that_was_warmed_is_installed_and_locked_with_the_upstream_s
     let ca = TestCa::new();
     let larder = Larder::mirroring(&upstream).always_revalidate().tls(&ca, &["127.0.0.1"]).start().await;
     let fixture = WarmFixture::of(&larder);
-    let path = fixture.start_lock_file_job(&lock, BOTH).await;
+    let path = fixture.start_lock_file_job(&lock, BOTH_PLATFORMS).await;
     let job = fixture.finished_job(&path).await;
     assert_eq!((job.states(), &*job.state), (vec!["fetched"; 16], "done"), "{job}");
     assert_eq!(upstream.count_of(Target::Archive), 16);
     upstream.stop().await;
 
-    let overridden = host_override(HOST, &larder.providers_url(HOST), "http://127.0.0.1:9/v1/modules/");
-    let mut workspace = requiring_eight(&client, &lock);
+    let cli_config = host_override(HOST, &larder.providers_url(HOST), NO_MODULES);
+    let mut workspace = workspace_requiring_all(&client, &lock);
     workspace.trust(&ca.pem());
-    workspace.cli_config(&overridden);
+    workspace.cli_config(&cli_config);
     workspace.init().await.expect_success();
     assert!(workspace.lock_file().contains(&hashes(&upstream, "p8")[0]));
     let flags: Vec<String> = PLATFORMS.iter().map(|platform| format!("-platform={platform}")).collect();
@@ -101,67 +105,70 @@ async fn a_lock_file_that_was_warmed_is_installed_and_locked_with_the_upstream_s
     assert_eq!(workspace.lock_file().matches("\"h1:").count(), 16, "{}", workspace.lock_file());
 
     // Without a lock file the version is chosen again: the list is cached, and ~> 1.2.0 selects the warmed version.
-    workspace.forget();
+    workspace.remove_lock_and_installed();
     workspace.run(&[&["providers", "lock"], &flags[..]].concat()).await.expect_success();
-    workspace.forget();
+    workspace.remove_lock_and_installed();
     workspace.init().await.expect_success();
-    let mut mirrored = requiring_eight(&client, &lock);
-    mirrored.trust(&ca.pem());
-    mirrored.cli_config(&network_mirror(&format!("{}/mirror/", larder.base())));
-    mirrored.init().await.expect_success();
+    let mut mirror_workspace = workspace_requiring_all(&client, &lock);
+    mirror_workspace.trust(&ca.pem());
+    mirror_workspace.cli_config(&network_mirror(&format!("{}/mirror/", larder.base())));
+    mirror_workspace.init().await.expect_success();
 }
 
 /// A job that is killed continues after the restart.
 #[tokio::test]
-async fn a_warm_up_that_was_killed_continues_and_fetches_nothing_twice_completely() {
+async fn a_killed_warm_up_continues_and_fetches_no_archive_twice() {
     let mut upstream = upstream_of_eight().await;
     let lock = lock_file(&upstream);
     let folder = Folder::new();
     let builder = || Larder::mirroring(&upstream).always_revalidate().store_at(&folder);
     let gate = |name: &String| upstream.hold_after(Target::Archive.of(&format!("-{name}_")), HALF_BYTES);
-    let gates: BTreeMap<String, _> = eight().iter().map(|name| (name.clone(), gate(name))).collect();
+    let gates: BTreeMap<String, _> = provider_names().iter().map(|name| (name.clone(), gate(name))).collect();
     let larder = Process::start(&builder(), folder.path());
     let fixture = WarmFixture::at(&larder, token(&folder));
-    let path = fixture.start_lock_file_job(&lock, BOTH).await;
+    let path = fixture.start_lock_file_job(&lock, BOTH_PLATFORMS).await;
     let half_way = |job: &JobReport| {
         let at_half = |item: &&JobItemReport| item.state == "fetching" && item.bytes == HALF_BYTES as u64;
         job.items.iter().filter(at_half).map(JobItemReport::name).collect::<Vec<_>>()
     };
-    // The first four archives arrive completely; the next four stop in the middle.
-    let first = fixture.wait_for_job(&path, |job| half_way(job).len() == 4).await;
+    // The four archives of the first turn arrive completely, those of the second stop in the middle.
+    let first_turn = fixture.wait_for_job(&path, |job| half_way(job).len() == ARCHIVES_AT_A_TIME).await;
     for (name, gate) in &gates {
-        if half_way(&first).iter().any(|subject| subject.contains(&format!("/{name}@"))) {
+        if half_way(&first_turn).iter().any(|subject| subject.contains(&format!("/{name}@"))) {
             gate.open();
         }
     }
     let fetched = |job: &JobReport| job.states().iter().filter(|state| **state == "fetched").count();
-    let second = fixture.wait_for_job(&path, |job| half_way(job).len() == 4 && fetched(job) >= 4).await;
+    let second_turn = fixture
+        .wait_for_job(&path, |job| half_way(job).len() == ARCHIVES_AT_A_TIME && fetched(job) >= ARCHIVES_AT_A_TIME)
+        .await;
     larder.kill();
-    let whole = folder.blobs().len();
-    assert_eq!(whole, fetched(&second));
-    let before = archive_requests(&upstream).len();
-    assert_eq!(before, whole + 4);
+    let complete = folder.blobs().len();
+    assert_eq!(complete, fetched(&second_turn));
+    let requests_before_kill = archive_requests(&upstream).len();
+    assert_eq!(requests_before_kill, complete + ARCHIVES_AT_A_TIME);
     gates.values().for_each(|gate| gate.open());
 
     let larder = Process::start(&builder(), folder.path());
     let fixture = WarmFixture::at(&larder, token(&folder));
     let job = fixture.finished_job(&path).await;
     assert_eq!((&*job.state, job.items.len()), ("done", 16), "{job}");
-    assert_eq!(job.states().iter().filter(|state| **state == "held").count(), whole, "{job}");
+    assert_eq!(job.states().iter().filter(|state| **state == "held").count(), complete, "{job}");
     assert_eq!((folder.blobs().len(), folder.partial_downloads().len()), (16, 0));
 
     let requests = archive_requests(&upstream);
-    assert_eq!(requests.len() - before, 16 - whole, "what was fetched is fetched again");
-    let resumed =
-        requests[before..].iter().filter(|request| request.header("range") == Some(&format!("bytes={HALF_BYTES}-")));
-    assert_eq!(resumed.count(), 4);
-    for name in eight() {
+    assert_eq!(requests.len() - requests_before_kill, 16 - complete, "what was fetched is fetched again");
+    let resumed = requests[requests_before_kill..]
+        .iter()
+        .filter(|request| request.header("range") == Some(&format!("bytes={HALF_BYTES}-")));
+    assert_eq!(resumed.count(), ARCHIVES_AT_A_TIME);
+    for name in provider_names() {
         for platform in PLATFORMS {
             let file = format!(
                 "/releases/acme/terraform-provider-{name}/1.2.0/terraform-provider-{name}_1.2.0_{platform}.zip"
             );
             let size = upstream.archive_bytes("acme", &name, "1.2.0", platform).len() as u64;
-            // A cut connection was given more bytes than arrived, but never the whole archive twice.
+            // The upstream sent more bytes than arrived before the kill, but never the whole archive twice.
             assert!(
                 (size..2 * size).contains(&sent_of(&requests, &file)),
                 "{file}: {} of {size}",
@@ -172,14 +179,10 @@ async fn a_warm_up_that_was_killed_continues_and_fetches_nothing_twice_completel
 
     upstream.stop().await;
     let Some(client) = Terraform::find() else { return };
-    let workspace = requiring_eight(&client, &lock);
-    workspace.cli_config(&host_override(
-        HOST,
-        &format!("{}/registry/{HOST}/v1/providers/", larder.base()),
-        "http://127.0.0.1:9/v1/modules/",
-    ));
+    let workspace = workspace_requiring_all(&client, &lock);
+    workspace.cli_config(&host_override(HOST, &format!("{}/registry/{HOST}/v1/providers/", larder.base()), NO_MODULES));
     workspace.init().await.expect_success();
-    workspace.forget_installed();
+    workspace.remove_installed();
     workspace.run(&["providers", "lock", "-platform=linux_amd64", "-platform=darwin_arm64"]).await.expect_success();
 }
 
@@ -195,7 +198,7 @@ async fn the_client_chooses_the_version_that_was_warmed() {
     }
     let larder = Larder::mirroring(&upstream).start().await;
     let fixture = WarmFixture::of(&larder);
-    let overridden = host_override(HOST, &larder.providers_url(HOST), "http://127.0.0.1:9/v1/modules/");
+    let cli_config = host_override(HOST, &larder.providers_url(HOST), NO_MODULES);
     let constraints = [
         "1.0",
         "= 1.2.0",
@@ -222,7 +225,7 @@ async fn the_client_chooses_the_version_that_was_warmed() {
     upstream.stop().await;
     for (constraint, version) in constraints.iter().zip(chosen) {
         let mut workspace = client.workspace();
-        workspace.require("acme/null", constraint).cli_config(&overridden);
+        workspace.require("acme/null", constraint).cli_config(&cli_config);
         workspace.init().await.expect_success();
         let lock = workspace.lock_file();
         assert!(lock.contains(&format!("version     = \"{version}\"")), "{constraint}: {version} was warmed: {lock}");
@@ -245,7 +248,7 @@ async fn curl_warms_a_lock_file() {
             .args(arguments);
         run(command)
     };
-    let url = format!("{}/admin/v1/warm?{BOTH}", larder.admin());
+    let url = format!("{}/admin/v1/warm?{BOTH_PLATFORMS}", larder.admin());
     let body = format!("@{}", file.display());
     let output = curl(&["-H", "Content-Type: text/plain", "--data-binary", &body, "-i", &url]).await;
     assert_eq!(output.code, Some(0), "{output:?}");
@@ -283,36 +286,38 @@ async fn sigterm_ends_a_warm_up_at_once_and_the_next_start_resumes_it() {
     assert_eq!(archive_requests(&upstream)[0].header("range"), Some("bytes=1000000-"));
 }
 
-/// An archive that a client would refuse is not warm, however well it is verified.
+/// A verified archive that the client would refuse for its lock file is a failed item.
 #[tokio::test]
-async fn an_archive_that_none_of_the_locked_hashes_fits_fails_its_item() {
+async fn an_archive_without_a_matching_locked_hash_fails_its_item() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(both_platforms(Provider::new("acme", "null").directory_entries()));
     let larder = Larder::mirroring(&upstream).start().await;
     let fixture = WarmFixture::of(&larder);
     let warm = async |hashes: &[&str]| {
         let hashes: Vec<String> = hashes.iter().map(|hash| (*hash).to_owned()).collect();
-        let path = fixture.start_lock_file_job(&block("null", &hashes), BOTH).await;
+        let path = fixture.start_lock_file_job(&lock_file_block("null", &hashes), BOTH_PLATFORMS).await;
         fixture.finished_job(&path).await
     };
-    let other = format!("zh:{}", "0".repeat(64));
-    let job = warm(&[&other]).await;
+    let foreign_hash = format!("zh:{}", "0".repeat(64));
+    let job = warm(&[&foreign_hash]).await;
     assert_eq!(job.states(), ["failed"; 2]);
     assert!(job.error(0).contains("none of the 1 hashes in the lock file matches"), "{job}");
     assert!(job.error(0).contains("-platform=darwin_arm64"), "{job}");
     assert_eq!(upstream.count_of(Target::Archive), 0, "it was fetched all the same");
 
-    // One platform only is locked, by hashes that a client computed.
-    let job = warm(&["h1:bm90aGluZw==", &other]).await;
+    // An `h1:` can be compared with the archive only, so the archives are fetched.
+    let job = warm(&["h1:bm90aGluZw==", &foreign_hash]).await;
     assert_eq!((job.states(), larder.folder.blobs().len()), (vec!["failed"; 2], 2), "{job}");
+    // Hashes of one platform only are locked.
     let listed = larder.get(&format!("/mirror/{HOST}/acme/null/1.2.0.json")).await.expect(200).json();
     let hashes = listed["archives"]["linux_amd64"]["hashes"].as_array().unwrap().clone();
     let h1 = hashes.iter().map(|hash| hash.as_str().unwrap()).find(|hash| hash.starts_with("h1:")).unwrap();
-    let job = warm(&[&other, h1]).await;
+    let job = warm(&[&foreign_hash, h1]).await;
     assert_eq!(items(&job), ["null@1.2.0 darwin_arm64 failed", "null@1.2.0 linux_amd64 held"]);
     // One match is enough, and a lock file without hashes takes the verified archive.
     let locked = hashes.iter().map(|hash| hash.as_str().unwrap()).find(|hash| hash.starts_with("zh:")).unwrap();
-    assert_eq!(warm(&[&other, locked]).await.states(), ["failed", "held"]);
+    assert_eq!(warm(&[&foreign_hash, locked]).await.states(), ["failed", "held"]);
     assert_eq!(warm(&[]).await.states(), ["held", "held"]);
+    // Clients ignore hashes of an unknown kind.
     assert_eq!(warm(&["x9:unheard-of"]).await.states(), ["held", "held"]);
 }

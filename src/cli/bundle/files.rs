@@ -126,12 +126,9 @@ pub(super) fn is_stream(path: &Path) -> bool {
 
 /// Writes a small file atomically.
 pub(super) fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
-    let temp = temp_path(path)?;
-    let mut file = File::create(&temp)?;
+    let mut file = BufWriter::new(create_temp_beside(path)?);
     file.write_all(bytes)?;
-    file.sync_all()?;
-    fs::rename(&temp, path)?;
-    sync_folder_of(path)
+    finish_file(file, path)
 }
 
 /// Syncs the folder of a file, so that its name survives a power cut.
@@ -303,7 +300,7 @@ impl BundleOutput {
             return Ok((Self::Repair { parts, folder, existing }, created));
         }
         let list_path = folder.join(PartList::NAME);
-        write(&list_path, &list.write()).with_context(|| format!("{}", list_path.display()))?;
+        write(&list_path, &list.write())?;
         let record = BufWriter::new(create_temp_beside(&folder.join(RECORD_FILE))?);
         Ok((Self::New { parts, folder, record }, created))
     }
@@ -322,6 +319,7 @@ impl BundleOutput {
     /// # Errors
     /// Names the file that could not be written. `UnexpectedEof` where the bundle in parts is truncated.
     pub(super) fn write_from(self, mut source: impl Read) -> io::Result<Self> {
+        let in_folder = |folder: &Path, e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", folder.display()));
         Ok(match self {
             Self::File { mut file, path } => {
                 io::copy(&mut source, &mut file)
@@ -330,18 +328,16 @@ impl BundleOutput {
                 Self::File { file, path }
             }
             Self::New { parts, folder, record } => {
-                let in_folder = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", folder.display()));
-                let (parts, record) = copy_and_record(source, parts, record).map_err(in_folder)?;
+                let (parts, record) = copy_and_record(source, parts, record).map_err(|e| in_folder(&folder, e))?;
                 Self::New { parts, folder, record }
             }
             Self::Repair { parts, folder, existing } => {
-                let in_folder = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", folder.display()));
+                let in_folder = |e| in_folder(&folder, e);
                 let record = File::open(folder.join(RECORD_FILE)).map_err(in_folder)?;
                 let record = open_record(record).map_err(|bad| in_folder(bad.into()))?;
                 if record.bundle_bytes() != existing.bytes() {
-                    return Err(in_folder(io::Error::other(format!(
-                        "{RECORD_FILE} belongs to another bundle than the parts"
-                    ))));
+                    let reason = format!("{RECORD_FILE} belongs to another bundle than the parts");
+                    return Err(in_folder(io::Error::other(reason)));
                 }
                 let parts = rebuild_from_record(source, record, parts).map_err(in_folder)?;
                 Self::Repair { parts, folder, existing }
@@ -360,7 +356,7 @@ impl BundleOutput {
                 let WrittenParts { list, reused, .. } = parts.end()?;
                 finish_file(record, &folder.join(RECORD_FILE))?;
                 let list_path = folder.join(PartList::NAME);
-                write(&list_path, &list.write()).with_context(|| format!("{}", list_path.display()))?;
+                write(&list_path, &list.write())?;
                 Ok(WrittenBundle { source: BundleSource::Parts(folder, list), reused, rewritten: Vec::new() })
             }
             Self::Repair { parts, folder, existing } => {

@@ -1,25 +1,26 @@
 //! Checks whether the clients of this machine use this larder: reads their configuration as they do (PROTOCOL,
-//! sections 1.1 to 1.3), and requests the URLs in it as they would.
+//! sections 1.1 to 1.3), and requests the URLs in it as they would. Also checks other settings that affect a client's
+//! requests: proxies, tokens, timeout, plugin cache, certificate authorities (PROTOCOL, sections 1.3 and 1.4).
 
-mod connection_attempts;
-mod environment;
 mod sources;
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
+use ipnet::IpNet;
 use tokio::time::timeout;
+use url::{Host, Url};
 
-use super::listener::base;
-use super::running::{LarderState, RunningLarder};
-use super::{Check, PROBE_TIMEOUT};
+use super::listener::{base, is_loopback};
+use super::machine::{LarderState, RunningLarder};
+use super::{Check, PROBE_TIMEOUT, in_time};
 use crate::address::Hostname;
-use crate::config::{Config, Unreadable, text};
-use crate::http::admin_client;
-use crate::http::client_roots::ClientRoots;
+use crate::config::{Config, text};
+use crate::http::admin_client::{AdminClient, AdminToken};
+use crate::http::probe_client::ClientRoots;
 use crate::protocol::client_config::{ClientRoute, default_text};
-use crate::requirements::cli_config::CliConfig;
-use crate::requirements::cli_config::{ClientProgram, Environment, SearchPaths};
-use crate::requirements::hcl;
+use crate::requirements::cli_config::{CliConfig, Environment, InstallationSource, SearchPaths, ServiceValue};
+use crate::requirements::{ClientKind, hcl};
 
 const FILES: &str = "client.files";
 const OVERRIDE: &str = "client.override";
@@ -41,8 +42,7 @@ pub(super) async fn check_client(
 ) -> Vec<Check> {
     let checks_of_clients = ClientChecks { config, running, environment, client_roots };
     let environment_copy = environment.clone();
-    let reading = tokio::task::spawn_blocking(move || read_all(&environment_copy));
-    let Some(all_client_files) = timeout(PROBE_TIMEOUT, reading).await.ok().and_then(Result::ok) else {
+    let Some(all_client_files) = in_time(move || read_all(&environment_copy)).await else {
         return vec![Check::fail(FILES, "the home folder does not respond")];
     };
     let name_clients = all_client_files.len() > 1;
@@ -64,23 +64,17 @@ impl ClientChecks<'_> {
     async fn check_files(&self, client_files: &ClientFiles) -> Vec<Check> {
         let mut checks = client_files.checks();
         if client_files.no_files() {
-            let lines = self.lines_to_paste().await;
             let searched = client_files.searched_paths();
-            checks.push(
-                Check::warn(
-                    FILES,
-                    format!("no CLI configuration ({searched}): clients ask every registry directly, not larder"),
-                )
-                .advise(match self.running.state {
-                    LarderState::NeverSetUp => {
-                        "write these lines there, with your larder's own URL instead of this machine's:"
-                    }
-                    LarderState::Up | LarderState::Down => {
-                        "write these lines there, on every machine whose clients should use larder:"
-                    }
-                })
-                .paste(lines),
-            );
+            let found = format!("no CLI configuration ({searched}): clients ask every registry directly, not larder");
+            let check = Check::warn(FILES, found).advise(match self.running.state {
+                LarderState::NeverSetUp => {
+                    "write these lines there, with your larder's own URL instead of this machine's:"
+                }
+                LarderState::Up | LarderState::Down => {
+                    "write these lines there, on every machine whose clients should use larder:"
+                }
+            });
+            checks.push(check.paste(self.lines_to_paste().await));
             return checks;
         }
         for host in self.hosts(client_files) {
@@ -140,9 +134,9 @@ impl ClientChecks<'_> {
 
     /// The client configuration that a user should write.
     async fn lines_to_paste(&self) -> String {
-        let answer = admin_client::get(self.config.admin.listen, "/admin/v1/client-config", None);
+        let client = AdminClient::new(self.config.admin.listen, AdminToken::Absent);
         if self.running.is_up()
-            && let Ok(Ok(lines)) = timeout(PROBE_TIMEOUT, answer).await
+            && let Ok(Ok(lines)) = timeout(PROBE_TIMEOUT, client.get("/admin/v1/client-config")).await
         {
             return String::from_utf8_lossy(&lines).into_owned();
         }
@@ -158,15 +152,15 @@ impl ClientChecks<'_> {
 
 /// Registry of an address without a host, for the clients that read these files.
 fn default_host(client_files: &ClientFiles, host: &Hostname) -> &'static str {
-    let default_host_of = |client: &ClientProgram| client.default_host();
+    let default_host_of = |client: &ClientKind| client.default_host();
     let explicit = client_files.clients.iter().map(default_host_of).find(|default| *default == host.as_str());
     explicit.unwrap_or_else(|| client_files.clients.first().map_or("", default_host_of))
 }
 
 /// Configuration files of one client, or of both where they are identical.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct ClientFiles {
-    clients: Vec<ClientProgram>,
+    clients: Vec<ClientKind>,
     search_paths: Vec<SearchPaths>,
     files: Vec<PathBuf>,
     problems: Vec<String>,
@@ -177,10 +171,10 @@ struct ClientFiles {
 fn read_all(environment: &Environment) -> Vec<ClientFiles> {
     let folders: Vec<PathBuf> =
         environment.get("PATH").map(|path| std::env::split_paths(path).collect()).unwrap_or_default();
-    let is_installed = |client: &ClientProgram| folders.iter().any(|folder| folder.join(client.program()).is_file());
-    let mut clients: Vec<ClientProgram> = ClientProgram::ALL.into_iter().filter(is_installed).collect();
+    let is_installed = |client: &ClientKind| folders.iter().any(|folder| folder.join(client.program()).is_file());
+    let mut clients: Vec<ClientKind> = ClientKind::ALL.into_iter().filter(is_installed).collect();
     if clients.is_empty() {
-        clients = ClientProgram::ALL.to_vec();
+        clients = ClientKind::ALL.to_vec();
     }
     let mut all_client_files: Vec<ClientFiles> = Vec::new();
     for client in clients {
@@ -199,27 +193,19 @@ fn read_all(environment: &Environment) -> Vec<ClientFiles> {
     all_client_files
 }
 
-fn read_files(client: ClientProgram, environment: &Environment) -> ClientFiles {
+fn read_files(client: ClientKind, environment: &Environment) -> ClientFiles {
     let search_paths = SearchPaths::of(client, environment, &|path: &Path| path.exists());
-    let mut client_files = ClientFiles {
-        clients: vec![client],
-        files: Vec::new(),
-        problems: Vec::new(),
-        config: CliConfig::default(),
-        search_paths: vec![search_paths.clone()],
-    };
+    let mut client_files =
+        ClientFiles { clients: vec![client], search_paths: vec![search_paths.clone()], ..ClientFiles::default() };
     if let Some(file) = search_paths.file {
         client_files.add(file, search_paths.named_by);
     }
-    let entries =
-        search_paths.folder.as_deref().and_then(|folder| std::fs::read_dir(folder).ok()).into_iter().flatten();
+    let folder = search_paths.folder.unwrap_or_default();
+    let entries = std::fs::read_dir(&folder).into_iter().flatten();
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     let mut names: Vec<String> = names.filter(|name| SearchPaths::is_read(name)).collect();
     names.sort_unstable();
-    for name in names {
-        let folder = search_paths.folder.as_deref().unwrap_or(Path::new(""));
-        client_files.add(folder.join(name), None);
-    }
+    names.into_iter().for_each(|name| client_files.add(folder.join(name), None));
     client_files
 }
 
@@ -230,29 +216,16 @@ impl ClientFiles {
         match text(&file, hcl::MAX_FILE_BYTES as u64) {
             Ok(text) => {
                 match CliConfig::read(text.as_bytes()) {
-                    Ok(config) => {
-                        let earlier = std::mem::take(&mut self.config);
-                        self.config = earlier.merge(config);
-                    }
+                    Ok(config) => self.config = std::mem::take(&mut self.config).merge(config),
                     Err(bad) => self.problems.push(format!("{shown} does not parse: {bad}")),
                 }
                 self.files.push(file);
             }
-            Err(unreadable) => match (named_by, unreadable) {
-                (None, unreadable) if unreadable.is_absent() => {}
-                (Some(variable), unreadable) if unreadable.is_absent() => {
-                    self.problems.push(format!("{variable} names {shown}, which does not exist"));
-                }
-                (
-                    _,
-                    unreadable @ (Unreadable::Refused(_)
-                    | Unreadable::Folder
-                    | Unreadable::TooLarge(_)
-                    | Unreadable::NotText(_)),
-                ) => {
-                    self.problems.push(format!("{shown} cannot be read: {unreadable}"));
-                }
-            },
+            Err(unreadable) if unreadable.is_absent() => {
+                let named = named_by.map(|variable| format!("{variable} names {shown}, which does not exist"));
+                self.problems.extend(named);
+            }
+            Err(unreadable) => self.problems.push(format!("{shown} cannot be read: {unreadable}")),
         }
     }
 
@@ -288,5 +261,207 @@ impl ClientFiles {
             checks.push(Check::ok(FILES, files.join(", ")));
         }
         checks
+    }
+}
+
+/// The shortest client timeout that is long enough: larder answers within 8 s, and clients wait 10 s by default.
+const MIN_TIMEOUT_SECONDS: u64 = 10;
+
+const PLAINTEXT_TOKEN_ADVICE: &str = "give larder a certificate ([server] tls) and write https; or remove the token: larder \
+     forwards none, it has its own credentials";
+
+impl ClientChecks<'_> {
+    /// Checks these settings; reports only notable ones.
+    fn check_environment(&self, client_files: &ClientFiles) -> Vec<Check> {
+        let destinations = self.destinations(client_files);
+        let checks = [
+            self.proxy(&destinations),
+            self.credentials(client_files, &destinations),
+            self.registry_timeout(),
+            self.cache(client_files),
+            self.authorities(),
+        ];
+        checks.into_iter().flatten().collect()
+    }
+
+    /// URLs that the client uses for the configured registries, where they are absolute.
+    fn destinations(&self, client_files: &ClientFiles) -> Vec<(Hostname, Url)> {
+        let methods = client_files.config.installation.iter().flatten();
+        let mirrors = methods.filter_map(|method| match &method.source {
+            InstallationSource::NetworkMirror { url } => Some(url),
+            InstallationSource::Direct | InstallationSource::Other(_) => None,
+        });
+        let mirrors: Vec<&String> = mirrors.collect();
+        let mut destinations = Vec::new();
+        for host in self.hosts(client_files) {
+            let services = client_files.config.hosts.get(&host);
+            let providers = services.and_then(|services| services.get("providers.v1")).and_then(|value| match value {
+                ServiceValue::Url(text) => Some(text),
+                ServiceValue::Other => None,
+            });
+            let urls = providers.into_iter().chain(mirrors.iter().copied()).filter_map(|text| Url::parse(text).ok());
+            destinations.extend(urls.map(|url| (host.clone(), url)));
+        }
+        destinations
+    }
+
+    fn proxy(&self, destinations: &[(Hostname, Url)]) -> Option<Check> {
+        let proxied = destinations.iter().find_map(|(_, url)| Some((url, proxied_by(url, self.environment)?)));
+        let (url, variable) = proxied?;
+        let name = url.host_str().unwrap_or_default();
+        let found =
+            format!("the client connects to {name} through the proxy of {variable}; the doctor connected directly");
+        let advice = format!("add {name} to NO_PROXY, unless only the proxy reaches it");
+        Some(Check::warn("client.proxy", found).advise(advice))
+    }
+
+    fn credentials(&self, client_files: &ClientFiles, destinations: &[(Hostname, Url)]) -> Option<Check> {
+        let has_token = |host: &Hostname| {
+            let variable = format!("TF_TOKEN_{}", host.as_str().replace('-', "__").replace(['.', ':'], "_"));
+            client_files.config.credentials.contains(host)
+                || self.environment.keys().any(|name| name.eq_ignore_ascii_case(&variable))
+        };
+        let is_plaintext = |url: &Url| url.scheme() == "http" && !is_loopback(url);
+        let (host, url) = destinations.iter().find(|(host, url)| is_plaintext(url) && has_token(host))?;
+        let origin = url.origin().ascii_serialization();
+        let found = format!("the client has a token for {host}, and sends it to {origin} without TLS");
+        Some(Check::warn("client.credentials", found).of(host).advise(PLAINTEXT_TOKEN_ADVICE))
+    }
+
+    fn registry_timeout(&self) -> Option<Check> {
+        const VARIABLE: &str = "TF_REGISTRY_CLIENT_TIMEOUT";
+        let seconds: u64 = self.environment.get(VARIABLE)?.parse().ok()?;
+        let found =
+            format!("{VARIABLE}={seconds}: the client waits no longer than {seconds} s, and larder answers within 8 s");
+        let advice = format!("unset the variable, or set it to {MIN_TIMEOUT_SECONDS} or more");
+        let is_short = (1..MIN_TIMEOUT_SECONDS).contains(&seconds);
+        is_short.then(|| Check::warn("client.timeout", found).advise(advice))
+    }
+
+    fn cache(&self, client_files: &ClientFiles) -> Option<Check> {
+        const CACHE: &str = "client.cache";
+        let home = self.environment.get("HOME").map(String::as_str).unwrap_or_default();
+        let expand = |text: &String| text.replace("${HOME}", home).replace("$HOME", home);
+        let set = self.environment.get("TF_PLUGIN_CACHE_DIR").filter(|folder| !folder.is_empty()).cloned();
+        let folder = set.or_else(|| client_files.config.plugin_cache_dir.as_ref().map(expand))?;
+        let is_known = !folder.contains('$') && Path::new(&folder).is_absolute();
+        if is_known && !Path::new(&folder).is_dir() {
+            let found = format!("the plugin cache {folder} is not a folder: the client prints an error");
+            return Some(Check::warn(CACHE, found).advise(format!("mkdir -p {folder}, or remove the setting")));
+        }
+        Some(Check::ok(CACHE, format!("a plugin cache is used: locked providers in {folder} are not requested again")))
+    }
+
+    fn authorities(&self) -> Option<Check> {
+        let file = self.client_roots.unreadable.as_ref()?.display();
+        let found = format!("SSL_CERT_FILE names {file}, which has no readable certificates");
+        let advice = "name a PEM file that the client may read, or unset the variable";
+        Some(Check::warn("client.trust", found).advise(advice))
+    }
+}
+
+/// The variable whose proxy a request to `url` uses.
+fn proxied_by(url: &Url, environment: &Environment) -> Option<&'static str> {
+    let names = match url.scheme() {
+        "https" => ["HTTPS_PROXY", "https_proxy"],
+        "http" => ["HTTP_PROXY", "http_proxy"],
+        _ => return None,
+    };
+    let value_of = |name: &str| environment.get(name).filter(|value| !value.is_empty());
+    let variable = names.into_iter().find(|name| value_of(name).is_some())?;
+    let (host, port) = (url.host()?, url.port_or_known_default()?);
+    let no_proxy = value_of("NO_PROXY").or_else(|| value_of("no_proxy")).map(String::as_str).unwrap_or_default();
+    let is_exempt = |entry: &str| entry_matches(&entry.trim().to_ascii_lowercase(), &host, port);
+    // Go sends no request to this machine through a proxy.
+    (!is_loopback(url) && !no_proxy.split(',').any(is_exempt)).then_some(variable)
+}
+
+/// Returns true if an entry of NO_PROXY matches a host and port.
+fn entry_matches(entry: &str, host: &Host<&str>, port: u16) -> bool {
+    if entry.is_empty() || entry == "*" {
+        return entry == "*";
+    }
+    let address: Option<IpAddr> = match host {
+        Host::Domain(_) => None,
+        Host::Ipv4(ip) => Some((*ip).into()),
+        Host::Ipv6(ip) => Some((*ip).into()),
+    };
+    if let (Ok(network), Some(address)) = (entry.parse::<IpNet>(), address) {
+        return network.contains(&address);
+    }
+    let without_brackets = |text: &str| text.trim_start_matches('[').trim_end_matches(']').to_owned();
+    let (name, wanted_port) = match entry.rsplit_once(':') {
+        // An IPv6 address without brackets has no port.
+        Some((name, digits)) if !name.contains(':') || name.ends_with(']') => match digits.parse::<u16>() {
+            Ok(port) => (without_brackets(name), Some(port)),
+            Err(_) => (entry.to_owned(), None),
+        },
+        _ => (without_brackets(entry), None),
+    };
+    if wanted_port.is_some_and(|wanted| wanted != port) {
+        return false;
+    }
+    match (host, name.parse::<IpAddr>(), address) {
+        (_, Ok(named), Some(address)) => named == address,
+        (Host::Domain(host), Err(_), _) => {
+            let name = name.strip_prefix('*').unwrap_or(&name);
+            match name.strip_prefix('.') {
+                Some(parent) => host.ends_with(&format!(".{parent}")),
+                None => *host == name || host.ends_with(&format!(".{name}")),
+            }
+        }
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn proxies_are_chosen_as_go_does() {
+        for (no_proxy, url, uses_proxy) in [
+            ("", "https://mirror.corp/x/", true),
+            ("", "http://mirror.corp/x/", false),
+            ("", "https://127.0.0.1:8080/", false),
+            ("", "https://localhost:8080/", false),
+            ("", "https://[::1]:8080/", false),
+            ("*", "https://mirror.corp/", false),
+            ("other, mirror.corp", "https://mirror.corp/", false),
+            ("CORP", "https://mirror.corp/", false),
+            (".corp", "https://mirror.corp/", false),
+            ("*.corp", "https://mirror.corp/", false),
+            (".mirror.corp", "https://mirror.corp/", true),
+            ("irror.corp", "https://mirror.corp/", true),
+            ("mirror.corp:8443", "https://mirror.corp/", true),
+            ("mirror.corp:8443", "https://mirror.corp:8443/", false),
+            ("10.0.0.0/8", "https://10.1.2.3/", false),
+            ("10.1.2.3:443", "https://10.1.2.3/", false),
+            ("10.1.2.4", "https://10.1.2.3/", true),
+            ("fd00::1", "https://[fd00::1]/", false),
+            ("[fd00::1]:443", "https://[fd00::1]/", false),
+        ] {
+            let environment: Environment = [("HTTPS_PROXY", "http://proxy:3128"), ("no_proxy", no_proxy)]
+                .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                .into();
+            let proxy = proxied_by(&Url::parse(url).unwrap(), &environment);
+            assert_eq!(proxy, uses_proxy.then_some("HTTPS_PROXY"), "{no_proxy} {url}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_no_proxy_list_is_parsed(
+            no_proxy in "[a-z0-9.:*,/\\[\\] ]{0,40}",
+            url in "https?://([a-z.]{1,12}|10\\.0\\.0\\.1|\\[fd00::2\\])(:[0-9]{1,4})?/",
+        ) {
+            let variables = [("HTTPS_PROXY", "x"), ("NO_PROXY", no_proxy.as_str())];
+            let environment: Environment = variables.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+            if let Ok(url) = Url::parse(&url) {
+                let _ = proxied_by(&url, &environment);
+            }
+        }
     }
 }

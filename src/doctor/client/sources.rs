@@ -1,18 +1,20 @@
 //! Checks where clients take the providers and modules of a registry from: the services in its `host` block (PROTOCOL,
-//! section 1.1), and the methods of a `provider_installation` block (PROTOCOL, section 3).
+//! section 1.1), and the methods of a `provider_installation` block (PROTOCOL, section 3). Tries each URL as the client
+//! would: is it the base of a larder service?
 
 use http::StatusCode;
 use url::Url;
 
-use super::connection_attempts::{OTHER_HOST, PATH, SLASH, UrlProbe, host_of_base};
-use super::{Check, ClientChecks, ClientFiles, OVERRIDE, default_host};
+use super::{Check, ClientChecks, ClientFiles, OVERRIDE, default_host, proxied_by};
 use crate::address::Hostname;
 use crate::doctor::PROBE_TIMEOUT;
-use crate::doctor::listener::{Identified, ProbedService, ServerKind, identify_server, is_own_listener};
-use crate::http::probe_client::probe;
-use crate::protocol::route::{Route, modules_base};
-use crate::requirements::cli_config::Coverage;
-use crate::requirements::cli_config::{self, InstallationSource, Services};
+use crate::doctor::listener::{
+    Identified, ProbedService, ServerKind, certificate_advice, identify_server, is_own_listener,
+};
+use crate::doctor::machine::LarderState;
+use crate::http::probe_client::{ProbeError, probe};
+use crate::protocol::route::{MIRROR_BASE, Route, modules_base, providers_base};
+use crate::requirements::cli_config::{Coverage, InstallationSource, ServiceValue, Services};
 use crate::upstream::providers::RawObject;
 
 const SERVICES: &str = "client.services";
@@ -62,20 +64,17 @@ impl ClientChecks<'_> {
             (None, None) => "neither providers.v1 nor modules.v1",
         };
         if let Some((add, affected)) = missing {
-            checks.push(
-                Check::fail(
-                    SERVICES,
-                    format!("its host block names {named}: it replaces the whole list, so {affected} from {host} fail"),
-                )
-                .advise(format!("add {add} to its services, as `larder client-config` prints them")),
-            );
+            let found =
+                format!("its host block names {named}: it replaces the whole list, so {affected} from {host} fail");
+            let advice = format!("add {add} to its services, as `larder client-config` prints them");
+            checks.push(Check::fail(SERVICES, found).advise(advice));
         }
         if let Some(modules) = &modules {
             checks.extend(self.check_modules(modules, providers.as_ref(), host).await);
         }
         let Some(mut url) = providers else {
             if let Some(modules) = modules.filter(|_| checks.is_empty()) {
-                checks.push(self.check_modules_alone(modules, host).await);
+                checks.push(self.check_modules_alone(&modules, host).await);
             }
             return checks;
         };
@@ -91,12 +90,10 @@ impl ClientChecks<'_> {
                 Some(fault) => checks.push(fault),
                 None if checks.is_empty() && sources.covers_all_providers() => {
                     let modules = modules.filter(|modules| modules.origin() != url.origin());
-                    let modules = modules
+                    let elsewhere = modules
                         .map(|modules| format!("; modules come from {}", modules.origin().ascii_serialization()));
-                    checks.push(Check::ok(
-                        OVERRIDE,
-                        format!("its host block leads to larder{}", modules.unwrap_or_default()),
-                    ));
+                    let found = format!("its host block leads to larder{}", elsewhere.unwrap_or_default());
+                    checks.push(Check::ok(OVERRIDE, found));
                 }
                 None => {}
             },
@@ -122,9 +119,8 @@ impl ClientChecks<'_> {
     }
 
     /// Checks a block with modules.v1 only, for a registry that offers nothing else.
-    async fn check_modules_alone(&self, mut url: Url, host: &Hostname) -> Check {
-        // The client adds a missing final slash.
-        url.set_path(&format!("{}/", url.path().trim_end_matches('/')));
+    async fn check_modules_alone(&self, url: &Url, host: &Hostname) -> Check {
+        let url = with_slash(url);
         let named = host_of_base(&url, "modules").unwrap_or_else(|| host.clone());
         let right = format!("write \"modules.v1\" = \"{}{}\"", self.base_for(&url), modules_base(host));
         match self.try_base(&url, ("modules.v1", ProbedService::Modules), &right, &named).await {
@@ -146,72 +142,77 @@ impl ClientChecks<'_> {
         if url.host_str() == Some(host.name()) || self.is_off_limits(url) {
             return None;
         }
-        // The client adds a missing final slash.
-        let mut base = url.clone();
-        base.set_path(&format!("{}/", url.path().trim_end_matches('/')));
+        let base = with_slash(url);
         let named = host_of_base(&base, "modules");
         let shown = url.origin().ascii_serialization();
         let expected_host = named.as_ref().unwrap_or(host);
         let base_for_modules = self.base_for(providers.unwrap_or(&base));
         let right = || format!("write \"modules.v1\" = \"{base_for_modules}{}\"", modules_base(host));
+        let leads = format!("modules.v1 leads to {shown}");
         match identify_server(&base, ProbedService::Modules, expected_host, self.client_roots).await {
-            Ok(Identified { kind: ServerKind::LarderWithoutService | ServerKind::LarderWithoutHost(_), .. }) => {
-                let found =
-                    format!("modules.v1 leads to larder at {shown}, which serves no modules there: all of {host} fail");
-                Some(Check::fail(SERVICES, found).advise(right()))
-            }
-            Ok(Identified { kind: ServerKind::Larder, .. }) => {
-                let other = named.filter(|named| named != host)?;
-                let found = format!("modules.v1 leads to larder's copy of {other}, which has other modules");
-                Some(Check::fail(OTHER_HOST, found).advise(right()))
-            }
-            Ok(Identified { kind: ServerKind::OtherServer(status), .. }) if named.is_some() => {
-                let found = format!("modules.v1 leads to {shown}, where something else answers ({status})");
-                let to_do = if is_own_listener(url, self.config) { PORT_IS_TAKEN.to_owned() } else { right() };
-                let check = Check::fail(SERVICES, format!("{found}: all modules of {host} fail")).advise(to_do);
-                Some(self.downgrade_if_proxied(url, check))
-            }
-            Ok(Identified { kind: ServerKind::LarderRefusing(_) | ServerKind::OtherServer(_), .. }) => None,
+            Ok(Identified { kind, .. }) => match kind {
+                ServerKind::LarderWithoutService | ServerKind::LarderWithoutHost(_) => {
+                    let found = format!(
+                        "modules.v1 leads to larder at {shown}, which serves no modules there: all of {host} fail"
+                    );
+                    Some(Check::fail(SERVICES, found).advise(right()))
+                }
+                ServerKind::Larder => {
+                    let other = named.filter(|named| named != host)?;
+                    let found = format!("modules.v1 leads to larder's copy of {other}, which has other modules");
+                    Some(Check::fail(OTHER_HOST, found).advise(right()))
+                }
+                ServerKind::OtherServer(status) if named.is_some() => {
+                    let found = format!("{leads}, where something else answers ({status}): all modules of {host} fail");
+                    let to_do = if is_own_listener(url, self.config) { PORT_IS_TAKEN.to_owned() } else { right() };
+                    Some(self.downgrade_if_proxied(url, Check::fail(SERVICES, found).advise(to_do)))
+                }
+                ServerKind::LarderRefusing(_) | ServerKind::OtherServer(_) => None,
+            },
             // The check of providers.v1 already reports this origin.
             Err(_) if providers.is_some_and(|providers| providers.origin() == url.origin()) => None,
             Err(_) if is_own_listener(url, self.config) => None,
             // Meant for larder, but with a wrong port or name.
             Err(error) if named.is_some() || providers.is_some_and(|url| url.host() == base.host()) => {
-                let found = format!("modules.v1 leads to {shown}: {error}: all modules of {host} fail");
-                Some(self.downgrade_if_proxied(url, Check::fail(SERVICES, found).advise(right())))
+                let check = Check::fail(SERVICES, format!("{leads}: {error}: all modules of {host} fail"));
+                Some(self.downgrade_if_proxied(url, check.advise(right())))
             }
-            Err(error) => Some(
-                Check::warn(SERVICES, format!("modules.v1 leads to {shown}: {error}"))
-                    .advise("write the URL that the registry's own discovery document names"),
-            ),
+            Err(error) => {
+                let advice = "write the URL that the registry's own discovery document names";
+                Some(Check::warn(SERVICES, format!("{leads}: {error}")).advise(advice))
+            }
         }
     }
 
     /// Reports a wrong path in a URL that leads to larder.
     fn check_host_in_path(&self, url: &Url, host: &Hostname) -> Option<Check> {
-        let to_do = self.right_providers(host, url);
-        match host_of_base(url, "providers") {
-            Some(named) if named == *host => None,
-            Some(named) => Some(
-                Check::fail(
-                    OTHER_HOST,
-                    format!("providers.v1 leads to larder's copy of {named}: the same version has other bytes there"),
-                )
-                .advise(to_do),
+        let (id, found) = match host_of_base(url, "providers") {
+            Some(named) if named == *host => return None,
+            Some(named) => (
+                OTHER_HOST,
+                format!("providers.v1 leads to larder's copy of {named}: the same version has other bytes there"),
             ),
             // Under the registry's own name, larder serves it at the registry's own paths.
-            None if url.host_str() == Some(host.name()) => None,
-            None => Some(Check::fail(PATH, format!("{url} leads to larder, but not to a registry")).advise(to_do)),
-        }
+            None if url.host_str() == Some(host.name()) => return None,
+            None => (PATH, format!("{url} leads to larder, but not to a registry")),
+        };
+        Some(Check::fail(id, found).advise(self.right_providers(host, url)))
     }
+}
+
+/// A URL of modules as the client uses it: it adds a missing final slash.
+fn with_slash(url: &Url) -> Url {
+    let mut base = url.clone();
+    base.set_path(&format!("{}/", url.path().trim_end_matches('/')));
+    base
 }
 
 /// URL of a service as the client resolves it: relative to the registry, http or https, without userinfo. The query is
 /// dropped, as the client does; it may hold a secret.
 fn url_of(services: &Services, name: &str, host: &Hostname) -> Option<Url> {
     let text = match services.get(name)? {
-        cli_config::ServiceValue::Url(text) => text,
-        cli_config::ServiceValue::Other => return None,
+        ServiceValue::Url(text) => text,
+        ServiceValue::Other => return None,
     };
     let mut url = Url::parse(&format!("https://{host}/.well-known/terraform.json")).ok()?.join(text).ok()?;
     let is_usable = matches!(url.scheme(), "http" | "https") && url.username().is_empty() && url.password().is_none();
@@ -247,12 +248,8 @@ impl ProviderSources {
 impl ClientChecks<'_> {
     /// Tries every installation method that applies to providers of `host`.
     pub(super) async fn provider_sources(&self, client_files: &ClientFiles, host: &Hostname) -> ProviderSources {
-        let mut sources = ProviderSources {
-            direct: Coverage::None,
-            larder: Coverage::None,
-            other_sources: Vec::new(),
-            faults: Vec::new(),
-        };
+        let (direct, larder) = (Coverage::None, Coverage::None);
+        let mut sources = ProviderSources { direct, larder, other_sources: Vec::new(), faults: Vec::new() };
         let Some(methods) = &client_files.config.installation else {
             return ProviderSources { direct: Coverage::All, ..sources };
         };
@@ -288,12 +285,10 @@ impl ProviderSources {
     fn check_with_block(&self, all_pattern: &str) -> Option<Check> {
         match self.larder.max(self.direct) {
             Coverage::None => {
-                let source_names = if self.other_sources.is_empty() {
-                    "nowhere".to_owned()
-                } else {
-                    self.other_source_names() + " only"
-                };
-                let found = format!("providers are installed from {source_names}: the host block is not used for them");
+                let only = if self.other_sources.is_empty() { "" } else { " only" };
+                let sources = self.other_source_names();
+                let found =
+                    format!("providers are installed from {sources}{only}: the host block is not used for them");
                 let advice = format!(
                     "add the line direct {{ include = [{all_pattern}] }} to provider_installation, or remove that block"
                 );
@@ -307,10 +302,10 @@ impl ProviderSources {
     /// Checks the methods without a `host` block, where direct requests go to the registry itself.
     fn check_without_block(&self, all_pattern: &str) -> Option<Check> {
         match (self.larder, self.direct) {
-            (Coverage::All, Coverage::Some | Coverage::All) | (Coverage::Some, Coverage::All) => Some(
-                Check::fail(INSTALLATION, DIRECT_ALSO_USED)
-                    .advise(format!("write exclude = [{all_pattern}] in direct")),
-            ),
+            (Coverage::All, Coverage::Some | Coverage::All) | (Coverage::Some, Coverage::All) => {
+                let advice = format!("write exclude = [{all_pattern}] in direct");
+                Some(Check::fail(INSTALLATION, DIRECT_ALSO_USED).advise(advice))
+            }
             (Coverage::Some, Coverage::None | Coverage::Some) => Some(partial_coverage_check(all_pattern)),
             (Coverage::All, Coverage::None) => Some(self.check_other_sources(all_pattern).unwrap_or_else(|| {
                 let found =
@@ -318,11 +313,9 @@ impl ProviderSources {
                 Check::ok(OVERRIDE, found)
             })),
             (Coverage::None, Coverage::None) if self.faults.is_empty() => {
-                let source_names =
-                    if self.other_sources.is_empty() { "nowhere".to_owned() } else { self.other_source_names() };
-                let check =
-                    Check::warn(OVERRIDE, format!("providers are installed from {source_names}, not from larder"));
-                Some(check.advise("to install them from larder, see `larder client-config --mirror`"))
+                let found = format!("providers are installed from {}, not from larder", self.other_source_names());
+                let advice = "to install them from larder, see `larder client-config --mirror`";
+                Some(Check::warn(OVERRIDE, found).advise(advice))
             }
             (Coverage::None, _) => None,
         }
@@ -330,16 +323,16 @@ impl ProviderSources {
 
     /// Warns about sources besides larder.
     fn check_other_sources(&self, all_pattern: &str) -> Option<Check> {
-        let source_names = self.other_source_names();
+        let sources = self.other_source_names();
         let found =
-            format!("providers are installed from {source_names} as well: those found there do not come from larder");
+            format!("providers are installed from {sources} as well: those found there do not come from larder");
         let check =
             Check::warn(INSTALLATION, found).advise(format!("write exclude = [{all_pattern}] there, or ignore this"));
-        (!source_names.is_empty()).then_some(check)
+        (!self.other_sources.is_empty()).then_some(check)
     }
 
     fn other_source_names(&self) -> String {
-        self.other_sources.join(" and ")
+        if self.other_sources.is_empty() { "nowhere".to_owned() } else { self.other_sources.join(" and ") }
     }
 }
 
@@ -347,4 +340,201 @@ impl ProviderSources {
 fn partial_coverage_check(all_pattern: &str) -> Check {
     Check::warn(INSTALLATION, "only some of its providers come from larder: provider_installation excludes the others")
         .advise(format!("write {all_pattern} to install all of them from larder"))
+}
+
+const ADDRESS: &str = "client.address";
+const PATH: &str = "client.path";
+const OTHER_HOST: &str = "client.host";
+const SLASH: &str = "client.slash";
+const SCHEME: &str = "client.scheme";
+const CERTIFICATE: &str = "client.certificate";
+
+const START: &str = "start it: larder serve, or systemctl start larder";
+
+/// Result of trying a client's URL.
+enum UrlProbe {
+    /// A larder serves the expected service there.
+    Larder,
+    /// Another server answers there.
+    OtherServer(Check),
+    /// The client could not use the URL.
+    Unusable(Check),
+}
+
+impl ClientChecks<'_> {
+    /// Requests a base URL as the client would. `right` proposes a correct value.
+    async fn try_base(
+        &self,
+        url: &Url,
+        (setting, service): (&str, ProbedService),
+        right: &str,
+        host: &Hostname,
+    ) -> UrlProbe {
+        let shown = url.origin().ascii_serialization();
+        let is_own_listener = is_own_listener(url, self.config);
+        if self.running.state == LarderState::Down && is_own_listener {
+            let check = Check::warn(OVERRIDE, format!("{setting} leads to this larder, which does not run"));
+            return UrlProbe::Unusable(check.advise(START));
+        }
+        if self.is_off_limits(url) {
+            let found = format!("{setting} leads to {shown}, which is not checked: larder is offline");
+            let check = Check::warn(OVERRIDE, found);
+            return UrlProbe::Unusable(check.advise("if that is this larder, set [server] public_url to it"));
+        }
+        let to_do = match self.running.state {
+            LarderState::NeverSetUp if is_own_listener => START.to_owned(),
+            LarderState::NeverSetUp => {
+                format!("check that a larder runs at {shown}, and that this machine reaches it; or {right}")
+            }
+            LarderState::Up | LarderState::Down => right.to_owned(),
+        };
+        let kind = match identify_server(url, service, host, self.client_roots).await {
+            Ok(Identified { kind, .. }) => kind,
+            Err(error) => {
+                let check = failed_probe(&error, setting, url, to_do);
+                return UrlProbe::Unusable(self.downgrade_if_proxied(url, check));
+            }
+        };
+        UrlProbe::Unusable(match kind {
+            ServerKind::Larder => return UrlProbe::Larder,
+            ServerKind::LarderWithoutService => {
+                let found = format!("{setting} {shown}{} leads to larder, but not to a registry", url.path());
+                Check::fail(PATH, found).advise(right)
+            }
+            ServerKind::LarderWithoutHost(missing) => {
+                let found = format!("{setting} leads to larder at {shown}, which does not mirror {missing}");
+                let or_add = format!("or add {missing} to that larder as an [[upstream]]");
+                Check::fail(OTHER_HOST, found).advise(right).advise(or_add)
+            }
+            ServerKind::LarderRefusing(message) => {
+                let found = format!("{setting} leads to larder at {shown}, which refuses this machine: {message}");
+                Check::fail(ADDRESS, found).advise("add the address of this machine to [server] clients")
+            }
+            ServerKind::OtherServer(status) => {
+                let found = format!("{setting} leads to {shown}, where something else answers ({status}), not larder");
+                let check = Check::fail(ADDRESS, found).advise(to_do);
+                return UrlProbe::OtherServer(self.downgrade_if_proxied(url, check));
+            }
+        })
+    }
+
+    /// True for a URL that the doctor of an offline larder must not request.
+    fn is_off_limits(&self, url: &Url) -> bool {
+        self.running.is_offline && !is_own_listener(url, self.config)
+    }
+
+    /// The client would use a proxy and the doctor did not, so the finding is only a warning.
+    fn downgrade_if_proxied(&self, url: &Url, check: Check) -> Check {
+        match proxied_by(url, self.environment) {
+            Some(variable) => check.at_most_warn(&format!("; the proxy of {variable} may lead elsewhere")),
+            None => check,
+        }
+    }
+
+    /// Tries the URL of a network mirror, which must be https and end in a slash.
+    async fn try_mirror(&self, text: &str, host: &Hostname) -> UrlProbe {
+        let unusable = |id, found: String, to_do: String| UrlProbe::Unusable(Check::fail(id, found).advise(to_do));
+        let right = |base: &str| format!("write url = \"{base}{MIRROR_BASE}\" in network_mirror");
+        let Ok(mut url) = Url::parse(text) else {
+            return unusable(ADDRESS, "the url of its network_mirror is not a URL".to_owned(), right(&self.base()));
+        };
+        let right = right(&self.base_for(&url));
+        // The URL may contain a user name and password.
+        let shown = format!("{}{}", url.origin().ascii_serialization(), url.path());
+        if url.scheme() != "https" {
+            let found = format!(
+                "network_mirror {shown} is not https: the client accepts only https, prints an error and continues without it"
+            );
+            let to_do = "give larder a certificate ([server] tls), or use host blocks, which may be http";
+            return unusable(SCHEME, found, to_do.to_owned());
+        }
+        if !url.path().ends_with('/') {
+            let found = format!("network_mirror {shown} has no final slash: the client drops its last path segment");
+            return unusable(SLASH, found, right);
+        }
+        url.set_query(None);
+        let probe = self.try_base(&url, ("network_mirror", ProbedService::Mirror), &right, host).await;
+        match probe {
+            UrlProbe::Unusable(check) if check.id == PATH => {
+                unusable(PATH, format!("network_mirror {shown} leads to larder, but not to its mirror"), right)
+            }
+            probe => probe,
+        }
+    }
+
+    /// Checks whether the registry's own host name resolves to a larder from here.
+    pub(super) async fn host_name_leads_to_larder(&self, host: &Hostname) -> bool {
+        let Ok(url) = Url::parse(&format!("https://{host}/v1/providers/")) else { return false };
+        let identified = identify_server(&url, ProbedService::Providers, host, self.client_roots).await;
+        identified.is_ok_and(|identified| identified.kind == ServerKind::Larder)
+    }
+
+    /// Proposes a correct `providers.v1`.
+    fn right_providers(&self, host: &Hostname, wrong_url: &Url) -> String {
+        format!("write \"providers.v1\" = \"{}{}\"", self.base_for(wrong_url), providers_base(host))
+    }
+
+    /// Base URL of larder for this client, without a final slash: the larder of this machine, else the one that `url`
+    /// points to.
+    fn base_for(&self, url: &Url) -> String {
+        if self.running.state != LarderState::NeverSetUp {
+            return self.base();
+        }
+        let path = url.path();
+        let base_end = ["/registry/", MIRROR_BASE].iter().filter_map(|known| path.find(known)).min();
+        let base_path = base_end.and_then(|end| path.get(..end)).unwrap_or_default();
+        format!("{}{base_path}", url.origin().ascii_serialization())
+    }
+}
+
+/// Registry in the path of a larder base URL: `…/registry/HOST/v1/providers/` or `…/registry/HOST/v1/modules/`.
+fn host_of_base(url: &Url, service: &str) -> Option<Hostname> {
+    let mut segments = url.path_segments()?.rev();
+    let is_base = ["", service, "v1"].into_iter().all(|part| segments.next() == Some(part));
+    let named = percent_encoding::percent_decode_str(segments.next()?).decode_utf8().ok()?;
+    if !is_base || segments.next() != Some("registry") {
+        return None;
+    }
+    Hostname::parse(&named).ok()
+}
+
+/// The check of a URL that could not be requested.
+fn failed_probe(error: &ProbeError, subject: &str, url: &Url, to_do: String) -> Check {
+    let shown = url.origin().ascii_serialization();
+    let found = format!("{subject} leads to {shown}: {error}");
+    match error {
+        ProbeError::Certificate(bad) => Check::fail(CERTIFICATE, found).advise(certificate_advice(bad)),
+        ProbeError::NoTls(_) => {
+            Check::fail(SCHEME, found).advise(format!("the server may speak plain http there; {to_do}"))
+        }
+        ProbeError::NoHttp(_) => {
+            Check::fail(SCHEME, found).advise(format!("the server may speak https there; {to_do}"))
+        }
+        ProbeError::NoSuchName { .. } | ProbeError::Unreachable(_) | ProbeError::Slow(_) | ProbeError::NoUrl => {
+            Check::fail(ADDRESS, found).advise(to_do)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_registry_of_a_base_url_is_the_segment_before_the_service() {
+        for (path, host) in [
+            ("/registry/a.example/v1/providers/", Some("a.example")),
+            ("/tools/registry/a.example:8443/v1/providers/", Some("a.example:8443")),
+            ("/registry/registry/a.example/v1/providers/", Some("a.example")),
+            ("/registry/a.example/", None),
+            ("/registry/a.example/providers/", None),
+            ("/registry/a.example/v1/modules/", None),
+            ("/registry/a.example/v1/providers", None),
+            ("/registry/a.example/v1/providers/x/", None),
+            ("/v1/providers/", None),
+        ] {
+            let url = Url::parse(&format!("http://127.0.0.1:8080{path}")).unwrap();
+            assert_eq!(host_of_base(&url, "providers"), host.map(|host| Hostname::parse(host).unwrap()), "{path}");
+        }
+    }
 }

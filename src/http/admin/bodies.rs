@@ -1,5 +1,6 @@
 //! Bodies of the admin listener: bounded request bodies; orders of plan and warm-up requests, as JSON or, for curl, as a
-//! lock file or a tar of configurations with options in the query; and answers streamed as lines.
+//! lock file or a tar of configurations with options in the query; answers streamed as lines; and changes of a job as
+//! server-sent events.
 
 use std::io;
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt, stream};
 use http::header::{self, HeaderMap};
-use http::{Request, Response, StatusCode};
+use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::{Body as _, Incoming};
 use serde::Serialize;
@@ -17,14 +18,15 @@ use tokio::sync::mpsc::Receiver;
 
 use super::super::body::{Body, PipeReceiver, pipe};
 use super::super::response;
+use super::{Answer, errors, refused};
 use crate::address::Hostname;
+use crate::jobs::{JobEvent, JobSubscription};
 use crate::mirror::Mirror;
-use crate::protocol::admin::order::OrderQuery;
-use crate::protocol::admin::order::{NamedText, OrderRequest};
+use crate::protocol::admin::order::{NamedText, OrderQuery, OrderRequest};
 use crate::requirements::{self, Files, Order, lock_file};
 
 /// Size limit of the body of a command.
-const MAX_COMMAND_BYTES: usize = 64 << 10;
+pub(super) const MAX_COMMAND_BYTES: usize = 64 << 10;
 /// Size limit of a lock file, which can be larger than the body of a command.
 const MAX_LOCK_FILE_BYTES: usize = lock_file::MAX_LOCK_FILE_BYTES;
 /// Size limit of a JSON order: the files that one order may have, with JSON's escapes.
@@ -40,26 +42,9 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time for discarding the rest of a request body, so that the client reads the answer.
 const DISCARD_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A refused body, and the status of the answer.
-pub(super) struct BodyRefused {
-    status: StatusCode,
-    reason: String,
-}
-
-impl From<BodyRefused> for Response<Body> {
-    fn from(BodyRefused { status, reason }: BodyRefused) -> Self {
-        response::errors(status, vec![reason])
-    }
-}
-
-/// Reads a JSON body. The content type must be JSON: a web page can send other types to any address without a CORS
-/// preflight.
-pub(super) async fn read_json(request: Request<Incoming>) -> Result<Bytes, BodyRefused> {
-    read_large_json(request, MAX_COMMAND_BYTES).await
-}
-
-/// Reads a JSON body of at most `max_bytes` bytes.
-pub(super) async fn read_large_json(request: Request<Incoming>, max_bytes: usize) -> Result<Bytes, BodyRefused> {
+/// Reads a JSON body of at most `max_bytes` bytes. The content type must be JSON: a web page can send other types to any
+/// address without a CORS preflight.
+pub(super) async fn read_json(request: Request<Incoming>, max_bytes: usize) -> Answer<Bytes> {
     if !has_content_type(request.headers(), "application/json") {
         return Err(unsupported("send the body as Content-Type: application/json"));
     }
@@ -77,7 +62,7 @@ enum OrderBody {
 }
 
 /// Reads the body of a plan or warm-up request. A web page can send `text/plain`, too; the token keeps it out.
-async fn read_order_body(request: Request<Incoming>) -> Result<OrderBody, BodyRefused> {
+async fn read_order_body(request: Request<Incoming>) -> Answer<OrderBody> {
     if has_content_type(request.headers(), "application/json") {
         return read_whole(request, MAX_ORDER_BYTES, ORDER_TIMEOUT).await.map(OrderBody::Json);
     }
@@ -94,7 +79,7 @@ async fn read_order_body(request: Request<Incoming>) -> Result<OrderBody, BodyRe
 
 /// Returns a body of any size for a blocking reader. Refuses other content types than the given one. If the reader
 /// stops early, the rest of the body is discarded for a while.
-pub(super) fn stream_body(request: Request<Incoming>, content_type: &str) -> Result<PipeReceiver, BodyRefused> {
+pub(super) async fn stream_body(request: Request<Incoming>, content_type: &str) -> Answer<PipeReceiver> {
     if !has_content_type(request.headers(), content_type) {
         discard(request);
         return Err(unsupported(&format!("send the body as Content-Type: {content_type}")));
@@ -102,23 +87,10 @@ pub(super) fn stream_body(request: Request<Incoming>, content_type: &str) -> Res
     let (sender, receiver) = pipe();
     let mut body = request.into_body();
     tokio::spawn(async move {
-        loop {
-            match tokio::time::timeout(IDLE_TIMEOUT, body.frame()).await {
-                Ok(None) => return sender.end().await,
-                Ok(Some(Ok(frame))) => {
-                    // A frame of trailers has no data. The reader skips an empty piece.
-                    if !sender.put(frame.into_data().unwrap_or_default()).await {
-                        break;
-                    }
-                }
-                Ok(Some(Err(e))) => return sender.broken(io::Error::other(format!("the body broke off: {e}"))).await,
-                Err(_) => {
-                    let reason = format!("no bytes of the body came for {} s", IDLE_TIMEOUT.as_secs());
-                    return sender.broken(io::Error::new(io::ErrorKind::TimedOut, reason)).await;
-                }
-            }
+        let sent = sender.send_body(&mut body, IDLE_TIMEOUT, "the body", "no bytes of the body came for").await;
+        if sent.is_ok() && !body.is_end_stream() {
+            discard_frames(body).await;
         }
-        discard_frames(body).await;
     });
     Ok(receiver)
 }
@@ -138,22 +110,22 @@ async fn discard_frames(mut body: Incoming) {
     let _ = tokio::time::timeout(DISCARD_TIMEOUT, remaining).await;
 }
 
-fn unsupported(reason: &str) -> BodyRefused {
-    BodyRefused { status: StatusCode::UNSUPPORTED_MEDIA_TYPE, reason: reason.to_owned() }
+fn unsupported(reason: &str) -> Box<Response<Body>> {
+    errors(StatusCode::UNSUPPORTED_MEDIA_TYPE, vec![reason.to_owned()])
 }
 
-async fn read_whole(request: Request<Incoming>, max_bytes: usize, timeout: Duration) -> Result<Bytes, BodyRefused> {
-    let refused = |status, reason: &str| BodyRefused { status, reason: reason.to_owned() };
+async fn read_whole(request: Request<Incoming>, max_bytes: usize, timeout: Duration) -> Answer<Bytes> {
+    let refuse = |status, reason| Err(errors(status, vec![reason]));
     match tokio::time::timeout(timeout, Limited::new(request.into_body(), max_bytes).collect()).await {
         Ok(Ok(body)) => Ok(body.to_bytes()),
         Ok(Err(error)) if error.is::<LengthLimitError>() => {
             let reason = format!("the body is larger than {} KiB", max_bytes >> 10);
-            Err(refused(StatusCode::PAYLOAD_TOO_LARGE, &reason))
+            refuse(StatusCode::PAYLOAD_TOO_LARGE, reason)
         }
-        Ok(Err(error)) => Err(refused(StatusCode::BAD_REQUEST, &format!("the body broke off: {error}"))),
+        Ok(Err(error)) => refuse(StatusCode::BAD_REQUEST, format!("the body broke off: {error}")),
         Err(_) => {
             let reason = format!("the body did not come within {} s", timeout.as_secs());
-            Err(refused(StatusCode::REQUEST_TIMEOUT, &reason))
+            refuse(StatusCode::REQUEST_TIMEOUT, reason)
         }
     }
 }
@@ -198,7 +170,7 @@ pub(super) async fn read_order(
     request: Request<Incoming>,
     mirror: &Mirror,
     default_host: &Hostname,
-) -> Result<ReceivedOrder, Response<Body>> {
+) -> Answer<ReceivedOrder> {
     let query = request.uri().query().map(str::to_owned);
     // The semaphores are never closed.
     let memory_permit = BODY_PERMITS.acquire().await;
@@ -211,7 +183,7 @@ pub(super) async fn read_order(
         parse_body(body, query.as_deref(), &host)
     });
     let parsed = parsing.await.unwrap_or_else(|_| Err(vec!["parsing the order ended unexpectedly".to_owned()]));
-    parsed.map_err(|problems| response::errors(StatusCode::BAD_REQUEST, problems))
+    parsed.map_err(refused)
 }
 
 fn parse_body(body: OrderBody, query: Option<&str>, default_host: &Hostname) -> Result<ReceivedOrder, Vec<String>> {
@@ -250,5 +222,81 @@ fn lock_file(body: &Bytes) -> Result<NamedText, Vec<String>> {
     match std::str::from_utf8(body) {
         Ok(text) => Ok(NamedText { name: ".terraform.lock.hcl".to_owned(), text: text.to_owned() }),
         Err(_) => Err(vec!["the body is not UTF-8 text, so it is not a lock file".to_owned()]),
+    }
+}
+
+/// Interval of comment lines while nothing changes: a proxy in between would close an idle connection.
+const HEARTBEAT: Duration = Duration::from_secs(15);
+
+/// Streams the changes of a job.
+pub(super) fn job_events(subscription: JobSubscription, method: &Method) -> Response<Body> {
+    let body = if *method == Method::HEAD { Body::empty() } else { Body::stream(event_stream(subscription), None) };
+    response::of_type(body, "text/event-stream")
+}
+
+/// Streams the changes. Collects the next ones only after the client has read the previous ones.
+fn event_stream(subscription: JobSubscription) -> impl Stream<Item = io::Result<Bytes>> + Send {
+    stream::unfold(subscription, |mut subscription| async move {
+        let chunk = next_chunk(subscription.next(), HEARTBEAT).await?;
+        Some((chunk, subscription))
+    })
+}
+
+/// Waits for the next changes and formats them; a heartbeat after `max_wait`, `None` at the end.
+async fn next_chunk(
+    next: impl Future<Output = Option<Vec<JobEvent>>>,
+    max_wait: Duration,
+) -> Option<io::Result<Bytes>> {
+    match tokio::time::timeout(max_wait, next).await {
+        Ok(events) => Some(format_events(&events?).map_err(io::Error::from)),
+        Err(_) => Some(Ok(Bytes::from_static(b":\n\n"))),
+    }
+}
+
+fn format_events(events: &[JobEvent]) -> serde_json::Result<Bytes> {
+    let mut text = Vec::new();
+    for event in events {
+        match event {
+            JobEvent::Job(job) => write_event(&mut text, "job", job)?,
+            JobEvent::Item(item) => write_event(&mut text, "item", item)?,
+            JobEvent::End(job) => write_event(&mut text, "end", job)?,
+        }
+    }
+    Ok(text.into())
+}
+
+/// Writes one event. Larder's JSON has no line breaks, so the data is one line.
+fn write_event(text: &mut Vec<u8>, name: &str, data: &impl Serialize) -> serde_json::Result<()> {
+    text.extend_from_slice(format!("event: {name}\ndata: ").as_bytes());
+    serde_json::to_writer(&mut *text, data)?;
+    text.extend_from_slice(b"\n\n");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::address::PackageRef;
+    use crate::jobs::NumberedItem;
+    use crate::jobs::job_report::{ItemState, JobItem};
+
+    #[tokio::test]
+    async fn a_heartbeat_line_is_sent_in_silence() {
+        let never = std::future::pending();
+        let chunk = next_chunk(never, Duration::from_millis(1)).await.unwrap().unwrap();
+        assert_eq!(chunk, ":\n\n");
+    }
+
+    #[test]
+    fn line_breaks_in_an_item_do_not_split_its_data_line() {
+        let state = ItemState::Failed { error: "it said\nevent: end\r\ndata: {}\u{2028}".to_owned() };
+        let item =
+            JobItem { package: PackageRef::requested("a"), state, bytes: 0, size_bytes: None, unconfirmed: None };
+        let text = format_events(&[JobEvent::Item(NumberedItem { number: 7, item })]).unwrap();
+        let text = std::str::from_utf8(&text).unwrap();
+        let [name, data, "", ""] = text.split('\n').collect::<Vec<_>>()[..] else { panic!("{text:?}") };
+        assert_eq!(name, "event: item");
+        assert!(data.starts_with(r#"data: {"number":7,"address":"a","state":"failed""#), "{data}");
+        assert!(!data.contains('\r'));
     }
 }

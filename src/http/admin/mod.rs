@@ -1,7 +1,6 @@
 //! The admin listener: probes for everyone, all other routes by the access rules.
 
 mod bodies;
-mod events;
 mod transfers;
 
 use std::sync::Arc;
@@ -14,25 +13,29 @@ use serde::Serialize;
 
 use self::bodies::ReceivedOrder;
 use super::body::Body;
-use super::listener::Peer;
 use super::{RequestMetrics, host_of, requests, response};
 use crate::address::Hostname;
 use crate::bundle::BundleKeys;
 use crate::clock::{Clock, Timestamp};
-use crate::jobs::{self, JobId, JobStartError, Jobs, PlanError, Recurring, WarmUp};
-use crate::mirror::{Mirror, PinChange, RequestContext};
-use crate::protocol::admin::command::{self, OperationTarget};
-use crate::protocol::admin::order::OrderRequest;
-use crate::protocol::admin::warm::{self, PinRequest};
+use crate::error::Error;
+use crate::jobs::{self, JobId, JobStartError, Jobs, PlanError, Recurring, RecurringState, WarmUp};
+use crate::mirror::{AcceptOutcome, Mirror, PinChange, PinResult, PurgeResult, RequestContext};
+use crate::protocol::admin::command::{self, OperationReport, OperationTarget, PinRequest, no_job};
+use crate::protocol::admin::order::{self, OrderRequest};
 use crate::protocol::admin::{
-    Access, AdminAccessKind, AdminRefusal, AdminRoute, Credentials, Operation, SinceStart, StatusReport, missing,
+    Access, AdminAccessKind, AdminRefusal, AdminRoute, Credentials, JOBS, Operation, SinceStart, StatusReport,
 };
-use crate::protocol::client_config;
 use crate::protocol::route::Api;
+use crate::protocol::{RequestFailure, client_config};
+use crate::store::StoreError;
 
 const SEC_FETCH_SITE: header::HeaderName = header::HeaderName::from_static("sec-fetch-site");
 /// The `Server` header of the admin listener, by which the commands recognise larder.
 pub(super) const SERVER: header::HeaderValue = header::HeaderValue::from_static("larder");
+
+/// A response; an `Err` is one with an error status.
+type Answer<T = Response<Body>> = Result<T, Box<Response<Body>>>;
+
 const NDJSON: &str = "application/x-ndjson";
 
 /// State of the admin listener.
@@ -42,14 +45,10 @@ pub struct Admin {
     pub mirror: Arc<Mirror>,
     /// The jobs.
     pub jobs: Arc<Jobs>,
-    /// The recurring warm-ups.
-    pub recurring: Arc<Recurring>,
-    /// The access rules.
-    pub access: Access,
+    /// The process that this service is part of.
+    pub process: AdminProcess,
     /// All metrics.
     pub registry: Arc<Registry>,
-    /// The start time of this process.
-    pub started: Timestamp,
     /// The request counters, for the status.
     pub requests: RequestMetrics,
     /// The URL at which clients reach the main listener, for client configurations.
@@ -62,37 +61,60 @@ pub struct Admin {
     pub bundles: BundleKeys,
 }
 
+/// The process that an admin service is part of.
+#[derive(Debug)]
+pub enum AdminProcess {
+    /// A serving larder.
+    Larder {
+        /// The access rules of the admin listener.
+        access: Access,
+        /// The recurring warm-ups.
+        recurring: Arc<Recurring>,
+        /// The start time.
+        started: Timestamp,
+    },
+    /// One command without a larder. Only the command itself reaches the service.
+    Command {
+        /// The recorded recurring warm-ups.
+        warm_ups: Vec<RecurringState>,
+    },
+}
+
 impl Admin {
+    /// Stops the jobs and closes the store, for a command.
+    pub async fn close(&self) -> Result<(), StoreError> {
+        self.jobs.stop().await;
+        self.mirror.library.close().await
+    }
+
     /// Answers a request. Browsers must not sniff the answer, and caches must not store it.
-    pub async fn handle(self: Arc<Self>, request: Request<Incoming>, _peer: Peer) -> Response<Body> {
-        let mut response = self.answer(request).await;
+    pub async fn handle(self: Arc<Self>, request: Request<Incoming>) -> Response<Body> {
+        let mut response = self.answer(request).await.unwrap_or_else(|refused| *refused);
         response.headers_mut().insert(header::SERVER, SERVER);
         response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, header::HeaderValue::from_static("nosniff"));
         response.headers_mut().insert(header::CACHE_CONTROL, header::HeaderValue::from_static("no-store"));
         response
     }
 
-    async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Response<Body> {
+    async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Answer {
         let Some(route) = AdminRoute::parse(request.uri().path(), request.uri().query()) else {
             self.requests.record_refusal(requests::Refusal::AdminPath);
-            return response::errors(
-                StatusCode::NOT_FOUND,
-                vec![format!("there is nothing at {}", request.uri().path())],
-            );
+            let reason = format!("there is nothing at {}", request.uri().path());
+            return Err(errors(StatusCode::NOT_FOUND, vec![reason]));
         };
         let credentials = match host_of(&request) {
             Ok(host) => credentials_of(&request, host),
             Err(bad_host) => {
                 self.requests.record_refusal(requests::Refusal::Malformed);
                 bodies::discard(request);
-                return response::errors(StatusCode::BAD_REQUEST, vec![bad_host.to_string()]);
+                return Err(refused(vec![bad_host.to_string()]));
             }
         };
         let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
-        let admitted = match route {
-            AdminRoute::Health | AdminRoute::Ready => Ok(()),
-            _ if is_read => self.access.may_read(credentials),
-            _ => self.access.may_change(credentials),
+        let admitted = match (&self.process, route) {
+            (AdminProcess::Command { .. }, _) | (_, AdminRoute::Health | AdminRoute::Ready) => Ok(()),
+            (AdminProcess::Larder { access, .. }, _) if is_read => access.may_read(credentials),
+            (AdminProcess::Larder { access, .. }, _) => access.may_change(credentials),
         };
         if let Err(refusal) = admitted {
             self.requests.record_refusal(match refusal {
@@ -103,186 +125,165 @@ impl Admin {
             bodies::discard(request);
             let status =
                 if refusal == AdminRefusal::NoToken { StatusCode::UNAUTHORIZED } else { StatusCode::FORBIDDEN };
-            return response::errors(status, vec![refusal.to_string()]);
+            return Err(errors(status, vec![refusal.to_string()]));
         }
-        match (route.access_kind(), request.method()) {
-            (AdminAccessKind::Reads | AdminAccessKind::ReadsAndEnds, &Method::GET | &Method::HEAD) => {
-                self.answer_read(route, request.method()).await
-            }
-            (AdminAccessKind::Changes, &Method::POST) if route == AdminRoute::Warm => self.warm(request).await,
-            (AdminAccessKind::Changes, &Method::POST) if route == AdminRoute::Plan => self.plan(request).await,
-            (AdminAccessKind::Changes, &Method::POST) if route == AdminRoute::Export => self.export(request).await,
-            (AdminAccessKind::Changes, &Method::POST) if route == AdminRoute::Import => self.import(request),
-            (AdminAccessKind::Changes, &Method::POST) if route == AdminRoute::Bundle => self.bundle(request).await,
-            (AdminAccessKind::Changes, &Method::POST) if route == AdminRoute::ApplyBundle => self.apply(request).await,
-            (AdminAccessKind::Changes, &Method::POST) => self.answer_post(route, request).await,
-            (AdminAccessKind::ReadsAndEnds, &Method::DELETE) if route == AdminRoute::Missing => {
-                self.forget_missing().await
-            }
-            (AdminAccessKind::ReadsAndEnds, &Method::DELETE) => self.answer_delete(route).await,
-            (access_kind, _) => {
-                self.requests.record_refusal(requests::Refusal::Method);
-                wrong_method(access_kind)
-            }
+        if !allows(route.access_kind(), request.method()) {
+            self.requests.record_refusal(requests::Refusal::Method);
+            return Err(wrong_method(route.access_kind()));
         }
-    }
-
-    async fn answer_read(self: &Arc<Self>, route: AdminRoute, method: &Method) -> Response<Body> {
+        let method = request.method().clone();
         match route {
-            AdminRoute::Health => response::plain_text(StatusCode::OK, "ok"),
-            AdminRoute::Ready => match self.mirror.library.ready().await {
+            AdminRoute::Health => Ok(response::plain_text(StatusCode::OK, "ok")),
+            AdminRoute::Ready => Ok(match self.mirror.library.ready().await {
                 Ok(()) => response::plain_text(StatusCode::OK, "ready"),
                 Err(not_ready) => response::plain_text(StatusCode::SERVICE_UNAVAILABLE, not_ready.describe()),
-            },
+            }),
             // The metrics and the status read the disk, which may block.
             AdminRoute::Metrics => self.on_blocking_thread(Self::metrics).await,
-            AdminRoute::Status => {
-                self.on_blocking_thread(|admin| response::json(StatusCode::OK, &admin.status())).await
-            }
+            AdminRoute::Status => self.on_blocking_thread(|admin| Ok(json(&admin.status()))).await,
             AdminRoute::ClientConfig(client_route) => {
                 match client_config::text(&self.mirror, &self.base, client_route).await {
-                    Ok(text) => response::plain_text(StatusCode::OK, text),
-                    Err(error) => response::errors(StatusCode::INTERNAL_SERVER_ERROR, vec![error.to_string()]),
+                    Ok(text) => Ok(response::plain_text(StatusCode::OK, text)),
+                    Err(error) => Err(internal(&error.to_string())),
                 }
             }
-            AdminRoute::Missing => match self.mirror.library.missing().await {
-                Ok(missing) => {
-                    let order = missing::order_of(&missing, &self.mirror.runtime.sealed_platforms());
-                    response::json(StatusCode::OK, &order)
-                }
-                Err(error) => response::failure(&error.into(), Api::Other),
-            },
-            AdminRoute::Jobs => response::json(StatusCode::OK, &serde_json::json!({ "jobs": self.jobs.all() })),
+            AdminRoute::Missing if method == Method::DELETE => {
+                self.mirror.library.forget_missing().await.map_err(|error| self.failure(error))?;
+                Ok(json(&OrderRequest::default()))
+            }
+            AdminRoute::Missing => {
+                let missing = self.mirror.library.missing().await.map_err(|error| self.failure(error))?;
+                Ok(json(&order::order_of(&missing, &self.mirror.runtime.sealed_platforms())))
+            }
+            AdminRoute::Jobs => Ok(json(&serde_json::json!({ "jobs": self.jobs.all() }))),
+            AdminRoute::Job(id) if method == Method::DELETE => of_job(id, self.jobs.cancel(id).await),
             AdminRoute::Job(id) => of_job(id, self.jobs.report(id)),
             AdminRoute::JobEvents(id) => match self.jobs.follow(id) {
-                Some(subscription) => events::answer(subscription, method),
+                Some(subscription) => Ok(bodies::job_events(subscription, &method)),
                 None => of_job(id, None::<()>),
             },
             AdminRoute::Inventory => self.inventory().await,
-            AdminRoute::Command(_)
-            | AdminRoute::Verify
-            | AdminRoute::Plan
-            | AdminRoute::Warm
-            | AdminRoute::Export
-            | AdminRoute::Import
-            | AdminRoute::Bundle
-            | AdminRoute::ApplyBundle => wrong_method(route.access_kind()),
+            AdminRoute::Command(command) => self.command(command, request).await,
+            AdminRoute::Verify => self.verify(request).await,
+            AdminRoute::Plan => self.plan(request).await,
+            AdminRoute::Warm => self.warm(request).await,
+            AdminRoute::Export => self.export(request).await,
+            AdminRoute::Import => self.import(request).await,
+            AdminRoute::Bundle => self.bundle(request).await,
+            AdminRoute::ApplyBundle => self.apply(request).await,
         }
     }
 
-    async fn answer_post(&self, route: AdminRoute, request: Request<Incoming>) -> Response<Body> {
-        let body = match bodies::read_json(request).await {
-            Ok(body) => body,
-            Err(refused) => return refused.into(),
-        };
-        match route {
-            AdminRoute::Command(command) => self.command(command, &body).await,
-            AdminRoute::Verify => self.verify(&body),
-            _ => wrong_method(route.access_kind()),
-        }
-    }
-
-    async fn forget_missing(&self) -> Response<Body> {
-        match self.mirror.library.forget_missing().await {
-            Ok(()) => response::json(StatusCode::OK, &OrderRequest::default()),
-            Err(error) => response::failure(&error.into(), Api::Other),
-        }
-    }
-
-    async fn answer_delete(&self, route: AdminRoute) -> Response<Body> {
-        let AdminRoute::Job(id) = route else { return wrong_method(route.access_kind()) };
-        of_job(id, self.jobs.cancel(id).await)
-    }
-
-    async fn warm(&self, request: Request<Incoming>) -> Response<Body> {
-        let warm_up = match bodies::read_order(request, &self.mirror, &self.default_host).await {
-            Ok(ReceivedOrder { order, pin }) => WarmUp::of_order(order, pin),
-            Err(refused) => return refused,
-        };
-        let warm_up = match warm_up {
-            Ok(warm_up) => warm_up,
-            Err(problems) => return response::errors(StatusCode::BAD_REQUEST, problems),
-        };
+    async fn warm(&self, request: Request<Incoming>) -> Answer {
+        let ReceivedOrder { order, pin } = bodies::read_order(request, &self.mirror, &self.default_host).await?;
+        let warm_up = WarmUp::of_order(order, pin).map_err(refused)?;
         match self.jobs.start(warm_up).await {
             Ok((id, job)) => {
                 let mut response = response::json(StatusCode::ACCEPTED, &job);
                 // A job id is hex digits, so the location is always a valid header value.
-                if let Ok(location) = header::HeaderValue::try_from(format!("{}/{id}", warm::JOBS)) {
+                if let Ok(location) = header::HeaderValue::try_from(format!("{}/{id}", JOBS)) {
                     response.headers_mut().insert(header::LOCATION, location);
                 }
-                response
+                Ok(response)
             }
             Err(not_started) => {
                 let status = match not_started {
                     JobStartError::TooMany | JobStartError::Stopping => StatusCode::SERVICE_UNAVAILABLE,
                     JobStartError::Random => StatusCode::INTERNAL_SERVER_ERROR,
                 };
-                response::errors(status, vec![not_started.to_string()])
+                Err(errors(status, vec![not_started.to_string()]))
             }
         }
     }
 
-    async fn plan(&self, request: Request<Incoming>) -> Response<Body> {
-        match bodies::read_order(request, &self.mirror, &self.default_host).await {
-            Ok(ReceivedOrder { order, .. }) => match jobs::plan(&self.mirror, &self.clock, &order).await {
-                Ok(plan) => response::json(StatusCode::OK, &plan),
-                Err(busy @ PlanError::Busy) => {
-                    response::errors(StatusCode::SERVICE_UNAVAILABLE, vec![busy.to_string()])
-                }
-                Err(too_many @ PlanError::TooMany(_)) => {
-                    response::errors(StatusCode::BAD_REQUEST, vec![too_many.to_string()])
-                }
-            },
-            Err(refused) => refused,
-        }
+    async fn plan(&self, request: Request<Incoming>) -> Answer {
+        let ReceivedOrder { order, .. } = bodies::read_order(request, &self.mirror, &self.default_host).await?;
+        let plan = jobs::plan(&self.mirror, &self.clock, &order).await.map_err(|error| {
+            let status = match error {
+                PlanError::Busy => StatusCode::SERVICE_UNAVAILABLE,
+                PlanError::TooMany(_) => StatusCode::BAD_REQUEST,
+            };
+            errors(status, vec![error.to_string()])
+        })?;
+        Ok(json(&plan))
     }
 
-    /// Pins or unpins all packages of a job.
-    async fn pin_job(&self, id: JobId, pin: PinChange) -> Response<Body> {
-        let report = match self.jobs.to_pin(id, pin).await {
-            Some(items) => Some(command::pin_job(&self.mirror, items, pin).await),
-            None => None,
-        };
-        of_job(id, report)
-    }
-
-    async fn command(&self, command: Operation, body: &[u8]) -> Response<Body> {
-        let request = match command {
-            Operation::Refresh | Operation::Purge | Operation::Accept => OperationTarget::read(body),
-            Operation::Pin | Operation::Unpin => match PinRequest::read(body) {
+    async fn command(&self, operation: Operation, request: Request<Incoming>) -> Answer {
+        let body = bodies::read_json(request, bodies::MAX_COMMAND_BYTES).await?;
+        let pin = if operation == Operation::Pin { PinChange::Set } else { PinChange::Lift };
+        let target = match operation {
+            Operation::Refresh | Operation::Purge | Operation::Accept => OperationTarget::read(&body),
+            Operation::Pin | Operation::Unpin => match PinRequest::read(&body) {
                 Ok(PinRequest::Job(id)) => {
-                    let pin = if command == Operation::Pin { PinChange::Set } else { PinChange::Lift };
-                    return self.pin_job(id, pin).await;
+                    let report = match self.jobs.to_pin(id, pin).await {
+                        Some(items) => Some(command::pin_job(&self.mirror, items, pin).await),
+                        None => None,
+                    };
+                    return of_job(id, report);
                 }
-                Ok(PinRequest::Addresses(request)) => Ok(request),
+                Ok(PinRequest::Addresses(target)) => Ok(target),
                 Err(reason) => Err(reason),
             },
         };
-        let addresses =
-            match request.map_err(|reason| vec![reason]).and_then(|request| request.addresses(&self.default_host)) {
-                Ok(addresses) => addresses,
-                Err(problems) => return response::errors(StatusCode::BAD_REQUEST, problems),
-            };
-        let call = || self.call();
-        match command {
+        let addresses = target.map_err(|reason| refused(vec![reason]))?;
+        let addresses = addresses.addresses(&self.default_host).map_err(refused)?;
+        let operations = &self.mirror.operations;
+        match operation {
             Operation::Refresh => {
-                response::json(StatusCode::OK, &command::refresh(&self.mirror, &addresses, call).await)
+                let mut report = OperationReport::default();
+                for selector in &addresses {
+                    let refreshed = operations.refresh(selector, &self.call()).await;
+                    report.add_result(refreshed, |refreshed| refreshed.news.succeeded());
+                }
+                Ok(json(&report))
             }
-            Operation::Purge => response::json(StatusCode::OK, &command::purge(&self.mirror, &addresses, call).await),
-            Operation::Accept => response::json(StatusCode::OK, &command::accept(&self.mirror, &addresses, call).await),
-            Operation::Pin => response::json(StatusCode::OK, &command::pin(&self.mirror, &addresses, call).await),
-            Operation::Unpin => response::json(StatusCode::OK, &command::unpin(&self.mirror, &addresses, call).await),
+            Operation::Purge => {
+                let mut report = OperationReport::default();
+                for selector in &addresses {
+                    let purged = operations.purge(selector, &self.call()).await;
+                    report.add_result(purged.map(|purged| vec![purged]), PurgeResult::is_all);
+                }
+                Ok(json(&report))
+            }
+            Operation::Accept => {
+                let mut report = OperationReport::default();
+                for selector in &addresses {
+                    let accepted = match operations.accept(selector, &self.call()).await {
+                        Ok(accepted) if accepted.is_empty() => Err(format!(
+                            "{selector}: no version of this address is stored; name a version to accept one that is not stored"
+                        )),
+                        accepted => accepted.map_err(|error| error.to_string()),
+                    };
+                    report.add_result(accepted, |accepted| !matches!(accepted.ruling, AcceptOutcome::Failed { .. }));
+                }
+                Ok(json(&report))
+            }
+            Operation::Pin | Operation::Unpin => {
+                let mut report = OperationReport::default();
+                for selector in &addresses {
+                    report.add_result(operations.pin(selector, pin).await, PinResult::succeeded);
+                }
+                Ok(json(&report))
+            }
         }
     }
 
     /// Re-hashes everything stored, for as long as the client reads the answer.
-    fn verify(&self, body: &[u8]) -> Response<Body> {
-        if let Err(reason) = command::parse_empty_body(body) {
-            return response::errors(StatusCode::BAD_REQUEST, vec![reason]);
-        }
-        match self.mirror.operations.verify(&self.call()) {
-            Ok(steps) => response::of_type(Body::stream(bodies::lines(steps), None), NDJSON),
-            Err(error) => response::failure(&error.into(), Api::Other),
+    async fn verify(&self, request: Request<Incoming>) -> Answer {
+        let body = bodies::read_json(request, bodies::MAX_COMMAND_BYTES).await?;
+        command::parse_empty_body(&body).map_err(|reason| refused(vec![reason]))?;
+        let steps = self.mirror.operations.verify(&self.call()).map_err(|error| self.failure(error))?;
+        Ok(response::of_type(Body::stream(bodies::lines(steps), None), NDJSON))
+    }
+
+    /// Responds to a failure. Only a command's own user sees paths of this machine.
+    fn failure(&self, error: impl Into<Error>) -> Box<Response<Body>> {
+        let failure = RequestFailure::from(error.into());
+        match self.process {
+            AdminProcess::Larder { .. } => Box::new(response::failure(&failure, Api::Other)),
+            AdminProcess::Command { .. } => {
+                errors(response::failure_status(&failure, Api::Other), vec![failure.to_string()])
+            }
         }
     }
 
@@ -291,67 +292,90 @@ impl Admin {
     }
 
     /// Makes the response with `work`, on a blocking thread.
-    async fn on_blocking_thread(
-        self: &Arc<Self>,
-        work: impl FnOnce(&Self) -> Response<Body> + Send + 'static,
-    ) -> Response<Body> {
+    async fn on_blocking_thread(self: &Arc<Self>, work: impl FnOnce(&Self) -> Answer + Send + 'static) -> Answer {
         let admin = Arc::clone(self);
-        match self.mirror.runtime.spawn_blocking(move || work(&admin)).await {
-            Ok(response) => response,
-            Err(_) => response::errors(StatusCode::INTERNAL_SERVER_ERROR, vec!["answering ended unexpectedly".into()]),
-        }
+        let answer = self.mirror.runtime.spawn_blocking(move || work(&admin)).await;
+        answer.unwrap_or_else(|_| Err(internal("answering ended unexpectedly")))
     }
 
-    fn metrics(&self) -> Response<Body> {
+    fn metrics(&self) -> Answer {
         let mut text = String::new();
         if prometheus_client::encoding::text::encode(&mut text, &self.registry).is_err() {
-            return response::errors(StatusCode::INTERNAL_SERVER_ERROR, vec!["the metrics cannot be written".into()]);
+            return Err(internal("the metrics cannot be written"));
         }
         let mut response = response::plain_text(StatusCode::OK, text);
         let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
         response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(content_type));
-        response
+        Ok(response)
     }
 
     fn status(&self) -> StatusReport {
+        let (since_start, warm_ups) = match &self.process {
+            AdminProcess::Larder { recurring, started, .. } => (Some(self.since(*started)), recurring.states()),
+            AdminProcess::Command { warm_ups } => (None, warm_ups.clone()),
+        };
+        let (mirror, bundle_keys) = (self.mirror.operations.status(), self.bundles.ids());
+        StatusReport { mirror, since_start, warm_ups, bundle_keys }
+    }
+
+    fn since(&self, started: Timestamp) -> SinceStart {
         let now = self.clock.now();
         let (sent_bytes, saved_bytes) = self.requests.sent_bytes();
-        let since_start = SinceStart {
-            started: self.started,
-            seconds: now.since(self.started).as_secs(),
+        let runtime = &self.mirror.runtime;
+        SinceStart {
+            started,
+            seconds: now.since(started).as_secs(),
             requests: self.requests.by_outcome(),
             refused: self.requests.by_refusal(),
-            waiting_requests: self.mirror.runtime.waiting_requests(),
+            waiting_requests: runtime.waiting_requests(),
             sent_bytes,
             saved_bytes,
-            upstream_bytes: self.mirror.runtime.upstream_bytes(),
-            fills_under_way: self.mirror.runtime.fills_under_way(),
-            upstreams: self.mirror.runtime.upstream_states(now),
-        };
-        StatusReport {
-            mirror: self.mirror.operations.status(),
-            since_start: Some(since_start),
-            warm_ups: self.recurring.states(),
-            bundle_keys: self.bundles.ids(),
+            upstream_bytes: runtime.upstream_bytes(),
+            fills_under_way: runtime.fills_under_way(),
+            upstreams: runtime.upstream_states(now),
         }
     }
 }
 
 /// The answer about a job; 404 where there is none.
-fn of_job(id: JobId, answer: Option<impl Serialize>) -> Response<Body> {
-    match answer {
-        Some(answer) => response::json(StatusCode::OK, &answer),
-        None => response::errors(StatusCode::NOT_FOUND, vec![warm::no_job(id)]),
+fn of_job(id: JobId, answer: Option<impl Serialize>) -> Answer {
+    let answer = answer.ok_or_else(|| errors(StatusCode::NOT_FOUND, vec![no_job(id)]))?;
+    Ok(json(&answer))
+}
+
+fn json(value: &impl Serialize) -> Response<Body> {
+    response::json(StatusCode::OK, value)
+}
+
+fn errors(status: StatusCode, errors: Vec<String>) -> Box<Response<Body>> {
+    Box::new(response::errors(status, errors))
+}
+
+/// The response to an invalid request.
+fn refused(problems: Vec<String>) -> Box<Response<Body>> {
+    errors(StatusCode::BAD_REQUEST, problems)
+}
+
+fn internal(reason: &str) -> Box<Response<Body>> {
+    errors(StatusCode::INTERNAL_SERVER_ERROR, vec![reason.to_owned()])
+}
+
+/// Returns true for a method of a route.
+fn allows(access_kind: AdminAccessKind, method: &Method) -> bool {
+    match access_kind {
+        AdminAccessKind::Reads => matches!(*method, Method::GET | Method::HEAD),
+        AdminAccessKind::Changes => *method == Method::POST,
+        AdminAccessKind::ReadsAndEnds => matches!(*method, Method::GET | Method::HEAD | Method::DELETE),
     }
 }
 
-fn wrong_method(access_kind: AdminAccessKind) -> Response<Body> {
+fn wrong_method(access_kind: AdminAccessKind) -> Box<Response<Body>> {
     let (message, allowed) = match access_kind {
         AdminAccessKind::Reads => ("only GET and HEAD are answered here", "GET, HEAD"),
         AdminAccessKind::Changes => ("only POST is answered here", "POST"),
         AdminAccessKind::ReadsAndEnds => ("only GET, HEAD and DELETE are answered here", "GET, HEAD, DELETE"),
     };
-    let mut response = response::errors(StatusCode::METHOD_NOT_ALLOWED, vec![message.into()]);
+    let mut response = errors(StatusCode::METHOD_NOT_ALLOWED, vec![message.into()]);
     response.headers_mut().insert(header::ALLOW, header::HeaderValue::from_static(allowed));
     response
 }

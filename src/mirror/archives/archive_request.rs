@@ -1,8 +1,8 @@
 //! Requests one archive from upstream: resumes at the next byte, replaces an expired URL, and gives up when a retry is
-//! useless.
+//! useless. The retry policy is a small state machine without I/O, also used for the sources of modules.
 
-use crate::mirror::Archives;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::{Instant, timeout};
 use url::Url;
@@ -10,12 +10,12 @@ use url::Url;
 use crate::address::Package;
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::mirror::RequestContext;
-use crate::mirror::archives::retry_policy::{BodyAnnouncement, DownloadAttempts, NextStep};
+use crate::mirror::documents::RETRIES;
 use crate::mirror::documents::discovery::DiscoveryTrust;
-use crate::mirror::documents::document_fetch::RETRIES;
 use crate::mirror::library::proof_set::ProofSet;
+use crate::mirror::{Archives, RequestContext};
 use crate::upstream::CredentialScope;
+use crate::upstream::backoff::RequestTime;
 use crate::upstream::discovery::Service;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::outbound::origin;
@@ -135,7 +135,7 @@ impl ArchiveRequest {
             via: &self.call.via,
             retries: RETRIES,
             priority: self.call.priority,
-            now: self.archives.runtime.flight_context(&self.call).now,
+            time: RequestTime::new(self.call.present()),
         }
     }
 
@@ -192,4 +192,287 @@ fn as_upstream_failure(error: UpstreamError) -> UpstreamError {
     };
     let fault = Fault::Unusable(format!("{status} for a file that its own document names"));
     UpstreamError { fault, ..error }
+}
+
+/// The most consecutive breaks without a new byte.
+const MAX_FRUITLESS_BREAKS: u32 = 3;
+const PAUSE: Duration = Duration::from_millis(200);
+/// The minimum throughput over the stall time.
+const MIN_DOWNLOAD_RATE: u64 = 1024;
+
+/// The length announced to clients. With a different length they could take a part for the whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::mirror) enum AnnouncedLength {
+    Nothing,
+    /// This many bytes.
+    Length(u64),
+    /// Announced as unknown.
+    NoLength,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum UrlSource {
+    StoredSet,
+    RefetchedDocument,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::mirror) enum NextStep {
+    /// Request the rest after this pause.
+    RetryAfter(Duration),
+    /// The URL may have expired: fetch the document that names it again.
+    RefreshUrl,
+    /// A retry is useless.
+    GiveUp,
+    TooSlow,
+}
+
+/// The result of comparing upstream's announcement with the earlier one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::mirror) enum LengthAgreement {
+    /// They agree on this length.
+    Length(Option<u64>),
+    /// The partial download must be discarded.
+    StartOver,
+    /// They contradict each other, and clients have seen the first.
+    Never { announced: u64, now: u64 },
+}
+
+/// Upstream's announcement: the first byte of the body, and the length of the whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::mirror) struct BodyAnnouncement {
+    pub(in crate::mirror) from: u64,
+    pub(in crate::mirror) length: Option<u64>,
+}
+
+/// The partial download: its size, and the length announced for the whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::mirror) struct PartialDownload {
+    pub(in crate::mirror) bytes: u64,
+    pub(in crate::mirror) length: Option<u64>,
+}
+
+/// The state of the attempts to fetch one archive.
+#[derive(Debug)]
+pub(in crate::mirror) struct DownloadAttempts {
+    announced: AnnouncedLength,
+    url: UrlSource,
+    fruitless: u32,
+    throughput: ThroughputMeter,
+    stall: Duration,
+}
+
+impl DownloadAttempts {
+    /// Starts without attempts. An upstream that is too slow over `stall` is given up.
+    pub(in crate::mirror) fn new(stall: Duration) -> Self {
+        Self {
+            announced: AnnouncedLength::Nothing,
+            url: UrlSource::StoredSet,
+            fruitless: 0,
+            throughput: ThroughputMeter::default(),
+            stall,
+        }
+    }
+
+    /// Records that clients may be sent this length from now on.
+    pub(in crate::mirror) fn announce(&mut self, length: Option<u64>) {
+        self.announced = length.map_or(AnnouncedLength::NoLength, AnnouncedLength::Length);
+    }
+
+    pub(in crate::mirror) fn announced(&self) -> AnnouncedLength {
+        self.announced
+    }
+
+    /// Counts a wait for an answer. Returns true if upstream is too slow; before anything was announced to clients,
+    /// never.
+    pub(in crate::mirror) fn is_too_slow_to_answer(&mut self, waited: Duration) -> bool {
+        self.announced != AnnouncedLength::Nothing && self.is_too_slow(waited, 0)
+    }
+
+    /// Counts a wait and its bytes. Returns true if upstream is too slow.
+    pub(in crate::mirror) fn is_too_slow(&mut self, waited: Duration, brought: u64) -> bool {
+        self.throughput.is_too_slow(waited, brought, self.stall)
+    }
+
+    pub(in crate::mirror) fn after_refusal(&mut self, fault: &Fault) -> NextStep {
+        match self.url {
+            UrlSource::StoredSet if fault.may_be_an_expired_url() => {
+                self.url = UrlSource::RefetchedDocument;
+                NextStep::RefreshUrl
+            }
+            UrlSource::StoredSet | UrlSource::RefetchedDocument => NextStep::GiveUp,
+        }
+    }
+
+    /// Decides the next step after a connection broke with `brought` new bytes.
+    pub(in crate::mirror) fn after_break(&mut self, brought: u64) -> NextStep {
+        if brought > 0 {
+            self.fruitless = 0;
+            // A long download may outlive its second URL too.
+            self.url = UrlSource::StoredSet;
+        } else {
+            self.fruitless += 1;
+        }
+        let pause = PAUSE * (self.fruitless + 1);
+        if self.fruitless >= MAX_FRUITLESS_BREAKS {
+            NextStep::GiveUp
+        } else if self.is_too_slow(pause, 0) {
+            NextStep::TooSlow
+        } else {
+            NextStep::RetryAfter(pause)
+        }
+    }
+
+    pub(in crate::mirror) fn compare_length(&self, before: PartialDownload, now: BodyAnnouncement) -> LengthAgreement {
+        match (self.announced, now.length) {
+            (AnnouncedLength::Length(announced), Some(now)) if announced != now => {
+                LengthAgreement::Never { announced, now }
+            }
+            (AnnouncedLength::Length(announced), _) => LengthAgreement::Length(Some(announced)),
+            (AnnouncedLength::NoLength, _) => LengthAgreement::Length(None),
+            // The partial download of an earlier run is only useful if it fits.
+            (AnnouncedLength::Nothing, length) => {
+                let fits = before.length.is_none() || length.is_none() || before.length == length;
+                let starts_over = now.from == 0 && before.bytes > 0;
+                if starts_over || !fits { LengthAgreement::StartOver } else { LengthAgreement::Length(length) }
+            }
+        }
+    }
+}
+
+/// Measures throughput over all connections of one download.
+#[derive(Debug, Default)]
+struct ThroughputMeter {
+    waited: Duration,
+    brought: u64,
+}
+
+impl ThroughputMeter {
+    /// Counts a wait and its bytes. Returns true if a whole stall time had too few bytes.
+    fn is_too_slow(&mut self, waited: Duration, brought: u64, stall: Duration) -> bool {
+        self.waited += waited;
+        self.brought += brought;
+        if self.waited < stall {
+            return false;
+        }
+        let enough = MIN_DOWNLOAD_RATE * stall.as_secs();
+        let Self { brought, .. } = std::mem::take(self);
+        brought < enough
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STALL: Duration = Duration::from_secs(30);
+    const GONE: Fault = Fault::Absent(404);
+    const DOWN: Fault = Fault::Trouble { status: 503, errors: Vec::new(), retry_after: None };
+
+    enum Event {
+        Refused(Fault),
+        Broke(u64),
+        Waited(u64, u64),
+    }
+    use Event::{Broke, Refused, Waited};
+
+    const fn after(milliseconds: u64) -> NextStep {
+        NextStep::RetryAfter(Duration::from_millis(milliseconds))
+    }
+
+    /// Each row: a sequence of events, and the step after the last one.
+    #[test]
+    fn events_decide_the_next_step() {
+        let table: [(&[Event], NextStep); 12] = [
+            // A URL that may have expired is replaced once.
+            (&[Refused(GONE)], NextStep::RefreshUrl),
+            (&[Refused(GONE), Refused(GONE)], NextStep::GiveUp),
+            (&[Refused(DOWN)], NextStep::GiveUp),
+            (&[Refused(Fault::Denied(403))], NextStep::RefreshUrl),
+            (&[Refused(Fault::Denied(451))], NextStep::GiveUp),
+            // And once more after bytes have arrived.
+            (&[Refused(GONE), Broke(1), Refused(GONE)], NextStep::RefreshUrl),
+            (&[Refused(GONE), Broke(0), Refused(GONE)], NextStep::GiveUp),
+            // Breaks without bytes end the download, each after a longer pause.
+            (&[Broke(1)], after(200)),
+            (&[Broke(0)], after(400)),
+            (&[Broke(0), Broke(0)], after(600)),
+            (&[Broke(0), Broke(0), Broke(0)], NextStep::GiveUp),
+            // Too little over the stall time.
+            (&[Waited(29_900, 100), Broke(1)], NextStep::TooSlow),
+        ];
+        for (row, (events, expected)) in table.into_iter().enumerate() {
+            let mut attempts = DownloadAttempts::new(STALL);
+            let mut next = None;
+            for event in events {
+                next = Some(match event {
+                    Refused(fault) => attempts.after_refusal(fault),
+                    Broke(brought) => attempts.after_break(*brought),
+                    Waited(milliseconds, brought) => {
+                        assert!(!attempts.is_too_slow(Duration::from_millis(*milliseconds), *brought));
+                        continue;
+                    }
+                });
+            }
+            assert_eq!(next, Some(expected), "row {row}");
+        }
+    }
+
+    #[test]
+    fn a_break_with_progress_resets_the_fruitless_count() {
+        let mut attempts = DownloadAttempts::new(STALL);
+        for _ in 0..10 {
+            assert_eq!(
+                [attempts.after_break(0), attempts.after_break(0), attempts.after_break(5)],
+                [after(400), after(600), after(200)]
+            );
+        }
+    }
+
+    #[test]
+    fn silence_before_an_answer_counts_only_after_a_length_was_announced() {
+        let mut attempts = DownloadAttempts::new(STALL);
+        assert!(!attempts.is_too_slow_to_answer(STALL * 2));
+        attempts.announce(None);
+        assert!(attempts.is_too_slow_to_answer(STALL * 2));
+    }
+
+    #[test]
+    fn throughput_is_measured_over_each_stall_time() {
+        let mut attempts = DownloadAttempts::new(STALL);
+        assert!(!attempts.is_too_slow(STALL, 30 * 1024));
+        assert!(!attempts.is_too_slow(STALL / 2, 0));
+        assert!(attempts.is_too_slow(STALL / 2, 30 * 1024 - 1));
+    }
+
+    /// Each row: the announced length, the partial download with its length, upstream's announcement, and the result.
+    #[test]
+    fn announced_lengths_are_compared() {
+        let (nothing, length, no_length) =
+            (AnnouncedLength::Nothing, AnnouncedLength::Length(10), AnnouncedLength::NoLength);
+        let table = [
+            (nothing, (0, None), (0, Some(10)), LengthAgreement::Length(Some(10))),
+            (nothing, (0, None), (0, None), LengthAgreement::Length(None)),
+            (nothing, (4, Some(10)), (4, Some(10)), LengthAgreement::Length(Some(10))),
+            (nothing, (4, None), (4, Some(10)), LengthAgreement::Length(Some(10))),
+            (nothing, (4, Some(10)), (4, None), LengthAgreement::Length(None)),
+            // Another file, or one that starts over: the partial download of an earlier run is useless.
+            (nothing, (4, Some(10)), (4, Some(11)), LengthAgreement::StartOver),
+            (nothing, (4, Some(10)), (0, Some(10)), LengthAgreement::StartOver),
+            // Clients have bytes of the first: a restart is compared, and another length never fits.
+            (length, (4, Some(10)), (4, Some(10)), LengthAgreement::Length(Some(10))),
+            (length, (4, Some(10)), (0, Some(10)), LengthAgreement::Length(Some(10))),
+            (length, (4, Some(10)), (4, None), LengthAgreement::Length(Some(10))),
+            (length, (4, Some(10)), (4, Some(11)), LengthAgreement::Never { announced: 10, now: 11 }),
+            (length, (4, Some(10)), (0, Some(9)), LengthAgreement::Never { announced: 10, now: 9 }),
+            (no_length, (4, None), (4, Some(10)), LengthAgreement::Length(None)),
+            (no_length, (4, None), (0, None), LengthAgreement::Length(None)),
+        ];
+        for (row, (announced, (bytes, before), (from, now), expected)) in table.into_iter().enumerate() {
+            let attempts = DownloadAttempts { announced, ..DownloadAttempts::new(STALL) };
+            let agreed = attempts
+                .compare_length(PartialDownload { bytes, length: before }, BodyAnnouncement { from, length: now });
+            assert_eq!(agreed, expected, "row {row}");
+        }
+    }
 }

@@ -2,6 +2,7 @@
 //! upstream starts over, the bytes already staged are compared.
 
 use crate::mirror::Library;
+use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -10,8 +11,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, timeout};
 
 use crate::error::Error;
-use crate::mirror::archives::retry_policy::DownloadAttempts;
-use crate::mirror::archives::tail_stream::FillProgress;
+use crate::mirror::archives::archive_request::DownloadAttempts;
+use crate::mirror::archives::fill::FillProgress;
 use crate::mirror::library::Reservation;
 use crate::store::{FileBytes, Staged, StoreError};
 use crate::upstream::error::{Fault, UpstreamError};
@@ -202,6 +203,39 @@ impl DownloadWriter {
         let (bytes, length) = (self.staged.bytes(), self.length);
         self.write_back.after(written, &bytes);
         self.progress.send_replace(FillProgress::Streaming { bytes, written, length });
+        Ok(())
+    }
+}
+
+/// Writes to a staging file and keeps the store error, which [`io::Error`] would hide.
+pub(in crate::mirror) struct StageWriter<'a> {
+    staged: &'a mut Staged,
+    failed: Option<StoreError>,
+}
+
+impl<'a> StageWriter<'a> {
+    pub(in crate::mirror) fn new(staged: &'a mut Staged) -> Self {
+        Self { staged, failed: None }
+    }
+
+    /// Returns the result of the work that wrote, or the store error that ended it.
+    pub(in crate::mirror) fn end<T>(self, written: T) -> Result<T, StoreError> {
+        self.failed.map_or(Ok(written), Err)
+    }
+}
+
+impl Write for StageWriter<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self.staged.append(bytes) {
+            Ok(()) => Ok(bytes.len()),
+            Err(error) => {
+                self.failed = Some(error);
+                Err(io::Error::other("the staging file could not be written"))
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
 }

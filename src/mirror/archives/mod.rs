@@ -4,16 +4,14 @@ pub(in crate::mirror) mod archive_request;
 pub(in crate::mirror) mod download;
 pub(in crate::mirror) mod fill;
 pub(in crate::mirror) mod pass_through;
-pub(in crate::mirror) mod retry_policy;
-pub(in crate::mirror) mod tail_stream;
 pub(in crate::mirror) mod unattended;
 pub(in crate::mirror) mod verified_open;
 
 use crate::mirror::archives::pass_through::MAX_PASS_THROUGHS;
 use crate::mirror::archives::unattended::FillsByClient;
 use crate::mirror::request_context::ProxyPath;
+use crate::mirror::runtime::TtlCache;
 use crate::mirror::single_flight::SingleFlights;
-use crate::mirror::ttl_cache::TtlCache;
 use crate::mirror::{Library, ProofSets, Runtime, VerifiedReader};
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -28,15 +26,15 @@ use crate::clock::Timestamp;
 use crate::digest::{Digest, DigestPrefix};
 use crate::error::Error;
 use crate::mirror::archives::fill::{Fill, FillKey};
+use crate::mirror::archives::fill::{FillProgress, TailStream};
 use crate::mirror::archives::pass_through::PassThrough;
-use crate::mirror::archives::tail_stream::{FillProgress, TailStream};
 use crate::mirror::archives::verified_open::OpenOutcome;
 use crate::mirror::documents::revalidate::too_many_waiting;
 use crate::mirror::freshness::Age;
 use crate::mirror::library::proof_set::{ProofSet, ProofSetFile, StoredProofSet, UsableProofSet};
-use crate::mirror::request_context::CallerKind;
-use crate::mirror::{Answer, Outcome, RequestContext, SMALL_ARCHIVE_BYTES};
+use crate::mirror::{Answer, Outcome, RequestContext, SMALL_ARCHIVE_BYTES, Urgency};
 use crate::store::{Blob, Key, StoreError};
+use crate::upstream::discovery::Service;
 use crate::upstream::outbound::Connectivity;
 
 /// A provider archive, as one of our URLs names it.
@@ -226,7 +224,7 @@ impl Archives {
             && let OpenOutcome::Checked(archive) = self.reader.open_stored(package, &archive, call).await?
         {
             let fresh_until = call.now.after(CHECKED_COPY_LIFETIME);
-            return Ok(Answer { value: archive, outcome: Outcome::Hit, fresh_until, checked: call.now });
+            return Ok(Answer { fresh_until, ..Answer::of_now(archive, Outcome::Hit, call) });
         }
         let stored = self.proof_sets.usable_set(package, call).await?;
         if let Some(stored) = &stored
@@ -259,12 +257,7 @@ impl Archives {
             let usable = self.proof_sets.usable_set(&package(platform.clone()), call).await?;
             if let Some(set) = usable.and_then(|usable| usable.with_proof_file(*file, digest, call.now)) {
                 let fresh_until = call.now.after(CHECKED_COPY_LIFETIME);
-                return Ok(Answer {
-                    value: set.proof_file(*file),
-                    outcome: Outcome::Hit,
-                    fresh_until,
-                    checked: call.now,
-                });
+                return Ok(Answer { fresh_until, ..Answer::of_now(set.proof_file(*file), Outcome::Hit, call) });
             }
         }
         let mut last_error = None;
@@ -274,10 +267,7 @@ impl Archives {
             let seen = self.proof_sets.usable_set(&package, call).await?.map(|usable| usable.stored_set.age);
             match self.refetch_set_listing(requested, seen, call).await {
                 Ok(usable) => match usable.with_proof_file(*file, digest, call.now) {
-                    Some(set) => {
-                        let (value, fresh_until) = (set.proof_file(*file), call.now);
-                        return Ok(Answer { value, outcome: Outcome::Miss, fresh_until, checked: call.now });
-                    }
+                    Some(set) => return Ok(Answer::of_now(set.proof_file(*file), Outcome::Miss, call)),
                     None => last_error = last_error.or(Some(requested.not_found_error())),
                 },
                 // A file absent for one platform may exist for another. After any other failure its absence is
@@ -301,7 +291,7 @@ impl Archives {
         let mut likely = stored;
         let cached = self.library.stored_document(&Key::ProviderVersions(provider.clone())).await?;
         let list = match &cached {
-            Some(cached) => cached.value.versions().await.ok(),
+            Some(cached) => cached.value.versions(Service::Providers).await.ok(),
             None => None,
         };
         let listed = list.as_ref().and_then(|list| list.get(version)).map(|listed| &listed.platforms[..]);
@@ -352,10 +342,7 @@ impl Archives {
         call: &RequestContext,
     ) -> Result<Answer<Archive>, Error> {
         let name = wanted.filename.as_str();
-        let proof = |file: ProofFile| {
-            let value = set.proof_file(file);
-            Answer { value, outcome: Outcome::Hit, fresh_until: call.now, checked: call.now }
-        };
+        let proof = |file: ProofFile| Answer::of_now(set.proof_file(file), Outcome::Hit, call);
         match file {
             ProofSetFile::Archive if set.document.filename == wanted.filename => {
                 self.archive_from_fill(&wanted.package, &stored.stored_set, set, call).await
@@ -381,7 +368,7 @@ impl Archives {
         if let Some(archive) = self.library.stored_archive(package, digest).await?
             && let OpenOutcome::Checked(archive) = self.reader.open_stored(package, &archive, call).await?
         {
-            return Ok(Answer { value: archive, outcome: Outcome::Hit, fresh_until: call.now, checked: call.now });
+            return Ok(Answer::of_now(archive, Outcome::Hit, call));
         }
         if self.runtime.connectivity() == Connectivity::Offline && !self.library.has_archive(digest).await? {
             return Err(self.library.missing_error(package, format!("the archive of {package}"), call).await);
@@ -392,7 +379,7 @@ impl Archives {
         let (value, outcome) = match self.wait_for_fill(package, progress, call).await? {
             FillArrival::Stored(archive) => (archive, Outcome::Miss),
             // A job only wants the archive stored, so a failure to store it is an error.
-            FillArrival::NotStored(_, reason) | FillArrival::NoSpace(reason) if call.caller != CallerKind::Request => {
+            FillArrival::NotStored(_, reason) | FillArrival::NoSpace(reason) if call.urgency != Urgency::Request => {
                 return Err(reason.into());
             }
             FillArrival::NotStored(archive, _) => {
@@ -403,7 +390,7 @@ impl Archives {
                 (self.pass_through(package, set, reason, call).await?, Outcome::PassedThrough)
             }
         };
-        Ok(Answer { value, outcome, fresh_until: call.now, checked: call.now })
+        Ok(Answer::of_now(value, outcome, call))
     }
 
     /// Joins the fill of an archive, or starts one.
@@ -505,7 +492,7 @@ enum FillArrival {
 
 #[derive(Debug, Clone, Copy)]
 struct RequestedFile<'a> {
-    pub(in crate::mirror) package: &'a Package,
+    package: &'a Package,
     digest: &'a DigestPrefix,
     name: &'a str,
 }

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::error::Error;
-use crate::mirror::archives::tail_stream::FillProgress;
+use crate::mirror::archives::fill::FillProgress;
 
 /// The most abandoned fills of a client address before it may start no other.
 const MAX_UNATTENDED_FILLS: usize = 16;

@@ -14,8 +14,8 @@ use crate::error::Error;
 use crate::mirror::archives::Archive;
 use crate::mirror::library::StoredArchive;
 use crate::mirror::operate::rehash::DamageFinding;
+use crate::mirror::runtime::TtlCache;
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
-use crate::mirror::ttl_cache::TtlCache;
 use crate::mirror::{Library, RequestContext, Runtime, SMALL_ARCHIVE_BYTES, default_if_gone};
 use crate::store::{Blob, ReadBudget, ReadGrant, StoreError};
 

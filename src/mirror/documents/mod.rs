@@ -1,21 +1,38 @@
-//! Documents: JSON that larder fetched from upstreams and that ages.
+//! Documents: JSON that larder fetched from upstreams and that ages. One flow serves, fetches and confirms them all. A
+//! kind of document says what upstream is asked, and what becomes of its answer.
 
 pub(in crate::mirror) mod discovery;
-pub(in crate::mirror) mod document_fetch;
-pub(in crate::mirror) mod listed;
 pub(in crate::mirror) mod module_location;
-pub(in crate::mirror) mod module_versions;
 pub(in crate::mirror) mod pages;
-pub(in crate::mirror) mod provider_versions;
 pub(in crate::mirror) mod revalidate;
+pub(in crate::mirror) mod version_lists;
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use crate::mirror::library::stored_document::DocumentFlight;
+use url::{ParseError, Url};
+
+use crate::address::{Address, Hostname};
+use crate::config::FreshnessLifetimes;
+use crate::error::Error;
+use crate::mirror::documents::discovery::DiscoveryTrust;
+use crate::mirror::documents::revalidate::Aged;
+use crate::mirror::documents::version_lists::ListingState;
+use crate::mirror::freshness::{Age, FreshnessDecision, FreshnessRule, decide};
+use crate::mirror::library::stored_document::{DocumentFlight, StoredDocument};
 use crate::mirror::request_context::{FetchReason, FlightGroup};
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
-use crate::mirror::{Library, Runtime};
+use crate::mirror::{Answer, Connectivity, Library, Limits, RequestContext, Runtime, RuntimeConfig};
 use crate::store::Key;
+use crate::upstream::Upstream;
+use crate::upstream::backoff::RequestTime;
+use crate::upstream::discovery::Service;
+use crate::upstream::error::{Fault, UpstreamError};
+use crate::upstream::outbound::origin;
+use crate::upstream::request::{AcceptedCoding, Document, Fetched, UpstreamRequest};
+
+/// The number of retries of a fetch when nothing is stored.
+pub(in crate::mirror) const RETRIES: usize = 2;
 
 /// Fetches, revalidates and serves documents: discovery, version lists, module locations and API pages.
 #[derive(Debug)]
@@ -25,8 +42,298 @@ pub struct Documents {
     flights: SingleFlights<(Key, FetchReason, FlightGroup), SharedResult<DocumentFlight>>,
 }
 
+/// A kind of document, implemented by what names one: a host its discovery document, an address its version list, a
+/// module version its location, a page itself. The names are in the client's spelling, which is also sent to upstream.
+pub(in crate::mirror) trait DocumentKind: Clone + Send + Sync + 'static {
+    /// The document, for messages.
+    fn label(&self) -> String;
+
+    /// The upstream that has it.
+    fn host(&self) -> &Hostname;
+
+    /// Its place in the store, under the canonical spelling.
+    fn key(&self, config: &RuntimeConfig) -> Key;
+
+    /// The service that has it; `None` for discovery, which names the services.
+    fn service(&self) -> Option<Service>;
+
+    /// The time for which it is fresh.
+    fn lifetime(lifetimes: &FreshnessLifetimes) -> Duration;
+
+    /// The most bytes of its body.
+    fn max_bytes(limits: &Limits) -> u64 {
+        limits.document_bytes
+    }
+
+    /// Returns false for a stored copy that counts as not stored while larder is online.
+    fn is_usable(&self, _stored: &StoredDocument, _upstream: &Upstream) -> bool {
+        true
+    }
+
+    /// Records that a client was refused because larder is offline.
+    fn record_missing(&self, library: &Arc<Library>, error: &Error, call: &RequestContext) {
+        library.record_text_if_offline(error, call);
+    }
+
+    /// Looks its version up in upstream's list, where only listed versions are fetched.
+    fn listing(&self, _fetch: &DocumentFetch<'_>) -> impl Future<Output = Result<Option<ListingState>, Error>> + Send {
+        async { Ok(None) }
+    }
+
+    /// The URL to ask. `base` is that of its service, for discovery that of the upstream.
+    fn url(&self, base: &Url, fetch: &DocumentFetch<'_>) -> Result<Url, ParseError>;
+
+    /// Checks a new answer, and makes the document of it.
+    fn accept(
+        &self,
+        fetch: &DocumentFetch<'_>,
+        answer: Document,
+        url: Url,
+    ) -> impl Future<Output = Result<StoredDocument, Error>> + Send;
+
+    /// Handles a 304: `before` is the stored copy, confirmed now.
+    fn confirm(
+        &self,
+        _fetch: &DocumentFetch<'_>,
+        before: StoredDocument,
+    ) -> impl Future<Output = Result<StoredDocument, Error>> + Send {
+        async { Ok(before) }
+    }
+
+    /// Handles a 404.
+    fn absent(
+        &self,
+        fetch: &DocumentFetch<'_>,
+        error: UpstreamError,
+    ) -> impl Future<Output = Result<StoredDocument, Error>> + Send {
+        async move { fetch.keep_gone_copy(&error).await }
+    }
+
+    /// Stores the document of an answer.
+    fn land(&self, fetch: &DocumentFetch<'_>, document: StoredDocument) -> impl Future<Output = DocumentFlight> + Send {
+        fetch.store(document)
+    }
+}
+
+/// A document that is wanted: its names, its upstream and its freshness rule.
+#[derive(Debug, Clone)]
+pub(in crate::mirror) struct DocumentRequest {
+    pub(in crate::mirror) subject: String,
+    pub(in crate::mirror) key: Key,
+    pub(in crate::mirror) upstream: Arc<Upstream>,
+    pub(in crate::mirror) rule: FreshnessRule,
+}
+
+impl DocumentRequest {
+    fn of<K: DocumentKind>(kind: &K, call: &RequestContext) -> Result<Self, Error> {
+        let upstream = Arc::clone(call.upstream(kind.host())?);
+        let rule = upstream.rule(K::lifetime);
+        Ok(Self { subject: kind.label(), key: kind.key(&call.config), upstream, rule })
+    }
+}
+
+/// One fetch of a document, inside its flight.
+#[derive(Debug)]
+pub(in crate::mirror) struct DocumentFetch<'a> {
+    pub(in crate::mirror) documents: &'a Arc<Documents>,
+    pub(in crate::mirror) request: &'a DocumentRequest,
+    pub(in crate::mirror) call: &'a RequestContext,
+    /// The stored copy to build on, if any.
+    pub(in crate::mirror) before: Option<Arc<StoredDocument>>,
+    /// The state of its version in upstream's list, for a kind that looks it up.
+    pub(in crate::mirror) listed: Option<ListingState>,
+}
+
+impl DocumentFetch<'_> {
+    /// The error for an answer that cannot be used.
+    pub(in crate::mirror) fn unusable(&self, reason: impl Into<String>) -> UpstreamError {
+        let (subject, origin) = (self.request.subject.clone(), origin(&self.request.upstream.settings.url));
+        UpstreamError { subject, origin, fault: Fault::Unusable(reason.into()) }
+    }
+
+    /// Handles an upstream 404: returns the stored copy as deleted upstream (`keep_gone`), or removes it.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] where no copy is kept. It is cached for a while.
+    pub(in crate::mirror) async fn keep_gone_copy(&self, error: &UpstreamError) -> Result<StoredDocument, Error> {
+        let Self { documents, request, call, .. } = self;
+        match &self.before {
+            Some(before) if request.upstream.settings.keep_gone => {
+                if !before.metadata.gone {
+                    let subject = &request.subject;
+                    tracing::warn!(subject, %error, "upstream has deleted it; the stored copy stays (keep_gone)");
+                }
+                Ok(before.confirmed(call.now, true))
+            }
+            before => {
+                let until = call.now.after(request.rule.not_found_lifetime());
+                call.config.not_found.insert(request.key.clone(), error.to_string(), until, call.now);
+                if before.is_some() && documents.runtime.is_current_config(call) {
+                    documents.library.drop_document(request.key.clone()).await?;
+                }
+                Err(Error::NotFound(error.to_string()))
+            }
+        }
+    }
+
+    pub(in crate::mirror) async fn store(&self, document: StoredDocument) -> DocumentFlight {
+        self.documents.library.store_document(self.request.key.clone(), document).await
+    }
+}
+
 impl Documents {
     pub(in crate::mirror) fn new(runtime: Arc<Runtime>, library: Arc<Library>) -> Arc<Self> {
         Arc::new(Self { runtime, library, flights: SingleFlights::default() })
+    }
+
+    /// Returns the discovery document of an upstream.
+    pub async fn discovery(
+        self: &Arc<Self>,
+        host: &Hostname,
+        call: &RequestContext,
+    ) -> Result<Answer<Arc<StoredDocument>>, Error> {
+        self.get(host, call).await
+    }
+
+    /// Returns the version list of a provider or a module, in the client's spelling.
+    pub async fn versions(
+        self: &Arc<Self>,
+        address: &Address,
+        call: &RequestContext,
+    ) -> Result<Answer<Arc<StoredDocument>>, Error> {
+        self.get(address, call).await
+    }
+
+    /// Returns a document: the stored copy while it is fresh, else what upstream answers.
+    pub(in crate::mirror) async fn get<K: DocumentKind>(
+        self: &Arc<Self>,
+        kind: &K,
+        call: &RequestContext,
+    ) -> Result<Answer<Arc<StoredDocument>>, Error> {
+        let request = DocumentRequest::of(kind, call)?;
+        let stored = self.usable_copy(kind, &request, call).await?;
+        let rule = match (kind.service(), stored.as_ref().filter(|stored| !stored.age.gone)) {
+            (Some(service), Some(stored)) => {
+                let url = &stored.value.metadata.asked;
+                self.rule_for_location(service, url, &request.upstream, request.rule).await?
+            }
+            _ => request.rule,
+        };
+        let seen = stored.as_ref().map(|stored| stored.age);
+        let fly = |fetch_reason, call: &RequestContext| self.join_flight(kind, &request, seen, fetch_reason, call);
+        let answer = self.serve_or_fetch(&request.subject, kind.host(), call, &rule, stored, fly).await;
+        answer.inspect_err(|error| kind.record_missing(&self.library, error, call))
+    }
+
+    /// Fetches a document even if the stored copy is fresh, unless another flight has done so since the caller read
+    /// `seen`.
+    pub(in crate::mirror) async fn fetch_now<K: DocumentKind>(
+        self: &Arc<Self>,
+        kind: &K,
+        seen: Option<Age>,
+        call: &RequestContext,
+    ) -> DocumentFlight {
+        self.join_flight(kind, &DocumentRequest::of(kind, call)?, seen, FetchReason::Fetch, call).await
+    }
+
+    /// Reads the stored copy.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] where nothing is stored and a 404 is cached.
+    async fn usable_copy<K: DocumentKind>(
+        self: &Arc<Self>,
+        kind: &K,
+        request: &DocumentRequest,
+        call: &RequestContext,
+    ) -> Result<Option<Aged<Arc<StoredDocument>>>, Error> {
+        let is_offline = self.runtime.connectivity() == Connectivity::Offline;
+        let stored = self.library.stored_document(&request.key).await?;
+        let stored = stored.filter(|stored| is_offline || kind.is_usable(&stored.value, &request.upstream));
+        if stored.is_none()
+            && let Some(not_found) = call.config.not_found.get(&request.key, call.now)
+        {
+            return Err(Error::NotFound(not_found));
+        }
+        Ok(stored)
+    }
+
+    /// Joins or starts the flight for a document. `seen` is the age of the copy that the caller read.
+    fn join_flight<K: DocumentKind>(
+        self: &Arc<Self>,
+        kind: &K,
+        request: &DocumentRequest,
+        seen: Option<Age>,
+        fetch_reason: FetchReason,
+        call: &RequestContext,
+    ) -> SharedResult<DocumentFlight> {
+        let flight = (request.key.clone(), fetch_reason, call.flight_group());
+        let lost = Err(Error::Interrupted(request.subject.clone()));
+        self.flights.join_or_spawn(&self.runtime.tasks, flight, lost, || {
+            let (documents, call) = (Arc::clone(self), self.runtime.flight_context(call));
+            let (kind, request) = (kind.clone(), request.clone());
+            async move {
+                let fetch = documents.fetch(&kind, &request, seen, fetch_reason, &call);
+                match kind.service() {
+                    Some(_) => documents.runtime.with_deadline(&request.subject, kind.host(), fetch).await,
+                    // One request, which has a deadline of its own.
+                    None => fetch.await,
+                }
+            }
+        })
+    }
+
+    async fn fetch<K: DocumentKind>(
+        self: &Arc<Self>,
+        kind: &K,
+        request: &DocumentRequest,
+        seen: Option<Age>,
+        fetch_reason: FetchReason,
+        call: &RequestContext,
+    ) -> DocumentFlight {
+        let DocumentRequest { subject, upstream, rule, .. } = request;
+        // Another flight may have landed since the caller read the store.
+        let stored = self.usable_copy(kind, request, call).await?;
+        if let Some(stored) = stored.as_ref().filter(|stored| seen != Some(stored.age))
+            && decide(Some(stored.age), rule, self.runtime.connectivity(), call.now) == FreshnessDecision::Serve
+        {
+            return Ok(stored.clone());
+        }
+        self.runtime.charge_revalidation(subject, kind.host(), fetch_reason, 1, call)?;
+        let before = stored.map(|stored| stored.value);
+        let mut fetch = DocumentFetch { documents: self, request, call, before, listed: None };
+        let (base, credentials) = match kind.service() {
+            Some(service) => {
+                let trust = if fetch.before.is_some() { DiscoveryTrust::InConfirmed } else { DiscoveryTrust::InAny };
+                self.resolve_service(service, upstream, trust, call).await?
+            }
+            None => (upstream.settings.url.clone(), upstream.credential_scope.clone()),
+        };
+        fetch.listed = kind.listing(&fetch).await?;
+        let url = kind.url(&base, &fetch).map_err(|e| fetch.unusable(e.to_string()))?;
+        let ask = UpstreamRequest {
+            label: subject,
+            url: &url,
+            upstream: kind.host(),
+            credentials: &credentials,
+            via: &call.via,
+            retries: if fetch.before.is_some() { 0 } else { RETRIES },
+            priority: call.priority,
+            time: RequestTime::new(call.now),
+        };
+        let validators = fetch.before.as_ref().filter(|before| before.metadata.asked == url);
+        let validators = validators.map(|before| &before.metadata.validators);
+        let answer = call
+            .config
+            .outbound
+            .document(AcceptedCoding::Any, ask, validators, K::max_bytes(&self.runtime.limits))
+            .await;
+        let document = match (answer, &fetch.before) {
+            (Ok(Fetched::New(answer)), _) => kind.accept(&fetch, answer, url).await?,
+            (Ok(Fetched::Unchanged), Some(before)) => kind.confirm(&fetch, before.confirmed(call.now, false)).await?,
+            (Ok(Fetched::Unchanged), None) => return Err(fetch.unusable("304 to an unconditional request").into()),
+            (Err(error), _) if matches!(error.fault, Fault::Absent(_)) => kind.absent(&fetch, error).await?,
+            (Err(error), _) => return Err(error.into()),
+        };
+        kind.land(&fetch, document).await
     }
 }

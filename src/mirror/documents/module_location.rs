@@ -1,141 +1,110 @@
 //! Fetches the location of a module version: the source address that upstream answers a download request with.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
+use url::{ParseError, Url};
 
-use crate::address::ModulePackage;
+use crate::address::{Address, Hostname, ModulePackage};
+use crate::config::FreshnessLifetimes;
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::mirror::documents::discovery::DiscoveryTrust;
-use crate::mirror::documents::document_fetch::DocumentRequest;
-use crate::mirror::documents::listed::ListingState;
-use crate::mirror::documents::revalidate::Aged;
+use crate::mirror::documents::version_lists::ListingState;
+use crate::mirror::documents::{DocumentFetch, DocumentKind};
 use crate::mirror::freshness::Age;
 use crate::mirror::library::stored_document::{DocumentFlight, StoredDocument};
-use crate::mirror::single_flight::SharedResult;
-use crate::mirror::{Answer, Documents, FetchReason, RequestContext};
+use crate::mirror::{Library, RequestContext, RuntimeConfig};
 use crate::store::Key;
 use crate::upstream::discovery::Service;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::modules::download_url;
 use crate::upstream::outbound::origin;
-use crate::upstream::request::Fetched;
+use crate::upstream::request::Document;
 use crate::upstream::source::{BadSource, LocatedSource, PackageSource, Subdir, location_in_download};
 
-impl Documents {
-    /// Fetches or revalidates the location document.
-    pub(in crate::mirror) async fn location(
-        self: &Arc<Self>,
-        package: &ModulePackage,
-        call: &RequestContext,
-    ) -> Result<Answer<Arc<StoredDocument>>, Error> {
-        let wanted = location_request(package, call)?;
-        let (stored, rule) = self.stored_or_not_found(&wanted, call).await?;
-        let seen = stored.as_ref().map(|stored| stored.age);
-        let fly =
-            |fetch_reason, call: &RequestContext| self.join_location_fetch(&wanted, package, seen, fetch_reason, call);
-        let pulled = self.serve_or_fetch(&wanted.subject, &package.module.host, call, &rule, stored, fly).await;
-        pulled.inspect_err(|error| {
-            self.library.record_if_offline(error, call, || (&call.config.key_of_package(package)).into())
-        })
+impl DocumentKind for ModulePackage {
+    fn label(&self) -> String {
+        location_label(self)
     }
 
-    /// Fetches the location document even if the cached copy is fresh, unless it changed since `seen`.
-    pub(in crate::mirror) async fn fetch_location_now(
-        self: &Arc<Self>,
-        package: &ModulePackage,
-        seen: Option<Age>,
-        call: &RequestContext,
-    ) -> DocumentFlight {
-        self.join_location_fetch(&location_request(package, call)?, package, seen, FetchReason::Fetch, call).await
+    fn host(&self) -> &Hostname {
+        &self.module.host
     }
 
-    pub(in crate::mirror) fn join_location_fetch(
-        self: &Arc<Self>,
-        wanted: &DocumentRequest,
-        package: &ModulePackage,
-        seen: Option<Age>,
-        fetch_reason: FetchReason,
-        call: &RequestContext,
-    ) -> SharedResult<DocumentFlight> {
-        let (request, package) = (wanted.clone(), package.clone());
-        self.join_document_flight(wanted, seen, fetch_reason, call, |documents, before, call| async move {
-            documents.fetch_location(&request, &package, before, &call).await
-        })
+    fn key(&self, config: &RuntimeConfig) -> Key {
+        Key::ModuleLocation(config.key_of_package(self))
     }
 
-    pub(in crate::mirror) async fn fetch_location(
-        self: &Arc<Self>,
-        wanted: &DocumentRequest,
-        package: &ModulePackage,
-        before: Option<Arc<StoredDocument>>,
-        call: &RequestContext,
-    ) -> DocumentFlight {
-        let (subject, upstream) = (&wanted.subject, &*wanted.upstream);
-        let unusable = |reason: String| wanted.unusable(reason);
-        let trust = DiscoveryTrust::for_what_is_held(before.as_ref());
-        let (base, credential_scope) = self.resolve_service(Service::Modules, upstream, trust, call).await?;
+    fn service(&self) -> Option<Service> {
+        Some(Service::Modules)
+    }
+
+    fn lifetime(lifetimes: &FreshnessLifetimes) -> Duration {
+        lifetimes.download
+    }
+
+    fn record_missing(&self, library: &Arc<Library>, error: &Error, call: &RequestContext) {
+        library.record_if_offline(error, call, || (&call.config.key_of_package(self)).into());
+    }
+
+    /// A version that is not stored must be listed; a stored one is looked up for its spelling.
+    async fn listing(&self, fetch: &DocumentFetch<'_>) -> Result<Option<ListingState>, Error> {
+        let DocumentFetch { documents, request, call, before, .. } = fetch;
+        let address = Address::from(&self.module);
         let listed = match before {
-            None => self.module_must_be_listed(package, wanted, call).await?,
-            Some(_) => self.module_listed(package, call).await,
-        };
-        let spelled = listed.spelled(&package.version);
-        let url = download_url(&base, &package.module, &spelled).map_err(|e| unusable(e.to_string()))?;
-        let fetched = self
-            .fetch_from(
-                subject,
-                &url,
-                upstream,
-                &credential_scope,
-                before.as_deref(),
-                self.runtime.limits.document_bytes,
-                call,
-            )
-            .await;
-        let stored_document = match (fetched, before) {
-            (Ok(Fetched::Unchanged), Some(before)) => before.confirmed(call.now, false),
-            (Ok(Fetched::Unchanged), None) => return Err(unusable("304 to an unconditional request".into()).into()),
-            (Ok(Fetched::New(mut document)), _) => {
-                let location = location_in_download(document.location.as_deref(), &document.body);
-                let location = location.ok_or_else(|| {
-                    unusable("neither X-Terraform-Get nor its JSON has a location of the module".into())
-                })?;
-                // The rest of the response means nothing to a client.
-                document.body = Bytes::from(location);
-                let stored_document = Arc::new(StoredDocument::of(document, url, call.now));
-                let located = Arc::clone(&stored_document).as_location(package)?;
-                if matches!(&located.located.source, PackageSource::Unsupported(source) if source.for_client().is_none())
-                {
-                    // An unusable answer is not cached: the next request asks again.
-                    return Ok(Aged { age: stored_document.age(), value: stored_document });
-                }
-                Arc::unwrap_or_clone(stored_document)
+            None => {
+                let lifetime = request.rule.not_found_lifetime();
+                documents.must_be_listed(&address, &self.version, &request.key, lifetime, call).await?
             }
-            (Err(error), before) if matches!(error.fault, Fault::Absent(_)) => match &listed {
-                // While the version list cannot be read, the version may exist in another spelling, so a 404 proves
-                // nothing.
-                ListingState::Unknown(Some(unread)) => return Err(unread.clone()),
-                _ => {
-                    let gone_copy = self.keep_gone_copy(wanted, before, &error, call).await;
-                    gone_copy.inspect_err(|_| self.library.bump_revision(&package.module))?
-                }
-            },
-            (Err(error), _) => return Err(error.into()),
+            Some(_) => documents.listed(&address, &self.version, call).await,
         };
-        if matches!(listed, ListingState::Unlisted { .. } | ListingState::Unknown(None)) {
-            // A registry may answer for any version. Caching unlisted ones would let anyone fill the store.
-            return Ok(Aged { age: stored_document.age(), value: Arc::new(stored_document) });
+        Ok(Some(listed))
+    }
+
+    fn url(&self, base: &Url, fetch: &DocumentFetch<'_>) -> Result<Url, ParseError> {
+        let spelled = fetch.listed.as_ref().and_then(ListingState::spelled);
+        download_url(base, &self.module, spelled.unwrap_or(self.version.as_str()))
+    }
+
+    async fn accept(&self, fetch: &DocumentFetch<'_>, mut answer: Document, url: Url) -> Result<StoredDocument, Error> {
+        let location = location_in_download(answer.location.as_deref(), &answer.body);
+        let location = location
+            .ok_or_else(|| fetch.unusable("neither X-Terraform-Get nor its JSON has a location of the module"))?;
+        // The rest of the response means nothing to a client.
+        answer.body = Bytes::from(location);
+        let document = StoredDocument::of(answer, url, fetch.call.now);
+        document.as_location(self)?;
+        Ok(document)
+    }
+
+    async fn absent(&self, fetch: &DocumentFetch<'_>, error: UpstreamError) -> Result<StoredDocument, Error> {
+        match &fetch.listed {
+            // While the version list cannot be read, the version may exist in another spelling, so a 404 proves nothing.
+            Some(ListingState::Unknown(Some(unread))) => Err(unread.clone()),
+            _ => {
+                let gone_copy = fetch.keep_gone_copy(&error).await;
+                gone_copy.inspect_err(|_| fetch.documents.library.bump_revision(&self.module))
+            }
         }
-        let stored = self.library.store_document(wanted.key.clone(), stored_document).await;
-        self.library.bump_revision(&package.module);
+    }
+
+    async fn land(&self, fetch: &DocumentFetch<'_>, document: StoredDocument) -> DocumentFlight {
+        // A registry may answer for any version. Caching unlisted ones would let anyone fill the store. An answer that
+        // no client can use is not cached either: the next request asks again.
+        let is_listed = !matches!(&fetch.listed, Some(ListingState::Unlisted { .. } | ListingState::Unknown(None)));
+        if !is_listed || document.as_location(self).is_ok_and(|location| location.is_useless()) {
+            return Ok(document.into());
+        }
+        let stored = fetch.store(document).await;
+        fetch.documents.library.bump_revision(&self.module);
         stored
     }
 }
 
 impl StoredDocument {
     /// Parses the document as the location of a version.
-    pub(in crate::mirror) fn as_location(self: Arc<Self>, package: &ModulePackage) -> Result<LocationDocument, Error> {
+    pub(in crate::mirror) fn as_location(&self, package: &ModulePackage) -> Result<LocationDocument, Error> {
         let unusable = |reason: String| -> Error {
             UpstreamError {
                 subject: location_label(package),
@@ -160,12 +129,11 @@ pub(in crate::mirror) struct LocationDocument {
     pub(in crate::mirror) age: Age,
 }
 
-/// The location request of a version: asked in the caller's spelling, cached under the canonical one.
-fn location_request(package: &ModulePackage, call: &RequestContext) -> Result<DocumentRequest, Error> {
-    let upstream = Arc::clone(call.upstream(&package.module.host)?);
-    let rule = upstream.rule(|fresh| fresh.download);
-    let (subject, key) = (location_label(package), Key::ModuleLocation(call.config.key_of_package(package)));
-    Ok(DocumentRequest { subject, key, upstream, service: Service::Modules, rule })
+impl LocationDocument {
+    /// Returns true for a source that neither larder nor a client can fetch.
+    fn is_useless(&self) -> bool {
+        matches!(&self.located.source, PackageSource::Unsupported(source) if source.for_client().is_none())
+    }
 }
 
 /// Names the document for error messages.
@@ -178,18 +146,14 @@ pub(in crate::mirror) fn subdir_in_archive(
     package: &ModulePackage,
     subdir: Option<&Subdir>,
 ) -> Result<Option<String>, Error> {
-    subdir.and_then(Subdir::in_package).map(|below| subdir_text(package, below)).transpose()
-}
-
-/// A subfolder as written in a location.
-pub(in crate::mirror) fn subdir_text(
-    package: &ModulePackage,
-    subdir: &crate::packaging::TreePath,
-) -> Result<String, Error> {
-    let text =
-        std::str::from_utf8(subdir.as_bytes()).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_graphic()));
-    text.map(str::to_owned).ok_or_else(|| {
-        let fault = Fault::Unusable(format!("its //{subdir} has characters invalid in a header"));
-        UpstreamError { subject: location_label(package), origin: package.module.host.to_string(), fault }.into()
-    })
+    let Some(subdir) = subdir.and_then(Subdir::in_package) else { return Ok(None) };
+    let text = std::str::from_utf8(subdir.as_bytes()).ok();
+    match text.filter(|text| text.bytes().all(|byte| byte.is_ascii_graphic())) {
+        Some(text) => Ok(Some(text.to_owned())),
+        None => {
+            let fault = Fault::Unusable(format!("its //{subdir} has characters invalid in a header"));
+            let (subject, origin) = (location_label(package), package.module.host.to_string());
+            Err(UpstreamError { subject, origin, fault }.into())
+        }
+    }
 }

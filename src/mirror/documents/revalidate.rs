@@ -8,17 +8,25 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::address::Hostname;
 use crate::error::Error;
-use crate::mirror::freshness::{Age, FreshnessDecision, FreshnessRule, RevalidationTarget, decide};
-use crate::mirror::offline::STORED_ANSWER_LIFETIME;
-use crate::mirror::request_context::CallerKind;
+use crate::mirror::freshness::{
+    Age, FreshnessDecision, FreshnessRule, RevalidationTarget, STORED_ANSWER_LIFETIME, decide,
+};
+use crate::mirror::library::stored_document::StoredDocument;
+use crate::mirror::request_context::Urgency;
 use crate::mirror::single_flight::SharedResult;
 use crate::mirror::{Answer, FetchReason, Outcome, RequestContext};
-use crate::upstream::breaker::Origin;
+use crate::upstream::backoff::Origin;
 
 #[derive(Debug, Clone)]
 pub(in crate::mirror) struct Aged<T> {
     pub(in crate::mirror) value: T,
     pub(in crate::mirror) age: Age,
+}
+
+impl From<StoredDocument> for Aged<Arc<StoredDocument>> {
+    fn from(document: StoredDocument) -> Self {
+        Self { age: document.age(), value: Arc::new(document) }
+    }
 }
 
 pub(in crate::mirror) type FlightResult<T> = Result<Aged<T>, Error>;
@@ -39,9 +47,9 @@ pub(in crate::mirror) fn too_many_waiting(subject: &str) -> Error {
 
 /// Waits for a flight until a deadline. A job waits until the flight ends, which has its own limits.
 async fn await_flight<T: Clone>(call: &RequestContext, until: Instant, flight: SharedResult<T>) -> Result<T, Elapsed> {
-    match call.caller {
-        CallerKind::Request | CallerKind::Flight => timeout_at(until, flight).await,
-        CallerKind::JobStep | CallerKind::PlanStep => Ok(flight.await),
+    match call.urgency {
+        Urgency::Request | Urgency::Flight => timeout_at(until, flight).await,
+        Urgency::Job | Urgency::Plan => Ok(flight.await),
     }
 }
 
@@ -82,7 +90,7 @@ impl Documents {
                     RevalidationTarget::NewLocation => vec![Origin::of(&call.upstream(host)?.settings.url)],
                 };
                 let Some(leave) =
-                    call.config.outbound.revalidation_permit(&origins, &call.revalidation_permit, call.now)
+                    call.config.outbound.backoff.revalidation_permit(&origins, &call.revalidation_permit, call.now)
                 else {
                     tracing::debug!(subject, "its upstream's circuit breaker is open; the stored copy is served");
                     return Ok(stale(stored));
@@ -96,7 +104,7 @@ impl Documents {
                 match await_flight(&call, patience_end, flight(FetchReason::Revalidate, &call)).await {
                     Ok(Ok(fetched)) => Ok(answer(fetched, Outcome::Revalidated)),
                     Ok(Err(error @ Error::NotFound(_))) => Err(error),
-                    Ok(Err(error @ Error::RevalidationSkipped(_))) if call.caller == CallerKind::JobStep => Err(error),
+                    Ok(Err(error @ Error::RevalidationSkipped(_))) if call.urgency == Urgency::Job => Err(error),
                     Ok(Err(error @ Error::RevalidationSkipped(_))) => {
                         tracing::debug!(subject, %error, "the stored copy is served");
                         Ok(stale(stored))
@@ -108,7 +116,7 @@ impl Documents {
                     Err(_) => {
                         tracing::warn!(subject, "upstream is slow to revalidate; the stored copy is served meanwhile");
                         let now = call.now.after(call.started.elapsed());
-                        call.config.outbound.record_client_timeout(host, &origins, rule.patience, now);
+                        call.config.outbound.backoff.record_client_timeout(host, &origins, rule.patience, now);
                         Ok(stale(stored))
                     }
                 }

@@ -14,7 +14,7 @@ use crate::clock::Timestamp;
 use crate::digest::{Digest, DigestPrefix, FastHash};
 use crate::mirror::Library;
 use crate::mirror::library::proof_set::ProofSet;
-use crate::mirror::operate::pin::{PinChange, PinOutcome, PinResult};
+use crate::mirror::operate::{PinChange, PinOutcome, PinResult};
 use crate::store::{
     Action, Durability, IndexEntry, IndexedName, Key, ListedArchive, Recorded, Store, StoreError, Striped, to_json,
 };
@@ -145,6 +145,13 @@ impl Library {
     /// The revision of a registry's pages: it grows with each purge, not with fetched pages.
     pub fn revision_of_pages(&self, host: &Hostname) -> u64 {
         self.revision_of(host).load(Ordering::Acquire)
+    }
+
+    pub(in crate::mirror) fn revision_of_address(&self, address: &Address) -> u64 {
+        match address {
+            Address::Provider(provider) => self.revision(provider),
+            Address::Module(module) => self.revision_of_module(module),
+        }
     }
 
     pub(in crate::mirror) fn bump_revision(&self, address: impl Into<Address>) {

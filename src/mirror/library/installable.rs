@@ -3,21 +3,65 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::address::{
-    Address, Artifact, ModuleAddress, ModulePackage, Package, Platform, ProviderAddress, Selection, Version,
-};
+use crate::address::{Address, Artifact, ModulePackage, Package, Platform, ProviderAddress, Selection, Version};
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::archives::ArchiveRef;
 use crate::mirror::library::module_history::{self, FirstSeenLookup};
 use crate::mirror::library::{StoredArchive, ZipOrigin};
 use crate::mirror::proof_sets::describe_set;
-use crate::mirror::{Connectivity, Library, default_if_gone};
+use crate::mirror::{Connectivity, Library, RuntimeConfig, default_if_gone};
 use crate::store::{Key, Recorded, StoreError};
 use crate::verify::VerificationPolicy;
 
-/// The versions of a provider with a stored set and archive, and their platforms.
+/// The versions of a provider with a stored set and archive, and their platforms; or those of a module with a stored
+/// archive, without platforms.
 pub(in crate::mirror) type StoredVersions = BTreeMap<Version, BTreeSet<Platform>>;
+
+/// The platforms that a provider version must be stored for to be listed while offline.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum RequiredPlatforms {
+    /// Any platform.
+    #[default]
+    AnyPlatform,
+    /// All of these (`[network] sealed_platforms`).
+    AllOf(BTreeSet<Platform>),
+}
+
+impl From<&[Platform]> for RequiredPlatforms {
+    fn from(platforms: &[Platform]) -> Self {
+        if platforms.is_empty() { Self::AnyPlatform } else { Self::AllOf(platforms.iter().cloned().collect()) }
+    }
+}
+
+impl RequiredPlatforms {
+    /// True if a version stored for these platforms is listed.
+    pub(in crate::mirror) fn shows(&self, stored: &BTreeSet<Platform>) -> bool {
+        match self {
+            Self::AnyPlatform => !stored.is_empty(),
+            Self::AllOf(platforms) => platforms.is_subset(stored),
+        }
+    }
+
+    /// The stored versions of an address that are listed: of a module, all.
+    pub(in crate::mirror) fn shown<'a>(
+        &'a self,
+        address: &'a Address,
+        stored: &'a StoredVersions,
+    ) -> impl Iterator<Item = (&'a Version, &'a BTreeSet<Platform>)> {
+        let is_shown = |platforms| matches!(address, Address::Module(_)) || self.shows(platforms);
+        stored.iter().filter(move |(_, platforms)| is_shown(platforms))
+    }
+
+    /// The required platforms; empty if any will do.
+    pub fn platforms(&self) -> impl Iterator<Item = &Platform> {
+        let named = match self {
+            Self::AnyPlatform => None,
+            Self::AllOf(platforms) => Some(platforms),
+        };
+        named.into_iter().flatten()
+    }
+}
 
 impl Library {
     /// The packages of an address whose archives have a name record.
@@ -48,28 +92,29 @@ impl Library {
         })
     }
 
+    /// The versions of an address, in the canonical spelling, that can be installed from the store. Blocks.
     pub(in crate::mirror) fn read_stored_versions(
         &self,
-        address: &ProviderAddress,
-        policy: VerificationPolicy,
+        address: &Address,
+        config: &RuntimeConfig,
     ) -> Result<StoredVersions, StoreError> {
         let mut stored = StoredVersions::new();
-        for package in default_if_gone(self.store.records.packages_with_sets(address))? {
-            if skip_unreadable(&package, self.holds_package(&package, policy))? {
-                stored.entry(package.version).or_default().insert(package.platform);
+        match address {
+            Address::Provider(provider) => {
+                let Some(upstream) = config.upstreams.get(&provider.host) else { return Ok(stored) };
+                for package in default_if_gone(self.store.records.packages_with_sets(provider))? {
+                    if skip_unreadable(&package, self.holds_package(&package, upstream.settings.verification))? {
+                        stored.entry(package.version).or_default().insert(package.platform);
+                    }
+                }
             }
-        }
-        Ok(stored)
-    }
-
-    pub(in crate::mirror) fn read_stored_module_versions(
-        &self,
-        key: &ModuleAddress,
-    ) -> Result<BTreeSet<Version>, StoreError> {
-        let mut stored = BTreeSet::new();
-        for package in default_if_gone(self.store.records.module_packages_with_names(key))? {
-            if skip_unreadable(&package, self.current_module_archive(&package).map(|archive| archive.is_some()))? {
-                stored.insert(package.version);
+            Address::Module(module) => {
+                for package in default_if_gone(self.store.records.module_packages_with_names(module))? {
+                    let archive = self.current_module_archive(&package);
+                    if skip_unreadable(&package, archive.map(|archive| archive.is_some()))? {
+                        stored.entry(package.version).or_default();
+                    }
+                }
             }
         }
         Ok(stored)
@@ -284,4 +329,27 @@ fn required_records(artifact: &Artifact, link: Connectivity) -> Vec<(Key, String
         records.append(&mut while_online);
     }
     records
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_version_is_listed_for_any_platform_or_for_all_required_ones() {
+        let platforms =
+            |names: &[&str]| -> Vec<Platform> { names.iter().map(|name| Platform::parse(name).unwrap()).collect() };
+        for (named, stored, shown) in [
+            (&[][..], &["linux_amd64"][..], true),
+            (&[], &[], false),
+            (&["linux_amd64"], &["darwin_arm64"], false),
+            (&["linux_amd64"], &["darwin_arm64", "linux_amd64"], true),
+            (&["linux_amd64", "darwin_arm64"], &["linux_amd64"], false),
+            (&["linux_amd64", "darwin_arm64"], &["linux_amd64", "darwin_arm64", "linux_arm64"], true),
+        ] {
+            let sealed_for = RequiredPlatforms::from(platforms(named).as_slice());
+            assert_eq!(sealed_for.shows(&platforms(stored).into_iter().collect()), shown, "{named:?} of {stored:?}");
+            assert_eq!(sealed_for.platforms().count(), named.len());
+        }
+    }
 }

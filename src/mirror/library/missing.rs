@@ -1,12 +1,25 @@
-//! The packages requested while offline and not stored: a bounded list, and the record that survives a restart.
+//! The packages requested while offline and not stored: a bounded list, saved a moment later, so that it survives a
+//! restart. A package is reported until it is stored.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use crate::address::{Hostname, ModuleAddress, ModulePackage, Package, PackageRef, Platform, ProviderAddress, Version};
+use crate::address::{
+    Address, Hostname, ModuleAddress, ModulePackage, Package, PackageRef, Platform, ProviderAddress, Version,
+};
 use crate::clock::Timestamp;
-use crate::mirror::runtime_config::ConfigGeneration;
+use crate::error::Error;
+use crate::mirror::runtime::ConfigGeneration;
+use crate::mirror::{Library, RequestContext, Runtime, RuntimeConfig};
+use crate::store::{Durability, IndexEntry, Key, Store, StoreError};
+
+/// The delay before the record is saved. A kill loses what was recorded since the last save.
+const SAVE_DELAY: Duration = Duration::from_secs(1);
 
 /// Maximum number of missing packages: as many as one warm-up accepts.
 const MAX_MISSING: usize = 1000;
@@ -46,6 +59,13 @@ impl MissingPackage {
         }
     }
 
+    fn address(&self) -> Address {
+        match self {
+            Self::Provider { of: provider, .. } => provider.into(),
+            Self::Module { of: module, .. } => module.into(),
+        }
+    }
+
     fn has_same_address(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Provider { of: address, .. }, Self::Provider { of: other, .. }) => address == other,
@@ -71,15 +91,12 @@ impl From<&MissingPackage> for PackageRef {
     }
 }
 
-impl From<&ProviderAddress> for MissingPackage {
-    fn from(address: &ProviderAddress) -> Self {
-        Self::Provider { of: address.clone(), version: None, platform: None }
-    }
-}
-
-impl From<(&ProviderAddress, &Version)> for MissingPackage {
-    fn from((of, version): (&ProviderAddress, &Version)) -> Self {
-        Self::Provider { of: of.clone(), version: Some(version.clone()), platform: None }
+impl From<&Address> for MissingPackage {
+    fn from(address: &Address) -> Self {
+        match address.clone() {
+            Address::Provider(of) => Self::Provider { of, version: None, platform: None },
+            Address::Module(of) => Self::Module { of, version: None },
+        }
     }
 }
 
@@ -87,12 +104,6 @@ impl From<&Package> for MissingPackage {
     fn from(package: &Package) -> Self {
         let Package { provider, version, platform } = package.clone();
         Self::Provider { of: provider, version: Some(version), platform: Some(platform) }
-    }
-}
-
-impl From<&ModuleAddress> for MissingPackage {
-    fn from(address: &ModuleAddress) -> Self {
-        Self::Module { of: address.clone(), version: None }
     }
 }
 
@@ -105,15 +116,15 @@ impl From<&ModulePackage> for MissingPackage {
 
 /// The state in which a lookup last failed: the revision of the provider or module, and the generation of the
 /// configuration.
-pub(in crate::mirror) type LastMiss = (u64, ConfigGeneration);
+type LastMiss = (u64, ConfigGeneration);
 
 /// The requests for a missing package.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::mirror) struct RequestCount {
+struct RequestCount {
     times: u64,
     last: Timestamp,
     /// The last failed lookup; none if there was none since the last request.
-    pub(in crate::mirror) last_miss: Option<LastMiss>,
+    last_miss: Option<LastMiss>,
 }
 
 #[derive(Debug, Default)]
@@ -161,7 +172,7 @@ impl MissingRequests {
 
     /// Records a request. At the limit, the package with the fewest requests is dropped; among equals, the one
     /// requested longest ago.
-    pub(in crate::mirror) fn note(&mut self, missing: MissingPackage, now: Timestamp) {
+    fn note(&mut self, missing: MissingPackage, now: Timestamp) {
         if let Some(count) = self.packages.get_mut(&missing) {
             // A changed count is not worth a write.
             *count = RequestCount { times: count.times.saturating_add(1), last: now, last_miss: None };
@@ -173,7 +184,7 @@ impl MissingRequests {
     }
 
     /// Records a missing non-package.
-    pub(in crate::mirror) fn note_words(&mut self, words: &str) {
+    fn note_words(&mut self, words: &str) {
         if self.texts.len() < MAX_MISSING_TEXTS {
             self.texts.insert(words.to_owned());
         }
@@ -196,22 +207,16 @@ impl MissingRequests {
         }
     }
 
-    pub(in crate::mirror) fn things(&self) -> impl Iterator<Item = (&MissingPackage, &RequestCount)> {
+    fn things(&self) -> impl Iterator<Item = (&MissingPackage, &RequestCount)> {
         self.packages.iter()
     }
 
-    pub(in crate::mirror) fn words(&self) -> impl Iterator<Item = &String> {
+    fn words(&self) -> impl Iterator<Item = &String> {
         self.texts.iter()
     }
 
     /// Records the result of a lookup, unless the package was requested again meanwhile.
-    pub(in crate::mirror) fn record_lookup(
-        &mut self,
-        missing: &MissingPackage,
-        seen: RequestCount,
-        is_held: bool,
-        found: LastMiss,
-    ) {
+    fn record_lookup(&mut self, missing: &MissingPackage, seen: RequestCount, is_held: bool, found: LastMiss) {
         let Some(count) = self.packages.get_mut(missing).filter(|count| **count == seen) else { return };
         if is_held {
             self.packages.remove(missing);
@@ -220,19 +225,206 @@ impl MissingRequests {
             count.last_miss = Some(found);
         }
     }
+}
 
-    pub(in crate::mirror) fn forget(&mut self) {
-        *self = Self { is_changed: true, ..Self::default() };
+/// The packages requested while offline and not stored.
+#[derive(Debug)]
+pub(in crate::mirror) struct MissingLog {
+    requests: Mutex<MissingRequests>,
+    is_save_scheduled: AtomicBool,
+}
+
+impl MissingLog {
+    /// Loads the record of an earlier run. An unreadable one is logged and ignored.
+    pub(in crate::mirror) fn load(store: &Store) -> Self {
+        let read = store.records.read_as(&Key::Missing, |record| MissingRequests::read(&record));
+        let read = read.inspect_err(|error| {
+            tracing::error!(%error, "the missing list of an earlier run cannot be read; it starts empty");
+        });
+        let requests = read.unwrap_or_default().whole().unwrap_or_default();
+        Self { requests: Mutex::new(requests), is_save_scheduled: AtomicBool::new(false) }
+    }
+}
+
+impl Library {
+    /// Records a package as missing and returns the error for it (DESIGN, promise 12).
+    pub(in crate::mirror) async fn missing_error(
+        self: &Arc<Self>,
+        missing: impl Into<MissingPackage>,
+        subject: String,
+        call: &RequestContext,
+    ) -> Error {
+        let error = self.offline_error(subject).await;
+        self.record_if_offline(&error, call, || missing.into());
+        error
     }
 
-    /// Returns true if the record must be saved, and resets the flag: the caller saves it now.
-    pub(in crate::mirror) fn take_changed(&mut self) -> bool {
-        std::mem::take(&mut self.is_changed)
+    /// The error for something not stored while offline. If the store itself is gone, the error says that instead.
+    pub(in crate::mirror) async fn offline_error(self: &Arc<Self>, subject: String) -> Error {
+        match self.on_disk(|library| library.store.check()).await {
+            Ok(()) => Error::Offline(subject),
+            Err(gone) => gone,
+        }
     }
 
-    /// Sets the flag again after a failed save.
-    pub(in crate::mirror) fn mark_unsaved(&mut self) {
-        self.is_changed = true;
+    /// Records a request as missing if it failed because larder is offline.
+    pub(in crate::mirror) fn record_if_offline(
+        self: &Arc<Self>,
+        error: &Error,
+        call: &RequestContext,
+        missing: impl FnOnce() -> MissingPackage,
+    ) {
+        if let Error::Offline(_) = error {
+            self.record_missing(missing(), call);
+        }
+    }
+
+    /// Records a request for a non-package, in words, for this run only.
+    pub(in crate::mirror) fn record_text_if_offline(&self, error: &Error, call: &RequestContext) {
+        if let (Error::Offline(subject), false) = (error, call.is_plan_step()) {
+            self.missing.requests.lock().note_words(subject);
+        }
+    }
+
+    /// Records a package as missing, unless the request only looks (a plan): then no client was refused.
+    pub(in crate::mirror) fn record_missing(
+        self: &Arc<Self>,
+        missing: impl Into<MissingPackage>,
+        call: &RequestContext,
+    ) {
+        if call.is_plan_step() {
+            return;
+        }
+        self.missing.requests.lock().note(missing.into(), call.now);
+        if self.missing.is_save_scheduled.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        // A weak reference: the pending save must not keep the mirror, and with it the store lock, alive.
+        let library = Arc::downgrade(self);
+        self.runtime.tasks.spawn(async move {
+            tokio::time::sleep(SAVE_DELAY).await;
+            let Some(library) = library.upgrade() else { return };
+            library.missing.is_save_scheduled.store(false, Ordering::Release);
+            if let Err(error) = library.on_disk(Self::save_missing).await {
+                tracing::error!(%error, "the missing list could not be written; it is written again with the next entry");
+            }
+        });
+    }
+
+    /// Saves the record if it changed since the last save.
+    pub(in crate::mirror) fn save_missing(&self) -> Result<(), StoreError> {
+        if !std::mem::take(&mut self.missing.requests.lock().is_changed) {
+            return Ok(());
+        }
+        let saved = self.store.records.change(&Key::Missing, |step| {
+            let record = self.missing.requests.lock().write();
+            step.put(&Key::Missing, record, Durability::Lazy, IndexEntry::Unindexed);
+            Ok(())
+        });
+        saved.inspect_err(|_| self.mark_missing_unsaved())
+    }
+
+    /// Marks the record as unsaved, because the file on disk is lost.
+    pub(in crate::mirror) fn mark_missing_unsaved(&self) {
+        self.missing.requests.lock().is_changed = true;
+    }
+
+    /// The packages requested while offline and not stored, for configured upstreams only.
+    ///
+    /// # Errors
+    /// The lookup was interrupted.
+    pub async fn missing(self: &Arc<Self>) -> Result<Vec<MissingPackage>, Error> {
+        self.on_disk(|library| Ok(library.missing_now())).await
+    }
+}
+
+impl Runtime {
+    /// The platforms that a missing package without a platform is meant for (`[network] sealed_platforms`); empty if
+    /// not configured.
+    pub fn sealed_platforms(&self) -> Vec<Platform> {
+        self.config.load().required_platforms.platforms().cloned().collect()
+    }
+}
+
+impl Library {
+    /// Forgets all missing packages.
+    ///
+    /// # Errors
+    /// The record could not be saved.
+    pub async fn forget_missing(self: &Arc<Self>) -> Result<(), Error> {
+        self.on_disk(|library| {
+            *library.missing.requests.lock() = MissingRequests { is_changed: true, ..MissingRequests::default() };
+            library.save_missing()
+        })
+        .await
+    }
+
+    /// Lists the missing packages and forgets those stored meanwhile. Blocks: reads the disk for packages that changed
+    /// since the last lookup.
+    pub(in crate::mirror) fn missing_now(&self) -> Vec<MissingPackage> {
+        let terms = self.runtime.config.load_full();
+        let noted: Vec<(MissingPackage, RequestCount)> =
+            self.missing.requests.lock().things().map(|(missing, count)| (missing.clone(), *count)).collect();
+        let mut missing = Vec::new();
+        for (thing, count) in noted {
+            if terms.upstreams.get(thing.host()).is_none() {
+                continue;
+            }
+            let found = (self.revision_of_address(&thing.address()), terms.generation);
+            if count.last_miss == Some(found) {
+                missing.push(thing);
+                continue;
+            }
+            match self.is_stored_now(&thing, &terms) {
+                Ok(is_held) => {
+                    self.missing.requests.lock().record_lookup(&thing, count, is_held, found);
+                    if !is_held {
+                        missing.push(thing);
+                    }
+                }
+                // A failed lookup does not mean that the package is stored.
+                Err(error) => {
+                    tracing::debug!(what = %PackageRef::from(&thing), %error, "its state in the store cannot be read");
+                    missing.push(thing);
+                }
+            }
+        }
+        missing
+    }
+
+    /// Lists the missing packages together with the missing non-packages.
+    pub(in crate::mirror) fn missing_in_words(&self) -> Vec<PackageRef> {
+        let mut words: Vec<PackageRef> = self.missing_now().iter().map(PackageRef::from).collect();
+        words.extend(self.missing.requests.lock().words().map(|word| PackageRef::requested(word)));
+        words
+    }
+
+    fn is_stored_now(&self, missing: &MissingPackage, config: &RuntimeConfig) -> Result<bool, StoreError> {
+        match missing {
+            MissingPackage::Provider { of: provider, version: Some(version), platform } => {
+                let Some(upstream) = config.upstreams.get(&provider.host) else { return Ok(false) };
+                let platforms = match platform {
+                    Some(platform) => vec![platform.clone()],
+                    None => self.store.records.platforms_with_sets(provider, version)?,
+                };
+                for platform in platforms {
+                    let package = Package { provider: provider.clone(), version: version.clone(), platform };
+                    if self.holds_package(&package, upstream.settings.verification)? {
+                        return Ok(true);
+                    }
+                }
+                Ok(false)
+            }
+            MissingPackage::Module { of: module, version: Some(version) } => {
+                let package = ModulePackage { module: config.key_of(module), version: version.clone() };
+                Ok(self.current_module_archive(&package)?.is_some())
+            }
+            MissingPackage::Provider { .. } | MissingPackage::Module { .. } => {
+                let address = config.canonical(&missing.address());
+                let stored = self.read_stored_versions(&address, config)?;
+                Ok(config.required_platforms.shown(&address, &stored).next().is_some())
+            }
+        }
     }
 }
 
@@ -248,8 +440,13 @@ mod tests {
         ProviderAddress { host, namespace: Name::parse("acme").unwrap(), type_: Name::parse(type_).unwrap() }
     }
 
+    fn any_version(address: &ProviderAddress) -> MissingPackage {
+        (&Address::from(address)).into()
+    }
+
     fn version(address: &ProviderAddress, number: usize) -> MissingPackage {
-        (address, &Version::parse(&format!("1.{number}.0")).unwrap()).into()
+        let version = Some(Version::parse(&format!("1.{number}.0")).unwrap());
+        MissingPackage::Provider { of: address.clone(), version, platform: None }
     }
 
     fn lines_of(wants: &MissingRequests) -> Vec<String> {
@@ -260,7 +457,7 @@ mod tests {
     fn requests_for_nonexistent_versions_crowd_out_no_other_provider() {
         let mut wants = MissingRequests::default();
         let (real, other) = (provider("real"), provider("other"));
-        wants.note((&other).into(), Timestamp(1));
+        wants.note(any_version(&other), Timestamp(1));
         wants.note(version(&real, 0), Timestamp(1));
         wants.note(version(&real, 0), Timestamp(2));
         for number in 1..5000 {
@@ -276,11 +473,11 @@ mod tests {
     #[test]
     fn at_the_limit_the_most_and_latest_requested_packages_stay() {
         let mut wants = MissingRequests::default();
-        let often = MissingPackage::from(&provider("often"));
+        let often = any_version(&provider("often"));
         wants.note(often.clone(), Timestamp(1));
         wants.note(often, Timestamp(1));
         for number in 0..3 * MAX_MISSING as u64 {
-            wants.note((&provider(&format!("p{number}"))).into(), Timestamp(2 + number));
+            wants.note(any_version(&provider(&format!("p{number}"))), Timestamp(2 + number));
             wants.note_words(&format!("page {number}"));
         }
         let (lines, words) = (lines_of(&wants), wants.words().count());
@@ -294,7 +491,7 @@ mod tests {
     #[test]
     fn a_stored_package_is_forgotten_unless_requested_again_meanwhile() {
         let mut wants = MissingRequests::default();
-        let missing = MissingPackage::from(&provider("null"));
+        let missing = any_version(&provider("null"));
         wants.note(missing.clone(), Timestamp(1));
         let seen = *wants.things().next().unwrap().1;
         wants.note(missing.clone(), Timestamp(2));
@@ -322,7 +519,7 @@ mod tests {
                         MissingPackage::Provider { of, version, platform: Some(Platform::parse("linux_amd64").unwrap()) }
                     }
                     Some(missing) => missing,
-                    None => (&address).into(),
+                    None => any_version(&address),
                 };
                 wants.note(missing, Timestamp(now));
             }

@@ -13,7 +13,6 @@ pub(in crate::mirror) mod proof_set;
 pub(in crate::mirror) mod provider_history;
 pub(in crate::mirror) mod reconcile;
 pub mod record_format;
-pub(in crate::mirror) mod request_log;
 pub(in crate::mirror) mod space;
 pub(in crate::mirror) mod stored_document;
 
@@ -42,7 +41,7 @@ use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::counters::ObjectKind;
 use crate::mirror::library::intake::MAX_CONCURRENT_HASHING;
-use crate::mirror::library::request_log::MissingLog;
+use crate::mirror::library::missing::MissingLog;
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
 use crate::mirror::tasks::WorkLimit;
 use crate::mirror::{NotReady, Runtime, default_if_gone};

@@ -16,7 +16,7 @@ use crate::mirror::documents::revalidate::Revalidatable;
 use crate::mirror::freshness::Age;
 use crate::mirror::library::record_format as parts;
 use crate::store::{Key, StoreError};
-use crate::upstream::breaker::Origin;
+use crate::upstream::backoff::Origin;
 use crate::upstream::providers::DownloadDocument;
 use crate::upstream::request::Validators;
 use crate::verify::{Checksums, Proof, ProofBasis, VerificationPolicy};

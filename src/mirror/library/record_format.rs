@@ -6,11 +6,11 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::mirror::library::NameRecord;
+use crate::mirror::library::missing::MissingRequests;
 use crate::mirror::library::proof_set::StoredProofSet;
 use crate::mirror::library::stored_document::StoredDocument;
 use crate::mirror::library::{AlarmsRecord, FirstListed, KeyLog, ProviderRecordV0, VersionHistory};
 use crate::mirror::modules::ModuleFirstSeenRecord;
-use crate::mirror::offline::MissingRequests;
 use crate::store::Key;
 
 /// Parses a record and writes it again; `None` where it cannot be read and would be quarantined.

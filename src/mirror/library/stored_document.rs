@@ -19,10 +19,9 @@ use crate::mirror::library::record_format as parts;
 use crate::mirror::{Library, default_if_gone};
 use crate::store::{Durability, IndexEntry, Key, StoreError};
 use crate::upstream::Upstream;
-use crate::upstream::breaker::Origin;
+use crate::upstream::backoff::Origin;
 use crate::upstream::discovery::Discovery;
-use crate::upstream::memory_budget::MemoryGrant;
-use crate::upstream::providers::VersionList;
+use crate::upstream::limits::MemoryGrant;
 use crate::upstream::request::{Document, Validators};
 
 pub(in crate::mirror) type DocumentFlight = FlightResult<Arc<StoredDocument>>;
@@ -118,6 +117,10 @@ impl StoredDocument {
         serde_json::from_slice(&self.dropped).unwrap_or_default()
     }
 
+    pub(in crate::mirror) fn with_dropped(self, dropped: &impl Serialize) -> Self {
+        Self { dropped: serde_json::to_vec(dropped).map(Bytes::from).unwrap_or_default(), ..self }
+    }
+
     /// A hash of the content, including dropped entries.
     pub fn content_hash(&self) -> FastHash {
         let mut hasher = FastHasher::new();
@@ -130,17 +133,6 @@ impl StoredDocument {
     /// Parses the document as discovery.
     pub fn discovery(&self) -> Result<Discovery, String> {
         Discovery::parse(&self.body, self.metadata.url.clone())
-    }
-
-    /// Parses the document as a version list, with the dropped versions that are still stored.
-    pub async fn versions(self: &Arc<Self>) -> Result<VersionList, String> {
-        self.parse_as(Self::as_versions).await
-    }
-
-    pub(in crate::mirror) fn as_versions(&self) -> Result<VersionList, String> {
-        let mut list = VersionList::parse(&self.body)?;
-        list.add_missing(self.dropped());
-        Ok(list)
     }
 
     /// Parses the document; a large one on a blocking thread, so that it delays no other task.

@@ -1,31 +1,43 @@
-//! Fetches the tree of a module from a source address: git, archives, and pages that name another source.
+//! Fetches the tree of a module from a source address: git, archives, and pages that name another source. Archives are
+//! downloaded into staging, and resumed where they break, also after a restart.
 
+use std::collections::HashSet;
+use std::future::pending;
 use std::io::Seek;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::time::timeout;
 use url::Url;
 
 use crate::address::ModulePackage;
+use crate::digest::FastHash;
 use crate::error::Error;
 use crate::mirror::Modules;
+use crate::mirror::archives::archive_request::{DownloadAttempts, LengthAgreement, NextStep, PartialDownload};
+use crate::mirror::archives::archive_request::{announced, length_mismatch};
+use crate::mirror::archives::download::{ConnectionCopy, TransferEnd};
+use crate::mirror::archives::fill::FillProgress;
+use crate::mirror::archives::fill::{is_complete, validators};
 use crate::mirror::counters::REFUSED_TREE;
+use crate::mirror::documents::RETRIES;
 use crate::mirror::documents::discovery::DiscoveryTrust;
-use crate::mirror::documents::document_fetch::RETRIES;
 use crate::mirror::documents::module_location::{LocationDocument, location_label, subdir_in_archive};
 use crate::mirror::library::Reservation;
-use crate::mirror::modules::source_download::{DownloadedSource, SourceDownload};
 use crate::mirror::request_context::RequestContext;
 use crate::packaging::{Tree, TreeError, TreeLimits, TreePath, find_folder, unpack};
-use crate::store::{Scratch, StoreError};
-use crate::upstream::concurrency_limits::{ConcurrencyLimit, Permit};
+use crate::store::{Scratch, Staged, StoreError};
+use crate::upstream::backoff::RequestTime;
 use crate::upstream::discovery::Service;
 use crate::upstream::error::{Fault, UpstreamError};
-use crate::upstream::git::{self, GitError, GitRequest};
-use crate::upstream::outbound::origin;
-use crate::upstream::request::{Fetched, UpstreamRequest, Validators};
+use crate::upstream::git::GitError;
+use crate::upstream::limits::{ConcurrencyLimit, Permit};
+use crate::upstream::outbound::{Outbound, origin};
+use crate::upstream::request::{AcceptedCoding, Fetched, IncomingFile, UpstreamRequest, Validators};
 use crate::upstream::source::{
-    ArchiveSource, Checksum, ExpectedChecksum, GitSource, LocatedSource, PackageSource, Subdir, location_in_page,
+    ArchiveSource, Checksum, ExpectedChecksum, LocatedSource, PackageSource, Subdir, location_in_page,
 };
 use crate::upstream::{CredentialScope, Upstream};
 
@@ -51,18 +63,11 @@ pub(in crate::mirror) struct FetchedTree {
     pub(in crate::mirror) validators: Validators,
     /// The origin that it was fetched from.
     pub(in crate::mirror) origin: String,
-    _permit: TreePermit,
+    /// Held until the tree is packed, so that many cold modules do not exhaust memory. A task that waits for one holds
+    /// neither another one nor any other permit.
+    _permit: Permit,
     /// Dropped last: it contains the tree's files.
     pub(in crate::mirror) _scratch: Arc<Scratch>,
-}
-
-/// A permit to have a tree in memory until it is packed, so that many cold modules do not exhaust memory. A task that
-/// waits for one holds neither another one nor any other permit.
-pub(in crate::mirror) enum TreePermit {
-    /// The permit of the git job.
-    Git(#[expect(dead_code, reason = "held only for its Drop")] Option<git::GitPermit>),
-    /// The permit of a downloaded archive.
-    Unpacking(#[expect(dead_code, reason = "held only for its Drop")] Permit),
 }
 
 /// Reasons that a tree could not be fetched.
@@ -159,8 +164,12 @@ impl<'a> SourceFetch<'a> {
 
     /// Fetches a page and reads the source that it names.
     async fn page(&self, page: &Url) -> Result<LocatedSource, FetchTreeError> {
-        let fetched =
-            self.call.config.outbound.document(self.request(page, &self.subject()), None, MAX_PAGE_BYTES).await;
+        let fetched = self
+            .call
+            .config
+            .outbound
+            .document(AcceptedCoding::Any, self.request(page, &self.subject()), None, MAX_PAGE_BYTES)
+            .await;
         let Fetched::New(document) = fetched.map_err(location_fault)? else {
             return Err(self.failed(origin(page), Fault::Unusable("304 to an unconditional request".into())).into());
         };
@@ -186,19 +195,13 @@ impl<'a> SourceFetch<'a> {
         let (tree, turn, commit, validators, origin) = match source {
             PackageSource::Git(git) => {
                 let subject = self.subject();
-                let ask = git_ask(self.request(&git.url, &subject), git);
-                let fetched = self.call.config.outbound.git(ask, scratch.path(), tree).await;
+                let ask = self.request(&git.url, &subject);
+                let fetched = self.call.config.outbound.git(ask, git, scratch.path(), tree).await;
                 let fetched = fetched.map_err(|error| self.git_failed(error, &git.url))?;
                 for note in fetched.notes {
                     tracing::warn!(package = %self.package, note, "clients should know this about a module's repository");
                 }
-                (
-                    fetched.tree,
-                    TreePermit::Git(fetched.permit),
-                    Some(fetched.commit),
-                    Validators::default(),
-                    origin(&git.url),
-                )
+                (fetched.tree, fetched.permit, Some(fetched.commit), Validators::default(), origin(&git.url))
             }
             PackageSource::Archive(archive) => {
                 let (tree, turn, validators) = self.archive(archive, tree).await?;
@@ -219,7 +222,7 @@ impl<'a> SourceFetch<'a> {
     }
 
     pub(in crate::mirror) fn request<'b>(&'b self, url: &'b Url, subject: &'b str) -> UpstreamRequest<'b> {
-        ask_for(self.modules, &self.upstream, &self.credential_scope, self.call, url, subject)
+        ask_for(&self.upstream, &self.credential_scope, self.call, url, subject)
     }
 
     pub(in crate::mirror) fn subject(&self) -> String {
@@ -264,14 +267,7 @@ impl<'a> SourceFetch<'a> {
     }
 }
 
-/// Builds the git request with the settings of `ask`.
-pub(in crate::mirror) fn git_ask<'a>(ask: UpstreamRequest<'a>, source: &'a GitSource) -> GitRequest<'a> {
-    let UpstreamRequest { label, upstream, credentials, via, retries, priority, now, .. } = ask;
-    GitRequest { subject: label, source, upstream, credential_scope: credentials, via, retries, priority, now }
-}
-
 pub(in crate::mirror) fn ask_for<'a>(
-    modules: &Arc<Modules>,
     upstream: &'a Upstream,
     credential_scope: &'a CredentialScope,
     call: &'a RequestContext,
@@ -279,7 +275,7 @@ pub(in crate::mirror) fn ask_for<'a>(
     subject: &'a str,
 ) -> UpstreamRequest<'a> {
     let RequestContext { via, priority, .. } = call;
-    let now = modules.runtime.flight_context(call).now;
+    let now = call.present();
     UpstreamRequest {
         label: subject,
         url,
@@ -288,7 +284,7 @@ pub(in crate::mirror) fn ask_for<'a>(
         via,
         retries: RETRIES,
         priority: *priority,
-        now,
+        time: RequestTime::new(now),
     }
 }
 
@@ -315,7 +311,7 @@ impl SourceFetch<'_> {
         &mut self,
         source: &ArchiveSource,
         tree: Tree,
-    ) -> Result<(Tree, TreePermit, Validators), FetchTreeError> {
+    ) -> Result<(Tree, Permit, Validators), FetchTreeError> {
         let subject = self.subject();
         let expected = match &source.checksum {
             None => None,
@@ -323,7 +319,7 @@ impl SourceFetch<'_> {
             Some(ExpectedChecksum::Listed(list)) => Some(self.listed_checksum(list, &source.url).await?),
         };
         let (package, outbound) = (self.package.to_string(), &self.call.config.outbound);
-        let ask = ask_for(self.modules, &self.upstream, &self.credential_scope, self.call, &source.url, &subject);
+        let ask = ask_for(&self.upstream, &self.credential_scope, self.call, &source.url, &subject);
         let downloaded = SourceDownload::new(self.modules, outbound, ask, self.reservation).run(&package).await;
         let DownloadedSource { staged, validators, name } = downloaded.map_err(|error| match error {
             Error::Upstream(error) => location_fault((*error).clone()),
@@ -366,17 +362,21 @@ impl SourceFetch<'_> {
     }
 
     /// Waits for a permit to unpack. The caller holds nothing but its staging file meanwhile.
-    async fn unpack_permit(&self) -> Result<TreePermit, Error> {
+    async fn unpack_permit(&self) -> Result<Permit, Error> {
         let turn = self.modules.work.unpacking.take(&self.upstream.settings.host, self.call.priority).await;
         let reason = || "the limit of archives unpacked at one time is reached".to_owned();
-        turn.map(TreePermit::Unpacking).ok_or_else(|| Error::Busy { subject: self.subject(), reason: reason() })
+        turn.ok_or_else(|| Error::Busy { subject: self.subject(), reason: reason() })
     }
 
     /// Fetches a checksum list and finds the archive's checksum in it.
     async fn listed_checksum(&self, list: &Url, archive: &Url) -> Result<Checksum, FetchTreeError> {
         let subject = format!("the list of checksums for {}", self.subject());
-        let fetched =
-            self.call.config.outbound.small_file(self.request(list, &subject), None, MAX_CHECKSUM_LIST_BYTES).await;
+        let fetched = self
+            .call
+            .config
+            .outbound
+            .document(AcceptedCoding::Identity, self.request(list, &subject), None, MAX_CHECKSUM_LIST_BYTES)
+            .await;
         let found = match fetched.map_err(location_fault)? {
             Fetched::New(document) => Checksum::in_list(&document.body, list, archive),
             Fetched::Unchanged => None,
@@ -390,4 +390,168 @@ impl SourceFetch<'_> {
 enum UnpackFailure {
     Checksum { expected: Checksum, actual: Checksum },
     Tree(TreeError),
+}
+
+/// The staging names in use. Two fetches that append to one file would mix their bytes.
+#[derive(Debug, Clone, Default)]
+pub(in crate::mirror) struct StageNames(Arc<Mutex<HashSet<String>>>);
+
+/// A staging name, reserved until dropped.
+pub(in crate::mirror) struct StageName {
+    name: String,
+    names: StageNames,
+}
+
+impl StageNames {
+    /// Reserves the name, or a numbered variant while another fetch uses it: an `accept` and a client's fill may run
+    /// concurrently.
+    fn reserve(&self, name: &str) -> StageName {
+        let mut taken = self.0.lock();
+        let mut reserved = name.to_owned();
+        for number in 1_u64.. {
+            if taken.insert(reserved.clone()) {
+                break;
+            }
+            reserved = format!("{name}~{number}");
+        }
+        StageName { name: reserved, names: self.clone() }
+    }
+}
+
+impl Drop for StageName {
+    fn drop(&mut self) {
+        self.names.0.lock().remove(&self.name);
+    }
+}
+
+/// A complete download.
+pub(in crate::mirror) struct DownloadedSource {
+    pub(in crate::mirror) staged: Staged,
+    /// The validators that its server sent.
+    pub(in crate::mirror) validators: Validators,
+    /// Released once nothing reads the staging file any more.
+    pub(in crate::mirror) name: StageName,
+}
+
+/// The download of one archive.
+pub(in crate::mirror) struct SourceDownload<'a> {
+    modules: &'a Arc<Modules>,
+    outbound: &'a Outbound,
+    ask: UpstreamRequest<'a>,
+    reservation: &'a mut Reservation,
+    attempts: DownloadAttempts,
+}
+
+impl<'a> SourceDownload<'a> {
+    pub(in crate::mirror) fn new(
+        modules: &'a Arc<Modules>,
+        outbound: &'a Outbound,
+        ask: UpstreamRequest<'a>,
+        reservation: &'a mut Reservation,
+    ) -> Self {
+        Self { modules, outbound, ask, reservation, attempts: DownloadAttempts::new(modules.runtime.limits.stall) }
+    }
+
+    /// Downloads until the archive is complete. `subject` names the package: a staging file belongs to one package and one
+    /// URL.
+    pub(in crate::mirror) async fn run(mut self, subject: &str) -> Result<DownloadedSource, Error> {
+        let name = FastHash::of(format!("{subject} {}", self.ask.url).as_bytes()).to_string();
+        let reserved = self.modules.work.stage_names.reserve(&format!("module~{}", &name[..32]));
+        let name = reserved.name.as_str();
+        let mut staged = self.stage(name).await?;
+        if !is_resumable(&staged) {
+            staged = self.start_over(staged, name).await?;
+        }
+        while !is_complete(&staged) {
+            let had = staged.written();
+            let incoming = self.incoming(had, &validators(&staged)).await?;
+            let before = PartialDownload { bytes: had, length: staged.note().and_then(|note| note.length) };
+            let length = match self.attempts.compare_length(before, announced(&incoming)) {
+                LengthAgreement::Length(length) => length,
+                LengthAgreement::StartOver => {
+                    staged = self.start_over(staged, name).await?;
+                    if incoming.from > 0 {
+                        continue;
+                    }
+                    incoming.length
+                }
+                // No client reads this download, so no length was announced to one.
+                LengthAgreement::Never { announced, now } => return Err(length_mismatch(&incoming, announced, now)),
+            };
+            let limit = self.modules.runtime.limits.archive_bytes;
+            if length.is_some_and(|length| length > limit) {
+                return Err(incoming.failed(Fault::TooLarge(limit)).into());
+            }
+            let bytes = length.unwrap_or(0).max(staged.written());
+            let (taken_for, taken) =
+                self.modules.library.reserve_staging_space(self.reservation, staged, &incoming, length, bytes).await?;
+            staged = taken_for;
+            if let Err(reason) = taken {
+                // Bytes of an earlier run are kept for a resume once there is disk space. An empty file is not worth
+                // keeping.
+                if staged.written() == 0 {
+                    self.modules.library.on_disk(move |_| staged.discard()).await?;
+                }
+                return Err(reason.into());
+            }
+            let (nobody, _) = watch::channel(FillProgress::Waiting);
+            let (modules, attempts, reservation) = (self.modules, &mut self.attempts, &mut *self.reservation);
+            let pump = ConnectionCopy {
+                library: &modules.library,
+                attempts,
+                reservation,
+                progress: &nobody,
+                given_up: pending(),
+            };
+            let pumped = pump.run(staged, incoming, length).await;
+            staged = pumped.0.ok_or_else(|| Error::Interrupted(self.ask.label.to_owned()))?;
+            match pumped.1 {
+                TransferEnd::Whole => break,
+                TransferEnd::Differs(error) | TransferEnd::Failed(error) => {
+                    self.modules.library.on_disk(move |_| staged.discard()).await?;
+                    return Err(error);
+                }
+                TransferEnd::Broken(error) => match self.attempts.after_break(staged.written().saturating_sub(had)) {
+                    NextStep::RetryAfter(pause) => {
+                        tracing::warn!(subject, %error, at_byte = staged.written(), "a download broke; it is resumed");
+                        tokio::time::sleep(pause).await;
+                        if !is_resumable(&staged) {
+                            staged = self.start_over(staged, name).await?;
+                        }
+                    }
+                    NextStep::TooSlow | NextStep::RefreshUrl | NextStep::GiveUp => return Err(error.into()),
+                },
+            }
+        }
+        let validators = validators(&staged);
+        Ok(DownloadedSource { staged, validators, name: reserved })
+    }
+
+    async fn incoming(&self, from: u64, validators: &Validators) -> Result<IncomingFile, Error> {
+        let limit = self.modules.runtime.limits.stall;
+        match timeout(limit, self.outbound.file(self.ask, from, validators)).await {
+            Ok(answered) => Ok(answered?),
+            Err(_) => {
+                let fault = Fault::Slow(format!("no first byte within {} s", limit.as_secs()));
+                Err(UpstreamError { subject: self.ask.label.to_owned(), origin: origin(self.ask.url), fault }.into())
+            }
+        }
+    }
+
+    async fn stage(&self, name: &str) -> Result<Staged, Error> {
+        let name = name.to_owned();
+        self.modules.library.on_disk(move |library| library.store.blobs.stage(&name)).await
+    }
+
+    async fn start_over(&self, staged: Staged, name: &str) -> Result<Staged, Error> {
+        self.modules.library.on_disk(move |_| staged.discard()).await?;
+        self.stage(name).await
+    }
+}
+
+/// True if the staged bytes may be resumed. No digest verifies them in the end, so the server must be able to confirm
+/// by a strong ETag or a date that the file is unchanged.
+fn is_resumable(staged: &Staged) -> bool {
+    let Validators { etag, last_modified } = validators(staged);
+    staged.written() == 0 || last_modified.is_some() || etag.is_some_and(|etag| !etag.starts_with("W/"))
 }

@@ -1,25 +1,32 @@
 //! Fills one module version: locate, fetch, pack, compare with the first-seen tree, commit. A fill outlives its first
-//! caller. Concurrent callers share its result (DESIGN, promise 4).
+//! caller. Concurrent callers share its result (DESIGN, promise 4). A background check sees if a stored version still
+//! resolves to the pinned tree: it runs after its location was revalidated. A moved tag is an alarm; the stored archive
+//! stays served (DESIGN 6).
 
-use std::io::{self, Write};
+use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use crate::address::ModulePackage;
-use crate::clock::Timestamp;
+use crate::clock::{CLOCK_SLACK, Timestamp};
 use crate::error::Error;
+use crate::mirror::archives::download::StageWriter;
 use crate::mirror::archives::fill::FillGauge;
 use crate::mirror::counters::{ObjectKind, REFUSED_TREE};
-use crate::mirror::documents::module_location::LocationDocument;
+use crate::mirror::documents::module_location::{LocationDocument, subdir_in_archive};
 use crate::mirror::freshness::Age;
 use crate::mirror::library::StoredArchive;
 use crate::mirror::library::intake::{PackedArchive, TreeExpectation};
-use crate::mirror::library::module_history::PinnedTree;
+use crate::mirror::library::module_history::{self, ModuleFirstSeen, PinnedTree};
 use crate::mirror::modules::fetch::{FetchTreeError, FetchedTree, SourceFetch};
 use crate::mirror::single_flight::shareable;
-use crate::mirror::{Library, Modules, RequestContext};
+use crate::mirror::{Connectivity, Library, Modules, RequestContext};
 use crate::packaging::{PACKER, PackResult, TreeError, pack, resolve};
-use crate::store::{Staged, StoreError};
+use crate::store::StoreError;
+use crate::upstream::error::Fault;
+use crate::upstream::request::{AcceptedCoding, Fetched, RequestPriority};
+use crate::upstream::source::PackageSource;
 
 /// Bytes evicted at the first attempt to recover from a full disk during a fill.
 const FIRST_EVICTION_BYTES: u64 = 64 << 20;
@@ -107,7 +114,7 @@ impl Modules {
         call: &RequestContext,
     ) -> Result<StoredArchive, Error> {
         let packed = self.fetch_and_pack(package, call).await?;
-        let (package, key, now) = (package.clone(), key.clone(), self.runtime.flight_context(call).now);
+        let (package, key, now) = (package.clone(), key.clone(), call.present());
         let filled =
             self.library.on_disk(move |library| library.commit_module(&package, &key, packed, believing, now)).await;
         filled.and_then(|filled| filled)
@@ -121,7 +128,7 @@ impl Modules {
     ) -> Result<PackedArchive, Error> {
         // A separate reservation per fill, released when the archive is packed.
         let mut reservation = self.library.reservation();
-        let location = self.documents.location(package, call).await?.value.as_location(package)?;
+        let location = self.documents.get(package, call).await?.value.as_location(package)?;
         let fetched = match SourceFetch::new(self, package, call, &mut reservation).await?.tree(&location).await {
             Err(FetchTreeError::StaleLocation(error)) => {
                 tracing::warn!(%package, %error, "a location's source was refused; the location is fetched again");
@@ -144,9 +151,8 @@ impl Modules {
             self.library.reserve(&mut reservation, bytes).await?;
         }
         // A separate staging file: an `accept` and a client's fill of one version may run concurrently.
-        static PACKED: AtomicU64 = AtomicU64::new(0);
-        let name = format!("packed~{}", PACKED.fetch_add(1, Ordering::Relaxed));
-        let (owned_package, now) = (package.clone(), self.runtime.flight_context(call).now);
+        let name = format!("packed~{}", self.work.packed.fetch_add(1, Ordering::Relaxed));
+        let (owned_package, now) = (package.clone(), call.present());
         self.library
             .on_disk(move |library| pack_into_stage(library, &owned_package, &name, fetched, &location, now))
             .await?
@@ -158,7 +164,7 @@ impl Modules {
         seen: Age,
         call: &RequestContext,
     ) -> Result<LocationDocument, Error> {
-        self.documents.fetch_location_now(package, Some(seen), call).await?.value.as_location(package)
+        self.documents.fetch_now(package, Some(seen), call).await?.value.as_location(package)
     }
 }
 
@@ -173,16 +179,16 @@ fn pack_into_stage(
 ) -> Result<Result<PackedArchive, Error>, StoreError> {
     // Leftovers of an earlier run are discarded: packing again takes only a moment.
     library.store.blobs.stage(name)?.discard()?;
-    let mut out = StageWriter { staged: library.store.blobs.stage(name)?, failed: None };
-    let packed = pack(&fetched.tree, &fetched.root, &mut out);
-    let StageWriter { staged, failed } = out;
-    if let Some(failed) = failed {
-        staged.discard()?;
-        return Ok(Err(failed.into()));
-    }
-    let PackResult { tree, notes } = match packed {
-        Ok(packed) => packed,
-        Err(TreeError::Spool(source)) => {
+    let mut staged = library.store.blobs.stage(name)?;
+    let mut writer = StageWriter::new(&mut staged);
+    let packed = pack(&fetched.tree, &fetched.root, &mut writer);
+    let PackResult { tree, notes } = match writer.end(packed) {
+        Ok(Ok(packed)) => packed,
+        Err(failed) => {
+            staged.discard()?;
+            return Ok(Err(failed.into()));
+        }
+        Ok(Err(TreeError::Spool(source))) => {
             staged.discard()?;
             return Err(StoreError::Io {
                 doing: "pack a module in",
@@ -190,7 +196,7 @@ fn pack_into_stage(
                 source,
             });
         }
-        Err(reason) => {
+        Ok(Err(reason)) => {
             staged.discard()?;
             library.runtime.counters.count_unproven(&package.module.host, REFUSED_TREE);
             let subject = format!("the package of {package} from {}", fetched.origin);
@@ -212,24 +218,167 @@ fn pack_into_stage(
     Ok(Ok(PackedArchive { staged, pinned_tree, origin: fetched.origin }))
 }
 
-/// Writes to a staging file and keeps the store error, which [`io::Error`] would hide.
-struct StageWriter {
-    staged: Staged,
-    failed: Option<StoreError>,
+/// Minimum interval between two attempts to check one version, unless its location becomes stale earlier.
+const RECHECK_INTERVAL: Duration = Duration::from_secs(300);
+
+/// The condition for a check.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::mirror) enum RecheckMode {
+    /// Only if upstream confirmed the location since the last check.
+    IfDue,
+    /// Always: an operator asks for it.
+    Always,
 }
 
-impl Write for StageWriter {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self.staged.append(bytes) {
-            Ok(()) => Ok(bytes.len()),
-            Err(error) => {
-                self.failed = Some(error);
-                Err(io::Error::other("the staging file could not be written"))
+impl Modules {
+    /// Starts a background check, unless one ran since upstream confirmed the location.
+    pub(in crate::mirror) fn recheck_if_due(
+        self: &Arc<Self>,
+        package: &ModulePackage,
+        key: &ModulePackage,
+        location: LocationDocument,
+        call: &RequestContext,
+    ) {
+        // Upstream has deleted the version, so its old location proves nothing.
+        if self.runtime.connectivity() == Connectivity::Offline
+            || location.age.gone
+            || call.config.recently_rechecked.get(key, call.now).is_some()
+        {
+            return;
+        }
+        let fresh = call
+            .config
+            .upstreams
+            .get(&key.module.host)
+            .map_or(Duration::ZERO, |upstream| upstream.settings.fresh.download);
+        let until = call.now.after(RECHECK_INTERVAL.min(fresh));
+        call.config.recently_rechecked.insert(key.clone(), (), until, call.now);
+        let recheck = (key.clone(), call.config.generation);
+        // One check at a time per version. No request waits for it.
+        drop(self.work.recheck_flights.join_or_spawn(&self.runtime.tasks, recheck, (), || {
+            let (modules, package, key) = (Arc::clone(self), package.clone(), key.clone());
+            // Clients take precedence.
+            let call = RequestContext { priority: RequestPriority::Job, ..self.runtime.flight_context(call) };
+            async move {
+                if let Err(error) = modules.recheck(&package, &key, &location, RecheckMode::IfDue, &call).await {
+                    tracing::warn!(%package, %error, "a module version could not be rechecked; the stored copy is served");
+                }
             }
+        }));
+    }
+
+    /// Checks the version and records the result.
+    pub(in crate::mirror) async fn recheck(
+        self: &Arc<Self>,
+        package: &ModulePackage,
+        key: &ModulePackage,
+        location: &LocationDocument,
+        mode: RecheckMode,
+        call: &RequestContext,
+    ) -> Result<(), Error> {
+        let owned_key = key.clone();
+        let Some(seen) = self
+            .library
+            .on_disk(move |library| module_history::read_first_seen(library, &owned_key))
+            .await?
+            .first_seen()
+        else {
+            return Ok(());
+        };
+        // A check time in the future comes from a clock that was ahead, and does not count.
+        if mode == RecheckMode::IfDue
+            && seen.looked >= location.age.checked
+            && seen.looked <= call.now.after(CLOCK_SLACK)
+        {
+            return Ok(());
+        }
+        let pinned_tree = match self.probe(package, location, &seen, call).await? {
+            Some(known) => known,
+            None => self.observe(package, location, call).await?,
+        };
+        let (recheck, looked) = (key.clone(), location.age.checked);
+        let now = pinned_tree.clone();
+        let comparison =
+            self.library.on_disk(move |library| module_history::compare(library, &recheck, &now, Some(looked))).await?;
+        let (package, key) = (package.clone(), key.clone());
+        self.library
+            .on_disk(move |library| {
+                let accepting = format!("`larder accept {key}`");
+                if library.require_pinned_tree(&package, &key, &pinned_tree, comparison, &accepting).is_ok() {
+                    library.resolve_alarms(crate::mirror::modules::RESOLVED_BY_ACCEPT, &key.module, &key.version);
+                }
+                Ok(())
+            })
+            .await
+    }
+
+    /// Compares by the commit of the ref or by a conditional request, without fetching the tree. `None` if that is not
+    /// conclusive.
+    async fn probe(
+        self: &Arc<Self>,
+        package: &ModulePackage,
+        location: &LocationDocument,
+        seen: &ModuleFirstSeen,
+        call: &RequestContext,
+    ) -> Result<Option<PinnedTree>, Error> {
+        let mut reservation = self.library.reservation();
+        let fetch = SourceFetch::new(self, package, call, &mut reservation).await?;
+        let subject = fetch.subject();
+        let subdir = subdir_in_archive(package, location.located.subdir.as_ref())?;
+        let known = || [Some(&seen.pinned), seen.moved.as_ref()].into_iter().flatten();
+        match &location.located.source {
+            PackageSource::Git(git) => {
+                let commit = call.config.outbound.git_commit(fetch.request(&git.url, &subject), git).await;
+                let commit = commit.map_err(|error| fetch.git_failed(error, &git.url))?;
+                let is_it = |pinned_tree: &&PinnedTree| pinned_tree.commit == commit && pinned_tree.subdir == subdir;
+                Ok(known().find(is_it).filter(|_| commit.is_some()).cloned())
+            }
+            PackageSource::Archive(archive) => {
+                let of_this =
+                    |pinned_tree: &&PinnedTree| pinned_tree.source == location.digest && pinned_tree.has_validators();
+                let Some(before) = known().find(of_this) else { return Ok(None) };
+                // A body limit of one byte: only a 304 is useful.
+                match call
+                    .config
+                    .outbound
+                    .document(
+                        AcceptedCoding::Identity,
+                        fetch.request(&archive.url, &subject),
+                        Some(&before.validators),
+                        1,
+                    )
+                    .await
+                {
+                    Ok(Fetched::Unchanged) => Ok(Some(before.clone())),
+                    Ok(Fetched::New(_)) => Ok(None),
+                    Err(error) if matches!(error.fault, Fault::TooLarge(_)) => Ok(None),
+                    Err(error) => Err(error.into()),
+                }
+            }
+            PackageSource::Indirect(_) | PackageSource::Unsupported(_) => Ok(None),
         }
     }
 
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+    /// Fetches the current tree and computes its digest, without storing anything.
+    async fn observe(
+        self: &Arc<Self>,
+        package: &ModulePackage,
+        location: &LocationDocument,
+        call: &RequestContext,
+    ) -> Result<PinnedTree, Error> {
+        let mut reservation = self.library.reservation();
+        let fetched = SourceFetch::new(self, package, call, &mut reservation)
+            .await?
+            .tree(location)
+            .await
+            .map_err(FetchTreeError::error)?;
+        self.library.reserve(&mut reservation, fetched.tree.bytes()).await?;
+        let (commit, validators, at, origin) =
+            (fetched.commit.clone(), fetched.validators.clone(), call.now, fetched.origin.clone());
+        let subdir = fetched.subdir.clone();
+        let packed = self.library.on_disk(move |_| Ok(pack(&fetched.tree, &fetched.root, &mut io::sink()))).await?;
+        let subject = || format!("the package of {package} from {origin}");
+        let packed = packed.map_err(|reason| Error::Unverified { subject: subject(), verdict: reason.to_string() })?;
+        Ok(PinnedTree { tree: packed.tree, commit, packer: PACKER, source: location.digest, subdir, validators, at })
     }
 }

@@ -1,31 +1,36 @@
 //! Modules: version lists, locations, and the archives that larder packs. Public registries answer with git addresses,
 //! which no cache can store (DESIGN 6).
 
-pub(in crate::mirror) mod archive;
 pub(in crate::mirror) mod fetch;
 pub(in crate::mirror) mod fill;
-pub(in crate::mirror) mod location;
-pub(in crate::mirror) mod recheck;
-pub(in crate::mirror) mod source_download;
-
-pub(in crate::mirror) use crate::mirror::documents::module_versions::entry_of_module;
 pub(in crate::mirror) use crate::mirror::library::module_history::ModuleFirstSeenRecord;
-pub(in crate::mirror) use crate::mirror::modules::fetch::UNPACK_LIMITS;
-pub(in crate::mirror) use crate::mirror::modules::source_download::StageNames;
-pub(in crate::mirror) use crate::mirror::transfer::bundle::modules::BundledModule;
 
-use crate::address::ModulePackage;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use tokio::time::timeout_at;
+
+use crate::address::{Artifact, ModulePackage};
 use crate::digest::{Digest, DigestPrefix};
 use crate::error::Error;
-use crate::mirror::AlarmKind;
-use crate::mirror::StoredArchive;
 use crate::mirror::archives::unattended::FillsByClient;
+use crate::mirror::archives::verified_open::OpenOutcome;
+use crate::mirror::documents::module_location::subdir_in_archive;
+use crate::mirror::documents::revalidate::too_many_waiting;
+use crate::mirror::freshness::STORED_ANSWER_LIFETIME;
+use crate::mirror::library::module_history::{self, FirstSeenLookup};
+use crate::mirror::modules::fetch::{StageNames, UNPACK_LIMITS};
 use crate::mirror::request_context::FlightGroup;
-use crate::mirror::runtime_config::ConfigGeneration;
+use crate::mirror::runtime::ConfigGeneration;
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
-use crate::mirror::{Documents, Library, Runtime, VerifiedReader};
-use crate::upstream::concurrency_limits::ConcurrencyLimits;
-use std::sync::Arc;
+use crate::mirror::{
+    AlarmKind, Answer, Archive, Connectivity, Documents, Library, Outcome, RequestContext, Runtime, StoredArchive,
+    VerifiedReader, default_if_gone,
+};
+use crate::store::Key;
+use crate::upstream::error::{Fault, UpstreamError};
+use crate::upstream::limits::ConcurrencyLimits;
+use crate::upstream::source::{PackageSource, Unsupported};
 
 /// A module archive, as larder's URLs name it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -74,6 +79,7 @@ struct ModuleWork {
     recheck_flights: SingleFlights<(ModulePackage, ConfigGeneration), SharedResult<()>>,
     unpacking: ConcurrencyLimits,
     stage_names: StageNames,
+    packed: AtomicU64,
 }
 
 impl Modules {
@@ -93,7 +99,280 @@ impl Modules {
                 recheck_flights: SingleFlights::default(),
                 unpacking: ConcurrencyLimits::new(UNPACK_LIMITS),
                 stage_names: StageNames::default(),
+                packed: AtomicU64::new(0),
             },
         })
     }
+}
+
+impl Modules {
+    /// The download location of a module version. A missing archive is filled. If the fill outlasts the client's
+    /// deadline, the location is returned without a digest and the fill continues in the background.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] if upstream has no such version; the error of the fetch if it fails within the deadline.
+    pub async fn module_location(
+        self: &Arc<Self>,
+        package: &ModulePackage,
+        call: &RequestContext,
+    ) -> Result<Answer<ModuleLocation>, Error> {
+        let key = call.config.key_of_package(package);
+        if self.runtime.connectivity() == Connectivity::Offline
+            && self.library.stored_document(&Key::ModuleLocation(key.clone())).await?.is_none()
+            && let Some(archive) = self.library.stored_module(&key).await?
+        {
+            // A bundle or another import stored the archive without its location.
+            let fresh_until = call.now.after(STORED_ANSWER_LIFETIME);
+            return Ok(Answer {
+                value: local_location(package, Some(&archive)),
+                outcome: Outcome::Stale,
+                fresh_until,
+                checked: archive.kept,
+            });
+        }
+        let answer = match self.documents.get(package, call).await {
+            Ok(answer) => answer,
+            Err(error) => return self.location_without_upstream(package, &key, error, call).await,
+        };
+        let location = Arc::clone(&answer.value).as_location(package)?;
+        let located =
+            |value| Answer { value, outcome: answer.outcome, fresh_until: answer.fresh_until, checked: answer.checked };
+        let archive = self.library.stored_module(&key).await?;
+        if let PackageSource::Unsupported(source) = &location.located.source {
+            return match archive {
+                Some(archive) => {
+                    if let Err(error) = self.check_external_move(package, &key, source, call).await {
+                        tracing::error!(%package, %error, "the move of a module could not be recorded; the stored copy is served");
+                    }
+                    Ok(located(local_location(package, Some(&archive))))
+                }
+                None => match self.check_external_move(package, &key, source, call).await? {
+                    Some(moved) => Err(moved),
+                    None => self.external_location(package, source).map(located),
+                },
+            };
+        }
+        if let Some(archive) = archive {
+            self.recheck_if_due(package, &key, location, call);
+            return Ok(located(local_location(package, Some(&archive))));
+        }
+        if self.runtime.connectivity() == Connectivity::Offline {
+            return Err(self.library.missing_error(&key, format!("the archive of {package}"), call).await);
+        }
+        let _place =
+            self.runtime.try_wait(call).ok_or_else(|| too_many_waiting(&format!("the archive of {package}")))?;
+        let (value, outcome) = match timeout_at(call.deadline, self.module_fill(package, call)).await {
+            Ok(filled) => (filled.map(|archive| local_location(package, Some(&archive)))?, Outcome::Miss),
+            // The folder of the module within the archive is in the page that the location names. Without it, a client
+            // would use the root.
+            Err(_) if matches!(location.located.source, PackageSource::Indirect(_)) => {
+                match call.config.pending_subdirs.get(&key, call.now) {
+                    Some(subdir) => (pending_location(package, subdir), Outcome::Pending),
+                    None => return Err(Error::Slow(format!("the archive of {package}"))),
+                }
+            }
+            Err(_) => (
+                pending_location(package, subdir_in_archive(package, location.located.subdir.as_ref())?),
+                Outcome::Pending,
+            ),
+        };
+        Ok(Answer { value, outcome, fresh_until: answer.fresh_until, checked: answer.checked })
+    }
+
+    /// Handles a move to a source that larder cannot fetch, and so cannot verify. Raises an alarm and returns the error
+    /// for a client without a stored archive. `None` if no tree of the version was ever recorded.
+    async fn check_external_move(
+        self: &Arc<Self>,
+        package: &ModulePackage,
+        key: &ModulePackage,
+        source: &Unsupported,
+        call: &RequestContext,
+    ) -> Result<Option<Error>, Error> {
+        let (owned_key, kind) = (key.clone(), source.kind_name());
+        let before = match self
+            .library
+            .on_disk(move |library| default_if_gone(module_history::record_external_move(library, &owned_key, kind)))
+            .await?
+        {
+            FirstSeenLookup::Never => return Ok(None),
+            FirstSeenLookup::Recorded(seen) => format!("the first-seen tree has digest {}", seen.pinned.tree),
+            FirstSeenLookup::Lost => "the first-seen record is damaged".to_owned(),
+        };
+        let (kind, host) = (source.kind_name(), source.host().unwrap_or_else(|| "an unknown host".to_owned()));
+        tracing::error!(%package, kind, host, before, "ALARM: upstream has moved a version of a module to a source that larder cannot fetch; it is not served from there until it is accepted");
+        let (owned_key, detail, now) =
+            (key.clone(), format!("upstream has it at {kind} at {host}; {before}"), call.now);
+        self.library
+            .on_disk(move |library| {
+                library.raise_alarm(AlarmKind::Moved, &owned_key.module, &owned_key.version, detail, now);
+                Ok(())
+            })
+            .await?;
+        let verdict = format!("upstream has moved it to {kind} at {host}, which larder cannot fetch, and {before}");
+        let command = format!("`larder accept {key}`");
+        Ok(Some(Error::Unaccepted { subject: format!("the location of {package}"), verdict, command }))
+    }
+
+    /// Serves a stored archive if upstream fails or has deleted the version (DESIGN, promise 6).
+    async fn location_without_upstream(
+        self: &Arc<Self>,
+        package: &ModulePackage,
+        key: &ModulePackage,
+        error: Error,
+        call: &RequestContext,
+    ) -> Result<Answer<ModuleLocation>, Error> {
+        let keep_gone = call.upstream(&package.module.host)?.settings.keep_gone;
+        let outcome = match &error {
+            Error::NotFound(_) if !keep_gone => return Err(error),
+            Error::NotFound(_) => Outcome::Gone,
+            _ => Outcome::Stale,
+        };
+        let Some(archive) = self.library.stored_module(key).await? else { return Err(error) };
+        if self.runtime.connectivity() == Connectivity::Online {
+            tracing::warn!(%package, %error, "upstream gave no location; the stored copy is served");
+        }
+        Ok(Answer {
+            value: local_location(package, Some(&archive)),
+            outcome,
+            fresh_until: call.now,
+            checked: archive.kept,
+        })
+    }
+
+    /// Passes an unsupported source on to the client, unless larder is offline or the address may hold secrets.
+    fn external_location(&self, package: &ModulePackage, source: &Unsupported) -> Result<ModuleLocation, Error> {
+        let host = source.host().unwrap_or_else(|| "an unknown host".to_owned());
+        let refused = |reason: String| -> Error {
+            let fault = Fault::Unusable(reason);
+            UpstreamError {
+                subject: format!("the location of {package}"),
+                origin: package.module.host.to_string(),
+                fault,
+            }
+            .into()
+        };
+        let kind = source.kind_name();
+        if self.runtime.connectivity() == Connectivity::Offline {
+            let reason = "is a source that larder cannot fetch, and this mirror is offline, so no client is sent there";
+            return Err(refused(format!("{kind} at {host} {reason}")));
+        }
+        let Some(text) = source.for_client() else {
+            let reason =
+                "is a source that larder cannot fetch, and its address may hold secrets, so clients do not get it";
+            return Err(refused(format!("{kind} at {host} {reason}")));
+        };
+        self.runtime.counters.elsewhere.inc();
+        tracing::warn!(%package, kind, host, "a module is at a source that larder cannot fetch; clients fetch it directly, and nothing is stored");
+        Ok(ModuleLocation::External(text.to_owned()))
+    }
+}
+
+/// The location of a stored archive.
+fn local_location(package: &ModulePackage, archive: Option<&StoredArchive>) -> ModuleLocation {
+    let digest = archive.map(|archive| archive.digest);
+    ModuleLocation::Local {
+        archive: ModuleArchiveRef { package: package.clone(), digest: digest.map(|digest| digest.prefix()) },
+        checksum: digest,
+        subdir: archive.and_then(|archive| archive.proof.how.tree()).and_then(|packed| packed.subdir.clone()),
+    }
+}
+
+/// The location of an archive that is still being filled.
+fn pending_location(package: &ModulePackage, subdir: Option<String>) -> ModuleLocation {
+    let archive = ModuleArchiveRef { package: package.clone(), digest: None };
+    ModuleLocation::Local { archive, checksum: None, subdir }
+}
+
+impl Modules {
+    /// The archive that one of larder's URLs names. A missing one is fetched and packed, however long that takes:
+    /// clients wait for an archive without a limit (PROTOCOL 2.5).
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] if no archive of the version has this digest, even after asking upstream.
+    pub async fn module_archive(
+        self: &Arc<Self>,
+        wanted: &ModuleArchiveRef,
+        call: &RequestContext,
+    ) -> Result<Answer<Archive>, Error> {
+        let package = &wanted.package;
+        call.upstream(&package.module.host)?;
+        let key = call.config.key_of_package(package);
+        if let Some(archive) = self.open_module(&key, wanted.digest.as_ref(), call).await? {
+            return Ok(Answer::of_now(archive, Outcome::Hit, call));
+        }
+        if call.config.refetched_locations.get(&key, call.now).is_some()
+            && self.library.stored_module(&key).await?.is_some()
+        {
+            return Err(no_such_archive(wanted));
+        }
+        if self.runtime.connectivity() == Connectivity::Offline {
+            return Err(self.library.missing_error(&key, format!("the archive of {package}"), call).await);
+        }
+        let _place =
+            self.runtime.try_wait(call).ok_or_else(|| too_many_waiting(&format!("the archive of {package}")))?;
+        if self.library.stored_module(&key).await?.is_some() {
+            // Another archive is stored. The version may have been republished, and accepted on another mirror.
+            let seen = self.documents.get(package, call).await.ok().map(|answer| answer.value.age());
+            self.documents.fetch_now(package, seen, call).await?;
+        } else {
+            self.module_fill(package, call).await?;
+        }
+        match self.open_module(&key, wanted.digest.as_ref(), call).await? {
+            Some(archive) => Ok(Answer::of_now(archive, Outcome::Miss, call)),
+            None => {
+                let rule = call.upstream(&package.module.host)?.rule(|fresh| fresh.download);
+                call.config.refetched_locations.insert(key, (), call.now.after(rule.not_found_lifetime()), call.now);
+                Err(no_such_archive(wanted))
+            }
+        }
+    }
+
+    /// Opens and verifies a stored archive: the one with this digest, or the current one.
+    async fn open_module(
+        self: &Arc<Self>,
+        key: &ModulePackage,
+        digest: Option<&DigestPrefix>,
+        call: &RequestContext,
+    ) -> Result<Option<Archive>, Error> {
+        let stored_archive = match digest {
+            None => self.library.stored_module(key).await?,
+            Some(prefix) => {
+                let (artifact, prefix) = (Artifact::Module(key.clone()), *prefix);
+                self.library
+                    .on_disk(move |library| {
+                        Ok(default_if_gone(library.catalog.name(&artifact))?.find(&prefix).cloned())
+                    })
+                    .await?
+            }
+        };
+        let Some(stored_archive) = stored_archive else { return Ok(None) };
+        match self.reader.open_stored(key, &stored_archive, call).await? {
+            OpenOutcome::Checked(archive) => Ok(Some(archive)),
+            OpenOutcome::Missing | OpenOutcome::Damaged => Ok(None),
+        }
+    }
+
+    /// Fills the archive of a version unless it is stored.
+    ///
+    /// # Errors
+    /// The error of the fill, or of a mirror that is offline.
+    pub(in crate::mirror) async fn ensure_module_stored(
+        self: &Arc<Self>,
+        package: &ModulePackage,
+        call: &RequestContext,
+    ) -> Result<(), Error> {
+        let key = call.config.key_of_package(package);
+        match self.library.stored_module(&key).await? {
+            Some(_) => Ok(()),
+            None if self.runtime.connectivity() == Connectivity::Offline => {
+                Err(self.library.missing_error(&key, format!("the archive of {package}"), call).await)
+            }
+            None => self.module_fill(package, call).await.map(drop),
+        }
+    }
+}
+
+fn no_such_archive(ModuleArchiveRef { package, digest }: &ModuleArchiveRef) -> Error {
+    let digest = digest.as_ref().map(ToString::to_string).unwrap_or_default();
+    Error::NotFound(format!("{package} has no archive with SHA-256 prefix {digest}; request its download again"))
 }

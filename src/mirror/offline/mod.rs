@@ -5,71 +5,29 @@
 //! name nothing else for a constraint to select a stored version. Stored documents stay unchanged: back online, the
 //! full list is served again.
 
-pub(in crate::mirror) mod lists;
 pub(in crate::mirror) mod stored_pages;
 
-use crate::mirror::offline::stored_pages::PageFromStore;
-use crate::mirror::{Documents, Library, Runtime};
-use crate::upstream::pages::PageRef;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
 use std::sync::Arc;
-use std::time::Duration;
 
-use crate::address::{ModuleAddress, Platform, ProviderAddress, Version};
+use crate::address::{Address, ModuleAddress, ModulePackage, Platform, ProviderAddress, Version};
 use crate::error::Error;
-pub(in crate::mirror) use crate::mirror::library::installable::StoredVersions;
-pub use crate::mirror::library::missing::MissingPackage;
-pub(in crate::mirror) use crate::mirror::library::missing::MissingRequests;
-use crate::mirror::runtime_config::ConfigGeneration;
+use crate::mirror::documents::version_lists::entry_of;
+use crate::mirror::documents::{DocumentKind, Documents};
+use crate::mirror::freshness::STORED_ANSWER_LIFETIME;
+use crate::mirror::library::installable::{RequiredPlatforms, StoredVersions};
+use crate::mirror::library::missing::MissingPackage;
+use crate::mirror::library::stored_document::StoredDocument;
+use crate::mirror::offline::stored_pages::{PageSource, latest};
+use crate::mirror::runtime::ConfigGeneration;
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
+use crate::mirror::{Answer, Connectivity, Library, Outcome, RequestContext, Runtime};
+use crate::upstream::discovery::Service;
+use crate::upstream::pages::PageRef;
+use crate::upstream::providers::VersionList;
 
-/// The freshness lifetime of an answer computed from the store, unless a change of the store is noticed.
-pub(in crate::mirror) const STORED_ANSWER_LIFETIME: Duration = Duration::from_secs(5);
-
-/// The platforms that a provider version must be stored for to be listed while offline.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum RequiredPlatforms {
-    /// Any platform.
-    #[default]
-    AnyPlatform,
-    /// All of these (`[network] sealed_platforms`).
-    AllOf(BTreeSet<Platform>),
-}
-
-impl From<&[Platform]> for RequiredPlatforms {
-    fn from(platforms: &[Platform]) -> Self {
-        if platforms.is_empty() { Self::AnyPlatform } else { Self::AllOf(platforms.iter().cloned().collect()) }
-    }
-}
-
-impl RequiredPlatforms {
-    /// True if a version stored for these platforms is listed.
-    pub(in crate::mirror) fn shows(&self, stored: &BTreeSet<Platform>) -> bool {
-        match self {
-            Self::AnyPlatform => !stored.is_empty(),
-            Self::AllOf(platforms) => platforms.is_subset(stored),
-        }
-    }
-
-    /// The versions of a provider that are listed.
-    pub(in crate::mirror) fn shown<'a>(
-        &'a self,
-        stored: &'a StoredVersions,
-    ) -> impl Iterator<Item = (&'a Version, &'a BTreeSet<Platform>)> {
-        stored.iter().filter(|(_, for_)| self.shows(for_))
-    }
-
-    /// The required platforms; empty if any will do.
-    pub fn platforms(&self) -> impl Iterator<Item = &Platform> {
-        let named = match self {
-            Self::AnyPlatform => None,
-            Self::AllOf(platforms) => Some(platforms),
-        };
-        named.into_iter().flatten()
-    }
-}
-
-type SharedLookup<T> = SharedResult<Result<Arc<T>, Error>>;
+type SharedLookup<T> = SharedResult<Result<T, Error>>;
 
 /// The answers to clients while larder is offline.
 #[derive(Debug)]
@@ -79,9 +37,8 @@ pub struct Offline {
     pub(in crate::mirror) documents: Arc<Documents>,
     /// Lookups of stored versions in progress. The key contains the revision, so a request after a change starts a new
     /// lookup.
-    provider_lookups: SingleFlights<(ProviderAddress, u64, ConfigGeneration), SharedLookup<StoredVersions>>,
-    module_lookups: SingleFlights<(ModuleAddress, u64), SharedLookup<BTreeSet<Version>>>,
-    stored_pages: SingleFlights<PageRef, SharedResult<Result<Option<PageFromStore>, Error>>>,
+    lookups: SingleFlights<(Address, u64, ConfigGeneration), SharedLookup<Arc<StoredVersions>>>,
+    stored_pages: SingleFlights<PageRef, SharedLookup<Option<PageSource>>>,
 }
 
 impl Offline {
@@ -90,32 +47,174 @@ impl Offline {
             runtime: Arc::clone(&documents.runtime),
             library: Arc::clone(&documents.library),
             documents,
-            provider_lookups: SingleFlights::default(),
-            module_lookups: SingleFlights::default(),
+            lookups: SingleFlights::default(),
             stored_pages: SingleFlights::default(),
         })
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+    /// The version list of a provider or a module for clients. Offline: the versions that can be installed from the
+    /// store, even if the cached list does not name them; of a provider for any platform, or for all of
+    /// `sealed_platforms`.
+    ///
+    /// # Errors
+    /// [`Error::Offline`] if the list would be empty: clients take that for "no such provider" (PROTOCOL 2.2).
+    pub async fn client_versions(
+        self: &Arc<Self>,
+        address: &Address,
+        call: &RequestContext,
+    ) -> Result<Answer<VersionList>, Error> {
+        let service = Service::from(address);
+        if self.runtime.connectivity() == Connectivity::Online {
+            let document = self.documents.get(address, call).await?;
+            let list = document.value.versions(service).await.map_err(|reason| unreadable(address, reason))?;
+            return Ok(document.map(|_| list));
+        }
+        let canonical = call.config.canonical(address);
+        let stored = self.stored_versions(&canonical, call).await?;
+        let platforms = &call.config.required_platforms;
+        let shown: BTreeMap<&Version, &BTreeSet<Platform>> = platforms.shown(&canonical, &stored).collect();
+        if shown.is_empty() {
+            return Err(self.library.missing_error(&canonical, describe_empty_list(address, platforms), call).await);
+        }
+        let document = self.stored_list(address, call).await?;
+        let list = match &document {
+            Some(document) => readable_or_log(address, document.value.versions(service).await),
+            None => None,
+        };
+        let mut list = list.unwrap_or_else(|| VersionList::empty(service));
+        list.versions.retain(|listed| shown.contains_key(&listed.version));
+        // Entries already listed stay as upstream wrote them.
+        let entry =
+            |(version, platforms): (&&Version, &&BTreeSet<Platform>)| entry_of(service, version, platforms.iter());
+        list.add_missing(shown.iter().filter_map(entry).collect());
+        Ok(stored_answer(document, list, call))
+    }
 
-    #[test]
-    fn a_version_is_listed_for_any_platform_or_for_all_required_ones() {
-        let platforms =
-            |names: &[&str]| -> Vec<Platform> { names.iter().map(|name| Platform::parse(name).unwrap()).collect() };
-        for (named, stored, shown) in [
-            (&[][..], &["linux_amd64"][..], true),
-            (&[], &[], false),
-            (&["linux_amd64"], &["darwin_arm64"], false),
-            (&["linux_amd64"], &["darwin_arm64", "linux_amd64"], true),
-            (&["linux_amd64", "darwin_arm64"], &["linux_amd64"], false),
-            (&["linux_amd64", "darwin_arm64"], &["linux_amd64", "darwin_arm64", "linux_arm64"], true),
-        ] {
-            let sealed_for = RequiredPlatforms::from(platforms(named).as_slice());
-            assert_eq!(sealed_for.shows(&platforms(stored).into_iter().collect()), shown, "{named:?} of {stored:?}");
-            assert_eq!(sealed_for.platforms().count(), named.len());
+    /// The stored version list, which is not revalidated while offline.
+    async fn stored_list(
+        self: &Arc<Self>,
+        address: &Address,
+        call: &RequestContext,
+    ) -> Result<Option<Answer<Arc<StoredDocument>>>, Error> {
+        match self.library.stored_document(&address.key(&call.config)).await? {
+            Some(_) => self.documents.get(address, call).await.map(Some),
+            None => Ok(None),
         }
     }
+
+    /// The versions in the cached upstream list of a provider or a module, and the platforms that must be stored before
+    /// clients see a version of a provider. `None` if online: clients then see all versions.
+    ///
+    /// # Errors
+    /// [`Error::Offline`] if no upstream list is cached.
+    pub async fn listed_versions_offline(
+        self: &Arc<Self>,
+        address: &Address,
+    ) -> Result<Option<(Vec<Version>, Vec<Platform>)>, Error> {
+        if self.runtime.connectivity() == Connectivity::Online {
+            return Ok(None);
+        }
+        let list = match self.library.stored_document(&address.key(&self.runtime.config())).await? {
+            Some(list) => readable_or_log(address, list.value.versions(address.into()).await),
+            None => None,
+        };
+        let Some(list) = list else { return Err(self.library.offline_error(address.label()).await) };
+        let platforms = match address {
+            Address::Provider(_) => self.runtime.sealed_platforms(),
+            Address::Module(_) => Vec::new(),
+        };
+        Ok(Some((list.versions.into_iter().map(|listed| listed.version).collect(), platforms)))
+    }
+
+    /// The platforms that a version is stored for, online or offline. A version without any is recorded as missing.
+    ///
+    /// # Errors
+    /// [`Error::Offline`] if neither a list nor any version of the provider is stored.
+    pub async fn stored_platforms(
+        self: &Arc<Self>,
+        provider: &ProviderAddress,
+        version: &Version,
+        call: &RequestContext,
+    ) -> Result<Answer<BTreeSet<Platform>>, Error> {
+        let address = Address::from(provider);
+        let stored = self.stored_versions(&address, call).await?;
+        let document = self.stored_list(&address, call).await?;
+        if document.is_none() && stored.is_empty() {
+            return Err(self.library.missing_error(&address, address.label(), call).await);
+        }
+        let platforms = stored.get(version).cloned().unwrap_or_default();
+        if platforms.is_empty() {
+            let (of, version) = (provider.clone(), Some(version.clone()));
+            self.library.record_missing(MissingPackage::Provider { of, version, platform: None }, call);
+        }
+        Ok(stored_answer(document, platforms, call))
+    }
+
+    /// The versions of an address, in the canonical spelling, that can be installed from the store. Concurrent callers
+    /// share one lookup.
+    async fn stored_versions(
+        self: &Arc<Self>,
+        address: &Address,
+        call: &RequestContext,
+    ) -> Result<Arc<StoredVersions>, Error> {
+        call.upstream(address.host())?;
+        let lost = Err(Error::Interrupted(format!("the stored versions of {address}")));
+        let key = (address.clone(), self.library.revision_of_address(address), call.config.generation);
+        let look = self.lookups.join_or_spawn(&self.runtime.tasks, key, lost, || {
+            let (library, address, config) = (Arc::clone(&self.library), address.clone(), Arc::clone(&call.config));
+            async move {
+                library.on_disk(move |library| library.read_stored_versions(&address, &config).map(Arc::new)).await
+            }
+        });
+        look.await
+    }
+
+    /// The latest version that a module's list names. A pre-release only if there is no release.
+    pub async fn latest_of_module(
+        self: &Arc<Self>,
+        module: &ModuleAddress,
+        call: &RequestContext,
+    ) -> Result<Answer<ModulePackage>, Error> {
+        let list = self.client_versions(&module.into(), call).await?;
+        let versions = list.value.versions.iter().map(|listed| &listed.version);
+        let none = || Error::NotFound(format!("the version list of {module} names no version"));
+        let version = latest(versions).cloned().ok_or_else(none)?;
+        Ok(list.map(|_| ModulePackage { module: module.clone(), version }))
+    }
+}
+
+/// Wraps a value computed from the store. It stays fresh for a moment, since upstream cannot be asked again while
+/// offline.
+fn stored_answer<T>(document: Option<Answer<Arc<StoredDocument>>>, value: T, call: &RequestContext) -> Answer<T> {
+    let moment = call.now.after(STORED_ANSWER_LIFETIME);
+    match document {
+        Some(document) if document.outcome == Outcome::Hit => {
+            Answer { fresh_until: document.fresh_until.min(moment), ..document.map(|_| value) }
+        }
+        Some(document) => Answer { fresh_until: moment, ..document.map(|_| value) },
+        None => Answer { value, outcome: Outcome::Stale, fresh_until: moment, checked: call.now },
+    }
+}
+
+/// Describes an empty list for error messages.
+fn describe_empty_list(address: &Address, required: &RequiredPlatforms) -> String {
+    let required = required.platforms().filter(|_| matches!(address, Address::Provider(_)));
+    let named: Vec<String> = required.map(ToString::to_string).collect();
+    match named.as_slice() {
+        [] => format!("any version of {address}"),
+        [one] => format!("any version of {address} for {one}"),
+        all => format!("any version of {address} for all of {}", all.join(", ")),
+    }
+}
+
+/// An unreadable cached list must not hide stored versions.
+fn readable_or_log<T>(address: &impl Display, read: Result<T, String>) -> Option<T> {
+    read.inspect_err(|reason| {
+        tracing::error!(of = %address, reason, "a cached version list cannot be read; stored versions are listed without it");
+    })
+    .ok()
+}
+
+fn unreadable(address: &impl Display, reason: String) -> Error {
+    Error::Interrupted(format!("the cached version list of {address} cannot be read: {reason}"))
 }

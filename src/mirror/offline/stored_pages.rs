@@ -1,19 +1,18 @@
 //! Offline answers for pages that are not stored: the modules and providers with versions that can be installed from
 //! the store.
 
-use crate::mirror::Offline;
-use crate::mirror::library::stored_document::StoredDocument;
-use crate::mirror::offline::STORED_ANSWER_LIFETIME;
-use crate::mirror::{Answer, Connectivity, Library, Outcome};
 use std::sync::Arc;
 
 use tokio::sync::Semaphore;
 use tokio::time::{timeout, timeout_at};
 
-use crate::address::{ModuleAddress, ProviderAddress, Version};
+use crate::address::{Address, ModuleAddress, ProviderAddress, Version};
 use crate::error::Error;
+use crate::mirror::documents::DocumentKind;
 use crate::mirror::documents::revalidate::too_many_waiting;
-use crate::mirror::{RequestContext, default_if_gone};
+use crate::mirror::freshness::STORED_ANSWER_LIFETIME;
+use crate::mirror::library::stored_document::StoredDocument;
+use crate::mirror::{Answer, Connectivity, Library, Offline, Outcome, RequestContext, default_if_gone};
 use crate::store::StoreError;
 use crate::upstream::pages::{PagePath, PageQuery, PageRef};
 
@@ -24,22 +23,15 @@ const MAX_ENTRIES: u32 = 100;
 /// Each page scans everything stored of its registry, so one is built at a time.
 static PAGE_SCAN: Semaphore = Semaphore::const_new(1);
 
-/// The source of a page.
+/// A page, by its source.
 #[derive(Debug, Clone)]
 pub enum PageSource {
     /// Upstream's page, fetched or stored.
     Upstream(Arc<StoredDocument>),
-    /// Built from the stored packages, because larder is offline.
-    Built(Box<PageFromStore>),
-}
-
-/// A page built from the store.
-#[derive(Debug, Clone)]
-pub enum PageFromStore {
-    /// A list or a search result.
+    /// A list or a search result, built from the store because larder is offline.
     List(StoredList),
-    /// The details of one module or provider.
-    Details(StoredDetails),
+    /// The details of one module or provider, built from the store because larder is offline.
+    Details(StoredEntry),
 }
 
 /// One page of the stored modules or providers of a registry.
@@ -55,70 +47,47 @@ pub struct StoredList {
     pub limit: u32,
 }
 
-/// A module or a provider in a list.
+/// A stored module or provider.
 #[derive(Debug, Clone)]
 pub struct StoredEntry {
     /// The module or provider.
-    pub subject: StoredSubject,
+    pub address: Address,
     /// The version to show: the requested one, or the latest.
     pub version: Version,
-}
-
-/// The details of a module or a provider.
-#[derive(Debug, Clone)]
-pub struct StoredDetails {
-    /// The module or provider.
-    pub entry: StoredEntry,
     /// All versions that can be installed from the store, in order.
     pub versions: Vec<Version>,
 }
 
-/// A module or a provider.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum StoredSubject {
-    /// A module.
-    Module(ModuleAddress),
-    /// A provider.
-    Provider(ProviderAddress),
-}
-
-impl StoredSubject {
-    /// Its path within its registry: `NAMESPACE/NAME/SYSTEM` or `NAMESPACE/TYPE`.
-    pub fn path(&self) -> String {
-        match self {
-            Self::Module(ModuleAddress { namespace, name, system, .. }) => format!("{namespace}/{name}/{system}"),
-            Self::Provider(ProviderAddress { namespace, type_, .. }) => format!("{namespace}/{type_}"),
+/// Returns true if the page lists the module or provider.
+fn is_on_page(address: &Address, page: &PageRef) -> bool {
+    let is = |name: &str, wanted: &str| name.eq_ignore_ascii_case(wanted);
+    let (namespace, name, provider) = match address {
+        Address::Module(module) => (module.namespace.as_str(), module.name.as_str(), module.system.as_str()),
+        Address::Provider(provider) => (provider.namespace.as_str(), provider.type_.as_str(), provider.type_.as_str()),
+    };
+    let is_below = match &page.path {
+        PagePath::ModulesOf(wanted) => is(namespace, wanted.as_str()),
+        PagePath::ProvidersOf(wanted) => is(namespace, wanted.as_str()),
+        PagePath::ModuleSystems(wanted, wanted_name) => {
+            is(namespace, wanted.as_str()) && is(name, wanted_name.as_str())
         }
-    }
-
-    /// Returns true if the page lists it.
-    fn is_on(&self, page: &PageRef) -> bool {
-        let is = |name: &str, wanted: &str| name.eq_ignore_ascii_case(wanted);
-        let (namespace, rest, provider) = match self {
-            Self::Module(module) => (module.namespace.as_str(), module.name.as_str(), module.system.as_str()),
-            Self::Provider(provider) => (provider.namespace.as_str(), provider.type_.as_str(), provider.type_.as_str()),
-        };
-        let is_below = match &page.path {
-            PagePath::ModulesOf(wanted) => is(namespace, wanted.as_str()),
-            PagePath::ProvidersOf(wanted) => is(namespace, wanted.as_str()),
-            PagePath::ModuleSystems(wanted, name) => is(namespace, wanted.as_str()) && is(rest, name.as_str()),
-            _ => true,
-        };
-        let PageQuery { namespace: wanted_namespace, provider: for_, search, is_verified_only, .. } = &page.query;
-        let names = self.path().to_ascii_lowercase();
-        let is_found = |search: &str| search.to_lowercase().split_whitespace().all(|word| names.contains(word));
-        // The store does not record which modules their registry has verified, so such a page is empty.
-        is_below
-            && !is_verified_only
-            && wanted_namespace.as_ref().is_none_or(|subject_of_page| is(namespace, subject_of_page.as_str()))
-            && for_.as_ref().is_none_or(|for_| is(provider, for_.as_str()))
-            && search.as_deref().is_none_or(is_found)
-    }
+        _ => true,
+    };
+    let PageQuery { namespace: wanted_namespace, provider: wanted_provider, search, is_verified_only, .. } =
+        &page.query;
+    let names = address.path().to_ascii_lowercase();
+    let is_found = |search: &str| search.to_lowercase().split_whitespace().all(|word| names.contains(word));
+    // The store does not record which modules their registry has verified, so such a page is empty.
+    is_below
+        && !is_verified_only
+        && wanted_namespace.as_ref().is_none_or(|wanted| is(namespace, wanted.as_str()))
+        && wanted_provider.as_ref().is_none_or(|wanted| is(provider, wanted.as_str()))
+        && search.as_deref().is_none_or(is_found)
 }
 
 /// The latest of some versions; a pre-release only if there is no release.
-pub(in crate::mirror) fn latest(versions: &[Version]) -> Option<&Version> {
-    versions.iter().filter(|version| !version.is_pre_release()).max().or_else(|| versions.iter().max())
+pub(in crate::mirror) fn latest<'a>(versions: impl IntoIterator<Item = &'a Version>) -> Option<&'a Version> {
+    versions.into_iter().max_by_key(|version| (!version.is_pre_release(), *version))
 }
 
 impl Offline {
@@ -126,14 +95,23 @@ impl Offline {
     pub async fn page(self: &Arc<Self>, page: &PageRef, call: &RequestContext) -> Result<Answer<PageSource>, Error> {
         call.upstream(&page.host)?;
         if self.runtime.connectivity() == Connectivity::Offline
-            && self.library.stored_document(&call.config.key_of_page(page)).await?.is_none()
-            && let Some(found) = self.build_page(page, call).await?
+            && self.library.stored_document(&page.key(&call.config)).await?.is_none()
+            && let Some(value) = self.build_page(page, call).await?
         {
-            let (value, checked) = (PageSource::Built(Box::new(found)), call.now);
             let fresh_until = call.now.after(STORED_ANSWER_LIFETIME);
-            return Ok(Answer { value, outcome: Outcome::Stale, fresh_until, checked });
+            return Ok(Answer { value, outcome: Outcome::Stale, fresh_until, checked: call.now });
         }
-        Ok(self.documents.page(page, call).await?.map(PageSource::Upstream))
+        let answer = self.documents.get(page, call).await?;
+        if matches!(answer.outcome, Outcome::Hit | Outcome::Stale | Outcome::Gone) {
+            let (key, now) = (page.key(&call.config), call.now);
+            self.library
+                .on_disk(move |library| {
+                    library.store.index.document_used(&key, now);
+                    Ok(())
+                })
+                .await?;
+        }
+        Ok(answer.map(PageSource::Upstream))
     }
 
     /// Builds a page from the store; `None` where nothing is stored of its subject. Requests for the same page share
@@ -142,11 +120,7 @@ impl Offline {
     /// # Errors
     /// The disk failed, or the store is gone: it may hold the page. [`Error::Busy`] where too many requests wait,
     /// [`Error::Slow`] where other scans take too long.
-    pub(in crate::mirror) async fn build_page(
-        self: &Arc<Self>,
-        page: &PageRef,
-        call: &RequestContext,
-    ) -> Result<Option<PageFromStore>, Error> {
+    async fn build_page(self: &Arc<Self>, page: &PageRef, call: &RequestContext) -> Result<Option<PageSource>, Error> {
         let subject = page.label();
         let _place = self.runtime.try_wait(call).ok_or_else(|| too_many_waiting(&subject))?;
         let lost = Err(Error::Interrupted(subject.clone()));
@@ -168,33 +142,25 @@ impl Offline {
         self: &Arc<Self>,
         page: PageRef,
         turn: T,
-    ) -> Result<Option<PageFromStore>, Error> {
+    ) -> Result<Option<PageSource>, Error> {
         self.library
             .on_disk(move |library| {
                 let _turn = turn;
                 let Some((address, wanted)) = details_on(&page) else {
-                    return match page.path {
-                        PagePath::Search if page.query.search.is_none() => Ok(None),
+                    let records = &library.store.records;
+                    let stored = match page.path {
+                        PagePath::Search if page.query.search.is_none() => return Ok(None),
                         PagePath::Providers | PagePath::ProvidersOf(_) => {
-                            let providers = library.store.records.providers_of(&page.host)?;
-                            library.stored_list(&page, providers.into_iter().map(StoredSubject::Provider)).map(Some)
+                            records.providers_of(&page.host)?.into_iter().map(Address::Provider).collect()
                         }
-                        _ => {
-                            let modules = library.store.records.modules_of(&page.host)?;
-                            library.stored_list(&page, modules.into_iter().map(StoredSubject::Module)).map(Some)
-                        }
+                        _ => records.modules_of(&page.host)?.into_iter().map(Address::Module).collect(),
                     };
+                    return library.stored_page(&page, stored).map(|list| Some(PageSource::List(list)));
                 };
-                let details = library.stored_details(address)?;
-                Ok(details.and_then(|details| {
-                    let StoredEntry { subject, version } = details.entry;
-                    let version = wanted.unwrap_or(version);
-                    let is_known = details.versions.contains(&version);
-                    is_known.then_some(PageFromStore::Details(StoredDetails {
-                        entry: StoredEntry { subject, version },
-                        ..details
-                    }))
-                }))
+                let Some(entry) = library.stored_entry(address)? else { return Ok(None) };
+                let version = wanted.unwrap_or(entry.version);
+                let is_known = entry.versions.contains(&version);
+                Ok(is_known.then_some(PageSource::Details(StoredEntry { version, ..entry })))
             })
             .await
     }
@@ -211,74 +177,47 @@ impl Offline {
 }
 
 impl Library {
-    fn stored_list(
-        &self,
-        page: &PageRef,
-        stored: impl Iterator<Item = StoredSubject>,
-    ) -> Result<PageFromStore, StoreError> {
+    fn stored_page(&self, page: &PageRef, stored: Vec<Address>) -> Result<StoredList, StoreError> {
         let mut found = Vec::new();
-        for thing in stored.filter(|thing| thing.is_on(page)) {
-            if self.has_names(&thing)? {
-                found.push(thing);
+        for address in stored.into_iter().filter(|address| is_on_page(address, page)) {
+            // Versions are only read for the entries on the page.
+            let canonical = self.runtime.config.load().canonical(&address);
+            if !default_if_gone(self.named_artifacts(&canonical))?.is_empty() {
+                found.push(address);
             }
         }
         let offset = page.query.offset.unwrap_or_default();
         let limit = page.query.limit.unwrap_or(ENTRIES).clamp(1, MAX_ENTRIES);
         let total = found.len();
         let mut entries = Vec::new();
-        for thing in found.into_iter().skip(offset as usize).take(limit as usize) {
-            entries.extend(self.stored_entry(thing)?);
+        for address in found.into_iter().skip(offset as usize).take(limit as usize) {
+            entries.extend(self.stored_entry(address)?);
         }
-        Ok(PageFromStore::List(StoredList { entries, total, offset, limit }))
+        Ok(StoredList { entries, total, offset, limit })
     }
 
     /// The entry for a module or a provider; `None` without a version to install.
-    fn stored_entry(&self, address: StoredSubject) -> Result<Option<StoredEntry>, StoreError> {
-        let versions = self.stored_versions(&address)?;
-        Ok(latest(&versions).cloned().map(|version| StoredEntry { subject: address, version }))
-    }
-
-    /// The details of a module or a provider; `None` without a version to install.
-    fn stored_details(&self, address: StoredSubject) -> Result<Option<StoredDetails>, StoreError> {
+    fn stored_entry(&self, address: Address) -> Result<Option<StoredEntry>, StoreError> {
         let versions = self.stored_versions(&address)?;
         let latest = latest(&versions).cloned();
-        Ok(latest.map(|version| StoredDetails { entry: StoredEntry { subject: address, version }, versions }))
-    }
-
-    /// Returns true if it has named archives. Versions are only read for the entries on the page.
-    fn has_names(&self, address: &StoredSubject) -> Result<bool, StoreError> {
-        let records = &self.store.records;
-        Ok(match address {
-            StoredSubject::Module(module) => {
-                let module = self.runtime.config.load().key_of(module);
-                !default_if_gone(records.module_packages_with_names(&module))?.is_empty()
-            }
-            StoredSubject::Provider(provider) => !default_if_gone(records.packages_with_names(provider))?.is_empty(),
-        })
+        Ok(latest.map(|version| StoredEntry { address, version, versions }))
     }
 
     /// All versions that can be installed from the store, in order.
-    fn stored_versions(&self, address: &StoredSubject) -> Result<Vec<Version>, StoreError> {
-        let terms = self.runtime.config.load_full();
-        match address {
-            StoredSubject::Module(module) => {
-                Ok(self.read_stored_module_versions(&terms.key_of(module))?.into_iter().collect())
-            }
-            StoredSubject::Provider(provider) => {
-                let Some(upstream) = terms.upstreams.get(&provider.host) else { return Ok(Vec::new()) };
-                let stored = self.read_stored_versions(provider, upstream.settings.verification)?;
-                Ok(terms.required_platforms.shown(&stored).map(|(version, _)| version.clone()).collect())
-            }
-        }
+    fn stored_versions(&self, address: &Address) -> Result<Vec<Version>, StoreError> {
+        let config = self.runtime.config();
+        let address = config.canonical(address);
+        let stored = self.read_stored_versions(&address, &config)?;
+        Ok(config.required_platforms.shown(&address, &stored).map(|(version, _)| version.clone()).collect())
     }
 }
 
 /// The subject of a details page, and its version where the path has one.
-fn details_on(page: &PageRef) -> Option<(StoredSubject, Option<Version>)> {
+fn details_on(page: &PageRef) -> Option<(Address, Option<Version>)> {
     let host = &page.host;
     let module =
-        |namespace, name, system| StoredSubject::Module(ModuleAddress { host: host.clone(), namespace, name, system });
-    let provider = |namespace, type_| StoredSubject::Provider(ProviderAddress { host: host.clone(), namespace, type_ });
+        |namespace, name, system| Address::Module(ModuleAddress { host: host.clone(), namespace, name, system });
+    let provider = |namespace, type_| Address::Provider(ProviderAddress { host: host.clone(), namespace, type_ });
     match page.path.clone() {
         PagePath::Module(namespace, name, system) => Some((module(namespace, name, system), None)),
         PagePath::ModuleVersion(namespace, name, system, version) => {

@@ -12,16 +12,16 @@ use crate::address::{
 };
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::mirror::documents::discovery::DiscoveryTrust;
-use crate::mirror::documents::document_fetch::RETRIES;
 use crate::mirror::library::intake::TreeExpectation;
 use crate::mirror::library::module_history::{self, FirstSeenLookup};
 use crate::mirror::library::proof_set::ProofSet;
 use crate::mirror::library::{
     AcceptScope, AcceptedFinding, AlarmEvent, AlarmPart, AlarmSubject, HistoryChange, observation,
 };
-use crate::mirror::proof_sets::{self, SetFetchError, UnlistedPolicy};
+use crate::mirror::proof_sets::fetch::SetBasis;
+use crate::mirror::proof_sets::{self, SetFetchError};
 use crate::mirror::{AlarmKind, Operations, Outcome, RequestContext};
+use crate::upstream::discovery::Service;
 use crate::upstream::source::PackageSource;
 
 /// The most sets fetched at a time.
@@ -172,7 +172,7 @@ impl Operations {
         // Compare all sets with the history before any is recorded: the sums of one version list all its platforms.
         let withdrawn: BTreeSet<Version> =
             found.iter().filter(|(_, found)| found.is_withdrawn()).map(|(version, _)| version.clone()).collect();
-        let (provider, now) = (selection.of.clone(), self.runtime.flight_context(call).now);
+        let (provider, now) = (selection.of.clone(), call.present());
         let scope =
             if matches!(selection.versions, Versions::All) { AcceptScope::Provider } else { AcceptScope::Version };
         let recording = self.library.on_disk(move |library| {
@@ -197,7 +197,7 @@ impl Operations {
             let is_trusted_anew = !before.trusts(key.as_deref()) && after.trusts(key.as_deref());
             let is_new_key = key.as_ref().is_some_and(|key| !keys_before.is_empty() && !keys_before.contains(key));
             let has_lost_key = key.is_none() && !keys_before.is_empty();
-            self.proof_sets.store_set(&package, set, now).await?;
+            self.proof_sets.store_set(&package, set, now, now).await?;
             let subject = PackageRef::from(&package);
             let is_recorded_anew = resolved
                 .iter()
@@ -263,11 +263,11 @@ impl Operations {
         version: &Version,
         call: &RequestContext,
     ) -> Result<Result<Vec<Platform>, Error>, Error> {
-        let answer = match self.documents.provider_versions(&selection.of, call).await {
+        let answer = match self.documents.versions(&(&selection.of).into(), call).await {
             Err(error @ Error::NotFound(_)) => return Ok(Err(error)),
             answer => answer?,
         };
-        let list = answer.value.versions().await;
+        let list = answer.value.versions(Service::Providers).await;
         let list = list.map_err(|reason| Error::NotFound(format!("the version list of {}: {reason}", selection.of)))?;
         match list.get(version) {
             Some(listed) => Ok(Ok(listed.platforms.clone())),
@@ -287,19 +287,8 @@ impl Operations {
         call: &RequestContext,
     ) -> Result<ProofSet, SetFetchError> {
         let subject = proof_sets::describe_set(package);
-        let upstream = Arc::clone(call.upstream(&package.provider.host)?);
         let work = async {
-            let asking = self.proof_sets.fetch_verified_set(
-                &subject,
-                &upstream,
-                package,
-                DiscoveryTrust::InAny,
-                None,
-                RETRIES,
-                UnlistedPolicy::Fetched,
-                call,
-            );
-            match asking.await {
+            match self.proof_sets.fetch_verified_set(package, SetBasis::Rejudged, call).await {
                 Err(SetFetchError::Failed(error)) => Err(error),
                 other => Ok(other),
             }
@@ -421,8 +410,8 @@ impl Operations {
         call: &RequestContext,
     ) -> Result<AcceptOutcome, Error> {
         // Refetches the location even if the cached one is fresh.
-        let age = self.documents.location(package, call).await?.value.age();
-        let fetched = self.documents.fetch_location_now(package, Some(age), call).await?;
+        let age = self.documents.get(package, call).await?.value.age();
+        let fetched = self.documents.fetch_now(package, Some(age), call).await?;
         if fetched.age.gone {
             return Err(Error::NotFound(format!("upstream no longer has {package}")));
         }

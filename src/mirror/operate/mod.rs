@@ -1,17 +1,19 @@
-//! The commands of an operator.
+//! The commands of an operator, and the steps of jobs.
 
 pub(in crate::mirror) mod accept;
-pub(in crate::mirror) mod gauges;
-pub(in crate::mirror) mod pin;
 pub(in crate::mirror) mod purge;
 pub(in crate::mirror) mod refresh;
 pub(in crate::mirror) mod rehash;
-pub(in crate::mirror) mod scrub;
 pub(in crate::mirror) mod status;
 pub(in crate::mirror) mod warm;
 
-use crate::mirror::{Archives, Documents, Library, Modules, Offline, ProofSets, Runtime};
 use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::address::{Artifact, PackageRef, PackageSelector};
+use crate::error::Error;
+use crate::mirror::{Archives, Documents, Library, Modules, Offline, ProofSets, Runtime};
 
 /// The commands of an operator, and the steps of jobs.
 #[derive(Debug)]
@@ -38,5 +40,108 @@ impl Operations {
             offline,
             verify_lock: Arc::default(),
         })
+    }
+}
+
+/// The requested change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PinChange {
+    /// Exempt from eviction and purge.
+    Set,
+    /// No longer exempt.
+    Lift,
+}
+
+/// The result of pinning or unpinning one package.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PinResult {
+    /// The package; the selection as given, where it names nothing stored.
+    #[serde(flatten)]
+    pub package: PackageRef,
+    /// The outcome.
+    pub outcome: PinOutcome,
+}
+
+/// The outcome of pinning or unpinning one package.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PinOutcome {
+    /// It is now pinned.
+    Pinned,
+    /// It is no longer pinned.
+    Unpinned,
+    /// It was already so.
+    AsBefore,
+    /// It will be pinned when its job has fetched it.
+    WhenItComes,
+    /// No archive of it is stored. There is nothing to pin, and the request is not remembered.
+    NotHeld,
+}
+
+impl PinChange {
+    /// The outcome for a package that is still being fetched.
+    pub fn pending_outcome(self) -> PinOutcome {
+        match self {
+            Self::Set => PinOutcome::WhenItComes,
+            Self::Lift => PinOutcome::Unpinned,
+        }
+    }
+}
+
+impl PinResult {
+    /// Returns true if the change was made or was not needed.
+    pub fn succeeded(&self) -> bool {
+        self.outcome != PinOutcome::NotHeld
+    }
+}
+
+impl Operations {
+    /// Pins or unpins the stored packages of a selection.
+    ///
+    /// # Errors
+    /// The disk failed. Some packages may have been changed.
+    pub async fn pin(self: &Arc<Self>, selector: &PackageSelector, pin: PinChange) -> Result<Vec<PinResult>, Error> {
+        let owned_selector = selector.clone();
+        let mut pinned = self
+            .library
+            .on_disk(move |library| {
+                let mut selected: Vec<Artifact> = match &owned_selector {
+                    PackageSelector::Provider(selection) => {
+                        let mut packages = library.store.records.packages_with_names(&selection.of)?;
+                        packages.retain(|package| selection.versions.include(&package.version));
+                        packages.iter().map(Artifact::from).collect()
+                    }
+                    PackageSelector::Module(selection) => {
+                        let mut packages = Vec::new();
+                        for key in library.runtime.config().keys_of(&selection.of) {
+                            packages.extend(library.store.records.module_packages_with_names(&key)?);
+                        }
+                        packages.retain(|package| selection.versions.include(&package.version));
+                        packages.iter().map(Artifact::from).collect()
+                    }
+                };
+                selected.sort();
+                library.pin_each(&selected, pin)
+            })
+            .await?;
+        if pinned.iter().any(PinResult::succeeded) {
+            // A name may be left of a package that is not stored.
+            pinned.retain(PinResult::succeeded);
+        } else {
+            pinned = vec![PinResult { package: selector.into(), outcome: PinOutcome::NotHeld }];
+        }
+        Ok(pinned)
+    }
+
+    /// Pins or unpins these packages.
+    ///
+    /// # Errors
+    /// The disk failed. Some packages may have been changed.
+    pub async fn pin_artifacts(
+        self: &Arc<Self>,
+        packages: Vec<Artifact>,
+        pin: PinChange,
+    ) -> Result<Vec<PinResult>, Error> {
+        self.library.on_disk(move |library| library.pin_each(&packages, pin)).await
     }
 }

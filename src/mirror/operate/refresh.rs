@@ -1,19 +1,18 @@
-//! Revalidates a provider's version list and stored proof sets for an operator, whatever their age.
+//! Revalidates version lists, stored proof sets and cached locations for an operator, whatever their age.
 
 use std::sync::Arc;
 
 use futures_util::{StreamExt, stream};
 use serde::{Deserialize, Serialize};
 
-use crate::address::{ModuleAddress, ModulePackage, Package, PackageRef, PackageSelector, ProviderAddress, Selection};
+use crate::address::{Address, ModulePackage, Package, PackageRef, PackageSelector};
 use crate::error::Error;
 use crate::mirror::documents::revalidate::FlightResult;
 use crate::mirror::library::proof_set::StoredProofSet;
-use crate::mirror::modules::recheck::RecheckMode;
+use crate::mirror::modules::fill::RecheckMode;
 use crate::mirror::proof_sets::ProofSetRefresh;
 use crate::mirror::{FetchReason, Operations, RequestContext};
 use crate::store::Key;
-use crate::upstream::Upstream;
 
 /// The most sets fetched at a time.
 const AT_ONE_TIME: usize = 8;
@@ -59,7 +58,7 @@ impl RefreshOutcome {
             Ok(fetched) if is_as_before(&fetched.value) => Self::Unchanged,
             Ok(_) => Self::New,
             Err(Error::NotFound(error)) => Self::Absent { error },
-            Err(error) => Self::Failed { error: error.to_string() },
+            Err(error) => failed(error),
         }
     }
 
@@ -80,109 +79,63 @@ impl Operations {
         call: &RequestContext,
     ) -> Result<Vec<RefreshResult>, Error> {
         self.runtime.must_be_online(&format!("asking for {selector} again"))?;
-        match selector {
-            PackageSelector::Provider(selection) => self.refresh_provider(selection, call).await,
-            PackageSelector::Module(selection) => self.refresh_module(selection, call).await,
-        }
-    }
-
-    async fn refresh_provider(
-        self: &Arc<Self>,
-        selection: &Selection<ProviderAddress>,
-        call: &RequestContext,
-    ) -> Result<Vec<RefreshResult>, Error> {
-        let upstream = Arc::clone(call.upstream(&selection.of.host)?);
-        self.runtime.forget_absences(&(&selection.of).into(), &selection.versions);
+        call.upstream(selector.host())?;
+        let (address, versions) = match selector {
+            PackageSelector::Provider(selection) => (Address::from(&selection.of), &selection.versions),
+            PackageSelector::Module(selection) => (Address::from(&selection.of), &selection.versions),
+        };
+        self.runtime.forget_absences(&call.config.canonical(&address), versions);
         let mut refreshed = Vec::new();
         // An operator's request is sent even during backoff, so the location is refreshed first.
-        if let Err(error) = self.documents.refresh_discovery(&selection.of.host, call).await {
-            let package = PackageRef::discovery(&selection.of.host);
-            refreshed.push(RefreshResult { package, news: RefreshOutcome::Failed { error: error.to_string() } });
+        if let Err(error) = self.documents.refresh_discovery(selector.host(), call).await {
+            refreshed.push(RefreshResult { package: PackageRef::discovery(selector.host()), news: failed(error) });
         }
-        let list = self.refresh_versions(&selection.of, call).await;
-        let list = list.unwrap_or_else(|error| RefreshOutcome::Failed { error: error.to_string() });
-        refreshed.push(RefreshResult { package: PackageRef::version_list(&selection.of), news: list });
-        let sets = self.library.packages_with_sets_in(selection).await?;
-        let asking = sets.into_iter().map(|package| async {
-            let subject = PackageRef::from(&package);
-            // A failure of one does not stop the others.
-            let news = self.refresh_set(Arc::clone(&upstream), package, call).await;
-            RefreshResult {
-                package: subject,
-                news: news.unwrap_or_else(|error| RefreshOutcome::Failed { error: error.to_string() }),
+        let list = self.refresh_list(&address, call).await.unwrap_or_else(failed);
+        refreshed.push(RefreshResult { package: PackageRef::version_list(&address), news: list });
+        // A failure of one does not stop the others.
+        match selector {
+            PackageSelector::Provider(selection) => {
+                let sets = self.library.packages_with_sets_in(selection).await?;
+                let asking = sets.into_iter().map(|package| async {
+                    let subject = PackageRef::from(&package);
+                    let news = self.refresh_set(package, call).await;
+                    RefreshResult { package: subject, news: news.unwrap_or_else(failed) }
+                });
+                refreshed.extend(stream::iter(asking).buffered(AT_ONE_TIME).collect::<Vec<_>>().await);
             }
-        });
-        let mut asking = stream::iter(asking).buffered(AT_ONE_TIME);
-        while let Some(set) = asking.next().await {
-            refreshed.push(set);
+            PackageSelector::Module(selection) => {
+                let key = call.config.key_of(&selection.of);
+                let located =
+                    self.library.on_disk(move |library| library.store.records.module_packages_with_locations(&key));
+                for key in located.await?.into_iter().filter(|package| versions.include(&package.version)) {
+                    let package = ModulePackage { module: selection.of.clone(), version: key.version.clone() };
+                    let news = self.refresh_location(&package, &key, call).await.unwrap_or_else(failed);
+                    refreshed.push(RefreshResult { package: (&key).into(), news });
+                }
+            }
         }
         Ok(refreshed)
     }
 
-    async fn refresh_versions(
-        self: &Arc<Self>,
-        address: &ProviderAddress,
-        call: &RequestContext,
-    ) -> Result<RefreshOutcome, Error> {
-        let before = self.library.stored_document(&Key::ProviderVersions(address.clone())).await?;
+    async fn refresh_list(self: &Arc<Self>, address: &Address, call: &RequestContext) -> Result<RefreshOutcome, Error> {
+        let before = self.library.stored_document(&Key::version_list(&call.config.canonical(address))).await?;
         let seen = before.as_ref().map(|stored| stored.age);
-        let flight = self.documents.ask_versions_again(address, seen, call).await;
+        let flight = self.documents.fetch_now(address, seen, call).await;
         Ok(RefreshOutcome::of(flight, |now| before.is_some_and(|before| before.value.has_same_content(now))))
     }
 
-    async fn refresh_set(
-        self: &Arc<Self>,
-        upstream: Arc<Upstream>,
-        package: Package,
-        call: &RequestContext,
-    ) -> Result<RefreshOutcome, Error> {
+    async fn refresh_set(self: &Arc<Self>, package: Package, call: &RequestContext) -> Result<RefreshOutcome, Error> {
         let before = self.proof_sets.usable_set(&package, call).await?.map(|stored| stored.stored_set);
         let seen = before.as_ref().map(|stored_set| stored_set.age);
-        let flight = self
-            .proof_sets
-            .join_set_flight(&package, upstream, seen, ProofSetRefresh::IfChanged(FetchReason::Fetch), call)
-            .await;
+        let flight =
+            self.proof_sets.join_set_flight(&package, seen, ProofSetRefresh::IfChanged(FetchReason::Fetch), call).await;
         Ok(RefreshOutcome::of(flight, |now: &Arc<StoredProofSet>| {
             before.is_some_and(|before| before.current.has_same_files(&now.current))
         }))
     }
 
-    /// Refetches the version list and the cached locations, and checks that each stored version still resolves to the
-    /// pinned tree.
-    pub(in crate::mirror) async fn refresh_module(
-        self: &Arc<Self>,
-        selection: &Selection<ModuleAddress>,
-        call: &RequestContext,
-    ) -> Result<Vec<RefreshResult>, Error> {
-        let _upstream = Arc::clone(call.upstream(&selection.of.host)?);
-        let key = call.config.key_of(&selection.of);
-        self.runtime.forget_absences(&(&key).into(), &selection.versions);
-        let failed = |error: Error| RefreshOutcome::Failed { error: error.to_string() };
-        let mut refreshed = Vec::new();
-        if let Err(error) = self.documents.refresh_discovery(&selection.of.host, call).await {
-            let package = PackageRef::discovery(&selection.of.host);
-            refreshed.push(RefreshResult { package, news: failed(error) });
-        }
-        let list = PackageRef::version_list(&selection.of);
-        let before = self.library.stored_document(&Key::ModuleVersions(key.clone())).await?;
-        let seen = before.as_ref().map(|stored| stored.age);
-        let flight = self.documents.fetch_module_versions_now(&selection.of, seen, call).await;
-        let news = RefreshOutcome::of(flight, |now| before.is_some_and(|before| before.value.has_same_content(now)));
-        refreshed.push(RefreshResult { package: list, news });
-        let (owned_key, versions) = (key.clone(), selection.versions.clone());
-        let stored = self
-            .library
-            .on_disk(move |library| library.store.records.module_packages_with_locations(&owned_key))
-            .await?;
-        for key in stored.into_iter().filter(|package| versions.include(&package.version)) {
-            let package = ModulePackage { module: selection.of.clone(), version: key.version.clone() };
-            let news = self.refresh_location(&package, &key, call).await.unwrap_or_else(failed);
-            refreshed.push(RefreshResult { package: (&key).into(), news });
-        }
-        Ok(refreshed)
-    }
-
-    pub(in crate::mirror) async fn refresh_location(
+    /// Refetches a cached location, and checks that a stored version still resolves to the pinned tree.
+    async fn refresh_location(
         self: &Arc<Self>,
         package: &ModulePackage,
         key: &ModulePackage,
@@ -190,7 +143,7 @@ impl Operations {
     ) -> Result<RefreshOutcome, Error> {
         let before = self.library.stored_document(&Key::ModuleLocation(key.clone())).await?;
         let seen = before.as_ref().map(|stored| stored.age);
-        let flight = self.documents.fetch_location_now(package, seen, call).await;
+        let flight = self.documents.fetch_now(package, seen, call).await;
         if let Ok(fetched) = &flight
             && !fetched.age.gone
             && self.library.stored_module(key).await?.is_some()
@@ -200,4 +153,8 @@ impl Operations {
         }
         Ok(RefreshOutcome::of(flight, |now| before.is_some_and(|before| before.value.has_same_content(now))))
     }
+}
+
+fn failed(error: Error) -> RefreshOutcome {
+    RefreshOutcome::Failed { error: error.to_string() }
 }

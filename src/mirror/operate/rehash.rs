@@ -1,20 +1,23 @@
-//! Re-hashes stored archives at a limited rate. A wrong one is quarantined, taken off its names, and fetched again
-//! (DESIGN, promise 10).
+//! Re-hashes what is stored at a limited rate: `verify` all at once, and the scrub one archive after the other over weeks.
+//! A wrong archive is quarantined, taken off its names, and fetched again (DESIGN, promise 10).
 
-use crate::mirror::{Archives, Library, Operations};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use crate::address::Artifact;
+use crate::address::{Artifact, ModulePackage, Package, ProviderAddress};
+use crate::clock::{CLOCK_SLACK, Timestamp};
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::archives::verified_open::unless_damaged;
 use crate::mirror::library::StoredArchive;
-use crate::mirror::{Archive, ArchiveRef, RequestContext};
-use crate::store::{Blob, StoreError};
+use crate::mirror::library::module_history::restore_first_seen;
+use crate::mirror::{AlarmKind, Archive, ArchiveRef, Archives, Library, Operations, RequestContext};
+use crate::store::{Blob, Key, Recorded, StoreError};
 use crate::upstream::outbound::Connectivity;
 
 /// The pieces read and hashed in one blocking call: 1 MiB in all.
@@ -113,7 +116,7 @@ impl Operations {
         if let Some(blob) = &opened
             && self.is_right(blob, digest, pace).await?
         {
-            let now = self.runtime.flight_context(call).now;
+            let now = call.present();
             self.library
                 .on_disk(move |library| {
                     library.store.index.archive_checked(&digest, now);
@@ -135,8 +138,7 @@ impl Operations {
                 self.runtime.counters.damaged(found);
                 let packages = names.iter().map(|(packages, _)| packages.to_string()).collect();
                 // Use the present configuration: the one at the start of a long run may be gone.
-                let healed =
-                    self.fetch_again(names, &self.runtime.job_context(self.runtime.flight_context(call).now)).await;
+                let healed = self.fetch_again(names, &self.runtime.job_context(call.present())).await;
                 tracing::error!(%digest, ?found, ?packages, ?healed, "a stored archive does not match its digest");
                 Ok(RehashOutcome::Wrong(DamagedArchive { digest, of: packages, found, healed }))
             }
@@ -211,14 +213,13 @@ impl Operations {
     ) -> RepairOutcome {
         let mut healed = RepairOutcome::NobodyNeedsIt;
         for (artifact, archive) in names {
+            let call = self.runtime.flight_context(call);
             let brought = match artifact {
                 Artifact::Provider(package) => {
                     let wanted = ArchiveRef { package, digest: archive.digest.prefix(), filename: archive.filename };
-                    self.archives.ensure_archive_stored(&wanted, &self.runtime.flight_context(call)).await
+                    self.archives.ensure_archive_stored(&wanted, &call).await
                 }
-                Artifact::Module(package) => {
-                    self.modules.ensure_module_stored(&package, &self.runtime.flight_context(call)).await.map(drop)
-                }
+                Artifact::Module(package) => self.modules.ensure_module_stored(&package, &call).await,
             };
             healed = match brought {
                 Ok(()) if matches!(healed, RepairOutcome::NobodyNeedsIt | RepairOutcome::FetchedAgain) => {
@@ -253,6 +254,314 @@ impl Archives {
             Some(archive) if self.library.has_archive(archive.digest).await? => Ok(()),
             Some(_) | None => Err(Error::Interrupted(subject)),
         }
+    }
+}
+
+/// The read rate of `verify`: it leaves disk bandwidth for serving.
+const VERIFY_READ_RATE: ReadRate = ReadRate::of(64 << 20);
+/// The read rate of the scrub, which has weeks.
+const SCRUB_READ_RATE: ReadRate = ReadRate::of(16 << 20);
+/// Events buffered for a slow receiver.
+const EVENT_BUFFER: usize = 16;
+
+/// A progress event of `verify`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "step", rename_all = "snake_case")]
+pub enum VerifyEvent {
+    /// The run begins, with these totals.
+    Begun {
+        /// The number of names, documents and other records.
+        records: u64,
+        /// The number of archives.
+        archives: u64,
+        /// The bytes of the archives.
+        bytes: u64,
+    },
+    /// A record does not match its checksum. It was quarantined, or is about to be replaced.
+    WrongRecord {
+        /// The record.
+        record: String,
+    },
+    /// An archive does not match its digest.
+    WrongArchive(DamagedArchive),
+    /// Something could not be read, quarantined or rewritten. The disk may be failing.
+    Unreadable {
+        /// The object.
+        what: String,
+        /// The cause.
+        error: String,
+    },
+    /// Archives that were imported without signatures. They can only be verified to be as they were imported.
+    Imported {
+        /// The number of archives.
+        archives: u64,
+    },
+    /// Progress so far.
+    Checked {
+        /// Archives so far.
+        archives: u64,
+        /// The bytes of these archives.
+        bytes: u64,
+    },
+    /// The run is complete.
+    Done {
+        /// The number of records read.
+        records: u64,
+        /// The number of archives read.
+        archives: u64,
+        /// The bytes of these archives.
+        bytes: u64,
+        /// The number of objects that were wrong or could not be read.
+        wrong: u64,
+    },
+    /// The run ended early.
+    Stopped {
+        /// The cause.
+        error: String,
+    },
+}
+
+struct VerifyRun {
+    operations: Arc<Operations>,
+    call: RequestContext,
+    tell: mpsc::Sender<VerifyEvent>,
+    wrong: u64,
+}
+
+impl Operations {
+    /// Re-hashes everything that is stored and reports each step. Ends when the receiver is dropped.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] while another run is in progress.
+    pub fn verify(self: &Arc<Self>, call: &RequestContext) -> Result<mpsc::Receiver<VerifyEvent>, Error> {
+        let alone = Arc::clone(&self.verify_lock).try_lock_owned();
+        let busy = |_| Error::Busy {
+            subject: "the check".to_owned(),
+            reason: "everything stored is being verified already".to_owned(),
+        };
+        let alone = alone.map_err(busy)?;
+        let (sender, receiver) = mpsc::channel(EVENT_BUFFER);
+        let walk = VerifyRun {
+            operations: Arc::clone(self),
+            call: self.runtime.flight_context(call),
+            tell: sender.clone(),
+            wrong: 0,
+        };
+        self.runtime.tasks.spawn(async move {
+            let ended = tokio::select! {
+                ended = walk.run() => ended,
+                () = sender.closed() => return,
+            };
+            let last = ended.unwrap_or_else(|error| VerifyEvent::Stopped { error: error.to_string() });
+            // Release the lock before the last event: a script that reads it may start the next run at once.
+            drop(alone);
+            // The receiver may be gone.
+            let _ = sender.send(last).await;
+        });
+        Ok(receiver)
+    }
+
+    /// Re-hashes every archive whose last check is at least `every` ago, and returns the time when the next is due.
+    /// Runs offline too, so that damage is found while a repair is still easy.
+    ///
+    /// # Errors
+    /// The last error. An archive that cannot be read does not stop the others from being checked.
+    pub async fn scrub(self: &Arc<Self>, every: Duration, call: &RequestContext) -> Result<Timestamp, Error> {
+        let archives = self.library.on_disk(|library| library.store.index.archives_by_check()).await?;
+        let mut pace = SCRUB_READ_RATE;
+        let mut failed = None;
+        let mut next = None;
+        for archive in archives {
+            let (now, due) = (call.present(), archive.last_check.after(every));
+            // A check in the future was recorded by a wrong clock, so it does not count.
+            let from_the_future = archive.last_check > now.after(CLOCK_SLACK);
+            if now < due && !from_the_future {
+                next = Some(next.map_or(due, |next: Timestamp| next.min(due)));
+                continue;
+            }
+            if let Err(error) = self.rehash(archive.digest, &mut pace, &self.runtime.flight_context(call)).await {
+                tracing::error!(digest = %archive.digest, %error, "a stored archive could not be read again");
+                failed = Some(error);
+            }
+        }
+        match failed {
+            Some(error) => Err(error),
+            // Archives stored from now on are due later than this.
+            None => Ok(next.unwrap_or_else(|| call.present().after(every))),
+        }
+    }
+}
+
+impl VerifyRun {
+    /// Runs to the end and returns the last event.
+    async fn run(mut self) -> Result<VerifyEvent, Error> {
+        let look = |library: &Library| Ok((library.store.records.all()?, library.store.blobs.all()?));
+        let (keys, blobs) = self.operations.library.on_disk(look).await?;
+        let mut archives: BTreeMap<Digest, u64> = blobs.into_iter().map(|(digest, size, _)| (digest, size)).collect();
+        let bytes = archives.values().sum();
+        let records = keys.len() as u64;
+        self.report(VerifyEvent::Begun { records, archives: archives.len() as u64, bytes }).await;
+        self.records(keys).await;
+        // Only after damaged names are quarantined is every archive listed by a name either stored or missing.
+        let listed = self
+            .operations
+            .library
+            .on_complete_index(|library| library.store.index.names(|_, name| Some(name.archives)));
+        for listed in listed.await?.iter().flatten() {
+            archives.entry(listed.digest).or_default();
+        }
+        let (archives, bytes) = self.archives(archives).await;
+        let imported = self.operations.library.on_disk(|library| Ok(library.catalog.imported().len() as u64)).await?;
+        if imported > 0 {
+            self.report(VerifyEvent::Imported { archives: imported }).await;
+        }
+        Ok(VerifyEvent::Done { records, archives, bytes, wrong: self.wrong })
+    }
+
+    async fn records(&mut self, keys: Vec<Key>) {
+        for key in keys {
+            let owned_key = key.clone();
+            let looked = self
+                .operations
+                .library
+                .on_disk(move |library| Ok(matches!(library.store.records.read(&owned_key)?, Recorded::Damaged)));
+            match looked.await {
+                Ok(false) => {}
+                Ok(true) => {
+                    self.report_damage(VerifyEvent::WrongRecord { record: describe_key(&key) }).await;
+                    match key {
+                        Key::Name(Artifact::Provider(package)) => self.rebuild_name(package).await,
+                        Key::Seen(ref key_subject)
+                        | Key::FirstSeen(ref key_subject, _)
+                        | Key::KeyLog(ref key_subject) => {
+                            self.restore(key.clone(), key_subject).await;
+                        }
+                        // The next version list rewrites it, and an alarm is raised again by its cause.
+                        Key::FirstListed(_) | Key::Alarms(_) => {}
+                        Key::SeenModule(package) => self.rebuild_module_first_seen(package).await,
+                        // The next request repacks it.
+                        Key::Name(Artifact::Module(_)) => {}
+                        // A running job rewrites its record. An ended job needs none: its archives are stored.
+                        Key::Job(_) | Key::RecurringJobs => {}
+                        // The requests of this run are in memory and are written again.
+                        Key::Missing => self.operations.library.mark_missing_unsaved(),
+                        Key::Discovery(_)
+                        | Key::ProviderVersions(_)
+                        | Key::ProofSet(_)
+                        | Key::ModuleVersions(_)
+                        | Key::ModuleLocation(_)
+                        | Key::Page(..) => {}
+                    }
+                }
+                Err(error) => {
+                    self.report_damage(VerifyEvent::Unreadable { what: describe_key(&key), error: error.to_string() })
+                        .await;
+                }
+            }
+        }
+    }
+
+    /// Rebuilds a first-seen record from the stored proof sets, before any of them is evicted.
+    async fn restore(&mut self, key: Key, provider: &ProviderAddress) {
+        let (record, now) = (describe_key(&key), self.call.present());
+        let restored = self.operations.library.on_disk(move |library| {
+            let is_there = library.histories.restore(&key)?;
+            if let (Key::FirstSeen(provider, version), false) = (&key, is_there) {
+                let detail = "its first-seen record is damaged, and no stored proof set can rebuild it";
+                library.raise_alarm(AlarmKind::DamagedRecord, provider, version, detail, now);
+            }
+            Ok(is_there)
+        });
+        let lost = format!(
+            "no stored proof set can rebuild it, so upstream's version is refused until `larder accept {provider}` takes it"
+        );
+        let restored = restored.await;
+        self.report_unless_restored(record, restored, lost).await;
+    }
+
+    /// Rebuilds the first-seen record of a module version from its name, before that is evicted.
+    async fn rebuild_module_first_seen(&mut self, package: ModulePackage) {
+        let record = format!("what {package} was at first sight");
+        let lost =
+            format!("no stored archive can rebuild it, so none is served until `larder accept {package}` takes it");
+        let now = self.call.present();
+        let restored = self.operations.library.on_disk(move |library| restore_first_seen(library, &package, now)).await;
+        self.report_unless_restored(record, restored, lost).await;
+    }
+
+    /// Reports a record that could not be rebuilt; `lost` explains that nothing is left to rebuild it from.
+    async fn report_unless_restored(&mut self, record: String, restored: Result<bool, Error>, lost: String) {
+        let error = match restored {
+            Ok(true) => return,
+            Ok(false) => lost,
+            Err(error) => error.to_string(),
+        };
+        self.report_damage(VerifyEvent::Unreadable { what: record, error }).await;
+    }
+
+    /// Rebuilds a damaged name if its proof set and its archive are still stored.
+    async fn rebuild_name(&self, package: Package) {
+        let call = self.operations.runtime.job_context(self.call.present());
+        let Ok(Some(stored)) = self.operations.proof_sets.usable_set(&package, &call).await else { return };
+        let set = &stored.stored_set.current;
+        if !matches!(self.operations.library.has_archive(set.document.shasum).await, Ok(true)) {
+            return;
+        }
+        let filename = set.document.filename.clone();
+        let wanted = ArchiveRef { package, digest: set.document.shasum.prefix(), filename };
+        if let Err(error) = self.operations.archives.ensure_archive_stored(&wanted, &call).await {
+            tracing::warn!(package = %wanted.package, %error, "a damaged name was not written again; the next request does it");
+        }
+    }
+
+    async fn archives(&mut self, archives: BTreeMap<Digest, u64>) -> (u64, u64) {
+        let mut pace = VERIFY_READ_RATE;
+        let (mut number, mut bytes) = (0, 0);
+        for (digest, size_bytes) in archives {
+            match self.operations.rehash(digest, &mut pace, &self.operations.runtime.flight_context(&self.call)).await {
+                Ok(RehashOutcome::Right | RehashOutcome::Gone) => {}
+                Ok(RehashOutcome::Wrong(wrong)) => self.report_damage(VerifyEvent::WrongArchive(wrong)).await,
+                Err(error) => {
+                    let subject = format!("the archive {digest}");
+                    self.report_damage(VerifyEvent::Unreadable { what: subject, error: error.to_string() }).await;
+                }
+            }
+            number += 1;
+            bytes += size_bytes;
+            self.report(VerifyEvent::Checked { archives: number, bytes }).await;
+        }
+        (number, bytes)
+    }
+
+    async fn report_damage(&mut self, step: VerifyEvent) {
+        self.wrong += 1;
+        self.report(step).await;
+    }
+
+    async fn report(&self, step: VerifyEvent) {
+        // Without a receiver, the run is dropped.
+        let _ = self.tell.send(step).await;
+    }
+}
+
+fn describe_key(key: &Key) -> String {
+    match key {
+        Key::Discovery(host) => format!("the discovery document of {host}"),
+        Key::ProviderVersions(address) => format!("the version list of {address}"),
+        Key::ProofSet(package) => format!("the proof set of {package}"),
+        Key::ModuleVersions(address) => format!("the version list of {address}"),
+        Key::ModuleLocation(package) => format!("the location of {package}"),
+        Key::Page(host, page) => format!("a page of {host} ({page})"),
+        Key::Name(artifact) => format!("the name of {artifact}"),
+        Key::Seen(address) => format!("the first-seen record of {address}"),
+        Key::FirstSeen(address, version) => format!("the first-seen record of {address} {version}"),
+        Key::KeyLog(address) => format!("the keys known for {address}"),
+        Key::FirstListed(address) => format!("when the versions of {address} were first listed"),
+        Key::Alarms(address) => format!("the alarms of {address}"),
+        Key::SeenModule(package) => format!("the first-seen record of {package}"),
+        Key::Job(number) => format!("the job {}", hex::encode(number)),
+        Key::RecurringJobs => "when each recurring warm-up ran last".to_owned(),
+        Key::Missing => "the missing list".to_owned(),
     }
 }
 

@@ -3,24 +3,23 @@
 
 use std::sync::Arc;
 
-use crate::address::{Address, Artifact, ModuleAddress, ModulePackage, Package, ProviderAddress};
+use crate::address::{Address, Artifact, ModulePackage, Package};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::archives::Archive;
 use crate::mirror::archives::archive_request::ArchiveRequest;
-use crate::mirror::archives::tail_stream::FillProgress;
+use crate::mirror::archives::fill::FillProgress;
 use crate::mirror::archives::verified_open::OpenOutcome;
 use crate::mirror::documents::module_location::location_label;
 use crate::mirror::documents::revalidate::Revalidatable;
 use crate::mirror::library::StoredArchive;
 use crate::mirror::library::proof_set::ProofSet;
-use crate::mirror::request_context::or_retry_later;
-use crate::mirror::{Answer, Connectivity, Operations, RequestContext, Urgency, VerifiedReader, proof_sets};
+use crate::mirror::request_context::JobRequest;
+use crate::mirror::{Connectivity, Operations, Urgency, VerifiedReader, proof_sets};
 use crate::store::Key;
-use crate::upstream::breaker::Origin;
+use crate::upstream::backoff::Origin;
 use crate::upstream::error::{Fault, UpstreamError};
-use crate::upstream::modules::ModuleVersionList;
 use crate::upstream::providers::VersionList;
 use crate::upstream::source::PackageSource;
 
@@ -47,53 +46,38 @@ pub struct WarmedDocument<T> {
 }
 
 impl Operations {
-    /// Fetches the version list of a provider and the discovery document that leads to it. Offline, returns the list
-    /// that clients see.
+    /// Fetches the version list of a provider or a module, and the discovery document that leads to it. Offline, returns
+    /// the list that clients see.
     ///
     /// # Errors
     /// The fetch failed. [`Error::HeldBack`] and [`Error::RevalidationSkipped`] where a later attempt may succeed.
     pub async fn warm_list(
         self: &Arc<Self>,
-        address: &ProviderAddress,
+        address: &Address,
         urgency: Urgency,
         now: Timestamp,
     ) -> Result<WarmedDocument<VersionList>, Error> {
-        let call = self.runtime.step_context_for(urgency, now);
-        self.warm_list_of(
-            format!("the version list of {address}"),
-            &address.into(),
-            &call,
-            self.offline.client_versions(address, &call),
-        )
-        .await
-    }
-
-    async fn warm_list_of<T>(
-        self: &Arc<Self>,
-        subject: String,
-        address: &Address,
-        call: &RequestContext,
-        list: impl Future<Output = Result<Answer<T>, Error>>,
-    ) -> Result<WarmedDocument<T>, Error> {
-        let host = address.host();
+        let call = &self.runtime.step_context(urgency, now);
+        let (subject, host) = (format!("the version list of {address}"), address.host());
         let upstream = call.upstream(host)?;
         let mut origins = vec![Origin::of(&upstream.settings.url)];
         let mut missing = 0;
-        for key in [Key::Discovery(host.clone()), Key::version_list(address)] {
+        for key in [Key::Discovery(host.clone()), Key::version_list(&call.config.canonical(address))] {
             match self.library.stored_document(&key).await? {
                 Some(stored) => origins.extend(stored.value.origins()),
                 None => missing += 1,
             }
         }
-        self.runtime.charge_job(&subject, host, &origins, missing, call)?;
+        let request = JobRequest { runtime: &self.runtime, subject: &subject, host, origins: &origins, call };
+        request.charge(missing)?;
         let lookup = async {
             if self.runtime.connectivity() == Connectivity::Online {
                 self.documents.discovery(host, call).await?;
             }
-            list.await
+            self.offline.client_versions(address, call).await
         };
-        let list = lookup.await.map_err(|error| or_retry_later(&subject, host, &origins, error, call))?;
-        let unconfirmed = self.runtime.unconfirmed(&subject, host, &origins, &list, call)?;
+        let list = lookup.await.map_err(|error| request.or_retry_later(error))?;
+        let unconfirmed = request.unconfirmed(&list)?;
         Ok(WarmedDocument { value: list.value, unconfirmed })
     }
 
@@ -108,17 +92,14 @@ impl Operations {
         now: Timestamp,
     ) -> Result<WarmedDocument<Arc<ProofSet>>, Error> {
         let (subject, host) = (proof_sets::describe_set(package), &package.provider.host);
-        let call = self.runtime.step_context_for(urgency, now);
-        let mut origins = Vec::new();
-        if let Some(list) = self.library.stored_document(&Key::ProviderVersions(package.provider.clone())).await? {
-            origins.extend(list.value.origins());
-        }
+        let call = self.runtime.step_context(urgency, now);
+        let origins = self.origins_of_list(Key::ProviderVersions(package.provider.clone())).await?;
+        let request = JobRequest { runtime: &self.runtime, subject: &subject, host, origins: &origins, call: &call };
         let stored = self.proof_sets.usable_set(package, &call).await?;
-        let missing = if stored.is_some() { 0 } else { REQUESTS_FOR_A_SET };
-        self.runtime.charge_job(&subject, host, &origins, missing, &call)?;
+        request.charge(if stored.is_some() { 0 } else { REQUESTS_FOR_A_SET })?;
         let set = self.proof_sets.proof_set(package, &call).await;
-        let set = set.map_err(|error| or_retry_later(&subject, host, &origins, error, &call))?;
-        let unconfirmed = self.runtime.unconfirmed(&subject, host, &origins, &set, &call)?;
+        let set = set.map_err(|error| request.or_retry_later(error))?;
+        let unconfirmed = request.unconfirmed(&set)?;
         Ok(WarmedDocument { value: set.value, unconfirmed })
     }
 
@@ -132,13 +113,13 @@ impl Operations {
         if let Some(size_bytes) = set.document.announced_size(&package.platform) {
             return Some(size_bytes);
         }
-        let call = self.runtime.step_context(now);
-        let origin = Origin::of(&set.document.archive_url);
-        if self.runtime.connectivity() == Connectivity::Offline
-            || self.runtime.charge_job("the size of an archive", &package.provider.host, &[origin], 1, &call).is_err()
-        {
+        if self.runtime.connectivity() == Connectivity::Offline {
             return None;
         }
+        let call = self.runtime.step_context(Urgency::Job, now);
+        let (host, origins) = (&package.provider.host, [Origin::of(&set.document.archive_url)]);
+        let subject = "the size of an archive";
+        JobRequest { runtime: &self.runtime, subject, host, origins: &origins, call: &call }.charge(1).ok()?;
         ArchiveRequest::new(Arc::clone(&self.archives), package.clone(), Arc::clone(set), call).announced_length().await
     }
 
@@ -155,7 +136,7 @@ impl Operations {
         report: impl Fn(u64, Option<u64>) + Send + Sync,
     ) -> Result<(WarmedArchive, StoredArchive), Error> {
         let subject = format!("the archive of {package}");
-        let call = self.runtime.step_context(now);
+        let call = self.runtime.step_context(Urgency::Job, now);
         if let Some(archive) = self.library.stored_archive(package, digest).await?
             && let OpenOutcome::Checked(Archive::OnDisk { .. } | Archive::InMemory { .. }) =
                 self.archives.reader.open_stored(package, &archive, &call).await?
@@ -167,12 +148,13 @@ impl Operations {
         };
         let stored_set = Arc::clone(&stored.stored_set);
         let (set, _) = stored.find(&digest.prefix(), now).ok_or_else(|| Error::Interrupted(subject.clone()))?;
-        let origin = Origin::of(&set.document.archive_url);
+        let (host, origins) = (&package.provider.host, [Origin::of(&set.document.archive_url)]);
+        let request = JobRequest { runtime: &self.runtime, subject: &subject, host, origins: &origins, call: &call };
         if !self.library.has_archive(digest).await? {
             if self.runtime.connectivity() == Connectivity::Offline {
                 return Err(self.library.missing_error(package, subject, &call).await);
             }
-            self.runtime.charge_job(&subject, &package.provider.host, std::slice::from_ref(&origin), 1, &call)?;
+            request.charge(1)?;
         }
         let mut progress = self.archives.join_fill(package, &stored_set, &set, &call)?;
         loop {
@@ -196,8 +178,7 @@ impl Operations {
                 FillProgress::Failed(error) => Some(Err(error.clone())),
             };
             if let Some(ended) = ended {
-                return ended
-                    .map_err(|error| or_retry_later(&subject, &package.provider.host, &[origin], error, &call));
+                return ended.map_err(|error| request.or_retry_later(error));
             }
             if progress.changed().await.is_err() {
                 return Err(Error::Interrupted(subject));
@@ -226,31 +207,10 @@ impl VerifiedReader {
 }
 
 impl Operations {
-    /// Warms the version list of a module and the discovery document. Offline, returns the list that clients see.
-    ///
-    /// # Errors
-    /// The error of the fetch; [`Error::HeldBack`] and [`Error::RevalidationSkipped`] if a retry later may succeed.
-    pub async fn warm_module_list(
-        self: &Arc<Self>,
-        address: &ModuleAddress,
-        urgency: Urgency,
-        now: Timestamp,
-    ) -> Result<WarmedDocument<ModuleVersionList>, Error> {
-        let call = self.runtime.step_context_for(urgency, now);
-        let canonical = Address::Module(call.config.key_of(address));
-        self.warm_list_of(
-            format!("the version list of {address}"),
-            &canonical,
-            &call,
-            self.offline.client_module_versions(address, &call),
-        )
-        .await
-    }
-
     /// Warms the location and the archive of a version.
     ///
     /// # Errors
-    /// Those of [`warm_module_list`](Self::warm_module_list), and a source that only clients can fetch.
+    /// Those of [`warm_list`](Self::warm_list), and a source that only clients can fetch.
     pub async fn warm_module(
         self: &Arc<Self>,
         package: &ModulePackage,
@@ -261,13 +221,13 @@ impl Operations {
         if let Some(stored_archive) = value {
             return Ok(WarmedDocument { value: (WarmedArchive::AlreadyStored, stored_archive), unconfirmed });
         }
-        let host = &package.module.host;
-        let call = self.runtime.step_context_for(urgency, now);
-        let archive = format!("the archive of {package}");
-        let origins = self.origins_of_module(&call.config.key_of_package(package).module).await?;
-        self.runtime.charge_job(&archive, host, &origins, 1, &call)?;
+        let call = self.runtime.step_context(urgency, now);
+        let (subject, host) = (format!("the archive of {package}"), &package.module.host);
+        let origins = self.origins_of_list(Key::ModuleVersions(call.config.key_of(&package.module))).await?;
+        let request = JobRequest { runtime: &self.runtime, subject: &subject, host, origins: &origins, call: &call };
+        request.charge(1)?;
         let filled = self.modules.module_fill(package, &call).await;
-        let stored_archive = filled.map_err(|error| or_retry_later(&archive, host, &origins, error, &call))?;
+        let stored_archive = filled.map_err(|error| request.or_retry_later(error))?;
         Ok(WarmedDocument { value: (WarmedArchive::Fetched, stored_archive), unconfirmed })
     }
 
@@ -283,19 +243,19 @@ impl Operations {
         now: Timestamp,
     ) -> Result<WarmedDocument<Option<StoredArchive>>, Error> {
         let (subject, host) = (location_label(package), &package.module.host);
-        let call = self.runtime.step_context_for(urgency, now);
+        let call = self.runtime.step_context(urgency, now);
         let key = call.config.key_of_package(package);
         if self.runtime.connectivity() == Connectivity::Offline
             && let Some(archive) = self.library.stored_module(&key).await?
         {
             return Ok(WarmedDocument { value: Some(archive), unconfirmed: None });
         }
-        let origins = self.origins_of_module(&key.module).await?;
-        let missing = u32::from(self.library.stored_document(&Key::ModuleLocation(key.clone())).await?.is_none());
-        self.runtime.charge_job(&subject, host, &origins, missing, &call)?;
-        let location = self.documents.location(package, &call).await;
-        let location = location.map_err(|error| or_retry_later(&subject, host, &origins, error, &call))?;
-        let unconfirmed = self.runtime.unconfirmed(&subject, host, &origins, &location, &call)?;
+        let origins = self.origins_of_list(Key::ModuleVersions(key.module.clone())).await?;
+        let request = JobRequest { runtime: &self.runtime, subject: &subject, host, origins: &origins, call: &call };
+        request.charge(self.library.stored_document(&Key::ModuleLocation(key.clone())).await?.is_none().into())?;
+        let location = self.documents.get(package, &call).await;
+        let location = location.map_err(|error| request.or_retry_later(error))?;
+        let unconfirmed = request.unconfirmed(&location)?;
         let located = Arc::clone(&location.value).as_location(package)?;
         if let Some(archive) = self.library.stored_module(&key).await? {
             return Ok(WarmedDocument { value: Some(archive), unconfirmed });
@@ -314,9 +274,9 @@ impl Operations {
         Ok(WarmedDocument { value: None, unconfirmed })
     }
 
-    /// The origins that the module's version list was fetched from.
-    async fn origins_of_module(self: &Arc<Self>, module: &ModuleAddress) -> Result<Vec<Origin>, Error> {
-        let list = self.library.stored_document(&Key::ModuleVersions(module.clone())).await?;
+    /// The origins that a version list was fetched from.
+    async fn origins_of_list(self: &Arc<Self>, list: Key) -> Result<Vec<Origin>, Error> {
+        let list = self.library.stored_document(&list).await?;
         Ok(list.map(|list| list.value.origins()).unwrap_or_default())
     }
 }

@@ -1,22 +1,27 @@
 //! Fetches and verifies a proof set: the document, then SHA256SUMS and the signature in parallel. A verified set is
 //! compared with the history of its version before it is admitted. An unverified set never leaves this file.
 
-use crate::mirror::ProofSets;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use url::Url;
 
-use crate::address::Package;
+use crate::address::{Address, Package};
 use crate::error::Error;
-use crate::mirror::RequestContext;
+use crate::mirror::documents::RETRIES;
+use crate::mirror::documents::discovery::DiscoveryTrust;
+use crate::mirror::documents::version_lists::ListingState;
 use crate::mirror::library::proof_set::{ProofSet, ProofSetMetadata, StoredProofSet};
-use crate::upstream::breaker::Origin;
+use crate::mirror::proof_sets::{SetFetchError, describe_set};
+use crate::mirror::{ProofSets, RequestContext};
+use crate::store::Key;
+use crate::upstream::backoff::{Origin, RequestTime};
+use crate::upstream::discovery::Service;
 use crate::upstream::error::{Fault, UpstreamError, sanitized};
-use crate::upstream::memory_budget::MemoryGrant;
+use crate::upstream::limits::MemoryGrant;
 use crate::upstream::outbound::origin;
-use crate::upstream::providers::DownloadDocument;
-use crate::upstream::request::{Document, Fetched, UpstreamRequest, Validators};
+use crate::upstream::providers::{DownloadDocument, download_url};
+use crate::upstream::request::{AcceptedCoding, Document, Fetched, UpstreamRequest, Validators};
 use crate::upstream::{CredentialScope, Upstream};
 use crate::verify::{Proof, VerificationPolicy, verify_proof_set};
 
@@ -27,8 +32,72 @@ const MAX_SIGNATURE: u64 = 64 << 10;
 /// SHA256SUMS or a signature: its bytes, its validators, and the origins contacted for it.
 type CompanionFile = (Bytes, Validators, Vec<Origin>);
 
+/// The stored set that a fetch builds on.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::mirror) enum SetBasis<'a> {
+    /// None is stored, so a version that upstream's own list does not name is refused.
+    Nothing,
+    /// Upstream may confirm this set.
+    Stored(&'a StoredProofSet),
+    /// One is stored, but its URLs have expired.
+    Expired,
+    /// Whatever is stored, an operator asks what upstream has now, to judge it as a whole.
+    Rejudged,
+}
+
 impl ProofSets {
-    pub(in crate::mirror) async fn fetch_and_verify_set(
+    /// Fetches and verifies a set. Does not compare it with earlier sets of the version.
+    pub(in crate::mirror) async fn fetch_verified_set(
+        self: &Arc<Self>,
+        package: &Package,
+        basis: SetBasis<'_>,
+        call: &RequestContext,
+    ) -> Result<ProofSet, SetFetchError> {
+        let (subject, upstream) = (&*describe_set(package), &**call.upstream(&package.provider.host)?);
+        let (trust, build_on, retries) = match basis {
+            SetBasis::Nothing | SetBasis::Rejudged => (DiscoveryTrust::InAny, None, RETRIES),
+            SetBasis::Expired => (DiscoveryTrust::InConfirmed, None, 0),
+            SetBasis::Stored(before) => (DiscoveryTrust::InConfirmed, Some(before), 0),
+        };
+        let (base, credential_scope) =
+            self.documents.resolve_service(Service::Providers, upstream, trust, call).await?;
+        let provider = Address::from(&package.provider);
+        let listed = match basis {
+            SetBasis::Nothing => {
+                let lifetime = upstream.rule(|fresh| fresh.download).not_found_lifetime();
+                let key = Key::ProofSet(package.clone());
+                self.documents.must_be_listed(&provider, &package.version, &key, lifetime, call).await?
+            }
+            _ => self.documents.listed(&provider, &package.version, call).await,
+        };
+        let spelled = listed.spelled().unwrap_or(package.version.as_str());
+        let unusable = |reason: String| UpstreamError {
+            subject: subject.to_owned(),
+            origin: origin(&base),
+            fault: Fault::Unusable(reason),
+        };
+        let url = download_url(&base, &package.provider, spelled, &package.platform)
+            .map_err(|e| Error::from(unusable(e.to_string())))?;
+        let visit =
+            ProofSetFetch { subject, url: &url, upstream, credential_scope: &credential_scope, package, call, retries };
+        let fetched = match self.fetch_and_verify_set(&visit, build_on).await {
+            Err(Error::Upstream(error)) if matches!(error.fault, Fault::Absent(_)) && error.subject == subject => {
+                return Err(match listed {
+                    // A 404 for this spelling proves nothing while the list cannot be read.
+                    ListingState::Unknown(Some(unread)) => SetFetchError::Failed(unread),
+                    _ => SetFetchError::Absent(error),
+                });
+            }
+            // The document was just revalidated, and one of its files failed: its URLs may have expired.
+            Err(Error::Upstream(error)) if error.subject != subject && error.fault.may_be_an_expired_url() => {
+                self.fetch_and_verify_set(&visit, None).await
+            }
+            fetched => fetched,
+        };
+        fetched.map_err(|error| SetFetchError::Failed(companion_failure(error, subject)))
+    }
+
+    async fn fetch_and_verify_set(
         self: &Arc<Self>,
         visit: &ProofSetFetch<'_>,
         before: Option<&StoredProofSet>,
@@ -37,8 +106,12 @@ impl ProofSets {
             before.map(|before_set| &*before_set.current).filter(|before_set| before_set.metadata.asked == *visit.url);
         let conditions = before_set.map(|before_set| &before_set.metadata.validators);
         let limit = self.runtime.limits.document_bytes.min(MAX_DOWNLOAD_DOCUMENT);
-        let fetched =
-            visit.call.config.outbound.document(visit.request(visit.subject, visit.url), conditions, limit).await?;
+        let fetched = visit
+            .call
+            .config
+            .outbound
+            .document(AcceptedCoding::Any, visit.request(visit.subject, visit.url), conditions, limit)
+            .await?;
         let unusable = |url: &Url, reason: String| UpstreamError {
             subject: visit.subject.to_owned(),
             origin: origin(url),
@@ -151,7 +224,12 @@ impl ProofSets {
             .call
             .config
             .outbound
-            .small_file(visit.request(&subject, url), before_file.map(|(_, validators)| validators), limit)
+            .document(
+                AcceptedCoding::Identity,
+                visit.request(&subject, url),
+                before_file.map(|(_, validators)| validators),
+                limit,
+            )
             .await?;
         match (fetched, before_file) {
             (Fetched::New(Document { body, validators, origins, .. }), _) => Ok((body, validators, origins)),
@@ -165,14 +243,14 @@ impl ProofSets {
 }
 
 /// The parameters of fetching one proof set.
-pub(in crate::mirror) struct ProofSetFetch<'a> {
-    pub(in crate::mirror) subject: &'a str,
-    pub(in crate::mirror) url: &'a Url,
-    pub(in crate::mirror) upstream: &'a Upstream,
-    pub(in crate::mirror) credential_scope: &'a CredentialScope,
-    pub(in crate::mirror) package: &'a Package,
-    pub(in crate::mirror) call: &'a RequestContext,
-    pub(in crate::mirror) retries: usize,
+struct ProofSetFetch<'a> {
+    subject: &'a str,
+    url: &'a Url,
+    upstream: &'a Upstream,
+    credential_scope: &'a CredentialScope,
+    package: &'a Package,
+    call: &'a RequestContext,
+    retries: usize,
 }
 
 impl ProofSetFetch<'_> {
@@ -187,7 +265,7 @@ impl ProofSetFetch<'_> {
             via,
             retries: self.retries,
             priority: *priority,
-            now: *now,
+            time: RequestTime::new(*now),
         }
     }
 }
@@ -197,7 +275,7 @@ fn unverified(subject: &str, url: &Url, verdict: String) -> Error {
 }
 
 /// Turns a missing companion file into an upstream failure: it must not look like "no such package".
-pub(in crate::mirror) fn companion_failure(error: Error, subject: &str) -> Error {
+fn companion_failure(error: Error, subject: &str) -> Error {
     match error {
         Error::Upstream(error)
             if error.subject != subject

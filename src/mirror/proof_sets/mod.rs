@@ -1,34 +1,31 @@
 //! Serves, revalidates, fetches and replaces proof sets.
 
 pub(in crate::mirror) mod fetch;
-pub(in crate::mirror) mod replace;
 
-use crate::mirror::request_context::FlightGroup;
-use crate::mirror::single_flight::SingleFlights;
-use crate::mirror::tasks::WorkLimit;
-use crate::mirror::{Documents, Library, Runtime};
 use std::sync::Arc;
 
 use crate::address::Package;
 use crate::clock::Timestamp;
+use crate::digest::Digest;
 use crate::error::Error;
-use crate::mirror::documents::discovery::DiscoveryTrust;
-use crate::mirror::documents::document_fetch::RETRIES;
-use crate::mirror::documents::listed::ListingState;
+use crate::mirror::counters::ObjectKind;
 use crate::mirror::documents::revalidate::{Aged, FlightResult};
 use crate::mirror::freshness::{Age, FreshnessDecision, decide};
 use crate::mirror::library::Signer;
-use crate::mirror::library::proof_set::{ProofSet, StoredProofSet, UsableProofSet};
+use crate::mirror::library::proof_set::{ProofSet, StoredProofSet, UsableProofSet, imported_differs};
 use crate::mirror::library::provider_history::Admission;
-use crate::mirror::proof_sets::fetch::{ProofSetFetch, companion_failure};
-use crate::mirror::single_flight::SharedResult;
-use crate::mirror::{Answer, FetchReason, Outcome, RequestContext, default_if_gone};
-use crate::store::Key;
-use crate::upstream::Upstream;
+use crate::mirror::proof_sets::fetch::SetBasis;
+use crate::mirror::request_context::FlightGroup;
+use crate::mirror::single_flight::{SharedResult, SingleFlights};
+use crate::mirror::tasks::WorkLimit;
+use crate::mirror::{
+    AlarmKind, Answer, Documents, FetchReason, Library, Outcome, RequestContext, Runtime, default_if_gone,
+};
+use crate::store::{Durability, IndexEntry, Key, StoreError};
 use crate::upstream::discovery::Service;
-use crate::upstream::error::{Fault, UpstreamError};
-use crate::upstream::outbound::{Connectivity, origin};
-use crate::upstream::providers::download_url;
+use crate::upstream::error::UpstreamError;
+use crate::upstream::outbound::Connectivity;
+use crate::verify::ProofBasis;
 
 /// The most proof sets verified at a time; each may take a second of CPU.
 const MAX_CONCURRENT_VERIFICATIONS: usize = 2;
@@ -43,14 +40,6 @@ pub(in crate::mirror) enum ProofSetRefresh {
     /// The stored set may be confirmed by upstream, or served as it is.
     IfChanged(FetchReason),
     Whole,
-}
-
-/// The treatment of a version that upstream's own list does not name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::mirror) enum UnlistedPolicy {
-    /// Not fetched. Chosen where nothing of the version is stored.
-    Refused,
-    Fetched,
 }
 
 /// The reason why a fetch brought no set.
@@ -101,15 +90,13 @@ impl ProofSets {
         package: &Package,
         call: &RequestContext,
     ) -> Result<Answer<Arc<ProofSet>>, Error> {
-        let upstream = Arc::clone(call.upstream(&package.provider.host)?);
+        let upstream = call.upstream(&package.provider.host)?;
         let subject = describe_set(package);
         let mut rule = upstream.rule(|fresh| fresh.download);
         let stored = self.usable_set(package, call).await?;
         if let Some(stored) = stored.as_ref().filter(|stored| !stored.stored_set.age.gone) {
-            rule = self
-                .documents
-                .rule_for_location(Service::Providers, &stored.stored_set.current.metadata.asked, &upstream, rule)
-                .await?;
+            let url = &stored.stored_set.current.metadata.asked;
+            rule = self.documents.rule_for_location(Service::Providers, url, upstream, rule).await?;
         }
         let fallback = stored.as_ref().and_then(|stored| stored.fallback.clone());
         if stored.is_none()
@@ -136,7 +123,7 @@ impl ProofSets {
             Aged { age, value: stored.stored_set }
         });
         let fly = |fetch_reason, call: &RequestContext| {
-            self.join_set_flight(package, upstream, seen, ProofSetRefresh::IfChanged(fetch_reason), call)
+            self.join_set_flight(package, seen, ProofSetRefresh::IfChanged(fetch_reason), call)
         };
         let answer = self.documents.serve_or_fetch(&subject, &package.provider.host, call, &rule, fetched, fly).await;
         let answer = answer.inspect_err(|error| self.library.record_if_offline(error, call, || package.into()))?;
@@ -178,7 +165,7 @@ impl ProofSets {
         }
         let list = self.library.stored_document(&Key::ProviderVersions(package.provider.clone())).await?;
         let Some(stored) = list else { return Ok(false) };
-        let list = stored.value.versions().await.ok();
+        let list = stored.value.versions(Service::Providers).await.ok();
         Ok(list.is_some_and(|list| list.get(&package.version).is_some()))
     }
 
@@ -192,9 +179,7 @@ impl ProofSets {
         if let Some(merged) = call.config.not_found.get(&Key::ProofSet(package.clone()), call.now) {
             return Err(Error::NotFound(merged));
         }
-        let upstream = Arc::clone(call.upstream(&package.provider.host)?);
-        let fetched =
-            self.join_set_flight(package, upstream, seen, ProofSetRefresh::IfChanged(FetchReason::Fetch), call).await?;
+        let fetched = self.join_set_flight(package, seen, ProofSetRefresh::IfChanged(FetchReason::Fetch), call).await?;
         Ok(UsableProofSet { stored_set: fetched.value, fallback: None })
     }
 
@@ -204,8 +189,7 @@ impl ProofSets {
         package: &Package,
         call: &RequestContext,
     ) -> Result<Arc<StoredProofSet>, Error> {
-        let upstream = Arc::clone(call.upstream(&package.provider.host)?);
-        Ok(self.join_set_flight(package, upstream, None, ProofSetRefresh::Whole, call).await?.value)
+        Ok(self.join_set_flight(package, None, ProofSetRefresh::Whole, call).await?.value)
     }
 
     /// Reads the stored set. A set that does not meet today's `verification` counts as not stored (DESIGN, promise 1).
@@ -226,7 +210,6 @@ impl ProofSets {
     pub(in crate::mirror) fn join_set_flight(
         self: &Arc<Self>,
         package: &Package,
-        upstream: Arc<Upstream>,
         seen: Option<Age>,
         anew: ProofSetRefresh,
         call: &RequestContext,
@@ -237,7 +220,7 @@ impl ProofSets {
         self.flights.join_or_spawn(&self.runtime.tasks, key, Err(Error::Interrupted(subject.clone())), || {
             let (proof_sets, package, call) = (Arc::clone(self), package.clone(), self.runtime.flight_context(call));
             async move {
-                let work = proof_sets.fetch_set(&subject, &upstream, &package, seen, anew, &call);
+                let work = proof_sets.fetch_set(&subject, &package, seen, anew, &call);
                 proof_sets.runtime.with_deadline(&subject, &package.provider.host, work).await
             }
         })
@@ -246,7 +229,6 @@ impl ProofSets {
     async fn fetch_set(
         self: &Arc<Self>,
         subject: &str,
-        upstream: &Upstream,
         package: &Package,
         seen: Option<Age>,
         anew: ProofSetRefresh,
@@ -257,7 +239,7 @@ impl ProofSets {
             before.as_ref().filter(|before| anew != ProofSetRefresh::Whole && seen != Some(before.age))
         {
             // Another flight has landed since the caller read the store.
-            let rule = upstream.rule(|fresh| fresh.download);
+            let rule = call.upstream(&package.provider.host)?.rule(|fresh| fresh.download);
             if decide(Some(before.age), &rule, self.runtime.connectivity(), call.now) == FreshnessDecision::Serve {
                 return Ok(Aged { age: before.age, value: Arc::clone(before) });
             }
@@ -265,14 +247,17 @@ impl ProofSets {
         if let ProofSetRefresh::IfChanged(fetch_reason) = anew {
             self.runtime.charge_revalidation(subject, &package.provider.host, fetch_reason, REQUESTS, call)?;
         }
-        let trust = DiscoveryTrust::for_what_is_held(before.as_ref());
-        let build_on = before.as_deref().filter(|_| anew != ProofSetRefresh::Whole);
-        let (retries, unlisted) =
-            if before.is_some() { (0, UnlistedPolicy::Fetched) } else { (RETRIES, UnlistedPolicy::Refused) };
-        match self.fetch_verified_set(subject, upstream, package, trust, build_on, retries, unlisted, call).await {
+        let basis = match &before {
+            None => SetBasis::Nothing,
+            Some(_) if anew == ProofSetRefresh::Whole => SetBasis::Expired,
+            Some(before) => SetBasis::Stored(before),
+        };
+        match self.fetch_verified_set(package, basis, call).await {
             Ok(set) => {
                 match self.library.admit(package, &set, Signer::of(&set.proof().how), call.now).await? {
-                    Admission::Consistent | Admission::Changed(_) => self.store_set(package, set, call.now).await,
+                    Admission::Consistent | Admission::Changed(_) => {
+                        self.store_set(package, set, call.now, call.now).await
+                    }
                     Admission::HistoryUnavailable => {
                         // Once the store is back, its history may contradict this set.
                         let age = Age { checked: call.now, gone: false };
@@ -281,69 +266,19 @@ impl ProofSets {
                     }
                 }
             }
-            Err(SetFetchError::Absent(error)) => self.set_is_gone(upstream, package, before, &error, call).await,
+            Err(SetFetchError::Absent(error)) => self.set_is_gone(package, before, &error, call).await,
             Err(SetFetchError::Failed(error)) => Err(error),
         }
     }
 
-    /// Fetches and verifies a set. Does not compare it with earlier sets of the version.
-    #[expect(clippy::too_many_arguments, reason = "what is asked for, of whom, and on what it may build")]
-    pub(in crate::mirror) async fn fetch_verified_set(
-        self: &Arc<Self>,
-        subject: &str,
-        upstream: &Upstream,
-        package: &Package,
-        trust: DiscoveryTrust,
-        build_on: Option<&StoredProofSet>,
-        retries: usize,
-        unlisted: UnlistedPolicy,
-        call: &RequestContext,
-    ) -> Result<ProofSet, SetFetchError> {
-        let (base, credential_scope) =
-            self.documents.resolve_service(Service::Providers, upstream, trust, call).await?;
-        let listed = match unlisted {
-            UnlistedPolicy::Refused => {
-                self.documents
-                    .must_be_listed(package, upstream.rule(|fresh| fresh.download).not_found_lifetime(), call)
-                    .await?
-            }
-            UnlistedPolicy::Fetched => self.documents.listed(package, call).await,
-        };
-        let spelled = listed.spelled(&package.version);
-        let unusable = |reason: String| UpstreamError {
-            subject: subject.to_owned(),
-            origin: origin(&base),
-            fault: Fault::Unusable(reason),
-        };
-        let url = download_url(&base, &package.provider, &spelled, &package.platform)
-            .map_err(|e| Error::from(unusable(e.to_string())))?;
-        let visit =
-            ProofSetFetch { subject, url: &url, upstream, credential_scope: &credential_scope, package, call, retries };
-        let fetched = match self.fetch_and_verify_set(&visit, build_on).await {
-            Err(Error::Upstream(error)) if matches!(error.fault, Fault::Absent(_)) && error.subject == subject => {
-                return Err(match listed {
-                    // A 404 for this spelling proves nothing while the list cannot be read.
-                    ListingState::Unknown(Some(unread)) => SetFetchError::Failed(unread),
-                    _ => SetFetchError::Absent(error),
-                });
-            }
-            // The document was just revalidated, and one of its files failed: its URLs may have expired.
-            Err(Error::Upstream(error)) if error.subject != subject && error.fault.may_be_an_expired_url() => {
-                self.fetch_and_verify_set(&visit, None).await
-            }
-            fetched => fetched,
-        };
-        fetched.map_err(|error| SetFetchError::Failed(companion_failure(error, subject)))
-    }
-
     async fn set_is_gone(
         self: &Arc<Self>,
-        upstream: &Upstream,
         package: &Package,
         before: Option<Arc<StoredProofSet>>,
         error: &UpstreamError,
         call: &RequestContext,
     ) -> SetFlight {
+        let upstream = call.upstream(&package.provider.host)?;
         match before {
             Some(before) if upstream.settings.keep_gone => {
                 if !before.age.gone {
@@ -367,6 +302,161 @@ impl ProofSets {
                 Err(Error::NotFound(error.to_string()))
             }
         }
+    }
+}
+
+impl ProofSets {
+    /// Replaces a package's set by one that upstream confirmed at `checked`. The old set becomes the predecessor, unless
+    /// it was imported without signatures.
+    pub(in crate::mirror) async fn store_set(
+        self: &Arc<Self>,
+        package: &Package,
+        set: ProofSet,
+        checked: Timestamp,
+        now: Timestamp,
+    ) -> SetFlight {
+        self.replace_imported_set(package, &set, now).await?;
+        let current = Arc::new(set);
+        self.change_set(package, move |library, stored| {
+            let predecessor = match stored {
+                None => None,
+                Some(stored) if stored.current.proof().how == ProofBasis::Imported => None,
+                Some(stored) if current.has_same_files(&stored.current) => stored.predecessor,
+                // While only the older predecessor's archive is stored, that one stays the fallback.
+                Some(stored) => match library.only_predecessor_is_stored(&stored)? {
+                    Some(_) => stored.predecessor,
+                    None => Some((stored.current, now)),
+                },
+            };
+            Ok(StoredProofSet { predecessor, current: Arc::clone(&current), age: Age { checked, gone: false } })
+        })
+        .await
+    }
+
+    /// Makes the next request for a package's set revalidate it, unless it was replaced meanwhile.
+    pub(in crate::mirror) async fn expire_set(self: &Arc<Self>, package: &Package, wrong: Digest) -> Result<(), Error> {
+        let key = Key::ProofSet(package.clone());
+        let owned_package = package.clone();
+        self.library
+            .on_disk(move |library| {
+                library.store.records.change(&key, |step| {
+                    let stored = library.read_set(&owned_package)?.map(|stored| stored.stored_set);
+                    if let Some(stored) = stored.filter(|stored| stored.current.document.shasum == wrong) {
+                        let age = Age { checked: Timestamp(0), ..stored.age };
+                        let expired = StoredProofSet { age, ..(*stored).clone() };
+                        let entry = IndexEntry::Document(expired.current.fetched());
+                        step.put(&key, expired.write(), Durability::Lazy, entry);
+                    }
+                    Ok(())
+                })
+            })
+            .await?;
+        self.library.bump_revision(&package.provider);
+        Ok(())
+    }
+
+    /// Replaces a package's set by the result of `change`. A stored set that was confirmed later stays. A failed write
+    /// is logged, and the caller still gets the set.
+    async fn change_set(
+        self: &Arc<Self>,
+        package: &Package,
+        change: impl Fn(&Library, Option<StoredProofSet>) -> Result<StoredProofSet, StoreError> + Send + 'static,
+    ) -> SetFlight {
+        let owned_package = package.clone();
+        let changed = self.library.on_disk(move |library| {
+            let key = Key::ProofSet(owned_package.clone());
+            let ((changed, is_put), written) = library.store.records.judge(&key, |step| {
+                let read = library.read_set(&owned_package);
+                // Do not overwrite a set that was not read: the store may be back by now.
+                let is_gone = matches!(read, Err(StoreError::Gone));
+                let stored = default_if_gone(read)?.map(|stored| Arc::unwrap_or_clone(stored.stored_set));
+                let before = stored.clone();
+                let changed = change(library, stored)?;
+                if let Some(before) =
+                    before.filter(|before| before.age.is_confirmed_after(changed.age, changed.age.checked))
+                {
+                    return Ok((before, false));
+                }
+                if !is_gone {
+                    step.put(&key, changed.write(), Durability::Lazy, IndexEntry::Document(changed.age.checked));
+                }
+                Ok((changed, !is_gone))
+            })?;
+            match written {
+                Ok(()) if is_put => library.record_stored(ObjectKind::Document),
+                Ok(()) => return Ok(changed),
+                Err(error) => {
+                    tracing::error!(package = %owned_package, %error, "a proof set could not be stored");
+                    library.record_not_stored(ObjectKind::Document, &error);
+                }
+            }
+            library.enforce_size_limit();
+            Ok(changed)
+        });
+        let changed = Arc::new(changed.await?);
+        self.library.bump_revision(&package.provider);
+        Ok(Aged { age: changed.age, value: changed })
+    }
+
+    /// Stores an unsigned set, unless a verified one is stored by now. Returns the set in place.
+    pub(in crate::mirror) async fn keep_unsigned(
+        self: &Arc<Self>,
+        package: &Package,
+        set: ProofSet,
+        call: &RequestContext,
+    ) -> Result<Arc<StoredProofSet>, Error> {
+        let policy = call.upstream(&package.provider.host)?.settings.verification;
+        let current = Arc::new(set);
+        let stored = self.change_set(package, move |_, stored| {
+            let is_proven = |stored: &StoredProofSet| {
+                let how = &stored.current.proof().how;
+                *how != ProofBasis::Imported && policy.is_met_by(how)
+            };
+            Ok(match stored.filter(is_proven) {
+                Some(proven) => proven,
+                // Stale at once, so that upstream is asked as soon as it can be. Marked as deleted upstream, so that it
+                // is evicted last.
+                None => {
+                    let age = Age { checked: Timestamp(0), gone: true };
+                    StoredProofSet { current: Arc::clone(&current), predecessor: None, age }
+                }
+            })
+        });
+        Ok(stored.await?.value)
+    }
+
+    /// Prepares to replace an unsigned set by a verified one: raises an alarm if the bytes differ, or marks the stored
+    /// archive as verified.
+    async fn replace_imported_set(
+        self: &Arc<Self>,
+        package: &Package,
+        set: &ProofSet,
+        now: Timestamp,
+    ) -> Result<(), Error> {
+        let (package, digest) = (package.clone(), set.document.shasum);
+        let (proof, filename) = (set.proof().clone(), set.document.filename.clone());
+        let replace = move |library: &Library| {
+            let stored = default_if_gone(library.read_set(&package))?.map(|stored| stored.stored_set);
+            let imported = stored.filter(|stored_set| stored_set.current.was_imported());
+            let Some(before) = imported.map(|imported| imported.current.document.shasum) else { return Ok(()) };
+            if before == digest {
+                tracing::info!(%package, "an unsigned import is verified now: it equals upstream's archive");
+                return library.catalog.change_name(&package, |name| {
+                    if let Some(archive) = name.archives.iter_mut().find(|archive| archive.digest == digest) {
+                        (archive.proof, archive.filename) = (proof.clone(), filename.clone());
+                    }
+                });
+            }
+            if library.is_repacked(&package, before)? {
+                tracing::info!(%package, "an unpacked import is replaced by upstream's archive from now on");
+                return Ok(());
+            }
+            tracing::error!(%package, imported = %before, upstream = %digest, "ALARM: an unsigned import differs from upstream's archive; upstream's is served from now on");
+            let Package { provider, version, .. } = &package;
+            library.raise_alarm(AlarmKind::ImportedDiffers, provider, version, imported_differs(before, digest), now);
+            Ok(())
+        };
+        self.library.on_disk(replace).await
     }
 }
 

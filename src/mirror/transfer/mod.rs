@@ -1,52 +1,64 @@
-//! Archives carried in and out: bundles and provider trees.
+//! Archives carried in and out: bundles and provider trees. What arrives is staged, verified and committed like a
+//! download. Files are read and written on blocking threads; nothing blocks on a future.
 
-pub(in crate::mirror) mod bundle;
-pub(in crate::mirror) mod tree;
+mod bundle;
+mod tree;
 
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 
+pub use self::bundle::export::{GatherError, GatheredBundle};
+pub use self::bundle::import::{ApplyError, ApplyOptions};
+pub use self::tree::export::{Export, NotExported};
+pub use self::tree::{FileVerdict, ImportCounts, ImportStep, ImportedFile, ProvenBy, UnsignedPolicy};
+use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::{Documents, Library, ProofSets, Runtime, VerifiedReader};
+use crate::store::{Scratch, Staged, StagedNote, StoreError};
+use crate::verify::{VerificationError, Verified};
+
+/// The most exports and bundles created at a time. Each may occupy a thread for as long as its client takes.
+const MAX_TRANSFERS: usize = 4;
+/// The most events queued for the client that watches an import.
+const EVENT_QUEUE: usize = 16;
 
 /// Imports and exports bundles and provider trees.
 #[derive(Debug)]
 pub struct Transfers {
-    pub(in crate::mirror) runtime: Arc<Runtime>,
-    pub(in crate::mirror) library: Arc<Library>,
-    pub(in crate::mirror) documents: Arc<Documents>,
-    pub(in crate::mirror) proof_sets: Arc<ProofSets>,
-    pub(in crate::mirror) reader: Arc<VerifiedReader>,
-    permits: Arc<Semaphore>,
-    tree_import_lock: Arc<tokio::sync::Mutex<()>>,
-    /// Serializes bundle imports.
-    bundle_import_lock: tokio::sync::Mutex<()>,
+    runtime: Arc<Runtime>,
+    library: Arc<Library>,
+    documents: Arc<Documents>,
+    proof_sets: Arc<ProofSets>,
+    reader: Arc<VerifiedReader>,
+    export_permits: Arc<Semaphore>,
+    tree_import_lock: Arc<Mutex<()>>,
+    bundle_import_lock: Arc<Mutex<()>>,
 }
-
-impl Transfers {
-    pub(in crate::mirror) fn new(proof_sets: Arc<ProofSets>, reader: Arc<VerifiedReader>) -> Arc<Self> {
-        Arc::new(Self {
-            runtime: Arc::clone(&proof_sets.runtime),
-            library: Arc::clone(&proof_sets.library),
-            documents: Arc::clone(&proof_sets.documents),
-            proof_sets,
-            reader,
-            permits: Arc::new(Semaphore::new(MAX_TRANSFERS)),
-            tree_import_lock: Arc::default(),
-            bundle_import_lock: tokio::sync::Mutex::default(),
-        })
-    }
-}
-
-/// The most exports and bundles created at a time. Each may occupy a thread for as long as its client takes.
-pub(in crate::mirror) const MAX_TRANSFERS: usize = 4;
 
 /// A permit for one export or bundle, released on drop.
 #[derive(Debug)]
 pub struct TransferPermit(#[expect(dead_code, reason = "held only for its Drop")] OwnedSemaphorePermit);
 
 impl Transfers {
+    pub(super) fn new(proof_sets: Arc<ProofSets>, reader: Arc<VerifiedReader>) -> Arc<Self> {
+        Arc::new(Self {
+            runtime: Arc::clone(&proof_sets.runtime),
+            library: Arc::clone(&proof_sets.library),
+            documents: Arc::clone(&proof_sets.documents),
+            proof_sets,
+            reader,
+            export_permits: Arc::new(Semaphore::new(MAX_TRANSFERS)),
+            tree_import_lock: Arc::default(),
+            bundle_import_lock: Arc::default(),
+        })
+    }
+
     /// Takes a permit for an export or a bundle.
     ///
     /// # Errors
@@ -54,6 +66,97 @@ impl Transfers {
     pub fn transfer(&self) -> Result<TransferPermit, Error> {
         let reason = || format!("{MAX_TRANSFERS} exports and bundles are being made, as many as may be at one time");
         let busy = || Error::Busy { subject: "the transfer".to_owned(), reason: reason() };
-        Arc::clone(&self.permits).try_acquire_owned().map(TransferPermit).map_err(|_| busy())
+        Arc::clone(&self.export_permits).try_acquire_owned().map(TransferPermit).map_err(|_| busy())
+    }
+}
+
+/// A staging file of an import, removed on drop unless its bytes are committed.
+#[derive(Debug)]
+struct TransferStage(Option<Staged>);
+
+impl TransferStage {
+    /// Creates a staging file with disk space for `bytes`. Leftovers of an interrupted import may have other bytes and
+    /// are discarded.
+    fn create(library: &Library, name: &str, bytes: u64) -> Result<Self, StoreError> {
+        library.store.blobs.stage(name)?.discard()?;
+        let mut stage = Self(Some(library.store.blobs.stage(name)?));
+        stage.remember(StagedNote { length: Some(bytes), ..StagedNote::default() }, bytes)?;
+        Ok(stage)
+    }
+
+    /// Creates a staging file after `full`, the error of the first attempt: evicts as for a download, where the disk was
+    /// full.
+    fn create_after(library: &Library, name: &str, bytes: u64, full: StoreError) -> Result<Self, StoreError> {
+        if !full.is_full() {
+            return Err(full);
+        }
+        library.free_disk_space(bytes, &full)?;
+        Self::create(library, name, bytes)
+    }
+
+    /// Marks the bytes as verified, if they have this digest.
+    fn verify(mut self, expected: Digest) -> Result<Verified<Staged>, VerificationError> {
+        let (actual, _) = self.hashes();
+        match self.0.take_if(|_| actual == expected) {
+            Some(staged) => Verified::by_digest(staged, actual, expected),
+            None => Err(VerificationError::Bytes { actual, expected }),
+        }
+    }
+}
+
+impl Deref for TransferStage {
+    type Target = Staged;
+
+    fn deref(&self) -> &Staged {
+        self.0.as_ref().expect("only verify and drop take it")
+    }
+}
+
+impl DerefMut for TransferStage {
+    fn deref_mut(&mut self) -> &mut Staged {
+        self.0.as_mut().expect("only verify and drop take it")
+    }
+}
+
+impl Drop for TransferStage {
+    fn drop(&mut self) {
+        if let Some(Err(error)) = self.0.take().map(Staged::discard) {
+            tracing::warn!(%error, "a staging file of an import could not be removed; it is removed within a day");
+        }
+    }
+}
+
+/// Small files by digest, concatenated in an unnamed file: those of a bundle that is written, and those that several
+/// entries of a bundle share while it is read.
+#[derive(Debug)]
+struct Spool {
+    places: HashMap<Digest, (u64, usize)>,
+    file: File,
+    written: u64,
+    _scratch: Scratch,
+}
+
+impl Spool {
+    fn new(library: &Library) -> Result<Self, StoreError> {
+        let scratch = library.store.blobs.scratch()?;
+        Ok(Self { places: HashMap::new(), file: scratch.file()?, written: 0, _scratch: scratch })
+    }
+
+    /// Adds a file, unless it is there already.
+    fn put(&mut self, digest: Digest, bytes: &[u8]) -> io::Result<()> {
+        if !self.places.contains_key(&digest) {
+            self.file.write_all_at(bytes, self.written)?;
+            self.places.insert(digest, (self.written, bytes.len()));
+            self.written += bytes.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Reads a file; `None` if it was never added.
+    fn get(&self, digest: &Digest) -> io::Result<Option<Vec<u8>>> {
+        let Some((offset, size_bytes)) = self.places.get(digest) else { return Ok(None) };
+        let mut bytes = vec![0; *size_bytes];
+        self.file.read_exact_at(&mut bytes, *offset)?;
+        Ok(Some(bytes))
     }
 }

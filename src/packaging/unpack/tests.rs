@@ -229,6 +229,57 @@ fn a_tar_may_lack_its_end_marker_but_not_the_end_of_a_file() {
     }
 }
 
+#[test]
+fn a_tar_can_be_cut_between_entries_only() {
+    let (first, second) = (TarBuilder::default().file("a", "one").0, TarBuilder::default().file("b", "two").0);
+    let tar = [&first[..], &second].concat();
+    let accepted: Vec<usize> =
+        (0..=tar.len()).filter(|length| unpacked(ArchiveFormat::TarGz, &gz(&tar[..*length])).is_ok()).collect();
+    assert_eq!(accepted, [first.len(), tar.len()]);
+}
+
+/// Some tar programs write the size of the target into the header of a link. Go reads no contents for these kinds. A
+/// reader that skipped that many bytes would hide the entries in them.
+#[test]
+fn a_link_or_a_folder_has_no_contents_whatever_size_its_header_claims() {
+    for kind in [EntryType::Symlink, EntryType::Link, EntryType::Directory] {
+        let tar = TarBuilder::default()
+            .file("target", "x")
+            .with(kind, b"other", b"", |header| {
+                header.as_old_mut().linkname[..6].copy_from_slice(b"target");
+                header.set_size(1024);
+            })
+            .file("next", "y");
+        assert_eq!(read(&unpacked(ArchiveFormat::TarGz, &tar.gz()).unwrap(), "next"), "y", "{kind:?}");
+    }
+}
+
+/// Tar programs read other sizes from these fields, or refuse them as Go does.
+#[test]
+fn a_size_that_is_negative_too_large_or_not_octal_is_refused() {
+    let with_size = |field: &[u8; 12]| {
+        let tar = TarBuilder::default().with(EntryType::Regular, b"a", b"one", |h| h.as_old_mut().size = *field);
+        unpacked(ArchiveFormat::TarGz, &tar.gz())
+    };
+    assert!(with_size(b"\x80\0\0\0\0\0\0\0\0\0\0\x03").is_ok());
+    assert!(with_size(b"  3\0\0\0\0\0\0\0\0\0").is_ok());
+    for field in [
+        b"\x80\0\0\x01\0\0\0\0\0\0\0\x03",
+        b"\x81\0\0\0\0\0\0\0\0\0\0\x03",
+        b"\xff\xff\xff\xff\0\0\0\0\0\0\0\x03",
+        b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff",
+        b"\x80\0\0\0\xff\xff\xff\xff\xff\xff\xff\xff",
+        b"+0000000003\0",
+        b"-0000000003\0",
+        b"\t000000003\0\0",
+        b"00000000003x",
+        b"00000000008\0",
+        b"777777777777",
+    ] {
+        assert!(with_size(field).is_err(), "{field:?}");
+    }
+}
+
 /// Go, in which the clients are written, accepts after a first zero block only a second one, and anything after that.
 #[test]
 fn data_after_the_end_of_a_tar_is_handled_as_in_go() {

@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
+use super::{IMPORT, object_of};
 use crate::address::{Hostname, PackageSelector};
 use crate::bundle::{BundleKeys, BundleTrust, Inventory};
 use crate::clock::Timestamp;
@@ -12,12 +12,6 @@ use crate::digest::Digest;
 use crate::jobs::JobId;
 use crate::mirror::{ApplyOptions, UnsignedPolicy};
 
-/// Path of bundle requests.
-pub const BUNDLE: &str = "/admin/v1/bundle";
-/// Path of bundle imports.
-pub const APPLY: &str = "/admin/v1/bundle/apply";
-/// Path of the inventory.
-pub const INVENTORY: &str = "/admin/v1/inventory";
 /// Media type of a bundle.
 pub const TAR: &str = "application/x-tar";
 /// Maximum number of versions that can be accepted with one bundle.
@@ -48,9 +42,7 @@ impl BundleRequest {
     /// The problem.
     pub fn read(body: &[u8]) -> Result<(Self, JobId), String> {
         let shape = r#"{"job":"ID","since":INVENTORY,"partial":false}"#;
-        let bad = |e| format!("the body is not {shape}: {e}");
-        let object: Map<String, Value> = serde_json::from_slice(body).map_err(bad)?;
-        let request: Self = serde_json::from_value(Value::Object(object)).map_err(bad)?;
+        let request: Self = object_of(body, shape)?;
         if let Some(inventory) = &request.since {
             inventory.check().map_err(|bad| format!("\"since\": {bad}"))?;
         }
@@ -99,10 +91,6 @@ pub fn query_of(unsigned: bool, accept: &[String]) -> String {
     if query.is_empty() { query } else { format!("?{query}") }
 }
 
-/// Path of tree exports.
-pub const EXPORT: &str = "/admin/v1/export";
-/// Path of tree imports.
-pub const IMPORT: &str = "/admin/v1/import";
 /// An example of a body, for error texts.
 const SHAPE: &str = r#"{"job":"ID","partial":false}"#;
 

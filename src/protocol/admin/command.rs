@@ -1,17 +1,16 @@
-//! Operator commands: their JSON requests and results.
+//! Operator commands and pin requests: their JSON requests and results.
 
 use std::collections::BTreeSet;
+use std::fmt::Display;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::{object_of, short};
 use crate::address::{Hostname, PackageSelector};
-use crate::error::Error;
-use crate::jobs::ToPin;
-use crate::mirror::{
-    AcceptOutcome, AcceptResult, Mirror, PinChange, PinOutcome, PinResult, PurgeResult, RefreshResult, RequestContext,
-};
+use crate::jobs::{JobId, ToPin};
+use crate::mirror::{Mirror, PinChange, PinOutcome, PinResult};
 
 /// Maximum number of addresses in one command.
 const MAX_ADDRESSES: usize = 256;
@@ -66,9 +65,7 @@ impl OperationTarget {
     /// # Errors
     /// The problem.
     pub fn read(body: &[u8]) -> Result<Self, String> {
-        let bad = |e| format!("the body is not {{\"what\":[\"NAMESPACE/TYPE@VERSION\"]}}: {e}");
-        let object: Map<String, Value> = serde_json::from_slice(body).map_err(bad)?;
-        serde_json::from_value(Value::Object(object)).map_err(bad)
+        object_of(body, r#"{"what":["NAMESPACE/TYPE@VERSION"]}"#)
     }
 
     /// The addresses without duplicates. `default_host` completes those without a host.
@@ -91,6 +88,45 @@ impl OperationTarget {
     }
 }
 
+/// A pin or unpin request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PinRequest {
+    /// The stored packages of these addresses.
+    Addresses(OperationTarget),
+    /// The packages of a job.
+    Job(JobId),
+}
+
+impl PinRequest {
+    /// Parses the body of a request.
+    ///
+    /// # Errors
+    /// The problem.
+    pub fn read(body: &[u8]) -> Result<Self, String> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Either {
+            what: Option<Vec<String>>,
+            job: Option<String>,
+        }
+        match object_of(body, r#"{"what":["NAMESPACE/TYPE@CONSTRAINT"]} or {"job":"ID"}"#)? {
+            Either { what: Some(addresses), job: None } => Ok(Self::Addresses(OperationTarget { what: addresses })),
+            Either { what: None, job: Some(job) } => match JobId::parse(&job) {
+                Some(id) => Ok(Self::Job(id)),
+                None => Err(format!("{:?} is not a job id: those have sixteen hex digits", short(&job))),
+            },
+            _ => Err("the body names either \"what\" or \"job\"".to_owned()),
+        }
+    }
+}
+
+/// The error text for an unknown job.
+pub fn no_job(id: JobId) -> String {
+    format!(
+        "there is no job {id}: old jobs are dropped from the list; their packages stay stored, so send the same order again"
+    )
+}
+
 /// Accepts an empty body: nothing, or `{}`.
 ///
 /// # Errors
@@ -99,10 +135,9 @@ pub fn parse_empty_body(body: &[u8]) -> Result<(), String> {
     if body.is_empty() {
         return Ok(());
     }
-    match serde_json::from_slice::<Map<String, Value>>(body) {
-        Ok(object) if object.is_empty() => Ok(()),
-        Ok(_) => Err("the body is not {}: this request has no options".to_owned()),
-        Err(e) => Err(format!("the body is not {{}}: {e}")),
+    match object_of::<Map<String, Value>>(body, "{}")? {
+        object if object.is_empty() => Ok(()),
+        _ => Err("the body is not {}: this request has no options".to_owned()),
     }
 }
 
@@ -117,12 +152,15 @@ pub struct OperationReport<T> {
     pub errors: Vec<String>,
 }
 
-impl<T> OperationReport<T> {
-    fn empty() -> Self {
+impl<T> Default for OperationReport<T> {
+    fn default() -> Self {
         Self { ok: true, items: Vec::new(), errors: Vec::new() }
     }
+}
 
-    fn add_result(&mut self, items: Result<Vec<T>, Error>, is_success: impl Fn(&T) -> bool) {
+impl<T> OperationReport<T> {
+    /// Adds the result for one address.
+    pub fn add_result<E: Display>(&mut self, items: Result<Vec<T>, E>, is_success: impl Fn(&T) -> bool) {
         match items {
             Ok(items) => {
                 self.ok &= items.iter().all(is_success);
@@ -136,91 +174,9 @@ impl<T> OperationReport<T> {
     }
 }
 
-/// Asks upstream again for each address.
-pub async fn refresh(
-    mirror: &Arc<Mirror>,
-    addresses: &[PackageSelector],
-    call: impl Fn() -> RequestContext,
-) -> OperationReport<RefreshResult> {
-    let mut report = OperationReport::empty();
-    for selector in addresses {
-        report.add_result(mirror.operations.refresh(selector, &call()).await, |refreshed| refreshed.news.succeeded());
-    }
-    report
-}
-
-/// Removes each address from the store.
-pub async fn purge(
-    mirror: &Arc<Mirror>,
-    addresses: &[PackageSelector],
-    call: impl Fn() -> RequestContext,
-) -> OperationReport<PurgeResult> {
-    let mut report = OperationReport::empty();
-    for selector in addresses {
-        report.add_result(
-            mirror.operations.purge(selector, &call()).await.map(|purged| vec![purged]),
-            PurgeResult::is_all,
-        );
-    }
-    report
-}
-
-/// Accepts changed bytes, keys or trees of each address.
-pub async fn accept(
-    mirror: &Arc<Mirror>,
-    addresses: &[PackageSelector],
-    call: impl Fn() -> RequestContext,
-) -> OperationReport<AcceptResult> {
-    let mut report = OperationReport::empty();
-    for selector in addresses {
-        let accepted = match mirror.operations.accept(selector, &call()).await {
-            Ok(accepted) if accepted.is_empty() => {
-                report.ok = false;
-                report.errors.push(format!(
-                    "{selector}: no version of this address is stored; name a version to accept one that is not stored"
-                ));
-                continue;
-            }
-            accepted => accepted,
-        };
-        report.add_result(accepted, |accepted| !matches!(accepted.ruling, AcceptOutcome::Failed { .. }));
-    }
-    report
-}
-
-/// Pins the stored packages of each address.
-pub async fn pin(
-    mirror: &Arc<Mirror>,
-    addresses: &[PackageSelector],
-    _call: impl Fn() -> RequestContext,
-) -> OperationReport<PinResult> {
-    pin_or_unpin(mirror, addresses, PinChange::Set).await
-}
-
-/// Unpins the stored packages of each address.
-pub async fn unpin(
-    mirror: &Arc<Mirror>,
-    addresses: &[PackageSelector],
-    _call: impl Fn() -> RequestContext,
-) -> OperationReport<PinResult> {
-    pin_or_unpin(mirror, addresses, PinChange::Lift).await
-}
-
-async fn pin_or_unpin(
-    mirror: &Arc<Mirror>,
-    addresses: &[PackageSelector],
-    pin: PinChange,
-) -> OperationReport<PinResult> {
-    let mut report = OperationReport::empty();
-    for selector in addresses {
-        report.add_result(mirror.operations.pin(selector, pin).await, PinResult::succeeded);
-    }
-    report
-}
-
 /// Pins or unpins the packages of a job.
 pub async fn pin_job(mirror: &Arc<Mirror>, items: Vec<ToPin>, pin: PinChange) -> OperationReport<PinResult> {
-    let mut report = OperationReport::empty();
+    let mut report = OperationReport::default();
     let packages = items.iter().filter_map(|item| item.package.clone()).collect();
     let results = mirror.operations.pin_artifacts(packages, pin).await.map(|results| {
         let mut results = results.into_iter();
@@ -272,5 +228,25 @@ mod tests {
             assert!(read(&body).unwrap_err()[0].contains("1 to 256"), "{body}");
         }
         assert_eq!(read(r#"{"what":["acme/null","x","a/b/c/d"]}"#).unwrap_err().len(), 2);
+    }
+
+    #[test]
+    fn a_pin_request_names_addresses_or_a_job() {
+        let id = "00112233aabbccdd";
+        assert_eq!(
+            PinRequest::read(format!(r#"{{"job":"{id}"}}"#).as_bytes()),
+            Ok(PinRequest::Job(JobId::parse(id).unwrap()))
+        );
+        assert!(matches!(PinRequest::read(br#"{"what":["a/b"]}"#), Ok(PinRequest::Addresses(_))));
+        for body in [
+            "{}",
+            r#"{"what":["a/b"],"job":"00112233aabbccdd"}"#,
+            r#"{"job":"x"}"#,
+            r#"{"job":"00112233AABBCCDD"}"#,
+            "[]",
+            r#"{"what":[],"x":1}"#,
+        ] {
+            assert!(PinRequest::read(body.as_bytes()).is_err(), "{body}");
+        }
     }
 }

@@ -1,16 +1,17 @@
-//! The order of plans and warm-ups: as JSON, and the query options of one whose body is a user's file.
+//! The order of plans and warm-ups: as JSON, the query options of one whose body is a user's file, and the missing list
+//! of an offline larder, which is an order that plans, warm-ups and bundles of a connected larder accept unchanged.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 use url::form_urlencoded;
 
-use crate::address::{Hostname, PackageSelector, Platform};
+use super::{object_of, short};
+use crate::address::{Hostname, PackageSelector, Platform, Version};
+use crate::mirror::MissingPackage;
 use crate::requirements::{ClientKind, Configurations, FileContents, Files, Order, OrderEntry, lock_file};
 
-/// Path of plan requests.
-pub const PLAN: &str = "/admin/v1/plan";
 /// Maximum number of addresses in one order.
 const MAX_ADDRESSES: usize = 4096;
 /// An example of a body, for error texts.
@@ -80,10 +81,7 @@ impl OrderRequest {
     /// # Errors
     /// The problem.
     pub fn read(body: &[u8]) -> Result<Self, String> {
-        let bad = |e| format!("the body is not {SHAPE}: {e}");
-        // Only an object: serde would also read a list as the struct.
-        let object: Map<String, Value> = serde_json::from_slice(body).map_err(bad)?;
-        serde_json::from_value(Value::Object(object)).map_err(bad)
+        object_of(body, SHAPE)
     }
 
     /// Merges another order into this one.
@@ -258,8 +256,33 @@ fn folder(text: &str) -> String {
     if folder == "." { String::new() } else { folder.to_owned() }
 }
 
-fn short(text: &str) -> String {
-    text.chars().take(64).collect()
+/// The order for the missing packages: each provider version once, with its platforms. An entry without a platform is
+/// for `default_platforms`; if these are empty, for the platforms of the larder that fetches the package.
+pub fn order_of(missing: &[MissingPackage], default_platforms: &[Platform]) -> OrderRequest {
+    let mut platforms_by_address: BTreeMap<String, BTreeSet<&Platform>> = BTreeMap::new();
+    for package in missing {
+        match package {
+            MissingPackage::Provider { of: address, version, platform } => {
+                let platforms = platforms_by_address.entry(address_text(address, version.as_ref())).or_default();
+                match platform {
+                    Some(platform) => drop(platforms.insert(platform)),
+                    None => platforms.extend(default_platforms),
+                }
+            }
+            MissingPackage::Module { of: address, version } => {
+                platforms_by_address.entry(address_text(address, version.as_ref())).or_default();
+            }
+        }
+    }
+    let request = |(address, platforms): (String, BTreeSet<&Platform>)| {
+        AddressRequest::For(AddressFor { address, platforms: platforms.into_iter().map(ToString::to_string).collect() })
+    };
+    OrderRequest { what: platforms_by_address.into_iter().map(request).collect(), ..OrderRequest::default() }
+}
+
+/// The address as an operator writes it.
+fn address_text(address: &impl fmt::Display, version: Option<&Version>) -> String {
+    version.map_or_else(|| address.to_string(), |version| format!("{address}@{version}"))
 }
 
 #[cfg(test)]
@@ -267,6 +290,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::address::{Name, ProviderAddress};
 
     #[test]
     fn an_order_with_roots_and_no_files_cannot_be_added() {
@@ -302,6 +326,36 @@ mod tests {
         assert_eq!(OrderQuery::of_tar(Some(&long)).problems.len(), 2);
         let many = "root=a&".repeat(5000);
         assert!(OrderQuery::of_tar(Some(&many)).options.roots.len() <= MAX_OPTIONS);
+    }
+
+    #[test]
+    fn the_missing_list_is_a_valid_order() {
+        let address = ProviderAddress {
+            host: Hostname::parse("registry.example:8443").unwrap(),
+            namespace: Name::parse("acme").unwrap(),
+            type_: Name::parse("null").unwrap(),
+        };
+        let [linux, darwin] = ["linux_amd64", "darwin_arm64"].map(|name| Platform::parse(name).unwrap());
+        let version = Some(Version::parse("1.0.0-rc.1+b").unwrap());
+        let missing = [
+            MissingPackage::Provider { of: address.clone(), version: None, platform: None },
+            MissingPackage::Provider { of: address.clone(), version: version.clone(), platform: None },
+            MissingPackage::Provider { of: address.clone(), version: version.clone(), platform: Some(linux.clone()) },
+            MissingPackage::Provider { of: address.clone(), version, platform: Some(darwin.clone()) },
+        ];
+        let text = |order: &OrderRequest| serde_json::to_string(order).unwrap();
+        assert_eq!(
+            text(&order_of(&missing, &[])),
+            r#"{"what":[{"address":"registry.example:8443/acme/null"},{"address":"registry.example:8443/acme/null@1.0.0-rc.1+b","platforms":["darwin_arm64","linux_amd64"]}]}"#
+        );
+        let for_linux = text(&order_of(&missing, std::slice::from_ref(&linux)));
+        assert!(for_linux.contains(r#"acme/null","platforms":["linux_amd64"]}"#), "{for_linux}");
+        let order = OrderRequest::read(for_linux.as_bytes()).unwrap().order(&Hostname::parse("other.example").unwrap());
+        let given = order.unwrap().given;
+        assert!(
+            matches!(&given[0], OrderEntry::Address { what, platforms } if what.host() == &address.host && platforms == &[linux])
+        );
+        assert_eq!(text(&order_of(&[], &[])), "{}");
     }
 
     proptest! {

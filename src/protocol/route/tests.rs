@@ -140,7 +140,7 @@ fn a_host_that_names_an_upstream_stands_for_it_on_any_port() {
         let route = parse_at("/.well-known/terraform.json", Some(host));
         assert_eq!(route, Ok(Route::Discovery(Hostname::parse("registry.example").unwrap())), "{host}");
         let route = parse_at("/v1/providers/acme/null/versions", Some(host));
-        assert!(matches!(route, Ok(Route::ProviderVersions(_))), "{host}");
+        assert!(matches!(route, Ok(Route::Versions(_))), "{host}");
     }
     let other_port = parse_at("/.well-known/terraform.json", Some("registry.example:8443"));
     assert_eq!(other_port, Ok(Route::Discovery(Hostname::parse("registry.example:8443").unwrap())));
@@ -223,7 +223,7 @@ prop_compose! {
         let package = Package { provider: address.clone(), version: version.clone(), platform: Platform::new(&os, &arch).ok()? };
         Some(match variant {
             0 => Route::Discovery(address.host),
-            1 => Route::ProviderVersions(address),
+            1 => Route::Versions((&address).into()),
             2 => Route::ProviderDownload(package),
             3 => Route::MirrorIndex(address),
             4 => Route::MirrorVersion(address, version),

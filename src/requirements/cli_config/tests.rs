@@ -2,7 +2,7 @@ use std::path::Path;
 
 use proptest::prelude::*;
 
-use super::{ClientProgram, Coverage, Environment, SearchPaths, *};
+use super::*;
 
 const EXAMPLE: &str = r#"
 # a comment
@@ -44,7 +44,7 @@ fn hosts_credentials_and_installation_methods_are_read() {
     assert_eq!(config.credentials, [host("app.example")]);
     let methods = config.installation.as_deref().unwrap();
     assert_eq!(methods[0].source, InstallationSource::NetworkMirror { url: "https://mirror.example/mirror/".into() });
-    let coverage = |method: &Method, name| method.coverage(&host(name), ClientProgram::Terraform.default_host());
+    let coverage = |method: &Method, name| method.coverage(&host(name), ClientKind::Terraform.default_host());
     assert_eq!(coverage(&methods[0], "registry.terraform.io"), Coverage::All);
     assert_eq!(coverage(&methods[0], "registry.opentofu.org"), Coverage::None);
     assert_eq!(coverage(&methods[1], "registry.terraform.io"), Coverage::None);
@@ -155,12 +155,12 @@ fn each_client_has_its_own_search_paths() {
     let home = environment(&[("HOME", "/h")]);
     let xdg = environment(&[("HOME", "/h"), ("XDG_CONFIG_HOME", "/x")]);
     for (client, set, existing, file, folder) in [
-        (ClientProgram::Terraform, &xdg, &["/h/.tofurc"][..], "/h/.terraformrc", "/h/.terraform.d"),
-        (ClientProgram::Tofu, &home, &[], "/h/.tofurc", "/h/.terraform.d"),
-        (ClientProgram::Tofu, &xdg, &[], "/x/opentofu/tofurc", "/x/opentofu"),
-        (ClientProgram::Tofu, &xdg, &["/h/.terraformrc"], "/h/.terraformrc", "/x/opentofu"),
-        (ClientProgram::Tofu, &xdg, &["/h/.terraformrc", "/h/.tofurc"], "/h/.tofurc", "/x/opentofu"),
-        (ClientProgram::Tofu, &xdg, &["/h/.terraform.d"], "/x/opentofu/tofurc", "/h/.terraform.d"),
+        (ClientKind::Terraform, &xdg, &["/h/.tofurc"][..], "/h/.terraformrc", "/h/.terraform.d"),
+        (ClientKind::Opentofu, &home, &[], "/h/.tofurc", "/h/.terraform.d"),
+        (ClientKind::Opentofu, &xdg, &[], "/x/opentofu/tofurc", "/x/opentofu"),
+        (ClientKind::Opentofu, &xdg, &["/h/.terraformrc"], "/h/.terraformrc", "/x/opentofu"),
+        (ClientKind::Opentofu, &xdg, &["/h/.terraformrc", "/h/.tofurc"], "/h/.tofurc", "/x/opentofu"),
+        (ClientKind::Opentofu, &xdg, &["/h/.terraform.d"], "/x/opentofu/tofurc", "/h/.terraform.d"),
     ] {
         let exists = |path: &Path| existing.iter().any(|existing| Path::new(existing) == path);
         let search_paths = SearchPaths::of(client, set, &exists);
@@ -170,7 +170,7 @@ fn each_client_has_its_own_search_paths() {
         );
     }
     let named = environment(&[("HOME", "/h"), ("TF_CLI_CONFIG_FILE", "ci.tfrc")]);
-    let search_paths = SearchPaths::of(ClientProgram::Tofu, &named, &|_| true);
+    let search_paths = SearchPaths::of(ClientKind::Opentofu, &named, &|_| true);
     assert_eq!((search_paths.file.as_deref(), search_paths.folder), (Some(Path::new("ci.tfrc")), None));
 }
 

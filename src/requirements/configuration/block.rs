@@ -1,7 +1,8 @@
-//! HCL and JSON in one model: blocks with labels, attributes with values, and their lines. JSON is parsed one level at a
-//! time, so that deep nesting is harmless.
+//! HCL and JSON in one model: blocks with labels, attributes with values, and their locations. JSON is parsed one level
+//! at a time, so that deep nesting is harmless.
 
 use std::fmt;
+use std::sync::Arc;
 
 use hcl_edit::expr::{Expression, ObjectKey};
 use hcl_edit::{Span, structure};
@@ -10,68 +11,86 @@ use serde::de::{Deserialize, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
 use super::super::hcl::{self, BadHcl, LineIndex};
+use super::SourceLine;
 use super::expression::{self, Constant, Formula};
 
 /// The maximum depth of JSON values that are evaluated.
 const MAX_JSON_DEPTH: usize = 16;
 
 /// A parsed file.
-pub(super) enum Parsed<'a> {
-    Hcl { body: Box<structure::Body>, lines: LineIndex },
-    Json { text: &'a str, lines: LineIndex },
+pub(super) struct Parsed<'a> {
+    source: SourceFile<'a>,
+    content: Content<'a>,
+}
+
+enum Content<'a> {
+    Hcl(Box<structure::Body>),
+    Json(&'a RawValue),
+}
+
+/// The name and text of a file, for locations.
+pub(super) struct SourceFile<'a> {
+    name: Arc<str>,
+    text: &'a str,
+    lines: LineIndex,
 }
 
 /// The body of a block or file.
 #[derive(Clone, Copy)]
 pub(super) enum BlockBody<'a> {
-    Hcl {
-        body: &'a structure::Body,
-        lines: &'a LineIndex,
-    },
+    Hcl(&'a structure::Body, &'a SourceFile<'a>),
     Json(Json<'a>),
-    /// Not a configuration file.
-    Nothing,
 }
 
 /// A block.
 pub(super) struct Block<'a> {
     pub(super) labels: Vec<String>,
     pub(super) body: BlockBody<'a>,
-    pub(super) line: usize,
+    pub(super) location: SourceLine,
 }
 
 /// An attribute, or a member of an object.
 pub(super) struct Attribute<'a> {
     pub(super) value: Value<'a>,
-    pub(super) line: usize,
+    pub(super) location: SourceLine,
 }
 
 /// A value.
 #[derive(Clone, Copy)]
 pub(super) enum Value<'a> {
-    Hcl { expression: &'a Expression, lines: &'a LineIndex, line: usize },
+    Hcl(&'a Expression, &'a SourceFile<'a>),
     Json(Json<'a>),
 }
 
 impl<'a> Parsed<'a> {
     /// Parses a file; its name selects the syntax.
     pub(super) fn read(name: &str, text: &'a str) -> Result<Self, BadHcl> {
-        let lines = LineIndex::of(text.as_bytes());
-        if name.ends_with(".json") {
-            check(text)?;
-            return Ok(Self::Json { text, lines });
-        }
+        let is_json = name.ends_with(".json");
         // Clients skip the byte order mark of an editor, except in JSON.
-        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-        let lines = LineIndex::of(text.as_bytes());
-        Ok(Self::Hcl { body: Box::new(hcl::parse(text.as_bytes())?), lines })
+        let text = if is_json { text } else { text.strip_prefix('\u{feff}').unwrap_or(text) };
+        let content = match is_json {
+            true => Content::Json(raw_json(text)?),
+            false => Content::Hcl(Box::new(hcl::parse(text.as_bytes())?)),
+        };
+        Ok(Self { source: SourceFile { name: name.into(), text, lines: LineIndex::of(text.as_bytes()) }, content })
     }
 
     pub(super) fn body(&self) -> BlockBody<'_> {
-        match self {
-            Self::Hcl { body, lines } => BlockBody::Hcl { body, lines },
-            Self::Json { text, lines } => Json::read(text, lines).map_or(BlockBody::Nothing, BlockBody::Json),
+        match &self.content {
+            Content::Hcl(body) => BlockBody::Hcl(body, &self.source),
+            Content::Json(raw) => BlockBody::Json(Json { source: &self.source, raw }),
         }
+    }
+}
+
+impl SourceFile<'_> {
+    /// The location of a parsed item.
+    fn location_of(&self, item: &impl Span) -> SourceLine {
+        self.location(item.span().map_or(0, |span| span.start))
+    }
+
+    fn location(&self, offset: usize) -> SourceLine {
+        SourceLine { file: Arc::clone(&self.name), line: self.lines.number(offset) }
     }
 }
 
@@ -79,22 +98,19 @@ impl<'a> BlockBody<'a> {
     /// The blocks of a type with at least this many labels, in order.
     pub(super) fn blocks(self, block_type: &str, min_labels: usize) -> Vec<Block<'a>> {
         match self {
-            Self::Hcl { body, lines } => {
-                let matching =
-                    body.blocks().filter(|block| block.has_ident(block_type) && block.labels.len() >= min_labels);
-                matching
-                    .map(|block| Block {
-                        labels: block.labels.iter().map(|label| label.as_str().to_owned()).collect(),
-                        body: BlockBody::Hcl { body: &block.body, lines },
-                        line: lines.number(block.span().map_or(0, |span| span.start)),
-                    })
-                    .collect()
+            Self::Hcl(body, source) => {
+                let blocks = body.blocks().filter(|block| block.has_ident(block_type));
+                let block = |block: &'a structure::Block| Block {
+                    labels: block.labels.iter().map(|label| label.as_str().to_owned()).collect(),
+                    body: Self::Hcl(&block.body, source),
+                    location: source.location_of(block),
+                };
+                blocks.filter(|block| block.labels.len() >= min_labels).map(block).collect()
             }
             Self::Json(json) => {
                 let matching = json.members().into_iter().filter(|(name, _)| name == block_type);
-                matching.flat_map(|(_, value)| unwrap_labels(value, Vec::new(), min_labels)).collect()
+                matching.flat_map(|(_, value)| value.blocks(Vec::new(), min_labels)).collect()
             }
-            Self::Nothing => Vec::new(),
         }
     }
 
@@ -106,16 +122,14 @@ impl<'a> BlockBody<'a> {
     /// All attributes.
     pub(super) fn attributes(self) -> Vec<(String, Attribute<'a>)> {
         match self {
-            Self::Hcl { body, lines } => body
-                .attributes()
-                .map(|attribute| {
-                    let line = lines.number(attribute.span().map_or(0, |span| span.start));
-                    let value = Value::Hcl { expression: &attribute.value, lines, line };
-                    (attribute.key.as_str().to_owned(), Attribute { value, line })
-                })
-                .collect(),
-            Self::Json(json) => members(json),
-            Self::Nothing => Vec::new(),
+            Self::Hcl(body, source) => {
+                let attribute = |attribute: &'a structure::Attribute| {
+                    let value = Value::Hcl(&attribute.value, source);
+                    (attribute.key.as_str().to_owned(), Attribute { value, location: source.location_of(attribute) })
+                };
+                body.attributes().map(attribute).collect()
+            }
+            Self::Json(json) => json.attributes(),
         }
     }
 }
@@ -124,126 +138,63 @@ impl<'a> Value<'a> {
     /// The value of an expression without variables and locals.
     pub(super) fn constant(self) -> Constant {
         match self {
-            Self::Hcl { expression, .. } => Formula::of(expression).constant(),
-            Self::Json(json) if json.is_null() => Constant::Null,
             // In JSON, text is not a template here.
-            Self::Json(json) => json.text().map_or_else(|| of_json(json, MAX_JSON_DEPTH).constant(), Constant::Text),
+            Self::Json(json) => json.text().map_or_else(|| self.formula().constant(), Constant::Text),
+            Self::Hcl(..) => self.formula().constant(),
         }
     }
 
     /// The expression, for a value that clients evaluate.
     pub(super) fn formula(self) -> Formula {
         match self {
-            Self::Hcl { expression, .. } => Formula::of(expression),
-            Self::Json(json) => of_json(json, MAX_JSON_DEPTH),
+            Self::Hcl(expression, _) => Formula::of(expression),
+            Self::Json(json) => json.formula(MAX_JSON_DEPTH),
         }
-    }
-
-    /// The value where clients accept a string only: no number, no null.
-    pub(super) fn as_plain_text(self) -> Constant {
-        let is_not_text = match self {
-            Self::Hcl { expression, .. } => expression::is_non_text_literal(expression),
-            Self::Json(json) => !json.is_text(),
-        };
-        if is_not_text { Constant::unknown("a value that is not a string") } else { self.constant() }
     }
 
     /// The names of a reference; empty for anything else.
     pub(super) fn reference(self) -> Vec<String> {
         match self {
-            Self::Hcl { expression, .. } => expression::reference(expression),
-            Self::Json(json) => json.text().map(|text| expression::reference_in(&text)).unwrap_or_default(),
+            Self::Hcl(expression, _) => Formula::of(expression).reference_names(),
+            Self::Json(json) => json.text().map(|text| expression::names_in(&text)).unwrap_or_default(),
         }
     }
 
     /// The members of an object; the last of several with one name counts.
     pub(super) fn members(self) -> Option<Vec<(String, Attribute<'a>)>> {
         match self {
-            Self::Hcl { expression: Expression::Parenthesis(inner), lines, line } => {
-                Self::Hcl { expression: inner.inner(), lines, line }.members()
-            }
-            Self::Hcl { expression: Expression::Object(object), lines, line } => {
+            Self::Hcl(Expression::Parenthesis(inner), source) => Self::Hcl(inner.inner(), source).members(),
+            Self::Hcl(Expression::Object(object), source) => {
                 let member = |(key, value): (&'a ObjectKey, &'a hcl_edit::expr::ObjectValue)| {
-                    let name = match key {
-                        ObjectKey::Ident(name) => name.as_str().to_owned(),
-                        ObjectKey::Expression(key) => match hcl::strip_duplicate_mark(key) {
-                            Expression::Variable(name) => name.as_str().to_owned(),
-                            other => match Formula::of(other).constant() {
-                                Constant::Text(name) => name,
-                                _ => return None,
-                            },
-                        },
-                    };
-                    let line = value.expr().span().map_or(line, |span| lines.number(span.start));
-                    Some((name, Attribute { value: Self::Hcl { expression: value.expr(), lines, line }, line }))
+                    let Constant::Text(name) = Formula::of_key(key).constant() else { return None };
+                    let expression = value.expr();
+                    let value = Self::Hcl(expression, source);
+                    Some((name, Attribute { value, location: source.location_of(expression) }))
                 };
                 Some(object.iter().filter_map(member).collect())
             }
-            Self::Hcl { .. } => None,
-            Self::Json(json) => json.is_object().then(|| members(json)),
+            Self::Hcl(..) => None,
+            Self::Json(json) => json.is_object().then(|| json.attributes()),
         }
     }
-}
-
-fn of_json(json: Json<'_>, remaining_depth: usize) -> Formula {
-    if remaining_depth == 0 {
-        return Formula::Value(Constant::unknown("a value that is nested too deeply"));
-    }
-    if json.is_null() {
-        Formula::Value(Constant::Null)
-    } else if json.is_object() {
-        let member = |(name, value)| (Formula::of_json_text(name), of_json(value, remaining_depth - 1));
-        Formula::Object(json.members().into_iter().map(member).collect())
-    } else if let Some(text) = json.text() {
-        Formula::of_json_text(text)
-    } else {
-        Formula::List(json.items().into_iter().map(|item| of_json(item, remaining_depth - 1)).collect())
-    }
-}
-
-/// The members of an object without comments.
-fn members(json: Json<'_>) -> Vec<(String, Attribute<'_>)> {
-    let members = json.members().into_iter().filter(|(name, _)| name != "//");
-    members.map(|(name, value)| (name, Attribute { value: Value::Json(value), line: value.line() })).collect()
-}
-
-/// The blocks that a JSON value represents: `missing_labels` levels of objects whose member names are labels, then the
-/// bodies.
-fn unwrap_labels(value: Json<'_>, labels: Vec<String>, missing_labels: usize) -> Vec<Block<'_>> {
-    if missing_labels > 0 {
-        let blocks = value.members().into_iter().flat_map(|(label, value)| {
-            let labels = labels.iter().cloned().chain([label]).collect();
-            unwrap_labels(value, labels, missing_labels - 1)
-        });
-        return blocks.collect();
-    }
-    let bodies = value.items().into_iter().filter(Json::is_object);
-    bodies.map(|body| Block { labels: labels.clone(), body: BlockBody::Json(body), line: body.line() }).collect()
 }
 
 /// A value with its position in a file.
 #[derive(Clone, Copy)]
 pub(super) struct Json<'a> {
-    file: &'a str,
-    lines: &'a LineIndex,
+    source: &'a SourceFile<'a>,
     raw: &'a RawValue,
 }
 
 impl<'a> Json<'a> {
-    pub(super) fn read(file: &'a str, lines: &'a LineIndex) -> Result<Self, BadHcl> {
-        let raw = check(file)?;
-        Ok(Self { file, lines, raw })
-    }
-
-    /// The line of the value's first character.
-    pub(super) fn line(&self) -> usize {
+    /// The location of the value's first character.
+    fn location(&self) -> SourceLine {
         // The value borrows from the file, so the difference of the pointers is its offset.
-        let offset = self.raw.get().as_ptr().addr().saturating_sub(self.file.as_ptr().addr());
-        self.lines.number(offset)
+        self.source.location(self.raw.get().as_ptr().addr().saturating_sub(self.source.text.as_ptr().addr()))
     }
 
     /// The members of an object, or of each object in a list, in order.
-    pub(super) fn members(self) -> Vec<(String, Self)> {
+    fn members(self) -> Vec<(String, Self)> {
         let of_object = |object: Self| {
             let members = serde_json::from_str::<Members<'a>>(object.raw.get()).unwrap_or_default().0;
             members.into_iter().map(move |(name, raw)| (name, Self { raw, ..object }))
@@ -251,8 +202,29 @@ impl<'a> Json<'a> {
         self.items().into_iter().flat_map(of_object).collect()
     }
 
+    /// The members of an object without comments.
+    fn attributes(self) -> Vec<(String, Attribute<'a>)> {
+        let members = self.members().into_iter().filter(|(name, _)| name != "//");
+        members.map(|(name, json)| (name, Attribute { value: Value::Json(json), location: json.location() })).collect()
+    }
+
+    /// The blocks that the value represents: `missing_labels` levels of objects whose member names are labels, then the
+    /// bodies.
+    fn blocks(self, labels: Vec<String>, missing_labels: usize) -> Vec<Block<'a>> {
+        if missing_labels > 0 {
+            let blocks = self.members().into_iter().flat_map(|(label, value)| {
+                value.blocks(labels.iter().cloned().chain([label]).collect(), missing_labels - 1)
+            });
+            return blocks.collect();
+        }
+        let bodies = self.items().into_iter().filter(Self::is_object);
+        bodies
+            .map(|body| Block { labels: labels.clone(), body: BlockBody::Json(body), location: body.location() })
+            .collect()
+    }
+
     /// The items of a list; any other value is one item.
-    pub(super) fn items(self) -> Vec<Self> {
+    fn items(self) -> Vec<Self> {
         match self.raw.get().starts_with('[') {
             true => {
                 let items: Vec<&'a RawValue> = serde_json::from_str(self.raw.get()).unwrap_or_default();
@@ -262,20 +234,27 @@ impl<'a> Json<'a> {
         }
     }
 
+    fn formula(self, remaining_depth: usize) -> Formula {
+        let Some(depth) = remaining_depth.checked_sub(1) else {
+            return Formula::Value(Constant::unknown("a value that is nested too deeply"));
+        };
+        match self.text() {
+            Some(text) => Formula::of_json_text(text),
+            None if self.raw.get() == "null" => Formula::Value(Constant::Null),
+            None if self.is_object() => {
+                let member = |(name, value): (_, Self)| (Formula::of_json_text(name), value.formula(depth));
+                Formula::Object(self.members().into_iter().map(member).collect())
+            }
+            None => Formula::List(self.items().into_iter().map(|item| item.formula(depth)).collect()),
+        }
+    }
+
     fn is_object(&self) -> bool {
         self.raw.get().starts_with('{')
     }
 
-    fn is_null(&self) -> bool {
-        self.raw.get() == "null"
-    }
-
-    fn is_text(&self) -> bool {
-        self.raw.get().starts_with('"')
-    }
-
     /// The text of a string, a number or a boolean; `None` for any other value.
-    pub(super) fn text(&self) -> Option<String> {
+    fn text(&self) -> Option<String> {
         let raw = self.raw.get();
         match raw.as_bytes().first() {
             Some(b'"') => serde_json::from_str(raw).ok(),
@@ -286,7 +265,7 @@ impl<'a> Json<'a> {
 }
 
 /// Checks that a file is JSON.
-pub(super) fn check(file: &str) -> Result<&RawValue, BadHcl> {
+fn raw_json(file: &str) -> Result<&RawValue, BadHcl> {
     if file.len() > hcl::MAX_FILE_BYTES {
         return Err(BadHcl::TooLarge(file.len()));
     }
@@ -313,11 +292,7 @@ impl<'de> Deserialize<'de> for Members<'de> {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let mut members = Vec::new();
-                while let Some(member) = map.next_entry()? {
-                    members.push(member);
-                }
-                Ok(Members(members))
+                std::iter::from_fn(|| map.next_entry().transpose()).collect::<Result<_, _>>().map(Members)
             }
         }
 

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use hcl_edit::expr::{BinaryOperator, Expression, ObjectKey, TraversalOperator, UnaryOperator};
 use hcl_edit::template::{Element, Template};
 
+use super::super::ClientKind;
 use super::super::hcl;
-use super::super::request::ClientKind;
 use super::ModuleRole;
 
 /// The maximum depth of references between locals.
@@ -39,16 +39,22 @@ pub(in super::super) enum Constant {
     Unknown(Arc<str>),
 }
 
-/// The remedy where there is no better one.
-const WRITE_PLAIN_STRING: &str = "write a plain string instead, or name the address in the order";
+/// A known value, or the cause why it is unknown.
+type Known = Result<Constant, Arc<str>>;
+
+/// A cause with the remedy where there is no better one.
+fn cause(depends_on: impl fmt::Display) -> Arc<str> {
+    format!("{depends_on}: write a plain string instead, or name the address in the order").into()
+}
 
 impl Constant {
     pub(super) fn unknown(depends_on: impl fmt::Display) -> Self {
-        Self::unknown_with_remedy(depends_on, WRITE_PLAIN_STRING)
+        Self::Unknown(cause(depends_on))
     }
 
-    fn unknown_with_remedy(depends_on: impl fmt::Display, remedy: &str) -> Self {
-        Self::Unknown(format!("{depends_on}: {remedy}").into())
+    /// The value; an unknown one is an error.
+    fn known(self) -> Known {
+        if let Self::Unknown(cause) = self { Err(cause) } else { Ok(self) }
     }
 
     fn as_text(&self) -> Option<&str> {
@@ -61,10 +67,7 @@ impl Constant {
 
     /// A text value; unknown if the text is too long.
     fn text(text: &str) -> Self {
-        match text.len() > MAX_TEXT_BYTES {
-            true => Self::unknown(format!("a text of more than {MAX_TEXT_BYTES} bytes")),
-            false => Self::Text(text.to_owned()),
-        }
+        joined("", &[text]).unwrap_or_else(Self::Unknown)
     }
 
     /// The number of parts, including nested ones; counting stops one above the limit.
@@ -120,6 +123,12 @@ pub(super) enum Step {
     Index(Formula),
 }
 
+impl Step {
+    fn name(&self) -> Option<&str> {
+        if let Self::Name(name) = self { Some(name) } else { None }
+    }
+}
+
 impl Formula {
     /// Parses an expression of a file.
     pub(super) fn of(expression: &Expression) -> Self {
@@ -139,14 +148,7 @@ impl Formula {
             ])),
             Expression::Array(array) => Self::List(all(&mut array.iter())),
             Expression::Object(object) => {
-                let key = |key: &ObjectKey| match key {
-                    ObjectKey::Ident(name) => Self::Value(Constant::Text(name.as_str().to_owned())),
-                    ObjectKey::Expression(key) => match hcl::strip_duplicate_mark(key) {
-                        Expression::Variable(name) => Self::Value(Constant::Text(name.as_str().to_owned())),
-                        other => Self::of(other),
-                    },
-                };
-                Self::Object(object.iter().map(|(name, value)| (key(name), Self::of(value.expr()))).collect())
+                Self::Object(object.iter().map(|(key, value)| (Self::of_key(key), Self::of(value.expr()))).collect())
             }
             Expression::Variable(name) => Self::Reference(vec![Step::Name(name.as_str().to_owned())]),
             Expression::Traversal(traversal) => {
@@ -182,6 +184,28 @@ impl Formula {
             // Real configurations compute no source or version with arithmetic.
             Expression::UnaryOp(_) | Expression::BinaryOp(_) => Self::unknown("arithmetic"),
             Expression::ForExpr(_) => Self::unknown("a for expression"),
+        }
+    }
+
+    /// Parses the key of an object's member: a plain name is text.
+    pub(super) fn of_key(key: &ObjectKey) -> Self {
+        let name = match key {
+            ObjectKey::Ident(name) => name,
+            ObjectKey::Expression(key) => match hcl::strip_duplicate_mark(key) {
+                Expression::Variable(name) => &**name,
+                other => return Self::of(other),
+            },
+        };
+        Self::Value(Constant::Text(name.as_str().to_owned()))
+    }
+
+    /// The names of a reference such as `aws.west`, up to the first index; empty for anything else.
+    pub(super) fn reference_names(&self) -> Vec<String> {
+        match self {
+            Self::Reference(steps) => steps.iter().map_while(Step::name).map(str::to_owned).collect(),
+            // A reference as a string: the syntax before Terraform 0.12, which clients still accept.
+            Self::Value(Constant::Text(text)) => names_in(text),
+            _ => Vec::new(),
         }
     }
 
@@ -230,13 +254,10 @@ impl Formula {
             match formula {
                 Self::Value(_) => {}
                 Self::Reference(steps) => {
-                    match steps.as_slice() {
-                        [Step::Name(root), Step::Name(name), ..] if root == "var" => {
-                            variables.insert(name.clone());
-                        }
-                        [Step::Name(root), Step::Name(name), ..]
-                            if root == "local" && visited_locals.insert(name.clone()) =>
-                        {
+                    let mut names = steps.iter().map_while(Step::name);
+                    match (names.next(), names.next()) {
+                        (Some("var"), Some(name)) => drop(variables.insert(name.to_owned())),
+                        (Some("local"), Some(name)) if visited_locals.insert(name.to_owned()) => {
                             pending.extend(locals.get(name));
                         }
                         _ => {}
@@ -293,14 +314,12 @@ static NO_VARIABLES: BTreeMap<String, Variable> = BTreeMap::new();
 static NO_LOCALS: BTreeMap<String, Formula> = BTreeMap::new();
 static NO_INPUTS: Inputs = Inputs::new();
 
-impl Scope<'static> {
+impl<'a> Scope<'a> {
     /// A scope without variables and locals.
     pub(super) fn empty() -> Self {
-        Scope::new(ClientKind::Opentofu, ModuleRole::Child, &NO_VARIABLES, &NO_LOCALS, &NO_INPUTS)
+        Self::new(ClientKind::Opentofu, ModuleRole::Child, &NO_VARIABLES, &NO_LOCALS, &NO_INPUTS)
     }
-}
 
-impl<'a> Scope<'a> {
     /// The scope of a folder; `inputs` are the values of its variables.
     pub(super) fn new(
         client: ClientKind,
@@ -320,161 +339,141 @@ impl<'a> Scope<'a> {
     }
 
     /// A list or an object; unknown if it has too many parts.
-    fn limited(&self, value: Constant) -> Constant {
+    fn limited(&self, value: Constant) -> Known {
         let parts = value.count_parts();
         match self.count_steps(parts) && parts <= MAX_PARTS {
-            true => value,
-            false => Constant::unknown(format!("a value of more than {MAX_PARTS} parts")),
+            true => Ok(value),
+            false => Err(cause(format!("a value of more than {MAX_PARTS} parts"))),
         }
     }
 
     /// The value of an expression.
     pub(super) fn value(&self, formula: &Formula) -> Constant {
+        self.known(formula).unwrap_or_else(Constant::Unknown)
+    }
+
+    fn known(&self, formula: &Formula) -> Known {
         if !self.count_steps(1) {
-            return Constant::unknown("more steps than larder evaluates");
+            return Err(cause("more steps than larder evaluates"));
         }
         match formula {
-            Formula::Value(value) => value.clone(),
+            Formula::Value(value) => value.clone().known(),
             Formula::Reference(steps) => self.reference(steps),
             Formula::Template(parts) => self.template(parts),
-            Formula::Conditional(parts) => match self.value(&parts[0]) {
-                Constant::Text(truth) if truth == "true" => self.value(&parts[1]),
-                Constant::Text(truth) if truth == "false" => self.value(&parts[2]),
-                unknown @ Constant::Unknown(_) => unknown,
-                _ => Constant::unknown("a condition that is neither true nor false"),
-            },
+            Formula::Conditional(parts) => self.known(if self.truth(&parts[0])? { &parts[1] } else { &parts[2] }),
             Formula::List(parts) => self.limited(Constant::List(parts.iter().map(|part| self.value(part)).collect())),
-            Formula::Object(members) => self.object(members),
+            Formula::Object(members) => {
+                let member = |(name, value)| match self.known(name)? {
+                    Constant::Text(name) => Ok((name, self.value(value))),
+                    _ => Err(cause("an object with a key that is not a string")),
+                };
+                let members = members.iter().map(|(name, value)| member((name, value)));
+                self.limited(Constant::Object(Arc::new(members.collect::<Result<_, _>>()?)))
+            }
             Formula::Binary(operator, sides) => self.binary(*operator, sides),
-            Formula::Not(inner) => match self.value(inner) {
-                Constant::Text(truth) if truth == "true" => Constant::from_bool(false),
-                Constant::Text(truth) if truth == "false" => Constant::from_bool(true),
-                unknown @ Constant::Unknown(_) => unknown,
-                _ => Constant::unknown("a condition that is neither true nor false"),
-            },
+            Formula::Not(inner) => Ok(Constant::from_bool(!self.truth(inner)?)),
             Formula::Call(name, arguments) => self.call(name, arguments),
         }
     }
 
-    fn template(&self, parts: &[Formula]) -> Constant {
+    fn truth(&self, condition: &Formula) -> Result<bool, Arc<str>> {
+        let value = self.known(condition)?;
+        let truth = value.as_text().and_then(|text| text.parse().ok());
+        truth.ok_or_else(|| cause("a condition that is neither true nor false"))
+    }
+
+    fn template(&self, parts: &[Formula]) -> Known {
         let mut text = String::new();
         for part in parts {
-            match (self.value(part), parts) {
+            match (self.known(part)?, parts) {
                 // A template that is a single reference has the reference's value, of any type.
-                (value, [_]) => return value,
+                (value, [_]) => return Ok(value),
                 (Constant::Text(part), _) => text.push_str(&part),
-                (unknown @ Constant::Unknown(_), _) => return unknown,
-                (Constant::Null | Constant::List(_) | Constant::Object(_), _) => {
-                    return Constant::unknown("a template with a value in it that is not a string");
-                }
+                _ => return Err(cause("a template with a value in it that is not a string")),
             }
             if text.len() > MAX_TEXT_BYTES {
                 break;
             }
         }
-        Constant::text(&text)
+        joined("", &[&text])
     }
 
-    fn object(&self, members: &[(Formula, Formula)]) -> Constant {
-        let mut object = BTreeMap::new();
-        for (name, value) in members {
-            match self.value(name) {
-                Constant::Text(name) => drop(object.insert(name, self.value(value))),
-                unknown @ Constant::Unknown(_) => return unknown,
-                _ => return Constant::unknown("an object with a key that is not a string"),
-            }
+    fn binary(&self, operator: BinaryOperator, sides: &[Formula; 2]) -> Known {
+        let (left, right) = (self.known(&sides[0])?, self.known(&sides[1])?);
+        if [&left, &right].iter().any(|value| matches!(value, Constant::List(_) | Constant::Object(_))) {
+            return Err(cause("a comparison of lists or objects"));
         }
-        self.limited(Constant::Object(Arc::new(object)))
-    }
-
-    fn binary(&self, operator: BinaryOperator, sides: &[Formula; 2]) -> Constant {
-        let values = [self.value(&sides[0]), self.value(&sides[1])];
-        if let Some(unknown) = values.iter().find(|value| matches!(value, Constant::Unknown(_))) {
-            return unknown.clone();
-        }
-        if values.iter().any(|value| matches!(value, Constant::List(_) | Constant::Object(_))) {
-            return Constant::unknown("a comparison of lists or objects");
-        }
-        let [left, right] = values;
         let is_true = |value: &Constant| *value == Constant::from_bool(true);
-        Constant::from_bool(match operator {
+        Ok(Constant::from_bool(match operator {
             BinaryOperator::Eq => left == right,
             BinaryOperator::NotEq => left != right,
             BinaryOperator::And => is_true(&left) && is_true(&right),
             BinaryOperator::Or => is_true(&left) || is_true(&right),
-            _ => return Constant::unknown("arithmetic"),
-        })
+            _ => return Err(cause("arithmetic")),
+        }))
     }
 
-    fn reference(&self, steps: &[Step]) -> Constant {
+    fn reference(&self, steps: &[Step]) -> Known {
         let shown = || reference_text(steps);
-        let (value, remaining_steps) = match steps {
-            [Step::Name(root), Step::Name(name), rest @ ..] if root == "var" => (self.variable(name), rest),
-            [Step::Name(root), Step::Name(name), rest @ ..] if root == "local" => (self.local(name), rest),
-            [Step::Name(root), Step::Name(name)] if root == "path" => (self.path(name), &[][..]),
+        let names: Vec<&str> = steps.iter().map_while(Step::name).take(2).collect();
+        let (value, remaining_steps) = match (names.as_slice(), steps) {
+            (["var", name], [_, _, rest @ ..]) => (self.variable(name)?, rest),
+            (["local", name], [_, _, rest @ ..]) => (self.local(name).known()?, rest),
+            // Clients run in the root, so paths are relative to it.
+            (["path", "root"], [_, _]) => (Constant::Text(".".to_owned()), &[][..]),
+            (["path", "module"], [_, _]) if self.role == ModuleRole::Root => (Constant::Text(".".to_owned()), &[][..]),
             // A folder has one workspace at `init`: the default one.
-            [Step::Name(root), Step::Name(name)]
-                if root == "terraform" && name == "workspace" && self.client == ClientKind::Opentofu =>
-            {
+            (["terraform", "workspace"], [_, _]) if self.client == ClientKind::Opentofu => {
                 (Constant::Text("default".to_owned()), &[][..])
             }
-            [Step::Name(root), ..]
-                if ["each", "count", "module", "data", "self", "resource"].contains(&root.as_str()) =>
-            {
-                return Constant::unknown(format!("{}, which no client knows at init", shown()));
+            (["each" | "count" | "module" | "data" | "self" | "resource", ..], _) => {
+                return Err(cause(format!("{}, which no client knows at init", shown())));
             }
-            _ => return Constant::unknown(format!("{}, which larder does not know", shown())),
+            _ => return Err(cause(format!("{}, which larder does not know", shown()))),
         };
-        remaining_steps.iter().fold(value, |value, step| {
+        remaining_steps.iter().try_fold(value, |value, step| {
             let key = match step {
                 Step::Name(name) => Constant::Text(name.clone()),
-                Step::Index(index) => self.value(index),
+                Step::Index(index) => self.known(index)?,
             };
-            match (value, key) {
-                (unknown @ Constant::Unknown(_), _) | (_, unknown @ Constant::Unknown(_)) => unknown,
-                (Constant::Object(members), Constant::Text(name)) => {
-                    members.get(&name).cloned().unwrap_or_else(|| missing_part(&shown()))
-                }
+            let part = match (&value, &key) {
+                (Constant::Object(members), Constant::Text(name)) => members.get(name),
                 (Constant::List(parts), Constant::Text(number)) => {
-                    let part = number.parse::<usize>().ok().and_then(|number| parts.get(number));
-                    part.cloned().unwrap_or_else(|| missing_part(&shown()))
+                    number.parse::<usize>().ok().and_then(|number| parts.get(number))
                 }
-                (Constant::Null | Constant::Text(_) | Constant::List(_) | Constant::Object(_), _) => {
-                    missing_part(&shown())
-                }
-            }
+                _ => None,
+            };
+            let part = part.cloned().ok_or_else(|| cause(format!("{}, which does not exist", shown())))?;
+            part.known()
         })
     }
 
-    fn variable(&self, name: &str) -> Constant {
-        let Some((_, variable)) = self.variables.get_key_value(name) else {
-            return Constant::unknown(format!("var.{name}, which nothing declares"));
+    fn variable(&self, name: &str) -> Known {
+        let Some(variable) = self.variables.get(name) else {
+            return Err(cause(format!("var.{name}, which nothing declares")));
         };
         match self.client {
             ClientKind::Terraform if variable.is_const != Some(true) => {
-                let remedy = "add it, which Terraform accepts since 1.15, or write a plain string";
-                return Constant::unknown_with_remedy(format!("var.{name}, which has no const = true"), remedy);
+                return Err(format!(
+                    "var.{name}, which has no const = true: add it, which Terraform accepts since 1.15, or write a plain string"
+                )
+                .into());
             }
             ClientKind::Opentofu if variable.is_const == Some(false) => {
-                return Constant::unknown(format!("var.{name}, which has const = false"));
+                return Err(cause(format!("var.{name}, which has const = false")));
             }
             ClientKind::Opentofu if variable.is_secret => {
-                return Constant::unknown(format!("var.{name}, which is sensitive or ephemeral"));
+                return Err(cause(format!("var.{name}, which is sensitive or ephemeral")));
             }
             ClientKind::Terraform | ClientKind::Opentofu => {}
         }
         let input = self.inputs.get(name).filter(|input| !variable.is_never_null || **input != Constant::Null);
-        match (input, &variable.default) {
-            (Some(input), _) => input.clone(),
-            (None, Some(default)) => default.clone(),
-            (None, None) => {
-                let remedy = "set it in terraform.tfvars, or name the address in the order";
-                Constant::unknown_with_remedy(
-                    format!("var.{name}, which has no default and no value that larder sees"),
-                    remedy,
-                )
-            }
-        }
+        let value = input.or(variable.default.as_ref()).ok_or_else(|| {
+            format!(
+                "var.{name}, which has no default and no value that larder sees: set it in terraform.tfvars, or name the address in the order"
+            )
+        })?;
+        value.clone().known()
     }
 
     fn local(&self, name: &str) -> Constant {
@@ -500,74 +499,64 @@ impl<'a> Scope<'a> {
         value
     }
 
-    /// `path.root` and `path.module`. Clients run in the root, so paths are relative to it.
-    fn path(&self, name: &str) -> Constant {
-        match (name, self.role) {
-            ("root", _) | ("module", ModuleRole::Root) => Constant::Text(".".to_owned()),
-            _ => Constant::unknown(format!("path.{name}, which larder does not know")),
-        }
-    }
-
     /// The functions that configurations use for sources and versions.
-    fn call(&self, name: &str, arguments: &[Formula]) -> Constant {
+    fn call(&self, name: &str, arguments: &[Formula]) -> Known {
         let values: Vec<Constant> = arguments.iter().map(|argument| self.value(argument)).collect();
-        let unsupported = || Constant::unknown(format!("the function {name}() with these arguments"));
-        let texts = || values.iter().map(Constant::as_text).collect::<Option<Vec<&str>>>();
+        let unsupported = || cause(format!("the function {name}() with these arguments"));
         match (name, values.as_slice()) {
             ("lookup", [Constant::Object(members), Constant::Text(key), rest @ ..]) if rest.len() < 2 => {
-                return members.get(key).or(rest.first()).cloned().unwrap_or_else(unsupported);
+                return members.get(key).or(rest.first()).ok_or_else(unsupported)?.clone().known();
             }
             ("coalesce", values) => {
-                let is_not_empty =
-                    |value: &&Constant| **value != Constant::Null && **value != Constant::Text(String::new());
-                return values.iter().find(is_not_empty).cloned().unwrap_or_else(unsupported);
+                let is_empty = |value: &Constant| *value == Constant::Null || value.as_text() == Some("");
+                return values.iter().find(|value| !is_empty(value)).ok_or_else(unsupported)?.clone().known();
             }
-            ("tostring", [value @ (Constant::Text(_) | Constant::Null)]) => return value.clone(),
+            ("tostring", [value @ (Constant::Text(_) | Constant::Null)]) => return Ok(value.clone()),
             ("join", [Constant::Text(separator), Constant::List(parts)]) => {
-                let parts: Option<Vec<&str>> = parts.iter().map(Constant::as_text).collect();
-                return parts.map_or_else(unsupported, |parts| joined(separator, &parts));
+                return joined(separator, &texts_of(parts).ok_or_else(unsupported)?);
             }
             _ => {}
         }
-        if let Some(unknown) = values.iter().find(|value| matches!(value, Constant::Unknown(_))) {
-            return unknown.clone();
+        if let Some(Constant::Unknown(cause)) = values.iter().find(|value| matches!(value, Constant::Unknown(_))) {
+            return Err(Arc::clone(cause));
         }
-        let Some(texts) = texts() else { return unsupported() };
-        Constant::text(&match (name, texts.as_slice()) {
-            ("lower", [text]) => text.to_lowercase(),
-            ("upper", [text]) => text.to_uppercase(),
-            ("trimspace", [text]) => text.trim().to_owned(),
-            ("trimprefix", [text, prefix]) => text.strip_prefix(prefix).unwrap_or(text).to_owned(),
-            ("trimsuffix", [text, suffix]) => text.strip_suffix(suffix).unwrap_or(text).to_owned(),
+        let texts = texts_of(&values).ok_or_else(unsupported)?;
+        match (name, texts.as_slice()) {
+            ("lower", [text]) => joined("", &[&text.to_lowercase()]),
+            ("upper", [text]) => joined("", &[&text.to_uppercase()]),
+            ("trimspace", [text]) => joined("", &[text.trim()]),
+            ("trimprefix", [text, prefix]) => joined("", &[text.strip_prefix(prefix).unwrap_or(text)]),
+            ("trimsuffix", [text, suffix]) => joined("", &[text.strip_suffix(suffix).unwrap_or(text)]),
             // A pattern between slashes is a regular expression.
             ("replace", [text, from, to]) if !(from.len() > 1 && from.starts_with('/') && from.ends_with('/')) => {
-                return joined(to, &text.split(from).collect::<Vec<_>>());
+                joined(to, &text.split(from).collect::<Vec<_>>())
             }
             ("format", [format, values @ ..]) if format.matches('%').count() == format.matches("%s").count() => {
                 let pieces: Vec<&str> = format.split("%s").collect();
                 if pieces.len() != values.len() + 1 {
-                    return unsupported();
+                    return Err(unsupported());
                 }
                 let values = values.iter().copied().chain([""]);
                 let pieces = pieces.into_iter().zip(values).flat_map(|(piece, value)| [piece, value]);
-                return joined("", &pieces.collect::<Vec<_>>());
+                joined("", &pieces.collect::<Vec<_>>())
             }
-            _ => return unsupported(),
-        })
+            _ => Err(unsupported()),
+        }
     }
 }
 
-/// Joins texts with a separator, up to the length limit.
-fn joined(separator: &str, parts: &[&str]) -> Constant {
+/// The texts of values that are all texts.
+fn texts_of(values: &[Constant]) -> Option<Vec<&str>> {
+    values.iter().map(Constant::as_text).collect()
+}
+
+/// Joins texts with a separator; unknown if the result is too long.
+fn joined(separator: &str, parts: &[&str]) -> Known {
     let bytes = parts.iter().map(|part| part.len() + separator.len()).sum::<usize>().saturating_sub(separator.len());
     match bytes > MAX_TEXT_BYTES {
-        true => Constant::unknown(format!("a text of more than {MAX_TEXT_BYTES} bytes")),
-        false => Constant::Text(parts.join(separator)),
+        true => Err(cause(format!("a text of more than {MAX_TEXT_BYTES} bytes"))),
+        false => Ok(Constant::Text(parts.join(separator))),
     }
-}
-
-fn missing_part(subject: &str) -> Constant {
-    Constant::unknown(format!("{subject}, which does not exist"))
 }
 
 /// A reference as text, for people.
@@ -584,38 +573,8 @@ fn reference_text(steps: &[Step]) -> String {
     text
 }
 
-/// Returns true for a literal number, boolean or null.
-pub(super) fn is_non_text_literal(expression: &Expression) -> bool {
-    match expression {
-        Expression::Parenthesis(inner) => is_non_text_literal(inner.inner()),
-        other => matches!(other, Expression::Null(_) | Expression::Bool(_) | Expression::Number(_)),
-    }
-}
-
-/// The names of a reference such as `aws.west`, up to the first index; empty for anything else.
-pub(super) fn reference(expression: &Expression) -> Vec<String> {
-    match expression {
-        Expression::Variable(name) => vec![name.as_str().to_owned()],
-        Expression::Traversal(traversal) => {
-            let Expression::Variable(first) = &traversal.expr else { return Vec::new() };
-            let attribute = |operator: &TraversalOperator| match operator {
-                TraversalOperator::GetAttr(name) => Some(name.as_str().to_owned()),
-                TraversalOperator::AttrSplat(_)
-                | TraversalOperator::FullSplat(_)
-                | TraversalOperator::Index(_)
-                | TraversalOperator::LegacyIndex(_) => None,
-            };
-            let names = traversal.operators.iter().map_while(|operator| attribute(operator));
-            std::iter::once(first.as_str().to_owned()).chain(names).collect()
-        }
-        // A reference as a string: the syntax before Terraform 0.12, which clients still accept.
-        Expression::String(text) => reference_in(text),
-        _ => Vec::new(),
-    }
-}
-
-/// The references in a string.
-pub(super) fn reference_in(text: &str) -> Vec<String> {
+/// The names of a reference in a string.
+pub(super) fn names_in(text: &str) -> Vec<String> {
     let text = text.strip_prefix("${").and_then(|text| text.strip_suffix('}')).unwrap_or(text).trim();
     let text = text.split('[').next().unwrap_or(text);
     text.split('.').map(|name| name.trim().to_owned()).collect()

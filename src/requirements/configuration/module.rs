@@ -1,112 +1,273 @@
-//! Interprets a folder's declarations: the modules and providers that it needs. The client's version is unknown here, so
-//! of `required_version` only a constraint that excludes every version is a problem.
+//! The declarations of a folder's files, with override files applied, and the modules and providers that they need.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use super::super::request::ClientKind;
-use super::declarations::{Declarations, ImportBlock, LocatedValue, ModuleCallBlock, RequiredProvider};
-use super::expression::{Constant, Inputs, Scope};
+use super::super::ClientKind;
+use super::block::{Block, BlockBody};
+use super::expression::{Constant, Formula, Inputs, Scope, Variable};
 use super::source::{self, ModuleSource, ProviderReference};
-use super::{Module, ModuleCall, ModuleRole, Problem, ProviderRequirement, SourceLine};
-use crate::address::{Constraint, ModuleConstraint, ProviderAddress, Version};
+use super::{FileRole, Module, ModuleCall, ModuleRole, Problem, ProviderRequirement, SourceLine};
+use crate::address::{Constraint, ModuleConstraint, ProviderAddress};
+
+/// The limit of declarations in one folder; further files are not read.
+const MAX_DECLARED: usize = 1 << 16;
+
+/// Arguments of a module call that are not variables of the module.
+const META_ARGUMENTS: [&str; 7] =
+    ["source", "version", "count", "for_each", "providers", "depends_on", "ignore_nested_deprecations"];
+
+/// The declarations of one folder.
+#[derive(Default)]
+pub(super) struct Declarations {
+    /// Module calls by name.
+    calls: BTreeMap<String, ModuleCallBlock>,
+    /// Modules called by test runs.
+    test_calls: Vec<(String, ModuleCallBlock)>,
+    /// Entries of `required_providers` by local name.
+    required_providers: BTreeMap<String, RequiredProvider>,
+    /// `provider` blocks, by local name and alias: the version, where given, with its location or that of the block.
+    provider_blocks: BTreeMap<(String, String), (Option<Constant>, SourceLine)>,
+    /// Local names of the `provider` blocks of tests.
+    provider_blocks_in_tests: Vec<(String, SourceLine)>,
+    /// The resources and data sources, by block type, type and name.
+    provider_uses: BTreeMap<[String; 3], ProviderUse>,
+    /// `import` blocks.
+    imports: Vec<ImportBlock>,
+    variables: BTreeMap<String, Variable>,
+    locals: BTreeMap<String, Formula>,
+}
+
+/// An expression with its location.
+type LocatedExpression = (Formula, SourceLine);
+
+/// A module call.
+struct ModuleCallBlock {
+    source: Option<LocatedExpression>,
+    version: Option<LocatedExpression>,
+    /// Values for the module's variables.
+    arguments: BTreeMap<String, Formula>,
+    /// True if source and version are in one block, which checks them against each other.
+    has_version_beside_source: bool,
+    location: SourceLine,
+}
+
+/// An entry of `required_providers`.
+struct RequiredProvider {
+    source: Option<Constant>,
+    version: Option<Constant>,
+    location: SourceLine,
+}
+
+/// A use of a provider.
+struct ProviderUse {
+    /// Local name of the provider, where given.
+    provider: Option<String>,
+    location: SourceLine,
+}
+
+/// An `import` block.
+struct ImportBlock {
+    target: Vec<String>,
+    provider: Option<String>,
+    location: SourceLine,
+}
+
+impl Declarations {
+    /// Adds the declarations of a file. Of two declarations in primary files, which clients refuse, the last one counts.
+    pub(super) fn add(&mut self, body: BlockBody<'_>, role: FileRole) {
+        if role == FileRole::Test {
+            self.add_test(body);
+            return;
+        }
+        for terraform in body.blocks("terraform", 0) {
+            for block in terraform.body.blocks("required_providers", 0) {
+                let entries = block.body.attributes().into_iter();
+                self.required_providers.extend(entries.map(|(name, entry)| {
+                    let (source, version) = match entry.value.members() {
+                        Some(members) => ["source", "version"].map(|wanted| {
+                            let last = members.iter().rfind(|(name, _)| name == wanted);
+                            last.map(|(_, attribute)| attribute.value.constant())
+                        }),
+                        // The form before 0.13: a version alone.
+                        None => [None, Some(entry.value.constant())],
+                    }
+                    .into();
+                    (name, RequiredProvider { source, version, location: entry.location })
+                }));
+            }
+        }
+        for block in body.blocks("module", 1) {
+            let call_block = ModuleCallBlock::of(&block);
+            match (role, self.calls.get_mut(&block.labels[0])) {
+                (FileRole::Override, Some(existing)) => existing.override_with(call_block),
+                _ => drop(self.calls.insert(block.labels[0].clone(), call_block)),
+            }
+        }
+        for block in body.blocks("provider", 1) {
+            let alias = match block.body.attribute("alias").map(|attribute| attribute.value.constant()) {
+                Some(Constant::Text(alias)) => alias,
+                _ => String::new(),
+            };
+            let version = block.body.attribute("version");
+            let entry = self.provider_blocks.entry((block.labels[0].clone(), alias));
+            let provider_block = entry.or_insert((None, block.location));
+            if let Some(version) = version {
+                *provider_block = (Some(version.value.constant()), version.location);
+            }
+        }
+        for block in body.blocks("variable", 1) {
+            self.variables.entry(block.labels[0].clone()).or_default().add(block.body);
+        }
+        for block in body.blocks("locals", 0) {
+            let locals = block.body.attributes().into_iter();
+            self.locals.extend(locals.map(|(name, attribute)| (name, attribute.value.formula())));
+        }
+        for block_type in ["resource", "data", "ephemeral", "action"] {
+            body.blocks(block_type, 2).into_iter().for_each(|block| self.add_provider_use(block_type, block));
+        }
+        for check in body.blocks("check", 1) {
+            check.body.blocks("data", 2).into_iter().for_each(|block| self.add_provider_use("data", block));
+        }
+        self.imports.extend(body.blocks("import", 0).into_iter().map(|block| ImportBlock {
+            target: block.body.attribute("to").map(|attribute| attribute.value.reference()).unwrap_or_default(),
+            provider: provider_argument(block.body),
+            location: block.location,
+        }));
+    }
+
+    /// Returns true if there are more declarations than larder reads.
+    pub(super) fn exceed_limit(&self) -> bool {
+        let named = self.calls.len() + self.required_providers.len() + self.variables.len() + self.locals.len();
+        let providers = self.provider_blocks.len() + self.provider_uses.len() + self.imports.len();
+        named + providers + self.test_calls.len() + self.provider_blocks_in_tests.len() > MAX_DECLARED
+    }
+
+    fn add_provider_use(&mut self, block_type: &str, block: Block<'_>) {
+        let [type_, name] = [&block.labels[0], &block.labels[1]].map(String::clone);
+        let entry = self.provider_uses.entry([block_type.to_owned(), type_, name]);
+        let provider_use = entry.or_insert(ProviderUse { provider: None, location: block.location });
+        provider_use.provider = provider_argument(block.body).or(provider_use.provider.take());
+    }
+
+    fn add_test(&mut self, body: BlockBody<'_>) {
+        let blocks = body.blocks("provider", 1).into_iter();
+        self.provider_blocks_in_tests.extend(blocks.map(|block| (block.labels[0].clone(), block.location)));
+        for run in body.blocks("run", 1) {
+            let modules = run.body.blocks("module", 0).into_iter();
+            let name = format!("run {:?}", run.labels[0]);
+            self.test_calls.extend(modules.map(|module| (name.clone(), ModuleCallBlock::of(&module))));
+        }
+    }
+
+    /// The variables whose values decide which modules are called.
+    fn deciding_variables(&self, client: ClientKind) -> BTreeSet<String> {
+        if client == ClientKind::Terraform {
+            let constant = self.variables.iter().filter(|(_, variable)| variable.is_const == Some(true));
+            return constant.map(|(name, _)| name.clone()).collect();
+        }
+        let (mut visited_locals, mut variables) = (BTreeSet::new(), BTreeSet::new());
+        let calls = self.calls.values().chain(self.test_calls.iter().map(|(_, call_block)| call_block));
+        for (formula, _) in calls.flat_map(|call_block| call_block.source.iter().chain(&call_block.version)) {
+            formula.add_variables(&self.locals, &mut visited_locals, &mut variables);
+        }
+        variables
+    }
+}
+
+impl Variable {
+    /// Applies a `variable` block: one of an override file changes only the arguments that it has.
+    fn add(&mut self, body: BlockBody<'_>) {
+        let truth_of = |name| match body.attribute(name)?.value.constant() {
+            Constant::Text(truth) => Some(truth == "true"),
+            _ => None,
+        };
+        self.is_const = truth_of("const").or(self.is_const);
+        self.is_never_null = truth_of("nullable").map_or(self.is_never_null, |nullable| !nullable);
+        self.is_secret = ["sensitive", "ephemeral"].iter().any(|name| truth_of(name).unwrap_or(self.is_secret));
+        if let Some(default) = body.attribute("default") {
+            self.default = Some(default.value.formula().constant());
+        }
+    }
+}
+
+impl ModuleCallBlock {
+    fn of(block: &Block<'_>) -> Self {
+        let located = |name| {
+            let attribute = block.body.attribute(name)?;
+            Some((attribute.value.formula(), attribute.location))
+        };
+        let (source, version) = (located("source"), located("version"));
+        let arguments = block.body.attributes().into_iter();
+        let arguments = arguments.filter(|(name, _)| !META_ARGUMENTS.contains(&name.as_str()));
+        Self {
+            has_version_beside_source: version.is_some() && source.is_some(),
+            source,
+            version,
+            arguments: arguments.map(|(name, attribute)| (name, attribute.value.formula())).collect(),
+            location: block.location.clone(),
+        }
+    }
+
+    fn override_with(&mut self, other: Self) {
+        if other.source.is_some() {
+            self.has_version_beside_source = other.has_version_beside_source;
+            self.source = other.source;
+        }
+        if other.version.as_ref().is_some_and(|(version, _)| *version != Formula::Value(Constant::Null)) {
+            self.version = other.version;
+        }
+        self.arguments.extend(other.arguments);
+    }
+}
+
+/// The local name in a `provider` argument: `aws` of `aws.west`.
+fn provider_argument(body: BlockBody<'_>) -> Option<String> {
+    body.attribute("provider")?.value.reference().into_iter().next()
+}
 
 /// Interprets the declarations of a folder; `inputs` are the values of its variables.
-pub(super) fn interpret(
-    mut declarations: Declarations,
-    role: ModuleRole,
-    client: ClientKind,
-    inputs: &Inputs,
-) -> Module {
-    let mut problems = std::mem::take(&mut declarations.problems);
-    problems.extend(required_version_problems(&declarations.required_versions, client));
-    let mut reader = ModuleReader {
-        client,
-        local_names: BTreeMap::new(),
-        recorded: HashSet::new(),
-        module: Module { problems, ..Module::default() },
-    };
+pub(super) fn interpret(declarations: &Declarations, role: ModuleRole, client: ClientKind, inputs: &Inputs) -> Module {
+    let (local_names, recorded, module) = (BTreeMap::new(), HashSet::new(), Module::default());
+    let mut reader = ModuleReader { client, local_names, recorded, module };
     for (name, required) in &declarations.required_providers {
-        reader.add_required_provider(name, required);
+        let resolved = reader.add_required_provider(name, required);
+        reader.record_provider_problem(name, resolved, &required.location);
     }
-    for ((name, _), provider_block) in &declarations.provider_blocks {
-        let (version, location) = match &provider_block.version {
-            Some((version, location)) => (Some(version), location),
-            None => (None, &provider_block.location),
-        };
-        if let Err(reason) = source::check_local_name(name) {
-            reader.add_problem(&format!("provider {name:?}"), reason, location);
-            continue;
-        }
-        reader.require_with_version(name, version, location);
+    for ((name, _), (version, location)) in &declarations.provider_blocks {
+        reader.require_written(name, version.as_ref(), location);
     }
     if client == ClientKind::Opentofu {
         // Terraform installs nothing for providers that only a test configures.
-        declarations
-            .provider_blocks_in_tests
-            .iter()
-            .for_each(|(name, location)| reader.require_with_version(name, None, location));
+        declarations.provider_blocks_in_tests.iter().for_each(|(name, location)| reader.require(name, None, location));
     }
-    for provider_use in declarations.provider_uses.values() {
-        match &provider_use.provider {
-            Some(name) => reader.require_by_local_name(name, &provider_use.location),
-            None => reader.require_with_version(source::implied_by(&provider_use.type_), None, &provider_use.location),
+    for ([_, type_, _], ProviderUse { provider, location }) in &declarations.provider_uses {
+        match provider {
+            Some(name) => reader.require_written(name, None, location),
+            None => reader.require(source::implied_by(type_), None, location),
         }
     }
-    for import in &declarations.imports {
-        if role == ModuleRole::Child {
-            reader.add_problem(
-                "import",
-                "clients refuse an import block in a module that another one calls".to_owned(),
-                &import.location,
-            );
-            continue;
-        }
-        if !import.target.first().is_some_and(|type_| {
-            declarations.provider_uses.contains_key(&format!("resource.{type_}.{}", resource_name(import)))
-        }) {
+    // Clients accept imports in a root only. An imported resource that is declared has its own provider.
+    for import in declarations.imports.iter().filter(|_| role == ModuleRole::Root) {
+        let resource = |type_: &str, name: &str| ["resource", type_, name].map(str::to_owned);
+        let name = import.target.get(1).map(String::as_str).unwrap_or_default();
+        let is_declared = |type_: &String| declarations.provider_uses.contains_key(&resource(type_, name));
+        if !import.target.first().is_some_and(is_declared) {
             reader.require_imported(import);
         }
     }
     let scope = Scope::new(client, role, &declarations.variables, &declarations.locals, inputs);
-    for (name, call_block) in &declarations.calls {
-        reader.call(&format!("module {name:?}"), call_block, &scope);
+    let calls = declarations.calls.iter().map(|(name, block)| (format!("module {name:?}"), block, &scope));
+    // Clients do not evaluate the modules of tests.
+    let empty_scope = Scope::empty();
+    let test_calls = declarations.test_calls.iter().map(|(name, block)| (name.clone(), block, &empty_scope));
+    for (name, block, scope) in calls.chain(test_calls) {
+        match module_call(&name, block, scope, client) {
+            Ok(call) => reader.module.calls.push(call),
+            Err(problem) => reader.module.problems.push(problem),
+        }
     }
-    for (name, call_block) in &declarations.test_calls {
-        // Clients do not evaluate the modules of tests.
-        reader.call(name, call_block, &Scope::empty());
-    }
-    reader.module.inputs = deciding_variables(&declarations, client);
-    reader.module.problems.sort_by(|a, b| a.location.cmp(&b.location));
+    reader.module.inputs = declarations.deciding_variables(client);
     reader.module
-}
-
-/// The variables whose values decide which modules are called.
-fn deciding_variables(declarations: &Declarations, client: ClientKind) -> BTreeSet<String> {
-    let (mut visited_locals, mut variables) = (BTreeSet::new(), BTreeSet::new());
-    match client {
-        ClientKind::Terraform => {
-            variables.extend(
-                declarations
-                    .variables
-                    .iter()
-                    .filter(|(_, variable)| variable.is_const == Some(true))
-                    .map(|(name, _)| name.clone()),
-            );
-        }
-        ClientKind::Opentofu => {
-            let calls =
-                declarations.calls.values().chain(declarations.test_calls.iter().map(|(_, call_block)| call_block));
-            for (formula, _) in calls.flat_map(|call_block| call_block.source.iter().chain(&call_block.version)) {
-                formula.add_variables(&declarations.locals, &mut visited_locals, &mut variables);
-            }
-        }
-    }
-    variables
-}
-
-/// The resource's name in an import address.
-fn resource_name(import: &ImportBlock) -> &str {
-    import.target.get(1).map(String::as_str).unwrap_or_default()
 }
 
 struct ModuleReader {
@@ -119,87 +280,67 @@ struct ModuleReader {
 }
 
 impl ModuleReader {
-    fn add_problem(&mut self, subject: &str, reason: String, location: &SourceLine) {
-        self.module.problems.push(Problem { subject: subject.to_owned(), reason, location: location.clone() });
+    fn record_provider_problem(&mut self, name: &str, resolved: Result<(), String>, location: &SourceLine) {
+        self.module.problems.extend(resolved.err().map(|reason| {
+            let subject = format!("provider {name:?}");
+            Problem { subject, reason, location: location.clone() }
+        }));
     }
 
     /// Adds an entry of `required_providers`.
-    fn add_required_provider(&mut self, name: &str, RequiredProvider { source, version, location }: &RequiredProvider) {
-        let subject = format!("provider {name:?}");
-        if let Err(reason) = source::check_local_name(name) {
-            return self.add_problem(&subject, reason, location);
-        }
-        let provider = match source {
+    fn add_required_provider(&mut self, name: &str, required: &RequiredProvider) -> Result<(), String> {
+        source::check_local_name(name)?;
+        let provider = match &required.source {
             None => source::from_local_name(name, self.client),
             Some(Constant::Text(source)) => source::parse_source(source, self.client),
             Some(_) => Err("its source is not a plain string, and clients accept nothing else".to_owned()),
-        };
-        match provider {
-            Ok(provider) => {
-                self.local_names.insert(name.to_owned(), provider.clone());
-                self.add_requirement(&subject, &provider, version.as_ref(), location);
-            }
-            Err(reason) => self.add_problem(&subject, reason, location),
-        }
+        }?;
+        self.local_names.insert(name.to_owned(), provider.clone());
+        self.add_requirement(provider, required.version.as_ref(), &required.location)
     }
 
     /// Requires the provider with a local name that the configuration writes out.
-    fn require_by_local_name(&mut self, name: &str, location: &SourceLine) {
+    fn require_written(&mut self, name: &str, version: Option<&Constant>, location: &SourceLine) {
         match source::check_local_name(name) {
-            Ok(()) => self.require_with_version(name, None, location),
-            Err(reason) => self.add_problem(&format!("provider {name:?}"), reason, location),
+            Ok(()) => self.require(name, version, location),
+            refused => self.record_provider_problem(name, refused, location),
         }
     }
 
     /// Requires the provider with a local name, and a version of it where one is given.
-    fn require_with_version(&mut self, name: &str, version: Option<&Constant>, location: &SourceLine) {
-        let subject = format!("provider {name:?}");
+    fn require(&mut self, name: &str, version: Option<&Constant>, location: &SourceLine) {
         let provider = match self.local_names.get(name) {
             Some(provider) => Ok(provider.clone()),
             None => source::from_local_name(name, self.client),
         };
-        match provider {
-            Ok(provider) => self.add_requirement(&subject, &provider, version, location),
-            Err(reason) => self.add_problem(&subject, reason, location),
-        }
+        let required = provider.and_then(|provider| self.add_requirement(provider, version, location));
+        self.record_provider_problem(name, required, location);
     }
 
     fn add_requirement(
         &mut self,
-        subject: &str,
-        reference: &ProviderReference,
+        reference: ProviderReference,
         version: Option<&Constant>,
         location: &SourceLine,
-    ) {
+    ) -> Result<(), String> {
         let versions = match version {
             None | Some(Constant::Null) => None,
-            Some(Constant::Text(version)) => match Constraint::parse(version.trim()) {
-                Ok(versions) => Some(versions),
-                Err(bad) => return self.add_problem(subject, bad.to_string(), location),
-            },
+            Some(Constant::Text(version)) => Some(Constraint::parse(version.trim()).map_err(|bad| bad.to_string())?),
             Some(Constant::List(_) | Constant::Object(_) | Constant::Unknown(_)) => {
-                let reason = "its version is not a plain string, and clients accept nothing else";
-                return self.add_problem(subject, reason.to_owned(), location);
+                return Err("its version is not a plain string, and clients accept nothing else".to_owned());
             }
         };
         match (reference, versions) {
             (ProviderReference::Provider(provider), versions) => {
-                if !self.recorded.insert((provider.clone(), versions.clone())) {
-                    return;
+                if self.recorded.insert((provider.clone(), versions.clone())) {
+                    let requirement = ProviderRequirement { provider, versions, location: location.clone() };
+                    self.module.provider_requirements.push(requirement);
                 }
-                self.module.provider_requirements.push(ProviderRequirement {
-                    provider: provider.clone(),
-                    versions,
-                    location: location.clone(),
-                });
+                Ok(())
             }
-            (ProviderReference::BuiltIn, None) => {}
+            (ProviderReference::BuiltIn, None) => Ok(()),
             (ProviderReference::BuiltIn, Some(_)) => {
-                self.add_problem(
-                    subject,
-                    "the provider is part of the client, and has no versions to choose from".to_owned(),
-                    location,
-                );
+                Err("the provider is part of the client, and has no versions to choose from".to_owned())
             }
         }
     }
@@ -216,110 +357,59 @@ impl ModuleReader {
             }
             address = rest;
         }
-        let name = match (provider, address.first()) {
-            (Some(name), _) => name.as_str(),
-            (None, Some(type_)) => source::implied_by(type_),
-            (None, None) => return,
-        };
-        self.require_with_version(name, None, location);
-    }
-
-    /// Adds a module call.
-    fn call(&mut self, name: &str, call_block: &ModuleCallBlock, scope: &Scope<'_>) {
-        let Some((source, location)) = &call_block.source else {
-            return self.add_problem(name, "the module call has no source".to_owned(), &call_block.location);
-        };
-        let source = match scope.value(source) {
-            Constant::Text(source) => source,
-            other => return self.add_problem(name, unknown_reason("source", &other), location),
-        };
-        let versions = match &call_block.version {
-            None => None,
-            Some((version, location)) => match scope.value(version) {
-                Constant::Null => None,
-                Constant::Text(version) => match ModuleConstraint::parse(&version) {
-                    Ok(versions) => Some(versions),
-                    Err(bad) => return self.add_problem(&source::without_secrets(&source), bad.to_string(), location),
-                },
-                other => {
-                    return self.add_problem(
-                        &source::without_secrets(&source),
-                        unknown_reason("version", &other),
-                        location,
-                    );
-                }
-            },
-        };
-        let has_version = call_block.has_version_beside_source || versions.is_some();
-        let inputs = call_block.arguments.iter().map(|(name, value)| (name.clone(), scope.value(value))).collect();
-        match ModuleSource::parse(&source, has_version, self.client) {
-            Ok(module_source) => {
-                let versions = versions.unwrap_or_default();
-                self.module.calls.push(ModuleCall {
-                    source: module_source,
-                    versions,
-                    inputs,
-                    location: location.clone(),
-                });
-            }
-            Err(reason) => self.add_problem(&source::without_secrets(&source), reason, location),
+        match (provider, address.first()) {
+            (Some(name), _) => self.require(name, None, location),
+            (None, Some(type_)) => self.require(source::implied_by(type_), None, location),
+            (None, None) => {}
         }
     }
+}
+
+/// Interprets a module call; `name` is its name for people.
+fn module_call(
+    name: &str,
+    block: &ModuleCallBlock,
+    scope: &Scope<'_>,
+    client: ClientKind,
+) -> Result<ModuleCall, Problem> {
+    let problem = |subject: &str, reason, location: &SourceLine| {
+        let (subject, location) = (subject.to_owned(), location.clone());
+        Problem { subject, reason, location }
+    };
+    let Some((source, location)) = &block.source else {
+        return Err(problem(name, "the module call has no source".to_owned(), &block.location));
+    };
+    let source = match scope.value(source) {
+        Constant::Text(source) => source,
+        other => return Err(problem(name, unknown_reason("source", &other), location)),
+    };
+    let shown = source::without_secrets(&source);
+    let versions = match &block.version {
+        None => None,
+        Some((version, location)) => match scope.value(version) {
+            Constant::Null => None,
+            Constant::Text(version) => {
+                let versions = ModuleConstraint::parse(&version);
+                Some(versions.map_err(|bad| problem(&shown, bad.to_string(), location))?)
+            }
+            other => return Err(problem(&shown, unknown_reason("version", &other), location)),
+        },
+    };
+    let has_version = block.has_version_beside_source || versions.is_some();
+    let inputs = block.arguments.iter().map(|(name, value)| (name.clone(), scope.value(value))).collect();
+    let module_source = ModuleSource::parse(&source, has_version, client);
+    Ok(ModuleCall {
+        source: module_source.map_err(|reason| problem(&shown, reason, location))?,
+        versions: versions.unwrap_or_default(),
+        inputs,
+        location: location.clone(),
+    })
 }
 
 /// The reason why a source or version is unknown, and the remedy.
 fn unknown_reason(subject: &str, value: &Constant) -> String {
     match value {
-        Constant::Unknown(depends_on) => format!("its {subject} depends on {depends_on}"),
+        Constant::Unknown(cause) => format!("its {subject} depends on {cause}"),
         _ => format!("its {subject} is not a string, and clients accept nothing else"),
     }
-}
-
-/// The subject of these problems.
-const SUBJECT: &str = "required_version";
-
-/// The name of a client, and its first release that installs from mirrors as today.
-fn oldest(client: ClientKind) -> (&'static str, &'static str) {
-    match client {
-        ClientKind::Terraform => ("Terraform", "0.13.0"),
-        ClientKind::Opentofu => ("OpenTofu", "1.6.0"),
-    }
-}
-
-/// Problems of one folder's constraints.
-fn required_version_problems(values: &[LocatedValue], client: ClientKind) -> Vec<Problem> {
-    let (mut problems, mut constraints) = (Vec::new(), Vec::new());
-    for (value, location) in values {
-        let constraint = match value {
-            Constant::Null => continue,
-            Constant::Text(text) => ModuleConstraint::parse(text).map_err(|_| {
-                format!(
-                    "{text:?} is not a constraint: write conditions like >= 1.2, < 2.0 or ~> 1.5 between commas, and nothing else"
-                )
-            }),
-            Constant::List(_) | Constant::Object(_) | Constant::Unknown(_) => {
-                Err("required_version is not a plain string, and clients accept nothing else".to_owned())
-            }
-        };
-        match constraint {
-            Ok(constraint) if constraint.names_a_pre_release() => {
-                let reason = "clients refuse pre-releases in required_version".to_owned();
-                problems.push(Problem { subject: SUBJECT.to_owned(), reason, location: location.clone() });
-            }
-            Ok(constraint) => constraints.push((constraint, location)),
-            Err(reason) => problems.push(Problem { subject: SUBJECT.to_owned(), reason, location: location.clone() }),
-        }
-    }
-    let (name, oldest) = oldest(client);
-    let all_constraints: Vec<ModuleConstraint> = constraints.iter().map(|(constraint, _)| constraint.clone()).collect();
-    let can_be_met =
-        Version::parse(oldest).is_ok_and(|oldest| ModuleConstraint::could_all_be_met_from(&oldest, &all_constraints));
-    if let (false, Some((_, location))) = (can_be_met, constraints.first()) {
-        let constraint_list = all_constraints.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-        let reason = format!(
-            "no {name} from {oldest} on matches {constraint_list}: choose another version of the module that requires this, or change the constraint"
-        );
-        problems.push(Problem { subject: SUBJECT.to_owned(), reason, location: (*location).clone() });
-    }
-    problems
 }

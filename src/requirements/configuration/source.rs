@@ -1,7 +1,8 @@
 //! Sources of modules and providers as the clients read them. A module's is a path, or the address of a registry; anything
 //! else bypasses registries.
 
-use super::super::request::ClientKind;
+use super::super::ClientKind;
+use super::super::files::resolve_path;
 use crate::address::{Hostname, ModuleAddress, ModuleName, Name, ProviderAddress, System};
 
 /// Hosts that are not registries, although sources on them look like registry addresses.
@@ -112,10 +113,10 @@ fn parse_registry_address(source: &str, client: ClientKind) -> Result<ModuleSour
         return Err("the address of a module has no query".to_owned());
     }
     let (address, subdir) = source.split_once("//").unwrap_or((source, ""));
-    let subdir = normalized(subdir).ok_or_else(|| format!("{subdir:?} leads out of the module"))?;
+    let subdir = resolve_path("", subdir).ok_or_else(|| format!("{subdir:?} leads out of the module"))?;
     let parts: Vec<&str> = address.split('/').collect();
     let (host, [namespace, name, system]) = match parts.as_slice() {
-        [namespace, name, system] => (default_host(client), [*namespace, *name, *system]),
+        [namespace, name, system] => (client.default_host(), [*namespace, *name, *system]),
         [host, namespace, name, system] => (*host, [*namespace, *name, *system]),
         _ => return Err("the address of a module is [HOST/]NAMESPACE/NAME/SYSTEM".to_owned()),
     };
@@ -143,11 +144,6 @@ fn parse_registry_address(source: &str, client: ClientKind) -> Result<ModuleSour
     Ok(ModuleSource::Registry { module: ModuleAddress { host, namespace, name, system }, subdir })
 }
 
-/// A path without `.`, `..` and empty segments; `None` if it leads out of the module.
-fn normalized(path: &str) -> Option<String> {
-    super::super::path::join("", path)
-}
-
 /// Result of parsing a provider source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum ProviderReference {
@@ -162,14 +158,6 @@ const DEFAULT_NAMESPACE: &str = "hashicorp";
 /// Address of the built-in provider.
 const BUILT_IN: (&str, &str, &str) = ("terraform.io", "builtin", "terraform");
 
-/// The registry of an address without a host.
-pub(in super::super) fn default_host(client: ClientKind) -> &'static str {
-    match client {
-        ClientKind::Terraform => "registry.terraform.io",
-        ClientKind::Opentofu => "registry.opentofu.org",
-    }
-}
-
 /// Parses `source`: `[HOST/]NAMESPACE/TYPE`, or a type alone.
 ///
 /// # Errors
@@ -177,8 +165,8 @@ pub(in super::super) fn default_host(client: ClientKind) -> &'static str {
 pub(super) fn parse_source(source: &str, client: ClientKind) -> Result<ProviderReference, String> {
     let parts: Vec<&str> = source.split('/').collect();
     let (host, namespace, type_) = match parts.as_slice() {
-        [type_] => (default_host(client), DEFAULT_NAMESPACE, *type_),
-        [namespace, type_] => (default_host(client), *namespace, *type_),
+        [type_] => (client.default_host(), DEFAULT_NAMESPACE, *type_),
+        [namespace, type_] => (client.default_host(), *namespace, *type_),
         [host, namespace, type_] => (*host, *namespace, *type_),
         _ => return Err("a provider's source is [HOST/]NAMESPACE/TYPE".to_owned()),
     };

@@ -1,22 +1,26 @@
 //! Resolves an order to the archives that an `init` needs, as the clients do. Unavailable items are listed; everything
 //! else is still resolved.
 
-mod local;
-mod module_calls;
-mod registry_queries;
-mod resolution_result;
+mod queries;
 #[cfg(test)]
 mod tests;
 mod tree;
 mod versions;
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use futures_util::future::join_all;
 
-use self::local::LocalModules;
-pub(super) use self::local::uncalled_folders;
-use self::registry_queries::RegistryQueries;
-use self::resolution_result::ResolutionResult;
-use super::{Order, OrderEntry, Registries, ResolvedRequirements};
+use self::queries::{LocalModules, RegistryQueries};
+use super::configuration::{
+    self, Inputs, ModuleRole, ModuleSource, NO_PACKAGE, TEST_FOLDER, is_configuration, is_for_opentofu_only, is_test,
+};
+use super::files::{LOCK_FILE, resolve_path};
+use super::{
+    ClientKind, Configurations, Files, Order, OrderEntry, Registries, RequiredArchive, ResolvedRequirements,
+    UnavailableItem, Unreadable, lock_file,
+};
+use crate::address::Artifact;
 
 /// Resolves an order. Each list and module is queried once, a few at a time.
 ///
@@ -38,7 +42,9 @@ pub async fn resolve(order: &Order, registries: &impl Registries) -> ResolvedReq
                 }
                 OrderEntry::Configurations(configurations) => {
                     let local = LocalModules::new(configurations);
-                    for root in local.roots(&mut result).await {
+                    let (roots, root_problems) = local.roots().await;
+                    result = result.merge(root_problems);
+                    for root in roots {
                         // Roots are resolved one after the other, so that a query of several roots is sent once.
                         tree::resolve_root(queries, &local, &root, &order.platforms, &mut result).await;
                     }
@@ -49,4 +55,191 @@ pub async fn resolve(order: &Order, registries: &impl Registries) -> ResolvedReq
     });
     let results = join_all(results.collect::<Vec<_>>()).await;
     results.into_iter().fold(ResolutionResult::default(), ResolutionResult::merge).into_requirements()
+}
+
+/// The name of an order's files, for people.
+const CONFIGURATION: &str = "the configuration";
+/// The most roots of one order.
+const MAX_ROOTS: usize = 512;
+
+/// A root module.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Root {
+    /// The folder of the root in the order's files; `""` is the top.
+    folder: String,
+    /// The client whose rules apply.
+    client: ClientKind,
+}
+
+impl Root {
+    /// The name of the root, for people.
+    fn name(&self) -> &str {
+        if self.folder.is_empty() { CONFIGURATION } else { &self.folder }
+    }
+}
+
+/// The roots that the order names; if it names none, the folders with a configuration that no other folder calls.
+fn find_roots(configurations: &Configurations, result: &mut ResolutionResult) -> Vec<Root> {
+    let Configurations { files, roots, client } = configurations;
+    let folders: BTreeSet<String> = match roots.as_slice() {
+        [] => uncalled_folders(files).into_iter().collect(),
+        roots => roots.iter().cloned().collect(),
+    };
+    let root = |folder: String| Root { client: client.unwrap_or_else(|| client_of(files, &folder)), folder };
+    let mut roots: Vec<Root> = folders.into_iter().map(root).collect();
+    if roots.is_empty() {
+        let reason = "every folder is called as a module by another one: name the folders in which init runs";
+        result.add_unavailable(CONFIGURATION, reason, []);
+    }
+    if roots.len() > MAX_ROOTS {
+        let reason = format!(
+            "there are {} folders in which init would run, and at most {MAX_ROOTS} can be resolved at once: name fewer",
+            roots.len()
+        );
+        result.add_unavailable(CONFIGURATION, reason, []);
+        roots.truncate(MAX_ROOTS);
+    }
+    roots
+}
+
+/// The folders with a configuration that no other folder calls. Calls in test files count too. A folder of tests is not a
+/// root.
+pub(super) fn uncalled_folders(files: &Files) -> Vec<String> {
+    let has_file =
+        |folder: &str, matches: fn(&str) -> bool| files.in_folder(folder).iter().any(|(name, _)| matches(name));
+    let has_configuration = |folder: &str| has_file(folder, is_configuration);
+    let is_test_folder = |folder: &str| {
+        let (parent, name) = folder.rsplit_once('/').unwrap_or(("", folder));
+        name == TEST_FOLDER && has_file(folder, is_test) && has_configuration(parent)
+    };
+    let folders: Vec<&str> = files.folders().into_iter().filter(|folder| has_configuration(folder)).collect();
+    let mut called = BTreeSet::new();
+    for folder in &folders {
+        let module =
+            configuration::read(files, folder, ModuleRole::Root, client_of(files, folder), NO_PACKAGE, &Inputs::new());
+        for call in module.calls {
+            let ModuleSource::Local(call_path) = call.source else { continue };
+            called.extend(resolve_path(folder, &call_path).filter(|target| target != folder));
+        }
+    }
+    let uncalled_folders = folders.into_iter().filter(|folder| !called.contains(*folder) && !is_test_folder(folder));
+    uncalled_folders.map(str::to_owned).collect()
+}
+
+/// The client of a root: OpenTofu if a file there is for OpenTofu only, or if OpenTofu wrote the lock file; otherwise
+/// Terraform.
+fn client_of(files: &Files, folder: &str) -> ClientKind {
+    let is_for_opentofu = |(name, text): &(&str, Result<&str, Unreadable>)| match *name {
+        LOCK_FILE => lock_file::parse(text.unwrap_or_default().as_bytes()).is_ok_and(|locked| {
+            locked.iter().any(|locked| locked.provider.host.as_str() == ClientKind::Opentofu.default_host())
+        }),
+        name => is_for_opentofu_only(name),
+    };
+    if files.in_folder(folder).iter().any(is_for_opentofu) { ClientKind::Opentofu } else { ClientKind::Terraform }
+}
+
+/// The maximum number of requirements listed for one item.
+const MAX_REQUIRED_BY: usize = 16;
+
+/// The maximum length of the subject and of the reason of one item, in characters.
+const MAX_TEXT_CHARS: usize = 4096;
+
+/// The maximum number of unavailable items.
+const MAX_UNAVAILABLE: usize = 4096;
+
+/// The requirements and unavailable items found so far.
+#[derive(Debug, Default)]
+struct ResolutionResult {
+    required: BTreeMap<Artifact, RequirementDetails>,
+    /// The requirements that name each unavailable item, by its subject and reason.
+    unavailable: BTreeMap<(String, String), BTreeSet<String>>,
+}
+
+/// The lock-file hashes of a required artifact, and the requirements that name it.
+#[derive(Debug, Default)]
+struct RequirementDetails {
+    hashes: BTreeSet<Vec<String>>,
+    required_by: BTreeSet<String>,
+}
+
+impl ResolutionResult {
+    /// Requires an artifact; `required_by` names the requirements, `hashes` are those of a lock file.
+    fn require(&mut self, artifact: Artifact, hashes: &[String], required_by: impl IntoIterator<Item = String>) {
+        let details = self.required.entry(artifact).or_default();
+        if !hashes.is_empty() {
+            let mut hashes = hashes.to_vec();
+            hashes.sort();
+            hashes.dedup();
+            details.hashes.insert(hashes);
+        }
+        details.required_by.extend(required_by);
+    }
+
+    /// Adds an unavailable item.
+    fn add_unavailable(
+        &mut self,
+        subject: impl Into<String>,
+        reason: impl Into<String>,
+        required_by: impl IntoIterator<Item = String>,
+    ) {
+        let item = (shortened_text(subject.into()), shortened_text(reason.into()));
+        if self.unavailable.len() < MAX_UNAVAILABLE || self.unavailable.contains_key(&item) {
+            self.unavailable.entry(item).or_default().extend(required_by);
+        }
+    }
+
+    /// Merges another result into this one.
+    fn merge(mut self, other: Self) -> Self {
+        for (artifact, details) in other.required {
+            let merged = self.required.entry(artifact).or_default();
+            merged.hashes.extend(details.hashes);
+            merged.required_by.extend(details.required_by);
+        }
+        for ((subject, reason), required_by) in other.unavailable {
+            self.add_unavailable(subject, reason, required_by);
+        }
+        self
+    }
+
+    /// Converts into the final requirements.
+    fn into_requirements(self) -> ResolvedRequirements {
+        let archives = self.required.into_iter().map(|(artifact, details)| RequiredArchive {
+            artifact,
+            hashes: details.hashes.into_iter().collect(),
+            required_by: shortened_list(details.required_by),
+        });
+        let truncation_notice = (self.unavailable.len() >= MAX_UNAVAILABLE).then(|| UnavailableItem {
+            subject: "further items".to_owned(),
+            reason: format!("{MAX_UNAVAILABLE} items are unavailable (stopped there); fix these first"),
+            required_by: Vec::new(),
+        });
+        let unavailable = self.unavailable.into_iter().map(|((subject, reason), required_by)| UnavailableItem {
+            subject,
+            reason,
+            required_by: shortened_list(required_by),
+        });
+        ResolvedRequirements {
+            archives: archives.collect(),
+            unavailable: unavailable.chain(truncation_notice).collect(),
+        }
+    }
+}
+
+/// Truncates a text: users' texts may have any length.
+fn shortened_text(mut text: String) -> String {
+    if let Some((end, _)) = text.char_indices().nth(MAX_TEXT_CHARS) {
+        text.truncate(end);
+        text.push('…');
+    }
+    text
+}
+
+/// The first few names, and the number of the others.
+fn shortened_list(required_by: BTreeSet<String>) -> Vec<String> {
+    let omitted = required_by.len().saturating_sub(MAX_REQUIRED_BY);
+    let mut named: Vec<String> = required_by.into_iter().take(MAX_REQUIRED_BY).collect();
+    if omitted > 0 {
+        named.push(format!("and {omitted} more"));
+    }
+    named
 }

@@ -5,9 +5,7 @@ use parking_lot::Mutex;
 use proptest::prelude::*;
 
 use super::*;
-use crate::address::{
-    Artifact, Hostname, ModuleAddress, ModulePackage, PackageSelector, Platform, ProviderAddress, Version,
-};
+use crate::address::{Address, Artifact, Hostname, ModulePackage, PackageSelector, Platform, Version};
 use crate::requirements::{ClientKind, Configurations, Files, ModuleFiles, UnavailableItem, lock_file};
 
 /// Registries with fixed contents, which count queries.
@@ -49,13 +47,13 @@ impl KnownRegistries {
 impl Registries for KnownRegistries {
     type Error = String;
 
-    async fn provider_versions(&self, address: &ProviderAddress) -> Result<Vec<Version>, String> {
-        let versions = self.providers.get(&address.to_string()).map(|versions| parsed(versions.iter()));
-        self.answer(address.to_string(), versions).await
-    }
-
-    async fn module_versions(&self, address: &ModuleAddress) -> Result<Vec<Version>, String> {
-        let versions = self.modules.get(&address.to_string()).map(|versions| parsed(versions.keys()));
+    async fn versions(&self, address: &Address) -> Result<Vec<Version>, String> {
+        let versions = match address {
+            Address::Provider(address) => {
+                self.providers.get(&address.to_string()).map(|versions| parsed(versions.iter()))
+            }
+            Address::Module(address) => self.modules.get(&address.to_string()).map(|versions| parsed(versions.keys())),
+        };
         self.answer(address.to_string(), versions).await
     }
 
@@ -115,7 +113,7 @@ fn problems_of(requirements: &ResolvedRequirements) -> Vec<String> {
     let problem_text = |UnavailableItem { subject, reason, required_by }: &UnavailableItem| {
         format!("{subject}: {reason} [{}]", required_by.join(", "))
     };
-    requirements.cannot.iter().map(problem_text).collect()
+    requirements.unavailable.iter().map(problem_text).collect()
 }
 
 #[track_caller]
@@ -527,17 +525,17 @@ proptest! {
 fn calls_and_comparisons_are_limited_per_order() {
     let known = KnownRegistries::default();
     let queries = RegistryQueries::new(&known);
-    assert_eq!((0..32).filter(|_| queries.count_calls(8192).is_ok()).count(), 32);
-    assert!(queries.count_calls(1).unwrap_err().contains("name fewer folders"));
-    assert_eq!((0..128).filter(|_| queries.count_comparisons(1 << 20).is_ok()).count(), 128);
-    assert!(queries.count_comparisons(usize::MAX).unwrap_err().contains("name fewer folders"));
+    assert_eq!((0..32).filter(|_| queries.calls.count(8192).is_ok()).count(), 32);
+    assert!(queries.calls.count(1).unwrap_err().contains("name fewer folders"));
+    assert_eq!((0..128).filter(|_| queries.comparisons.count(1 << 20).is_ok()).count(), 128);
+    assert!(queries.comparisons.count(usize::MAX).unwrap_err().contains("name fewer folders"));
 }
 
 #[test]
 fn the_texts_about_an_item_are_shortened() {
     let text = format!("resource \"a_x\" \"y\" {{\n  provider = {}\n}}\n", "É".repeat(100_000));
     let requirements = run(&configurations(&[("main.tf", &text)], &[""], None), &KnownRegistries::default());
-    let [item] = requirements.cannot.as_slice() else { panic!("{}", requirements.cannot.len()) };
+    let [item] = requirements.unavailable.as_slice() else { panic!("{}", requirements.unavailable.len()) };
     assert!(
         item.subject.len() < 10_000 && item.reason.len() < 10_000 && item.reason.ends_with('…'),
         "{} {}",

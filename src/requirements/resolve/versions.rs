@@ -6,15 +6,13 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use futures_util::future::join_all;
 
 use super::super::configuration::ProviderRequirement;
-use super::super::files::LOCK_FILE;
+use super::super::files::{LOCK_FILE, child_path};
 use super::super::lock_file::{self, LockedProvider};
-use super::super::request::ClientKind;
-use super::super::{Files, Registries, UnlistedVersions};
-use super::local::{OPENTOFU_REGISTRY, Root};
-use super::registry_queries::RegistryQueries;
-use super::resolution_result::ResolutionResult;
+use super::super::{ClientKind, Files, Registries};
+use super::queries::RegistryQueries;
+use super::{ResolutionResult, Root};
 use crate::address::{
-    Artifact, Constraint, Hostname, ModuleAddress, ModulePackage, Package, PackageSelector, Platform, ProviderAddress,
+    Address, Artifact, Constraint, Hostname, ModulePackage, Package, PackageSelector, Platform, ProviderAddress,
     Selection, Version, Versions,
 };
 
@@ -35,22 +33,21 @@ pub(super) async fn choose_versions(
     platforms: &[Platform],
     result: &mut ResolutionResult,
 ) {
-    let mut by_provider: BTreeMap<&ProviderAddress, Vec<&ProviderRequirement>> = BTreeMap::new();
+    let mut by_provider: BTreeMap<Address, Vec<&ProviderRequirement>> = BTreeMap::new();
     for requirement in requirements {
-        by_provider.entry(&requirement.provider).or_default().push(requirement);
+        by_provider.entry((&requirement.provider).into()).or_default().push(requirement);
     }
     let locked = locked_providers(files, root, result);
     if by_provider.len() > MAX_PROVIDERS {
         let reason =
             format!("{} providers are required, and at most {MAX_PROVIDERS} can be resolved", by_provider.len());
-        let name = if root.folder.is_empty() { "the configuration" } else { &root.folder };
-        result.add_unavailable(name, reason, []);
+        result.add_unavailable(root.name(), reason, []);
     }
     let by_provider: BTreeMap<_, _> = by_provider.into_iter().take(MAX_PROVIDERS).collect();
-    let lists = by_provider.keys().map(|provider| queries.provider_versions(provider));
     // All queries are sent at once; the loop below then finds their answers in the cache.
-    join_all(lists.collect::<Vec<_>>()).await;
-    for (provider, requirements) in by_provider {
+    join_all(by_provider.keys().map(|address| queries.versions(address)).collect::<Vec<_>>()).await;
+    for (address, requirements) in by_provider {
+        let provider = &requirements[0].provider;
         let locked = locked.get(provider);
         let required_by: BTreeSet<String> =
             requirements.iter().map(|requirement| requirement.location.to_string()).collect();
@@ -58,11 +55,11 @@ pub(super) async fn choose_versions(
         let constraints: HashSet<&Constraint> =
             requirements.iter().filter_map(|requirement| requirement.versions.as_ref()).collect();
         let constraint = Constraint::all(constraints);
-        let choose = |listed: &[Version]| {
-            queries.count_comparisons(listed.len().saturating_mul(constraint.number_of_conditions()))?;
+        let choose_matching = |listed: &[Version]| {
+            queries.comparisons.count(listed.len().saturating_mul(constraint.number_of_conditions()))?;
             choose_version(listed, &constraint, &requirements, locked)
         };
-        let chosen = choose_provider_version(queries, provider, choose).await;
+        let chosen = choose(queries, &address, choose_matching).await;
         tokio::task::yield_now().await;
         match chosen {
             Ok(chosen) => {
@@ -123,22 +120,16 @@ fn locked_providers(
     root: &Root,
     result: &mut ResolutionResult,
 ) -> BTreeMap<ProviderAddress, LockedProvider> {
-    let path = if root.folder.is_empty() { LOCK_FILE.to_owned() } else { format!("{}/{LOCK_FILE}", root.folder) };
-    let text = match files.get(&path) {
-        None => return BTreeMap::new(),
-        Some(Ok(text)) => text,
-        Some(Err(reason)) => {
-            result.add_unavailable(&path, format!("{reason}: larder does not read this file"), [path.clone()]);
-            return BTreeMap::new();
-        }
+    let path = child_path(&root.folder, LOCK_FILE);
+    let locked = match files.get(&path) {
+        None => Ok(Vec::new()),
+        Some(Ok(text)) => lock_file::parse(text.as_bytes()).map_err(|bad| bad.problems()),
+        Some(Err(reason)) => Err(vec![format!("{reason}: larder does not read this file")]),
     };
-    let locked = match lock_file::parse(text.as_bytes()) {
-        Ok(locked) => locked,
-        Err(bad) => {
-            bad.problems().into_iter().for_each(|problem| result.add_unavailable(&path, problem, [path.clone()]));
-            return BTreeMap::new();
-        }
-    };
+    let locked = locked.unwrap_or_else(|problems| {
+        problems.into_iter().for_each(|problem| result.add_unavailable(&path, problem, [path.clone()]));
+        Vec::new()
+    });
     let mut by_provider: BTreeMap<ProviderAddress, LockedProvider> =
         locked.into_iter().map(|locked| (locked.provider.clone(), locked)).collect();
     if root.client == ClientKind::Opentofu {
@@ -157,7 +148,8 @@ fn for_opentofu(locked: &LockedProvider) -> Option<LockedProvider> {
     if registry_and_namespace != TERRAFORM_DEFAULT {
         return None;
     }
-    let provider = ProviderAddress { host: Hostname::parse(OPENTOFU_REGISTRY).ok()?, ..locked.provider.clone() };
+    let provider =
+        ProviderAddress { host: Hostname::parse(ClientKind::Opentofu.default_host()).ok()?, ..locked.provider.clone() };
     Some(LockedProvider { provider, hashes: Vec::new(), ..locked.clone() })
 }
 
@@ -168,50 +160,22 @@ pub(super) struct ChosenVersion {
     pub(super) extra_platforms: Vec<Platform>,
 }
 
-/// Chooses a version of a provider.
+/// Chooses a version of a provider or module.
 ///
 /// # Errors
 /// The reason why none matches.
-async fn choose_provider_version(
+pub(super) async fn choose(
     queries: &RegistryQueries<'_, impl Registries>,
-    provider: &ProviderAddress,
+    address: &Address,
     choose: impl Fn(&[Version]) -> Result<Version, String>,
 ) -> Result<ChosenVersion, String> {
-    let listed = queries.provider_versions(provider).await?;
-    match choose(&listed) {
-        Ok(version) => Ok(ChosenVersion { version, extra_platforms: Vec::new() }),
-        Err(reason) => choose_unlisted(queries.unlisted_provider_versions(provider).await?, reason, choose),
-    }
-}
-
-/// Chooses a version of a module.
-///
-/// # Errors
-/// The reason why none matches.
-pub(super) async fn choose_module_version(
-    queries: &RegistryQueries<'_, impl Registries>,
-    module: &ModuleAddress,
-    choose: impl Fn(&[Version]) -> Result<Version, String>,
-) -> Result<Version, String> {
-    let listed = queries.module_versions(module).await?;
-    match choose(&listed) {
-        Ok(version) => Ok(version),
-        Err(reason) => choose_unlisted(queries.unlisted_module_versions(module).await?, reason, choose)
-            .map(|chosen| chosen.version),
-    }
-}
-
-fn choose_unlisted(
-    unlisted: Option<UnlistedVersions>,
-    reason: String,
-    choose: impl Fn(&[Version]) -> Result<Version, String>,
-) -> Result<ChosenVersion, String> {
-    match unlisted {
-        Some(UnlistedVersions { versions, platforms }) => {
-            choose(&versions).map(|version| ChosenVersion { version, extra_platforms: platforms })
-        }
-        None => Err(reason),
-    }
+    let listed = queries.versions(address).await?;
+    let reason = match choose(&listed) {
+        Ok(version) => return Ok(ChosenVersion { version, extra_platforms: Vec::new() }),
+        Err(reason) => reason,
+    };
+    let unlisted = queries.unlisted_versions(address).await?.ok_or(reason)?;
+    Ok(ChosenVersion { version: choose(&unlisted.versions)?, extra_platforms: unlisted.platforms })
 }
 
 /// Resolves an address to its own archive; the modules that it calls are not resolved.
@@ -224,14 +188,12 @@ pub(super) async fn resolve_address(
     let required_by = selector.to_string();
     let chosen = match selector {
         PackageSelector::Provider(selection) => {
-            let choose = |listed: &[Version]| choose_cloned(listed, |listed| selection.choose(listed));
-            choose_provider_version(queries, &selection.of, choose).await.map(|chosen| {
-                require_provider(result, &selection.of, &chosen, platforms, &[], [required_by.clone()]);
-            })
+            let chosen = choose_provider(queries, selection).await;
+            chosen.map(|chosen| require_provider(result, &selection.of, &chosen, platforms, &[], [required_by.clone()]))
         }
         PackageSelector::Module(selection) => {
-            let choose = |listed: &[Version]| choose_cloned(listed, |listed| selection.choose(listed));
-            choose_module_version(queries, &selection.of, choose).await.map(|version| {
+            let choose_listed = |listed: &[Version]| selection.choose(&listed.iter().collect::<Vec<_>>()).cloned();
+            choose(queries, &(&selection.of).into(), choose_listed).await.map(|ChosenVersion { version, .. }| {
                 let package = ModulePackage { module: selection.of.clone(), version };
                 result.require(Artifact::Module(package), &[], [required_by.clone()]);
             })
@@ -240,6 +202,14 @@ pub(super) async fn resolve_address(
     if let Err(reason) = chosen {
         result.add_unavailable(&required_by, reason, [required_by.clone()]);
     }
+}
+
+async fn choose_provider(
+    queries: &RegistryQueries<'_, impl Registries>,
+    selection: &Selection<ProviderAddress>,
+) -> Result<ChosenVersion, String> {
+    let choose_listed = |listed: &[Version]| selection.choose(&listed.iter().collect::<Vec<_>>()).cloned();
+    choose(queries, &(&selection.of).into(), choose_listed).await
 }
 
 /// Resolves a lock file.
@@ -252,8 +222,7 @@ pub(super) async fn resolve_lock_file(
 ) {
     let resolved = locked.iter().map(|locked| async move {
         let selection = Selection { of: locked.provider.clone(), versions: Versions::Exactly(locked.version.clone()) };
-        let choose = |listed: &[Version]| choose_cloned(listed, |listed| selection.choose(listed));
-        let chosen = choose_provider_version(queries, &locked.provider, choose).await;
+        let chosen = choose_provider(queries, &selection).await;
         (locked, selection, chosen)
     });
     for (LockedProvider { provider, hashes, .. }, selection, chosen) in join_all(resolved.collect::<Vec<_>>()).await {
@@ -277,12 +246,4 @@ fn require_provider(
         let package = Package { provider: provider.clone(), version: version.clone(), platform: platform.clone() };
         result.require(Artifact::Provider(package), hashes, required_by.clone());
     }
-}
-
-/// Applies a choice among references to a list of versions.
-fn choose_cloned(
-    listed: &[Version],
-    choose: impl for<'a> FnOnce(&[&'a Version]) -> Result<&'a Version, String>,
-) -> Result<Version, String> {
-    choose(&listed.iter().collect::<Vec<_>>()).cloned()
 }

@@ -1,14 +1,17 @@
 //! The bridge between git's blocking code and the async connector. Requests go as messages to the future that runs the
-//! job, and answers come back in chunks. So all traffic uses the connector, and no thread blocks on a socket. If the
-//! future of the job is dropped, readers fail at once, as they do when the transfer is too slow or too large.
+//! fetch, and answers come back in chunks. So all traffic uses the connector, and no thread blocks on a socket. If the
+//! future of the fetch is dropped, readers fail at once, as they do when the transfer is too slow or too large.
 
-use std::io::{self, BufRead, Read, Write};
+use std::cell::RefCell;
+use std::io::{self, BufRead, Cursor, Read, Write};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes};
-use http::HeaderMap;
+use gix_transport::client::blocking_io::http::{GetResponse, Http, PostBodyDataKind, PostResponse};
+use http::{HeaderMap, HeaderName, HeaderValue};
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 use url::Url;
@@ -26,15 +29,18 @@ pub(super) type BridgeChunk = Option<Bytes>;
 /// Messages to the connector.
 pub(super) enum BridgeRequest {
     Http(HttpRequest),
-    Ssh {
-        repository: SshRepository,
-        /// Output of the ssh server.
-        output: mpsc::Sender<BridgeChunk>,
-        /// Input of the ssh server.
-        input: mpsc::Receiver<Bytes>,
-        /// True while a reader waits for output. Silence of the server counts only then.
-        reader_waits: Arc<AtomicBool>,
-    },
+    Ssh(SshRequest),
+}
+
+/// A connection of git's code to an ssh server.
+pub(super) struct SshRequest {
+    pub(super) repository: SshRepository,
+    /// Output of the ssh server.
+    pub(super) output: mpsc::Sender<BridgeChunk>,
+    /// Input of the ssh server.
+    pub(super) input: mpsc::Receiver<Bytes>,
+    /// True while a reader waits for output. Silence of the server counts only then.
+    pub(super) reader_waits: Arc<AtomicBool>,
 }
 
 /// An HTTP request of git's code.
@@ -88,9 +94,8 @@ impl GitBridge {
         let (output, chunks) = mpsc::channel(MAX_QUEUED_CHUNKS);
         let (input, input_receiver) = mpsc::channel(MAX_QUEUED_CHUNKS);
         let reader_waits = Arc::new(AtomicBool::new(false));
-        let request =
-            BridgeRequest::Ssh { repository, output, input: input_receiver, reader_waits: Arc::clone(&reader_waits) };
-        self.requests.blocking_send(request).map_err(|_| bridge_broken())?;
+        let request = SshRequest { repository, output, input: input_receiver, reader_waits: Arc::clone(&reader_waits) };
+        self.requests.blocking_send(BridgeRequest::Ssh(request)).map_err(|_| bridge_broken())?;
         Ok((BridgeReader::new(chunks, reader_waits, Arc::clone(&self.throughput)), SshInput(input)))
     }
 }
@@ -172,7 +177,7 @@ impl Write for SshInput {
 /// The minimum throughput, the same as for archives. Slower transfers would keep permits that others wait for.
 const MIN_BYTES_PER_SECOND: f64 = 1024.0;
 
-/// Waiting times and received bytes of one job.
+/// The received bytes and waiting times of all connections that one fetch opens, one after the other.
 #[derive(Debug)]
 pub(super) struct ThroughputGuard {
     limits: GitLimits,
@@ -208,7 +213,7 @@ impl ThroughputGuard {
         Self { limits, state: Mutex::default() }
     }
 
-    /// Starts another conversation, or another answer within a conversation.
+    /// Starts an answer: the first of a connection, or another one. The time to prepare a pack goes on.
     pub(super) fn start_answer(&self) {
         self.state.lock().stage = TransferStage::BeforePack(0);
     }
@@ -248,6 +253,199 @@ impl ThroughputGuard {
         }
         Err(Fault::Slow(format!("less than 1 KiB/s over {} s", waited.as_secs())))
     }
+}
+
+/// gix's HTTP client for one repository.
+pub(super) struct HttpTransport {
+    bridge: GitBridge,
+    /// URL of the repository after a redirect.
+    redirected_url: Option<String>,
+}
+
+impl HttpTransport {
+    pub(super) fn new(bridge: GitBridge) -> Self {
+        Self { bridge, redirected_url: None }
+    }
+}
+
+impl Http for HttpTransport {
+    type Headers = Lazy<Cursor<Vec<u8>>>;
+    type ResponseBody = Lazy<BridgeReader>;
+    type PostBody = RequestBody;
+
+    fn get(
+        &mut self,
+        url: &str,
+        base_url: &str,
+        headers: impl IntoIterator<Item = impl AsRef<str>>,
+    ) -> gix_error::Result<GetResponse<Self::Headers, Self::ResponseBody>> {
+        let parsed_url = parse_url(url)?;
+        let (head, reader) =
+            self.bridge.exchange(parsed_url.clone(), header_map(headers), None).map_err(to_gix_error)?;
+        if head.url != parsed_url {
+            let path_below_base = url.strip_prefix(base_url).unwrap_or_default();
+            let base = head.url.as_str().strip_suffix(path_below_base).filter(|_| !path_below_base.is_empty());
+            let base =
+                base.ok_or_else(|| to_gix_error(io::Error::other("a redirect to a URL that is not a git repository")))?;
+            self.redirected_url = Some(base.to_owned());
+        }
+        Ok(GetResponse { headers: Lazy::opened(header_lines(&head)), body: Lazy::opened(reader) })
+    }
+
+    fn post(
+        &mut self,
+        url: &str,
+        _base_url: &str,
+        headers: impl IntoIterator<Item = impl AsRef<str>>,
+        _body: PostBodyDataKind,
+    ) -> gix_error::Result<PostResponse<Self::Headers, Self::ResponseBody, RequestBody>> {
+        let exchange = Exchange::Collecting {
+            bridge: self.bridge.clone(),
+            url: parse_url(url)?,
+            headers: header_map(headers),
+            body: Vec::new(),
+        };
+        let exchange = Rc::new(RefCell::new(exchange));
+        Ok(PostResponse {
+            post_body: RequestBody(Rc::clone(&exchange)),
+            headers: Lazy::new({
+                let exchange = Rc::clone(&exchange);
+                move || Ok(exchange.borrow_mut().send()?.as_ref().map(header_lines).unwrap_or_default())
+            }),
+            body: Lazy::new(move || exchange.borrow_mut().take_answer()),
+        })
+    }
+
+    fn configure(&mut self, _config: &dyn std::any::Any) -> gix_error::Result {
+        Ok(())
+    }
+
+    fn redirected_base_url(&self) -> Option<String> {
+        self.redirected_url.clone()
+    }
+}
+
+/// A request, followed by its answer.
+enum Exchange {
+    /// The request body is incomplete.
+    Collecting { bridge: GitBridge, url: Url, headers: HeaderMap, body: Vec<u8> },
+    /// The answer is arriving.
+    Answering(BridgeReader),
+    /// The request failed, or a reader has taken the answer.
+    Finished,
+}
+
+impl Exchange {
+    /// Sends the request with the collected body, unless the request was sent already.
+    fn send(&mut self) -> io::Result<Option<Head>> {
+        match std::mem::replace(self, Self::Finished) {
+            Self::Collecting { bridge, url, headers, body } => {
+                let (head, reader) = bridge.exchange(url, headers, Some(Bytes::from(body)))?;
+                *self = Self::Answering(reader);
+                Ok(Some(head))
+            }
+            unchanged => {
+                *self = unchanged;
+                Ok(None)
+            }
+        }
+    }
+
+    /// The body of the answer, sending the request if that was not done.
+    fn take_answer(&mut self) -> io::Result<BridgeReader> {
+        self.send()?;
+        match std::mem::replace(self, Self::Finished) {
+            Self::Answering(reader) => Ok(reader),
+            Self::Collecting { .. } | Self::Finished => Err(request_failed()),
+        }
+    }
+}
+
+/// Writer of the request body. The request is sent when its answer is first read.
+pub(super) struct RequestBody(Rc<RefCell<Exchange>>);
+
+impl Write for RequestBody {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match &mut *self.0.borrow_mut() {
+            Exchange::Collecting { body, .. } => body.extend_from_slice(bytes),
+            Exchange::Answering(_) | Exchange::Finished => {
+                return Err(io::Error::other("the request was sent already"));
+            }
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A reader that is opened when something is read.
+pub(super) struct Lazy<R> {
+    open: Option<Box<dyn FnOnce() -> io::Result<R>>>,
+    reader: Option<R>,
+}
+
+impl<R> Lazy<R> {
+    fn new(open: impl FnOnce() -> io::Result<R> + 'static) -> Self {
+        Self { open: Some(Box::new(open)), reader: None }
+    }
+
+    fn opened(reader: R) -> Self {
+        Self { open: None, reader: Some(reader) }
+    }
+
+    fn reader(&mut self) -> io::Result<&mut R> {
+        if let Some(open) = self.open.take() {
+            self.reader = Some(open()?);
+        }
+        self.reader.as_mut().ok_or_else(request_failed)
+    }
+}
+
+impl<R: Read> Read for Lazy<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.reader()?.read(buffer)
+    }
+}
+
+impl<R: BufRead> BufRead for Lazy<R> {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        self.reader()?.fill_buf()
+    }
+
+    fn consume(&mut self, read: usize) {
+        if let Some(reader) = &mut self.reader {
+            reader.consume(read);
+        }
+    }
+}
+
+fn request_failed() -> io::Error {
+    io::Error::other("the request failed")
+}
+
+fn header_lines(head: &Head) -> Cursor<Vec<u8>> {
+    Cursor::new([b"Content-Type: ", &head.content_type[..], b"\n"].concat())
+}
+
+fn parse_url(url: &str) -> gix_error::Result<Url> {
+    Url::parse(url).map_err(|_| to_gix_error(io::Error::other("an invalid URL")))
+}
+
+fn to_gix_error(error: io::Error) -> gix_error::Error {
+    gix_error::Error::from_error(error)
+}
+
+fn header_map(lines: impl IntoIterator<Item = impl AsRef<str>>) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    for line in lines {
+        let Some((name, value)) = line.as_ref().split_once(':') else { continue };
+        if let (Ok(name), Ok(value)) = (HeaderName::try_from(name.trim()), HeaderValue::try_from(value.trim())) {
+            headers.insert(name, value);
+        }
+    }
+    headers
 }
 
 #[cfg(test)]

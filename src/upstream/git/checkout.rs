@@ -9,8 +9,8 @@ use gix_object::{Find, FindExt, FindHeader, Kind};
 use gix_worktree::validate::path::component;
 
 use super::attributes::{Attributes, find_costly_pattern};
+use super::connection::Objects;
 use super::error::GitCodeError;
-use super::fetch::Objects;
 use crate::packaging::{Tree, TreeError, TreePath};
 
 /// The longest symlink target that common file systems accept.

@@ -1,14 +1,14 @@
-//! Errors of git jobs: upstream failures, refused trees, and local disk errors.
+//! Errors of git fetches: upstream failures, refused trees, and local disk errors.
 
 use std::io;
 use std::sync::Arc;
 
-use super::GitRequest;
 use super::blocking_bridge::BridgeBroken;
 use crate::packaging::TreeError;
 use crate::upstream::error::{Fault, UpstreamError};
+use crate::upstream::request::UpstreamRequest;
 
-/// An error of a git job.
+/// An error of a git fetch.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum GitError {
     /// The repository or the connection failed.
@@ -37,7 +37,7 @@ pub enum GitError {
 /// Errors inside git's code.
 #[derive(Debug)]
 pub(super) enum GitCodeError {
-    /// The connection broke, or the job was cancelled. The connector's own error has the reason.
+    /// The connection broke, or the fetch was cancelled. The connector's own error has the reason.
     BridgeClosed,
     /// The repository sent unusable data.
     Unusable {
@@ -115,8 +115,8 @@ impl GitCodeError {
     }
 
     /// Converts to the public error. A server's text may quote a credential, so it is filtered.
-    pub(super) fn into_git_error(self, request: &GitRequest<'_>) -> GitError {
-        let filtered = |text: String| request.credential_scope.text_without_credentials(&text).to_owned();
+    pub(super) fn into_git_error(self, request: &UpstreamRequest<'_>) -> GitError {
+        let filtered = |text: String| request.credentials.text_without_credentials(&text).to_owned();
         match self {
             Self::BridgeClosed => {
                 request.failed(String::new(), Fault::Unreachable("the job was stopped".into())).into()
@@ -129,13 +129,13 @@ impl GitCodeError {
             }
             Self::Tree { origin, error: TreeError::Refused { entry, reason } } => {
                 let error = TreeError::Refused { entry: filtered(entry), reason: filtered(reason) };
-                GitError::Tree { subject: request.subject.to_owned(), origin, error }
+                GitError::Tree { subject: request.label.to_owned(), origin, error }
             }
             Self::Tree { error: TreeError::Spool(error), .. } => {
-                GitError::Disk { subject: request.subject.to_owned(), error }
+                GitError::Disk { subject: request.label.to_owned(), error }
             }
-            Self::Tree { origin, error } => GitError::Tree { subject: request.subject.to_owned(), origin, error },
-            Self::Disk(error) => GitError::Disk { subject: request.subject.to_owned(), error: Arc::new(error) },
+            Self::Tree { origin, error } => GitError::Tree { subject: request.label.to_owned(), origin, error },
+            Self::Disk(error) => GitError::Disk { subject: request.label.to_owned(), error: Arc::new(error) },
         }
     }
 }

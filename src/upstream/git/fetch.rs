@@ -1,279 +1,321 @@
-//! A conversation with one repository: lists its refs and fetches packs.
+//! One git fetch: resolves the reference, fetches the pack, lays out the files, and repeats this for each submodule.
 
-use std::io;
-use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use gix_hash::ObjectId;
-use gix_object::bstr::BString;
-use gix_protocol::fetch::negotiate::{Action, Round, one_round};
-use gix_protocol::fetch::{Arguments, Context, Negotiate, Options, Response, Shallow, Tags};
-use gix_protocol::handshake::Ref;
-use gix_protocol::ls_refs::RefPrefixes;
-use gix_protocol::{Handshake, LsRefsCommand};
-use gix_transport::client::blocking_io::Transport;
-use gix_transport::client::blocking_io::http::connect_http;
-use gix_transport::client::git::ConnectMode;
-use gix_transport::client::git::blocking_io::Connection;
-use gix_transport::{Protocol, Service};
-use gix_utils::progress::Discard;
+use gix_object::{FindHeader, Kind};
 
-use super::blocking_bridge::{GitBridge, ThroughputGuard};
-use super::delta_memory::PackLimits;
+use super::blocking_bridge::GitBridge;
+use super::checkout::{Checkout, CheckoutResult};
+use super::connection::{Extent, Objects, RepositoryConnection};
 use super::error::GitCodeError;
-use super::http::HttpTransport;
-use super::pack_scanner::PackScanner;
-use super::refs::OfferedRef;
-use super::repository::Repository;
-use crate::packaging::TreeError;
-use crate::upstream::limits::GitLimits;
+use super::refs::{OfferedRef, Reference, ResolvedRef, TIP_PREFIXES};
+use super::repository::{Repository, Submodule, Submodules};
+use super::{GitSource, GitTree};
+use crate::packaging::{Tree, TreeError, TreePath};
+use crate::upstream::error::UpstreamError;
+use crate::upstream::limits::{GitLimits, Permit};
+use crate::upstream::request::UpstreamRequest;
 
-/// User agent, in git's form.
-const AGENT: &str = concat!("git/larder-", env!("CARGO_PKG_VERSION"));
-
-/// The objects of one pack.
-pub(super) type Objects = gix_odb::Handle;
-
-/// The objects to fetch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Extent {
-    /// The commit and its tree, without its history.
-    OneCommit,
-    /// The commit and its history, without trees.
-    CommitsOnly,
-    /// The commit, its history and all their trees.
-    Everything,
-}
-
-/// An open connection to one repository.
-pub(super) struct Conversation {
-    transport: Box<dyn Transport>,
-    handshake: Handshake,
-    /// The repository's origin.
-    pub(super) origin: String,
+/// One git fetch: a repository, a reference, and limits.
+pub(super) struct GitFetch {
+    repository: Repository,
+    reference: Option<String>,
+    has_depth: bool,
+    scratch: PathBuf,
     limits: GitLimits,
-    throughput: Arc<ThroughputGuard>,
 }
 
-/// Allocation limit for the pack of a history. The history may contain larger files than the wanted commit, and many
-/// objects, which are entries of one table.
-const MAX_HISTORY_ALLOCATION_BYTES: usize = 256 << 20;
+/// The state of a fetch.
+struct RunningFetch<'a> {
+    fetch: &'a GitFetch,
+    bridge: &'a GitBridge,
+    stop: &'a AtomicBool,
+    /// Number of packs received. Each has a folder.
+    packs: usize,
+    submodules: usize,
+    tree: Tree,
+    lfs_pointers: Vec<String>,
+    unknown_encodings: Vec<String>,
+}
 
-impl Conversation {
-    /// Connects to a repository and negotiates the protocol.
-    pub(super) fn open(bridge: &GitBridge, repository: &Repository, limits: GitLimits) -> Result<Self, GitCodeError> {
-        let origin = repository.origin_text();
-        let largest_object = limits.object_bytes;
-        bridge.throughput.start_answer();
-        let mut transport: Box<dyn Transport> = match repository {
-            Repository::Http(url) => {
-                let url = url.as_str().trim_end_matches('/');
-                let url = gix_url::parse(url).map_err(|e| GitCodeError::of(&origin, largest_object, &e))?;
-                Box::new(connect_http(HttpTransport::new(bridge.clone()), url, Protocol::V2, false))
-            }
-            Repository::Ssh(ssh) => {
-                let (output, input) = bridge.connect_ssh(ssh.clone()).map_err(|_| GitCodeError::BridgeClosed)?;
-                let path = ssh.path.as_str();
-                let no_virtual_host = None::<(&str, _)>;
-                Box::new(Connection::new(
-                    output,
-                    input,
-                    Protocol::V2,
-                    path,
-                    no_virtual_host,
-                    ConnectMode::Process,
-                    false,
-                ))
-            }
-        };
-        let handshake =
-            gix_protocol::handshake(&mut transport, Service::UploadPack, |_| Ok(None), Vec::new(), &mut Discard);
-        let handshake = handshake.map_err(|e| GitCodeError::of(&origin, largest_object, &e))?;
-        let format = handshake.capabilities.capability("object-format");
-        if format.and_then(|format| format.value().map(|value| value != "sha1")).unwrap_or_default() {
-            return Err(GitCodeError::unusable(
-                &origin,
-                "a repository whose objects have no SHA-1, which larder cannot read",
-            ));
+impl GitFetch {
+    /// # Errors
+    /// The source's URL is not that of a repository.
+    pub(super) fn new(
+        request: UpstreamRequest<'_>,
+        source: &GitSource,
+        scratch: &Path,
+        limits: GitLimits,
+    ) -> Result<Self, UpstreamError> {
+        let refused = |bad| request.unusable(&source.url, format!("a source that is not fetched: {bad}"));
+        Ok(Self {
+            repository: Repository::of(&source.url).map_err(refused)?,
+            reference: source.reference.clone(),
+            // go-getter treats a depth of 0 as none.
+            has_depth: source.depth.is_some_and(|depth| depth > 0),
+            scratch: scratch.to_owned(),
+            limits,
+        })
+    }
+
+    /// The repository's origin.
+    pub(super) fn origin(&self) -> String {
+        self.repository.origin_text()
+    }
+
+    fn unusable(&self, reason: impl Into<String>) -> GitCodeError {
+        GitCodeError::unusable(&self.origin(), reason)
+    }
+
+    fn parse_reference(&self) -> Result<Reference, GitCodeError> {
+        let reference = Reference::parse(self.reference.as_deref(), self.has_depth);
+        reference.map_err(|error| {
+            let text = self.reference.as_deref().unwrap_or_default();
+            self.unusable(format!("a source whose reference {text:?} is not fetched: {error}"))
+        })
+    }
+
+    /// The commit, if the reference is a full id.
+    pub(super) fn full_id(&self) -> Option<String> {
+        match self.parse_reference() {
+            Ok(Reference::Id(id)) => Some(id.to_string()),
+            Ok(_) | Err(_) => None,
         }
-        Ok(Self { transport, handshake, origin, limits, throughput: Arc::clone(&bridge.throughput) })
     }
 
-    fn git_error(&self, error: &gix_error::Error) -> GitCodeError {
-        GitCodeError::of(&self.origin, self.limits.object_bytes, error)
-    }
-
-    /// Lists the refs that begin with one of these prefixes. Older servers send all refs. The number of refs is limited,
-    /// because all of them are in memory.
-    pub(super) fn list_refs(&mut self, prefixes: &[String]) -> Result<Vec<OfferedRef>, GitCodeError> {
-        let refs = match &self.handshake.refs {
-            Some(refs) => refs.clone(),
-            None => {
-                let mut ref_prefixes = RefPrefixes::new();
-                ref_prefixes.extend(prefixes.iter().map(|prefix| BString::from(prefix.as_str())));
-                let agent = ("agent", Some(AGENT.into()));
-                let command = LsRefsCommand::new(Some(ref_prefixes), &self.handshake.capabilities, agent);
-                let listed = command.invoke_blocking(&mut self.transport, &mut Discard, false);
-                listed.map_err(|e| self.git_error(&e))?
+    fn not_found_error(&self) -> GitCodeError {
+        match &self.reference {
+            Some(reference) if !reference.is_empty() => {
+                self.unusable(format!("a repository without a branch, a tag or a commit that is called {reference:?}"))
             }
-        };
-        if refs.len() > self.limits.names {
-            return Err(GitCodeError::tree(&self.origin, TreeError::TooLarge(format!("{} names", self.limits.names))));
+            _ => self.unusable("a repository without a commit"),
         }
-        Ok(refs.into_iter().filter_map(offered_ref).collect())
     }
 
-    /// Returns true if the server may send objects that no ref names.
-    pub(super) fn may_serve_any_id(&self) -> bool {
-        self.handshake.server_protocol_version == Protocol::V2
+    /// Connects to the repository, and resolves the reference among the refs that the server offers.
+    fn resolve(
+        &self,
+        bridge: &GitBridge,
+    ) -> Result<(RepositoryConnection, Vec<OfferedRef>, ResolvedRef), GitCodeError> {
+        let reference = self.parse_reference()?;
+        let mut connection = RepositoryConnection::open(bridge, &self.repository, self.limits)?;
+        let offered = connection.list_refs(&reference.prefixes())?;
+        let resolved = reference.resolve(&offered);
+        Ok((connection, offered, resolved))
     }
 
-    /// Returns true if the server can omit trees.
-    pub(super) fn can_omit_trees(&self) -> bool {
-        let fetch = self.handshake.capabilities.capability("fetch");
-        self.may_serve_any_id() && fetch.and_then(|fetch| fetch.supports("filter")).unwrap_or_default()
+    /// Resolves the reference among the server's refs, without a pack. `None` for an abbreviated id.
+    pub(super) fn resolve_by_refs(&self, bridge: &GitBridge) -> Result<Option<String>, GitCodeError> {
+        match self.resolve(bridge)?.2 {
+            ResolvedRef::Offered(offered) => Ok(Some(offered.peeled.to_string())),
+            ResolvedRef::Id(id) => Ok(Some(id.to_string())),
+            ResolvedRef::AbbreviatedId(_) => Ok(None),
+            ResolvedRef::NotFound => Err(self.not_found_error()),
+        }
     }
 
-    /// Fetches a pack into `folder`, which is created.
-    pub(super) fn fetch_pack(
+    /// Fetches the commit and lays out its tree.
+    pub(super) fn fetch(
+        &self,
+        bridge: &GitBridge,
+        stop: &AtomicBool,
+        tree: Tree,
+        permit: Permit,
+    ) -> Result<GitTree, GitCodeError> {
+        let (connection, offered, resolved) = self.resolve(bridge)?;
+        let (lfs_pointers, unknown_encodings) = (Vec::new(), Vec::new());
+        let mut running =
+            RunningFetch { fetch: self, bridge, stop, packs: 0, submodules: 0, tree, lfs_pointers, unknown_encodings };
+        let (objects, id) = running.fetch_resolved(connection, resolved, &offered)?;
+        let commit = running.lay_out(&self.repository, &objects, id, &TreePath::root(), 0)?;
+        Ok(GitTree { commit: commit.to_string(), notes: running.notes(), tree: running.tree, permit })
+    }
+}
+
+impl RunningFetch<'_> {
+    /// Fetches the objects of the resolved commit. Returns the objects, and the id of the commit or of its tag.
+    fn fetch_resolved(
         &mut self,
+        mut connection: RepositoryConnection,
+        resolved: ResolvedRef,
+        offered: &[OfferedRef],
+    ) -> Result<(Objects, ObjectId), GitCodeError> {
+        let fetch = self.fetch;
+        match resolved {
+            ResolvedRef::Offered(tip) => {
+                return Ok((self.fetch_pack(&mut connection, &[tip.id], Extent::OneCommit)?, tip.id));
+            }
+            ResolvedRef::NotFound => return Err(fetch.not_found_error()),
+            ResolvedRef::Id(_) | ResolvedRef::AbbreviatedId(_) => {}
+        }
+        // The commits that branches and tags lead to, without their trees if the server can omit them.
+        let extent = if connection.can_omit_trees() { Extent::CommitsOnly } else { Extent::Everything };
+        let history = self.fetch_tips(&mut connection, offered, extent)?.ok_or_else(|| fetch.not_found_error())?;
+        let id = match resolved {
+            ResolvedRef::Id(id) if !is_commit(&history, &id) => {
+                let reason = format!("a repository in which no branch and no tag leads to the commit {id}");
+                return Err(fetch.unusable(reason));
+            }
+            ResolvedRef::Id(id) => id,
+            ResolvedRef::AbbreviatedId(prefix) => match commits_with_prefix(&history, &prefix).as_slice() {
+                [id] => *id,
+                [] => return Err(fetch.not_found_error()),
+                [..] => {
+                    let reason = format!("a repository with several commits whose ids begin with {prefix}");
+                    return Err(fetch.unusable(reason));
+                }
+            },
+            ResolvedRef::Offered(_) | ResolvedRef::NotFound => return Err(fetch.not_found_error()),
+        };
+        match extent {
+            Extent::Everything => Ok((history, id)),
+            _ => Ok((self.fetch_commit(&fetch.repository, connection, id)?, id)),
+        }
+    }
+
+    fn fetch_pack(
+        &mut self,
+        connection: &mut RepositoryConnection,
         wanted: &[ObjectId],
         extent: Extent,
-        folder: &Path,
-        stop: &AtomicBool,
     ) -> Result<Objects, GitCodeError> {
-        let packs = folder.join("pack");
-        std::fs::create_dir(folder).and_then(|()| std::fs::create_dir(&packs)).map_err(GitCodeError::Disk)?;
-        let shallow = match extent {
-            Extent::OneCommit => Shallow::DepthAtRemote(NonZeroU32::MIN),
-            Extent::CommitsOnly | Extent::Everything => Shallow::NoChange,
-        };
-        let (objects, object_bytes, chain_bytes) =
-            (self.limits.objects, self.limits.object_bytes, self.limits.chain_bytes);
-        let largest_blob = match extent {
-            Extent::OneCommit => object_bytes,
-            Extent::CommitsOnly | Extent::Everything => object_bytes.max(MAX_HISTORY_ALLOCATION_BYTES),
-        };
-        let limits = match extent {
-            Extent::OneCommit => PackLimits::for_one_commit(objects, object_bytes, chain_bytes),
-            Extent::CommitsOnly | Extent::Everything => {
-                PackLimits::for_history(objects, object_bytes, largest_blob, chain_bytes)
-            }
-        };
-        let throughput = Arc::clone(&self.throughput);
-        throughput.start_answer();
-        let store_pack = |pack: &mut dyn io::BufRead,
-                          progress: &mut dyn gix_utils::progress::DynNestedProgress,
-                          stop: &AtomicBool| {
-            let options = gix_pack::bundle::write::Options {
-                thread_limit: Some(1),
-                alloc_limit_bytes: Some(largest_blob),
-                ..Default::default()
-            };
-            let no_base_objects = None::<Objects>;
-            let mut pack = PackScanner::new(pack, limits, || throughput.start_pack());
-            let sha1 = gix_hash::Kind::Sha1;
-            gix_pack::Bundle::write_to_directory(
-                &mut pack,
-                Some(&packs),
-                progress,
-                stop,
-                no_base_objects,
-                sha1,
-                options,
-            )
-            .map(|_| true)
-        };
-        let context = Context {
-            handshake: &mut self.handshake,
-            transport: &mut self.transport,
-            user_agent: ("agent", Some(AGENT.into())),
-            trace_packetlines: false,
-        };
-        let options = Options {
-            shallow_file: folder.join("shallow"),
-            shallow: &shallow,
-            tags: Tags::None,
-            reject_shallow_remote: false,
-        };
-        let mut wants = WantedIds { wanted, extent };
-        let fetched = gix_protocol::fetch(&mut wants, store_pack, Discard, stop, context, options);
-        match fetched {
-            Ok(Some(_)) => open_pack(folder, largest_blob).map_err(GitCodeError::Disk),
-            Ok(None) => Err(GitCodeError::unusable(&self.origin, "an answer without the requested pack")),
-            Err(error) if is_refused_id(&error) => Err(GitCodeError::NoSuchId { origin: self.origin.clone() }),
-            Err(error) => Err(self.git_error(&error)),
-        }
-    }
-}
-
-/// Opens a received pack.
-fn open_pack(folder: &Path, largest_blob: usize) -> io::Result<Objects> {
-    let options = gix_odb::store::init::Options {
-        use_multi_pack_index: false,
-        alloc_limit_bytes: Some(largest_blob),
-        current_dir: Some(PathBuf::from("/")),
-        ..Default::default()
-    };
-    gix_odb::at_opts(folder, gix_hash::Kind::Sha1, None, options)
-}
-
-/// Returns true for a server's refusal of an id. gix reports the server's message as an unexpected part of the answer.
-fn is_refused_id(error: &gix_error::Error) -> bool {
-    let is_refusal = |error: &(dyn std::error::Error + 'static)| {
-        let text = error.to_string();
-        text.contains("not our ref") || text.contains("no such remote ref")
-    };
-    error.iter_errors().any(is_refusal)
-}
-
-fn offered_ref(found: Ref) -> Option<OfferedRef> {
-    Some(match found {
-        Ref::Peeled { full_ref_name, tag, object } => {
-            OfferedRef { name: full_ref_name.into(), id: tag, peeled: object, symbolic_target: None }
-        }
-        Ref::Direct { full_ref_name, object } => {
-            OfferedRef { name: full_ref_name.into(), id: object, peeled: object, symbolic_target: None }
-        }
-        Ref::Symbolic { full_ref_name, target, tag, object } => OfferedRef {
-            name: full_ref_name.into(),
-            id: tag.unwrap_or(object),
-            peeled: object,
-            symbolic_target: Some(target.into()),
-        },
-        Ref::Unborn { .. } => return None,
-    })
-}
-
-/// The ids to request. Larder has no objects to offer.
-struct WantedIds<'a> {
-    wanted: &'a [ObjectId],
-    extent: Extent,
-}
-
-impl Negotiate for WantedIds<'_> {
-    fn mark_complete_and_common_ref(&mut self) -> gix_error::Result<Action> {
-        Ok(Action::MustNegotiate { remote_ref_target_known: Vec::new() })
+        self.packs += 1;
+        connection.fetch_pack(wanted, extent, &self.fetch.scratch.join(format!("pack-{}", self.packs)), self.stop)
     }
 
-    fn add_wants(&mut self, arguments: &mut Arguments, _known: &[bool]) -> bool {
-        self.wanted.iter().for_each(|id| arguments.want(id));
-        if self.extent == Extent::CommitsOnly {
-            arguments.filter("tree:0");
-        }
-        !self.wanted.is_empty()
-    }
-
-    fn one_round(
+    /// Fetches what all branches and tags lead to. `None` for a repository without refs.
+    fn fetch_tips(
         &mut self,
-        _state: &mut one_round::State,
-        _arguments: &mut Arguments,
-        _previous: Option<&Response>,
-    ) -> gix_error::Result<(Round, bool)> {
-        let round =
-            Round { haves_sent: 0, in_vain: 0, haves_to_send: 0, previous_response_had_at_least_one_in_common: false };
-        Ok((round, true))
+        connection: &mut RepositoryConnection,
+        offered: &[OfferedRef],
+        extent: Extent,
+    ) -> Result<Option<Objects>, GitCodeError> {
+        let is_tip =
+            |name: &[u8]| name == b"HEAD" || name.starts_with(b"refs/heads/") || name.starts_with(b"refs/tags/");
+        let mut tips: Vec<_> =
+            offered.iter().filter(|offered| is_tip(&offered.name)).map(|offered| offered.id).collect();
+        tips.sort();
+        tips.dedup();
+        if tips.is_empty() { Ok(None) } else { self.fetch_pack(connection, &tips, extent).map(Some) }
     }
+
+    /// Fetches one commit. If the server refuses the id, fetches everything that branches and tags lead to.
+    fn fetch_commit(
+        &mut self,
+        repository: &Repository,
+        mut connection: RepositoryConnection,
+        id: ObjectId,
+    ) -> Result<Objects, GitCodeError> {
+        match self.fetch_pack(&mut connection, &[id], Extent::OneCommit) {
+            Err(GitCodeError::NoSuchId { .. }) => {
+                drop(connection);
+                self.fetch_everything(repository, id)
+            }
+            fetched => fetched,
+        }
+    }
+
+    /// Fetches everything that branches and tags lead to, in a new connection. Fails if the commit `id` is not in it.
+    fn fetch_everything(&mut self, repository: &Repository, id: ObjectId) -> Result<Objects, GitCodeError> {
+        let mut connection = RepositoryConnection::open(self.bridge, repository, self.fetch.limits)?;
+        let offered = connection.list_refs(&TIP_PREFIXES.map(str::to_owned))?;
+        let objects = self.fetch_tips(&mut connection, &offered, Extent::Everything)?;
+        objects.filter(|objects| is_commit(objects, &id)).ok_or_else(|| {
+            let reason = format!("a repository that does not serve the commit {id}");
+            GitCodeError::unusable(&repository.origin_text(), reason)
+        })
+    }
+
+    /// Lays out the commit `id` in the folder `target` of the tree, then its submodules. Returns the id of the commit,
+    /// to which `id` may be a tag.
+    fn lay_out(
+        &mut self,
+        repository: &Repository,
+        objects: &Objects,
+        id: ObjectId,
+        target: &TreePath,
+        depth: usize,
+    ) -> Result<ObjectId, GitCodeError> {
+        let origin = repository.origin_text();
+        let largest_object = self.fetch.limits.object_bytes;
+        let checkout = Checkout { objects, origin: &origin, target, largest_object, stop: self.stop };
+        let (commit, root) = checkout.peel_to_commit(id)?;
+        let CheckoutResult { submodules, gitmodules, lfs_pointers, unknown_encodings } =
+            checkout.lay_out(root, &mut self.tree)?;
+        self.lfs_pointers.extend(lfs_pointers);
+        self.unknown_encodings.extend(unknown_encodings);
+        let refused = |error| GitCodeError::tree(&origin, error);
+        let submodule_entries = Submodules::parse(gitmodules.as_deref()).map_err(refused)?;
+        for (path, id) in submodules {
+            // Each lookup scans all submodules, so many lookups take long.
+            checkout.check_cancelled()?;
+            let Submodule::From(inner_repository) =
+                submodule_entries.find(path.as_ref(), repository).map_err(refused)?
+            else {
+                continue;
+            };
+            let GitLimits { submodule_depth: limit, submodules, .. } = self.fetch.limits;
+            if depth >= limit {
+                return Err(refused(TreeError::TooLarge(format!("{limit} submodules one in the other"))));
+            }
+            self.submodules += 1;
+            if self.submodules > submodules {
+                return Err(refused(TreeError::TooLarge(format!("{submodules} submodules"))));
+            }
+            let inner_target = TreePath::parse(&path).and_then(|path| target.join(&path));
+            let inner_target = inner_target.map_err(|error| refused(TreeError::bad_path(&path, &error)))?;
+            let objects = self.fetch_submodule(&inner_repository, id)?;
+            self.lay_out(&inner_repository, &objects, id, &inner_target, depth + 1)?;
+        }
+        Ok(commit)
+    }
+
+    /// Fetches the commit of a submodule. The outer tree names the commit, so no ref of the submodule needs to lead to it.
+    fn fetch_submodule(&mut self, repository: &Repository, id: ObjectId) -> Result<Objects, GitCodeError> {
+        let mut connection = RepositoryConnection::open(self.bridge, repository, self.fetch.limits)?;
+        if !connection.may_serve_any_id() {
+            let offered = connection.list_refs(&TIP_PREFIXES.map(str::to_owned))?;
+            if !offered.iter().any(|offered| offered.id == id) {
+                drop(connection);
+                return self.fetch_everything(repository, id);
+            }
+        }
+        self.fetch_commit(repository, connection, id)
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        if !self.lfs_pointers.is_empty() {
+            notes.push(format!("pointers of Git LFS stay pointers: {}", join_first(&self.lfs_pointers)));
+        }
+        if !self.unknown_encodings.is_empty() {
+            let files = join_first(&self.unknown_encodings);
+            notes.push(format!("files whose working-tree-encoding is not known stay in UTF-8: {files}"));
+        }
+        notes
+    }
+}
+
+fn is_commit(objects: &Objects, id: &ObjectId) -> bool {
+    let header = FindHeader::try_header(objects, id);
+    matches!(header, Ok(Some(header)) if matches!(header.kind, Kind::Commit | Kind::Tag))
+}
+
+/// The commits and tags whose ids begin with `prefix`.
+fn commits_with_prefix(objects: &Objects, prefix: &str) -> Vec<ObjectId> {
+    let Ok(prefix) = gix_hash::Prefix::from_hex(prefix) else { return Vec::new() };
+    let mut found = std::collections::HashSet::new();
+    if objects.lookup_prefix(prefix, Some(&mut found)).is_err() {
+        return Vec::new();
+    }
+    found.into_iter().filter(|id| is_commit(objects, id)).collect()
+}
+
+/// Joins the first few texts, and counts the others.
+fn join_first(texts: &[String]) -> String {
+    const MAX_QUOTED: usize = 3;
+    let shown = texts.iter().take(MAX_QUOTED).map(String::as_str).collect::<Vec<_>>().join(", ");
+    if texts.len() > MAX_QUOTED { format!("{shown} and {} more", texts.len() - MAX_QUOTED) } else { shown }
 }

@@ -4,11 +4,9 @@
 mod attributes;
 mod blocking_bridge;
 mod checkout;
-mod delta_memory;
+mod connection;
 mod error;
 mod fetch;
-mod http;
-mod job;
 mod pack_scanner;
 mod refs;
 mod repository;
@@ -21,8 +19,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use ::http::{HeaderMap, Method, header};
 use bytes::Bytes;
+use http::{HeaderMap, Method, header};
+use reqwest::{RequestBuilder, Response};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use url::Url;
@@ -30,41 +29,13 @@ use url::Url;
 use self::blocking_bridge::{BridgeChunk, BridgeRequest, GitBridge, Head, HttpRequest};
 use self::error::GitCodeError;
 pub use self::error::GitError;
-use self::job::Job;
-use self::repository::Repository;
-use super::CredentialScope;
-use super::backoff::{RequestObserver, RequestTime};
-use super::clients::AcceptedCoding;
-use super::concurrency_limits::Permit;
+use self::fetch::GitFetch;
 use super::error::{Fault, UpstreamError};
-use super::outbound::{Outbound, UpstreamResponse, failure, origin};
-use super::request::{RequestPriority, UpstreamRequest, fault_of_client_error};
+use super::limits::Permit;
+use super::outbound::{Outbound, origin};
+use super::request::{AcceptedCoding, UpstreamRequest, fault_of_client_error};
 use super::source::GitSource;
-use crate::address::Hostname;
-use crate::cdn_loop::CdnLoop;
-use crate::clock::Timestamp;
 use crate::packaging::Tree;
-
-/// A git request: like [`UpstreamRequest`], for several HTTP requests or an ssh connection.
-#[derive(Debug, Clone, Copy)]
-pub struct GitRequest<'a> {
-    /// Label for people.
-    pub subject: &'a str,
-    /// The repository and the reference.
-    pub source: &'a GitSource,
-    /// The upstream that the request is for.
-    pub upstream: &'a Hostname,
-    /// The credentials that may be sent, by origin.
-    pub credential_scope: &'a CredentialScope,
-    /// The proxies that the client's request has passed (CDN-Loop).
-    pub via: &'a CdnLoop,
-    /// Retries of a GET after a temporary failure.
-    pub retries: usize,
-    /// Priority of the request.
-    pub priority: RequestPriority,
-    /// Time of the request.
-    pub now: Timestamp,
-}
 
 /// A fetched tree.
 #[derive(Debug)]
@@ -75,32 +46,9 @@ pub struct GitTree {
     pub commit: String,
     /// Notes for the log, such as Git LFS pointers that stay pointers.
     pub notes: Vec<String>,
-    /// The permit of the git job. A caller that holds the permit until the tree is packed limits the
+    /// The permit of the git fetch. A caller that holds the permit until the tree is packed limits the
     /// number of trees in memory.
-    pub permit: Option<GitPermit>,
-}
-
-/// A permit to run one git job, released on drop.
-#[derive(Debug)]
-pub struct GitPermit(#[expect(dead_code, reason = "held only for its Drop")] Permit);
-
-impl<'a> GitRequest<'a> {
-    /// The HTTP request of this job to `url`.
-    fn to_url(self, url: &'a Url) -> UpstreamRequest<'a> {
-        let Self { subject, upstream, credential_scope, via, retries, priority, now, .. } = self;
-        UpstreamRequest { label: subject, url, upstream, credentials: credential_scope, via, retries, priority, now }
-    }
-
-    fn failed(&self, origin: String, fault: Fault) -> UpstreamError {
-        UpstreamError { subject: self.subject.to_owned(), origin, fault }
-    }
-
-    fn repository(&self) -> Result<Repository, GitError> {
-        Repository::of(&self.source.url).map_err(|bad| {
-            let origin = super::outbound::origin(&self.source.url);
-            self.failed(origin, Fault::Unusable(format!("a source that is not fetched: {bad}"))).into()
-        })
-    }
+    pub permit: Permit,
 }
 
 impl Outbound {
@@ -108,20 +56,22 @@ impl Outbound {
     ///
     /// # Errors
     /// [`GitError`], separately for upstream failures, refused trees and disk errors.
-    pub async fn git(&self, request: GitRequest<'_>, scratch: &Path, tree: Tree) -> Result<GitTree, GitError> {
-        let repository = request.repository()?;
-        let permit = self.take_git_permit(&request, &repository).await?;
-        let job = Job::new(request.source, repository, scratch, self.git_limits);
-        let fetched = self.run_blocking_job(request, self.git_limits.total, move |bridge, stop| {
-            job.fetch(bridge, stop, tree).map(|fetched| GitTree { permit: Some(GitPermit(permit)), ..fetched })
-        });
-        let fetched = fetched.await?;
-        let notes = fetched
-            .notes
-            .iter()
-            .map(|note| request.credential_scope.text_without_credentials(note).to_owned())
-            .collect();
-        Ok(GitTree { notes, ..fetched })
+    pub async fn git(
+        &self,
+        request: UpstreamRequest<'_>,
+        source: &GitSource,
+        scratch: &Path,
+        tree: Tree,
+    ) -> Result<GitTree, GitError> {
+        let fetch = GitFetch::new(request, source, scratch, self.limits.git)?;
+        let limit_reached = "the limit of concurrent git fetches is reached";
+        let permit = self.permit(&self.git_permits, request, || fetch.origin(), limit_reached).await?;
+        let work = move |bridge: GitBridge, stop: &AtomicBool| fetch.fetch(&bridge, stop, tree, permit);
+        let mut fetched = self.run_blocking(request, self.limits.git.total, work).await?;
+        for note in &mut fetched.notes {
+            *note = request.credentials.text_without_credentials(note).to_owned();
+        }
+        Ok(fetched)
     }
 
     /// Resolves a source to a commit id by the refs of the repository. `None` for an abbreviated id, which only a fetch can
@@ -129,42 +79,41 @@ impl Outbound {
     ///
     /// # Errors
     /// As [`git`](Self::git).
-    pub async fn git_commit(&self, request: GitRequest<'_>) -> Result<Option<String>, GitError> {
-        let repository = request.repository()?;
-        let origin = repository.origin_text();
-        let job = Job::new(request.source, repository, Path::new(""), self.git_limits);
-        if let Some(id) = job.full_id() {
+    pub async fn git_commit(
+        &self,
+        request: UpstreamRequest<'_>,
+        source: &GitSource,
+    ) -> Result<Option<String>, GitError> {
+        let fetch = GitFetch::new(request, source, Path::new(""), self.limits.git)?;
+        if let Some(id) = fetch.full_id() {
             return Ok(Some(id));
         }
-        let permit = self.resolve_permits.take(request.upstream, request.priority).await;
-        let limit_reached = || Fault::LocalLimit("the limit of concurrent git ref lookups is reached".to_owned());
-        let permit = permit.ok_or_else(|| request.failed(origin, limit_reached()))?;
-        self.run_blocking_job(request, self.git_limits.resolve_time, move |bridge, _stop| {
+        let limit_reached = "the limit of concurrent git ref lookups is reached";
+        let permit = self.permit(&self.resolve_permits, request, || fetch.origin(), limit_reached).await?;
+        let work = move |bridge: GitBridge, _: &AtomicBool| {
             let _permit = permit;
-            job.resolve_by_refs(bridge)
-        })
-        .await
+            fetch.resolve_by_refs(&bridge)
+        };
+        self.run_blocking(request, self.limits.git.resolve_time, work).await
     }
 
     /// Runs git's blocking code next to the future that executes its requests. If one ends, the other is stopped.
-    async fn run_blocking_job<T: Send + 'static>(
+    async fn run_blocking<T: Send + 'static>(
         &self,
-        request: GitRequest<'_>,
+        request: UpstreamRequest<'_>,
         limit: Duration,
         work: impl FnOnce(GitBridge, &AtomicBool) -> Result<T, GitCodeError> + Send + 'static,
     ) -> Result<T, GitError> {
         let stop = CancelOnDrop(Arc::default());
         let stop_flag = Arc::clone(&stop.0);
-        let (bridge, bridge_requests) = GitBridge::new(self.git_limits);
+        let (bridge, bridge_requests) = GitBridge::new(self.limits.git);
         let mut worker = tokio::task::spawn_blocking(move || work(bridge, &stop_flag));
         let executed = timeout(limit, self.execute_git(request, bridge_requests)).await;
-        let origin = || super::outbound::origin(&request.source.url);
         let connector_error = match executed {
             Ok(Ok(())) => None,
             Ok(Err(error)) => Some(error),
             Err(_) => {
-                let reason = format!("not complete within {} s", limit.as_secs());
-                Some(request.failed(origin(), Fault::Slow(reason)))
+                Some(request.failed_at(request.url, Fault::Slow(format!("not complete within {} s", limit.as_secs()))))
             }
         };
         if connector_error.is_some() {
@@ -172,12 +121,12 @@ impl Outbound {
         }
         // The blocking code checks `stop` while it computes, and its reads fail. If the code still runs after `stop_time`,
         // that is a bug: the thread keeps its permit and is abandoned.
-        let result = timeout(self.git_limits.stop_time, &mut worker).await;
+        let result = timeout(self.limits.git.stop_time, &mut worker).await;
         if result.is_err() {
             stop.cancel();
             tracing::error!(
-                subject = request.subject,
-                origin = origin(),
+                subject = request.label,
+                origin = origin(request.url),
                 "the git worker thread did not stop; it keeps its permit until it does"
             );
         }
@@ -186,26 +135,17 @@ impl Outbound {
             (None, Err(_)) => {
                 let reason = format!(
                     "the response was not processed within {} s after it was received",
-                    self.git_limits.stop_time.as_secs()
+                    self.limits.git.stop_time.as_secs()
                 );
-                Err(request.failed(origin(), Fault::Slow(reason)).into())
+                Err(request.failed_at(request.url, Fault::Slow(reason)).into())
             }
             (None, Ok(Ok(result))) => result.map_err(|error| error.into_git_error(&request)),
-            (None, Ok(Err(_))) => {
-                Err(request.failed(origin(), Fault::Unusable("data that made the git parser panic".into())).into())
-            }
+            (None, Ok(Err(_))) => Err(request.unusable(request.url, "data that made the git parser panic").into()),
         }
-    }
-
-    /// Takes a permit for a git job. A job needs no archive permit as well, because few git jobs run at a time.
-    async fn take_git_permit(&self, request: &GitRequest<'_>, repository: &Repository) -> Result<Permit, GitError> {
-        let limit_reached = || Fault::LocalLimit("the limit of concurrent git fetches is reached".to_owned());
-        let permit = self.git_permits.take(request.upstream, request.priority).await;
-        permit.ok_or_else(|| request.failed(repository.origin_text(), limit_reached()).into())
     }
 }
 
-/// Cancels a job; dropping it cancels too.
+/// Cancels a fetch; dropping it cancels too.
 struct CancelOnDrop(Arc<AtomicBool>);
 
 impl CancelOnDrop {
@@ -220,7 +160,7 @@ impl Drop for CancelOnDrop {
     }
 }
 
-/// The bytes that a job has received, and their limit.
+/// The bytes that a fetch has received, and their limit.
 struct ReceivedBytes {
     bytes: u64,
     limit: u64,
@@ -238,19 +178,17 @@ impl ReceivedBytes {
 }
 
 impl Outbound {
-    /// Executes requests until the bridge closes. The first failure ends the job.
+    /// Executes requests until the bridge closes. The first failure ends the fetch.
     async fn execute_git(
         &self,
-        request: GitRequest<'_>,
+        request: UpstreamRequest<'_>,
         mut bridge_requests: mpsc::Receiver<BridgeRequest>,
     ) -> Result<(), UpstreamError> {
-        let mut received = ReceivedBytes { bytes: 0, limit: self.git_limits.received_bytes };
+        let mut received = ReceivedBytes { bytes: 0, limit: self.limits.git.received_bytes };
         while let Some(bridge_request) = bridge_requests.recv().await {
             match bridge_request {
                 BridgeRequest::Http(http_request) => self.execute_http(request, http_request, &mut received).await?,
-                BridgeRequest::Ssh { repository, output, input, reader_waits } => {
-                    self.execute_ssh(request, &repository, output, input, &reader_waits, &mut received).await?;
-                }
+                BridgeRequest::Ssh(ssh_request) => self.execute_ssh(request, ssh_request, &mut received).await?,
             }
         }
         Ok(())
@@ -258,24 +196,23 @@ impl Outbound {
 
     async fn execute_http(
         &self,
-        request: GitRequest<'_>,
+        request: UpstreamRequest<'_>,
         http_request: HttpRequest,
         received: &mut ReceivedBytes,
     ) -> Result<(), UpstreamError> {
         let HttpRequest { url, headers, post, head, body } = http_request;
-        let (first_byte_timeout, idle_timeout) = (self.first_byte_timeout(), self.git_limits.idle);
+        let (first_byte_timeout, idle_timeout) = (self.first_byte_timeout(), self.limits.git.idle);
         let slow = |limit: Duration| Fault::Slow(format!("no byte within {} s", limit.as_secs()));
-        let answer = timeout(first_byte_timeout, self.git_answer(request, &url, &headers, post)).await;
-        let answer = answer.map_err(|_| request.failed(origin(&url), slow(first_byte_timeout)))?;
-        let UpstreamResponse { mut response, url, observer, .. } = answer.map_err(as_repository_fault)?;
-        // The head has arrived. The body has its own limits on time and size, below.
-        observer.into_iter().for_each(RequestObserver::record_success);
+        let answer =
+            timeout(first_byte_timeout, self.git_answer(UpstreamRequest { url: &url, ..request }, &headers, post));
+        let answer = answer.await.map_err(|_| request.failed_at(&url, slow(first_byte_timeout)))?;
+        let (mut response, url) = answer.map_err(as_repository_fault)?;
         let content_type = response.headers().get(header::CONTENT_TYPE);
         let content_type = content_type.map(|value| value.as_bytes().to_vec()).unwrap_or_default();
         if head.send(Head { url: url.clone(), content_type }).is_err() {
             return Ok(());
         }
-        let failed = |fault| request.failed(origin(&url), fault);
+        let failed = |fault| request.failed_at(&url, fault);
         let bytes_counter = self.traffic.bytes_counter(request.upstream);
         loop {
             let chunk = tokio::select! {
@@ -299,30 +236,25 @@ impl Outbound {
     /// twice.
     async fn git_answer(
         &self,
-        request: GitRequest<'_>,
-        url: &url::Url,
+        request: UpstreamRequest<'_>,
         headers: &HeaderMap,
         post: Option<Bytes>,
-    ) -> Result<UpstreamResponse, UpstreamError> {
-        let request = request.to_url(url);
-        let request_time = RequestTime::new(request.now);
+    ) -> Result<(Response, Url), UpstreamError> {
         let Some(post) = post else {
             let attempt = || async {
-                let answer = self.follow(AcceptedCoding::Identity, request, headers, request_time).await?;
-                let response = self.check_status(answer.response, request, &answer.url, request_time).await?;
-                Ok(UpstreamResponse { response, ..answer })
+                let answer = self.follow(Method::GET, AcceptedCoding::Identity, request, headers).await?;
+                let response = self.checked_head(request, &answer.url, answer.response, answer.observer).await?;
+                Ok((response, answer.url))
             };
             return self.with_retries(request, attempt).await;
         };
-        let build = |builder: reqwest::RequestBuilder| builder.headers(headers.clone()).body(post);
-        let (response, observer) =
-            self.hop(AcceptedCoding::Identity, Method::POST, request, url, build, request_time).await?;
+        let url = request.url;
+        let build = |builder: RequestBuilder| builder.headers(headers.clone()).body(post);
+        let (response, observer) = self.hop(AcceptedCoding::Identity, Method::POST, request, url, build).await?;
         if response.status().is_redirection() {
-            let reason = "a redirect of a request that is not sent twice".to_owned();
-            return Err(failure(request, url, Fault::Unusable(reason)));
+            return Err(request.unusable(url, "a redirect of a request that is not sent twice"));
         }
-        let response = self.check_status(response, request, url, request_time).await?;
-        Ok(UpstreamResponse { response, url: url.clone(), origins: Vec::new(), observer })
+        Ok((self.checked_head(request, url, response, observer).await?, url.clone()))
     }
 }
 

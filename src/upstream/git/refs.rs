@@ -8,6 +8,9 @@ const MIN_ABBREVIATED_ID: usize = 4;
 /// Length of a full id in hex.
 const FULL_ID: usize = 40;
 
+/// The prefixes of all refs whose commits a source can name.
+pub(super) const TIP_PREFIXES: [&str; 3] = ["HEAD", "refs/heads/", "refs/tags/"];
+
 /// A parsed `ref` parameter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Reference {
@@ -92,10 +95,8 @@ impl Reference {
         let mut prefixes = vec!["HEAD".to_owned()];
         match self {
             Self::Head => {}
-            Self::Id(_) => prefixes.extend(["refs/heads/".to_owned(), "refs/tags/".to_owned()]),
-            Self::Name(name) if abbreviated_id(name).is_some() => {
-                prefixes.extend(["refs/heads/".to_owned(), "refs/tags/".to_owned()]);
-            }
+            Self::Id(_) => return TIP_PREFIXES.map(str::to_owned).into(),
+            Self::Name(name) if abbreviated_id(name).is_some() => return TIP_PREFIXES.map(str::to_owned).into(),
             Self::Name(name) => {
                 // Which branch is the default is not known yet, so any branch might be the local branch of the clone.
                 let candidates = candidates(name, |_| true);

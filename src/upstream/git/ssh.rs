@@ -12,17 +12,17 @@ use bytes::{Bytes, BytesMut};
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
-use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use super::blocking_bridge::BridgeChunk;
+use super::ReceivedBytes;
+use super::blocking_bridge::SshRequest;
 use super::repository::SshRepository;
-use super::{GitRequest, ReceivedBytes};
 use crate::config::SshFiles;
 use crate::upstream::egress_policy::EgressRefusal;
 use crate::upstream::error::{Fault, UpstreamError, sanitized};
 use crate::upstream::outbound::{Connectivity, Outbound};
+use crate::upstream::request::UpstreamRequest;
 
 /// Size limit for the part of standard error that an error quotes.
 const MAX_STDERR_BYTES: usize = 4096;
@@ -37,14 +37,13 @@ impl Outbound {
     /// unreachable.
     pub(super) async fn execute_ssh(
         &self,
-        request: GitRequest<'_>,
-        repository: &SshRepository,
-        output: mpsc::Sender<BridgeChunk>,
-        mut input: mpsc::Receiver<Bytes>,
-        reader_waits: &AtomicBool,
+        request: UpstreamRequest<'_>,
+        ssh: SshRequest,
         received: &mut ReceivedBytes,
     ) -> Result<(), UpstreamError> {
-        let failed = |fault| request.failed(format!("ssh://{}", repository.host_and_port()), fault);
+        let repository = &ssh.repository;
+        let origin = format!("ssh://{}", repository.host_and_port());
+        let failed = |fault| request.failed(origin.clone(), fault);
         let files = self.ssh_files(&request, repository).map_err(|refusal| {
             self.traffic.count_refusal(request.upstream, &refusal);
             failed(Fault::Refused(refusal))
@@ -52,12 +51,9 @@ impl Outbound {
         let mut last_fault = Fault::NoSuchName(format!("{} has no address", repository.host));
         for address in self.ssh_addresses(repository).await.map_err(failed)? {
             let mut process = SshProcess::spawn(repository, address, files).map_err(failed)?;
-            let first_output = process.next_output(reader_waits, self.first_byte_timeout()).await;
-            match first_output {
+            match process.next_output(&ssh.reader_waits, self.first_byte_timeout()).await {
                 Ok(Some(first_output)) => {
-                    let copied = self
-                        .copy_both_ways(request, process, first_output, output, &mut input, reader_waits, received)
-                        .await;
+                    let copied = self.copy_both_ways(request, process, first_output, ssh, received).await;
                     return copied.map_err(failed);
                 }
                 Ok(None) => last_fault = process.exit_reason(files).await,
@@ -76,13 +72,13 @@ impl Outbound {
     /// promise 8).
     fn ssh_files<'a>(
         &self,
-        request: &GitRequest<'a>,
+        request: &UpstreamRequest<'a>,
         repository: &SshRepository,
     ) -> Result<&'a SshFiles, EgressRefusal> {
         if self.connectivity() == Connectivity::Offline {
             return Err(EgressRefusal::Offline);
         }
-        request.credential_scope.ssh_key_for(repository.host.as_str(), repository.port).ok_or_else(|| {
+        request.credentials.ssh_key_for(repository.host.as_str(), repository.port).ok_or_else(|| {
             EgressRefusal::NoSshKey { host: repository.host_and_port(), upstream: request.upstream.to_string() }
         })
     }
@@ -100,17 +96,15 @@ impl Outbound {
         }
     }
 
-    #[expect(clippy::too_many_arguments, reason = "the process, both ends of the bridge, and the limits")]
     async fn copy_both_ways(
         &self,
-        request: GitRequest<'_>,
+        request: UpstreamRequest<'_>,
         mut process: SshProcess,
         first_output: Bytes,
-        output: mpsc::Sender<BridgeChunk>,
-        input: &mut mpsc::Receiver<Bytes>,
-        reader_waits: &AtomicBool,
+        ssh: SshRequest,
         received: &mut ReceivedBytes,
     ) -> Result<(), Fault> {
+        let SshRequest { output, mut input, reader_waits, .. } = ssh;
         let bytes_counter = self.traffic.bytes_counter(request.upstream);
         let mut stdin = process.stdin.take();
         let copy_input = async {
@@ -133,7 +127,7 @@ impl Outbound {
                     return Ok(());
                 }
                 chunk = tokio::select! {
-                    chunk = process.next_output(reader_waits, self.git_limits.idle) => chunk?,
+                    chunk = process.next_output(&reader_waits, self.limits.git.idle) => chunk?,
                     () = output.closed() => return Ok(()),
                 };
             }

@@ -1,13 +1,11 @@
 //! Parses and computes `?checksum=`: the expected checksum of an archive (PROTOCOL, section 4.4).
 
 use std::fmt;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 
 use aws_lc_rs::digest::{Algorithm, Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256, SHA512};
 use md5::{Digest as _, Md5};
 use url::Url;
-
-const READ_BUFFER_BYTES: usize = 64 * 1024;
 
 /// An unusable checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -58,6 +56,14 @@ pub struct Checksum {
     value: Vec<u8>,
 }
 
+/// The name of each kind, and its length in bytes.
+const KINDS: [(ChecksumKind, &str, usize); 4] = [
+    (ChecksumKind::Md5, "md5", 16),
+    (ChecksumKind::Sha1, "sha1", 20),
+    (ChecksumKind::Sha256, "sha256", 32),
+    (ChecksumKind::Sha512, "sha512", 64),
+];
+
 impl Checksum {
     /// Computes a checksum.
     ///
@@ -70,16 +76,8 @@ impl Checksum {
             ChecksumKind::Sha256 => RunningChecksum::aws_lc(&SHA256),
             ChecksumKind::Sha512 => RunningChecksum::aws_lc(&SHA512),
         };
-        let mut buffer = vec![0; READ_BUFFER_BYTES];
-        loop {
-            let read = match reader.read(&mut buffer) {
-                Ok(0) => return Ok(Self { kind, value: hashing.finish() }),
-                Ok(read) => read,
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
-                Err(e) => return Err(e),
-            };
-            hashing.update(buffer.get(..read).unwrap_or_default());
-        }
+        io::copy(reader, &mut hashing)?;
+        Ok(Self { kind, value: hashing.finish() })
     }
 
     /// The hash function.
@@ -114,40 +112,25 @@ impl Checksum {
     }
 
     fn parse(kind: &str, text: &str) -> Result<Self, BadChecksum> {
-        let kind = match kind.to_ascii_lowercase().as_str() {
-            "md5" => ChecksumKind::Md5,
-            "sha1" => ChecksumKind::Sha1,
-            "sha256" => ChecksumKind::Sha256,
-            "sha512" => ChecksumKind::Sha512,
-            _ => return Err(BadChecksum("has a checksum of an unknown kind")),
-        };
+        let known = KINDS.iter().find(|(_, name, _)| kind.eq_ignore_ascii_case(name));
+        let (kind, ..) = known.ok_or(BadChecksum("has a checksum of an unknown kind"))?;
         match Self::of_length(text) {
-            Ok(checksum) if checksum.kind == kind => Ok(checksum),
+            Ok(checksum) if checksum.kind == *kind => Ok(checksum),
             _ => Err(BadChecksum("has a checksum that is not of its length, or not in hex")),
         }
     }
 
     fn of_length(text: &str) -> Result<Self, BadChecksum> {
         let value = hex::decode(text).map_err(|_| BadChecksum("has a checksum that is not in hex"))?;
-        let kind = match value.len() {
-            16 => ChecksumKind::Md5,
-            20 => ChecksumKind::Sha1,
-            32 => ChecksumKind::Sha256,
-            64 => ChecksumKind::Sha512,
-            _ => return Err(BadChecksum("has a checksum of no known length")),
-        };
-        Ok(Self { kind, value })
+        let known = KINDS.iter().find(|(.., length)| *length == value.len());
+        let (kind, ..) = known.ok_or(BadChecksum("has a checksum of no known length"))?;
+        Ok(Self { kind: *kind, value })
     }
 }
 
 impl fmt::Display for Checksum {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = match self.kind {
-            ChecksumKind::Md5 => "md5",
-            ChecksumKind::Sha1 => "sha1",
-            ChecksumKind::Sha256 => "sha256",
-            ChecksumKind::Sha512 => "sha512",
-        };
+        let kind = KINDS.iter().find(|(kind, ..)| *kind == self.kind).map_or("", |(_, name, _)| name);
         write!(f, "{kind}:{}", hex::encode(&self.value))
     }
 }
@@ -168,18 +151,25 @@ impl RunningChecksum {
         Self::AwsLc(Context::new(algorithm))
     }
 
-    fn update(&mut self, bytes: &[u8]) {
-        match self {
-            Self::Md5(md5) => md5.update(bytes),
-            Self::AwsLc(context) => context.update(bytes),
-        }
-    }
-
     fn finish(self) -> Vec<u8> {
         match self {
             Self::Md5(md5) => md5.finalize().to_vec(),
             Self::AwsLc(context) => context.finish().as_ref().to_vec(),
         }
+    }
+}
+
+impl Write for RunningChecksum {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Md5(md5) => md5.update(bytes),
+            Self::AwsLc(context) => context.update(bytes),
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

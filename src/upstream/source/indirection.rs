@@ -14,7 +14,6 @@ struct DownloadJson {
 
 /// The location in a `download` answer: its header, else the `location` of its JSON, as OpenTofu reads it.
 pub fn location_in_download(header: Option<&str>, body: &[u8]) -> Option<String> {
-    let trimmed = |text: &str| Some(text.trim().to_owned()).filter(|text| !text.is_empty());
     let in_body = || serde_json::from_slice::<DownloadJson>(body).ok()?.location;
     header.and_then(trimmed).or_else(|| trimmed(&in_body()?))
 }
@@ -22,11 +21,14 @@ pub fn location_in_download(header: Option<&str>, body: &[u8]) -> Option<String>
 /// The location in a page that was requested with `terraform-get=1`: its header, else the first
 /// `<meta name="terraform-get" content="…">` in its head.
 pub fn location_in_page(header: Option<&str>, body: &[u8]) -> Option<String> {
-    let trimmed = |text: &str| Some(text.trim().to_owned()).filter(|text| !text.is_empty());
     header.and_then(trimmed).or_else(|| {
         let page = String::from_utf8_lossy(body.get(..MAX_SEARCHED_BYTES).unwrap_or(body));
         find_in_head(&page).and_then(|text| trimmed(&text))
     })
+}
+
+fn trimmed(text: &str) -> Option<String> {
+    Some(text.trim().to_owned()).filter(|text| !text.is_empty())
 }
 
 /// Finds the location in the head of a page. Tags are read in order, and their nesting is ignored.

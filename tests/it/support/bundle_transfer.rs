@@ -208,14 +208,12 @@ impl Sealed {
         &self,
         bundle: impl Read + Send + 'static,
         options: &ApplyOptions,
-        mut on_event: impl FnMut(ApplyEvent) + Send + 'static,
+        on_event: impl FnMut(ApplyEvent) + Send + 'static,
     ) -> Result<Receipt, ApplyError> {
         let (mirror, options, clock) = (Arc::clone(&self.mirror), options.clone(), Clock::system());
         // A bundle arrives some time after it was created.
         clock.advance(Duration::from_secs(3600));
-        let running =
-            tokio::task::spawn_blocking(move || mirror.transfers.apply(bundle, &options, &clock, &mut on_event));
-        let result = running.await.unwrap();
+        let result = mirror.transfers.apply(bundle, options, clock, on_event).await;
         // Hashes are computed in the background; stores can be compared when they are done.
         self.mirror.library.complete_hashes().await.unwrap();
         result

@@ -89,48 +89,10 @@ const INSTALLED: &[Files] = &[
         "main.tf",
         "terraform {\n  required_providers {\n    a = { source = \"acme/p0\", version = \"= 2.0.0-beta.2, ~> 1.0\" }\n    b = { source = \"acme/p1\", version = \"1.2.0-rc.1, ~> 1.1.0, != 1.2.3\" }\n    c = { source = \"acme/p2\", version = \"= 2.0.0-beta.2, < 2, >= 1\" }\n    d = { source = \"hashicorp/p3\", version = \"!= 1.2.3, != 2.0.0\" }\n  }\n}\n",
     )],
-    // `required_version`: the last override file that has one counts.
-    &[
-        (
-            "main.tf",
-            "terraform {\n  required_version = \"~> 0.11.0\"\n}\nterraform {\n  required_version = \"> 99\"\n}\nresource \"p0_thing\" \"x\" {}\n",
-        ),
-        ("a_override.tf", "terraform {\n  required_version = \"< 0.12\"\n}\n"),
-        ("b_override.tf", "terraform {\n  required_version = \">= v1.0, < 2\"\n}\n"),
-        ("c_override.tf", "terraform {}\n"),
-    ],
 ];
 
 /// Configurations that the client refuses.
-const REFUSED: &[Files] = &[
-    &[("main.tf", "terraform {\n  required_version = \"~> 0.11.0\"\n}\n")],
-    &[("main.tf", "terraform {\n  required_version = \">= 1.0.0-beta1\"\n}\n")],
-    &[("main.tf", "terraform {\n  required_version = \"=> 1.0\"\n}\n")],
-    &[
-        ("main.tf", "module \"m\" {\n  source = \"./m\"\n}\n"),
-        ("m/main.tf", "terraform {\n  required_version = \">= 1.2, < 1.2\"\n}\n"),
-    ],
-    &[
-        ("main.tf", "resource \"p0_thing\" \"x\" {}\n"),
-        ("more.tf.json", "{\"resource\": {\"p0_thing\": [{\"x\": {}}]}}"),
-    ],
-    &[("main.tf", "provider \"p0\" {}\n"), ("more.tf", "provider \"p0\" {}\n")],
-    &[("main.tf", "variable \"x\" {}\nvariable \"x\" {}\n")],
-    &[("main.tf", "locals {\n  x = 1\n}\nlocals {\n  x = 2\n}\n")],
-    &[(
-        "main.tf",
-        "terraform {\n  required_providers {\n    p0 = { source = \"acme/p0\" }\n    p0 = { source = \"acme/p1\" }\n  }\n}\n",
-    )],
-    &[("main.tf", "terraform {\n  required_providers {\n    p0 = null\n  }\n}\n")],
-    &[("main.tf", ""), ("override.tf", "resource \"p0_thing\" \"x\" {}\n")],
-    &[("main.tf", ""), ("override.tf", "provider \"p0\" {\n  alias = \"x\"\n}\n")],
-    &[("main.tf", ""), ("override.tf", "moved {\n  from = p0_thing.x\n  to   = p0_thing.y\n}\n")],
-    &[
-        ("main.tf", "module \"m\" {\n  source = \"./m\"\n}\n"),
-        ("m/main.tf", "import {\n  to = p0_thing.x\n  id = \"x\"\n}\n"),
-    ],
-    &[("main.tf", "resource \"p0_thing\" \"x\" {\n  provider = P1\n}\n")],
-];
+const REFUSED: &[Files] = &[&[("main.tf", "resource \"p0_thing\" \"x\" {\n  provider = P1\n}\n")]];
 
 const EVERY_BLOCK: &str = r#"terraform {
   required_providers {

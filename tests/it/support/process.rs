@@ -23,7 +23,7 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    /// Reads the stream in a thread that ends with it.
+    /// Reads the stream in a thread, until the stream ends.
     fn capture(mut source: impl Read + Send + 'static) -> (Self, JoinHandle<()>) {
         let output = Self::default();
         let shared = output.clone();
@@ -79,7 +79,7 @@ pub(crate) fn command(home: &Path, arguments: &[&str]) -> Command {
     command_of(Path::new(env!("CARGO_BIN_EXE_larder")), home, arguments)
 }
 
-/// The same for another binary.
+/// [`command`] for another binary.
 pub(crate) fn command_of(binary: &Path, home: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(binary);
     command
@@ -180,9 +180,9 @@ impl Process {
     ) -> Result<Self, CommandOutput> {
         let file = folder.join("mirror.toml");
         std::fs::write(&file, config).unwrap();
-        let mut command = command(folder, &["serve", "--json", "--config"]);
+        let mut command = command(folder, &["serve", "--json"]);
+        command.arg("--config").arg(&file);
         adjust(&mut command);
-        command.arg(&file);
         Self::spawn(command)
     }
 
@@ -248,6 +248,7 @@ impl Process {
         &self.announcement
     }
 
+    /// The base URL for clients.
     pub(crate) fn base(&self) -> &str {
         self.announcement["base"].as_str().unwrap()
     }
@@ -308,7 +309,7 @@ impl Process {
         line.map_or(0.0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
     }
 
-    /// Limits the size of larder's files: writes beyond it fail as on a full disk, on any machine and for any user.
+    /// Limits the size of larder's files: writes beyond it fail as on a full disk. Needs no root and no disk of its own.
     /// `None` lifts the limit.
     pub(crate) fn limit_file_size(&self, bytes: Option<u64>) {
         prlimit(Some(self.pid()), Resource::Fsize, Rlimit { current: bytes, maximum: None }).unwrap();
@@ -326,8 +327,7 @@ impl Process {
         self.wait_for_exit().await
     }
 
-    /// SIGTERM; asserts a clean exit that did not use up the drain time for running downloads, which would be in the
-    /// log.
+    /// SIGTERM; asserts a clean exit within the time that running downloads get to finish. Larder logs it if they do not.
     pub(crate) async fn terminate_promptly(self) {
         let log = self.log.clone();
         assert_eq!(self.terminate().await, Some(0));

@@ -169,14 +169,14 @@ impl Workspace {
     }
 
     /// Removes installed packages and the lock file.
-    pub(crate) fn forget(&self) {
-        self.forget_installed();
+    pub(crate) fn remove_lock_and_installed(&self) {
+        self.remove_installed();
         // Either may be absent.
         let _ = fs::remove_file(self.path().join(".terraform.lock.hcl"));
     }
 
     /// Removes installed packages and keeps the lock file.
-    pub(crate) fn forget_installed(&self) {
+    pub(crate) fn remove_installed(&self) {
         let _ = fs::remove_dir_all(self.path().join(".terraform"));
     }
 

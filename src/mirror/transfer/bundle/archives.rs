@@ -1,188 +1,421 @@
-//! The archive of a bundle entry: staged while it is read, or found in the store, then committed with its entry.
+//! The packages of a bundle: proof sets of providers and locations of modules, each with its archive. A set is verified
+//! and compared with the first-seen record; a module's tree is digested again, as if it had been fetched.
 
 use std::sync::Arc;
 
-use crate::bundle::{ApplyOutcome, BundledFile};
+use crate::address::{Artifact, ModulePackage, Package, Version};
+use crate::bundle::{ApplyOutcome, FetchOrigin, FileRole, ModuleEntry, ProviderEntry, SignatureStatus};
 use crate::clock::Timestamp;
-use crate::digest::FastHash;
-use crate::mirror::Library;
+use crate::digest::{Digest, FastHash, Hasher};
+use crate::mirror::documents::module_location::subdir_in_archive;
+use crate::mirror::freshness::Age;
 use crate::mirror::library::intake::ArchiveBytes;
-use crate::mirror::modules::BundledModule;
-use crate::mirror::transfer::bundle::entry::{EntryVerdict, store_failed};
-use crate::mirror::transfer::bundle::sets::BundledSet;
-use crate::store::{Blob, Staged, StagedNote};
-use crate::verify::Verified;
+use crate::mirror::library::module_history::{self, PinnedTree, TreeComparison};
+use crate::mirror::library::proof_set::{ProofSet, ProofSetMetadata, StoredProofSet, imported_differs};
+use crate::mirror::library::provider_history::Admission;
+use crate::mirror::library::stored_document::StoredDocument;
+use crate::mirror::library::{
+    AcceptScope, AcceptedFinding, AlarmEvent, AlarmKind, AlarmPart, Observation, Signer, StoredArchive, observation,
+};
+use crate::mirror::modules::RESOLVED_BY_ACCEPT;
+use crate::mirror::transfer::TransferStage;
+use crate::mirror::transfer::bundle::entry::{EntryCriteria, SmallFiles, store_failed};
+use crate::mirror::{Library, default_if_gone};
+use crate::packaging::{ArchiveFormat, PACKER, PackResult, Tree, TreeEntry, TreeLimits, TreePath, pack, unpack_from};
+use crate::store::{Blob, Durability, IndexEntry, Key, StoreError};
+use crate::upstream::error::sanitized;
+use crate::upstream::providers::DownloadDocument;
+use crate::upstream::request::Validators;
+use crate::verify::{ProofBasis, VerificationError, verify_proof_set};
 
-enum EntryToCommit {
-    Provider(Box<BundledSet>),
-    Module(Box<BundledModule>),
+/// The archive of an entry. Its bytes have the digest that the manifest names.
+pub(super) struct ArrivedArchive {
+    source: ArchiveSource,
+    digest: Digest,
+    fast: FastHash,
+    size_bytes: u64,
 }
 
-pub(in crate::mirror) enum IncomingArchive {
-    /// The entry is stored already.
-    AlreadyStored,
-    Staged(Box<StagingArchive>),
-}
-
-pub(in crate::mirror) struct StagingArchive {
-    entry: EntryToCommit,
-    staged: Staged,
-    file: BundledFile,
-}
-
-pub(in crate::mirror) enum ArchiveBytesSource {
-    Staged(Box<Verified<Staged>>),
+enum ArchiveSource {
+    Staged(Box<TransferStage>),
+    /// In the store, under another name or since before a crash.
     Stored(Blob),
 }
 
-impl From<ArchiveBytesSource> for ArchiveBytes {
-    fn from(source: ArchiveBytesSource) -> Self {
-        match source {
-            ArchiveBytesSource::Staged(verified) => Self::Staged(verified),
-            ArchiveBytesSource::Stored(_) => Self::Stored,
+impl ArrivedArchive {
+    /// Verifies a staged archive.
+    pub(super) fn staged(stage: TransferStage, digest: Digest) -> Result<Self, String> {
+        let ((actual, fast), size_bytes) = (stage.hashes(), stage.written());
+        if actual != digest {
+            return Err(VerificationError::Bytes { actual, expected: digest }.to_string());
         }
-    }
-}
-
-pub(in crate::mirror) struct StagedBundleArchive {
-    pub(in crate::mirror) source: ArchiveBytesSource,
-    pub(in crate::mirror) fast: FastHash,
-    pub(in crate::mirror) size_bytes: u64,
-}
-
-impl EntryVerdict {
-    /// Prepares staging for the archive, which follows next in the bundle.
-    pub(in crate::mirror) fn into_incoming(
-        self,
-        library: &Arc<Library>,
-        file: &BundledFile,
-    ) -> Result<IncomingArchive, String> {
-        let artifact = match self {
-            Self::AlreadyStored => return Ok(IncomingArchive::AlreadyStored),
-            Self::Document(_) => return Err("it is a document, but has an archive".to_owned()),
-            Self::Provider(set) => EntryToCommit::Provider(set),
-            Self::Module(module) => EntryToCommit::Module(module),
-        };
-        let name = format!("carried~{}", file.sha256);
-        let staged = || {
-            // Leftovers of an earlier run are discarded: reading the bundle again takes only a moment.
-            library.store.blobs.stage(&name)?.discard()?;
-            let mut staged = library.store.blobs.stage(&name)?;
-            let note = StagedNote { length: Some(file.bytes), ..StagedNote::default() };
-            let remembered = match staged.remember(note.clone(), file.bytes) {
-                Err(full) if full.is_full() => {
-                    library.free_disk_space(file.bytes, &full).and_then(|()| staged.remember(note, file.bytes))
-                }
-                remembered => remembered,
-            };
-            match remembered {
-                Ok(()) => Ok(staged),
-                Err(error) => {
-                    staged.discard()?;
-                    Err(error)
-                }
-            }
-        };
-        let staged = staged().map_err(store_failed)?;
-        Ok(IncomingArchive::Staged(Box::new(StagingArchive { entry: artifact, staged, file: *file })))
+        Ok(Self { source: ArchiveSource::Staged(Box::new(stage)), digest, fast, size_bytes })
     }
 
-    /// Commits an entry that has no archive.
-    pub(in crate::mirror) fn commit_without_archive(
-        self,
-        library: &Library,
-        now: Timestamp,
-    ) -> Result<ApplyOutcome, String> {
-        match self {
-            Self::AlreadyStored => Ok(ApplyOutcome::Held),
-            Self::Document(document) => document.commit(library, now),
-            Self::Provider(_) | Self::Module(_) => Err("its manifest names no archive".to_owned()),
-        }
-    }
-
-    /// Commits an entry whose archive is in the store, under another name or since before a crash. `missing` explains
-    /// an absent archive.
-    pub(in crate::mirror) fn commit_with_stored_archive(
-        self,
-        library: &Library,
-        missing: impl FnOnce() -> String,
-        now: Timestamp,
-    ) -> Result<ApplyOutcome, String> {
-        let (artifact, digest) = match self {
-            Self::AlreadyStored => return Ok(ApplyOutcome::Held),
-            Self::Document(_) => return Err("it is a document, but has an archive".to_owned()),
-            Self::Provider(set) => {
-                let digest = set.digest();
-                (EntryToCommit::Provider(set), digest)
-            }
-            Self::Module(module) => {
-                let digest = module.digest();
-                (EntryToCommit::Module(module), digest)
-            }
-        };
-        let Some(blob) = library.store.blobs.open(&digest).map_err(store_failed)? else {
-            return Err(missing());
-        };
+    /// Opens and verifies an archive of the store. `missing` explains an absent one.
+    pub(super) fn stored(library: &Library, digest: Digest, missing: impl FnOnce() -> String) -> Result<Self, String> {
+        let blob = library.store.blobs.open(&digest).map_err(store_failed)?.ok_or_else(missing)?;
         let (actual, fast) = blob.hashes().map_err(store_failed)?;
         if actual != digest {
             return Err(format!(
                 "its stored archive is damaged: its SHA-256 is {actual}, and should be {digest}; `larder verify` quarantines it"
             ));
         }
-        let size_bytes = blob.size_bytes();
-        artifact.commit(
-            library,
-            StagedBundleArchive { source: ArchiveBytesSource::Stored(blob), fast, size_bytes },
-            now,
-        )
-    }
-}
-
-impl StagingArchive {
-    pub(in crate::mirror) fn append(&mut self, piece: &[u8]) -> Result<(), String> {
-        self.staged.append(piece).map_err(store_failed)
+        Ok(Self { digest, fast, size_bytes: blob.size_bytes(), source: ArchiveSource::Stored(blob) })
     }
 
-    pub(in crate::mirror) fn discard(self) {
-        if let Err(error) = self.staged.discard() {
-            tracing::warn!(%error, "a staging file of a bundle could not be removed; it is removed within a day");
+    fn into_bytes(self) -> Result<ArchiveBytes, String> {
+        match self.source {
+            ArchiveSource::Stored(_) => Ok(ArchiveBytes::Stored),
+            ArchiveSource::Staged(stage) => {
+                let verified = stage.verify(self.digest).map_err(|verdict| verdict.to_string())?;
+                Ok(ArchiveBytes::Staged(Box::new(verified)))
+            }
         }
     }
 }
 
-impl IncomingArchive {
-    /// Verifies the staged archive and commits its entry.
-    pub(in crate::mirror) fn commit(self, library: &Library, now: Timestamp) -> Result<ApplyOutcome, String> {
-        let Self::Staged(arriving) = self else { return Ok(ApplyOutcome::Held) };
-        let StagingArchive { entry, staged, file } = *arriving;
-        let (actual, fast) = staged.hashes();
-        let size_bytes = staged.written();
-        let verified = Verified::by_digest(staged, actual, file.sha256).map_err(|verdict| verdict.to_string())?;
-        entry.commit(
-            library,
-            StagedBundleArchive { source: ArchiveBytesSource::Staged(Box::new(verified)), fast, size_bytes },
-            now,
-        )
-    }
+pub(super) struct BundledSet {
+    package: Package,
+    set: Arc<ProofSet>,
+    age: Age,
+    /// True if an operator accepts it whatever was verified before.
+    is_accepted: bool,
+    /// True if a key that the operator trusts signed the bundle.
+    is_vouched_for: bool,
 }
 
-impl EntryToCommit {
-    fn commit(self, library: &Library, arrived: StagedBundleArchive, now: Timestamp) -> Result<ApplyOutcome, String> {
-        match self {
-            Self::Provider(set) => set.commit(library, arrived, now),
-            Self::Module(module) => module.commit(library, arrived, now),
+impl BundledSet {
+    /// Verifies a set by its files. `None` if it, or a newer one, is stored already.
+    ///
+    /// # Errors
+    /// The reason that it is refused.
+    pub(super) fn check(
+        library: &Library,
+        entry: &ProviderEntry,
+        small: &SmallFiles,
+        criteria: &EntryCriteria<'_>,
+    ) -> Result<Option<Self>, String> {
+        let (package, fetch_origin, now) = (entry.package(), &entry.said, criteria.now);
+        let terms = library.runtime.config();
+        let policy = terms.upstream(&package.provider.host).map_err(|e| e.to_string())?.settings.verification;
+        let [body, sums] = [small.get(FileRole::Document)?, small.get(FileRole::Sums)?];
+        let signature = small.get_or_empty(FileRole::Signature);
+        let unreadable = |reason: String| format!("its download document cannot be read: {reason}");
+        let document = DownloadDocument::parse(&body, &fetch_origin.url, &package.platform).map_err(unreadable)?;
+        if document.shasum != entry.archive.sha256 {
+            let (named, carried) = (document.shasum, entry.archive.sha256);
+            return Err(format!(
+                "its download document names an archive with SHA-256 {named}, but the bundle has {carried}"
+            ));
         }
-    }
-}
-
-impl StagedBundleArchive {
-    /// Discards the staged bytes and returns the reason.
-    pub(in crate::mirror) fn discard_with(self, reason: String) -> String {
-        if let ArchiveBytesSource::Staged(staged) = self.source
-            && let Err(error) = staged.into_inner().discard()
+        if !is_document_url_of(fetch_origin, &package) {
+            return Err(format!(
+                "its download document came from {}, which is not that of {package}",
+                fetch_origin.asked
+            ));
+        }
+        let filename = document.filename.as_str();
+        let verified = verify_proof_set(policy, &sums, &signature, &document.keys, filename, &document.shasum);
+        let (proof, _) = verified.map_err(|verdict| {
+            library.runtime.counters.count_unproven(&package.provider.host, verdict.metric_label());
+            format!("verification failed: {}", sanitized(&verdict.to_string()))
+        })?;
+        let signer = proof.how.fingerprint();
+        if let (Some(claimed), Some(signer)) = (entry.signed_by.as_deref(), signer)
+            && claimed != signer
         {
-            tracing::warn!(%error, "a staging file of a bundle could not be removed; it is removed within a day");
+            return Err(format!("its manifest names key {claimed}, but key {signer} signed it"));
         }
-        reason
+        let fetched = fetch_origin.fetched.min(now);
+        let metadata = ProofSetMetadata {
+            asked: fetch_origin.asked.clone(),
+            url: fetch_origin.url.clone(),
+            origins: Vec::new(),
+            validators: Validators::default(),
+            sums_validators: Validators::default(),
+            signature_validators: Validators::default(),
+            fetched,
+            proof,
+        };
+        let set = ProofSet::new(metadata, body, sums, signature, &package).map_err(unreadable)?;
+        let age = Age { checked: fetch_origin.checked.min(now), gone: fetch_origin.gone };
+        if library.has_set_or_newer(&package, &set, age, now).map_err(store_failed)? {
+            return Ok(None);
+        }
+        let is_accepted = criteria.is_accepted(library, &Artifact::from(&package));
+        let is_vouched_for = matches!(criteria.signature_status, SignatureStatus::SignedBy(_));
+        Ok(Some(Self { package, set: Arc::new(set), age, is_accepted, is_vouched_for }))
+    }
+
+    /// Commits the set with its archive.
+    ///
+    /// # Errors
+    /// The reason that it is refused.
+    pub(super) fn commit(
+        self,
+        library: &Library,
+        arrived: ArrivedArchive,
+        now: Timestamp,
+    ) -> Result<ApplyOutcome, String> {
+        let note = self.check_history(library, now)?;
+        let Self { package, set, age, .. } = self;
+        let archive = StoredArchive::of_set(&set, arrived.fast, arrived.size_bytes, now);
+        let record_proof = || library.put_carried_set(&package, &set, age, now);
+        let bytes = arrived.into_bytes()?;
+        let committed = library.commit(&package, archive, bytes, record_proof).map_err(store_failed)?;
+        let outcome = if committed.is_some() { ApplyOutcome::Applied { note } } else { ApplyOutcome::Held };
+        library.runtime.config().not_found.remove_if(|key| *key == Key::ProofSet(package.clone()));
+        library.enforce_size_limit();
+        Ok(outcome)
+    }
+
+    /// Compares the set with the first-seen record, with the verdicts for a set from upstream. Returns a note for the
+    /// operator, if any.
+    fn check_history(&self, library: &Library, now: Timestamp) -> Result<Option<String>, String> {
+        let Some(sums) = self.set.checksums() else { return Err("its SHA256SUMS cannot be read".to_owned()) };
+        let Package { provider, version, .. } = &self.package;
+        let seen = observation(&self.package, &self.set, &sums);
+        if self.is_accepted {
+            library.histories.accept(provider, &[seen], AcceptScope::Version).map_err(store_failed)?;
+            let signer = self.set.proof().how.fingerprint().map(str::to_owned);
+            let found = AcceptedFinding::one(self.package.platform.clone(), signer);
+            let accepted = AlarmEvent::Accepted {
+                scope: AcceptScope::Version,
+                findings: &[(version.clone(), found)].into_iter().collect(),
+            };
+            library.alarms.resolve(&provider.into(), &accepted);
+            return Ok(None);
+        }
+        let keys = library.histories.keys_of(provider).map_err(store_failed)?.unwrap_or_default();
+        let key = seen.signer.key();
+        let is_known = key.is_some_and(|key| keys.contains(key));
+        if !self.is_vouched_for && !is_known && !keys.keys().is_empty() {
+            let signer = key.map_or_else(|| "none".to_owned(), |key| format!("key {key}"));
+            let reason =
+                format!("its signer ({signer}) is not known for this provider, and no trusted key signed the bundle");
+            let (part, detail) = (AlarmPart::Platform(self.package.platform.clone()), format!("in a bundle: {reason}"));
+            library.raise_alarm_about_part(AlarmKind::WaitsForAccept, provider, version, part, detail, now);
+            return Err(format!("{reason}; --accept {provider}@{version} accepts it"));
+        }
+        // A bundle without a trusted signature cannot introduce a key for a provider.
+        let signer = if self.is_vouched_for || is_known { seen.signer.clone() } else { Signer::NotChecked };
+        match library.admit_blocking(&Observation { signer, ..seen }, now).map_err(store_failed)? {
+            Ok(Admission::Consistent) => Ok(None),
+            Ok(Admission::HistoryUnavailable) => Err(store_failed(StoreError::Gone)),
+            Ok(Admission::Changed(change)) => Ok(Some(format!(
+                "it was published again, signed by a known key: its proof set {}; lock files with the old hashes refuse it",
+                change.describe()
+            ))),
+            Err(reason) => Err(format!(
+                "{}; if the publisher released this, apply it with --accept {provider}@{version}",
+                reason.words
+            )),
+        }
+    }
+}
+
+impl Library {
+    /// Replaces the stored set, which becomes the previous one; synced. False if a newer set was stored since the
+    /// verification.
+    fn put_carried_set(
+        &self,
+        package: &Package,
+        set: &Arc<ProofSet>,
+        age: Age,
+        now: Timestamp,
+    ) -> Result<bool, StoreError> {
+        let key = Key::ProofSet(package.clone());
+        self.store.records.change(&key, |step| {
+            if self.has_set_or_newer(package, set, age, now)? {
+                return Ok(false);
+            }
+            let stored = self.read_set(package)?.map(|stored| Arc::unwrap_or_clone(stored.stored_set));
+            let predecessor = match stored {
+                None => None,
+                // An unsigned set is never kept as the previous one.
+                Some(stored) if stored.current.proof().how == ProofBasis::Imported => {
+                    let before = stored.current.document.shasum;
+                    if before != set.document.shasum && !self.is_repacked(package, before)? {
+                        if !step.has_turn() {
+                            return Ok(false);
+                        }
+                        tracing::error!(%package, "ALARM: an unsigned import differs from a bundle's verified archive; the bundle's is served from now on");
+                        let detail = imported_differs(before, set.document.shasum);
+                        self.raise_alarm(AlarmKind::ImportedDiffers, &package.provider, &package.version, detail, now);
+                    }
+                    None
+                }
+                Some(stored) if set.has_same_files(&stored.current) => stored.predecessor,
+                Some(stored) if default_if_gone(self.store.blobs.is_stored(&stored.current.document.shasum))? => {
+                    Some((stored.current, now))
+                }
+                Some(stored) => stored.predecessor,
+            };
+            let kept = StoredProofSet { predecessor, current: Arc::clone(set), age };
+            step.put(&key, kept.write(), Durability::Synced, IndexEntry::Document(now));
+            Ok(true)
+        })
+    }
+
+    /// True if this set or a newer one is stored, with its archive.
+    pub(super) fn has_set_or_newer(
+        &self,
+        package: &Package,
+        set: &ProofSet,
+        age: Age,
+        now: Timestamp,
+    ) -> Result<bool, StoreError> {
+        let Some(stored) = self.read_set(package)? else { return Ok(false) };
+        let current = &stored.stored_set.current;
+        let is_it = current.has_same_files(set) && current.body == set.body;
+        Ok((is_it || stored.stored_set.age.is_confirmed_after(age, now))
+            && self.is_stored_under(package, current.document.shasum)?)
+    }
+
+    /// True if an archive is stored under this name.
+    fn is_stored_under(&self, package: &Package, digest: Digest) -> Result<bool, StoreError> {
+        Ok(self.catalog.name(package)?.get(&digest).is_some() && default_if_gone(self.store.blobs.is_stored(&digest))?)
+    }
+}
+
+/// True if a URL is a download document URL of the package (PROTOCOL 2.1).
+fn is_document_url_of(fetch_origin: &FetchOrigin, package: &Package) -> bool {
+    let Some(segments) = fetch_origin.asked.path_segments() else { return false };
+    let segments: Vec<&str> = segments.collect();
+    let Some([namespace, type_, version, "download", os, arch]) = segments.last_chunk::<6>() else { return false };
+    let Package { provider, version: stored_version, platform } = package;
+    // Upstream may spell the version in another way.
+    let spelled = percent_encoding::percent_decode_str(version).decode_utf8_lossy();
+    namespace.eq_ignore_ascii_case(provider.namespace.as_str())
+        && type_.eq_ignore_ascii_case(provider.type_.as_str())
+        && Version::parse_lenient(&spelled).is_ok_and(|version| version == *stored_version)
+        && (*os, *arch) == (platform.os.as_str(), platform.arch.as_str())
+}
+
+/// A version of a bundle whose location was parsed. Its archive follows.
+pub(super) struct BundledModule {
+    package: ModulePackage,
+    /// The canonical spelling, under which it is stored.
+    key: ModulePackage,
+    location: StoredDocument,
+    origin: String,
+    pinned_tree: PinnedTree,
+    /// True if an operator accepts it whatever was seen before.
+    is_accepted: bool,
+}
+
+impl BundledModule {
+    /// Judges a version of a bundle by its location. `None` if it is stored already.
+    ///
+    /// # Errors
+    /// The reason that it is refused.
+    pub(super) fn check(
+        library: &Library,
+        entry: &ModuleEntry,
+        location: StoredDocument,
+        criteria: &EntryCriteria<'_>,
+    ) -> Result<Option<Self>, String> {
+        let (package, now) = (entry.package(), criteria.now);
+        let key = library.runtime.config().key_of_package(&package);
+        let located = Arc::new(location.clone()).as_location(&package).map_err(|e| e.to_string())?;
+        if let Some(subdir) = &entry.subdir {
+            // Part of a location, which is sent as a header.
+            let is_one = subdir.bytes().all(|byte| byte.is_ascii_graphic()) && !subdir.contains(['?', '#']);
+            TreePath::parse(subdir.as_bytes())
+                .ok()
+                .filter(|path| is_one && !path.is_root())
+                .ok_or("its subdir is not a path")?;
+        }
+        drop(subdir_in_archive(&package, located.located.subdir.as_ref()).map_err(|e| e.to_string())?);
+        let is_held = || -> Result<bool, StoreError> {
+            let is_there = default_if_gone(library.store.blobs.is_stored(&entry.archive.sha256))?
+                && library.catalog.name(&key)?.get(&entry.archive.sha256).is_some();
+            let is_located = library.has_document_or_newer(&Key::ModuleLocation(key.clone()), &location, now)?;
+            let is_pinned = module_history::read_first_seen(library, &key)?
+                .first_seen()
+                .is_some_and(|seen| seen.pinned.tree == entry.tree);
+            Ok(is_there && is_located && is_pinned)
+        };
+        if is_held().map_err(store_failed)? {
+            return Ok(None);
+        }
+        let pinned_tree = PinnedTree {
+            tree: entry.tree,
+            commit: entry.commit.clone(),
+            packer: entry.packer,
+            source: entry.source,
+            subdir: entry.subdir.clone(),
+            validators: Validators::default(),
+            at: entry.first_seen.min(now),
+        };
+        let origin = entry.origin.clone();
+        let is_accepted = criteria.is_accepted(library, &Artifact::Module(key.clone()));
+        Ok(Some(Self { package, key, location, origin, pinned_tree, is_accepted }))
+    }
+
+    /// Commits the version in this order: first-seen record, archive, location, name.
+    ///
+    /// # Errors
+    /// The reason that it is refused.
+    pub(super) fn commit(
+        self,
+        library: &Library,
+        arrived: ArrivedArchive,
+        now: Timestamp,
+    ) -> Result<ApplyOutcome, String> {
+        self.check_tree(library, &arrived)?;
+        let Self { package, key, location, origin, pinned_tree, is_accepted } = self;
+        let comparison = if is_accepted {
+            module_history::accept(library, &key, &pinned_tree).map(|_| TreeComparison::Consistent)
+        } else {
+            module_history::compare(library, &key, &pinned_tree, None)
+        };
+        // Not `larder accept`: that would ask upstream, but the tree is in the bundle.
+        let accepting = format!("`larder bundle apply` with `--accept {key}`");
+        let comparison = comparison.map_err(store_failed)?;
+        library.require_pinned_tree(&package, &key, &pinned_tree, comparison, &accepting).map_err(|e| e.to_string())?;
+        library.resolve_alarms(RESOLVED_BY_ACCEPT, &key.module, &key.version);
+        let ArrivedArchive { digest, fast, size_bytes, .. } = arrived;
+        let archive = StoredArchive::of_tree(pinned_tree.packed(), digest, fast, size_bytes, origin, now);
+        let location_key = Key::ModuleLocation(key.clone());
+        let record_proof = || {
+            library.replace_document(&location_key, location, now, Durability::Synced, |_, coming| Ok(coming))?;
+            Ok(true)
+        };
+        let (archive, bytes) = (archive.map_err(store_failed)?, arrived.into_bytes()?);
+        library.commit(&key, archive, bytes, record_proof).map_err(store_failed)?;
+        library.runtime.config().not_found.remove_if(|absent| *absent == location_key);
+        library.enforce_size_limit();
+        Ok(ApplyOutcome::Applied { note: None })
+    }
+
+    /// Checks that larder packed the archive from the tree that the manifest names.
+    fn check_tree(&self, library: &Library, arrived: &ArrivedArchive) -> Result<(), String> {
+        let scratch = library.store.blobs.scratch().map_err(store_failed)?;
+        let mut tree = Tree::new(scratch.file().map_err(store_failed)?, TreeLimits::default());
+        let unpacked = match &arrived.source {
+            ArchiveSource::Staged(stage) => {
+                unpack_from(ArchiveFormat::TarGz, stage.file().map_err(store_failed)?, &mut tree)
+            }
+            ArchiveSource::Stored(blob) => unpack_from(ArchiveFormat::TarGz, blob.reader(), &mut tree),
+        };
+        let mut packed_anew = Hasher::new();
+        let packed = unpacked.and_then(|()| pack(&tree, &TreePath::root(), &mut packed_anew));
+        let PackResult { tree: packed_tree, .. } = packed.map_err(|e| format!("its archive is not a module: {e}"))?;
+        if packed_tree != self.pinned_tree.tree {
+            return Err(format!("its tree has digest {packed_tree}, but its manifest names {}", self.pinned_tree.tree));
+        }
+        let (anew, _) = packed_anew.finish();
+        // Clients use another tar reader than larder. Only the output of our packer reads the same in all of them.
+        if self.pinned_tree.packer != PACKER || anew != arrived.digest {
+            return Err("its archive was made by another packer, or has contents that larder never packs".to_owned());
+        }
+        let subdir = self.pinned_tree.subdir.as_deref().unwrap_or_default();
+        let below = TreePath::parse(subdir.as_bytes()).map_err(|bad| bad.to_string())?;
+        if !below.is_root() && tree.get(&below) != Some(&TreeEntry::Folder) {
+            return Err(format!("its archive has no folder {subdir}"));
+        }
+        Ok(())
     }
 }

@@ -1,44 +1,49 @@
 //! Judges one entry of a bundle by the rules for responses from upstream. It is then committed in the usual order, each
-//! step synced: first-seen record, archive, proof set or location, name.
+//! step synced: first-seen record, archive, proof set or location, name. A document replaces the stored one unless that
+//! is newer, and stored versions stay listed, as for versions that upstream has dropped (`keep_gone`).
 
-use crate::mirror::Library;
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use bytes::Bytes;
+use serde_json::value::RawValue;
 
-use crate::address::{Artifact, PackageSelector};
-use crate::bundle::{BundleEntry, FileRole, SignatureStatus};
+use crate::address::{Address, Artifact, PackageSelector, Platform, Version};
+use crate::bundle::{ApplyOutcome, BundleEntry, BundledDocument, FetchOrigin, FileRole, Manifest, SignatureStatus};
 use crate::clock::Timestamp;
-use crate::mirror::modules::BundledModule;
-use crate::mirror::transfer::bundle::documents::{BundledDocumentUpdate, document_from_bundle};
-use crate::mirror::transfer::bundle::sets::BundledSet;
-use crate::store::StoreError;
+use crate::mirror::Library;
+use crate::mirror::documents::version_lists::entry_of;
+use crate::mirror::library::stored_document::{DocumentMetadata, ReplaceOutcome, StoredDocument};
+use crate::mirror::transfer::bundle::archives::{ArrivedArchive, BundledModule, BundledSet};
+use crate::store::{Durability, IndexEntry, Key, StoreError};
+use crate::upstream::discovery::Service;
+use crate::upstream::limits::MemoryGrant;
+use crate::upstream::request::Validators;
 
+/// The small files of an entry.
 #[derive(Debug, Default)]
-pub(in crate::mirror) struct SmallFiles(pub(in crate::mirror) HashMap<FileRole, Bytes>);
+pub(super) struct SmallFiles(pub(super) HashMap<FileRole, Bytes>);
 
 impl SmallFiles {
-    pub(in crate::mirror) fn get(&self, role: FileRole) -> Result<Bytes, String> {
+    pub(super) fn get(&self, role: FileRole) -> Result<Bytes, String> {
         self.0.get(&role).cloned().ok_or_else(|| format!("its {role} is missing"))
     }
 
-    pub(in crate::mirror) fn get_or_empty(&self, role: FileRole) -> Bytes {
+    pub(super) fn get_or_empty(&self, role: FileRole) -> Bytes {
         self.0.get(&role).cloned().unwrap_or_default()
     }
 }
 
 /// The criteria for judging an entry, besides its files.
 #[derive(Clone, Copy)]
-pub(in crate::mirror) struct EntryCriteria<'a> {
+pub(super) struct EntryCriteria<'a> {
     /// Packages that an operator accepts whatever was seen before.
-    pub(in crate::mirror) accept: &'a [PackageSelector],
-    pub(in crate::mirror) signature_status: &'a SignatureStatus,
-    pub(in crate::mirror) now: Timestamp,
+    pub(super) accept: &'a [PackageSelector],
+    pub(super) signature_status: &'a SignatureStatus,
+    pub(super) now: Timestamp,
 }
 
 impl EntryCriteria<'_> {
-    pub(in crate::mirror) fn is_accepted(&self, library: &Library, artifact: &Artifact) -> bool {
+    pub(super) fn is_accepted(&self, library: &Library, artifact: &Artifact) -> bool {
         self.accept.iter().any(|selector| match (selector, artifact) {
             (PackageSelector::Provider(selection), Artifact::Provider(package)) => {
                 selection.of == package.provider && selection.versions.include(&package.version)
@@ -51,9 +56,8 @@ impl EntryCriteria<'_> {
     }
 }
 
-pub(in crate::mirror) enum EntryVerdict {
-    /// It, or a newer one, is stored already.
-    AlreadyStored,
+/// An entry that is accepted by its small files, and neither it nor a newer one is stored.
+pub(super) enum AcceptedEntry {
     /// A valid document that may replace the stored one.
     Document(Box<BundledDocumentUpdate>),
     /// A verified proof set. Its archive follows.
@@ -63,38 +67,276 @@ pub(in crate::mirror) enum EntryVerdict {
 }
 
 /// The refusal text for a store failure.
-pub(in crate::mirror) fn store_failed(error: StoreError) -> String {
+pub(super) fn store_failed(error: StoreError) -> String {
     format!("the store failed: {error}; {}", error.remedy())
 }
 
-impl EntryVerdict {
-    /// Judges one entry by its small files.
+impl AcceptedEntry {
+    /// Judges one entry by its small files. `None` if it, or a newer one, is stored already.
     ///
     /// # Errors
     /// The reason that it is refused.
-    pub(in crate::mirror) fn check_entry(
-        library: &Arc<Library>,
+    pub(super) fn check(
+        library: &Library,
         entry: &BundleEntry,
         small: &SmallFiles,
-        judging: &EntryCriteria<'_>,
-    ) -> Result<Self, String> {
-        match entry {
+        criteria: &EntryCriteria<'_>,
+    ) -> Result<Option<Self>, String> {
+        Ok(match entry {
             BundleEntry::Discovery { document, .. }
             | BundleEntry::ProviderVersions { document, .. }
             | BundleEntry::ModuleVersions { document, .. } => {
-                let carried = BundledDocumentUpdate::check_entry(library, entry, document, small, judging.now)?;
-                Ok(carried.map_or(Self::AlreadyStored, |carried| Self::Document(Box::new(carried))))
+                BundledDocumentUpdate::check(library, entry, document, small, criteria.now)?
+                    .map(|update| Self::Document(Box::new(update)))
             }
             BundleEntry::Provider(entry) => {
-                let carried = BundledSet::check_entry(library, entry, small, judging)?;
-                Ok(carried.map_or(Self::AlreadyStored, |carried| Self::Provider(Box::new(carried))))
+                BundledSet::check(library, entry, small, criteria)?.map(|set| Self::Provider(Box::new(set)))
             }
             BundleEntry::Module(entry) => {
                 let location =
-                    document_from_bundle(&entry.said, small.get(FileRole::Location)?, Bytes::new(), judging.now);
-                let carried = BundledModule::check_entry(library, entry, location, judging)?;
-                Ok(carried.map_or(Self::AlreadyStored, |carried| Self::Module(Box::new(carried))))
+                    document_from_bundle(&entry.said, small.get(FileRole::Location)?, Bytes::new(), criteria.now);
+                BundledModule::check(library, entry, location, criteria)?.map(|module| Self::Module(Box::new(module)))
+            }
+        })
+    }
+
+    /// Commits the entry, with its archive if it has one.
+    ///
+    /// # Errors
+    /// The reason that it is refused.
+    pub(super) fn commit(
+        self,
+        library: &Library,
+        archive: Option<ArrivedArchive>,
+        now: Timestamp,
+    ) -> Result<ApplyOutcome, String> {
+        match (self, archive) {
+            (Self::Document(document), _) => document.commit(library, now),
+            (Self::Provider(set), Some(archive)) => set.commit(library, archive, now),
+            (Self::Module(module), Some(archive)) => module.commit(library, archive, now),
+            (Self::Provider(_) | Self::Module(_), None) => Err("its manifest names no archive".to_owned()),
+        }
+    }
+}
+
+pub(super) struct BundledDocumentUpdate {
+    key: Key,
+    stored: StoredDocument,
+    /// The provider versions that it lists.
+    versions: Vec<Version>,
+}
+
+impl BundledDocumentUpdate {
+    /// Parses the document of an entry. `None` if it, or a newer one, is stored already.
+    ///
+    /// # Errors
+    /// The reason that it is refused.
+    pub(super) fn check(
+        library: &Library,
+        entry: &BundleEntry,
+        document: &BundledDocument,
+        small: &SmallFiles,
+        now: Timestamp,
+    ) -> Result<Option<Self>, String> {
+        let (key, kept) = (library.entry_key(entry), document_of(document, small, now)?);
+        let versions = match &key {
+            Key::ProviderVersions(_) => kept
+                .as_versions(Service::Providers)
+                .map(|list| list.versions.into_iter().map(|listed| listed.version).collect()),
+            Key::ModuleVersions(_) => kept.as_versions(Service::Modules).map(|_| Vec::new()),
+            _ => kept.discovery_for_clients().map(|_| Vec::new()),
+        };
+        let versions = versions.map_err(|reason| format!("its document cannot be read: {reason}"))?;
+        let is_held = library.has_document_or_newer(&key, &kept, now).map_err(store_failed)?
+            || library.keeps_own_discovery(&key, &kept).map_err(store_failed)?;
+        if is_held {
+            return Ok(None);
+        }
+        Ok(Some(Self { key, stored: kept, versions }))
+    }
+
+    /// Replaces the stored document, unless a newer one was stored since.
+    pub(super) fn commit(self, library: &Library, now: Timestamp) -> Result<ApplyOutcome, String> {
+        let Self { key, stored, versions } = self;
+        if let Key::ProviderVersions(address) = &key {
+            library.histories.record_listed(address, &versions, stored.metadata.checked).map_err(store_failed)?;
+        }
+        let made = |before: Option<&StoredDocument>, coming| library.merge_stored_entries(&key, before, coming);
+        let placed = library.replace_document(&key, stored, now, Durability::Synced, made).map_err(store_failed)?;
+        if matches!(placed, ReplaceOutcome::KeptExisting(_)) {
+            return Ok(ApplyOutcome::Held);
+        }
+        let terms = library.runtime.config();
+        terms.not_found.remove_if(|absent| {
+            *absent == key
+                || match (absent, &key) {
+                    (Key::ProofSet(package), Key::ProviderVersions(address)) => package.provider == *address,
+                    (Key::ModuleLocation(package), Key::ModuleVersions(address)) => package.module == *address,
+                    _ => false,
+                }
+        });
+        match &key {
+            Key::ProviderVersions(address) => library.bump_revision(address),
+            Key::ModuleVersions(address) => library.bump_revision(address),
+            _ => {}
+        }
+        library.enforce_size_limit();
+        Ok(ApplyOutcome::Applied { note: None })
+    }
+}
+
+fn document_of(document: &BundledDocument, small: &SmallFiles, now: Timestamp) -> Result<StoredDocument, String> {
+    let kept = document_from_bundle(
+        &document.said,
+        small.get(FileRole::Document)?,
+        small.get_or_empty(FileRole::Dropped),
+        now,
+    );
+    if !kept.dropped.is_empty() && serde_json::from_slice::<serde::de::IgnoredAny>(&kept.dropped).is_err() {
+        return Err("its list of dropped versions is not JSON".to_owned());
+    }
+    Ok(kept)
+}
+
+/// Builds the stored form of a document from its manifest entry.
+pub(super) fn document_from_bundle(
+    fetch_origin: &FetchOrigin,
+    body: Bytes,
+    dropped: Bytes,
+    now: Timestamp,
+) -> StoredDocument {
+    let metadata = DocumentMetadata {
+        asked: fetch_origin.asked.clone(),
+        url: fetch_origin.url.clone(),
+        origins: Vec::new(),
+        validators: Validators::default(),
+        // A time in the future is clamped, because the other machine's clock may be ahead.
+        fetched: fetch_origin.fetched.min(now),
+        checked: fetch_origin.checked.min(now),
+        gone: fetch_origin.gone,
+        carried: true,
+    };
+    StoredDocument { metadata, body, dropped, _room: MemoryGrant::default() }
+}
+
+type ListEntries = BTreeMap<Version, Box<RawValue>>;
+
+impl Library {
+    /// Merges a bundle's document with the stored one that it replaces: versions with stored archives, and services,
+    /// stay listed.
+    pub(super) fn merge_stored_entries(
+        &self,
+        key: &Key,
+        stored: Option<&StoredDocument>,
+        coming: StoredDocument,
+    ) -> Result<StoredDocument, StoreError> {
+        let keeps_gone = |host| {
+            let terms = self.runtime.config();
+            terms.upstreams.get(host).is_some_and(|upstream| upstream.settings.keep_gone)
+        };
+        let dropped = match key {
+            Key::Discovery(host) if keeps_gone(host) => {
+                return Ok(match stored {
+                    Some(stored) => coming.with_services_of(stored),
+                    None => coming,
+                });
+            }
+            Key::ProviderVersions(provider) if keeps_gone(&provider.host) => {
+                self.unlisted_entries(&provider.into(), stored, &coming)?
+            }
+            Key::ModuleVersions(module) if keeps_gone(&module.host) => {
+                self.unlisted_entries(&module.into(), stored, &coming)?
+            }
+            _ => None,
+        };
+        Ok(match dropped {
+            Some(dropped) => coming.with_dropped(&dropped.into_values().collect::<Vec<_>>()),
+            None => coming,
+        })
+    }
+
+    /// The entries to add to upstream's list; `None` if it names every stored version.
+    fn unlisted_entries(
+        &self,
+        address: &Address,
+        stored: Option<&StoredDocument>,
+        coming: &StoredDocument,
+    ) -> Result<Option<ListEntries>, StoreError> {
+        let service = Service::from(address);
+        let Ok(list) = coming.as_versions(service) else { return Ok(None) };
+        let mut unlisted: BTreeMap<Version, BTreeSet<Platform>> = BTreeMap::new();
+        for artifact in self.named_artifacts(address)? {
+            if list.get(artifact.version()).is_none() {
+                let platforms = unlisted.entry(artifact.version().clone()).or_default();
+                if let Artifact::Provider(package) = artifact {
+                    platforms.insert(package.platform);
+                }
             }
         }
+        if unlisted.is_empty() {
+            return Ok(None);
+        }
+        let before = stored.and_then(|stored| stored.as_versions(service).ok());
+        let as_written = |version: &Version| Some(before.as_ref()?.get(version)?.raw.clone());
+        let entries = unlisted.iter().filter_map(|(version, platforms)| {
+            let entry = as_written(version).or_else(|| entry_of(service, version, platforms.iter()))?;
+            Some((version.clone(), entry))
+        });
+        let dropped = coming.dropped_versions(service).into_iter().map(|listed| (listed.version, listed.raw));
+        Ok(Some(dropped.chain(entries).collect()))
+    }
+
+    /// Lists versions that a bundle brought and the cached list does not name. The list may be newer than the bundle.
+    ///
+    /// # Errors
+    /// The disk failed. Some versions may be listed then.
+    pub(super) fn list_imported_entries(&self, manifest: &Manifest) -> Result<(), StoreError> {
+        let lists: BTreeSet<Key> = manifest
+            .entries
+            .iter()
+            .filter_map(|entry| match entry {
+                BundleEntry::Provider(entry) => Some(Key::ProviderVersions(entry.provider.clone())),
+                BundleEntry::Module(entry) => Some(Key::ModuleVersions(self.runtime.config().key_of(&entry.module))),
+                BundleEntry::Discovery { .. }
+                | BundleEntry::ProviderVersions { .. }
+                | BundleEntry::ModuleVersions { .. } => None,
+            })
+            .collect();
+        for key in lists {
+            let is_listed = self.store.records.change(&key, |step| {
+                let Some(stored) = step.read(&key)?.whole().and_then(StoredDocument::read) else { return Ok(false) };
+                let listing = self.merge_stored_entries(&key, Some(&stored), stored.clone())?;
+                if listing.has_same_content(&stored) {
+                    return Ok(false);
+                }
+                let entry = IndexEntry::Document(listing.metadata.checked);
+                step.put(&key, listing.write(), Durability::Synced, entry);
+                Ok(true)
+            })?;
+            if !is_listed {
+                continue;
+            }
+            match &key {
+                Key::ProviderVersions(address) => self.bump_revision(address),
+                Key::ModuleVersions(address) => self.bump_revision(address),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// True if this document or a newer one is stored.
+    pub(super) fn has_document_or_newer(
+        &self,
+        key: &Key,
+        coming: &StoredDocument,
+        now: Timestamp,
+    ) -> Result<bool, StoreError> {
+        let Some(stored) = self.store.records.get(key)?.and_then(StoredDocument::read) else { return Ok(false) };
+        if stored.age().is_confirmed_after(coming.age(), now) {
+            return Ok(true);
+        }
+        let made = self.merge_stored_entries(key, Some(&stored), coming.clone())?;
+        Ok(stored.has_same_content(&made) && stored.age() == made.age())
     }
 }

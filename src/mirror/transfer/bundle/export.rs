@@ -1,10 +1,9 @@
 //! Exports archives from the store into a bundle, with their proof sets and the documents that lead to them.
 
-use crate::mirror::{Library, Transfers};
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::fs;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::Arc;
 
 use url::Url;
 
@@ -16,11 +15,14 @@ use crate::bundle::{
 use crate::clock::Timestamp;
 use crate::digest::{Digest, DigestPrefix};
 use crate::error::Error;
+use crate::mirror::library::StoredArchive;
+use crate::mirror::library::module_history;
 use crate::mirror::library::proof_set::{ProofSet, StoredProofSet};
 use crate::mirror::library::stored_document::StoredDocument;
-use crate::mirror::proof_sets;
-use crate::store::{Key, Scratch, StoreError};
-use crate::verify::ProofBasis;
+use crate::mirror::transfer::Spool;
+use crate::mirror::{Library, Transfers, proof_sets};
+use crate::store::{Key, StoreError};
+use crate::verify::{PackedTree, ProofBasis};
 
 /// Reasons that a bundle could not be gathered.
 #[derive(Debug, thiserror::Error)]
@@ -46,37 +48,7 @@ pub struct GatheredBundle {
     pub manifest: Manifest,
     /// The requested packages that cannot be exported, each with the reason.
     pub missing: Vec<String>,
-    small: GatheredFiles,
-}
-
-/// Small files by digest, concatenated in an unnamed file. A copy, because a list may be replaced and a set evicted
-/// before the bundle is written.
-#[derive(Debug)]
-struct GatheredFiles {
-    offsets: HashMap<Digest, (u64, u64)>,
-    file: fs::File,
-    written: u64,
-    _scratch: Scratch,
-}
-
-impl GatheredFiles {
-    fn put(&mut self, bytes: &[u8]) -> io::Result<BundledFile> {
-        let (sha256, size) = (Digest::of(bytes), bytes.len() as u64);
-        if let std::collections::hash_map::Entry::Vacant(place) = self.offsets.entry(sha256) {
-            self.file.write_all_at(bytes, self.written)?;
-            place.insert((self.written, size));
-            self.written += size;
-        }
-        Ok(BundledFile { sha256, bytes: size })
-    }
-
-    fn get(&self, digest: &Digest) -> io::Result<Vec<u8>> {
-        let missing = || io::Error::other(format!("the file {digest} was not gathered"));
-        let (offset, size) = *self.offsets.get(digest).ok_or_else(missing)?;
-        let mut bytes = vec![0; usize::try_from(size).map_err(io::Error::other)?];
-        self.file.read_exact_at(&mut bytes, offset)?;
-        Ok(bytes)
-    }
+    small: Spool,
 }
 
 /// The contents of the other store, which a delta may leave out.
@@ -108,17 +80,12 @@ impl Transfers {
         may_be_partial: bool,
         created: Timestamp,
     ) -> Result<GatheredBundle, GatherError> {
-        let scratch = self.library.store.blobs.scratch()?;
-        let mut small = GatheredFiles { offsets: HashMap::new(), file: scratch.file()?, written: 0, _scratch: scratch };
+        let mut small = Spool::new(&self.library)?;
         let archives = since.map(Inventory::archives).unwrap_or_default();
         let known = DeltaBase { inventory: since, archives };
         let (mut entries, mut missing, mut keys) = (Vec::new(), Vec::new(), BTreeSet::new());
-        // A module is stored under its canonical spelling.
-        let key_of = |artifact| {
-            if let Artifact::Module(package) = &artifact { self.runtime.artifact_of(package) } else { artifact }
-        };
         let wanted: BTreeMap<Artifact, Digest> =
-            wanted.into_iter().map(|(artifact, digest)| (key_of(artifact), digest)).collect();
+            wanted.into_iter().map(|(artifact, digest)| (self.runtime.canonical(artifact), digest)).collect();
         for (artifact, digest) in &wanted {
             let entry = match artifact {
                 Artifact::Provider(package) => self.provider_entry(package, *digest, &known, &mut small),
@@ -164,7 +131,8 @@ impl Transfers {
             let entry_name =
                 || manifest.entries.get(number).map(|entry| entry.package_ref().to_string()).unwrap_or_default();
             if file.role != FileRole::Archive {
-                writer.file(&file, small.get(&file.file.sha256)?.as_slice())?;
+                let missing = || io::Error::other(format!("the file {} was not gathered", file.file.sha256));
+                writer.file(&file, small.get(&file.file.sha256)?.ok_or_else(missing)?.as_slice())?;
                 continue;
             }
             let evicted = || {
@@ -211,7 +179,38 @@ impl Transfers {
     }
 }
 
+/// A stored version that can be exported.
+struct StoredModule {
+    archive: StoredArchive,
+    packed: PackedTree,
+    size_bytes: u64,
+    first_seen: Timestamp,
+}
+
 impl Library {
+    /// The stored archive of a version for export: the one with this digest, or the current one. Its tree must be the
+    /// pinned one.
+    fn exportable_module(
+        &self,
+        package: &ModulePackage,
+        digest: Option<Digest>,
+    ) -> Result<Option<StoredModule>, StoreError> {
+        let seen = module_history::read_first_seen(self, package)?.first_seen();
+        for archive in self.catalog.name(package)?.archives.into_iter().rev() {
+            let Some(packed) = archive.proof.how.tree().cloned() else { continue };
+            let is_it = digest.is_none_or(|digest| digest == archive.digest);
+            let is_pinned = seen.as_ref().is_none_or(|seen| seen.pinned.matches_archive(&packed));
+            if !is_it || !is_pinned {
+                continue;
+            }
+            if let Some(blob) = self.store.blobs.open(&archive.digest)? {
+                let first_seen = seen.as_ref().map_or(archive.kept, |seen| seen.first_seen);
+                return Ok(Some(StoredModule { archive, packed, size_bytes: blob.size_bytes(), first_seen }));
+            }
+        }
+        Ok(None)
+    }
+
     fn is_blob_stored(&self, digest: &Digest) -> bool {
         self.store.blobs.is_stored(digest).unwrap_or(false)
     }
@@ -223,7 +222,7 @@ impl Transfers {
         package: &Package,
         digest: Digest,
         known: &DeltaBase<'_>,
-        small: &mut GatheredFiles,
+        small: &mut Spool,
     ) -> Result<Option<BundleEntry>, GatherError> {
         let stored = self.library.read_set(package)?;
         let stored_set = stored.as_ref().map(|stored_set| &*stored_set.stored_set);
@@ -242,7 +241,7 @@ impl Transfers {
             return Ok(None);
         }
         let Package { provider, version, platform } = package.clone();
-        let signature = if set.signature.is_empty() { None } else { Some(small.put(&set.signature).map_err(spool)?) };
+        let signature = if set.signature.is_empty() { None } else { Some(put(small, &set.signature)?) };
         let metadata = &set.metadata;
         Ok(Some(BundleEntry::Provider(Box::new(ProviderEntry {
             provider,
@@ -256,8 +255,8 @@ impl Transfers {
                 checked: stored_set.age.checked.max(metadata.fetched),
                 gone: stored_set.age.gone,
             },
-            document: small.put(&set.body).map_err(spool)?,
-            sums: small.put(&set.sums).map_err(spool)?,
+            document: put(small, &set.body)?,
+            sums: put(small, &set.sums)?,
             signature,
             archive: known.bundled_archive(digest, blob.size_bytes()),
         }))))
@@ -268,7 +267,7 @@ impl Transfers {
         package: &ModulePackage,
         digest: Digest,
         known: &DeltaBase<'_>,
-        small: &mut GatheredFiles,
+        small: &mut Spool,
     ) -> Result<Option<BundleEntry>, GatherError> {
         let not_kept = |subject: &str| not_held(&format!("{subject} of {package}"));
         let carried = self.library.exportable_module(package, Some(digest))?.ok_or_else(|| not_kept("the archive"))?;
@@ -289,12 +288,12 @@ impl Transfers {
             origin: carried.archive.origin,
             first_seen: carried.first_seen,
             said: fetch_origin(&document),
-            location: small.put(&document.body).map_err(spool)?,
+            location: put(small, &document.body)?,
             archive: known.bundled_archive(digest, carried.size_bytes),
         }))))
     }
 
-    fn document_entry(&self, key: &Key, small: &mut GatheredFiles) -> Result<Option<BundleEntry>, GatherError> {
+    fn document_entry(&self, key: &Key, small: &mut Spool) -> Result<Option<BundleEntry>, GatherError> {
         let subject = match key {
             Key::Discovery(host) => format!("the discovery document of {host}"),
             Key::ProviderVersions(provider) => format!("the version list of {provider}"),
@@ -303,14 +302,11 @@ impl Transfers {
         };
         let stored_document =
             self.library.store.records.get(key)?.and_then(StoredDocument::read).ok_or_else(|| not_held(&subject))?;
-        let dropped = if stored_document.dropped.is_empty() {
-            None
-        } else {
-            Some(small.put(&stored_document.dropped).map_err(spool)?)
-        };
+        let dropped =
+            if stored_document.dropped.is_empty() { None } else { Some(put(small, &stored_document.dropped)?) };
         let document = BundledDocument {
             said: fetch_origin(&stored_document),
-            document: small.put(&stored_document.body).map_err(spool)?,
+            document: put(small, &stored_document.body)?,
             dropped,
         };
         Ok(match key.clone() {
@@ -352,7 +348,13 @@ fn without_query(url: &Url) -> Url {
     url
 }
 
-fn spool(e: io::Error) -> Error {
-    let place = std::path::PathBuf::from("staging");
-    Error::Store(StoreError::Io { doing: "gather a bundle in", path: place, source: std::sync::Arc::new(e) })
+/// Adds a small file to the bundle. A copy is kept, because a list may be replaced and a set evicted before the bundle is
+/// written.
+fn put(small: &mut Spool, bytes: &[u8]) -> Result<BundledFile, Error> {
+    let sha256 = Digest::of(bytes);
+    small.put(sha256, bytes).map_err(|e| {
+        let (path, source) = (PathBuf::from("staging"), Arc::new(e));
+        StoreError::Io { doing: "gather a bundle in", path, source }
+    })?;
+    Ok(BundledFile { sha256, bytes: bytes.len() as u64 })
 }

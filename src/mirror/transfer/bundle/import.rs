@@ -1,34 +1,34 @@
 //! Imports a bundle. It is refused as a whole before anything changes, or applied entry by entry, each verified first
 //! and then reported. Memory use is limited to the manifest and the small files of one entry.
 
-use crate::mirror::{Library, Transfers};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io::Read;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use crate::address::PackageSelector;
+use crate::address::{Artifact, PackageSelector};
 use crate::bundle::{
     ApplyEvent, ApplyOutcome, BadBundle, BundleEntry, BundleReader, BundleTrust, DigestCheck, EntryFile, EntryOutcome,
     FileRole, Manifest, Receipt,
 };
 use crate::clock::{Clock, Timestamp};
+use crate::digest::Digest;
 use crate::error::Error;
-use crate::mirror::transfer::bundle::archives::IncomingArchive;
-use crate::mirror::transfer::bundle::entry::{EntryCriteria, EntryVerdict, SmallFiles};
-use crate::mirror::transfer::bundle::spool::SharedFiles;
+use crate::mirror::transfer::bundle::archives::ArrivedArchive;
+use crate::mirror::transfer::bundle::entry::{AcceptedEntry, EntryCriteria, SmallFiles, store_failed};
+use crate::mirror::transfer::{EVENT_QUEUE, Spool, TransferStage};
+use crate::mirror::{Connectivity, Library, Transfers};
 use crate::store::StoreError;
 
 /// Number of bytes between two progress reports.
 const PROGRESS_BYTES: u64 = 8 << 20;
-/// Maximum number of steps queued for the reader.
-const APPLY_STEP_QUEUE: usize = 16;
 /// Maximum length of a reported refusal, in characters.
 const MAX_REFUSAL_CHARS: usize = 600;
+/// Maximum disk overhead per file: the rest of its last block, its name and its record.
+const FILE_OVERHEAD_BYTES: u64 = 8 << 10;
 
 /// Reasons that a bundle was refused as a whole.
 #[derive(Debug, thiserror::Error)]
@@ -86,62 +86,87 @@ pub struct ApplyOptions {
 }
 
 impl Transfers {
-    /// Applies a bundle on a blocking thread and reports each step. The returned handle yields the result, even if the
-    /// receiver is dropped. Closing the mirror waits for it.
+    /// Applies a bundle and reports each step. The returned handle yields the result, even if the receiver is dropped. A
+    /// shutdown waits for it.
     pub fn spawn_apply(
         self: &Arc<Self>,
         bundle: impl Read + Send + 'static,
-        how: ApplyOptions,
+        options: ApplyOptions,
         clock: Clock,
     ) -> (mpsc::Receiver<ApplyEvent>, JoinHandle<Result<Receipt, ApplyError>>) {
-        let (sender, receiver) = mpsc::channel(APPLY_STEP_QUEUE);
+        let (sender, receiver) = mpsc::channel(EVENT_QUEUE);
         let transfers = Arc::clone(self);
-        let applying = self.runtime.tasks.spawn_blocking(move || {
-            transfers.apply(bundle, &how, &clock, &mut |step| {
-                // The bundle is applied even if the receiver is gone.
-                let _ = sender.blocking_send(step);
-            })
-        });
-        (receiver, applying)
+        let report = move |event| {
+            // The bundle is applied even if the receiver is gone.
+            let _ = sender.blocking_send(event);
+        };
+        let applying = async move { transfers.apply(bundle, options, clock, report).await };
+        (receiver, self.runtime.tasks.spawn_to_end(applying))
     }
 
-    /// Applies a bundle while reading it. Blocks. Everything applied is synced before the receipt is reported. To
-    /// continue an interrupted bundle, apply it again: stored entries are skipped.
+    /// Applies a bundle while reading it, on blocking threads; so are its events reported. Everything applied is synced
+    /// before the receipt is reported. To continue an interrupted bundle, apply it again: stored entries are skipped.
     ///
     /// # Errors
     /// [`ApplyError`]: nothing was changed. Later refusals are in the receipt.
-    pub fn apply(
+    pub async fn apply(
         self: &Arc<Self>,
-        bundle: impl Read,
-        how: &ApplyOptions,
-        clock: &Clock,
-        report: &mut dyn FnMut(ApplyEvent),
+        bundle: impl Read + Send + 'static,
+        options: ApplyOptions,
+        clock: Clock,
+        report: impl FnMut(ApplyEvent) + Send + 'static,
     ) -> Result<Receipt, ApplyError> {
-        let _alone = self.bundle_import_lock.try_lock().map_err(|_| ApplyError::Busy)?;
-        self.library.store.check()?;
-        let opened = BundleReader::open(bundle, &how.trust)?;
+        let alone = Arc::clone(&self.bundle_import_lock).try_lock_owned().map_err(|_| ApplyError::Busy)?;
+        let interrupted = |_| Error::Interrupted("applying the bundle".to_owned());
+        let library = Arc::clone(&self.library);
+        let opening = self.runtime.tasks.spawn_blocking(move || {
+            library.store.check()?;
+            let opened = BundleReader::open(bundle, &options.trust)?;
+            let created = opened.manifest.created;
+            match options.max_age.filter(|max_age| clock.now().since(created) > *max_age) {
+                Some(max_age) => Err(ApplyError::TooOld { created, max_age }),
+                None => Ok((opened, options, clock)),
+            }
+        });
+        let (opened, options, clock) = opening.await.map_err(interrupted)??;
+        self.library.store.index.until_complete().await?;
+        let library = Arc::clone(&self.library);
+        let applying = self.runtime.tasks.spawn_blocking(move || {
+            let _alone = alone;
+            library.apply_bundle(opened, &options, &clock, report)
+        });
+        let receipt = applying.await.map_err(interrupted)??;
+        let library = Arc::clone(&self.library);
+        self.runtime.tasks.spawn(async move {
+            if let Err(error) = library.complete_hashes().await {
+                tracing::error!(%error, "the h1 hashes of a bundle's archives could not be computed");
+            }
+        });
+        Ok(receipt)
+    }
+}
+
+impl Library {
+    fn apply_bundle<R: Read>(
+        &self,
+        opened: BundleReader<R>,
+        options: &ApplyOptions,
+        clock: &Clock,
+        mut report: impl FnMut(ApplyEvent),
+    ) -> Result<Receipt, ApplyError> {
         let manifest = Arc::clone(&opened.manifest);
-        if let Some(max_age) = how.max_age.filter(|max_age| clock.now().since(manifest.created) > *max_age) {
-            return Err(ApplyError::TooOld { created: manifest.created, max_age });
-        }
-        // Blocking is fine here: this is the reader's thread, and only one bundle is applied at a time.
-        Handle::current().block_on(self.library.store.index.until_complete())?;
-        let _stays = self.library.hold_entries(&manifest);
-        self.library.check_capacity(&manifest)?;
+        let _stays = self.hold_entries(&manifest);
+        self.check_capacity(&manifest)?;
         let bytes = manifest.files().fold(0, |sum, (_, file)| file.file.bytes.saturating_add(sum));
         report(ApplyEvent::Begun { entries: manifest.entries.len() as u64, bytes });
         let (digest, signature_status) = (opened.digest, opened.signature_status.clone());
         tracing::info!(manifest = %digest, entries = manifest.entries.len(), bytes, ?signature_status, "a bundle is applied");
-        let mut taking = BundleApplication {
-            library: &self.library,
-            options: how,
-            clock,
-            shared: SharedFiles::of(&self.library, &manifest)?,
-            opened,
-            read: ReadProgress::default(),
-        };
-        let (entries, mut ended) = taking.apply_entries(&manifest, report);
-        if let Err(error) = self.library.list_imported_entries(&manifest) {
+        let shared = SharedFiles::new(self, &manifest)?;
+        let mut application =
+            BundleApplication { library: self, options, clock, shared, opened, report, read: 0, reported: 0 };
+        let (entries, mut ended) = application.apply_entries(&manifest);
+        let BundleApplication { mut report, .. } = application;
+        if let Err(error) = self.list_imported_entries(&manifest) {
             let reason = || format!("not all imported entries could be listed: {error}; {}", error.remedy());
             ended.get_or_insert_with(reason);
         }
@@ -162,7 +187,7 @@ impl Transfers {
         let [applied, already, refused, not_reached] = receipt.counts();
         tracing::info!(manifest = %digest, applied, already, refused, not_reached, ok = receipt.ok, "a bundle was applied");
         let written = serde_json::to_vec(&receipt).map_err(|e| StoreError::Index(e.to_string()));
-        match written.and_then(|written| self.library.store.write_receipt(receipt.applied, &digest, &written)) {
+        match written.and_then(|written| self.store.write_receipt(receipt.applied, &digest, &written)) {
             Ok(path) => receipt.kept = Some(path.display().to_string()),
             Err(error) => {
                 tracing::error!(%error, to_do = error.remedy(), "the receipt of a bundle could not be written");
@@ -170,40 +195,26 @@ impl Transfers {
                 receipt.ended.get_or_insert_with(|| format!("the receipt could not be written: {error}"));
             }
         }
-        let transfers = Arc::clone(self);
-        self.runtime.tasks.spawn(async move {
-            if let Err(error) = transfers.library.complete_hashes().await {
-                tracing::error!(%error, "the h1 hashes of a bundle's archives could not be computed");
-            }
-        });
         report(ApplyEvent::Done { receipt: receipt.clone() });
         Ok(receipt)
     }
 }
 
-/// Bytes read so far, and bytes reported so far.
-#[derive(Debug, Default)]
-struct ReadProgress {
-    bytes: u64,
-    reported: u64,
-}
-
-struct BundleApplication<'a, R> {
-    library: &'a Arc<Library>,
+struct BundleApplication<'a, R, F> {
+    library: &'a Library,
     options: &'a ApplyOptions,
     clock: &'a Clock,
     shared: SharedFiles,
     opened: BundleReader<R>,
-    read: ReadProgress,
+    report: F,
+    /// Bytes read so far, and bytes reported so far.
+    read: u64,
+    reported: u64,
 }
 
-impl<R: Read> BundleApplication<'_, R> {
+impl<R: Read, F: FnMut(ApplyEvent)> BundleApplication<'_, R, F> {
     /// Applies the entries in order. Returns their outcomes, and the reason if it stopped early.
-    fn apply_entries(
-        &mut self,
-        manifest: &Manifest,
-        report: &mut dyn FnMut(ApplyEvent),
-    ) -> (Vec<EntryOutcome>, Option<String>) {
+    fn apply_entries(&mut self, manifest: &Manifest) -> (Vec<EntryOutcome>, Option<String>) {
         let mut carried = manifest.files().peekable();
         let (mut all, mut ended) = (Vec::new(), None);
         for (number, entry) in manifest.entries.iter().enumerate() {
@@ -216,32 +227,24 @@ impl<R: Read> BundleApplication<'_, R> {
             while let Some((_, file)) = carried.next_if(|(index, _)| *index == number) {
                 files.insert(file.role);
             }
-            let outcome = match self.apply_entry(entry, &files, report) {
-                Ok(outcome) => outcome,
-                Err(UnreadableRest(reason)) => {
-                    ended = Some(format!("{package}: {reason}"));
-                    ApplyOutcome::Refused { why: reason }
-                }
-            };
-            if let ApplyOutcome::Refused { why: reason } = &outcome {
-                tracing::error!(what = %package, reason, "an entry of a bundle was refused");
-            }
+            let taken = self.apply_entry(entry, &files).unwrap_or_else(|UnreadableRest(reason)| {
+                ended = Some(format!("{package}: {reason}"));
+                Err(reason)
+            });
+            let outcome = taken.unwrap_or_else(|why| {
+                tracing::error!(what = %package, reason = why, "an entry of a bundle was refused");
+                ApplyOutcome::Refused { why }
+            });
             let entry_outcome = EntryOutcome { package, outcome };
-            report(ApplyEvent::Entry(entry_outcome.clone()));
+            (self.report)(ApplyEvent::Entry(entry_outcome.clone()));
             all.push(entry_outcome);
         }
-        if ended.is_none() {
-            ended = self.finish();
-        }
+        let ended = ended.or_else(|| self.opened.end().err().map(|bad| bad.to_string()));
         (all, ended)
     }
 
-    fn finish(&mut self) -> Option<String> {
-        self.opened.end().err().map(|bad| bad.to_string())
-    }
-
     /// Applies one entry. `carried` are the roles of its files in the bundle, which follow next and are always read to
-    /// their end.
+    /// their end. The inner error is the reason that the entry is refused.
     ///
     /// # Errors
     /// Nothing after this entry can be read.
@@ -249,94 +252,95 @@ impl<R: Read> BundleApplication<'_, R> {
         &mut self,
         entry: &BundleEntry,
         carried: &HashSet<FileRole>,
-        report: &mut dyn FnMut(ApplyEvent),
-    ) -> Result<ApplyOutcome, UnreadableRest> {
+    ) -> Result<Result<ApplyOutcome, String>, UnreadableRest> {
         let mut small = SmallFiles::default();
         let mut flaw: Option<String> = None;
-        let mut archive = None;
-        for file in entry.files() {
-            match file.role {
-                FileRole::Archive => archive = Some(file),
-                _ if carried.contains(&file.role) => {
-                    let mut bytes = Vec::new();
-                    let content = self.read(&file, report, |piece| bytes.extend_from_slice(piece));
-                    let content = content.map_err(|broke| broke.after(flaw.as_ref()))?;
-                    flaw = flaw.or_else(|| digest_mismatch(&file, content));
-                    if content == DigestCheck::Matches {
-                        flaw = flaw.or_else(|| self.shared.store_if_shared(&file, &bytes).err());
-                        small.0.insert(file.role, bytes.into());
-                    }
-                }
-                _ => match self.shared.get(&file) {
-                    Ok(bytes) => drop(small.0.insert(file.role, bytes.into())),
-                    Err(reason) => flaw = flaw.or(Some(reason)),
-                },
+        for file in entry.files().into_iter().filter(|file| file.role != FileRole::Archive) {
+            let bytes = if carried.contains(&file.role) {
+                let mut bytes = Vec::new();
+                let content = self.read(&file, |piece| bytes.extend_from_slice(piece));
+                let checked = digest_mismatch(&file, content.map_err(|broke| broke.after(flaw.as_ref()))?);
+                let is_sound = flaw.is_none();
+                checked
+                    .and_then(|()| if is_sound { self.shared.store_if_shared(&file, &bytes) } else { Ok(()) })
+                    .map(|()| bytes)
+            } else {
+                self.shared.get(&file)
+            };
+            match bytes {
+                Ok(bytes) => drop(small.0.insert(file.role, bytes.into())),
+                Err(reason) => drop(flaw.get_or_insert(reason)),
             }
         }
         let now = self.clock.now();
-        let update = match flaw {
+        let signature_status = &self.opened.signature_status;
+        let criteria = EntryCriteria { accept: &self.options.accept, signature_status, now };
+        let accepted = match flaw {
             Some(reason) => Err(reason),
-            None => {
-                let judging = EntryCriteria {
-                    accept: &self.options.accept,
-                    signature_status: &self.opened.signature_status,
-                    now,
-                };
-                EntryVerdict::check_entry(self.library, entry, &small, &judging)
-            }
+            None => AcceptedEntry::check(self.library, entry, &small, &criteria),
         };
-        let Some(archive) = archive else {
-            return Ok(outcome(update.and_then(|update| update.commit_without_archive(self.library, now))));
+        let archive = match entry.files().into_iter().find(|file| file.role == FileRole::Archive) {
+            None => Ok(None),
+            Some(archive) if carried.contains(&FileRole::Archive) => self.take_archive(&archive, accepted.as_ref())?,
+            Some(archive) if matches!(accepted, Ok(Some(_))) => self.stored_archive(&archive).map(Some),
+            Some(_) => Ok(None),
         };
-        if !carried.contains(&FileRole::Archive) {
-            let missing = || match archive.left_out {
-                true => format!(
-                    "its {} ({}) is not stored, and was left out: the bundle is a delta for an inventory of another store",
-                    archive.role,
-                    archive.name()
-                ),
-                false => self.shared.refusal(&archive),
-            };
-            let taken = update.and_then(|update| update.commit_with_stored_archive(self.library, missing, now));
-            return Ok(outcome(taken));
-        }
-        let mut incoming = update.and_then(|update| update.into_incoming(self.library, &archive.file));
-        let content = self.read(&archive, report, |piece| {
-            // The bytes of a refused or stored archive are read and discarded.
-            let Ok(IncomingArchive::Staged(staged)) = &mut incoming else { return };
-            if let Err(reason) = staged.append(piece)
-                && let Ok(IncomingArchive::Staged(staged)) = std::mem::replace(&mut incoming, Err(reason))
-            {
-                staged.discard();
-            }
-        });
-        let content = content.map_err(|broke| broke.after(incoming.as_ref().err()));
-        let is_right = content.as_ref().is_ok_and(|content| *content == DigestCheck::Matches);
-        if !is_right
-            && let Ok(IncomingArchive::Staged(staged)) =
-                std::mem::replace(&mut incoming, Ok(IncomingArchive::AlreadyStored))
-        {
-            staged.discard();
-        }
-        if let Some(reason) = digest_mismatch(&archive, content?) {
-            return Ok(outcome(Err(reason)));
-        }
-        Ok(outcome(incoming.and_then(|incoming| incoming.commit(self.library, now))))
+        let outcome = match (accepted, archive) {
+            (Err(reason), Ok(_)) | (_, Err(reason)) => Err(reason),
+            (Ok(None), Ok(_)) => Ok(ApplyOutcome::Held),
+            (Ok(Some(entry)), Ok(archive)) => entry.commit(self.library, archive, now),
+        };
+        Ok(outcome.map_err(|reason| reason.chars().take(MAX_REFUSAL_CHARS).collect()))
     }
 
-    fn read(
+    /// Reads an archive. Stages it if its entry is accepted; otherwise its bytes are discarded.
+    fn take_archive(
         &mut self,
-        file: &EntryFile,
-        report: &mut dyn FnMut(ApplyEvent),
-        mut take: impl FnMut(&[u8]),
-    ) -> Result<DigestCheck, UnreadableRest> {
-        let read = &mut self.read;
-        let content = self.opened.file(file, |piece| {
+        archive: &EntryFile,
+        accepted: Result<&Option<AcceptedEntry>, &String>,
+    ) -> Result<Result<Option<ArrivedArchive>, String>, UnreadableRest> {
+        let EntryFile { file, .. } = archive;
+        let mut stage = match accepted {
+            Ok(Some(_)) => {
+                let name = format!("carried~{}", file.sha256);
+                let stage = TransferStage::create(self.library, &name, file.bytes)
+                    .or_else(|full| TransferStage::create_after(self.library, &name, file.bytes, full));
+                stage.map(Some).map_err(store_failed)
+            }
+            Ok(None) | Err(_) => Ok(None),
+        };
+        let content = self.read(archive, |piece| {
+            if let Ok(Some(staged)) = &mut stage
+                && let Err(error) = staged.append(piece)
+            {
+                stage = Err(store_failed(error));
+            }
+        });
+        let content = content.map_err(|broke| broke.after(accepted.err().or(stage.as_ref().err())))?;
+        let taken = digest_mismatch(archive, content).and(stage);
+        Ok(taken.and_then(|stage| stage.map(|stage| ArrivedArchive::staged(stage, file.sha256)).transpose()))
+    }
+
+    /// Opens the archive of an entry that is not in the bundle.
+    fn stored_archive(&self, archive: &EntryFile) -> Result<ArrivedArchive, String> {
+        ArrivedArchive::stored(self.library, archive.file.sha256, || match archive.left_out {
+            true => format!(
+                "its {} ({}) is not stored, and was left out: the bundle is a delta for an inventory of another store",
+                archive.role,
+                archive.name()
+            ),
+            false => self.shared.refusal(archive),
+        })
+    }
+
+    fn read(&mut self, file: &EntryFile, mut take: impl FnMut(&[u8])) -> Result<DigestCheck, UnreadableRest> {
+        let Self { opened, report, read, reported, .. } = self;
+        let content = opened.file(file, |piece| {
             take(piece);
-            read.bytes = read.bytes.saturating_add(piece.len() as u64);
-            if read.bytes - read.reported >= PROGRESS_BYTES {
-                read.reported = read.bytes;
-                report(ApplyEvent::Read { bytes: read.bytes });
+            *read = read.saturating_add(piece.len() as u64);
+            if *read - *reported >= PROGRESS_BYTES {
+                *reported = *read;
+                report(ApplyEvent::Read { bytes: *read });
             }
             Ok::<_, BadBundle>(())
         });
@@ -357,16 +361,139 @@ impl UnreadableRest {
     }
 }
 
-/// The file's name is its digest, so a mismatch always means altered bytes.
-fn digest_mismatch(file: &EntryFile, content: DigestCheck) -> Option<String> {
+/// Refuses altered bytes: the file's name is its digest.
+fn digest_mismatch(file: &EntryFile, content: DigestCheck) -> Result<(), String> {
     match content {
-        DigestCheck::Matches => None,
+        DigestCheck::Matches => Ok(()),
         DigestCheck::Differs { actual: now } => {
-            Some(format!("its {} was altered: its SHA-256 is {now}, and should be {}", file.role, file.file.sha256))
+            Err(format!("its {} was altered: its SHA-256 is {now}, and should be {}", file.role, file.file.sha256))
         }
     }
 }
 
-fn outcome(taken: Result<ApplyOutcome, String>) -> ApplyOutcome {
-    taken.unwrap_or_else(|reason| ApplyOutcome::Refused { why: reason.chars().take(MAX_REFUSAL_CHARS).collect() })
+/// Small files that several entries of a bundle share, such as the SHA256SUMS of a version. The bundle contains them
+/// once, with the first entry, so they are spooled for the others.
+struct SharedFiles {
+    /// The digests of shared files, each with the name of the first entry that has it.
+    first_entries: HashMap<Digest, String>,
+    spool: Spool,
+}
+
+impl SharedFiles {
+    fn new(library: &Library, manifest: &Manifest) -> Result<Self, StoreError> {
+        let mut first: HashMap<Digest, &BundleEntry> = HashMap::new();
+        let mut first_entries = HashMap::new();
+        for entry in &manifest.entries {
+            for EntryFile { file, .. } in entry.files() {
+                if let Some(first) = first.get(&file.sha256) {
+                    first_entries.entry(file.sha256).or_insert_with(|| first.package_ref().to_string());
+                } else {
+                    first.insert(file.sha256, entry);
+                }
+            }
+        }
+        Ok(Self { first_entries, spool: Spool::new(library)? })
+    }
+
+    fn store_if_shared(&mut self, file: &EntryFile, bytes: &[u8]) -> Result<(), String> {
+        if !self.first_entries.contains_key(&file.file.sha256) {
+            return Ok(());
+        }
+        let stored = self.spool.put(file.file.sha256, bytes);
+        stored.map_err(|e| format!("its {} could not be stored for later entries: {e}", file.role))
+    }
+
+    /// The refusal text for a file whose first entry was refused.
+    fn refusal(&self, file: &EntryFile) -> String {
+        let EntryFile { role, .. } = file;
+        match self.first_entries.get(&file.file.sha256) {
+            Some(first) => format!("its {role} ({}) came with {first}, and was refused there", file.name()),
+            None => format!("its {role} ({}) is not in the bundle", file.name()),
+        }
+    }
+
+    fn get(&self, file: &EntryFile) -> Result<Vec<u8>, String> {
+        let read = self.spool.get(&file.file.sha256);
+        read.map_err(|e| format!("its {} cannot be read again: {e}", file.role))?.ok_or_else(|| self.refusal(file))
+    }
+}
+
+impl Library {
+    /// Refuses a bundle that does not fit or contains unknown registries.
+    ///
+    /// # Errors
+    /// [`ApplyError`]. Nothing was changed.
+    fn check_capacity(&self, manifest: &Manifest) -> Result<(), ApplyError> {
+        let terms = self.runtime.config();
+        let foreign: Vec<String> = {
+            let mut hosts: Vec<_> = manifest.entries.iter().map(BundleEntry::host).collect();
+            hosts.sort();
+            hosts.dedup();
+            hosts.into_iter().filter(|host| terms.upstreams.get(host).is_none()).map(ToString::to_string).collect()
+        };
+        if !foreign.is_empty() {
+            return Err(ApplyError::UnknownHosts(foreign.join(", ")));
+        }
+        let (mut seen, mut needed, mut on_disk) = (HashSet::new(), 0u64, 0u64);
+        for entry in &manifest.entries {
+            if self.needs_no_space(entry)? {
+                continue;
+            }
+            for EntryFile { role, file, left_out } in entry.files() {
+                let largest = self.runtime.limits.archive_bytes;
+                if role == FileRole::Archive && file.bytes > largest {
+                    return Err(ApplyError::NoRoom {
+                        needed: file.bytes,
+                        available: largest,
+                        reason: "an archive exceeds the size limit",
+                    });
+                }
+                let is_held = role == FileRole::Archive && self.store.blobs.is_stored(&file.sha256)?;
+                if !left_out && !is_held && seen.insert(file.sha256) {
+                    needed = needed.saturating_add(file.bytes);
+                    on_disk = on_disk.saturating_add(file.bytes).saturating_add(FILE_OVERHEAD_BYTES);
+                }
+            }
+        }
+        let (stays, reason) = match self.runtime.connectivity() {
+            Connectivity::Offline => (self.used_bytes(), "[store] max_size is reached, and offline nothing is evicted"),
+            Connectivity::Online => (
+                self.exempt_bytes()?,
+                "pinned packages and stored ones of the bundle use up the rest of [store] max_size",
+            ),
+        };
+        let evictable = match self.runtime.connectivity() {
+            Connectivity::Offline => 0,
+            Connectivity::Online => self.store.index.totals().archive_bytes.saturating_sub(stays),
+        };
+        let space = self.store.free_bytes()?.saturating_add(evictable);
+        if on_disk > space {
+            return Err(ApplyError::NoRoom {
+                needed: on_disk,
+                available: space,
+                reason: "the disk of the store is full",
+            });
+        }
+        // Checked after the disk: the limit may be a share of it, so freeing disk space can satisfy both.
+        let space = self.refresh_size_limit().saturating_sub(stays);
+        if needed > space {
+            return Err(ApplyError::NoRoom { needed, available: space, reason });
+        }
+        Ok(())
+    }
+
+    /// True if an entry needs no space, because it is stored or replaces a stored document.
+    fn needs_no_space(&self, entry: &BundleEntry) -> Result<bool, ApplyError> {
+        let (artifact, archive) = match entry {
+            BundleEntry::Discovery { .. }
+            | BundleEntry::ProviderVersions { .. }
+            | BundleEntry::ModuleVersions { .. } => {
+                return Ok(self.store.records.get(&self.entry_key(entry))?.is_some());
+            }
+            BundleEntry::Provider(entry) => (Artifact::Provider(entry.package()), entry.archive),
+            BundleEntry::Module(entry) => (self.runtime.artifact_of(&entry.package()), entry.archive),
+        };
+        Ok(self.catalog.name(artifact)?.get(&archive.sha256).is_some()
+            && self.store.blobs.is_stored(&archive.sha256)?)
+    }
 }

@@ -2,33 +2,43 @@
 //! reported package is final whatever happens to the rest. Importing the same tree again continues an interrupted
 //! import.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
-use std::io::{self, Read};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::io::{self, BufReader, Read};
 use std::sync::Arc;
 
-use tokio::runtime::Handle;
-use tokio::sync::mpsc::{Receiver, channel};
+use parking_lot::Mutex;
+use tokio::sync::mpsc::{Receiver, Sender, channel};
 
-use crate::address::{Package, ProviderAddress};
+use crate::address::{Package, PackageRef, ProviderAddress, Version};
+use crate::digest::{Digest, FastHash};
 use crate::error::Error;
 use crate::filesystem_mirror::layout::{enclosing_package, enclosing_package_folder};
-use crate::filesystem_mirror::provider_tar::{ProviderTreeReader, TarEntry, TarFileContents};
-use crate::filesystem_mirror::{MirrorFileKind, MirrorPath, PathMeaning};
-use crate::mirror::transfer::tree::progress::{ImportAbort, TreeImport};
-use crate::mirror::transfer::tree::repack::{PackageRepack, RepackError};
-use crate::mirror::transfer::tree::sidecar_files::SidecarFiles;
-use crate::mirror::transfer::tree::staging::{ArchiveOrigin, WaitingArchives, staged_archive};
-use crate::mirror::transfer::tree::{ImportCounts, ImportStep, UnsignedPolicy};
-use crate::mirror::{RequestContext, Transfers};
+use crate::filesystem_mirror::provider_tar::{ProviderTreeReader, TarEntry};
+use crate::filesystem_mirror::{MirrorFileKind, MirrorPath, Mode, PathMeaning};
+use crate::mirror::archives::download::StageWriter;
+use crate::mirror::library::ZipOrigin;
+use crate::mirror::transfer::tree::local_sets::SidecarFiles;
+use crate::mirror::transfer::tree::{FileVerdict, ImportCounts, ImportStep, ImportedFile, UnsignedPolicy};
+use crate::mirror::transfer::{EVENT_QUEUE, TransferStage};
+use crate::mirror::{Library, RequestContext, Transfers, Urgency};
+use crate::packaging::{Tree, TreeEntry, TreeError, TreeLimits, TreePath, pack_zip};
+use crate::store::{Scratch, StoreError};
 use crate::verify::{PackageLimits, package_hashes};
 
-/// Maximum number of steps queued for the reader.
-const IMPORT_STEP_QUEUE: usize = 16;
+const COPY_BUFFER_BYTES: usize = 256 << 10;
+/// Maximum number of archives that wait for proof later in the tar.
+const MAX_WAITING: usize = 64;
+/// Maximum total size of waiting archives, in bytes.
+const MAX_WAITING_BYTES: u64 = 4 << 30;
+/// Maximum zip overhead per file: its name twice, and two headers.
+const ZIP_OVERHEAD_PER_FILE: u64 = 2 * (4096 + 128);
+/// The refusal of a package that lies unpacked in two folders.
+const IN_TWO_PLACES: &str = "its files are in two places of the tree, so neither is known to be complete";
 
 impl Transfers {
     /// Imports a tree that arrives as a tar, with the files of one provider together. Their order within the provider
     /// does not matter, unless too many archives wait for their proof. Reports each file, and stops when the receiver
-    /// is dropped.
+    /// is dropped. A shutdown waits for it.
     ///
     /// # Errors
     /// [`Error::Busy`] while another tree is imported; [`Error::Store`] if the store is gone.
@@ -43,16 +53,15 @@ impl Transfers {
             |_| Error::Busy { subject: "the import".to_owned(), reason: "another tree is being imported".to_owned() };
         let alone = alone.map_err(busy)?;
         self.library.store.check()?;
-        let (sender, steps) = channel(IMPORT_STEP_QUEUE);
+        let (sender, steps) = channel(EVENT_QUEUE);
         let import = TreeImport {
             transfers: Arc::clone(self),
-            runtime: Handle::current(),
             call: self.runtime.flight_context(call),
             unsigned,
-            steps: sender,
+            steps: sender.clone(),
+            tar: Arc::new(Mutex::new(TreeTar { reader: ProviderTreeReader::new(Box::new(tar)), repack: None })),
             sidecars: SidecarFiles::default(),
             waiting: WaitingArchives::default(),
-            repack: None,
             packed: HashSet::new(),
             proven: HashMap::new(),
             disputed: HashSet::new(),
@@ -60,33 +69,94 @@ impl Transfers {
             vouched_for: BTreeSet::new(),
             counts: ImportCounts::default(),
         };
-        let last_step = import.steps.clone();
-        self.runtime.tasks.spawn_blocking(move || {
-            let last = import.run(tar);
+        self.runtime.tasks.spawn_to_end(async move {
+            let last = Box::pin(import.run()).await;
             // Released before the last step is sent: a script that reads it may start its next import at once.
             drop(alone);
             // The receiver may be gone.
-            let _ = last_step.blocking_send(last);
+            let _ = sender.send(last).await;
         });
         Ok(steps)
     }
 }
 
+/// Reasons to stop before the end of the tree.
+pub(super) enum ImportAbort {
+    /// The tar is truncated or invalid.
+    Tar(io::Error),
+    /// The store failed while this file was processed. The file is not to blame.
+    Store { file: String, error: StoreError },
+    /// The receiver was dropped.
+    ReceiverGone,
+}
+
+impl From<io::Error> for ImportAbort {
+    fn from(error: io::Error) -> Self {
+        Self::Tar(error)
+    }
+}
+
+impl ImportAbort {
+    /// Attributes a store failure to the file that was processed.
+    pub(super) fn store_failed_at(file: &str) -> impl Fn(StoreError) -> Self {
+        |error| Self::Store { file: file.to_owned(), error }
+    }
+
+    fn into_step(self) -> ImportStep {
+        let error = match self {
+            Self::Tar(error) => format!("the tree could not be read: {error}"),
+            Self::Store { file, error } => {
+                tracing::error!(file, %error, to_do = error.remedy(), "an import stopped because the store failed");
+                format!("{file}: the store failed: {error}; {}", error.remedy())
+            }
+            Self::ReceiverGone => "the client has disconnected".to_owned(),
+        };
+        ImportStep::Stopped { error }
+    }
+}
+
+/// The state of an import.
+pub(super) struct TreeImport {
+    pub(super) transfers: Arc<Transfers>,
+    pub(super) call: RequestContext,
+    pub(super) unsigned: UnsignedPolicy,
+    steps: Sender<ImportStep>,
+    /// Locked by one blocking thread at a time.
+    tar: Arc<Mutex<TreeTar>>,
+    pub(super) sidecars: SidecarFiles,
+    /// Staged archives whose proof may follow later in the tar.
+    pub(super) waiting: WaitingArchives,
+    /// Every package that lies unpacked in the tree.
+    packed: HashSet<Package>,
+    /// The digests proven so far, by package.
+    pub(super) proven: HashMap<Package, Digest>,
+    /// Packages with several different files in the tree, none of them proven.
+    pub(super) disputed: HashSet<Package>,
+    pub(super) affected_providers: BTreeSet<ProviderAddress>,
+    /// Versions with unproven archives that the operator vouches for.
+    pub(super) vouched_for: BTreeSet<(ProviderAddress, Version)>,
+    counts: ImportCounts,
+}
+
+/// What is read on blocking threads: the tar, and the unpacked package that is being read from it.
+struct TreeTar {
+    reader: ProviderTreeReader<Box<dyn Read + Send>>,
+    repack: Option<PackageRepack>,
+}
+
 impl TreeImport {
-    fn run(mut self, tar: impl Read) -> ImportStep {
-        let read = ProviderTreeReader::new(tar).for_each_entry(|entry| self.read_entry(entry));
-        let ended = match read {
-            Ok(()) => self.end_of_folder(),
+    async fn run(mut self) -> ImportStep {
+        let ended = match self.read_entries().await {
             Err(ImportAbort::Tar(broken)) => {
                 // Complete archives are judged. An unpacked package may lack files, so it is dropped.
-                self.repack = None;
-                self.judge_waiting().and(Err(ImportAbort::Tar(broken)))
+                self.tar.lock().repack = None;
+                self.judge_waiting().await.and(Err(ImportAbort::Tar(broken)))
             }
-            Err(stop) => Err(stop),
+            ended => ended,
         };
-        self.waiting.discard();
+        self.waiting = WaitingArchives::default();
         // Packages reported as stored are settled even if the import failed.
-        let settled = self.sync_shared_documents();
+        let settled = self.sync_shared_documents().await;
         match (ended, settled) {
             (Ok(()), Ok(())) => ImportStep::Done(self.counts),
             (Err(stop), _) => stop.into_step(),
@@ -94,144 +164,399 @@ impl TreeImport {
         }
     }
 
-    fn read_entry<R: Read>(&mut self, entry: TarEntry<'_, R>) -> Result<(), ImportAbort> {
-        let (path, meaning, mut contents) = match entry {
-            TarEntry::File { path, meaning, contents } => (path, meaning, contents),
-            TarEntry::Refused { path, reason } => {
-                return match enclosing_package(&path) {
-                    // A package that lacks a refused file is refused as a whole.
-                    Some(package) => self.add_to_package(package, enclosing_package_folder(&path), |packing| {
-                        packing.refuse(format!("a file in it is refused, {path:?}: {reason}"));
-                        Ok(())
-                    }),
-                    None => self.refused(path, None, 0, reason),
-                };
-            }
-        };
+    /// Reads on, on a blocking thread.
+    async fn on_tar<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut TreeTar) -> Result<T, ImportAbort> + Send + 'static,
+    ) -> Result<T, ImportAbort> {
+        let tar = Arc::clone(&self.tar);
+        let reading = self.transfers.runtime.tasks.spawn_blocking(move || work(&mut tar.lock()));
+        reading.await.unwrap_or_else(|error| Err(io::Error::other(error).into()))
+    }
+
+    async fn read_entries(&mut self) -> Result<(), ImportAbort> {
+        while let Some(entry) = self.on_tar(|tar| Ok(tar.reader.next_entry()?)).await? {
+            self.read_entry(entry).await?;
+        }
+        self.end_of_folder().await
+    }
+
+    async fn read_entry(&mut self, entry: TarEntry) -> Result<(), ImportAbort> {
+        let TarEntry { path, meaning, size_bytes, mode } = entry;
         match meaning {
-            PathMeaning::Foreign => Ok(()),
-            PathMeaning::Misnamed(reason) => self.refused(path, None, contents.size_bytes(), reason),
-            PathMeaning::Unpacked(package, file) => {
-                self.add_to_package(package, enclosing_package_folder(&path), |packing| {
-                    packing.add_file(&path, &file, &mut contents)
-                })
+            Ok(PathMeaning::Foreign) => Ok(()),
+            Ok(PathMeaning::Misnamed(reason)) => self.refused(path, None, size_bytes, reason).await,
+            Ok(PathMeaning::Unpacked(package, file)) => {
+                self.enter_package(package, &path).await?;
+                self.on_tar(move |tar| tar.repack_file(&path, &file, mode)).await
             }
-            PathMeaning::File(MirrorPath { provider, kind: MirrorFileKind::Archive(version, platform) }) => {
-                self.enter_provider(&provider)?;
-                self.archive(path, Package { provider, version, platform }, &mut contents)
+            Ok(PathMeaning::File(MirrorPath { provider, kind: MirrorFileKind::Archive(version, platform) })) => {
+                self.enter_provider(&provider).await?;
+                self.archive(path, Package { provider, version, platform }, size_bytes).await
             }
-            PathMeaning::File(file) => {
-                self.enter_provider(&file.provider)?;
-                match self.sidecars.take(file, &mut contents)? {
+            Ok(PathMeaning::File(MirrorPath { provider, kind })) => {
+                self.enter_provider(&provider).await?;
+                let Some(most) = SidecarFiles::max_bytes(&kind) else { return Ok(()) };
+                let bytes = self.on_tar(move |tar| Ok(tar.reader.read_at_most(most)?)).await?;
+                let too_large = || format!("it has {size_bytes} bytes; at most {most} are read");
+                match bytes.ok_or_else(too_large).and_then(|bytes| self.sidecars.insert(kind, bytes)) {
                     Ok(()) => Ok(()),
-                    Err(reason) => self.refused(path, None, contents.size_bytes(), reason),
+                    Err(reason) => self.refused(path, None, size_bytes, reason).await,
                 }
             }
+            Err(reason) => match enclosing_package(&path) {
+                // A package that lacks a refused file is refused as a whole.
+                Some(package) => {
+                    self.enter_package(package, &path).await?;
+                    if let Some(repack) = &mut self.tar.lock().repack {
+                        repack.refuse(format!("a file in it is refused, {path:?}: {reason}"));
+                    }
+                    Ok(())
+                }
+                None => self.refused(path, None, 0, reason).await,
+            },
         }
     }
 
     /// Switches to the folder of another provider.
-    fn enter_provider(&mut self, provider: &ProviderAddress) -> Result<(), ImportAbort> {
-        if self.sidecars.provider() == Some(provider) {
-            return Ok(());
+    async fn enter_provider(&mut self, provider: &ProviderAddress) -> Result<(), ImportAbort> {
+        if self.sidecars.provider() != Some(provider) {
+            self.end_of_folder().await?;
+            self.sidecars = SidecarFiles::of(provider);
         }
-        self.end_of_folder()?;
-        self.sidecars.switch_to(provider);
         Ok(())
     }
 
-    fn end_of_folder(&mut self) -> Result<(), ImportAbort> {
-        self.finish_package()?;
-        self.judge_waiting()
+    async fn end_of_folder(&mut self) -> Result<(), ImportAbort> {
+        self.finish_package().await?;
+        self.judge_waiting().await
     }
 
-    fn archive<R: Read>(
-        &mut self,
-        path: String,
-        package: Package,
-        contents: &mut TarFileContents<'_, R>,
-    ) -> Result<(), ImportAbort> {
-        let arrived = match self.stage_archive(&path, &package, contents)? {
-            Ok(arrived) => arrived,
-            Err(reason) => return self.refused(path, Some(&package), contents.size_bytes(), reason),
-        };
-        if self.sidecars.can_prove(&package) && !self.waiting.has(&package) {
-            return self.judge_archive(arrived);
+    /// Switches to the unpacked package that contains this path, and starts it if it is new.
+    async fn enter_package(&mut self, package: Package, path: &str) -> Result<(), ImportAbort> {
+        let folder = enclosing_package_folder(path).to_owned();
+        self.enter_provider(&package.provider).await?;
+        if self.tar.lock().repack.as_ref().is_some_and(|repack| repack.folder == folder) {
+            return Ok(());
         }
-        self.enqueue(arrived)
-    }
-
-    /// Adds a file to the unpacked package at this place, and starts the package if it is new.
-    fn add_to_package(
-        &mut self,
-        package: Package,
-        place: &str,
-        part: impl FnOnce(&mut PackageRepack) -> Result<(), ImportAbort>,
-    ) -> Result<(), ImportAbort> {
-        self.enter_provider(&package.provider)?;
-        if self.repack.as_ref().is_none_or(|packing| packing.folder != place) {
-            self.finish_package()?;
-            let begun = PackageRepack::begin(&self.transfers.library, package.clone(), place.to_owned());
-            let mut packing = begun.map_err(ImportAbort::store_failed_at(place))?;
-            if !self.packed.insert(package.clone()) {
-                let reason = "its files are in two places of the tree, so neither is known to be complete";
-                if let Some(before) = self.waiting.remove_repacked(&package) {
-                    let file = before.file.clone();
-                    before.discard();
-                    self.refused(file, Some(&package), 0, reason.to_owned())?;
-                }
-                packing.refuse(reason.to_owned());
-            }
-            self.repack = Some(packing);
+        self.finish_package().await?;
+        let library = Arc::clone(&self.transfers.library);
+        let is_second = !self.packed.insert(package.clone());
+        if is_second && let Some(before) = self.waiting.remove_repacked(&package) {
+            self.refused(before.file.clone(), Some(&package), 0, IN_TWO_PLACES.to_owned()).await?;
         }
-        self.repack.as_mut().map_or(Ok(()), part)
-    }
-
-    /// Completes and syncs the documents that several archives share.
-    fn sync_shared_documents(&self) -> Result<(), Error> {
-        self.runtime.block_on(async {
-            let call = self.transfers.runtime.step_context(self.call.now.after(self.call.started.elapsed()));
-            for (provider, version) in &self.vouched_for {
-                self.transfers.complete_sums(provider, version, &call).await?;
-            }
-            let providers: BTreeSet<_> = self.vouched_for.iter().map(|(provider, _)| provider).collect();
-            for provider in providers {
-                self.transfers.list_imported(provider, &call).await?;
-            }
-            for provider in &self.affected_providers {
-                self.transfers.library.sync_provider_documents(provider).await?;
-                self.transfers.library.bump_revision(provider);
+        self.on_tar(move |tar| {
+            let begun = PackageRepack::begin(&library, package, folder.clone());
+            let repack = tar.repack.insert(begun.map_err(ImportAbort::store_failed_at(&folder))?);
+            if is_second {
+                repack.refuse(IN_TWO_PLACES.to_owned());
             }
             Ok(())
         })
+        .await
     }
 
     /// Zips the unpacked package that is complete now, and queues it for its verdict.
-    pub(in crate::mirror) fn finish_package(&mut self) -> Result<(), ImportAbort> {
-        let Some(packing) = self.repack.take() else { return Ok(()) };
-        let (package, place) = (packing.package.clone(), packing.folder.clone());
-        let bytes = packing.tree.bytes();
-        let known = self.call.upstream(&package.provider.host).map(drop);
-        if let Some(reason) = known.err().map(|error| error.to_string()).or_else(|| packing.flaw()) {
-            return self.refused(place, Some(&package), bytes, reason);
+    async fn finish_package(&mut self) -> Result<(), ImportAbort> {
+        let Some(repack) = self.tar.lock().repack.take() else { return Ok(()) };
+        let (package, folder, bytes) = (repack.package.clone(), repack.folder.clone(), repack.tree.bytes());
+        let unknown = self.call.upstream(&package.provider.host).err().map(|error| error.to_string());
+        if let Some(reason) = unknown.or_else(|| repack.flaw()) {
+            return self.refused(folder, Some(&package), bytes, reason).await;
         }
-        let mut staged = self.stage(&place, packing.max_zip_bytes())?;
-        let hashed = packing.zip_into(&mut staged).and_then(|()| {
-            let zip = io::BufReader::new(staged.file().map_err(RepackError::Store)?);
-            package_hashes(zip, PackageLimits::default()).map_err(|bad| RepackError::Refused(bad.to_string()))
+        let stage = self.stage(&folder, repack.max_zip_bytes()).await?;
+        let zipped = self.on_tar(move |_| {
+            let folder = repack.folder.clone();
+            repack.zip_into(stage).map_err(ImportAbort::store_failed_at(&folder))
         });
-        match hashed {
-            Ok(hashes) => {
-                self.enqueue(staged_archive(&place, &package, staged, ArchiveOrigin::Repacked { h1: hashes.directory }))
-            }
-            Err(RepackError::Refused(reason)) => {
-                staged_archive(&place, &package, staged, ArchiveOrigin::FromTree).discard();
-                self.refused(place, Some(&package), bytes, reason)
-            }
-            Err(RepackError::Store(error)) => {
-                staged_archive(&place, &package, staged, ArchiveOrigin::FromTree).discard();
-                Err(ImportAbort::store_failed_at(&place)(error))
+        match zipped.await? {
+            Ok(arrived) => self.enqueue(arrived).await,
+            Err(reason) => self.refused(folder, Some(&package), bytes, reason).await,
+        }
+    }
+
+    /// Stages an archive, and judges it once its proof is there.
+    async fn archive(&mut self, file: String, package: Package, size_bytes: u64) -> Result<(), ImportAbort> {
+        if let Err(error) = self.call.upstream(&package.provider.host) {
+            return self.refused(file, Some(&package), size_bytes, error.to_string()).await;
+        }
+        let library = Arc::clone(&self.transfers.library);
+        let limit = self.on_tar(move |_| Ok(library.refresh_size_limit())).await?;
+        let limit = self.transfers.runtime.limits.archive_bytes.min(limit);
+        if size_bytes > limit {
+            let reason = format!("it has {size_bytes} bytes, the limit for archives is {limit}");
+            return self.refused(file, Some(&package), size_bytes, reason).await;
+        }
+        let mut stage = self.stage(&file, size_bytes).await?;
+        let arrived = self.on_tar(move |tar| {
+            let mut writer = StageWriter::new(&mut stage);
+            let copied = io::copy(&mut BufReader::with_capacity(COPY_BUFFER_BYTES, &mut tar.reader), &mut writer);
+            writer.end(copied).map_err(ImportAbort::store_failed_at(&file))??;
+            Ok(StagedTreeArchive::new(file, package, stage, ArchiveOrigin::FromTree))
+        });
+        let arrived = arrived.await?;
+        if self.sidecars.can_prove(&arrived.package) && !self.waiting.has(&arrived.package) {
+            return self.judge_archive(arrived).await;
+        }
+        self.enqueue(arrived).await
+    }
+
+    /// Creates a staging file with disk space allocated. On a full disk the waiting archives are judged first, then
+    /// others are evicted as for a download.
+    async fn stage(&mut self, file: &str, bytes: u64) -> Result<TransferStage, ImportAbort> {
+        let name = format!("import~{}", &FastHash::of(file.as_bytes()).to_string()[..16]);
+        let (library, again) = (Arc::clone(&self.transfers.library), name.clone());
+        let stage = self.on_tar(move |_| Ok(TransferStage::create(&library, &name, bytes))).await?;
+        let full = match stage {
+            Err(full) if full.is_full() => full,
+            stage => return stage.map_err(ImportAbort::store_failed_at(file)),
+        };
+        self.judge_waiting().await?;
+        let library = Arc::clone(&self.transfers.library);
+        let stage = self.on_tar(move |_| Ok(TransferStage::create_after(&library, &again, bytes, full)));
+        stage.await?.map_err(ImportAbort::store_failed_at(file))
+    }
+
+    /// Judges all waiting archives: at the end of a folder, or if disk space is short.
+    async fn judge_waiting(&mut self) -> Result<(), ImportAbort> {
+        while let Some(arrived) = self.waiting.pop_oldest() {
+            self.judge_archive(arrived).await?;
+        }
+        Ok(())
+    }
+
+    /// Queues an archive whose proof may follow. If too many wait, the oldest is judged.
+    async fn enqueue(&mut self, arrived: StagedTreeArchive) -> Result<(), ImportAbort> {
+        self.waiting.push(arrived);
+        while let Some(arrived) = self.waiting.pop_excess() {
+            self.judge_archive(arrived).await?;
+        }
+        Ok(())
+    }
+
+    /// Completes and syncs the documents that several archives share.
+    async fn sync_shared_documents(&self) -> Result<(), Error> {
+        let transfers = &self.transfers;
+        let call = transfers.runtime.step_context(Urgency::Job, self.call.present());
+        for (provider, version) in &self.vouched_for {
+            transfers.complete_sums(provider, version, &call).await?;
+        }
+        let providers: BTreeSet<_> = self.vouched_for.iter().map(|(provider, _)| provider).collect();
+        for provider in providers {
+            transfers.list_imported(provider, &call).await?;
+        }
+        for provider in &self.affected_providers {
+            transfers.library.sync_provider_documents(provider).await?;
+            transfers.library.bump_revision(provider);
+        }
+        Ok(())
+    }
+
+    async fn refused(
+        &mut self,
+        file: String,
+        package: Option<&Package>,
+        size_bytes: u64,
+        reason: String,
+    ) -> Result<(), ImportAbort> {
+        let (package, judged) = (package.map(PackageRef::from), FileVerdict::Refused { why: reason });
+        self.report(ImportedFile { file, package, size_bytes, judged, notes: Vec::new() }).await
+    }
+
+    pub(super) async fn report(&mut self, file: ImportedFile) -> Result<(), ImportAbort> {
+        if let FileVerdict::Refused { why: reason } = &file.judged {
+            tracing::warn!(file = file.file, reason, "a file of a tree was refused");
+        }
+        self.counts.count(&file.judged);
+        self.steps.send(ImportStep::File(file)).await.map_err(|_| ImportAbort::ReceiverGone)
+    }
+}
+
+/// A staged archive, not published yet.
+pub(super) struct StagedTreeArchive {
+    /// The path in the tree; for a repacked package, its folder.
+    pub(super) file: String,
+    pub(super) package: Package,
+    pub(super) stage: TransferStage,
+    pub(super) digest: Digest,
+    pub(super) fast: FastHash,
+    pub(super) origin: ArchiveOrigin,
+}
+
+#[derive(Clone)]
+pub(super) enum ArchiveOrigin {
+    FromTree,
+    /// larder packed it from an unpacked package with this `h1:`.
+    Repacked {
+        h1: String,
+    },
+}
+
+impl ArchiveOrigin {
+    pub(super) fn zip_origin(&self) -> ZipOrigin {
+        match self {
+            Self::FromTree => ZipOrigin::Published,
+            Self::Repacked { .. } => ZipOrigin::PackedAnew,
+        }
+    }
+}
+
+impl StagedTreeArchive {
+    fn new(file: String, package: Package, stage: TransferStage, origin: ArchiveOrigin) -> Self {
+        let (digest, fast) = stage.hashes();
+        Self { file, package, stage, digest, fast, origin }
+    }
+
+    fn is_repacked(&self) -> bool {
+        matches!(self.origin, ArchiveOrigin::Repacked { .. })
+    }
+}
+
+/// The waiting archives, oldest first.
+#[derive(Default)]
+pub(super) struct WaitingArchives {
+    archives: VecDeque<StagedTreeArchive>,
+    bytes: u64,
+}
+
+impl WaitingArchives {
+    fn push(&mut self, arrived: StagedTreeArchive) {
+        self.bytes += arrived.stage.written();
+        self.archives.push_back(arrived);
+    }
+
+    fn remove(&mut self, index: usize) -> Option<StagedTreeArchive> {
+        let removed = self.archives.remove(index)?;
+        self.bytes -= removed.stage.written();
+        Some(removed)
+    }
+
+    fn pop_oldest(&mut self) -> Option<StagedTreeArchive> {
+        self.remove(0)
+    }
+
+    /// The oldest archive, if more wait than the limits allow.
+    fn pop_excess(&mut self) -> Option<StagedTreeArchive> {
+        let is_too_much = self.archives.len() > MAX_WAITING || self.bytes > MAX_WAITING_BYTES;
+        if is_too_much { self.pop_oldest() } else { None }
+    }
+
+    fn has(&self, package: &Package) -> bool {
+        self.archives.iter().any(|waits| waits.package == *package)
+    }
+
+    /// True if another archive of the package waits, with other bytes.
+    pub(super) fn has_conflicting(&self, archive: &StagedTreeArchive) -> bool {
+        let is_another = |waits: &StagedTreeArchive| {
+            !waits.is_repacked() && waits.package == archive.package && waits.digest != archive.digest
+        };
+        self.archives.iter().any(is_another)
+    }
+
+    /// Removes the repacked archive of a package.
+    fn remove_repacked(&mut self, package: &Package) -> Option<StagedTreeArchive> {
+        let index = self.archives.iter().position(|waits| waits.is_repacked() && waits.package == *package)?;
+        self.remove(index)
+    }
+}
+
+/// An unpacked package that is being read. Its files are spooled, and then packed into a deterministic zip.
+struct PackageRepack {
+    package: Package,
+    /// The package's folder, as spelled in the tree.
+    folder: String,
+    tree: Tree,
+    flaw: Option<String>,
+    scratch: Scratch,
+}
+
+impl TreeTar {
+    /// Adds a file to the unpacked package that is being read. `path` is relative to the tree, `file` to the package.
+    ///
+    /// # Errors
+    /// The tar broke off, or the disk failed.
+    fn repack_file(&mut self, path: &str, file: &str, mode: Mode) -> Result<(), ImportAbort> {
+        let Some(repack) = self.repack.as_mut().filter(|repack| repack.flaw.is_none()) else { return Ok(()) };
+        // Clients execute the plugin, even if the tree's file system lost its mode.
+        let mode = if repack.is_plugin(file) { Mode::Executable } else { mode };
+        let taken = match TreePath::parse(file.as_bytes()) {
+            Ok(file) => repack.tree.add_file(&file, mode.bits(), &mut self.reader),
+            Err(bad) => Err(TreeError::bad_path(file.as_bytes(), &bad)),
+        };
+        match taken {
+            Ok(_) => Ok(()),
+            Err(TreeError::Unreadable(reason)) => Err(io::Error::new(io::ErrorKind::UnexpectedEof, reason).into()),
+            Err(TreeError::Spool(error)) => Err(ImportAbort::store_failed_at(path)(repack.spool_failed(error))),
+            Err(bad @ (TreeError::Refused { .. } | TreeError::TooLarge(_))) => {
+                repack.refuse(bad.to_string());
+                Ok(())
             }
         }
+    }
+}
+
+impl PackageRepack {
+    /// Starts a package.
+    ///
+    /// # Errors
+    /// The spool could not be created.
+    fn begin(library: &Library, package: Package, folder: String) -> Result<Self, StoreError> {
+        let scratch = library.store.blobs.scratch()?;
+        let limits =
+            TreeLimits { entries: PackageLimits::default().entries, bytes: library.runtime.limits.archive_bytes };
+        Ok(Self { package, folder, tree: Tree::new(scratch.file()?, limits), flaw: None, scratch })
+    }
+
+    fn refuse(&mut self, reason: String) {
+        self.flaw.get_or_insert(reason);
+    }
+
+    fn spool_failed(&self, source: Arc<io::Error>) -> StoreError {
+        StoreError::Io { doing: "write unpacked files to", path: self.scratch.path().join("spool"), source }
+    }
+
+    /// True if the file is the executable that clients run.
+    fn is_plugin(&self, file: &str) -> bool {
+        !file.contains('/') && file.starts_with(&self.plugin())
+    }
+
+    fn plugin(&self) -> String {
+        format!("terraform-provider-{}", self.package.provider.type_)
+    }
+
+    /// The reason that no client could install the package, if there is one.
+    fn flaw(&self) -> Option<String> {
+        let is_plugin = |(path, entry): (&TreePath, &TreeEntry)| {
+            matches!(entry, TreeEntry::File { .. }) && self.is_plugin(&path.to_string())
+        };
+        self.flaw.clone().or_else(|| {
+            let has_plugin = self.tree.entries().any(is_plugin);
+            (!has_plugin).then(|| format!("no file in it is named {}…, so no client could run it", self.plugin()))
+        })
+    }
+
+    /// Maximum size of its zip.
+    fn max_zip_bytes(&self) -> u64 {
+        let files = self.tree.entries().count() as u64;
+        // Deflate adds at most five bytes to each 16 KiB that it cannot compress.
+        self.tree.bytes() + self.tree.bytes() / 1024 + (files + 1) * ZIP_OVERHEAD_PER_FILE
+    }
+
+    /// Packs the zip. The inner error is the reason that the package is refused.
+    fn zip_into(self, mut stage: TransferStage) -> Result<Result<StagedTreeArchive, String>, StoreError> {
+        let mut writer = StageWriter::new(&mut stage);
+        let zipped = pack_zip(&self.tree, &mut writer);
+        match writer.end(zipped)? {
+            Ok(()) => {}
+            Err(TreeError::Spool(error)) => return Err(self.spool_failed(error)),
+            Err(bad) => return Ok(Err(bad.to_string())),
+        }
+        Ok(match package_hashes(BufReader::new(stage.file()?), PackageLimits::default()) {
+            Ok(hashes) => {
+                let origin = ArchiveOrigin::Repacked { h1: hashes.directory };
+                Ok(StagedTreeArchive::new(self.folder, self.package, stage, origin))
+            }
+            Err(bad) => Err(bad.to_string()),
+        })
     }
 }

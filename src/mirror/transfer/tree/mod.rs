@@ -1,22 +1,14 @@
 //! Import and export of `terraform providers mirror` trees. Imported archives need proof like any download. Without
 //! proof they are refused, or stored as vouched for by the operator only.
 
-pub(in crate::mirror) mod evidence;
-pub(in crate::mirror) mod export;
-pub(in crate::mirror) mod import;
-pub(in crate::mirror) mod progress;
-pub(in crate::mirror) mod repack;
-pub(in crate::mirror) mod sidecar_files;
-pub(in crate::mirror) mod staging;
-pub(in crate::mirror) mod unsigned;
-pub(in crate::mirror) mod verdict;
+pub(super) mod export;
+mod import;
+mod judge;
+mod local_sets;
 
 use serde::{Deserialize, Serialize};
 
 use crate::address::PackageRef;
-
-pub(in crate::mirror) use crate::mirror::library::proof_set::imported_differs;
-pub use crate::mirror::transfer::tree::export::{Export, NotExported};
 
 /// The treatment of archives without proof.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

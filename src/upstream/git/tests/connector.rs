@@ -1,4 +1,4 @@
-//! Tests that all traffic of git jobs goes through the outbound connector, which checks every hop.
+//! Tests that all traffic of git fetches goes through the outbound connector, which checks every hop.
 
 use std::io::Write as _;
 use std::net::TcpListener;
@@ -155,8 +155,8 @@ async fn a_cancelled_job_ends_and_releases_its_permit() {
     let forge = Forge::new();
     make_repository(&forge);
     let mut config = GitTestConfig::for_registry(&forge.url("r"));
-    config.upstream_limits.git_jobs.per_upstream = 1;
-    config.upstream_limits.git_jobs.all = 1;
+    config.upstream_limits.git_fetches.per_upstream = 1;
+    config.upstream_limits.git_fetches.all = 1;
     let outbound = Arc::new(config.outbound());
     let (started_sender, started) = std::sync::mpsc::channel();
     forge.server.set_behaviour(move |_| {

@@ -1,4 +1,4 @@
-//! Tests of the limits of git jobs (DESIGN, promise 11). Each error names the limit that was reached.
+//! Tests of the limits of git fetches (DESIGN, promise 11). Each error names the limit that was reached.
 
 use std::time::Duration;
 
@@ -147,8 +147,11 @@ async fn a_local_disk_error_is_no_upstream_error() {
     let config = GitTestConfig::for_registry(&forge.url("r"));
     let tree = Tree::new(tempfile::tempfile().unwrap(), config.tree_limits);
     let (upstream, source) = (config.upstream(), forge.source("r", "main"));
-    let failed =
-        config.outbound().git(git_request(&source, &upstream), Path::new("/no/such/folder"), tree).await.unwrap_err();
+    let failed = config
+        .outbound()
+        .git(git_request(&source, &upstream), &source, Path::new("/no/such/folder"), tree)
+        .await
+        .unwrap_err();
     assert!(matches!(failed, GitError::Disk { .. }), "{failed}");
 }
 
@@ -211,7 +214,7 @@ async fn the_caller_gets_an_error_if_git_code_does_not_end() {
         Ok(())
     };
     let failed = outbound
-        .run_blocking_job(git_request(&source, &upstream), config.upstream_limits.git.total, endless)
+        .run_blocking(git_request(&source, &upstream), config.upstream_limits.git.total, endless)
         .await
         .unwrap_err();
     assert!(failed.to_string().contains("too slow"), "{failed}");
@@ -252,14 +255,14 @@ async fn a_slow_server_is_given_up() {
 
 /// Repositories that never finish do not block those of other upstreams (DESIGN, promise 11).
 #[tokio::test]
-async fn one_upstream_never_takes_all_git_jobs() {
+async fn one_upstream_never_takes_all_git_fetches() {
     let (forge, stuck_forge) = (Forge::new(), Forge::new());
     commit(&forge.repository("r"));
     let mut config = GitTestConfig::for_registry(&forge.url("r"));
     config.allow_private =
         vec![PrivateDestination::PlainHttp { host: "127.0.0.1".into(), port: stuck_forge.server.port }];
-    config.upstream_limits.git_jobs.wait = Duration::from_millis(100);
-    // The silent jobs must not time out during this test.
+    config.upstream_limits.git_fetches.wait = Duration::from_millis(100);
+    // The silent fetches must not time out during this test.
     let hour = Duration::from_secs(3600);
     (config.upstream_limits.give_up_after, config.upstream_limits.git.idle) = (hour, hour);
     let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
@@ -273,7 +276,9 @@ async fn one_upstream_never_takes_all_git_jobs() {
     let fetch = async |host: &Hostname, source: &GitSource| {
         let scratch = tempfile::tempdir().unwrap();
         let tree = Tree::new(tempfile::tempfile().unwrap(), config.tree_limits);
-        outbound.git(GitRequest { upstream: host, ..git_request(source, &upstream) }, scratch.path(), tree).await
+        outbound
+            .git(UpstreamRequest { upstream: host, ..git_request(source, &upstream) }, source, scratch.path(), tree)
+            .await
     };
     let own_host = host();
     let stuck_jobs = async { tokio::join!(fetch(&own_host, &stuck_source), fetch(&own_host, &stuck_source)) };

@@ -20,15 +20,16 @@ use tempfile::TempDir;
 use url::Url;
 
 use self::server::Server;
-use super::{GitError, GitRequest, GitSource, GitTree};
+use super::{GitError, GitSource, GitTree};
 use crate::address::Hostname;
 use crate::cdn_loop::{CdnLoop, OwnEntry};
 use crate::clock::Timestamp;
 use crate::config::{self, Credential, Network, PrivateDestination};
 use crate::packaging::{Tree, TreeEntry, TreeLimits};
+use crate::upstream::backoff::RequestTime;
 use crate::upstream::limits::UpstreamLimits;
 use crate::upstream::outbound::Outbound;
-use crate::upstream::request::RequestPriority;
+use crate::upstream::request::{RequestPriority, UpstreamRequest};
 use crate::upstream::{Traffic, Upstream, Upstreams};
 
 /// Runs git without any user configuration, and returns its output.
@@ -154,12 +155,12 @@ impl GitTestConfig {
         let scratch = tempfile::tempdir().unwrap();
         let tree = Tree::new(tempfile::tempfile().unwrap(), self.tree_limits);
         let upstream = self.upstream();
-        outbound.git(git_request(source, &upstream), scratch.path(), tree).await
+        outbound.git(git_request(source, &upstream), source, scratch.path(), tree).await
     }
 
     async fn resolve(&self, source: &GitSource) -> Result<Option<String>, GitError> {
         let upstream = self.upstream();
-        self.outbound().git_commit(git_request(source, &upstream)).await
+        self.outbound().git_commit(git_request(source, &upstream), source).await
     }
 }
 
@@ -167,17 +168,17 @@ fn host() -> Hostname {
     Hostname::parse("registry.example").unwrap()
 }
 
-fn git_request<'a>(source: &'a GitSource, upstream: &'a Upstream) -> GitRequest<'a> {
+fn git_request<'a>(source: &'a GitSource, upstream: &'a Upstream) -> UpstreamRequest<'a> {
     static VIA: std::sync::LazyLock<CdnLoop> = std::sync::LazyLock::new(CdnLoop::default);
-    GitRequest {
-        subject: "the module",
-        source,
+    UpstreamRequest {
+        label: "the module",
+        url: &source.url,
         upstream: &upstream.settings.host,
-        credential_scope: &upstream.credential_scope,
+        credentials: &upstream.credential_scope,
         via: &VIA,
         retries: 0,
         priority: RequestPriority::Client,
-        now: Timestamp(1_700_000_000),
+        time: RequestTime::new(Timestamp(1_700_000_000)),
     }
 }
 

@@ -1,4 +1,5 @@
-//! The JSON of a registry, written by hand so that it can be odd where a test needs it.
+//! The JSON of a registry. Lists and download documents are written by hand, so that a test can have invalid, reordered or
+//! unknown fields.
 
 use serde_json::{Value, json};
 
@@ -6,7 +7,7 @@ use super::faults::Fault;
 use super::package::{Provider, Release, sha256_hex};
 use super::signing::SigningKey;
 
-/// The first fields of each object, where a test wants unknown fields.
+/// Unknown fields, put first into each object if a test wants them.
 const UNKNOWN_FIELDS: &str =
     "\"x-huge\" :\t1e400 ,\r\n  \"x-nested\": {\"deep\" : [ 1 ,{\"er\":null} ]},\"x-text\":\"\\u00e9 \\/\",";
 
@@ -115,6 +116,7 @@ fn keys(provider: &Provider, faults: &[Fault]) -> Vec<String> {
     }
 }
 
+/// The `packages` object that OpenTofu 1.12 reads: every platform's hashes and size.
 fn packages(release: &Release) -> Value {
     let packages = release.archives.iter().map(|(platform, archive)| {
         let hashes = [format!("zh:{}", archive.sha256)];

@@ -1,5 +1,5 @@
-//! The module registry protocol: versions, and locations in every form that registries report them; and the files of an
-//! archive host. `api` has lists, search and details.
+//! Versions and locations of modules, in every form in which registries report them, and the files of an archive host.
+//! Lists, search and details of modules are in `api`.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use serde_json::json;
 use super::FakeUpstream;
 use super::reply::Reply;
 
-/// The form in which a registry reports a location (PROTOCOL, section 4.3).
+/// The form in which a registry reports a location (module registry protocol).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LocationReply {
     /// `204` and `X-Terraform-Get`, as registry.terraform.io does.
@@ -32,7 +32,7 @@ pub(crate) struct Module {
 }
 
 impl Module {
-    /// Version 1.0.0 without a location, which the registry reports by `204`.
+    /// Version 1.0.0 with an empty location, reported by `204`.
     pub(crate) fn new(namespace: &str, name: &str, system: &str) -> Self {
         Self {
             address: (namespace.to_owned(), name.to_owned(), system.to_owned()),
@@ -76,7 +76,7 @@ impl Module {
     }
 }
 
-/// All modules, in the order of publishing.
+/// All modules; the versions of each in the order of publishing.
 #[derive(Default)]
 pub(super) struct Modules(BTreeMap<(String, String, String), Vec<Module>>);
 
@@ -112,7 +112,6 @@ impl Modules {
     }
 }
 
-/// Modules and their files.
 impl FakeUpstream {
     /// Publishes a module version; replaces an existing one.
     pub(crate) fn publish_module(&self, module: Module) {
@@ -134,6 +133,7 @@ impl FakeUpstream {
         let bytes = bytes.into();
         self.change(|state| {
             let mut reply = Reply::new(200, content_type, bytes);
+            // Each change has another time.
             reply.last_modified = Some(format!("Wed, 03 Jan 2024 00:00:{:02} GMT", state.changes % 60));
             state.pages.insert(path.to_owned(), reply);
         });

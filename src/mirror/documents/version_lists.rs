@@ -1,0 +1,305 @@
+//! The version lists of providers and modules as documents: upstream's versions, and dropped ones that are still stored.
+//! A version that the list does not name is not fetched. With a registry that answers for any version, a client could
+//! otherwise fill the store, and the first-seen records, which are never removed.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::value::{RawValue, to_raw_value};
+use url::{ParseError, Url};
+
+use crate::address::{Address, Artifact, Hostname, Platform, Version, Versions};
+use crate::clock::Timestamp;
+use crate::config::FreshnessLifetimes;
+use crate::error::Error;
+use crate::mirror::documents::{DocumentFetch, DocumentKind, Documents};
+use crate::mirror::freshness::Age;
+use crate::mirror::library::stored_document::{DocumentFlight, StoredDocument};
+use crate::mirror::{Library, RequestContext, RuntimeConfig, default_if_gone};
+use crate::store::Key;
+use crate::upstream::discovery::Service;
+use crate::upstream::error::UpstreamError;
+use crate::upstream::providers::{ListedVersion, VersionList};
+use crate::upstream::request::Document;
+use crate::upstream::{Upstream, modules, providers};
+
+impl DocumentKind for Address {
+    fn label(&self) -> String {
+        format!("the version list of {self}")
+    }
+
+    fn host(&self) -> &Hostname {
+        Self::host(self)
+    }
+
+    fn key(&self, config: &RuntimeConfig) -> Key {
+        match config.canonical(self) {
+            Self::Provider(provider) => Key::ProviderVersions(provider),
+            Self::Module(module) => Key::ModuleVersions(module),
+        }
+    }
+
+    fn service(&self) -> Option<Service> {
+        Some(self.into())
+    }
+
+    fn lifetime(lifetimes: &FreshnessLifetimes) -> Duration {
+        lifetimes.versions
+    }
+
+    fn record_missing(&self, library: &Arc<Library>, error: &Error, call: &RequestContext) {
+        library.record_if_offline(error, call, || (&call.config.canonical(self)).into());
+    }
+
+    fn url(&self, base: &Url, _: &DocumentFetch<'_>) -> Result<Url, ParseError> {
+        match self {
+            Self::Provider(provider) => providers::versions_url(base, provider),
+            Self::Module(module) => modules::versions_url(base, module),
+        }
+    }
+
+    async fn accept(&self, fetch: &DocumentFetch<'_>, answer: Document, url: Url) -> Result<StoredDocument, Error> {
+        let DocumentFetch { documents, request, call, before, .. } = fetch;
+        let document = Arc::new(StoredDocument::of(answer, url, call.now));
+        let list = document.versions(self.into()).await;
+        let list = list.map_err(|reason| fetch.unusable(format!("its version list: {reason}")))?;
+        let address = call.config.canonical(self);
+        let dropped =
+            documents.dropped_but_stored(&request.upstream, &address, &list, before.as_ref(), call.now).await?;
+        documents.record_new_versions(&address, &list, call).await;
+        Ok(StoredDocument { dropped, ..Arc::unwrap_or_clone(document) })
+    }
+
+    async fn confirm(&self, fetch: &DocumentFetch<'_>, before: StoredDocument) -> Result<StoredDocument, Error> {
+        let DocumentFetch { documents, request, call, .. } = fetch;
+        let confirmed = Arc::new(StoredDocument { dropped: Bytes::new(), ..before });
+        let list = confirmed.versions(self.into()).await.map_err(|reason| fetch.unusable(reason))?;
+        let (address, before) = (call.config.canonical(self), fetch.before.as_ref());
+        let dropped = documents.dropped_but_stored(&request.upstream, &address, &list, before, call.now).await?;
+        Ok(StoredDocument { dropped, ..Arc::unwrap_or_clone(confirmed) })
+    }
+
+    async fn absent(&self, fetch: &DocumentFetch<'_>, error: UpstreamError) -> Result<StoredDocument, Error> {
+        let DocumentFetch { documents, request, call, before, .. } = fetch;
+        if !before.as_ref().is_some_and(|before| before.metadata.gone) {
+            // For the alarms only: the stored list still names them all.
+            let (address, none) = (call.config.canonical(self), VersionList::empty(self.into()));
+            documents.dropped_but_stored(&request.upstream, &address, &none, before.as_ref(), call.now).await?;
+        }
+        fetch.keep_gone_copy(&error).await
+    }
+
+    async fn land(&self, fetch: &DocumentFetch<'_>, document: StoredDocument) -> DocumentFlight {
+        let stored = fetch.store(document).await;
+        fetch.documents.library.bump_revision(self);
+        stored
+    }
+}
+
+impl Documents {
+    /// The entries of stored versions that upstream has dropped: as upstream wrote them, or rebuilt where that text is
+    /// lost. `address` is the canonical spelling.
+    pub(in crate::mirror) async fn dropped_but_stored(
+        self: &Arc<Self>,
+        upstream: &Upstream,
+        address: &Address,
+        list: &VersionList,
+        before: Option<&Arc<StoredDocument>>,
+        now: Timestamp,
+    ) -> Result<Bytes, Error> {
+        if !upstream.settings.keep_gone {
+            self.library.update_dropped_alarms(address.clone(), Vec::new(), now).await?;
+            return Ok(Bytes::new());
+        }
+        let owned_address = address.clone();
+        let named =
+            self.library.on_disk(move |library| default_if_gone(library.named_artifacts(&owned_address))).await?;
+        let mut stored: BTreeMap<Version, Vec<Platform>> = BTreeMap::new();
+        let mut imported = HashSet::new();
+        for artifact in named.into_iter().filter(|artifact| list.get(artifact.version()).is_none()) {
+            let platforms = stored.entry(artifact.version().clone()).or_default();
+            if let Artifact::Provider(package) = artifact {
+                if self.library.was_imported(&package).await? {
+                    imported.insert(package.version);
+                }
+                platforms.push(package.platform);
+            }
+        }
+        let earlier = match before {
+            Some(before) => before.versions(list.service).await.ok(),
+            None => None,
+        };
+        // Versions that a bundle's list did not name were not dropped by upstream.
+        let said_before = before.filter(|before| !before.metadata.carried);
+        let dropped_before = said_before.map(|before| before.dropped_versions(list.service)).unwrap_or_default();
+        let dropped_before: HashSet<Version> = dropped_before.into_iter().map(|listed| listed.version).collect();
+        let dropped: Vec<Version> = stored.keys().filter(|version| !imported.contains(version)).cloned().collect();
+        self.library.update_dropped_alarms(address.clone(), dropped, now).await?;
+        let mut entries = Vec::new();
+        for (version, platforms) in stored {
+            // A version imported without signatures need never have been listed upstream.
+            if !dropped_before.contains(&version) && !imported.contains(&version) {
+                tracing::warn!(of = %address, %version, "upstream has dropped a stored version; it stays listed (keep_gone)");
+            }
+            let as_written = earlier.as_ref().and_then(|list| list.get(&version)).map(|entry| entry.raw.clone());
+            entries.extend(as_written.or_else(|| entry_of(list.service, &version, platforms.iter())));
+        }
+        Ok(serde_json::to_vec(&entries).map(Bytes::from).unwrap_or_default())
+    }
+
+    /// Records when versions of a provider were first listed, and forgets cached 404s about listed versions.
+    async fn record_new_versions(self: &Arc<Self>, address: &Address, list: &VersionList, call: &RequestContext) {
+        if let Address::Provider(provider) = address {
+            let versions: Vec<Version> = list.versions.iter().map(|listed| listed.version.clone()).collect();
+            let (owned_provider, now) = (provider.clone(), call.now);
+            let noted = self
+                .library
+                .on_disk(move |library| library.histories.record_listed(&owned_provider, &versions, now))
+                .await;
+            if let Err(error) = noted {
+                tracing::error!(%provider, %error, "could not record when versions were first listed");
+            }
+        }
+        call.config.not_found.remove_if(|key| match (key, address) {
+            (Key::ProofSet(package), Address::Provider(provider)) => {
+                package.provider == *provider && list.get(&package.version).is_some()
+            }
+            (Key::ModuleLocation(package), Address::Module(module)) => {
+                package.module == *module && list.get(&package.version).is_some()
+            }
+            _ => false,
+        });
+    }
+}
+
+/// Builds the entry of a version in a list, as a registry would write it. Those of modules have no platforms.
+pub(in crate::mirror) fn entry_of<'a>(
+    service: Service,
+    version: &Version,
+    platforms: impl Iterator<Item = &'a Platform>,
+) -> Option<Box<RawValue>> {
+    let mut entry = serde_json::json!({ "version": version });
+    if service == Service::Providers {
+        entry["platforms"] =
+            platforms.map(|Platform { os, arch }| serde_json::json!({"os": os, "arch": arch})).collect();
+    }
+    to_raw_value(&entry).ok()
+}
+
+impl StoredDocument {
+    /// Parses the document as a version list, with the dropped versions that are still stored.
+    pub async fn versions(self: &Arc<Self>, service: Service) -> Result<VersionList, String> {
+        self.parse_as(move |document| document.as_versions(service)).await
+    }
+
+    pub(in crate::mirror) fn as_versions(&self, service: Service) -> Result<VersionList, String> {
+        let mut list = match service {
+            Service::Providers => VersionList::parse(&self.body)?,
+            Service::Modules => VersionList::parse_of_module(&self.body)?,
+        };
+        list.add_missing(self.dropped());
+        Ok(list)
+    }
+
+    /// The versions that upstream has dropped from the list.
+    pub(in crate::mirror) fn dropped_versions(&self, service: Service) -> Vec<ListedVersion> {
+        let mut list = VersionList::empty(service);
+        list.add_missing(self.dropped());
+        list.versions
+    }
+
+    /// Removes these versions, which upstream has dropped, from the list.
+    pub(in crate::mirror) fn without_dropped(self, versions: &Versions) -> Self {
+        #[derive(Deserialize)]
+        struct DroppedEntry {
+            version: String,
+        }
+        let mut left = self.dropped();
+        left.retain(|raw| {
+            let entry = serde_json::from_str::<DroppedEntry>(raw.get()).ok();
+            let version = entry.and_then(|entry| Version::parse_lenient(&entry.version).ok());
+            !version.is_some_and(|version| versions.include(&version))
+        });
+        self.with_dropped(&left)
+    }
+}
+
+/// The state of one version in upstream's version list.
+#[derive(Debug)]
+pub(in crate::mirror) enum ListingState {
+    /// Listed, with this spelling.
+    Listed(String),
+    /// Not listed. `checked` is upstream's last confirmation of the list, `age` that of the copy read.
+    Unlisted { checked: Timestamp, age: Age },
+    /// Upstream has no such list, or it cannot be read; then with the error.
+    Unknown(Option<Error>),
+}
+
+impl ListingState {
+    /// Reads the state of a version from a list, with upstream's last confirmation of it, or from its error.
+    async fn of(list: Result<(Arc<StoredDocument>, Timestamp), Error>, address: &Address, version: &Version) -> Self {
+        match list {
+            Ok((list, checked)) => match list.versions(address.into()).await {
+                Ok(versions) => match versions.get(version) {
+                    Some(listed) => Self::Listed(listed.upstream_spelling.clone()),
+                    None => Self::Unlisted { checked, age: list.age() },
+                },
+                Err(_) => Self::Unknown(None),
+            },
+            Err(Error::NotFound(_)) => Self::Unknown(None),
+            Err(error) => Self::Unknown(Some(error)),
+        }
+    }
+
+    /// The version as upstream spells it.
+    pub(in crate::mirror) fn spelled(&self) -> Option<&str> {
+        match self {
+            Self::Listed(spelled) => Some(spelled),
+            Self::Unlisted { .. } | Self::Unknown(_) => None,
+        }
+    }
+}
+
+impl Documents {
+    /// Looks a version up in the list of its provider or module.
+    pub(in crate::mirror) async fn listed(
+        self: &Arc<Self>,
+        address: &Address,
+        version: &Version,
+        call: &RequestContext,
+    ) -> ListingState {
+        let list = Box::pin(self.get(address, call)).await;
+        ListingState::of(list.map(|answer| (answer.value, answer.checked)), address, version).await
+    }
+
+    /// Refuses a package that is not stored, at `key`, and whose version upstream does not list. A list older than
+    /// `believed`, the lifetime of a 404, is revalidated first, because the version may just have been published.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], which is cached as long as any 404.
+    pub(in crate::mirror) async fn must_be_listed(
+        self: &Arc<Self>,
+        address: &Address,
+        version: &Version,
+        key: &Key,
+        believed: Duration,
+        call: &RequestContext,
+    ) -> Result<ListingState, Error> {
+        let mut listed = self.listed(address, version, call).await;
+        if let ListingState::Unlisted { checked, age } = listed
+            && checked.after(believed) < call.now
+        {
+            let list = self.fetch_now(address, Some(age), call).await;
+            listed = ListingState::of(list.map(|list| (list.value, list.age.checked)), address, version).await;
+        }
+        if !matches!(listed, ListingState::Unlisted { .. }) {
+            return Ok(listed);
+        }
+        let reason = format!("the version list of {address} does not name {version}");
+        call.config.not_found.insert(key.clone(), reason.clone(), call.now.after(believed), call.now);
+        Err(Error::NotFound(reason))
+    }
+}

@@ -1,0 +1,285 @@
+//! Proof sets that no upstream sent: of the small files beside the archives of a tree, or written by larder for providers
+//! imported without signatures. Those are replaced once upstream offers a verified set, and never replace one.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use serde_json::json;
+use url::Url;
+
+use crate::address::{Package, Platform, ProviderAddress, Version};
+use crate::clock::Timestamp;
+use crate::digest::Digest;
+use crate::error::Error;
+use crate::filesystem_mirror::index::{self, VersionIndex};
+use crate::filesystem_mirror::{MirrorFileKind, MirrorPath, SumsScope};
+use crate::mirror::library::proof_set::{ProofSet, ProofSetMetadata};
+use crate::mirror::library::stored_document::{DocumentMetadata, StoredDocument};
+use crate::mirror::{RequestContext, Transfers};
+use crate::store::Key;
+use crate::upstream::Upstream;
+use crate::upstream::discovery::Service;
+use crate::upstream::error::sanitized;
+use crate::upstream::limits::MemoryGrant;
+use crate::upstream::providers::{DownloadDocument, download_url, versions_url};
+use crate::upstream::request::Validators;
+use crate::verify::{Checksums, Proof, ProofBasis, VerificationPolicy, checksums, verify_proof_set};
+
+/// The body of the signature file. OpenTofu requests it even if the document lists no keys.
+const NO_SIGNATURE: &[u8] = b"There is no signature: the operator of this mirror imported it.\n";
+
+const MAX_DOCUMENT_BYTES: usize = 2 << 20;
+const MAX_SIDECAR_SIGNATURE_BYTES: usize = 64 << 10;
+/// Maximum size of the small files of one provider, in bytes.
+const MAX_SIDECAR_BYTES: usize = 64 << 20;
+
+/// The small files of one provider in a tree: indexes, sums, signatures, download documents. In memory only while that
+/// provider is read.
+#[derive(Debug, Default)]
+pub(super) struct SidecarFiles {
+    provider: Option<ProviderAddress>,
+    files: BTreeMap<MirrorFileKind, Bytes>,
+    bytes: usize,
+}
+
+/// The evidence of a tree for an archive.
+pub(super) enum SidecarProof {
+    /// No signed proof set.
+    None,
+    /// A proof set that does not verify.
+    Bad(String),
+    Proven(Box<ProofSet>),
+}
+
+impl SidecarFiles {
+    pub(super) fn provider(&self) -> Option<&ProviderAddress> {
+        self.provider.as_ref()
+    }
+
+    pub(super) fn of(provider: &ProviderAddress) -> Self {
+        Self { provider: Some(provider.clone()), ..Self::default() }
+    }
+
+    /// True if all files that can prove a package were read: its document, and sums with a signature.
+    pub(super) fn can_prove(&self, package: &Package) -> bool {
+        let Package { version, platform, .. } = package;
+        let has = |member: MirrorFileKind| self.files.contains_key(&member);
+        let is_signed =
+            |covers: SumsScope| has(MirrorFileKind::Sums(covers.clone())) && has(MirrorFileKind::Signature(covers));
+        has(MirrorFileKind::Document(version.clone(), platform.clone()))
+            && sums_scopes(version, platform).into_iter().any(is_signed)
+    }
+
+    /// The most bytes of a file of this kind; `None` if it is not needed.
+    pub(super) fn max_bytes(kind: &MirrorFileKind) -> Option<usize> {
+        match kind {
+            // `index.json` adds nothing to the archives themselves.
+            MirrorFileKind::Index | MirrorFileKind::Archive(..) => None,
+            MirrorFileKind::VersionIndex(_) => Some(index::MAX_INDEX_BYTES),
+            MirrorFileKind::Sums(_) => Some(checksums::MAX_BYTES),
+            MirrorFileKind::Signature(_) => Some(MAX_SIDECAR_SIGNATURE_BYTES),
+            MirrorFileKind::Document(..) => Some(MAX_DOCUMENT_BYTES),
+        }
+    }
+
+    /// Adds a file of this provider.
+    ///
+    /// # Errors
+    /// The reason that the file is refused.
+    pub(super) fn insert(&mut self, kind: MirrorFileKind, bytes: Vec<u8>) -> Result<(), String> {
+        if self.bytes + bytes.len() > MAX_SIDECAR_BYTES {
+            return Err(format!("the small files in its folder have more than {} MiB", MAX_SIDECAR_BYTES >> 20));
+        }
+        self.bytes += bytes.len();
+        self.files.insert(kind, bytes.into());
+        Ok(())
+    }
+
+    /// The parsed `VERSION.json`.
+    pub(super) fn version_index(&self, version: &Version) -> Option<Result<VersionIndex, String>> {
+        self.files.get(&MirrorFileKind::VersionIndex(version.clone())).map(|bytes| VersionIndex::parse(bytes))
+    }
+
+    /// The SHA-256 that sums in the tree give an archive. Unsigned sums cannot prove it, but they can contradict it.
+    pub(super) fn listed(&self, package: &Package, name: &str) -> Option<Digest> {
+        sums_scopes(&package.version, &package.platform)
+            .into_iter()
+            .filter_map(|covers| Checksums::parse(self.files.get(&MirrorFileKind::Sums(covers))?).ok())
+            .find_map(|sums| sums.get(name))
+    }
+
+    /// The proof set of a package in the tree, if a key signed it. A signature is required whatever `verification`
+    /// says: unsigned sums that come with their files prove nothing. The key is from the tree too, so the caller must
+    /// check it.
+    pub(super) fn find_proof(&self, package: &Package, upstream: &Upstream, now: Timestamp) -> SidecarProof {
+        let Package { version, platform, .. } = package;
+        let Some(body) = self.files.get(&MirrorFileKind::Document(version.clone(), platform.clone())) else {
+            return SidecarProof::None;
+        };
+        let url = conventional_url(package, upstream);
+        let document = match DownloadDocument::parse(body, &url, platform) {
+            Ok(document) if document.keys.is_empty() => return SidecarProof::None,
+            Ok(document) => document,
+            Err(reason) => return SidecarProof::Bad(sanitized(&reason)),
+        };
+        let mut bad = None;
+        for covers in sums_scopes(version, platform) {
+            let Some(sums) = self.files.get(&MirrorFileKind::Sums(covers.clone())) else { continue };
+            let signature = self.files.get(&MirrorFileKind::Signature(covers)).cloned().unwrap_or_default();
+            let (filename, shasum) = (document.filename.as_str(), &document.shasum);
+            let verified =
+                verify_proof_set(VerificationPolicy::Signature, sums, &signature, &document.keys, filename, shasum);
+            let verified = verified.map_err(|verdict| sanitized(&verdict.to_string()));
+            let set = verified.and_then(|(proof, _)| {
+                set_of(package, url.clone(), proof, now, [body.clone(), sums.clone(), signature])
+            });
+            match set {
+                Ok(set) => return SidecarProof::Proven(Box::new(set)),
+                Err(reason) => bad = Some(reason),
+            }
+        }
+        bad.map_or(SidecarProof::None, SidecarProof::Bad)
+    }
+}
+
+/// The package's own sums come first.
+fn sums_scopes(version: &Version, platform: &Platform) -> [SumsScope; 2] {
+    [SumsScope::Package(version.clone(), platform.clone()), SumsScope::Version(version.clone())]
+}
+
+/// Builds a proof set from files that no upstream sent.
+pub(super) fn set_of(
+    package: &Package,
+    url: Url,
+    proof: Proof,
+    now: Timestamp,
+    [body, sums, signature]: [Bytes; 3],
+) -> Result<ProofSet, String> {
+    let metadata = ProofSetMetadata {
+        asked: url.clone(),
+        url,
+        origins: Vec::new(),
+        validators: Validators::default(),
+        sums_validators: Validators::default(),
+        signature_validators: Validators::default(),
+        fetched: now,
+        proof,
+    };
+    ProofSet::new(metadata, body, sums, signature, package).map_err(|reason| sanitized(&reason))
+}
+
+/// The URL where upstream would have the document, by convention. The relative URLs in the document are resolved
+/// against it if the archive must be fetched later.
+pub(super) fn conventional_url(package: &Package, upstream: &Upstream) -> Url {
+    let base = upstream.settings.url.join("v1/providers/").unwrap_or_else(|_| upstream.settings.url.clone());
+    let url = download_url(&base, &package.provider, package.version.as_str(), &package.platform);
+    url.unwrap_or(base)
+}
+
+/// Creates the proof set of an unsigned archive: a document without keys, and these SHA256SUMS.
+pub(super) fn unsigned_set(
+    package: &Package,
+    digest: Digest,
+    sums: Bytes,
+    upstream: &Upstream,
+    now: Timestamp,
+) -> Result<ProofSet, String> {
+    let filename = MirrorPath::archive(package).file_name();
+    let Platform { os, arch } = &package.platform;
+    let body = json!({
+        "os": os,
+        "arch": arch,
+        "filename": filename,
+        "download_url": filename,
+        "shasums_url": "SHA256SUMS",
+        "shasums_signature_url": "SHA256SUMS.sig",
+        "shasum": digest,
+        "signing_keys": { "gpg_public_keys": [] },
+    });
+    let proof = Proof { how: ProofBasis::Imported, warnings: Vec::new() };
+    let url = conventional_url(package, upstream);
+    set_of(package, url, proof, now, [body.to_string().into(), sums, Bytes::from_static(NO_SIGNATURE)])
+}
+
+/// Writes a SHA256SUMS for these archives.
+pub(super) fn sums_of<'a>(archives: impl IntoIterator<Item = (&'a Package, Digest)>) -> Bytes {
+    let mut lines: Vec<String> = archives
+        .into_iter()
+        .map(|(package, digest)| format!("{digest}  {}\n", MirrorPath::archive(package).file_name()))
+        .collect();
+    lines.sort_by(|one, other| one[64..].cmp(&other[64..]));
+    lines.concat().into()
+}
+
+impl Transfers {
+    /// Gives every unsigned set of a version the sums of all its platforms.
+    pub(super) async fn complete_sums(
+        self: &Arc<Self>,
+        provider: &ProviderAddress,
+        version: &Version,
+        call: &RequestContext,
+    ) -> Result<(), Error> {
+        let upstream = Arc::clone(call.upstream(&provider.host)?);
+        let mut unsigned = Vec::new();
+        for platform in self.library.platforms_with_sets(provider, version).await? {
+            let package = Package { provider: provider.clone(), version: version.clone(), platform };
+            let Some(stored) = self.proof_sets.usable_set(&package, call).await? else { continue };
+            if stored.stored_set.current.proof().how == ProofBasis::Imported {
+                unsigned.push((package, stored.stored_set));
+            }
+        }
+        let sums = sums_of(unsigned.iter().map(|(package, stored_set)| (package, stored_set.current.document.shasum)));
+        for (package, stored_set) in &unsigned {
+            if stored_set.current.sums != sums {
+                let digest = stored_set.current.document.shasum;
+                let set = unsigned_set(package, digest, sums.clone(), &upstream, call.now);
+                let set = set.map_err(|reason| Error::Interrupted(format!("the proof set of {package}: {reason}")))?;
+                self.proof_sets.keep_unsigned(package, set, call).await?;
+            }
+            let key = Key::ProofSet(package.clone());
+            self.library.on_disk(move |library| library.store.records.sync(&key)).await?;
+        }
+        Ok(())
+    }
+
+    /// Adds the stored versions that upstream does not list to the cached version list, and creates the list if there
+    /// is none.
+    pub(super) async fn list_imported(
+        self: &Arc<Self>,
+        provider: &ProviderAddress,
+        call: &RequestContext,
+    ) -> Result<(), Error> {
+        let upstream = Arc::clone(call.upstream(&provider.host)?);
+        let key = Key::ProviderVersions(provider.clone());
+        let unreadable = |reason| Error::Interrupted(format!("the cached version list of {provider}: {reason}"));
+        let before = match self.library.stored_document(&key).await? {
+            Some(stored_list) => stored_list.value,
+            None => {
+                let base = upstream.settings.url.join("v1/providers/");
+                let url = base.and_then(|base| versions_url(&base, provider));
+                let url = url.unwrap_or_else(|_| upstream.settings.url.clone());
+                let metadata = DocumentMetadata {
+                    url: url.clone(),
+                    asked: url,
+                    origins: Vec::new(),
+                    validators: Validators::default(),
+                    fetched: call.now,
+                    checked: Timestamp(0),
+                    gone: true,
+                    carried: false,
+                };
+                let body = Bytes::from_static(br#"{"versions":[]}"#);
+                Arc::new(StoredDocument { metadata, body, dropped: Bytes::new(), _room: MemoryGrant::default() })
+            }
+        };
+        let of_upstream = Arc::new(StoredDocument { dropped: Bytes::new(), ..(*before).clone() });
+        let list = of_upstream.versions(Service::Providers).await.map_err(unreadable)?;
+        let dropped =
+            self.documents.dropped_but_stored(&upstream, &provider.into(), &list, Some(&before), call.now).await?;
+        self.library.store_document(key.clone(), StoredDocument { dropped, ..(*before).clone() }).await?;
+        self.library.on_disk(move |library| library.store.records.sync(&key)).await?;
+        self.library.bump_revision(provider);
+        Ok(())
+    }
+}

@@ -1,0 +1,408 @@
+//! Reads users' files from disk: what an argument of a warm-up names, and of a folder the files that a client would read,
+//! with the local modules that they call.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fs::{File, Metadata};
+use std::io::{self, Read};
+use std::path::{Component, Path, PathBuf};
+
+use super::configuration::{
+    self, GivenValues, Inputs, ModuleRole, ModuleSource, NO_PACKAGE, TEST_FOLDER, is_configuration,
+    keep_deciding_values,
+};
+use super::files::child_path;
+use super::hcl::MAX_FILE_BYTES;
+use super::resolve::uncalled_folders;
+use super::{BadFiles, ClientKind, Files, MAX_BYTES};
+use crate::address::{Hostname, PackageSelector};
+
+/// The maximum number of names in a folder.
+const MAX_ENTRIES: usize = 100_000;
+/// The maximum number of folders that are read or searched.
+const MAX_FOLDERS: usize = 4096;
+/// The maximum depth of the search for configurations below a folder without one.
+const MAX_SEARCH_DEPTH: usize = 16;
+
+/// Reads a file of at most [`MAX_FILE_BYTES`] bytes.
+///
+/// # Errors
+/// The system's error, a file that is too large, or not a file.
+pub fn read(path: &Path) -> io::Result<Vec<u8>> {
+    read_up_to(path, MAX_FILE_BYTES)
+}
+
+/// Reads a file of at most `max_bytes` bytes.
+///
+/// # Errors
+/// Those of [`read`].
+#[expect(clippy::disallowed_methods, reason = "a user's own files are no part of the store")]
+pub fn read_up_to(path: &Path, max_bytes: usize) -> io::Result<Vec<u8>> {
+    // Opening a pipe without a writer blocks.
+    let check_regular = |metadata: Metadata| match metadata.is_file() {
+        true => Ok(()),
+        false => Err(io::Error::other("not a regular file")),
+    };
+    check_regular(path.metadata()?)?;
+    let file = File::open(path)?;
+    // A pipe would never end, and a device may not either.
+    check_regular(file.metadata()?)?;
+    let mut bytes = Vec::new();
+    file.take(max_bytes as u64 + 1).read_to_end(&mut bytes)?;
+    if bytes.len() > max_bytes {
+        return Err(io::Error::other(format!("the file is larger than {} KiB", max_bytes >> 10)));
+    }
+    Ok(bytes)
+}
+
+/// Reads a user's lock file as text.
+///
+/// # Errors
+/// The reason, for people.
+pub fn read_lock_file(path: &Path) -> Result<String, String> {
+    let bytes = read(path).map_err(|error| unreadable(path, &error))?;
+    String::from_utf8(bytes).map_err(|_| format!("{} is not UTF-8 text", path.display()))
+}
+
+/// Reads a user's tar of folders. Drops the values of variables except those that decide which modules are called.
+///
+/// # Errors
+/// Those of [`read_lock_file`].
+pub fn read_tar(path: &Path) -> Result<Files, String> {
+    // Headers, padding and files that no client reads make the tar larger than the files that are read.
+    let bytes = read_up_to(path, 4 * MAX_BYTES).map_err(|error| unreadable(path, &error))?;
+    let mut files = Files::from_users_tar(&bytes).map_err(|refused| format!("{}: {refused}", path.display()))?;
+    keep_deciding_values(&mut files);
+    Ok(files)
+}
+
+/// The type of a folder entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum FolderEntry {
+    /// A folder.
+    Folder,
+    /// A file or a link.
+    Other,
+}
+
+/// The entries of a folder by name. Names that are not UTF-8 are dropped, because no client reads them.
+///
+/// # Errors
+/// The system's error, or too many names.
+fn entries(folder: &Path) -> io::Result<BTreeMap<String, FolderEntry>> {
+    let mut names = BTreeMap::new();
+    for (number, entry) in folder.read_dir()?.enumerate() {
+        if number == MAX_ENTRIES {
+            return Err(io::Error::other(format!("the folder has more than {MAX_ENTRIES} files")));
+        }
+        let entry = entry?;
+        let kind = if entry.file_type()?.is_dir() { FolderEntry::Folder } else { FolderEntry::Other };
+        names.extend(entry.file_name().into_string().ok().map(|name| (name, kind)));
+    }
+    Ok(names)
+}
+
+/// The kind of a command-line argument or configuration entry that names requirements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ArgumentKind {
+    /// A provider or a module.
+    Address,
+    /// A `.terraform.lock.hcl`, under any name.
+    LockFile,
+    /// A folder where `init` runs, or with such folders below it.
+    Folder,
+    /// A tar of such folders.
+    Tar,
+    /// The JSON of an order, as larder prints it.
+    OrderJson,
+}
+
+impl ArgumentKind {
+    /// Interprets an argument; `path` is the argument as a path. The spellings `./NAME`, `/NAME` and `NAME/` are paths. A
+    /// valid address is an address, unless a folder of that name has a configuration.
+    ///
+    /// # Errors
+    /// Nothing exists at the path, or the argument is ambiguous; with the remedy.
+    pub fn of(argument: &str, path: &Path, default_host: &Hostname) -> Result<Self, String> {
+        if argument.is_empty() {
+            return Err("the argument is empty".to_owned());
+        }
+        let is_written_as_path = argument.starts_with(['.', '/']) || argument.ends_with('/');
+        if is_configuration(&path.file_name().unwrap_or_default().to_string_lossy()) && path.is_file() {
+            return Err(format!("{argument:?} is one file of a configuration: name the folder of that file"));
+        }
+        let kind_of_path = || Self::of_path(path).ok_or_else(|| format!("there is no file and no folder {argument:?}"));
+        if is_written_as_path || Self::by_ending(path).is_some_and(|kind| kind == Self::LockFile) {
+            return kind_of_path();
+        }
+        match PackageSelector::parse(argument, default_host) {
+            Ok(_) if path.is_dir() && entries(path).is_ok_and(|names| has_configuration(&names)) => Err(format!(
+                "{argument:?} is a folder with a configuration, and could be an address: write \"./{argument}\" for the folder, or \"{default_host}/{argument}\" for the address"
+            )),
+            Ok(_) if path.is_dir() => Ok(Self::Address),
+            Ok(_) => Ok(Self::of_path(path).unwrap_or(Self::Address)),
+            Err(bad) => kind_of_path().map_err(|none| format!("{none}, and: {bad}")),
+        }
+    }
+
+    /// The kind of an existing path, by its name and type; `None` if it does not exist.
+    pub fn of_path(path: &Path) -> Option<Self> {
+        match path.metadata().ok()? {
+            path if path.is_dir() => Some(Self::Folder),
+            _ => Some(Self::by_ending(path).unwrap_or(Self::LockFile)),
+        }
+    }
+
+    fn by_ending(path: &Path) -> Option<Self> {
+        match path.extension()?.to_str()? {
+            "hcl" => Some(Self::LockFile),
+            "tar" => Some(Self::Tar),
+            "json" => Some(Self::OrderJson),
+            _ => None,
+        }
+    }
+}
+
+/// The files that a client would read.
+#[derive(Debug)]
+pub struct Collected {
+    /// The files of the named directories and of the local modules that they call. Paths are relative to the working
+    /// directory if it contains all of them, and otherwise to their common parent.
+    pub files: Files,
+    /// The roots, as paths in `files`: the named directories. Where a named directory has no configuration, the directories
+    /// below it that have one and that no other calls are roots instead.
+    pub roots: Vec<String>,
+    /// Skipped paths with their reasons: unreadable folders, and files that vanished.
+    pub passed_over: Vec<String>,
+}
+
+/// Reads directories; `values` are those of the roots' variables. Paths are resolved as clients do: first `..` in the text,
+/// then links.
+///
+/// # Errors
+/// The reason, for people, with the path.
+pub fn collect(folders: &[PathBuf], values: &GivenValues) -> Result<Collected, String> {
+    let mut loader = DirectoryLoader { values: values.as_file(), ..DirectoryLoader::default() };
+    let (mut roots, mut root_candidates) = (BTreeSet::new(), BTreeSet::new());
+    for named_folder in folders {
+        let folder = named_folder.canonicalize().map_err(|error| unreadable(named_folder, &error))?;
+        if has_configuration(&names_in(&folder)?) {
+            roots.insert(folder);
+            continue;
+        }
+        let candidates = loader.search(named_folder, &folder)?;
+        if candidates.is_empty() {
+            return Err(format!(
+                "{}: neither this folder nor one below it has a configuration: no .tf, .tofu, .tf.json or .tofu.json file",
+                named_folder.display()
+            ));
+        }
+        root_candidates.extend(candidates);
+    }
+    let root_folders = roots.iter().chain(&root_candidates);
+    loader.queue.extend(root_folders.map(|folder| (folder.clone(), folder.clone(), ModuleRole::Root)));
+    while let Some((path, real, role)) = loader.queue.pop_front() {
+        if loader.loaded.contains_key(&path) {
+            continue;
+        }
+        if loader.loaded.len() >= MAX_FOLDERS {
+            return Err(too_many_folders(&path));
+        }
+        let contents = loader.load_folder(&path, &real, role)?;
+        loader.loaded.insert(path, contents);
+    }
+    loader.into_collected(&roots, &root_candidates)
+}
+
+/// The contents of a folder's files, by name.
+type FolderFiles = BTreeMap<String, Vec<u8>>;
+
+/// Reads folders into [`Files`].
+#[derive(Default)]
+struct DirectoryLoader {
+    /// The files of each folder read so far, by the folder's path as callers write it.
+    loaded: BTreeMap<PathBuf, FolderFiles>,
+    /// Folders to read: the path as callers write it, the path without links, and the role.
+    queue: VecDeque<(PathBuf, PathBuf, ModuleRole)>,
+    passed_over: Vec<String>,
+    /// The values of the roots' variables, as a file that is added to each root.
+    values: Option<(String, Vec<u8>)>,
+}
+
+impl DirectoryLoader {
+    /// Finds the folders with a configuration below `top`, which has none. `named_folder` is the same folder as the user
+    /// named it.
+    fn search(&mut self, named_folder: &Path, top: &Path) -> Result<BTreeSet<PathBuf>, String> {
+        let mut found = BTreeSet::new();
+        let mut level = vec![top.to_owned()];
+        let mut visited_folders = 0;
+        for _ in 0..MAX_SEARCH_DEPTH {
+            for folder in std::mem::take(&mut level) {
+                visited_folders += 1;
+                if visited_folders > MAX_FOLDERS {
+                    return Err(too_many_folders(named_folder));
+                }
+                // A folder that the user named must be readable; other folders need not be.
+                let names = match names_in(&folder) {
+                    Err(error) if folder != top => {
+                        self.passed_over.push(error);
+                        continue;
+                    }
+                    names => names?,
+                };
+                if has_configuration(&names) {
+                    found.insert(folder.clone());
+                }
+                // Hidden folders belong to tools. Links are not followed.
+                let subfolders =
+                    names.iter().filter(|(name, entry)| **entry == FolderEntry::Folder && !name.starts_with('.'));
+                level.extend(subfolders.map(|(name, _)| folder.join(name)));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Reads the files of a folder that a client reads.
+    fn read_files(&mut self, folder: &Path) -> Result<FolderFiles, String> {
+        let mut contents = BTreeMap::new();
+        for (name, entry) in names_in(folder)? {
+            let path = folder.join(&name);
+            // Clients do not read a folder with a file's name either.
+            if entry == FolderEntry::Folder || !Files::are_read(&name) || path.is_dir() {
+                continue;
+            }
+            match read(&path) {
+                Ok(bytes) => drop(contents.insert(name, bytes)),
+                // The file was removed after its folder was listed. A dangling link fails: clients refuse it too.
+                Err(error) if error.kind() == io::ErrorKind::NotFound && !path.is_symlink() => {
+                    self.passed_over.push(unreadable(&path, &error));
+                }
+                Err(error) => return Err(unreadable(&path, &error)),
+            }
+        }
+        Ok(contents)
+    }
+
+    /// Reads a folder, and enqueues the local modules that it calls.
+    fn load_folder(&mut self, path: &Path, real: &Path, role: ModuleRole) -> Result<FolderFiles, String> {
+        // A missing folder has no files; resolving reports the call.
+        let Some(real) = real.canonicalize().ok().filter(|real| real.is_dir()) else { return Ok(FolderFiles::new()) };
+        let mut contents = self.read_files(&real)?;
+        let mut files = Files::default();
+        if role == ModuleRole::Root {
+            contents.extend(self.values.clone());
+            let real_tests = real.join(TEST_FOLDER);
+            if real_tests.is_dir() {
+                let tests = self.read_files(&real_tests)?;
+                add_files(&mut files, &real_tests, TEST_FOLDER, &tests)?;
+                self.loaded.insert(path.join(TEST_FOLDER), tests);
+            }
+        }
+        add_files(&mut files, &real, TOP_FOLDER, &contents)?;
+        let called = local_calls(&files, role)
+            .into_iter()
+            .map(|call_path| (resolve_path(path, &call_path), resolve_path(&real, &call_path), ModuleRole::Child));
+        self.queue.extend(called);
+        Ok(contents)
+    }
+
+    /// The loaded files with paths relative to one folder, and the roots.
+    fn into_collected(
+        self,
+        roots: &BTreeSet<PathBuf>,
+        root_candidates: &BTreeSet<PathBuf>,
+    ) -> Result<Collected, String> {
+        let mut top = self.loaded.keys().cloned().reduce(|a, b| common_parent(&a, &b)).unwrap_or_default();
+        if let Ok(working_folder) = std::env::current_dir().and_then(|folder| folder.canonicalize())
+            && top.starts_with(&working_folder)
+        {
+            top = working_folder;
+        }
+        let mut files = Files::default();
+        for (path, contents) in &self.loaded {
+            add_files(&mut files, path, &relative_path(path, &top)?, contents)?;
+        }
+        keep_deciding_values(&mut files);
+        let relative_paths = |folders: &BTreeSet<PathBuf>| {
+            folders.iter().map(|folder| relative_path(folder, &top)).collect::<Result<BTreeSet<String>, _>>()
+        };
+        let (mut roots, root_candidates) = (relative_paths(roots)?, relative_paths(root_candidates)?);
+        if !root_candidates.is_empty() {
+            roots.extend(uncalled_folders(&files).into_iter().filter(|folder| root_candidates.contains(folder)));
+        }
+        Ok(Collected { files, roots: roots.into_iter().collect(), passed_over: self.passed_over })
+    }
+}
+
+/// The folder of `files` that contains all others.
+const TOP_FOLDER: &str = "";
+
+/// The paths of the local modules that the top folder of `files` calls, by either client's rules.
+fn local_calls(files: &Files, role: ModuleRole) -> BTreeSet<String> {
+    let calls_of = |client| configuration::read(files, TOP_FOLDER, role, client, NO_PACKAGE, &Inputs::new()).calls;
+    let calls = ClientKind::ALL.into_iter().flat_map(calls_of);
+    calls
+        .filter_map(|call| match call.source {
+            ModuleSource::Local(path) => Some(path),
+            ModuleSource::Registry { .. } => None,
+        })
+        .collect()
+}
+
+/// Resolves a call's path relative to a folder; `..` is applied to the text, as clients do.
+fn resolve_path(folder: &Path, call_path: &str) -> PathBuf {
+    let mut path = folder.to_owned();
+    for segment in call_path.split('/') {
+        match segment {
+            "" | "." => {}
+            ".." => drop(path.pop()),
+            segment => path.push(segment),
+        }
+    }
+    path
+}
+
+/// The common parent of two paths.
+fn common_parent(a: &Path, b: &Path) -> PathBuf {
+    a.components().zip(b.components()).take_while(|(a, b)| a == b).map(|(component, _)| component).collect()
+}
+
+/// A path relative to another one, in the form of [`Files`].
+fn relative_path(path: &Path, top: &Path) -> Result<String, String> {
+    let components = path.strip_prefix(top).unwrap_or(path).components();
+    let segments = components.filter_map(|component| match component {
+        Component::Normal(segment) => Some(segment.to_str()),
+        Component::Prefix(_) | Component::RootDir | Component::CurDir | Component::ParentDir => None,
+    });
+    let segments: Option<Vec<&str>> = segments.collect();
+    segments.map(|segments| segments.join("/")).ok_or_else(|| {
+        let bad = BadFiles::Path(path.to_string_lossy().chars().take(128).collect());
+        format!("{}: {bad}", path.display())
+    })
+}
+
+/// Adds a folder's files, with `folder_path` as the folder's path; `folder` is named in the error.
+fn add_files(files: &mut Files, folder: &Path, folder_path: &str, contents: &FolderFiles) -> Result<(), String> {
+    let mut contents = contents.iter();
+    let added = contents.try_for_each(|(name, bytes)| files.insert(&child_path(folder_path, name), bytes));
+    added.map_err(|bad| format!("{}: {bad}", folder.display()))
+}
+
+fn has_configuration(names: &BTreeMap<String, FolderEntry>) -> bool {
+    names.iter().any(|(name, entry)| *entry != FolderEntry::Folder && Files::are_read(name) && is_configuration(name))
+}
+
+fn names_in(folder: &Path) -> Result<BTreeMap<String, FolderEntry>, String> {
+    entries(folder).map_err(|error| unreadable(folder, &error))
+}
+
+fn unreadable(path: &Path, error: &io::Error) -> String {
+    format!("{} cannot be read: {error}", path.display())
+}
+
+fn too_many_folders(path: &Path) -> String {
+    format!("{}: more than {MAX_FOLDERS} folders are in this folder or called from it: name fewer", path.display())
+}
+
+#[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "a user's own files are no part of the store")]
+mod tests;

@@ -1,0 +1,247 @@
+//! Version lists and modules, each queried or parsed once: those of registries for one order, a few at a time, and the
+//! local modules of one configuration, on blocking threads.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+use tokio::sync::{OnceCell, Semaphore};
+
+use super::super::configuration::{self, Inputs, Module, ModuleRole, NO_PACKAGE, Problem, SourceLine};
+use super::super::{ClientKind, Configurations, ModuleFiles, Registries, UnlistedVersions};
+use super::{CONFIGURATION, ResolutionResult, Root, find_roots};
+use crate::address::{Address, ModulePackage, Version};
+
+/// The maximum number of queries in flight.
+const MAX_CONCURRENT_QUERIES: usize = 16;
+/// The maximum number of version lists in one order.
+const MAX_VERSION_LISTS: usize = 8192;
+/// The maximum number of registry modules in one order.
+const MAX_MODULES: usize = 1024;
+/// The maximum total size of the modules' files, in MiB.
+const MAX_MODULE_MIB: usize = 64;
+/// The maximum number of calls in one order, over all roots.
+const MAX_CALLS: usize = 1 << 18;
+/// The maximum number of version comparisons in one order.
+const MAX_COMPARISONS: usize = 1 << 27;
+/// The maximum number of folders that are parsed at a time.
+const MAX_CONCURRENT_PARSES: usize = 2;
+/// The error after a panic of the parser.
+const PARSER_PANICKED: &str = "the parser failed: larder's log says why";
+
+/// An answer, or the reason why there is none.
+type Answer<T> = Result<Arc<T>, String>;
+
+/// Answers by their query, each computed once and then reused.
+struct AnswerCache<K, T>(Mutex<HashMap<K, Arc<OnceCell<Answer<T>>>>>);
+
+impl<K: Hash + Eq + Clone, T> AnswerCache<K, T> {
+    fn new() -> Self {
+        Self(Mutex::default())
+    }
+
+    /// The answer of a query; callers with the same key share one query.
+    async fn get_or_query(&self, key: &K, query: impl AsyncFnOnce() -> Result<T, String>) -> Answer<T> {
+        let known = self.0.lock().get(key).cloned();
+        let cell = known.unwrap_or_else(|| Arc::clone(self.0.lock().entry(key.clone()).or_default()));
+        cell.get_or_init(async || query().await.map(Arc::new)).await.clone()
+    }
+}
+
+/// A limit over one order.
+pub(super) struct OrderLimit {
+    used: AtomicUsize,
+    max: usize,
+    /// The error beyond the limit.
+    exceeded: String,
+}
+
+impl OrderLimit {
+    fn new(max: usize, exceeded: impl Into<String>) -> Self {
+        Self { used: AtomicUsize::new(0), max, exceeded: format!("{}: name fewer folders", exceeded.into()) }
+    }
+
+    /// Counts an amount against the limit.
+    ///
+    /// # Errors
+    /// The limit is exceeded.
+    pub(super) fn count(&self, amount: usize) -> Result<(), String> {
+        match self.used.fetch_add(amount, Ordering::Relaxed).saturating_add(amount) <= self.max {
+            true => Ok(()),
+            false => Err(self.exceeded.clone()),
+        }
+    }
+}
+
+/// The registries, with the answers for one order.
+pub(super) struct RegistryQueries<'a, R> {
+    registries: &'a R,
+    permits: Semaphore,
+    versions: AnswerCache<Address, Vec<Version>>,
+    module_files: AnswerCache<ModulePackage, ModuleFiles>,
+    modules: AnswerCache<(ModulePackage, String, ClientKind, Arc<Inputs>), Module>,
+    lists_queried: OrderLimit,
+    modules_queried: OrderLimit,
+    module_bytes: OrderLimit,
+    /// The module calls followed.
+    pub(super) calls: OrderLimit,
+    /// The versions compared with a condition.
+    pub(super) comparisons: OrderLimit,
+}
+
+impl<'a, R: Registries> RegistryQueries<'a, R> {
+    pub(super) fn new(registries: &'a R) -> Self {
+        let lists = format!("more than {MAX_VERSION_LISTS} providers and modules are named in total");
+        let bytes = format!("the called modules have more than {MAX_MODULE_MIB} MiB of configuration");
+        Self {
+            registries,
+            permits: Semaphore::new(MAX_CONCURRENT_QUERIES),
+            versions: AnswerCache::new(),
+            module_files: AnswerCache::new(),
+            modules: AnswerCache::new(),
+            lists_queried: OrderLimit::new(MAX_VERSION_LISTS, lists),
+            modules_queried: OrderLimit::new(
+                MAX_MODULES,
+                format!("more than {MAX_MODULES} modules are called in total"),
+            ),
+            module_bytes: OrderLimit::new(MAX_MODULE_MIB << 20, bytes),
+            calls: OrderLimit::new(MAX_CALLS, format!("more than {MAX_CALLS} module calls in total")),
+            comparisons: OrderLimit::new(MAX_COMPARISONS, "there are too many constraints and versions to compare"),
+        }
+    }
+
+    /// The versions of a provider or module that clients see.
+    pub(super) async fn versions(&self, address: &Address) -> Answer<Vec<Version>> {
+        let query = async || {
+            // An error means that the semaphore is closed; nothing closes it.
+            let _permit = self.permits.acquire().await;
+            self.lists_queried.count(1)?;
+            self.registries.versions(address).await.map_err(|reason| reason.to_string())
+        };
+        self.versions.get_or_query(address, query).await
+    }
+
+    /// The versions that clients do not see; used only if no visible version matches.
+    pub(super) async fn unlisted_versions(&self, address: &Address) -> Result<Option<UnlistedVersions>, String> {
+        let _permit = self.permits.acquire().await;
+        self.registries.unlisted_versions(address).await.map_err(|reason| reason.to_string())
+    }
+
+    /// The files of a module.
+    pub(super) async fn module_files(&self, package: &ModulePackage) -> Answer<ModuleFiles> {
+        let query = async || {
+            let _permit = self.permits.acquire().await;
+            self.modules_queried.count(1)?;
+            let files = self.registries.module_files(package).await.map_err(|reason| reason.to_string())?;
+            self.module_bytes.count(files.files.size_bytes())?;
+            Ok(files)
+        };
+        self.module_files.get_or_query(package, query).await
+    }
+
+    /// Parses a folder of a module with these values.
+    pub(super) async fn module(
+        &self,
+        package: &ModulePackage,
+        folder: &str,
+        client: ClientKind,
+        inputs: &Arc<Inputs>,
+    ) -> Answer<Module> {
+        let parse = async || {
+            let files = self.module_files(package).await?;
+            // Parsing a long file takes a moment: other tasks run in between.
+            tokio::task::yield_now().await;
+            let package_prefix = format!("{package}//");
+            Ok(configuration::read(&files.files, folder, ModuleRole::Child, client, &package_prefix, inputs))
+        };
+        let key = (package.clone(), folder.to_owned(), client, Arc::clone(inputs));
+        self.modules.get_or_query(&key, parse).await
+    }
+}
+
+/// The folders of one configuration that a user sent, with the modules parsed so far.
+pub(super) struct LocalModules {
+    pub(super) configurations: Arc<Configurations>,
+    permits: Arc<Semaphore>,
+    modules: AnswerCache<(String, ModuleRole, ClientKind, Arc<Inputs>), Module>,
+}
+
+impl LocalModules {
+    pub(super) fn new(configurations: &Configurations) -> Self {
+        let permits = Arc::new(Semaphore::new(MAX_CONCURRENT_PARSES));
+        Self { configurations: Arc::new(configurations.clone()), permits, modules: AnswerCache::new() }
+    }
+
+    /// The root modules, and the problems of finding them.
+    pub(super) async fn roots(&self) -> (Vec<Root>, ResolutionResult) {
+        let configurations = Arc::clone(&self.configurations);
+        let parsing = tokio::task::spawn_blocking(move || {
+            let mut problems = ResolutionResult::default();
+            (find_roots(&configurations, &mut problems), problems)
+        });
+        parsing.await.unwrap_or_else(|_| {
+            let mut problems = ResolutionResult::default();
+            problems.add_unavailable(CONFIGURATION, PARSER_PANICKED, []);
+            (Vec::new(), problems)
+        })
+    }
+
+    /// The module in a folder, parsed with these values of its variables. A failure is a problem of that module.
+    pub(super) async fn module(
+        &self,
+        folder: &str,
+        role: ModuleRole,
+        client: ClientKind,
+        inputs: &Arc<Inputs>,
+    ) -> Arc<Module> {
+        let key = (folder.to_owned(), role, client, Arc::clone(inputs));
+        let parse = async || {
+            // The semaphore is never closed.
+            let permit = Arc::clone(&self.permits).acquire_owned().await;
+            let (configurations, (folder, role, client, inputs)) = (Arc::clone(&self.configurations), key.clone());
+            let parse = move || {
+                // Parsing continues after its caller is cancelled, and holds the permit to its end.
+                let _permit = permit;
+                configuration::read(&configurations.files, &folder, role, client, NO_PACKAGE, &inputs)
+            };
+            tokio::task::spawn_blocking(parse).await.map_err(|_| PARSER_PANICKED.to_owned())
+        };
+        self.modules.get_or_query(&key, parse).await.unwrap_or_else(|reason| {
+            let location = SourceLine { file: folder.into(), line: 1 };
+            let problem = Problem { subject: folder.to_owned(), reason, location };
+            Arc::new(Module { problems: vec![problem], ..Module::default() })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use futures_util::FutureExt;
+
+    use super::super::super::Files;
+    use super::*;
+
+    #[test]
+    fn parsing_keeps_its_permit_after_its_caller_is_cancelled() {
+        let runtime = tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).build().unwrap();
+        runtime.block_on(async {
+            let mut files = Files::default();
+            files.insert("main.tf", b"").unwrap();
+            let local = LocalModules::new(&Configurations { files, roots: Vec::new(), client: None });
+            // The only blocking thread is busy, so parsing is queued behind it.
+            let (release, released) = mpsc::channel();
+            let busy = tokio::task::spawn_blocking(move || released.recv());
+            let inputs = Arc::default();
+            let cancelled = local.module("", ModuleRole::Root, ClientKind::Terraform, &inputs).now_or_never();
+            assert_eq!((cancelled, local.permits.available_permits()), (None, MAX_CONCURRENT_PARSES - 1));
+            release.send(()).unwrap();
+            busy.await.unwrap().unwrap();
+            let all = u32::try_from(MAX_CONCURRENT_PARSES).unwrap();
+            assert!(local.permits.acquire_many(all).await.is_ok());
+        });
+    }
+}
