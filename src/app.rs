@@ -24,7 +24,7 @@ use crate::http::clients::Clients;
 use crate::http::connection_slots::{ConnectionSlots, PeerClass};
 use crate::http::listener::{self, serve};
 use crate::http::tls::{Tls, TlsError};
-use crate::http::watchdog::{self, BlockingPoolCheck, ListenerCheck, LivenessError};
+use crate::http::watchdog::{self, BlockingPoolCheck, ListenerTarget, LivenessError};
 use crate::http::{Admin, AdminProcess, MainListener, RequestMetrics};
 use crate::jobs::{self, Jobs, Recurring};
 use crate::mirror::{Counters, Limits, Mirror, MirrorGauges, Outcome, RequiredPlatforms, RuntimeConfig};
@@ -255,7 +255,7 @@ impl RunningApp {
     /// upstream without a fresh copy.
     pub async fn unreachable_upstreams(&self) -> Vec<String> {
         let mirror = &self.parts.mirror;
-        let checks = mirror.runtime.hosts().into_iter().map(|host| async move {
+        let checks = mirror.runtime.upstream_hosts().into_iter().map(|host| async move {
             let call = mirror.runtime.job_context(self.parts.clock.now());
             match mirror.documents.discovery(&host, &call).await {
                 Ok(document) if document.outcome == Outcome::Stale => Some(format!("{host} does not answer correctly")),
@@ -271,8 +271,8 @@ impl RunningApp {
         let (main, admin) =
             (loopback_if_unspecified(self.parts.main_address), loopback_if_unspecified(self.parts.admin_address));
         let peer_class = self.handlers.load().main.peer_class(main.ip());
-        let main_check = ListenerCheck { address: main, slots: &self.main_slots, peer_class };
-        let admin_check = ListenerCheck { address: admin, slots: &self.admin_slots, peer_class: PeerClass::Client };
+        let main_check = ListenerTarget { address: main, slots: &self.main_slots, peer_class };
+        let admin_check = ListenerTarget { address: admin, slots: &self.admin_slots, peer_class: PeerClass::Client };
         watchdog::check_listeners(main_check, admin_check).await?;
         let store = Arc::clone(&self.parts.store);
         self.pool.check(move || store.try_disk().is_ok())
@@ -480,7 +480,7 @@ impl MetricSources {
 /// The reason why larder did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The configuration would serve credentialed upstreams to unknown clients (DESIGN, promise 8).
+    /// The configuration would serve credentialed upstreams to unknown clients (promise 8).
     #[error("{0}")]
     Refused(String),
     /// The store could not be opened.

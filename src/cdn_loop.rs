@@ -91,7 +91,7 @@ mod tests {
     }
 
     proptest! {
-        /// The own entry is recognised among any others, and a fifth larder is too many (DESIGN, promise 7).
+        /// The own entry is recognised among any others, and a fifth larder is too many (promise 7).
         #[test]
         fn a_list_that_this_larder_sent_is_a_loop_when_it_returns(values in prop::collection::vec("[ -~]{0,30}|(larder;id=[0-9]?[ ,;]*){1,3}", 0..4)) {
             let own = OwnEntry::random().unwrap();

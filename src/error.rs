@@ -48,7 +48,7 @@ impl fmt::Display for Explanation {
     }
 }
 
-/// Makes a text safe to show (DESIGN, promise 8): one line, no control characters, and no userinfo or query of a URL.
+/// Makes a text safe to show (promise 8): one line, no control characters, and no userinfo or query of a URL.
 pub fn public_text(text: &str) -> String {
     let printable: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     let mut shown = String::with_capacity(printable.len());
@@ -317,7 +317,7 @@ mod tests {
 
     use super::*;
 
-    /// The secret parts of a URL are removed, and the rest of the text stays (DESIGN, promise 8).
+    /// The secret parts of a URL are removed, and the rest of the text stays (promise 8).
     #[test]
     fn a_public_text_has_no_userinfo_no_query_and_no_second_line() {
         for (text, shown) in [

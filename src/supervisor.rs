@@ -140,7 +140,7 @@ mod tests {
         text
     }
 
-    /// A background task that panics is counted and restarted (DESIGN, promise 11).
+    /// A background task that panics is counted and restarted (promise 11).
     #[tokio::test]
     async fn a_task_that_panics_is_counted_and_restarted_until_it_ends() {
         let supervisor = Supervisor { first_pause: Duration::from_millis(1), ..Supervisor::default() };

@@ -11,16 +11,16 @@ use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
     if let Ok(manifest) = Manifest::read(bytes) {
-        assert_eq!(manifest.write(), bytes);
+        assert_eq!(manifest.to_bytes(), bytes);
     }
     if let Some(signature) = Signature::read(bytes) {
-        assert_eq!(signature.write(), bytes);
+        assert_eq!(signature.to_bytes(), bytes);
     }
     if let Ok(inventory) = Inventory::read(bytes) {
         assert!(inventory.archives().len() <= inventory.len());
     }
     if let Ok(list) = PartList::read(bytes) {
-        assert_eq!(PartList::read(&list.write()).unwrap(), list);
+        assert_eq!(PartList::read(&list.to_bytes()).unwrap(), list);
         assert!(list.parts.iter().all(|part| !part.name.contains(['/', '.'])));
     }
     assert_readable_or_refused(bytes);
@@ -28,7 +28,7 @@ fuzz_target!(|bytes: &[u8]| {
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     if let Ok(entries) = serde_json::from_slice::<Vec<BundleEntry>>(&bytes[..end]) {
         let manifest = Manifest::new(Timestamp(1), None, entries);
-        match Manifest::read(&manifest.write()) {
+        match Manifest::read(&manifest.to_bytes()) {
             Ok(reparsed) => assert_eq!(reparsed, manifest),
             Err(bad) => assert!(matches!(bad, BadManifest::Refused(_) | BadManifest::Altered), "{bad}"),
         }

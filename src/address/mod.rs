@@ -55,7 +55,7 @@ fn checked_name<'a>(kind: &'static str, given: &'a str) -> Result<&'a str, BadAd
 pub struct Name(String);
 
 impl Name {
-    /// Parses a name in any case; clients send lower case (PROTOCOL, section 2.1).
+    /// Parses a name in any case; clients send lower case (provider registry protocol).
     pub fn parse(given: &str) -> Result<Self, BadAddress> {
         Ok(Self(checked_name("provider name", given)?.to_ascii_lowercase()))
     }
@@ -182,7 +182,7 @@ impl ModuleName {
 pub struct System(String);
 
 impl System {
-    /// Parses a system, which clients send in lower case only (PROTOCOL, section 4.1).
+    /// Parses a system, which clients send in lower case only (module addresses).
     pub fn parse(given: &str) -> Result<Self, BadAddress> {
         let bad = |reason| BadAddress::new("module system", given, reason);
         if given.is_empty() || given.len() > 64 {
@@ -429,8 +429,8 @@ serialise_as_text!(Hostname, Name, ModuleName, System, Platform, Version, Constr
 
 /// The host name of a registry in normal form: lower-case ASCII (punycode), without `:443`, with any other port.
 ///
-/// Accepts the spellings of terraform-svchost (PROTOCOL, section 1.1): Unicode or punycode, any case, no trailing dot,
-/// no underscore.
+/// Accepts the spellings of terraform-svchost (service discovery): Unicode or punycode, any case, no trailing dot, no
+/// underscore.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Hostname(String);

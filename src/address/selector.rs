@@ -403,7 +403,7 @@ mod tests {
         }
     }
 
-    /// An address in JSON always names its host; text leaves out the default host (DESIGN, section 3).
+    /// An address in JSON always names its host; text leaves out the default host.
     #[test]
     fn a_reference_names_the_default_host_in_json_and_not_in_text() {
         let host = Hostname::parse("registry.terraform.io").unwrap();

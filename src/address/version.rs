@@ -11,7 +11,7 @@ use super::BadAddress;
 /// The longest version, in bytes, as given and in normal form: `VERSION.json` must fit into a path segment.
 const MAX_VERSION_BYTES: usize = 96;
 
-/// A version in the clients' normal form: `1.2` is `1.2.0`, `01.2.3` is `1.2.3` (PROTOCOL, section 2.2).
+/// A version in the clients' normal form: `1.2` is `1.2.0`, `01.2.3` is `1.2.3` (provider registry protocol).
 ///
 /// Ordered by SemVer precedence; build metadata only breaks ties.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -75,7 +75,7 @@ impl Version {
         Ok(Self { numbers, pre, build, normal })
     }
 
-    /// Parses a module version as the clients do: with or without a `v` in front (PROTOCOL, section 4.2).
+    /// Parses a module version as the clients do: with or without a `v` in front (module registry protocol).
     pub fn parse_lenient(given: &str) -> Result<Self, BadAddress> {
         Self::parse(given.strip_prefix('v').unwrap_or(given))
     }

@@ -108,8 +108,8 @@ async fn keep_restart_options(
     if config.server.tls.is_some() != previous.server.tls.is_some() {
         config.server.tls.clone_from(&previous.server.tls);
     }
-    // The check of allowed clients (DESIGN, promise 8) applies to the open listener. A new address in the file takes
-    // effect only after a restart.
+    // The check of allowed clients (promise 8) applies to the open listener. A new address in the file takes effect
+    // only after a restart.
     problems.extend(config.refusal().filter(|refusal| !problems.contains(refusal)));
     if problems.is_empty() { Ok((config, need_restart)) } else { Err(NotReloaded(problems)) }
 }

@@ -75,13 +75,13 @@ impl Inventory {
     }
 
     /// Serialises the inventory as JSON on one line.
-    pub fn write(&self) -> Vec<u8> {
+    pub fn to_bytes(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("names and digests always serialise")
     }
 
     /// The digest that the manifest of a delta refers to.
     pub fn digest(&self) -> Digest {
-        Digest::of(&self.write())
+        Digest::of(&self.to_bytes())
     }
 
     /// The number of archives listed.
@@ -170,7 +170,7 @@ mod tests {
         for artifact in [provider("aws", "1.0.0", "linux_amd64"), module("vpc")] {
             inventory.add(&artifact, a, b);
         }
-        let inventory = Inventory::read(&inventory.write()).unwrap();
+        let inventory = Inventory::read(&inventory.to_bytes()).unwrap();
         assert_eq!((inventory.len(), inventory.archives().len()), (2, 1));
         for artifact in [provider("aws", "1.0.0", "linux_amd64"), module("vpc")] {
             assert!(
@@ -194,7 +194,7 @@ mod tests {
             }
         }
         assert_eq!(inventory.len(), 10_000);
-        let bytes = inventory.write().len();
+        let bytes = inventory.to_bytes().len();
         assert!(bytes < 1_000_000, "{bytes}");
     }
 

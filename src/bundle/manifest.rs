@@ -371,7 +371,7 @@ pub enum BadManifest {
 }
 
 impl Manifest {
-    /// Parses the bytes that [`Manifest::write`] makes. Any other spelling is an error.
+    /// Parses the bytes that [`Manifest::to_bytes`] makes. Any other spelling is an error.
     ///
     /// # Errors
     /// [`BadManifest`].
@@ -386,7 +386,7 @@ impl Manifest {
             return Err(BadManifest::Newer(format));
         }
         let manifest: Self = serde_json::from_slice(bytes).map_err(unreadable)?;
-        if manifest.digest != manifest.own_digest() || manifest.write() != bytes {
+        if manifest.digest != manifest.own_digest() || manifest.to_bytes() != bytes {
             return Err(BadManifest::Altered);
         }
         manifest.check()?;
@@ -469,7 +469,7 @@ impl BundleEntry {
 
 impl Manifest {
     /// The bytes of the manifest in a bundle.
-    pub fn write(&self) -> Vec<u8> {
+    pub fn to_bytes(&self) -> Vec<u8> {
         self.write_with_digest(&self.digest.to_string())
     }
 
@@ -599,7 +599,7 @@ mod tests {
     #[test]
     fn a_manifest_round_trips_and_has_one_line_per_entry() {
         let manifest = manifest(vec![discovery(), provider("linux_amd64", false), module()]);
-        let written = manifest.write();
+        let written = manifest.to_bytes();
         assert_eq!(Manifest::read(&written).unwrap(), manifest);
         let text = String::from_utf8(written).unwrap();
         let lines: Vec<&str> = text.lines().filter(|line| line.contains(r#""kind""#)).collect();
@@ -619,7 +619,8 @@ mod tests {
 
     #[test]
     fn an_invalid_entry_is_refused_and_named() {
-        let refusal = |entries: Vec<BundleEntry>| Manifest::read(&manifest(entries).write()).unwrap_err().to_string();
+        let refusal =
+            |entries: Vec<BundleEntry>| Manifest::read(&manifest(entries).to_bytes()).unwrap_err().to_string();
         assert!(refusal(vec![module(), module()]).contains("registry.example/Acme/vpc/aws 1.2.0 is listed twice"));
         let refusal_with = |change: &dyn Fn(&mut ProviderEntry)| {
             let BundleEntry::Provider(mut entry) = provider("linux_amd64", false) else { unreachable!() };
@@ -642,7 +643,7 @@ mod tests {
 
     #[test]
     fn a_manifest_of_a_newer_format_is_refused_as_newer() {
-        let written = String::from_utf8(manifest(vec![]).write()).unwrap();
+        let written = String::from_utf8(manifest(vec![]).to_bytes()).unwrap();
         let newer = written.replace(r#""format":1"#, r#""format":2,"more":{}"#);
         assert_eq!(Manifest::read(newer.as_bytes()), Err(BadManifest::Newer(2)));
     }
@@ -651,7 +652,7 @@ mod tests {
         /// The manifest contains its own digest, so an altered byte is found even without a signature.
         #[test]
         fn any_altered_byte_of_a_manifest_is_refused(index in any::<prop::sample::Index>(), flip in 1u8..) {
-            let mut written = manifest(vec![discovery(), provider("linux_amd64", true), module()]).write();
+            let mut written = manifest(vec![discovery(), provider("linux_amd64", true), module()]).to_bytes();
             let index = index.index(written.len());
             written[index] ^= flip;
             prop_assert!(Manifest::read(&written).is_err());

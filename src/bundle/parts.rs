@@ -102,7 +102,7 @@ impl PartList {
     }
 
     /// Serialises the list for [`PartList::read`].
-    pub fn write(&self) -> Vec<u8> {
+    pub fn to_bytes(&self) -> Vec<u8> {
         let mut written = serde_json::to_vec_pretty(self).expect("names and numbers always serialise");
         written.push(b'\n');
         written
@@ -388,7 +388,7 @@ mod tests {
         let (folder, stream) = (Folder::default(), bytes(2 * MIN_PART_BYTES as usize + 5));
         let (list, reused) = write(&folder, &stream, 70_000);
         assert_eq!((list.parts.len(), reused, list.bytes()), (3, 0, stream.len() as u64));
-        let list = PartList::read(&list.write()).unwrap();
+        let list = PartList::read(&list.to_bytes()).unwrap();
         assert!(list.check_sizes(sizes(&folder)).is_ok());
         assert_eq!(read(&folder, &list).unwrap(), stream);
         folder.borrow_mut().get_mut("part-00002").unwrap()[9] ^= 1;
@@ -418,7 +418,7 @@ mod tests {
         let refused = |change: &dyn Fn(&mut PartList)| {
             let mut list = list.clone();
             change(&mut list);
-            PartList::read(&list.write()).unwrap_err().to_string()
+            PartList::read(&list.to_bytes()).unwrap_err().to_string()
         };
         assert!(refused(&|list| list.parts[0].name = "../part-00001".to_owned()).contains("is not named part-00001"));
         assert!(refused(&|list| list.parts[0].bytes = 1).contains("an invalid size"));

@@ -163,14 +163,14 @@ pub struct Signature {
 }
 
 impl Signature {
-    /// Parses the bytes that [`Signature::write`] makes. Any other spelling is `None`.
+    /// Parses the bytes that [`Signature::to_bytes`] makes. Any other spelling is `None`.
     pub fn read(bytes: &[u8]) -> Option<Self> {
         let signature: Self = serde_json::from_slice(bytes).ok()?;
-        (signature.write() == bytes).then_some(signature)
+        (signature.to_bytes() == bytes).then_some(signature)
     }
 
     /// The bytes of the file in a bundle.
-    pub fn write(&self) -> Vec<u8> {
+    pub fn to_bytes(&self) -> Vec<u8> {
         let mut written = serde_json::to_vec(self).unwrap_or_default();
         written.push(b'\n');
         written
@@ -313,12 +313,12 @@ mod tests {
 
     #[test]
     fn a_signature_has_one_spelling() {
-        let written = SigningKey::generate().unwrap().sign(b"{}").write();
+        let written = SigningKey::generate().unwrap().sign(b"{}").to_bytes();
         assert!(Signature::read(&written).is_some());
         for index in 0..written.len() {
             let mut altered = written.clone();
             altered[index] ^= 1;
-            assert!(Signature::read(&altered).is_none_or(|read| read.write() == altered));
+            assert!(Signature::read(&altered).is_none_or(|read| read.to_bytes() == altered));
         }
         assert!(Signature::read(&[&written[..], b" "].concat()).is_none());
     }

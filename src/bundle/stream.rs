@@ -89,7 +89,7 @@ impl<R: Read> BundleReader<R> {
 
     /// The bytes of the manifest and of the signature, as they are in the bundle.
     pub(super) fn manifest_and_signature(&self) -> (Vec<u8>, Option<Vec<u8>>) {
-        (self.manifest.write(), self.signature.as_ref().map(Signature::write))
+        (self.manifest.to_bytes(), self.signature.as_ref().map(Signature::to_bytes))
     }
 
     /// The size of the whole bundle in bytes, by its manifest.
@@ -154,8 +154,8 @@ pub struct BundleWriter<W> {
 impl<W: Write> BundleWriter<W> {
     /// The size of the bundle with this manifest, in bytes.
     pub fn bundle_bytes(manifest: &Manifest, key: Option<&SigningKey>) -> u64 {
-        let manifest_bytes = manifest.write();
-        let signature = key.map(|key| key.sign(&manifest_bytes).write().len());
+        let manifest_bytes = manifest.to_bytes();
+        let signature = key.map(|key| key.sign(&manifest_bytes).to_bytes().len());
         manifest.bundle_bytes(manifest_bytes.len(), signature)
     }
 
@@ -165,8 +165,8 @@ impl<W: Write> BundleWriter<W> {
     /// The manifest is one that a reader would refuse; also errors of the writer.
     pub fn begin(out: W, manifest: &Manifest, key: Option<&SigningKey>) -> io::Result<Self> {
         manifest.check().map_err(io::Error::other)?;
-        let manifest_bytes = manifest.write();
-        let signature = key.map(|key| key.sign(&manifest_bytes).write());
+        let manifest_bytes = manifest.to_bytes();
+        let signature = key.map(|key| key.sign(&manifest_bytes).to_bytes());
         Self::begin_serialized(out, &manifest_bytes, signature.as_deref())
     }
 

@@ -113,7 +113,7 @@ impl Keygen {
     }
 }
 
-const RELOAD: &str = "reload it first (systemctl reload larder, or kill -HUP)";
+const RELOAD_ADVICE: &str = "reload it first (systemctl reload larder, or kill -HUP)";
 
 /// The keys of the running larder, else those of the configuration.
 async fn active_keys(config: &Config) -> anyhow::Result<BundleKeyIds> {
@@ -127,11 +127,13 @@ async fn active_keys(config: &Config) -> anyhow::Result<BundleKeyIds> {
 async fn require_signing_key(config: &Config) -> anyhow::Result<()> {
     match (active_keys(config).await?.signing, config.bundle.ids().signing) {
         (Some(key), Some(named)) if key != named => {
-            bail!("the running larder signs with key {key}, but [bundle] signing_key is now key {named}; {RELOAD}")
+            bail!(
+                "the running larder signs with key {key}, but [bundle] signing_key is now key {named}; {RELOAD_ADVICE}"
+            )
         }
         (Some(_), _) => Ok(()),
         (None, Some(named)) => {
-            bail!("the running larder has not read [bundle] signing_key (key {named}) yet; {RELOAD}")
+            bail!("the running larder has not read [bundle] signing_key (key {named}) yet; {RELOAD_ADVICE}")
         }
         (None, None) => bail!(
             "there is no key to sign the bundle with; create one (larder bundle keygen bundle.key) and name it in [bundle] \
@@ -141,9 +143,9 @@ async fn require_signing_key(config: &Config) -> anyhow::Result<()> {
 }
 
 /// Fails where the configuration trusts a bundle's key, but the running larder has not loaded that.
-async fn require_loaded(config: &Config, key: &KeyId) -> anyhow::Result<()> {
+async fn require_trusted_key_loaded(config: &Config, key: &KeyId) -> anyhow::Result<()> {
     if config.bundle.ids().trusted.contains(key) && !active_keys(config).await?.trusted.contains(key) {
-        bail!("[bundle] trusted_keys names key {key}, but the running larder has not read that yet; {RELOAD}");
+        bail!("[bundle] trusted_keys names key {key}, but the running larder has not read that yet; {RELOAD_ADVICE}");
     }
     Ok(())
 }
@@ -152,7 +154,8 @@ async fn require_loaded(config: &Config, key: &KeyId) -> anyhow::Result<()> {
 /// Always JSON on one line.
 pub(super) fn print_inventory(common: &CommonOptions) -> anyhow::Result<()> {
     let (config, _) = common.load()?;
-    let answer = with_larder(&config, StoreNeed::Existing, async |larder| Ok(larder.get_large(INVENTORY).await?));
+    let answer =
+        with_larder(&config, StoreNeed::Existing, async |larder| Ok(larder.get_large_answer(INVENTORY).await?));
     let inventory = block_on(answer)?;
     print_line(String::from_utf8_lossy(&inventory).trim_end());
     Ok(())
@@ -335,7 +338,7 @@ impl Apply {
             if let Some(SignatureStatus::UntrustedKey(key)) = opened.as_ref().map(|opened| &opened.signature_status)
                 && !self.unsigned
             {
-                require_loaded(&config, key).await?;
+                require_trusted_key_loaded(&config, key).await?;
             }
             self.apply(&config, &source, &query).await
         })

@@ -18,9 +18,9 @@ const GROUPS: [(&str, &[&str]); 5] = [
 const TEMPLATE: &str = "{about-with-newline}\n{usage-heading} {usage}{after-help}\n\nOptions:\n{options}";
 
 const EXAMPLES: &str = "Examples:
-  larder serve                            run the mirror, and print the lines to paste
+  larder serve                            run the mirror; prints the client configuration
   larder plan .                           will `terraform init` work here offline?
-  larder warm . --platform linux_amd64    fetch what is missing for that
+  larder warm . --platform linux_amd64    fetch what `init` will need
   larder bundle create carry.tar --for .  take it across an air gap";
 
 /// A command line, and its purpose.
@@ -41,7 +41,10 @@ const EXAMPLES_OF: [(&[&str], &[Example]); 22] = [
     (
         &["client-config"],
         &[
-            ("larder client-config >> ~/.terraformrc", "host overrides: every command, no source changes"),
+            (
+                "larder client-config >> ~/.terraformrc",
+                "host overrides: for every terraform command; sources stay as they are",
+            ),
             ("larder client-config --mirror", "a network mirror: providers only, over https"),
             ("larder client-config --own-name", "source addresses with larder's own host name, over https"),
         ],
@@ -76,12 +79,15 @@ const EXAMPLES_OF: [(&[&str], &[Example]); 22] = [
         &["bundle", "create"],
         &[
             ("larder bundle create carry.tar --for ./prod --for ./dev --platform linux_amd64", "for two folders"),
-            ("larder bundle create delta.tar --for ./prod --since inside.json", "only what the other side lacks"),
+            (
+                "larder bundle create delta.tar --for ./prod --since their-inventory.json",
+                "only what the other side lacks",
+            ),
             ("larder bundle create parts --for ./prod --part-size 2GiB", "for small media"),
         ],
     ),
     (&["bundle", "apply"], &[("larder bundle apply carry.tar", "on the other side; verifies everything again")]),
-    (&["inventory"], &[("larder inventory > inside.json", "carry it out for the next delta")]),
+    (&["inventory"], &[("larder inventory > their-inventory.json", "carry it out for the next delta")]),
     (&["export"], &[("larder export ./tree --for ./prod --platform linux_amd64", "for filesystem_mirror")]),
     (&["import"], &[("larder import ./tree", "a tree from `terraform providers mirror ./tree`")]),
     (&["verify"], &[("larder verify", "exit status 3 if anything was damaged")]),
@@ -146,7 +152,7 @@ mod tests {
 
     use super::*;
 
-    /// Every command is listed in exactly one group, and each listed command exists (DESIGN, promise 15).
+    /// Every command is listed in exactly one group, and each listed command exists (promise 15).
     #[test]
     fn every_command_is_in_one_group() {
         let command = Arguments::command();

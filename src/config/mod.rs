@@ -98,7 +98,7 @@ impl Config {
     }
 
     /// Returns the reason not to start, and the lines to add. A larder with a credential that other machines can reach
-    /// starts only if the configuration says which clients are allowed (DESIGN, promise 8).
+    /// starts only if the configuration says which clients are allowed (promise 8).
     pub fn refusal(&self) -> Option<String> {
         if self.server.clients.is_some() || self.server.open {
             return None;

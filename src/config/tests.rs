@@ -178,7 +178,7 @@ fn paths_are_relative_to_the_configuration_and_the_final_newline_of_a_secret_is_
     );
 }
 
-/// Secrets never leave larder (DESIGN, promise 8).
+/// Secrets never leave larder (promise 8).
 #[test]
 fn debug_output_and_messages_contain_no_secret() {
     let text = "[admin]\ntoken = { env = 'A' }\n[[upstream]]\nhost = 'a.example'\ntoken = { env = 'A' }\n[[upstream]]\n\
@@ -204,8 +204,7 @@ fn debug_output_and_messages_contain_no_secret() {
     }
 }
 
-/// A larder with a credential that other machines can reach starts only with a list of allowed clients (DESIGN,
-/// promise 8).
+/// A larder with a credential that other machines can reach starts only with a list of allowed clients (promise 8).
 #[test]
 fn a_reachable_larder_with_credentials_does_not_start_without_allowed_clients() {
     let upstream = "[[upstream]]\nhost = 'r.example'\ntoken = { env = 'TOKEN' }\n";

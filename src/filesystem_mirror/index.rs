@@ -1,4 +1,4 @@
-//! The index files of a provider tree: the two documents of the network mirror protocol (PROTOCOL, section 3.2).
+//! The index files of a provider tree: the two documents of the network mirror protocol.
 
 use std::collections::BTreeMap;
 
@@ -43,7 +43,7 @@ pub struct MirrorArchive {
 pub struct ArchiveHashes {
     /// The SHA-256 of the archive.
     pub digest: Digest,
-    /// The `h1:` hash that a client computes from the zip (PROTOCOL, section 5.3); `None` if it cannot be computed.
+    /// The `h1:` hash that a client computes from the zip (lock file hashes); `None` if it cannot be computed.
     pub h1: Option<String>,
 }
 

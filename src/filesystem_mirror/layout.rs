@@ -1,5 +1,5 @@
-//! The paths of a provider tree. They are parsed as Terraform's reader does (PROTOCOL, section 7). Where that reader
-//! only logs a warning, this parser returns an error.
+//! The paths of a provider tree. They are parsed as Terraform's reader does (filesystem mirror layout). Where that
+//! reader only logs a warning, this parser returns an error.
 
 use std::fmt;
 

@@ -1,5 +1,5 @@
 //! Provider trees as `terraform providers mirror` writes them, for `filesystem_mirror` or a plain web server
-//! (PROTOCOL, section 7): the layout, the index files, and the transfer as a tar.
+//! (filesystem mirror layout): the layout, the index files, and the transfer as a tar.
 //!
 //! ```text
 //! HOST/NAMESPACE/TYPE/index.json                                           the versions of the provider

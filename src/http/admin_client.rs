@@ -170,7 +170,7 @@ impl AdminClient {
     }
 
     /// Gets an answer that lists the whole store, with larger limits of size and time.
-    pub async fn get_large(&self, path: &str) -> Result<Bytes, AdminClientError> {
+    pub async fn get_large_answer(&self, path: &str) -> Result<Bytes, AdminClientError> {
         self.request(Method::GET, path, RequestBody::Empty, COMMAND_TIMEOUT, MAX_LARGE_ANSWER_BYTES).await
     }
 

@@ -1,5 +1,5 @@
-//! What the connection and trusted proxies say of a request: its client, who must be among `[server] clients` (DESIGN,
-//! promise 8), and the origin at which the client sees larder.
+//! What the connection and trusted proxies say of a request: its client, who must be among `[server] clients` (promise
+//! 8), and the origin at which the client sees larder.
 
 use std::net::IpAddr;
 
@@ -152,7 +152,7 @@ mod tests {
     use super::*;
     use crate::protocol::route::{Base, Mount};
 
-    /// DESIGN, promise 8: the client is the right-most address in X-Forwarded-For that is not a trusted proxy.
+    /// Promise 8: the client is the right-most address in X-Forwarded-For that is not a trusted proxy.
     #[test]
     fn only_a_trusted_proxy_can_name_another_client() {
         let nets = |nets: &[&str]| nets.iter().map(|net| net.parse().unwrap()).collect::<Vec<IpNet>>();
@@ -195,7 +195,7 @@ mod tests {
     }
 
     proptest! {
-        /// DESIGN, promise 8: a client cannot change its address by writing into X-Forwarded-For.
+        /// Promise 8: a client cannot change its address by writing into X-Forwarded-For.
         #[test]
         fn forged_forwarded_addresses_are_ignored(
             forged in prop::collection::vec("[ -~]{0,20}|((10\\.1\\.2\\.3|10\\.9\\.0\\.5|::1)[, ]*){1,3}", 0..3),
@@ -223,7 +223,7 @@ mod tests {
         headers
     }
 
-    /// DESIGN, section 3: only a trusted proxy that names both scheme and host sets the origin.
+    /// Only a trusted proxy that names both scheme and host sets the origin.
     #[test]
     fn only_a_trusted_proxy_can_set_the_origin() {
         let forwarded = [("x-forwarded-host", "mirror.example"), ("x-forwarded-proto", "https")];

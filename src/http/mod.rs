@@ -244,7 +244,7 @@ fn via(headers: &HeaderMap) -> CdnLoop {
     CdnLoop::received(headers.get_all("cdn-loop").into_iter().filter_map(|value| value.to_str().ok()))
 }
 
-/// HEAD: the headers of the GET with its true length, and no body (PROTOCOL, section 2.5).
+/// HEAD: the headers of the GET with its true length, and no body (retries of clients).
 fn without_body(response: Response<Body>) -> Response<Body> {
     let (mut parts, body) = response.into_parts();
     if let Some(length) = http_body::Body::size_hint(&body).exact()

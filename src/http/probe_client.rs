@@ -1,6 +1,6 @@
-//! Sends one HTTP request as the clients would send it, and reports the cause of a failure. It trusts the same TLS roots,
-//! found as Go's standard library does: both clients are written in Go (PROTOCOL, section 1.3). For the doctor's checks,
-//! never for fetches.
+//! Sends one HTTP request as the clients would send it, and reports the cause of a failure. It trusts the same TLS
+//! roots, found as Go's standard library does: both clients are written in Go (CLI configuration). For the doctor's
+//! checks, never for fetches.
 
 use std::io;
 use std::net::SocketAddr;

@@ -31,20 +31,21 @@ const CACHE_STATUS: header::HeaderName = header::HeaderName::from_static("cache-
 /// larger pieces, which are cheaper.
 const HTTP2_PIECE_BYTES: usize = 32 * 1024;
 
-/// Builds the response for a reply; archive bytes stay in `memory` until the client has read them.
-pub fn reply<B>(reply: Reply, route: &Route, request: &Request<B>, memory: &ReadShare) -> Response<Body> {
+/// Builds the response for a reply; archive bytes stay in `read_memory`, a share of the
+/// memory for reads, until the client has read them.
+pub fn reply<B>(reply: Reply, route: &Route, request: &Request<B>, read_memory: &ReadShare) -> Response<Body> {
     let is_http2 = request.version() >= Version::HTTP_2;
-    let memory = if is_http2 { memory.in_pieces_of(HTTP2_PIECE_BYTES) } else { memory.clone() };
-    // An archive that was not stored at the time of the request has no ranges (DESIGN, promise 3).
+    let read_memory = if is_http2 { read_memory.in_pieces_of(HTTP2_PIECE_BYTES) } else { read_memory.clone() };
+    // An archive that was not stored at the time of the request has no ranges (promise 3).
     let allows_ranges = !matches!(reply.outcome, Some(Outcome::Miss | Outcome::PassedThrough));
     let conditions =
         RequestConditions { headers: request.headers(), allows_ranges, is_get: request.method() == Method::GET };
     let mut response = match reply.content {
         ReplyContent::Document(rendered) => document(&rendered, conditions.headers),
-        ReplyContent::File(archive) => file(archive, route, conditions, memory),
+        ReplyContent::File(archive) => file(archive, route, conditions, read_memory),
         ReplyContent::Location(location) => no_content(&location),
         ReplyContent::Redirect(url) => redirect(&url),
-        ReplyContent::Word { is_ready, text } => {
+        ReplyContent::Health { is_ready, text } => {
             plain_text(if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, text)
         }
     };
@@ -88,8 +89,8 @@ fn cache_control(route: &Route) -> HeaderValue {
     }
 }
 
-/// Responds to a module download with 204 and the location in a header, which every client reads (PROTOCOL, section
-/// 4.3).
+/// Responds to a module download with 204 and the location in a header, which every client reads (module registry
+/// protocol).
 fn no_content(location: &str) -> Response<Body> {
     let Ok(location) = HeaderValue::from_str(location) else {
         let reason = "the location of this module has characters that no HTTP header can carry".to_owned();
@@ -99,7 +100,7 @@ fn no_content(location: &str) -> Response<Body> {
     with_headers(StatusCode::NO_CONTENT, Body::empty(), headers)
 }
 
-/// Redirects to the download of the latest version (seed 002). Temporary, so clients ask again each time.
+/// Redirects to the download of the latest version, as the registry's HTTP API does. Temporary, so clients ask again each time.
 fn redirect(url: &str) -> Response<Body> {
     let mut response = with_headers(StatusCode::FOUND, Body::empty(), [(header::CACHE_CONTROL, NO_CACHE)]);
     insert(response.headers_mut(), header::LOCATION, url);
@@ -108,6 +109,7 @@ fn redirect(url: &str) -> Response<Body> {
 
 fn document(rendered: &RenderedDocument, request_headers: &HeaderMap) -> Response<Body> {
     let gzip = rendered.gzip.as_ref().filter(|_| accepts_gzip(request_headers));
+    // A client may have either form.
     let both_tags = [&rendered.tag, &rendered.gzip_tag];
     let tag = if gzip.is_some() { &rendered.gzip_tag } else { &rendered.tag };
     let mut response = match precondition(request_headers, |given| both_tags.iter().any(|tag| *tag == given), None) {
@@ -306,7 +308,7 @@ fn accepts_gzip(headers: &HeaderMap) -> bool {
 }
 
 /// The one mapping from failures to statuses. The statuses are chosen so that clients show the reason phrase where they
-/// can (PROTOCOL, section 10).
+/// can (client behaviour).
 pub(super) fn failure_status(failure: &RequestFailure, api: Api) -> StatusCode {
     let error = match failure {
         RequestFailure::NoRoute(RouteError::Malformed(_)) => return StatusCode::BAD_REQUEST,
@@ -554,7 +556,7 @@ mod tests {
         if remedy.is_empty() { reason } else { reason.remedied_by(remedy) }
     }
 
-    /// DESIGN, promise 15: cause first, remedy second, no subject.
+    /// Promise 15: cause first, remedy second, no subject.
     #[test]
     fn a_phrase_has_cause_and_remedy_but_no_subject() {
         let reason = explanation("https://registry.example: name not found", "check larder's DNS")
@@ -685,7 +687,7 @@ mod tests {
     }
 
     proptest! {
-        /// DESIGN, promises 8 and 15, for any failure with any foreign text.
+        /// Promises 8 and 15, for any failure with any foreign text.
         #[test]
         fn phrases_bodies_and_log_lines_have_no_secrets_or_control_characters_and_clients_see_no_private_path(failure in failure()) {
             let phrase = phrase_text(&failure.explain());
@@ -700,7 +702,7 @@ mod tests {
     }
 
     proptest! {
-        /// DESIGN, promise 15: no error text breaks the status line, or makes it long.
+        /// Promise 15: no error text breaks the status line, or makes it long.
         #[test]
         fn every_phrase_is_short_printable_ascii(cause in "(?s).{0,300}", remedy in "(?s).{0,300}") {
             let text = phrase_text(&explanation(&cause, &remedy));

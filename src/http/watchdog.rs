@@ -50,7 +50,7 @@ pub enum LivenessError {
 #[derive(Debug)]
 pub struct BlockingPoolCheck {
     limit: Duration,
-    /// The empty task and its start time.
+    /// The empty task, and the time at which it was queued.
     empty_task: Mutex<Option<(JoinHandle<()>, Instant)>>,
     disk: Arc<DiskCheck>,
 }
@@ -68,40 +68,47 @@ impl BlockingPoolCheck {
         Self { limit, empty_task: Mutex::default(), disk: Arc::default() }
     }
 
-    /// Reports the state since the last call; `disk` writes to the disk and returns true on success. Does not block.
+    /// Checks the empty task, and queues the next one after it ran. `write_to_disk` returns true on success. Does not
+    /// block.
     ///
     /// # Errors
     /// [`LivenessError::Pool`] if no task got a thread in time although the disk worked at its last test.
-    pub fn check(&self, disk: impl FnOnce() -> bool + Send + 'static) -> Result<(), LivenessError> {
+    pub fn check(&self, write_to_disk: impl FnOnce() -> bool + Send + 'static) -> Result<(), LivenessError> {
         let mut empty_task = self.empty_task.lock();
-        let Some((_, since)) = empty_task.as_ref().filter(|(task, _)| !task.is_finished()) else {
+        let Some((_, queued_at)) = empty_task.as_ref().filter(|(task, _)| !task.is_finished()) else {
             *empty_task = Some((spawn_blocking(|| ()), Instant::now()));
+            // A test during an earlier starvation says nothing about this one.
             self.disk.has_worked.store(false, Ordering::Release);
             return Ok(());
         };
-        let waited = since.elapsed();
+        let waited = queued_at.elapsed();
         if waited < self.limit {
             return Ok(());
         }
-        if DiskCheck::take_result_and_restart(&self.disk, disk) { Err(LivenessError::Pool(waited)) } else { Ok(()) }
+        if DiskCheck::take_result_and_restart(&self.disk, write_to_disk) {
+            Err(LivenessError::Pool(waited))
+        } else {
+            Ok(())
+        }
     }
 }
 
 impl DiskCheck {
-    /// Returns the result of the last disk test, and starts another unless one hangs.
+    /// Returns the result of the last disk test, and starts another. While one is still running, the disk counts as
+    /// hanging.
     fn take_result_and_restart(disk: &Arc<Self>, write_to_disk: impl FnOnce() -> bool + Send + 'static) -> bool {
         if disk.is_running.swap(true, Ordering::AcqRel) {
             return false;
         }
         let has_worked = disk.has_worked.swap(false, Ordering::AcqRel);
         let check = Arc::clone(disk);
-        let trying = std::thread::Builder::new().name("disk".to_owned()).spawn(move || {
+        let spawned = std::thread::Builder::new().name("disk".to_owned()).spawn(move || {
             let began = Instant::now();
             let works = write_to_disk() && began.elapsed() < DISK_TIMEOUT;
             check.has_worked.store(works, Ordering::Release);
             check.is_running.store(false, Ordering::Release);
         });
-        if let Err(error) = trying {
+        if let Err(error) = spawned {
             tracing::warn!(%error, "the disk could not be tested: no thread could be started");
             disk.is_running.store(false, Ordering::Release);
         }
@@ -109,33 +116,33 @@ impl DiskCheck {
     }
 }
 
-/// One of our listeners.
+/// A listener to check.
 #[derive(Debug, Clone, Copy)]
-pub struct ListenerCheck<'a> {
-    /// The address.
+pub struct ListenerTarget<'a> {
+    /// Where it listens.
     pub address: SocketAddr,
-    /// The connection slots.
+    /// Its connections.
     pub slots: &'a ConnectionSlots,
-    /// The peer class of this machine at this listener.
+    /// The class in which this listener counts a connection from this machine.
     pub peer_class: PeerClass,
 }
 
 /// Sends a request to both listeners. The caller sets the deadline.
 ///
 /// A listener without a free slot is not checked, because it lets new connections wait or closes them. Being busy is no
-/// sign of death, and the caller runs on the same runtime.
-pub async fn check_listeners(main: ListenerCheck<'_>, admin: ListenerCheck<'_>) -> Result<(), LivenessError> {
-    if admin.is_reachable().await {
+/// sign of death. A runtime that hangs is noticed by the caller, which runs on it and would hang too.
+pub async fn check_listeners(main: ListenerTarget<'_>, admin: ListenerTarget<'_>) -> Result<(), LivenessError> {
+    if admin.can_be_checked().await {
         AdminClient::new(admin.address, AdminToken::Absent).get("/healthz").await?;
     }
-    if main.is_reachable().await {
+    if main.can_be_checked().await {
         send_liveness_bytes(main.address).await.map_err(|error| LivenessError::Main(main.address, error))?;
     }
     Ok(())
 }
 
-impl ListenerCheck<'_> {
-    async fn is_reachable(self) -> bool {
+impl ListenerTarget<'_> {
+    async fn can_be_checked(self) -> bool {
         // A connection to our own address comes from that address.
         !self.slots.is_full_for(self.address.ip().to_canonical(), self.peer_class) && is_own_address(self.address).await
     }
@@ -206,13 +213,13 @@ mod tests {
             Self { address, slots }
         }
 
-        fn listener_check(&self) -> ListenerCheck<'_> {
+        fn listener_check(&self) -> ListenerTarget<'_> {
             self.check_at(self.address)
         }
 
         /// Checks another address with the slots of this listener.
-        fn check_at(&self, address: SocketAddr) -> ListenerCheck<'_> {
-            ListenerCheck { address, slots: &self.slots, peer_class: PeerClass::Client }
+        fn check_at(&self, address: SocketAddr) -> ListenerTarget<'_> {
+            ListenerTarget { address, slots: &self.slots, peer_class: PeerClass::Client }
         }
     }
 
@@ -283,7 +290,7 @@ mod tests {
         }
     }
 
-    /// DESIGN, promise 11: threads blocked forever by larder's own work are noticed; threads blocked by a disk are not.
+    /// Promise 11: threads blocked forever by larder's own work are noticed; threads blocked by a disk are not.
     #[test]
     fn a_starved_pool_counts_only_while_the_disk_works() {
         let runtime = tokio::runtime::Builder::new_multi_thread().max_blocking_threads(2).enable_all().build().unwrap();

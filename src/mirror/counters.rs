@@ -163,7 +163,7 @@ impl Counters {
     }
 
     /// Counts an object that failed verification.
-    pub(in crate::mirror) fn count_unproven(&self, host: &Hostname, kind: &'static str) {
+    pub(in crate::mirror) fn count_unverified(&self, host: &Hostname, kind: &'static str) {
         self.unproven.get_or_create(&UnprovenLabels { host: host.to_string(), kind }).inc();
     }
 

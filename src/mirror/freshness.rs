@@ -3,12 +3,14 @@
 use std::time::Duration;
 
 use crate::clock::{CLOCK_SLACK, Timestamp};
+use crate::config::FreshnessLifetimes;
+use crate::upstream::Upstream;
 use crate::upstream::outbound::Connectivity;
 
 /// The freshness lifetime of an answer computed from the store, unless a change of the store is noticed.
 pub(in crate::mirror) const STORED_ANSWER_LIFETIME: Duration = Duration::from_secs(5);
 
-/// The age of a stored document.
+/// The last answer of upstream about a stored document. Its age counts from here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::mirror) struct Age {
     /// The time of upstream's last confirmation.
@@ -18,22 +20,35 @@ pub(in crate::mirror) struct Age {
 }
 
 impl Age {
-    /// Returns true if a stored copy of this age stays when `coming` arrives: it was confirmed later, and not in the
-    /// future by a wrong clock.
-    pub(in crate::mirror) fn is_confirmed_after(self, coming: Self, now: Timestamp) -> bool {
-        self.checked > coming.checked && self.checked <= now.after(CLOCK_SLACK)
+    /// Returns true if this copy stays when `incoming` arrives: upstream confirmed it later. A time in the future, from a
+    /// wrong clock, does not count.
+    pub(in crate::mirror) fn is_confirmed_after(self, incoming: Self, now: Timestamp) -> bool {
+        self.checked > incoming.checked && self.checked <= now.after(CLOCK_SLACK)
     }
 }
 
 /// The freshness rule of a kind of document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::mirror) struct FreshnessRule {
+    /// The lifetime of a confirmed document.
     pub(in crate::mirror) fresh: Duration,
     /// The lifetime of a 404; never longer than `fresh`.
     pub(in crate::mirror) not_found: Duration,
     /// The longest wait for a revalidation.
     pub(in crate::mirror) patience: Duration,
     pub(in crate::mirror) target: RevalidationTarget,
+}
+
+impl Upstream {
+    pub(in crate::mirror) fn freshness_rule(&self, fresh: impl Fn(&FreshnessLifetimes) -> Duration) -> FreshnessRule {
+        let settings = &self.settings;
+        FreshnessRule {
+            fresh: fresh(&settings.fresh),
+            not_found: settings.fresh.not_found,
+            patience: settings.patience,
+            target: RevalidationTarget::SameLocation,
+        }
+    }
 }
 
 /// The location at which a stored document is revalidated.
@@ -79,17 +94,17 @@ pub(in crate::mirror) enum FreshnessDecision {
 pub(in crate::mirror) fn decide(
     stored: Option<Age>,
     rule: &FreshnessRule,
-    link: Connectivity,
+    connectivity: Connectivity,
     now: Timestamp,
 ) -> FreshnessDecision {
     let Some(age) = stored else {
-        return match link {
+        return match connectivity {
             Connectivity::Online => FreshnessDecision::Fetch,
             Connectivity::Offline => FreshnessDecision::Refuse,
         };
     };
     let from_the_future = age.checked > now.after(CLOCK_SLACK);
-    match link {
+    match connectivity {
         _ if now < rule.fresh_until(age) && !from_the_future => FreshnessDecision::Serve,
         Connectivity::Online => FreshnessDecision::Revalidate,
         Connectivity::Offline => FreshnessDecision::ServeStale,
@@ -110,15 +125,21 @@ mod tests {
     #[test]
     fn freshness_decisions_match_the_table() {
         let stored = |checked, gone| Some(Age { checked: Timestamp(checked), gone });
-        for (case, stored, link, now, verdict) in [
-            ("nothing held", None, Connectivity::Online, 1000, FreshnessDecision::Fetch),
-            ("nothing held, sealed", None, Connectivity::Offline, 1000, FreshnessDecision::Refuse),
+        for (case, stored, connectivity, now, verdict) in [
+            ("nothing stored", None, Connectivity::Online, 1000, FreshnessDecision::Fetch),
+            ("nothing stored, sealed", None, Connectivity::Offline, 1000, FreshnessDecision::Refuse),
             ("just checked", stored(1000, false), Connectivity::Online, 1000, FreshnessDecision::Serve),
             ("the last fresh second", stored(1000, false), Connectivity::Online, 1299, FreshnessDecision::Serve),
             ("the first stale second", stored(1000, false), Connectivity::Online, 1300, FreshnessDecision::Revalidate),
             ("stale and sealed", stored(1000, false), Connectivity::Offline, 1300, FreshnessDecision::ServeStale),
             ("fresh and sealed", stored(1000, false), Connectivity::Offline, 1001, FreshnessDecision::Serve),
-            ("gone is believed for less", stored(1000, true), Connectivity::Online, 1029, FreshnessDecision::Serve),
+            (
+                "a 404 is fresh for a shorter time",
+                stored(1000, true),
+                Connectivity::Online,
+                1029,
+                FreshnessDecision::Serve,
+            ),
             ("then asked again", stored(1000, true), Connectivity::Online, 1030, FreshnessDecision::Revalidate),
             ("the clock went back a little", stored(1000, false), Connectivity::Online, 990, FreshnessDecision::Serve),
             (
@@ -129,21 +150,21 @@ mod tests {
                 FreshnessDecision::Revalidate,
             ),
         ] {
-            assert_eq!(decide(stored, &RULE, link, Timestamp(now)), verdict, "{case}");
+            assert_eq!(decide(stored, &RULE, connectivity, Timestamp(now)), verdict, "{case}");
         }
     }
 
     #[test]
     fn a_later_confirmation_wins_unless_it_lies_in_the_future() {
         let age = |checked| Age { checked: Timestamp(checked), gone: false };
-        for (case, stored, coming, now, stays) in [
+        for (case, stored, incoming, now, stays) in [
             ("older", 900, 1000, 1000, false),
             ("just as old", 1000, 1000, 1000, false),
             ("newer", 1000, 900, 1000, true),
-            ("confirmed while the other was on its way", 1010, 1000, 1000, true),
+            ("confirmed a little in the future, within the clock slack", 1010, 1000, 1000, true),
             ("from a time that has not come", 9000, 1000, 1000, false),
         ] {
-            assert_eq!(age(stored).is_confirmed_after(age(coming), Timestamp(now)), stays, "{case}");
+            assert_eq!(age(stored).is_confirmed_after(age(incoming), Timestamp(now)), stays, "{case}");
         }
     }
 

@@ -61,7 +61,7 @@ impl Runtime {
         terms
             .upstreams
             .get(host)
-            .map_or(Duration::ZERO, |upstream| upstream.rule(|fresh| fresh.download).not_found_lifetime())
+            .map_or(Duration::ZERO, |upstream| upstream.freshness_rule(|fresh| fresh.download).not_found_lifetime())
     }
 
     /// The state of the outbound link: online or offline.
@@ -135,7 +135,7 @@ pub struct RuntimeConfig {
 }
 
 /// The number of a configuration, part of every flight's key. A request that joined a flight of another configuration
-/// would follow another upstream's document, and send it the credential meant for this one (DESIGN, promise 8).
+/// would follow another upstream's document, and send it the credential meant for this one (promise 8).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(in crate::mirror) struct ConfigGeneration(u64);
 

@@ -92,7 +92,7 @@ mod tests {
 
     use super::*;
 
-    /// DESIGN, promise 11: heavy work is limited, however much of it is queued.
+    /// Promise 11: heavy work is limited, however much of it is queued.
     #[tokio::test]
     async fn no_more_jobs_run_at_once_than_the_limit() {
         let (tasks, turns) = (Tasks::default(), WorkLimit::of(2));
@@ -111,7 +111,7 @@ mod tests {
         assert_eq!(most.load(Ordering::SeqCst), 2);
     }
 
-    /// DESIGN, promise 11: work that panics releases its permit.
+    /// Promise 11: work that panics releases its permit.
     #[tokio::test]
     async fn a_panicking_job_releases_its_permit() {
         let (tasks, turns) = (Tasks::default(), WorkLimit::of(1));

@@ -16,7 +16,7 @@ use super::tar::{BLOCK, BadTar, TarLimits, TarMember, TarReader};
 use super::zip::{BadZip, ZipLimits, ZipReader};
 use super::{Tree, TreeError};
 
-/// The archive formats that go-getter unpacks (PROTOCOL, section 4.4). Plain tar and zstd are not among them.
+/// The archive formats that go-getter unpacks. Plain tar and zstd are not among them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ArchiveFormat {
     /// A zip.
@@ -206,7 +206,7 @@ impl From<BadZip> for TreeError {
             BadZip::TooManyEntries { limit, .. } => Self::TooLarge(format!("{limit} files, folders and links")),
             BadZip::DuplicateName(name) => refused(&name, "two of its entries have this name"),
             BadZip::SharedBytes(name) => refused(&name, "it shares its bytes with other entries"),
-            BadZip::TwoNames(name) => refused(&name, "it has two names"),
+            BadZip::SecondName(name) => refused(&name, "it has two names"),
             BadZip::Entry { name, source } => refused(&name, format!("it cannot be unpacked: {source}")),
         }
     }

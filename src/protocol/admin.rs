@@ -24,14 +24,14 @@ use crate::mirror::{Mirror, NotReady, Status, UpstreamState};
 
 /// The answer to `/healthz`: this process runs.
 pub(super) fn health() -> Reply {
-    Reply { content: ReplyContent::Word { is_ready: true, text: "ok" }, outcome: None, age: None }
+    Reply { content: ReplyContent::Health { is_ready: true, text: "ok" }, outcome: None, age: None }
 }
 
 /// The answer to `/readyz`: the store is open, whatever the upstreams do.
 pub(super) async fn readiness(mirror: &Arc<Mirror>) -> Reply {
     let ready = mirror.library.ready().await;
     let text = ready.map_or_else(NotReady::describe, |()| "ready");
-    Reply { content: ReplyContent::Word { is_ready: ready.is_ok(), text }, outcome: None, age: None }
+    Reply { content: ReplyContent::Health { is_ready: ready.is_ok(), text }, outcome: None, age: None }
 }
 
 /// Path of the status.
@@ -332,7 +332,7 @@ mod tests {
         assert_eq!(local.may_read(page), Err(AdminRefusal::WebPage));
     }
 
-    /// DESIGN, section 3: requests that change something always need the bearer token.
+    /// Requests that change something always need the bearer token.
     #[test]
     fn changes_need_the_token_even_on_loopback() {
         let local = Access::new(SecretString::from("t0ken"), IpAddr::from([127, 0, 0, 1]));

@@ -1,4 +1,4 @@
-//! The CLI configuration that points a client to larder, to paste (PROTOCOL, sections 1.2 and 3.1).
+//! The CLI configuration that points a client to larder, to paste (`host` blocks, provider network mirror protocol).
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub enum ClientRoute {
 /// Returns the text to paste. `base` is the URL at which clients reach larder, without a final slash:
 /// `http://127.0.0.1:8080`.
 pub async fn text(mirror: &Arc<Mirror>, base: &str, client_route: ClientRoute) -> Result<String, Error> {
-    let hosts = mirror.runtime.hosts();
+    let hosts = mirror.runtime.upstream_hosts();
     config_text(hosts.iter().collect(), Some(mirror), base, client_route).await
 }
 
@@ -38,8 +38,8 @@ pub async fn default_text(hosts: &[&Hostname], base: &str, client_route: ClientR
 /// configuration.
 ///
 /// # Errors
-/// The reason why clients cannot use the host name (PROTOCOL, sections 0 and 1.1: discovery is https, at the root of the
-/// host).
+/// The reason why clients cannot use the host name (ways to use a mirror, service discovery: discovery is https, at the
+/// root of the host).
 pub fn own_host_name(public_url: Option<&Url>, registry: Option<&Hostname>) -> Result<String, String> {
     let url = public_url
         .ok_or("clients need larder's own host name: set [server] public_url, such as https://mirror.corp.example/")?;

@@ -70,12 +70,12 @@ pub enum ReplyContent {
     Document(Arc<RenderedDocument>),
     /// A file whose URL has its digest.
     File(Archive),
-    /// The location of a module, for `X-Terraform-Get` (PROTOCOL, section 4.3).
+    /// The location of a module, for `X-Terraform-Get` (module registry protocol).
     Location(Arc<str>),
     /// A redirect to another URL of larder: the download of the latest version.
     Redirect(String),
     /// A short text for probes.
-    Word {
+    Health {
         /// True if ready.
         is_ready: bool,
         /// The text.
@@ -102,7 +102,7 @@ impl FinishedReply {
             ReplyContent::File(Archive::InMemory { bytes, digest, stored }) => {
                 Some(Self::Archive { bytes: bytes.clone(), digest: *digest, stored: *stored })
             }
-            ReplyContent::File(_) | ReplyContent::Redirect(_) | ReplyContent::Word { .. } => None,
+            ReplyContent::File(_) | ReplyContent::Redirect(_) | ReplyContent::Health { .. } => None,
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The provider network mirror protocol (PROTOCOL, section 3): `index.json` and `VERSION.json`, with hashes from verified
-//! checksums. Needs no archive.
+//! The provider network mirror protocol: `index.json` and `VERSION.json`, with
+//! hashes from verified checksums. Needs no archive.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -51,7 +51,7 @@ pub(super) fn render_index(list: &VersionList) -> serde_json::Result<Vec<u8>> {
 }
 
 /// `VERSION.json`: the archives of a version. For an unknown version the list is empty: after a 404 the client would
-/// give up instead of asking its next installation method (PROTOCOL, section 3.4).
+/// give up instead of asking its next installation method (provider network mirror protocol).
 pub(super) async fn version(
     mirror: &Arc<Mirror>,
     address: &ProviderAddress,

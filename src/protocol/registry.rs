@@ -1,7 +1,8 @@
-//! The registry protocols. Discovery is the upstream's document, in which the services that larder serves point to larder,
-//! and all others are absolute URLs of the upstream (PROTOCOL, section 1.1). Version lists have no entries that no client
-//! can read. The three URLs of a provider's download document point to larder (section 2). The location of a module version
-//! is an archive here, with a checksum that the client enforces (section 4). Everything else stays as upstream wrote it.
+//! The registry protocols. Discovery is the upstream's document, in which the services that larder serves point to
+//! larder, and all others are absolute URLs of the upstream (service discovery). Version lists have no entries that no
+//! client can read. The three URLs of a provider's download document point to larder. The location of a
+//! module version is an archive here, with a checksum that the client enforces. Everything else stays as
+//! upstream wrote it.
 
 use std::sync::Arc;
 
@@ -240,7 +241,7 @@ mod tests {
             }
         }
 
-        /// DESIGN, promise 5: only the three URLs of the download document change.
+        /// Promise 5: only the three URLs of the download document change.
         #[test]
         fn only_the_three_urls_of_a_document_change(
             signature in prop::option::of("(https?://[a-z]{1,5}\\.example)?/?[a-z%?&=.]{0,12}"),

@@ -73,7 +73,7 @@ pub enum FinishedReply {
     Document(Arc<RenderedDocument>),
     /// The location of a module, as sent to clients.
     Location(Arc<str>),
-    /// A small archive that was checked when it was read (DESIGN, promise 10).
+    /// A small archive that was checked when it was read (promise 10).
     Archive {
         /// Its bytes.
         bytes: Bytes,
@@ -243,7 +243,7 @@ mod tests {
     use crate::mirror::Outcome;
     use crate::protocol::route::{Origin, Scheme};
 
-    /// DESIGN, promise 11: a client that keeps changing its Host is answered, and does not fill the memory.
+    /// Promise 11: a client that keeps changing its Host is answered, and does not fill the memory.
     #[test]
     fn answers_are_cached_for_the_most_requested_bases_only() {
         let answers = RenderedAnswers::up_to(64 << 20);

@@ -28,8 +28,8 @@ const MODULE_ARCHIVE: &str = "module.tar.gz";
 /// The base of the provider network mirror, for client configurations.
 pub const MIRROR_BASE: &str = "/mirror/";
 
-/// Characters that are encoded in a path. `+` is literal in the version paths of the clients (PROTOCOL, section 2.2), `:`
-/// in hosts with a port.
+/// Characters that are encoded in a path. `+` is literal in the version paths of the clients (provider registry
+/// protocol), `:` in hosts with a port.
 const ENCODED: &AsciiSet =
     &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'_').remove(b'.').remove(b'~').remove(b'+').remove(b':');
 
@@ -95,7 +95,7 @@ pub enum RouteError {
     },
 }
 
-/// The protocols by path: clients show different error statuses for each (PROTOCOL, section 10).
+/// The protocols by path: clients show different error statuses for each (client behaviour).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Api {
     /// Discovery and the registry protocols.

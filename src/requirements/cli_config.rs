@@ -1,5 +1,6 @@
 //! A client's CLI configuration, as far as it decides where providers and modules come from: where the client looks for
-//! it, and what it says (PROTOCOL, sections 1.2 and 1.3). Secrets, such as the tokens of `credentials` blocks, are dropped.
+//! it, and what it says (`host` blocks, CLI configuration). Secrets, such as the tokens of `credentials` blocks, are
+//! dropped.
 
 #[cfg(test)]
 mod tests;

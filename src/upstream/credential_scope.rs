@@ -12,7 +12,8 @@ use url::{Host, Origin, Url};
 use crate::address::Hostname;
 use crate::config::{self, Access, Credential, CredentialKind, PrivateDestination, SshFiles};
 
-/// The credentials that may be sent for one upstream, and the origins that its configuration permits (DESIGN, promises 7 and 8).
+/// The credentials that may be sent for one upstream, and the origins that its configuration permits (promises 7 and
+/// 8).
 #[derive(Debug, Clone, Default)]
 pub struct CredentialScope {
     /// The upstream's own credential, for its `url`, the services that its own discovery document names, and

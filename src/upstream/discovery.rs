@@ -1,4 +1,4 @@
-//! Parses discovery documents (PROTOCOL, section 1.1).
+//! Parses discovery documents (service discovery).
 
 use url::Url;
 
@@ -66,7 +66,7 @@ impl Discovery {
     }
 
     /// The base URL of a service that larder uses: the [`service`](Self::service) URL, for modules with a final slash
-    /// added, as clients do (PROTOCOL, section 1.1).
+    /// added, as clients do (service discovery).
     pub fn base(&self, service: Service) -> Option<Url> {
         let mut base = self.service(service.key())?;
         if service == Service::Modules && !base.path().ends_with('/') {

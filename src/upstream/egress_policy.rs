@@ -1,5 +1,5 @@
-//! The egress policy (DESIGN, promise 7). Configured origins may have any address. All other origins must be https and
-//! public. Every hop is checked, against the addresses that its connection uses.
+//! The egress policy (promise 7). Configured origins may have any address. All other origins must be https and public.
+//! Every hop is checked, against the addresses that its connection uses.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -396,8 +396,8 @@ mod tests {
         addresses.iter().map(|address| SocketAddr::new(address.parse().unwrap(), 0)).collect()
     }
 
-    /// A name that resolves to a private address at connect time is refused. Of mixed addresses, only the public ones are
-    /// connected to (DESIGN, promise 7).
+    /// A name that resolves to a private address at connect time is refused. Of mixed addresses, only the public ones
+    /// are connected to (promise 7).
     #[test]
     fn a_name_is_checked_by_its_current_addresses() {
         let allowed = [PrivateDestination::Network("10.9.0.0/16".parse().unwrap())];
@@ -426,7 +426,7 @@ mod tests {
         }
     }
 
-    /// Covers literal, mapped, translated and tunnelled forms of every class (DESIGN, promise 7).
+    /// Covers literal, mapped, translated and tunnelled forms of every class (promise 7).
     #[test]
     fn every_special_purpose_address_has_its_class() {
         for (address, class) in [

@@ -169,7 +169,7 @@ mod tests {
 
     use super::*;
 
-    /// Upstream text is shown without userinfo, without the query of a URL and without line breaks (DESIGN, promise 8).
+    /// Upstream text is shown without userinfo, without the query of a URL and without line breaks (promise 8).
     #[test]
     fn upstream_text_is_shown_in_one_line_without_secrets() {
         for (text, expected) in [

@@ -1,4 +1,4 @@
-//! Limits for upstream requests and git fetches (DESIGN, promise 11): concurrency and memory, per upstream and in total, so
+//! Limits for upstream requests and git fetches (promise 11): concurrency and memory, per upstream and in total, so
 //! that an upstream with large and slow answers leaves permits and memory for the others.
 
 use std::collections::{HashMap, VecDeque};
@@ -403,7 +403,7 @@ mod tests {
         let _fourth = take_permit(&permits, "b.example").await;
     }
 
-    /// Clients go before jobs (DESIGN, promise 11).
+    /// Clients go before jobs (promise 11).
     #[tokio::test]
     async fn a_released_permit_goes_to_clients_before_jobs_in_order() {
         let permits = ConcurrencyLimits::new(ConcurrencyLimit {
@@ -430,7 +430,7 @@ mod tests {
         }
     }
 
-    /// An upstream with slow requests does not delay others (DESIGN, promise 11).
+    /// An upstream with slow requests does not delay others (promise 11).
     #[tokio::test]
     async fn a_released_permit_goes_to_the_upstream_with_the_fewest_permits_and_queues_are_limited() {
         let permits = ConcurrencyLimits::new(ConcurrencyLimit {
@@ -474,7 +474,7 @@ mod tests {
         assert_eq!(permits.0.state.lock().in_use.total, 0);
     }
 
-    /// Limits are exact to the KiB, the last clone releases its memory, and no empty entry stays (DESIGN, promise 11).
+    /// Limits are exact to the KiB, the last clone releases its memory, and no empty entry stays (promise 11).
     #[test]
     fn each_upstream_has_a_share_of_the_memory_budget() {
         let memory = DocumentMemory::new(DocumentMemoryLimits { each_kib: 100, all_kib: 150 });
@@ -497,7 +497,7 @@ mod tests {
         assert_eq!(memory.0.used.lock().total, 0);
     }
 
-    /// A body without a Content-Length grows in steps, and a refused body releases its memory (DESIGN, promise 11).
+    /// A body without a Content-Length grows in steps, and a refused body releases its memory (promise 11).
     #[test]
     fn a_body_grows_until_it_reaches_a_limit() {
         let memory = DocumentMemory::new(DocumentMemoryLimits { each_kib: 130, all_kib: 150 });

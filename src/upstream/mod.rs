@@ -30,7 +30,7 @@ use crate::config;
 pub struct Upstream {
     /// The `[[upstream]]` section of the configuration.
     pub settings: config::Upstream,
-    /// The credential scope before discovery.
+    /// The credential scope of its own `url`. Discovery adds the origins of its services.
     pub credential_scope: CredentialScope,
 }
 
@@ -39,7 +39,7 @@ pub struct Upstream {
 pub struct Upstreams(HashMap<Hostname, Arc<Upstream>>);
 
 impl Upstreams {
-    /// Builds the upstreams from their sections, each with the credentials and private destinations for it.
+    /// Builds the upstreams from their sections, each with its credentials, and with the private addresses that it may lead to.
     pub fn new(
         sections: &[config::Upstream],
         credentials: &[config::Credential],

@@ -1,5 +1,5 @@
-//! Parses `modules.v1`: version lists and location URLs (PROTOCOL, section 4). Upstream JSON is preserved verbatim, so that unknown
-//! fields survive.
+//! Parses `modules.v1`: version lists and location URLs (module registry protocol). Upstream JSON is preserved
+//! verbatim, so that unknown fields survive.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;

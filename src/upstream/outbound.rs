@@ -45,7 +45,7 @@ pub struct Outbound {
     egress_policy: Arc<EgressPolicy>,
     /// Online or offline, as this configuration says.
     configured_connectivity: Connectivity,
-    /// True if larder is offline now. Shared with the connectors of earlier configurations (DESIGN, promise 12).
+    /// True if larder is offline now. Shared with the connectors of earlier configurations (promise 12).
     is_offline: Arc<AtomicBool>,
     own_entry: OwnEntry,
     pub(super) traffic: Traffic,
@@ -540,8 +540,7 @@ mod tests {
         Url::parse(&format!("http://127.0.0.1:{port}/")).unwrap()
     }
 
-    /// Every kind of request fails if upstream does not finish its answer in time (DESIGN, promise 11; DESIGN, section
-    /// 4).
+    /// Every kind of request fails if upstream does not finish its answer in time (promise 11).
     #[tokio::test]
     async fn every_kind_of_request_has_a_time_limit() {
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();

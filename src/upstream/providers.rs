@@ -1,4 +1,5 @@
-//! Parses `providers.v1` (PROTOCOL, section 2). Upstream JSON is preserved verbatim, so that unknown fields survive.
+//! Parses `providers.v1` (provider registry protocol). Upstream JSON is preserved verbatim, so that unknown fields
+//! survive.
 
 use std::collections::{HashMap, HashSet};
 
@@ -34,7 +35,7 @@ pub fn download_url(
 }
 
 /// The version list of a provider or a module. A module's document lists several modules, of which clients read only
-/// the first (PROTOCOL, section 4.2).
+/// the first (module registry protocol).
 #[derive(Debug, Clone)]
 pub struct VersionList {
     /// The service that has the list.
@@ -67,7 +68,7 @@ impl VersionList {
     }
 
     /// Parses a provider's list. Drops entries with an invalid version, because clients would reject the whole list for
-    /// one of them (PROTOCOL, section 2.2). Of versions that clients treat as equal, the first is used.
+    /// one of them (provider registry protocol). Of versions that clients treat as equal, the first is used.
     ///
     /// # Errors
     /// The reason why the document is not a version list.
@@ -196,7 +197,7 @@ impl DownloadDocument {
     /// Parses the document that `url` returned for `platform`.
     ///
     /// # Errors
-    /// The reason why clients cannot use the document (PROTOCOL, section 2.3).
+    /// The reason why clients cannot use the document (provider registry protocol).
     pub fn parse(body: &[u8], url: &Url, platform: &Platform) -> Result<Self, String> {
         let parsed: DownloadJson = serde_json::from_slice(body).map_err(|e| format!("its download document: {e}"))?;
         let members: RawObject = serde_json::from_slice(body).map_err(|e| format!("its download document: {e}"))?;
@@ -227,7 +228,7 @@ impl DownloadDocument {
         })
     }
 
-    /// Renders the document with these URLs for the archive, SHA256SUMS and the signature (DESIGN, promise 5).
+    /// Renders the document with these URLs for the archive, SHA256SUMS and the signature (promise 5).
     ///
     /// # Errors
     /// A serialization error, which no parsed document can cause.
@@ -248,7 +249,7 @@ impl DownloadDocument {
 }
 
 impl DownloadDocument {
-    /// The size of the archive in bytes, if the document announces it (PROTOCOL, section 6.1).
+    /// The size of the archive in bytes, if the document announces it (OpenTofu registry).
     pub fn announced_size(&self, platform: &Platform) -> Option<u64> {
         #[derive(Deserialize)]
         struct PackageJson {

@@ -111,7 +111,7 @@ pub struct Document {
     pub url: Url,
     /// The requested origins, in the order of the redirects.
     pub origins: Vec<Origin>,
-    /// The `X-Terraform-Get` header, which may arrive without a body (PROTOCOL, section 4.3).
+    /// The `X-Terraform-Get` header, which may arrive without a body (module registry protocol).
     pub location: Option<String>,
     /// The time at the server, from `Date` and `Age`.
     pub date: Option<Timestamp>,
@@ -160,12 +160,12 @@ impl IncomingFile {
                 self.bytes_counter.inc_by(chunk.as_ref().map_or(0, Bytes::len) as u64);
                 Ok(chunk)
             }
-            Err(e) => Err(self.failed(fault_of_client_error(&e))),
+            Err(e) => Err(self.upstream_error(fault_of_client_error(&e))),
         }
     }
 
     /// Makes the error of this download from a fault.
-    pub fn failed(&self, fault: Fault) -> UpstreamError {
+    pub fn upstream_error(&self, fault: Fault) -> UpstreamError {
         UpstreamError { subject: self.subject.clone(), origin: self.origin.clone(), fault }
     }
 }

@@ -1,4 +1,5 @@
-//! Parses module source addresses like the clients and their go-getter (PROTOCOL, sections 4.3 and 4.4). Makes no requests.
+//! Parses module source addresses like the clients and their go-getter (module registry protocol, go-getter). Makes no
+//! requests.
 
 mod checksum;
 mod indirection;
@@ -63,7 +64,7 @@ impl BadSource {
 
 impl PackageSource {
     /// Parses the location of a module. `base` is the requested URL, against which `/…`, `./…` and `../…` resolve.
-    /// Addresses with userinfo are refused (DESIGN, promise 7), except `ssh://git@…`.
+    /// Addresses with userinfo are refused (promise 7), except `ssh://git@…`.
     ///
     /// # Errors
     /// [`BadSource`] for an unusable or forbidden address.
@@ -221,7 +222,7 @@ fn guess_label(text: &str) -> &'static str {
     }
 }
 
-/// Query parameters that may reach a client, because none of them is a secret (DESIGN, section 6).
+/// Query parameters that may reach a client, because none of them is a secret.
 const HARMLESS_PARAMETERS: [&str; 7] = ["ref", "archive", "checksum", "depth", "version", "tag", "digest"];
 
 /// A source that only the client itself can fetch.
@@ -290,8 +291,8 @@ const GLOB_CHARS: [char; 3] = ['*', '[', '\\'];
 pub enum Subdir {
     /// A folder by its path.
     Plain(TreePath),
-    /// A folder below the folder that a pattern matches. Clients do not expand patterns for registry modules (PROTOCOL,
-    /// section 4.4), so larder makes the matched folder the root of the package that it serves.
+    /// A folder below the folder that a pattern matches. Clients do not expand patterns for registry modules
+    /// (go-getter), so larder makes the matched folder the root of the package that it serves.
     Glob {
         /// The pattern, up to the last segment with a pattern character.
         wrapper: String,
@@ -390,7 +391,7 @@ pub struct ArchiveSource {
 const FALSE: [&str; 6] = ["0", "f", "F", "false", "FALSE", "False"];
 
 /// Parses an http or https source. `?archive=` or the suffix of the path makes it an archive; the content is never
-/// inspected (PROTOCOL, section 4.4).
+/// inspected (go-getter).
 fn parse_http(mut url: Url) -> Result<PackageSource, BadSource> {
     if !url.username().is_empty() || url.password().is_some() {
         return Err(BadSource::for_url(&url, "holds a user or a password"));

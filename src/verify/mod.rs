@@ -170,8 +170,8 @@ impl VerificationError {
     }
 }
 
-/// Verifies a proof set (DESIGN, promise 1). SHA256SUMS must list `filename` with the digest `shasum`. If the policy
-/// requires a signature, one of `keys` (the armoured keys that the registry lists) must have signed SHA256SUMS.
+/// Verifies a proof set (promise 1). SHA256SUMS must list `filename` with the digest `shasum`. If the policy requires a
+/// signature, one of `keys` (the armoured keys that the registry lists) must have signed SHA256SUMS.
 pub fn verify_proof_set(
     policy: VerificationPolicy,
     sums: &[u8],

@@ -120,8 +120,10 @@ impl From<BadZip> for BadPackage {
             BadZip::TooManyEntries { actual, limit } => Self::TooManyEntries { actual, limit },
             BadZip::DuplicateName(_) => Self::DuplicateName { name: None },
             BadZip::SharedBytes(_) => Self::Overlap,
-            BadZip::TwoNames(name) => Self::BadName { name: printable(&name), reason: "is given twice" },
-            BadZip::Entry { name, source } => Self::Entry { name: printable(&name), source },
+            BadZip::SecondName(name) => {
+                Self::BadName { name: shortened(&name), reason: "has a second name in an extra field" }
+            }
+            BadZip::Entry { name, source } => Self::Entry { name: shortened(&name), source },
         }
     }
 }
@@ -137,7 +139,7 @@ struct PackageEntries {
 
 impl PackageEntries {
     fn add<R: Read>(&mut self, name: Vec<u8>, mut entry: ZipFile<'_, R>) -> Result<(), BadPackage> {
-        let bad_name = |reason| BadPackage::BadName { name: printable(&name), reason };
+        let bad_name = |reason| BadPackage::BadName { name: shortened(&name), reason };
         if name.len() > self.limits.name_bytes {
             return Err(bad_name("is too long"));
         }
@@ -153,7 +155,7 @@ impl PackageEntries {
             return Err(bad_name("is that of a directory, but the entry has content"));
         }
         if !is_named_as_directory && !has_directory_mode && self.files.insert(unpacked_name, digest).is_some() {
-            return Err(BadPackage::DuplicateName { name: Some(printable(&name)) });
+            return Err(BadPackage::DuplicateName { name: Some(shortened(&name)) });
         }
         self.entries.insert(name, digest);
         Ok(())
@@ -168,7 +170,7 @@ impl PackageEntries {
                 Ok(0) => break,
                 Ok(length) => length,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => return Err(BadPackage::Entry { name: printable(name), source: error.into() }),
+                Err(error) => return Err(BadPackage::Entry { name: shortened(name), source: error.into() }),
             };
             unpacked_bytes = unpacked_bytes.saturating_add(length as u64);
             self.unpacked_bytes = self.unpacked_bytes.saturating_add(length as u64);
@@ -178,7 +180,7 @@ impl PackageEntries {
             context.update(buffer.get(..length).unwrap_or_default());
         }
         if unpacked_bytes != entry.size() {
-            return Err(BadPackage::WrongSize { name: printable(name), actual: unpacked_bytes, claimed: entry.size() });
+            return Err(BadPackage::WrongSize { name: shortened(name), actual: unpacked_bytes, claimed: entry.size() });
         }
         Ok(Digest::from_context(context))
     }
@@ -209,7 +211,7 @@ fn h1(listing: &BTreeMap<Vec<u8>, Digest>) -> String {
     format!("h1:{}", BASE64_STANDARD.encode(context.finish()))
 }
 
-fn printable(name: &[u8]) -> String {
+fn shortened(name: &[u8]) -> String {
     String::from_utf8_lossy(name).chars().take(200).collect()
 }
 

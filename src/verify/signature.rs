@@ -102,8 +102,8 @@ pub enum SignatureError {
     },
 }
 
-/// DESIGN, promise 1: finds the listed key that signed the document. Keys are tried in order, keys that issued none of
-/// the signatures are skipped, and of several signatures one good one suffices.
+/// Promise 1: finds the listed key that signed the document. Keys are tried in order, keys that issued none of the
+/// signatures are skipped, and of several signatures one good one suffices.
 pub fn verify_detached(document: &[u8], signature: &[u8], armored_keys: &[String]) -> Result<Signer, SignatureError> {
     match armored_keys.len() {
         0 => return Err(SignatureError::NoKeys),

@@ -300,7 +300,7 @@ impl BundleOutput {
             return Ok((Self::Repair { parts, folder, existing }, created));
         }
         let list_path = folder.join(PartList::NAME);
-        write(&list_path, &list.write())?;
+        write(&list_path, &list.to_bytes())?;
         let record = BufWriter::new(create_temp_beside(&folder.join(RECORD_FILE))?);
         Ok((Self::New { parts, folder, record }, created))
     }
@@ -356,7 +356,7 @@ impl BundleOutput {
                 let WrittenParts { list, reused, .. } = parts.end()?;
                 finish_file(record, &folder.join(RECORD_FILE))?;
                 let list_path = folder.join(PartList::NAME);
-                write(&list_path, &list.write())?;
+                write(&list_path, &list.to_bytes())?;
                 Ok(WrittenBundle { source: BundleSource::Parts(folder, list), reused, rewritten: Vec::new() })
             }
             Self::Repair { parts, folder, existing } => {

@@ -1,6 +1,7 @@
-//! Checks whether the clients of this machine use this larder: reads their configuration as they do (PROTOCOL,
-//! sections 1.1 to 1.3), and requests the URLs in it as they would. Also checks other settings that affect a client's
-//! requests: proxies, tokens, timeout, plugin cache, certificate authorities (PROTOCOL, sections 1.3 and 1.4).
+//! Checks whether the clients of this machine use this larder: reads their configuration as they do (service discovery,
+//! `host` blocks, CLI configuration), and requests the URLs in it as they would. Also checks other settings that affect
+//! a client's requests: proxies, tokens, timeout, plugin cache, certificate authorities (CLI configuration, credentials
+//! of clients).
 
 mod sources;
 

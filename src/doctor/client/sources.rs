@@ -1,6 +1,6 @@
-//! Checks where clients take the providers and modules of a registry from: the services in its `host` block (PROTOCOL,
-//! section 1.1), and the methods of a `provider_installation` block (PROTOCOL, section 3). Tries each URL as the client
-//! would: is it the base of a larder service?
+//! Checks where clients take the providers and modules of a registry from: the services in its `host` block (service
+//! discovery), and the methods of a `provider_installation` block (provider network mirror protocol). Tries each URL as
+//! the client would: is it the base of a larder service?
 
 use http::StatusCode;
 use url::Url;

@@ -212,7 +212,7 @@ fn with_http2() -> Limits {
     Limits { http2: true, ..Limits::default() }
 }
 
-/// DESIGN, promise 15: HTTP/2 has no reason phrase, and clients choose it wherever it is offered.
+/// Promise 15: HTTP/2 has no reason phrase, and clients choose it wherever it is offered.
 #[tokio::test]
 async fn http2_is_refused_unless_it_is_allowed() {
     let pki = Pki::new();

@@ -67,15 +67,15 @@ impl ArchiveRequest {
         }
     }
 
-    /// Handles a connection that broke at byte `offset` after `brought` new bytes: pauses before the next attempt, or
+    /// Handles a connection that broke at byte `offset` after `received_bytes` new bytes: pauses before the next attempt, or
     /// returns the error.
     pub(in crate::mirror) async fn handle_break(
         &mut self,
         error: UpstreamError,
-        brought: u64,
+        received_bytes: u64,
         offset: u64,
     ) -> Result<(), Error> {
-        match self.attempts.after_break(brought) {
+        match self.attempts.after_break(received_bytes) {
             NextStep::RetryAfter(pause) => {
                 tracing::warn!(package = %self.package, %error, at_byte = offset, "a download broke; it is resumed");
                 tokio::time::sleep(pause).await;
@@ -87,18 +87,20 @@ impl ArchiveRequest {
     }
 
     async fn ask_once(&self, from: u64, validators: &Validators) -> Result<IncomingFile, UpstreamError> {
-        let credential_scope = self.grant().await;
+        let credential_scope = self.credential_scope().await;
         let limit = self.archives.runtime.limits.stall;
-        match timeout(limit, self.call.config.outbound.file(self.of(&credential_scope), from, validators)).await {
+        match timeout(limit, self.call.config.outbound.file(self.upstream_request(&credential_scope), from, validators))
+            .await
+        {
             Ok(answered) => answered,
-            Err(_) => Err(self.failed(Fault::Slow(format!("no first byte within {} s", limit.as_secs())))),
+            Err(_) => Err(self.upstream_error(Fault::Slow(format!("no first byte within {} s", limit.as_secs())))),
         }
     }
 
     /// Returns the length that upstream announces, in bytes, without fetching the body. `None` where it announces none.
     pub(in crate::mirror) async fn announced_length(&self) -> Option<u64> {
-        let credential_scope = self.grant().await;
-        match self.call.config.outbound.announced_length(self.of(&credential_scope)).await {
+        let credential_scope = self.credential_scope().await;
+        match self.call.config.outbound.announced_length(self.upstream_request(&credential_scope)).await {
             Ok(length) => length,
             Err(error) => {
                 tracing::debug!(package = %self.package, %error, "upstream does not say how large an archive is");
@@ -109,7 +111,7 @@ impl ArchiveRequest {
 
     /// Returns the credential scope for the download. The service is looked up again, because it may have moved since
     /// the set was fetched.
-    async fn grant(&self) -> CredentialScope {
+    async fn credential_scope(&self) -> CredentialScope {
         let Some(upstream) = self.call.config.upstreams.get(&self.package.provider.host) else {
             return CredentialScope::default();
         };
@@ -118,7 +120,7 @@ impl ArchiveRequest {
             .archives
             .proof_sets
             .documents
-            .resolve_service(Service::Providers, upstream, DiscoveryTrust::InAny, &call)
+            .resolve_service(Service::Providers, upstream, DiscoveryTrust::AnyStored, &call)
             .await
         {
             Ok((_, credential_scope)) => credential_scope,
@@ -126,7 +128,7 @@ impl ArchiveRequest {
         }
     }
 
-    fn of<'b>(&'b self, credential_scope: &'b CredentialScope) -> UpstreamRequest<'b> {
+    fn upstream_request<'b>(&'b self, credential_scope: &'b CredentialScope) -> UpstreamRequest<'b> {
         UpstreamRequest {
             label: &self.subject,
             url: &self.url,
@@ -139,13 +141,13 @@ impl ArchiveRequest {
         }
     }
 
-    fn failed(&self, fault: Fault) -> UpstreamError {
+    fn upstream_error(&self, fault: Fault) -> UpstreamError {
         UpstreamError { subject: self.subject.clone(), origin: origin(&self.url), fault }
     }
 
     fn too_slow(&self) -> Error {
         let reason = format!("less than 1 KiB/s over {} s", self.archives.runtime.limits.stall.as_secs());
-        self.failed(Fault::Slow(reason)).into()
+        self.upstream_error(Fault::Slow(reason)).into()
     }
 
     /// Registries sign the URLs in their documents, and those expire: fetch the document once more.
@@ -162,10 +164,10 @@ impl ArchiveRequest {
     /// fetched, so the next request revalidates the set.
     pub(in crate::mirror) async fn wrong_digest_error(&self, actual: Digest) -> Error {
         let expected = self.set.document.shasum;
-        self.archives
-            .runtime
-            .counters
-            .count_unproven(&self.package.provider.host, VerificationError::Bytes { actual, expected }.metric_label());
+        self.archives.runtime.counters.count_unverified(
+            &self.package.provider.host,
+            VerificationError::Bytes { actual, expected }.metric_label(),
+        );
         if let Err(error) = self.archives.proof_sets.expire_set(&self.package, expected).await {
             tracing::error!(package = %self.package, %error, "a proof set could not be marked to be asked again");
         }
@@ -181,7 +183,7 @@ pub(in crate::mirror) fn announced(incoming: &IncomingFile) -> BodyAnnouncement 
 
 /// The error for an upstream that contradicts the length announced to clients.
 pub(in crate::mirror) fn length_mismatch(incoming: &IncomingFile, announced: u64, now: u64) -> Error {
-    incoming.failed(Fault::Unusable(format!("it announced {announced} bytes, and then {now}"))).into()
+    incoming.upstream_error(Fault::Unusable(format!("it announced {announced} bytes, and then {now}"))).into()
 }
 
 /// Turns a 4xx for a file of a verified document into an upstream failure: the client asked for something that exists.
@@ -290,8 +292,8 @@ impl DownloadAttempts {
     }
 
     /// Counts a wait and its bytes. Returns true if upstream is too slow.
-    pub(in crate::mirror) fn is_too_slow(&mut self, waited: Duration, brought: u64) -> bool {
-        self.throughput.is_too_slow(waited, brought, self.stall)
+    pub(in crate::mirror) fn is_too_slow(&mut self, waited: Duration, received_bytes: u64) -> bool {
+        self.throughput.is_too_slow(waited, received_bytes, self.stall)
     }
 
     pub(in crate::mirror) fn after_refusal(&mut self, fault: &Fault) -> NextStep {
@@ -304,9 +306,9 @@ impl DownloadAttempts {
         }
     }
 
-    /// Decides the next step after a connection broke with `brought` new bytes.
-    pub(in crate::mirror) fn after_break(&mut self, brought: u64) -> NextStep {
-        if brought > 0 {
+    /// Decides the next step after a connection broke with `received_bytes` new bytes.
+    pub(in crate::mirror) fn after_break(&mut self, received_bytes: u64) -> NextStep {
+        if received_bytes > 0 {
             self.fruitless = 0;
             // A long download may outlive its second URL too.
             self.url = UrlSource::StoredSet;
@@ -344,20 +346,20 @@ impl DownloadAttempts {
 #[derive(Debug, Default)]
 struct ThroughputMeter {
     waited: Duration,
-    brought: u64,
+    received_bytes: u64,
 }
 
 impl ThroughputMeter {
     /// Counts a wait and its bytes. Returns true if a whole stall time had too few bytes.
-    fn is_too_slow(&mut self, waited: Duration, brought: u64, stall: Duration) -> bool {
+    fn is_too_slow(&mut self, waited: Duration, received_bytes: u64, stall: Duration) -> bool {
         self.waited += waited;
-        self.brought += brought;
+        self.received_bytes += received_bytes;
         if self.waited < stall {
             return false;
         }
         let enough = MIN_DOWNLOAD_RATE * stall.as_secs();
-        let Self { brought, .. } = std::mem::take(self);
-        brought < enough
+        let Self { received_bytes, .. } = std::mem::take(self);
+        received_bytes < enough
     }
 }
 
@@ -407,9 +409,9 @@ mod tests {
             for event in events {
                 next = Some(match event {
                     Refused(fault) => attempts.after_refusal(fault),
-                    Broke(brought) => attempts.after_break(*brought),
-                    Waited(milliseconds, brought) => {
-                        assert!(!attempts.is_too_slow(Duration::from_millis(*milliseconds), *brought));
+                    Broke(received_bytes) => attempts.after_break(*received_bytes),
+                    Waited(milliseconds, received_bytes) => {
+                        assert!(!attempts.is_too_slow(Duration::from_millis(*milliseconds), *received_bytes));
                         continue;
                     }
                 });

@@ -87,11 +87,11 @@ impl<L: Future<Output = Error>> ConnectionCopy<'_, L> {
             (Err(WriteStop::Disk(error)), _) => TransferEnd::Failed(error.into()),
             (Err(WriteStop::Differs), _) => {
                 let fault = Fault::Unusable("it started the download over with other bytes".into());
-                TransferEnd::Differs(incoming.failed(fault).into())
+                TransferEnd::Differs(incoming.upstream_error(fault).into())
             }
             (Err(WriteStop::TooLong), _) => {
                 let fault = Fault::Unusable("it sent more than it announced".into());
-                TransferEnd::Differs(incoming.failed(fault).into())
+                TransferEnd::Differs(incoming.upstream_error(fault).into())
             }
             (Ok(()), Err(ReadStop::GivenUp(error))) => TransferEnd::Failed(error),
             (Ok(()), Err(ReadStop::Upstream(error))) => match error.fault {
@@ -100,7 +100,9 @@ impl<L: Future<Output = Error>> ConnectionCopy<'_, L> {
                 _ => TransferEnd::Broken(error),
             },
             (Ok(()), Ok(())) if whole => TransferEnd::Whole,
-            (Ok(()), Ok(())) => TransferEnd::Broken(incoming.failed(Fault::Unreachable("the body ended early".into()))),
+            (Ok(()), Ok(())) => {
+                TransferEnd::Broken(incoming.upstream_error(Fault::Unreachable("the body ended early".into())))
+            }
         };
         (Some(staged), ended)
     }
@@ -148,15 +150,15 @@ pub(in crate::mirror) async fn next_piece(
     let began = Instant::now();
     let piece = match timeout(stall, incoming.next()).await {
         Ok(piece) => piece?,
-        Err(_) => return Err(incoming.failed(Fault::Slow(format!("no byte for {} s", stall.as_secs())))),
+        Err(_) => return Err(incoming.upstream_error(Fault::Slow(format!("no byte for {} s", stall.as_secs())))),
     };
     let Some(piece) = piece else { return Ok(None) };
     if received + piece.len() as u64 > limit {
-        return Err(incoming.failed(Fault::TooLarge(limit)));
+        return Err(incoming.upstream_error(Fault::TooLarge(limit)));
     }
     // Count only the wait for upstream, not the time that our disk or a client takes.
     if attempts.is_too_slow(began.elapsed(), piece.len() as u64) {
-        return Err(incoming.failed(Fault::Slow(format!("less than 1 KiB/s over {} s", stall.as_secs()))));
+        return Err(incoming.upstream_error(Fault::Slow(format!("less than 1 KiB/s over {} s", stall.as_secs()))));
     }
     Ok(Some(piece))
 }

@@ -1,6 +1,6 @@
 //! Fills one archive into the store: fetch, stage, resume, verify, commit. A fill outlives the client that started it,
-//! and publishes its progress to all followers (DESIGN, promise 4). Each streams it from the start and at its own speed.
-//! The last bytes are withheld until the archive is verified and committed (DESIGN, promise 3).
+//! and publishes its progress to all followers (promise 4). Each streams it from the start and at its own speed. The
+//! last bytes are withheld until the archive is verified and committed (promise 3).
 
 use std::io;
 use std::sync::Arc;
@@ -133,7 +133,7 @@ impl Fill {
             let length = match self.request.attempts.compare_length(before, announced(&incoming)) {
                 LengthAgreement::Length(length) => length,
                 LengthAgreement::StartOver => {
-                    self.discard(staged).await?;
+                    self.discard_staged(staged).await?;
                     staged = self.stage().await?;
                     if incoming.from > 0 {
                         continue;
@@ -141,7 +141,7 @@ impl Fill {
                     incoming.length
                 }
                 LengthAgreement::Never { announced, now } => {
-                    self.discard(staged).await?;
+                    self.discard_staged(staged).await?;
                     return Err(length_mismatch(&incoming, announced, now));
                 }
             };
@@ -161,7 +161,7 @@ impl Fill {
             match ended {
                 TransferEnd::Whole => break,
                 TransferEnd::Differs(error) => {
-                    self.discard(staged).await?;
+                    self.discard_staged(staged).await?;
                     return Err(error);
                 }
                 TransferEnd::Failed(error) => {
@@ -200,7 +200,7 @@ impl Fill {
     ) -> Result<Staged, Error> {
         let limit = self.archives.runtime.limits.archive_bytes;
         if length.is_some_and(|length| length > limit) {
-            return Err(incoming.failed(Fault::TooLarge(limit)).into());
+            return Err(incoming.upstream_error(Fault::TooLarge(limit)).into());
         }
         let bytes = length.or_else(|| self.learned_length()).unwrap_or(0).max(staged.written());
         let (staged, taken) =
@@ -210,7 +210,7 @@ impl Fill {
             Err(reason) => {
                 // Bytes of an earlier run can be resumed once there is space. An empty file is useless.
                 if staged.written() == 0 {
-                    self.try_to_discard(staged).await;
+                    self.try_to_discard_staged(staged).await;
                 }
                 Err(reason.into())
             }
@@ -230,11 +230,11 @@ impl Fill {
             // The next fill then reserves more before a client gets a byte.
             self.archives.remember_length(&self.request, staged.written() + EXTRA_RESERVATION_BYTES);
         }
-        self.try_to_discard(staged).await;
+        self.try_to_discard_staged(staged).await;
     }
 
-    async fn try_to_discard(&self, staged: Staged) {
-        if let Err(error) = self.discard(staged).await {
+    async fn try_to_discard_staged(&self, staged: Staged) {
+        if let Err(error) = self.discard_staged(staged).await {
             tracing::warn!(package = %self.request.package, %error, "the stage of an archive could not be removed");
         }
     }
@@ -248,7 +248,7 @@ impl Fill {
         });
     }
 
-    async fn discard(&self, staged: Staged) -> Result<(), Error> {
+    async fn discard_staged(&self, staged: Staged) -> Result<(), Error> {
         self.archives.library.on_disk(move |_| staged.discard()).await
     }
 
@@ -257,7 +257,7 @@ impl Fill {
         let (actual, fast) = staged.hashes();
         if actual != expected {
             // Discard before reporting the error, so that the next request starts afresh.
-            self.discard(staged).await?;
+            self.discard_staged(staged).await?;
             return Err(self.request.wrong_digest_error(actual).await);
         }
         let (bytes, size_bytes) = (staged.bytes(), staged.written());

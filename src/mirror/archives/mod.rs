@@ -327,7 +327,7 @@ impl Archives {
             tokio::time::timeout_at(call.deadline, self.proof_sets.revalidate_set(package, seen, call)).await;
         let stored = refetched.map_err(|_| Error::Slow(format!("the download document of {package}")))??;
         if stored.find(wanted.digest, call.now).is_none() {
-            let rule = call.upstream(&package.provider.host)?.rule(|fresh| fresh.download);
+            let rule = call.upstream(&package.provider.host)?.freshness_rule(|fresh| fresh.download);
             call.config.refetched_sets.insert(package.clone(), (), call.now.after(rule.not_found_lifetime()), call.now);
         }
         Ok(stored)
@@ -430,8 +430,7 @@ impl Archives {
         })
     }
 
-    /// Waits until a response can begin: the archive is verified and committed, or large and streaming (DESIGN, promise
-    /// 3).
+    /// Waits until a response can begin: the archive is verified and committed, or large and streaming (promise 3).
     async fn wait_for_fill(
         self: &Arc<Self>,
         package: &Package,

@@ -1,5 +1,5 @@
 //! Passes an archive that cannot be stored from upstream to one client. It is hashed in transit, and its last bytes are
-//! withheld until it is verified (DESIGN, promise 9).
+//! withheld until it is verified (promise 9).
 
 use crate::mirror::Archives;
 use std::io;
@@ -92,7 +92,7 @@ impl PassThrough {
         let incoming = asking.send(0, &Validators::default()).await?;
         let limit = asking.archives.runtime.limits.archive_bytes;
         if incoming.length.is_some_and(|length| length > limit) {
-            return Err(incoming.failed(Fault::TooLarge(limit)).into());
+            return Err(incoming.upstream_error(Fault::TooLarge(limit)).into());
         }
         Ok(Self {
             validators: incoming.validators.clone(),
@@ -107,7 +107,7 @@ impl PassThrough {
         })
     }
 
-    /// Receives the bytes that are needed before the status line (DESIGN, promise 3).
+    /// Receives the bytes that are needed before the status line (promise 3).
     async fn into_archive(mut self, call: &RequestContext) -> Result<Archive, Error> {
         loop {
             let may_begin = match self.length {
@@ -179,13 +179,13 @@ impl PassThrough {
                     self.received += piece.len() as u64;
                     if self.length.is_some_and(|length| self.received > length) {
                         let fault = Fault::Unusable("it sent more than it announced".into());
-                        return Err(incoming.failed(fault).into());
+                        return Err(incoming.upstream_error(fault).into());
                     }
                     self.hasher.update(&piece);
                     return Ok(Some(piece));
                 }
                 Ok(None) if self.length.is_none_or(|length| self.received == length) => return Ok(None),
-                Ok(None) => incoming.failed(Fault::Unreachable("the body ended early".into())),
+                Ok(None) => incoming.upstream_error(Fault::Unreachable("the body ended early".into())),
                 Err(error) if matches!(error.fault, Fault::Slow(_) | Fault::TooLarge(_)) => return Err(error.into()),
                 Err(error) => error,
             };
@@ -213,7 +213,7 @@ impl PassThrough {
                 // The bytes already sent were not stored, so a restart cannot be compared with them.
                 LengthAgreement::Length(_) | LengthAgreement::StartOver => {
                     let fault = Fault::Unusable("it started the download over instead of resuming it".into());
-                    return Err(incoming.failed(fault).into());
+                    return Err(incoming.upstream_error(fault).into());
                 }
             };
             self.validators = incoming.validators.clone();

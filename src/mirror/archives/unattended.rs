@@ -1,7 +1,6 @@
 //! Limits the fills that clients start and abandon. A client that requests many archives and disconnects each time
-//! would have larder fetch them all (DESIGN, promise 11). Beyond the limit of its address, no other fill starts, and
-//! the latest of its abandoned provider fills are cancelled. Module fills are few anyway, by their own concurrency
-//! limit.
+//! would have larder fetch them all (promise 11). Beyond the limit of its address, no other fill starts, and the latest
+//! of its abandoned provider fills are cancelled. Module fills are few anyway, by their own concurrency limit.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -170,7 +169,7 @@ mod tests {
         started.may_start(Some(client(address)), String::new).is_ok()
     }
 
-    /// DESIGN, promise 11: a client has as many IPv6 addresses as it likes, and one /64.
+    /// Promise 11: a client has as many IPv6 addresses as it likes, and one /64.
     #[test]
     fn an_ipv6_network_of_64_bits_is_one_client() {
         assert_eq!(client("2001:db8:0:1::1"), client("2001:db8:0:1:ffff::2"));
@@ -179,7 +178,7 @@ mod tests {
         assert_ne!(client("192.0.2.1"), client("192.0.2.2"));
     }
 
-    /// DESIGN, promise 11: only abandoned fills count, and addresses without a fill are forgotten.
+    /// Promise 11: only abandoned fills count, and addresses without a fill are forgotten.
     #[test]
     fn one_address_may_have_sixteen_unattended_fills() {
         let started = FillsByClient::default();
@@ -203,7 +202,7 @@ mod tests {
         assert!(started.0.lock().by_client.is_empty());
     }
 
-    /// DESIGN, promise 11: the same rule for fills with a shared future, as those of modules.
+    /// Promise 11: the same rule for fills with a shared future, as those of modules.
     #[test]
     fn a_shared_future_has_waiters_while_a_joiner_holds_a_clone() {
         let flight = std::future::pending::<()>().boxed().shared();

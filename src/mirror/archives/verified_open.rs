@@ -1,4 +1,4 @@
-//! Opens stored archives and checks them before they are served (DESIGN, promise 10).
+//! Opens stored archives and checks them before they are served (promise 10).
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -52,8 +52,8 @@ impl VerifiedReader {
         self.runtime.tasks.spawn_blocking(move || reader.library.store.index.archive_used(&digest, now));
     }
 
-    /// Opens and checks a stored archive (DESIGN, promise 10). A missing or damaged one is taken off its name, so that
-    /// it is fetched again.
+    /// Opens and checks a stored archive (promise 10). A missing or damaged one is taken off its name, so that it is
+    /// fetched again.
     pub(in crate::mirror) async fn open_stored(
         self: &Arc<Self>,
         artifact: impl Into<Artifact>,
@@ -252,7 +252,7 @@ impl SmallCopies {
 mod tests {
     use super::*;
 
-    /// DESIGN, promise 11: an entry without a reader takes no memory, and all copies stay within the budget.
+    /// Promise 11: an entry without a reader takes no memory, and all copies stay within the budget.
     #[test]
     fn a_copy_holds_its_memory_while_it_is_read() {
         let copies = SmallCopies::default();

@@ -28,14 +28,13 @@ use crate::upstream::{CredentialScope, Upstream};
 pub(in crate::mirror) enum DiscoveryTrust {
     /// Only one that upstream has confirmed. Otherwise the stored copy is served stale, instead of asking a former
     /// location.
-    InConfirmed,
+    ConfirmedOnly,
     /// Any stored one: the requested object is not stored, so its fetch is always tried.
-    InAny,
+    AnyStored,
 }
 
 impl StoredDocument {
-    /// Returns true if no redirect led to another origin, so that the document is the upstream's own (DESIGN, promise
-    /// 8).
+    /// Returns true if no redirect led to another origin, so that the document is the upstream's own (promise 8).
     fn is_from_asked_origin(self: &Arc<Self>) -> bool {
         self.origins().iter().all(|origin| *origin == Origin::of(&self.metadata.url))
     }
@@ -237,7 +236,7 @@ impl Documents {
             fault: Fault::Unusable(format!("its discovery document {reason}")),
         };
         let answer = Box::pin(self.get(host, call)).await?;
-        if trust == DiscoveryTrust::InConfirmed && answer.outcome == Outcome::Stale {
+        if trust == DiscoveryTrust::ConfirmedOnly && answer.outcome == Outcome::Stale {
             return Err(unusable("could not be confirmed").into());
         }
         let base_in =
@@ -256,6 +255,8 @@ impl Documents {
         let credential_scope = match &named_by.metadata {
             // A bundle named this origin, not the upstream, so it gets no credential.
             DocumentMetadata { carried: true, .. } => credential_scope,
+            // Read offline, and of another `url`: its services are not those of this upstream.
+            _ if !host.is_usable(&named_by, upstream) => credential_scope,
             _ if named_by.is_from_asked_origin() => credential_scope.with_service(&base),
             _ => credential_scope.with_permitted_service(&base),
         };

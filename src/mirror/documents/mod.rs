@@ -65,7 +65,7 @@ pub(in crate::mirror) trait DocumentKind: Clone + Send + Sync + 'static {
         limits.document_bytes
     }
 
-    /// Returns false for a stored copy that counts as not stored while larder is online.
+    /// Returns false for a stored copy that must not lead to a request: online it counts as not stored.
     fn is_usable(&self, _stored: &StoredDocument, _upstream: &Upstream) -> bool {
         true
     }
@@ -127,7 +127,7 @@ pub(in crate::mirror) struct DocumentRequest {
 impl DocumentRequest {
     fn of<K: DocumentKind>(kind: &K, call: &RequestContext) -> Result<Self, Error> {
         let upstream = Arc::clone(call.upstream(kind.host())?);
-        let rule = upstream.rule(K::lifetime);
+        let rule = upstream.freshness_rule(K::lifetime);
         Ok(Self { subject: kind.label(), key: kind.key(&call.config), upstream, rule })
     }
 }
@@ -204,7 +204,7 @@ impl Documents {
         self.get(address, call).await
     }
 
-    /// Returns a document: the stored copy while it is fresh, else what upstream answers.
+    /// Returns a document: the stored copy while it is fresh or upstream does not answer, else what upstream answers.
     pub(in crate::mirror) async fn get<K: DocumentKind>(
         self: &Arc<Self>,
         kind: &K,
@@ -293,17 +293,23 @@ impl Documents {
         let DocumentRequest { subject, upstream, rule, .. } = request;
         // Another flight may have landed since the caller read the store.
         let stored = self.usable_copy(kind, request, call).await?;
+        // Larder may have gone offline since the caller read the store.
+        let stored = stored.filter(|stored| kind.is_usable(&stored.value, upstream));
         if let Some(stored) = stored.as_ref().filter(|stored| seen != Some(stored.age))
             && decide(Some(stored.age), rule, self.runtime.connectivity(), call.now) == FreshnessDecision::Serve
         {
             return Ok(stored.clone());
         }
-        self.runtime.charge_revalidation(subject, kind.host(), fetch_reason, 1, call)?;
+        if stored.is_some() {
+            // A document that is not stored is always fetched.
+            self.runtime.charge_revalidation(subject, kind.host(), fetch_reason, 1, call)?;
+        }
         let before = stored.map(|stored| stored.value);
         let mut fetch = DocumentFetch { documents: self, request, call, before, listed: None };
         let (base, credentials) = match kind.service() {
             Some(service) => {
-                let trust = if fetch.before.is_some() { DiscoveryTrust::InConfirmed } else { DiscoveryTrust::InAny };
+                let trust =
+                    if fetch.before.is_some() { DiscoveryTrust::ConfirmedOnly } else { DiscoveryTrust::AnyStored };
                 self.resolve_service(service, upstream, trust, call).await?
             }
             None => (upstream.settings.url.clone(), upstream.credential_scope.clone()),

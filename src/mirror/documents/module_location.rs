@@ -57,13 +57,13 @@ impl DocumentKind for ModulePackage {
                 let lifetime = request.rule.not_found_lifetime();
                 documents.must_be_listed(&address, &self.version, &request.key, lifetime, call).await?
             }
-            Some(_) => documents.listed(&address, &self.version, call).await,
+            Some(_) => documents.listing_state(&address, &self.version, call).await,
         };
         Ok(Some(listed))
     }
 
     fn url(&self, base: &Url, fetch: &DocumentFetch<'_>) -> Result<Url, ParseError> {
-        let spelled = fetch.listed.as_ref().and_then(ListingState::spelled);
+        let spelled = fetch.listed.as_ref().and_then(ListingState::upstream_spelling);
         download_url(base, &self.module, spelled.unwrap_or(self.version.as_str()))
     }
 
@@ -93,7 +93,8 @@ impl DocumentKind for ModulePackage {
         // A registry may answer for any version. Caching unlisted ones would let anyone fill the store. An answer that
         // no client can use is not cached either: the next request asks again.
         let is_listed = !matches!(&fetch.listed, Some(ListingState::Unlisted { .. } | ListingState::Unknown(None)));
-        if !is_listed || document.as_location(self).is_ok_and(|location| location.is_useless()) {
+        let is_useless = || document.as_location(self).is_ok_and(|location| location.is_useless());
+        if !is_listed || (!document.metadata.gone && is_useless()) {
             return Ok(document.into());
         }
         let stored = fetch.store(document).await;

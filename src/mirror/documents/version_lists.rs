@@ -232,9 +232,10 @@ impl StoredDocument {
 pub(in crate::mirror) enum ListingState {
     /// Listed, with this spelling.
     Listed(String),
-    /// Not listed. `checked` is upstream's last confirmation of the list, `age` that of the copy read.
+    /// Not listed. `checked` is upstream's last confirmation of the list, also where it came without a new copy; `age` is
+    /// that of the stored copy.
     Unlisted { checked: Timestamp, age: Age },
-    /// Upstream has no such list, or it cannot be read; then with the error.
+    /// Upstream has no list, or an invalid one (`None`), or it could not be fetched (the error).
     Unknown(Option<Error>),
 }
 
@@ -255,9 +256,9 @@ impl ListingState {
     }
 
     /// The version as upstream spells it.
-    pub(in crate::mirror) fn spelled(&self) -> Option<&str> {
+    pub(in crate::mirror) fn upstream_spelling(&self) -> Option<&str> {
         match self {
-            Self::Listed(spelled) => Some(spelled),
+            Self::Listed(spelling) => Some(spelling),
             Self::Unlisted { .. } | Self::Unknown(_) => None,
         }
     }
@@ -265,7 +266,7 @@ impl ListingState {
 
 impl Documents {
     /// Looks a version up in the list of its provider or module.
-    pub(in crate::mirror) async fn listed(
+    pub(in crate::mirror) async fn listing_state(
         self: &Arc<Self>,
         address: &Address,
         version: &Version,
@@ -275,22 +276,23 @@ impl Documents {
         ListingState::of(list.map(|answer| (answer.value, answer.checked)), address, version).await
     }
 
-    /// Refuses a package that is not stored, at `key`, and whose version upstream does not list. A list older than
-    /// `believed`, the lifetime of a 404, is revalidated first, because the version may just have been published.
+    /// Refuses a version that upstream does not list, for an object at `key` that is not stored. A list older than
+    /// `not_found_lifetime`, the lifetime of a 404, is revalidated first, because the version may just have been published.
+    /// A version whose state is unknown passes.
     ///
     /// # Errors
-    /// [`Error::NotFound`], which is cached as long as any 404.
+    /// [`Error::NotFound`], which is cached for `not_found_lifetime`.
     pub(in crate::mirror) async fn must_be_listed(
         self: &Arc<Self>,
         address: &Address,
         version: &Version,
         key: &Key,
-        believed: Duration,
+        not_found_lifetime: Duration,
         call: &RequestContext,
     ) -> Result<ListingState, Error> {
-        let mut listed = self.listed(address, version, call).await;
+        let mut listed = self.listing_state(address, version, call).await;
         if let ListingState::Unlisted { checked, age } = listed
-            && checked.after(believed) < call.now
+            && checked.after(not_found_lifetime) < call.now
         {
             let list = self.fetch_now(address, Some(age), call).await;
             listed = ListingState::of(list.map(|list| (list.value, list.age.checked)), address, version).await;
@@ -299,7 +301,7 @@ impl Documents {
             return Ok(listed);
         }
         let reason = format!("the version list of {address} does not name {version}");
-        call.config.not_found.insert(key.clone(), reason.clone(), call.now.after(believed), call.now);
+        call.config.not_found.insert(key.clone(), reason.clone(), call.now.after(not_found_lifetime), call.now);
         Err(Error::NotFound(reason))
     }
 }

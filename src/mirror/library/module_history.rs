@@ -352,7 +352,7 @@ impl Library {
             TreeComparison::Consistent => return Ok(()),
             TreeComparison::Moved { pinned } => {
                 tracing::error!(%package, %tree, %pinned, commit, "ALARM: upstream has published a module version again, with a tree other than the first-seen one; it is not served until it is accepted");
-                self.runtime.counters.count_unproven(&key.module.host, REPUBLISHED);
+                self.runtime.counters.count_unverified(&key.module.host, REPUBLISHED);
                 let elsewhere = if *tree == pinned { ", with the module in another folder" } else { "" };
                 let verdict = format!(
                     "its tree has digest {tree}, but the first-seen one has {pinned}{elsewhere}: upstream has moved it"
@@ -365,7 +365,7 @@ impl Library {
             }
             TreeComparison::Lost => {
                 tracing::error!(%package, %tree, commit, "ALARM: the first-seen record of a module version is damaged, and no stored archive can rebuild it; it is not served until it is accepted");
-                self.runtime.counters.count_unproven(&key.module.host, SEEN_DAMAGED);
+                self.runtime.counters.count_unverified(&key.module.host, SEEN_DAMAGED);
                 let verdict = format!(
                     "its tree has digest {tree}, and its first-seen record is damaged, so a move by upstream cannot be detected"
                 );

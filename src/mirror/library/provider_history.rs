@@ -481,7 +481,7 @@ impl Library {
         }
         let Some(Judgement { verdict, .. }) = judgement else { return Ok(Ok(Admission::HistoryUnavailable)) };
         if let HistoryVerdict::Refused(refusal) = &verdict {
-            self.runtime.counters.count_unproven(&provider.host, refusal.alarm().1);
+            self.runtime.counters.count_unverified(&provider.host, refusal.alarm().1);
             let is_of_the_provider = *refusal == HistoryRefusal::SignatureLost;
             return Ok(Err(AdmissionRefusal { words: refusal.describe(), is_of_the_provider }));
         }

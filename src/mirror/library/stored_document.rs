@@ -14,11 +14,10 @@ use crate::digest::{FastHash, FastHasher};
 use crate::error::Error;
 use crate::mirror::counters::ObjectKind;
 use crate::mirror::documents::revalidate::{Aged, FlightResult, Revalidatable};
-use crate::mirror::freshness::{Age, FreshnessRule, RevalidationTarget};
+use crate::mirror::freshness::Age;
 use crate::mirror::library::record_format as parts;
 use crate::mirror::{Library, default_if_gone};
 use crate::store::{Durability, IndexEntry, Key, StoreError};
-use crate::upstream::Upstream;
 use crate::upstream::backoff::Origin;
 use crate::upstream::discovery::Discovery;
 use crate::upstream::limits::MemoryGrant;
@@ -163,21 +162,6 @@ impl Revalidatable for Arc<StoredDocument> {
             origins.push(first);
         }
         origins
-    }
-}
-
-impl Upstream {
-    pub(in crate::mirror) fn rule(
-        &self,
-        fresh: impl Fn(&crate::config::FreshnessLifetimes) -> std::time::Duration,
-    ) -> FreshnessRule {
-        let settings = &self.settings;
-        FreshnessRule {
-            fresh: fresh(&settings.fresh),
-            not_found: settings.fresh.not_found,
-            patience: settings.patience,
-            target: RevalidationTarget::SameLocation,
-        }
     }
 }
 

@@ -41,7 +41,7 @@ use crate::upstream::source::{
 };
 use crate::upstream::{CredentialScope, Upstream};
 
-/// Maximum length of a chain of pages (PROTOCOL 4.4).
+/// Maximum length of a chain of pages (go-getter).
 const MAX_PAGES: usize = 10;
 /// Limits how many archives are unpacked and packed concurrently: this takes CPU time, and file names are in memory.
 /// One upstream gets at most half.
@@ -112,7 +112,12 @@ impl<'a> SourceFetch<'a> {
         // The service's origin is resolved again: it may have changed since the location was fetched.
         let credential_scope = match modules
             .documents
-            .resolve_service(Service::Modules, &upstream, DiscoveryTrust::InAny, &modules.runtime.flight_context(call))
+            .resolve_service(
+                Service::Modules,
+                &upstream,
+                DiscoveryTrust::AnyStored,
+                &modules.runtime.flight_context(call),
+            )
             .await
         {
             Ok((_, credential_scope)) => credential_scope,
@@ -122,7 +127,10 @@ impl<'a> SourceFetch<'a> {
     }
 
     /// Fetches the tree that a location leads to.
-    pub(in crate::mirror) async fn tree(mut self, location: &LocationDocument) -> Result<FetchedTree, FetchTreeError> {
+    pub(in crate::mirror) async fn fetch_tree(
+        mut self,
+        location: &LocationDocument,
+    ) -> Result<FetchedTree, FetchTreeError> {
         let LocatedSource { mut source, mut subdir } = location.located.clone();
         for _ in 0..=MAX_PAGES {
             match source {
@@ -259,7 +267,7 @@ impl<'a> SourceFetch<'a> {
                 StoreError::NoRoom { needed: limit + 1, limit, unevictable: 0 }.into()
             }
             reason => {
-                self.modules.runtime.counters.count_unproven(&self.package.module.host, REFUSED_TREE);
+                self.modules.runtime.counters.count_unverified(&self.package.module.host, REFUSED_TREE);
                 let subject = format!("{} from {origin}", self.subject());
                 Error::Unverified { subject, verdict: reason.to_string() }
             }
@@ -480,7 +488,7 @@ impl<'a> SourceDownload<'a> {
             };
             let limit = self.modules.runtime.limits.archive_bytes;
             if length.is_some_and(|length| length > limit) {
-                return Err(incoming.failed(Fault::TooLarge(limit)).into());
+                return Err(incoming.upstream_error(Fault::TooLarge(limit)).into());
             }
             let bytes = length.unwrap_or(0).max(staged.written());
             let (taken_for, taken) =

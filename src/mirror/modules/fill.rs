@@ -1,7 +1,7 @@
 //! Fills one module version: locate, fetch, pack, compare with the first-seen tree, commit. A fill outlives its first
-//! caller. Concurrent callers share its result (DESIGN, promise 4). A background check sees if a stored version still
-//! resolves to the pinned tree: it runs after its location was revalidated. A moved tag is an alarm; the stored archive
-//! stays served (DESIGN 6).
+//! caller. Concurrent callers share its result (promise 4). A background check sees if a stored version still resolves
+//! to the pinned tree: it runs after its location was revalidated. A moved tag is an alarm; the stored archive stays
+//! served.
 
 use std::io;
 use std::sync::Arc;
@@ -129,11 +129,12 @@ impl Modules {
         // A separate reservation per fill, released when the archive is packed.
         let mut reservation = self.library.reservation();
         let location = self.documents.get(package, call).await?.value.as_location(package)?;
-        let fetched = match SourceFetch::new(self, package, call, &mut reservation).await?.tree(&location).await {
+        let fetched = match SourceFetch::new(self, package, call, &mut reservation).await?.fetch_tree(&location).await {
             Err(FetchTreeError::StaleLocation(error)) => {
                 tracing::warn!(%package, %error, "a location's source was refused; the location is fetched again");
                 let location = self.refetch_location(package, location.age, call).await?;
-                let fetched = SourceFetch::new(self, package, call, &mut reservation).await?.tree(&location).await;
+                let fetched =
+                    SourceFetch::new(self, package, call, &mut reservation).await?.fetch_tree(&location).await;
                 (fetched.map_err(FetchTreeError::error)?, location)
             }
             fetched => (fetched.map_err(FetchTreeError::error)?, location),
@@ -198,7 +199,7 @@ fn pack_into_stage(
         }
         Ok(Err(reason)) => {
             staged.discard()?;
-            library.runtime.counters.count_unproven(&package.module.host, REFUSED_TREE);
+            library.runtime.counters.count_unverified(&package.module.host, REFUSED_TREE);
             let subject = format!("the package of {package} from {}", fetched.origin);
             return Ok(Err(Error::Unverified { subject, verdict: reason.to_string() }));
         }
@@ -369,7 +370,7 @@ impl Modules {
         let mut reservation = self.library.reservation();
         let fetched = SourceFetch::new(self, package, call, &mut reservation)
             .await?
-            .tree(location)
+            .fetch_tree(location)
             .await
             .map_err(FetchTreeError::error)?;
         self.library.reserve(&mut reservation, fetched.tree.bytes()).await?;

@@ -1,5 +1,5 @@
 //! Modules: version lists, locations, and the archives that larder packs. Public registries answer with git addresses,
-//! which no cache can store (DESIGN 6).
+//! which no cache can store.
 
 pub(in crate::mirror) mod fetch;
 pub(in crate::mirror) mod fill;
@@ -213,7 +213,7 @@ impl Modules {
         Ok(Some(Error::Unaccepted { subject: format!("the location of {package}"), verdict, command }))
     }
 
-    /// Serves a stored archive if upstream fails or has deleted the version (DESIGN, promise 6).
+    /// Serves a stored archive if upstream fails or has deleted the version (promise 6).
     async fn location_without_upstream(
         self: &Arc<Self>,
         package: &ModulePackage,
@@ -285,7 +285,7 @@ fn pending_location(package: &ModulePackage, subdir: Option<String>) -> ModuleLo
 
 impl Modules {
     /// The archive that one of larder's URLs names. A missing one is fetched and packed, however long that takes:
-    /// clients wait for an archive without a limit (PROTOCOL 2.5).
+    /// clients wait for an archive without a limit (retries of clients).
     ///
     /// # Errors
     /// [`Error::NotFound`] if no archive of the version has this digest, even after asking upstream.
@@ -320,7 +320,7 @@ impl Modules {
         match self.open_module(&key, wanted.digest.as_ref(), call).await? {
             Some(archive) => Ok(Answer::of_now(archive, Outcome::Miss, call)),
             None => {
-                let rule = call.upstream(&package.module.host)?.rule(|fresh| fresh.download);
+                let rule = call.upstream(&package.module.host)?.freshness_rule(|fresh| fresh.download);
                 call.config.refetched_locations.insert(key, (), call.now.after(rule.not_found_lifetime()), call.now);
                 Err(no_such_archive(wanted))
             }

@@ -1,9 +1,9 @@
-//! Offline mode (DESIGN, promise 12): lists name only versions that can be installed from the store, and requests for
-//! anything else are recorded as missing.
+//! Offline mode (promise 12): lists name only versions that can be installed from the store, and requests for anything
+//! else are recorded as missing.
 //!
-//! Clients choose a version by the list alone, whatever platforms it names (PROTOCOL 2.2, 3.2, 4.2). So the list must
-//! name nothing else for a constraint to select a stored version. Stored documents stay unchanged: back online, the
-//! full list is served again.
+//! Clients choose a version by the list alone, whatever platforms it names (provider registry protocol, provider
+//! network mirror protocol, module registry protocol). So the list must name nothing else for a constraint to select a
+//! stored version. Stored documents stay unchanged: back online, the full list is served again.
 
 pub(in crate::mirror) mod stored_pages;
 
@@ -57,7 +57,8 @@ impl Offline {
     /// `sealed_platforms`.
     ///
     /// # Errors
-    /// [`Error::Offline`] if the list would be empty: clients take that for "no such provider" (PROTOCOL 2.2).
+    /// [`Error::Offline`] if the list would be empty: clients take that for "no such provider" (provider registry
+    /// protocol).
     pub async fn client_versions(
         self: &Arc<Self>,
         address: &Address,

@@ -130,12 +130,12 @@ impl Purge<'_> {
             let is_meant = versions.include(artifact.version()) && !spared.contains(&artifact);
             // A download may have landed since. Its archive keeps the set that proves it.
             if is_meant && library.catalog.name(&artifact)?.archives.is_empty() {
-                self.document(&document)?;
+                self.purge_document(&document)?;
             }
         }
         let list = Key::version_list(address);
         match versions {
-            Versions::All if spared.is_empty() => self.document(&list),
+            Versions::All if spared.is_empty() => self.purge_document(&list),
             versions if spared.is_empty() => self.unlist_dropped(&list, versions),
             _ => Ok(()),
         }
@@ -238,14 +238,14 @@ impl Purge<'_> {
             // A page's key is a digest, so only its URL shows its subject.
             let document = self.library.store.records.get(&page)?.and_then(StoredDocument::read);
             if document.is_some_and(|document| has_details_of(selector, &document.metadata.asked)) {
-                self.document(&page)?;
+                self.purge_document(&page)?;
             }
         }
         self.library.bump_pages_revision(selector.host());
         Ok(())
     }
 
-    fn document(&mut self, key: &Key) -> Result<(), StoreError> {
+    fn purge_document(&mut self, key: &Key) -> Result<(), StoreError> {
         let size_bytes = self.library.store.index.document_bytes(key)?;
         self.library.store.records.remove(key, Durability::Synced)?;
         if size_bytes > 0 {

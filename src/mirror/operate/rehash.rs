@@ -1,5 +1,5 @@
-//! Re-hashes what is stored at a limited rate: `verify` all at once, and the scrub one archive after the other over weeks.
-//! A wrong archive is quarantined, taken off its names, and fetched again (DESIGN, promise 10).
+//! Re-hashes what is stored at a limited rate: `verify` all at once, and the scrub one archive after the other over
+//! weeks. A wrong archive is quarantined, taken off its names, and fetched again (promise 10).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -569,7 +569,7 @@ fn describe_key(key: &Key) -> String {
 mod tests {
     use super::*;
 
-    /// DESIGN, promise 11: re-hashing everything leaves disk bandwidth to others.
+    /// Promise 11: re-hashing everything leaves disk bandwidth to others.
     #[test]
     fn the_read_rate_is_limited_and_pauses_are_not_made_up_for() {
         let mut pace = ReadRate::of(1000);

@@ -134,7 +134,7 @@ pub struct OriginBackoff {
 
 impl Runtime {
     /// The configured upstreams' hosts, sorted.
-    pub fn hosts(&self) -> Vec<Hostname> {
+    pub fn upstream_hosts(&self) -> Vec<Hostname> {
         self.config.load().upstreams.hosts().into_iter().cloned().collect()
     }
 
@@ -184,7 +184,7 @@ impl Runtime {
             left_alone.sort_by(|one, other| one.origin.cmp(&other.origin));
             UpstreamState { host: host.to_string(), requests, failed, bytes, refused, left_alone }
         };
-        self.hosts().into_iter().map(state).collect()
+        self.upstream_hosts().into_iter().map(state).collect()
     }
 }
 
@@ -224,7 +224,7 @@ impl Operations {
             imported: self.library.catalog.imported(),
             last_bundle: self.library.last_bundle(),
             offline: self.runtime.connectivity() == Connectivity::Offline,
-            upstreams: self.runtime.hosts().iter().map(ToString::to_string).collect(),
+            upstreams: self.runtime.upstream_hosts().iter().map(ToString::to_string).collect(),
             missing: self.library.missing_in_words(),
             alarms: self.library.alarms(),
         }

@@ -55,22 +55,22 @@ impl ProofSets {
     ) -> Result<ProofSet, SetFetchError> {
         let (subject, upstream) = (&*describe_set(package), &**call.upstream(&package.provider.host)?);
         let (trust, build_on, retries) = match basis {
-            SetBasis::Nothing | SetBasis::Rejudged => (DiscoveryTrust::InAny, None, RETRIES),
-            SetBasis::Expired => (DiscoveryTrust::InConfirmed, None, 0),
-            SetBasis::Stored(before) => (DiscoveryTrust::InConfirmed, Some(before), 0),
+            SetBasis::Nothing | SetBasis::Rejudged => (DiscoveryTrust::AnyStored, None, RETRIES),
+            SetBasis::Expired => (DiscoveryTrust::ConfirmedOnly, None, 0),
+            SetBasis::Stored(before) => (DiscoveryTrust::ConfirmedOnly, Some(before), 0),
         };
         let (base, credential_scope) =
             self.documents.resolve_service(Service::Providers, upstream, trust, call).await?;
         let provider = Address::from(&package.provider);
         let listed = match basis {
             SetBasis::Nothing => {
-                let lifetime = upstream.rule(|fresh| fresh.download).not_found_lifetime();
+                let lifetime = upstream.freshness_rule(|fresh| fresh.download).not_found_lifetime();
                 let key = Key::ProofSet(package.clone());
                 self.documents.must_be_listed(&provider, &package.version, &key, lifetime, call).await?
             }
-            _ => self.documents.listed(&provider, &package.version, call).await,
+            _ => self.documents.listing_state(&provider, &package.version, call).await,
         };
-        let spelled = listed.spelled().unwrap_or(package.version.as_str());
+        let spelled = listed.upstream_spelling().unwrap_or(package.version.as_str());
         let unusable = |reason: String| UpstreamError {
             subject: subject.to_owned(),
             origin: origin(&base),
@@ -146,7 +146,7 @@ impl ProofSets {
         let proven = self.verify_set(policy, &sums.0, &signature.0, document).await;
         // The verdict may quote upstream's text, which may contain the query of a URL.
         let proof = proven.map_err(|(kind, verdict)| {
-            self.runtime.counters.count_unproven(&visit.package.provider.host, kind);
+            self.runtime.counters.count_unverified(&visit.package.provider.host, kind);
             unverified(visit.subject, &url, sanitized(&verdict))
         })?;
         for warning in &proof.warnings {

@@ -84,7 +84,7 @@ impl ProofSets {
 
 impl ProofSets {
     /// Returns the proof set to serve for a package: the current one, or its predecessor while only that one's archive
-    /// is stored and upstream does not answer (DESIGN, promise 2).
+    /// is stored and upstream does not answer (promise 2).
     pub async fn proof_set(
         self: &Arc<Self>,
         package: &Package,
@@ -92,7 +92,7 @@ impl ProofSets {
     ) -> Result<Answer<Arc<ProofSet>>, Error> {
         let upstream = call.upstream(&package.provider.host)?;
         let subject = describe_set(package);
-        let mut rule = upstream.rule(|fresh| fresh.download);
+        let mut rule = upstream.freshness_rule(|fresh| fresh.download);
         let stored = self.usable_set(package, call).await?;
         if let Some(stored) = stored.as_ref().filter(|stored| !stored.stored_set.age.gone) {
             let url = &stored.stored_set.current.metadata.asked;
@@ -192,7 +192,7 @@ impl ProofSets {
         Ok(self.join_set_flight(package, None, ProofSetRefresh::Whole, call).await?.value)
     }
 
-    /// Reads the stored set. A set that does not meet today's `verification` counts as not stored (DESIGN, promise 1).
+    /// Reads the stored set. A set that does not meet today's `verification` counts as not stored (promise 1).
     pub(in crate::mirror) async fn usable_set(
         self: &Arc<Self>,
         package: &Package,
@@ -239,7 +239,7 @@ impl ProofSets {
             before.as_ref().filter(|before| anew != ProofSetRefresh::Whole && seen != Some(before.age))
         {
             // Another flight has landed since the caller read the store.
-            let rule = call.upstream(&package.provider.host)?.rule(|fresh| fresh.download);
+            let rule = call.upstream(&package.provider.host)?.freshness_rule(|fresh| fresh.download);
             if decide(Some(before.age), &rule, self.runtime.connectivity(), call.now) == FreshnessDecision::Serve {
                 return Ok(Aged { age: before.age, value: Arc::clone(before) });
             }
@@ -292,7 +292,7 @@ impl ProofSets {
             }
             before => {
                 let key = Key::ProofSet(package.clone());
-                let until = call.now.after(upstream.rule(|fresh| fresh.download).not_found_lifetime());
+                let until = call.now.after(upstream.freshness_rule(|fresh| fresh.download).not_found_lifetime());
                 call.config.not_found.insert(key, error.to_string(), until, call.now);
                 if before.is_some() && self.runtime.is_current_config(call) {
                     let owned_package = package.clone();

@@ -77,7 +77,7 @@ fn invalid_names_are_malformed_and_unmatched_paths_are_unknown() {
     }
 }
 
-/// DESIGN, promise 15: mistakes in a client's configuration are answered with the line to write.
+/// Promise 15: mistakes in a client's configuration are answered with the line to write.
 #[test]
 fn common_configuration_mistakes_are_explained() {
     for (path, api, cause) in [
@@ -291,7 +291,7 @@ fn any_path() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    /// DESIGN, law 8: every URL we print parses back to the same route.
+    /// Law 8 of ARCHITECTURE.md: every URL we print parses back to the same route.
     #[test]
     fn every_printed_route_parses_back(route in any_route()) {
         if let Some(route) = route {
@@ -302,7 +302,7 @@ proptest! {
         }
     }
 
-    /// DESIGN, law 8, from requests: every path that parses prints as a path of the same route.
+    /// Law 8 of ARCHITECTURE.md, from requests: every path that parses prints as a path of the same route.
     #[test]
     fn every_parsed_route_prints_as_a_path_that_parses_back(path in any_path(), host in prop::option::of("(registry\\.example|bücher\\.example)(:[0-9]{1,5})?")) {
         if let Ok(route) = parse_at(&path, host.as_deref()) {

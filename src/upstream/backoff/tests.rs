@@ -29,7 +29,7 @@ const fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// A Retry-After delays jobs; a pause without one does not (DESIGN, section 4).
+/// A Retry-After delays jobs; a pause without one does not.
 #[test]
 fn only_a_retry_after_delays_jobs() {
     let (mut breakers, retry_after, silent) = (Breakers::default(), origin("a.example"), origin("b.example"));
@@ -67,8 +67,7 @@ fn assert_events(scenario: &str, events: Vec<(u64, BreakerEvent)>) {
     }
 }
 
-/// Pauses are short and grow, one probe follows each, and a Retry-After is limited (DESIGN, promise 11; DESIGN, section
-/// 4).
+/// Pauses are short and grow, one probe follows each, and a Retry-After is limited (promise 11).
 #[test]
 fn the_breaker_follows_the_table_of_events() {
     assert_events(

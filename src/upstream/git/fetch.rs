@@ -61,12 +61,12 @@ impl GitFetch {
     }
 
     /// The repository's origin.
-    pub(super) fn origin(&self) -> String {
+    pub(super) fn repository_origin(&self) -> String {
         self.repository.origin_text()
     }
 
     fn unusable(&self, reason: impl Into<String>) -> GitCodeError {
-        GitCodeError::unusable(&self.origin(), reason)
+        GitCodeError::unusable(&self.repository_origin(), reason)
     }
 
     fn parse_reference(&self) -> Result<Reference, GitCodeError> {

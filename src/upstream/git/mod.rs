@@ -1,5 +1,5 @@
-//! Fetches one commit of a git repository with its submodules, as a tree (DESIGN, section 6). gix implements the protocol
-//! and reads the objects. All traffic goes through the outbound connector. Only packs are written to disk.
+//! Fetches one commit of a git repository with its submodules, as a tree. gix implements the protocol and reads the
+//! objects. All traffic goes through the outbound connector. Only packs are written to disk.
 
 mod attributes;
 mod blocking_bridge;
@@ -65,7 +65,7 @@ impl Outbound {
     ) -> Result<GitTree, GitError> {
         let fetch = GitFetch::new(request, source, scratch, self.limits.git)?;
         let limit_reached = "the limit of concurrent git fetches is reached";
-        let permit = self.permit(&self.git_permits, request, || fetch.origin(), limit_reached).await?;
+        let permit = self.permit(&self.git_permits, request, || fetch.repository_origin(), limit_reached).await?;
         let work = move |bridge: GitBridge, stop: &AtomicBool| fetch.fetch(&bridge, stop, tree, permit);
         let mut fetched = self.run_blocking(request, self.limits.git.total, work).await?;
         for note in &mut fetched.notes {
@@ -89,7 +89,7 @@ impl Outbound {
             return Ok(Some(id));
         }
         let limit_reached = "the limit of concurrent git ref lookups is reached";
-        let permit = self.permit(&self.resolve_permits, request, || fetch.origin(), limit_reached).await?;
+        let permit = self.permit(&self.resolve_permits, request, || fetch.repository_origin(), limit_reached).await?;
         let work = move |bridge: GitBridge, _: &AtomicBool| {
             let _permit = permit;
             fetch.resolve_by_refs(&bridge)

@@ -563,7 +563,7 @@ mod tests {
         }
     }
 
-    /// No memory is reserved for more objects than allowed (DESIGN, promise 11).
+    /// No memory is reserved for more objects than allowed (promise 11).
     #[test]
     fn a_pack_that_announces_too_many_objects_is_refused_by_its_header_alone() {
         for (announced, is_refused) in [(100_u32, false), (101, true), (u32::MAX, true)] {

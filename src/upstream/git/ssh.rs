@@ -68,8 +68,8 @@ impl Outbound {
         Err(failed(last_fault))
     }
 
-    /// The key and host keys for a repository. Only hosts of a `[[credential]]` for this upstream are allowed (DESIGN,
-    /// promise 8).
+    /// The key and host keys for a repository. Only hosts of a `[[credential]]` for this upstream are allowed (promise
+    /// 8).
     fn ssh_files<'a>(
         &self,
         request: &UpstreamRequest<'a>,

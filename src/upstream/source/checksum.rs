@@ -1,4 +1,4 @@
-//! Parses and computes `?checksum=`: the expected checksum of an archive (PROTOCOL, section 4.4).
+//! Parses and computes `?checksum=`: the expected checksum of an archive (go-getter).
 
 use std::fmt;
 use std::io::{self, Read, Write};

@@ -1,4 +1,5 @@
-//! Finds the source of a module in an answer: in a header, in JSON, or in a tag of a page (PROTOCOL, sections 4.3 and 4.4).
+//! Finds the source of a module in an answer: in a header, in JSON, or in a tag of a page (module registry protocol,
+//! go-getter).
 
 use serde::Deserialize;
 

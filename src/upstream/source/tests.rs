@@ -128,7 +128,7 @@ fn an_unsupported_source_has_a_label_and_a_host() {
     }
 }
 
-/// A registry's own secrets must not reach clients (DESIGN, section 6).
+/// A registry's own secrets must not reach clients.
 #[test]
 fn only_sources_without_secrets_reach_a_client() {
     let for_client = |text: &str| match parse(text).source {

@@ -92,7 +92,7 @@ fn a_package_that_claims_too_much_is_refused_before_it_is_unpacked() {
     assert!(matches!(refused, Err(BadPackage::TooLarge { limit: 10_000 })), "{refused:?}");
 }
 
-/// No package makes larder unpack more than 4 GiB (DESIGN, promise 11).
+/// No package makes larder unpack more than 4 GiB (promise 11).
 #[test]
 fn a_package_that_claims_to_unpack_to_more_than_4_gib_is_refused() {
     let mut zip = zip_of(&[File("a", b"x"), File("b", b"y")]);

@@ -203,7 +203,7 @@ fn one_good_signature_of_several_suffices() {
     }
 }
 
-/// A registry cannot make larder do unlimited work with long lists of keys and signatures (DESIGN, promise 11).
+/// A registry cannot make larder do unlimited work with long lists of keys and signatures (promise 11).
 #[test]
 fn lists_that_need_too_many_public_key_operations_are_refused() {
     let (stranger, keys): (TestKey, Vec<TestKey>) = (TestKey::new(), (0..40).map(|_| TestKey::new()).collect());

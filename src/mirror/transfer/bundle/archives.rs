@@ -118,7 +118,7 @@ impl BundledSet {
         let filename = document.filename.as_str();
         let verified = verify_proof_set(policy, &sums, &signature, &document.keys, filename, &document.shasum);
         let (proof, _) = verified.map_err(|verdict| {
-            library.runtime.counters.count_unproven(&package.provider.host, verdict.metric_label());
+            library.runtime.counters.count_unverified(&package.provider.host, verdict.metric_label());
             format!("verification failed: {}", sanitized(&verdict.to_string()))
         })?;
         let signer = proof.how.fingerprint();
@@ -279,7 +279,7 @@ impl Library {
     }
 }
 
-/// True if a URL is a download document URL of the package (PROTOCOL 2.1).
+/// True if a URL is a download document URL of the package (provider registry protocol).
 fn is_document_url_of(fetch_origin: &FetchOrigin, package: &Package) -> bool {
     let Some(segments) = fetch_origin.asked.path_segments() else { return false };
     let segments: Vec<&str> = segments.collect();

@@ -196,7 +196,7 @@ impl TreeImport {
             }
             Ok(PathMeaning::File(MirrorPath { provider, kind })) => {
                 self.enter_provider(&provider).await?;
-                let Some(most) = SidecarFiles::max_bytes(&kind) else { return Ok(()) };
+                let Some(most) = SidecarFiles::max_sidecar_bytes(&kind) else { return Ok(()) };
                 let bytes = self.on_tar(move |tar| Ok(tar.reader.read_at_most(most)?)).await?;
                 let too_large = || format!("it has {size_bytes} bytes; at most {most} are read");
                 match bytes.ok_or_else(too_large).and_then(|bytes| self.sidecars.insert(kind, bytes)) {

@@ -72,7 +72,7 @@ impl SidecarFiles {
     }
 
     /// The most bytes of a file of this kind; `None` if it is not needed.
-    pub(super) fn max_bytes(kind: &MirrorFileKind) -> Option<usize> {
+    pub(super) fn max_sidecar_bytes(kind: &MirrorFileKind) -> Option<usize> {
         match kind {
             // `index.json` adds nothing to the archives themselves.
             MirrorFileKind::Index | MirrorFileKind::Archive(..) => None,

@@ -47,7 +47,7 @@ async fn a_repository_that_has_moved_is_fetched_at_its_new_url() {
     assert!(requests.iter().all(|request| request.header("cdn-loop").is_some_and(|list| list.contains("larder;id="))));
 }
 
-/// The egress policy applies to every hop (DESIGN, promise 7).
+/// The egress policy applies to every hop (promise 7).
 #[tokio::test]
 async fn a_redirect_against_the_egress_policy_is_refused() {
     let forge = Forge::new();
@@ -77,7 +77,7 @@ async fn a_redirect_of_a_post_is_not_followed() {
     assert_eq!(forge.server.requests().len(), 2);
 }
 
-/// A credential is sent to its host, and not to another host after a redirect (DESIGN, promise 8).
+/// A credential is sent to its host, and not to another host after a redirect (promise 8).
 #[tokio::test]
 async fn a_credential_is_sent_to_its_host_only() {
     let (private, public) = (Forge::new(), Forge::new());
@@ -135,7 +135,7 @@ async fn an_http_error_of_a_forge_is_reported_as_such() {
     }
 }
 
-/// Offline, nothing is sent (DESIGN, promise 12).
+/// Offline, nothing is sent (promise 12).
 #[tokio::test]
 async fn offline_no_request_is_sent_and_no_ssh_process_started() {
     let forge = Forge::new();
@@ -177,7 +177,7 @@ async fn a_cancelled_job_ends_and_releases_its_permit() {
     config.fetch_with(&outbound, &source).await.unwrap();
 }
 
-/// A secret that a server quotes is not shown (DESIGN, promise 8).
+/// A secret that a server quotes is not shown (promise 8).
 #[tokio::test]
 async fn a_text_that_quotes_a_credential_is_not_shown() {
     let forge = Forge::new();
@@ -294,7 +294,7 @@ async fn a_repository_is_fetched_over_ssh_with_the_configured_key() {
     assert_eq!(config.resolve(&server.source(&r.join(".git"), "main")).await.unwrap(), Some(fetched.commit));
 }
 
-/// An unknown host key and a refused user key are errors, without a prompt (DESIGN, promise 8).
+/// An unknown host key and a refused user key are errors, without a prompt (promise 8).
 #[tokio::test]
 async fn an_unknown_host_and_a_refused_key_are_errors() {
     let Some(server) = SshServer::start() else { return };

@@ -1,4 +1,4 @@
-//! Tests of the limits of git fetches (DESIGN, promise 11). Each error names the limit that was reached.
+//! Tests of the limits of git fetches (promise 11). Each error names the limit that was reached.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ async fn a_server_that_falls_silent_is_given_up() {
     assert!(matches!(broken, Fault::Unreachable(_) | Fault::Unusable(_)), "{broken:?}");
 }
 
-/// The time limit until the first byte is the same for repositories as for other upstreams (DESIGN, section 4).
+/// The time limit until the first byte is the same for repositories as for other upstreams.
 #[tokio::test]
 async fn a_server_that_never_begins_to_answer_is_given_up_like_any_other() {
     let forge = Forge::new();
@@ -253,7 +253,7 @@ async fn a_slow_server_is_given_up() {
     config.fetch(&forge.source("r", "main")).await.unwrap();
 }
 
-/// Repositories that never finish do not block those of other upstreams (DESIGN, promise 11).
+/// Repositories that never finish do not block those of other upstreams (promise 11).
 #[tokio::test]
 async fn one_upstream_never_takes_all_git_fetches() {
     let (forge, stuck_forge) = (Forge::new(), Forge::new());
@@ -296,7 +296,7 @@ async fn one_upstream_never_takes_all_git_fetches() {
     }
 }
 
-/// Progress messages do not count as pack data (DESIGN, promise 11).
+/// Progress messages do not count as pack data (promise 11).
 #[tokio::test]
 async fn a_server_that_sends_progress_but_no_pack_is_given_up() {
     let forge = Forge::new();
