@@ -41,15 +41,15 @@ impl Explanation {
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(subject) = &self.subject {
-            write!(f, "{}: ", public_text(subject))?;
+            write!(f, "{}: ", safe_text(subject))?;
         }
-        f.write_str(&public_text(&self.cause))?;
-        self.remedy.as_ref().map_or(Ok(()), |remedy| write!(f, "; {}", public_text(remedy)))
+        f.write_str(&safe_text(&self.cause))?;
+        self.remedy.as_ref().map_or(Ok(()), |remedy| write!(f, "; {}", safe_text(remedy)))
     }
 }
 
 /// Makes a text safe to show (promise 8): one line, no control characters, and no userinfo or query of a URL.
-pub fn public_text(text: &str) -> String {
+pub fn safe_text(text: &str) -> String {
     let printable: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     let mut shown = String::with_capacity(printable.len());
     let mut remaining = printable.as_str();
@@ -177,7 +177,7 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             // `Display` is for the log, which may contain paths of this machine.
-            Self::Store(error) => f.write_str(&public_text(&format!("the store failed: {error}; {}", error.remedy()))),
+            Self::Store(error) => f.write_str(&safe_text(&format!("the store failed: {error}; {}", error.remedy()))),
             error => error.explain().fmt(f),
         }
     }
@@ -336,7 +336,7 @@ mod tests {
             ("a\r\nb\u{1b}[31m\u{9b}", "a  b [31m "),
             ("://", "://"),
         ] {
-            assert_eq!(public_text(text), shown);
+            assert_eq!(safe_text(text), shown);
         }
     }
 
@@ -346,7 +346,7 @@ mod tests {
             before in "[^@?#/]{0,20}", user in "[a-z]{0,5}", secret in "[a-z()'`/#&]{0,6}", host in "[a-z]{1,9}", after in "(\\PC|\\n){0,20}",
         ) {
             let text = format!("{before} https://{user}:S3CRET{secret}S3CRET@{host}/p?t=S3CRET{secret}S3CRET {after}");
-            let shown = public_text(&text);
+            let shown = safe_text(&text);
             prop_assert!(!shown.contains("S3CRET") && !shown.contains(char::is_control), "{}", shown);
         }
     }

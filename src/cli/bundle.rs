@@ -15,7 +15,7 @@ use indicatif::ProgressBar;
 use secrecy::ExposeSecret;
 
 use self::files::{BundleDestination, BundleOutput, BundleSource, WrittenBundle};
-use super::larder::{StoreNeed, parse, running_larder, with_larder};
+use super::admin_service::{StoreNeed, parse, running_larder, with_larder};
 use super::order::OrderFor;
 use super::terminal::{
     TextPage, TransferProgress, escape_for_terminal, format_seconds, format_timestamp, plural, through_pipe,

@@ -7,7 +7,7 @@ use anstyle::{AnsiColor, Style};
 use anyhow::Context;
 use clap::Args;
 
-use super::larder::{StoreNeed, running_larder, with_larder};
+use super::admin_service::{StoreNeed, running_larder, with_larder};
 use super::terminal::{TextPage, escape_for_terminal, plural, width_of_stderr, width_of_stdout};
 use super::{BAD_CONFIGURATION, CommonOptions, block_on, print_error, print_json, print_line};
 use crate::doctor::{self, Check, CheckResult};

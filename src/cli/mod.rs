@@ -1,9 +1,9 @@
 //! The command line: one file for each group of commands. Prints for people on a terminal, or JSON.
 
+mod admin_service;
 mod bundle;
 mod doctor;
 mod help;
-mod larder;
 mod logging;
 mod operate;
 mod order;
@@ -31,7 +31,7 @@ use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 use self::terminal::{escape_for_terminal, with_bars_hidden};
 use crate::app::StartError;
 use crate::config::{self, Config, Problems, Remark};
-use crate::error::public_text;
+use crate::error::safe_text;
 use crate::protocol::admin;
 
 /// Exit code of `plan` and `verify` for a finding: something is missing or damaged.
@@ -75,13 +75,13 @@ enum Command {
     ClientConfig(doctor::ClientConfig),
     /// Check store, disk, clock, upstreams and this machine's clients
     Doctor(CommonOptions),
-    /// Show what is stored, served and saved
+    /// Show what is stored and served, and the traffic saved
     Status(CommonOptions),
     /// Report whether init will work offline, and what is missing
     Plan(plan::PlanCommand),
     /// List what was requested while offline and is not stored
     Missing(operate::MissingCommand),
-    /// Fetch what is missing, with progress
+    /// Fetch and verify what init needs, with progress
     Warm(warm::Warm),
     /// Write a provider tree for filesystem_mirror or a web server
     Export(trees::Export),
@@ -95,7 +95,7 @@ enum Command {
     Refresh(operate::Addresses),
     /// Delete documents and archives; first-seen records stay
     Purge(operate::Addresses),
-    /// Accept a version whose bytes, keys or tree changed upstream
+    /// Accept a version whose bytes, keys or files changed upstream
     Accept(operate::Addresses),
     /// Exempt packages from eviction and purge
     Pin(operate::Addresses),
@@ -140,7 +140,8 @@ impl CommonOptions {
         Ok((config, warnings))
     }
 
-    /// The options that another command needs to find the same larder.
+    /// The options that another command needs to find the same larder. Without overrides the configuration says it all, and
+    /// the command that is advised finds that itself.
     fn connection_options(&self, admin: SocketAddr) -> String {
         let absolute = |path: &PathBuf| path.canonicalize().unwrap_or_else(|_| path.clone());
         let config = self.config.as_ref().map(|file| format!(" --config {:?}", absolute(file)));
@@ -161,7 +162,7 @@ impl Arguments {
             if error.use_stderr() && wants_json() {
                 let text = error.render().to_string();
                 let text = text.strip_prefix("error: ").unwrap_or(&text).trim();
-                print_json(&json!({ "errors": [public_text(text)] }));
+                print_json(&json!({ "errors": [safe_text(text)] }));
                 std::process::exit(error.exit_code());
             }
             error.exit()
@@ -288,7 +289,7 @@ fn errors(error: &anyhow::Error) -> Vec<String> {
         Some(problems) => problems.remarks().iter().map(ToString::to_string).collect(),
         None => vec![error_chain_text(error)],
     };
-    texts.iter().map(|text| public_text(text)).collect()
+    texts.iter().map(|text| safe_text(text)).collect()
 }
 
 /// True after a result could not be printed.

@@ -8,7 +8,7 @@ use bytesize::ByteSize;
 use clap::Args;
 use serde::Serialize;
 
-use super::larder::{StoreNeed, ask, with_larder};
+use super::admin_service::{StoreNeed, ask, with_larder};
 use super::terminal::{TerminalLines, TextPage, escape_for_terminal, plural, width_of_stdout};
 use super::{CommonOptions, block_on, print_error, print_json, print_line};
 use crate::address::{Hostname, PackageRef};

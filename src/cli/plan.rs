@@ -3,7 +3,7 @@
 use bytesize::ByteSize;
 use clap::Args;
 
-use super::larder::ask;
+use super::admin_service::ask;
 use super::order::OrderArgs;
 use super::terminal::{TextPage, escape_for_terminal, plural, width_of_stdout};
 use super::{CommonOptions, print_json, print_line};

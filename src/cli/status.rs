@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use bytesize::ByteSize;
 
-use super::larder::ask;
+use super::admin_service::ask;
 use super::terminal::{
     TextPage, escape_for_terminal, format_seconds, format_timestamp, percent, plural, width_of_stdout,
 };

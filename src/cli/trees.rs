@@ -12,7 +12,7 @@ use indicatif::ProgressBar;
 use serde::Serialize;
 use tokio::task::spawn_blocking;
 
-use super::larder::{StoreNeed, with_larder};
+use super::admin_service::{StoreNeed, with_larder};
 use super::order::OrderFor;
 use super::terminal::{TextPage, TransferProgress, escape_for_terminal, plural, through_pipe, width_of_stdout};
 use super::warm::{WarmOutput, warm_and};

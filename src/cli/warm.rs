@@ -10,7 +10,7 @@ use clap::Args;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::Instant;
 
-use super::larder::{StoreNeed, parse, with_larder};
+use super::admin_service::{StoreNeed, parse, with_larder};
 use super::order::OrderArgs;
 use super::terminal::{
     MAX_BAR_WIDTH, TerminalLines, TextPage, bar, bar_line_width, escape_for_terminal, format_seconds, plural,

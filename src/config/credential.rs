@@ -1,5 +1,5 @@
 //! The types of credentials, which never print a secret, and the readers of their tables. An environment variable or a
-//! file holds a secret; it is loaded at once and never shown.
+//! file holds a secret; it is loaded when the configuration is read, and never shown.
 
 use std::path::{Path, PathBuf};
 

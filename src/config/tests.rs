@@ -178,7 +178,7 @@ fn paths_are_relative_to_the_configuration_and_the_final_newline_of_a_secret_is_
     );
 }
 
-/// Secrets never leave larder (promise 8).
+/// No secret appears in a message or in debug output (promise 8).
 #[test]
 fn debug_output_and_messages_contain_no_secret() {
     let text = "[admin]\ntoken = { env = 'A' }\n[[upstream]]\nhost = 'a.example'\ntoken = { env = 'A' }\n[[upstream]]\n\

@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::body::Body;
 use crate::clock::Timestamp;
 use crate::digest::Digest;
-use crate::error::{Explanation, Kind, public_text};
+use crate::error::{Explanation, Kind, safe_text};
 use crate::mirror::{Archive, Outcome};
 use crate::protocol::rendered::RenderedDocument;
 use crate::protocol::route::{Api, Route, RouteError};
@@ -356,7 +356,7 @@ pub(super) fn failure(failure: &RequestFailure, api: Api) -> Response<Body> {
 
 /// The text of a failure for the log, without secrets. It may contain paths of this machine.
 pub(super) fn log_text(failure: &RequestFailure) -> String {
-    public_text(&failure.to_string())
+    safe_text(&failure.to_string())
 }
 
 /// Responds with an error: the body has subject, cause and remedy, the reason phrase cause and remedy.
@@ -374,7 +374,7 @@ pub(super) fn errors(status_code: StatusCode, errors: Vec<String>) -> Response<B
     struct ErrorBody {
         errors: Vec<String>,
     }
-    let errors: Vec<String> = errors.iter().map(|error| public_text(error)).collect();
+    let errors: Vec<String> = errors.iter().map(|error| safe_text(error)).collect();
     let phrase = errors.first().and_then(|first| phrase(&Explanation::of(first)));
     let mut response = json(status_code, &ErrorBody { errors });
     response.headers_mut().insert(header::CACHE_CONTROL, NO_STORE);
@@ -469,7 +469,7 @@ fn phrase_text(reason: &Explanation) -> String {
 }
 
 fn printable(text: &str) -> String {
-    let text = public_text(text);
+    let text = safe_text(text);
     let character = |character: char| match character {
         '\u{2026}' => ELLIPSIS.to_owned(),
         character if character.is_ascii_graphic() => character.to_string(),

@@ -59,7 +59,7 @@ pub enum Urgency {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(in crate::mirror) enum FetchReason {
     /// Nothing is stored: the fetch is always tried.
-    Fetch,
+    NotStored,
     /// A copy is stored: the revalidation stays within the upstream's rate budget.
     Revalidate,
 }
@@ -232,7 +232,7 @@ impl Runtime {
     }
 
     /// Charges a revalidation to the upstream's rate budget. A fetch of something that is not stored is free.
-    pub(in crate::mirror) fn charge_revalidation(
+    pub(in crate::mirror) fn spend_revalidation_budget(
         &self,
         subject: &str,
         host: &Hostname,
@@ -241,7 +241,7 @@ impl Runtime {
         call: &RequestContext,
     ) -> Result<(), Error> {
         match fetch_reason {
-            FetchReason::Fetch => Ok(()),
+            FetchReason::NotStored => Ok(()),
             FetchReason::Revalidate
                 if call.config.outbound.backoff.spend(host, BudgetPurpose::Revalidation, requests, call.now) =>
             {

@@ -1,5 +1,5 @@
 //! The reader of untrusted tars, within limits, and the writer of tars. Which names and kinds of entries are accepted is
-//! left to the reader's users. Bundles have a stricter form of their own (`bundle/tar.rs`).
+//! left to the reader's callers. Bundles have a stricter form of their own (`bundle/tar.rs`).
 
 use std::io::{self, Read, Write};
 
@@ -54,7 +54,7 @@ impl From<BadTar> for io::Error {
 /// An entry of a tar. Names and targets from GNU headers take precedence over pax, and pax over the header, as in Go.
 #[derive(Debug)]
 pub struct TarMember {
-    /// The header, of which users read the mode.
+    /// The header, of which callers read the mode.
     pub header: Header,
     /// The name, as raw bytes.
     pub name: Vec<u8>,
@@ -180,7 +180,7 @@ impl<R: Read> TarReader<R> {
         });
         match header.cksum()? == summands.sum::<u32>() {
             true => Ok(Some(header)),
-            false => Err(io::Error::other("archive header checksum mismatch").into()),
+            false => Err(io::Error::other("the checksum of a header in the tar is wrong").into()),
         }
     }
 
@@ -337,7 +337,7 @@ impl<W: Write> TarWriter<W> {
 }
 
 /// True if contents follow the header of an entry of this kind, as in Go. For other kinds, the size is that of something
-/// else, such as the target of a link. Bytes skipped as their contents could hide entries.
+/// else, such as the target of a link. If that many bytes were skipped as contents, entries could hide in them.
 fn has_contents(kind: EntryType) -> bool {
     !matches!(
         kind,

@@ -82,9 +82,9 @@ pub fn unpack_from<R: Read + Seek>(format: ArchiveFormat, archive: R, tree: &mut
     let buffered = BufReader::with_capacity(64 * 1024, archive);
     match format {
         ArchiveFormat::Zip => unpack_zip(buffered, tree)?,
-        ArchiveFormat::TarGz => unpack_tar(&mut limit_tar(gzip(buffered), tree), tree)?,
-        ArchiveFormat::TarBz2 => unpack_tar(&mut limit_tar(bzip2(buffered), tree), tree)?,
-        ArchiveFormat::TarXz => unpack_tar(&mut limit_tar(XzReader::new(buffered), tree), tree)?,
+        ArchiveFormat::TarGz => unpack_tar(gzip(buffered), tree)?,
+        ArchiveFormat::TarBz2 => unpack_tar(bzip2(buffered), tree)?,
+        ArchiveFormat::TarXz => unpack_tar(XzReader::new(buffered), tree)?,
         // go-getter refuses these formats as well: the file that they contain has no name.
         ArchiveFormat::Gz | ArchiveFormat::Bz2 | ArchiveFormat::Xz => {
             return Err(TreeError::Unreadable("it is one compressed file, but a module is a folder".to_owned()));
@@ -118,7 +118,8 @@ fn check_no_clash(tree: &Tree) -> Result<(), TreeError> {
 const MAX_EXTENSION_BYTES: u64 = 1 << 20;
 
 /// Unpacks a tar as go-getter does: `..` is refused, global headers are skipped, and a tar without a file is an error.
-fn unpack_tar(from: &mut dyn Read, tree: &mut Tree) -> Result<(), TreeError> {
+fn unpack_tar(from: impl Read, tree: &mut Tree) -> Result<(), TreeError> {
+    let from: &mut dyn Read = &mut limit_tar(from, tree);
     // Entries are counted by the reader, because the tree does not count a folder that is repeated.
     let limits = TarLimits { entries: tree.limits().entries, extension_bytes: MAX_EXTENSION_BYTES };
     let mut tar = TarReader::new(from, limits);

@@ -104,7 +104,7 @@ pub(super) fn strip_duplicate_mark(key: &Expression) -> &Expression {
 }
 
 /// The nesting limit: above any real file, and far below a stack overflow.
-const MAX_DEPTH: usize = 32;
+const HCL1_MAX_DEPTH: usize = 32;
 
 #[derive(Debug, PartialEq, Eq)]
 enum Token {
@@ -136,7 +136,7 @@ impl Hcl1Reader<'_> {
 
     /// Parses members up to `end`, or to the end of the file.
     fn body(&mut self, end: Option<char>, depth: usize) -> ParseResult<Hcl1Node> {
-        if depth > MAX_DEPTH {
+        if depth > HCL1_MAX_DEPTH {
             return Err("the file is nested too deeply here");
         }
         let mut members = Vec::new();
@@ -183,7 +183,7 @@ impl Hcl1Reader<'_> {
             Some(Token::Text(text)) => Ok(Hcl1Node::Text(text)),
             Some(Token::Scalar) => Ok(Hcl1Node::Other),
             Some(Token::Mark('{')) => self.body(Some('}'), depth + 1),
-            Some(Token::Mark('[')) if depth < MAX_DEPTH => self.list(depth + 1),
+            Some(Token::Mark('[')) if depth < HCL1_MAX_DEPTH => self.list(depth + 1),
             Some(Token::Mark('[')) => Err("the file is nested too deeply here"),
             Some(Token::Name(_) | Token::Mark(_)) => Err("expected a value: a text in quotes, a number, a list"),
             None => Err("the file ends before a value"),

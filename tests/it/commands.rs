@@ -1,4 +1,4 @@
-//! The operator commands `refresh` and `purge`, over HTTP and on the command line.
+//! The operator commands `refresh`, `purge` and `accept`, over HTTP and on the command line.
 
 use std::time::Duration;
 
@@ -175,7 +175,7 @@ async fn purge_of_a_provider_removes_all_but_its_first_seen_records() {
     assert!(refused.text().contains("larder accept registry.terraform.io/acme/null@1.2.0"), "{}", refused.text());
 }
 
-/// An archive is deleted when no package record lists it.
+/// An archive is deleted when no name record lists it.
 #[tokio::test]
 async fn purge_keeps_an_archive_that_another_package_lists() {
     let upstream = upstream_with(edition(1)).await;
@@ -198,9 +198,9 @@ async fn purge_keeps_an_archive_that_another_package_lists() {
     assert_eq!((&report.items[0].archives, larder.folder.blobs().len()), (&1.into(), 0), "{report}");
 }
 
-/// A dropped version is listed only while it is stored.
+/// A version that upstream withdrew is listed only while it is stored.
 #[tokio::test]
-async fn a_dropped_version_is_no_longer_listed_after_a_purge() {
+async fn a_withdrawn_version_is_no_longer_listed_after_a_purge() {
     let upstream = upstream_with(edition(1)).await;
     upstream.publish(edition(1).version("1.3.0"));
     let larder = Larder::mirroring(&upstream).start().await;

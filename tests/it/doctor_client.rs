@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 
 use crate::support::command_setup::CommandSetup;
 use crate::support::doctor_setup::{
-    configure_client, enable_tls, examine, examine_terraform_alone, providers, registry, site, write,
+    configure_client, enable_tls, examine, examine_terraform_alone, exporter_and_tree, providers, registry, write,
 };
 use crate::support::http::get;
 use crate::support::larder::{Folder, HOST};
@@ -20,7 +20,7 @@ const MODULES: &str = "https://registry.terraform.io/v1/modules/";
 /// A running larder, and a home directory whose client is not configured yet.
 async fn site_with_larder() -> (FakeUpstream, CommandSetup, Process) {
     let upstream = registry().await;
-    let setup = site(&upstream);
+    let setup = exporter_and_tree(&upstream);
     let larder = setup.serve();
     (upstream, setup, larder)
 }
@@ -28,7 +28,7 @@ async fn site_with_larder() -> (FakeUpstream, CommandSetup, Process) {
 /// A running larder with a TLS certificate of this authority, and the authority's certificate as `ca.pem` in the home.
 async fn site_with_tls_larder(ca: &TestCa) -> (FakeUpstream, CommandSetup, Process) {
     let upstream = registry().await;
-    let mut setup = site(&upstream);
+    let mut setup = exporter_and_tree(&upstream);
     let (certificate, key) = ca.issue(&["127.0.0.1"]);
     enable_tls(&mut setup, &certificate, &key);
     write(&setup, "ca.pem", &ca.pem());
@@ -54,7 +54,7 @@ async fn no_client_configuration_is_a_warning_with_the_lines_to_paste() {
 #[tokio::test]
 async fn a_larder_that_does_not_serve_this_machine_is_reported() {
     let upstream = crate::support::doctor_setup::registry().await;
-    let mut setup = site(&upstream);
+    let mut setup = exporter_and_tree(&upstream);
     setup.text = setup.text.replace("[server]\n", "[server]\nclients = [\"192.0.2.0/24\"]\n");
     let _larder = setup.serve();
     configure_client(&setup);
@@ -189,7 +189,7 @@ async fn a_certificate_that_the_client_does_not_trust_is_reported() {
 #[tokio::test]
 async fn a_self_signed_certificate_is_accepted_as_the_client_accepts_it() {
     let upstream = registry().await;
-    let mut setup = site(&upstream);
+    let mut setup = exporter_and_tree(&upstream);
     let (certificate, key) = TestCa::self_signed(&["127.0.0.1"]);
     enable_tls(&mut setup, &certificate, &key);
     let _larder = setup.serve();

@@ -2,7 +2,7 @@
 
 use crate::support::another_user::AnotherUser;
 use crate::support::command_setup::{CommandSetup, json};
-use crate::support::doctor_setup::{configure_client, examine, site};
+use crate::support::doctor_setup::{configure_client, examine, exporter_and_tree};
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::ports::free_port;
 use crate::support::process::{Process, command, run, spawn_captured};
@@ -64,7 +64,7 @@ async fn serve_logs_one_line_for_an_unreachable_upstream() {
 #[tokio::test]
 async fn client_config_supports_larders_own_host_name() {
     let upstream = publishing().await;
-    let mut setup = site(&upstream);
+    let mut setup = exporter_and_tree(&upstream);
     let output = setup.run(&["client-config", "--own-name"]).await;
     assert!(output.code == Some(1) && output.err.contains("[server] public_url"), "{output:?}");
     let with = |line: &str| setup.text.replace("[server]\n", &format!("[server]\n{line}\n"));
@@ -93,7 +93,7 @@ async fn client_config_supports_larders_own_host_name() {
 #[tokio::test]
 async fn a_refresh_of_a_nonexistent_package_fails() {
     let upstream = publishing().await;
-    let setup = site(&upstream);
+    let setup = exporter_and_tree(&upstream);
     let _larder = setup.serve();
     let output = setup.run(&["refresh", "hashicorp/none"]).await;
     assert!(output.code == Some(1) && output.out.contains("not found"), "{output:?}");
@@ -104,7 +104,7 @@ async fn a_refresh_of_a_nonexistent_package_fails() {
 #[tokio::test]
 async fn the_admin_listener_may_have_a_host_name() {
     let upstream = publishing().await;
-    let mut setup = site(&upstream);
+    let mut setup = exporter_and_tree(&upstream);
     let admin = setup.text.split("[admin]\nlisten = \"").nth(1).unwrap().split('"').next().unwrap().to_owned();
     let port = admin.rsplit(':').next().unwrap();
     setup.text = setup.text.replace(&admin, &format!("localhost:{port}"));
@@ -155,7 +155,7 @@ async fn an_unreadable_folder_without_configurations_is_skipped_with_a_note() {
 #[tokio::test]
 async fn a_constraint_that_the_shell_truncated_gets_the_advice_to_quote_it() {
     let upstream = publishing().await;
-    let setup = site(&upstream);
+    let setup = exporter_and_tree(&upstream);
     let config = setup.file();
     let work = tempfile::tempdir().unwrap();
     let line = format!("{} plan hashicorp/null@~> 1.0 --config {}", env!("CARGO_BIN_EXE_larder"), config.display());

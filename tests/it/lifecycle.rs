@@ -252,7 +252,7 @@ async fn no_query_reaches_the_log_although_the_upstream_signs_its_urls() {
 
 /// Promise 8: with a credential, and reachable from other machines, larder refuses to start.
 #[tokio::test]
-async fn credentials_and_a_listener_off_loopback_need_clients_or_open() {
+async fn credentials_and_a_listener_off_loopback_need_a_clients_or_open_setting() {
     let folder = Folder::new();
     std::fs::write(folder.path().join("token"), "s3cret-s3cret").unwrap();
     let config = |server: &str| {
@@ -276,17 +276,17 @@ async fn credentials_and_a_listener_off_loopback_need_clients_or_open() {
         assert!(error.err.contains("[[upstream]] r.example"), "{error:?}");
         assert!(error.err.contains("list the allowed clients in [server]"), "{error:?}");
         assert!(!error.err.contains("s3cret"), "{error:?}");
-        for word in ["clients=['10.0.0.0/8']", "open=true"] {
+        for setting in ["clients=['10.0.0.0/8']", "open=true"] {
             if reachable.contains("::") && !has_ipv6 {
                 eprintln!("this machine has no IPv6: {reachable} was not started");
                 continue;
             }
-            let started = Process::serve(&config(&format!("{reachable}\n{word}")), folder.path());
-            assert_eq!(started.unwrap_or_else(|said| panic!("{said:?}")).terminate().await, Some(0));
+            let started = Process::serve(&config(&format!("{reachable}\n{setting}")), folder.path());
+            assert_eq!(started.unwrap_or_else(|error| panic!("{error:?}")).terminate().await, Some(0));
         }
     }
     let started = Process::serve(&config("listen='127.0.0.1:0'"), folder.path());
-    assert_eq!(started.unwrap_or_else(|said| panic!("{said:?}")).terminate().await, Some(0));
+    assert_eq!(started.unwrap_or_else(|error| panic!("{error:?}")).terminate().await, Some(0));
 }
 
 /// Promise 8: no secret is logged, even at log level `trace`.
@@ -306,11 +306,11 @@ async fn no_secret_reaches_the_log_at_level_trace() {
     larder.get(&format!("{path}?token=cl1ents")).await.expect(200);
     larder.log().line_with("route=\"archive\"").await;
     let log = larder.log().text();
-    let order: Vec<&str> = log
+    let leaks: Vec<&str> = log
         .lines()
         .filter(|line| ["s3cret-t0ken", "sig=", "cl1ents"].iter().any(|secret| line.contains(secret)))
         .collect();
-    assert!(order.is_empty(), "{order:#?}");
+    assert!(leaks.is_empty(), "{leaks:#?}");
 }
 
 #[tokio::test]
@@ -329,7 +329,7 @@ async fn a_port_in_use_is_reported_with_its_configuration_section() {
     }
 }
 
-/// Promise 6: a log that cannot be written loses its lines only.
+/// A log that cannot be written loses its lines only.
 #[tokio::test]
 async fn a_log_that_cannot_be_written_fails_no_request() {
     let upstream = FakeUpstream::start().await;

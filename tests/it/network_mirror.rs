@@ -113,7 +113,7 @@ async fn an_archive_url_works_for_a_platform_whose_proof_set_was_never_fetched()
     assert_eq!(upstream.count_of(Target::Document), PLATFORMS.len(), "each platform's own set proves its archive");
 }
 
-/// The `h1:` of the zip, also where directory entries make it differ from that of the tree.
+/// The `h1:` of the zip, also where directory entries make it differ from that of the unpacked folder.
 #[tokio::test]
 async fn the_h1_of_the_zip_is_listed_once_its_archive_is_stored() {
     for has_directories in [false, true] {
@@ -125,14 +125,14 @@ async fn the_h1_of_the_zip_is_listed_once_its_archive_is_stored() {
         larder.get(cold["linux_amd64"]["url"].as_str().unwrap()).await.expect(200);
 
         let bytes = upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64");
-        let (zip, tree) = (h1_of_zip(&bytes, true), h1_of_zip(&bytes, false));
-        assert_eq!(zip != tree, has_directories);
+        let (zip, unpacked) = (h1_of_zip(&bytes, true), h1_of_zip(&bytes, false));
+        assert_eq!(zip != unpacked, has_directories);
         let hashes = hashes_with_h1(&larder, "1.2.0", "linux_amd64").await;
         assert_eq!(hashes, json!([zh(&upstream, "1.2.0", "linux_amd64"), zip]));
 
         let stored = archives(&larder, "1.2.0").await;
         assert_eq!(stored["linux_amd64"]["url"], cold["linux_amd64"]["url"]);
-        assert_eq!(stored["darwin_arm64"], cold["darwin_arm64"], "only the held archive has an h1");
+        assert_eq!(stored["darwin_arm64"], cold["darwin_arm64"], "only the stored archive has an h1");
         assert_eq!(upstream.count_of(Target::Archive), 1);
     }
 }
@@ -184,9 +184,9 @@ async fn a_listed_platform_that_does_not_exist_is_omitted() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null").platform("linux_amd64"));
     let list = get(&format!("{}/v1/providers/acme/null/versions", upstream.origin())).await.text();
-    let promising = list.replace("[{\"os\"", "[{\"os\":\"plan9\",\"arch\":\"arm\"},{\"os\"");
-    assert_ne!(list, promising);
-    upstream.serve_json("/v1/providers/acme/null/versions", &promising);
+    let list_with_plan9 = list.replace("[{\"os\"", "[{\"os\":\"plan9\",\"arch\":\"arm\"},{\"os\"");
+    assert_ne!(list, list_with_plan9);
+    upstream.serve_json("/v1/providers/acme/null/versions", &list_with_plan9);
     let larder = Larder::mirroring(&upstream).start().await;
     assert_eq!(archives(&larder, "1.2.0").await.keys().collect::<Vec<_>>(), ["linux_amd64"]);
 }

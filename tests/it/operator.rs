@@ -85,7 +85,7 @@ async fn client_config_is_the_same_whether_larder_runs_or_not() {
     }
     assert!(running.contains(&providers) && running.contains(&modules), "{running}");
     assert!(running.contains(&format!("\"authz\" = \"{}/oauth/authorization\"", upstream.origin())), "{running}");
-    assert!(!running.contains("has not been asked"), "{running}");
+    assert!(!running.contains("not yet confirmed"), "{running}");
     assert_eq!(json(&setup.stdout_of(&["client-config", "--json"]).await)["client_config"], running);
     assert_eq!(larder.terminate().await, Some(0));
     assert_eq!(setup.stdout_of(&["client-config"]).await, running);
@@ -144,8 +144,8 @@ async fn status_reports_the_store_whether_larder_runs_or_not() {
     assert!(setup.stdout_of(&["status"]).await.contains("not running"));
 }
 
-/// The first page shows what needs an operator: a version that waits for a decision, an open breaker, refused clients,
-/// a lost store.
+/// `status` shows what needs an operator: a version that waits for a decision, an open breaker, refused clients, a store
+/// that is no longer at its path.
 #[tokio::test]
 async fn status_shows_alarms_that_a_person_must_resolve() {
     let mut upstream = FakeUpstream::start().await;
@@ -192,9 +192,9 @@ async fn commands_reach_an_admin_listener_off_loopback_with_its_token() {
     }
 }
 
-/// Without a running larder, commands open the store themselves and close it cleanly.
+/// A command that finds no larder at the admin address of its configuration, although one uses the store.
 #[tokio::test]
-async fn a_command_reports_which_process_uses_the_store() {
+async fn a_command_reports_that_the_store_is_in_use() {
     let upstream = FakeUpstream::start().await;
     let mut setup = CommandSetup::new(&upstream);
     let _larder = setup.serve();

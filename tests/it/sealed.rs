@@ -163,7 +163,7 @@ async fn stored_versions_are_listed_although_no_list_names_them() {
     larder.document("null", "1.1.0").await.expect(200);
     let folder = larder.stop().await;
 
-    // One list that lacks a stored version, and one that is unreadable.
+    // The list is unreadable; below, it lacks a stored version.
     std::fs::write(&list, "damaged").unwrap();
     let larder = sealed(&upstream, &folder).start().await;
     assert_eq!(listed(&larder).await, ["1.0.0", "1.1.0", "1.2.0"]);
@@ -180,7 +180,7 @@ async fn stored_versions_are_listed_although_no_list_names_them() {
 
 /// A rendered answer is replaced as soon as it is outdated.
 #[tokio::test]
-async fn an_offline_list_follows_fills_and_evictions() {
+async fn an_offline_list_follows_fills_and_removals() {
     let upstream = upstream_with_four_versions().await;
     let folder = store_with_some_archives(&upstream).await;
     let larder = sealed(&upstream, &folder).start().await;
@@ -188,7 +188,7 @@ async fn an_offline_list_follows_fills_and_evictions() {
     larder.run_command("purge", "acme/null@1.2.0").await;
     assert_eq!(listed(&larder).await, ["1.0.0", "1.1.0"]);
     assert_eq!(archives(&larder, "1.2.0").await, Vec::<String>::new());
-    // A request finds one damage, and `verify` the other.
+    // A request finds the damage.
     let path = larder.archive_path("null", "1.1.0").await;
     let digest = crate::support::upstream::sha256_hex(&larder.get(&path).await.expect(200).body);
     std::fs::write(larder.folder.path().join(format!("v1/blobs/sha256/{}/{digest}", &digest[..2])), "damaged").unwrap();
@@ -221,7 +221,7 @@ async fn versions_below_the_required_verification_are_not_listed() {
 
 /// A hit stays a lookup in memory: while nothing changes, the disk is not read.
 #[tokio::test]
-async fn a_cached_response_is_unchanged_and_states_its_age() {
+async fn a_cached_response_is_unchanged_and_says_that_it_is_stale() {
     let upstream = upstream_with_four_versions().await;
     let folder = store_with_some_archives(&upstream).await;
     let larder = sealed(&upstream, &folder).start().await;
@@ -252,8 +252,8 @@ async fn offline_module_lists_and_latest_come_from_stored_versions() {
     module_list(&larder, "two").await.expect(200);
     let (location, archive) = fetch(larder.base(), "one").await;
     let download = |version: &str| format!("/registry/{HOST}/v1/modules/acme/one/test/{version}/download");
-    let text = larder.get(&download("1.1.0")).await.expect(204);
-    larder.get(text.header("x-terraform-get").split('?').next().unwrap()).await.expect(200);
+    let answer = larder.get(&download("1.1.0")).await.expect(204);
+    larder.get(answer.header("x-terraform-get").split('?').next().unwrap()).await.expect(200);
     assert_eq!(module_versions(&module_list(&larder, "one").await.expect(200)).len(), 3);
     let folder = larder.stop().await;
 
@@ -279,8 +279,8 @@ async fn offline_module_lists_and_latest_come_from_stored_versions() {
     assert_eq!(module_versions(&module_list(&larder, "one").await.expect(200)), ["1.0.0"]);
     assert!(fetch(larder.base(), "one").await == (location, archive));
     let missing = get(&format!("{}/admin/v1/missing", larder.admin())).await.expect(200).json();
-    // Requests to an earlier larder, none to this one.
-    let addresses: Vec<&Value> = missing["what"].as_array().unwrap().iter().map(|name| &name["address"]).collect();
+    // What the earlier offline larder was asked for. This one missed nothing.
+    let addresses: Vec<&Value> = missing["what"].as_array().unwrap().iter().map(|entry| &entry["address"]).collect();
     assert_eq!(addresses, [&json!(format!("{HOST}/acme/two/test"))]);
 }
 

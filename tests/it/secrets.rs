@@ -93,8 +93,12 @@ struct SecretsFixture {
 }
 
 const HOSTS: [&str; 3] = ["token.example", "basic.example", "header.example"];
-const FINE: [&str; 4] = ["good", "signed", "led", "sent"];
-const BAD: [&str; 8] = ["denied", "cut", "wrong", "userinfo", "away", "named", "keys", "digest"];
+/// Providers that install: as published, with URLs at another origin, with a redirect of the archive to another origin.
+const FINE: [&str; 3] = ["good", "urls-elsewhere", "redirected"];
+/// Providers that do not: 403, a reset connection, wrong bytes, userinfo in the URLs, URLs at a closed port, and the query
+/// of a signed URL in the file name, in the keys and in the digest.
+const BAD: [&str; 8] =
+    ["denied", "reset", "wrong-bytes", "userinfo", "closed-port", "query-in-name", "query-in-keys", "query-in-digest"];
 
 fn path(name: &str) -> String {
     format!("/v1/providers/acme/{name}/1.2.0/download/linux/amd64")
@@ -149,7 +153,7 @@ impl SecretsFixture {
         [(HOSTS[0], token, token), (HOSTS[1], service, service), (HOSTS[2], header, files)]
     }
 
-    /// Makes each registry name other origins, and serve files with faults.
+    /// Replaces each registry's documents so that they lead to other origins, and gives files faults.
     async fn arrange(&self) {
         let elsewhere = self.elsewhere.origin();
         for (number, (_, registry, files)) in self.registries().into_iter().enumerate() {
@@ -161,42 +165,47 @@ impl SecretsFixture {
                 let mut text = send(true_document).await.unwrap().expect(200).text();
                 let odd_keys = format!("\"signing_keys\":\"{with_user}/?{QUERY}\",\"x\":{{");
                 let replaced = match *name {
-                    "led" => vec![(registry.releases_origin(), elsewhere.clone())],
+                    "urls-elsewhere" => vec![(registry.releases_origin(), elsewhere.clone())],
                     "userinfo" => vec![(registry.releases_origin(), with_user.clone())],
-                    "away" => vec![(registry.releases_origin(), "http://127.0.0.1:9".to_owned())],
-                    "keys" => vec![("\"signing_keys\":{".to_owned(), odd_keys)],
-                    "digest" => vec![("\"shasum\":\"".to_owned(), format!("\"shasum\":\"?{QUERY}"))],
-                    "named" => vec![("64.zip\",".to_owned(), format!("64.zip?X-Amz-Signature={QUERY}\","))],
+                    "closed-port" => vec![(registry.releases_origin(), "http://127.0.0.1:9".to_owned())],
+                    "query-in-keys" => vec![("\"signing_keys\":{".to_owned(), odd_keys)],
+                    "query-in-digest" => vec![("\"shasum\":\"".to_owned(), format!("\"shasum\":\"?{QUERY}"))],
+                    "query-in-name" => vec![("64.zip\",".to_owned(), format!("64.zip?X-Amz-Signature={QUERY}\","))],
                     _ => vec![(registry.releases_origin(), files_origin.clone())],
                 };
                 let signed = [signed("64.zip"), signed("_SHA256SUMS"), signed(".sig")];
                 let also = [("sig=0\"".to_owned(), format!("sig=0&X-Amz-Signature={QUERY}\""))];
                 for (from, to) in replaced.into_iter().chain(signed).chain(also) {
-                    let is_url = !from.starts_with("64.zip\"") || !to.contains("Signature") || *name == "named";
-                    text = if is_url { text.replace(&from, &to) } else { sign_archive_url(&text, &from, &to) };
+                    let replaces_everywhere =
+                        !from.starts_with("64.zip\"") || !to.contains("Signature") || *name == "query-in-name";
+                    text = if replaces_everywhere {
+                        text.replace(&from, &to)
+                    } else {
+                        sign_archive_url(&text, &from, &to)
+                    };
                 }
                 registry.serve_json(&path(name), &text);
             }
             let zip = |name: &str| Target::Path(format!("terraform-provider-{name}_1.2.0_linux_amd64.zip"));
-            let base_url = format!("{elsewhere}/releases/acme/terraform-provider-sent/1.2.0/");
-            let sent = format!("{base_url}terraform-provider-sent_1.2.0_linux_amd64.zip?X-Amz-Signature={QUERY}");
-            files.fault(zip("sent"), Fault::RedirectTo(302, sent));
+            let base_url = format!("{elsewhere}/releases/acme/terraform-provider-redirected/1.2.0/");
+            let sent = format!("{base_url}terraform-provider-redirected_1.2.0_linux_amd64.zip?X-Amz-Signature={QUERY}");
+            files.fault(zip("redirected"), Fault::RedirectTo(302, sent));
             files.fault(zip("denied"), Fault::Status(403));
-            files.fault(zip("cut"), Fault::Reset(0));
-            files.fault(zip("wrong"), Fault::WrongBytes);
+            files.fault(zip("reset"), Fault::Reset(0));
+            files.fault(zip("wrong-bytes"), Fault::WrongBytes);
             let hop = format!("http://larder:{USERINFO}@127.0.0.1:9/?{QUERY}");
             registry.fault(Target::Path("/hop/versions".into()), Fault::RedirectTo(302, hop.clone()));
             registry.serve_json("/v1/providers/acme/list/versions", &format!("{{\"versions\":\"{hop}\"}}"));
             let listed = format!("{{\"versions\":[{{\"version\":\"{hop}\",\"platforms\":\"{hop}\"}}]}}");
             registry.serve_json("/v1/providers/acme/listed/versions", &listed);
             let mut echo = spellings(CREDENTIALS[number].1);
-            // Only a password with a user name has this spelling.
+            // The last spelling, base64 of a user name and the secret, exists for the password only.
             echo.truncate(if number == 1 { 4 } else { 3 });
             let errors: Vec<String> = echo.iter().cloned().chain([echo.join(" "), format!("see {hop}")]).collect();
             let errors = serde_json::json!({ "errors": errors });
             let errors: &'static str = Box::leak(errors.to_string().into_boxed_str());
             for status in STATUSES {
-                registry.fault(Target::Path(format!("/loud-{status}/")), Fault::StatusBody(status, errors));
+                registry.fault(Target::Path(format!("/echo-{status}/")), Fault::StatusBody(status, errors));
             }
         }
     }
@@ -210,7 +219,7 @@ impl SecretsFixture {
 
     /// Runs a command for the running larder.
     async fn run(&self, arguments: &[&str], config: &str) -> CommandOutput {
-        let file = self.folder.path().join("beside.toml");
+        let file = self.folder.path().join("command.toml");
         std::fs::write(&file, config).unwrap();
         let mut command = command(self.folder.path(), arguments);
         command.arg("--config").arg(&file).envs(CREDENTIALS).env("LARDER_LOG", "trace");
@@ -253,8 +262,8 @@ async fn ask_for_everything(larder: &Process, heard: &mut Heard) {
             }
             assert_eq!(has_succeeded, FINE.contains(name), "{host} {name}: {}", document.text());
         }
-        let loud = STATUSES.map(|status| format!("loud-{status}"));
-        for name in ["hop", "list", "listed"].into_iter().chain(loud.iter().map(String::as_str)) {
+        let echoes = STATUSES.map(|status| format!("echo-{status}"));
+        for name in ["hop", "list", "listed"].into_iter().chain(echoes.iter().map(String::as_str)) {
             let list = request_once(larder, &format!("{registry}/v1/providers/acme/{name}/versions"), heard).await;
             assert!(list.status >= 400, "{name}: {}", list.text());
         }
@@ -262,8 +271,8 @@ async fn ask_for_everything(larder: &Process, heard: &mut Heard) {
     request_once(larder, "/nothing", heard).await.expect(404);
 }
 
-/// Promise 8: "to the origin of its `url`, to the service origins its discovery names, and to the hosts in its
-/// `credentials_for`; never to an origin that is none of these, by redirect or document".
+/// Promise 8: a credential goes to the origin of its `url`, to the services that its discovery names, and to the hosts in its
+/// `credentials_for`; never to another origin, by redirect or document.
 #[tokio::test]
 async fn each_credential_is_sent_to_exactly_its_own_origins() {
     let fixture = SecretsFixture::new().await;
@@ -295,10 +304,10 @@ async fn each_credential_is_sent_to_exactly_its_own_origins() {
     assert_eq!(reached.len(), expected.len(), "{:?}", reached.keys());
     for (subject, host, secrets) in expected {
         for request in &reached[&host] {
-            let shows: Vec<&str> =
+            let shown: Vec<&str> =
                 CREDENTIALS.iter().map(|(_, secret)| *secret).filter(|secret| shows(request, secret)).collect();
-            assert_eq!(shows, secrets, "{subject}: {} {}", request.path, request.query);
-            assert!(!shows_any(request, CLIENT), "{subject}: {request:?}");
+            assert_eq!(shown, secrets, "{subject}: {} {}", request.path, request.query);
+            assert!(!shows_anywhere(request, CLIENT), "{subject}: {request:?}");
         }
     }
 }
@@ -307,7 +316,8 @@ fn shows(request: &RecordedRequest, secret: &str) -> bool {
     request.headers.values().any(|value| holds(value.as_bytes(), secret)) || holds(request.query.as_bytes(), secret)
 }
 
-fn shows_any(request: &RecordedRequest, secret: &str) -> bool {
+/// Returns true if the request has the secret anywhere, the path included.
+fn shows_anywhere(request: &RecordedRequest, secret: &str) -> bool {
     shows(request, secret) || request.path.contains(secret)
 }
 
@@ -345,7 +355,7 @@ fn wrong_configurations() -> Vec<String> {
     all
 }
 
-/// Promise 8: "No secret, userinfo or query of an upstream URL reaches a log, an error, a key or a client."
+/// Promise 8: no secret, userinfo or query of an upstream URL reaches a log, an error, a key or a client.
 #[tokio::test]
 async fn no_secret_appears_in_any_output_of_a_whole_run() {
     let fixture = SecretsFixture::new().await;

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::support::nginx::Nginx;
 use crate::support::programs::find;
-use crate::support::provider_trees::{export, folder_of, site, upstream, workspace_requiring};
+use crate::support::provider_trees::{export, exporter_and_tree, folder_of, upstream, workspace_requiring};
 use crate::support::terraform::{Terraform, network_mirror};
 use crate::support::tls::TestCa;
 use crate::support::upstream::{Module, Target, sha256_hex};
@@ -31,7 +31,7 @@ fn filesystem_mirror(tree: &Path) -> String {
 async fn an_exported_tree_works_as_a_filesystem_mirror_and_under_nginx_as_a_network_mirror() {
     let (Some(client), Some(program)) = (Terraform::find(), find("nginx")) else { return };
     let upstream = upstream().await;
-    let (setup, tree) = site(&upstream);
+    let (setup, tree) = exporter_and_tree(&upstream);
     export(&setup, &tree).await;
 
     let from_folder = workspace_requiring(&client);
@@ -57,7 +57,7 @@ async fn an_exported_tree_works_as_a_filesystem_mirror_and_under_nginx_as_a_netw
 #[tokio::test]
 async fn an_exported_tree_has_sums_and_signatures_byte_for_byte_beside_each_archive() {
     let upstream = upstream().await;
-    let (setup, tree) = site(&upstream);
+    let (setup, tree) = exporter_and_tree(&upstream);
     let output = export(&setup, &tree).await;
     assert!(output.contains("4 archives written"), "{output}");
     let null = folder_of(&tree, "null");
@@ -94,7 +94,7 @@ async fn an_exported_tree_has_sums_and_signatures_byte_for_byte_beside_each_arch
 #[tokio::test]
 async fn an_export_into_an_existing_tree_neither_fetches_nor_rewrites_existing_files() {
     let upstream = upstream().await;
-    let (setup, tree) = site(&upstream);
+    let (setup, tree) = exporter_and_tree(&upstream);
     export(&setup, &tree).await;
     let zip = folder_of(&tree, "null").join("terraform-provider-null_1.2.0_linux_amd64.zip");
     let before = std::fs::metadata(&zip).unwrap();
@@ -129,7 +129,7 @@ async fn an_export_into_an_existing_tree_neither_fetches_nor_rewrites_existing_f
 async fn an_export_reports_omitted_modules_and_is_incomplete_only_with_partial() {
     let upstream = upstream().await;
     upstream.publish_module(Module::new("acme", "one", "test").at("https://127.0.0.1:9/gone.tar.gz"));
-    let (setup, tree) = site(&upstream);
+    let (setup, tree) = exporter_and_tree(&upstream);
     let tree_path = tree.to_str().unwrap();
     let addresses = ["export", tree_path, "--platform", "linux_amd64", "--for=acme/null@1.2.0", "--for=acme/one/test"];
     let output = setup.run(&addresses).await;

@@ -9,7 +9,7 @@ use tar::EntryType::{Regular, Symlink};
 use crate::support::command_setup::CommandSetup;
 use crate::support::http::{client, send};
 use crate::support::larder::HOST;
-use crate::support::provider_trees::{export, folder_of, site, upstream};
+use crate::support::provider_trees::{export, exporter_and_tree, folder_of, upstream};
 use crate::support::upstream::FakeUpstream;
 
 const LINUX: &str = "terraform-provider-null_1.2.0_linux_amd64.zip";
@@ -46,8 +46,8 @@ fn remove_proof(folder: &Path) {
 #[tokio::test]
 async fn a_tampered_archive_is_refused_by_name_whatever_proves_the_rest() {
     let upstream = upstream().await;
-    let (outside, tree) = site(&upstream);
-    export(&outside, &tree).await;
+    let (exporter, tree) = exporter_and_tree(&upstream);
+    export(&exporter, &tree).await;
     let zip = folder_of(&tree, "null").join(LINUX);
     let mut bytes = std::fs::read(&zip).unwrap();
     let middle = bytes.len() / 2;
@@ -73,17 +73,17 @@ async fn a_tampered_archive_is_refused_by_name_whatever_proves_the_rest() {
 #[tokio::test]
 async fn links_pipes_wrong_names_and_what_is_no_zip_stay_out_and_nothing_outside_is_read() {
     let upstream = upstream().await;
-    let (outside, tree) = site(&upstream);
-    export(&outside, &tree).await;
+    let (exporter, tree) = exporter_and_tree(&upstream);
+    export(&exporter, &tree).await;
     let null = folder_of(&tree, "null");
     remove_proof(&null);
     for name in ["1.2.0.json", "index.json"] {
         std::fs::remove_file(null.join(name)).unwrap();
     }
-    let secret = outside.home.path().join("secret.zip");
+    let secret = exporter.home.path().join("secret.zip");
     std::fs::rename(null.join(DARWIN), &secret).unwrap();
     symlink(&secret, null.join(DARWIN)).unwrap();
-    symlink(outside.home.path(), tree.join("linked.example")).unwrap();
+    symlink(exporter.home.path(), tree.join("linked.example")).unwrap();
     std::fs::write(null.join("terraform-provider-null_1.4.0_linux_amd64.zip"), b"no zip at all").unwrap();
     std::fs::write(null.join("terraform-provider-other_1.2.0_linux_amd64.zip"), b"x").unwrap();
     std::fs::copy(null.join(LINUX), null.join("terraform-provider-null_1.5.0_linux_amd64.zip")).unwrap();
@@ -170,7 +170,7 @@ async fn a_tar_that_is_posted_is_read_as_strictly() {
 
 /// The other direction: requests for a tree.
 #[tokio::test]
-async fn a_tree_is_only_sent_of_a_job_that_has_all_of_it() {
+async fn a_job_is_exported_only_if_everything_of_it_is_stored() {
     let upstream = upstream().await;
     let setup = CommandSetup::new(&upstream);
     let larder = setup.serve();
@@ -195,7 +195,7 @@ async fn a_tree_is_only_sent_of_a_job_that_has_all_of_it() {
     let paths: Vec<String> =
         archive.entries().unwrap().map(|entry| entry.unwrap().path().unwrap().display().to_string()).collect();
     assert!(paths.is_sorted() && paths.contains(&format!("{HOST}/acme/null/{LINUX}")), "{paths:?}");
-    // Present files are left out.
+    // Files that the receiver has are left out.
     let digest = crate::support::upstream::sha256_hex(&upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
     let text = format!(r#"{{"job":"{id}","partial":true,"have":["{digest}"]}}"#);
     assert!(post("export", &text).await.expect(200).body.len() < 100_000);
@@ -206,9 +206,9 @@ async fn a_tree_is_only_sent_of_a_job_that_has_all_of_it() {
 async fn unsigned_sums_prove_nothing_even_where_checksums_suffice() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(crate::support::upstream::Provider::new("acme", "null").without_keys());
-    let (mut outside, tree) = site(&upstream);
-    outside.text.push_str("verification = \"checksum\"\n");
-    outside.stdout_of(&["export", tree.to_str().unwrap(), "--platform", "linux_amd64", "--for", "acme/null"]).await;
+    let (mut exporter, tree) = exporter_and_tree(&upstream);
+    exporter.text.push_str("verification = \"checksum\"\n");
+    exporter.stdout_of(&["export", tree.to_str().unwrap(), "--platform", "linux_amd64", "--for", "acme/null"]).await;
     let mut offline = CommandSetup::new(&upstream);
     offline.text.push_str("verification = \"checksum\"\n[network]\noffline = true\n");
     let text = refused(&offline, &tree, &[]).await;

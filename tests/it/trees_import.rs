@@ -6,7 +6,7 @@ use crate::support::command_setup::CommandSetup;
 use crate::support::eventually;
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::process::{Process, command, spawn_captured};
-use crate::support::provider_trees::{export, folder_of, site, upstream, workspace_requiring};
+use crate::support::provider_trees::{export, exporter_and_tree, folder_of, upstream, workspace_requiring};
 use crate::support::terraform::{Terraform, host_override, network_mirror};
 use crate::support::tls::TestCa;
 use crate::support::tree_imports::{lock_of_upstream, sealed, states};
@@ -125,7 +125,7 @@ async fn an_exported_tree_is_verified_by_a_known_key_or_one_that_the_operator_tr
     let Some(client) = Terraform::find() else { return };
     let mut upstream = upstream().await;
     let expected = lock_of_upstream(&client, &upstream).await;
-    let (outside, tree) = site(&upstream);
+    let (outside, tree) = exporter_and_tree(&upstream);
     export(&outside, &tree).await;
     upstream.stop().await;
 
@@ -156,7 +156,7 @@ async fn an_exported_tree_is_verified_by_a_known_key_or_one_that_the_operator_tr
 #[tokio::test]
 async fn a_package_that_upstream_does_not_know_is_imported_with_an_explicit_option_and_listed() {
     let upstream = upstream().await;
-    let (outside, tree) = site(&upstream);
+    let (outside, tree) = exporter_and_tree(&upstream);
     export(&outside, &tree).await;
     let other = FakeUpstream::start().await;
     let setup = CommandSetup::new(&other);
@@ -203,7 +203,7 @@ async fn a_package_that_upstream_does_not_know_is_imported_with_an_explicit_opti
 #[tokio::test]
 async fn no_unsigned_archive_is_imported_with_a_damaged_first_seen_record() {
     let upstream = upstream().await;
-    let (outside, tree) = site(&upstream);
+    let (outside, tree) = exporter_and_tree(&upstream);
     export(&outside, &tree).await;
     let setup = sealed(&upstream);
     let first = FakeUpstream::start().await;
@@ -235,7 +235,7 @@ async fn an_import_that_was_killed_leaves_a_consistent_store_and_the_same_comman
     for name in ["one", "two", "three", "four", "five", "six"] {
         upstream.publish(Provider::new("acme", name).size(3_000_000));
     }
-    let (outside, tree) = site(&upstream);
+    let (outside, tree) = exporter_and_tree(&upstream);
     let names = ["one", "two", "three", "four", "five", "six"].map(|name| format!("--for=acme/{name}"));
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let addresses = [&["export", tree.to_str().unwrap(), "--platform", "linux_amd64"], &names[..]].concat();

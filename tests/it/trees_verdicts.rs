@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::support::command_setup::CommandSetup;
 use crate::support::http::{client, send};
 use crate::support::larder::HOST;
-use crate::support::provider_trees::{export, folder_of, site, upstream};
+use crate::support::provider_trees::{export, exporter_and_tree, folder_of, upstream};
 use crate::support::tree_imports::{sealed, states};
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 
@@ -48,7 +48,7 @@ fn flip_the_middle(file: &Path) {
 #[tokio::test]
 async fn sidecar_files_may_come_before_or_after_their_archive() {
     let upstream = upstream().await;
-    let (outside, tree) = site(&upstream);
+    let (outside, tree) = exporter_and_tree(&upstream);
     export(&outside, &tree).await;
     for is_backwards in [false, true] {
         let setup = sealed(&upstream);
@@ -71,7 +71,7 @@ async fn sidecar_files_may_come_before_or_after_their_archive() {
 #[tokio::test]
 async fn a_refused_file_does_not_affect_other_files_of_the_package() {
     let upstream = upstream().await;
-    let (outside, tree) = site(&upstream);
+    let (outside, tree) = exporter_and_tree(&upstream);
     export(&outside, &tree).await;
     let null = folder_of(&tree, "null");
     std::fs::copy(null.join(LINUX), null.join("Terraform-Provider-Null_1.2.0_linux_amd64.zip")).unwrap();
@@ -88,7 +88,7 @@ async fn a_refused_file_does_not_affect_other_files_of_the_package() {
 #[tokio::test]
 async fn a_damaged_stored_archive_is_replaced_by_an_import() {
     let upstream = upstream().await;
-    let (outside, tree) = site(&upstream);
+    let (outside, tree) = exporter_and_tree(&upstream);
     export(&outside, &tree).await;
     for options in [&["--unsigned"][..], &[]] {
         let proof_lies_beside = options.is_empty();
@@ -112,7 +112,7 @@ async fn a_damaged_stored_archive_is_replaced_by_an_import() {
 async fn a_full_disk_ends_an_import_and_is_reported_as_the_cause() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null").size(3_000_000));
-    let (outside, tree) = site(&upstream);
+    let (outside, tree) = exporter_and_tree(&upstream);
     outside.stdout_of(&["export", tree.to_str().unwrap(), "--platform", "linux_amd64", "--for", "acme/null"]).await;
     let setup = CommandSetup::new(&upstream);
     let larder = setup.serve();
@@ -136,7 +136,7 @@ async fn a_full_disk_ends_an_import_and_is_reported_as_the_cause() {
 async fn refused_files_evict_nothing_and_a_file_that_does_not_fit_offline_ends_the_import() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(crate::support::warm_fixture::both_platforms(Provider::new("acme", "null").size(700_000)));
-    let (outside, tree) = site(&upstream);
+    let (outside, tree) = exporter_and_tree(&upstream);
     outside.stdout_of(&["export", tree.to_str().unwrap(), "--platform", "linux_amd64", "--for", "acme/null"]).await;
     let zip = folder_of(&tree, "null").join(LINUX);
     flip_the_middle(&zip);
@@ -167,7 +167,7 @@ async fn refused_files_evict_nothing_and_a_file_that_does_not_fit_offline_ends_t
 #[tokio::test]
 async fn an_import_sends_one_request_to_a_rate_limiting_upstream_and_does_not_wait() {
     let upstream = upstream().await;
-    let (outside, tree) = site(&upstream);
+    let (outside, tree) = exporter_and_tree(&upstream);
     export(&outside, &tree).await;
     let setup = CommandSetup::new(&upstream);
     let larder = setup.serve();

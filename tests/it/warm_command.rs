@@ -105,9 +105,9 @@ async fn each_archive_has_a_line_when_it_ends_and_then_there_is_a_summary() {
         "what": ["hashicorp/aws@~> 5.0", "hashicorp/null"], "platforms": ["linux_amd64", "darwin_arm64"]
     });
     assert_eq!(serde_json::from_str::<Value>(&requests[0].body).unwrap(), request);
-    let looks = &requests[1..];
-    assert!(looks.iter().all(|look| look.method == Method::GET && look.path == "/admin/v1/jobs/0"), "{looks:?}");
-    assert_eq!(looks.len(), 3, "it looked on after the end");
+    let polls = &requests[1..];
+    assert!(polls.iter().all(|look| look.method == Method::GET && look.path == "/admin/v1/jobs/0"), "{polls:?}");
+    assert_eq!(polls.len(), 3, "it polled after the end");
 }
 
 #[tokio::test]

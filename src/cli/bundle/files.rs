@@ -157,7 +157,7 @@ impl BundleDestination {
     pub(super) fn at(path: &Path, part_bytes: Option<u64>) -> anyhow::Result<Self> {
         if is_stream(path) {
             bail!(
-                "a bundle cannot go to standard output, because it is read back; name a file (./- for a file of that name)"
+                "a bundle cannot go to standard output, because larder verifies it by reading it again; name a file (./- for a file of that name)"
             );
         }
         match part_bytes {

@@ -23,7 +23,7 @@ use crate::upstream::providers::RawObject;
 use crate::upstream::request::Document;
 use crate::upstream::{CredentialScope, Upstream};
 
-/// The discovery document that a fetch may rely on.
+/// The discovery document that a fetch may follow. This is about freshness, not about signatures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::mirror) enum DiscoveryTrust {
     /// Only one that upstream has confirmed. Otherwise the stored copy is served stale, instead of asking a former
@@ -181,7 +181,7 @@ impl Documents {
 
     /// The freshness rule for something fetched from a service at `url`: stale at any age if the stored discovery
     /// document now names another location. An outdated discovery document is replaced by the next request for it.
-    pub(in crate::mirror) async fn rule_for_location(
+    pub(in crate::mirror) async fn rule_if_service_moved(
         self: &Arc<Self>,
         service: Service,
         url: &Url,

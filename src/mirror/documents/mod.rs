@@ -39,11 +39,13 @@ pub(in crate::mirror) const RETRIES: usize = 2;
 pub struct Documents {
     pub(in crate::mirror) runtime: Arc<Runtime>,
     pub(in crate::mirror) library: Arc<Library>,
+    /// A flight is shared by requests with the same configuration and route.
     flights: SingleFlights<(Key, FetchReason, FlightGroup), SharedResult<DocumentFlight>>,
 }
 
-/// A kind of document, implemented by what names one: a host its discovery document, an address its version list, a
-/// module version its location, a page itself. The names are in the client's spelling, which is also sent to upstream.
+/// A kind of document. Its implementor is the name of one document: a host names a discovery document, an address a
+/// version list, a module version its location, a page reference a page. Names are in the client's spelling, which is
+/// also sent to upstream.
 pub(in crate::mirror) trait DocumentKind: Clone + Send + Sync + 'static {
     /// The document, for messages.
     fn label(&self) -> String;
@@ -75,7 +77,7 @@ pub(in crate::mirror) trait DocumentKind: Clone + Send + Sync + 'static {
         library.record_text_if_offline(error, call);
     }
 
-    /// Looks its version up in upstream's list, where only listed versions are fetched.
+    /// Looks the version up in upstream's list, for a kind that is fetched for listed versions only.
     fn listing(&self, _fetch: &DocumentFetch<'_>) -> impl Future<Output = Result<Option<ListingState>, Error>> + Send {
         async { Ok(None) }
     }
@@ -215,7 +217,7 @@ impl Documents {
         let rule = match (kind.service(), stored.as_ref().filter(|stored| !stored.age.gone)) {
             (Some(service), Some(stored)) => {
                 let url = &stored.value.metadata.asked;
-                self.rule_for_location(service, url, &request.upstream, request.rule).await?
+                self.rule_if_service_moved(service, url, &request.upstream, request.rule).await?
             }
             _ => request.rule,
         };
@@ -233,7 +235,7 @@ impl Documents {
         seen: Option<Age>,
         call: &RequestContext,
     ) -> DocumentFlight {
-        self.join_flight(kind, &DocumentRequest::of(kind, call)?, seen, FetchReason::Fetch, call).await
+        self.join_flight(kind, &DocumentRequest::of(kind, call)?, seen, FetchReason::NotStored, call).await
     }
 
     /// Reads the stored copy.
@@ -302,7 +304,7 @@ impl Documents {
         }
         if stored.is_some() {
             // A document that is not stored is always fetched.
-            self.runtime.charge_revalidation(subject, kind.host(), fetch_reason, 1, call)?;
+            self.runtime.spend_revalidation_budget(subject, kind.host(), fetch_reason, 1, call)?;
         }
         let before = stored.map(|stored| stored.value);
         let mut fetch = DocumentFetch { documents: self, request, call, before, listed: None };

@@ -124,7 +124,7 @@ impl Documents {
             (FreshnessDecision::Refuse, _) => Err(self.library.offline_error(subject.to_owned()).await),
             (_, None) | (FreshnessDecision::Fetch, _) => {
                 let _place = self.runtime.try_wait(call).ok_or_else(|| too_many_waiting(subject))?;
-                match await_flight(call, call.deadline, flight(FetchReason::Fetch, call)).await {
+                match await_flight(call, call.deadline, flight(FetchReason::NotStored, call)).await {
                     Ok(fetched) => Ok(answer(fetched?, Outcome::Miss)),
                     Err(_) => Err(Error::Slow(subject.to_owned())),
                 }

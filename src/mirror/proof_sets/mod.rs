@@ -96,7 +96,7 @@ impl ProofSets {
         let stored = self.usable_set(package, call).await?;
         if let Some(stored) = stored.as_ref().filter(|stored| !stored.stored_set.age.gone) {
             let url = &stored.stored_set.current.metadata.asked;
-            rule = self.documents.rule_for_location(Service::Providers, url, upstream, rule).await?;
+            rule = self.documents.rule_if_service_moved(Service::Providers, url, upstream, rule).await?;
         }
         let fallback = stored.as_ref().and_then(|stored| stored.fallback.clone());
         if stored.is_none()
@@ -179,7 +179,8 @@ impl ProofSets {
         if let Some(merged) = call.config.not_found.get(&Key::ProofSet(package.clone()), call.now) {
             return Err(Error::NotFound(merged));
         }
-        let fetched = self.join_set_flight(package, seen, ProofSetRefresh::IfChanged(FetchReason::Fetch), call).await?;
+        let fetched =
+            self.join_set_flight(package, seen, ProofSetRefresh::IfChanged(FetchReason::NotStored), call).await?;
         Ok(UsableProofSet { stored_set: fetched.value, fallback: None })
     }
 
@@ -245,7 +246,7 @@ impl ProofSets {
             }
         }
         if let ProofSetRefresh::IfChanged(fetch_reason) = anew {
-            self.runtime.charge_revalidation(subject, &package.provider.host, fetch_reason, REQUESTS, call)?;
+            self.runtime.spend_revalidation_budget(subject, &package.provider.host, fetch_reason, REQUESTS, call)?;
         }
         let basis = match &before {
             None => SetBasis::Nothing,

@@ -1,5 +1,5 @@
-//! The order of plans and warm-ups: as JSON, the query options of one whose body is a user's file, and the missing list
-//! of an offline larder, which is an order that plans, warm-ups and bundles of a connected larder accept unchanged.
+//! Orders: the request bodies of plans, warm-ups and bundles. An order is JSON, or a user's file (a lock file, a tar) with
+//! the options in the query. The missing list of an offline larder is an order that a connected larder accepts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

@@ -214,12 +214,12 @@ impl ThroughputGuard {
     }
 
     /// Starts an answer: the first of a connection, or another one. The time to prepare a pack goes on.
-    pub(super) fn start_answer(&self) {
+    pub(super) fn expect_answer(&self) {
         self.state.lock().stage = TransferStage::BeforePack(0);
     }
 
     /// Marks the start of a pack.
-    pub(super) fn start_pack(&self) {
+    pub(super) fn expect_pack(&self) {
         *self.state.lock() = State { stage: TransferStage::Pack, ..State::default() };
     }
 
@@ -461,7 +461,7 @@ mod tests {
     #[test]
     fn a_slow_pack_is_given_up_and_a_fast_pack_is_not() {
         let guard = guard();
-        guard.start_pack();
+        guard.expect_pack();
         assert_eq!(guard.record(1, WAITED), Ok(()));
         assert!(matches!(guard.record(1, WAITED), Err(Fault::Slow(_))));
         for _ in 0..100 {
@@ -476,11 +476,11 @@ mod tests {
             for _ in 0..3 {
                 let waits = (1..).find(|_| guard.record(bytes, Duration::from_secs(5)).is_err()).unwrap();
                 assert_eq!(waits * 5, 125, "the first multiple of 5 s past the limit of 120 s");
-                guard.start_answer();
+                guard.expect_answer();
                 assert!(guard.record(bytes, Duration::from_secs(5)).is_err(), "another answer does not reset the time");
                 // Another pack resets the time.
-                guard.start_pack();
-                guard.start_answer();
+                guard.expect_pack();
+                guard.expect_answer();
             }
         }
     }
@@ -490,9 +490,9 @@ mod tests {
         let guard = guard();
         assert_eq!(guard.record(60_000, Duration::ZERO), Ok(()));
         assert_eq!(guard.record(60_000, Duration::ZERO), Err(Fault::TooLarge(100_000)));
-        guard.start_pack();
+        guard.expect_pack();
         assert_eq!(guard.record(1 << 30, Duration::ZERO), Ok(()));
-        guard.start_answer();
+        guard.expect_answer();
         assert_eq!(guard.record(60_000, Duration::ZERO), Ok(()));
     }
 }

@@ -33,7 +33,7 @@ pub(super) struct Checkout<'a> {
     pub(super) origin: &'a str,
     /// The folder of the tree to lay the commit out in.
     pub(super) target: &'a TreePath,
-    pub(super) largest_object: usize,
+    pub(super) max_object_bytes: usize,
     pub(super) stop: &'a AtomicBool,
 }
 
@@ -181,7 +181,7 @@ impl Checkout<'_> {
             let header = FindHeader::try_header(self.objects, &file.id).map_err(|e| self.object_error(&e))?;
             let header =
                 header.ok_or_else(|| GitCodeError::unusable(self.origin, "a pack without all of its files"))?;
-            let largest = if file.is_read_by_git() { MAX_GIT_FILE_BYTES } else { self.largest_object as u64 };
+            let largest = if file.is_read_by_git() { MAX_GIT_FILE_BYTES } else { self.max_object_bytes as u64 };
             if header.size > largest {
                 let reason = format!("it has more than {largest} bytes");
                 return Err(self.refused(TreeError::refused(printable(&file.path), reason)));
@@ -229,7 +229,7 @@ impl Checkout<'_> {
     }
 
     fn object_error(&self, error: &gix_error::Error) -> GitCodeError {
-        GitCodeError::of(self.origin, self.largest_object, error)
+        GitCodeError::of(self.origin, self.max_object_bytes, error)
     }
 
     fn attributes_error(&self, error: &std::io::Error) -> GitCodeError {

@@ -59,12 +59,12 @@ impl RepositoryConnection {
     /// Connects to a repository and negotiates the protocol.
     pub(super) fn open(bridge: &GitBridge, repository: &Repository, limits: GitLimits) -> Result<Self, GitCodeError> {
         let origin = repository.origin_text();
-        let largest_object = limits.object_bytes;
-        bridge.throughput.start_answer();
+        let max_object_bytes = limits.object_bytes;
+        bridge.throughput.expect_answer();
         let mut transport: Box<dyn Transport> = match repository {
             Repository::Http(url) => {
                 let url = url.as_str().trim_end_matches('/');
-                let url = gix_url::parse(url).map_err(|e| GitCodeError::of(&origin, largest_object, &e))?;
+                let url = gix_url::parse(url).map_err(|e| GitCodeError::of(&origin, max_object_bytes, &e))?;
                 Box::new(connect_http(HttpTransport::new(bridge.clone()), url, Protocol::V2, false))
             }
             Repository::Ssh(ssh) => {
@@ -84,7 +84,7 @@ impl RepositoryConnection {
         };
         let handshake =
             gix_protocol::handshake(&mut transport, Service::UploadPack, |_| Ok(None), Vec::new(), &mut Discard);
-        let handshake = handshake.map_err(|e| GitCodeError::of(&origin, largest_object, &e))?;
+        let handshake = handshake.map_err(|e| GitCodeError::of(&origin, max_object_bytes, &e))?;
         let format = handshake.capabilities.capability("object-format");
         if format.and_then(|format| format.value().map(|value| value != "sha1")).unwrap_or_default() {
             return Err(GitCodeError::unusable(
@@ -145,19 +145,19 @@ impl RepositoryConnection {
             Extent::OneCommit => Shallow::DepthAtRemote(NonZeroU32::MIN),
             Extent::CommitsOnly | Extent::Everything => Shallow::NoChange,
         };
-        let largest_blob = limits.blob_bytes;
+        let max_blob_bytes = limits.blob_bytes;
         let throughput = Arc::clone(&self.throughput);
-        throughput.start_answer();
+        throughput.expect_answer();
         let store_pack = |pack: &mut dyn io::BufRead,
                           progress: &mut dyn gix_utils::progress::DynNestedProgress,
                           stop: &AtomicBool| {
             let options = gix_pack::bundle::write::Options {
                 thread_limit: Some(1),
-                alloc_limit_bytes: Some(largest_blob),
+                alloc_limit_bytes: Some(max_blob_bytes),
                 ..Default::default()
             };
             let no_base_objects = None::<Objects>;
-            let mut pack = PackScanner::new(pack, limits, || throughput.start_pack());
+            let mut pack = PackScanner::new(pack, limits, || throughput.expect_pack());
             let sha1 = gix_hash::Kind::Sha1;
             gix_pack::Bundle::write_to_directory(
                 &mut pack,
@@ -185,7 +185,7 @@ impl RepositoryConnection {
         let mut wants = WantedIds { wanted, extent };
         let fetched = gix_protocol::fetch(&mut wants, store_pack, Discard, stop, context, options);
         match fetched {
-            Ok(Some(_)) => open_pack(folder, largest_blob).map_err(GitCodeError::Disk),
+            Ok(Some(_)) => open_pack(folder, max_blob_bytes).map_err(GitCodeError::Disk),
             Ok(None) => Err(GitCodeError::unusable(&self.origin, "an answer without the requested pack")),
             Err(error) if is_refused_id(&error) => Err(GitCodeError::NoSuchId { origin: self.origin.clone() }),
             Err(error) => Err(self.git_error(&error)),
@@ -194,10 +194,10 @@ impl RepositoryConnection {
 }
 
 /// Opens a received pack.
-fn open_pack(folder: &Path, largest_blob: usize) -> io::Result<Objects> {
+fn open_pack(folder: &Path, max_blob_bytes: usize) -> io::Result<Objects> {
     let options = gix_odb::store::init::Options {
         use_multi_pack_index: false,
-        alloc_limit_bytes: Some(largest_blob),
+        alloc_limit_bytes: Some(max_blob_bytes),
         current_dir: Some(PathBuf::from("/")),
         ..Default::default()
     };

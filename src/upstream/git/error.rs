@@ -76,7 +76,7 @@ impl GitCodeError {
     }
 
     /// Converts an error of gix, which may come from the bridge, the disk or the received data.
-    pub(super) fn of(origin: &str, largest_object: usize, error: &gix_error::Error) -> Self {
+    pub(super) fn of(origin: &str, max_object_bytes: usize, error: &gix_error::Error) -> Self {
         let mut causes: Vec<String> = Vec::new();
         for cause in error.iter_errors() {
             if let Some(found) = cause.downcast_ref::<io::Error>().and_then(|error| Self::of_io(origin, error)) {
@@ -88,7 +88,7 @@ impl GitCodeError {
             }
         }
         if error.is_resource_exhausted() {
-            return Self::tree(origin, TreeError::TooLarge(format!("{largest_object} bytes in one object")));
+            return Self::tree(origin, TreeError::TooLarge(format!("{max_object_bytes} bytes in one object")));
         }
         Self::unusable(origin, causes.join(": "))
     }

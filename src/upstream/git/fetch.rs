@@ -239,8 +239,8 @@ impl RunningFetch<'_> {
         depth: usize,
     ) -> Result<ObjectId, GitCodeError> {
         let origin = repository.origin_text();
-        let largest_object = self.fetch.limits.object_bytes;
-        let checkout = Checkout { objects, origin: &origin, target, largest_object, stop: self.stop };
+        let max_object_bytes = self.fetch.limits.object_bytes;
+        let checkout = Checkout { objects, origin: &origin, target, max_object_bytes, stop: self.stop };
         let (commit, root) = checkout.peel_to_commit(id)?;
         let CheckoutResult { submodules, gitmodules, lfs_pointers, unknown_encodings } =
             checkout.lay_out(root, &mut self.tree)?;

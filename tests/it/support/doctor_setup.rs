@@ -19,7 +19,7 @@ pub(crate) async fn registry() -> FakeUpstream {
 }
 
 /// A setup whose store limit is small enough for any disk.
-pub(crate) fn site(upstream: &FakeUpstream) -> CommandSetup {
+pub(crate) fn exporter_and_tree(upstream: &FakeUpstream) -> CommandSetup {
     let mut setup = CommandSetup::new(upstream);
     setup.text = setup.text.replacen("[store]\n", "[store]\nmax_size = \"64MiB\"\n", 1);
     setup

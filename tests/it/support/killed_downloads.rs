@@ -31,7 +31,7 @@ pub(crate) fn partial_download(folder: &Folder) -> Option<PathBuf> {
     folder.files("staging").into_iter().find(|file| file.extension().is_some_and(|extension| extension == "part"))
 }
 
-/// Requests a large archive, lets the upstream stop in the middle, and kills larder there. Returns the archive's path.
+/// Requests a large archive, holds the upstream in the middle, and kills larder there. Returns the archive's path.
 pub(crate) async fn kill_half_way(upstream: &FakeUpstream, folder: &Folder) -> String {
     let gate = upstream.hold_after(Target::Archive, HALF_BYTES);
     let larder = start(upstream, folder);

@@ -20,7 +20,7 @@ pub(crate) async fn upstream() -> FakeUpstream {
 }
 
 /// The setup of a larder that is not started, and the path of a tree.
-pub(crate) fn site(upstream: &FakeUpstream) -> (CommandSetup, PathBuf) {
+pub(crate) fn exporter_and_tree(upstream: &FakeUpstream) -> (CommandSetup, PathBuf) {
     let setup = CommandSetup::new(upstream);
     let tree = setup.home.path().join("tree");
     (setup, tree)

@@ -62,7 +62,7 @@ impl Transfers {
             tar: Arc::new(Mutex::new(TreeTar { reader: ProviderTreeReader::new(Box::new(tar)), repack: None })),
             sidecars: SidecarFiles::default(),
             waiting: WaitingArchives::default(),
-            packed: HashSet::new(),
+            seen_unpacked: HashSet::new(),
             proven: HashMap::new(),
             disputed: HashSet::new(),
             affected_providers: BTreeSet::new(),
@@ -127,7 +127,7 @@ pub(super) struct TreeImport {
     /// Staged archives whose proof may follow later in the tar.
     pub(super) waiting: WaitingArchives,
     /// Every package that lies unpacked in the tree.
-    packed: HashSet<Package>,
+    seen_unpacked: HashSet<Package>,
     /// The digests proven so far, by package.
     pub(super) proven: HashMap<Package, Digest>,
     /// Packages with several different files in the tree, none of them proven.
@@ -241,7 +241,7 @@ impl TreeImport {
         }
         self.finish_package().await?;
         let library = Arc::clone(&self.transfers.library);
-        let is_second = !self.packed.insert(package.clone());
+        let is_second = !self.seen_unpacked.insert(package.clone());
         if is_second && let Some(before) = self.waiting.remove_repacked(&package) {
             self.refused(before.file.clone(), Some(&package), 0, IN_TWO_PLACES.to_owned()).await?;
         }
@@ -343,7 +343,7 @@ impl TreeImport {
         }
         let providers: BTreeSet<_> = self.vouched_for.iter().map(|(provider, _)| provider).collect();
         for provider in providers {
-            transfers.list_imported(provider, &call).await?;
+            transfers.add_to_version_list(provider, &call).await?;
         }
         for provider in &self.affected_providers {
             transfers.library.sync_provider_documents(provider).await?;
@@ -372,7 +372,7 @@ impl TreeImport {
     }
 }
 
-/// A staged archive, not published yet.
+/// A staged archive, not committed to the store yet.
 pub(super) struct StagedTreeArchive {
     /// The path in the tree; for a repacked package, its folder.
     pub(super) file: String,

@@ -245,7 +245,7 @@ impl Transfers {
 
     /// Adds the stored versions that upstream does not list to the cached version list, and creates the list if there
     /// is none.
-    pub(super) async fn list_imported(
+    pub(super) async fn add_to_version_list(
         self: &Arc<Self>,
         provider: &ProviderAddress,
         call: &RequestContext,

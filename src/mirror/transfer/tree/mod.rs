@@ -81,7 +81,7 @@ pub enum FileVerdict {
 pub enum ProvenBy {
     /// A stored set.
     HeldSet,
-    /// Upstream's set. Only the documents were fetched.
+    /// Upstream's set, fetched without the archive.
     Upstream,
     /// A set beside the archive in the tree.
     Tree,
