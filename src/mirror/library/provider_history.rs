@@ -204,8 +204,8 @@ impl ProviderHistories {
             }
             Ok(())
         });
-        match recorded.and_then(|((), written)| written) {
-            Ok(()) => Ok(None),
+        match recorded {
+            Ok(((), written)) => written.map(|()| None),
             Err(StoreError::Gone) => Err(StoreError::Gone),
             Err(error) => Ok(Some(UnrecordedSet { package: package.clone(), error })),
         }
