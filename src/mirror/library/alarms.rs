@@ -595,12 +595,18 @@ mod tests {
             .change(&address, |entry| (false, entry.unreadable.push(RawValue::from_string("{}".to_owned()).unwrap())));
         let is_over = AtomicBool::new(false);
         let saved = std::thread::scope(|scope| {
-            scope.spawn(|| {
-                while !is_over.load(Ordering::Relaxed) {
-                    alarms.change(&address, |_| (true, ()));
-                }
-            });
-            let saved = (0..50).filter(|_| alarms.are_saved(&address)).count();
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    while !is_over.load(Ordering::Relaxed) {
+                        alarms.change(&address, |_| (true, ()));
+                    }
+                });
+            }
+            let raised_and_saved = |_: &i32| {
+                alarms.change(&address, |_| (true, ()));
+                alarms.are_saved(&address)
+            };
+            let saved = (0..50).filter(raised_and_saved).count();
             is_over.store(true, Ordering::Relaxed);
             saved
         });
