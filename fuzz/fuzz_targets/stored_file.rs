@@ -22,8 +22,9 @@ fuzz_target!(|input: &[u8]| {
     let key = Key::Discovery(Hostname::parse("registry.example").expect("a host"));
     let path = STORE.root().join("documents/registry.example/discovery");
     if let Some(record) = input.strip_prefix(b"p") {
-        let size_bytes = STORE.records.put(&key, record, Durability::Lazy).expect("the record is stored");
+        STORE.records.put(&key, record, Durability::Lazy).expect("the record is stored");
         let file = fs::read(&path).expect("the file exists");
+        let (size_bytes, _) = STORE.records.stat(&key).expect("it is readable").expect("it exists");
         assert_eq!(file.len() as u64, size_bytes);
         assert!(STORE.records.get(&key).expect("the record is readable").as_deref() == Some(record));
         // A truncated file counts as damaged.

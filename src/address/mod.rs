@@ -291,9 +291,24 @@ impl From<&ProviderAddress> for Address {
     }
 }
 
+impl From<&Address> for Address {
+    fn from(address: &Address) -> Self {
+        address.clone()
+    }
+}
+
 impl From<&ModuleAddress> for Address {
     fn from(address: &ModuleAddress) -> Self {
         Self::Module(address.clone())
+    }
+}
+
+impl From<&Artifact> for Address {
+    fn from(artifact: &Artifact) -> Self {
+        match artifact {
+            Artifact::Provider(package) => Self::from(&package.provider),
+            Artifact::Module(package) => Self::from(&package.module),
+        }
     }
 }
 

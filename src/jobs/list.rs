@@ -27,7 +27,7 @@ use crate::address::{Artifact, PackageRef};
 use crate::clock::Clock;
 use crate::digest::Digest;
 use crate::mirror::{Connectivity, Mirror, PinChange};
-use crate::store::{Durability, Key, Recorded, Store, StoreError};
+use crate::store::{Durability, Key, Store, StoreError};
 
 const MAX_RUNNING: usize = 8;
 /// The last slot is for jobs that a person starts.
@@ -417,13 +417,9 @@ fn put(store: &Store, key: &Key, value: &impl Serialize) -> Result<(), StoreErro
 }
 
 fn read<T: DeserializeOwned>(store: &Store, key: &Key) -> Result<Option<T>, StoreError> {
-    let Recorded::Whole(bytes) = store.records.read(key)? else { return Ok(None) };
-    match serde_json::from_slice(&bytes) {
-        Ok(value) => Ok(Some(value)),
-        Err(error) => {
-            tracing::error!(?key, %error, "a record cannot be parsed; it is quarantined");
-            store.records.quarantine(key)?;
-            Ok(None)
-        }
-    }
+    let parse = |bytes: Vec<u8>| {
+        let parsed = serde_json::from_slice(&bytes);
+        parsed.inspect_err(|error| tracing::error!(?key, %error, "a record cannot be parsed; it is quarantined")).ok()
+    };
+    Ok(store.records.read_as(key, parse)?.whole())
 }

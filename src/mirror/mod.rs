@@ -43,7 +43,7 @@ pub use crate::mirror::library::StoreFailure;
 pub use crate::mirror::library::installable::RequiredPlatforms;
 pub use crate::mirror::library::missing::MissingPackage;
 pub use crate::mirror::library::proof_set::ProofSet;
-pub use crate::mirror::library::record;
+pub use crate::mirror::library::record_format as record;
 pub use crate::mirror::library::stored_document::StoredDocument;
 pub use crate::mirror::library::{Alarm, AlarmKind, PackageHashState, StoredArchive, ZipOrigin};
 pub use crate::mirror::modules::{ModuleArchiveRef, ModuleLocation};

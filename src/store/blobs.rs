@@ -1,20 +1,27 @@
-//! Archives by digest, and reads of their bytes: at once, streamed, or piece by piece. Staged files are invisible; visible files are complete and verified.
+//! Archives by digest, and reads of their bytes: at once, streamed, or piece by piece. Staged files are invisible; visible
+//! files are complete and verified.
+//!
+//! Bytes on their way to clients take memory from one budget for all connections, and one small piece for each
+//! connection when the budget is used up. Clients that do not read never fill the memory or delay other clients.
 
+use std::fmt;
 use std::fs::File;
 use std::io::{self, IoSliceMut, Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use futures_util::{Stream, stream};
 use rustix::io::ReadWriteFlags;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::disk::{self, Quarantine};
-use super::staged::Staged;
-use super::store_lock::StoreLock;
-use super::{Durability, ReadShare, Scratch, StoreError, staged};
+use super::locks::StoreLock;
+use super::staged::Staging;
+use super::{Durability, Scratch, Staged, StoreError};
 use crate::clock::Timestamp;
 use crate::digest::{Digest, FastHash, FastHasher, Hasher};
 use crate::verify::Verified;
@@ -22,66 +29,90 @@ use crate::verify::Verified;
 /// The buffer size of one read, in bytes.
 pub const READ_BUFFER_BYTES: usize = 256 * 1024;
 
-/// The time that an abandoned download stays in staging.
-const STAGING_PERIOD_SECONDS: u64 = 24 * 3600;
+/// The archives of a store, by digest. Staged archives are invisible; visible ones are complete and verified.
+///
+/// All functions block.
+pub trait Blobs: fmt::Debug + Send + Sync {
+    /// The local folder in which archives are staged.
+    fn staging(&self) -> &Staging;
+
+    /// Makes a verified archive visible and durable.
+    fn publish(&self, staged: Verified<Staged>) -> Result<(), StoreError>;
+
+    /// Opens a stored archive; `None` if it is not stored.
+    fn open(&self, digest: &Digest) -> Result<Option<Blob>, StoreError>;
+
+    /// Size in bytes and modification time of an archive, without opening it; `None` if it is not stored.
+    fn stat(&self, digest: &Digest) -> Result<Option<(u64, Timestamp)>, StoreError>;
+
+    /// Removes an archive. Open readers continue to read it.
+    fn remove(&self, digest: &Digest, durability: Durability) -> Result<(), StoreError>;
+
+    /// Quarantines an archive whose bytes do not match its name.
+    fn quarantine(&self, digest: &Digest) -> Result<(), StoreError>;
+
+    /// Every archive, with its size and last change.
+    fn all(&self) -> Result<Vec<(Digest, u64, Timestamp)>, StoreError>;
+
+    /// Opens the staged download called `name`. The bytes of an earlier one are read and hashed.
+    fn stage(&self, name: &str) -> Result<Staged, StoreError> {
+        self.staging().stage(name)
+    }
+
+    /// A temporary folder for files that are unpacked or fetched on the way to an archive.
+    fn scratch(&self) -> Result<Scratch, StoreError> {
+        self.staging().scratch()
+    }
+
+    /// Returns true if an archive is stored, without opening it.
+    fn is_stored(&self, digest: &Digest) -> Result<bool, StoreError> {
+        Ok(self.stat(digest)?.is_some())
+    }
+
+    /// Quarantines an archive if it is still the opened one; returns true if it was.
+    fn quarantine_unless_replaced(&self, digest: &Digest, opened: &Blob) -> Result<bool, StoreError> {
+        let Some(stored) = self.open(digest)? else { return Ok(false) };
+        if stored.device_and_inode()? != opened.device_and_inode()? {
+            return Ok(false);
+        }
+        self.quarantine(digest)?;
+        Ok(true)
+    }
+}
 
 /// The archives below `blobs/sha256`.
 #[derive(Debug)]
-pub struct Blobs {
+pub(super) struct FolderBlobs {
     folder: PathBuf,
-    staging: PathBuf,
+    staging: Staging,
     quarantine: Quarantine,
     lock: StoreLock,
 }
 
-impl Blobs {
+impl FolderBlobs {
     pub(super) fn open(
         folder: &Path,
-        staging: &Path,
+        staging: Staging,
         quarantine: Quarantine,
         lock: StoreLock,
     ) -> Result<Self, StoreError> {
         disk::create_folder(folder)?;
-        Ok(Self { folder: folder.to_owned(), staging: staging.to_owned(), quarantine, lock })
+        Ok(Self { folder: folder.to_owned(), staging, quarantine, lock })
     }
 
     fn path(&self, digest: &Digest) -> PathBuf {
         let hex = digest.to_string();
         self.folder.join(&hex[..2]).join(hex)
     }
+}
 
-    /// Removes what a crash left in staging: scratch folders and half-written records.
-    pub(super) fn sweep_half_written(&self) -> Result<(), StoreError> {
-        staged::sweep_scratch(&self.staging)?;
-        for name in disk::names_in(&self.staging)?.iter().filter(|name| name.starts_with("record-")) {
-            disk::remove(&self.staging.join(name))?;
-        }
-        Ok(())
+impl Blobs for FolderBlobs {
+    fn staging(&self) -> &Staging {
+        &self.staging
     }
 
-    /// Removes staging files older than a day. A running download is younger, because it is written to.
-    pub(super) fn sweep_staging(&self, now: Timestamp) -> Result<(), StoreError> {
-        disk::sweep(&self.staging, Timestamp(now.0.saturating_sub(STAGING_PERIOD_SECONDS)))
-    }
-
-    /// Opens the staging file called `name`. The bytes of an earlier download are read and hashed.
-    pub fn stage(&self, name: &str) -> Result<Staged, StoreError> {
-        let path = self.staging.join(format!("{name}.part"));
-        let note_path = self.staging.join(format!("{name}.json"));
-        self.lock.check()?;
-        disk::recreate_folder(&self.staging)?;
-        Staged::open(path, note_path, self.lock.clone())
-    }
-
-    /// A temporary folder for files that are unpacked or fetched on the way to an archive.
-    pub fn scratch(&self) -> Result<Scratch, StoreError> {
-        self.lock.check()?;
-        disk::recreate_folder(&self.staging)?;
-        Scratch::below(&self.staging)
-    }
-
-    /// Makes a verified archive visible: sync, rename, sync of the folder.
-    pub fn publish(&self, staged: Verified<Staged>) -> Result<(), StoreError> {
+    /// In this order: sync, rename, sync of the folder.
+    fn publish(&self, staged: Verified<Staged>) -> Result<(), StoreError> {
         let target = self.path(&staged.digest());
         let staged = staged.into_inner();
         staged.sync()?;
@@ -92,60 +123,34 @@ impl Blobs {
         staged.remove_note()
     }
 
-    /// Opens a stored archive; `None` if it is not stored.
-    pub fn get(&self, digest: &Digest) -> Result<Option<Blob>, StoreError> {
+    fn open(&self, digest: &Digest) -> Result<Option<Blob>, StoreError> {
         let path = self.path(digest);
         let Some(file) = self.lock.if_ours(disk::open(&path))? else { return Ok(None) };
-        let size_bytes = file.metadata().map_err(|e| StoreError::io("look at", &path, e))?.len();
-        Ok(Some(Blob { bytes: FileBytes { file: Arc::new(file) }, path, size_bytes }))
+        Blob::new(Arc::new(file), path).map(Some)
     }
 
-    /// Returns true if an archive is stored, without opening it.
-    pub fn is_stored(&self, digest: &Digest) -> Result<bool, StoreError> {
-        self.lock.if_ours(disk::file_exists(&self.path(digest)))
-    }
-
-    /// Size in bytes and modification time of an archive; `None` if it is not stored.
-    pub fn file_of(&self, digest: &Digest) -> Result<Option<(u64, Timestamp)>, StoreError> {
+    fn stat(&self, digest: &Digest) -> Result<Option<(u64, Timestamp)>, StoreError> {
         self.lock.if_ours(disk::file_metadata(&self.path(digest)))
     }
 
-    /// Removes an archive. Open readers continue to read it.
-    pub fn remove(&self, digest: &Digest, durability: Durability) -> Result<(), StoreError> {
+    fn remove(&self, digest: &Digest, durability: Durability) -> Result<(), StoreError> {
         self.lock.check()?;
         let path = self.path(digest);
         disk::remove(&path)?;
         durability.of_removal(&path)
     }
 
-    /// Quarantines an archive whose bytes do not match its name.
-    pub fn quarantine(&self, digest: &Digest) -> Result<(), StoreError> {
+    fn quarantine(&self, digest: &Digest) -> Result<(), StoreError> {
         self.lock.check()?;
         let target = self.quarantine.add(&self.path(digest))?;
         tracing::error!(digest = %digest, aside = %target.display(), "a damaged archive was quarantined");
         Ok(())
     }
 
-    /// Quarantines an archive if it is still the opened one; returns true if it was.
-    pub fn quarantine_unless_replaced(&self, digest: &Digest, opened: &Blob) -> Result<bool, StoreError> {
-        let Some(stored) = self.get(digest)? else { return Ok(false) };
-        if stored.device_and_inode()? != opened.device_and_inode()? {
-            return Ok(false);
-        }
-        self.quarantine(digest)?;
-        Ok(true)
-    }
-
-    /// Every archive, with its size and last change.
-    pub fn all(&self) -> Result<Vec<(Digest, u64, Timestamp)>, StoreError> {
-        let files = disk::files_below(&self.folder)?;
-        Ok(files
-            .into_iter()
-            .filter_map(|(path, size_bytes, changed)| {
-                let digest = Digest::parse(path.file_name()?.to_str()?).ok()?;
-                Some((digest, size_bytes, changed))
-            })
-            .collect())
+    fn all(&self) -> Result<Vec<(Digest, u64, Timestamp)>, StoreError> {
+        let files = disk::files_below(&self.folder)?.into_iter();
+        let digest = |path: &Path| Digest::parse(path.file_name()?.to_str()?).ok();
+        Ok(files.filter_map(|(path, size_bytes, changed)| Some((digest(&path)?, size_bytes, changed))).collect())
     }
 }
 
@@ -211,6 +216,11 @@ pub struct Blob {
 }
 
 impl Blob {
+    pub(super) fn new(file: Arc<File>, path: PathBuf) -> Result<Self, StoreError> {
+        let size_bytes = file.metadata().map_err(|e| StoreError::io("look at", &path, e))?.len();
+        Ok(Self { bytes: FileBytes { file }, path, size_bytes })
+    }
+
     /// Its size in bytes.
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes
@@ -347,5 +357,165 @@ impl ReadCursor {
     /// The digest of the bytes read so far.
     pub fn digest(self) -> Digest {
         self.hasher.finish().0
+    }
+}
+
+/// The bytes that each connection may have in memory when the budget is used up.
+const RESERVED_BYTES: usize = 16 * 1024;
+
+/// The memory budget of all connections; clones share it.
+#[derive(Debug, Clone)]
+pub struct ReadBudget(Arc<Semaphore>);
+
+/// The share of one connection in the budget; clones share it.
+#[derive(Debug, Clone)]
+pub struct ReadShare {
+    /// The bytes of the budget.
+    budget: Arc<Semaphore>,
+    /// One permit: for the small piece beyond the budget.
+    reserve: Arc<Semaphore>,
+    waiting: Arc<AtomicUsize>,
+    piece_bytes: usize,
+}
+
+impl ReadBudget {
+    /// A budget of so many bytes.
+    pub fn new(bytes: usize) -> Self {
+        Self(Arc::new(Semaphore::new(bytes.min(Semaphore::MAX_PERMITS))))
+    }
+
+    /// The share of a new connection.
+    pub fn share(&self) -> ReadShare {
+        let (reserve, waiting) = (Arc::new(Semaphore::new(1)), Arc::default());
+        ReadShare { budget: Arc::clone(&self.0), reserve, waiting, piece_bytes: READ_BUFFER_BYTES }
+    }
+
+    /// Memory for so many bytes, if it is free now.
+    pub fn try_grant(&self, bytes: usize) -> Option<ReadGrant> {
+        let permit = Arc::clone(&self.0).try_acquire_many_owned(u32::try_from(bytes).ok()?).ok()?;
+        Some(ReadGrant { bytes, _permit: Some(permit) })
+    }
+
+    /// Copies bytes if the budget has space now.
+    pub fn copy(&self, bytes: &[u8]) -> Option<Bytes> {
+        Some(self.try_grant(bytes.len())?.fill(bytes.to_vec()))
+    }
+}
+
+impl ReadShare {
+    /// Limits pieces to this many bytes.
+    #[must_use]
+    pub fn in_pieces_of(&self, bytes: usize) -> Self {
+        Self { piece_bytes: bytes.min(READ_BUFFER_BYTES), ..self.clone() }
+    }
+
+    /// The number of this connection's reads that wait for memory, until another connection or this one releases some.
+    pub fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
+    /// Memory for up to `max_bytes` bytes. If the budget is used up: for a small piece, once the previous one is released.
+    async fn grant(&self, max_bytes: usize) -> ReadGrant {
+        let permits = |bytes: usize| u32::try_from(bytes).unwrap_or(u32::MAX);
+        let bytes = max_bytes.min(self.piece_bytes);
+        if let Ok(permit) = Arc::clone(&self.budget).try_acquire_many_owned(permits(bytes)) {
+            return ReadGrant { bytes, _permit: Some(permit) };
+        }
+        let bytes = bytes.min(RESERVED_BYTES);
+        let _waiting = WaitingRead::count(&self.waiting);
+        let permit = tokio::select! {
+            biased;
+            reserved = Arc::clone(&self.reserve).acquire_owned() => reserved,
+            from_budget = Arc::clone(&self.budget).acquire_many_owned(permits(bytes)) => from_budget,
+        };
+        // Fails only on a closed semaphore, which does not happen.
+        ReadGrant { bytes, _permit: permit.ok() }
+    }
+}
+
+/// Counts one waiting read while it exists.
+struct WaitingRead<'a>(&'a AtomicUsize);
+
+impl<'a> WaitingRead<'a> {
+    fn count(waiting: &'a AtomicUsize) -> Self {
+        waiting.fetch_add(1, Ordering::Relaxed);
+        Self(waiting)
+    }
+}
+
+impl Drop for WaitingRead<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Memory for one piece, released with the piece.
+#[derive(Debug)]
+pub struct ReadGrant {
+    bytes: usize,
+    _permit: Option<OwnedSemaphorePermit>,
+}
+
+impl ReadGrant {
+    /// Granted bytes.
+    fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Fills the granted memory; `buffer` is no longer than the grant.
+    pub fn fill(self, buffer: Vec<u8>) -> Bytes {
+        Bytes::from_owner(GrantedPiece { buffer, _grant: self })
+    }
+}
+
+/// Bytes with the memory grant that covers them.
+struct GrantedPiece {
+    buffer: Vec<u8>,
+    _grant: ReadGrant,
+}
+
+impl AsRef<[u8]> for GrantedPiece {
+    fn as_ref(&self) -> &[u8] {
+        &self.buffer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    /// Clients that fill the budget and read nothing leave every other connection one piece at a time (DESIGN, promise 11).
+    #[tokio::test]
+    async fn a_connection_continues_when_others_use_up_the_budget() {
+        let memory = ReadBudget::new(100_000);
+        let (hog, other) = (memory.share(), memory.share());
+        let piece = async |share: &ReadShare, max_bytes: usize| {
+            let grant = share.grant(max_bytes).await;
+            let bytes = grant.bytes();
+            grant.fill(vec![0; bytes])
+        };
+        let mut hogged = vec![piece(&hog, 60_000).await, piece(&hog.in_pieces_of(40_000), 1 << 20).await];
+        assert_eq!(hogged.iter().map(Bytes::len).collect::<Vec<_>>(), [60_000, 40_000]);
+        hogged.push(piece(&hog, 60_000).await);
+        assert_eq!(hogged[2].len(), RESERVED_BYTES);
+        let mut further = std::pin::pin!(piece(&hog, 60_000));
+        assert!(further.as_mut().now_or_never().is_none() && hog.waiting() == 1);
+
+        for _ in 0..3 {
+            let own = piece(&other, 1 << 20).await;
+            assert_eq!((own.len(), other.waiting()), (RESERVED_BYTES, 0));
+        }
+        let held = piece(&other, 100).await;
+        assert_eq!(held.len(), 100);
+        assert!(piece(&other, 100).now_or_never().is_none() && other.waiting() == 0);
+
+        // A part of a piece keeps all of it in memory.
+        let part = hogged[0].slice(..1);
+        drop(hogged.remove(0));
+        assert!(further.as_mut().now_or_never().is_none());
+        drop(part);
+        assert_eq!((further.await.len(), hog.waiting()), (RESERVED_BYTES, 0));
     }
 }

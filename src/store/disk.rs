@@ -5,6 +5,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
@@ -48,10 +49,6 @@ pub(super) fn recreate_folder(path: &Path) -> Result<(), StoreError> {
     }
 }
 
-pub(super) fn is_folder(path: &Path) -> bool {
-    path.is_dir()
-}
-
 /// Returns true if the folder exists. A failed check is an error, not false.
 pub(super) fn folder_exists(path: &Path) -> Result<bool, StoreError> {
     Ok(metadata_of(path)?.is_some_and(|(is_folder, _, _)| is_folder))
@@ -78,11 +75,6 @@ fn format_of(path: &Path) -> Result<Option<u32>, StoreError> {
         Some(found) if found > FORMAT => Err(StoreError::Newer { path: path.to_owned(), found }),
         found => Ok(found),
     }
-}
-
-/// Returns true if the file exists. A failed check is an error, not false.
-pub(super) fn file_exists(path: &Path) -> Result<bool, StoreError> {
-    Ok(metadata_of(path)?.is_some_and(|(is_folder, _, _)| !is_folder))
 }
 
 pub(super) fn open_lock(path: &Path) -> Result<File, StoreError> {
@@ -326,20 +318,20 @@ pub(super) fn read_secret(path: &Path) -> Result<Option<String>, StoreError> {
 #[derive(Debug, Clone)]
 pub(super) struct Quarantine {
     folder: PathBuf,
+    next_number: Arc<AtomicU64>,
 }
 
 impl Quarantine {
     pub(super) fn open(folder: &Path) -> Result<Self, StoreError> {
         create_folder(folder)?;
-        Ok(Self { folder: folder.to_owned() })
+        Ok(Self { folder: folder.to_owned(), next_number: Arc::default() })
     }
 
     /// Moves `path` to the quarantine, and returns its new path. A missing file is not an error.
     pub(super) fn add(&self, path: &Path) -> Result<PathBuf, StoreError> {
-        static NEXT_NUMBER: AtomicU64 = AtomicU64::new(0);
         let name = path.file_name().map_or_else(|| "unnamed".into(), |name| name.to_string_lossy().into_owned());
         let target = loop {
-            let number = NEXT_NUMBER.fetch_add(1, Ordering::Relaxed);
+            let number = self.next_number.fetch_add(1, Ordering::Relaxed);
             let target = self.folder.join(format!("{name}.{number}"));
             if !target.exists() {
                 break target;

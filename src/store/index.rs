@@ -1,9 +1,7 @@
 //! Last use, sizes, and names by digest: eviction's fast lookups. Rebuilt from the files whenever it may be wrong.
 
 mod backend;
-mod entry;
-mod names;
-mod state;
+mod entries;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::ManuallyDrop;
@@ -15,11 +13,12 @@ use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 
 use self::backend::{IndexBackend, quarantine_index, refuse_if_locked};
-use self::entry::{ARCHIVE, DOCUMENT, EvictableEntry, PAGE, archive_key, counted_bytes, document_key};
-pub use self::entry::{IndexedArchive, SizeLimit, Totals};
-pub use self::names::{IndexedName, ListedArchive};
-use self::state::IndexState;
-use super::{Key, StoreError};
+use self::entries::{
+    ARCHIVE, DOCUMENT, EvictableEntry, NAME, PAGE, archive_key, artifact, counted_bytes, document_key, listed_key,
+    listed_prefix, name_key,
+};
+pub use self::entries::{IndexedArchive, IndexedName, ListedArchive, SizeLimit, Totals};
+use super::{Change, IndexEntry, Key, StoreError};
 use crate::address::Artifact;
 use crate::clock::Timestamp;
 use crate::digest::Digest;
@@ -28,7 +27,18 @@ use crate::digest::Digest;
 const CLEAN: &[u8] = b"!clean";
 
 /// A key and its new value; `None` removes it.
-type Change = (Vec<u8>, Option<Vec<u8>>);
+type EntryChange = (Vec<u8>, Option<Vec<u8>>);
+
+/// State of the index relative to the files.
+#[derive(Debug, Clone)]
+enum IndexState {
+    /// The index contains everything in the files.
+    Complete,
+    /// The index is being completed: it lacks some files, and lists some that were removed.
+    Incomplete,
+    /// The index could not be completed, for this reason.
+    Failed(StoreError),
+}
 
 /// The index over a store's files. Updates are best effort: a failed update costs no request, and the index is
 /// completed at the next start.
@@ -53,20 +63,17 @@ impl Index {
     /// [behind](Self::is_complete) the files, and serves until it is complete.
     pub(super) fn open(folder: &Path, now: Timestamp) -> Result<Self, StoreError> {
         refuse_if_locked(folder)?;
-        // sled may panic on damage instead of returning an error.
-        let panicked = |_| Err(StoreError::Index("its library panicked".to_owned()));
-        let guarded = || {
-            let opened = catch_unwind(AssertUnwindSafe(|| Self::open_on_disk(folder))).unwrap_or_else(panicked)?;
+        let open = || {
+            let opened = guarded(|| Ok(Self::with_entries(folder, IndexBackend::on_disk(folder)?)))?;
             // A damaged index is not closed: closing may wait forever for a dead thread.
             let index = ManuallyDrop::new(opened);
-            let usable = catch_unwind(AssertUnwindSafe(|| index.trust_clean_close()));
-            usable.unwrap_or_else(|_| Err(StoreError::Index("its library panicked".to_owned())))?;
+            guarded(|| index.trust_clean_close())?;
             Ok(ManuallyDrop::into_inner(index))
         };
-        let usable = match guarded() {
+        let usable = match open() {
             Err(StoreError::Index(reason)) => quarantine_index(folder, now).and_then(|aside| {
                 tracing::error!(%reason, aside = %aside.display(), "the index is damaged; it was quarantined and is rebuilt");
-                guarded()
+                open()
             }),
             usable => usable,
         };
@@ -118,10 +125,6 @@ impl Index {
         self.entries.read().flush()
     }
 
-    fn open_on_disk(folder: &Path) -> Result<Self, StoreError> {
-        Ok(Self::with_entries(folder, IndexBackend::on_disk(folder)?))
-    }
-
     /// The totals, counted from all entries.
     fn count(&self) -> Result<Totals, StoreError> {
         let (mut totals, mut is_readable) = (Totals::default(), true);
@@ -163,12 +166,27 @@ impl Index {
         });
     }
 
-    /// Records a document file that was found, by its metadata.
-    pub fn document_found(&self, key: &Key, size_bytes: u64, written: Timestamp) {
-        let size_bytes = counted_bytes(key, size_bytes);
-        self.update_entry(&document_key(key), |previous| {
-            Some(EvictableEntry::found(previous, size_bytes, written, Timestamp(0)))
-        });
+    /// Records a change to a record; the caller holds the lock of its group.
+    pub(super) fn record_changed(&self, change: &Change, size_bytes: u64) {
+        let (key, document) = (&change.key, document_key(&change.key));
+        match &change.entry {
+            IndexEntry::Unindexed => {}
+            IndexEntry::Name(name) => {
+                if let Key::Name(artifact) = key {
+                    self.name_changed(artifact, name);
+                }
+            }
+            IndexEntry::Document(last_use) => {
+                let (last_use, size_bytes) = (*last_use, counted_bytes(key, size_bytes));
+                self.update_entry(&document, |_| {
+                    Some(EvictableEntry { last_use, size_bytes, last_check: Timestamp(0) })
+                });
+            }
+            IndexEntry::Found(size_bytes, written) => self.update_entry(&document, |previous| {
+                Some(EvictableEntry::found(previous, counted_bytes(key, *size_bytes), *written, Timestamp(0)))
+            }),
+            IndexEntry::Gone => self.update_entry(&document, |_| None),
+        }
     }
 
     /// Records an archive that was stored and verified.
@@ -197,14 +215,6 @@ impl Index {
         self.update_entry(&archive_key(digest), |_| None);
     }
 
-    /// Records a stored document.
-    pub fn document_stored(&self, key: &Key, size_bytes: u64, now: Timestamp) {
-        let size_bytes = counted_bytes(key, size_bytes);
-        self.update_entry(&document_key(key), |_| {
-            Some(EvictableEntry { last_use: now, size_bytes, last_check: Timestamp(0) })
-        });
-    }
-
     /// Records the use of a stored document.
     pub fn document_used(&self, key: &Key, now: Timestamp) {
         self.update_entry(&document_key(key), |previous| {
@@ -212,17 +222,12 @@ impl Index {
         });
     }
 
-    /// Removes a document's entry.
-    pub fn document_gone(&self, key: &Key) {
-        self.update_entry(&document_key(key), |_| None);
-    }
-
     /// Changes one entry and the totals together.
     fn update_entry(&self, key: &[u8], change: impl FnOnce(Option<EvictableEntry>) -> Option<EvictableEntry>) {
         self.quarantine_on_disk();
         let mut totals = self.totals.lock();
-        let previous = match self.entries.read().get(key) {
-            Ok(previous) => previous.as_deref().and_then(EvictableEntry::decode),
+        let previous = match self.entry(key) {
+            Ok(previous) => previous,
             Err(error) => return self.mark_broken(&error),
         };
         let updated = change(previous.clone());
@@ -242,7 +247,7 @@ impl Index {
     }
 
     /// Writes entries that are not part of the totals.
-    fn put(&self, changes: &[Change]) {
+    fn put(&self, changes: &[EntryChange]) {
         self.quarantine_on_disk();
         // The lock blocks other writers while an index that continues in memory is copied.
         let _exclusive = self.totals.lock();
@@ -250,13 +255,13 @@ impl Index {
     }
 
     /// Returns true if the changes were written, to disk or to memory.
-    fn write_or_continue(&self, changes: &[Change]) -> bool {
+    fn write_or_continue(&self, changes: &[EntryChange]) -> bool {
         let written =
             self.write(changes).or_else(|error| self.continue_in_memory(&error).and_then(|()| self.write(changes)));
         written.inspect_err(|error| self.mark_broken(error)).is_ok()
     }
 
-    fn write(&self, changes: &[Change]) -> Result<(), StoreError> {
+    fn write(&self, changes: &[EntryChange]) -> Result<(), StoreError> {
         let entries = self.entries.read();
         changes.iter().try_for_each(|(key, value)| match value {
             Some(value) => entries.insert(key, value),
@@ -294,31 +299,31 @@ impl Index {
 
     /// Every archive, least recently used first.
     pub fn archives_by_age(&self) -> Result<Vec<IndexedArchive>, StoreError> {
-        self.archives_by(|entry| entry.last_use)
+        self.archives_by(|archive| archive.last_use)
     }
 
     /// Every archive, the one with the oldest check first.
     pub fn archives_by_check(&self) -> Result<Vec<IndexedArchive>, StoreError> {
-        self.archives_by(|entry| entry.last_check)
+        self.archives_by(|archive| archive.last_check)
     }
 
-    fn archives_by(&self, time: impl Fn(&EvictableEntry) -> Timestamp) -> Result<Vec<IndexedArchive>, StoreError> {
-        let mut entries_found = self.by_age(ARCHIVE)?;
-        entries_found.sort_by_key(|(_, entry)| time(entry));
-        let digest = |key: &[u8]| std::str::from_utf8(key).ok().and_then(|hex| Digest::parse(hex).ok());
-        Ok(entries_found.iter().filter_map(|(key, entry)| Some(IndexedArchive::new(digest(key)?, entry))).collect())
+    fn archives_by(&self, time: impl Fn(&IndexedArchive) -> Timestamp) -> Result<Vec<IndexedArchive>, StoreError> {
+        let mut archives = Vec::new();
+        self.each_entry(ARCHIVE, |hex, entry| {
+            archives.extend(Digest::parse(hex).ok().map(|digest| IndexedArchive::new(digest, &entry)));
+        })?;
+        archives.sort_by_key(time);
+        Ok(archives)
     }
 
     /// The entry of one archive.
     pub fn archive(&self, digest: &Digest) -> Result<Option<IndexedArchive>, StoreError> {
-        let value = self.entries.read().get(&archive_key(digest))?;
-        Ok(value.as_deref().and_then(EvictableEntry::decode).map(|entry| IndexedArchive::new(*digest, &entry)))
+        Ok(self.entry(&archive_key(digest))?.map(|entry| IndexedArchive::new(*digest, &entry)))
     }
 
     /// Size of a document in bytes; zero if there is none.
     pub fn document_bytes(&self, key: &Key) -> Result<u64, StoreError> {
-        let value = self.entries.read().get(&document_key(key))?;
-        Ok(value.as_deref().and_then(EvictableEntry::decode).map_or(0, |entry| entry.size_bytes))
+        Ok(self.entry(&document_key(key))?.map_or(0, |entry| entry.size_bytes))
     }
 
     /// Every document except pages, least recently used first, with its size.
@@ -332,18 +337,24 @@ impl Index {
     }
 
     fn documents_of(&self, kind: u8) -> Result<Vec<(Key, u64)>, StoreError> {
-        let mut entries_found = self.by_age(kind)?;
-        entries_found.sort_by_key(|(_, entry)| entry.last_use);
-        let key = |key: &[u8]| std::str::from_utf8(key).ok().and_then(|path| Key::from_path(Path::new(path)));
-        Ok(entries_found.iter().filter_map(|(path, entry)| Some((key(path)?, entry.size_bytes))).collect())
+        let mut documents = Vec::new();
+        self.each_entry(kind, |path, entry| {
+            documents.extend(Key::from_path(Path::new(path)).map(|key| (entry.last_use, (key, entry.size_bytes))));
+        })?;
+        documents.sort_by_key(|(last_use, _)| *last_use);
+        Ok(documents.into_iter().map(|(_, document)| document).collect())
     }
 
-    fn by_age(&self, kind: u8) -> Result<Vec<(Vec<u8>, EvictableEntry)>, StoreError> {
-        let mut entries_found = Vec::new();
+    fn each_entry(&self, kind: u8, mut visit: impl FnMut(&str, EvictableEntry)) -> Result<(), StoreError> {
         self.entries.read().each_with_prefix(&[kind], |key, value| {
-            entries_found.extend(EvictableEntry::decode(value).map(|entry| (key[1..].to_vec(), entry)));
-        })?;
-        Ok(entries_found)
+            if let (Ok(key), Some(entry)) = (std::str::from_utf8(&key[1..]), EvictableEntry::decode(value)) {
+                visit(key, entry);
+            }
+        })
+    }
+
+    fn entry(&self, key: &[u8]) -> Result<Option<EvictableEntry>, StoreError> {
+        Ok(self.entries.read().get(key)?.as_deref().and_then(EvictableEntry::decode))
     }
 
     /// Marks a clean close, unless something was missed.
@@ -355,4 +366,167 @@ impl Index {
         self.entries.read().insert(CLEAN, &mark)?;
         self.entries.read().flush()
     }
+
+    /// Returns true if the index contains everything in the files.
+    pub fn is_complete(&self) -> bool {
+        self.needs_to_be_whole().is_ok()
+    }
+
+    /// Checks that the index is complete, before any lock of the store is taken.
+    ///
+    /// # Errors
+    /// The index is being completed, or cannot be.
+    pub fn needs_to_be_whole(&self) -> Result<(), StoreError> {
+        match &*self.state.borrow() {
+            IndexState::Complete => Ok(()),
+            IndexState::Incomplete => {
+                Err(StoreError::Index("the index is still being completed from the files".to_owned()))
+            }
+            IndexState::Failed(reason) => Err(reason.clone()),
+        }
+    }
+
+    /// Waits until the index is complete: as long as it takes to read all names.
+    ///
+    /// # Errors
+    /// The reason why it cannot be completed.
+    pub async fn until_complete(&self) -> Result<(), StoreError> {
+        let mut state = self.state.subscribe();
+        // An error means that the sender was dropped; the index owns it.
+        let _ = state.wait_for(|state| !matches!(state, IndexState::Incomplete)).await;
+        self.needs_to_be_whole()
+    }
+
+    /// Reports the end of the completion to all waiting tasks.
+    pub fn completed(&self, result: Result<(), StoreError>) {
+        self.state.send_replace(match result {
+            Ok(()) => IndexState::Complete,
+            Err(reason) => IndexState::Failed(reason),
+        });
+    }
+
+    /// Starts to complete the index. The existing entries stay, unless one cannot be read: a damaged index may have lost
+    /// any entry, so a new index starts in memory. Returns true if the caller must record every file.
+    pub fn begin_completion(&self) -> bool {
+        if let Err(reason) = guarded(|| self.read_all()) {
+            self.start_over(&reason);
+        }
+        let was_complete = self.is_complete();
+        if !was_complete {
+            self.state.send_replace(IndexState::Incomplete);
+        }
+        !was_complete
+    }
+
+    /// Quarantines a damaged index, and continues with an empty one in memory.
+    fn start_over(&self, reason: &StoreError) {
+        tracing::error!(%reason, "the index is damaged; it is quarantined, and rebuilt from the files");
+        // The state changes first: operations that need all names must not act on missing entries.
+        self.state.send_replace(IndexState::Incomplete);
+        let mut totals = self.totals.lock();
+        let damaged = std::mem::replace(&mut *self.entries.write(), IndexBackend::in_memory());
+        // The damaged index is not closed: closing may wait forever for a dead thread.
+        std::mem::forget(damaged);
+        *totals = Totals::default();
+        *self.replaced_folder.lock() = Some(self.folder.clone());
+        self.quarantine_on_disk();
+    }
+
+    /// Reads every entry, and compares the totals with them.
+    fn read_all(&self) -> Result<(), StoreError> {
+        let entries = self.entries.read();
+        entries.each_with_prefix(&[], |_, _| ())?;
+        drop(entries);
+        // The lock keeps the totals unchanged while the entries are counted.
+        let totals = self.totals.lock();
+        let counted = self.count()?;
+        if *totals == counted {
+            Ok(())
+        } else {
+            Err(StoreError::Index(format!("the stored totals {totals:?} differ from the counted ones {counted:?}")))
+        }
+    }
+
+    /// Records the archives that a name lists; the caller holds the lock of the name's record. An empty `name` removes the
+    /// entry.
+    fn name_changed(&self, artifact: &Artifact, name: &IndexedName) {
+        self.unreadable.lock().remove(artifact);
+        let previous = match self.name(artifact) {
+            Ok(previous) => previous.unwrap_or_default(),
+            Err(error) => return self.mark_broken(&error),
+        };
+        if previous == *name {
+            return;
+        }
+        let mut changes = Vec::new();
+        for removed in previous.archives.iter().filter(|listed| !name.lists(&listed.digest)) {
+            changes.push((listed_key(&removed.digest, artifact), None));
+        }
+        for added in name.archives.iter().filter(|listed| !previous.lists(&listed.digest)) {
+            changes.push((listed_key(&added.digest, artifact), Some(Vec::new())));
+        }
+        changes.push((name_key(artifact), (!name.is_empty()).then(|| name.encode())));
+        self.put(&changes);
+        // The set of pinned names changes after the entry: a scan of all entries holds its lock, and sees either state.
+        if let Some(pinned) = self.pinned.lock().as_mut() {
+            if name.pinned {
+                pinned.insert(artifact.clone())
+            } else {
+                pinned.remove(artifact)
+            };
+        }
+    }
+
+    /// The pinned names. The first call scans all names; a fill at the size limit calls it.
+    ///
+    /// # Errors
+    /// The index cannot be read.
+    pub fn pinned_names(&self) -> Result<Vec<Artifact>, StoreError> {
+        let mut pinned = self.pinned.lock();
+        let names = match pinned.take() {
+            Some(names) => names,
+            None => self.names(|artifact, name| name.pinned.then_some(artifact))?.into_iter().collect(),
+        };
+        Ok(pinned.insert(names).iter().cloned().collect())
+    }
+
+    /// The archives that a name lists; `None` if the index has no entry.
+    ///
+    /// # Errors
+    /// The index cannot be read.
+    pub fn name(&self, artifact: &Artifact) -> Result<Option<IndexedName>, StoreError> {
+        let value = self.entries.read().get(&name_key(artifact))?;
+        Ok(value.as_deref().and_then(IndexedName::decode))
+    }
+
+    /// The names that list an archive.
+    ///
+    /// # Errors
+    /// The index cannot be read.
+    pub fn names_of(&self, digest: &Digest) -> Result<Vec<Artifact>, StoreError> {
+        let prefix = listed_prefix(digest);
+        let mut found = Vec::new();
+        self.entries.read().each_with_prefix(&prefix, |key, _| found.extend(artifact(&key[prefix.len()..])))?;
+        Ok(found)
+    }
+
+    /// The names for which `choose` returns a value.
+    ///
+    /// # Errors
+    /// The index cannot be read.
+    pub fn names<T>(&self, mut choose: impl FnMut(Artifact, IndexedName) -> Option<T>) -> Result<Vec<T>, StoreError> {
+        let mut chosen = Vec::new();
+        self.entries.read().each_with_prefix(&[NAME], |key, value| {
+            if let Some((artifact, name)) = artifact(&key[1..]).zip(IndexedName::decode(value)) {
+                chosen.extend(choose(artifact, name));
+            }
+        })?;
+        Ok(chosen)
+    }
+}
+
+/// Runs work of sled, which may panic on damage instead of returning an error.
+fn guarded<T>(work: impl FnOnce() -> Result<T, StoreError>) -> Result<T, StoreError> {
+    let panicked = |_| Err(StoreError::Index("its library panicked".to_owned()));
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(panicked)
 }

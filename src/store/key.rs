@@ -45,6 +45,15 @@ pub enum Key {
     Missing,
 }
 
+/// The records that are read, judged and changed together.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum RecordGroup {
+    /// All of one provider or module; a module's under every spelling of its name.
+    Address(Address),
+    /// A record that belongs to no address, or the alarms of one: they are saved before the record of their cause.
+    Alone(Key),
+}
+
 /// The file of [`Key::KeyLog`]; not a valid version.
 const KEYS: &str = "keys.json";
 /// The file of [`Key::FirstListed`]; not a valid version.
@@ -63,15 +72,38 @@ impl Key {
         }
     }
 
+    /// The group that the record belongs to.
+    pub fn group(&self) -> RecordGroup {
+        RecordGroup::Address(match self {
+            Self::ProviderVersions(provider)
+            | Self::Seen(provider)
+            | Self::FirstSeen(provider, _)
+            | Self::KeyLog(provider)
+            | Self::FirstListed(provider)
+            | Self::ProofSet(Package { provider, .. })
+            | Self::Name(Artifact::Provider(Package { provider, .. })) => Address::Provider(provider.clone()),
+            Self::ModuleVersions(module)
+            | Self::ModuleLocation(ModulePackage { module, .. })
+            | Self::SeenModule(ModulePackage { module, .. })
+            | Self::Name(Artifact::Module(ModulePackage { module, .. })) => Address::Module(module.folded()),
+            Self::Discovery(_)
+            | Self::Page(..)
+            | Self::Alarms(_)
+            | Self::Job(_)
+            | Self::RecurringJobs
+            | Self::Missing => return RecordGroup::Alone(self.clone()),
+        })
+    }
+
     /// The folders of one provider below `kind`.
-    fn provider(kind: &str, address: &ProviderAddress) -> PathBuf {
+    pub(super) fn provider(kind: &str, address: &ProviderAddress) -> PathBuf {
         let mut path = PathBuf::from(kind);
         path.extend([address.host.as_str(), "providers", address.namespace.as_str(), address.type_.as_str()]);
         path
     }
 
     /// The folders of one module below `kind`.
-    fn module(kind: &str, address: &ModuleAddress) -> PathBuf {
+    pub(super) fn module(kind: &str, address: &ModuleAddress) -> PathBuf {
         let ModuleAddress { host, namespace, name, system } = address;
         let mut path = PathBuf::from(kind);
         path.extend([host.as_str(), "modules", namespace.as_str(), name.as_str(), system.as_str()]);
@@ -105,22 +137,12 @@ impl Key {
             Self::SeenModule(package) => {
                 Self::module("seen", &package.module).join(format!("{}.json", package.version))
             }
-            Self::Seen(address) => {
-                let mut path = Self::provider("seen", address);
-                path.as_mut_os_string().push(".json");
-                path
-            }
-            Self::FirstSeen(address, version) => Self::first_seen_of(address).join(format!("{version}.json")),
-            Self::KeyLog(address) => Self::first_seen_of(address).join(KEYS),
-            Self::FirstListed(address) => Self::first_seen_of(address).join(LISTED),
-            Self::Alarms(address) => {
-                let mut path = match address {
-                    Address::Provider(address) => Self::provider("alarms", address),
-                    Address::Module(address) => Self::module("alarms", address),
-                };
-                path.as_mut_os_string().push(".json");
-                path
-            }
+            Self::Seen(address) => with_json(Self::provider("seen", address)),
+            Self::FirstSeen(address, version) => Self::provider("seen", address).join(format!("{version}.json")),
+            Self::KeyLog(address) => Self::provider("seen", address).join(KEYS),
+            Self::FirstListed(address) => Self::provider("seen", address).join(LISTED),
+            Self::Alarms(Address::Provider(address)) => with_json(Self::provider("alarms", address)),
+            Self::Alarms(Address::Module(address)) => with_json(Self::module("alarms", address)),
             Self::Job(id) => Path::new("jobs").join(format!("{}.json", hex::encode(id))),
             Self::RecurringJobs => Path::new("jobs").join(RECURRING),
             Self::Missing => PathBuf::from(MISSING),
@@ -133,44 +155,14 @@ impl Key {
         matches!(self, Self::SeenModule(_) | Self::Seen(_) | Self::FirstSeen(..) | Self::KeyLog(_))
     }
 
-    /// The folder of a provider's documents.
-    pub(super) fn documents_of(address: &ProviderAddress) -> PathBuf {
-        Self::provider("documents", address)
-    }
-
-    /// The folder of a provider's first-seen records.
-    pub(super) fn first_seen_of(address: &ProviderAddress) -> PathBuf {
-        Self::provider("seen", address)
-    }
-
     /// The folder of a registry's pages.
     pub(super) fn pages_of(host: &Hostname) -> PathBuf {
         Path::new("documents").join(host.as_str()).join("pages")
     }
 
-    /// The folder of a provider's name records.
-    pub(super) fn names_of(address: &ProviderAddress) -> PathBuf {
-        Self::provider("names", address)
-    }
-
-    /// The folder of a module's documents.
-    pub(super) fn documents_of_module(address: &ModuleAddress) -> PathBuf {
-        Self::module("documents", address)
-    }
-
-    /// The folder of a module's name records.
-    pub(super) fn names_of_module(address: &ModuleAddress) -> PathBuf {
-        Self::module("names", address)
-    }
-
     /// The folder of first-seen records of a registry's modules.
     pub(super) fn first_seen_of_modules(host: &Hostname) -> PathBuf {
         Path::new("seen").join(host.as_str()).join("modules")
-    }
-
-    /// The folder of first-seen records of a module.
-    pub(super) fn first_seen_of_module(address: &ModuleAddress) -> PathBuf {
-        Self::module("seen", address)
     }
 
     /// The folder whose entries are the proof sets of one version.
@@ -181,78 +173,57 @@ impl Key {
     /// The key of the record at `path`, below the store's root.
     pub(super) fn from_path(path: &Path) -> Option<Self> {
         let parts: Vec<&str> = path.iter().map(|part| part.to_str()).collect::<Option<_>>()?;
-        let provider = |host: &str, namespace: &str, type_: &str| {
-            Some(ProviderAddress {
-                host: Hostname::parse(host).ok()?,
-                namespace: Name::parse(namespace).ok()?,
-                type_: Name::parse(type_).ok()?,
-            })
-        };
-        let package = |address: Option<ProviderAddress>, version: &str, platform: &str| {
-            Some(Package {
-                provider: address?,
-                version: Version::parse(version).ok()?,
-                platform: Platform::parse(platform).ok()?,
-            })
-        };
-        let module = |host: &str, namespace: &str, name: &str, system: &str| {
-            Some(ModuleAddress {
-                host: Hostname::parse(host).ok()?,
-                namespace: ModuleName::parse(namespace).ok()?,
-                name: ModuleName::parse(name).ok()?,
-                system: System::parse(system).ok()?,
-            })
-        };
-        let of_module = |module: Option<ModuleAddress>, version: Option<&str>| {
-            Some(ModulePackage { module: module?, version: Version::parse(version?).ok()? })
-        };
+        let version = |text: &str| Version::parse(text).ok();
+        let json = |file: &str| file.strip_suffix(".json").map(str::to_owned);
         let key = match parts.as_slice() {
             ["documents", host, "discovery"] => Self::Discovery(Hostname::parse(host).ok()?),
             ["documents", host, "pages", _, page] => Self::Page(Hostname::parse(host).ok()?, Digest::parse(page).ok()?),
-            ["documents", host, "providers", namespace, type_, "versions"] => {
-                Self::ProviderVersions(provider(host, namespace, type_)?)
+            // A record of the whole address has the address's last name as its file.
+            [kind, host, "providers", namespace, type_, rest @ ..] => {
+                let type_ = if rest.is_empty() { json(type_)? } else { (*type_).to_owned() };
+                let provider = ProviderAddress {
+                    host: Hostname::parse(host).ok()?,
+                    namespace: Name::parse(namespace).ok()?,
+                    type_: Name::parse(&type_).ok()?,
+                };
+                let package = |number: &str, platform: &str| {
+                    let platform = Platform::parse(platform).ok()?;
+                    Some(Package { provider: provider.clone(), version: version(number)?, platform })
+                };
+                match (*kind, rest) {
+                    ("documents", ["versions"]) => Self::ProviderVersions(provider),
+                    ("documents", [number, file]) => Self::ProofSet(package(number, file.strip_suffix(".set")?)?),
+                    ("names", [number, file]) => Self::Name(Artifact::Provider(package(number, &json(file)?)?)),
+                    ("seen", []) => Self::Seen(provider),
+                    ("seen", [KEYS]) => Self::KeyLog(provider),
+                    ("seen", [LISTED]) => Self::FirstListed(provider),
+                    ("seen", [file]) => Self::FirstSeen(provider, version(&json(file)?)?),
+                    ("alarms", []) => Self::Alarms(Address::Provider(provider)),
+                    _ => return None,
+                }
             }
-            ["documents", host, "providers", namespace, type_, version, file] => {
-                Self::ProofSet(package(provider(host, namespace, type_), version, file.strip_suffix(".set")?)?)
-            }
-            ["names", host, "providers", namespace, type_, version, file] => Self::Name(Artifact::Provider(package(
-                provider(host, namespace, type_),
-                version,
-                file.strip_suffix(".json")?,
-            )?)),
-            ["documents", host, "modules", namespace, name, system, "versions"] => {
-                Self::ModuleVersions(module(host, namespace, name, system)?)
-            }
-            ["documents", host, "modules", namespace, name, system, file] => {
-                Self::ModuleLocation(of_module(module(host, namespace, name, system), file.strip_suffix(".location"))?)
-            }
-            ["names", host, "modules", namespace, name, system, file] => Self::Name(Artifact::Module(of_module(
-                module(host, namespace, name, system),
-                file.strip_suffix(".json"),
-            )?)),
-            ["seen", host, "modules", namespace, name, system, file] => {
-                Self::SeenModule(of_module(module(host, namespace, name, system), file.strip_suffix(".json"))?)
-            }
-            ["seen", host, "providers", namespace, file] => {
-                Self::Seen(provider(host, namespace, file.strip_suffix(".json")?)?)
-            }
-            ["seen", host, "providers", namespace, type_, KEYS] => Self::KeyLog(provider(host, namespace, type_)?),
-            ["seen", host, "providers", namespace, type_, LISTED] => {
-                Self::FirstListed(provider(host, namespace, type_)?)
-            }
-            ["seen", host, "providers", namespace, type_, file] => {
-                Self::FirstSeen(provider(host, namespace, type_)?, Version::parse(file.strip_suffix(".json")?).ok()?)
-            }
-            ["alarms", host, "providers", namespace, file] => {
-                Self::Alarms(Address::Provider(provider(host, namespace, file.strip_suffix(".json")?)?))
-            }
-            ["alarms", host, "modules", namespace, name, file] => {
-                Self::Alarms(Address::Module(module(host, namespace, name, file.strip_suffix(".json")?)?))
+            [kind, host, "modules", namespace, name, system, rest @ ..] => {
+                let system = if rest.is_empty() { json(system)? } else { (*system).to_owned() };
+                let module = ModuleAddress {
+                    host: Hostname::parse(host).ok()?,
+                    namespace: ModuleName::parse(namespace).ok()?,
+                    name: ModuleName::parse(name).ok()?,
+                    system: System::parse(&system).ok()?,
+                };
+                let package = |number: &str| Some(ModulePackage { module: module.clone(), version: version(number)? });
+                match (*kind, rest) {
+                    ("documents", ["versions"]) => Self::ModuleVersions(module),
+                    ("documents", [file]) => Self::ModuleLocation(package(file.strip_suffix(".location")?)?),
+                    ("names", [file]) => Self::Name(Artifact::Module(package(&json(file)?)?)),
+                    ("seen", [file]) => Self::SeenModule(package(&json(file)?)?),
+                    ("alarms", []) => Self::Alarms(Address::Module(module)),
+                    _ => return None,
+                }
             }
             ["jobs", RECURRING] => Self::RecurringJobs,
             ["jobs", file] => {
                 let mut id = [0; 8];
-                hex::decode_to_slice(file.strip_suffix(".json")?, &mut id).ok()?;
+                hex::decode_to_slice(json(file)?, &mut id).ok()?;
                 Self::Job(id)
             }
             [MISSING] => Self::Missing,
@@ -261,6 +232,11 @@ impl Key {
         // Another spelling of a path is not the path of the key.
         (key.path() == path).then_some(key)
     }
+}
+
+fn with_json(mut path: PathBuf) -> PathBuf {
+    path.as_mut_os_string().push(".json");
+    path
 }
 
 #[cfg(test)]

@@ -21,27 +21,31 @@
 
 mod blobs;
 mod disk;
-mod error;
 mod examine;
 mod index;
 mod key;
-mod read_memory;
+mod locks;
+pub mod memory;
 mod records;
 mod staged;
-mod store_lock;
 
+use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-pub use self::blobs::{Blob, Blobs, FileBytes, READ_BUFFER_BYTES, ReadCursor};
+use self::blobs::FolderBlobs;
+pub use self::blobs::{Blob, Blobs, FileBytes, READ_BUFFER_BYTES, ReadBudget, ReadCursor, ReadGrant, ReadShare};
 pub use self::disk::DiskSpace;
-pub use self::error::StoreError;
 pub use self::examine::{LockState, StoreFindings, TokenFile};
 pub use self::index::{Index, IndexedArchive, IndexedName, ListedArchive, SizeLimit, Totals};
-pub use self::key::Key;
-pub use self::read_memory::{ReadBudget, ReadGrant, ReadShare};
-pub use self::records::{Durability, Recorded, Records};
-pub use self::staged::{Scratch, Staged, StagedNote};
-use self::store_lock::StoreLock;
+pub use self::key::{Key, RecordGroup};
+use self::locks::StoreLock;
+pub(crate) use self::locks::Striped;
+use self::records::FolderRecords;
+pub use self::records::{
+    Action, Change, Durability, Generation, IndexEntry, Recorded, Records, Step, WriteOutcome, to_json,
+};
+pub use self::staged::{Scratch, Staged, StagedNote, Staging};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 
@@ -51,16 +55,17 @@ pub const FORMAT: u32 = 1;
 /// An open store, locked by this process.
 #[derive(Debug)]
 pub struct Store {
-    /// Last use, sizes, names by digest. Closed first, while the lock is held, so that the next process finds nothing
-    /// open.
-    pub index: Index,
-    root: PathBuf,
-    lock: StoreLock,
-    quarantine: disk::Quarantine,
+    /// Last use, sizes, names by digest.
+    pub index: Arc<Index>,
+    /// Names, documents, first-seen records and jobs, by key. Dropped before `lock`, and with it the index: the next
+    /// process finds nothing open.
+    pub records: Box<dyn Records>,
     /// Archives by digest.
-    pub blobs: Blobs,
-    /// Names, documents, first-seen records and jobs, by key.
-    pub records: Records,
+    pub blobs: Box<dyn Blobs>,
+    root: PathBuf,
+    staging: Staging,
+    quarantine: disk::Quarantine,
+    lock: StoreLock,
 }
 
 impl Store {
@@ -89,14 +94,15 @@ impl Store {
         let lock = StoreLock::lock_folder(&root)?;
         disk::check_format(&root.join("format"))?;
         let quarantine = disk::Quarantine::open(&root.join("aside"))?;
-        let staging = root.join("staging");
-        disk::create_folder(&staging)?;
-        let blobs = Blobs::open(&root.join("blobs/sha256"), &staging, quarantine.clone(), lock.clone())?;
-        let records = Records::open(&root, &staging, quarantine.clone(), lock.clone())?;
-        let index = Index::open(&root.join("index"), now)?;
-        let store = Self { index, root, lock, quarantine, blobs, records };
+        let staging = Staging::open(root.join("staging"), lock.clone())?;
+        let blobs = FolderBlobs::open(&root.join("blobs/sha256"), staging.clone(), quarantine.clone(), lock.clone())?;
+        let index = Arc::new(Index::open(&root.join("index"), now)?);
+        let records =
+            FolderRecords::open(&root, staging.clone(), Arc::clone(&index), quarantine.clone(), lock.clone())?;
+        let (records, blobs) = (Box::new(records), Box::new(blobs));
+        let store = Self { index, records, blobs, root, staging, quarantine, lock };
         // Leftovers that cannot be removed cost disk space, not the start.
-        if let Err(error) = store.blobs.sweep_half_written().and_then(|()| store.sweep(now)) {
+        if let Err(error) = store.staging.sweep_half_written().and_then(|()| store.sweep(now)) {
             tracing::warn!(%error, to_do = error.remedy(), "leftovers could not be swept");
         }
         Ok(store)
@@ -105,7 +111,7 @@ impl Store {
     /// Removes downloads abandoned more than a day ago, and files quarantined more than a week ago.
     pub fn sweep(&self, now: Timestamp) -> Result<(), StoreError> {
         self.lock.check()?;
-        self.blobs.sweep_staging(now)?;
+        self.staging.sweep(now)?;
         self.quarantine.sweep(now)
     }
 
@@ -200,7 +206,7 @@ impl Store {
         let name = format!("{}-{}", time.date_time().replace(':', "-"), manifest.prefix());
         let mut path = folder.join(format!("{name}.json"));
         for number in 2..MAX_SAME_NAME {
-            if !disk::file_exists(&path)? {
+            if disk::file_metadata(&path)?.is_none() {
                 break;
             }
             path = folder.join(format!("{name}-{number}.json"));
@@ -224,5 +230,112 @@ impl Store {
         let names = disk::names_in(&folder)?;
         let last = names.into_iter().filter(|name| name.ends_with(".json")).max();
         last.map_or(Ok(None), |name| disk::read(&folder.join(name)))
+    }
+}
+
+/// Errors of the store. Absence is not an error.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum StoreError {
+    /// An I/O error.
+    #[error("could not {doing} {path}: {source}", path = .path.display())]
+    Io {
+        /// The operation, as a verb.
+        doing: &'static str,
+        /// The path.
+        path: PathBuf,
+        /// The system's error.
+        source: Arc<io::Error>,
+    },
+    /// Another process has the store.
+    #[error("{path} is in use by another larder: stop it, or give this one a [store] path of its own", path = .0.display())]
+    Locked(PathBuf),
+    /// The store at the path is not the one that was locked at the start.
+    #[error("the store of this mirror is gone: its folder was removed or replaced while larder runs")]
+    Gone,
+    /// Written by a newer larder.
+    #[error("{path} has format {found}, and this larder reads up to {FORMAT}: run the newer larder that wrote it", path = .path.display())]
+    Newer {
+        /// The path.
+        path: PathBuf,
+        /// The format in it.
+        found: u32,
+    },
+    /// The index failed, and so did rebuilding it.
+    #[error("the index failed: {0}")]
+    Index(String),
+    /// The bytes do not fit, even after everything that can be evicted is removed.
+    #[error(
+        "{needed} bytes do not fit: the limit of the store is {limit} bytes ([store] max_size, or the disk), of which {unevictable} cannot be evicted, because they are pinned or belong to a bundle that is being applied"
+    )]
+    NoRoom {
+        /// Bytes needed.
+        needed: u64,
+        /// Bytes that could be made available: the size limit, or the disk.
+        limit: u64,
+        /// Bytes that cannot be evicted.
+        unevictable: u64,
+    },
+}
+
+impl StoreError {
+    /// Returns true if the disk or this user's quota is full, or would be with a file of this size.
+    pub fn is_full(&self) -> bool {
+        let full = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded, io::ErrorKind::FileTooLarge];
+        matches!(self, Self::Io { source, .. } if full.contains(&source.kind()))
+    }
+
+    /// Returns true if a file of this size is not allowed, however much space is free.
+    pub fn is_too_large(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::FileTooLarge)
+    }
+
+    /// Returns true if this user's quota is used up.
+    pub fn is_over_quota(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::QuotaExceeded)
+    }
+
+    /// Returns true if this user lacks permission.
+    pub fn is_denied(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied)
+    }
+
+    /// The remedy for the operator.
+    pub fn remedy(&self) -> &'static str {
+        use io::ErrorKind::{FileTooLarge, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+        match self {
+            Self::Gone => {
+                "bring the store folder back, and larder continues by itself; or restart larder with the present folder"
+            }
+            Self::NoRoom { .. } => "free space on the store's disk, raise [store] max_size, or unpin something",
+            Self::Io { source, .. } => match source.kind() {
+                StorageFull => "free space on the store's disk; larder continues by itself",
+                QuotaExceeded => "raise the quota of larder's user; larder continues by itself",
+                FileTooLarge => "raise the limit on the size of a file (ulimit -f, LimitFSIZE=), or move the store",
+                ReadOnlyFilesystem => "mount the store's disk for writing; larder continues by itself",
+                PermissionDenied => "let larder's user write to the store; larder continues by itself",
+                _ => "check the disk of the store",
+            },
+            Self::Locked(_) | Self::Newer { .. } | Self::Index(_) => "check the disk of the store",
+        }
+    }
+
+    /// A short form without paths of this machine.
+    pub fn without_paths(&self) -> String {
+        match self {
+            Self::NoRoom { .. } | Self::Gone => self.to_string(),
+            Self::Io { source, .. } => source.kind().to_string(),
+            Self::Locked(_) | Self::Newer { .. } | Self::Index(_) => "the store failed".to_owned(),
+        }
+    }
+
+    /// Returns true if the file's contents are wrong. A read error is not damage: it may be temporary, and fails one
+    /// request.
+    pub fn is_damage(&self) -> bool {
+        let damage = [io::ErrorKind::IsADirectory, io::ErrorKind::UnexpectedEof];
+        matches!(self, Self::Io { source, .. } if damage.contains(&source.kind()))
+    }
+
+    pub(super) fn io(doing: &'static str, path: &Path, source: io::Error) -> Self {
+        Self::Io { doing, path: path.to_owned(), source: Arc::new(source) }
     }
 }

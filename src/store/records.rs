@@ -1,14 +1,21 @@
-//! Small records by key: replaced by rename, each with its checksum, never torn.
+//! Small records by key. All records of one address are read, judged and changed in one step.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::{fmt, io};
 
+use parking_lot::ReentrantMutex;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::disk::{self, Quarantine};
-use super::store_lock::StoreLock;
-use super::{FORMAT, Key, StoreError};
+use super::key::RecordGroup;
+use super::locks::StoreLock;
+use super::staged::Staging;
+use super::{FORMAT, Index, IndexedName, Key, StoreError, Striped};
 use crate::address::{
     Address, Artifact, Hostname, ModuleAddress, ModuleName, ModulePackage, Package, Platform, ProviderAddress, Version,
 };
@@ -17,7 +24,12 @@ use crate::clock::Timestamp;
 /// The folders of records.
 const KINDS: [&str; 5] = ["names", "documents", "seen", "alarms", "jobs"];
 
-/// Durability of a write: synced before `put` returns, or left to the kernel.
+/// Conflicts after which a step takes its turn, so that a slow one is not overtaken for ever.
+const MAX_CONFLICTS: usize = 3;
+/// Conflicts in its turn after which a step fails: they can only come from its own judgement.
+const MAX_OWN_CONFLICTS: usize = 100;
+
+/// Durability of a write: synced before the step ends, or left to the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Durability {
     /// May be lost in a power cut; upstream has it too.
@@ -29,25 +41,18 @@ pub enum Durability {
 impl Durability {
     /// Makes the removal of a file durable.
     pub(super) fn of_removal(self, path: &Path) -> Result<(), StoreError> {
-        let must_sync = self == Self::Synced && path.parent().is_some_and(disk::is_folder);
+        let must_sync = self == Self::Synced && path.parent().is_some_and(Path::is_dir);
         if must_sync { disk::sync_folder_of(path) } else { Ok(()) }
     }
 }
 
-/// The first line of every record's file, in JSON; the record follows.
-#[derive(Serialize, Deserialize)]
-struct RecordHeader {
-    format: u32,
-    blake3: String,
-    bytes: usize,
-}
-
 /// Result of reading a record.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Recorded<R = Vec<u8>> {
     /// The record, complete and with a matching checksum.
     Whole(R),
     /// There is no record.
+    #[default]
     Absent,
     /// The checksum did not match. The record was quarantined, unless its existence matters
     /// (`Key::matters_when_damaged`).
@@ -59,119 +64,319 @@ impl<R> Recorded<R> {
     pub fn whole(self) -> Option<R> {
         if let Self::Whole(record) = self { Some(record) } else { None }
     }
+
+    /// The part of the record that `choose` returns; absent if it returns none.
+    pub fn part<T>(&self, choose: impl FnOnce(&R) -> Option<T>) -> Recorded<T> {
+        match self {
+            Self::Whole(record) => choose(record).map_or(Recorded::Absent, Recorded::Whole),
+            Self::Absent => Recorded::Absent,
+            Self::Damaged => Recorded::Damaged,
+        }
+    }
 }
 
-/// The records below a store's root.
+impl Recorded {
+    /// Parses the record; one that cannot be parsed counts as damaged.
+    pub fn parsed<T>(self, parse: impl FnOnce(Vec<u8>) -> Option<T>) -> Recorded<T> {
+        match self {
+            Self::Whole(record) => parse(record).map_or(Recorded::Damaged, Recorded::Whole),
+            Self::Absent => Recorded::Absent,
+            Self::Damaged => Recorded::Damaged,
+        }
+    }
+
+    /// Parses the record as JSON.
+    pub fn json<T: DeserializeOwned>(self) -> Recorded<T> {
+        self.parsed(|record| serde_json::from_slice(&record).ok())
+    }
+}
+
+/// The state of the records of one group. It changes with every write to one of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Generation(pub u64);
+
+/// The answer to a write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WriteOutcome {
+    /// All changes are in the store.
+    Written,
+    /// The group changed since it was read, so nothing was written: read and judge again.
+    Conflict,
+}
+
+/// A change to one record, and to its entry in the index.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// The record.
+    pub key: Key,
+    /// The change to it.
+    pub action: Action,
+    /// The change to its entry in the index. An implementation without an index ignores it.
+    pub entry: IndexEntry,
+}
+
+/// The change to a record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// Replaces it.
+    Put(Vec<u8>, Durability),
+    /// Removes it.
+    Remove(Durability),
+    /// Sets it aside, because it cannot be read.
+    Quarantine,
+    /// None: only its index entry changes.
+    Keep,
+}
+
+/// The change to a record's entry in the index.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum IndexEntry {
+    /// No change: records of this kind have no entry.
+    Unindexed,
+    /// A document, used last at this time.
+    Document(Timestamp),
+    /// A document that was found, with its size in bytes and the time it was written.
+    Found(u64, Timestamp),
+    /// The archives of a name.
+    Name(IndexedName),
+    /// Removed.
+    Gone,
+}
+
+/// The records of a store. Those of one group are changed together, in one step that names the generation it read.
+///
+/// All functions block.
+pub trait Records: fmt::Debug + Send + Sync {
+    /// Reads a record; distinguishes a damaged record from an absent one.
+    fn read(&self, key: &Key) -> Result<Recorded, StoreError>;
+
+    /// A record's stored size in bytes and the time it was written; `None` if it does not exist.
+    fn stat(&self, key: &Key) -> Result<Option<(u64, Timestamp)>, StoreError>;
+
+    /// The generation of a group, to be read before its records.
+    fn generation(&self, group: &RecordGroup) -> Result<Generation, StoreError>;
+
+    /// Makes changes to records of one group, in their order, if the group is still at `read_at`. Each change is
+    /// complete or absent after a crash, and none is durable without those before it that are [`Durability::Synced`].
+    ///
+    /// # Errors
+    /// A change failed. Those before it are in the store.
+    fn write(&self, group: &RecordGroup, read_at: Generation, changes: &[Change]) -> Result<WriteOutcome, StoreError>;
+
+    /// Runs `work`, and lets no other thread write to the group meanwhile.
+    fn in_turn(&self, group: &RecordGroup, work: &mut dyn FnMut());
+
+    /// Makes a record durable that was written lazily. Returns true if it exists.
+    fn sync(&self, key: &Key) -> Result<bool, StoreError>;
+
+    /// The keys of the records whose path begins with the components of `folder`, each with its stored size in bytes.
+    ///
+    /// # Errors
+    /// The list would be partial. A caller may delete what a list does not contain.
+    fn keys_below(&self, folder: &Path) -> Result<Vec<(Key, u64)>, StoreError>;
+
+    /// The next components of the paths below `folder`, sorted.
+    fn names_in(&self, folder: &Path) -> Result<Vec<String>, StoreError>;
+}
+
+/// One step: reads of the records of a group, and the changes that were judged from them.
 #[derive(Debug)]
-pub struct Records {
-    root: PathBuf,
-    staging: PathBuf,
-    quarantine: Quarantine,
-    lock: StoreLock,
+pub struct Step<'a> {
+    /// The records as they are without this step.
+    pub records: &'a dyn Records,
+    changes: Vec<Change>,
+    has_turn: bool,
+    needs_turn: bool,
 }
 
-impl Records {
-    pub(super) fn open(
-        root: &Path,
-        staging: &Path,
-        quarantine: Quarantine,
-        lock: StoreLock,
-    ) -> Result<Self, StoreError> {
-        let is_new = !disk::is_folder(&root.join(KINDS[0]));
-        for kind in KINDS {
-            let made = disk::create_folder(&root.join(kind));
-            // A store of an older larder lacks some folders, and its disk may be mounted read-only: then reading still works.
-            if is_new {
-                made?;
+impl Step<'_> {
+    /// Reads a record as this step changes it.
+    pub fn read(&self, key: &Key) -> Result<Recorded, StoreError> {
+        let changed = self.changes.iter().rev().find(|change| change.key == *key && change.action != Action::Keep);
+        match changed.map(|change| &change.action) {
+            Some(Action::Put(record, _)) => Ok(Recorded::Whole(record.clone())),
+            Some(_) => Ok(Recorded::Absent),
+            None => self.records.read(key),
+        }
+    }
+
+    /// The keys of the records whose path begins with the components of `folder`, as this step changes them.
+    pub fn keys_below(&self, folder: &Path) -> Result<BTreeSet<Key>, StoreError> {
+        let mut keys: BTreeSet<Key> = self.records.keys_below(folder)?.into_iter().map(|(key, _)| key).collect();
+        for Change { key, action, .. } in self.changes.iter().filter(|change| change.key.path().starts_with(folder)) {
+            match action {
+                Action::Put(..) => drop(keys.insert(key.clone())),
+                Action::Remove(_) | Action::Quarantine => drop(keys.remove(key)),
+                Action::Keep => {}
             }
         }
-        Ok(Self { root: root.to_owned(), staging: staging.to_owned(), quarantine, lock })
+        Ok(keys)
+    }
+
+    /// The keys of the first-seen records of a provider's versions.
+    pub fn first_seen(&self, provider: &ProviderAddress) -> Result<BTreeSet<Key>, StoreError> {
+        let mut keys = self.keys_below(&Key::provider("seen", provider))?;
+        keys.retain(|key| matches!(key, Key::FirstSeen(..)));
+        Ok(keys)
+    }
+
+    /// True if no other thread writes to the group until the step ends. If false, this judgement does not count: it
+    /// is repeated in the step's turn. For judgements that act elsewhere, as by an alarm, which no repetition takes back.
+    pub fn has_turn(&mut self) -> bool {
+        self.needs_turn = true;
+        self.has_turn
+    }
+
+    /// Replaces a record.
+    pub fn put(&mut self, key: &Key, record: Vec<u8>, durability: Durability, entry: IndexEntry) {
+        self.change(key, Action::Put(record, durability), entry);
+    }
+
+    /// Replaces a record in JSON that has no entry in the index.
+    pub fn put_json(&mut self, key: &Key, record: &impl Serialize, durability: Durability) {
+        self.put(key, to_json(record), durability, IndexEntry::Unindexed);
+    }
+
+    /// Makes another change. It supersedes an earlier write of the record.
+    pub fn change(&mut self, key: &Key, action: Action, entry: IndexEntry) {
+        if action != Action::Keep {
+            self.changes.retain(|change| change.key != *key || !matches!(change.action, Action::Put(..)));
+        }
+        self.changes.push(Change { key: key.clone(), action, entry });
+    }
+
+    /// Makes the changes to a record after all others so far.
+    pub fn postpone(&mut self, key: &Key) {
+        let (postponed, others) = std::mem::take(&mut self.changes).into_iter().partition(|change| change.key == *key);
+        self.changes = others;
+        self.changes.extend::<Vec<Change>>(postponed);
+    }
+}
+
+/// The end of one attempt at a step.
+enum Attempt<T> {
+    /// It was judged with this result, and written or not.
+    Ended(T, Result<(), StoreError>),
+    /// Another thread was faster.
+    Conflict,
+    /// It must be judged in its turn.
+    NeedsTurn,
+}
+
+/// A record in JSON.
+pub fn to_json(record: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(record).expect("our own records are plain data, which always serialises")
+}
+
+impl dyn Records + '_ {
+    /// Reads the group of `key`, judges, and writes the changes; again after a conflict. `judge` may run several times,
+    /// and only its last result counts.
+    ///
+    /// # Errors
+    /// The judgement or the write failed.
+    pub fn change<T>(
+        &self,
+        key: &Key,
+        judge: impl FnMut(&mut Step<'_>) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let (judged, written) = self.judge(key, judge)?;
+        written.map(|()| judged)
+    }
+
+    /// Does [`Self::change`], and also returns the result of the judgement if only the write failed.
+    ///
+    /// # Errors
+    /// The judgement failed, or changed the records of its own group by other steps again and again.
+    pub fn judge<T>(
+        &self,
+        key: &Key,
+        mut judge: impl FnMut(&mut Step<'_>) -> Result<T, StoreError>,
+    ) -> Result<(T, Result<(), StoreError>), StoreError> {
+        let group = key.group();
+        for _ in 0..MAX_CONFLICTS {
+            match self.attempt(&group, false, &mut judge)? {
+                Attempt::Ended(judged, written) => return Ok((judged, written)),
+                Attempt::Conflict => {}
+                Attempt::NeedsTurn => break,
+            }
+        }
+        let mut attempt = Ok(Attempt::Conflict);
+        self.in_turn(&group, &mut || {
+            for _ in 0..MAX_OWN_CONFLICTS {
+                attempt = self.attempt(&group, true, &mut judge);
+                if !matches!(attempt, Ok(Attempt::Conflict)) {
+                    break;
+                }
+            }
+        });
+        match attempt? {
+            Attempt::Ended(judged, written) => Ok((judged, written)),
+            Attempt::Conflict | Attempt::NeedsTurn => {
+                Err(StoreError::io("change", &key.path(), io::Error::other("its own judgement changes it again")))
+            }
+        }
+    }
+
+    fn attempt<T>(
+        &self,
+        group: &RecordGroup,
+        has_turn: bool,
+        judge: &mut impl FnMut(&mut Step<'_>) -> Result<T, StoreError>,
+    ) -> Result<Attempt<T>, StoreError> {
+        let generation = self.generation(group)?;
+        let mut step = Step { records: self, changes: Vec::new(), has_turn, needs_turn: false };
+        let judged = judge(&mut step)?;
+        if step.needs_turn && !has_turn {
+            return Ok(Attempt::NeedsTurn);
+        }
+        Ok(match self.write(group, generation, &step.changes) {
+            Ok(WriteOutcome::Conflict) => Attempt::Conflict,
+            Ok(WriteOutcome::Written) => Attempt::Ended(judged, Ok(())),
+            Err(error) => Attempt::Ended(judged, Err(error)),
+        })
     }
 
     /// Reads a record. A damaged one is quarantined, logged, and treated as absent.
     pub fn get(&self, key: &Key) -> Result<Option<Vec<u8>>, StoreError> {
-        match self.read(key)? {
-            Recorded::Whole(record) => Ok(Some(record)),
-            Recorded::Absent | Recorded::Damaged => Ok(None),
-        }
+        self.read(key).map(Recorded::whole)
     }
 
-    /// Reads a record; distinguishes a damaged record from an absent one.
-    pub fn read(&self, key: &Key) -> Result<Recorded, StoreError> {
-        let path = self.root.join(key.path());
-        let mut file = match self.lock.if_ours(disk::read(&path)) {
-            Ok(Some(file)) => file,
-            Ok(None) => return Ok(Recorded::Absent),
-            Err(unreadable) if unreadable.is_damage() => {
-                tracing::error!(error = %unreadable, "a record cannot be read");
-                if !key.matters_when_damaged() {
-                    self.quarantine(key)?;
+    /// Reads and parses a record. One that cannot be parsed is quarantined, unless it is replaced meanwhile.
+    pub fn read_as<T>(&self, key: &Key, parse: impl Fn(Vec<u8>) -> Option<T>) -> Result<Recorded<T>, StoreError> {
+        let recorded = self.read(key)?;
+        let was_whole = matches!(recorded, Recorded::Whole(_));
+        match recorded.parsed(&parse) {
+            Recorded::Damaged if was_whole => self.change(key, |step| {
+                let recorded = step.read(key)?.parsed(&parse);
+                if matches!(recorded, Recorded::Damaged) {
+                    step.change(key, Action::Quarantine, IndexEntry::Gone);
                 }
-                return Ok(Recorded::Damaged);
-            }
-            Err(failed) => return Err(failed),
-        };
-        match header_kind(&file) {
-            HeaderKind::Whole { start } => Ok(Recorded::Whole(file.split_off(start))),
-            HeaderKind::Newer(found) => Err(StoreError::Newer { path, found }),
-            HeaderKind::Damaged => {
-                if !key.matters_when_damaged() {
-                    self.quarantine(key)?;
-                }
-                Ok(Recorded::Damaged)
-            }
+                Ok(recorded)
+            }),
+            recorded => Ok(recorded),
         }
     }
 
-    /// Replaces a record by rename. Returns the size of its file in bytes.
-    pub fn put(&self, key: &Key, record: &[u8], durability: Durability) -> Result<u64, StoreError> {
-        static WRITTEN: AtomicU64 = AtomicU64::new(0);
-        let path = self.root.join(key.path());
-        let temp_path = self.staging.join(format!("record-{}", WRITTEN.fetch_add(1, Ordering::Relaxed)));
-        let blake3 = blake3::hash(record).to_hex().to_string();
-        let header = RecordHeader { format: FORMAT, blake3, bytes: record.len() };
-        let header = serde_json::to_vec(&header).expect("numbers and hex always serialise");
-        let synced = durability == Durability::Synced;
-        self.lock.check()?;
-        disk::recreate_folder(&self.staging)?;
-        let written = disk::write_new(&temp_path, &[&header, b"\n", record], synced)
-            .and_then(|()| disk::create_parent(&path, &self.root))
-            .and_then(|()| disk::rename(&temp_path, &path));
-        if let Err(failed) = written {
-            // The error of the write is reported, not one of the cleanup.
-            let _ = disk::remove(&temp_path);
-            return Err(failed);
-        }
-        if synced {
-            disk::sync_folder_of(&path)?;
-        }
-        Ok((header.len() + 1 + record.len()) as u64)
+    /// Replaces a record without an index entry, whatever it was.
+    pub fn put(&self, key: &Key, record: &[u8], durability: Durability) -> Result<(), StoreError> {
+        self.one(key, &Action::Put(record.to_vec(), durability), &IndexEntry::Unindexed)
     }
 
-    /// Syncs a record that was written lazily. Returns true if it exists.
-    pub fn sync(&self, key: &Key) -> Result<bool, StoreError> {
-        let path = self.root.join(key.path());
-        let Some(file) = self.lock.if_ours(disk::open(&path))? else { return Ok(false) };
-        file.sync_all().map_err(|e| StoreError::io("sync", &path, e))?;
-        disk::sync_folder_of(&path)?;
-        Ok(true)
-    }
-
-    /// Removes a record.
+    /// Removes a record, whatever it was.
     pub fn remove(&self, key: &Key, durability: Durability) -> Result<(), StoreError> {
-        self.lock.check()?;
-        let path = self.root.join(key.path());
-        disk::remove(&path)?;
-        durability.of_removal(&path)
+        self.one(key, &Action::Remove(durability), &IndexEntry::Gone)
     }
 
-    /// Quarantines an unreadable record, and logs it.
+    /// Sets aside a record that cannot be read, and logs it.
     pub fn quarantine(&self, key: &Key) -> Result<(), StoreError> {
-        self.lock.check()?;
-        let path = self.root.join(key.path());
-        let quarantined = self.quarantine.add(&path)?;
-        tracing::error!(record = %path.display(), aside = %quarantined.display(), "a damaged record was quarantined");
-        Ok(())
+        self.one(key, &Action::Quarantine, &IndexEntry::Gone)
+    }
+
+    fn one(&self, key: &Key, action: &Action, entry: &IndexEntry) -> Result<(), StoreError> {
+        self.change(key, |step| {
+            step.change(key, action.clone(), entry.clone());
+            Ok(())
+        })
     }
 
     /// The platforms of a version with proof sets.
@@ -180,57 +385,48 @@ impl Records {
         provider: &ProviderAddress,
         version: &Version,
     ) -> Result<Vec<Platform>, StoreError> {
-        let files = self.listed(|| disk::names_in(&self.root.join(Key::sets_of(provider, version))))?;
-        Ok(files.iter().filter_map(|file| Platform::parse(file.strip_suffix(".set")?).ok()).collect())
+        let names = self.names_in(&Key::sets_of(provider, version))?;
+        Ok(names.iter().filter_map(|name| Platform::parse(name.strip_suffix(".set")?).ok()).collect())
     }
 
     /// The packages of a provider with proof sets.
     pub fn packages_with_sets(&self, provider: &ProviderAddress) -> Result<Vec<Package>, StoreError> {
-        self.chosen_below(&Key::documents_of(provider), |key| {
+        self.chosen_below(&Key::provider("documents", provider), |key| {
             if let Key::ProofSet(package) = key { Some(package) } else { None }
         })
     }
 
     /// The packages of a provider with a name record: those with a stored archive.
     pub fn packages_with_names(&self, provider: &ProviderAddress) -> Result<Vec<Package>, StoreError> {
-        self.chosen_below(&Key::names_of(provider), |key| {
+        self.chosen_below(&Key::provider("names", provider), |key| {
             if let Key::Name(Artifact::Provider(package)) = key { Some(package) } else { None }
         })
     }
 
     /// The versions of a module with a name record: those with a stored archive.
     pub fn module_packages_with_names(&self, module: &ModuleAddress) -> Result<Vec<ModulePackage>, StoreError> {
-        self.chosen_below(&Key::names_of_module(module), |key| {
+        self.chosen_below(&Key::module("names", module), |key| {
             if let Key::Name(Artifact::Module(package)) = key { Some(package) } else { None }
         })
     }
 
     /// The versions of a module with a location record.
     pub fn module_packages_with_locations(&self, module: &ModuleAddress) -> Result<Vec<ModulePackage>, StoreError> {
-        self.chosen_below(&Key::documents_of_module(module), |key| {
+        self.chosen_below(&Key::module("documents", module), |key| {
             if let Key::ModuleLocation(package) = key { Some(package) } else { None }
         })
     }
 
     /// The versions of a module with first-seen records.
     pub fn module_packages_seen(&self, module: &ModuleAddress) -> Result<Vec<ModulePackage>, StoreError> {
-        self.chosen_below(&Key::first_seen_of_module(module), |key| {
+        self.chosen_below(&Key::module("seen", module), |key| {
             if let Key::SeenModule(package) = key { Some(package) } else { None }
-        })
-    }
-
-    /// The versions of a provider with first-seen records.
-    pub fn versions_first_seen(&self, provider: &ProviderAddress) -> Result<Vec<Version>, StoreError> {
-        self.chosen_below(&Key::first_seen_of(provider), |key| {
-            if let Key::FirstSeen(_, version) = key { Some(version) } else { None }
         })
     }
 
     /// Count and bytes of first-seen records. Reads all their names.
     pub fn first_seen_totals(&self) -> Result<(u64, u64), StoreError> {
-        let files = self.listed(|| disk::files_below(&self.root.join("seen")))?;
-        let sizes = files.into_iter().filter_map(|(path, size_bytes, _)| {
-            let key = Key::from_path(path.strip_prefix(&self.root).ok()?)?;
+        let sizes = self.keys_below(Path::new("seen"))?.into_iter().filter_map(|(key, size_bytes)| {
             matches!(key, Key::FirstSeen(..) | Key::SeenModule(_) | Key::Seen(_)).then_some(size_bytes)
         });
         Ok(sizes.fold((0, 0), |(number, bytes), size_bytes| (number + 1, bytes + size_bytes)))
@@ -262,20 +458,19 @@ impl Records {
     }
 
     fn documents_and_names(&self, host: &Hostname, service: &str) -> Result<Vec<Key>, StoreError> {
-        let below = |kind: &str| self.keys_below(&Path::new(kind).join(host.as_str()).join(service));
+        let below = |kind: &str| self.chosen_below(&Path::new(kind).join(host.as_str()).join(service), Some);
         Ok([below("documents")?, below("names")?].concat())
     }
 
     /// The other spellings of a module with a first-seen record of this version: those equal in lower case.
     pub fn spellings_seen(&self, package: &ModulePackage) -> Result<Vec<ModulePackage>, StoreError> {
         let (wanted, host_folder) = (package.folded(), Key::first_seen_of_modules(&package.module.host));
-        let names = |folder: &Path| self.listed(|| disk::names_in(&self.root.join(folder)));
         let mut found = Vec::new();
-        for namespace in names(&host_folder)? {
+        for namespace in self.names_in(&host_folder)? {
             if !namespace.eq_ignore_ascii_case(wanted.module.namespace.as_str()) {
                 continue;
             }
-            for name in names(&host_folder.join(&namespace))? {
+            for name in self.names_in(&host_folder.join(&namespace))? {
                 let parsed = ModuleName::parse(&namespace).ok().zip(ModuleName::parse(&name).ok());
                 let Some((namespace, name)) = parsed else { continue };
                 let module = ModuleAddress { namespace, name, ..package.module.clone() };
@@ -290,7 +485,7 @@ impl Records {
 
     /// The recorded pages of a registry.
     pub fn pages_of(&self, host: &Hostname) -> Result<Vec<Key>, StoreError> {
-        self.keys_below(&Key::pages_of(host))
+        self.chosen_below(&Key::pages_of(host), Some)
     }
 
     /// Every artifact with a name record.
@@ -307,55 +502,237 @@ impl Records {
     pub fn all(&self) -> Result<Vec<Key>, StoreError> {
         let mut keys = Vec::new();
         for kind in KINDS {
-            keys.extend(self.keys_below(Path::new(kind))?);
+            keys.extend(self.chosen_below(Path::new(kind), Some)?);
         }
-        if self.listed(|| disk::file_exists(&self.root.join(Key::Missing.path())))? {
-            keys.push(Key::Missing);
-        }
+        keys.extend(self.stat(&Key::Missing)?.map(|_| Key::Missing));
         Ok(keys)
+    }
+
+    /// Every document and proof set.
+    pub fn all_documents(&self) -> Result<Vec<Key>, StoreError> {
+        self.chosen_below(Path::new("documents"), Some)
     }
 
     /// What `choose` takes from the keys of the records below a folder.
     fn chosen_below<T>(&self, folder: &Path, choose: impl Fn(Key) -> Option<T>) -> Result<Vec<T>, StoreError> {
-        Ok(self.keys_below(folder)?.into_iter().filter_map(choose).collect())
+        Ok(self.keys_below(folder)?.into_iter().filter_map(|(key, _)| choose(key)).collect())
+    }
+}
+
+/// The first line of every record's file, in JSON; the record follows.
+#[derive(Serialize, Deserialize)]
+struct RecordHeader {
+    format: u32,
+    blake3: String,
+    bytes: usize,
+}
+
+/// The generations of the groups, each locked while its group is changed. Groups may share one, which only causes a
+/// conflict without a reason. A record that stands alone shares none with an address: it is written while a step on an
+/// address has its turn.
+#[derive(Debug, Default)]
+struct Generations {
+    addresses: Striped<ReentrantMutex<Cell<u64>>>,
+    alone: Striped<ReentrantMutex<Cell<u64>>>,
+}
+
+impl Generations {
+    fn of(&self, group: &RecordGroup) -> &ReentrantMutex<Cell<u64>> {
+        match group {
+            RecordGroup::Address(_) => self.addresses.of(group),
+            RecordGroup::Alone(_) => self.alone.of(group),
+        }
+    }
+}
+
+/// The records below a store's root: each replaced by rename, with its checksum, never torn.
+#[derive(Debug)]
+pub(super) struct FolderRecords {
+    /// Before `lock`: the index is closed while the store is locked.
+    index: Arc<Index>,
+    root: PathBuf,
+    staging: Staging,
+    quarantine: Quarantine,
+    lock: StoreLock,
+    generations: Generations,
+    next_temp: AtomicU64,
+}
+
+impl FolderRecords {
+    pub(super) fn open(
+        root: &Path,
+        staging: Staging,
+        index: Arc<Index>,
+        quarantine: Quarantine,
+        lock: StoreLock,
+    ) -> Result<Self, StoreError> {
+        let is_new = !root.join(KINDS[0]).is_dir();
+        for kind in KINDS {
+            let made = disk::create_folder(&root.join(kind));
+            // A store of an older larder lacks some folders, and its disk may be mounted read-only: then reading still works.
+            if is_new {
+                made?;
+            }
+        }
+        let (generations, next_temp) = (Generations::default(), AtomicU64::default());
+        Ok(Self { index, root: root.to_owned(), staging, quarantine, lock, generations, next_temp })
     }
 
-    /// Runs a listing, and fails unless the store is still the locked one. A caller may delete what a list does not contain, so a partial list must be
-    /// an error.
+    fn path(&self, key: &Key) -> PathBuf {
+        self.root.join(key.path())
+    }
+
+    /// Runs a listing, and fails unless the store is still the locked one.
     fn listed<T>(&self, list: impl FnOnce() -> Result<T, StoreError>) -> Result<T, StoreError> {
         self.lock.check()?;
         self.lock.if_ours(list())
     }
 
-    fn keys_below(&self, folder: &Path) -> Result<Vec<Key>, StoreError> {
-        let files = self.listed(|| disk::files_below(&self.root.join(folder)))?;
-        Ok(files.iter().filter_map(|(path, _, _)| Key::from_path(path.strip_prefix(&self.root).ok()?)).collect())
+    /// Reads a record as it is, and leaves a damaged one in its place.
+    fn read_file(&self, key: &Key) -> Result<Recorded, StoreError> {
+        let path = self.path(key);
+        let mut file = match self.lock.if_ours(disk::read(&path)) {
+            Ok(Some(file)) => file,
+            Ok(None) => return Ok(Recorded::Absent),
+            Err(unreadable) if unreadable.is_damage() => {
+                tracing::error!(error = %unreadable, "a record cannot be read");
+                return Ok(Recorded::Damaged);
+            }
+            Err(failed) => return Err(failed),
+        };
+        let start = record_start(&file).map_err(|found| StoreError::Newer { path, found })?;
+        Ok(start.map_or(Recorded::Damaged, |start| Recorded::Whole(file.split_off(start))))
     }
 
-    /// Every document and proof set.
-    pub fn all_documents(&self) -> Result<Vec<Key>, StoreError> {
-        self.keys_below(Path::new("documents"))
+    /// Writes the file of a record in staging.
+    fn write_temp(&self, record: &[u8], durability: Durability) -> Result<TempRecord, StoreError> {
+        let blake3 = blake3::hash(record).to_hex().to_string();
+        let header = to_json(&RecordHeader { format: FORMAT, blake3, bytes: record.len() });
+        let number = self.next_temp.fetch_add(1, Ordering::Relaxed);
+        let path = self.staging.folder_now()?.join(format!("record-{number}"));
+        let temp = TempRecord { path, size_bytes: (header.len() + 1 + record.len()) as u64 };
+        disk::write_new(&temp.path, &[&header, b"\n", record], durability == Durability::Synced)?;
+        Ok(temp)
     }
 
-    /// A record's file size in bytes and modification time; `None` if it does not exist.
-    pub fn file_of(&self, key: &Key) -> Result<Option<(u64, Timestamp)>, StoreError> {
-        self.listed(|| disk::file_metadata(&self.root.join(key.path())))
+    /// Makes one change; the caller holds the lock of the group. Returns the size of the record's new file in bytes.
+    fn apply(&self, change: &Change, temp: Option<TempRecord>) -> Result<u64, StoreError> {
+        let path = self.path(&change.key);
+        match (&change.action, temp) {
+            (Action::Put(_, durability), Some(temp)) => {
+                disk::create_parent(&path, &self.root)?;
+                disk::rename(&temp.path, &path)?;
+                if *durability == Durability::Synced {
+                    disk::sync_folder_of(&path)?;
+                }
+                return Ok(temp.size_bytes);
+            }
+            (Action::Remove(durability), _) => {
+                // Others may have been waited for since the step began.
+                self.lock.check()?;
+                disk::remove(&path)?;
+                durability.of_removal(&path)?;
+            }
+            (Action::Quarantine, _) => {
+                self.lock.check()?;
+                let quarantined = self.quarantine.add(&path)?;
+                tracing::error!(record = %path.display(), aside = %quarantined.display(), "a damaged record was quarantined");
+            }
+            (Action::Put(..) | Action::Keep, _) => {}
+        }
+        Ok(0)
     }
 }
 
-/// The state of a record's file, by its header.
-enum HeaderKind {
-    /// Complete; the record begins at byte `start`.
-    Whole {
-        start: usize,
-    },
-    /// Written in this newer format.
-    Newer(u32),
-    Damaged,
+/// The file of a record before it is renamed into place; removed if it never is.
+struct TempRecord {
+    path: PathBuf,
+    size_bytes: u64,
 }
 
-fn header_kind(file: &[u8]) -> HeaderKind {
-    let Some(end) = file.iter().take(1024).position(|byte| *byte == b'\n') else { return HeaderKind::Damaged };
+impl Drop for TempRecord {
+    fn drop(&mut self) {
+        // The error of the write is reported, not one of the cleanup. The next start removes what is left.
+        let _ = disk::remove(&self.path);
+    }
+}
+
+impl Records for FolderRecords {
+    fn read(&self, key: &Key) -> Result<Recorded, StoreError> {
+        let recorded = self.read_file(key)?;
+        if recorded != Recorded::Damaged || key.matters_when_damaged() {
+            return Ok(recorded);
+        }
+        // Unless it was replaced since it was read.
+        (self as &dyn Records).change(key, |step| {
+            let recorded = self.read_file(key)?;
+            if recorded == Recorded::Damaged {
+                step.change(key, Action::Quarantine, IndexEntry::Gone);
+            }
+            Ok(recorded)
+        })
+    }
+
+    fn stat(&self, key: &Key) -> Result<Option<(u64, Timestamp)>, StoreError> {
+        self.listed(|| disk::file_metadata(&self.path(key)))
+    }
+
+    fn generation(&self, group: &RecordGroup) -> Result<Generation, StoreError> {
+        Ok(Generation(self.generations.of(group).lock().get()))
+    }
+
+    fn write(&self, group: &RecordGroup, read_at: Generation, changes: &[Change]) -> Result<WriteOutcome, StoreError> {
+        debug_assert!(changes.iter().all(|change| change.key.group() == *group), "{group:?}: {changes:?}");
+        let mut temps = Vec::with_capacity(changes.len());
+        for change in changes {
+            self.lock.check()?;
+            temps.push(match &change.action {
+                // The bytes are synced before the lock is taken: other writers of the group do not wait for that.
+                Action::Put(record, durability) => Some(self.write_temp(record, *durability)?),
+                Action::Remove(_) | Action::Quarantine | Action::Keep => None,
+            });
+        }
+        let generation = self.generations.of(group).lock();
+        if generation.get() != read_at.0 {
+            return Ok(WriteOutcome::Conflict);
+        }
+        for (change, temp) in changes.iter().zip(temps) {
+            // Also if the change fails: it may be visible, and those before it are.
+            generation.set(generation.get().wrapping_add(1));
+            let size_bytes = self.apply(change, temp)?;
+            self.index.record_changed(change, size_bytes);
+        }
+        Ok(WriteOutcome::Written)
+    }
+
+    fn in_turn(&self, group: &RecordGroup, work: &mut dyn FnMut()) {
+        let _turn = self.generations.of(group).lock();
+        work();
+    }
+
+    fn sync(&self, key: &Key) -> Result<bool, StoreError> {
+        let path = self.path(key);
+        let Some(file) = self.lock.if_ours(disk::open(&path))? else { return Ok(false) };
+        file.sync_all().map_err(|e| StoreError::io("sync", &path, e))?;
+        disk::sync_folder_of(&path)?;
+        Ok(true)
+    }
+
+    fn keys_below(&self, folder: &Path) -> Result<Vec<(Key, u64)>, StoreError> {
+        let files = self.listed(|| disk::files_below(&self.root.join(folder)))?.into_iter();
+        let key = |path: &Path| Key::from_path(path.strip_prefix(&self.root).ok()?);
+        Ok(files.filter_map(|(path, size_bytes, _)| Some((key(&path)?, size_bytes))).collect())
+    }
+
+    fn names_in(&self, folder: &Path) -> Result<Vec<String>, StoreError> {
+        self.listed(|| disk::names_in(&self.root.join(folder)))
+    }
+}
+
+/// The byte at which the record begins in its file; `None` if the file is damaged. The error is the format of a newer
+/// larder.
+fn record_start(file: &[u8]) -> Result<Option<usize>, u32> {
+    let Some(end) = file.iter().take(1024).position(|byte| *byte == b'\n') else { return Ok(None) };
     let (line, record) = (&file[..end], &file[end + 1..]);
     // A header of a newer format may have other members, but always has `format`.
     #[derive(Deserialize)]
@@ -365,12 +742,39 @@ fn header_kind(file: &[u8]) -> HeaderKind {
     if let Ok(Format { format }) = serde_json::from_slice(line)
         && format > FORMAT
     {
-        return HeaderKind::Newer(format);
+        return Err(format);
     }
-    match serde_json::from_slice::<RecordHeader>(line) {
-        Ok(header) if header.bytes == record.len() && header.blake3 == *blake3::hash(record).to_hex() => {
-            HeaderKind::Whole { start: end + 1 }
+    let header: Option<RecordHeader> = serde_json::from_slice(line).ok();
+    let is_whole =
+        |header: RecordHeader| header.bytes == record.len() && header.blake3 == *blake3::hash(record).to_hex();
+    Ok(header.is_some_and(is_whole).then_some(end + 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::memory::MemoryRecords;
+
+    fn seen(end: &str) -> Key {
+        Key::from_path(&Path::new("seen/registry.example/providers/acme/null").join(end)).unwrap()
+    }
+
+    #[test]
+    fn a_step_writes_each_record_once_and_lists_what_it_writes() {
+        let records = MemoryRecords::default();
+        let [one, two, three] = ["1.0.0.json", "2.0.0.json", "3.0.0.json"].map(seen);
+        let Key::FirstSeen(provider, _) = &one else { panic!("{one:?}") };
+        let keys = Key::KeyLog(provider.clone());
+        (&records as &dyn Records).put(&three, b"", Durability::Lazy).unwrap();
+        let mut step = Step { records: &records, changes: Vec::new(), has_turn: false, needs_turn: false };
+        for (key, record) in [(&one, 1), (&keys, 1), (&two, 1), (&keys, 2), (&one, 2)] {
+            step.put_json(key, &record, Durability::Lazy);
+            step.postpone(&keys);
         }
-        _ => HeaderKind::Damaged,
+        step.change(&three, Action::Remove(Durability::Lazy), IndexEntry::Unindexed);
+        assert_eq!(step.first_seen(provider).unwrap(), BTreeSet::from([one.clone(), two.clone()]));
+        let changed: Vec<&Key> = step.changes.iter().map(|change| &change.key).collect();
+        assert_eq!(changed, [&two, &one, &keys, &three]);
+        assert_eq!(step.read(&keys).unwrap(), Recorded::Whole(b"2".to_vec()));
     }
 }

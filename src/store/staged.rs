@@ -10,9 +10,61 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::blobs::{FileBytes, each_piece};
-use super::store_lock::StoreLock;
+use super::locks::StoreLock;
 use super::{StoreError, disk};
+use crate::clock::Timestamp;
 use crate::digest::{Digest, FastHash, Hasher};
+
+/// The time that an abandoned download stays in staging.
+const STAGING_PERIOD_SECONDS: u64 = 24 * 3600;
+
+/// The local folder of downloads and records in progress. Every implementation of the store has one.
+#[derive(Debug, Clone)]
+pub struct Staging {
+    folder: PathBuf,
+    lock: StoreLock,
+}
+
+impl Staging {
+    pub(super) fn open(folder: PathBuf, lock: StoreLock) -> Result<Self, StoreError> {
+        disk::create_folder(&folder)?;
+        Ok(Self { folder, lock })
+    }
+
+    /// The folder; made again if it was removed.
+    pub(super) fn folder_now(&self) -> Result<&Path, StoreError> {
+        self.lock.check()?;
+        disk::recreate_folder(&self.folder)?;
+        Ok(&self.folder)
+    }
+
+    pub(super) fn stage(&self, name: &str) -> Result<Staged, StoreError> {
+        let folder = self.folder_now()?;
+        Staged::open(folder.join(format!("{name}.part")), folder.join(format!("{name}.json")), self.lock.clone())
+    }
+
+    pub(super) fn scratch(&self) -> Result<Scratch, StoreError> {
+        Scratch::below(self.folder_now()?)
+    }
+
+    /// Removes what a crash left: scratch folders and half-written records.
+    pub(super) fn sweep_half_written(&self) -> Result<(), StoreError> {
+        for name in disk::names_in(&self.folder)? {
+            let path = self.folder.join(&name);
+            if name.starts_with(SCRATCH_PREFIX) {
+                fs::remove_dir_all(&path).map_err(|e| StoreError::io("remove the folder", &path, e))?;
+            } else if name.starts_with("record-") {
+                disk::remove(&path)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes files older than a day. A running download is younger, because it is written to.
+    pub(super) fn sweep(&self, now: Timestamp) -> Result<(), StoreError> {
+        disk::sweep(&self.folder, Timestamp(now.0.saturating_sub(STAGING_PERIOD_SECONDS)))
+    }
+}
 
 /// The note needed to resume a download after a restart.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -193,13 +245,4 @@ impl Drop for Scratch {
             tracing::warn!(folder = %self.folder.display(), %error, "a scratch folder could not be removed; the next start removes it");
         }
     }
-}
-
-/// Removes the temporary folders of an earlier run.
-pub(super) fn sweep_scratch(staging: &Path) -> Result<(), StoreError> {
-    for name in disk::names_in(staging)?.iter().filter(|name| name.starts_with(SCRATCH_PREFIX)) {
-        let folder = staging.join(name);
-        fs::remove_dir_all(&folder).map_err(|e| StoreError::io("remove the folder", &folder, e))?;
-    }
-    Ok(())
 }

@@ -83,6 +83,7 @@ mod seams;
 mod secrets;
 mod service;
 mod small_disk;
+mod store_conformance;
 mod support;
 mod terminal;
 mod transfers;

@@ -32,7 +32,7 @@ impl EgressFixture {
             fixture.ssh.known_hosts()
         );
         let larder = larder.upstream_lines(&credential).start().await;
-        Some(Self { fixture: fixture, private, private_ssh, larder })
+        Some(Self { fixture, private, private_ssh, larder })
     }
 
     /// The URL of a repository under the allowed host name.

@@ -61,7 +61,8 @@ impl VerifiedReader {
         call: &RequestContext,
     ) -> Result<OpenOutcome, Error> {
         let (artifact, digest, stored) = (artifact.into(), listed.digest, listed.first_stored());
-        let Some(blob) = self.library.on_disk(move |library| default_if_gone(library.store.blobs.get(&digest))).await?
+        let Some(blob) =
+            self.library.on_disk(move |library| default_if_gone(library.store.blobs.open(&digest))).await?
         else {
             tracing::warn!(package = %artifact, %digest, "the archive a name lists is not there; it is fetched again");
             self.try_remove_from_name(&artifact, listed, DamageFinding::Missing).await;
@@ -149,7 +150,7 @@ impl VerifiedReader {
             .on_disk(move |library| {
                 let _lock = library.catalog.digest_lock(&digest).lock();
                 // It may have been repaired since it was opened.
-                match (because, library.store.blobs.get(&digest)?) {
+                match (because, library.store.blobs.open(&digest)?) {
                     (DamageFinding::Missing, Some(_)) => return Ok(()),
                     (DamageFinding::Damaged, Some(blob)) if unless_damaged(blob.fast_hash())? == Some(fast) => {
                         return Ok(());
@@ -163,7 +164,7 @@ impl VerifiedReader {
                     .change_name(&artifact, |name| name.archives.retain(|archive| archive.digest != digest))?;
                 library.store.index.archive_gone(&digest);
                 library.runtime.counters.damaged(because);
-                library.bump_artifact_revision(&artifact);
+                library.bump_revision(&artifact);
                 Ok(())
             })
             .await

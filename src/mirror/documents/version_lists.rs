@@ -94,7 +94,7 @@ impl DocumentKind for Address {
 
     async fn land(&self, fetch: &DocumentFetch<'_>, document: StoredDocument) -> DocumentFlight {
         let stored = fetch.store(document).await;
-        fetch.documents.library.bump_address_revision(self);
+        fetch.documents.library.bump_revision(self);
         stored
     }
 }

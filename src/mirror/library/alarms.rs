@@ -1,20 +1,20 @@
-//! Findings that a person must resolve (DESIGN 3). Stored as one record per address, they survive a restart until they
-//! are resolved.
+//! Findings that a person must resolve, and the one decision which of them an event resolves (DESIGN 3). Stored as one
+//! record per address, they survive a restart until they are resolved.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::address::{Address, Platform, Version, Versions};
+use crate::address::{Address, Package, Platform, Version, Versions};
 use crate::clock::Timestamp;
 use crate::error::Error;
-use crate::mirror::library::{AlarmEvent, AlarmPart, AlarmSubject};
+use crate::mirror::library::first_seen::AcceptScope;
 use crate::mirror::{Connectivity, Library};
-use crate::store::{Durability, Key, Store, StoreError};
+use crate::store::{Action, Durability, IndexEntry, Key, Store, StoreError};
 
 /// Maximum number of alarms per address and kind, so that one upstream cannot crowd out the alarms of another.
 const MAX_ALARMS_PER_KIND: usize = 1000;
@@ -94,7 +94,7 @@ impl AlarmKind {
     }
 
     /// True for a finding about the provider as a whole, whatever version it was found with.
-    pub(in crate::mirror) fn concerns_provider(self) -> bool {
+    fn concerns_provider(self) -> bool {
         matches!(self, Self::NewKey | Self::SignatureLost)
     }
 
@@ -114,10 +114,10 @@ impl AlarmKind {
 #[derive(Debug)]
 pub(in crate::mirror) struct Alarms {
     store: Arc<Store>,
+    /// Never locked during disk I/O.
     raised: Mutex<BTreeMap<Address, AlarmsOfAddress>>,
-    /// Locked while the alarms of an address are changed and saved. `raised` is never locked during disk I/O.
-    change_locks: [Mutex<()>; 16],
-    hasher: RandomState,
+    /// The number of changes to any of them.
+    changes: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -125,8 +125,9 @@ struct AlarmsOfAddress {
     alarms: BTreeMap<AlarmSubject, Alarm>,
     /// Entries that this version of larder cannot read. They are written back unchanged.
     unreadable: Vec<Box<RawValue>>,
-    /// True if the last save failed. The next change saves again.
-    is_unsaved: bool,
+    /// The number of the last change, and of the last that is saved. After a failed save, the next change saves again.
+    changed: u64,
+    saved: u64,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -144,10 +145,6 @@ struct AlarmEntry {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     key: Option<String>,
 }
-
-/// The alarms of an address could not be saved: a restart would lose them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::mirror) struct AlarmNotSaved;
 
 impl AlarmEntry {
     fn read(raw: &RawValue) -> Option<(AlarmSubject, Alarm)> {
@@ -215,7 +212,7 @@ impl AlarmsOfAddress {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::mirror) enum RaiseOutcome {
+enum RaiseOutcome {
     New,
     /// An equal alarm was raised before.
     Unchanged,
@@ -231,43 +228,15 @@ impl Alarms {
     pub(in crate::mirror) fn load(store: Arc<Store>) -> Result<Self, StoreError> {
         let mut raised = BTreeMap::new();
         for address in store.records.addresses_with_alarms()? {
-            let Some(record) = store.records.get(&Key::Alarms(address.clone()))? else { continue };
-            let Ok(record) = serde_json::from_slice(&record) else {
-                store.records.quarantine(&Key::Alarms(address))?;
-                continue;
-            };
+            let parse = |record: Vec<u8>| serde_json::from_slice(&record).ok();
+            let Some(record) = store.records.read_as(&Key::Alarms(address.clone()), parse)?.whole() else { continue };
             let read = AlarmsOfAddress::read(record);
             if !read.unreadable.is_empty() {
                 tracing::error!(%address, alarms = read.unreadable.len(), "alarms cannot be read (damaged, or written by a newer larder); they are left unchanged");
             }
             raised.insert(address, read);
         }
-        let changing = std::array::from_fn(|_| Mutex::default());
-        Ok(Self { store, raised: Mutex::new(raised), change_locks: changing, hasher: RandomState::new() })
-    }
-
-    /// Raises an alarm. When this returns, it is in the store, or in memory only if it could not be saved.
-    pub(in crate::mirror) fn raise(
-        &self,
-        subject: AlarmSubject,
-        address: &Address,
-        detail: String,
-        time: Timestamp,
-        link: Connectivity,
-    ) -> RaiseOutcome {
-        let AlarmSubject { kind, version, .. } = &subject;
-        let alarm = Alarm {
-            kind: *kind,
-            address: address.to_string(),
-            version: version.to_string(),
-            detail,
-            since: time,
-            resolve: kind.resolve_command(address, version, link),
-        };
-        self.change(address, |entry| {
-            let raised = entry.set(subject, alarm);
-            (raised == RaiseOutcome::New, raised)
-        })
+        Ok(Self { store, raised: Mutex::new(raised), changes: AtomicU64::default() })
     }
 
     /// Resolves the alarms that an event resolves, and returns their subjects.
@@ -289,16 +258,15 @@ impl Alarms {
         self.raised.lock().get(address).is_some_and(|entry| !entry.alarms.is_empty())
     }
 
-    /// Retries a failed save of the alarms of an address.
-    ///
-    /// # Errors
-    /// The save failed again.
-    pub(in crate::mirror) fn ensure_saved(&self, address: &Address) -> Result<(), AlarmNotSaved> {
-        let is_behind = || self.raised.lock().get(address).is_some_and(|entry| entry.is_unsaved);
-        if is_behind() {
-            self.change(address, |entry| (entry.is_unsaved, ()));
+    /// Retries a failed save of the alarms of an address. Returns true if all changes until now are saved.
+    pub(super) fn are_saved(&self, address: &Address) -> bool {
+        let wanted = self.raised.lock().get(address).map_or(0, |entry| entry.changed);
+        // Others may make changes meanwhile, and save them.
+        let are_saved = || self.raised.lock().get(address).is_none_or(|entry| entry.saved >= wanted);
+        are_saved() || {
+            self.save(address);
+            are_saved()
         }
-        if is_behind() { Err(AlarmNotSaved) } else { Ok(()) }
     }
 
     /// The subjects of the alarms of an address that match.
@@ -318,40 +286,50 @@ impl Alarms {
 
     /// Changes the alarms of an address and saves them if `change` returns true.
     fn change<T>(&self, address: &Address, change: impl FnOnce(&mut AlarmsOfAddress) -> (bool, T)) -> T {
-        let _changing = self.change_locks[self.hasher.hash_one(address) as usize % self.change_locks.len()].lock();
-        let (record, returned) = {
+        let returned = {
             let mut raised = self.raised.lock();
             let entry = raised.entry(address.clone()).or_default();
             let (is_to_save, returned) = change(entry);
             if !is_to_save {
                 return returned;
             }
-            (entry.written(), returned)
+            entry.changed = self.changes.fetch_add(1, Ordering::Relaxed) + 1;
+            returned
         };
-        let is_saved = self.save(address, record.as_ref());
-        let mut raised = self.raised.lock();
-        if let Some(entry) = raised.get_mut(address) {
-            entry.is_unsaved = !is_saved;
-        }
-        if record.is_none() && is_saved {
-            raised.remove(address);
-        }
+        self.save(address);
         returned
     }
 
-    fn save(&self, address: &Address, record: Option<&AlarmsRecord>) -> bool {
+    /// Saves the alarms of an address. A failure is logged.
+    fn save(&self, address: &Address) {
         let key = Key::Alarms(address.clone());
-        let saved = match record {
-            None => self.store.records.remove(&key, Durability::Synced),
-            Some(record) => {
-                let record = serde_json::to_vec(record).unwrap_or_default();
-                self.store.records.put(&key, &record, Durability::Synced).map(drop)
+        // Another change of the address may be saved with this one.
+        let saved = self.store.records.change(&key, |step| {
+            let (changed, record) = {
+                let raised = self.raised.lock();
+                let entry = raised.get(address);
+                (entry.map_or(0, |entry| entry.changed), entry.and_then(AlarmsOfAddress::written))
+            };
+            match record {
+                Some(record) => step.put_json(&key, &record, Durability::Synced),
+                None => step.change(&key, Action::Remove(Durability::Synced), IndexEntry::Unindexed),
             }
-        };
-        if let Err(error) = &saved {
-            tracing::error!(%address, %error, to_do = error.remedy(), "an alarm could not be written: it is in memory only");
+            Ok(changed)
+        });
+        match saved {
+            Ok(changed) => {
+                let mut raised = self.raised.lock();
+                if let Some(entry) = raised.get_mut(address) {
+                    entry.saved = entry.saved.max(changed);
+                    if entry.saved == entry.changed && entry.written().is_none() {
+                        raised.remove(address);
+                    }
+                }
+            }
+            Err(error) => {
+                tracing::error!(%address, %error, to_do = error.remedy(), "an alarm could not be written: it is in memory only");
+            }
         }
-        saved.is_ok()
     }
 }
 
@@ -368,7 +346,8 @@ impl Library {
         self.raise_alarm_about_part(kind, address, version, AlarmPart::Whole, detail, time);
     }
 
-    /// Raises an alarm about part of a version: its set for a platform, or its signing key.
+    /// Raises an alarm about part of a version: its set for a platform, or its signing key. When this returns, it is in
+    /// the store, or in memory only if it could not be saved.
     pub(in crate::mirror) fn raise_alarm_about_part(
         &self,
         kind: AlarmKind,
@@ -378,10 +357,23 @@ impl Library {
         detail: impl Into<String>,
         time: Timestamp,
     ) {
-        let (address, subject) = (address.into(), AlarmSubject { kind, version: version.clone(), part });
-        match self.alarms.raise(subject, &address, detail.into(), time, self.runtime.connectivity()) {
+        let (address, detail) = (address.into(), detail.into());
+        let raised = self.alarms.change(&address, |entry| {
+            let alarm = Alarm {
+                kind,
+                address: address.to_string(),
+                version: version.to_string(),
+                detail,
+                since: time,
+                resolve: kind.resolve_command(&address, version, self.runtime.connectivity()),
+            };
+            let raised = entry.set(AlarmSubject { kind, version: version.clone(), part }, alarm);
+            (raised == RaiseOutcome::New, raised)
+        });
+        match raised {
             RaiseOutcome::New => self.runtime.counters.alarm(kind),
-            RaiseOutcome::Unchanged => {}
+            // Another thread may be about to save it.
+            RaiseOutcome::Unchanged => drop(self.alarms.are_saved(&address)),
             RaiseOutcome::TooMany => {
                 tracing::error!(%address, %version, kind = kind.name(), "there are too many alarms of this kind about it: this one is only logged");
             }
@@ -459,5 +451,165 @@ impl Library {
     /// The number of alarms that refuse something until `accept`.
     pub(in crate::mirror) fn waiting_for_accept(&self) -> usize {
         self.alarms.all().iter().filter(|alarm| alarm.kind.refuses()).count()
+    }
+}
+
+/// The identity of an alarm within its address. A new alarm replaces only one with the same subject.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::mirror) struct AlarmSubject {
+    pub(in crate::mirror) kind: AlarmKind,
+    pub(in crate::mirror) version: Version,
+    pub(in crate::mirror) part: AlarmPart,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::mirror) enum AlarmPart {
+    Whole,
+    /// The proof set of this platform.
+    Platform(Platform),
+    /// The key with this fingerprint.
+    Key(String),
+}
+
+impl AlarmSubject {
+    /// True for an alarm that `accept` of a provider may resolve.
+    pub(in crate::mirror) fn is_resolved_by_accept(&self) -> bool {
+        match self.kind {
+            AlarmKind::WaitsForAccept
+            | AlarmKind::Republished
+            | AlarmKind::NewKey
+            | AlarmKind::SignatureLost
+            | AlarmKind::DamagedRecord
+            | AlarmKind::ImportedDiffers => true,
+            AlarmKind::Moved | AlarmKind::Dropped => false,
+        }
+    }
+}
+
+/// The findings of an `accept` for one version.
+#[derive(Debug, Default)]
+pub(in crate::mirror) struct AcceptedFinding {
+    /// The platforms whose sets were accepted, each with the fingerprint of its signer.
+    pub(in crate::mirror) accepted: BTreeMap<Platform, Option<String>>,
+    /// The platforms that upstream has deleted.
+    pub(in crate::mirror) gone: BTreeSet<Platform>,
+    /// The platforms that could not be fetched.
+    pub(in crate::mirror) failed: BTreeSet<Platform>,
+    pub(in crate::mirror) is_unlisted: bool,
+}
+
+impl AcceptedFinding {
+    pub(in crate::mirror) fn one(platform: Platform, signer: Option<String>) -> Self {
+        Self { accepted: [(platform, signer)].into(), ..Self::default() }
+    }
+
+    /// True if upstream has deleted the version.
+    pub(in crate::mirror) fn is_withdrawn(&self) -> bool {
+        self.accepted.is_empty() && self.failed.is_empty() && (self.is_unlisted || !self.gone.is_empty())
+    }
+
+    fn is_signed_by(&self, key: &str) -> bool {
+        self.accepted.values().flatten().any(|signer| signer == key)
+    }
+}
+
+/// An event that may resolve alarms of an address.
+#[derive(Debug)]
+pub(in crate::mirror) enum AlarmEvent<'a> {
+    /// A verified set was admitted.
+    Admitted { package: &'a Package, is_signed: bool },
+    /// An operator accepted the current state of upstream.
+    Accepted { scope: AcceptScope, findings: &'a BTreeMap<Version, AcceptedFinding> },
+    /// Findings of these kinds are no longer true for a version.
+    Ended { kinds: &'a [AlarmKind], version: &'a Version },
+    /// A version list was read. `dropped` are all stored versions that it does not name.
+    ListRead { dropped: &'a [Version] },
+    /// An operator purged these versions. `left` are those of which an archive remains.
+    Purged { versions: &'a Versions, left: &'a BTreeSet<Version>, is_configured: bool },
+}
+
+impl AlarmEvent<'_> {
+    pub(in crate::mirror) fn resolves(&self, subject: &AlarmSubject) -> bool {
+        let AlarmSubject { kind, version, part } = subject;
+        match self {
+            Self::Admitted { package, is_signed } => match kind {
+                // The set of another platform says nothing about the one that was refused.
+                AlarmKind::WaitsForAccept | AlarmKind::DamagedRecord => {
+                    *version == package.version
+                        && match part {
+                            AlarmPart::Platform(platform) => *platform == package.platform,
+                            AlarmPart::Whole | AlarmPart::Key(_) => true,
+                        }
+                }
+                AlarmKind::SignatureLost => *is_signed && *version == package.version,
+                _ => false,
+            },
+            Self::Accepted { scope, findings } => {
+                subject.is_resolved_by_accept() && accepted(subject, *scope, findings)
+            }
+            Self::Ended { kinds, version: ended_version } => kinds.contains(kind) && version == *ended_version,
+            Self::ListRead { dropped } => *kind == AlarmKind::Dropped && !dropped.contains(version),
+            Self::Purged { versions, left, is_configured } => {
+                // A removed upstream is never asked again, so only a purge can resolve its alarms.
+                versions.include(version) && !left.contains(version) && (*kind == AlarmKind::Dropped || !is_configured)
+            }
+        }
+    }
+}
+
+fn accepted(subject: &AlarmSubject, scope: AcceptScope, found: &BTreeMap<Version, AcceptedFinding>) -> bool {
+    let AlarmSubject { kind, version, part } = subject;
+    let here = found.get(version);
+    if here.is_some_and(AcceptedFinding::is_withdrawn) {
+        return true;
+    }
+    let mut accepted = match scope {
+        AcceptScope::Provider if kind.concerns_provider() => found.values().collect::<Vec<_>>(),
+        _ => here.into_iter().collect(),
+    }
+    .into_iter();
+    match part {
+        AlarmPart::Platform(platform) => {
+            accepted.any(|found| found.accepted.contains_key(platform) || found.gone.contains(platform))
+        }
+        AlarmPart::Key(key) => accepted.any(|found| found.is_signed_by(key)),
+        AlarmPart::Whole => accepted.any(|found| !found.accepted.is_empty()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use super::*;
+    use crate::address::{Hostname, Name, ProviderAddress};
+
+    #[test]
+    fn the_alarms_until_now_are_saved_although_others_are_raised_meanwhile() {
+        let folder = tempfile::tempdir().unwrap();
+        let alarms = Alarms::load(Arc::new(Store::open(folder.path(), Timestamp(1)).unwrap())).unwrap();
+        let [namespace, type_] = ["acme", "null"].map(|name| Name::parse(name).unwrap());
+        let host = Hostname::parse("registry.example").unwrap();
+        let address = Address::Provider(ProviderAddress { host, namespace, type_ });
+        alarms
+            .change(&address, |entry| (false, entry.unreadable.push(RawValue::from_string("{}".to_owned()).unwrap())));
+        let is_over = AtomicBool::new(false);
+        let saved = std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    while !is_over.load(Ordering::Relaxed) {
+                        alarms.change(&address, |_| (true, ()));
+                    }
+                });
+            }
+            let raised_and_saved = |_: &i32| {
+                alarms.change(&address, |_| (true, ()));
+                alarms.are_saved(&address)
+            };
+            let saved = (0..50).filter(raised_and_saved).count();
+            is_over.store(true, Ordering::Relaxed);
+            saved
+        });
+        assert_eq!(saved, 50);
     }
 }

@@ -1,28 +1,37 @@
-//! The names of stored archives, and the locks under which the store is changed.
+//! The names of stored archives: their records, pins, the locks of archives, and the revisions that rendered answers
+//! depend on.
 
 use std::collections::HashSet;
-use std::hash::{BuildHasher, RandomState};
+use std::hash::Hash;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
+use serde::{Deserialize, Serialize};
 
-use crate::address::{Artifact, PackageRef};
-use crate::digest::Digest;
-use crate::mirror::library::name_record::NameRecord;
-use crate::mirror::library::revisions::Revisions;
-use crate::store::{Durability, IndexedName, Key, Recorded, Store, StoreError};
+use crate::address::{Address, Artifact, FileName, Hostname, ModuleAddress, PackageRef, ProviderAddress};
+use crate::clock::Timestamp;
+use crate::digest::{Digest, DigestPrefix, FastHash};
+use crate::mirror::Library;
+use crate::mirror::library::proof_set::ProofSet;
+use crate::mirror::operate::{PinChange, PinOutcome, PinResult};
+use crate::store::{
+    Action, Durability, IndexEntry, IndexedName, Key, ListedArchive, Recorded, Store, StoreError, Striped, to_json,
+};
+use crate::upstream::outbound::origin;
+use crate::verify::{PackedTree, Proof, ProofBasis};
 
 const MAX_IMPORTED_LISTED: usize = 1000;
 
-/// The names of stored archives. Several keys share a lock, so a thread must not take two locks of one kind.
+/// The names of stored archives.
 #[derive(Debug)]
 pub(in crate::mirror) struct Catalog {
     pub(in crate::mirror) store: Arc<Store>,
-    record_locks: [Mutex<()>; 64],
-    digest_locks: [Mutex<()>; 64],
-    hasher: RandomState,
+    digest_locks: Striped<Mutex<()>>,
     imported: Mutex<Option<Vec<PackageRef>>>,
-    pub(in crate::mirror) revisions: Revisions,
+    /// Counters that grow with every change to the stored data of a provider, a module, or the pages of a registry. An
+    /// answer rendered at an older revision must be rendered again. Those that share one are rendered too often.
+    revisions: Striped<AtomicU64>,
     /// The archives that were compared with their digests since the start.
     pub(in crate::mirror) checked: Mutex<HashSet<Digest>>,
 }
@@ -31,76 +40,63 @@ impl Catalog {
     pub(in crate::mirror) fn new(store: Arc<Store>) -> Self {
         Self {
             store,
-            record_locks: std::array::from_fn(|_| Mutex::default()),
-            digest_locks: std::array::from_fn(|_| Mutex::default()),
-            hasher: RandomState::new(),
+            digest_locks: Striped::default(),
             imported: Mutex::default(),
-            revisions: Revisions::default(),
+            revisions: Striped::default(),
             checked: Mutex::default(),
         }
     }
 
-    /// The lock for reading and changing a record.
-    pub(in crate::mirror) fn record_lock(&self, key: &Key) -> &Mutex<()> {
-        &self.record_locks[self.hasher.hash_one(key) as usize % self.record_locks.len()]
-    }
-
-    /// The lock for storing or removing an archive. Taken before any record lock.
+    /// The lock for storing or removing an archive.
     pub(in crate::mirror) fn digest_lock(&self, digest: &Digest) -> &Mutex<()> {
-        &self.digest_locks[self.hasher.hash_one(digest) as usize % self.digest_locks.len()]
+        self.digest_locks.of(digest)
     }
 
     /// Locks all digests, so that no archive is stored or removed meanwhile.
     pub(in crate::mirror) fn lock_all_digests(&self) -> Vec<MutexGuard<'_, ()>> {
-        self.digest_locks.iter().map(|lock| lock.lock()).collect()
+        self.digest_locks.stripes.iter().map(|lock| lock.lock()).collect()
     }
 
     /// Reads a name. Returns an empty one if it is absent, or damaged and thus quarantined.
     pub(in crate::mirror) fn name(&self, artifact: impl Into<Artifact>) -> Result<NameRecord, StoreError> {
-        let artifact = artifact.into();
+        Ok(self.read_name(&artifact.into())?.whole().unwrap_or_default())
+    }
+
+    pub(super) fn read_name(&self, artifact: &Artifact) -> Result<Recorded<NameRecord>, StoreError> {
         let key = Key::Name(artifact.clone());
-        match self.store.records.read(&key)? {
-            Recorded::Absent => return Ok(NameRecord::default()),
-            Recorded::Whole(record) => {
-                if let Ok(name) = serde_json::from_slice(&record) {
-                    return Ok(name);
-                }
-                self.store.records.quarantine(&key)?;
-            }
-            Recorded::Damaged => {}
+        let read = self.store.records.read_as(&key, |record| serde_json::from_slice(&record).ok())?;
+        if matches!(read, Recorded::Damaged) {
+            // The proof set and the blob survive and the next request finds them. A pin is recorded nowhere else.
+            tracing::error!(package = %artifact, "a name record was damaged and quarantined; if it was pinned, pin it again");
         }
-        // The proof set and the blob survive and the next request finds them. A pin is recorded nowhere else.
-        tracing::error!(package = %artifact, "a name record was damaged and quarantined; if it was pinned, pin it again");
-        Ok(NameRecord::default())
+        Ok(read)
     }
 
     /// Reads a name, changes it, and writes it back synced. An empty name is removed.
     pub(in crate::mirror) fn change_name(
         &self,
         artifact: impl Into<Artifact>,
-        change: impl FnOnce(&mut NameRecord),
+        mut change: impl FnMut(&mut NameRecord),
     ) -> Result<(), StoreError> {
         let artifact = artifact.into();
         let key = Key::Name(artifact.clone());
-        let _lock = self.record_lock(&key).lock();
-        let before = self.name(&artifact)?;
-        let mut name = before.clone();
-        change(&mut name);
-        if name == before {
-            // After a name was damaged, the index may still contain its old entries.
-            self.store.index.name_changed(&artifact, &name.indexed());
-            return Ok(());
-        }
-        if name.archives.is_empty() && !name.pinned {
-            // A power cut may restore the name. It then lists an archive that is stored or can be fetched again.
-            self.store.records.remove(&key, Durability::Lazy)?;
-        } else {
-            let record = serde_json::to_vec(&name)
-                .map_err(|e| StoreError::Index(format!("a name record cannot be written: {e}")))?;
-            self.store.records.put(&key, &record, Durability::Synced)?;
-        }
-        self.store.index.name_changed(&artifact, &name.indexed());
-        if name.is_imported() || before.is_imported() {
+        let is_import_changed = self.store.records.change(&key, |step| {
+            let before = self.name(&artifact)?;
+            let mut name = before.clone();
+            change(&mut name);
+            let action = if name == before {
+                // After a name was damaged, the index may still contain its old entries.
+                Action::Keep
+            } else if name.archives.is_empty() && !name.pinned {
+                // A power cut may restore the name. It then lists an archive that is stored or can be fetched again.
+                Action::Remove(Durability::Lazy)
+            } else {
+                Action::Put(to_json(&name), Durability::Synced)
+            };
+            step.change(&key, action, IndexEntry::Name(name.indexed()));
+            Ok(name != before && (name.is_imported() || before.is_imported()))
+        })?;
+        if is_import_changed {
             *self.imported.lock() = None;
         }
         Ok(())
@@ -132,5 +128,247 @@ impl Catalog {
         imported.sort();
         imported.truncate(MAX_IMPORTED_LISTED);
         Ok(imported)
+    }
+}
+
+impl Library {
+    /// The revision of a provider's stored data.
+    pub fn revision(&self, address: &ProviderAddress) -> u64 {
+        self.revision_of(address).load(Ordering::Acquire)
+    }
+
+    /// The revision of a module's stored data, regardless of the spelling of its name.
+    pub fn revision_of_module(&self, address: &ModuleAddress) -> u64 {
+        self.revision_of(&address.folded()).load(Ordering::Acquire)
+    }
+
+    /// The revision of a registry's pages: it grows with each purge, not with fetched pages.
+    pub fn revision_of_pages(&self, host: &Hostname) -> u64 {
+        self.revision_of(host).load(Ordering::Acquire)
+    }
+
+    pub(in crate::mirror) fn revision_of_address(&self, address: &Address) -> u64 {
+        match address {
+            Address::Provider(provider) => self.revision(provider),
+            Address::Module(module) => self.revision_of_module(module),
+        }
+    }
+
+    pub(in crate::mirror) fn bump_revision(&self, address: impl Into<Address>) {
+        match address.into() {
+            Address::Provider(provider) => self.revision_of(&provider),
+            Address::Module(module) => self.revision_of(&module.folded()),
+        }
+        .fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(in crate::mirror) fn bump_pages_revision(&self, host: &Hostname) {
+        self.revision_of(host).fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn revision_of(&self, key: &impl Hash) -> &AtomicU64 {
+        self.catalog.revisions.of(key)
+    }
+
+    pub(in crate::mirror) fn pin_each(
+        &self,
+        packages: &[Artifact],
+        pin: PinChange,
+    ) -> Result<Vec<PinResult>, StoreError> {
+        let _nothing_is_evicted = self.evictor.block_evictions();
+        let mut pinned = Vec::with_capacity(packages.len());
+        for package in packages {
+            let is_held = self.is_held(package)?;
+            let mut outcome = PinOutcome::NotHeld;
+            self.catalog.change_name(package, |name| {
+                outcome = PinOutcome::NotHeld;
+                // A pin can be lifted even if the archive was lost.
+                if is_held || (name.pinned && pin == PinChange::Lift) {
+                    let before = std::mem::replace(&mut name.pinned, pin == PinChange::Set);
+                    outcome = match pin {
+                        _ if before == name.pinned => PinOutcome::AsBefore,
+                        PinChange::Set => PinOutcome::Pinned,
+                        PinChange::Lift => PinOutcome::Unpinned,
+                    };
+                }
+            })?;
+            if matches!(outcome, PinOutcome::Pinned | PinOutcome::Unpinned) {
+                tracing::info!(%package, ?outcome, "told by the operator");
+            }
+            pinned.push(PinResult { package: package.into(), outcome });
+        }
+        Ok(pinned)
+    }
+
+    pub(in crate::mirror) fn is_held(&self, package: &Artifact) -> Result<bool, StoreError> {
+        for archive in &self.catalog.name(package)?.archives {
+            if self.store.blobs.is_stored(&archive.digest)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// An archive listed in a name: it was verified, and its bytes are or were stored.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoredArchive {
+    /// The SHA-256, which is also its `zh:` hash.
+    pub digest: Digest,
+    /// The BLAKE3 hash that reads are checked against.
+    pub fast: FastHash,
+    /// The file name.
+    pub filename: FileName,
+    /// The size in bytes.
+    pub size_bytes: u64,
+    /// Both `h1:` hashes, once computed.
+    #[serde(default)]
+    pub hashes: PackageHashState,
+    /// The proof of its set.
+    pub proof: Proof,
+    /// The packer of the zip.
+    #[serde(default, skip_serializing_if = "ZipOrigin::is_the_publishers")]
+    pub zip: ZipOrigin,
+    /// The origin it was fetched from.
+    pub origin: String,
+    /// The time it was last stored.
+    pub kept: Timestamp,
+    /// The time these bytes were first stored under this name, if earlier than `kept`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_kept: Option<Timestamp>,
+}
+
+impl StoredArchive {
+    /// The time these bytes were first stored under this name, for Last-Modified. It restarts when they were evicted
+    /// and fetched again.
+    pub fn first_stored(&self) -> Timestamp {
+        self.first_kept.unwrap_or(self.kept)
+    }
+
+    /// The entry for an archive that larder packed from a module tree.
+    ///
+    /// # Errors
+    /// None: the file name is a constant.
+    pub(in crate::mirror) fn of_tree(
+        tree: PackedTree,
+        digest: Digest,
+        fast: FastHash,
+        size_bytes: u64,
+        origin: String,
+        now: Timestamp,
+    ) -> Result<Self, StoreError> {
+        Ok(Self {
+            digest,
+            fast,
+            filename: FileName::parse(MODULE_FILE_NAME).map_err(|e| StoreError::Index(e.to_string()))?,
+            size_bytes,
+            hashes: PackageHashState::NotYet,
+            proof: Proof { how: ProofBasis::Tree(tree), warnings: Vec::new() },
+            zip: ZipOrigin::Published,
+            origin,
+            kept: now,
+            first_kept: None,
+        })
+    }
+
+    /// The entry for the archive that a verified set names.
+    pub(in crate::mirror) fn of_set(set: &ProofSet, fast: FastHash, size_bytes: u64, now: Timestamp) -> Self {
+        Self {
+            digest: set.document.shasum,
+            fast,
+            filename: set.document.filename.clone(),
+            size_bytes,
+            hashes: PackageHashState::NotYet,
+            proof: set.proof().clone(),
+            zip: ZipOrigin::Published,
+            origin: origin(&set.document.archive_url),
+            kept: now,
+            first_kept: None,
+        }
+    }
+}
+
+const MODULE_FILE_NAME: &str = "module.tar.gz";
+
+/// The packer of an archive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ZipOrigin {
+    /// The publisher. Always this value for modules.
+    #[default]
+    Published,
+    /// larder, for a provider that was imported unpacked: its `h1:` is the publisher's, its `zh:` is not.
+    PackedAnew,
+}
+
+impl ZipOrigin {
+    fn is_the_publishers(&self) -> bool {
+        *self == Self::Published
+    }
+}
+
+/// The state of an archive's package hashes.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PackageHashState {
+    /// Not computed yet.
+    #[default]
+    NotYet,
+    /// Both flavours (PROTOCOL 5.3).
+    Known {
+        /// The hash that clients compute from the zip.
+        zip: String,
+        /// The hash that clients compute from the unpacked tree.
+        directory: String,
+    },
+    /// Not computable: no client could read the zip.
+    Impossible {
+        /// The reason.
+        why: String,
+    },
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::mirror) struct NameRecord {
+    /// The archives, oldest first. The last one was stored last.
+    pub(in crate::mirror) archives: Vec<StoredArchive>,
+    /// True if it is exempt from eviction.
+    #[serde(default)]
+    pub(in crate::mirror) pinned: bool,
+}
+
+impl NameRecord {
+    /// Adds an archive as the last one stored. The same bytes are listed once.
+    pub(in crate::mirror) fn put(&mut self, mut archive: StoredArchive) {
+        if let Some(before) =
+            self.get(&archive.digest).map(StoredArchive::first_stored).filter(|first| *first < archive.kept)
+        {
+            archive.first_kept = Some(before);
+        }
+        self.archives.retain(|before| before.digest != archive.digest);
+        self.archives.push(archive);
+    }
+
+    pub(in crate::mirror) fn get(&self, digest: &Digest) -> Option<&StoredArchive> {
+        self.archives.iter().find(|archive| archive.digest == *digest)
+    }
+
+    /// True if any archive was imported without signatures.
+    pub(in crate::mirror) fn is_imported(&self) -> bool {
+        self.archives.iter().any(|archive| archive.proof.how == ProofBasis::Imported)
+    }
+
+    /// The index entry of the name.
+    pub(in crate::mirror) fn indexed(&self) -> IndexedName {
+        let listed = |archive: &StoredArchive| ListedArchive {
+            digest: archive.digest,
+            lacks_hashes: archive.hashes == PackageHashState::NotYet,
+        };
+        let archives = self.archives.iter().map(listed).collect();
+        IndexedName { pinned: self.pinned, imported: self.is_imported(), archives }
+    }
+
+    pub(in crate::mirror) fn find(&self, prefix: &DigestPrefix) -> Option<&StoredArchive> {
+        self.archives.iter().find(|archive| prefix.matches(&archive.digest))
     }
 }

@@ -10,8 +10,8 @@ use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::Library;
 use crate::mirror::counters::{EvictionReason, ObjectKind};
-use crate::mirror::library::Evictor;
-use crate::mirror::library::module_history::record_module_before_removal;
+use crate::mirror::library::module_history::read_first_seen;
+use crate::mirror::library::space::{EvictionProgress, Evictor, MAX_CANDIDATES};
 use crate::store::{Durability, IndexedArchive, Key, StoreError};
 use crate::upstream::outbound::Connectivity;
 
@@ -57,7 +57,7 @@ impl EvictionTotals {
 
 impl Library {
     /// Runs an eviction pass for each request, until the mirror is dropped.
-    pub(in crate::mirror) async fn run_evictor(library: Weak<Self>, evictor: Arc<Evictor>) {
+    pub(super) async fn run_evictor(library: Weak<Self>, evictor: Arc<Evictor>) {
         loop {
             let request = evictor.next_request().await;
             let Some(library) = library.upgrade() else { return };
@@ -74,7 +74,7 @@ impl Library {
                 Err(_) => Some(StoreError::Index("eviction panicked".to_owned())),
             };
             // Before the panic is resumed: the waiting fills must go on.
-            evictor.finish_pass(request, failed);
+            evictor.passes.send_replace(EvictionProgress { ended: request, failed });
             if let Err(panicked) = passed
                 && let Ok(panic) = panicked.try_into_panic()
             {
@@ -86,7 +86,7 @@ impl Library {
     /// Removes a proof set, after recording its digests and keys in the first-seen record.
     pub(in crate::mirror) fn remove_set(&self, package: &Package) -> Result<(), StoreError> {
         self.histories.record_before_removal(package)?;
-        self.remove_document(&Key::ProofSet(package.clone()), Durability::Lazy)
+        self.store.records.remove(&Key::ProofSet(package.clone()), Durability::Lazy)
     }
 
     fn evict_to_limits(&self) -> Result<(), StoreError> {
@@ -105,26 +105,13 @@ impl Library {
         }
         // Frees slightly more than necessary, or every new page would start another scan.
         let enough = self.most_page_bytes() / 100 * 98;
-        self.evict_pages(|| self.store.index.totals().page_bytes <= enough)
-    }
-
-    fn evict_pages(&self, enough: impl Fn() -> bool) -> Result<(), StoreError> {
-        for (key, size_bytes) in self.store.index.pages_by_age()? {
-            if enough() || self.runtime.tasks.is_stopping() {
-                break;
-            }
-            let _alone = self.evictor.block_evictions();
-            match self.remove_document(&key, Durability::Lazy) {
-                Ok(()) => self.was_evicted(ObjectKind::Document, EvictionReason::SizeLimit, size_bytes),
-                Err(error) => tracing::error!(?key, %error, "a page could not be evicted; it stays"),
-            }
-        }
-        Ok(())
+        self.evict_documents(&self.store.index.pages_by_age()?, || self.store.index.totals().page_bytes <= enough)
     }
 
     fn was_evicted(&self, kind: ObjectKind, because: EvictionReason, size_bytes: u64) {
         self.runtime.counters.evicted(kind, because, size_bytes);
-        self.evictor.wake_waiters();
+        // Wakes the waiting writers.
+        self.evictor.passes.send_modify(|_| ());
     }
 
     fn evict_to_fit(&self) -> Result<(), StoreError> {
@@ -146,28 +133,33 @@ impl Library {
         if stored() <= limit {
             return Ok(());
         }
-        self.evict_pages(|| stored() <= enough)?;
-        self.evict_documents(|| stored() <= enough)
+        let index = &self.store.index;
+        self.evict_documents(&index.pages_by_age()?, || stored() <= enough)?;
+        self.evict_documents(&index.documents_by_age()?, || stored() <= enough)
     }
 
-    fn evict_documents(&self, enough: impl Fn() -> bool) -> Result<(), StoreError> {
-        for some in self.store.index.documents_by_age()?.chunks(DOCUMENT_BATCH) {
+    /// Evicts documents in their order, unless they are exempt. Pages never are.
+    fn evict_documents(&self, documents: &[(Key, u64)], enough: impl Fn() -> bool) -> Result<(), StoreError> {
+        for some in documents.chunks(DOCUMENT_BATCH) {
             if enough() || self.runtime.tasks.is_stopping() {
                 break;
             }
             // The pinned documents are looked up once a batch: the lock keeps out new pins meanwhile.
             let _alone = self.evictor.block_evictions();
-            let pinned = self.pinned_documents()?;
+            let pinned = match some {
+                [(Key::Page(..), _), ..] => BTreeSet::new(),
+                _ => self.pinned_documents()?,
+            };
             for (key, size_bytes) in some {
                 if enough() {
                     break;
                 }
-                if pinned.contains(key) || self.evictor.holds.has_document(key) {
+                if pinned.contains(key) || self.evictor.holds.lock().documents.contains(key) {
                     continue;
                 }
                 let evicted = match key {
                     Key::ProofSet(package) => self.remove_set(package),
-                    key => self.remove_document(key, Durability::Lazy),
+                    key => self.store.records.remove(key, Durability::Lazy),
                 };
                 match evicted {
                     Ok(()) => self.was_evicted(ObjectKind::Document, EvictionReason::SizeLimit, *size_bytes),
@@ -240,12 +232,16 @@ impl Library {
         let (mut looks, mut all_are_seen) = (0, false);
         let is_over = |freed| enough(freed) || self.runtime.tasks.is_stopping();
         while !is_over(freed) {
-            let Some(archive) = self.evictor.next_candidate() else {
+            let Some(archive) = self.evictor.candidates.lock().pop_front() else {
                 if looks == MAX_INDEX_SCANS || (all_are_seen && freed.passed_over == 0) {
                     break;
                 }
-                let oldest = self.store.index.archives_by_age()?;
-                all_are_seen = self.evictor.set_candidates(oldest, looks == 0);
+                let mut oldest = self.store.index.archives_by_age()?;
+                all_are_seen = looks > 0 || oldest.len() <= MAX_CANDIDATES;
+                if !all_are_seen {
+                    oldest.truncate(MAX_CANDIDATES);
+                }
+                *self.evictor.candidates.lock() = oldest.into();
                 (looks, freed.passed_over) = (looks + 1, 0);
                 continue;
             };
@@ -257,13 +253,13 @@ impl Library {
                 gone_upstream.push(archive);
                 continue;
             }
-            freed.note(tolerate_stuck_archive(&archive, self.evict(&archive, because))?);
+            freed.note(self.evict(&archive, because)?);
         }
         for archive in gone_upstream {
             if is_over(freed) {
                 break;
             }
-            let evicted = tolerate_stuck_archive(&archive, self.evict(&archive, because))?;
+            let evicted = self.evict(&archive, because)?;
             if let EvictionResult::Freed(_) = evicted {
                 tracing::warn!(digest = %archive.digest, "evicted an archive that upstream has deleted: it cannot be fetched again");
             }
@@ -272,8 +268,25 @@ impl Library {
         Ok(freed.bytes)
     }
 
-    /// Evicts one archive, unless it is exempt or was used since the candidates were listed.
+    /// Evicts one archive. Its errors do not block the eviction of others. Rewriting a name that lists other archives too
+    /// may fail on a full disk: such an archive is retried after others have freed space.
     fn evict(&self, archive: &IndexedArchive, because: EvictionReason) -> Result<EvictionResult, StoreError> {
+        match self.evict_unless_used(archive, because) {
+            Err(full) if full.is_full() => Ok(EvictionResult::Skipped),
+            Err(error @ (StoreError::Io { .. } | StoreError::Newer { .. })) => {
+                tracing::error!(digest = %archive.digest, %error, to_do = error.remedy(), "an archive could not be evicted; it stays");
+                Ok(EvictionResult::Exempt)
+            }
+            evicted => evicted,
+        }
+    }
+
+    /// Evicts one archive, unless it is exempt or was used since the candidates were listed.
+    fn evict_unless_used(
+        &self,
+        archive: &IndexedArchive,
+        because: EvictionReason,
+    ) -> Result<EvictionResult, StoreError> {
         let digest = &archive.digest;
         let _alone = self.evictor.block_evictions();
         let _lock = self.catalog.digest_lock(digest).lock();
@@ -287,15 +300,22 @@ impl Library {
             return Ok(EvictionResult::Exempt);
         }
         for artifact in &names {
-            // The record is authoritative: the index may have lost a pin.
-            if self.catalog.name(artifact.clone())?.pinned {
+            if let Artifact::Module(package) = artifact {
+                // Rebuilds a lost record from the archive, which may be the last evidence.
+                read_first_seen(self, package)?;
+            }
+            let mut is_pinned = false;
+            self.catalog.change_name(artifact, |name| {
+                // The record is authoritative: the index may have lost a pin.
+                is_pinned = name.pinned;
+                if !is_pinned {
+                    name.archives.retain(|listed| listed.digest != *digest);
+                }
+            })?;
+            if is_pinned {
                 return Ok(EvictionResult::Exempt);
             }
-            if let Artifact::Module(package) = artifact {
-                record_module_before_removal(self, package)?;
-            }
-            self.catalog.change_name(artifact, |name| name.archives.retain(|listed| listed.digest != *digest))?;
-            self.bump_artifact_revision(artifact);
+            self.bump_revision(artifact);
             tracing::info!(package = %artifact, %digest, "evicted an archive");
         }
         self.store.blobs.remove(digest, Durability::Lazy)?;
@@ -322,7 +342,7 @@ impl Library {
                 return Ok(true);
             }
         }
-        Ok(self.evictor.holds.has_archive(digest))
+        Ok(self.evictor.holds.lock().archives.contains(digest))
     }
 
     /// Evicts what exceeds the size limit.
@@ -336,10 +356,10 @@ impl Library {
     }
 
     /// The documents that pinned packages need to be installed. They are not evicted either.
-    pub(in crate::mirror) fn pinned_documents(&self) -> Result<BTreeSet<Key>, StoreError> {
+    fn pinned_documents(&self) -> Result<BTreeSet<Key>, StoreError> {
         let mut keys = BTreeSet::new();
         self.store.index.needs_to_be_whole()?;
-        for artifact in self.store.index.names(|artifact, name| name.pinned.then_some(artifact))? {
+        for artifact in self.store.index.pinned_names()? {
             keys.insert(Key::Discovery(artifact.host().clone()));
             match artifact {
                 Artifact::Provider(package) => {
@@ -353,22 +373,5 @@ impl Library {
             }
         }
         Ok(keys)
-    }
-}
-
-/// Turns errors of a single archive into an outcome, so that one unreadable file does not block the eviction of the
-/// others. Rewriting a name that lists other archives too may fail on a full disk: such an archive is retried after
-/// others have freed space.
-fn tolerate_stuck_archive(
-    archive: &IndexedArchive,
-    evicted: Result<EvictionResult, StoreError>,
-) -> Result<EvictionResult, StoreError> {
-    match evicted {
-        Err(full) if full.is_full() => Ok(EvictionResult::Skipped),
-        Err(error @ StoreError::Io { .. } | error @ StoreError::Newer { .. }) => {
-            tracing::error!(digest = %archive.digest, %error, to_do = error.remedy(), "an archive could not be evicted; it stays");
-            Ok(EvictionResult::Exempt)
-        }
-        evicted => evicted,
     }
 }

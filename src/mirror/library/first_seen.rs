@@ -181,7 +181,7 @@ pub(in crate::mirror) enum HistoryVerdict {
 pub(in crate::mirror) struct Judgement {
     pub(in crate::mirror) verdict: HistoryVerdict,
     /// The keys recorded before, if the set's key is not among them.
-    pub(in crate::mirror) known_keys_without_signer: Option<Vec<String>>,
+    pub(super) known_keys_without_signer: Option<Vec<String>>,
 }
 
 impl KeyLog {
@@ -191,7 +191,7 @@ impl KeyLog {
     }
 
     /// Builds a log from keys, in the order given.
-    pub(in crate::mirror) fn of_keys(keys: impl IntoIterator<Item = (String, Timestamp)>) -> Self {
+    pub(super) fn of_keys(keys: impl IntoIterator<Item = (String, Timestamp)>) -> Self {
         let mut log = Self::default();
         for (key, time) in keys {
             log.append(&Signer::Key(key), time, false);
@@ -245,7 +245,7 @@ impl KeyLog {
 
     /// Rebuilds a missing or lost log from the records of the provider's versions. It begins at the greatest
     /// `known_keys` of all versions, so each key vouches only for the versions that it signed.
-    pub(in crate::mirror) fn of_versions<'a>(versions: impl IntoIterator<Item = &'a VersionHistory>) -> Self {
+    pub(super) fn of_versions<'a>(versions: impl IntoIterator<Item = &'a VersionHistory>) -> Self {
         let mut log = Self::default();
         let mut found: Vec<(Timestamp, String)> = Vec::new();
         for version in versions {
@@ -403,7 +403,7 @@ impl VersionHistory {
 
     /// Rebuilds the history of a version whose record was lost from stored sets. It contains their digests, but no
     /// signer that may vouch for other bytes: no record has number 1.
-    pub(in crate::mirror) fn from_stored_sets(sets: &[Observation<'_>]) -> Self {
+    pub(super) fn from_stored_sets(sets: &[Observation<'_>]) -> Self {
         let mut rebuilt = Self::default();
         for seen in sets {
             rebuilt.append(seen, 0, false);
@@ -415,11 +415,7 @@ impl VersionHistory {
     }
 
     /// Converts one version of a whole-provider record. `known_keys`: how many keys of the log may vouch for it.
-    pub(in crate::mirror) fn from_provider_record(
-        time: Timestamp,
-        files: BTreeMap<String, Digests>,
-        known_keys: usize,
-    ) -> Self {
+    pub(super) fn from_provider_record(time: Timestamp, files: BTreeMap<String, Digests>, known_keys: usize) -> Self {
         let record = FirstSeen { number: 1, at: time, key: None, accepted: false, files, platforms: BTreeMap::new() };
         Self { known_keys, records: vec![record] }
     }

@@ -12,12 +12,12 @@ use crate::mirror::archives::verified_open::unless_damaged;
 use crate::mirror::library::module_history::{self, PinnedTree};
 use crate::mirror::library::proof_set::{ProofSet, StoredProofSet};
 use crate::mirror::library::{PackageHashState, Reservation, StoredArchive, ZipOrigin};
-use crate::store::{Durability, IndexedName, Key, Staged, StagedNote, StoreError};
+use crate::store::{Durability, IndexEntry, IndexedName, Key, Staged, StagedNote, StoreError};
 use crate::upstream::request::{IncomingFile, Validators};
 use crate::verify::{PackageLimits, ProofBasis, Verified, package_hashes};
 
 /// The most provider zips unpacked at a time for their `h1:`. An import adds one.
-pub(in crate::mirror) const MAX_CONCURRENT_HASHING: usize = 2;
+pub(super) const MAX_CONCURRENT_HASHING: usize = 2;
 
 impl Library {
     /// Commits a verified archive, each step synced with its folder: the bytes, the record that proves them, the name.
@@ -63,7 +63,7 @@ impl Library {
         // A replaced archive remains for clients that got its digest; it is no longer current.
         self.catalog.change_name(artifact, |name| name.put(archive.clone()))?;
         self.store.index.archive_stored(&archive.digest, archive.size_bytes, archive.kept);
-        self.bump_artifact_revision(artifact);
+        self.bump_revision(artifact);
         Ok(Some(archive))
     }
 
@@ -75,9 +75,14 @@ impl Library {
         now: Timestamp,
     ) -> Result<(), StoreError> {
         let key = Key::ProofSet(package.clone());
-        if !self.store.records.sync(&key)? {
+        while !self.store.records.sync(&key)? {
             // Without evicting: this runs under a digest lock.
-            self.write_document(&key, &stored_set.write(), now, Durability::Synced)?;
+            self.store.records.change(&key, |step| {
+                if step.read(&key)?.whole().is_none() {
+                    step.put(&key, stored_set.write(), Durability::Synced, IndexEntry::Document(now));
+                }
+                Ok(())
+            })?;
         }
         Ok(())
     }
@@ -94,7 +99,7 @@ impl Library {
         self.on_disk(move |library| {
             let digest = set.document.shasum;
             let _lock = library.catalog.digest_lock(&digest).lock();
-            let Some(blob) = library.store.blobs.get(&digest)? else { return Ok(None) };
+            let Some(blob) = library.store.blobs.open(&digest)? else { return Ok(None) };
             let hashes = unless_damaged(blob.hashes())?;
             let Some((_, fast)) = hashes.filter(|(actual, _)| *actual == digest) else {
                 library.store.blobs.quarantine(&digest)?;
@@ -127,11 +132,7 @@ impl Library {
     ///
     /// # Errors
     /// The store failed.
-    pub(in crate::mirror) async fn compute_hashes_queued(
-        self: &Arc<Self>,
-        package: &Package,
-        digest: Digest,
-    ) -> Result<(), Error> {
+    async fn compute_hashes_queued(self: &Arc<Self>, package: &Package, digest: Digest) -> Result<(), Error> {
         let (library, owned_package) = (Arc::clone(self), package.clone());
         let computed = self.work.hashing_limit.run(&self.runtime.tasks, move || {
             let is_known =
@@ -149,7 +150,7 @@ impl Library {
 
     /// Computes both `h1:` of a stored archive without a permit: for imports, of which one runs at a time.
     pub(in crate::mirror) fn compute_hashes(&self, package: &Package, digest: &Digest) -> Result<(), StoreError> {
-        let Some(blob) = self.store.blobs.get(digest)? else { return Ok(()) };
+        let Some(blob) = self.store.blobs.open(digest)? else { return Ok(()) };
         let hashes = match package_hashes(blob.reader(), PackageLimits::default()) {
             Ok(hashes) => PackageHashState::Known { zip: hashes.zip, directory: hashes.directory },
             Err(bad) => PackageHashState::Impossible { why: bad.to_string() },
@@ -159,7 +160,7 @@ impl Library {
         }
         self.catalog.change_name(package, |name| {
             if let Some(archive) = name.archives.iter_mut().find(|archive| archive.digest == *digest) {
-                archive.hashes = hashes;
+                archive.hashes.clone_from(&hashes);
             }
         })?;
         self.bump_revision(&package.provider);
@@ -200,7 +201,7 @@ impl Library {
         let PackedArchive { staged, pinned_tree: sighting, origin } = packed;
         match believing {
             TreeExpectation::Pinned => {
-                let comparison = module_history::compare_and_record(self, key, sighting.clone())?;
+                let comparison = module_history::compare(self, key, &sighting, None)?;
                 let accepting = format!("`larder accept {key}`");
                 if let Err(refused) = self.require_pinned_tree(package, key, &sighting, comparison, &accepting) {
                     staged.discard()?;
@@ -208,7 +209,7 @@ impl Library {
                 }
             }
             TreeExpectation::Accepted => {
-                module_history::accept(self, key, sighting.clone())?;
+                module_history::accept(self, key, &sighting)?;
                 self.resolve_alarms(crate::mirror::modules::RESOLVED_BY_ACCEPT, &key.module, &key.version);
             }
         }

@@ -16,7 +16,7 @@ use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::mirror::runtime::ConfigGeneration;
 use crate::mirror::{Library, RequestContext, Runtime, RuntimeConfig};
-use crate::store::{Durability, Key, Recorded, Store, StoreError};
+use crate::store::{Durability, IndexEntry, Key, Store, StoreError};
 
 /// The delay before the record is saved. A kill loses what was recorded since the last save.
 const SAVE_DELAY: Duration = Duration::from_secs(1);
@@ -237,17 +237,11 @@ pub(in crate::mirror) struct MissingLog {
 impl MissingLog {
     /// Loads the record of an earlier run. An unreadable one is logged and ignored.
     pub(in crate::mirror) fn load(store: &Store) -> Self {
-        let read = store.records.read(&Key::Missing).and_then(|found| match found {
-            Recorded::Whole(record) => match MissingRequests::read(&record) {
-                Some(requests) => Ok(requests),
-                None => store.records.quarantine(&Key::Missing).map(|()| MissingRequests::default()),
-            },
-            Recorded::Absent | Recorded::Damaged => Ok(MissingRequests::default()),
-        });
-        let requests = read.unwrap_or_else(|error| {
+        let read = store.records.read_as(&Key::Missing, |record| MissingRequests::read(&record));
+        let read = read.inspect_err(|error| {
             tracing::error!(%error, "the missing list of an earlier run cannot be read; it starts empty");
-            MissingRequests::default()
         });
+        let requests = read.unwrap_or_default().whole().unwrap_or_default();
         Self { requests: Mutex::new(requests), is_save_scheduled: AtomicBool::new(false) }
     }
 }
@@ -319,16 +313,15 @@ impl Library {
 
     /// Saves the record if it changed since the last save.
     pub(in crate::mirror) fn save_missing(&self) -> Result<(), StoreError> {
-        let _lock = self.catalog.record_lock(&Key::Missing).lock();
-        let record = {
-            let mut requests = self.missing.requests.lock();
-            if !std::mem::take(&mut requests.is_changed) {
-                return Ok(());
-            }
-            requests.write()
-        };
-        let put = self.store.records.put(&Key::Missing, &record, Durability::Lazy);
-        put.map(drop).inspect_err(|_| self.mark_missing_unsaved())
+        if !std::mem::take(&mut self.missing.requests.lock().is_changed) {
+            return Ok(());
+        }
+        let saved = self.store.records.change(&Key::Missing, |step| {
+            let record = self.missing.requests.lock().write();
+            step.put(&Key::Missing, record, Durability::Lazy, IndexEntry::Unindexed);
+            Ok(())
+        });
+        saved.inspect_err(|_| self.mark_missing_unsaved())
     }
 
     /// Marks the record as unsaved, because the file on disk is lost.

@@ -1,7 +1,5 @@
 //! The stored state: names and their locks, first-seen records of providers, alarms, and eviction.
 
-pub(in crate::mirror) mod admission;
-pub(in crate::mirror) mod alarm_resolution;
 pub(in crate::mirror) mod alarms;
 pub(in crate::mirror) mod background;
 pub(in crate::mirror) mod catalog;
@@ -11,33 +9,25 @@ pub(in crate::mirror) mod installable;
 pub(in crate::mirror) mod intake;
 pub(in crate::mirror) mod missing;
 pub(in crate::mirror) mod module_history;
-pub(in crate::mirror) mod name_record;
-pub(in crate::mirror) mod pins;
 pub(in crate::mirror) mod proof_set;
 pub(in crate::mirror) mod provider_history;
 pub(in crate::mirror) mod reconcile;
-pub mod record;
-pub(in crate::mirror) mod record_format;
-pub(in crate::mirror) mod revisions;
+pub mod record_format;
 pub(in crate::mirror) mod space;
 pub(in crate::mirror) mod stored_document;
 
-pub(in crate::mirror) use crate::mirror::library::alarm_resolution::{
-    AcceptedFinding, AlarmEvent, AlarmPart, AlarmSubject,
+pub(in crate::mirror) use self::alarms::{AcceptedFinding, AlarmEvent, AlarmPart, AlarmSubject, Alarms, AlarmsRecord};
+pub use self::alarms::{Alarm, AlarmKind};
+pub(in crate::mirror) use self::catalog::{Catalog, NameRecord};
+pub use self::catalog::{PackageHashState, StoredArchive, ZipOrigin};
+
+pub(in crate::mirror) use self::first_seen::{
+    AcceptScope, HistoryChange, KeyLog, Observation, Recoverable, Signer, VersionHistory,
 };
-pub use crate::mirror::library::alarms::{Alarm, AlarmKind};
-pub(in crate::mirror) use crate::mirror::library::alarms::{Alarms, AlarmsRecord};
-pub(in crate::mirror) use crate::mirror::library::catalog::Catalog;
-pub(in crate::mirror) use crate::mirror::library::first_seen::{
-    AcceptScope, HistoryChange, HistoryRefusal, HistoryVerdict, KeyLog, Observation, Recoverable, Signer,
-    VersionHistory,
-};
-pub(in crate::mirror) use crate::mirror::library::name_record::NameRecord;
-pub use crate::mirror::library::name_record::{PackageHashState, StoredArchive, ZipOrigin};
-pub(in crate::mirror) use crate::mirror::library::provider_history::{
+pub(in crate::mirror) use self::provider_history::{
     FirstListed, ProviderHistories, ProviderRecordV0, UnrecordedSet, observation,
 };
-pub(in crate::mirror) use crate::mirror::library::space::{Evictor, Reservation};
+pub(in crate::mirror) use self::space::{Evictor, Reservation};
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -78,7 +68,8 @@ pub struct Library {
 pub(in crate::mirror) struct LibraryWork {
     pub(in crate::mirror) hashing_limit: WorkLimit,
     pub(in crate::mirror) probe_flights: SingleFlights<(), SharedResult<Result<(), NotReady>>>,
-    pub(in crate::mirror) store_failures: Mutex<LastStoreFailures>,
+    /// The last failure of each kind. With one entry for all, a small document that fits would hide that no archive does.
+    store_failures: Mutex<BTreeMap<ObjectKind, StoreFailure>>,
 }
 
 impl Library {
@@ -89,7 +80,7 @@ impl Library {
     pub(in crate::mirror) fn open(store: Arc<Store>, runtime: Arc<Runtime>) -> Result<Arc<Self>, StoreError> {
         Ok(Arc::new(Self {
             catalog: Catalog::new(Arc::clone(&store)),
-            evictor: Arc::default(),
+            evictor: Arc::new(Evictor::new()),
             alarms: Alarms::load(Arc::clone(&store))?,
             histories: ProviderHistories::new(Arc::clone(&store)),
             missing: MissingLog::load(&store),
@@ -154,17 +145,17 @@ impl Library {
     pub(in crate::mirror) fn record_not_stored(&self, kind: ObjectKind, reason: &StoreError) {
         self.runtime.counters.count_not_stored(kind);
         let trouble = StoreFailure { why: reason.to_string(), to_do: reason.remedy().to_owned() };
-        self.work.store_failures.lock().0.insert(kind, trouble);
+        self.work.store_failures.lock().insert(kind, trouble);
     }
 
     /// Clears the failure of a kind, after an object was stored.
     pub(in crate::mirror) fn record_stored(&self, kind: ObjectKind) {
-        self.work.store_failures.lock().0.remove(&kind);
+        self.work.store_failures.lock().remove(&kind);
     }
 
     /// The last failure; that of archives first.
     pub fn last_store_failure(&self) -> Option<StoreFailure> {
-        self.work.store_failures.lock().0.values().next().cloned()
+        self.work.store_failures.lock().values().next().cloned()
     }
 }
 
@@ -176,7 +167,3 @@ pub struct StoreFailure {
     /// The remedy.
     pub to_do: String,
 }
-
-/// The last failure of each kind. With one entry for all, a small document that fits would hide that no archive does.
-#[derive(Debug, Default)]
-pub(in crate::mirror) struct LastStoreFailures(BTreeMap<ObjectKind, StoreFailure>);

@@ -8,7 +8,7 @@ use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::counters::{REPUBLISHED, SEEN_DAMAGED};
 use crate::mirror::{AlarmKind, Library};
-use crate::store::{Durability, Key, Recorded, StoreError};
+use crate::store::{Durability, Key, Recorded, Step, StoreError, to_json};
 use crate::upstream::request::Validators;
 use crate::verify::PackedTree;
 
@@ -137,61 +137,87 @@ pub(in crate::mirror) fn read_first_seen(
     library: &Library,
     package: &ModulePackage,
 ) -> Result<FirstSeenLookup, StoreError> {
-    let _lock = library.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
-    read(library, package)
+    judge(library, package, |_, recorded| Ok(recorded))
 }
 
-/// Reads the record; the caller holds its lock. Restores it from a stored archive if it is damaged, and from other
-/// spellings after a change of `fold_case`.
-fn read(library: &Library, package: &ModulePackage) -> Result<FirstSeenLookup, StoreError> {
-    let folds = folds(library, package);
-    let again = |seen: ModuleFirstSeen| put(library, package, &seen).map(|()| FirstSeenLookup::Recorded(seen));
-    let mut is_lost = match read_record(library, package)? {
-        // Marks the record as covering every spelling, so that it still does after `fold_case` changes again.
-        Recorded::Whole(ModuleFirstSeenRecord::Seen(seen)) if folds && !seen.folded => return again(seen),
-        Recorded::Whole(ModuleFirstSeenRecord::Seen(seen)) => return Ok(FirstSeenLookup::Recorded(seen)),
-        Recorded::Whole(ModuleFirstSeenRecord::Forgotten { .. }) => return Ok(FirstSeenLookup::Never),
-        Recorded::Absent => false,
-        Recorded::Damaged => true,
-    };
-    // The name comes first: it also reflects a later `accept`.
-    if let Some(seen) = rebuild_from_name(library, package)? {
-        tracing::error!(%package, "the first-seen record of a module version was lost; it is rebuilt from its archive");
-        return again(seen);
-    }
-    let others = match package.folded() {
-        _ if folds => library.store.records.spellings_seen(package)?,
-        // Two spellings are two modules, unless the record was made while they were one.
-        one if one != *package => vec![one],
-        _ => vec![],
-    };
-    for other in others {
-        match read_record(library, &other)? {
-            Recorded::Whole(ModuleFirstSeenRecord::Seen(seen)) if folds || seen.folded => {
-                tracing::info!(%package, as = %other, "the first-seen record of a module version was found under another spelling");
-                return again(seen);
-            }
-            Recorded::Damaged => is_lost = true,
-            Recorded::Whole(_) | Recorded::Absent => {}
-        }
-    }
-    Ok(if is_lost { FirstSeenLookup::Lost } else { FirstSeenLookup::Never })
-}
-
-/// True if the upstream treats all spellings of a module as one (`fold_case`).
-fn folds(library: &Library, package: &ModulePackage) -> bool {
-    let terms = library.runtime.config();
-    terms.upstreams.get(&package.module.host).is_some_and(|upstream| upstream.settings.fold_case)
-}
-
-/// The record under one spelling. A damaged record is left in place: it proves that a tree was seen, until a new record
-/// replaces it.
-fn read_record(library: &Library, package: &ModulePackage) -> Result<Recorded<ModuleFirstSeenRecord>, StoreError> {
-    Ok(match library.store.records.read(&Key::SeenModule(package.clone()))? {
-        Recorded::Whole(record) => serde_json::from_slice(&record).map_or(Recorded::Damaged, Recorded::Whole),
-        Recorded::Absent => Recorded::Absent,
-        Recorded::Damaged => Recorded::Damaged,
+/// Reads the record of a version, judges, and writes what `judge` records, synced.
+fn judge<T>(
+    library: &Library,
+    package: &ModulePackage,
+    judge: impl Fn(&mut SeenStep<'_, '_>, FirstSeenLookup) -> Result<T, StoreError>,
+) -> Result<T, StoreError> {
+    library.store.records.change(&Key::SeenModule(package.clone()), |step| {
+        let mut seen_step = SeenStep { library, package, step };
+        let recorded = seen_step.read()?;
+        judge(&mut seen_step, recorded)
     })
+}
+
+/// One step on the record of a version.
+struct SeenStep<'a, 'b> {
+    library: &'a Library,
+    package: &'a ModulePackage,
+    step: &'a mut Step<'b>,
+}
+
+impl SeenStep<'_, '_> {
+    /// Reads the record. Restores it from a stored archive if it is damaged, and from other spellings after a change of
+    /// `fold_case`.
+    fn read(&mut self) -> Result<FirstSeenLookup, StoreError> {
+        let (folds, package) = (self.folds(), self.package);
+        let mut is_lost = match self.read_spelling(package)? {
+            // Marks the record as covering every spelling, so that it still does after `fold_case` changes again.
+            Recorded::Whole(ModuleFirstSeenRecord::Seen(seen)) if folds && !seen.folded => return Ok(self.put(seen)),
+            Recorded::Whole(ModuleFirstSeenRecord::Seen(seen)) => return Ok(FirstSeenLookup::Recorded(seen)),
+            Recorded::Whole(ModuleFirstSeenRecord::Forgotten { .. }) => return Ok(FirstSeenLookup::Never),
+            Recorded::Absent => false,
+            Recorded::Damaged => true,
+        };
+        // The name comes first: it also reflects a later `accept`.
+        if let Some(seen) = rebuild_from_name(self.library, package)? {
+            tracing::error!(%package, "the first-seen record of a module version was lost; it is rebuilt from its archive");
+            return Ok(self.put(seen));
+        }
+        let others = match package.folded() {
+            _ if folds => self.library.store.records.spellings_seen(package)?,
+            // Two spellings are two modules, unless the record was made while they were one.
+            one if one != *package => vec![one],
+            _ => vec![],
+        };
+        for other in others {
+            match self.read_spelling(&other)? {
+                Recorded::Whole(ModuleFirstSeenRecord::Seen(seen)) if folds || seen.folded => {
+                    tracing::info!(%package, as = %other, "the first-seen record of a module version was found under another spelling");
+                    return Ok(self.put(seen));
+                }
+                Recorded::Damaged => is_lost = true,
+                Recorded::Whole(_) | Recorded::Absent => {}
+            }
+        }
+        Ok(if is_lost { FirstSeenLookup::Lost } else { FirstSeenLookup::Never })
+    }
+
+    /// The record under one spelling. A damaged record is left in place: it proves that a tree was seen, until a new
+    /// record replaces it.
+    fn read_spelling(&self, package: &ModulePackage) -> Result<Recorded<ModuleFirstSeenRecord>, StoreError> {
+        Ok(self.step.read(&Key::SeenModule(package.clone()))?.json())
+    }
+
+    /// True if the upstream treats all spellings of a module as one (`fold_case`).
+    fn folds(&self) -> bool {
+        let terms = self.library.runtime.config();
+        terms.upstreams.get(&self.package.module.host).is_some_and(|upstream| upstream.settings.fold_case)
+    }
+
+    fn put(&mut self, mut seen: ModuleFirstSeen) -> FirstSeenLookup {
+        seen.folded |= self.folds();
+        self.write(&ModuleFirstSeenRecord::Seen(seen.clone()));
+        FirstSeenLookup::Recorded(seen)
+    }
+
+    fn write(&mut self, record: &ModuleFirstSeenRecord) {
+        self.step.put_json(&Key::SeenModule(self.package.clone()), record, Durability::Synced);
+    }
 }
 
 /// Rebuilds the record from the name of a stored archive.
@@ -216,99 +242,63 @@ fn rebuild_from_name(library: &Library, package: &ModulePackage) -> Result<Optio
     }))
 }
 
-fn put(library: &Library, package: &ModulePackage, seen: &ModuleFirstSeen) -> Result<(), StoreError> {
-    let folded = seen.folded || folds(library, package);
-    write(library, package, &ModuleFirstSeenRecord::Seen(ModuleFirstSeen { folded, ..seen.clone() }))
-}
-
-fn write(library: &Library, package: &ModulePackage, record: &ModuleFirstSeenRecord) -> Result<(), StoreError> {
-    let record = serde_json::to_vec(record)
-        .map_err(|e| StoreError::Index(format!("the first-seen record of a module cannot be written: {e}")))?;
-    library.store.records.put(&Key::SeenModule(package.clone()), &record, Durability::Synced).map(drop)
-}
-
-/// Compares a fetched tree with the record and updates the record, synced before the archive is visible.
+/// Compares a fetched tree with the record and updates the record, synced before the archive is visible. A tree that was
+/// fetched only for the comparison has the time at which its location was confirmed: it never creates a record.
 ///
 /// # Errors
 /// The record could not be written. Then the archive must not be stored.
-pub(in crate::mirror) fn compare_and_record(
+pub(in crate::mirror) fn compare(
     library: &Library,
     package: &ModulePackage,
-    pinned_tree: PinnedTree,
+    pinned_tree: &PinnedTree,
+    probed: Option<Timestamp>,
 ) -> Result<TreeComparison, StoreError> {
-    let _lock = library.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
-    match read(library, package)? {
-        FirstSeenLookup::Never => {
-            let time = pinned_tree.at;
-            put(library, package, &ModuleFirstSeen::of(time, pinned_tree, time))?;
-            Ok(TreeComparison::Consistent)
-        }
-        FirstSeenLookup::Recorded(mut seen) => {
-            seen.looked = pinned_tree.at;
-            change(library, package, seen, pinned_tree)
-        }
-        FirstSeenLookup::Lost => Ok(TreeComparison::Lost),
-    }
-}
-
-/// Compares a tree that was fetched only for the comparison, from a location confirmed at `looked`. Never creates a
-/// record.
-pub(in crate::mirror) fn compare_probe(
-    library: &Library,
-    package: &ModulePackage,
-    pinned_tree: PinnedTree,
-    looked: Timestamp,
-) -> Result<TreeComparison, StoreError> {
-    let _lock = library.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
-    match read(library, package)? {
-        FirstSeenLookup::Never => Ok(TreeComparison::Consistent),
-        FirstSeenLookup::Recorded(mut seen) => {
-            seen.looked = looked;
-            change(library, package, seen, pinned_tree)
-        }
-        FirstSeenLookup::Lost => Ok(TreeComparison::Lost),
-    }
-}
-
-fn change(
-    library: &Library,
-    package: &ModulePackage,
-    mut seen: ModuleFirstSeen,
-    pinned_tree: PinnedTree,
-) -> Result<TreeComparison, StoreError> {
-    seen.elsewhere = None;
-    let comparison = if seen.pinned.is_same_module(&pinned_tree) {
-        seen.pinned = pinned_tree;
-        seen.moved = None;
-        TreeComparison::Consistent
-    } else {
-        let pinned = seen.pinned.tree;
-        seen.moved = Some(pinned_tree);
-        TreeComparison::Moved { pinned }
-    };
-    put(library, package, &seen)?;
-    Ok(comparison)
+    judge(library, package, |step, recorded| {
+        let mut seen = match recorded {
+            FirstSeenLookup::Recorded(seen) => seen,
+            FirstSeenLookup::Lost => return Ok(TreeComparison::Lost),
+            FirstSeenLookup::Never => {
+                if probed.is_none() {
+                    step.put(ModuleFirstSeen::of(pinned_tree.at, pinned_tree.clone(), pinned_tree.at));
+                }
+                return Ok(TreeComparison::Consistent);
+            }
+        };
+        seen.looked = probed.unwrap_or(pinned_tree.at);
+        seen.elsewhere = None;
+        let comparison = if seen.pinned.is_same_module(pinned_tree) {
+            seen.pinned = pinned_tree.clone();
+            seen.moved = None;
+            TreeComparison::Consistent
+        } else {
+            seen.moved = Some(pinned_tree.clone());
+            TreeComparison::Moved { pinned: seen.pinned.tree }
+        };
+        step.put(seen);
+        Ok(comparison)
+    })
 }
 
 /// Pins a tree because an operator accepts it. Returns the tree pinned before.
 pub(in crate::mirror) fn accept(
     library: &Library,
     package: &ModulePackage,
-    pinned_tree: PinnedTree,
+    pinned_tree: &PinnedTree,
 ) -> Result<Option<PinnedTree>, StoreError> {
-    let _lock = library.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
-    let before = read(library, package)?.first_seen();
-    let first_seen = before.as_ref().map_or(pinned_tree.at, |seen| seen.first_seen);
-    let looked = pinned_tree.at;
-    let folded = before.as_ref().is_some_and(|seen| seen.folded);
-    put(library, package, &ModuleFirstSeen { folded, ..ModuleFirstSeen::of(first_seen, pinned_tree, looked) })?;
-    Ok(before.map(|seen| seen.pinned))
+    judge(library, package, |step, recorded| {
+        let before = recorded.first_seen();
+        let first_seen = before.as_ref().map_or(pinned_tree.at, |seen| seen.first_seen);
+        let folded = before.as_ref().is_some_and(|seen| seen.folded);
+        step.put(ModuleFirstSeen { folded, ..ModuleFirstSeen::of(first_seen, pinned_tree.clone(), pinned_tree.at) });
+        Ok(before.map(|seen| seen.pinned))
+    })
 }
 
 /// Forgets the record of a version, because an operator accepts that larder cannot fetch it any more.
 pub(in crate::mirror) fn forget(library: &Library, package: &ModulePackage, now: Timestamp) -> Result<(), StoreError> {
-    let _lock = library.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
-    write(library, package, &ModuleFirstSeenRecord::Forgotten { forgotten: now })
+    let key = Key::SeenModule(package.clone());
+    let record = to_json(&ModuleFirstSeenRecord::Forgotten { forgotten: now });
+    library.store.records.put(&key, &record, Durability::Synced)
 }
 
 /// Records that upstream moved a version to a source that larder cannot fetch. Returns the record.
@@ -317,19 +307,16 @@ pub(in crate::mirror) fn record_external_move(
     package: &ModulePackage,
     kind: &str,
 ) -> Result<FirstSeenLookup, StoreError> {
-    let _lock = library.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
-    let mut recalled = read(library, package)?;
-    if let FirstSeenLookup::Recorded(seen) = &mut recalled
-        && seen.elsewhere.as_deref() != Some(kind)
-    {
-        seen.elsewhere = Some(kind.to_owned());
-        put(library, package, seen)?;
-    }
-    Ok(recalled)
+    judge(library, package, |step, recorded| match recorded {
+        FirstSeenLookup::Recorded(mut seen) if seen.elsewhere.as_deref() != Some(kind) => {
+            seen.elsewhere = Some(kind.to_owned());
+            Ok(step.put(seen))
+        }
+        recorded => Ok(recorded),
+    })
 }
 
-pub(in crate::mirror) const DAMAGED_RECORD_DETAIL: &str =
-    "its first-seen record is damaged, and no stored archive can rebuild it";
+const DAMAGED_RECORD_DETAIL: &str = "its first-seen record is damaged, and no stored archive can rebuild it";
 
 /// Restores the first-seen record of a version if anything stored allows it. Returns false, and raises an alarm, if it
 /// stays lost until `accept`.
@@ -343,17 +330,6 @@ pub(in crate::mirror) fn restore_first_seen(
         library.raise_alarm(AlarmKind::DamagedRecord, &package.module, &package.version, DAMAGED_RECORD_DETAIL, now);
     }
     Ok(!is_lost)
-}
-
-/// Restores the first-seen record before an archive is removed, which may be the last evidence.
-///
-/// # Errors
-/// The record could not be written. Then the archive must not be removed.
-pub(in crate::mirror) fn record_module_before_removal(
-    library: &Library,
-    package: &ModulePackage,
-) -> Result<(), StoreError> {
-    read_first_seen(library, package).map(drop)
 }
 
 impl Library {
@@ -393,11 +369,7 @@ impl Library {
                 let verdict = format!(
                     "its tree has digest {tree}, and its first-seen record is damaged, so a move by upstream cannot be detected"
                 );
-                (
-                    verdict,
-                    AlarmKind::DamagedRecord,
-                    crate::mirror::library::module_history::DAMAGED_RECORD_DETAIL.to_owned(),
-                )
+                (verdict, AlarmKind::DamagedRecord, DAMAGED_RECORD_DETAIL.to_owned())
             }
         };
         self.raise_alarm(kind, &key.module, &key.version, detail, now.at);

@@ -237,12 +237,9 @@ impl StoredProofSet {
 impl Library {
     /// Reads the stored set, however it was verified.
     pub(in crate::mirror) fn read_set(&self, package: &Package) -> Result<Option<UsableProofSet>, StoreError> {
-        let key = Key::ProofSet(package.clone());
-        let Some(record) = self.store.records.get(&key)? else { return Ok(None) };
-        let Some(stored_set) = StoredProofSet::read(record, package) else {
-            self.store.records.quarantine(&key)?;
-            return Ok(None);
-        };
+        let parse = |record| StoredProofSet::read(record, package);
+        let read = self.store.records.read_as(&Key::ProofSet(package.clone()), parse)?;
+        let Some(stored_set) = read.whole() else { return Ok(None) };
         let fallback = self.only_predecessor_is_stored(&stored_set)?;
         Ok(Some(UsableProofSet { stored_set: Arc::new(stored_set), fallback }))
     }

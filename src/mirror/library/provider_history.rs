@@ -1,32 +1,32 @@
 //! The first-seen records of providers in the store: one record per version and one key log per provider. Never
-//! evicted, never purged. The rules are in `first_seen`.
+//! evicted, never purged. A verified set is compared with them by the rules of `first_seen`, raises and resolves alarms,
+//! and is recorded (DESIGN, promise 14).
 
-use std::collections::BTreeMap;
-use std::hash::{BuildHasher, RandomState};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use parking_lot::{Mutex, MutexGuard};
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::address::{Package, ProviderAddress, Version};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
-use crate::mirror::library::alarms::AlarmNotSaved;
+use crate::error::Error;
+use crate::mirror::Library;
+use crate::mirror::counters::{REPUBLISHED, SEEN_DAMAGED, SIGNATURE_LOST};
+use crate::mirror::library::alarms::{AlarmEvent, AlarmKind, AlarmPart};
 use crate::mirror::library::first_seen::{
     AcceptScope, HistoryChange, HistoryRecords, HistoryRefusal, HistoryUpdate, HistoryVerdict, Judgement, KeyLog,
     Observation, Recoverable, Signer, VersionHistory,
 };
 use crate::mirror::library::proof_set::{ProofSet, StoredProofSet};
-use crate::store::{Durability, Key, Recorded, Store, StoreError};
+use crate::store::{Action, Durability, IndexEntry, Key, Recorded, Step, Store, StoreError};
+use crate::upstream::outbound::origin;
 use crate::upstream::providers::MAX_VERSIONS;
 use crate::verify::{Checksums, ProofBasis};
 
 #[derive(Debug)]
 pub(in crate::mirror) struct ProviderHistories {
     store: Arc<Store>,
-    locks: [Mutex<()>; 64],
-    hasher: RandomState,
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -76,52 +76,38 @@ pub(in crate::mirror) struct UnrecordedSet {
 
 impl ProviderHistories {
     pub(in crate::mirror) fn new(store: Arc<Store>) -> Self {
-        Self { store, locks: std::array::from_fn(|_| Mutex::default()), hasher: RandomState::new() }
+        Self { store }
     }
 
-    fn lock_provider(&self, provider: &ProviderAddress) -> MutexGuard<'_, ()> {
-        self.locks[self.hasher.hash_one(provider) as usize % self.locks.len()].lock()
-    }
-
-    /// Judges a verified set and records its new facts. `before_recording` gets the verdict first and saves its alarm.
-    /// If the alarm could not be saved, nothing is recorded, so a crash cannot lose the alarm. A failed write of the
-    /// record does not fail the request. `None` if the store is gone.
-    ///
-    /// # Errors
-    /// The store failed. The set must not be trusted then.
-    pub(in crate::mirror) fn decide(
+    /// Judges the records of a provider, in one step. A whole-provider record is split by version first, in a step of its
+    /// own: it writes a record for each version, and if it fails, the record is read as it is.
+    fn judge<T>(
         &self,
-        seen: &Observation<'_>,
-        before_recording: impl FnOnce(&Judgement) -> Result<(), AlarmNotSaved>,
-    ) -> Result<Option<Judgement>, StoreError> {
-        let provider = &seen.package.provider;
-        let _lock = self.lock_provider(provider);
-        let history = match self.history(provider, &seen.package.version) {
-            Err(StoreError::Gone) => {
-                tracing::error!(%provider, "ALARM: the store is gone, so republished versions cannot be detected; upstream's are served");
-                return Ok(None);
+        provider: &ProviderAddress,
+        mut judge: impl FnMut(&mut HistoryStep<'_, '_>) -> Result<T, StoreError>,
+    ) -> Result<(T, Result<(), StoreError>), StoreError> {
+        let (records, whole) = (&self.store.records, Key::Seen(provider.clone()));
+        if let Ok(Recorded::Whole(_)) = records.read(&whole) {
+            let split = records.change(&whole, |step| HistoryStep { step, provider }.split_by_version());
+            if let Err(error) = split {
+                tracing::error!(%provider, %error, to_do = error.remedy(), "the first-seen record could not be split by version; it is read as it is");
             }
-            read => read?,
-        };
-        let is_first = matches!(history.version, Recoverable::Absent);
-        let (mut judgement, mut to_write) = history.decide(seen);
-        if is_first && to_write.version.is_some() && self.is_full(provider)? {
-            judgement.verdict = HistoryVerdict::Refused(HistoryRefusal::Full);
-            to_write = HistoryUpdate::default();
         }
-        if before_recording(&judgement) == Err(AlarmNotSaved) {
-            tracing::error!(package = %seen.package, "a verified set is not recorded, because its alarm could not be written");
-            return Ok(Some(judgement));
-        }
-        if let Err(error) = self.write(seen.package, to_write) {
-            tracing::error!(package = %seen.package, %error, to_do = error.remedy(), "a verified set could not be recorded");
-        }
-        Ok(Some(judgement))
+        records.judge(&Key::KeyLog(provider.clone()), |step| judge(&mut HistoryStep { step, provider }))
     }
 
-    /// The number of recorded versions has the same limit as a version list.
-    fn is_full(&self, provider: &ProviderAddress) -> Result<bool, StoreError> {
-        Ok(self.store.records.versions_first_seen(provider)?.len() >= MAX_VERSIONS)
+    /// Reads the records of a provider. What is rebuilt is also written; a failed write does not fail the request,
+    /// because it is rebuilt again next time.
+    fn read<T>(
+        &self,
+        provider: &ProviderAddress,
+        mut read: impl FnMut(&mut HistoryStep<'_, '_>) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let (read, rebuilt) = self.judge(provider, |step| read(step))?;
+        if let Err(error) = rebuilt {
+            tracing::error!(%provider, %error, to_do = error.remedy(), "a first-seen record could not be rebuilt");
+        }
+        Ok(read)
     }
 
     /// Records sets that an operator accepts. Returns the changes of each, compared with the history before the first
@@ -132,36 +118,38 @@ impl ProviderHistories {
         sets: &[Observation<'_>],
         scope: AcceptScope,
     ) -> Result<AcceptedSets, StoreError> {
-        let _lock = self.lock_provider(provider);
-        let keys_before = self.keys(provider)?.map(|log| log.keys()).unwrap_or_default();
-        let mut before: BTreeMap<&Version, HistoryRecords> = BTreeMap::new();
-        for seen in sets {
-            let version = &seen.package.version;
-            if !before.contains_key(version) {
-                before.insert(version, self.history(provider, version)?);
+        let (accepted, recorded) = self.judge(provider, |step| {
+            let keys_before = step.keys()?.map(|log| log.keys()).unwrap_or_default();
+            let mut before: BTreeMap<&Version, HistoryRecords> = BTreeMap::new();
+            for seen in sets {
+                let version = &seen.package.version;
+                if !before.contains_key(version) {
+                    before.insert(version, step.history(version)?);
+                }
             }
-        }
-        let mut changes = Vec::new();
-        for seen in sets {
-            let history = before.get(&seen.package.version).cloned().unwrap_or_default();
-            changes.push(history.accept(seen, scope).0);
-            let now = self.history(provider, &seen.package.version)?;
-            self.write(seen.package, now.accept(seen, scope).1)?;
-        }
-        if scope == AcceptScope::Provider && !sets.is_empty() {
-            let whole = Key::Seen(provider.clone());
-            if matches!(self.read::<ProviderRecordV0>(&whole)?, Recorded::Damaged) {
-                self.store.records.quarantine(&whole)?;
+            let mut changes = Vec::new();
+            for seen in sets {
+                let version = &seen.package.version;
+                let history = before.get(version).cloned().unwrap_or_default();
+                changes.push(history.accept(seen, scope).0);
+                let now = step.history(version)?;
+                step.write(version, now.accept(seen, scope).1);
             }
-        }
-        Ok(AcceptedSets { changes, keys_before })
+            if scope == AcceptScope::Provider && !sets.is_empty() {
+                let whole = Key::Seen(provider.clone());
+                if matches!(step.whole_record()?, Recorded::Damaged) {
+                    step.step.change(&whole, Action::Quarantine, IndexEntry::Unindexed);
+                }
+            }
+            Ok(AcceptedSets { changes, keys_before })
+        })?;
+        recorded.map(|()| accepted)
     }
 
     /// Every digest that a verified set ever named for the archive of a package. [`Recoverable::Lost`] if the record is
     /// lost.
     pub(in crate::mirror) fn digests_of(&self, package: &Package) -> Result<Recoverable<Vec<Digest>>, StoreError> {
-        let _lock = self.lock_provider(&package.provider);
-        let history = self.history(&package.provider, &package.version)?;
+        let history = self.read(&package.provider, |step| step.history(&package.version))?;
         Ok(match history.version {
             Recoverable::Whole(version) => Recoverable::Whole(version.digests_of(&package.platform)),
             Recoverable::Absent => Recoverable::Absent,
@@ -171,16 +159,7 @@ impl ProviderHistories {
 
     /// The key log of a provider; `None` if it is lost.
     pub(in crate::mirror) fn keys_of(&self, provider: &ProviderAddress) -> Result<Option<KeyLog>, StoreError> {
-        let _lock = self.lock_provider(provider);
-        self.keys(provider)
-    }
-
-    fn keys(&self, provider: &ProviderAddress) -> Result<Option<KeyLog>, StoreError> {
-        Ok(match self.key_log(provider, &self.split_by_version(provider)?)? {
-            Recoverable::Whole(log) => Some(log),
-            Recoverable::Absent => Some(KeyLog::default()),
-            Recoverable::Lost(_) => None,
-        })
+        self.read(provider, |step| step.keys())
     }
 
     /// Records the facts of all stored sets of a provider before any set is removed. The sets returned must not be
@@ -192,7 +171,6 @@ impl ProviderHistories {
         &self,
         provider: &ProviderAddress,
     ) -> Result<Vec<UnrecordedSet>, StoreError> {
-        let _lock = self.lock_provider(provider);
         let mut unrecorded = Vec::new();
         for package in self.store.records.packages_with_sets(provider)? {
             unrecorded.extend(self.record_set(&package)?);
@@ -204,8 +182,7 @@ impl ProviderHistories {
     ///
     /// # Errors
     /// They could not be recorded. Then the set must not be removed.
-    pub(in crate::mirror) fn record_before_removal(&self, package: &Package) -> Result<(), StoreError> {
-        let _lock = self.lock_provider(&package.provider);
+    pub(super) fn record_before_removal(&self, package: &Package) -> Result<(), StoreError> {
         match self.record_set(package)? {
             Some(UnrecordedSet { error: why, .. }) => Err(why),
             None => Ok(()),
@@ -215,23 +192,22 @@ impl ProviderHistories {
     fn record_set(&self, package: &Package) -> Result<Option<UnrecordedSet>, StoreError> {
         let Package { provider, version, .. } = package;
         let key = Key::FirstSeen(provider.clone(), version.clone());
-        if matches!(self.read::<VersionHistory>(&key)?, Recorded::Whole(_)) {
+        let is_recorded = |found: Recorded| matches!(found.json::<VersionHistory>(), Recorded::Whole(_));
+        if is_recorded(self.store.records.read(&key)?) {
             return Ok(None);
         }
-        match self.history(provider, version) {
-            Ok(HistoryRecords { version: Recoverable::Whole(history), .. }) => {
-                // If the rebuilt record could not be written, this write fails and reports it.
-                if !matches!(self.read::<VersionHistory>(&key)?, Recorded::Whole(_)) {
-                    self.put(&key, &history)?;
-                }
-                Ok(None)
+        let recorded = self.judge(provider, |step| {
+            match step.history(version)?.version {
+                Recoverable::Whole(history) if !is_recorded(step.step.read(&key)?) => step.put(&key, &history),
+                Recoverable::Whole(_) => {}
+                Recoverable::Absent | Recoverable::Lost(_) => drop(step.stored_sets(package)?),
             }
-            Ok(_) => match self.stored_sets(package) {
-                Ok(_) => Ok(None),
-                Err(reason) => Ok(Some(UnrecordedSet { package: package.clone(), error: reason })),
-            },
+            Ok(())
+        });
+        match recorded {
+            Ok(((), written)) => written.map(|()| None),
             Err(StoreError::Gone) => Err(StoreError::Gone),
-            Err(reason) => Ok(Some(UnrecordedSet { package: package.clone(), error: reason })),
+            Err(error) => Ok(Some(UnrecordedSet { package: package.clone(), error })),
         }
     }
 
@@ -240,13 +216,10 @@ impl ProviderHistories {
     pub(in crate::mirror) fn restore(&self, key: &Key) -> Result<bool, StoreError> {
         match key {
             Key::FirstSeen(provider, version) => {
-                let _lock = self.lock_provider(provider);
-                Ok(matches!(self.history(provider, version)?.version, Recoverable::Whole(_)))
+                let history = self.read(provider, |step| step.history(version))?;
+                Ok(matches!(history.version, Recoverable::Whole(_)))
             }
-            Key::KeyLog(provider) => {
-                let _lock = self.lock_provider(provider);
-                Ok(self.keys(provider)?.is_some())
-            }
+            Key::KeyLog(provider) => Ok(self.keys_of(provider)?.is_some()),
             Key::Seen(provider) => {
                 self.record_stored(provider)?;
                 Ok(false)
@@ -264,126 +237,126 @@ impl ProviderHistories {
         now: Timestamp,
     ) -> Result<(), StoreError> {
         let key = Key::FirstListed(provider.clone());
-        let _lock = self.lock_provider(provider);
-        self.split_by_version(provider)?;
-        let mut listed: FirstListed = self.read(&key)?.whole().unwrap_or_default();
-        let new: Vec<&Version> = versions.iter().filter(|version| !listed.versions.contains_key(version)).collect();
-        if new.is_empty() {
-            return Ok(());
-        }
-        if listed.versions.len() + new.len() > MAX_VERSIONS {
-            let now: std::collections::BTreeSet<&Version> = versions.iter().collect();
-            listed.versions.retain(|version, _| now.contains(version));
-        }
-        let free_records = MAX_VERSIONS.saturating_sub(listed.versions.len());
-        listed.versions.extend(new.into_iter().take(free_records).map(|version| (version.clone(), now)));
-        self.put_with(&key, &listed, Durability::Lazy)
+        let ((), recorded) = self.judge(provider, |step| {
+            let mut listed: FirstListed = step.step.read(&key)?.json().whole().unwrap_or_default();
+            let new: Vec<&Version> = versions.iter().filter(|version| !listed.versions.contains_key(version)).collect();
+            if new.is_empty() {
+                return Ok(());
+            }
+            if listed.versions.len() + new.len() > MAX_VERSIONS {
+                let now: BTreeSet<&Version> = versions.iter().collect();
+                listed.versions.retain(|version, _| now.contains(version));
+            }
+            let free_records = MAX_VERSIONS.saturating_sub(listed.versions.len());
+            listed.versions.extend(new.into_iter().take(free_records).map(|version| (version.clone(), now)));
+            step.step.put_json(&key, &listed, Durability::Lazy);
+            Ok(())
+        })?;
+        recorded
     }
+}
 
+/// One step on the records of a provider.
+struct HistoryStep<'a, 'b> {
+    step: &'a mut Step<'b>,
+    provider: &'a ProviderAddress,
+}
+
+impl HistoryStep<'_, '_> {
     /// Reads the records of a version and of its provider's keys. A missing or damaged record is rebuilt from stored
     /// sets. A damaged record that no stored set can rebuild is lost.
-    fn history(&self, provider: &ProviderAddress, version: &Version) -> Result<HistoryRecords, StoreError> {
-        let whole = self.split_by_version(provider)?;
-        let keys = self.key_log(provider, &whole)?;
-        let recorded = self.read(&Key::FirstSeen(provider.clone(), version.clone()))?;
+    fn history(&mut self, version: &Version) -> Result<HistoryRecords, StoreError> {
+        let whole = self.whole_record()?;
+        let keys = self.key_log(&whole)?;
+        let key = Key::FirstSeen(self.provider.clone(), version.clone());
+        let recorded = match self.step.read(&key)?.json() {
+            Recorded::Absent => whole.part(|whole| whole.version(version)),
+            recorded => recorded,
+        };
         let is_lost = match recorded {
             Recorded::Whole(history) => return Ok(HistoryRecords { version: Recoverable::Whole(history), keys }),
             Recorded::Damaged => true,
-            Recorded::Absent => match &whole {
-                Recorded::Whole(whole) => match whole.version(version) {
-                    Some(history) => return Ok(HistoryRecords { version: Recoverable::Whole(history), keys }),
-                    None => false,
-                },
-                Recorded::Damaged => true,
-                Recorded::Absent => false,
-            },
+            Recorded::Absent => false,
         };
-        let stored = self.history_of_stored_sets(provider, version)?;
-        let key = Key::FirstSeen(provider.clone(), version.clone());
+        let stored = self.history_of_stored_sets(version)?;
         let version = match stored {
-            _ if !stored.is_empty() => Recoverable::Whole(self.write_rebuilt(&key, stored)),
+            _ if !stored.is_empty() => Recoverable::Whole(self.put_rebuilt(&key, stored)),
             _ if is_lost => Recoverable::Lost(VersionHistory::default()),
             _ => Recoverable::Absent,
         };
         Ok(HistoryRecords { version, keys })
     }
 
-    /// Writes a rebuilt record. A failed write does not fail the request: the record is rebuilt again next time.
-    fn write_rebuilt<T: Serialize>(&self, key: &Key, record: T) -> T {
+    fn keys(&mut self) -> Result<Option<KeyLog>, StoreError> {
+        let whole = self.whole_record()?;
+        Ok(match self.key_log(&whole)? {
+            Recoverable::Whole(log) => Some(log),
+            Recoverable::Absent => Some(KeyLog::default()),
+            Recoverable::Lost(_) => None,
+        })
+    }
+
+    fn put_rebuilt<T: Serialize>(&mut self, key: &Key, record: T) -> T {
         tracing::warn!(record = %key.path().display(), "a first-seen record was missing or damaged; it is rebuilt from the store");
-        if let Err(error) = self.put(key, &record) {
-            tracing::error!(%error, to_do = error.remedy(), "a first-seen record could not be rebuilt");
-        }
+        self.put(key, &record);
         record
     }
 
-    fn key_log(
-        &self,
-        provider: &ProviderAddress,
-        whole: &Recorded<ProviderRecordV0>,
-    ) -> Result<Recoverable<KeyLog>, StoreError> {
-        let is_lost = match (self.read(&Key::KeyLog(provider.clone()))?, whole) {
-            (Recorded::Whole(log), _) => return Ok(Recoverable::Whole(log)),
-            (Recorded::Absent, Recorded::Whole(whole)) => return Ok(Recoverable::Whole(whole.key_log())),
-            (Recorded::Damaged, _) | (_, Recorded::Damaged) => true,
-            (Recorded::Absent, Recorded::Absent) => false,
+    fn key_log(&mut self, whole: &Recorded<ProviderRecordV0>) -> Result<Recoverable<KeyLog>, StoreError> {
+        let keys = Key::KeyLog(self.provider.clone());
+        let recorded = match self.step.read(&keys)?.json() {
+            Recorded::Absent => whole.part(|whole| Some(whole.key_log())),
+            recorded => recorded,
+        };
+        let is_lost = match recorded {
+            Recorded::Whole(log) => return Ok(Recoverable::Whole(log)),
+            Recorded::Damaged => true,
+            Recorded::Absent => false,
         };
         let mut versions = Vec::new();
-        for version in self.store.records.versions_first_seen(provider)? {
-            let key = Key::FirstSeen(provider.clone(), version);
-            versions.extend(self.read::<VersionHistory>(&key)?.whole());
+        for key in self.step.first_seen(self.provider)? {
+            versions.extend(self.step.read(&key)?.json::<VersionHistory>().whole());
         }
         let log = KeyLog::of_versions(&versions);
         Ok(match log.keys().is_empty() {
-            false => Recoverable::Whole(self.write_rebuilt(&Key::KeyLog(provider.clone()), log)),
+            false => Recoverable::Whole(self.put_rebuilt(&keys, log)),
             true if is_lost => Recoverable::Lost(log),
             true => Recoverable::Absent,
         })
     }
 
-    /// Splits a whole-provider record by version, once. Returns the record if that failed and it is still in the store.
-    fn split_by_version(&self, provider: &ProviderAddress) -> Result<Recorded<ProviderRecordV0>, StoreError> {
-        let key = Key::Seen(provider.clone());
-        let whole: ProviderRecordV0 = match self.read(&key)? {
-            Recorded::Whole(whole) => whole,
-            other => return Ok(other),
-        };
-        match self.write_split(provider, &whole) {
-            Ok(()) => Ok(Recorded::Absent),
-            Err(error) => {
-                tracing::error!(%provider, %error, to_do = error.remedy(), "the first-seen record could not be split by version; it is read as it is");
-                Ok(Recorded::Whole(whole))
-            }
-        }
+    fn whole_record(&self) -> Result<Recorded<ProviderRecordV0>, StoreError> {
+        Ok(self.step.read(&Key::Seen(self.provider.clone()))?.json())
     }
 
-    fn write_split(&self, provider: &ProviderAddress, whole: &ProviderRecordV0) -> Result<(), StoreError> {
+    /// Splits a whole-provider record by version.
+    fn split_by_version(&mut self) -> Result<(), StoreError> {
+        let Recorded::Whole(whole) = self.whole_record()? else { return Ok(()) };
         for version in whole.versions.keys() {
-            let key = Key::FirstSeen(provider.clone(), version.clone());
+            let key = Key::FirstSeen(self.provider.clone(), version.clone());
             if let Some(history) = whole.version(version)
-                && !matches!(self.read::<VersionHistory>(&key)?, Recorded::Whole(_))
+                && !matches!(self.step.read(&key)?.json::<VersionHistory>(), Recorded::Whole(_))
             {
-                self.put(&key, &history)?;
+                self.put(&key, &history);
             }
         }
-        let keys = Key::KeyLog(provider.clone());
-        if !matches!(self.read::<KeyLog>(&keys)?, Recorded::Whole(_)) {
-            self.put(&keys, &whole.key_log())?;
+        let keys = Key::KeyLog(self.provider.clone());
+        if !matches!(self.step.read(&keys)?.json::<KeyLog>(), Recorded::Whole(_)) {
+            self.put(&keys, &whole.key_log());
         }
         let versions = whole.versions.iter().map(|(version, seen)| (version.clone(), seen.first_seen));
         let listed = FirstListed { versions: versions.take(MAX_VERSIONS).collect() };
-        self.put(&Key::FirstListed(provider.clone()), &listed)?;
-        self.store.records.remove(&Key::Seen(provider.clone()), Durability::Synced)
+        self.put(&Key::FirstListed(self.provider.clone()), &listed);
+        // Last: a crash before leaves the record to be split again.
+        let whole = Key::Seen(self.provider.clone());
+        self.step.change(&whole, Action::Remove(Durability::Synced), IndexEntry::Unindexed);
+        Ok(())
     }
 
-    fn history_of_stored_sets(
-        &self,
-        provider: &ProviderAddress,
-        version: &Version,
-    ) -> Result<VersionHistory, StoreError> {
+    fn history_of_stored_sets(&self, version: &Version) -> Result<VersionHistory, StoreError> {
         let mut sets = Vec::new();
-        for platform in self.store.records.platforms_with_sets(provider, version)? {
-            let package = Package { provider: provider.clone(), version: version.clone(), platform };
+        for platform in self.step.records.platforms_with_sets(self.provider, version)? {
+            let package = Package { provider: self.provider.clone(), version: version.clone(), platform };
             for set in self.stored_sets(&package)? {
                 sets.extend(set.checksums().map(|sums| (package.clone(), set, sums)));
             }
@@ -395,38 +368,28 @@ impl ProviderHistories {
     /// The stored sets of a package, the previous set first. Sets imported without signatures prove nothing and are
     /// left out.
     fn stored_sets(&self, package: &Package) -> Result<Vec<Arc<ProofSet>>, StoreError> {
-        let Some(record) = self.store.records.get(&Key::ProofSet(package.clone()))? else { return Ok(Vec::new()) };
-        let Some(record_set) = StoredProofSet::read(record, package) else { return Ok(Vec::new()) };
+        let record = self.step.read(&Key::ProofSet(package.clone()))?.whole();
+        let Some(record_set) = record.and_then(|record| StoredProofSet::read(record, package)) else {
+            return Ok(Vec::new());
+        };
         let sets = record_set.predecessor.map(|(set, _)| set).into_iter().chain([record_set.current]);
         Ok(sets.filter(|set| set.proof().how != ProofBasis::Imported).collect())
     }
 
-    fn write(&self, package: &Package, to_write: HistoryUpdate) -> Result<(), StoreError> {
-        if let Some(version) = to_write.version {
-            self.put(&Key::FirstSeen(package.provider.clone(), package.version.clone()), &version)?;
+    fn write(&mut self, version: &Version, to_write: HistoryUpdate) {
+        if let Some(history) = to_write.version {
+            self.put(&Key::FirstSeen(self.provider.clone(), version.clone()), &history);
         }
+        let key = Key::KeyLog(self.provider.clone());
         if let Some(keys) = to_write.keys {
-            self.put(&Key::KeyLog(package.provider.clone()), &keys)?;
+            self.put(&key, &keys);
         }
-        Ok(())
+        // A key is not known without the versions that it signed.
+        self.step.postpone(&key);
     }
 
-    fn read<T: DeserializeOwned>(&self, key: &Key) -> Result<Recorded<T>, StoreError> {
-        Ok(match self.store.records.read(key)? {
-            Recorded::Whole(record) => serde_json::from_slice(&record).map_or(Recorded::Damaged, Recorded::Whole),
-            Recorded::Absent => Recorded::Absent,
-            Recorded::Damaged => Recorded::Damaged,
-        })
-    }
-
-    fn put(&self, key: &Key, record: &impl Serialize) -> Result<(), StoreError> {
-        self.put_with(key, record, Durability::Synced)
-    }
-
-    fn put_with(&self, key: &Key, record: &impl Serialize, durability: Durability) -> Result<(), StoreError> {
-        let record = serde_json::to_vec(record)
-            .map_err(|e| StoreError::Index(format!("a first-seen record cannot be written: {e}")))?;
-        self.store.records.put(key, &record, durability).map(drop)
+    fn put(&mut self, key: &Key, record: &impl Serialize) {
+        self.step.put_json(key, record, Durability::Synced);
     }
 }
 
@@ -440,4 +403,270 @@ pub(in crate::mirror) struct AcceptedSets {
 pub(in crate::mirror) fn observation<'a>(package: &'a Package, set: &ProofSet, sums: &'a Checksums) -> Observation<'a> {
     let signer = Signer::of(&set.proof().how);
     Observation { package, archive: set.document.shasum, sums, signer, observed: set.fetched() }
+}
+
+impl Library {
+    /// Admits a verified set, unless it contradicts an earlier one without the right to (DESIGN, promise 14).
+    pub(in crate::mirror) async fn admit(
+        self: &Arc<Self>,
+        package: &Package,
+        set: &ProofSet,
+        signer: Signer,
+        now: Timestamp,
+    ) -> Result<Admission, Error> {
+        let Some(sums) = set.checksums() else { return Ok(Admission::HistoryUnavailable) };
+        let (owned_package, verified) = (package.clone(), set.clone());
+        let admitted = self.on_disk(move |library| {
+            let seen = Observation { signer, ..observation(&owned_package, &verified, &sums) };
+            library.admit_blocking(&seen, now)
+        });
+        match admitted.await? {
+            Ok(admitted) => Ok(admitted),
+            Err(reason) => {
+                let subject = format!("the download document of {package} from {}", origin(&set.metadata.url));
+                let command = reason.command(package);
+                Err(Error::Unaccepted { subject, verdict: reason.words, command })
+            }
+        }
+    }
+
+    /// Compares a verified set with the history of its version, raises and resolves alarms, and records it. If an alarm
+    /// could not be saved, nothing is recorded, so a crash cannot lose the alarm. A failed write of the record does not
+    /// fail the request.
+    ///
+    /// # Errors
+    /// The store failed. The set must not be trusted then.
+    pub(in crate::mirror) fn admit_blocking(
+        &self,
+        seen: &Observation<'_>,
+        now: Timestamp,
+    ) -> Result<Result<Admission, AdmissionRefusal>, StoreError> {
+        let package = seen.package;
+        let Package { provider, version, .. } = package;
+        let (judgement, recorded) = self.histories.judge(provider, |step| {
+            let history = match step.history(version) {
+                Err(StoreError::Gone) => {
+                    tracing::error!(%provider, "ALARM: the store is gone, so republished versions cannot be detected; upstream's are served");
+                    return Ok(None);
+                }
+                read => read?,
+            };
+            let is_first = matches!(history.version, Recoverable::Absent);
+            let (mut judgement, mut to_write) = history.decide(seen);
+            // The number of recorded versions has the same limit as a version list.
+            if is_first
+                && to_write.version.is_some()
+                && step.step.first_seen(provider)?.len() >= MAX_VERSIONS
+            {
+                judgement.verdict = HistoryVerdict::Refused(HistoryRefusal::Full);
+                to_write = HistoryUpdate::default();
+            }
+            let is_alarm = judgement.verdict != HistoryVerdict::Consistent || judgement.known_keys_without_signer.is_some();
+            if is_alarm {
+                // An `accept` meanwhile would resolve the alarm before it is raised.
+                if !step.step.has_turn() {
+                    return Ok(None);
+                }
+                self.raise_alarms_of(seen, &judgement, now);
+            }
+            if self.alarms.are_saved(&provider.into()) {
+                step.write(version, to_write);
+            } else {
+                tracing::error!(%package, "a verified set is not recorded, because its alarm could not be written");
+            }
+            Ok(Some(judgement))
+        })?;
+        if let Err(error) = recorded {
+            tracing::error!(%package, %error, to_do = error.remedy(), "a verified set could not be recorded");
+        }
+        let Some(Judgement { verdict, .. }) = judgement else { return Ok(Ok(Admission::HistoryUnavailable)) };
+        if let HistoryVerdict::Refused(refusal) = &verdict {
+            self.runtime.counters.count_unverified(&provider.host, refusal.alarm().1);
+            let is_of_the_provider = *refusal == HistoryRefusal::SignatureLost;
+            return Ok(Err(AdmissionRefusal { words: refusal.describe(), is_of_the_provider }));
+        }
+        let admitted = AlarmEvent::Admitted { package, is_signed: seen.signer.key().is_some() };
+        self.alarms.resolve(&provider.into(), &admitted);
+        Ok(Ok(match verdict {
+            HistoryVerdict::Republished(change) => Admission::Changed(change),
+            HistoryVerdict::Consistent | HistoryVerdict::Refused(_) => Admission::Consistent,
+        }))
+    }
+
+    fn raise_alarms_of(&self, seen: &Observation<'_>, judgement: &Judgement, now: Timestamp) {
+        let package = seen.package;
+        let raise = |kind: AlarmKind, part: AlarmPart, detail: String| {
+            self.raise_alarm_about_part(kind, &package.provider, &package.version, part, detail, now);
+        };
+        let signer = match seen.signer.key() {
+            Some(key) => format!("signed by key {key}"),
+            None => "unsigned".to_owned(),
+        };
+        let known = judgement.known_keys_without_signer.as_ref().map(|known| list_keys(known));
+        let is_refused = matches!(judgement.verdict, HistoryVerdict::Refused(_));
+        if let (Some(known), Some(key), false) = (&known, seen.signer.key(), is_refused) {
+            tracing::error!(%package, key, known, "ALARM: a key that never signed for this provider signs for it now; it may sign new versions, and vouches for no other bytes of versions that were verified before");
+            let detail = format!("signed by key {key}; the keys known for this provider are {known}");
+            raise(AlarmKind::NewKey, AlarmPart::Key(key.to_owned()), detail);
+        }
+        match &judgement.verdict {
+            HistoryVerdict::Consistent => {}
+            HistoryVerdict::Republished(change) => {
+                let change = change.describe();
+                tracing::error!(%package, change, signer, "ALARM: upstream has changed a version that was verified before; a key that may vouch for it did; the new set is served");
+                raise(AlarmKind::Republished, AlarmPart::Whole, format!("its proof set {change}; {signer}"));
+            }
+            HistoryVerdict::Refused(refusal) => {
+                let words = match refusal {
+                    HistoryRefusal::ChangedByUntrustedKey(change) => {
+                        format!("its proof set for {} {}", package.platform, change.describe())
+                    }
+                    refusal => refusal.describe(),
+                };
+                tracing::error!(%package, words, signer, "ALARM: a proof set is refused until it is accepted");
+                let known = known.map(|known| format!("; the keys known for this provider are {known}"));
+                let part = match refusal {
+                    HistoryRefusal::SignatureLost => AlarmPart::Whole,
+                    _ => AlarmPart::Platform(package.platform.clone()),
+                };
+                raise(refusal.alarm().0, part, format!("{words}; {signer}{}", known.unwrap_or_default()));
+            }
+        }
+    }
+}
+
+/// The reason for admitting a verified set.
+pub(in crate::mirror) enum Admission {
+    /// Consistent with everything verified before.
+    Consistent,
+    /// It changes the version, and its key may vouch for that.
+    Changed(HistoryChange),
+    /// The store is gone, so the history is unknown: the set is served but not stored.
+    HistoryUnavailable,
+}
+
+/// The refusal of a verified set.
+pub(in crate::mirror) struct AdmissionRefusal {
+    pub(in crate::mirror) words: String,
+    is_of_the_provider: bool,
+}
+
+impl HistoryRefusal {
+    /// The kind of its alarm, and its name in the counters.
+    fn alarm(&self) -> (AlarmKind, &'static str) {
+        match self {
+            Self::ChangedByUntrustedKey(_) | Self::Full => (AlarmKind::WaitsForAccept, REPUBLISHED),
+            Self::SignatureLost => (AlarmKind::SignatureLost, SIGNATURE_LOST),
+            Self::RecordLost => (AlarmKind::DamagedRecord, SEEN_DAMAGED),
+        }
+    }
+
+    fn describe(&self) -> String {
+        match self {
+            Self::ChangedByUntrustedKey(change) => {
+                let change = change.describe();
+                format!("it was published again: its proof set {change}, and no key that may vouch for that signed it")
+            }
+            Self::SignatureLost => "this provider was signed before, and the registry lists no key for it now".into(),
+            Self::RecordLost => "its first-seen record is damaged, so a change by upstream cannot be detected".into(),
+            Self::Full => "as much is recorded of it, or of the versions of its provider, as may be".into(),
+        }
+    }
+}
+
+impl AdmissionRefusal {
+    /// The command that accepts the refused set.
+    fn command(&self, package: &Package) -> String {
+        let Package { provider, version, .. } = package;
+        let subject = if self.is_of_the_provider { provider.to_string() } else { format!("{provider}@{version}") };
+        format!("`larder accept {subject}`")
+    }
+}
+
+/// Lists keys for people: the first few, and the number of the others.
+fn list_keys(keys: &[String]) -> String {
+    let (shown, more) = keys.split_at(keys.len().min(KEYS_SHOWN));
+    match more.len() {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}
+
+/// The most known keys that an alarm names.
+const KEYS_SHOWN: usize = 3;
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::address::{Hostname, Name, Platform};
+    use crate::mirror::freshness::Age;
+
+    const ARCHIVE: &[u8] = b"zip";
+
+    fn package(version: &str) -> Package {
+        let [namespace, type_] = ["acme", "null"].map(|name| Name::parse(name).unwrap());
+        let provider = ProviderAddress { host: Hostname::parse("registry.example").unwrap(), namespace, type_ };
+        let platform = Platform::parse("linux_amd64").unwrap();
+        Package { provider, version: Version::parse(version).unwrap(), platform }
+    }
+
+    fn sums() -> Bytes {
+        format!("{}  f.zip\n", Digest::of(ARCHIVE)).into()
+    }
+
+    fn accept(histories: &ProviderHistories, package: &Package, key: &str) -> Result<AcceptedSets, StoreError> {
+        let sums = Checksums::parse(&sums()).unwrap();
+        let (archive, signer) = (Digest::of(ARCHIVE), Signer::Key(key.to_owned()));
+        let seen = Observation { package, archive, sums: &sums, signer, observed: Timestamp(9) };
+        histories.accept(&package.provider, &[seen], AcceptScope::Provider)
+    }
+
+    fn stored_set(package: &Package, key: &str) -> Vec<u8> {
+        let metadata = serde_json::json!({
+            "asked": "https://registry.example/d", "url": "https://registry.example/d", "validators": {},
+            "sums_validators": {}, "signature_validators": {}, "fetched": 3,
+            "proof": { "how": { "signature": { "fingerprint": key } }, "warnings": [] },
+        });
+        let body = serde_json::json!({
+            "os": "linux", "arch": "amd64", "filename": "f.zip", "shasum": Digest::of(ARCHIVE),
+            "download_url": "f.zip", "shasums_url": "s",
+        });
+        let (metadata, body) = (serde_json::from_value(metadata).unwrap(), body.to_string().into());
+        let current = Arc::new(ProofSet::new(metadata, body, sums(), Bytes::new(), package).unwrap());
+        StoredProofSet { current, predecessor: None, age: Age { checked: Timestamp(3), gone: false } }.write()
+    }
+
+    #[test]
+    fn an_accept_keeps_the_keys_of_the_stored_sets_whose_records_are_lost() {
+        let folder = tempfile::tempdir().unwrap();
+        let histories = ProviderHistories::new(Arc::new(Store::open(folder.path(), Timestamp(1)).unwrap()));
+        let package = package("1.0.0");
+        let set = stored_set(&package, "K1");
+        histories.store.records.put(&Key::ProofSet(package.clone()), &set, Durability::Lazy).unwrap();
+        accept(&histories, &package, "K2").unwrap();
+        assert_eq!(histories.keys_of(&package.provider).unwrap().unwrap().keys(), ["K1", "K2"]);
+    }
+
+    #[test]
+    fn an_old_record_that_cannot_be_split_stops_no_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let histories = ProviderHistories::new(Arc::new(Store::open(folder.path(), Timestamp(1)).unwrap()));
+        let (store, package) = (&histories.store, package("2.0.0"));
+        let provider = &package.provider;
+        let record = br#"{"keys":{"K1":1},"versions":{"1.0.0":{"first_seen":1,"digests":{"f.zip":[]}}}}"#;
+        store.records.put(&Key::Seen(provider.clone()), record, Durability::Lazy).unwrap();
+        // A folder where the split needs a file.
+        let obstacle = store.root().join(Key::FirstListed(provider.clone()).path());
+        std::fs::create_dir(obstacle.parent().unwrap()).unwrap();
+        std::fs::create_dir(&obstacle).unwrap();
+        accept(&histories, &package, "K2").unwrap();
+        assert_eq!(histories.keys_of(provider).unwrap().unwrap().keys(), ["K1", "K2"]);
+        assert!(histories.digests_of(&package).unwrap() == Recoverable::Whole(vec![Digest::of(ARCHIVE)]));
+        assert!(store.records.get(&Key::Seen(provider.clone())).unwrap().is_some());
+        std::fs::remove_dir(&obstacle).unwrap();
+        assert_eq!(histories.keys_of(provider).unwrap().unwrap().keys(), ["K1", "K2"]);
+        assert!(store.records.get(&Key::Seen(provider.clone())).unwrap().is_none());
+    }
 }

@@ -1,6 +1,7 @@
 //! Rebuilds the index from the files while larder serves: after a `kill -9`, after damage, and for the store of an
 //! older larder. Each file is read under its lock, so a concurrent change is counted once.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use std::{fmt, io};
@@ -9,7 +10,7 @@ use crate::address::Artifact;
 use crate::digest::Digest;
 use crate::mirror::Library;
 use crate::mirror::library::Catalog;
-use crate::store::{IndexedName, Key, ListedArchive, StoreError};
+use crate::store::{Action, IndexEntry, IndexedName, Key, ListedArchive, Recorded, StoreError};
 
 impl Catalog {
     /// Rebuilds the index, unless `stopped`. `named_by_set` returns the archive that the proof set of a package names;
@@ -17,36 +18,50 @@ impl Catalog {
     ///
     /// # Errors
     /// The files or the index cannot be read.
-    pub(in crate::mirror) fn reconcile(
+    pub(super) fn reconcile(
         &self,
         named_by_set: impl Fn(&Artifact) -> Result<Option<Digest>, StoreError>,
         stopped: impl Fn() -> bool,
     ) -> Result<(), StoreError> {
         let goes_on = || if stopped() { Err(interrupted()) } else { Ok(()) };
-        self.remove_missing_files(&goes_on)?;
-        let blobs = self.store.blobs.all()?;
-        let documents = self.store.records.all_documents()?;
-        let names = self.store.records.all_named()?;
-        let entries = blobs.len() + documents.len() + names.len();
-        for (digest, ..) in blobs {
+        let (index, records, blobs) = (&self.store.index, &self.store.records, &self.store.blobs);
+        let indexed = (index.archives_by_age()?, index.documents_by_age()?, index.pages_by_age()?);
+        let (stored, documents, names) = (blobs.all()?, records.all_documents()?, records.all_named()?);
+        let entries = stored.len() + documents.len() + names.len();
+        let digests = indexed.0.into_iter().map(|archive| archive.digest);
+        for digest in digests.chain(stored.into_iter().map(|(digest, ..)| digest)).collect::<BTreeSet<_>>() {
             goes_on()?;
             let _lock = self.digest_lock(&digest).lock();
-            if let Some((size_bytes, written)) = self.stat_or_log(&digest, self.store.blobs.file_of(&digest)) {
-                self.store.index.archive_found(&digest, size_bytes, written);
+            match self.stat_or_log(&digest, blobs.stat(&digest)) {
+                Some(Some((size_bytes, written))) => index.archive_found(&digest, size_bytes, written),
+                Some(None) => index.archive_gone(&digest),
+                None => {}
             }
         }
-        for key in documents {
+        let keys = indexed.1.into_iter().chain(indexed.2).map(|(key, _)| key);
+        for key in keys.chain(documents).collect::<BTreeSet<_>>() {
             goes_on()?;
-            let _lock = self.record_lock(&key).lock();
-            if let Some((size_bytes, written)) =
-                self.stat_or_log(&key.path().display(), self.store.records.file_of(&key))
-            {
-                self.store.index.document_found(&key, size_bytes, written);
-            }
+            records.change(&key, |step| {
+                if let Some(found) = self.stat_or_log(&key.path().display(), records.stat(&key)) {
+                    let found = found.map_or(IndexEntry::Gone, |(size, written)| IndexEntry::Found(size, written));
+                    step.change(&key, Action::Keep, found);
+                }
+                Ok(())
+            })?;
+        }
+        for artifact in index.names(|artifact, _| Some(artifact))? {
+            goes_on()?;
+            let key = Key::Name(artifact);
+            records.change(&key, |step| {
+                if matches!(records.stat(&key), Ok(None)) {
+                    step.change(&key, Action::Keep, IndexEntry::Name(IndexedName::default()));
+                }
+                Ok(())
+            })?;
         }
         for artifact in names {
             goes_on()?;
-            self.index_name(&artifact, &named_by_set);
+            self.index_name(&artifact, &named_by_set)?;
         }
         if entries > 0 {
             tracing::info!(entries, "the index was rebuilt from the files");
@@ -54,78 +69,67 @@ impl Catalog {
         Ok(())
     }
 
-    fn remove_missing_files(&self, goes_on: &impl Fn() -> Result<(), StoreError>) -> Result<(), StoreError> {
-        let (index, records) = (&self.store.index, &self.store.records);
-        for archive in index.archives_by_age()? {
-            goes_on()?;
-            let _lock = self.digest_lock(&archive.digest).lock();
-            if matches!(self.store.blobs.file_of(&archive.digest), Ok(None)) {
-                index.archive_gone(&archive.digest);
-            }
-        }
-        for (key, _) in index.documents_by_age()?.into_iter().chain(index.pages_by_age()?) {
-            goes_on()?;
-            let _lock = self.record_lock(&key).lock();
-            if matches!(records.file_of(&key), Ok(None)) {
-                index.document_gone(&key);
-            }
-        }
-        for artifact in index.names(|artifact, _| Some(artifact))? {
-            goes_on()?;
-            let key = Key::Name(artifact.clone());
-            let _lock = self.record_lock(&key).lock();
-            if matches!(records.file_of(&key), Ok(None)) {
-                index.name_changed(&artifact, &IndexedName::default());
-            }
-        }
-        Ok(())
-    }
-
     /// Indexes a name. For an unreadable name, an existing entry stays. Without one, the archive of its proof set
     /// stands in. Failing that, the name is marked unreadable, because it may list any archive.
-    fn index_name(&self, artifact: &Artifact, named_by_set: impl Fn(&Artifact) -> Result<Option<Digest>, StoreError>) {
-        let (index, key) = (&self.store.index, Key::Name(artifact.clone()));
+    fn index_name(
+        &self,
+        artifact: &Artifact,
+        named_by_set: impl Fn(&Artifact) -> Result<Option<Digest>, StoreError>,
+    ) -> Result<(), StoreError> {
+        let (index, records, key) = (&self.store.index, &self.store.records, Key::Name(artifact.clone()));
+        // A name that is written meanwhile is indexed by that write.
         let is_known = || matches!(index.name(artifact), Ok(Some(_)));
-        let lock = self.record_lock(&key).lock();
-        if matches!(self.store.records.file_of(&key), Ok(None)) {
-            return;
-        }
-        match self.name(artifact.clone()) {
-            Ok(name) if !name.indexed().is_empty() => index.name_changed(artifact, &name.indexed()),
-            // Damaged, and quarantined just now.
-            Ok(_) if is_known() => {}
-            Ok(_) => {
-                drop(lock);
-                let named = named_by_set(artifact);
-                let _lock = self.record_lock(&key).lock();
-                match named {
-                    // Written meanwhile, and indexed by that write.
-                    _ if is_known() => {}
-                    Ok(Some(digest)) => {
+        let mark_unreadable = |error: StoreError| {
+            records.change(&key, |step| {
+                if step.has_turn() && !is_known() {
+                    index.name_is_unreadable(artifact, error.clone());
+                }
+                Ok(())
+            })
+        };
+        // A damaged name is quarantined when it is read: then it is absent when the step is judged again.
+        let mut is_lost = false;
+        let indexed = records.change(&key, |step| {
+            let read = self.read_name(artifact)?;
+            is_lost |= matches!(read, Recorded::Damaged);
+            Ok(match read.whole().map(|name| name.indexed()) {
+                Some(name) if !name.is_empty() => {
+                    step.change(&key, Action::Keep, IndexEntry::Name(name));
+                    true
+                }
+                found => found.is_none() && !is_lost,
+            })
+        });
+        match indexed {
+            Ok(true) => Ok(()),
+            Ok(false) if is_known() => Ok(()),
+            Ok(false) => match named_by_set(artifact) {
+                Ok(Some(digest)) => records.change(&key, |step| {
+                    if !is_known() {
                         tracing::warn!(package = %artifact, "a name record was lost; the archive that its proof set names is used");
                         let archives = vec![ListedArchive { digest, lacks_hashes: false }];
-                        index.name_changed(artifact, &IndexedName { archives, ..IndexedName::default() });
+                        let name = IndexedName { archives, ..IndexedName::default() };
+                        step.change(&key, Action::Keep, IndexEntry::Name(name));
                     }
-                    Ok(None) => index.name_is_unreadable(artifact, self.lost_name_error(artifact)),
-                    Err(error) => index.name_is_unreadable(artifact, error),
-                }
-            }
+                    Ok(())
+                }),
+                Ok(None) => mark_unreadable(self.lost_name_error(artifact)),
+                Err(error) => mark_unreadable(error),
+            },
             Err(error) => {
                 tracing::error!(package = %artifact, %error, "a name record cannot be read; archives without a name are not evicted");
-                if !is_known() {
-                    index.name_is_unreadable(artifact, error);
-                }
+                mark_unreadable(error)
             }
         }
     }
 
     /// The size and time of a file. A file that cannot be read is left out, and the index is marked incomplete.
-    fn stat_or_log<T>(&self, subject: &dyn fmt::Display, looked: Result<Option<T>, StoreError>) -> Option<T> {
-        looked.unwrap_or_else(|error| {
+    fn stat_or_log<T>(&self, subject: &dyn fmt::Display, looked: Result<T, StoreError>) -> Option<T> {
+        let failed = looked.inspect_err(|error| {
             tracing::error!(%subject, %error, to_do = error.remedy(), "a file of the store cannot be checked; it is not counted");
             self.store.index.is_incomplete();
-            None
-        })
+        });
+        failed.ok()
     }
 
     /// The error for a damaged name whose archive no proof set names.

@@ -15,45 +15,31 @@ use crate::mirror::Library;
 use crate::store::{IndexedArchive, Key, SizeLimit, StoreError};
 
 /// The state that writers share with the eviction task.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(in crate::mirror) struct Evictor {
     /// Locked while one archive or document is evicted, and by pin and purge.
     eviction_lock: Mutex<()>,
     last_request: AtomicU64,
     requested: Notify,
-    passes: watch::Sender<EvictionProgress>,
+    pub(super) passes: watch::Sender<EvictionProgress>,
     reserved: Arc<AtomicU64>,
-    candidates: Mutex<VecDeque<IndexedArchive>>,
-    pub(in crate::mirror) holds: EvictionHolds,
+    pub(super) candidates: Mutex<VecDeque<IndexedArchive>>,
+    /// The contents of the bundle that is being applied; empty if there is none.
+    pub(super) holds: Mutex<HeldNames>,
     /// The size limit as a share of the disk, as last computed.
-    pub(in crate::mirror) disk_share_bytes: AtomicU64,
-}
-
-impl Default for Evictor {
-    fn default() -> Self {
-        Self {
-            eviction_lock: Mutex::default(),
-            last_request: AtomicU64::default(),
-            requested: Notify::default(),
-            passes: watch::Sender::default(),
-            reserved: Arc::default(),
-            candidates: Mutex::default(),
-            holds: EvictionHolds::default(),
-            disk_share_bytes: AtomicU64::new(SizeLimit::MAX_SHARE),
-        }
-    }
+    disk_share_bytes: AtomicU64,
 }
 
 /// Maximum number of candidates from one scan of the index. A full scan is slow, and anything stored or used later is
 /// younger than all candidates.
-const MAX_CANDIDATES: usize = 10_000;
+pub(super) const MAX_CANDIDATES: usize = 10_000;
 
 /// The progress of eviction passes.
 #[derive(Debug, Default)]
-struct EvictionProgress {
+pub(super) struct EvictionProgress {
     /// The number of the last request that a finished pass answered.
-    ended: u64,
-    failed: Option<StoreError>,
+    pub(super) ended: u64,
+    pub(super) failed: Option<StoreError>,
 }
 
 /// Disk space reserved for a fill in progress, in bytes. Released on drop.
@@ -64,11 +50,7 @@ pub(in crate::mirror) struct Reservation {
 }
 
 impl Reservation {
-    pub(in crate::mirror) fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    pub(in crate::mirror) fn add(&mut self, more: u64) {
+    fn add(&mut self, more: u64) {
         self.reserved.fetch_add(more, Ordering::Relaxed);
         self.bytes = self.bytes.saturating_add(more);
     }
@@ -81,37 +63,17 @@ impl Drop for Reservation {
 }
 
 impl Evictor {
+    pub(super) fn new() -> Self {
+        Self { disk_share_bytes: AtomicU64::new(SizeLimit::MAX_SHARE), ..Self::default() }
+    }
+
     /// Blocks eviction. Taken before any digest or record lock.
     pub(in crate::mirror) fn block_evictions(&self) -> MutexGuard<'_, ()> {
         self.eviction_lock.lock()
     }
 
-    /// The least recently used archive as of the last scan. It may have been used or removed since.
-    pub(in crate::mirror) fn next_candidate(&self) -> Option<IndexedArchive> {
-        self.candidates.lock().pop_front()
-    }
-
-    /// Replaces the candidates. With `only_first`, keeps the first [`MAX_CANDIDATES`]. Returns true if none was cut off.
-    pub(in crate::mirror) fn set_candidates(&self, mut oldest: Vec<IndexedArchive>, only_first: bool) -> bool {
-        let is_cut = only_first && oldest.len() > MAX_CANDIDATES;
-        if is_cut {
-            oldest.truncate(MAX_CANDIDATES);
-        }
-        *self.candidates.lock() = oldest.into();
-        !is_cut
-    }
-
-    pub(in crate::mirror) fn reservation(&self) -> Reservation {
-        Reservation { bytes: 0, reserved: Arc::clone(&self.reserved) }
-    }
-
-    /// The total reserved for fills, in bytes.
-    pub(in crate::mirror) fn reserved(&self) -> u64 {
-        self.reserved.load(Ordering::Relaxed)
-    }
-
     /// Requests a pass, without waiting. Returns the number of the request.
-    pub(in crate::mirror) fn request_pass(&self) -> u64 {
+    fn request_pass(&self) -> u64 {
         let request = self.last_request.fetch_add(1, Ordering::SeqCst) + 1;
         self.requested.notify_one();
         request
@@ -121,7 +83,7 @@ impl Evictor {
     ///
     /// # Errors
     /// The error of that pass.
-    pub(in crate::mirror) async fn make_room(&self, enough: impl Fn() -> bool) -> Result<(), StoreError> {
+    async fn make_room(&self, enough: impl Fn() -> bool) -> Result<(), StoreError> {
         let mut passes = self.passes.subscribe();
         let request = self.request_pass();
         loop {
@@ -140,14 +102,14 @@ impl Evictor {
     }
 
     /// Waits until every pass requested so far has ended.
-    pub(in crate::mirror) async fn wait_idle(&self) {
+    async fn wait_idle(&self) {
         let request = self.last_request.load(Ordering::SeqCst);
         // The sender lives in `self`, so this cannot fail.
         let _ = self.passes.subscribe().wait_for(|passes| passes.ended >= request).await;
     }
 
     /// Waits for a request, and returns its number. One pass answers all requests up to it.
-    pub(in crate::mirror) async fn next_request(&self) -> u64 {
+    pub(super) async fn next_request(&self) -> u64 {
         loop {
             let request = self.last_request.load(Ordering::SeqCst);
             if request > self.passes.borrow().ended {
@@ -156,21 +118,11 @@ impl Evictor {
             self.requested.notified().await;
         }
     }
-
-    /// Wakes the waiting writers after an eviction.
-    pub(in crate::mirror) fn wake_waiters(&self) {
-        self.passes.send_modify(|_| ());
-    }
-
-    /// Reports the end of a pass to the requests up to `request`.
-    pub(in crate::mirror) fn finish_pass(&self, request: u64, failed: Option<StoreError>) {
-        self.passes.send_replace(EvictionProgress { ended: request, failed });
-    }
 }
 
 impl Library {
     pub(in crate::mirror) fn reservation(&self) -> Reservation {
-        self.evictor.reservation()
+        Reservation { bytes: 0, reserved: Arc::clone(&self.evictor.reserved) }
     }
 
     /// Raises a reservation to `bytes`, and waits until enough is evicted for it.
@@ -182,7 +134,7 @@ impl Library {
         reservation: &mut Reservation,
         bytes: u64,
     ) -> Result<(), Error> {
-        let more = bytes.saturating_sub(reservation.bytes());
+        let more = bytes.saturating_sub(reservation.bytes);
         if more == 0 {
             return Ok(());
         }
@@ -223,11 +175,11 @@ impl Library {
         }
     }
 
-    pub(in crate::mirror) fn most_page_bytes(&self) -> u64 {
+    pub(super) fn most_page_bytes(&self) -> u64 {
         self.runtime.limits.page_bytes.min(self.size_limit_bytes() / PAGES_SHARE)
     }
 
-    pub(in crate::mirror) fn pages_are_over(&self) -> bool {
+    pub(super) fn pages_are_over(&self) -> bool {
         self.store.index.totals().page_bytes > self.most_page_bytes()
     }
 
@@ -253,7 +205,7 @@ impl Library {
         self.size_limit_bytes()
     }
 
-    pub(in crate::mirror) fn is_over(&self, limit: u64) -> bool {
+    pub(super) fn is_over(&self, limit: u64) -> bool {
         self.used_bytes() > limit
     }
 
@@ -264,14 +216,14 @@ impl Library {
 
     /// The stored bytes and the bytes reserved for fills.
     pub(in crate::mirror) fn used_bytes(&self) -> u64 {
-        self.store.index.totals().bytes().saturating_add(self.evictor.reserved())
+        self.store.index.totals().bytes().saturating_add(self.evictor.reserved.load(Ordering::Relaxed))
     }
 
     /// The total bytes of archives that are exempt from eviction.
     pub(in crate::mirror) fn exempt_bytes(&self) -> Result<u64, StoreError> {
         let index = &self.store.index;
         index.needs_to_be_whole()?;
-        let mut staying = self.evictor.holds.archives();
+        let mut staying = self.evictor.holds.lock().archives.clone();
         for name in index.pinned_names()? {
             staying.extend(index.name(&name)?.into_iter().flat_map(|name| name.archives).map(|listed| listed.digest));
         }
@@ -292,36 +244,18 @@ const INDEX_TIMEOUT: Duration = Duration::from_secs(5);
 /// The longest that a fill waits for eviction to free its space.
 const EVICTION_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The contents of the bundle that is being applied; empty if there is none.
 #[derive(Debug, Default)]
-pub(in crate::mirror) struct EvictionHolds(Mutex<HeldNames>);
-
-#[derive(Debug, Default)]
-struct HeldNames {
-    archives: HashSet<Digest>,
-    documents: HashSet<Key>,
+pub(super) struct HeldNames {
+    pub(super) archives: HashSet<Digest>,
+    pub(super) documents: HashSet<Key>,
 }
 
 /// Ends the exemption on drop.
-pub(in crate::mirror) struct EvictionHoldGuard<'a>(&'a EvictionHolds);
+pub(in crate::mirror) struct EvictionHoldGuard<'a>(&'a Evictor);
 
 impl Drop for EvictionHoldGuard<'_> {
     fn drop(&mut self) {
-        *self.0.0.lock() = HeldNames::default();
-    }
-}
-
-impl EvictionHolds {
-    pub(in crate::mirror) fn archives(&self) -> HashSet<Digest> {
-        self.0.lock().archives.clone()
-    }
-
-    pub(in crate::mirror) fn has_archive(&self, digest: &Digest) -> bool {
-        self.0.lock().archives.contains(digest)
-    }
-
-    pub(in crate::mirror) fn has_document(&self, key: &Key) -> bool {
-        self.0.lock().documents.contains(key)
+        *self.0.holds.lock() = HeldNames::default();
     }
 }
 
@@ -333,8 +267,8 @@ impl Library {
             documents: manifest.entries.iter().map(|entry| self.entry_key(entry)).collect(),
         };
         let _nothing_is_evicted = self.evictor.block_evictions();
-        *self.evictor.holds.0.lock() = named;
-        EvictionHoldGuard(&self.evictor.holds)
+        *self.evictor.holds.lock() = named;
+        EvictionHoldGuard(&self.evictor)
     }
 
     /// The store key of the document, proof set or location of an entry.

@@ -17,7 +17,7 @@ use crate::mirror::documents::revalidate::{Aged, FlightResult, Revalidatable};
 use crate::mirror::freshness::Age;
 use crate::mirror::library::record_format as parts;
 use crate::mirror::{Library, default_if_gone};
-use crate::store::{Durability, Key, StoreError};
+use crate::store::{Durability, IndexEntry, Key, StoreError};
 use crate::upstream::backoff::Origin;
 use crate::upstream::discovery::Discovery;
 use crate::upstream::limits::MemoryGrant;
@@ -172,12 +172,8 @@ impl Library {
     ) -> Result<Option<Aged<Arc<StoredDocument>>>, Error> {
         let wanted = key.clone();
         self.on_disk(move |library| {
-            let Some(record) = default_if_gone(library.store.records.get(&wanted))? else { return Ok(None) };
-            let Some(document) = StoredDocument::read(record) else {
-                library.store.records.quarantine(&wanted)?;
-                return Ok(None);
-            };
-            Ok(Some(Aged { age: document.age(), value: Arc::new(document) }))
+            let document = default_if_gone(library.store.records.read_as(&wanted, StoredDocument::read))?.whole();
+            Ok(document.map(|document| Aged { age: document.age(), value: Arc::new(document) }))
         })
         .await
     }
@@ -225,46 +221,25 @@ impl Library {
         coming: StoredDocument,
         now: Timestamp,
         durability: Durability,
-        made: impl FnOnce(Option<&StoredDocument>, StoredDocument) -> Result<StoredDocument, StoreError>,
+        mut made: impl FnMut(Option<&StoredDocument>, StoredDocument) -> Result<StoredDocument, StoreError>,
     ) -> Result<ReplaceOutcome, StoreError> {
-        let _lock = self.catalog.record_lock(key).lock();
-        let stored = default_if_gone(self.store.records.get(key))?.and_then(StoredDocument::read);
-        if let Some(stored) = stored.as_ref().filter(|stored| stored.age().is_confirmed_after(coming.age(), now)) {
-            return Ok(ReplaceOutcome::KeptExisting(Box::new(stored.clone())));
-        }
-        let made = made(stored.as_ref(), coming)?;
-        let size_bytes = self.store.records.put(key, &made.write(), durability)?;
-        self.store.index.document_stored(key, size_bytes, made.metadata.checked);
-        Ok(ReplaceOutcome::Stored)
-    }
-
-    /// Writes a document and indexes its size.
-    pub(in crate::mirror) fn write_document(
-        &self,
-        key: &Key,
-        record: &[u8],
-        now: Timestamp,
-        durability: Durability,
-    ) -> Result<(), StoreError> {
-        let _lock = self.catalog.record_lock(key).lock();
-        let size_bytes = self.store.records.put(key, record, durability)?;
-        self.store.index.document_stored(key, size_bytes, now);
-        Ok(())
-    }
-
-    pub(in crate::mirror) fn remove_document(&self, key: &Key, durability: Durability) -> Result<(), StoreError> {
-        let _lock = self.catalog.record_lock(key).lock();
-        self.store.records.remove(key, durability)?;
-        self.store.index.document_gone(key);
-        Ok(())
+        self.store.records.change(key, |step| {
+            let stored = default_if_gone(step.read(key))?.whole().and_then(StoredDocument::read);
+            if let Some(stored) = stored.as_ref().filter(|stored| stored.age().is_confirmed_after(coming.age(), now)) {
+                return Ok(ReplaceOutcome::KeptExisting(Box::new(stored.clone())));
+            }
+            let made = made(stored.as_ref(), coming.clone())?;
+            step.put(key, made.write(), durability, IndexEntry::Document(made.metadata.checked));
+            Ok(ReplaceOutcome::Stored)
+        })
     }
 
     pub(in crate::mirror) async fn drop_document(self: &Arc<Self>, key: Key) -> Result<(), Error> {
-        self.on_disk(move |library| library.remove_document(&key, Durability::Synced)).await
+        self.on_disk(move |library| library.store.records.remove(&key, Durability::Synced)).await
     }
 
     /// True if the cached location says that upstream has deleted the version.
-    pub(in crate::mirror) fn location_is_gone(&self, package: &ModulePackage) -> bool {
+    pub(super) fn location_is_gone(&self, package: &ModulePackage) -> bool {
         // An unreadable location counts as not deleted: the archive can be fetched again.
         let record = self.store.records.get(&Key::ModuleLocation(package.clone())).ok().flatten();
         record.and_then(StoredDocument::read).is_some_and(|document| document.metadata.gone)

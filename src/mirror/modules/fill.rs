@@ -300,7 +300,7 @@ impl Modules {
         let (recheck, looked) = (key.clone(), location.age.checked);
         let now = pinned_tree.clone();
         let comparison =
-            self.library.on_disk(move |library| module_history::compare_probe(library, &recheck, now, looked)).await?;
+            self.library.on_disk(move |library| module_history::compare(library, &recheck, &now, Some(looked))).await?;
         let (package, key) = (package.clone(), key.clone());
         self.library
             .on_disk(move |library| {

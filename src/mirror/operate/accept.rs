@@ -432,7 +432,7 @@ impl Operations {
                     module_history::forget(library, &owned_key, now)
                 })
                 .await?;
-            self.library.bump_module_revision(&key.module);
+            self.library.bump_revision(&key.module);
             self.library
                 .resolve_alarms_async(crate::mirror::modules::RESOLVED_BY_ACCEPT, &key.module, &key.version)
                 .await?;

@@ -14,11 +14,11 @@ use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::library::UnrecordedSet;
-use crate::mirror::library::module_history::record_module_before_removal;
+use crate::mirror::library::module_history::read_first_seen;
 use crate::mirror::library::proof_set::UsableProofSet;
 use crate::mirror::library::stored_document::StoredDocument;
 use crate::mirror::{Library, Operations, RequestContext};
-use crate::store::{Durability, Key, StoreError};
+use crate::store::{Durability, IndexEntry, Key, StoreError};
 
 /// The result of a purge.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -116,7 +116,7 @@ impl Purge<'_> {
             Ok(())
         });
         library.runtime.forget_absences(address, versions);
-        library.bump_address_revision(address);
+        library.bump_revision(address);
         ended
     }
 
@@ -158,7 +158,8 @@ impl Purge<'_> {
             Address::Module(module) => {
                 for package in self.library.store.records.module_packages_with_names(module)? {
                     if versions.include(&package.version) {
-                        record_module_before_removal(self.library, &package)?;
+                        // Rebuilds a lost record from the archive while that is stored.
+                        read_first_seen(self.library, &package)?;
                     }
                 }
             }
@@ -200,7 +201,7 @@ impl Purge<'_> {
             library.catalog.change_name(&artifact, |name| name.archives.clear())?;
         }
         for digest in digests {
-            let Some(blob) = library.store.blobs.get(&digest)? else { continue };
+            let Some(blob) = library.store.blobs.open(&digest)? else { continue };
             if !index.names_of(&digest)?.is_empty() {
                 self.purged.shared += 1;
                 continue;
@@ -246,7 +247,7 @@ impl Purge<'_> {
 
     fn purge_document(&mut self, key: &Key) -> Result<(), StoreError> {
         let size_bytes = self.library.store.index.document_bytes(key)?;
-        self.library.remove_document(key, Durability::Synced)?;
+        self.library.store.records.remove(key, Durability::Synced)?;
         if size_bytes > 0 {
             self.purged.documents += 1;
             self.purged.document_bytes += size_bytes;
@@ -257,16 +258,14 @@ impl Purge<'_> {
     /// Removes versions from a list that upstream has dropped: they were only listed because they were stored. The rest
     /// of the list stays.
     fn unlist_dropped(&self, list: &Key, versions: &Versions) -> Result<(), StoreError> {
-        let library = self.library;
-        let _lock = library.catalog.record_lock(list).lock();
-        let Some(document) = library.store.records.get(list)?.and_then(StoredDocument::read) else { return Ok(()) };
-        if document.dropped().is_empty() {
-            return Ok(());
-        }
-        let record = document.without_dropped(versions).write();
-        let size_bytes = library.store.records.put(list, &record, Durability::Lazy)?;
-        library.store.index.document_stored(list, size_bytes, self.now);
-        Ok(())
+        self.library.store.records.change(list, |step| {
+            let document = step.read(list)?.whole().and_then(StoredDocument::read);
+            if let Some(document) = document.filter(|document| !document.dropped().is_empty()) {
+                let record = document.without_dropped(versions).write();
+                step.put(list, record, Durability::Lazy, IndexEntry::Document(self.now));
+            }
+            Ok(())
+        })
     }
 }
 

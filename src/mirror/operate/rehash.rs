@@ -112,7 +112,7 @@ impl Operations {
         pace: &mut ReadRate,
         call: &RequestContext,
     ) -> Result<RehashOutcome, Error> {
-        let opened = self.library.on_disk(move |library| library.store.blobs.get(&digest)).await?;
+        let opened = self.library.on_disk(move |library| library.store.blobs.open(&digest)).await?;
         if let Some(blob) = &opened
             && self.is_right(blob, digest, pace).await?
         {
@@ -197,7 +197,7 @@ impl Library {
                 taken = name.get(&digest).cloned();
                 name.archives.retain(|archive| archive.digest != digest);
             })?;
-            self.bump_artifact_revision(&artifact);
+            self.bump_revision(&artifact);
             taken_off.extend(taken.map(|archive| (artifact, archive)));
         }
         Ok((opened.is_some() || !taken_off.is_empty()).then_some(taken_off))
@@ -421,14 +421,10 @@ impl VerifyRun {
     async fn records(&mut self, keys: Vec<Key>) {
         for key in keys {
             let owned_key = key.clone();
-            let looked = self.operations.library.on_disk(move |library| {
-                let _lock = library.catalog.record_lock(&owned_key).lock();
-                let looked = library.store.records.read(&owned_key)?;
-                if matches!(looked, Recorded::Damaged) {
-                    library.store.index.document_gone(&owned_key);
-                }
-                Ok(matches!(looked, Recorded::Damaged))
-            });
+            let looked = self
+                .operations
+                .library
+                .on_disk(move |library| Ok(matches!(library.store.records.read(&owned_key)?, Recorded::Damaged)));
             match looked.await {
                 Ok(false) => {}
                 Ok(true) => {

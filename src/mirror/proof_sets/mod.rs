@@ -12,8 +12,8 @@ use crate::mirror::counters::ObjectKind;
 use crate::mirror::documents::revalidate::{Aged, FlightResult};
 use crate::mirror::freshness::{Age, FreshnessDecision, decide};
 use crate::mirror::library::Signer;
-use crate::mirror::library::admission::Admission;
 use crate::mirror::library::proof_set::{ProofSet, StoredProofSet, UsableProofSet, imported_differs};
+use crate::mirror::library::provider_history::Admission;
 use crate::mirror::proof_sets::fetch::SetBasis;
 use crate::mirror::request_context::FlightGroup;
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
@@ -21,7 +21,7 @@ use crate::mirror::tasks::WorkLimit;
 use crate::mirror::{
     AlarmKind, Answer, Documents, FetchReason, Library, Outcome, RequestContext, Runtime, default_if_gone,
 };
-use crate::store::{Durability, Key, StoreError};
+use crate::store::{Durability, IndexEntry, Key, StoreError};
 use crate::upstream::discovery::Service;
 use crate::upstream::error::UpstreamError;
 use crate::upstream::outbound::Connectivity;
@@ -329,7 +329,7 @@ impl ProofSets {
                     None => Some((stored.current, now)),
                 },
             };
-            Ok(StoredProofSet { predecessor, current, age: Age { checked, gone: false } })
+            Ok(StoredProofSet { predecessor, current: Arc::clone(&current), age: Age { checked, gone: false } })
         })
         .await
     }
@@ -340,16 +340,16 @@ impl ProofSets {
         let owned_package = package.clone();
         self.library
             .on_disk(move |library| {
-                let _lock = library.catalog.record_lock(&key).lock();
-                let Some(UsableProofSet { stored_set, .. }) = library.read_set(&owned_package)? else { return Ok(()) };
-                if stored_set.current.document.shasum != wrong {
-                    return Ok(());
-                }
-                let age = Age { checked: Timestamp(0), ..stored_set.age };
-                let expired = StoredProofSet { age, ..(*stored_set).clone() };
-                let size_bytes = library.store.records.put(&key, &expired.write(), Durability::Lazy)?;
-                library.store.index.document_stored(&key, size_bytes, expired.current.fetched());
-                Ok(())
+                library.store.records.change(&key, |step| {
+                    let stored = library.read_set(&owned_package)?.map(|stored| stored.stored_set);
+                    if let Some(stored) = stored.filter(|stored| stored.current.document.shasum == wrong) {
+                        let age = Age { checked: Timestamp(0), ..stored.age };
+                        let expired = StoredProofSet { age, ..(*stored).clone() };
+                        let entry = IndexEntry::Document(expired.current.fetched());
+                        step.put(&key, expired.write(), Durability::Lazy, entry);
+                    }
+                    Ok(())
+                })
             })
             .await?;
         self.library.bump_revision(&package.provider);
@@ -361,37 +361,36 @@ impl ProofSets {
     async fn change_set(
         self: &Arc<Self>,
         package: &Package,
-        change: impl FnOnce(&Library, Option<StoredProofSet>) -> Result<StoredProofSet, StoreError> + Send + 'static,
+        change: impl Fn(&Library, Option<StoredProofSet>) -> Result<StoredProofSet, StoreError> + Send + 'static,
     ) -> SetFlight {
         let owned_package = package.clone();
         let changed = self.library.on_disk(move |library| {
             let key = Key::ProofSet(owned_package.clone());
-            let lock = library.catalog.record_lock(&key).lock();
-            let read = library.read_set(&owned_package);
-            let is_gone = matches!(read, Err(StoreError::Gone));
-            let stored = default_if_gone(read)?.map(|stored| Arc::unwrap_or_clone(stored.stored_set));
-            let before = stored.clone();
-            let changed = change(library, stored)?;
-            if let Some(before) =
-                before.filter(|before| before.age.is_confirmed_after(changed.age, changed.age.checked))
-            {
-                return Ok(before);
-            }
-            if is_gone {
+            let ((changed, is_put), written) = library.store.records.judge(&key, |step| {
+                let read = library.read_set(&owned_package);
                 // Do not overwrite a set that was not read: the store may be back by now.
-                return Ok(changed);
-            }
-            match library.store.records.put(&key, &changed.write(), Durability::Lazy) {
-                Ok(size_bytes) => {
-                    library.store.index.document_stored(&key, size_bytes, changed.age.checked);
-                    library.record_stored(ObjectKind::Document);
+                let is_gone = matches!(read, Err(StoreError::Gone));
+                let stored = default_if_gone(read)?.map(|stored| Arc::unwrap_or_clone(stored.stored_set));
+                let before = stored.clone();
+                let changed = change(library, stored)?;
+                if let Some(before) =
+                    before.filter(|before| before.age.is_confirmed_after(changed.age, changed.age.checked))
+                {
+                    return Ok((before, false));
                 }
+                if !is_gone {
+                    step.put(&key, changed.write(), Durability::Lazy, IndexEntry::Document(changed.age.checked));
+                }
+                Ok((changed, !is_gone))
+            })?;
+            match written {
+                Ok(()) if is_put => library.record_stored(ObjectKind::Document),
+                Ok(()) => return Ok(changed),
                 Err(error) => {
                     tracing::error!(package = %owned_package, %error, "a proof set could not be stored");
                     library.record_not_stored(ObjectKind::Document, &error);
                 }
             }
-            drop(lock);
             library.enforce_size_limit();
             Ok(changed)
         });
@@ -418,7 +417,10 @@ impl ProofSets {
                 Some(proven) => proven,
                 // Stale at once, so that upstream is asked as soon as it can be. Marked as deleted upstream, so that it
                 // is evicted last.
-                None => StoredProofSet { current, predecessor: None, age: Age { checked: Timestamp(0), gone: true } },
+                None => {
+                    let age = Age { checked: Timestamp(0), gone: true };
+                    StoredProofSet { current: Arc::clone(&current), predecessor: None, age }
+                }
             })
         });
         Ok(stored.await?.value)
@@ -442,7 +444,7 @@ impl ProofSets {
                 tracing::info!(%package, "an unsigned import is verified now: it equals upstream's archive");
                 return library.catalog.change_name(&package, |name| {
                     if let Some(archive) = name.archives.iter_mut().find(|archive| archive.digest == digest) {
-                        (archive.proof, archive.filename) = (proof, filename);
+                        (archive.proof, archive.filename) = (proof.clone(), filename.clone());
                     }
                 });
             }

@@ -9,10 +9,10 @@ use crate::clock::Timestamp;
 use crate::digest::{Digest, FastHash, Hasher};
 use crate::mirror::documents::module_location::subdir_in_archive;
 use crate::mirror::freshness::Age;
-use crate::mirror::library::admission::Admission;
 use crate::mirror::library::intake::ArchiveBytes;
 use crate::mirror::library::module_history::{self, PinnedTree, TreeComparison};
 use crate::mirror::library::proof_set::{ProofSet, ProofSetMetadata, StoredProofSet, imported_differs};
+use crate::mirror::library::provider_history::Admission;
 use crate::mirror::library::stored_document::StoredDocument;
 use crate::mirror::library::{
     AcceptScope, AcceptedFinding, AlarmEvent, AlarmKind, AlarmPart, Observation, Signer, StoredArchive, observation,
@@ -22,7 +22,7 @@ use crate::mirror::transfer::TransferStage;
 use crate::mirror::transfer::bundle::entry::{EntryCriteria, SmallFiles, store_failed};
 use crate::mirror::{Library, default_if_gone};
 use crate::packaging::{ArchiveFormat, PACKER, PackResult, Tree, TreeEntry, TreeLimits, TreePath, pack, unpack_from};
-use crate::store::{Blob, Durability, Key, StoreError};
+use crate::store::{Blob, Durability, IndexEntry, Key, StoreError};
 use crate::upstream::error::sanitized;
 use crate::upstream::providers::DownloadDocument;
 use crate::upstream::request::Validators;
@@ -54,7 +54,7 @@ impl ArrivedArchive {
 
     /// Opens and verifies an archive of the store. `missing` explains an absent one.
     pub(super) fn stored(library: &Library, digest: Digest, missing: impl FnOnce() -> String) -> Result<Self, String> {
-        let blob = library.store.blobs.get(&digest).map_err(store_failed)?.ok_or_else(missing)?;
+        let blob = library.store.blobs.open(&digest).map_err(store_failed)?.ok_or_else(missing)?;
         let (actual, fast) = blob.hashes().map_err(store_failed)?;
         if actual != digest {
             return Err(format!(
@@ -226,33 +226,36 @@ impl Library {
         now: Timestamp,
     ) -> Result<bool, StoreError> {
         let key = Key::ProofSet(package.clone());
-        let _lock = self.catalog.record_lock(&key).lock();
-        if self.has_set_or_newer(package, set, age, now)? {
-            return Ok(false);
-        }
-        let stored = self.read_set(package)?.map(|stored| Arc::unwrap_or_clone(stored.stored_set));
-        let predecessor = match stored {
-            None => None,
-            // An unsigned set is never kept as the previous one.
-            Some(stored) if stored.current.proof().how == ProofBasis::Imported => {
-                let before = stored.current.document.shasum;
-                if before != set.document.shasum && !self.is_repacked(package, before)? {
-                    tracing::error!(%package, "ALARM: an unsigned import differs from a bundle's verified archive; the bundle's is served from now on");
-                    let detail = imported_differs(before, set.document.shasum);
-                    self.raise_alarm(AlarmKind::ImportedDiffers, &package.provider, &package.version, detail, now);
+        self.store.records.change(&key, |step| {
+            if self.has_set_or_newer(package, set, age, now)? {
+                return Ok(false);
+            }
+            let stored = self.read_set(package)?.map(|stored| Arc::unwrap_or_clone(stored.stored_set));
+            let predecessor = match stored {
+                None => None,
+                // An unsigned set is never kept as the previous one.
+                Some(stored) if stored.current.proof().how == ProofBasis::Imported => {
+                    let before = stored.current.document.shasum;
+                    if before != set.document.shasum && !self.is_repacked(package, before)? {
+                        if !step.has_turn() {
+                            return Ok(false);
+                        }
+                        tracing::error!(%package, "ALARM: an unsigned import differs from a bundle's verified archive; the bundle's is served from now on");
+                        let detail = imported_differs(before, set.document.shasum);
+                        self.raise_alarm(AlarmKind::ImportedDiffers, &package.provider, &package.version, detail, now);
+                    }
+                    None
                 }
-                None
-            }
-            Some(stored) if set.has_same_files(&stored.current) => stored.predecessor,
-            Some(stored) if default_if_gone(self.store.blobs.is_stored(&stored.current.document.shasum))? => {
-                Some((stored.current, now))
-            }
-            Some(stored) => stored.predecessor,
-        };
-        let kept = StoredProofSet { predecessor, current: Arc::clone(set), age };
-        let size_bytes = self.store.records.put(&key, &kept.write(), Durability::Synced)?;
-        self.store.index.document_stored(&key, size_bytes, now);
-        Ok(true)
+                Some(stored) if set.has_same_files(&stored.current) => stored.predecessor,
+                Some(stored) if default_if_gone(self.store.blobs.is_stored(&stored.current.document.shasum))? => {
+                    Some((stored.current, now))
+                }
+                Some(stored) => stored.predecessor,
+            };
+            let kept = StoredProofSet { predecessor, current: Arc::clone(set), age };
+            step.put(&key, kept.write(), Durability::Synced, IndexEntry::Document(now));
+            Ok(true)
+        })
     }
 
     /// True if this set or a newer one is stored, with its archive.
@@ -364,9 +367,9 @@ impl BundledModule {
         self.check_tree(library, &arrived)?;
         let Self { package, key, location, origin, pinned_tree, is_accepted } = self;
         let comparison = if is_accepted {
-            module_history::accept(library, &key, pinned_tree.clone()).map(|_| TreeComparison::Consistent)
+            module_history::accept(library, &key, &pinned_tree).map(|_| TreeComparison::Consistent)
         } else {
-            module_history::compare_and_record(library, &key, pinned_tree.clone())
+            module_history::compare(library, &key, &pinned_tree, None)
         };
         // Not `larder accept`: that would ask upstream, but the tree is in the bundle.
         let accepting = format!("`larder bundle apply` with `--accept {key}`");

@@ -14,7 +14,7 @@ use crate::mirror::Library;
 use crate::mirror::documents::version_lists::entry_of;
 use crate::mirror::library::stored_document::{DocumentMetadata, ReplaceOutcome, StoredDocument};
 use crate::mirror::transfer::bundle::archives::{ArrivedArchive, BundledModule, BundledSet};
-use crate::store::{Durability, Key, StoreError};
+use crate::store::{Durability, IndexEntry, Key, StoreError};
 use crate::upstream::discovery::Service;
 use crate::upstream::limits::MemoryGrant;
 use crate::upstream::request::Validators;
@@ -177,7 +177,7 @@ impl BundledDocumentUpdate {
         });
         match &key {
             Key::ProviderVersions(address) => library.bump_revision(address),
-            Key::ModuleVersions(address) => library.bump_module_revision(address),
+            Key::ModuleVersions(address) => library.bump_revision(address),
             _ => {}
         }
         library.enforce_size_limit();
@@ -303,17 +303,22 @@ impl Library {
             })
             .collect();
         for key in lists {
-            let _lock = self.catalog.record_lock(&key).lock();
-            let Some(stored) = self.store.records.get(&key)?.and_then(StoredDocument::read) else { continue };
-            let listing = self.merge_stored_entries(&key, Some(&stored), stored.clone())?;
-            if listing.has_same_content(&stored) {
+            let is_listed = self.store.records.change(&key, |step| {
+                let Some(stored) = step.read(&key)?.whole().and_then(StoredDocument::read) else { return Ok(false) };
+                let listing = self.merge_stored_entries(&key, Some(&stored), stored.clone())?;
+                if listing.has_same_content(&stored) {
+                    return Ok(false);
+                }
+                let entry = IndexEntry::Document(listing.metadata.checked);
+                step.put(&key, listing.write(), Durability::Synced, entry);
+                Ok(true)
+            })?;
+            if !is_listed {
                 continue;
             }
-            let size_bytes = self.store.records.put(&key, &listing.write(), Durability::Synced)?;
-            self.store.index.document_stored(&key, size_bytes, listing.metadata.checked);
             match &key {
                 Key::ProviderVersions(address) => self.bump_revision(address),
-                Key::ModuleVersions(address) => self.bump_module_revision(address),
+                Key::ModuleVersions(address) => self.bump_revision(address),
                 _ => {}
             }
         }

@@ -142,7 +142,7 @@ impl Transfers {
                 ))
             };
             let blob =
-                self.library.store.blobs.get(&file.file.sha256).map_err(io::Error::other)?.ok_or_else(evicted)?;
+                self.library.store.blobs.open(&file.file.sha256).map_err(io::Error::other)?.ok_or_else(evicted)?;
             let with_archive = |e: io::Error| io::Error::new(e.kind(), format!("the archive of {}: {e}", entry_name()));
             writer.file(&file, blob.reader().take(blob.size_bytes())).map_err(with_archive)?;
         }
@@ -203,7 +203,7 @@ impl Library {
             if !is_it || !is_pinned {
                 continue;
             }
-            if let Some(blob) = self.store.blobs.get(&archive.digest)? {
+            if let Some(blob) = self.store.blobs.open(&archive.digest)? {
                 let first_seen = seen.as_ref().map_or(archive.kept, |seen| seen.first_seen);
                 return Ok(Some(StoredModule { archive, packed, size_bytes: blob.size_bytes(), first_seen }));
             }
@@ -234,7 +234,7 @@ impl Transfers {
             let reason = "was imported without signatures, so no other mirror can verify it; run `larder import` there";
             return Err(GatherError::Missing(vec![format!("{package} {reason}")]));
         }
-        let Some(blob) = self.library.store.blobs.get(&digest)? else {
+        let Some(blob) = self.library.store.blobs.open(&digest)? else {
             return Err(not_held(&format!("the archive of {package}")));
         };
         if known.has(&Artifact::from(package), digest, proof_of(set)) {

@@ -11,9 +11,9 @@ use crate::error::Error;
 use crate::filesystem_mirror::MirrorPath;
 use crate::filesystem_mirror::index::ArchiveHashes;
 use crate::mirror::archives::verified_open::unless_damaged;
-use crate::mirror::library::admission::Admission;
 use crate::mirror::library::intake::ArchiveBytes;
 use crate::mirror::library::proof_set::{ProofSet, StoredProofSet, UsableProofSet};
+use crate::mirror::library::provider_history::Admission;
 use crate::mirror::library::{PackageHashState, Recoverable, Reservation, Signer, StoredArchive, ZipOrigin};
 use crate::mirror::operate::rehash::DamageFinding;
 use crate::mirror::request_context::JobRequest;
@@ -516,7 +516,7 @@ impl Library {
         if self.catalog.name(package)?.get(&digest).is_none() {
             return Ok(StoredState::Nothing);
         }
-        let Some(blob) = default_if_gone(self.store.blobs.get(&digest))? else { return Ok(StoredState::Nothing) };
+        let Some(blob) = default_if_gone(self.store.blobs.open(&digest))? else { return Ok(StoredState::Nothing) };
         if unless_damaged(blob.fast_hash())? == Some(fast) {
             return Ok(StoredState::Whole);
         }
@@ -533,7 +533,7 @@ impl Library {
     fn held_package_hashes(&self, package: &Package) -> Result<Vec<String>, StoreError> {
         let mut known = Vec::new();
         for archive in self.catalog.name(package)?.archives {
-            let Some(blob) = default_if_gone(self.store.blobs.get(&archive.digest))? else { continue };
+            let Some(blob) = default_if_gone(self.store.blobs.open(&archive.digest))? else { continue };
             if unless_damaged(blob.fast_hash())? != Some(archive.fast) {
                 continue;
             }

@@ -1,6 +1,9 @@
 //! Entries of the index with their keys, their totals, and the limit of the totals.
 
+use std::path::Path;
+
 use super::super::{FORMAT, Key};
+use crate::address::Artifact;
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 
@@ -181,8 +184,87 @@ impl SizeLimit {
     }
 }
 
+pub(super) const NAME: u8 = b'n';
+const LISTED: u8 = b'l';
+const DIGEST_BYTES: usize = 32;
+const PINNED: u8 = 1;
+const IMPORTED: u8 = 2;
+
+/// The archives of a name, according to the index.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct IndexedName {
+    /// Exempt from eviction.
+    pub pinned: bool,
+    /// One of its archives was imported without signatures.
+    pub imported: bool,
+    /// The archives, each once.
+    pub archives: Vec<ListedArchive>,
+}
+
+/// An archive that a name lists.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ListedArchive {
+    /// Its SHA-256.
+    pub digest: Digest,
+    /// Its `h1:` hashes are not computed yet.
+    pub lacks_hashes: bool,
+}
+
+impl IndexedName {
+    /// Returns true if the name lists no archive and is not pinned: then no record exists.
+    pub fn is_empty(&self) -> bool {
+        self.archives.is_empty() && !self.pinned
+    }
+
+    pub(super) fn lists(&self, digest: &Digest) -> bool {
+        self.archives.iter().any(|listed| listed.digest == *digest)
+    }
+
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut value = vec![if self.pinned { PINNED } else { 0 } | if self.imported { IMPORTED } else { 0 }];
+        for listed in &self.archives {
+            value.extend_from_slice(listed.digest.as_bytes());
+            value.push(listed.lacks_hashes.into());
+        }
+        value
+    }
+
+    pub(super) fn decode(value: &[u8]) -> Option<Self> {
+        let (flags, listed) = value.split_first()?;
+        let mut name = Self { pinned: flags & PINNED > 0, imported: flags & IMPORTED > 0, archives: Vec::new() };
+        let mut pieces = listed.chunks_exact(DIGEST_BYTES + 1);
+        for piece in &mut pieces {
+            let (digest, lacks_hashes) = piece.split_at_checked(DIGEST_BYTES)?;
+            let digest = Digest::from_bytes(digest.try_into().ok()?);
+            name.archives.push(ListedArchive { digest, lacks_hashes: *lacks_hashes != [0] });
+        }
+        (flags & !(PINNED | IMPORTED) == 0 && pieces.remainder().is_empty()).then_some(name)
+    }
+}
+
+pub(super) fn name_key(artifact: &Artifact) -> Vec<u8> {
+    [&[NAME], Key::Name(artifact.clone()).path().as_os_str().as_encoded_bytes()].concat()
+}
+
+pub(super) fn listed_prefix(digest: &Digest) -> Vec<u8> {
+    [&[LISTED], &digest.as_bytes()[..]].concat()
+}
+
+pub(super) fn listed_key(digest: &Digest, artifact: &Artifact) -> Vec<u8> {
+    [&listed_prefix(digest), Key::Name(artifact.clone()).path().as_os_str().as_encoded_bytes()].concat()
+}
+
+pub(super) fn artifact(path: &[u8]) -> Option<Artifact> {
+    match Key::from_path(Path::new(std::str::from_utf8(path).ok()?))? {
+        Key::Name(artifact) => Some(artifact),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     /// A newer binary reads older files (DESIGN, section 5).
@@ -220,5 +302,20 @@ mod tests {
         assert_eq!(share.bytes(40 * GIB, 0), 40 * GIB);
         assert_eq!((share.bytes(0, 4_000 * GIB), share.bytes(u64::MAX, 1)), (200 * GIB, 200 * GIB));
         assert_eq!((SizeLimit::Bytes(7).bytes(0, 0), share.bytes(0, 0)), (7, 0));
+    }
+
+    proptest! {
+        /// An entry round-trips, and nothing else parses as one.
+        #[test]
+        fn an_encoded_name_decodes_to_itself(pinned: bool, imported: bool, archives: Vec<([u8; 32], bool)>, other: Vec<u8>) {
+            let listed = |(digest, lacks_hashes)| ListedArchive { digest: Digest::from_bytes(digest), lacks_hashes };
+            let name = IndexedName { pinned, imported, archives: archives.into_iter().map(listed).collect() };
+            let encoded = name.encode();
+            prop_assert_eq!(IndexedName::decode(&encoded), Some(name));
+            prop_assert_eq!(IndexedName::decode(&encoded[..encoded.len() - 1]), None);
+            if let Some(read) = IndexedName::decode(&other) {
+                prop_assert_eq!(read.archives.len(), (other.len() - 1) / 33);
+            }
+        }
     }
 }

@@ -1,6 +1,7 @@
-//! The lock of an open store, and the check that the store's path still leads to the locked store.
+//! The lock of an open store, the check that the store's path still leads to the locked store, and locks for many keys.
 
 use std::fs::{File, TryLockError};
+use std::hash::{BuildHasher, Hash, RandomState};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -81,5 +82,25 @@ impl StoreLock {
     pub(super) fn if_ours<T>(&self, result: Result<T, StoreError>) -> Result<T, StoreError> {
         self.check()?;
         result
+    }
+}
+
+/// Values that keys share by their hash: locks and counters. A thread must not take two locks of one kind.
+#[derive(Debug)]
+pub(crate) struct Striped<T> {
+    pub(crate) stripes: Box<[T]>,
+    hasher: RandomState,
+}
+
+impl<T: Default> Default for Striped<T> {
+    fn default() -> Self {
+        Self { stripes: (0..256).map(|_| T::default()).collect(), hasher: RandomState::new() }
+    }
+}
+
+impl<T> Striped<T> {
+    pub(crate) fn of(&self, key: &(impl Hash + ?Sized)) -> &T {
+        // The modulus keeps the index in bounds.
+        &self.stripes[self.hasher.hash_one(key) as usize % self.stripes.len()]
     }
 }

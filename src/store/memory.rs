@@ -1,0 +1,135 @@
+//! A store in memory, for tests. Only staging is on disk, as in every implementation.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use parking_lot::{Mutex, ReentrantMutex};
+
+use super::key::RecordGroup;
+use super::locks::StoreLock;
+use super::{
+    Action, Blob, Blobs, Change, Durability, Generation, Key, Recorded, Records, Staged, Staging, StoreError,
+    WriteOutcome,
+};
+use crate::clock::Timestamp;
+use crate::digest::Digest;
+use crate::verify::Verified;
+
+/// Archives in memory.
+#[derive(Debug)]
+pub struct MemoryBlobs {
+    staging: Staging,
+    blobs: Mutex<BTreeMap<Digest, Blob>>,
+}
+
+impl MemoryBlobs {
+    /// No archives; downloads are staged in `folder`.
+    ///
+    /// # Errors
+    /// The folder cannot be used.
+    pub fn new(folder: &Path) -> Result<Self, StoreError> {
+        let staging = Staging::open(folder.join("staging"), StoreLock::lock_folder(folder)?)?;
+        Ok(Self { staging, blobs: Mutex::default() })
+    }
+}
+
+impl Blobs for MemoryBlobs {
+    fn staging(&self) -> &Staging {
+        &self.staging
+    }
+
+    fn publish(&self, staged: Verified<Staged>) -> Result<(), StoreError> {
+        let digest = staged.digest();
+        let staged = staged.into_inner();
+        let blob = Blob::new(Arc::new(staged.file()?), PathBuf::from(digest.to_string()))?;
+        self.blobs.lock().insert(digest, blob);
+        staged.discard()
+    }
+
+    fn open(&self, digest: &Digest) -> Result<Option<Blob>, StoreError> {
+        Ok(self.blobs.lock().get(digest).cloned())
+    }
+
+    fn stat(&self, digest: &Digest) -> Result<Option<(u64, Timestamp)>, StoreError> {
+        Ok(self.blobs.lock().get(digest).map(|blob| (blob.size_bytes(), Timestamp(0))))
+    }
+
+    fn remove(&self, digest: &Digest, _: Durability) -> Result<(), StoreError> {
+        self.blobs.lock().remove(digest);
+        Ok(())
+    }
+
+    fn quarantine(&self, digest: &Digest) -> Result<(), StoreError> {
+        self.remove(digest, Durability::Lazy)
+    }
+
+    fn all(&self) -> Result<Vec<(Digest, u64, Timestamp)>, StoreError> {
+        Ok(self.blobs.lock().iter().map(|(digest, blob)| (*digest, blob.size_bytes(), Timestamp(0))).collect())
+    }
+}
+
+/// Records in memory, with one generation for all.
+#[derive(Debug, Default)]
+pub struct MemoryRecords(ReentrantMutex<RefCell<RecordsNow>>);
+
+#[derive(Debug, Default)]
+struct RecordsNow {
+    records: BTreeMap<PathBuf, Vec<u8>>,
+    generation: u64,
+}
+
+impl Records for MemoryRecords {
+    fn read(&self, key: &Key) -> Result<Recorded, StoreError> {
+        Ok(self.0.lock().borrow().records.get(&key.path()).cloned().map_or(Recorded::Absent, Recorded::Whole))
+    }
+
+    fn stat(&self, key: &Key) -> Result<Option<(u64, Timestamp)>, StoreError> {
+        Ok(self.read(key)?.whole().map(|record| (record.len() as u64, Timestamp(0))))
+    }
+
+    fn generation(&self, _: &RecordGroup) -> Result<Generation, StoreError> {
+        Ok(Generation(self.0.lock().borrow().generation))
+    }
+
+    fn write(&self, _: &RecordGroup, read_at: Generation, changes: &[Change]) -> Result<WriteOutcome, StoreError> {
+        let now = self.0.lock();
+        let mut now = now.borrow_mut();
+        if now.generation != read_at.0 {
+            return Ok(WriteOutcome::Conflict);
+        }
+        for Change { key, action, .. } in changes {
+            now.generation += 1;
+            match action {
+                Action::Put(record, _) => drop(now.records.insert(key.path(), record.clone())),
+                Action::Remove(_) | Action::Quarantine => drop(now.records.remove(&key.path())),
+                Action::Keep => {}
+            }
+        }
+        Ok(WriteOutcome::Written)
+    }
+
+    fn in_turn(&self, _: &RecordGroup, work: &mut dyn FnMut()) {
+        let _turn = self.0.lock();
+        work();
+    }
+
+    fn sync(&self, key: &Key) -> Result<bool, StoreError> {
+        Ok(self.stat(key)?.is_some())
+    }
+
+    fn keys_below(&self, folder: &Path) -> Result<Vec<(Key, u64)>, StoreError> {
+        let now = self.0.lock();
+        let now = now.borrow();
+        let below = now.records.iter().filter(|(path, _)| path.starts_with(folder));
+        Ok(below.filter_map(|(path, record)| Some((Key::from_path(path)?, record.len() as u64))).collect())
+    }
+
+    fn names_in(&self, folder: &Path) -> Result<Vec<String>, StoreError> {
+        let now = self.0.lock();
+        let now = now.borrow();
+        let below = now.records.keys().filter_map(|path| path.strip_prefix(folder).ok()?.iter().next()?.to_str());
+        Ok(below.map(str::to_owned).collect::<BTreeSet<_>>().into_iter().collect())
+    }
+}

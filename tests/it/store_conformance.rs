@@ -1,0 +1,380 @@
+//! Every implementation of the store's two parts passes these: [`Blobs`] and [`Records`]. An implementation that writes
+//! in steps also survives a crash between any two of them (DESIGN, promise 9, section 8).
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use larder::address::{
+    Address, Artifact, Hostname, ModuleAddress, ModuleName, ModulePackage, Name, Package, Platform, ProviderAddress,
+    System, Version,
+};
+use larder::clock::Timestamp;
+use larder::digest::Digest;
+use larder::store::memory::{MemoryBlobs, MemoryRecords};
+use larder::store::{
+    Action, Blobs, Change, Durability, IndexEntry, Key, Recorded, Records, StagedNote, Step, Store, WriteOutcome,
+};
+use larder::verify::Verified;
+
+use crate::support::eventually;
+use crate::support::larder::Folder;
+
+fn provider(name: &str) -> ProviderAddress {
+    let [namespace, type_] = ["acme", name].map(|name| Name::parse(name).unwrap());
+    ProviderAddress { host: Hostname::parse("registry.example").unwrap(), namespace, type_ }
+}
+
+fn version(number: &str) -> Version {
+    Version::parse(number).unwrap()
+}
+
+fn set(name: &str, number: &str) -> Key {
+    let platform = Platform::parse("linux_amd64").unwrap();
+    Key::ProofSet(Package { provider: provider(name), version: version(number), platform })
+}
+
+fn first_seen(name: &str, number: &str) -> Key {
+    Key::FirstSeen(provider(name), version(number))
+}
+
+fn module(name: &str) -> ModulePackage {
+    let [namespace, name] = ["Acme", name].map(|name| ModuleName::parse(name).unwrap());
+    let (host, system) = (Hostname::parse("registry.example").unwrap(), System::parse("aws").unwrap());
+    ModulePackage { module: ModuleAddress { host, namespace, name, system }, version: version("1.0.0") }
+}
+
+fn put(key: &Key, record: &str) -> Change {
+    let action = Action::Put(record.as_bytes().to_vec(), Durability::Synced);
+    Change { key: key.clone(), action, entry: IndexEntry::Unindexed }
+}
+
+fn text(records: &dyn Records, key: &Key) -> Option<String> {
+    records.get(key).unwrap().map(|record| String::from_utf8(record).unwrap())
+}
+
+fn publish(blobs: &dyn Blobs, name: &str, bytes: &[u8]) -> Digest {
+    let mut staged = blobs.stage(name).unwrap();
+    staged.append(bytes).unwrap();
+    let (digest, _) = staged.hashes();
+    blobs.publish(Verified::by_digest(staged, digest, digest).unwrap()).unwrap();
+    digest
+}
+
+fn every_record_is_whole_or_absent(records: &dyn Records) {
+    let key = set("null", "1.0.0");
+    assert_eq!(records.read(&key).unwrap(), Recorded::Absent);
+    assert!(records.stat(&key).unwrap().is_none() && !records.sync(&key).unwrap());
+    for record in ["first", "", "the second\nwith a line"] {
+        records.put(&key, record.as_bytes(), Durability::Lazy).unwrap();
+        assert_eq!(records.read(&key).unwrap(), Recorded::Whole(record.as_bytes().to_vec()));
+        assert!(records.stat(&key).unwrap().is_some() && records.sync(&key).unwrap());
+    }
+    records.remove(&key, Durability::Synced).unwrap();
+    records.remove(&key, Durability::Lazy).unwrap();
+    assert_eq!(records.read(&key).unwrap(), Recorded::Absent);
+    records.put(&key, b"not what it should be", Durability::Synced).unwrap();
+    records.quarantine(&key).unwrap();
+    assert_eq!(records.read(&key).unwrap(), Recorded::Absent);
+}
+
+/// Listings of one address contain nothing of another whose name begins with its own.
+fn a_name_that_is_a_prefix_of_another_lists_its_own(records: &dyn Records) {
+    for (name, number) in
+        [("aws", "1.0.0"), ("aws", "1.0.0-beta"), ("aws2", "2.0.0"), ("aws-x", "3.0.0"), ("aw", "4.0.0")]
+    {
+        records.put(&set(name, number), b"set", Durability::Lazy).unwrap();
+        records.put(&first_seen(name, number), b"seen", Durability::Lazy).unwrap();
+    }
+    records.put(&Key::Seen(provider("aws")), b"old", Durability::Lazy).unwrap();
+    records.put(&Key::KeyLog(provider("aws")), b"keys", Durability::Lazy).unwrap();
+    let seen = records.change(&Key::KeyLog(provider("aws")), |step| step.first_seen(&provider("aws")));
+    assert_eq!(seen.unwrap(), BTreeSet::from([first_seen("aws", "1.0.0"), first_seen("aws", "1.0.0-beta")]));
+    assert_eq!(records.packages_with_sets(&provider("aws2")).unwrap().len(), 1);
+    assert_eq!(records.platforms_with_sets(&provider("aws"), &version("1.0.0")).unwrap().len(), 1);
+    assert_eq!(
+        records.names_in(Path::new("documents/registry.example/providers/acme")).unwrap(),
+        ["aw", "aws", "aws-x", "aws2"]
+    );
+    assert!(records.names_in(Path::new("documents/registry.example/providers/ac")).unwrap().is_empty());
+    assert!(records.keys_below(Path::new("documents/registry.example/providers/ac")).unwrap().is_empty());
+    assert_eq!(records.keys_below(Path::new("seen")).unwrap().len(), 7);
+    assert_eq!(records.all().unwrap().len(), 12);
+    let spellings = [module("vpc"), module("VPC"), module("vpc2")];
+    for package in &spellings {
+        records.put(&Key::SeenModule(package.clone()), b"seen", Durability::Lazy).unwrap();
+    }
+    assert_eq!(records.spellings_seen(&spellings[0]).unwrap(), [spellings[1].clone()]);
+    assert_eq!(Key::SeenModule(spellings[0].clone()).group(), Key::SeenModule(spellings[1].clone()).group());
+}
+
+/// Everything that is judged together is one group, whatever its kind.
+fn a_write_names_the_generation_it_read(records: &dyn Records) {
+    let (version, keys) = (first_seen("aws", "1.0.0"), Key::KeyLog(provider("aws")));
+    let name = Key::Name(match set("aws", "1.0.0") {
+        Key::ProofSet(package) => Artifact::Provider(package),
+        _ => unreachable!(),
+    });
+    let group = version.group();
+    assert!([&keys, &name, &set("aws", "9.0.0")].iter().all(|key| key.group() == group));
+    assert_ne!(Key::Alarms(Address::Provider(provider("aws"))).group(), group);
+    let read_at = records.generation(&group).unwrap();
+    assert_eq!(records.write(&group, read_at, &[]).unwrap(), WriteOutcome::Written);
+    let both = [put(&version, "mine"), put(&keys, "mine")];
+    assert_eq!(records.write(&group, read_at, &both).unwrap(), WriteOutcome::Written);
+    let late = [put(&version, "late"), put(&name, "late")];
+    assert_eq!(records.write(&group, read_at, &late).unwrap(), WriteOutcome::Conflict);
+    assert_eq!(records.write(&group, read_at, &[]).unwrap(), WriteOutcome::Conflict);
+    assert_eq!((text(records, &version).unwrap(), text(records, &name)), ("mine".to_owned(), None));
+    let read_at = records.generation(&group).unwrap();
+    let (removed, kept) = (Action::Remove(Durability::Synced), Action::Keep);
+    let changes = [(&version, removed), (&keys, kept)].map(|(key, action)| Change {
+        key: key.clone(),
+        action,
+        entry: IndexEntry::Unindexed,
+    });
+    assert_eq!(records.write(&group, read_at, &changes).unwrap(), WriteOutcome::Written);
+    assert_eq!((text(records, &version), text(records, &keys).unwrap()), (None, "mine".to_owned()));
+}
+
+/// The judgement is repeated with what the faster writer wrote, and reads what the step itself changes.
+fn a_conflict_is_judged_again(records: &dyn Records) {
+    let (key, other) = (first_seen("null", "1.0.0"), first_seen("null", "2.0.0"));
+    let mut judged = 0;
+    let before = records.change(&key, |step| {
+        judged += 1;
+        let before = step.read(&key)?.whole();
+        if judged == 1 {
+            records.put(&other, b"faster", Durability::Lazy)?;
+        }
+        let mine = [step.read(&other)?.whole().unwrap_or_default(), b" mine".to_vec()].concat();
+        step.put(&key, mine.clone(), Durability::Lazy, IndexEntry::Unindexed);
+        assert_eq!(step.read(&key)?, Recorded::Whole(mine));
+        step.change(&other, Action::Remove(Durability::Lazy), IndexEntry::Unindexed);
+        assert_eq!(step.read(&other)?, Recorded::Absent);
+        Ok(before)
+    });
+    assert_eq!((before.unwrap(), judged), (None, 2));
+    assert_eq!((text(records, &key).unwrap(), text(records, &other)), ("faster mine".to_owned(), None));
+}
+
+fn writers_of_one_address_lose_nothing(records: &dyn Records) {
+    let key = first_seen("counter", "1.0.0");
+    let count =
+        |record: Option<Vec<u8>>| record.map_or(0, |record| String::from_utf8(record).unwrap().parse().unwrap());
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                for _ in 0..25 {
+                    let counted = records.change(&key, |step| {
+                        let next: u32 = count(step.read(&key)?.whole()) + 1;
+                        step.put_json(&key, &next, Durability::Lazy);
+                        Ok(next)
+                    });
+                    assert!(counted.unwrap() > 0);
+                }
+            });
+        }
+    });
+    assert_eq!(count(records.get(&key).unwrap()), 200);
+}
+
+/// Runs a step that others try to overtake each time it is judged, and returns the number of times.
+fn overtaken(records: &dyn Records, mut judge: impl FnMut(&mut Step<'_>)) -> u32 {
+    let (key, other, mut judged) = (first_seen("slow", "1.0.0"), first_seen("slow", "2.0.0"), 0);
+    std::thread::scope(|scope| {
+        let changed = records.change(&key, |step| {
+            judged += 1;
+            judge(step);
+            let (done, is_done) = mpsc::channel();
+            let other = &other;
+            // The first ones only: a step that is overtaken for ever would never end.
+            if judged < 20 {
+                scope.spawn(move || {
+                    records.put(other, b"faster", Durability::Lazy).unwrap();
+                    let _ = done.send(());
+                });
+            }
+            // In its turn, it is not done before the step is.
+            let _ = is_done.recv_timeout(Duration::from_secs(1));
+            step.put(&key, b"slow".to_vec(), Durability::Lazy, IndexEntry::Unindexed);
+            Ok(())
+        });
+        changed.unwrap();
+    });
+    assert_eq!((text(records, &key).unwrap(), text(records, &other).unwrap()), ("slow".into(), "faster".into()));
+    judged
+}
+
+fn a_slow_step_gets_its_turn(records: &dyn Records) {
+    let judged = overtaken(records, |_| ());
+    assert!(judged <= 4, "{judged}");
+    let mut acted = 0;
+    overtaken(records, |step| acted += u32::from(step.has_turn()));
+    assert_eq!(acted, 1);
+}
+
+fn staged_archives_are_invisible_and_visible_ones_are_complete(blobs: &dyn Blobs) {
+    let bytes = b"the bytes of an archive";
+    let digest = Digest::of(bytes);
+    let mut staged = blobs.stage("download").unwrap();
+    staged.append(&bytes[..9]).unwrap();
+    let note = StagedNote { etag: Some("\"1\"".to_owned()), ..StagedNote::default() };
+    staged.remember(note, bytes.len() as u64).unwrap();
+    assert!(blobs.open(&digest).unwrap().is_none() && blobs.all().unwrap().is_empty());
+    drop(staged);
+    // A broken download is resumed with its note.
+    let mut staged = blobs.stage("download").unwrap();
+    assert_eq!((staged.written(), staged.note().unwrap().etag.as_deref()), (9, Some("\"1\"")));
+    staged.append(&bytes[9..]).unwrap();
+    assert!(!blobs.is_stored(&digest).unwrap());
+    blobs.publish(Verified::by_digest(staged, digest, digest).unwrap()).unwrap();
+    let blob = blobs.open(&digest).unwrap().unwrap();
+    assert_eq!((blob.size_bytes(), blob.read_all().unwrap()), (bytes.len() as u64, bytes.to_vec()));
+    assert_eq!(blob.hashes().unwrap().0, digest);
+    assert_eq!(blobs.stat(&digest).unwrap().unwrap().0, bytes.len() as u64);
+    assert_eq!(blobs.stage("download").unwrap().written(), 0);
+    // Two writers of one archive, and a reader of the first one's.
+    publish(blobs, "other", bytes);
+    assert_eq!(blobs.all().unwrap().len(), 1);
+    assert!(!blobs.quarantine_unless_replaced(&digest, &blob).unwrap());
+    blobs.remove(&digest, Durability::Synced).unwrap();
+    blobs.remove(&digest, Durability::Lazy).unwrap();
+    assert!(!blobs.is_stored(&digest).unwrap());
+    assert_eq!(blob.read_all().unwrap(), bytes);
+    publish(blobs, "again", bytes);
+    let blob = blobs.open(&digest).unwrap().unwrap();
+    assert!(blobs.quarantine_unless_replaced(&digest, &blob).unwrap() && !blobs.is_stored(&digest).unwrap());
+    blobs.stage("unwanted").unwrap().discard().unwrap();
+    assert!(blobs.scratch().unwrap().file().is_ok());
+}
+
+const RECORD_TESTS: [fn(&dyn Records); 6] = [
+    every_record_is_whole_or_absent,
+    a_name_that_is_a_prefix_of_another_lists_its_own,
+    a_write_names_the_generation_it_read,
+    a_conflict_is_judged_again,
+    writers_of_one_address_lose_nothing,
+    a_slow_step_gets_its_turn,
+];
+
+#[test]
+fn the_store_in_memory_conforms() {
+    for test in RECORD_TESTS {
+        test(&MemoryRecords::default());
+    }
+    let folder = Folder::new();
+    staged_archives_are_invisible_and_visible_ones_are_complete(&MemoryBlobs::new(folder.path()).unwrap());
+}
+
+#[test]
+fn the_store_in_a_folder_conforms() {
+    for test in RECORD_TESTS {
+        let folder = Folder::new();
+        test(&*Store::open(folder.path(), Timestamp(1)).unwrap().records);
+    }
+    let folder = Folder::new();
+    staged_archives_are_invisible_and_visible_ones_are_complete(
+        &*Store::open(folder.path(), Timestamp(1)).unwrap().blobs,
+    );
+}
+
+async fn reopened(folder: &Folder) -> Store {
+    // A process that another test started may hold the lock for a moment.
+    eventually("the store opens", async || Store::open(folder.path(), Timestamp(1)).ok()).await
+}
+
+/// Whatever a power cut leaves of a record's file, it is read whole or not at all.
+#[tokio::test]
+async fn a_torn_file_is_never_read() {
+    let folder = Folder::new();
+    let store = reopened(&folder).await;
+    let (document, seen) = (set("null", "1.0.0"), first_seen("null", "1.0.0"));
+    let file =
+        |folder: &str, end: &str| store.root().join(folder).join("registry.example/providers/acme/null").join(end);
+    let files = [file("documents", "1.0.0/linux_amd64.set"), file("seen", "1.0.0.json")];
+    store.records.put(&document, b"a whole record", Durability::Synced).unwrap();
+    let whole = std::fs::read(&files[0]).unwrap();
+    for length in 0..whole.len() {
+        store.records.put(&seen, b"a whole record", Durability::Synced).unwrap();
+        for file in &files {
+            std::fs::write(file, &whole[..length]).unwrap();
+        }
+        assert_eq!(store.records.read(&document).unwrap(), Recorded::Damaged, "{length}");
+        // Quarantined, unlike a first-seen record: the next version must not pass for the first.
+        assert_eq!(store.records.read(&document).unwrap(), Recorded::Absent, "{length}");
+        for _ in 0..2 {
+            assert_eq!(store.records.read(&seen).unwrap(), Recorded::Damaged, "{length}");
+        }
+    }
+}
+
+/// A reader of a torn file sets aside only that, not what another thread has put in its place.
+#[tokio::test]
+async fn a_record_that_replaces_a_torn_one_is_not_quarantined() {
+    let folder = Folder::new();
+    let store = reopened(&folder).await;
+    let key = set("null", "1.0.0");
+    let file = store.root().join("documents/registry.example/providers/acme/null/1.0.0/linux_amd64.set");
+    for round in 0..300 {
+        store.records.put(&key, b"old", Durability::Lazy).unwrap();
+        std::fs::write(&file, "torn").unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| store.records.read(&key).unwrap());
+            }
+            scope.spawn(|| store.records.put(&key, b"new", Durability::Lazy).unwrap());
+        });
+        assert_eq!(text(&*store.records, &key).as_deref(), Some("new"), "{round}");
+    }
+}
+
+/// The changes of a step are made in their order. A crash leaves the first of them, and the next start removes the rest.
+#[tokio::test]
+async fn a_crash_between_two_changes_leaves_the_first() {
+    let folder = Folder::new();
+    let store = reopened(&folder).await;
+    let (first, second) = (first_seen("null", "1.0.0"), Key::ProviderVersions(provider("null")));
+    // A file where the second change needs a folder stops the step there.
+    let obstacle = store.root().join("documents/registry.example");
+    std::fs::write(&obstacle, "in the way").unwrap();
+    let group = first.group();
+    let read_at = store.records.generation(&group).unwrap();
+    assert!(store.records.write(&group, read_at, &[put(&first, "new"), put(&second, "new")]).is_err());
+    let rest = [put(&first, "older")];
+    assert_eq!(store.records.write(&group, read_at, &rest).unwrap(), WriteOutcome::Conflict);
+    std::fs::remove_file(&obstacle).unwrap();
+    assert_eq!((text(&*store.records, &first).unwrap(), text(&*store.records, &second)), ("new".to_owned(), None));
+    // Between the write of a record's file and its rename.
+    std::fs::write(store.root().join("staging/record-7"), "half of a rec").unwrap();
+    drop(store);
+    let store = reopened(&folder).await;
+    assert!(std::fs::read_dir(store.root().join("staging")).unwrap().next().is_none());
+    assert_eq!((text(&*store.records, &first).unwrap(), text(&*store.records, &second)), ("new".to_owned(), None));
+}
+
+/// The steps of a publication: the bytes are staged, renamed, and the note of the download is removed.
+#[tokio::test]
+async fn a_crash_between_the_steps_of_a_publication_loses_no_archive() {
+    let folder = Folder::new();
+    let (bytes, note) = (b"the bytes of an archive", StagedNote { length: Some(23), ..StagedNote::default() });
+    let store = reopened(&folder).await;
+    let mut staged = store.blobs.stage("download").unwrap();
+    staged.remember(note.clone(), 23).unwrap();
+    staged.append(bytes).unwrap();
+    drop((staged, store));
+    let store = reopened(&folder).await;
+    assert!(store.blobs.all().unwrap().is_empty());
+    let staged = store.blobs.stage("download").unwrap();
+    assert_eq!((staged.written(), staged.hashes().0), (23, Digest::of(bytes)));
+    drop(staged);
+    let digest = publish(&*store.blobs, "download", b"");
+    assert_eq!(digest, Digest::of(bytes));
+    // As if the crash came before the note was removed: it is no note of the bytes staged next.
+    store.blobs.stage("download").unwrap().remember(note, 0).unwrap();
+    drop(store);
+    let store = reopened(&folder).await;
+    assert_eq!(store.blobs.open(&digest).unwrap().unwrap().read_all().unwrap(), bytes);
+    assert_eq!(store.blobs.stage("download").unwrap().written(), 0);
+}
