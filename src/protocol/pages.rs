@@ -1,5 +1,5 @@
 //! The registry HTTP API: lists, searches and details as upstream wrote them. Only the URLs of other pages change, to
-//! point to larder (seed 002). Offline, pages are made from the store.
+//! point to larder. Offline, pages are made from the store.
 
 use std::borrow::Cow;
 use std::sync::Arc;

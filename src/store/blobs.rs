@@ -486,7 +486,7 @@ mod tests {
 
     use super::*;
 
-    /// Clients that fill the budget and read nothing leave every other connection one piece at a time (DESIGN, promise 11).
+    /// Clients that fill the budget and read nothing leave every other connection one piece at a time (promise 11).
     #[tokio::test]
     async fn a_connection_continues_when_others_use_up_the_budget() {
         let memory = ReadBudget::new(100_000);

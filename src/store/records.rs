@@ -669,7 +669,8 @@ impl Records for FolderRecords {
             if recorded == Recorded::Damaged {
                 step.change(key, Action::Quarantine, IndexEntry::Gone);
             }
-            Ok(recorded)
+            // Another reader may have quarantined it. It is damaged all the same, and not a record that was removed.
+            Ok(if recorded == Recorded::Absent { Recorded::Damaged } else { recorded })
         })
     }
 
@@ -687,7 +688,8 @@ impl Records for FolderRecords {
         for change in changes {
             self.lock.check()?;
             temps.push(match &change.action {
-                // The bytes are synced before the lock is taken: other writers of the group do not wait for that.
+                // The bytes are synced before the lock is taken, so that other writers of the group do not wait for that. In a
+                // turn they do.
                 Action::Put(record, durability) => Some(self.write_temp(record, *durability)?),
                 Action::Remove(_) | Action::Quarantine | Action::Keep => None,
             });

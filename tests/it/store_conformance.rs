@@ -1,5 +1,5 @@
 //! Every implementation of the store's two parts passes these: [`Blobs`] and [`Records`]. An implementation that writes
-//! in steps also survives a crash between any two of them (DESIGN, promise 9, section 8).
+//! in steps also survives a crash between any two of them (promise 9).
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Findings that a person must resolve, and the one decision which of them an event resolves (DESIGN 3). Stored as one
-//! record per address, they survive a restart until they are resolved.
+//! Findings that a person must resolve, and the one decision which of them an event resolves. Stored as one record per
+//! address, they survive a restart until they are resolved.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

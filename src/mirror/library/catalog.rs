@@ -314,7 +314,7 @@ pub enum PackageHashState {
     /// Not computed yet.
     #[default]
     NotYet,
-    /// Both flavours (PROTOCOL 5.3).
+    /// Both flavours (lock file hashes).
     Known {
         /// The hash that clients compute from the zip.
         zip: String,

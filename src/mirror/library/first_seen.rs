@@ -1,5 +1,5 @@
 //! Trust on first use for providers: the rules that compare a new proof set with the verified history of its version
-//! and with the provider's key log (DESIGN, promise 14). Pure: `history` reads and writes the records.
+//! and with the provider's key log (promise 14). Pure: `history` reads and writes the records.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -289,8 +289,8 @@ impl VersionHistory {
         self.files().filter_map(|(name, _)| platform_in_name(name)).chain(stated).collect()
     }
 
-    /// True for a key that may vouch for other bytes (DESIGN, promise 14): it signed the version when that was first
-    /// verified, was in the provider's log before that, or was accepted. An unsigned set vouches for nothing.
+    /// True for a key that may vouch for other bytes (promise 14): it signed the version when that was first verified,
+    /// was in the provider's log before that, or was accepted. An unsigned set vouches for nothing.
     fn may_be_changed_by(&self, key: Option<&str>, log: &KeyLog) -> bool {
         let Some(key) = key else { return false };
         let signed_it =

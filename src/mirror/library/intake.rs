@@ -21,7 +21,7 @@ pub(super) const MAX_CONCURRENT_HASHING: usize = 2;
 
 impl Library {
     /// Commits a verified archive, each step synced with its folder: the bytes, the record that proves them, the name.
-    /// Only now is the archive committed, and the index is updated (DESIGN, promise 9). No other code has this order.
+    /// Only now is the archive committed, and the index is updated (promise 9). No other code has this order.
     ///
     /// `record_proof` writes the record that proves the archive. It returns false where a newer one is stored: then the
     /// archive gets no name, and the result is `None`.
@@ -189,7 +189,7 @@ impl Library {
     }
 
     /// Commits a packed archive in this order, each step synced: first-seen record, blob, name. Only then the index is
-    /// updated (DESIGN, promise 9).
+    /// updated (promise 9).
     pub(in crate::mirror) fn commit_module(
         &self,
         package: &ModulePackage,

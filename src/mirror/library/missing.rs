@@ -247,7 +247,7 @@ impl MissingLog {
 }
 
 impl Library {
-    /// Records a package as missing and returns the error for it (DESIGN, promise 12).
+    /// Records a package as missing and returns the error for it (promise 12).
     pub(in crate::mirror) async fn missing_error(
         self: &Arc<Self>,
         missing: impl Into<MissingPackage>,

@@ -1,4 +1,4 @@
-//! First-seen records of module versions. Never evicted: nothing else shows that a tag was moved (DESIGN 6).
+//! First-seen records of module versions. Never evicted: nothing else shows that a tag was moved.
 
 use serde::{Deserialize, Serialize};
 
@@ -333,8 +333,8 @@ pub(in crate::mirror) fn restore_first_seen(
 }
 
 impl Library {
-    /// Refuses a tree that differs from the pinned one, or whose record is lost, and raises an alarm (DESIGN 6).
-    /// `accepting` is the command that accepts the tree.
+    /// Refuses a tree that differs from the pinned one, or whose record is lost, and raises an alarm. `accepting` is
+    /// the command that accepts the tree.
     ///
     /// # Errors
     /// [`Error::Unaccepted`] unless the tree is the pinned one.

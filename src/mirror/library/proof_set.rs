@@ -1,5 +1,5 @@
 //! A proof set: a download document with its SHA256SUMS and signature, verified together and stored as one file with
-//! its predecessor (DESIGN, promise 2).
+//! its predecessor (promise 2).
 
 use std::sync::Arc;
 

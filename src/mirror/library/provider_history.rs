@@ -1,6 +1,6 @@
 //! The first-seen records of providers in the store: one record per version and one key log per provider. Never
-//! evicted, never purged. A verified set is compared with them by the rules of `first_seen`, raises and resolves alarms,
-//! and is recorded (DESIGN, promise 14).
+//! evicted, never purged. A verified set is compared with them by the rules of `first_seen`, raises and resolves
+//! alarms, and is recorded (promise 14).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -406,7 +406,7 @@ pub(in crate::mirror) fn observation<'a>(package: &'a Package, set: &ProofSet, s
 }
 
 impl Library {
-    /// Admits a verified set, unless it contradicts an earlier one without the right to (DESIGN, promise 14).
+    /// Admits a verified set, unless it contradicts an earlier one without the right to (promise 14).
     pub(in crate::mirror) async fn admit(
         self: &Arc<Self>,
         package: &Package,

@@ -267,7 +267,7 @@ mod tests {
 
     use super::*;
 
-    /// A newer binary reads older files (DESIGN, section 5).
+    /// A newer binary reads older files.
     #[test]
     fn an_entry_without_a_check_time_decodes_as_never_checked() {
         let entry = EvictableEntry { last_use: Timestamp(7), size_bytes: 9, last_check: Timestamp(8) };
@@ -281,7 +281,7 @@ mod tests {
         }
     }
 
-    /// An index that an older larder closed cleanly has no names, so it is incomplete (DESIGN, promise 9).
+    /// An index that an older larder closed cleanly has no names, so it is incomplete (promise 9).
     #[test]
     fn only_a_mark_of_the_current_index_version_is_trusted() {
         let totals = Totals { archives: 1, archive_bytes: 2, documents: 3, document_bytes: 4, page_bytes: 5 };
@@ -293,7 +293,7 @@ mod tests {
         }
     }
 
-    /// The default limit of a new store fits its disk (DESIGN, promise 9).
+    /// The default limit of a new store fits its disk (promise 9).
     #[test]
     fn the_default_limit_fits_the_disk_and_does_not_shrink_as_it_fills() {
         const GIB: u64 = 1 << 30;

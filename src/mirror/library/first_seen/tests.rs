@@ -90,8 +90,8 @@ fn published() -> impl Strategy<Value = PublishedSet> {
 }
 
 proptest! {
-    /// DESIGN, promise 14: for any sets in any order, a platform of a version changes its bytes only if the signer
-    /// signed the version first or was in the provider's log before it.
+    /// Promise 14: for any sets in any order, a platform of a version changes its bytes only if the signer signed the
+    /// version first or was in the provider's log before it.
     #[test]
     fn no_order_of_sets_lets_an_unknown_key_change_bytes(sets in prop::collection::vec(published(), 1..24)) {
         let mut records = StoredRecords::default();
