@@ -223,7 +223,7 @@ impl Runtime {
     }
 
     /// Takes a place among the waiting requests; `None` where all are taken. Flights and jobs need none.
-    pub(in crate::mirror) fn try_wait(&self, call: &RequestContext) -> Option<WaitingPermit> {
+    pub(in crate::mirror) fn take_waiting_place(&self, call: &RequestContext) -> Option<WaitingPermit> {
         let permit = match call.urgency {
             Urgency::Flight | Urgency::Job | Urgency::Plan => None,
             Urgency::Request => Some(Arc::clone(&self.waiting_permits).try_acquire_owned().ok()?),

@@ -283,7 +283,7 @@ impl dyn Records + '_ {
         written.map(|()| judged)
     }
 
-    /// Does [`Self::change`], and also returns the result of the judgement if only the write failed.
+    /// Does `change`, and also returns the result of the judgement if only the write failed.
     ///
     /// # Errors
     /// The judgement failed, or changed the records of its own group by other steps again and again.

@@ -321,7 +321,7 @@ impl Archives {
         }
         let _place = self
             .runtime
-            .try_wait(call)
+            .take_waiting_place(call)
             .ok_or_else(|| too_many_waiting(&format!("the download document of {package}")))?;
         let refetched =
             tokio::time::timeout_at(call.deadline, self.proof_sets.revalidate_set(package, seen, call)).await;
@@ -373,8 +373,10 @@ impl Archives {
         if self.runtime.connectivity() == Connectivity::Offline && !self.library.has_archive(digest).await? {
             return Err(self.library.missing_error(package, format!("the archive of {package}"), call).await);
         }
-        let _place =
-            self.runtime.try_wait(call).ok_or_else(|| too_many_waiting(&format!("the archive of {package}")))?;
+        let _place = self
+            .runtime
+            .take_waiting_place(call)
+            .ok_or_else(|| too_many_waiting(&format!("the archive of {package}")))?;
         let progress = self.join_fill(package, stored_set, set, call)?;
         let (value, outcome) = match self.wait_for_fill(package, progress, call).await? {
             FillArrival::Stored(archive) => (archive, Outcome::Miss),

@@ -16,7 +16,7 @@ use crate::mirror::library::StoredArchive;
 use crate::mirror::operate::rehash::DamageFinding;
 use crate::mirror::runtime::TtlCache;
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
-use crate::mirror::{Library, RequestContext, Runtime, SMALL_ARCHIVE_BYTES, default_if_gone};
+use crate::mirror::{Library, RequestContext, Runtime, SMALL_ARCHIVE_BYTES, default_if_store_unavailable};
 use crate::store::{Blob, ReadBudget, ReadGrant, StoreError};
 
 /// Opens stored archives and checks them.
@@ -61,8 +61,10 @@ impl VerifiedReader {
         call: &RequestContext,
     ) -> Result<OpenOutcome, Error> {
         let (artifact, digest, stored) = (artifact.into(), listed.digest, listed.first_stored());
-        let Some(blob) =
-            self.library.on_disk(move |library| default_if_gone(library.store.blobs.open(&digest))).await?
+        let Some(blob) = self
+            .library
+            .on_disk(move |library| default_if_store_unavailable(library.store.blobs.open(&digest)))
+            .await?
         else {
             tracing::warn!(package = %artifact, %digest, "the archive a name lists is not there; it is fetched again");
             self.try_remove_from_name(&artifact, listed, DamageFinding::Missing).await;

@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::mirror::documents::revalidate::Revalidatable;
 use crate::mirror::documents::{DocumentFetch, DocumentKind};
 use crate::mirror::freshness::FreshnessRule;
-use crate::mirror::library::stored_document::{DocumentFlight, DocumentMetadata, StoredDocument};
+use crate::mirror::library::stored_document::{DocumentFlightResult, DocumentMetadata, StoredDocument};
 use crate::mirror::{Connectivity, Documents, Library, Limits, Outcome, RequestContext, RuntimeConfig};
 use crate::store::{Key, StoreError};
 use crate::upstream::backoff::Origin;
@@ -147,7 +147,7 @@ impl DocumentKind for Hostname {
     }
 
     /// A document that names only the other service is valid. One that names neither is not a registry's.
-    async fn land(&self, fetch: &DocumentFetch<'_>, document: StoredDocument) -> DocumentFlight {
+    async fn land(&self, fetch: &DocumentFetch<'_>, document: StoredDocument) -> DocumentFlightResult {
         if !document.services().is_empty() {
             return fetch.store(document).await;
         }

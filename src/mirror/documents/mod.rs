@@ -19,7 +19,7 @@ use crate::mirror::documents::discovery::DiscoveryTrust;
 use crate::mirror::documents::revalidate::Aged;
 use crate::mirror::documents::version_lists::ListingState;
 use crate::mirror::freshness::{Age, FreshnessDecision, FreshnessRule, decide};
-use crate::mirror::library::stored_document::{DocumentFlight, StoredDocument};
+use crate::mirror::library::stored_document::{DocumentFlightResult, StoredDocument};
 use crate::mirror::request_context::{FetchReason, FlightGroup};
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
 use crate::mirror::{Answer, Connectivity, Library, Limits, RequestContext, Runtime, RuntimeConfig};
@@ -40,7 +40,7 @@ pub struct Documents {
     pub(in crate::mirror) runtime: Arc<Runtime>,
     pub(in crate::mirror) library: Arc<Library>,
     /// A flight is shared by requests with the same configuration and route.
-    flights: SingleFlights<(Key, FetchReason, FlightGroup), SharedResult<DocumentFlight>>,
+    flights: SingleFlights<(Key, FetchReason, FlightGroup), SharedResult<DocumentFlightResult>>,
 }
 
 /// A kind of document. Its implementor is the name of one document: a host names a discovery document, an address a
@@ -112,7 +112,11 @@ pub(in crate::mirror) trait DocumentKind: Clone + Send + Sync + 'static {
     }
 
     /// Stores the document of an answer.
-    fn land(&self, fetch: &DocumentFetch<'_>, document: StoredDocument) -> impl Future<Output = DocumentFlight> + Send {
+    fn land(
+        &self,
+        fetch: &DocumentFetch<'_>,
+        document: StoredDocument,
+    ) -> impl Future<Output = DocumentFlightResult> + Send {
         fetch.store(document)
     }
 }
@@ -178,7 +182,7 @@ impl DocumentFetch<'_> {
         }
     }
 
-    pub(in crate::mirror) async fn store(&self, document: StoredDocument) -> DocumentFlight {
+    pub(in crate::mirror) async fn store(&self, document: StoredDocument) -> DocumentFlightResult {
         self.documents.library.store_document(self.request.key.clone(), document).await
     }
 }
@@ -234,7 +238,7 @@ impl Documents {
         kind: &K,
         seen: Option<Age>,
         call: &RequestContext,
-    ) -> DocumentFlight {
+    ) -> DocumentFlightResult {
         self.join_flight(kind, &DocumentRequest::of(kind, call)?, seen, FetchReason::NotStored, call).await
     }
 
@@ -267,7 +271,7 @@ impl Documents {
         seen: Option<Age>,
         fetch_reason: FetchReason,
         call: &RequestContext,
-    ) -> SharedResult<DocumentFlight> {
+    ) -> SharedResult<DocumentFlightResult> {
         let flight = (request.key.clone(), fetch_reason, call.flight_group());
         let lost = Err(Error::Interrupted(request.subject.clone()));
         self.flights.join_or_spawn(&self.runtime.tasks, flight, lost, || {
@@ -291,7 +295,7 @@ impl Documents {
         seen: Option<Age>,
         fetch_reason: FetchReason,
         call: &RequestContext,
-    ) -> DocumentFlight {
+    ) -> DocumentFlightResult {
         let DocumentRequest { subject, upstream, rule, .. } = request;
         // Another flight may have landed since the caller read the store.
         let stored = self.usable_copy(kind, request, call).await?;

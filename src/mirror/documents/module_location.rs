@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::mirror::documents::version_lists::ListingState;
 use crate::mirror::documents::{DocumentFetch, DocumentKind};
 use crate::mirror::freshness::Age;
-use crate::mirror::library::stored_document::{DocumentFlight, StoredDocument};
+use crate::mirror::library::stored_document::{DocumentFlightResult, StoredDocument};
 use crate::mirror::{Library, RequestContext, RuntimeConfig};
 use crate::store::Key;
 use crate::upstream::discovery::Service;
@@ -89,7 +89,7 @@ impl DocumentKind for ModulePackage {
         }
     }
 
-    async fn land(&self, fetch: &DocumentFetch<'_>, document: StoredDocument) -> DocumentFlight {
+    async fn land(&self, fetch: &DocumentFetch<'_>, document: StoredDocument) -> DocumentFlightResult {
         // A registry may answer for any version. Caching unlisted ones would let anyone fill the store. An answer that
         // no client can use is not cached either: the next request asks again.
         let is_listed = !matches!(&fetch.listed, Some(ListingState::Unlisted { .. } | ListingState::Unknown(None)));

@@ -95,7 +95,7 @@ impl Documents {
                     tracing::debug!(subject, "its upstream's circuit breaker is open; the stored copy is served");
                     return Ok(stale(stored));
                 };
-                let Some(_place) = self.runtime.try_wait(call) else {
+                let Some(_place) = self.runtime.take_waiting_place(call) else {
                     tracing::debug!(subject, "the limit of waiting requests is reached; the stored copy is served");
                     return Ok(stale(stored));
                 };
@@ -123,7 +123,7 @@ impl Documents {
             }
             (FreshnessDecision::Refuse, _) => Err(self.library.offline_error(subject.to_owned()).await),
             (_, None) | (FreshnessDecision::Fetch, _) => {
-                let _place = self.runtime.try_wait(call).ok_or_else(|| too_many_waiting(subject))?;
+                let _place = self.runtime.take_waiting_place(call).ok_or_else(|| too_many_waiting(subject))?;
                 match await_flight(call, call.deadline, flight(FetchReason::NotStored, call)).await {
                     Ok(fetched) => Ok(answer(fetched?, Outcome::Miss)),
                     Err(_) => Err(Error::Slow(subject.to_owned())),

@@ -17,8 +17,8 @@ use crate::config::FreshnessLifetimes;
 use crate::error::Error;
 use crate::mirror::documents::{DocumentFetch, DocumentKind, Documents};
 use crate::mirror::freshness::Age;
-use crate::mirror::library::stored_document::{DocumentFlight, StoredDocument};
-use crate::mirror::{Library, RequestContext, RuntimeConfig, default_if_gone};
+use crate::mirror::library::stored_document::{DocumentFlightResult, StoredDocument};
+use crate::mirror::{Library, RequestContext, RuntimeConfig, default_if_store_unavailable};
 use crate::store::Key;
 use crate::upstream::discovery::Service;
 use crate::upstream::error::UpstreamError;
@@ -92,7 +92,7 @@ impl DocumentKind for Address {
         fetch.keep_gone_copy(&error).await
     }
 
-    async fn land(&self, fetch: &DocumentFetch<'_>, document: StoredDocument) -> DocumentFlight {
+    async fn land(&self, fetch: &DocumentFetch<'_>, document: StoredDocument) -> DocumentFlightResult {
         let stored = fetch.store(document).await;
         fetch.documents.library.bump_revision(self);
         stored
@@ -115,8 +115,10 @@ impl Documents {
             return Ok(Bytes::new());
         }
         let owned_address = address.clone();
-        let named =
-            self.library.on_disk(move |library| default_if_gone(library.named_artifacts(&owned_address))).await?;
+        let named = self
+            .library
+            .on_disk(move |library| default_if_store_unavailable(library.named_artifacts(&owned_address)))
+            .await?;
         let mut stored: BTreeMap<Version, Vec<Platform>> = BTreeMap::new();
         let mut imported = HashSet::new();
         for artifact in named.into_iter().filter(|artifact| list.get(artifact.version()).is_none()) {

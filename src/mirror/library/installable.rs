@@ -10,7 +10,7 @@ use crate::mirror::archives::ArchiveRef;
 use crate::mirror::library::module_history::{self, FirstSeenLookup};
 use crate::mirror::library::{StoredArchive, ZipOrigin};
 use crate::mirror::proof_sets::describe_set;
-use crate::mirror::{Connectivity, Library, RuntimeConfig, default_if_gone};
+use crate::mirror::{Connectivity, Library, RuntimeConfig, default_if_store_unavailable};
 use crate::store::{Key, Recorded, StoreError};
 use crate::verify::VerificationPolicy;
 
@@ -102,14 +102,14 @@ impl Library {
         match address {
             Address::Provider(provider) => {
                 let Some(upstream) = config.upstreams.get(&provider.host) else { return Ok(stored) };
-                for package in default_if_gone(self.store.records.packages_with_sets(provider))? {
+                for package in default_if_store_unavailable(self.store.records.packages_with_sets(provider))? {
                     if skip_unreadable(&package, self.holds_package(&package, upstream.settings.verification))? {
                         stored.entry(package.version).or_default().insert(package.platform);
                     }
                 }
             }
             Address::Module(module) => {
-                for package in default_if_gone(self.store.records.module_packages_with_names(module))? {
+                for package in default_if_store_unavailable(self.store.records.module_packages_with_names(module))? {
                     let archive = self.current_module_archive(&package);
                     if skip_unreadable(&package, archive.map(|archive| archive.is_some()))? {
                         stored.entry(package.version).or_default();
@@ -139,7 +139,7 @@ impl Library {
     ) -> Result<Option<StoredArchive>, Error> {
         let wanted = wanted.clone();
         self.on_disk(move |library| {
-            let name = default_if_gone(library.catalog.name(&wanted.package))?;
+            let name = default_if_store_unavailable(library.catalog.name(&wanted.package))?;
             Ok(name.find(&wanted.digest).filter(|archive| archive.filename == wanted.filename).cloned())
         })
         .await
@@ -152,7 +152,10 @@ impl Library {
         digest: Digest,
     ) -> Result<Option<StoredArchive>, Error> {
         let package = package.clone();
-        self.on_disk(move |library| Ok(default_if_gone(library.catalog.name(&package))?.get(&digest).cloned())).await
+        self.on_disk(move |library| {
+            Ok(default_if_store_unavailable(library.catalog.name(&package))?.get(&digest).cloned())
+        })
+        .await
     }
 
     /// Syncs the documents that a warmed package needs, so that they survive a power cut. They were written without a
@@ -243,7 +246,7 @@ impl Library {
         &self,
         key: &ModulePackage,
     ) -> Result<Option<StoredArchive>, StoreError> {
-        let name = default_if_gone(self.catalog.name(key))?;
+        let name = default_if_store_unavailable(self.catalog.name(key))?;
         if name.archives.is_empty() {
             return Ok(None);
         }
@@ -254,7 +257,7 @@ impl Library {
                 (Some(seen), Some(packed)) => seen.pinned.matches_archive(packed),
                 (None, _) | (_, None) => true,
             };
-            if is_pinned && default_if_gone(self.store.blobs.is_stored(&archive.digest))? {
+            if is_pinned && default_if_store_unavailable(self.store.blobs.is_stored(&archive.digest))? {
                 return Ok(Some(archive));
             }
         }
@@ -268,8 +271,10 @@ impl Library {
         version: &Version,
     ) -> Result<Vec<Platform>, Error> {
         let (provider, version) = (provider.clone(), version.clone());
-        self.on_disk(move |library| default_if_gone(library.store.records.platforms_with_sets(&provider, &version)))
-            .await
+        self.on_disk(move |library| {
+            default_if_store_unavailable(library.store.records.platforms_with_sets(&provider, &version))
+        })
+        .await
     }
 
     /// True if larder packed the archive from an unpacked import. No published archive has its digest.
@@ -280,7 +285,10 @@ impl Library {
     /// True if an archive of the package was imported without signatures.
     pub async fn was_imported(self: &Arc<Self>, package: &Package) -> Result<bool, Error> {
         let owned_package = package.clone();
-        self.on_disk(move |library| Ok(default_if_gone(library.catalog.name(&owned_package))?.is_imported())).await
+        self.on_disk(move |library| {
+            Ok(default_if_store_unavailable(library.catalog.name(&owned_package))?.is_imported())
+        })
+        .await
     }
 
     /// Syncs the discovery document and the version list of a provider.

@@ -44,7 +44,7 @@ use crate::mirror::library::intake::MAX_CONCURRENT_HASHING;
 use crate::mirror::library::missing::MissingLog;
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
 use crate::mirror::tasks::WorkLimit;
-use crate::mirror::{NotReady, Runtime, default_if_gone};
+use crate::mirror::{NotReady, Runtime, default_if_store_unavailable};
 use crate::store::{Store, StoreError};
 
 /// Deadline of the readiness probe of the store.
@@ -133,7 +133,7 @@ impl Library {
 
     /// Returns true if an archive is stored.
     pub async fn has_archive(self: &Arc<Self>, digest: Digest) -> Result<bool, Error> {
-        self.on_disk(move |library| default_if_gone(library.store.blobs.is_stored(&digest))).await
+        self.on_disk(move |library| default_if_store_unavailable(library.store.blobs.is_stored(&digest))).await
     }
 
     /// Removes leftover files past their lifetime.

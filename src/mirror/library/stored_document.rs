@@ -16,14 +16,14 @@ use crate::mirror::counters::ObjectKind;
 use crate::mirror::documents::revalidate::{Aged, FlightResult, Revalidatable};
 use crate::mirror::freshness::Age;
 use crate::mirror::library::record_format as parts;
-use crate::mirror::{Library, default_if_gone};
+use crate::mirror::{Library, default_if_store_unavailable};
 use crate::store::{Durability, IndexEntry, Key, StoreError};
 use crate::upstream::backoff::Origin;
 use crate::upstream::discovery::Discovery;
 use crate::upstream::limits::MemoryGrant;
 use crate::upstream::request::{Document, Validators};
 
-pub(in crate::mirror) type DocumentFlight = FlightResult<Arc<StoredDocument>>;
+pub(in crate::mirror) type DocumentFlightResult = FlightResult<Arc<StoredDocument>>;
 
 /// Documents of this size or larger are parsed on a blocking thread, in bytes.
 const LARGE_DOCUMENT: usize = 64 * 1024;
@@ -172,7 +172,8 @@ impl Library {
     ) -> Result<Option<Aged<Arc<StoredDocument>>>, Error> {
         let wanted = key.clone();
         self.on_disk(move |library| {
-            let document = default_if_gone(library.store.records.read_as(&wanted, StoredDocument::read))?.whole();
+            let document =
+                default_if_store_unavailable(library.store.records.read_as(&wanted, StoredDocument::read))?.whole();
             Ok(document.map(|document| Aged { age: document.age(), value: Arc::new(document) }))
         })
         .await
@@ -187,7 +188,7 @@ impl Library {
         self: &Arc<Self>,
         key: Key,
         document: StoredDocument,
-    ) -> DocumentFlight {
+    ) -> DocumentFlightResult {
         let coming = document.clone();
         let put = self.on_disk(move |library| {
             let now = coming.metadata.checked;
@@ -224,7 +225,7 @@ impl Library {
         mut made: impl FnMut(Option<&StoredDocument>, StoredDocument) -> Result<StoredDocument, StoreError>,
     ) -> Result<ReplaceOutcome, StoreError> {
         self.store.records.change(key, |step| {
-            let stored = default_if_gone(step.read(key))?.whole().and_then(StoredDocument::read);
+            let stored = default_if_store_unavailable(step.read(key))?.whole().and_then(StoredDocument::read);
             if let Some(stored) = stored.as_ref().filter(|stored| stored.age().is_confirmed_after(coming.age(), now)) {
                 return Ok(ReplaceOutcome::KeptExisting(Box::new(stored.clone())));
             }

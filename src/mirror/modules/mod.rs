@@ -25,7 +25,7 @@ use crate::mirror::runtime::ConfigGeneration;
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
 use crate::mirror::{
     AlarmKind, Answer, Archive, Connectivity, Documents, Library, Outcome, RequestContext, Runtime, StoredArchive,
-    VerifiedReader, default_if_gone,
+    VerifiedReader, default_if_store_unavailable,
 };
 use crate::store::Key;
 use crate::upstream::error::{Fault, UpstreamError};
@@ -68,6 +68,7 @@ pub struct Modules {
     pub(in crate::mirror) library: Arc<Library>,
     pub(in crate::mirror) documents: Arc<Documents>,
     pub(in crate::mirror) reader: Arc<VerifiedReader>,
+    /// The fills that each client started and may have left.
     started_fills: FillsByClient,
     work: ModuleWork,
 }
@@ -76,9 +77,12 @@ pub struct Modules {
 #[derive(Debug)]
 struct ModuleWork {
     fill_flights: SingleFlights<(ModulePackage, FlightGroup), SharedResult<Result<StoredArchive, Error>>>,
+    /// Checks that a stored version still resolves to the tree that was first seen.
     recheck_flights: SingleFlights<(ModulePackage, ConfigGeneration), SharedResult<()>>,
     unpacking: ConcurrencyLimits,
+    /// The names of staging files in use.
     stage_names: StageNames,
+    /// The number of packed archives, which makes the names of their staging files unique.
     packed: AtomicU64,
 }
 
@@ -159,8 +163,10 @@ impl Modules {
         if self.runtime.connectivity() == Connectivity::Offline {
             return Err(self.library.missing_error(&key, format!("the archive of {package}"), call).await);
         }
-        let _place =
-            self.runtime.try_wait(call).ok_or_else(|| too_many_waiting(&format!("the archive of {package}")))?;
+        let _place = self
+            .runtime
+            .take_waiting_place(call)
+            .ok_or_else(|| too_many_waiting(&format!("the archive of {package}")))?;
         let (value, outcome) = match timeout_at(call.deadline, self.module_fill(package, call)).await {
             Ok(filled) => (filled.map(|archive| local_location(package, Some(&archive)))?, Outcome::Miss),
             // The folder of the module within the archive is in the page that the location names. Without it, a client
@@ -191,7 +197,9 @@ impl Modules {
         let (owned_key, kind) = (key.clone(), source.kind_name());
         let before = match self
             .library
-            .on_disk(move |library| default_if_gone(module_history::record_external_move(library, &owned_key, kind)))
+            .on_disk(move |library| {
+                default_if_store_unavailable(module_history::record_external_move(library, &owned_key, kind))
+            })
             .await?
         {
             FirstSeenLookup::Never => return Ok(None),
@@ -300,6 +308,7 @@ impl Modules {
         if let Some(archive) = self.open_module(&key, wanted.digest.as_ref(), call).await? {
             return Ok(Answer::of_now(archive, Outcome::Hit, call));
         }
+        // A moment ago, upstream's location did not lead to the wanted archive either.
         if call.config.refetched_locations.get(&key, call.now).is_some()
             && self.library.stored_module(&key).await?.is_some()
         {
@@ -308,8 +317,10 @@ impl Modules {
         if self.runtime.connectivity() == Connectivity::Offline {
             return Err(self.library.missing_error(&key, format!("the archive of {package}"), call).await);
         }
-        let _place =
-            self.runtime.try_wait(call).ok_or_else(|| too_many_waiting(&format!("the archive of {package}")))?;
+        let _place = self
+            .runtime
+            .take_waiting_place(call)
+            .ok_or_else(|| too_many_waiting(&format!("the archive of {package}")))?;
         if self.library.stored_module(&key).await?.is_some() {
             // Another archive is stored. The version may have been republished, and accepted on another mirror.
             let seen = self.documents.get(package, call).await.ok().map(|answer| answer.value.age());
@@ -340,7 +351,7 @@ impl Modules {
                 let (artifact, prefix) = (Artifact::Module(key.clone()), *prefix);
                 self.library
                     .on_disk(move |library| {
-                        Ok(default_if_gone(library.catalog.name(&artifact))?.find(&prefix).cloned())
+                        Ok(default_if_store_unavailable(library.catalog.name(&artifact))?.find(&prefix).cloned())
                     })
                     .await?
             }

@@ -12,7 +12,7 @@ use crate::mirror::documents::DocumentKind;
 use crate::mirror::documents::revalidate::too_many_waiting;
 use crate::mirror::freshness::STORED_ANSWER_LIFETIME;
 use crate::mirror::library::stored_document::StoredDocument;
-use crate::mirror::{Answer, Connectivity, Library, Offline, Outcome, RequestContext, default_if_gone};
+use crate::mirror::{Answer, Connectivity, Library, Offline, Outcome, RequestContext, default_if_store_unavailable};
 use crate::store::StoreError;
 use crate::upstream::pages::{PagePath, PageQuery, PageRef};
 
@@ -122,7 +122,7 @@ impl Offline {
     /// [`Error::Slow`] where other scans take too long.
     async fn build_page(self: &Arc<Self>, page: &PageRef, call: &RequestContext) -> Result<Option<PageSource>, Error> {
         let subject = page.label();
-        let _place = self.runtime.try_wait(call).ok_or_else(|| too_many_waiting(&subject))?;
+        let _place = self.runtime.take_waiting_place(call).ok_or_else(|| too_many_waiting(&subject))?;
         let lost = Err(Error::Interrupted(subject.clone()));
         let look = self.stored_pages.join_or_spawn(&self.runtime.tasks, page.clone(), lost, || {
             let (offline, page) = (Arc::clone(self), page.clone());
@@ -182,7 +182,7 @@ impl Library {
         for address in stored.into_iter().filter(|address| is_on_page(address, page)) {
             // Versions are only read for the entries on the page.
             let canonical = self.runtime.config.load().canonical(&address);
-            if !default_if_gone(self.named_artifacts(&canonical))?.is_empty() {
+            if !default_if_store_unavailable(self.named_artifacts(&canonical))?.is_empty() {
                 found.push(address);
             }
         }

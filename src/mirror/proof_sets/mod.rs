@@ -19,7 +19,7 @@ use crate::mirror::request_context::FlightGroup;
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
 use crate::mirror::tasks::WorkLimit;
 use crate::mirror::{
-    AlarmKind, Answer, Documents, FetchReason, Library, Outcome, RequestContext, Runtime, default_if_gone,
+    AlarmKind, Answer, Documents, FetchReason, Library, Outcome, RequestContext, Runtime, default_if_store_unavailable,
 };
 use crate::store::{Durability, IndexEntry, Key, StoreError};
 use crate::upstream::discovery::Service;
@@ -32,7 +32,7 @@ const MAX_CONCURRENT_VERIFICATIONS: usize = 2;
 /// The download document, SHA256SUMS and the signature.
 const REQUESTS: u32 = 3;
 
-pub(in crate::mirror) type SetFlight = FlightResult<Arc<StoredProofSet>>;
+pub(in crate::mirror) type SetFlightResult = FlightResult<Arc<StoredProofSet>>;
 
 /// The extent of a fetch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -71,7 +71,7 @@ pub struct ProofSets {
     pub(in crate::mirror) runtime: Arc<Runtime>,
     pub(in crate::mirror) library: Arc<Library>,
     pub(in crate::mirror) documents: Arc<Documents>,
-    flights: SingleFlights<(Package, ProofSetRefresh, FlightGroup), SharedResult<SetFlight>>,
+    flights: SingleFlights<(Package, ProofSetRefresh, FlightGroup), SharedResult<SetFlightResult>>,
     verification_limit: WorkLimit,
 }
 
@@ -201,7 +201,8 @@ impl ProofSets {
     ) -> Result<Option<UsableProofSet>, Error> {
         let policy = call.upstream(&package.provider.host)?.settings.verification;
         let package = package.clone();
-        let stored = self.library.on_disk(move |library| default_if_gone(library.read_set(&package))).await?;
+        let stored =
+            self.library.on_disk(move |library| default_if_store_unavailable(library.read_set(&package))).await?;
         Ok(stored.and_then(|stored| stored.meeting_policy(policy)))
     }
 }
@@ -214,7 +215,7 @@ impl ProofSets {
         seen: Option<Age>,
         anew: ProofSetRefresh,
         call: &RequestContext,
-    ) -> SharedResult<SetFlight> {
+    ) -> SharedResult<SetFlightResult> {
         let subject = describe_set(package);
         // A conditional fetch may return the very URLs that have expired, so the two kinds never share a flight.
         let key = (package.clone(), anew, call.flight_group());
@@ -234,7 +235,7 @@ impl ProofSets {
         seen: Option<Age>,
         anew: ProofSetRefresh,
         call: &RequestContext,
-    ) -> SetFlight {
+    ) -> SetFlightResult {
         let before = self.usable_set(package, call).await?.map(|stored| stored.stored_set);
         if let Some(before) =
             before.as_ref().filter(|before| anew != ProofSetRefresh::Whole && seen != Some(before.age))
@@ -278,7 +279,7 @@ impl ProofSets {
         before: Option<Arc<StoredProofSet>>,
         error: &UpstreamError,
         call: &RequestContext,
-    ) -> SetFlight {
+    ) -> SetFlightResult {
         let upstream = call.upstream(&package.provider.host)?;
         match before {
             Some(before) if upstream.settings.keep_gone => {
@@ -315,7 +316,7 @@ impl ProofSets {
         set: ProofSet,
         checked: Timestamp,
         now: Timestamp,
-    ) -> SetFlight {
+    ) -> SetFlightResult {
         self.replace_imported_set(package, &set, now).await?;
         let current = Arc::new(set);
         self.change_set(package, move |library, stored| {
@@ -362,7 +363,7 @@ impl ProofSets {
         self: &Arc<Self>,
         package: &Package,
         change: impl Fn(&Library, Option<StoredProofSet>) -> Result<StoredProofSet, StoreError> + Send + 'static,
-    ) -> SetFlight {
+    ) -> SetFlightResult {
         let owned_package = package.clone();
         let changed = self.library.on_disk(move |library| {
             let key = Key::ProofSet(owned_package.clone());
@@ -370,7 +371,7 @@ impl ProofSets {
                 let read = library.read_set(&owned_package);
                 // Do not overwrite a set that was not read: the store may be back by now.
                 let is_gone = matches!(read, Err(StoreError::Gone));
-                let stored = default_if_gone(read)?.map(|stored| Arc::unwrap_or_clone(stored.stored_set));
+                let stored = default_if_store_unavailable(read)?.map(|stored| Arc::unwrap_or_clone(stored.stored_set));
                 let before = stored.clone();
                 let changed = change(library, stored)?;
                 if let Some(before) =
@@ -437,7 +438,7 @@ impl ProofSets {
         let (package, digest) = (package.clone(), set.document.shasum);
         let (proof, filename) = (set.proof().clone(), set.document.filename.clone());
         let replace = move |library: &Library| {
-            let stored = default_if_gone(library.read_set(&package))?.map(|stored| stored.stored_set);
+            let stored = default_if_store_unavailable(library.read_set(&package))?.map(|stored| stored.stored_set);
             let imported = stored.filter(|stored_set| stored_set.current.was_imported());
             let Some(before) = imported.map(|imported| imported.current.document.shasum) else { return Ok(()) };
             if before == digest {

@@ -20,7 +20,7 @@ use crate::mirror::library::{
 use crate::mirror::modules::RESOLVED_BY_ACCEPT;
 use crate::mirror::transfer::TransferStage;
 use crate::mirror::transfer::bundle::entry::{EntryCriteria, SmallFiles, store_failed};
-use crate::mirror::{Library, default_if_gone};
+use crate::mirror::{Library, default_if_store_unavailable};
 use crate::packaging::{ArchiveFormat, PACKER, PackResult, Tree, TreeEntry, TreeLimits, TreePath, pack, unpack_from};
 use crate::store::{Blob, Durability, IndexEntry, Key, StoreError};
 use crate::upstream::error::sanitized;
@@ -247,7 +247,7 @@ impl Library {
                     None
                 }
                 Some(stored) if set.has_same_files(&stored.current) => stored.predecessor,
-                Some(stored) if default_if_gone(self.store.blobs.is_stored(&stored.current.document.shasum))? => {
+                Some(stored) if default_if_store_unavailable(self.store.blobs.is_stored(&stored.current.document.shasum))? => {
                     Some((stored.current, now))
                 }
                 Some(stored) => stored.predecessor,
@@ -275,7 +275,8 @@ impl Library {
 
     /// True if an archive is stored under this name.
     fn is_stored_under(&self, package: &Package, digest: Digest) -> Result<bool, StoreError> {
-        Ok(self.catalog.name(package)?.get(&digest).is_some() && default_if_gone(self.store.blobs.is_stored(&digest))?)
+        Ok(self.catalog.name(package)?.get(&digest).is_some()
+            && default_if_store_unavailable(self.store.blobs.is_stored(&digest))?)
     }
 }
 
@@ -329,7 +330,7 @@ impl BundledModule {
         }
         drop(subdir_in_archive(&package, located.located.subdir.as_ref()).map_err(|e| e.to_string())?);
         let is_held = || -> Result<bool, StoreError> {
-            let is_there = default_if_gone(library.store.blobs.is_stored(&entry.archive.sha256))?
+            let is_there = default_if_store_unavailable(library.store.blobs.is_stored(&entry.archive.sha256))?
                 && library.catalog.name(&key)?.get(&entry.archive.sha256).is_some();
             let is_located = library.has_document_or_newer(&Key::ModuleLocation(key.clone()), &location, now)?;
             let is_pinned = module_history::read_first_seen(library, &key)?

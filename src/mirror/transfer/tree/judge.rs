@@ -20,7 +20,7 @@ use crate::mirror::request_context::JobRequest;
 use crate::mirror::transfer::tree::import::{ArchiveOrigin, ImportAbort, StagedTreeArchive, TreeImport};
 use crate::mirror::transfer::tree::local_sets::{SidecarProof, sums_of, unsigned_set};
 use crate::mirror::transfer::tree::{FileVerdict, ImportedFile, ProvenBy, UnsignedPolicy};
-use crate::mirror::{Connectivity, Library, RequestContext, Urgency, default_if_gone, proof_sets};
+use crate::mirror::{Connectivity, Library, RequestContext, Urgency, default_if_store_unavailable, proof_sets};
 use crate::store::StoreError;
 use crate::upstream::backoff::Origin;
 use crate::verify::{PackageLimits, ProofBasis, package_hashes};
@@ -516,7 +516,9 @@ impl Library {
         if self.catalog.name(package)?.get(&digest).is_none() {
             return Ok(StoredState::Nothing);
         }
-        let Some(blob) = default_if_gone(self.store.blobs.open(&digest))? else { return Ok(StoredState::Nothing) };
+        let Some(blob) = default_if_store_unavailable(self.store.blobs.open(&digest))? else {
+            return Ok(StoredState::Nothing);
+        };
         if unless_damaged(blob.fast_hash())? == Some(fast) {
             return Ok(StoredState::Whole);
         }
@@ -533,7 +535,7 @@ impl Library {
     fn held_package_hashes(&self, package: &Package) -> Result<Vec<String>, StoreError> {
         let mut known = Vec::new();
         for archive in self.catalog.name(package)?.archives {
-            let Some(blob) = default_if_gone(self.store.blobs.open(&archive.digest))? else { continue };
+            let Some(blob) = default_if_store_unavailable(self.store.blobs.open(&archive.digest))? else { continue };
             if unless_damaged(blob.fast_hash())? != Some(archive.fast) {
                 continue;
             }
