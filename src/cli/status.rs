@@ -83,7 +83,7 @@ fn store(page: &mut TextPage, mirror: &Status) {
     page.row("documents", &counted(mirror.documents, mirror.document_bytes));
     if let Some(LastBundle { created, applied, .. }) = mirror.last_bundle {
         let age = format_seconds(applied.since(created).as_secs());
-        page.row("last bundle", &format!("made {}, applied {age} later", format_timestamp(created)));
+        page.row("bundle", &format!("made {}, applied {age} later", format_timestamp(created)));
     }
     page.row("first-seen", &counted(mirror.first_seen_records, mirror.first_seen_bytes));
     let used = percent(mirror.archive_bytes.saturating_add(mirror.document_bytes), mirror.max_size_bytes);

@@ -196,6 +196,21 @@ async fn a_key_that_re_signed_the_same_bytes_vouches_for_no_others() {
     larder.document_for("null", "1.2.0", "darwin_arm64").await.expect(200);
 }
 
+/// Promise 14: a key that signs the stored bytes again, after the first-seen records were lost, is not the first key.
+#[tokio::test]
+async fn a_second_key_is_not_the_first_when_the_records_are_lost() {
+    let upstream = upstream_with(edition(1)).await;
+    let larder = always_revalidating(&upstream).start().await;
+    installed_digest(&larder, "1.2.0").await.unwrap();
+    let folder = larder.stop().await;
+    std::fs::remove_dir_all(folder.path().join("v1/seen")).unwrap();
+
+    let larder = always_revalidating(&upstream).store_at(&folder).start().await;
+    upstream.publish(edition(1).signed_by(&SigningKey::new_key()));
+    installed_digest(&larder, "1.2.0").await.unwrap();
+    assert_eq!(raised_alarms(&larder).await, expected_alarms(&[("new-key", "1.2.0")]));
+}
+
 /// Promise 14: a key that the provider used before a version was first verified vouches for that version, with an
 /// alarm.
 #[tokio::test]

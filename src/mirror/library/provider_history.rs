@@ -267,23 +267,22 @@ impl HistoryStep<'_, '_> {
     /// sets. A damaged record that no stored set can rebuild is lost.
     fn history(&mut self, version: &Version) -> Result<HistoryRecords, StoreError> {
         let whole = self.whole_record()?;
-        let keys = self.key_log(&whole)?;
         let key = Key::FirstSeen(self.provider.clone(), version.clone());
         let recorded = match self.step.read(&key)?.json() {
             Recorded::Absent => whole.part(|whole| whole.version(version)),
             recorded => recorded,
         };
-        let is_lost = match recorded {
-            Recorded::Whole(history) => return Ok(HistoryRecords { version: Recoverable::Whole(history), keys }),
-            Recorded::Damaged => true,
-            Recorded::Absent => false,
+        let is_lost = matches!(recorded, Recorded::Damaged);
+        let version = match recorded {
+            Recorded::Whole(history) => Recoverable::Whole(history),
+            Recorded::Damaged | Recorded::Absent => match self.history_of_stored_sets(version)? {
+                stored if !stored.is_empty() => Recoverable::Whole(self.put_rebuilt(&key, stored)),
+                _ if is_lost => Recoverable::Lost(VersionHistory::default()),
+                _ => Recoverable::Absent,
+            },
         };
-        let stored = self.history_of_stored_sets(version)?;
-        let version = match stored {
-            _ if !stored.is_empty() => Recoverable::Whole(self.put_rebuilt(&key, stored)),
-            _ if is_lost => Recoverable::Lost(VersionHistory::default()),
-            _ => Recoverable::Absent,
-        };
+        // After the version: a lost log is rebuilt from the versions, a rebuilt one among them.
+        let keys = self.key_log(&whole)?;
         Ok(HistoryRecords { version, keys })
     }
 
