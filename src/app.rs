@@ -394,7 +394,7 @@ pub struct StartSettings {
     pub clock: Clock,
     /// Timeouts and sizes of the mirror. The store's size limit comes from the configuration.
     pub limits: Limits,
-    /// Limits on outgoing requests and git jobs.
+    /// Limits on outgoing requests and git fetches.
     pub upstream_limits: UpstreamLimits,
     /// Limits on client connections of each listener.
     pub connections: listener::Limits,

@@ -1,4 +1,4 @@
-//! How operators, reports and messages name packages: a selector is `[HOST/]NAMESPACE/TYPE[@CONSTRAINT]`, or
+//! The names of packages in commands, reports and messages: a selector is `[HOST/]NAMESPACE/TYPE[@CONSTRAINT]`, or
 //! `[HOST/]NAMESPACE/NAME/SYSTEM[@CONSTRAINT]`; a reference is `{"address":…,"version":…,"platform":…}` in JSON,
 //! `ADDRESS VERSION (PLATFORM)` as text.
 

@@ -1,5 +1,5 @@
-//! What the connection and trusted proxies say of a request: its client, who must be among `[server] clients` (promise
-//! 8), and the origin at which the client sees larder.
+//! The facts about a request from its connection and trusted proxies: its client, who must be among `[server] clients`
+//! (promise 8), and the origin at which the client sees larder.
 
 use std::net::IpAddr;
 

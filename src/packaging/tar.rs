@@ -1,5 +1,5 @@
 //! The reader of untrusted tars, within limits, and the writer of tars. Which names and kinds of entries are accepted is
-//! left to the reader's callers. Bundles have a stricter form of their own (`bundle/tar.rs`).
+//! left to the reader's callers. Bundles have a stricter form of their own (`bundle/stream.rs`).
 
 use std::io::{self, Read, Write};
 

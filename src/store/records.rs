@@ -513,7 +513,7 @@ impl dyn Records + '_ {
         self.chosen_below(Path::new("documents"), Some)
     }
 
-    /// What `choose` takes from the keys of the records below a folder.
+    /// The values that `choose` takes from the keys of the records below a folder.
     fn chosen_below<T>(&self, folder: &Path, choose: impl Fn(Key) -> Option<T>) -> Result<Vec<T>, StoreError> {
         Ok(self.keys_below(folder)?.into_iter().filter_map(|(key, _)| choose(key)).collect())
     }

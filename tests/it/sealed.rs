@@ -279,7 +279,7 @@ async fn offline_module_lists_and_latest_come_from_stored_versions() {
     assert_eq!(module_versions(&module_list(&larder, "one").await.expect(200)), ["1.0.0"]);
     assert!(fetch(larder.base(), "one").await == (location, archive));
     let missing = get(&format!("{}/admin/v1/missing", larder.admin())).await.expect(200).json();
-    // What the earlier offline larder was asked for. This one missed nothing.
+    // The requests to the earlier offline larder. This one missed nothing.
     let addresses: Vec<&Value> = missing["what"].as_array().unwrap().iter().map(|entry| &entry["address"]).collect();
     assert_eq!(addresses, [&json!(format!("{HOST}/acme/two/test"))]);
 }

@@ -22,7 +22,7 @@ async fn upstream_with(names: &[&str], size: usize) -> FakeUpstream {
 
 const LOCK_FILE: &str = "provider \"registry.terraform.io/acme/null\" {\n  version = \"1.2.0\"\n}\n";
 
-/// What changes something needs the token; pages and rebound names are refused whatever they know.
+/// A request that changes something needs the token; pages and rebound names are refused whatever they know.
 #[tokio::test]
 async fn jobs_are_started_and_stopped_with_the_token_only_and_never_by_a_web_page() {
     let upstream = upstream_with(&["null"], 100).await;
@@ -200,7 +200,7 @@ async fn the_number_of_jobs_is_limited() {
     fixture.get(&paths[0]).await.expect(404);
 }
 
-/// Whether each archive is served without a request to upstream. Fills it if not.
+/// For each archive: true if it is served without a request to upstream. A missing one is filled.
 async fn is_stored(larder: &Larder, upstream: &FakeUpstream, name: &str) -> bool {
     let path = larder.archive_path(name, "1.2.0").await;
     let before = upstream.count_of(Target::Archive);

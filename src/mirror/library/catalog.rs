@@ -193,7 +193,7 @@ impl Library {
                 }
             })?;
             if matches!(outcome, PinOutcome::Pinned | PinOutcome::Unpinned) {
-                tracing::info!(%package, ?outcome, "told by the operator");
+                tracing::info!(%package, ?outcome, "the operator changed a pin");
             }
             pinned.push(PinResult { package: package.into(), outcome });
         }

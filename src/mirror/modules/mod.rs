@@ -293,7 +293,7 @@ fn pending_location(package: &ModulePackage, subdir: Option<String>) -> ModuleLo
 
 impl Modules {
     /// The archive that one of larder's URLs names. A missing one is fetched and packed, however long that takes:
-    /// clients wait for an archive without a limit (retries of clients).
+    /// clients wait for an archive without a limit.
     ///
     /// # Errors
     /// [`Error::NotFound`] if no archive of the version has this digest, even after asking upstream.

@@ -138,7 +138,7 @@ pub(super) struct TreeImport {
     counts: ImportCounts,
 }
 
-/// What is read on blocking threads: the tar, and the unpacked package that is being read from it.
+/// The input that blocking threads read: the tar, and the unpacked package that is being read from it.
 struct TreeTar {
     reader: ProviderTreeReader<Box<dyn Read + Send>>,
     repack: Option<PackageRepack>,

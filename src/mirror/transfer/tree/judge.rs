@@ -569,7 +569,7 @@ fn upstream_unavailable(error: &Error) -> String {
         Error::HeldBack { until, .. } => format!("try again after {}", until.date_time()),
         _ => "try again".to_owned(),
     };
-    format!("upstream could not be asked: {error}; {when}, or import it into an offline transfers")
+    format!("upstream could not be asked: {error}; {when}, or import it into an offline larder")
 }
 
 /// The stored set that names this archive.
