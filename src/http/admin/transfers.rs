@@ -87,12 +87,13 @@ impl Admin {
         let (mirror, key) = (Arc::clone(&self.mirror), self.bundles.signing.clone());
         let length = BundleWriter::<Vec<u8>>::bundle_bytes(&gathered.manifest, key.as_ref());
         drop(self.mirror.runtime.spawn_blocking(move || {
-            let _permit = permit;
             let mut writer = sender.writer();
             let written = mirror.transfers.write_bundle(&gathered, key.as_ref(), &mut writer).map(drop);
             if let Err(error) = &written {
                 tracing::error!(%error, "a bundle was not written to its end");
             }
+            // Released before the client sees the end: it may ask for its next bundle at once.
+            drop(permit);
             writer.end(written);
         }));
         response::of_type(Body::stream(receiver.stream(), Some(length)), TAR)
@@ -163,12 +164,14 @@ impl Admin {
         let (sender, receiver) = pipe();
         let mirror = Arc::clone(&self.mirror);
         self.mirror.runtime.spawn_until_closed(async move {
-            match export.write(&mirror.transfers, sender.writer()).await {
+            let written = export.write(&mirror.transfers, sender.writer()).await;
+            // Released before the client sees the end: it may ask for its next tree at once.
+            drop(permit);
+            match written {
                 Ok(writer) => drop(mirror.runtime.spawn_blocking(move || writer.end(Ok(()))).await),
                 // The pipe is dropped without an end, so the client gets a broken response.
                 Err(error) => tracing::error!(%error, "a tree export broke off"),
             }
-            drop(permit);
         });
         response::of_type(Body::stream(receiver.stream(), None), TAR)
     }

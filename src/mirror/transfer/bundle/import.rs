@@ -114,7 +114,7 @@ impl Transfers {
         bundle: impl Read + Send + 'static,
         options: ApplyOptions,
         clock: Clock,
-        report: impl FnMut(ApplyEvent) + Send + 'static,
+        mut report: impl FnMut(ApplyEvent) + Send + 'static,
     ) -> Result<Receipt, ApplyError> {
         let alone = Arc::clone(&self.bundle_import_lock).try_lock_owned().map_err(|_| ApplyError::Busy)?;
         let interrupted = |_| Error::Interrupted("applying the bundle".to_owned());
@@ -132,8 +132,11 @@ impl Transfers {
         self.library.store.index.until_complete().await?;
         let library = Arc::clone(&self.library);
         let applying = self.runtime.tasks.spawn_blocking(move || {
-            let _alone = alone;
-            library.apply_bundle(opened, &options, &clock, report)
+            let receipt = library.apply_bundle(opened, &options, &clock, &mut report)?;
+            // Released before the end is reported: a script that reads it may apply its next bundle at once.
+            drop(alone);
+            report(ApplyEvent::Done { receipt: receipt.clone() });
+            Ok::<_, ApplyError>(receipt)
         });
         let receipt = applying.await.map_err(interrupted)??;
         let library = Arc::clone(&self.library);
@@ -152,7 +155,7 @@ impl Library {
         opened: BundleReader<R>,
         options: &ApplyOptions,
         clock: &Clock,
-        mut report: impl FnMut(ApplyEvent),
+        report: &mut impl FnMut(ApplyEvent),
     ) -> Result<Receipt, ApplyError> {
         let manifest = Arc::clone(&opened.manifest);
         let _stays = self.hold_entries(&manifest);
@@ -165,7 +168,6 @@ impl Library {
         let mut application =
             BundleApplication { library: self, options, clock, shared, opened, report, read: 0, reported: 0 };
         let (entries, mut ended) = application.apply_entries(&manifest);
-        let BundleApplication { mut report, .. } = application;
         if let Err(error) = self.list_imported_entries(&manifest) {
             let reason = || format!("not all imported entries could be listed: {error}; {}", error.remedy());
             ended.get_or_insert_with(reason);
@@ -195,7 +197,6 @@ impl Library {
                 receipt.ended.get_or_insert_with(|| format!("the receipt could not be written: {error}"));
             }
         }
-        report(ApplyEvent::Done { receipt: receipt.clone() });
         Ok(receipt)
     }
 }
