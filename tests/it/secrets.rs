@@ -20,10 +20,10 @@ const HEADER_VALUE: &str = "header+value/S3cret=3";
 const GIT_TOKEN: &str = "git+token/S3cret=4";
 const ADMIN_TOKEN: &str = "admin+token/S3cret=5-0123456789abcdef";
 /// The secret in URLs that upstreams name.
-const QUERY: &str = "qu3ryS3cret6";
-const USERINFO: &str = "us3rinfoS3cret7";
+const QUERY_SECRET: &str = "qu3ryS3cret6";
+const USERINFO_SECRET: &str = "us3rinfoS3cret7";
 /// A client's own secret.
-const CLIENT: &str = "cl1entS3cret8";
+const CLIENT_SECRET: &str = "cl1entS3cret8";
 
 /// Larder's secrets, and the environment variables that contain them.
 const CREDENTIALS: [(&str, &str); 5] = [
@@ -42,33 +42,35 @@ fn spellings(secret: &str) -> Vec<String> {
 }
 
 /// True if the bytes contain the secret, in any encoding.
-fn holds(bytes: &[u8], secret: &str) -> bool {
+fn contains_secret(bytes: &[u8], secret: &str) -> bool {
     let text = String::from_utf8_lossy(bytes);
     spellings(secret).iter().any(|spelling| text.contains(spelling.as_str()))
 }
 
 /// Every output, with its source.
 #[derive(Default)]
-struct Heard(Vec<(String, Vec<u8>)>);
+struct CollectedOutput(Vec<(String, Vec<u8>)>);
 
-impl Heard {
-    fn answer(&mut self, subject: &str, answer: &Answer) {
+impl CollectedOutput {
+    fn add_answer(&mut self, subject: &str, answer: &Answer) {
         self.0.push((format!("the headers of {subject}"), format!("{:?}", answer.headers).into_bytes()));
         self.0.push((format!("the body of {subject}"), answer.body.clone()));
     }
 
-    fn said(&mut self, subject: &str, output: &CommandOutput) {
+    fn add_command(&mut self, subject: &str, output: &CommandOutput) {
         self.0.push((format!("what {subject} printed"), output.out.clone().into_bytes()));
         self.0.push((format!("what {subject} complained of"), output.err.clone().into_bytes()));
     }
 
     /// Reports all secrets, not only the first one.
-    fn no_secret(&self) {
+    fn assert_no_secret(&self) {
         let mut leaks = std::collections::BTreeSet::new();
-        for secret in CREDENTIALS.map(|(_, secret)| secret).into_iter().chain([QUERY, USERINFO, CLIENT]) {
-            for (source, bytes) in self.0.iter().filter(|(_, bytes)| holds(bytes, secret)) {
+        for secret in
+            CREDENTIALS.map(|(_, secret)| secret).into_iter().chain([QUERY_SECRET, USERINFO_SECRET, CLIENT_SECRET])
+        {
+            for (source, bytes) in self.0.iter().filter(|(_, bytes)| contains_secret(bytes, secret)) {
                 let text = String::from_utf8_lossy(bytes);
-                let lines = text.lines().filter(|line| holds(line.as_bytes(), secret)).take(3);
+                let lines = text.lines().filter(|line| contains_secret(line.as_bytes(), secret)).take(3);
                 leaks.extend(lines.map(|line| format!("{secret} is in {source}: {line:.600}")));
             }
         }
@@ -94,10 +96,10 @@ struct SecretsFixture {
 
 const HOSTS: [&str; 3] = ["token.example", "basic.example", "header.example"];
 /// Providers that install: as published, with URLs at another origin, with a redirect of the archive to another origin.
-const FINE: [&str; 3] = ["good", "urls-elsewhere", "redirected"];
+const INSTALLABLE: [&str; 3] = ["good", "urls-elsewhere", "redirected"];
 /// Providers that do not: 403, a reset connection, wrong bytes, userinfo in the URLs, URLs at a closed port, and the query
 /// of a signed URL in the file name, in the keys and in the digest.
-const BAD: [&str; 8] =
+const UNINSTALLABLE: [&str; 8] =
     ["denied", "reset", "wrong-bytes", "userinfo", "closed-port", "query-in-name", "query-in-keys", "query-in-digest"];
 
 fn path(name: &str) -> String {
@@ -119,17 +121,16 @@ impl SecretsFixture {
         };
         let Self { token, basic, service, header, files, elsewhere, folder, .. } = &fixture;
         for upstream in [token, service, header, files, elsewhere] {
-            for name in FINE.iter().chain(&BAD) {
+            for name in INSTALLABLE.iter().chain(&UNINSTALLABLE) {
                 upstream.publish(Provider::new("acme", name).size(40_000));
             }
         }
-        let odd = format!("http://u:{USERINFO}@h.example/?{QUERY}");
+        let odd = format!("http://u:{USERINFO_SECRET}@h.example/?{QUERY_SECRET}");
         let services = format!("{{\"providers.v1\":\"{}\",\"odd.v1\":\"{odd}\"}}", service.providers_url());
         basic.serve_json("/.well-known/terraform.json", &services);
         let origins = [token, basic, service, header, elsewhere].into_iter();
         let origins = origins.flat_map(|upstream| [upstream.origin(), upstream.releases_origin()]);
-        let nowhere = "http://127.0.0.1:9".to_owned();
-        let allowed = origins.chain([nowhere, "127.0.0.1".to_owned()]);
+        let allowed = origins.chain([CLOSED_PORT.to_owned(), "127.0.0.1".to_owned()]);
         let url = |upstream: &FakeUpstream| format!("{}/", upstream.origin());
         let secret = |number: usize| format!("{{ env = \"{}\" }}", CREDENTIALS[number].0);
         let header_secret = format!("header = {{ name = \"X-Registry-Key\", value = {} }}", secret(2));
@@ -153,61 +154,63 @@ impl SecretsFixture {
         [(HOSTS[0], token, token), (HOSTS[1], service, service), (HOSTS[2], header, files)]
     }
 
-    /// Replaces each registry's documents so that they lead to other origins, and gives files faults.
-    async fn arrange(&self) {
-        let elsewhere = self.elsewhere.origin();
+    /// Makes each registry's documents lead to other origins, with secrets in their URLs, and gives its files faults.
+    async fn publish_documents_and_faults(&self) {
         for (number, (_, registry, files)) in self.registries().into_iter().enumerate() {
-            let files_origin = files.releases_origin();
-            let with_user = files_origin.replace("://", &format!("://larder:{USERINFO}@"));
-            let signed = |end: &str| (format!("{end}\""), format!("{end}?X-Amz-Signature={QUERY}\""));
-            for name in FINE.iter().chain(&BAD) {
-                let true_document = client().get(format!("{}{}", registry.origin(), path(name))).bearer_auth(TOKEN);
-                let mut text = send(true_document).await.unwrap().expect(200).text();
-                let odd_keys = format!("\"signing_keys\":\"{with_user}/?{QUERY}\",\"x\":{{");
-                let replaced = match *name {
-                    "urls-elsewhere" => vec![(registry.releases_origin(), elsewhere.clone())],
-                    "userinfo" => vec![(registry.releases_origin(), with_user.clone())],
-                    "closed-port" => vec![(registry.releases_origin(), "http://127.0.0.1:9".to_owned())],
-                    "query-in-keys" => vec![("\"signing_keys\":{".to_owned(), odd_keys)],
-                    "query-in-digest" => vec![("\"shasum\":\"".to_owned(), format!("\"shasum\":\"?{QUERY}"))],
-                    "query-in-name" => vec![("64.zip\",".to_owned(), format!("64.zip?X-Amz-Signature={QUERY}\","))],
-                    _ => vec![(registry.releases_origin(), files_origin.clone())],
-                };
-                let signed = [signed("64.zip"), signed("_SHA256SUMS"), signed(".sig")];
-                let also = [("sig=0\"".to_owned(), format!("sig=0&X-Amz-Signature={QUERY}\""))];
-                for (from, to) in replaced.into_iter().chain(signed).chain(also) {
-                    let replaces_everywhere =
-                        !from.starts_with("64.zip\"") || !to.contains("Signature") || *name == "query-in-name";
-                    text = if replaces_everywhere {
-                        text.replace(&from, &to)
-                    } else {
-                        sign_archive_url(&text, &from, &to)
-                    };
-                }
-                registry.serve_json(&path(name), &text);
+            for name in INSTALLABLE.iter().chain(&UNINSTALLABLE) {
+                self.publish_document(registry, files, name).await;
             }
-            let zip = |name: &str| Target::Path(format!("terraform-provider-{name}_1.2.0_linux_amd64.zip"));
-            let base_url = format!("{elsewhere}/releases/acme/terraform-provider-redirected/1.2.0/");
-            let sent = format!("{base_url}terraform-provider-redirected_1.2.0_linux_amd64.zip?X-Amz-Signature={QUERY}");
-            files.fault(zip("redirected"), Fault::RedirectTo(302, sent));
-            files.fault(zip("denied"), Fault::Status(403));
-            files.fault(zip("reset"), Fault::Reset(0));
-            files.fault(zip("wrong-bytes"), Fault::WrongBytes);
-            let hop = format!("http://larder:{USERINFO}@127.0.0.1:9/?{QUERY}");
-            registry.fault(Target::Path("/hop/versions".into()), Fault::RedirectTo(302, hop.clone()));
-            registry.serve_json("/v1/providers/acme/list/versions", &format!("{{\"versions\":\"{hop}\"}}"));
-            let listed = format!("{{\"versions\":[{{\"version\":\"{hop}\",\"platforms\":\"{hop}\"}}]}}");
-            registry.serve_json("/v1/providers/acme/listed/versions", &listed);
-            let mut echo = spellings(CREDENTIALS[number].1);
-            // The last spelling, base64 of a user name and the secret, exists for the password only.
-            echo.truncate(if number == 1 { 4 } else { 3 });
-            let errors: Vec<String> = echo.iter().cloned().chain([echo.join(" "), format!("see {hop}")]).collect();
-            let errors = serde_json::json!({ "errors": errors });
-            let errors: &'static str = Box::leak(errors.to_string().into_boxed_str());
-            for status in STATUSES {
-                registry.fault(Target::Path(format!("/echo-{status}/")), Fault::StatusBody(status, errors));
-            }
+            self.publish_faults(registry, files);
+            publish_errors_with_secrets(registry, CREDENTIALS[number].1);
         }
+    }
+
+    /// Replaces the download document of one provider by one whose URLs have secrets and, by the provider's name, a flaw.
+    async fn publish_document(&self, registry: &FakeUpstream, files: &FakeUpstream, name: &str) {
+        let true_document = client().get(format!("{}{}", registry.origin(), path(name))).bearer_auth(TOKEN);
+        let mut text = send(true_document).await.unwrap().expect(200).text();
+        let (true_origin, files_origin) = (registry.releases_origin(), files.releases_origin());
+        let with_userinfo = files_origin.replace("://", &format!("://larder:{USERINFO_SECRET}@"));
+        let query = format!("X-Amz-Signature={QUERY_SECRET}");
+        if name == "query-in-name" {
+            text = text.replace("64.zip\",", &format!("64.zip?{query}\","));
+        } else {
+            text = sign_archive_url(&text, &query);
+        }
+        for end in ["_SHA256SUMS", ".sig"] {
+            text = text.replace(&format!("{end}\""), &format!("{end}?{query}\""));
+        }
+        text = text.replace("sig=0\"", &format!("sig=0&{query}\""));
+        let (from, to) = match name {
+            "urls-elsewhere" => (true_origin, self.elsewhere.origin()),
+            "userinfo" => (true_origin, with_userinfo),
+            "closed-port" => (true_origin, CLOSED_PORT.to_owned()),
+            "query-in-keys" => {
+                let keys = format!("\"signing_keys\":\"{with_userinfo}/?{QUERY_SECRET}\",\"x\":{{");
+                ("\"signing_keys\":{".to_owned(), keys)
+            }
+            "query-in-digest" => ("\"shasum\":\"".to_owned(), format!("\"shasum\":\"?{QUERY_SECRET}")),
+            "query-in-name" => return registry.serve_json(&path(name), &text),
+            _ => (true_origin, files_origin),
+        };
+        registry.serve_json(&path(name), &text.replace(&from, &to));
+    }
+
+    /// Faults of archives, and version lists that lead to a URL with userinfo and a query.
+    fn publish_faults(&self, registry: &FakeUpstream, files: &FakeUpstream) {
+        let zip = |name: &str| Target::Path(format!("terraform-provider-{name}_1.2.0_linux_amd64.zip"));
+        let base_url = format!("{}/releases/acme/terraform-provider-redirected/1.2.0/", self.elsewhere.origin());
+        let archive_url =
+            format!("{base_url}terraform-provider-redirected_1.2.0_linux_amd64.zip?X-Amz-Signature={QUERY_SECRET}");
+        files.fault(zip("redirected"), Fault::RedirectTo(302, archive_url));
+        files.fault(zip("denied"), Fault::Status(403));
+        files.fault(zip("reset"), Fault::Reset(0));
+        files.fault(zip("wrong-bytes"), Fault::WrongBytes);
+        let secret_url = url_with_secrets();
+        registry.fault(Target::Path("/redirected-list/versions".into()), Fault::RedirectTo(302, secret_url.clone()));
+        registry.serve_json("/v1/providers/acme/list/versions", &format!("{{\"versions\":\"{secret_url}\"}}"));
+        let versions = format!("{{\"versions\":[{{\"version\":\"{secret_url}\",\"platforms\":\"{secret_url}\"}}]}}");
+        registry.serve_json("/v1/providers/acme/listed/versions", &versions);
     }
 
     fn serve(&self) -> Process {
@@ -229,46 +232,66 @@ impl SecretsFixture {
 
 const STATUSES: [u16; 9] = [400, 401, 403, 404, 422, 429, 451, 500, 503];
 
-/// The file's name stands in the document twice: by itself, and at the end of its URL.
-fn sign_archive_url(text: &str, from: &str, to: &str) -> String {
+const CLOSED_PORT: &str = "http://127.0.0.1:9";
+
+fn url_with_secrets() -> String {
+    format!("http://larder:{USERINFO_SECRET}@127.0.0.1:9/?{QUERY_SECRET}")
+}
+
+/// An upstream whose error texts repeat the credential that it got, in every spelling.
+fn publish_errors_with_secrets(registry: &FakeUpstream, secret: &'static str) {
+    let mut sent = spellings(secret);
+    // The last spelling, base64 of a user name and the secret, exists for the password only.
+    sent.truncate(if secret == PASSWORD { 4 } else { 3 });
+    let texts: Vec<String> =
+        sent.iter().cloned().chain([sent.join(" "), format!("see {}", url_with_secrets())]).collect();
+    let errors = serde_json::json!({ "errors": texts });
+    let errors: &'static str = Box::leak(errors.to_string().into_boxed_str());
+    for status in STATUSES {
+        registry.fault(Target::Path(format!("/echo-{status}/")), Fault::StatusBody(status, errors));
+    }
+}
+
+/// Adds a query to the archive's URL. The document has the archive's name in another field, too, which stays.
+fn sign_archive_url(text: &str, query: &str) -> String {
     let (before, url) = text.split_once("\"download_url\":").unwrap();
-    format!("{before}\"download_url\":{}", url.replacen(from, to, 1))
+    format!("{before}\"download_url\":{}", url.replacen("64.zip\"", &format!("64.zip?{query}\""), 1))
 }
 
 /// Sends a request with the client's own secrets.
-async fn request_once(larder: &Process, path: &str, heard: &mut Heard) -> Answer {
-    let request = client().get(format!("{}{path}?token={CLIENT}", larder.base())).bearer_auth(CLIENT);
-    let answer = send(request.header("cookie", CLIENT)).await.unwrap();
-    heard.answer(path, &answer);
+async fn request_once(larder: &Process, path: &str, collected: &mut CollectedOutput) -> Answer {
+    let request = client().get(format!("{}{path}?token={CLIENT_SECRET}", larder.base())).bearer_auth(CLIENT_SECRET);
+    let answer = send(request.header("cookie", CLIENT_SECRET)).await.unwrap();
+    collected.add_answer(path, &answer);
     answer
 }
 
 /// Every request that these registries answer, successful or not.
-async fn ask_for_everything(larder: &Process, heard: &mut Heard) {
+async fn send_every_request(larder: &Process, collected: &mut CollectedOutput) {
     for host in HOSTS {
         let registry = format!("/registry/{host}");
-        request_once(larder, &format!("{registry}/.well-known/terraform.json"), heard).await.expect(200);
-        for name in FINE.iter().chain(&BAD) {
-            request_once(larder, &format!("{registry}/v1/providers/acme/{name}/versions"), heard).await.expect(200);
-            request_once(larder, &format!("/mirror/{host}/acme/{name}/index.json"), heard).await.expect(200);
-            request_once(larder, &format!("/mirror/{host}/acme/{name}/1.2.0.json"), heard).await;
-            let document = request_once(larder, &format!("{registry}{}", path(name)), heard).await;
+        request_once(larder, &format!("{registry}/.well-known/terraform.json"), collected).await.expect(200);
+        for name in INSTALLABLE.iter().chain(&UNINSTALLABLE) {
+            request_once(larder, &format!("{registry}/v1/providers/acme/{name}/versions"), collected).await.expect(200);
+            request_once(larder, &format!("/mirror/{host}/acme/{name}/index.json"), collected).await.expect(200);
+            request_once(larder, &format!("/mirror/{host}/acme/{name}/1.2.0.json"), collected).await;
+            let document = request_once(larder, &format!("{registry}{}", path(name)), collected).await;
             let mut has_succeeded = document.status == 200;
             for file in
                 ["shasums_url", "shasums_signature_url", "download_url"].into_iter().filter(|_| document.status == 200)
             {
                 has_succeeded &=
-                    request_once(larder, document.json()[file].as_str().unwrap(), heard).await.status == 200;
+                    request_once(larder, document.json()[file].as_str().unwrap(), collected).await.status == 200;
             }
-            assert_eq!(has_succeeded, FINE.contains(name), "{host} {name}: {}", document.text());
+            assert_eq!(has_succeeded, INSTALLABLE.contains(name), "{host} {name}: {}", document.text());
         }
         let echoes = STATUSES.map(|status| format!("echo-{status}"));
-        for name in ["hop", "list", "listed"].into_iter().chain(echoes.iter().map(String::as_str)) {
-            let list = request_once(larder, &format!("{registry}/v1/providers/acme/{name}/versions"), heard).await;
+        for name in ["redirected-list", "list", "listed"].into_iter().chain(echoes.iter().map(String::as_str)) {
+            let list = request_once(larder, &format!("{registry}/v1/providers/acme/{name}/versions"), collected).await;
             assert!(list.status >= 400, "{name}: {}", list.text());
         }
     }
-    request_once(larder, "/nothing", heard).await.expect(404);
+    request_once(larder, "/nothing", collected).await.expect(404);
 }
 
 /// Promise 8: a credential goes to the origin of its `url`, to the services that its discovery names, and to the hosts in its
@@ -276,11 +299,11 @@ async fn ask_for_everything(larder: &Process, heard: &mut Heard) {
 #[tokio::test]
 async fn each_credential_is_sent_to_exactly_its_own_origins() {
     let fixture = SecretsFixture::new().await;
-    fixture.arrange().await;
+    fixture.publish_documents_and_faults().await;
     for upstream in [&fixture.token, &fixture.service, &fixture.header] {
         upstream.forget_requests();
     }
-    ask_for_everything(&fixture.serve(), &mut Heard::default()).await;
+    send_every_request(&fixture.serve(), &mut CollectedOutput::default()).await;
     let SecretsFixture { token, basic, service, header, files, elsewhere, .. } = &fixture;
     let mut reached = BTreeMap::new();
     for upstream in [token, basic, service, header, files, elsewhere] {
@@ -305,24 +328,25 @@ async fn each_credential_is_sent_to_exactly_its_own_origins() {
     for (subject, host, secrets) in expected {
         for request in &reached[&host] {
             let shown: Vec<&str> =
-                CREDENTIALS.iter().map(|(_, secret)| *secret).filter(|secret| shows(request, secret)).collect();
+                CREDENTIALS.iter().map(|(_, secret)| *secret).filter(|secret| carries(request, secret)).collect();
             assert_eq!(shown, secrets, "{subject}: {} {}", request.path, request.query);
-            assert!(!shows_anywhere(request, CLIENT), "{subject}: {request:?}");
+            assert!(!contains_anywhere(request, CLIENT_SECRET), "{subject}: {request:?}");
         }
     }
 }
 
-fn shows(request: &RecordedRequest, secret: &str) -> bool {
-    request.headers.values().any(|value| holds(value.as_bytes(), secret)) || holds(request.query.as_bytes(), secret)
+fn carries(request: &RecordedRequest, secret: &str) -> bool {
+    request.headers.values().any(|value| contains_secret(value.as_bytes(), secret))
+        || contains_secret(request.query.as_bytes(), secret)
 }
 
 /// Returns true if the request has the secret anywhere, the path included.
-fn shows_anywhere(request: &RecordedRequest, secret: &str) -> bool {
-    shows(request, secret) || request.path.contains(secret)
+fn contains_anywhere(request: &RecordedRequest, secret: &str) -> bool {
+    carries(request, secret) || request.path.contains(secret)
 }
 
 /// Configurations of a user who wrote a secret where a variable's name belongs.
-fn wrong_configurations() -> Vec<String> {
+fn configurations_with_misplaced_secrets() -> Vec<String> {
     let upstream = "[[upstream]]\nhost = \"r.example\"\n";
     let mut all = vec![
         format!("[admin]\ntoken = \"{ADMIN_TOKEN}\""),
@@ -330,13 +354,13 @@ fn wrong_configurations() -> Vec<String> {
         format!("[admin]\ntoken = {{ env = \"{ADMIN_TOKEN}\" }}"),
         format!("[admin]\ntoken = {{ value = \"{ADMIN_TOKEN}\" }}"),
         format!("[server]\npublic_url = \"https://larder:{PASSWORD}@m.example/\""),
-        format!("{upstream}url = \"https://larder:{USERINFO}@r.example/\""),
-        format!("{upstream}url = \"https://r.example/?token={QUERY}\""),
-        format!("[[upstream]]\nhost = \"larder:{USERINFO}@r.example\""),
+        format!("{upstream}url = \"https://larder:{USERINFO_SECRET}@r.example/\""),
+        format!("{upstream}url = \"https://r.example/?token={QUERY_SECRET}\""),
+        format!("[[upstream]]\nhost = \"larder:{USERINFO_SECRET}@r.example\""),
         format!(
-            "[[credential]]\nhost = \"https://larder:{USERINFO}@git.example\"\ntoken = {{ env = \"LARDER_TEST_GIT\" }}"
+            "[[credential]]\nhost = \"https://larder:{USERINFO_SECRET}@git.example\"\ntoken = {{ env = \"LARDER_TEST_GIT\" }}"
         ),
-        format!("[network]\nallow_private = [\"http://larder:{USERINFO}@a.example\"]"),
+        format!("[network]\nallow_private = [\"http://larder:{USERINFO_SECRET}@a.example\"]"),
     ];
     for wrong in [
         format!("token = \"{TOKEN}\""),
@@ -359,48 +383,49 @@ fn wrong_configurations() -> Vec<String> {
 #[tokio::test]
 async fn no_secret_appears_in_any_output_of_a_whole_run() {
     let fixture = SecretsFixture::new().await;
-    fixture.arrange().await;
-    let mut heard = Heard::default();
+    fixture.publish_documents_and_faults().await;
+    let mut collected = CollectedOutput::default();
     let larder = fixture.serve();
-    ask_for_everything(&larder, &mut heard).await;
+    send_every_request(&larder, &mut collected).await;
     fixture.token.expire_urls();
-    ask_again(&larder, &mut heard).await;
+    repeat_requests(&larder, &mut collected).await;
     for page in
         ["/metrics", "/admin/v1/status", "/admin/v1/client-config", "/admin/v1/client-config?mirror", "/nothing"]
     {
         let url = format!("{}{page}", larder.admin());
-        heard.answer(page, &get(&url).await);
-        let shown = client().get(format!("{url}?token={CLIENT}")).bearer_auth(format!("{ADMIN_TOKEN}{CLIENT}"));
-        heard.answer(page, &send(shown.header("origin", format!("http://{CLIENT}"))).await.unwrap());
+        collected.add_answer(page, &get(&url).await);
+        let shown =
+            client().get(format!("{url}?token={CLIENT_SECRET}")).bearer_auth(format!("{ADMIN_TOKEN}{CLIENT_SECRET}"));
+        collected.add_answer(page, &send(shown.header("origin", format!("http://{CLIENT_SECRET}"))).await.unwrap());
     }
-    heard.0.push(("what it said first".into(), larder.announcement().to_string().into_bytes()));
+    collected.0.push(("what it said first".into(), larder.announcement().to_string().into_bytes()));
     for arguments in [&["check"][..], &["check", "--json"], &["status"], &["status", "--json"], &["client-config"]] {
         let output = fixture.run(arguments, &fixture.config).await;
         assert_eq!(output.code, Some(0), "{arguments:?}: {output:?}");
-        heard.said(&arguments.join(" "), &output);
+        collected.add_command(&arguments.join(" "), &output);
     }
-    for config in wrong_configurations() {
+    for config in configurations_with_misplaced_secrets() {
         for command in ["check", "serve"] {
             let output = fixture.run(&[command], &config).await;
             assert_ne!(output.code, Some(0), "{config}");
-            heard.said(&format!("{command} with {}", config.len()), &output);
+            collected.add_command(&format!("{command} with {}", config.len()), &output);
         }
     }
     let log = larder.log().clone();
     assert_eq!(larder.terminate().await, Some(0));
     assert!(log.text().contains("TRACE"), "the log level is not `trace`");
-    heard.0.push(("the log".into(), log.text().into_bytes()));
-    heard.no_secret();
+    collected.0.push(("the log".into(), log.text().into_bytes()));
+    collected.assert_no_secret();
     no_secret_is_stored_outside_documents(&fixture.folder);
 }
 
 /// Requests for stored packages, and for packages whose fetch failed.
-async fn ask_again(larder: &Process, heard: &mut Heard) {
+async fn repeat_requests(larder: &Process, collected: &mut CollectedOutput) {
     for host in HOSTS {
-        for name in FINE.iter().chain(&BAD) {
-            let document = request_once(larder, &format!("/registry/{host}{}", path(name)), heard).await;
+        for name in INSTALLABLE.iter().chain(&UNINSTALLABLE) {
+            let document = request_once(larder, &format!("/registry/{host}{}", path(name)), collected).await;
             if document.status == 200 {
-                request_once(larder, document.json()["download_url"].as_str().unwrap(), heard).await;
+                request_once(larder, document.json()["download_url"].as_str().unwrap(), collected).await;
             }
         }
     }
@@ -414,12 +439,14 @@ fn no_secret_is_stored_outside_documents(folder: &Folder) {
     assert!(files.len() > 40, "{files:?}");
     for file in files {
         let (name, bytes) = (file.display().to_string(), std::fs::read(&file).unwrap_or_default());
-        for secret in CREDENTIALS.map(|(_, secret)| secret).into_iter().chain([CLIENT, QUERY, USERINFO]) {
-            assert!(!holds(name.as_bytes(), secret), "{name}");
-            if name.contains("/v1/documents/") && [QUERY, USERINFO].contains(&secret) {
-                documents_with_queries += usize::from(holds(&bytes, secret));
+        for secret in
+            CREDENTIALS.map(|(_, secret)| secret).into_iter().chain([CLIENT_SECRET, QUERY_SECRET, USERINFO_SECRET])
+        {
+            assert!(!contains_secret(name.as_bytes(), secret), "{name}");
+            if name.contains("/v1/documents/") && [QUERY_SECRET, USERINFO_SECRET].contains(&secret) {
+                documents_with_queries += usize::from(contains_secret(&bytes, secret));
             } else {
-                assert!(!holds(&bytes, secret), "{secret} is kept in {name}");
+                assert!(!contains_secret(&bytes, secret), "{secret} is kept in {name}");
             }
         }
     }
