@@ -19,7 +19,7 @@ static FOLDER: LazyLock<TempDir> = LazyLock::new(|| {
 static STORE: LazyLock<Store> = LazyLock::new(|| Store::open(FOLDER.path(), Timestamp(1)).expect("a store"));
 
 fuzz_target!(|input: &[u8]| {
-    let key = Key::Discovery(Hostname::parse("registry.example").expect("a host"));
+    let key = Key::discovery(&Hostname::parse("registry.example").expect("a host"));
     let path = STORE.root().join("documents/registry.example/discovery");
     if let Some(record) = input.strip_prefix(b"p") {
         STORE.records.put(&key, record, Durability::Lazy).expect("the record is stored");

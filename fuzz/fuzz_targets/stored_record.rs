@@ -20,8 +20,8 @@ fuzz_target!(|input: &[u8]| {
         platform: Platform::parse("linux_amd64").expect("a platform"),
     };
     let key = match kind {
-        b'd' => Key::Discovery(provider.host),
-        b'v' => Key::ProviderVersions(provider),
+        b'd' => Key::discovery(&provider.host),
+        b'v' => Key::version_list(&provider),
         b's' => Key::ProofSet(package),
         b'n' => Key::Name(Artifact::Provider(package)),
         b'm' => Key::Missing,

@@ -250,24 +250,15 @@ impl Runtime {
     /// Forgets cached 404s and recent checks of the selected versions. `address` is the canonical spelling.
     pub(in crate::mirror) fn forget_absences(&self, address: &Address, versions: &Versions) {
         let config = self.config();
+        config.not_found.remove_if(|key| key.is_document_of(address, |version| versions.include(version)));
         match address {
             Address::Provider(provider) => {
                 let is_meant = |package: &Package| package.provider == *provider && versions.include(&package.version);
-                config.not_found.remove_if(|key| match key {
-                    Key::ProofSet(package) => is_meant(package),
-                    Key::ProviderVersions(address) => address == provider,
-                    _ => false,
-                });
                 config.refetched_sets.remove_if(is_meant);
             }
             Address::Module(module) => {
                 let is_meant =
                     |package: &ModulePackage| package.module == *module && versions.include(&package.version);
-                config.not_found.remove_if(|key| match key {
-                    Key::ModuleVersions(address) => address == module,
-                    Key::ModuleLocation(package) => is_meant(package),
-                    _ => false,
-                });
                 config.refetched_locations.remove_if(is_meant);
                 config.recently_rechecked.remove_if(is_meant);
             }

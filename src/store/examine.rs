@@ -101,7 +101,7 @@ impl Store {
             for type_ in names(&providers.join(&namespace)) {
                 let (Ok(namespace), Ok(type_)) = (Name::parse(&namespace), Name::parse(&type_)) else { continue };
                 let address = ProviderAddress { host: host.clone(), namespace, type_ };
-                if folder.join("v1").join(super::Key::ProviderVersions(address.clone()).path()).is_file() {
+                if folder.join("v1").join(super::Key::version_list(&address).path()).is_file() {
                     return Some(address);
                 }
             }

@@ -1,5 +1,6 @@
 //! Keys of all records, and the only place that maps them to paths.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use crate::address::{
@@ -11,18 +12,10 @@ use crate::digest::Digest;
 /// The key of one record. A registry's records include its host, so two registries never mix.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Key {
-    /// An upstream's discovery document.
-    Discovery(Hostname),
-    /// A provider's version list.
-    ProviderVersions(ProviderAddress),
+    /// A document that upstream answered with.
+    Document(DocumentKey),
     /// A download document with its SHA256SUMS and signature, and its predecessor.
     ProofSet(Package),
-    /// A module's version list.
-    ModuleVersions(ModuleAddress),
-    /// The location of a module version.
-    ModuleLocation(ModulePackage),
-    /// A page of the registry HTTP API, by the digest of its identity within the host.
-    Page(Hostname, Digest),
     /// The name record of an artifact: the archives stored for it.
     Name(Artifact),
     /// The first-seen record of a whole provider, in stores of older versions.
@@ -45,6 +38,20 @@ pub enum Key {
     Missing,
 }
 
+/// The key of a document, by its kind. Everything that treats the kinds in different ways is in this file: their groups,
+/// paths, names in messages, and sizes in the index. Others make a key of the kind that they ask for.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum DocumentKey {
+    /// An upstream's discovery document.
+    Discovery(Hostname),
+    /// The version list of a provider or a module.
+    Versions(Address),
+    /// The location of a module version.
+    Location(ModulePackage),
+    /// A page of the registry HTTP API, by the digest of its identity within the host.
+    Page(Hostname, Digest),
+}
+
 /// The records that are read, judged and changed together.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum RecordGroup {
@@ -64,35 +71,77 @@ const RECURRING: &str = "recurring.json";
 const MISSING: &str = "missing.json";
 
 impl Key {
-    /// The version list of an address.
-    pub fn version_list(address: &Address) -> Self {
-        match address {
-            Address::Provider(provider) => Self::ProviderVersions(provider.clone()),
-            Address::Module(module) => Self::ModuleVersions(module.clone()),
-        }
+    /// An upstream's discovery document.
+    pub fn discovery(host: &Hostname) -> Self {
+        Self::Document(DocumentKey::Discovery(host.clone()))
     }
 
-    /// The group that the record belongs to.
-    pub fn group(&self) -> RecordGroup {
-        RecordGroup::Address(match self {
-            Self::ProviderVersions(provider)
-            | Self::Seen(provider)
+    /// The version list of a provider or a module.
+    pub fn version_list(address: impl Into<Address>) -> Self {
+        Self::Document(DocumentKey::Versions(address.into()))
+    }
+
+    /// The location of a module version.
+    pub fn location(package: &ModulePackage) -> Self {
+        Self::Document(DocumentKey::Location(package.clone()))
+    }
+
+    /// The address that the record belongs to.
+    fn address(&self) -> Option<Address> {
+        Some(match self {
+            Self::Document(DocumentKey::Versions(address)) | Self::Alarms(address) => address.clone(),
+            Self::Seen(provider)
             | Self::FirstSeen(provider, _)
             | Self::KeyLog(provider)
             | Self::FirstListed(provider)
             | Self::ProofSet(Package { provider, .. })
-            | Self::Name(Artifact::Provider(Package { provider, .. })) => Address::Provider(provider.clone()),
-            Self::ModuleVersions(module)
-            | Self::ModuleLocation(ModulePackage { module, .. })
-            | Self::SeenModule(ModulePackage { module, .. })
-            | Self::Name(Artifact::Module(ModulePackage { module, .. })) => Address::Module(module.folded()),
-            Self::Discovery(_)
-            | Self::Page(..)
-            | Self::Alarms(_)
+            | Self::Name(Artifact::Provider(Package { provider, .. })) => provider.into(),
+            Self::Document(DocumentKey::Location(package))
+            | Self::SeenModule(package)
+            | Self::Name(Artifact::Module(package)) => (&package.module).into(),
+            Self::Document(DocumentKey::Discovery(_) | DocumentKey::Page(..))
             | Self::Job(_)
             | Self::RecurringJobs
-            | Self::Missing => return RecordGroup::Alone(self.clone()),
+            | Self::Missing => return None,
         })
+    }
+
+    /// The group that the record belongs to.
+    pub fn group(&self) -> RecordGroup {
+        match self.address() {
+            Some(address) if !matches!(self, Self::Alarms(_)) => RecordGroup::Address(match address {
+                Address::Module(module) => Address::Module(module.folded()),
+                provider @ Address::Provider(_) => provider,
+            }),
+            _ => RecordGroup::Alone(self.clone()),
+        }
+    }
+
+    /// Returns true for the version list of an address, and for the proof sets and locations of its versions that
+    /// `includes` accepts.
+    pub fn is_document_of(&self, address: &Address, includes: impl Fn(&Version) -> bool) -> bool {
+        match (self, address) {
+            (Self::Document(DocumentKey::Versions(listed)), _) => listed == address,
+            (Self::Document(DocumentKey::Location(package)), Address::Module(module)) => {
+                package.module == *module && includes(&package.version)
+            }
+            (Self::ProofSet(package), Address::Provider(provider)) => {
+                package.provider == *provider && includes(&package.version)
+            }
+            _ => false,
+        }
+    }
+
+    /// Returns true for a page of the registry HTTP API: pages are evicted before other documents.
+    pub fn is_page(&self) -> bool {
+        matches!(self, Self::Document(DocumentKey::Page(..)))
+    }
+
+    /// Returns true if the index counts whole disk blocks for the document. Otherwise many small ones would exceed the
+    /// limit.
+    pub(super) fn counts_disk_blocks(&self) -> bool {
+        use DocumentKey::{Location, Page, Versions};
+        matches!(self, Self::Document(Page(..) | Location(_) | Versions(Address::Module(_))))
     }
 
     /// The folders of one provider below `kind`.
@@ -113,21 +162,10 @@ impl Key {
     /// Path of the record, below the store's root.
     pub(crate) fn path(&self) -> PathBuf {
         match self {
-            Self::Discovery(host) => Path::new("documents").join(host.as_str()).join("discovery"),
-            Self::ProviderVersions(address) => Self::provider("documents", address).join("versions"),
+            Self::Document(document) => document.path(),
             Self::ProofSet(package) => Self::provider("documents", &package.provider)
                 .join(package.version.as_str())
                 .join(format!("{}.set", package.platform)),
-            Self::ModuleVersions(address) => Self::module("documents", address).join("versions"),
-            Self::ModuleLocation(package) => {
-                Self::module("documents", &package.module).join(format!("{}.location", package.version))
-            }
-            Self::Page(host, page) => {
-                let page = page.to_string();
-                let mut path = Self::pages_of(host);
-                path.extend([page.get(..2).unwrap_or_default(), &page]);
-                path
-            }
             Self::Name(Artifact::Provider(package)) => Self::provider("names", &package.provider)
                 .join(package.version.as_str())
                 .join(format!("{}.json", package.platform)),
@@ -176,8 +214,10 @@ impl Key {
         let version = |text: &str| Version::parse(text).ok();
         let json = |file: &str| file.strip_suffix(".json").map(str::to_owned);
         let key = match parts.as_slice() {
-            ["documents", host, "discovery"] => Self::Discovery(Hostname::parse(host).ok()?),
-            ["documents", host, "pages", _, page] => Self::Page(Hostname::parse(host).ok()?, Digest::parse(page).ok()?),
+            ["documents", host, "discovery"] => Self::discovery(&Hostname::parse(host).ok()?),
+            ["documents", host, "pages", _, page] => {
+                Self::Document(DocumentKey::Page(Hostname::parse(host).ok()?, Digest::parse(page).ok()?))
+            }
             // A record of the whole address has the address's last name as its file.
             [kind, host, "providers", namespace, type_, rest @ ..] => {
                 let type_ = if rest.is_empty() { json(type_)? } else { (*type_).to_owned() };
@@ -191,7 +231,7 @@ impl Key {
                     Some(Package { provider: provider.clone(), version: version(number)?, platform })
                 };
                 match (*kind, rest) {
-                    ("documents", ["versions"]) => Self::ProviderVersions(provider),
+                    ("documents", ["versions"]) => Self::version_list(&provider),
                     ("documents", [number, file]) => Self::ProofSet(package(number, file.strip_suffix(".set")?)?),
                     ("names", [number, file]) => Self::Name(Artifact::Provider(package(number, &json(file)?)?)),
                     ("seen", []) => Self::Seen(provider),
@@ -212,8 +252,8 @@ impl Key {
                 };
                 let package = |number: &str| Some(ModulePackage { module: module.clone(), version: version(number)? });
                 match (*kind, rest) {
-                    ("documents", ["versions"]) => Self::ModuleVersions(module),
-                    ("documents", [file]) => Self::ModuleLocation(package(file.strip_suffix(".location")?)?),
+                    ("documents", ["versions"]) => Self::version_list(&module),
+                    ("documents", [file]) => Self::location(&package(file.strip_suffix(".location")?)?),
                     ("names", [file]) => Self::Name(Artifact::Module(package(&json(file)?)?)),
                     ("seen", [file]) => Self::SeenModule(package(&json(file)?)?),
                     ("alarms", []) => Self::Alarms(Address::Module(module)),
@@ -231,6 +271,48 @@ impl Key {
         };
         // Another spelling of a path is not the path of the key.
         (key.path() == path).then_some(key)
+    }
+}
+
+impl DocumentKey {
+    fn path(&self) -> PathBuf {
+        match self {
+            Self::Discovery(host) => Path::new("documents").join(host.as_str()).join("discovery"),
+            Self::Versions(Address::Provider(provider)) => Key::provider("documents", provider).join("versions"),
+            Self::Versions(Address::Module(module)) => Key::module("documents", module).join("versions"),
+            Self::Location(package) => {
+                Key::module("documents", &package.module).join(format!("{}.location", package.version))
+            }
+            Self::Page(host, page) => {
+                let page = page.to_string();
+                let mut path = Key::pages_of(host);
+                path.extend([page.get(..2).unwrap_or_default(), &page]);
+                path
+            }
+        }
+    }
+}
+
+/// The record, for messages.
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Document(DocumentKey::Discovery(host)) => write!(f, "the discovery document of {host}"),
+            Self::Document(DocumentKey::Versions(address)) => write!(f, "the version list of {address}"),
+            Self::Document(DocumentKey::Location(package)) => write!(f, "the location of {package}"),
+            Self::Document(DocumentKey::Page(host, page)) => write!(f, "a page of {host} ({page})"),
+            Self::ProofSet(package) => write!(f, "the proof set of {package}"),
+            Self::Name(artifact) => write!(f, "the name of {artifact}"),
+            Self::Seen(address) => write!(f, "the first-seen record of {address}"),
+            Self::FirstSeen(address, version) => write!(f, "the first-seen record of {address} {version}"),
+            Self::KeyLog(address) => write!(f, "the keys known for {address}"),
+            Self::FirstListed(address) => write!(f, "when the versions of {address} were first listed"),
+            Self::Alarms(address) => write!(f, "the alarms of {address}"),
+            Self::SeenModule(package) => write!(f, "the first-seen record of {package}"),
+            Self::Job(id) => write!(f, "the job {}", hex::encode(id)),
+            Self::RecurringJobs => f.write_str("when each recurring warm-up ran last"),
+            Self::Missing => f.write_str("the missing list"),
+        }
     }
 }
 
@@ -264,8 +346,8 @@ mod tests {
         let of_module = ModulePackage { module: module.clone(), version: package.version.clone() };
         let provider_host = provider.host.clone();
         for key in [
-            Key::Discovery(provider.host.clone()),
-            Key::ProviderVersions(provider.clone()),
+            Key::discovery(&provider.host),
+            Key::version_list(&provider),
             Key::ProofSet(package.clone()),
             Key::Name(Artifact::Provider(package)),
             Key::FirstSeen(provider.clone(), of_module.version.clone()),
@@ -274,9 +356,9 @@ mod tests {
             Key::Alarms(Address::Provider(provider.clone())),
             Key::Alarms(Address::Module(module.clone())),
             Key::Seen(provider),
-            Key::ModuleVersions(module),
-            Key::Page(provider_host, Digest::of(b"a page")),
-            Key::ModuleLocation(of_module.clone()),
+            Key::version_list(&module),
+            Key::Document(DocumentKey::Page(provider_host, Digest::of(b"a page"))),
+            Key::location(&of_module),
             Key::Name(Artifact::Module(of_module.clone())),
             Key::SeenModule(of_module),
             Key::Job([0, 1, 2, 3, 4, 5, 6, 255]),

@@ -38,7 +38,7 @@ pub use self::blobs::{Blob, Blobs, FileBytes, READ_BUFFER_BYTES, ReadBudget, Rea
 pub use self::disk::DiskSpace;
 pub use self::examine::{LockState, StoreFindings, TokenFile};
 pub use self::index::{Index, IndexedArchive, IndexedName, ListedArchive, SizeLimit, Totals};
-pub use self::key::{Key, RecordGroup};
+pub use self::key::{DocumentKey, Key, RecordGroup};
 use self::locks::StoreLock;
 pub(crate) use self::locks::Striped;
 use self::records::FolderRecords;

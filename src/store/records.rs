@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::disk::{self, Quarantine};
-use super::key::RecordGroup;
+use super::key::{DocumentKey, RecordGroup};
 use super::locks::StoreLock;
 use super::staged::Staging;
 use super::{FORMAT, Index, IndexedName, Key, StoreError, Striped};
@@ -413,7 +413,7 @@ impl dyn Records + '_ {
     /// The versions of a module with a location record.
     pub fn module_packages_with_locations(&self, module: &ModuleAddress) -> Result<Vec<ModulePackage>, StoreError> {
         self.chosen_below(&Key::module("documents", module), |key| {
-            if let Key::ModuleLocation(package) = key { Some(package) } else { None }
+            if let Key::Document(DocumentKey::Location(package)) = key { Some(package) } else { None }
         })
     }
 
@@ -440,7 +440,7 @@ impl dyn Records + '_ {
     /// The modules of a registry with a version list or a name record.
     pub fn modules_of(&self, host: &Hostname) -> Result<BTreeSet<ModuleAddress>, StoreError> {
         let module = |key| match key {
-            Key::ModuleVersions(module) => Some(module),
+            Key::Document(DocumentKey::Versions(Address::Module(module))) => Some(module),
             Key::Name(Artifact::Module(package)) => Some(package.module),
             _ => None,
         };
@@ -450,7 +450,7 @@ impl dyn Records + '_ {
     /// The providers of a registry with a version list or a name record.
     pub fn providers_of(&self, host: &Hostname) -> Result<BTreeSet<ProviderAddress>, StoreError> {
         let provider = |key| match key {
-            Key::ProviderVersions(provider) => Some(provider),
+            Key::Document(DocumentKey::Versions(Address::Provider(provider))) => Some(provider),
             Key::Name(Artifact::Provider(package)) => Some(package.provider),
             _ => None,
         };

@@ -335,7 +335,7 @@ async fn a_record_that_replaces_a_torn_one_is_not_quarantined() {
 async fn a_crash_between_two_changes_leaves_the_first() {
     let folder = Folder::new();
     let store = reopened(&folder).await;
-    let (first, second) = (first_seen("null", "1.0.0"), Key::ProviderVersions(provider("null")));
+    let (first, second) = (first_seen("null", "1.0.0"), Key::version_list(&provider("null")));
     // A file where the second change needs a folder stops the step there.
     let obstacle = store.root().join("documents/registry.example");
     std::fs::write(&obstacle, "in the way").unwrap();

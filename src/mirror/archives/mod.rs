@@ -289,7 +289,7 @@ impl Archives {
         stored: Vec<Platform>,
     ) -> Result<Vec<Platform>, Error> {
         let mut likely = stored;
-        let cached = self.library.stored_document(&Key::ProviderVersions(provider.clone())).await?;
+        let cached = self.library.stored_document(&Key::version_list(provider)).await?;
         let list = match &cached {
             Some(cached) => cached.value.versions(Service::Providers).await.ok(),
             None => None,

@@ -14,7 +14,7 @@ use crate::mirror::documents::{DocumentFetch, DocumentKind};
 use crate::mirror::freshness::FreshnessRule;
 use crate::mirror::library::stored_document::{DocumentFlightResult, DocumentMetadata, StoredDocument};
 use crate::mirror::{Connectivity, Documents, Library, Limits, Outcome, RequestContext, RuntimeConfig};
-use crate::store::{Key, StoreError};
+use crate::store::{DocumentKey, Key, StoreError};
 use crate::upstream::backoff::Origin;
 use crate::upstream::discovery::{self, Discovery, Service};
 use crate::upstream::error::{Fault, UpstreamError};
@@ -91,7 +91,7 @@ impl DocumentKind for Hostname {
     }
 
     fn key(&self, _: &RuntimeConfig) -> Key {
-        Key::Discovery(self.clone())
+        Key::discovery(self)
     }
 
     fn service(&self) -> Option<Service> {
@@ -176,7 +176,7 @@ impl Documents {
 
     /// Reads the stored discovery document of an upstream.
     pub async fn stored_discovery(self: &Arc<Self>, host: &Hostname) -> Result<Option<Arc<StoredDocument>>, Error> {
-        Ok(self.library.stored_document(&Key::Discovery(host.clone())).await?.map(|stored| stored.value))
+        Ok(self.library.stored_document(&Key::discovery(host)).await?.map(|stored| stored.value))
     }
 
     /// The freshness rule for something fetched from a service at `url`: stale at any age if the stored discovery
@@ -210,7 +210,7 @@ impl Library {
         coming: &StoredDocument,
     ) -> Result<bool, StoreError> {
         let terms = self.runtime.config();
-        let Key::Discovery(host) = key else { return Ok(false) };
+        let Key::Document(DocumentKey::Discovery(host)) = key else { return Ok(false) };
         let upstream = terms.upstreams.get(host);
         let is_of_it = |document: &StoredDocument| upstream.is_some_and(|upstream| host.is_usable(document, upstream));
         let stored = self.store.records.get(key)?.and_then(StoredDocument::read);

@@ -33,7 +33,7 @@ impl DocumentKind for ModulePackage {
     }
 
     fn key(&self, config: &RuntimeConfig) -> Key {
-        Key::ModuleLocation(config.key_of_package(self))
+        Key::location(&config.key_of_package(self))
     }
 
     fn service(&self) -> Option<Service> {

@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::mirror::RuntimeConfig;
 use crate::mirror::documents::{DocumentFetch, DocumentKind};
 use crate::mirror::library::stored_document::StoredDocument;
-use crate::store::Key;
+use crate::store::{DocumentKey, Key};
 use crate::upstream::discovery::Service;
 use crate::upstream::pages::PageRef;
 use crate::upstream::providers::RawObject;
@@ -32,7 +32,7 @@ impl DocumentKind for PageRef {
     fn key(&self, config: &RuntimeConfig) -> Key {
         let folds = config.upstreams.get(&self.host).is_some_and(|upstream| upstream.settings.fold_case);
         let text = if folds { self.folded_text() } else { self.text() };
-        Key::Page(self.host.clone(), Digest::of(text.as_bytes()))
+        Key::Document(DocumentKey::Page(self.host.clone(), Digest::of(text.as_bytes())))
     }
 
     fn service(&self) -> Option<Service> {

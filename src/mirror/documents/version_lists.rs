@@ -36,10 +36,7 @@ impl DocumentKind for Address {
     }
 
     fn key(&self, config: &RuntimeConfig) -> Key {
-        match config.canonical(self) {
-            Self::Provider(provider) => Key::ProviderVersions(provider),
-            Self::Module(module) => Key::ModuleVersions(module),
-        }
+        Key::version_list(config.canonical(self))
     }
 
     fn service(&self) -> Option<Service> {
@@ -165,15 +162,7 @@ impl Documents {
                 tracing::error!(%provider, %error, "could not record when versions were first listed");
             }
         }
-        call.config.not_found.remove_if(|key| match (key, address) {
-            (Key::ProofSet(package), Address::Provider(provider)) => {
-                package.provider == *provider && list.get(&package.version).is_some()
-            }
-            (Key::ModuleLocation(package), Address::Module(module)) => {
-                package.module == *module && list.get(&package.version).is_some()
-            }
-            _ => false,
-        });
+        call.config.not_found.remove_if(|key| key.is_document_of(address, |version| list.get(version).is_some()));
     }
 }
 

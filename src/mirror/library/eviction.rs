@@ -10,6 +10,7 @@ use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::Library;
 use crate::mirror::counters::{EvictionReason, ObjectKind};
+use crate::mirror::library::installable::required_records;
 use crate::mirror::library::module_history::read_first_seen;
 use crate::mirror::library::space::{EvictionProgress, Evictor, MAX_CANDIDATES};
 use crate::store::{Durability, IndexedArchive, Key, StoreError};
@@ -147,7 +148,7 @@ impl Library {
             // The pinned documents are looked up once a batch: the lock keeps out new pins meanwhile.
             let _alone = self.evictor.block_evictions();
             let pinned = match some {
-                [(Key::Page(..), _), ..] => BTreeSet::new(),
+                [(key, _), ..] if key.is_page() => BTreeSet::new(),
                 _ => self.pinned_documents()?,
             };
             for (key, size_bytes) in some {
@@ -360,17 +361,7 @@ impl Library {
         let mut keys = BTreeSet::new();
         self.store.index.needs_to_be_whole()?;
         for artifact in self.store.index.pinned_names()? {
-            keys.insert(Key::Discovery(artifact.host().clone()));
-            match artifact {
-                Artifact::Provider(package) => {
-                    keys.insert(Key::ProviderVersions(package.provider.clone()));
-                    keys.insert(Key::ProofSet(package));
-                }
-                Artifact::Module(package) => {
-                    keys.insert(Key::ModuleVersions(package.module.clone()));
-                    keys.insert(Key::ModuleLocation(package));
-                }
-            }
+            keys.extend(required_records(&artifact, Connectivity::Online));
         }
         Ok(keys)
     }

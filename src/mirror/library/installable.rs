@@ -9,7 +9,6 @@ use crate::error::Error;
 use crate::mirror::archives::ArchiveRef;
 use crate::mirror::library::module_history::{self, FirstSeenLookup};
 use crate::mirror::library::{StoredArchive, ZipOrigin};
-use crate::mirror::proof_sets::describe_set;
 use crate::mirror::{Connectivity, Library, RuntimeConfig, default_if_store_unavailable};
 use crate::store::{Key, Recorded, StoreError};
 use crate::verify::VerificationPolicy;
@@ -86,7 +85,7 @@ impl Library {
                 records.packages_with_sets(provider)?.into_iter().map(with_set).collect()
             }
             Address::Module(module) => {
-                let with_location = |package: ModulePackage| (Artifact::from(&package), Key::ModuleLocation(package));
+                let with_location = |package: ModulePackage| (Artifact::from(&package), Key::location(&package));
                 records.module_packages_with_locations(module)?.into_iter().map(with_location).collect()
             }
         })
@@ -167,15 +166,15 @@ impl Library {
         let artifact = self.runtime.canonical(artifact.into());
         let records = required_records(&artifact, self.runtime.connectivity());
         let synced = self.on_disk(move |library| {
-            for (key, subject) in records {
+            for key in records {
                 if !library.store.records.sync(&key)? {
-                    return Ok(Some(subject));
+                    return Ok(Some(key));
                 }
             }
             Ok(None)
         });
         match synced.await? {
-            Some(subject) => Err(self.not_stored_error(&subject).await),
+            Some(key) => Err(self.not_stored_error(&key.to_string()).await),
             None if self.is_installable(&artifact, digest).await? => Ok(()),
             None => Err(self.not_stored_error(&format!("the archive of {artifact}")).await),
         }
@@ -189,7 +188,7 @@ impl Library {
     ) -> Result<bool, Error> {
         let artifact = self.runtime.canonical(artifact.into());
         self.on_disk(move |library| {
-            for (key, _) in required_records(&artifact, library.runtime.connectivity()) {
+            for key in required_records(&artifact, library.runtime.connectivity()) {
                 if matches!(library.store.records.read(&key)?, Recorded::Absent | Recorded::Damaged) {
                     return Ok(false);
                 }
@@ -296,7 +295,7 @@ impl Library {
         self: &Arc<Self>,
         provider: &ProviderAddress,
     ) -> Result<(), Error> {
-        let keys = [Key::Discovery(provider.host.clone()), Key::ProviderVersions(provider.clone())];
+        let keys = [Key::discovery(&provider.host), Key::version_list(provider)];
         self.on_disk(move |library| keys.iter().try_for_each(|key| library.store.records.sync(key).map(drop))).await
     }
 }
@@ -313,28 +312,17 @@ fn skip_unreadable(subject: &impl std::fmt::Display, looked: Result<bool, StoreE
     }
 }
 
-/// The records that installing a package needs besides its archive and name, each with a description. Offline, lists and
-/// locations are made from the store and no discovery document is used.
-fn required_records(artifact: &Artifact, link: Connectivity) -> Vec<(Key, String)> {
-    let (proof, mut while_online) = match artifact {
-        Artifact::Provider(package) => {
-            let provider = &package.provider;
-            let list = (Key::ProviderVersions(provider.clone()), format!("the version list of {provider}"));
-            ((Key::ProofSet(package.clone()), describe_set(package)), vec![list])
-        }
-        Artifact::Module(package) => {
-            let module = &package.module;
-            let list = (Key::ModuleVersions(module.clone()), format!("the version list of {module}"));
-            let location = (Key::ModuleLocation(package.clone()), format!("the location of {package}"));
-            let seen = (Key::SeenModule(package.clone()), format!("the first-seen record of {package}"));
-            (seen, vec![list, location])
-        }
+/// The records that installing a package needs besides its archive and name. Offline, lists and locations are made from
+/// the store and no discovery document is used.
+pub(super) fn required_records(artifact: &Artifact, connectivity: Connectivity) -> Vec<Key> {
+    let (proof, location) = match artifact {
+        Artifact::Provider(package) => (Key::ProofSet(package.clone()), None),
+        Artifact::Module(package) => (Key::SeenModule(package.clone()), Some(Key::location(package))),
     };
     let mut records = vec![proof];
-    if link == Connectivity::Online {
-        let host = artifact.host();
-        records.push((Key::Discovery(host.clone()), format!("the discovery document of {host}")));
-        records.append(&mut while_online);
+    if connectivity == Connectivity::Online {
+        records.extend([Key::discovery(artifact.host()), Key::version_list(artifact)]);
+        records.extend(location);
     }
     records
 }

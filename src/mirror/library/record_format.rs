@@ -16,11 +16,7 @@ use crate::store::Key;
 /// Parses a record and writes it again; `None` where it cannot be read and would be quarantined.
 pub fn rewrite_record(key: &Key, record: Vec<u8>) -> Option<Vec<u8>> {
     match key {
-        Key::Discovery(_)
-        | Key::ProviderVersions(_)
-        | Key::ModuleVersions(_)
-        | Key::ModuleLocation(_)
-        | Key::Page(..) => StoredDocument::read(record).map(|kept| kept.write()),
+        Key::Document(_) => StoredDocument::read(record).map(|kept| kept.write()),
         Key::ProofSet(package) => StoredProofSet::read(record, package).map(|document| document.write()),
         Key::Name(_) => as_json::<NameRecord>(&record),
         Key::Seen(_) => as_json::<ProviderRecordV0>(&record),
@@ -94,8 +90,8 @@ mod tests {
         let package = package();
         let provider = package.provider.clone();
         [
-            Key::Discovery(provider.host.clone()),
-            Key::ProviderVersions(provider.clone()),
+            Key::discovery(&provider.host),
+            Key::version_list(&provider),
             Key::Seen(provider),
             Key::ProofSet(package.clone()),
             Key::Name(Artifact::Provider(package)),

@@ -274,11 +274,11 @@ impl Library {
     /// The store key of the document, proof set or location of an entry.
     pub(in crate::mirror) fn entry_key(&self, entry: &BundleEntry) -> Key {
         match entry {
-            BundleEntry::Discovery { host, .. } => Key::Discovery(host.clone()),
-            BundleEntry::ProviderVersions { provider, .. } => Key::ProviderVersions(provider.clone()),
-            BundleEntry::ModuleVersions { module, .. } => Key::ModuleVersions(self.runtime.config().key_of(module)),
+            BundleEntry::Discovery { host, .. } => Key::discovery(host),
+            BundleEntry::ProviderVersions { provider, .. } => Key::version_list(provider),
+            BundleEntry::ModuleVersions { module, .. } => Key::version_list(&self.runtime.config().key_of(module)),
             BundleEntry::Provider(entry) => Key::ProofSet(entry.package()),
-            BundleEntry::Module(entry) => Key::ModuleLocation(self.runtime.config().key_of_package(&entry.package())),
+            BundleEntry::Module(entry) => Key::location(&self.runtime.config().key_of_package(&entry.package())),
         }
     }
 }

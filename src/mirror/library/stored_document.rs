@@ -242,7 +242,7 @@ impl Library {
     /// True if the cached location says that upstream has deleted the version.
     pub(super) fn location_is_gone(&self, package: &ModulePackage) -> bool {
         // An unreadable location counts as not deleted: the archive can be fetched again.
-        let record = self.store.records.get(&Key::ModuleLocation(package.clone())).ok().flatten();
+        let record = self.store.records.get(&Key::location(package)).ok().flatten();
         record.and_then(StoredDocument::read).is_some_and(|document| document.metadata.gone)
     }
 }

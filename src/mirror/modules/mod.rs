@@ -122,7 +122,7 @@ impl Modules {
     ) -> Result<Answer<ModuleLocation>, Error> {
         let key = call.config.key_of_package(package);
         if self.runtime.connectivity() == Connectivity::Offline
-            && self.library.stored_document(&Key::ModuleLocation(key.clone())).await?.is_none()
+            && self.library.stored_document(&Key::location(&key)).await?.is_none()
             && let Some(archive) = self.library.stored_module(&key).await?
         {
             // A bundle or another import stored the archive without its location.

@@ -118,7 +118,7 @@ impl Operations {
     }
 
     async fn refresh_list(self: &Arc<Self>, address: &Address, call: &RequestContext) -> Result<RefreshOutcome, Error> {
-        let before = self.library.stored_document(&Key::version_list(&call.config.canonical(address))).await?;
+        let before = self.library.stored_document(&Key::version_list(call.config.canonical(address))).await?;
         let seen = before.as_ref().map(|stored| stored.age);
         let flight = self.documents.fetch_now(address, seen, call).await;
         Ok(RefreshOutcome::of(flight, |now| before.is_some_and(|before| before.value.has_same_content(now))))
@@ -143,7 +143,7 @@ impl Operations {
         key: &ModulePackage,
         call: &RequestContext,
     ) -> Result<RefreshOutcome, Error> {
-        let before = self.library.stored_document(&Key::ModuleLocation(key.clone())).await?;
+        let before = self.library.stored_document(&Key::location(key)).await?;
         let seen = before.as_ref().map(|stored| stored.age);
         let flight = self.documents.fetch_now(package, seen, call).await;
         if let Ok(fetched) = &flight

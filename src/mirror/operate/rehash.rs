@@ -428,7 +428,7 @@ impl VerifyRun {
             match looked.await {
                 Ok(false) => {}
                 Ok(true) => {
-                    self.report_damage(VerifyEvent::WrongRecord { record: describe_key(&key) }).await;
+                    self.report_damage(VerifyEvent::WrongRecord { record: key.to_string() }).await;
                     match key {
                         Key::Name(Artifact::Provider(package)) => self.rebuild_name(package).await,
                         Key::Seen(ref key_subject)
@@ -445,16 +445,11 @@ impl VerifyRun {
                         Key::Job(_) | Key::RecurringJobs => {}
                         // The requests of this run are in memory and are written again.
                         Key::Missing => self.operations.library.mark_missing_unsaved(),
-                        Key::Discovery(_)
-                        | Key::ProviderVersions(_)
-                        | Key::ProofSet(_)
-                        | Key::ModuleVersions(_)
-                        | Key::ModuleLocation(_)
-                        | Key::Page(..) => {}
+                        Key::Document(_) | Key::ProofSet(_) => {}
                     }
                 }
                 Err(error) => {
-                    self.report_damage(VerifyEvent::Unreadable { what: describe_key(&key), error: error.to_string() })
+                    self.report_damage(VerifyEvent::Unreadable { what: key.to_string(), error: error.to_string() })
                         .await;
                 }
             }
@@ -463,7 +458,7 @@ impl VerifyRun {
 
     /// Rebuilds a first-seen record from the stored proof sets, before any of them is evicted.
     async fn restore(&mut self, key: Key, provider: &ProviderAddress) {
-        let (record, now) = (describe_key(&key), self.call.present());
+        let (record, now) = (key.to_string(), self.call.present());
         let restored = self.operations.library.on_disk(move |library| {
             let is_there = library.histories.restore(&key)?;
             if let (Key::FirstSeen(provider, version), false) = (&key, is_there) {
@@ -541,27 +536,6 @@ impl VerifyRun {
     async fn report(&self, step: VerifyEvent) {
         // Without a receiver, the run is dropped.
         let _ = self.tell.send(step).await;
-    }
-}
-
-fn describe_key(key: &Key) -> String {
-    match key {
-        Key::Discovery(host) => format!("the discovery document of {host}"),
-        Key::ProviderVersions(address) => format!("the version list of {address}"),
-        Key::ProofSet(package) => format!("the proof set of {package}"),
-        Key::ModuleVersions(address) => format!("the version list of {address}"),
-        Key::ModuleLocation(package) => format!("the location of {package}"),
-        Key::Page(host, page) => format!("a page of {host} ({page})"),
-        Key::Name(artifact) => format!("the name of {artifact}"),
-        Key::Seen(address) => format!("the first-seen record of {address}"),
-        Key::FirstSeen(address, version) => format!("the first-seen record of {address} {version}"),
-        Key::KeyLog(address) => format!("the keys known for {address}"),
-        Key::FirstListed(address) => format!("when the versions of {address} were first listed"),
-        Key::Alarms(address) => format!("the alarms of {address}"),
-        Key::SeenModule(package) => format!("the first-seen record of {package}"),
-        Key::Job(number) => format!("the job {}", hex::encode(number)),
-        Key::RecurringJobs => "when each recurring warm-up ran last".to_owned(),
-        Key::Missing => "the missing list".to_owned(),
     }
 }
 

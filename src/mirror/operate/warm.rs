@@ -62,7 +62,7 @@ impl Operations {
         let upstream = call.upstream(host)?;
         let mut origins = vec![Origin::of(&upstream.settings.url)];
         let mut missing = 0;
-        for key in [Key::Discovery(host.clone()), Key::version_list(&call.config.canonical(address))] {
+        for key in [Key::discovery(host), Key::version_list(call.config.canonical(address))] {
             match self.library.stored_document(&key).await? {
                 Some(stored) => origins.extend(stored.value.origins()),
                 None => missing += 1,
@@ -93,7 +93,7 @@ impl Operations {
     ) -> Result<WarmedDocument<Arc<ProofSet>>, Error> {
         let (subject, host) = (proof_sets::describe_set(package), &package.provider.host);
         let call = self.runtime.step_context(urgency, now);
-        let origins = self.origins_of_list(Key::ProviderVersions(package.provider.clone())).await?;
+        let origins = self.origins_of_list(Key::version_list(&package.provider)).await?;
         let request = JobRequest { runtime: &self.runtime, subject: &subject, host, origins: &origins, call: &call };
         let stored = self.proof_sets.usable_set(package, &call).await?;
         request.charge(if stored.is_some() { 0 } else { REQUESTS_FOR_A_SET })?;
@@ -223,7 +223,7 @@ impl Operations {
         }
         let call = self.runtime.step_context(urgency, now);
         let (subject, host) = (format!("the archive of {package}"), &package.module.host);
-        let origins = self.origins_of_list(Key::ModuleVersions(call.config.key_of(&package.module))).await?;
+        let origins = self.origins_of_list(Key::version_list(&call.config.key_of(&package.module))).await?;
         let request = JobRequest { runtime: &self.runtime, subject: &subject, host, origins: &origins, call: &call };
         request.charge(1)?;
         let filled = self.modules.module_fill(package, &call).await;
@@ -250,9 +250,9 @@ impl Operations {
         {
             return Ok(WarmedDocument { value: Some(archive), unconfirmed: None });
         }
-        let origins = self.origins_of_list(Key::ModuleVersions(key.module.clone())).await?;
+        let origins = self.origins_of_list(Key::version_list(&key.module)).await?;
         let request = JobRequest { runtime: &self.runtime, subject: &subject, host, origins: &origins, call: &call };
-        request.charge(self.library.stored_document(&Key::ModuleLocation(key.clone())).await?.is_none().into())?;
+        request.charge(self.library.stored_document(&Key::location(&key)).await?.is_none().into())?;
         let location = self.documents.get(package, &call).await;
         let location = location.map_err(|error| request.or_retry_later(error))?;
         let unconfirmed = request.unconfirmed(&location)?;

@@ -163,7 +163,7 @@ impl ProofSets {
         if !self.library.platforms_with_sets(provider, version).await?.is_empty() {
             return Ok(true);
         }
-        let list = self.library.stored_document(&Key::ProviderVersions(package.provider.clone())).await?;
+        let list = self.library.stored_document(&Key::version_list(&package.provider)).await?;
         let Some(stored) = list else { return Ok(false) };
         let list = stored.value.versions(Service::Providers).await.ok();
         Ok(list.is_some_and(|list| list.get(&package.version).is_some()))

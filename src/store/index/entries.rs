@@ -10,7 +10,7 @@ use crate::digest::Digest;
 pub(super) const ARCHIVE: u8 = b'a';
 pub(super) const DOCUMENT: u8 = b'd';
 pub(super) const PAGE: u8 = b'p';
-/// Pages and locations count in whole disk blocks; otherwise many small ones would exceed the limit.
+/// The size of a disk block.
 const BLOCK_BYTES: u64 = 4096;
 
 /// Index entry of an archive.
@@ -79,18 +79,14 @@ pub(super) fn archive_key(digest: &Digest) -> Vec<u8> {
 }
 
 pub(super) fn document_key(key: &Key) -> Vec<u8> {
-    let kind = if matches!(key, Key::Page(..)) { PAGE } else { DOCUMENT };
+    let kind = if key.is_page() { PAGE } else { DOCUMENT };
     [&[kind], key.path().as_os_str().as_encoded_bytes()].concat()
 }
 
 /// Bytes that a document counts against the limit.
 pub(super) fn counted_bytes(key: &Key, size_bytes: u64) -> u64 {
-    match key {
-        Key::Page(..) | Key::ModuleLocation(_) | Key::ModuleVersions(_) => {
-            size_bytes.checked_next_multiple_of(BLOCK_BYTES).unwrap_or(size_bytes)
-        }
-        _ => size_bytes,
-    }
+    let blocks = if key.counts_disk_blocks() { size_bytes.checked_next_multiple_of(BLOCK_BYTES) } else { None };
+    blocks.unwrap_or(size_bytes)
 }
 
 /// The version of the index. Version 1, of older larders, has no names.

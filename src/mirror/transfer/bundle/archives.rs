@@ -332,7 +332,7 @@ impl BundledModule {
         let is_held = || -> Result<bool, StoreError> {
             let is_there = default_if_store_unavailable(library.store.blobs.is_stored(&entry.archive.sha256))?
                 && library.catalog.name(&key)?.get(&entry.archive.sha256).is_some();
-            let is_located = library.has_document_or_newer(&Key::ModuleLocation(key.clone()), &location, now)?;
+            let is_located = library.has_document_or_newer(&Key::location(&key), &location, now)?;
             let is_pinned = module_history::read_first_seen(library, &key)?
                 .first_seen()
                 .is_some_and(|seen| seen.pinned.tree == entry.tree);
@@ -379,7 +379,7 @@ impl BundledModule {
         library.resolve_alarms(RESOLVED_BY_ACCEPT, &key.module, &key.version);
         let ArrivedArchive { digest, fast, size_bytes, .. } = arrived;
         let archive = StoredArchive::of_tree(pinned_tree.packed(), digest, fast, size_bytes, origin, now);
-        let location_key = Key::ModuleLocation(key.clone());
+        let location_key = Key::location(&key);
         let record_proof = || {
             library.replace_document(&location_key, location, now, Durability::Synced, |_, coming| Ok(coming))?;
             Ok(true)

@@ -14,7 +14,7 @@ use crate::mirror::Library;
 use crate::mirror::documents::version_lists::entry_of;
 use crate::mirror::library::stored_document::{DocumentMetadata, ReplaceOutcome, StoredDocument};
 use crate::mirror::transfer::bundle::archives::{ArrivedArchive, BundledModule, BundledSet};
-use crate::store::{Durability, IndexEntry, Key, StoreError};
+use crate::store::{DocumentKey, Durability, IndexEntry, Key, StoreError};
 use crate::upstream::discovery::Service;
 use crate::upstream::limits::MemoryGrant;
 use crate::upstream::request::Validators;
@@ -140,10 +140,12 @@ impl BundledDocumentUpdate {
     ) -> Result<Option<Self>, String> {
         let (key, kept) = (library.entry_key(entry), document_of(document, small, now)?);
         let versions = match &key {
-            Key::ProviderVersions(_) => kept
+            Key::Document(DocumentKey::Versions(Address::Provider(_))) => kept
                 .as_versions(Service::Providers)
                 .map(|list| list.versions.into_iter().map(|listed| listed.version).collect()),
-            Key::ModuleVersions(_) => kept.as_versions(Service::Modules).map(|_| Vec::new()),
+            Key::Document(DocumentKey::Versions(Address::Module(_))) => {
+                kept.as_versions(Service::Modules).map(|_| Vec::new())
+            }
             _ => kept.discovery_for_clients().map(|_| Vec::new()),
         };
         let versions = versions.map_err(|reason| format!("its document cannot be read: {reason}"))?;
@@ -158,8 +160,8 @@ impl BundledDocumentUpdate {
     /// Replaces the stored document, unless a newer one was stored since.
     pub(super) fn commit(self, library: &Library, now: Timestamp) -> Result<ApplyOutcome, String> {
         let Self { key, stored, versions } = self;
-        if let Key::ProviderVersions(address) = &key {
-            library.histories.record_listed(address, &versions, stored.metadata.checked).map_err(store_failed)?;
+        if let Key::Document(DocumentKey::Versions(Address::Provider(provider))) = &key {
+            library.histories.record_listed(provider, &versions, stored.metadata.checked).map_err(store_failed)?;
         }
         let made = |before: Option<&StoredDocument>, coming| library.merge_stored_entries(&key, before, coming);
         let placed = library.replace_document(&key, stored, now, Durability::Synced, made).map_err(store_failed)?;
@@ -167,18 +169,11 @@ impl BundledDocumentUpdate {
             return Ok(ApplyOutcome::Held);
         }
         let terms = library.runtime.config();
-        terms.not_found.remove_if(|absent| {
-            *absent == key
-                || match (absent, &key) {
-                    (Key::ProofSet(package), Key::ProviderVersions(address)) => package.provider == *address,
-                    (Key::ModuleLocation(package), Key::ModuleVersions(address)) => package.module == *address,
-                    _ => false,
-                }
-        });
-        match &key {
-            Key::ProviderVersions(address) => library.bump_revision(address),
-            Key::ModuleVersions(address) => library.bump_revision(address),
-            _ => {}
+        if let Key::Document(DocumentKey::Versions(address)) = &key {
+            terms.not_found.remove_if(|absent| absent.is_document_of(address, |_| true));
+            library.bump_revision(address);
+        } else {
+            terms.not_found.remove_if(|absent| *absent == key);
         }
         library.enforce_size_limit();
         Ok(ApplyOutcome::Applied { note: None })
@@ -235,17 +230,14 @@ impl Library {
             terms.upstreams.get(host).is_some_and(|upstream| upstream.settings.keep_gone)
         };
         let dropped = match key {
-            Key::Discovery(host) if keeps_gone(host) => {
+            Key::Document(DocumentKey::Discovery(host)) if keeps_gone(host) => {
                 return Ok(match stored {
                     Some(stored) => coming.with_services_of(stored),
                     None => coming,
                 });
             }
-            Key::ProviderVersions(provider) if keeps_gone(&provider.host) => {
-                self.unlisted_entries(&provider.into(), stored, &coming)?
-            }
-            Key::ModuleVersions(module) if keeps_gone(&module.host) => {
-                self.unlisted_entries(&module.into(), stored, &coming)?
+            Key::Document(DocumentKey::Versions(address)) if keeps_gone(address.host()) => {
+                self.unlisted_entries(address, stored, &coming)?
             }
             _ => None,
         };
@@ -295,8 +287,8 @@ impl Library {
             .entries
             .iter()
             .filter_map(|entry| match entry {
-                BundleEntry::Provider(entry) => Some(Key::ProviderVersions(entry.provider.clone())),
-                BundleEntry::Module(entry) => Some(Key::ModuleVersions(self.runtime.config().key_of(&entry.module))),
+                BundleEntry::Provider(entry) => Some(Key::version_list(&entry.provider)),
+                BundleEntry::Module(entry) => Some(Key::version_list(&self.runtime.config().key_of(&entry.module))),
                 BundleEntry::Discovery { .. }
                 | BundleEntry::ProviderVersions { .. }
                 | BundleEntry::ModuleVersions { .. } => None,
@@ -316,10 +308,8 @@ impl Library {
             if !is_listed {
                 continue;
             }
-            match &key {
-                Key::ProviderVersions(address) => self.bump_revision(address),
-                Key::ModuleVersions(address) => self.bump_revision(address),
-                _ => {}
+            if let Key::Document(DocumentKey::Versions(address)) = &key {
+                self.bump_revision(address);
             }
         }
         Ok(())

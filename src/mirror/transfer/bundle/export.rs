@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use url::Url;
 
-use crate::address::{Artifact, ModulePackage, Package};
+use crate::address::{Address, Artifact, ModulePackage, Package};
 use crate::bundle::{
     BundleEntry, BundleWriter, BundledArchive, BundledDocument, BundledFile, FetchOrigin, FileRole, Inventory,
     Manifest, ModuleEntry, ProviderEntry, SigningKey,
@@ -21,7 +21,7 @@ use crate::mirror::library::proof_set::{ProofSet, StoredProofSet};
 use crate::mirror::library::stored_document::StoredDocument;
 use crate::mirror::transfer::Spool;
 use crate::mirror::{Library, Transfers, proof_sets};
-use crate::store::{Key, StoreError};
+use crate::store::{DocumentKey, Key, StoreError};
 use crate::verify::{PackedTree, ProofBasis};
 
 /// Reasons that a bundle could not be gathered.
@@ -94,11 +94,7 @@ impl Transfers {
             match entry {
                 Ok(None) => {}
                 Ok(Some(entry)) => {
-                    keys.insert(Key::Discovery(artifact.host().clone()));
-                    keys.insert(match artifact {
-                        Artifact::Provider(package) => Key::ProviderVersions(package.provider.clone()),
-                        Artifact::Module(package) => Key::ModuleVersions(package.module.clone()),
-                    });
+                    keys.extend([Key::discovery(artifact.host()), Key::version_list(artifact)]);
                     entries.push(entry);
                 }
                 Err(GatherError::Missing(reason)) => missing.extend(reason),
@@ -169,7 +165,7 @@ impl Transfers {
                 }
                 Artifact::Module(package) => {
                     let Some(carried) = self.library.exportable_module(package, None)? else { continue };
-                    let record = self.library.store.records.get(&Key::ModuleLocation(package.clone()))?;
+                    let record = self.library.store.records.get(&Key::location(package))?;
                     let Some(location) = record.and_then(StoredDocument::read) else { continue };
                     inventory.add(&named, carried.archive.digest, Digest::of(&location.body));
                 }
@@ -271,7 +267,7 @@ impl Transfers {
     ) -> Result<Option<BundleEntry>, GatherError> {
         let not_kept = |subject: &str| not_held(&format!("{subject} of {package}"));
         let carried = self.library.exportable_module(package, Some(digest))?.ok_or_else(|| not_kept("the archive"))?;
-        let record = self.library.store.records.get(&Key::ModuleLocation(package.clone()))?;
+        let record = self.library.store.records.get(&Key::location(package))?;
         let document = record.and_then(StoredDocument::read).ok_or_else(|| not_kept("the location"))?;
         if known.has(&Artifact::from(package), digest, Digest::of(&document.body)) {
             return Ok(None);
@@ -294,14 +290,13 @@ impl Transfers {
     }
 
     fn document_entry(&self, key: &Key, small: &mut Spool) -> Result<Option<BundleEntry>, GatherError> {
-        let subject = match key {
-            Key::Discovery(host) => format!("the discovery document of {host}"),
-            Key::ProviderVersions(provider) => format!("the version list of {provider}"),
-            Key::ModuleVersions(module) => format!("the version list of {module}"),
-            _ => return Ok(None),
-        };
-        let stored_document =
-            self.library.store.records.get(key)?.and_then(StoredDocument::read).ok_or_else(|| not_held(&subject))?;
+        let stored_document = self
+            .library
+            .store
+            .records
+            .get(key)?
+            .and_then(StoredDocument::read)
+            .ok_or_else(|| not_held(&key.to_string()))?;
         let dropped =
             if stored_document.dropped.is_empty() { None } else { Some(put(small, &stored_document.dropped)?) };
         let document = BundledDocument {
@@ -310,9 +305,13 @@ impl Transfers {
             dropped,
         };
         Ok(match key.clone() {
-            Key::Discovery(host) => Some(BundleEntry::Discovery { host, document }),
-            Key::ProviderVersions(provider) => Some(BundleEntry::ProviderVersions { provider, document }),
-            Key::ModuleVersions(module) => Some(BundleEntry::ModuleVersions { module, document }),
+            Key::Document(DocumentKey::Discovery(host)) => Some(BundleEntry::Discovery { host, document }),
+            Key::Document(DocumentKey::Versions(Address::Provider(provider))) => {
+                Some(BundleEntry::ProviderVersions { provider, document })
+            }
+            Key::Document(DocumentKey::Versions(Address::Module(module))) => {
+                Some(BundleEntry::ModuleVersions { module, document })
+            }
             _ => None,
         })
     }

@@ -251,7 +251,7 @@ impl Transfers {
         call: &RequestContext,
     ) -> Result<(), Error> {
         let upstream = Arc::clone(call.upstream(&provider.host)?);
-        let key = Key::ProviderVersions(provider.clone());
+        let key = Key::version_list(provider);
         let unreadable = |reason| Error::Interrupted(format!("the cached version list of {provider}: {reason}"));
         let before = match self.library.stored_document(&key).await? {
             Some(stored_list) => stored_list.value,
