@@ -11,13 +11,13 @@ use crate::cdn_loop::CdnLoop;
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::mirror::archives::unattended::ClientAddress;
+use crate::mirror::freshness::STORED_ANSWER_LIFETIME;
 use crate::mirror::runtime::ConfigGeneration;
 use crate::mirror::{Connectivity, Runtime, RuntimeConfig};
-use crate::upstream::Upstream;
-use crate::upstream::backoff::Origin;
-use crate::upstream::backoff::{BudgetPurpose, RevalidationPermit};
+use crate::upstream::backoff::{BudgetPurpose, Origin, RequestTime, RevalidationPermit};
 use crate::upstream::error::{Fault, UpstreamError};
-use crate::upstream::request::RequestPriority;
+use crate::upstream::request::{RequestPriority, UpstreamRequest};
+use crate::upstream::{CredentialScope, Upstream};
 
 /// The context of one request: its time, its client, its limits and its configuration.
 #[derive(Debug, Clone)]
@@ -127,6 +127,11 @@ impl<T> Answer<T> {
         Self { value, outcome, fresh_until: call.now, checked: call.now }
     }
 
+    /// An answer computed from the store, because upstream cannot be asked. It stays fresh for a moment.
+    pub(in crate::mirror) fn of_store(value: T, checked: Timestamp, call: &RequestContext) -> Self {
+        Self { value, outcome: Outcome::Stale, fresh_until: call.now.after(STORED_ANSWER_LIFETIME), checked }
+    }
+
     /// Replaces the value.
     pub fn map<U>(self, other: impl FnOnce(T) -> U) -> Answer<U> {
         let Self { value, outcome, fresh_until, checked } = self;
@@ -159,13 +164,27 @@ impl RequestContext {
     pub(in crate::mirror) fn upstream(&self, host: &Hostname) -> Result<&Arc<Upstream>, Error> {
         self.config.upstream(host)
     }
+
+    /// A request to an upstream on behalf of this one.
+    pub(in crate::mirror) fn upstream_request<'a>(
+        &'a self,
+        label: &'a str,
+        url: &'a Url,
+        upstream: &'a Hostname,
+        credentials: &'a CredentialScope,
+        retries: usize,
+    ) -> UpstreamRequest<'a> {
+        let Self { via, priority, .. } = self;
+        let time = RequestTime::new(self.present());
+        UpstreamRequest { label, url, upstream, credentials, via, retries, priority: *priority, time }
+    }
 }
 
-/// A place among the waiting requests, released on drop.
-#[derive(Debug)]
-pub(in crate::mirror) struct WaitingPermit(
-    #[expect(dead_code, reason = "held only for its Drop")] Option<OwnedSemaphorePermit>,
-);
+/// The error for a request when too many others already wait.
+pub(in crate::mirror) fn too_many_waiting(subject: &str) -> Error {
+    let reason = "the limit of requests that wait for upstreams is reached".to_owned();
+    Error::Busy { subject: subject.to_owned(), reason }
+}
 
 impl Runtime {
     /// A context for work of an operator or of the schedule. Clients take precedence over it.
@@ -222,13 +241,22 @@ impl Runtime {
         self.limits.waiting.saturating_sub(self.waiting_permits.available_permits())
     }
 
-    /// Takes a place among the waiting requests; `None` where all are taken. Flights and jobs need none.
-    pub(in crate::mirror) fn take_waiting_place(&self, call: &RequestContext) -> Option<WaitingPermit> {
-        let permit = match call.urgency {
-            Urgency::Flight | Urgency::Job | Urgency::Plan => None,
-            Urgency::Request => Some(Arc::clone(&self.waiting_permits).try_acquire_owned().ok()?),
-        };
-        Some(WaitingPermit(permit))
+    /// Takes a place among the waiting requests, until it is dropped. Flights and jobs need none.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] where all places are taken.
+    pub(in crate::mirror) fn take_waiting_place(
+        &self,
+        subject: &str,
+        call: &RequestContext,
+    ) -> Result<Option<OwnedSemaphorePermit>, Error> {
+        match call.urgency {
+            Urgency::Flight | Urgency::Job | Urgency::Plan => Ok(None),
+            Urgency::Request => {
+                let permit = Arc::clone(&self.waiting_permits).try_acquire_owned();
+                permit.map(Some).map_err(|_| too_many_waiting(subject))
+            }
+        }
     }
 
     /// Charges a revalidation to the upstream's rate budget. A fetch of something that is not stored is free.

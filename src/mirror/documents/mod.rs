@@ -25,11 +25,10 @@ use crate::mirror::single_flight::{SharedResult, SingleFlights};
 use crate::mirror::{Answer, Connectivity, Library, Limits, RequestContext, Runtime, RuntimeConfig};
 use crate::store::Key;
 use crate::upstream::Upstream;
-use crate::upstream::backoff::RequestTime;
 use crate::upstream::discovery::Service;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::outbound::origin;
-use crate::upstream::request::{AcceptedCoding, Document, Fetched, UpstreamRequest};
+use crate::upstream::request::{AcceptedCoding, Document, Fetched};
 
 /// The number of retries of a fetch when nothing is stored.
 pub(in crate::mirror) const RETRIES: usize = 2;
@@ -153,8 +152,8 @@ pub(in crate::mirror) struct DocumentFetch<'a> {
 impl DocumentFetch<'_> {
     /// The error for an answer that cannot be used.
     pub(in crate::mirror) fn unusable(&self, reason: impl Into<String>) -> UpstreamError {
-        let (subject, origin) = (self.request.subject.clone(), origin(&self.request.upstream.settings.url));
-        UpstreamError { subject, origin, fault: Fault::Unusable(reason.into()) }
+        let DocumentRequest { subject, upstream, .. } = self.request;
+        UpstreamError::unusable(subject, origin(&upstream.settings.url), reason)
     }
 
     /// Handles an upstream 404: returns the stored copy as deleted upstream (`keep_gone`), or removes it.
@@ -322,16 +321,8 @@ impl Documents {
         };
         fetch.listed = kind.listing(&fetch).await?;
         let url = kind.url(&base, &fetch).map_err(|e| fetch.unusable(e.to_string()))?;
-        let ask = UpstreamRequest {
-            label: subject,
-            url: &url,
-            upstream: kind.host(),
-            credentials: &credentials,
-            via: &call.via,
-            retries: if fetch.before.is_some() { 0 } else { RETRIES },
-            priority: call.priority,
-            time: RequestTime::new(call.now),
-        };
+        let retries = if fetch.before.is_some() { 0 } else { RETRIES };
+        let ask = call.upstream_request(subject, &url, kind.host(), &credentials, retries);
         let validators = fetch.before.as_ref().filter(|before| before.metadata.asked == url);
         let validators = validators.map(|before| &before.metadata.validators);
         let answer = call

@@ -9,7 +9,7 @@ use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::archives::Archive;
 use crate::mirror::archives::archive_request::ArchiveRequest;
-use crate::mirror::archives::fill::FillProgress;
+use crate::mirror::archives::download::FillProgress;
 use crate::mirror::archives::verified_open::OpenOutcome;
 use crate::mirror::documents::module_location::location_label;
 use crate::mirror::documents::revalidate::Revalidatable;
@@ -19,7 +19,7 @@ use crate::mirror::request_context::JobRequest;
 use crate::mirror::{Connectivity, Operations, Urgency, VerifiedReader, proof_sets};
 use crate::store::Key;
 use crate::upstream::backoff::Origin;
-use crate::upstream::error::{Fault, UpstreamError};
+use crate::upstream::error::UpstreamError;
 use crate::upstream::providers::VersionList;
 use crate::upstream::source::PackageSource;
 
@@ -120,7 +120,10 @@ impl Operations {
         let (host, origins) = (&package.provider.host, [Origin::of(&set.document.archive_url)]);
         let subject = "the size of an archive";
         JobRequest { runtime: &self.runtime, subject, host, origins: &origins, call: &call }.charge(1).ok()?;
-        ArchiveRequest::new(Arc::clone(&self.archives), package.clone(), Arc::clone(set), call).announced_length().await
+        ArchiveRequest::new(Arc::clone(&self.archives), package.clone(), Arc::clone(set), call)
+            .file
+            .announced_length()
+            .await
     }
 
     /// Ensures that the archive of a set is stored. Meanwhile reports the bytes received and the total. Follows the
@@ -261,12 +264,8 @@ impl Operations {
             return Ok(WarmedDocument { value: Some(archive), unconfirmed });
         }
         if let PackageSource::Unsupported(source) = &located.located.source {
-            let (kind, source_host) =
-                (source.kind_name(), source.host().unwrap_or_else(|| "an unknown host".to_owned()));
-            let fault = Fault::Unusable(format!(
-                "names {kind} at {source_host}, which larder cannot fetch; clients fetch it directly"
-            ));
-            return Err(UpstreamError { subject, origin: host.to_string(), fault }.into());
+            let reason = format!("names {}, which larder cannot fetch; clients fetch it directly", source.describe());
+            return Err(UpstreamError::unusable(subject, host, reason).into());
         }
         if self.runtime.connectivity() == Connectivity::Offline {
             return Err(self.library.missing_error(&key, format!("the archive of {package}"), &call).await);
