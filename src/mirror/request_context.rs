@@ -1,6 +1,7 @@
 //! The context of one request, and the answer to it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
@@ -13,7 +14,8 @@ use crate::error::Error;
 use crate::mirror::archives::unattended::ClientAddress;
 use crate::mirror::freshness::STORED_ANSWER_LIFETIME;
 use crate::mirror::runtime::ConfigGeneration;
-use crate::mirror::{Connectivity, Runtime, RuntimeConfig};
+use crate::mirror::{Connectivity, Runtime, RuntimeConfig, WarmedDocument};
+use crate::store::Key;
 use crate::upstream::backoff::{BudgetPurpose, Origin, RequestTime, RevalidationPermit};
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::request::{RequestPriority, UpstreamRequest};
@@ -56,20 +58,19 @@ pub enum Urgency {
     Plan,
 }
 
+/// The reason of a fetch. Fetches of different reasons never share a flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(in crate::mirror) enum FetchReason {
-    /// Nothing is stored: the fetch is always tried.
+    /// Nothing is stored, or an operator asks: the fetch is always tried.
     NotStored,
     /// A copy is stored: the revalidation stays within the upstream's rate budget.
     Revalidate,
+    /// A URL in the stored copy has expired. A conditional request could confirm that very URL, so the whole is fetched.
+    ExpiredUrl,
 }
 
 /// The part of a flight's key that separates requests of another configuration or from another route.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(in crate::mirror) struct FlightGroup {
-    generation: ConfigGeneration,
-    came: ProxyPath,
-}
+pub(in crate::mirror) type ConfigAndRoute = (ConfigGeneration, ProxyPath);
 
 /// The presence of named proxies (CDN-Loop) in a request. An upstream may answer 508 because of them, and a request
 /// without them must not share that answer.
@@ -157,8 +158,22 @@ impl RequestContext {
         if self.via.is_empty() { ProxyPath::Direct } else { ProxyPath::ViaProxies }
     }
 
-    pub(in crate::mirror) fn flight_group(&self) -> FlightGroup {
-        FlightGroup { generation: self.config.generation, came: self.proxy_path() }
+    pub(in crate::mirror) fn config_and_route(&self) -> ConfigAndRoute {
+        (self.config.generation, self.proxy_path())
+    }
+
+    /// Refuses a document that upstream did not have a moment ago.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`]
+    pub(in crate::mirror) fn refuse_if_absent(&self, key: &Key) -> Result<(), Error> {
+        self.config.not_found.get(key, self.now).map_or(Ok(()), |reason| Err(Error::NotFound(reason)))
+    }
+
+    /// Remembers for a while that upstream does not have a document, and returns the error.
+    pub(in crate::mirror) fn remember_absence(&self, key: Key, reason: String, lifetime: Duration) -> Error {
+        self.config.not_found.insert(key, reason.clone(), self.now.after(lifetime), self.now);
+        Error::NotFound(reason)
     }
 
     pub(in crate::mirror) fn upstream(&self, host: &Hostname) -> Result<&Arc<Upstream>, Error> {
@@ -269,7 +284,7 @@ impl Runtime {
         call: &RequestContext,
     ) -> Result<(), Error> {
         match fetch_reason {
-            FetchReason::NotStored => Ok(()),
+            FetchReason::NotStored | FetchReason::ExpiredUrl => Ok(()),
             FetchReason::Revalidate
                 if call.config.outbound.backoff.spend(host, BudgetPurpose::Revalidation, requests, call.now) =>
             {
@@ -326,14 +341,15 @@ impl JobRequest<'_> {
         if has_room { Ok(()) } else { Err(Error::RevalidationSkipped(subject.to_owned())) }
     }
 
-    /// Returns a message about an answer that upstream did not confirm.
+    /// Returns the document of an answer, with a message if upstream did not confirm it.
     ///
     /// # Errors
-    /// [`Error::HeldBack`] where upstream asked for a delay: the job tries again after it.
-    pub(in crate::mirror) fn unconfirmed<T>(self, answer: &Answer<T>) -> Result<Option<String>, Error> {
+    /// The error of the fetch. [`Error::HeldBack`] where upstream asked for a delay: the job tries again after it.
+    pub(in crate::mirror) fn document<T>(self, answer: Result<Answer<T>, Error>) -> Result<WarmedDocument<T>, Error> {
         let Self { subject, host, origins, call, .. } = self;
+        let answer = answer.map_err(|error| self.or_retry_later(error))?;
         if answer.outcome != Outcome::Stale {
-            return Ok(None);
+            return Ok(WarmedDocument { value: answer.value, unconfirmed: None });
         }
         if self.runtime.connectivity() == Connectivity::Online
             && call.urgency != Urgency::Plan
@@ -345,7 +361,8 @@ impl JobRequest<'_> {
             Timestamp(0) => String::new(),
             checked => format!(", and last confirmed it at {}", checked.date_time()),
         };
-        Ok(Some(format!("upstream could not be asked about {subject}{since}: there may be a newer one")))
+        let unconfirmed = format!("upstream could not be asked about {subject}{since}: there may be a newer one");
+        Ok(WarmedDocument { value: answer.value, unconfirmed: Some(unconfirmed) })
     }
 
     /// Returns the error of a fetch, or the time to try again if upstream asked for a delay.

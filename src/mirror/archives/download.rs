@@ -418,10 +418,37 @@ pub(in crate::mirror) enum FillProgress {
     Failed(Error),
 }
 
+/// Waits until the archive of a fill is stored, without reading its bytes. Meanwhile reports the bytes received and the
+/// total. Returns the archive, and true if it was downloaded now: its bytes may have been stored under another name.
+///
+/// # Errors
+/// The fill failed, or the disk could not store the archive.
+pub(in crate::mirror) async fn until_stored(
+    mut progress: watch::Receiver<FillProgress>,
+    subject: &str,
+    report: impl Fn(u64, Option<u64>),
+) -> Result<(StoredArchive, bool), Error> {
+    loop {
+        // The borrowed state may hold the file open, so it ends with this statement.
+        match &*progress.borrow_and_update() {
+            FillProgress::Waiting => {}
+            FillProgress::Streaming { written, length, .. } => report(*written, *length),
+            FillProgress::Committed { bytes, archive } => return Ok(((**archive).clone(), bytes.is_some())),
+            FillProgress::NotStored { error: reason, .. } | FillProgress::NoSpace(reason) => {
+                return Err(reason.clone().into());
+            }
+            FillProgress::Failed(error) => return Err(error.clone()),
+        }
+        if progress.changed().await.is_err() {
+            return Err(Error::Interrupted(subject.to_owned()));
+        }
+    }
+}
+
 /// One client's position in a fill.
 #[derive(Debug)]
 pub struct TailStream {
-    progress: watch::Receiver<FillProgress>,
+    pub(in crate::mirror) progress: watch::Receiver<FillProgress>,
     /// The length announced to the client, if any. A body of another length is an error.
     announced: Option<u64>,
 }
@@ -429,26 +456,6 @@ pub struct TailStream {
 impl TailStream {
     pub(in crate::mirror) fn new(progress: watch::Receiver<FillProgress>, announced: Option<u64>) -> Self {
         Self { progress, announced }
-    }
-
-    /// Waits until the archive is stored, without reading its bytes.
-    ///
-    /// # Errors
-    /// The fill failed, or the disk could not store the archive.
-    pub(in crate::mirror) async fn until_stored(mut self, subject: &str) -> Result<(), Error> {
-        loop {
-            match &*self.progress.borrow_and_update() {
-                FillProgress::Waiting | FillProgress::Streaming { .. } => {}
-                FillProgress::Committed { .. } => return Ok(()),
-                FillProgress::NotStored { error: reason, .. } | FillProgress::NoSpace(reason) => {
-                    return Err(reason.clone().into());
-                }
-                FillProgress::Failed(error) => return Err(error.clone()),
-            }
-            if self.progress.changed().await.is_err() {
-                return Err(Error::Interrupted(subject.to_owned()));
-            }
-        }
     }
 
     /// Streams the bytes as they arrive, within the read budget `memory`. Ends in an error where the fill fails, so

@@ -20,7 +20,7 @@ use crate::mirror::documents::revalidate::Aged;
 use crate::mirror::documents::version_lists::ListingState;
 use crate::mirror::freshness::{Age, FreshnessDecision, FreshnessRule, decide};
 use crate::mirror::library::stored_document::{DocumentFlightResult, StoredDocument};
-use crate::mirror::request_context::{FetchReason, FlightGroup};
+use crate::mirror::request_context::{ConfigAndRoute, FetchReason};
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
 use crate::mirror::{Answer, Connectivity, Library, Limits, RequestContext, Runtime, RuntimeConfig};
 use crate::store::Key;
@@ -39,7 +39,7 @@ pub struct Documents {
     pub(in crate::mirror) runtime: Arc<Runtime>,
     pub(in crate::mirror) library: Arc<Library>,
     /// A flight is shared by requests with the same configuration and route.
-    flights: SingleFlights<(Key, FetchReason, FlightGroup), SharedResult<DocumentFlightResult>>,
+    flights: SingleFlights<(Key, FetchReason, ConfigAndRoute), SharedResult<DocumentFlightResult>>,
 }
 
 /// A kind of document. Its implementor is the name of one document: a host names a discovery document, an address a
@@ -171,12 +171,12 @@ impl DocumentFetch<'_> {
                 Ok(before.confirmed(call.now, true))
             }
             before => {
-                let until = call.now.after(request.rule.not_found_lifetime());
-                call.config.not_found.insert(request.key.clone(), error.to_string(), until, call.now);
+                let lifetime = request.rule.not_found_lifetime();
+                let absence = call.remember_absence(request.key.clone(), error.to_string(), lifetime);
                 if before.is_some() && documents.runtime.is_current_config(call) {
                     documents.library.drop_document(request.key.clone()).await?;
                 }
-                Err(Error::NotFound(error.to_string()))
+                Err(absence)
             }
         }
     }
@@ -254,10 +254,8 @@ impl Documents {
         let is_offline = self.runtime.connectivity() == Connectivity::Offline;
         let stored = self.library.stored_document(&request.key).await?;
         let stored = stored.filter(|stored| is_offline || kind.is_usable(&stored.value, &request.upstream));
-        if stored.is_none()
-            && let Some(not_found) = call.config.not_found.get(&request.key, call.now)
-        {
-            return Err(Error::NotFound(not_found));
+        if stored.is_none() {
+            call.refuse_if_absent(&request.key)?;
         }
         Ok(stored)
     }
@@ -271,7 +269,7 @@ impl Documents {
         fetch_reason: FetchReason,
         call: &RequestContext,
     ) -> SharedResult<DocumentFlightResult> {
-        let flight = (request.key.clone(), fetch_reason, call.flight_group());
+        let flight = (request.key.clone(), fetch_reason, call.config_and_route());
         let lost = Err(Error::Interrupted(request.subject.clone()));
         self.flights.join_or_spawn(&self.runtime.tasks, flight, lost, || {
             let (documents, call) = (Arc::clone(self), self.runtime.flight_context(call));

@@ -12,7 +12,7 @@ use crate::mirror::documents::RETRIES;
 use crate::mirror::documents::discovery::DiscoveryTrust;
 use crate::mirror::documents::version_lists::ListingState;
 use crate::mirror::library::proof_set::{ProofSet, ProofSetMetadata, StoredProofSet};
-use crate::mirror::proof_sets::{SetFetchError, describe_set};
+use crate::mirror::proof_sets::{describe_set, is_absent};
 use crate::mirror::{ProofSets, RequestContext};
 use crate::store::Key;
 use crate::upstream::backoff::Origin;
@@ -47,12 +47,15 @@ pub(in crate::mirror) enum SetBasis<'a> {
 
 impl ProofSets {
     /// Fetches and verifies a set. Does not compare it with earlier sets of the version.
+    ///
+    /// # Errors
+    /// One that [`is_absent`] recognises, where upstream has no such package.
     pub(in crate::mirror) async fn fetch_verified_set(
         self: &Arc<Self>,
         package: &Package,
         basis: SetBasis<'_>,
         call: &RequestContext,
-    ) -> Result<ProofSet, SetFetchError> {
+    ) -> Result<ProofSet, Error> {
         let (subject, upstream) = (&*describe_set(package), &**call.upstream(&package.provider.host)?);
         let (trust, build_on, retries) = match basis {
             SetBasis::Nothing | SetBasis::Rejudged => (DiscoveryTrust::AnyStored, None, RETRIES),
@@ -72,24 +75,21 @@ impl ProofSets {
         };
         let spelled = listed.upstream_spelling().unwrap_or(package.version.as_str());
         let url = download_url(&base, &package.provider, spelled, &package.platform)
-            .map_err(|e| Error::from(UpstreamError::unusable(subject, origin(&base), e.to_string())))?;
+            .map_err(|e| UpstreamError::unusable(subject, origin(&base), e.to_string()))?;
         let visit =
             ProofSetFetch { subject, url: &url, upstream, credential_scope: &credential_scope, package, call, retries };
         let fetched = match self.fetch_and_verify_set(&visit, build_on).await {
-            Err(Error::Upstream(error)) if matches!(error.fault, Fault::Absent(_)) && error.subject == subject => {
-                return Err(match listed {
-                    // A 404 for this spelling proves nothing while the list cannot be read.
-                    ListingState::Unknown(Some(unread)) => SetFetchError::Failed(unread),
-                    _ => SetFetchError::Absent(error),
-                });
-            }
             // The document was just revalidated, and one of its files failed: its URLs may have expired.
             Err(Error::Upstream(error)) if error.subject != subject && error.fault.may_be_an_expired_url() => {
                 self.fetch_and_verify_set(&visit, None).await
             }
             fetched => fetched,
         };
-        fetched.map_err(|error| SetFetchError::Failed(companion_failure(error, subject)))
+        fetched.map_err(|error| match (companion_failure(error, subject), listed) {
+            // A 404 for this spelling proves nothing while the list cannot be read.
+            (error, ListingState::Unknown(Some(unread))) if is_absent(&error) => unread,
+            (error, _) => error,
+        })
     }
 
     async fn fetch_and_verify_set(
