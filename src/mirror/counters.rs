@@ -1,6 +1,5 @@
 //! The metrics of the mirror. Every label value is a constant of ours, or the host of a configured upstream.
 
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -35,36 +34,17 @@ pub struct Counters {
     pub(in crate::mirror) passed_through: Counter,
     /// Locations of modules that larder cannot fetch and that clients were sent to.
     pub(in crate::mirror) elsewhere: Counter,
-    not_kept: Family<KindLabel, Counter>,
-    unproven: Family<UnprovenLabels, Counter>,
-    alarms: Family<KindLabel, Counter>,
-    evicted: Family<EvictionLabels, Counter>,
-    evicted_bytes: Family<EvictionLabels, Counter>,
-    checked: Counter,
-    damaged: Family<DamageLabel, Counter>,
+    not_stored: Family<[Label; 1], Counter>,
+    unverified: Family<[(&'static str, String); 2], Counter>,
+    alarms: Family<[Label; 1], Counter>,
+    evicted: Family<[Label; 2], Counter>,
+    evicted_bytes: Family<[Label; 2], Counter>,
+    rehashed: Counter,
+    damaged: Family<[Label; 1], Counter>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct KindLabel {
-    kind: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct UnprovenLabels {
-    host: String,
-    kind: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct EvictionLabels {
-    kind: &'static str,
-    reason: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct DamageLabel {
-    found: &'static str,
-}
+/// The name and the value of a label.
+type Label = (&'static str, &'static str);
 
 /// The two kinds of stored objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -116,30 +96,30 @@ impl Counters {
         let help = "Locations of modules at sources that larder cannot fetch: the client was sent there";
         registry.register("larder_modules_elsewhere", help, self.elsewhere.clone());
         let help = "What the store would not take, by kind";
-        registry.register("larder_not_kept", help, self.not_kept.clone());
+        registry.register("larder_not_kept", help, self.not_stored.clone());
         let help = "Failed verifications, by upstream and kind";
-        registry.register("larder_verification_failures", help, self.unproven.clone());
+        registry.register("larder_verification_failures", help, self.unverified.clone());
         let help = "What a person must resolve, by kind: each is in the status until then";
         registry.register("larder_alarms", help, self.alarms.clone());
         registry.register("larder_evictions", "What was evicted, by kind and reason", self.evicted.clone());
         let help = "What was evicted, by kind and reason";
         registry.register_with_unit("larder_evicted", help, Unit::Bytes, self.evicted_bytes.clone());
         let help = "Archives read again and compared with their digests, by the scrub and by verify";
-        registry.register("larder_archives_checked", help, self.checked.clone());
+        registry.register("larder_archives_checked", help, self.rehashed.clone());
         let help = "Held archives that were not what their digests say, however that came out";
         registry.register("larder_archives_damaged", help, self.damaged.clone());
         for kind in ObjectKind::ALL {
-            self.not_kept.get_or_create_owned(&KindLabel { kind: kind.word() });
+            self.not_stored.get_or_create_owned(&[("kind", kind.word())]);
         }
         for kind in AlarmKind::ALL {
-            self.alarms.get_or_create_owned(&KindLabel { kind: kind.name() });
+            self.alarms.get_or_create_owned(&[("kind", kind.name())]);
         }
         for found in [DamageFinding::Damaged, DamageFinding::Missing] {
-            self.damaged.get_or_create_owned(&DamageLabel { found: found.word() });
+            self.damaged.get_or_create_owned(&[("found", found.word())]);
         }
         let reasons = [EvictionReason::SizeLimit, EvictionReason::DiskFull];
         for (kind, reason) in ObjectKind::ALL.into_iter().flat_map(|kind| reasons.map(|reason| (kind, reason))) {
-            let labels = EvictionLabels { kind: kind.word(), reason: reason.word() };
+            let labels = [("kind", kind.word()), ("reason", reason.word())];
             self.evicted.get_or_create_owned(&labels);
             self.evicted_bytes.get_or_create_owned(&labels);
         }
@@ -147,42 +127,42 @@ impl Counters {
 
     /// Makes the counters of an upstream visible at zero, before any failure.
     pub(in crate::mirror) fn register_host(&self, host: &Hostname) {
-        for kind in verify::VerificationError::METRIC_LABELS.into_iter().chain([
-            REPUBLISHED,
-            SIGNATURE_LOST,
-            REFUSED_TREE,
-            SEEN_DAMAGED,
-        ]) {
-            self.unproven.get_or_create_owned(&UnprovenLabels { host: host.to_string(), kind });
+        let own_kinds = [REPUBLISHED, SIGNATURE_LOST, REFUSED_TREE, SEEN_DAMAGED];
+        for kind in verify::VerificationError::METRIC_LABELS.into_iter().chain(own_kinds) {
+            self.unverified.get_or_create_owned(&unverified_labels(host, kind));
         }
     }
 
     /// Counts an object that the store could not take.
     pub(in crate::mirror) fn count_not_stored(&self, kind: ObjectKind) {
-        self.not_kept.get_or_create(&KindLabel { kind: kind.word() }).inc();
+        self.not_stored.get_or_create(&[("kind", kind.word())]).inc();
     }
 
     /// Counts an object that failed verification.
     pub(in crate::mirror) fn count_unverified(&self, host: &Hostname, kind: &'static str) {
-        self.unproven.get_or_create(&UnprovenLabels { host: host.to_string(), kind }).inc();
+        self.unverified.get_or_create(&unverified_labels(host, kind)).inc();
     }
 
     pub(in crate::mirror) fn alarm(&self, kind: AlarmKind) {
-        self.alarms.get_or_create(&KindLabel { kind: kind.name() }).inc();
+        self.alarms.get_or_create(&[("kind", kind.name())]).inc();
     }
 
     pub(in crate::mirror) fn evicted(&self, kind: ObjectKind, because: EvictionReason, bytes: u64) {
-        let labels = EvictionLabels { kind: kind.word(), reason: because.word() };
+        let labels = [("kind", kind.word()), ("reason", because.word())];
         self.evicted.get_or_create(&labels).inc();
         self.evicted_bytes.get_or_create(&labels).inc_by(bytes);
     }
 
-    pub(in crate::mirror) fn checked(&self) {
-        self.checked.inc();
+    pub(in crate::mirror) fn count_rehashed(&self) {
+        self.rehashed.inc();
     }
 
     /// Counts a stored archive that did not match its digest, or was missing.
     pub(in crate::mirror) fn damaged(&self, found: DamageFinding) {
-        self.damaged.get_or_create(&DamageLabel { found: found.word() }).inc();
+        self.damaged.get_or_create(&[("found", found.word())]).inc();
     }
+}
+
+fn unverified_labels(host: &Hostname, kind: &'static str) -> [(&'static str, String); 2] {
+    [("host", host.to_string()), ("kind", kind.to_owned())]
 }

@@ -1,6 +1,7 @@
 //! The context of one request, and the answer to it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
@@ -11,13 +12,14 @@ use crate::cdn_loop::CdnLoop;
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::mirror::archives::unattended::ClientAddress;
+use crate::mirror::freshness::STORED_ANSWER_LIFETIME;
 use crate::mirror::runtime::ConfigGeneration;
-use crate::mirror::{Connectivity, Runtime, RuntimeConfig};
-use crate::upstream::Upstream;
-use crate::upstream::backoff::Origin;
-use crate::upstream::backoff::{BudgetPurpose, RevalidationPermit};
+use crate::mirror::{Connectivity, Runtime, RuntimeConfig, WarmedDocument};
+use crate::store::Key;
+use crate::upstream::backoff::{BudgetPurpose, Origin, RequestTime, RevalidationPermit};
 use crate::upstream::error::{Fault, UpstreamError};
-use crate::upstream::request::RequestPriority;
+use crate::upstream::request::{RequestPriority, UpstreamRequest};
+use crate::upstream::{CredentialScope, Upstream};
 
 /// The context of one request: its time, its client, its limits and its configuration.
 #[derive(Debug, Clone)]
@@ -56,20 +58,19 @@ pub enum Urgency {
     Plan,
 }
 
+/// The reason of a fetch. Fetches of different reasons never share a flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(in crate::mirror) enum FetchReason {
-    /// Nothing is stored: the fetch is always tried.
+    /// Nothing is stored, or an operator asks: the fetch is always tried.
     NotStored,
     /// A copy is stored: the revalidation stays within the upstream's rate budget.
     Revalidate,
+    /// A URL in the stored copy has expired. A conditional request could confirm that very URL, so the whole is fetched.
+    ExpiredUrl,
 }
 
 /// The part of a flight's key that separates requests of another configuration or from another route.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(in crate::mirror) struct FlightGroup {
-    generation: ConfigGeneration,
-    came: ProxyPath,
-}
+pub(in crate::mirror) type ConfigAndRoute = (ConfigGeneration, ProxyPath);
 
 /// The presence of named proxies (CDN-Loop) in a request. An upstream may answer 508 because of them, and a request
 /// without them must not share that answer.
@@ -127,6 +128,11 @@ impl<T> Answer<T> {
         Self { value, outcome, fresh_until: call.now, checked: call.now }
     }
 
+    /// An answer computed from the store, because upstream cannot be asked. It stays fresh for a moment.
+    pub(in crate::mirror) fn of_store(value: T, checked: Timestamp, call: &RequestContext) -> Self {
+        Self { value, outcome: Outcome::Stale, fresh_until: call.now.after(STORED_ANSWER_LIFETIME), checked }
+    }
+
     /// Replaces the value.
     pub fn map<U>(self, other: impl FnOnce(T) -> U) -> Answer<U> {
         let Self { value, outcome, fresh_until, checked } = self;
@@ -152,20 +158,48 @@ impl RequestContext {
         if self.via.is_empty() { ProxyPath::Direct } else { ProxyPath::ViaProxies }
     }
 
-    pub(in crate::mirror) fn flight_group(&self) -> FlightGroup {
-        FlightGroup { generation: self.config.generation, came: self.proxy_path() }
+    pub(in crate::mirror) fn config_and_route(&self) -> ConfigAndRoute {
+        (self.config.generation, self.proxy_path())
+    }
+
+    /// Refuses a document that upstream did not have a moment ago.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`]
+    pub(in crate::mirror) fn refuse_if_absent(&self, key: &Key) -> Result<(), Error> {
+        self.config.not_found.get(key, self.now).map_or(Ok(()), |reason| Err(Error::NotFound(reason)))
+    }
+
+    /// Remembers for a while that upstream does not have a document, and returns the error.
+    pub(in crate::mirror) fn remember_absence(&self, key: Key, reason: String, lifetime: Duration) -> Error {
+        self.config.not_found.insert(key, reason.clone(), self.now.after(lifetime), self.now);
+        Error::NotFound(reason)
     }
 
     pub(in crate::mirror) fn upstream(&self, host: &Hostname) -> Result<&Arc<Upstream>, Error> {
         self.config.upstream(host)
     }
+
+    /// A request to an upstream on behalf of this one.
+    pub(in crate::mirror) fn upstream_request<'a>(
+        &'a self,
+        label: &'a str,
+        url: &'a Url,
+        upstream: &'a Hostname,
+        credentials: &'a CredentialScope,
+        retries: usize,
+    ) -> UpstreamRequest<'a> {
+        let Self { via, priority, .. } = self;
+        let time = RequestTime::new(self.present());
+        UpstreamRequest { label, url, upstream, credentials, via, retries, priority: *priority, time }
+    }
 }
 
-/// A place among the waiting requests, released on drop.
-#[derive(Debug)]
-pub(in crate::mirror) struct WaitingPermit(
-    #[expect(dead_code, reason = "held only for its Drop")] Option<OwnedSemaphorePermit>,
-);
+/// The error for a request when too many others already wait.
+pub(in crate::mirror) fn too_many_waiting(subject: &str) -> Error {
+    let reason = "the limit of requests that wait for upstreams is reached".to_owned();
+    Error::Busy { subject: subject.to_owned(), reason }
+}
 
 impl Runtime {
     /// A context for work of an operator or of the schedule. Clients take precedence over it.
@@ -222,13 +256,22 @@ impl Runtime {
         self.limits.waiting.saturating_sub(self.waiting_permits.available_permits())
     }
 
-    /// Takes a place among the waiting requests; `None` where all are taken. Flights and jobs need none.
-    pub(in crate::mirror) fn take_waiting_place(&self, call: &RequestContext) -> Option<WaitingPermit> {
-        let permit = match call.urgency {
-            Urgency::Flight | Urgency::Job | Urgency::Plan => None,
-            Urgency::Request => Some(Arc::clone(&self.waiting_permits).try_acquire_owned().ok()?),
-        };
-        Some(WaitingPermit(permit))
+    /// Takes a place among the waiting requests, until it is dropped. Flights and jobs need none.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] where all places are taken.
+    pub(in crate::mirror) fn take_waiting_place(
+        &self,
+        subject: &str,
+        call: &RequestContext,
+    ) -> Result<Option<OwnedSemaphorePermit>, Error> {
+        match call.urgency {
+            Urgency::Flight | Urgency::Job | Urgency::Plan => Ok(None),
+            Urgency::Request => {
+                let permit = Arc::clone(&self.waiting_permits).try_acquire_owned();
+                permit.map(Some).map_err(|_| too_many_waiting(subject))
+            }
+        }
     }
 
     /// Charges a revalidation to the upstream's rate budget. A fetch of something that is not stored is free.
@@ -241,7 +284,7 @@ impl Runtime {
         call: &RequestContext,
     ) -> Result<(), Error> {
         match fetch_reason {
-            FetchReason::NotStored => Ok(()),
+            FetchReason::NotStored | FetchReason::ExpiredUrl => Ok(()),
             FetchReason::Revalidate
                 if call.config.outbound.backoff.spend(host, BudgetPurpose::Revalidation, requests, call.now) =>
             {
@@ -298,14 +341,15 @@ impl JobRequest<'_> {
         if has_room { Ok(()) } else { Err(Error::RevalidationSkipped(subject.to_owned())) }
     }
 
-    /// Returns a message about an answer that upstream did not confirm.
+    /// Returns the document of an answer, with a message if upstream did not confirm it.
     ///
     /// # Errors
-    /// [`Error::HeldBack`] where upstream asked for a delay: the job tries again after it.
-    pub(in crate::mirror) fn unconfirmed<T>(self, answer: &Answer<T>) -> Result<Option<String>, Error> {
+    /// The error of the fetch. [`Error::HeldBack`] where upstream asked for a delay: the job tries again after it.
+    pub(in crate::mirror) fn document<T>(self, answer: Result<Answer<T>, Error>) -> Result<WarmedDocument<T>, Error> {
         let Self { subject, host, origins, call, .. } = self;
+        let answer = answer.map_err(|error| self.or_retry_later(error))?;
         if answer.outcome != Outcome::Stale {
-            return Ok(None);
+            return Ok(WarmedDocument { value: answer.value, unconfirmed: None });
         }
         if self.runtime.connectivity() == Connectivity::Online
             && call.urgency != Urgency::Plan
@@ -317,7 +361,8 @@ impl JobRequest<'_> {
             Timestamp(0) => String::new(),
             checked => format!(", and last confirmed it at {}", checked.date_time()),
         };
-        Ok(Some(format!("upstream could not be asked about {subject}{since}: there may be a newer one")))
+        let unconfirmed = format!("upstream could not be asked about {subject}{since}: there may be a newer one");
+        Ok(WarmedDocument { value: answer.value, unconfirmed: Some(unconfirmed) })
     }
 
     /// Returns the error of a fetch, or the time to try again if upstream asked for a delay.

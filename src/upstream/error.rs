@@ -77,6 +77,11 @@ pub enum Fault {
 }
 
 impl UpstreamError {
+    /// The error for an answer that cannot be used.
+    pub fn unusable(subject: impl Into<String>, origin: impl ToString, reason: impl Into<String>) -> Self {
+        Self { subject: subject.into(), origin: origin.to_string(), fault: Fault::Unusable(reason.into()) }
+    }
+
     /// The text for people: subject, reason and remedy.
     pub fn explain(&self) -> Explanation {
         let origin = &self.origin;

@@ -36,7 +36,7 @@ impl Validators {
     }
 
     /// The value for If-Range: a strong ETag, else the date (RFC 9110, section 13.1.5).
-    pub(super) fn for_range(&self) -> Option<&str> {
+    pub fn for_range(&self) -> Option<&str> {
         let strong = self.etag.as_deref().filter(|etag| !etag.starts_with("W/"));
         strong.or(self.last_modified.as_deref())
     }

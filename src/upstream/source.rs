@@ -242,6 +242,11 @@ impl Unsupported {
         self.label
     }
 
+    /// The kind and the host, for people: "an Amazon S3 bucket at s3.example".
+    pub fn describe(&self) -> String {
+        format!("{} at {}", self.label, self.host().as_deref().unwrap_or("an unknown host"))
+    }
+
     /// The host of the address, without userinfo and port. No other part may be shown.
     pub fn host(&self) -> Option<String> {
         let (_, host) = self.authority_text().rsplit_once('@').unwrap_or(("", self.authority_text()));

@@ -1,5 +1,5 @@
-//! Requests one archive from upstream: resumes at the next byte, replaces an expired URL, and gives up when a retry is
-//! useless. The retry policy is a small state machine without I/O, also used for the sources of modules.
+//! Requests one file from upstream: resumes at the next byte, and gives up when a retry is useless. For an archive of a
+//! proof set, it replaces an expired URL. The retry policy is a small state machine without I/O.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,30 +7,145 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout};
 use url::Url;
 
-use crate::address::Package;
+use crate::address::{Hostname, Package};
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::documents::RETRIES;
-use crate::mirror::documents::discovery::DiscoveryTrust;
 use crate::mirror::library::proof_set::ProofSet;
-use crate::mirror::{Archives, RequestContext};
+use crate::mirror::{Archives, Documents, RequestContext};
 use crate::upstream::CredentialScope;
-use crate::upstream::backoff::RequestTime;
 use crate::upstream::discovery::Service;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::outbound::origin;
 use crate::upstream::request::{IncomingFile, UpstreamRequest, Validators};
 use crate::verify::VerificationError;
 
-/// The archive of a verified set, and the state of its download.
-pub(in crate::mirror) struct ArchiveRequest {
-    pub(in crate::mirror) archives: Arc<Archives>,
-    pub(in crate::mirror) package: Package,
-    pub(in crate::mirror) set: Arc<ProofSet>,
+/// A file that is downloaded over as many connections as needed.
+pub(in crate::mirror) trait DownloadSource {
+    fn file(&mut self) -> &mut FileRequest;
+
+    /// Requests the bytes from `from` on. Upstream may start at byte 0 all the same.
+    async fn send(&mut self, from: u64, validators: &Validators) -> Result<IncomingFile, Error>;
+}
+
+/// A file that a service of an upstream names, and the state of its download.
+pub(in crate::mirror) struct FileRequest {
     pub(in crate::mirror) call: RequestContext,
     pub(in crate::mirror) subject: String,
     pub(in crate::mirror) attempts: DownloadAttempts,
+    documents: Arc<Documents>,
+    service: Service,
+    host: Hostname,
     url: Url,
+}
+
+impl FileRequest {
+    pub(in crate::mirror) fn new(
+        documents: &Arc<Documents>,
+        (service, host): (Service, &Hostname),
+        subject: String,
+        url: Url,
+        call: RequestContext,
+    ) -> Self {
+        let attempts = DownloadAttempts::new(documents.runtime.limits.stall);
+        Self { call, subject, attempts, documents: Arc::clone(documents), service, host: host.clone(), url }
+    }
+
+    /// Handles a connection that broke at byte `offset` after `received_bytes` new bytes: pauses before the next
+    /// attempt, or returns the error.
+    pub(in crate::mirror) async fn handle_break(
+        &mut self,
+        error: UpstreamError,
+        received_bytes: u64,
+        offset: u64,
+    ) -> Result<(), Error> {
+        match self.attempts.after_break(received_bytes) {
+            NextStep::RetryAfter(pause) => {
+                tracing::warn!(of = self.subject, %error, at_byte = offset, "a download broke; it is resumed");
+                tokio::time::sleep(pause).await;
+                Ok(())
+            }
+            NextStep::TooSlow => Err(self.too_slow()),
+            NextStep::RefreshUrl | NextStep::GiveUp => Err(error.into()),
+        }
+    }
+
+    async fn send_once(&self, from: u64, validators: &Validators) -> Result<IncomingFile, UpstreamError> {
+        let credentials = self.documents.credentials_for(self.service, &self.host, &self.call).await;
+        let (outbound, limit) = (&self.call.config.outbound, self.documents.runtime.limits.stall);
+        match timeout(limit, outbound.file(self.upstream_request(&credentials), from, validators)).await {
+            Ok(answered) => answered,
+            Err(_) => Err(self.upstream_error(Fault::Slow(format!("no first byte within {} s", limit.as_secs())))),
+        }
+    }
+
+    /// Returns the length that upstream announces, in bytes, without fetching the body. `None` where it announces none.
+    pub(in crate::mirror) async fn announced_length(&self) -> Option<u64> {
+        let credentials = self.documents.credentials_for(self.service, &self.host, &self.call).await;
+        let length = self.call.config.outbound.announced_length(self.upstream_request(&credentials)).await;
+        length.unwrap_or_else(|error| {
+            tracing::debug!(of = self.subject, %error, "upstream does not say how large an archive is");
+            None
+        })
+    }
+
+    fn upstream_request<'a>(&'a self, credentials: &'a CredentialScope) -> UpstreamRequest<'a> {
+        self.call.upstream_request(&self.subject, &self.url, &self.host, credentials, RETRIES)
+    }
+
+    fn upstream_error(&self, fault: Fault) -> UpstreamError {
+        UpstreamError { subject: self.subject.clone(), origin: origin(&self.url), fault }
+    }
+
+    fn too_slow(&self) -> Error {
+        let reason = format!("less than 1 KiB/s over {} s", self.documents.runtime.limits.stall.as_secs());
+        self.upstream_error(Fault::Slow(reason)).into()
+    }
+}
+
+/// A file that no proof set names: its URL cannot be refreshed.
+impl DownloadSource for FileRequest {
+    fn file(&mut self) -> &mut FileRequest {
+        self
+    }
+
+    async fn send(&mut self, from: u64, validators: &Validators) -> Result<IncomingFile, Error> {
+        Ok(self.send_once(from, validators).await?)
+    }
+}
+
+/// The request for the archive of a verified set.
+pub(in crate::mirror) struct ArchiveRequest {
+    pub(super) archives: Arc<Archives>,
+    pub(super) package: Package,
+    pub(super) set: Arc<ProofSet>,
+    pub(in crate::mirror) file: FileRequest,
+}
+
+impl DownloadSource for ArchiveRequest {
+    fn file(&mut self) -> &mut FileRequest {
+        &mut self.file
+    }
+
+    async fn send(&mut self, from: u64, validators: &Validators) -> Result<IncomingFile, Error> {
+        loop {
+            let started = Instant::now();
+            let answered = self.file.send_once(from, validators).await;
+            if self.file.attempts.is_too_slow_to_answer(started.elapsed()) {
+                return Err(self.file.too_slow());
+            }
+            let error = match answered {
+                Ok(incoming) => return Ok(incoming),
+                Err(error) => error,
+            };
+            match self.file.attempts.after_refusal(&error.fault) {
+                NextStep::RefreshUrl => self.file.url = self.refreshed_url(&error).await?,
+                NextStep::RetryAfter(_) | NextStep::GiveUp | NextStep::TooSlow => {
+                    return Err(as_upstream_failure(error).into());
+                }
+            }
+        }
+    }
 }
 
 impl ArchiveRequest {
@@ -40,129 +155,25 @@ impl ArchiveRequest {
         set: Arc<ProofSet>,
         call: RequestContext,
     ) -> Self {
-        let subject = format!("the archive of {package}");
-        let url = set.document.archive_url.clone();
-        let attempts = DownloadAttempts::new(archives.runtime.limits.stall);
-        Self { archives, package, set, call, subject, attempts, url }
-    }
-
-    /// Requests the bytes from `from` on. Upstream may start at byte 0 all the same.
-    pub(in crate::mirror) async fn send(&mut self, from: u64, validators: &Validators) -> Result<IncomingFile, Error> {
-        loop {
-            let started = Instant::now();
-            let answered = self.ask_once(from, validators).await;
-            if self.attempts.is_too_slow_to_answer(started.elapsed()) {
-                return Err(self.too_slow());
-            }
-            let error = match answered {
-                Ok(incoming) => return Ok(incoming),
-                Err(error) => error,
-            };
-            match self.attempts.after_refusal(&error.fault) {
-                NextStep::RefreshUrl => self.url = self.refreshed_url(&error).await?,
-                NextStep::RetryAfter(_) | NextStep::GiveUp | NextStep::TooSlow => {
-                    return Err(as_upstream_failure(error).into());
-                }
-            }
-        }
-    }
-
-    /// Handles a connection that broke at byte `offset` after `received_bytes` new bytes: pauses before the next attempt, or
-    /// returns the error.
-    pub(in crate::mirror) async fn handle_break(
-        &mut self,
-        error: UpstreamError,
-        received_bytes: u64,
-        offset: u64,
-    ) -> Result<(), Error> {
-        match self.attempts.after_break(received_bytes) {
-            NextStep::RetryAfter(pause) => {
-                tracing::warn!(package = %self.package, %error, at_byte = offset, "a download broke; it is resumed");
-                tokio::time::sleep(pause).await;
-                Ok(())
-            }
-            NextStep::TooSlow => Err(self.too_slow()),
-            NextStep::RefreshUrl | NextStep::GiveUp => Err(error.into()),
-        }
-    }
-
-    async fn ask_once(&self, from: u64, validators: &Validators) -> Result<IncomingFile, UpstreamError> {
-        let credential_scope = self.credential_scope().await;
-        let limit = self.archives.runtime.limits.stall;
-        match timeout(limit, self.call.config.outbound.file(self.upstream_request(&credential_scope), from, validators))
-            .await
-        {
-            Ok(answered) => answered,
-            Err(_) => Err(self.upstream_error(Fault::Slow(format!("no first byte within {} s", limit.as_secs())))),
-        }
-    }
-
-    /// Returns the length that upstream announces, in bytes, without fetching the body. `None` where it announces none.
-    pub(in crate::mirror) async fn announced_length(&self) -> Option<u64> {
-        let credential_scope = self.credential_scope().await;
-        match self.call.config.outbound.announced_length(self.upstream_request(&credential_scope)).await {
-            Ok(length) => length,
-            Err(error) => {
-                tracing::debug!(package = %self.package, %error, "upstream does not say how large an archive is");
-                None
-            }
-        }
-    }
-
-    /// Returns the credential scope for the download. The service is looked up again, because it may have moved since
-    /// the set was fetched.
-    async fn credential_scope(&self) -> CredentialScope {
-        let Some(upstream) = self.call.config.upstreams.get(&self.package.provider.host) else {
-            return CredentialScope::default();
-        };
-        let call = self.archives.runtime.flight_context(&self.call);
-        match self
-            .archives
-            .proof_sets
-            .documents
-            .resolve_service(Service::Providers, upstream, DiscoveryTrust::AnyStored, &call)
-            .await
-        {
-            Ok((_, credential_scope)) => credential_scope,
-            Err(_) => upstream.credential_scope.clone(),
-        }
-    }
-
-    fn upstream_request<'b>(&'b self, credential_scope: &'b CredentialScope) -> UpstreamRequest<'b> {
-        UpstreamRequest {
-            label: &self.subject,
-            url: &self.url,
-            upstream: &self.package.provider.host,
-            credentials: credential_scope,
-            via: &self.call.via,
-            retries: RETRIES,
-            priority: self.call.priority,
-            time: RequestTime::new(self.call.present()),
-        }
-    }
-
-    fn upstream_error(&self, fault: Fault) -> UpstreamError {
-        UpstreamError { subject: self.subject.clone(), origin: origin(&self.url), fault }
-    }
-
-    fn too_slow(&self) -> Error {
-        let reason = format!("less than 1 KiB/s over {} s", self.archives.runtime.limits.stall.as_secs());
-        self.upstream_error(Fault::Slow(reason)).into()
+        let (subject, url) = (format!("the archive of {package}"), set.document.archive_url.clone());
+        let service = (Service::Providers, &package.provider.host);
+        let file = FileRequest::new(&archives.proof_sets.documents, service, subject, url, call);
+        Self { archives, package, set, file }
     }
 
     /// Registries sign the URLs in their documents, and those expire: fetch the document once more.
     async fn refreshed_url(&self, error: &UpstreamError) -> Result<Url, Error> {
         tracing::warn!(package = %self.package, %error, "the archive's URL was refused; its document is fetched again");
-        let refreshed = self.archives.proof_sets.refetch_set(&self.package, &self.call).await?;
+        let refreshed = self.archives.proof_sets.refetch_set(&self.package, &self.file.call).await?;
         if refreshed.current.document.shasum != self.set.document.shasum {
-            return Err(Error::Interrupted(format!("{}: upstream has replaced it meanwhile", self.subject)));
+            return Err(Error::Interrupted(format!("{}: upstream has replaced it meanwhile", self.file.subject)));
         }
         Ok(refreshed.current.document.archive_url.clone())
     }
 
     /// Returns the error for bytes with the wrong digest. The version may have been republished since the set was
     /// fetched, so the next request revalidates the set.
-    pub(in crate::mirror) async fn wrong_digest_error(&self, actual: Digest) -> Error {
+    pub(super) async fn wrong_digest_error(&self, actual: Digest) -> Error {
         let expected = self.set.document.shasum;
         self.archives.runtime.counters.count_unverified(
             &self.package.provider.host,
@@ -172,10 +183,29 @@ impl ArchiveRequest {
             tracing::error!(package = %self.package, %error, "a proof set could not be marked to be asked again");
         }
         let verdict = format!("its bytes have SHA-256 {actual}, and its verified SHA256SUMS say {expected}");
-        let subject = format!("{} from {}", self.subject, origin(&self.set.document.archive_url));
+        let subject = format!("{} from {}", self.file.subject, origin(&self.set.document.archive_url));
         Error::Unverified { subject, verdict }
     }
+
+    /// The size of an earlier download without an announced length.
+    pub(super) fn learned_length(&self) -> Option<u64> {
+        self.archives.learned_lengths.get(&self.key(), self.file.call.now)
+    }
+
+    /// Remembers the length of an archive that upstream sends without one. The next fill reserves that much disk space
+    /// before a client gets a byte.
+    pub(super) fn remember_length(&self, bytes: u64) {
+        let now = self.file.call.now;
+        self.archives.learned_lengths.insert(self.key(), bytes, now.after(LENGTH_LIFETIME), now);
+    }
+
+    fn key(&self) -> (Package, Digest) {
+        (self.package.clone(), self.set.document.shasum)
+    }
 }
+
+/// The time for which the length of an archive is remembered that upstream sent without one.
+const LENGTH_LIFETIME: Duration = Duration::from_secs(24 * 3600);
 
 pub(in crate::mirror) fn announced(incoming: &IncomingFile) -> BodyAnnouncement {
     BodyAnnouncement { from: incoming.from, length: incoming.length }

@@ -1,22 +1,26 @@
-//! Copies a download from the connection to the staging file: one task reads, one thread hashes and writes. Where
-//! upstream starts over, the bytes already staged are compared.
+//! Downloads a file to staging, and resumes where a connection breaks. One task reads, one thread hashes and writes.
+//! Where upstream starts over, the bytes already staged are compared. Any number of clients follow the download of an
+//! archive, each at its own speed.
 
-use crate::mirror::Library;
 use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
+use futures_util::{Stream, stream};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, timeout};
 
 use crate::error::Error;
-use crate::mirror::archives::archive_request::DownloadAttempts;
-use crate::mirror::archives::fill::FillProgress;
-use crate::mirror::library::Reservation;
-use crate::store::{FileBytes, Staged, StoreError};
+use crate::mirror::Library;
+use crate::mirror::archives::archive_request::{
+    DownloadAttempts, DownloadSource, LengthAgreement, PartialDownload, announced, length_mismatch,
+};
+use crate::mirror::archives::unattended::ListedFill;
+use crate::mirror::library::{Reservation, StoredArchive};
+use crate::store::{FileBytes, READ_BUFFER_BYTES, ReadShare, Staged, StoreError};
 use crate::upstream::error::{Fault, UpstreamError};
-use crate::upstream::request::IncomingFile;
+use crate::upstream::request::{IncomingFile, Validators};
 
 /// Pieces queued between reader and writer. With the buffers of the connection, this is all the memory of a fill.
 const PIECES_WAITING: usize = 4;
@@ -25,43 +29,124 @@ const ROOM_STEP_BYTES: u64 = 1 << 20;
 /// The amount of staged bytes after which write-back starts, so that the final sync is short.
 const WRITE_BACK_BYTES: u64 = 32 << 20;
 
-/// The end of one connection of a download.
-pub(in crate::mirror) enum TransferEnd {
-    /// Upstream sent everything that it announced.
-    Whole,
-    /// The connection broke. The download can be resumed.
-    Broken(UpstreamError),
-    /// Upstream contradicts what it announced or sent before. The staged bytes are useless.
-    Differs(Error),
-    /// The download is given up, or the disk failed.
-    Failed(Error),
-}
-
-/// Copies the bytes of one connection to the staging file.
-pub(in crate::mirror) struct ConnectionCopy<'a, L> {
+/// A download to a staging file, over as many connections as needed.
+pub(in crate::mirror) struct Download<'a, S> {
     pub(in crate::mirror) library: &'a Arc<Library>,
-    pub(in crate::mirror) attempts: &'a mut DownloadAttempts,
+    pub(in crate::mirror) source: &'a mut S,
+    pub(in crate::mirror) stage_name: &'a str,
     pub(in crate::mirror) reservation: &'a mut Reservation,
-    pub(in crate::mirror) progress: &'a watch::Sender<FillProgress>,
-    /// Resolves when the download must be given up.
-    pub(in crate::mirror) given_up: L,
+    /// The bytes to reserve where upstream announces no length.
+    pub(in crate::mirror) expected_bytes: u64,
+    /// False if no digest verifies the bytes in the end. Then a download is resumed only if its server can confirm, by
+    /// a strong ETag or a date, that the file is unchanged.
+    pub(in crate::mirror) is_verified_by_digest: bool,
+    /// The clients that follow the download, if any. They are told the announced length.
+    pub(in crate::mirror) progress: Option<&'a watch::Sender<FillProgress>>,
+    /// The entry in the list of the client that started it. The download is given up once that is over its limit.
+    pub(in crate::mirror) listed_fill: Option<&'a ListedFill>,
 }
 
-impl<L: Future<Output = Error>> ConnectionCopy<'_, L> {
+impl<S: DownloadSource> Download<'_, S> {
+    /// Downloads until everything is staged.
+    pub(in crate::mirror) async fn run(mut self) -> Result<Staged, Error> {
+        let (library, limit) = (self.library, self.library.runtime.limits.archive_bytes);
+        let subject = self.source.file().subject.clone();
+        let mut staged = self.stage().await?;
+        loop {
+            let (had, validators) = (staged.written(), validators(&staged));
+            if had > 0 && !self.is_verified_by_digest && validators.for_range().is_none() {
+                staged = self.start_over(staged).await?;
+                continue;
+            }
+            if is_complete(&staged) {
+                return Ok(staged);
+            }
+            let incoming = tokio::select! {
+                answered = self.source.send(had, &validators) => answered?,
+                why = ListedFill::until_over_limit(self.listed_fill, &subject) => return Err(why),
+            };
+            let before = PartialDownload { bytes: had, length: staged.note().and_then(|note| note.length) };
+            let length = match self.source.file().attempts.compare_length(before, announced(&incoming)) {
+                LengthAgreement::Length(length) => length,
+                LengthAgreement::StartOver => {
+                    staged = self.start_over(staged).await?;
+                    if incoming.from > 0 {
+                        continue;
+                    }
+                    incoming.length
+                }
+                LengthAgreement::Never { announced, now } => {
+                    library.discard_staged(staged).await?;
+                    return Err(length_mismatch(&incoming, announced, now));
+                }
+            };
+            if length.is_some_and(|length| length > limit) {
+                return Err(incoming.upstream_error(Fault::TooLarge(limit)).into());
+            }
+            // For the whole length, before any client gets a byte.
+            let bytes = length.unwrap_or(self.expected_bytes).max(staged.written());
+            let (returned, reserved) =
+                library.reserve_staging_space(self.reservation, staged, &incoming, length, bytes).await?;
+            staged = returned;
+            if let Err(reason) = reserved {
+                // Bytes of an earlier run can be resumed once there is space. An empty file is useless.
+                if staged.written() == 0 {
+                    library.try_to_discard_staged(staged, &subject).await;
+                }
+                return Err(reason.into());
+            }
+            if let Some(progress) = self.progress {
+                self.source.file().attempts.announce(length);
+                let (bytes, written) = (staged.bytes(), staged.written());
+                progress.send_replace(FillProgress::Streaming { bytes, written, length });
+            }
+            let (returned, ended) = self.copy_connection(staged, incoming, length, &subject).await;
+            staged = returned.ok_or_else(|| Error::Interrupted(subject.clone()))?;
+            match ended {
+                ConnectionEnd::Whole => return Ok(staged),
+                ConnectionEnd::Differs(error) => {
+                    library.discard_staged(staged).await?;
+                    return Err(error);
+                }
+                ConnectionEnd::Failed(error) => {
+                    // The disk is full: the partial file is worth less than the space it takes.
+                    if matches!(error, Error::Store(_)) {
+                        library.try_to_discard_staged(staged, &subject).await;
+                    }
+                    return Err(error);
+                }
+                ConnectionEnd::Broken(error) => {
+                    let offset = staged.written();
+                    self.source.file().handle_break(error, offset.saturating_sub(had), offset).await?;
+                }
+            }
+        }
+    }
+
+    async fn stage(&self) -> Result<Staged, Error> {
+        let name = self.stage_name.to_owned();
+        self.library.on_disk(move |library| library.store.blobs.stage(&name)).await
+    }
+
+    async fn start_over(&self, staged: Staged) -> Result<Staged, Error> {
+        self.library.discard_staged(staged).await?;
+        self.stage().await
+    }
+
     /// Appends the arriving bytes until the connection ends. Returns the staging file, unless its thread died.
-    pub(in crate::mirror) async fn run(
-        self,
+    async fn copy_connection(
+        &mut self,
         staged: Staged,
         mut incoming: IncomingFile,
         length: Option<u64>,
-    ) -> (Option<Staged>, TransferEnd) {
-        let Self { library, attempts, reservation, progress, given_up } = self;
+        subject: &str,
+    ) -> (Option<Staged>, ConnectionEnd) {
         let (pieces, waiting) = mpsc::channel(PIECES_WAITING);
         let writer = DownloadWriter {
             staged,
             offset: incoming.from,
             length,
-            progress: progress.clone(),
+            progress: self.progress.cloned(),
             write_back: WriteBack::default(),
         };
         let (end, ended) = oneshot::channel();
@@ -72,40 +157,74 @@ impl<L: Future<Output = Error>> ConnectionCopy<'_, L> {
             let _ = end.send(writer.run(waiting));
         });
         if started.is_err() {
-            return (None, TransferEnd::Failed(Error::Interrupted("a fill".into())));
+            return (None, ConnectionEnd::Failed(Error::Interrupted("a fill".into())));
         }
-        let growing = length.is_none().then_some(reservation);
+        let growing = length.is_none().then_some(&mut *self.reservation);
         let read = tokio::select! {
-            read = read(library, &mut incoming, attempts, growing, pieces) => read,
-            why = given_up => Err(ReadStop::GivenUp(why)),
+            read = read(self.library, &mut incoming, &mut self.source.file().attempts, growing, pieces) => read,
+            why = ListedFill::until_over_limit(self.listed_fill, subject) => Err(ReadStop::GivenUp(why)),
         };
         let Ok((staged, written)) = ended.await else {
-            return (None, TransferEnd::Failed(Error::Interrupted("a fill".into())));
+            return (None, ConnectionEnd::Failed(Error::Interrupted("a fill".into())));
         };
         let whole = length.is_none_or(|length| staged.written() == length);
         let ended = match (written, read) {
-            (Err(WriteStop::Disk(error)), _) => TransferEnd::Failed(error.into()),
+            (Err(WriteStop::Disk(error)), _) => ConnectionEnd::Failed(error.into()),
             (Err(WriteStop::Differs), _) => {
                 let fault = Fault::Unusable("it started the download over with other bytes".into());
-                TransferEnd::Differs(incoming.upstream_error(fault).into())
+                ConnectionEnd::Differs(incoming.upstream_error(fault).into())
             }
             (Err(WriteStop::TooLong), _) => {
                 let fault = Fault::Unusable("it sent more than it announced".into());
-                TransferEnd::Differs(incoming.upstream_error(fault).into())
+                ConnectionEnd::Differs(incoming.upstream_error(fault).into())
             }
-            (Ok(()), Err(ReadStop::GivenUp(error))) => TransferEnd::Failed(error),
+            (Ok(()), Err(ReadStop::GivenUp(error))) => ConnectionEnd::Failed(error),
             (Ok(()), Err(ReadStop::Upstream(error))) => match error.fault {
-                Fault::TooLarge(_) => TransferEnd::Differs(error.into()),
-                Fault::Slow(_) => TransferEnd::Failed(error.into()),
-                _ => TransferEnd::Broken(error),
+                Fault::TooLarge(_) => ConnectionEnd::Differs(error.into()),
+                Fault::Slow(_) => ConnectionEnd::Failed(error.into()),
+                _ => ConnectionEnd::Broken(error),
             },
-            (Ok(()), Ok(())) if whole => TransferEnd::Whole,
+            (Ok(()), Ok(())) if whole => ConnectionEnd::Whole,
             (Ok(()), Ok(())) => {
-                TransferEnd::Broken(incoming.upstream_error(Fault::Unreachable("the body ended early".into())))
+                ConnectionEnd::Broken(incoming.upstream_error(Fault::Unreachable("the body ended early".into())))
             }
         };
         (Some(staged), ended)
     }
+}
+
+impl Library {
+    pub(super) async fn discard_staged(self: &Arc<Self>, staged: Staged) -> Result<(), Error> {
+        self.on_disk(move |_| staged.discard()).await
+    }
+
+    async fn try_to_discard_staged(self: &Arc<Self>, staged: Staged, subject: &str) {
+        if let Err(error) = self.discard_staged(staged).await {
+            tracing::warn!(of = subject, %error, "the staging file of a download could not be removed");
+        }
+    }
+}
+
+fn is_complete(staged: &Staged) -> bool {
+    staged.note().and_then(|note| note.length).is_some_and(|length| length > 0 && staged.written() == length)
+}
+
+/// The validators for resuming a staged download.
+pub(in crate::mirror) fn validators(staged: &Staged) -> Validators {
+    let note = staged.note().cloned().unwrap_or_default();
+    Validators { etag: note.etag, last_modified: note.last_modified }
+}
+
+/// The end of one connection of a download.
+enum ConnectionEnd {
+    /// Upstream sent everything that it announced.
+    Whole,
+    /// The connection broke. The download can be resumed.
+    Broken(UpstreamError),
+    /// Upstream contradicts what it announced or sent before. The staged bytes are useless.
+    Differs(Error),
+    /// The download is given up, or the disk failed.
+    Failed(Error),
 }
 
 /// The reason why reading stopped.
@@ -140,7 +259,7 @@ async fn read(
 }
 
 /// Returns the next bytes; `None` at the end. Fails where upstream is too slow or sends too much.
-pub(in crate::mirror) async fn next_piece(
+pub(super) async fn next_piece(
     library: &Library,
     incoming: &mut IncomingFile,
     attempts: &mut DownloadAttempts,
@@ -173,7 +292,7 @@ struct DownloadWriter {
     staged: Staged,
     offset: u64,
     length: Option<u64>,
-    progress: watch::Sender<FillProgress>,
+    progress: Option<watch::Sender<FillProgress>>,
     write_back: WriteBack,
 }
 
@@ -204,7 +323,9 @@ impl DownloadWriter {
         let written = self.staged.written();
         let (bytes, length) = (self.staged.bytes(), self.length);
         self.write_back.after(written, &bytes);
-        self.progress.send_replace(FillProgress::Streaming { bytes, written, length });
+        if let Some(progress) = &self.progress {
+            progress.send_replace(FillProgress::Streaming { bytes, written, length });
+        }
         Ok(())
     }
 }
@@ -265,5 +386,125 @@ impl WriteBack {
         if started.is_err() {
             self.under_way.store(false, Ordering::Release);
         }
+    }
+}
+
+/// The number of bytes withheld at the end of a download.
+pub(super) const TAIL_BYTES: u64 = 64 * 1024;
+
+/// The state of a fill.
+#[derive(Debug, Clone)]
+pub(in crate::mirror) enum FillProgress {
+    /// Upstream has not answered yet.
+    Waiting,
+    Streaming {
+        bytes: FileBytes,
+        written: u64,
+        length: Option<u64>,
+    },
+    /// Verified and stored.
+    Committed {
+        bytes: Option<FileBytes>,
+        archive: Box<StoredArchive>,
+    },
+    /// Verified, but the disk could not store it. It is readable while its file is open.
+    NotStored {
+        bytes: FileBytes,
+        size_bytes: u64,
+        error: StoreError,
+    },
+    /// The disk cannot take it. Clients without any of its bytes get it passed through from upstream.
+    NoSpace(StoreError),
+    Failed(Error),
+}
+
+/// Waits until the archive of a fill is stored, without reading its bytes. Meanwhile reports the bytes received and the
+/// total. Returns the archive, and true if it was downloaded now: its bytes may have been stored under another name.
+///
+/// # Errors
+/// The fill failed, or the disk could not store the archive.
+pub(in crate::mirror) async fn until_stored(
+    mut progress: watch::Receiver<FillProgress>,
+    subject: &str,
+    report: impl Fn(u64, Option<u64>),
+) -> Result<(StoredArchive, bool), Error> {
+    loop {
+        // The borrowed state may hold the file open, so it ends with this statement.
+        match &*progress.borrow_and_update() {
+            FillProgress::Waiting => {}
+            FillProgress::Streaming { written, length, .. } => report(*written, *length),
+            FillProgress::Committed { bytes, archive } => return Ok(((**archive).clone(), bytes.is_some())),
+            FillProgress::NotStored { error: reason, .. } | FillProgress::NoSpace(reason) => {
+                return Err(reason.clone().into());
+            }
+            FillProgress::Failed(error) => return Err(error.clone()),
+        }
+        if progress.changed().await.is_err() {
+            return Err(Error::Interrupted(subject.to_owned()));
+        }
+    }
+}
+
+/// One client's position in a fill.
+#[derive(Debug)]
+pub struct TailStream {
+    pub(in crate::mirror) progress: watch::Receiver<FillProgress>,
+    /// The length announced to the client, if any. A body of another length is an error.
+    announced: Option<u64>,
+}
+
+impl TailStream {
+    pub(in crate::mirror) fn new(progress: watch::Receiver<FillProgress>, announced: Option<u64>) -> Self {
+        Self { progress, announced }
+    }
+
+    /// Streams the bytes as they arrive, within the read budget `memory`. Ends in an error where the fill fails, so
+    /// that the client does not take the body for complete.
+    pub fn stream(self, memory: ReadShare) -> impl Stream<Item = io::Result<Bytes>> + Send {
+        let announced = self.announced;
+        stream::try_unfold((self.progress, 0, memory), move |(mut progress, offset, memory)| async move {
+            loop {
+                let state = progress.borrow_and_update().clone();
+                let size_bytes = match &state {
+                    FillProgress::Committed { archive, .. } => Some(archive.size_bytes),
+                    FillProgress::NotStored { size_bytes, .. } => Some(*size_bytes),
+                    FillProgress::Waiting
+                    | FillProgress::Streaming { .. }
+                    | FillProgress::NoSpace(_)
+                    | FillProgress::Failed(_) => None,
+                };
+                if announced.is_some_and(|announced| size_bytes.is_some_and(|size_bytes| announced != size_bytes)) {
+                    return Err(io::Error::other("upstream sent another length than it announced"));
+                }
+                if size_bytes == Some(offset) {
+                    return Ok(None);
+                }
+                let (bytes, limit) = match state {
+                    FillProgress::Waiting => (None, 0),
+                    FillProgress::Streaming { bytes, written, .. } => {
+                        let before_the_tail = announced.unwrap_or(written).saturating_sub(TAIL_BYTES);
+                        (Some(bytes), written.min(before_the_tail))
+                    }
+                    FillProgress::Committed { bytes, archive } => (bytes, archive.size_bytes),
+                    FillProgress::NotStored { bytes, size_bytes, .. } => (Some(bytes), size_bytes),
+                    FillProgress::NoSpace(_) => {
+                        return Err(io::Error::other("the disk would not take it; the next request gets it without"));
+                    }
+                    FillProgress::Failed(error) => return Err(io::Error::other(error.to_string())),
+                };
+                if let Some(bytes) = bytes.filter(|_| offset < limit) {
+                    let most = usize::try_from(limit - offset).unwrap_or(READ_BUFFER_BYTES);
+                    let piece = bytes.read_at(offset, most, &memory).await?;
+                    if piece.is_empty() {
+                        return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
+                    }
+                    let next = offset + piece.len() as u64;
+                    return Ok(Some((piece, (progress, next, memory))));
+                }
+                if progress.changed().await.is_err() {
+                    return Err(io::Error::other("the fill was interrupted"));
+                }
+            }
+        })
     }
 }

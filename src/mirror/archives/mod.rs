@@ -25,13 +25,14 @@ use crate::address::{FileName, Package, Platform, ProviderAddress, Version};
 use crate::clock::Timestamp;
 use crate::digest::{Digest, DigestPrefix};
 use crate::error::Error;
-use crate::mirror::archives::fill::{Fill, FillKey};
-use crate::mirror::archives::fill::{FillProgress, TailStream};
+use crate::mirror::archives::archive_request::ArchiveRequest;
+use crate::mirror::archives::download::{FillProgress, TailStream};
+use crate::mirror::archives::fill::Fill;
 use crate::mirror::archives::pass_through::PassThrough;
 use crate::mirror::archives::verified_open::OpenOutcome;
-use crate::mirror::documents::revalidate::too_many_waiting;
 use crate::mirror::freshness::Age;
 use crate::mirror::library::proof_set::{ProofSet, ProofSetFile, StoredProofSet, UsableProofSet};
+use crate::mirror::proof_sets::describe_set;
 use crate::mirror::{Answer, Outcome, RequestContext, SMALL_ARCHIVE_BYTES, Urgency};
 use crate::store::{Blob, Key, StoreError};
 use crate::upstream::discovery::Service;
@@ -177,10 +178,10 @@ pub struct Archives {
     pub(in crate::mirror) proof_sets: Arc<ProofSets>,
     /// Opens stored archives.
     pub reader: Arc<VerifiedReader>,
-    fill_flights: SingleFlights<(FillKey, ProxyPath), watch::Receiver<FillProgress>>,
+    fill_flights: SingleFlights<(Package, Digest, ProxyPath), watch::Receiver<FillProgress>>,
     started_fills: FillsByClient,
-    pub(in crate::mirror) learned_lengths: TtlCache<FillKey, u64>,
-    pub(in crate::mirror) pass_through_permits: Arc<Semaphore>,
+    learned_lengths: TtlCache<(Package, Digest), u64>,
+    pass_through_permits: Arc<Semaphore>,
 }
 
 impl Archives {
@@ -319,13 +320,11 @@ impl Archives {
         if self.runtime.connectivity() == Connectivity::Offline {
             return Err(self.library.missing_error(package, format!("{} of {package}", wanted.name), call).await);
         }
-        let _place = self
-            .runtime
-            .take_waiting_place(call)
-            .ok_or_else(|| too_many_waiting(&format!("the download document of {package}")))?;
+        let subject = describe_set(package);
+        let _place = self.runtime.take_waiting_place(&subject, call)?;
         let refetched =
             tokio::time::timeout_at(call.deadline, self.proof_sets.revalidate_set(package, seen, call)).await;
-        let stored = refetched.map_err(|_| Error::Slow(format!("the download document of {package}")))??;
+        let stored = refetched.map_err(|_| Error::Slow(subject))??;
         if stored.find(wanted.digest, call.now).is_none() {
             let rule = call.upstream(&package.provider.host)?.freshness_rule(|fresh| fresh.download);
             call.config.refetched_sets.insert(package.clone(), (), call.now.after(rule.not_found_lifetime()), call.now);
@@ -363,7 +362,7 @@ impl Archives {
         set: &Arc<ProofSet>,
         call: &RequestContext,
     ) -> Result<Answer<Archive>, Error> {
-        let digest = set.document.shasum;
+        let (digest, subject) = (set.document.shasum, format!("the archive of {package}"));
         // A fill may have finished since the first check: do not start another.
         if let Some(archive) = self.library.stored_archive(package, digest).await?
             && let OpenOutcome::Checked(archive) = self.reader.open_stored(package, &archive, call).await?
@@ -371,12 +370,9 @@ impl Archives {
             return Ok(Answer::of_now(archive, Outcome::Hit, call));
         }
         if self.runtime.connectivity() == Connectivity::Offline && !self.library.has_archive(digest).await? {
-            return Err(self.library.missing_error(package, format!("the archive of {package}"), call).await);
+            return Err(self.library.missing_error(package, subject, call).await);
         }
-        let _place = self
-            .runtime
-            .take_waiting_place(call)
-            .ok_or_else(|| too_many_waiting(&format!("the archive of {package}")))?;
+        let _place = self.runtime.take_waiting_place(&subject, call)?;
         let progress = self.join_fill(package, stored_set, set, call)?;
         let (value, outcome) = match self.wait_for_fill(package, progress, call).await? {
             FillArrival::Stored(archive) => (archive, Outcome::Miss),
@@ -406,25 +402,20 @@ impl Archives {
         set: &Arc<ProofSet>,
         call: &RequestContext,
     ) -> Result<watch::Receiver<FillProgress>, Error> {
-        let key = FillKey { package: package.clone(), digest: set.document.shasum };
+        let key = (package.clone(), set.document.shasum, call.proxy_path());
         let may_start = || self.started_fills.may_start(call.client, || format!("the archive of {package}"));
-        self.fill_flights.try_join((key, call.proxy_path()), may_start, |landing| {
+        self.fill_flights.try_join(key, may_start, |landing| {
             let (sender, progress) = watch::channel(FillProgress::Waiting);
-            let followed = sender.clone();
-            let fill = Fill::new(
-                Arc::clone(self),
-                package.clone(),
-                Arc::clone(stored_set),
-                Arc::clone(set),
-                self.runtime.flight_context(call),
-                sender,
-            );
-            let (archives, package) = (Arc::clone(self), package.clone());
+            let (archives, package, set) = (Arc::clone(self), package.clone(), Arc::clone(set));
+            let (stored_set, flight_call) = (Arc::clone(stored_set), self.runtime.flight_context(call));
             let go = || {
-                let started = self.started_fills.started(call.client, followed);
+                let listed_fill = self.started_fills.started(call.client, sender.clone());
                 self.runtime.tasks.spawn(async move {
-                    if let Some(digest) = fill.with_listed_fill(started).run(landing).await {
-                        archives.library.complete_hashes_of(package, digest).await;
+                    let library = Arc::clone(&archives.library);
+                    let request = ArchiveRequest::new(archives, package.clone(), set, flight_call);
+                    let fill = Fill { request, stored_set, progress: sender, listed_fill };
+                    if let Some(digest) = fill.run(landing).await {
+                        library.complete_hashes_of(package, digest).await;
                     }
                 });
             };

@@ -1,10 +1,8 @@
 //! Passes an archive that cannot be stored from upstream to one client. It is hashed in transit, and its last bytes are
 //! withheld until it is verified (promise 9).
 
-use crate::mirror::Archives;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use futures_util::{Stream, stream};
@@ -14,22 +12,19 @@ use crate::address::Package;
 use crate::digest::Hasher;
 use crate::error::Error;
 use crate::mirror::archives::Archive;
-use crate::mirror::archives::archive_request::{AnnouncedLength, LengthAgreement, PartialDownload};
-use crate::mirror::archives::archive_request::{ArchiveRequest, announced, length_mismatch};
-use crate::mirror::archives::download::next_piece;
-use crate::mirror::archives::fill::FillKey;
-use crate::mirror::archives::fill::TAIL_BYTES;
+use crate::mirror::archives::archive_request::{
+    AnnouncedLength, ArchiveRequest, DownloadSource, LengthAgreement, PartialDownload, announced, length_mismatch,
+};
+use crate::mirror::archives::download::{TAIL_BYTES, next_piece};
 use crate::mirror::library::proof_set::ProofSet;
-use crate::mirror::{RequestContext, SMALL_ARCHIVE_BYTES};
+use crate::mirror::{Archives, RequestContext, SMALL_ARCHIVE_BYTES};
 use crate::store::StoreError;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::outbound::Connectivity;
 use crate::upstream::request::{IncomingFile, Validators};
 
 /// The most clients with a pass-through at a time. Each takes a connection to upstream.
-pub(in crate::mirror) const MAX_PASS_THROUGHS: usize = 16;
-/// The time for which the length of an archive is remembered that upstream sent without one.
-const LENGTH_LIFETIME: Duration = Duration::from_secs(24 * 3600);
+pub(super) const MAX_PASS_THROUGHS: usize = 16;
 
 impl Archives {
     /// Passes an archive through to one client. `reason` is the error that prevents storing it.
@@ -55,14 +50,6 @@ impl Archives {
             ArchiveRequest::new(Arc::clone(self), package.clone(), Arc::clone(set), self.runtime.flight_context(call));
         PassThrough::begin(asking, permit).await?.into_archive(call).await
     }
-
-    /// Remembers the length of an archive that upstream sends without one. The next fill reserves that much disk space
-    /// before a client gets a byte.
-    pub(in crate::mirror) fn remember_length(&self, asking: &ArchiveRequest, bytes: u64) {
-        let key = FillKey { package: asking.package.clone(), digest: asking.set.document.shasum };
-        let now = asking.call.now;
-        self.learned_lengths.insert(key, bytes, now.after(LENGTH_LIFETIME), now);
-    }
 }
 
 /// A pass-through of an archive to one client.
@@ -78,6 +65,7 @@ pub struct PassThrough {
     hasher: Hasher,
     /// The bytes received and not yet sent.
     withheld: BytesMut,
+    is_verified: bool,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -103,6 +91,7 @@ impl PassThrough {
             received_before: 0,
             hasher: Hasher::new(),
             withheld: BytesMut::new(),
+            is_verified: false,
             _permit: permit,
         })
     }
@@ -116,10 +105,10 @@ impl PassThrough {
             };
             if may_begin && self.length.is_none() && !call.takes_unknown_length {
                 let reason = "upstream does not say how long it is, this mirror cannot store it, and a client of HTTP/1.0 could not tell a part of it from the whole";
-                return Err(Error::Busy { subject: self.request.subject.clone(), reason: reason.to_owned() });
+                return Err(Error::Busy { subject: self.request.file.subject.clone(), reason: reason.to_owned() });
             }
             if may_begin {
-                self.request.attempts.announce(self.length);
+                self.request.file.attempts.announce(self.length);
                 let length = self.length;
                 return Ok(Archive::PassedThrough { passing: Box::new(self), length });
             }
@@ -137,11 +126,9 @@ impl PassThrough {
     /// Streams the bytes, the last of them only after verification. Ends in an error where they are wrong or do not
     /// arrive, so that the client does not take the body for complete.
     pub fn stream(self) -> impl Stream<Item = io::Result<Bytes>> + Send {
-        stream::try_unfold(Some(self), |passing| async move {
-            let Some(mut passing) = passing else { return Ok(None) };
+        stream::try_unfold(self, |mut passing| async move {
             match passing.next_chunk().await {
-                Ok((bytes, BodyEnd::No)) => Ok(Some((bytes, Some(passing)))),
-                Ok((bytes, BodyEnd::Yes)) => Ok(Some((bytes, None))),
+                Ok(chunk) => Ok(chunk.map(|bytes| (bytes, passing))),
                 Err(error) => {
                     tracing::error!(package = %passing.request.package, %error, "the pass-through of an archive broke off");
                     Err(io::Error::other(error.to_string()))
@@ -150,21 +137,23 @@ impl PassThrough {
         })
     }
 
-    async fn next_chunk(&mut self) -> Result<(Bytes, BodyEnd), Error> {
+    /// Returns the next bytes to send; `None` after the last.
+    async fn next_chunk(&mut self) -> Result<Option<Bytes>, Error> {
         loop {
             let before_the_tail = self.length.unwrap_or(self.received).saturating_sub(TAIL_BYTES).min(self.received);
+            let sendable = if self.is_verified { self.received } else { before_the_tail };
             let forwarded = self.received.saturating_sub(self.withheld.len() as u64);
             // The withheld bytes are in memory, so their length fits a usize.
-            let more = (before_the_tail.saturating_sub(forwarded) as usize).min(self.withheld.len());
+            let more = (sendable.saturating_sub(forwarded) as usize).min(self.withheld.len());
             if more > 0 {
-                return Ok((self.withheld.split_to(more).freeze(), BodyEnd::No));
+                return Ok(Some(self.withheld.split_to(more).freeze()));
+            }
+            if self.is_verified {
+                return Ok(None);
             }
             match self.next().await? {
                 Some(piece) => self.withheld.extend_from_slice(&piece),
-                None => {
-                    self.verify().await?;
-                    return Ok((self.withheld.split().freeze(), BodyEnd::Yes));
-                }
+                None => self.verify().await?,
             }
         }
     }
@@ -172,9 +161,9 @@ impl PassThrough {
     /// Returns the next bytes, over as many connections as needed; `None` at the end.
     async fn next(&mut self) -> Result<Option<Bytes>, Error> {
         loop {
-            let ArchiveRequest { archives, attempts, subject, .. } = &mut self.request;
-            let incoming = self.incoming.as_mut().ok_or_else(|| Error::Interrupted(subject.clone()))?;
-            let error = match next_piece(&archives.library, incoming, attempts, self.received).await {
+            let ArchiveRequest { archives, file, .. } = &mut self.request;
+            let incoming = self.incoming.as_mut().ok_or_else(|| Error::Interrupted(file.subject.clone()))?;
+            let error = match next_piece(&archives.library, incoming, &mut file.attempts, self.received).await {
                 Ok(Some(piece)) => {
                     self.received += piece.len() as u64;
                     if self.length.is_some_and(|length| self.received > length) {
@@ -195,15 +184,18 @@ impl PassThrough {
     }
 
     async fn resume(&mut self, broken: UpstreamError) -> Result<(), Error> {
-        self.request.handle_break(broken, self.received.saturating_sub(self.received_before), self.received).await?;
+        self.request
+            .file
+            .handle_break(broken, self.received.saturating_sub(self.received_before), self.received)
+            .await?;
         loop {
             let incoming = self.request.send(self.received, &self.validators).await?;
             let before = PartialDownload { bytes: self.received, length: self.length };
-            let agreed = self.request.attempts.compare_length(before, announced(&incoming));
+            let agreed = self.request.file.attempts.compare_length(before, announced(&incoming));
             let length = match agreed {
                 LengthAgreement::Length(length) if incoming.from == self.received => length,
                 LengthAgreement::Never { announced, now } => return Err(length_mismatch(&incoming, announced, now)),
-                LengthAgreement::StartOver if self.request.attempts.announced() == AnnouncedLength::Nothing => {
+                LengthAgreement::StartOver if self.request.file.attempts.announced() == AnnouncedLength::Nothing => {
                     self.restart();
                     if incoming.from > 0 {
                         continue;
@@ -234,13 +226,9 @@ impl PassThrough {
             return Err(self.request.wrong_digest_error(actual).await);
         }
         if self.length.is_none() {
-            self.request.archives.remember_length(&self.request, self.received);
+            self.request.remember_length(self.received);
         }
+        self.is_verified = true;
         Ok(())
     }
-}
-
-enum BodyEnd {
-    Yes,
-    No,
 }

@@ -14,7 +14,6 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::error::Error;
-use crate::mirror::archives::fill::FillProgress;
 
 /// The most abandoned fills of a client address before it may start no other.
 const MAX_UNATTENDED_FILLS: usize = 16;
@@ -39,7 +38,7 @@ pub(in crate::mirror) trait CountsWaiters: fmt::Debug + Send {
     fn has_waiters(&self) -> bool;
 }
 
-impl CountsWaiters for watch::Sender<FillProgress> {
+impl<T: fmt::Debug + Send + Sync> CountsWaiters for watch::Sender<T> {
     fn has_waiters(&self) -> bool {
         // The flight map has one receiver, from which joiners clone theirs.
         self.receiver_count() > 1
@@ -126,9 +125,9 @@ impl ListedFill {
     /// limit allows. Returns the error. A job's fill is never cancelled.
     pub(in crate::mirror) async fn until_over_limit(started: Option<&Self>, subject: &str) -> Error {
         let Some(started) = started else { return pending().await };
-        let mut looks = tokio::time::interval(CHECK_INTERVAL);
+        let mut checks = tokio::time::interval(CHECK_INTERVAL);
         while !started.is_over_limit() {
-            looks.tick().await;
+            checks.tick().await;
         }
         Error::TooManyUnattendedFills { subject: subject.to_owned(), running: MAX_UNATTENDED_FILLS }
     }
@@ -185,7 +184,7 @@ mod tests {
         let mut fills = Vec::new();
         for _ in 0..MAX_UNATTENDED_FILLS {
             assert!(may_start(&started, "192.0.2.1"));
-            let (sender, flight) = watch::channel(FillProgress::Waiting);
+            let (sender, flight) = watch::channel(());
             let work = started.started(Some(client("192.0.2.1")), sender);
             fills.push((flight, work));
         }

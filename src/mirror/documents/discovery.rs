@@ -221,6 +221,20 @@ impl Library {
 }
 
 impl Documents {
+    /// Returns the credential scope for files that a service of an upstream names. The service is looked up again,
+    /// because it may have moved since it named them.
+    pub(in crate::mirror) async fn credentials_for(
+        self: &Arc<Self>,
+        service: Service,
+        host: &Hostname,
+        call: &RequestContext,
+    ) -> CredentialScope {
+        let Some(upstream) = call.config.upstreams.get(host) else { return CredentialScope::default() };
+        let call = self.runtime.flight_context(call);
+        let resolved = self.resolve_service(service, upstream, DiscoveryTrust::AnyStored, &call).await;
+        resolved.map_or_else(|_| upstream.credential_scope.clone(), |(_, credential_scope)| credential_scope)
+    }
+
     /// Returns the base URL of a service of an upstream, and the credential scope for it.
     pub(in crate::mirror) async fn resolve_service(
         self: &Arc<Self>,
@@ -230,10 +244,9 @@ impl Documents {
         call: &RequestContext,
     ) -> Result<(Url, CredentialScope), Error> {
         let host = &upstream.settings.host;
-        let unusable = |reason: &str| UpstreamError {
-            subject: format!("{} of {host}", service.key()),
-            origin: origin(&upstream.settings.url),
-            fault: Fault::Unusable(format!("its discovery document {reason}")),
+        let unusable = |reason: &str| {
+            let subject = format!("{} of {host}", service.key());
+            UpstreamError::unusable(subject, origin(&upstream.settings.url), format!("its discovery document {reason}"))
         };
         let answer = Box::pin(self.get(host, call)).await?;
         if trust == DiscoveryTrust::ConfirmedOnly && answer.outcome == Outcome::Stale {

@@ -20,16 +20,15 @@ use crate::mirror::documents::revalidate::Aged;
 use crate::mirror::documents::version_lists::ListingState;
 use crate::mirror::freshness::{Age, FreshnessDecision, FreshnessRule, decide};
 use crate::mirror::library::stored_document::{DocumentFlightResult, StoredDocument};
-use crate::mirror::request_context::{FetchReason, FlightGroup};
+use crate::mirror::request_context::{ConfigAndRoute, FetchReason};
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
 use crate::mirror::{Answer, Connectivity, Library, Limits, RequestContext, Runtime, RuntimeConfig};
 use crate::store::Key;
 use crate::upstream::Upstream;
-use crate::upstream::backoff::RequestTime;
 use crate::upstream::discovery::Service;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::outbound::origin;
-use crate::upstream::request::{AcceptedCoding, Document, Fetched, UpstreamRequest};
+use crate::upstream::request::{AcceptedCoding, Document, Fetched};
 
 /// The number of retries of a fetch when nothing is stored.
 pub(in crate::mirror) const RETRIES: usize = 2;
@@ -40,7 +39,7 @@ pub struct Documents {
     pub(in crate::mirror) runtime: Arc<Runtime>,
     pub(in crate::mirror) library: Arc<Library>,
     /// A flight is shared by requests with the same configuration and route.
-    flights: SingleFlights<(Key, FetchReason, FlightGroup), SharedResult<DocumentFlightResult>>,
+    flights: SingleFlights<(Key, FetchReason, ConfigAndRoute), SharedResult<DocumentFlightResult>>,
 }
 
 /// A kind of document. Its implementor is the name of one document: a host names a discovery document, an address a
@@ -153,8 +152,8 @@ pub(in crate::mirror) struct DocumentFetch<'a> {
 impl DocumentFetch<'_> {
     /// The error for an answer that cannot be used.
     pub(in crate::mirror) fn unusable(&self, reason: impl Into<String>) -> UpstreamError {
-        let (subject, origin) = (self.request.subject.clone(), origin(&self.request.upstream.settings.url));
-        UpstreamError { subject, origin, fault: Fault::Unusable(reason.into()) }
+        let DocumentRequest { subject, upstream, .. } = self.request;
+        UpstreamError::unusable(subject, origin(&upstream.settings.url), reason)
     }
 
     /// Handles an upstream 404: returns the stored copy as deleted upstream (`keep_gone`), or removes it.
@@ -172,12 +171,12 @@ impl DocumentFetch<'_> {
                 Ok(before.confirmed(call.now, true))
             }
             before => {
-                let until = call.now.after(request.rule.not_found_lifetime());
-                call.config.not_found.insert(request.key.clone(), error.to_string(), until, call.now);
+                let lifetime = request.rule.not_found_lifetime();
+                let absence = call.remember_absence(request.key.clone(), error.to_string(), lifetime);
                 if before.is_some() && documents.runtime.is_current_config(call) {
                     documents.library.drop_document(request.key.clone()).await?;
                 }
-                Err(Error::NotFound(error.to_string()))
+                Err(absence)
             }
         }
     }
@@ -255,10 +254,8 @@ impl Documents {
         let is_offline = self.runtime.connectivity() == Connectivity::Offline;
         let stored = self.library.stored_document(&request.key).await?;
         let stored = stored.filter(|stored| is_offline || kind.is_usable(&stored.value, &request.upstream));
-        if stored.is_none()
-            && let Some(not_found) = call.config.not_found.get(&request.key, call.now)
-        {
-            return Err(Error::NotFound(not_found));
+        if stored.is_none() {
+            call.refuse_if_absent(&request.key)?;
         }
         Ok(stored)
     }
@@ -272,7 +269,7 @@ impl Documents {
         fetch_reason: FetchReason,
         call: &RequestContext,
     ) -> SharedResult<DocumentFlightResult> {
-        let flight = (request.key.clone(), fetch_reason, call.flight_group());
+        let flight = (request.key.clone(), fetch_reason, call.config_and_route());
         let lost = Err(Error::Interrupted(request.subject.clone()));
         self.flights.join_or_spawn(&self.runtime.tasks, flight, lost, || {
             let (documents, call) = (Arc::clone(self), self.runtime.flight_context(call));
@@ -322,16 +319,8 @@ impl Documents {
         };
         fetch.listed = kind.listing(&fetch).await?;
         let url = kind.url(&base, &fetch).map_err(|e| fetch.unusable(e.to_string()))?;
-        let ask = UpstreamRequest {
-            label: subject,
-            url: &url,
-            upstream: kind.host(),
-            credentials: &credentials,
-            via: &call.via,
-            retries: if fetch.before.is_some() { 0 } else { RETRIES },
-            priority: call.priority,
-            time: RequestTime::new(call.now),
-        };
+        let retries = if fetch.before.is_some() { 0 } else { RETRIES };
+        let ask = call.upstream_request(subject, &url, kind.host(), &credentials, retries);
         let validators = fetch.before.as_ref().filter(|before| before.metadata.asked == url);
         let validators = validators.map(|before| &before.metadata.validators);
         let answer = call

@@ -17,11 +17,11 @@ use crate::mirror::library::stored_document::{DocumentFlightResult, StoredDocume
 use crate::mirror::{Library, RequestContext, RuntimeConfig};
 use crate::store::Key;
 use crate::upstream::discovery::Service;
-use crate::upstream::error::{Fault, UpstreamError};
+use crate::upstream::error::UpstreamError;
 use crate::upstream::modules::download_url;
 use crate::upstream::outbound::origin;
 use crate::upstream::request::Document;
-use crate::upstream::source::{BadSource, LocatedSource, PackageSource, Subdir, location_in_download};
+use crate::upstream::source::{LocatedSource, PackageSource, Subdir, location_in_download};
 
 impl DocumentKind for ModulePackage {
     fn label(&self) -> String {
@@ -106,17 +106,10 @@ impl DocumentKind for ModulePackage {
 impl StoredDocument {
     /// Parses the document as the location of a version.
     pub(in crate::mirror) fn as_location(&self, package: &ModulePackage) -> Result<LocationDocument, Error> {
-        let unusable = |reason: String| -> Error {
-            UpstreamError {
-                subject: location_label(package),
-                origin: origin(&self.metadata.asked),
-                fault: Fault::Unusable(reason),
-            }
-            .into()
-        };
-        let text = std::str::from_utf8(&self.body).map_err(|_| unusable("a location that is not UTF-8".into()))?;
-        let located =
-            PackageSource::parse(text, &self.metadata.asked).map_err(|bad: BadSource| unusable(bad.to_string()))?;
+        let asked = &self.metadata.asked;
+        let unusable = |reason: &str| UpstreamError::unusable(location_label(package), origin(asked), reason);
+        let text = std::str::from_utf8(&self.body).map_err(|_| unusable("a location that is not UTF-8"))?;
+        let located = PackageSource::parse(text, asked).map_err(|bad| unusable(&bad.to_string()))?;
         Ok(LocationDocument { located, digest: Digest::of(&self.body), age: self.age() })
     }
 }
@@ -152,9 +145,8 @@ pub(in crate::mirror) fn subdir_in_archive(
     match text.filter(|text| text.bytes().all(|byte| byte.is_ascii_graphic())) {
         Some(text) => Ok(Some(text.to_owned())),
         None => {
-            let fault = Fault::Unusable(format!("its //{subdir} has characters invalid in a header"));
-            let (subject, origin) = (location_label(package), package.module.host.to_string());
-            Err(UpstreamError { subject, origin, fault }.into())
+            let reason = format!("its //{subdir} has characters invalid in a header");
+            Err(UpstreamError::unusable(location_label(package), &package.module.host, reason).into())
         }
     }
 }

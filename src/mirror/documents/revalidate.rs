@@ -37,14 +37,6 @@ pub(in crate::mirror) trait Revalidatable {
     fn origins(&self) -> Vec<Origin>;
 }
 
-/// The error for a request when too many others already wait.
-pub(in crate::mirror) fn too_many_waiting(subject: &str) -> Error {
-    Error::Busy {
-        subject: subject.to_owned(),
-        reason: "the limit of requests that wait for upstreams is reached".to_owned(),
-    }
-}
-
 /// Waits for a flight until a deadline. A job waits until the flight ends, which has its own limits.
 async fn await_flight<T: Clone>(call: &RequestContext, until: Instant, flight: SharedResult<T>) -> Result<T, Elapsed> {
     match call.urgency {
@@ -95,7 +87,7 @@ impl Documents {
                     tracing::debug!(subject, "its upstream's circuit breaker is open; the stored copy is served");
                     return Ok(stale(stored));
                 };
-                let Some(_place) = self.runtime.take_waiting_place(call) else {
+                let Ok(_place) = self.runtime.take_waiting_place(subject, call) else {
                     tracing::debug!(subject, "the limit of waiting requests is reached; the stored copy is served");
                     return Ok(stale(stored));
                 };
@@ -123,7 +115,7 @@ impl Documents {
             }
             (FreshnessDecision::Refuse, _) => Err(self.library.offline_error(subject.to_owned()).await),
             (_, None) | (FreshnessDecision::Fetch, _) => {
-                let _place = self.runtime.take_waiting_place(call).ok_or_else(|| too_many_waiting(subject))?;
+                let _place = self.runtime.take_waiting_place(subject, call)?;
                 match await_flight(call, call.deadline, flight(FetchReason::NotStored, call)).await {
                     Ok(fetched) => Ok(answer(fetched?, Outcome::Miss)),
                     Err(_) => Err(Error::Slow(subject.to_owned())),

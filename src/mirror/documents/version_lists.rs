@@ -292,7 +292,6 @@ impl Documents {
             return Ok(listed);
         }
         let reason = format!("the version list of {address} does not name {version}");
-        call.config.not_found.insert(key.clone(), reason.clone(), call.now.after(not_found_lifetime), call.now);
-        Err(Error::NotFound(reason))
+        Err(call.remember_absence(key.clone(), reason, not_found_lifetime))
     }
 }

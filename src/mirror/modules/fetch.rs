@@ -2,44 +2,36 @@
 //! downloaded into staging, and resumed where they break, also after a restart.
 
 use std::collections::HashSet;
-use std::future::pending;
 use std::io::Seek;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::watch;
-use tokio::time::timeout;
 use url::Url;
 
 use crate::address::ModulePackage;
 use crate::digest::FastHash;
 use crate::error::Error;
 use crate::mirror::Modules;
-use crate::mirror::archives::archive_request::{DownloadAttempts, LengthAgreement, NextStep, PartialDownload};
-use crate::mirror::archives::archive_request::{announced, length_mismatch};
-use crate::mirror::archives::download::{ConnectionCopy, TransferEnd};
-use crate::mirror::archives::fill::FillProgress;
-use crate::mirror::archives::fill::{is_complete, validators};
+use crate::mirror::archives::archive_request::FileRequest;
+use crate::mirror::archives::download::{Download, validators};
 use crate::mirror::counters::REFUSED_TREE;
 use crate::mirror::documents::RETRIES;
-use crate::mirror::documents::discovery::DiscoveryTrust;
 use crate::mirror::documents::module_location::{LocationDocument, location_label, subdir_in_archive};
 use crate::mirror::library::Reservation;
 use crate::mirror::request_context::RequestContext;
 use crate::packaging::{Tree, TreeError, TreeLimits, TreePath, find_folder, unpack};
-use crate::store::{Scratch, Staged, StoreError};
-use crate::upstream::backoff::RequestTime;
+use crate::store::{Scratch, StoreError};
+use crate::upstream::CredentialScope;
 use crate::upstream::discovery::Service;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::git::GitError;
 use crate::upstream::limits::{ConcurrencyLimit, Permit};
-use crate::upstream::outbound::{Outbound, origin};
-use crate::upstream::request::{AcceptedCoding, Fetched, IncomingFile, UpstreamRequest, Validators};
+use crate::upstream::outbound::origin;
+use crate::upstream::request::{AcceptedCoding, Fetched, UpstreamRequest, Validators};
 use crate::upstream::source::{
     ArchiveSource, Checksum, ExpectedChecksum, LocatedSource, PackageSource, Subdir, location_in_page,
 };
-use crate::upstream::{CredentialScope, Upstream};
 
 /// Maximum length of a chain of pages (go-getter).
 const MAX_PAGES: usize = 10;
@@ -95,7 +87,6 @@ impl<E: Into<Error>> From<E> for FetchTreeError {
 pub(in crate::mirror) struct SourceFetch<'a> {
     pub(in crate::mirror) modules: &'a Arc<Modules>,
     pub(in crate::mirror) package: &'a ModulePackage,
-    pub(in crate::mirror) upstream: Arc<Upstream>,
     pub(in crate::mirror) credential_scope: CredentialScope,
     pub(in crate::mirror) call: &'a RequestContext,
     pub(in crate::mirror) reservation: &'a mut Reservation,
@@ -108,22 +99,9 @@ impl<'a> SourceFetch<'a> {
         call: &'a RequestContext,
         reservation: &'a mut Reservation,
     ) -> Result<Self, Error> {
-        let upstream = Arc::clone(call.upstream(&package.module.host)?);
-        // The service's origin is resolved again: it may have changed since the location was fetched.
-        let credential_scope = match modules
-            .documents
-            .resolve_service(
-                Service::Modules,
-                &upstream,
-                DiscoveryTrust::AnyStored,
-                &modules.runtime.flight_context(call),
-            )
-            .await
-        {
-            Ok((_, credential_scope)) => credential_scope,
-            Err(_) => upstream.credential_scope.clone(),
-        };
-        Ok(Self { modules, package, upstream, credential_scope, call, reservation })
+        call.upstream(&package.module.host)?;
+        let credential_scope = modules.documents.credentials_for(Service::Modules, &package.module.host, call).await;
+        Ok(Self { modules, package, credential_scope, call, reservation })
     }
 
     /// Fetches the tree that a location leads to.
@@ -136,8 +114,7 @@ impl<'a> SourceFetch<'a> {
             match source {
                 PackageSource::Git(_) | PackageSource::Archive(_) => return self.fetched(&source, subdir).await,
                 PackageSource::Unsupported(unsupported) => {
-                    let host = unsupported.host().unwrap_or_else(|| "an unknown host".to_owned());
-                    let reason = format!("names {} at {host}, which larder cannot fetch", unsupported.kind_name());
+                    let reason = format!("names {}, which larder cannot fetch", unsupported.describe());
                     let registry_host = self.package.module.host.to_string();
                     return Err(self.failed(registry_host, Fault::Unusable(reason)).into());
                 }
@@ -230,7 +207,7 @@ impl<'a> SourceFetch<'a> {
     }
 
     pub(in crate::mirror) fn request<'b>(&'b self, url: &'b Url, subject: &'b str) -> UpstreamRequest<'b> {
-        ask_for(&self.upstream, &self.credential_scope, self.call, url, subject)
+        self.call.upstream_request(subject, url, &self.package.module.host, &self.credential_scope, RETRIES)
     }
 
     pub(in crate::mirror) fn subject(&self) -> String {
@@ -275,27 +252,6 @@ impl<'a> SourceFetch<'a> {
     }
 }
 
-pub(in crate::mirror) fn ask_for<'a>(
-    upstream: &'a Upstream,
-    credential_scope: &'a CredentialScope,
-    call: &'a RequestContext,
-    url: &'a Url,
-    subject: &'a str,
-) -> UpstreamRequest<'a> {
-    let RequestContext { via, priority, .. } = call;
-    let now = call.present();
-    UpstreamRequest {
-        label: subject,
-        url,
-        upstream: &upstream.settings.host,
-        credentials: credential_scope,
-        via,
-        retries: RETRIES,
-        priority: *priority,
-        time: RequestTime::new(now),
-    }
-}
-
 /// Converts an error for a file that a location names. An upstream 4xx becomes a fault of upstream, because the module
 /// itself exists.
 pub(in crate::mirror) fn location_fault(error: UpstreamError) -> FetchTreeError {
@@ -326,13 +282,28 @@ impl SourceFetch<'_> {
             Some(ExpectedChecksum::Is(checksum)) => Some(checksum.clone()),
             Some(ExpectedChecksum::Listed(list)) => Some(self.listed_checksum(list, &source.url).await?),
         };
-        let (package, outbound) = (self.package.to_string(), &self.call.config.outbound);
-        let ask = ask_for(&self.upstream, &self.credential_scope, self.call, &source.url, &subject);
-        let downloaded = SourceDownload::new(self.modules, outbound, ask, self.reservation).run(&package).await;
-        let DownloadedSource { staged, validators, name } = downloaded.map_err(|error| match error {
+        // A staging file belongs to one package and one URL.
+        let name = FastHash::of(format!("{} {}", self.package, source.url).as_bytes()).to_string();
+        let name = self.modules.work.stage_names.reserve(&format!("module~{}", &name[..32]));
+        let Self { modules, call, .. } = self;
+        let service = (Service::Modules, &self.package.module.host);
+        let mut request =
+            FileRequest::new(&modules.documents, service, subject.clone(), source.url.clone(), (*call).clone());
+        let download = Download {
+            library: &modules.library,
+            source: &mut request,
+            stage_name: &name.name,
+            reservation: self.reservation,
+            expected_bytes: 0,
+            is_verified_by_digest: false,
+            progress: None,
+            listed_fill: None,
+        };
+        let staged = download.run().await.map_err(|error| match error {
             Error::Upstream(error) => location_fault((*error).clone()),
             error => error.into(),
         })?;
+        let validators = validators(&staged);
         let turn = self.unpack_permit().await?;
         let (format, origin) = (source.format, origin(&source.url));
         let unpacked = self
@@ -371,7 +342,7 @@ impl SourceFetch<'_> {
 
     /// Waits for a permit to unpack. The caller holds nothing but its staging file meanwhile.
     async fn unpack_permit(&self) -> Result<Permit, Error> {
-        let turn = self.modules.work.unpacking.take(&self.upstream.settings.host, self.call.priority).await;
+        let turn = self.modules.work.unpacking.take(&self.package.module.host, self.call.priority).await;
         let reason = || "the limit of archives unpacked at one time is reached".to_owned();
         turn.ok_or_else(|| Error::Busy { subject: self.subject(), reason: reason() })
     }
@@ -430,136 +401,4 @@ impl Drop for StageName {
     fn drop(&mut self) {
         self.names.0.lock().remove(&self.name);
     }
-}
-
-/// A complete download.
-pub(in crate::mirror) struct DownloadedSource {
-    pub(in crate::mirror) staged: Staged,
-    /// The validators that its server sent.
-    pub(in crate::mirror) validators: Validators,
-    /// Released once nothing reads the staging file any more.
-    pub(in crate::mirror) name: StageName,
-}
-
-/// The download of one archive.
-pub(in crate::mirror) struct SourceDownload<'a> {
-    modules: &'a Arc<Modules>,
-    outbound: &'a Outbound,
-    ask: UpstreamRequest<'a>,
-    reservation: &'a mut Reservation,
-    attempts: DownloadAttempts,
-}
-
-impl<'a> SourceDownload<'a> {
-    pub(in crate::mirror) fn new(
-        modules: &'a Arc<Modules>,
-        outbound: &'a Outbound,
-        ask: UpstreamRequest<'a>,
-        reservation: &'a mut Reservation,
-    ) -> Self {
-        Self { modules, outbound, ask, reservation, attempts: DownloadAttempts::new(modules.runtime.limits.stall) }
-    }
-
-    /// Downloads until the archive is complete. `subject` names the package: a staging file belongs to one package and one
-    /// URL.
-    pub(in crate::mirror) async fn run(mut self, subject: &str) -> Result<DownloadedSource, Error> {
-        let name = FastHash::of(format!("{subject} {}", self.ask.url).as_bytes()).to_string();
-        let reserved = self.modules.work.stage_names.reserve(&format!("module~{}", &name[..32]));
-        let name = reserved.name.as_str();
-        let mut staged = self.stage(name).await?;
-        if !is_resumable(&staged) {
-            staged = self.start_over(staged, name).await?;
-        }
-        while !is_complete(&staged) {
-            let had = staged.written();
-            let incoming = self.incoming(had, &validators(&staged)).await?;
-            let before = PartialDownload { bytes: had, length: staged.note().and_then(|note| note.length) };
-            let length = match self.attempts.compare_length(before, announced(&incoming)) {
-                LengthAgreement::Length(length) => length,
-                LengthAgreement::StartOver => {
-                    staged = self.start_over(staged, name).await?;
-                    if incoming.from > 0 {
-                        continue;
-                    }
-                    incoming.length
-                }
-                // No client reads this download, so no length was announced to one.
-                LengthAgreement::Never { announced, now } => return Err(length_mismatch(&incoming, announced, now)),
-            };
-            let limit = self.modules.runtime.limits.archive_bytes;
-            if length.is_some_and(|length| length > limit) {
-                return Err(incoming.upstream_error(Fault::TooLarge(limit)).into());
-            }
-            let bytes = length.unwrap_or(0).max(staged.written());
-            let (taken_for, taken) =
-                self.modules.library.reserve_staging_space(self.reservation, staged, &incoming, length, bytes).await?;
-            staged = taken_for;
-            if let Err(reason) = taken {
-                // Bytes of an earlier run are kept for a resume once there is disk space. An empty file is not worth
-                // keeping.
-                if staged.written() == 0 {
-                    self.modules.library.on_disk(move |_| staged.discard()).await?;
-                }
-                return Err(reason.into());
-            }
-            let (nobody, _) = watch::channel(FillProgress::Waiting);
-            let (modules, attempts, reservation) = (self.modules, &mut self.attempts, &mut *self.reservation);
-            let pump = ConnectionCopy {
-                library: &modules.library,
-                attempts,
-                reservation,
-                progress: &nobody,
-                given_up: pending(),
-            };
-            let pumped = pump.run(staged, incoming, length).await;
-            staged = pumped.0.ok_or_else(|| Error::Interrupted(self.ask.label.to_owned()))?;
-            match pumped.1 {
-                TransferEnd::Whole => break,
-                TransferEnd::Differs(error) | TransferEnd::Failed(error) => {
-                    self.modules.library.on_disk(move |_| staged.discard()).await?;
-                    return Err(error);
-                }
-                TransferEnd::Broken(error) => match self.attempts.after_break(staged.written().saturating_sub(had)) {
-                    NextStep::RetryAfter(pause) => {
-                        tracing::warn!(subject, %error, at_byte = staged.written(), "a download broke; it is resumed");
-                        tokio::time::sleep(pause).await;
-                        if !is_resumable(&staged) {
-                            staged = self.start_over(staged, name).await?;
-                        }
-                    }
-                    NextStep::TooSlow | NextStep::RefreshUrl | NextStep::GiveUp => return Err(error.into()),
-                },
-            }
-        }
-        let validators = validators(&staged);
-        Ok(DownloadedSource { staged, validators, name: reserved })
-    }
-
-    async fn incoming(&self, from: u64, validators: &Validators) -> Result<IncomingFile, Error> {
-        let limit = self.modules.runtime.limits.stall;
-        match timeout(limit, self.outbound.file(self.ask, from, validators)).await {
-            Ok(answered) => Ok(answered?),
-            Err(_) => {
-                let fault = Fault::Slow(format!("no first byte within {} s", limit.as_secs()));
-                Err(UpstreamError { subject: self.ask.label.to_owned(), origin: origin(self.ask.url), fault }.into())
-            }
-        }
-    }
-
-    async fn stage(&self, name: &str) -> Result<Staged, Error> {
-        let name = name.to_owned();
-        self.modules.library.on_disk(move |library| library.store.blobs.stage(&name)).await
-    }
-
-    async fn start_over(&self, staged: Staged, name: &str) -> Result<Staged, Error> {
-        self.modules.library.on_disk(move |_| staged.discard()).await?;
-        self.stage(name).await
-    }
-}
-
-/// True if the staged bytes may be resumed. No digest verifies them in the end, so the server must be able to confirm
-/// by a strong ETag or a date that the file is unchanged.
-fn is_resumable(staged: &Staged) -> bool {
-    let Validators { etag, last_modified } = validators(staged);
-    staged.written() == 0 || last_modified.is_some() || etag.is_some_and(|etag| !etag.starts_with("W/"))
 }

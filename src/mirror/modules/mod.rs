@@ -15,12 +15,10 @@ use crate::digest::{Digest, DigestPrefix};
 use crate::error::Error;
 use crate::mirror::archives::unattended::FillsByClient;
 use crate::mirror::archives::verified_open::OpenOutcome;
-use crate::mirror::documents::module_location::subdir_in_archive;
-use crate::mirror::documents::revalidate::too_many_waiting;
-use crate::mirror::freshness::STORED_ANSWER_LIFETIME;
+use crate::mirror::documents::module_location::{location_label, subdir_in_archive};
 use crate::mirror::library::module_history::{self, FirstSeenLookup};
 use crate::mirror::modules::fetch::{StageNames, UNPACK_LIMITS};
-use crate::mirror::request_context::FlightGroup;
+use crate::mirror::request_context::ConfigAndRoute;
 use crate::mirror::runtime::ConfigGeneration;
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
 use crate::mirror::{
@@ -28,7 +26,7 @@ use crate::mirror::{
     VerifiedReader, default_if_store_unavailable,
 };
 use crate::store::Key;
-use crate::upstream::error::{Fault, UpstreamError};
+use crate::upstream::error::UpstreamError;
 use crate::upstream::limits::ConcurrencyLimits;
 use crate::upstream::source::{PackageSource, Unsupported};
 
@@ -76,7 +74,7 @@ pub struct Modules {
 /// The work in progress, and its limits.
 #[derive(Debug)]
 struct ModuleWork {
-    fill_flights: SingleFlights<(ModulePackage, FlightGroup), SharedResult<Result<StoredArchive, Error>>>,
+    fill_flights: SingleFlights<(ModulePackage, ConfigAndRoute), SharedResult<Result<StoredArchive, Error>>>,
     /// Checks that a stored version still resolves to the tree that was first seen.
     recheck_flights: SingleFlights<(ModulePackage, ConfigGeneration), SharedResult<()>>,
     unpacking: ConcurrencyLimits,
@@ -121,68 +119,60 @@ impl Modules {
         call: &RequestContext,
     ) -> Result<Answer<ModuleLocation>, Error> {
         let key = call.config.key_of_package(package);
-        if self.runtime.connectivity() == Connectivity::Offline
+        let is_offline = self.runtime.connectivity() == Connectivity::Offline;
+        if is_offline
             && self.library.stored_document(&Key::location(&key)).await?.is_none()
             && let Some(archive) = self.library.stored_module(&key).await?
         {
             // A bundle or another import stored the archive without its location.
-            let fresh_until = call.now.after(STORED_ANSWER_LIFETIME);
-            return Ok(Answer {
-                value: local_location(package, Some(&archive)),
-                outcome: Outcome::Stale,
-                fresh_until,
-                checked: archive.kept,
-            });
+            return Ok(Answer::of_store(local_location(package, &archive), archive.kept, call));
         }
         let answer = match self.documents.get(package, call).await {
             Ok(answer) => answer,
             Err(error) => return self.location_without_upstream(package, &key, error, call).await,
         };
         let location = Arc::clone(&answer.value).as_location(package)?;
-        let located =
-            |value| Answer { value, outcome: answer.outcome, fresh_until: answer.fresh_until, checked: answer.checked };
         let archive = self.library.stored_module(&key).await?;
         if let PackageSource::Unsupported(source) = &location.located.source {
-            return match archive {
+            let moved = self.check_external_move(package, &key, source, call).await;
+            let value = match archive {
                 Some(archive) => {
-                    if let Err(error) = self.check_external_move(package, &key, source, call).await {
+                    if let Err(error) = moved {
                         tracing::error!(%package, %error, "the move of a module could not be recorded; the stored copy is served");
                     }
-                    Ok(located(local_location(package, Some(&archive))))
+                    local_location(package, &archive)
                 }
-                None => match self.check_external_move(package, &key, source, call).await? {
-                    Some(moved) => Err(moved),
-                    None => self.external_location(package, source).map(located),
+                None => match moved? {
+                    Some(moved) => return Err(moved),
+                    None => self.external_location(package, source)?,
                 },
             };
+            return Ok(answer.map(|_| value));
         }
         if let Some(archive) = archive {
             self.recheck_if_due(package, &key, location, call);
-            return Ok(located(local_location(package, Some(&archive))));
+            return Ok(answer.map(|_| local_location(package, &archive)));
         }
-        if self.runtime.connectivity() == Connectivity::Offline {
-            return Err(self.library.missing_error(&key, format!("the archive of {package}"), call).await);
+        let subject = format!("the archive of {package}");
+        if is_offline {
+            return Err(self.library.missing_error(&key, subject, call).await);
         }
-        let _place = self
-            .runtime
-            .take_waiting_place(call)
-            .ok_or_else(|| too_many_waiting(&format!("the archive of {package}")))?;
-        let (value, outcome) = match timeout_at(call.deadline, self.module_fill(package, call)).await {
-            Ok(filled) => (filled.map(|archive| local_location(package, Some(&archive)))?, Outcome::Miss),
+        let _place = self.runtime.take_waiting_place(&subject, call)?;
+        if let Ok(filled) = timeout_at(call.deadline, self.module_fill(package, call)).await {
+            let archive = filled?;
+            return Ok(Answer { outcome: Outcome::Miss, ..answer.map(|_| local_location(package, &archive)) });
+        }
+        let subdir = match &location.located.source {
             // The folder of the module within the archive is in the page that the location names. Without it, a client
             // would use the root.
-            Err(_) if matches!(location.located.source, PackageSource::Indirect(_)) => {
-                match call.config.pending_subdirs.get(&key, call.now) {
-                    Some(subdir) => (pending_location(package, subdir), Outcome::Pending),
-                    None => return Err(Error::Slow(format!("the archive of {package}"))),
-                }
+            PackageSource::Indirect(_) => {
+                call.config.pending_subdirs.get(&key, call.now).ok_or_else(|| Error::Slow(subject))?
             }
-            Err(_) => (
-                pending_location(package, subdir_in_archive(package, location.located.subdir.as_ref())?),
-                Outcome::Pending,
-            ),
+            _ => subdir_in_archive(package, location.located.subdir.as_ref())?,
         };
-        Ok(Answer { value, outcome, fresh_until: answer.fresh_until, checked: answer.checked })
+        let archive = ModuleArchiveRef { package: package.clone(), digest: None };
+        let pending = ModuleLocation::Local { archive, checksum: None, subdir };
+        Ok(Answer { outcome: Outcome::Pending, ..answer.map(|_| pending) })
     }
 
     /// Handles a move to a source that larder cannot fetch, and so cannot verify. Raises an alarm and returns the error
@@ -195,28 +185,24 @@ impl Modules {
         call: &RequestContext,
     ) -> Result<Option<Error>, Error> {
         let (owned_key, kind) = (key.clone(), source.kind_name());
-        let before = match self
-            .library
-            .on_disk(move |library| {
-                default_if_store_unavailable(module_history::record_external_move(library, &owned_key, kind))
-            })
-            .await?
-        {
+        let recorded = self.library.on_disk(move |library| {
+            default_if_store_unavailable(module_history::record_external_move(library, &owned_key, kind))
+        });
+        let before = match recorded.await? {
             FirstSeenLookup::Never => return Ok(None),
             FirstSeenLookup::Recorded(seen) => format!("the first-seen tree has digest {}", seen.pinned.tree),
             FirstSeenLookup::Lost => "the first-seen record is damaged".to_owned(),
         };
-        let (kind, host) = (source.kind_name(), source.host().unwrap_or_else(|| "an unknown host".to_owned()));
-        tracing::error!(%package, kind, host, before, "ALARM: upstream has moved a version of a module to a source that larder cannot fetch; it is not served from there until it is accepted");
-        let (owned_key, detail, now) =
-            (key.clone(), format!("upstream has it at {kind} at {host}; {before}"), call.now);
+        let source = source.describe();
+        tracing::error!(%package, source, before, "ALARM: upstream has moved a version of a module to a source that larder cannot fetch; it is not served from there until it is accepted");
+        let (owned_key, detail, now) = (key.clone(), format!("upstream has it at {source}; {before}"), call.now);
         self.library
             .on_disk(move |library| {
                 library.raise_alarm(AlarmKind::Moved, &owned_key.module, &owned_key.version, detail, now);
                 Ok(())
             })
             .await?;
-        let verdict = format!("upstream has moved it to {kind} at {host}, which larder cannot fetch, and {before}");
+        let verdict = format!("upstream has moved it to {source}, which larder cannot fetch, and {before}");
         let command = format!("`larder accept {key}`");
         Ok(Some(Error::Unaccepted { subject: format!("the location of {package}"), verdict, command }))
     }
@@ -239,56 +225,33 @@ impl Modules {
         if self.runtime.connectivity() == Connectivity::Online {
             tracing::warn!(%package, %error, "upstream gave no location; the stored copy is served");
         }
-        Ok(Answer {
-            value: local_location(package, Some(&archive)),
-            outcome,
-            fresh_until: call.now,
-            checked: archive.kept,
-        })
+        Ok(Answer { value: local_location(package, &archive), outcome, fresh_until: call.now, checked: archive.kept })
     }
 
     /// Passes an unsupported source on to the client, unless larder is offline or the address may hold secrets.
     fn external_location(&self, package: &ModulePackage, source: &Unsupported) -> Result<ModuleLocation, Error> {
-        let host = source.host().unwrap_or_else(|| "an unknown host".to_owned());
-        let refused = |reason: String| -> Error {
-            let fault = Fault::Unusable(reason);
-            UpstreamError {
-                subject: format!("the location of {package}"),
-                origin: package.module.host.to_string(),
-                fault,
-            }
-            .into()
+        let refused = |reason: &str| {
+            let reason = format!("{} is a source that larder cannot fetch, and {reason}", source.describe());
+            UpstreamError::unusable(location_label(package), &package.module.host, reason)
         };
-        let kind = source.kind_name();
         if self.runtime.connectivity() == Connectivity::Offline {
-            let reason = "is a source that larder cannot fetch, and this mirror is offline, so no client is sent there";
-            return Err(refused(format!("{kind} at {host} {reason}")));
+            return Err(refused("this mirror is offline, so no client is sent there").into());
         }
-        let Some(text) = source.for_client() else {
-            let reason =
-                "is a source that larder cannot fetch, and its address may hold secrets, so clients do not get it";
-            return Err(refused(format!("{kind} at {host} {reason}")));
-        };
+        let text =
+            source.for_client().ok_or_else(|| refused("its address may hold secrets, so clients do not get it"))?;
         self.runtime.counters.elsewhere.inc();
-        tracing::warn!(%package, kind, host, "a module is at a source that larder cannot fetch; clients fetch it directly, and nothing is stored");
+        tracing::warn!(%package, source = source.describe(), "a module is at a source that larder cannot fetch; clients fetch it directly, and nothing is stored");
         Ok(ModuleLocation::External(text.to_owned()))
     }
 }
 
 /// The location of a stored archive.
-fn local_location(package: &ModulePackage, archive: Option<&StoredArchive>) -> ModuleLocation {
-    let digest = archive.map(|archive| archive.digest);
+fn local_location(package: &ModulePackage, archive: &StoredArchive) -> ModuleLocation {
     ModuleLocation::Local {
-        archive: ModuleArchiveRef { package: package.clone(), digest: digest.map(|digest| digest.prefix()) },
-        checksum: digest,
-        subdir: archive.and_then(|archive| archive.proof.how.tree()).and_then(|packed| packed.subdir.clone()),
+        archive: ModuleArchiveRef { package: package.clone(), digest: Some(archive.digest.prefix()) },
+        checksum: Some(archive.digest),
+        subdir: archive.proof.how.tree().and_then(|packed| packed.subdir.clone()),
     }
-}
-
-/// The location of an archive that is still being filled.
-fn pending_location(package: &ModulePackage, subdir: Option<String>) -> ModuleLocation {
-    let archive = ModuleArchiveRef { package: package.clone(), digest: None };
-    ModuleLocation::Local { archive, checksum: None, subdir }
 }
 
 impl Modules {
@@ -314,13 +277,11 @@ impl Modules {
         {
             return Err(no_such_archive(wanted));
         }
+        let subject = format!("the archive of {package}");
         if self.runtime.connectivity() == Connectivity::Offline {
-            return Err(self.library.missing_error(&key, format!("the archive of {package}"), call).await);
+            return Err(self.library.missing_error(&key, subject, call).await);
         }
-        let _place = self
-            .runtime
-            .take_waiting_place(call)
-            .ok_or_else(|| too_many_waiting(&format!("the archive of {package}")))?;
+        let _place = self.runtime.take_waiting_place(&subject, call)?;
         if self.library.stored_module(&key).await?.is_some() {
             // Another archive is stored. The version may have been republished, and accepted on another mirror.
             let seen = self.documents.get(package, call).await.ok().map(|answer| answer.value.age());

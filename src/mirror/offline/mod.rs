@@ -15,7 +15,6 @@ use crate::address::{Address, ModuleAddress, ModulePackage, Platform, ProviderAd
 use crate::error::Error;
 use crate::mirror::documents::version_lists::entry_of;
 use crate::mirror::documents::{DocumentKind, Documents};
-use crate::mirror::freshness::STORED_ANSWER_LIFETIME;
 use crate::mirror::library::installable::{RequiredPlatforms, StoredVersions};
 use crate::mirror::library::missing::MissingPackage;
 use crate::mirror::library::stored_document::StoredDocument;
@@ -187,13 +186,13 @@ impl Offline {
 /// Wraps a value computed from the store. It stays fresh for a moment, since upstream cannot be asked again while
 /// offline.
 fn stored_answer<T>(document: Option<Answer<Arc<StoredDocument>>>, value: T, call: &RequestContext) -> Answer<T> {
-    let moment = call.now.after(STORED_ANSWER_LIFETIME);
+    let of_store = Answer::of_store(value, call.now, call);
     match document {
-        Some(document) if document.outcome == Outcome::Hit => {
-            Answer { fresh_until: document.fresh_until.min(moment), ..document.map(|_| value) }
+        Some(Answer { outcome, fresh_until, checked, .. }) => {
+            let until = if outcome == Outcome::Hit { fresh_until } else { of_store.fresh_until };
+            Answer { outcome, fresh_until: until.min(of_store.fresh_until), checked, ..of_store }
         }
-        Some(document) => Answer { fresh_until: moment, ..document.map(|_| value) },
-        None => Answer { value, outcome: Outcome::Stale, fresh_until: moment, checked: call.now },
+        None => of_store,
     }
 }
 

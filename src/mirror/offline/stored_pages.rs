@@ -9,9 +9,8 @@ use tokio::time::{timeout, timeout_at};
 use crate::address::{Address, ModuleAddress, ProviderAddress, Version};
 use crate::error::Error;
 use crate::mirror::documents::DocumentKind;
-use crate::mirror::documents::revalidate::too_many_waiting;
-use crate::mirror::freshness::STORED_ANSWER_LIFETIME;
 use crate::mirror::library::stored_document::StoredDocument;
+use crate::mirror::request_context::too_many_waiting;
 use crate::mirror::{Answer, Connectivity, Library, Offline, Outcome, RequestContext, default_if_store_unavailable};
 use crate::store::StoreError;
 use crate::upstream::pages::{PagePath, PageQuery, PageRef};
@@ -98,8 +97,7 @@ impl Offline {
             && self.library.stored_document(&page.key(&call.config)).await?.is_none()
             && let Some(value) = self.build_page(page, call).await?
         {
-            let fresh_until = call.now.after(STORED_ANSWER_LIFETIME);
-            return Ok(Answer { value, outcome: Outcome::Stale, fresh_until, checked: call.now });
+            return Ok(Answer::of_store(value, call.now, call));
         }
         let answer = self.documents.get(page, call).await?;
         if matches!(answer.outcome, Outcome::Hit | Outcome::Stale | Outcome::Gone) {
@@ -122,7 +120,7 @@ impl Offline {
     /// [`Error::Slow`] where other scans take too long.
     async fn build_page(self: &Arc<Self>, page: &PageRef, call: &RequestContext) -> Result<Option<PageSource>, Error> {
         let subject = page.label();
-        let _place = self.runtime.take_waiting_place(call).ok_or_else(|| too_many_waiting(&subject))?;
+        let _place = self.runtime.take_waiting_place(&subject, call)?;
         let lost = Err(Error::Interrupted(subject.clone()));
         let look = self.stored_pages.join_or_spawn(&self.runtime.tasks, page.clone(), lost, || {
             let (offline, page) = (Arc::clone(self), page.clone());

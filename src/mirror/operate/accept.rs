@@ -19,7 +19,7 @@ use crate::mirror::library::{
     AcceptScope, AcceptedFinding, AlarmEvent, AlarmPart, AlarmSubject, HistoryChange, observation,
 };
 use crate::mirror::proof_sets::fetch::SetBasis;
-use crate::mirror::proof_sets::{self, SetFetchError};
+use crate::mirror::proof_sets::{describe_set, is_absent};
 use crate::mirror::{AlarmKind, Operations, Outcome, RequestContext};
 use crate::upstream::discovery::Service;
 use crate::upstream::source::PackageSource;
@@ -159,10 +159,9 @@ impl Operations {
                     found.accepted.insert(platform, set.proof().how.fingerprint().map(str::to_owned));
                     proven.push((package, set));
                 }
-                Err(no_set) => {
-                    let is_gone = matches!(no_set, SetFetchError::Absent(_));
-                    if is_gone { &mut found.gone } else { &mut found.failed }.insert(platform);
-                    others.push((package, no_set));
+                Err(error) => {
+                    if is_absent(&error) { &mut found.gone } else { &mut found.failed }.insert(platform);
+                    others.push((package, error));
                 }
             }
         }
@@ -281,19 +280,9 @@ impl Operations {
 
     /// Fetches and verifies the set that upstream has now. Uses nothing of the stored set, so that it is judged as a
     /// whole.
-    async fn current_set(
-        self: &Arc<Self>,
-        package: &Package,
-        call: &RequestContext,
-    ) -> Result<ProofSet, SetFetchError> {
-        let subject = proof_sets::describe_set(package);
-        let work = async {
-            match self.proof_sets.fetch_verified_set(package, SetBasis::Rejudged, call).await {
-                Err(SetFetchError::Failed(error)) => Err(error),
-                other => Ok(other),
-            }
-        };
-        self.runtime.with_deadline(&subject, &package.provider.host, work).await?
+    async fn current_set(self: &Arc<Self>, package: &Package, call: &RequestContext) -> Result<ProofSet, Error> {
+        let work = self.proof_sets.fetch_verified_set(package, SetBasis::Rejudged, call);
+        self.runtime.with_deadline(&describe_set(package), &package.provider.host, work).await
     }
 }
 
@@ -309,24 +298,21 @@ struct AcceptTargets {
 /// Upstream does not list the one version that was selected, and there is no other result for it.
 fn withdrawn_or_failed(
     selection: &Selection<ProviderAddress>,
-    others: Vec<(Package, SetFetchError)>,
+    others: Vec<(Package, Error)>,
     mut unlisted: BTreeMap<Version, Error>,
     withdrawn: &BTreeSet<Version>,
     resolved: &[AlarmSubject],
 ) -> Result<Vec<AcceptResult>, Error> {
     let mut accepted = Vec::new();
-    for (package, no_set) in others {
+    for (package, error) in others {
         let is_about = |subject: &AlarmSubject| {
             subject.version == package.version
                 && (subject.part == AlarmPart::Platform(package.platform.clone())
                     || withdrawn.contains(&package.version))
         };
-        let outcome = match no_set {
-            SetFetchError::Absent(error) if resolved.iter().any(is_about) => {
-                AcceptOutcome::Withdrawn { error: error.to_string() }
-            }
-            no_set => AcceptOutcome::Failed { error: Error::from(no_set).to_string() },
-        };
+        let is_withdrawn = is_absent(&error) && resolved.iter().any(is_about);
+        let error = error.to_string();
+        let outcome = if is_withdrawn { AcceptOutcome::Withdrawn { error } } else { AcceptOutcome::Failed { error } };
         unlisted.remove(&package.version);
         accepted.push(AcceptResult { package: (&package).into(), ruling: outcome });
     }

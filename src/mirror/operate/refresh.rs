@@ -10,7 +10,6 @@ use crate::error::Error;
 use crate::mirror::documents::revalidate::FlightResult;
 use crate::mirror::library::proof_set::StoredProofSet;
 use crate::mirror::modules::fill::RecheckMode;
-use crate::mirror::proof_sets::ProofSetRefresh;
 use crate::mirror::{FetchReason, Operations, RequestContext};
 use crate::store::Key;
 
@@ -127,10 +126,7 @@ impl Operations {
     async fn refresh_set(self: &Arc<Self>, package: Package, call: &RequestContext) -> Result<RefreshOutcome, Error> {
         let before = self.proof_sets.usable_set(&package, call).await?.map(|stored| stored.stored_set);
         let seen = before.as_ref().map(|stored_set| stored_set.age);
-        let flight = self
-            .proof_sets
-            .join_set_flight(&package, seen, ProofSetRefresh::IfChanged(FetchReason::NotStored), call)
-            .await;
+        let flight = self.proof_sets.join_set_flight(&package, seen, FetchReason::NotStored, call).await;
         Ok(RefreshOutcome::of(flight, |now: &Arc<StoredProofSet>| {
             before.is_some_and(|before| before.current.has_same_files(&now.current))
         }))

@@ -13,6 +13,7 @@ use crate::address::{Artifact, ModulePackage, Package, ProviderAddress};
 use crate::clock::{CLOCK_SLACK, Timestamp};
 use crate::digest::Digest;
 use crate::error::Error;
+use crate::mirror::archives::download::until_stored;
 use crate::mirror::archives::verified_open::unless_damaged;
 use crate::mirror::library::StoredArchive;
 use crate::mirror::library::module_history::restore_first_seen;
@@ -123,7 +124,7 @@ impl Operations {
                     Ok(())
                 })
                 .await?;
-            self.runtime.counters.checked();
+            self.runtime.counters.count_rehashed();
             return Ok(RehashOutcome::Right);
         }
         let found = if opened.is_some() { DamageFinding::Damaged } else { DamageFinding::Missing };
@@ -134,7 +135,7 @@ impl Operations {
         {
             None => Ok(RehashOutcome::Gone),
             Some(names) => {
-                self.runtime.counters.checked();
+                self.runtime.counters.count_rehashed();
                 self.runtime.counters.damaged(found);
                 let packages = names.iter().map(|(packages, _)| packages.to_string()).collect();
                 // Use the present configuration: the one at the start of a long run may be gone.
@@ -248,7 +249,7 @@ impl Archives {
         // The context of a flight: an archive that cannot be stored is not passed through for it.
         if let Archive::Arriving { follow, .. } = self.archive(wanted, &self.runtime.flight_context(call)).await?.value
         {
-            follow.until_stored(&subject).await?;
+            until_stored(follow.progress, &subject, |_, _| {}).await?;
         }
         match self.library.stored_archive_of_url(wanted).await? {
             Some(archive) if self.library.has_archive(archive.digest).await? => Ok(()),

@@ -243,77 +243,61 @@ pub struct MirrorGauges {
 impl Collector for MirrorGauges {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let Self { mirror, clock } = self;
-        let mut to = GaugeWriter(&mut encoder);
-        let Totals { archives, archive_bytes, documents, document_bytes, page_bytes: _ } =
-            mirror.library.store.index.totals();
-        let label = |kind: ObjectKind| [("kind", kind.word())];
-        let counts = [(label(ObjectKind::Archive), archives), (label(ObjectKind::Document), documents)];
-        to.family("larder_store_objects", "What is stored, by kind", None, counts)?;
-        let bytes = [(label(ObjectKind::Archive), archive_bytes), (label(ObjectKind::Document), document_bytes)];
-        to.family("larder_store", "What is stored, by kind", Some(&Unit::Bytes), bytes)?;
-        to.bytes("larder_store_limit", "What may be stored", mirror.library.refresh_size_limit())?;
-        if let Ok(DiskSpace { free_bytes, .. }) = mirror.library.store.disk_space() {
-            to.bytes("larder_store_free", "Free space on the store's disk", free_bytes)?;
-        }
-        to.bytes("larder_index", "The index of the store on disk", mirror.library.store.index.disk_bytes())?;
-        let now = mirror.library.store_state();
-        let states = StoreState::ALL.map(|state| ([("state", state.word())], u64::from(state == now)));
-        to.family("larder_store_state", "How the store is: 1 for the one state it is in", None, states)?;
-        to.gauge(
-            "larder_offline",
-            "Whether nothing may go out",
-            u64::from(mirror.runtime.connectivity() == Connectivity::Offline),
-        )?;
-        let upstreams = mirror.runtime.upstream_states(clock.now());
-        let left_alone =
-            upstreams.iter().map(|upstream| ([("host", upstream.host.as_str())], upstream.left_alone.len() as u64));
-        let help = "Origins that are left alone after failures, by the upstream that led there";
-        to.family("larder_breaker_open", help, None, left_alone)?;
-        let missing = mirror.library.missing_in_words().len() as u64;
-        to.gauge("larder_missing", "Requested while offline and not stored, at most 1100", missing)?;
-        let whole = mirror.library.store.index.is_complete().into();
-        to.gauge("larder_index_whole", "Whether the index knows all files; nothing is evicted before that", whole)?;
-        let waiting = mirror.library.waiting_for_accept() as u64;
-        to.gauge("larder_waiting_for_accept", "Versions published again that wait for accept", waiting)?;
+        let (library, runtime) = (&mirror.library, &mirror.runtime);
+        let Totals { archives, archive_bytes, documents, document_bytes, page_bytes: _ } = library.store.index.totals();
+        let kind = |kind: ObjectKind, value| (Some(("kind", kind.word())), value);
+        let by_kind =
+            |archives, documents| vec![kind(ObjectKind::Archive, archives), kind(ObjectKind::Document, documents)];
+        let one = |value: u64| vec![(None, value)];
+        let now = library.store_state();
+        let states = StoreState::ALL.map(|state| (Some(("state", state.word())), u64::from(state == now)));
+        let upstreams = runtime.upstream_states(clock.now());
+        let left_alone = upstreams.iter().map(|of| (Some(("host", of.host.as_str())), of.left_alone.len() as u64));
+        let is_offline = runtime.connectivity() == Connectivity::Offline;
+        let missing = library.missing_in_words().len() as u64;
         let unattended = mirror.archives.unattended_fills() as u64;
-        let help = "Archive downloads in flight that clients started and no client waits for";
-        to.gauge("larder_fills_unattended", help, unattended)?;
-        to.gauge("larder_waiting_requests", "Requests that wait for an upstream", mirror.runtime.waiting_count() as u64)
+        let mut gauges = vec![
+            ("larder_store_objects", "What is stored, by kind", None, by_kind(archives, documents)),
+            ("larder_store", "What is stored, by kind", Some(Unit::Bytes), by_kind(archive_bytes, document_bytes)),
+            ("larder_store_limit", "What may be stored", Some(Unit::Bytes), one(library.refresh_size_limit())),
+            (
+                "larder_index",
+                "The index of the store on disk",
+                Some(Unit::Bytes),
+                one(library.store.index.disk_bytes()),
+            ),
+            ("larder_store_state", "How the store is: 1 for the one state it is in", None, states.to_vec()),
+            ("larder_offline", "Whether nothing may go out", None, one(is_offline.into())),
+            ("larder_breaker_open", BREAKER_HELP, None, left_alone.collect()),
+            ("larder_missing", "Requested while offline and not stored, at most 1100", None, one(missing)),
+            ("larder_index_whole", INDEX_HELP, None, one(library.store.index.is_complete().into())),
+            ("larder_waiting_for_accept", ACCEPT_HELP, None, one(library.waiting_for_accept() as u64)),
+            ("larder_fills_unattended", UNATTENDED_HELP, None, one(unattended)),
+            ("larder_waiting_requests", "Requests that wait for an upstream", None, one(runtime.waiting_requests())),
+        ];
+        if let Ok(DiskSpace { free_bytes, .. }) = library.store.disk_space() {
+            gauges.push(("larder_store_free", "Free space on the store's disk", Some(Unit::Bytes), one(free_bytes)));
+        }
+        for (name, help, unit, values) in gauges {
+            // Registered metrics get this full stop from the library.
+            let help = format!("{help}.");
+            encode_gauge(encoder.encode_descriptor(name, &help, unit.as_ref(), MetricType::Gauge)?, values)?;
+        }
+        Ok(())
     }
 }
 
-struct GaugeWriter<'a, 'b>(&'a mut DescriptorEncoder<'b>);
+const BREAKER_HELP: &str = "Origins that are left alone after failures, by the upstream that led there";
+const INDEX_HELP: &str = "Whether the index knows all files; nothing is evicted before that";
+const ACCEPT_HELP: &str = "Versions published again that wait for accept";
+const UNATTENDED_HELP: &str = "Archive downloads in flight that clients started and no client waits for";
 
-impl GaugeWriter<'_, '_> {
-    fn gauge(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
-        self.encode_gauge(name, help, None, |encoder| ConstGauge::new(value).encode(encoder))
+fn encode_gauge(mut encoder: MetricEncoder<'_>, values: Vec<(Option<(&str, &str)>, u64)>) -> fmt::Result {
+    for (label, value) in values {
+        match label {
+            None => return ConstGauge::new(value).encode(encoder),
+            Some(label) => ConstGauge::new(value).encode(encoder.encode_family(&[label])?)?,
+        }
     }
-
-    fn bytes(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
-        self.encode_gauge(name, help, Some(&Unit::Bytes), |encoder| ConstGauge::new(value).encode(encoder))
-    }
-
-    fn family<'l>(
-        &mut self,
-        name: &str,
-        help: &str,
-        unit: Option<&Unit>,
-        values: impl IntoIterator<Item = ([(&'l str, &'l str); 1], u64)>,
-    ) -> fmt::Result {
-        self.encode_gauge(name, help, unit, |mut encoder| {
-            let mut values = values.into_iter();
-            values.try_for_each(|(labels, value)| ConstGauge::new(value).encode(encoder.encode_family(&labels)?))
-        })
-    }
-
-    fn encode_gauge(
-        &mut self,
-        name: &str,
-        help: &str,
-        unit: Option<&Unit>,
-        values: impl FnOnce(MetricEncoder<'_>) -> fmt::Result,
-    ) -> fmt::Result {
-        // Registered metrics get this full stop from the library.
-        values(self.0.encode_descriptor(name, &format!("{help}."), unit, MetricType::Gauge)?)
-    }
+    Ok(())
 }

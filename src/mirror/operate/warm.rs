@@ -9,7 +9,7 @@ use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::archives::Archive;
 use crate::mirror::archives::archive_request::ArchiveRequest;
-use crate::mirror::archives::fill::FillProgress;
+use crate::mirror::archives::download::until_stored;
 use crate::mirror::archives::verified_open::OpenOutcome;
 use crate::mirror::documents::module_location::location_label;
 use crate::mirror::documents::revalidate::Revalidatable;
@@ -19,7 +19,7 @@ use crate::mirror::request_context::JobRequest;
 use crate::mirror::{Connectivity, Operations, Urgency, VerifiedReader, proof_sets};
 use crate::store::Key;
 use crate::upstream::backoff::Origin;
-use crate::upstream::error::{Fault, UpstreamError};
+use crate::upstream::error::UpstreamError;
 use crate::upstream::providers::VersionList;
 use crate::upstream::source::PackageSource;
 
@@ -76,9 +76,7 @@ impl Operations {
             }
             self.offline.client_versions(address, call).await
         };
-        let list = lookup.await.map_err(|error| request.or_retry_later(error))?;
-        let unconfirmed = request.unconfirmed(&list)?;
-        Ok(WarmedDocument { value: list.value, unconfirmed })
+        request.document(lookup.await)
     }
 
     /// Fetches the proof set that an `init` would get for a package.
@@ -97,10 +95,7 @@ impl Operations {
         let request = JobRequest { runtime: &self.runtime, subject: &subject, host, origins: &origins, call: &call };
         let stored = self.proof_sets.usable_set(package, &call).await?;
         request.charge(if stored.is_some() { 0 } else { REQUESTS_FOR_A_SET })?;
-        let set = self.proof_sets.proof_set(package, &call).await;
-        let set = set.map_err(|error| request.or_retry_later(error))?;
-        let unconfirmed = request.unconfirmed(&set)?;
-        Ok(WarmedDocument { value: set.value, unconfirmed })
+        request.document(self.proof_sets.proof_set(package, &call).await)
     }
 
     /// Returns the size of a set's archive as announced by its document or its server, without downloading it.
@@ -120,7 +115,10 @@ impl Operations {
         let (host, origins) = (&package.provider.host, [Origin::of(&set.document.archive_url)]);
         let subject = "the size of an archive";
         JobRequest { runtime: &self.runtime, subject, host, origins: &origins, call: &call }.charge(1).ok()?;
-        ArchiveRequest::new(Arc::clone(&self.archives), package.clone(), Arc::clone(set), call).announced_length().await
+        ArchiveRequest::new(Arc::clone(&self.archives), package.clone(), Arc::clone(set), call)
+            .file
+            .announced_length()
+            .await
     }
 
     /// Ensures that the archive of a set is stored. Meanwhile reports the bytes received and the total. Follows the
@@ -156,34 +154,10 @@ impl Operations {
             }
             request.charge(1)?;
         }
-        let mut progress = self.archives.join_fill(package, &stored_set, &set, &call)?;
-        loop {
-            // The borrowed state may hold the file open, so do not keep it beyond this line.
-            let ended = match &*progress.borrow_and_update() {
-                FillProgress::Waiting => None,
-                FillProgress::Streaming { written, length, .. } => {
-                    report(*written, *length);
-                    None
-                }
-                // Without a download, the bytes were already stored under another name.
-                FillProgress::Committed { bytes: None, archive } => {
-                    Some(Ok((WarmedArchive::AlreadyStored, (**archive).clone())))
-                }
-                FillProgress::Committed { bytes: Some(_), archive } => {
-                    Some(Ok((WarmedArchive::Fetched, (**archive).clone())))
-                }
-                FillProgress::NotStored { error: reason, .. } | FillProgress::NoSpace(reason) => {
-                    Some(Err(reason.clone().into()))
-                }
-                FillProgress::Failed(error) => Some(Err(error.clone())),
-            };
-            if let Some(ended) = ended {
-                return ended.map_err(|error| request.or_retry_later(error));
-            }
-            if progress.changed().await.is_err() {
-                return Err(Error::Interrupted(subject));
-            }
-        }
+        let progress = self.archives.join_fill(package, &stored_set, &set, &call)?;
+        let (archive, is_new) =
+            until_stored(progress, &subject, report).await.map_err(|error| request.or_retry_later(error))?;
+        Ok((if is_new { WarmedArchive::Fetched } else { WarmedArchive::AlreadyStored }, archive))
     }
 }
 
@@ -253,20 +227,14 @@ impl Operations {
         let origins = self.origins_of_list(Key::version_list(&key.module)).await?;
         let request = JobRequest { runtime: &self.runtime, subject: &subject, host, origins: &origins, call: &call };
         request.charge(self.library.stored_document(&Key::location(&key)).await?.is_none().into())?;
-        let location = self.documents.get(package, &call).await;
-        let location = location.map_err(|error| request.or_retry_later(error))?;
-        let unconfirmed = request.unconfirmed(&location)?;
-        let located = Arc::clone(&location.value).as_location(package)?;
+        let WarmedDocument { value, unconfirmed } = request.document(self.documents.get(package, &call).await)?;
+        let located = value.as_location(package)?;
         if let Some(archive) = self.library.stored_module(&key).await? {
             return Ok(WarmedDocument { value: Some(archive), unconfirmed });
         }
         if let PackageSource::Unsupported(source) = &located.located.source {
-            let (kind, source_host) =
-                (source.kind_name(), source.host().unwrap_or_else(|| "an unknown host".to_owned()));
-            let fault = Fault::Unusable(format!(
-                "names {kind} at {source_host}, which larder cannot fetch; clients fetch it directly"
-            ));
-            return Err(UpstreamError { subject, origin: host.to_string(), fault }.into());
+            let reason = format!("names {}, which larder cannot fetch; clients fetch it directly", source.describe());
+            return Err(UpstreamError::unusable(subject, host, reason).into());
         }
         if self.runtime.connectivity() == Connectivity::Offline {
             return Err(self.library.missing_error(&key, format!("the archive of {package}"), &call).await);

@@ -12,10 +12,10 @@ use crate::mirror::documents::RETRIES;
 use crate::mirror::documents::discovery::DiscoveryTrust;
 use crate::mirror::documents::version_lists::ListingState;
 use crate::mirror::library::proof_set::{ProofSet, ProofSetMetadata, StoredProofSet};
-use crate::mirror::proof_sets::{SetFetchError, describe_set};
+use crate::mirror::proof_sets::{describe_set, is_absent};
 use crate::mirror::{ProofSets, RequestContext};
 use crate::store::Key;
-use crate::upstream::backoff::{Origin, RequestTime};
+use crate::upstream::backoff::Origin;
 use crate::upstream::discovery::Service;
 use crate::upstream::error::{Fault, UpstreamError, sanitized};
 use crate::upstream::limits::MemoryGrant;
@@ -47,12 +47,15 @@ pub(in crate::mirror) enum SetBasis<'a> {
 
 impl ProofSets {
     /// Fetches and verifies a set. Does not compare it with earlier sets of the version.
+    ///
+    /// # Errors
+    /// One that [`is_absent`] recognises, where upstream has no such package.
     pub(in crate::mirror) async fn fetch_verified_set(
         self: &Arc<Self>,
         package: &Package,
         basis: SetBasis<'_>,
         call: &RequestContext,
-    ) -> Result<ProofSet, SetFetchError> {
+    ) -> Result<ProofSet, Error> {
         let (subject, upstream) = (&*describe_set(package), &**call.upstream(&package.provider.host)?);
         let (trust, build_on, retries) = match basis {
             SetBasis::Nothing | SetBasis::Rejudged => (DiscoveryTrust::AnyStored, None, RETRIES),
@@ -71,30 +74,22 @@ impl ProofSets {
             _ => self.documents.listing_state(&provider, &package.version, call).await,
         };
         let spelled = listed.upstream_spelling().unwrap_or(package.version.as_str());
-        let unusable = |reason: String| UpstreamError {
-            subject: subject.to_owned(),
-            origin: origin(&base),
-            fault: Fault::Unusable(reason),
-        };
         let url = download_url(&base, &package.provider, spelled, &package.platform)
-            .map_err(|e| Error::from(unusable(e.to_string())))?;
+            .map_err(|e| UpstreamError::unusable(subject, origin(&base), e.to_string()))?;
         let visit =
             ProofSetFetch { subject, url: &url, upstream, credential_scope: &credential_scope, package, call, retries };
         let fetched = match self.fetch_and_verify_set(&visit, build_on).await {
-            Err(Error::Upstream(error)) if matches!(error.fault, Fault::Absent(_)) && error.subject == subject => {
-                return Err(match listed {
-                    // A 404 for this spelling proves nothing while the list cannot be read.
-                    ListingState::Unknown(Some(unread)) => SetFetchError::Failed(unread),
-                    _ => SetFetchError::Absent(error),
-                });
-            }
             // The document was just revalidated, and one of its files failed: its URLs may have expired.
             Err(Error::Upstream(error)) if error.subject != subject && error.fault.may_be_an_expired_url() => {
                 self.fetch_and_verify_set(&visit, None).await
             }
             fetched => fetched,
         };
-        fetched.map_err(|error| SetFetchError::Failed(companion_failure(error, subject)))
+        fetched.map_err(|error| match (companion_failure(error, subject), listed) {
+            // A 404 for this spelling proves nothing while the list cannot be read.
+            (error, ListingState::Unknown(Some(unread))) if is_absent(&error) => unread,
+            (error, _) => error,
+        })
     }
 
     async fn fetch_and_verify_set(
@@ -102,21 +97,12 @@ impl ProofSets {
         visit: &ProofSetFetch<'_>,
         before: Option<&StoredProofSet>,
     ) -> Result<ProofSet, Error> {
-        let before_set =
-            before.map(|before_set| &*before_set.current).filter(|before_set| before_set.metadata.asked == *visit.url);
+        let before_set = before.map(|before| &*before.current).filter(|set| set.metadata.asked == *visit.url);
         let conditions = before_set.map(|before_set| &before_set.metadata.validators);
         let limit = self.runtime.limits.document_bytes.min(MAX_DOWNLOAD_DOCUMENT);
-        let fetched = visit
-            .call
-            .config
-            .outbound
-            .document(AcceptedCoding::Any, visit.request(visit.subject, visit.url), conditions, limit)
-            .await?;
-        let unusable = |url: &Url, reason: String| UpstreamError {
-            subject: visit.subject.to_owned(),
-            origin: origin(url),
-            fault: Fault::Unusable(reason),
-        };
+        let (outbound, request) = (&visit.call.config.outbound, visit.request(visit.subject, visit.url));
+        let fetched = outbound.document(AcceptedCoding::Any, request, conditions, limit).await?;
+        let unusable = |url: &Url, reason: String| UpstreamError::unusable(visit.subject, origin(url), reason);
         // `_room` reserves memory for the body until this function ends.
         let (body, url, validators, mut origins, _room) = match (fetched, before_set) {
             (Fetched::New(Document { body, validators, url, origins, memory: room, .. }), _) => {
@@ -133,15 +119,13 @@ impl ProofSets {
         let document =
             DownloadDocument::parse(&body, &url, &visit.package.platform).map_err(|reason| unusable(&url, reason))?;
         let policy = visit.upstream.settings.verification;
-        let sums_held = before_set.filter(|before_set| before_set.document.sums_url == document.sums_url);
-        let sums_held = sums_held.map(|before_set| (&before_set.sums, &before_set.metadata.sums_validators));
-        let signature_held =
-            before_set.filter(|before_set| before_set.document.signature_url == document.signature_url);
-        let signature_held =
-            signature_held.map(|before_set| (&before_set.signature, &before_set.metadata.signature_validators));
+        let stored_sums = before_set.filter(|set| set.document.sums_url == document.sums_url);
+        let stored_sums = stored_sums.map(|set| (&set.sums, &set.metadata.sums_validators));
+        let stored_signature = before_set.filter(|set| set.document.signature_url == document.signature_url);
+        let stored_signature = stored_signature.map(|set| (&set.signature, &set.metadata.signature_validators));
         let (sums, signature) = tokio::try_join!(
-            self.companion(visit, "SHA256SUMS", &document.sums_url, sums_held, MAX_SUMS),
-            self.signature(visit, policy, &document, signature_held),
+            self.companion(visit, "SHA256SUMS", &document.sums_url, stored_sums, MAX_SUMS),
+            self.signature(visit, policy, &document, stored_signature),
         )?;
         let proven = self.verify_set(policy, &sums.0, &signature.0, document).await;
         // The verdict may quote upstream's text, which may contain the query of a URL.
@@ -220,23 +204,14 @@ impl ProofSets {
         limit: u64,
     ) -> Result<CompanionFile, Error> {
         let subject = format!("{name} of {}", visit.package);
-        let fetched = visit
-            .call
-            .config
-            .outbound
-            .document(
-                AcceptedCoding::Identity,
-                visit.request(&subject, url),
-                before_file.map(|(_, validators)| validators),
-                limit,
-            )
-            .await?;
+        let (outbound, conditions) = (&visit.call.config.outbound, before_file.map(|(_, validators)| validators));
+        let request = visit.request(&subject, url);
+        let fetched = outbound.document(AcceptedCoding::Identity, request, conditions, limit).await?;
         match (fetched, before_file) {
             (Fetched::New(Document { body, validators, origins, .. }), _) => Ok((body, validators, origins)),
             (Fetched::Unchanged, Some((bytes, validators))) => Ok((bytes.clone(), validators.clone(), Vec::new())),
             (Fetched::Unchanged, None) => {
-                let fault = Fault::Unusable("304 to an unconditional request".into());
-                Err(UpstreamError { subject, origin: origin(url), fault }.into())
+                Err(UpstreamError::unusable(subject, origin(url), "304 to an unconditional request").into())
             }
         }
     }
@@ -255,18 +230,7 @@ struct ProofSetFetch<'a> {
 
 impl ProofSetFetch<'_> {
     fn request<'b>(&'b self, subject: &'b str, url: &'b Url) -> UpstreamRequest<'b> {
-        let upstream = &self.upstream.settings.host;
-        let RequestContext { via, priority, now, .. } = self.call;
-        UpstreamRequest {
-            label: subject,
-            url,
-            upstream,
-            credentials: self.credential_scope,
-            via,
-            retries: self.retries,
-            priority: *priority,
-            time: RequestTime::new(*now),
-        }
+        self.call.upstream_request(subject, url, &self.package.provider.host, self.credential_scope, self.retries)
     }
 }
 

@@ -15,7 +15,7 @@ use crate::mirror::library::Signer;
 use crate::mirror::library::proof_set::{ProofSet, StoredProofSet, UsableProofSet, imported_differs};
 use crate::mirror::library::provider_history::Admission;
 use crate::mirror::proof_sets::fetch::SetBasis;
-use crate::mirror::request_context::FlightGroup;
+use crate::mirror::request_context::ConfigAndRoute;
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
 use crate::mirror::tasks::WorkLimit;
 use crate::mirror::{
@@ -23,7 +23,7 @@ use crate::mirror::{
 };
 use crate::store::{Durability, IndexEntry, Key, StoreError};
 use crate::upstream::discovery::Service;
-use crate::upstream::error::UpstreamError;
+use crate::upstream::error::Fault;
 use crate::upstream::outbound::Connectivity;
 use crate::verify::ProofBasis;
 
@@ -34,35 +34,9 @@ const REQUESTS: u32 = 3;
 
 pub(in crate::mirror) type SetFlightResult = FlightResult<Arc<StoredProofSet>>;
 
-/// The extent of a fetch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(in crate::mirror) enum ProofSetRefresh {
-    /// The stored set may be confirmed by upstream, or served as it is.
-    IfChanged(FetchReason),
-    Whole,
-}
-
-/// The reason why a fetch brought no set.
-pub(in crate::mirror) enum SetFetchError {
-    /// Upstream has no such package.
-    Absent(Arc<UpstreamError>),
-    /// The fetch or the verification failed.
-    Failed(Error),
-}
-
-impl From<SetFetchError> for Error {
-    fn from(no_set: SetFetchError) -> Self {
-        match no_set {
-            SetFetchError::Absent(error) => Self::NotFound(error.to_string()),
-            SetFetchError::Failed(error) => error,
-        }
-    }
-}
-
-impl From<Error> for SetFetchError {
-    fn from(error: Error) -> Self {
-        Self::Failed(error)
-    }
+/// Returns true for a fetch that failed because upstream has no such package.
+pub(in crate::mirror) fn is_absent(error: &Error) -> bool {
+    matches!(error, Error::Upstream(error) if matches!(error.fault, Fault::Absent(_)))
 }
 
 /// Fetches, verifies and serves proof sets.
@@ -71,7 +45,7 @@ pub struct ProofSets {
     pub(in crate::mirror) runtime: Arc<Runtime>,
     pub(in crate::mirror) library: Arc<Library>,
     pub(in crate::mirror) documents: Arc<Documents>,
-    flights: SingleFlights<(Package, ProofSetRefresh, FlightGroup), SharedResult<SetFlightResult>>,
+    flights: SingleFlights<(Package, FetchReason, ConfigAndRoute), SharedResult<SetFlightResult>>,
     verification_limit: WorkLimit,
 }
 
@@ -99,10 +73,8 @@ impl ProofSets {
             rule = self.documents.rule_if_service_moved(Service::Providers, url, upstream, rule).await?;
         }
         let fallback = stored.as_ref().and_then(|stored| stored.fallback.clone());
-        if stored.is_none()
-            && let Some(not_found) = call.config.not_found.get(&Key::ProofSet(package.clone()), call.now)
-        {
-            return Err(Error::NotFound(not_found));
+        if stored.is_none() {
+            call.refuse_if_absent(&Key::ProofSet(package.clone()))?;
         }
         if self.runtime.connectivity() == Connectivity::Offline {
             let has_archive = match &stored {
@@ -122,9 +94,7 @@ impl ProofSets {
             }
             Aged { age, value: stored.stored_set }
         });
-        let fly = |fetch_reason, call: &RequestContext| {
-            self.join_set_flight(package, seen, ProofSetRefresh::IfChanged(fetch_reason), call)
-        };
+        let fly = |fetch_reason, call: &RequestContext| self.join_set_flight(package, seen, fetch_reason, call);
         let answer = self.documents.serve_or_fetch(&subject, &package.provider.host, call, &rule, fetched, fly).await;
         let answer = answer.inspect_err(|error| self.library.record_if_offline(error, call, || package.into()))?;
         Ok(match (answer.outcome, fallback) {
@@ -176,11 +146,8 @@ impl ProofSets {
         seen: Option<Age>,
         call: &RequestContext,
     ) -> Result<UsableProofSet, Error> {
-        if let Some(merged) = call.config.not_found.get(&Key::ProofSet(package.clone()), call.now) {
-            return Err(Error::NotFound(merged));
-        }
-        let fetched =
-            self.join_set_flight(package, seen, ProofSetRefresh::IfChanged(FetchReason::NotStored), call).await?;
+        call.refuse_if_absent(&Key::ProofSet(package.clone()))?;
+        let fetched = self.join_set_flight(package, seen, FetchReason::NotStored, call).await?;
         Ok(UsableProofSet { stored_set: fetched.value, fallback: None })
     }
 
@@ -190,7 +157,7 @@ impl ProofSets {
         package: &Package,
         call: &RequestContext,
     ) -> Result<Arc<StoredProofSet>, Error> {
-        Ok(self.join_set_flight(package, None, ProofSetRefresh::Whole, call).await?.value)
+        Ok(self.join_set_flight(package, None, FetchReason::ExpiredUrl, call).await?.value)
     }
 
     /// Reads the stored set. A set that does not meet today's `verification` counts as not stored (promise 1).
@@ -213,16 +180,15 @@ impl ProofSets {
         self: &Arc<Self>,
         package: &Package,
         seen: Option<Age>,
-        anew: ProofSetRefresh,
+        fetch_reason: FetchReason,
         call: &RequestContext,
     ) -> SharedResult<SetFlightResult> {
         let subject = describe_set(package);
-        // A conditional fetch may return the very URLs that have expired, so the two kinds never share a flight.
-        let key = (package.clone(), anew, call.flight_group());
+        let key = (package.clone(), fetch_reason, call.config_and_route());
         self.flights.join_or_spawn(&self.runtime.tasks, key, Err(Error::Interrupted(subject.clone())), || {
             let (proof_sets, package, call) = (Arc::clone(self), package.clone(), self.runtime.flight_context(call));
             async move {
-                let work = proof_sets.fetch_set(&subject, &package, seen, anew, &call);
+                let work = proof_sets.fetch_set(&subject, &package, seen, fetch_reason, &call);
                 proof_sets.runtime.with_deadline(&subject, &package.provider.host, work).await
             }
         })
@@ -233,43 +199,37 @@ impl ProofSets {
         subject: &str,
         package: &Package,
         seen: Option<Age>,
-        anew: ProofSetRefresh,
+        fetch_reason: FetchReason,
         call: &RequestContext,
     ) -> SetFlightResult {
         let before = self.usable_set(package, call).await?.map(|stored| stored.stored_set);
-        if let Some(before) =
-            before.as_ref().filter(|before| anew != ProofSetRefresh::Whole && seen != Some(before.age))
-        {
+        let is_expired = fetch_reason == FetchReason::ExpiredUrl;
+        if let Some(before) = before.as_ref().filter(|before| !is_expired && seen != Some(before.age)) {
             // Another flight has landed since the caller read the store.
             let rule = call.upstream(&package.provider.host)?.freshness_rule(|fresh| fresh.download);
             if decide(Some(before.age), &rule, self.runtime.connectivity(), call.now) == FreshnessDecision::Serve {
                 return Ok(Aged { age: before.age, value: Arc::clone(before) });
             }
         }
-        if let ProofSetRefresh::IfChanged(fetch_reason) = anew {
-            self.runtime.spend_revalidation_budget(subject, &package.provider.host, fetch_reason, REQUESTS, call)?;
-        }
+        self.runtime.spend_revalidation_budget(subject, &package.provider.host, fetch_reason, REQUESTS, call)?;
         let basis = match &before {
             None => SetBasis::Nothing,
-            Some(_) if anew == ProofSetRefresh::Whole => SetBasis::Expired,
+            Some(_) if is_expired => SetBasis::Expired,
             Some(before) => SetBasis::Stored(before),
         };
-        match self.fetch_verified_set(package, basis, call).await {
-            Ok(set) => {
-                match self.library.admit(package, &set, Signer::of(&set.proof().how), call.now).await? {
-                    Admission::Consistent | Admission::Changed(_) => {
-                        self.store_set(package, set, call.now, call.now).await
-                    }
-                    Admission::HistoryUnavailable => {
-                        // Once the store is back, its history may contradict this set.
-                        let age = Age { checked: call.now, gone: false };
-                        let value = Arc::new(StoredProofSet { predecessor: None, current: Arc::new(set), age });
-                        Ok(Aged { age, value })
-                    }
-                }
+        let set = match self.fetch_verified_set(package, basis, call).await {
+            Ok(set) => set,
+            Err(error) if is_absent(&error) => return self.set_is_gone(package, before, &error, call).await,
+            Err(error) => return Err(error),
+        };
+        match self.library.admit(package, &set, Signer::of(&set.proof().how), call.now).await? {
+            Admission::Consistent | Admission::Changed(_) => self.store_set(package, set, call.now, call.now).await,
+            Admission::HistoryUnavailable => {
+                // Once the store is back, its history may contradict this set.
+                let age = Age { checked: call.now, gone: false };
+                let value = Arc::new(StoredProofSet { predecessor: None, current: Arc::new(set), age });
+                Ok(Aged { age, value })
             }
-            Err(SetFetchError::Absent(error)) => self.set_is_gone(package, before, &error, call).await,
-            Err(SetFetchError::Failed(error)) => Err(error),
         }
     }
 
@@ -277,7 +237,7 @@ impl ProofSets {
         self: &Arc<Self>,
         package: &Package,
         before: Option<Arc<StoredProofSet>>,
-        error: &UpstreamError,
+        error: &Error,
         call: &RequestContext,
     ) -> SetFlightResult {
         let upstream = call.upstream(&package.provider.host)?;
@@ -293,15 +253,14 @@ impl ProofSets {
                 .await
             }
             before => {
-                let key = Key::ProofSet(package.clone());
-                let until = call.now.after(upstream.freshness_rule(|fresh| fresh.download).not_found_lifetime());
-                call.config.not_found.insert(key, error.to_string(), until, call.now);
+                let lifetime = upstream.freshness_rule(|fresh| fresh.download).not_found_lifetime();
+                let absence = call.remember_absence(Key::ProofSet(package.clone()), error.to_string(), lifetime);
                 if before.is_some() && self.runtime.is_current_config(call) {
                     let owned_package = package.clone();
                     self.library.on_disk(move |library| library.remove_set(&owned_package)).await?;
                     self.library.bump_revision(&package.provider);
                 }
-                Err(Error::NotFound(error.to_string()))
+                Err(absence)
             }
         }
     }
