@@ -7,8 +7,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Artifact, BadAddress, Constraint, Hostname, ModuleAddress, ModuleConstraint, ModuleName, ModulePackage, Name,
-    Package, Platform, ProviderAddress, System, Version,
+    Address, Artifact, BadAddress, Constraint, Hostname, ModuleAddress, ModuleConstraint, ModuleName, ModulePackage,
+    Name, Package, Platform, ProviderAddress, System, Version,
 };
 
 /// A provider or module, and a selection of its versions.
@@ -171,6 +171,21 @@ impl PackageSelector {
                 Ok(Self::Module(Selection { of: module, versions: versions(Versions::of_module)? }))
             }
             _ => Err(BadSelector::Shape(shortened())),
+        }
+    }
+
+    /// The provider or the module.
+    pub fn address(&self) -> Address {
+        match self {
+            Self::Provider(selection) => (&selection.of).into(),
+            Self::Module(selection) => (&selection.of).into(),
+        }
+    }
+
+    /// The selected versions.
+    pub fn versions(&self) -> &Versions {
+        match self {
+            Self::Provider(Selection { versions, .. }) | Self::Module(Selection { versions, .. }) => versions,
         }
     }
 

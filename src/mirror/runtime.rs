@@ -2,7 +2,7 @@
 //! (upstreams, size limit) are swapped atomically. A request keeps the settings that it began with, and so does the work
 //! that it starts.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
 use std::sync::Arc;
 use std::time::Duration;
@@ -177,15 +177,13 @@ impl RuntimeConfig {
         self.upstreams.get(host).ok_or_else(|| Error::UnknownHost(host.clone()))
     }
 
-    /// Every spelling under which a module may be stored, since `fold_case` may have changed.
-    pub(in crate::mirror) fn keys_of(&self, address: &ModuleAddress) -> Vec<ModuleAddress> {
-        let mut keys = vec![self.key_of(address)];
-        for other in [address.clone(), address.folded()] {
-            if !keys.contains(&other) {
-                keys.push(other);
-            }
+    /// Every spelling under which an address may be stored, since `fold_case` of a module may have changed.
+    pub(in crate::mirror) fn spellings(&self, address: &Address) -> BTreeSet<Address> {
+        let mut spellings = BTreeSet::from([address.clone(), self.canonical(address)]);
+        if let Address::Module(module) = address {
+            spellings.insert(Address::Module(module.folded()));
         }
-        keys
+        spellings
     }
 
     /// The canonical spelling of a module, which is its store key.

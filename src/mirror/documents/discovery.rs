@@ -164,16 +164,6 @@ fn discovery_url(base: &Url) -> Result<Url, ParseError> {
 }
 
 impl Documents {
-    /// Fetches the discovery document of an upstream again, even if the stored one is fresh.
-    pub(in crate::mirror) async fn refresh_discovery(
-        self: &Arc<Self>,
-        host: &Hostname,
-        call: &RequestContext,
-    ) -> Result<(), Error> {
-        let seen = self.stored_discovery(host).await?.map(|document| document.age());
-        self.fetch_now(host, seen, call).await.map(drop)
-    }
-
     /// Reads the stored discovery document of an upstream.
     pub async fn stored_discovery(self: &Arc<Self>, host: &Hostname) -> Result<Option<Arc<StoredDocument>>, Error> {
         Ok(self.library.stored_document(&Key::discovery(host)).await?.map(|stored| stored.value))

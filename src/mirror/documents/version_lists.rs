@@ -59,32 +59,25 @@ impl DocumentKind for Address {
     }
 
     async fn accept(&self, fetch: &DocumentFetch<'_>, answer: Document, url: Url) -> Result<StoredDocument, Error> {
-        let DocumentFetch { documents, request, call, before, .. } = fetch;
-        let document = Arc::new(StoredDocument::of(answer, url, call.now));
+        let document = Arc::new(StoredDocument::of(answer, url, fetch.call.now));
         let list = document.versions(self.into()).await;
         let list = list.map_err(|reason| fetch.unusable(format!("its version list: {reason}")))?;
-        let address = call.config.canonical(self);
-        let dropped =
-            documents.dropped_but_stored(&request.upstream, &address, &list, before.as_ref(), call.now).await?;
-        documents.record_new_versions(&address, &list, call).await;
+        let dropped = fetch.dropped_but_stored(self, &list).await?;
+        fetch.documents.record_new_versions(&fetch.call.config.canonical(self), &list, fetch.call).await;
         Ok(StoredDocument { dropped, ..Arc::unwrap_or_clone(document) })
     }
 
     async fn confirm(&self, fetch: &DocumentFetch<'_>, before: StoredDocument) -> Result<StoredDocument, Error> {
-        let DocumentFetch { documents, request, call, .. } = fetch;
         let confirmed = Arc::new(StoredDocument { dropped: Bytes::new(), ..before });
         let list = confirmed.versions(self.into()).await.map_err(|reason| fetch.unusable(reason))?;
-        let (address, before) = (call.config.canonical(self), fetch.before.as_ref());
-        let dropped = documents.dropped_but_stored(&request.upstream, &address, &list, before, call.now).await?;
+        let dropped = fetch.dropped_but_stored(self, &list).await?;
         Ok(StoredDocument { dropped, ..Arc::unwrap_or_clone(confirmed) })
     }
 
     async fn absent(&self, fetch: &DocumentFetch<'_>, error: UpstreamError) -> Result<StoredDocument, Error> {
-        let DocumentFetch { documents, request, call, before, .. } = fetch;
-        if !before.as_ref().is_some_and(|before| before.metadata.gone) {
+        if !fetch.before.as_ref().is_some_and(|before| before.metadata.gone) {
             // For the alarms only: the stored list still names them all.
-            let (address, none) = (call.config.canonical(self), VersionList::empty(self.into()));
-            documents.dropped_but_stored(&request.upstream, &address, &none, before.as_ref(), call.now).await?;
+            fetch.dropped_but_stored(self, &VersionList::empty(self.into())).await?;
         }
         fetch.keep_gone_copy(&error).await
     }
@@ -93,6 +86,14 @@ impl DocumentKind for Address {
         let stored = fetch.store(document).await;
         fetch.documents.library.bump_revision(self);
         stored
+    }
+}
+
+impl DocumentFetch<'_> {
+    async fn dropped_but_stored(&self, address: &Address, list: &VersionList) -> Result<Bytes, Error> {
+        let Self { documents, request, call, before, .. } = self;
+        let address = call.config.canonical(address);
+        documents.dropped_but_stored(&request.upstream, &address, list, before.as_ref(), call.now).await
     }
 }
 
@@ -107,21 +108,20 @@ impl Documents {
         before: Option<&Arc<StoredDocument>>,
         now: Timestamp,
     ) -> Result<Bytes, Error> {
+        let library = &self.library;
         if !upstream.settings.keep_gone {
-            self.library.update_dropped_alarms(address.clone(), Vec::new(), now).await?;
+            library.update_dropped_alarms(address.clone(), Vec::new(), now).await?;
             return Ok(Bytes::new());
         }
         let owned_address = address.clone();
-        let named = self
-            .library
-            .on_disk(move |library| default_if_store_unavailable(library.named_artifacts(&owned_address)))
-            .await?;
+        let listing = move |library: &Library| default_if_store_unavailable(library.named_artifacts(&owned_address));
+        let named = library.on_disk(listing).await?;
         let mut stored: BTreeMap<Version, Vec<Platform>> = BTreeMap::new();
         let mut imported = HashSet::new();
         for artifact in named.into_iter().filter(|artifact| list.get(artifact.version()).is_none()) {
             let platforms = stored.entry(artifact.version().clone()).or_default();
             if let Artifact::Provider(package) = artifact {
-                if self.library.was_imported(&package).await? {
+                if library.was_imported(&package).await? {
                     imported.insert(package.version);
                 }
                 platforms.push(package.platform);
@@ -136,7 +136,7 @@ impl Documents {
         let dropped_before = said_before.map(|before| before.dropped_versions(list.service)).unwrap_or_default();
         let dropped_before: HashSet<Version> = dropped_before.into_iter().map(|listed| listed.version).collect();
         let dropped: Vec<Version> = stored.keys().filter(|version| !imported.contains(version)).cloned().collect();
-        self.library.update_dropped_alarms(address.clone(), dropped, now).await?;
+        library.update_dropped_alarms(address.clone(), dropped, now).await?;
         let mut entries = Vec::new();
         for (version, platforms) in stored {
             // A version imported without signatures need never have been listed upstream.

@@ -115,17 +115,14 @@ impl<'a> SourceFetch<'a> {
                 PackageSource::Git(_) | PackageSource::Archive(_) => return self.fetched(&source, subdir).await,
                 PackageSource::Unsupported(unsupported) => {
                     let reason = format!("names {}, which larder cannot fetch", unsupported.describe());
-                    let registry_host = self.package.module.host.to_string();
-                    return Err(self.failed(registry_host, Fault::Unusable(reason)).into());
+                    return Err(self.unusable(&self.package.module.host, reason).into());
                 }
                 PackageSource::Indirect(page) => {
                     let inner = self.page(&page).await?;
                     subdir = match (inner.subdir, subdir) {
-                        (Some(outer), Some(below)) => Some(
-                            outer
-                                .join(&below)
-                                .map_err(|bad| self.failed(origin(&page), Fault::Unusable(bad.to_string())))?,
-                        ),
+                        (Some(outer), Some(below)) => {
+                            Some(outer.join(&below).map_err(|bad| self.unusable(origin(&page), bad.to_string()))?)
+                        }
                         (outer, below) => outer.or(below),
                     };
                     source = inner.source;
@@ -136,48 +133,41 @@ impl<'a> SourceFetch<'a> {
             }
         }
         let reason = format!("a chain of more than {MAX_PAGES} pages");
-        Err(self.failed(self.package.module.host.to_string(), Fault::Unusable(reason)).into())
+        Err(self.unusable(&self.package.module.host, reason).into())
     }
 
     /// Remembers the module's folder for clients whose deadline ends before the archive is packed.
     fn remember_subdir(&self, subdir: Option<&Subdir>) -> Result<(), Error> {
-        let RequestContext { config: terms, now, .. } = self.call;
-        let (key, subdir) = (terms.key_of_package(self.package), subdir_in_archive(self.package, subdir)?);
-        terms.pending_subdirs.insert(key, subdir, now.after(SUBDIR_CACHED_FOR), *now);
+        let RequestContext { config, now, .. } = self.call;
+        let (key, subdir) = (config.key_of_package(self.package), subdir_in_archive(self.package, subdir)?);
+        config.pending_subdirs.insert(key, subdir, now.after(SUBDIR_CACHED_FOR), *now);
         Ok(())
     }
 
     /// Fetches a page and reads the source that it names.
     async fn page(&self, page: &Url) -> Result<LocatedSource, FetchTreeError> {
-        let fetched = self
-            .call
-            .config
-            .outbound
-            .document(AcceptedCoding::Any, self.request(page, &self.subject()), None, MAX_PAGE_BYTES)
-            .await;
+        let (outbound, subject) = (&self.call.config.outbound, self.subject());
+        let request = self.request(page, &subject);
+        let unusable = |reason: &str| self.unusable(origin(page), reason);
+        let fetched = outbound.document(AcceptedCoding::Any, request, None, MAX_PAGE_BYTES).await;
         let Fetched::New(document) = fetched.map_err(location_fault)? else {
-            return Err(self.failed(origin(page), Fault::Unusable("304 to an unconditional request".into())).into());
+            return Err(unusable("304 to an unconditional request").into());
         };
-        let unusable = |reason: String| self.failed(origin(page), Fault::Unusable(reason));
-        let named = location_in_page(document.location.as_deref(), &document.body).ok_or_else(|| {
-            unusable("neither X-Terraform-Get nor a terraform-get tag in its page names a source".into())
-        })?;
-        Ok(PackageSource::parse(&named, page).map_err(|bad| unusable(bad.to_string()))?)
+        let named = location_in_page(document.location.as_deref(), &document.body)
+            .ok_or_else(|| unusable("neither X-Terraform-Get nor a terraform-get tag in its page names a source"))?;
+        Ok(PackageSource::parse(&named, page).map_err(|bad| unusable(&bad.to_string()))?)
     }
 
     async fn fetched(&mut self, source: &PackageSource, subdir: Option<Subdir>) -> Result<FetchedTree, FetchTreeError> {
-        let (scratch, spool) = self
-            .modules
-            .library
-            .on_disk(|library| {
-                let scratch = library.store.blobs.scratch()?;
-                let spool = scratch.file()?;
-                Ok((Arc::new(scratch), spool))
-            })
-            .await?;
-        let limits = TreeLimits { bytes: self.most_tree_bytes(), ..TreeLimits::default() };
+        let spooling = self.modules.library.on_disk(|library| {
+            let scratch = library.store.blobs.scratch()?;
+            let spool = scratch.file()?;
+            Ok((Arc::new(scratch), spool))
+        });
+        let (scratch, spool) = spooling.await?;
+        let limits = TreeLimits { bytes: self.modules.max_tree_bytes(), ..TreeLimits::default() };
         let tree = Tree::new(spool, limits);
-        let (tree, turn, commit, validators, origin) = match source {
+        let (tree, permit, commit, validators, origin) = match source {
             PackageSource::Git(git) => {
                 let subject = self.subject();
                 let ask = self.request(&git.url, &subject);
@@ -189,8 +179,8 @@ impl<'a> SourceFetch<'a> {
                 (fetched.tree, fetched.permit, Some(fetched.commit), Validators::default(), origin(&git.url))
             }
             PackageSource::Archive(archive) => {
-                let (tree, turn, validators) = self.archive(archive, tree).await?;
-                (tree, turn, None, validators, origin(&archive.url))
+                let (tree, permit, validators) = self.archive(archive, tree).await?;
+                (tree, permit, None, validators, origin(&archive.url))
             }
             PackageSource::Indirect(_) | PackageSource::Unsupported(_) => {
                 return Err(Error::Interrupted(self.subject()).into());
@@ -203,7 +193,7 @@ impl<'a> SourceFetch<'a> {
             Some(Subdir::Plain(_)) | None => TreePath::root(),
         };
         let subdir = subdir_in_archive(self.package, subdir.as_ref())?;
-        Ok(FetchedTree { tree, root, subdir, commit, validators, origin, _permit: turn, _scratch: scratch })
+        Ok(FetchedTree { tree, root, subdir, commit, validators, origin, _permit: permit, _scratch: scratch })
     }
 
     pub(in crate::mirror) fn request<'b>(&'b self, url: &'b Url, subject: &'b str) -> UpstreamRequest<'b> {
@@ -214,8 +204,8 @@ impl<'a> SourceFetch<'a> {
         format!("the package of {}", self.package)
     }
 
-    pub(in crate::mirror) fn failed(&self, origin: String, fault: Fault) -> Error {
-        UpstreamError { subject: location_label(self.package), origin, fault }.into()
+    fn unusable(&self, origin: impl ToString, reason: impl Into<String>) -> Error {
+        UpstreamError::unusable(location_label(self.package), origin, reason).into()
     }
 
     /// Converts an error of the git client.
@@ -227,25 +217,31 @@ impl<'a> SourceFetch<'a> {
         }
     }
 
+    fn refused(&self, origin: &str, reason: TreeError) -> Error {
+        self.modules.refused_tree(self.package, origin, reason)
+    }
+}
+
+impl Modules {
     /// Maximum size of a tree: one that cannot fit into the store is not unpacked.
-    fn most_tree_bytes(&self) -> u64 {
-        self.modules.runtime.limits.archive_bytes.min(self.modules.library.size_limit_bytes())
+    fn max_tree_bytes(&self) -> u64 {
+        self.runtime.limits.archive_bytes.min(self.library.size_limit_bytes())
     }
 
     /// Converts an error about the tree. A failed or full disk is a store error, not a refused tree.
-    pub(in crate::mirror) fn refused(&self, origin: &str, reason: TreeError) -> Error {
+    pub(super) fn refused_tree(&self, package: &ModulePackage, origin: &str, reason: TreeError) -> Error {
         match reason {
             TreeError::Spool(source) => {
-                let path = self.modules.library.store.root().join("staging");
-                StoreError::Io { doing: "unpack a module in", path, source }.into()
+                let path = self.library.store.root().join("staging");
+                StoreError::Io { doing: "unpack and pack a module in", path, source }.into()
             }
-            TreeError::TooLarge(_) if self.most_tree_bytes() < self.modules.runtime.limits.archive_bytes => {
-                let limit = self.modules.library.size_limit_bytes();
+            TreeError::TooLarge(_) if self.max_tree_bytes() < self.runtime.limits.archive_bytes => {
+                let limit = self.library.size_limit_bytes();
                 StoreError::NoRoom { needed: limit + 1, limit, unevictable: 0 }.into()
             }
             reason => {
-                self.modules.runtime.counters.count_unverified(&self.package.module.host, REFUSED_TREE);
-                let subject = format!("{} from {origin}", self.subject());
+                self.runtime.counters.count_unverified(&package.module.host, REFUSED_TREE);
+                let subject = format!("the package of {package} from {origin}");
                 Error::Unverified { subject, verdict: reason.to_string() }
             }
         }
@@ -304,71 +300,54 @@ impl SourceFetch<'_> {
             error => error.into(),
         })?;
         let validators = validators(&staged);
-        let turn = self.unpack_permit().await?;
+        let permit = self.unpack_permit().await?;
         let (format, origin) = (source.format, origin(&source.url));
-        let unpacked = self
-            .modules
-            .library
-            .on_disk(move |_| {
-                let (mut tree, _name) = (tree, name);
-                let mut file = staged.file()?;
-                let unpacked = match expected.map(|expected| (Checksum::of(expected.kind(), &mut file), expected)) {
-                    Some((Ok(actual), expected)) if actual != expected => {
-                        Err(UnpackFailure::Checksum { expected, actual })
-                    }
-                    Some((Err(error), _)) => return Err(staged.unreadable(error)),
-                    Some((Ok(_), _)) | None => {
-                        file.rewind().map_err(|error| staged.unreadable(error))?;
-                        unpack(format, &mut file, &mut tree).map(|()| tree).map_err(UnpackFailure::Tree)
-                    }
-                };
-                // Discarded even if it is wrong, so that a resume never builds on wrong bytes.
-                staged.discard()?;
-                Ok(unpacked)
-            })
-            .await?;
-        match unpacked {
-            Ok(tree) => Ok((tree, turn, validators)),
-            Err(UnpackFailure::Tree(reason)) => Err(self.refused(&origin, reason).into()),
-            Err(UnpackFailure::Checksum { expected, actual }) => {
-                let verdict = format!("its bytes have {actual}, but its address says {expected}");
-                Err(FetchTreeError::StaleLocation(Error::Unverified {
-                    subject: format!("{subject} from {origin}"),
-                    verdict,
-                }))
+        let unpacking = self.modules.library.on_disk(move |_| {
+            let (mut tree, _name) = (tree, name);
+            let mut file = staged.file()?;
+            let actual = expected.as_ref().map(|expected| Checksum::of(expected.kind(), &mut file)).transpose();
+            let actual = actual.map_err(|error| staged.unreadable(error))?;
+            let unpacked = match (actual, expected) {
+                (Some(actual), Some(expected)) if actual != expected => {
+                    Err(format!("its bytes have {actual}, but its address says {expected}"))
+                }
+                _ => {
+                    file.rewind().map_err(|error| staged.unreadable(error))?;
+                    Ok(unpack(format, &mut file, &mut tree).map(|()| tree))
+                }
+            };
+            // Discarded even if it is wrong, so that a resume never builds on wrong bytes.
+            staged.discard()?;
+            Ok(unpacked)
+        });
+        match unpacking.await? {
+            Ok(Ok(tree)) => Ok((tree, permit, validators)),
+            Ok(Err(reason)) => Err(self.refused(&origin, reason).into()),
+            Err(verdict) => {
+                let subject = format!("{subject} from {origin}");
+                Err(FetchTreeError::StaleLocation(Error::Unverified { subject, verdict }))
             }
         }
     }
 
     /// Waits for a permit to unpack. The caller holds nothing but its staging file meanwhile.
     async fn unpack_permit(&self) -> Result<Permit, Error> {
-        let turn = self.modules.work.unpacking.take(&self.package.module.host, self.call.priority).await;
+        let permit = self.modules.work.unpacking.take(&self.package.module.host, self.call.priority).await;
         let reason = || "the limit of archives unpacked at one time is reached".to_owned();
-        turn.ok_or_else(|| Error::Busy { subject: self.subject(), reason: reason() })
+        permit.ok_or_else(|| Error::Busy { subject: self.subject(), reason: reason() })
     }
 
     /// Fetches a checksum list and finds the archive's checksum in it.
     async fn listed_checksum(&self, list: &Url, archive: &Url) -> Result<Checksum, FetchTreeError> {
         let subject = format!("the list of checksums for {}", self.subject());
-        let fetched = self
-            .call
-            .config
-            .outbound
-            .document(AcceptedCoding::Identity, self.request(list, &subject), None, MAX_CHECKSUM_LIST_BYTES)
-            .await;
+        let (outbound, request) = (&self.call.config.outbound, self.request(list, &subject));
+        let fetched = outbound.document(AcceptedCoding::Identity, request, None, MAX_CHECKSUM_LIST_BYTES).await;
         let found = match fetched.map_err(location_fault)? {
             Fetched::New(document) => Checksum::in_list(&document.body, list, archive),
             Fetched::Unchanged => None,
         };
-        let unlisted =
-            || self.failed(origin(list), Fault::Unusable("its list of checksums has none for the archive".into()));
-        Ok(found.ok_or_else(unlisted)?)
+        Ok(found.ok_or_else(|| self.unusable(origin(list), "its list of checksums has none for the archive"))?)
     }
-}
-
-enum UnpackFailure {
-    Checksum { expected: Checksum, actual: Checksum },
-    Tree(TreeError),
 }
 
 /// The staging names in use. Two fetches that append to one file would mix their bytes.

@@ -10,15 +10,16 @@ use std::time::Duration;
 
 use crate::address::ModulePackage;
 use crate::clock::{CLOCK_SLACK, Timestamp};
+use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::archives::download::StageWriter;
 use crate::mirror::archives::fill::FillGauge;
-use crate::mirror::counters::{ObjectKind, REFUSED_TREE};
+use crate::mirror::counters::ObjectKind;
 use crate::mirror::documents::module_location::{LocationDocument, subdir_in_archive};
-use crate::mirror::freshness::Age;
-use crate::mirror::library::StoredArchive;
 use crate::mirror::library::intake::{PackedArchive, TreeExpectation};
 use crate::mirror::library::module_history::{self, ModuleFirstSeen, PinnedTree};
+use crate::mirror::library::{Reservation, StoredArchive};
+use crate::mirror::modules::RESOLVED_BY_ACCEPT;
 use crate::mirror::modules::fetch::{FetchTreeError, FetchedTree, SourceFetch};
 use crate::mirror::single_flight::shareable;
 use crate::mirror::{Connectivity, Library, Modules, RequestContext};
@@ -56,7 +57,7 @@ impl Modules {
                 if let Some(archive) = modules.library.stored_module(&key).await? {
                     return Ok(archive);
                 }
-                let filled = modules.fill_module(&package, &key, TreeExpectation::Pinned, &call).await;
+                let filled = modules.fill_module(&package, TreeExpectation::Pinned, &call).await;
                 if let Err(error) = &filled {
                     tracing::error!(%package, %error, "a module could not be fetched");
                 }
@@ -77,23 +78,21 @@ impl Modules {
     pub(in crate::mirror) async fn fill_module(
         self: &Arc<Self>,
         package: &ModulePackage,
-        key: &ModulePackage,
-        believing: TreeExpectation,
+        expectation: TreeExpectation,
         call: &RequestContext,
     ) -> Result<StoredArchive, Error> {
-        let _under_way = FillGauge::new(&self.runtime.counters.fills);
-        let mut reserved_bytes = FIRST_EVICTION_BYTES;
+        let _counted = FillGauge::new(&self.runtime.counters.fills);
+        let mut eviction_bytes = FIRST_EVICTION_BYTES;
         let filled = loop {
-            match self.try_to_fill_module(package, key, believing, call).await {
-                Err(Error::Store(full)) if full.is_full() && reserved_bytes <= MAX_EVICTION_BYTES => {
+            match self.try_to_fill_module(package, expectation, call).await {
+                Err(Error::Store(full)) if full.is_full() && eviction_bytes <= MAX_EVICTION_BYTES => {
                     // The size needed is unknown in advance, so each retry evicts eight times as much.
-                    let bytes = reserved_bytes;
-                    if let Err(reason) =
-                        self.library.on_disk(move |library| library.free_more_disk_space(bytes, &full)).await
-                    {
+                    let freeing =
+                        self.library.on_disk(move |library| library.free_more_disk_space(eviction_bytes, &full));
+                    if let Err(reason) = freeing.await {
                         break Err(reason);
                     }
-                    reserved_bytes = reserved_bytes.saturating_mul(8);
+                    eviction_bytes = eviction_bytes.saturating_mul(8);
                 }
                 filled => break filled,
             }
@@ -109,63 +108,60 @@ impl Modules {
     async fn try_to_fill_module(
         self: &Arc<Self>,
         package: &ModulePackage,
-        key: &ModulePackage,
-        believing: TreeExpectation,
+        expectation: TreeExpectation,
         call: &RequestContext,
     ) -> Result<StoredArchive, Error> {
         let packed = self.fetch_and_pack(package, call).await?;
-        let (package, key, now) = (package.clone(), key.clone(), call.present());
-        let filled =
-            self.library.on_disk(move |library| library.commit_module(&package, &key, packed, believing, now)).await;
-        filled.and_then(|filled| filled)
+        let (package, key, now) = (package.clone(), call.config.key_of_package(package), call.present());
+        self.library.on_disk(move |library| library.commit_module(&package, &key, packed, expectation, now)).await?
     }
 
     /// Fetches a version and packs it into staging. If the location may be outdated, it is fetched again, once.
-    pub(in crate::mirror) async fn fetch_and_pack(
+    async fn fetch_and_pack(
         self: &Arc<Self>,
         package: &ModulePackage,
         call: &RequestContext,
     ) -> Result<PackedArchive, Error> {
         // A separate reservation per fill, released when the archive is packed.
         let mut reservation = self.library.reservation();
-        let location = self.documents.get(package, call).await?.value.as_location(package)?;
-        let fetched = match SourceFetch::new(self, package, call, &mut reservation).await?.fetch_tree(&location).await {
+        let mut location = self.documents.get(package, call).await?.value.as_location(package)?;
+        let fetched = match self.fetch_tree(package, &location, &mut reservation, call).await {
             Err(FetchTreeError::StaleLocation(error)) => {
                 tracing::warn!(%package, %error, "a location's source was refused; the location is fetched again");
-                let location = self.refetch_location(package, location.age, call).await?;
-                let fetched =
-                    SourceFetch::new(self, package, call, &mut reservation).await?.fetch_tree(&location).await;
-                (fetched.map_err(FetchTreeError::error)?, location)
+                let document = self.documents.fetch_now(package, Some(location.age), call).await?;
+                location = document.value.as_location(package)?;
+                self.fetch_tree(package, &location, &mut reservation, call).await
             }
-            fetched => (fetched.map_err(FetchTreeError::error)?, location),
+            fetched => fetched,
         };
-        let (fetched, location) = fetched;
+        let fetched = fetched.map_err(FetchTreeError::error)?;
+        let origin = fetched.origin.clone();
         // The archive may be larger than the tree, because links become copies.
-        let (fetched, resolved) = self
-            .library
-            .on_disk(move |_| {
-                let bytes = resolve(&fetched.tree, &fetched.root).map(|resolved| resolved.max_archive_bytes());
-                Ok((fetched, bytes))
-            })
-            .await?;
+        let resolving = self.library.on_disk(move |_| {
+            let bytes = resolve(&fetched.tree, &fetched.root).map(|resolved| resolved.max_archive_bytes());
+            Ok((fetched, bytes))
+        });
+        let (fetched, resolved) = resolving.await?;
         if let Ok(bytes) = resolved {
             self.library.reserve(&mut reservation, bytes).await?;
         }
         // A separate staging file: an `accept` and a client's fill of one version may run concurrently.
         let name = format!("packed~{}", self.work.packed.fetch_add(1, Ordering::Relaxed));
         let (owned_package, now) = (package.clone(), call.present());
-        self.library
-            .on_disk(move |library| pack_into_stage(library, &owned_package, &name, fetched, &location, now))
-            .await?
+        let packing = self
+            .library
+            .on_disk(move |library| pack_into_stage(library, &owned_package, &name, fetched, &location, now));
+        packing.await?.map_err(|reason| self.refused_tree(package, &origin, reason))
     }
 
-    pub(in crate::mirror) async fn refetch_location(
+    async fn fetch_tree(
         self: &Arc<Self>,
         package: &ModulePackage,
-        seen: Age,
+        location: &LocationDocument,
+        reservation: &mut Reservation,
         call: &RequestContext,
-    ) -> Result<LocationDocument, Error> {
-        self.documents.fetch_now(package, Some(seen), call).await?.value.as_location(package)
+    ) -> Result<FetchedTree, FetchTreeError> {
+        SourceFetch::new(self, package, call, reservation).await?.fetch_tree(location).await
     }
 }
 
@@ -177,7 +173,7 @@ fn pack_into_stage(
     fetched: FetchedTree,
     location: &LocationDocument,
     now: Timestamp,
-) -> Result<Result<PackedArchive, Error>, StoreError> {
+) -> Result<Result<PackedArchive, TreeError>, StoreError> {
     // Leftovers of an earlier run are discarded: packing again takes only a moment.
     library.store.blobs.stage(name)?.discard()?;
     let mut staged = library.store.blobs.stage(name)?;
@@ -185,38 +181,27 @@ fn pack_into_stage(
     let packed = pack(&fetched.tree, &fetched.root, &mut writer);
     let PackResult { tree, notes } = match writer.end(packed) {
         Ok(Ok(packed)) => packed,
-        Err(failed) => {
-            staged.discard()?;
-            return Ok(Err(failed.into()));
-        }
-        Ok(Err(TreeError::Spool(source))) => {
-            staged.discard()?;
-            return Err(StoreError::Io {
-                doing: "pack a module in",
-                path: library.store.root().join("staging"),
-                source,
-            });
-        }
         Ok(Err(reason)) => {
             staged.discard()?;
-            library.runtime.counters.count_unverified(&package.module.host, REFUSED_TREE);
-            let subject = format!("the package of {package} from {}", fetched.origin);
-            return Ok(Err(Error::Unverified { subject, verdict: reason.to_string() }));
+            return Ok(Err(reason));
+        }
+        Err(failed) => {
+            staged.discard()?;
+            return Err(failed);
         }
     };
     for note in notes {
         tracing::warn!(%package, note, "a part of a module's repository was left out of its archive");
     }
-    let pinned_tree = PinnedTree {
-        tree,
-        commit: fetched.commit,
-        packer: PACKER,
-        source: location.digest,
-        subdir: fetched.subdir.clone(),
-        validators: fetched.validators,
-        at: now,
-    };
-    Ok(Ok(PackedArchive { staged, pinned_tree, origin: fetched.origin }))
+    Ok(Ok(PackedArchive { staged, pinned_tree: fetched.summary(tree, location, now), origin: fetched.origin }))
+}
+
+impl FetchedTree {
+    /// The record of the tree with this digest.
+    fn summary(&self, tree: Digest, location: &LocationDocument, at: Timestamp) -> PinnedTree {
+        let (commit, subdir, validators) = (self.commit.clone(), self.subdir.clone(), self.validators.clone());
+        PinnedTree { tree, commit, packer: PACKER, source: location.digest, subdir, validators, at }
+    }
 }
 
 /// Minimum interval between two attempts to check one version, unless its location becomes stale earlier.
@@ -257,11 +242,11 @@ impl Modules {
         let recheck = (key.clone(), call.config.generation);
         // One check at a time per version. No request waits for it.
         drop(self.work.recheck_flights.join_or_spawn(&self.runtime.tasks, recheck, (), || {
-            let (modules, package, key) = (Arc::clone(self), package.clone(), key.clone());
+            let (modules, package) = (Arc::clone(self), package.clone());
             // Clients take precedence.
             let call = RequestContext { priority: RequestPriority::Job, ..self.runtime.flight_context(call) };
             async move {
-                if let Err(error) = modules.recheck(&package, &key, &location, RecheckMode::IfDue, &call).await {
+                if let Err(error) = modules.recheck(&package, &location, RecheckMode::IfDue, &call).await {
                     tracing::warn!(%package, %error, "a module version could not be rechecked; the stored copy is served");
                 }
             }
@@ -272,20 +257,14 @@ impl Modules {
     pub(in crate::mirror) async fn recheck(
         self: &Arc<Self>,
         package: &ModulePackage,
-        key: &ModulePackage,
         location: &LocationDocument,
         mode: RecheckMode,
         call: &RequestContext,
     ) -> Result<(), Error> {
-        let owned_key = key.clone();
-        let Some(seen) = self
-            .library
-            .on_disk(move |library| module_history::read_first_seen(library, &owned_key))
-            .await?
-            .first_seen()
-        else {
-            return Ok(());
-        };
+        let key = call.config.key_of_package(package);
+        let wanted = key.clone();
+        let first_seen = self.library.on_disk(move |library| module_history::read_first_seen(library, &wanted));
+        let Some(seen) = first_seen.await?.first_seen() else { return Ok(()) };
         // A check time in the future comes from a clock that was ahead, and does not count.
         if mode == RecheckMode::IfDue
             && seen.looked >= location.age.checked
@@ -297,20 +276,16 @@ impl Modules {
             Some(known) => known,
             None => self.observe(package, location, call).await?,
         };
-        let (recheck, looked) = (key.clone(), location.age.checked);
-        let now = pinned_tree.clone();
-        let comparison =
-            self.library.on_disk(move |library| module_history::compare(library, &recheck, &now, Some(looked))).await?;
-        let (package, key) = (package.clone(), key.clone());
-        self.library
-            .on_disk(move |library| {
-                let accepting = format!("`larder accept {key}`");
-                if library.require_pinned_tree(&package, &key, &pinned_tree, comparison, &accepting).is_ok() {
-                    library.resolve_alarms(crate::mirror::modules::RESOLVED_BY_ACCEPT, &key.module, &key.version);
-                }
-                Ok(())
-            })
-            .await
+        let (package, looked) = (package.clone(), location.age.checked);
+        let record = move |library: &Library| {
+            let comparison = module_history::compare(library, &key, &pinned_tree, Some(looked))?;
+            let accepting = format!("`larder accept {key}`");
+            if library.require_pinned_tree(&package, &key, &pinned_tree, comparison, &accepting).is_ok() {
+                library.resolve_alarms(RESOLVED_BY_ACCEPT, &key.module, &key.version);
+            }
+            Ok(())
+        };
+        self.library.on_disk(record).await
     }
 
     /// Compares by the commit of the ref or by a conditional request, without fetching the tree. `None` if that is not
@@ -339,17 +314,9 @@ impl Modules {
                     |pinned_tree: &&PinnedTree| pinned_tree.source == location.digest && pinned_tree.has_validators();
                 let Some(before) = known().find(of_this) else { return Ok(None) };
                 // A body limit of one byte: only a 304 is useful.
-                match call
-                    .config
-                    .outbound
-                    .document(
-                        AcceptedCoding::Identity,
-                        fetch.request(&archive.url, &subject),
-                        Some(&before.validators),
-                        1,
-                    )
-                    .await
-                {
+                let request = fetch.request(&archive.url, &subject);
+                let (outbound, conditions) = (&call.config.outbound, Some(&before.validators));
+                match outbound.document(AcceptedCoding::Identity, request, conditions, 1).await {
                     Ok(Fetched::Unchanged) => Ok(Some(before.clone())),
                     Ok(Fetched::New(_)) => Ok(None),
                     Err(error) if matches!(error.fault, Fault::TooLarge(_)) => Ok(None),
@@ -368,18 +335,14 @@ impl Modules {
         call: &RequestContext,
     ) -> Result<PinnedTree, Error> {
         let mut reservation = self.library.reservation();
-        let fetched = SourceFetch::new(self, package, call, &mut reservation)
-            .await?
-            .fetch_tree(location)
-            .await
-            .map_err(FetchTreeError::error)?;
+        let fetched = self.fetch_tree(package, location, &mut reservation, call).await;
+        let fetched = fetched.map_err(FetchTreeError::error)?;
         self.library.reserve(&mut reservation, fetched.tree.bytes()).await?;
-        let (commit, validators, at, origin) =
-            (fetched.commit.clone(), fetched.validators.clone(), call.now, fetched.origin.clone());
-        let subdir = fetched.subdir.clone();
-        let packed = self.library.on_disk(move |_| Ok(pack(&fetched.tree, &fetched.root, &mut io::sink()))).await?;
-        let subject = || format!("the package of {package} from {origin}");
-        let packed = packed.map_err(|reason| Error::Unverified { subject: subject(), verdict: reason.to_string() })?;
-        Ok(PinnedTree { tree: packed.tree, commit, packer: PACKER, source: location.digest, subdir, validators, at })
+        let (origin, location, now) = (fetched.origin.clone(), location.clone(), call.now);
+        let packing = self.library.on_disk(move |_| {
+            let packed = pack(&fetched.tree, &fetched.root, &mut io::sink());
+            Ok(packed.map(|packed| fetched.summary(packed.tree, &location, now)))
+        });
+        packing.await?.map_err(|reason| self.refused_tree(package, &origin, reason))
     }
 }

@@ -11,6 +11,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::sync::Arc;
 
+use tokio::sync::Semaphore;
+
 use crate::address::{Address, ModuleAddress, ModulePackage, Platform, ProviderAddress, Version};
 use crate::error::Error;
 use crate::mirror::documents::version_lists::entry_of;
@@ -38,6 +40,8 @@ pub struct Offline {
     /// lookup.
     lookups: SingleFlights<(Address, u64, ConfigGeneration), SharedLookup<Arc<StoredVersions>>>,
     stored_pages: SingleFlights<PageRef, SharedLookup<Option<PageSource>>>,
+    /// Each page scans everything stored of its registry, so one is built at a time.
+    page_scan: Arc<Semaphore>,
 }
 
 impl Offline {
@@ -48,6 +52,7 @@ impl Offline {
             documents,
             lookups: SingleFlights::default(),
             stored_pages: SingleFlights::default(),
+            page_scan: Arc::new(Semaphore::new(1)),
         })
     }
 

@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 
-use tokio::sync::Semaphore;
 use tokio::time::{timeout, timeout_at};
 
 use crate::address::{Address, ModuleAddress, ProviderAddress, Version};
@@ -18,9 +17,6 @@ use crate::upstream::pages::{PagePath, PageQuery, PageRef};
 /// The default and the largest number of entries on a page.
 const ENTRIES: u32 = 15;
 const MAX_ENTRIES: u32 = 100;
-
-/// Each page scans everything stored of its registry, so one is built at a time.
-static PAGE_SCAN: Semaphore = Semaphore::const_new(1);
 
 /// A page, by its source.
 #[derive(Debug, Clone)]
@@ -126,41 +122,19 @@ impl Offline {
             let (offline, page) = (Arc::clone(self), page.clone());
             async move {
                 // By then the client has its answer: abandoned scans must not pile up in the queue.
-                match timeout(offline.runtime.limits.answer_within, PAGE_SCAN.acquire()).await {
-                    Ok(turn) => offline.scan_store(page, turn).await,
-                    Err(_) => Err(too_many_waiting(&page.label())),
-                }
+                let waiting = Arc::clone(&offline.page_scan).acquire_owned();
+                let Ok(permit) = timeout(offline.runtime.limits.answer_within, waiting).await else {
+                    return Err(too_many_waiting(&page.label()));
+                };
+                let scan = offline.library.on_disk(move |library| {
+                    // Held until the disk has answered, even if the caller has gone.
+                    let _permit = permit;
+                    library.scan_for_page(&page)
+                });
+                scan.await
             }
         });
         timeout_at(call.deadline, look).await.unwrap_or(Err(Error::Slow(subject)))
-    }
-
-    /// Keeps its turn until the disk has answered, even if the caller has gone.
-    async fn scan_store<T: Send + 'static>(
-        self: &Arc<Self>,
-        page: PageRef,
-        turn: T,
-    ) -> Result<Option<PageSource>, Error> {
-        self.library
-            .on_disk(move |library| {
-                let _turn = turn;
-                let Some((address, wanted)) = details_on(&page) else {
-                    let records = &library.store.records;
-                    let stored = match page.path {
-                        PagePath::Search if page.query.search.is_none() => return Ok(None),
-                        PagePath::Providers | PagePath::ProvidersOf(_) => {
-                            records.providers_of(&page.host)?.into_iter().map(Address::Provider).collect()
-                        }
-                        _ => records.modules_of(&page.host)?.into_iter().map(Address::Module).collect(),
-                    };
-                    return library.stored_page(&page, stored).map(|list| Some(PageSource::List(list)));
-                };
-                let Some(entry) = library.stored_entry(address)? else { return Ok(None) };
-                let version = wanted.unwrap_or(entry.version);
-                let is_known = entry.versions.contains(&version);
-                Ok(is_known.then_some(PageSource::Details(StoredEntry { version, ..entry })))
-            })
-            .await
     }
 
     /// The versions on a details page while offline: those that can be installed from the store. `None` for other
@@ -175,6 +149,24 @@ impl Offline {
 }
 
 impl Library {
+    fn scan_for_page(&self, page: &PageRef) -> Result<Option<PageSource>, StoreError> {
+        let Some((address, wanted)) = details_on(page) else {
+            let records = &self.store.records;
+            let stored = match page.path {
+                PagePath::Search if page.query.search.is_none() => return Ok(None),
+                PagePath::Providers | PagePath::ProvidersOf(_) => {
+                    records.providers_of(&page.host)?.into_iter().map(Address::Provider).collect()
+                }
+                _ => records.modules_of(&page.host)?.into_iter().map(Address::Module).collect(),
+            };
+            return self.stored_page(page, stored).map(|list| Some(PageSource::List(list)));
+        };
+        let Some(entry) = self.stored_entry(address)? else { return Ok(None) };
+        let version = wanted.unwrap_or(entry.version);
+        let is_known = entry.versions.contains(&version);
+        Ok(is_known.then_some(PageSource::Details(StoredEntry { version, ..entry })))
+    }
+
     fn stored_page(&self, page: &PageRef, stored: Vec<Address>) -> Result<StoredList, StoreError> {
         let mut found = Vec::new();
         for address in stored.into_iter().filter(|address| is_on_page(address, page)) {

@@ -18,9 +18,10 @@ use crate::mirror::library::proof_set::ProofSet;
 use crate::mirror::library::{
     AcceptScope, AcceptedFinding, AlarmEvent, AlarmPart, AlarmSubject, HistoryChange, observation,
 };
+use crate::mirror::modules::RESOLVED_BY_ACCEPT;
 use crate::mirror::proof_sets::fetch::SetBasis;
 use crate::mirror::proof_sets::{describe_set, is_absent};
-use crate::mirror::{AlarmKind, Operations, Outcome, RequestContext};
+use crate::mirror::{AlarmKind, Library, Operations, Outcome, RequestContext};
 use crate::upstream::discovery::Service;
 use crate::upstream::source::PackageSource;
 
@@ -350,43 +351,38 @@ impl Operations {
             let package = ModulePackage { module: module.clone(), version: key.version.clone() };
             let outcome = match self.accept_package(&package, &key, call).await {
                 Ok(outcome) => outcome,
-                Err(error @ Error::NotFound(_))
-                    if self
-                        .library
-                        .resolve_alarms_async(crate::mirror::modules::RESOLVED_BY_ACCEPT, &key.module, &key.version)
-                        .await?
-                        > 0 =>
-                {
-                    AcceptOutcome::Withdrawn { error: error.to_string() }
+                Err(error) => {
+                    let is_withdrawn = matches!(error, Error::NotFound(_)) && self.resolve_alarms(&key).await? > 0;
+                    let error = error.to_string();
+                    if is_withdrawn { AcceptOutcome::Withdrawn { error } } else { AcceptOutcome::Failed { error } }
                 }
-                Err(error) => AcceptOutcome::Failed { error: error.to_string() },
             };
             accepted.push(AcceptResult { package: (&key).into(), ruling: outcome });
         }
         Ok(accepted)
     }
 
-    async fn moved_modules(
-        self: &Arc<Self>,
-        address: ModuleAddress,
-        versions: Versions,
-    ) -> Result<Vec<ModulePackage>, Error> {
-        self.library
-            .on_disk(move |library| {
-                let mut moved = Vec::new();
-                for package in library.store.records.module_packages_seen(&address)? {
-                    let waits = match module_history::read_first_seen(library, &package)? {
-                        FirstSeenLookup::Recorded(seen) => seen.has_moved(),
-                        FirstSeenLookup::Lost => true,
-                        FirstSeenLookup::Never => false,
-                    };
-                    if versions.include(&package.version) && waits {
-                        moved.push(package);
-                    }
-                }
-                Ok(moved)
-            })
-            .await
+    /// Resolves the alarms of a version that `accept` resolves. Returns their number.
+    async fn resolve_alarms(&self, key: &ModulePackage) -> Result<usize, Error> {
+        self.library.resolve_alarms_async(RESOLVED_BY_ACCEPT, &key.module, &key.version).await
+    }
+
+    async fn moved_modules(&self, address: ModuleAddress, versions: Versions) -> Result<Vec<ModulePackage>, Error> {
+        let search = move |library: &Library| {
+            let mut moved = library.store.records.module_packages_seen(&address)?;
+            moved.retain(|package| versions.include(&package.version));
+            let mut waiting = Vec::new();
+            for package in moved {
+                let is_waiting = match module_history::read_first_seen(library, &package)? {
+                    FirstSeenLookup::Recorded(seen) => seen.has_moved(),
+                    FirstSeenLookup::Lost => true,
+                    FirstSeenLookup::Never => false,
+                };
+                waiting.extend(is_waiting.then_some(package));
+            }
+            Ok(waiting)
+        };
+        self.library.on_disk(search).await
     }
 
     async fn accept_package(
@@ -403,29 +399,25 @@ impl Operations {
         }
         let location = fetched.value.as_location(package)?;
         let owned_key = key.clone();
-        let recalled =
-            self.library.on_disk(move |library| module_history::read_first_seen(library, &owned_key)).await?;
-        let was_seen = recalled != FirstSeenLookup::Never;
-        let before = recalled.first_seen().map(|seen| seen.pinned);
+        let lookup = self.library.on_disk(move |library| module_history::read_first_seen(library, &owned_key)).await?;
+        let was_seen = lookup != FirstSeenLookup::Never;
+        let before = lookup.first_seen().map(|seen| seen.pinned);
         if let PackageSource::Unsupported(source) = &location.located.source
             && was_seen
         {
             let (owned_key, kind, now) = (key.clone(), source.kind_name(), call.now);
             let tree_before = before.map(|before| before.tree);
-            self.library
-                .on_disk(move |library| {
-                    library.catalog.change_name(&owned_key, |name| name.archives.clear())?;
-                    module_history::forget(library, &owned_key, now)
-                })
-                .await?;
+            let forget = move |library: &Library| {
+                library.catalog.change_name(&owned_key, |name| name.archives.clear())?;
+                module_history::forget(library, &owned_key, now)
+            };
+            self.library.on_disk(forget).await?;
             self.library.bump_revision(&key.module);
-            self.library
-                .resolve_alarms_async(crate::mirror::modules::RESOLVED_BY_ACCEPT, &key.module, &key.version)
-                .await?;
+            self.resolve_alarms(key).await?;
             tracing::warn!(%package, kind, "accepted by the operator: clients fetch it directly from now on");
             return Ok(AcceptOutcome::AcceptedElsewhere { tree_before, source: kind.to_owned() });
         }
-        let archive = self.modules.fill_module(package, key, TreeExpectation::Accepted, call).await?;
+        let archive = self.modules.fill_module(package, TreeExpectation::Accepted, call).await?;
         let Some(now) = archive.proof.how.tree() else {
             return Err(Error::Interrupted(format!("accepting {package}")));
         };

@@ -102,28 +102,16 @@ impl Operations {
     /// The disk failed. Some packages may have been changed.
     pub async fn pin(self: &Arc<Self>, selector: &PackageSelector, pin: PinChange) -> Result<Vec<PinResult>, Error> {
         let owned_selector = selector.clone();
-        let mut pinned = self
-            .library
-            .on_disk(move |library| {
-                let mut selected: Vec<Artifact> = match &owned_selector {
-                    PackageSelector::Provider(selection) => {
-                        let mut packages = library.store.records.packages_with_names(&selection.of)?;
-                        packages.retain(|package| selection.versions.include(&package.version));
-                        packages.iter().map(Artifact::from).collect()
-                    }
-                    PackageSelector::Module(selection) => {
-                        let mut packages = Vec::new();
-                        for key in library.runtime.config().keys_of(&selection.of) {
-                            packages.extend(library.store.records.module_packages_with_names(&key)?);
-                        }
-                        packages.retain(|package| selection.versions.include(&package.version));
-                        packages.iter().map(Artifact::from).collect()
-                    }
-                };
-                selected.sort();
-                library.pin_each(&selected, pin)
-            })
-            .await?;
+        let pinning = self.library.on_disk(move |library| {
+            let mut selected = Vec::new();
+            for address in library.runtime.config().spellings(&owned_selector.address()) {
+                selected.extend(library.named_artifacts(&address)?);
+            }
+            selected.retain(|artifact| owned_selector.versions().include(artifact.version()));
+            selected.sort();
+            library.pin_each(&selected, pin)
+        });
+        let mut pinned = pinning.await?;
         if pinned.iter().any(PinResult::succeeded) {
             // A name may be left of a package that is not stored.
             pinned.retain(PinResult::succeeded);

@@ -7,9 +7,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use url::Url;
 
-use crate::address::{
-    Address, Artifact, ModuleAddress, Package, PackageRef, PackageSelector, ProviderAddress, Version, Versions,
-};
+use crate::address::{Address, Artifact, Package, PackageRef, PackageSelector, Version, Versions};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
@@ -96,13 +94,8 @@ impl Purge<'_> {
         {
             // The lock keeps out new pins: a package that is not pinned here stays so until it is removed.
             let _no_new_pins = library.evictor.block_evictions();
-            match selector {
-                PackageSelector::Provider(selection) => self.address(&(&selection.of).into(), &selection.versions)?,
-                PackageSelector::Module(selection) => {
-                    for module in library.runtime.config().keys_of(&selection.of) {
-                        self.address(&Address::Module(module), &selection.versions)?;
-                    }
-                }
+            for address in library.runtime.config().spellings(&selector.address()) {
+                self.address(&address, selector.versions())?;
             }
         }
         self.pages(selector)
@@ -220,7 +213,11 @@ impl Purge<'_> {
         match self.library.read_set(package) {
             Ok(Some(UsableProofSet { stored_set, .. })) => {
                 let predecessor = stored_set.predecessor.as_ref().map(|(set, _)| set);
-                Ok(predecessor.into_iter().chain([&stored_set.current]).map(|set| set.document.shasum).collect())
+                Ok([Some(&stored_set.current), predecessor]
+                    .into_iter()
+                    .flatten()
+                    .map(|set| set.document.shasum)
+                    .collect())
             }
             Ok(None) => Ok(Vec::new()),
             Err(StoreError::Gone) => Err(StoreError::Gone),
@@ -272,20 +269,12 @@ impl Purge<'_> {
 /// Returns true if the URL has details of the selection, ignoring case. A module whose name differs only in case loses
 /// a page at most.
 fn has_details_of(selector: &PackageSelector, url: &Url) -> bool {
-    let (names, versions): (&[&str], &Versions) = match selector {
-        PackageSelector::Module(selection) => {
-            let ModuleAddress { namespace, name, system, .. } = &selection.of;
-            (&[namespace.as_str(), name.as_str(), system.as_str()], &selection.versions)
-        }
-        PackageSelector::Provider(selection) => {
-            let ProviderAddress { namespace, type_, .. } = &selection.of;
-            (&[namespace.as_str(), type_.as_str()], &selection.versions)
-        }
-    };
+    let (address, versions) = (selector.address().path(), selector.versions());
+    let names: Vec<&str> = address.split('/').collect();
     let path: Vec<&str> = url.path_segments().into_iter().flatten().collect();
     let ends_in_them = |path: &[&str]| {
         let is_it = |(part, name): (&&str, &&str)| part.eq_ignore_ascii_case(name);
-        path.len() >= names.len() && path[path.len() - names.len()..].iter().zip(names).all(is_it)
+        path.len() >= names.len() && path[path.len() - names.len()..].iter().zip(&names).all(is_it)
     };
     let of_a_version = |(last, before): (&&str, &[&str])| {
         Version::parse_lenient(last).is_ok_and(|version| versions.include(&version)) && ends_in_them(before)

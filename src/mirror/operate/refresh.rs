@@ -5,13 +5,14 @@ use std::sync::Arc;
 use futures_util::{StreamExt, stream};
 use serde::{Deserialize, Serialize};
 
-use crate::address::{Address, ModulePackage, Package, PackageRef, PackageSelector};
+use crate::address::{ModulePackage, Package, PackageRef, PackageSelector};
 use crate::error::Error;
+use crate::mirror::documents::DocumentKind;
 use crate::mirror::documents::revalidate::FlightResult;
 use crate::mirror::library::proof_set::StoredProofSet;
+use crate::mirror::library::stored_document::{DocumentFlightResult, StoredDocument};
 use crate::mirror::modules::fill::RecheckMode;
 use crate::mirror::{FetchReason, Operations, RequestContext};
-use crate::store::Key;
 
 /// The most sets fetched at a time.
 const AT_ONE_TIME: usize = 8;
@@ -51,13 +52,13 @@ pub enum RefreshOutcome {
 
 impl RefreshOutcome {
     /// The outcome of a flight; `is_as_before` compares its result with the stored copy.
-    pub(in crate::mirror) fn of<T>(flight: FlightResult<T>, is_as_before: impl FnOnce(&T) -> bool) -> Self {
+    pub(in crate::mirror) fn of<T>(flight: &FlightResult<T>, is_as_before: impl FnOnce(&T) -> bool) -> Self {
         match flight {
             Ok(fetched) if fetched.age.gone => Self::Gone,
             Ok(fetched) if is_as_before(&fetched.value) => Self::Unchanged,
             Ok(_) => Self::New,
-            Err(Error::NotFound(error)) => Self::Absent { error },
-            Err(error) => failed(error),
+            Err(Error::NotFound(error)) => Self::Absent { error: error.clone() },
+            Err(error) => Self::Failed { error: error.to_string() },
         }
     }
 
@@ -79,17 +80,14 @@ impl Operations {
     ) -> Result<Vec<RefreshResult>, Error> {
         self.runtime.must_be_online(&format!("asking for {selector} again"))?;
         call.upstream(selector.host())?;
-        let (address, versions) = match selector {
-            PackageSelector::Provider(selection) => (Address::from(&selection.of), &selection.versions),
-            PackageSelector::Module(selection) => (Address::from(&selection.of), &selection.versions),
-        };
+        let (address, versions) = (selector.address(), selector.versions());
         self.runtime.forget_absences(&call.config.canonical(&address), versions);
         let mut refreshed = Vec::new();
         // An operator's request is sent even during backoff, so the location is refreshed first.
-        if let Err(error) = self.documents.refresh_discovery(selector.host(), call).await {
+        if let Err(error) = self.refresh_document(selector.host(), call).await.and_then(|(flight, _)| flight) {
             refreshed.push(RefreshResult { package: PackageRef::discovery(selector.host()), news: failed(error) });
         }
-        let list = self.refresh_list(&address, call).await.unwrap_or_else(failed);
+        let list = self.refresh_document(&address, call).await.map_or_else(failed, |(_, outcome)| outcome);
         refreshed.push(RefreshResult { package: PackageRef::version_list(&address), news: list });
         // A failure of one does not stop the others.
         match selector {
@@ -108,7 +106,7 @@ impl Operations {
                     self.library.on_disk(move |library| library.store.records.module_packages_with_locations(&key));
                 for key in located.await?.into_iter().filter(|package| versions.include(&package.version)) {
                     let package = ModulePackage { module: selection.of.clone(), version: key.version.clone() };
-                    let news = self.refresh_location(&package, &key, call).await.unwrap_or_else(failed);
+                    let news = self.refresh_location(&package, call).await.unwrap_or_else(failed);
                     refreshed.push(RefreshResult { package: (&key).into(), news });
                 }
             }
@@ -116,18 +114,26 @@ impl Operations {
         Ok(refreshed)
     }
 
-    async fn refresh_list(self: &Arc<Self>, address: &Address, call: &RequestContext) -> Result<RefreshOutcome, Error> {
-        let before = self.library.stored_document(&Key::version_list(call.config.canonical(address))).await?;
+    /// Fetches a document even if it is fresh. Returns the fetched document too.
+    async fn refresh_document<K: DocumentKind>(
+        self: &Arc<Self>,
+        kind: &K,
+        call: &RequestContext,
+    ) -> Result<(DocumentFlightResult, RefreshOutcome), Error> {
+        let before = self.library.stored_document(&kind.key(&call.config)).await?;
         let seen = before.as_ref().map(|stored| stored.age);
-        let flight = self.documents.fetch_now(address, seen, call).await;
-        Ok(RefreshOutcome::of(flight, |now| before.is_some_and(|before| before.value.has_same_content(now))))
+        let flight = self.documents.fetch_now(kind, seen, call).await;
+        let outcome = RefreshOutcome::of(&flight, |now: &Arc<StoredDocument>| {
+            before.is_some_and(|before| before.value.has_same_content(now))
+        });
+        Ok((flight, outcome))
     }
 
     async fn refresh_set(self: &Arc<Self>, package: Package, call: &RequestContext) -> Result<RefreshOutcome, Error> {
         let before = self.proof_sets.usable_set(&package, call).await?.map(|stored| stored.stored_set);
         let seen = before.as_ref().map(|stored_set| stored_set.age);
         let flight = self.proof_sets.join_set_flight(&package, seen, FetchReason::NotStored, call).await;
-        Ok(RefreshOutcome::of(flight, |now: &Arc<StoredProofSet>| {
+        Ok(RefreshOutcome::of(&flight, |now: &Arc<StoredProofSet>| {
             before.is_some_and(|before| before.current.has_same_files(&now.current))
         }))
     }
@@ -136,20 +142,17 @@ impl Operations {
     async fn refresh_location(
         self: &Arc<Self>,
         package: &ModulePackage,
-        key: &ModulePackage,
         call: &RequestContext,
     ) -> Result<RefreshOutcome, Error> {
-        let before = self.library.stored_document(&Key::location(key)).await?;
-        let seen = before.as_ref().map(|stored| stored.age);
-        let flight = self.documents.fetch_now(package, seen, call).await;
+        let (flight, outcome) = self.refresh_document(package, call).await?;
         if let Ok(fetched) = &flight
             && !fetched.age.gone
-            && self.library.stored_module(key).await?.is_some()
+            && self.library.stored_module(&call.config.key_of_package(package)).await?.is_some()
         {
-            let location = Arc::clone(&fetched.value).as_location(package)?;
-            self.modules.recheck(package, key, &location, RecheckMode::Always, call).await?;
+            let location = fetched.value.as_location(package)?;
+            self.modules.recheck(package, &location, RecheckMode::Always, call).await?;
         }
-        Ok(RefreshOutcome::of(flight, |now| before.is_some_and(|before| before.value.has_same_content(now))))
+        Ok(outcome)
     }
 }
 
