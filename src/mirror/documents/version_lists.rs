@@ -114,7 +114,7 @@ impl Documents {
         let owned_address = address.clone();
         let named = self
             .library
-            .on_disk(move |library| default_if_store_unavailable(library.named_artifacts(&owned_address)))
+            .on_disk(move |library| default_if_store_unavailable(library.store.records.named(&owned_address)))
             .await?;
         let mut stored: BTreeMap<Version, Vec<Platform>> = BTreeMap::new();
         let mut imported = HashSet::new();

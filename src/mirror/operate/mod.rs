@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::address::{Artifact, PackageRef, PackageSelector};
+use crate::address::{Address, Artifact, PackageRef, PackageSelector};
 use crate::error::Error;
 use crate::mirror::{Archives, Documents, Library, Modules, Offline, ProofSets, Runtime};
 
@@ -105,21 +105,18 @@ impl Operations {
         let mut pinned = self
             .library
             .on_disk(move |library| {
-                let mut selected: Vec<Artifact> = match &owned_selector {
-                    PackageSelector::Provider(selection) => {
-                        let mut packages = library.store.records.packages_with_names(&selection.of)?;
-                        packages.retain(|package| selection.versions.include(&package.version));
-                        packages.iter().map(Artifact::from).collect()
-                    }
+                let (addresses, versions) = match &owned_selector {
+                    PackageSelector::Provider(selection) => (vec![(&selection.of).into()], &selection.versions),
                     PackageSelector::Module(selection) => {
-                        let mut packages = Vec::new();
-                        for key in library.runtime.config().keys_of(&selection.of) {
-                            packages.extend(library.store.records.module_packages_with_names(&key)?);
-                        }
-                        packages.retain(|package| selection.versions.include(&package.version));
-                        packages.iter().map(Artifact::from).collect()
+                        let keys = library.runtime.config().keys_of(&selection.of);
+                        (keys.iter().map(Address::from).collect(), &selection.versions)
                     }
                 };
+                let mut selected = Vec::new();
+                for address in addresses {
+                    selected.extend(library.store.records.named(&address)?);
+                }
+                selected.retain(|artifact| versions.include(artifact.version()));
                 selected.sort();
                 library.pin_each(&selected, pin)
             })
