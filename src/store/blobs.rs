@@ -18,10 +18,8 @@ use futures_util::{Stream, stream};
 use rustix::io::ReadWriteFlags;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::disk::{self, Quarantine};
-use super::locks::StoreLock;
 use super::staged::Staging;
-use super::{Durability, Scratch, Staged, StoreError};
+use super::{Durability, Scratch, Staged, StoreError, disk};
 use crate::clock::Timestamp;
 use crate::digest::{Digest, FastHash, FastHasher, Hasher};
 use crate::verify::Verified;
@@ -77,80 +75,6 @@ pub trait Blobs: fmt::Debug + Send + Sync {
         }
         self.quarantine(digest)?;
         Ok(true)
-    }
-}
-
-/// The archives below `blobs/sha256`.
-#[derive(Debug)]
-pub(super) struct FolderBlobs {
-    folder: PathBuf,
-    staging: Staging,
-    quarantine: Quarantine,
-    lock: StoreLock,
-}
-
-impl FolderBlobs {
-    pub(super) fn open(
-        folder: &Path,
-        staging: Staging,
-        quarantine: Quarantine,
-        lock: StoreLock,
-    ) -> Result<Self, StoreError> {
-        disk::create_folder(folder)?;
-        Ok(Self { folder: folder.to_owned(), staging, quarantine, lock })
-    }
-
-    fn path(&self, digest: &Digest) -> PathBuf {
-        let hex = digest.to_string();
-        self.folder.join(&hex[..2]).join(hex)
-    }
-}
-
-impl Blobs for FolderBlobs {
-    fn staging(&self) -> &Staging {
-        &self.staging
-    }
-
-    /// In this order: sync, rename, sync of the folder.
-    fn publish(&self, staged: Verified<Staged>) -> Result<(), StoreError> {
-        let target = self.path(&staged.digest());
-        let staged = staged.into_inner();
-        staged.sync()?;
-        self.lock.check()?;
-        disk::create_parent(&target, self.lock.root())?;
-        staged.move_to(&target)?;
-        disk::sync_folder_of(&target)?;
-        staged.remove_note()
-    }
-
-    fn open(&self, digest: &Digest) -> Result<Option<Blob>, StoreError> {
-        let path = self.path(digest);
-        let Some(file) = self.lock.if_ours(disk::open(&path))? else { return Ok(None) };
-        Blob::new(Arc::new(file), path).map(Some)
-    }
-
-    fn stat(&self, digest: &Digest) -> Result<Option<(u64, Timestamp)>, StoreError> {
-        self.lock.if_ours(disk::file_metadata(&self.path(digest)))
-    }
-
-    fn remove(&self, digest: &Digest, durability: Durability) -> Result<(), StoreError> {
-        self.lock.check()?;
-        let path = self.path(digest);
-        disk::remove(&path)?;
-        durability.of_removal(&path)
-    }
-
-    fn quarantine(&self, digest: &Digest) -> Result<(), StoreError> {
-        self.lock.check()?;
-        let target = self.quarantine.add(&self.path(digest))?;
-        tracing::error!(digest = %digest, aside = %target.display(), "a damaged archive was quarantined");
-        Ok(())
-    }
-
-    fn all(&self) -> Result<Vec<(Digest, u64, Timestamp)>, StoreError> {
-        let files = disk::files_below(&self.folder)?.into_iter();
-        let digest = |path: &Path| Digest::parse(path.file_name()?.to_str()?).ok();
-        Ok(files.filter_map(|(path, size_bytes, changed)| Some((digest(&path)?, size_bytes, changed))).collect())
     }
 }
 

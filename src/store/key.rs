@@ -144,43 +144,34 @@ impl Key {
         matches!(self, Self::Document(Page(..) | Location(_) | Versions(Address::Module(_))))
     }
 
-    /// The folders of one provider below `kind`.
-    pub(super) fn provider(kind: &str, address: &ProviderAddress) -> PathBuf {
-        let mut path = PathBuf::from(kind);
-        path.extend([address.host.as_str(), "providers", address.namespace.as_str(), address.type_.as_str()]);
-        path
-    }
-
-    /// The folders of one module below `kind`.
-    pub(super) fn module(kind: &str, address: &ModuleAddress) -> PathBuf {
-        let ModuleAddress { host, namespace, name, system } = address;
-        let mut path = PathBuf::from(kind);
-        path.extend([host.as_str(), "modules", namespace.as_str(), name.as_str(), system.as_str()]);
-        path
+    /// The folder of an address below `kind`.
+    pub(super) fn folder(kind: &str, address: impl Into<Address>) -> PathBuf {
+        let address = address.into();
+        let service = if matches!(address, Address::Provider(_)) { "providers" } else { "modules" };
+        [kind, address.host().as_str(), service, &address.path()].iter().collect()
     }
 
     /// Path of the record, below the store's root.
     pub(crate) fn path(&self) -> PathBuf {
         match self {
             Self::Document(document) => document.path(),
-            Self::ProofSet(package) => Self::provider("documents", &package.provider)
-                .join(package.version.as_str())
-                .join(format!("{}.set", package.platform)),
-            Self::Name(Artifact::Provider(package)) => Self::provider("names", &package.provider)
-                .join(package.version.as_str())
-                .join(format!("{}.json", package.platform)),
+            Self::ProofSet(package) => {
+                Self::sets_of(&package.provider, &package.version).join(format!("{}.set", package.platform))
+            }
+            Self::Name(Artifact::Provider(Package { provider, version, platform })) => {
+                Self::folder("names", provider).join(version.as_str()).join(format!("{platform}.json"))
+            }
             Self::Name(Artifact::Module(package)) => {
-                Self::module("names", &package.module).join(format!("{}.json", package.version))
+                Self::folder("names", &package.module).join(format!("{}.json", package.version))
             }
             Self::SeenModule(package) => {
-                Self::module("seen", &package.module).join(format!("{}.json", package.version))
+                Self::folder("seen", &package.module).join(format!("{}.json", package.version))
             }
-            Self::Seen(address) => with_json(Self::provider("seen", address)),
-            Self::FirstSeen(address, version) => Self::provider("seen", address).join(format!("{version}.json")),
-            Self::KeyLog(address) => Self::provider("seen", address).join(KEYS),
-            Self::FirstListed(address) => Self::provider("seen", address).join(LISTED),
-            Self::Alarms(Address::Provider(address)) => with_json(Self::provider("alarms", address)),
-            Self::Alarms(Address::Module(address)) => with_json(Self::module("alarms", address)),
+            Self::Seen(provider) => with_json(Self::folder("seen", provider)),
+            Self::FirstSeen(provider, version) => Self::folder("seen", provider).join(format!("{version}.json")),
+            Self::KeyLog(provider) => Self::folder("seen", provider).join(KEYS),
+            Self::FirstListed(provider) => Self::folder("seen", provider).join(LISTED),
+            Self::Alarms(address) => with_json(Self::folder("alarms", address)),
             Self::Job(id) => Path::new("jobs").join(format!("{}.json", hex::encode(id))),
             Self::RecurringJobs => Path::new("jobs").join(RECURRING),
             Self::Missing => PathBuf::from(MISSING),
@@ -205,7 +196,7 @@ impl Key {
 
     /// The folder whose entries are the proof sets of one version.
     pub(super) fn sets_of(address: &ProviderAddress, version: &Version) -> PathBuf {
-        Self::provider("documents", address).join(version.as_str())
+        Self::folder("documents", address).join(version.as_str())
     }
 
     /// The key of the record at `path`, below the store's root.
@@ -218,48 +209,33 @@ impl Key {
             ["documents", host, "pages", _, page] => {
                 Self::Document(DocumentKey::Page(Hostname::parse(host).ok()?, Digest::parse(page).ok()?))
             }
-            // A record of the whole address has the address's last name as its file.
-            [kind, host, "providers", namespace, type_, rest @ ..] => {
-                let type_ = if rest.is_empty() { json(type_)? } else { (*type_).to_owned() };
-                let provider = ProviderAddress {
-                    host: Hostname::parse(host).ok()?,
-                    namespace: Name::parse(namespace).ok()?,
-                    type_: Name::parse(&type_).ok()?,
-                };
-                let package = |number: &str, platform: &str| {
-                    let platform = Platform::parse(platform).ok()?;
-                    Some(Package { provider: provider.clone(), version: version(number)?, platform })
-                };
-                match (*kind, rest) {
-                    ("documents", ["versions"]) => Self::version_list(&provider),
-                    ("documents", [number, file]) => Self::ProofSet(package(number, file.strip_suffix(".set")?)?),
-                    ("names", [number, file]) => Self::Name(Artifact::Provider(package(number, &json(file)?)?)),
-                    ("seen", []) => Self::Seen(provider),
-                    ("seen", [KEYS]) => Self::KeyLog(provider),
-                    ("seen", [LISTED]) => Self::FirstListed(provider),
-                    ("seen", [file]) => Self::FirstSeen(provider, version(&json(file)?)?),
-                    ("alarms", []) => Self::Alarms(Address::Provider(provider)),
-                    _ => return None,
+            [kind, host, service, names @ ..] if names.len() > 1 => match (*kind, address_of(host, service, names)?) {
+                ("documents", (address, ["versions"])) => Self::version_list(address),
+                ("alarms", (address, [])) => Self::Alarms(address),
+                ("documents", (Address::Provider(provider), [number, file])) => {
+                    let platform = Platform::parse(file.strip_suffix(".set")?).ok()?;
+                    Self::ProofSet(Package { provider, version: version(number)?, platform })
                 }
-            }
-            [kind, host, "modules", namespace, name, system, rest @ ..] => {
-                let system = if rest.is_empty() { json(system)? } else { (*system).to_owned() };
-                let module = ModuleAddress {
-                    host: Hostname::parse(host).ok()?,
-                    namespace: ModuleName::parse(namespace).ok()?,
-                    name: ModuleName::parse(name).ok()?,
-                    system: System::parse(&system).ok()?,
-                };
-                let package = |number: &str| Some(ModulePackage { module: module.clone(), version: version(number)? });
-                match (*kind, rest) {
-                    ("documents", ["versions"]) => Self::version_list(&module),
-                    ("documents", [file]) => Self::location(&package(file.strip_suffix(".location")?)?),
-                    ("names", [file]) => Self::Name(Artifact::Module(package(&json(file)?)?)),
-                    ("seen", [file]) => Self::SeenModule(package(&json(file)?)?),
-                    ("alarms", []) => Self::Alarms(Address::Module(module)),
-                    _ => return None,
+                ("names", (Address::Provider(provider), [number, file])) => {
+                    let platform = Platform::parse(&json(file)?).ok()?;
+                    Self::Name(Artifact::Provider(Package { provider, version: version(number)?, platform }))
                 }
-            }
+                ("seen", (Address::Provider(provider), [])) => Self::Seen(provider),
+                ("seen", (Address::Provider(provider), [KEYS])) => Self::KeyLog(provider),
+                ("seen", (Address::Provider(provider), [LISTED])) => Self::FirstListed(provider),
+                ("seen", (Address::Provider(provider), [file])) => Self::FirstSeen(provider, version(&json(file)?)?),
+                (kind, (Address::Module(module), [file])) => {
+                    let (number, extension) = file.rsplit_once('.')?;
+                    let package = ModulePackage { module, version: version(number)? };
+                    match (kind, extension) {
+                        ("documents", "location") => Self::location(&package),
+                        ("names", "json") => Self::Name(Artifact::Module(package)),
+                        ("seen", "json") => Self::SeenModule(package),
+                        _ => return None,
+                    }
+                }
+                _ => return None,
+            },
             ["jobs", RECURRING] => Self::RecurringJobs,
             ["jobs", file] => {
                 let mut id = [0; 8];
@@ -278,10 +254,9 @@ impl DocumentKey {
     fn path(&self) -> PathBuf {
         match self {
             Self::Discovery(host) => Path::new("documents").join(host.as_str()).join("discovery"),
-            Self::Versions(Address::Provider(provider)) => Key::provider("documents", provider).join("versions"),
-            Self::Versions(Address::Module(module)) => Key::module("documents", module).join("versions"),
+            Self::Versions(address) => Key::folder("documents", address).join("versions"),
             Self::Location(package) => {
-                Key::module("documents", &package.module).join(format!("{}.location", package.version))
+                Key::folder("documents", &package.module).join(format!("{}.location", package.version))
             }
             Self::Page(host, page) => {
                 let page = page.to_string();
@@ -314,6 +289,25 @@ impl fmt::Display for Key {
             Self::Missing => f.write_str("the missing list"),
         }
     }
+}
+
+/// The address that names of folders begin with, and the names after it.
+fn address_of<'a>(host: &str, service: &str, names: &'a [&'a str]) -> Option<(Address, &'a [&'a str])> {
+    let host = Hostname::parse(host).ok()?;
+    // A record of the whole address has the address's last name as its file.
+    let last = |name: &'a str, rest: &[&str]| if rest.is_empty() { name.strip_suffix(".json") } else { Some(name) };
+    Some(match (service, names) {
+        ("providers", [namespace, type_, rest @ ..]) => {
+            let [namespace, type_] = [namespace, last(type_, rest)?].map(Name::parse);
+            (Address::Provider(ProviderAddress { host, namespace: namespace.ok()?, type_: type_.ok()? }), rest)
+        }
+        ("modules", [namespace, name, system, rest @ ..]) => {
+            let [namespace, name] = [namespace, name].map(|name| ModuleName::parse(name));
+            let system = System::parse(last(system, rest)?).ok()?;
+            (Address::Module(ModuleAddress { host, namespace: namespace.ok()?, name: name.ok()?, system }), rest)
+        }
+        _ => return None,
+    })
 }
 
 fn with_json(mut path: PathBuf) -> PathBuf {

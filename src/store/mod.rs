@@ -22,6 +22,7 @@
 mod blobs;
 mod disk;
 mod examine;
+mod folder;
 mod index;
 mod key;
 mod locks;
@@ -33,15 +34,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use self::blobs::FolderBlobs;
 pub use self::blobs::{Blob, Blobs, FileBytes, READ_BUFFER_BYTES, ReadBudget, ReadCursor, ReadGrant, ReadShare};
 pub use self::disk::DiskSpace;
 pub use self::examine::{LockState, StoreFindings, TokenFile};
+use self::folder::{FolderBlobs, FolderRecords};
 pub use self::index::{Index, IndexedArchive, IndexedName, ListedArchive, SizeLimit, Totals};
 pub use self::key::{DocumentKey, Key, RecordGroup};
 use self::locks::StoreLock;
 pub(crate) use self::locks::Striped;
-use self::records::FolderRecords;
 pub use self::records::{
     Action, Change, Durability, Generation, IndexEntry, Recorded, Records, Step, WriteOutcome, to_json,
 };

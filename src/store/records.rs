@@ -1,28 +1,21 @@
 //! Small records by key. All records of one address are read, judged and changed in one step.
 
-use std::cell::Cell;
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::path::Path;
 use std::{fmt, io};
 
-use parking_lot::ReentrantMutex;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 
-use super::disk::{self, Quarantine};
 use super::key::{DocumentKey, RecordGroup};
-use super::locks::StoreLock;
-use super::staged::Staging;
-use super::{FORMAT, Index, IndexedName, Key, StoreError, Striped};
+use super::{IndexedName, Key, StoreError};
 use crate::address::{
     Address, Artifact, Hostname, ModuleAddress, ModuleName, ModulePackage, Package, Platform, ProviderAddress, Version,
 };
 use crate::clock::Timestamp;
 
-/// The folders of records.
-const KINDS: [&str; 5] = ["names", "documents", "seen", "alarms", "jobs"];
+/// The folders of records, below the root of their paths.
+pub(super) const KINDS: [&str; 5] = ["names", "documents", "seen", "alarms", "jobs"];
 
 /// Conflicts after which a step takes its turn, so that a slow one is not overtaken for ever.
 const MAX_CONFLICTS: usize = 3;
@@ -36,14 +29,6 @@ pub enum Durability {
     Lazy,
     /// The file and its folder entry are synced first.
     Synced,
-}
-
-impl Durability {
-    /// Makes the removal of a file durable.
-    pub(super) fn of_removal(self, path: &Path) -> Result<(), StoreError> {
-        let must_sync = self == Self::Synced && path.parent().is_some_and(Path::is_dir);
-        if must_sync { disk::sync_folder_of(path) } else { Ok(()) }
-    }
 }
 
 /// Result of reading a record.
@@ -215,7 +200,7 @@ impl Step<'_> {
 
     /// The keys of the first-seen records of a provider's versions.
     pub fn first_seen(&self, provider: &ProviderAddress) -> Result<BTreeSet<Key>, StoreError> {
-        let mut keys = self.keys_below(&Key::provider("seen", provider))?;
+        let mut keys = self.keys_below(&Key::folder("seen", provider))?;
         keys.retain(|key| matches!(key, Key::FirstSeen(..)));
         Ok(keys)
     }
@@ -367,11 +352,6 @@ impl dyn Records + '_ {
         self.one(key, &Action::Remove(durability), &IndexEntry::Gone)
     }
 
-    /// Sets aside a record that cannot be read, and logs it.
-    pub fn quarantine(&self, key: &Key) -> Result<(), StoreError> {
-        self.one(key, &Action::Quarantine, &IndexEntry::Gone)
-    }
-
     fn one(&self, key: &Key, action: &Action, entry: &IndexEntry) -> Result<(), StoreError> {
         self.change(key, |step| {
             step.change(key, action.clone(), entry.clone());
@@ -391,37 +371,30 @@ impl dyn Records + '_ {
 
     /// The packages of a provider with proof sets.
     pub fn packages_with_sets(&self, provider: &ProviderAddress) -> Result<Vec<Package>, StoreError> {
-        self.chosen_below(&Key::provider("documents", provider), |key| {
-            if let Key::ProofSet(package) = key { Some(package) } else { None }
-        })
+        let package = |key| if let Key::ProofSet(package) = key { Some(package) } else { None };
+        self.chosen_below(&Key::folder("documents", provider), package)
     }
 
-    /// The packages of a provider with a name record: those with a stored archive.
-    pub fn packages_with_names(&self, provider: &ProviderAddress) -> Result<Vec<Package>, StoreError> {
-        self.chosen_below(&Key::provider("names", provider), |key| {
-            if let Key::Name(Artifact::Provider(package)) = key { Some(package) } else { None }
-        })
+    /// The packages of an address with a name record: those with a stored archive.
+    pub fn named(&self, address: &Address) -> Result<Vec<Artifact>, StoreError> {
+        let artifact = |key| if let Key::Name(artifact) = key { Some(artifact) } else { None };
+        self.chosen_below(&Key::folder("names", address), artifact)
     }
 
-    /// The versions of a module with a name record: those with a stored archive.
-    pub fn module_packages_with_names(&self, module: &ModuleAddress) -> Result<Vec<ModulePackage>, StoreError> {
-        self.chosen_below(&Key::module("names", module), |key| {
-            if let Key::Name(Artifact::Module(package)) = key { Some(package) } else { None }
-        })
-    }
-
-    /// The versions of a module with a location record.
-    pub fn module_packages_with_locations(&self, module: &ModuleAddress) -> Result<Vec<ModulePackage>, StoreError> {
-        self.chosen_below(&Key::module("documents", module), |key| {
-            if let Key::Document(DocumentKey::Location(package)) = key { Some(package) } else { None }
-        })
+    /// The proof sets or the locations of an address, each with its package.
+    pub fn package_documents(&self, address: &Address) -> Result<Vec<(Artifact, Key)>, StoreError> {
+        let with_package = |key| match key {
+            Key::ProofSet(ref package) => Some((package.into(), key)),
+            Key::Document(DocumentKey::Location(ref package)) => Some((package.into(), key)),
+            _ => None,
+        };
+        self.chosen_below(&Key::folder("documents", address), with_package)
     }
 
     /// The versions of a module with first-seen records.
     pub fn module_packages_seen(&self, module: &ModuleAddress) -> Result<Vec<ModulePackage>, StoreError> {
-        self.chosen_below(&Key::module("seen", module), |key| {
-            if let Key::SeenModule(package) = key { Some(package) } else { None }
-        })
+        let package = |key| if let Key::SeenModule(package) = key { Some(package) } else { None };
+        self.chosen_below(&Key::folder("seen", module), package)
     }
 
     /// Count and bytes of first-seen records. Reads all their names.
@@ -437,29 +410,18 @@ impl dyn Records + '_ {
         self.chosen_below(Path::new("alarms"), |key| if let Key::Alarms(address) = key { Some(address) } else { None })
     }
 
-    /// The modules of a registry with a version list or a name record.
-    pub fn modules_of(&self, host: &Hostname) -> Result<BTreeSet<ModuleAddress>, StoreError> {
-        let module = |key| match key {
-            Key::Document(DocumentKey::Versions(Address::Module(module))) => Some(module),
-            Key::Name(Artifact::Module(package)) => Some(package.module),
+    /// The addresses of a registry with a version list or a name record. `service` is `providers` or `modules`.
+    pub fn addresses_of(&self, host: &Hostname, service: &str) -> Result<BTreeSet<Address>, StoreError> {
+        let address = |key| match key {
+            Key::Document(DocumentKey::Versions(address)) => Some(address),
+            Key::Name(artifact) => Some((&artifact).into()),
             _ => None,
         };
-        Ok(self.documents_and_names(host, "modules")?.into_iter().filter_map(module).collect())
-    }
-
-    /// The providers of a registry with a version list or a name record.
-    pub fn providers_of(&self, host: &Hostname) -> Result<BTreeSet<ProviderAddress>, StoreError> {
-        let provider = |key| match key {
-            Key::Document(DocumentKey::Versions(Address::Provider(provider))) => Some(provider),
-            Key::Name(Artifact::Provider(package)) => Some(package.provider),
-            _ => None,
-        };
-        Ok(self.documents_and_names(host, "providers")?.into_iter().filter_map(provider).collect())
-    }
-
-    fn documents_and_names(&self, host: &Hostname, service: &str) -> Result<Vec<Key>, StoreError> {
-        let below = |kind: &str| self.chosen_below(&Path::new(kind).join(host.as_str()).join(service), Some);
-        Ok([below("documents")?, below("names")?].concat())
+        let mut addresses = BTreeSet::new();
+        for kind in ["documents", "names"] {
+            addresses.extend(self.chosen_below(&Path::new(kind).join(host.as_str()).join(service), address)?);
+        }
+        Ok(addresses)
     }
 
     /// The other spellings of a module with a first-seen record of this version: those equal in lower case.
@@ -517,239 +479,6 @@ impl dyn Records + '_ {
     fn chosen_below<T>(&self, folder: &Path, choose: impl Fn(Key) -> Option<T>) -> Result<Vec<T>, StoreError> {
         Ok(self.keys_below(folder)?.into_iter().filter_map(|(key, _)| choose(key)).collect())
     }
-}
-
-/// The first line of every record's file, in JSON; the record follows.
-#[derive(Serialize, Deserialize)]
-struct RecordHeader {
-    format: u32,
-    blake3: String,
-    bytes: usize,
-}
-
-/// The generations of the groups, each locked while its group is changed. Groups may share one, which only causes a
-/// conflict without a reason. A record that stands alone shares none with an address: it is written while a step on an
-/// address has its turn.
-#[derive(Debug, Default)]
-struct Generations {
-    addresses: Striped<ReentrantMutex<Cell<u64>>>,
-    alone: Striped<ReentrantMutex<Cell<u64>>>,
-}
-
-impl Generations {
-    fn of(&self, group: &RecordGroup) -> &ReentrantMutex<Cell<u64>> {
-        match group {
-            RecordGroup::Address(_) => self.addresses.of(group),
-            RecordGroup::Alone(_) => self.alone.of(group),
-        }
-    }
-}
-
-/// The records below a store's root: each replaced by rename, with its checksum, never torn.
-#[derive(Debug)]
-pub(super) struct FolderRecords {
-    /// Before `lock`: the index is closed while the store is locked.
-    index: Arc<Index>,
-    root: PathBuf,
-    staging: Staging,
-    quarantine: Quarantine,
-    lock: StoreLock,
-    generations: Generations,
-    next_temp: AtomicU64,
-}
-
-impl FolderRecords {
-    pub(super) fn open(
-        root: &Path,
-        staging: Staging,
-        index: Arc<Index>,
-        quarantine: Quarantine,
-        lock: StoreLock,
-    ) -> Result<Self, StoreError> {
-        let is_new = !root.join(KINDS[0]).is_dir();
-        for kind in KINDS {
-            let made = disk::create_folder(&root.join(kind));
-            // A store of an older larder lacks some folders, and its disk may be mounted read-only: then reading still works.
-            if is_new {
-                made?;
-            }
-        }
-        let (generations, next_temp) = (Generations::default(), AtomicU64::default());
-        Ok(Self { index, root: root.to_owned(), staging, quarantine, lock, generations, next_temp })
-    }
-
-    fn path(&self, key: &Key) -> PathBuf {
-        self.root.join(key.path())
-    }
-
-    /// Runs a listing, and fails unless the store is still the locked one.
-    fn listed<T>(&self, list: impl FnOnce() -> Result<T, StoreError>) -> Result<T, StoreError> {
-        self.lock.check()?;
-        self.lock.if_ours(list())
-    }
-
-    /// Reads a record as it is, and leaves a damaged one in its place.
-    fn read_file(&self, key: &Key) -> Result<Recorded, StoreError> {
-        let path = self.path(key);
-        let mut file = match self.lock.if_ours(disk::read(&path)) {
-            Ok(Some(file)) => file,
-            Ok(None) => return Ok(Recorded::Absent),
-            Err(unreadable) if unreadable.is_damage() => {
-                tracing::error!(error = %unreadable, "a record cannot be read");
-                return Ok(Recorded::Damaged);
-            }
-            Err(failed) => return Err(failed),
-        };
-        let start = record_start(&file).map_err(|found| StoreError::Newer { path, found })?;
-        Ok(start.map_or(Recorded::Damaged, |start| Recorded::Whole(file.split_off(start))))
-    }
-
-    /// Writes the file of a record in staging.
-    fn write_temp(&self, record: &[u8], durability: Durability) -> Result<TempRecord, StoreError> {
-        let blake3 = blake3::hash(record).to_hex().to_string();
-        let header = to_json(&RecordHeader { format: FORMAT, blake3, bytes: record.len() });
-        let number = self.next_temp.fetch_add(1, Ordering::Relaxed);
-        let path = self.staging.folder_now()?.join(format!("record-{number}"));
-        let temp = TempRecord { path, size_bytes: (header.len() + 1 + record.len()) as u64 };
-        disk::write_new(&temp.path, &[&header, b"\n", record], durability == Durability::Synced)?;
-        Ok(temp)
-    }
-
-    /// Makes one change; the caller holds the lock of the group. Returns the size of the record's new file in bytes.
-    fn apply(&self, change: &Change, temp: Option<TempRecord>) -> Result<u64, StoreError> {
-        let path = self.path(&change.key);
-        match (&change.action, temp) {
-            (Action::Put(_, durability), Some(temp)) => {
-                disk::create_parent(&path, &self.root)?;
-                disk::rename(&temp.path, &path)?;
-                if *durability == Durability::Synced {
-                    disk::sync_folder_of(&path)?;
-                }
-                return Ok(temp.size_bytes);
-            }
-            (Action::Remove(durability), _) => {
-                // Others may have been waited for since the step began.
-                self.lock.check()?;
-                disk::remove(&path)?;
-                durability.of_removal(&path)?;
-            }
-            (Action::Quarantine, _) => {
-                self.lock.check()?;
-                let quarantined = self.quarantine.add(&path)?;
-                tracing::error!(record = %path.display(), aside = %quarantined.display(), "a damaged record was quarantined");
-            }
-            (Action::Put(..) | Action::Keep, _) => {}
-        }
-        Ok(0)
-    }
-}
-
-/// The file of a record before it is renamed into place; removed if it never is.
-struct TempRecord {
-    path: PathBuf,
-    size_bytes: u64,
-}
-
-impl Drop for TempRecord {
-    fn drop(&mut self) {
-        // The error of the write is reported, not one of the cleanup. The next start removes what is left.
-        let _ = disk::remove(&self.path);
-    }
-}
-
-impl Records for FolderRecords {
-    fn read(&self, key: &Key) -> Result<Recorded, StoreError> {
-        let recorded = self.read_file(key)?;
-        if recorded != Recorded::Damaged || key.matters_when_damaged() {
-            return Ok(recorded);
-        }
-        // Unless it was replaced since it was read.
-        (self as &dyn Records).change(key, |step| {
-            let recorded = self.read_file(key)?;
-            if recorded == Recorded::Damaged {
-                step.change(key, Action::Quarantine, IndexEntry::Gone);
-            }
-            // Another reader may have quarantined it. It is damaged all the same, and not a record that was removed.
-            Ok(if recorded == Recorded::Absent { Recorded::Damaged } else { recorded })
-        })
-    }
-
-    fn stat(&self, key: &Key) -> Result<Option<(u64, Timestamp)>, StoreError> {
-        self.listed(|| disk::file_metadata(&self.path(key)))
-    }
-
-    fn generation(&self, group: &RecordGroup) -> Result<Generation, StoreError> {
-        Ok(Generation(self.generations.of(group).lock().get()))
-    }
-
-    fn write(&self, group: &RecordGroup, read_at: Generation, changes: &[Change]) -> Result<WriteOutcome, StoreError> {
-        debug_assert!(changes.iter().all(|change| change.key.group() == *group), "{group:?}: {changes:?}");
-        let mut temps = Vec::with_capacity(changes.len());
-        for change in changes {
-            self.lock.check()?;
-            temps.push(match &change.action {
-                // The bytes are synced before the lock is taken, so that other writers of the group do not wait for that. In a
-                // turn they do.
-                Action::Put(record, durability) => Some(self.write_temp(record, *durability)?),
-                Action::Remove(_) | Action::Quarantine | Action::Keep => None,
-            });
-        }
-        let generation = self.generations.of(group).lock();
-        if generation.get() != read_at.0 {
-            return Ok(WriteOutcome::Conflict);
-        }
-        for (change, temp) in changes.iter().zip(temps) {
-            // Also if the change fails: it may be visible, and those before it are.
-            generation.set(generation.get().wrapping_add(1));
-            let size_bytes = self.apply(change, temp)?;
-            self.index.record_changed(change, size_bytes);
-        }
-        Ok(WriteOutcome::Written)
-    }
-
-    fn in_turn(&self, group: &RecordGroup, work: &mut dyn FnMut()) {
-        let _turn = self.generations.of(group).lock();
-        work();
-    }
-
-    fn sync(&self, key: &Key) -> Result<bool, StoreError> {
-        let path = self.path(key);
-        let Some(file) = self.lock.if_ours(disk::open(&path))? else { return Ok(false) };
-        file.sync_all().map_err(|e| StoreError::io("sync", &path, e))?;
-        disk::sync_folder_of(&path)?;
-        Ok(true)
-    }
-
-    fn keys_below(&self, folder: &Path) -> Result<Vec<(Key, u64)>, StoreError> {
-        let files = self.listed(|| disk::files_below(&self.root.join(folder)))?.into_iter();
-        let key = |path: &Path| Key::from_path(path.strip_prefix(&self.root).ok()?);
-        Ok(files.filter_map(|(path, size_bytes, _)| Some((key(&path)?, size_bytes))).collect())
-    }
-
-    fn names_in(&self, folder: &Path) -> Result<Vec<String>, StoreError> {
-        self.listed(|| disk::names_in(&self.root.join(folder)))
-    }
-}
-
-/// The byte at which the record begins in its file; `None` if the file is damaged. The error is the format of a newer
-/// larder.
-fn record_start(file: &[u8]) -> Result<Option<usize>, u32> {
-    let Some(end) = file.iter().take(1024).position(|byte| *byte == b'\n') else { return Ok(None) };
-    let (line, record) = (&file[..end], &file[end + 1..]);
-    // A header of a newer format may have other members, but always has `format`.
-    #[derive(Deserialize)]
-    struct Format {
-        format: u32,
-    }
-    if let Ok(Format { format }) = serde_json::from_slice(line)
-        && format > FORMAT
-    {
-        return Err(format);
-    }
-    let header: Option<RecordHeader> = serde_json::from_slice(line).ok();
-    let is_whole =
-        |header: RecordHeader| header.bytes == record.len() && header.blake3 == *blake3::hash(record).to_hex();
-    Ok(header.is_some_and(is_whole).then_some(end + 1))
 }
 
 #[cfg(test)]

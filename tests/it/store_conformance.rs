@@ -75,7 +75,11 @@ fn every_record_is_whole_or_absent(records: &dyn Records) {
     records.remove(&key, Durability::Lazy).unwrap();
     assert_eq!(records.read(&key).unwrap(), Recorded::Absent);
     records.put(&key, b"not what it should be", Durability::Synced).unwrap();
-    records.quarantine(&key).unwrap();
+    let quarantine = |step: &mut Step<'_>| {
+        step.change(&key, Action::Quarantine, IndexEntry::Gone);
+        Ok(())
+    };
+    records.change(&key, quarantine).unwrap();
     assert_eq!(records.read(&key).unwrap(), Recorded::Absent);
 }
 

@@ -63,34 +63,6 @@ impl RequiredPlatforms {
 }
 
 impl Library {
-    /// The packages of an address whose archives have a name record.
-    pub(in crate::mirror) fn named_artifacts(&self, address: &Address) -> Result<Vec<Artifact>, StoreError> {
-        let records = &self.store.records;
-        Ok(match address {
-            Address::Provider(provider) => {
-                records.packages_with_names(provider)?.into_iter().map(Artifact::Provider).collect()
-            }
-            Address::Module(module) => {
-                records.module_packages_with_names(module)?.into_iter().map(Artifact::Module).collect()
-            }
-        })
-    }
-
-    /// The packages of an address with a stored document of their own: a proof set, or a location.
-    pub(in crate::mirror) fn package_documents(&self, address: &Address) -> Result<Vec<(Artifact, Key)>, StoreError> {
-        let records = &self.store.records;
-        Ok(match address {
-            Address::Provider(provider) => {
-                let with_set = |package: Package| (Artifact::from(&package), Key::ProofSet(package));
-                records.packages_with_sets(provider)?.into_iter().map(with_set).collect()
-            }
-            Address::Module(module) => {
-                let with_location = |package: ModulePackage| (Artifact::from(&package), Key::location(&package));
-                records.module_packages_with_locations(module)?.into_iter().map(with_location).collect()
-            }
-        })
-    }
-
     /// The versions of an address, in the canonical spelling, that can be installed from the store. Blocks.
     pub(in crate::mirror) fn read_stored_versions(
         &self,
@@ -107,8 +79,9 @@ impl Library {
                     }
                 }
             }
-            Address::Module(module) => {
-                for package in default_if_store_unavailable(self.store.records.module_packages_with_names(module))? {
+            Address::Module(_) => {
+                for artifact in default_if_store_unavailable(self.store.records.named(address))? {
+                    let Artifact::Module(package) = artifact else { continue };
                     let archive = self.current_module_archive(&package);
                     if skip_unreadable(&package, archive.map(|archive| archive.is_some()))? {
                         stored.entry(package.version).or_default();

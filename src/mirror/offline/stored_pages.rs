@@ -1,6 +1,7 @@
 //! Offline answers for pages that are not stored: the modules and providers with versions that can be installed from
 //! the store.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use tokio::time::{timeout, timeout_at};
@@ -151,14 +152,12 @@ impl Offline {
 impl Library {
     fn scan_for_page(&self, page: &PageRef) -> Result<Option<PageSource>, StoreError> {
         let Some((address, wanted)) = details_on(page) else {
-            let records = &self.store.records;
-            let stored = match page.path {
+            let service = match page.path {
                 PagePath::Search if page.query.search.is_none() => return Ok(None),
-                PagePath::Providers | PagePath::ProvidersOf(_) => {
-                    records.providers_of(&page.host)?.into_iter().map(Address::Provider).collect()
-                }
-                _ => records.modules_of(&page.host)?.into_iter().map(Address::Module).collect(),
+                PagePath::Providers | PagePath::ProvidersOf(_) => "providers",
+                _ => "modules",
             };
+            let stored = self.store.records.addresses_of(&page.host, service)?;
             return self.stored_page(page, stored).map(|list| Some(PageSource::List(list)));
         };
         let Some(entry) = self.stored_entry(address)? else { return Ok(None) };
@@ -167,12 +166,12 @@ impl Library {
         Ok(is_known.then_some(PageSource::Details(StoredEntry { version, ..entry })))
     }
 
-    fn stored_page(&self, page: &PageRef, stored: Vec<Address>) -> Result<StoredList, StoreError> {
+    fn stored_page(&self, page: &PageRef, stored: BTreeSet<Address>) -> Result<StoredList, StoreError> {
         let mut found = Vec::new();
         for address in stored.into_iter().filter(|address| is_on_page(address, page)) {
             // Versions are only read for the entries on the page.
             let canonical = self.runtime.config.load().canonical(&address);
-            if !default_if_store_unavailable(self.named_artifacts(&canonical))?.is_empty() {
+            if !default_if_store_unavailable(self.store.records.named(&canonical))?.is_empty() {
                 found.push(address);
             }
         }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::address::{Artifact, PackageRef, PackageSelector};
+use crate::address::{Address, Artifact, PackageRef, PackageSelector};
 use crate::error::Error;
 use crate::mirror::{Archives, Documents, Library, Modules, Offline, ProofSets, Runtime};
 
@@ -105,7 +105,7 @@ impl Operations {
         let pinning = self.library.on_disk(move |library| {
             let mut selected = Vec::new();
             for address in library.runtime.config().spellings(&owned_selector.address()) {
-                selected.extend(library.named_artifacts(&address)?);
+                selected.extend(library.store.records.named(&address)?);
             }
             selected.retain(|artifact| owned_selector.versions().include(artifact.version()));
             selected.sort();

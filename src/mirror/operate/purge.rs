@@ -104,7 +104,8 @@ impl Purge<'_> {
     fn address(&mut self, address: &Address, versions: &Versions) -> Result<(), StoreError> {
         let library = self.library;
         let ended = self.versions(address, versions).and_then(|()| {
-            let left = library.named_artifacts(address)?.iter().map(|artifact| artifact.version().clone()).collect();
+            let left =
+                library.store.records.named(address)?.iter().map(|artifact| artifact.version().clone()).collect();
             library.resolve_alarms_of_purged(address.clone(), versions, &left);
             Ok(())
         });
@@ -119,7 +120,7 @@ impl Purge<'_> {
         let pinned = self.archives(address, versions, &spared)?;
         self.purged.pinned.extend(pinned.iter().map(ToString::to_string));
         spared.extend(pinned);
-        for (artifact, document) in library.package_documents(address)? {
+        for (artifact, document) in library.store.records.package_documents(address)? {
             let is_meant = versions.include(artifact.version()) && !spared.contains(&artifact);
             // A download may have landed since. Its archive keeps the set that proves it.
             if is_meant && library.catalog.name(&artifact)?.archives.is_empty() {
@@ -148,9 +149,11 @@ impl Purge<'_> {
                     }
                 }
             }
-            Address::Module(module) => {
-                for package in self.library.store.records.module_packages_with_names(module)? {
-                    if versions.include(&package.version) {
+            Address::Module(_) => {
+                for artifact in self.library.store.records.named(address)? {
+                    if let Artifact::Module(package) = artifact
+                        && versions.include(&package.version)
+                    {
                         // Rebuilds a lost record from the archive while that is stored.
                         read_first_seen(self.library, &package)?;
                     }
@@ -175,9 +178,10 @@ impl Purge<'_> {
         }
         // No archive is stored or removed meanwhile.
         let _locks = library.catalog.lock_all_digests();
-        let mut selected: BTreeSet<Artifact> = library.named_artifacts(address)?.into_iter().collect();
+        let mut selected: BTreeSet<Artifact> = library.store.records.named(address)?.into_iter().collect();
         if let Address::Provider(_) = address {
-            selected.extend(library.package_documents(address)?.into_iter().map(|(artifact, _)| artifact));
+            selected
+                .extend(library.store.records.package_documents(address)?.into_iter().map(|(artifact, _)| artifact));
         }
         selected.retain(|artifact| versions.include(artifact.version()) && !spared.contains(artifact));
         let (mut pinned, mut digests) = (BTreeSet::new(), BTreeSet::new());

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use futures_util::{StreamExt, stream};
 use serde::{Deserialize, Serialize};
 
-use crate::address::{ModulePackage, Package, PackageRef, PackageSelector};
+use crate::address::{Address, Artifact, ModulePackage, Package, PackageRef, PackageSelector};
 use crate::error::Error;
 use crate::mirror::documents::DocumentKind;
 use crate::mirror::documents::revalidate::FlightResult;
@@ -103,8 +103,12 @@ impl Operations {
             PackageSelector::Module(selection) => {
                 let key = call.config.key_of(&selection.of);
                 let located =
-                    self.library.on_disk(move |library| library.store.records.module_packages_with_locations(&key));
-                for key in located.await?.into_iter().filter(|package| versions.include(&package.version)) {
+                    self.library.on_disk(move |library| library.store.records.package_documents(&Address::Module(key)));
+                for (artifact, _) in located.await? {
+                    let Artifact::Module(key) = artifact else { continue };
+                    if !versions.include(&key.version) {
+                        continue;
+                    }
                     let package = ModulePackage { module: selection.of.clone(), version: key.version.clone() };
                     let news = self.refresh_location(&package, call).await.unwrap_or_else(failed);
                     refreshed.push(RefreshResult { package: (&key).into(), news });

@@ -257,7 +257,7 @@ impl Library {
         let service = Service::from(address);
         let Ok(list) = coming.as_versions(service) else { return Ok(None) };
         let mut unlisted: BTreeMap<Version, BTreeSet<Platform>> = BTreeMap::new();
-        for artifact in self.named_artifacts(address)? {
+        for artifact in self.store.records.named(address)? {
             if list.get(artifact.version()).is_none() {
                 let platforms = unlisted.entry(artifact.version().clone()).or_default();
                 if let Artifact::Provider(package) = artifact {

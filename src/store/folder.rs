@@ -1,0 +1,335 @@
+//! A store in a folder, which larder runs with. Each record is a file with its checksum, replaced by rename and never
+//! torn; each archive is a file named by its digest.
+
+use std::cell::Cell;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::ReentrantMutex;
+use serde::{Deserialize, Serialize};
+
+use super::disk::{self, Quarantine};
+use super::key::RecordGroup;
+use super::locks::StoreLock;
+use super::records::KINDS;
+use super::{
+    Action, Blob, Blobs, Change, Durability, FORMAT, Generation, Index, IndexEntry, Key, Recorded, Records, Staged,
+    Staging, StoreError, Striped, WriteOutcome, to_json,
+};
+use crate::clock::Timestamp;
+use crate::digest::Digest;
+use crate::verify::Verified;
+
+/// The archives below `blobs/sha256`.
+#[derive(Debug)]
+pub(super) struct FolderBlobs {
+    folder: PathBuf,
+    staging: Staging,
+    quarantine: Quarantine,
+    lock: StoreLock,
+}
+
+impl FolderBlobs {
+    pub(super) fn open(
+        folder: &Path,
+        staging: Staging,
+        quarantine: Quarantine,
+        lock: StoreLock,
+    ) -> Result<Self, StoreError> {
+        disk::create_folder(folder)?;
+        Ok(Self { folder: folder.to_owned(), staging, quarantine, lock })
+    }
+
+    fn path(&self, digest: &Digest) -> PathBuf {
+        let hex = digest.to_string();
+        self.folder.join(&hex[..2]).join(hex)
+    }
+}
+
+impl Blobs for FolderBlobs {
+    fn staging(&self) -> &Staging {
+        &self.staging
+    }
+
+    /// In this order: sync, rename, sync of the folder.
+    fn publish(&self, staged: Verified<Staged>) -> Result<(), StoreError> {
+        let target = self.path(&staged.digest());
+        let staged = staged.into_inner();
+        staged.sync()?;
+        self.lock.check()?;
+        disk::create_parent(&target, self.lock.root())?;
+        staged.move_to(&target)?;
+        disk::sync_folder_of(&target)?;
+        staged.remove_note()
+    }
+
+    fn open(&self, digest: &Digest) -> Result<Option<Blob>, StoreError> {
+        let path = self.path(digest);
+        let Some(file) = self.lock.if_ours(disk::open(&path))? else { return Ok(None) };
+        Blob::new(Arc::new(file), path).map(Some)
+    }
+
+    fn stat(&self, digest: &Digest) -> Result<Option<(u64, Timestamp)>, StoreError> {
+        self.lock.if_ours(disk::file_metadata(&self.path(digest)))
+    }
+
+    fn remove(&self, digest: &Digest, durability: Durability) -> Result<(), StoreError> {
+        self.lock.check()?;
+        let path = self.path(digest);
+        disk::remove(&path)?;
+        sync_removal(&path, durability)
+    }
+
+    fn quarantine(&self, digest: &Digest) -> Result<(), StoreError> {
+        self.lock.check()?;
+        let target = self.quarantine.add(&self.path(digest))?;
+        tracing::error!(digest = %digest, aside = %target.display(), "a damaged archive was quarantined");
+        Ok(())
+    }
+
+    fn all(&self) -> Result<Vec<(Digest, u64, Timestamp)>, StoreError> {
+        let files = disk::files_below(&self.folder)?.into_iter();
+        let digest = |path: &Path| Digest::parse(path.file_name()?.to_str()?).ok();
+        Ok(files.filter_map(|(path, size_bytes, changed)| Some((digest(&path)?, size_bytes, changed))).collect())
+    }
+}
+
+/// Makes the removal of a file durable.
+fn sync_removal(path: &Path, durability: Durability) -> Result<(), StoreError> {
+    let must_sync = durability == Durability::Synced && path.parent().is_some_and(Path::is_dir);
+    if must_sync { disk::sync_folder_of(path) } else { Ok(()) }
+}
+
+/// The first line of every record's file, in JSON; the record follows.
+#[derive(Serialize, Deserialize)]
+struct RecordHeader {
+    format: u32,
+    blake3: String,
+    bytes: usize,
+}
+
+/// The generations of the groups, each locked while its group is changed. Groups may share one, which only causes a
+/// conflict without a reason. A record that stands alone shares none with an address: it is written while a step on an
+/// address has its turn.
+#[derive(Debug, Default)]
+struct Generations {
+    addresses: Striped<ReentrantMutex<Cell<u64>>>,
+    alone: Striped<ReentrantMutex<Cell<u64>>>,
+}
+
+impl Generations {
+    fn of(&self, group: &RecordGroup) -> &ReentrantMutex<Cell<u64>> {
+        match group {
+            RecordGroup::Address(_) => self.addresses.of(group),
+            RecordGroup::Alone(_) => self.alone.of(group),
+        }
+    }
+}
+
+/// The records below a store's root: each replaced by rename, with its checksum, never torn.
+#[derive(Debug)]
+pub(super) struct FolderRecords {
+    /// Before `lock`: the index is closed while the store is locked.
+    index: Arc<Index>,
+    root: PathBuf,
+    staging: Staging,
+    quarantine: Quarantine,
+    lock: StoreLock,
+    generations: Generations,
+    next_temp: AtomicU64,
+}
+
+impl FolderRecords {
+    pub(super) fn open(
+        root: &Path,
+        staging: Staging,
+        index: Arc<Index>,
+        quarantine: Quarantine,
+        lock: StoreLock,
+    ) -> Result<Self, StoreError> {
+        let is_new = !root.join(KINDS[0]).is_dir();
+        for kind in KINDS {
+            let made = disk::create_folder(&root.join(kind));
+            // A store of an older larder lacks some folders, and its disk may be mounted read-only: then reading still works.
+            if is_new {
+                made?;
+            }
+        }
+        let (generations, next_temp) = (Generations::default(), AtomicU64::default());
+        Ok(Self { index, root: root.to_owned(), staging, quarantine, lock, generations, next_temp })
+    }
+
+    fn path(&self, key: &Key) -> PathBuf {
+        self.root.join(key.path())
+    }
+
+    /// Runs a listing, and fails unless the store is still the locked one.
+    fn listed<T>(&self, list: impl FnOnce() -> Result<T, StoreError>) -> Result<T, StoreError> {
+        self.lock.check()?;
+        self.lock.if_ours(list())
+    }
+
+    /// Reads a record as it is, and leaves a damaged one in its place.
+    fn read_file(&self, key: &Key) -> Result<Recorded, StoreError> {
+        let path = self.path(key);
+        let mut file = match self.lock.if_ours(disk::read(&path)) {
+            Ok(Some(file)) => file,
+            Ok(None) => return Ok(Recorded::Absent),
+            Err(unreadable) if unreadable.is_damage() => {
+                tracing::error!(error = %unreadable, "a record cannot be read");
+                return Ok(Recorded::Damaged);
+            }
+            Err(failed) => return Err(failed),
+        };
+        let start = record_start(&file).map_err(|found| StoreError::Newer { path, found })?;
+        Ok(start.map_or(Recorded::Damaged, |start| Recorded::Whole(file.split_off(start))))
+    }
+
+    /// Writes the file of a record in staging.
+    fn write_temp(&self, record: &[u8], durability: Durability) -> Result<TempRecord, StoreError> {
+        let blake3 = blake3::hash(record).to_hex().to_string();
+        let header = to_json(&RecordHeader { format: FORMAT, blake3, bytes: record.len() });
+        let number = self.next_temp.fetch_add(1, Ordering::Relaxed);
+        let path = self.staging.folder_now()?.join(format!("record-{number}"));
+        let temp = TempRecord { path, size_bytes: (header.len() + 1 + record.len()) as u64 };
+        disk::write_new(&temp.path, &[&header, b"\n", record], durability == Durability::Synced)?;
+        Ok(temp)
+    }
+
+    /// Makes one change; the caller holds the lock of the group. Returns the size of the record's new file in bytes.
+    fn apply(&self, change: &Change, temp: Option<TempRecord>) -> Result<u64, StoreError> {
+        let path = self.path(&change.key);
+        match (&change.action, temp) {
+            (Action::Put(_, durability), Some(temp)) => {
+                disk::create_parent(&path, &self.root)?;
+                disk::rename(&temp.path, &path)?;
+                if *durability == Durability::Synced {
+                    disk::sync_folder_of(&path)?;
+                }
+                return Ok(temp.size_bytes);
+            }
+            (Action::Remove(durability), _) => {
+                // Others may have been waited for since the step began.
+                self.lock.check()?;
+                disk::remove(&path)?;
+                sync_removal(&path, *durability)?;
+            }
+            (Action::Quarantine, _) => {
+                self.lock.check()?;
+                let quarantined = self.quarantine.add(&path)?;
+                tracing::error!(record = %path.display(), aside = %quarantined.display(), "a damaged record was quarantined");
+            }
+            (Action::Put(..) | Action::Keep, _) => {}
+        }
+        Ok(0)
+    }
+}
+
+/// The file of a record before it is renamed into place; removed if it never is.
+struct TempRecord {
+    path: PathBuf,
+    size_bytes: u64,
+}
+
+impl Drop for TempRecord {
+    fn drop(&mut self) {
+        // The error of the write is reported, not one of the cleanup. The next start removes what is left.
+        let _ = disk::remove(&self.path);
+    }
+}
+
+impl Records for FolderRecords {
+    fn read(&self, key: &Key) -> Result<Recorded, StoreError> {
+        let recorded = self.read_file(key)?;
+        if recorded != Recorded::Damaged || key.matters_when_damaged() {
+            return Ok(recorded);
+        }
+        // Unless it was replaced since it was read.
+        (self as &dyn Records).change(key, |step| {
+            let recorded = self.read_file(key)?;
+            if recorded == Recorded::Damaged {
+                step.change(key, Action::Quarantine, IndexEntry::Gone);
+            }
+            // Another reader may have quarantined it. It is damaged all the same, and not a record that was removed.
+            Ok(if recorded == Recorded::Absent { Recorded::Damaged } else { recorded })
+        })
+    }
+
+    fn stat(&self, key: &Key) -> Result<Option<(u64, Timestamp)>, StoreError> {
+        self.listed(|| disk::file_metadata(&self.path(key)))
+    }
+
+    fn generation(&self, group: &RecordGroup) -> Result<Generation, StoreError> {
+        Ok(Generation(self.generations.of(group).lock().get()))
+    }
+
+    fn write(&self, group: &RecordGroup, read_at: Generation, changes: &[Change]) -> Result<WriteOutcome, StoreError> {
+        debug_assert!(changes.iter().all(|change| change.key.group() == *group), "{group:?}: {changes:?}");
+        let mut temps = Vec::with_capacity(changes.len());
+        for change in changes {
+            self.lock.check()?;
+            temps.push(match &change.action {
+                // The bytes are synced before the lock is taken, so that other writers of the group do not wait for that. In a
+                // turn they do.
+                Action::Put(record, durability) => Some(self.write_temp(record, *durability)?),
+                Action::Remove(_) | Action::Quarantine | Action::Keep => None,
+            });
+        }
+        let generation = self.generations.of(group).lock();
+        if generation.get() != read_at.0 {
+            return Ok(WriteOutcome::Conflict);
+        }
+        for (change, temp) in changes.iter().zip(temps) {
+            // Also if the change fails: it may be visible, and those before it are.
+            generation.set(generation.get().wrapping_add(1));
+            let size_bytes = self.apply(change, temp)?;
+            self.index.record_changed(change, size_bytes);
+        }
+        Ok(WriteOutcome::Written)
+    }
+
+    fn in_turn(&self, group: &RecordGroup, work: &mut dyn FnMut()) {
+        let _turn = self.generations.of(group).lock();
+        work();
+    }
+
+    fn sync(&self, key: &Key) -> Result<bool, StoreError> {
+        let path = self.path(key);
+        let Some(file) = self.lock.if_ours(disk::open(&path))? else { return Ok(false) };
+        file.sync_all().map_err(|e| StoreError::io("sync", &path, e))?;
+        disk::sync_folder_of(&path)?;
+        Ok(true)
+    }
+
+    fn keys_below(&self, folder: &Path) -> Result<Vec<(Key, u64)>, StoreError> {
+        let files = self.listed(|| disk::files_below(&self.root.join(folder)))?.into_iter();
+        let key = |path: &Path| Key::from_path(path.strip_prefix(&self.root).ok()?);
+        Ok(files.filter_map(|(path, size_bytes, _)| Some((key(&path)?, size_bytes))).collect())
+    }
+
+    fn names_in(&self, folder: &Path) -> Result<Vec<String>, StoreError> {
+        self.listed(|| disk::names_in(&self.root.join(folder)))
+    }
+}
+
+/// The byte at which the record begins in its file; `None` if the file is damaged. The error is the format of a newer
+/// larder.
+fn record_start(file: &[u8]) -> Result<Option<usize>, u32> {
+    let Some(end) = file.iter().take(1024).position(|byte| *byte == b'\n') else { return Ok(None) };
+    let (line, record) = (&file[..end], &file[end + 1..]);
+    // A header of a newer format may have other members, but always has `format`.
+    #[derive(Deserialize)]
+    struct Format {
+        format: u32,
+    }
+    if let Ok(Format { format }) = serde_json::from_slice(line)
+        && format > FORMAT
+    {
+        return Err(format);
+    }
+    let header: Option<RecordHeader> = serde_json::from_slice(line).ok();
+    let is_whole =
+        |header: RecordHeader| header.bytes == record.len() && header.blake3 == *blake3::hash(record).to_hex();
+    Ok(header.is_some_and(is_whole).then_some(end + 1))
+}
