@@ -84,7 +84,7 @@ pub fn unpack_from<R: Read + Seek>(format: ArchiveFormat, archive: R, tree: &mut
         ArchiveFormat::Zip => unpack_zip(buffered, tree)?,
         ArchiveFormat::TarGz => unpack_tar(gzip(buffered), tree)?,
         ArchiveFormat::TarBz2 => unpack_tar(bzip2(buffered), tree)?,
-        ArchiveFormat::TarXz => unpack_tar(XzReader::new(buffered), tree)?,
+        ArchiveFormat::TarXz => unpack_tar(XzReader::new(buffered).map_err(|e| unreadable(&e))?, tree)?,
         // go-getter refuses these formats as well: the file that they contain has no name.
         ArchiveFormat::Gz | ArchiveFormat::Bz2 | ArchiveFormat::Xz => {
             return Err(TreeError::Unreadable("it is one compressed file, but a module is a folder".to_owned()));
