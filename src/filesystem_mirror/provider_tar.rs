@@ -127,7 +127,7 @@ fn printable(path: &[u8]) -> String {
 
 /// A writer of a provider tree as a tar. If it is dropped before [`ProviderTreeWriter::end`], a reader notices the
 /// truncation.
-pub struct ProviderTreeWriter<W> {
+pub struct ProviderTreeWriter<W: Write> {
     tar: TarWriter<W>,
 }
 
@@ -150,7 +150,7 @@ impl<W: Write> ProviderTreeWriter<W> {
     /// # Errors
     /// As for [`add`](Self::add).
     pub fn add_with_mode(&mut self, path: &str, mode: Mode, size_bytes: u64, contents: impl Read) -> io::Result<()> {
-        self.tar.file(path.as_bytes(), mode.bits(), size_bytes, contents, |_| {})
+        self.tar.file(path.as_bytes(), mode.bits(), size_bytes, contents)
     }
 
     /// Writes the end marker, flushes and returns the output.

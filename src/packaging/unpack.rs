@@ -2,7 +2,6 @@
 //! an error that names the entry. Zips are unpacked by their central directory, as go-getter does.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::io::{self, BufReader, Read, Seek};
 
 use ::tar::EntryType;
@@ -69,16 +68,8 @@ impl ArchiveFormat {
 /// # Errors
 /// [`TreeError::Refused`] for an entry that a module cannot have, [`TreeError::TooLarge`] past the limits,
 /// [`TreeError::Unreadable`] for a damaged archive or another format, [`TreeError::Spool`] if the disk fails.
-pub fn unpack(format: ArchiveFormat, archive: &mut File, tree: &mut Tree) -> Result<(), TreeError> {
+pub fn unpack(format: ArchiveFormat, mut archive: impl Read + Seek, tree: &mut Tree) -> Result<(), TreeError> {
     archive.rewind().map_err(TreeError::spool)?;
-    unpack_from(format, archive, tree)
-}
-
-/// Implements [`unpack()`] for any reader that can seek.
-///
-/// # Errors
-/// Those of [`unpack()`].
-pub fn unpack_from<R: Read + Seek>(format: ArchiveFormat, archive: R, tree: &mut Tree) -> Result<(), TreeError> {
     let buffered = BufReader::with_capacity(64 * 1024, archive);
     match format {
         ArchiveFormat::Zip => unpack_zip(buffered, tree)?,

@@ -17,21 +17,19 @@ fn path(text: &str) -> TreePath {
 
 fn unpacked(format: ArchiveFormat, archive: &[u8]) -> Result<Tree, TreeError> {
     let mut tree = Tree::new(tempfile::tempfile().unwrap(), LIMITS);
-    unpack_from(format, Cursor::new(archive), &mut tree).map(|()| tree)
+    unpack(format, Cursor::new(archive), &mut tree).map(|()| tree)
 }
 
 fn read(tree: &Tree, name: &str) -> String {
-    let Some(TreeEntry::File { offset, size_bytes, .. }) = tree.get(&path(name)) else {
-        panic!("{name}: {:?}", tree.get(&path(name)))
-    };
+    let Some(TreeEntry::File(file)) = tree.get(&path(name)) else { panic!("{name}: {:?}", tree.get(&path(name))) };
     let mut text = String::new();
-    tree.contents(*offset, *size_bytes).read_to_string(&mut text).unwrap();
+    tree.contents(file).read_to_string(&mut text).unwrap();
     text
 }
 
 fn mode(tree: &Tree, name: &str) -> u32 {
-    let Some(TreeEntry::File { mode, .. }) = tree.get(&path(name)) else { panic!("{name}") };
-    *mode
+    let Some(TreeEntry::File(file)) = tree.get(&path(name)) else { panic!("{name}") };
+    file.mode
 }
 
 /// Builds a tar entry by entry, malformed ones included.

@@ -21,7 +21,7 @@ use crate::mirror::modules::RESOLVED_BY_ACCEPT;
 use crate::mirror::transfer::TransferStage;
 use crate::mirror::transfer::bundle::entry::{EntryCriteria, SmallFiles, store_failed};
 use crate::mirror::{Library, default_if_store_unavailable};
-use crate::packaging::{ArchiveFormat, PACKER, PackResult, Tree, TreeEntry, TreeLimits, TreePath, pack, unpack_from};
+use crate::packaging::{ArchiveFormat, PACKER, PackResult, Tree, TreeEntry, TreeLimits, TreePath, pack, unpack};
 use crate::store::{Blob, Durability, IndexEntry, Key, StoreError};
 use crate::upstream::error::sanitized;
 use crate::upstream::providers::DownloadDocument;
@@ -397,9 +397,9 @@ impl BundledModule {
         let mut tree = Tree::new(scratch.file().map_err(store_failed)?, TreeLimits::default());
         let unpacked = match &arrived.source {
             ArchiveSource::Staged(stage) => {
-                unpack_from(ArchiveFormat::TarGz, stage.file().map_err(store_failed)?, &mut tree)
+                unpack(ArchiveFormat::TarGz, stage.file().map_err(store_failed)?, &mut tree)
             }
-            ArchiveSource::Stored(blob) => unpack_from(ArchiveFormat::TarGz, blob.reader(), &mut tree),
+            ArchiveSource::Stored(blob) => unpack(ArchiveFormat::TarGz, blob.reader(), &mut tree),
         };
         let mut packed_anew = Hasher::new();
         let packed = unpacked.and_then(|()| pack(&tree, &TreePath::root(), &mut packed_anew));

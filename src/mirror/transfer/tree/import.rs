@@ -527,7 +527,7 @@ impl PackageRepack {
     /// The reason that no client could install the package, if there is one.
     fn flaw(&self) -> Option<String> {
         let is_plugin = |(path, entry): (&TreePath, &TreeEntry)| {
-            matches!(entry, TreeEntry::File { .. }) && self.is_plugin(&path.to_string())
+            matches!(entry, TreeEntry::File(_)) && self.is_plugin(&path.to_string())
         };
         self.flaw.clone().or_else(|| {
             let has_plugin = self.tree.entries().any(is_plugin);
