@@ -7,7 +7,7 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use serde::{Deserialize, Serialize};
 
 use crate::clock::Timestamp;
-use crate::digest::{Digest, Hasher};
+use crate::digest::{Digest, Hasher, HashingReader};
 
 const FORMAT: u32 = 1;
 const MAX_PARTS: usize = 99_999;
@@ -138,15 +138,7 @@ impl PartList {
 pub struct PartsReader<O, R> {
     open: O,
     parts: std::vec::IntoIter<BundlePart>,
-    current: Option<OpenPart<R>>,
-}
-
-/// The part that is being read.
-struct OpenPart<R> {
-    part: BundlePart,
-    input: R,
-    hasher: Hasher,
-    remaining_bytes: u64,
+    current: Option<(BundlePart, HashingReader<io::Take<R>>)>,
 }
 
 impl<R: Read, O: FnMut(&str) -> io::Result<R>> PartsReader<O, R> {
@@ -158,39 +150,33 @@ impl<R: Read, O: FnMut(&str) -> io::Result<R>> PartsReader<O, R> {
 
 impl<R: Read, O: FnMut(&str) -> io::Result<R>> Read for PartsReader<O, R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if buffer.is_empty() {
+            return Ok(0);
+        }
         loop {
-            let OpenPart { part, input, hasher, remaining_bytes } = match &mut self.current {
+            let (part, mut contents) = match self.current.take() {
                 Some(current) => current,
                 None => {
                     let Some(part) = self.parts.next() else { return Ok(0) };
                     let failed =
                         |e: io::Error| io::Error::new(e.kind(), format!("{} cannot be opened: {e}", part.name));
-                    let input = (self.open)(&part.name).map_err(failed)?;
-                    let remaining_bytes = part.bytes;
-                    self.current.insert(OpenPart { part, input, hasher: Hasher::new(), remaining_bytes })
+                    let contents = HashingReader::new((self.open)(&part.name).map_err(failed)?.take(part.bytes));
+                    (part, contents)
                 }
             };
-            let length = usize::try_from(*remaining_bytes).unwrap_or(usize::MAX).min(buffer.len());
-            let chunk = buffer.get_mut(..length).unwrap_or_default();
-            if chunk.is_empty() && *remaining_bytes > 0 {
-                return Ok(0);
+            let read = contents.read(buffer);
+            if !matches!(read, Ok(0)) {
+                self.current = Some((part, contents));
+                return read;
             }
-            if *remaining_bytes == 0 {
-                let (actual, _) = std::mem::take(hasher).finish();
-                if actual != part.sha256 {
-                    let reason = format!("{} has changed: expected SHA-256 {}, got {actual}", part.name, part.sha256);
-                    return Err(io::Error::other(reason));
-                }
-                self.current = None;
-                continue;
-            }
-            let read = input.read(chunk)?;
-            if read == 0 {
+            if contents.inner().limit() > 0 {
                 return Err(io::Error::other(format!("{} ends too early", part.name)));
             }
-            hasher.update(chunk.get(..read).unwrap_or_default());
-            *remaining_bytes -= read as u64;
-            return Ok(read);
+            let actual = contents.digest();
+            if actual != part.sha256 {
+                let reason = format!("{} has changed: expected SHA-256 {}, got {actual}", part.name, part.sha256);
+                return Err(io::Error::other(reason));
+            }
         }
     }
 }

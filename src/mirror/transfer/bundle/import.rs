@@ -11,8 +11,8 @@ use tokio::task::JoinHandle;
 
 use crate::address::{Artifact, PackageSelector};
 use crate::bundle::{
-    ApplyEvent, ApplyOutcome, BadBundle, BundleEntry, BundleReader, BundleTrust, DigestCheck, EntryFile, EntryOutcome,
-    FileRole, Manifest, Receipt,
+    ApplyEvent, ApplyOutcome, BadBundle, BundleEntry, BundleReader, BundleTrust, EntryFile, EntryOutcome, FileRole,
+    Manifest, Receipt,
 };
 use crate::clock::{Clock, Timestamp};
 use crate::digest::Digest;
@@ -259,8 +259,8 @@ impl<R: Read, F: FnMut(ApplyEvent)> BundleApplication<'_, R, F> {
         for file in entry.files().into_iter().filter(|file| file.role != FileRole::Archive) {
             let bytes = if carried.contains(&file.role) {
                 let mut bytes = Vec::new();
-                let content = self.read(&file, |piece| bytes.extend_from_slice(piece));
-                let checked = digest_mismatch(&file, content.map_err(|broke| broke.after(flaw.as_ref()))?);
+                let actual = self.read(&file, |chunk| bytes.extend_from_slice(chunk));
+                let checked = check_digest(&file, actual.map_err(|broke| broke.after(flaw.as_ref()))?);
                 let is_sound = flaw.is_none();
                 checked
                     .and_then(|()| if is_sound { self.shared.store_if_shared(&file, &bytes) } else { Ok(()) })
@@ -310,15 +310,15 @@ impl<R: Read, F: FnMut(ApplyEvent)> BundleApplication<'_, R, F> {
             }
             Ok(None) | Err(_) => Ok(None),
         };
-        let content = self.read(archive, |piece| {
+        let actual = self.read(archive, |chunk| {
             if let Ok(Some(staged)) = &mut stage
-                && let Err(error) = staged.append(piece)
+                && let Err(error) = staged.append(chunk)
             {
                 stage = Err(store_failed(error));
             }
         });
-        let content = content.map_err(|broke| broke.after(accepted.err().or(stage.as_ref().err())))?;
-        let taken = digest_mismatch(archive, content).and(stage);
+        let actual = actual.map_err(|broke| broke.after(accepted.err().or(stage.as_ref().err())))?;
+        let taken = check_digest(archive, actual).and(stage);
         Ok(taken.and_then(|stage| stage.map(|stage| ArrivedArchive::staged(stage, file.sha256)).transpose()))
     }
 
@@ -334,18 +334,18 @@ impl<R: Read, F: FnMut(ApplyEvent)> BundleApplication<'_, R, F> {
         })
     }
 
-    fn read(&mut self, file: &EntryFile, mut take: impl FnMut(&[u8])) -> Result<DigestCheck, UnreadableRest> {
+    /// Reads the next file of the bundle, and returns the digest of its bytes.
+    fn read(&mut self, file: &EntryFile, mut on_chunk: impl FnMut(&[u8])) -> Result<Digest, UnreadableRest> {
         let Self { opened, report, read, reported, .. } = self;
-        let content = opened.file(file, |piece| {
-            take(piece);
-            *read = read.saturating_add(piece.len() as u64);
+        let actual = opened.file(file, |chunk| {
+            on_chunk(chunk);
+            *read = read.saturating_add(chunk.len() as u64);
             if *read - *reported >= PROGRESS_BYTES {
                 *reported = *read;
                 report(ApplyEvent::Read { bytes: *read });
             }
-            Ok::<_, BadBundle>(())
         });
-        content.map_err(|bad| UnreadableRest(format!("its {} ({}) could not be read: {bad}", file.role, file.name())))
+        actual.map_err(|bad| UnreadableRest(format!("its {} ({}) could not be read: {bad}", file.role, file.name())))
     }
 }
 
@@ -363,13 +363,12 @@ impl UnreadableRest {
 }
 
 /// Refuses altered bytes: the file's name is its digest.
-fn digest_mismatch(file: &EntryFile, content: DigestCheck) -> Result<(), String> {
-    match content {
-        DigestCheck::Matches => Ok(()),
-        DigestCheck::Differs { actual: now } => {
-            Err(format!("its {} was altered: its SHA-256 is {now}, and should be {}", file.role, file.file.sha256))
-        }
+fn check_digest(file: &EntryFile, actual: Digest) -> Result<(), String> {
+    let expected = file.file.sha256;
+    if actual == expected {
+        return Ok(());
     }
+    Err(format!("its {} was altered: its SHA-256 is {actual}, and should be {expected}", file.role))
 }
 
 /// Small files that several entries of a bundle share, such as the SHA256SUMS of a version. The bundle contains them
