@@ -11,22 +11,22 @@ use crate::mirror::documents::module_location::subdir_in_archive;
 use crate::mirror::freshness::Age;
 use crate::mirror::library::intake::ArchiveBytes;
 use crate::mirror::library::module_history::{self, PinnedTree, TreeComparison};
-use crate::mirror::library::proof_set::{ProofSet, ProofSetMetadata, StoredProofSet, imported_differs};
+use crate::mirror::library::proof_set::{ProofSet, StoredProofSet, imported_differs};
 use crate::mirror::library::provider_history::Admission;
 use crate::mirror::library::stored_document::StoredDocument;
 use crate::mirror::library::{
     AcceptScope, AcceptedFinding, AlarmEvent, AlarmKind, AlarmPart, Observation, Signer, StoredArchive, observation,
 };
 use crate::mirror::modules::RESOLVED_BY_ACCEPT;
-use crate::mirror::transfer::TransferStage;
 use crate::mirror::transfer::bundle::entry::{EntryCriteria, SmallFiles, store_failed};
+use crate::mirror::transfer::{TransferStage, set_of_files};
 use crate::mirror::{Library, default_if_store_unavailable};
 use crate::packaging::{ArchiveFormat, PACKER, PackResult, Tree, TreeEntry, TreeLimits, TreePath, pack, unpack};
 use crate::store::{Blob, Durability, IndexEntry, Key, StoreError};
 use crate::upstream::error::sanitized;
 use crate::upstream::providers::DownloadDocument;
 use crate::upstream::request::Validators;
-use crate::verify::{ProofBasis, VerificationError, verify_proof_set};
+use crate::verify::{ProofBasis, verify_proof_set};
 
 /// The archive of an entry. Its bytes have the digest that the manifest names.
 pub(super) struct ArrivedArchive {
@@ -43,13 +43,10 @@ enum ArchiveSource {
 }
 
 impl ArrivedArchive {
-    /// Verifies a staged archive.
-    pub(super) fn staged(stage: TransferStage, digest: Digest) -> Result<Self, String> {
-        let ((actual, fast), size_bytes) = (stage.hashes(), stage.written());
-        if actual != digest {
-            return Err(VerificationError::Bytes { actual, expected: digest }.to_string());
-        }
-        Ok(Self { source: ArchiveSource::Staged(Box::new(stage)), digest, fast, size_bytes })
+    /// Takes a staged archive. Its digest is verified again when it is committed.
+    pub(super) fn staged(stage: TransferStage) -> Self {
+        let ((digest, fast), size_bytes) = (stage.hashes(), stage.written());
+        Self { source: ArchiveSource::Staged(Box::new(stage)), digest, fast, size_bytes }
     }
 
     /// Opens and verifies an archive of the store. `missing` explains an absent one.
@@ -128,17 +125,8 @@ impl BundledSet {
             return Err(format!("its manifest names key {claimed}, but key {signer} signed it"));
         }
         let fetched = fetch_origin.fetched.min(now);
-        let metadata = ProofSetMetadata {
-            asked: fetch_origin.asked.clone(),
-            url: fetch_origin.url.clone(),
-            origins: Vec::new(),
-            validators: Validators::default(),
-            sums_validators: Validators::default(),
-            signature_validators: Validators::default(),
-            fetched,
-            proof,
-        };
-        let set = ProofSet::new(metadata, body, sums, signature, &package).map_err(unreadable)?;
+        let urls = [fetch_origin.asked.clone(), fetch_origin.url.clone()];
+        let set = set_of_files(&package, urls, fetched, proof, [body, sums, signature]).map_err(unreadable)?;
         let age = Age { checked: fetch_origin.checked.min(now), gone: fetch_origin.gone };
         if library.has_set_or_newer(&package, &set, age, now).map_err(store_failed)? {
             return Ok(None);
@@ -274,8 +262,8 @@ impl Library {
     }
 
     /// True if an archive is stored under this name.
-    fn is_stored_under(&self, package: &Package, digest: Digest) -> Result<bool, StoreError> {
-        Ok(self.catalog.name(package)?.get(&digest).is_some()
+    pub(super) fn is_stored_under(&self, artifact: impl Into<Artifact>, digest: Digest) -> Result<bool, StoreError> {
+        Ok(self.catalog.name(artifact)?.get(&digest).is_some()
             && default_if_store_unavailable(self.store.blobs.is_stored(&digest))?)
     }
 }
@@ -329,16 +317,13 @@ impl BundledModule {
                 .ok_or("its subdir is not a path")?;
         }
         drop(subdir_in_archive(&package, located.located.subdir.as_ref()).map_err(|e| e.to_string())?);
-        let is_held = || -> Result<bool, StoreError> {
-            let is_there = default_if_store_unavailable(library.store.blobs.is_stored(&entry.archive.sha256))?
-                && library.catalog.name(&key)?.get(&entry.archive.sha256).is_some();
-            let is_located = library.has_document_or_newer(&Key::ModuleLocation(key.clone()), &location, now)?;
-            let is_pinned = module_history::read_first_seen(library, &key)?
-                .first_seen()
-                .is_some_and(|seen| seen.pinned.tree == entry.tree);
-            Ok(is_there && is_located && is_pinned)
+        let is_stored = || -> Result<bool, StoreError> {
+            let first_seen = module_history::read_first_seen(library, &key)?.first_seen();
+            Ok(first_seen.is_some_and(|seen| seen.pinned.tree == entry.tree)
+                && library.is_stored_under(&key, entry.archive.sha256)?
+                && library.has_document_or_newer(&Key::ModuleLocation(key.clone()), &location, now)?)
         };
-        if is_held().map_err(store_failed)? {
+        if is_stored().map_err(store_failed)? {
             return Ok(None);
         }
         let pinned_tree = PinnedTree {

@@ -95,10 +95,7 @@ impl Transfers {
                 Ok(None) => {}
                 Ok(Some(entry)) => {
                     keys.insert(Key::Discovery(artifact.host().clone()));
-                    keys.insert(match artifact {
-                        Artifact::Provider(package) => Key::ProviderVersions(package.provider.clone()),
-                        Artifact::Module(package) => Key::ModuleVersions(package.module.clone()),
-                    });
+                    keys.insert(Key::version_list(&artifact.into()));
                     entries.push(entry);
                 }
                 Err(GatherError::Missing(reason)) => missing.extend(reason),
@@ -162,9 +159,10 @@ impl Transfers {
                     let sets = [Some(&stored.stored_set.current), stored.fallback.as_ref()];
                     let name = self.library.catalog.name(package)?;
                     let listed_set = sets.into_iter().flatten().find(|set| name.get(&set.document.shasum).is_some());
-                    let Some(set) = listed_set.filter(|set| self.library.is_blob_stored(&set.document.shasum)) else {
-                        continue;
+                    let is_blob_stored = |set: &&Arc<ProofSet>| {
+                        self.library.store.blobs.is_stored(&set.document.shasum).unwrap_or(false)
                     };
+                    let Some(set) = listed_set.filter(is_blob_stored) else { continue };
                     inventory.add(&named, set.document.shasum, proof_of(set));
                 }
                 Artifact::Module(package) => {
@@ -210,10 +208,6 @@ impl Library {
         }
         Ok(None)
     }
-
-    fn is_blob_stored(&self, digest: &Digest) -> bool {
-        self.store.blobs.is_stored(digest).unwrap_or(false)
-    }
 }
 
 impl Transfers {
@@ -228,14 +222,14 @@ impl Transfers {
         let stored_set = stored.as_ref().map(|stored_set| &*stored_set.stored_set);
         let Some((set, stored_set)) = stored_set.and_then(|stored_set| Some((set_of(stored_set, digest)?, stored_set)))
         else {
-            return Err(not_held(&proof_sets::describe_set(package)));
+            return Err(not_stored(&proof_sets::describe_set(package)));
         };
         if set.proof().how == ProofBasis::Imported {
             let reason = "was imported without signatures, so no other mirror can verify it; run `larder import` there";
             return Err(GatherError::Missing(vec![format!("{package} {reason}")]));
         }
         let Some(blob) = self.library.store.blobs.open(&digest)? else {
-            return Err(not_held(&format!("the archive of {package}")));
+            return Err(not_stored(&format!("the archive of {package}")));
         };
         if known.has(&Artifact::from(package), digest, proof_of(set)) {
             return Ok(None);
@@ -269,10 +263,11 @@ impl Transfers {
         known: &DeltaBase<'_>,
         small: &mut Spool,
     ) -> Result<Option<BundleEntry>, GatherError> {
-        let not_kept = |subject: &str| not_held(&format!("{subject} of {package}"));
-        let carried = self.library.exportable_module(package, Some(digest))?.ok_or_else(|| not_kept("the archive"))?;
+        let part_not_stored = |part: &str| not_stored(&format!("{part} of {package}"));
+        let carried =
+            self.library.exportable_module(package, Some(digest))?.ok_or_else(|| part_not_stored("the archive"))?;
         let record = self.library.store.records.get(&Key::ModuleLocation(package.clone()))?;
-        let document = record.and_then(StoredDocument::read).ok_or_else(|| not_kept("the location"))?;
+        let document = record.and_then(StoredDocument::read).ok_or_else(|| part_not_stored("the location"))?;
         if known.has(&Artifact::from(package), digest, Digest::of(&document.body)) {
             return Ok(None);
         }
@@ -294,31 +289,29 @@ impl Transfers {
     }
 
     fn document_entry(&self, key: &Key, small: &mut Spool) -> Result<Option<BundleEntry>, GatherError> {
-        let subject = match key {
-            Key::Discovery(host) => format!("the discovery document of {host}"),
-            Key::ProviderVersions(provider) => format!("the version list of {provider}"),
-            Key::ModuleVersions(module) => format!("the version list of {module}"),
+        let mut bundled = |subject: String| -> Result<BundledDocument, GatherError> {
+            let stored = self.library.store.records.get(key)?.and_then(StoredDocument::read);
+            let stored = stored.ok_or_else(|| not_stored(&subject))?;
+            let dropped = if stored.dropped.is_empty() { None } else { Some(put(small, &stored.dropped)?) };
+            Ok(BundledDocument { said: fetch_origin(&stored), document: put(small, &stored.body)?, dropped })
+        };
+        Ok(Some(match key.clone() {
+            Key::Discovery(host) => {
+                BundleEntry::Discovery { document: bundled(format!("the discovery document of {host}"))?, host }
+            }
+            Key::ProviderVersions(provider) => {
+                let document = bundled(format!("the version list of {provider}"))?;
+                BundleEntry::ProviderVersions { provider, document }
+            }
+            Key::ModuleVersions(module) => {
+                BundleEntry::ModuleVersions { document: bundled(format!("the version list of {module}"))?, module }
+            }
             _ => return Ok(None),
-        };
-        let stored_document =
-            self.library.store.records.get(key)?.and_then(StoredDocument::read).ok_or_else(|| not_held(&subject))?;
-        let dropped =
-            if stored_document.dropped.is_empty() { None } else { Some(put(small, &stored_document.dropped)?) };
-        let document = BundledDocument {
-            said: fetch_origin(&stored_document),
-            document: put(small, &stored_document.body)?,
-            dropped,
-        };
-        Ok(match key.clone() {
-            Key::Discovery(host) => Some(BundleEntry::Discovery { host, document }),
-            Key::ProviderVersions(provider) => Some(BundleEntry::ProviderVersions { provider, document }),
-            Key::ModuleVersions(module) => Some(BundleEntry::ModuleVersions { module, document }),
-            _ => None,
-        })
+        }))
     }
 }
 
-fn not_held(subject: &str) -> GatherError {
+fn not_stored(subject: &str) -> GatherError {
     GatherError::Missing(vec![format!("{subject} is not stored")])
 }
 
