@@ -231,15 +231,15 @@ where
     /// # Errors
     /// Errors of `finish`.
     pub fn end(mut self) -> io::Result<WrittenParts> {
-        self.end_part()?;
+        if let Some(last) = self.current.take() {
+            self.end_part(last)?;
+        }
         self.list.complete = true;
         Ok(WrittenParts { list: self.list, reused: self.reused, changed: self.changed })
     }
 
-    fn end_part(&mut self) -> io::Result<()> {
-        let Some(CurrentPart { name, file, hasher, bytes, matches_so_far }) = self.current.take() else {
-            return Ok(());
-        };
+    fn end_part(&mut self, part: CurrentPart<F>) -> io::Result<()> {
+        let CurrentPart { name, file, hasher, bytes, matches_so_far } = part;
         (self.finish)(file, bytes).map_err(|e| part_error(&name, &e))?;
         if !matches_so_far {
             self.changed.push(name.clone());
@@ -251,24 +251,21 @@ where
 
     /// The part that the next byte belongs to. Finishes a full part and opens the next one.
     fn writable_part(&mut self) -> io::Result<&mut CurrentPart<F>> {
-        if self.current.as_ref().is_some_and(|current| current.bytes >= self.list.part_bytes) {
-            self.end_part()?;
-        }
-        match &mut self.current {
-            Some(_) => {}
-            slot @ None => {
+        let part = match self.current.take() {
+            Some(part) if part.bytes < self.list.part_bytes => part,
+            full => {
+                full.map_or(Ok(()), |full| self.end_part(full))?;
                 let number = self.list.parts.len() + 1;
                 if number > MAX_PARTS {
-                    return Err(io::Error::other(format!(
-                        "more than {MAX_PARTS} parts would be needed; make them larger"
-                    )));
+                    let reason = format!("more than {MAX_PARTS} parts would be needed; make them larger");
+                    return Err(io::Error::other(reason));
                 }
                 let name = PartList::part_name(number);
                 let file = (self.open)(&name).map_err(|e| part_error(&name, &e))?;
-                *slot = Some(CurrentPart { name, file, hasher: Hasher::new(), bytes: 0, matches_so_far: true });
+                CurrentPart { name, file, hasher: Hasher::new(), bytes: 0, matches_so_far: true }
             }
-        }
-        self.current.as_mut().ok_or_else(|| io::Error::other("no part is open"))
+        };
+        Ok(self.current.insert(part))
     }
 }
 

@@ -93,7 +93,7 @@ fn check_same_archives(recorded: &Manifest, new: &Manifest) -> io::Result<()> {
     let first_not_in = |others: &[Digest], manifest: &Manifest| {
         let others: HashSet<&Digest> = others.iter().collect();
         let entry = manifest.entries.iter().find(|entry| {
-            entry.archive().is_some_and(|archive| !archive.left_out && !others.contains(&archive.sha256))
+            entry.package_archive().is_some_and(|(_, archive)| !archive.left_out && !others.contains(&archive.sha256))
         });
         entry.map(|entry| entry.package_ref().to_string())
     };

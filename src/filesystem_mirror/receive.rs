@@ -253,11 +253,10 @@ pub fn existing_archive_digests<'a>(
     folder: &MirrorFolder,
     packages: impl IntoIterator<Item = &'a Package>,
 ) -> Result<BTreeSet<Digest>, MirrorFolderError> {
-    let mut existing = BTreeSet::new();
-    for package in packages {
-        existing.extend(folder.digest(&MirrorPath::archive(package).to_string())?);
-    }
-    Ok(existing)
+    packages
+        .into_iter()
+        .filter_map(|package| folder.digest(&MirrorPath::archive(package).to_string()).transpose())
+        .collect()
 }
 
 // `VersionIndex::parse` checks the limit of index files, which are read as small files first.

@@ -84,13 +84,6 @@ pub fn unpack(format: ArchiveFormat, mut archive: impl Read + Seek, tree: &mut T
     check_no_clash(tree)
 }
 
-/// Limits a tar to the bytes that a tree within its limits needs: the files, and a few blocks for each entry.
-fn limit_tar<R: Read>(tar: R, tree: &Tree) -> Meter<R> {
-    let entries = u64::try_from(tree.limits().entries).unwrap_or(u64::MAX);
-    let max_bytes = tree.limits().bytes.saturating_add(entries.saturating_mul(4096)).saturating_add(1 << 20);
-    Meter::new(tar, max_bytes, "it unpacks to more than the module limit")
-}
-
 /// Refuses names that differ only in case or Unicode composition, because some clients' file systems take them for one.
 fn check_no_clash(tree: &Tree) -> Result<(), TreeError> {
     let mut paths_by_key = HashMap::new();
@@ -110,7 +103,10 @@ const MAX_EXTENSION_BYTES: u64 = 1 << 20;
 
 /// Unpacks a tar as go-getter does: `..` is refused, global headers are skipped, and a tar without a file is an error.
 fn unpack_tar(from: impl Read, tree: &mut Tree) -> Result<(), TreeError> {
-    let from: &mut dyn Read = &mut limit_tar(from, tree);
+    // The bytes that a tree within its limits needs: the files, and a few blocks for each entry.
+    let entries = u64::try_from(tree.limits().entries).unwrap_or(u64::MAX);
+    let max_bytes = tree.limits().bytes.saturating_add(entries.saturating_mul(4096)).saturating_add(1 << 20);
+    let from: &mut dyn Read = &mut Meter::new(from, max_bytes, "it unpacks to more than the module limit");
     // Entries are counted by the reader, because the tree does not count a folder that is repeated.
     let limits = TarLimits { entries: tree.limits().entries, extension_bytes: MAX_EXTENSION_BYTES };
     let mut tar = TarReader::new(from, limits);

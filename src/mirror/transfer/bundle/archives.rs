@@ -3,6 +3,8 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
+
 use crate::address::{Artifact, ModulePackage, Package, Version};
 use crate::bundle::{ApplyOutcome, FetchOrigin, FileRole, ModuleEntry, ProviderEntry, SignatureStatus};
 use crate::clock::Timestamp;
@@ -18,7 +20,9 @@ use crate::mirror::library::{
     AcceptScope, AcceptedFinding, AlarmEvent, AlarmKind, AlarmPart, Observation, Signer, StoredArchive, observation,
 };
 use crate::mirror::modules::RESOLVED_BY_ACCEPT;
-use crate::mirror::transfer::bundle::entry::{EntryCriteria, SmallFiles, store_failed};
+use crate::mirror::transfer::bundle::entry::{
+    AcceptedEntry, EntryCriteria, SmallFiles, document_from_bundle, store_failed,
+};
 use crate::mirror::transfer::{TransferStage, set_of_files};
 use crate::mirror::{Library, default_if_store_unavailable};
 use crate::packaging::{ArchiveFormat, PACKER, PackResult, Tree, TreeEntry, TreeLimits, TreePath, pack, unpack};
@@ -92,7 +96,7 @@ impl BundledSet {
         entry: &ProviderEntry,
         small: &SmallFiles,
         criteria: &EntryCriteria<'_>,
-    ) -> Result<Option<Self>, String> {
+    ) -> Result<Option<AcceptedEntry>, String> {
         let (package, fetch_origin, now) = (entry.package(), &entry.said, criteria.now);
         let terms = library.runtime.config();
         let policy = terms.upstream(&package.provider.host).map_err(|e| e.to_string())?.settings.verification;
@@ -133,7 +137,8 @@ impl BundledSet {
         }
         let is_accepted = criteria.is_accepted(library, &Artifact::from(&package));
         let is_vouched_for = matches!(criteria.signature_status, SignatureStatus::SignedBy(_));
-        Ok(Some(Self { package, set: Arc::new(set), age, is_accepted, is_vouched_for }))
+        let accepted = Self { package, set: Arc::new(set), age, is_accepted, is_vouched_for };
+        Ok(Some(AcceptedEntry::Provider(Box::new(accepted))))
     }
 
     /// Commits the set with its archive.
@@ -302,10 +307,11 @@ impl BundledModule {
     pub(super) fn check(
         library: &Library,
         entry: &ModuleEntry,
-        location: StoredDocument,
+        small: &SmallFiles,
         criteria: &EntryCriteria<'_>,
-    ) -> Result<Option<Self>, String> {
+    ) -> Result<Option<AcceptedEntry>, String> {
         let (package, now) = (entry.package(), criteria.now);
+        let location = document_from_bundle(&entry.said, small.get(FileRole::Location)?, Bytes::new(), now);
         let key = library.runtime.config().key_of_package(&package);
         let located = Arc::new(location.clone()).as_location(&package).map_err(|e| e.to_string())?;
         if let Some(subdir) = &entry.subdir {
@@ -337,7 +343,8 @@ impl BundledModule {
         };
         let origin = entry.origin.clone();
         let is_accepted = criteria.is_accepted(library, &Artifact::Module(key.clone()));
-        Ok(Some(Self { package, key, location, origin, pinned_tree, is_accepted }))
+        let accepted = Self { package, key, location, origin, pinned_tree, is_accepted };
+        Ok(Some(AcceptedEntry::Module(Box::new(accepted))))
     }
 
     /// Commits the version in this order: first-seen record, archive, location, name.

@@ -82,22 +82,15 @@ impl AcceptedEntry {
         small: &SmallFiles,
         criteria: &EntryCriteria<'_>,
     ) -> Result<Option<Self>, String> {
-        Ok(match entry {
+        match entry {
             BundleEntry::Discovery { document, .. }
             | BundleEntry::ProviderVersions { document, .. }
             | BundleEntry::ModuleVersions { document, .. } => {
-                BundledDocumentUpdate::check(library, entry, document, small, criteria.now)?
-                    .map(|update| Self::Document(Box::new(update)))
+                BundledDocumentUpdate::check(library, entry, document, small, criteria.now)
             }
-            BundleEntry::Provider(entry) => {
-                BundledSet::check(library, entry, small, criteria)?.map(|set| Self::Provider(Box::new(set)))
-            }
-            BundleEntry::Module(entry) => {
-                let location =
-                    document_from_bundle(&entry.said, small.get(FileRole::Location)?, Bytes::new(), criteria.now);
-                BundledModule::check(library, entry, location, criteria)?.map(|module| Self::Module(Box::new(module)))
-            }
-        })
+            BundleEntry::Provider(entry) => BundledSet::check(library, entry, small, criteria),
+            BundleEntry::Module(entry) => BundledModule::check(library, entry, small, criteria),
+        }
     }
 
     /// Commits the entry, with its archive if it has one.
@@ -137,7 +130,7 @@ impl BundledDocumentUpdate {
         document: &BundledDocument,
         small: &SmallFiles,
         now: Timestamp,
-    ) -> Result<Option<Self>, String> {
+    ) -> Result<Option<AcceptedEntry>, String> {
         let (body, dropped) = (small.get(FileRole::Document)?, small.get_or_empty(FileRole::Dropped));
         if !dropped.is_empty() && serde_json::from_slice::<serde::de::IgnoredAny>(&dropped).is_err() {
             return Err("its list of dropped versions is not JSON".to_owned());
@@ -152,7 +145,7 @@ impl BundledDocumentUpdate {
         let versions = versions.map_err(|reason| format!("its document cannot be read: {reason}"))?;
         let is_stored = library.has_document_or_newer(&key, &coming, now).map_err(store_failed)?
             || library.keeps_own_discovery(&key, &coming).map_err(store_failed)?;
-        Ok((!is_stored).then_some(Self { key, coming, versions }))
+        Ok((!is_stored).then(|| AcceptedEntry::Document(Box::new(Self { key, coming, versions }))))
     }
 
     /// Replaces the stored document, unless a newer one was stored since.
@@ -275,9 +268,9 @@ impl Library {
     /// # Errors
     /// The disk failed. Some versions may be listed then.
     pub(super) fn list_imported_entries(&self, manifest: &Manifest) -> Result<(), StoreError> {
-        let artifacts = manifest.entries.iter().filter_map(BundleEntry::artifact);
+        let archives = manifest.entries.iter().filter_map(BundleEntry::package_archive);
         let addresses: BTreeSet<Address> =
-            artifacts.map(|artifact| Address::from(&self.runtime.canonical(artifact))).collect();
+            archives.map(|(artifact, _)| Address::from(&self.runtime.canonical(artifact))).collect();
         for address in addresses {
             let key = Key::version_list(&address);
             let is_listed = self.store.records.change(&key, |step| {

@@ -53,15 +53,11 @@ pub struct GatheredBundle {
 
 /// The contents of the other store, which a delta may leave out.
 struct DeltaBase<'a> {
-    inventory: Option<&'a Inventory>,
+    inventory: &'a Inventory,
     archives: HashSet<DigestPrefix>,
 }
 
 impl DeltaBase<'_> {
-    fn has(&self, artifact: &Artifact, archive: Digest, proof: Digest) -> bool {
-        self.inventory.is_some_and(|inventory| inventory.has(artifact, archive, proof))
-    }
-
     fn bundled_archive(&self, sha256: Digest, bytes: u64) -> BundledArchive {
         BundledArchive { sha256, bytes, left_out: self.archives.contains(&sha256.prefix()) }
     }
@@ -81,40 +77,38 @@ impl Transfers {
         created: Timestamp,
     ) -> Result<GatheredBundle, GatherError> {
         let mut small = Spool::new(&self.library)?;
-        let archives = since.map(Inventory::archives).unwrap_or_default();
-        let known = DeltaBase { inventory: since, archives };
-        let (mut entries, mut missing, mut keys) = (Vec::new(), Vec::new(), BTreeSet::new());
+        let empty = Inventory::new(created);
+        let inventory = since.unwrap_or(&empty);
+        let base = DeltaBase { inventory, archives: inventory.archives() };
+        let (mut packages, mut documents, mut missing, mut keys) =
+            (Vec::new(), Vec::new(), Vec::new(), BTreeSet::new());
+        let mut unless_missing = |gathered| match gathered {
+            Err(GatherError::Missing(reasons)) => {
+                missing.extend(reasons);
+                Ok(None)
+            }
+            gathered => gathered,
+        };
         let wanted: BTreeMap<Artifact, Digest> =
             wanted.into_iter().map(|(artifact, digest)| (self.runtime.canonical(artifact), digest)).collect();
         for (artifact, digest) in &wanted {
-            let entry = match artifact {
-                Artifact::Provider(package) => self.provider_entry(package, *digest, &known, &mut small),
-                Artifact::Module(package) => self.module_entry(package, *digest, &known, &mut small),
-            };
-            match entry {
-                Ok(None) => {}
-                Ok(Some(entry)) => {
-                    keys.insert(Key::Discovery(artifact.host().clone()));
-                    keys.insert(Key::version_list(&artifact.into()));
-                    entries.push(entry);
-                }
-                Err(GatherError::Missing(reason)) => missing.extend(reason),
-                Err(failed) => return Err(failed),
+            let entry = unless_missing(match artifact {
+                Artifact::Provider(package) => self.provider_entry(package, *digest, &base, &mut small),
+                Artifact::Module(package) => self.module_entry(package, *digest, &base, &mut small),
+            })?;
+            if let Some(entry) = entry {
+                keys.extend([Key::Discovery(artifact.host().clone()), Key::version_list(&artifact.into())]);
+                packages.push(entry);
             }
         }
-        let mut all = Vec::new();
         for key in keys {
-            match self.document_entry(&key, &mut small) {
-                Ok(entry) => all.extend(entry),
-                Err(GatherError::Missing(reason)) => missing.extend(reason),
-                Err(failed) => return Err(failed),
-            }
+            documents.extend(unless_missing(self.document_entry(&key, &mut small))?);
         }
-        all.append(&mut entries);
         if !missing.is_empty() && !may_be_partial {
             return Err(GatherError::Missing(missing));
         }
-        Ok(GatheredBundle { manifest: Manifest::new(created, since.map(Inventory::digest), all), missing, small })
+        documents.append(&mut packages);
+        Ok(GatheredBundle { manifest: Manifest::new(created, since.map(Inventory::digest), documents), missing, small })
     }
 
     /// Writes the gathered contents as a bundle.
@@ -215,7 +209,7 @@ impl Transfers {
         &self,
         package: &Package,
         digest: Digest,
-        known: &DeltaBase<'_>,
+        base: &DeltaBase<'_>,
         small: &mut Spool,
     ) -> Result<Option<BundleEntry>, GatherError> {
         let stored = self.library.read_set(package)?;
@@ -231,7 +225,7 @@ impl Transfers {
         let Some(blob) = self.library.store.blobs.open(&digest)? else {
             return Err(not_stored(&format!("the archive of {package}")));
         };
-        if known.has(&Artifact::from(package), digest, proof_of(set)) {
+        if base.inventory.has(&Artifact::from(package), digest, proof_of(set)) {
             return Ok(None);
         }
         let Package { provider, version, platform } = package.clone();
@@ -252,7 +246,7 @@ impl Transfers {
             document: put(small, &set.body)?,
             sums: put(small, &set.sums)?,
             signature,
-            archive: known.bundled_archive(digest, blob.size_bytes()),
+            archive: base.bundled_archive(digest, blob.size_bytes()),
         }))))
     }
 
@@ -260,7 +254,7 @@ impl Transfers {
         &self,
         package: &ModulePackage,
         digest: Digest,
-        known: &DeltaBase<'_>,
+        base: &DeltaBase<'_>,
         small: &mut Spool,
     ) -> Result<Option<BundleEntry>, GatherError> {
         let part_not_stored = |part: &str| not_stored(&format!("{part} of {package}"));
@@ -268,7 +262,7 @@ impl Transfers {
             self.library.exportable_module(package, Some(digest))?.ok_or_else(|| part_not_stored("the archive"))?;
         let record = self.library.store.records.get(&Key::ModuleLocation(package.clone()))?;
         let document = record.and_then(StoredDocument::read).ok_or_else(|| part_not_stored("the location"))?;
-        if known.has(&Artifact::from(package), digest, Digest::of(&document.body)) {
+        if base.inventory.has(&Artifact::from(package), digest, Digest::of(&document.body)) {
             return Ok(None);
         }
         let ModulePackage { module, version } = package.clone();
@@ -284,7 +278,7 @@ impl Transfers {
             first_seen: carried.first_seen,
             said: fetch_origin(&document),
             location: put(small, &document.body)?,
-            archive: known.bundled_archive(digest, carried.size_bytes),
+            archive: base.bundled_archive(digest, carried.size_bytes),
         }))))
     }
 

@@ -470,11 +470,9 @@ impl Library {
 
     /// True if an entry needs no space, because it is stored or replaces a stored document.
     fn needs_no_space(&self, entry: &BundleEntry) -> Result<bool, ApplyError> {
-        match (entry.artifact(), entry.archive()) {
-            (Some(artifact), Some(archive)) => {
-                Ok(self.is_stored_under(self.runtime.canonical(artifact), archive.sha256)?)
-            }
-            _ => Ok(self.store.records.get(&self.entry_key(entry))?.is_some()),
+        match entry.package_archive() {
+            Some((artifact, archive)) => Ok(self.is_stored_under(self.runtime.canonical(artifact), archive.sha256)?),
+            None => Ok(self.store.records.get(&self.entry_key(entry))?.is_some()),
         }
     }
 }

@@ -4,6 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::{Instant, sleep};
+
 use crate::address::{Package, PackageRef};
 use crate::clock::Timestamp;
 use crate::digest::{Digest, FastHash};
@@ -213,19 +215,16 @@ impl TreeImport {
         let (host, subject) = (&package.provider.host, proof_sets::describe_set(package));
         let origins = [Origin::of(&call.upstream(host)?.settings.url)];
         let request = JobRequest { runtime, subject: &subject, host, origins: &origins, call };
-        let mut waited = Duration::ZERO;
-        let now = loop {
-            let now = call.present();
+        let give_up = Instant::now() + MAX_RATE_LIMIT_WAIT;
+        loop {
             match request.charge(REQUESTS_PER_SET) {
-                Ok(()) => break now,
-                Err(Error::RevalidationSkipped(_)) if waited < MAX_RATE_LIMIT_WAIT => {}
+                Ok(()) => break,
+                Err(Error::RevalidationSkipped(_)) if Instant::now() < give_up => sleep(RATE_LIMIT_POLL).await,
                 // An operator waits for the verdict. A backoff of upstream may last minutes, so it is an error.
                 Err(error) => return Err(error),
             }
-            tokio::time::sleep(RATE_LIMIT_POLL).await;
-            waited += RATE_LIMIT_POLL;
-        };
-        let call = runtime.step_context(Urgency::Job, now);
+        }
+        let call = runtime.step_context(Urgency::Job, call.present());
         proof_sets.proof_set(package, &call).await?;
         Ok(proof_sets.usable_set(package, &call).await?.filter(is_proven))
     }
