@@ -2,7 +2,7 @@
 //! what a digest proves.
 
 use std::fmt;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 
 use aws_lc_rs::digest::{Context, SHA256};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -150,6 +150,38 @@ impl Default for Hasher {
 impl fmt::Debug for Hasher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Hasher").finish_non_exhaustive()
+    }
+}
+
+/// A reader that hashes the bytes that are read from it.
+#[derive(Debug)]
+pub struct HashingReader<R> {
+    inner: R,
+    hasher: Hasher,
+}
+
+impl<R> HashingReader<R> {
+    /// Creates a reader.
+    pub fn new(inner: R) -> Self {
+        Self { inner, hasher: Hasher::new() }
+    }
+
+    /// The reader below.
+    pub fn inner(&self) -> &R {
+        &self.inner
+    }
+
+    /// The SHA-256 of the bytes read.
+    pub fn digest(self) -> Digest {
+        self.hasher.finish().0
+    }
+}
+
+impl<R: Read> Read for HashingReader<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.inner.read(buffer)?;
+        self.hasher.update(&buffer[..read]);
+        Ok(read)
     }
 }
 

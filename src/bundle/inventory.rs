@@ -86,8 +86,7 @@ impl Inventory {
 
     /// The number of archives listed.
     pub fn len(&self) -> usize {
-        let providers = self.providers.values().flat_map(|versions| versions.values().map(BTreeMap::len));
-        providers.chain(self.modules.values().map(BTreeMap::len)).sum()
+        self.pairs().count()
     }
 
     /// True if no archive is listed.
@@ -129,9 +128,12 @@ impl Inventory {
 
     /// The digest prefixes of all listed archives.
     pub fn archives(&self) -> HashSet<DigestPrefix> {
+        self.pairs().filter_map(|pair| DigestPrefix::parse(pair.split_once('.')?.0).ok()).collect()
+    }
+
+    fn pairs(&self) -> impl Iterator<Item = &String> {
         let provider_pairs = self.providers.values().flat_map(BTreeMap::values).flat_map(BTreeMap::values);
-        let pairs = provider_pairs.chain(self.modules.values().flat_map(BTreeMap::values));
-        pairs.filter_map(|pair| DigestPrefix::parse(pair.split_once('.')?.0).ok()).collect()
+        provider_pairs.chain(self.modules.values().flat_map(BTreeMap::values))
     }
 }
 

@@ -214,20 +214,11 @@ impl BundleEntry {
         }
     }
 
-    /// The package whose archive this entry contains; `None` for a document.
-    pub fn artifact(&self) -> Option<Artifact> {
+    /// The package of this entry, and its archive; `None` for a document.
+    pub fn package_archive(&self) -> Option<(Artifact, BundledArchive)> {
         match self {
-            Self::Provider(entry) => Some(Artifact::Provider(entry.package())),
-            Self::Module(entry) => Some(Artifact::Module(entry.package())),
-            Self::Discovery { .. } | Self::ProviderVersions { .. } | Self::ModuleVersions { .. } => None,
-        }
-    }
-
-    /// The archive; `None` for a document.
-    pub fn archive(&self) -> Option<BundledArchive> {
-        match self {
-            Self::Provider(entry) => Some(entry.archive),
-            Self::Module(entry) => Some(entry.archive),
+            Self::Provider(entry) => Some((Artifact::Provider(entry.package()), entry.archive)),
+            Self::Module(entry) => Some((Artifact::Module(entry.package()), entry.archive)),
             Self::Discovery { .. } | Self::ProviderVersions { .. } | Self::ModuleVersions { .. } => None,
         }
     }

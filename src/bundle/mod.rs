@@ -28,4 +28,4 @@ pub use self::record::{RECORD_FILE, copy_and_record, open_record, rebuild_from_r
 pub use self::signing::{
     BadKey, BundleKeyIds, BundleKeys, BundleTrust, KeyId, PublicKey, Signature, SignatureStatus, SigningKey,
 };
-pub use self::stream::{BadBundle, BundleReader, BundleWriter, DigestCheck};
+pub use self::stream::{BadBundle, BundleReader, BundleWriter};

@@ -7,7 +7,7 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use serde::{Deserialize, Serialize};
 
 use crate::clock::Timestamp;
-use crate::digest::{Digest, Hasher};
+use crate::digest::{Digest, Hasher, HashingReader};
 
 const FORMAT: u32 = 1;
 const MAX_PARTS: usize = 99_999;
@@ -138,15 +138,7 @@ impl PartList {
 pub struct PartsReader<O, R> {
     open: O,
     parts: std::vec::IntoIter<BundlePart>,
-    current: Option<OpenPart<R>>,
-}
-
-/// The part that is being read.
-struct OpenPart<R> {
-    part: BundlePart,
-    input: R,
-    hasher: Hasher,
-    remaining_bytes: u64,
+    current: Option<(BundlePart, HashingReader<io::Take<R>>)>,
 }
 
 impl<R: Read, O: FnMut(&str) -> io::Result<R>> PartsReader<O, R> {
@@ -158,39 +150,33 @@ impl<R: Read, O: FnMut(&str) -> io::Result<R>> PartsReader<O, R> {
 
 impl<R: Read, O: FnMut(&str) -> io::Result<R>> Read for PartsReader<O, R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if buffer.is_empty() {
+            return Ok(0);
+        }
         loop {
-            let OpenPart { part, input, hasher, remaining_bytes } = match &mut self.current {
+            let (part, mut contents) = match self.current.take() {
                 Some(current) => current,
                 None => {
                     let Some(part) = self.parts.next() else { return Ok(0) };
                     let failed =
                         |e: io::Error| io::Error::new(e.kind(), format!("{} cannot be opened: {e}", part.name));
-                    let input = (self.open)(&part.name).map_err(failed)?;
-                    let remaining_bytes = part.bytes;
-                    self.current.insert(OpenPart { part, input, hasher: Hasher::new(), remaining_bytes })
+                    let contents = HashingReader::new((self.open)(&part.name).map_err(failed)?.take(part.bytes));
+                    (part, contents)
                 }
             };
-            let length = usize::try_from(*remaining_bytes).unwrap_or(usize::MAX).min(buffer.len());
-            let chunk = buffer.get_mut(..length).unwrap_or_default();
-            if chunk.is_empty() && *remaining_bytes > 0 {
-                return Ok(0);
+            let read = contents.read(buffer);
+            if !matches!(read, Ok(0)) {
+                self.current = Some((part, contents));
+                return read;
             }
-            if *remaining_bytes == 0 {
-                let (actual, _) = std::mem::take(hasher).finish();
-                if actual != part.sha256 {
-                    let reason = format!("{} has changed: expected SHA-256 {}, got {actual}", part.name, part.sha256);
-                    return Err(io::Error::other(reason));
-                }
-                self.current = None;
-                continue;
-            }
-            let read = input.read(chunk)?;
-            if read == 0 {
+            if contents.inner().limit() > 0 {
                 return Err(io::Error::other(format!("{} ends too early", part.name)));
             }
-            hasher.update(chunk.get(..read).unwrap_or_default());
-            *remaining_bytes -= read as u64;
-            return Ok(read);
+            let actual = contents.digest();
+            if actual != part.sha256 {
+                let reason = format!("{} has changed: expected SHA-256 {}, got {actual}", part.name, part.sha256);
+                return Err(io::Error::other(reason));
+            }
         }
     }
 }
@@ -245,15 +231,15 @@ where
     /// # Errors
     /// Errors of `finish`.
     pub fn end(mut self) -> io::Result<WrittenParts> {
-        self.end_part()?;
+        if let Some(last) = self.current.take() {
+            self.end_part(last)?;
+        }
         self.list.complete = true;
         Ok(WrittenParts { list: self.list, reused: self.reused, changed: self.changed })
     }
 
-    fn end_part(&mut self) -> io::Result<()> {
-        let Some(CurrentPart { name, file, hasher, bytes, matches_so_far }) = self.current.take() else {
-            return Ok(());
-        };
+    fn end_part(&mut self, part: CurrentPart<F>) -> io::Result<()> {
+        let CurrentPart { name, file, hasher, bytes, matches_so_far } = part;
         (self.finish)(file, bytes).map_err(|e| part_error(&name, &e))?;
         if !matches_so_far {
             self.changed.push(name.clone());
@@ -265,24 +251,21 @@ where
 
     /// The part that the next byte belongs to. Finishes a full part and opens the next one.
     fn writable_part(&mut self) -> io::Result<&mut CurrentPart<F>> {
-        if self.current.as_ref().is_some_and(|current| current.bytes >= self.list.part_bytes) {
-            self.end_part()?;
-        }
-        match &mut self.current {
-            Some(_) => {}
-            slot @ None => {
+        let part = match self.current.take() {
+            Some(part) if part.bytes < self.list.part_bytes => part,
+            full => {
+                full.map_or(Ok(()), |full| self.end_part(full))?;
                 let number = self.list.parts.len() + 1;
                 if number > MAX_PARTS {
-                    return Err(io::Error::other(format!(
-                        "more than {MAX_PARTS} parts would be needed; make them larger"
-                    )));
+                    let reason = format!("more than {MAX_PARTS} parts would be needed; make them larger");
+                    return Err(io::Error::other(reason));
                 }
                 let name = PartList::part_name(number);
                 let file = (self.open)(&name).map_err(|e| part_error(&name, &e))?;
-                *slot = Some(CurrentPart { name, file, hasher: Hasher::new(), bytes: 0, matches_so_far: true });
+                CurrentPart { name, file, hasher: Hasher::new(), bytes: 0, matches_so_far: true }
             }
-        }
-        self.current.as_mut().ok_or_else(|| io::Error::other("no part is open"))
+        };
+        Ok(self.current.insert(part))
     }
 }
 

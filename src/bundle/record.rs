@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::io::{self, Read, Write};
 use std::sync::Arc;
 
-use super::{BadBundle, BundleReader, BundleTrust, BundleWriter, DigestCheck, EntryFile, FileRole, Manifest};
+use super::{BadBundle, BundleReader, BundleTrust, BundleWriter, EntryFile, FileRole, Manifest};
 use crate::digest::Digest;
 
 /// The file name of the record, in the folder of the parts. The record is the bundle's tar without the archives.
@@ -13,16 +13,6 @@ pub const RECORD_FILE: &str = "larder-bundle.record.tar";
 
 /// The trust for larder's own new bundle and its record: no signature is required.
 const OWN_BUNDLE_TRUST: BundleTrust = BundleTrust { keys: Vec::new(), allow_unsigned: true };
-
-impl From<BadBundle> for io::Error {
-    fn from(bad: BadBundle) -> Self {
-        match bad {
-            BadBundle::Truncated => Self::new(io::ErrorKind::UnexpectedEof, bad),
-            BadBundle::Unreadable(e) => e,
-            bad => Self::other(bad),
-        }
-    }
-}
 
 /// Opens the record of a bundle.
 ///
@@ -44,9 +34,10 @@ pub fn copy_and_record<R: Read, W: Write, V: Write>(input: R, output: W, record:
     let mut record = BundleWriter::begin_serialized(record, &manifest_bytes, signature.as_deref())?;
     for (_, file) in manifest.files() {
         if file.role == FileRole::Archive {
-            output.write_file_with(&file, |write| pass_verified(&mut bundle, &file, write))?;
+            bundle.begin_file(&file)?;
+            output.file(&file, &mut bundle)?;
         } else {
-            let bytes = read_verified(&mut bundle, &file)?;
+            let bytes = read_file(&mut bundle, &file)?;
             output.file(&file, bytes.as_slice())?;
             record.file(&file, bytes.as_slice())?;
         }
@@ -73,16 +64,17 @@ pub fn rebuild_from_record<R: Read, V: Read, W: Write>(
     let mut output = BundleWriter::begin_serialized(output, &manifest_bytes, signature.as_deref())?;
     for (_, file) in recorded_manifest.files() {
         if file.role != FileRole::Archive {
-            output.file(&file, read_verified(&mut record, &file)?.as_slice())?;
+            output.file(&file, read_file(&mut record, &file)?.as_slice())?;
             continue;
         }
         for skipped in new_files.by_ref().take_while(|new_file| new_file.file != file.file) {
-            pass_verified(&mut bundle, &skipped, &mut |_| Ok(()))?;
+            skipped.check_digest(bundle.file(&skipped, |_| {})?)?;
         }
-        output.write_file_with(&file, |write| pass_verified(&mut bundle, &file, write))?;
+        bundle.begin_file(&file)?;
+        output.file(&file, &mut bundle)?;
     }
     for skipped in new_files {
-        pass_verified(&mut bundle, &skipped, &mut |_| Ok(()))?;
+        skipped.check_digest(bundle.file(&skipped, |_| {})?)?;
     }
     bundle.end()?;
     record.end()?;
@@ -101,7 +93,7 @@ fn check_same_archives(recorded: &Manifest, new: &Manifest) -> io::Result<()> {
     let first_not_in = |others: &[Digest], manifest: &Manifest| {
         let others: HashSet<&Digest> = others.iter().collect();
         let entry = manifest.entries.iter().find(|entry| {
-            entry.archive().is_some_and(|archive| !archive.left_out && !others.contains(&archive.sha256))
+            entry.package_archive().is_some_and(|(_, archive)| !archive.left_out && !others.contains(&archive.sha256))
         });
         entry.map(|entry| entry.package_ref().to_string())
     };
@@ -116,27 +108,10 @@ fn check_same_archives(recorded: &Manifest, new: &Manifest) -> io::Result<()> {
     Err(io::Error::other(format!("there is another bundle: {differs}")))
 }
 
-/// Passes the next file on and checks its digest against the manifest.
-fn pass_verified<R: Read>(
-    bundle: &mut BundleReader<R>,
-    file: &EntryFile,
-    write: &mut dyn FnMut(&[u8]) -> io::Result<()>,
-) -> io::Result<()> {
-    match bundle.file::<io::Error>(file, |chunk| write(chunk))? {
-        DigestCheck::Matches => Ok(()),
-        DigestCheck::Differs { actual } => {
-            let reason = format!("{} has changed: its SHA-256 is now {actual}", file.name());
-            Err(io::Error::other(reason))
-        }
-    }
-}
-
-/// Reads the next file into memory and checks its digest against the manifest.
-fn read_verified<R: Read>(bundle: &mut BundleReader<R>, file: &EntryFile) -> io::Result<Vec<u8>> {
+/// Reads the next file into memory.
+fn read_file<R: Read>(bundle: &mut BundleReader<R>, file: &EntryFile) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    pass_verified(bundle, file, &mut |chunk| {
-        bytes.extend_from_slice(chunk);
-        Ok(())
-    })?;
+    bundle.begin_file(file)?;
+    bundle.read_to_end(&mut bytes)?;
     Ok(bytes)
 }

@@ -1,6 +1,7 @@
 //! Bundle signatures: Ed25519 over the bytes of the manifest, and the keys that are trusted.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use aws_lc_rs::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
@@ -9,7 +10,7 @@ use base64::engine::general_purpose::STANDARD;
 use secrecy::{ExposeSecret, SecretBox, SecretString};
 use serde::{Deserialize, Serialize};
 
-use crate::digest::Digest;
+use crate::digest::{Digest, DigestPrefix};
 
 const PUBLIC_KEY_PREFIX: &str = "ed25519:";
 const PRIVATE_KEY_PREFIX: &str = "ed25519-private:";
@@ -37,9 +38,10 @@ pub enum BadKey {
 }
 
 /// The private key that signs bundles. `Debug` prints only its public key.
+#[derive(Clone)]
 pub struct SigningKey {
-    seed: SecretBox<[u8; KEY_BYTES]>,
-    pair: Ed25519KeyPair,
+    seed: Arc<SecretBox<[u8; KEY_BYTES]>>,
+    pair: Arc<Ed25519KeyPair>,
 }
 
 impl SigningKey {
@@ -69,11 +71,7 @@ impl SigningKey {
 
     /// The public key that others trust.
     pub fn public(&self) -> PublicKey {
-        let mut bytes = [0; KEY_BYTES];
-        for (target, byte) in bytes.iter_mut().zip(self.pair.public_key().as_ref()) {
-            *target = *byte;
-        }
-        PublicKey(bytes)
+        PublicKey(self.pair.public_key().as_ref().try_into().expect("an Ed25519 key has 32 bytes"))
     }
 
     /// Signs the bytes of a manifest.
@@ -83,20 +81,13 @@ impl SigningKey {
 
     fn from_seed(seed: [u8; KEY_BYTES]) -> Result<Self, BadKey> {
         let pair = Ed25519KeyPair::from_seed_unchecked(&seed).map_err(|_| BadKey::Private)?;
-        Ok(Self { seed: SecretBox::new(Box::new(seed)), pair })
+        Ok(Self { seed: Arc::new(SecretBox::new(Box::new(seed))), pair: Arc::new(pair) })
     }
 }
 
 impl fmt::Debug for SigningKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("SigningKey").field(&self.public()).finish()
-    }
-}
-
-impl Clone for SigningKey {
-    fn clone(&self) -> Self {
-        let seed = *self.seed.expose_secret();
-        Self::from_seed(seed).expect("a seed that made a key makes it again")
     }
 }
 
@@ -118,7 +109,7 @@ impl PublicKey {
 
     /// The short identifier that signatures contain.
     pub fn id(&self) -> KeyId {
-        KeyId(Digest::of(&self.0).prefix().to_string())
+        Digest::of(&self.0).prefix()
     }
 }
 
@@ -129,29 +120,7 @@ impl fmt::Display for PublicKey {
 }
 
 /// The identifier of a key: the first 16 hex digits of the SHA-256 of its bytes.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct KeyId(String);
-
-impl fmt::Display for KeyId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl TryFrom<String> for KeyId {
-    type Error = crate::digest::BadDigest;
-
-    fn try_from(text: String) -> Result<Self, Self::Error> {
-        crate::digest::DigestPrefix::parse(&text).map(|_| Self(text))
-    }
-}
-
-impl From<KeyId> for String {
-    fn from(id: KeyId) -> Self {
-        id.0
-    }
-}
+pub type KeyId = DigestPrefix;
 
 /// The contents of `larder-bundle.sig`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -239,17 +208,14 @@ impl BundleTrust {
     /// `allow_unsigned`.
     pub fn verify_manifest(&self, manifest: &[u8], signature: Option<&Signature>) -> Result<SignatureStatus, String> {
         let Some(signature) = signature else {
-            return if self.allow_unsigned {
-                Ok(SignatureStatus::Unsigned)
-            } else {
-                Err("it is not signed; create it with [bundle] signing_key set, or apply it with --unsigned".to_owned())
-            };
+            let unsigned = "it is not signed; create it with [bundle] signing_key set, or apply it with --unsigned";
+            return self.allow_unsigned.then_some(SignatureStatus::Unsigned).ok_or_else(|| unsigned.to_owned());
         };
-        let id = &signature.key;
-        match self.keys.iter().find(|key| key.id() == *id) {
-            Some(key) if signature.is_valid(key, manifest) => Ok(SignatureStatus::SignedBy(id.clone())),
+        let id = signature.key;
+        match self.keys.iter().find(|key| key.id() == id) {
+            Some(key) if signature.is_valid(key, manifest) => Ok(SignatureStatus::SignedBy(id)),
             Some(_) => Err(format!("key {id} did not sign this manifest: it was altered in transit")),
-            None if self.allow_unsigned => Ok(SignatureStatus::UntrustedKey(id.clone())),
+            None if self.allow_unsigned => Ok(SignatureStatus::UntrustedKey(id)),
             None => Err(format!(
                 "it is signed by key {id}, which is not in [bundle] trusted_keys; add its public key (`larder bundle keygen FILE` prints it where the bundle was made), or apply it with --unsigned"
             )),

@@ -294,8 +294,8 @@ struct BundleSummary {
 
 impl BundleSummary {
     fn of(manifest: &Manifest) -> Self {
-        let archives = || manifest.entries.iter().filter_map(BundleEntry::archive);
-        let included = archives().filter(|archive| !archive.left_out).count() as u64;
+        let archives = || manifest.entries.iter().filter_map(BundleEntry::package_archive);
+        let included = archives().filter(|(_, archive)| !archive.left_out).count() as u64;
         Self { archives: included, left_out: archives().count() as u64 - included }
     }
 }

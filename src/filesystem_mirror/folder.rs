@@ -2,7 +2,7 @@
 #![expect(clippy::disallowed_methods, reason = "an operator's own tree is no part of the store")]
 
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io::{self, BufReader, BufWriter, Read};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
@@ -15,11 +15,11 @@ use rustix::io::Errno;
 use super::layout::{MAX_PATH, enclosing_package};
 use super::{MirrorFileKind, MirrorPath, Mode, PathMeaning};
 use crate::address::{Hostname, Version};
-use crate::digest::{Digest, Hasher};
+use crate::digest::{Digest, Hasher, HashingReader};
 
 /// The name prefix of files that are still being written.
 const TEMP_PREFIX: &str = ".larder-";
-const READ_BUFFER_BYTES: usize = 256 << 10;
+const BUFFER_BYTES: usize = 256 << 10;
 
 /// The folder of a provider tree, which may be empty.
 #[derive(Debug)]
@@ -35,6 +35,20 @@ pub struct MirrorFolderError {
     action: &'static str,
     path: PathBuf,
     source: io::Error,
+}
+
+impl From<MirrorFolderError> for io::Error {
+    fn from(error: MirrorFolderError) -> Self {
+        Self::other(error)
+    }
+}
+
+/// Replaces the error for a file or folder that does not exist by `None`.
+fn if_exists<T>(opened: Result<T, MirrorFolderError>) -> Result<Option<T>, MirrorFolderError> {
+    match opened {
+        Err(error) if error.source.kind() == io::ErrorKind::NotFound => Ok(None),
+        opened => opened.map(Some),
+    }
 }
 
 impl MirrorFolder {
@@ -86,11 +100,7 @@ impl MirrorFolder {
     /// # Errors
     /// The file cannot be read, or has more bytes than `max_bytes`.
     pub fn read_at_most(&self, path: &str, max_bytes: usize) -> Result<Option<Vec<u8>>, MirrorFolderError> {
-        let (file, _) = match self.read(path) {
-            Ok(opened) => opened,
-            Err(error) if error.source.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error),
-        };
+        let Some((file, _)) = if_exists(self.read(path))? else { return Ok(None) };
         let mut bytes = Vec::new();
         file.take(max_bytes as u64 + 1).read_to_end(&mut bytes).map_err(|e| self.error("read", path, e))?;
         if bytes.len() > max_bytes {
@@ -104,65 +114,45 @@ impl MirrorFolder {
     /// # Errors
     /// The file cannot be read.
     pub fn digest(&self, path: &str) -> Result<Option<Digest>, MirrorFolderError> {
-        match self.read(path) {
-            Ok((mut file, _)) => {
-                let mut hasher = Hasher::new();
-                let mut buffer = vec![0; READ_BUFFER_BYTES];
-                loop {
-                    match file.read(&mut buffer).map_err(|e| self.error("read", path, e))? {
-                        0 => return Ok(Some(hasher.finish().0)),
-                        read => hasher.update(&buffer[..read]),
-                    }
-                }
-            }
-            Err(error) if error.source.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error),
-        }
+        let Some((file, _)) = if_exists(self.read(path))? else { return Ok(None) };
+        let mut hasher = Hasher::new();
+        io::copy(&mut BufReader::with_capacity(BUFFER_BYTES, file), &mut hasher)
+            .map_err(|e| self.error("read", path, e))?;
+        Ok(Some(hasher.finish().0))
     }
 
     /// Writes a file atomically: temporary file, sync, rename, sync of the folder. If the digest is not `expected`, the
-    /// file is discarded. Returns the digest.
+    /// file is discarded.
     ///
     /// # Errors
     /// The contents cannot be read, the file cannot be written, or its digest is not `expected`.
     pub fn write(
         &self,
         path: &MirrorPath,
-        mut contents: impl Read,
+        contents: impl Read,
         expected: Option<Digest>,
-    ) -> Result<Digest, MirrorFolderError> {
-        let (path_text, name) = (path.to_string(), path.file_name());
+    ) -> Result<(), MirrorFolderError> {
+        let name = path.file_name();
         let folder = self.make_folder(&path.folder())?;
         let temp_name = format!("{TEMP_PREFIX}{name}");
         // A temporary file of an earlier run is overwritten.
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let write = || {
-            let mut file = File::from(openat(&folder, temp_name.as_str(), flags, Bits::from_raw_mode(0o644))?);
-            let mut hasher = Hasher::new();
-            let mut buffer = vec![0; READ_BUFFER_BYTES];
-            loop {
-                match contents.read(&mut buffer)? {
-                    0 => break,
-                    read => {
-                        hasher.update(&buffer[..read]);
-                        file.write_all(&buffer[..read])?;
-                    }
-                }
-            }
-            let digest = hasher.finish().0;
+        let write = || -> io::Result<()> {
+            let file = File::from(openat(&folder, temp_name.as_str(), flags, Bits::from_raw_mode(0o644))?);
+            let (mut file, mut contents) = (BufWriter::with_capacity(BUFFER_BYTES, file), HashingReader::new(contents));
+            io::copy(&mut contents, &mut file)?;
+            let digest = contents.digest();
             if let Some(expected) = expected.filter(|expected| *expected != digest) {
                 return Err(io::Error::other(format!("expected SHA-256 {expected}, got {digest}")));
             }
-            file.sync_all()?;
+            file.into_inner()?.sync_all()?;
             renameat(&folder, temp_name.as_str(), &folder, name.as_str())?;
-            rustix::fs::fsync(&folder)?;
-            Ok(digest)
+            Ok(rustix::fs::fsync(&folder)?)
         };
-        let result: io::Result<Digest> = { write }();
-        result.map_err(|e| {
+        write().map_err(|e| {
             // An error of the removal is not reported: the cause of the failed write matters more.
             let _ = unlinkat(&folder, temp_name.as_str(), AtFlags::empty());
-            self.error("write", &path_text, e)
+            self.error("write", &path.to_string(), e)
         })
     }
 
@@ -174,7 +164,7 @@ impl MirrorFolder {
         if self.digest(&path.to_string())? == Some(Digest::of(bytes)) {
             return Ok(());
         }
-        self.write(path, bytes, None).map(drop)
+        self.write(path, bytes, None)
     }
 
     /// Removes the temporary files of earlier runs from a folder.
@@ -182,11 +172,7 @@ impl MirrorFolder {
     /// # Errors
     /// The folder cannot be read, or a file cannot be removed.
     pub fn sweep(&self, folder: &str) -> Result<(), MirrorFolderError> {
-        let opened = match self.open_folder(folder) {
-            Ok(opened) => opened,
-            Err(error) if error.source.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(error) => return Err(error),
-        };
+        let Some(opened) = if_exists(self.open_folder(folder))? else { return Ok(()) };
         let failed = |e: Errno| self.error("list", folder, e.into());
         for entry in Dir::read_from(&opened).map_err(failed)? {
             let entry = entry.map_err(failed)?;

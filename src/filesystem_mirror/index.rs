@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::address::{Platform, Version};
+use super::{MirrorFileKind, MirrorPath};
+use crate::address::{Platform, ProviderAddress, Version};
 use crate::digest::Digest;
 
 /// The size limit of an index file, in bytes.
@@ -45,13 +46,6 @@ pub struct ArchiveHashes {
     pub digest: Digest,
     /// The `h1:` hash that a client computes from the zip (lock file hashes); `None` if it cannot be computed.
     pub h1: Option<String>,
-}
-
-impl ProviderIndex {
-    /// Creates an index of these versions.
-    pub fn of<'a>(versions: impl IntoIterator<Item = &'a Version>) -> Self {
-        Self { versions: versions.into_iter().map(|version| (version.to_string(), EmptyObject {})).collect() }
-    }
 }
 
 impl VersionIndex {
@@ -98,14 +92,25 @@ impl VersionIndex {
     }
 }
 
-/// Serialises an index file as indented JSON, as the clients write it.
-///
-/// # Errors
-/// None for the types of this file.
-pub fn to_pretty_json(index: &impl Serialize) -> serde_json::Result<Vec<u8>> {
-    let mut bytes = serde_json::to_vec_pretty(index)?;
+/// The index files of a provider: one for each version, then `index.json`, which lists them. They are indented JSON, as
+/// the clients write it.
+pub fn index_files(
+    provider: &ProviderAddress,
+    versions: &BTreeMap<Version, VersionIndex>,
+) -> Vec<(MirrorPath, Vec<u8>)> {
+    let path_of = |kind| MirrorPath { provider: provider.clone(), kind };
+    let names = versions.keys().map(|version| (version.to_string(), EmptyObject {})).collect();
+    let index = to_pretty_json(&ProviderIndex { versions: names });
+    let version_indexes = versions
+        .iter()
+        .map(|(version, index)| (path_of(MirrorFileKind::VersionIndex(version.clone())), to_pretty_json(index)));
+    version_indexes.chain([(path_of(MirrorFileKind::Index), index)]).collect()
+}
+
+fn to_pretty_json(index: &impl Serialize) -> Vec<u8> {
+    let mut bytes = serde_json::to_vec_pretty(index).expect("names and hashes always serialise");
     bytes.push(b'\n');
-    Ok(bytes)
+    bytes
 }
 
 #[cfg(test)]
@@ -113,6 +118,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::address::{Hostname, Name};
 
     #[test]
     fn an_index_accepts_only_the_archives_it_lists() {
@@ -121,7 +127,7 @@ mod tests {
         let hashes = ArchiveHashes { digest: Digest::of(b"zip"), h1: Some("h1:abc".to_owned()) };
         let mut index = VersionIndex::default();
         index.add("terraform-provider-null_1.2.0_linux_amd64.zip", &platform, &hashes);
-        let text = String::from_utf8(to_pretty_json(&index).unwrap()).unwrap();
+        let text = String::from_utf8(to_pretty_json(&index)).unwrap();
         assert!(text.contains("\"url\": \"terraform-provider-null_1.2.0_linux_amd64.zip\""), "{text}");
         let parsed = VersionIndex::parse(text.as_bytes()).unwrap();
         assert_eq!(parsed.digest_of(&platform), Some(hashes.digest));
@@ -133,10 +139,13 @@ mod tests {
         );
         assert!(VersionIndex::default().accepts(&platform, &hashes));
         assert!(parsed.accepts_h1(&platform, "h1:abc") && !parsed.accepts_h1(&platform, "h1:x"));
-        assert_eq!(
-            to_pretty_json(&ProviderIndex::of([&version])).unwrap(),
-            b"{\n  \"versions\": {\n    \"1.2.0\": {}\n  }\n}\n"
-        );
+        let (host, [namespace, type_]) =
+            (Hostname::parse("r.example").unwrap(), ["acme", "null"].map(|name| Name::parse(name).unwrap()));
+        let files = index_files(&ProviderAddress { host, namespace, type_ }, &BTreeMap::from([(version, index)]));
+        let (paths, contents): (Vec<_>, Vec<_>) = files.into_iter().unzip();
+        let paths: Vec<_> = paths.iter().map(MirrorPath::to_string).collect();
+        assert_eq!(paths, ["r.example/acme/null/1.2.0.json", "r.example/acme/null/index.json"]);
+        assert_eq!(contents[1], b"{\n  \"versions\": {\n    \"1.2.0\": {}\n  }\n}\n");
     }
 
     proptest! {

@@ -1,13 +1,12 @@
-//! A provider tree as a tar: its writer, and a strict reader of one that arrives: regular files only, each at a path of a
-//! tree, within limits.
+//! A strict reader of a provider tree in a tar: regular files only, each at a path of a tree, within limits.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 
 use tar::EntryType;
 
 use super::layout::MAX_PATH;
 use super::{MirrorPath, Mode, PathMeaning};
-use crate::packaging::{BadTar, TarLimits, TarMember, TarReader, TarWriter};
+use crate::packaging::{BadTar, TarLimits, TarMember, TarReader};
 
 /// The limits of one tar.
 const LIMITS: TarLimits = TarLimits { entries: 1_000_000, extension_bytes: 64 << 10 };
@@ -125,49 +124,13 @@ fn printable(path: &[u8]) -> String {
     without_current_folder(&path).chars().take(MAX_PATH).map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-/// A writer of a provider tree as a tar. If it is dropped before [`ProviderTreeWriter::end`], a reader notices the
-/// truncation.
-pub struct ProviderTreeWriter<W> {
-    tar: TarWriter<W>,
-}
-
-impl<W: Write> ProviderTreeWriter<W> {
-    /// Creates a writer.
-    pub fn new(out: W) -> Self {
-        Self { tar: TarWriter::new(out) }
-    }
-
-    /// Adds a file of `size_bytes` bytes that is not executable. Equal files give equal bytes of tar.
-    ///
-    /// # Errors
-    /// The file cannot be read or written, or has fewer bytes than `size_bytes`.
-    pub fn add(&mut self, path: &str, size_bytes: u64, contents: impl Read) -> io::Result<()> {
-        self.add_with_mode(path, Mode::Plain, size_bytes, contents)
-    }
-
-    /// Adds a file with a mode.
-    ///
-    /// # Errors
-    /// As for [`add`](Self::add).
-    pub fn add_with_mode(&mut self, path: &str, mode: Mode, size_bytes: u64, contents: impl Read) -> io::Result<()> {
-        self.tar.file(path.as_bytes(), mode.bits(), size_bytes, contents, |_| {})
-    }
-
-    /// Writes the end marker, flushes and returns the output.
-    ///
-    /// # Errors
-    /// The output cannot be written.
-    pub fn end(self) -> io::Result<W> {
-        self.tar.end()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
     use tar::{Builder, Header};
 
     use super::*;
+    use crate::packaging::TarWriter;
 
     /// The path and bytes of an entry, or the reason for its refusal.
     type ReadEntry = (String, Result<Vec<u8>, String>);
@@ -221,23 +184,23 @@ mod tests {
 
     #[test]
     fn a_truncated_tar_is_an_error() {
-        let mut writer = ProviderTreeWriter::new(Vec::new());
-        writer.add("a/b/c/d", 5000, &[7; 5000][..]).unwrap();
+        let mut writer = TarWriter::new(Vec::new());
+        writer.file(b"a/b/c/d", 0o644, 5000, &[7; 5000][..]).unwrap();
         let tar = writer.end().unwrap();
         assert!(read_all(&tar).is_ok());
         // The tar is cut within the file, and right after the file, before the end marker.
         for length in [3000, 512 + 5120] {
             assert!(read_all(&tar[..length]).is_err(), "{length}");
         }
-        let mut writer = ProviderTreeWriter::new(Vec::new());
-        assert!(writer.add("a/b/c/d", 5000, &[7; 4999][..]).is_err());
+        let mut writer = TarWriter::new(Vec::new());
+        assert!(writer.file(b"a/b/c/d", 0o644, 5000, &[7; 4999][..]).is_err());
     }
 
     #[test]
     fn a_dropped_writer_writes_no_end_marker() {
         let mut out = Vec::new();
-        let mut tar = ProviderTreeWriter::new(&mut out);
-        tar.add("a", 1, &b"x"[..]).unwrap();
+        let mut tar = TarWriter::new(&mut out);
+        tar.file(b"a", 0o644, 1, &b"x"[..]).unwrap();
         drop(tar);
         assert_eq!(out.len(), 2 * 512, "a header and a block, and no blocks of zeros");
     }
@@ -247,9 +210,9 @@ mod tests {
         fn written_files_are_read_back(
             files in prop::collection::vec(("([a-zé]{1,60}/){1,4}[a-z]{1,40}", prop::collection::vec(any::<u8>(), 0..600)), 0..6),
         ) {
-            let mut writer = ProviderTreeWriter::new(Vec::new());
+            let mut writer = TarWriter::new(Vec::new());
             for (path, bytes) in &files {
-                writer.add(path, bytes.len() as u64, &bytes[..]).unwrap();
+                writer.file(path.as_bytes(), 0o644, bytes.len() as u64, &bytes[..]).unwrap();
             }
             let read = read_all(&writer.end().unwrap()).unwrap();
             prop_assert_eq!(read, files.into_iter().map(|(path, bytes)| (path, Ok(bytes))).collect::<Vec<_>>());
@@ -262,8 +225,8 @@ mod tests {
             to in any::<u8>(),
         ) {
             let _ = read_all(&bytes);
-            let mut writer = ProviderTreeWriter::new(Vec::new());
-            writer.add(&"a/".repeat(90), 3, &b"abc"[..]).unwrap();
+            let mut writer = TarWriter::new(Vec::new());
+            writer.file("a/".repeat(90).as_bytes(), 0o644, 3, &b"abc"[..]).unwrap();
             let mut tar = writer.end().unwrap();
             let index = changed_byte.index(tar.len());
             tar[index] = to;

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use serde::Serialize;
 
 use super::folder::{MirrorFolder, MirrorFolderError};
-use super::index::{self, ArchiveHashes, ProviderIndex, VersionIndex, to_pretty_json};
+use super::index::{self, ArchiveHashes, VersionIndex, index_files};
 use super::provider_tar::{ProviderTreeReader, TarEntry};
 use super::{MirrorFileKind, MirrorPath, PathMeaning, SumsScope};
 use crate::address::{Hostname, Package, ProviderAddress, Version};
@@ -80,7 +80,7 @@ impl TreeReceiver<'_> {
         let not_in_tree = |path: &str| io::Error::other(format!("{path:?} is not a file of a provider tree"));
         let Ok(PathMeaning::File(path)) = entry.meaning else { return Err(not_in_tree(&entry.path)) };
         if self.swept.insert(path.provider.clone()) {
-            self.folder.sweep(&path.folder()).map_err(io::Error::other)?;
+            self.folder.sweep(&path.folder())?;
         }
         if let MirrorFileKind::Archive(version, platform) = &path.kind {
             let index = self.sent_indexes.get(&path.provider).and_then(|versions| versions.get(version));
@@ -102,10 +102,10 @@ impl TreeReceiver<'_> {
         size_bytes: u64,
         contents: impl Read,
     ) -> io::Result<()> {
-        if self.folder.digest(&path.to_string()).map_err(io::Error::other)? == Some(expected) {
+        if self.folder.digest(&path.to_string())? == Some(expected) {
             self.summary.there += 1;
         } else {
-            self.folder.write(&path, contents, Some(expected)).map_err(io::Error::other)?;
+            self.folder.write(&path, contents, Some(expected))?;
             self.summary.written += 1;
             self.summary.written_bytes += size_bytes;
         }
@@ -142,9 +142,9 @@ impl TreeReceiver<'_> {
                 if let Some((sums, signature)) = self.version_sums.get(&version_key(version)) {
                     let scope = || SumsScope::Package(version.clone(), platform.clone());
                     let write_sibling = |kind, bytes: &[u8]| self.folder.write_small(&path.sibling(kind), bytes);
-                    write_sibling(MirrorFileKind::Sums(scope()), sums).map_err(io::Error::other)?;
+                    write_sibling(MirrorFileKind::Sums(scope()), sums)?;
                     if let Some(signature) = signature {
-                        write_sibling(MirrorFileKind::Signature(scope()), signature).map_err(io::Error::other)?;
+                        write_sibling(MirrorFileKind::Signature(scope()), signature)?;
                     }
                 }
             }
@@ -152,12 +152,12 @@ impl TreeReceiver<'_> {
             | MirrorFileKind::Signature(SumsScope::Package(..))
             | MirrorFileKind::Archive(..) => {}
         }
-        self.folder.write_small(&path, &bytes).map_err(io::Error::other)
+        Ok(self.folder.write_small(&path, &bytes)?)
     }
 
     /// True if the folder has another SHA256SUMS of the version, which covers the packages that were there before.
     fn has_other_sums(&self, path: &MirrorPath, bytes: &[u8]) -> io::Result<bool> {
-        let existing = self.folder.read_at_most(&path.to_string(), MAX_SMALL_FILE_BYTES).map_err(io::Error::other)?;
+        let existing = self.folder.read_at_most(&path.to_string(), MAX_SMALL_FILE_BYTES)?;
         Ok(existing.is_some_and(|existing| existing != bytes))
     }
 
@@ -183,13 +183,13 @@ impl TreeReceiver<'_> {
                     continue;
                 }
                 // The sender leaves out archives that the folder already has.
-                if self.folder.digest(&path.to_string()).map_err(io::Error::other)? != Some(*digest) {
+                if self.folder.digest(&path.to_string())? != Some(*digest) {
                     return Err(io::Error::other(format!("{path} was neither sent nor found; export again")));
                 }
                 self.summary.there += 1;
             }
-            self.rebuild_index(&provider, &sent_hashes, &expected).map_err(io::Error::other)?;
-            self.folder.link_spelling(&provider.host).map_err(io::Error::other)?;
+            self.rebuild_index(&provider, &sent_hashes, &expected)?;
+            self.folder.link_spelling(&provider.host)?;
             if provider.host.port().is_some() {
                 self.summary.with_port.insert(provider.host.clone());
             }
@@ -204,8 +204,7 @@ impl TreeReceiver<'_> {
         sent_hashes: &HashMap<Digest, ArchiveHashes>,
         expected: &HashMap<MirrorPath, Digest>,
     ) -> Result<(), MirrorFolderError> {
-        let path_of = |kind| MirrorPath { provider: provider.clone(), kind };
-        let folder = path_of(MirrorFileKind::Index).folder();
+        let folder = MirrorPath { provider: provider.clone(), kind: MirrorFileKind::Index }.folder();
         let mut versions: BTreeMap<Version, VersionIndex> = BTreeMap::new();
         for (path, archive) in self.folder.archives(&folder)? {
             let MirrorFileKind::Archive(version, platform) = &archive.kind else { continue };
@@ -233,14 +232,8 @@ impl TreeReceiver<'_> {
             let name = path.rsplit('/').next().unwrap_or(&path);
             index.add(name, platform, &hashes);
         }
-        let json = |index: serde_json::Result<Vec<u8>>| index.unwrap_or_default();
-        for (version, index) in &versions {
-            self.folder
-                .write_small(&path_of(MirrorFileKind::VersionIndex(version.clone())), &json(to_pretty_json(index)))?;
-        }
-        // Written last, so that every version it lists is complete.
-        self.folder
-            .write_small(&path_of(MirrorFileKind::Index), &json(to_pretty_json(&ProviderIndex::of(versions.keys()))))
+        // `index.json` is written last, so that every version it lists is complete.
+        index_files(provider, &versions).iter().try_for_each(|(path, bytes)| self.folder.write_small(path, bytes))
     }
 
     /// The hashes of an archive that was in the folder before. The inner error says why they cannot be computed.
@@ -260,11 +253,10 @@ pub fn existing_archive_digests<'a>(
     folder: &MirrorFolder,
     packages: impl IntoIterator<Item = &'a Package>,
 ) -> Result<BTreeSet<Digest>, MirrorFolderError> {
-    let mut existing = BTreeSet::new();
-    for package in packages {
-        existing.extend(folder.digest(&MirrorPath::archive(package).to_string())?);
-    }
-    Ok(existing)
+    packages
+        .into_iter()
+        .filter_map(|package| folder.digest(&MirrorPath::archive(package).to_string()).transpose())
+        .collect()
 }
 
 // `VersionIndex::parse` checks the limit of index files, which are read as small files first.
@@ -274,8 +266,8 @@ const _: () = assert!(index::MAX_INDEX_BYTES <= MAX_SMALL_FILE_BYTES);
 mod tests {
     use std::io::Cursor;
 
-    use super::super::provider_tar::ProviderTreeWriter;
     use super::*;
+    use crate::packaging::TarWriter;
 
     const NULL: &str = "r.example/acme/null";
 
@@ -294,13 +286,13 @@ mod tests {
             let name = format!("terraform-provider-null_1.2.0_{platform}.zip");
             index.add(&name, &platform, &ArchiveHashes { digest: Digest::of(bytes), h1: None });
         }
-        to_pretty_json(&index).unwrap()
+        serde_json::to_vec(&index).unwrap()
     }
 
     fn tar(files: &[(&str, &[u8])]) -> Vec<u8> {
-        let mut tar = ProviderTreeWriter::new(Vec::new());
+        let mut tar = TarWriter::new(Vec::new());
         for (name, bytes) in files {
-            tar.add(&format!("{NULL}/{name}"), bytes.len() as u64, *bytes).unwrap();
+            tar.file(format!("{NULL}/{name}").as_bytes(), 0o644, bytes.len() as u64, *bytes).unwrap();
         }
         tar.end().unwrap()
     }
@@ -382,11 +374,12 @@ mod tests {
     fn the_ascii_spelling_of_a_host_is_a_link_and_links_are_never_followed() {
         let (temp_dir, folder) = folder();
         let zip = zip("linux");
-        let mut tar = ProviderTreeWriter::new(Vec::new());
+        let mut tar = TarWriter::new(Vec::new());
         let index = index_of(&[("linux_amd64", &zip)]);
         let name = "terraform-provider-null_1.2.0_linux_amd64.zip";
         for (path, bytes) in [("1.2.0.json", &index[..]), (name, &zip)] {
-            tar.add(&format!("bücher.example:8443/acme/null/{path}"), bytes.len() as u64, bytes).unwrap();
+            let path = format!("bücher.example:8443/acme/null/{path}");
+            tar.file(path.as_bytes(), 0o644, bytes.len() as u64, bytes).unwrap();
         }
         let received = receive(&tar.end().unwrap()[..], &folder).unwrap();
         assert_eq!(received.with_port.len(), 1);

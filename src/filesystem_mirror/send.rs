@@ -5,8 +5,8 @@ use std::io::{self, Write};
 
 use super::folder::{ListedFile, ListedFileKind, MirrorFolder, MirrorFolderError};
 use super::layout::{enclosing_package, enclosing_package_folder};
-use super::provider_tar::ProviderTreeWriter;
 use super::{MirrorFileKind, MirrorPath, Mode, PathMeaning};
+use crate::packaging::TarWriter;
 
 /// The files of a tree to send.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -25,7 +25,10 @@ pub struct SendPlan {
 /// A file to send.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Outgoing {
+    provider_folder: String,
+    send_order: SendOrder,
     path: String,
+    size_bytes: u64,
     mode: Mode,
 }
 
@@ -48,7 +51,6 @@ pub fn plan_send(folder: &MirrorFolder) -> Result<SendPlan, MirrorFolderError> {
 /// Selects and sorts listed files.
 fn plan_files(listed: Vec<ListedFile>) -> SendPlan {
     let mut plan = SendPlan::default();
-    let mut files = Vec::new();
     let mut unpacked_packages: BTreeSet<String> = BTreeSet::new();
     // A package without one of its files would be another package, so the whole package is refused.
     let mut refused_packages: BTreeMap<String, String> = BTreeMap::new();
@@ -81,16 +83,23 @@ fn plan_files(listed: Vec<ListedFile>) -> SendPlan {
                 continue;
             }
         };
-        files.push((provider_folder(&path).to_owned(), send_order, path, size_bytes, mode));
+        plan.files.push(Outgoing {
+            provider_folder: provider_folder(&path).to_owned(),
+            send_order,
+            path,
+            size_bytes,
+            mode,
+        });
     }
-    files.retain(|(_, send_order, path, ..)| {
-        *send_order != SendOrder::Unpacked || !refused_packages.contains_key(enclosing_package_folder(path))
+    plan.files.retain(|file| {
+        file.send_order != SendOrder::Unpacked || !refused_packages.contains_key(enclosing_package_folder(&file.path))
     });
-    files.sort_by(|a, b| (&a.0, &a.1, &a.2).cmp(&(&b.0, &b.1, &b.2)));
+    plan.files.sort_by(|a, b| {
+        (&a.provider_folder, &a.send_order, &a.path).cmp(&(&b.provider_folder, &b.send_order, &b.path))
+    });
     plan.packages +=
         unpacked_packages.iter().filter(|package_folder| !refused_packages.contains_key(*package_folder)).count();
-    plan.bytes = files.iter().map(|(_, _, _, size_bytes, _)| size_bytes).sum();
-    plan.files = files.into_iter().map(|(_, _, path, _, mode)| Outgoing { path, mode }).collect();
+    plan.bytes = plan.files.iter().map(|file| file.size_bytes).sum();
     plan.refused.extend(refused_packages);
     plan.refused.sort();
     plan
@@ -121,12 +130,12 @@ fn provider_folder(path: &str) -> &str {
 /// # Errors
 /// A file cannot be read any more, or the receiver stopped reading.
 pub fn send(folder: &MirrorFolder, plan: &SendPlan, out: impl Write) -> io::Result<()> {
-    let mut tar = ProviderTreeWriter::new(out);
-    for Outgoing { path, mode } in &plan.files {
-        let (file, size_bytes) = folder.read(path).map_err(io::Error::other)?;
-        tar.add_with_mode(path, *mode, size_bytes, file)?;
+    let mut tar = TarWriter::new(out);
+    for Outgoing { path, mode, .. } in &plan.files {
+        let (file, size_bytes) = folder.read(path)?;
+        tar.file(path.as_bytes(), mode.bits(), size_bytes, file)?;
     }
-    tar.end()?.flush()
+    tar.end().map(drop)
 }
 
 #[cfg(test)]

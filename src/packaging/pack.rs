@@ -4,12 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 
-use aws_lc_rs::digest::{Context, SHA256};
 use flate2::{Compression, GzBuilder};
 
-use super::tar::{BLOCK, COPY_BUFFER_BYTES, TarWriter};
-use super::{Tree, TreeEntry, TreeError, TreePath};
-use crate::digest::{Digest, Hasher};
+use super::tar::{BLOCK, TarWriter};
+use super::{Tree, TreeEntry, TreeError, TreeFile, TreePath};
+use crate::digest::{Digest, Hasher, HashingReader};
 
 /// The version of the packer. Any change to the bytes of an archive needs a new version: other headers, another level,
 /// or other output of the encoder (zlib-rs, which `Cargo.lock` pins; the golden test detects a change). Tree digests do
@@ -50,7 +49,7 @@ impl ResolvedTree<'_> {
     /// entry, and more for long names.
     pub fn max_archive_bytes(&self) -> u64 {
         let entry_bytes = |(path, entry): (&TreePath, &ResolvedEntry)| {
-            let content_bytes = if let ResolvedEntry::File { size_bytes, .. } = entry { *size_bytes } else { 0 };
+            let content_bytes = if let ResolvedEntry::File(file) = entry { file.size_bytes } else { 0 };
             let name_bytes = path.as_bytes().len() as u64;
             let long_name_bytes = if name_bytes < MIN_LONG_NAME_BYTES { 0 } else { 1024 + name_bytes };
             content_bytes.saturating_add(1024 + long_name_bytes)
@@ -64,34 +63,27 @@ impl ResolvedTree<'_> {
     /// # Errors
     /// [`TreeError::Spool`] if reading or writing fails.
     pub fn write(&self, out: &mut dyn Write) -> Result<PackResult, TreeError> {
-        self.write_with_buffer(vec![0; COPY_BUFFER_BYTES], out)
-    }
-
-    /// Implements [`ResolvedTree::write`] with a buffer of any size, which does not change the bytes.
-    fn write_with_buffer(&self, buffer: Vec<u8>, out: &mut dyn Write) -> Result<PackResult, TreeError> {
         let gzip =
             GzBuilder::new().mtime(0).operating_system(UNKNOWN_SYSTEM).write(out, Compression::new(COMPRESSION_LEVEL));
-        let chunks = FixedChunkWriter { inner: gzip, chunk: Vec::with_capacity(CHUNK_BYTES) };
-        let mut tar = TarWriter::with_buffer(chunks, buffer);
+        let mut tar = TarWriter::new(FixedChunkWriter::new(gzip));
         let mut tree_hasher = Hasher::new();
         tree_hasher.update(b"larder tree 1\n");
         for (path, entry) in &self.entries {
             let kind = match entry {
                 ResolvedEntry::Folder => b"d",
-                ResolvedEntry::File { mode, .. } if mode & 0o100 == 0 => b"f",
-                ResolvedEntry::File { .. } => b"x",
+                ResolvedEntry::File(file) if file.mode & 0o100 == 0 => b"f",
+                ResolvedEntry::File(_) => b"x",
             };
             tree_hasher.update(kind);
             tree_hasher.update(path.as_bytes());
             tree_hasher.update(b"\0");
-            match *entry {
+            match entry {
                 ResolvedEntry::Folder => tar.folder(path.as_bytes()).map_err(TreeError::spool)?,
-                ResolvedEntry::File { mode, offset, size_bytes } => {
-                    let mut context = Context::new(&SHA256);
-                    let contents = self.tree.contents(offset, size_bytes);
-                    tar.file(path.as_bytes(), mode | 0o400, size_bytes, contents, |chunk| context.update(chunk))
-                        .map_err(TreeError::spool)?;
-                    tree_hasher.update(context.finish().as_ref());
+                ResolvedEntry::File(file) => {
+                    let mut contents = HashingReader::new(self.tree.contents(file));
+                    let written = tar.file(path.as_bytes(), file.mode | 0o400, file.size_bytes, &mut contents);
+                    written.map_err(TreeError::spool)?;
+                    tree_hasher.update(contents.digest().as_bytes());
                 }
             }
         }
@@ -102,9 +94,15 @@ impl ResolvedTree<'_> {
 }
 
 /// A writer that passes its input on in chunks of `CHUNK_BYTES`. A flush writes what is left.
-struct FixedChunkWriter<W> {
+pub(super) struct FixedChunkWriter<W> {
     inner: W,
     chunk: Vec<u8>,
+}
+
+impl<W> FixedChunkWriter<W> {
+    pub(super) fn new(inner: W) -> Self {
+        Self { inner, chunk: Vec::with_capacity(CHUNK_BYTES) }
+    }
 }
 
 impl<W: Write> Write for FixedChunkWriter<W> {
@@ -139,7 +137,7 @@ const MAX_NAME_BYTES: usize = 64 << 20;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ResolvedEntry {
     Folder,
-    File { mode: u32, offset: u64, size_bytes: u64 },
+    File(TreeFile),
 }
 
 /// The contents of a folder after links were followed, ready to be packed.
@@ -204,7 +202,7 @@ struct LinkResolver<'t> {
 
 enum LinkTarget {
     Folder(TreePath),
-    File(ResolvedEntry),
+    File(TreeFile),
     /// The target does not exist.
     Missing,
 }
@@ -224,14 +222,9 @@ impl<'t> LinkResolver<'t> {
             }
             match entry {
                 TreeEntry::Folder => self.insert(destination, ResolvedEntry::Folder)?,
-                TreeEntry::File { mode, offset, size_bytes } => {
-                    self.insert(
-                        destination,
-                        ResolvedEntry::File { mode: *mode, offset: *offset, size_bytes: *size_bytes },
-                    )?;
-                }
+                TreeEntry::File(file) => self.insert(destination, ResolvedEntry::File(*file))?,
                 TreeEntry::Link(target) => match self.follow(path, target)? {
-                    LinkTarget::File(file) => self.insert(destination, file)?,
+                    LinkTarget::File(file) => self.insert(destination, ResolvedEntry::File(file))?,
                     LinkTarget::Folder(source) => match self.record_folder_link(path, &source, folder.last_link)? {
                         Some(link) => {
                             // `pending` keeps the path in memory until the folder is copied, once for each link to it.
@@ -251,8 +244,8 @@ impl<'t> LinkResolver<'t> {
     /// Adds an entry, within the limits of the tree.
     fn insert(&mut self, path: TreePath, resolved: ResolvedEntry) -> Result<(), TreeError> {
         let limits = self.tree.limits();
-        if let ResolvedEntry::File { size_bytes, .. } = resolved {
-            self.bytes = self.bytes.saturating_add(size_bytes);
+        if let ResolvedEntry::File(file) = resolved {
+            self.bytes = self.bytes.saturating_add(file.size_bytes);
         }
         self.name_bytes = self.name_bytes.saturating_add(path.as_bytes().len());
         self.entries.insert(path, resolved);
@@ -330,14 +323,8 @@ impl<'t> LinkResolver<'t> {
                 };
                 match self.tree.get(&path) {
                     Some(TreeEntry::Folder) => folder = path,
-                    Some(TreeEntry::File { mode, offset, size_bytes }) if remaining_names.is_empty() => {
-                        return Ok(LinkTarget::File(ResolvedEntry::File {
-                            mode: *mode,
-                            offset: *offset,
-                            size_bytes: *size_bytes,
-                        }));
-                    }
-                    Some(TreeEntry::File { .. }) | None => return missing_target(link, &folder, &remaining_names),
+                    Some(TreeEntry::File(file)) if remaining_names.is_empty() => return Ok(LinkTarget::File(*file)),
+                    Some(TreeEntry::File(_)) | None => return missing_target(link, &folder, &remaining_names),
                     Some(TreeEntry::Link(target)) => break target.as_slice(),
                 }
             };

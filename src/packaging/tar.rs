@@ -1,7 +1,7 @@
 //! The reader of untrusted tars, within limits, and the writer of tars. Which names and kinds of entries are accepted is
 //! left to the reader's callers. Bundles have a stricter form of their own (`bundle/stream.rs`).
 
-use std::io::{self, Read, Write};
+use std::io::{self, BufWriter, Read, Write};
 
 use ::tar::{EntryType, Header};
 
@@ -10,8 +10,8 @@ pub(super) const BLOCK: usize = 512;
 /// The most extension headers for each entry that the limit allows: two of pax, and two of GNU.
 const MAX_EXTENSIONS_PER_ENTRY: usize = 4;
 
-/// The size of the buffer for the contents of files, in bytes.
-pub(super) const COPY_BUFFER_BYTES: usize = 256 * 1024;
+/// The size of the write buffer, in bytes.
+const COPY_BUFFER_BYTES: usize = 256 * 1024;
 
 /// Limits of a tar that is read.
 #[derive(Debug, Clone, Copy)]
@@ -229,20 +229,14 @@ impl<R: Read> Read for TarReader<R> {
 
 /// A writer of tars: ustar, no owners, no times. Equal entries give equal bytes. If the writer is dropped before
 /// [`TarWriter::end`], the tar has no end marker, so that a reader notices the truncation.
-pub struct TarWriter<W> {
-    out: W,
-    buffer: Vec<u8>,
+pub struct TarWriter<W: Write> {
+    out: BufWriter<W>,
 }
 
 impl<W: Write> TarWriter<W> {
     /// Creates a writer.
     pub fn new(out: W) -> Self {
-        Self::with_buffer(out, vec![0; COPY_BUFFER_BYTES])
-    }
-
-    /// Creates a writer with a copy buffer of any size, which does not change the bytes.
-    pub(super) fn with_buffer(out: W, buffer: Vec<u8>) -> Self {
-        Self { out, buffer }
+        Self { out: BufWriter::with_capacity(COPY_BUFFER_BYTES, out) }
     }
 
     /// Adds a folder.
@@ -253,32 +247,26 @@ impl<W: Write> TarWriter<W> {
         self.write_header(&[path, b"/"].concat(), EntryType::Directory, 0o755, 0)
     }
 
-    /// Adds a file of `size_bytes` bytes. Each chunk of its contents is passed to `on_chunk` as well.
+    /// Adds a file of `size_bytes` bytes.
     ///
     /// # Errors
     /// `contents` have fewer bytes; also errors of `contents` and of the output.
-    pub fn file(
-        &mut self,
-        path: &[u8],
-        mode: u32,
-        size_bytes: u64,
-        contents: impl Read,
-        mut on_chunk: impl FnMut(&[u8]),
-    ) -> io::Result<()> {
+    pub fn file(&mut self, path: &[u8], mode: u32, size_bytes: u64, contents: impl Read) -> io::Result<()> {
         self.write_header(path, EntryType::Regular, mode, size_bytes)?;
-        let mut contents = contents.take(size_bytes);
-        loop {
-            let read = match contents.read(&mut self.buffer) {
-                Ok(0) => break,
-                Ok(read) => read,
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
-                Err(e) => return Err(e),
-            };
-            let chunk = self.buffer.get(..read).unwrap_or_default();
-            on_chunk(chunk);
-            self.out.write_all(chunk)?;
-        }
-        if contents.limit() > 0 {
+        self.write_contents(path, size_bytes, contents)
+    }
+
+    /// Adds a file with a header of the caller.
+    ///
+    /// # Errors
+    /// As for [`file`](Self::file).
+    pub fn file_with_header(&mut self, header: &Header, contents: impl Read) -> io::Result<()> {
+        self.out.write_all(header.as_bytes())?;
+        self.write_contents(&header.path_bytes(), header.entry_size()?, contents)
+    }
+
+    fn write_contents(&mut self, path: &[u8], size_bytes: u64, contents: impl Read) -> io::Result<()> {
+        if io::copy(&mut contents.take(size_bytes), &mut self.out)? < size_bytes {
             let reason = format!("{} became shorter while it was read", String::from_utf8_lossy(path));
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, reason));
         }
@@ -292,7 +280,7 @@ impl<W: Write> TarWriter<W> {
     pub fn end(mut self) -> io::Result<W> {
         self.out.write_all(&[0; 2 * BLOCK])?;
         self.out.flush()?;
-        Ok(self.out)
+        self.out.into_inner().map_err(io::IntoInnerError::into_error)
     }
 
     /// Writes the header of an entry. If the name is too long for ustar, a GNU long-name entry with the name precedes

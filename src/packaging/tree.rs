@@ -38,16 +38,20 @@ pub enum TreeEntry {
     /// A folder.
     Folder,
     /// A file.
-    File {
-        /// The permission bits, 0o777 at most.
-        mode: u32,
-        /// The offset of its bytes in the spool.
-        offset: u64,
-        /// Its size in bytes.
-        size_bytes: u64,
-    },
+    File(TreeFile),
     /// A symbolic link and its unresolved target.
     Link(Vec<u8>),
+}
+
+/// A file of a tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TreeFile {
+    /// The permission bits, 0o777 at most.
+    pub mode: u32,
+    /// The offset of its bytes in the spool.
+    pub offset: u64,
+    /// Its size in bytes.
+    pub size_bytes: u64,
 }
 
 /// Why a tree cannot be read, unpacked or packed.
@@ -133,7 +137,7 @@ impl Tree {
     /// [`TreeError::Refused`] if there is no such file or link, or the name is taken.
     pub fn add_hard_link(&mut self, path: &TreePath, target: &TreePath) -> Result<(), TreeError> {
         match self.get(target) {
-            Some(entry @ (TreeEntry::File { .. } | TreeEntry::Link(_))) => {
+            Some(entry @ (TreeEntry::File(_) | TreeEntry::Link(_))) => {
                 let entry = entry.clone();
                 self.check_free_and_add_parents(path)?;
                 self.insert(path, entry)
@@ -180,7 +184,7 @@ impl Tree {
             self.spooled_bytes += read as u64;
         }
         let size_bytes = self.spooled_bytes - offset;
-        self.insert(path, TreeEntry::File { mode: mode & 0o777, offset, size_bytes })?;
+        self.insert(path, TreeEntry::File(TreeFile { mode: mode & 0o777, offset, size_bytes }))?;
         Ok(size_bytes)
     }
 
@@ -206,8 +210,8 @@ impl Tree {
     }
 
     /// Reads the bytes of a file from its offset in the spool.
-    pub fn contents(&self, offset: u64, size_bytes: u64) -> impl Read + '_ {
-        Contents { spool: &self.spool, offset, end: offset.saturating_add(size_bytes).min(self.spooled_bytes) }
+    pub fn contents(&self, file: &TreeFile) -> impl Read + '_ {
+        Contents { spool: &self.spool, offset: file.offset, end: file.offset + file.size_bytes }
     }
 
     /// The bytes of all files; hard links count once.
@@ -293,11 +297,10 @@ mod tests {
         tree.add_folder(&path("a/b")).unwrap();
         let names: Vec<_> = tree.entries().map(|(path, _)| path.to_string()).collect();
         assert_eq!(names, ["a", "a/b", "a/b/main.tf", "a/empty", "a/link"]);
-        let Some(TreeEntry::File { mode: 0o755, offset, size_bytes: 3 }) = tree.get(&path("a/b/main.tf")) else {
-            panic!()
-        };
+        let Some(TreeEntry::File(file)) = tree.get(&path("a/b/main.tf")) else { panic!() };
+        assert_eq!((file.mode, file.size_bytes), (0o755, 3));
         let mut read = Vec::new();
-        tree.contents(*offset, 3).read_to_end(&mut read).unwrap();
+        tree.contents(file).read_to_end(&mut read).unwrap();
         assert_eq!(read, b"one");
     }
 

@@ -2,7 +2,6 @@
 //! an error that names the entry. Zips are unpacked by their central directory, as go-getter does.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::io::{self, BufReader, Read, Seek};
 
 use ::tar::EntryType;
@@ -69,35 +68,20 @@ impl ArchiveFormat {
 /// # Errors
 /// [`TreeError::Refused`] for an entry that a module cannot have, [`TreeError::TooLarge`] past the limits,
 /// [`TreeError::Unreadable`] for a damaged archive or another format, [`TreeError::Spool`] if the disk fails.
-pub fn unpack(format: ArchiveFormat, archive: &mut File, tree: &mut Tree) -> Result<(), TreeError> {
+pub fn unpack(format: ArchiveFormat, mut archive: impl Read + Seek, tree: &mut Tree) -> Result<(), TreeError> {
     archive.rewind().map_err(TreeError::spool)?;
-    unpack_from(format, archive, tree)
-}
-
-/// Implements [`unpack()`] for any reader that can seek.
-///
-/// # Errors
-/// Those of [`unpack()`].
-pub fn unpack_from<R: Read + Seek>(format: ArchiveFormat, archive: R, tree: &mut Tree) -> Result<(), TreeError> {
     let buffered = BufReader::with_capacity(64 * 1024, archive);
     match format {
         ArchiveFormat::Zip => unpack_zip(buffered, tree)?,
         ArchiveFormat::TarGz => unpack_tar(gzip(buffered), tree)?,
         ArchiveFormat::TarBz2 => unpack_tar(bzip2(buffered), tree)?,
-        ArchiveFormat::TarXz => unpack_tar(XzReader::new(buffered), tree)?,
+        ArchiveFormat::TarXz => unpack_tar(XzReader::new(buffered).map_err(|e| unreadable(&e))?, tree)?,
         // go-getter refuses these formats as well: the file that they contain has no name.
         ArchiveFormat::Gz | ArchiveFormat::Bz2 | ArchiveFormat::Xz => {
             return Err(TreeError::Unreadable("it is one compressed file, but a module is a folder".to_owned()));
         }
     }
     check_no_clash(tree)
-}
-
-/// Limits a tar to the bytes that a tree within its limits needs: the files, and a few blocks for each entry.
-fn limit_tar<R: Read>(tar: R, tree: &Tree) -> Meter<R> {
-    let entries = u64::try_from(tree.limits().entries).unwrap_or(u64::MAX);
-    let max_bytes = tree.limits().bytes.saturating_add(entries.saturating_mul(4096)).saturating_add(1 << 20);
-    Meter::new(tar, max_bytes, "it unpacks to more than the module limit")
 }
 
 /// Refuses names that differ only in case or Unicode composition, because some clients' file systems take them for one.
@@ -119,7 +103,10 @@ const MAX_EXTENSION_BYTES: u64 = 1 << 20;
 
 /// Unpacks a tar as go-getter does: `..` is refused, global headers are skipped, and a tar without a file is an error.
 fn unpack_tar(from: impl Read, tree: &mut Tree) -> Result<(), TreeError> {
-    let from: &mut dyn Read = &mut limit_tar(from, tree);
+    // The bytes that a tree within its limits needs: the files, and a few blocks for each entry.
+    let entries = u64::try_from(tree.limits().entries).unwrap_or(u64::MAX);
+    let max_bytes = tree.limits().bytes.saturating_add(entries.saturating_mul(4096)).saturating_add(1 << 20);
+    let from: &mut dyn Read = &mut Meter::new(from, max_bytes, "it unpacks to more than the module limit");
     // Entries are counted by the reader, because the tree does not count a folder that is repeated.
     let limits = TarLimits { entries: tree.limits().entries, extension_bytes: MAX_EXTENSION_BYTES };
     let mut tar = TarReader::new(from, limits);

@@ -13,6 +13,7 @@ use ::zip::write::{SimpleFileOptions, ZipWriter};
 use ::zip::{CompressionMethod, DateTime, ExtraField, System};
 
 use super::meter::Meter;
+use super::pack::FixedChunkWriter;
 use super::{Tree, TreeEntry, TreeError};
 
 /// Limits of a zip that is read.
@@ -188,8 +189,6 @@ fn first_duplicate_name<R: Read + Seek>(mut from: R, start: u64) -> Option<Vec<u
 }
 
 const COMPRESSION_LEVEL: i64 = 6;
-/// The size of each write to the encoder, in bytes. The encoder's output depends on it.
-const CHUNK_BYTES: usize = 64 * 1024;
 /// The largest file without zip64 fields. The margin below 4 GiB is for bytes that the encoder may add.
 const MAX_ZIP32_BYTES: u64 = u32::MAX as u64 - (64 << 20);
 
@@ -200,10 +199,9 @@ const MAX_ZIP32_BYTES: u64 = u32::MAX as u64 - (64 << 20);
 /// [`TreeError::Refused`] for a link or a name that is not UTF-8; [`TreeError::Spool`] if reading or writing fails.
 pub fn pack_zip(tree: &Tree, out: impl Write) -> Result<(), TreeError> {
     let mut zip = ZipWriter::new_stream(out);
-    let mut buffer = vec![0; CHUNK_BYTES];
     for (path, entry) in tree.entries() {
-        let (mode, offset, size_bytes) = match *entry {
-            TreeEntry::File { mode, offset, size_bytes } => (mode, offset, size_bytes),
+        let file = match entry {
+            TreeEntry::File(file) => file,
             TreeEntry::Folder => continue,
             TreeEntry::Link(_) => return Err(TreeError::refused(path, "it is a link")),
         };
@@ -214,23 +212,11 @@ pub fn pack_zip(tree: &Tree, out: impl Write) -> Result<(), TreeError> {
             .compression_level(Some(COMPRESSION_LEVEL))
             .last_modified_time(DateTime::DEFAULT)
             .system(System::Unix)
-            .unix_permissions(if mode & 0o100 == 0 { 0o644 } else { 0o755 })
-            .large_file(size_bytes > MAX_ZIP32_BYTES);
+            .unix_permissions(if file.mode & 0o100 == 0 { 0o644 } else { 0o755 })
+            .large_file(file.size_bytes > MAX_ZIP32_BYTES);
         zip.start_file(name, options).map_err(|e| TreeError::spool(e.into()))?;
-        let mut contents = tree.contents(offset, size_bytes);
-        loop {
-            let mut chunk_length = 0;
-            while chunk_length < CHUNK_BYTES {
-                match contents.read(&mut buffer[chunk_length..]).map_err(TreeError::spool)? {
-                    0 => break,
-                    read => chunk_length += read,
-                }
-            }
-            if chunk_length == 0 {
-                break;
-            }
-            zip.write_all(&buffer[..chunk_length]).map_err(TreeError::spool)?;
-        }
+        let mut chunks = FixedChunkWriter::new(&mut zip);
+        io::copy(&mut tree.contents(file), &mut chunks).and_then(|_| chunks.flush()).map_err(TreeError::spool)?;
     }
     let mut out = zip.finish().map_err(|e| TreeError::spool(e.into()))?.into_inner();
     out.flush().map_err(TreeError::spool)

@@ -262,8 +262,9 @@ impl Drop for EvictionHoldGuard<'_> {
 impl Library {
     /// Exempts the contents of a bundle from eviction until the guard is dropped.
     pub(in crate::mirror) fn hold_entries(&self, manifest: &Manifest) -> EvictionHoldGuard<'_> {
+        let archives = manifest.entries.iter().filter_map(BundleEntry::package_archive);
         let named = HeldNames {
-            archives: manifest.entries.iter().filter_map(BundleEntry::archive).map(|archive| archive.sha256).collect(),
+            archives: archives.map(|(_, archive)| archive.sha256).collect(),
             documents: manifest.entries.iter().map(|entry| self.entry_key(entry)).collect(),
         };
         let _nothing_is_evicted = self.evictor.block_evictions();

@@ -11,17 +11,24 @@ use std::ops::{Deref, DerefMut};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
+use url::Url;
 
 pub use self::bundle::export::{GatherError, GatheredBundle};
 pub use self::bundle::import::{ApplyError, ApplyOptions};
 pub use self::tree::export::{Export, NotExported};
 pub use self::tree::{FileVerdict, ImportCounts, ImportStep, ImportedFile, ProvenBy, UnsignedPolicy};
+use crate::address::Package;
+use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
+use crate::mirror::library::proof_set::{ProofSet, ProofSetMetadata};
 use crate::mirror::{Documents, Library, ProofSets, Runtime, VerifiedReader};
 use crate::store::{Scratch, Staged, StagedNote, StoreError};
-use crate::verify::{VerificationError, Verified};
+use crate::upstream::error::sanitized;
+use crate::upstream::request::Validators;
+use crate::verify::{Proof, VerificationError, Verified};
 
 /// The most exports and bundles created at a time. Each may occupy a thread for as long as its client takes.
 const MAX_TRANSFERS: usize = 4;
@@ -68,6 +75,27 @@ impl Transfers {
         let busy = || Error::Busy { subject: "the transfer".to_owned(), reason: reason() };
         Arc::clone(&self.export_permits).try_acquire_owned().map(TransferPermit).map_err(|_| busy())
     }
+}
+
+/// Builds a proof set from files that no upstream sent. The URLs are the requested one and that after redirects.
+fn set_of_files(
+    package: &Package,
+    [asked, url]: [Url; 2],
+    fetched: Timestamp,
+    proof: Proof,
+    [body, sums, signature]: [Bytes; 3],
+) -> Result<ProofSet, String> {
+    let metadata = ProofSetMetadata {
+        asked,
+        url,
+        origins: Vec::new(),
+        validators: Validators::default(),
+        sums_validators: Validators::default(),
+        signature_validators: Validators::default(),
+        fetched,
+        proof,
+    };
+    ProofSet::new(metadata, body, sums, signature, package).map_err(|reason| sanitized(&reason))
 }
 
 /// A staging file of an import, removed on drop unless its bytes are committed.

@@ -17,21 +17,19 @@ fn path(text: &str) -> TreePath {
 
 fn unpacked(format: ArchiveFormat, archive: &[u8]) -> Result<Tree, TreeError> {
     let mut tree = Tree::new(tempfile::tempfile().unwrap(), LIMITS);
-    unpack_from(format, Cursor::new(archive), &mut tree).map(|()| tree)
+    unpack(format, Cursor::new(archive), &mut tree).map(|()| tree)
 }
 
 fn read(tree: &Tree, name: &str) -> String {
-    let Some(TreeEntry::File { offset, size_bytes, .. }) = tree.get(&path(name)) else {
-        panic!("{name}: {:?}", tree.get(&path(name)))
-    };
+    let Some(TreeEntry::File(file)) = tree.get(&path(name)) else { panic!("{name}: {:?}", tree.get(&path(name))) };
     let mut text = String::new();
-    tree.contents(*offset, *size_bytes).read_to_string(&mut text).unwrap();
+    tree.contents(file).read_to_string(&mut text).unwrap();
     text
 }
 
 fn mode(tree: &Tree, name: &str) -> u32 {
-    let Some(TreeEntry::File { mode, .. }) = tree.get(&path(name)) else { panic!("{name}") };
-    *mode
+    let Some(TreeEntry::File(file)) = tree.get(&path(name)) else { panic!("{name}") };
+    file.mode
 }
 
 /// Builds a tar entry by entry, malformed ones included.
@@ -214,7 +212,7 @@ fn a_wrong_xz_checksum_is_detected() {
         let offset = stream.windows(sum.len()).position(|window| window == sum).unwrap();
         stream[offset] ^= 1;
         let refused = unpacked(ArchiveFormat::TarXz, &stream).unwrap_err().to_string();
-        assert!(refused.contains("a checksum of its xz is wrong"), "{refused}");
+        assert!(refused.contains("its xz is damaged"), "{refused}");
     }
 }
 
@@ -465,7 +463,7 @@ fn an_xz_that_needs_too_much_memory_is_refused() {
 }
 
 #[test]
-fn xz_blocks_that_only_allocate_memory_are_refused() {
+fn xz_streams_share_the_memory_of_one_dictionary() {
     // 60 streams of a few bytes, each with a dictionary of 64 MiB.
     let mut options = lzma_rust2::XzOptions::with_preset(1);
     options.lzma_options.dict_size = 64 << 20;
@@ -474,10 +472,8 @@ fn xz_blocks_that_only_allocate_memory_are_refused() {
         encoder.write_all(bytes).unwrap();
         encoder.finish().unwrap()
     };
-    let tar = sample().tar();
-    let streams: Vec<u8> = tar.chunks(50).take(60).flat_map(stream).collect();
-    let refused = unpacked(ArchiveFormat::TarXz, &streams).unwrap_err();
-    assert!(refused.to_string().contains("almost empty blocks"), "{refused}");
+    let streams: Vec<u8> = sample().tar().chunks(100).flat_map(stream).collect();
+    assert_is_sample(&unpacked(ArchiveFormat::TarXz, &streams).unwrap());
 }
 
 #[test]

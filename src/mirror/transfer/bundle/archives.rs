@@ -3,6 +3,8 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
+
 use crate::address::{Artifact, ModulePackage, Package, Version};
 use crate::bundle::{ApplyOutcome, FetchOrigin, FileRole, ModuleEntry, ProviderEntry, SignatureStatus};
 use crate::clock::Timestamp;
@@ -11,22 +13,24 @@ use crate::mirror::documents::module_location::subdir_in_archive;
 use crate::mirror::freshness::Age;
 use crate::mirror::library::intake::ArchiveBytes;
 use crate::mirror::library::module_history::{self, PinnedTree, TreeComparison};
-use crate::mirror::library::proof_set::{ProofSet, ProofSetMetadata, StoredProofSet, imported_differs};
+use crate::mirror::library::proof_set::{ProofSet, StoredProofSet, imported_differs};
 use crate::mirror::library::provider_history::Admission;
 use crate::mirror::library::stored_document::StoredDocument;
 use crate::mirror::library::{
     AcceptScope, AcceptedFinding, AlarmEvent, AlarmKind, AlarmPart, Observation, Signer, StoredArchive, observation,
 };
 use crate::mirror::modules::RESOLVED_BY_ACCEPT;
-use crate::mirror::transfer::TransferStage;
-use crate::mirror::transfer::bundle::entry::{EntryCriteria, SmallFiles, store_failed};
+use crate::mirror::transfer::bundle::entry::{
+    AcceptedEntry, EntryCriteria, SmallFiles, document_from_bundle, store_failed,
+};
+use crate::mirror::transfer::{TransferStage, set_of_files};
 use crate::mirror::{Library, default_if_store_unavailable};
-use crate::packaging::{ArchiveFormat, PACKER, PackResult, Tree, TreeEntry, TreeLimits, TreePath, pack, unpack_from};
+use crate::packaging::{ArchiveFormat, PACKER, PackResult, Tree, TreeEntry, TreeLimits, TreePath, pack, unpack};
 use crate::store::{Blob, Durability, IndexEntry, Key, StoreError};
 use crate::upstream::error::sanitized;
 use crate::upstream::providers::DownloadDocument;
 use crate::upstream::request::Validators;
-use crate::verify::{ProofBasis, VerificationError, verify_proof_set};
+use crate::verify::{ProofBasis, verify_proof_set};
 
 /// The archive of an entry. Its bytes have the digest that the manifest names.
 pub(super) struct ArrivedArchive {
@@ -43,13 +47,10 @@ enum ArchiveSource {
 }
 
 impl ArrivedArchive {
-    /// Verifies a staged archive.
-    pub(super) fn staged(stage: TransferStage, digest: Digest) -> Result<Self, String> {
-        let ((actual, fast), size_bytes) = (stage.hashes(), stage.written());
-        if actual != digest {
-            return Err(VerificationError::Bytes { actual, expected: digest }.to_string());
-        }
-        Ok(Self { source: ArchiveSource::Staged(Box::new(stage)), digest, fast, size_bytes })
+    /// Takes a staged archive. Its digest is verified again when it is committed.
+    pub(super) fn staged(stage: TransferStage) -> Self {
+        let ((digest, fast), size_bytes) = (stage.hashes(), stage.written());
+        Self { source: ArchiveSource::Staged(Box::new(stage)), digest, fast, size_bytes }
     }
 
     /// Opens and verifies an archive of the store. `missing` explains an absent one.
@@ -95,7 +96,7 @@ impl BundledSet {
         entry: &ProviderEntry,
         small: &SmallFiles,
         criteria: &EntryCriteria<'_>,
-    ) -> Result<Option<Self>, String> {
+    ) -> Result<Option<AcceptedEntry>, String> {
         let (package, fetch_origin, now) = (entry.package(), &entry.said, criteria.now);
         let terms = library.runtime.config();
         let policy = terms.upstream(&package.provider.host).map_err(|e| e.to_string())?.settings.verification;
@@ -128,24 +129,16 @@ impl BundledSet {
             return Err(format!("its manifest names key {claimed}, but key {signer} signed it"));
         }
         let fetched = fetch_origin.fetched.min(now);
-        let metadata = ProofSetMetadata {
-            asked: fetch_origin.asked.clone(),
-            url: fetch_origin.url.clone(),
-            origins: Vec::new(),
-            validators: Validators::default(),
-            sums_validators: Validators::default(),
-            signature_validators: Validators::default(),
-            fetched,
-            proof,
-        };
-        let set = ProofSet::new(metadata, body, sums, signature, &package).map_err(unreadable)?;
+        let urls = [fetch_origin.asked.clone(), fetch_origin.url.clone()];
+        let set = set_of_files(&package, urls, fetched, proof, [body, sums, signature]).map_err(unreadable)?;
         let age = Age { checked: fetch_origin.checked.min(now), gone: fetch_origin.gone };
         if library.has_set_or_newer(&package, &set, age, now).map_err(store_failed)? {
             return Ok(None);
         }
         let is_accepted = criteria.is_accepted(library, &Artifact::from(&package));
         let is_vouched_for = matches!(criteria.signature_status, SignatureStatus::SignedBy(_));
-        Ok(Some(Self { package, set: Arc::new(set), age, is_accepted, is_vouched_for }))
+        let accepted = Self { package, set: Arc::new(set), age, is_accepted, is_vouched_for };
+        Ok(Some(AcceptedEntry::Provider(Box::new(accepted))))
     }
 
     /// Commits the set with its archive.
@@ -274,8 +267,8 @@ impl Library {
     }
 
     /// True if an archive is stored under this name.
-    fn is_stored_under(&self, package: &Package, digest: Digest) -> Result<bool, StoreError> {
-        Ok(self.catalog.name(package)?.get(&digest).is_some()
+    pub(super) fn is_stored_under(&self, artifact: impl Into<Artifact>, digest: Digest) -> Result<bool, StoreError> {
+        Ok(self.catalog.name(artifact)?.get(&digest).is_some()
             && default_if_store_unavailable(self.store.blobs.is_stored(&digest))?)
     }
 }
@@ -314,10 +307,11 @@ impl BundledModule {
     pub(super) fn check(
         library: &Library,
         entry: &ModuleEntry,
-        location: StoredDocument,
+        small: &SmallFiles,
         criteria: &EntryCriteria<'_>,
-    ) -> Result<Option<Self>, String> {
+    ) -> Result<Option<AcceptedEntry>, String> {
         let (package, now) = (entry.package(), criteria.now);
+        let location = document_from_bundle(&entry.said, small.get(FileRole::Location)?, Bytes::new(), now);
         let key = library.runtime.config().key_of_package(&package);
         let located = Arc::new(location.clone()).as_location(&package).map_err(|e| e.to_string())?;
         if let Some(subdir) = &entry.subdir {
@@ -329,16 +323,13 @@ impl BundledModule {
                 .ok_or("its subdir is not a path")?;
         }
         drop(subdir_in_archive(&package, located.located.subdir.as_ref()).map_err(|e| e.to_string())?);
-        let is_held = || -> Result<bool, StoreError> {
-            let is_there = default_if_store_unavailable(library.store.blobs.is_stored(&entry.archive.sha256))?
-                && library.catalog.name(&key)?.get(&entry.archive.sha256).is_some();
-            let is_located = library.has_document_or_newer(&Key::location(&key), &location, now)?;
-            let is_pinned = module_history::read_first_seen(library, &key)?
-                .first_seen()
-                .is_some_and(|seen| seen.pinned.tree == entry.tree);
-            Ok(is_there && is_located && is_pinned)
+        let is_stored = || -> Result<bool, StoreError> {
+            let first_seen = module_history::read_first_seen(library, &key)?.first_seen();
+            Ok(first_seen.is_some_and(|seen| seen.pinned.tree == entry.tree)
+                && library.is_stored_under(&key, entry.archive.sha256)?
+                && library.has_document_or_newer(&Key::location(&key), &location, now)?)
         };
-        if is_held().map_err(store_failed)? {
+        if is_stored().map_err(store_failed)? {
             return Ok(None);
         }
         let pinned_tree = PinnedTree {
@@ -352,7 +343,8 @@ impl BundledModule {
         };
         let origin = entry.origin.clone();
         let is_accepted = criteria.is_accepted(library, &Artifact::Module(key.clone()));
-        Ok(Some(Self { package, key, location, origin, pinned_tree, is_accepted }))
+        let accepted = Self { package, key, location, origin, pinned_tree, is_accepted };
+        Ok(Some(AcceptedEntry::Module(Box::new(accepted))))
     }
 
     /// Commits the version in this order: first-seen record, archive, location, name.
@@ -397,9 +389,9 @@ impl BundledModule {
         let mut tree = Tree::new(scratch.file().map_err(store_failed)?, TreeLimits::default());
         let unpacked = match &arrived.source {
             ArchiveSource::Staged(stage) => {
-                unpack_from(ArchiveFormat::TarGz, stage.file().map_err(store_failed)?, &mut tree)
+                unpack(ArchiveFormat::TarGz, stage.file().map_err(store_failed)?, &mut tree)
             }
-            ArchiveSource::Stored(blob) => unpack_from(ArchiveFormat::TarGz, blob.reader(), &mut tree),
+            ArchiveSource::Stored(blob) => unpack(ArchiveFormat::TarGz, blob.reader(), &mut tree),
         };
         let mut packed_anew = Hasher::new();
         let packed = unpacked.and_then(|()| pack(&tree, &TreePath::root(), &mut packed_anew));

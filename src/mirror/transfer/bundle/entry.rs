@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use bytes::Bytes;
 use serde_json::value::RawValue;
 
-use crate::address::{Address, Artifact, PackageSelector, Platform, Version};
+use crate::address::{Address, Artifact, Hostname, PackageSelector, Platform, Version};
 use crate::bundle::{ApplyOutcome, BundleEntry, BundledDocument, FetchOrigin, FileRole, Manifest, SignatureStatus};
 use crate::clock::Timestamp;
 use crate::mirror::Library;
@@ -82,22 +82,15 @@ impl AcceptedEntry {
         small: &SmallFiles,
         criteria: &EntryCriteria<'_>,
     ) -> Result<Option<Self>, String> {
-        Ok(match entry {
+        match entry {
             BundleEntry::Discovery { document, .. }
             | BundleEntry::ProviderVersions { document, .. }
             | BundleEntry::ModuleVersions { document, .. } => {
-                BundledDocumentUpdate::check(library, entry, document, small, criteria.now)?
-                    .map(|update| Self::Document(Box::new(update)))
+                BundledDocumentUpdate::check(library, entry, document, small, criteria.now)
             }
-            BundleEntry::Provider(entry) => {
-                BundledSet::check(library, entry, small, criteria)?.map(|set| Self::Provider(Box::new(set)))
-            }
-            BundleEntry::Module(entry) => {
-                let location =
-                    document_from_bundle(&entry.said, small.get(FileRole::Location)?, Bytes::new(), criteria.now);
-                BundledModule::check(library, entry, location, criteria)?.map(|module| Self::Module(Box::new(module)))
-            }
-        })
+            BundleEntry::Provider(entry) => BundledSet::check(library, entry, small, criteria),
+            BundleEntry::Module(entry) => BundledModule::check(library, entry, small, criteria),
+        }
     }
 
     /// Commits the entry, with its archive if it has one.
@@ -121,8 +114,8 @@ impl AcceptedEntry {
 
 pub(super) struct BundledDocumentUpdate {
     key: Key,
-    stored: StoredDocument,
-    /// The provider versions that it lists.
+    coming: StoredDocument,
+    /// The versions that it lists.
     versions: Vec<Version>,
 }
 
@@ -137,39 +130,37 @@ impl BundledDocumentUpdate {
         document: &BundledDocument,
         small: &SmallFiles,
         now: Timestamp,
-    ) -> Result<Option<Self>, String> {
-        let (key, kept) = (library.entry_key(entry), document_of(document, small, now)?);
-        let versions = match &key {
-            Key::Document(DocumentKey::Versions(Address::Provider(_))) => kept
-                .as_versions(Service::Providers)
+    ) -> Result<Option<AcceptedEntry>, String> {
+        let (body, dropped) = (small.get(FileRole::Document)?, small.get_or_empty(FileRole::Dropped));
+        if !dropped.is_empty() && serde_json::from_slice::<serde::de::IgnoredAny>(&dropped).is_err() {
+            return Err("its list of dropped versions is not JSON".to_owned());
+        }
+        let (key, coming) = (library.entry_key(entry), document_from_bundle(&document.said, body, dropped, now));
+        let versions = match listed_address(&key) {
+            Some(address) => coming
+                .as_versions(Service::from(address))
                 .map(|list| list.versions.into_iter().map(|listed| listed.version).collect()),
-            Key::Document(DocumentKey::Versions(Address::Module(_))) => {
-                kept.as_versions(Service::Modules).map(|_| Vec::new())
-            }
-            _ => kept.discovery_for_clients().map(|_| Vec::new()),
+            None => coming.discovery_for_clients().map(|_| Vec::new()),
         };
         let versions = versions.map_err(|reason| format!("its document cannot be read: {reason}"))?;
-        let is_held = library.has_document_or_newer(&key, &kept, now).map_err(store_failed)?
-            || library.keeps_own_discovery(&key, &kept).map_err(store_failed)?;
-        if is_held {
-            return Ok(None);
-        }
-        Ok(Some(Self { key, stored: kept, versions }))
+        let is_stored = library.has_document_or_newer(&key, &coming, now).map_err(store_failed)?
+            || library.keeps_own_discovery(&key, &coming).map_err(store_failed)?;
+        Ok((!is_stored).then(|| AcceptedEntry::Document(Box::new(Self { key, coming, versions }))))
     }
 
     /// Replaces the stored document, unless a newer one was stored since.
     pub(super) fn commit(self, library: &Library, now: Timestamp) -> Result<ApplyOutcome, String> {
-        let Self { key, stored, versions } = self;
-        if let Key::Document(DocumentKey::Versions(Address::Provider(provider))) = &key {
-            library.histories.record_listed(provider, &versions, stored.metadata.checked).map_err(store_failed)?;
+        let Self { key, coming, versions } = self;
+        if let Key::Document(DocumentKey::Versions(Address::Provider(address))) = &key {
+            library.histories.record_listed(address, &versions, coming.metadata.checked).map_err(store_failed)?;
         }
-        let made = |before: Option<&StoredDocument>, coming| library.merge_stored_entries(&key, before, coming);
-        let placed = library.replace_document(&key, stored, now, Durability::Synced, made).map_err(store_failed)?;
-        if matches!(placed, ReplaceOutcome::KeptExisting(_)) {
+        let merge = |stored: Option<&StoredDocument>, coming| library.merge_stored_entries(&key, stored, coming);
+        let replaced = library.replace_document(&key, coming, now, Durability::Synced, merge).map_err(store_failed)?;
+        if matches!(replaced, ReplaceOutcome::KeptExisting(_)) {
             return Ok(ApplyOutcome::Held);
         }
         let terms = library.runtime.config();
-        if let Key::Document(DocumentKey::Versions(address)) = &key {
+        if let Some(address) = listed_address(&key) {
             terms.not_found.remove_if(|absent| absent.is_document_of(address, |_| true));
             library.bump_revision(address);
         } else {
@@ -178,19 +169,6 @@ impl BundledDocumentUpdate {
         library.enforce_size_limit();
         Ok(ApplyOutcome::Applied { note: None })
     }
-}
-
-fn document_of(document: &BundledDocument, small: &SmallFiles, now: Timestamp) -> Result<StoredDocument, String> {
-    let kept = document_from_bundle(
-        &document.said,
-        small.get(FileRole::Document)?,
-        small.get_or_empty(FileRole::Dropped),
-        now,
-    );
-    if !kept.dropped.is_empty() && serde_json::from_slice::<serde::de::IgnoredAny>(&kept.dropped).is_err() {
-        return Err("its list of dropped versions is not JSON".to_owned());
-    }
-    Ok(kept)
 }
 
 /// Builds the stored form of a document from its manifest entry.
@@ -214,6 +192,14 @@ pub(super) fn document_from_bundle(
     StoredDocument { metadata, body, dropped, _room: MemoryGrant::default() }
 }
 
+/// The address whose versions a document lists; `None` for another document.
+fn listed_address(key: &Key) -> Option<&Address> {
+    match key {
+        Key::Document(DocumentKey::Versions(address)) => Some(address),
+        _ => None,
+    }
+}
+
 type ListEntries = BTreeMap<Version, Box<RawValue>>;
 
 impl Library {
@@ -225,30 +211,23 @@ impl Library {
         stored: Option<&StoredDocument>,
         coming: StoredDocument,
     ) -> Result<StoredDocument, StoreError> {
-        let keeps_gone = |host| {
-            let terms = self.runtime.config();
-            terms.upstreams.get(host).is_some_and(|upstream| upstream.settings.keep_gone)
-        };
-        let dropped = match key {
-            Key::Document(DocumentKey::Discovery(host)) if keeps_gone(host) => {
-                return Ok(match stored {
-                    Some(stored) => coming.with_services_of(stored),
-                    None => coming,
-                });
-            }
-            Key::Document(DocumentKey::Versions(address)) if keeps_gone(address.host()) => {
-                self.unlisted_entries(address, stored, &coming)?
-            }
-            _ => None,
-        };
-        Ok(match dropped {
+        let config = self.runtime.config();
+        let keeps_gone =
+            |host: &Hostname| config.upstreams.get(host).is_some_and(|upstream| upstream.settings.keep_gone);
+        if let (Key::Document(DocumentKey::Discovery(host)), Some(stored)) = (key, stored)
+            && keeps_gone(host)
+        {
+            return Ok(coming.with_services_of(stored));
+        }
+        let Some(address) = listed_address(key).filter(|address| keeps_gone(address.host())) else { return Ok(coming) };
+        Ok(match self.dropped_entries(address, stored, &coming)? {
             Some(dropped) => coming.with_dropped(&dropped.into_values().collect::<Vec<_>>()),
             None => coming,
         })
     }
 
-    /// The entries to add to upstream's list; `None` if it names every stored version.
-    fn unlisted_entries(
+    /// The entries to list besides upstream's; `None` if upstream's list names every stored version.
+    fn dropped_entries(
         &self,
         address: &Address,
         stored: Option<&StoredDocument>,
@@ -283,18 +262,11 @@ impl Library {
     /// # Errors
     /// The disk failed. Some versions may be listed then.
     pub(super) fn list_imported_entries(&self, manifest: &Manifest) -> Result<(), StoreError> {
-        let lists: BTreeSet<Key> = manifest
-            .entries
-            .iter()
-            .filter_map(|entry| match entry {
-                BundleEntry::Provider(entry) => Some(Key::version_list(&entry.provider)),
-                BundleEntry::Module(entry) => Some(Key::version_list(&self.runtime.config().key_of(&entry.module))),
-                BundleEntry::Discovery { .. }
-                | BundleEntry::ProviderVersions { .. }
-                | BundleEntry::ModuleVersions { .. } => None,
-            })
-            .collect();
-        for key in lists {
+        let archives = manifest.entries.iter().filter_map(BundleEntry::package_archive);
+        let addresses: BTreeSet<Address> =
+            archives.map(|(artifact, _)| Address::from(&self.runtime.canonical(artifact))).collect();
+        for address in addresses {
+            let key = Key::version_list(&address);
             let is_listed = self.store.records.change(&key, |step| {
                 let Some(stored) = step.read(&key)?.whole().and_then(StoredDocument::read) else { return Ok(false) };
                 let listing = self.merge_stored_entries(&key, Some(&stored), stored.clone())?;
@@ -305,10 +277,7 @@ impl Library {
                 step.put(&key, listing.write(), Durability::Synced, entry);
                 Ok(true)
             })?;
-            if !is_listed {
-                continue;
-            }
-            if let Key::Document(DocumentKey::Versions(address)) = &key {
+            if is_listed {
                 self.bump_revision(address);
             }
         }

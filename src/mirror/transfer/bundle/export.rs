@@ -53,15 +53,11 @@ pub struct GatheredBundle {
 
 /// The contents of the other store, which a delta may leave out.
 struct DeltaBase<'a> {
-    inventory: Option<&'a Inventory>,
+    inventory: &'a Inventory,
     archives: HashSet<DigestPrefix>,
 }
 
 impl DeltaBase<'_> {
-    fn has(&self, artifact: &Artifact, archive: Digest, proof: Digest) -> bool {
-        self.inventory.is_some_and(|inventory| inventory.has(artifact, archive, proof))
-    }
-
     fn bundled_archive(&self, sha256: Digest, bytes: u64) -> BundledArchive {
         BundledArchive { sha256, bytes, left_out: self.archives.contains(&sha256.prefix()) }
     }
@@ -81,39 +77,38 @@ impl Transfers {
         created: Timestamp,
     ) -> Result<GatheredBundle, GatherError> {
         let mut small = Spool::new(&self.library)?;
-        let archives = since.map(Inventory::archives).unwrap_or_default();
-        let known = DeltaBase { inventory: since, archives };
-        let (mut entries, mut missing, mut keys) = (Vec::new(), Vec::new(), BTreeSet::new());
+        let empty = Inventory::new(created);
+        let inventory = since.unwrap_or(&empty);
+        let base = DeltaBase { inventory, archives: inventory.archives() };
+        let (mut packages, mut documents, mut missing, mut keys) =
+            (Vec::new(), Vec::new(), Vec::new(), BTreeSet::new());
+        let mut unless_missing = |gathered| match gathered {
+            Err(GatherError::Missing(reasons)) => {
+                missing.extend(reasons);
+                Ok(None)
+            }
+            gathered => gathered,
+        };
         let wanted: BTreeMap<Artifact, Digest> =
             wanted.into_iter().map(|(artifact, digest)| (self.runtime.canonical(artifact), digest)).collect();
         for (artifact, digest) in &wanted {
-            let entry = match artifact {
-                Artifact::Provider(package) => self.provider_entry(package, *digest, &known, &mut small),
-                Artifact::Module(package) => self.module_entry(package, *digest, &known, &mut small),
-            };
-            match entry {
-                Ok(None) => {}
-                Ok(Some(entry)) => {
-                    keys.extend([Key::discovery(artifact.host()), Key::version_list(artifact)]);
-                    entries.push(entry);
-                }
-                Err(GatherError::Missing(reason)) => missing.extend(reason),
-                Err(failed) => return Err(failed),
+            let entry = unless_missing(match artifact {
+                Artifact::Provider(package) => self.provider_entry(package, *digest, &base, &mut small),
+                Artifact::Module(package) => self.module_entry(package, *digest, &base, &mut small),
+            })?;
+            if let Some(entry) = entry {
+                keys.extend([Key::discovery(artifact.host()), Key::version_list(artifact)]);
+                packages.push(entry);
             }
         }
-        let mut all = Vec::new();
         for key in keys {
-            match self.document_entry(&key, &mut small) {
-                Ok(entry) => all.extend(entry),
-                Err(GatherError::Missing(reason)) => missing.extend(reason),
-                Err(failed) => return Err(failed),
-            }
+            documents.extend(unless_missing(self.document_entry(&key, &mut small))?);
         }
-        all.append(&mut entries);
         if !missing.is_empty() && !may_be_partial {
             return Err(GatherError::Missing(missing));
         }
-        Ok(GatheredBundle { manifest: Manifest::new(created, since.map(Inventory::digest), all), missing, small })
+        documents.append(&mut packages);
+        Ok(GatheredBundle { manifest: Manifest::new(created, since.map(Inventory::digest), documents), missing, small })
     }
 
     /// Writes the gathered contents as a bundle.
@@ -158,9 +153,10 @@ impl Transfers {
                     let sets = [Some(&stored.stored_set.current), stored.fallback.as_ref()];
                     let name = self.library.catalog.name(package)?;
                     let listed_set = sets.into_iter().flatten().find(|set| name.get(&set.document.shasum).is_some());
-                    let Some(set) = listed_set.filter(|set| self.library.is_blob_stored(&set.document.shasum)) else {
-                        continue;
+                    let is_blob_stored = |set: &&Arc<ProofSet>| {
+                        self.library.store.blobs.is_stored(&set.document.shasum).unwrap_or(false)
                     };
+                    let Some(set) = listed_set.filter(is_blob_stored) else { continue };
                     inventory.add(&named, set.document.shasum, proof_of(set));
                 }
                 Artifact::Module(package) => {
@@ -206,10 +202,6 @@ impl Library {
         }
         Ok(None)
     }
-
-    fn is_blob_stored(&self, digest: &Digest) -> bool {
-        self.store.blobs.is_stored(digest).unwrap_or(false)
-    }
 }
 
 impl Transfers {
@@ -217,23 +209,23 @@ impl Transfers {
         &self,
         package: &Package,
         digest: Digest,
-        known: &DeltaBase<'_>,
+        base: &DeltaBase<'_>,
         small: &mut Spool,
     ) -> Result<Option<BundleEntry>, GatherError> {
         let stored = self.library.read_set(package)?;
         let stored_set = stored.as_ref().map(|stored_set| &*stored_set.stored_set);
         let Some((set, stored_set)) = stored_set.and_then(|stored_set| Some((set_of(stored_set, digest)?, stored_set)))
         else {
-            return Err(not_held(&proof_sets::describe_set(package)));
+            return Err(not_stored(&proof_sets::describe_set(package)));
         };
         if set.proof().how == ProofBasis::Imported {
             let reason = "was imported without signatures, so no other mirror can verify it; run `larder import` there";
             return Err(GatherError::Missing(vec![format!("{package} {reason}")]));
         }
         let Some(blob) = self.library.store.blobs.open(&digest)? else {
-            return Err(not_held(&format!("the archive of {package}")));
+            return Err(not_stored(&format!("the archive of {package}")));
         };
-        if known.has(&Artifact::from(package), digest, proof_of(set)) {
+        if base.inventory.has(&Artifact::from(package), digest, proof_of(set)) {
             return Ok(None);
         }
         let Package { provider, version, platform } = package.clone();
@@ -254,7 +246,7 @@ impl Transfers {
             document: put(small, &set.body)?,
             sums: put(small, &set.sums)?,
             signature,
-            archive: known.bundled_archive(digest, blob.size_bytes()),
+            archive: base.bundled_archive(digest, blob.size_bytes()),
         }))))
     }
 
@@ -262,14 +254,15 @@ impl Transfers {
         &self,
         package: &ModulePackage,
         digest: Digest,
-        known: &DeltaBase<'_>,
+        base: &DeltaBase<'_>,
         small: &mut Spool,
     ) -> Result<Option<BundleEntry>, GatherError> {
-        let not_kept = |subject: &str| not_held(&format!("{subject} of {package}"));
-        let carried = self.library.exportable_module(package, Some(digest))?.ok_or_else(|| not_kept("the archive"))?;
+        let part_not_stored = |part: &str| not_stored(&format!("{part} of {package}"));
+        let carried =
+            self.library.exportable_module(package, Some(digest))?.ok_or_else(|| part_not_stored("the archive"))?;
         let record = self.library.store.records.get(&Key::location(package))?;
-        let document = record.and_then(StoredDocument::read).ok_or_else(|| not_kept("the location"))?;
-        if known.has(&Artifact::from(package), digest, Digest::of(&document.body)) {
+        let document = record.and_then(StoredDocument::read).ok_or_else(|| part_not_stored("the location"))?;
+        if base.inventory.has(&Artifact::from(package), digest, Digest::of(&document.body)) {
             return Ok(None);
         }
         let ModulePackage { module, version } = package.clone();
@@ -285,39 +278,31 @@ impl Transfers {
             first_seen: carried.first_seen,
             said: fetch_origin(&document),
             location: put(small, &document.body)?,
-            archive: known.bundled_archive(digest, carried.size_bytes),
+            archive: base.bundled_archive(digest, carried.size_bytes),
         }))))
     }
 
     fn document_entry(&self, key: &Key, small: &mut Spool) -> Result<Option<BundleEntry>, GatherError> {
-        let stored_document = self
-            .library
-            .store
-            .records
-            .get(key)?
-            .and_then(StoredDocument::read)
-            .ok_or_else(|| not_held(&key.to_string()))?;
-        let dropped =
-            if stored_document.dropped.is_empty() { None } else { Some(put(small, &stored_document.dropped)?) };
-        let document = BundledDocument {
-            said: fetch_origin(&stored_document),
-            document: put(small, &stored_document.body)?,
-            dropped,
+        let mut bundled = || -> Result<BundledDocument, GatherError> {
+            let stored = self.library.store.records.get(key)?.and_then(StoredDocument::read);
+            let stored = stored.ok_or_else(|| not_stored(&key.to_string()))?;
+            let dropped = if stored.dropped.is_empty() { None } else { Some(put(small, &stored.dropped)?) };
+            Ok(BundledDocument { said: fetch_origin(&stored), document: put(small, &stored.body)?, dropped })
         };
-        Ok(match key.clone() {
-            Key::Document(DocumentKey::Discovery(host)) => Some(BundleEntry::Discovery { host, document }),
+        Ok(Some(match key.clone() {
+            Key::Document(DocumentKey::Discovery(host)) => BundleEntry::Discovery { document: bundled()?, host },
             Key::Document(DocumentKey::Versions(Address::Provider(provider))) => {
-                Some(BundleEntry::ProviderVersions { provider, document })
+                BundleEntry::ProviderVersions { document: bundled()?, provider }
             }
             Key::Document(DocumentKey::Versions(Address::Module(module))) => {
-                Some(BundleEntry::ModuleVersions { module, document })
+                BundleEntry::ModuleVersions { document: bundled()?, module }
             }
-            _ => None,
-        })
+            _ => return Ok(None),
+        }))
     }
 }
 
-fn not_held(subject: &str) -> GatherError {
+fn not_stored(subject: &str) -> GatherError {
     GatherError::Missing(vec![format!("{subject} is not stored")])
 }
 

@@ -1,7 +1,7 @@
 //! Imports a bundle. It is refused as a whole before anything changes, or applied entry by entry, each verified first
 //! and then reported. Memory use is limited to the manifest and the small files of one entry.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io::Read;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use crate::address::{Artifact, PackageSelector};
+use crate::address::{Hostname, PackageSelector};
 use crate::bundle::{
-    ApplyEvent, ApplyOutcome, BadBundle, BundleEntry, BundleReader, BundleTrust, DigestCheck, EntryFile, EntryOutcome,
-    FileRole, Manifest, Receipt,
+    ApplyEvent, ApplyOutcome, BadBundle, BundleEntry, BundleReader, BundleTrust, EntryFile, EntryOutcome, FileRole,
+    Manifest, Receipt,
 };
 use crate::clock::{Clock, Timestamp};
 use crate::digest::Digest;
@@ -259,8 +259,8 @@ impl<R: Read, F: FnMut(ApplyEvent)> BundleApplication<'_, R, F> {
         for file in entry.files().into_iter().filter(|file| file.role != FileRole::Archive) {
             let bytes = if carried.contains(&file.role) {
                 let mut bytes = Vec::new();
-                let content = self.read(&file, |piece| bytes.extend_from_slice(piece));
-                let checked = digest_mismatch(&file, content.map_err(|broke| broke.after(flaw.as_ref()))?);
+                let actual = self.read(&file, |chunk| bytes.extend_from_slice(chunk));
+                let checked = check_digest(&file, actual.map_err(|broke| broke.after(flaw.as_ref()))?);
                 let is_sound = flaw.is_none();
                 checked
                     .and_then(|()| if is_sound { self.shared.store_if_shared(&file, &bytes) } else { Ok(()) })
@@ -310,16 +310,16 @@ impl<R: Read, F: FnMut(ApplyEvent)> BundleApplication<'_, R, F> {
             }
             Ok(None) | Err(_) => Ok(None),
         };
-        let content = self.read(archive, |piece| {
+        let actual = self.read(archive, |chunk| {
             if let Ok(Some(staged)) = &mut stage
-                && let Err(error) = staged.append(piece)
+                && let Err(error) = staged.append(chunk)
             {
                 stage = Err(store_failed(error));
             }
         });
-        let content = content.map_err(|broke| broke.after(accepted.err().or(stage.as_ref().err())))?;
-        let taken = digest_mismatch(archive, content).and(stage);
-        Ok(taken.and_then(|stage| stage.map(|stage| ArrivedArchive::staged(stage, file.sha256)).transpose()))
+        let actual = actual.map_err(|broke| broke.after(accepted.err().or(stage.as_ref().err())))?;
+        let taken = check_digest(archive, actual).and(stage);
+        Ok(taken.map(|stage| stage.map(ArrivedArchive::staged)))
     }
 
     /// Opens the archive of an entry that is not in the bundle.
@@ -334,18 +334,18 @@ impl<R: Read, F: FnMut(ApplyEvent)> BundleApplication<'_, R, F> {
         })
     }
 
-    fn read(&mut self, file: &EntryFile, mut take: impl FnMut(&[u8])) -> Result<DigestCheck, UnreadableRest> {
+    /// Reads the next file of the bundle, and returns the digest of its bytes.
+    fn read(&mut self, file: &EntryFile, mut on_chunk: impl FnMut(&[u8])) -> Result<Digest, UnreadableRest> {
         let Self { opened, report, read, reported, .. } = self;
-        let content = opened.file(file, |piece| {
-            take(piece);
-            *read = read.saturating_add(piece.len() as u64);
+        let actual = opened.file(file, |chunk| {
+            on_chunk(chunk);
+            *read = read.saturating_add(chunk.len() as u64);
             if *read - *reported >= PROGRESS_BYTES {
                 *reported = *read;
                 report(ApplyEvent::Read { bytes: *read });
             }
-            Ok::<_, BadBundle>(())
         });
-        content.map_err(|bad| UnreadableRest(format!("its {} ({}) could not be read: {bad}", file.role, file.name())))
+        actual.map_err(|bad| UnreadableRest(format!("its {} ({}) could not be read: {bad}", file.role, file.name())))
     }
 }
 
@@ -363,13 +363,12 @@ impl UnreadableRest {
 }
 
 /// Refuses altered bytes: the file's name is its digest.
-fn digest_mismatch(file: &EntryFile, content: DigestCheck) -> Result<(), String> {
-    match content {
-        DigestCheck::Matches => Ok(()),
-        DigestCheck::Differs { actual: now } => {
-            Err(format!("its {} was altered: its SHA-256 is {now}, and should be {}", file.role, file.file.sha256))
-        }
+fn check_digest(file: &EntryFile, actual: Digest) -> Result<(), String> {
+    let expected = file.file.sha256;
+    if actual == expected {
+        return Ok(());
     }
+    Err(format!("its {} was altered: its SHA-256 is {actual}, and should be {expected}", file.role))
 }
 
 /// Small files that several entries of a bundle share, such as the SHA256SUMS of a version. The bundle contains them
@@ -426,15 +425,13 @@ impl Library {
     /// [`ApplyError`]. Nothing was changed.
     fn check_capacity(&self, manifest: &Manifest) -> Result<(), ApplyError> {
         let terms = self.runtime.config();
-        let foreign: Vec<String> = {
-            let mut hosts: Vec<_> = manifest.entries.iter().map(BundleEntry::host).collect();
-            hosts.sort();
-            hosts.dedup();
-            hosts.into_iter().filter(|host| terms.upstreams.get(host).is_none()).map(ToString::to_string).collect()
-        };
+        let hosts: BTreeSet<&Hostname> = manifest.entries.iter().map(BundleEntry::host).collect();
+        let foreign: Vec<&str> =
+            hosts.into_iter().filter(|host| terms.upstreams.get(host).is_none()).map(Hostname::as_str).collect();
         if !foreign.is_empty() {
             return Err(ApplyError::UnknownHosts(foreign.join(", ")));
         }
+        let no_room = |needed, available, reason| Err(ApplyError::NoRoom { needed, available, reason });
         let (mut seen, mut needed, mut on_disk) = (HashSet::new(), 0u64, 0u64);
         for entry in &manifest.entries {
             if self.needs_no_space(entry)? {
@@ -443,58 +440,39 @@ impl Library {
             for EntryFile { role, file, left_out } in entry.files() {
                 let largest = self.runtime.limits.archive_bytes;
                 if role == FileRole::Archive && file.bytes > largest {
-                    return Err(ApplyError::NoRoom {
-                        needed: file.bytes,
-                        available: largest,
-                        reason: "an archive exceeds the size limit",
-                    });
+                    return no_room(file.bytes, largest, "an archive exceeds the size limit");
                 }
-                let is_held = role == FileRole::Archive && self.store.blobs.is_stored(&file.sha256)?;
-                if !left_out && !is_held && seen.insert(file.sha256) {
+                let is_stored = role == FileRole::Archive && self.store.blobs.is_stored(&file.sha256)?;
+                if !left_out && !is_stored && seen.insert(file.sha256) {
                     needed = needed.saturating_add(file.bytes);
                     on_disk = on_disk.saturating_add(file.bytes).saturating_add(FILE_OVERHEAD_BYTES);
                 }
             }
         }
-        let (stays, reason) = match self.runtime.connectivity() {
-            Connectivity::Offline => (self.used_bytes(), "[store] max_size is reached, and offline nothing is evicted"),
-            Connectivity::Online => (
-                self.exempt_bytes()?,
-                "pinned packages and stored ones of the bundle use up the rest of [store] max_size",
-            ),
-        };
-        let evictable = match self.runtime.connectivity() {
-            Connectivity::Offline => 0,
-            Connectivity::Online => self.store.index.totals().archive_bytes.saturating_sub(stays),
+        let (unevictable, evictable, reason) = match self.runtime.connectivity() {
+            Connectivity::Offline => {
+                (self.used_bytes(), 0, "[store] max_size is reached, and offline nothing is evicted")
+            }
+            Connectivity::Online => {
+                let exempt = self.exempt_bytes()?;
+                let reason = "pinned packages and stored ones of the bundle use up the rest of [store] max_size";
+                (exempt, self.store.index.totals().archive_bytes.saturating_sub(exempt), reason)
+            }
         };
         let space = self.store.free_bytes()?.saturating_add(evictable);
         if on_disk > space {
-            return Err(ApplyError::NoRoom {
-                needed: on_disk,
-                available: space,
-                reason: "the disk of the store is full",
-            });
+            return no_room(on_disk, space, "the disk of the store is full");
         }
         // Checked after the disk: the limit may be a share of it, so freeing disk space can satisfy both.
-        let space = self.refresh_size_limit().saturating_sub(stays);
-        if needed > space {
-            return Err(ApplyError::NoRoom { needed, available: space, reason });
-        }
-        Ok(())
+        let space = self.refresh_size_limit().saturating_sub(unevictable);
+        if needed > space { no_room(needed, space, reason) } else { Ok(()) }
     }
 
     /// True if an entry needs no space, because it is stored or replaces a stored document.
     fn needs_no_space(&self, entry: &BundleEntry) -> Result<bool, ApplyError> {
-        let (artifact, archive) = match entry {
-            BundleEntry::Discovery { .. }
-            | BundleEntry::ProviderVersions { .. }
-            | BundleEntry::ModuleVersions { .. } => {
-                return Ok(self.store.records.get(&self.entry_key(entry))?.is_some());
-            }
-            BundleEntry::Provider(entry) => (Artifact::Provider(entry.package()), entry.archive),
-            BundleEntry::Module(entry) => (self.runtime.artifact_of(&entry.package()), entry.archive),
-        };
-        Ok(self.catalog.name(artifact)?.get(&archive.sha256).is_some()
-            && self.store.blobs.is_stored(&archive.sha256)?)
+        match entry.package_archive() {
+            Some((artifact, archive)) => Ok(self.is_stored_under(self.runtime.canonical(artifact), archive.sha256)?),
+            None => Ok(self.store.records.get(&self.entry_key(entry))?.is_some()),
+        }
     }
 }

@@ -1,24 +1,22 @@
 //! Exports a provider tree as a tar, sorted by path, which can be imported unchanged. Everything is looked up before
 //! the first byte is written. Each archive is verified again when it is written.
 
-use crate::mirror::Transfers;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::sync::Arc;
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 
 use crate::address::{Package, ProviderAddress, Version};
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::filesystem_mirror::index::{ArchiveHashes, ProviderIndex, VersionIndex, to_pretty_json};
-use crate::filesystem_mirror::provider_tar::ProviderTreeWriter;
-use crate::filesystem_mirror::{MirrorFileKind, MirrorPath, SumsScope};
-use crate::mirror::RequestContext;
+use crate::filesystem_mirror::index::{ArchiveHashes, VersionIndex, index_files};
+use crate::filesystem_mirror::{MirrorFileKind, MirrorPath, Mode, SumsScope};
 use crate::mirror::archives::Archive;
 use crate::mirror::archives::verified_open::OpenOutcome;
 use crate::mirror::library::proof_set::ProofSet;
-use crate::store::{Blob, READ_BUFFER_BYTES};
+use crate::mirror::{RequestContext, Transfers};
+use crate::packaging::TarWriter;
 use crate::verify::ProofBasis;
 
 /// A package that cannot be exported.
@@ -43,11 +41,6 @@ pub struct Export {
 enum ExportedFile {
     Small(Bytes),
     Archive(Box<Package>, Digest),
-}
-
-enum ExportedContents {
-    Bytes(Bytes),
-    Blob(Blob),
 }
 
 impl Transfers {
@@ -96,16 +89,8 @@ impl Transfers {
             }
         }
         for (provider, versions) in indexes {
-            let unwritable = |e| Error::Interrupted(format!("the index of {provider}: {e}"));
-            let path_of = |kind| MirrorPath { provider: provider.clone(), kind };
-            let index = to_pretty_json(&ProviderIndex::of(versions.keys())).map_err(unwritable)?;
-            export.files.push((path_of(MirrorFileKind::Index), ExportedFile::Small(index.into())));
-            for (version, index) in &versions {
-                let index = to_pretty_json(index).map_err(unwritable)?;
-                export
-                    .files
-                    .push((path_of(MirrorFileKind::VersionIndex(version.clone())), ExportedFile::Small(index.into())));
-            }
+            let files = index_files(&provider, &versions).into_iter();
+            export.files.extend(files.map(|(path, bytes)| (path, ExportedFile::Small(bytes.into()))));
         }
         export.files.sort_by_cached_key(|(path, _)| path.to_string());
         export.files.dedup_by(|one, other| one.0 == other.0);
@@ -162,15 +147,14 @@ impl Export {
     /// # Errors
     /// The reader is gone, or an archive is damaged or missing. The tar is then incomplete.
     pub async fn write<W: Write + Send + 'static>(self, transfers: &Arc<Transfers>, out: W) -> io::Result<W> {
-        let mut tar = ProviderTreeWriter::new(out);
+        let mut tar = TarWriter::new(out);
         for (path, file) in self.files {
-            let path = path.to_string();
-            let contents = match file {
-                ExportedFile::Small(bytes) => ExportedContents::Bytes(bytes),
+            let (size_bytes, contents): (u64, Box<dyn Read + Send>) = match file {
+                ExportedFile::Small(bytes) => (bytes.len() as u64, Box::new(bytes.reader())),
                 ExportedFile::Archive(package, digest) => {
                     match open(transfers, &package, digest, &self.call).await.map_err(io::Error::other)? {
-                        Archive::InMemory { bytes, .. } => ExportedContents::Bytes(bytes),
-                        Archive::OnDisk { blob, .. } => ExportedContents::Blob(blob),
+                        Archive::InMemory { bytes, .. } => (bytes.len() as u64, Box::new(bytes.reader())),
+                        Archive::OnDisk { blob, .. } => (blob.size_bytes(), Box::new(blob.reader())),
                         Archive::Arriving { .. } | Archive::PassedThrough { .. } => {
                             return Err(io::Error::other(format!("the archive of {package} is no longer stored")));
                         }
@@ -178,13 +162,7 @@ impl Export {
                 }
             };
             let writing = transfers.runtime.tasks.spawn_blocking(move || {
-                match contents {
-                    ExportedContents::Bytes(bytes) => tar.add(&path, bytes.len() as u64, &bytes[..])?,
-                    ExportedContents::Blob(blob) => {
-                        let reader = io::BufReader::with_capacity(READ_BUFFER_BYTES, blob.reader());
-                        tar.add(&path, blob.size_bytes(), reader)?;
-                    }
-                }
+                tar.file(path.to_string().as_bytes(), Mode::Plain.bits(), size_bytes, contents)?;
                 Ok::<_, io::Error>(tar)
             });
             tar = writing.await.map_err(io::Error::other)??;

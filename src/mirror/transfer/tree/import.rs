@@ -61,7 +61,7 @@ impl Transfers {
             steps: sender.clone(),
             tar: Arc::new(Mutex::new(TreeTar { reader: ProviderTreeReader::new(Box::new(tar)), repack: None })),
             sidecars: SidecarFiles::default(),
-            waiting: WaitingArchives::default(),
+            waiting: VecDeque::new(),
             seen_unpacked: HashSet::new(),
             proven: HashMap::new(),
             disputed: HashSet::new(),
@@ -124,8 +124,8 @@ pub(super) struct TreeImport {
     /// Locked by one blocking thread at a time.
     tar: Arc<Mutex<TreeTar>>,
     pub(super) sidecars: SidecarFiles,
-    /// Staged archives whose proof may follow later in the tar.
-    pub(super) waiting: WaitingArchives,
+    /// Staged archives whose proof may follow later in the tar, oldest first.
+    pub(super) waiting: VecDeque<StagedTreeArchive>,
     /// Every package that lies unpacked in the tree.
     seen_unpacked: HashSet<Package>,
     /// The digests proven so far, by package.
@@ -154,7 +154,7 @@ impl TreeImport {
             }
             ended => ended,
         };
-        self.waiting = WaitingArchives::default();
+        self.waiting.clear();
         // Packages reported as stored are settled even if the import failed.
         let settled = self.sync_shared_documents().await;
         match (ended, settled) {
@@ -242,8 +242,12 @@ impl TreeImport {
         self.finish_package().await?;
         let library = Arc::clone(&self.transfers.library);
         let is_second = !self.seen_unpacked.insert(package.clone());
-        if is_second && let Some(before) = self.waiting.remove_repacked(&package) {
-            self.refused(before.file.clone(), Some(&package), 0, IN_TWO_PLACES.to_owned()).await?;
+        let is_same = |waiting: &StagedTreeArchive| waiting.repacked_h1.is_some() && waiting.package == package;
+        if is_second
+            && let Some(index) = self.waiting.iter().position(is_same)
+            && let Some(first) = self.waiting.remove(index)
+        {
+            self.refused(first.file, Some(&package), 0, IN_TWO_PLACES.to_owned()).await?;
         }
         self.on_tar(move |tar| {
             let begun = PackageRepack::begin(&library, package, folder.clone());
@@ -292,10 +296,11 @@ impl TreeImport {
             let mut writer = StageWriter::new(&mut stage);
             let copied = io::copy(&mut BufReader::with_capacity(COPY_BUFFER_BYTES, &mut tar.reader), &mut writer);
             writer.end(copied).map_err(ImportAbort::store_failed_at(&file))??;
-            Ok(StagedTreeArchive::new(file, package, stage, ArchiveOrigin::FromTree))
+            Ok(StagedTreeArchive::new(file, package, stage, None))
         });
         let arrived = arrived.await?;
-        if self.sidecars.can_prove(&arrived.package) && !self.waiting.has(&arrived.package) {
+        let another_waits = self.waiting.iter().any(|waiting| waiting.package == arrived.package);
+        if self.sidecars.can_prove(&arrived.package) && !another_waits {
             return self.judge_archive(arrived).await;
         }
         self.enqueue(arrived).await
@@ -319,17 +324,23 @@ impl TreeImport {
 
     /// Judges all waiting archives: at the end of a folder, or if disk space is short.
     async fn judge_waiting(&mut self) -> Result<(), ImportAbort> {
-        while let Some(arrived) = self.waiting.pop_oldest() {
-            self.judge_archive(arrived).await?;
-        }
-        Ok(())
+        self.judge_oldest(0, 0).await
     }
 
-    /// Queues an archive whose proof may follow. If too many wait, the oldest is judged.
+    /// Queues an archive whose proof may follow.
     async fn enqueue(&mut self, arrived: StagedTreeArchive) -> Result<(), ImportAbort> {
-        self.waiting.push(arrived);
-        while let Some(arrived) = self.waiting.pop_excess() {
-            self.judge_archive(arrived).await?;
+        self.waiting.push_back(arrived);
+        self.judge_oldest(MAX_WAITING, MAX_WAITING_BYTES).await
+    }
+
+    /// Judges the oldest waiting archives until no more than these wait.
+    async fn judge_oldest(&mut self, max_archives: usize, max_bytes: u64) -> Result<(), ImportAbort> {
+        let bytes =
+            |waiting: &VecDeque<StagedTreeArchive>| -> u64 { waiting.iter().map(|one| one.stage.written()).sum() };
+        while (self.waiting.len() > max_archives || bytes(&self.waiting) > max_bytes)
+            && let Some(oldest) = self.waiting.pop_front()
+        {
+            self.judge_archive(oldest).await?;
         }
         Ok(())
     }
@@ -380,83 +391,18 @@ pub(super) struct StagedTreeArchive {
     pub(super) stage: TransferStage,
     pub(super) digest: Digest,
     pub(super) fast: FastHash,
-    pub(super) origin: ArchiveOrigin,
-}
-
-#[derive(Clone)]
-pub(super) enum ArchiveOrigin {
-    FromTree,
-    /// larder packed it from an unpacked package with this `h1:`.
-    Repacked {
-        h1: String,
-    },
-}
-
-impl ArchiveOrigin {
-    pub(super) fn zip_origin(&self) -> ZipOrigin {
-        match self {
-            Self::FromTree => ZipOrigin::Published,
-            Self::Repacked { .. } => ZipOrigin::PackedAnew,
-        }
-    }
+    /// The `h1:` of the unpacked package that larder packed it from; `None` for an archive of the tree.
+    pub(super) repacked_h1: Option<String>,
 }
 
 impl StagedTreeArchive {
-    fn new(file: String, package: Package, stage: TransferStage, origin: ArchiveOrigin) -> Self {
+    fn new(file: String, package: Package, stage: TransferStage, repacked_h1: Option<String>) -> Self {
         let (digest, fast) = stage.hashes();
-        Self { file, package, stage, digest, fast, origin }
+        Self { file, package, stage, digest, fast, repacked_h1 }
     }
 
-    fn is_repacked(&self) -> bool {
-        matches!(self.origin, ArchiveOrigin::Repacked { .. })
-    }
-}
-
-/// The waiting archives, oldest first.
-#[derive(Default)]
-pub(super) struct WaitingArchives {
-    archives: VecDeque<StagedTreeArchive>,
-    bytes: u64,
-}
-
-impl WaitingArchives {
-    fn push(&mut self, arrived: StagedTreeArchive) {
-        self.bytes += arrived.stage.written();
-        self.archives.push_back(arrived);
-    }
-
-    fn remove(&mut self, index: usize) -> Option<StagedTreeArchive> {
-        let removed = self.archives.remove(index)?;
-        self.bytes -= removed.stage.written();
-        Some(removed)
-    }
-
-    fn pop_oldest(&mut self) -> Option<StagedTreeArchive> {
-        self.remove(0)
-    }
-
-    /// The oldest archive, if more wait than the limits allow.
-    fn pop_excess(&mut self) -> Option<StagedTreeArchive> {
-        let is_too_much = self.archives.len() > MAX_WAITING || self.bytes > MAX_WAITING_BYTES;
-        if is_too_much { self.pop_oldest() } else { None }
-    }
-
-    fn has(&self, package: &Package) -> bool {
-        self.archives.iter().any(|waits| waits.package == *package)
-    }
-
-    /// True if another archive of the package waits, with other bytes.
-    pub(super) fn has_conflicting(&self, archive: &StagedTreeArchive) -> bool {
-        let is_another = |waits: &StagedTreeArchive| {
-            !waits.is_repacked() && waits.package == archive.package && waits.digest != archive.digest
-        };
-        self.archives.iter().any(is_another)
-    }
-
-    /// Removes the repacked archive of a package.
-    fn remove_repacked(&mut self, package: &Package) -> Option<StagedTreeArchive> {
-        let index = self.archives.iter().position(|waits| waits.is_repacked() && waits.package == *package)?;
-        self.remove(index)
+    pub(super) fn zip_origin(&self) -> ZipOrigin {
+        if self.repacked_h1.is_some() { ZipOrigin::PackedAnew } else { ZipOrigin::Published }
     }
 }
 
@@ -527,7 +473,7 @@ impl PackageRepack {
     /// The reason that no client could install the package, if there is one.
     fn flaw(&self) -> Option<String> {
         let is_plugin = |(path, entry): (&TreePath, &TreeEntry)| {
-            matches!(entry, TreeEntry::File { .. }) && self.is_plugin(&path.to_string())
+            matches!(entry, TreeEntry::File(_)) && self.is_plugin(&path.to_string())
         };
         self.flaw.clone().or_else(|| {
             let has_plugin = self.tree.entries().any(is_plugin);
@@ -551,12 +497,9 @@ impl PackageRepack {
             Err(TreeError::Spool(error)) => return Err(self.spool_failed(error)),
             Err(bad) => return Ok(Err(bad.to_string())),
         }
-        Ok(match package_hashes(BufReader::new(stage.file()?), PackageLimits::default()) {
-            Ok(hashes) => {
-                let origin = ArchiveOrigin::Repacked { h1: hashes.directory };
-                Ok(StagedTreeArchive::new(self.folder, self.package, stage, origin))
-            }
-            Err(bad) => Err(bad.to_string()),
-        })
+        let hashes = package_hashes(BufReader::new(stage.file()?), PackageLimits::default());
+        let archive =
+            hashes.map(|hashes| StagedTreeArchive::new(self.folder, self.package, stage, Some(hashes.directory)));
+        Ok(archive.map_err(|bad| bad.to_string()))
     }
 }

@@ -4,6 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::{Instant, sleep};
+
 use crate::address::{Package, PackageRef};
 use crate::clock::Timestamp;
 use crate::digest::{Digest, FastHash};
@@ -17,7 +19,7 @@ use crate::mirror::library::provider_history::Admission;
 use crate::mirror::library::{PackageHashState, Recoverable, Reservation, Signer, StoredArchive, ZipOrigin};
 use crate::mirror::operate::rehash::DamageFinding;
 use crate::mirror::request_context::JobRequest;
-use crate::mirror::transfer::tree::import::{ArchiveOrigin, ImportAbort, StagedTreeArchive, TreeImport};
+use crate::mirror::transfer::tree::import::{ImportAbort, StagedTreeArchive, TreeImport};
 use crate::mirror::transfer::tree::local_sets::{SidecarProof, sums_of, unsigned_set};
 use crate::mirror::transfer::tree::{FileVerdict, ImportedFile, ProvenBy, UnsignedPolicy};
 use crate::mirror::{Connectivity, Library, RequestContext, Urgency, default_if_store_unavailable, proof_sets};
@@ -90,15 +92,13 @@ impl TreeImport {
     async fn judge(&mut self, arrived: StagedTreeArchive, notes: &mut Vec<String>) -> Result<FileVerdict, Error> {
         let (package, digest) = (arrived.package.clone(), arrived.digest);
         let call = self.transfers.runtime.step_context(Urgency::Job, self.call.present());
-        let evidence = match arrived.origin.clone() {
-            ArchiveOrigin::FromTree if self.proven.get(&package).is_some_and(|proven| *proven != digest) => {
+        let evidence = match &arrived.repacked_h1 {
+            Some(h1) => Box::pin(self.find_unpacked_evidence(&package, h1, notes, &call)).await?,
+            None if self.proven.get(&package).is_some_and(|proven| *proven != digest) => {
                 let reason = "another file in the tree is verified for this package, with other bytes";
                 ArchiveEvidence::Against(reason.to_owned())
             }
-            ArchiveOrigin::FromTree => Box::pin(self.find_evidence(&package, digest, notes, &call)).await?,
-            ArchiveOrigin::Repacked { h1 } => {
-                Box::pin(self.find_unpacked_evidence(&package, &h1, notes, &call)).await?
-            }
+            None => Box::pin(self.find_evidence(&package, digest, notes, &call)).await?,
         };
         match evidence {
             ArchiveEvidence::Against(reason) => Ok(FileVerdict::Refused { why: reason }),
@@ -215,19 +215,16 @@ impl TreeImport {
         let (host, subject) = (&package.provider.host, proof_sets::describe_set(package));
         let origins = [Origin::of(&call.upstream(host)?.settings.url)];
         let request = JobRequest { runtime, subject: &subject, host, origins: &origins, call };
-        let mut waited = Duration::ZERO;
-        let now = loop {
-            let now = call.present();
+        let give_up = Instant::now() + MAX_RATE_LIMIT_WAIT;
+        loop {
             match request.charge(REQUESTS_PER_SET) {
-                Ok(()) => break now,
-                Err(Error::RevalidationSkipped(_)) if waited < MAX_RATE_LIMIT_WAIT => {}
+                Ok(()) => break,
+                Err(Error::RevalidationSkipped(_)) if Instant::now() < give_up => sleep(RATE_LIMIT_POLL).await,
                 // An operator waits for the verdict. A backoff of upstream may last minutes, so it is an error.
                 Err(error) => return Err(error),
             }
-            tokio::time::sleep(RATE_LIMIT_POLL).await;
-            waited += RATE_LIMIT_POLL;
-        };
-        let call = runtime.step_context(Urgency::Job, now);
+        }
+        let call = runtime.step_context(Urgency::Job, call.present());
         proof_sets.proof_set(package, &call).await?;
         Ok(proof_sets.usable_set(package, &call).await?.filter(is_proven))
     }
@@ -341,7 +338,10 @@ impl TreeImport {
             return refused(format!("it is not verified: {reason}; --unsigned imports it on your word"));
         }
         // Readers of a tree disagree on which of the two files counts.
-        if self.waiting.has_conflicting(&arrived) {
+        let is_conflicting = |waiting: &StagedTreeArchive| {
+            waiting.repacked_h1.is_none() && waiting.package == package && waiting.digest != digest
+        };
+        if self.waiting.iter().any(is_conflicting) {
             self.disputed.insert(package.clone());
         }
         if self.disputed.contains(&package) {
@@ -384,10 +384,10 @@ impl TreeImport {
         }
         tracing::warn!(%package, %digest, "imported without signatures: the operator vouches for it");
         let is_unsigned = set.proof().how == ProofBasis::Imported;
-        let verdict = match &arrived.origin {
+        let verdict = match arrived.zip_origin() {
             _ if !is_unsigned => FileVerdict::Proven { by: ProvenBy::HeldSet },
-            ArchiveOrigin::FromTree => FileVerdict::Unsigned,
-            ArchiveOrigin::Repacked { .. } => FileVerdict::PackedAnew,
+            ZipOrigin::Published => FileVerdict::Unsigned,
+            ZipOrigin::PackedAnew => FileVerdict::PackedAnew,
         };
         // Only the existence of the version is recorded. Its digest is only the operator's word.
         let now = call.now;
@@ -406,7 +406,7 @@ impl TreeImport {
     /// Reports an archive as stored, after its record is corrected: an older larder wrote the record of an import twice,
     /// and may have been killed in between.
     async fn already_stored(&self, arrived: &StagedTreeArchive) -> Result<FileVerdict, Error> {
-        let (package, digest, zip) = (arrived.package.clone(), arrived.digest, arrived.origin.zip_origin());
+        let (package, digest, zip) = (arrived.package.clone(), arrived.digest, arrived.zip_origin());
         let correcting = self.transfers.library.on_disk(move |library| {
             library.catalog.change_name(&package, |name| {
                 let archive = name.archives.iter_mut().find(|archive| archive.digest == digest);
@@ -429,23 +429,20 @@ impl TreeImport {
             Ok(index) => index,
             Err(reason) => return Some(format!("{name} beside it cannot be read: {reason}")),
         };
-        let takes = match (&arrived.origin, hashes) {
-            (ArchiveOrigin::Repacked { h1 }, _) => index.accepts_h1(platform, h1),
-            (ArchiveOrigin::FromTree, hashes) => {
-                let h1 = match hashes {
-                    PackageHashState::Known { zip, .. } => Some(zip.clone()),
-                    PackageHashState::NotYet | PackageHashState::Impossible { .. } => None,
-                };
-                index.accepts(platform, &ArchiveHashes { digest: arrived.digest, h1 })
+        let is_accepted = match (&arrived.repacked_h1, hashes) {
+            (Some(h1), _) => index.accepts_h1(platform, h1),
+            (None, PackageHashState::Known { zip, .. }) => {
+                index.accepts(platform, &ArchiveHashes { digest: arrived.digest, h1: Some(zip.clone()) })
             }
+            (None, _) => index.accepts(platform, &ArchiveHashes { digest: arrived.digest, h1: None }),
         };
-        (!takes)
+        (!is_accepted)
             .then(|| format!("{name} beside it lists other hashes: one of the two was changed since they were made"))
     }
 
     /// Both `h1:` hashes of an archive, if it has any.
     async fn hashes_of(&self, arrived: &StagedTreeArchive) -> Result<PackageHashState, Error> {
-        if let ArchiveOrigin::Repacked { h1 } = &arrived.origin {
+        if let Some(h1) = &arrived.repacked_h1 {
             return Ok(PackageHashState::Known { zip: h1.clone(), directory: h1.clone() });
         }
         let file = arrived.stage.file()?;
@@ -485,7 +482,8 @@ impl TreeImport {
         reservation: Reservation,
         now: Timestamp,
     ) -> Result<(), Error> {
-        let StagedTreeArchive { package, stage, fast, origin, .. } = arrived;
+        let zip = arrived.zip_origin();
+        let StagedTreeArchive { package, stage, fast, .. } = arrived;
         let size_bytes = stage.written();
         let verified = stage.verify(set.document.shasum).map_err(|verdict| Error::Unverified {
             subject: format!("the archive of {package}"),
@@ -494,7 +492,7 @@ impl TreeImport {
         // Written once. A kill between two writes would leave a `zh:` that was never published.
         let archive = StoredArchive {
             hashes,
-            zip: origin.zip_origin(),
+            zip,
             origin: IMPORT_ORIGIN.to_owned(),
             ..StoredArchive::of_set(&set, fast, size_bytes, now)
         };

@@ -14,8 +14,9 @@ use crate::digest::Digest;
 use crate::error::Error;
 use crate::filesystem_mirror::index::{self, VersionIndex};
 use crate::filesystem_mirror::{MirrorFileKind, MirrorPath, SumsScope};
-use crate::mirror::library::proof_set::{ProofSet, ProofSetMetadata};
+use crate::mirror::library::proof_set::ProofSet;
 use crate::mirror::library::stored_document::{DocumentMetadata, StoredDocument};
+use crate::mirror::transfer::set_of_files;
 use crate::mirror::{RequestContext, Transfers};
 use crate::store::Key;
 use crate::upstream::Upstream;
@@ -132,7 +133,7 @@ impl SidecarFiles {
                 verify_proof_set(VerificationPolicy::Signature, sums, &signature, &document.keys, filename, shasum);
             let verified = verified.map_err(|verdict| sanitized(&verdict.to_string()));
             let set = verified.and_then(|(proof, _)| {
-                set_of(package, url.clone(), proof, now, [body.clone(), sums.clone(), signature])
+                set_of_files(package, [url.clone(), url.clone()], now, proof, [body.clone(), sums.clone(), signature])
             });
             match set {
                 Ok(set) => return SidecarProof::Proven(Box::new(set)),
@@ -146,27 +147,6 @@ impl SidecarFiles {
 /// The package's own sums come first.
 fn sums_scopes(version: &Version, platform: &Platform) -> [SumsScope; 2] {
     [SumsScope::Package(version.clone(), platform.clone()), SumsScope::Version(version.clone())]
-}
-
-/// Builds a proof set from files that no upstream sent.
-pub(super) fn set_of(
-    package: &Package,
-    url: Url,
-    proof: Proof,
-    now: Timestamp,
-    [body, sums, signature]: [Bytes; 3],
-) -> Result<ProofSet, String> {
-    let metadata = ProofSetMetadata {
-        asked: url.clone(),
-        url,
-        origins: Vec::new(),
-        validators: Validators::default(),
-        sums_validators: Validators::default(),
-        signature_validators: Validators::default(),
-        fetched: now,
-        proof,
-    };
-    ProofSet::new(metadata, body, sums, signature, package).map_err(|reason| sanitized(&reason))
 }
 
 /// The URL where upstream would have the document, by convention. The relative URLs in the document are resolved
@@ -199,7 +179,8 @@ pub(super) fn unsigned_set(
     });
     let proof = Proof { how: ProofBasis::Imported, warnings: Vec::new() };
     let url = conventional_url(package, upstream);
-    set_of(package, url, proof, now, [body.to_string().into(), sums, Bytes::from_static(NO_SIGNATURE)])
+    let files = [body.to_string().into(), sums, Bytes::from_static(NO_SIGNATURE)];
+    set_of_files(package, [url.clone(), url], now, proof, files)
 }
 
 /// Writes a SHA256SUMS for these archives.

@@ -198,10 +198,10 @@ fn tree_listing(tree: &Tree) -> Listing {
     let item = |entry: &TreeEntry| match entry {
         TreeEntry::Folder => TreeItem::Folder,
         TreeEntry::Link(target) => TreeItem::Link(target.clone()),
-        TreeEntry::File { mode, offset, size_bytes } => {
+        TreeEntry::File(file) => {
             let mut bytes = Vec::new();
-            tree.contents(*offset, *size_bytes).read_to_end(&mut bytes).unwrap();
-            TreeItem::File(*mode, bytes)
+            tree.contents(file).read_to_end(&mut bytes).unwrap();
+            TreeItem::File(file.mode, bytes)
         }
     };
     tree.entries().map(|(path, entry)| (path.as_bytes().to_vec(), item(entry))).collect()
