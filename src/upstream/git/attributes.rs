@@ -38,16 +38,8 @@ pub(super) struct Attributes {
     outcome: Outcome,
 }
 
-/// The conversions of one file at checkout.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(super) struct CheckoutConversion {
-    line_ends: Option<AttributesDigest>,
-    ident: Option<IdentMode>,
-    encoding: Option<BString>,
-}
-
 /// The checked-out bytes of one file.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct ConvertedFile {
     /// The bytes, if they differ from those in the repository.
     pub(super) bytes: Option<Vec<u8>>,
@@ -69,31 +61,44 @@ impl Attributes {
         Ok(Self { stack, outcome })
     }
 
-    /// The conversions for the file at `path`.
-    pub(super) fn conversion(
+    /// Converts the bytes of the file at `path`, the blob `id`: keywords, then line ends, then the encoding, as git does.
+    pub(super) fn convert(
         &mut self,
         path: &BStr,
+        bytes: &[u8],
+        id: &ObjectId,
         objects: &dyn gix_object::Find,
-    ) -> std::io::Result<CheckoutConversion> {
+    ) -> std::io::Result<ConvertedFile> {
         let entry = self.stack.at_entry(path, Some(gix_index::entry::Mode::FILE), objects)?;
         if !entry.matching_attributes(&mut self.outcome) {
-            return Ok(CheckoutConversion::default());
+            return Ok(ConvertedFile::default());
         }
         let mut states = self.outcome.iter_selected().map(|attribute| attribute.assignment.state);
         let mut next = || states.next().unwrap_or(StateRef::Unspecified);
         let (crlf, text, eol, ident, encoding) = (next(), next(), next(), next(), next());
-        let encoding = match encoding {
-            StateRef::Value(name) => Some(name.as_bstr().to_owned()),
-            StateRef::Set | StateRef::Unset | StateRef::Unspecified => None,
-        };
         let text = TextHandling::of(text, crlf);
-        let reads_whole_file = encoding.is_some() || (text == TextHandling::Auto && !is_value(eol, "lf"));
-        let mode = if reads_whole_file { IdentMode::Search } else { IdentMode::Streaming };
-        Ok(CheckoutConversion {
-            line_ends: text.line_ends(eol),
-            ident: (ident == StateRef::Set).then_some(mode),
-            encoding,
-        })
+        let mut converted = None;
+        if ident == StateRef::Set {
+            let has_encoding = matches!(encoding, StateRef::Value(_));
+            let is_read_whole = has_encoding || (text == TextHandling::Auto && !is_value(eol, "lf"));
+            converted = if is_read_whole { expand_by_search(bytes, id) } else { expand_by_streaming(bytes, id) };
+        }
+        if let Some(digest) = text.line_ends(eol) {
+            let mut written = Vec::new();
+            let source = converted.as_deref().unwrap_or(bytes);
+            if matches!(eol::convert_to_worktree(source, digest, &mut written, Default::default()), Ok(true)) {
+                converted = Some(written);
+            }
+        }
+        let mut unknown_encoding = None;
+        if let StateRef::Value(name) = encoding {
+            match encode(converted.as_deref().unwrap_or(bytes), name.as_bstr()) {
+                Encoded::Unchanged => {}
+                Encoded::Converted(written) => converted = Some(written),
+                Encoded::Unsupported => unknown_encoding = Some(name.as_bstr().to_str_lossy().into_owned()),
+            }
+        }
+        Ok(ConvertedFile { bytes: converted, unknown_encoding })
     }
 }
 
@@ -137,29 +142,6 @@ impl TextHandling {
 
 fn is_value(state: StateRef<'_>, value: &str) -> bool {
     matches!(state, StateRef::Value(actual) if actual.as_bstr() == value)
-}
-
-impl CheckoutConversion {
-    /// Converts the bytes of the object `id`: keywords, then line ends, then the encoding, as git does.
-    pub(super) fn apply(&self, bytes: &[u8], id: &ObjectId) -> ConvertedFile {
-        let mut converted: Option<Vec<u8>> = self.ident.and_then(|mode| expand_ident(bytes, id, mode));
-        if let Some(digest) = self.line_ends {
-            let mut written = Vec::new();
-            let source = converted.as_deref().unwrap_or(bytes);
-            if matches!(eol::convert_to_worktree(source, digest, &mut written, Default::default()), Ok(true)) {
-                converted = Some(written);
-            }
-        }
-        let mut unknown_encoding = None;
-        if let Some(name) = &self.encoding {
-            match encode(converted.as_deref().unwrap_or(bytes), name) {
-                Encoded::Unchanged => {}
-                Encoded::Converted(written) => converted = Some(written),
-                Encoded::Unsupported => unknown_encoding = Some(name.to_str_lossy().into_owned()),
-            }
-        }
-        ConvertedFile { bytes: converted, unknown_encoding }
-    }
 }
 
 /// The result of a conversion.
@@ -217,28 +199,11 @@ fn encode(bytes: &[u8], name: &[u8]) -> Encoded {
     }
 }
 
-/// The algorithm of the expansion of `$Id$` to `$Id: BLOB_ID $`. Git has two that differ in odd cases. Most files are
-/// streamed, without ever going back. Files that git reads whole for another reason (`text=auto`, another encoding) are
-/// searched.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum IdentMode {
-    /// The file is streamed, byte by byte.
-    Streaming,
-    /// The whole file is searched.
-    Search,
-}
-
-/// Expands the keywords in `bytes`, the blob `id`. `None` if there are none.
-fn expand_ident(bytes: &[u8], id: &ObjectId, mode: IdentMode) -> Option<Vec<u8>> {
-    match mode {
-        IdentMode::Search => expand_by_search(bytes, id),
-        IdentMode::Streaming => expand_by_streaming(bytes, id),
-    }
-}
-
 const KEYWORD_START: &[u8] = b"$Id";
 
-/// Copies bytes up to the next keyword. A byte that rules out a keyword is copied with it, even if it is the dollar
+/// Expands `$Id$` to `$Id: BLOB_ID $` in a file that git streams, which are most files. `None` if there is no keyword.
+///
+/// Copies bytes up to the next keyword, without ever going back. A byte that rules out a keyword is copied with it, even if it is the dollar
 /// sign of the next one.
 fn expand_by_streaming(bytes: &[u8], id: &ObjectId) -> Option<Vec<u8>> {
     let mut written = Vec::new();
@@ -275,6 +240,8 @@ fn is_other_system(value: &[u8]) -> bool {
     (0..checked).any(|index| matches!(value[index], b' ' | b'\t' | b'\r') && index + 1 < value.len())
 }
 
+/// Expands `$Id$` to `$Id: BLOB_ID $` in a file that git reads whole, because of `text=auto` or another encoding. git's
+/// algorithm for such files differs in odd cases from that for streamed ones. `None` if there is no keyword.
 fn expand_by_search(bytes: &[u8], id: &ObjectId) -> Option<Vec<u8>> {
     let mut written = Vec::new();
     let mut rest = bytes;
@@ -357,10 +324,9 @@ mod tests {
             ("$Id: a b $Id$", Some(format!("$Id: a b {expanded}")), None),
             ("nothing", None, None),
         ] {
-            let expand_text =
-                |mode| expand_ident(text.as_bytes(), &id, mode).map(|bytes| String::from_utf8(bytes).unwrap());
-            assert_eq!(expand_text(IdentMode::Search), by_search, "{text}");
-            assert_eq!(expand_text(IdentMode::Streaming), by_streaming, "{text}");
+            let as_text = |bytes: Option<Vec<u8>>| bytes.map(|bytes| String::from_utf8(bytes).unwrap());
+            assert_eq!(as_text(expand_by_search(text.as_bytes(), &id)), by_search, "{text}");
+            assert_eq!(as_text(expand_by_streaming(text.as_bytes(), &id)), by_streaming, "{text}");
         }
     }
 
@@ -368,13 +334,13 @@ mod tests {
         #[test]
         fn nothing_but_keywords_is_changed(bytes in "[$Id: x\n\0]{0,30}") {
             let id = ObjectId::from_hex(&[b'a'; 40]).unwrap();
-            for mode in [IdentMode::Search, IdentMode::Streaming] {
-                if let Some(expanded) = expand_ident(bytes.as_bytes(), &id, mode) {
+            for expand in [expand_by_search, expand_by_streaming] {
+                if let Some(expanded) = expand(bytes.as_bytes(), &id) {
                     let expanded = String::from_utf8(expanded).unwrap();
                     let keyword = format!("$Id: {id} $");
                     prop_assert!(expanded.contains(&keyword));
                     // Expanding the result again changes nothing.
-                    let again = expand_ident(expanded.as_bytes(), &id, mode).unwrap();
+                    let again = expand(expanded.as_bytes(), &id).unwrap();
                     prop_assert_eq!(again, expanded.into_bytes());
                 }
             }

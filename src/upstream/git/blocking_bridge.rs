@@ -2,9 +2,7 @@
 //! fetch, and answers come back in chunks. So all traffic uses the connector, and no thread blocks on a socket. If the
 //! future of the fetch is dropped, readers fail at once, as they do when the transfer is too slow or too large.
 
-use std::cell::RefCell;
 use std::io::{self, BufRead, Cursor, Read, Write};
-use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -74,19 +72,17 @@ impl GitBridge {
         (Self { requests, throughput: Arc::new(ThroughputGuard::new(limits)) }, receiver)
     }
 
-    /// Sends an HTTP request and waits for the head of its answer.
-    pub(super) fn exchange(
-        &self,
-        url: Url,
-        headers: HeaderMap,
-        post: Option<Bytes>,
-    ) -> io::Result<(Head, BridgeReader)> {
-        let (head, receiver) = oneshot::channel();
+    /// Makes an HTTP request that is not sent yet, and the receivers of its answer.
+    fn http_request(&self, url: &str, headers: HeaderMap) -> gix_error::Result<PreparedRequest> {
+        let url = Url::parse(url).map_err(|_| gix_io_error(io::Error::other("an invalid URL")))?;
+        let (head, head_receiver) = oneshot::channel();
         let (body, chunks) = mpsc::channel(MAX_QUEUED_CHUNKS);
-        let request = HttpRequest { url, headers, post, head, body };
-        self.requests.blocking_send(BridgeRequest::Http(request)).map_err(|_| bridge_broken())?;
-        let head = receiver.blocking_recv().map_err(|_| bridge_broken())?;
-        Ok((head, BridgeReader::new(chunks, Arc::default(), Arc::clone(&self.throughput))))
+        let reader = BridgeReader::new(chunks, Arc::default(), Arc::clone(&self.throughput));
+        Ok((HttpRequest { url, headers, post: None, head, body }, head_receiver, reader))
+    }
+
+    fn send(&self, request: BridgeRequest) -> io::Result<()> {
+        self.requests.blocking_send(request).map_err(|_| bridge_broken())
     }
 
     /// Connects to an ssh server.
@@ -95,10 +91,13 @@ impl GitBridge {
         let (input, input_receiver) = mpsc::channel(MAX_QUEUED_CHUNKS);
         let reader_waits = Arc::new(AtomicBool::new(false));
         let request = SshRequest { repository, output, input: input_receiver, reader_waits: Arc::clone(&reader_waits) };
-        self.requests.blocking_send(BridgeRequest::Ssh(request)).map_err(|_| bridge_broken())?;
+        self.send(BridgeRequest::Ssh(request))?;
         Ok((BridgeReader::new(chunks, reader_waits, Arc::clone(&self.throughput)), SshInput(input)))
     }
 }
+
+/// An HTTP request, and the receivers of the head and the body of its answer.
+type PreparedRequest = (HttpRequest, oneshot::Receiver<Head>, BridgeReader);
 
 /// The bridge closed early. The connector's own error has the reason.
 #[derive(Debug, thiserror::Error)]
@@ -187,6 +186,8 @@ pub(super) struct ThroughputGuard {
 #[derive(Debug, Default)]
 struct State {
     stage: TransferStage,
+    /// Bytes since the fetch began.
+    total: u64,
     /// Bytes since the last check.
     received: u64,
     /// Time spent waiting for those bytes.
@@ -220,15 +221,20 @@ impl ThroughputGuard {
 
     /// Marks the start of a pack.
     pub(super) fn expect_pack(&self) {
-        *self.state.lock() = State { stage: TransferStage::Pack, ..State::default() };
+        let mut state = self.state.lock();
+        *state = State { stage: TransferStage::Pack, total: state.total, ..State::default() };
     }
 
     /// Records bytes received after a wait.
     ///
     /// # Errors
-    /// [`Fault::TooLarge`] for too much data before the pack, [`Fault::Slow`] for a slow transfer.
+    /// [`Fault::TooLarge`] for too much data in total or before the pack, [`Fault::Slow`] for a slow transfer.
     pub(super) fn record(&self, bytes: usize, waited: Duration) -> Result<(), Fault> {
         let mut state = self.state.lock();
+        state.total += bytes as u64;
+        if state.total > self.limits.received_bytes {
+            return Err(Fault::TooLarge(self.limits.received_bytes));
+        }
         if let TransferStage::BeforePack(bytes_so_far) = &mut state.stage {
             *bytes_so_far += bytes as u64;
             if *bytes_so_far > self.limits.bytes_before_pack {
@@ -269,27 +275,28 @@ impl HttpTransport {
 }
 
 impl Http for HttpTransport {
-    type Headers = Lazy<Cursor<Vec<u8>>>;
-    type ResponseBody = Lazy<BridgeReader>;
-    type PostBody = RequestBody;
+    type Headers = HeadReader;
+    type ResponseBody = BridgeReader;
+    type PostBody = PostBody;
 
     fn get(
         &mut self,
         url: &str,
         base_url: &str,
         headers: impl IntoIterator<Item = impl AsRef<str>>,
-    ) -> gix_error::Result<GetResponse<Self::Headers, Self::ResponseBody>> {
-        let parsed_url = parse_url(url)?;
-        let (head, reader) =
-            self.bridge.exchange(parsed_url.clone(), header_map(headers), None).map_err(to_gix_error)?;
-        if head.url != parsed_url {
+    ) -> gix_error::Result<GetResponse<HeadReader, BridgeReader>> {
+        let (request, head, body) = self.bridge.http_request(url, header_map(headers))?;
+        let requested_url = request.url.clone();
+        self.bridge.send(BridgeRequest::Http(request)).map_err(gix_io_error)?;
+        let head = head.blocking_recv().map_err(|_| gix_io_error(bridge_broken()))?;
+        if head.url != requested_url {
             let path_below_base = url.strip_prefix(base_url).unwrap_or_default();
             let base = head.url.as_str().strip_suffix(path_below_base).filter(|_| !path_below_base.is_empty());
             let base =
-                base.ok_or_else(|| to_gix_error(io::Error::other("a redirect to a URL that is not a git repository")))?;
+                base.ok_or_else(|| gix_io_error(io::Error::other("a redirect to a URL that is not a git repository")))?;
             self.redirected_url = Some(base.to_owned());
         }
-        Ok(GetResponse { headers: Lazy::opened(header_lines(&head)), body: Lazy::opened(reader) })
+        Ok(GetResponse { headers: HeadReader { head: None, lines: header_lines(&head) }, body })
     }
 
     fn post(
@@ -298,22 +305,10 @@ impl Http for HttpTransport {
         _base_url: &str,
         headers: impl IntoIterator<Item = impl AsRef<str>>,
         _body: PostBodyDataKind,
-    ) -> gix_error::Result<PostResponse<Self::Headers, Self::ResponseBody, RequestBody>> {
-        let exchange = Exchange::Collecting {
-            bridge: self.bridge.clone(),
-            url: parse_url(url)?,
-            headers: header_map(headers),
-            body: Vec::new(),
-        };
-        let exchange = Rc::new(RefCell::new(exchange));
-        Ok(PostResponse {
-            post_body: RequestBody(Rc::clone(&exchange)),
-            headers: Lazy::new({
-                let exchange = Rc::clone(&exchange);
-                move || Ok(exchange.borrow_mut().send()?.as_ref().map(header_lines).unwrap_or_default())
-            }),
-            body: Lazy::new(move || exchange.borrow_mut().take_answer()),
-        })
+    ) -> gix_error::Result<PostResponse<HeadReader, BridgeReader, PostBody>> {
+        let (request, head, body) = self.bridge.http_request(url, header_map(headers))?;
+        let post_body = PostBody { bridge: self.bridge.clone(), request: Some(request), bytes: Vec::new() };
+        Ok(PostResponse { post_body, headers: HeadReader { head: Some(head), lines: Cursor::default() }, body })
     }
 
     fn configure(&mut self, _config: &dyn std::any::Any) -> gix_error::Result {
@@ -325,54 +320,16 @@ impl Http for HttpTransport {
     }
 }
 
-/// A request, followed by its answer.
-enum Exchange {
-    /// The request body is incomplete.
-    Collecting { bridge: GitBridge, url: Url, headers: HeaderMap, body: Vec<u8> },
-    /// The answer is arriving.
-    Answering(BridgeReader),
-    /// The request failed, or a reader has taken the answer.
-    Finished,
+/// Writer of the body of a POST. gix drops the writer when the body is complete, and that sends the request.
+pub(super) struct PostBody {
+    bridge: GitBridge,
+    request: Option<HttpRequest>,
+    bytes: Vec<u8>,
 }
 
-impl Exchange {
-    /// Sends the request with the collected body, unless the request was sent already.
-    fn send(&mut self) -> io::Result<Option<Head>> {
-        match std::mem::replace(self, Self::Finished) {
-            Self::Collecting { bridge, url, headers, body } => {
-                let (head, reader) = bridge.exchange(url, headers, Some(Bytes::from(body)))?;
-                *self = Self::Answering(reader);
-                Ok(Some(head))
-            }
-            unchanged => {
-                *self = unchanged;
-                Ok(None)
-            }
-        }
-    }
-
-    /// The body of the answer, sending the request if that was not done.
-    fn take_answer(&mut self) -> io::Result<BridgeReader> {
-        self.send()?;
-        match std::mem::replace(self, Self::Finished) {
-            Self::Answering(reader) => Ok(reader),
-            Self::Collecting { .. } | Self::Finished => Err(request_failed()),
-        }
-    }
-}
-
-/// Writer of the request body. The request is sent when its answer is first read.
-pub(super) struct RequestBody(Rc<RefCell<Exchange>>);
-
-impl Write for RequestBody {
+impl Write for PostBody {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match &mut *self.0.borrow_mut() {
-            Exchange::Collecting { body, .. } => body.extend_from_slice(bytes),
-            Exchange::Answering(_) | Exchange::Finished => {
-                return Err(io::Error::other("the request was sent already"));
-            }
-        }
-        Ok(bytes.len())
+        self.bytes.write(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -380,72 +337,58 @@ impl Write for RequestBody {
     }
 }
 
-/// A reader that is opened when something is read.
-pub(super) struct Lazy<R> {
-    open: Option<Box<dyn FnOnce() -> io::Result<R>>>,
-    reader: Option<R>,
-}
-
-impl<R> Lazy<R> {
-    fn new(open: impl FnOnce() -> io::Result<R> + 'static) -> Self {
-        Self { open: Some(Box::new(open)), reader: None }
-    }
-
-    fn opened(reader: R) -> Self {
-        Self { open: None, reader: Some(reader) }
-    }
-
-    fn reader(&mut self) -> io::Result<&mut R> {
-        if let Some(open) = self.open.take() {
-            self.reader = Some(open()?);
+impl Drop for PostBody {
+    fn drop(&mut self) {
+        if let Some(request) = self.request.take() {
+            let post = Some(Bytes::from(std::mem::take(&mut self.bytes)));
+            // If the bridge is closed, so are the receivers of the answer, and their readers fail.
+            let _ = self.bridge.send(BridgeRequest::Http(HttpRequest { post, ..request }));
         }
-        self.reader.as_mut().ok_or_else(request_failed)
     }
 }
 
-impl<R: Read> Read for Lazy<R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.reader()?.read(buffer)
-    }
+/// Reader of the head of an answer, as header lines.
+pub(super) struct HeadReader {
+    /// The head, until it is received. The first read waits for it.
+    head: Option<oneshot::Receiver<Head>>,
+    lines: Cursor<Vec<u8>>,
 }
 
-impl<R: BufRead> BufRead for Lazy<R> {
+impl BufRead for HeadReader {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
-        self.reader()?.fill_buf()
+        if let Some(head) = self.head.take() {
+            self.lines = header_lines(&head.blocking_recv().map_err(|_| bridge_broken())?);
+        }
+        self.lines.fill_buf()
     }
 
     fn consume(&mut self, read: usize) {
-        if let Some(reader) = &mut self.reader {
-            reader.consume(read);
-        }
+        self.lines.consume(read);
     }
 }
 
-fn request_failed() -> io::Error {
-    io::Error::other("the request failed")
+impl Read for HeadReader {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.fill_buf()?.read(buffer)?;
+        self.consume(read);
+        Ok(read)
+    }
 }
 
 fn header_lines(head: &Head) -> Cursor<Vec<u8>> {
     Cursor::new([b"Content-Type: ", &head.content_type[..], b"\n"].concat())
 }
 
-fn parse_url(url: &str) -> gix_error::Result<Url> {
-    Url::parse(url).map_err(|_| to_gix_error(io::Error::other("an invalid URL")))
-}
-
-fn to_gix_error(error: io::Error) -> gix_error::Error {
+fn gix_io_error(error: io::Error) -> gix_error::Error {
     gix_error::Error::from_error(error)
 }
 
 fn header_map(lines: impl IntoIterator<Item = impl AsRef<str>>) -> HeaderMap {
-    let mut headers = HeaderMap::new();
-    for line in lines {
-        let Some((name, value)) = line.as_ref().split_once(':') else { continue };
-        if let (Ok(name), Ok(value)) = (HeaderName::try_from(name.trim()), HeaderValue::try_from(value.trim())) {
-            headers.insert(name, value);
-        }
-    }
-    headers
+    let headers = lines.into_iter().filter_map(|line| {
+        let (name, value) = line.as_ref().split_once(':')?;
+        Some((HeaderName::try_from(name.trim()).ok()?, HeaderValue::try_from(value.trim()).ok()?))
+    });
+    headers.collect()
 }
 
 #[cfg(test)]

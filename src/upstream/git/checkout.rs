@@ -10,7 +10,7 @@ use gix_worktree::validate::path::component;
 
 use super::attributes::{Attributes, find_costly_pattern};
 use super::connection::Objects;
-use super::error::GitCodeError;
+use super::error::RepositoryFailure;
 use crate::packaging::{Tree, TreeError, TreePath};
 
 /// The longest symlink target that common file systems accept.
@@ -29,11 +29,10 @@ const NAME_CHECKS: component::Options =
 /// The layout of one repository's commit.
 pub(super) struct Checkout<'a> {
     pub(super) objects: &'a Objects,
-    /// The repository's origin.
-    pub(super) origin: &'a str,
     /// The folder of the tree to lay the commit out in.
     pub(super) target: &'a TreePath,
-    pub(super) max_object_bytes: usize,
+    /// Size limit for one file.
+    pub(super) max_file_bytes: usize,
     pub(super) stop: &'a AtomicBool,
 }
 
@@ -59,56 +58,50 @@ struct File {
 
 impl Checkout<'_> {
     /// Follows tags from `id` to a commit. Returns the ids of the commit and its tree.
-    pub(super) fn peel_to_commit(&self, id: ObjectId) -> Result<(ObjectId, ObjectId), GitCodeError> {
+    pub(super) fn peel_to_commit(&self, id: ObjectId) -> Result<(ObjectId, ObjectId), RepositoryFailure> {
         const MAX_NESTED_TAGS: usize = 16;
         let mut id = id;
         let mut buffer = Vec::new();
         for _ in 0..MAX_NESTED_TAGS {
-            let object = self.objects.find(&id, &mut buffer).map_err(|e| self.object_error(&e))?;
-            let invalid = |e| self.object_error(&e);
+            let object = self.objects.find(&id, &mut buffer)?;
             match object.kind {
                 Kind::Commit => {
                     let mut commit = gix_object::CommitRefIter::from_bytes(object.data, gix_hash::Kind::Sha1);
-                    return Ok((id, commit.tree_id().map_err(invalid)?));
+                    return Ok((id, commit.tree_id()?));
                 }
                 Kind::Tag => {
-                    let tag = gix_object::TagRefIter::from_bytes(object.data, gix_hash::Kind::Sha1);
-                    id = tag.target_id().map_err(invalid)?;
+                    id = gix_object::TagRefIter::from_bytes(object.data, gix_hash::Kind::Sha1).target_id()?;
                 }
                 Kind::Tree | Kind::Blob => break,
             }
         }
-        Err(GitCodeError::unusable(self.origin, "a reference that leads to no commit"))
+        Err(RepositoryFailure::unusable("a reference that leads to no commit"))
     }
 
     /// Lays out the tree object `root` in `tree`.
-    pub(super) fn lay_out(&self, root: ObjectId, tree: &mut Tree) -> Result<CheckoutResult, GitCodeError> {
+    pub(super) fn lay_out(&self, root: ObjectId, tree: &mut Tree) -> Result<CheckoutResult, RepositoryFailure> {
         let files = self.list_files(root, tree.limits().entries)?;
         self.check_sizes(&files, tree)?;
         let mut buffer = Vec::new();
         let attributes_files = self.attributes_files(&files, &mut buffer)?;
-        let mut attributes = Attributes::new(attributes_files).map_err(|e| self.attributes_error(&e))?;
+        let mut attributes = Attributes::new(attributes_files).map_err(unreadable_attributes)?;
         let mut result = CheckoutResult::default();
         for file in files {
             self.check_cancelled()?;
-            let relative =
-                TreePath::parse(&file.path).map_err(|error| self.refused(TreeError::bad_path(&file.path, &error)))?;
-            let path = self.target.join(&relative);
-            let path = path.map_err(|error| self.refused(TreeError::bad_path(&file.path, &error)))?;
+            let path = TreePath::parse(&file.path).and_then(|path| self.target.join(&path));
+            let path = path.map_err(|error| TreeError::bad_path(&file.path, &error))?;
             match file.kind {
                 EntryKind::Commit => {
-                    tree.add_folder(&path).map_err(|e| self.refused(e))?;
+                    tree.add_folder(&path)?;
                     result.submodules.push((file.path, file.id));
                 }
                 EntryKind::Link => {
                     let link_target = self.blob(&file.id, &mut buffer)?;
                     if link_target.is_empty() || link_target.len() > MAX_SYMLINK_BYTES || link_target.contains(&0) {
-                        return Err(self.refused(TreeError::refused(
-                            &path,
-                            "it is a symbolic link whose target no file system accepts",
-                        )));
+                        let reason = "it is a symbolic link whose target no file system accepts";
+                        return Err(TreeError::refused(&path, reason).into());
                     }
-                    tree.add_symlink(&path, link_target).map_err(|e| self.refused(e))?;
+                    tree.add_symlink(&path, link_target)?;
                 }
                 EntryKind::Blob | EntryKind::BlobExecutable | EntryKind::Tree => {
                     let bytes = self.blob(&file.id, &mut buffer)?;
@@ -118,16 +111,14 @@ impl Checkout<'_> {
                     if bytes.len() < MAX_LFS_POINTER_BYTES && bytes.starts_with(LFS_POINTER_START) {
                         result.lfs_pointers.push(path.to_string());
                     }
-                    let conversion = attributes
-                        .conversion(file.path.as_ref(), self.objects)
-                        .map_err(|e| self.attributes_error(&e))?;
-                    let converted = conversion.apply(bytes, &file.id);
+                    let converted = attributes.convert(file.path.as_ref(), bytes, &file.id, self.objects);
+                    let converted = converted.map_err(unreadable_attributes)?;
                     if let Some(encoding) = converted.unknown_encoding {
                         result.unknown_encodings.push(format!("{path} ({encoding})"));
                     }
                     let mode = if file.kind == EntryKind::BlobExecutable { 0o755 } else { 0o644 };
                     let mut bytes = converted.bytes.as_deref().unwrap_or(bytes);
-                    tree.add_file(&path, mode, &mut bytes).map_err(|e| self.refused(e))?;
+                    tree.add_file(&path, mode, &mut bytes)?;
                 }
             }
         }
@@ -136,31 +127,27 @@ impl Checkout<'_> {
 
     /// Lists all entries except folders, which follow from their contents. Folders count towards the limit, because one
     /// tree object may occur many times.
-    fn list_files(&self, root: ObjectId, max_entries: usize) -> Result<Vec<File>, GitCodeError> {
+    fn list_files(&self, root: ObjectId, max_entries: usize) -> Result<Vec<File>, RepositoryFailure> {
         let mut files = Vec::new();
         let mut pending_trees = vec![(BString::default(), root)];
         let mut count = 0;
         let mut buffer = Vec::new();
         while let Some((folder, id)) = pending_trees.pop() {
             self.check_cancelled()?;
-            for entry in self.objects.find_tree_iter(&id, &mut buffer).map_err(|e| self.object_error(&e))? {
-                let entry = entry.map_err(|_| GitCodeError::unusable(self.origin, "a tree that cannot be read"))?;
+            for entry in self.objects.find_tree_iter(&id, &mut buffer)? {
+                let entry = entry.map_err(|_| RepositoryFailure::unusable("a tree that cannot be read"))?;
                 count += 1;
                 if count > max_entries {
-                    return Err(self.refused(TreeError::TooLarge(format!("{max_entries} files, folders and links"))));
+                    return Err(TreeError::TooLarge(format!("{max_entries} files, folders and links")).into());
                 }
-                let path = if folder.is_empty() { entry.filename.into() } else { join(&folder, entry.filename) };
+                let separator: &[u8] = if folder.is_empty() { b"" } else { b"/" };
+                let path = BString::from([&folder, separator, entry.filename].concat());
                 let kind = entry.mode.kind();
                 let mode = (kind == EntryKind::Link).then_some(component::Mode::Symlink);
-                if let Err(reason) = gix_worktree::validate::path::component(entry.filename, mode, NAME_CHECKS) {
-                    return Err(self.refused(TreeError::refused(
-                        printable(&path),
-                        format!("git does not allow this name: {reason}"),
-                    )));
-                }
-                if let Err(error) = TreePath::parse(&path) {
-                    return Err(self.refused(TreeError::bad_path(&path, &error)));
-                }
+                component(entry.filename, mode, NAME_CHECKS).map_err(|reason| {
+                    TreeError::refused(printable(&path), format!("git does not allow this name: {reason}"))
+                })?;
+                TreePath::parse(&path).map_err(|error| TreeError::bad_path(&path, &error))?;
                 match kind {
                     EntryKind::Tree => pending_trees.push((path, entry.oid.to_owned())),
                     kind => files.push(File { path, id: entry.oid.to_owned(), kind }),
@@ -172,43 +159,46 @@ impl Checkout<'_> {
     }
 
     /// Adds up the declared sizes before any file is written.
-    fn check_sizes(&self, files: &[File], tree: &Tree) -> Result<(), GitCodeError> {
+    fn check_sizes(&self, files: &[File], tree: &Tree) -> Result<(), RepositoryFailure> {
         let max_bytes = tree.limits().bytes;
         let mut total = tree.bytes();
         let mut attributes_total: u64 = 0;
         for file in files.iter().filter(|file| file.kind != EntryKind::Commit) {
             self.check_cancelled()?;
-            let header = FindHeader::try_header(self.objects, &file.id).map_err(|e| self.object_error(&e))?;
-            let header =
-                header.ok_or_else(|| GitCodeError::unusable(self.origin, "a pack without all of its files"))?;
-            let largest = if file.is_read_by_git() { MAX_GIT_FILE_BYTES } else { self.max_object_bytes as u64 };
+            let header = FindHeader::try_header(self.objects, &file.id)?;
+            let header = header.ok_or_else(missing_file)?;
+            let largest = if file.is_read_by_git() { MAX_GIT_FILE_BYTES } else { self.max_file_bytes as u64 };
             if header.size > largest {
                 let reason = format!("it has more than {largest} bytes");
-                return Err(self.refused(TreeError::refused(printable(&file.path), reason)));
+                return Err(TreeError::refused(printable(&file.path), reason).into());
             }
             if file.is_attributes_file() {
                 attributes_total += header.size;
             }
             if attributes_total > MAX_ATTRIBUTES_BYTES {
-                let reason = format!("{MAX_ATTRIBUTES_BYTES} bytes in its .gitattributes");
-                return Err(self.refused(TreeError::TooLarge(reason)));
+                let limit = format!("{MAX_ATTRIBUTES_BYTES} bytes in its .gitattributes");
+                return Err(TreeError::TooLarge(limit).into());
             }
             total = total.saturating_add(header.size);
             if total > max_bytes {
-                return Err(self.refused(TreeError::TooLarge(format!("{max_bytes} bytes in its files"))));
+                return Err(TreeError::TooLarge(format!("{max_bytes} bytes in its files")).into());
             }
         }
         Ok(())
     }
 
     /// Returns the `.gitattributes` files, sorted. Refuses patterns that are expensive to match.
-    fn attributes_files(&self, files: &[File], buffer: &mut Vec<u8>) -> Result<Vec<(BString, ObjectId)>, GitCodeError> {
+    fn attributes_files(
+        &self,
+        files: &[File],
+        buffer: &mut Vec<u8>,
+    ) -> Result<Vec<(BString, ObjectId)>, RepositoryFailure> {
         let mut found = Vec::new();
         for file in files.iter().filter(|file| file.is_attributes_file()) {
             self.check_cancelled()?;
             if let Some(pattern) = find_costly_pattern(self.blob(&file.id, buffer)?) {
                 let reason = format!("its pattern {pattern:?} has more stars than larder supports");
-                return Err(self.refused(TreeError::refused(printable(&file.path), reason)));
+                return Err(TreeError::refused(printable(&file.path), reason).into());
             }
             found.push((file.path.clone(), file.id));
         }
@@ -216,52 +206,34 @@ impl Checkout<'_> {
         Ok(found)
     }
 
-    fn blob<'b>(&self, id: &ObjectId, buffer: &'b mut Vec<u8>) -> Result<&'b [u8], GitCodeError> {
-        let found = self.objects.try_find(id, buffer).map_err(|e| self.object_error(&e))?;
-        match found {
-            Some(object) if object.kind == Kind::Blob => Ok(object.data),
-            Some(_) | None => Err(GitCodeError::unusable(self.origin, "a pack without all of its files")),
-        }
+    fn blob<'b>(&self, id: &ObjectId, buffer: &'b mut Vec<u8>) -> Result<&'b [u8], RepositoryFailure> {
+        let found = self.objects.try_find(id, buffer)?.filter(|object| object.kind == Kind::Blob);
+        found.map(|object| object.data).ok_or_else(missing_file)
     }
 
-    pub(super) fn check_cancelled(&self) -> Result<(), GitCodeError> {
-        if self.stop.load(Ordering::Relaxed) { Err(GitCodeError::BridgeClosed) } else { Ok(()) }
-    }
-
-    fn object_error(&self, error: &gix_error::Error) -> GitCodeError {
-        GitCodeError::of(self.origin, self.max_object_bytes, error)
-    }
-
-    fn attributes_error(&self, error: &std::io::Error) -> GitCodeError {
-        GitCodeError::unusable(self.origin, format!(".gitattributes that cannot be read: {error}"))
-    }
-
-    fn refused(&self, error: TreeError) -> GitCodeError {
-        GitCodeError::tree(self.origin, error)
+    pub(super) fn check_cancelled(&self) -> Result<(), RepositoryFailure> {
+        if self.stop.load(Ordering::Relaxed) { Err(RepositoryFailure::BridgeClosed) } else { Ok(()) }
     }
 }
 
-impl File {
-    fn is_called(&self, name: &[u8]) -> bool {
-        self.path.rsplit(|byte| *byte == b'/').next() == Some(name)
-    }
+fn unreadable_attributes(error: std::io::Error) -> RepositoryFailure {
+    RepositoryFailure::unusable(format!(".gitattributes that cannot be read: {error}"))
+}
 
+fn missing_file() -> RepositoryFailure {
+    RepositoryFailure::unusable("a pack without all of its files")
+}
+
+impl File {
     fn is_attributes_file(&self) -> bool {
-        self.is_called(b".gitattributes") && self.is_regular()
+        let name = self.path.rsplit(|byte| *byte == b'/').next();
+        name == Some(b".gitattributes") && matches!(self.kind, EntryKind::Blob | EntryKind::BlobExecutable)
     }
 
     /// Returns true for files that git itself interprets.
     fn is_read_by_git(&self) -> bool {
         self.is_attributes_file() || self.path == ".gitmodules"
     }
-
-    fn is_regular(&self) -> bool {
-        matches!(self.kind, EntryKind::Blob | EntryKind::BlobExecutable)
-    }
-}
-
-fn join(folder: &[u8], name: &[u8]) -> BString {
-    [folder, b"/", name].concat().into()
 }
 
 fn printable(path: &[u8]) -> String {

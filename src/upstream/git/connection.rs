@@ -21,7 +21,7 @@ use gix_transport::{Protocol, Service};
 use gix_utils::progress::Discard;
 
 use super::blocking_bridge::{GitBridge, HttpTransport, ThroughputGuard};
-use super::error::GitCodeError;
+use super::error::RepositoryFailure;
 use super::pack_scanner::{PackLimits, PackScanner};
 use super::refs::OfferedRef;
 use super::repository::Repository;
@@ -49,59 +49,43 @@ pub(super) enum Extent {
 pub(super) struct RepositoryConnection {
     transport: Box<dyn Transport>,
     handshake: Handshake,
-    /// The repository's origin.
-    pub(super) origin: String,
     limits: GitLimits,
     throughput: Arc<ThroughputGuard>,
 }
 
 impl RepositoryConnection {
     /// Connects to a repository and negotiates the protocol.
-    pub(super) fn open(bridge: &GitBridge, repository: &Repository, limits: GitLimits) -> Result<Self, GitCodeError> {
-        let origin = repository.origin_text();
-        let max_object_bytes = limits.object_bytes;
+    pub(super) fn open(
+        bridge: &GitBridge,
+        repository: &Repository,
+        limits: GitLimits,
+    ) -> Result<Self, RepositoryFailure> {
         bridge.throughput.expect_answer();
         let mut transport: Box<dyn Transport> = match repository {
             Repository::Http(url) => {
-                let url = url.as_str().trim_end_matches('/');
-                let url = gix_url::parse(url).map_err(|e| GitCodeError::of(&origin, max_object_bytes, &e))?;
+                let url = gix_url::parse(url.as_str().trim_end_matches('/'))?;
                 Box::new(connect_http(HttpTransport::new(bridge.clone()), url, Protocol::V2, false))
             }
             Repository::Ssh(ssh) => {
-                let (output, input) = bridge.connect_ssh(ssh.clone()).map_err(|_| GitCodeError::BridgeClosed)?;
-                let path = ssh.path.as_str();
+                let (output, input) = bridge.connect_ssh(ssh.clone()).map_err(|_| RepositoryFailure::BridgeClosed)?;
+                let (path, mode) = (ssh.path.as_str(), ConnectMode::Process);
                 let no_virtual_host = None::<(&str, _)>;
-                Box::new(Connection::new(
-                    output,
-                    input,
-                    Protocol::V2,
-                    path,
-                    no_virtual_host,
-                    ConnectMode::Process,
-                    false,
-                ))
+                Box::new(Connection::new(output, input, Protocol::V2, path, no_virtual_host, mode, false))
             }
         };
         let handshake =
-            gix_protocol::handshake(&mut transport, Service::UploadPack, |_| Ok(None), Vec::new(), &mut Discard);
-        let handshake = handshake.map_err(|e| GitCodeError::of(&origin, max_object_bytes, &e))?;
-        let format = handshake.capabilities.capability("object-format");
-        if format.and_then(|format| format.value().map(|value| value != "sha1")).unwrap_or_default() {
-            return Err(GitCodeError::unusable(
-                &origin,
-                "a repository whose objects have no SHA-1, which larder cannot read",
-            ));
+            gix_protocol::handshake(&mut transport, Service::UploadPack, |_| Ok(None), Vec::new(), &mut Discard)?;
+        let format = handshake.capabilities.capability("object-format").and_then(|format| format.value());
+        if format.is_some_and(|format| format != "sha1") {
+            let reason = "a repository whose objects have no SHA-1, which larder cannot read";
+            return Err(RepositoryFailure::unusable(reason));
         }
-        Ok(Self { transport, handshake, origin, limits, throughput: Arc::clone(&bridge.throughput) })
-    }
-
-    fn git_error(&self, error: &gix_error::Error) -> GitCodeError {
-        GitCodeError::of(&self.origin, self.limits.object_bytes, error)
+        Ok(Self { transport, handshake, limits, throughput: Arc::clone(&bridge.throughput) })
     }
 
     /// Lists the refs that begin with one of these prefixes. Older servers send all refs. The number of refs is limited,
     /// because all of them are in memory.
-    pub(super) fn list_refs(&mut self, prefixes: &[String]) -> Result<Vec<OfferedRef>, GitCodeError> {
+    pub(super) fn list_refs(&mut self, prefixes: &[String]) -> Result<Vec<OfferedRef>, RepositoryFailure> {
         let refs = match &self.handshake.refs {
             Some(refs) => refs.clone(),
             None => {
@@ -109,12 +93,11 @@ impl RepositoryConnection {
                 ref_prefixes.extend(prefixes.iter().map(|prefix| BString::from(prefix.as_str())));
                 let agent = ("agent", Some(AGENT.into()));
                 let command = LsRefsCommand::new(Some(ref_prefixes), &self.handshake.capabilities, agent);
-                let listed = command.invoke_blocking(&mut self.transport, &mut Discard, false);
-                listed.map_err(|e| self.git_error(&e))?
+                command.invoke_blocking(&mut self.transport, &mut Discard, false)?
             }
         };
         if refs.len() > self.limits.names {
-            return Err(GitCodeError::tree(&self.origin, TreeError::TooLarge(format!("{} names", self.limits.names))));
+            return Err(TreeError::TooLarge(format!("{} names", self.limits.names)).into());
         }
         Ok(refs.into_iter().filter_map(offered_ref).collect())
     }
@@ -137,9 +120,9 @@ impl RepositoryConnection {
         extent: Extent,
         folder: &Path,
         stop: &AtomicBool,
-    ) -> Result<Objects, GitCodeError> {
+    ) -> Result<Objects, RepositoryFailure> {
         let packs = folder.join("pack");
-        std::fs::create_dir(folder).and_then(|()| std::fs::create_dir(&packs)).map_err(GitCodeError::Disk)?;
+        std::fs::create_dir(folder).and_then(|()| std::fs::create_dir(&packs)).map_err(RepositoryFailure::disk)?;
         let limits = PackLimits::of(extent, self.limits);
         let shallow = match extent {
             Extent::OneCommit => Shallow::DepthAtRemote(NonZeroU32::MIN),
@@ -156,19 +139,11 @@ impl RepositoryConnection {
                 alloc_limit_bytes: Some(max_blob_bytes),
                 ..Default::default()
             };
-            let no_base_objects = None::<Objects>;
-            let mut pack = PackScanner::new(pack, limits, || throughput.expect_pack());
-            let sha1 = gix_hash::Kind::Sha1;
-            gix_pack::Bundle::write_to_directory(
-                &mut pack,
-                Some(&packs),
-                progress,
-                stop,
-                no_base_objects,
-                sha1,
-                options,
-            )
-            .map(|_| true)
+            let (no_base_objects, sha1) = (None::<Objects>, gix_hash::Kind::Sha1);
+            let pack = &mut PackScanner::new(pack, limits, || throughput.expect_pack());
+            let folder = Some(packs.as_path());
+            gix_pack::Bundle::write_to_directory(pack, folder, progress, stop, no_base_objects, sha1, options)
+                .map(|_| true)
         };
         let context = Context {
             handshake: &mut self.handshake,
@@ -185,10 +160,10 @@ impl RepositoryConnection {
         let mut wants = WantedIds { wanted, extent };
         let fetched = gix_protocol::fetch(&mut wants, store_pack, Discard, stop, context, options);
         match fetched {
-            Ok(Some(_)) => open_pack(folder, max_blob_bytes).map_err(GitCodeError::Disk),
-            Ok(None) => Err(GitCodeError::unusable(&self.origin, "an answer without the requested pack")),
-            Err(error) if is_refused_id(&error) => Err(GitCodeError::NoSuchId { origin: self.origin.clone() }),
-            Err(error) => Err(self.git_error(&error)),
+            Ok(Some(_)) => open_pack(folder, max_blob_bytes).map_err(RepositoryFailure::disk),
+            Ok(None) => Err(RepositoryFailure::unusable("an answer without the requested pack")),
+            Err(error) if is_refused_id(&error) => Err(RepositoryFailure::NoSuchId),
+            Err(error) => Err(error.into()),
         }
     }
 }
@@ -214,21 +189,14 @@ fn is_refused_id(error: &gix_error::Error) -> bool {
 }
 
 fn offered_ref(found: Ref) -> Option<OfferedRef> {
-    Some(match found {
-        Ref::Peeled { full_ref_name, tag, object } => {
-            OfferedRef { name: full_ref_name.into(), id: tag, peeled: object, symbolic_target: None }
-        }
-        Ref::Direct { full_ref_name, object } => {
-            OfferedRef { name: full_ref_name.into(), id: object, peeled: object, symbolic_target: None }
-        }
-        Ref::Symbolic { full_ref_name, target, tag, object } => OfferedRef {
-            name: full_ref_name.into(),
-            id: tag.unwrap_or(object),
-            peeled: object,
-            symbolic_target: Some(target.into()),
-        },
-        Ref::Unborn { .. } => return None,
-    })
+    let (name, id, peeled) = found.unpack();
+    let id = id?.to_owned();
+    let (name, peeled) = (name.to_vec(), peeled.map_or(id, ToOwned::to_owned));
+    let symbolic_target = match found {
+        Ref::Symbolic { target, .. } => Some(target.into()),
+        _ => None,
+    };
+    Some(OfferedRef { name, id, peeled, symbolic_target })
 }
 
 /// The ids to request. Larder has no objects to offer.

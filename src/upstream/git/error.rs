@@ -34,52 +34,45 @@ pub enum GitError {
     },
 }
 
-/// Errors inside git's code.
+/// A failure inside git's code, with the origin of the repository that it concerns.
 #[derive(Debug)]
-pub(super) enum GitCodeError {
-    /// The connection broke, or the fetch was cancelled. The connector's own error has the reason.
-    BridgeClosed,
-    /// The repository sent unusable data.
-    Unusable {
-        /// The repository's origin.
-        origin: String,
-        reason: String,
-    },
-    /// The transfer is too slow or too large.
-    Fault {
-        /// The repository's origin.
-        origin: String,
-        fault: Fault,
-    },
-    /// The server has no such commit, or does not serve it.
-    NoSuchId {
-        /// The repository's origin.
-        origin: String,
-    },
-    /// The repository's tree is refused.
-    Tree {
-        /// The repository's origin.
-        origin: String,
-        error: TreeError,
-    },
-    /// A local disk failed.
-    Disk(io::Error),
+pub(super) struct RepositoryError {
+    pub(super) origin: String,
+    pub(super) failure: RepositoryFailure,
 }
 
-impl GitCodeError {
-    pub(super) fn unusable(origin: &str, reason: impl Into<String>) -> Self {
-        Self::Unusable { origin: origin.to_owned(), reason: reason.into() }
-    }
+/// A failure inside git's code.
+#[derive(Debug)]
+pub(super) enum RepositoryFailure {
+    /// The connection broke, or the fetch was cancelled. The connector's own error has the reason.
+    BridgeClosed,
+    /// The repository sent unusable data, or the transfer is too slow or too large.
+    Fault(Fault),
+    /// The server has no such commit, or does not serve it.
+    NoSuchId,
+    /// gix refused to hold an object of this size in memory.
+    LargeObject,
+    /// The repository's tree is refused.
+    Tree(TreeError),
+    /// A local disk failed.
+    Disk(Arc<io::Error>),
+}
 
-    pub(super) fn tree(origin: &str, error: TreeError) -> Self {
-        Self::Tree { origin: origin.to_owned(), error }
+impl From<TreeError> for RepositoryFailure {
+    fn from(error: TreeError) -> Self {
+        match error {
+            TreeError::Spool(error) => Self::Disk(error),
+            error => Self::Tree(error),
+        }
     }
+}
 
-    /// Converts an error of gix, which may come from the bridge, the disk or the received data.
-    pub(super) fn of(origin: &str, max_object_bytes: usize, error: &gix_error::Error) -> Self {
+/// An error of gix may come from the bridge, the disk or the received data.
+impl From<gix_error::Error> for RepositoryFailure {
+    fn from(error: gix_error::Error) -> Self {
         let mut causes: Vec<String> = Vec::new();
         for cause in error.iter_errors() {
-            if let Some(found) = cause.downcast_ref::<io::Error>().and_then(|error| Self::of_io(origin, error)) {
+            if let Some(found) = cause.downcast_ref::<io::Error>().and_then(Self::inside_io_error) {
                 return found;
             }
             let text = cause.to_string();
@@ -87,56 +80,67 @@ impl GitCodeError {
                 causes.push(text);
             }
         }
-        if error.is_resource_exhausted() {
-            return Self::tree(origin, TreeError::TooLarge(format!("{max_object_bytes} bytes in one object")));
-        }
-        Self::unusable(origin, causes.join(": "))
+        if error.is_resource_exhausted() { Self::LargeObject } else { Self::unusable(causes.join(": ")) }
+    }
+}
+
+impl RepositoryFailure {
+    pub(super) fn unusable(reason: impl Into<String>) -> Self {
+        Self::Fault(Fault::Unusable(reason.into()))
+    }
+
+    pub(super) fn disk(error: io::Error) -> Self {
+        Self::Disk(Arc::new(error))
     }
 
     /// Finds larder's own error or an error of the operating system inside a nested I/O error.
-    fn of_io(origin: &str, error: &io::Error) -> Option<Self> {
+    fn inside_io_error(error: &io::Error) -> Option<Self> {
         if let Some(code) = error.raw_os_error() {
-            return Some(Self::Disk(io::Error::from_raw_os_error(code)));
+            return Some(Self::disk(io::Error::from_raw_os_error(code)));
         }
         let is_full = matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
-        let disk_full = is_full.then(|| Self::Disk(error.kind().into()));
+        let disk_full = is_full.then(|| Self::disk(error.kind().into()));
         let Some(inner) = error.get_ref() else { return disk_full };
         if inner.is::<BridgeBroken>() {
             return Some(Self::BridgeClosed);
         }
         if let Some(fault) = inner.downcast_ref::<Fault>() {
-            return Some(Self::Fault { origin: origin.to_owned(), fault: fault.clone() });
+            return Some(Self::Fault(fault.clone()));
         }
         if let Some(error) = inner.downcast_ref::<TreeError>() {
-            return Some(Self::tree(origin, error.clone()));
+            return Some(error.clone().into());
         }
-        let nested = inner.downcast_ref::<io::Error>().and_then(|inner| Self::of_io(origin, inner));
-        nested.or(disk_full)
+        inner.downcast_ref().and_then(Self::inside_io_error).or(disk_full)
     }
+}
 
-    /// Converts to the public error. A server's text may quote a credential, so it is filtered.
-    pub(super) fn into_git_error(self, request: &UpstreamRequest<'_>) -> GitError {
+impl RepositoryError {
+    /// Converts to the public error. A server's text may quote a credential, so it is filtered. `max_object_bytes` is the
+    /// size limit of one object.
+    pub(super) fn into_git_error(self, request: &UpstreamRequest<'_>, max_object_bytes: usize) -> GitError {
+        let Self { origin, failure } = self;
         let filtered = |text: String| request.credentials.text_without_credentials(&text).to_owned();
-        match self {
-            Self::BridgeClosed => {
-                request.failed(String::new(), Fault::Unreachable("the job was stopped".into())).into()
+        let subject = request.label.to_owned();
+        let error = match failure {
+            RepositoryFailure::BridgeClosed => {
+                return request.failed(String::new(), Fault::Unreachable("the job was stopped".into())).into();
             }
-            Self::Unusable { origin, reason } => request.failed(origin, Fault::Unusable(filtered(reason))).into(),
-            Self::Fault { origin, fault } => request.failed(origin, fault).into(),
-            Self::NoSuchId { origin } => {
-                let reason = "an answer that the repository does not have this commit, or does not serve it".to_owned();
-                request.failed(origin, Fault::Unusable(reason)).into()
+            RepositoryFailure::Fault(Fault::Unusable(reason)) => {
+                return request.failed(origin, Fault::Unusable(filtered(reason))).into();
             }
-            Self::Tree { origin, error: TreeError::Refused { entry, reason } } => {
-                let error = TreeError::Refused { entry: filtered(entry), reason: filtered(reason) };
-                GitError::Tree { subject: request.label.to_owned(), origin, error }
+            RepositoryFailure::Fault(fault) => return request.failed(origin, fault).into(),
+            RepositoryFailure::NoSuchId => {
+                let reason = "an answer that the repository does not have this commit, or does not serve it";
+                return request.failed(origin, Fault::Unusable(reason.to_owned())).into();
             }
-            Self::Tree { error: TreeError::Spool(error), .. } => {
-                GitError::Disk { subject: request.label.to_owned(), error }
+            RepositoryFailure::Disk(error) => return GitError::Disk { subject, error },
+            RepositoryFailure::LargeObject => TreeError::TooLarge(format!("{max_object_bytes} bytes in one object")),
+            RepositoryFailure::Tree(TreeError::Refused { entry, reason }) => {
+                TreeError::Refused { entry: filtered(entry), reason: filtered(reason) }
             }
-            Self::Tree { origin, error } => GitError::Tree { subject: request.label.to_owned(), origin, error },
-            Self::Disk(error) => GitError::Disk { subject: request.label.to_owned(), error: Arc::new(error) },
-        }
+            RepositoryFailure::Tree(error) => error,
+        };
+        GitError::Tree { subject, origin, error }
     }
 }
 
@@ -156,12 +160,12 @@ mod tests {
         ] {
             let text = error.to_string();
             let error = gix_error::Error::from_error(error);
-            match GitCodeError::of("https://h.example", 1, &error) {
-                GitCodeError::Disk(error) => assert_eq!(error.kind(), io::ErrorKind::StorageFull),
+            match error.into() {
+                RepositoryFailure::Disk(error) => assert_eq!(error.kind(), io::ErrorKind::StorageFull),
                 other => panic!("{text}: {other:?}"),
             }
         }
         let nested = gix_error::Error::from_error(io::Error::other(io::Error::other(Fault::TooLarge(7))));
-        assert!(matches!(GitCodeError::of("", 1, &nested), GitCodeError::Fault { fault: Fault::TooLarge(7), .. }));
+        assert!(matches!(nested.into(), RepositoryFailure::Fault(Fault::TooLarge(7))));
     }
 }

@@ -1,5 +1,6 @@
 //! One git fetch: resolves the reference, fetches the pack, lays out the files, and repeats this for each submodule.
 
+use std::collections::{BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
@@ -9,9 +10,9 @@ use gix_object::{FindHeader, Kind};
 use super::blocking_bridge::GitBridge;
 use super::checkout::{Checkout, CheckoutResult};
 use super::connection::{Extent, Objects, RepositoryConnection};
-use super::error::GitCodeError;
+use super::error::{RepositoryError, RepositoryFailure};
 use super::refs::{OfferedRef, Reference, ResolvedRef, TIP_PREFIXES};
-use super::repository::{Repository, Submodule, Submodules};
+use super::repository::{Repository, Submodules};
 use super::{GitSource, GitTree};
 use crate::packaging::{Tree, TreeError, TreePath};
 use crate::upstream::error::UpstreamError;
@@ -32,6 +33,8 @@ struct RunningFetch<'a> {
     fetch: &'a GitFetch,
     bridge: &'a GitBridge,
     stop: &'a AtomicBool,
+    /// The origin of the repository that is being fetched, for errors.
+    origin: String,
     /// Number of packs received. Each has a folder.
     packs: usize,
     submodules: usize,
@@ -65,15 +68,11 @@ impl GitFetch {
         self.repository.origin_text()
     }
 
-    fn unusable(&self, reason: impl Into<String>) -> GitCodeError {
-        GitCodeError::unusable(&self.repository_origin(), reason)
-    }
-
-    fn parse_reference(&self) -> Result<Reference, GitCodeError> {
+    fn parse_reference(&self) -> Result<Reference, RepositoryFailure> {
         let reference = Reference::parse(self.reference.as_deref(), self.has_depth);
         reference.map_err(|error| {
             let text = self.reference.as_deref().unwrap_or_default();
-            self.unusable(format!("a source whose reference {text:?} is not fetched: {error}"))
+            RepositoryFailure::unusable(format!("a source whose reference {text:?} is not fetched: {error}"))
         })
     }
 
@@ -85,20 +84,20 @@ impl GitFetch {
         }
     }
 
-    fn not_found_error(&self) -> GitCodeError {
-        match &self.reference {
+    fn not_found_error(&self) -> RepositoryFailure {
+        RepositoryFailure::unusable(match &self.reference {
             Some(reference) if !reference.is_empty() => {
-                self.unusable(format!("a repository without a branch, a tag or a commit that is called {reference:?}"))
+                format!("a repository without a branch, a tag or a commit that is called {reference:?}")
             }
-            _ => self.unusable("a repository without a commit"),
-        }
+            _ => "a repository without a commit".to_owned(),
+        })
     }
 
     /// Connects to the repository, and resolves the reference among the refs that the server offers.
     fn resolve(
         &self,
         bridge: &GitBridge,
-    ) -> Result<(RepositoryConnection, Vec<OfferedRef>, ResolvedRef), GitCodeError> {
+    ) -> Result<(RepositoryConnection, Vec<OfferedRef>, ResolvedRef), RepositoryFailure> {
         let reference = self.parse_reference()?;
         let mut connection = RepositoryConnection::open(bridge, &self.repository, self.limits)?;
         let offered = connection.list_refs(&reference.prefixes())?;
@@ -107,13 +106,14 @@ impl GitFetch {
     }
 
     /// Resolves the reference among the server's refs, without a pack. `None` for an abbreviated id.
-    pub(super) fn resolve_by_refs(&self, bridge: &GitBridge) -> Result<Option<String>, GitCodeError> {
-        match self.resolve(bridge)?.2 {
+    pub(super) fn resolve_by_refs(&self, bridge: &GitBridge) -> Result<Option<String>, RepositoryError> {
+        let resolved = self.resolve(bridge).and_then(|(.., resolved)| match resolved {
             ResolvedRef::Offered(offered) => Ok(Some(offered.peeled.to_string())),
             ResolvedRef::Id(id) => Ok(Some(id.to_string())),
             ResolvedRef::AbbreviatedId(_) => Ok(None),
             ResolvedRef::NotFound => Err(self.not_found_error()),
-        }
+        });
+        resolved.map_err(|failure| RepositoryError { origin: self.repository_origin(), failure })
     }
 
     /// Fetches the commit and lays out its tree.
@@ -123,25 +123,42 @@ impl GitFetch {
         stop: &AtomicBool,
         tree: Tree,
         permit: Permit,
-    ) -> Result<GitTree, GitCodeError> {
-        let (connection, offered, resolved) = self.resolve(bridge)?;
-        let (lfs_pointers, unknown_encodings) = (Vec::new(), Vec::new());
-        let mut running =
-            RunningFetch { fetch: self, bridge, stop, packs: 0, submodules: 0, tree, lfs_pointers, unknown_encodings };
-        let (objects, id) = running.fetch_resolved(connection, resolved, &offered)?;
-        let commit = running.lay_out(&self.repository, &objects, id, &TreePath::root(), 0)?;
-        Ok(GitTree { commit: commit.to_string(), notes: running.notes(), tree: running.tree, permit })
+    ) -> Result<GitTree, RepositoryError> {
+        let mut running = RunningFetch {
+            fetch: self,
+            bridge,
+            stop,
+            origin: self.repository_origin(),
+            packs: 0,
+            submodules: 0,
+            tree,
+            lfs_pointers: Vec::new(),
+            unknown_encodings: Vec::new(),
+        };
+        match running.fetch_tree() {
+            Ok(commit) => {
+                Ok(GitTree { commit: commit.to_string(), notes: running.notes(), tree: running.tree, permit })
+            }
+            Err(failure) => Err(RepositoryError { origin: running.origin, failure }),
+        }
     }
 }
 
 impl RunningFetch<'_> {
+    /// Fetches the commit, and lays it out in the tree with its submodules. Returns its id.
+    fn fetch_tree(&mut self) -> Result<ObjectId, RepositoryFailure> {
+        let (connection, offered, resolved) = self.fetch.resolve(self.bridge)?;
+        let (objects, id) = self.fetch_resolved(connection, resolved, &offered)?;
+        self.lay_out(&self.fetch.repository, &objects, id, &TreePath::root(), 0)
+    }
+
     /// Fetches the objects of the resolved commit. Returns the objects, and the id of the commit or of its tag.
     fn fetch_resolved(
         &mut self,
         mut connection: RepositoryConnection,
         resolved: ResolvedRef,
         offered: &[OfferedRef],
-    ) -> Result<(Objects, ObjectId), GitCodeError> {
+    ) -> Result<(Objects, ObjectId), RepositoryFailure> {
         let fetch = self.fetch;
         match resolved {
             ResolvedRef::Offered(tip) => {
@@ -156,7 +173,7 @@ impl RunningFetch<'_> {
         let id = match resolved {
             ResolvedRef::Id(id) if !is_commit(&history, &id) => {
                 let reason = format!("a repository in which no branch and no tag leads to the commit {id}");
-                return Err(fetch.unusable(reason));
+                return Err(RepositoryFailure::unusable(reason));
             }
             ResolvedRef::Id(id) => id,
             ResolvedRef::AbbreviatedId(prefix) => match commits_with_prefix(&history, &prefix).as_slice() {
@@ -164,7 +181,7 @@ impl RunningFetch<'_> {
                 [] => return Err(fetch.not_found_error()),
                 [..] => {
                     let reason = format!("a repository with several commits whose ids begin with {prefix}");
-                    return Err(fetch.unusable(reason));
+                    return Err(RepositoryFailure::unusable(reason));
                 }
             },
             ResolvedRef::Offered(_) | ResolvedRef::NotFound => return Err(fetch.not_found_error()),
@@ -180,7 +197,7 @@ impl RunningFetch<'_> {
         connection: &mut RepositoryConnection,
         wanted: &[ObjectId],
         extent: Extent,
-    ) -> Result<Objects, GitCodeError> {
+    ) -> Result<Objects, RepositoryFailure> {
         self.packs += 1;
         connection.fetch_pack(wanted, extent, &self.fetch.scratch.join(format!("pack-{}", self.packs)), self.stop)
     }
@@ -191,13 +208,12 @@ impl RunningFetch<'_> {
         connection: &mut RepositoryConnection,
         offered: &[OfferedRef],
         extent: Extent,
-    ) -> Result<Option<Objects>, GitCodeError> {
+    ) -> Result<Option<Objects>, RepositoryFailure> {
         let is_tip =
             |name: &[u8]| name == b"HEAD" || name.starts_with(b"refs/heads/") || name.starts_with(b"refs/tags/");
-        let mut tips: Vec<_> =
+        let tips: BTreeSet<_> =
             offered.iter().filter(|offered| is_tip(&offered.name)).map(|offered| offered.id).collect();
-        tips.sort();
-        tips.dedup();
+        let tips = Vec::from_iter(tips);
         if tips.is_empty() { Ok(None) } else { self.fetch_pack(connection, &tips, extent).map(Some) }
     }
 
@@ -207,9 +223,9 @@ impl RunningFetch<'_> {
         repository: &Repository,
         mut connection: RepositoryConnection,
         id: ObjectId,
-    ) -> Result<Objects, GitCodeError> {
+    ) -> Result<Objects, RepositoryFailure> {
         match self.fetch_pack(&mut connection, &[id], Extent::OneCommit) {
-            Err(GitCodeError::NoSuchId { .. }) => {
+            Err(RepositoryFailure::NoSuchId) => {
                 drop(connection);
                 self.fetch_everything(repository, id)
             }
@@ -218,14 +234,13 @@ impl RunningFetch<'_> {
     }
 
     /// Fetches everything that branches and tags lead to, in a new connection. Fails if the commit `id` is not in it.
-    fn fetch_everything(&mut self, repository: &Repository, id: ObjectId) -> Result<Objects, GitCodeError> {
+    fn fetch_everything(&mut self, repository: &Repository, id: ObjectId) -> Result<Objects, RepositoryFailure> {
         let mut connection = RepositoryConnection::open(self.bridge, repository, self.fetch.limits)?;
         let offered = connection.list_refs(&TIP_PREFIXES.map(str::to_owned))?;
         let objects = self.fetch_tips(&mut connection, &offered, Extent::Everything)?;
-        objects.filter(|objects| is_commit(objects, &id)).ok_or_else(|| {
-            let reason = format!("a repository that does not serve the commit {id}");
-            GitCodeError::unusable(&repository.origin_text(), reason)
-        })
+        objects
+            .filter(|objects| is_commit(objects, &id))
+            .ok_or_else(|| RepositoryFailure::unusable(format!("a repository that does not serve the commit {id}")))
     }
 
     /// Lays out the commit `id` in the folder `target` of the tree, then its submodules. Returns the id of the commit,
@@ -237,43 +252,39 @@ impl RunningFetch<'_> {
         id: ObjectId,
         target: &TreePath,
         depth: usize,
-    ) -> Result<ObjectId, GitCodeError> {
-        let origin = repository.origin_text();
-        let max_object_bytes = self.fetch.limits.object_bytes;
-        let checkout = Checkout { objects, origin: &origin, target, max_object_bytes, stop: self.stop };
+    ) -> Result<ObjectId, RepositoryFailure> {
+        let GitLimits { object_bytes: max_file_bytes, submodule_depth, submodules: max_submodules, .. } =
+            self.fetch.limits;
+        let checkout = Checkout { objects, target, max_file_bytes, stop: self.stop };
         let (commit, root) = checkout.peel_to_commit(id)?;
         let CheckoutResult { submodules, gitmodules, lfs_pointers, unknown_encodings } =
             checkout.lay_out(root, &mut self.tree)?;
         self.lfs_pointers.extend(lfs_pointers);
         self.unknown_encodings.extend(unknown_encodings);
-        let refused = |error| GitCodeError::tree(&origin, error);
-        let submodule_entries = Submodules::parse(gitmodules.as_deref()).map_err(refused)?;
+        let submodule_entries = Submodules::parse(gitmodules.as_deref())?;
         for (path, id) in submodules {
             // Each lookup scans all submodules, so many lookups take long.
             checkout.check_cancelled()?;
-            let Submodule::From(inner_repository) =
-                submodule_entries.find(path.as_ref(), repository).map_err(refused)?
-            else {
-                continue;
-            };
-            let GitLimits { submodule_depth: limit, submodules, .. } = self.fetch.limits;
-            if depth >= limit {
-                return Err(refused(TreeError::TooLarge(format!("{limit} submodules one in the other"))));
+            let Some(inner_repository) = submodule_entries.find(path.as_ref(), repository)? else { continue };
+            if depth >= submodule_depth {
+                return Err(TreeError::TooLarge(format!("{submodule_depth} submodules one in the other")).into());
             }
             self.submodules += 1;
-            if self.submodules > submodules {
-                return Err(refused(TreeError::TooLarge(format!("{submodules} submodules"))));
+            if self.submodules > max_submodules {
+                return Err(TreeError::TooLarge(format!("{max_submodules} submodules")).into());
             }
             let inner_target = TreePath::parse(&path).and_then(|path| target.join(&path));
-            let inner_target = inner_target.map_err(|error| refused(TreeError::bad_path(&path, &error)))?;
+            let inner_target = inner_target.map_err(|error| TreeError::bad_path(&path, &error))?;
+            self.origin = inner_repository.origin_text();
             let objects = self.fetch_submodule(&inner_repository, id)?;
             self.lay_out(&inner_repository, &objects, id, &inner_target, depth + 1)?;
+            self.origin = repository.origin_text();
         }
         Ok(commit)
     }
 
     /// Fetches the commit of a submodule. The outer tree names the commit, so no ref of the submodule needs to lead to it.
-    fn fetch_submodule(&mut self, repository: &Repository, id: ObjectId) -> Result<Objects, GitCodeError> {
+    fn fetch_submodule(&mut self, repository: &Repository, id: ObjectId) -> Result<Objects, RepositoryFailure> {
         let mut connection = RepositoryConnection::open(self.bridge, repository, self.fetch.limits)?;
         if !connection.may_serve_any_id() {
             let offered = connection.list_refs(&TIP_PREFIXES.map(str::to_owned))?;
@@ -306,7 +317,7 @@ fn is_commit(objects: &Objects, id: &ObjectId) -> bool {
 /// The commits and tags whose ids begin with `prefix`.
 fn commits_with_prefix(objects: &Objects, prefix: &str) -> Vec<ObjectId> {
     let Ok(prefix) = gix_hash::Prefix::from_hex(prefix) else { return Vec::new() };
-    let mut found = std::collections::HashSet::new();
+    let mut found = HashSet::new();
     if objects.lookup_prefix(prefix, Some(&mut found)).is_err() {
         return Vec::new();
     }

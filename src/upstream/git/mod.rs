@@ -27,8 +27,8 @@ use tokio::time::timeout;
 use url::Url;
 
 use self::blocking_bridge::{BridgeChunk, BridgeRequest, GitBridge, Head, HttpRequest};
-use self::error::GitCodeError;
 pub use self::error::GitError;
+use self::error::RepositoryError;
 use self::fetch::GitFetch;
 use super::error::{Fault, UpstreamError};
 use super::limits::Permit;
@@ -102,7 +102,7 @@ impl Outbound {
         &self,
         request: UpstreamRequest<'_>,
         limit: Duration,
-        work: impl FnOnce(GitBridge, &AtomicBool) -> Result<T, GitCodeError> + Send + 'static,
+        work: impl FnOnce(GitBridge, &AtomicBool) -> Result<T, RepositoryError> + Send + 'static,
     ) -> Result<T, GitError> {
         let stop = CancelOnDrop(Arc::default());
         let stop_flag = Arc::clone(&stop.0);
@@ -139,7 +139,9 @@ impl Outbound {
                 );
                 Err(request.failed_at(request.url, Fault::Slow(reason)).into())
             }
-            (None, Ok(Ok(result))) => result.map_err(|error| error.into_git_error(&request)),
+            (None, Ok(Ok(result))) => {
+                result.map_err(|error| error.into_git_error(&request, self.limits.git.object_bytes))
+            }
             (None, Ok(Err(_))) => Err(request.unusable(request.url, "data that made the git parser panic").into()),
         }
     }
@@ -160,23 +162,6 @@ impl Drop for CancelOnDrop {
     }
 }
 
-/// The bytes that a fetch has received, and their limit.
-struct ReceivedBytes {
-    bytes: u64,
-    limit: u64,
-}
-
-impl ReceivedBytes {
-    /// Counts a received chunk.
-    ///
-    /// # Errors
-    /// [`Fault::TooLarge`] past the limit.
-    fn add(&mut self, chunk: &Bytes) -> Result<(), Fault> {
-        self.bytes += chunk.len() as u64;
-        if self.bytes > self.limit { Err(Fault::TooLarge(self.limit)) } else { Ok(()) }
-    }
-}
-
 impl Outbound {
     /// Executes requests until the bridge closes. The first failure ends the fetch.
     async fn execute_git(
@@ -184,22 +169,16 @@ impl Outbound {
         request: UpstreamRequest<'_>,
         mut bridge_requests: mpsc::Receiver<BridgeRequest>,
     ) -> Result<(), UpstreamError> {
-        let mut received = ReceivedBytes { bytes: 0, limit: self.limits.git.received_bytes };
         while let Some(bridge_request) = bridge_requests.recv().await {
             match bridge_request {
-                BridgeRequest::Http(http_request) => self.execute_http(request, http_request, &mut received).await?,
-                BridgeRequest::Ssh(ssh_request) => self.execute_ssh(request, ssh_request, &mut received).await?,
+                BridgeRequest::Http(http_request) => self.execute_http(request, http_request).await?,
+                BridgeRequest::Ssh(ssh_request) => self.execute_ssh(request, ssh_request).await?,
             }
         }
         Ok(())
     }
 
-    async fn execute_http(
-        &self,
-        request: UpstreamRequest<'_>,
-        http_request: HttpRequest,
-        received: &mut ReceivedBytes,
-    ) -> Result<(), UpstreamError> {
+    async fn execute_http(&self, request: UpstreamRequest<'_>, http_request: HttpRequest) -> Result<(), UpstreamError> {
         let HttpRequest { url, headers, post, head, body } = http_request;
         let (first_byte_timeout, idle_timeout) = (self.first_byte_timeout(), self.limits.git.idle);
         let slow = |limit: Duration| Fault::Slow(format!("no byte within {} s", limit.as_secs()));
@@ -221,10 +200,7 @@ impl Outbound {
             };
             let chunk: BridgeChunk = chunk.map_err(|e| failed(fault_of_client_error(&e)))?;
             let is_end = chunk.is_none();
-            if let Some(chunk) = &chunk {
-                bytes_counter.inc_by(chunk.len() as u64);
-                received.add(chunk).map_err(failed)?;
-            }
+            bytes_counter.inc_by(chunk.as_ref().map_or(0, Bytes::len) as u64);
             // If the channel is closed, the reader has stopped, and goes on with another request.
             if body.send(chunk).await.is_err() || is_end {
                 return Ok(());

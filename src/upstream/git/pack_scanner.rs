@@ -5,6 +5,9 @@ use std::collections::{HashMap, HashSet};
 use std::io::{self, BufRead, Read};
 
 use flate2::{Decompress, FlushDecompress, Status};
+use gix_hash::ObjectId;
+use gix_pack::data;
+use gix_pack::data::entry::Header;
 
 use super::connection::Extent;
 use crate::packaging::TreeError;
@@ -16,6 +19,8 @@ const HEADER_BYTES: usize = 12;
 /// The longest prefix of a delta that contains both of its sizes, in bytes.
 const MAX_DELTA_SIZES_BYTES: usize = 20;
 const ID_BYTES: usize = 20;
+/// The longest header of an entry: a size of 64 bits, and the id of a base.
+const MAX_ENTRY_HEADER_BYTES: usize = 10 + ID_BYTES;
 /// Compressed bytes that an entry may have beyond 9/8 of its declared size.
 const MAX_EXTRA_BYTES: u64 = 64 << 10;
 
@@ -77,26 +82,10 @@ struct PackScanState {
 
 /// The part of the pack that the next byte belongs to.
 enum PackPosition {
-    Header(Vec<u8>),
-    /// The first byte of an entry.
-    Kind,
-    /// The rest of the declared size.
-    Size {
-        kind: u8,
-        size: u64,
-        shift: u32,
-    },
-    /// The distance to the base of a delta, in bytes of the pack.
-    Distance {
-        size: u64,
-        distance: u64,
-        is_first: bool,
-    },
-    /// The id of the base of a delta.
-    Id {
-        size: u64,
-        id: Vec<u8>,
-    },
+    /// The pack header, with its bytes so far.
+    PackHeader(Vec<u8>),
+    /// The header of an entry, with its bytes so far.
+    EntryHeader(Vec<u8>),
     /// The compressed data of an entry.
     Body(EntryInflater),
     /// Past the last entry.
@@ -117,7 +106,7 @@ struct EntryInflater {
 impl PackScanState {
     fn new(limits: PackLimits) -> Self {
         Self {
-            position: PackPosition::Header(Vec::with_capacity(HEADER_BYTES)),
+            position: PackPosition::PackHeader(Vec::with_capacity(HEADER_BYTES)),
             offset: 0,
             entry_offset: 0,
             remaining_entries: 0,
@@ -145,77 +134,63 @@ impl PackScanState {
     }
 
     fn scan_byte(&mut self, byte: u8) -> io::Result<()> {
-        let continues = byte & 0x80 != 0;
-        let low_bits = u64::from(byte & 0x7f);
-        let position = match std::mem::replace(&mut self.position, PackPosition::End) {
-            PackPosition::Header(mut header) => {
+        match &mut self.position {
+            PackPosition::PackHeader(header) => {
                 header.push(byte);
-                if header.len() < HEADER_BYTES {
-                    PackPosition::Header(header)
-                } else {
-                    let count = header.last_chunk().copied().unwrap_or_default();
-                    self.remaining_entries = u32::from_be_bytes(count);
+                if header.len() == HEADER_BYTES {
+                    self.remaining_entries = header.last_chunk().copied().map_or(0, u32::from_be_bytes);
                     if self.remaining_entries > self.limits.objects {
                         return Err(too_large(format!("{} objects in one pack", self.limits.objects)));
                     }
-                    if self.remaining_entries == 0 { PackPosition::End } else { PackPosition::Kind }
+                    self.expect_entry();
                 }
             }
-            PackPosition::Kind => {
-                self.entry_offset = self.offset;
-                let (kind, size) = ((byte >> 4) & 7, u64::from(byte & 0xf));
-                if continues { PackPosition::Size { kind, size, shift: 4 } } else { self.start_entry(kind, size)? }
-            }
-            PackPosition::Size { kind, size, shift } => {
-                // A longer encoding is larger than any limit.
-                let size = if shift > 50 { u64::MAX } else { size | low_bits << shift };
-                if continues && size < u64::MAX {
-                    PackPosition::Size { kind, size, shift: shift + 7 }
-                } else {
-                    self.start_entry(kind, size)?
+            PackPosition::EntryHeader(header) => {
+                if header.is_empty() {
+                    self.entry_offset = self.offset;
+                }
+                header.push(byte);
+                let length = header.len();
+                match data::Entry::from_read(&mut &header[..], self.entry_offset, ID_BYTES) {
+                    Ok(entry) => self.position = PackPosition::Body(self.start_entry(&entry)?),
+                    Err(error) if error.kind() == io::ErrorKind::UnexpectedEof && length < MAX_ENTRY_HEADER_BYTES => {}
+                    Err(_) => return Err(unreadable()),
                 }
             }
-            PackPosition::Distance { size, distance, is_first } => {
-                let high_bits = if is_first { Some(0) } else { distance.checked_add(1) };
-                let distance =
-                    high_bits.and_then(|high_bits| high_bits.checked_mul(128)).ok_or_else(unreadable)? | low_bits;
-                if continues {
-                    PackPosition::Distance { size, distance, is_first: false }
-                } else {
-                    let base = self
-                        .entry_offset
-                        .checked_sub(distance)
-                        .and_then(|base_offset| self.chains.index_at(base_offset))
-                        .ok_or_else(unreadable)?;
-                    PackPosition::Body(EntryInflater::new(DeltaBaseRef::Entry(base), size))
-                }
-            }
-            PackPosition::Id { size, mut id } => {
-                id.push(byte);
-                match <[u8; ID_BYTES]>::try_from(&id[..]) {
-                    Ok(id) => PackPosition::Body(EntryInflater::new(DeltaBaseRef::Id(id), size)),
-                    Err(_) => PackPosition::Id { size, id },
-                }
-            }
-            unchanged @ (PackPosition::Body(_) | PackPosition::End) => unchanged,
-        };
-        self.position = position;
+            PackPosition::Body(_) | PackPosition::End => {}
+        }
         Ok(())
     }
 
-    fn start_entry(&mut self, kind: u8, size: u64) -> io::Result<PackPosition> {
-        let largest = if kind == 3 || kind > 4 { self.limits.blob_bytes } else { self.limits.other_bytes };
-        if size > largest as u64 {
+    /// Goes on to the next entry, which begins after the current byte, or to the end.
+    fn expect_entry(&mut self) {
+        self.position = match self.remaining_entries {
+            0 => PackPosition::End,
+            _ => PackPosition::EntryHeader(Vec::with_capacity(MAX_ENTRY_HEADER_BYTES)),
+        };
+    }
+
+    fn start_entry(&mut self, entry: &data::Entry) -> io::Result<EntryInflater> {
+        let base = match entry.header {
+            Header::Commit | Header::Tree | Header::Tag => DeltaBaseRef::NotADelta { is_blob: false },
+            Header::Blob => DeltaBaseRef::NotADelta { is_blob: true },
+            Header::OfsDelta { base_distance } => {
+                let offset = self.entry_offset.checked_sub(base_distance);
+                let base = offset.and_then(|offset| self.chains.index_at(offset));
+                DeltaBaseRef::Entry(base.ok_or_else(unreadable)?)
+            }
+            Header::RefDelta { base_id } => DeltaBaseRef::Id(base_id),
+        };
+        let largest = match base {
+            DeltaBaseRef::NotADelta { is_blob: false } => self.limits.other_bytes,
+            _ => self.limits.blob_bytes,
+        };
+        if entry.decompressed_size > largest as u64 {
             return Err(too_large(format!("{largest} bytes in one object")));
         }
         self.inflate.reset(true);
-        match kind {
-            1 | 2 | 4 => Ok(PackPosition::Body(EntryInflater::new(DeltaBaseRef::NotADelta { is_blob: false }, size))),
-            3 => Ok(PackPosition::Body(EntryInflater::new(DeltaBaseRef::NotADelta { is_blob: true }, size))),
-            6 => Ok(PackPosition::Distance { size, distance: 0, is_first: true }),
-            7 => Ok(PackPosition::Id { size, id: Vec::with_capacity(ID_BYTES) }),
-            _ => Err(unreadable()),
-        }
+        let delta_start = Vec::with_capacity(MAX_DELTA_SIZES_BYTES);
+        Ok(EntryInflater { base, size: entry.decompressed_size, compressed: 0, inflated: 0, delta_start })
     }
 
     /// Inflates the next bytes of an entry. Returns the number of compressed bytes that were read.
@@ -245,7 +220,7 @@ impl PackScanState {
 
     /// Finishes an entry: checks its size, and adds it to the delta chains.
     fn finish_entry(&mut self) -> io::Result<()> {
-        let PackPosition::Body(body) = std::mem::replace(&mut self.position, PackPosition::Kind) else { return Ok(()) };
+        let PackPosition::Body(body) = std::mem::replace(&mut self.position, PackPosition::End) else { return Ok(()) };
         if body.inflated != body.size {
             return Err(unreadable());
         }
@@ -256,16 +231,10 @@ impl PackScanState {
         self.chains.add(self.entry_offset, body.base, base_size, size).map_err(too_large)?;
         self.remaining_entries -= 1;
         if self.remaining_entries == 0 {
-            self.position = PackPosition::End;
             self.chains.check().map_err(too_large)?;
         }
+        self.expect_entry();
         Ok(())
-    }
-}
-
-impl EntryInflater {
-    fn new(base: DeltaBaseRef, size: u64) -> Self {
-        Self { base, size, compressed: 0, inflated: 0, delta_start: Vec::with_capacity(MAX_DELTA_SIZES_BYTES) }
     }
 }
 
@@ -343,7 +312,7 @@ enum DeltaBaseRef {
     /// An earlier entry of the pack, by its index.
     Entry(u32),
     /// The object with this id, which may be anywhere in the pack.
-    Id([u8; 20]),
+    Id(ObjectId),
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -638,8 +607,8 @@ mod tests {
             (vec![(ROOT, 33 * MIB)], false, true),
             (vec![(DeltaBaseRef::NotADelta { is_blob: false }, 33 * MIB)], false, false),
             (vec![(ROOT, 32 * MIB); 100], true, true),
-            ((0..7).map(|n| (DeltaBaseRef::Id([n; 20]), 16 * MIB)).collect(), true, true),
-            ((0..100).map(|n| (DeltaBaseRef::Id([n; 20]), 16 * MIB)).collect(), false, false),
+            ((0..7).map(|n| (DeltaBaseRef::Id(ObjectId::from([n; 20])), 16 * MIB)).collect(), true, true),
+            ((0..100).map(|n| (DeltaBaseRef::Id(ObjectId::from([n; 20])), 16 * MIB)).collect(), false, false),
         ] {
             let first = &entries[..entries.len().min(3)];
             assert_eq!(check_entries(commit_limits, &entries).is_ok(), fits_commit, "{first:?}");

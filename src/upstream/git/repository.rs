@@ -185,15 +185,6 @@ fn join_relative(base: &str, mut url: &str) -> Result<String, BadUrl> {
 /// The entries of one repository's `.gitmodules`.
 pub(super) struct Submodules(Option<gix_submodule::File>);
 
-/// Handling of one submodule.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Submodule {
-    /// Fetched from this repository.
-    From(Repository),
-    /// Left as an empty folder, because of `update = none` or because `.gitmodules` has no entry.
-    Empty,
-}
-
 impl Submodules {
     /// Parses the file, if there is one.
     ///
@@ -207,26 +198,26 @@ impl Submodules {
         Ok(Self(Some(parsed)))
     }
 
-    /// The handling of the submodule at `path` in `repository`.
+    /// The repository of the submodule at `path` in `repository`. `None` for one that stays an empty folder, because of
+    /// `update = none` or because `.gitmodules` has no entry.
     ///
     /// # Errors
     /// [`TreeError::Refused`], with the reason.
-    pub(super) fn find(&self, path: &BStr, repository: &Repository) -> Result<Submodule, TreeError> {
-        let refused = |reason: String| TreeError::refused(path.to_str_lossy(), reason);
-        let Some(file) = &self.0 else { return Ok(Submodule::Empty) };
-        let Some(name) = file.name_by_path(path) else { return Ok(Submodule::Empty) };
+    pub(super) fn find(&self, path: &BStr, repository: &Repository) -> Result<Option<Repository>, TreeError> {
+        let refused = |reason: &str| TreeError::refused(path.to_str_lossy(), reason);
+        let Some(file) = &self.0 else { return Ok(None) };
+        let Some(name) = file.name_by_path(path) else { return Ok(None) };
         match file.update(name) {
-            Ok(Some(gix_submodule::config::Update::None)) => return Ok(Submodule::Empty),
+            Ok(Some(gix_submodule::config::Update::None)) => return Ok(None),
             Ok(Some(gix_submodule::config::Update::Command(_))) | Err(_) => {
-                return Err(refused("it is a submodule with an `update` that runs a command or is unknown".to_owned()));
+                return Err(refused("it is a submodule with an `update` that runs a command or is unknown"));
             }
             Ok(_) => {}
         }
         let url = file.config().string_by("submodule", Some(name), "url");
-        let url = url.ok_or_else(|| refused("it is a submodule without a URL".to_owned()))?;
-        let url = url.to_str().map_err(|_| refused("it is a submodule, and its URL is not UTF-8".to_owned()))?;
-        let inner = repository.submodule(url).map_err(|error| refused(format!("it is a submodule, and {error}")))?;
-        Ok(Submodule::From(inner))
+        let url = url.ok_or_else(|| refused("it is a submodule without a URL"))?;
+        let url = url.to_str().map_err(|_| refused("it is a submodule, and its URL is not UTF-8"))?;
+        repository.submodule(url).map(Some).map_err(|error| refused(&format!("it is a submodule, and {error}")))
     }
 }
 
@@ -324,13 +315,13 @@ mod tests {
             [submodule \"run\"]\n\tpath = run\n\turl = ../d\n\tupdate = !id\n[submodule \"opt\"]\n\tpath = opt\n\turl = -u\n[submodule \"no\"]\n\tpath = no\n";
         let submodules = Submodules::parse(Some(file)).unwrap();
         let find = |path: &str| submodules.find(path.into(), &base());
-        assert_eq!(find("modules/two").unwrap(), Submodule::From(Repository::parse("https://h.example/a/c").unwrap()));
-        assert_eq!(find("off").unwrap(), Submodule::Empty);
-        assert_eq!(find("one").unwrap(), Submodule::Empty);
+        assert_eq!(find("modules/two").unwrap(), Some(Repository::parse("https://h.example/a/c").unwrap()));
+        assert_eq!(find("off").unwrap(), None);
+        assert_eq!(find("one").unwrap(), None);
         for refused in ["run", "opt", "no"] {
             assert!(matches!(find(refused), Err(TreeError::Refused { .. })), "{refused}");
         }
-        assert_eq!(Submodules::parse(None).unwrap().find("x".into(), &base()).unwrap(), Submodule::Empty);
+        assert_eq!(Submodules::parse(None).unwrap().find("x".into(), &base()).unwrap(), None);
     }
 
     proptest! {

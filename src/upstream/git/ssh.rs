@@ -15,7 +15,6 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use super::ReceivedBytes;
 use super::blocking_bridge::SshRequest;
 use super::repository::SshRepository;
 use crate::config::SshFiles;
@@ -35,12 +34,7 @@ const SSH_ERROR_EXIT: i32 = 255;
 impl Outbound {
     /// Connects to an ssh server and copies data both ways until one side ends. Tries the next address if one is
     /// unreachable.
-    pub(super) async fn execute_ssh(
-        &self,
-        request: UpstreamRequest<'_>,
-        ssh: SshRequest,
-        received: &mut ReceivedBytes,
-    ) -> Result<(), UpstreamError> {
+    pub(super) async fn execute_ssh(&self, request: UpstreamRequest<'_>, ssh: SshRequest) -> Result<(), UpstreamError> {
         let repository = &ssh.repository;
         let origin = format!("ssh://{}", repository.host_and_port());
         let failed = |fault| request.failed(origin.clone(), fault);
@@ -53,7 +47,7 @@ impl Outbound {
             let mut process = SshProcess::spawn(repository, address, files).map_err(failed)?;
             match process.next_output(&ssh.reader_waits, self.first_byte_timeout()).await {
                 Ok(Some(first_output)) => {
-                    let copied = self.copy_both_ways(request, process, first_output, ssh, received).await;
+                    let copied = self.copy_both_ways(request, process, first_output, ssh).await;
                     return copied.map_err(failed);
                 }
                 Ok(None) => last_fault = process.exit_reason(files).await,
@@ -102,7 +96,6 @@ impl Outbound {
         mut process: SshProcess,
         first_output: Bytes,
         ssh: SshRequest,
-        received: &mut ReceivedBytes,
     ) -> Result<(), Fault> {
         let SshRequest { output, mut input, reader_waits, .. } = ssh;
         let bytes_counter = self.traffic.bytes_counter(request.upstream);
@@ -122,7 +115,6 @@ impl Outbound {
             let mut chunk = Some(first_output);
             while let Some(bytes) = chunk.take() {
                 bytes_counter.inc_by(bytes.len() as u64);
-                received.add(&bytes)?;
                 if output.send(Some(bytes)).await.is_err() {
                     return Ok(());
                 }
