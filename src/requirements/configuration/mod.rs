@@ -259,7 +259,7 @@ impl GivenValues {
 
 fn values_of(parsed: &Parsed<'_>) -> Inputs {
     let attributes = parsed.body().attributes().into_iter();
-    attributes.map(|(name, attribute)| (name, attribute.value.formula().constant())).collect()
+    attributes.map(|(name, attribute)| (name, attribute.value.text().constant())).collect()
 }
 
 /// A values file whose name sorts after users' files, so that its values win.
