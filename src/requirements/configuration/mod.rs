@@ -10,8 +10,9 @@ mod source;
 mod tests;
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::sync::Arc;
+
+use derive_more::Display;
 
 use self::block::Parsed;
 use self::expression::Constant;
@@ -72,18 +73,13 @@ pub(super) struct Problem {
 }
 
 /// A line of a file, from 1.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Display, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[display("{file}:{line}")]
 pub(super) struct SourceLine {
     /// The path of the file; for a file of a registry module, after the module's name.
     pub(super) file: Arc<str>,
     /// The number of the line.
     pub(super) line: usize,
-}
-
-impl fmt::Display for SourceLine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.file, self.line)
-    }
 }
 
 /// Role of a module in a configuration, as the clients call it.
