@@ -4,6 +4,7 @@
 use std::cmp::Ordering;
 use std::fmt;
 
+use derive_more::Display;
 use serde::{Deserialize, Serialize};
 
 use super::version::compare_pre;
@@ -221,7 +222,8 @@ const MAX_COMPONENTS: usize = 16;
 ///
 /// `~> 1` matches anything from 1 on, a `v` may precede a version, and a pre-release must be written without a space. Each
 /// rule was observed with Terraform 1.11.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Display, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[display("{given}")]
 #[serde(try_from = "String", into = "String")]
 pub struct ModuleConstraint {
     conditions: Vec<ModuleCondition>,
@@ -284,12 +286,6 @@ impl ModuleConstraint {
             Some(best) if version.precedence(best).is_le() => Some(best),
             _ => Some(version),
         })
-    }
-}
-
-impl fmt::Display for ModuleConstraint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.given)
     }
 }
 

@@ -6,8 +6,8 @@ mod selector;
 mod version;
 
 use std::borrow::Borrow;
-use std::fmt;
 
+use derive_more::Display;
 use idna::uts46::{AsciiDenyList, DnsLength, Hyphens, Uts46};
 use serde::{Deserialize, Serialize};
 
@@ -50,7 +50,7 @@ fn checked_name<'a>(kind: &'static str, given: &'a str) -> Result<&'a str, BadAd
 }
 
 /// A namespace or a provider type: lower-case letters, digits, `-` and `_`.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Display, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Name(String);
 
@@ -67,7 +67,8 @@ impl Name {
 }
 
 /// A provider: `HOST/NAMESPACE/TYPE`. Two registries never mix, so the host is always part of it.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Display, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[display("{host}/{namespace}/{type_}")]
 pub struct ProviderAddress {
     /// The registry.
     pub host: Hostname,
@@ -77,14 +78,9 @@ pub struct ProviderAddress {
     pub type_: Name,
 }
 
-impl fmt::Display for ProviderAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}/{}", self.host, self.namespace, self.type_)
-    }
-}
-
 /// A platform: `OS_ARCH`.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Display, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[display("{os}_{arch}")]
 #[serde(try_from = "String", into = "String")]
 pub struct Platform {
     /// The operating system, as Go names it.
@@ -113,12 +109,6 @@ impl Platform {
     }
 }
 
-impl fmt::Display for Platform {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}_{}", self.os, self.arch)
-    }
-}
-
 impl Platform {
     /// The platforms that most clients run on, the most used first.
     pub fn common() -> impl Iterator<Item = Self> {
@@ -143,7 +133,8 @@ impl Platform {
 }
 
 /// A provider version for one platform: the contents of one archive.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Display, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[display("{provider} {version} ({platform})")]
 pub struct Package {
     /// The provider.
     pub provider: ProviderAddress,
@@ -153,14 +144,8 @@ pub struct Package {
     pub platform: Platform,
 }
 
-impl fmt::Display for Package {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {} ({})", self.provider, self.version, self.platform)
-    }
-}
-
 /// A namespace or the name of a module: letters in their original case, digits, `-` and `_`.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Display, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct ModuleName(String);
 
@@ -177,7 +162,7 @@ impl ModuleName {
 }
 
 /// The remote system that a module is for: lower-case letters and digits.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Display, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct System(String);
 
@@ -201,7 +186,8 @@ impl System {
 }
 
 /// A module: `HOST/NAMESPACE/NAME/SYSTEM`. Two registries never mix, so the host is always part of it.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Display, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[display("{host}/{namespace}/{name}/{system}")]
 pub struct ModuleAddress {
     /// The registry.
     pub host: Hostname,
@@ -221,14 +207,9 @@ impl ModuleAddress {
     }
 }
 
-impl fmt::Display for ModuleAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}/{}/{}", self.host, self.namespace, self.name, self.system)
-    }
-}
-
 /// One version of a module: the contents of one archive.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Display, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[display("{module}@{version}")]
 pub struct ModulePackage {
     /// The module.
     pub module: ModuleAddress,
@@ -243,14 +224,8 @@ impl ModulePackage {
     }
 }
 
-impl fmt::Display for ModulePackage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}@{}", self.module, self.version)
-    }
-}
-
 /// A provider or a module, which has versions.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Display, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Address {
     /// A provider.
     Provider(ProviderAddress),
@@ -272,15 +247,6 @@ impl Address {
         match self {
             Self::Provider(ProviderAddress { namespace, type_, .. }) => format!("{namespace}/{type_}"),
             Self::Module(ModuleAddress { namespace, name, system, .. }) => format!("{namespace}/{name}/{system}"),
-        }
-    }
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Provider(address) => address.fmt(f),
-            Self::Module(address) => address.fmt(f),
         }
     }
 }
@@ -313,7 +279,7 @@ impl From<&Artifact> for Address {
 }
 
 /// The package that a stored archive contains.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Display, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Artifact {
     /// A version of a provider for one platform.
@@ -340,15 +306,6 @@ impl Artifact {
     }
 }
 
-impl fmt::Display for Artifact {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Provider(package) => package.fmt(f),
-            Self::Module(package) => package.fmt(f),
-        }
-    }
-}
-
 impl From<&Package> for Artifact {
     fn from(package: &Package) -> Self {
         Self::Provider(package.clone())
@@ -369,7 +326,7 @@ impl From<&Artifact> for Artifact {
 
 /// The name of a file in a download document: one path segment without characters that a terminal, a path or a
 /// SHA256SUMS line would misread.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Display, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct FileName(String);
 
@@ -413,25 +370,13 @@ macro_rules! serialise_as_text {
     )*};
 }
 
-/// Makes a type print as its text.
-macro_rules! display_as_text {
-    ($($kind:ident),*) => {$(
-        impl fmt::Display for $kind {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(self.as_str())
-            }
-        }
-    )*};
-}
-
-display_as_text!(Hostname, Name, ModuleName, System, FileName);
 serialise_as_text!(Hostname, Name, ModuleName, System, Platform, Version, Constraint, ModuleConstraint, FileName);
 
 /// The host name of a registry in normal form: lower-case ASCII (punycode), without `:443`, with any other port.
 ///
 /// Accepts the spellings of terraform-svchost (service discovery): Unicode or punycode, any case, no trailing dot, no
 /// underscore.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Display, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Hostname(String);
 

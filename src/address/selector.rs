@@ -4,6 +4,7 @@
 
 use std::fmt;
 
+use derive_more::Display;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -12,7 +13,7 @@ use super::{
 };
 
 /// A provider or module, and a selection of its versions.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Display, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PackageSelector {
     /// A provider.
@@ -194,15 +195,6 @@ impl PackageSelector {
         match self {
             Self::Provider(selection) => &selection.of.host,
             Self::Module(selection) => &selection.of.host,
-        }
-    }
-}
-
-impl fmt::Display for PackageSelector {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Provider(selection) => selection.fmt(f),
-            Self::Module(selection) => selection.fmt(f),
         }
     }
 }

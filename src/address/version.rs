@@ -1,9 +1,9 @@
 //! Versions as the clients read them, and their order.
 
 use std::cmp::Ordering;
-use std::fmt;
 use std::hash::{Hash, Hasher};
 
+use derive_more::Display;
 use serde::{Deserialize, Serialize};
 
 use super::BadAddress;
@@ -14,7 +14,8 @@ const MAX_VERSION_BYTES: usize = 96;
 /// A version in the clients' normal form: `1.2` is `1.2.0`, `01.2.3` is `1.2.3` (provider registry protocol).
 ///
 /// Ordered by SemVer precedence; build metadata only breaks ties.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Display, Clone, Serialize, Deserialize)]
+#[display("{normal}")]
 #[serde(try_from = "String", into = "String")]
 pub struct Version {
     numbers: [u64; 3],
@@ -156,12 +157,6 @@ impl Eq for Version {}
 impl Hash for Version {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.normal.hash(state);
-    }
-}
-
-impl fmt::Display for Version {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.normal)
     }
 }
 

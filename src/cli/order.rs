@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, anyhow, bail};
-use clap::{Args, ValueEnum};
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 
 use super::print_error;
 use crate::address::{Hostname, Platform};
@@ -38,8 +39,8 @@ struct OrderOptions {
     #[arg(long = "platform", value_name = "OS_ARCH", value_parser = parse_platform)]
     platforms: Vec<Platform>,
     /// Client whose rules apply to folders [default: detected from each folder's files]
-    #[arg(long, value_enum)]
-    client: Option<ClientChoice>,
+    #[arg(long, value_parser = client_parser())]
+    client: Option<ClientKind>,
     /// Value for a variable of the folders, as in `terraform init -var`, where it decides which modules are called;
     /// repeatable
     #[arg(long = "var", value_name = "NAME=VALUE")]
@@ -49,10 +50,9 @@ struct OrderOptions {
     value_files: Vec<PathBuf>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum ClientChoice {
-    Terraform,
-    Opentofu,
+fn client_parser() -> impl TypedValueParser<Value = ClientKind> {
+    let words = PossibleValuesParser::new(["terraform", "opentofu"]);
+    words.try_map(|word| ClientKind::parse(&word).ok_or("it is not a client"))
 }
 
 fn parse_platform(text: &str) -> Result<Platform, String> {
@@ -92,10 +92,7 @@ impl OrderOptions {
     fn to_order(&self, arguments: &[String], default_host: &Hostname) -> anyhow::Result<OrderRequest> {
         let mut order = OrderRequest {
             platforms: self.platforms.iter().map(ToString::to_string).collect(),
-            client: self.client.map(|program| match program {
-                ClientChoice::Terraform => ClientKind::Terraform,
-                ClientChoice::Opentofu => ClientKind::Opentofu,
-            }),
+            client: self.client,
             ..OrderRequest::default()
         };
         let mut folders = Vec::new();

@@ -11,7 +11,7 @@ mod upstream;
 mod values;
 mod warm;
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -134,18 +134,10 @@ impl Config {
         upstreams.chain(other_hosts).collect()
     }
 
+    /// The configuration of an empty file.
     fn defaults(env: &dyn Fn(&str) -> Option<String>) -> Self {
-        Self {
-            source: None,
-            server: Server::default(),
-            admin: Admin::default(),
-            store: Store::in_folder(outside::store_folder(env)),
-            network: Network::default(),
-            upstreams: Upstream::public_registries(),
-            credentials: Vec::new(),
-            bundle: BundleKeys::default(),
-            warm: Vec::new(),
-        }
+        let (config, _) = read::read("", Path::new(""), env);
+        Self { source: None, ..config }
     }
 }
 
@@ -169,21 +161,6 @@ pub struct Server {
     pub open: bool,
     /// Proxies whose `X-Forwarded-For` is trusted.
     pub trusted_proxies: Vec<IpNet>,
-}
-
-impl Default for Server {
-    fn default() -> Self {
-        Self {
-            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 8080)),
-            public_url: None,
-            tls: None,
-            http2: false,
-            default_upstream: None,
-            clients: None,
-            open: false,
-            trusted_proxies: Vec::new(),
-        }
-    }
 }
 
 impl Server {
@@ -219,12 +196,6 @@ pub struct Admin {
     pub token: Option<SecretString>,
 }
 
-impl Default for Admin {
-    fn default() -> Self {
-        Self { listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 8081)), token: None }
-    }
-}
-
 /// `[store]`: location and limits of the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Store {
@@ -236,19 +207,6 @@ pub struct Store {
     pub memory: ByteSize,
     /// Interval of the scrub, which checks every archive against its digest; `None` disables it.
     pub scrub: Option<Duration>,
-}
-
-impl Store {
-    /// Defaults for a store in this folder.
-    pub fn in_folder(path: PathBuf) -> Self {
-        Self {
-            path,
-            max_size: SizeLimit::ShareOfDisk,
-            memory: ByteSize::mib(64),
-            // Disks lose bits over months, and reading a full store takes only hours.
-            scrub: Some(Duration::from_secs(30 * 24 * 3600)),
-        }
-    }
 }
 
 /// `[network]`: outbound connections.

@@ -1,8 +1,11 @@
 //! Reads the whole file: its sections, their keys, and the rules that concern several sections.
 
 use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
+use std::time::Duration;
 
+use bytesize::ByteSize;
 use secrecy::ExposeSecret;
 use toml::de::DeTable;
 
@@ -11,7 +14,7 @@ use crate::bundle::{BundleKeys, PublicKey, SigningKey};
 use crate::store::SizeLimit;
 
 use super::section::{ConfigReader, Section};
-use super::{Admin, Config, Network, Server, Store, TlsFiles, Upstream, credential, upstream, values, warm};
+use super::{Admin, Config, Network, Server, Store, TlsFiles, Upstream, credential, outside, upstream, values, warm};
 
 /// Reads the whole text of one file, even if it has problems. The configuration is valid only if the reader has none.
 pub(super) fn read<'a>(
@@ -20,11 +23,9 @@ pub(super) fn read<'a>(
     env: &'a dyn Fn(&str) -> Option<String>,
 ) -> (Config, ConfigReader<'a>) {
     let mut reader = ConfigReader::new(text, file, env);
-    let mut config = Config::defaults(env);
-    config.source = Some(file.to_owned());
-
     let (root, errors) = DeTable::parse_recoverable(text);
-    Section::root(&mut reader, root.get_ref(), |root| read_root(root, &mut config));
+    let config = Section::read_table(&mut reader, String::new(), 0, Some(root.get_ref()), read_root);
+    let config = Config { source: Some(file.to_owned()), ..config };
 
     let syntax_errors: BTreeMap<_, _> =
         errors.iter().map(|error| (reader.line(error.span().unwrap_or_default().start), error.message())).collect();
@@ -43,60 +44,57 @@ pub(super) fn read<'a>(
     (config, reader)
 }
 
-fn read_root(root: &mut Section<'_, '_, '_>, config: &mut Config) {
-    let store_path = std::mem::take(&mut config.store.path);
-    config.server = root.table_or_defaults("server", read_server);
-    config.admin = root.table_or_defaults("admin", read_admin);
-    config.store = root.table_or_defaults("store", |section| {
-        let default = Store::in_folder(store_path);
-        Store {
-            path: section.path("path", "/var/lib/larder").unwrap_or(default.path),
-            max_size: match section.text("max_size", "200GiB", values::capacity) {
-                Some(size) => SizeLimit::Bytes(size.as_u64()),
-                None => default.max_size,
-            },
-            memory: section.text("memory", "64MiB", values::size).unwrap_or(default.memory),
-            scrub: section.text("scrub", "30d", values::scrub_interval).unwrap_or(default.scrub),
-        }
-    });
-    config.network = root.table_or_defaults("network", read_network);
-    config.bundle = root.table_or_defaults("bundle", read_bundle);
+fn read_root(root: &mut Section<'_, '_, '_>) -> Config {
+    let (server, default_upstream_line) =
+        root.table_or_defaults("server", |section| (read_server(section), section.line_of("default_upstream")));
+    let (admin, admin_line) =
+        root.table_or_defaults("admin", |section| (read_admin(section), section.line_of("listen")));
+    let store = root.table_or_defaults("store", read_store);
+    let network = root.table_or_defaults("network", read_network);
+    let bundle = root.table_or_defaults("bundle", read_bundle);
     let upstreams = root.tables("upstream", |section| (section.line_of("host"), upstream::read(section)));
     let credentials = root.tables("credential", |section| (section.line_of("upstreams"), credential::read(section)));
-
-    config.warm = root.tables("warm", warm::read).unwrap_or_default().into_iter().flatten().collect();
-    if config.network.offline && !config.warm.is_empty() {
+    let credentials = credentials.unwrap_or_default();
+    let warm: Vec<_> = root.tables("warm", warm::read).unwrap_or_default().into_iter().flatten().collect();
+    if network.offline && !warm.is_empty() {
         root.warning(
             "warm",
             "[network] offline is true: nothing is fetched, so recurring warm-ups only report missing packages"
                 .to_owned(),
         );
     }
-
-    check_listeners(root, config);
-    let all_upstreams_valid = upstreams.iter().flatten().all(|(_, upstream)| upstream.is_some());
-    if let Some(upstreams) = upstreams {
-        config.upstreams = distinct_upstreams(root, upstreams);
+    if admin.listen.port() != 0 && admin.listen == server.listen {
+        let text = format!("{} is also [server] listen; each needs its own", admin.listen);
+        root.problem_at(admin_line, "admin.listen", text);
     }
-    let credentials = credentials.unwrap_or_default();
+    let all_upstreams_valid = upstreams.iter().flatten().all(|(_, upstream)| upstream.is_some());
+    let upstreams = upstreams.map_or_else(Upstream::public_registries, |upstreams| distinct_upstreams(root, upstreams));
     // With an invalid upstream, a reference to it must not be reported as unknown too.
     if all_upstreams_valid {
-        let referenced_hosts = credentials.iter().flat_map(|(line, (hosts, _))| hosts.iter().map(|host| (*line, host)));
-        check_host_references(root, config, referenced_hosts);
+        let default_upstream =
+            server.default_upstream.iter().map(|host| (default_upstream_line, "server.default_upstream", host));
+        let of_credentials = credentials
+            .iter()
+            .flat_map(|(line, (hosts, _))| hosts.iter().map(|host| (*line, "credential.upstreams", host)));
+        check_host_references(root, &upstreams, default_upstream.chain(of_credentials));
     }
-    config.credentials = credentials.into_iter().filter_map(|(_, (_, credential))| credential).collect();
+    let credentials = credentials.into_iter().filter_map(|(_, (_, credential))| credential).collect();
+    Config { source: None, server, admin, store, network, upstreams, credentials, bundle, warm }
+}
+
+fn on_loopback(port: u16) -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::LOCALHOST, port))
 }
 
 fn read_server(section: &mut Section<'_, '_, '_>) -> Server {
-    let default = Server::default();
     let server = Server {
-        listen: section.text("listen", "127.0.0.1:8080", values::listening).unwrap_or(default.listen),
+        listen: section.text("listen", "127.0.0.1:8080", values::listening).unwrap_or(on_loopback(8080)),
         public_url: section.text("public_url", "https://mirror.corp.example/", values::base_url),
         tls: section.optional_table("tls", r#"{ certificate = "cert.pem", key = "key.pem" }"#, read_tls).flatten(),
-        http2: section.flag("http2").unwrap_or(default.http2),
+        http2: section.flag("http2").unwrap_or(false),
         default_upstream: section.text("default_upstream", "registry.terraform.io", values::hostname),
         clients: section.list("clients", r#"["10.0.0.0/8"]"#, values::network),
-        open: section.flag("open").unwrap_or(default.open),
+        open: section.flag("open").unwrap_or(false),
         trusted_proxies: section.list("trusted_proxies", r#"["10.0.0.5"]"#, values::network).unwrap_or_default(),
     };
     if section.is_empty_list("clients") {
@@ -112,10 +110,22 @@ fn read_tls(section: &mut Section<'_, '_, '_>) -> Option<TlsFiles> {
 }
 
 fn read_admin(section: &mut Section<'_, '_, '_>) -> Admin {
-    let default = Admin::default();
     Admin {
-        listen: section.text("listen", "127.0.0.1:8081", values::listening).unwrap_or(default.listen),
+        listen: section.text("listen", "127.0.0.1:8081", values::listening).unwrap_or(on_loopback(8081)),
         token: section.secret("token", r#"{ env = "LARDER_ADMIN_TOKEN" }"#),
+    }
+}
+
+fn read_store(section: &mut Section<'_, '_, '_>) -> Store {
+    let default_path = outside::store_folder(&|name| section.variable(name));
+    let max_size = section.text("max_size", "200GiB", values::capacity);
+    // Disks lose bits over months, and reading a full store takes only hours.
+    let monthly = Some(Duration::from_secs(30 * 24 * 3600));
+    Store {
+        path: section.path("path", "/var/lib/larder").unwrap_or(default_path),
+        max_size: max_size.map_or(SizeLimit::ShareOfDisk, |size| SizeLimit::Bytes(size.as_u64())),
+        memory: section.text("memory", "64MiB", values::size).unwrap_or(ByteSize::mib(64)),
+        scrub: section.text("scrub", "30d", values::scrub_interval).unwrap_or(monthly),
     }
 }
 
@@ -141,15 +151,6 @@ fn read_bundle(section: &mut Section<'_, '_, '_>) -> BundleKeys {
     BundleKeys { signing, trusted, max_age: section.text("max_age", "30d", values::duration) }
 }
 
-/// Reports two listeners with one address.
-fn check_listeners(root: &mut Section<'_, '_, '_>, config: &Config) {
-    let listen = config.admin.listen;
-    if listen.port() != 0 && listen == config.server.listen {
-        let text = format!("{listen} is also [server] listen; each needs its own");
-        root.problem_in_subsection("admin", "listen", text);
-    }
-}
-
 /// The valid upstreams. Reports a second upstream with the same host.
 fn distinct_upstreams(root: &mut Section<'_, '_, '_>, upstreams: Vec<(usize, Option<Upstream>)>) -> Vec<Upstream> {
     if root.is_empty_list("upstream") {
@@ -173,22 +174,15 @@ fn distinct_upstreams(root: &mut Section<'_, '_, '_>, upstreams: Vec<(usize, Opt
     distinct
 }
 
-/// Reports references to hosts that are not upstreams.
+/// Reports references to hosts that are not upstreams; each has its line and key.
 fn check_host_references<'h>(
     root: &mut Section<'_, '_, '_>,
-    config: &Config,
-    credential_upstreams: impl Iterator<Item = (usize, &'h Hostname)>,
+    upstreams: &[Upstream],
+    references: impl Iterator<Item = (usize, &'static str, &'h Hostname)>,
 ) {
-    let hosts: Vec<_> = config.upstreams.iter().map(|upstream| &upstream.host).collect();
+    let hosts: Vec<_> = upstreams.iter().map(|upstream| &upstream.host).collect();
     let host_list = hosts.iter().map(|host| host.to_string()).collect::<Vec<_>>().join(", ");
-    let unknown =
-        |host: &Hostname| (!hosts.contains(&host)).then(|| format!("{host} is not one of the upstreams ({host_list})"));
-    if let Some(text) = config.server.default_upstream.as_ref().and_then(unknown) {
-        root.problem_in_subsection("server", "default_upstream", text);
-    }
-    for (line, host) in credential_upstreams {
-        if let Some(text) = unknown(host) {
-            root.problem_at(line, "credential.upstreams", text);
-        }
+    for (line, key, host) in references.filter(|(.., host)| !hosts.contains(host)) {
+        root.problem_at(line, key, format!("{host} is not one of the upstreams ({host_list})"));
     }
 }

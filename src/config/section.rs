@@ -139,15 +139,6 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         (self.reader.env)(name)
     }
 
-    /// Reads the whole file as one table. Keys that `read` does not ask for are reported as problems.
-    pub(super) fn root<T>(
-        reader: &'r mut ConfigReader<'a>,
-        table: &'t DeTable<'t>,
-        read: impl FnOnce(&mut Section<'_, 'a, 't>) -> T,
-    ) -> T {
-        Self::read_table(reader, String::new(), 0, Some(table), read)
-    }
-
     /// Reads `[key]`. An absent table is read too, so that its options get their defaults.
     pub(super) fn table_or_defaults<T>(
         &mut self,
@@ -323,17 +314,8 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         self.reader.problems.push(remark);
     }
 
-    /// Records a problem with a key of a subsection that has been read before.
-    pub(super) fn problem_in_subsection(&mut self, subsection: &str, key: &str, text: String) {
-        let table = self.table.and_then(|table| table.get(subsection));
-        let table = table.and_then(|value| value.get_ref().as_table());
-        let offset = table.and_then(|table| table.get_key_value(key)).map(|(key, _)| key.span().start);
-        let line = self.reader.line(offset.unwrap_or(self.offset));
-        self.problem_at(line, &format!("{subsection}.{key}"), text);
-    }
-
     /// Reads a table with `read`, then reports unknown and missing keys.
-    fn read_table<T>(
+    pub(super) fn read_table<T>(
         reader: &mut ConfigReader<'a>,
         path: String,
         offset: usize,

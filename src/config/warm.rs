@@ -109,9 +109,5 @@ fn quoted_address(text: &str) -> String {
 }
 
 fn client(value: &str) -> Result<ClientKind, String> {
-    match value {
-        "terraform" => Ok(ClientKind::Terraform),
-        "opentofu" => Ok(ClientKind::Opentofu),
-        _ => Err(format!("{} is neither terraform nor opentofu", values::quoted(value))),
-    }
+    ClientKind::parse(value).ok_or_else(|| format!("{} is neither terraform nor opentofu", values::quoted(value)))
 }

@@ -47,10 +47,10 @@ pub enum ServiceValue {
 pub struct Method {
     /// The source.
     pub source: InstallationSource,
-    /// The included providers; all if empty.
-    pub include: Vec<Pattern>,
-    /// The excluded providers.
-    pub exclude: Vec<Pattern>,
+    /// Patterns of the included providers, such as `registry.example/*/*` or `hashicorp/*`; all if empty.
+    pub include: Vec<String>,
+    /// Patterns of the excluded providers.
+    pub exclude: Vec<String>,
 }
 
 /// The source of an installation method.
@@ -138,29 +138,11 @@ fn methods(block: &Hcl1Node, complaints: &mut Vec<String>) -> Vec<Method> {
                 "dev_overrides" => continue,
                 other => InstallationSource::Other(other.to_owned()),
             };
-            let patterns = |name| body.all(name).filter_map(Hcl1Node::text).map(Pattern::parse).collect();
+            let patterns = |name| body.all(name).filter_map(Hcl1Node::text).map(str::to_owned).collect();
             methods.push(Method { source, include: patterns("include"), exclude: patterns("exclude") });
         }
     }
     methods
-}
-
-/// A pattern such as `registry.example/*/*` or `hashicorp/*`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pattern {
-    host: PatternHost,
-    /// Namespace and type are both `*`.
-    matches_whole_host: bool,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum PatternHost {
-    Any,
-    /// The registry of an address without a host.
-    Default,
-    Named(Hostname),
-    /// No host: the pattern is invalid.
-    Invalid,
 }
 
 /// The extent to which a method covers a registry's providers.
@@ -174,41 +156,28 @@ pub enum Coverage {
     All,
 }
 
-impl Pattern {
-    /// Parses a pattern; an invalid one matches no provider.
-    pub fn parse(text: &str) -> Self {
-        let parts: Vec<&str> = text.split('/').collect();
-        let (host, namespace_and_type) = match parts.as_slice() {
-            ["*", names @ ..] if names.len() == 2 => (PatternHost::Any, names),
-            [host, names @ ..] if names.len() == 2 => {
-                (Hostname::parse(host).map_or(PatternHost::Invalid, PatternHost::Named), names)
-            }
-            names if names.len() == 2 => (PatternHost::Default, names),
-            _ => (PatternHost::Invalid, parts.as_slice()),
+impl Coverage {
+    /// The extent to which a pattern covers the providers of `host`; an invalid pattern covers none.
+    fn of_pattern(pattern: &str, host: &Hostname, default_host: &str) -> Self {
+        let parts: Vec<&str> = pattern.split('/').collect();
+        let (pattern_host, namespace, type_) = match parts.as_slice() {
+            [pattern_host, namespace, type_] => (*pattern_host, *namespace, *type_),
+            [namespace, type_] => (default_host, *namespace, *type_),
+            _ => return Self::None,
         };
-        Self { host, matches_whole_host: namespace_and_type.iter().all(|part| *part == "*") }
-    }
-
-    fn coverage_of_host(&self, host: &Hostname, default_host: &str) -> Coverage {
-        let matches_host = match &self.host {
-            PatternHost::Any => true,
-            PatternHost::Default => host.as_str() == default_host,
-            PatternHost::Named(named) => named == host,
-            PatternHost::Invalid => false,
-        };
-        match (matches_host, self.matches_whole_host) {
-            (false, _) => Coverage::None,
-            (true, true) => Coverage::All,
-            (true, false) => Coverage::Some,
+        if pattern_host != "*" && Hostname::parse(pattern_host).as_ref() != Ok(host) {
+            return Self::None;
         }
+        if (namespace, type_) == ("*", "*") { Self::All } else { Self::Some }
     }
 }
 
 impl Method {
     /// The extent to which this method covers the providers of `host`.
     pub fn coverage(&self, host: &Hostname, default_host: &str) -> Coverage {
-        let max_coverage =
-            |patterns: &[Pattern]| patterns.iter().map(|pattern| pattern.coverage_of_host(host, default_host)).max();
+        let max_coverage = |patterns: &[String]| {
+            patterns.iter().map(|pattern| Coverage::of_pattern(pattern, host, default_host)).max()
+        };
         let included = max_coverage(&self.include).unwrap_or(Coverage::All);
         match max_coverage(&self.exclude).unwrap_or(Coverage::None) {
             Coverage::All => Coverage::None,

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::{File, Metadata};
 use std::io::{self, Read};
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use super::configuration::{
     self, GivenValues, Inputs, ModuleRole, ModuleSource, NO_PACKAGE, TEST_FOLDER, is_configuration,
@@ -75,30 +75,27 @@ pub fn read_tar(path: &Path) -> Result<Files, String> {
     Ok(files)
 }
 
-/// The type of a folder entry.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum FolderEntry {
-    /// A folder.
-    Folder,
-    /// A file or a link.
-    Other,
-}
+/// The names in a folder; true for a subfolder, false for a file or a link.
+type FolderNames = BTreeMap<String, bool>;
 
-/// The entries of a folder by name. Names that are not UTF-8 are dropped, because no client reads them.
+/// Lists a folder. Names that are not UTF-8 are dropped, because no client reads them.
 ///
 /// # Errors
-/// The system's error, or too many names.
-fn entries(folder: &Path) -> io::Result<BTreeMap<String, FolderEntry>> {
-    let mut names = BTreeMap::new();
-    for (number, entry) in folder.read_dir()?.enumerate() {
-        if number == MAX_ENTRIES {
-            return Err(io::Error::other(format!("the folder has more than {MAX_ENTRIES} files")));
+/// The system's error, or too many names, with the folder.
+fn names_in(folder: &Path) -> Result<FolderNames, String> {
+    let list = || {
+        let mut names = FolderNames::new();
+        for (number, entry) in folder.read_dir()?.enumerate() {
+            if number == MAX_ENTRIES {
+                return Err(io::Error::other(format!("the folder has more than {MAX_ENTRIES} files")));
+            }
+            let entry = entry?;
+            let is_folder = entry.file_type()?.is_dir();
+            names.extend(entry.file_name().into_string().ok().map(|name| (name, is_folder)));
         }
-        let entry = entry?;
-        let kind = if entry.file_type()?.is_dir() { FolderEntry::Folder } else { FolderEntry::Other };
-        names.extend(entry.file_name().into_string().ok().map(|name| (name, kind)));
-    }
-    Ok(names)
+        Ok(names)
+    };
+    list().map_err(|error| unreadable(folder, &error))
 }
 
 /// The kind of a command-line argument or configuration entry that names requirements.
@@ -135,7 +132,7 @@ impl ArgumentKind {
             return kind_of_path();
         }
         match PackageSelector::parse(argument, default_host) {
-            Ok(_) if path.is_dir() && entries(path).is_ok_and(|names| has_configuration(&names)) => Err(format!(
+            Ok(_) if path.is_dir() && names_in(path).is_ok_and(|names| has_configuration(&names)) => Err(format!(
                 "{argument:?} is a folder with a configuration, and could be an address: write \"./{argument}\" for the folder, or \"{default_host}/{argument}\" for the address"
             )),
             Ok(_) if path.is_dir() => Ok(Self::Address),
@@ -253,8 +250,7 @@ impl DirectoryLoader {
                     found.insert(folder.clone());
                 }
                 // Hidden folders belong to tools. Links are not followed.
-                let subfolders =
-                    names.iter().filter(|(name, entry)| **entry == FolderEntry::Folder && !name.starts_with('.'));
+                let subfolders = names.iter().filter(|(name, is_folder)| **is_folder && !name.starts_with('.'));
                 level.extend(subfolders.map(|(name, _)| folder.join(name)));
             }
         }
@@ -264,10 +260,10 @@ impl DirectoryLoader {
     /// Reads the files of a folder that a client reads.
     fn read_files(&mut self, folder: &Path) -> Result<FolderFiles, String> {
         let mut contents = BTreeMap::new();
-        for (name, entry) in names_in(folder)? {
+        for (name, is_folder) in names_in(folder)? {
             let path = folder.join(&name);
             // Clients do not read a folder with a file's name either.
-            if entry == FolderEntry::Folder || !Files::are_read(&name) || path.is_dir() {
+            if is_folder || !Files::are_read(&name) || path.is_dir() {
                 continue;
             }
             match read(&path) {
@@ -368,13 +364,8 @@ fn common_parent(a: &Path, b: &Path) -> PathBuf {
 
 /// A path relative to another one, in the form of [`Files`].
 fn relative_path(path: &Path, top: &Path) -> Result<String, String> {
-    let components = path.strip_prefix(top).unwrap_or(path).components();
-    let segments = components.filter_map(|component| match component {
-        Component::Normal(segment) => Some(segment.to_str()),
-        Component::Prefix(_) | Component::RootDir | Component::CurDir | Component::ParentDir => None,
-    });
-    let segments: Option<Vec<&str>> = segments.collect();
-    segments.map(|segments| segments.join("/")).ok_or_else(|| {
+    let relative = path.strip_prefix(top).unwrap_or(path).to_str();
+    relative.map(str::to_owned).ok_or_else(|| {
         let bad = BadFiles::Path(path.to_string_lossy().chars().take(128).collect());
         format!("{}: {bad}", path.display())
     })
@@ -387,12 +378,8 @@ fn add_files(files: &mut Files, folder: &Path, folder_path: &str, contents: &Fol
     added.map_err(|bad| format!("{}: {bad}", folder.display()))
 }
 
-fn has_configuration(names: &BTreeMap<String, FolderEntry>) -> bool {
-    names.iter().any(|(name, entry)| *entry != FolderEntry::Folder && Files::are_read(name) && is_configuration(name))
-}
-
-fn names_in(folder: &Path) -> Result<BTreeMap<String, FolderEntry>, String> {
-    entries(folder).map_err(|error| unreadable(folder, &error))
+fn has_configuration(names: &FolderNames) -> bool {
+    names.iter().any(|(name, is_folder)| !is_folder && Files::are_read(name) && is_configuration(name))
 }
 
 fn unreadable(path: &Path, error: &io::Error) -> String {

@@ -131,16 +131,12 @@ impl Files {
             return Ok(());
         }
         let text = std::str::from_utf8(contents).map_err(|_| Unreadable::NotUtf8);
-        match text {
-            _ if contents.len() > hcl::MAX_FILE_BYTES => self.insert_unreadable(path, Unreadable::TooLarge),
-            Ok(text) => self.insert_contents(path, FileContents::Text(text.to_owned())),
-            Err(unreadable) => self.insert_unreadable(path, unreadable),
-        }
-    }
-
-    fn insert_unreadable(&mut self, path: &str, unreadable: Unreadable) -> Result<(), BadFiles> {
-        Self::check_path(path)?;
-        self.insert_contents(path, FileContents::Unreadable { unreadable })
+        let contents = match text {
+            _ if contents.len() > hcl::MAX_FILE_BYTES => FileContents::Unreadable { unreadable: Unreadable::TooLarge },
+            Ok(text) => FileContents::Text(text.to_owned()),
+            Err(unreadable) => FileContents::Unreadable { unreadable },
+        };
+        self.insert_contents(path, contents)
     }
 
     fn check_path(path: &str) -> Result<(), BadFiles> {
@@ -152,6 +148,7 @@ impl Files {
     }
 
     fn insert_contents(&mut self, path: &str, contents: FileContents) -> Result<(), BadFiles> {
+        Self::check_path(path)?;
         let replaced_bytes = self.by_path.get(path).map(|replaced| path.len() + replaced.text().map_or(0, str::len));
         let bytes = self.bytes + path.len() + contents.text().map_or(0, str::len) - replaced_bytes.unwrap_or(0);
         if bytes > MAX_BYTES || (replaced_bytes.is_none() && self.by_path.len() >= MAX_FILES) {
@@ -174,15 +171,16 @@ impl Files {
     /// [`BadFiles`].
     pub fn from_users_tar(tar: &[u8]) -> Result<Self, BadFiles> {
         let mut files = Self::default();
-        let unpacked = UnpackedTar::read(tar)?;
-        for path in unpacked.paths() {
-            match unpacked.file(path) {
+        let members = tar_members(tar)?;
+        for path in members.keys() {
+            match file_at(&members, path) {
                 Ok(contents) => files.insert(path, contents)?,
                 // Any link is recorded, whatever its name: the target may be a folder with modules.
-                Err(unreadable @ Unreadable::LinkWithoutFile) if !is_of_client(path) => {
-                    files.insert_unreadable(path, unreadable)?;
+                Err(unreadable)
+                    if Self::is_read_at(path) || (unreadable == Unreadable::LinkWithoutFile && !is_of_client(path)) =>
+                {
+                    files.insert_contents(path, FileContents::Unreadable { unreadable })?;
                 }
-                Err(unreadable) if Self::is_read_at(path) => files.insert_unreadable(path, unreadable)?,
                 Err(_) => {}
             }
         }
@@ -285,7 +283,7 @@ impl TryFrom<BTreeMap<String, FileContents>> for Files {
         for (path, contents) in contents_by_path {
             match contents {
                 FileContents::Text(text) => files.insert(&path, text.as_bytes())?,
-                FileContents::Unreadable { unreadable } => files.insert_unreadable(&path, unreadable)?,
+                unreadable => files.insert_contents(&path, unreadable)?,
             }
         }
         Ok(files)
@@ -299,9 +297,7 @@ impl From<Files> for BTreeMap<String, FileContents> {
 }
 
 /// The entries of a parsed tar by path, without folders.
-struct UnpackedTar<'a> {
-    by_path: BTreeMap<String, TarMember<'a>>,
-}
+type TarMembers<'a> = BTreeMap<String, TarMember<'a>>;
 
 /// The entry at a path.
 enum TarMember<'a> {
@@ -312,64 +308,55 @@ enum TarMember<'a> {
     Other,
 }
 
-impl<'a> UnpackedTar<'a> {
-    /// Parses a tar. Of several entries at one path, the last one counts. Folders are dropped.
-    ///
-    /// # Errors
-    /// [`BadFiles`]: the bytes are not a tar, are cut short, or have too many entries.
-    fn read(bytes: &'a [u8]) -> Result<Self, BadFiles> {
-        let mut by_path = BTreeMap::new();
-        let mut tar = TarReader::new(bytes, TAR_LIMITS);
-        while let Some(entry) = tar.next_member()? {
-            let Ok(path) = String::from_utf8(entry.name.clone()) else { continue };
-            let path = path.strip_prefix("./").unwrap_or(&path);
-            let link_target = || entry.link.clone().and_then(|name| String::from_utf8(name).ok());
-            let member = match entry.kind() {
-                _ if entry.is_sparse => TarMember::Other,
-                EntryType::Regular | EntryType::Continuous if path.ends_with('/') => continue,
-                EntryType::Regular | EntryType::Continuous => {
-                    let contents = tar.input().get(..usize::try_from(entry.size_bytes).unwrap_or(usize::MAX));
-                    TarMember::File(
-                        contents.ok_or_else(|| BadFiles::InvalidTar(format!("the tar ends within {path:?}")))?,
-                    )
-                }
-                EntryType::Symlink => {
-                    // A relative target is relative to the folder of the link.
-                    let relative_target = link_target().filter(|target| !target.starts_with('/'));
-                    let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
-                    TarMember::Link(relative_target.and_then(|target| resolve_path(folder, &target)))
-                }
-                // The target of a hard link is relative to the top of the tar.
-                EntryType::Link => TarMember::Link(link_target().and_then(|target| resolve_path("", &target))),
-                EntryType::Directory => continue,
-                _ => TarMember::Other,
-            };
-            by_path.insert(path.to_owned(), member);
-        }
-        Ok(Self { by_path })
-    }
-
-    /// The paths of all entries.
-    fn paths(&self) -> impl Iterator<Item = &str> {
-        self.by_path.keys().map(String::as_str)
-    }
-
-    /// The contents of the file at a path. Links are followed.
-    ///
-    /// # Errors
-    /// [`Unreadable`]: the entry is not a file, or a link that leads to none.
-    fn file(&self, path: &str) -> Result<&'a [u8], Unreadable> {
-        let mut path = path;
-        for followed_links in 0..MAX_LINKS {
-            match self.by_path.get(path) {
-                Some(TarMember::File(contents)) => return Ok(contents),
-                Some(TarMember::Link(Some(target))) => path = target,
-                Some(TarMember::Other) if followed_links == 0 => return Err(Unreadable::SpecialFile),
-                Some(TarMember::Link(None) | TarMember::Other) | None => break,
+/// Parses a tar. Of several entries at one path, the last one counts. Folders are dropped.
+///
+/// # Errors
+/// [`BadFiles`]: the bytes are not a tar, are cut short, or have too many entries.
+fn tar_members(bytes: &[u8]) -> Result<TarMembers<'_>, BadFiles> {
+    let mut members = BTreeMap::new();
+    let mut tar = TarReader::new(bytes, TAR_LIMITS);
+    while let Some(entry) = tar.next_member()? {
+        let Ok(path) = String::from_utf8(entry.name.clone()) else { continue };
+        let path = path.strip_prefix("./").unwrap_or(&path);
+        let link_target = || entry.link.clone().and_then(|name| String::from_utf8(name).ok());
+        let member = match entry.kind() {
+            _ if entry.is_sparse => TarMember::Other,
+            EntryType::Directory => continue,
+            EntryType::Regular | EntryType::Continuous if path.ends_with('/') => continue,
+            EntryType::Regular | EntryType::Continuous => {
+                let contents = tar.input().get(..usize::try_from(entry.size_bytes).unwrap_or(usize::MAX));
+                let cut_short = || BadFiles::InvalidTar(format!("the tar ends within {path:?}"));
+                TarMember::File(contents.ok_or_else(cut_short)?)
             }
-        }
-        Err(Unreadable::LinkWithoutFile)
+            EntryType::Symlink => {
+                // A relative target is relative to the folder of the link.
+                let relative_target = link_target().filter(|target| !target.starts_with('/'));
+                let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
+                TarMember::Link(relative_target.and_then(|target| resolve_path(folder, &target)))
+            }
+            // The target of a hard link is relative to the top of the tar.
+            EntryType::Link => TarMember::Link(link_target().and_then(|target| resolve_path("", &target))),
+            _ => TarMember::Other,
+        };
+        members.insert(path.to_owned(), member);
     }
+    Ok(members)
+}
+
+/// The contents of the file at a path. Links are followed.
+///
+/// # Errors
+/// [`Unreadable`]: the entry is not a file, or a link that leads to none.
+fn file_at<'a, 'm>(members: &'m TarMembers<'a>, mut path: &'m str) -> Result<&'a [u8], Unreadable> {
+    for followed_links in 0..MAX_LINKS {
+        match members.get(path) {
+            Some(TarMember::File(contents)) => return Ok(contents),
+            Some(TarMember::Link(Some(target))) => path = target,
+            Some(TarMember::Other) if followed_links == 0 => return Err(Unreadable::SpecialFile),
+            Some(TarMember::Link(None) | TarMember::Other) | None => break,
+        }
+    }
+    Err(Unreadable::LinkWithoutFile)
 }
 
 /// The path of a file in a folder; `""` is the top.

@@ -84,6 +84,15 @@ impl ClientKind {
     /// Both clients.
     pub const ALL: [Self; 2] = [Self::Terraform, Self::Opentofu];
 
+    /// Parses `terraform` or `opentofu`.
+    pub fn parse(word: &str) -> Option<Self> {
+        match word {
+            "terraform" => Some(Self::Terraform),
+            "opentofu" => Some(Self::Opentofu),
+            _ => None,
+        }
+    }
+
     /// The program's name.
     pub fn program(self) -> &'static str {
         match self {

@@ -228,10 +228,11 @@ impl OrderQuery {
                 ("root", root, OrderBodyKind::Tar) => {
                     problems.push(format!("the query: {:?}… is too long for a folder of a tar", short(root)));
                 }
-                ("client", "terraform", OrderBodyKind::Tar) => options.client = Some(ClientKind::Terraform),
-                ("client", "opentofu", OrderBodyKind::Tar) => options.client = Some(ClientKind::Opentofu),
                 ("client", value, OrderBodyKind::Tar) => {
-                    problems.push(format!("the query: client is terraform or opentofu, not {:?}", short(value)));
+                    options.client = ClientKind::parse(value).or(options.client);
+                    if ClientKind::parse(value).is_none() {
+                        problems.push(format!("the query: client is terraform or opentofu, not {:?}", short(value)));
+                    }
                 }
                 (name, _, kind) => {
                     let option_names = match kind {

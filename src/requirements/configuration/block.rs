@@ -4,7 +4,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use hcl_edit::expr::{Expression, ObjectKey};
+use hcl_edit::expr::{Expression, ObjectKey, TraversalOperator};
 use hcl_edit::{Span, structure};
 use serde::Deserializer;
 use serde::de::{Deserialize, MapAccess, Visitor};
@@ -12,10 +12,7 @@ use serde_json::value::RawValue;
 
 use super::super::hcl::{self, BadHcl, LineIndex};
 use super::SourceLine;
-use super::expression::{self, Constant, Formula};
-
-/// The maximum depth of JSON values that are evaluated.
-const MAX_JSON_DEPTH: usize = 16;
+use super::expression::{Constant, ExpressionText, Scope, names_in};
 
 /// A parsed file.
 pub(super) struct Parsed<'a> {
@@ -138,25 +135,36 @@ impl<'a> Value<'a> {
     /// The value of an expression without variables and locals.
     pub(super) fn constant(self) -> Constant {
         match self {
+            Self::Hcl(expression, _) => Scope::empty().expression(expression).unwrap_or_else(Constant::Unknown),
             // In JSON, text is not a template here.
-            Self::Json(json) => json.text().map_or_else(|| self.formula().constant(), Constant::Text),
-            Self::Hcl(..) => self.formula().constant(),
+            Self::Json(json) => json.text().map_or_else(|| self.text().constant(), Constant::Text),
         }
     }
 
     /// The expression, for a value that clients evaluate.
-    pub(super) fn formula(self) -> Formula {
+    pub(super) fn text(self) -> ExpressionText {
         match self {
-            Self::Hcl(expression, _) => Formula::of(expression),
-            Self::Json(json) => json.formula(MAX_JSON_DEPTH),
+            // Parentheses allow white space and comments around an expression that is parsed alone.
+            Self::Hcl(expression, _) => ExpressionText::Hcl(format!("({expression}\n)")),
+            Self::Json(json) => ExpressionText::Json(json.raw.get().to_owned()),
         }
     }
 
-    /// The names of a reference; empty for anything else.
+    /// The names of a reference such as `aws.west`, up to the first index; empty for anything else.
     pub(super) fn reference(self) -> Vec<String> {
         match self {
-            Self::Hcl(expression, _) => Formula::of(expression).reference_names(),
-            Self::Json(json) => json.text().map(|text| expression::names_in(&text)).unwrap_or_default(),
+            Self::Hcl(Expression::Variable(name), _) => vec![name.as_str().to_owned()],
+            Self::Hcl(Expression::Traversal(traversal), _) => {
+                let root = traversal.expr.as_variable().map(|name| name.as_str());
+                let attributes = traversal.operators.iter().map_while(|operator| match operator.value() {
+                    TraversalOperator::GetAttr(name) => Some(name.as_str()),
+                    _ => None,
+                });
+                root.into_iter().chain(attributes).map(str::to_owned).collect()
+            }
+            // A reference as a string: the syntax before Terraform 0.12, which clients still accept.
+            Self::Hcl(expression, _) => expression.as_str().map(names_in).unwrap_or_default(),
+            Self::Json(json) => json.text().map(|text| names_in(&text)).unwrap_or_default(),
         }
     }
 
@@ -166,7 +174,7 @@ impl<'a> Value<'a> {
             Self::Hcl(Expression::Parenthesis(inner), source) => Self::Hcl(inner.inner(), source).members(),
             Self::Hcl(Expression::Object(object), source) => {
                 let member = |(key, value): (&'a ObjectKey, &'a hcl_edit::expr::ObjectValue)| {
-                    let Constant::Text(name) = Formula::of_key(key).constant() else { return None };
+                    let Ok(Constant::Text(name)) = Scope::empty().key(key) else { return None };
                     let expression = value.expr();
                     let value = Self::Hcl(expression, source);
                     Some((name, Attribute { value, location: source.location_of(expression) }))
@@ -231,21 +239,6 @@ impl<'a> Json<'a> {
                 items.into_iter().map(|raw| Self { raw, ..self }).collect()
             }
             false => vec![self],
-        }
-    }
-
-    fn formula(self, remaining_depth: usize) -> Formula {
-        let Some(depth) = remaining_depth.checked_sub(1) else {
-            return Formula::Value(Constant::unknown("a value that is nested too deeply"));
-        };
-        match self.text() {
-            Some(text) => Formula::of_json_text(text),
-            None if self.raw.get() == "null" => Formula::Value(Constant::Null),
-            None if self.is_object() => {
-                let member = |(name, value): (_, Self)| (Formula::of_json_text(name), value.formula(depth));
-                Formula::Object(self.members().into_iter().map(member).collect())
-            }
-            None => Formula::List(self.items().into_iter().map(|item| item.formula(depth)).collect()),
         }
     }
 

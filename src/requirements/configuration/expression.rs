@@ -1,20 +1,21 @@
-//! Expressions that clients evaluate at `init`: sources, versions, and the values that they depend on. A parsed expression
-//! does not borrow from its file, because a value may be in another file than its use.
+//! Expressions that clients evaluate at `init`: sources, versions, and the values that they depend on.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-use hcl_edit::expr::{BinaryOperator, Expression, ObjectKey, TraversalOperator, UnaryOperator};
+use hcl_edit::expr::{
+    BinaryOp, BinaryOperator, Expression, FuncCall, ObjectKey, Traversal, TraversalOperator, UnaryOperator,
+};
 use hcl_edit::template::{Element, Template};
+use hcl_edit::visit::{self, Visit};
+use serde_json::Value;
 
 use super::super::ClientKind;
 use super::super::hcl;
 use super::ModuleRole;
 
-/// The maximum depth of references between locals.
-const MAX_LOCAL_DEPTH: usize = 128;
 /// The maximum length of a text value, in bytes: sources and versions are shorter.
 const MAX_TEXT_BYTES: usize = 4096;
 /// The maximum number of parts of a list or object, including nested ones. Locals that each contain the next one twice
@@ -23,6 +24,9 @@ const MAX_PARTS: usize = 4096;
 /// The limit of evaluation steps in one folder: each expression and each part of a value is one. Sixteen MiB of
 /// configuration have about three million expressions.
 const MAX_STEPS: usize = 1 << 24;
+
+/// The maximum length of a reference in messages, in characters.
+const MAX_SHOWN_CHARS: usize = 200;
 
 /// The value of an expression.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -48,10 +52,6 @@ fn cause(depends_on: impl fmt::Display) -> Arc<str> {
 }
 
 impl Constant {
-    pub(super) fn unknown(depends_on: impl fmt::Display) -> Self {
-        Self::Unknown(cause(depends_on))
-    }
-
     /// The value; an unknown one is an error.
     fn known(self) -> Known {
         if let Self::Unknown(cause) = self { Err(cause) } else { Ok(self) }
@@ -63,11 +63,6 @@ impl Constant {
 
     fn from_bool(truth: bool) -> Self {
         Self::Text(truth.to_string())
-    }
-
-    /// A text value; unknown if the text is too long.
-    fn text(text: &str) -> Self {
-        joined("", &[text]).unwrap_or_else(Self::Unknown)
     }
 
     /// The number of parts, including nested ones; counting stops one above the limit.
@@ -91,195 +86,67 @@ impl Constant {
 /// Values by variable name.
 pub(in super::super) type Inputs = BTreeMap<String, Constant>;
 
-/// An expression in the subset that clients evaluate at `init`.
+/// An expression as its text, which is parsed when it is evaluated: a text needs a fraction of the memory of a parsed
+/// expression. It borrows nothing from its file, because a value may be in another file than its use.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Formula {
-    /// A known value.
-    Value(Constant),
-    /// A reference: `var.x`, `local.x.y["z"]`.
-    Reference(Vec<Step>),
-    /// A template: its parts in order.
-    Template(Vec<Formula>),
-    /// `condition ? yes : no`
-    Conditional(Box<[Formula; 3]>),
-    /// `[…]`
-    List(Vec<Formula>),
-    /// `{…}`
-    Object(Vec<(Formula, Formula)>),
-    /// `==`, `!=`, `&&`, `||`
-    Binary(BinaryOperator, Box<[Formula; 2]>),
-    /// `!`
-    Not(Box<Formula>),
-    /// A function.
-    Call(String, Vec<Formula>),
+pub(super) enum ExpressionText {
+    Hcl(String),
+    /// A JSON value. Its strings and the names of its members are templates.
+    Json(String),
 }
 
-/// A step of a reference.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Step {
-    /// `.name`
-    Name(String),
-    /// `[…]`
-    Index(Formula),
-}
-
-impl Step {
-    fn name(&self) -> Option<&str> {
-        if let Self::Name(name) = self { Some(name) } else { None }
-    }
-}
-
-impl Formula {
-    /// Parses an expression of a file.
-    pub(super) fn of(expression: &Expression) -> Self {
-        let all = |expressions: &mut dyn Iterator<Item = &Expression>| expressions.map(Self::of).collect::<Vec<_>>();
-        match expression {
-            Expression::Null(_) => Self::Value(Constant::Null),
-            Expression::Bool(value) => Self::Value(Constant::from_bool(*value.value())),
-            Expression::Number(value) => Self::Value(Constant::Text(value.to_string())),
-            Expression::String(text) => Self::Value(Constant::text(text)),
-            Expression::StringTemplate(template) => Self::of_template(template),
-            Expression::HeredocTemplate(heredoc) => Self::of_template(&heredoc.template),
-            Expression::Parenthesis(inner) => Self::of(inner.inner()),
-            Expression::Conditional(conditional) => Self::Conditional(Box::new([
-                Self::of(&conditional.cond_expr),
-                Self::of(&conditional.true_expr),
-                Self::of(&conditional.false_expr),
-            ])),
-            Expression::Array(array) => Self::List(all(&mut array.iter())),
-            Expression::Object(object) => {
-                Self::Object(object.iter().map(|(key, value)| (Self::of_key(key), Self::of(value.expr()))).collect())
-            }
-            Expression::Variable(name) => Self::Reference(vec![Step::Name(name.as_str().to_owned())]),
-            Expression::Traversal(traversal) => {
-                let Expression::Variable(first) = &traversal.expr else {
-                    return Self::unknown("an index into a computed value");
-                };
-                let step = |operator: &TraversalOperator| match operator {
-                    TraversalOperator::GetAttr(name) => Some(Step::Name(name.as_str().to_owned())),
-                    TraversalOperator::Index(index) => Some(Step::Index(Self::of(index))),
-                    TraversalOperator::LegacyIndex(index) => Some(Step::Name(index.value().to_string())),
-                    TraversalOperator::AttrSplat(_) | TraversalOperator::FullSplat(_) => None,
-                };
-                let steps: Option<Vec<Step>> = traversal.operators.iter().map(|operator| step(operator)).collect();
-                match steps {
-                    Some(steps) => {
-                        let first = Step::Name(first.as_str().to_owned());
-                        Self::Reference(std::iter::once(first).chain(steps).collect())
-                    }
-                    None => Self::unknown("a splat expression"),
-                }
-            }
-            Expression::FuncCall(call) if call.name.namespace.is_empty() && !call.args.expand_final() => {
-                Self::Call(call.name.name.as_str().to_owned(), all(&mut call.args.iter()))
-            }
-            Expression::FuncCall(_) => Self::unknown("a function of a provider, or with \"...\""),
-            Expression::UnaryOp(operation) if *operation.operator.value() == UnaryOperator::Not => {
-                Self::Not(Box::new(Self::of(&operation.expr)))
-            }
-            Expression::BinaryOp(operation) if is_evaluated(*operation.operator.value()) => {
-                let sides = [Self::of(&operation.lhs_expr), Self::of(&operation.rhs_expr)];
-                Self::Binary(*operation.operator.value(), Box::new(sides))
-            }
-            // Real configurations compute no source or version with arithmetic.
-            Expression::UnaryOp(_) | Expression::BinaryOp(_) => Self::unknown("arithmetic"),
-            Expression::ForExpr(_) => Self::unknown("a for expression"),
-        }
-    }
-
-    /// Parses the key of an object's member: a plain name is text.
-    pub(super) fn of_key(key: &ObjectKey) -> Self {
-        let name = match key {
-            ObjectKey::Ident(name) => name,
-            ObjectKey::Expression(key) => match hcl::strip_duplicate_mark(key) {
-                Expression::Variable(name) => &**name,
-                other => return Self::of(other),
-            },
-        };
-        Self::Value(Constant::Text(name.as_str().to_owned()))
-    }
-
-    /// The names of a reference such as `aws.west`, up to the first index; empty for anything else.
-    pub(super) fn reference_names(&self) -> Vec<String> {
-        match self {
-            Self::Reference(steps) => steps.iter().map_while(Step::name).map(str::to_owned).collect(),
-            // A reference as a string: the syntax before Terraform 0.12, which clients still accept.
-            Self::Value(Constant::Text(text)) => names_in(text),
-            _ => Vec::new(),
-        }
-    }
-
-    /// Parses a string of a JSON file, which clients evaluate as a template.
-    pub(super) fn of_json_text(text: String) -> Self {
-        if !text.contains("${") && !text.contains("%{") {
-            return Self::Value(Constant::text(&text));
-        }
-        match text.parse::<Template>() {
-            Ok(template) => Self::of_template(&template),
-            Err(_) => Self::unknown("a template that cannot be read"),
-        }
-    }
-
-    fn of_template<'a>(template: impl IntoIterator<Item = &'a Element>) -> Self {
-        let part = |element: &Element| match element {
-            Element::Literal(literal) => Self::Value(Constant::text(literal)),
-            Element::Interpolation(inner) => Self::of(&inner.expr),
-            Element::Directive(_) => Self::unknown("a template directive"),
-        };
-        let parts: Vec<Self> = template.into_iter().map(part).collect();
-        match parts.as_slice() {
-            [value @ Self::Value(Constant::Text(_))] => value.clone(),
-            _ => Self::Template(parts),
-        }
-    }
-
-    fn unknown(subject: &str) -> Self {
-        Self::Value(Constant::unknown(subject))
-    }
-
+impl ExpressionText {
     /// The value without variables and locals.
     pub(super) fn constant(&self) -> Constant {
         Scope::empty().value(self)
     }
+}
 
-    /// Adds the variables that the expression depends on, also through locals.
-    pub(super) fn add_variables(
-        &self,
-        locals: &BTreeMap<String, Self>,
-        visited_locals: &mut BTreeSet<String>,
-        variables: &mut BTreeSet<String>,
-    ) {
-        let mut pending = vec![self];
-        while let Some(formula) = pending.pop() {
-            match formula {
-                Self::Value(_) => {}
-                Self::Reference(steps) => {
-                    let mut names = steps.iter().map_while(Step::name);
-                    match (names.next(), names.next()) {
-                        (Some("var"), Some(name)) => drop(variables.insert(name.to_owned())),
-                        (Some("local"), Some(name)) if visited_locals.insert(name.to_owned()) => {
-                            pending.extend(locals.get(name));
-                        }
-                        _ => {}
-                    }
-                    pending.extend(steps.iter().filter_map(|step| match step {
-                        Step::Index(index) => Some(index),
-                        Step::Name(_) => None,
-                    }));
+/// The variables and locals that an expression refers to.
+#[derive(Debug, Default)]
+pub(super) struct References {
+    pub(super) variables: BTreeSet<String>,
+    pub(super) locals: BTreeSet<String>,
+}
+
+impl References {
+    pub(super) fn of(text: &ExpressionText) -> Self {
+        let mut references = Self::default();
+        match text {
+            ExpressionText::Hcl(text) => text.parse().iter().for_each(|expression| references.visit_expr(expression)),
+            ExpressionText::Json(text) => references.add_json(&serde_json::from_str(text).unwrap_or_default()),
+        }
+        references
+    }
+
+    fn add_json(&mut self, value: &Value) {
+        match value {
+            Value::String(text) => text.parse().iter().for_each(|template| self.visit_template(template)),
+            Value::Array(items) => items.iter().for_each(|item| self.add_json(item)),
+            Value::Object(members) => {
+                for (name, value) in members {
+                    name.parse().iter().for_each(|template| self.visit_template(template));
+                    self.add_json(value);
                 }
-                Self::Template(parts) | Self::List(parts) | Self::Call(_, parts) => pending.extend(parts),
-                Self::Conditional(parts) => pending.extend(parts.iter()),
-                Self::Binary(_, sides) => pending.extend(sides.iter()),
-                Self::Not(inner) => pending.push(inner),
-                Self::Object(members) => pending.extend(members.iter().flat_map(|(name, value)| [name, value])),
             }
+            Value::Null | Value::Bool(_) | Value::Number(_) => {}
         }
     }
 }
 
-fn is_evaluated(operator: BinaryOperator) -> bool {
-    use BinaryOperator::{And, Eq, NotEq, Or};
-    matches!(operator, Eq | NotEq | And | Or)
+impl Visit for References {
+    fn visit_traversal(&mut self, traversal: &Traversal) {
+        let referenced = match traversal.expr.as_variable().map(|name| name.as_str()) {
+            Some("var") => Some(&mut self.variables),
+            Some("local") => Some(&mut self.locals),
+            _ => None,
+        };
+        let name = traversal.operators.first().map(|operator| operator.value());
+        if let (Some(names), Some(TraversalOperator::GetAttr(name))) = (referenced, name) {
+            names.insert(name.as_str().to_owned());
+        }
+        visit::visit_traversal(self, traversal);
+    }
 }
 
 /// A declared variable.
@@ -301,17 +168,15 @@ pub(super) struct Scope<'a> {
     client: ClientKind,
     role: ModuleRole,
     variables: &'a BTreeMap<String, Variable>,
-    locals: &'a BTreeMap<String, Formula>,
+    locals: &'a BTreeMap<String, ExpressionText>,
     inputs: &'a Inputs,
-    /// The values of locals evaluated so far.
-    evaluated_locals: RefCell<BTreeMap<&'a str, Constant>>,
-    /// The locals being evaluated: a reference to one of them is a cycle.
-    under_evaluation: RefCell<BTreeSet<&'a str>>,
+    /// The values of locals; `None` for a local that is being evaluated: a reference to it is a cycle.
+    local_values: RefCell<BTreeMap<&'a str, Option<Constant>>>,
     steps: Cell<usize>,
 }
 
 static NO_VARIABLES: BTreeMap<String, Variable> = BTreeMap::new();
-static NO_LOCALS: BTreeMap<String, Formula> = BTreeMap::new();
+static NO_LOCALS: BTreeMap<String, ExpressionText> = BTreeMap::new();
 static NO_INPUTS: Inputs = Inputs::new();
 
 impl<'a> Scope<'a> {
@@ -325,70 +190,133 @@ impl<'a> Scope<'a> {
         client: ClientKind,
         role: ModuleRole,
         variables: &'a BTreeMap<String, Variable>,
-        locals: &'a BTreeMap<String, Formula>,
+        locals: &'a BTreeMap<String, ExpressionText>,
         inputs: &'a Inputs,
     ) -> Self {
-        let (evaluated_locals, under_evaluation, steps) = (RefCell::default(), RefCell::default(), Cell::default());
-        Self { client, role, variables, locals, inputs, evaluated_locals, under_evaluation, steps }
+        Self { client, role, variables, locals, inputs, local_values: RefCell::default(), steps: Cell::default() }
     }
 
-    /// Counts evaluation steps; returns false beyond the limit.
-    fn count_steps(&self, steps: usize) -> bool {
+    /// Counts evaluation steps, up to the limit.
+    fn count_steps(&self, steps: usize) -> Result<(), Arc<str>> {
         self.steps.set(self.steps.get().saturating_add(steps));
-        self.steps.get() <= MAX_STEPS
+        if self.steps.get() <= MAX_STEPS { Ok(()) } else { Err(cause("more steps than larder evaluates")) }
     }
 
     /// A list or an object; unknown if it has too many parts.
     fn limited(&self, value: Constant) -> Known {
         let parts = value.count_parts();
-        match self.count_steps(parts) && parts <= MAX_PARTS {
-            true => Ok(value),
-            false => Err(cause(format!("a value of more than {MAX_PARTS} parts"))),
-        }
+        self.count_steps(parts)?;
+        if parts <= MAX_PARTS { Ok(value) } else { Err(cause(format!("a value of more than {MAX_PARTS} parts"))) }
+    }
+
+    fn list(&self, parts: impl Iterator<Item = Known>) -> Known {
+        self.limited(Constant::List(parts.map(|part| part.unwrap_or_else(Constant::Unknown)).collect()))
+    }
+
+    /// An object; each member is a name and a value.
+    fn object(&self, members: impl Iterator<Item = (Known, Known)>) -> Known {
+        let member = |(name, value): (Known, Known)| match name? {
+            Constant::Text(name) => Ok((name, value.unwrap_or_else(Constant::Unknown))),
+            _ => Err(cause("an object with a key that is not a string")),
+        };
+        self.limited(Constant::Object(Arc::new(members.map(member).collect::<Result<_, _>>()?)))
     }
 
     /// The value of an expression.
-    pub(super) fn value(&self, formula: &Formula) -> Constant {
-        self.known(formula).unwrap_or_else(Constant::Unknown)
+    pub(super) fn value(&self, text: &ExpressionText) -> Constant {
+        let value = match text {
+            ExpressionText::Hcl(text) => match text.parse() {
+                Ok(expression) => self.expression(&expression),
+                Err(_) => Err(cause("an expression that cannot be read")),
+            },
+            ExpressionText::Json(text) => match serde_json::from_str(text) {
+                Ok(value) => self.json(&value),
+                Err(_) => Err(cause("a value that is nested too deeply")),
+            },
+        };
+        value.unwrap_or_else(Constant::Unknown)
     }
 
-    fn known(&self, formula: &Formula) -> Known {
-        if !self.count_steps(1) {
-            return Err(cause("more steps than larder evaluates"));
-        }
-        match formula {
-            Formula::Value(value) => value.clone().known(),
-            Formula::Reference(steps) => self.reference(steps),
-            Formula::Template(parts) => self.template(parts),
-            Formula::Conditional(parts) => self.known(if self.truth(&parts[0])? { &parts[1] } else { &parts[2] }),
-            Formula::List(parts) => self.limited(Constant::List(parts.iter().map(|part| self.value(part)).collect())),
-            Formula::Object(members) => {
-                let member = |(name, value)| match self.known(name)? {
-                    Constant::Text(name) => Ok((name, self.value(value))),
-                    _ => Err(cause("an object with a key that is not a string")),
-                };
-                let members = members.iter().map(|(name, value)| member((name, value)));
-                self.limited(Constant::Object(Arc::new(members.collect::<Result<_, _>>()?)))
+    fn json(&self, value: &Value) -> Known {
+        self.count_steps(1)?;
+        match value {
+            Value::Null => Ok(Constant::Null),
+            Value::Bool(_) | Value::Number(_) => Ok(Constant::Text(value.to_string())),
+            Value::String(text) => self.json_text(text),
+            Value::Array(items) => self.list(items.iter().map(|item| self.json(item))),
+            Value::Object(members) => {
+                self.object(members.iter().map(|(name, value)| (self.json_text(name), self.json(value))))
             }
-            Formula::Binary(operator, sides) => self.binary(*operator, sides),
-            Formula::Not(inner) => Ok(Constant::from_bool(!self.truth(inner)?)),
-            Formula::Call(name, arguments) => self.call(name, arguments),
         }
     }
 
-    fn truth(&self, condition: &Formula) -> Result<bool, Arc<str>> {
-        let value = self.known(condition)?;
+    fn json_text(&self, text: &str) -> Known {
+        if !text.contains("${") && !text.contains("%{") {
+            return joined("", &[text]);
+        }
+        text.parse().map_err(|_| cause("a template that cannot be read")).and_then(|template| self.template(&template))
+    }
+
+    pub(super) fn expression(&self, expression: &Expression) -> Known {
+        self.count_steps(1)?;
+        match expression {
+            Expression::Null(_) => Ok(Constant::Null),
+            Expression::Bool(value) => Ok(Constant::from_bool(*value.value())),
+            Expression::Number(value) => Ok(Constant::Text(value.to_string())),
+            Expression::String(text) => joined("", &[text]),
+            Expression::StringTemplate(template) => self.template(template),
+            Expression::HeredocTemplate(heredoc) => self.template(&heredoc.template),
+            Expression::Parenthesis(inner) => self.expression(inner.inner()),
+            Expression::Conditional(conditional) => match self.truth(&conditional.cond_expr)? {
+                true => self.expression(&conditional.true_expr),
+                false => self.expression(&conditional.false_expr),
+            },
+            Expression::Array(array) => self.list(array.iter().map(|part| self.expression(part))),
+            Expression::Object(object) => {
+                self.object(object.iter().map(|(key, value)| (self.key(key), self.expression(value.expr()))))
+            }
+            Expression::Variable(_) | Expression::Traversal(_) => self.reference(expression),
+            Expression::FuncCall(call) => self.call(call),
+            Expression::UnaryOp(operation) if *operation.operator.value() == UnaryOperator::Not => {
+                Ok(Constant::from_bool(!self.truth(&operation.expr)?))
+            }
+            Expression::BinaryOp(operation) => self.binary(operation),
+            // Real configurations compute no source or version with arithmetic.
+            Expression::UnaryOp(_) => Err(cause("arithmetic")),
+            Expression::ForExpr(_) => Err(cause("a for expression")),
+        }
+    }
+
+    /// The key of an object's member: a plain name is text.
+    pub(super) fn key(&self, key: &ObjectKey) -> Known {
+        let name = match key {
+            ObjectKey::Ident(name) => name,
+            ObjectKey::Expression(key) => match hcl::strip_duplicate_mark(key) {
+                Expression::Variable(name) => &**name,
+                other => return self.expression(other),
+            },
+        };
+        Ok(Constant::Text(name.as_str().to_owned()))
+    }
+
+    fn truth(&self, condition: &Expression) -> Result<bool, Arc<str>> {
+        let value = self.expression(condition)?;
         let truth = value.as_text().and_then(|text| text.parse().ok());
         truth.ok_or_else(|| cause("a condition that is neither true nor false"))
     }
 
-    fn template(&self, parts: &[Formula]) -> Known {
-        let mut text = String::new();
-        for part in parts {
-            match (self.known(part)?, parts) {
+    fn template(&self, template: &Template) -> Known {
+        let (mut text, is_single) = (String::new(), template.len() == 1);
+        for element in template {
+            let part = match element {
+                Element::Literal(literal) => joined("", &[literal.as_str()])?,
+                Element::Interpolation(interpolation) => self.expression(&interpolation.expr)?,
+                Element::Directive(_) => return Err(cause("a template directive")),
+            };
+            match part {
                 // A template that is a single reference has the reference's value, of any type.
-                (value, [_]) => return Ok(value),
-                (Constant::Text(part), _) => text.push_str(&part),
+                value if is_single => return Ok(value),
+                Constant::Text(part) => text.push_str(&part),
                 _ => return Err(cause("a template with a value in it that is not a string")),
             }
             if text.len() > MAX_TEXT_BYTES {
@@ -398,8 +326,12 @@ impl<'a> Scope<'a> {
         joined("", &[&text])
     }
 
-    fn binary(&self, operator: BinaryOperator, sides: &[Formula; 2]) -> Known {
-        let (left, right) = (self.known(&sides[0])?, self.known(&sides[1])?);
+    fn binary(&self, operation: &BinaryOp) -> Known {
+        let operator = *operation.operator.value();
+        if !matches!(operator, BinaryOperator::Eq | BinaryOperator::NotEq | BinaryOperator::And | BinaryOperator::Or) {
+            return Err(cause("arithmetic"));
+        }
+        let (left, right) = (self.expression(&operation.lhs_expr)?, self.expression(&operation.rhs_expr)?);
         if [&left, &right].iter().any(|value| matches!(value, Constant::List(_) | Constant::Object(_))) {
             return Err(cause("a comparison of lists or objects"));
         }
@@ -408,33 +340,45 @@ impl<'a> Scope<'a> {
             BinaryOperator::Eq => left == right,
             BinaryOperator::NotEq => left != right,
             BinaryOperator::And => is_true(&left) && is_true(&right),
-            BinaryOperator::Or => is_true(&left) || is_true(&right),
-            _ => return Err(cause("arithmetic")),
+            _ => is_true(&left) || is_true(&right),
         }))
     }
 
-    fn reference(&self, steps: &[Step]) -> Known {
-        let shown = || reference_text(steps);
-        let names: Vec<&str> = steps.iter().map_while(Step::name).take(2).collect();
-        let (value, remaining_steps) = match (names.as_slice(), steps) {
-            (["var", name], [_, _, rest @ ..]) => (self.variable(name)?, rest),
-            (["local", name], [_, _, rest @ ..]) => (self.local(name).known()?, rest),
+    /// The value of a reference, such as `var.x` or `local.x.y["z"]`.
+    fn reference(&self, reference: &Expression) -> Known {
+        let (root, steps) = match reference {
+            Expression::Traversal(traversal) => (&traversal.expr, traversal.operators.as_slice()),
+            root => (root, &[][..]),
+        };
+        let root = root.as_variable().ok_or_else(|| cause("an index into a computed value"))?.as_str();
+        let attribute = match steps.first().map(|step| step.value()) {
+            Some(TraversalOperator::GetAttr(name)) => name.as_str(),
+            _ => "",
+        };
+        let shown = || reference_text(reference);
+        let (value, further_steps) = match (root, attribute, steps) {
+            ("var", name, [_, further @ ..]) => (self.variable(name)?, further),
+            ("local", name, [_, further @ ..]) => (self.local(name)?, further),
             // Clients run in the root, so paths are relative to it.
-            (["path", "root"], [_, _]) => (Constant::Text(".".to_owned()), &[][..]),
-            (["path", "module"], [_, _]) if self.role == ModuleRole::Root => (Constant::Text(".".to_owned()), &[][..]),
+            ("path", "root", [_]) => (Constant::Text(".".to_owned()), &[][..]),
+            ("path", "module", [_]) if self.role == ModuleRole::Root => (Constant::Text(".".to_owned()), &[][..]),
             // A folder has one workspace at `init`: the default one.
-            (["terraform", "workspace"], [_, _]) if self.client == ClientKind::Opentofu => {
+            ("terraform", "workspace", [_]) if self.client == ClientKind::Opentofu => {
                 (Constant::Text("default".to_owned()), &[][..])
             }
-            (["each" | "count" | "module" | "data" | "self" | "resource", ..], _) => {
+            ("each" | "count" | "module" | "data" | "self" | "resource", ..) => {
                 return Err(cause(format!("{}, which no client knows at init", shown())));
             }
             _ => return Err(cause(format!("{}, which larder does not know", shown()))),
         };
-        remaining_steps.iter().try_fold(value, |value, step| {
-            let key = match step {
-                Step::Name(name) => Constant::Text(name.clone()),
-                Step::Index(index) => self.known(index)?,
+        further_steps.iter().try_fold(value, |value, step| {
+            let key = match step.value() {
+                TraversalOperator::GetAttr(name) => Constant::Text(name.as_str().to_owned()),
+                TraversalOperator::LegacyIndex(index) => Constant::Text(index.value().to_string()),
+                TraversalOperator::Index(index) => self.expression(index)?,
+                TraversalOperator::AttrSplat(_) | TraversalOperator::FullSplat(_) => {
+                    return Err(cause("a splat expression"));
+                }
             };
             let part = match (&value, &key) {
                 (Constant::Object(members), Constant::Text(name)) => members.get(name),
@@ -476,32 +420,47 @@ impl<'a> Scope<'a> {
         value.clone().known()
     }
 
-    fn local(&self, name: &str) -> Constant {
-        let Some((name, formula)) = self.locals.get_key_value(name) else {
-            return Constant::unknown(format!("local.{name}, which nothing declares"));
-        };
-        if let Some(value) = self.evaluated_locals.borrow().get(name.as_str()) {
-            return value.clone();
+    fn local(&self, name: &str) -> Known {
+        if !self.local_values.borrow().contains_key(name) {
+            self.evaluate_locals(name);
         }
-        let (is_new, depth) = {
-            let mut under_evaluation = self.under_evaluation.borrow_mut();
-            (under_evaluation.insert(name), under_evaluation.len())
-        };
-        if !is_new {
-            return Constant::unknown(format!("local.{name}, which refers to itself"));
+        match self.local_values.borrow().get(name) {
+            Some(Some(value)) => value.clone().known(),
+            Some(None) => Err(cause(format!("local.{name}, which refers to itself"))),
+            None => Err(cause(format!("local.{name}, which nothing declares"))),
         }
-        let value = match depth > MAX_LOCAL_DEPTH {
-            true => Constant::unknown(format!("locals that refer to each other more than {MAX_LOCAL_DEPTH} deep")),
-            false => self.value(formula),
-        };
-        self.under_evaluation.borrow_mut().remove(name.as_str());
-        self.evaluated_locals.borrow_mut().insert(name, value.clone());
-        value
+    }
+
+    /// Evaluates a local after those that it refers to, one after another: no chain of locals overflows the stack.
+    fn evaluate_locals(&self, name: &str) {
+        let mut pending: Vec<_> = self.locals.get_key_value(name).into_iter().collect();
+        while let Some((name, text)) = pending.last().copied() {
+            let mut values = self.local_values.borrow_mut();
+            match values.get(name.as_str()) {
+                None => {
+                    values.insert(name, None);
+                    let references = References::of(text).locals;
+                    let declared = references.iter().filter_map(|name| self.locals.get_key_value(name));
+                    pending.extend(declared.filter(|(name, _)| !values.contains_key(name.as_str())));
+                }
+                Some(None) => {
+                    drop(values);
+                    let value = self.value(text);
+                    self.local_values.borrow_mut().insert(name, Some(value));
+                }
+                Some(Some(_)) => drop(pending.pop()),
+            }
+        }
     }
 
     /// The functions that configurations use for sources and versions.
-    fn call(&self, name: &str, arguments: &[Formula]) -> Known {
-        let values: Vec<Constant> = arguments.iter().map(|argument| self.value(argument)).collect();
+    fn call(&self, call: &FuncCall) -> Known {
+        if !call.name.namespace.is_empty() || call.args.expand_final() {
+            return Err(cause("a function of a provider, or with \"...\""));
+        }
+        let name = call.name.name.as_str();
+        let values: Vec<Constant> =
+            call.args.iter().map(|argument| self.expression(argument).unwrap_or_else(Constant::Unknown)).collect();
         let unsupported = || cause(format!("the function {name}() with these arguments"));
         match (name, values.as_slice()) {
             ("lookup", [Constant::Object(members), Constant::Text(key), rest @ ..]) if rest.len() < 2 => {
@@ -560,17 +519,8 @@ fn joined(separator: &str, parts: &[&str]) -> Known {
 }
 
 /// A reference as text, for people.
-fn reference_text(steps: &[Step]) -> String {
-    let mut text = String::new();
-    for step in steps.iter().take(8) {
-        match step {
-            Step::Name(name) if text.is_empty() => text.push_str(name),
-            Step::Name(name) => text.extend([".", name]),
-            Step::Index(Formula::Value(Constant::Text(key))) => text.push_str(&format!("[{key:?}]")),
-            Step::Index(_) => text.push_str("[…]"),
-        }
-    }
-    text
+fn reference_text(reference: &Expression) -> String {
+    reference.to_string().trim().chars().filter(|c| !c.is_control()).take(MAX_SHOWN_CHARS).collect()
 }
 
 /// The names of a reference in a string.

@@ -10,8 +10,9 @@ mod source;
 mod tests;
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::sync::Arc;
+
+use derive_more::Display;
 
 use self::block::Parsed;
 use self::expression::Constant;
@@ -72,18 +73,13 @@ pub(super) struct Problem {
 }
 
 /// A line of a file, from 1.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Display, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[display("{file}:{line}")]
 pub(super) struct SourceLine {
     /// The path of the file; for a file of a registry module, after the module's name.
     pub(super) file: Arc<str>,
     /// The number of the line.
     pub(super) line: usize,
-}
-
-impl fmt::Display for SourceLine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.file, self.line)
-    }
 }
 
 /// Role of a module in a configuration, as the clients call it.
@@ -259,7 +255,7 @@ impl GivenValues {
 
 fn values_of(parsed: &Parsed<'_>) -> Inputs {
     let attributes = parsed.body().attributes().into_iter();
-    attributes.map(|(name, attribute)| (name, attribute.value.formula().constant())).collect()
+    attributes.map(|(name, attribute)| (name, attribute.value.text().constant())).collect()
 }
 
 /// A values file whose name sorts after users' files, so that its values win.

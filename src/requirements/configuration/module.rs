@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use super::super::ClientKind;
 use super::block::{Block, BlockBody};
-use super::expression::{Constant, Formula, Inputs, Scope, Variable};
+use super::expression::{Constant, ExpressionText, Inputs, References, Scope, Variable};
 use super::source::{self, ModuleSource, ProviderReference};
 use super::{FileRole, Module, ModuleCall, ModuleRole, Problem, ProviderRequirement, SourceLine};
 use crate::address::{Constraint, ModuleConstraint, ProviderAddress};
@@ -34,18 +34,18 @@ pub(super) struct Declarations {
     /// `import` blocks.
     imports: Vec<ImportBlock>,
     variables: BTreeMap<String, Variable>,
-    locals: BTreeMap<String, Formula>,
+    locals: BTreeMap<String, ExpressionText>,
 }
 
 /// An expression with its location.
-type LocatedExpression = (Formula, SourceLine);
+type LocatedExpression = (ExpressionText, SourceLine);
 
 /// A module call.
 struct ModuleCallBlock {
     source: Option<LocatedExpression>,
     version: Option<LocatedExpression>,
     /// Values for the module's variables.
-    arguments: BTreeMap<String, Formula>,
+    arguments: BTreeMap<String, ExpressionText>,
     /// True if source and version are in one block, which checks them against each other.
     has_version_beside_source: bool,
     location: SourceLine,
@@ -120,7 +120,7 @@ impl Declarations {
         }
         for block in body.blocks("locals", 0) {
             let locals = block.body.attributes().into_iter();
-            self.locals.extend(locals.map(|(name, attribute)| (name, attribute.value.formula())));
+            self.locals.extend(locals.map(|(name, attribute)| (name, attribute.value.text())));
         }
         for block_type in ["resource", "data", "ephemeral", "action"] {
             body.blocks(block_type, 2).into_iter().for_each(|block| self.add_provider_use(block_type, block));
@@ -165,10 +165,15 @@ impl Declarations {
             let constant = self.variables.iter().filter(|(_, variable)| variable.is_const == Some(true));
             return constant.map(|(name, _)| name.clone()).collect();
         }
-        let (mut visited_locals, mut variables) = (BTreeSet::new(), BTreeSet::new());
+        let (mut variables, mut visited_locals) = (BTreeSet::new(), BTreeSet::new());
         let calls = self.calls.values().chain(self.test_calls.iter().map(|(_, call_block)| call_block));
-        for (formula, _) in calls.flat_map(|call_block| call_block.source.iter().chain(&call_block.version)) {
-            formula.add_variables(&self.locals, &mut visited_locals, &mut variables);
+        let located = calls.flat_map(|call_block| call_block.source.iter().chain(&call_block.version));
+        let mut pending: Vec<&ExpressionText> = located.map(|(text, _)| text).collect();
+        while let Some(text) = pending.pop() {
+            let references = References::of(text);
+            variables.extend(references.variables);
+            let locals = references.locals.iter().filter_map(|name| self.locals.get_key_value(name));
+            pending.extend(locals.filter(|(name, _)| visited_locals.insert(*name)).map(|(_, text)| text));
         }
         variables
     }
@@ -185,7 +190,7 @@ impl Variable {
         self.is_never_null = truth_of("nullable").map_or(self.is_never_null, |nullable| !nullable);
         self.is_secret = ["sensitive", "ephemeral"].iter().any(|name| truth_of(name).unwrap_or(self.is_secret));
         if let Some(default) = body.attribute("default") {
-            self.default = Some(default.value.formula().constant());
+            self.default = Some(default.value.text().constant());
         }
     }
 }
@@ -194,7 +199,7 @@ impl ModuleCallBlock {
     fn of(block: &Block<'_>) -> Self {
         let located = |name| {
             let attribute = block.body.attribute(name)?;
-            Some((attribute.value.formula(), attribute.location))
+            Some((attribute.value.text(), attribute.location))
         };
         let (source, version) = (located("source"), located("version"));
         let arguments = block.body.attributes().into_iter();
@@ -203,7 +208,7 @@ impl ModuleCallBlock {
             has_version_beside_source: version.is_some() && source.is_some(),
             source,
             version,
-            arguments: arguments.map(|(name, attribute)| (name, attribute.value.formula())).collect(),
+            arguments: arguments.map(|(name, attribute)| (name, attribute.value.text())).collect(),
             location: block.location.clone(),
         }
     }
@@ -213,7 +218,7 @@ impl ModuleCallBlock {
             self.has_version_beside_source = other.has_version_beside_source;
             self.source = other.source;
         }
-        if other.version.as_ref().is_some_and(|(version, _)| *version != Formula::Value(Constant::Null)) {
+        if other.version.as_ref().is_some_and(|(version, _)| version.constant() != Constant::Null) {
             self.version = other.version;
         }
         self.arguments.extend(other.arguments);

@@ -28,33 +28,30 @@ use crate::address::Artifact;
 /// lists. A provider is required for every platform; a module once.
 pub async fn resolve(order: &Order, registries: &impl Registries) -> ResolvedRequirements {
     let queries = RegistryQueries::new(registries);
-    let results = order.given.iter().map(|entry| {
-        let queries = &queries;
-        async move {
-            let mut result = ResolutionResult::default();
-            match entry {
-                OrderEntry::Address { what: selector, platforms } => {
-                    let platforms = if platforms.is_empty() { &order.platforms } else { platforms };
-                    versions::resolve_address(queries, selector, platforms, &mut result).await;
-                }
-                OrderEntry::LockFile { name, locked } => {
-                    versions::resolve_lock_file(queries, name, locked, &order.platforms, &mut result).await;
-                }
-                OrderEntry::Configurations(configurations) => {
-                    let local = LocalModules::new(configurations);
-                    let (roots, root_problems) = local.roots().await;
-                    result = result.merge(root_problems);
-                    for root in roots {
-                        // Roots are resolved one after the other, so that a query of several roots is sent once.
-                        tree::resolve_root(queries, &local, &root, &order.platforms, &mut result).await;
-                    }
+    let resolutions = order.given.iter().map(|entry| async {
+        match entry {
+            OrderEntry::Address { what: selector, platforms } => {
+                let platforms = if platforms.is_empty() { &order.platforms } else { platforms };
+                versions::resolve_address(&queries, selector, platforms).await;
+            }
+            OrderEntry::LockFile { name, locked } => {
+                versions::resolve_lock_file(&queries, name, locked, &order.platforms).await;
+            }
+            OrderEntry::Configurations(configurations) => {
+                let local = LocalModules::new(configurations);
+                let (roots, problems) = local.roots().await;
+                problems
+                    .into_iter()
+                    .for_each(|reason| queries.result.lock().add_unavailable(CONFIGURATION, reason, []));
+                for root in roots {
+                    // Roots are resolved one after the other, so that a query of several roots is sent once.
+                    tree::resolve_root(&queries, &local, &root, &order.platforms).await;
                 }
             }
-            result
         }
     });
-    let results = join_all(results.collect::<Vec<_>>()).await;
-    results.into_iter().fold(ResolutionResult::default(), ResolutionResult::merge).into_requirements()
+    join_all(resolutions.collect::<Vec<_>>()).await;
+    queries.result.into_inner().into_requirements()
 }
 
 /// The name of an order's files, for people.
@@ -79,7 +76,9 @@ impl Root {
 }
 
 /// The roots that the order names; if it names none, the folders with a configuration that no other folder calls.
-fn find_roots(configurations: &Configurations, result: &mut ResolutionResult) -> Vec<Root> {
+/// Also returns the problems that concern no single root.
+fn find_roots(configurations: &Configurations) -> (Vec<Root>, Vec<String>) {
+    let mut problems = Vec::new();
     let Configurations { files, roots, client } = configurations;
     let folders: BTreeSet<String> = match roots.as_slice() {
         [] => uncalled_folders(files).into_iter().collect(),
@@ -89,17 +88,16 @@ fn find_roots(configurations: &Configurations, result: &mut ResolutionResult) ->
     let mut roots: Vec<Root> = folders.into_iter().map(root).collect();
     if roots.is_empty() {
         let reason = "every folder is called as a module by another one: name the folders in which init runs";
-        result.add_unavailable(CONFIGURATION, reason, []);
+        problems.push(reason.to_owned());
     }
     if roots.len() > MAX_ROOTS {
-        let reason = format!(
+        problems.push(format!(
             "there are {} folders in which init would run, and at most {MAX_ROOTS} can be resolved at once: name fewer",
             roots.len()
-        );
-        result.add_unavailable(CONFIGURATION, reason, []);
+        ));
         roots.truncate(MAX_ROOTS);
     }
-    roots
+    (roots, problems)
 }
 
 /// The folders with a configuration that no other folder calls. Calls in test files count too. A folder of tests is not a
@@ -186,19 +184,6 @@ impl ResolutionResult {
         if self.unavailable.len() < MAX_UNAVAILABLE || self.unavailable.contains_key(&item) {
             self.unavailable.entry(item).or_default().extend(required_by);
         }
-    }
-
-    /// Merges another result into this one.
-    fn merge(mut self, other: Self) -> Self {
-        for (artifact, details) in other.required {
-            let merged = self.required.entry(artifact).or_default();
-            merged.hashes.extend(details.hashes);
-            merged.required_by.extend(details.required_by);
-        }
-        for ((subject, reason), required_by) in other.unavailable {
-            self.add_unavailable(subject, reason, required_by);
-        }
-        self
     }
 
     /// Converts into the final requirements.

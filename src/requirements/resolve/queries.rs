@@ -11,7 +11,7 @@ use tokio::sync::{OnceCell, Semaphore};
 
 use super::super::configuration::{self, Inputs, Module, ModuleRole, NO_PACKAGE, Problem, SourceLine};
 use super::super::{ClientKind, Configurations, ModuleFiles, Registries, UnlistedVersions};
-use super::{CONFIGURATION, ResolutionResult, Root, find_roots};
+use super::{ResolutionResult, Root, find_roots};
 use crate::address::{Address, ModulePackage, Version};
 
 /// The maximum number of queries in flight.
@@ -75,9 +75,11 @@ impl OrderLimit {
     }
 }
 
-/// The registries, with the answers for one order.
+/// The registries, with their answers for one order.
 pub(super) struct RegistryQueries<'a, R> {
     registries: &'a R,
+    /// The requirements found so far.
+    pub(super) result: Mutex<ResolutionResult>,
     permits: Semaphore,
     versions: AnswerCache<Address, Vec<Version>>,
     module_files: AnswerCache<ModulePackage, ModuleFiles>,
@@ -97,6 +99,7 @@ impl<'a, R: Registries> RegistryQueries<'a, R> {
         let bytes = format!("the called modules have more than {MAX_MODULE_MIB} MiB of configuration");
         Self {
             registries,
+            result: Mutex::default(),
             permits: Semaphore::new(MAX_CONCURRENT_QUERIES),
             versions: AnswerCache::new(),
             module_files: AnswerCache::new(),
@@ -175,17 +178,10 @@ impl LocalModules {
     }
 
     /// The root modules, and the problems of finding them.
-    pub(super) async fn roots(&self) -> (Vec<Root>, ResolutionResult) {
+    pub(super) async fn roots(&self) -> (Vec<Root>, Vec<String>) {
         let configurations = Arc::clone(&self.configurations);
-        let parsing = tokio::task::spawn_blocking(move || {
-            let mut problems = ResolutionResult::default();
-            (find_roots(&configurations, &mut problems), problems)
-        });
-        parsing.await.unwrap_or_else(|_| {
-            let mut problems = ResolutionResult::default();
-            problems.add_unavailable(CONFIGURATION, PARSER_PANICKED, []);
-            (Vec::new(), problems)
-        })
+        let search = tokio::task::spawn_blocking(move || find_roots(&configurations));
+        search.await.unwrap_or_else(|_| (Vec::new(), vec![PARSER_PANICKED.to_owned()]))
     }
 
     /// The module in a folder, parsed with these values of its variables. A failure is a problem of that module.

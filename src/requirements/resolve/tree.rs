@@ -11,7 +11,7 @@ use super::super::configuration::{
 };
 use super::super::{Registries, files};
 use super::queries::{LocalModules, RegistryQueries};
-use super::{ResolutionResult, Root, versions};
+use super::{Root, versions};
 use crate::address::{Artifact, ModuleAddress, ModuleConstraint, ModulePackage, Platform, Version};
 
 /// The maximum depth of module calls.
@@ -38,27 +38,19 @@ pub(super) async fn resolve_root(
     local: &LocalModules,
     root: &Root,
     platforms: &[Platform],
-    result: &mut ResolutionResult,
 ) {
-    let tree = ModuleTree { queries, local, root };
     let (visited, provider_requirements) = (BTreeMap::new(), Vec::new());
-    let mut walk = RequirementsWalk { tree, result, visited, provider_requirements };
+    let mut walk = RequirementsWalk { queries, local, root, visited, provider_requirements };
     walk.visit_all().await;
-    let provider_requirements = std::mem::take(&mut walk.provider_requirements);
     let files = &local.configurations.files;
-    versions::choose_versions(queries, files, root, &provider_requirements, platforms, result).await;
+    versions::choose_versions(queries, files, root, &walk.provider_requirements, platforms).await;
 }
 
-/// The modules of one root.
-struct ModuleTree<'a, R> {
+/// A walk through the modules of one root.
+struct RequirementsWalk<'a, R> {
     queries: &'a RegistryQueries<'a, R>,
     local: &'a LocalModules,
     root: &'a Root,
-}
-
-struct RequirementsWalk<'a, R> {
-    tree: ModuleTree<'a, R>,
-    result: &'a mut ResolutionResult,
     /// The folders that each visited folder calls, with the location of the call.
     visited: BTreeMap<CalledFolder, BTreeMap<CalledFolder, String>>,
     provider_requirements: Vec<ProviderRequirement>,
@@ -67,7 +59,7 @@ struct RequirementsWalk<'a, R> {
 impl<R: Registries> RequirementsWalk<'_, R> {
     /// Reads folders level by level, each once.
     async fn visit_all(&mut self) {
-        let root_folder = CalledFolder { package: None, folder: self.tree.root.folder.clone(), inputs: Arc::default() };
+        let root_folder = CalledFolder { package: None, folder: self.root.folder.clone(), inputs: Arc::default() };
         let mut level = BTreeSet::from([root_folder.clone()]);
         for depth in 0..MAX_DEPTH {
             if level.is_empty() || self.visited.len() + level.len() > MAX_FOLDERS {
@@ -86,7 +78,7 @@ impl<R: Registries> RequirementsWalk<'_, R> {
 
     /// Reads the folders of one level, and returns those of the next.
     async fn visit_level(&mut self, level: BTreeSet<CalledFolder>, role: ModuleRole) -> BTreeSet<CalledFolder> {
-        let modules = join_all(level.iter().map(|folder| self.tree.module(folder, role)).collect::<Vec<_>>()).await;
+        let modules = join_all(level.iter().map(|folder| self.module(folder, role)).collect::<Vec<_>>()).await;
         // Unreadable folders were reported when the call was followed.
         let modules: Vec<(&CalledFolder, Arc<Module>)> =
             level.iter().zip(modules).filter_map(|(folder, module)| Some((folder, module.ok()?))).collect();
@@ -98,14 +90,13 @@ impl<R: Registries> RequirementsWalk<'_, R> {
             ));
             calls.truncate(MAX_CALLS);
         }
-        if let Err(reason) = self.tree.queries.calls.count(calls.len()) {
+        if let Err(reason) = self.queries.calls.count(calls.len()) {
             self.report_limit(reason);
             calls.clear();
         }
         // Cached answers complete without waiting; let other tasks run.
         tokio::task::yield_now().await;
-        let targets =
-            join_all(calls.iter().map(|(folder, call)| self.tree.follow(folder, call)).collect::<Vec<_>>()).await;
+        let targets = join_all(calls.iter().map(|(folder, call)| self.follow(folder, call)).collect::<Vec<_>>()).await;
         for (folder, module) in &modules {
             self.visited.entry((*folder).clone()).or_default();
             self.provider_requirements.extend(module.provider_requirements.iter().cloned());
@@ -115,7 +106,7 @@ impl<R: Registries> RequirementsWalk<'_, R> {
         for ((caller, call), (required_package, target)) in calls.into_iter().zip(targets) {
             let required_by = call.location.to_string();
             if let Some(package) = required_package {
-                self.result.require(Artifact::Module(package), &[], [required_by.clone()]);
+                self.queries.result.lock().require(Artifact::Module(package), &[], [required_by.clone()]);
             }
             match target {
                 Ok(called) => {
@@ -132,7 +123,7 @@ impl<R: Registries> RequirementsWalk<'_, R> {
 
     /// Reports calls that lead back to one of their own callers. Clients follow such a cycle until their paths are too
     /// long.
-    fn report_cycles(&mut self, root_folder: &CalledFolder) {
+    fn report_cycles(&self, root_folder: &CalledFolder) {
         let called_by = |folder| self.visited.get(folder).into_iter().flatten().collect::<Vec<_>>();
         let (mut finished, mut ancestors) = (BTreeSet::new(), BTreeSet::from([root_folder]));
         let mut path = vec![(root_folder, called_by(root_folder))];
@@ -153,20 +144,22 @@ impl<R: Registries> RequirementsWalk<'_, R> {
         }
         for required_by in cycle_calls {
             let reason = "the call leads back to one of its own callers: clients never finish loading it";
-            self.result.add_unavailable(format!("the module called at {required_by}"), reason, [required_by]);
+            self.queries.result.lock().add_unavailable(
+                format!("the module called at {required_by}"),
+                reason,
+                [required_by],
+            );
         }
     }
 
-    fn report(&mut self, Problem { subject, reason, location }: &Problem) {
-        self.result.add_unavailable(subject, reason, [location.to_string()]);
+    fn report(&self, Problem { subject, reason, location }: &Problem) {
+        self.queries.result.lock().add_unavailable(subject, reason, [location.to_string()]);
     }
 
-    fn report_limit(&mut self, reason: String) {
-        self.result.add_unavailable(self.tree.root.name(), reason, []);
+    fn report_limit(&self, reason: String) {
+        self.queries.result.lock().add_unavailable(self.root.name(), reason, []);
     }
-}
 
-impl<R: Registries> ModuleTree<'_, R> {
     /// The module in a folder.
     async fn module(&self, called: &CalledFolder, role: ModuleRole) -> Result<Arc<Module>, String> {
         let CalledFolder { package, folder, inputs } = called;

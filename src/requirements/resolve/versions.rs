@@ -9,8 +9,8 @@ use super::super::configuration::ProviderRequirement;
 use super::super::files::{LOCK_FILE, child_path};
 use super::super::lock_file::{self, LockedProvider};
 use super::super::{ClientKind, Files, Registries};
+use super::Root;
 use super::queries::RegistryQueries;
-use super::{ResolutionResult, Root};
 use crate::address::{
     Address, Artifact, Constraint, Hostname, ModulePackage, Package, PackageSelector, Platform, ProviderAddress,
     Selection, Version, Versions,
@@ -31,17 +31,16 @@ pub(super) async fn choose_versions(
     root: &Root,
     requirements: &[ProviderRequirement],
     platforms: &[Platform],
-    result: &mut ResolutionResult,
 ) {
     let mut by_provider: BTreeMap<Address, Vec<&ProviderRequirement>> = BTreeMap::new();
     for requirement in requirements {
         by_provider.entry((&requirement.provider).into()).or_default().push(requirement);
     }
-    let locked = locked_providers(files, root, result);
+    let locked = locked_providers(queries, files, root);
     if by_provider.len() > MAX_PROVIDERS {
         let reason =
             format!("{} providers are required, and at most {MAX_PROVIDERS} can be resolved", by_provider.len());
-        result.add_unavailable(root.name(), reason, []);
+        queries.result.lock().add_unavailable(root.name(), reason, []);
     }
     let by_provider: BTreeMap<_, _> = by_provider.into_iter().take(MAX_PROVIDERS).collect();
     // All queries are sent at once; the loop below then finds their answers in the cache.
@@ -64,9 +63,9 @@ pub(super) async fn choose_versions(
         match chosen {
             Ok(chosen) => {
                 let hashes = locked.map(|locked| locked.hashes.as_slice()).unwrap_or_default();
-                require_provider(result, provider, &chosen, platforms, hashes, required_by);
+                require_provider(queries, provider, &chosen, platforms, hashes, required_by);
             }
-            Err(reason) => result.add_unavailable(provider.to_string(), reason, required_by),
+            Err(reason) => queries.result.lock().add_unavailable(provider.to_string(), reason, required_by),
         }
     }
 }
@@ -116,9 +115,9 @@ fn constraints_text(requirements: &[&ProviderRequirement]) -> String {
 
 /// The locked providers of a root.
 fn locked_providers(
+    queries: &RegistryQueries<'_, impl Registries>,
     files: &Files,
     root: &Root,
-    result: &mut ResolutionResult,
 ) -> BTreeMap<ProviderAddress, LockedProvider> {
     let path = child_path(&root.folder, LOCK_FILE);
     let locked = match files.get(&path) {
@@ -127,7 +126,7 @@ fn locked_providers(
         Some(Err(reason)) => Err(vec![format!("{reason}: larder does not read this file")]),
     };
     let locked = locked.unwrap_or_else(|problems| {
-        problems.into_iter().for_each(|problem| result.add_unavailable(&path, problem, [path.clone()]));
+        problems.into_iter().for_each(|problem| queries.result.lock().add_unavailable(&path, problem, [path.clone()]));
         Vec::new()
     });
     let mut by_provider: BTreeMap<ProviderAddress, LockedProvider> =
@@ -183,24 +182,24 @@ pub(super) async fn resolve_address(
     queries: &RegistryQueries<'_, impl Registries>,
     selector: &PackageSelector,
     platforms: &[Platform],
-    result: &mut ResolutionResult,
 ) {
     let required_by = selector.to_string();
     let chosen = match selector {
         PackageSelector::Provider(selection) => {
             let chosen = choose_provider(queries, selection).await;
-            chosen.map(|chosen| require_provider(result, &selection.of, &chosen, platforms, &[], [required_by.clone()]))
+            chosen
+                .map(|chosen| require_provider(queries, &selection.of, &chosen, platforms, &[], [required_by.clone()]))
         }
         PackageSelector::Module(selection) => {
             let choose_listed = |listed: &[Version]| selection.choose(&listed.iter().collect::<Vec<_>>()).cloned();
             choose(queries, &(&selection.of).into(), choose_listed).await.map(|ChosenVersion { version, .. }| {
                 let package = ModulePackage { module: selection.of.clone(), version };
-                result.require(Artifact::Module(package), &[], [required_by.clone()]);
+                queries.result.lock().require(Artifact::Module(package), &[], [required_by.clone()]);
             })
         }
     };
     if let Err(reason) = chosen {
-        result.add_unavailable(&required_by, reason, [required_by.clone()]);
+        queries.result.lock().add_unavailable(&required_by, reason, [required_by.clone()]);
     }
 }
 
@@ -218,7 +217,6 @@ pub(super) async fn resolve_lock_file(
     name: &str,
     locked: &[LockedProvider],
     platforms: &[Platform],
-    result: &mut ResolutionResult,
 ) {
     let resolved = locked.iter().map(|locked| async move {
         let selection = Selection { of: locked.provider.clone(), versions: Versions::Exactly(locked.version.clone()) };
@@ -227,15 +225,15 @@ pub(super) async fn resolve_lock_file(
     });
     for (LockedProvider { provider, hashes, .. }, selection, chosen) in join_all(resolved.collect::<Vec<_>>()).await {
         match chosen {
-            Ok(chosen) => require_provider(result, provider, &chosen, platforms, hashes, [name.to_owned()]),
-            Err(reason) => result.add_unavailable(selection.to_string(), reason, [name.to_owned()]),
+            Ok(chosen) => require_provider(queries, provider, &chosen, platforms, hashes, [name.to_owned()]),
+            Err(reason) => queries.result.lock().add_unavailable(selection.to_string(), reason, [name.to_owned()]),
         }
     }
 }
 
 /// Requires a version of a provider for each platform.
 fn require_provider(
-    result: &mut ResolutionResult,
+    queries: &RegistryQueries<'_, impl Registries>,
     provider: &ProviderAddress,
     ChosenVersion { version, extra_platforms }: &ChosenVersion,
     platforms: &[Platform],
@@ -244,6 +242,6 @@ fn require_provider(
 ) {
     for platform in platforms.iter().chain(extra_platforms) {
         let package = Package { provider: provider.clone(), version: version.clone(), platform: platform.clone() };
-        result.require(Artifact::Provider(package), hashes, required_by.clone());
+        queries.result.lock().require(Artifact::Provider(package), hashes, required_by.clone());
     }
 }
