@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::rendered::{FinishedReply, RenderedAnswer, RenderedAnswers, RenderedDocument, Renderings};
-use self::route::{Api, Base, Mount, Origin, Route, RouteContext, RouteError, RouteSubject};
+use self::route::{Api, Mount, Route, RouteContext, RouteError, RouteSubject};
 use crate::address::Address;
 use crate::cdn_loop::CdnLoop;
 use crate::clock::Timestamp;
@@ -36,8 +36,8 @@ pub struct Request<'a> {
     pub via: CdnLoop,
     /// The client's address, through trusted proxies.
     pub client: ClientAddress,
-    /// The origin at which the client sees larder, where known and needed.
-    pub origin: Option<Origin<'a>>,
+    /// The origin at which the client sees larder, where known and needed: `https://mirror.example`.
+    pub origin: Option<String>,
     /// Time of the request.
     pub now: Timestamp,
     /// The client accepts a body without a length.
@@ -174,8 +174,8 @@ impl Protocols {
     pub async fn answer(&self, route: &Route, request: &Request<'_>) -> Result<Reply, RequestFailure> {
         self.mirror.runtime.refuse_loops(&request.via)?;
         let base = match route.has_links() {
-            true => self.mount.base(&request.via, request.origin.clone()),
-            false => Base::PathAbsolute,
+            true => self.mount.base(&request.via, request.origin.as_deref()),
+            false => "",
         };
         let revision = match route.subject() {
             Some(RouteSubject::Provider(address)) => self.mirror.library.revision(address),
@@ -183,11 +183,11 @@ impl Protocols {
             Some(RouteSubject::Pages(host)) => self.mirror.library.revision_of_pages(host),
             None => 0,
         };
-        if let Some(answer) = self.answers.fresh(route, &base, revision, request.now) {
+        if let Some(answer) = self.answers.fresh(route, base, revision, request.now) {
             return Ok(Reply::of(answer.map(ReplyContent::from), request.now));
         }
         // Boxed, or every hit would reserve the memory of the largest miss.
-        Box::pin(self.answer_from_mirror(route, request, &base, revision)).await
+        Box::pin(self.answer_from_mirror(route, request, base, revision)).await
     }
 
     /// Answers from the mirror when no rendered answer is in memory.
@@ -195,7 +195,7 @@ impl Protocols {
         &self,
         route: &Route,
         request: &Request<'_>,
-        base: &Base<'_>,
+        base: &str,
         revision: u64,
     ) -> Result<Reply, RequestFailure> {
         let Request { now, takes_unknown_length, client, .. } = *request;
@@ -294,7 +294,7 @@ async fn render(body: Vec<u8>) -> RenderedDocument {
 #[derive(Debug, Clone, Copy)]
 struct Links<'a> {
     mount: &'a Mount,
-    base: &'a Base<'a>,
+    base: &'a str,
 }
 
 impl Links<'_> {

@@ -38,7 +38,7 @@ pub(super) async fn page(
     let unreadable = |reason: String| Error::Interrupted(format!("{} cannot be read: {reason}", page.label()));
     let body = match value {
         PageSource::Upstream(document) => {
-            let (mount, base, host) = (links.mount.clone(), links.base.clone().into_static(), page.host.clone());
+            let (mount, base, host) = (links.mount.clone(), links.base.to_owned(), page.host.clone());
             let service = page.path.service();
             let installable = match mirror.runtime.connectivity() {
                 Connectivity::Online => None,

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
-pub use self::mount::{Base, Mount, Origin, Scheme};
+pub use self::mount::{Mount, parse_origin};
 use crate::address::{
     Address, FileName, Hostname, MAX_PART, ModuleAddress, ModuleName, ModulePackage, Name, Package, Platform,
     ProviderAddress, System, Version,
