@@ -92,27 +92,19 @@ impl PinRequest {
     /// The problem.
     pub fn read(body: &[u8]) -> Result<Self, String> {
         #[derive(Deserialize)]
-        #[serde(deny_unknown_fields)]
-        struct Either {
-            what: Option<Vec<String>>,
-            job: Option<String>,
+        #[serde(rename_all = "lowercase")]
+        enum Target {
+            What(Vec<String>),
+            Job(String),
         }
         match object_of(body, r#"{"what":["NAMESPACE/TYPE@CONSTRAINT"]} or {"job":"ID"}"#)? {
-            Either { what: Some(addresses), job: None } => Ok(Self::Addresses(OperationTarget { what: addresses })),
-            Either { what: None, job: Some(job) } => match JobId::parse(&job) {
+            Target::What(what) => Ok(Self::Addresses(OperationTarget { what })),
+            Target::Job(job) => match JobId::parse(&job) {
                 Some(id) => Ok(Self::Job(id)),
                 None => Err(format!("{:?} is not a job id: those have sixteen hex digits", short(&job))),
             },
-            _ => Err("the body names either \"what\" or \"job\"".to_owned()),
         }
     }
-}
-
-/// The error text for an unknown job.
-pub fn no_job(id: JobId) -> String {
-    format!(
-        "there is no job {id}: old jobs are dropped from the list; their packages stay stored, so send the same order again"
-    )
 }
 
 /// Accepts an empty body: nothing, or `{}`.
