@@ -187,13 +187,13 @@ impl App {
             let running = Arc::clone(&running);
             move |address| running.handlers.load().main.peer_class(address)
         };
-        let handle_main = {
+        let handle_main: listener::Handler = {
             let running = Arc::clone(&running);
-            move |request, peer| Arc::clone(&running.handlers.load().main).handle(request, peer)
+            Arc::new(move |request, peer| Box::pin(Arc::clone(&running.handlers.load().main).handle(request, peer)))
         };
-        let handle_admin = {
+        let handle_admin: listener::Handler = {
             let running = Arc::clone(&running);
-            move |request, _| Arc::clone(&running.handlers.load().admin).handle(request)
+            Arc::new(move |request, _| Box::pin(Arc::clone(&running.handlers.load().admin).handle(request)))
         };
         tokio::join!(
             serve(main, tls, main_limits, main_slots, main_peer_class, handle_main, stop.clone()),

@@ -1,7 +1,9 @@
-//! The errors of the mirror, and their texts. `http/response.rs` turns them into HTTP statuses and reason phrases.
+//! The errors of the mirror, their texts, and the one mapping to HTTP statuses. `http/response.rs` makes responses of them.
 
 use std::fmt;
 use std::sync::Arc;
+
+use http::StatusCode;
 
 use crate::address::Hostname;
 use crate::clock::Timestamp;
@@ -156,7 +158,7 @@ pub enum Error {
     },
     /// The item was downloaded for a job but could not be stored.
     NotStored(String),
-    /// The item is stored and verified, but malformed.
+    /// The item is stored, but malformed.
     Unreadable {
         /// The stored item.
         subject: String,
@@ -167,7 +169,7 @@ pub enum Error {
     Looped,
     /// The disk failed.
     Store(StoreError),
-    /// One of larder's tasks ended early.
+    /// One of larder's tasks ended early, or panicked.
     Interrupted(String),
 }
 
@@ -251,35 +253,14 @@ impl From<UpstreamError> for Error {
     }
 }
 
-/// Classes of errors, for choosing a status.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// The item does not exist.
-    NotFound,
-    /// The host is not an upstream here.
-    NotAnUpstream,
-    /// Upstream failed, refused larder, or sent data that does not verify.
-    BadUpstream,
-    /// Temporarily impossible.
-    Busy,
-    /// Upstream takes too long.
-    Slow,
-    /// Upstream rejected the client's request, with this status.
-    Rejected(u16),
-    /// A request loop.
-    Looped,
-    /// The disk failed.
-    OurFault,
-}
-
 impl Error {
-    /// The class of this error.
-    pub fn kind(&self) -> Kind {
+    /// The status of the response. `http/response.rs` adapts it to the client protocol.
+    pub fn status(&self) -> StatusCode {
         match self {
-            Self::UnknownHost(_) => Kind::NotAnUpstream,
-            Self::NotFound(_) => Kind::NotFound,
-            Self::Unverified { .. } | Self::Unaccepted { .. } | Self::Unreadable { .. } => Kind::BadUpstream,
-            Self::Slow(_) => Kind::Slow,
+            Self::UnknownHost(_) | Self::NotFound(_) => StatusCode::NOT_FOUND,
+            // Never 401 or 403: clients would blame their own token.
+            Self::Unverified { .. } | Self::Unaccepted { .. } | Self::Unreadable { .. } => StatusCode::BAD_GATEWAY,
+            Self::Slow(_) => StatusCode::GATEWAY_TIMEOUT,
             Self::Offline(_)
             | Self::Sealed(_)
             | Self::Busy { .. }
@@ -288,16 +269,15 @@ impl Error {
             | Self::HeldBack { .. }
             | Self::NotStored(_)
             | Self::Interrupted(_)
-            | Self::Store(StoreError::NoRoom { .. } | StoreError::Gone) => Kind::Busy,
-            Self::Looped => Kind::Looped,
-            Self::Store(_) => Kind::OurFault,
+            | Self::Store(StoreError::NoRoom { .. } | StoreError::Gone) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Looped => StatusCode::LOOP_DETECTED,
+            Self::Store(_) => StatusCode::INTERNAL_SERVER_ERROR,
             Self::Upstream(error) => match &error.fault {
-                Fault::Absent(_) => Kind::NotFound,
-                Fault::Rejected { status, .. } => Kind::Rejected(*status),
-                Fault::Trouble { status: 429 | 503, .. } => Kind::Busy,
-                Fault::Looped => Kind::Looped,
-                Fault::LocalLimit(_) => Kind::Busy,
-                Fault::Slow(_) => Kind::Slow,
+                Fault::Absent(_) => StatusCode::NOT_FOUND,
+                Fault::Rejected { status, .. } => StatusCode::from_u16(*status).unwrap_or(StatusCode::BAD_GATEWAY),
+                Fault::Trouble { status: 429 | 503, .. } | Fault::LocalLimit(_) => StatusCode::SERVICE_UNAVAILABLE,
+                Fault::Looped => StatusCode::LOOP_DETECTED,
+                Fault::Slow(_) => StatusCode::GATEWAY_TIMEOUT,
                 Fault::Denied(_)
                 | Fault::Trouble { .. }
                 | Fault::Unreachable(_)
@@ -305,7 +285,7 @@ impl Error {
                 | Fault::Untrusted(_)
                 | Fault::Unusable(_)
                 | Fault::TooLarge(_)
-                | Fault::Refused(_) => Kind::BadUpstream,
+                | Fault::Refused(_) => StatusCode::BAD_GATEWAY,
             },
         }
     }

@@ -24,6 +24,7 @@ pub mod error;
 pub mod filesystem_mirror;
 pub mod http;
 pub mod jobs;
+mod labels;
 pub mod mirror;
 pub mod packaging;
 pub mod protocol;

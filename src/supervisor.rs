@@ -12,42 +12,28 @@ use prometheus_client::registry::Registry;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep};
 
+use crate::labels::labelled_enum;
+
 /// The pause before the first restart.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// The longest pause before a restart.
 const MAX_PAUSE: Duration = Duration::from_secs(5 * 60);
 
-/// A background task.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Task {
-    /// Sweeps leftovers and completes work of earlier runs.
-    Housekeeping,
-    /// Compares every archive with its digest, repeatedly.
-    Scrub,
-    /// Runs the recurring warm-ups: their scheduler, and each of them.
-    RecurringWarmUps,
-    /// Watches the certificate files.
-    TlsReload,
-    /// Evicts down to the size limit.
-    Evictor,
-    /// Rebuilds the index from the files.
-    Index,
-}
-
-impl Task {
-    const ALL: [Self; 6] =
-        [Self::Housekeeping, Self::Scrub, Self::RecurringWarmUps, Self::TlsReload, Self::Evictor, Self::Index];
-
-    /// The name in metrics and logs.
-    fn metric_label(self) -> &'static str {
-        match self {
-            Self::Housekeeping => "housekeeping",
-            Self::Scrub => "scrub",
-            Self::RecurringWarmUps => "recurring-warm-ups",
-            Self::TlsReload => "tls-reload",
-            Self::Evictor => "evictor",
-            Self::Index => "index",
-        }
+labelled_enum! {
+    /// A background task, with its name in metrics and logs.
+    pub Task {
+        /// Sweeps leftovers and completes work of earlier runs.
+        Housekeeping "housekeeping",
+        /// Compares every archive with its digest, repeatedly.
+        Scrub "scrub",
+        /// Runs the recurring warm-ups: their scheduler, and each of them.
+        RecurringWarmUps "recurring-warm-ups",
+        /// Watches the certificate files.
+        TlsReload "tls-reload",
+        /// Evicts down to the size limit.
+        Evictor "evictor",
+        /// Rebuilds the index from the files.
+        Index "index",
     }
 }
 
@@ -70,7 +56,7 @@ impl Supervisor {
         let help = "Panics of background tasks, each of which is started again";
         registry.register("larder_task_panics", help, self.panics.clone());
         for task in Task::ALL {
-            self.panics.get_or_create_owned(&[("task", task.metric_label())]);
+            self.panics.get_or_create_owned(&[("task", task.label())]);
         }
     }
 
@@ -90,7 +76,7 @@ impl Supervisor {
             }
             let pause = self.pause_after(consecutive_panics);
             consecutive_panics += 1;
-            let (task, panic) = (task.metric_label(), panic_message(&*panic));
+            let (task, panic) = (task.label(), panic_message(&*panic));
             self.panics.get_or_create(&[("task", task)]).inc();
             tracing::error!(task, panic, again_in = ?pause, "a background task panicked; it is started again");
             sleep(pause).await;

@@ -8,7 +8,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
+use futures_util::{FutureExt, StreamExt, TryStreamExt};
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
@@ -17,10 +18,13 @@ use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncRead, AsyncWrite};
+use serde_json::json;
 use tokio::net::TcpStream;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
+use tokio_util::codec::{FramedRead, LinesCodec, LinesCodecError};
+use tokio_util::either::Either;
+use tokio_util::io::StreamReader;
 
 use super::admin::{Admin, SERVER};
 use super::body::{Body, pipe};
@@ -36,6 +40,8 @@ const MAX_LARGE_ANSWER_BYTES: usize = 64 << 20;
 const MAX_LINE_BYTES: usize = 64 << 20;
 /// The longest pause within a downloaded answer.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
+/// The beginning of the error text for such a pause.
+const LATE: &str = "nothing more of the answer came within";
 /// Bytes in flight in each direction within this process.
 const IN_PROCESS_BYTES: usize = 256 << 10;
 
@@ -104,12 +110,8 @@ fn in_front(address: &Option<SocketAddr>, text: impl Fn(&SocketAddr) -> String) 
     address.as_ref().map(text).unwrap_or_default()
 }
 
-/// The body of a request.
-enum RequestBody {
-    Empty,
-    Json(Bytes),
-    Stream { content_type: &'static str, stream: Body },
-}
+/// The content type and the body of a request.
+type RequestBody = Option<(&'static str, Body)>;
 
 /// The admin token for requests to a running larder.
 #[derive(Debug)]
@@ -128,6 +130,8 @@ pub struct AdminClient {
     server: AdminServer,
     /// A connection without a request yet.
     connected: Mutex<Option<TcpStream>>,
+    /// The longest pause between two steps of a command.
+    step_timeout: Duration,
 }
 
 #[derive(Debug)]
@@ -139,12 +143,16 @@ enum AdminServer {
 impl AdminClient {
     /// A client of the admin listener at `address`.
     pub fn new(address: SocketAddr, token: AdminToken) -> Self {
-        Self { server: AdminServer::Running { address, token }, connected: Mutex::default() }
+        Self::of(AdminServer::Running { address, token }, COMMAND_TIMEOUT)
     }
 
     /// A client of a service within this process. Its requests have no time limits.
     pub fn in_process(admin: Arc<Admin>) -> Self {
-        Self { server: AdminServer::InProcess(admin), connected: Mutex::default() }
+        Self::of(AdminServer::InProcess(admin), Duration::MAX)
+    }
+
+    fn of(server: AdminServer, step_timeout: Duration) -> Self {
+        Self { server, connected: Mutex::default(), step_timeout }
     }
 
     /// Returns true for a client of a service within this process.
@@ -166,23 +174,22 @@ impl AdminClient {
 
     /// Gets `path`.
     pub async fn get(&self, path: &str) -> Result<Bytes, AdminClientError> {
-        self.request(Method::GET, path, RequestBody::Empty, REQUEST_TIMEOUT, MAX_ANSWER_BYTES).await
+        self.request(Method::GET, path, None, REQUEST_TIMEOUT, MAX_ANSWER_BYTES).await
     }
 
     /// Gets an answer that lists the whole store, with larger limits of size and time.
     pub async fn get_large_answer(&self, path: &str) -> Result<Bytes, AdminClientError> {
-        self.request(Method::GET, path, RequestBody::Empty, COMMAND_TIMEOUT, MAX_LARGE_ANSWER_BYTES).await
+        self.request(Method::GET, path, None, COMMAND_TIMEOUT, MAX_LARGE_ANSWER_BYTES).await
     }
 
     /// Sends DELETE to `path`.
     pub async fn delete(&self, path: &str) -> Result<Bytes, AdminClientError> {
-        self.request(Method::DELETE, path, RequestBody::Empty, REQUEST_TIMEOUT, MAX_ANSWER_BYTES).await
+        self.request(Method::DELETE, path, None, REQUEST_TIMEOUT, MAX_ANSWER_BYTES).await
     }
 
     /// Posts a command in JSON.
     pub async fn post(&self, path: &str, request: &impl Serialize) -> Result<Bytes, AdminClientError> {
-        let body = RequestBody::Json(self.to_json(request)?);
-        self.request(Method::POST, path, body, COMMAND_TIMEOUT, MAX_ANSWER_BYTES).await
+        self.request(Method::POST, path, self.to_json(request)?, COMMAND_TIMEOUT, MAX_ANSWER_BYTES).await
     }
 
     async fn request(
@@ -206,7 +213,7 @@ impl AdminClient {
         path: &str,
         on_step: impl FnMut(S),
     ) -> Result<(), AdminClientError> {
-        let request = self.exchange(Method::POST, path, RequestBody::Json(Bytes::from_static(b"{}")));
+        let request = self.exchange(Method::POST, path, self.to_json(&json!({}))?);
         let response = self.within(REQUEST_TIMEOUT, request).await?;
         self.read_steps(response.into_body(), on_step).await
     }
@@ -236,7 +243,7 @@ impl AdminClient {
             }
             Ok(())
         });
-        let body = RequestBody::Stream { content_type, stream: Body::stream(receiver.stream(), None) };
+        let body = Some((content_type, Body::stream(receiver.stream(), None)));
         let result = match self.exchange(Method::POST, path, body).await {
             Ok(response) => self.read_steps(response.into_body(), on_step).await,
             Err(error) => Err(error),
@@ -261,51 +268,48 @@ impl AdminClient {
         request: &impl Serialize,
         mut output: impl Write + Send + 'static,
     ) -> Result<(), AdminClientError> {
-        let request = self.exchange(Method::POST, path, RequestBody::Json(self.to_json(request)?));
+        let request = self.exchange(Method::POST, path, self.to_json(request)?);
         let mut body = self.within(COMMAND_TIMEOUT, request).await?.into_body();
         let (sender, mut receiver) = pipe();
         let writer_task = spawn_blocking(move || io::copy(&mut receiver, &mut output).and_then(|_| output.flush()));
-        let late = "nothing more of the answer came within";
-        let received = sender.send_body(&mut body, self.limit(IDLE_TIMEOUT), "the answer", late).await;
+        let received = sender.send_body(&mut body, self.limit(IDLE_TIMEOUT), "the answer", LATE).await;
         let written = writer_task.await.unwrap_or_else(|e| Err(io::Error::other(e)));
         received.map_err(|reason| self.failed(reason))?;
         written.map_err(AdminClientError::LocalIo)
     }
 
-    fn to_json(&self, request: &impl Serialize) -> Result<Bytes, AdminClientError> {
-        serde_json::to_vec(request).map(Bytes::from).map_err(|e| self.failed(e))
+    fn to_json(&self, request: &impl Serialize) -> Result<RequestBody, AdminClientError> {
+        let body = serde_json::to_vec(request).map_err(|e| self.failed(e))?;
+        Ok(Some(("application/json", Body::full(body.into()))))
     }
 
     /// Calls `on_step` with each line of a body.
     async fn read_steps<S: DeserializeOwned>(
         &self,
-        mut body: Incoming,
+        body: Incoming,
         mut on_step: impl FnMut(S),
     ) -> Result<(), AdminClientError> {
-        let (mut unread, mut unparsed) = (BytesMut::new(), None);
-        let mut read_line = |line: &[u8]| match serde_json::from_slice(line) {
-            Ok(step) => on_step(step),
-            Err(error) => unparsed = Some(error),
-        };
-        while let Some(frame) = body.frame().await {
-            let frame = frame.map_err(|e| self.failed(format!("the answer broke off: {e}")))?;
-            let Ok(piece) = frame.into_data() else { continue };
-            // The bytes received before this piece contain no line end.
-            let mut searched = unread.len();
-            unread.extend_from_slice(&piece);
-            while let Some(end) = unread.iter().skip(searched).position(|byte| *byte == b'\n') {
-                read_line(&unread.split_to(searched + end + 1));
-                searched = 0;
-            }
-            if unread.len() > MAX_LINE_BYTES {
-                let reason = format!("a line of the answer is larger than {} MiB", MAX_LINE_BYTES >> 20);
-                return Err(self.failed(reason));
-            }
+        let body = StreamReader::new(body.into_data_stream().map_err(io::Error::other));
+        let mut lines = FramedRead::new(body, LinesCodec::new_with_max_length(MAX_LINE_BYTES));
+        let mut result = Ok(());
+        loop {
+            let reason = match timeout(self.step_timeout, lines.next()).await {
+                Ok(None) => return result,
+                Ok(Some(Ok(line))) => {
+                    match serde_json::from_str(&line) {
+                        Ok(step) => on_step(step),
+                        Err(error) => result = Err(error.into()),
+                    }
+                    continue;
+                }
+                Ok(Some(Err(LinesCodecError::MaxLineLengthExceeded))) => {
+                    format!("a line of the answer is larger than {} MiB", MAX_LINE_BYTES >> 20)
+                }
+                Ok(Some(Err(LinesCodecError::Io(e)))) => format!("the answer broke off: {e}"),
+                Err(_) => format!("{LATE} {} s", self.step_timeout.as_secs()),
+            };
+            return Err(self.failed(reason));
         }
-        if !unread.is_empty() {
-            read_line(&unread);
-        }
-        unparsed.map_or(Ok(()), |error| Err(error.into()))
     }
 
     fn address(&self) -> Option<SocketAddr> {
@@ -343,53 +347,36 @@ impl AdminClient {
         path: &str,
         body: RequestBody,
     ) -> Result<Response<Incoming>, AdminClientError> {
-        match &self.server {
+        let stream = match &self.server {
             AdminServer::Running { address, .. } => {
                 let connected = self.connected.lock().take();
-                let stream = match connected {
+                Either::Left(match connected {
                     Some(stream) => stream,
                     None => connect(*address).await?,
-                };
-                self.exchange_over(stream, method, path, body).await
+                })
             }
             AdminServer::InProcess(admin) => {
                 let (stream, served) = tokio::io::duplex(IN_PROCESS_BYTES);
                 let admin = Arc::clone(admin);
-                let service = service_fn(move |request| {
-                    let admin = Arc::clone(&admin);
-                    async move { Ok::<_, Infallible>(admin.handle(request).await) }
-                });
+                let service = service_fn(move |request| Arc::clone(&admin).handle(request).map(Ok::<_, Infallible>));
                 tokio::spawn(
                     hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(served), service),
                 );
-                self.exchange_over(stream, method, path, body).await
+                Either::Right(stream)
             }
-        }
-    }
-
-    async fn exchange_over(
-        &self,
-        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        method: Method,
-        path: &str,
-        body: RequestBody,
-    ) -> Result<Response<Incoming>, AdminClientError> {
+        };
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| self.failed(e))?;
         tokio::spawn(connection);
         let host = self.address().map_or_else(|| "localhost".to_owned(), |address| address.to_string());
         let mut request = Request::builder().method(method).uri(path).header(header::HOST, host);
-        let (content_type, body) = match body {
-            RequestBody::Empty => (None, Body::empty()),
-            RequestBody::Json(body) => (Some("application/json"), Body::full(body)),
-            RequestBody::Stream { content_type, stream } => (Some(content_type), stream),
-        };
-        if let Some(content_type) = content_type {
-            request = request.header(header::CONTENT_TYPE, content_type);
-        }
         if let AdminServer::Running { token: AdminToken::Known(token), .. } = &self.server {
             request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
         }
+        if let Some((content_type, _)) = &body {
+            request = request.header(header::CONTENT_TYPE, *content_type);
+        }
+        let body = body.map_or_else(Body::empty, |(_, body)| body);
         let request = request.body(body).map_err(|e| self.failed(e))?;
         let response = sender.send_request(request).await.map_err(|e| self.failed(e))?;
         let status = response.status();
@@ -434,21 +421,21 @@ async fn connect(address: SocketAddr) -> Result<TcpStream, AdminClientError> {
 
 #[cfg(test)]
 mod tests {
-    use http_body_util::StreamBody;
-    use hyper::body::Frame;
+    use std::task::Poll;
+
+    use futures_util::stream;
     use tokio::net::TcpListener;
 
     use super::*;
 
-    /// An admin listener that answers every request with these pieces.
-    async fn listener(pieces: &'static [&'static str]) -> SocketAddr {
+    /// An admin listener that answers every request with these pieces. With `is_stuck` the answer has no end.
+    async fn listener(pieces: &'static [&'static str], is_stuck: bool) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let answer = service_fn(move |_| async move {
-            let frame = |piece: &&'static str| Ok(Frame::data(Bytes::from_static(piece.as_bytes())));
-            let frames: Vec<io::Result<Frame<Bytes>>> = pieces.iter().map(frame).collect();
-            let body = StreamBody::new(futures_util::stream::iter(frames));
-            Response::builder().header(header::SERVER, SERVER).body(body)
+            let pieces = stream::iter(pieces).map(|piece| Ok(Bytes::from_static(piece.as_bytes())));
+            let end = stream::poll_fn(move |_| if is_stuck { Poll::Pending } else { Poll::Ready(None) });
+            Response::builder().header(header::SERVER, SERVER).body(Body::stream(pieces.chain(end), None))
         });
         tokio::spawn(async move {
             let (stream, _) = listener.accept().await.unwrap();
@@ -463,13 +450,23 @@ mod tests {
             [(&["1\n2\n"][..], &[1, 2][..]), (&["1", "2\n3", "\n"], &[12, 3]), (&["1\n", "2"], &[1, 2]), (&[], &[])]
         {
             let mut steps: Vec<u8> = Vec::new();
-            let client = AdminClient::new(listener(pieces).await, AdminToken::Absent);
+            let client = AdminClient::new(listener(pieces, false).await, AdminToken::Absent);
             client.post_steps("/", |step| steps.push(step)).await.unwrap();
             assert_eq!(steps, expected);
         }
-        let client = AdminClient::new(listener(&["x\n1\n"]).await, AdminToken::Absent);
+        let client = AdminClient::new(listener(&["x\n1\n"], false).await, AdminToken::Absent);
         let mut steps: Vec<u8> = Vec::new();
         let result = client.post_steps("/", |step| steps.push(step)).await;
         assert!(matches!(result, Err(AdminClientError::OtherVersion(_))) && steps == [1]);
+    }
+
+    #[tokio::test]
+    async fn a_command_without_a_next_step_ends_after_the_step_timeout() {
+        let mut client = AdminClient::new(listener(&["1\n", "2"], true).await, AdminToken::Absent);
+        client.step_timeout = Duration::from_millis(50);
+        let mut steps: Vec<u8> = Vec::new();
+        let error = client.post_steps("/", |step| steps.push(step)).await.unwrap_err();
+        assert!(error.to_string().contains("nothing more of the answer came within"), "{error}");
+        assert_eq!(steps, [1]);
     }
 }

@@ -1,9 +1,10 @@
-//! The type of all response bodies: empty, bytes, or a stream; it counts the bytes sent. And the pipe that makes a
-//! stream of what a blocking thread writes, or lets it read one.
+//! The type of all response bodies: empty, bytes, or a stream; it counts the bytes sent, and keeps its request in flight.
+//! And the pipe that makes a stream of what a blocking thread writes, or lets it read one.
 
 use std::io::{self, Read, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
@@ -14,11 +15,15 @@ use hyper::body::Incoming;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::time::timeout;
 
+use super::idle::InFlight;
+use crate::supervisor::panic_message;
+
 type BodyPieces = Pin<Box<dyn Stream<Item = io::Result<Bytes>> + Send>>;
 
 /// A response body.
 pub struct Body {
     content: Content,
+    request: Option<InFlight>,
     when_done: Option<OnDrop>,
     sent: u64,
     is_truncated: bool,
@@ -40,28 +45,42 @@ impl Body {
 
     /// A body of these bytes.
     pub fn full(bytes: Bytes) -> Self {
-        Self {
-            content: Content::Full(Some(bytes).filter(|bytes| !bytes.is_empty())),
-            when_done: None,
-            sent: 0,
-            is_truncated: false,
-        }
+        Self::of(Content::Full(Some(bytes).filter(|bytes| !bytes.is_empty())))
     }
 
     /// A stream of bytes, with its length where known. A stream that ends early is an error.
     pub fn stream(pieces: impl Stream<Item = io::Result<Bytes>> + Send + 'static, length: Option<u64>) -> Self {
-        Self {
-            content: Content::Stream { pieces: Box::pin(pieces), remaining_bytes: length },
-            when_done: None,
-            sent: 0,
-            is_truncated: false,
-        }
+        Self::of(Content::Stream { pieces: Box::pin(pieces), remaining_bytes: length })
+    }
+
+    fn of(content: Content) -> Self {
+        Self { content, request: None, when_done: None, sent: 0, is_truncated: false }
     }
 
     /// Calls `on_drop` when the body is dropped, sent or not.
     pub(super) fn when_done(mut self, on_drop: impl FnOnce(u64, bool) + Send + 'static) -> Self {
         self.when_done = Some(Box::new(on_drop));
         self
+    }
+
+    /// Keeps the request in flight until the body is dropped.
+    pub(super) fn of_request(mut self, request: InFlight) -> Self {
+        self.request = Some(request);
+        self
+    }
+
+    fn poll_content(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
+        let (pieces, remaining_bytes) = match &mut self.content {
+            Content::Full(bytes) => return Poll::Ready(bytes.take().map(Ok)),
+            Content::Stream { pieces, remaining_bytes } => (pieces, remaining_bytes),
+        };
+        let next = ready!(pieces.as_mut().poll_next(cx));
+        match (&next, remaining_bytes) {
+            (Some(Ok(piece)), Some(remaining)) => *remaining = remaining.saturating_sub(piece.len() as u64),
+            (None, Some(1..)) => return Poll::Ready(Some(Err(io::ErrorKind::UnexpectedEof.into()))),
+            _ => {}
+        }
+        Poll::Ready(next)
     }
 }
 
@@ -79,24 +98,19 @@ impl http_body::Body for Body {
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         let body = &mut *self;
-        let next = match &mut body.content {
-            Content::Full(bytes) => bytes.take().map(Ok),
-            Content::Stream { pieces, remaining_bytes } => match std::task::ready!(pieces.as_mut().poll_next(cx)) {
-                Some(Ok(piece)) => {
-                    if let Some(remaining_bytes) = remaining_bytes {
-                        *remaining_bytes = remaining_bytes.saturating_sub(piece.len() as u64);
-                    }
-                    Some(Ok(piece))
-                }
-                Some(Err(error)) => Some(Err(error)),
-                None if remaining_bytes.is_some_and(|remaining_bytes| remaining_bytes > 0) => {
-                    Some(Err(io::Error::from(io::ErrorKind::UnexpectedEof)))
-                }
-                None => None,
-            },
+        body.request.iter_mut().for_each(InFlight::frame_polled);
+        let next = match catch_unwind(AssertUnwindSafe(|| body.poll_content(cx))) {
+            Ok(polled) => ready!(polled),
+            Err(panic) => {
+                tracing::error!(panic = panic_message(&*panic), "the body of an answer panicked");
+                Some(Err(io::Error::other("the body of an answer panicked")))
+            }
         };
         match &next {
-            Some(Ok(piece)) => body.sent += piece.len() as u64,
+            Some(Ok(piece)) => {
+                body.sent += piece.len() as u64;
+                body.request.iter_mut().for_each(InFlight::frame_ready);
+            }
             Some(Err(_)) => body.is_truncated = true,
             None => {}
         }
@@ -113,8 +127,7 @@ impl http_body::Body for Body {
     fn size_hint(&self) -> SizeHint {
         match &self.content {
             Content::Full(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
-            Content::Stream { remaining_bytes: Some(remaining_bytes), .. } => SizeHint::with_exact(*remaining_bytes),
-            Content::Stream { remaining_bytes: None, .. } => SizeHint::default(),
+            Content::Stream { remaining_bytes, .. } => remaining_bytes.map(SizeHint::with_exact).unwrap_or_default(),
         }
     }
 }
@@ -124,41 +137,20 @@ const QUEUED_PIECES: usize = 4;
 /// Size of a piece written by blocking code, in bytes.
 const PIECE_BYTES: usize = 256 * 1024;
 
-/// A message in the queue: bytes, the end, or an error.
-#[derive(Debug)]
-enum PipePiece {
-    Bytes(Bytes),
-    End,
-    Broken(io::Error),
-}
+/// A message in the queue: bytes, the end (`None`), or the reason why the bytes so far are incomplete.
+type PipeMessage = io::Result<Option<Bytes>>;
 
 /// Creates a pipe.
 pub(super) fn pipe() -> (PipeSender, PipeReceiver) {
-    let (sender, receiver) = channel(QUEUED_PIECES);
-    (PipeSender(sender), PipeReceiver { queue: receiver, piece: Bytes::new(), ended: false })
+    let (sender, queue) = channel(QUEUED_PIECES);
+    (PipeSender(sender), PipeReceiver { queue, piece: Bytes::new(), has_ended: false })
 }
 
 /// The input of the pipe, for async code. If dropped without an end, the pipe is broken.
 #[derive(Debug)]
-pub(super) struct PipeSender(Sender<PipePiece>);
+pub(super) struct PipeSender(Sender<PipeMessage>);
 
 impl PipeSender {
-    /// Sends bytes, and waits for space in the queue. Returns false if the reader has stopped.
-    pub(super) async fn put(&self, bytes: Bytes) -> bool {
-        self.0.send(PipePiece::Bytes(bytes)).await.is_ok()
-    }
-
-    /// Marks the end of the bytes.
-    pub(super) async fn end(self) {
-        // The reader may have stopped.
-        let _ = self.0.send(PipePiece::End).await;
-    }
-
-    /// Breaks the pipe: the bytes so far are incomplete.
-    pub(super) async fn broken(self, reason: io::Error) {
-        let _ = self.0.send(PipePiece::Broken(reason)).await;
-    }
-
     /// Sends the pieces of a body, and then its end. If the body breaks off, or pauses for longer than `max_pause`, so does
     /// the pipe. `name` and `late` are the texts of these errors. Stops early if the reader has stopped.
     ///
@@ -174,12 +166,14 @@ impl PipeSender {
         let reason = loop {
             match timeout(max_pause, body.frame()).await {
                 Ok(None) => {
-                    self.end().await;
+                    // The reader may have stopped.
+                    let _ = self.0.send(Ok(None)).await;
                     return Ok(());
                 }
                 Ok(Some(Ok(frame))) => {
                     // A frame of trailers has no data. The reader skips an empty piece.
-                    if !self.put(frame.into_data().unwrap_or_default()).await {
+                    let piece = frame.into_data().unwrap_or_default();
+                    if self.0.send(Ok(Some(piece))).await.is_err() {
                         return Ok(());
                     }
                 }
@@ -187,20 +181,20 @@ impl PipeSender {
                 Err(_) => break format!("{late} {} s", max_pause.as_secs()),
             }
         };
-        self.broken(io::Error::other(reason.clone())).await;
+        let _ = self.0.send(Err(io::Error::other(reason.clone()))).await;
         Err(reason)
     }
 
     /// Converts to a blocking writer, which must not be used in an async task.
     pub(super) fn writer(self) -> PipeWriter {
-        PipeWriter { sender: self, piece: BytesMut::new() }
+        PipeWriter { sender: self.0, piece: BytesMut::new() }
     }
 }
 
 /// The input of the pipe, for blocking code.
 #[derive(Debug)]
 pub(super) struct PipeWriter {
-    sender: PipeSender,
+    sender: Sender<PipeMessage>,
     piece: BytesMut,
 }
 
@@ -209,12 +203,11 @@ impl PipeWriter {
     pub(super) fn end(mut self, ended: io::Result<()>) {
         let ended = ended.and_then(|()| self.flush());
         // The reader may have stopped.
-        let _ = self.sender.0.blocking_send(ended.map_or_else(PipePiece::Broken, |()| PipePiece::End));
+        let _ = self.sender.blocking_send(ended.map(|()| None));
     }
 
     fn send(&mut self) -> io::Result<()> {
-        let piece = self.piece.split().freeze();
-        let sent = self.sender.0.blocking_send(PipePiece::Bytes(piece));
+        let sent = self.sender.blocking_send(Ok(Some(self.piece.split().freeze())));
         sent.map_err(|_| io::Error::new(io::ErrorKind::BrokenPipe, "the reader has stopped"))
     }
 }
@@ -238,44 +231,37 @@ impl Write for PipeWriter {
 /// The output of the pipe, read in blocking code or as a stream.
 #[derive(Debug)]
 pub(super) struct PipeReceiver {
-    queue: Receiver<PipePiece>,
+    queue: Receiver<PipeMessage>,
     piece: Bytes,
-    ended: bool,
+    has_ended: bool,
 }
 
 impl PipeReceiver {
     /// Converts to a stream, which ends in an error if the pipe broke.
     pub(super) fn stream(self) -> impl Stream<Item = io::Result<Bytes>> + Send {
-        stream::try_unfold(self, |mut pipe| async move {
-            let piece = pipe.queue.recv().await;
-            Ok(pipe.next_piece(piece)?.map(|bytes| (bytes, pipe)))
+        stream::try_unfold(self.queue, |mut queue| async move {
+            let piece = queue.recv().await.unwrap_or_else(writer_stopped)?;
+            Ok(piece.map(|piece| (piece, queue)))
         })
-    }
-
-    fn next_piece(&mut self, piece: Option<PipePiece>) -> io::Result<Option<Bytes>> {
-        match piece {
-            Some(PipePiece::Bytes(bytes)) => Ok(Some(bytes)),
-            Some(PipePiece::End) => {
-                self.ended = true;
-                Ok(None)
-            }
-            Some(PipePiece::Broken(reason)) => Err(reason),
-            None => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the writer stopped before the end")),
-        }
     }
 }
 
 /// Reading blocks, so it must not happen in an async task.
 impl Read for PipeReceiver {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        while self.piece.is_empty() && !self.ended {
-            let piece = self.queue.blocking_recv();
-            self.piece = self.next_piece(piece)?.unwrap_or_default();
+        while self.piece.is_empty() && !self.has_ended {
+            let piece = self.queue.blocking_recv().unwrap_or_else(writer_stopped)?;
+            self.has_ended = piece.is_none();
+            self.piece = piece.unwrap_or_default();
         }
         let count = buffer.len().min(self.piece.len());
         self.piece.copy_to_slice(&mut buffer[..count]);
         Ok(count)
     }
+}
+
+fn writer_stopped() -> PipeMessage {
+    Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the writer stopped before the end"))
 }
 
 #[cfg(test)]
@@ -305,10 +291,10 @@ mod tests {
         for reason in [None, Some(io::Error::other("the disk failed"))] {
             let (sender, mut receiver) = pipe();
             let message = reason.as_ref().map_or("the writer stopped before the end".to_owned(), ToString::to_string);
-            assert!(sender.put(Bytes::from_static(b"half")).await);
+            sender.0.send(Ok(Some(Bytes::from_static(b"half")))).await.unwrap();
             match reason {
                 None => drop(sender),
-                Some(reason) => sender.broken(reason).await,
+                Some(reason) => sender.0.send(Err(reason)).await.unwrap(),
             }
             let reader_task = tokio::task::spawn_blocking(move || {
                 let mut read = Vec::new();

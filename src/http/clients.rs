@@ -8,7 +8,7 @@ use ipnet::IpNet;
 
 use super::connection_slots::PeerClass;
 use super::tls::Tls;
-use crate::protocol::route::{Origin, Scheme};
+use crate::protocol::route::parse_origin;
 
 /// Access rules of one listener.
 #[derive(Debug, Clone, Default)]
@@ -111,18 +111,18 @@ pub(super) struct Connection<'a> {
 
 /// Returns the origin at which the client sees larder, if known. `host` is the Host header. `is_upstream` returns true
 /// for an upstream's name under which larder answers (take-over).
-pub(super) fn origin<'a>(
+pub(super) fn origin(
     connection: Connection<'_>,
-    headers: &'a HeaderMap,
-    host: Option<&'a str>,
+    headers: &HeaderMap,
+    host: Option<&str>,
     is_upstream: impl Fn(&str) -> bool,
-) -> Option<Origin<'a>> {
+) -> Option<String> {
     if is_proxied(headers) {
         return if connection.is_trusted_proxy { forwarded(headers) } else { None };
     }
     let host = host?;
     let is_known = |tls: &Tls| tls.certifies(host) || is_upstream(host);
-    connection.tls.filter(|tls| is_known(tls)).and_then(|_| Origin::parse(Scheme::Https, host))
+    connection.tls.filter(|tls| is_known(tls)).and_then(|_| parse_origin("https", host))
 }
 
 /// Returns true if a proxy announces itself between larder and the client: then Host may be the proxy's name for
@@ -133,8 +133,8 @@ fn is_proxied(headers: &HeaderMap) -> bool {
         .any(|name| name == header::FORWARDED || name == header::VIA || name.as_str().starts_with("x-forwarded-"))
 }
 
-fn forwarded(headers: &HeaderMap) -> Option<Origin<'_>> {
-    Origin::parse(Scheme::parse(single_value(headers, &X_FORWARDED_PROTO)?)?, single_value(headers, &X_FORWARDED_HOST)?)
+fn forwarded(headers: &HeaderMap) -> Option<String> {
+    parse_origin(single_value(headers, &X_FORWARDED_PROTO)?, single_value(headers, &X_FORWARDED_HOST)?)
 }
 
 /// Returns the single value of a header. `None` if a chain of proxies appended different values: it is unknown which
@@ -150,7 +150,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::protocol::route::{Base, Mount};
+    use crate::protocol::route::Mount;
 
     /// Promise 8: the client is the right-most address in X-Forwarded-For that is not a trusted proxy.
     #[test]
@@ -254,7 +254,7 @@ mod tests {
             let origin_url = |is_trusted_proxy| {
                 let connection = Connection { is_trusted_proxy, tls: None };
                 let origin = origin(connection, &headers, Some("registry.example"), |_| true)?;
-                Some(Mount::default().url(&Base::Absolute(origin), "/x"))
+                Some(Mount::default().url(&origin, "/x"))
             };
             assert_eq!(origin_url(true).as_deref(), expected, "{given:?}");
             assert_eq!(origin_url(false), None, "{given:?}");

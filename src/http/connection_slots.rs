@@ -69,41 +69,41 @@ impl ConnectionSlots {
     }
 
     /// Waits for a free slot. Calls `when_full` if there is none at once.
-    pub(super) async fn reserve(&self, mut when_full: impl FnMut()) -> UnassignedSlot {
+    pub(super) async fn reserve(&self, mut when_full: impl FnMut()) -> OwnedSemaphorePermit {
         loop {
             if let Ok(permit) = Arc::clone(&self.0.all).try_acquire_owned() {
-                return UnassignedSlot(permit);
+                return permit;
             }
             self.0.is_full.store(true, Ordering::Relaxed);
             when_full();
             // Fails only on a closed semaphore. This one is never closed.
             if let Ok(permit) = Arc::clone(&self.0.all).acquire_owned().await {
                 self.0.is_full.store(false, Ordering::Relaxed);
-                return UnassignedSlot(permit);
+                return permit;
             }
         }
     }
 
-    /// Assigns the slot to this address until it is dropped.
+    /// Assigns a reserved slot to this address until it is dropped.
     ///
     /// # Errors
-    /// The limit that the address has reached, with the slot, which stays free for another address.
+    /// The limit that the address has reached, with the reservation, which stays for another address.
     pub(super) fn assign(
         &self,
-        slot: UnassignedSlot,
+        permit: OwnedSemaphorePermit,
         address: IpAddr,
         peer_class: PeerClass,
-    ) -> Result<ConnectionSlot, (UnassignedSlot, ConnectionRefusal)> {
+    ) -> Result<ConnectionSlot, (OwnedSemaphorePermit, ConnectionRefusal)> {
         let mut taken = self.0.taken.lock();
         if let Some(refusal) = self.0.refusal(&taken, address, peer_class) {
             self.0.requests.record_connection_refusal(refusal);
-            return Err((slot, refusal));
+            return Err((permit, refusal));
         }
         taken.outsiders += usize::from(peer_class == PeerClass::Outsider);
         if peer_class != PeerClass::Proxy {
             *taken.by_address.entry(address).or_default() += 1;
         }
-        Ok(ConnectionSlot { slots: self.clone(), address, peer_class, _slot: slot })
+        Ok(ConnectionSlot { slots: self.clone(), address, peer_class, _permit: permit })
     }
 
     /// Counts an outsider that sent no request in time as a refused connection.
@@ -123,17 +123,21 @@ impl SlotTable {
     }
 }
 
-/// A reserved slot without an address.
-#[derive(Debug)]
-pub(super) struct UnassignedSlot(#[expect(dead_code, reason = "the permit is released on drop")] OwnedSemaphorePermit);
-
 /// The slot of one connection, released on drop.
 #[derive(Debug)]
 pub(super) struct ConnectionSlot {
     slots: ConnectionSlots,
     address: IpAddr,
     peer_class: PeerClass,
-    _slot: UnassignedSlot,
+    /// One of [`SlotTable::all`].
+    _permit: OwnedSemaphorePermit,
+}
+
+impl ConnectionSlot {
+    /// The class of the peer.
+    pub(super) fn peer_class(&self) -> PeerClass {
+        self.peer_class
+    }
 }
 
 impl Drop for ConnectionSlot {

@@ -1,18 +1,14 @@
-//! Activity of one connection, and its limits. The watched socket and the counted answers report to `Activity`;
+//! Activity of one connection, and its limits. The watched socket and the bodies of answers report to `Activity`;
 //! `listener` asks `Activity` when to close.
 
 use std::{
-    error::Error,
     io,
-    panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
 };
 
-use bytes::Bytes;
-use http_body::{Body, Frame, SizeHint};
 use parking_lot::Mutex;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
@@ -21,10 +17,6 @@ use tokio::{
 };
 
 use crate::store::ReadShare;
-use crate::supervisor::panic_message;
-
-/// The error type that hyper accepts.
-pub(super) type BoxError = Box<dyn Error + Send + Sync>;
 
 /// The start of the HTTP/2 preface; no HTTP/1 method begins with these bytes.
 const HTTP2_PREFACE_START: &[u8] = b"PRI";
@@ -209,14 +201,16 @@ impl InFlight {
         self.is_outsider_request
     }
 
-    fn frame_polled(&mut self) {
+    /// Records that the peer takes the next frame of the answer.
+    pub(super) fn frame_polled(&mut self) {
         let mut state = self.activity.state.lock();
         state.last_progress = Instant::now();
         state.waiting_for_peer -= usize::from(self.waits_for_peer);
         self.waits_for_peer = false;
     }
 
-    fn frame_ready(&mut self) {
+    /// Records that a frame waits for the peer.
+    pub(super) fn frame_ready(&mut self) {
         self.activity.state.lock().waiting_for_peer += 1;
         self.waits_for_peer = true;
     }
@@ -230,55 +224,6 @@ impl Drop for InFlight {
         if state.in_flight == 0 {
             state.idle_since = Instant::now();
         }
-    }
-}
-
-/// The body of an answer. Its request is in flight until the body is dropped.
-#[derive(Debug)]
-pub(super) struct InFlightBody<B> {
-    body: Pin<Box<B>>,
-    request: InFlight,
-}
-
-impl<B> InFlightBody<B> {
-    pub(super) fn new(body: B, request: InFlight) -> Self {
-        Self { body: Box::pin(body), request }
-    }
-}
-
-impl<B> Body for InFlightBody<B>
-where
-    B: Body<Data = Bytes>,
-    B::Error: Into<BoxError>,
-{
-    type Data = Bytes;
-    type Error = BoxError;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
-        let this = &mut *self;
-        this.request.frame_polled();
-        let frame = match catch_unwind(AssertUnwindSafe(|| this.body.as_mut().poll_frame(cx))) {
-            Ok(polled) => ready!(polled),
-            Err(panic) => {
-                tracing::error!(panic = panic_message(&*panic), "the body of an answer panicked");
-                return Poll::Ready(Some(Err("the body of an answer panicked".into())));
-            }
-        };
-        if matches!(frame, Some(Ok(_))) {
-            this.request.frame_ready();
-        }
-        Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }
 

@@ -11,13 +11,11 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
-use futures_util::{FutureExt, TryFutureExt};
+use futures_util::{FutureExt, TryFutureExt, future::BoxFuture};
 use http::{
     Request, Response, Version,
     header::{self, HeaderValue},
 };
-use http_body::Body;
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
@@ -34,8 +32,9 @@ use tokio_util::{
 };
 
 use super::{
+    body::Body,
     connection_slots::{ConnectionSlot, ConnectionSlots, PeerClass},
-    idle::{Activity, BoxError, CloseReason, InFlightBody, Protocol, WatchedSocket},
+    idle::{Activity, CloseReason, Protocol, WatchedSocket},
     tls::Tls,
 };
 use crate::store::{ReadBudget, ReadShare};
@@ -120,25 +119,25 @@ pub struct Peer {
     pub memory: ReadShare,
 }
 
+/// Answers the requests of a listener.
+pub type Handler = Arc<dyn Fn(Request<Incoming>, Peer) -> BoxFuture<'static, Response<Body>> + Send + Sync>;
+
+type BoxError = Box<dyn Error + Send + Sync>;
+
 /// Accepts connections on `listener` until `stop`, and answers their requests with `handler`. `slots` limits the
 /// connections by the class that `classify` gives to their address.
 ///
 /// After `stop`, refuses new connections, lets running answers end within `limits.drain`, cuts the rest and returns.
 /// Dropping the future cuts all connections at once.
-pub async fn serve<H, F, B>(
+pub async fn serve(
     listener: TcpListener,
     tls: Option<Arc<Tls>>,
     limits: Limits,
     slots: ConnectionSlots,
     classify: impl Fn(IpAddr) -> PeerClass,
-    handler: H,
+    handler: Handler,
     stop: CancellationToken,
-) where
-    H: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
-    F: Future<Output = Response<B>> + Send + 'static,
-    B: Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<Box<dyn Error + Send + Sync>>,
-{
+) {
     let cut = CancellationToken::new();
     let _cut_when_dropped = cut.clone().drop_guard();
     let connections = TaskTracker::new();
@@ -147,14 +146,13 @@ pub async fn serve<H, F, B>(
     let memory = ReadBudget::new(limits.memory_bytes);
     let state = Arc::new(ListenerState { tls, limits, slots, memory, handler, stop: stop.clone() });
 
-    while let Some(AcceptedConnection { socket, address, peer_class, slot }) =
-        stop.run_until_cancelled(acceptor.next()).await
-    {
+    while let Some((socket, address, slot)) = stop.run_until_cancelled(acceptor.next()).await {
         let state = Arc::clone(&state);
         let cut = cut.clone();
         connections.spawn(async move {
-            let result = AssertUnwindSafe(cut.run_until_cancelled(state.serve_connection(socket, address, peer_class)))
-                .catch_unwind();
+            let result =
+                AssertUnwindSafe(cut.run_until_cancelled(state.serve_connection(socket, address, slot.peer_class())))
+                    .catch_unwind();
             if let Err(panic) = result.await {
                 tracing::error!(%address, panic = panic_message(&*panic), "a connection panicked");
             }
@@ -173,14 +171,6 @@ pub async fn serve<H, F, B>(
     }
 }
 
-/// An accepted connection with its slot.
-struct AcceptedConnection {
-    socket: TcpStream,
-    address: SocketAddr,
-    peer_class: PeerClass,
-    slot: ConnectionSlot,
-}
-
 /// Accepts connections while there are free slots.
 struct Acceptor<S> {
     listener: TcpListener,
@@ -197,7 +187,8 @@ impl<S: Fn(IpAddr) -> PeerClass> Acceptor<S> {
         Self { listener, slots, classify, full_log, closed_log, failures: 0 }
     }
 
-    async fn next(&mut self) -> AcceptedConnection {
+    /// Waits for a connection and its slot.
+    async fn next(&mut self) -> (TcpStream, SocketAddr, ConnectionSlot) {
         let when_full = || {
             if self.full_log.is_due() {
                 tracing::warn!("all connections are taken, new ones wait until one ends");
@@ -209,8 +200,7 @@ impl<S: Fn(IpAddr) -> PeerClass> Acceptor<S> {
                 Ok((socket, address)) => {
                     self.failures = 0;
                     let ip = address.ip().to_canonical();
-                    let peer_class = (self.classify)(ip);
-                    let slot = match self.slots.assign(unassigned, ip, peer_class) {
+                    let slot = match self.slots.assign(unassigned, ip, (self.classify)(ip)) {
                         Ok(slot) => slot,
                         Err((unused, reason)) => {
                             unassigned = unused;
@@ -224,7 +214,7 @@ impl<S: Fn(IpAddr) -> PeerClass> Acceptor<S> {
                     if let Err(error) = socket.set_nodelay(true) {
                         tracing::debug!(%address, %error, "cannot switch off Nagle's algorithm");
                     }
-                    return AcceptedConnection { socket, address, peer_class, slot };
+                    return (socket, address, slot);
                 }
                 Err(error) if is_connection_error(&error) => {
                     tracing::debug!(%error, "a connection ended before it was accepted");
@@ -266,23 +256,17 @@ fn is_connection_error(error: &io::Error) -> bool {
 }
 
 /// State shared by all connections of a listener.
-struct ListenerState<H> {
+struct ListenerState {
     tls: Option<Arc<Tls>>,
     limits: Limits,
     slots: ConnectionSlots,
     memory: ReadBudget,
-    handler: H,
+    handler: Handler,
     stop: CancellationToken,
 }
 
-impl<H> ListenerState<H> {
-    async fn serve_connection<F, B>(&self, socket: TcpStream, address: SocketAddr, peer_class: PeerClass)
-    where
-        H: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
-        F: Future<Output = Response<B>> + Send + 'static,
-        B: Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<BoxError>,
-    {
+impl ListenerState {
+    async fn serve_connection(&self, socket: TcpStream, address: SocketAddr, peer_class: PeerClass) {
         let memory = self.memory.share();
         let activity = Activity::new(self.limits.idle, self.limits.header_time, memory.clone());
         let mut handshake_time = self.limits.handshake;
@@ -321,25 +305,24 @@ impl<H> ListenerState<H> {
         }
     }
 
-    async fn run_http<S, F, B>(&self, stream: S, peer: Peer, http: auto::Builder<StreamTasks>, activity: &Arc<Activity>)
-    where
-        S: AsyncRead + AsyncWrite + Unpin + 'static,
-        H: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
-        F: Future<Output = Response<B>> + Send + 'static,
-        B: Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<BoxError>,
-    {
+    async fn run_http(
+        &self,
+        stream: impl AsyncRead + AsyncWrite + Unpin + 'static,
+        peer: Peer,
+        http: auto::Builder<StreamTasks>,
+        activity: &Arc<Activity>,
+    ) {
         let address = peer.address;
         let service = service_fn(|request: Request<Incoming>| {
             let in_flight = activity.request();
             // HTTP/2 has no Connection header; it gets a GOAWAY.
             let is_last = in_flight.is_outsider_request() && request.version() < Version::HTTP_2;
-            let answer = answer(self.handler.clone(), request, peer.clone());
+            let answer = answer(Arc::clone(&self.handler), request, peer.clone());
             answer.map_ok(move |mut response| {
                 if is_last {
                     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
                 }
-                response.map(|body| InFlightBody::new(body, in_flight))
+                response.map(|body| body.of_request(in_flight))
             })
         });
         let mut connection = pin!(http.serve_connection(TokioIo::new(stream), service));
@@ -400,11 +383,7 @@ impl<H> ListenerState<H> {
 #[error("the handler panicked")]
 struct HandlerPanicked;
 
-async fn answer<H, F, B>(handler: H, request: Request<Incoming>, peer: Peer) -> Result<Response<B>, HandlerPanicked>
-where
-    H: Fn(Request<Incoming>, Peer) -> F,
-    F: Future<Output = Response<B>>,
-{
+async fn answer(handler: Handler, request: Request<Incoming>, peer: Peer) -> Result<Response<Body>, HandlerPanicked> {
     let (method, uri) = (request.method().clone(), request.uri().clone());
     let answer = async move { handler(request, peer).await };
     AssertUnwindSafe(answer).catch_unwind().await.map_err(|panic| {

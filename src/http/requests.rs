@@ -4,62 +4,27 @@
 use std::array;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::{MetricType, TypedMetric};
+use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::error::Error;
+use crate::labels::labelled_enum;
 use crate::mirror::Outcome;
 use crate::protocol::RequestFailure;
 use crate::protocol::route::{RouteError, RouteKind};
 
-/// Buckets of hit times, in nanoseconds: from a few microseconds to a noticeable delay.
-static HIT_TIMES: BucketLayout = BucketLayout::new(
-    &[
-        10_000,
-        25_000,
-        50_000,
-        100_000,
-        250_000,
-        500_000,
-        1_000_000,
-        5_000_000,
-        25_000_000,
-        100_000_000,
-        500_000_000,
-        2_500_000_000,
-    ],
-    1e9,
-);
-/// Buckets of document ages, in seconds: a minute, five, an hour, four, a day, two, a week, thirty days.
-static AGES: BucketLayout = BucketLayout::new(&[60, 300, 3_600, 14_400, 86_400, 172_800, 604_800, 2_592_000], 1.0);
+/// Bucket bounds of hit times, in seconds: from a few microseconds to a noticeable delay.
+const HIT_TIMES: [f64; 12] = [10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 5e-3, 25e-3, 0.1, 0.5, 2.5];
+/// Bucket bounds of document ages, in seconds: a minute, five, an hour, four, a day, two, a week, thirty days.
+const AGES: [f64; 8] = [60.0, 300.0, 3_600.0, 14_400.0, 86_400.0, 172_800.0, 604_800.0, 2_592_000.0];
 
-/// Defines an enum with a label for each variant. Each variant is the index of its own entry in `ALL`.
-macro_rules! metric_labels {
-    ($(#[$doc:meta])* $name:ident { $($(#[$of:meta])* $variant:ident $label:literal,)* }) => {
-        $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub(super) enum $name { $($(#[$of])* $variant,)* }
-
-        impl $name {
-            const ALL: [Self; [$($label),*].len()] = [$(Self::$variant),*];
-
-            /// The text in logs and metric labels.
-            pub(super) fn label(self) -> &'static str {
-                match self { $(Self::$variant => $label,)* }
-            }
-        }
-    };
-}
-
-metric_labels! {
+labelled_enum! {
     /// Outcome of a request.
-    RequestOutcome {
+    pub(super) RequestOutcome {
         /// Served fresh from the cache.
         Hit "hit",
         /// Fetched for this request.
@@ -85,9 +50,9 @@ metric_labels! {
     }
 }
 
-metric_labels! {
+labelled_enum! {
     /// Reasons for refusing a request.
-    Refusal {
+    pub(super) Refusal {
         /// The client is not among `clients`.
         Client "client",
         /// Neither GET nor HEAD; on the admin listener, not the method of the path.
@@ -113,9 +78,9 @@ metric_labels! {
     }
 }
 
-metric_labels! {
+labelled_enum! {
     /// Reasons for closing a connection without an answer.
-    ConnectionRefusal {
+    pub(super) ConnectionRefusal {
         /// Its address has reached its limit.
         Address "address",
         /// The addresses outside `clients` have reached their common limit.
@@ -125,9 +90,9 @@ metric_labels! {
     }
 }
 
-metric_labels! {
+labelled_enum! {
     /// Source of body bytes.
-    Source {
+    pub(super) Source {
         /// The store, without asking upstream: the traffic saved.
         Store "store",
         /// Fetched or confirmed by upstream for this request.
@@ -137,9 +102,9 @@ metric_labels! {
     }
 }
 
-metric_labels! {
+labelled_enum! {
     /// Kind of content of a hit.
-    Content {
+    pub(super) Content {
         /// A document.
         Document "document",
         /// An archive, its checksums or their signature.
@@ -218,15 +183,15 @@ struct RequestCounters {
     hit_family: Histograms,
     hit: [Histogram; Content::ALL.len()],
     age_family: Histograms,
-    ages: [Histogram; RouteKind::DOCUMENTS.len()],
+    ages: [Histogram; RouteKind::DOCUMENTS],
 }
 
 impl Default for RequestMetrics {
     fn default() -> Self {
         let ended_family = Family::<Labels<2>, Counter>::default();
         let [sent_family, refused_family, refused_connections_family] = <[Counters; 3]>::default();
-        let hit_family: Histograms = Family::new_with_constructor(|| Histogram::new(&HIT_TIMES));
-        let age_family: Histograms = Family::new_with_constructor(|| Histogram::new(&AGES));
+        let hit_family: Histograms = Family::new_with_constructor(|| Histogram::new(HIT_TIMES));
+        let age_family: Histograms = Family::new_with_constructor(|| Histogram::new(AGES));
         let ended = |route_index: usize, outcome_index: usize| {
             let route = route_label(RouteKind::ALL.get(route_index).copied());
             let outcome = RequestOutcome::ALL[outcome_index].label();
@@ -240,7 +205,7 @@ impl Default for RequestMetrics {
             refused_connections: ConnectionRefusal::ALL
                 .map(|reason| count(&refused_connections_family, "reason", reason.label())),
             hit: Content::ALL.map(|content| hit_family.get_or_create_owned(&[("content", content.label())])),
-            ages: RouteKind::DOCUMENTS.map(|kind| age_family.get_or_create_owned(&[("route", kind.label())])),
+            ages: array::from_fn(|index| age_family.get_or_create_owned(&[("route", RouteKind::ALL[index].label())])),
             ended_family,
             sent_family,
             refused_family,
@@ -285,13 +250,13 @@ impl RequestMetrics {
 
     /// Records the time of a hit.
     pub(super) fn record_hit(&self, content: Content, elapsed: Duration) {
-        self.0.hit[content as usize].observe(elapsed.as_nanos().try_into().unwrap_or(u64::MAX));
+        self.0.hit[content as usize].observe(elapsed.as_secs_f64());
     }
 
     /// Records the age of a served document.
     pub(super) fn record_document_age(&self, kind: RouteKind, age: Duration) {
         if let Some(ages) = self.0.ages.get(kind as usize) {
-            ages.observe(age.as_secs());
+            ages.observe(age.as_secs_f64());
         }
     }
 
@@ -333,104 +298,12 @@ fn without_zeros(counts: impl Iterator<Item = (&'static str, u64)>) -> BTreeMap<
     counts.filter(|(_, count)| *count > 0).map(|(label, count)| (label.to_owned(), count)).collect()
 }
 
-/// Maximum number of bucket bounds of one histogram.
-const MAX_BOUNDS: usize = 16;
-
-/// The bucket bounds of a histogram, and the conversion of its integer samples to the unit of the metric.
-#[derive(Debug)]
-struct BucketLayout {
-    bounds: &'static [u64],
-    samples_per_unit: f64,
-}
-
-impl BucketLayout {
-    /// Creates a layout. `bounds` are the upper bounds of the buckets in the samples' unit, ascending.
-    /// `samples_per_unit` is the size of the metric's unit in the samples' unit: 1e9 for nanoseconds that are exposed as
-    /// seconds.
-    const fn new(bounds: &'static [u64], samples_per_unit: f64) -> Self {
-        assert!(bounds.len() <= MAX_BOUNDS, "a histogram has at most MAX_BOUNDS bounds");
-        Self { bounds, samples_per_unit }
-    }
-}
-
-#[derive(Debug, Clone)]
-struct Histogram(Arc<BucketCounts>);
-
-#[derive(Debug)]
-struct BucketCounts {
-    layout: &'static BucketLayout,
-    /// One bucket for each bound, and one above all bounds.
-    buckets: [AtomicU64; MAX_BOUNDS + 1],
-    sum: AtomicU64,
-}
-
-impl Histogram {
-    fn new(layout: &'static BucketLayout) -> Self {
-        Self(Arc::new(BucketCounts { layout, buckets: array::from_fn(|_| AtomicU64::new(0)), sum: AtomicU64::new(0) }))
-    }
-
-    /// Adds a sample, in the unit of the bounds.
-    fn observe(&self, sample: u64) {
-        let BucketCounts { layout, buckets, sum } = &*self.0;
-        let index = layout.bounds.iter().position(|bound| sample <= *bound).unwrap_or(layout.bounds.len());
-        if let Some(bucket) = buckets.get(index) {
-            bucket.fetch_add(1, Ordering::Relaxed);
-        }
-        sum.fetch_add(sample, Ordering::Relaxed);
-    }
-}
-
-impl EncodeMetric for Histogram {
-    fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let BucketCounts { layout, buckets, sum } = &*self.0;
-        let in_units = |value: u64| value as f64 / layout.samples_per_unit;
-        let bounds = layout.bounds.iter().map(|bound| in_units(*bound)).chain([f64::INFINITY]);
-        let buckets: Vec<(f64, u64)> =
-            bounds.zip(buckets).map(|(bound, count)| (bound, count.load(Ordering::Relaxed))).collect();
-        // The total is computed from the buckets read above: a sample added meanwhile must not make it contradict them.
-        let count = buckets.iter().map(|(_, count)| count).sum();
-        encoder.encode_histogram::<NoLabelSet>(in_units(sum.load(Ordering::Relaxed)), count, &buckets, None)
-    }
-
-    fn metric_type(&self) -> MetricType {
-        Self::TYPE
-    }
-}
-
-impl TypedMetric for Histogram {
-    const TYPE: MetricType = MetricType::Histogram;
-}
-
 #[cfg(test)]
 mod tests {
-    use prometheus_client::encoding::text::encode;
-    use prometheus_client::registry::{Registry, Unit};
-
     use super::*;
 
     #[test]
     fn every_route_kind_is_at_its_index() {
         assert!(RouteKind::ALL.into_iter().enumerate().all(|(index, kind)| kind as usize == index));
-        assert!(
-            RouteKind::ALL.starts_with(&RouteKind::DOCUMENTS),
-            "document ages are stored by the index of their route"
-        );
-    }
-
-    #[test]
-    fn a_sample_counts_in_its_bucket_and_every_higher_one() {
-        static LAYOUT: BucketLayout = BucketLayout::new(&[10, 500, 2_000], 1000.0);
-        let histogram = Histogram::new(&LAYOUT);
-        [0, 10, 11, 2_000, 2_001].into_iter().for_each(|sample| histogram.observe(sample));
-        let (mut registry, mut text) = (Registry::default(), String::new());
-        registry.register_with_unit("x", "X", Unit::Seconds, histogram);
-        encode(&mut text, &registry).unwrap();
-        let samples: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
-        let bucket = |le: &str, count: u32| format!("x_seconds_bucket{{le=\"{le}\"}} {count}");
-        let buckets = [bucket("0.01", 2), bucket("0.5", 3), bucket("2.0", 4), bucket("+Inf", 5)];
-        assert_eq!(
-            samples,
-            [&["x_seconds_sum 4.022", "x_seconds_count 5"][..], &buckets.each_ref().map(String::as_str)].concat()
-        );
     }
 }

@@ -1,5 +1,7 @@
-//! Responses from replies and failures: headers, conditional and range requests, and the one mapping from errors to
-//! statuses, JSON and reason phrases.
+//! Responses from replies and failures: headers, conditional and range requests, and the JSON and reason phrases of
+//! errors, with a status that suits the client protocol.
+
+use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderValue};
@@ -10,7 +12,7 @@ use serde::Serialize;
 use super::body::Body;
 use crate::clock::Timestamp;
 use crate::digest::Digest;
-use crate::error::{Explanation, Kind, safe_text};
+use crate::error::{Error, Explanation, safe_text};
 use crate::mirror::{Archive, Outcome};
 use crate::protocol::rendered::RenderedDocument;
 use crate::protocol::route::{Api, Route, RouteError};
@@ -307,26 +309,17 @@ fn accepts_gzip(headers: &HeaderMap) -> bool {
     })
 }
 
-/// The one mapping from failures to statuses. The statuses are chosen so that clients show the reason phrase where they
-/// can (client behaviour).
+/// The status of a failure. The statuses are chosen so that clients show the reason phrase where they can (client
+/// behaviour).
 pub(super) fn failure_status(failure: &RequestFailure, api: Api) -> StatusCode {
-    let error = match failure {
-        RequestFailure::NoRoute(RouteError::Malformed(_)) => return StatusCode::BAD_REQUEST,
-        RequestFailure::NoRoute(RouteError::Unknown(_)) => return StatusCode::NOT_FOUND,
-        RequestFailure::NoRoute(RouteError::UnknownHost(_)) => return unknown_host_status(api),
-        RequestFailure::NoRoute(RouteError::Misdirected { api, .. }) => return refusal_status(*api),
-        RequestFailure::Mirror(error) => error,
-    };
-    match error.kind() {
-        Kind::NotAnUpstream => unknown_host_status(api),
-        Kind::NotFound => StatusCode::NOT_FOUND,
-        // Never 401 or 403: clients would blame their own token.
-        Kind::BadUpstream => StatusCode::BAD_GATEWAY,
-        Kind::Busy => StatusCode::SERVICE_UNAVAILABLE,
-        Kind::Slow => StatusCode::GATEWAY_TIMEOUT,
-        Kind::Rejected(status) => StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY),
-        Kind::Looped => StatusCode::LOOP_DETECTED,
-        Kind::OurFault => StatusCode::INTERNAL_SERVER_ERROR,
+    match failure {
+        RequestFailure::NoRoute(RouteError::Malformed(_)) => StatusCode::BAD_REQUEST,
+        RequestFailure::NoRoute(RouteError::Unknown(_)) => StatusCode::NOT_FOUND,
+        RequestFailure::NoRoute(RouteError::UnknownHost(_)) | RequestFailure::Mirror(Error::UnknownHost(_)) => {
+            unknown_host_status(api)
+        }
+        RequestFailure::NoRoute(RouteError::Misdirected { api, .. }) => refusal_status(*api),
+        RequestFailure::Mirror(error) => error.status(),
     }
 }
 
@@ -361,26 +354,22 @@ pub(super) fn log_text(failure: &RequestFailure) -> String {
 
 /// Responds with an error: the body has subject, cause and remedy, the reason phrase cause and remedy.
 pub(super) fn explained(status_code: StatusCode, reason: &Explanation) -> Response<Body> {
-    let mut response = errors(status_code, vec![reason.to_string()]);
-    if let Some(phrase) = phrase(reason) {
-        response.extensions_mut().insert(phrase);
-    }
-    response
+    error_response(status_code, vec![safe_text(&reason.to_string())], Some(reason))
 }
 
 /// Responds with errors in the registries' JSON form. The reason phrase has the first.
 pub(super) fn errors(status_code: StatusCode, errors: Vec<String>) -> Response<Body> {
-    #[derive(Serialize)]
-    struct ErrorBody {
-        errors: Vec<String>,
-    }
     let errors: Vec<String> = errors.iter().map(|error| safe_text(error)).collect();
-    let phrase = errors.first().and_then(|first| phrase(&Explanation::of(first)));
-    let mut response = json(status_code, &ErrorBody { errors });
+    let first = errors.first().map(Explanation::of);
+    error_response(status_code, errors, first.as_ref())
+}
+
+fn error_response(status_code: StatusCode, errors: Vec<String>, reason: Option<&Explanation>) -> Response<Body> {
+    let mut response = json(status_code, &BTreeMap::from([("errors", errors)]));
     response.headers_mut().insert(header::CACHE_CONTROL, NO_STORE);
     // The header marks the error as larder's own, not upstream's.
     response.headers_mut().insert(CACHE_STATUS, HeaderValue::from_static(NAME));
-    if let Some(phrase) = phrase {
+    if let Some(phrase) = reason.and_then(phrase) {
         response.extensions_mut().insert(phrase);
     }
     response

@@ -180,14 +180,13 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
-    use http::{Request, Response};
-    use hyper::body::Incoming;
+    use http::Response;
     use tokio::net::TcpListener;
     use tokio::time::timeout;
     use tokio_util::sync::CancellationToken;
 
     use super::super::admin::SERVER;
-    use super::super::listener::{Limits, Peer, serve};
+    use super::super::listener::{Handler, Limits, serve};
     use super::super::{Body, RequestMetrics, response};
     use super::*;
 
@@ -205,7 +204,7 @@ mod tests {
         async fn with_limits(limits: Limits) -> Self {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let address = listener.local_addr().unwrap();
-            let handler = |_: Request<Incoming>, _: Peer| async { healthy() };
+            let handler: Handler = Arc::new(|_, _| Box::pin(async { healthy() }));
             let limits = Limits { header_time: ONE_HOUR, idle: ONE_HOUR, ..limits };
             let slots = ConnectionSlots::new(&limits, RequestMetrics::default());
             let classify = |_| PeerClass::Client;
@@ -349,9 +348,7 @@ mod tests {
         for tls in [None, Some(tls)] {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let address = listener.local_addr().unwrap();
-            let handler = |_: Request<Incoming>, _: Peer| async {
-                panic!("the liveness bytes are not a request") as Response<Body>
-            };
+            let handler: Handler = Arc::new(|_, _| Box::pin(async { panic!("the liveness bytes are not a request") }));
             let limits = Limits::default();
             let slots = ConnectionSlots::new(&limits, RequestMetrics::default());
             let (classify, stop) = (|_| PeerClass::Client, CancellationToken::new());

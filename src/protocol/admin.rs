@@ -16,6 +16,7 @@ use subtle::ConstantTimeEq;
 
 pub use self::command::Operation;
 
+use super::client_config::ClientRoute;
 use super::{Reply, ReplyContent};
 use crate::bundle::BundleKeyIds;
 use crate::clock::Timestamp;
@@ -71,7 +72,7 @@ pub enum AdminRoute {
     /// `/admin/v1/status`
     Status,
     /// `/admin/v1/client-config`, with `?mirror` for a network mirror.
-    ClientConfig(super::client_config::ClientRoute),
+    ClientConfig(ClientRoute),
     /// `/admin/v1/refresh`, `purge`, `accept`, `pin` and `unpin`.
     Command(Operation),
     /// `/admin/v1/verify`
@@ -100,21 +101,9 @@ pub enum AdminRoute {
     JobEvents(JobId),
 }
 
-/// Methods of a route, and the access that they need.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AdminAccessKind {
-    /// GET and HEAD, with read access.
-    Reads,
-    /// POST, always with the token.
-    Changes,
-    /// GET and HEAD with read access; DELETE, always with the token.
-    ReadsAndEnds,
-}
-
 impl AdminRoute {
     /// Parses a path and its query.
     pub fn parse(path: &str, query: Option<&str>) -> Option<Self> {
-        use super::client_config::ClientRoute;
         Some(match path {
             "/healthz" => Self::Health,
             "/readyz" => Self::Ready,
@@ -139,8 +128,8 @@ impl AdminRoute {
         })
     }
 
-    /// Classifies the route as read or change.
-    pub fn access_kind(self) -> AdminAccessKind {
+    /// The methods of the route. GET and HEAD need read access, and all others the token.
+    pub fn methods(self) -> &'static [&'static str] {
         match self {
             Self::Health
             | Self::Ready
@@ -149,7 +138,7 @@ impl AdminRoute {
             | Self::ClientConfig(_)
             | Self::Inventory
             | Self::Jobs
-            | Self::JobEvents(_) => AdminAccessKind::Reads,
+            | Self::JobEvents(_) => &["GET", "HEAD"],
             Self::Command(_)
             | Self::Verify
             | Self::Plan
@@ -157,8 +146,8 @@ impl AdminRoute {
             | Self::Export
             | Self::Import
             | Self::Bundle
-            | Self::ApplyBundle => AdminAccessKind::Changes,
-            Self::Missing | Self::Job(_) => AdminAccessKind::ReadsAndEnds,
+            | Self::ApplyBundle => &["POST"],
+            Self::Missing | Self::Job(_) => &["GET", "HEAD", "DELETE"],
         }
     }
 }

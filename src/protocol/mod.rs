@@ -8,11 +8,12 @@ pub mod registry;
 pub mod rendered;
 pub mod route;
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use self::rendered::{FinishedReply, RenderedAnswer, RenderedAnswers, RenderedDocument, Renderings};
-use self::route::{Api, Base, Mount, Origin, Route, RouteContext, RouteError, RouteSubject};
+use self::route::{Api, Mount, Route, RouteContext, RouteError, RouteSubject};
 use crate::address::Address;
 use crate::cdn_loop::CdnLoop;
 use crate::clock::Timestamp;
@@ -36,8 +37,8 @@ pub struct Request<'a> {
     pub via: CdnLoop,
     /// The client's address, through trusted proxies.
     pub client: ClientAddress,
-    /// The origin at which the client sees larder, where known and needed.
-    pub origin: Option<Origin<'a>>,
+    /// The origin at which the client sees larder, where known and needed: `https://mirror.example`.
+    pub origin: Option<String>,
     /// Time of the request.
     pub now: Timestamp,
     /// The client accepts a body without a length.
@@ -174,8 +175,8 @@ impl Protocols {
     pub async fn answer(&self, route: &Route, request: &Request<'_>) -> Result<Reply, RequestFailure> {
         self.mirror.runtime.refuse_loops(&request.via)?;
         let base = match route.has_links() {
-            true => self.mount.base(&request.via, request.origin.clone()),
-            false => Base::PathAbsolute,
+            true => self.mount.base(&request.via, request.origin.as_deref()),
+            false => "",
         };
         let revision = match route.subject() {
             Some(RouteSubject::Provider(address)) => self.mirror.library.revision(address),
@@ -183,11 +184,11 @@ impl Protocols {
             Some(RouteSubject::Pages(host)) => self.mirror.library.revision_of_pages(host),
             None => 0,
         };
-        if let Some(answer) = self.answers.fresh(route, &base, revision, request.now) {
+        if let Some(answer) = self.answers.fresh(route, base, revision, request.now) {
             return Ok(Reply::of(answer.map(ReplyContent::from), request.now));
         }
         // Boxed, or every hit would reserve the memory of the largest miss.
-        Box::pin(self.answer_from_mirror(route, request, &base, revision)).await
+        Box::pin(self.answer_from_mirror(route, request, base, revision)).await
     }
 
     /// Answers from the mirror when no rendered answer is in memory.
@@ -195,7 +196,7 @@ impl Protocols {
         &self,
         route: &Route,
         request: &Request<'_>,
-        base: &Base<'_>,
+        base: &str,
         revision: u64,
     ) -> Result<Reply, RequestFailure> {
         let Request { now, takes_unknown_length, client, .. } = *request;
@@ -253,23 +254,24 @@ impl Protocols {
         render_list: fn(&VersionList) -> serde_json::Result<Vec<u8>>,
         call: &RequestContext,
     ) -> Result<Answer<ReplyContent>, Error> {
-        let unreadable = |address: &Address, reason: String| {
-            Error::Interrupted(format!("the cached version list of {address} cannot be read: {reason}"))
-        };
         if self.mirror.runtime.connectivity() == Connectivity::Offline {
             let list = self.mirror.offline.client_versions(address, call).await?;
-            let body = render_list(&list.value).map_err(|e| unreadable(address, e.to_string()))?;
+            let body = render_list(&list.value).map_err(|e| unreadable_list(address, e))?;
             return Ok(document(list.map(|_| body)).await);
         }
         let list = self.mirror.documents.versions(address, call).await?;
         let (document, address) = (Arc::clone(&list.value), address.clone());
         let rendering = async move {
-            let list = document.versions((&address).into()).await.map_err(|reason| unreadable(&address, reason))?;
-            render_list(&list).map_err(|e| unreadable(&address, e.to_string()))
+            let list = document.versions((&address).into()).await.map_err(|reason| unreadable_list(&address, reason))?;
+            render_list(&list).map_err(|e| unreadable_list(&address, e))
         };
         let rendered = self.shared_renderings.share(route, list.value.content_hash(), rendering).await?;
         Ok(list.map(|_| ReplyContent::Document(rendered)))
     }
+}
+
+fn unreadable_list(address: &impl fmt::Display, reason: impl fmt::Display) -> Error {
+    Error::Unreadable { subject: format!("the cached version list of {address}"), reason: reason.to_string() }
 }
 
 /// Makes the reply of a document from its body.
@@ -294,7 +296,7 @@ async fn render(body: Vec<u8>) -> RenderedDocument {
 #[derive(Debug, Clone, Copy)]
 struct Links<'a> {
     mount: &'a Mount,
-    base: &'a Base<'a>,
+    base: &'a str,
 }
 
 impl Links<'_> {

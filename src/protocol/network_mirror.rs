@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
 use serde::Serialize;
+use serde_json::{Map, Value};
 
-use super::Links;
+use super::{Links, unreadable_list};
 use super::route::Route;
 use crate::address::{FileName, Package, Platform, ProviderAddress, Version};
 use crate::digest::Digest;
@@ -26,19 +27,6 @@ const CONCURRENT_FETCHES: usize = 8;
 const MAX_TRIED_PLATFORMS: usize = 4;
 
 #[derive(Serialize)]
-struct VersionEntryBody {}
-
-#[derive(Serialize)]
-struct IndexBody<'a> {
-    versions: BTreeMap<&'a Version, VersionEntryBody>,
-}
-
-#[derive(Serialize, Default)]
-struct VersionBody {
-    archives: BTreeMap<String, ArchiveEntry>,
-}
-
-#[derive(Serialize)]
 struct ArchiveEntry {
     url: String,
     hashes: Vec<String>,
@@ -46,8 +34,8 @@ struct ArchiveEntry {
 
 /// Renders `index.json`, the versions of a provider, from a version list.
 pub(super) fn render_index(list: &VersionList) -> serde_json::Result<Vec<u8>> {
-    let versions = list.versions.iter().map(|listed| (&listed.version, VersionEntryBody {})).collect();
-    serde_json::to_vec(&IndexBody { versions })
+    let versions: BTreeMap<_, _> = list.versions.iter().map(|listed| (&listed.version, Map::<String, Value>::new())).collect();
+    serde_json::to_vec(&BTreeMap::from([("versions", versions)]))
 }
 
 /// `VERSION.json`: the archives of a version. For an unknown version the list is empty: after a 404 the client would
@@ -63,7 +51,7 @@ pub(super) async fn version(
         Connectivity::Online => {
             let list = mirror.documents.versions(&address.into(), call).await?;
             let versions =
-                list.value.versions(Service::Providers).await.map_err(|reason| unreadable(address, reason))?;
+                list.value.versions(Service::Providers).await.map_err(|reason| unreadable_list(address, reason))?;
             let mut answer = VersionAnswer { mirror, address, version, call, combined: list.map(drop) };
             let archives = match versions.get(version) {
                 Some(listed) => answer.listed_archives(listed).await?,
@@ -79,7 +67,7 @@ pub(super) async fn version(
             (answer.stored_archives(platforms).await?, answer.combined)
         }
     };
-    let mut body = VersionBody::default();
+    let mut entries = BTreeMap::new();
     for (platform, archive) in archives {
         let package = Package { provider: address.clone(), version: version.clone(), platform };
         let stored = mirror.library.stored_archive(&package, archive.digest).await?;
@@ -94,14 +82,11 @@ pub(super) async fn version(
         let hashes = zh.into_iter().chain(h1).collect();
         let key = package.platform.to_string();
         let reference = ArchiveRef { package, digest: archive.digest.prefix(), filename: archive.filename };
-        body.archives.insert(key, ArchiveEntry { url: links.url(&Route::ProviderFile(reference).path()), hashes });
+        entries.insert(key, ArchiveEntry { url: links.url(&Route::ProviderFile(reference).path()), hashes });
     }
-    let body = serde_json::to_vec(&body).map_err(|e| unreadable(address, e.to_string()))?;
+    let body = serde_json::to_vec(&BTreeMap::from([("archives", entries)]));
+    let body = body.map_err(|e| unreadable_list(address, e))?;
     Ok(combined.map(|()| body))
-}
-
-fn unreadable(address: &ProviderAddress, reason: String) -> Error {
-    Error::Interrupted(format!("the cached version list of {address} cannot be read: {reason}"))
 }
 
 #[derive(Clone)]

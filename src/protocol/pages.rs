@@ -2,12 +2,13 @@
 //! point to larder. Offline, pages are made from the store.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use indexmap::IndexMap;
 use serde::Serialize;
-use serde_json::value::RawValue;
+use serde_json::value::{RawValue, Value};
 use url::Url;
 
 use super::Links;
@@ -35,10 +36,10 @@ pub(super) async fn page(
     links: Links<'_>,
 ) -> Result<Answer<Vec<u8>>, Error> {
     let Answer { value, outcome, fresh_until, checked } = mirror.offline.page(page, call).await?;
-    let unreadable = |reason: String| Error::Interrupted(format!("{} cannot be read: {reason}", page.label()));
+    let unreadable = |reason| Error::Unreadable { subject: page.label(), reason };
     let body = match value {
         PageSource::Upstream(document) => {
-            let (mount, base, host) = (links.mount.clone(), links.base.clone().into_static(), page.host.clone());
+            let (mount, base, host) = (links.mount.clone(), links.base.to_owned(), page.host.clone());
             let service = page.path.service();
             let installable = match mirror.runtime.connectivity() {
                 Connectivity::Online => None,
@@ -71,12 +72,29 @@ pub fn keep_versions(page: &Bytes, versions: &[Version]) -> Result<Bytes, String
     let Ok(entries) = serde_json::from_str::<Vec<String>>(listed.get()) else { return Ok(page.clone()) };
     let is_installable =
         |entry: &String| Version::parse_lenient(entry).is_ok_and(|version| versions.contains(&version));
-    let kept: Vec<&String> = entries.iter().filter(|entry| is_installable(entry)).collect();
-    let kept = serde_json::to_string(&kept).map_err(|e| e.to_string())?;
-    // Raw values borrow from the text, so the difference of the pointers is the offset in the text.
-    let start = listed.get().as_ptr() as usize - text.as_ptr() as usize;
-    let (prefix, suffix) = (text.get(..start), text.get(start + listed.get().len()..));
-    Ok([prefix.unwrap_or_default(), &kept, suffix.unwrap_or_default()].concat().into())
+    let kept: Vec<String> = entries.into_iter().filter(is_installable).collect();
+    Ok(with_edits(text, &[Edit { original: listed, replacement: kept.into() }]).into())
+}
+
+/// A value in a page, and its replacement.
+struct Edit<'a> {
+    original: &'a RawValue,
+    replacement: Value,
+}
+
+/// Replaces values in the text of a page. The edits are in the order of the text.
+fn with_edits(text: &str, edits: &[Edit<'_>]) -> String {
+    let mut body = String::with_capacity(text.len() + 64 * edits.len());
+    let mut copied_bytes = 0;
+    for Edit { original, replacement } in edits {
+        // Raw values borrow from the text, so the difference of the pointers is the offset in the text.
+        let start = original.get().as_ptr() as usize - text.as_ptr() as usize;
+        body.push_str(text.get(copied_bytes..start).unwrap_or_default());
+        body.push_str(&replacement.to_string());
+        copied_bytes = start + original.get().len();
+    }
+    body.push_str(text.get(copied_bytes..).unwrap_or_default());
+    body
 }
 
 /// Rewrites the URLs of other pages in a page: members that end in `_url` and point below a base of its service. A URL
@@ -93,49 +111,21 @@ pub fn with_links(
     let mut edits = Vec::new();
     let rewrite = |name: &str, reference: &str| {
         let rewritten = rewrite_url(name, reference, page, service, host, &link);
-        if rewritten == Some(RewrittenUrl::Null) {
+        if rewritten == Some(Value::Null) {
             tracing::debug!(registry = %host, member = name, "a URL in a page cannot be served by larder, and becomes null");
         }
         rewritten
     };
     find_links(root, MAX_DEPTH, &rewrite, &mut edits);
-    let mut body = String::with_capacity(text.len() + 64 * edits.len());
-    let mut copied_bytes = 0;
-    for UrlEdit { original, rewritten } in edits {
-        // Raw values borrow from the text, in its order.
-        let start = original.get().as_ptr() as usize - text.as_ptr() as usize;
-        body.push_str(text.get(copied_bytes..start).unwrap_or_default());
-        match rewritten {
-            RewrittenUrl::ToLarder(url) => body.push_str(&serde_json::to_string(&url)?),
-            RewrittenUrl::Null => body.push_str("null"),
-        }
-        copied_bytes = start + original.get().len();
-    }
-    body.push_str(text.get(copied_bytes..).unwrap_or_default());
-    Ok(body.into_bytes())
-}
-
-/// A URL in a page, and its replacement.
-struct UrlEdit<'a> {
-    original: &'a RawValue,
-    rewritten: RewrittenUrl,
-}
-
-/// The replacement of a URL.
-#[derive(Debug, PartialEq, Eq)]
-enum RewrittenUrl {
-    /// A URL of larder.
-    ToLarder(String),
-    /// Null, because larder cannot serve the page.
-    Null,
+    Ok(with_edits(text, &edits).into_bytes())
 }
 
 /// Finds the URLs to replace, in the order of the text.
 fn find_links<'a>(
     raw: &'a RawValue,
     depth: usize,
-    rewrite: &impl Fn(&str, &str) -> Option<RewrittenUrl>,
-    edits: &mut Vec<UrlEdit<'a>>,
+    rewrite: &impl Fn(&str, &str) -> Option<Value>,
+    edits: &mut Vec<Edit<'a>>,
 ) {
     let text = raw.get();
     if depth == 0 || !text.contains("_url\"") {
@@ -151,7 +141,7 @@ fn find_links<'a>(
     for (name, value) in members {
         match name.ends_with("_url").then(|| serde_json::from_str::<String>(value.get()).ok()).flatten() {
             Some(url) => {
-                member_edits.extend(rewrite(&name, &url).map(|rewritten| UrlEdit { original: value, rewritten }))
+                member_edits.extend(rewrite(&name, &url).map(|replacement| Edit { original: value, replacement }))
             }
             None => find_links(value, depth - 1, rewrite, &mut member_edits),
         }
@@ -165,7 +155,8 @@ fn find_links<'a>(
 /// Members that point to the next and previous page of a list.
 const PAGING_MEMBERS: [&str; 2] = ["next_url", "prev_url"];
 
-/// Returns the replacement of the URL `reference` in the member `name`; `None` if the URL stays.
+/// Returns the replacement of the URL `reference` in the member `name`: a URL of larder, or null if larder cannot serve
+/// the page. `None` if the URL stays.
 fn rewrite_url(
     name: &str,
     reference: &str,
@@ -173,11 +164,11 @@ fn rewrite_url(
     service: Service,
     host: &Hostname,
     link: &impl Fn(&str) -> String,
-) -> Option<RewrittenUrl> {
+) -> Option<Value> {
     if reference.is_empty() {
         return None;
     }
-    let null_if_paging = || PAGING_MEMBERS.contains(&name).then_some(RewrittenUrl::Null);
+    let null_if_paging = || PAGING_MEMBERS.contains(&name).then_some(Value::Null);
     let Ok(url) = page.url.join(reference) else { return null_if_paging() };
     let base = service_base(host, service);
     let Some(path_below_base) = page.bases.iter().find_map(|base| path_below_base(&url, base)) else {
@@ -185,7 +176,7 @@ fn rewrite_url(
     };
     let route_context = RouteContext { upstreams: [host.clone()].into(), default_upstream: None };
     let route = Route::parse(&format!("{base}{path_below_base}"), url.query(), None, &route_context).ok();
-    Some(route.map_or(RewrittenUrl::Null, |route| RewrittenUrl::ToLarder(link(&route.path()))))
+    Some(route.map(|route| link(&route.path())).into())
 }
 
 /// The path of a URL below a base. The list of everything may lack the base's final slash.
@@ -200,10 +191,9 @@ fn path_below_base<'a>(url: &'a Url, base: &Url) -> Option<&'a str> {
 #[derive(Serialize)]
 struct PageListBody<'a> {
     meta: Meta,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    modules: Option<Vec<PageEntry<'a>>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    providers: Option<Vec<PageEntry<'a>>>,
+    /// The list, named by the service.
+    #[serde(flatten)]
+    entries: BTreeMap<&'static str, Vec<PageEntry<'a>>>,
     warnings: Vec<&'static str>,
 }
 
@@ -274,16 +264,14 @@ fn render_list(list: &StoredList, page: &PageRef, links: Links<'_>) -> serde_jso
         prev_offset: previous,
         prev_url: previous.map(page_at),
     };
-    let entries = Some(entries.iter().map(PageEntry::from).collect());
-    let (modules, providers) = match page.path.service() {
-        Service::Modules => (entries, None),
-        Service::Providers => (None, entries),
+    let name = match page.path.service() {
+        Service::Modules => "modules",
+        Service::Providers => "providers",
     };
     let verified_warning = page.query.is_verified_only.then_some(NONE_VERIFIED);
     serde_json::to_vec(&PageListBody {
         meta,
-        modules,
-        providers,
+        entries: [(name, entries.iter().map(PageEntry::from).collect())].into(),
         warnings: [BUILT_FROM_STORE].into_iter().chain(verified_warning).collect(),
     })
 }

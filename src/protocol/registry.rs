@@ -28,8 +28,8 @@ pub(super) async fn discovery(
     call: &RequestContext,
     links: Links<'_>,
 ) -> Result<Answer<Vec<u8>>, Error> {
-    let unreadable =
-        |reason| Error::Interrupted(format!("the cached discovery document of {host} cannot be read: {reason}"));
+    let subject = || format!("the cached discovery document of {host}");
+    let unreadable = |reason| Error::Unreadable { subject: subject(), reason };
     let answer = mirror.documents.discovery(host, call).await?;
     let discovery = answer.value.discovery_for_clients().map_err(unreadable)?;
     let entries = services(discovery, host, |path| links.url(path));
@@ -143,10 +143,10 @@ pub(super) async fn provider_download(
     let ProofSetRefs { archive, sums, signature } = answer.value.refs(package);
     let urls = [Route::ProviderFile(archive), Route::ProofFile(sums), Route::ProofFile(signature)]
         .map(|route| links.url(&route.path()));
-    let body =
-        answer.value.document.with_urls(urls).map_err(|e| {
-            Error::Interrupted(format!("the cached download document of {package} cannot be read: {e}"))
-        })?;
+    let body = answer.value.document.with_urls(urls).map_err(|e| Error::Unreadable {
+        subject: format!("the cached download document of {package}"),
+        reason: e.to_string(),
+    })?;
     Ok(answer.map(|_| body))
 }
 
@@ -158,23 +158,25 @@ pub(super) async fn module_location(
     call: &RequestContext,
     links: Links<'_>,
 ) -> Result<Answer<String>, Error> {
-    let Answer { value, outcome, fresh_until, checked } = mirror.modules.module_location(package, call).await?;
-    Ok(match value {
-        ModuleLocation::External(text) => Answer { value: text, outcome, fresh_until, checked },
+    let answer = mirror.modules.module_location(package, call).await?;
+    let mut fresh_until = answer.fresh_until;
+    let answer = answer.map(|location| match location {
+        ModuleLocation::External(text) => text,
         ModuleLocation::Local { archive, checksum, subdir } => {
             let mut text = links.url(&Route::ModuleArchive(archive).path());
             if let Some(subdir) = subdir {
                 text.push_str("//");
                 text.push_str(&subdir);
             }
-            if let Some(checksum) = checksum {
-                text.push_str(&format!("?checksum=sha256:{checksum}"));
+            match checksum {
+                Some(checksum) => text.push_str(&format!("?checksum=sha256:{checksum}")),
+                // A location without a digest changes as soon as the archive is stored.
+                None => fresh_until = call.now,
             }
-            // A location without a digest changes as soon as the archive is stored.
-            let fresh_until = if checksum.is_some() { fresh_until } else { call.now };
-            Answer { value: text, outcome, fresh_until, checked }
+            text
         }
-    })
+    });
+    Ok(Answer { fresh_until, ..answer })
 }
 
 #[cfg(test)]

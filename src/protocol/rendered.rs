@@ -16,7 +16,7 @@ use moka::sync::Cache;
 use parking_lot::Mutex;
 
 use super::render;
-use super::route::{Base, Route};
+use super::route::Route;
 use crate::clock::Timestamp;
 use crate::digest::{Digest, FastHash};
 use crate::error::Error;
@@ -109,29 +109,19 @@ pub struct RenderedAnswer {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct RenderedAnswerKey {
     route: Route,
-    base: Base<'static>,
+    base: String,
 }
 
 /// A borrowed [`RenderedAnswerKey`], for lookups without a copy. It hashes like one, field by field.
 #[derive(Hash)]
 struct KeyRef<'a> {
     route: &'a Route,
-    base: &'a Base<'a>,
+    base: &'a str,
 }
 
 impl Equivalent<RenderedAnswerKey> for KeyRef<'_> {
     fn equivalent(&self, key: &RenderedAnswerKey) -> bool {
-        *self.route == key.route && *self.base == key.base
-    }
-}
-
-/// A borrowed base, for lookups without a copy.
-#[derive(Hash)]
-struct BaseRef<'a>(&'a Base<'a>);
-
-impl Equivalent<Base<'static>> for BaseRef<'_> {
-    fn equivalent(&self, base: &Base<'static>) -> bool {
-        self.0 == base
+        *self.route == key.route && self.base == key.base
     }
 }
 
@@ -144,7 +134,7 @@ const MAX_BASES: u64 = 64;
 pub struct RenderedAnswers {
     cache: Cache<RenderedAnswerKey, RenderedAnswer>,
     /// The most requested bases.
-    bases: Cache<Base<'static>, ()>,
+    bases: Cache<String, ()>,
     /// Memory for archives, including evicted ones that clients still read.
     archives: ReadBudget,
 }
@@ -162,13 +152,7 @@ impl RenderedAnswers {
     }
 
     /// Returns the answer to a route, if it is fresh and nothing changed since.
-    pub fn fresh(
-        &self,
-        route: &Route,
-        base: &Base<'_>,
-        revision: u64,
-        now: Timestamp,
-    ) -> Option<Answer<FinishedReply>> {
+    pub fn fresh(&self, route: &Route, base: &str, revision: u64, now: Timestamp) -> Option<Answer<FinishedReply>> {
         if !self.is_among_bases(base) {
             return None;
         }
@@ -180,8 +164,8 @@ impl RenderedAnswers {
 
     /// Stores an answer if its base is, or now becomes, one of the most requested ones. An archive is stored
     /// only if the memory budget has space for a copy.
-    pub fn insert(&self, route: &Route, base: &Base<'_>, mut rendered: RenderedAnswer) {
-        let key = RenderedAnswerKey { route: route.clone(), base: base.clone().into_static() };
+    pub fn insert(&self, route: &Route, base: &str, mut rendered: RenderedAnswer) {
+        let key = RenderedAnswerKey { route: route.clone(), base: base.to_owned() };
         if !self.is_among_bases(base) {
             self.bases.insert(key.base.clone(), ());
             // Evicts now, perhaps the new base itself.
@@ -196,8 +180,8 @@ impl RenderedAnswers {
         self.cache.insert(key, rendered);
     }
 
-    fn is_among_bases(&self, base: &Base<'_>) -> bool {
-        *base == Base::PathAbsolute || self.bases.get(&BaseRef(base)).is_some()
+    fn is_among_bases(&self, base: &str) -> bool {
+        base.is_empty() || self.bases.get(base).is_some()
     }
 }
 
@@ -241,22 +225,19 @@ mod tests {
     use super::*;
     use crate::address::Hostname;
     use crate::mirror::Outcome;
-    use crate::protocol::route::{Origin, Scheme};
 
     /// Promise 11: a client that keeps changing its Host is answered, and does not fill the memory.
     #[test]
     fn answers_are_cached_for_the_most_requested_bases_only() {
         let answers = RenderedAnswers::up_to(64 << 20);
         let route = Route::Discovery(Hostname::parse("registry.example").unwrap());
-        let base = |number: usize| {
-            Base::Absolute(Origin::parse(Scheme::Https, &format!("h{number}.example")).unwrap().into_static())
-        };
+        let base = |number: usize| format!("https://h{number}.example");
         let now = Timestamp(1_000);
         let value = FinishedReply::Document(Arc::new(RenderedDocument::plain(b"{}".to_vec())));
         let answer = Answer { value, outcome: Outcome::Hit, fresh_until: Timestamp(2_000), checked: now };
         let rendered = RenderedAnswer { answer, made: now, revision: 0 };
         let frequent_base = base(0);
-        let is_cached = |base: &Base<'_>| answers.fresh(&route, base, 0, now).is_some();
+        let is_cached = |base: &str| answers.fresh(&route, base, 0, now).is_some();
         let mut misses = 0;
         for number in 1..2_000 {
             answers.insert(&route, &base(number), rendered.clone());
@@ -265,10 +246,10 @@ mod tests {
                 answers.insert(&route, &frequent_base, rendered.clone());
             }
         }
-        answers.insert(&route, &Base::PathAbsolute, rendered.clone());
+        answers.insert(&route, "", rendered.clone());
         let count = (0..2_000).filter(|number| is_cached(&base(*number))).count();
         assert!((1..=MAX_BASES as usize).contains(&count), "{count}");
-        assert!(is_cached(&Base::PathAbsolute));
+        assert!(is_cached(""));
         assert!(misses < 10, "the most requested base was missing {misses} times");
     }
 }

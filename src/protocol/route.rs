@@ -8,13 +8,14 @@ use std::collections::BTreeSet;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
-pub use self::mount::{Base, Mount, Origin, Scheme};
+pub use self::mount::{Mount, parse_origin};
 use crate::address::{
     Address, FileName, Hostname, MAX_PART, ModuleAddress, ModuleName, ModulePackage, Name, Package, Platform,
     ProviderAddress, System, Version,
 };
 use crate::digest::DigestPrefix;
 use crate::error::{Error, Explanation};
+use crate::labels::labelled_enum;
 use crate::mirror::{ArchiveRef, ModuleArchiveRef, ProofFile, ProofFileRef};
 use crate::upstream::discovery::Service;
 use crate::upstream::pages::{BadQuery, PagePath, PageQuery, PageRef, SpelledVersion};
@@ -394,21 +395,8 @@ impl Route {
 
     /// Returns true if the answer contains larder's URLs, and so depends on the base.
     pub fn has_links(&self) -> bool {
-        match self {
-            Self::Discovery(_)
-            | Self::ProviderDownload(_)
-            | Self::MirrorVersion(..)
-            | Self::ModuleDownload(_)
-            | Self::ModuleLatest(_)
-            | Self::Page(_) => true,
-            Self::Versions(_)
-            | Self::MirrorIndex(_)
-            | Self::ProviderFile(_)
-            | Self::ProofFile(_)
-            | Self::ModuleArchive(_)
-            | Self::Health
-            | Self::Ready => false,
-        }
+        use RouteKind::{Discovery, Download, MirrorVersion, ModuleDownload, Page};
+        matches!(self.kind(), Discovery | Download | MirrorVersion | ModuleDownload | Page)
     }
 
     /// The subject whose changes invalidate the answer.
@@ -537,77 +525,37 @@ fn encoded(path: &str) -> String {
     utf8_percent_encode(path, ENCODED).to_string()
 }
 
-/// Kinds of routes, for logs and counters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum RouteKind {
-    /// A discovery document.
-    Discovery,
-    /// A version list.
-    Versions,
-    /// A download document.
-    Download,
-    /// `index.json` of a network mirror.
-    MirrorIndex,
-    /// `VERSION.json` of a network mirror.
-    MirrorVersion,
-    /// A module's version list.
-    ModuleVersions,
-    /// The location of a module version.
-    ModuleDownload,
-    /// A list, a search or details.
-    Page,
-    /// A provider's archive, checksums or signature.
-    Archive,
-    /// An archive of a module.
-    ModuleArchive,
-    /// A probe.
-    Health,
+labelled_enum! {
+    /// Kinds of routes, for logs and counters. The kinds whose answers are documents come first.
+    pub RouteKind {
+        /// A discovery document.
+        Discovery "discovery",
+        /// A version list.
+        Versions "versions",
+        /// A download document.
+        Download "download",
+        /// `index.json` of a network mirror.
+        MirrorIndex "mirror-index",
+        /// `VERSION.json` of a network mirror.
+        MirrorVersion "mirror-version",
+        /// A module's version list.
+        ModuleVersions "module-versions",
+        /// The location of a module version.
+        ModuleDownload "module-download",
+        /// A list, a search or details.
+        Page "page",
+        /// A provider's archive, checksums or signature.
+        Archive "archive",
+        /// An archive of a module.
+        ModuleArchive "module-archive",
+        /// A probe.
+        Health "health",
+    }
 }
 
 impl RouteKind {
-    /// The kinds whose answers are documents, which age.
-    pub const DOCUMENTS: [Self; 8] = [
-        Self::Discovery,
-        Self::Versions,
-        Self::Download,
-        Self::MirrorIndex,
-        Self::MirrorVersion,
-        Self::ModuleVersions,
-        Self::ModuleDownload,
-        Self::Page,
-    ];
-
-    /// All kinds, each at the index of its discriminant.
-    pub const ALL: [Self; 11] = [
-        Self::Discovery,
-        Self::Versions,
-        Self::Download,
-        Self::MirrorIndex,
-        Self::MirrorVersion,
-        Self::ModuleVersions,
-        Self::ModuleDownload,
-        Self::Page,
-        Self::Archive,
-        Self::ModuleArchive,
-        Self::Health,
-    ];
-
-    /// The text in logs and metric labels.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Discovery => "discovery",
-            Self::Versions => "versions",
-            Self::Download => "download",
-            Self::MirrorIndex => "mirror-index",
-            Self::MirrorVersion => "mirror-version",
-            Self::ModuleVersions => "module-versions",
-            Self::ModuleDownload => "module-download",
-            Self::Page => "page",
-            Self::Archive => "archive",
-            Self::ModuleArchive => "module-archive",
-            Self::Health => "health",
-        }
-    }
+    /// Number of kinds whose answers are documents, which age.
+    pub const DOCUMENTS: usize = Self::Page as usize + 1;
 }
 
 #[cfg(test)]

@@ -3,7 +3,6 @@
 //! server-sent events.
 
 use std::io;
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -49,32 +48,6 @@ pub(super) async fn read_json(request: Request<Incoming>, max_bytes: usize) -> A
         return Err(unsupported("send the body as Content-Type: application/json"));
     }
     read_whole(request, max_bytes, if max_bytes > MAX_COMMAND_BYTES { ORDER_TIMEOUT } else { COMMAND_TIMEOUT }).await
-}
-
-/// The body of a plan or warm-up request.
-enum OrderBody {
-    /// A complete order.
-    Json(Bytes),
-    /// A lock file.
-    LockFile(Bytes),
-    /// Configurations.
-    Tar(Bytes),
-}
-
-/// Reads the body of a plan or warm-up request. A web page can send `text/plain`, too; the token keeps it out.
-async fn read_order_body(request: Request<Incoming>) -> Answer<OrderBody> {
-    if has_content_type(request.headers(), "application/json") {
-        return read_whole(request, MAX_ORDER_BYTES, ORDER_TIMEOUT).await.map(OrderBody::Json);
-    }
-    if has_content_type(request.headers(), "text/plain") {
-        return read_whole(request, MAX_LOCK_FILE_BYTES, COMMAND_TIMEOUT).await.map(OrderBody::LockFile);
-    }
-    if has_content_type(request.headers(), "application/x-tar") {
-        return read_whole(request, MAX_TAR_BYTES, ORDER_TIMEOUT).await.map(OrderBody::Tar);
-    }
-    Err(unsupported(
-        "send an order as Content-Type: application/json, a .terraform.lock.hcl as text/plain, or a tar of configurations as application/x-tar",
-    ))
 }
 
 /// Returns a body of any size for a blocking reader. Refuses other content types than the given one. If the reader
@@ -155,6 +128,17 @@ static BODY_PERMITS: Semaphore = Semaphore::const_new(4);
 /// Limits parsing to one thread at a time.
 static PARSER_PERMITS: Semaphore = Semaphore::const_new(1);
 
+/// Parses the body and the query of a plan or warm-up request. The error is every problem that hides the order.
+type OrderParser = fn(&[u8], Option<&str>) -> Result<OrderQuery, Vec<String>>;
+
+/// The forms of an order: content type, size limit and deadline of the body, and its parser. A web page can send
+/// `text/plain`, too; the token keeps it out.
+const ORDER_FORMS: [(&str, usize, Duration, OrderParser); 3] = [
+    ("application/json", MAX_ORDER_BYTES, ORDER_TIMEOUT, parse_json),
+    ("text/plain", MAX_LOCK_FILE_BYTES, COMMAND_TIMEOUT, parse_lock_file),
+    ("application/x-tar", MAX_TAR_BYTES, ORDER_TIMEOUT, parse_tar),
+];
+
 /// A parsed order.
 pub(super) struct ReceivedOrder {
     pub(super) order: Order,
@@ -174,55 +158,55 @@ pub(super) async fn read_order(
     let query = request.uri().query().map(str::to_owned);
     // The semaphores are never closed.
     let memory_permit = BODY_PERMITS.acquire().await;
-    let body = read_order_body(request).await?;
+    let form = ORDER_FORMS.into_iter().find(|(content_type, ..)| has_content_type(request.headers(), content_type));
+    let (_, max_bytes, timeout, parse) = form.ok_or_else(|| {
+        unsupported(
+            "send an order as Content-Type: application/json, a .terraform.lock.hcl as text/plain, or a tar of configurations as application/x-tar",
+        )
+    })?;
+    let body = read_whole(request, max_bytes, timeout).await?;
     let parser_permit = PARSER_PERMITS.acquire().await;
-    let host = Arc::new(default_host.clone());
+    let host = default_host.clone();
     let parsing = mirror.runtime.spawn_blocking(move || {
         // The permits are released when the parsing ends, even if the client has disconnected.
         let _permits = (memory_permit, parser_permit);
-        parse_body(body, query.as_deref(), &host)
+        let OrderQuery { options, mut problems } = parse(&body, query.as_deref())?;
+        match options.order(&host) {
+            Ok(order) if problems.is_empty() => Ok(ReceivedOrder { order, pin: options.pin }),
+            order => {
+                problems.extend(order.err().unwrap_or_default());
+                Err(problems)
+            }
+        }
     });
     let parsed = parsing.await.unwrap_or_else(|_| Err(vec!["parsing the order ended unexpectedly".to_owned()]));
     parsed.map_err(refused)
 }
 
-fn parse_body(body: OrderBody, query: Option<&str>, default_host: &Hostname) -> Result<ReceivedOrder, Vec<String>> {
-    let (options, mut problems) = match body {
-        OrderBody::Json(_) if query.is_some() => {
-            return Err(vec!["an order in JSON takes no query: put the options into the body".to_owned()]);
-        }
-        OrderBody::Json(body) => (OrderRequest::read(&body).map_err(|reason| vec![reason])?, Vec::new()),
-        OrderBody::LockFile(body) => {
-            let query = OrderQuery::of_lock_file(query);
-            let (options, problems) = (query.options, query.problems);
-            (OrderRequest { lock_files: vec![lock_file(&body)?], ..options }, problems)
-        }
-        OrderBody::Tar(body) => {
-            let query = OrderQuery::of_tar(query);
-            let (options, problems) = (query.options, query.problems);
-            let files = Files::from_users_tar(&body).map_err(|error| vec![error.to_string()])?;
-            if files.is_empty() {
-                return Err(vec![
-                    "the tar holds no file that a client reads: .tf, .tofu, .tf.json, .tofu.json".to_owned(),
-                ]);
-            }
-            (OrderRequest { files: files.into(), ..options }, problems)
-        }
-    };
-    match options.order(default_host) {
-        Ok(order) if problems.is_empty() => Ok(ReceivedOrder { order, pin: options.pin }),
-        order => {
-            problems.extend(order.err().unwrap_or_default());
-            Err(problems)
-        }
+fn parse_json(body: &[u8], query: Option<&str>) -> Result<OrderQuery, Vec<String>> {
+    if query.is_some() {
+        return Err(vec!["an order in JSON takes no query: put the options into the body".to_owned()]);
     }
+    let options = OrderRequest::read(body).map_err(|reason| vec![reason])?;
+    Ok(OrderQuery { options, problems: Vec::new() })
 }
 
-fn lock_file(body: &Bytes) -> Result<NamedText, Vec<String>> {
-    match std::str::from_utf8(body) {
-        Ok(text) => Ok(NamedText { name: ".terraform.lock.hcl".to_owned(), text: text.to_owned() }),
-        Err(_) => Err(vec!["the body is not UTF-8 text, so it is not a lock file".to_owned()]),
+fn parse_lock_file(body: &[u8], query: Option<&str>) -> Result<OrderQuery, Vec<String>> {
+    let text = std::str::from_utf8(body)
+        .map_err(|_| vec!["the body is not UTF-8 text, so it is not a lock file".to_owned()])?;
+    let mut order = OrderQuery::of_lock_file(query);
+    order.options.lock_files = vec![NamedText { name: ".terraform.lock.hcl".to_owned(), text: text.to_owned() }];
+    Ok(order)
+}
+
+fn parse_tar(body: &[u8], query: Option<&str>) -> Result<OrderQuery, Vec<String>> {
+    let files = Files::from_users_tar(body).map_err(|error| vec![error.to_string()])?;
+    if files.is_empty() {
+        return Err(vec!["the tar holds no file that a client reads: .tf, .tofu, .tf.json, .tofu.json".to_owned()]);
     }
+    let mut order = OrderQuery::of_tar(query);
+    order.options.files = files.into();
+    Ok(order)
 }
 
 /// Interval of comment lines while nothing changes: a proxy in between would close an idle connection.
@@ -230,16 +214,13 @@ const HEARTBEAT: Duration = Duration::from_secs(15);
 
 /// Streams the changes of a job.
 pub(super) fn job_events(subscription: JobSubscription, method: &Method) -> Response<Body> {
-    let body = if *method == Method::HEAD { Body::empty() } else { Body::stream(event_stream(subscription), None) };
-    response::of_type(body, "text/event-stream")
-}
-
-/// Streams the changes. Collects the next ones only after the client has read the previous ones.
-fn event_stream(subscription: JobSubscription) -> impl Stream<Item = io::Result<Bytes>> + Send {
-    stream::unfold(subscription, |mut subscription| async move {
+    // The next changes are collected only after the client has read the previous ones.
+    let changes = stream::unfold(subscription, |mut subscription| async move {
         let chunk = next_chunk(subscription.next(), HEARTBEAT).await?;
         Some((chunk, subscription))
-    })
+    });
+    let body = if *method == Method::HEAD { Body::empty() } else { Body::stream(changes, None) };
+    response::of_type(body, "text/event-stream")
 }
 
 /// Waits for the next changes and formats them; a heartbeat after `max_wait`, `None` at the end.

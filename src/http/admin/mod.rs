@@ -3,9 +3,10 @@
 mod bodies;
 mod transfers;
 
+use std::fmt::Display;
 use std::sync::Arc;
 
-use http::header;
+use http::header::{self, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use prometheus_client::registry::Registry;
@@ -14,24 +15,23 @@ use serde::Serialize;
 use self::bodies::ReceivedOrder;
 use super::body::Body;
 use super::{RequestMetrics, host_of, requests, response};
-use crate::address::Hostname;
+use crate::address::{Hostname, PackageSelector};
 use crate::bundle::BundleKeys;
 use crate::clock::{Clock, Timestamp};
 use crate::error::Error;
 use crate::jobs::{self, JobId, JobStartError, Jobs, PlanError, Recurring, RecurringState, WarmUp};
-use crate::mirror::{AcceptOutcome, Mirror, PinChange, PinResult, PurgeResult, RequestContext};
-use crate::protocol::admin::command::{self, OperationReport, OperationTarget, PinRequest, no_job};
+use crate::mirror::{AcceptOutcome, AcceptResult, Mirror, PinChange, PinResult, PurgeResult, RequestContext};
+use crate::protocol::admin::command::{self, OperationReport, OperationTarget, PinRequest};
 use crate::protocol::admin::order::{self, OrderRequest};
 use crate::protocol::admin::{
-    Access, AdminAccessKind, AdminRefusal, AdminRoute, Credentials, JOBS, Operation, SinceStart, StatusReport,
+    Access, AdminRefusal, AdminRoute, Credentials, JOBS, Operation, SinceStart, StatusReport,
 };
 use crate::protocol::route::Api;
 use crate::protocol::{RequestFailure, client_config};
 use crate::store::StoreError;
 
-const SEC_FETCH_SITE: header::HeaderName = header::HeaderName::from_static("sec-fetch-site");
 /// The `Server` header of the admin listener, by which the commands recognise larder.
-pub(super) const SERVER: header::HeaderValue = header::HeaderValue::from_static("larder");
+pub(super) const SERVER: HeaderValue = HeaderValue::from_static("larder");
 
 /// A response; an `Err` is one with an error status.
 type Answer<T = Response<Body>> = Result<T, Box<Response<Body>>>;
@@ -91,8 +91,8 @@ impl Admin {
     pub async fn handle(self: Arc<Self>, request: Request<Incoming>) -> Response<Body> {
         let mut response = self.answer(request).await.unwrap_or_else(|refused| *refused);
         response.headers_mut().insert(header::SERVER, SERVER);
-        response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, header::HeaderValue::from_static("nosniff"));
-        response.headers_mut().insert(header::CACHE_CONTROL, header::HeaderValue::from_static("no-store"));
+        response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+        response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
         response
     }
 
@@ -127,9 +127,9 @@ impl Admin {
                 if refusal == AdminRefusal::NoToken { StatusCode::UNAUTHORIZED } else { StatusCode::FORBIDDEN };
             return Err(errors(status, vec![refusal.to_string()]));
         }
-        if !allows(route.access_kind(), request.method()) {
+        if !route.methods().contains(&request.method().as_str()) {
             self.requests.record_refusal(requests::Refusal::Method);
-            return Err(wrong_method(route.access_kind()));
+            return Err(wrong_method(&route.methods().join(", ")));
         }
         let method = request.method().clone();
         match route {
@@ -160,7 +160,7 @@ impl Admin {
             AdminRoute::Job(id) => of_job(id, self.jobs.report(id)),
             AdminRoute::JobEvents(id) => match self.jobs.follow(id) {
                 Some(subscription) => Ok(bodies::job_events(subscription, &method)),
-                None => of_job(id, None::<()>),
+                None => Err(unknown_job(id)),
             },
             AdminRoute::Inventory => self.inventory().await,
             AdminRoute::Command(command) => self.command(command, request).await,
@@ -181,7 +181,7 @@ impl Admin {
             Ok((id, job)) => {
                 let mut response = response::json(StatusCode::ACCEPTED, &job);
                 // A job id is hex digits, so the location is always a valid header value.
-                if let Ok(location) = header::HeaderValue::try_from(format!("{}/{id}", JOBS)) {
+                if let Ok(location) = HeaderValue::try_from(format!("{}/{id}", JOBS)) {
                     response.headers_mut().insert(header::LOCATION, location);
                 }
                 Ok(response)
@@ -212,58 +212,46 @@ impl Admin {
         let body = bodies::read_json(request, bodies::MAX_COMMAND_BYTES).await?;
         let pin = if operation == Operation::Pin { PinChange::Set } else { PinChange::Lift };
         let target = match operation {
-            Operation::Refresh | Operation::Purge | Operation::Accept => OperationTarget::read(&body),
-            Operation::Pin | Operation::Unpin => match PinRequest::read(&body) {
-                Ok(PinRequest::Job(id)) => {
-                    let report = match self.jobs.to_pin(id, pin).await {
-                        Some(items) => Some(command::pin_job(&self.mirror, items, pin).await),
-                        None => None,
-                    };
-                    return of_job(id, report);
-                }
-                Ok(PinRequest::Addresses(target)) => Ok(target),
-                Err(reason) => Err(reason),
-            },
+            Operation::Refresh | Operation::Purge | Operation::Accept => {
+                OperationTarget::read(&body).map(PinRequest::Addresses)
+            }
+            Operation::Pin | Operation::Unpin => PinRequest::read(&body),
         };
-        let addresses = target.map_err(|reason| refused(vec![reason]))?;
-        let addresses = addresses.addresses(&self.default_host).map_err(refused)?;
+        let target = match target.map_err(|reason| refused(vec![reason]))? {
+            PinRequest::Addresses(target) => target,
+            PinRequest::Job(id) => {
+                let items = self.jobs.to_pin(id, pin).await.ok_or_else(|| unknown_job(id))?;
+                return Ok(json(&command::pin_job(&self.mirror, items, pin).await));
+            }
+        };
+        let addresses = target.addresses(&self.default_host).map_err(refused)?;
         let operations = &self.mirror.operations;
         match operation {
             Operation::Refresh => {
-                let mut report = OperationReport::default();
-                for selector in &addresses {
-                    let refreshed = operations.refresh(selector, &self.call()).await;
-                    report.add_result(refreshed, |refreshed| refreshed.news.succeeded());
-                }
-                Ok(json(&report))
+                let refresh = |selector| async move { operations.refresh(&selector, &self.call()).await };
+                report_each(addresses, refresh, |refreshed| refreshed.news.succeeded()).await
             }
             Operation::Purge => {
-                let mut report = OperationReport::default();
-                for selector in &addresses {
-                    let purged = operations.purge(selector, &self.call()).await;
-                    report.add_result(purged.map(|purged| vec![purged]), PurgeResult::is_all);
-                }
-                Ok(json(&report))
+                let purge = |selector| async move {
+                    operations.purge(&selector, &self.call()).await.map(|purged| vec![purged])
+                };
+                report_each(addresses, purge, PurgeResult::is_all).await
             }
             Operation::Accept => {
-                let mut report = OperationReport::default();
-                for selector in &addresses {
-                    let accepted = match operations.accept(selector, &self.call()).await {
+                let accept = |selector| async move {
+                    match operations.accept(&selector, &self.call()).await {
                         Ok(accepted) if accepted.is_empty() => Err(format!(
                             "{selector}: no version of this address is stored; name a version to accept one that is not stored"
                         )),
                         accepted => accepted.map_err(|error| error.to_string()),
-                    };
-                    report.add_result(accepted, |accepted| !matches!(accepted.ruling, AcceptOutcome::Failed { .. }));
-                }
-                Ok(json(&report))
+                    }
+                };
+                let is_accepted = |accepted: &AcceptResult| !matches!(accepted.ruling, AcceptOutcome::Failed { .. });
+                report_each(addresses, accept, is_accepted).await
             }
             Operation::Pin | Operation::Unpin => {
-                let mut report = OperationReport::default();
-                for selector in &addresses {
-                    report.add_result(operations.pin(selector, pin).await, PinResult::succeeded);
-                }
-                Ok(json(&report))
+                let change_pin = |selector| async move { operations.pin(&selector, pin).await };
+                report_each(addresses, change_pin, PinResult::succeeded).await
             }
         }
     }
@@ -303,10 +291,8 @@ impl Admin {
         if prometheus_client::encoding::text::encode(&mut text, &self.registry).is_err() {
             return Err(internal("the metrics cannot be written"));
         }
-        let mut response = response::plain_text(StatusCode::OK, text);
         let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-        response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(content_type));
-        Ok(response)
+        Ok(response::of_type(Body::full(text.into()), content_type))
     }
 
     fn status(&self) -> StatusReport {
@@ -337,10 +323,29 @@ impl Admin {
     }
 }
 
+/// Runs an operation on each address, and answers with all results.
+async fn report_each<T: Serialize, E: Display, F: Future<Output = Result<Vec<T>, E>>>(
+    addresses: Vec<PackageSelector>,
+    run: impl Fn(PackageSelector) -> F,
+    is_success: impl Fn(&T) -> bool,
+) -> Answer {
+    let mut report = OperationReport::default();
+    for selector in addresses {
+        report.add_result(run(selector).await, &is_success);
+    }
+    Ok(json(&report))
+}
+
 /// The answer about a job; 404 where there is none.
 fn of_job(id: JobId, answer: Option<impl Serialize>) -> Answer {
-    let answer = answer.ok_or_else(|| errors(StatusCode::NOT_FOUND, vec![no_job(id)]))?;
-    Ok(json(&answer))
+    Ok(json(&answer.ok_or_else(|| unknown_job(id))?))
+}
+
+fn unknown_job(id: JobId) -> Box<Response<Body>> {
+    let reason = format!(
+        "there is no job {id}: old jobs are dropped from the list; their packages stay stored, so send the same order again"
+    );
+    errors(StatusCode::NOT_FOUND, vec![reason])
 }
 
 fn json(value: &impl Serialize) -> Response<Body> {
@@ -360,29 +365,18 @@ fn internal(reason: &str) -> Box<Response<Body>> {
     errors(StatusCode::INTERNAL_SERVER_ERROR, vec![reason.to_owned()])
 }
 
-/// Returns true for a method of a route.
-fn allows(access_kind: AdminAccessKind, method: &Method) -> bool {
-    match access_kind {
-        AdminAccessKind::Reads => matches!(*method, Method::GET | Method::HEAD),
-        AdminAccessKind::Changes => *method == Method::POST,
-        AdminAccessKind::ReadsAndEnds => matches!(*method, Method::GET | Method::HEAD | Method::DELETE),
-    }
-}
-
-fn wrong_method(access_kind: AdminAccessKind) -> Box<Response<Body>> {
-    let (message, allowed) = match access_kind {
-        AdminAccessKind::Reads => ("only GET and HEAD are answered here", "GET, HEAD"),
-        AdminAccessKind::Changes => ("only POST is answered here", "POST"),
-        AdminAccessKind::ReadsAndEnds => ("only GET, HEAD and DELETE are answered here", "GET, HEAD, DELETE"),
-    };
-    let mut response = errors(StatusCode::METHOD_NOT_ALLOWED, vec![message.into()]);
-    response.headers_mut().insert(header::ALLOW, header::HeaderValue::from_static(allowed));
+fn wrong_method(methods: &str) -> Box<Response<Body>> {
+    let mut response = errors(StatusCode::METHOD_NOT_ALLOWED, vec![format!("the methods of this path: {methods}")]);
+    response.headers_mut().extend(HeaderValue::from_str(methods).map(|methods| (header::ALLOW, methods)));
     response
 }
 
 fn credentials_of<'a>(request: &'a Request<Incoming>, host: Option<&'a str>) -> Credentials<'a> {
-    let header_text =
-        |name| request.headers().get(name).map(|value: &header::HeaderValue| value.to_str().unwrap_or("?"));
-    let site = request.headers().get(&SEC_FETCH_SITE).map(|site| site.to_str().unwrap_or("?"));
-    Credentials { origin: header_text(header::ORIGIN), site, host, authorization: header_text(header::AUTHORIZATION) }
+    let header_text = |name| request.headers().get(name).map(|value| value.to_str().unwrap_or("?"));
+    Credentials {
+        origin: header_text("origin"),
+        site: header_text("sec-fetch-site"),
+        host,
+        authorization: header_text("authorization"),
+    }
 }

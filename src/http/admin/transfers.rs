@@ -8,15 +8,15 @@ use hyper::body::Incoming;
 
 use super::super::body::{Body, pipe};
 use super::super::response;
-use super::{Admin, Answer, NDJSON, bodies, errors, internal, json, refused};
-use crate::address::{Artifact, Package};
+use super::{Admin, Answer, NDJSON, bodies, errors, internal, json, refused, unknown_job};
+use crate::address::Artifact;
 use crate::bundle::BundleWriter;
 use crate::digest::Digest;
+use crate::error::Error;
 use crate::jobs::JobId;
 use crate::jobs::job_report::JobState;
 use crate::mirror::{ApplyError, Export, GatherError, GatheredBundle, TransferPermit};
 use crate::protocol::admin::bundle::{BundleRequest, ExportRequest, TAR, apply_options, parse_unsigned_query};
-use crate::protocol::admin::command::no_job;
 use crate::store::StoreError;
 
 /// Size limit of a bundle request, which contains an inventory.
@@ -37,9 +37,7 @@ impl Admin {
         match gathering.await {
             Ok(Ok((gathered, permit))) => Ok(self.stream_bundle(gathered, permit)),
             Ok(Err(GatherError::Missing(missing))) => Err(errors(StatusCode::CONFLICT, missing)),
-            Ok(Err(GatherError::Mirror(error))) => {
-                Err(errors(StatusCode::SERVICE_UNAVAILABLE, vec![error.to_string()]))
-            }
+            Ok(Err(GatherError::Mirror(error))) => Err(unavailable(error)),
             Err(_) => Err(internal("gathering the bundle ended unexpectedly")),
         }
     }
@@ -65,9 +63,8 @@ impl Admin {
 
     /// The stored archives of an ended job: of a complete one, or of any with `partial`. `export` is the export's noun.
     fn archives_to_export(&self, id: JobId, partial: bool, export: &str) -> Answer<Vec<(Artifact, Digest)>> {
-        let Some((job, stored)) = self.jobs.report(id).zip(self.jobs.stored_archives(id)) else {
-            return Err(errors(StatusCode::NOT_FOUND, vec![no_job(id)]));
-        };
+        let report = self.jobs.report(id).zip(self.jobs.stored_archives(id));
+        let (job, stored) = report.ok_or_else(|| unknown_job(id))?;
         let reason = match job.state {
             JobState::Done => return Ok(stored),
             JobState::Running => format!("job {id} is still running: repeat the request when the job has ended"),
@@ -131,6 +128,10 @@ impl Admin {
     }
 }
 
+fn unavailable(error: Error) -> Box<Response<Body>> {
+    errors(StatusCode::SERVICE_UNAVAILABLE, vec![error.to_string()])
+}
+
 fn status_of(error: &ApplyError) -> StatusCode {
     match error {
         ApplyError::Busy => StatusCode::SERVICE_UNAVAILABLE,
@@ -151,8 +152,13 @@ impl Admin {
         let read = self.read_transfer_request(request, MAX_EXPORT_REQUEST_BYTES, ExportRequest::read).await;
         let ((ExportRequest { partial, have, .. }, id), permit) = read?;
         let stored = self.archives_to_export(id, partial, "tree")?;
-        let export = self.mirror.transfers.export(provider_packages(stored), &have, &self.call()).await;
-        let export = export.map_err(|error| errors(StatusCode::SERVICE_UNAVAILABLE, vec![error.to_string()]))?;
+        // No client reads modules from a tree.
+        let packages = stored.into_iter().filter_map(|(artifact, digest)| match artifact {
+            Artifact::Provider(package) => Some((package, digest)),
+            Artifact::Module(_) => None,
+        });
+        let export = self.mirror.transfers.export(packages.collect(), &have, &self.call()).await;
+        let export = export.map_err(unavailable)?;
         if partial || export.missing.is_empty() {
             return Ok(self.stream_tree(export, permit));
         }
@@ -183,13 +189,4 @@ impl Admin {
         let steps = self.mirror.transfers.import(tar, unsigned, &self.call()).map_err(|error| self.failure(error))?;
         Ok(response::of_type(Body::stream(bodies::lines(steps), None), NDJSON))
     }
-}
-
-/// Selects the provider packages. No client reads modules from a tree.
-fn provider_packages(stored: Vec<(Artifact, Digest)>) -> Vec<(Package, Digest)> {
-    let package = |(artifact, digest)| match artifact {
-        Artifact::Provider(package) => Some((package, digest)),
-        Artifact::Module(_) => None,
-    };
-    stored.into_iter().filter_map(package).collect()
 }

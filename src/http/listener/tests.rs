@@ -1,15 +1,12 @@
 //! The listener as clients see it, over real sockets.
 #![expect(clippy::disallowed_methods, reason = "tests make their own files")]
 
-use std::{
-    pin::Pin,
-    sync::atomic::{AtomicUsize, Ordering},
-    task::{Context, Poll},
-};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
+use bytes::Bytes;
 use futures_util::stream;
-use http_body_util::{BodyExt, Empty, Full, StreamBody, combinators::BoxBody};
-use hyper::{body::Frame, client::conn};
+use http_body_util::{BodyExt, Empty};
+use hyper::client::conn;
 use hyper_util::rt::TokioExecutor;
 use rustls_pki_types::{CertificateDer, ServerName, pem::PemObject};
 use tempfile::TempDir;
@@ -23,8 +20,6 @@ use tokio_rustls::{TlsConnector, client::TlsStream};
 use super::super::RequestMetrics;
 use super::*;
 
-type TestBody = BoxBody<Bytes, io::Error>;
-
 const TEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A listener on a free port, with a handler that answers by path.
@@ -32,8 +27,8 @@ struct TestListener {
     address: SocketAddr,
     stop: CancellationToken,
     task: JoinHandle<()>,
-    /// Frames for the body of `/fed`.
-    feed: mpsc::UnboundedSender<Result<Frame<Bytes>, io::Error>>,
+    /// Pieces of the body of `/fed`.
+    feed: mpsc::UnboundedSender<io::Result<Bytes>>,
     /// Number of answers started.
     requests: Arc<AtomicUsize>,
 }
@@ -47,15 +42,16 @@ impl TestListener {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let stop = CancellationToken::new();
-        let (feed, frames) = mpsc::unbounded_channel();
-        let frames = Arc::new(parking_lot::Mutex::new(Some(frames)));
+        let (feed, pieces) = mpsc::unbounded_channel();
+        let pieces = Arc::new(parking_lot::Mutex::new(Some(pieces)));
         let requests = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&requests);
-        let handler = move |request: Request<Incoming>, peer: Peer| {
+        let handler: Handler = Arc::new(move |request, peer| {
             counted.fetch_add(1, Ordering::SeqCst);
-            let frames = Arc::clone(&frames);
-            async move { respond(request.uri().path(), peer, || frames.lock().take().expect("/fed is asked for once")) }
-        };
+            let pieces = Arc::clone(&pieces);
+            let pieces = move || pieces.lock().take().expect("/fed is asked for once");
+            Box::pin(async move { respond(request.uri().path(), peer, pieces) })
+        });
         let slots = ConnectionSlots::new(&limits, RequestMetrics::default());
         let task = tokio::spawn(serve(listener, tls, limits, slots, |_| PeerClass::Client, handler, stop.clone()));
         Self { address, stop, task, feed, requests }
@@ -66,7 +62,7 @@ impl TestListener {
     }
 
     fn feed(&self, bytes: &'static [u8]) {
-        self.feed.send(Ok(Frame::data(Bytes::from_static(bytes)))).unwrap();
+        self.feed.send(Ok(Bytes::from_static(bytes))).unwrap();
     }
 
     async fn wait_for_end(self) {
@@ -77,55 +73,27 @@ impl TestListener {
 fn respond(
     path: &str,
     peer: Peer,
-    frames: impl FnOnce() -> mpsc::UnboundedReceiver<Result<Frame<Bytes>, io::Error>>,
-) -> Response<TestBody> {
-    let full_body = |text: String| Full::new(Bytes::from(text)).map_err(|never| match never {}).boxed();
+    pieces: impl FnOnce() -> mpsc::UnboundedReceiver<io::Result<Bytes>>,
+) -> Response<Body> {
+    let with_length = |length: u32, body| Response::builder().header("content-length", length).body(body).unwrap();
     let broken = || {
-        let frames = [Ok(Frame::data(Bytes::from_static(b"some"))), Err(io::Error::other("upstream lied"))];
-        StreamBody::new(stream::iter(frames)).boxed()
+        let pieces = [Ok(Bytes::from_static(b"some")), Err(io::Error::other("upstream lied"))];
+        Body::stream(stream::iter(pieces), None)
     };
     match path {
         "/fed" => {
-            let mut frames = frames();
-            Response::new(BodyExt::boxed(StreamBody::new(stream::poll_fn(move |cx| frames.poll_recv(cx)))))
+            let mut pieces = pieces();
+            Response::new(Body::stream(stream::poll_fn(move |cx| pieces.poll_recv(cx)), None))
         }
-        "/endless" => Response::new(BodyExt::boxed(Endless)),
+        "/endless" => Response::new(Body::stream(stream::repeat_with(|| Ok(Bytes::from_static(&[7; 65536]))), None)),
         "/panic" => panic!("asked to"),
-        "/panic-in-body" => Response::new(BodyExt::boxed(Panicking)),
-        "/broken-length" => Response::builder().header("content-length", 100).body(broken()).unwrap(),
+        "/panic-in-body" => Response::new(Body::stream(stream::poll_fn(|_| panic!("asked to, in the body")), None)),
+        "/broken-length" => with_length(100, broken()),
         "/broken-chunked" => Response::new(broken()),
-        "/short" => {
-            let frames = stream::iter([Ok(Frame::data(Bytes::from_static(b"short")))]);
-            Response::builder().header("content-length", 100).body(StreamBody::new(frames).boxed()).unwrap()
-        }
-        "/head-length" => Response::builder()
-            .header("content-length", 1234)
-            .body(Empty::new().map_err(|never| match never {}).boxed())
-            .unwrap(),
-        "/head-none" => Response::new(Empty::new().map_err(|never| match never {}).boxed()),
-        _ => Response::new(full_body(format!("secure={}", peer.tls.is_some()))),
-    }
-}
-
-struct Endless;
-
-impl Body for Endless {
-    type Data = Bytes;
-    type Error = io::Error;
-
-    fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
-        Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(&[7; 65536])))))
-    }
-}
-
-struct Panicking;
-
-impl Body for Panicking {
-    type Data = Bytes;
-    type Error = io::Error;
-
-    fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
-        panic!("asked to, in the body")
+        "/short" => with_length(100, Body::stream(stream::iter([Ok(Bytes::from_static(b"short"))]), None)),
+        "/head-length" => with_length(1234, Body::empty()),
+        "/head-none" => Response::new(Body::empty()),
+        _ => Response::new(Body::full(Bytes::from(format!("secure={}", peer.tls.is_some())))),
     }
 }
 

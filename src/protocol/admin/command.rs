@@ -10,44 +10,32 @@ use serde_json::{Map, Value};
 use super::{object_of, short};
 use crate::address::{Hostname, PackageSelector};
 use crate::jobs::{JobId, ToPin};
+use crate::labels::labelled_enum;
 use crate::mirror::{Mirror, PinChange, PinOutcome, PinResult};
 
 /// Maximum number of addresses in one command.
 const MAX_ADDRESSES: usize = 256;
 
-/// Operations on an address.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Operation {
-    /// Ask upstream again now.
-    Refresh,
-    /// Remove from the store.
-    Purge,
-    /// Accept changed bytes, keys or trees.
-    Accept,
-    /// Never evict.
-    Pin,
-    /// Allow eviction again.
-    Unpin,
+labelled_enum! {
+    /// Operations on an address. The label is the name on the command line and in the path.
+    pub Operation {
+        /// Ask upstream again now.
+        Refresh "refresh",
+        /// Remove from the store.
+        Purge "purge",
+        /// Accept changed bytes, keys or trees.
+        Accept "accept",
+        /// Never evict.
+        Pin "pin",
+        /// Allow eviction again.
+        Unpin "unpin",
+    }
 }
 
 impl Operation {
-    /// All operations.
-    pub const ALL: [Self; 5] = [Self::Refresh, Self::Purge, Self::Accept, Self::Pin, Self::Unpin];
-
-    /// The name on the command line and in the path.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Refresh => "refresh",
-            Self::Purge => "purge",
-            Self::Accept => "accept",
-            Self::Pin => "pin",
-            Self::Unpin => "unpin",
-        }
-    }
-
     /// The path on the admin listener.
     pub fn path(self) -> String {
-        format!("/admin/v1/{}", self.name())
+        format!("/admin/v1/{}", self.label())
     }
 }
 
@@ -104,27 +92,19 @@ impl PinRequest {
     /// The problem.
     pub fn read(body: &[u8]) -> Result<Self, String> {
         #[derive(Deserialize)]
-        #[serde(deny_unknown_fields)]
-        struct Either {
-            what: Option<Vec<String>>,
-            job: Option<String>,
+        #[serde(rename_all = "lowercase")]
+        enum Target {
+            What(Vec<String>),
+            Job(String),
         }
         match object_of(body, r#"{"what":["NAMESPACE/TYPE@CONSTRAINT"]} or {"job":"ID"}"#)? {
-            Either { what: Some(addresses), job: None } => Ok(Self::Addresses(OperationTarget { what: addresses })),
-            Either { what: None, job: Some(job) } => match JobId::parse(&job) {
+            Target::What(what) => Ok(Self::Addresses(OperationTarget { what })),
+            Target::Job(job) => match JobId::parse(&job) {
                 Some(id) => Ok(Self::Job(id)),
                 None => Err(format!("{:?} is not a job id: those have sixteen hex digits", short(&job))),
             },
-            _ => Err("the body names either \"what\" or \"job\"".to_owned()),
         }
     }
-}
-
-/// The error text for an unknown job.
-pub fn no_job(id: JobId) -> String {
-    format!(
-        "there is no job {id}: old jobs are dropped from the list; their packages stay stored, so send the same order again"
-    )
 }
 
 /// Accepts an empty body: nothing, or `{}`.
