@@ -18,7 +18,9 @@ use crate::address::Hostname;
 use crate::bundle::BundleKeys;
 use crate::clock::{Clock, Timestamp};
 use crate::error::Error;
-use crate::jobs::{self, JobId, JobStartError, Jobs, PlanError, Recurring, RecurringState, WarmUp};
+use crate::jobs::{
+    JobId, JobStartError, JobSubscription, Jobs, PlanError, Recurring, RecurringState, RunningJob, WarmUp,
+};
 use crate::mirror::{AcceptOutcome, Mirror, PinChange, PinResult, PurgeResult, RequestContext};
 use crate::protocol::admin::command::{self, OperationReport, OperationTarget, PinRequest, no_job};
 use crate::protocol::admin::order::{self, OrderRequest};
@@ -156,12 +158,9 @@ impl Admin {
                 Ok(json(&order::order_of(&missing, &self.mirror.runtime.sealed_platforms())))
             }
             AdminRoute::Jobs => Ok(json(&serde_json::json!({ "jobs": self.jobs.all() }))),
-            AdminRoute::Job(id) if method == Method::DELETE => of_job(id, self.jobs.cancel(id).await),
-            AdminRoute::Job(id) => of_job(id, self.jobs.report(id)),
-            AdminRoute::JobEvents(id) => match self.jobs.follow(id) {
-                Some(subscription) => Ok(bodies::job_events(subscription, &method)),
-                None => of_job(id, None::<()>),
-            },
+            AdminRoute::Job(id) if method == Method::DELETE => Ok(json(&self.job(id)?.cancel().await)),
+            AdminRoute::Job(id) => Ok(json(&self.job(id)?.report())),
+            AdminRoute::JobEvents(id) => Ok(bodies::job_events(JobSubscription::of(self.job(id)?), &method)),
             AdminRoute::Inventory => self.inventory().await,
             AdminRoute::Command(command) => self.command(command, request).await,
             AdminRoute::Verify => self.verify(request).await,
@@ -198,7 +197,7 @@ impl Admin {
 
     async fn plan(&self, request: Request<Incoming>) -> Answer {
         let ReceivedOrder { order, .. } = bodies::read_order(request, &self.mirror, &self.default_host).await?;
-        let plan = jobs::plan(&self.mirror, &self.clock, &order).await.map_err(|error| {
+        let plan = self.jobs.plan(&order).await.map_err(|error| {
             let status = match error {
                 PlanError::Busy => StatusCode::SERVICE_UNAVAILABLE,
                 PlanError::TooMany(_) => StatusCode::BAD_REQUEST,
@@ -215,11 +214,8 @@ impl Admin {
             Operation::Refresh | Operation::Purge | Operation::Accept => OperationTarget::read(&body),
             Operation::Pin | Operation::Unpin => match PinRequest::read(&body) {
                 Ok(PinRequest::Job(id)) => {
-                    let report = match self.jobs.to_pin(id, pin).await {
-                        Some(items) => Some(command::pin_job(&self.mirror, items, pin).await),
-                        None => None,
-                    };
-                    return of_job(id, report);
+                    let items = self.job(id)?.to_pin(pin).await;
+                    return Ok(json(&command::pin_job(&self.mirror, items, pin).await));
                 }
                 Ok(PinRequest::Addresses(target)) => Ok(target),
                 Err(reason) => Err(reason),
@@ -287,6 +283,11 @@ impl Admin {
         }
     }
 
+    /// The job with this ID; 404 where there is none.
+    fn job(&self, id: JobId) -> Answer<Arc<RunningJob>> {
+        self.jobs.find(id).ok_or_else(|| errors(StatusCode::NOT_FOUND, vec![no_job(id)]))
+    }
+
     fn call(&self) -> RequestContext {
         self.mirror.runtime.job_context(self.clock.now())
     }
@@ -335,12 +336,6 @@ impl Admin {
             upstreams: runtime.upstream_states(now),
         }
     }
-}
-
-/// The answer about a job; 404 where there is none.
-fn of_job(id: JobId, answer: Option<impl Serialize>) -> Answer {
-    let answer = answer.ok_or_else(|| errors(StatusCode::NOT_FOUND, vec![no_job(id)]))?;
-    Ok(json(&answer))
 }
 
 fn json(value: &impl Serialize) -> Response<Body> {

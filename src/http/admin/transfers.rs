@@ -16,7 +16,6 @@ use crate::jobs::JobId;
 use crate::jobs::job_report::JobState;
 use crate::mirror::{ApplyError, Export, GatherError, GatheredBundle, TransferPermit};
 use crate::protocol::admin::bundle::{BundleRequest, ExportRequest, TAR, apply_options, parse_unsigned_query};
-use crate::protocol::admin::command::no_job;
 use crate::store::StoreError;
 
 /// Size limit of a bundle request, which contains an inventory.
@@ -65,10 +64,11 @@ impl Admin {
 
     /// The stored archives of an ended job: of a complete one, or of any with `partial`. `export` is the export's noun.
     fn archives_to_export(&self, id: JobId, partial: bool, export: &str) -> Answer<Vec<(Artifact, Digest)>> {
-        let Some((job, stored)) = self.jobs.report(id).zip(self.jobs.stored_archives(id)) else {
-            return Err(errors(StatusCode::NOT_FOUND, vec![no_job(id)]));
-        };
-        let reason = match job.state {
+        let job = self.job(id)?;
+        // The state comes first: an archive may be stored meanwhile.
+        let state = job.report().state;
+        let stored = job.stored_items().into_iter().map(|(_, artifact, digest)| (artifact, digest)).collect();
+        let reason = match state {
             JobState::Done => return Ok(stored),
             JobState::Running => format!("job {id} is still running: repeat the request when the job has ended"),
             JobState::Failed | JobState::Cancelled if partial => return Ok(stored),
