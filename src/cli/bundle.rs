@@ -18,7 +18,7 @@ use self::files::{BundleDestination, BundleOutput, BundleSource, WrittenBundle};
 use super::admin_service::{StoreNeed, parse, running_larder, with_larder};
 use super::order::OrderFor;
 use super::terminal::{
-    TextPage, TransferProgress, escape_for_terminal, format_seconds, format_timestamp, plural, through_pipe,
+    TerminalLines, TextPage, escape_for_terminal, format_seconds, format_timestamp, plural, through_pipe,
     width_of_stdout,
 };
 use super::warm::{WarmOutput, warm_and};
@@ -26,7 +26,7 @@ use super::{CommonOptions, block_on, catch_file_size_signal, print_error, print_
 use crate::address::Hostname;
 use crate::bundle::{
     ApplyEvent, ApplyOutcome, BundleEntry, BundleKeyIds, BundleReader, BundleTrust, EntryOutcome, Inventory, KeyId,
-    MIN_PART_BYTES, Manifest, Receipt, SignatureStatus, SigningKey,
+    MIN_PART_BYTES, Receipt, SignatureStatus, SigningKey,
 };
 use crate::clock::Clock;
 use crate::config::Config;
@@ -35,14 +35,8 @@ use crate::jobs::job_report::{Job, JobState};
 use crate::protocol::admin::bundle::{BundleRequest, TAR, apply_options, query_of};
 use crate::protocol::admin::{APPLY, BUNDLE, INVENTORY, STATUS, StatusReport};
 
-#[derive(Debug, Args)]
-pub(super) struct Bundle {
-    #[command(subcommand)]
-    command: BundleCommand,
-}
-
 #[derive(Debug, Subcommand)]
-enum BundleCommand {
+pub(super) enum BundleCommand {
     /// Fetch the packages that a configuration needs, and write them as a bundle: one tar, or parts
     Create(Create),
     /// Apply a bundle; every digest and every publisher's signature is verified again
@@ -51,36 +45,26 @@ enum BundleCommand {
     Keygen(Keygen),
 }
 
-impl Bundle {
-    pub(super) fn common(&self) -> &CommonOptions {
-        match &self.command {
-            BundleCommand::Create(create) => &create.common,
-            BundleCommand::Apply(apply) => &apply.common,
-            BundleCommand::Keygen(keygen) => &keygen.common,
-        }
-    }
-
+impl BundleCommand {
     /// Runs the subcommand; returns true if it succeeded completely.
-    pub(super) fn run(self) -> anyhow::Result<bool> {
-        match self.command {
-            BundleCommand::Create(create) => create.run(),
-            BundleCommand::Apply(apply) => apply.run(),
-            BundleCommand::Keygen(keygen) => keygen.run().map(|()| true),
+    pub(super) fn run(self, common: &CommonOptions) -> anyhow::Result<bool> {
+        match self {
+            Self::Create(create) => create.run(common),
+            Self::Apply(apply) => apply.run(common),
+            Self::Keygen(keygen) => keygen.run(common).map(|()| true),
         }
     }
 }
 
 #[derive(Debug, Args)]
-struct Keygen {
-    #[command(flatten)]
-    pub(super) common: CommonOptions,
+pub(super) struct Keygen {
     /// File for the private key. For an existing key, only the public key is printed
     #[arg(value_name = "FILE")]
     file: PathBuf,
 }
 
 impl Keygen {
-    fn run(self) -> anyhow::Result<()> {
+    fn run(self, common: &CommonOptions) -> anyhow::Result<()> {
         let (key, is_new) = match files::read_secret(&self.file)? {
             Some(text) => (SigningKey::parse(&text).with_context(|| format!("{}", self.file.display()))?, false),
             None => (SigningKey::generate()?, true),
@@ -91,7 +75,7 @@ impl Keygen {
         // The configuration resolves relative paths against another folder.
         let file = self.file.canonicalize().unwrap_or_else(|_| self.file.clone());
         let (public, file) = (key.public(), file.display().to_string());
-        if self.common.json {
+        if common.json {
             let output = serde_json::json!({ "file": file, "public_key": public.to_string(), "key": public.id() });
             print_json(&output);
             return Ok(());
@@ -162,9 +146,7 @@ pub(super) fn print_inventory(common: &CommonOptions) -> anyhow::Result<()> {
 }
 
 #[derive(Debug, Args)]
-struct Create {
-    #[command(flatten)]
-    common: CommonOptions,
+pub(super) struct Create {
     /// File of the bundle; with --part-size, the folder for its parts
     #[arg(value_name = "OUT")]
     out: PathBuf,
@@ -194,9 +176,9 @@ fn part_size(text: &str) -> Result<ByteSize, String> {
 
 impl Create {
     /// Writes the bundle; returns true if it holds the whole order.
-    fn run(self) -> anyhow::Result<bool> {
-        let (config, _) = self.common.load()?;
-        let order = self.order.to_order(&config.default_host())?;
+    fn run(self, common: &CommonOptions) -> anyhow::Result<bool> {
+        let (config, _) = common.load()?;
+        let order = self.order.options.to_order(&self.order.names, &config.default_host())?;
         let since = self.since.as_deref().map(|path| {
             let inventory = Inventory::read(&files::read(path)?);
             inventory.map_err(|bad| anyhow!("{}: {bad}", path.display()))
@@ -204,12 +186,15 @@ impl Create {
         let since = since.transpose()?;
         // A bad destination is reported before anything is fetched.
         let out = BundleDestination::at(&self.out, self.part_size.map(|size| size.as_u64()))?;
-        let output = if self.common.json { WarmOutput::Quiet } else { WarmOutput::Lines };
+        let output = if common.json { WarmOutput::Quiet } else { WarmOutput::Lines };
         block_on(async {
             if !self.unsigned {
                 require_signing_key(&config).await?;
             }
-            warm_and(&config, &order, output, async |larder, job| self.write(larder, job, since, out).await).await
+            warm_and(&config, &order, output, async |larder, job| {
+                self.write(larder, job, since, out, common.json).await
+            })
+            .await
         })
     }
 
@@ -219,12 +204,12 @@ impl Create {
         job: &Job,
         since: Option<Inventory>,
         out: BundleDestination,
+        json: bool,
     ) -> anyhow::Result<bool> {
         if job.state != JobState::Done && !self.partial {
             bail!("no bundle was written: some packages are unavailable; --partial bundles the rest");
         }
         let (target, created) = BundleOutput::begin(out, Clock::system().now())?;
-        let _temp_file_guard = target.temp_file_guard();
         let sizes = job.items.iter().filter_map(|item| item.size_bytes);
         // An estimate: the documents of the bundle add a little.
         let total = if since.is_some() { None } else { Some(sizes.fold(0, u64::saturating_add)) };
@@ -233,12 +218,12 @@ impl Create {
         let send = async |output| Ok(larder.download(BUNDLE, &request, output).await?);
         let receive = move |reader| target.write_from(reader);
         let written = through_pipe("writing", total, send, receive, anyhow::Error::from).await?.end()?;
-        self.print(&written)?;
+        self.print(&written, json)?;
         Ok(job.state == JobState::Done)
     }
 
     /// Reads the manifest back from the destination, and prints the contents.
-    fn print(&self, written: &WrittenBundle) -> anyhow::Result<()> {
+    fn print(&self, written: &WrittenBundle, json: bool) -> anyhow::Result<()> {
         let WrittenBundle { source, reused, rewritten } = written;
         let trust = BundleTrust { keys: Vec::new(), allow_unsigned: true };
         let opened = BundleReader::open(source.open()?, &trust).context("the written bundle cannot be read")?;
@@ -247,9 +232,11 @@ impl Create {
             SignatureStatus::SignedBy(key) | SignatureStatus::UntrustedKey(key) => Some(key),
             SignatureStatus::Unsigned => None,
         };
-        let BundleSummary { archives, left_out } = BundleSummary::of(manifest);
+        let (left_out, included): (Vec<_>, Vec<_>) =
+            manifest.entries.iter().filter_map(BundleEntry::archive).partition(|archive| archive.left_out);
+        let (archives, left_out) = (included.len() as u64, left_out.len() as u64);
         let parts = if let BundleSource::Parts(_, list) = source { Some(list.parts.len()) } else { None };
-        if self.common.json {
+        if json {
             let output = serde_json::json!({
                 "out": self.out.display().to_string(), "bytes": bytes, "manifest": opened.digest,
                 "entries": manifest.entries.len(), "archives": archives, "archives_left_out": left_out,
@@ -286,24 +273,8 @@ impl Create {
     }
 }
 
-/// Numbers of archives in a bundle, and of those left out for an inventory.
-struct BundleSummary {
-    archives: u64,
-    left_out: u64,
-}
-
-impl BundleSummary {
-    fn of(manifest: &Manifest) -> Self {
-        let archives = || manifest.entries.iter().filter_map(BundleEntry::package_archive);
-        let included = archives().filter(|(_, archive)| !archive.left_out).count() as u64;
-        Self { archives: included, left_out: archives().count() as u64 - included }
-    }
-}
-
 #[derive(Debug, Args)]
-struct Apply {
-    #[command(flatten)]
-    common: CommonOptions,
+pub(super) struct Apply {
     /// File of the bundle, or folder of its parts
     #[arg(value_name = "IN")]
     bundle: PathBuf,
@@ -317,8 +288,8 @@ struct Apply {
 
 impl Apply {
     /// Applies the bundle; returns true if nothing was refused.
-    fn run(self) -> anyhow::Result<bool> {
-        let (config, _) = self.common.load()?;
+    fn run(self, common: &CommonOptions) -> anyhow::Result<bool> {
+        let (config, _) = common.load()?;
         let query = query_of(self.unsigned, &self.accept);
         // A running larder parses the query in the same way, so mistakes are reported before anything is sent.
         let options_checked = apply_options(query.strip_prefix('?'), &config.bundle, &config.default_host());
@@ -340,30 +311,29 @@ impl Apply {
             {
                 require_trusted_key_loaded(&config, key).await?;
             }
-            self.apply(&config, &source, &query).await
+            apply_source(&config, &source, &query, common.json).await
         })
     }
+}
 
-    async fn apply(&self, config: &Config, source: &BundleSource, query: &str) -> anyhow::Result<bool> {
-        let _file_size_signal = catch_file_size_signal()?;
-        let progress = TransferProgress::begin("applying", Some(source.bytes()?));
-        let (host, bytes) = (config.default_host(), progress.bytes.clone());
-        let mut report = ApplyReporter { json: self.common.json, host, bytes, receipt: None };
-        let applied = with_larder(config, StoreNeed::Any, async |larder| {
-            Ok(larder.upload(&format!("{APPLY}{query}"), TAR, source.open()?, |step| report.show(step)).await?)
-        });
-        let applied = applied.await;
-        drop(progress);
-        applied?;
-        report.finish()
-    }
+async fn apply_source(config: &Config, source: &BundleSource, query: &str, json: bool) -> anyhow::Result<bool> {
+    let _file_size_signal = catch_file_size_signal()?;
+    let progress = TerminalLines::of_transfer("applying", Some(source.bytes()?));
+    let mut report = ApplyReporter { json, host: config.default_host(), bar: progress.bar.clone(), receipt: None };
+    let applied = with_larder(config, StoreNeed::Any, async |larder| {
+        Ok(larder.upload(&format!("{APPLY}{query}"), TAR, source.open()?, |step| report.show(step)).await?)
+    });
+    let applied = applied.await;
+    drop(progress);
+    applied?;
+    report.finish()
 }
 
 /// Prints apply events as lines or JSON.
 struct ApplyReporter {
     json: bool,
     host: Hostname,
-    bytes: ProgressBar,
+    bar: ProgressBar,
     receipt: Option<Receipt>,
 }
 
@@ -377,7 +347,7 @@ impl ApplyReporter {
                 print_line(&format!("applying {} ({})", plural(entries, "item"), ByteSize(bytes)));
             }
             ApplyEvent::Begun { .. } => {}
-            ApplyEvent::Read { bytes } => self.bytes.set_position(bytes),
+            ApplyEvent::Read { bytes } => self.bar.set_position(bytes),
             ApplyEvent::Entry(entry) if !self.json => print_line(&entry_line(&entry, &self.host, width_of_stdout())),
             ApplyEvent::Entry(_) => {}
             ApplyEvent::Done { receipt } => self.receipt = Some(receipt),
@@ -436,7 +406,11 @@ fn receipt_text(receipt: &Receipt, width: Option<usize>) -> String {
     );
     page.push_with_prefix(
         "made     ",
-        &format!("{}, {} before the import", format_timestamp(receipt.created), format_seconds(receipt.age_seconds())),
+        &format!(
+            "{}, {} before it was applied",
+            format_timestamp(receipt.created),
+            format_seconds(receipt.age_seconds())
+        ),
     );
     if let Some(receipt_path) = &receipt.kept {
         page.push_with_prefix("receipt  ", "in the store:");

@@ -23,13 +23,13 @@ pub(super) fn run(common: &CommonOptions) -> anyhow::Result<bool> {
 }
 
 fn examine(common: &CommonOptions) -> anyhow::Result<bool> {
-    let page = CheckPage::of_the_terminal();
+    let renderer = CheckRenderer::of_the_terminal();
     let mut checks: Vec<Check> = Vec::new();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.context("the runtime would not start")?;
     runtime.block_on(doctor::examine(common.load(), |check| {
         if !common.json {
-            print_line(&page.check(&check));
+            print_line(&renderer.render(&check));
         }
         checks.push(check);
     }));
@@ -40,99 +40,48 @@ fn examine(common: &CommonOptions) -> anyhow::Result<bool> {
     if common.json {
         print_json(&serde_json::json!({ "ok": wrong == 0, "checks": checks }));
     } else {
-        print_line(&page.summary_line(wrong, warnings));
+        let warned = if warnings > 0 { format!(", {}", plural(warnings, "warning")) } else { String::new() };
+        let problems = if wrong == 0 { "no problems".to_owned() } else { plural(wrong, "problem") };
+        print_line(&format!("\n{problems}{warned}"));
     }
     Ok(wrong == 0)
 }
 
-/// Column where the text starts, after the verdict and the longest name.
-const TEXT_COLUMN: usize = 28;
-const NAME_COLUMN: usize = 6;
-/// Column where advice starts, after its arrow.
-const ADVICE_COLUMN: usize = NAME_COLUMN + 3;
-/// Text for a narrower terminal is not wrapped.
-const MIN_WRAP_WIDTH: usize = 50;
 /// Longer lines are hard to read on any terminal.
 const MAX_WIDTH: usize = 120;
 
 #[derive(Debug, Clone, Copy)]
-struct CheckPage {
-    /// Number of columns; `usize::MAX` disables wrapping.
-    width: usize,
+struct CheckRenderer {
+    width: Option<usize>,
     has_colour: bool,
 }
 
-impl CheckPage {
+impl CheckRenderer {
     /// Wraps and colours on a terminal; does neither elsewhere. `NO_COLOR` and `TERM=dumb` disable colours.
     fn of_the_terminal() -> Self {
-        let Some(columns) = width_of_stdout() else {
-            return Self { width: usize::MAX, has_colour: false };
-        };
-        let width = if columns < MIN_WRAP_WIDTH { usize::MAX } else { columns.min(MAX_WIDTH) };
         let environment = config::environment();
         let is_set = |name: &str| environment.get(name).is_some_and(|value| !value.is_empty());
         let is_dumb = environment.get("TERM").is_some_and(|term| term == "dumb");
-        Self { width, has_colour: !is_set("NO_COLOR") && !is_dumb }
+        let width = width_of_stdout().map(|columns| columns.min(MAX_WIDTH));
+        Self { width, has_colour: width.is_some() && !is_set("NO_COLOR") && !is_dumb }
     }
 
     /// Renders a check, with its advice below.
-    fn check(&self, check: &Check) -> String {
+    fn render(&self, check: &Check) -> String {
         let (result_text, style) = match check.verdict {
             CheckResult::Ok => ("ok  ", Style::new().fg_color(Some(AnsiColor::Green.into()))),
             CheckResult::Warn => ("warn", Style::new().fg_color(Some(AnsiColor::Yellow.into())).bold()),
             CheckResult::Fail => ("FAIL", Style::new().fg_color(Some(AnsiColor::Red.into())).bold()),
         };
+        let mut page = TextPage::with_whole_words(self.width);
         let subject = check.of.as_ref().map(|subject| format!("{subject}: ")).unwrap_or_default();
-        let found = self.wrapped(&format!("{subject}{}", escape_for_terminal(&check.found)), TEXT_COLUMN);
-        let name = format!("{:width$}", check.id, width = TEXT_COLUMN - NAME_COLUMN);
-        let mut text = format!("{}  {name}{found}", self.coloured(result_text, style));
-        let indent = " ".repeat(NAME_COLUMN);
-        for to_do in &check.to_do {
-            text += &format!("\n{indent}-> {}", self.wrapped(&escape_for_terminal(to_do), ADVICE_COLUMN));
-        }
-        for line in check.paste.iter().flat_map(|paste| paste.trim_end().lines()) {
-            text += &format!("\n{indent}   {}", escape_for_terminal(line));
-        }
-        text
-    }
-
-    /// Renders the last line.
-    fn summary_line(&self, wrong: u64, warnings: u64) -> String {
-        let warned = if warnings > 0 { format!(", {}", plural(warnings, "warning")) } else { String::new() };
-        let problems = match wrong {
-            0 => "no problems".to_owned(),
-            1 => "1 problem".to_owned(),
-            count => format!("{count} problems"),
-        };
-        format!("\n{problems}{warned}")
-    }
-
-    fn coloured(&self, text: &str, style: Style) -> String {
-        if self.has_colour { format!("{style}{text}{style:#}") } else { text.to_owned() }
-    }
-
-    /// Wraps a text that starts at column `indent`, and indents its further lines to it. Words are never split, so that
-    /// they can be copied; a word too long for a line starts further left.
-    fn wrapped(&self, text: &str, indent: usize) -> String {
-        let width = self.width.saturating_sub(indent);
-        let mut wrapped = String::new();
-        let mut line_length = 0;
-        for word in text.split(' ') {
-            let length = word.chars().count();
-            if wrapped.is_empty() {
-                line_length = length;
-            } else if line_length + 1 + length <= width {
-                wrapped.push(' ');
-                line_length += 1 + length;
-            } else {
-                let start_column = if length > width { indent.min(ADVICE_COLUMN) } else { indent };
-                wrapped += &format!("\n{}", " ".repeat(start_column));
-                // After such a word, the next one starts a line again.
-                line_length = if start_column < indent { width } else { length };
-            }
-            wrapped.push_str(word);
-        }
-        wrapped
+        let found = format!("{subject}{}", escape_for_terminal(&check.found));
+        page.push_with_prefix(&format!("{result_text}  {:22}", check.id), &found);
+        check.to_do.iter().for_each(|to_do| page.push_with_prefix("      -> ", &escape_for_terminal(to_do)));
+        let paste = check.paste.iter().flat_map(|paste| paste.trim_end().lines());
+        paste.for_each(|line| page.push(format!("         {}", escape_for_terminal(line))));
+        let text = page.text();
+        if self.has_colour { text.replacen(result_text, &format!("{style}{result_text}{style:#}"), 1) } else { text }
     }
 }
 
@@ -177,8 +126,6 @@ pub(super) fn check(common: &CommonOptions) -> ExitCode {
 
 #[derive(Debug, Args)]
 pub(super) struct ClientConfig {
-    #[command(flatten)]
-    pub(super) common: CommonOptions,
     /// For a network mirror (https only, providers only) instead of a host override
     #[arg(long)]
     mirror: bool,
@@ -188,12 +135,12 @@ pub(super) struct ClientConfig {
 }
 
 impl ClientConfig {
-    pub(super) fn run(self) -> anyhow::Result<()> {
-        let (config, _) = self.common.load()?;
+    pub(super) fn run(self, common: &CommonOptions) -> anyhow::Result<()> {
+        let (config, _) = common.load()?;
         if self.own_name {
             let server = &config.server;
             let paste = own_host_name(server.public_url.as_ref(), server.default_upstream.as_ref());
-            self.print(&paste.map_err(anyhow::Error::msg)?);
+            print_paste(common, &paste.map_err(anyhow::Error::msg)?);
             return Ok(());
         }
         let client_route = if self.mirror { ClientRoute::NetworkMirror } else { ClientRoute::HostOverride };
@@ -213,16 +160,16 @@ impl ClientConfig {
             let answer = with_larder(&config, StoreNeed::Existing, async |larder| Ok(larder.get(path).await?)).await?;
             Ok(String::from_utf8_lossy(&answer).into_owned())
         })?;
-        self.print(&paste);
+        print_paste(common, &paste);
         Ok(())
     }
+}
 
-    fn print(&self, paste: &str) {
-        if self.common.json {
-            print_json(&serde_json::json!({ "client_config": paste }));
-        } else {
-            print_line(paste.trim_end());
-        }
+fn print_paste(common: &CommonOptions, paste: &str) {
+    if common.json {
+        print_json(&serde_json::json!({ "client_config": paste }));
+    } else {
+        print_line(paste.trim_end());
     }
 }
 
@@ -232,21 +179,24 @@ mod tests {
 
     #[test]
     fn text_is_wrapped_to_the_terminal_and_words_stay_whole() {
-        let page = CheckPage { width: 40, has_colour: false };
+        let renderer = CheckRenderer { width: Some(60), has_colour: false };
         let long = "https://mirror.example/registry/registry.terraform.io/v1/providers/";
-        let text = format!("a few words and then {long} and more");
-        let wrapped = page.wrapped(&text, 10);
-        assert!(wrapped.lines().all(|line| line.chars().count() <= 40 || line.contains(long)), "{wrapped}");
-        assert_eq!(wrapped.split_whitespace().collect::<Vec<_>>(), text.split(' ').collect::<Vec<_>>());
-        let continuation = "\n          ";
-        assert!(
-            wrapped
-                .lines()
-                .skip(1)
-                .all(|line| line.starts_with(continuation.trim_start_matches('\n')) || line.contains(long))
-        );
-        assert!(wrapped.contains(&format!("\n         {long}{continuation}and more")), "{wrapped}");
-        assert_eq!(CheckPage { width: usize::MAX, has_colour: false }.wrapped(&text, 10), text);
+        let text = format!("a few words, more of them, and then {long} and more");
+        let check = Check {
+            id: "client.path",
+            verdict: CheckResult::Warn,
+            of: None,
+            found: text.clone(),
+            to_do: vec![],
+            paste: None,
+        };
+        let wrapped = renderer.render(&check);
+        assert!(wrapped.lines().all(|line| line.chars().count() <= 60 || line.contains(long)), "{wrapped}");
+        assert!(wrapped.lines().skip(1).all(|line| line.starts_with(&" ".repeat(28))), "{wrapped}");
+        let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(words(&wrapped)[2..], words(&text));
+        assert_eq!(CheckRenderer { width: None, has_colour: false }.render(&check).lines().count(), 1);
+        assert!(CheckRenderer { has_colour: true, ..renderer }.render(&check).contains("\u{1b}[0m  client.path"));
     }
 
     #[test]

@@ -15,7 +15,8 @@ const GROUPS: [(&str, &[&str]); 5] = [
     ("Maintain", &["verify"]),
 ];
 
-const TEMPLATE: &str = "{about-with-newline}\n{usage-heading} {usage}{after-help}\n\nOptions:\n{options}";
+const TEMPLATE: &str = "{about-with-newline}\n{usage-heading} {usage}{after-help}\n\n\
+     Options of each command: --config FILE, --json, --admin-listen ADDRESS:PORT, --store FOLDER, --help, --version";
 
 const EXAMPLES: &str = "Examples:
   larder serve                            run the mirror; prints the client configuration
@@ -23,74 +24,36 @@ const EXAMPLES: &str = "Examples:
   larder warm . --platform linux_amd64    fetch what `init` will need
   larder bundle create carry.tar --for .  take it across an air gap";
 
-/// A command line, and its purpose.
-type Example = (&'static str, &'static str);
-
-/// Examples of each command, by its path of subcommands.
-const EXAMPLES_OF: [(&[&str], &[Example]); 22] = [
-    (
-        &["serve"],
-        &[
-            ("larder serve", "on 127.0.0.1:8080, for the two public registries"),
-            ("larder serve --listen 127.0.0.1:9080 --admin-listen 127.0.0.1:9081", "where the usual ports are taken"),
-        ],
-    ),
-    (&["check"], &[("larder check -c /etc/larder/mirror.toml", "before a reload")]),
-    (&["status"], &[("larder status --json", "for scripts: alarms, what is stored, requests")]),
-    (&["version"], &[("larder version", "")]),
-    (
-        &["client-config"],
-        &[
-            (
-                "larder client-config >> ~/.terraformrc",
-                "host overrides: for every terraform command; sources stay as they are",
-            ),
-            ("larder client-config --mirror", "a network mirror: providers only, over https"),
-            ("larder client-config --own-name", "source addresses with larder's own host name, over https"),
-        ],
-    ),
-    (&["doctor"], &[("larder doctor", "when init does not behave as expected")]),
-    (
-        &["plan"],
-        &[
-            ("larder plan . --platform linux_amd64", "exit status 3 if anything is missing"),
-            ("larder plan 'hashicorp/aws@~> 5.0'", "one provider, quoted for the shell"),
-        ],
-    ),
-    (
-        &["warm"],
-        &[
-            ("larder warm ./prod ./dev --platform linux_amd64 --platform darwin_arm64", "folders, for two platforms"),
-            ("larder warm terraform-aws-modules/vpc/aws@5.1.0 --pin", "a module, never evicted"),
-        ],
-    ),
-    (&["missing"], &[("larder missing --json > missing.json", "input for the next bundle")]),
-    (&["refresh"], &[("larder refresh hashicorp/aws", "after a release that is not listed yet")]),
-    (&["accept"], &[("larder accept hashicorp/aws@5.1.0", "after the publisher confirmed the change")]),
-    (&["pin"], &[("larder pin hashicorp/aws@5.1.0", "")]),
-    (&["unpin"], &[("larder unpin hashicorp/aws@5.1.0", "")]),
-    (&["purge"], &[("larder purge 'hashicorp/aws@< 4.0'", "old versions, all platforms")]),
-    (&["bundle"], &[("larder bundle create carry.tar --for .", "more examples: larder bundle create --help")]),
-    (
-        &["bundle", "keygen"],
-        &[("larder bundle keygen bundle.key", "once; prints the lines for both sides' mirror.toml")],
-    ),
-    (
-        &["bundle", "create"],
-        &[
-            ("larder bundle create carry.tar --for ./prod --for ./dev --platform linux_amd64", "for two folders"),
-            (
-                "larder bundle create delta.tar --for ./prod --since their-inventory.json",
-                "only what the other side lacks",
-            ),
-            ("larder bundle create parts --for ./prod --part-size 2GiB", "for small media"),
-        ],
-    ),
-    (&["bundle", "apply"], &[("larder bundle apply carry.tar", "on the other side; verifies everything again")]),
-    (&["inventory"], &[("larder inventory > their-inventory.json", "carry it out for the next delta")]),
-    (&["export"], &[("larder export ./tree --for ./prod --platform linux_amd64", "for filesystem_mirror")]),
-    (&["import"], &[("larder import ./tree", "a tree from `terraform providers mirror ./tree`")]),
-    (&["verify"], &[("larder verify", "exit status 3 if anything was damaged")]),
+/// Command lines with their purpose, in the order of the commands.
+const EXAMPLES_OF_COMMANDS: [(&str, &str); 28] = [
+    ("larder serve", "on 127.0.0.1:8080, for the two public registries"),
+    ("larder serve --listen 127.0.0.1:9080 --admin-listen 127.0.0.1:9081", "where the usual ports are taken"),
+    ("larder check -c /etc/larder/mirror.toml", "before a reload"),
+    ("larder status --json", "for scripts: alarms, what is stored, requests"),
+    ("larder version", ""),
+    ("larder client-config >> ~/.terraformrc", "host overrides: for every terraform command; sources stay as they are"),
+    ("larder client-config --mirror", "a network mirror: providers only, over https"),
+    ("larder client-config --own-name", "source addresses with larder's own host name, over https"),
+    ("larder doctor", "when init does not behave as expected"),
+    ("larder plan . --platform linux_amd64", "exit status 3 if anything is missing"),
+    ("larder plan 'hashicorp/aws@~> 5.0'", "one provider, quoted for the shell"),
+    ("larder warm ./prod ./dev --platform linux_amd64 --platform darwin_arm64", "folders, for two platforms"),
+    ("larder warm terraform-aws-modules/vpc/aws@5.1.0 --pin", "a module, never evicted"),
+    ("larder missing --json > missing.json", "input for the next bundle"),
+    ("larder refresh hashicorp/aws", "after a release that is not listed yet"),
+    ("larder accept hashicorp/aws@5.1.0", "after the publisher confirmed the change"),
+    ("larder pin hashicorp/aws@5.1.0", ""),
+    ("larder unpin hashicorp/aws@5.1.0", ""),
+    ("larder purge 'hashicorp/aws@< 4.0'", "old versions, all platforms"),
+    ("larder bundle keygen bundle.key", "once; prints the lines for both sides' mirror.toml"),
+    ("larder bundle create carry.tar --for ./prod --for ./dev --platform linux_amd64", "for two folders"),
+    ("larder bundle create delta.tar --for ./prod --since their-inventory.json", "only what the other side lacks"),
+    ("larder bundle create parts --for ./prod --part-size 2GiB", "for small media"),
+    ("larder bundle apply carry.tar", "on the other side; verifies everything again"),
+    ("larder inventory > their-inventory.json", "carry it out for the next delta"),
+    ("larder export ./tree --for ./prod --platform linux_amd64", "for filesystem_mirror"),
+    ("larder import ./tree", "a tree from `terraform providers mirror ./tree`"),
+    ("larder verify", "exit status 3 if anything was damaged"),
 ];
 
 const ENVIRONMENT: &str = "Environment:
@@ -110,27 +73,26 @@ const EXIT_CODES: &str = "Exit codes:
 
 /// Builds the clap command with the extended help.
 pub(super) fn command_with_help() -> clap::Command {
-    let command = Arguments::command();
+    let command = with_examples(Arguments::command(), "larder");
     let groups = groups(&command);
-    let command = EXAMPLES_OF.iter().fold(command, |command, (path, examples)| with_examples(command, path, examples));
     command
         .help_template(TEMPLATE)
         .after_help(groups.clone())
         .after_long_help(format!("{groups}\n\n{EXAMPLES}\n\n{ENVIRONMENT}\n\n{EXIT_CODES}"))
 }
 
-/// Adds examples below the long help of the subcommand at `path`.
-fn with_examples(command: clap::Command, path: &[&str], examples: &[Example]) -> clap::Command {
-    match path {
-        [] => {
-            let lines = examples
-                .iter()
-                .map(|(line, description)| format!("  {line}\n      {description}").trim_end().to_owned());
-            let title = if examples.len() == 1 { "Example" } else { "Examples" };
-            command.after_long_help(format!("{title}:\n{}", lines.collect::<Vec<_>>().join("\n")))
-        }
-        [name, rest @ ..] => command.mut_subcommand(*name, |command| with_examples(command, rest, examples)),
-    }
+/// Adds the examples of each subcommand below its long help.
+fn with_examples(command: clap::Command, path: &str) -> clap::Command {
+    command.mut_subcommands(|subcommand| {
+        let path = format!("{path} {}", subcommand.get_name());
+        let lines: Vec<String> = EXAMPLES_OF_COMMANDS
+            .iter()
+            .filter(|(line, _)| *line == path || line.starts_with(&format!("{path} ")))
+            .map(|(line, purpose)| format!("  {line}\n      {purpose}").trim_end().to_owned())
+            .collect();
+        let title = if lines.len() == 1 { "Example" } else { "Examples" };
+        with_examples(subcommand, &path).after_long_help(format!("{title}:\n{}", lines.join("\n")))
+    })
 }
 
 fn groups(command: &clap::Command) -> String {
@@ -173,43 +135,32 @@ mod tests {
         }
     }
 
-    /// Every command has examples, and they parse: people paste them.
+    /// Every command has examples in its long help, and they parse: people paste them.
     #[test]
     fn every_command_has_examples_that_parse() {
-        fn paths(command: &clap::Command, parent: &[String], found: &mut BTreeSet<Vec<String>>) {
-            for command in command.get_subcommands().filter(|command| command.get_name() != "help") {
-                let path = [parent, &[command.get_name().to_owned()]].concat();
-                paths(command, &path, found);
-                found.insert(path);
+        let mut commands: Vec<(String, clap::Command)> = vec![("larder".to_owned(), command_with_help())];
+        while let Some((path, command)) = commands.pop() {
+            let subcommands = command.get_subcommands().filter(|command| command.get_name() != "help");
+            commands.extend(subcommands.map(|command| (format!("{path} {}", command.get_name()), command.clone())));
+            if path != "larder" {
+                let help = |flag: &str| {
+                    let words = path.split(' ').chain([flag]);
+                    command_with_help().try_get_matches_from(words).unwrap_err().to_string()
+                };
+                let (short, long) = (help("-h"), help("--help"));
+                assert!(!short.contains("Example") && long.contains(&format!("\n  {path}")), "{path}: {long}");
             }
         }
-        let mut all = BTreeSet::new();
-        paths(&Arguments::command(), &[], &mut all);
-        let words = |path: &[&str]| path.iter().map(ToString::to_string).collect::<Vec<_>>();
-        assert_eq!(EXAMPLES_OF.iter().map(|(path, _)| words(path)).collect::<BTreeSet<_>>(), all);
-        for (path, examples) in EXAMPLES_OF {
-            for (line, _) in examples {
-                let line = line.split(" > ").next().unwrap().split(" >> ").next().unwrap();
-                let mut words = Vec::new();
-                for (index, part) in line.split('\'').enumerate() {
-                    match index % 2 {
-                        0 => words.extend(part.split_whitespace().map(str::to_owned)),
-                        _ => words.push(part.to_owned()),
-                    }
-                }
-                assert_eq!(words[1..=path.len()], *path, "{line}");
-                match command_with_help().try_get_matches_from(&words) {
-                    Ok(_) => {}
-                    Err(error) if error.kind() == clap::error::ErrorKind::DisplayHelp => {}
-                    Err(error) => panic!("{line}: {error}"),
+        for (line, _) in EXAMPLES_OF_COMMANDS {
+            let line = line.split(" > ").next().unwrap().split(" >> ").next().unwrap();
+            let mut words = Vec::new();
+            for (index, part) in line.split('\'').enumerate() {
+                match index % 2 {
+                    0 => words.extend(part.split_whitespace().map(str::to_owned)),
+                    _ => words.push(part.to_owned()),
                 }
             }
-            let help = |flag: &str| {
-                let words = [&["larder"], path, &[flag]].concat();
-                command_with_help().try_get_matches_from(words).unwrap_err().to_string()
-            };
-            let (short, long) = (help("-h"), help("--help"));
-            assert!(!short.contains("Example") && long.contains(examples[0].0), "{path:?}: {long}");
+            command_with_help().try_get_matches_from(&words).unwrap_or_else(|error| panic!("{line}: {error}"));
         }
     }
 }

@@ -61,6 +61,8 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 #[derive(Debug, Parser)]
 #[command(name = "larder", version, propagate_version = true)]
 pub struct Arguments {
+    #[command(flatten)]
+    common: CommonOptions,
     #[command(subcommand)]
     command: Command,
 }
@@ -70,13 +72,13 @@ enum Command {
     /// Run the mirror; needs no configuration
     Serve(serve::Serve),
     /// Read the configuration, report every problem at once
-    Check(CommonOptions),
+    Check,
     /// Print the CLI configuration to paste
     ClientConfig(doctor::ClientConfig),
     /// Check store, disk, clock, upstreams and this machine's clients
-    Doctor(CommonOptions),
+    Doctor,
     /// Show what is stored and served, and the traffic saved
-    Status(CommonOptions),
+    Status,
     /// Report whether init will work offline, and what is missing
     Plan(plan::PlanCommand),
     /// List what was requested while offline and is not stored
@@ -88,9 +90,10 @@ enum Command {
     /// Import a tree made by `terraform providers mirror` or export
     Import(trees::ImportCommand),
     /// Transfer stored packages across an air gap
-    Bundle(bundle::Bundle),
+    #[command(subcommand)]
+    Bundle(bundle::BundleCommand),
     /// Print what is stored, for the next `bundle create --since`
-    Inventory(CommonOptions),
+    Inventory,
     /// Revalidate documents upstream now, fresh ones too
     Refresh(operate::Addresses),
     /// Delete documents and archives; first-seen records stay
@@ -102,26 +105,26 @@ enum Command {
     /// Allow eviction and purge again
     Unpin(operate::Addresses),
     /// Re-hash everything stored; fetch damaged archives again
-    Verify(CommonOptions),
+    Verify,
     /// Print the version
-    Version(CommonOptions),
+    Version,
 }
 
 /// Options of every command.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 struct CommonOptions {
     /// Configuration file [default: $LARDER_CONFIG, $XDG_CONFIG_HOME/larder/mirror.toml, /etc/larder/mirror.toml,
     /// built-in defaults]
-    #[arg(long, short, value_name = "FILE")]
+    #[arg(long, short, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Print JSON, also for errors
-    #[arg(long)]
+    #[arg(long, global = true)]
     json: bool,
     /// Address of the admin listener; overrides `listen` in `[admin]`
-    #[arg(long, value_name = "ADDRESS:PORT", value_parser = config::listening)]
+    #[arg(long, global = true, value_name = "ADDRESS:PORT", value_parser = config::listening)]
     admin_listen: Option<SocketAddr>,
     /// Folder of the store; overrides `path` in `[store]`
-    #[arg(long, value_name = "FOLDER")]
+    #[arg(long, global = true, value_name = "FOLDER")]
     store: Option<PathBuf>,
 }
 
@@ -188,39 +191,38 @@ impl Arguments {
             return ExitCode::from(BAD_CONFIGURATION);
         }
         let serves = matches!(self.command, Command::Serve(_));
-        let exit_code = self.command.run();
+        let exit_code = self.command.run(&self.common);
         let is_unprinted = !serves && PRINT_FAILED.load(Ordering::Relaxed);
         if is_unprinted && exit_code == ExitCode::SUCCESS { ExitCode::FAILURE } else { exit_code }
     }
 }
 
 impl Command {
-    fn run(self) -> ExitCode {
-        let json = self.common().json;
+    fn run(self, common: &CommonOptions) -> ExitCode {
         let exit_code_of_finding = match self {
-            Command::Plan(_) | Command::Verify(_) => FINDING,
+            Command::Plan(_) | Command::Verify => FINDING,
             _ => 1,
         };
         let result = match self {
-            Command::Serve(serve) => serve.run().map(|()| true),
-            Command::Check(common) => return doctor::check(&common),
-            Command::ClientConfig(client_config) => client_config.run().map(|()| true),
-            Command::Doctor(common) => doctor::run(&common),
-            Command::Status(common) => status::run(&common).map(|()| true),
-            Command::Plan(plan) => plan.run(),
-            Command::Missing(missing) => missing.run().map(|()| true),
-            Command::Warm(warm) => warm.run(),
-            Command::Export(export) => export.run(),
-            Command::Import(import) => import.run(),
-            Command::Bundle(bundle) => bundle.run(),
-            Command::Inventory(common) => bundle::print_inventory(&common).map(|()| true),
-            Command::Refresh(addresses) => addresses.run(admin::Operation::Refresh),
-            Command::Purge(addresses) => addresses.run(admin::Operation::Purge),
-            Command::Accept(addresses) => addresses.run(admin::Operation::Accept),
-            Command::Pin(addresses) => addresses.run(admin::Operation::Pin),
-            Command::Unpin(addresses) => addresses.run(admin::Operation::Unpin),
-            Command::Verify(common) => operate::verify(&common),
-            Command::Version(common) => {
+            Command::Serve(serve) => serve.run(common).map(|()| true),
+            Command::Check => return doctor::check(common),
+            Command::ClientConfig(client_config) => client_config.run(common).map(|()| true),
+            Command::Doctor => doctor::run(common),
+            Command::Status => status::run(common).map(|()| true),
+            Command::Plan(plan) => plan.run(common),
+            Command::Missing(missing) => missing.run(common).map(|()| true),
+            Command::Warm(warm) => warm.run(common),
+            Command::Export(export) => export.run(common),
+            Command::Import(import) => import.run(common),
+            Command::Bundle(bundle) => bundle.run(common),
+            Command::Inventory => bundle::print_inventory(common).map(|()| true),
+            Command::Refresh(addresses) => addresses.run(admin::Operation::Refresh, common),
+            Command::Purge(addresses) => addresses.run(admin::Operation::Purge, common),
+            Command::Accept(addresses) => addresses.run(admin::Operation::Accept, common),
+            Command::Pin(addresses) => addresses.run(admin::Operation::Pin, common),
+            Command::Unpin(addresses) => addresses.run(admin::Operation::Unpin, common),
+            Command::Verify => operate::verify(common),
+            Command::Version => {
                 print_line(&if common.json {
                     json!({ "version": VERSION }).to_string()
                 } else {
@@ -237,37 +239,13 @@ impl Command {
                 if matches!(error.downcast_ref(), Some(Interrupted(None))) {
                     return ExitCode::from(INTERRUPTED);
                 }
-                if json {
+                if common.json {
                     print_json(&json!({ "errors": errors(&error) }));
                 } else {
                     print_error(&error_chain_text(&error));
                 }
                 ExitCode::from(exit_code_of(&error))
             }
-        }
-    }
-
-    fn common(&self) -> &CommonOptions {
-        match self {
-            Command::Serve(serve) => &serve.common,
-            Command::ClientConfig(client_config) => &client_config.common,
-            Command::Plan(plan) => &plan.common,
-            Command::Missing(missing) => &missing.common,
-            Command::Warm(warm) => &warm.common,
-            Command::Export(export) => &export.common,
-            Command::Import(import) => &import.common,
-            Command::Bundle(bundle) => bundle.common(),
-            Command::Refresh(addresses)
-            | Command::Purge(addresses)
-            | Command::Accept(addresses)
-            | Command::Pin(addresses)
-            | Command::Unpin(addresses) => &addresses.common,
-            Command::Check(common)
-            | Command::Doctor(common)
-            | Command::Status(common)
-            | Command::Inventory(common)
-            | Command::Verify(common)
-            | Command::Version(common) => common,
         }
     }
 }
@@ -347,4 +325,27 @@ fn runtime() -> Result<tokio::runtime::Runtime, std::io::Error> {
 /// Catches SIGXFSZ: a write beyond the file size limit is then an error, not the end of the process.
 fn catch_file_size_signal() -> anyhow::Result<Signals> {
     signal(SignalKind::from_raw(Signal::XFSZ.as_raw())).context("SIGXFSZ cannot be caught")
+}
+
+/// Ctrl-C and SIGTERM.
+#[derive(Debug)]
+struct StopSignals {
+    interrupt: Signals,
+    terminate: Signals,
+}
+
+impl StopSignals {
+    fn catch() -> anyhow::Result<Self> {
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt()).context("SIGINT cannot be caught")?,
+            terminate: signal(SignalKind::terminate()).context("SIGTERM cannot be caught")?,
+        })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
 }

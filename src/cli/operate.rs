@@ -23,8 +23,6 @@ use crate::protocol::admin::{MISSING, VERIFY};
 
 #[derive(Debug, Args)]
 pub(super) struct Addresses {
-    #[command(flatten)]
-    pub(super) common: CommonOptions,
     /// `[HOST/]NAMESPACE/TYPE[@VERSION]`, such as hashicorp/aws@5.0.0 or 'hashicorp/aws@~> 5.0'; for a module
     /// `[HOST/]NAMESPACE/NAME/SYSTEM[@VERSION]`
     #[arg(required = true, value_name = "ADDRESS")]
@@ -33,9 +31,9 @@ pub(super) struct Addresses {
 
 impl Addresses {
     /// Runs the command; returns true if it succeeded for every address.
-    pub(super) fn run(self, operation: Operation) -> anyhow::Result<bool> {
-        let (config, _) = self.common.load()?;
-        let (json, host) = (self.common.json, config.default_host());
+    pub(super) fn run(self, operation: Operation, common: &CommonOptions) -> anyhow::Result<bool> {
+        let (config, _) = common.load()?;
+        let (json, host) = (common.json, config.default_host());
         let (path, target) = (operation.path(), OperationTarget { what: self.addresses });
         let report = async |larder: &AdminClient| larder.post(&path, &target).await;
         match operation {
@@ -137,11 +135,11 @@ fn accepted_lines(items: &[AcceptResult], host: &Hostname) -> Vec<String> {
         let subject = package.without(host);
         match outcome {
             AcceptOutcome::NothingToAccept => lines.push(format!(
-                "{subject}: nothing to accept: upstream's version is already served; its alarms are resolved"
+                "{subject}: nothing to accept: upstream's version is already served, and no alarm about it is left"
             )),
             AcceptOutcome::Withdrawn { error } => {
                 lines.push(format!(
-                    "{subject}: gone upstream; nothing is accepted, and its alarms are resolved: {error}"
+                    "{subject}: gone upstream; nothing is accepted, and no alarm about it is left: {error}"
                 ));
             }
             AcceptOutcome::Failed { error } => lines.push(format!("{subject}: not accepted: {error}")),
@@ -191,8 +189,8 @@ const PERCENT_PER_LINE: u64 = 10;
 /// Verifies the store; returns true if nothing was wrong.
 pub(super) fn verify(common: &CommonOptions) -> anyhow::Result<bool> {
     let (config, _) = common.load()?;
-    let bars = if common.json { None } else { TerminalLines::on_stderr() };
-    let mut report = VerifyReporter { json: common.json, bars, ..VerifyReporter::default() };
+    let lines = TerminalLines::of_messages();
+    let mut report = VerifyReporter { json: common.json, lines, totals: (0, 0), last_percent: 0, last_step: None };
     block_on(with_larder(&config, StoreNeed::Existing, async |larder| {
         Ok(larder.post_steps(VERIFY, |step| report.report(&step)).await?)
     }))?;
@@ -200,10 +198,9 @@ pub(super) fn verify(common: &CommonOptions) -> anyhow::Result<bool> {
 }
 
 /// Prints verify events as lines or JSON.
-#[derive(Default)]
 struct VerifyReporter {
     json: bool,
-    bars: Option<TerminalLines>,
+    lines: TerminalLines,
     /// Number of archives in the store, and their bytes.
     totals: (u64, u64),
     last_percent: u64,
@@ -250,8 +247,8 @@ impl VerifyReporter {
     fn progress(&mut self, archives: u64, bytes: u64) {
         let percent = bytes.saturating_mul(100).checked_div(self.totals.1).unwrap_or(100);
         let line = format!("{percent:>3} %  {archives} of {} ({})", plural(self.totals.0, "archive"), ByteSize(bytes));
-        if let Some(bars) = &self.bars {
-            bars.draw(&[line]);
+        if !self.lines.bar.is_hidden() {
+            self.lines.bar.set_message(line);
         } else if percent >= self.last_percent + PERCENT_PER_LINE {
             self.last_percent = percent;
             let _ = writeln!(std::io::stderr(), "{line}");
@@ -287,16 +284,14 @@ fn damage_text(wrong: &DamagedArchive) -> String {
 
 #[derive(Debug, Args)]
 pub(super) struct MissingCommand {
-    #[command(flatten)]
-    pub(super) common: CommonOptions,
     /// Clear the list instead of printing it
     #[arg(long)]
     forget: bool,
 }
 
 impl MissingCommand {
-    pub(super) fn run(self) -> anyhow::Result<()> {
-        let (config, _) = self.common.load()?;
+    pub(super) fn run(self, common: &CommonOptions) -> anyhow::Result<()> {
+        let (config, _) = common.load()?;
         let order: OrderRequest =
             ask(
                 &config,
@@ -304,7 +299,7 @@ impl MissingCommand {
                     if self.forget { larder.delete(MISSING).await } else { larder.get(MISSING).await }
                 },
             )?;
-        match (self.common.json, self.forget) {
+        match (common.json, self.forget) {
             (true, _) => print_json(&order),
             (false, true) => print_line("cleared: requests from now on are recorded again"),
             (false, false) => print_line(&missing_page(&order, &config.default_host(), width_of_stdout())),
@@ -322,7 +317,7 @@ fn missing_page(order: &OrderRequest, host: &Hostname, width: Option<usize>) -> 
     }
     let number = plural(order.what.len() as u64, "item");
     page.group("missing", &format!("{number} requested while offline and not stored"));
-    let mut last_address = "";
+    let (mut last_address, mut lacks_platforms) = ("", false);
     for request in &order.what {
         let (selector, platforms) = match request {
             AddressRequest::Text(address) => (address, &[][..]),
@@ -330,6 +325,8 @@ fn missing_page(order: &OrderRequest, host: &Hostname, width: Option<usize>) -> 
         };
         let (address, version) =
             selector.split_once('@').map_or((selector.as_str(), None), |(address, version)| (address, Some(version)));
+        // A request for a version list names no platform. A provider address has three segments, a module address four.
+        lacks_platforms |= platforms.is_empty() && address.split('/').count() == 3;
         if address != last_address {
             page.item(&PackageRef::requested(address).without(host).to_string(), None);
             last_address = address;
@@ -337,12 +334,7 @@ fn missing_page(order: &OrderRequest, host: &Hostname, width: Option<usize>) -> 
         let platforms = if platforms.is_empty() { String::new() } else { format!("  {}", platforms.join(", ")) };
         page.push_with_prefix("    ", &format!("{}{platforms}", version.unwrap_or("any version")));
     }
-    // A request for a version list names no platform.
-    let lacks_platforms = |request: &AddressRequest| match request {
-        AddressRequest::Text(address) => is_provider(address),
-        AddressRequest::For(AddressFor { address, platforms }) => platforms.is_empty() && is_provider(address),
-    };
-    let (runners, platform) = match order.what.iter().any(lacks_platforms) {
+    let (runners, platform) = match lacks_platforms {
         true => (", for the platforms of your runners", " --platform linux_amd64"),
         false => ("", ""),
     };
@@ -350,11 +342,6 @@ fn missing_page(order: &OrderRequest, host: &Hostname, width: Option<usize>) -> 
     page.command("larder missing --json > missing.json");
     page.command(&format!("larder bundle create missing.tar --for missing.json{platform}"));
     page.text()
-}
-
-/// True for a provider address, which has three segments; a module address has four.
-fn is_provider(address: &str) -> bool {
-    address.split('@').next().unwrap_or_default().split('/').count() == 3
 }
 
 #[cfg(test)]

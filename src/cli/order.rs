@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
 
 use super::print_error;
 use crate::address::{Hostname, Platform};
@@ -16,9 +15,9 @@ pub(super) struct OrderArgs {
     /// Address with a constraint (hashicorp/aws@~> 5.0, terraform-aws-modules/vpc/aws@5.1.0), .terraform.lock.hcl,
     /// folder in which init runs, .tar of such folders, or .json printed by `larder missing`
     #[arg(required = true, value_name = "WHAT")]
-    order_args: Vec<String>,
+    pub(super) names: Vec<String>,
     #[command(flatten)]
-    options: OrderOptions,
+    pub(super) options: OrderOptions,
 }
 
 /// An order as `--for`, for commands whose argument is a destination.
@@ -27,19 +26,19 @@ pub(super) struct OrderFor {
     /// Address with a constraint, .terraform.lock.hcl, folder in which init runs, .tar of such folders, or .json
     /// printed by `larder missing`; repeatable
     #[arg(long = "for", value_name = "WHAT", required = true)]
-    order_args: Vec<String>,
+    pub(super) names: Vec<String>,
     #[command(flatten)]
-    options: OrderOptions,
+    pub(super) options: OrderOptions,
 }
 
 /// Options of an order that apply to all its packages.
 #[derive(Debug, Args)]
-struct OrderOptions {
+pub(super) struct OrderOptions {
     /// Platform of the clients, such as linux_amd64; repeatable [default: this machine's]
     #[arg(long = "platform", value_name = "OS_ARCH", value_parser = parse_platform)]
     platforms: Vec<Platform>,
     /// Client whose rules apply to folders [default: detected from each folder's files]
-    #[arg(long, value_parser = client_parser())]
+    #[arg(long, value_enum)]
     client: Option<ClientKind>,
     /// Value for a variable of the folders, as in `terraform init -var`, where it decides which modules are called;
     /// repeatable
@@ -50,27 +49,8 @@ struct OrderOptions {
     value_files: Vec<PathBuf>,
 }
 
-fn client_parser() -> impl TypedValueParser<Value = ClientKind> {
-    let words = PossibleValuesParser::new(["terraform", "opentofu"]);
-    words.try_map(|word| ClientKind::parse(&word).ok_or("it is not a client"))
-}
-
 fn parse_platform(text: &str) -> Result<Platform, String> {
     Platform::parse(text).map_err(|bad| bad.to_string())
-}
-
-impl OrderArgs {
-    /// Builds the order, in the form that the admin API accepts.
-    pub(super) fn to_order(&self, default_host: &Hostname) -> anyhow::Result<OrderRequest> {
-        self.options.to_order(&self.order_args, default_host)
-    }
-}
-
-impl OrderFor {
-    /// Builds the order, in the form that the admin API accepts.
-    pub(super) fn to_order(&self, default_host: &Hostname) -> anyhow::Result<OrderRequest> {
-        self.options.to_order(&self.order_args, default_host)
-    }
 }
 
 impl OrderOptions {
@@ -88,8 +68,8 @@ impl OrderOptions {
         Ok(values)
     }
 
-    /// Builds an order from arguments that name packages.
-    fn to_order(&self, arguments: &[String], default_host: &Hostname) -> anyhow::Result<OrderRequest> {
+    /// Builds the order of these names, in the form that the admin API accepts.
+    pub(super) fn to_order(&self, names: &[String], default_host: &Hostname) -> anyhow::Result<OrderRequest> {
         let mut order = OrderRequest {
             platforms: self.platforms.iter().map(ToString::to_string).collect(),
             client: self.client,
@@ -97,7 +77,7 @@ impl OrderOptions {
         };
         let mut folders = Vec::new();
         let mut tar: Option<&str> = None;
-        for argument in arguments {
+        for argument in names {
             let path = PathBuf::from(argument);
             match ArgumentKind::of(argument, &path, default_host).map_err(anyhow::Error::msg)? {
                 ArgumentKind::Address => order.what.push(AddressRequest::Text(argument.clone())),

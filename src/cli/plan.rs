@@ -14,8 +14,6 @@ use crate::protocol::admin::PLAN;
 #[derive(Debug, Args)]
 pub(super) struct PlanCommand {
     #[command(flatten)]
-    pub(super) common: CommonOptions,
-    #[command(flatten)]
     order: OrderArgs,
     /// List stored packages too, and the places that require each
     #[arg(long, short)]
@@ -24,11 +22,11 @@ pub(super) struct PlanCommand {
 
 impl PlanCommand {
     /// Prints the plan; returns true if everything is stored.
-    pub(super) fn run(self) -> anyhow::Result<bool> {
-        let (config, _) = self.common.load()?;
-        let order = self.order.to_order(&config.default_host())?;
+    pub(super) fn run(self, common: &CommonOptions) -> anyhow::Result<bool> {
+        let (config, _) = common.load()?;
+        let order = self.order.options.to_order(&self.order.names, &config.default_host())?;
         let plan: Plan = ask(&config, async |larder| larder.post(PLAN, &order).await)?;
-        if self.common.json {
+        if common.json {
             print_json(&plan);
         } else {
             print_line(&page(&plan, &config.default_host(), self.verbose, width_of_stdout()));

@@ -20,15 +20,13 @@ use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::{CommonOptions, catch_file_size_signal, print_json, print_line, runtime};
+use super::{CommonOptions, StopSignals, catch_file_size_signal, print_json, print_line, runtime};
 use crate::app::{App, Reloaded, RunningApp, StartSettings};
 use crate::config::{self, Config, Problems};
 use crate::protocol::client_config::ClientRoute;
 
 #[derive(Debug, Args)]
 pub(super) struct Serve {
-    #[command(flatten)]
-    pub(super) common: CommonOptions,
     /// Contact no upstream; serve what is stored
     #[arg(long)]
     offline: bool,
@@ -38,18 +36,18 @@ pub(super) struct Serve {
 }
 
 impl Serve {
-    pub(super) fn run(self) -> anyhow::Result<()> {
-        let config = self.load_config(self.common.config.as_deref())?;
+    pub(super) fn run(self, common: &CommonOptions) -> anyhow::Result<()> {
+        let config = self.load_config(common, common.config.as_deref())?;
         let runtime = runtime().context("the runtime would not start")?;
-        let result = runtime.block_on(self.serve(config));
+        let result = runtime.block_on(self.serve(config, common.clone()));
         // A background read or hash may still run; the next start repeats it.
         runtime.shutdown_timeout(Duration::from_secs(1));
         result
     }
 
     /// Loads the configuration and applies the overrides of the command line.
-    fn load_config(&self, file: Option<&Path>) -> Result<Config, Problems> {
-        let (mut config, warnings) = self.common.load_from(file)?;
+    fn load_config(&self, common: &CommonOptions, file: Option<&Path>) -> Result<Config, Problems> {
+        let (mut config, warnings) = common.load_from(file)?;
         config.network.offline |= self.offline;
         config.server.listen = self.listen.unwrap_or(config.server.listen);
         for warning in warnings {
@@ -58,19 +56,20 @@ impl Serve {
         Ok(config)
     }
 
-    async fn serve(self, config: Config) -> anyhow::Result<()> {
+    async fn serve(self, config: Config, common: CommonOptions) -> anyhow::Result<()> {
         let stop = CancellationToken::new();
         let manager = Arc::new(ServiceManager::of_this_process());
         tokio::spawn(stop_on_signals(stop.clone(), Arc::clone(&manager))?);
         let hangups = signal(SignalKind::hangup()).context("SIGHUP cannot be caught")?;
         let _file_size_signal = catch_file_size_signal()?;
         let app = App::start(&config, StartSettings::default()).await.context("larder did not start")?;
-        print_startup(&app, &config, &self.common).await?;
+        print_startup(&app, &config, &common).await?;
+        tokio::spawn(Arc::clone(&manager).run_notifications(app.running(), stop.clone()));
         if !config.network.offline {
             tokio::spawn(warn_unreachable_upstreams(app.running(), stop.clone()));
         }
-        let tasks = Arc::new(ServeTasks { running: app.running(), serve: self, manager, source: config.source });
-        tokio::spawn(Arc::clone(&tasks).notify_manager(stop.clone()));
+        let tasks =
+            Arc::new(ServeTasks { running: app.running(), serve: self, common, manager, source: config.source });
         tokio::spawn(tasks.reload_on(hangups, stop.clone()));
         app.serve(stop).await.context("the store would not close")?;
         tracing::info!("stopped");
@@ -82,16 +81,13 @@ impl Serve {
 struct ServeTasks {
     running: Arc<RunningApp>,
     serve: Serve,
+    common: CommonOptions,
     manager: Arc<ServiceManager>,
     /// File of the first start. Without it, a reload fails instead of using the defaults.
     source: Option<PathBuf>,
 }
 
 impl ServeTasks {
-    async fn notify_manager(self: Arc<Self>, stop: CancellationToken) {
-        self.manager.run_notifications(&self.running, &stop).await;
-    }
-
     /// Reloads the configuration on each SIGHUP. Stops instead if the terminal is gone.
     async fn reload_on(self: Arc<Self>, mut hangups: Signals, stop: CancellationToken) {
         let had_terminal = std::io::stdin().is_terminal();
@@ -124,7 +120,8 @@ impl ServeTasks {
     async fn reload(self: Arc<Self>) -> Result<Reloaded, String> {
         let tasks = Arc::clone(&self);
         // Reading the files may block for long.
-        let reading = tokio::task::spawn_blocking(move || tasks.serve.load_config(tasks.source.as_deref()));
+        let load = move || tasks.serve.load_config(&tasks.common, tasks.source.as_deref());
+        let reading = tokio::task::spawn_blocking(load);
         let config = reading.await.map_err(|error| error.to_string())?.map_err(|problems| problems.to_string())?;
         self.running.reload(config).await.map_err(|problems| problems.to_string())
     }
@@ -179,13 +176,9 @@ async fn warn_unreachable_upstreams(running: Arc<RunningApp>, stop: Cancellation
 
 /// Stops on SIGTERM and Ctrl-C; running downloads may finish.
 fn stop_on_signals(stop: CancellationToken, manager: Arc<ServiceManager>) -> anyhow::Result<impl Future<Output = ()>> {
-    let mut terminate = signal(SignalKind::terminate()).context("SIGTERM cannot be caught")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT cannot be caught")?;
+    let mut signals = StopSignals::catch()?;
     Ok(async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
+        signals.next().await;
         tracing::info!("stopping: no new connections; running downloads may finish");
         manager.stopping().await;
         stop.cancel();
@@ -240,7 +233,7 @@ impl ServiceManager {
     }
 
     /// Reports ready once both listeners answer, then sends watchdog messages as long as they do.
-    async fn run_notifications(&self, running: &RunningApp, stop: &CancellationToken) {
+    async fn run_notifications(self: Arc<Self>, running: Arc<RunningApp>, stop: CancellationToken) {
         if self.socket.is_none() {
             return;
         }
@@ -248,14 +241,14 @@ impl ServiceManager {
         // Allows several attempts before the manager gives up.
         let liveness_timeout = watchdog_period.map_or(LIVENESS_TIMEOUT, |period| period / 4);
         let notifications = async {
-            wait_until_live(running, liveness_timeout).await;
+            wait_until_live(&running, liveness_timeout).await;
             self.ready(&running.summary_line().await).await;
             let Some(period) = watchdog_period else { return };
             let mut ticks = interval(period);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
                 ticks.tick().await;
-                wait_until_live(running, liveness_timeout).await;
+                wait_until_live(&running, liveness_timeout).await;
                 self.notify(&[NotifyState::Watchdog]).await;
             }
         };

@@ -56,8 +56,14 @@ fn page(report: &StatusReport, host: &Hostname, width: Option<usize>) -> String 
     warm_ups(&mut page, &report.warm_ups);
     bundles(&mut page, &report.bundle_keys);
     alarms(&mut page, &mirror.alarms);
-    imported(&mut page, &mirror.imported, host);
-    missing(&mut page, &mirror.missing, host);
+    let archives = plural(mirror.imported.len() as u64, "archive");
+    let text = format!("{archives} without signatures: only this mirror's operator vouches for them");
+    list_packages(&mut page, "imported", &text, &mirror.imported, host);
+    let text = format!("{} requested while offline and not stored", mirror.missing.len());
+    list_packages(&mut page, "missing", &text, &mirror.missing, host);
+    if !mirror.missing.is_empty() {
+        page.item("`larder missing --json` prints this list as input for `larder warm` on an online larder", None);
+    }
     page.text()
 }
 
@@ -213,25 +219,12 @@ fn alarms(page: &mut TextPage, alarms: &[Alarm]) {
     and_more(page, alarms.len());
 }
 
-fn imported(page: &mut TextPage, imported: &[PackageRef], host: &Hostname) {
-    if imported.is_empty() {
+/// Lists packages under a heading; nothing where there are none.
+fn list_packages(page: &mut TextPage, heading: &str, text: &str, packages: &[PackageRef], host: &Hostname) {
+    if packages.is_empty() {
         return;
     }
-    let archives = plural(imported.len() as u64, "archive");
-    page.group("imported", &format!("{archives} without signatures: only this mirror's operator vouches for them"));
-    list_packages(page, imported, host);
-}
-
-fn missing(page: &mut TextPage, missing: &[PackageRef], host: &Hostname) {
-    if missing.is_empty() {
-        return;
-    }
-    page.group("missing", &format!("{} requested while offline and not stored", missing.len()));
-    list_packages(page, missing, host);
-    page.item("`larder missing --json` prints this list as input for `larder warm` on an online larder", None);
-}
-
-fn list_packages(page: &mut TextPage, packages: &[PackageRef], host: &Hostname) {
+    page.group(heading, text);
     for package in packages.iter().take(MAX_LISTED) {
         page.item(&escape_for_terminal(&package.without(host).to_string()), None);
     }

@@ -1,18 +1,13 @@
 //! Output for people. Text is aligned, wrapped to the width of the terminal, with control characters escaped. Progress bars
 //! are on a terminal only, redrawn below all other output of this process.
 
-use std::fmt;
 use std::io::{self, PipeReader, PipeWriter, Write};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use bytesize::ByteSize;
-use humantime::format_rfc3339_seconds;
-use indicatif::{ProgressBar, ProgressBarIter, ProgressDrawTarget, ProgressState, ProgressStyle};
+use indicatif::{ProgressBar, ProgressBarIter, ProgressDrawTarget, ProgressStyle};
 use parking_lot::Mutex;
-use rustix::process::getpgrp;
-use rustix::stdio::stdin;
-use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetpgrp, tcgetwinsize, tcsetattr};
+use rustix::termios::tcgetwinsize;
 use tokio::task::spawn_blocking;
 
 use crate::clock::Timestamp;
@@ -40,12 +35,18 @@ fn columns_of(stream: impl AsFd) -> Option<usize> {
 #[derive(Debug)]
 pub(super) struct TextPage {
     width: Option<usize>,
+    splits_words: bool,
     lines: Vec<String>,
 }
 
 impl TextPage {
     pub(super) fn of_width(width: Option<usize>) -> Self {
-        Self { width: width.map(|width| width.max(MIN_WIDTH)), lines: Vec::new() }
+        Self { width: width.map(|width| width.max(MIN_WIDTH)), splits_words: true, lines: Vec::new() }
+    }
+
+    /// A page whose words are never split, so that they can be copied.
+    pub(super) fn with_whole_words(width: Option<usize>) -> Self {
+        Self { splits_words: false, ..Self::of_width(width) }
     }
 
     /// Begins a group: its name and a text about the whole group.
@@ -85,7 +86,12 @@ impl TextPage {
 
     /// A command to paste; never wrapped.
     pub(super) fn command(&mut self, command: &str) {
-        self.lines.push(format!("    {command}"));
+        self.push(format!("    {command}"));
+    }
+
+    /// A line that is never wrapped.
+    pub(super) fn push(&mut self, line: String) {
+        self.lines.push(line);
     }
 
     /// A table. The first column is left-aligned, the others right-aligned. The note of a row follows its cells, or
@@ -119,7 +125,7 @@ impl TextPage {
     pub(super) fn push_with_prefix(&mut self, prefix: &str, text: &str) {
         let margin = prefix.chars().count();
         let available = self.width.map_or(usize::MAX, |width| width.saturating_sub(margin));
-        for (index, line) in wrapped(text, available).into_iter().enumerate() {
+        for (index, line) in wrapped(text, available, self.splits_words).into_iter().enumerate() {
             let start = if index == 0 { prefix.to_owned() } else { " ".repeat(margin) };
             self.lines.push(format!("{start}{line}").trim_end().to_owned());
         }
@@ -130,8 +136,8 @@ impl TextPage {
     }
 }
 
-/// Wraps a text between words; a longer word is split.
-fn wrapped(text: &str, width: usize) -> Vec<String> {
+/// Wraps a text between words; splits a longer word if `splits_words`.
+fn wrapped(text: &str, width: usize, splits_words: bool) -> Vec<String> {
     let width = width.max(1);
     let (mut lines, mut line) = (Vec::new(), String::new());
     for word in text.split(' ') {
@@ -142,7 +148,7 @@ fn wrapped(text: &str, width: usize) -> Vec<String> {
             line.push(' ');
         }
         line.push_str(word);
-        while line.chars().count() > width {
+        while splits_words && line.chars().count() > width {
             let cut = line.char_indices().nth(width).map_or(line.len(), |(end, _)| end);
             let rest = line.split_off(cut);
             lines.push(std::mem::replace(&mut line, rest));
@@ -178,12 +184,7 @@ pub(super) fn format_seconds(seconds: u64) -> String {
 
 /// Formats a time as `2026-11-21 20:42:41 UTC`.
 pub(super) fn format_timestamp(time: Timestamp) -> String {
-    let since_1970 = std::time::Duration::from_secs(time.0);
-    // A file may contain a year that has no calendar date.
-    match std::time::SystemTime::UNIX_EPOCH.checked_add(since_1970).filter(|_| time.0 < 253_402_300_800) {
-        Some(time) => format_rfc3339_seconds(time).to_string().replace('T', " ").replace('Z', " UTC"),
-        None => "an invalid time".to_owned(),
-    }
+    time.date_time().replace('T', " ").replace('Z', " UTC")
 }
 
 /// A share in percent; `None` for a total of zero.
@@ -192,33 +193,6 @@ pub(super) fn percent(part: u64, total: u64) -> Option<u64> {
 }
 
 const REDRAW_INTERVAL: Duration = Duration::from_millis(200);
-pub(super) const MAX_BAR_WIDTH: usize = 40;
-const MIN_BAR_WIDTH: usize = 10;
-
-/// The progress of a transfer in bytes: a bar on a terminal until it is dropped, nothing elsewhere.
-#[derive(Debug)]
-pub(super) struct TransferProgress {
-    /// Counts the bytes.
-    pub(super) bytes: ProgressBar,
-    _lines: Option<TerminalLines>,
-}
-
-impl TransferProgress {
-    /// Begins a transfer. `total` is the number of bytes, if available.
-    pub(super) fn begin(label: &'static str, total: Option<u64>) -> Self {
-        if width_of_stderr().is_none() {
-            return Self { bytes: ProgressBar::hidden(), _lines: None };
-        }
-        let render = move |state: &ProgressState, line: &mut dyn fmt::Write| {
-            let text = progress_line(label, state.pos(), total, state.elapsed(), bar_line_width());
-            // Writing to a string cannot fail.
-            let _ = line.write_str(&text);
-        };
-        let lines = TerminalLines::with_style(line_style("{line}").with_key("line", render));
-        lines.bar.enable_steady_tick(REDRAW_INTERVAL);
-        Self { bytes: lines.bar.clone(), _lines: Some(lines) }
-    }
-}
 
 /// Connects `send` and `receive` by a pipe, and shows the bytes that pass. `incomplete` explains a receiver's error.
 pub(super) async fn through_pipe<T: Send + 'static>(
@@ -229,9 +203,9 @@ pub(super) async fn through_pipe<T: Send + 'static>(
     incomplete: impl FnOnce(io::Error) -> anyhow::Error,
 ) -> anyhow::Result<T> {
     let (reader, writer) = io::pipe()?;
-    let progress = TransferProgress::begin(label, total);
+    let progress = TerminalLines::of_transfer(label, total);
     let receiving = spawn_blocking(move || receive(reader));
-    let sent = send(progress.bytes.wrap_write(writer)).await;
+    let sent = send(progress.bar.wrap_write(writer)).await;
     let received = receiving.await;
     drop(progress);
     match (sent, received?) {
@@ -241,34 +215,6 @@ pub(super) async fn through_pipe<T: Send + 'static>(
         (Err(sent), Ok(_)) => Err(sent),
         (_, Err(received)) => Err(incomplete(received)),
     }
-}
-
-/// Renders `[====>    ]` in `width` columns; empty for an unknown share.
-pub(super) fn bar(share: Option<(u64, u64)>, width: usize) -> String {
-    let inside = width.saturating_sub(2);
-    let filled = share
-        .map_or(0, |(done, total)| (u128::from(done.min(total)) * inside as u128 / u128::from(total.max(1))) as usize);
-    let head = if filled > 0 && filled < inside { ">" } else { "" };
-    let done = "=".repeat(filled.saturating_sub(head.len()));
-    format!("[{:inside$}]", format!("{done}{head}"))
-}
-
-/// Renders `writing  [=====>      ]  12.0 of 40.1 MiB  8.0 MiB/s`.
-fn progress_line(label: &str, bytes: u64, total: Option<u64>, elapsed: Duration, width: usize) -> String {
-    let speed = match elapsed.as_secs_f64() {
-        seconds if seconds >= 0.5 => format!("  {}/s", ByteSize((bytes as f64 / seconds) as u64)),
-        _ => String::new(),
-    };
-    let progress = match total.filter(|total| *total > 0) {
-        Some(total) => format!("{} of {}{speed}", ByteSize(bytes.min(total)), ByteSize(total)),
-        None => format!("{}{speed}", ByteSize(bytes)),
-    };
-    let available = width.saturating_sub(label.chars().count() + progress.chars().count() + 4);
-    let line = match total.filter(|total| *total > 0 && available >= MIN_BAR_WIDTH) {
-        Some(total) => format!("{label}  {}  {progress}", bar(Some((bytes, total)), available.min(MAX_BAR_WIDTH))),
-        None => format!("{label}  {progress}"),
-    };
-    line.chars().take(width).collect()
 }
 
 /// The bars on the terminal. All lines are one bar, so that they change together.
@@ -282,71 +228,51 @@ pub(super) fn with_bars_hidden<T>(write: impl FnOnce() -> T) -> T {
     }
 }
 
-fn line_style(template: &str) -> ProgressStyle {
-    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_spinner())
-}
-
 /// Columns for a line with a bar, now: the terminal may be resized. Some terminals wrap in the last column.
 pub(super) fn bar_line_width() -> usize {
     width_of_stderr().unwrap_or(80).saturating_sub(1)
 }
 
-/// Changing lines on the terminal; removed on drop.
+/// Changing lines on standard error, if that is a terminal; removed on drop.
 #[derive(Debug)]
 pub(super) struct TerminalLines {
-    bar: ProgressBar,
-    /// Terminal settings to restore, if they were changed.
-    saved_settings: Option<Termios>,
+    pub(super) bar: ProgressBar,
 }
 
 impl TerminalLines {
-    /// Lines on standard error; `None` where it is not a terminal.
-    pub(super) fn on_stderr() -> Option<Self> {
-        // The lines are rendered elsewhere, to the width of the terminal.
-        width_of_stderr().map(|_| Self::with_style(line_style("{msg}")))
+    /// Lines rendered elsewhere, to the width of the terminal: the message of the bar.
+    pub(super) fn of_messages() -> Self {
+        Self::with_template("{msg}", None)
     }
 
-    fn with_style(style: ProgressStyle) -> Self {
-        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr()).with_style(style);
+    /// The progress of a transfer: `total` is its number of bytes, if available. The position of the bar counts them.
+    pub(super) fn of_transfer(label: &'static str, total: Option<u64>) -> Self {
+        let template = match total {
+            Some(_) => "{prefix}  [{wide_bar}]  {binary_bytes} of {binary_total_bytes}  {binary_bytes_per_sec}",
+            None => "{prefix}  {binary_bytes}  {binary_bytes_per_sec}",
+        };
+        let lines = Self::with_template(template, total);
+        lines.bar.set_prefix(label);
+        lines.bar.enable_steady_tick(REDRAW_INTERVAL);
+        lines
+    }
+
+    fn with_template(template: &str, length: Option<u64>) -> Self {
+        let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_spinner());
+        let bar = ProgressBar::with_draw_target(length, ProgressDrawTarget::stderr());
+        bar.set_style(style.progress_chars("=> "));
         *ACTIVE_BARS.lock() = Some(bar.clone());
-        Self { bar, saved_settings: disable_control_echo() }
-    }
-
-    /// Replaces the lines.
-    pub(super) fn draw(&self, lines: &[String]) {
-        self.bar.set_message(lines.join("\n"));
-        self.bar.tick();
+        Self { bar }
     }
 }
 
 impl Drop for TerminalLines {
     fn drop(&mut self) {
-        *ACTIVE_BARS.lock() = None;
+        // Removed under the lock: other output waits until the lines are gone.
+        let mut active = ACTIVE_BARS.lock();
         self.bar.finish_and_clear();
-        if let Some(saved) = &self.saved_settings
-            && is_in_foreground()
-        {
-            // Restored only in the foreground: another program may own the terminal by now.
-            let _ = tcsetattr(stdin(), OptionalActions::Now, saved);
-        }
+        *active = None;
     }
-}
-
-/// Disables the echo of `^C`: it would move the cursor, and the next redraw would leave an old bar behind.
-fn disable_control_echo() -> Option<Termios> {
-    if !is_in_foreground() {
-        return None;
-    }
-    let settings = tcgetattr(stdin()).ok()?;
-    let mut quiet = settings.clone();
-    quiet.local_modes.remove(LocalModes::ECHOCTL);
-    tcsetattr(stdin(), OptionalActions::Now, &quiet).ok()?;
-    Some(settings)
-}
-
-/// True in the foreground process group. Changing terminal settings from the background stops the process.
-fn is_in_foreground() -> bool {
-    tcgetpgrp(stdin()).is_ok_and(|group| group == getpgrp())
 }
 
 /// Standard error for the log; its lines go above the bars.
@@ -374,32 +300,17 @@ mod tests {
         let texts = [0, 59, 60, 3_599, 3_660, 86_399, 86_400, 259_200].map(format_seconds);
         assert_eq!(texts, ["0 s", "59 s", "1 min", "59 min", "1 h 1 min", "23 h 59 min", "1 day", "3 days"]);
         assert_eq!(format_timestamp(Timestamp(1_795_293_761)), "2026-11-21 20:42:41 UTC");
-        assert_eq!(format_timestamp(Timestamp(u64::MAX)), "an invalid time");
+        assert_eq!(format_timestamp(Timestamp(u64::MAX)), "9999-12-31 23:59:59 UTC");
         assert_eq!((percent(1, 0), percent(1, 3), percent(u64::MAX, u64::MAX)), (None, Some(33), Some(100)));
     }
 
     proptest! {
         #[test]
         fn wrapping_keeps_every_line_within_the_width_and_loses_no_letter(text in "[a-z]{0,30}( [a-zé]{1,90}){0,12}", width in 1usize..100) {
-            let lines = wrapped(&text, width);
+            let lines = wrapped(&text, width, true);
             prop_assert!(lines.iter().all(|line| line.chars().count() <= width));
             let letters = |text: &str| text.chars().filter(|c| *c != ' ').collect::<String>();
             prop_assert_eq!(letters(&lines.concat()), letters(&text));
-        }
-    }
-
-    #[test]
-    fn the_progress_line_fits_the_terminal_and_shows_bytes_and_speed() {
-        let second = Duration::from_secs(1);
-        assert_eq!(
-            progress_line("applying", 20 << 20, Some(40 << 20), second, 79),
-            "applying  [===============>                 ]  20.0 MiB of 40.0 MiB  20.0 MiB/s"
-        );
-        assert_eq!(progress_line("writing", 1024, None, second, 79), "writing  1.0 KiB  1.0 KiB/s");
-        for width in [10, 20, 40, 79, 159] {
-            for bytes in [0, 1, 5 << 20, u64::MAX] {
-                assert!(progress_line("applying", bytes, Some(10 << 20), second, width).chars().count() <= width);
-            }
         }
     }
 }

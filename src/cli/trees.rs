@@ -14,7 +14,7 @@ use tokio::task::spawn_blocking;
 
 use super::admin_service::{StoreNeed, with_larder};
 use super::order::OrderFor;
-use super::terminal::{TextPage, TransferProgress, escape_for_terminal, plural, through_pipe, width_of_stdout};
+use super::terminal::{TerminalLines, TextPage, escape_for_terminal, plural, through_pipe, width_of_stdout};
 use super::warm::{WarmOutput, warm_and};
 use super::{CommonOptions, block_on, catch_file_size_signal, print_error, print_json, print_line};
 use crate::address::{Hostname, Package, PackageRef, Platform, Version};
@@ -31,8 +31,6 @@ use crate::protocol::admin::bundle::{ExportRequest, TAR, import_path};
 
 #[derive(Debug, Args)]
 pub(super) struct Export {
-    #[command(flatten)]
-    pub(super) common: CommonOptions,
     /// Folder of the tree; an existing tree is extended
     #[arg(value_name = "DIR")]
     tree: PathBuf,
@@ -45,12 +43,12 @@ pub(super) struct Export {
 
 impl Export {
     /// Exports the tree; returns true if the whole order is in it.
-    pub(super) fn run(self) -> anyhow::Result<bool> {
-        let (config, _) = self.common.load()?;
-        let order = self.order.to_order(&config.default_host())?;
+    pub(super) fn run(self, common: &CommonOptions) -> anyhow::Result<bool> {
+        let (config, _) = common.load()?;
+        let order = self.order.options.to_order(&self.order.names, &config.default_host())?;
         // A bad folder is reported before anything is fetched.
         let folder = Arc::new(MirrorFolder::open_or_create(&self.tree)?);
-        let output = if self.common.json { WarmOutput::Quiet } else { WarmOutput::Lines };
+        let output = if common.json { WarmOutput::Quiet } else { WarmOutput::Lines };
         let partial = self.partial;
         let (exported, is_complete) = block_on(warm_and(&config, &order, output, async |larder, job| {
             let is_complete = job.state == JobState::Done;
@@ -62,7 +60,7 @@ impl Export {
             print_error("nothing was exported: some packages are unavailable; --partial exports the rest");
             return Ok(false);
         };
-        if self.common.json {
+        if common.json {
             print_json(&exported);
         } else {
             print_line(&export_summary(&exported, &folder, width_of_stdout()));
@@ -154,8 +152,6 @@ fn export_summary(exported: &Exported, folder: &MirrorFolder, width: Option<usiz
 
 #[derive(Debug, Args)]
 pub(super) struct ImportCommand {
-    #[command(flatten)]
-    pub(super) common: CommonOptions,
     /// Tree made by `terraform providers mirror` or `larder export`; packages may be unpacked, as in
     /// `.terraform/providers`
     #[arg(value_name = "DIR")]
@@ -167,12 +163,12 @@ pub(super) struct ImportCommand {
 
 impl ImportCommand {
     /// Imports the tree; returns true if nothing was refused.
-    pub(super) fn run(self) -> anyhow::Result<bool> {
-        let (config, _) = self.common.load()?;
+    pub(super) fn run(self, common: &CommonOptions) -> anyhow::Result<bool> {
+        let (config, _) = common.load()?;
         let folder = Arc::new(MirrorFolder::open(&self.tree)?);
         let send_plan = send::plan_send(&folder)?;
         let mut report = ImportReporter {
-            json: self.common.json,
+            json: common.json,
             host: config.default_host(),
             counts: ImportCounts::default(),
             trusted_tree_key: false,
@@ -191,9 +187,9 @@ impl ImportCommand {
         let unsigned = if self.unsigned { UnsignedPolicy::Allowed } else { UnsignedPolicy::Refused };
         block_on(async {
             let _file_size_signal = catch_file_size_signal()?;
-            let progress = TransferProgress::begin("importing", Some(send_plan.bytes));
+            let progress = TerminalLines::of_transfer("importing", Some(send_plan.bytes));
             let imported = with_larder(&config, StoreNeed::Any, async |larder| {
-                let tar = send_tree(folder, send_plan, progress.bytes.clone())?;
+                let tar = send_tree(folder, send_plan, progress.bar.clone())?;
                 Ok(larder.upload(&import_path(unsigned), TAR, tar, |step| report.show(step)).await?)
             });
             let imported = imported.await;

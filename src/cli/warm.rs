@@ -1,26 +1,27 @@
 //! `larder warm`: starts a job and shows its progress: bars on a terminal, a line for each finished archive, totals and a
 //! summary.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use bytesize::ByteSize;
 use clap::Args;
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use indicatif::ProgressBar;
 use tokio::time::Instant;
 
 use super::admin_service::{StoreNeed, parse, with_larder};
 use super::order::OrderArgs;
 use super::terminal::{
-    MAX_BAR_WIDTH, TerminalLines, TextPage, bar, bar_line_width, escape_for_terminal, format_seconds, plural,
-    width_of_stdout,
+    TerminalLines, TextPage, bar_line_width, escape_for_terminal, format_seconds, plural, width_of_stdout,
 };
-use super::{CommonOptions, Interrupted, block_on, catch_file_size_signal, print_error, print_json, print_line};
-use crate::address::{Hostname, PackageRef};
+use super::{
+    CommonOptions, Interrupted, StopSignals, block_on, catch_file_size_signal, print_error, print_json, print_line,
+};
+use crate::address::Hostname;
 use crate::config::Config;
 use crate::http::admin_client::{AdminClient, AdminClientError};
-use crate::jobs::job_report::{ItemState, Job, JobItem, JobState};
+use crate::jobs::job_report::{ItemCounts, ItemState, Job, JobItem, JobState};
 use crate::protocol::admin::order::OrderRequest;
 use crate::protocol::admin::{JOBS, WARM};
 
@@ -32,8 +33,6 @@ const POLL_INTERVAL_PER_ITEM: Duration = Duration::from_micros(200);
 #[derive(Debug, Args)]
 pub(super) struct Warm {
     #[command(flatten)]
-    pub(super) common: CommonOptions,
-    #[command(flatten)]
     order: OrderArgs,
     /// Exempt the fetched packages from eviction
     #[arg(long)]
@@ -42,11 +41,11 @@ pub(super) struct Warm {
 
 impl Warm {
     /// Runs the job; returns true if everything is stored now.
-    pub(super) fn run(self) -> anyhow::Result<bool> {
-        let (config, _) = self.common.load()?;
-        let mut order = self.order.to_order(&config.default_host())?;
+    pub(super) fn run(self, common: &CommonOptions) -> anyhow::Result<bool> {
+        let (config, _) = common.load()?;
+        let mut order = self.order.options.to_order(&self.order.names, &config.default_host())?;
         order.pin |= self.pin;
-        let output = if self.common.json { WarmOutput::Json } else { WarmOutput::Lines };
+        let output = if common.json { WarmOutput::Json } else { WarmOutput::Lines };
         block_on(warm_and(&config, &order, output, async |_, job| Ok(job.state == JobState::Done)))
     }
 }
@@ -101,28 +100,6 @@ fn interrupted(larder: &AdminClient) -> anyhow::Error {
     Interrupted::with_text(text)
 }
 
-#[derive(Debug)]
-struct StopSignals {
-    interrupt: Signal,
-    terminate: Signal,
-}
-
-impl StopSignals {
-    fn catch() -> anyhow::Result<Self> {
-        Ok(Self {
-            interrupt: signal(SignalKind::interrupt()).context("Ctrl-C cannot be caught")?,
-            terminate: signal(SignalKind::terminate()).context("SIGTERM cannot be caught")?,
-        })
-    }
-
-    async fn next(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-        }
-    }
-}
-
 /// A job that this command watches.
 #[derive(Debug)]
 struct WatchedJob<'a> {
@@ -151,7 +128,7 @@ impl WatchedJob<'_> {
         let mut display = WarmDisplay::new(output, self.host.clone());
         let mut is_stopped = false;
         loop {
-            display.show(&self.job, self.began.elapsed());
+            display.show(&self.job);
             if self.job.state.has_ended() {
                 break;
             }
@@ -190,121 +167,93 @@ impl WatchedJob<'_> {
 /// Draws bars on a terminal, and prints a line for each archive that finished.
 struct WarmDisplay {
     host: Hostname,
-    bars: Option<TerminalLines>,
+    lines: TerminalLines,
     prints_lines: bool,
     reported: HashSet<usize>,
-    item_speeds: HashMap<ItemKey, TransferRate>,
-    total_speed: TransferRate,
+    /// Bars that measure the speed of each archive, and are not shown themselves.
+    speeds: HashMap<usize, ProgressBar>,
+    total_speed: ProgressBar,
 }
 
 impl WarmDisplay {
     fn new(output: WarmOutput, host: Hostname) -> Self {
         Self {
             host,
-            bars: TerminalLines::on_stderr(),
+            lines: TerminalLines::of_messages(),
             prints_lines: output == WarmOutput::Lines,
             reported: HashSet::new(),
-            item_speeds: HashMap::new(),
-            total_speed: TransferRate::default(),
+            speeds: HashMap::new(),
+            total_speed: ProgressBar::hidden(),
         }
     }
 
-    fn show(&mut self, job: &Job, elapsed: Duration) {
+    fn show(&mut self, job: &Job) {
         let finished =
             newly_finished_lines(job, &self.host, &mut self.reported, width_of_stdout()).filter(|_| self.prints_lines);
         finished.iter().for_each(|lines| print_line(lines));
-        let Some(terminal_lines) = &self.bars else { return };
-        let mut speeds = std::mem::take(&mut self.item_speeds);
-        for item in job.items.iter().filter(|item| !item.state.has_ended()) {
-            let mut speed = speeds.remove(&item_key(item)).unwrap_or_default();
-            speed.observe(elapsed, item.bytes);
-            self.item_speeds.insert(item_key(item), speed);
+        if self.lines.bar.is_hidden() {
+            return;
         }
-        let total = JobProgress::of(job);
-        self.total_speed.observe(elapsed, total.bytes.0);
-        let width = bar_line_width();
-        let mut lines =
-            bars(job, &self.host, |name| self.item_speeds.get(name).and_then(TransferRate::per_second), width);
-        lines.push(total.line(self.total_speed.per_second(), width));
-        terminal_lines.draw(&lines);
+        let speed_of = |bar: &ProgressBar, bytes| {
+            bar.set_position(bytes);
+            bar.per_sec() as u64
+        };
+        let (total, width) = (JobProgress::of(job), bar_line_width());
+        let speed_of_item = |number, item: &JobItem| {
+            speed_of(self.speeds.entry(number).or_insert_with(ProgressBar::hidden), item.bytes)
+        };
+        let mut lines = bars(job, &self.host, speed_of_item, width);
+        lines.push(total.line(speed_of(&self.total_speed, total.bytes.0), width));
+        self.lines.bar.set_message(lines.join("\n"));
     }
 }
 
-/// Length of the window over which a speed is measured.
-const SPEED_WINDOW: Duration = Duration::from_secs(5);
 /// Maximum number of progress bars shown at once.
 const MAX_BARS: usize = 8;
 /// Shortest bar; names are shortened to keep it.
 const MIN_BAR_WIDTH: usize = 6;
+const MAX_BAR_WIDTH: usize = 40;
 /// Columns for the longest size text, `700.0 KiB of 2.0 GiB`.
 const BYTES_WIDTH: usize = 20;
 /// Columns for the longest speed text, `1023.9 MiB/s`.
 const SPEED_WIDTH: usize = 12;
 const STATE_WIDTH: usize = 9;
 
-/// Measures a transfer rate from samples of (time, total bytes).
-#[derive(Debug, Default)]
-struct TransferRate(VecDeque<(Duration, u64)>);
-
-impl TransferRate {
-    fn observe(&mut self, elapsed: Duration, bytes: u64) {
-        // A smaller total means that the transfer started over. Before the first byte there is no rate.
-        if bytes == 0 || self.0.back().is_some_and(|(_, previous)| *previous > bytes) {
-            self.0.clear();
-        }
-        self.0.push_back((elapsed, bytes));
-        while self.0.len() > 2 && self.0.get(1).is_some_and(|(then, _)| elapsed.saturating_sub(*then) >= SPEED_WINDOW) {
-            self.0.pop_front();
-        }
-    }
-
-    /// Bytes per second; `None` until at least 0.1 s has been measured.
-    fn per_second(&self) -> Option<u64> {
-        let ((first_time, first_bytes), (last_time, last_bytes)) = (self.0.front()?, self.0.back()?);
-        let seconds = last_time.saturating_sub(*first_time).as_secs_f64();
-        (seconds >= 0.1).then(|| (last_bytes.saturating_sub(*first_bytes) as f64 / seconds) as u64)
-    }
-}
-
-/// Identifies an archive within a job.
-type ItemKey = PackageRef;
-
-fn item_key(item: &JobItem) -> ItemKey {
-    item.package.clone()
-}
-
-/// Renders one bar for each archive in flight, at most [`MAX_BARS`].
-fn bars(job: &Job, host: &Hostname, speed: impl Fn(&ItemKey) -> Option<u64>, width: usize) -> Vec<String> {
-    let is_in_flight = |item: &&JobItem| matches!(item.state, ItemState::Resolving | ItemState::Fetching);
-    let items: Vec<&JobItem> = job.items.iter().filter(is_in_flight).take(MAX_BARS).collect();
-    let available = width.saturating_sub(BYTES_WIDTH + SPEED_WIDTH + 6);
-    // Names get their width first: in full, else without hosts, else without their beginnings. The bar takes the rest.
-    let longest = |names: &[String]| names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
-    let max_name_width = available.saturating_sub(MIN_BAR_WIDTH + 2);
-    let full_names: Vec<String> = items.iter().map(|item| full_name(item, host)).collect();
-    let (names, name_width) = match longest(&full_names) {
-        width if width <= max_name_width => (full_names, width),
-        _ => {
-            let short: Vec<String> = full_names.into_iter().map(name_without_host).collect();
-            let width = longest(&short).min(max_name_width);
-            (short, width)
-        }
-    };
-    let bar_width = available.saturating_sub(name_width + 2).min(MAX_BAR_WIDTH);
-    let line = |item: &JobItem, name: String| {
-        let speed = speed(&item_key(item)).map_or_else(String::new, |speed| format!("{}/s", ByteSize(speed)));
+/// Renders one bar for each archive in flight, at most [`MAX_BARS`]. `speed` is in bytes per second.
+fn bars(job: &Job, host: &Hostname, mut speed: impl FnMut(usize, &JobItem) -> u64, width: usize) -> Vec<String> {
+    let is_in_flight = |item: &JobItem| matches!(item.state, ItemState::Resolving | ItemState::Fetching);
+    let items = job.items.iter().enumerate().filter(|(_, item)| is_in_flight(item)).take(MAX_BARS);
+    let named: Vec<_> = items.map(|(number, item)| (number, item, full_name(item, host))).collect();
+    // Names get their width first, and the bar takes the rest.
+    let available = width.saturating_sub(BYTES_WIDTH + SPEED_WIDTH + 8);
+    let longest_name = named.iter().map(|(.., name)| name.chars().count()).max().unwrap_or(0);
+    let name_width = longest_name.min(available.saturating_sub(MIN_BAR_WIDTH));
+    let bar_width = (available - name_width).min(MAX_BAR_WIDTH);
+    let line = |(number, item, name): (usize, &JobItem, String)| {
         let (share, bytes) = match (&item.state, item.size_bytes) {
             (ItemState::Resolving, _) => (None, "resolving".to_owned()),
             (_, Some(size)) => (Some((item.bytes, size)), bytes_of_size(item.bytes, size)),
             (_, None) if item.bytes == 0 => (None, "fetching".to_owned()),
             (_, None) => (None, ByteSize(item.bytes).to_string()),
         };
-        let speed = if share.is_some() || item.bytes > 0 { speed } else { String::new() };
-        let name = shorten_start(name, name_width);
-        let bar = bar(share, bar_width);
+        let speed = match speed(number, item) {
+            0 => String::new(),
+            speed => format!("{}/s", ByteSize(speed)),
+        };
+        let (name, bar) = (shorten_start(&name, name_width), bar(share, bar_width));
         truncate(format!("  {name:name_width$}  {bar}  {bytes:>BYTES_WIDTH$}  {speed:>SPEED_WIDTH$}"), width)
     };
-    items.iter().zip(names).map(|(item, name)| line(item, name)).collect()
+    named.into_iter().map(line).collect()
+}
+
+/// Renders `[====>    ]` in `width` columns; empty for an unknown share.
+fn bar(share: Option<(u64, u64)>, width: usize) -> String {
+    let inside = width.saturating_sub(2);
+    let filled = share
+        .map_or(0, |(done, total)| (u128::from(done.min(total)) * inside as u128 / u128::from(total.max(1))) as usize);
+    let head = if filled > 0 && filled < inside { ">" } else { "" };
+    let done = "=".repeat(filled.saturating_sub(head.len()));
+    format!("[{:inside$}]", format!("{done}{head}"))
 }
 
 /// Renders `1.2 of 3.4 MiB`.
@@ -320,20 +269,12 @@ fn full_name(item: &JobItem, host: &Hostname) -> String {
     escape_for_terminal(&item.package.without(host).to_string())
 }
 
-fn name_without_host(name: String) -> String {
-    let has_host = |first: &str| first.contains(['.', ':']);
-    let without_host = name.split_once('/').filter(|(first, _)| has_host(first)).map(|(_, address)| address);
-    without_host.map(str::to_owned).unwrap_or(name)
-}
-
 /// Drops the beginning of a long name: its end is more specific.
-fn shorten_start(name: String, width: usize) -> String {
-    let length = name.chars().count();
-    if length <= width {
-        return name;
+fn shorten_start(name: &str, width: usize) -> String {
+    match name.chars().count() {
+        length if length > width => "…".chars().chain(name.chars().skip(length + 1 - width)).take(width).collect(),
+        _ => name.to_owned(),
     }
-    let end: String = name.chars().skip(length.saturating_sub(width.saturating_sub(1))).collect();
-    truncate(format!("…{end}"), width)
 }
 
 fn truncate(line: String, width: usize) -> String {
@@ -369,15 +310,15 @@ impl JobProgress {
     }
 
     /// Renders the last line: bar, counts, speed and time left.
-    fn line(&self, speed: Option<u64>, width: usize) -> String {
+    fn line(&self, speed: u64, width: usize) -> String {
         let Self { ended: (ended, all), bytes: (fetched, size), is_estimate, is_growing } = *self;
         let sign = if is_estimate { "~" } else { "" };
         let bytes = size.filter(|size| *size > 0).map_or_else(
             || ByteSize(fetched).to_string(),
             |size| format!("{} of {sign}{}", ByteSize(fetched), ByteSize(size)),
         );
-        let speed_text = speed.map_or_else(String::new, |speed| format!("  {}/s", ByteSize(speed)));
-        let seconds_left = size.zip(speed).and_then(|(size, speed)| size.saturating_sub(fetched).checked_div(speed));
+        let speed_text = if speed > 0 { format!("  {}/s", ByteSize(speed)) } else { String::new() };
+        let seconds_left = size.and_then(|size| size.saturating_sub(fetched).checked_div(speed));
         let time_left = seconds_left
             .filter(|_| ended < all && !is_growing)
             .map_or_else(String::new, |left| format!("  {sign}{} left", format_seconds(left)));
@@ -430,22 +371,16 @@ fn add_finished_item(page: &mut TextPage, item: &JobItem, host: &Hostname) {
 
 /// Renders the final counts of a job.
 fn summary(job: &Job, took: Duration) -> String {
-    let count = |is: fn(&ItemState) -> bool| job.items.iter().filter(|item| is(&item.state)).count();
-    let fetched = count(|state| matches!(state, ItemState::Fetched));
+    let ItemCounts { all, held, fetched, failed, cancelled } = ItemCounts::of(job.items.iter().map(|item| &item.state));
     let fetched_items = job.items.iter().filter(|item| matches!(item.state, ItemState::Fetched));
     let bytes: u64 = fetched_items.filter_map(|item| item.size_bytes).fold(0, u64::saturating_add);
-    let counts = [
-        (count(|state| matches!(state, ItemState::Held)), "already stored"),
-        (fetched, "fetched"),
-        (count(|state| matches!(state, ItemState::Failed { .. })), "failed"),
-        (count(|state| matches!(state, ItemState::Cancelled)), "cancelled"),
-    ];
+    let counts = [(held, "already stored"), (fetched, "fetched"), (failed, "failed"), (cancelled, "cancelled")];
     let text: Vec<String> = counts
         .into_iter()
         .filter(|(number, _)| *number > 0)
         .map(|(number, label)| format!("{number} {label}"))
         .collect();
-    let all = plural(job.items.len() as u64, "archive");
+    let all = plural(all, "archive");
     let text = if text.is_empty() { all } else { format!("{all}: {}", text.join(", ")) };
     let fetched =
         if bytes > 0 { format!("; {} in {}", ByteSize(bytes), format_seconds(took.as_secs())) } else { String::new() };
@@ -462,7 +397,7 @@ fn notes(job: &Job, width: Option<usize>) -> Option<String> {
 
 /// Renders the message for a cancelled job.
 fn stopped_message(job: &Job) -> String {
-    let stored = job.items.iter().filter(|item| matches!(item.state, ItemState::Held | ItemState::Fetched)).count();
+    let stored = job.items.iter().filter(|item| item.state.is_stored()).count();
     format!(
         "stopped: {}; the same command continues",
         if stored == 1 { "1 archive is stored".to_owned() } else { format!("{stored} archives are stored") }
@@ -472,6 +407,7 @@ fn stopped_message(job: &Job) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::address::PackageRef;
     use crate::clock::Timestamp;
 
     fn item(subject: &str, state: ItemState, bytes: u64, size_bytes: Option<u64>) -> JobItem {
@@ -527,13 +463,14 @@ mod tests {
     #[test]
     fn bars_fit_the_terminal_and_show_name_size_and_speed() {
         for width in [30, 60, 80, 120, 160, 200] {
-            let lines = bars(&busy_job(), &host(), |_| Some(12 * MIB + 1), width);
+            let lines = bars(&busy_job(), &host(), |_, _| 12 * MIB + 1, width);
             assert!(lines.iter().all(|line| line.chars().count() <= width), "{width}: {lines:#?}");
             assert_eq!(lines.len(), 4);
-            let total = JobProgress::of(&busy_job()).line(Some(24 * MIB), width);
+            let total = JobProgress::of(&busy_job()).line(24 * MIB, width);
             assert!(total.chars().count() <= width, "{width}: {total}");
         }
-        let bars_of = |width| bars(&busy_job(), &host(), |_| Some(12 * MIB + 1), width);
+        let bars_of =
+            |width| bars(&busy_job(), &host(), |_, item| if item.bytes > 0 { 12 * MIB + 1 } else { 0 }, width);
         assert_eq!(
             bars_of(80),
             [
@@ -561,15 +498,15 @@ mod tests {
                 is_growing: false
             }
         );
-        let line = total.line(Some(10 * MIB), 160);
+        let line = total.line(10 * MIB, 160);
         assert!(line.ends_with("3/8 archives  51.7 MiB of ~4.2 GiB  10.0 MiB/s  ~7 min left"), "{line}");
         let done = job(vec![item(AWS, ItemState::Fetched, MIB, Some(MIB)), item("a", ItemState::Held, 0, None)]);
         assert_eq!(
-            JobProgress::of(&done).line(Some(MIB), 80),
+            JobProgress::of(&done).line(MIB, 80),
             "  [===============================]  2/2 archives  1.0 MiB of 1.0 MiB  1.0 MiB/s"
         );
         assert_eq!(
-            JobProgress::of(&job(vec![])).line(None, 80).trim(),
+            JobProgress::of(&job(vec![])).line(0, 80).trim(),
             "[                                      ]  0/0 archives  0 B"
         );
     }
@@ -578,28 +515,14 @@ mod tests {
     fn the_total_of_a_resolving_job_is_marked_so_far() {
         let mut job = busy_job();
         (job.resolving, job.unconfirmed) = (true, vec!["the version list of a/b\u{1b}[2J".to_owned()]);
-        let line = JobProgress::of(&job).line(Some(10 * MIB), 120);
+        let line = JobProgress::of(&job).line(10 * MIB, 120);
         assert!(line.contains("3/8 archives so far  51.7 MiB of ~4.2 GiB") && !line.contains("left"), "{line}");
         assert_eq!(notes(&job, None), Some("note: the version list of a/b\\u{1b}[2J".to_owned()));
         let mut module = item("r.example/acme/net/test@1.0.0", ItemState::Fetching, 0, None);
         module.package.platform = None;
         job.items = vec![module];
-        let bars = bars(&job, &host(), |_| None, 80);
+        let bars = bars(&job, &host(), |_, _| 0, 80);
         assert!(bars[0].starts_with("  r.example/acme/net/test 1.0.0  [") && bars[0].ends_with("fetching"), "{bars:?}");
-    }
-
-    #[test]
-    fn the_speed_covers_the_last_five_seconds() {
-        let mut speed = TransferRate::default();
-        let elapsed = |tenths: u64| Duration::from_millis(tenths * 100);
-        speed.observe(elapsed(0), 0);
-        assert_eq!(speed.per_second(), None);
-        (1..=100).for_each(|tenth| speed.observe(elapsed(tenth), tenth * 100));
-        assert_eq!(speed.per_second(), Some(1000));
-        (101..=200).for_each(|tenth| speed.observe(elapsed(tenth), 10_000));
-        assert_eq!(speed.per_second(), Some(0), "nothing arrived for ten seconds");
-        speed.observe(elapsed(201), 50);
-        assert_eq!(speed.per_second(), None, "the transfer started over");
     }
 
     #[test]

@@ -8,12 +8,13 @@ mod upstreams;
 
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, join_all};
 use futures_util::stream::FuturesOrdered;
 use futures_util::{FutureExt, StreamExt};
 use serde::Serialize;
 
 use self::machine::{AnnouncedTimes, LarderState, RunningLarder};
+use self::upstreams::UpstreamCheck;
 use crate::app::{self, StartError};
 use crate::cdn_loop::OwnEntry;
 use crate::clock::{Clock, Timestamp};
@@ -115,9 +116,13 @@ async fn check_upstreams(
         Err(error) => return vec![Check::fail("upstreams", error.to_string())],
     };
     let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);
-    let checks = upstreams.hosts().into_iter().filter_map(|host| upstreams.get(host));
-    let checks = checks.map(|upstream| upstreams::check_upstream(upstream, &outbound, &config.store.path, now, times));
-    futures_util::future::join_all(checks).await.concat()
+    let outbound = &outbound;
+    let checks = upstreams.hosts().into_iter().filter_map(|host| upstreams.get(host)).map(|upstream| async move {
+        let host = &upstream.settings.host;
+        let checks = UpstreamCheck { upstream, outbound, host, now }.run(&config.store.path, times).await;
+        checks.into_iter().map(|check| check.of(host)).collect::<Vec<_>>()
+    });
+    join_all(checks).await.concat()
 }
 
 /// Builds larder's outbound connector, without a store.

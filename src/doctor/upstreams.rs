@@ -45,19 +45,6 @@ const NO_REGISTRY_ADVICE: &str = "check that [[upstream]] url is a registry: its
 /// Public registries that have the provider hashicorp/null.
 const PUBLIC_REGISTRIES: [&str; 2] = ["registry.terraform.io", "registry.opentofu.org"];
 
-/// Runs the checks of one upstream up to the first that fails.
-pub(super) async fn check_upstream(
-    upstream: &Upstream,
-    outbound: &Outbound,
-    store: &Path,
-    now: Timestamp,
-    times: &AnnouncedTimes,
-) -> Vec<Check> {
-    let host = &upstream.settings.host;
-    let checks = UpstreamCheck { upstream, outbound, host, now }.run(store, times).await;
-    checks.into_iter().map(|check| check.of(host)).collect()
-}
-
 /// Text of a fault; a refused request gets the configuration line that allows it.
 fn fault_text(fault: &Fault) -> String {
     match fault {
@@ -68,31 +55,24 @@ fn fault_text(fault: &Fault) -> String {
     }
 }
 
-/// Reason for a missing document.
-enum FetchFailure {
-    /// The request failed.
-    Failed(UpstreamError),
-    /// No answer in time.
-    Slow,
-}
-
 /// The inputs of the checks of one upstream.
-struct UpstreamCheck<'a> {
-    upstream: &'a Upstream,
-    outbound: &'a Outbound,
-    host: &'a Hostname,
-    now: Timestamp,
+pub(super) struct UpstreamCheck<'a> {
+    pub(super) upstream: &'a Upstream,
+    pub(super) outbound: &'a Outbound,
+    pub(super) host: &'a Hostname,
+    pub(super) now: Timestamp,
 }
 
 impl UpstreamCheck<'_> {
-    async fn run(&self, store: &Path, times: &AnnouncedTimes) -> Vec<Check> {
+    /// Runs the checks up to the first that fails.
+    pub(super) async fn run(&self, store: &Path, times: &AnnouncedTimes) -> Vec<Check> {
         let Ok(url) = self.upstream.settings.url.join(".well-known/terraform.json") else { return Vec::new() };
         let started = Instant::now();
         let credential_scope = &self.upstream.credential_scope;
         let answer = self.fetch("its discovery document", &url, credential_scope, discovery::MAX_DOCUMENT_BYTES).await;
         let document = match answer {
             Ok(document) => document,
-            Err(failure) => return self.failed_steps(&url, &failure),
+            Err(error) => return self.failed_steps(&url, &error),
         };
         times.record(self.host, document.date);
         let mut checks = self.passed_steps(&url);
@@ -110,7 +90,7 @@ impl UpstreamCheck<'_> {
         url: &Url,
         credential_scope: &CredentialScope,
         limit: u64,
-    ) -> Result<Document, FetchFailure> {
+    ) -> Result<Document, UpstreamError> {
         let request = UpstreamRequest {
             label: subject,
             url,
@@ -121,16 +101,14 @@ impl UpstreamCheck<'_> {
             priority: RequestPriority::Job,
             time: RequestTime::new(self.now),
         };
-        match timeout(PROBE_TIMEOUT, self.outbound.document(AcceptedCoding::Any, request, None, limit)).await {
-            Err(_) => Err(FetchFailure::Slow),
-            Ok(Err(error)) => Err(FetchFailure::Failed(error)),
-            Ok(Ok(Fetched::New(document))) => Ok(document),
-            Ok(Ok(Fetched::Unchanged)) => Err(FetchFailure::Failed(UpstreamError {
-                subject: subject.to_owned(),
-                origin: origin(url),
-                fault: Fault::Unusable("304 to an unconditional request".to_owned()),
-            })),
-        }
+        let fault =
+            match timeout(PROBE_TIMEOUT, self.outbound.document(AcceptedCoding::Any, request, None, limit)).await {
+                Ok(Ok(Fetched::New(document))) => return Ok(document),
+                Ok(Err(error)) => return Err(error),
+                Ok(Ok(Fetched::Unchanged)) => Fault::Unusable("304 to an unconditional request".to_owned()),
+                Err(_) => Fault::Slow(format!("no answer within {} s", PROBE_TIMEOUT.as_secs())),
+            };
+        Err(UpstreamError { subject: subject.to_owned(), origin: origin(url), fault })
     }
 
     /// The passed checks before an answer: name, connection, TLS.
@@ -160,15 +138,8 @@ impl UpstreamCheck<'_> {
     }
 
     /// The passed checks, then the failed one.
-    fn failed_steps(&self, url: &Url, failure: &FetchFailure) -> Vec<Check> {
-        let (origin, slow) =
-            (origin(url), format!("no answer from {} within {} s", origin(url), PROBE_TIMEOUT.as_secs()));
-        let error = match failure {
-            FetchFailure::Failed(error) => error,
-            FetchFailure::Slow => {
-                return vec![self.name_check(url), Check::fail(CONNECTION, slow).advise(NO_ANSWER_ADVICE)];
-            }
-        };
+    fn failed_steps(&self, url: &Url, error: &UpstreamError) -> Vec<Check> {
+        let origin = origin(url);
         let steps = self.passed_steps(url);
         let (passed, check) = match &error.fault {
             // A redirect led to another origin, so all checks of this origin passed.
@@ -187,9 +158,12 @@ impl UpstreamCheck<'_> {
             }
             Fault::Unreachable(reason) => {
                 let found = format!("{origin} cannot be reached: {}", strip_client_prefix(reason));
-                (1, Check::fail(CONNECTION, found).advise(self.connection_advice(url)))
+                (1, Check::fail(CONNECTION, found).advise(self.connection_advice(url, REFUSED_ADVICE)))
             }
-            Fault::Slow(_) => (1, Check::fail(CONNECTION, slow).advise(self.connection_advice(url))),
+            Fault::Slow(_) => {
+                let found = format!("no answer from {origin} within {} s", PROBE_TIMEOUT.as_secs());
+                (1, Check::fail(CONNECTION, found).advise(self.connection_advice(url, NO_ANSWER_ADVICE)))
+            }
             Fault::Untrusted(reason) => {
                 let found = format!("{origin} is not trusted: {}", strip_client_prefix(reason));
                 (2, Check::fail(TLS, found).advise(UNTRUSTED_ADVICE))
@@ -202,13 +176,13 @@ impl UpstreamCheck<'_> {
         steps.into_iter().take(passed).chain([check]).collect()
     }
 
-    fn connection_advice(&self, url: &Url) -> String {
+    fn connection_advice(&self, url: &Url, without_proxy: &str) -> String {
         let host = url.host_str().unwrap_or_default();
         match self.outbound.proxy_for(url) {
             Some(proxy) => {
                 format!("requests go through the proxy {proxy}; check that it runs, or add {host} to NO_PROXY")
             }
-            None => REFUSED_ADVICE.to_owned(),
+            None => without_proxy.to_owned(),
         }
     }
 
@@ -265,20 +239,18 @@ impl UpstreamCheck<'_> {
                 }
                 Err(reason) => Check::fail(LIST, format!("{subject} is invalid: {reason}")).advise(NO_REGISTRY_ADVICE),
             },
-            Err(FetchFailure::Slow) => {
+            Err(UpstreamError { fault: Fault::Slow(_), .. }) => {
                 let found = format!("{subject} did not arrive within {} s", PROBE_TIMEOUT.as_secs());
                 Check::fail(LIST, found)
                     .advise("clients wait 10 s for it, and get a stored copy after the upstream's patience")
             }
             // The provider existed when it was stored, and other lists may still exist. A 404 is therefore only a
             // warning.
-            Err(FetchFailure::Failed(UpstreamError { fault: Fault::Absent(status), origin, .. })) => {
+            Err(UpstreamError { fault: Fault::Absent(status), origin, .. }) => {
                 Check::warn(LIST, format!("{origin} does not have {subject} ({status})"))
                     .advise("it may have been deleted there; otherwise check providers.v1 in its discovery document")
             }
-            Err(FetchFailure::Failed(error)) => {
-                Check::fail(LIST, error.to_string()).advise(response_advice(&error.fault))
-            }
+            Err(error) => Check::fail(LIST, error.to_string()).advise(response_advice(&error.fault)),
         }
     }
 }

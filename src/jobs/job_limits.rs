@@ -26,15 +26,21 @@ const MAX_SMALL_ARCHIVES: usize = 16;
 /// Other concurrent steps: document fetches and syncs.
 const MAX_STEPS: usize = 16;
 
+/// Plans that run at a time.
+const MAX_RUNNING_PLANS: usize = 4;
+/// Plans that run or wait: each may hold a whole order in memory.
+const MAX_ADMITTED_PLANS: usize = 16;
 /// Retries of a plan when a local limit is reached.
 const MAX_PLAN_RETRIES: u32 = 30;
 
-/// Concurrency limits of jobs.
+/// Concurrency limits of jobs and plans.
 #[derive(Debug)]
 pub(super) struct JobLimits {
     steps: Semaphore,
     archives: Semaphore,
     small: Semaphore,
+    pub(super) running_plans: Semaphore,
+    pub(super) admitted_plans: Semaphore,
 }
 
 /// The permit of one archive.
@@ -57,8 +63,9 @@ impl JobLimits {
 
 impl Default for JobLimits {
     fn default() -> Self {
-        let [steps, archives, small] = [MAX_STEPS, MAX_ARCHIVES, MAX_SMALL_ARCHIVES].map(Semaphore::new);
-        Self { steps, archives, small }
+        let limits = [MAX_STEPS, MAX_ARCHIVES, MAX_SMALL_ARCHIVES, MAX_RUNNING_PLANS, MAX_ADMITTED_PLANS];
+        let [steps, archives, small, running_plans, admitted_plans] = limits.map(Semaphore::new);
+        Self { steps, archives, small, running_plans, admitted_plans }
     }
 }
 

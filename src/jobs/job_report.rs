@@ -10,7 +10,7 @@ use crate::clock::Timestamp;
 
 /// A job: `GET /admin/v1/jobs/ID`, and the answer to `POST /admin/v1/warm`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Job {
+pub struct Job<T = Vec<JobItem>> {
     /// The ID in `/admin/v1/jobs/ID`.
     pub id: String,
     /// State of the job.
@@ -28,35 +28,22 @@ pub struct Job {
     /// True while requirements are being resolved: items are still added.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub resolving: bool,
-    /// Version lists that upstream did not confirm during resolution.
+    /// Version lists that upstream did not confirm during resolution; left out of a list of jobs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unconfirmed: Vec<String>,
     /// One entry for each archive. Until a version is chosen, the entry has the requested address.
-    pub items: Vec<JobItem>,
+    pub items: T,
 }
 
 /// A job in a list: `GET /admin/v1/jobs`. The items are only counted.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct JobSummary {
-    /// The ID in `/admin/v1/jobs/ID`.
-    pub id: String,
-    /// State of the job.
-    pub state: JobState,
-    /// When the job was accepted, in seconds since 1970.
-    pub started: Timestamp,
-    /// When the job ended, in seconds since 1970; `None` while it runs.
-    pub ended: Option<Timestamp>,
-    /// The order.
-    pub what: Vec<String>,
-    /// The platforms, as `OS_ARCH`.
-    pub platforms: Vec<String>,
-    /// True if the job pins the packages that it stores.
-    pub pin: bool,
-    /// True while requirements are being resolved.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub resolving: bool,
-    /// Archives by state.
-    pub items: ItemCounts,
+pub type JobSummary = Job<ItemCounts>;
+
+impl<T> Job<T> {
+    /// The same job with other items.
+    pub(super) fn with_items<U>(self, items: U) -> Job<U> {
+        let Self { id, state, started, ended, what, platforms, pin, resolving, unconfirmed, items: _ } = self;
+        Job { id, state, started, ended, what, platforms, pin, resolving, unconfirmed, items }
+    }
 }
 
 /// Counts of items by state.

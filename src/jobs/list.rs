@@ -21,12 +21,11 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::job_limits::JobLimits;
 use super::job_report::{Job, JobId, JobState, JobSummary};
-use super::running_job::{ItemSubject, JobEnd, JobOrigin, JobSubscription, RunningJob, SharedJobState};
+use super::running_job::{ItemSubject, JobEnd, JobOrigin, RunningJob, SharedJobState};
 use super::warm::{self, WarmUp};
 use crate::address::{Artifact, PackageRef};
 use crate::clock::Clock;
-use crate::digest::Digest;
-use crate::mirror::{Connectivity, Mirror, PinChange};
+use crate::mirror::{Connectivity, Mirror};
 use crate::store::{Durability, Key, Store, StoreError};
 
 const MAX_RUNNING: usize = 8;
@@ -38,12 +37,12 @@ const MAX_LISTED: usize = 16;
 /// All jobs of this larder.
 #[derive(Debug)]
 pub struct Jobs {
-    mirror: Arc<Mirror>,
-    shared: SharedJobState,
+    pub(super) mirror: Arc<Mirror>,
+    pub(super) shared: SharedJobState,
     jobs: Mutex<VecDeque<Arc<RunningJob>>>,
     /// The order number of the next job.
     next_order: AtomicU64,
-    limits: Arc<JobLimits>,
+    pub(super) limits: Arc<JobLimits>,
     running: TaskTracker,
 }
 
@@ -237,35 +236,9 @@ impl Jobs {
         self.jobs.lock().iter().rev().map(|job| job.summary()).collect()
     }
 
-    /// The report of one job; `None` for an unknown or dropped one.
-    pub fn report(&self, id: JobId) -> Option<Job> {
-        Some(self.find(id)?.report())
-    }
-
-    /// The stored archives of a job; `None` if there is no such job.
-    pub fn stored_archives(&self, id: JobId) -> Option<Vec<(Artifact, Digest)>> {
-        let stored = self.find(id)?.stored_items();
-        Some(stored.into_iter().map(|(_, artifact, digest)| (artifact, digest)).collect())
-    }
-
-    /// Subscribes to the changes of one job; `None` if there is no such job.
-    pub fn follow(&self, id: JobId) -> Option<JobSubscription> {
-        Some(JobSubscription::of(self.find(id)?))
-    }
-
-    /// Cancels a job unless it has ended, and returns its report. Stored packages stay. A running download continues,
-    /// as for any client that leaves.
-    pub async fn cancel(&self, id: JobId) -> Option<Job> {
-        let job = self.find(id)?;
-        job.stop.cancel();
-        job.end(JobEnd::Cancelled).await;
-        Some(job.report())
-    }
-
-    /// The packages of a job to pin or unpin now. For a running job the setting also applies to packages that it still
-    /// has to fetch.
-    pub async fn to_pin(&self, id: JobId, pin: PinChange) -> Option<Vec<ToPin>> {
-        Some(self.find(id)?.to_pin(pin).await)
+    /// One job; `None` for an unknown or dropped one.
+    pub fn find(&self, id: JobId) -> Option<Arc<RunningJob>> {
+        self.jobs.lock().iter().find(|job| job.id == id).cloned()
     }
 
     /// Stops all jobs and accepts no more. The jobs of a serving larder resume at its next start.
@@ -289,10 +262,6 @@ impl Jobs {
 
     pub(super) fn records(&self) -> Option<&JobRecords> {
         self.shared.records.as_ref()
-    }
-
-    fn find(&self, id: JobId) -> Option<Arc<RunningJob>> {
-        self.jobs.lock().iter().find(|job| job.id == id).cloned()
     }
 }
 

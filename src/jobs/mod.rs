@@ -17,9 +17,9 @@ use crate::mirror::Mirror;
 
 pub use self::job_report::JobId;
 pub use self::list::{JobStartError, Jobs, ToPin};
-pub use self::plan::{Installs, Plan, PlanError, PlanState, Planned, Sums, plan};
+pub use self::plan::{Installs, Plan, PlanError, PlanState, Planned, Sums};
 pub use self::recurring::{LastRun, Recurring, RecurringState};
-pub use self::running_job::{JobEvent, JobSubscription, NumberedItem};
+pub use self::running_job::{JobEvent, JobSubscription, NumberedItem, RunningJob};
 pub use self::warm::WarmUp;
 
 const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(3600);

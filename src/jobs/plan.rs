@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
-use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::job_limits::{AsError, JobLimits, StepRunner};
+use super::list::Jobs;
 use super::resolve::{ItemAvailability, MirrorRegistries, ResolveFindings};
 use super::warm::{LockFit, LockMismatch, MAX_ITEMS};
 use crate::address::{Artifact, ModulePackage, Package, PackageRef, PackageSelector, Selection, Versions};
@@ -29,10 +29,6 @@ const MAYBE_OUTDATED_NOTE: &str = "this mirror is offline: there may be newer ve
 /// Note for an archive that cannot be compared with its lock-file hashes before it is fetched.
 const UNCHECKED_UNTIL_FETCHED_NOTE: &str =
     "no zh hash of the lock file matches; its h1 hashes can be checked only after the archive is fetched";
-/// Plans that run at a time.
-static RUNNING_PLANS: Semaphore = Semaphore::const_new(4);
-/// Plans that run or wait: each may hold a whole order in memory.
-static ADMITTED_PLANS: Semaphore = Semaphore::const_new(16);
 /// The longest wait for other plans.
 const QUEUE_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -148,13 +144,20 @@ pub enum PlanError {
     TooMany(usize),
 }
 
-/// Resolves an order and compares it with the store. An unavailable item is a line of the plan, not an error.
-///
-/// # Errors
-/// [`PlanError`].
-pub async fn plan(mirror: &Arc<Mirror>, clock: &Clock, order: &Order) -> Result<Plan, PlanError> {
-    let _admission = ADMITTED_PLANS.try_acquire().map_err(|_| PlanError::Busy)?;
-    let _permit = timeout(QUEUE_TIMEOUT, RUNNING_PLANS.acquire()).await.map_err(|_| PlanError::Busy)?;
+impl Jobs {
+    /// Resolves an order and compares it with the store. An unavailable item is a line of the plan, not an error.
+    ///
+    /// # Errors
+    /// [`PlanError`].
+    pub async fn plan(&self, order: &Order) -> Result<Plan, PlanError> {
+        let _admission = self.limits.admitted_plans.try_acquire().map_err(|_| PlanError::Busy)?;
+        let running = timeout(QUEUE_TIMEOUT, self.limits.running_plans.acquire());
+        let _permit = running.await.map_err(|_| PlanError::Busy)?;
+        plan(&self.mirror, &self.shared.clock, order).await
+    }
+}
+
+async fn plan(mirror: &Arc<Mirror>, clock: &Clock, order: &Order) -> Result<Plan, PlanError> {
     let limits = JobLimits::of_plan(CONCURRENT_STEPS);
     let steps = StepRunner::new(mirror, clock, &limits, Urgency::Plan);
     let registries = MirrorRegistries::new(&steps);

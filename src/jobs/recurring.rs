@@ -9,7 +9,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::JoinSet;
 
 use super::job_report::{ItemCounts, JobState, JobSummary};
 use super::list::{JobRecords, JobStartError, Jobs};
@@ -73,13 +73,18 @@ impl Recurring {
     /// The recurring jobs of a configuration whose larder does not run, from the records in its store.
     pub async fn states_from_store(store: Arc<Store>, clock: &Clock, config: &Config) -> Vec<RecurringState> {
         let last_runs: LastRuns = JobRecords::of(store).recurring().await;
-        let state = |entry| RecurringState::of(entry, last_runs.get(&key_of(entry)), None, false, clock.now());
+        let state = |entry| RecurringState::of(entry, last_runs.0.get(&key_of(entry)), None, false, clock.now());
         config.warm.iter().map(state).collect()
     }
 
     /// Applies a reloaded configuration. A running job continues with the previous one.
     pub fn reload(&self, config: &Config) {
-        self.configured.send_replace(ConfiguredJobs::of(config));
+        let reloaded = ConfiguredJobs::of(config);
+        self.configured.send_if_modified(|configured| {
+            let is_changed = *configured != reloaded;
+            *configured = reloaded;
+            is_changed
+        });
     }
 
     /// The recurring warm-ups and their last runs.
@@ -90,45 +95,30 @@ impl Recurring {
         let state = configured.entries.iter().map(|entry| {
             let key = key_of(entry);
             let run = self.jobs.run_of(&key, false).map(|run| run.id.to_string());
-            RecurringState::of(entry, last_runs.get(&key), run, !configured.offline, self.clock.now())
+            RecurringState::of(entry, last_runs.0.get(&key), run, !configured.offline, self.clock.now())
         });
         state.collect()
     }
 
-    /// Runs each recurring warm-up in its own task, until dropped; none while larder is offline.
+    /// Runs each recurring warm-up in its own task, until dropped; none while larder is offline. A changed configuration
+    /// starts all tasks anew, and each continues with the run that it finds.
     pub async fn run(self: Arc<Self>) {
         let mut configured = self.configured.subscribe();
-        let mut tasks = JoinSet::new();
-        let mut running_tasks: HashMap<String, (RecurringWarmUp, Hostname, AbortHandle)> = HashMap::new();
         loop {
-            let current = configured.borrow_and_update().clone();
-            let wanted: HashMap<String, &RecurringWarmUp> = match current.offline {
-                true => HashMap::new(),
-                false => current.entries.iter().map(|entry| (key_of(entry), entry)).collect(),
-            };
-            running_tasks.retain(|key, (entry, host, task)| {
-                let is_unchanged =
-                    wanted.get(key).is_some_and(|wanted| *wanted == entry) && *host == current.default_host;
-                if !is_unchanged {
-                    task.abort();
-                }
-                is_unchanged
-            });
-            for (key, entry) in wanted {
-                let (entry, host) = (entry.clone(), current.default_host.clone());
-                running_tasks.entry(key.clone()).or_insert_with(|| {
-                    let (recurring, warm, default_host) = (Arc::clone(&self), entry.clone(), host.clone());
-                    let start =
-                        move || Arc::clone(&recurring).run_scheduler(key.clone(), warm.clone(), default_host.clone());
-                    let task = self.supervisor.spawn(&mut tasks, Task::RecurringWarmUps, start);
-                    (entry, host, task)
-                });
+            let ConfiguredJobs { entries, default_host, offline } = &*configured.borrow_and_update().clone();
+            let entries: HashMap<String, &RecurringWarmUp> =
+                entries.iter().filter(|_| !offline).map(|entry| (key_of(entry), entry)).collect();
+            let mut tasks = JoinSet::new();
+            for (key, entry) in entries {
+                let (recurring, entry, host) = (Arc::clone(&self), entry.clone(), default_host.clone());
+                let start = move || Arc::clone(&recurring).run_scheduler(key.clone(), entry.clone(), host.clone());
+                self.supervisor.spawn(&mut tasks, Task::RecurringWarmUps, start);
             }
-            while tasks.try_join_next().is_some() {}
             // `self` owns the sender, so the channel stays open.
             if configured.changed().await.is_err() {
                 return;
             }
+            tasks.shutdown().await;
         }
     }
 
@@ -285,10 +275,6 @@ impl LastRun {
 struct LastRuns(BTreeMap<String, LastRun>);
 
 impl LastRuns {
-    fn get(&self, key: &str) -> Option<&LastRun> {
-        self.0.get(key)
-    }
-
     /// The next due time; `None` before the first run.
     ///
     /// A run that ended in the future, because the clock was set back, counts as ended now. Otherwise each call would
@@ -374,44 +360,34 @@ fn read_order(entry: &RecurringWarmUp, default_host: &Hostname) -> Result<Order,
     let configurations = |files, roots| Configurations::new(files, roots, entry.client).map(OrderEntry::Configurations);
     for target in &entry.targets {
         let read = match target {
-            RecurringWarmTarget::Address(address) => match PackageSelector::parse(address, default_host) {
-                Ok(selector) => Ok(OrderEntry::Address { what: selector, platforms: Vec::new() }),
-                Err(bad) => Err(vec![bad.to_string()]),
-            },
+            RecurringWarmTarget::Address(address) => PackageSelector::parse(address, default_host)
+                .map(|selector| OrderEntry::Address { what: selector, platforms: Vec::new() })
+                .map_err(|bad| bad.to_string()),
             RecurringWarmTarget::Path(path) => match ArgumentKind::of_path(path) {
                 Some(ArgumentKind::Folder) => {
                     folders.push(path.clone());
                     continue;
                 }
-                Some(ArgumentKind::Tar) => disk::read_tar(path)
-                    .and_then(|files| {
-                        configurations(files, Vec::new()).map_err(|reason| format!("{}: {reason}", path.display()))
-                    })
-                    .map_err(|reason| vec![reason]),
+                Some(ArgumentKind::Tar) => disk::read_tar(path).and_then(|files| {
+                    configurations(files, Vec::new()).map_err(|reason| format!("{}: {reason}", path.display()))
+                }),
                 _ => read_lock_file(path),
             },
         };
-        match read {
-            Ok(order_entry) => given.push(order_entry),
-            Err(found) => problems.extend(found),
-        }
+        read.map_or_else(|reason| problems.push(reason), |order_entry| given.push(order_entry));
     }
     if !folders.is_empty() {
         let collected = requirements::collect(&folders, &GivenValues::default());
-        match collected.and_then(|collected| configurations(collected.files, collected.roots)) {
-            Ok(order_entry) => given.push(order_entry),
-            Err(reason) => problems.push(reason),
-        }
+        let read = collected.and_then(|collected| configurations(collected.files, collected.roots));
+        read.map_or_else(|reason| problems.push(reason), |order_entry| given.push(order_entry));
     }
     if problems.is_empty() { Order::new(given, entry.platforms.clone()) } else { Err(problems) }
 }
 
-fn read_lock_file(path: &Path) -> Result<OrderEntry, Vec<String>> {
+fn read_lock_file(path: &Path) -> Result<OrderEntry, String> {
     let name = path.display().to_string();
-    let text = disk::read_lock_file(path).map_err(|reason| vec![reason])?;
-    let with_name = |problem: String| format!("{name}: {problem}");
-    let locked = lock_file::parse(text.as_bytes())
-        .map_err(|bad| bad.problems().into_iter().map(with_name).collect::<Vec<_>>())?;
+    let text = disk::read_lock_file(path)?;
+    let locked = lock_file::parse(text.as_bytes()).map_err(|bad| format!("{name}: {}", bad.problems().join("; ")))?;
     Ok(OrderEntry::LockFile { name, locked })
 }
 
@@ -432,6 +408,7 @@ mod tests {
             platforms: vec![],
             pin: false,
             resolving: false,
+            unconfirmed: Vec::new(),
             items: ItemCounts::default(),
         }
     }
@@ -442,22 +419,22 @@ mod tests {
         let pauses: Vec<u64> = (0..12)
             .map(|number| {
                 runs.put("a", Ok(JobSummary { id: number.to_string(), ..summary(JobState::Failed) }), Timestamp(1000));
-                runs.get("a").unwrap().due(DAY, Timestamp(1000)).0 - 1000
+                runs.0.get("a").unwrap().due(DAY, Timestamp(1000)).0 - 1000
             })
             .collect();
         assert_eq!(pauses[..4], [300, 600, 1200, 2400]);
         assert_eq!(pauses[11], DAY.as_secs());
         runs.put("a", Ok(JobSummary { id: "done".to_owned(), ..summary(JobState::Done) }), Timestamp(1000));
-        assert_eq!(runs.get("a").unwrap().due(DAY, Timestamp(5000)).0, 1000 + DAY.as_secs());
+        assert_eq!(runs.0.get("a").unwrap().due(DAY, Timestamp(5000)).0, 1000 + DAY.as_secs());
         runs.put("a", Err("no such folder".to_owned()), Timestamp(2000));
-        assert_eq!(runs.get("a").unwrap().due(DAY, Timestamp(2000)).0, 2300);
+        assert_eq!(runs.0.get("a").unwrap().due(DAY, Timestamp(2000)).0, 2300);
     }
 
     #[test]
     fn a_clock_set_back_does_not_lengthen_the_pause() {
         let mut runs = LastRuns::default();
         runs.put("a", Ok(summary(JobState::Done)), Timestamp(1000));
-        assert_eq!(runs.get("a").unwrap().due(DAY, Timestamp(10)).0, 10 + DAY.as_secs());
+        assert_eq!(runs.0.get("a").unwrap().due(DAY, Timestamp(10)).0, 10 + DAY.as_secs());
     }
 
     #[tokio::test]
@@ -492,12 +469,12 @@ mod tests {
         };
         runs.record_finished_run("a", run("1", 1000), Timestamp(1500));
         runs.put("a", Ok(run("1", 1000)), Timestamp(1600));
-        assert_eq!((runs.get("a").unwrap().failures, runs.get("a").unwrap().ended), (1, Timestamp(1000)));
+        assert_eq!((runs.0.get("a").unwrap().failures, runs.0.get("a").unwrap().ended), (1, Timestamp(1000)));
         runs.put("a", Err("no such folder".to_owned()), Timestamp(2000));
         runs.record_finished_run("a", run("1", 1000), Timestamp(2500));
-        assert_eq!((runs.get("a").unwrap().failures, runs.get("a").unwrap().job.as_deref()), (2, None));
+        assert_eq!((runs.0.get("a").unwrap().failures, runs.0.get("a").unwrap().job.as_deref()), (2, None));
         runs.record_finished_run("a", run("2", 3000), Timestamp(3500));
-        assert_eq!((runs.get("a").unwrap().failures, runs.get("a").unwrap().job.as_deref()), (3, Some("2")));
+        assert_eq!((runs.0.get("a").unwrap().failures, runs.0.get("a").unwrap().job.as_deref()), (3, Some("2")));
     }
 
     #[test]

@@ -244,39 +244,26 @@ impl ItemAvailability {
 
     /// Availability of a module after a failure: an unusable source or archive is final.
     pub(super) fn after_error(error: &Error) -> Self {
-        match error {
-            Error::Offline(_) => Self::NeedsBundle,
+        let is_temporary = match error {
+            Error::Offline(_) => return Self::NeedsBundle,
+            Error::Upstream(error) => matches!(
+                error.fault,
+                Fault::Trouble { .. }
+                    | Fault::Unreachable(_)
+                    | Fault::NoSuchName(_)
+                    | Fault::Untrusted(_)
+                    | Fault::Slow(_)
+                    | Fault::LocalLimit(_)
+            ),
             Error::HeldBack { .. }
             | Error::RevalidationSkipped(_)
             | Error::Busy { .. }
             | Error::TooManyUnattendedFills { .. }
             | Error::Slow(_)
-            | Error::Interrupted(_) => Self::Unknown,
-            Error::Upstream(error) => match &error.fault {
-                Fault::Trouble { .. }
-                | Fault::Unreachable(_)
-                | Fault::NoSuchName(_)
-                | Fault::Untrusted(_)
-                | Fault::Slow(_)
-                | Fault::LocalLimit(_) => Self::Unknown,
-                Fault::Absent(_)
-                | Fault::Denied(_)
-                | Fault::Rejected { .. }
-                | Fault::Looped
-                | Fault::Unusable(_)
-                | Fault::TooLarge(_)
-                | Fault::Refused(_) => Self::Unavailable,
-            },
-            Error::UnknownHost(_)
-            | Error::NotFound(_)
-            | Error::Unverified { .. }
-            | Error::Unaccepted { .. }
-            | Error::Sealed(_)
-            | Error::NotStored(_)
-            | Error::Unreadable { .. }
-            | Error::Looped
-            | Error::Store(_) => Self::Unavailable,
-        }
+            | Error::Interrupted(_) => true,
+            _ => false,
+        };
+        if is_temporary { Self::Unknown } else { Self::Unavailable }
     }
 }
 

@@ -24,7 +24,7 @@ const PANICKED_ERROR: &str = "the job ended unexpectedly: larder's log has the r
 
 /// One job.
 #[derive(Debug)]
-pub(super) struct RunningJob {
+pub struct RunningJob {
     pub(super) id: JobId,
     pub(super) origin: JobOrigin,
     shared: SharedJobState,
@@ -114,16 +114,13 @@ impl TrackedJob {
     }
 
     fn report(&self) -> Job {
-        let items = self.items.iter().map(|tracked| tracked.item.clone()).collect();
-        Job { items, ..self.head.clone() }
+        self.head.clone().with_items(self.items.iter().map(|tracked| tracked.item.clone()).collect())
     }
 
     /// The summary of this job in the list of jobs.
     fn summary(&self) -> JobSummary {
-        let Job { id, state, started, ended, what, platforms, pin, resolving, unconfirmed: _, items: _ } =
-            self.head.clone();
-        let items = ItemCounts::of(self.items.iter().map(|tracked| &tracked.item.state));
-        JobSummary { id, state, started, ended, what, platforms, pin, resolving, items }
+        let counts = ItemCounts::of(self.items.iter().map(|tracked| &tracked.item.state));
+        Job { unconfirmed: Vec::new(), ..self.head.clone() }.with_items(counts)
     }
 
     /// The job to change outside its items; marks it as changed in this revision.
@@ -192,7 +189,8 @@ impl RunningJob {
         Self { id, origin, shared, stop, tracked, changes, ending }
     }
 
-    pub(super) fn report(&self) -> Job {
+    /// The report of this job.
+    pub fn report(&self) -> Job {
         self.tracked.lock().report()
     }
 
@@ -249,8 +247,8 @@ impl RunningJob {
         self.tracked.lock().head.pin
     }
 
-    /// The job's packages to pin or unpin now. The setting also applies to packages still to be fetched.
-    pub(super) async fn to_pin(&self, pin: PinChange) -> Vec<ToPin> {
+    /// The packages to pin or unpin now. While the job runs, the setting also applies to packages still to be fetched.
+    pub async fn to_pin(&self, pin: PinChange) -> Vec<ToPin> {
         self.update(|tracked| tracked.head_mut().pin = pin == PinChange::Set);
         self.write().await;
         let to_pin = |TrackedItem { item, subject, .. }: &TrackedItem| ToPin {
@@ -329,13 +327,21 @@ impl RunningJob {
         });
     }
 
-    /// The items with a stored archive.
-    pub(super) fn stored_items(&self) -> Vec<(usize, Artifact, Digest)> {
+    /// The items with a stored archive, each with its position.
+    pub fn stored_items(&self) -> Vec<(usize, Artifact, Digest)> {
         let tracked = self.tracked.lock();
         let stored = tracked.items.iter().enumerate().filter(|(_, tracked)| tracked.item.state.is_stored());
         let items = stored
             .filter_map(|(number, TrackedItem { subject, .. })| Some((number, subject.of.clone()?, subject.digest?)));
         items.collect()
+    }
+
+    /// Cancels the job unless it has ended, and returns its report. Stored packages stay. A running download continues,
+    /// as for any client that leaves.
+    pub async fn cancel(&self) -> Job {
+        self.stop.cancel();
+        self.end(JobEnd::Cancelled).await;
+        self.report()
     }
 
     /// Writes the record of an unfinished job. `end` writes the final one.
@@ -413,7 +419,8 @@ pub struct JobSubscription {
 }
 
 impl JobSubscription {
-    pub(super) fn of(job: Arc<RunningJob>) -> Self {
+    /// Subscribes to the changes of a job.
+    pub fn of(job: Arc<RunningJob>) -> Self {
         let changes = job.changes.subscribe();
         Self { job, changes, last_reported: None, has_ended: false, next_event_at: Instant::now() }
     }

@@ -12,6 +12,7 @@ mod resolve;
 
 use std::fmt::Display;
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use self::configuration::keep_deciding_values;
@@ -71,7 +72,7 @@ pub struct Configurations {
 }
 
 /// A client: the program that reads configurations and uses registries.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum ClientKind {
     /// Terraform, by HashiCorp.

@@ -111,31 +111,60 @@ impl BundleSource {
     }
 }
 
-/// The temporary path beside a target.
-pub(super) fn temp_path(target: &Path) -> anyhow::Result<PathBuf> {
-    let name = target.file_name().with_context(|| format!("{} is not a file name", target.display()))?;
-    let mut temp_name = name.to_owned();
-    temp_name.push(".new");
-    Ok(target.with_file_name(temp_name))
-}
-
 /// True for `-`, unless a file has that name.
 pub(super) fn is_stream(path: &Path) -> bool {
     path.as_os_str() == "-" && !path.exists()
 }
 
-/// Writes a small file atomically.
-pub(super) fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
-    let mut file = BufWriter::new(create_temp_beside(path)?);
-    file.write_all(bytes)?;
-    finish_file(file, path)
+/// A file under a temporary name beside its target; removed on drop unless it was finished.
+pub(super) struct TempFile {
+    file: BufWriter<File>,
+    temp: PathBuf,
+    target: PathBuf,
 }
 
-/// Syncs the folder of a file, so that its name survives a power cut.
-pub(super) fn sync_folder_of(path: &Path) -> anyhow::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let synced = File::open(folder).and_then(|folder| folder.sync_all());
-    synced.with_context(|| format!("{} cannot be synced", folder.display()))
+impl TempFile {
+    /// Creates the file, after removing one that an earlier run left.
+    fn beside(target: &Path) -> anyhow::Result<Self> {
+        let mut name =
+            target.file_name().with_context(|| format!("{} is not a file name", target.display()))?.to_owned();
+        name.push(".new");
+        let temp = target.with_file_name(name);
+        match fs::symlink_metadata(&temp) {
+            Ok(leftover) if leftover.is_file() => {
+                fs::remove_file(&temp).with_context(|| format!("{}", temp.display()))?;
+            }
+            Ok(_) => bail!("{} is in the way: it is not a plain file", temp.display()),
+            // Creating the file below reports the reason.
+            Err(_) => {}
+        }
+        let file = File::create_new(&temp).with_context(|| format!("{} cannot be created", temp.display()))?;
+        Ok(Self { file: BufWriter::with_capacity(WRITE_BUFFER_BYTES, file), temp, target: target.to_owned() })
+    }
+
+    /// Syncs the file and gives it its final name, which survives a power cut.
+    fn finish(mut self) -> anyhow::Result<()> {
+        let synced = self.file.flush().and_then(|()| self.file.get_ref().sync_all());
+        let named = synced.and_then(|()| fs::rename(&self.temp, &self.target));
+        named.with_context(|| format!("{} cannot be written", self.target.display()))?;
+        let folder = self.target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let synced = File::open(folder).and_then(|folder| folder.sync_all());
+        synced.with_context(|| format!("{} cannot be synced", folder.display()))
+    }
+}
+
+impl Drop for TempFile {
+    fn drop(&mut self) {
+        // After the rename there is nothing to remove.
+        let _ = fs::remove_file(&self.temp);
+    }
+}
+
+/// Writes a small file atomically.
+fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+    let mut file = TempFile::beside(path)?;
+    file.file.write_all(bytes)?;
+    file.finish()
 }
 
 /// Maximum number of symbolic links to follow.
@@ -241,10 +270,10 @@ type Parts = Box<PartsWriter<OpenPart, FinishPart, File>>;
 
 /// A bundle being written.
 pub(super) enum BundleOutput {
-    /// One file, under a temporary name beside `path`.
-    File { file: BufWriter<File>, path: PathBuf },
+    /// One file.
+    File(TempFile),
     /// New parts, or parts of an interrupted run, with their record.
-    New { parts: Parts, folder: PathBuf, record: BufWriter<File> },
+    New { parts: Parts, folder: PathBuf, record: TempFile },
     /// Complete parts, some of which may be lost or damaged.
     Repair { parts: Parts, folder: PathBuf, existing: PartList },
 }
@@ -259,25 +288,11 @@ pub(super) struct WrittenBundle {
     pub(super) rewritten: Vec<String>,
 }
 
-/// Removes the temporary file on drop, so that an interrupted run leaves none.
-#[derive(Debug)]
-pub(super) struct TempFileGuard(Option<PathBuf>);
-
-impl Drop for TempFileGuard {
-    fn drop(&mut self) {
-        // After the rename there is nothing to remove.
-        let _ = self.0.take().map(fs::remove_file);
-    }
-}
-
 impl BundleOutput {
     /// Opens the destination; returns it with the creation time of the bundle. An earlier run's time is reused.
     pub(super) fn begin(out: BundleDestination, now: Timestamp) -> anyhow::Result<(Self, Timestamp)> {
         let (folder, part_bytes, existing) = match out {
-            BundleDestination::File(path) => {
-                let file = BufWriter::with_capacity(WRITE_BUFFER_BYTES, create_temp_beside(&path)?);
-                return Ok((Self::File { file, path }, now));
-            }
+            BundleDestination::File(path) => return Ok((Self::File(TempFile::beside(&path)?), now)),
             BundleDestination::Parts { folder, part_bytes, existing } => (folder, part_bytes, existing),
         };
         fs::create_dir_all(&folder).with_context(|| format!("{} cannot be created", folder.display()))?;
@@ -301,17 +316,8 @@ impl BundleOutput {
         }
         let list_path = folder.join(PartList::NAME);
         write(&list_path, &list.to_bytes())?;
-        let record = BufWriter::new(create_temp_beside(&folder.join(RECORD_FILE))?);
+        let record = TempFile::beside(&folder.join(RECORD_FILE))?;
         Ok((Self::New { parts, folder, record }, created))
-    }
-
-    /// The temporary file to remove if writing does not finish.
-    pub(super) fn temp_file_guard(&self) -> TempFileGuard {
-        TempFileGuard(match self {
-            Self::File { path, .. } => temp_path(path).ok(),
-            Self::New { folder, .. } => temp_path(&folder.join(RECORD_FILE)).ok(),
-            Self::Repair { .. } => None,
-        })
     }
 
     /// Reads a bundle from `source` and writes it. A single file may be truncated without notice here.
@@ -321,14 +327,15 @@ impl BundleOutput {
     pub(super) fn write_from(self, mut source: impl Read) -> io::Result<Self> {
         let in_folder = |folder: &Path, e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", folder.display()));
         Ok(match self {
-            Self::File { mut file, path } => {
-                io::copy(&mut source, &mut file)
-                    .and_then(|_| io::Write::flush(&mut file))
-                    .map_err(|e| io::Error::new(e.kind(), format!("{} cannot be written: {e}", path.display())))?;
-                Self::File { file, path }
+            Self::File(mut output) => {
+                let copied = io::copy(&mut source, &mut output.file).and_then(|_| output.file.flush());
+                let target = output.target.display();
+                copied.map_err(|e| io::Error::new(e.kind(), format!("{target} cannot be written: {e}")))?;
+                Self::File(output)
             }
-            Self::New { parts, folder, record } => {
-                let (parts, record) = copy_and_record(source, parts, record).map_err(|e| in_folder(&folder, e))?;
+            Self::New { parts, folder, mut record } => {
+                let copied = copy_and_record(source, parts, &mut record.file);
+                let (parts, _) = copied.map_err(|e| in_folder(&folder, e))?;
                 Self::New { parts, folder, record }
             }
             Self::Repair { parts, folder, existing } => {
@@ -348,13 +355,14 @@ impl BundleOutput {
     /// Finishes the bundle: syncs it and gives it its final name.
     pub(super) fn end(self) -> anyhow::Result<WrittenBundle> {
         match self {
-            Self::File { file, path } => {
-                finish_file(file, &path)?;
-                Ok(WrittenBundle { source: BundleSource::File(path), reused: 0, rewritten: Vec::new() })
+            Self::File(output) => {
+                let source = BundleSource::File(output.target.clone());
+                output.finish()?;
+                Ok(WrittenBundle { source, reused: 0, rewritten: Vec::new() })
             }
             Self::New { parts, folder, record } => {
                 let WrittenParts { list, reused, .. } = parts.end()?;
-                finish_file(record, &folder.join(RECORD_FILE))?;
+                record.finish()?;
                 let list_path = folder.join(PartList::NAME);
                 write(&list_path, &list.to_bytes())?;
                 Ok(WrittenBundle { source: BundleSource::Parts(folder, list), reused, rewritten: Vec::new() })
@@ -371,23 +379,4 @@ impl BundleOutput {
             }
         }
     }
-}
-
-/// Creates the temporary file beside `target`, after removing one that an earlier run left.
-fn create_temp_beside(target: &Path) -> anyhow::Result<File> {
-    let temp = temp_path(target)?;
-    match fs::symlink_metadata(&temp) {
-        Ok(leftover) if leftover.is_file() => fs::remove_file(&temp).with_context(|| format!("{}", temp.display()))?,
-        Ok(_) => bail!("{} is in the way: it is not a plain file", temp.display()),
-        // Creating the file below reports the reason.
-        Err(_) => {}
-    }
-    File::create_new(&temp).with_context(|| format!("{} cannot be created", temp.display()))
-}
-
-fn finish_file(file: BufWriter<File>, target: &Path) -> anyhow::Result<()> {
-    let synced = file.into_inner().map_err(io::IntoInnerError::into_error).and_then(|file| file.sync_all());
-    let named = synced.and_then(|()| fs::rename(temp_path(target).map_err(io::Error::other)?, target));
-    named.with_context(|| format!("{} cannot be written", target.display()))?;
-    sync_folder_of(target)
 }

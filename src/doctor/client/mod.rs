@@ -12,6 +12,7 @@ use ipnet::IpNet;
 use tokio::time::timeout;
 use url::{Host, Url};
 
+use self::sources::url_of;
 use super::listener::{base, is_loopback};
 use super::machine::{LarderState, RunningLarder};
 use super::{Check, PROBE_TIMEOUT, in_time};
@@ -20,7 +21,7 @@ use crate::config::{Config, text};
 use crate::http::admin_client::{AdminClient, AdminToken};
 use crate::http::probe_client::ClientRoots;
 use crate::protocol::client_config::{ClientRoute, default_text};
-use crate::requirements::cli_config::{CliConfig, Environment, InstallationSource, SearchPaths, ServiceValue};
+use crate::requirements::cli_config::{CliConfig, Environment, InstallationSource, SearchPaths};
 use crate::requirements::{ClientKind, hcl};
 
 const FILES: &str = "client.files";
@@ -285,7 +286,7 @@ impl ClientChecks<'_> {
         checks.into_iter().flatten().collect()
     }
 
-    /// URLs that the client uses for the configured registries, where they are absolute.
+    /// URLs that the client uses for the configured registries.
     fn destinations(&self, client_files: &ClientFiles) -> Vec<(Hostname, Url)> {
         let methods = client_files.config.installation.iter().flatten();
         let mirrors = methods.filter_map(|method| match &method.source {
@@ -296,11 +297,9 @@ impl ClientChecks<'_> {
         let mut destinations = Vec::new();
         for host in self.hosts(client_files) {
             let services = client_files.config.hosts.get(&host);
-            let providers = services.and_then(|services| services.get("providers.v1")).and_then(|value| match value {
-                ServiceValue::Url(text) => Some(text),
-                ServiceValue::Other => None,
-            });
-            let urls = providers.into_iter().chain(mirrors.iter().copied()).filter_map(|text| Url::parse(text).ok());
+            let providers = services.and_then(|services| url_of(services, "providers.v1", &host));
+            let mirrors = mirrors.iter().filter_map(|text| Url::parse(text).ok());
+            let urls = providers.into_iter().chain(mirrors);
             destinations.extend(urls.map(|url| (host.clone(), url)));
         }
         destinations

@@ -209,7 +209,7 @@ fn with_slash(url: &Url) -> Url {
 
 /// URL of a service as the client resolves it: relative to the registry, http or https, without userinfo. The query is
 /// dropped, as the client does; it may hold a secret.
-fn url_of(services: &Services, name: &str, host: &Hostname) -> Option<Url> {
+pub(super) fn url_of(services: &Services, name: &str, host: &Hostname) -> Option<Url> {
     let text = match services.get(name)? {
         ServiceValue::Url(text) => text,
         ServiceValue::Other => return None,

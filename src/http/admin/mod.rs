@@ -19,7 +19,9 @@ use crate::address::{Hostname, PackageSelector};
 use crate::bundle::BundleKeys;
 use crate::clock::{Clock, Timestamp};
 use crate::error::Error;
-use crate::jobs::{self, JobId, JobStartError, Jobs, PlanError, Recurring, RecurringState, WarmUp};
+use crate::jobs::{
+    self, JobId, JobStartError, JobSubscription, Jobs, PlanError, Recurring, RecurringState, RunningJob, WarmUp,
+};
 use crate::mirror::{AcceptOutcome, AcceptResult, Mirror, PinChange, PinResult, PurgeResult, RequestContext};
 use crate::protocol::admin::command::{self, OperationReport, OperationTarget, PinRequest};
 use crate::protocol::admin::order::{self, OrderRequest};
@@ -156,12 +158,9 @@ impl Admin {
                 Ok(json(&order::order_of(&missing, &self.mirror.runtime.sealed_platforms())))
             }
             AdminRoute::Jobs => Ok(json(&serde_json::json!({ "jobs": self.jobs.all() }))),
-            AdminRoute::Job(id) if method == Method::DELETE => of_job(id, self.jobs.cancel(id).await),
-            AdminRoute::Job(id) => of_job(id, self.jobs.report(id)),
-            AdminRoute::JobEvents(id) => match self.jobs.follow(id) {
-                Some(subscription) => Ok(bodies::job_events(subscription, &method)),
-                None => Err(unknown_job(id)),
-            },
+            AdminRoute::Job(id) if method == Method::DELETE => Ok(json(&self.job(id)?.cancel().await)),
+            AdminRoute::Job(id) => Ok(json(&self.job(id)?.report())),
+            AdminRoute::JobEvents(id) => Ok(bodies::job_events(JobSubscription::of(self.job(id)?), &method)),
             AdminRoute::Inventory => self.inventory().await,
             AdminRoute::Command(command) => self.command(command, request).await,
             AdminRoute::Verify => self.verify(request).await,
@@ -198,7 +197,7 @@ impl Admin {
 
     async fn plan(&self, request: Request<Incoming>) -> Answer {
         let ReceivedOrder { order, .. } = bodies::read_order(request, &self.mirror, &self.default_host).await?;
-        let plan = jobs::plan(&self.mirror, &self.clock, &order).await.map_err(|error| {
+        let plan = self.jobs.plan(&order).await.map_err(|error| {
             let status = match error {
                 PlanError::Busy => StatusCode::SERVICE_UNAVAILABLE,
                 PlanError::TooMany(_) => StatusCode::BAD_REQUEST,
@@ -220,7 +219,7 @@ impl Admin {
         let target = match target.map_err(|reason| refused(vec![reason]))? {
             PinRequest::Addresses(target) => target,
             PinRequest::Job(id) => {
-                let items = self.jobs.to_pin(id, pin).await.ok_or_else(|| unknown_job(id))?;
+                let items = self.job(id)?.to_pin(pin).await;
                 return Ok(json(&command::pin_job(&self.mirror, items, pin).await));
             }
         };
@@ -273,6 +272,11 @@ impl Admin {
                 errors(response::failure_status(&failure, Api::Other), vec![failure.to_string()])
             }
         }
+    }
+
+    /// The job with this ID; 404 where there is none.
+    fn job(&self, id: JobId) -> Answer<Arc<RunningJob>> {
+        self.jobs.find(id).ok_or_else(|| unknown_job(id))
     }
 
     fn call(&self) -> RequestContext {
@@ -334,11 +338,6 @@ async fn report_each<T: Serialize, E: Display, F: Future<Output = Result<Vec<T>,
         report.add_result(run(selector).await, &is_success);
     }
     Ok(json(&report))
-}
-
-/// The answer about a job; 404 where there is none.
-fn of_job(id: JobId, answer: Option<impl Serialize>) -> Answer {
-    Ok(json(&answer.ok_or_else(|| unknown_job(id))?))
 }
 
 fn unknown_job(id: JobId) -> Box<Response<Body>> {

@@ -8,7 +8,7 @@ use hyper::body::Incoming;
 
 use super::super::body::{Body, pipe};
 use super::super::response;
-use super::{Admin, Answer, NDJSON, bodies, errors, internal, json, refused, unknown_job};
+use super::{Admin, Answer, NDJSON, bodies, errors, internal, json, refused};
 use crate::address::Artifact;
 use crate::bundle::BundleWriter;
 use crate::digest::Digest;
@@ -63,9 +63,11 @@ impl Admin {
 
     /// The stored archives of an ended job: of a complete one, or of any with `partial`. `export` is the export's noun.
     fn archives_to_export(&self, id: JobId, partial: bool, export: &str) -> Answer<Vec<(Artifact, Digest)>> {
-        let report = self.jobs.report(id).zip(self.jobs.stored_archives(id));
-        let (job, stored) = report.ok_or_else(|| unknown_job(id))?;
-        let reason = match job.state {
+        let job = self.job(id)?;
+        // The state comes first: an archive may be stored meanwhile.
+        let state = job.report().state;
+        let stored = job.stored_items().into_iter().map(|(_, artifact, digest)| (artifact, digest)).collect();
+        let reason = match state {
             JobState::Done => return Ok(stored),
             JobState::Running => format!("job {id} is still running: repeat the request when the job has ended"),
             JobState::Failed | JobState::Cancelled if partial => return Ok(stored),
