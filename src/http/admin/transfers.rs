@@ -37,9 +37,7 @@ impl Admin {
         match gathering.await {
             Ok(Ok((gathered, permit))) => Ok(self.stream_bundle(gathered, permit)),
             Ok(Err(GatherError::Missing(missing))) => Err(errors(StatusCode::CONFLICT, missing)),
-            Ok(Err(GatherError::Mirror(error))) => {
-                Err(errors(StatusCode::SERVICE_UNAVAILABLE, vec![error.to_string()]))
-            }
+            Ok(Err(GatherError::Store(error))) => Err(errors(StatusCode::SERVICE_UNAVAILABLE, vec![error.to_string()])),
             Err(_) => Err(internal("gathering the bundle ended unexpectedly")),
         }
     }

@@ -44,14 +44,12 @@ pub(super) struct EntryCriteria<'a> {
 
 impl EntryCriteria<'_> {
     pub(super) fn is_accepted(&self, library: &Library, artifact: &Artifact) -> bool {
-        self.accept.iter().any(|selector| match (selector, artifact) {
-            (PackageSelector::Provider(selection), Artifact::Provider(package)) => {
-                selection.of == package.provider && selection.versions.include(&package.version)
-            }
-            (PackageSelector::Module(selection), Artifact::Module(key)) => {
-                library.runtime.config().key_of(&selection.of) == key.module && selection.versions.include(&key.version)
-            }
-            _ => false,
+        self.accept.iter().any(|selector| {
+            let (address, versions) = match selector {
+                PackageSelector::Provider(selection) => (Address::from(&selection.of), &selection.versions),
+                PackageSelector::Module(selection) => (Address::from(&selection.of), &selection.versions),
+            };
+            library.runtime.config().canonical(&address) == artifact.into() && versions.include(artifact.version())
         })
     }
 }

@@ -32,13 +32,7 @@ pub enum GatherError {
     Missing(Vec<String>),
     /// The disk failed.
     #[error(transparent)]
-    Mirror(#[from] Error),
-}
-
-impl From<StoreError> for GatherError {
-    fn from(error: StoreError) -> Self {
-        Self::Mirror(error.into())
-    }
+    Store(#[from] StoreError),
 }
 
 /// The contents of a bundle: its manifest, and its small files as of the moment of gathering.
@@ -337,7 +331,7 @@ fn without_query(url: &Url) -> Url {
 
 /// Adds a small file to the bundle. A copy is kept, because a list may be replaced and a set evicted before the bundle is
 /// written.
-fn put(small: &mut Spool, bytes: &[u8]) -> Result<BundledFile, Error> {
+fn put(small: &mut Spool, bytes: &[u8]) -> Result<BundledFile, StoreError> {
     let sha256 = Digest::of(bytes);
     small.put(sha256, bytes).map_err(|e| {
         let (path, source) = (PathBuf::from("staging"), Arc::new(e));

@@ -165,14 +165,12 @@ impl Library {
         let (digest, signature_status) = (opened.digest, opened.signature_status.clone());
         tracing::info!(manifest = %digest, entries = manifest.entries.len(), bytes, ?signature_status, "a bundle is applied");
         let shared = SharedFiles::new(self, &manifest)?;
-        let mut application =
-            BundleApplication { library: self, options, clock, shared, opened, report, read: 0, reported: 0 };
+        let mut application = BundleApplication { library: self, options, clock, shared, opened, report, read: 0 };
         let (entries, mut ended) = application.apply_entries(&manifest);
         if let Err(error) = self.list_imported_entries(&manifest) {
             let reason = || format!("not all imported entries could be listed: {error}; {}", error.remedy());
             ended.get_or_insert_with(reason);
         }
-        let is_well = |entry: &EntryOutcome| matches!(entry.outcome, ApplyOutcome::Applied { .. } | ApplyOutcome::Held);
         let (signed_by, trusted) = Receipt::signer(&signature_status);
         let mut receipt = Receipt {
             manifest: digest,
@@ -181,12 +179,13 @@ impl Library {
             signed_by,
             trusted,
             applied: clock.now(),
-            ok: ended.is_none() && entries.iter().all(is_well),
+            ok: false,
             ended,
             entries,
             kept: None,
         };
         let [applied, already, refused, not_reached] = receipt.counts();
+        receipt.ok = receipt.ended.is_none() && refused + not_reached == 0;
         tracing::info!(manifest = %digest, applied, already, refused, not_reached, ok = receipt.ok, "a bundle was applied");
         let written = serde_json::to_vec(&receipt).map_err(|e| StoreError::Index(e.to_string()));
         match written.and_then(|written| self.store.write_receipt(receipt.applied, &digest, &written)) {
@@ -208,9 +207,8 @@ struct BundleApplication<'a, R, F> {
     shared: SharedFiles,
     opened: BundleReader<R>,
     report: F,
-    /// Bytes read so far, and bytes reported so far.
+    /// Bytes read so far.
     read: u64,
-    reported: u64,
 }
 
 impl<R: Read, F: FnMut(ApplyEvent)> BundleApplication<'_, R, F> {
@@ -336,12 +334,12 @@ impl<R: Read, F: FnMut(ApplyEvent)> BundleApplication<'_, R, F> {
 
     /// Reads the next file of the bundle, and returns the digest of its bytes.
     fn read(&mut self, file: &EntryFile, mut on_chunk: impl FnMut(&[u8])) -> Result<Digest, UnreadableRest> {
-        let Self { opened, report, read, reported, .. } = self;
+        let Self { opened, report, read, .. } = self;
         let actual = opened.file(file, |chunk| {
             on_chunk(chunk);
+            let before = *read;
             *read = read.saturating_add(chunk.len() as u64);
-            if *read - *reported >= PROGRESS_BYTES {
-                *reported = *read;
+            if *read / PROGRESS_BYTES > before / PROGRESS_BYTES {
                 report(ApplyEvent::Read { bytes: *read });
             }
         });

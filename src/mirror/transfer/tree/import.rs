@@ -220,7 +220,7 @@ impl TreeImport {
 
     /// Switches to the folder of another provider.
     async fn enter_provider(&mut self, provider: &ProviderAddress) -> Result<(), ImportAbort> {
-        if self.sidecars.provider() != Some(provider) {
+        if self.sidecars.provider.as_ref() != Some(provider) {
             self.end_of_folder().await?;
             self.sidecars = SidecarFiles::of(provider);
         }
@@ -472,13 +472,10 @@ impl PackageRepack {
 
     /// The reason that no client could install the package, if there is one.
     fn flaw(&self) -> Option<String> {
-        let is_plugin = |(path, entry): (&TreePath, &TreeEntry)| {
-            matches!(entry, TreeEntry::File(_)) && self.is_plugin(&path.to_string())
-        };
-        self.flaw.clone().or_else(|| {
-            let has_plugin = self.tree.entries().any(is_plugin);
-            (!has_plugin).then(|| format!("no file in it is named {}…, so no client could run it", self.plugin()))
-        })
+        let mut files = self.tree.entries().filter(|(_, entry)| matches!(entry, TreeEntry::File(_)));
+        let has_plugin = files.any(|(path, _)| self.is_plugin(&path.to_string()));
+        let no_plugin = || format!("no file in it is named {}…, so no client could run it", self.plugin());
+        self.flaw.clone().or_else(|| (!has_plugin).then(no_plugin))
     }
 
     /// Maximum size of its zip.

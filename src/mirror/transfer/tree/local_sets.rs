@@ -39,7 +39,7 @@ const MAX_SIDECAR_BYTES: usize = 64 << 20;
 /// provider is read.
 #[derive(Debug, Default)]
 pub(super) struct SidecarFiles {
-    provider: Option<ProviderAddress>,
+    pub(super) provider: Option<ProviderAddress>,
     files: BTreeMap<MirrorFileKind, Bytes>,
     bytes: usize,
 }
@@ -54,10 +54,6 @@ pub(super) enum SidecarProof {
 }
 
 impl SidecarFiles {
-    pub(super) fn provider(&self) -> Option<&ProviderAddress> {
-        self.provider.as_ref()
-    }
-
     pub(super) fn of(provider: &ProviderAddress) -> Self {
         Self { provider: Some(provider.clone()), ..Self::default() }
     }
