@@ -44,7 +44,7 @@ enum ExportedFile {
 }
 
 impl Transfers {
-    /// Looks up the files of a tree with these packages. Archives in `have` are left out; the index and proof files
+    /// Looks up the files of a tree with these packages. Archives in `excluded` are left out; the index and proof files
     /// still list them.
     ///
     /// # Errors
@@ -52,7 +52,7 @@ impl Transfers {
     pub async fn export(
         self: &Arc<Self>,
         packages: Vec<(Package, Digest)>,
-        have: &HashSet<Digest>,
+        excluded: &HashSet<Digest>,
         call: &RequestContext,
     ) -> Result<Export, Error> {
         let mut export = Export { files: Vec::new(), call: call.clone(), missing: Vec::new() };
@@ -76,14 +76,14 @@ impl Transfers {
                 // The first SHA256SUMS of a version is its shared file. A package with another one gets a separate
                 // file.
                 let first = *sums.entry((provider.clone(), version.clone())).or_insert(set.sums_digest());
-                let covers = if first == set.sums_digest() {
+                let scope = if first == set.sums_digest() {
                     SumsScope::Version(version.clone())
                 } else {
                     SumsScope::Package(version.clone(), platform.clone())
                 };
-                export.add_proof(&archive, &package, &set, covers)?;
+                export.add_proof(&archive, &package, &set, scope)?;
             }
-            if !have.contains(&digest) {
+            if !excluded.contains(&digest) {
                 export.files.push((archive, ExportedFile::Archive(Box::new(package), digest)));
             }
         }
@@ -123,11 +123,11 @@ impl Export {
         archive: &MirrorPath,
         package: &Package,
         set: &ProofSet,
-        covers: SumsScope,
+        scope: SumsScope,
     ) -> Result<(), Error> {
         let Package { version, platform, .. } = package;
-        let sums = archive.sibling(MirrorFileKind::Sums(covers.clone()));
-        let signature = archive.sibling(MirrorFileKind::Signature(covers));
+        let sums = archive.sibling(MirrorFileKind::Sums(scope.clone()));
+        let signature = archive.sibling(MirrorFileKind::Signature(scope));
         let urls = [archive.file_name(), sums.file_name(), signature.file_name()];
         let document = set.document.with_urls(urls);
         let document = document.map_err(|e| Error::Interrupted(format!("the download document of {package}: {e}")))?;
