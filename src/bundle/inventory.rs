@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
-use crate::address::Artifact;
+use crate::address::{Artifact, ModulePackage, Package};
 use crate::clock::Timestamp;
 use crate::digest::{Digest, DigestPrefix};
 
@@ -96,34 +96,30 @@ impl Inventory {
 
     /// Adds an archive and the digest of its proof set or module location.
     pub fn add(&mut self, artifact: &Artifact, archive: Digest, proof: Digest) {
-        let pair = digest_pair(archive, proof);
-        match artifact {
-            Artifact::Provider(package) => {
-                let versions = self.providers.entry(package.provider.to_string()).or_default();
-                let platforms = versions.entry(package.version.to_string()).or_default();
-                platforms.insert(package.platform.to_string(), pair);
+        let (pairs, key) = match artifact {
+            Artifact::Provider(Package { provider, version, platform }) => {
+                let versions = self.providers.entry(provider.to_string()).or_default();
+                (versions.entry(version.to_string()).or_default(), platform.to_string())
             }
-            Artifact::Module(package) => {
-                let versions = self.modules.entry(package.module.to_string()).or_default();
-                versions.insert(package.version.to_string(), pair);
+            Artifact::Module(ModulePackage { module, version }) => {
+                (self.modules.entry(module.to_string()).or_default(), version.to_string())
             }
-        }
+        };
+        pairs.insert(key, digest_pair(archive, proof));
     }
 
     /// True if the inventory lists the archive with the same proof set or module location.
     pub fn has(&self, artifact: &Artifact, archive: Digest, proof: Digest) -> bool {
-        let listed_pair = match artifact {
-            Artifact::Provider(package) => {
-                let versions = self.providers.get(&package.provider.to_string());
-                let platforms = versions.and_then(|versions| versions.get(package.version.as_str()));
-                platforms.and_then(|platforms| platforms.get(&package.platform.to_string()))
+        let (pairs, key) = match artifact {
+            Artifact::Provider(Package { provider, version, platform }) => {
+                let versions = self.providers.get(&provider.to_string());
+                (versions.and_then(|versions| versions.get(version.as_str())), platform.to_string())
             }
-            Artifact::Module(package) => {
-                let versions = self.modules.get(&package.module.to_string());
-                versions.and_then(|versions| versions.get(package.version.as_str()))
+            Artifact::Module(ModulePackage { module, version }) => {
+                (self.modules.get(&module.to_string()), version.to_string())
             }
         };
-        listed_pair.is_some_and(|pair| *pair == digest_pair(archive, proof))
+        pairs.and_then(|pairs| pairs.get(&key)).is_some_and(|pair| *pair == digest_pair(archive, proof))
     }
 
     /// The digest prefixes of all listed archives.
@@ -147,7 +143,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::address::{Hostname, ModuleAddress, ModuleName, ModulePackage, Package, Platform};
+    use crate::address::{Hostname, ModuleAddress, ModuleName, Platform};
     use crate::address::{Name, ProviderAddress, System, Version};
 
     fn provider(type_: &str, version: &str, platform: &str) -> Artifact {

@@ -356,23 +356,21 @@ impl MirrorWalk<'_> {
     /// Walks an unpacked package. Every file is listed, because a package without one of its files is another package.
     fn walk_package(&mut self, folder: &OwnedFd, path: &str, depth: usize) -> Result<(), MirrorFolderError> {
         for DirectoryEntry { name, kind, mode, size_bytes } in self.entries(folder, path)? {
-            let (name, kind) = match name {
-                Ok(name) => (name, Ok(kind)),
-                Err(shown) => (shown, Err("its name is not UTF-8")),
-            };
+            let is_utf8 = name.is_ok();
+            let name = name.unwrap_or_else(|lossy| lossy);
             let entry_path = format!("{path}/{name}");
             let kind = match kind {
-                Ok(FileType::Directory) if depth < MAX_PACKAGE_DEPTH => {
+                _ if !is_utf8 => ListedFileKind::Refused("its name is not UTF-8".to_owned()),
+                FileType::Directory if depth < MAX_PACKAGE_DEPTH => {
                     let inner = self.folder.open_folder_in(folder, &name, &entry_path)?;
                     self.walk_package(&inner, &entry_path, depth + 1)?;
                     continue;
                 }
-                Ok(FileType::Directory) => {
+                FileType::Directory => {
                     ListedFileKind::Refused(format!("folders are nested more than {MAX_PACKAGE_DEPTH} deep"))
                 }
-                Ok(FileType::RegularFile) => ListedFileKind::InPackage(size_bytes, mode),
-                Ok(kind) => ListedFileKind::Refused(refusal_of(kind).to_owned()),
-                Err(reason) => ListedFileKind::Refused(reason.to_owned()),
+                FileType::RegularFile => ListedFileKind::InPackage(size_bytes, mode),
+                kind => ListedFileKind::Refused(refusal_of(kind).to_owned()),
             };
             self.files.push(ListedFile { path: entry_path, kind });
         }

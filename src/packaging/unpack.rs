@@ -102,27 +102,27 @@ fn check_no_clash(tree: &Tree) -> Result<(), TreeError> {
 const MAX_EXTENSION_BYTES: u64 = 1 << 20;
 
 /// Unpacks a tar as go-getter does: `..` is refused, global headers are skipped, and a tar without a file is an error.
-fn unpack_tar(from: impl Read, tree: &mut Tree) -> Result<(), TreeError> {
+fn unpack_tar(input: impl Read, tree: &mut Tree) -> Result<(), TreeError> {
     // The bytes that a tree within its limits needs: the files, and a few blocks for each entry.
     let entries = u64::try_from(tree.limits().entries).unwrap_or(u64::MAX);
     let max_bytes = tree.limits().bytes.saturating_add(entries.saturating_mul(4096)).saturating_add(1 << 20);
-    let from: &mut dyn Read = &mut Meter::new(from, max_bytes, "it unpacks to more than the module limit");
+    let input: &mut dyn Read = &mut Meter::new(input, max_bytes, "it unpacks to more than the module limit");
     // Entries are counted by the reader, because the tree does not count a folder that is repeated.
     let limits = TarLimits { entries: tree.limits().entries, extension_bytes: MAX_EXTENSION_BYTES };
-    let mut tar = TarReader::new(from, limits);
+    let mut tar = TarReader::new(input, limits);
     let mut has_file = false;
     while let Some(member) = tar.next_member()? {
         has_file |= add_tar_member(&member, &mut tar, tree)?;
     }
     // The end is two zero blocks, or the end of the stream. Go rejects other bytes after a single zero block.
-    let from = tar.into_input();
+    let input = tar.into_input();
     let mut block = Vec::new();
-    from.take(BLOCK as u64).read_to_end(&mut block).map_err(|e| unreadable(&e))?;
+    input.take(BLOCK as u64).read_to_end(&mut block).map_err(|e| unreadable(&e))?;
     if !matches!(block.len(), 0 | BLOCK) || block.iter().any(|byte| *byte != 0) {
         return Err(TreeError::Unreadable("there is data after its end".to_owned()));
     }
     // The checksums of the compression are verified at the end of the stream.
-    io::copy(from, &mut io::sink()).map_err(|e| unreadable(&e))?;
+    io::copy(input, &mut io::sink()).map_err(|e| unreadable(&e))?;
     if !has_file {
         return Err(TreeError::Unreadable("it contains no file".to_owned()));
     }
@@ -178,9 +178,9 @@ const MAX_TARGET_READ_BYTES: u64 = 8192;
 const FILE_TYPE_MASK: u32 = 0o170_000;
 
 /// Unpacks a zip.
-fn unpack_zip<R: Read + Seek>(from: R, tree: &mut Tree) -> Result<(), TreeError> {
+fn unpack_zip<R: Read + Seek>(input: R, tree: &mut Tree) -> Result<(), TreeError> {
     let limits = ZipLimits { directory_bytes: MAX_DIRECTORY_BYTES, entries: tree.limits().entries };
-    let zip = ZipReader::open(from, limits)?;
+    let zip = ZipReader::open(input, limits)?;
     if zip.is_empty() {
         return Err(TreeError::Unreadable("it contains no file".to_owned()));
     }

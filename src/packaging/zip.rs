@@ -62,11 +62,11 @@ impl<R: Read + Seek> ZipReader<R> {
     ///
     /// # Errors
     /// [`BadZip`].
-    pub fn open(mut from: R, limits: ZipLimits) -> Result<Self, BadZip> {
-        let archive_bytes = from.seek(SeekFrom::End(0)).map_err(|e| BadZip::Unreadable(e.into()))?;
-        check_zip64_claims(&mut from, archive_bytes, limits)?;
+    pub fn open(mut input: R, limits: ZipLimits) -> Result<Self, BadZip> {
+        let archive_bytes = input.seek(SeekFrom::End(0)).map_err(|e| BadZip::Unreadable(e.into()))?;
+        check_zip64_claims(&mut input, archive_bytes, limits)?;
         // The central directory of a hostile zip can be as large as the zip.
-        let meter = Meter::new(from, limits.directory_bytes, "its directory is too large");
+        let meter = Meter::new(input, limits.directory_bytes, "its directory is too large");
         let remaining_bytes = meter.remaining_bytes();
         let archive = ZipArchive::new(meter).map_err(BadZip::Unreadable)?;
         if archive.len() > limits.entries {
@@ -136,11 +136,11 @@ const ZIP64_LOCATOR_BYTES: usize = 20;
 
 /// Refuses a zip64 that claims too many entries. The zip crate reserves memory for that many before it reads the first
 /// one, and a failure to reserve memory ends the process (APPNOTE, sections 4.3.14 to 4.3.16).
-fn check_zip64_claims<R: Read + Seek>(from: &mut R, archive_bytes: u64, limits: ZipLimits) -> Result<(), BadZip> {
+fn check_zip64_claims<R: Read + Seek>(input: &mut R, archive_bytes: u64, limits: ZipLimits) -> Result<(), BadZip> {
     let tail_bytes = MAX_END_BYTES + (ZIP64_RECORD_BYTES + ZIP64_LOCATOR_BYTES) as u64;
     let tail_start = archive_bytes.saturating_sub(tail_bytes);
     let mut tail = Vec::new();
-    let read = from.seek(SeekFrom::Start(tail_start)).and_then(|_| from.take(tail_bytes).read_to_end(&mut tail));
+    let read = input.seek(SeekFrom::Start(tail_start)).and_then(|_| input.take(tail_bytes).read_to_end(&mut tail));
     read.map_err(|e| BadZip::Unreadable(e.into()))?;
     // A comment may contain the signature of the end record, so each of them counts.
     for (offset, record_to_end) in tail.windows(ZIP64_RECORD_BYTES + ZIP64_LOCATOR_BYTES + 4).enumerate() {
@@ -165,23 +165,23 @@ fn check_zip64_claims<R: Read + Seek>(from: &mut R, archive_bytes: u64, limits: 
 }
 
 /// Finds the first duplicate name in the central directory. The zip crate reports only that there is one.
-fn first_duplicate_name<R: Read + Seek>(mut from: R, start: u64) -> Option<Vec<u8>> {
-    from.seek(SeekFrom::Start(start)).ok()?;
-    let mut from = BufReader::new(from);
+fn first_duplicate_name<R: Read + Seek>(mut input: R, start: u64) -> Option<Vec<u8>> {
+    input.seek(SeekFrom::Start(start)).ok()?;
+    let mut input = BufReader::new(input);
     let mut names = HashSet::new();
     loop {
         // A header of 46 bytes contains the lengths of the name, the extra field and the comment, which follow
         // (APPNOTE, section 4.3.12).
         let mut header = [0; 46];
-        from.read_exact(&mut header).ok()?;
+        input.read_exact(&mut header).ok()?;
         if !header.starts_with(b"PK\x01\x02") {
             return None;
         }
         let length_at = |offset: usize| usize::from(u16::from_le_bytes([header[offset], header[offset + 1]]));
         let mut name = vec![0; length_at(28)];
-        from.read_exact(&mut name).ok()?;
+        input.read_exact(&mut name).ok()?;
         let skipped_bytes = (length_at(30) + length_at(32)) as u64;
-        io::copy(&mut (&mut from).take(skipped_bytes), &mut io::sink()).ok()?;
+        io::copy(&mut (&mut input).take(skipped_bytes), &mut io::sink()).ok()?;
         if !names.insert(name.clone()) {
             return Some(name);
         }

@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 
 use crate::bundle::{
-    PartList, PartsReader, PartsWriter, RECORD_FILE, WrittenParts, copy_and_record, open_record, rebuild_from_record,
+    PartList, PartsReader, PartsWriter, REPAIR_FILE, WrittenParts, copy_with_repair_file, open_repair_file,
+    rebuild_from_repair_file,
 };
 use crate::clock::Timestamp;
 
@@ -231,9 +232,9 @@ impl BundleDestination {
             if list.part_bytes != part_bytes {
                 bail!("{shown} already has a bundle in parts of {} bytes; name another folder", list.part_bytes);
             }
-            if !folder.join(RECORD_FILE).exists() {
+            if !folder.join(REPAIR_FILE).exists() {
                 bail!(
-                    "{shown} already has a bundle, which cannot be repaired without {RECORD_FILE}; name another folder"
+                    "{shown} already has a bundle, which cannot be repaired without {REPAIR_FILE}; name another folder"
                 );
             }
         }
@@ -272,8 +273,8 @@ type Parts = Box<PartsWriter<OpenPart, FinishPart, File>>;
 pub(super) enum BundleOutput {
     /// One file.
     File(TempFile),
-    /// New parts, or parts of an interrupted run, with their record.
-    New { parts: Parts, folder: PathBuf, record: TempFile },
+    /// New parts, or parts of an interrupted run, with their repair file.
+    New { parts: Parts, folder: PathBuf, repair_file: TempFile },
     /// Complete parts, some of which may be lost or damaged.
     Repair { parts: Parts, folder: PathBuf, existing: PartList },
 }
@@ -316,8 +317,8 @@ impl BundleOutput {
         }
         let list_path = folder.join(PartList::NAME);
         write(&list_path, &list.to_bytes())?;
-        let record = TempFile::beside(&folder.join(RECORD_FILE))?;
-        Ok((Self::New { parts, folder, record }, created))
+        let repair_file = TempFile::beside(&folder.join(REPAIR_FILE))?;
+        Ok((Self::New { parts, folder, repair_file }, created))
     }
 
     /// Reads a bundle from `source` and writes it. A single file may be truncated without notice here.
@@ -333,20 +334,20 @@ impl BundleOutput {
                 copied.map_err(|e| io::Error::new(e.kind(), format!("{target} cannot be written: {e}")))?;
                 Self::File(output)
             }
-            Self::New { parts, folder, mut record } => {
-                let copied = copy_and_record(source, parts, &mut record.file);
+            Self::New { parts, folder, mut repair_file } => {
+                let copied = copy_with_repair_file(source, parts, &mut repair_file.file);
                 let (parts, _) = copied.map_err(|e| in_folder(&folder, e))?;
-                Self::New { parts, folder, record }
+                Self::New { parts, folder, repair_file }
             }
             Self::Repair { parts, folder, existing } => {
                 let in_folder = |e| in_folder(&folder, e);
-                let record = File::open(folder.join(RECORD_FILE)).map_err(in_folder)?;
-                let record = open_record(record).map_err(|bad| in_folder(bad.into()))?;
-                if record.bundle_bytes() != existing.bytes() {
-                    let reason = format!("{RECORD_FILE} belongs to another bundle than the parts");
+                let repair_file = File::open(folder.join(REPAIR_FILE)).map_err(in_folder)?;
+                let repair_file = open_repair_file(repair_file).map_err(|bad| in_folder(bad.into()))?;
+                if repair_file.bundle_bytes() != existing.bytes() {
+                    let reason = format!("{REPAIR_FILE} belongs to another bundle than the parts");
                     return Err(in_folder(io::Error::other(reason)));
                 }
-                let parts = rebuild_from_record(source, record, parts).map_err(in_folder)?;
+                let parts = rebuild_from_repair_file(source, repair_file, parts).map_err(in_folder)?;
                 Self::Repair { parts, folder, existing }
             }
         })
@@ -360,9 +361,9 @@ impl BundleOutput {
                 output.finish()?;
                 Ok(WrittenBundle { source, reused: 0, rewritten: Vec::new() })
             }
-            Self::New { parts, folder, record } => {
+            Self::New { parts, folder, repair_file } => {
                 let WrittenParts { list, reused, .. } = parts.end()?;
-                record.finish()?;
+                repair_file.finish()?;
                 let list_path = folder.join(PartList::NAME);
                 write(&list_path, &list.to_bytes())?;
                 Ok(WrittenBundle { source: BundleSource::Parts(folder, list), reused, rewritten: Vec::new() })
@@ -371,7 +372,7 @@ impl BundleOutput {
                 let WrittenParts { list, reused, changed } = parts.end()?;
                 if list != existing {
                     bail!(
-                        "rewritten parts in {} differ from the lost ones: {RECORD_FILE} is damaged; write the bundle into another folder",
+                        "rewritten parts in {} differ from the lost ones: {REPAIR_FILE} is damaged; write the bundle into another folder",
                         folder.display()
                     );
                 }

@@ -37,7 +37,7 @@ impl Admin {
         match gathering.await {
             Ok(Ok((gathered, permit))) => Ok(self.stream_bundle(gathered, permit)),
             Ok(Err(GatherError::Missing(missing))) => Err(errors(StatusCode::CONFLICT, missing)),
-            Ok(Err(GatherError::Mirror(error))) => Err(unavailable(error)),
+            Ok(Err(GatherError::Store(error))) => Err(unavailable(error)),
             Err(_) => Err(internal("gathering the bundle ended unexpectedly")),
         }
     }

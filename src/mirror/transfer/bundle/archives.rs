@@ -94,20 +94,20 @@ impl BundledSet {
     pub(super) fn check(
         library: &Library,
         entry: &ProviderEntry,
-        small: &SmallFiles,
+        small_files: &SmallFiles,
         criteria: &EntryCriteria<'_>,
     ) -> Result<Option<AcceptedEntry>, String> {
         let (package, fetch_origin, now) = (entry.package(), &entry.said, criteria.now);
-        let terms = library.runtime.config();
-        let policy = terms.upstream(&package.provider.host).map_err(|e| e.to_string())?.settings.verification;
-        let [body, sums] = [small.get(FileRole::Document)?, small.get(FileRole::Sums)?];
-        let signature = small.get_or_empty(FileRole::Signature);
+        let config = library.runtime.config();
+        let policy = config.upstream(&package.provider.host).map_err(|e| e.to_string())?.settings.verification;
+        let [body, sums] = [small_files.get(FileRole::Document)?, small_files.get(FileRole::Sums)?];
+        let signature = small_files.get_or_empty(FileRole::Signature);
         let unreadable = |reason: String| format!("its download document cannot be read: {reason}");
         let document = DownloadDocument::parse(&body, &fetch_origin.url, &package.platform).map_err(unreadable)?;
         if document.shasum != entry.archive.sha256 {
-            let (named, carried) = (document.shasum, entry.archive.sha256);
+            let (named, actual) = (document.shasum, entry.archive.sha256);
             return Err(format!(
-                "its download document names an archive with SHA-256 {named}, but the bundle has {carried}"
+                "its download document names an archive with SHA-256 {named}, but the bundle has {actual}"
             ));
         }
         if !is_document_url_of(fetch_origin, &package) {
@@ -154,7 +154,7 @@ impl BundledSet {
         let note = self.check_history(library, now)?;
         let Self { package, set, age, .. } = self;
         let archive = StoredArchive::of_set(&set, arrived.fast, arrived.size_bytes, now);
-        let record_proof = || library.put_carried_set(&package, &set, age, now);
+        let record_proof = || library.replace_set(&package, &set, age, now);
         let bytes = arrived.into_bytes()?;
         let committed = library.commit(&package, archive, bytes, record_proof).map_err(store_failed)?;
         let outcome = if committed.is_some() { ApplyOutcome::Applied { note } } else { ApplyOutcome::Held };
@@ -211,7 +211,7 @@ impl BundledSet {
 impl Library {
     /// Replaces the stored set, which becomes the previous one; synced. False if a newer set was stored since the
     /// verification.
-    fn put_carried_set(
+    fn replace_set(
         &self,
         package: &Package,
         set: &Arc<ProofSet>,
@@ -245,8 +245,8 @@ impl Library {
                 }
                 Some(stored) => stored.predecessor,
             };
-            let kept = StoredProofSet { predecessor, current: Arc::clone(set), age };
-            step.put(&key, kept.write(), Durability::Synced, IndexEntry::Document(now));
+            let replaced_set = StoredProofSet { predecessor, current: Arc::clone(set), age };
+            step.put(&key, replaced_set.write(), Durability::Synced, IndexEntry::Document(now));
             Ok(true)
         })
     }
@@ -261,8 +261,8 @@ impl Library {
     ) -> Result<bool, StoreError> {
         let Some(stored) = self.read_set(package)? else { return Ok(false) };
         let current = &stored.stored_set.current;
-        let is_it = current.has_same_files(set) && current.body == set.body;
-        Ok((is_it || stored.stored_set.age.is_confirmed_after(age, now))
+        let is_same = current.has_same_files(set) && current.body == set.body;
+        Ok((is_same || stored.stored_set.age.is_confirmed_after(age, now))
             && self.is_stored_under(package, current.document.shasum)?)
     }
 
@@ -294,7 +294,7 @@ pub(super) struct BundledModule {
     key: ModulePackage,
     location: StoredDocument,
     origin: String,
-    pinned_tree: PinnedTree,
+    claimed_tree: PinnedTree,
     /// True if an operator accepts it whatever was seen before.
     is_accepted: bool,
 }
@@ -307,11 +307,11 @@ impl BundledModule {
     pub(super) fn check(
         library: &Library,
         entry: &ModuleEntry,
-        small: &SmallFiles,
+        small_files: &SmallFiles,
         criteria: &EntryCriteria<'_>,
     ) -> Result<Option<AcceptedEntry>, String> {
         let (package, now) = (entry.package(), criteria.now);
-        let location = document_from_bundle(&entry.said, small.get(FileRole::Location)?, Bytes::new(), now);
+        let location = document_from_bundle(&entry.said, small_files.get(FileRole::Location)?, Bytes::new(), now);
         let key = library.runtime.config().key_of_package(&package);
         let located = Arc::new(location.clone()).as_location(&package).map_err(|e| e.to_string())?;
         if let Some(subdir) = &entry.subdir {
@@ -332,7 +332,7 @@ impl BundledModule {
         if is_stored().map_err(store_failed)? {
             return Ok(None);
         }
-        let pinned_tree = PinnedTree {
+        let claimed_tree = PinnedTree {
             tree: entry.tree,
             commit: entry.commit.clone(),
             packer: entry.packer,
@@ -343,7 +343,7 @@ impl BundledModule {
         };
         let origin = entry.origin.clone();
         let is_accepted = criteria.is_accepted(library, &Artifact::Module(key.clone()));
-        let accepted = Self { package, key, location, origin, pinned_tree, is_accepted };
+        let accepted = Self { package, key, location, origin, claimed_tree, is_accepted };
         Ok(Some(AcceptedEntry::Module(Box::new(accepted))))
     }
 
@@ -358,22 +358,24 @@ impl BundledModule {
         now: Timestamp,
     ) -> Result<ApplyOutcome, String> {
         self.check_tree(library, &arrived)?;
-        let Self { package, key, location, origin, pinned_tree, is_accepted } = self;
+        let Self { package, key, location, origin, claimed_tree, is_accepted } = self;
         let comparison = if is_accepted {
-            module_history::accept(library, &key, &pinned_tree).map(|_| TreeComparison::Consistent)
+            module_history::accept(library, &key, &claimed_tree).map(|_| TreeComparison::Consistent)
         } else {
-            module_history::compare(library, &key, &pinned_tree, None)
+            module_history::compare(library, &key, &claimed_tree, None)
         };
         // Not `larder accept`: that would ask upstream, but the tree is in the bundle.
         let accepting = format!("`larder bundle apply` with `--accept {key}`");
         let comparison = comparison.map_err(store_failed)?;
-        library.require_pinned_tree(&package, &key, &pinned_tree, comparison, &accepting).map_err(|e| e.to_string())?;
+        library
+            .require_pinned_tree(&package, &key, &claimed_tree, comparison, &accepting)
+            .map_err(|e| e.to_string())?;
         library.resolve_alarms(RESOLVED_BY_ACCEPT, &key.module, &key.version);
         let ArrivedArchive { digest, fast, size_bytes, .. } = arrived;
-        let archive = StoredArchive::of_tree(pinned_tree.packed(), digest, fast, size_bytes, origin, now);
+        let archive = StoredArchive::of_tree(claimed_tree.packed(), digest, fast, size_bytes, origin, now);
         let location_key = Key::location(&key);
         let record_proof = || {
-            library.replace_document(&location_key, location, now, Durability::Synced, |_, coming| Ok(coming))?;
+            library.replace_document(&location_key, location, now, Durability::Synced, |_, incoming| Ok(incoming))?;
             Ok(true)
         };
         let (archive, bytes) = (archive.map_err(store_failed)?, arrived.into_bytes()?);
@@ -396,15 +398,18 @@ impl BundledModule {
         let mut packed_anew = Hasher::new();
         let packed = unpacked.and_then(|()| pack(&tree, &TreePath::root(), &mut packed_anew));
         let PackResult { tree: packed_tree, .. } = packed.map_err(|e| format!("its archive is not a module: {e}"))?;
-        if packed_tree != self.pinned_tree.tree {
-            return Err(format!("its tree has digest {packed_tree}, but its manifest names {}", self.pinned_tree.tree));
+        if packed_tree != self.claimed_tree.tree {
+            return Err(format!(
+                "its tree has digest {packed_tree}, but its manifest names {}",
+                self.claimed_tree.tree
+            ));
         }
         let (anew, _) = packed_anew.finish();
         // Clients use another tar reader than larder. Only the output of our packer reads the same in all of them.
-        if self.pinned_tree.packer != PACKER || anew != arrived.digest {
+        if self.claimed_tree.packer != PACKER || anew != arrived.digest {
             return Err("its archive was made by another packer, or has contents that larder never packs".to_owned());
         }
-        let subdir = self.pinned_tree.subdir.as_deref().unwrap_or_default();
+        let subdir = self.claimed_tree.subdir.as_deref().unwrap_or_default();
         let below = TreePath::parse(subdir.as_bytes()).map_err(|bad| bad.to_string())?;
         if !below.is_root() && tree.get(&below) != Some(&TreeEntry::Folder) {
             return Err(format!("its archive has no folder {subdir}"));

@@ -44,14 +44,12 @@ pub(super) struct EntryCriteria<'a> {
 
 impl EntryCriteria<'_> {
     pub(super) fn is_accepted(&self, library: &Library, artifact: &Artifact) -> bool {
-        self.accept.iter().any(|selector| match (selector, artifact) {
-            (PackageSelector::Provider(selection), Artifact::Provider(package)) => {
-                selection.of == package.provider && selection.versions.include(&package.version)
-            }
-            (PackageSelector::Module(selection), Artifact::Module(key)) => {
-                library.runtime.config().key_of(&selection.of) == key.module && selection.versions.include(&key.version)
-            }
-            _ => false,
+        self.accept.iter().any(|selector| {
+            let (address, versions) = match selector {
+                PackageSelector::Provider(selection) => (Address::from(&selection.of), &selection.versions),
+                PackageSelector::Module(selection) => (Address::from(&selection.of), &selection.versions),
+            };
+            library.runtime.config().canonical(&address) == artifact.into() && versions.include(artifact.version())
         })
     }
 }
@@ -79,17 +77,17 @@ impl AcceptedEntry {
     pub(super) fn check(
         library: &Library,
         entry: &BundleEntry,
-        small: &SmallFiles,
+        small_files: &SmallFiles,
         criteria: &EntryCriteria<'_>,
     ) -> Result<Option<Self>, String> {
         match entry {
             BundleEntry::Discovery { document, .. }
             | BundleEntry::ProviderVersions { document, .. }
             | BundleEntry::ModuleVersions { document, .. } => {
-                BundledDocumentUpdate::check(library, entry, document, small, criteria.now)
+                BundledDocumentUpdate::check(library, entry, document, small_files, criteria.now)
             }
-            BundleEntry::Provider(entry) => BundledSet::check(library, entry, small, criteria),
-            BundleEntry::Module(entry) => BundledModule::check(library, entry, small, criteria),
+            BundleEntry::Provider(entry) => BundledSet::check(library, entry, small_files, criteria),
+            BundleEntry::Module(entry) => BundledModule::check(library, entry, small_files, criteria),
         }
     }
 
@@ -114,7 +112,7 @@ impl AcceptedEntry {
 
 pub(super) struct BundledDocumentUpdate {
     key: Key,
-    coming: StoredDocument,
+    incoming: StoredDocument,
     /// The versions that it lists.
     versions: Vec<Version>,
 }
@@ -128,43 +126,44 @@ impl BundledDocumentUpdate {
         library: &Library,
         entry: &BundleEntry,
         document: &BundledDocument,
-        small: &SmallFiles,
+        small_files: &SmallFiles,
         now: Timestamp,
     ) -> Result<Option<AcceptedEntry>, String> {
-        let (body, dropped) = (small.get(FileRole::Document)?, small.get_or_empty(FileRole::Dropped));
+        let (body, dropped) = (small_files.get(FileRole::Document)?, small_files.get_or_empty(FileRole::Dropped));
         if !dropped.is_empty() && serde_json::from_slice::<serde::de::IgnoredAny>(&dropped).is_err() {
             return Err("its list of dropped versions is not JSON".to_owned());
         }
-        let (key, coming) = (library.entry_key(entry), document_from_bundle(&document.said, body, dropped, now));
+        let (key, incoming) = (library.entry_key(entry), document_from_bundle(&document.said, body, dropped, now));
         let versions = match listed_address(&key) {
-            Some(address) => coming
+            Some(address) => incoming
                 .as_versions(Service::from(address))
                 .map(|list| list.versions.into_iter().map(|listed| listed.version).collect()),
-            None => coming.discovery_for_clients().map(|_| Vec::new()),
+            None => incoming.discovery_for_clients().map(|_| Vec::new()),
         };
         let versions = versions.map_err(|reason| format!("its document cannot be read: {reason}"))?;
-        let is_stored = library.has_document_or_newer(&key, &coming, now).map_err(store_failed)?
-            || library.keeps_own_discovery(&key, &coming).map_err(store_failed)?;
-        Ok((!is_stored).then(|| AcceptedEntry::Document(Box::new(Self { key, coming, versions }))))
+        let is_stored = library.has_document_or_newer(&key, &incoming, now).map_err(store_failed)?
+            || library.keeps_own_discovery(&key, &incoming).map_err(store_failed)?;
+        Ok((!is_stored).then(|| AcceptedEntry::Document(Box::new(Self { key, incoming, versions }))))
     }
 
     /// Replaces the stored document, unless a newer one was stored since.
     pub(super) fn commit(self, library: &Library, now: Timestamp) -> Result<ApplyOutcome, String> {
-        let Self { key, coming, versions } = self;
+        let Self { key, incoming, versions } = self;
         if let Key::Document(DocumentKey::Versions(Address::Provider(address))) = &key {
-            library.histories.record_listed(address, &versions, coming.metadata.checked).map_err(store_failed)?;
+            library.histories.record_listed(address, &versions, incoming.metadata.checked).map_err(store_failed)?;
         }
-        let merge = |stored: Option<&StoredDocument>, coming| library.merge_stored_entries(&key, stored, coming);
-        let replaced = library.replace_document(&key, coming, now, Durability::Synced, merge).map_err(store_failed)?;
+        let merge = |stored: Option<&StoredDocument>, incoming| library.merge_stored_entries(&key, stored, incoming);
+        let replaced =
+            library.replace_document(&key, incoming, now, Durability::Synced, merge).map_err(store_failed)?;
         if matches!(replaced, ReplaceOutcome::KeptExisting(_)) {
             return Ok(ApplyOutcome::Held);
         }
-        let terms = library.runtime.config();
+        let config = library.runtime.config();
         if let Some(address) = listed_address(&key) {
-            terms.not_found.remove_if(|absent| absent.is_document_of(address, |_| true));
+            config.not_found.remove_if(|absent| absent.is_document_of(address, |_| true));
             library.bump_revision(address);
         } else {
-            terms.not_found.remove_if(|absent| *absent == key);
+            config.not_found.remove_if(|absent| *absent == key);
         }
         library.enforce_size_limit();
         Ok(ApplyOutcome::Applied { note: None })
@@ -209,7 +208,7 @@ impl Library {
         &self,
         key: &Key,
         stored: Option<&StoredDocument>,
-        coming: StoredDocument,
+        incoming: StoredDocument,
     ) -> Result<StoredDocument, StoreError> {
         let config = self.runtime.config();
         let keeps_gone =
@@ -217,12 +216,12 @@ impl Library {
         if let (Key::Document(DocumentKey::Discovery(host)), Some(stored)) = (key, stored)
             && keeps_gone(host)
         {
-            return Ok(coming.with_services_of(stored));
+            return Ok(incoming.with_services_of(stored));
         }
-        let Some(address) = listed_address(key).filter(|address| keeps_gone(address.host())) else { return Ok(coming) };
-        Ok(match self.dropped_entries(address, stored, &coming)? {
-            Some(dropped) => coming.with_dropped(&dropped.into_values().collect::<Vec<_>>()),
-            None => coming,
+        let Some(address) = listed_address(key).filter(|address| keeps_gone(address.host())) else { return Ok(incoming) };
+        Ok(match self.dropped_entries(address, stored, &incoming)? {
+            Some(dropped) => incoming.with_dropped(&dropped.into_values().collect::<Vec<_>>()),
+            None => incoming,
         })
     }
 
@@ -231,10 +230,10 @@ impl Library {
         &self,
         address: &Address,
         stored: Option<&StoredDocument>,
-        coming: &StoredDocument,
+        incoming: &StoredDocument,
     ) -> Result<Option<ListEntries>, StoreError> {
         let service = Service::from(address);
-        let Ok(list) = coming.as_versions(service) else { return Ok(None) };
+        let Ok(list) = incoming.as_versions(service) else { return Ok(None) };
         let mut unlisted: BTreeMap<Version, BTreeSet<Platform>> = BTreeMap::new();
         for artifact in self.store.records.named(address)? {
             if list.get(artifact.version()).is_none() {
@@ -253,7 +252,7 @@ impl Library {
             let entry = as_written(version).or_else(|| entry_of(service, version, platforms.iter()))?;
             Some((version.clone(), entry))
         });
-        let dropped = coming.dropped_versions(service).into_iter().map(|listed| (listed.version, listed.raw));
+        let dropped = incoming.dropped_versions(service).into_iter().map(|listed| (listed.version, listed.raw));
         Ok(Some(dropped.chain(entries).collect()))
     }
 
@@ -288,14 +287,14 @@ impl Library {
     pub(super) fn has_document_or_newer(
         &self,
         key: &Key,
-        coming: &StoredDocument,
+        incoming: &StoredDocument,
         now: Timestamp,
     ) -> Result<bool, StoreError> {
         let Some(stored) = self.store.records.get(key)?.and_then(StoredDocument::read) else { return Ok(false) };
-        if stored.age().is_confirmed_after(coming.age(), now) {
+        if stored.age().is_confirmed_after(incoming.age(), now) {
             return Ok(true);
         }
-        let made = self.merge_stored_entries(key, Some(&stored), coming.clone())?;
-        Ok(stored.has_same_content(&made) && stored.age() == made.age())
+        let merged = self.merge_stored_entries(key, Some(&stored), incoming.clone())?;
+        Ok(stored.has_same_content(&merged) && stored.age() == merged.age())
     }
 }

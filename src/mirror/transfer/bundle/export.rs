@@ -32,13 +32,7 @@ pub enum GatherError {
     Missing(Vec<String>),
     /// The disk failed.
     #[error(transparent)]
-    Mirror(#[from] Error),
-}
-
-impl From<StoreError> for GatherError {
-    fn from(error: StoreError) -> Self {
-        Self::Mirror(error.into())
-    }
+    Store(#[from] StoreError),
 }
 
 /// The contents of a bundle: its manifest, and its small files as of the moment of gathering.
@@ -48,7 +42,7 @@ pub struct GatheredBundle {
     pub manifest: Manifest,
     /// The requested packages that cannot be exported, each with the reason.
     pub missing: Vec<String>,
-    small: Spool,
+    small_files: Spool,
 }
 
 /// The contents of the other store, which a delta may leave out.
@@ -71,12 +65,12 @@ impl Transfers {
     /// [`GatherError::Missing`] if a package cannot be exported, unless `may_be_partial`.
     pub fn gather(
         &self,
-        wanted: impl IntoIterator<Item = (Artifact, Digest)>,
+        requested: impl IntoIterator<Item = (Artifact, Digest)>,
         since: Option<&Inventory>,
         may_be_partial: bool,
         created: Timestamp,
     ) -> Result<GatheredBundle, GatherError> {
-        let mut small = Spool::new(&self.library)?;
+        let mut small_files = Spool::new(&self.library)?;
         let empty = Inventory::new(created);
         let inventory = since.unwrap_or(&empty);
         let base = DeltaBase { inventory, archives: inventory.archives() };
@@ -89,12 +83,12 @@ impl Transfers {
             }
             gathered => gathered,
         };
-        let wanted: BTreeMap<Artifact, Digest> =
-            wanted.into_iter().map(|(artifact, digest)| (self.runtime.canonical(artifact), digest)).collect();
-        for (artifact, digest) in &wanted {
+        let requested: BTreeMap<Artifact, Digest> =
+            requested.into_iter().map(|(artifact, digest)| (self.runtime.canonical(artifact), digest)).collect();
+        for (artifact, digest) in &requested {
             let entry = unless_missing(match artifact {
-                Artifact::Provider(package) => self.provider_entry(package, *digest, &base, &mut small),
-                Artifact::Module(package) => self.module_entry(package, *digest, &base, &mut small),
+                Artifact::Provider(package) => self.provider_entry(package, *digest, &base, &mut small_files),
+                Artifact::Module(package) => self.module_entry(package, *digest, &base, &mut small_files),
             })?;
             if let Some(entry) = entry {
                 keys.extend([Key::discovery(artifact.host()), Key::version_list(artifact)]);
@@ -102,13 +96,14 @@ impl Transfers {
             }
         }
         for key in keys {
-            documents.extend(unless_missing(self.document_entry(&key, &mut small))?);
+            documents.extend(unless_missing(self.document_entry(&key, &mut small_files))?);
         }
         if !missing.is_empty() && !may_be_partial {
             return Err(GatherError::Missing(missing));
         }
         documents.append(&mut packages);
-        Ok(GatheredBundle { manifest: Manifest::new(created, since.map(Inventory::digest), documents), missing, small })
+        let manifest = Manifest::new(created, since.map(Inventory::digest), documents);
+        Ok(GatheredBundle { manifest, missing, small_files })
     }
 
     /// Writes the gathered contents as a bundle.
@@ -116,14 +111,14 @@ impl Transfers {
     /// # Errors
     /// Those of the writer, and of an archive that was evicted meanwhile or whose bytes are damaged.
     pub fn write_bundle<W: Write>(&self, gathered: &GatheredBundle, key: Option<&SigningKey>, out: W) -> io::Result<W> {
-        let GatheredBundle { manifest, small, .. } = gathered;
+        let GatheredBundle { manifest, small_files, .. } = gathered;
         let mut writer = BundleWriter::begin(out, manifest, key)?;
         for (number, file) in manifest.files() {
             let entry_name =
                 || manifest.entries.get(number).map(|entry| entry.package_ref().to_string()).unwrap_or_default();
             if file.role != FileRole::Archive {
                 let missing = || io::Error::other(format!("the file {} was not gathered", file.file.sha256));
-                writer.file(&file, small.get(&file.file.sha256)?.ok_or_else(missing)?.as_slice())?;
+                writer.file(&file, small_files.get(&file.file.sha256)?.ok_or_else(missing)?.as_slice())?;
                 continue;
             }
             let evicted = || {
@@ -160,10 +155,10 @@ impl Transfers {
                     inventory.add(&named, set.document.shasum, proof_of(set));
                 }
                 Artifact::Module(package) => {
-                    let Some(carried) = self.library.exportable_module(package, None)? else { continue };
+                    let Some(module) = self.library.exportable_module(package, None)? else { continue };
                     let record = self.library.store.records.get(&Key::location(package))?;
                     let Some(location) = record.and_then(StoredDocument::read) else { continue };
-                    inventory.add(&named, carried.archive.digest, Digest::of(&location.body));
+                    inventory.add(&named, module.archive.digest, Digest::of(&location.body));
                 }
             }
         }
@@ -190,9 +185,9 @@ impl Library {
         let seen = module_history::read_first_seen(self, package)?.first_seen();
         for archive in self.catalog.name(package)?.archives.into_iter().rev() {
             let Some(packed) = archive.proof.how.tree().cloned() else { continue };
-            let is_it = digest.is_none_or(|digest| digest == archive.digest);
+            let is_requested = digest.is_none_or(|digest| digest == archive.digest);
             let is_pinned = seen.as_ref().is_none_or(|seen| seen.pinned.matches_archive(&packed));
-            if !is_it || !is_pinned {
+            if !is_requested || !is_pinned {
                 continue;
             }
             if let Some(blob) = self.store.blobs.open(&archive.digest)? {
@@ -210,7 +205,7 @@ impl Transfers {
         package: &Package,
         digest: Digest,
         base: &DeltaBase<'_>,
-        small: &mut Spool,
+        small_files: &mut Spool,
     ) -> Result<Option<BundleEntry>, GatherError> {
         let stored = self.library.read_set(package)?;
         let stored_set = stored.as_ref().map(|stored_set| &*stored_set.stored_set);
@@ -229,7 +224,7 @@ impl Transfers {
             return Ok(None);
         }
         let Package { provider, version, platform } = package.clone();
-        let signature = if set.signature.is_empty() { None } else { Some(put(small, &set.signature)?) };
+        let signature = if set.signature.is_empty() { None } else { Some(put(small_files, &set.signature)?) };
         let metadata = &set.metadata;
         Ok(Some(BundleEntry::Provider(Box::new(ProviderEntry {
             provider,
@@ -243,8 +238,8 @@ impl Transfers {
                 checked: stored_set.age.checked.max(metadata.fetched),
                 gone: stored_set.age.gone,
             },
-            document: put(small, &set.body)?,
-            sums: put(small, &set.sums)?,
+            document: put(small_files, &set.body)?,
+            sums: put(small_files, &set.sums)?,
             signature,
             archive: base.bundled_archive(digest, blob.size_bytes()),
         }))))
@@ -255,10 +250,10 @@ impl Transfers {
         package: &ModulePackage,
         digest: Digest,
         base: &DeltaBase<'_>,
-        small: &mut Spool,
+        small_files: &mut Spool,
     ) -> Result<Option<BundleEntry>, GatherError> {
         let part_not_stored = |part: &str| not_stored(&format!("{part} of {package}"));
-        let carried =
+        let stored =
             self.library.exportable_module(package, Some(digest))?.ok_or_else(|| part_not_stored("the archive"))?;
         let record = self.library.store.records.get(&Key::location(package))?;
         let document = record.and_then(StoredDocument::read).ok_or_else(|| part_not_stored("the location"))?;
@@ -269,25 +264,25 @@ impl Transfers {
         Ok(Some(BundleEntry::Module(Box::new(ModuleEntry {
             module,
             version,
-            commit: carried.packed.commit,
-            tree: carried.packed.tree,
-            packer: carried.packed.packer,
-            subdir: carried.packed.subdir,
-            source: carried.packed.source,
-            origin: carried.archive.origin,
-            first_seen: carried.first_seen,
+            commit: stored.packed.commit,
+            tree: stored.packed.tree,
+            packer: stored.packed.packer,
+            subdir: stored.packed.subdir,
+            source: stored.packed.source,
+            origin: stored.archive.origin,
+            first_seen: stored.first_seen,
             said: fetch_origin(&document),
-            location: put(small, &document.body)?,
-            archive: base.bundled_archive(digest, carried.size_bytes),
+            location: put(small_files, &document.body)?,
+            archive: base.bundled_archive(digest, stored.size_bytes),
         }))))
     }
 
-    fn document_entry(&self, key: &Key, small: &mut Spool) -> Result<Option<BundleEntry>, GatherError> {
+    fn document_entry(&self, key: &Key, small_files: &mut Spool) -> Result<Option<BundleEntry>, GatherError> {
         let mut bundled = || -> Result<BundledDocument, GatherError> {
             let stored = self.library.store.records.get(key)?.and_then(StoredDocument::read);
             let stored = stored.ok_or_else(|| not_stored(&key.to_string()))?;
-            let dropped = if stored.dropped.is_empty() { None } else { Some(put(small, &stored.dropped)?) };
-            Ok(BundledDocument { said: fetch_origin(&stored), document: put(small, &stored.body)?, dropped })
+            let dropped = if stored.dropped.is_empty() { None } else { Some(put(small_files, &stored.dropped)?) };
+            Ok(BundledDocument { said: fetch_origin(&stored), document: put(small_files, &stored.body)?, dropped })
         };
         Ok(Some(match key.clone() {
             Key::Document(DocumentKey::Discovery(host)) => BundleEntry::Discovery { document: bundled()?, host },
@@ -334,9 +329,9 @@ fn without_query(url: &Url) -> Url {
 
 /// Adds a small file to the bundle. A copy is kept, because a list may be replaced and a set evicted before the bundle is
 /// written.
-fn put(small: &mut Spool, bytes: &[u8]) -> Result<BundledFile, Error> {
+fn put(small_files: &mut Spool, bytes: &[u8]) -> Result<BundledFile, StoreError> {
     let sha256 = Digest::of(bytes);
-    small.put(sha256, bytes).map_err(|e| {
+    small_files.put(sha256, bytes).map_err(|e| {
         let (path, source) = (PathBuf::from("staging"), Arc::new(e));
         StoreError::Io { doing: "gather a bundle in", path, source }
     })?;

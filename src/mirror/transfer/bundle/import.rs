@@ -116,7 +116,7 @@ impl Transfers {
         clock: Clock,
         mut report: impl FnMut(ApplyEvent) + Send + 'static,
     ) -> Result<Receipt, ApplyError> {
-        let alone = Arc::clone(&self.bundle_import_lock).try_lock_owned().map_err(|_| ApplyError::Busy)?;
+        let import_lock = Arc::clone(&self.bundle_import_lock).try_lock_owned().map_err(|_| ApplyError::Busy)?;
         let interrupted = |_| Error::Interrupted("applying the bundle".to_owned());
         let library = Arc::clone(&self.library);
         let opening = self.runtime.tasks.spawn_blocking(move || {
@@ -134,7 +134,7 @@ impl Transfers {
         let applying = self.runtime.tasks.spawn_blocking(move || {
             let receipt = library.apply_bundle(opened, &options, &clock, &mut report)?;
             // Released before the end is reported: a script that reads it may apply its next bundle at once.
-            drop(alone);
+            drop(import_lock);
             report(ApplyEvent::Done { receipt: receipt.clone() });
             Ok::<_, ApplyError>(receipt)
         });
@@ -158,21 +158,19 @@ impl Library {
         report: &mut impl FnMut(ApplyEvent),
     ) -> Result<Receipt, ApplyError> {
         let manifest = Arc::clone(&opened.manifest);
-        let _stays = self.hold_entries(&manifest);
+        let _eviction_hold = self.hold_entries(&manifest);
         self.check_capacity(&manifest)?;
         let bytes = manifest.files().fold(0, |sum, (_, file)| file.file.bytes.saturating_add(sum));
         report(ApplyEvent::Begun { entries: manifest.entries.len() as u64, bytes });
         let (digest, signature_status) = (opened.digest, opened.signature_status.clone());
         tracing::info!(manifest = %digest, entries = manifest.entries.len(), bytes, ?signature_status, "a bundle is applied");
         let shared = SharedFiles::new(self, &manifest)?;
-        let mut application =
-            BundleApplication { library: self, options, clock, shared, opened, report, read: 0, reported: 0 };
+        let mut application = BundleApplication { library: self, options, clock, shared, opened, report, read: 0 };
         let (entries, mut ended) = application.apply_entries(&manifest);
         if let Err(error) = self.list_imported_entries(&manifest) {
             let reason = || format!("not all imported entries could be listed: {error}; {}", error.remedy());
             ended.get_or_insert_with(reason);
         }
-        let is_well = |entry: &EntryOutcome| matches!(entry.outcome, ApplyOutcome::Applied { .. } | ApplyOutcome::Held);
         let (signed_by, trusted) = Receipt::signer(&signature_status);
         let mut receipt = Receipt {
             manifest: digest,
@@ -181,12 +179,13 @@ impl Library {
             signed_by,
             trusted,
             applied: clock.now(),
-            ok: ended.is_none() && entries.iter().all(is_well),
+            ok: false,
             ended,
             entries,
             kept: None,
         };
         let [applied, already, refused, not_reached] = receipt.counts();
+        receipt.ok = receipt.ended.is_none() && refused + not_reached == 0;
         tracing::info!(manifest = %digest, applied, already, refused, not_reached, ok = receipt.ok, "a bundle was applied");
         let written = serde_json::to_vec(&receipt).map_err(|e| StoreError::Index(e.to_string()));
         match written.and_then(|written| self.store.write_receipt(receipt.applied, &digest, &written)) {
@@ -208,15 +207,14 @@ struct BundleApplication<'a, R, F> {
     shared: SharedFiles,
     opened: BundleReader<R>,
     report: F,
-    /// Bytes read so far, and bytes reported so far.
+    /// Bytes read so far.
     read: u64,
-    reported: u64,
 }
 
 impl<R: Read, F: FnMut(ApplyEvent)> BundleApplication<'_, R, F> {
     /// Applies the entries in order. Returns their outcomes, and the reason if it stopped early.
     fn apply_entries(&mut self, manifest: &Manifest) -> (Vec<EntryOutcome>, Option<String>) {
-        let mut carried = manifest.files().peekable();
+        let mut included = manifest.files().peekable();
         let (mut all, mut ended) = (Vec::new(), None);
         for (number, entry) in manifest.entries.iter().enumerate() {
             let package = entry.package_ref();
@@ -225,15 +223,15 @@ impl<R: Read, F: FnMut(ApplyEvent)> BundleApplication<'_, R, F> {
                 continue;
             }
             let mut files = HashSet::new();
-            while let Some((_, file)) = carried.next_if(|(index, _)| *index == number) {
+            while let Some((_, file)) = included.next_if(|(index, _)| *index == number) {
                 files.insert(file.role);
             }
-            let taken = self.apply_entry(entry, &files).unwrap_or_else(|UnreadableRest(reason)| {
+            let applied = self.apply_entry(entry, &files).unwrap_or_else(|UnreadableRest(reason)| {
                 ended = Some(format!("{package}: {reason}"));
                 Err(reason)
             });
-            let outcome = taken.unwrap_or_else(|why| {
-                tracing::error!(what = %package, reason = why, "an entry of a bundle was refused");
+            let outcome = applied.unwrap_or_else(|why| {
+                tracing::error!(%package, reason = why, "an entry of a bundle was refused");
                 ApplyOutcome::Refused { why }
             });
             let entry_outcome = EntryOutcome { package, outcome };
@@ -244,7 +242,7 @@ impl<R: Read, F: FnMut(ApplyEvent)> BundleApplication<'_, R, F> {
         (all, ended)
     }
 
-    /// Applies one entry. `carried` are the roles of its files in the bundle, which follow next and are always read to
+    /// Applies one entry. `included` are the roles of its files in the bundle, which follow next and are always read to
     /// their end. The inner error is the reason that the entry is refused.
     ///
     /// # Errors
@@ -252,24 +250,24 @@ impl<R: Read, F: FnMut(ApplyEvent)> BundleApplication<'_, R, F> {
     fn apply_entry(
         &mut self,
         entry: &BundleEntry,
-        carried: &HashSet<FileRole>,
+        included: &HashSet<FileRole>,
     ) -> Result<Result<ApplyOutcome, String>, UnreadableRest> {
-        let mut small = SmallFiles::default();
+        let mut small_files = SmallFiles::default();
         let mut flaw: Option<String> = None;
         for file in entry.files().into_iter().filter(|file| file.role != FileRole::Archive) {
-            let bytes = if carried.contains(&file.role) {
+            let bytes = if included.contains(&file.role) {
                 let mut bytes = Vec::new();
                 let actual = self.read(&file, |chunk| bytes.extend_from_slice(chunk));
-                let checked = check_digest(&file, actual.map_err(|broke| broke.after(flaw.as_ref()))?);
+                let digest_check = check_digest(&file, actual.map_err(|stop| stop.after(flaw.as_ref()))?);
                 let is_sound = flaw.is_none();
-                checked
+                digest_check
                     .and_then(|()| if is_sound { self.shared.store_if_shared(&file, &bytes) } else { Ok(()) })
                     .map(|()| bytes)
             } else {
                 self.shared.get(&file)
             };
             match bytes {
-                Ok(bytes) => drop(small.0.insert(file.role, bytes.into())),
+                Ok(bytes) => drop(small_files.0.insert(file.role, bytes.into())),
                 Err(reason) => drop(flaw.get_or_insert(reason)),
             }
         }
@@ -278,11 +276,11 @@ impl<R: Read, F: FnMut(ApplyEvent)> BundleApplication<'_, R, F> {
         let criteria = EntryCriteria { accept: &self.options.accept, signature_status, now };
         let accepted = match flaw {
             Some(reason) => Err(reason),
-            None => AcceptedEntry::check(self.library, entry, &small, &criteria),
+            None => AcceptedEntry::check(self.library, entry, &small_files, &criteria),
         };
         let archive = match entry.files().into_iter().find(|file| file.role == FileRole::Archive) {
             None => Ok(None),
-            Some(archive) if carried.contains(&FileRole::Archive) => self.take_archive(&archive, accepted.as_ref())?,
+            Some(archive) if included.contains(&FileRole::Archive) => self.read_archive(&archive, accepted.as_ref())?,
             Some(archive) if matches!(accepted, Ok(Some(_))) => self.stored_archive(&archive).map(Some),
             Some(_) => Ok(None),
         };
@@ -295,7 +293,7 @@ impl<R: Read, F: FnMut(ApplyEvent)> BundleApplication<'_, R, F> {
     }
 
     /// Reads an archive. Stages it if its entry is accepted; otherwise its bytes are discarded.
-    fn take_archive(
+    fn read_archive(
         &mut self,
         archive: &EntryFile,
         accepted: Result<&Option<AcceptedEntry>, &String>,
@@ -317,9 +315,9 @@ impl<R: Read, F: FnMut(ApplyEvent)> BundleApplication<'_, R, F> {
                 stage = Err(store_failed(error));
             }
         });
-        let actual = actual.map_err(|broke| broke.after(accepted.err().or(stage.as_ref().err())))?;
-        let taken = check_digest(archive, actual).and(stage);
-        Ok(taken.map(|stage| stage.map(ArrivedArchive::staged)))
+        let actual = actual.map_err(|stop| stop.after(accepted.err().or(stage.as_ref().err())))?;
+        let staged = check_digest(archive, actual).and(stage);
+        Ok(staged.map(|stage| stage.map(ArrivedArchive::staged)))
     }
 
     /// Opens the archive of an entry that is not in the bundle.
@@ -336,12 +334,12 @@ impl<R: Read, F: FnMut(ApplyEvent)> BundleApplication<'_, R, F> {
 
     /// Reads the next file of the bundle, and returns the digest of its bytes.
     fn read(&mut self, file: &EntryFile, mut on_chunk: impl FnMut(&[u8])) -> Result<Digest, UnreadableRest> {
-        let Self { opened, report, read, reported, .. } = self;
+        let Self { opened, report, read, .. } = self;
         let actual = opened.file(file, |chunk| {
             on_chunk(chunk);
+            let before = *read;
             *read = read.saturating_add(chunk.len() as u64);
-            if *read - *reported >= PROGRESS_BYTES {
-                *reported = *read;
+            if *read / PROGRESS_BYTES > before / PROGRESS_BYTES {
                 report(ApplyEvent::Read { bytes: *read });
             }
         });
@@ -424,10 +422,10 @@ impl Library {
     /// # Errors
     /// [`ApplyError`]. Nothing was changed.
     fn check_capacity(&self, manifest: &Manifest) -> Result<(), ApplyError> {
-        let terms = self.runtime.config();
+        let config = self.runtime.config();
         let hosts: BTreeSet<&Hostname> = manifest.entries.iter().map(BundleEntry::host).collect();
         let foreign: Vec<&str> =
-            hosts.into_iter().filter(|host| terms.upstreams.get(host).is_none()).map(Hostname::as_str).collect();
+            hosts.into_iter().filter(|host| config.upstreams.get(host).is_none()).map(Hostname::as_str).collect();
         if !foreign.is_empty() {
             return Err(ApplyError::UnknownHosts(foreign.join(", ")));
         }

@@ -44,7 +44,7 @@ enum ExportedFile {
 }
 
 impl Transfers {
-    /// Looks up the files of a tree with these packages. Archives in `have` are left out; the index and proof files
+    /// Looks up the files of a tree with these packages. Archives in `excluded` are left out; the index and proof files
     /// still list them.
     ///
     /// # Errors
@@ -52,7 +52,7 @@ impl Transfers {
     pub async fn export(
         self: &Arc<Self>,
         packages: Vec<(Package, Digest)>,
-        have: &HashSet<Digest>,
+        excluded: &HashSet<Digest>,
         call: &RequestContext,
     ) -> Result<Export, Error> {
         let mut export = Export { files: Vec::new(), call: call.clone(), missing: Vec::new() };
@@ -60,15 +60,14 @@ impl Transfers {
         let mut sums: BTreeMap<(ProviderAddress, Version), Digest> = BTreeMap::new();
         let packages: BTreeSet<_> = packages.into_iter().collect();
         for (package, digest) in packages {
-            let found = match self.to_export(&package, digest, call).await {
-                Ok(found) => found,
+            let (set, hashes) = match self.to_export(&package, digest, call).await {
+                Ok(exported) => exported,
                 Err(Error::Store(error)) => return Err(error.into()),
                 Err(error) => {
                     export.missing.push(NotExported { package, reason: error.to_string() });
                     continue;
                 }
             };
-            let (set, hashes) = found;
             let archive = MirrorPath::archive(&package);
             let Package { provider, version, platform } = &package;
             let versions = indexes.entry(provider.clone()).or_default();
@@ -77,14 +76,14 @@ impl Transfers {
                 // The first SHA256SUMS of a version is its shared file. A package with another one gets a separate
                 // file.
                 let first = *sums.entry((provider.clone(), version.clone())).or_insert(set.sums_digest());
-                let covers = if first == set.sums_digest() {
+                let scope = if first == set.sums_digest() {
                     SumsScope::Version(version.clone())
                 } else {
                     SumsScope::Package(version.clone(), platform.clone())
                 };
-                export.add_proof(&archive, &package, &set, covers)?;
+                export.add_proof(&archive, &package, &set, scope)?;
             }
-            if !have.contains(&digest) {
+            if !excluded.contains(&digest) {
                 export.files.push((archive, ExportedFile::Archive(Box::new(package), digest)));
             }
         }
@@ -124,11 +123,11 @@ impl Export {
         archive: &MirrorPath,
         package: &Package,
         set: &ProofSet,
-        covers: SumsScope,
+        scope: SumsScope,
     ) -> Result<(), Error> {
         let Package { version, platform, .. } = package;
-        let sums = archive.sibling(MirrorFileKind::Sums(covers.clone()));
-        let signature = archive.sibling(MirrorFileKind::Signature(covers));
+        let sums = archive.sibling(MirrorFileKind::Sums(scope.clone()));
+        let signature = archive.sibling(MirrorFileKind::Signature(scope));
         let urls = [archive.file_name(), sums.file_name(), signature.file_name()];
         let document = set.document.with_urls(urls);
         let document = document.map_err(|e| Error::Interrupted(format!("the download document of {package}: {e}")))?;
@@ -149,16 +148,10 @@ impl Export {
     pub async fn write<W: Write + Send + 'static>(self, transfers: &Arc<Transfers>, out: W) -> io::Result<W> {
         let mut tar = TarWriter::new(out);
         for (path, file) in self.files {
-            let (size_bytes, contents): (u64, Box<dyn Read + Send>) = match file {
-                ExportedFile::Small(bytes) => (bytes.len() as u64, Box::new(bytes.reader())),
+            let (size_bytes, contents) = match file {
+                ExportedFile::Small(bytes) => (bytes.len() as u64, Box::new(bytes.reader()) as Box<dyn Read + Send>),
                 ExportedFile::Archive(package, digest) => {
-                    match open(transfers, &package, digest, &self.call).await.map_err(io::Error::other)? {
-                        Archive::InMemory { bytes, .. } => (bytes.len() as u64, Box::new(bytes.reader())),
-                        Archive::OnDisk { blob, .. } => (blob.size_bytes(), Box::new(blob.reader())),
-                        Archive::Arriving { .. } | Archive::PassedThrough { .. } => {
-                            return Err(io::Error::other(format!("the archive of {package} is no longer stored")));
-                        }
-                    }
+                    open(transfers, &package, digest, &self.call).await.map_err(io::Error::other)?
                 }
             };
             let writing = transfers.runtime.tasks.spawn_blocking(move || {
@@ -176,16 +169,18 @@ impl Export {
     }
 }
 
+/// Opens an archive that is checked as for a client, and returns its size with its contents.
 async fn open(
     transfers: &Arc<Transfers>,
     package: &Package,
     digest: Digest,
     call: &RequestContext,
-) -> Result<Archive, Error> {
+) -> Result<(u64, Box<dyn Read + Send>), Error> {
     let gone = || Error::NotStored(format!("the archive of {package}"));
     let stored_archive = transfers.library.stored_archive(package, digest).await?.ok_or_else(gone)?;
     match transfers.reader.open_stored(package, &stored_archive, call).await? {
-        OpenOutcome::Checked(archive) => Ok(archive),
-        OpenOutcome::Missing | OpenOutcome::Damaged => Err(gone()),
+        OpenOutcome::Checked(Archive::InMemory { bytes, .. }) => Ok((bytes.len() as u64, Box::new(bytes.reader()))),
+        OpenOutcome::Checked(Archive::OnDisk { blob, .. }) => Ok((blob.size_bytes(), Box::new(blob.reader()))),
+        OpenOutcome::Checked(_) | OpenOutcome::Missing | OpenOutcome::Damaged => Err(gone()),
     }
 }

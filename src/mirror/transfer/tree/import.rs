@@ -48,10 +48,10 @@ impl Transfers {
         unsigned: UnsignedPolicy,
         call: &RequestContext,
     ) -> Result<Receiver<ImportStep>, Error> {
-        let alone = Arc::clone(&self.tree_import_lock).try_lock_owned();
+        let import_lock = Arc::clone(&self.tree_import_lock).try_lock_owned();
         let busy =
             |_| Error::Busy { subject: "the import".to_owned(), reason: "another tree is being imported".to_owned() };
-        let alone = alone.map_err(busy)?;
+        let import_lock = import_lock.map_err(busy)?;
         self.library.store.check()?;
         let (sender, steps) = channel(EVENT_QUEUE);
         let import = TreeImport {
@@ -72,7 +72,7 @@ impl Transfers {
         self.runtime.tasks.spawn_to_end(async move {
             let last = Box::pin(import.run()).await;
             // Released before the last step is sent: a script that reads it may start its next import at once.
-            drop(alone);
+            drop(import_lock);
             // The receiver may be gone.
             let _ = sender.send(last).await;
         });
@@ -196,9 +196,9 @@ impl TreeImport {
             }
             Ok(PathMeaning::File(MirrorPath { provider, kind })) => {
                 self.enter_provider(&provider).await?;
-                let Some(most) = SidecarFiles::max_sidecar_bytes(&kind) else { return Ok(()) };
-                let bytes = self.on_tar(move |tar| Ok(tar.reader.read_at_most(most)?)).await?;
-                let too_large = || format!("it has {size_bytes} bytes; at most {most} are read");
+                let Some(max_bytes) = SidecarFiles::max_sidecar_bytes(&kind) else { return Ok(()) };
+                let bytes = self.on_tar(move |tar| Ok(tar.reader.read_at_most(max_bytes)?)).await?;
+                let too_large = || format!("it has {size_bytes} bytes; at most {max_bytes} are read");
                 match bytes.ok_or_else(too_large).and_then(|bytes| self.sidecars.insert(kind, bytes)) {
                     Ok(()) => Ok(()),
                     Err(reason) => self.refused(path, None, size_bytes, reason).await,
@@ -220,7 +220,7 @@ impl TreeImport {
 
     /// Switches to the folder of another provider.
     async fn enter_provider(&mut self, provider: &ProviderAddress) -> Result<(), ImportAbort> {
-        if self.sidecars.provider() != Some(provider) {
+        if self.sidecars.provider.as_ref() != Some(provider) {
             self.end_of_folder().await?;
             self.sidecars = SidecarFiles::of(provider);
         }
@@ -425,11 +425,11 @@ impl TreeTar {
         let Some(repack) = self.repack.as_mut().filter(|repack| repack.flaw.is_none()) else { return Ok(()) };
         // Clients execute the plugin, even if the tree's file system lost its mode.
         let mode = if repack.is_plugin(file) { Mode::Executable } else { mode };
-        let taken = match TreePath::parse(file.as_bytes()) {
+        let added = match TreePath::parse(file.as_bytes()) {
             Ok(file) => repack.tree.add_file(&file, mode.bits(), &mut self.reader),
             Err(bad) => Err(TreeError::bad_path(file.as_bytes(), &bad)),
         };
-        match taken {
+        match added {
             Ok(_) => Ok(()),
             Err(TreeError::Unreadable(reason)) => Err(io::Error::new(io::ErrorKind::UnexpectedEof, reason).into()),
             Err(TreeError::Spool(error)) => Err(ImportAbort::store_failed_at(path)(repack.spool_failed(error))),
@@ -472,13 +472,10 @@ impl PackageRepack {
 
     /// The reason that no client could install the package, if there is one.
     fn flaw(&self) -> Option<String> {
-        let is_plugin = |(path, entry): (&TreePath, &TreeEntry)| {
-            matches!(entry, TreeEntry::File(_)) && self.is_plugin(&path.to_string())
-        };
-        self.flaw.clone().or_else(|| {
-            let has_plugin = self.tree.entries().any(is_plugin);
-            (!has_plugin).then(|| format!("no file in it is named {}…, so no client could run it", self.plugin()))
-        })
+        let mut files = self.tree.entries().filter(|(_, entry)| matches!(entry, TreeEntry::File(_)));
+        let has_plugin = files.any(|(path, _)| self.is_plugin(&path.to_string()));
+        let no_plugin = || format!("no file in it is named {}…, so no client could run it", self.plugin());
+        self.flaw.clone().or_else(|| (!has_plugin).then(no_plugin))
     }
 
     /// Maximum size of its zip.

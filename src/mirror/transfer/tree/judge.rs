@@ -48,7 +48,7 @@ enum ArchiveEvidence {
     /// No proof exists, for this reason.
     NoProof(String),
     /// A proof set names other bytes, or the proof is invalid or could not be fetched.
-    Against(String),
+    Contradicted(String),
 }
 
 /// The proof set that names an archive: `set`, as it is stored in `stored_set`.
@@ -96,12 +96,12 @@ impl TreeImport {
             Some(h1) => Box::pin(self.find_unpacked_evidence(&package, h1, notes, &call)).await?,
             None if self.proven.get(&package).is_some_and(|proven| *proven != digest) => {
                 let reason = "another file in the tree is verified for this package, with other bytes";
-                ArchiveEvidence::Against(reason.to_owned())
+                ArchiveEvidence::Contradicted(reason.to_owned())
             }
             None => Box::pin(self.find_evidence(&package, digest, notes, &call)).await?,
         };
         match evidence {
-            ArchiveEvidence::Against(reason) => Ok(FileVerdict::Refused { why: reason }),
+            ArchiveEvidence::Contradicted(reason) => Ok(FileVerdict::Refused { why: reason }),
             ArchiveEvidence::AlreadyStored => self.already_stored(&arrived).await,
             ArchiveEvidence::Proven(proof) => Box::pin(self.store_proven(arrived, proof, notes, &call)).await,
             ArchiveEvidence::NoProof(reason) => Box::pin(self.store_vouched(arrived, &reason, notes, &call)).await,
@@ -131,15 +131,15 @@ impl TreeImport {
                 return Ok(proof.unwrap_or_else(|| contradicting_set(digest, &set, "upstream's")));
             }
             UpstreamSet::Failed(error @ (Error::Unverified { .. } | Error::Unaccepted { .. })) => {
-                return Ok(ArchiveEvidence::Against(error.to_string()));
+                return Ok(ArchiveEvidence::Contradicted(error.to_string()));
             }
             UpstreamSet::Failed(error) => Err(error),
             UpstreamSet::None(reason) => Ok(reason),
         };
         Ok(match (self.evidence_in_tree(package, digest, notes, call).await?, unproven) {
-            (ArchiveEvidence::NoProof(_), Err(error)) => ArchiveEvidence::Against(upstream_unavailable(&error)),
-            (ArchiveEvidence::NoProof(besides), Ok(reason)) => {
-                ArchiveEvidence::NoProof(format!("{reason}, and {besides}"))
+            (ArchiveEvidence::NoProof(_), Err(error)) => ArchiveEvidence::Contradicted(upstream_unavailable(&error)),
+            (ArchiveEvidence::NoProof(tree_reason), Ok(reason)) => {
+                ArchiveEvidence::NoProof(format!("{reason}, and {tree_reason}"))
             }
             (evidence, _) => evidence,
         })
@@ -156,37 +156,37 @@ impl TreeImport {
     ) -> Result<ArchiveEvidence, Error> {
         let library = &self.transfers.library;
         let owned_package = package.clone();
-        let hashes = library.on_disk(move |library| library.held_package_hashes(&owned_package)).await?;
+        let hashes = library.on_disk(move |library| library.intact_package_hashes(&owned_package)).await?;
         if hashes.iter().any(|stored| stored == h1) {
             notes.push("its files equal those of the stored archive".to_owned());
             return Ok(ArchiveEvidence::AlreadyStored);
         }
-        let against = |reason: String| Ok(ArchiveEvidence::Against(reason));
+        let contradicted = |reason: String| Ok(ArchiveEvidence::Contradicted(reason));
         if let Some(other) = hashes.first() {
-            return against(format!("its files have {h1}, but those of the stored archive have {other}"));
+            return contradicted(format!("its files have {h1}, but those of the stored archive have {other}"));
         }
-        let warm = format!("run `larder warm {}@{}`", package.provider, package.version);
+        let warm_command = format!("run `larder warm {}@{}`", package.provider, package.version);
         if self.transfers.proof_sets.usable_set(package, call).await?.is_some_and(|stored| is_proven(&stored)) {
             let reason = "a stored proof set covers its published archive, not unpacked files";
-            return against(format!("{reason}; import that archive, or {warm}"));
+            return contradicted(format!("{reason}; import that archive, or {warm_command}"));
         }
         let unproven = match self.upstream_set(package, call).await? {
             UpstreamSet::Known(_) => {
                 let reason = "upstream's proof set covers the published archive, not unpacked files";
-                return against(format!("{reason}; {warm}"));
+                return contradicted(format!("{reason}; {warm_command}"));
             }
-            UpstreamSet::Failed(error) => return against(upstream_unavailable(&error)),
+            UpstreamSet::Failed(error) => return contradicted(upstream_unavailable(&error)),
             UpstreamSet::None(reason) => reason,
         };
         let owned_package = package.clone();
         let proven = library.on_disk(move |library| library.histories.digests_of(&owned_package)).await?;
         if matches!(proven, Recoverable::Lost(_)) {
-            return against(record_lost(package));
+            return contradicted(record_lost(package));
         }
         if let Some(proven) = proven.into_value().first() {
             let reason =
                 format!("its archive was verified here before, with SHA-256 {proven}, but is no longer stored");
-            return against(format!("{reason}; import that archive, or {warm}"));
+            return contradicted(format!("{reason}; import that archive, or {warm_command}"));
         }
         Ok(ArchiveEvidence::NoProof(format!("{unproven}, and no signature covers unpacked files")))
     }
@@ -237,29 +237,29 @@ impl TreeImport {
         notes: &mut Vec<String>,
         call: &RequestContext,
     ) -> Result<ArchiveEvidence, Error> {
-        let against = |reason: String| Ok(ArchiveEvidence::Against(reason));
+        let contradicted = |reason: String| Ok(ArchiveEvidence::Contradicted(reason));
         let no_proof = |reason: String| Ok(ArchiveEvidence::NoProof(reason));
         let library = &self.transfers.library;
         let set = match self.sidecars.find_proof(package, call.upstream(&package.provider.host)?, call.now) {
             SidecarProof::Proven(set) => set,
             SidecarProof::Bad(reason) => {
-                return against(format!("the proof files next to it do not verify: {reason}"));
+                return contradicted(format!("the proof files next to it do not verify: {reason}"));
             }
             SidecarProof::None => {
                 let owned_package = package.clone();
                 match library.on_disk(move |library| library.histories.digests_of(&owned_package)).await? {
-                    Recoverable::Lost(_) => return against(record_lost(package)),
+                    Recoverable::Lost(_) => return contradicted(record_lost(package)),
                     Recoverable::Whole(proven) if !proven.is_empty() && !proven.contains(&digest) => {
-                        return against(format!(
+                        return contradicted(format!(
                             "its SHA-256 is {digest}, but verified sums of this version list {}",
                             proven[0]
                         ));
                     }
                     Recoverable::Whole(_) | Recoverable::Absent => {}
                 }
-                return match self.sidecars.listed(package, &MirrorPath::archive(package).file_name()) {
+                return match self.sidecars.listed_digest(package, &MirrorPath::archive(package).file_name()) {
                     Some(listed) if listed != digest => {
-                        against(format!("its SHA-256 is {digest}, but the SHA256SUMS beside it says {listed}"))
+                        contradicted(format!("its SHA-256 is {digest}, but the SHA256SUMS beside it says {listed}"))
                     }
                     _ => no_proof("no signed proof set is beside it".to_owned()),
                 };
@@ -267,7 +267,7 @@ impl TreeImport {
         };
         if set.document.shasum != digest {
             let proven = set.document.shasum;
-            return against(format!("its SHA-256 is {digest}, but the signed proof set next to it says {proven}"));
+            return contradicted(format!("its SHA-256 is {digest}, but the signed proof set next to it says {proven}"));
         }
         // The author of the tree may have made the key too. A key counts only if it is in the provider's log, or if the
         // operator vouches for it.
@@ -289,7 +289,9 @@ impl TreeImport {
         match library.admit(package, &set, signer, call.now).await {
             Ok(Admission::Consistent | Admission::Changed(_)) => {}
             Ok(Admission::HistoryUnavailable) => return Err(StoreError::Gone.into()),
-            Err(error @ (Error::Unverified { .. } | Error::Unaccepted { .. })) => return against(error.to_string()),
+            Err(error @ (Error::Unverified { .. } | Error::Unaccepted { .. })) => {
+                return contradicted(error.to_string());
+            }
             Err(error) => return Err(error),
         }
         notes.append(&mut more_notes);
@@ -391,10 +393,10 @@ impl TreeImport {
         };
         // Only the existence of the version is recorded. Its digest is only the operator's word.
         let now = call.now;
-        let listed = move |library: &Library| {
+        let record_version = move |library: &Library| {
             library.histories.record_listed(&package.provider, std::slice::from_ref(&package.version), now)
         };
-        transfers.library.on_disk(listed).await?;
+        transfers.library.on_disk(record_version).await?;
         let proof = ArchiveProof { proven_by: ProvenBy::HeldSet, stored_set, set };
         self.commit_archive(proof, arrived, hashes, reservation, call.now).await?;
         if is_unsigned {
@@ -530,7 +532,7 @@ impl Library {
     }
 
     /// The directory `h1:` of each stored archive of a package that is not damaged.
-    fn held_package_hashes(&self, package: &Package) -> Result<Vec<String>, StoreError> {
+    fn intact_package_hashes(&self, package: &Package) -> Result<Vec<String>, StoreError> {
         let mut known = Vec::new();
         for archive in self.catalog.name(package)?.archives {
             let Some(blob) = default_if_store_unavailable(self.store.blobs.open(&archive.digest))? else { continue };
@@ -579,5 +581,5 @@ fn proof_in(stored: &UsableProofSet, digest: Digest, proven_by: ProvenBy) -> Opt
 
 fn contradicting_set(digest: Digest, stored: &UsableProofSet, owner: &str) -> ArchiveEvidence {
     let proven = stored.stored_set.current.document.shasum;
-    ArchiveEvidence::Against(format!("its SHA-256 is {digest}, but {owner} proof set says {proven}"))
+    ArchiveEvidence::Contradicted(format!("its SHA-256 is {digest}, but {owner} proof set says {proven}"))
 }

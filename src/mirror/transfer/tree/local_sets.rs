@@ -39,7 +39,7 @@ const MAX_SIDECAR_BYTES: usize = 64 << 20;
 /// provider is read.
 #[derive(Debug, Default)]
 pub(super) struct SidecarFiles {
-    provider: Option<ProviderAddress>,
+    pub(super) provider: Option<ProviderAddress>,
     files: BTreeMap<MirrorFileKind, Bytes>,
     bytes: usize,
 }
@@ -54,10 +54,6 @@ pub(super) enum SidecarProof {
 }
 
 impl SidecarFiles {
-    pub(super) fn provider(&self) -> Option<&ProviderAddress> {
-        self.provider.as_ref()
-    }
-
     pub(super) fn of(provider: &ProviderAddress) -> Self {
         Self { provider: Some(provider.clone()), ..Self::default() }
     }
@@ -67,7 +63,7 @@ impl SidecarFiles {
         let Package { version, platform, .. } = package;
         let has = |member: MirrorFileKind| self.files.contains_key(&member);
         let is_signed =
-            |covers: SumsScope| has(MirrorFileKind::Sums(covers.clone())) && has(MirrorFileKind::Signature(covers));
+            |scope: SumsScope| has(MirrorFileKind::Sums(scope.clone())) && has(MirrorFileKind::Signature(scope));
         has(MirrorFileKind::Document(version.clone(), platform.clone()))
             && sums_scopes(version, platform).into_iter().any(is_signed)
     }
@@ -103,10 +99,10 @@ impl SidecarFiles {
     }
 
     /// The SHA-256 that sums in the tree give an archive. Unsigned sums cannot prove it, but they can contradict it.
-    pub(super) fn listed(&self, package: &Package, name: &str) -> Option<Digest> {
+    pub(super) fn listed_digest(&self, package: &Package, name: &str) -> Option<Digest> {
         sums_scopes(&package.version, &package.platform)
             .into_iter()
-            .filter_map(|covers| Checksums::parse(self.files.get(&MirrorFileKind::Sums(covers))?).ok())
+            .filter_map(|scope| Checksums::parse(self.files.get(&MirrorFileKind::Sums(scope))?).ok())
             .find_map(|sums| sums.get(name))
     }
 
@@ -125,9 +121,9 @@ impl SidecarFiles {
             Err(reason) => return SidecarProof::Bad(sanitized(&reason)),
         };
         let mut bad = None;
-        for covers in sums_scopes(version, platform) {
-            let Some(sums) = self.files.get(&MirrorFileKind::Sums(covers.clone())) else { continue };
-            let signature = self.files.get(&MirrorFileKind::Signature(covers)).cloned().unwrap_or_default();
+        for scope in sums_scopes(version, platform) {
+            let Some(sums) = self.files.get(&MirrorFileKind::Sums(scope.clone())) else { continue };
+            let signature = self.files.get(&MirrorFileKind::Signature(scope)).cloned().unwrap_or_default();
             let (filename, shasum) = (document.filename.as_str(), &document.shasum);
             let verified =
                 verify_proof_set(VerificationPolicy::Signature, sums, &signature, &document.keys, filename, shasum);
@@ -234,7 +230,7 @@ impl Transfers {
         let upstream = Arc::clone(call.upstream(&provider.host)?);
         let key = Key::version_list(provider);
         let unreadable = |reason| Error::Interrupted(format!("the cached version list of {provider}: {reason}"));
-        let before = match self.library.stored_document(&key).await? {
+        let stored = match self.library.stored_document(&key).await? {
             Some(stored_list) => stored_list.value,
             None => {
                 let base = upstream.settings.url.join("v1/providers/");
@@ -254,11 +250,11 @@ impl Transfers {
                 Arc::new(StoredDocument { metadata, body, dropped: Bytes::new(), _room: MemoryGrant::default() })
             }
         };
-        let of_upstream = Arc::new(StoredDocument { dropped: Bytes::new(), ..(*before).clone() });
-        let list = of_upstream.versions(Service::Providers).await.map_err(unreadable)?;
+        let upstream_list = Arc::new(StoredDocument { dropped: Bytes::new(), ..(*stored).clone() });
+        let list = upstream_list.versions(Service::Providers).await.map_err(unreadable)?;
         let dropped =
-            self.documents.dropped_but_stored(&upstream, &provider.into(), &list, Some(&before), call.now).await?;
-        self.library.store_document(key.clone(), StoredDocument { dropped, ..(*before).clone() }).await?;
+            self.documents.dropped_but_stored(&upstream, &provider.into(), &list, Some(&stored), call.now).await?;
+        self.library.store_document(key.clone(), StoredDocument { dropped, ..(*stored).clone() }).await?;
         self.library.on_disk(move |library| library.store.records.sync(&key)).await?;
         self.library.bump_revision(provider);
         Ok(())

@@ -1,4 +1,4 @@
-//! The record of a bundle in parts: the bundle without its archives. With it, a lost or damaged part can be written
+//! The repair file of a bundle in parts: the bundle without its archives. With it, a lost or damaged part can be written
 //! again byte for byte after the store's documents have changed, because archives never change.
 
 use std::collections::HashSet;
@@ -8,30 +8,30 @@ use std::sync::Arc;
 use super::{BadBundle, BundleReader, BundleTrust, BundleWriter, EntryFile, FileRole, Manifest};
 use crate::digest::Digest;
 
-/// The file name of the record, in the folder of the parts. The record is the bundle's tar without the archives.
-pub const RECORD_FILE: &str = "larder-bundle.record.tar";
+/// The name of the repair file, in the folder of the parts.
+pub const REPAIR_FILE: &str = "larder-bundle.record.tar";
 
-/// The trust for larder's own new bundle and its record: no signature is required.
+/// The trust for larder's own new bundle and its repair file: no signature is required.
 const OWN_BUNDLE_TRUST: BundleTrust = BundleTrust { keys: Vec::new(), allow_unsigned: true };
 
-/// Opens the record of a bundle.
+/// Opens a repair file.
 ///
 /// # Errors
-/// [`BadBundle`] where the input is not a record.
-pub fn open_record<R: Read>(input: R) -> Result<BundleReader<R>, BadBundle> {
+/// [`BadBundle`] where the input is not a repair file.
+pub fn open_repair_file<R: Read>(input: R) -> Result<BundleReader<R>, BadBundle> {
     BundleReader::open(input, &OWN_BUNDLE_TRUST)
 }
 
-/// Copies a bundle and writes its record on the fly. Returns both writers.
+/// Copies a bundle and writes its repair file on the way. Returns both writers.
 ///
 /// # Errors
 /// Those of the reader and the writers; `UnexpectedEof` where the bundle is truncated.
-pub fn copy_and_record<R: Read, W: Write, V: Write>(input: R, output: W, record: V) -> io::Result<(W, V)> {
+pub fn copy_with_repair_file<R: Read, W: Write, V: Write>(input: R, output: W, repair_file: V) -> io::Result<(W, V)> {
     let mut bundle = BundleReader::open(input, &OWN_BUNDLE_TRUST)?;
     let manifest = Arc::clone(&bundle.manifest);
     let (manifest_bytes, signature) = bundle.manifest_and_signature();
     let mut output = BundleWriter::begin_serialized(output, &manifest_bytes, signature.as_deref())?;
-    let mut record = BundleWriter::begin_serialized(record, &manifest_bytes, signature.as_deref())?;
+    let mut repair_file = BundleWriter::begin_serialized(repair_file, &manifest_bytes, signature.as_deref())?;
     for (_, file) in manifest.files() {
         if file.role == FileRole::Archive {
             bundle.begin_file(&file)?;
@@ -39,32 +39,31 @@ pub fn copy_and_record<R: Read, W: Write, V: Write>(input: R, output: W, record:
         } else {
             let bytes = read_file(&mut bundle, &file)?;
             output.file(&file, bytes.as_slice())?;
-            record.file(&file, bytes.as_slice())?;
+            repair_file.file(&file, bytes.as_slice())?;
         }
     }
     bundle.end()?;
-    Ok((output.end()?, record.end()?))
+    Ok((output.end()?, repair_file.end()?))
 }
 
-/// Writes a recorded bundle again, byte for byte: the record, with the archives of a new bundle (`input`). Returns the
-/// writer.
+/// Writes a bundle again, byte for byte: its repair file, with the archives of a new bundle (`input`). Returns the writer.
 ///
 /// # Errors
 /// Those of the readers and the writer. A new bundle with other archives is refused before anything is written.
-pub fn rebuild_from_record<R: Read, V: Read, W: Write>(
+pub fn rebuild_from_repair_file<R: Read, V: Read, W: Write>(
     input: R,
-    mut record: BundleReader<V>,
+    mut repair_file: BundleReader<V>,
     output: W,
 ) -> io::Result<W> {
     let mut bundle = BundleReader::open(input, &OWN_BUNDLE_TRUST)?;
-    let (recorded_manifest, new_manifest) = (Arc::clone(&record.manifest), Arc::clone(&bundle.manifest));
-    check_same_archives(&recorded_manifest, &new_manifest)?;
+    let (old_manifest, new_manifest) = (Arc::clone(&repair_file.manifest), Arc::clone(&bundle.manifest));
+    check_same_archives(&old_manifest, &new_manifest)?;
     let mut new_files = new_manifest.files().map(|(_, file)| file);
-    let (manifest_bytes, signature) = record.manifest_and_signature();
+    let (manifest_bytes, signature) = repair_file.manifest_and_signature();
     let mut output = BundleWriter::begin_serialized(output, &manifest_bytes, signature.as_deref())?;
-    for (_, file) in recorded_manifest.files() {
+    for (_, file) in old_manifest.files() {
         if file.role != FileRole::Archive {
-            output.file(&file, read_file(&mut record, &file)?.as_slice())?;
+            output.file(&file, read_file(&mut repair_file, &file)?.as_slice())?;
             continue;
         }
         for skipped in new_files.by_ref().take_while(|new_file| new_file.file != file.file) {
@@ -77,17 +76,17 @@ pub fn rebuild_from_record<R: Read, V: Read, W: Write>(
         skipped.check_digest(bundle.file(&skipped, |_| {})?)?;
     }
     bundle.end()?;
-    record.end()?;
+    repair_file.end()?;
     output.end()
 }
 
 /// Checks that both bundles have equal archives. Both list them in the order of their addresses.
-fn check_same_archives(recorded: &Manifest, new: &Manifest) -> io::Result<()> {
+fn check_same_archives(old: &Manifest, new: &Manifest) -> io::Result<()> {
     let archives = |manifest: &Manifest| -> Vec<Digest> {
         manifest.files().filter(|(_, file)| file.role == FileRole::Archive).map(|(_, file)| file.file.sha256).collect()
     };
-    let (recorded_archives, new_archives) = (archives(recorded), archives(new));
-    if recorded_archives == new_archives {
+    let (old_archives, new_archives) = (archives(old), archives(new));
+    if old_archives == new_archives {
         return Ok(());
     }
     let first_not_in = |others: &[Digest], manifest: &Manifest| {
@@ -97,7 +96,7 @@ fn check_same_archives(recorded: &Manifest, new: &Manifest) -> io::Result<()> {
         });
         entry.map(|entry| entry.package_ref().to_string())
     };
-    let differs = match (first_not_in(&new_archives, recorded), first_not_in(&recorded_archives, new)) {
+    let differs = match (first_not_in(&new_archives, old), first_not_in(&old_archives, new)) {
         (Some(extra), Some(lacking)) => {
             format!("it has the archive of {extra}, the requested one has that of {lacking}")
         }
