@@ -233,7 +233,7 @@ impl Create {
             SignatureStatus::Unsigned => None,
         };
         let (left_out, included): (Vec<_>, Vec<_>) =
-            manifest.entries.iter().filter_map(BundleEntry::archive).partition(|archive| archive.left_out);
+            manifest.entries.iter().filter_map(BundleEntry::package_archive).partition(|(_, archive)| archive.left_out);
         let (archives, left_out) = (included.len() as u64, left_out.len() as u64);
         let parts = if let BundleSource::Parts(_, list) = source { Some(list.parts.len()) } else { None };
         if json {

@@ -9,8 +9,8 @@ use futures_util::{StreamExt, stream};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::{Links, unreadable_list};
 use super::route::Route;
+use super::{Links, unreadable_list};
 use crate::address::{FileName, Package, Platform, ProviderAddress, Version};
 use crate::digest::Digest;
 use crate::error::Error;
@@ -34,7 +34,8 @@ struct ArchiveEntry {
 
 /// Renders `index.json`, the versions of a provider, from a version list.
 pub(super) fn render_index(list: &VersionList) -> serde_json::Result<Vec<u8>> {
-    let versions: BTreeMap<_, _> = list.versions.iter().map(|listed| (&listed.version, Map::<String, Value>::new())).collect();
+    let versions: BTreeMap<_, _> =
+        list.versions.iter().map(|listed| (&listed.version, Map::<String, Value>::new())).collect();
     serde_json::to_vec(&BTreeMap::from([("versions", versions)]))
 }
 

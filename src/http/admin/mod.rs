@@ -20,7 +20,7 @@ use crate::bundle::BundleKeys;
 use crate::clock::{Clock, Timestamp};
 use crate::error::Error;
 use crate::jobs::{
-    self, JobId, JobStartError, JobSubscription, Jobs, PlanError, Recurring, RecurringState, RunningJob, WarmUp,
+    JobId, JobStartError, JobSubscription, Jobs, PlanError, Recurring, RecurringState, RunningJob, WarmUp,
 };
 use crate::mirror::{AcceptOutcome, AcceptResult, Mirror, PinChange, PinResult, PurgeResult, RequestContext};
 use crate::protocol::admin::command::{self, OperationReport, OperationTarget, PinRequest};

@@ -130,7 +130,7 @@ impl Admin {
     }
 }
 
-fn unavailable(error: Error) -> Box<Response<Body>> {
+fn unavailable(error: impl std::fmt::Display) -> Box<Response<Body>> {
     errors(StatusCode::SERVICE_UNAVAILABLE, vec![error.to_string()])
 }
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::address::{Address, Artifact, PackageRef, PackageSelector};
+use crate::address::{Artifact, PackageRef, PackageSelector};
 use crate::error::Error;
 use crate::mirror::{Archives, Documents, Library, Modules, Offline, ProofSets, Runtime};
 
