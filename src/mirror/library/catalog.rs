@@ -255,36 +255,20 @@ impl StoredArchive {
         fast: FastHash,
         size_bytes: u64,
         origin: String,
-        now: Timestamp,
+        kept: Timestamp,
     ) -> Result<Self, StoreError> {
-        Ok(Self {
-            digest,
-            fast,
-            filename: FileName::parse(MODULE_FILE_NAME).map_err(|e| StoreError::Index(e.to_string()))?,
-            size_bytes,
-            hashes: PackageHashState::NotYet,
-            proof: Proof { how: ProofBasis::Tree(tree), warnings: Vec::new() },
-            zip: ZipOrigin::Published,
-            origin,
-            kept: now,
-            first_kept: None,
-        })
+        let filename = FileName::parse(MODULE_FILE_NAME).map_err(|e| StoreError::Index(e.to_string()))?;
+        let proof = Proof { how: ProofBasis::Tree(tree), warnings: Vec::new() };
+        let (hashes, zip) = (PackageHashState::NotYet, ZipOrigin::Published);
+        Ok(Self { digest, fast, filename, size_bytes, hashes, proof, zip, origin, kept, first_kept: None })
     }
 
     /// The entry for the archive that a verified set names.
-    pub(in crate::mirror) fn of_set(set: &ProofSet, fast: FastHash, size_bytes: u64, now: Timestamp) -> Self {
-        Self {
-            digest: set.document.shasum,
-            fast,
-            filename: set.document.filename.clone(),
-            size_bytes,
-            hashes: PackageHashState::NotYet,
-            proof: set.proof().clone(),
-            zip: ZipOrigin::Published,
-            origin: origin(&set.document.archive_url),
-            kept: now,
-            first_kept: None,
-        }
+    pub(in crate::mirror) fn of_set(set: &ProofSet, fast: FastHash, size_bytes: u64, kept: Timestamp) -> Self {
+        let (digest, filename) = (set.document.shasum, set.document.filename.clone());
+        let (proof, origin) = (set.proof().clone(), origin(&set.document.archive_url));
+        let (hashes, zip) = (PackageHashState::NotYet, ZipOrigin::Published);
+        Self { digest, fast, filename, size_bytes, hashes, proof, zip, origin, kept, first_kept: None }
     }
 }
 

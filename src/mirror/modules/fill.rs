@@ -27,6 +27,7 @@ use crate::store::StoreError;
 use crate::upstream::error::Fault;
 use crate::upstream::request::{AcceptedCoding, Fetched, RequestPriority};
 use crate::upstream::source::PackageSource;
+use crate::verify::PackedTree;
 
 /// Bytes evicted at the first attempt to recover from a full disk during a fill.
 const FIRST_EVICTION_BYTES: u64 = 64 << 20;
@@ -208,11 +209,13 @@ fn pack_into_stage(
         tracing::warn!(%package, note, "a part of a module's repository was left out of its archive");
     }
     let pinned_tree = PinnedTree {
-        tree,
-        commit: fetched.commit,
-        packer: PACKER,
-        source: location.digest,
-        subdir: fetched.subdir.clone(),
+        packed: PackedTree {
+            tree,
+            commit: fetched.commit,
+            packer: PACKER,
+            source: location.digest,
+            subdir: fetched.subdir.clone(),
+        },
         validators: fetched.validators,
         at: now,
     };
@@ -278,11 +281,8 @@ impl Modules {
         call: &RequestContext,
     ) -> Result<(), Error> {
         let owned_key = key.clone();
-        let Some(seen) = self
-            .library
-            .on_disk(move |library| module_history::read_first_seen(library, &owned_key))
-            .await?
-            .first_seen()
+        let Some(seen) =
+            self.library.on_disk(move |library| module_history::read_first_seen(library, &owned_key)).await?.whole()
         else {
             return Ok(());
         };
@@ -306,7 +306,7 @@ impl Modules {
             .on_disk(move |library| {
                 let accepting = format!("`larder accept {key}`");
                 if library.require_pinned_tree(&package, &key, &pinned_tree, comparison, &accepting).is_ok() {
-                    library.resolve_alarms(crate::mirror::modules::RESOLVED_BY_ACCEPT, &key.module, &key.version);
+                    library.resolve_tree_alarms(&key);
                 }
                 Ok(())
             })
@@ -331,12 +331,11 @@ impl Modules {
             PackageSource::Git(git) => {
                 let commit = call.config.outbound.git_commit(fetch.request(&git.url, &subject), git).await;
                 let commit = commit.map_err(|error| fetch.git_failed(error, &git.url))?;
-                let is_it = |pinned_tree: &&PinnedTree| pinned_tree.commit == commit && pinned_tree.subdir == subdir;
+                let is_it = |known: &&PinnedTree| known.packed.commit == commit && known.packed.subdir == subdir;
                 Ok(known().find(is_it).filter(|_| commit.is_some()).cloned())
             }
             PackageSource::Archive(archive) => {
-                let of_this =
-                    |pinned_tree: &&PinnedTree| pinned_tree.source == location.digest && pinned_tree.has_validators();
+                let of_this = |known: &&PinnedTree| known.packed.source == location.digest && known.has_validators();
                 let Some(before) = known().find(of_this) else { return Ok(None) };
                 // A body limit of one byte: only a 304 is useful.
                 match call
@@ -380,6 +379,7 @@ impl Modules {
         let packed = self.library.on_disk(move |_| Ok(pack(&fetched.tree, &fetched.root, &mut io::sink()))).await?;
         let subject = || format!("the package of {package} from {origin}");
         let packed = packed.map_err(|reason| Error::Unverified { subject: subject(), verdict: reason.to_string() })?;
-        Ok(PinnedTree { tree: packed.tree, commit, packer: PACKER, source: location.digest, subdir, validators, at })
+        let packed = PackedTree { tree: packed.tree, commit, packer: PACKER, source: location.digest, subdir };
+        Ok(PinnedTree { packed, validators, at })
     }
 }

@@ -18,7 +18,7 @@ use crate::mirror::archives::verified_open::OpenOutcome;
 use crate::mirror::documents::module_location::subdir_in_archive;
 use crate::mirror::documents::revalidate::too_many_waiting;
 use crate::mirror::freshness::STORED_ANSWER_LIFETIME;
-use crate::mirror::library::module_history::{self, FirstSeenLookup};
+use crate::mirror::library::module_history;
 use crate::mirror::modules::fetch::{StageNames, UNPACK_LIMITS};
 use crate::mirror::request_context::FlightGroup;
 use crate::mirror::runtime::ConfigGeneration;
@@ -27,7 +27,7 @@ use crate::mirror::{
     AlarmKind, Answer, Archive, Connectivity, Documents, Library, Outcome, RequestContext, Runtime, StoredArchive,
     VerifiedReader, default_if_store_unavailable,
 };
-use crate::store::Key;
+use crate::store::{Key, Recorded};
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::limits::ConcurrencyLimits;
 use crate::upstream::source::{PackageSource, Unsupported};
@@ -57,9 +57,6 @@ pub enum ModuleLocation {
     /// A source that larder cannot fetch, as upstream wrote it.
     External(String),
 }
-
-/// The module alarms that `accept` resolves.
-pub(in crate::mirror) const RESOLVED_BY_ACCEPT: &[AlarmKind] = &[AlarmKind::Moved, AlarmKind::DamagedRecord];
 
 /// Serves locations and archives of modules, and fills them.
 #[derive(Debug)]
@@ -202,9 +199,9 @@ impl Modules {
             })
             .await?
         {
-            FirstSeenLookup::Never => return Ok(None),
-            FirstSeenLookup::Recorded(seen) => format!("the first-seen tree has digest {}", seen.pinned.tree),
-            FirstSeenLookup::Lost => "the first-seen record is damaged".to_owned(),
+            Recorded::Absent => return Ok(None),
+            Recorded::Whole(seen) => format!("the first-seen tree has digest {}", seen.pinned.packed.tree),
+            Recorded::Damaged => "the first-seen record is damaged".to_owned(),
         };
         let (kind, host) = (source.kind_name(), source.host().unwrap_or_else(|| "an unknown host".to_owned()));
         tracing::error!(%package, kind, host, before, "ALARM: upstream has moved a version of a module to a source that larder cannot fetch; it is not served from there until it is accepted");

@@ -13,7 +13,7 @@ use crate::address::{
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::library::intake::TreeExpectation;
-use crate::mirror::library::module_history::{self, FirstSeenLookup};
+use crate::mirror::library::module_history;
 use crate::mirror::library::proof_set::ProofSet;
 use crate::mirror::library::{
     AcceptScope, AcceptedFinding, AlarmEvent, AlarmPart, AlarmSubject, HistoryChange, observation,
@@ -21,6 +21,7 @@ use crate::mirror::library::{
 use crate::mirror::proof_sets::fetch::SetBasis;
 use crate::mirror::proof_sets::{self, SetFetchError};
 use crate::mirror::{AlarmKind, Operations, Outcome, RequestContext};
+use crate::store::Recorded;
 use crate::upstream::discovery::Service;
 use crate::upstream::source::PackageSource;
 
@@ -364,13 +365,7 @@ impl Operations {
             let package = ModulePackage { module: module.clone(), version: key.version.clone() };
             let outcome = match self.accept_package(&package, &key, call).await {
                 Ok(outcome) => outcome,
-                Err(error @ Error::NotFound(_))
-                    if self
-                        .library
-                        .resolve_alarms_async(crate::mirror::modules::RESOLVED_BY_ACCEPT, &key.module, &key.version)
-                        .await?
-                        > 0 =>
-                {
+                Err(error @ Error::NotFound(_)) if self.library.resolve_tree_alarms_async(&key).await? > 0 => {
                     AcceptOutcome::Withdrawn { error: error.to_string() }
                 }
                 Err(error) => AcceptOutcome::Failed { error: error.to_string() },
@@ -390,9 +385,9 @@ impl Operations {
                 let mut moved = Vec::new();
                 for package in library.store.records.module_packages_seen(&address)? {
                     let waits = match module_history::read_first_seen(library, &package)? {
-                        FirstSeenLookup::Recorded(seen) => seen.has_moved(),
-                        FirstSeenLookup::Lost => true,
-                        FirstSeenLookup::Never => false,
+                        Recorded::Whole(seen) => seen.has_moved(),
+                        Recorded::Damaged => true,
+                        Recorded::Absent => false,
                     };
                     if versions.include(&package.version) && waits {
                         moved.push(package);
@@ -419,8 +414,8 @@ impl Operations {
         let owned_key = key.clone();
         let recalled =
             self.library.on_disk(move |library| module_history::read_first_seen(library, &owned_key)).await?;
-        let was_seen = recalled != FirstSeenLookup::Never;
-        let before = recalled.first_seen().map(|seen| seen.pinned);
+        let was_seen = recalled != Recorded::Absent;
+        let before = recalled.whole().map(|seen| seen.pinned.packed);
         if let PackageSource::Unsupported(source) = &location.located.source
             && was_seen
         {
@@ -433,9 +428,7 @@ impl Operations {
                 })
                 .await?;
             self.library.bump_revision(&key.module);
-            self.library
-                .resolve_alarms_async(crate::mirror::modules::RESOLVED_BY_ACCEPT, &key.module, &key.version)
-                .await?;
+            self.library.resolve_tree_alarms_async(key).await?;
             tracing::warn!(%package, kind, "accepted by the operator: clients fetch it directly from now on");
             return Ok(AcceptOutcome::AcceptedElsewhere { tree_before, source: kind.to_owned() });
         }
@@ -443,7 +436,7 @@ impl Operations {
         let Some(now) = archive.proof.how.tree() else {
             return Err(Error::Interrupted(format!("accepting {package}")));
         };
-        if before.as_ref().is_some_and(|before| before.matches_archive(now)) {
+        if before.as_ref().is_some_and(|before| before.is_same_module(now)) {
             return Ok(AcceptOutcome::NothingToAccept);
         }
         tracing::warn!(%package, tree = %now.tree, commit = now.commit, "accepted by the operator: another tree is pinned from now on");

@@ -17,7 +17,6 @@ use crate::mirror::library::stored_document::StoredDocument;
 use crate::mirror::library::{
     AcceptScope, AcceptedFinding, AlarmEvent, AlarmKind, AlarmPart, Observation, Signer, StoredArchive, observation,
 };
-use crate::mirror::modules::RESOLVED_BY_ACCEPT;
 use crate::mirror::transfer::TransferStage;
 use crate::mirror::transfer::bundle::entry::{EntryCriteria, SmallFiles, store_failed};
 use crate::mirror::{Library, default_if_store_unavailable};
@@ -26,7 +25,7 @@ use crate::store::{Blob, Durability, IndexEntry, Key, StoreError};
 use crate::upstream::error::sanitized;
 use crate::upstream::providers::DownloadDocument;
 use crate::upstream::request::Validators;
-use crate::verify::{ProofBasis, VerificationError, verify_proof_set};
+use crate::verify::{PackedTree, ProofBasis, VerificationError, verify_proof_set};
 
 /// The archive of an entry. Its bytes have the digest that the manifest names.
 pub(super) struct ArrivedArchive {
@@ -209,7 +208,7 @@ impl BundledSet {
             ))),
             Err(reason) => Err(format!(
                 "{}; if the publisher released this, apply it with --accept {provider}@{version}",
-                reason.words
+                reason.describe()
             )),
         }
     }
@@ -334,19 +333,21 @@ impl BundledModule {
                 && library.catalog.name(&key)?.get(&entry.archive.sha256).is_some();
             let is_located = library.has_document_or_newer(&Key::location(&key), &location, now)?;
             let is_pinned = module_history::read_first_seen(library, &key)?
-                .first_seen()
-                .is_some_and(|seen| seen.pinned.tree == entry.tree);
+                .whole()
+                .is_some_and(|seen| seen.pinned.packed.tree == entry.tree);
             Ok(is_there && is_located && is_pinned)
         };
         if is_held().map_err(store_failed)? {
             return Ok(None);
         }
         let pinned_tree = PinnedTree {
-            tree: entry.tree,
-            commit: entry.commit.clone(),
-            packer: entry.packer,
-            source: entry.source,
-            subdir: entry.subdir.clone(),
+            packed: PackedTree {
+                tree: entry.tree,
+                commit: entry.commit.clone(),
+                packer: entry.packer,
+                source: entry.source,
+                subdir: entry.subdir.clone(),
+            },
             validators: Validators::default(),
             at: entry.first_seen.min(now),
         };
@@ -376,9 +377,9 @@ impl BundledModule {
         let accepting = format!("`larder bundle apply` with `--accept {key}`");
         let comparison = comparison.map_err(store_failed)?;
         library.require_pinned_tree(&package, &key, &pinned_tree, comparison, &accepting).map_err(|e| e.to_string())?;
-        library.resolve_alarms(RESOLVED_BY_ACCEPT, &key.module, &key.version);
+        library.resolve_tree_alarms(&key);
         let ArrivedArchive { digest, fast, size_bytes, .. } = arrived;
-        let archive = StoredArchive::of_tree(pinned_tree.packed(), digest, fast, size_bytes, origin, now);
+        let archive = StoredArchive::of_tree(pinned_tree.packed.clone(), digest, fast, size_bytes, origin, now);
         let location_key = Key::location(&key);
         let record_proof = || {
             library.replace_document(&location_key, location, now, Durability::Synced, |_, coming| Ok(coming))?;
@@ -404,15 +405,18 @@ impl BundledModule {
         let mut packed_anew = Hasher::new();
         let packed = unpacked.and_then(|()| pack(&tree, &TreePath::root(), &mut packed_anew));
         let PackResult { tree: packed_tree, .. } = packed.map_err(|e| format!("its archive is not a module: {e}"))?;
-        if packed_tree != self.pinned_tree.tree {
-            return Err(format!("its tree has digest {packed_tree}, but its manifest names {}", self.pinned_tree.tree));
+        if packed_tree != self.pinned_tree.packed.tree {
+            return Err(format!(
+                "its tree has digest {packed_tree}, but its manifest names {}",
+                self.pinned_tree.packed.tree
+            ));
         }
         let (anew, _) = packed_anew.finish();
         // Clients use another tar reader than larder. Only the output of our packer reads the same in all of them.
-        if self.pinned_tree.packer != PACKER || anew != arrived.digest {
+        if self.pinned_tree.packed.packer != PACKER || anew != arrived.digest {
             return Err("its archive was made by another packer, or has contents that larder never packs".to_owned());
         }
-        let subdir = self.pinned_tree.subdir.as_deref().unwrap_or_default();
+        let subdir = self.pinned_tree.packed.subdir.as_deref().unwrap_or_default();
         let below = TreePath::parse(subdir.as_bytes()).map_err(|bad| bad.to_string())?;
         if !below.is_root() && tree.get(&below) != Some(&TreeEntry::Folder) {
             return Err(format!("its archive has no folder {subdir}"));
