@@ -85,6 +85,11 @@ impl AlarmKind {
         }
     }
 
+    /// The subject of an alarm of this kind about a version as a whole.
+    pub(in crate::mirror) fn of(self, version: &Version) -> AlarmSubject {
+        AlarmSubject { kind: self, version: version.clone(), part: AlarmPart::Whole }
+    }
+
     /// True if something is refused until `accept`.
     pub fn refuses(self) -> bool {
         matches!(self, Self::WaitsForAccept | Self::Moved | Self::SignatureLost | Self::DamagedRecord)
@@ -331,30 +336,16 @@ impl Alarms {
 }
 
 impl Library {
-    /// Raises an alarm about a version, once for the same detail. Writes to disk.
+    /// Raises an alarm, once for the same detail. When this returns, it is in the store, or in memory only if it could not
+    /// be saved.
     pub(in crate::mirror) fn raise_alarm(
         &self,
-        kind: AlarmKind,
         address: impl Into<Address>,
-        version: &Version,
+        subject: AlarmSubject,
         detail: impl Into<String>,
         time: Timestamp,
     ) {
-        self.raise_alarm_about_part(kind, address, version, AlarmPart::Whole, detail, time);
-    }
-
-    /// Raises an alarm about part of a version: its set for a platform, or its signing key. When this returns, it is in
-    /// the store, or in memory only if it could not be saved.
-    pub(in crate::mirror) fn raise_alarm_about_part(
-        &self,
-        kind: AlarmKind,
-        address: impl Into<Address>,
-        version: &Version,
-        part: AlarmPart,
-        detail: impl Into<String>,
-        time: Timestamp,
-    ) {
-        let (address, detail) = (address.into(), detail.into());
+        let (address, detail, kind, version) = (address.into(), detail.into(), subject.kind, subject.version.clone());
         let raised = self.alarms.change(&address, |entry| {
             let alarm = Alarm {
                 kind,
@@ -362,9 +353,9 @@ impl Library {
                 version: version.to_string(),
                 detail,
                 since: time,
-                resolve: kind.resolve_command(&address, version, self.runtime.connectivity()),
+                resolve: kind.resolve_command(&address, &version, self.runtime.connectivity()),
             };
-            let raised = entry.set(AlarmSubject { kind, version: version.clone(), part }, alarm);
+            let raised = entry.set(subject, alarm);
             (raised == RaiseOutcome::New, raised)
         });
         match raised {
@@ -421,7 +412,7 @@ impl Library {
             library.alarms.resolve(&address, &AlarmEvent::ListRead { dropped: &dropped });
             for version in &dropped {
                 let detail = "upstream lists it no more; it is stored, and stays listed here (keep_gone)";
-                library.raise_alarm(AlarmKind::Dropped, address.clone(), version, detail, time);
+                library.raise_alarm(&address, AlarmKind::Dropped.of(version), detail, time);
             }
             Ok(())
         })

@@ -259,16 +259,36 @@ impl StoredArchive {
     ) -> Result<Self, StoreError> {
         let filename = FileName::parse(MODULE_FILE_NAME).map_err(|e| StoreError::Index(e.to_string()))?;
         let proof = Proof { how: ProofBasis::Tree(tree), warnings: Vec::new() };
-        let (hashes, zip) = (PackageHashState::NotYet, ZipOrigin::Published);
-        Ok(Self { digest, fast, filename, size_bytes, hashes, proof, zip, origin, kept, first_kept: None })
+        Ok(Self::new((digest, fast), filename, size_bytes, proof, origin, kept))
     }
 
     /// The entry for the archive that a verified set names.
     pub(in crate::mirror) fn of_set(set: &ProofSet, fast: FastHash, size_bytes: u64, kept: Timestamp) -> Self {
-        let (digest, filename) = (set.document.shasum, set.document.filename.clone());
-        let (proof, origin) = (set.proof().clone(), origin(&set.document.archive_url));
-        let (hashes, zip) = (PackageHashState::NotYet, ZipOrigin::Published);
-        Self { digest, fast, filename, size_bytes, hashes, proof, zip, origin, kept, first_kept: None }
+        let (document, proof) = (&set.document, set.proof().clone());
+        let origin = origin(&document.archive_url);
+        Self::new((document.shasum, fast), document.filename.clone(), size_bytes, proof, origin, kept)
+    }
+
+    fn new(
+        (digest, fast): (Digest, FastHash),
+        filename: FileName,
+        size_bytes: u64,
+        proof: Proof,
+        origin: String,
+        kept: Timestamp,
+    ) -> Self {
+        Self {
+            digest,
+            fast,
+            filename,
+            size_bytes,
+            hashes: PackageHashState::NotYet,
+            proof,
+            zip: ZipOrigin::Published,
+            origin,
+            kept,
+            first_kept: None,
+        }
     }
 }
 

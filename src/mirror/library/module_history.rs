@@ -285,7 +285,7 @@ pub(in crate::mirror) fn restore_first_seen(
 ) -> Result<bool, StoreError> {
     let is_lost = read_first_seen(library, package)? == Recorded::Damaged;
     if is_lost {
-        library.raise_alarm(AlarmKind::DamagedRecord, &package.module, &package.version, DAMAGED_RECORD_DETAIL, now);
+        library.raise_alarm(&package.module, AlarmKind::DamagedRecord.of(&package.version), DAMAGED_RECORD_DETAIL, now);
     }
     Ok(!is_lost)
 }
@@ -330,7 +330,7 @@ impl Library {
                 (verdict, AlarmKind::DamagedRecord, DAMAGED_RECORD_DETAIL.to_owned())
             }
         };
-        self.raise_alarm(kind, &key.module, &key.version, detail, now.at);
+        self.raise_alarm(&key.module, kind.of(&key.version), detail, now.at);
         Err(Error::Unaccepted { subject: format!("the archive of {package}"), verdict, command: accepting.to_owned() })
     }
 }

@@ -13,7 +13,7 @@ use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::Library;
 use crate::mirror::counters::{REPUBLISHED, SEEN_DAMAGED, SIGNATURE_LOST};
-use crate::mirror::library::alarms::{AlarmEvent, AlarmKind, AlarmPart};
+use crate::mirror::library::alarms::{AlarmEvent, AlarmKind, AlarmPart, AlarmSubject};
 use crate::mirror::library::first_seen::{
     AcceptScope, HistoryChange, HistoryRecords, HistoryRefusal, HistoryUpdate, HistoryVerdict, Judgement, KeyLog,
     Observation, Recoverable, Signer, VersionHistory,
@@ -486,7 +486,8 @@ impl Library {
     fn raise_alarms_of(&self, seen: &Observation<'_>, judgement: &Judgement, now: Timestamp) {
         let package = seen.package;
         let raise = |kind: AlarmKind, part: AlarmPart, detail: String| {
-            self.raise_alarm_about_part(kind, &package.provider, &package.version, part, detail, now);
+            let subject = AlarmSubject { kind, version: package.version.clone(), part };
+            self.raise_alarm(&package.provider, subject, detail, now);
         };
         let signer = match seen.signer.key() {
             Some(key) => format!("signed by key {key}"),

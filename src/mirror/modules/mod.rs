@@ -209,7 +209,7 @@ impl Modules {
             (key.clone(), format!("upstream has it at {kind} at {host}; {before}"), call.now);
         self.library
             .on_disk(move |library| {
-                library.raise_alarm(AlarmKind::Moved, &owned_key.module, &owned_key.version, detail, now);
+                library.raise_alarm(&owned_key.module, AlarmKind::Moved.of(&owned_key.version), detail, now);
                 Ok(())
             })
             .await?;

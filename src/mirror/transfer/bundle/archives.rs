@@ -15,7 +15,8 @@ use crate::mirror::library::proof_set::{ProofSet, ProofSetMetadata, StoredProofS
 use crate::mirror::library::provider_history::Admission;
 use crate::mirror::library::stored_document::StoredDocument;
 use crate::mirror::library::{
-    AcceptScope, AcceptedFinding, AlarmEvent, AlarmKind, AlarmPart, Observation, Signer, StoredArchive, observation,
+    AcceptScope, AcceptedFinding, AlarmEvent, AlarmKind, AlarmPart, AlarmSubject, Observation, Signer, StoredArchive,
+    observation,
 };
 use crate::mirror::transfer::TransferStage;
 use crate::mirror::transfer::bundle::entry::{EntryCriteria, SmallFiles, store_failed};
@@ -193,8 +194,9 @@ impl BundledSet {
             let signer = key.map_or_else(|| "none".to_owned(), |key| format!("key {key}"));
             let reason =
                 format!("its signer ({signer}) is not known for this provider, and no trusted key signed the bundle");
-            let (part, detail) = (AlarmPart::Platform(self.package.platform.clone()), format!("in a bundle: {reason}"));
-            library.raise_alarm_about_part(AlarmKind::WaitsForAccept, provider, version, part, detail, now);
+            let part = AlarmPart::Platform(self.package.platform.clone());
+            let subject = AlarmSubject { part, ..AlarmKind::WaitsForAccept.of(version) };
+            library.raise_alarm(provider, subject, format!("in a bundle: {reason}"), now);
             return Err(format!("{reason}; --accept {provider}@{version} accepts it"));
         }
         // A bundle without a trusted signature cannot introduce a key for a provider.
@@ -241,7 +243,7 @@ impl Library {
                         }
                         tracing::error!(%package, "ALARM: an unsigned import differs from a bundle's verified archive; the bundle's is served from now on");
                         let detail = imported_differs(before, set.document.shasum);
-                        self.raise_alarm(AlarmKind::ImportedDiffers, &package.provider, &package.version, detail, now);
+                        self.raise_alarm(&package.provider, AlarmKind::ImportedDiffers.of(&package.version), detail, now);
                     }
                     None
                 }

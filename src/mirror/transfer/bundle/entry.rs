@@ -12,7 +12,7 @@ use crate::bundle::{ApplyOutcome, BundleEntry, BundledDocument, FetchOrigin, Fil
 use crate::clock::Timestamp;
 use crate::mirror::Library;
 use crate::mirror::documents::version_lists::entry_of;
-use crate::mirror::library::stored_document::{DocumentMetadata, ReplaceOutcome, StoredDocument};
+use crate::mirror::library::stored_document::{DocumentMetadata, StoredDocument};
 use crate::mirror::transfer::bundle::archives::{ArrivedArchive, BundledModule, BundledSet};
 use crate::store::{DocumentKey, Durability, IndexEntry, Key, StoreError};
 use crate::upstream::discovery::Service;
@@ -164,8 +164,8 @@ impl BundledDocumentUpdate {
             library.histories.record_listed(provider, &versions, stored.metadata.checked).map_err(store_failed)?;
         }
         let made = |before: Option<&StoredDocument>, coming| library.merge_stored_entries(&key, before, coming);
-        let placed = library.replace_document(&key, stored, now, Durability::Synced, made).map_err(store_failed)?;
-        if matches!(placed, ReplaceOutcome::KeptExisting(_)) {
+        let kept = library.replace_document(&key, stored, now, Durability::Synced, made).map_err(store_failed)?;
+        if kept.is_some() {
             return Ok(ApplyOutcome::Held);
         }
         let terms = library.runtime.config();
