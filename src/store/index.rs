@@ -198,16 +198,12 @@ impl Index {
 
     /// Records that a whole archive was compared with its digest, if it is still stored.
     pub fn archive_checked(&self, digest: &Digest, now: Timestamp) {
-        self.update_entry(&archive_key(digest), |previous| {
-            previous.map(|previous| EvictableEntry { last_check: now, ..previous })
-        });
+        self.update_existing(&archive_key(digest), |entry| entry.last_check = now);
     }
 
     /// Records the use of a stored archive.
     pub fn archive_used(&self, digest: &Digest, now: Timestamp) {
-        self.update_entry(&archive_key(digest), |previous| {
-            previous.map(|previous| EvictableEntry { last_use: now, ..previous })
-        });
+        self.update_existing(&archive_key(digest), |entry| entry.last_use = now);
     }
 
     /// Removes an archive's entry.
@@ -217,8 +213,13 @@ impl Index {
 
     /// Records the use of a stored document.
     pub fn document_used(&self, key: &Key, now: Timestamp) {
-        self.update_entry(&document_key(key), |previous| {
-            previous.map(|previous| EvictableEntry { last_use: now, ..previous })
+        self.update_existing(&document_key(key), |entry| entry.last_use = now);
+    }
+
+    fn update_existing(&self, key: &[u8], change: impl FnOnce(&mut EvictableEntry)) {
+        self.update_entry(key, |mut entry| {
+            entry.as_mut().map(change);
+            entry
         });
     }
 
@@ -234,7 +235,7 @@ impl Index {
         if updated == previous {
             return;
         }
-        if !self.write_or_continue(&[(key.to_vec(), updated.as_ref().map(|entry| entry.encode().to_vec()))]) {
+        if !self.write_or_continue(&[(key.to_vec(), updated.as_ref().map(|entry| entry.encode()))]) {
             return;
         }
         let kind = key.first().copied().unwrap_or(DOCUMENT);

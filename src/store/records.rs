@@ -50,10 +50,10 @@ impl<R> Recorded<R> {
         if let Self::Whole(record) = self { Some(record) } else { None }
     }
 
-    /// The part of the record that `choose` returns; absent if it returns none.
-    pub fn part<T>(&self, choose: impl FnOnce(&R) -> Option<T>) -> Recorded<T> {
+    /// Does `next` with a record that was readable.
+    pub fn and_then<T>(self, next: impl FnOnce(R) -> Recorded<T>) -> Recorded<T> {
         match self {
-            Self::Whole(record) => choose(record).map_or(Recorded::Absent, Recorded::Whole),
+            Self::Whole(record) => next(record),
             Self::Absent => Recorded::Absent,
             Self::Damaged => Recorded::Damaged,
         }
@@ -63,11 +63,7 @@ impl<R> Recorded<R> {
 impl Recorded {
     /// Parses the record; one that cannot be parsed counts as damaged.
     pub fn parsed<T>(self, parse: impl FnOnce(Vec<u8>) -> Option<T>) -> Recorded<T> {
-        match self {
-            Self::Whole(record) => parse(record).map_or(Recorded::Damaged, Recorded::Whole),
-            Self::Absent => Recorded::Absent,
-            Self::Damaged => Recorded::Damaged,
-        }
+        self.and_then(|record| parse(record).map_or(Recorded::Damaged, Recorded::Whole))
     }
 
     /// Parses the record as JSON.

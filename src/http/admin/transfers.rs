@@ -12,7 +12,6 @@ use super::{Admin, Answer, NDJSON, bodies, errors, internal, json, refused};
 use crate::address::Artifact;
 use crate::bundle::BundleWriter;
 use crate::digest::Digest;
-use crate::error::Error;
 use crate::jobs::JobId;
 use crate::jobs::job_report::JobState;
 use crate::mirror::{ApplyError, Export, GatherError, GatheredBundle, TransferPermit};

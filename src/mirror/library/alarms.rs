@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::address::{Address, Package, Platform, Version, Versions};
+use crate::address::{Address, ModulePackage, Package, Platform, Version, Versions};
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::mirror::library::first_seen::AcceptScope;
@@ -85,12 +85,14 @@ impl AlarmKind {
         }
     }
 
+    /// The subject of an alarm of this kind about a version as a whole.
+    pub(in crate::mirror) fn of(self, version: &Version) -> AlarmSubject {
+        AlarmSubject { kind: self, version: version.clone(), part: AlarmPart::Whole }
+    }
+
     /// True if something is refused until `accept`.
     pub fn refuses(self) -> bool {
-        match self {
-            Self::WaitsForAccept | Self::Moved | Self::SignatureLost | Self::DamagedRecord => true,
-            Self::Republished | Self::NewKey | Self::Dropped | Self::ImportedDiffers => false,
-        }
+        matches!(self, Self::WaitsForAccept | Self::Moved | Self::SignatureLost | Self::DamagedRecord)
     }
 
     /// True for a finding about the provider as a whole, whatever version it was found with.
@@ -190,17 +192,17 @@ impl AlarmsOfAddress {
     /// Adds or updates an alarm.
     fn set(&mut self, subject: AlarmSubject, alarm: Alarm) -> RaiseOutcome {
         let kind = subject.kind;
-        let of_the_provider = |raised: &AlarmSubject| kind == AlarmKind::SignatureLost && raised.kind == kind;
-        if self.alarms.keys().any(|raised| of_the_provider(raised) && raised.version != subject.version) {
-            return RaiseOutcome::Unchanged;
-        }
-        if self.alarms.get(&subject).is_some_and(|before| before.detail == alarm.detail) {
-            return RaiseOutcome::Unchanged;
-        }
-        if !self.alarms.contains_key(&subject)
-            && self.alarms.keys().filter(|raised| raised.kind == kind).count() >= MAX_ALARMS_PER_KIND
-        {
-            return RaiseOutcome::TooMany;
+        let mut of_this_kind = self.alarms.keys().filter(|raised| raised.kind == kind);
+        match self.alarms.get(&subject) {
+            Some(before) if before.detail == alarm.detail => return RaiseOutcome::Unchanged,
+            // One is enough for the provider, whatever the version.
+            _ if kind == AlarmKind::SignatureLost
+                && of_this_kind.clone().any(|raised| raised.version != subject.version) =>
+            {
+                return RaiseOutcome::Unchanged;
+            }
+            None if of_this_kind.nth(MAX_ALARMS_PER_KIND - 1).is_some() => return RaiseOutcome::TooMany,
+            Some(_) | None => {}
         }
         // Replaces the alarm of an older store, which did not name its platform.
         if kind != AlarmKind::NewKey {
@@ -254,7 +256,7 @@ impl Alarms {
         })
     }
 
-    pub(in crate::mirror) fn has(&self, address: &Address) -> bool {
+    fn has(&self, address: &Address) -> bool {
         self.raised.lock().get(address).is_some_and(|entry| !entry.alarms.is_empty())
     }
 
@@ -334,30 +336,16 @@ impl Alarms {
 }
 
 impl Library {
-    /// Raises an alarm about a version, once for the same detail. Writes to disk.
+    /// Raises an alarm, once for the same detail. When this returns, it is in the store, or in memory only if it could not
+    /// be saved.
     pub(in crate::mirror) fn raise_alarm(
         &self,
-        kind: AlarmKind,
         address: impl Into<Address>,
-        version: &Version,
+        subject: AlarmSubject,
         detail: impl Into<String>,
         time: Timestamp,
     ) {
-        self.raise_alarm_about_part(kind, address, version, AlarmPart::Whole, detail, time);
-    }
-
-    /// Raises an alarm about part of a version: its set for a platform, or its signing key. When this returns, it is in
-    /// the store, or in memory only if it could not be saved.
-    pub(in crate::mirror) fn raise_alarm_about_part(
-        &self,
-        kind: AlarmKind,
-        address: impl Into<Address>,
-        version: &Version,
-        part: AlarmPart,
-        detail: impl Into<String>,
-        time: Timestamp,
-    ) {
-        let (address, detail) = (address.into(), detail.into());
+        let (address, detail, kind, version) = (address.into(), detail.into(), subject.kind, subject.version.clone());
         let raised = self.alarms.change(&address, |entry| {
             let alarm = Alarm {
                 kind,
@@ -365,9 +353,9 @@ impl Library {
                 version: version.to_string(),
                 detail,
                 since: time,
-                resolve: kind.resolve_command(&address, version, self.runtime.connectivity()),
+                resolve: kind.resolve_command(&address, &version, self.runtime.connectivity()),
             };
-            let raised = entry.set(AlarmSubject { kind, version: version.clone(), part }, alarm);
+            let raised = entry.set(subject, alarm);
             (raised == RaiseOutcome::New, raised)
         });
         match raised {
@@ -380,31 +368,19 @@ impl Library {
         }
     }
 
-    /// Resolves alarms of these kinds about a version. Writes to disk if there are any.
-    pub(in crate::mirror) fn resolve_alarms(
-        &self,
-        kinds: &[AlarmKind],
-        address: impl Into<Address>,
-        version: &Version,
-    ) {
-        self.alarms.resolve(&address.into(), &AlarmEvent::Ended { kinds, version });
+    /// Resolves the alarms about the tree of a module version, because it is the pinned one now. Returns their number.
+    /// Writes to disk if there are any.
+    pub(in crate::mirror) fn resolve_tree_alarms(&self, ModulePackage { module, version }: &ModulePackage) -> usize {
+        self.alarms.resolve(&module.into(), &AlarmEvent::TreePinned { version }).len()
     }
 
-    /// Resolves alarms like [`Self::resolve_alarms`], for async code. Returns their number.
-    pub(in crate::mirror) async fn resolve_alarms_async(
+    /// Resolves alarms like [`Self::resolve_tree_alarms`], for async code.
+    pub(in crate::mirror) async fn resolve_tree_alarms_async(
         self: &Arc<Self>,
-        kinds: &'static [AlarmKind],
-        address: impl Into<Address>,
-        version: &Version,
+        package: &ModulePackage,
     ) -> Result<usize, Error> {
-        let (address, version) = (address.into(), version.clone());
-        if !self.alarms.has(&address) {
-            return Ok(0);
-        }
-        self.on_disk(move |library| {
-            Ok(library.alarms.resolve(&address, &AlarmEvent::Ended { kinds, version: &version }).len())
-        })
-        .await
+        let package = package.clone();
+        self.on_disk(move |library| Ok(library.resolve_tree_alarms(&package))).await
     }
 
     /// Resolves the alarms that only a purge of these versions resolves. Writes to disk.
@@ -436,7 +412,7 @@ impl Library {
             library.alarms.resolve(&address, &AlarmEvent::ListRead { dropped: &dropped });
             for version in &dropped {
                 let detail = "upstream lists it no more; it is stored, and stays listed here (keep_gone)";
-                library.raise_alarm(AlarmKind::Dropped, address.clone(), version, detail, time);
+                library.raise_alarm(&address, AlarmKind::Dropped.of(version), detail, time);
             }
             Ok(())
         })
@@ -474,15 +450,7 @@ pub(in crate::mirror) enum AlarmPart {
 impl AlarmSubject {
     /// True for an alarm that `accept` of a provider may resolve.
     pub(in crate::mirror) fn is_resolved_by_accept(&self) -> bool {
-        match self.kind {
-            AlarmKind::WaitsForAccept
-            | AlarmKind::Republished
-            | AlarmKind::NewKey
-            | AlarmKind::SignatureLost
-            | AlarmKind::DamagedRecord
-            | AlarmKind::ImportedDiffers => true,
-            AlarmKind::Moved | AlarmKind::Dropped => false,
-        }
+        !matches!(self.kind, AlarmKind::Moved | AlarmKind::Dropped)
     }
 }
 
@@ -520,8 +488,8 @@ pub(in crate::mirror) enum AlarmEvent<'a> {
     Admitted { package: &'a Package, is_signed: bool },
     /// An operator accepted the current state of upstream.
     Accepted { scope: AcceptScope, findings: &'a BTreeMap<Version, AcceptedFinding> },
-    /// Findings of these kinds are no longer true for a version.
-    Ended { kinds: &'a [AlarmKind], version: &'a Version },
+    /// The tree of a module version is the pinned one, perhaps because an operator accepted it.
+    TreePinned { version: &'a Version },
     /// A version list was read. `dropped` are all stored versions that it does not name.
     ListRead { dropped: &'a [Version] },
     /// An operator purged these versions. `left` are those of which an archive remains.
@@ -547,7 +515,9 @@ impl AlarmEvent<'_> {
             Self::Accepted { scope, findings } => {
                 subject.is_resolved_by_accept() && accepted(subject, *scope, findings)
             }
-            Self::Ended { kinds, version: ended_version } => kinds.contains(kind) && version == *ended_version,
+            Self::TreePinned { version: pinned } => {
+                matches!(kind, AlarmKind::Moved | AlarmKind::DamagedRecord) && version == *pinned
+            }
             Self::ListRead { dropped } => *kind == AlarmKind::Dropped && !dropped.contains(version),
             Self::Purged { versions, left, is_configured } => {
                 // A removed upstream is never asked again, so only a purge can resolve its alarms.

@@ -255,34 +255,38 @@ impl StoredArchive {
         fast: FastHash,
         size_bytes: u64,
         origin: String,
-        now: Timestamp,
+        kept: Timestamp,
     ) -> Result<Self, StoreError> {
-        Ok(Self {
-            digest,
-            fast,
-            filename: FileName::parse(MODULE_FILE_NAME).map_err(|e| StoreError::Index(e.to_string()))?,
-            size_bytes,
-            hashes: PackageHashState::NotYet,
-            proof: Proof { how: ProofBasis::Tree(tree), warnings: Vec::new() },
-            zip: ZipOrigin::Published,
-            origin,
-            kept: now,
-            first_kept: None,
-        })
+        let filename = FileName::parse(MODULE_FILE_NAME).map_err(|e| StoreError::Index(e.to_string()))?;
+        let proof = Proof { how: ProofBasis::Tree(tree), warnings: Vec::new() };
+        Ok(Self::new((digest, fast), filename, size_bytes, proof, origin, kept))
     }
 
     /// The entry for the archive that a verified set names.
-    pub(in crate::mirror) fn of_set(set: &ProofSet, fast: FastHash, size_bytes: u64, now: Timestamp) -> Self {
+    pub(in crate::mirror) fn of_set(set: &ProofSet, fast: FastHash, size_bytes: u64, kept: Timestamp) -> Self {
+        let (document, proof) = (&set.document, set.proof().clone());
+        let origin = origin(&document.archive_url);
+        Self::new((document.shasum, fast), document.filename.clone(), size_bytes, proof, origin, kept)
+    }
+
+    fn new(
+        (digest, fast): (Digest, FastHash),
+        filename: FileName,
+        size_bytes: u64,
+        proof: Proof,
+        origin: String,
+        kept: Timestamp,
+    ) -> Self {
         Self {
-            digest: set.document.shasum,
+            digest,
             fast,
-            filename: set.document.filename.clone(),
+            filename,
             size_bytes,
             hashes: PackageHashState::NotYet,
-            proof: set.proof().clone(),
+            proof,
             zip: ZipOrigin::Published,
-            origin: origin(&set.document.archive_url),
-            kept: now,
+            origin,
+            kept,
             first_kept: None,
         }
     }

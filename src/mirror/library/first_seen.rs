@@ -190,10 +190,11 @@ impl KeyLog {
         self.entries.iter().filter_map(|entry| entry.key.clone()).collect()
     }
 
-    /// Builds a log from keys, in the order given.
-    pub(super) fn of_keys(keys: impl IntoIterator<Item = (String, Timestamp)>) -> Self {
-        let mut log = Self::default();
-        for (key, time) in keys {
+    /// Builds a log from keys with the times of their signatures, oldest first. `begins` is the number of the first entry.
+    pub(super) fn of_keys(begins: usize, mut keys: Vec<(Timestamp, String)>) -> Self {
+        keys.sort();
+        let mut log = Self { begins, ..Self::default() };
+        for (time, key) in keys {
             log.append(&Signer::Key(key), time, false);
         }
         log
@@ -245,18 +246,10 @@ impl KeyLog {
 
     /// Rebuilds a missing or lost log from the records of the provider's versions. It begins at the greatest
     /// `known_keys` of all versions, so each key vouches only for the versions that it signed.
-    pub(super) fn of_versions<'a>(versions: impl IntoIterator<Item = &'a VersionHistory>) -> Self {
-        let mut log = Self::default();
-        let mut found: Vec<(Timestamp, String)> = Vec::new();
-        for version in versions {
-            log.begins = log.begins.max(version.known_keys);
-            found.extend(version.records.iter().filter_map(|record| record.key.clone().map(|key| (record.at, key))));
-        }
-        found.sort();
-        for (time, key) in found {
-            log.append(&Signer::Key(key), time, false);
-        }
-        log
+    pub(super) fn of_versions(versions: &[VersionHistory]) -> Self {
+        let records = versions.iter().flat_map(|version| &version.records);
+        let keys = records.filter_map(|record| Some((record.at, record.key.clone()?)));
+        Self::of_keys(versions.iter().map(|version| version.known_keys).max().unwrap_or_default(), keys.collect())
     }
 }
 

@@ -7,7 +7,7 @@ use crate::address::{Address, Artifact, ModulePackage, Package, Platform, Provid
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::archives::ArchiveRef;
-use crate::mirror::library::module_history::{self, FirstSeenLookup};
+use crate::mirror::library::module_history;
 use crate::mirror::library::{StoredArchive, ZipOrigin};
 use crate::mirror::{Connectivity, Library, RuntimeConfig, default_if_store_unavailable};
 use crate::store::{Key, Recorded, StoreError};
@@ -17,29 +17,21 @@ use crate::verify::VerificationPolicy;
 /// archive, without platforms.
 pub(in crate::mirror) type StoredVersions = BTreeMap<Version, BTreeSet<Platform>>;
 
-/// The platforms that a provider version must be stored for to be listed while offline.
+/// The platforms that a provider version must be stored for to be listed while offline (`[network] sealed_platforms`);
+/// empty if any will do.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum RequiredPlatforms {
-    /// Any platform.
-    #[default]
-    AnyPlatform,
-    /// All of these (`[network] sealed_platforms`).
-    AllOf(BTreeSet<Platform>),
-}
+pub struct RequiredPlatforms(BTreeSet<Platform>);
 
 impl From<&[Platform]> for RequiredPlatforms {
     fn from(platforms: &[Platform]) -> Self {
-        if platforms.is_empty() { Self::AnyPlatform } else { Self::AllOf(platforms.iter().cloned().collect()) }
+        Self(platforms.iter().cloned().collect())
     }
 }
 
 impl RequiredPlatforms {
     /// True if a version stored for these platforms is listed.
     pub(in crate::mirror) fn shows(&self, stored: &BTreeSet<Platform>) -> bool {
-        match self {
-            Self::AnyPlatform => !stored.is_empty(),
-            Self::AllOf(platforms) => platforms.is_subset(stored),
-        }
+        !stored.is_empty() && self.0.is_subset(stored)
     }
 
     /// The stored versions of an address that are listed: of a module, all.
@@ -54,11 +46,7 @@ impl RequiredPlatforms {
 
     /// The required platforms; empty if any will do.
     pub fn platforms(&self) -> impl Iterator<Item = &Platform> {
-        let named = match self {
-            Self::AnyPlatform => None,
-            Self::AllOf(platforms) => Some(platforms),
-        };
-        named.into_iter().flatten()
+        self.0.iter()
     }
 }
 
@@ -223,10 +211,10 @@ impl Library {
             return Ok(None);
         }
         // An unreadable record does not hide a stored archive.
-        let seen = module_history::read_first_seen(self, key).ok().and_then(FirstSeenLookup::first_seen);
+        let seen = module_history::read_first_seen(self, key).ok().and_then(Recorded::whole);
         for archive in name.archives.into_iter().rev() {
             let is_pinned = match (&seen, archive.proof.how.tree()) {
-                (Some(seen), Some(packed)) => seen.pinned.matches_archive(packed),
+                (Some(seen), Some(packed)) => seen.pinned.packed.is_same_module(packed),
                 (None, _) | (_, None) => true,
             };
             if is_pinned && default_if_store_unavailable(self.store.blobs.is_stored(&archive.digest))? {

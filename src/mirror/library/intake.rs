@@ -210,7 +210,7 @@ impl Library {
             }
             TreeExpectation::Accepted => {
                 module_history::accept(self, key, &sighting)?;
-                self.resolve_alarms(crate::mirror::modules::RESOLVED_BY_ACCEPT, &key.module, &key.version);
+                self.resolve_tree_alarms(key);
             }
         }
         let (digest, fast) = staged.hashes();
@@ -218,7 +218,7 @@ impl Library {
         let Ok(verified) = Verified::by_digest(staged, digest, digest) else {
             return Ok(Err(Error::Interrupted(format!("the archive of {package}"))));
         };
-        let archive = StoredArchive::of_tree(sighting.packed(), digest, fast, size_bytes, origin, now)?;
+        let archive = StoredArchive::of_tree(sighting.packed.clone(), digest, fast, size_bytes, origin, now)?;
         self.commit(key, archive.clone(), ArchiveBytes::Staged(Box::new(verified)), || Ok(true))?;
         self.enforce_size_limit();
         Ok(Ok(archive))

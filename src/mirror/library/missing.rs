@@ -16,7 +16,7 @@ use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::mirror::runtime::ConfigGeneration;
 use crate::mirror::{Library, RequestContext, Runtime, RuntimeConfig};
-use crate::store::{Durability, IndexEntry, Key, Store, StoreError};
+use crate::store::{Durability, IndexEntry, Key, Store, StoreError, to_json};
 
 /// The delay before the record is saved. A kill loses what was recorded since the last save.
 const SAVE_DELAY: Duration = Duration::from_secs(1);
@@ -67,11 +67,7 @@ impl MissingPackage {
     }
 
     fn has_same_address(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Self::Provider { of: address, .. }, Self::Provider { of: other, .. }) => address == other,
-            (Self::Module { of: address, .. }, Self::Module { of: other, .. }) => address == other,
-            (Self::Provider { .. }, Self::Module { .. }) | (Self::Module { .. }, Self::Provider { .. }) => false,
-        }
+        self.address() == other.address()
     }
 }
 
@@ -119,11 +115,12 @@ impl From<&ModulePackage> for MissingPackage {
 type LastMiss = (u64, ConfigGeneration);
 
 /// The requests for a missing package.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct RequestCount {
     times: u64,
     last: Timestamp,
     /// The last failed lookup; none if there was none since the last request.
+    #[serde(skip)]
     last_miss: Option<LastMiss>,
 }
 
@@ -143,8 +140,8 @@ struct MissingRecord {
 #[derive(Serialize, Deserialize)]
 struct MissingLine {
     what: MissingPackage,
-    times: u64,
-    last: Timestamp,
+    #[serde(flatten)]
+    count: RequestCount,
 }
 
 impl MissingRequests {
@@ -152,22 +149,17 @@ impl MissingRequests {
     pub(in crate::mirror) fn read(record: &[u8]) -> Option<Self> {
         let MissingRecord { things } = serde_json::from_slice(record).ok()?;
         let mut wants = Self::default();
-        for MissingLine { what: package, times, last } in things {
+        for MissingLine { what: package, count } in things {
             wants.evict_for(&package);
-            wants.packages.insert(package, RequestCount { times, last, last_miss: None });
+            wants.packages.insert(package, count);
         }
         Some(wants)
     }
 
     /// Serialises the record. Missing non-packages are kept only in memory.
     pub(in crate::mirror) fn write(&self) -> Vec<u8> {
-        let line = |(package, count): (&MissingPackage, &RequestCount)| MissingLine {
-            what: package.clone(),
-            times: count.times,
-            last: count.last,
-        };
-        // Names, numbers and texts always serialise.
-        serde_json::to_vec(&MissingRecord { things: self.packages.iter().map(line).collect() }).unwrap_or_default()
+        let lines = self.packages.iter().map(|(package, count)| MissingLine { what: package.clone(), count: *count });
+        to_json(&MissingRecord { things: lines.collect() })
     }
 
     /// Records a request. At the limit, the package with the fewest requests is dropped; among equals, the one
@@ -205,14 +197,6 @@ impl MissingRequests {
         if let Some(least) = least {
             self.packages.remove(&least);
         }
-    }
-
-    fn things(&self) -> impl Iterator<Item = (&MissingPackage, &RequestCount)> {
-        self.packages.iter()
-    }
-
-    fn words(&self) -> impl Iterator<Item = &String> {
-        self.texts.iter()
     }
 
     /// Records the result of a lookup, unless the package was requested again meanwhile.
@@ -363,8 +347,7 @@ impl Library {
     /// since the last lookup.
     pub(in crate::mirror) fn missing_now(&self) -> Vec<MissingPackage> {
         let terms = self.runtime.config.load_full();
-        let noted: Vec<(MissingPackage, RequestCount)> =
-            self.missing.requests.lock().things().map(|(missing, count)| (missing.clone(), *count)).collect();
+        let noted = self.missing.requests.lock().packages.clone();
         let mut missing = Vec::new();
         for (thing, count) in noted {
             if terms.upstreams.get(thing.host()).is_none() {
@@ -395,7 +378,7 @@ impl Library {
     /// Lists the missing packages together with the missing non-packages.
     pub(in crate::mirror) fn missing_in_words(&self) -> Vec<PackageRef> {
         let mut words: Vec<PackageRef> = self.missing_now().iter().map(PackageRef::from).collect();
-        words.extend(self.missing.requests.lock().words().map(|word| PackageRef::requested(word)));
+        words.extend(self.missing.requests.lock().texts.iter().map(|word| PackageRef::requested(word)));
         words
     }
 
@@ -450,7 +433,7 @@ mod tests {
     }
 
     fn lines_of(wants: &MissingRequests) -> Vec<String> {
-        wants.things().map(|(missing, _)| PackageRef::from(missing).to_string()).collect()
+        wants.packages.iter().map(|(missing, _)| PackageRef::from(missing).to_string()).collect()
     }
 
     #[test]
@@ -480,7 +463,7 @@ mod tests {
             wants.note(any_version(&provider(&format!("p{number}"))), Timestamp(2 + number));
             wants.note_words(&format!("page {number}"));
         }
-        let (lines, words) = (lines_of(&wants), wants.words().count());
+        let (lines, words) = (lines_of(&wants), wants.texts.len());
         assert_eq!((lines.len(), words), (MAX_MISSING, MAX_MISSING_TEXTS));
         let last = format!("registry.example/acme/p{}", 3 * MAX_MISSING - 1);
         assert!(lines.contains(&"registry.example/acme/often".to_owned()) && lines.contains(&last));
@@ -493,15 +476,15 @@ mod tests {
         let mut wants = MissingRequests::default();
         let missing = any_version(&provider("null"));
         wants.note(missing.clone(), Timestamp(1));
-        let seen = *wants.things().next().unwrap().1;
+        let seen = *wants.packages.iter().next().unwrap().1;
         wants.note(missing.clone(), Timestamp(2));
         let found = (7, ConfigGeneration::default());
         wants.record_lookup(&missing, seen, true, found);
         assert_eq!(lines_of(&wants).len(), 1);
-        let seen = *wants.things().next().unwrap().1;
+        let seen = *wants.packages.iter().next().unwrap().1;
         wants.record_lookup(&missing, seen, false, found);
-        assert_eq!(wants.things().next().unwrap().1.last_miss, Some(found));
-        let seen = *wants.things().next().unwrap().1;
+        assert_eq!(wants.packages.iter().next().unwrap().1.last_miss, Some(found));
+        let seen = *wants.packages.iter().next().unwrap().1;
         wants.record_lookup(&missing, seen, true, found);
         assert!(lines_of(&wants).is_empty());
     }

@@ -34,17 +34,9 @@ pub(in crate::mirror) struct ModuleFirstSeen {
 /// The tree that a location led to, as fetched or probed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::mirror) struct PinnedTree {
-    /// The digest of the tree with links resolved; it does not depend on the packer.
-    pub(in crate::mirror) tree: Digest,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(in crate::mirror) commit: Option<String>,
-    /// The version of the packer that made the archive.
-    pub(in crate::mirror) packer: u32,
-    /// The SHA-256 of the location. The location itself may hold secrets.
-    pub(in crate::mirror) source: Digest,
-    /// The folder of the module. Another folder of the same tree is another module.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(in crate::mirror) subdir: Option<String>,
+    /// The tree, as the proof of an archive packed from it. The location itself may hold secrets, so it is a digest.
+    #[serde(flatten)]
+    pub(in crate::mirror) packed: PackedTree,
     /// The validators of an archive's server, for conditional requests.
     #[serde(default)]
     pub(in crate::mirror) validators: Validators,
@@ -55,21 +47,12 @@ impl PinnedTree {
     pub(in crate::mirror) fn has_validators(&self) -> bool {
         self.validators != Validators::default()
     }
+}
 
-    /// True if both are the same module, whatever packed them.
-    fn is_same_module(&self, other: &Self) -> bool {
+impl PackedTree {
+    /// True if both are the same module, whatever packed them. Another folder of the same tree is another module.
+    pub(in crate::mirror) fn is_same_module(&self, other: &Self) -> bool {
         self.tree == other.tree && self.subdir == other.subdir
-    }
-
-    /// The proof of an archive packed from this tree.
-    pub(in crate::mirror) fn packed(&self) -> PackedTree {
-        let Self { tree, commit, packer, source, subdir, .. } = self.clone();
-        PackedTree { tree, commit, packer, source, subdir }
-    }
-
-    /// True if the archive was packed from this tree and folder.
-    pub(in crate::mirror) fn matches_archive(&self, packed: &PackedTree) -> bool {
-        self.tree == packed.tree && self.subdir == packed.subdir
     }
 }
 
@@ -97,24 +80,6 @@ pub(in crate::mirror) enum ModuleFirstSeenRecord {
     },
 }
 
-/// The record of a version, read and restored where possible.
-#[expect(clippy::large_enum_variant, reason = "short-lived: it is handled where it arrives")]
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(in crate::mirror) enum FirstSeenLookup {
-    /// No record, or a forgotten one: the next tree is the first.
-    #[default]
-    Never,
-    Recorded(ModuleFirstSeen),
-    /// The record is damaged and no archive can restore it. No tree matches it.
-    Lost,
-}
-
-impl FirstSeenLookup {
-    pub(in crate::mirror) fn first_seen(self) -> Option<ModuleFirstSeen> {
-        if let Self::Recorded(seen) = self { Some(seen) } else { None }
-    }
-}
-
 /// The result of comparing a tree with the first-seen record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::mirror) enum TreeComparison {
@@ -129,14 +94,15 @@ pub(in crate::mirror) enum TreeComparison {
     Lost,
 }
 
-/// Reads the first-seen record of a version.
+/// Reads the first-seen record of a version, and restores it where possible. A forgotten record is absent: the next tree
+/// is the first. No tree matches a damaged record that nothing can restore.
 ///
 /// # Errors
 /// The disk failed. The next tree must not be taken for the first then.
 pub(in crate::mirror) fn read_first_seen(
     library: &Library,
     package: &ModulePackage,
-) -> Result<FirstSeenLookup, StoreError> {
+) -> Result<Recorded<ModuleFirstSeen>, StoreError> {
     judge(library, package, |_, recorded| Ok(recorded))
 }
 
@@ -144,7 +110,7 @@ pub(in crate::mirror) fn read_first_seen(
 fn judge<T>(
     library: &Library,
     package: &ModulePackage,
-    judge: impl Fn(&mut SeenStep<'_, '_>, FirstSeenLookup) -> Result<T, StoreError>,
+    judge: impl Fn(&mut SeenStep<'_, '_>, Recorded<ModuleFirstSeen>) -> Result<T, StoreError>,
 ) -> Result<T, StoreError> {
     library.store.records.change(&Key::SeenModule(package.clone()), |step| {
         let mut seen_step = SeenStep { library, package, step };
@@ -163,13 +129,13 @@ struct SeenStep<'a, 'b> {
 impl SeenStep<'_, '_> {
     /// Reads the record. Restores it from a stored archive if it is damaged, and from other spellings after a change of
     /// `fold_case`.
-    fn read(&mut self) -> Result<FirstSeenLookup, StoreError> {
+    fn read(&mut self) -> Result<Recorded<ModuleFirstSeen>, StoreError> {
         let (folds, package) = (self.folds(), self.package);
         let mut is_lost = match self.read_spelling(package)? {
             // Marks the record as covering every spelling, so that it still does after `fold_case` changes again.
             Recorded::Whole(ModuleFirstSeenRecord::Seen(seen)) if folds && !seen.folded => return Ok(self.put(seen)),
-            Recorded::Whole(ModuleFirstSeenRecord::Seen(seen)) => return Ok(FirstSeenLookup::Recorded(seen)),
-            Recorded::Whole(ModuleFirstSeenRecord::Forgotten { .. }) => return Ok(FirstSeenLookup::Never),
+            Recorded::Whole(ModuleFirstSeenRecord::Seen(seen)) => return Ok(Recorded::Whole(seen)),
+            Recorded::Whole(ModuleFirstSeenRecord::Forgotten { .. }) => return Ok(Recorded::Absent),
             Recorded::Absent => false,
             Recorded::Damaged => true,
         };
@@ -194,7 +160,7 @@ impl SeenStep<'_, '_> {
                 Recorded::Whole(_) | Recorded::Absent => {}
             }
         }
-        Ok(if is_lost { FirstSeenLookup::Lost } else { FirstSeenLookup::Never })
+        Ok(if is_lost { Recorded::Damaged } else { Recorded::Absent })
     }
 
     /// The record under one spelling. A damaged record is left in place: it proves that a tree was seen, until a new
@@ -209,10 +175,10 @@ impl SeenStep<'_, '_> {
         terms.upstreams.get(&self.package.module.host).is_some_and(|upstream| upstream.settings.fold_case)
     }
 
-    fn put(&mut self, mut seen: ModuleFirstSeen) -> FirstSeenLookup {
+    fn put(&mut self, mut seen: ModuleFirstSeen) -> Recorded<ModuleFirstSeen> {
         seen.folded |= self.folds();
         self.write(&ModuleFirstSeenRecord::Seen(seen.clone()));
-        FirstSeenLookup::Recorded(seen)
+        Recorded::Whole(seen)
     }
 
     fn write(&mut self, record: &ModuleFirstSeenRecord) {
@@ -229,15 +195,7 @@ fn rebuild_from_name(library: &Library, package: &ModulePackage) -> Result<Optio
         .rev()
         .find_map(|packed_module| packed_module.proof.how.tree().zip(Some(packed_module.kept)));
     Ok(packed_module.map(|(packed, kept)| {
-        let pinned = PinnedTree {
-            tree: packed.tree,
-            commit: packed.commit.clone(),
-            packer: packed.packer,
-            source: packed.source,
-            subdir: packed.subdir.clone(),
-            validators: Validators::default(),
-            at: kept,
-        };
+        let pinned = PinnedTree { packed: packed.clone(), validators: Validators::default(), at: kept };
         ModuleFirstSeen::of(kept, pinned, Timestamp(0))
     }))
 }
@@ -255,9 +213,9 @@ pub(in crate::mirror) fn compare(
 ) -> Result<TreeComparison, StoreError> {
     judge(library, package, |step, recorded| {
         let mut seen = match recorded {
-            FirstSeenLookup::Recorded(seen) => seen,
-            FirstSeenLookup::Lost => return Ok(TreeComparison::Lost),
-            FirstSeenLookup::Never => {
+            Recorded::Whole(seen) => seen,
+            Recorded::Damaged => return Ok(TreeComparison::Lost),
+            Recorded::Absent => {
                 if probed.is_none() {
                     step.put(ModuleFirstSeen::of(pinned_tree.at, pinned_tree.clone(), pinned_tree.at));
                 }
@@ -266,13 +224,13 @@ pub(in crate::mirror) fn compare(
         };
         seen.looked = probed.unwrap_or(pinned_tree.at);
         seen.elsewhere = None;
-        let comparison = if seen.pinned.is_same_module(pinned_tree) {
+        let comparison = if seen.pinned.packed.is_same_module(&pinned_tree.packed) {
             seen.pinned = pinned_tree.clone();
             seen.moved = None;
             TreeComparison::Consistent
         } else {
             seen.moved = Some(pinned_tree.clone());
-            TreeComparison::Moved { pinned: seen.pinned.tree }
+            TreeComparison::Moved { pinned: seen.pinned.packed.tree }
         };
         step.put(seen);
         Ok(comparison)
@@ -286,7 +244,7 @@ pub(in crate::mirror) fn accept(
     pinned_tree: &PinnedTree,
 ) -> Result<Option<PinnedTree>, StoreError> {
     judge(library, package, |step, recorded| {
-        let before = recorded.first_seen();
+        let before = recorded.whole();
         let first_seen = before.as_ref().map_or(pinned_tree.at, |seen| seen.first_seen);
         let folded = before.as_ref().is_some_and(|seen| seen.folded);
         step.put(ModuleFirstSeen { folded, ..ModuleFirstSeen::of(first_seen, pinned_tree.clone(), pinned_tree.at) });
@@ -306,9 +264,9 @@ pub(in crate::mirror) fn record_external_move(
     library: &Library,
     package: &ModulePackage,
     kind: &str,
-) -> Result<FirstSeenLookup, StoreError> {
+) -> Result<Recorded<ModuleFirstSeen>, StoreError> {
     judge(library, package, |step, recorded| match recorded {
-        FirstSeenLookup::Recorded(mut seen) if seen.elsewhere.as_deref() != Some(kind) => {
+        Recorded::Whole(mut seen) if seen.elsewhere.as_deref() != Some(kind) => {
             seen.elsewhere = Some(kind.to_owned());
             Ok(step.put(seen))
         }
@@ -325,9 +283,9 @@ pub(in crate::mirror) fn restore_first_seen(
     package: &ModulePackage,
     now: Timestamp,
 ) -> Result<bool, StoreError> {
-    let is_lost = read_first_seen(library, package)? == FirstSeenLookup::Lost;
+    let is_lost = read_first_seen(library, package)? == Recorded::Damaged;
     if is_lost {
-        library.raise_alarm(AlarmKind::DamagedRecord, &package.module, &package.version, DAMAGED_RECORD_DETAIL, now);
+        library.raise_alarm(&package.module, AlarmKind::DamagedRecord.of(&package.version), DAMAGED_RECORD_DETAIL, now);
     }
     Ok(!is_lost)
 }
@@ -346,7 +304,7 @@ impl Library {
         comparison: TreeComparison,
         accepting: &str,
     ) -> Result<(), Error> {
-        let PinnedTree { tree, commit, .. } = now;
+        let PackedTree { tree, commit, .. } = &now.packed;
         let commit = commit.as_deref().unwrap_or("none");
         let (verdict, kind, detail) = match comparison {
             TreeComparison::Consistent => return Ok(()),
@@ -372,7 +330,7 @@ impl Library {
                 (verdict, AlarmKind::DamagedRecord, DAMAGED_RECORD_DETAIL.to_owned())
             }
         };
-        self.raise_alarm(kind, &key.module, &key.version, detail, now.at);
+        self.raise_alarm(&key.module, kind.of(&key.version), detail, now.at);
         Err(Error::Unaccepted { subject: format!("the archive of {package}"), verdict, command: accepting.to_owned() })
     }
 }

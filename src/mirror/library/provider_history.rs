@@ -13,7 +13,7 @@ use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::Library;
 use crate::mirror::counters::{REPUBLISHED, SEEN_DAMAGED, SIGNATURE_LOST};
-use crate::mirror::library::alarms::{AlarmEvent, AlarmKind, AlarmPart};
+use crate::mirror::library::alarms::{AlarmEvent, AlarmKind, AlarmPart, AlarmSubject};
 use crate::mirror::library::first_seen::{
     AcceptScope, HistoryChange, HistoryRecords, HistoryRefusal, HistoryUpdate, HistoryVerdict, Judgement, KeyLog,
     Observation, Recoverable, Signer, VersionHistory,
@@ -36,7 +36,7 @@ pub(in crate::mirror) struct FirstListed {
 
 /// The first record layout of store format 1: all versions and keys of a provider in one file. Split by version when
 /// the provider is next judged.
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(in crate::mirror) struct ProviderRecordV0 {
     #[serde(default)]
     keys: BTreeMap<String, Timestamp>,
@@ -44,7 +44,7 @@ pub(in crate::mirror) struct ProviderRecordV0 {
     versions: BTreeMap<Version, WholeRecordVersion>,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 struct WholeRecordVersion {
     first_seen: Timestamp,
     #[serde(default)]
@@ -53,9 +53,7 @@ struct WholeRecordVersion {
 
 impl ProviderRecordV0 {
     fn key_log(&self) -> KeyLog {
-        let mut keys: Vec<(Timestamp, &String)> = self.keys.iter().map(|(key, time)| (*time, key)).collect();
-        keys.sort();
-        KeyLog::of_keys(keys.into_iter().map(|(time, key)| (key.clone(), time)))
+        KeyLog::of_keys(0, self.keys.iter().map(|(key, time)| (*time, key.clone())).collect())
     }
 
     /// The history of one version. The record does not name its signer, so every key of the record may vouch for it.
@@ -64,14 +62,6 @@ impl ProviderRecordV0 {
         let known_keys = self.keys.len();
         (!digests.is_empty()).then(|| VersionHistory::from_provider_record(*first_seen, digests.clone(), known_keys))
     }
-}
-
-/// A stored proof set that cannot be read, of a version without a record. It must not be removed: other bytes would
-/// then pass as the first.
-#[derive(Debug)]
-pub(in crate::mirror) struct UnrecordedSet {
-    pub(in crate::mirror) package: Package,
-    pub(in crate::mirror) error: StoreError,
 }
 
 impl ProviderHistories {
@@ -163,17 +153,17 @@ impl ProviderHistories {
     }
 
     /// Records the facts of all stored sets of a provider before any set is removed. The sets returned must not be
-    /// removed.
+    /// removed: they cannot be read, for this reason, and nothing else records what they prove.
     ///
     /// # Errors
     /// The history could not be read or written. Then no set may be removed.
     pub(in crate::mirror) fn record_stored(
         &self,
         provider: &ProviderAddress,
-    ) -> Result<Vec<UnrecordedSet>, StoreError> {
+    ) -> Result<Vec<(Package, StoreError)>, StoreError> {
         let mut unrecorded = Vec::new();
         for package in self.store.records.packages_with_sets(provider)? {
-            unrecorded.extend(self.record_set(&package)?);
+            unrecorded.extend(self.record_set(&package)?.map(|unreadable| (package, unreadable)));
         }
         Ok(unrecorded)
     }
@@ -183,13 +173,12 @@ impl ProviderHistories {
     /// # Errors
     /// They could not be recorded. Then the set must not be removed.
     pub(super) fn record_before_removal(&self, package: &Package) -> Result<(), StoreError> {
-        match self.record_set(package)? {
-            Some(UnrecordedSet { error: why, .. }) => Err(why),
-            None => Ok(()),
-        }
+        self.record_set(package)?.map_or(Ok(()), Err)
     }
 
-    fn record_set(&self, package: &Package) -> Result<Option<UnrecordedSet>, StoreError> {
+    /// Records the facts of a stored set of a version without a record. Returns the error if the set cannot be read: it
+    /// must not be removed then, because other bytes would pass as the first.
+    fn record_set(&self, package: &Package) -> Result<Option<StoreError>, StoreError> {
         let Package { provider, version, .. } = package;
         let key = Key::FirstSeen(provider.clone(), version.clone());
         let is_recorded = |found: Recorded| matches!(found.json::<VersionHistory>(), Recorded::Whole(_));
@@ -207,7 +196,7 @@ impl ProviderHistories {
         match recorded {
             Ok(((), written)) => written.map(|()| None),
             Err(StoreError::Gone) => Err(StoreError::Gone),
-            Err(error) => Ok(Some(UnrecordedSet { package: package.clone(), error })),
+            Err(unreadable) => Ok(Some(unreadable)),
         }
     }
 
@@ -269,7 +258,9 @@ impl HistoryStep<'_, '_> {
         let whole = self.whole_record()?;
         let key = Key::FirstSeen(self.provider.clone(), version.clone());
         let recorded = match self.step.read(&key)?.json() {
-            Recorded::Absent => whole.part(|whole| whole.version(version)),
+            Recorded::Absent => {
+                whole.clone().and_then(|whole| whole.version(version).map_or(Recorded::Absent, Recorded::Whole))
+            }
             recorded => recorded,
         };
         let is_lost = matches!(recorded, Recorded::Damaged);
@@ -304,7 +295,7 @@ impl HistoryStep<'_, '_> {
     fn key_log(&mut self, whole: &Recorded<ProviderRecordV0>) -> Result<Recoverable<KeyLog>, StoreError> {
         let keys = Key::KeyLog(self.provider.clone());
         let recorded = match self.step.read(&keys)?.json() {
-            Recorded::Absent => whole.part(|whole| Some(whole.key_log())),
+            Recorded::Absent => whole.clone().and_then(|whole| Recorded::Whole(whole.key_log())),
             recorded => recorded,
         };
         let is_lost = match recorded {
@@ -424,7 +415,7 @@ impl Library {
             Err(reason) => {
                 let subject = format!("the download document of {package} from {}", origin(&set.metadata.url));
                 let command = reason.command(package);
-                Err(Error::Unaccepted { subject, verdict: reason.words, command })
+                Err(Error::Unaccepted { subject, verdict: reason.describe(), command })
             }
         }
     }
@@ -439,7 +430,7 @@ impl Library {
         &self,
         seen: &Observation<'_>,
         now: Timestamp,
-    ) -> Result<Result<Admission, AdmissionRefusal>, StoreError> {
+    ) -> Result<Result<Admission, HistoryRefusal>, StoreError> {
         let package = seen.package;
         let Package { provider, version, .. } = package;
         let (judgement, recorded) = self.histories.judge(provider, |step| {
@@ -479,23 +470,24 @@ impl Library {
             tracing::error!(%package, %error, to_do = error.remedy(), "a verified set could not be recorded");
         }
         let Some(Judgement { verdict, .. }) = judgement else { return Ok(Ok(Admission::HistoryUnavailable)) };
-        if let HistoryVerdict::Refused(refusal) = &verdict {
-            self.runtime.counters.count_unverified(&provider.host, refusal.alarm().1);
-            let is_of_the_provider = *refusal == HistoryRefusal::SignatureLost;
-            return Ok(Err(AdmissionRefusal { words: refusal.describe(), is_of_the_provider }));
-        }
+        let admission = match verdict {
+            HistoryVerdict::Refused(refusal) => {
+                self.runtime.counters.count_unverified(&provider.host, refusal.alarm().1);
+                return Ok(Err(refusal));
+            }
+            HistoryVerdict::Republished(change) => Admission::Changed(change),
+            HistoryVerdict::Consistent => Admission::Consistent,
+        };
         let admitted = AlarmEvent::Admitted { package, is_signed: seen.signer.key().is_some() };
         self.alarms.resolve(&provider.into(), &admitted);
-        Ok(Ok(match verdict {
-            HistoryVerdict::Republished(change) => Admission::Changed(change),
-            HistoryVerdict::Consistent | HistoryVerdict::Refused(_) => Admission::Consistent,
-        }))
+        Ok(Ok(admission))
     }
 
     fn raise_alarms_of(&self, seen: &Observation<'_>, judgement: &Judgement, now: Timestamp) {
         let package = seen.package;
         let raise = |kind: AlarmKind, part: AlarmPart, detail: String| {
-            self.raise_alarm_about_part(kind, &package.provider, &package.version, part, detail, now);
+            let subject = AlarmSubject { kind, version: package.version.clone(), part };
+            self.raise_alarm(&package.provider, subject, detail, now);
         };
         let signer = match seen.signer.key() {
             Some(key) => format!("signed by key {key}"),
@@ -544,12 +536,6 @@ pub(in crate::mirror) enum Admission {
     HistoryUnavailable,
 }
 
-/// The refusal of a verified set.
-pub(in crate::mirror) struct AdmissionRefusal {
-    pub(in crate::mirror) words: String,
-    is_of_the_provider: bool,
-}
-
 impl HistoryRefusal {
     /// The kind of its alarm, and its name in the counters.
     fn alarm(&self) -> (AlarmKind, &'static str) {
@@ -560,7 +546,7 @@ impl HistoryRefusal {
         }
     }
 
-    fn describe(&self) -> String {
+    pub(in crate::mirror) fn describe(&self) -> String {
         match self {
             Self::ChangedByUntrustedKey(change) => {
                 let change = change.describe();
@@ -571,14 +557,13 @@ impl HistoryRefusal {
             Self::Full => "as much is recorded of it, or of the versions of its provider, as may be".into(),
         }
     }
-}
 
-impl AdmissionRefusal {
     /// The command that accepts the refused set.
-    fn command(&self, package: &Package) -> String {
-        let Package { provider, version, .. } = package;
-        let subject = if self.is_of_the_provider { provider.to_string() } else { format!("{provider}@{version}") };
-        format!("`larder accept {subject}`")
+    fn command(&self, Package { provider, version, .. }: &Package) -> String {
+        match self {
+            Self::SignatureLost => format!("`larder accept {provider}`"),
+            _ => format!("`larder accept {provider}@{version}`"),
+        }
     }
 }
 

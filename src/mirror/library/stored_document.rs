@@ -31,14 +31,6 @@ const LARGE_DOCUMENT: usize = 64 * 1024;
 /// The most large documents parsed at a time in this process. Parsing takes several times the size of a document.
 static LARGE_READS: Semaphore = Semaphore::const_new(4);
 
-/// The result of replacing a stored document.
-pub(in crate::mirror) enum ReplaceOutcome {
-    /// The new document was stored.
-    Stored,
-    /// The old document stays, because it was confirmed later.
-    KeptExisting(Box<StoredDocument>),
-}
-
 /// A stored document: upstream's bytes and their metadata.
 #[derive(Debug, Clone)]
 pub struct StoredDocument {
@@ -192,17 +184,14 @@ impl Library {
         let coming = document.clone();
         let put = self.on_disk(move |library| {
             let now = coming.metadata.checked;
-            let placed = library.replace_document(&key, coming, now, Durability::Lazy, |_, coming| Ok(coming))?;
+            let kept = library.replace_document(&key, coming, now, Durability::Lazy, |_, coming| Ok(coming))?;
             library.enforce_size_limit();
-            Ok(placed)
+            Ok(kept)
         });
         let document = match put.await {
-            Ok(placed) => {
+            Ok(kept) => {
                 self.record_stored(ObjectKind::Document);
-                match placed {
-                    ReplaceOutcome::KeptExisting(stored) if stored.metadata.asked == document.metadata.asked => *stored,
-                    ReplaceOutcome::Stored | ReplaceOutcome::KeptExisting(_) => document,
-                }
+                kept.filter(|kept| kept.metadata.asked == document.metadata.asked).unwrap_or(document)
             }
             Err(error) => {
                 tracing::error!(%error, "a document could not be stored");
@@ -215,7 +204,8 @@ impl Library {
         Ok(Aged { age: document.age(), value: Arc::new(document) })
     }
 
-    /// Stores the document that `made` builds from the old and the new one, unless the old one was confirmed later.
+    /// Stores the document that `made` builds from the old and the new one. Returns the old one if it stays, because it was
+    /// confirmed later.
     pub(in crate::mirror) fn replace_document(
         &self,
         key: &Key,
@@ -223,15 +213,15 @@ impl Library {
         now: Timestamp,
         durability: Durability,
         mut made: impl FnMut(Option<&StoredDocument>, StoredDocument) -> Result<StoredDocument, StoreError>,
-    ) -> Result<ReplaceOutcome, StoreError> {
+    ) -> Result<Option<StoredDocument>, StoreError> {
         self.store.records.change(key, |step| {
             let stored = default_if_store_unavailable(step.read(key))?.whole().and_then(StoredDocument::read);
-            if let Some(stored) = stored.as_ref().filter(|stored| stored.age().is_confirmed_after(coming.age(), now)) {
-                return Ok(ReplaceOutcome::KeptExisting(Box::new(stored.clone())));
+            if stored.as_ref().is_some_and(|stored| stored.age().is_confirmed_after(coming.age(), now)) {
+                return Ok(stored);
             }
             let made = made(stored.as_ref(), coming.clone())?;
             step.put(key, made.write(), durability, IndexEntry::Document(made.metadata.checked));
-            Ok(ReplaceOutcome::Stored)
+            Ok(None)
         })
     }
 

@@ -19,7 +19,6 @@ use crate::mirror::documents::module_location::{LocationDocument, subdir_in_arch
 use crate::mirror::library::intake::{PackedArchive, TreeExpectation};
 use crate::mirror::library::module_history::{self, ModuleFirstSeen, PinnedTree};
 use crate::mirror::library::{Reservation, StoredArchive};
-use crate::mirror::modules::RESOLVED_BY_ACCEPT;
 use crate::mirror::modules::fetch::{FetchTreeError, FetchedTree, SourceFetch};
 use crate::mirror::single_flight::shareable;
 use crate::mirror::{Connectivity, Library, Modules, RequestContext};
@@ -28,6 +27,7 @@ use crate::store::StoreError;
 use crate::upstream::error::Fault;
 use crate::upstream::request::{AcceptedCoding, Fetched, RequestPriority};
 use crate::upstream::source::PackageSource;
+use crate::verify::PackedTree;
 
 /// Bytes evicted at the first attempt to recover from a full disk during a fill.
 const FIRST_EVICTION_BYTES: u64 = 64 << 20;
@@ -199,8 +199,9 @@ fn pack_into_stage(
 impl FetchedTree {
     /// The record of the tree with this digest.
     fn summary(&self, tree: Digest, location: &LocationDocument, at: Timestamp) -> PinnedTree {
-        let (commit, subdir, validators) = (self.commit.clone(), self.subdir.clone(), self.validators.clone());
-        PinnedTree { tree, commit, packer: PACKER, source: location.digest, subdir, validators, at }
+        let (commit, subdir) = (self.commit.clone(), self.subdir.clone());
+        let packed = PackedTree { tree, commit, packer: PACKER, source: location.digest, subdir };
+        PinnedTree { packed, validators: self.validators.clone(), at }
     }
 }
 
@@ -264,7 +265,7 @@ impl Modules {
         let key = call.config.key_of_package(package);
         let wanted = key.clone();
         let first_seen = self.library.on_disk(move |library| module_history::read_first_seen(library, &wanted));
-        let Some(seen) = first_seen.await?.first_seen() else { return Ok(()) };
+        let Some(seen) = first_seen.await?.whole() else { return Ok(()) };
         // A check time in the future comes from a clock that was ahead, and does not count.
         if mode == RecheckMode::IfDue
             && seen.looked >= location.age.checked
@@ -281,7 +282,7 @@ impl Modules {
             let comparison = module_history::compare(library, &key, &pinned_tree, Some(looked))?;
             let accepting = format!("`larder accept {key}`");
             if library.require_pinned_tree(&package, &key, &pinned_tree, comparison, &accepting).is_ok() {
-                library.resolve_alarms(RESOLVED_BY_ACCEPT, &key.module, &key.version);
+                library.resolve_tree_alarms(&key);
             }
             Ok(())
         };
@@ -306,12 +307,11 @@ impl Modules {
             PackageSource::Git(git) => {
                 let commit = call.config.outbound.git_commit(fetch.request(&git.url, &subject), git).await;
                 let commit = commit.map_err(|error| fetch.git_failed(error, &git.url))?;
-                let is_it = |pinned_tree: &&PinnedTree| pinned_tree.commit == commit && pinned_tree.subdir == subdir;
+                let is_it = |known: &&PinnedTree| known.packed.commit == commit && known.packed.subdir == subdir;
                 Ok(known().find(is_it).filter(|_| commit.is_some()).cloned())
             }
             PackageSource::Archive(archive) => {
-                let of_this =
-                    |pinned_tree: &&PinnedTree| pinned_tree.source == location.digest && pinned_tree.has_validators();
+                let of_this = |known: &&PinnedTree| known.packed.source == location.digest && known.has_validators();
                 let Some(before) = known().find(of_this) else { return Ok(None) };
                 // A body limit of one byte: only a 304 is useful.
                 let request = fetch.request(&archive.url, &subject);

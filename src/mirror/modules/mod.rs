@@ -16,7 +16,7 @@ use crate::error::Error;
 use crate::mirror::archives::unattended::FillsByClient;
 use crate::mirror::archives::verified_open::OpenOutcome;
 use crate::mirror::documents::module_location::{location_label, subdir_in_archive};
-use crate::mirror::library::module_history::{self, FirstSeenLookup};
+use crate::mirror::library::module_history;
 use crate::mirror::modules::fetch::{StageNames, UNPACK_LIMITS};
 use crate::mirror::request_context::ConfigAndRoute;
 use crate::mirror::runtime::ConfigGeneration;
@@ -25,7 +25,7 @@ use crate::mirror::{
     AlarmKind, Answer, Archive, Connectivity, Documents, Library, Outcome, RequestContext, Runtime, StoredArchive,
     VerifiedReader, default_if_store_unavailable,
 };
-use crate::store::Key;
+use crate::store::{Key, Recorded};
 use crate::upstream::error::UpstreamError;
 use crate::upstream::limits::ConcurrencyLimits;
 use crate::upstream::source::{PackageSource, Unsupported};
@@ -55,9 +55,6 @@ pub enum ModuleLocation {
     /// A source that larder cannot fetch, as upstream wrote it.
     External(String),
 }
-
-/// The module alarms that `accept` resolves.
-pub(in crate::mirror) const RESOLVED_BY_ACCEPT: &[AlarmKind] = &[AlarmKind::Moved, AlarmKind::DamagedRecord];
 
 /// Serves locations and archives of modules, and fills them.
 #[derive(Debug)]
@@ -189,16 +186,16 @@ impl Modules {
             default_if_store_unavailable(module_history::record_external_move(library, &owned_key, kind))
         });
         let before = match recorded.await? {
-            FirstSeenLookup::Never => return Ok(None),
-            FirstSeenLookup::Recorded(seen) => format!("the first-seen tree has digest {}", seen.pinned.tree),
-            FirstSeenLookup::Lost => "the first-seen record is damaged".to_owned(),
+            Recorded::Absent => return Ok(None),
+            Recorded::Whole(seen) => format!("the first-seen tree has digest {}", seen.pinned.packed.tree),
+            Recorded::Damaged => "the first-seen record is damaged".to_owned(),
         };
         let source = source.describe();
         tracing::error!(%package, source, before, "ALARM: upstream has moved a version of a module to a source that larder cannot fetch; it is not served from there until it is accepted");
         let (owned_key, detail, now) = (key.clone(), format!("upstream has it at {source}; {before}"), call.now);
         self.library
             .on_disk(move |library| {
-                library.raise_alarm(AlarmKind::Moved, &owned_key.module, &owned_key.version, detail, now);
+                library.raise_alarm(&owned_key.module, AlarmKind::Moved.of(&owned_key.version), detail, now);
                 Ok(())
             })
             .await?;

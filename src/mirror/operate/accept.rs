@@ -13,15 +13,15 @@ use crate::address::{
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::library::intake::TreeExpectation;
-use crate::mirror::library::module_history::{self, FirstSeenLookup};
+use crate::mirror::library::module_history;
 use crate::mirror::library::proof_set::ProofSet;
 use crate::mirror::library::{
     AcceptScope, AcceptedFinding, AlarmEvent, AlarmPart, AlarmSubject, HistoryChange, observation,
 };
-use crate::mirror::modules::RESOLVED_BY_ACCEPT;
 use crate::mirror::proof_sets::fetch::SetBasis;
 use crate::mirror::proof_sets::{describe_set, is_absent};
 use crate::mirror::{AlarmKind, Library, Operations, Outcome, RequestContext};
+use crate::store::Recorded;
 use crate::upstream::discovery::Service;
 use crate::upstream::source::PackageSource;
 
@@ -352,7 +352,8 @@ impl Operations {
             let outcome = match self.accept_package(&package, &key, call).await {
                 Ok(outcome) => outcome,
                 Err(error) => {
-                    let is_withdrawn = matches!(error, Error::NotFound(_)) && self.resolve_alarms(&key).await? > 0;
+                    let is_withdrawn =
+                        matches!(error, Error::NotFound(_)) && self.library.resolve_tree_alarms_async(&key).await? > 0;
                     let error = error.to_string();
                     if is_withdrawn { AcceptOutcome::Withdrawn { error } } else { AcceptOutcome::Failed { error } }
                 }
@@ -362,11 +363,6 @@ impl Operations {
         Ok(accepted)
     }
 
-    /// Resolves the alarms of a version that `accept` resolves. Returns their number.
-    async fn resolve_alarms(&self, key: &ModulePackage) -> Result<usize, Error> {
-        self.library.resolve_alarms_async(RESOLVED_BY_ACCEPT, &key.module, &key.version).await
-    }
-
     async fn moved_modules(&self, address: ModuleAddress, versions: Versions) -> Result<Vec<ModulePackage>, Error> {
         let search = move |library: &Library| {
             let mut moved = library.store.records.module_packages_seen(&address)?;
@@ -374,9 +370,9 @@ impl Operations {
             let mut waiting = Vec::new();
             for package in moved {
                 let is_waiting = match module_history::read_first_seen(library, &package)? {
-                    FirstSeenLookup::Recorded(seen) => seen.has_moved(),
-                    FirstSeenLookup::Lost => true,
-                    FirstSeenLookup::Never => false,
+                    Recorded::Whole(seen) => seen.has_moved(),
+                    Recorded::Damaged => true,
+                    Recorded::Absent => false,
                 };
                 waiting.extend(is_waiting.then_some(package));
             }
@@ -400,8 +396,8 @@ impl Operations {
         let location = fetched.value.as_location(package)?;
         let owned_key = key.clone();
         let lookup = self.library.on_disk(move |library| module_history::read_first_seen(library, &owned_key)).await?;
-        let was_seen = lookup != FirstSeenLookup::Never;
-        let before = lookup.first_seen().map(|seen| seen.pinned);
+        let was_seen = lookup != Recorded::Absent;
+        let before = lookup.whole().map(|seen| seen.pinned.packed);
         if let PackageSource::Unsupported(source) = &location.located.source
             && was_seen
         {
@@ -413,7 +409,7 @@ impl Operations {
             };
             self.library.on_disk(forget).await?;
             self.library.bump_revision(&key.module);
-            self.resolve_alarms(key).await?;
+            self.library.resolve_tree_alarms_async(key).await?;
             tracing::warn!(%package, kind, "accepted by the operator: clients fetch it directly from now on");
             return Ok(AcceptOutcome::AcceptedElsewhere { tree_before, source: kind.to_owned() });
         }
@@ -421,7 +417,7 @@ impl Operations {
         let Some(now) = archive.proof.how.tree() else {
             return Err(Error::Interrupted(format!("accepting {package}")));
         };
-        if before.as_ref().is_some_and(|before| before.matches_archive(now)) {
+        if before.as_ref().is_some_and(|before| before.is_same_module(now)) {
             return Ok(AcceptOutcome::NothingToAccept);
         }
         tracing::warn!(%package, tree = %now.tree, commit = now.commit, "accepted by the operator: another tree is pinned from now on");

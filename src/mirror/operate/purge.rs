@@ -11,7 +11,6 @@ use crate::address::{Address, Artifact, Package, PackageRef, PackageSelector, Ve
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::mirror::library::UnrecordedSet;
 use crate::mirror::library::module_history::read_first_seen;
 use crate::mirror::library::proof_set::UsableProofSet;
 use crate::mirror::library::stored_document::StoredDocument;
@@ -141,7 +140,7 @@ impl Purge<'_> {
         let mut spared = BTreeSet::new();
         match address {
             Address::Provider(provider) => {
-                for UnrecordedSet { package, error } in self.library.histories.record_stored(provider)? {
+                for (package, error) in self.library.histories.record_stored(provider)? {
                     if versions.include(&package.version) {
                         let reason = "its proof set is the only record of its digests, and cannot be read";
                         self.purged.left.push(format!("{package}: {reason}: {error}"));

@@ -464,7 +464,7 @@ impl VerifyRun {
             let is_there = library.histories.restore(&key)?;
             if let (Key::FirstSeen(provider, version), false) = (&key, is_there) {
                 let detail = "its first-seen record is damaged, and no stored proof set can rebuild it";
-                library.raise_alarm(AlarmKind::DamagedRecord, provider, version, detail, now);
+                library.raise_alarm(provider, AlarmKind::DamagedRecord.of(version), detail, now);
             }
             Ok(is_there)
         });

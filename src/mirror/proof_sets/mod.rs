@@ -414,7 +414,12 @@ impl ProofSets {
             }
             tracing::error!(%package, imported = %before, upstream = %digest, "ALARM: an unsigned import differs from upstream's archive; upstream's is served from now on");
             let Package { provider, version, .. } = &package;
-            library.raise_alarm(AlarmKind::ImportedDiffers, provider, version, imported_differs(before, digest), now);
+            library.raise_alarm(
+                provider,
+                AlarmKind::ImportedDiffers.of(version),
+                imported_differs(before, digest),
+                now,
+            );
             Ok(())
         };
         self.library.on_disk(replace).await

@@ -53,25 +53,28 @@ impl EvictableEntry {
         })
     }
 
-    pub(super) fn encode(&self) -> [u8; 24] {
-        let mut value = [0; 24];
-        value[..8].copy_from_slice(&self.last_use.0.to_be_bytes());
-        value[8..16].copy_from_slice(&self.size_bytes.to_be_bytes());
-        value[16..].copy_from_slice(&self.last_check.0.to_be_bytes());
-        value
+    pub(super) fn encode(&self) -> Vec<u8> {
+        encode_numbers(&[self.last_use.0, self.size_bytes, self.last_check.0])
     }
 
     pub(super) fn decode(value: &[u8]) -> Option<Self> {
-        let number = |bytes: &[u8]| Some(u64::from_be_bytes(bytes.try_into().ok()?));
-        let (last_use, rest) = value.split_at_checked(8)?;
         // Entries of older larders have no time of the last check: they count as never checked.
-        let (size_bytes, last_check) = if rest.len() == 8 { (rest, &[0; 8][..]) } else { rest.split_at_checked(8)? };
-        Some(Self {
-            last_use: Timestamp(number(last_use)?),
-            size_bytes: number(size_bytes)?,
-            last_check: Timestamp(number(last_check)?),
-        })
+        let (last_use, size_bytes, last_check) = match *decode_numbers(value)? {
+            [last_use, size_bytes] => (last_use, size_bytes, 0),
+            [last_use, size_bytes, last_check] => (last_use, size_bytes, last_check),
+            _ => return None,
+        };
+        Some(Self { last_use: Timestamp(last_use), size_bytes, last_check: Timestamp(last_check) })
     }
+}
+
+fn encode_numbers(numbers: &[u64]) -> Vec<u8> {
+    numbers.iter().flat_map(|number| number.to_be_bytes()).collect()
+}
+
+fn decode_numbers(bytes: &[u8]) -> Option<Vec<u64>> {
+    let (numbers, []) = bytes.as_chunks() else { return None };
+    Some(numbers.iter().copied().map(u64::from_be_bytes).collect())
 }
 
 pub(super) fn archive_key(digest: &Digest) -> Vec<u8> {
@@ -91,6 +94,11 @@ pub(super) fn counted_bytes(key: &Key, size_bytes: u64) -> u64 {
 
 /// The version of the index. Version 1, of older larders, has no names.
 const INDEX_VERSION: u32 = 2;
+
+/// The beginning of the mark of a clean close.
+fn mark_version() -> Vec<u8> {
+    [FORMAT.to_be_bytes(), INDEX_VERSION.to_be_bytes()].concat()
+}
 
 /// Totals of the store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -127,28 +135,21 @@ impl Totals {
         (*numbers, *sizes) = (number(*numbers), bytes(*sizes));
     }
 
-    fn members(&mut self) -> [&mut u64; 5] {
-        let Self { archives, archive_bytes, documents, document_bytes, page_bytes } = self;
-        [archives, archive_bytes, documents, document_bytes, page_bytes]
-    }
-
     /// The mark of a clean close: the format, the index version, and these totals.
-    pub(super) fn mark(mut self) -> Vec<u8> {
-        let mut mark = [FORMAT.to_be_bytes(), INDEX_VERSION.to_be_bytes()].concat();
-        self.members().iter().for_each(|number| mark.extend_from_slice(&number.to_be_bytes()));
-        mark
+    pub(super) fn mark(self) -> Vec<u8> {
+        let Self { archives, archive_bytes, documents, document_bytes, page_bytes } = self;
+        let totals = encode_numbers(&[archives, archive_bytes, documents, document_bytes, page_bytes]);
+        [&mark_version()[..], &totals].concat()
     }
 
     /// The totals in a mark; `None` for the mark of another format or index version.
     pub(super) fn in_mark(mark: &[u8]) -> Option<Self> {
-        let (header, numbers) = mark.split_at_checked(8)?;
-        let mut totals = Self::default();
-        let is_current =
-            header == [FORMAT.to_be_bytes(), INDEX_VERSION.to_be_bytes()].concat() && numbers.len() == 5 * 8;
-        for (member, bytes) in totals.members().into_iter().zip(numbers.chunks_exact(8)) {
-            *member = u64::from_be_bytes(bytes.try_into().ok()?);
+        match *decode_numbers(mark.strip_prefix(&mark_version()[..])?)? {
+            [archives, archive_bytes, documents, document_bytes, page_bytes] => {
+                Some(Self { archives, archive_bytes, documents, document_bytes, page_bytes })
+            }
+            _ => None,
         }
-        is_current.then_some(totals)
     }
 
     /// All bytes that count against the size limit.

@@ -172,7 +172,10 @@ fn after_a_lost_key_log_a_key_vouches_only_for_versions_it_signed() {
     for (version, key) in [(1, 0), (2, 1), (3, 0)] {
         records.decide(&set(version, key, version));
     }
-    let mut lost = StoredRecords { keys: Some(KeyLog::of_versions(records.versions.values())), ..records };
+    let mut lost = StoredRecords {
+        keys: Some(KeyLog::of_versions(&records.versions.values().cloned().collect::<Vec<_>>())),
+        ..records
+    };
     assert_eq!(
         lost.decide(&set(2, 0, 9)).verdict,
         HistoryVerdict::Refused(HistoryRefusal::ChangedByUntrustedKey(HistoryChange::OtherBytes {

@@ -17,9 +17,9 @@ use crate::mirror::library::proof_set::{ProofSet, StoredProofSet, imported_diffe
 use crate::mirror::library::provider_history::Admission;
 use crate::mirror::library::stored_document::StoredDocument;
 use crate::mirror::library::{
-    AcceptScope, AcceptedFinding, AlarmEvent, AlarmKind, AlarmPart, Observation, Signer, StoredArchive, observation,
+    AcceptScope, AcceptedFinding, AlarmEvent, AlarmKind, AlarmPart, AlarmSubject, Observation, Signer, StoredArchive,
+    observation,
 };
-use crate::mirror::modules::RESOLVED_BY_ACCEPT;
 use crate::mirror::transfer::bundle::entry::{
     AcceptedEntry, EntryCriteria, SmallFiles, document_from_bundle, store_failed,
 };
@@ -30,7 +30,7 @@ use crate::store::{Blob, Durability, IndexEntry, Key, StoreError};
 use crate::upstream::error::sanitized;
 use crate::upstream::providers::DownloadDocument;
 use crate::upstream::request::Validators;
-use crate::verify::{ProofBasis, verify_proof_set};
+use crate::verify::{PackedTree, ProofBasis, verify_proof_set};
 
 /// The archive of an entry. Its bytes have the digest that the manifest names.
 pub(super) struct ArrivedArchive {
@@ -187,8 +187,9 @@ impl BundledSet {
             let signer = key.map_or_else(|| "none".to_owned(), |key| format!("key {key}"));
             let reason =
                 format!("its signer ({signer}) is not known for this provider, and no trusted key signed the bundle");
-            let (part, detail) = (AlarmPart::Platform(self.package.platform.clone()), format!("in a bundle: {reason}"));
-            library.raise_alarm_about_part(AlarmKind::WaitsForAccept, provider, version, part, detail, now);
+            let part = AlarmPart::Platform(self.package.platform.clone());
+            let subject = AlarmSubject { part, ..AlarmKind::WaitsForAccept.of(version) };
+            library.raise_alarm(provider, subject, format!("in a bundle: {reason}"), now);
             return Err(format!("{reason}; --accept {provider}@{version} accepts it"));
         }
         // A bundle without a trusted signature cannot introduce a key for a provider.
@@ -202,7 +203,7 @@ impl BundledSet {
             ))),
             Err(reason) => Err(format!(
                 "{}; if the publisher released this, apply it with --accept {provider}@{version}",
-                reason.words
+                reason.describe()
             )),
         }
     }
@@ -235,7 +236,7 @@ impl Library {
                         }
                         tracing::error!(%package, "ALARM: an unsigned import differs from a bundle's verified archive; the bundle's is served from now on");
                         let detail = imported_differs(before, set.document.shasum);
-                        self.raise_alarm(AlarmKind::ImportedDiffers, &package.provider, &package.version, detail, now);
+                        self.raise_alarm(&package.provider, AlarmKind::ImportedDiffers.of(&package.version), detail, now);
                     }
                     None
                 }
@@ -324,8 +325,8 @@ impl BundledModule {
         }
         drop(subdir_in_archive(&package, located.located.subdir.as_ref()).map_err(|e| e.to_string())?);
         let is_stored = || -> Result<bool, StoreError> {
-            let first_seen = module_history::read_first_seen(library, &key)?.first_seen();
-            Ok(first_seen.is_some_and(|seen| seen.pinned.tree == entry.tree)
+            let first_seen = module_history::read_first_seen(library, &key)?.whole();
+            Ok(first_seen.is_some_and(|seen| seen.pinned.packed.tree == entry.tree)
                 && library.is_stored_under(&key, entry.archive.sha256)?
                 && library.has_document_or_newer(&Key::location(&key), &location, now)?)
         };
@@ -333,11 +334,13 @@ impl BundledModule {
             return Ok(None);
         }
         let claimed_tree = PinnedTree {
-            tree: entry.tree,
-            commit: entry.commit.clone(),
-            packer: entry.packer,
-            source: entry.source,
-            subdir: entry.subdir.clone(),
+            packed: PackedTree {
+                tree: entry.tree,
+                commit: entry.commit.clone(),
+                packer: entry.packer,
+                source: entry.source,
+                subdir: entry.subdir.clone(),
+            },
             validators: Validators::default(),
             at: entry.first_seen.min(now),
         };
@@ -370,9 +373,9 @@ impl BundledModule {
         library
             .require_pinned_tree(&package, &key, &claimed_tree, comparison, &accepting)
             .map_err(|e| e.to_string())?;
-        library.resolve_alarms(RESOLVED_BY_ACCEPT, &key.module, &key.version);
+        library.resolve_tree_alarms(&key);
         let ArrivedArchive { digest, fast, size_bytes, .. } = arrived;
-        let archive = StoredArchive::of_tree(claimed_tree.packed(), digest, fast, size_bytes, origin, now);
+        let archive = StoredArchive::of_tree(claimed_tree.packed.clone(), digest, fast, size_bytes, origin, now);
         let location_key = Key::location(&key);
         let record_proof = || {
             library.replace_document(&location_key, location, now, Durability::Synced, |_, incoming| Ok(incoming))?;
@@ -398,18 +401,16 @@ impl BundledModule {
         let mut packed_anew = Hasher::new();
         let packed = unpacked.and_then(|()| pack(&tree, &TreePath::root(), &mut packed_anew));
         let PackResult { tree: packed_tree, .. } = packed.map_err(|e| format!("its archive is not a module: {e}"))?;
-        if packed_tree != self.claimed_tree.tree {
-            return Err(format!(
-                "its tree has digest {packed_tree}, but its manifest names {}",
-                self.claimed_tree.tree
-            ));
+        let claimed = &self.claimed_tree.packed;
+        if packed_tree != claimed.tree {
+            return Err(format!("its tree has digest {packed_tree}, but its manifest names {}", claimed.tree));
         }
         let (anew, _) = packed_anew.finish();
         // Clients use another tar reader than larder. Only the output of our packer reads the same in all of them.
-        if self.claimed_tree.packer != PACKER || anew != arrived.digest {
+        if claimed.packer != PACKER || anew != arrived.digest {
             return Err("its archive was made by another packer, or has contents that larder never packs".to_owned());
         }
-        let subdir = self.claimed_tree.subdir.as_deref().unwrap_or_default();
+        let subdir = claimed.subdir.as_deref().unwrap_or_default();
         let below = TreePath::parse(subdir.as_bytes()).map_err(|bad| bad.to_string())?;
         if !below.is_root() && tree.get(&below) != Some(&TreeEntry::Folder) {
             return Err(format!("its archive has no folder {subdir}"));

@@ -12,7 +12,7 @@ use crate::bundle::{ApplyOutcome, BundleEntry, BundledDocument, FetchOrigin, Fil
 use crate::clock::Timestamp;
 use crate::mirror::Library;
 use crate::mirror::documents::version_lists::entry_of;
-use crate::mirror::library::stored_document::{DocumentMetadata, ReplaceOutcome, StoredDocument};
+use crate::mirror::library::stored_document::{DocumentMetadata, StoredDocument};
 use crate::mirror::transfer::bundle::archives::{ArrivedArchive, BundledModule, BundledSet};
 use crate::store::{DocumentKey, Durability, IndexEntry, Key, StoreError};
 use crate::upstream::discovery::Service;
@@ -153,9 +153,8 @@ impl BundledDocumentUpdate {
             library.histories.record_listed(address, &versions, incoming.metadata.checked).map_err(store_failed)?;
         }
         let merge = |stored: Option<&StoredDocument>, incoming| library.merge_stored_entries(&key, stored, incoming);
-        let replaced =
-            library.replace_document(&key, incoming, now, Durability::Synced, merge).map_err(store_failed)?;
-        if matches!(replaced, ReplaceOutcome::KeptExisting(_)) {
+        let kept = library.replace_document(&key, incoming, now, Durability::Synced, merge).map_err(store_failed)?;
+        if kept.is_some() {
             return Ok(ApplyOutcome::Held);
         }
         let config = library.runtime.config();
@@ -218,7 +217,9 @@ impl Library {
         {
             return Ok(incoming.with_services_of(stored));
         }
-        let Some(address) = listed_address(key).filter(|address| keeps_gone(address.host())) else { return Ok(incoming) };
+        let Some(address) = listed_address(key).filter(|address| keeps_gone(address.host())) else {
+            return Ok(incoming);
+        };
         Ok(match self.dropped_entries(address, stored, &incoming)? {
             Some(dropped) => incoming.with_dropped(&dropped.into_values().collect::<Vec<_>>()),
             None => incoming,

@@ -182,11 +182,11 @@ impl Library {
         package: &ModulePackage,
         digest: Option<Digest>,
     ) -> Result<Option<StoredModule>, StoreError> {
-        let seen = module_history::read_first_seen(self, package)?.first_seen();
+        let seen = module_history::read_first_seen(self, package)?.whole();
         for archive in self.catalog.name(package)?.archives.into_iter().rev() {
             let Some(packed) = archive.proof.how.tree().cloned() else { continue };
             let is_requested = digest.is_none_or(|digest| digest == archive.digest);
-            let is_pinned = seen.as_ref().is_none_or(|seen| seen.pinned.matches_archive(&packed));
+            let is_pinned = seen.as_ref().is_none_or(|seen| seen.pinned.packed.is_same_module(&packed));
             if !is_requested || !is_pinned {
                 continue;
             }
