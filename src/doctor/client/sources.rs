@@ -64,10 +64,10 @@ impl ClientChecks<'_> {
             (None, None) => "neither providers.v1 nor modules.v1",
         };
         if let Some((add, affected)) = missing {
-            let found =
+            let finding =
                 format!("its host block names {named}: it replaces the whole list, so {affected} from {host} fail");
             let advice = format!("add {add} to its services, as `larder client-config` prints them");
-            checks.push(Check::fail(SERVICES, found).advise(advice));
+            checks.push(Check::fail(SERVICES, finding).advise(advice));
         }
         if let Some(modules) = &modules {
             checks.extend(self.check_modules(modules, providers.as_ref(), host).await);
@@ -92,8 +92,8 @@ impl ClientChecks<'_> {
                     let modules = modules.filter(|modules| modules.origin() != url.origin());
                     let elsewhere = modules
                         .map(|modules| format!("; modules come from {}", modules.origin().ascii_serialization()));
-                    let found = format!("its host block leads to larder{}", elsewhere.unwrap_or_default());
-                    checks.push(Check::ok(OVERRIDE, found));
+                    let finding = format!("its host block leads to larder{}", elsewhere.unwrap_or_default());
+                    checks.push(Check::ok(OVERRIDE, finding));
                 }
                 None => {}
             },
@@ -152,20 +152,21 @@ impl ClientChecks<'_> {
         match identify_server(&base, ProbedService::Modules, expected_host, self.client_roots).await {
             Ok(Identified { kind, .. }) => match kind {
                 ServerKind::LarderWithoutService | ServerKind::LarderWithoutHost(_) => {
-                    let found = format!(
+                    let finding = format!(
                         "modules.v1 leads to larder at {shown}, which serves no modules there: all of {host} fail"
                     );
-                    Some(Check::fail(SERVICES, found).advise(right()))
+                    Some(Check::fail(SERVICES, finding).advise(right()))
                 }
                 ServerKind::Larder => {
                     let other = named.filter(|named| named != host)?;
-                    let found = format!("modules.v1 leads to larder's copy of {other}, which has other modules");
-                    Some(Check::fail(OTHER_HOST, found).advise(right()))
+                    let finding = format!("modules.v1 leads to larder's copy of {other}, which has other modules");
+                    Some(Check::fail(OTHER_HOST, finding).advise(right()))
                 }
                 ServerKind::OtherServer(status) if named.is_some() => {
-                    let found = format!("{leads}, where something else answers ({status}): all modules of {host} fail");
-                    let to_do = if is_own_listener(url, self.config) { PORT_IS_TAKEN.to_owned() } else { right() };
-                    Some(self.downgrade_if_proxied(url, Check::fail(SERVICES, found).advise(to_do)))
+                    let finding =
+                        format!("{leads}, where something else answers ({status}): all modules of {host} fail");
+                    let advice = if is_own_listener(url, self.config) { PORT_IS_TAKEN.to_owned() } else { right() };
+                    Some(self.downgrade_if_proxied(url, Check::fail(SERVICES, finding).advise(advice)))
                 }
                 ServerKind::LarderRefusing(_) | ServerKind::OtherServer(_) => None,
             },
@@ -186,7 +187,7 @@ impl ClientChecks<'_> {
 
     /// Reports a wrong path in a URL that leads to larder.
     fn check_host_in_path(&self, url: &Url, host: &Hostname) -> Option<Check> {
-        let (id, found) = match host_of_base(url, "providers") {
+        let (id, finding) = match host_of_base(url, "providers") {
             Some(named) if named == *host => return None,
             Some(named) => (
                 OTHER_HOST,
@@ -196,7 +197,7 @@ impl ClientChecks<'_> {
             None if url.host_str() == Some(host.name()) => return None,
             None => (PATH, format!("{url} leads to larder, but not to a registry")),
         };
-        Some(Check::fail(id, found).advise(self.right_providers(host, url)))
+        Some(Check::fail(id, finding).advise(self.right_providers(host, url)))
     }
 }
 
@@ -287,12 +288,12 @@ impl ProviderSources {
             Coverage::None => {
                 let only = if self.other_sources.is_empty() { "" } else { " only" };
                 let sources = self.other_source_names();
-                let found =
+                let finding =
                     format!("providers are installed from {sources}{only}: the host block is not used for them");
                 let advice = format!(
                     "add the line direct {{ include = [{all_pattern}] }} to provider_installation, or remove that block"
                 );
-                Some(Check::fail(INSTALLATION, found).advise(advice))
+                Some(Check::fail(INSTALLATION, finding).advise(advice))
             }
             Coverage::Some => Some(partial_coverage_check(all_pattern)),
             Coverage::All => self.check_other_sources(all_pattern),
@@ -308,14 +309,14 @@ impl ProviderSources {
             }
             (Coverage::Some, Coverage::None | Coverage::Some) => Some(partial_coverage_check(all_pattern)),
             (Coverage::All, Coverage::None) => Some(self.check_other_sources(all_pattern).unwrap_or_else(|| {
-                let found =
+                let finding =
                     "providers come from larder through the network mirror; modules come from the registry directly";
-                Check::ok(OVERRIDE, found)
+                Check::ok(OVERRIDE, finding)
             })),
             (Coverage::None, Coverage::None) if self.faults.is_empty() => {
-                let found = format!("providers are installed from {}, not from larder", self.other_source_names());
+                let finding = format!("providers are installed from {}, not from larder", self.other_source_names());
                 let advice = "to install them from larder, see `larder client-config --mirror`";
-                Some(Check::warn(OVERRIDE, found).advise(advice))
+                Some(Check::warn(OVERRIDE, finding).advise(advice))
             }
             (Coverage::None, _) => None,
         }
@@ -324,10 +325,10 @@ impl ProviderSources {
     /// Warns about sources besides larder.
     fn check_other_sources(&self, all_pattern: &str) -> Option<Check> {
         let sources = self.other_source_names();
-        let found =
+        let finding =
             format!("providers are installed from {sources} as well: those found there do not come from larder");
         let check =
-            Check::warn(INSTALLATION, found).advise(format!("write exclude = [{all_pattern}] there, or ignore this"));
+            Check::warn(INSTALLATION, finding).advise(format!("write exclude = [{all_pattern}] there, or ignore this"));
         (!self.other_sources.is_empty()).then_some(check)
     }
 
@@ -377,11 +378,11 @@ impl ClientChecks<'_> {
             return UrlProbe::Unusable(check.advise(START));
         }
         if self.is_off_limits(url) {
-            let found = format!("{setting} leads to {shown}, which is not checked: larder is offline");
-            let check = Check::warn(OVERRIDE, found);
+            let finding = format!("{setting} leads to {shown}, which is not checked: larder is offline");
+            let check = Check::warn(OVERRIDE, finding);
             return UrlProbe::Unusable(check.advise("if that is this larder, set [server] public_url to it"));
         }
-        let to_do = match self.running.state {
+        let advice = match self.running.state {
             LarderState::NeverSetUp if is_own_listener => START.to_owned(),
             LarderState::NeverSetUp => {
                 format!("check that a larder runs at {shown}, and that this machine reaches it; or {right}")
@@ -391,28 +392,29 @@ impl ClientChecks<'_> {
         let kind = match identify_server(url, service, host, self.client_roots).await {
             Ok(Identified { kind, .. }) => kind,
             Err(error) => {
-                let check = failed_probe(&error, setting, url, to_do);
+                let check = failed_probe(&error, setting, url, advice);
                 return UrlProbe::Unusable(self.downgrade_if_proxied(url, check));
             }
         };
         UrlProbe::Unusable(match kind {
             ServerKind::Larder => return UrlProbe::Larder,
             ServerKind::LarderWithoutService => {
-                let found = format!("{setting} {shown}{} leads to larder, but not to a registry", url.path());
-                Check::fail(PATH, found).advise(right)
+                let finding = format!("{setting} {shown}{} leads to larder, but not to a registry", url.path());
+                Check::fail(PATH, finding).advise(right)
             }
             ServerKind::LarderWithoutHost(missing) => {
-                let found = format!("{setting} leads to larder at {shown}, which does not mirror {missing}");
+                let finding = format!("{setting} leads to larder at {shown}, which does not mirror {missing}");
                 let or_add = format!("or add {missing} to that larder as an [[upstream]]");
-                Check::fail(OTHER_HOST, found).advise(right).advise(or_add)
+                Check::fail(OTHER_HOST, finding).advise(right).advise(or_add)
             }
             ServerKind::LarderRefusing(message) => {
-                let found = format!("{setting} leads to larder at {shown}, which refuses this machine: {message}");
-                Check::fail(ADDRESS, found).advise("add the address of this machine to [server] clients")
+                let finding = format!("{setting} leads to larder at {shown}, which refuses this machine: {message}");
+                Check::fail(ADDRESS, finding).advise("add the address of this machine to [server] clients")
             }
             ServerKind::OtherServer(status) => {
-                let found = format!("{setting} leads to {shown}, where something else answers ({status}), not larder");
-                let check = Check::fail(ADDRESS, found).advise(to_do);
+                let finding =
+                    format!("{setting} leads to {shown}, where something else answers ({status}), not larder");
+                let check = Check::fail(ADDRESS, finding).advise(advice);
                 return UrlProbe::OtherServer(self.downgrade_if_proxied(url, check));
             }
         })
@@ -433,7 +435,8 @@ impl ClientChecks<'_> {
 
     /// Tries the URL of a network mirror, which must be https and end in a slash.
     async fn try_mirror(&self, text: &str, host: &Hostname) -> UrlProbe {
-        let unusable = |id, found: String, to_do: String| UrlProbe::Unusable(Check::fail(id, found).advise(to_do));
+        let unusable =
+            |id, finding: String, advice: String| UrlProbe::Unusable(Check::fail(id, finding).advise(advice));
         let right = |base: &str| format!("write url = \"{base}{MIRROR_BASE}\" in network_mirror");
         let Ok(mut url) = Url::parse(text) else {
             return unusable(ADDRESS, "the url of its network_mirror is not a URL".to_owned(), right(&self.base()));
@@ -442,15 +445,15 @@ impl ClientChecks<'_> {
         // The URL may contain a user name and password.
         let shown = format!("{}{}", url.origin().ascii_serialization(), url.path());
         if url.scheme() != "https" {
-            let found = format!(
+            let finding = format!(
                 "network_mirror {shown} is not https: the client accepts only https, prints an error and continues without it"
             );
-            let to_do = "give larder a certificate ([server] tls), or use host blocks, which may be http";
-            return unusable(SCHEME, found, to_do.to_owned());
+            let advice = "give larder a certificate ([server] tls), or use host blocks, which may be http";
+            return unusable(SCHEME, finding, advice.to_owned());
         }
         if !url.path().ends_with('/') {
-            let found = format!("network_mirror {shown} has no final slash: the client drops its last path segment");
-            return unusable(SLASH, found, right);
+            let finding = format!("network_mirror {shown} has no final slash: the client drops its last path segment");
+            return unusable(SLASH, finding, right);
         }
         url.set_query(None);
         let probe = self.try_base(&url, ("network_mirror", ProbedService::Mirror), &right, host).await;
@@ -499,19 +502,19 @@ fn host_of_base(url: &Url, service: &str) -> Option<Hostname> {
 }
 
 /// The check of a URL that could not be requested.
-fn failed_probe(error: &ProbeError, subject: &str, url: &Url, to_do: String) -> Check {
+fn failed_probe(error: &ProbeError, subject: &str, url: &Url, advice: String) -> Check {
     let shown = url.origin().ascii_serialization();
-    let found = format!("{subject} leads to {shown}: {error}");
+    let finding = format!("{subject} leads to {shown}: {error}");
     match error {
-        ProbeError::Certificate(bad) => Check::fail(CERTIFICATE, found).advise(certificate_advice(bad)),
+        ProbeError::Certificate(bad) => Check::fail(CERTIFICATE, finding).advise(certificate_advice(bad)),
         ProbeError::NoTls(_) => {
-            Check::fail(SCHEME, found).advise(format!("the server may speak plain http there; {to_do}"))
+            Check::fail(SCHEME, finding).advise(format!("the server may speak plain http there; {advice}"))
         }
         ProbeError::NoHttp(_) => {
-            Check::fail(SCHEME, found).advise(format!("the server may speak https there; {to_do}"))
+            Check::fail(SCHEME, finding).advise(format!("the server may speak https there; {advice}"))
         }
         ProbeError::NoSuchName { .. } | ProbeError::Unreachable(_) | ProbeError::Slow(_) | ProbeError::NoUrl => {
-            Check::fail(ADDRESS, found).advise(to_do)
+            Check::fail(ADDRESS, finding).advise(advice)
         }
     }
 }
