@@ -216,19 +216,17 @@ pub(super) async fn check_disk(config: &Config, examined: &StoreFindings, used_b
     let mut checks = vec![check_store(config, examined)];
     match &examined.disk_space {
         Ok(space) => {
-            let used_bytes = if used_bytes.is_some() { used_bytes } else { measure_used_bytes(config).await };
+            let folder = config.store.path.clone();
+            let used_bytes = match used_bytes {
+                Some(used_bytes) => Some(used_bytes),
+                None => in_time(move || Store::measure(&folder)).await.and_then(Result::ok),
+            };
             let limit = config.store.max_size.bytes(used_bytes.unwrap_or_default(), space.free_bytes);
             checks.push(check_space(space, limit, used_bytes));
         }
         Err(error) => checks.push(Check::fail("disk", error.to_string()).advise(error.remedy())),
     }
     checks
-}
-
-/// The size of the store's archives and documents; `None` if the disk does not respond in time.
-async fn measure_used_bytes(config: &Config) -> Option<u64> {
-    let folder = config.store.path.clone();
-    in_time(move || Store::measure(&folder)).await?.ok()
 }
 
 /// A warning where access is denied: only the store's own user has it.

@@ -20,8 +20,7 @@ use crate::cdn_loop::OwnEntry;
 use crate::clock::{Clock, Timestamp};
 use crate::config::{self, Config, Problems, Remark};
 use crate::http::probe_client::ClientRoots;
-use crate::requirements::cli_config::Environment;
-use crate::store::{Store, StoreFindings};
+use crate::store::Store;
 use crate::upstream::limits::UpstreamLimits;
 use crate::upstream::outbound::Outbound;
 use crate::upstream::{Traffic, Upstreams};
@@ -40,7 +39,8 @@ pub async fn examine(loaded: Result<(Config, Vec<Remark>), Problems>, mut report
     let configuration_checks = of_configuration(&config, &warnings, app::start_problems(&config));
     let can_start = configuration_checks.iter().all(|check| check.verdict != CheckResult::Fail);
     configuration_checks.into_iter().for_each(&mut report);
-    let Some(store) = examine_store(&config).await else {
+    let folder = config.store.path.clone();
+    let Some(store) = in_time(move || Store::examine(&folder)).await else {
         report(
             Check::fail("store", format!("{} does not respond", config.store.path.display()))
                 .advise("check the disk of the store: reads from it hang"),
@@ -54,7 +54,8 @@ pub async fn examine(loaded: Result<(Config, Vec<Remark>), Problems>, mut report
     }
 
     let environment = config::environment();
-    let Some(client_roots) = client_roots(&environment).await else {
+    let [file, folders] = ["SSL_CERT_FILE", "SSL_CERT_DIR"].map(|name| environment.get(name).cloned());
+    let Some(client_roots) = in_time(move || ClientRoots::of_clients(file.as_deref(), folders.as_deref())).await else {
         report(
             Check::fail("client.trust", "the certificate authorities of the clients could not be read in time")
                 .advise("check the disk of SSL_CERT_FILE, SSL_CERT_DIR and /etc/ssl: reads from it hang"),
@@ -74,18 +75,6 @@ pub async fn examine(loaded: Result<(Config, Vec<Remark>), Problems>, mut report
     }
     drop(groups);
     report(machine::check_clock(Clock::system().now(), &times.into_inner()));
-}
-
-/// Examines the store on disk; `None` where the disk does not respond in time.
-async fn examine_store(config: &Config) -> Option<StoreFindings> {
-    let folder = config.store.path.clone();
-    in_time(move || Store::examine(&folder)).await
-}
-
-/// Reads the certificate authorities that clients trust; `None` where the disk does not respond in time.
-async fn client_roots(environment: &Environment) -> Option<ClientRoots> {
-    let [file, folders] = ["SSL_CERT_FILE", "SSL_CERT_DIR"].map(|name| environment.get(name).cloned());
-    in_time(move || ClientRoots::of_clients(file.as_deref(), folders.as_deref())).await
 }
 
 /// The result of work that reads from a disk; `None` where the disk does not respond in time.

@@ -48,8 +48,8 @@ impl ClientChecks<'_> {
         // A registry may offer only one of the two services.
         let offered = match (&providers, &modules) {
             (Some(_), Some(_)) => OfferedServices::BOTH,
-            (named, None) | (None, named) => {
-                self.offered_services(named.as_ref(), host).await.unwrap_or(OfferedServices::BOTH)
+            (url, None) | (None, url) => {
+                self.offered_services(url.as_ref(), host).await.unwrap_or(OfferedServices::BOTH)
             }
         };
         let missing = match (providers.is_none() && offered.providers, modules.is_none() && offered.modules) {
@@ -58,14 +58,14 @@ impl ClientChecks<'_> {
             (true, false) => Some(("providers.v1", "providers")),
             (true, true) => Some(("both", "everything")),
         };
-        let named = match (&providers, &modules) {
+        let listed = match (&providers, &modules) {
             (Some(_), _) => "only providers.v1",
             (None, Some(_)) => "no providers.v1",
             (None, None) => "neither providers.v1 nor modules.v1",
         };
         if let Some((add, affected)) = missing {
             let finding =
-                format!("its host block names {named}: it replaces the whole list, so {affected} from {host} fail");
+                format!("its host block names {listed}: it replaces the whole list, so {affected} from {host} fail");
             let advice = format!("add {add} to its services, as `larder client-config` prints them");
             checks.push(Check::fail(SERVICES, finding).advise(advice));
         }
@@ -83,9 +83,9 @@ impl ClientChecks<'_> {
             checks.push(Check::fail(SLASH, NO_SLASH).advise(format!("write \"providers.v1\" = \"{shown}/\"")));
             url.set_path(&format!("{}/", url.path()));
         }
-        let named = host_of_base(&url, "providers").unwrap_or_else(|| host.clone());
-        let right = self.right_providers(host, &url);
-        match self.try_base(&url, ("providers.v1", ProbedService::Providers), &right, &named).await {
+        let host_in_path = host_of_base(&url, "providers").unwrap_or_else(|| host.clone());
+        let correction = self.providers_correction(host, &url);
+        match self.try_base(&url, ("providers.v1", ProbedService::Providers), &correction, &host_in_path).await {
             UrlProbe::Larder => match self.check_host_in_path(&url, host) {
                 Some(fault) => checks.push(fault),
                 None if checks.is_empty() && sources.covers_all_providers() => {
@@ -103,8 +103,8 @@ impl ClientChecks<'_> {
     }
 
     /// The services of a registry according to larder; `None` where larder cannot be asked or does not mirror it.
-    async fn offered_services(&self, named: Option<&Url>, host: &Hostname) -> Option<OfferedServices> {
-        let base = named.map_or_else(|| self.base(), |url| self.base_for(url));
+    async fn offered_services(&self, url: Option<&Url>, host: &Hostname) -> Option<OfferedServices> {
+        let base = url.map_or_else(|| self.base(), |url| self.base_for(url));
         let url = Url::parse(&format!("{base}{}", Route::Discovery(host.clone()).path())).ok()?;
         if self.is_off_limits(&url) {
             return None;
@@ -121,9 +121,9 @@ impl ClientChecks<'_> {
     /// Checks a block with modules.v1 only, for a registry that offers nothing else.
     async fn check_modules_alone(&self, url: &Url, host: &Hostname) -> Check {
         let url = with_slash(url);
-        let named = host_of_base(&url, "modules").unwrap_or_else(|| host.clone());
-        let right = format!("write \"modules.v1\" = \"{}{}\"", self.base_for(&url), modules_base(host));
-        match self.try_base(&url, ("modules.v1", ProbedService::Modules), &right, &named).await {
+        let host_in_path = host_of_base(&url, "modules").unwrap_or_else(|| host.clone());
+        let correction = format!("write \"modules.v1\" = \"{}{}\"", self.base_for(&url), modules_base(host));
+        match self.try_base(&url, ("modules.v1", ProbedService::Modules), &correction, &host_in_path).await {
             UrlProbe::Larder => Check::ok(OVERRIDE, "its host block leads to larder; the registry offers modules only"),
             UrlProbe::OtherServer(fault) | UrlProbe::Unusable(fault) => fault,
         }
@@ -143,11 +143,11 @@ impl ClientChecks<'_> {
             return None;
         }
         let base = with_slash(url);
-        let named = host_of_base(&base, "modules");
+        let host_in_path = host_of_base(&base, "modules");
         let shown = url.origin().ascii_serialization();
-        let expected_host = named.as_ref().unwrap_or(host);
+        let expected_host = host_in_path.as_ref().unwrap_or(host);
         let base_for_modules = self.base_for(providers.unwrap_or(&base));
-        let right = || format!("write \"modules.v1\" = \"{base_for_modules}{}\"", modules_base(host));
+        let correction = || format!("write \"modules.v1\" = \"{base_for_modules}{}\"", modules_base(host));
         let leads = format!("modules.v1 leads to {shown}");
         match identify_server(&base, ProbedService::Modules, expected_host, self.client_roots).await {
             Ok(Identified { kind, .. }) => match kind {
@@ -155,17 +155,18 @@ impl ClientChecks<'_> {
                     let finding = format!(
                         "modules.v1 leads to larder at {shown}, which serves no modules there: all of {host} fail"
                     );
-                    Some(Check::fail(SERVICES, finding).advise(right()))
+                    Some(Check::fail(SERVICES, finding).advise(correction()))
                 }
                 ServerKind::Larder => {
-                    let other = named.filter(|named| named != host)?;
+                    let other = host_in_path.filter(|host_in_path| host_in_path != host)?;
                     let finding = format!("modules.v1 leads to larder's copy of {other}, which has other modules");
-                    Some(Check::fail(OTHER_HOST, finding).advise(right()))
+                    Some(Check::fail(OTHER_HOST, finding).advise(correction()))
                 }
-                ServerKind::OtherServer(status) if named.is_some() => {
+                ServerKind::OtherServer(status) if host_in_path.is_some() => {
                     let finding =
                         format!("{leads}, where something else answers ({status}): all modules of {host} fail");
-                    let advice = if is_own_listener(url, self.config) { PORT_IS_TAKEN.to_owned() } else { right() };
+                    let advice =
+                        if is_own_listener(url, self.config) { PORT_IS_TAKEN.to_owned() } else { correction() };
                     Some(self.downgrade_if_proxied(url, Check::fail(SERVICES, finding).advise(advice)))
                 }
                 ServerKind::LarderRefusing(_) | ServerKind::OtherServer(_) => None,
@@ -174,9 +175,9 @@ impl ClientChecks<'_> {
             Err(_) if providers.is_some_and(|providers| providers.origin() == url.origin()) => None,
             Err(_) if is_own_listener(url, self.config) => None,
             // Meant for larder, but with a wrong port or name.
-            Err(error) if named.is_some() || providers.is_some_and(|url| url.host() == base.host()) => {
+            Err(error) if host_in_path.is_some() || providers.is_some_and(|url| url.host() == base.host()) => {
                 let check = Check::fail(SERVICES, format!("{leads}: {error}: all modules of {host} fail"));
-                Some(self.downgrade_if_proxied(url, check.advise(right())))
+                Some(self.downgrade_if_proxied(url, check.advise(correction())))
             }
             Err(error) => {
                 let advice = "write the URL that the registry's own discovery document names";
@@ -188,16 +189,18 @@ impl ClientChecks<'_> {
     /// Reports a wrong path in a URL that leads to larder.
     fn check_host_in_path(&self, url: &Url, host: &Hostname) -> Option<Check> {
         let (id, finding) = match host_of_base(url, "providers") {
-            Some(named) if named == *host => return None,
-            Some(named) => (
+            Some(host_in_path) if host_in_path == *host => return None,
+            Some(host_in_path) => (
                 OTHER_HOST,
-                format!("providers.v1 leads to larder's copy of {named}: the same version has other bytes there"),
+                format!(
+                    "providers.v1 leads to larder's copy of {host_in_path}: the same version has other bytes there"
+                ),
             ),
             // Under the registry's own name, larder serves it at the registry's own paths.
             None if url.host_str() == Some(host.name()) => return None,
             None => (PATH, format!("{url} leads to larder, but not to a registry")),
         };
-        Some(Check::fail(id, finding).advise(self.right_providers(host, url)))
+        Some(Check::fail(id, finding).advise(self.providers_correction(host, url)))
     }
 }
 
@@ -363,12 +366,12 @@ enum UrlProbe {
 }
 
 impl ClientChecks<'_> {
-    /// Requests a base URL as the client would. `right` proposes a correct value.
+    /// Requests a base URL as the client would. `correction` proposes a correct value.
     async fn try_base(
         &self,
         url: &Url,
         (setting, service): (&str, ProbedService),
-        right: &str,
+        correction: &str,
         host: &Hostname,
     ) -> UrlProbe {
         let shown = url.origin().ascii_serialization();
@@ -385,9 +388,9 @@ impl ClientChecks<'_> {
         let advice = match self.running.state {
             LarderState::NeverSetUp if is_own_listener => START.to_owned(),
             LarderState::NeverSetUp => {
-                format!("check that a larder runs at {shown}, and that this machine reaches it; or {right}")
+                format!("check that a larder runs at {shown}, and that this machine reaches it; or {correction}")
             }
-            LarderState::Up | LarderState::Down => right.to_owned(),
+            LarderState::Up | LarderState::Down => correction.to_owned(),
         };
         let kind = match identify_server(url, service, host, self.client_roots).await {
             Ok(Identified { kind, .. }) => kind,
@@ -400,12 +403,12 @@ impl ClientChecks<'_> {
             ServerKind::Larder => return UrlProbe::Larder,
             ServerKind::LarderWithoutService => {
                 let finding = format!("{setting} {shown}{} leads to larder, but not to a registry", url.path());
-                Check::fail(PATH, finding).advise(right)
+                Check::fail(PATH, finding).advise(correction)
             }
             ServerKind::LarderWithoutHost(missing) => {
                 let finding = format!("{setting} leads to larder at {shown}, which does not mirror {missing}");
                 let or_add = format!("or add {missing} to that larder as an [[upstream]]");
-                Check::fail(OTHER_HOST, finding).advise(right).advise(or_add)
+                Check::fail(OTHER_HOST, finding).advise(correction).advise(or_add)
             }
             ServerKind::LarderRefusing(message) => {
                 let finding = format!("{setting} leads to larder at {shown}, which refuses this machine: {message}");
@@ -437,11 +440,15 @@ impl ClientChecks<'_> {
     async fn try_mirror(&self, text: &str, host: &Hostname) -> UrlProbe {
         let unusable =
             |id, finding: String, advice: String| UrlProbe::Unusable(Check::fail(id, finding).advise(advice));
-        let right = |base: &str| format!("write url = \"{base}{MIRROR_BASE}\" in network_mirror");
+        let correction = |base: &str| format!("write url = \"{base}{MIRROR_BASE}\" in network_mirror");
         let Ok(mut url) = Url::parse(text) else {
-            return unusable(ADDRESS, "the url of its network_mirror is not a URL".to_owned(), right(&self.base()));
+            return unusable(
+                ADDRESS,
+                "the url of its network_mirror is not a URL".to_owned(),
+                correction(&self.base()),
+            );
         };
-        let right = right(&self.base_for(&url));
+        let correction = correction(&self.base_for(&url));
         // The URL may contain a user name and password.
         let shown = format!("{}{}", url.origin().ascii_serialization(), url.path());
         if url.scheme() != "https" {
@@ -453,13 +460,13 @@ impl ClientChecks<'_> {
         }
         if !url.path().ends_with('/') {
             let finding = format!("network_mirror {shown} has no final slash: the client drops its last path segment");
-            return unusable(SLASH, finding, right);
+            return unusable(SLASH, finding, correction);
         }
         url.set_query(None);
-        let probe = self.try_base(&url, ("network_mirror", ProbedService::Mirror), &right, host).await;
+        let probe = self.try_base(&url, ("network_mirror", ProbedService::Mirror), &correction, host).await;
         match probe {
             UrlProbe::Unusable(check) if check.id == PATH => {
-                unusable(PATH, format!("network_mirror {shown} leads to larder, but not to its mirror"), right)
+                unusable(PATH, format!("network_mirror {shown} leads to larder, but not to its mirror"), correction)
             }
             probe => probe,
         }
@@ -473,7 +480,7 @@ impl ClientChecks<'_> {
     }
 
     /// Proposes a correct `providers.v1`.
-    fn right_providers(&self, host: &Hostname, wrong_url: &Url) -> String {
+    fn providers_correction(&self, host: &Hostname, wrong_url: &Url) -> String {
         format!("write \"providers.v1\" = \"{}{}\"", self.base_for(wrong_url), providers_base(host))
     }
 
@@ -494,11 +501,11 @@ impl ClientChecks<'_> {
 fn host_of_base(url: &Url, service: &str) -> Option<Hostname> {
     let mut segments = url.path_segments()?.rev();
     let is_base = ["", service, "v1"].into_iter().all(|part| segments.next() == Some(part));
-    let named = percent_encoding::percent_decode_str(segments.next()?).decode_utf8().ok()?;
+    let host_in_path = percent_encoding::percent_decode_str(segments.next()?).decode_utf8().ok()?;
     if !is_base || segments.next() != Some("registry") {
         return None;
     }
-    Hostname::parse(&named).ok()
+    Hostname::parse(&host_in_path).ok()
 }
 
 /// The check of a URL that could not be requested.
