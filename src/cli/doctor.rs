@@ -74,10 +74,10 @@ impl CheckRenderer {
             CheckResult::Fail => ("FAIL", Style::new().fg_color(Some(AnsiColor::Red.into())).bold()),
         };
         let mut page = TextPage::with_whole_words(self.width);
-        let subject = check.of.as_ref().map(|subject| format!("{subject}: ")).unwrap_or_default();
-        let found = format!("{subject}{}", escape_for_terminal(&check.found));
-        page.push_with_prefix(&format!("{result_text}  {:22}", check.id), &found);
-        check.to_do.iter().for_each(|to_do| page.push_with_prefix("      -> ", &escape_for_terminal(to_do)));
+        let subject = check.subject.as_ref().map(|subject| format!("{subject}: ")).unwrap_or_default();
+        let finding = format!("{subject}{}", escape_for_terminal(&check.finding));
+        page.push_with_prefix(&format!("{result_text}  {:22}", check.id), &finding);
+        check.advice.iter().for_each(|advice| page.push_with_prefix("      -> ", &escape_for_terminal(advice)));
         let paste = check.paste.iter().flat_map(|paste| paste.trim_end().lines());
         paste.for_each(|line| page.push(format!("         {}", escape_for_terminal(line))));
         let text = page.text();
@@ -185,9 +185,9 @@ mod tests {
         let check = Check {
             id: "client.path",
             verdict: CheckResult::Warn,
-            of: None,
-            found: text.clone(),
-            to_do: vec![],
+            subject: None,
+            finding: text.clone(),
+            advice: vec![],
             paste: None,
         };
         let wrapped = renderer.render(&check);

@@ -112,6 +112,7 @@ enum Command {
 
 /// Options of every command.
 #[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Options of every command")]
 struct CommonOptions {
     /// Configuration file [default: $LARDER_CONFIG, $XDG_CONFIG_HOME/larder/mirror.toml, /etc/larder/mirror.toml,
     /// built-in defaults]

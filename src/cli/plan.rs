@@ -8,7 +8,7 @@ use super::order::OrderArgs;
 use super::terminal::{TextPage, escape_for_terminal, plural, width_of_stdout};
 use super::{CommonOptions, print_json, print_line};
 use crate::address::Hostname;
-use crate::jobs::{Installs, Plan, PlanState, Planned};
+use crate::jobs::{Installs, Plan, PlanState, PlannedItem};
 use crate::protocol::admin::PLAN;
 
 #[derive(Debug, Args)]
@@ -42,20 +42,20 @@ fn page(plan: &Plan, host: &Hostname, verbose: bool, width: Option<usize>) -> St
     let mut page = TextPage::of_width(width);
     let matching =
         |predicate: fn(&PlanState) -> bool| plan.items.iter().filter(|item| predicate(&item.state)).collect::<Vec<_>>();
-    let stored = matching(|state| matches!(state, PlanState::Have { .. }));
-    let needed = matching(|state| matches!(state, PlanState::Need { .. }));
-    let unavailable = matching(|state| matches!(state, PlanState::Cannot { .. }));
+    let stored = matching(|state| matches!(state, PlanState::Stored { .. }));
+    let needed = matching(|state| matches!(state, PlanState::ToFetch { .. }));
+    let unavailable = matching(|state| matches!(state, PlanState::Unavailable { .. }));
     let unknown = matching(|state| matches!(state, PlanState::Unknown { .. }));
-    let sums = &plan.sums;
-    page.group("have", &format!("{}, {}", plural(sums.have, "archive"), ByteSize(sums.have_bytes)));
-    let shown: Vec<&Planned> = stored.into_iter().filter(|item| verbose || note(&item.state).is_some()).collect();
+    let counts = &plan.counts;
+    page.group("have", &format!("{}, {}", plural(counts.stored, "archive"), ByteSize(counts.stored_bytes)));
+    let shown: Vec<&PlannedItem> = stored.into_iter().filter(|item| verbose || note(&item.state).is_some()).collect();
     rows(&mut page, &shown, host, verbose);
-    page.group("need", &format!("{}, {}", plural(sums.need, "archive"), needed_bytes(plan)));
+    page.group("need", &format!("{}, {}", plural(counts.to_fetch, "archive"), needed_bytes(plan)));
     rows(&mut page, &needed, host, verbose);
-    page.group("unavailable", &plural(sums.cannot, "item"));
+    page.group("unavailable", &plural(counts.unavailable, "item"));
     reasons(&mut page, &unavailable, host, verbose);
     if !unknown.is_empty() {
-        let number = plural(sums.unknown, "item");
+        let number = plural(counts.unknown, "item");
         page.group("unknown", &format!("{number}: upstream gave no answer just now; try again"));
         reasons(&mut page, &unknown, host, verbose);
     }
@@ -63,56 +63,55 @@ fn page(plan: &Plan, host: &Hostname, verbose: bool, width: Option<usize>) -> St
         page.group("unconfirmed", "stored copies that upstream did not confirm just now");
         plan.unconfirmed.iter().for_each(|subject| page.item(&escape_for_terminal(subject), None));
     }
-    page.final_line(verdict(plan));
+    page.push(String::new());
+    page.push_with_prefix("", verdict(plan));
     page.text()
 }
 
-fn reasons(page: &mut TextPage, items: &[&Planned], host: &Hostname, verbose: bool) {
+fn reasons(page: &mut TextPage, items: &[&PlannedItem], host: &Hostname, verbose: bool) {
     for item in items {
         let reason = match &item.state {
-            PlanState::Cannot { why: reason } | PlanState::Unknown { why: reason } => reason.as_str(),
-            PlanState::Have { .. } | PlanState::Need { .. } => "",
+            PlanState::Unavailable { reason } | PlanState::Unknown { reason } => reason.as_str(),
+            PlanState::Stored { .. } | PlanState::ToFetch { .. } => "",
         };
         page.item(&item_name(item, host), Some(&escape_for_terminal(reason)));
-        page.note(&required_by(&item.by, verbose));
+        required_by(&item.required_by, verbose).iter().for_each(|places| page.push_with_prefix("    ", places));
     }
 }
 
 /// Remark about an item besides its state.
 fn note(state: &PlanState) -> Option<&str> {
     match state {
-        PlanState::Have { installs: Installs::NetworkMirrorOnly, .. } => {
+        PlanState::Stored { installs: Installs::NetworkMirrorOnly, .. } => {
             Some("imported without signatures: the package installs through the network mirror only")
         }
-        PlanState::Need { note, .. } => note.as_deref(),
-        PlanState::Have { installs: Installs::AnyWay, .. } | PlanState::Cannot { .. } | PlanState::Unknown { .. } => {
-            None
-        }
+        PlanState::ToFetch { note, .. } => note.as_deref(),
+        PlanState::Stored { installs: Installs::AnyWay, .. }
+        | PlanState::Unavailable { .. }
+        | PlanState::Unknown { .. } => None,
     }
 }
 
 fn needed_bytes(plan: &Plan) -> String {
-    let sums = &plan.sums;
-    match (sums.need_bytes, sums.need_unknown) {
+    let counts = &plan.counts;
+    match (counts.to_fetch_bytes, counts.unknown_sizes) {
         (bytes, 0) => ByteSize(bytes).to_string(),
         (0, _) => "of unknown size".to_owned(),
         (bytes, unknown) => format!("{} and {unknown} of unknown size", ByteSize(bytes)),
     }
 }
 
-fn rows(page: &mut TextPage, items: &[&Planned], host: &Hostname, verbose: bool) {
-    let row = |item: &&Planned| {
+fn rows(page: &mut TextPage, items: &[&PlannedItem], host: &Hostname, verbose: bool) {
+    let row = |item: &&PlannedItem| {
         let size_bytes = match item.state {
-            PlanState::Have { size_bytes, .. } => Some(size_bytes),
-            PlanState::Need { size_bytes, .. } => size_bytes,
-            PlanState::Cannot { .. } | PlanState::Unknown { .. } => None,
+            PlanState::Stored { size_bytes, .. } => Some(size_bytes),
+            PlanState::ToFetch { size_bytes, .. } => size_bytes,
+            PlanState::Unavailable { .. } | PlanState::Unknown { .. } => None,
         };
         let size = size_bytes.map_or_else(|| "?".to_owned(), |size_bytes| ByteSize(size_bytes).to_string());
-        let mut remark = if verbose { required_by(&item.by, verbose) } else { String::new() };
-        if let Some(note) = note(&item.state) {
-            remark = if remark.is_empty() { note.to_owned() } else { format!("{remark}; {note}") };
-        }
-        ([item_name(item, host), size], remark)
+        let places = required_by(&item.required_by, true).filter(|_| verbose);
+        let remarks: Vec<String> = places.into_iter().chain(note(&item.state).map(str::to_owned)).collect();
+        ([item_name(item, host), size], remarks.join("; "))
     };
     let rows: Vec<_> = items.iter().map(row).collect();
     if !rows.is_empty() {
@@ -120,30 +119,28 @@ fn rows(page: &mut TextPage, items: &[&Planned], host: &Hostname, verbose: bool)
     }
 }
 
-fn item_name(item: &Planned, host: &Hostname) -> String {
+fn item_name(item: &PlannedItem, host: &Hostname) -> String {
     escape_for_terminal(&item.package.without(host).to_string())
 }
 
-/// The places that require an item: the first few, or all.
-fn required_by(places: &[String], all: bool) -> String {
-    let shown = if all { places.len() } else { MAX_PLACES };
-    let mut text =
-        places.iter().take(shown).map(|place| escape_for_terminal(place).to_string()).collect::<Vec<_>>().join(", ");
-    if places.len() > shown {
-        text += &format!(" and {} more", places.len() - shown);
-    }
-    if text.is_empty() { text } else { format!("required by {text}") }
+/// The places that require an item, if any: the first few, or all.
+fn required_by(places: &[String], all: bool) -> Option<String> {
+    let shown = if all { places.len() } else { MAX_PLACES.min(places.len()) };
+    let text = places[..shown].iter().map(|place| escape_for_terminal(place)).collect::<Vec<_>>().join(", ");
+    let hidden = places.len() - shown;
+    let more = if hidden > 0 { format!(" and {hidden} more") } else { String::new() };
+    (!places.is_empty()).then(|| format!("required by {text}{more}"))
 }
 
 fn verdict(plan: &Plan) -> &'static str {
-    let sums = &plan.sums;
-    match (plan.ready, sums.cannot, plan.offline) {
+    let counts = &plan.counts;
+    match (plan.ready, counts.unavailable, plan.offline) {
         (true, ..) if plan.unconfirmed.is_empty() => "`init` will work offline",
         (true, ..) => "`init` will work offline, with the version lists that upstream sent last",
-        (false, 0, _) if sums.unknown > 0 => {
+        (false, 0, _) if counts.unknown > 0 => {
             "unknown whether `init` will work offline: upstream gave no answer for some items; try again"
         }
-        (false, 0, _) if sums.need == 0 => {
+        (false, 0, _) if counts.to_fetch == 0 => {
             "`init` will work through the network mirror only: with a host override clients refuse unsigned archives"
         }
         (false, 0, false) => {
@@ -160,16 +157,16 @@ fn verdict(plan: &Plan) -> &'static str {
 mod tests {
     use super::*;
     use crate::address::PackageRef;
-    use crate::jobs::Sums;
+    use crate::jobs::PlanCounts;
 
     fn host() -> Hostname {
         Hostname::parse("registry.terraform.io").unwrap()
     }
 
-    fn item(subject: &str, platform: Option<&str>, state: PlanState) -> Planned {
+    fn item(subject: &str, platform: Option<&str>, state: PlanState) -> PlannedItem {
         let places = vec!["envs/prod/main.tf:12".to_owned(), "envs/dev/main.tf:3".to_owned()];
         let package = PackageRef { platform: platform.map(str::to_owned), ..PackageRef::requested(subject) };
-        Planned { package, state, by: places }
+        PlannedItem { package, state, required_by: places }
     }
 
     fn plan() -> Plan {
@@ -178,33 +175,33 @@ mod tests {
             item(
                 "registry.terraform.io/hashicorp/aws@5.31.0",
                 Some("linux_amd64"),
-                PlanState::Have { size_bytes: 104_857_600, installs: Installs::AnyWay },
+                PlanState::Stored { size_bytes: 104_857_600, installs: Installs::AnyWay },
             ),
             item(
                 "registry.terraform.io/hashicorp/random@3.6.0",
                 Some("linux_amd64"),
-                PlanState::Need { size_bytes: Some(4_700_000), note: None },
+                PlanState::ToFetch { size_bytes: Some(4_700_000), note: None },
             ),
             item(
                 "registry.terraform.io/terraform-aws-modules/vpc/aws@5.1.2",
                 None,
-                PlanState::Need {
+                PlanState::ToFetch {
                     size_bytes: None,
                     note: Some("this mirror is offline: bring it in a bundle".to_owned()),
                 },
             ),
-            item("git::https://git.corp.example/net.git", None, PlanState::Cannot { why: reason.to_owned() }),
+            item("git::https://git.corp.example/net.git", None, PlanState::Unavailable { reason: reason.to_owned() }),
         ];
-        let sums = Sums {
-            have: 1,
-            have_bytes: 104_857_600,
-            need: 2,
-            need_bytes: 4_700_000,
-            need_unknown: 1,
-            cannot: 1,
-            ..Sums::default()
+        let counts = PlanCounts {
+            stored: 1,
+            stored_bytes: 104_857_600,
+            to_fetch: 2,
+            to_fetch_bytes: 4_700_000,
+            unknown_sizes: 1,
+            unavailable: 1,
+            ..PlanCounts::default()
         };
-        Plan { ready: false, offline: false, sums, items, unconfirmed: Vec::new() }
+        Plan { ready: false, offline: false, counts, items, unconfirmed: Vec::new() }
     }
 
     #[test]
@@ -218,7 +215,12 @@ mod tests {
                 assert!(text.contains("required by envs/prod/main.tf:12"), "{text}");
             }
         }
-        let ready = Plan { ready: true, sums: Sums { have: 1, ..Sums::default() }, items: Vec::new(), ..plan() };
+        let ready = Plan {
+            ready: true,
+            counts: PlanCounts { stored: 1, ..PlanCounts::default() },
+            items: Vec::new(),
+            ..plan()
+        };
         assert!(page(&ready, &host(), false, Some(80)).ends_with("`init` will work offline"));
     }
 
@@ -226,7 +228,7 @@ mod tests {
     fn foreign_names_cannot_control_the_terminal() {
         let mut plan = plan();
         plan.items[3].package.address = "a\u{1b}[2K\u{202e}".to_owned();
-        plan.items[3].by = vec!["\u{9b}main.tf:1".to_owned()];
+        plan.items[3].required_by = vec!["\u{9b}main.tf:1".to_owned()];
         let text = page(&plan, &host(), true, None);
         assert!(!text.contains(|c: char| c != '\n' && !super::super::terminal::is_plain(c)), "{text:?}");
     }

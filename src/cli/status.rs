@@ -157,7 +157,7 @@ fn warm_ups(page: &mut TextPage, warm_ups: &[RecurringState]) {
     }
     page.group("warm-ups", "recurring ([[warm]])");
     for warm_up in warm_ups.iter().take(MAX_LISTED) {
-        let RecurringState { what: subjects, every_seconds, running, last, next } = warm_up;
+        let RecurringState { targets, every_seconds, running, last, next } = warm_up;
         let schedule = match (running, next) {
             (Some(job), _) => format!("; runs now (job {job})"),
             (None, Some(next)) => format!("; due {}", format_timestamp(*next)),
@@ -167,8 +167,8 @@ fn warm_ups(page: &mut TextPage, warm_ups: &[RecurringState]) {
             None => "has not run yet".to_owned(),
             Some(last) => last_run(last),
         };
-        let subjects: Vec<String> = subjects.iter().map(|subject| escape_for_terminal(subject)).collect();
-        page.item(&subjects.join(", "), Some(&format!("every {}: {last}{schedule}", format_seconds(*every_seconds))));
+        let targets: Vec<String> = targets.iter().map(|target| escape_for_terminal(target)).collect();
+        page.item(&targets.join(", "), Some(&format!("every {}: {last}{schedule}", format_seconds(*every_seconds))));
     }
     and_more(page, warm_ups.len());
 }
@@ -180,7 +180,7 @@ fn last_run(last: &LastRun) -> String {
         (JobState::Failed, None) => format!("FAILED for {} of {}", items.failed, plural(items.all, "archive")),
         (JobState::Cancelled, None) => "was cancelled".to_owned(),
         (JobState::Done | JobState::Running, None) => {
-            format!("{} stored, {} of them new", plural(items.held + items.fetched, "archive"), items.fetched)
+            format!("{} stored, {} of them new", plural(items.already_stored + items.fetched, "archive"), items.fetched)
         }
     };
     let repeated = if *failures > 1 { format!(", {failures} times in a row") } else { String::new() };
@@ -251,16 +251,16 @@ mod tests {
     }
 
     fn warm_up(last: Option<LastRun>, running: Option<&str>) -> RecurringState {
-        let subjects = vec![
+        let targets = vec![
             "hashicorp/aws@~> 5.0".to_owned(),
             "/etc/larder/configurations/a-folder-with-a-long-name/production".to_owned(),
         ];
         let next = running.is_none().then_some(Timestamp(1_795_300_000));
-        RecurringState { what: subjects, every_seconds: 86_400, running: running.map(str::to_owned), last, next }
+        RecurringState { targets, every_seconds: 86_400, running: running.map(str::to_owned), last, next }
     }
 
     fn last_run_of(state: JobState, error: Option<&str>, failures: u32) -> LastRun {
-        let items = ItemCounts { all: 30, held: 20, fetched: 5, failed: 5, cancelled: 0 };
+        let items = ItemCounts { all: 30, already_stored: 20, fetched: 5, failed: 5, cancelled: 0 };
         let error = error.map(str::to_owned);
         LastRun { ended: Timestamp(1_795_293_000), state, job: Some("00".repeat(8)), items, error, failures }
     }

@@ -71,19 +71,6 @@ impl TextPage {
         }
     }
 
-    /// Adds a text about the entry above.
-    pub(super) fn note(&mut self, note: &str) {
-        if !note.is_empty() {
-            self.push_with_prefix("    ", note);
-        }
-    }
-
-    /// A final line, after an empty one.
-    pub(super) fn final_line(&mut self, text: &str) {
-        self.lines.push(String::new());
-        self.push_with_prefix("", text);
-    }
-
     /// A command to paste; never wrapped.
     pub(super) fn command(&mut self, command: &str) {
         self.push(format!("    {command}"));

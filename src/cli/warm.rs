@@ -333,7 +333,7 @@ impl JobProgress {
 
 /// True for an archive that needs no fetch, or whose fetch failed or was cancelled.
 fn needs_no_fetch(state: &ItemState) -> bool {
-    matches!(state, ItemState::Held | ItemState::Failed { .. } | ItemState::Cancelled)
+    matches!(state, ItemState::AlreadyStored | ItemState::Failed { .. } | ItemState::Cancelled)
 }
 
 /// Renders the archives that finished since the last call. Adds their positions to `reported`.
@@ -357,7 +357,7 @@ fn add_finished_item(page: &mut TextPage, item: &JobItem, host: &Hostname) {
     let size = item.size_bytes.map(|size| format!("  {}", ByteSize(size))).unwrap_or_default();
     let unconfirmed = item.unconfirmed.as_deref().map(escape_for_terminal);
     let (state_text, size, reason) = match &item.state {
-        ItemState::Held => ("stored", size, unconfirmed),
+        ItemState::AlreadyStored => ("stored", size, unconfirmed),
         ItemState::Fetched => ("fetched", size, unconfirmed),
         ItemState::Cancelled => ("cancelled", String::new(), None),
         ItemState::Failed { error } => ("FAILED", String::new(), Some(escape_for_terminal(error))),
@@ -371,10 +371,12 @@ fn add_finished_item(page: &mut TextPage, item: &JobItem, host: &Hostname) {
 
 /// Renders the final counts of a job.
 fn summary(job: &Job, took: Duration) -> String {
-    let ItemCounts { all, held, fetched, failed, cancelled } = ItemCounts::of(job.items.iter().map(|item| &item.state));
+    let ItemCounts { all, already_stored, fetched, failed, cancelled } =
+        ItemCounts::of(job.items.iter().map(|item| &item.state));
     let fetched_items = job.items.iter().filter(|item| matches!(item.state, ItemState::Fetched));
     let bytes: u64 = fetched_items.filter_map(|item| item.size_bytes).fold(0, u64::saturating_add);
-    let counts = [(held, "already stored"), (fetched, "fetched"), (failed, "failed"), (cancelled, "cancelled")];
+    let counts =
+        [(already_stored, "already stored"), (fetched, "fetched"), (failed, "failed"), (cancelled, "cancelled")];
     let text: Vec<String> = counts
         .into_iter()
         .filter(|(number, _)| *number > 0)
@@ -422,13 +424,13 @@ mod tests {
 
     fn job(items: Vec<JobItem>) -> Job {
         let state = JobState::Running;
-        let (started, ended, subject, platforms) = (Timestamp(0), None, vec![], vec!["linux_amd64".to_owned()]);
+        let (started, ended, ordered, platforms) = (Timestamp(0), None, vec![], vec!["linux_amd64".to_owned()]);
         Job {
             id: "1".to_owned(),
             state,
             started,
             ended,
-            what: subject,
+            ordered,
             platforms,
             pin: false,
             resolving: false,
@@ -454,7 +456,7 @@ mod tests {
             item("registry.terraform.io/acme/null", ItemState::Resolving, 0, None),
             item("registry.terraform.io/acme/a@1.0.0", ItemState::Fetching, MIB, None),
             item("registry.terraform.io/acme/b@1.0.0", ItemState::Waiting, 0, None),
-            item("registry.terraform.io/acme/c@1.0.0", ItemState::Held, 0, Some(MIB)),
+            item("registry.terraform.io/acme/c@1.0.0", ItemState::AlreadyStored, 0, Some(MIB)),
             item("registry.terraform.io/acme/d@1.0.0", failed, 0, Some(MIB)),
             item("registry.terraform.io/acme/e@1.0.0", ItemState::Fetched, 5 * MIB, Some(5 * MIB)),
         ])
@@ -500,7 +502,8 @@ mod tests {
         );
         let line = total.line(10 * MIB, 160);
         assert!(line.ends_with("3/8 archives  51.7 MiB of ~4.2 GiB  10.0 MiB/s  ~7 min left"), "{line}");
-        let done = job(vec![item(AWS, ItemState::Fetched, MIB, Some(MIB)), item("a", ItemState::Held, 0, None)]);
+        let done =
+            job(vec![item(AWS, ItemState::Fetched, MIB, Some(MIB)), item("a", ItemState::AlreadyStored, 0, None)]);
         assert_eq!(
             JobProgress::of(&done).line(MIB, 80),
             "  [===============================]  2/2 archives  1.0 MiB of 1.0 MiB  1.0 MiB/s"

@@ -101,8 +101,8 @@ fn checks_of_answer(identified: &Identified, base: &Url, shown: &str) -> Vec<Che
             Some(day) => Check::warn(CERTIFICATE, format!("the certificate of {shown} expires soon ({})", day.day()))
                 .advise("renew the certificate; larder loads a new one without a restart"),
             None => {
-                let found = format!("the certificate of {shown} is trusted here, and valid for two weeks or more");
-                Check::ok(CERTIFICATE, found)
+                let finding = format!("the certificate of {shown} is trusted here, and valid for two weeks or more");
+                Check::ok(CERTIFICATE, finding)
             }
         });
     }
@@ -131,13 +131,13 @@ fn links(config: &Config) -> Option<Check> {
 
 /// The checks of a probe that failed.
 fn checks_of_failure(error: &ProbeError, shown: &str, config: &Config) -> Vec<Check> {
-    let found = format!("{shown}: {error}");
+    let finding = format!("{shown}: {error}");
     match error {
         ProbeError::Certificate(bad) => {
             let ok = Check::ok(LISTENER, format!("a server answers at {shown} over TLS"));
-            vec![ok, Check::fail(CERTIFICATE, found).advise(certificate_advice(bad))]
+            vec![ok, Check::fail(CERTIFICATE, finding).advise(certificate_advice(bad))]
         }
-        _ => vec![Check::fail(LISTENER, found).advise(match config.server.public_url.is_some() {
+        _ => vec![Check::fail(LISTENER, finding).advise(match config.server.public_url.is_some() {
             true => "set [server] public_url to the URL that clients use, or make that URL lead to this larder",
             false => "restart larder, so that it loads this configuration",
         })],

@@ -74,17 +74,17 @@ async fn never_set_up(address: SocketAddr) -> (RunningLarder, Vec<Check>) {
         Ok(_) => format!("; a larder with another store answers on {address}"),
         Err(_) => format!("; something else answers on {address}"),
     };
-    let found =
+    let finding =
         format!("no larder is set up on this machine: no mirror.toml was found, and there is no store{other_server}");
     let running = RunningLarder { state: LarderState::NeverSetUp, ..RunningLarder::default() };
-    (running, vec![Check::warn(RUNNING, found).advise(NOT_SET_UP_ADVICE)])
+    (running, vec![Check::warn(RUNNING, finding).advise(NOT_SET_UP_ADVICE)])
 }
 
 /// Checks whether a larder answers on the admin listener, and whether it uses this store.
 async fn check_larder(config: &Config, examined: &StoreFindings) -> (RunningLarder, Check) {
     let address = config.admin.listen;
     let store = config.store.path.display();
-    let (found, advice) = match (get(address, "/healthz", None).await, examined.lock) {
+    let (finding, advice) = match (get(address, "/healthz", None).await, examined.lock) {
         (Err(AdminClientError::NotRunning(_)), LockState::Held) => {
             (format!("{store} is in use, but nothing listens on {address}"), LOCKED_BY_ANOTHER)
         }
@@ -106,7 +106,7 @@ async fn check_larder(config: &Config, examined: &StoreFindings) -> (RunningLard
         ),
         (Ok(_), LockState::Held | LockState::Unseen) => return check_answering(config, examined, address).await,
     };
-    (RunningLarder::default(), Check::fail(RUNNING, found).advise(advice))
+    (RunningLarder::default(), Check::fail(RUNNING, finding).advise(advice))
 }
 
 /// Checks the larder that answers on the admin listener.
@@ -122,8 +122,8 @@ async fn check_answering(config: &Config, examined: &StoreFindings, address: Soc
     let report = match status.map(|body| serde_json::from_slice::<StatusReport>(&body)) {
         Ok(Ok(report)) => report.mirror,
         Ok(Err(_)) => {
-            let found = format!("the larder on {address} has another version than this command, {own_version}");
-            return (running, Check::warn(RUNNING, found).advise(OTHER_VERSION_ADVICE));
+            let finding = format!("the larder on {address} has another version than this command, {own_version}");
+            return (running, Check::warn(RUNNING, finding).advise(OTHER_VERSION_ADVICE));
         }
         // The token check reports this.
         Err(_) => return (running, Check::ok(RUNNING, format!("ready; admin listener on {address}"))),
@@ -131,8 +131,8 @@ async fn check_answering(config: &Config, examined: &StoreFindings, address: Soc
     running.is_offline = report.offline;
     running.used_bytes = Some(report.archive_bytes.saturating_add(report.document_bytes));
     if report.version != own_version {
-        let found = format!("larder {} runs, but this command is {own_version}", report.version);
-        return (running, Check::warn(RUNNING, found).advise(OTHER_VERSION_ADVICE));
+        let finding = format!("larder {} runs, but this command is {own_version}", report.version);
+        return (running, Check::warn(RUNNING, finding).advise(OTHER_VERSION_ADVICE));
     }
     let offline = if report.offline { ", offline" } else { "" };
     (running, Check::ok(RUNNING, format!("larder {own_version}, ready{offline}; admin listener on {address}")))
@@ -216,19 +216,17 @@ pub(super) async fn check_disk(config: &Config, examined: &StoreFindings, used_b
     let mut checks = vec![check_store(config, examined)];
     match &examined.disk_space {
         Ok(space) => {
-            let used_bytes = if used_bytes.is_some() { used_bytes } else { measure_used_bytes(config).await };
+            let folder = config.store.path.clone();
+            let used_bytes = match used_bytes {
+                Some(used_bytes) => Some(used_bytes),
+                None => in_time(move || Store::measure(&folder)).await.and_then(Result::ok),
+            };
             let limit = config.store.max_size.bytes(used_bytes.unwrap_or_default(), space.free_bytes);
             checks.push(check_space(space, limit, used_bytes));
         }
         Err(error) => checks.push(Check::fail("disk", error.to_string()).advise(error.remedy())),
     }
     checks
-}
-
-/// The size of the store's archives and documents; `None` if the disk does not respond in time.
-async fn measure_used_bytes(config: &Config) -> Option<u64> {
-    let folder = config.store.path.clone();
-    in_time(move || Store::measure(&folder)).await?.ok()
 }
 
 /// A warning where access is denied: only the store's own user has it.
@@ -267,7 +265,7 @@ fn check_space(space: &DiskSpace, max_store_bytes: u64, used_bytes: Option<u64>)
     const DISK: &str = "disk";
     let DiskSpace { free_bytes, total_bytes, free_files, is_read_only: _ } = *space;
     let size = |bytes: u64| ByteSize(bytes).to_string();
-    let found =
+    let finding =
         format!("{} free of {}; the store may grow to {}", size(free_bytes), size(total_bytes), size(max_store_bytes));
     if let Some(files) = free_files.filter(|files| *files < MIN_FREE_FILES) {
         return Check::fail(DISK, format!("the disk has room for only {files} more files (inodes)"))
@@ -277,14 +275,14 @@ fn check_space(space: &DiskSpace, max_store_bytes: u64, used_bytes: Option<u64>)
     let (growth, fits) = (max_store_bytes.saturating_sub(used_bytes), size(used_bytes.saturating_add(free_bytes)));
     let lower_limit = format!("free disk space, or lower [store] max_size to what the disk can hold: {fits}");
     if free_bytes < MIN_FREE_BYTES || (free_bytes < NEARLY_FULL_BYTES && free_bytes < growth) {
-        return Check::fail(DISK, format!("nearly full: {found}")).advise(NEARLY_FULL_EFFECT).advise(lower_limit);
+        return Check::fail(DISK, format!("nearly full: {finding}")).advise(NEARLY_FULL_EFFECT).advise(lower_limit);
     }
     if free_bytes < growth {
-        return Check::warn(DISK, format!("the store may grow beyond its disk: {found}"))
+        return Check::warn(DISK, format!("the store may grow beyond its disk: {finding}"))
             .advise("the disk would be full before larder evicts by size")
             .advise(lower_limit);
     }
-    Check::ok(DISK, found)
+    Check::ok(DISK, finding)
 }
 
 /// From this difference on, the clock is reported.
@@ -323,8 +321,8 @@ pub(super) struct TimeSource {
 pub(super) fn check_clock(now: Timestamp, sources: &[TimeSource]) -> Check {
     let Some(nearest) = sources.iter().min_by_key(|source| source.difference()) else {
         let here = now.date_time();
-        let found = format!("not checked: no upstream sent a Date header to compare with; here it is {here} (UTC)");
-        return Check::ok("clock", found);
+        let finding = format!("not checked: no upstream sent a Date header to compare with; here it is {here} (UTC)");
+        return Check::ok("clock", finding);
     };
     let (difference, source) = (nearest.difference(), &nearest.source);
     if difference <= MIN_WARN_DIFFERENCE {
@@ -332,10 +330,10 @@ pub(super) fn check_clock(now: Timestamp, sources: &[TimeSource]) -> Check {
     }
     let direction = if nearest.local_time > nearest.time { "ahead of" } else { "behind" };
     let rounded = Duration::from_secs(difference.as_secs() / 60 * 60);
-    let found = format!("this machine is {} {direction} {source}", humantime::format_duration(rounded));
-    let to_do = "set the clock (timedatectl set-ntp true); certificates and signatures depend on it";
+    let finding = format!("this machine is {} {direction} {source}", humantime::format_duration(rounded));
+    let advice = "set the clock (timedatectl set-ntp true); certificates and signatures depend on it";
     let verdict = if difference < MIN_FAIL_DIFFERENCE { CheckResult::Warn } else { CheckResult::Fail };
-    Check::new("clock", verdict, found).advise(to_do)
+    Check::new("clock", verdict, finding).advise(advice)
 }
 
 impl TimeSource {
@@ -366,7 +364,7 @@ mod tests {
             let space = DiskSpace { free_bytes: free, total_bytes: 200 * GIB, free_files: files, is_read_only: false };
             let check = check_space(&space, max_size, used);
             assert_eq!(check.verdict, verdict, "{free} {used:?} {files:?}: {check:?}");
-            assert_eq!(check.to_do.is_empty(), verdict == CheckResult::Ok);
+            assert_eq!(check.advice.is_empty(), verdict == CheckResult::Ok);
         }
     }
 
@@ -387,7 +385,7 @@ mod tests {
         ] {
             let check = check_clock(local_time, &[source(seconds)]);
             assert_eq!(check.verdict, verdict, "{seconds}: {check:?}");
-            assert!(check.found.contains(message), "{seconds}: {check:?}");
+            assert!(check.finding.contains(message), "{seconds}: {check:?}");
         }
         assert_eq!(
             check_clock(local_time, &[source(-86_400), source(3)]).verdict,

@@ -20,8 +20,7 @@ use crate::cdn_loop::OwnEntry;
 use crate::clock::{Clock, Timestamp};
 use crate::config::{self, Config, Problems, Remark};
 use crate::http::probe_client::ClientRoots;
-use crate::requirements::cli_config::Environment;
-use crate::store::{Store, StoreFindings};
+use crate::store::Store;
 use crate::upstream::limits::UpstreamLimits;
 use crate::upstream::outbound::Outbound;
 use crate::upstream::{Traffic, Upstreams};
@@ -40,7 +39,8 @@ pub async fn examine(loaded: Result<(Config, Vec<Remark>), Problems>, mut report
     let configuration_checks = of_configuration(&config, &warnings, app::start_problems(&config));
     let can_start = configuration_checks.iter().all(|check| check.verdict != CheckResult::Fail);
     configuration_checks.into_iter().for_each(&mut report);
-    let Some(store) = examine_store(&config).await else {
+    let folder = config.store.path.clone();
+    let Some(store) = in_time(move || Store::examine(&folder)).await else {
         report(
             Check::fail("store", format!("{} does not respond", config.store.path.display()))
                 .advise("check the disk of the store: reads from it hang"),
@@ -54,7 +54,8 @@ pub async fn examine(loaded: Result<(Config, Vec<Remark>), Problems>, mut report
     }
 
     let environment = config::environment();
-    let Some(client_roots) = client_roots(&environment).await else {
+    let [file, folders] = ["SSL_CERT_FILE", "SSL_CERT_DIR"].map(|name| environment.get(name).cloned());
+    let Some(client_roots) = in_time(move || ClientRoots::of_clients(file.as_deref(), folders.as_deref())).await else {
         report(
             Check::fail("client.trust", "the certificate authorities of the clients could not be read in time")
                 .advise("check the disk of SSL_CERT_FILE, SSL_CERT_DIR and /etc/ssl: reads from it hang"),
@@ -74,18 +75,6 @@ pub async fn examine(loaded: Result<(Config, Vec<Remark>), Problems>, mut report
     }
     drop(groups);
     report(machine::check_clock(Clock::system().now(), &times.into_inner()));
-}
-
-/// Examines the store on disk; `None` where the disk does not respond in time.
-async fn examine_store(config: &Config) -> Option<StoreFindings> {
-    let folder = config.store.path.clone();
-    in_time(move || Store::examine(&folder)).await
-}
-
-/// Reads the certificate authorities that clients trust; `None` where the disk does not respond in time.
-async fn client_roots(environment: &Environment) -> Option<ClientRoots> {
-    let [file, folders] = ["SSL_CERT_FILE", "SSL_CERT_DIR"].map(|name| environment.get(name).cloned());
-    in_time(move || ClientRoots::of_clients(file.as_deref(), folders.as_deref())).await
 }
 
 /// The result of work that reads from a disk; `None` where the disk does not respond in time.
@@ -120,7 +109,7 @@ async fn check_upstreams(
     let checks = upstreams.hosts().into_iter().filter_map(|host| upstreams.get(host)).map(|upstream| async move {
         let host = &upstream.settings.host;
         let checks = UpstreamCheck { upstream, outbound, host, now }.run(&config.store.path, times).await;
-        checks.into_iter().map(|check| check.of(host)).collect::<Vec<_>>()
+        checks.into_iter().map(|check| check.about(host)).collect::<Vec<_>>()
     });
     join_all(checks).await.concat()
 }
@@ -151,44 +140,45 @@ pub struct Check {
     /// Result of the check.
     pub verdict: CheckResult,
     /// The upstream or client that the check is about, where there are several.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub of: Option<String>,
+    #[serde(rename = "of", skip_serializing_if = "Option::is_none")]
+    pub subject: Option<String>,
     /// The finding.
-    pub found: String,
+    #[serde(rename = "found")]
+    pub finding: String,
     /// The steps to take, one per entry.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub to_do: Vec<String>,
+    #[serde(rename = "to_do", skip_serializing_if = "Vec::is_empty")]
+    pub advice: Vec<String>,
     /// Lines for a configuration file, to paste verbatim.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub paste: Option<String>,
 }
 
 impl Check {
-    fn new(id: &'static str, verdict: CheckResult, found: impl Into<String>) -> Self {
-        Self { id, verdict, of: None, found: found.into(), to_do: Vec::new(), paste: None }
+    fn new(id: &'static str, verdict: CheckResult, finding: impl Into<String>) -> Self {
+        Self { id, verdict, subject: None, finding: finding.into(), advice: Vec::new(), paste: None }
     }
 
-    fn ok(id: &'static str, found: impl Into<String>) -> Self {
-        Self::new(id, CheckResult::Ok, found)
+    fn ok(id: &'static str, finding: impl Into<String>) -> Self {
+        Self::new(id, CheckResult::Ok, finding)
     }
 
-    fn warn(id: &'static str, found: impl Into<String>) -> Self {
-        Self::new(id, CheckResult::Warn, found)
+    fn warn(id: &'static str, finding: impl Into<String>) -> Self {
+        Self::new(id, CheckResult::Warn, finding)
     }
 
-    fn fail(id: &'static str, found: impl Into<String>) -> Self {
-        Self::new(id, CheckResult::Fail, found)
+    fn fail(id: &'static str, finding: impl Into<String>) -> Self {
+        Self::new(id, CheckResult::Fail, finding)
     }
 
     /// Sets the upstream or client that the check is about.
-    fn of(mut self, subject: impl ToString) -> Self {
-        self.of = Some(subject.to_string());
+    fn about(mut self, subject: impl ToString) -> Self {
+        self.subject = Some(subject.to_string());
         self
     }
 
     /// Adds a step to the advice.
     fn advise(mut self, advice: impl Into<String>) -> Self {
-        self.to_do.push(advice.into());
+        self.advice.push(advice.into());
         self
     }
 
@@ -196,7 +186,7 @@ impl Check {
     /// `reason`.
     fn at_most_warn(mut self, reason: &str) -> Self {
         self.verdict = self.verdict.min(CheckResult::Warn);
-        self.found.push_str(reason);
+        self.finding.push_str(reason);
         self
     }
 
@@ -215,7 +205,7 @@ fn of_problems(problems: &[Remark]) -> Vec<Check> {
     let check = |problem: &Remark| Check::fail(CONFIG, problem.to_string());
     let mut checks: Vec<Check> = problems.iter().map(check).collect();
     if let Some(last) = checks.last_mut() {
-        last.to_do.push("fix the configuration; other checks are possible only once it loads".to_owned());
+        last.advice.push("fix the configuration; other checks are possible only once it loads".to_owned());
     }
     checks
 }
@@ -223,8 +213,8 @@ fn of_problems(problems: &[Remark]) -> Vec<Check> {
 /// Checks for a configuration that loads: its warnings, and the problems that would prevent a start.
 fn of_configuration(config: &Config, warnings: &[Remark], problems: Vec<String>) -> Vec<Check> {
     let warnings = warnings.iter().map(|warning| Check::warn(CONFIG, warning.to_string()));
-    let to_do = "fix this problem; larder does not start otherwise";
-    let problems = problems.into_iter().map(|problem| Check::fail(CONFIG, problem).advise(to_do));
+    let advice = "fix this problem; larder does not start otherwise";
+    let problems = problems.into_iter().map(|problem| Check::fail(CONFIG, problem).advise(advice));
     let mut checks: Vec<Check> = problems.chain(warnings).collect();
     if checks.is_empty() {
         let file = config.source.as_ref().map(|file| file.display().to_string());

@@ -144,8 +144,8 @@ impl UpstreamCheck<'_> {
         let (passed, check) = match &error.fault {
             // A redirect led to another origin, so all checks of this origin passed.
             fault if error.origin != origin => {
-                let found = format!("a redirect led to {}, which {}", error.origin, fault_text(fault));
-                (steps.len(), Check::fail(DISCOVERY, found).advise(REDIRECTED_ADVICE))
+                let finding = format!("a redirect led to {}, which {}", error.origin, fault_text(fault));
+                (steps.len(), Check::fail(DISCOVERY, finding).advise(REDIRECTED_ADVICE))
             }
             Fault::NoSuchName(reason) => {
                 let reason = reason.rsplit(": ").next().unwrap_or_default();
@@ -153,20 +153,20 @@ impl UpstreamCheck<'_> {
                     name if name == self.host.as_str() => "its name".to_owned(),
                     name => format!("the name {name}"),
                 };
-                let found = format!("{name} does not resolve: {reason}");
-                (0, Check::fail(NAME, found).advise(NO_SUCH_NAME_ADVICE))
+                let finding = format!("{name} does not resolve: {reason}");
+                (0, Check::fail(NAME, finding).advise(NO_SUCH_NAME_ADVICE))
             }
             Fault::Unreachable(reason) => {
-                let found = format!("{origin} cannot be reached: {}", strip_client_prefix(reason));
-                (1, Check::fail(CONNECTION, found).advise(self.connection_advice(url, REFUSED_ADVICE)))
+                let finding = format!("{origin} cannot be reached: {}", strip_client_prefix(reason));
+                (1, Check::fail(CONNECTION, finding).advise(self.connection_advice(url, REFUSED_ADVICE)))
             }
             Fault::Slow(_) => {
-                let found = format!("no answer from {origin} within {} s", PROBE_TIMEOUT.as_secs());
-                (1, Check::fail(CONNECTION, found).advise(self.connection_advice(url, NO_ANSWER_ADVICE)))
+                let finding = format!("no answer from {origin} within {} s", PROBE_TIMEOUT.as_secs());
+                (1, Check::fail(CONNECTION, finding).advise(self.connection_advice(url, NO_ANSWER_ADVICE)))
             }
             Fault::Untrusted(reason) => {
-                let found = format!("{origin} is not trusted: {}", strip_client_prefix(reason));
-                (2, Check::fail(TLS, found).advise(UNTRUSTED_ADVICE))
+                let finding = format!("{origin} is not trusted: {}", strip_client_prefix(reason));
+                (2, Check::fail(TLS, finding).advise(UNTRUSTED_ADVICE))
             }
             fault => (
                 steps.len(),
@@ -207,8 +207,8 @@ impl UpstreamCheck<'_> {
                 } else {
                     credential_scope.with_permitted_service(&base)
                 };
-                let found = format!("names {}, in {elapsed_ms} ms", offered.join(" and "));
-                (Check::ok(DISCOVERY, found), Some((base, credential_scope)))
+                let finding = format!("names {}, in {elapsed_ms} ms", offered.join(" and "));
+                (Check::ok(DISCOVERY, finding), Some((base, credential_scope)))
             }
             None if offered.is_empty() => {
                 bad("its discovery document names neither providers.v1 nor modules.v1".to_owned())
@@ -240,8 +240,8 @@ impl UpstreamCheck<'_> {
                 Err(reason) => Check::fail(LIST, format!("{subject} is invalid: {reason}")).advise(NO_REGISTRY_ADVICE),
             },
             Err(UpstreamError { fault: Fault::Slow(_), .. }) => {
-                let found = format!("{subject} did not arrive within {} s", PROBE_TIMEOUT.as_secs());
-                Check::fail(LIST, found)
+                let finding = format!("{subject} did not arrive within {} s", PROBE_TIMEOUT.as_secs());
+                Check::fail(LIST, finding)
                     .advise("clients wait 10 s for it, and get a stored copy after the upstream's patience")
             }
             // The provider existed when it was stored, and other lists may still exist. A 404 is therefore only a

@@ -20,7 +20,8 @@ pub struct Job<T = Vec<JobItem>> {
     /// When the job ended, in seconds since 1970; `None` while it runs.
     pub ended: Option<Timestamp>,
     /// The order: one entry for each address, lock-file entry and folder.
-    pub what: Vec<String>,
+    #[serde(rename = "what")]
+    pub ordered: Vec<String>,
     /// The platforms, as `OS_ARCH`.
     pub platforms: Vec<String>,
     /// True if the job pins the packages that it stores.
@@ -41,8 +42,8 @@ pub type JobSummary = Job<ItemCounts>;
 impl<T> Job<T> {
     /// The same job with other items.
     pub(super) fn with_items<U>(self, items: U) -> Job<U> {
-        let Self { id, state, started, ended, what, platforms, pin, resolving, unconfirmed, items: _ } = self;
-        Job { id, state, started, ended, what, platforms, pin, resolving, unconfirmed, items }
+        let Self { id, state, started, ended, ordered, platforms, pin, resolving, unconfirmed, items: _ } = self;
+        Job { id, state, started, ended, ordered, platforms, pin, resolving, unconfirmed, items }
     }
 }
 
@@ -52,7 +53,8 @@ pub struct ItemCounts {
     /// All items.
     pub all: u64,
     /// Stored before the job.
-    pub held: u64,
+    #[serde(rename = "held")]
+    pub already_stored: u64,
     /// Fetched by the job.
     pub fetched: u64,
     /// Unavailable.
@@ -104,7 +106,8 @@ pub enum ItemState {
     /// The archive is being fetched.
     Fetching,
     /// Stored before the job.
-    Held,
+    #[serde(rename = "held")]
+    AlreadyStored,
     /// Fetched, verified and stored.
     Fetched,
     /// Unavailable.
@@ -124,7 +127,7 @@ impl ItemCounts {
             counts.all += 1;
             match state {
                 ItemState::Waiting | ItemState::Resolving | ItemState::Fetching => {}
-                ItemState::Held => counts.held += 1,
+                ItemState::AlreadyStored => counts.already_stored += 1,
                 ItemState::Fetched => counts.fetched += 1,
                 ItemState::Failed { .. } => counts.failed += 1,
                 ItemState::Cancelled => counts.cancelled += 1,
@@ -149,7 +152,7 @@ impl ItemState {
 
     /// Returns true if the archive is stored.
     pub fn is_stored(&self) -> bool {
-        matches!(self, Self::Held | Self::Fetched)
+        matches!(self, Self::AlreadyStored | Self::Fetched)
     }
 }
 

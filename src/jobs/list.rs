@@ -81,9 +81,9 @@ impl Jobs {
     pub async fn of_store(mirror: Arc<Mirror>, clock: Clock, store: Arc<Store>) -> Arc<Self> {
         let records = JobRecords::of(store);
         let mut loaded = records.all().await;
-        loaded.sort_by_key(|(_, record)| record.origin.place);
+        loaded.sort_by_key(|(_, record)| record.origin.number);
         let jobs = Self::with_records(mirror, clock, Some(records));
-        let orders = loaded.iter().map(|(_, record)| record.origin.place.saturating_add(1));
+        let orders = loaded.iter().map(|(_, record)| record.origin.number.saturating_add(1));
         jobs.next_order.store(orders.max().unwrap_or(0), Ordering::Relaxed);
         let restored = loaded.into_iter().map(|(id, mut record)| {
             Arc::new(match (record.job.state, record.warm_up.take()) {
@@ -122,7 +122,7 @@ impl Jobs {
     pub fn resume_interrupted(&self) {
         let mut jobs = self.jobs.lock();
         if self.mirror.runtime.connectivity() == Connectivity::Offline {
-            let is_dropped = |job: &Arc<RunningJob>| job.origin.recurs.is_some() && !job.has_ended();
+            let is_dropped = |job: &Arc<RunningJob>| job.origin.recurring_key.is_some() && !job.has_ended();
             let forgotten = jobs.iter().filter(|job| is_dropped(job)).map(|job| job.id).collect();
             jobs.retain(|job| !is_dropped(job));
             if let Some(records) = self.shared.records.clone() {
@@ -163,12 +163,12 @@ impl Jobs {
     pub(super) async fn begin(
         &self,
         warm_up: WarmUp,
-        recurs: Option<String>,
+        recurring_key: Option<String>,
     ) -> Result<Arc<RunningJob>, JobStartError> {
         let id = JobId::random().ok_or(JobStartError::Random)?;
         let warm_up = Arc::new(warm_up);
-        let (started, place) = (self.shared.clock.now(), self.next_order.fetch_add(1, Ordering::Relaxed));
-        let origin = JobOrigin { started, place, recurs };
+        let (started, number) = (self.shared.clock.now(), self.next_order.fetch_add(1, Ordering::Relaxed));
+        let origin = JobOrigin { started, number, recurring_key };
         let job = Arc::new(RunningJob::new(id, Arc::clone(&warm_up), origin, &self.shared));
         let (forgotten, task_token) = self.add_to_list(&job)?;
         let (sender, written) = oneshot::channel();
@@ -195,13 +195,14 @@ impl Jobs {
         if self.shared.shutdown.is_cancelled() {
             return Err(JobStartError::Stopping);
         }
-        let recurs = &job.origin.recurs;
-        let max_running = if recurs.is_some() { MAX_RUNNING_FOR_RECURRING } else { MAX_RUNNING };
+        let recurring_key = &job.origin.recurring_key;
+        let max_running = if recurring_key.is_some() { MAX_RUNNING_FOR_RECURRING } else { MAX_RUNNING };
         if running(&jobs) >= max_running {
             return Err(JobStartError::TooMany);
         }
         let mut forgotten = Vec::new();
-        let is_previous_run = |other: &Arc<RunningJob>| recurs.is_some() && other.origin.recurs == *recurs;
+        let is_previous_run =
+            |other: &Arc<RunningJob>| recurring_key.is_some() && other.origin.recurring_key == *recurring_key;
         while let Some(previous) = jobs.iter().position(|other| is_previous_run(other) && other.has_ended()) {
             forgotten.extend(jobs.remove(previous).map(|job| job.id));
         }
@@ -253,10 +254,11 @@ impl Jobs {
     }
 
     /// The last run of a recurring job that has ended, or has not, while it is in the list.
-    pub(super) fn run_of(&self, recurs: &str, has_ended: bool) -> Option<Arc<RunningJob>> {
+    pub(super) fn run_of(&self, recurring_key: &str, has_ended: bool) -> Option<Arc<RunningJob>> {
         let jobs = self.jobs.lock();
-        let is_run =
-            |job: &&Arc<RunningJob>| job.origin.recurs.as_deref() == Some(recurs) && job.has_ended() == has_ended;
+        let is_run = |job: &&Arc<RunningJob>| {
+            job.origin.recurring_key.as_deref() == Some(recurring_key) && job.has_ended() == has_ended
+        };
         jobs.iter().rev().find(is_run).cloned()
     }
 

@@ -17,7 +17,7 @@ use crate::mirror::Mirror;
 
 pub use self::job_report::JobId;
 pub use self::list::{JobStartError, Jobs, ToPin};
-pub use self::plan::{Installs, Plan, PlanError, PlanState, Planned, Sums};
+pub use self::plan::{Installs, Plan, PlanCounts, PlanError, PlanState, PlannedItem};
 pub use self::recurring::{LastRun, Recurring, RecurringState};
 pub use self::running_job::{JobEvent, JobSubscription, NumberedItem, RunningJob};
 pub use self::warm::WarmUp;

@@ -40,9 +40,10 @@ pub struct Plan {
     /// True if this larder is offline: only a bundle can bring missing packages.
     pub offline: bool,
     /// Counts by state.
-    pub sums: Sums,
+    #[serde(rename = "sums")]
+    pub counts: PlanCounts,
     /// Each archive, and each unavailable item.
-    pub items: Vec<Planned>,
+    pub items: Vec<PlannedItem>,
     /// Versions that upstream did not confirm: an `init` with upstream may choose others.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unconfirmed: Vec<String>,
@@ -50,22 +51,28 @@ pub struct Plan {
 
 /// Counts by state.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Sums {
+pub struct PlanCounts {
     /// Stored archives.
-    pub have: u64,
+    #[serde(rename = "have")]
+    pub stored: u64,
     /// Bytes of the stored archives.
-    pub have_bytes: u64,
+    #[serde(rename = "have_bytes")]
+    pub stored_bytes: u64,
     /// Stored archives that install through the network mirror only.
     #[serde(default)]
     pub network_mirror_only: u64,
     /// Archives to be fetched.
-    pub need: u64,
+    #[serde(rename = "need")]
+    pub to_fetch: u64,
     /// Bytes of the archives to be fetched, as far as the sizes are known.
-    pub need_bytes: u64,
+    #[serde(rename = "need_bytes")]
+    pub to_fetch_bytes: u64,
     /// Archives to be fetched whose size is unknown.
-    pub need_unknown: u64,
+    #[serde(rename = "need_unknown")]
+    pub unknown_sizes: u64,
     /// Unavailable items.
-    pub cannot: u64,
+    #[serde(rename = "cannot")]
+    pub unavailable: u64,
     /// Items without an upstream answer.
     #[serde(default)]
     pub unknown: u64,
@@ -73,7 +80,7 @@ pub struct Sums {
 
 /// One line of a plan.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Planned {
+pub struct PlannedItem {
     /// The archive, or the unavailable item.
     #[serde(flatten)]
     pub package: PackageRef,
@@ -81,7 +88,8 @@ pub struct Planned {
     #[serde(flatten)]
     pub state: PlanState,
     /// The requirements that name it: an address, a lock file, or a file with its line.
-    pub by: Vec<String>,
+    #[serde(rename = "by")]
+    pub required_by: Vec<String>,
 }
 
 /// State of an item.
@@ -89,7 +97,8 @@ pub struct Planned {
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum PlanState {
     /// Stored, with all its documents.
-    Have {
+    #[serde(rename = "have")]
+    Stored {
         /// Size of the archive, in bytes.
         size_bytes: u64,
         /// The routes by which it installs.
@@ -97,7 +106,8 @@ pub enum PlanState {
         installs: Installs,
     },
     /// Not stored, and can be fetched.
-    Need {
+    #[serde(rename = "need")]
+    ToFetch {
         /// Size of the archive in bytes, where known.
         size_bytes: Option<u64>,
         /// A remark for the reader.
@@ -105,14 +115,17 @@ pub enum PlanState {
         note: Option<String>,
     },
     /// Unavailable.
-    Cannot {
+    #[serde(rename = "cannot")]
+    Unavailable {
         /// The attempt, its result, and the remedy.
-        why: String,
+        #[serde(rename = "why")]
+        reason: String,
     },
     /// Upstream gave no answer just now.
     Unknown {
         /// The attempt and its result.
-        why: String,
+        #[serde(rename = "why")]
+        reason: String,
     },
 }
 
@@ -167,21 +180,22 @@ async fn plan(mirror: &Arc<Mirror>, clock: &Clock, order: &Order) -> Result<Plan
     }
     let findings = registries.findings();
     let checked = join_all(archives.iter().map(|required| steps.check_archive(required)).collect::<Vec<_>>()).await;
-    let (mut items, notes): (Vec<Planned>, Vec<Option<String>>) = checked.into_iter().unzip();
-    let unavailable: Vec<Planned> = unavailable.into_iter().map(|item| findings.planned_unavailable(item)).collect();
+    let (mut items, notes): (Vec<PlannedItem>, Vec<Option<String>>) = checked.into_iter().unzip();
+    let unavailable: Vec<PlannedItem> =
+        unavailable.into_iter().map(|item| findings.planned_unavailable(item)).collect();
     // An unreadable module is listed with its reason, and not again as needed.
     let reported: BTreeSet<&PackageRef> = unavailable.iter().map(|item| &item.package).collect();
     items.retain(|item| item.package.platform.is_some() || !reported.contains(&item.package));
     items.extend(unavailable);
     let unconfirmed: BTreeSet<String> = findings.unconfirmed.into_iter().chain(notes.into_iter().flatten()).collect();
     let mut unconfirmed: Vec<String> = unconfirmed.into_iter().collect();
-    let sums = Sums::of(&items);
+    let counts = PlanCounts::of(&items);
     let offline = mirror.runtime.connectivity() == Connectivity::Offline;
     if offline && !unconfirmed.is_empty() {
         unconfirmed = if names_exact_versions(order) { Vec::new() } else { vec![MAYBE_OUTDATED_NOTE.to_owned()] };
     }
-    let not_ready = sums.need + sums.cannot + sums.unknown + sums.network_mirror_only;
-    Ok(Plan { ready: not_ready == 0, offline, sums, items, unconfirmed })
+    let not_ready = counts.to_fetch + counts.unavailable + counts.unknown + counts.network_mirror_only;
+    Ok(Plan { ready: not_ready == 0, offline, counts, items, unconfirmed })
 }
 
 /// Returns true if the order names exact versions, so that a newer version changes nothing.
@@ -197,50 +211,52 @@ fn names_exact_versions(order: &Order) -> bool {
     })
 }
 
-impl Sums {
-    fn of(items: &[Planned]) -> Self {
-        let mut sums = Self::default();
+impl PlanCounts {
+    fn of(items: &[PlannedItem]) -> Self {
+        let mut counts = Self::default();
         for item in items {
             match item.state {
-                PlanState::Have { size_bytes, installs } => {
-                    sums.network_mirror_only += u64::from(installs == Installs::NetworkMirrorOnly);
-                    sums.have += 1;
-                    sums.have_bytes += size_bytes;
+                PlanState::Stored { size_bytes, installs } => {
+                    counts.network_mirror_only += u64::from(installs == Installs::NetworkMirrorOnly);
+                    counts.stored += 1;
+                    counts.stored_bytes += size_bytes;
                 }
-                PlanState::Need { size_bytes, .. } => {
-                    sums.need += 1;
-                    sums.need_bytes += size_bytes.unwrap_or(0);
-                    sums.need_unknown += u64::from(size_bytes.is_none());
+                PlanState::ToFetch { size_bytes, .. } => {
+                    counts.to_fetch += 1;
+                    counts.to_fetch_bytes += size_bytes.unwrap_or(0);
+                    counts.unknown_sizes += u64::from(size_bytes.is_none());
                 }
-                PlanState::Cannot { .. } => sums.cannot += 1,
-                PlanState::Unknown { .. } => sums.unknown += 1,
+                PlanState::Unavailable { .. } => counts.unavailable += 1,
+                PlanState::Unknown { .. } => counts.unknown += 1,
             }
         }
-        sums
+        counts
     }
 }
 
 impl ResolveFindings {
     /// The plan's entry for an unavailable item.
-    fn planned_unavailable(&self, UnavailableItem { subject, reason, required_by }: UnavailableItem) -> Planned {
+    fn planned_unavailable(&self, UnavailableItem { subject, reason, required_by }: UnavailableItem) -> PlannedItem {
         let address = subject.split('@').next().unwrap_or_default();
         let availability = self.availability.get(&subject).or_else(|| self.availability.get(address));
         let state = state_of(availability.copied().unwrap_or(ItemAvailability::Unavailable), reason);
-        Planned { package: PackageRef::requested(&subject), state, by: required_by }
+        PlannedItem { package: PackageRef::requested(&subject), state, required_by }
     }
 }
 
 fn state_of(availability: ItemAvailability, reason: String) -> PlanState {
     match availability {
-        ItemAvailability::NeedsBundle => PlanState::Need { size_bytes: None, note: Some(NEEDS_BUNDLE_NOTE.to_owned()) },
-        ItemAvailability::Unknown => PlanState::Unknown { why: reason },
-        ItemAvailability::Unavailable => PlanState::Cannot { why: reason },
+        ItemAvailability::NeedsBundle => {
+            PlanState::ToFetch { size_bytes: None, note: Some(NEEDS_BUNDLE_NOTE.to_owned()) }
+        }
+        ItemAvailability::Unknown => PlanState::Unknown { reason },
+        ItemAvailability::Unavailable => PlanState::Unavailable { reason },
     }
 }
 
 impl StepRunner<'_> {
     /// Checks one archive. Also returns the unconfirmed lists.
-    async fn check_archive(&self, required: &RequiredArchive) -> (Planned, Option<String>) {
+    async fn check_archive(&self, required: &RequiredArchive) -> (PlannedItem, Option<String>) {
         let checked = match &required.artifact {
             Artifact::Provider(package) => self.check_provider(package, &required.hashes).await.map_err(|error| {
                 let availability =
@@ -253,7 +269,10 @@ impl StepRunner<'_> {
                 .map_err(|error| state_of(ItemAvailability::after_error(&error), error.to_string())),
         };
         let (state, unconfirmed) = checked.unwrap_or_else(|state| (state, None));
-        (Planned { package: (&required.artifact).into(), state, by: required.required_by.clone() }, unconfirmed)
+        (
+            PlannedItem { package: (&required.artifact).into(), state, required_by: required.required_by.clone() },
+            unconfirmed,
+        )
     }
 
     async fn check_provider(
@@ -275,14 +294,14 @@ impl StepRunner<'_> {
                 || async { Ok::<_, Error>(mirror.operations.announced_size(package, &proof_set, clock.now()).await) };
             let size_bytes = self.run_step(size, || {}).await?;
             let note = (fit == LockFit::NeedsPackageHash).then(|| UNCHECKED_UNTIL_FETCHED_NOTE.to_owned());
-            return Ok((PlanState::Need { size_bytes, note }, unconfirmed));
+            return Ok((PlanState::ToFetch { size_bytes, note }, unconfirmed));
         };
         self.check_package_hash(package, digest, locked).await?;
         let installs = match mirror.library.was_imported(package).await? {
             true => Installs::NetworkMirrorOnly,
             false => Installs::AnyWay,
         };
-        Ok((PlanState::Have { size_bytes: archive.size_bytes, installs }, unconfirmed))
+        Ok((PlanState::Stored { size_bytes: archive.size_bytes, installs }, unconfirmed))
     }
 
     /// Returns the stored archive of a package if it is the verified one.
@@ -306,8 +325,8 @@ impl StepRunner<'_> {
         };
         let archive = self.verified_archive(mirror.runtime.artifact_of(package), archive).await?;
         let state = match archive.map(|archive| archive.size_bytes) {
-            Some(size_bytes) => PlanState::Have { size_bytes, installs: Installs::AnyWay },
-            None => PlanState::Need { size_bytes: None, note: None },
+            Some(size_bytes) => PlanState::Stored { size_bytes, installs: Installs::AnyWay },
+            None => PlanState::ToFetch { size_bytes: None, note: None },
         };
         Ok((state, unconfirmed))
     }

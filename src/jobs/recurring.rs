@@ -225,7 +225,8 @@ pub struct LastRun {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecurringState {
     /// The configured addresses and paths.
-    pub what: Vec<String>,
+    #[serde(rename = "what")]
+    pub targets: Vec<String>,
     /// Interval between the end of a run and the next, in seconds.
     pub every_seconds: u64,
     /// The job of the current run.
@@ -250,7 +251,7 @@ impl RecurringState {
             RecurringWarmTarget::Path(path) => path.display().to_string(),
         };
         let targets = entry.targets.iter().map(display_name).collect();
-        Self { what: targets, every_seconds: entry.every.as_secs(), running, last: last.cloned(), next }
+        Self { targets, every_seconds: entry.every.as_secs(), running, last: last.cloned(), next }
     }
 }
 
@@ -404,7 +405,7 @@ mod tests {
             state,
             started: Timestamp(900),
             ended: Some(Timestamp(1000)),
-            what: vec![],
+            ordered: vec![],
             platforms: vec![],
             pin: false,
             resolving: false,

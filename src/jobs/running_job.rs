@@ -41,10 +41,11 @@ pub struct RunningJob {
 pub(super) struct JobOrigin {
     pub(super) started: Timestamp,
     /// Position in the order of all jobs: later jobs have higher numbers.
-    pub(super) place: u64,
+    #[serde(rename = "place")]
+    pub(super) number: u64,
     /// Key of the recurring warm-up whose run this is.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) recurs: Option<String>,
+    #[serde(rename = "recurs", default, skip_serializing_if = "Option::is_none")]
+    pub(super) recurring_key: Option<String>,
 }
 
 /// State shared by all jobs of a larder.
@@ -63,7 +64,8 @@ pub(super) struct SharedJobState {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct ItemSubject {
     /// The package, once its version is chosen.
-    pub(super) of: Option<Artifact>,
+    #[serde(rename = "of")]
+    pub(super) artifact: Option<Artifact>,
     /// Digest of the archive, once it is stored.
     digest: Option<Digest>,
 }
@@ -168,7 +170,7 @@ impl RunningJob {
             state: JobState::Running,
             started: origin.started,
             ended: None,
-            what: warm_up.names(),
+            ordered: warm_up.names(),
             platforms: warm_up.platforms.iter().map(ToString::to_string).collect(),
             pin: warm_up.pin,
             resolving: warm_up.configurations.is_some(),
@@ -253,7 +255,7 @@ impl RunningJob {
         self.write().await;
         let to_pin = |TrackedItem { item, subject, .. }: &TrackedItem| ToPin {
             named: item.package.clone(),
-            package: subject.of.clone(),
+            package: subject.artifact.clone(),
             is_pending: !item.state.has_ended(),
         };
         self.tracked.lock().items.iter().map(to_pin).collect()
@@ -262,7 +264,7 @@ impl RunningJob {
     /// Adds an item, with its package where that is known; returns its index.
     pub(super) fn add(&self, item: JobItem, artifact: Option<Artifact>) -> usize {
         let added = self.update(|tracked| {
-            let subject = ItemSubject { of: artifact, digest: None };
+            let subject = ItemSubject { artifact, digest: None };
             tracked.items.push(TrackedItem { item, subject, revision: tracked.revision });
             tracked.items.len() - 1
         });
@@ -291,7 +293,7 @@ impl RunningJob {
         self.update_item(item, |item, item_subject| {
             item.package = artifact.into();
             item.state = ItemState::Waiting;
-            item_subject.of = Some(artifact.clone());
+            item_subject.artifact = Some(artifact.clone());
         });
     }
 
@@ -310,7 +312,7 @@ impl RunningJob {
 
     pub(super) fn mark_stored(&self, item: usize, (outcome, digest, size_bytes): (WarmedArchive, Digest, u64)) {
         let state = match outcome {
-            WarmedArchive::AlreadyStored => ItemState::Held,
+            WarmedArchive::AlreadyStored => ItemState::AlreadyStored,
             WarmedArchive::Fetched => ItemState::Fetched,
         };
         self.update_item(item, |item, item_subject| {
@@ -331,8 +333,9 @@ impl RunningJob {
     pub fn stored_items(&self) -> Vec<(usize, Artifact, Digest)> {
         let tracked = self.tracked.lock();
         let stored = tracked.items.iter().enumerate().filter(|(_, tracked)| tracked.item.state.is_stored());
-        let items = stored
-            .filter_map(|(number, TrackedItem { subject, .. })| Some((number, subject.of.clone()?, subject.digest?)));
+        let items = stored.filter_map(|(number, TrackedItem { subject, .. })| {
+            Some((number, subject.artifact.clone()?, subject.digest?))
+        });
         items.collect()
     }
 

@@ -47,7 +47,8 @@ pub struct WarmUp {
 /// One exact version, or one address with a constraint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct WarmTarget {
-    what: PackageSelector,
+    #[serde(rename = "what")]
+    selector: PackageSelector,
     /// Empty for a module, which has no platforms.
     platforms: Vec<Platform>,
     /// The accepted hashes of each lock file that names the package. The archive must match each list.
@@ -97,8 +98,8 @@ impl WarmUp {
     /// An item for each known archive.
     pub(super) fn items(&self) -> Vec<JobItem> {
         let items_of = |target: &WarmTarget| -> Vec<JobItem> {
-            let item = |platform| waiting_item(PackageRef::from(&target.what).on(platform));
-            match target.what {
+            let item = |platform| waiting_item(PackageRef::from(&target.selector).on(platform));
+            match target.selector {
                 PackageSelector::Provider(_) => target.platforms.iter().map(|platform| item(Some(platform))).collect(),
                 PackageSelector::Module(_) => vec![item(None)],
             }
@@ -108,7 +109,7 @@ impl WarmUp {
 
     /// The order, as text for people.
     pub(super) fn names(&self) -> Vec<String> {
-        let named = self.wanted.iter().map(|target| target.what.to_string());
+        let named = self.wanted.iter().map(|target| target.selector.to_string());
         let entries = self.configurations.iter().flat_map(|order| &order.given);
         let folders = entries.filter_map(|entry| {
             if let OrderEntry::Configurations(configurations) = entry { Some(configurations) } else { None }
@@ -137,11 +138,11 @@ impl WarmTarget {
         if let PackageSelector::Module(_) = selector {
             platforms.clear();
         }
-        Self { what: selector, platforms, locked: Vec::new() }
+        Self { selector, platforms, locked: Vec::new() }
     }
 
     fn len(&self) -> usize {
-        match self.what {
+        match self.selector {
             PackageSelector::Provider(_) => self.platforms.len(),
             PackageSelector::Module(_) => 1,
         }
@@ -276,13 +277,13 @@ impl WarmUpRun<'_> {
     }
 
     async fn try_warm(&self, items: Range<usize>, target: &WarmTarget) -> Result<(), Error> {
-        let address = match &target.what {
+        let address = match &target.selector {
             PackageSelector::Provider(selection) => Address::from(&selection.of),
             PackageSelector::Module(selection) => Address::from(&selection.of),
         };
         let listed = self.versions(&items.clone().collect::<Vec<_>>(), &address).await?;
         let listed: Vec<&Version> = listed.iter().collect();
-        match &target.what {
+        match &target.selector {
             PackageSelector::Provider(selection) => {
                 let version = selection.choose(&listed).map_err(Error::NotFound)?;
                 let warmed = items.zip(&target.platforms).map(|(item, platform)| {

@@ -54,7 +54,7 @@ pub(super) async fn check_client(
         if name_clients {
             checks_of_files
                 .iter_mut()
-                .for_each(|check| check.found = format!("{}: {}", client_files.clients(), check.found));
+                .for_each(|check| check.finding = format!("{}: {}", client_files.clients(), check.finding));
         }
         checks.extend(checks_of_files);
     }
@@ -67,8 +67,8 @@ impl ClientChecks<'_> {
         let mut checks = client_files.checks();
         if client_files.no_files() {
             let searched = client_files.searched_paths();
-            let found = format!("no CLI configuration ({searched}): clients ask every registry directly, not larder");
-            let check = Check::warn(FILES, found).advise(match self.running.state {
+            let finding = format!("no CLI configuration ({searched}): clients ask every registry directly, not larder");
+            let check = Check::warn(FILES, finding).advise(match self.running.state {
                 LarderState::NeverSetUp => {
                     "write these lines there, with your larder's own URL instead of this machine's:"
                 }
@@ -117,7 +117,7 @@ impl ClientChecks<'_> {
         if checks.is_empty() && services_of_host.is_none() {
             checks.push(self.check_unconfigured(host).await);
         }
-        checks.into_iter().map(|check| if check.of.is_none() { check.of(host) } else { check }).collect()
+        checks.into_iter().map(|check| if check.subject.is_none() { check.about(host) } else { check }).collect()
     }
 
     /// Checks a registry without a `host` block: the client asks the registry directly, except under a take-over.
@@ -309,10 +309,10 @@ impl ClientChecks<'_> {
         let proxied = destinations.iter().find_map(|(_, url)| Some((url, proxied_by(url, self.environment)?)));
         let (url, variable) = proxied?;
         let name = url.host_str().unwrap_or_default();
-        let found =
+        let finding =
             format!("the client connects to {name} through the proxy of {variable}; the doctor connected directly");
         let advice = format!("add {name} to NO_PROXY, unless only the proxy reaches it");
-        Some(Check::warn("client.proxy", found).advise(advice))
+        Some(Check::warn("client.proxy", finding).advise(advice))
     }
 
     fn credentials(&self, client_files: &ClientFiles, destinations: &[(Hostname, Url)]) -> Option<Check> {
@@ -324,18 +324,18 @@ impl ClientChecks<'_> {
         let is_plaintext = |url: &Url| url.scheme() == "http" && !is_loopback(url);
         let (host, url) = destinations.iter().find(|(host, url)| is_plaintext(url) && has_token(host))?;
         let origin = url.origin().ascii_serialization();
-        let found = format!("the client has a token for {host}, and sends it to {origin} without TLS");
-        Some(Check::warn("client.credentials", found).of(host).advise(PLAINTEXT_TOKEN_ADVICE))
+        let finding = format!("the client has a token for {host}, and sends it to {origin} without TLS");
+        Some(Check::warn("client.credentials", finding).about(host).advise(PLAINTEXT_TOKEN_ADVICE))
     }
 
     fn registry_timeout(&self) -> Option<Check> {
         const VARIABLE: &str = "TF_REGISTRY_CLIENT_TIMEOUT";
         let seconds: u64 = self.environment.get(VARIABLE)?.parse().ok()?;
-        let found =
+        let finding =
             format!("{VARIABLE}={seconds}: the client waits no longer than {seconds} s, and larder answers within 8 s");
         let advice = format!("unset the variable, or set it to {MIN_TIMEOUT_SECONDS} or more");
         let is_short = (1..MIN_TIMEOUT_SECONDS).contains(&seconds);
-        is_short.then(|| Check::warn("client.timeout", found).advise(advice))
+        is_short.then(|| Check::warn("client.timeout", finding).advise(advice))
     }
 
     fn cache(&self, client_files: &ClientFiles) -> Option<Check> {
@@ -346,17 +346,17 @@ impl ClientChecks<'_> {
         let folder = set.or_else(|| client_files.config.plugin_cache_dir.as_ref().map(expand))?;
         let is_known = !folder.contains('$') && Path::new(&folder).is_absolute();
         if is_known && !Path::new(&folder).is_dir() {
-            let found = format!("the plugin cache {folder} is not a folder: the client prints an error");
-            return Some(Check::warn(CACHE, found).advise(format!("mkdir -p {folder}, or remove the setting")));
+            let finding = format!("the plugin cache {folder} is not a folder: the client prints an error");
+            return Some(Check::warn(CACHE, finding).advise(format!("mkdir -p {folder}, or remove the setting")));
         }
         Some(Check::ok(CACHE, format!("a plugin cache is used: locked providers in {folder} are not requested again")))
     }
 
     fn authorities(&self) -> Option<Check> {
         let file = self.client_roots.unreadable.as_ref()?.display();
-        let found = format!("SSL_CERT_FILE names {file}, which has no readable certificates");
+        let finding = format!("SSL_CERT_FILE names {file}, which has no readable certificates");
         let advice = "name a PEM file that the client may read, or unset the variable";
-        Some(Check::warn("client.trust", found).advise(advice))
+        Some(Check::warn("client.trust", finding).advise(advice))
     }
 }
 

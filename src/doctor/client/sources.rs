@@ -48,8 +48,8 @@ impl ClientChecks<'_> {
         // A registry may offer only one of the two services.
         let offered = match (&providers, &modules) {
             (Some(_), Some(_)) => OfferedServices::BOTH,
-            (named, None) | (None, named) => {
-                self.offered_services(named.as_ref(), host).await.unwrap_or(OfferedServices::BOTH)
+            (url, None) | (None, url) => {
+                self.offered_services(url.as_ref(), host).await.unwrap_or(OfferedServices::BOTH)
             }
         };
         let missing = match (providers.is_none() && offered.providers, modules.is_none() && offered.modules) {
@@ -58,16 +58,16 @@ impl ClientChecks<'_> {
             (true, false) => Some(("providers.v1", "providers")),
             (true, true) => Some(("both", "everything")),
         };
-        let named = match (&providers, &modules) {
+        let listed = match (&providers, &modules) {
             (Some(_), _) => "only providers.v1",
             (None, Some(_)) => "no providers.v1",
             (None, None) => "neither providers.v1 nor modules.v1",
         };
         if let Some((add, affected)) = missing {
-            let found =
-                format!("its host block names {named}: it replaces the whole list, so {affected} from {host} fail");
+            let finding =
+                format!("its host block names {listed}: it replaces the whole list, so {affected} from {host} fail");
             let advice = format!("add {add} to its services, as `larder client-config` prints them");
-            checks.push(Check::fail(SERVICES, found).advise(advice));
+            checks.push(Check::fail(SERVICES, finding).advise(advice));
         }
         if let Some(modules) = &modules {
             checks.extend(self.check_modules(modules, providers.as_ref(), host).await);
@@ -83,17 +83,17 @@ impl ClientChecks<'_> {
             checks.push(Check::fail(SLASH, NO_SLASH).advise(format!("write \"providers.v1\" = \"{shown}/\"")));
             url.set_path(&format!("{}/", url.path()));
         }
-        let named = host_of_base(&url, "providers").unwrap_or_else(|| host.clone());
-        let right = self.right_providers(host, &url);
-        match self.try_base(&url, ("providers.v1", ProbedService::Providers), &right, &named).await {
+        let host_in_path = host_of_base(&url, "providers").unwrap_or_else(|| host.clone());
+        let correction = self.providers_correction(host, &url);
+        match self.try_base(&url, ("providers.v1", ProbedService::Providers), &correction, &host_in_path).await {
             UrlProbe::Larder => match self.check_host_in_path(&url, host) {
                 Some(fault) => checks.push(fault),
                 None if checks.is_empty() && sources.covers_all_providers() => {
                     let modules = modules.filter(|modules| modules.origin() != url.origin());
                     let elsewhere = modules
                         .map(|modules| format!("; modules come from {}", modules.origin().ascii_serialization()));
-                    let found = format!("its host block leads to larder{}", elsewhere.unwrap_or_default());
-                    checks.push(Check::ok(OVERRIDE, found));
+                    let finding = format!("its host block leads to larder{}", elsewhere.unwrap_or_default());
+                    checks.push(Check::ok(OVERRIDE, finding));
                 }
                 None => {}
             },
@@ -103,8 +103,8 @@ impl ClientChecks<'_> {
     }
 
     /// The services of a registry according to larder; `None` where larder cannot be asked or does not mirror it.
-    async fn offered_services(&self, named: Option<&Url>, host: &Hostname) -> Option<OfferedServices> {
-        let base = named.map_or_else(|| self.base(), |url| self.base_for(url));
+    async fn offered_services(&self, url: Option<&Url>, host: &Hostname) -> Option<OfferedServices> {
+        let base = url.map_or_else(|| self.base(), |url| self.base_for(url));
         let url = Url::parse(&format!("{base}{}", Route::Discovery(host.clone()).path())).ok()?;
         if self.is_off_limits(&url) {
             return None;
@@ -121,9 +121,9 @@ impl ClientChecks<'_> {
     /// Checks a block with modules.v1 only, for a registry that offers nothing else.
     async fn check_modules_alone(&self, url: &Url, host: &Hostname) -> Check {
         let url = with_slash(url);
-        let named = host_of_base(&url, "modules").unwrap_or_else(|| host.clone());
-        let right = format!("write \"modules.v1\" = \"{}{}\"", self.base_for(&url), modules_base(host));
-        match self.try_base(&url, ("modules.v1", ProbedService::Modules), &right, &named).await {
+        let host_in_path = host_of_base(&url, "modules").unwrap_or_else(|| host.clone());
+        let correction = format!("write \"modules.v1\" = \"{}{}\"", self.base_for(&url), modules_base(host));
+        match self.try_base(&url, ("modules.v1", ProbedService::Modules), &correction, &host_in_path).await {
             UrlProbe::Larder => Check::ok(OVERRIDE, "its host block leads to larder; the registry offers modules only"),
             UrlProbe::OtherServer(fault) | UrlProbe::Unusable(fault) => fault,
         }
@@ -143,29 +143,31 @@ impl ClientChecks<'_> {
             return None;
         }
         let base = with_slash(url);
-        let named = host_of_base(&base, "modules");
+        let host_in_path = host_of_base(&base, "modules");
         let shown = url.origin().ascii_serialization();
-        let expected_host = named.as_ref().unwrap_or(host);
+        let expected_host = host_in_path.as_ref().unwrap_or(host);
         let base_for_modules = self.base_for(providers.unwrap_or(&base));
-        let right = || format!("write \"modules.v1\" = \"{base_for_modules}{}\"", modules_base(host));
+        let correction = || format!("write \"modules.v1\" = \"{base_for_modules}{}\"", modules_base(host));
         let leads = format!("modules.v1 leads to {shown}");
         match identify_server(&base, ProbedService::Modules, expected_host, self.client_roots).await {
             Ok(Identified { kind, .. }) => match kind {
                 ServerKind::LarderWithoutService | ServerKind::LarderWithoutHost(_) => {
-                    let found = format!(
+                    let finding = format!(
                         "modules.v1 leads to larder at {shown}, which serves no modules there: all of {host} fail"
                     );
-                    Some(Check::fail(SERVICES, found).advise(right()))
+                    Some(Check::fail(SERVICES, finding).advise(correction()))
                 }
                 ServerKind::Larder => {
-                    let other = named.filter(|named| named != host)?;
-                    let found = format!("modules.v1 leads to larder's copy of {other}, which has other modules");
-                    Some(Check::fail(OTHER_HOST, found).advise(right()))
+                    let other = host_in_path.filter(|host_in_path| host_in_path != host)?;
+                    let finding = format!("modules.v1 leads to larder's copy of {other}, which has other modules");
+                    Some(Check::fail(OTHER_HOST, finding).advise(correction()))
                 }
-                ServerKind::OtherServer(status) if named.is_some() => {
-                    let found = format!("{leads}, where something else answers ({status}): all modules of {host} fail");
-                    let to_do = if is_own_listener(url, self.config) { PORT_IS_TAKEN.to_owned() } else { right() };
-                    Some(self.downgrade_if_proxied(url, Check::fail(SERVICES, found).advise(to_do)))
+                ServerKind::OtherServer(status) if host_in_path.is_some() => {
+                    let finding =
+                        format!("{leads}, where something else answers ({status}): all modules of {host} fail");
+                    let advice =
+                        if is_own_listener(url, self.config) { PORT_IS_TAKEN.to_owned() } else { correction() };
+                    Some(self.downgrade_if_proxied(url, Check::fail(SERVICES, finding).advise(advice)))
                 }
                 ServerKind::LarderRefusing(_) | ServerKind::OtherServer(_) => None,
             },
@@ -173,9 +175,9 @@ impl ClientChecks<'_> {
             Err(_) if providers.is_some_and(|providers| providers.origin() == url.origin()) => None,
             Err(_) if is_own_listener(url, self.config) => None,
             // Meant for larder, but with a wrong port or name.
-            Err(error) if named.is_some() || providers.is_some_and(|url| url.host() == base.host()) => {
+            Err(error) if host_in_path.is_some() || providers.is_some_and(|url| url.host() == base.host()) => {
                 let check = Check::fail(SERVICES, format!("{leads}: {error}: all modules of {host} fail"));
-                Some(self.downgrade_if_proxied(url, check.advise(right())))
+                Some(self.downgrade_if_proxied(url, check.advise(correction())))
             }
             Err(error) => {
                 let advice = "write the URL that the registry's own discovery document names";
@@ -186,17 +188,19 @@ impl ClientChecks<'_> {
 
     /// Reports a wrong path in a URL that leads to larder.
     fn check_host_in_path(&self, url: &Url, host: &Hostname) -> Option<Check> {
-        let (id, found) = match host_of_base(url, "providers") {
-            Some(named) if named == *host => return None,
-            Some(named) => (
+        let (id, finding) = match host_of_base(url, "providers") {
+            Some(host_in_path) if host_in_path == *host => return None,
+            Some(host_in_path) => (
                 OTHER_HOST,
-                format!("providers.v1 leads to larder's copy of {named}: the same version has other bytes there"),
+                format!(
+                    "providers.v1 leads to larder's copy of {host_in_path}: the same version has other bytes there"
+                ),
             ),
             // Under the registry's own name, larder serves it at the registry's own paths.
             None if url.host_str() == Some(host.name()) => return None,
             None => (PATH, format!("{url} leads to larder, but not to a registry")),
         };
-        Some(Check::fail(id, found).advise(self.right_providers(host, url)))
+        Some(Check::fail(id, finding).advise(self.providers_correction(host, url)))
     }
 }
 
@@ -287,12 +291,12 @@ impl ProviderSources {
             Coverage::None => {
                 let only = if self.other_sources.is_empty() { "" } else { " only" };
                 let sources = self.other_source_names();
-                let found =
+                let finding =
                     format!("providers are installed from {sources}{only}: the host block is not used for them");
                 let advice = format!(
                     "add the line direct {{ include = [{all_pattern}] }} to provider_installation, or remove that block"
                 );
-                Some(Check::fail(INSTALLATION, found).advise(advice))
+                Some(Check::fail(INSTALLATION, finding).advise(advice))
             }
             Coverage::Some => Some(partial_coverage_check(all_pattern)),
             Coverage::All => self.check_other_sources(all_pattern),
@@ -308,14 +312,14 @@ impl ProviderSources {
             }
             (Coverage::Some, Coverage::None | Coverage::Some) => Some(partial_coverage_check(all_pattern)),
             (Coverage::All, Coverage::None) => Some(self.check_other_sources(all_pattern).unwrap_or_else(|| {
-                let found =
+                let finding =
                     "providers come from larder through the network mirror; modules come from the registry directly";
-                Check::ok(OVERRIDE, found)
+                Check::ok(OVERRIDE, finding)
             })),
             (Coverage::None, Coverage::None) if self.faults.is_empty() => {
-                let found = format!("providers are installed from {}, not from larder", self.other_source_names());
+                let finding = format!("providers are installed from {}, not from larder", self.other_source_names());
                 let advice = "to install them from larder, see `larder client-config --mirror`";
-                Some(Check::warn(OVERRIDE, found).advise(advice))
+                Some(Check::warn(OVERRIDE, finding).advise(advice))
             }
             (Coverage::None, _) => None,
         }
@@ -324,10 +328,10 @@ impl ProviderSources {
     /// Warns about sources besides larder.
     fn check_other_sources(&self, all_pattern: &str) -> Option<Check> {
         let sources = self.other_source_names();
-        let found =
+        let finding =
             format!("providers are installed from {sources} as well: those found there do not come from larder");
         let check =
-            Check::warn(INSTALLATION, found).advise(format!("write exclude = [{all_pattern}] there, or ignore this"));
+            Check::warn(INSTALLATION, finding).advise(format!("write exclude = [{all_pattern}] there, or ignore this"));
         (!self.other_sources.is_empty()).then_some(check)
     }
 
@@ -362,12 +366,12 @@ enum UrlProbe {
 }
 
 impl ClientChecks<'_> {
-    /// Requests a base URL as the client would. `right` proposes a correct value.
+    /// Requests a base URL as the client would. `correction` proposes a correct value.
     async fn try_base(
         &self,
         url: &Url,
         (setting, service): (&str, ProbedService),
-        right: &str,
+        correction: &str,
         host: &Hostname,
     ) -> UrlProbe {
         let shown = url.origin().ascii_serialization();
@@ -377,42 +381,43 @@ impl ClientChecks<'_> {
             return UrlProbe::Unusable(check.advise(START));
         }
         if self.is_off_limits(url) {
-            let found = format!("{setting} leads to {shown}, which is not checked: larder is offline");
-            let check = Check::warn(OVERRIDE, found);
+            let finding = format!("{setting} leads to {shown}, which is not checked: larder is offline");
+            let check = Check::warn(OVERRIDE, finding);
             return UrlProbe::Unusable(check.advise("if that is this larder, set [server] public_url to it"));
         }
-        let to_do = match self.running.state {
+        let advice = match self.running.state {
             LarderState::NeverSetUp if is_own_listener => START.to_owned(),
             LarderState::NeverSetUp => {
-                format!("check that a larder runs at {shown}, and that this machine reaches it; or {right}")
+                format!("check that a larder runs at {shown}, and that this machine reaches it; or {correction}")
             }
-            LarderState::Up | LarderState::Down => right.to_owned(),
+            LarderState::Up | LarderState::Down => correction.to_owned(),
         };
         let kind = match identify_server(url, service, host, self.client_roots).await {
             Ok(Identified { kind, .. }) => kind,
             Err(error) => {
-                let check = failed_probe(&error, setting, url, to_do);
+                let check = failed_probe(&error, setting, url, advice);
                 return UrlProbe::Unusable(self.downgrade_if_proxied(url, check));
             }
         };
         UrlProbe::Unusable(match kind {
             ServerKind::Larder => return UrlProbe::Larder,
             ServerKind::LarderWithoutService => {
-                let found = format!("{setting} {shown}{} leads to larder, but not to a registry", url.path());
-                Check::fail(PATH, found).advise(right)
+                let finding = format!("{setting} {shown}{} leads to larder, but not to a registry", url.path());
+                Check::fail(PATH, finding).advise(correction)
             }
             ServerKind::LarderWithoutHost(missing) => {
-                let found = format!("{setting} leads to larder at {shown}, which does not mirror {missing}");
+                let finding = format!("{setting} leads to larder at {shown}, which does not mirror {missing}");
                 let or_add = format!("or add {missing} to that larder as an [[upstream]]");
-                Check::fail(OTHER_HOST, found).advise(right).advise(or_add)
+                Check::fail(OTHER_HOST, finding).advise(correction).advise(or_add)
             }
             ServerKind::LarderRefusing(message) => {
-                let found = format!("{setting} leads to larder at {shown}, which refuses this machine: {message}");
-                Check::fail(ADDRESS, found).advise("add the address of this machine to [server] clients")
+                let finding = format!("{setting} leads to larder at {shown}, which refuses this machine: {message}");
+                Check::fail(ADDRESS, finding).advise("add the address of this machine to [server] clients")
             }
             ServerKind::OtherServer(status) => {
-                let found = format!("{setting} leads to {shown}, where something else answers ({status}), not larder");
-                let check = Check::fail(ADDRESS, found).advise(to_do);
+                let finding =
+                    format!("{setting} leads to {shown}, where something else answers ({status}), not larder");
+                let check = Check::fail(ADDRESS, finding).advise(advice);
                 return UrlProbe::OtherServer(self.downgrade_if_proxied(url, check));
             }
         })
@@ -433,30 +438,35 @@ impl ClientChecks<'_> {
 
     /// Tries the URL of a network mirror, which must be https and end in a slash.
     async fn try_mirror(&self, text: &str, host: &Hostname) -> UrlProbe {
-        let unusable = |id, found: String, to_do: String| UrlProbe::Unusable(Check::fail(id, found).advise(to_do));
-        let right = |base: &str| format!("write url = \"{base}{MIRROR_BASE}\" in network_mirror");
+        let unusable =
+            |id, finding: String, advice: String| UrlProbe::Unusable(Check::fail(id, finding).advise(advice));
+        let correction = |base: &str| format!("write url = \"{base}{MIRROR_BASE}\" in network_mirror");
         let Ok(mut url) = Url::parse(text) else {
-            return unusable(ADDRESS, "the url of its network_mirror is not a URL".to_owned(), right(&self.base()));
+            return unusable(
+                ADDRESS,
+                "the url of its network_mirror is not a URL".to_owned(),
+                correction(&self.base()),
+            );
         };
-        let right = right(&self.base_for(&url));
+        let correction = correction(&self.base_for(&url));
         // The URL may contain a user name and password.
         let shown = format!("{}{}", url.origin().ascii_serialization(), url.path());
         if url.scheme() != "https" {
-            let found = format!(
+            let finding = format!(
                 "network_mirror {shown} is not https: the client accepts only https, prints an error and continues without it"
             );
-            let to_do = "give larder a certificate ([server] tls), or use host blocks, which may be http";
-            return unusable(SCHEME, found, to_do.to_owned());
+            let advice = "give larder a certificate ([server] tls), or use host blocks, which may be http";
+            return unusable(SCHEME, finding, advice.to_owned());
         }
         if !url.path().ends_with('/') {
-            let found = format!("network_mirror {shown} has no final slash: the client drops its last path segment");
-            return unusable(SLASH, found, right);
+            let finding = format!("network_mirror {shown} has no final slash: the client drops its last path segment");
+            return unusable(SLASH, finding, correction);
         }
         url.set_query(None);
-        let probe = self.try_base(&url, ("network_mirror", ProbedService::Mirror), &right, host).await;
+        let probe = self.try_base(&url, ("network_mirror", ProbedService::Mirror), &correction, host).await;
         match probe {
             UrlProbe::Unusable(check) if check.id == PATH => {
-                unusable(PATH, format!("network_mirror {shown} leads to larder, but not to its mirror"), right)
+                unusable(PATH, format!("network_mirror {shown} leads to larder, but not to its mirror"), correction)
             }
             probe => probe,
         }
@@ -470,7 +480,7 @@ impl ClientChecks<'_> {
     }
 
     /// Proposes a correct `providers.v1`.
-    fn right_providers(&self, host: &Hostname, wrong_url: &Url) -> String {
+    fn providers_correction(&self, host: &Hostname, wrong_url: &Url) -> String {
         format!("write \"providers.v1\" = \"{}{}\"", self.base_for(wrong_url), providers_base(host))
     }
 
@@ -491,27 +501,27 @@ impl ClientChecks<'_> {
 fn host_of_base(url: &Url, service: &str) -> Option<Hostname> {
     let mut segments = url.path_segments()?.rev();
     let is_base = ["", service, "v1"].into_iter().all(|part| segments.next() == Some(part));
-    let named = percent_encoding::percent_decode_str(segments.next()?).decode_utf8().ok()?;
+    let host_in_path = percent_encoding::percent_decode_str(segments.next()?).decode_utf8().ok()?;
     if !is_base || segments.next() != Some("registry") {
         return None;
     }
-    Hostname::parse(&named).ok()
+    Hostname::parse(&host_in_path).ok()
 }
 
 /// The check of a URL that could not be requested.
-fn failed_probe(error: &ProbeError, subject: &str, url: &Url, to_do: String) -> Check {
+fn failed_probe(error: &ProbeError, subject: &str, url: &Url, advice: String) -> Check {
     let shown = url.origin().ascii_serialization();
-    let found = format!("{subject} leads to {shown}: {error}");
+    let finding = format!("{subject} leads to {shown}: {error}");
     match error {
-        ProbeError::Certificate(bad) => Check::fail(CERTIFICATE, found).advise(certificate_advice(bad)),
+        ProbeError::Certificate(bad) => Check::fail(CERTIFICATE, finding).advise(certificate_advice(bad)),
         ProbeError::NoTls(_) => {
-            Check::fail(SCHEME, found).advise(format!("the server may speak plain http there; {to_do}"))
+            Check::fail(SCHEME, finding).advise(format!("the server may speak plain http there; {advice}"))
         }
         ProbeError::NoHttp(_) => {
-            Check::fail(SCHEME, found).advise(format!("the server may speak https there; {to_do}"))
+            Check::fail(SCHEME, finding).advise(format!("the server may speak https there; {advice}"))
         }
         ProbeError::NoSuchName { .. } | ProbeError::Unreachable(_) | ProbeError::Slow(_) | ProbeError::NoUrl => {
-            Check::fail(ADDRESS, found).advise(to_do)
+            Check::fail(ADDRESS, finding).advise(advice)
         }
     }
 }
