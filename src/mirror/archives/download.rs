@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout};
 use crate::error::Error;
 use crate::mirror::Library;
 use crate::mirror::archives::archive_request::{
-    DownloadAttempts, DownloadSource, LengthAgreement, PartialDownload, announced, length_mismatch,
+    DownloadAttempts, DownloadSource, LengthAgreement, PartialDownload, length_mismatch,
 };
 use crate::mirror::archives::unattended::ListedFill;
 use crate::mirror::library::{Reservation, StoredArchive};
@@ -53,8 +53,8 @@ impl<S: DownloadSource> Download<'_, S> {
         let subject = self.source.file().subject.clone();
         let mut staged = self.stage().await?;
         loop {
-            let (had, validators) = (staged.written(), validators(&staged));
-            if had > 0 && !self.is_verified_by_digest && validators.for_range().is_none() {
+            let (staged_bytes, validators) = (staged.written(), validators(&staged));
+            if staged_bytes > 0 && !self.is_verified_by_digest && validators.for_range().is_none() {
                 staged = self.start_over(staged).await?;
                 continue;
             }
@@ -62,11 +62,11 @@ impl<S: DownloadSource> Download<'_, S> {
                 return Ok(staged);
             }
             let incoming = tokio::select! {
-                answered = self.source.send(had, &validators) => answered?,
-                why = ListedFill::until_over_limit(self.listed_fill, &subject) => return Err(why),
+                answered = self.source.send(staged_bytes, &validators) => answered?,
+                reason = ListedFill::until_over_limit(self.listed_fill, &subject) => return Err(reason),
             };
-            let before = PartialDownload { bytes: had, length: staged.note().and_then(|note| note.length) };
-            let length = match self.source.file().attempts.compare_length(before, announced(&incoming)) {
+            let before = PartialDownload { bytes: staged_bytes, length: staged.note().and_then(|note| note.length) };
+            let length = match self.source.file().attempts.compare_length(before, incoming.from, incoming.length) {
                 LengthAgreement::Length(length) => length,
                 LengthAgreement::StartOver => {
                     staged = self.start_over(staged).await?;
@@ -117,7 +117,7 @@ impl<S: DownloadSource> Download<'_, S> {
                 }
                 ConnectionEnd::Broken(error) => {
                     let offset = staged.written();
-                    self.source.file().handle_break(error, offset.saturating_sub(had), offset).await?;
+                    self.source.file().handle_break(error, offset.saturating_sub(staged_bytes), offset).await?;
                 }
             }
         }
@@ -162,7 +162,7 @@ impl<S: DownloadSource> Download<'_, S> {
         let growing = length.is_none().then_some(&mut *self.reservation);
         let read = tokio::select! {
             read = read(self.library, &mut incoming, &mut self.source.file().attempts, growing, pieces) => read,
-            why = ListedFill::until_over_limit(self.listed_fill, subject) => Err(ReadStop::GivenUp(why)),
+            reason = ListedFill::until_over_limit(self.listed_fill, subject) => Err(ReadStop::GivenUp(reason)),
         };
         let Ok((staged, written)) = ended.await else {
             return (None, ConnectionEnd::Failed(Error::Interrupted("a fill".into())));
@@ -367,24 +367,24 @@ impl Write for StageWriter<'_> {
 #[derive(Default)]
 struct WriteBack {
     written: u64,
-    under_way: Arc<AtomicBool>,
+    in_progress: Arc<AtomicBool>,
 }
 
 impl WriteBack {
     fn after(&mut self, written: u64, bytes: &FileBytes) {
-        if written - self.written < WRITE_BACK_BYTES || self.under_way.swap(true, Ordering::AcqRel) {
+        if written - self.written < WRITE_BACK_BYTES || self.in_progress.swap(true, Ordering::AcqRel) {
             return;
         }
         self.written = written;
-        let (bytes, under_way) = (bytes.clone(), Arc::clone(&self.under_way));
+        let (bytes, in_progress) = (bytes.clone(), Arc::clone(&self.in_progress));
         let thread = std::thread::Builder::new().name("write-back".into());
         let started = thread.spawn(move || {
             bytes.write_back();
-            under_way.store(false, Ordering::Release);
+            in_progress.store(false, Ordering::Release);
         });
         // Without it, only the final sync takes longer.
         if started.is_err() {
-            self.under_way.store(false, Ordering::Release);
+            self.in_progress.store(false, Ordering::Release);
         }
     }
 }

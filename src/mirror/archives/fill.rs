@@ -36,13 +36,13 @@ impl Fill {
     /// computed.
     ///
     /// The flight ends before the result is published: a later request finds the archive, or starts another fill.
-    pub(in crate::mirror) async fn run<L>(mut self, landing: L) -> Option<Digest> {
+    pub(in crate::mirror) async fn run<L>(mut self, guard: L) -> Option<Digest> {
         let library = Arc::clone(&self.request.archives.library);
         let counted = FillGauge::new(&library.runtime.counters.fills);
         let ended = self.fill().await;
         drop(counted);
         drop(self.listed_fill.take());
-        drop(landing);
+        drop(guard);
         match ended {
             Ok(FillOutcome::Stored { bytes, archive }) => {
                 library.record_stored(ObjectKind::Archive);
@@ -50,9 +50,9 @@ impl Fill {
                 self.progress.send_replace(FillProgress::Committed { bytes, archive });
                 Some(digest)
             }
-            Ok(FillOutcome::NotStored { bytes, size_bytes, error: why }) => {
-                self.log_not_stored(&why, "a verified archive could not be stored; waiting clients get it");
-                self.progress.send_replace(FillProgress::NotStored { bytes, size_bytes, error: why });
+            Ok(FillOutcome::NotStored { bytes, size_bytes, error: reason }) => {
+                self.log_not_stored(&reason, "a verified archive could not be stored; waiting clients get it");
+                self.progress.send_replace(FillProgress::NotStored { bytes, size_bytes, error: reason });
                 None
             }
             Err(Error::Store(reason)) => {
@@ -110,11 +110,11 @@ impl Fill {
     fn stage_name(&self) -> String {
         // A staging file belongs to one fill: packages never share one, even if they download the same bytes.
         let package = FastHash::of(self.request.package.to_string().as_bytes()).to_string();
-        let came = match self.request.file.call.proxy_path() {
+        let route = match self.request.file.call.proxy_path() {
             ProxyPath::Direct => "",
             ProxyPath::ViaProxies => "~proxied",
         };
-        format!("{}~{}{came}", self.request.set.document.shasum, &package[..16])
+        format!("{}~{}{route}", self.request.set.document.shasum, &package[..16])
     }
 
     async fn verify_and_commit(&self, staged: Staged, reservation: Reservation) -> Result<FillOutcome, Error> {

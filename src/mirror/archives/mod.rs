@@ -34,8 +34,7 @@ use crate::mirror::freshness::Age;
 use crate::mirror::library::proof_set::{ProofSet, ProofSetFile, StoredProofSet, UsableProofSet};
 use crate::mirror::proof_sets::describe_set;
 use crate::mirror::{Answer, Outcome, RequestContext, SMALL_ARCHIVE_BYTES, Urgency};
-use crate::store::{Blob, Key, StoreError};
-use crate::upstream::discovery::Service;
+use crate::store::{Blob, StoreError};
 use crate::upstream::outbound::Connectivity;
 
 /// A provider archive, as one of our URLs names it.
@@ -206,9 +205,7 @@ impl Archives {
     pub(in crate::mirror) fn unattended_fills(&self) -> usize {
         self.started_fills.unattended()
     }
-}
 
-impl Archives {
     /// Returns the archive that one of our URLs names: from the store, or from a fill that it joins or starts.
     ///
     /// # Errors
@@ -290,11 +287,7 @@ impl Archives {
         stored: Vec<Platform>,
     ) -> Result<Vec<Platform>, Error> {
         let mut likely = stored;
-        let cached = self.library.stored_document(&Key::ProviderVersions(provider.clone())).await?;
-        let list = match &cached {
-            Some(cached) => cached.value.versions(Service::Providers).await.ok(),
-            None => None,
-        };
+        let list = self.library.stored_version_list(&provider.into()).await?;
         let listed = list.as_ref().and_then(|list| list.get(version)).map(|listed| &listed.platforms[..]);
         let names_none = listed.is_none_or(<[_]>::is_empty);
         likely.extend(Platform::common().filter(|common| names_none || listed.is_some_and(|all| all.contains(common))));
@@ -404,22 +397,22 @@ impl Archives {
     ) -> Result<watch::Receiver<FillProgress>, Error> {
         let key = (package.clone(), set.document.shasum, call.proxy_path());
         let may_start = || self.started_fills.may_start(call.client, || format!("the archive of {package}"));
-        self.fill_flights.try_join(key, may_start, |landing| {
+        self.fill_flights.try_join(key, may_start, |guard| {
             let (sender, progress) = watch::channel(FillProgress::Waiting);
             let (archives, package, set) = (Arc::clone(self), package.clone(), Arc::clone(set));
             let (stored_set, flight_call) = (Arc::clone(stored_set), self.runtime.flight_context(call));
-            let go = || {
+            let run = || {
                 let listed_fill = self.started_fills.started(call.client, sender.clone());
                 self.runtime.tasks.spawn(async move {
                     let library = Arc::clone(&archives.library);
                     let request = ArchiveRequest::new(archives, package.clone(), set, flight_call);
                     let fill = Fill { request, stored_set, progress: sender, listed_fill };
-                    if let Some(digest) = fill.run(landing).await {
+                    if let Some(digest) = fill.run(guard).await {
                         library.complete_hashes_of(package, digest).await;
                     }
                 });
             };
-            (progress, go)
+            (progress, run)
         })
     }
 
@@ -458,10 +451,10 @@ impl Archives {
                         }
                     };
                 }
-                FillProgress::NotStored { size_bytes, error: why, .. } => {
+                FillProgress::NotStored { size_bytes, error: reason, .. } => {
                     let length = Some(size_bytes);
                     let follow = TailStream::new(progress, length);
-                    return Ok(FillArrival::NotStored(Archive::Arriving { follow, length }, why));
+                    return Ok(FillArrival::NotStored(Archive::Arriving { follow, length }, reason));
                 }
                 FillProgress::NoSpace(reason) => return Ok(FillArrival::NoSpace(reason)),
                 FillProgress::Failed(error) => return Err(error),

@@ -179,7 +179,7 @@ impl Documents {
         rule: FreshnessRule,
     ) -> Result<FreshnessRule, Error> {
         let Some(discovery) = self.stored_discovery(&upstream.settings.host).await? else { return Ok(rule) };
-        let of_now = upstream.settings.host.is_usable(&discovery, upstream);
+        let is_current = upstream.settings.host.is_usable(&discovery, upstream);
         let base = discovery.discovery().ok().and_then(|discovery| discovery.base(service));
         // The list of all is at the base URL itself, without its slash.
         let path = format!("{}/", url.path());
@@ -187,7 +187,7 @@ impl Documents {
             let base = base.join(".");
             base.is_ok_and(|base| base.origin() == url.origin() && path.starts_with(base.path()))
         };
-        Ok(if of_now && base.is_none_or(is_below) { rule } else { rule.at_new_location() })
+        Ok(if is_current && base.is_none_or(is_below) { rule } else { rule.at_new_location() })
     }
 }
 
@@ -199,9 +199,9 @@ impl Library {
         key: &Key,
         coming: &StoredDocument,
     ) -> Result<bool, StoreError> {
-        let terms = self.runtime.config();
+        let config = self.runtime.config();
         let Key::Discovery(host) = key else { return Ok(false) };
-        let upstream = terms.upstreams.get(host);
+        let upstream = config.upstreams.get(host);
         let is_of_it = |document: &StoredDocument| upstream.is_some_and(|upstream| host.is_usable(document, upstream));
         let stored = self.store.records.get(key)?.and_then(StoredDocument::read);
         Ok(self.runtime.connectivity() == Connectivity::Online

@@ -81,7 +81,7 @@ impl Documents {
                     // The backoff of the old location does not apply to the new one.
                     RevalidationTarget::NewLocation => vec![Origin::of(&call.upstream(host)?.settings.url)],
                 };
-                let Some(leave) =
+                let Some(permit) =
                     call.config.outbound.backoff.revalidation_permit(&origins, &call.revalidation_permit, call.now)
                 else {
                     tracing::debug!(subject, "its upstream's circuit breaker is open; the stored copy is served");
@@ -92,7 +92,7 @@ impl Documents {
                     return Ok(stale(stored));
                 };
                 let patience_end = call.deadline.min(call.started + rule.patience);
-                let call = RequestContext { revalidation_permit: leave, ..call.clone() };
+                let call = RequestContext { revalidation_permit: permit, ..call.clone() };
                 match await_flight(&call, patience_end, flight(FetchReason::Revalidate, &call)).await {
                     Ok(Ok(fetched)) => Ok(answer(fetched, Outcome::Revalidated)),
                     Ok(Err(error @ Error::NotFound(_))) => Err(error),

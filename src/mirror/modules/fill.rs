@@ -47,10 +47,10 @@ impl Modules {
     ) -> Result<StoredArchive, Error> {
         let key = call.config.key_of_package(package);
         let subject = format!("the archive of {package}");
-        let lost = Err(Error::Interrupted(subject.clone()));
+        let if_task_dies = Err(Error::Interrupted(subject.clone()));
         let (flight, client) = ((key.clone(), call.config_and_route()), call.client);
         let may_start = || self.started_fills.may_start(client, || subject);
-        let filled = self.work.fill_flights.try_join(flight, may_start, |landing| {
+        let filled = self.work.fill_flights.try_join(flight, may_start, |guard| {
             let (modules, package, call) = (Arc::clone(self), package.clone(), self.runtime.flight_context(call));
             let work = async move {
                 // A fill may have finished just before this one started.
@@ -63,13 +63,13 @@ impl Modules {
                 }
                 filled
             };
-            let (filled, spawn) = shareable(&self.runtime.tasks, lost, work);
+            let (filled, spawn) = shareable(&self.runtime.tasks, if_task_dies, work);
             let followed = filled.downgrade();
-            let go = || {
+            let run = || {
                 let started = followed.and_then(|followed| self.started_fills.started(client, followed));
-                spawn((started, landing));
+                spawn((started, guard));
             };
-            (filled, go)
+            (filled, run)
         });
         filled?.await
     }

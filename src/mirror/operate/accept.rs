@@ -144,7 +144,7 @@ impl Operations {
         call: &RequestContext,
     ) -> Result<Vec<AcceptResult>, Error> {
         self.runtime.forget_absences(&(&selection.of).into(), &selection.versions);
-        let AcceptTargets { packages, unlisted } = self.packages_to_accept(selection, call).await?;
+        let (packages, unlisted) = self.packages_to_accept(selection, call).await?;
         let fetching = packages.into_iter().map(|package| async move {
             let fetched = self.current_set(&package, call).await;
             (package, fetched)
@@ -216,17 +216,17 @@ impl Operations {
     }
 
     /// Returns the stored packages, those that an alarm is about, and all platforms that upstream lists of the versions
-    /// that are named exactly or have an alarm.
+    /// that are named exactly or have an alarm. Also returns the versions that upstream does not list, with its answer.
     async fn packages_to_accept(
         self: &Arc<Self>,
         selection: &Selection<ProviderAddress>,
         call: &RequestContext,
-    ) -> Result<AcceptTargets, Error> {
+    ) -> Result<(BTreeSet<Package>, BTreeMap<Version, Error>), Error> {
         let stored = self.library.packages_with_sets_in(selection).await?;
         // A package with an alarm may not be stored, because it is refused.
-        let is_meant =
+        let is_selected =
             |subject: &AlarmSubject| subject.is_resolved_by_accept() && selection.versions.include(&subject.version);
-        let alarmed = self.library.alarms.subjects(&(&selection.of).into(), is_meant);
+        let alarmed = self.library.alarms.subjects(&(&selection.of).into(), is_selected);
         let mut versions: BTreeSet<Version> = alarmed.iter().map(|subject| subject.version.clone()).collect();
         if let Versions::Exactly(version) = &selection.versions {
             versions.insert(version.clone());
@@ -246,14 +246,14 @@ impl Operations {
         for version in versions {
             match self.listed_platforms(selection, &version, call).await {
                 Ok(Ok(platforms)) => packages.extend(platforms.into_iter().map(|platform| package(&version, platform))),
-                Ok(Err(unlisting)) => drop(unlisted.insert(version, unlisting)),
+                Ok(Err(error)) => drop(unlisted.insert(version, error)),
                 Err(error) if packages.is_empty() => return Err(error),
                 Err(error) => {
                     tracing::warn!(%selection, %version, %error, "the version list cannot be read: only stored platforms are accepted");
                 }
             }
         }
-        Ok(AcceptTargets { packages, unlisted })
+        Ok((packages, unlisted))
     }
 
     /// The platforms that upstream lists of a version. The inner error says why it lists none.
@@ -285,12 +285,6 @@ impl Operations {
         let work = self.proof_sets.fetch_verified_set(package, SetBasis::Rejudged, call);
         self.runtime.with_deadline(&describe_set(package), &package.provider.host, work).await
     }
-}
-
-struct AcceptTargets {
-    packages: BTreeSet<Package>,
-    /// The versions that upstream does not list, with its answer.
-    unlisted: BTreeMap<Version, Error>,
 }
 
 /// Builds the results for packages and versions without a set: withdrawn if their alarms were resolved, else failed.

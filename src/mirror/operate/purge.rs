@@ -120,9 +120,9 @@ impl Purge<'_> {
         self.purged.pinned.extend(pinned.iter().map(ToString::to_string));
         spared.extend(pinned);
         for (artifact, document) in library.package_documents(address)? {
-            let is_meant = versions.include(artifact.version()) && !spared.contains(&artifact);
+            let is_selected = versions.include(artifact.version()) && !spared.contains(&artifact);
             // A download may have landed since. Its archive keeps the set that proves it.
-            if is_meant && library.catalog.name(&artifact)?.archives.is_empty() {
+            if is_selected && library.catalog.name(&artifact)?.archives.is_empty() {
                 self.purge_document(&document)?;
             }
         }

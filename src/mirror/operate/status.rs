@@ -147,11 +147,6 @@ impl Runtime {
     pub fn fills_under_way(&self) -> i64 {
         self.counters.fills.get()
     }
-
-    /// The number of requests that wait for an upstream.
-    pub fn waiting_requests(&self) -> u64 {
-        self.waiting_count() as u64
-    }
 }
 
 impl Library {

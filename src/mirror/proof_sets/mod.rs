@@ -54,9 +54,7 @@ impl ProofSets {
         let verification_limit = WorkLimit::of(MAX_CONCURRENT_VERIFICATIONS);
         Arc::new(Self { runtime, library, documents, flights: SingleFlights::default(), verification_limit })
     }
-}
 
-impl ProofSets {
     /// Returns the proof set to serve for a package: the current one, or its predecessor while only that one's archive
     /// is stored and upstream does not answer (promise 2).
     pub async fn proof_set(
@@ -94,20 +92,21 @@ impl ProofSets {
             }
             Aged { age, value: stored.stored_set }
         });
-        let fly = |fetch_reason, call: &RequestContext| self.join_set_flight(package, seen, fetch_reason, call);
-        let answer = self.documents.serve_or_fetch(&subject, &package.provider.host, call, &rule, fetched, fly).await;
+        let start_flight =
+            |fetch_reason, call: &RequestContext| self.join_set_flight(package, seen, fetch_reason, call);
+        let answer =
+            self.documents.serve_or_fetch(&subject, &package.provider.host, call, &rule, fetched, start_flight).await;
         let answer = answer.inspect_err(|error| self.library.record_if_offline(error, call, || package.into()))?;
-        Ok(match (answer.outcome, fallback) {
-            (Outcome::Stale | Outcome::Gone, Some(predecessor)) => {
+        let outcome = answer.outcome;
+        let answer = answer.map(|stored| Arc::clone(&stored.current));
+        Ok(match fallback {
+            None => answer,
+            Some(value) if matches!(outcome, Outcome::Stale | Outcome::Gone) => {
                 let checked = seen.map_or(answer.checked, |age| age.checked);
-                Answer { value: predecessor, outcome: answer.outcome, fresh_until: call.now, checked }
+                Answer { value, outcome, fresh_until: call.now, checked }
             }
-            (outcome, fallback) => {
-                // While only the predecessor's archive is stored, every request revalidates.
-                let fresh_until = if fallback.is_some() { call.now } else { answer.fresh_until };
-                let checked = answer.checked;
-                Answer { value: Arc::clone(&answer.value.current), outcome, fresh_until, checked }
-            }
+            // While only the predecessor's archive is stored, every request revalidates.
+            Some(_) => Answer { fresh_until: call.now, ..answer },
         })
     }
 
@@ -133,9 +132,7 @@ impl ProofSets {
         if !self.library.platforms_with_sets(provider, version).await?.is_empty() {
             return Ok(true);
         }
-        let list = self.library.stored_document(&Key::ProviderVersions(package.provider.clone())).await?;
-        let Some(stored) = list else { return Ok(false) };
-        let list = stored.value.versions(Service::Providers).await.ok();
+        let list = self.library.stored_version_list(&provider.into()).await?;
         Ok(list.is_some_and(|list| list.get(&package.version).is_some()))
     }
 
@@ -172,9 +169,7 @@ impl ProofSets {
             self.library.on_disk(move |library| default_if_store_unavailable(library.read_set(&package))).await?;
         Ok(stored.and_then(|stored| stored.meeting_policy(policy)))
     }
-}
 
-impl ProofSets {
     /// Joins or starts the fetch of a package's set. `seen` is the age of the copy that the caller read.
     pub(in crate::mirror) fn join_set_flight(
         self: &Arc<Self>,
@@ -264,9 +259,7 @@ impl ProofSets {
             }
         }
     }
-}
 
-impl ProofSets {
     /// Replaces a package's set by one that upstream confirmed at `checked`. The old set becomes the predecessor, unless
     /// it was imported without signatures.
     pub(in crate::mirror) async fn store_set(
