@@ -12,7 +12,7 @@ use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::documents::RETRIES;
 use crate::mirror::library::proof_set::ProofSet;
-use crate::mirror::{Archives, Documents, RequestContext};
+use crate::mirror::{Archives, Documents, FetchReason, RequestContext};
 use crate::upstream::CredentialScope;
 use crate::upstream::discovery::Service;
 use crate::upstream::error::{Fault, UpstreamError};
@@ -164,7 +164,9 @@ impl ArchiveRequest {
     /// Registries sign the URLs in their documents, and those expire: fetch the document once more.
     async fn refreshed_url(&self, error: &UpstreamError) -> Result<Url, Error> {
         tracing::warn!(package = %self.package, %error, "the archive's URL was refused; its document is fetched again");
-        let refreshed = self.archives.proof_sets.refetch_set(&self.package, &self.file.call).await?;
+        let proof_sets = &self.archives.proof_sets;
+        let flight = proof_sets.join_set_flight(&self.package, None, FetchReason::ExpiredUrl, &self.file.call);
+        let refreshed = flight.await?.value;
         if refreshed.current.document.shasum != self.set.document.shasum {
             return Err(Error::Interrupted(format!("{}: upstream has replaced it meanwhile", self.file.subject)));
         }

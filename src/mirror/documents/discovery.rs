@@ -244,23 +244,20 @@ impl Documents {
         }
         let base_in =
             |document: &StoredDocument| document.discovery().ok().and_then(|discovery| discovery.base(service));
-        let mut base = base_in(&answer.value);
-        let mut named_by = Arc::clone(&answer.value);
-        if base.is_none() && answer.outcome == Outcome::Hit {
+        let mut document = answer.value;
+        if base_in(&document).is_none() && answer.outcome == Outcome::Hit {
             // The lack of a service is not cached, even where the document is stored for its other service: fetch it
             // again.
-            let fetched = Box::pin(self.fetch_now(host, Some(answer.value.age()), call)).await?;
-            base = base_in(&fetched.value);
-            named_by = fetched.value;
+            document = Box::pin(self.fetch_now(host, Some(document.age()), call)).await?.value;
         }
-        let base = base.ok_or_else(|| unusable(&format!("names no usable {}", service.key())))?;
+        let base = base_in(&document).ok_or_else(|| unusable(&format!("names no usable {}", service.key())))?;
         let credential_scope = upstream.credential_scope.clone();
-        let credential_scope = match &named_by.metadata {
+        let credential_scope = match &document.metadata {
             // A bundle named this origin, not the upstream, so it gets no credential.
             DocumentMetadata { carried: true, .. } => credential_scope,
             // Read offline, and of another `url`: its services are not those of this upstream.
-            _ if !host.is_usable(&named_by, upstream) => credential_scope,
-            _ if named_by.is_from_asked_origin() => credential_scope.with_service(&base),
+            _ if !host.is_usable(&document, upstream) => credential_scope,
+            _ if document.is_from_asked_origin() => credential_scope.with_service(&base),
             _ => credential_scope.with_permitted_service(&base),
         };
         Ok((base, credential_scope))

@@ -158,11 +158,8 @@ impl Documents {
         if let Address::Provider(provider) = address {
             let versions: Vec<Version> = list.versions.iter().map(|listed| listed.version.clone()).collect();
             let (owned_provider, now) = (provider.clone(), call.now);
-            let recorded = self
-                .library
-                .on_disk(move |library| library.histories.record_listed(&owned_provider, &versions, now))
-                .await;
-            if let Err(error) = recorded {
+            let record = move |library: &Library| library.histories.record_listed(&owned_provider, &versions, now);
+            if let Err(error) = self.library.on_disk(record).await {
                 tracing::error!(%provider, %error, "could not record when versions were first listed");
             }
         }

@@ -1,6 +1,6 @@
 //! Fills one module version: locate, fetch, pack, compare with the first-seen tree, commit. A fill outlives its first
 //! caller. Concurrent callers share its result (promise 4). A background check sees if a stored version still resolves
-//! to the pinned tree: it runs after its location was revalidated. A moved tag is an alarm; the stored archive stays
+//! to the first-seen tree: it runs after its location was revalidated. A moved tag is an alarm; the stored archive stays
 //! served.
 
 use std::io;
@@ -306,13 +306,12 @@ impl Modules {
             PackageSource::Git(git) => {
                 let commit = call.config.outbound.git_commit(fetch.request(&git.url, &subject), git).await;
                 let commit = commit.map_err(|error| fetch.git_failed(error, &git.url))?;
-                let is_it = |pinned_tree: &&PinnedTree| pinned_tree.commit == commit && pinned_tree.subdir == subdir;
-                Ok(known().find(is_it).filter(|_| commit.is_some()).cloned())
+                let is_same = |tree: &&PinnedTree| tree.commit == commit && tree.subdir == subdir;
+                Ok(known().find(is_same).filter(|_| commit.is_some()).cloned())
             }
             PackageSource::Archive(archive) => {
-                let of_this =
-                    |pinned_tree: &&PinnedTree| pinned_tree.source == location.digest && pinned_tree.has_validators();
-                let Some(before) = known().find(of_this) else { return Ok(None) };
+                let is_from_here = |tree: &&PinnedTree| tree.source == location.digest && tree.has_validators();
+                let Some(before) = known().find(is_from_here) else { return Ok(None) };
                 // A body limit of one byte: only a 304 is useful.
                 let request = fetch.request(&archive.url, &subject);
                 let (outbound, conditions) = (&call.config.outbound, Some(&before.validators));

@@ -95,7 +95,7 @@ impl Offline {
 
     /// The stored version list, which is not revalidated while offline.
     async fn stored_list(
-        self: &Arc<Self>,
+        &self,
         address: &Address,
         call: &RequestContext,
     ) -> Result<Option<Answer<Arc<StoredDocument>>>, Error> {
@@ -154,11 +154,7 @@ impl Offline {
 
     /// The versions of an address, in the canonical spelling, that can be installed from the store. Concurrent callers
     /// share one lookup.
-    async fn stored_versions(
-        self: &Arc<Self>,
-        address: &Address,
-        call: &RequestContext,
-    ) -> Result<Arc<StoredVersions>, Error> {
+    async fn stored_versions(&self, address: &Address, call: &RequestContext) -> Result<Arc<StoredVersions>, Error> {
         call.upstream(address.host())?;
         let if_task_dies = Err(Error::Interrupted(format!("the stored versions of {address}")));
         let key = (address.clone(), self.library.revision_of_address(address), call.config.generation);

@@ -98,12 +98,11 @@ impl Offline {
         let answer = self.documents.get(page, call).await?;
         if matches!(answer.outcome, Outcome::Hit | Outcome::Stale | Outcome::Gone) {
             let (key, now) = (page.key(&call.config), call.now);
-            self.library
-                .on_disk(move |library| {
-                    library.store.index.document_used(&key, now);
-                    Ok(())
-                })
-                .await?;
+            let record_use = move |library: &Library| {
+                library.store.index.document_used(&key, now);
+                Ok(())
+            };
+            self.library.on_disk(record_use).await?;
         }
         Ok(answer.map(PageSource::Upstream))
     }

@@ -76,11 +76,11 @@ pub enum AcceptOutcome {
         /// The fingerprint of the signing key; `None` for an unsigned set.
         key: Option<String>,
     },
-    /// The tree that upstream has now for a module version is pinned from now on.
+    /// The tree that upstream has now for a module version is its first-seen tree from now on.
     AcceptedTree {
-        /// The digest of the tree pinned before, if any.
+        /// The digest of the first-seen tree before, if any.
         tree_before: Option<Digest>,
-        /// The digest of the tree pinned now.
+        /// The digest of the first-seen tree now.
         tree: Digest,
         /// The commit before, if it came from git.
         commit_before: Option<String>,
@@ -89,7 +89,7 @@ pub enum AcceptOutcome {
     },
     /// A module version is at a source that larder cannot fetch: clients are sent there, and nothing is verified.
     AcceptedElsewhere {
-        /// The digest of the tree pinned before, if it is still known.
+        /// The digest of the first-seen tree before, if it is still known.
         tree_before: Option<Digest>,
         /// The source, for people.
         source: String,
@@ -139,7 +139,7 @@ impl Operations {
     }
 
     async fn accept_all(
-        self: &Arc<Self>,
+        &self,
         selection: &Selection<ProviderAddress>,
         call: &RequestContext,
     ) -> Result<Vec<AcceptResult>, Error> {
@@ -218,7 +218,7 @@ impl Operations {
     /// Returns the stored packages, those that an alarm is about, and all platforms that upstream lists of the versions
     /// that are named exactly or have an alarm. Also returns the versions that upstream does not list, with its answer.
     async fn packages_to_accept(
-        self: &Arc<Self>,
+        &self,
         selection: &Selection<ProviderAddress>,
         call: &RequestContext,
     ) -> Result<(BTreeSet<Package>, BTreeMap<Version, Error>), Error> {
@@ -258,7 +258,7 @@ impl Operations {
 
     /// The platforms that upstream lists of a version. The inner error says why it lists none.
     async fn listed_platforms(
-        self: &Arc<Self>,
+        &self,
         selection: &Selection<ProviderAddress>,
         version: &Version,
         call: &RequestContext,
@@ -281,7 +281,7 @@ impl Operations {
 
     /// Fetches and verifies the set that upstream has now. Uses nothing of the stored set, so that it is judged as a
     /// whole.
-    async fn current_set(self: &Arc<Self>, package: &Package, call: &RequestContext) -> Result<ProofSet, Error> {
+    async fn current_set(&self, package: &Package, call: &RequestContext) -> Result<ProofSet, Error> {
         let work = self.proof_sets.fetch_verified_set(package, SetBasis::Rejudged, call);
         self.runtime.with_deadline(&describe_set(package), &package.provider.host, work).await
     }
@@ -329,7 +329,7 @@ impl Operations {
     /// Fetches the selected versions and pins their current trees. For a whole module or a constraint, that is every
     /// version that has moved or whose record is lost.
     pub(in crate::mirror) async fn accept_module(
-        self: &Arc<Self>,
+        &self,
         module: &ModuleAddress,
         versions: &Versions,
         call: &RequestContext,
@@ -380,7 +380,7 @@ impl Operations {
     }
 
     async fn accept_package(
-        self: &Arc<Self>,
+        &self,
         package: &ModulePackage,
         key: &ModulePackage,
         call: &RequestContext,

@@ -2,7 +2,6 @@
 //! version is still noticed.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use url::Url;
@@ -60,11 +59,7 @@ impl Operations {
     ///
     /// # Errors
     /// The disk failed. Nothing was removed if a name cannot be read, or if first-seen records cannot be completed.
-    pub async fn purge(
-        self: &Arc<Self>,
-        selector: &PackageSelector,
-        call: &RequestContext,
-    ) -> Result<PurgeResult, Error> {
+    pub async fn purge(&self, selector: &PackageSelector, call: &RequestContext) -> Result<PurgeResult, Error> {
         let (selector, now) = (selector.clone(), call.now);
         // One task that is never cut short: the client may disconnect, and the result must be logged.
         let work = self.library.on_complete_index(move |library| {

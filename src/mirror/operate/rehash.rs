@@ -109,7 +109,10 @@ impl Operations {
             && self.is_right(blob, digest, rate).await?
         {
             let now = call.present();
-            let record = move |library: &Library| Ok(library.store.index.archive_checked(&digest, now));
+            let record = move |library: &Library| {
+                library.store.index.archive_checked(&digest, now);
+                Ok(())
+            };
             self.library.on_disk(record).await?;
             self.runtime.counters.count_rehashed();
             return Ok(None);
@@ -184,11 +187,7 @@ impl Library {
 
 impl Operations {
     /// Fetches an archive again for every package that named it, as a job does.
-    async fn fetch_again(
-        self: &Arc<Self>,
-        names: Vec<(Artifact, StoredArchive)>,
-        call: &RequestContext,
-    ) -> RepairOutcome {
+    async fn fetch_again(&self, names: Vec<(Artifact, StoredArchive)>, call: &RequestContext) -> RepairOutcome {
         let mut healed = RepairOutcome::NobodyNeedsIt;
         for (artifact, archive) in names {
             let call = self.runtime.flight_context(call);

@@ -131,7 +131,8 @@ impl ProofSets {
         // The verdict may quote upstream's text, which may contain the query of a URL.
         let proof = proven.map_err(|(kind, verdict)| {
             self.runtime.counters.count_unverified(&fetch.package.provider.host, kind);
-            unverified(fetch.subject, &url, sanitized(&verdict))
+            let subject = format!("{} from {}", fetch.subject, origin(&url));
+            Error::Unverified { subject, verdict: sanitized(&verdict) }
         })?;
         for warning in &proof.warnings {
             tracing::warn!(package = %fetch.package, warning, "a proof was accepted with a warning");
@@ -231,10 +232,6 @@ impl ProofSetFetch<'_> {
     fn request<'b>(&'b self, subject: &'b str, url: &'b Url) -> UpstreamRequest<'b> {
         self.call.upstream_request(subject, url, &self.package.provider.host, self.credential_scope, self.retries)
     }
-}
-
-fn unverified(subject: &str, url: &Url, verdict: String) -> Error {
-    Error::Unverified { subject: format!("{subject} from {}", origin(url)), verdict }
 }
 
 /// Turns a missing companion file into an upstream failure: it must not look like "no such package".
