@@ -12,28 +12,28 @@ use crate::upstream::Traffic;
 use crate::verify;
 
 /// The label for a verified set that contradicts an earlier one.
-pub(in crate::mirror) const REPUBLISHED: &str = "republished";
+pub(super) const REPUBLISHED: &str = "republished";
 
 /// The label for an unsigned set of a provider that was signed before.
-pub(in crate::mirror) const SIGNATURE_LOST: &str = "signature-lost";
+pub(super) const SIGNATURE_LOST: &str = "signature-lost";
 
 /// The label for a set that cannot be compared with its first-seen record, because that is damaged.
-pub(in crate::mirror) const SEEN_DAMAGED: &str = "seen-damaged";
+pub(super) const SEEN_DAMAGED: &str = "seen-damaged";
 
 /// The label for a module tree that cannot be packed into an archive.
-pub(in crate::mirror) const REFUSED_TREE: &str = "tree";
+pub(super) const REFUSED_TREE: &str = "tree";
 
 /// The counters of the mirror and of the layers below it.
 #[derive(Debug, Clone, Default)]
 pub struct Counters {
     /// Requests to and bytes from upstreams.
-    pub(in crate::mirror) traffic: Traffic,
+    pub(super) traffic: Traffic,
     /// Archive downloads in progress.
-    pub(in crate::mirror) fills: Gauge,
+    pub(super) fills: Gauge,
     /// Archives that were passed through to a client without being stored.
-    pub(in crate::mirror) passed_through: Counter,
+    pub(super) passed_through: Counter,
     /// Locations of modules that larder cannot fetch and that clients were sent to.
-    pub(in crate::mirror) elsewhere: Counter,
+    pub(super) elsewhere: Counter,
     not_stored: Family<[Label; 1], Counter>,
     unverified: Family<[(&'static str, String); 2], Counter>,
     alarms: Family<[Label; 1], Counter>,
@@ -48,7 +48,7 @@ type Label = (&'static str, &'static str);
 
 /// The two kinds of stored objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::mirror) enum ObjectKind {
+pub(super) enum ObjectKind {
     /// Never ages.
     Archive,
     /// Ages. Proof sets are included.
@@ -58,7 +58,7 @@ pub(in crate::mirror) enum ObjectKind {
 impl ObjectKind {
     const ALL: [Self; 2] = [Self::Archive, Self::Document];
 
-    pub(in crate::mirror) fn word(self) -> &'static str {
+    pub(super) fn word(self) -> &'static str {
         match self {
             Self::Archive => "archive",
             Self::Document => "document",
@@ -67,7 +67,7 @@ impl ObjectKind {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::mirror) enum EvictionReason {
+pub(super) enum EvictionReason {
     SizeLimit,
     DiskFull,
 }
@@ -126,7 +126,7 @@ impl Counters {
     }
 
     /// Makes the counters of an upstream visible at zero, before any failure.
-    pub(in crate::mirror) fn register_host(&self, host: &Hostname) {
+    pub(super) fn register_host(&self, host: &Hostname) {
         let own_kinds = [REPUBLISHED, SIGNATURE_LOST, REFUSED_TREE, SEEN_DAMAGED];
         for kind in verify::VerificationError::METRIC_LABELS.into_iter().chain(own_kinds) {
             self.unverified.get_or_create_owned(&unverified_labels(host, kind));
@@ -134,31 +134,31 @@ impl Counters {
     }
 
     /// Counts an object that the store could not take.
-    pub(in crate::mirror) fn count_not_stored(&self, kind: ObjectKind) {
+    pub(super) fn count_not_stored(&self, kind: ObjectKind) {
         self.not_stored.get_or_create(&[("kind", kind.word())]).inc();
     }
 
     /// Counts an object that failed verification.
-    pub(in crate::mirror) fn count_unverified(&self, host: &Hostname, kind: &'static str) {
+    pub(super) fn count_unverified(&self, host: &Hostname, kind: &'static str) {
         self.unverified.get_or_create(&unverified_labels(host, kind)).inc();
     }
 
-    pub(in crate::mirror) fn alarm(&self, kind: AlarmKind) {
+    pub(super) fn alarm(&self, kind: AlarmKind) {
         self.alarms.get_or_create(&[("kind", kind.name())]).inc();
     }
 
-    pub(in crate::mirror) fn evicted(&self, kind: ObjectKind, because: EvictionReason, bytes: u64) {
-        let labels = [("kind", kind.word()), ("reason", because.word())];
+    pub(super) fn evicted(&self, kind: ObjectKind, reason: EvictionReason, bytes: u64) {
+        let labels = [("kind", kind.word()), ("reason", reason.word())];
         self.evicted.get_or_create(&labels).inc();
         self.evicted_bytes.get_or_create(&labels).inc_by(bytes);
     }
 
-    pub(in crate::mirror) fn count_rehashed(&self) {
+    pub(super) fn count_rehashed(&self) {
         self.rehashed.inc();
     }
 
     /// Counts a stored archive that did not match its digest, or was missing.
-    pub(in crate::mirror) fn damaged(&self, found: DamageFinding) {
+    pub(super) fn damaged(&self, found: DamageFinding) {
         self.damaged.get_or_create(&[("found", found.word())]).inc();
     }
 }

@@ -50,15 +50,12 @@ pub use crate::mirror::modules::{ModuleArchiveRef, ModuleLocation};
 pub use crate::mirror::operate::accept::{AcceptOutcome, AcceptResult, ChangedFile};
 pub use crate::mirror::operate::purge::PurgeResult;
 pub use crate::mirror::operate::refresh::{RefreshOutcome, RefreshResult};
-pub use crate::mirror::operate::rehash::VerifyEvent;
-pub use crate::mirror::operate::rehash::{DamageFinding, DamagedArchive, RepairOutcome};
-pub use crate::mirror::operate::status::MirrorGauges;
-pub use crate::mirror::operate::status::{LastBundle, OriginBackoff, Status, StoreState, UpstreamState};
+pub use crate::mirror::operate::rehash::{DamageFinding, DamagedArchive, RepairOutcome, VerifyEvent};
+pub use crate::mirror::operate::status::{LastBundle, MirrorGauges, OriginBackoff, Status, StoreState, UpstreamState};
 pub use crate::mirror::operate::warm::{WarmedArchive, WarmedDocument};
 pub use crate::mirror::operate::{PinChange, PinOutcome, PinResult};
 pub use crate::mirror::request_context::{Answer, Outcome, RequestContext, Urgency};
-pub use crate::mirror::runtime::Limits;
-pub use crate::mirror::runtime::RuntimeConfig;
+pub use crate::mirror::runtime::{Limits, RuntimeConfig};
 
 use crate::mirror::archives::unattended::FillsByClient;
 use crate::mirror::request_context::FetchReason;

@@ -38,9 +38,9 @@ pub struct RequestContext {
     pub priority: RequestPriority,
     /// The client; `None` for a job.
     pub client: Option<ClientAddress>,
-    pub(in crate::mirror) config: Arc<RuntimeConfig>,
-    pub(in crate::mirror) urgency: Urgency,
-    pub(in crate::mirror) revalidation_permit: RevalidationPermit,
+    pub(super) config: Arc<RuntimeConfig>,
+    pub(super) urgency: Urgency,
+    pub(super) revalidation_permit: RevalidationPermit,
 }
 
 /// The urgency of a request: who waits for its answer, and for how long.
@@ -60,7 +60,7 @@ pub enum Urgency {
 
 /// The reason of a fetch. Fetches of different reasons never share a flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(in crate::mirror) enum FetchReason {
+pub(super) enum FetchReason {
     /// Nothing is stored, or an operator asks: the fetch is always tried.
     NotStored,
     /// A copy is stored: the revalidation stays within the upstream's rate budget.
@@ -70,12 +70,12 @@ pub(in crate::mirror) enum FetchReason {
 }
 
 /// The part of a flight's key that separates requests of another configuration or from another route.
-pub(in crate::mirror) type ConfigAndRoute = (ConfigGeneration, ProxyPath);
+pub(super) type ConfigAndRoute = (ConfigGeneration, ProxyPath);
 
 /// The presence of named proxies (CDN-Loop) in a request. An upstream may answer 508 because of them, and a request
 /// without them must not share that answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(in crate::mirror) enum ProxyPath {
+pub(super) enum ProxyPath {
     Direct,
     ViaProxies,
 }
@@ -124,12 +124,12 @@ pub struct Answer<T> {
 
 impl<T> Answer<T> {
     /// An answer of this moment, which is not reused.
-    pub(in crate::mirror) fn of_now(value: T, outcome: Outcome, call: &RequestContext) -> Self {
+    pub(super) fn of_now(value: T, outcome: Outcome, call: &RequestContext) -> Self {
         Self { value, outcome, fresh_until: call.now, checked: call.now }
     }
 
     /// An answer computed from the store, because upstream cannot be asked. It stays fresh for a moment.
-    pub(in crate::mirror) fn of_store(value: T, checked: Timestamp, call: &RequestContext) -> Self {
+    pub(super) fn of_store(value: T, checked: Timestamp, call: &RequestContext) -> Self {
         Self { value, outcome: Outcome::Stale, fresh_until: call.now.after(STORED_ANSWER_LIFETIME), checked }
     }
 
@@ -141,24 +141,24 @@ impl<T> Answer<T> {
 }
 
 impl RequestContext {
-    pub(in crate::mirror) fn is_step(&self) -> bool {
+    pub(super) fn is_step(&self) -> bool {
         matches!(self.urgency, Urgency::Job | Urgency::Plan)
     }
 
-    pub(in crate::mirror) fn is_plan_step(&self) -> bool {
+    pub(super) fn is_plan_step(&self) -> bool {
         self.urgency == Urgency::Plan
     }
 
     /// The present: the time of arrival, and what has passed since.
-    pub(in crate::mirror) fn present(&self) -> Timestamp {
+    pub(super) fn present(&self) -> Timestamp {
         self.now.after(self.started.elapsed())
     }
 
-    pub(in crate::mirror) fn proxy_path(&self) -> ProxyPath {
+    pub(super) fn proxy_path(&self) -> ProxyPath {
         if self.via.is_empty() { ProxyPath::Direct } else { ProxyPath::ViaProxies }
     }
 
-    pub(in crate::mirror) fn config_and_route(&self) -> ConfigAndRoute {
+    pub(super) fn config_and_route(&self) -> ConfigAndRoute {
         (self.config.generation, self.proxy_path())
     }
 
@@ -166,22 +166,22 @@ impl RequestContext {
     ///
     /// # Errors
     /// [`Error::NotFound`]
-    pub(in crate::mirror) fn refuse_if_absent(&self, key: &Key) -> Result<(), Error> {
+    pub(super) fn refuse_if_absent(&self, key: &Key) -> Result<(), Error> {
         self.config.not_found.get(key, self.now).map_or(Ok(()), |reason| Err(Error::NotFound(reason)))
     }
 
     /// Remembers for a while that upstream does not have a document, and returns the error.
-    pub(in crate::mirror) fn remember_absence(&self, key: Key, reason: String, lifetime: Duration) -> Error {
+    pub(super) fn remember_absence(&self, key: Key, reason: String, lifetime: Duration) -> Error {
         self.config.not_found.insert(key, reason.clone(), self.now.after(lifetime), self.now);
         Error::NotFound(reason)
     }
 
-    pub(in crate::mirror) fn upstream(&self, host: &Hostname) -> Result<&Arc<Upstream>, Error> {
+    pub(super) fn upstream(&self, host: &Hostname) -> Result<&Arc<Upstream>, Error> {
         self.config.upstream(host)
     }
 
     /// A request to an upstream on behalf of this one.
-    pub(in crate::mirror) fn upstream_request<'a>(
+    pub(super) fn upstream_request<'a>(
         &'a self,
         label: &'a str,
         url: &'a Url,
@@ -196,7 +196,7 @@ impl RequestContext {
 }
 
 /// The error for a request when too many others already wait.
-pub(in crate::mirror) fn too_many_waiting(subject: &str) -> Error {
+pub(super) fn too_many_waiting(subject: &str) -> Error {
     let reason = "the limit of requests that wait for upstreams is reached".to_owned();
     Error::Busy { subject: subject.to_owned(), reason }
 }
@@ -211,7 +211,7 @@ impl Runtime {
     }
 
     /// A context for one step of a job or a plan, which prefers upstream's answer to the stored copy.
-    pub(in crate::mirror) fn step_context(&self, urgency: Urgency, now: Timestamp) -> RequestContext {
+    pub(super) fn step_context(&self, urgency: Urgency, now: Timestamp) -> RequestContext {
         RequestContext { urgency, ..self.job_context(now) }
     }
 
@@ -240,7 +240,7 @@ impl Runtime {
     }
 
     /// A context for a flight: no client waits for it directly, and it ends by its own deadline.
-    pub(in crate::mirror) fn flight_context(&self, call: &RequestContext) -> RequestContext {
+    pub(super) fn flight_context(&self, call: &RequestContext) -> RequestContext {
         let started = Instant::now();
         RequestContext {
             now: call.present(),
@@ -252,15 +252,15 @@ impl Runtime {
     }
 
     /// The number of requests that wait for upstreams.
-    pub(in crate::mirror) fn waiting_count(&self) -> usize {
-        self.limits.waiting.saturating_sub(self.waiting_permits.available_permits())
+    pub fn waiting_requests(&self) -> u64 {
+        self.limits.waiting.saturating_sub(self.waiting_permits.available_permits()) as u64
     }
 
     /// Takes a place among the waiting requests, until it is dropped. Flights and jobs need none.
     ///
     /// # Errors
     /// [`Error::Busy`] where all places are taken.
-    pub(in crate::mirror) fn take_waiting_place(
+    pub(super) fn take_waiting_place(
         &self,
         subject: &str,
         call: &RequestContext,
@@ -275,7 +275,7 @@ impl Runtime {
     }
 
     /// Charges a revalidation to the upstream's rate budget. A fetch of something that is not stored is free.
-    pub(in crate::mirror) fn spend_revalidation_budget(
+    pub(super) fn spend_revalidation_budget(
         &self,
         subject: &str,
         host: &Hostname,
@@ -295,7 +295,7 @@ impl Runtime {
     }
 
     /// Limits a flight of several requests to the deadline of one document.
-    pub(in crate::mirror) async fn with_deadline<T>(
+    pub(super) async fn with_deadline<T>(
         self: &Arc<Self>,
         subject: &str,
         host: &Hostname,
@@ -315,13 +315,13 @@ impl Runtime {
 
 /// A request of a job to an upstream, for messages and for the upstream's limits.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::mirror) struct JobRequest<'a> {
-    pub(in crate::mirror) runtime: &'a Runtime,
-    pub(in crate::mirror) subject: &'a str,
-    pub(in crate::mirror) host: &'a Hostname,
+pub(super) struct JobRequest<'a> {
+    pub(super) runtime: &'a Runtime,
+    pub(super) subject: &'a str,
+    pub(super) host: &'a Hostname,
     /// The origins that it leads to, as far as they are known.
-    pub(in crate::mirror) origins: &'a [Origin],
-    pub(in crate::mirror) call: &'a RequestContext,
+    pub(super) origins: &'a [Origin],
+    pub(super) call: &'a RequestContext,
 }
 
 impl JobRequest<'_> {
@@ -329,7 +329,7 @@ impl JobRequest<'_> {
     ///
     /// # Errors
     /// [`Error::HeldBack`] where upstream asked for a delay, [`Error::RevalidationSkipped`] where its budget is spent.
-    pub(in crate::mirror) fn charge(self, requests: u32) -> Result<(), Error> {
+    pub(super) fn charge(self, requests: u32) -> Result<(), Error> {
         if requests == 0 || self.runtime.connectivity() == Connectivity::Offline {
             return Ok(());
         }
@@ -345,7 +345,7 @@ impl JobRequest<'_> {
     ///
     /// # Errors
     /// The error of the fetch. [`Error::HeldBack`] where upstream asked for a delay: the job tries again after it.
-    pub(in crate::mirror) fn document<T>(self, answer: Result<Answer<T>, Error>) -> Result<WarmedDocument<T>, Error> {
+    pub(super) fn document<T>(self, answer: Result<Answer<T>, Error>) -> Result<WarmedDocument<T>, Error> {
         let Self { subject, host, origins, call, .. } = self;
         let answer = answer.map_err(|error| self.or_retry_later(error))?;
         if answer.outcome != Outcome::Stale {
@@ -366,7 +366,7 @@ impl JobRequest<'_> {
     }
 
     /// Returns the error of a fetch, or the time to try again if upstream asked for a delay.
-    pub(in crate::mirror) fn or_retry_later(self, error: Error) -> Error {
+    pub(super) fn or_retry_later(self, error: Error) -> Error {
         let Error::Upstream(failed) = &error else { return error };
         // A redirect may have led to an origin that is not in the list.
         let last = Url::parse(&failed.origin).ok().map(|url| Origin::of(&url));

@@ -26,16 +26,16 @@ use crate::upstream::{Upstream, Upstreams};
 /// The settings in force, the limits, the tasks and the counters of the cache core.
 #[derive(Debug)]
 pub struct Runtime {
-    pub(in crate::mirror) config: ArcSwap<RuntimeConfig>,
-    pub(in crate::mirror) limits: Limits,
-    pub(in crate::mirror) tasks: Tasks,
-    pub(in crate::mirror) counters: Counters,
-    pub(in crate::mirror) waiting_permits: Arc<Semaphore>,
+    pub(super) config: ArcSwap<RuntimeConfig>,
+    pub(super) limits: Limits,
+    pub(super) tasks: Tasks,
+    pub(super) counters: Counters,
+    pub(super) waiting_permits: Arc<Semaphore>,
     own_loop_entry: OwnEntry,
 }
 
 impl Runtime {
-    pub(in crate::mirror) fn new(config: RuntimeConfig, limits: Limits, counters: Counters) -> Self {
+    pub(super) fn new(config: RuntimeConfig, limits: Limits, counters: Counters) -> Self {
         config.upstreams.hosts().into_iter().for_each(|host| counters.register_host(host));
         Self {
             own_loop_entry: config.outbound.own_entry().clone(),
@@ -57,8 +57,8 @@ impl Runtime {
 
     /// The time for which a 404 of this upstream is cached.
     pub fn not_found_lifetime(&self, host: &Hostname) -> Duration {
-        let terms = self.config.load();
-        terms
+        let config = self.config.load();
+        config
             .upstreams
             .get(host)
             .map_or(Duration::ZERO, |upstream| upstream.freshness_rule(|fresh| fresh.download).not_found_lifetime())
@@ -121,23 +121,23 @@ pub struct RuntimeConfig {
     pub size_limit: SizeLimit,
     /// The platforms that must be stored for a version to be listed while offline.
     pub required_platforms: RequiredPlatforms,
-    pub(in crate::mirror) generation: ConfigGeneration,
+    pub(super) generation: ConfigGeneration,
     /// Cached 404s of upstreams. They end with a reload, because another URL or another credential may have the object.
-    pub(in crate::mirror) not_found: TtlCache<Key, String>,
+    pub(super) not_found: TtlCache<Key, String>,
     /// The packages whose sets were revalidated in vain, for the lifetime of a 404.
-    pub(in crate::mirror) refetched_sets: TtlCache<Package, ()>,
+    pub(super) refetched_sets: TtlCache<Package, ()>,
     /// The modules whose locations were revalidated in vain, for the lifetime of a 404.
-    pub(in crate::mirror) refetched_locations: TtlCache<ModulePackage, ()>,
+    pub(super) refetched_locations: TtlCache<ModulePackage, ()>,
     /// The subdirectory of a module in the archive that a page led to, while that archive is being fetched.
-    pub(in crate::mirror) pending_subdirs: TtlCache<ModulePackage, Option<String>>,
+    pub(super) pending_subdirs: TtlCache<ModulePackage, Option<String>>,
     /// The modules whose trees were rechecked a moment ago.
-    pub(in crate::mirror) recently_rechecked: TtlCache<ModulePackage, ()>,
+    pub(super) recently_rechecked: TtlCache<ModulePackage, ()>,
 }
 
 /// The number of a configuration, part of every flight's key. A request that joined a flight of another configuration
 /// would follow another upstream's document, and send it the credential meant for this one (promise 8).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub(in crate::mirror) struct ConfigGeneration(u64);
+pub(super) struct ConfigGeneration(u64);
 
 impl RuntimeConfig {
     /// The settings at the start.
@@ -173,12 +173,12 @@ impl RuntimeConfig {
         Self { generation, ..Self::new(upstreams, outbound, size_limit, sealed_for) }
     }
 
-    pub(in crate::mirror) fn upstream(&self, host: &Hostname) -> Result<&Arc<Upstream>, Error> {
+    pub(super) fn upstream(&self, host: &Hostname) -> Result<&Arc<Upstream>, Error> {
         self.upstreams.get(host).ok_or_else(|| Error::UnknownHost(host.clone()))
     }
 
     /// Every spelling under which an address may be stored, since `fold_case` of a module may have changed.
-    pub(in crate::mirror) fn spellings(&self, address: &Address) -> BTreeSet<Address> {
+    pub(super) fn spellings(&self, address: &Address) -> BTreeSet<Address> {
         let mut spellings = BTreeSet::from([address.clone(), self.canonical(address)]);
         if let Address::Module(module) = address {
             spellings.insert(Address::Module(module.folded()));
@@ -187,13 +187,13 @@ impl RuntimeConfig {
     }
 
     /// The canonical spelling of a module, which is its store key.
-    pub(in crate::mirror) fn key_of(&self, address: &ModuleAddress) -> ModuleAddress {
+    pub(super) fn key_of(&self, address: &ModuleAddress) -> ModuleAddress {
         let folds = self.upstreams.get(&address.host).is_some_and(|upstream| upstream.settings.fold_case);
         if folds { address.folded() } else { address.clone() }
     }
 
     /// The canonical spelling of an address.
-    pub(in crate::mirror) fn canonical(&self, address: &Address) -> Address {
+    pub(super) fn canonical(&self, address: &Address) -> Address {
         match address {
             Address::Module(module) => Address::Module(self.key_of(module)),
             Address::Provider(_) => address.clone(),
@@ -201,7 +201,7 @@ impl RuntimeConfig {
     }
 
     /// The canonical spelling of a version's module.
-    pub(in crate::mirror) fn key_of_package(&self, package: &ModulePackage) -> ModulePackage {
+    pub(super) fn key_of_package(&self, package: &ModulePackage) -> ModulePackage {
         ModulePackage { module: self.key_of(&package.module), version: package.version.clone() }
     }
 }
@@ -213,15 +213,15 @@ impl Runtime {
     }
 
     /// Activates settings for new requests.
-    pub fn activate(&self, terms: Arc<RuntimeConfig>) {
-        terms.upstreams.hosts().into_iter().for_each(|host| self.counters.register_host(host));
-        terms.outbound.apply_connectivity();
-        self.config.store(terms);
+    pub fn activate(&self, config: Arc<RuntimeConfig>) {
+        config.upstreams.hosts().into_iter().for_each(|host| self.counters.register_host(host));
+        config.outbound.apply_connectivity();
+        self.config.store(config);
     }
 
     /// Returns true if a request's settings are still active. An answer under former ones removes nothing from the
     /// store.
-    pub(in crate::mirror) fn is_current_config(&self, call: &RequestContext) -> bool {
+    pub(super) fn is_current_config(&self, call: &RequestContext) -> bool {
         self.config.load().generation == call.config.generation
     }
 
@@ -231,14 +231,14 @@ impl Runtime {
     }
 
     /// The package under its canonical spelling, which is its store key.
-    pub(in crate::mirror) fn canonical(&self, artifact: Artifact) -> Artifact {
+    pub(super) fn canonical(&self, artifact: Artifact) -> Artifact {
         match artifact {
             Artifact::Module(package) => self.artifact_of(&package),
             Artifact::Provider(_) => artifact,
         }
     }
 
-    pub(in crate::mirror) fn must_be_online(&self, subject: &str) -> Result<(), Error> {
+    pub(super) fn must_be_online(&self, subject: &str) -> Result<(), Error> {
         match self.connectivity() {
             crate::mirror::Connectivity::Online => Ok(()),
             crate::mirror::Connectivity::Offline => Err(Error::Sealed(subject.to_owned())),
@@ -246,7 +246,7 @@ impl Runtime {
     }
 
     /// Forgets cached 404s and recent checks of the selected versions. `address` is the canonical spelling.
-    pub(in crate::mirror) fn forget_absences(&self, address: &Address, versions: &Versions) {
+    pub(super) fn forget_absences(&self, address: &Address, versions: &Versions) {
         let config = self.config();
         config.not_found.remove_if(|key| key.is_document_of(address, |version| versions.include(version)));
         match address {
@@ -268,7 +268,7 @@ const MAX_TTL_ENTRIES: usize = 10_000;
 
 /// A map whose values expire.
 #[derive(Debug)]
-pub(in crate::mirror) struct TtlCache<K, V>(Mutex<HashMap<K, TtlEntry<V>>>);
+pub(super) struct TtlCache<K, V>(Mutex<HashMap<K, TtlEntry<V>>>);
 
 #[derive(Debug)]
 struct TtlEntry<V> {
@@ -291,24 +291,24 @@ impl<K, V> Default for TtlCache<K, V> {
 }
 
 impl<K: Hash + Eq + Clone, V: Clone> TtlCache<K, V> {
-    pub(in crate::mirror) fn get(&self, key: &K, now: Timestamp) -> Option<V> {
+    pub(super) fn get(&self, key: &K, now: Timestamp) -> Option<V> {
         let map = self.0.lock();
-        map.get(key).filter(|believed| believed.holds(now)).map(|believed| believed.value.clone())
+        map.get(key).filter(|entry| entry.holds(now)).map(|entry| entry.value.clone())
     }
 
     /// Stores a value until `until`. A full map takes no more: a client that requests ten thousand absent objects has
     /// them asked for upstream.
-    pub(in crate::mirror) fn insert(&self, key: K, value: V, until: Timestamp, now: Timestamp) {
+    pub(super) fn insert(&self, key: K, value: V, until: Timestamp, now: Timestamp) {
         let mut map = self.0.lock();
         if map.len() >= MAX_TTL_ENTRIES && !map.contains_key(&key) {
-            map.retain(|_, believed| believed.holds(now));
+            map.retain(|_, entry| entry.holds(now));
         }
         if map.len() < MAX_TTL_ENTRIES || map.contains_key(&key) {
             map.insert(key, TtlEntry { since: now, until, value });
         }
     }
 
-    pub(in crate::mirror) fn remove_if(&self, which: impl Fn(&K) -> bool) {
-        self.0.lock().retain(|key, _| !which(key));
+    pub(super) fn remove_if(&self, is_selected: impl Fn(&K) -> bool) {
+        self.0.lock().retain(|key, _| !is_selected(key));
     }
 }

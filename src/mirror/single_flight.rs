@@ -14,7 +14,7 @@ use crate::mirror::tasks::Tasks;
 
 /// The tasks in progress, by key; `V` is the handle for those who join.
 #[derive(Debug)]
-pub(in crate::mirror) struct SingleFlights<K: Hash + Eq, V>(Arc<Mutex<HashMap<K, V>>>);
+pub(super) struct SingleFlights<K: Hash + Eq, V>(Arc<Mutex<HashMap<K, V>>>);
 
 impl<K: Hash + Eq, V> Default for SingleFlights<K, V> {
     fn default() -> Self {
@@ -24,7 +24,7 @@ impl<K: Hash + Eq, V> Default for SingleFlights<K, V> {
 
 /// Ends a flight on drop: the next request starts another.
 #[derive(Debug)]
-pub(in crate::mirror) struct FlightGuard<K: Hash + Eq, V> {
+pub(super) struct FlightGuard<K: Hash + Eq, V> {
     key: K,
     flights: Arc<Mutex<HashMap<K, V>>>,
 }
@@ -36,81 +36,80 @@ impl<K: Hash + Eq, V> Drop for FlightGuard<K, V> {
 }
 
 impl<K: Hash + Eq + Clone, V: Clone> SingleFlights<K, V> {
-    /// Joins the flight for `key`, or starts one. `start` returns the handle to join, and a closure that starts the
-    /// work once others can join. The work must own the landing.
-    pub(in crate::mirror) fn join<Go: FnOnce()>(&self, key: K, start: impl FnOnce(FlightGuard<K, V>) -> (V, Go)) -> V {
-        let Ok(joined) = self.try_join(key, || Ok::<(), Infallible>(()), start);
-        joined
-    }
-
-    /// Joins the flight for `key`, or starts one if `may_start` allows it.
+    /// Joins the flight for `key`, or starts one if `may_start` allows it. `start` returns the handle to join, and a
+    /// closure that runs the work once others can join. The work must own the guard.
     ///
     /// # Errors
     /// The error of `may_start`, which is not called where a flight can be joined.
-    pub(in crate::mirror) fn try_join<E, Go: FnOnce()>(
+    pub(super) fn try_join<E, Run: FnOnce()>(
         &self,
         key: K,
         may_start: impl FnOnce() -> Result<(), E>,
-        start: impl FnOnce(FlightGuard<K, V>) -> (V, Go),
+        start: impl FnOnce(FlightGuard<K, V>) -> (V, Run),
     ) -> Result<V, E> {
-        let (started, go) = {
+        let (started, run) = {
             let mut flights = self.0.lock();
-            if let Some(under_way) = flights.get(&key) {
-                return Ok(under_way.clone());
+            if let Some(flight) = flights.get(&key) {
+                return Ok(flight.clone());
             }
             may_start()?;
-            let (started, go) = start(FlightGuard { key: key.clone(), flights: Arc::clone(&self.0) });
+            let (started, run) = start(FlightGuard { key: key.clone(), flights: Arc::clone(&self.0) });
             flights.insert(key, started.clone());
-            (started, go)
+            (started, run)
         };
-        // Outside the lock: a runtime in shutdown drops the work, and with it the landing, here.
-        go();
+        // Outside the lock: a runtime in shutdown drops the work, and with it the guard, here.
+        run();
         Ok(started)
     }
 }
 
 /// A result that several callers wait for.
-pub(in crate::mirror) type SharedResult<T> = Shared<BoxFuture<'static, T>>;
+pub(super) type SharedResult<T> = Shared<BoxFuture<'static, T>>;
 
 impl<K, T> SingleFlights<K, SharedResult<T>>
 where
     K: Hash + Eq + Clone + Send + 'static,
     T: Clone + Send + Sync + 'static,
 {
-    /// Joins the work for `key`, or spawns it. All callers get `lost` if its task dies.
-    pub(in crate::mirror) fn join_or_spawn<F>(
+    /// Joins the work for `key`, or spawns it. All callers get `if_task_dies` if its task dies.
+    pub(super) fn join_or_spawn<F>(
         &self,
         tasks: &Tasks,
         key: K,
-        lost: T,
+        if_task_dies: T,
         work: impl FnOnce() -> F,
     ) -> SharedResult<T>
     where
         F: Future<Output = T> + Send + 'static,
     {
-        self.join(key, |landing| {
-            let (awaited, spawn) = shareable(tasks, lost, work());
-            (awaited, || spawn(landing))
-        })
+        let Ok(joined) = self.try_join(
+            key,
+            || Ok::<(), Infallible>(()),
+            |guard| {
+                let (awaited, spawn) = shareable(tasks, if_task_dies, work());
+                (awaited, || spawn(guard))
+            },
+        );
+        joined
     }
 }
 
 /// Makes the result of `work` shareable. The closure spawns the work, and drops its argument before the result is
-/// published. All callers get `lost` if the task dies.
-pub(in crate::mirror) fn shareable<T, F, L>(tasks: &Tasks, lost: T, work: F) -> (SharedResult<T>, impl FnOnce(L))
+/// published. All callers get `if_task_dies` if the task dies.
+pub(super) fn shareable<T, F, L>(tasks: &Tasks, if_task_dies: T, work: F) -> (SharedResult<T>, impl FnOnce(L))
 where
     T: Clone + Send + Sync + 'static,
     F: Future<Output = T> + Send + 'static,
     L: Send + 'static,
 {
     let (sender, receiver) = oneshot::channel();
-    let spawn = move |landing| {
+    let spawn = move |owned| {
         tasks.spawn(async move {
             let done = work.await;
-            drop(landing);
+            drop(owned);
             // The callers may be gone.
             let _ = sender.send(done);
         });
     };
-    (async move { receiver.await.unwrap_or(lost) }.boxed().shared(), spawn)
+    (async move { receiver.await.unwrap_or(if_task_dies) }.boxed().shared(), spawn)
 }

@@ -12,7 +12,7 @@ use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::documents::RETRIES;
 use crate::mirror::library::proof_set::ProofSet;
-use crate::mirror::{Archives, Documents, RequestContext};
+use crate::mirror::{Archives, Documents, FetchReason, RequestContext};
 use crate::upstream::CredentialScope;
 use crate::upstream::discovery::Service;
 use crate::upstream::error::{Fault, UpstreamError};
@@ -164,7 +164,9 @@ impl ArchiveRequest {
     /// Registries sign the URLs in their documents, and those expire: fetch the document once more.
     async fn refreshed_url(&self, error: &UpstreamError) -> Result<Url, Error> {
         tracing::warn!(package = %self.package, %error, "the archive's URL was refused; its document is fetched again");
-        let refreshed = self.archives.proof_sets.refetch_set(&self.package, &self.file.call).await?;
+        let proof_sets = &self.archives.proof_sets;
+        let flight = proof_sets.join_set_flight(&self.package, None, FetchReason::ExpiredUrl, &self.file.call);
+        let refreshed = flight.await?.value;
         if refreshed.current.document.shasum != self.set.document.shasum {
             return Err(Error::Interrupted(format!("{}: upstream has replaced it meanwhile", self.file.subject)));
         }
@@ -207,10 +209,6 @@ impl ArchiveRequest {
 /// The time for which the length of an archive is remembered that upstream sent without one.
 const LENGTH_LIFETIME: Duration = Duration::from_secs(24 * 3600);
 
-pub(in crate::mirror) fn announced(incoming: &IncomingFile) -> BodyAnnouncement {
-    BodyAnnouncement { from: incoming.from, length: incoming.length }
-}
-
 /// The error for an upstream that contradicts the length announced to clients.
 pub(in crate::mirror) fn length_mismatch(incoming: &IncomingFile, announced: u64, now: u64) -> Error {
     incoming.upstream_error(Fault::Unusable(format!("it announced {announced} bytes, and then {now}"))).into()
@@ -243,12 +241,6 @@ pub(in crate::mirror) enum AnnouncedLength {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum UrlSource {
-    StoredSet,
-    RefetchedDocument,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::mirror) enum NextStep {
     /// Request the rest after this pause.
     RetryAfter(Duration),
@@ -270,13 +262,6 @@ pub(in crate::mirror) enum LengthAgreement {
     Never { announced: u64, now: u64 },
 }
 
-/// Upstream's announcement: the first byte of the body, and the length of the whole.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::mirror) struct BodyAnnouncement {
-    pub(in crate::mirror) from: u64,
-    pub(in crate::mirror) length: Option<u64>,
-}
-
 /// The partial download: its size, and the length announced for the whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::mirror) struct PartialDownload {
@@ -288,7 +273,7 @@ pub(in crate::mirror) struct PartialDownload {
 #[derive(Debug)]
 pub(in crate::mirror) struct DownloadAttempts {
     announced: AnnouncedLength,
-    url: UrlSource,
+    has_refreshed_url: bool,
     fruitless: u32,
     throughput: ThroughputMeter,
     stall: Duration,
@@ -299,7 +284,7 @@ impl DownloadAttempts {
     pub(in crate::mirror) fn new(stall: Duration) -> Self {
         Self {
             announced: AnnouncedLength::Nothing,
-            url: UrlSource::StoredSet,
+            has_refreshed_url: false,
             fruitless: 0,
             throughput: ThroughputMeter::default(),
             stall,
@@ -327,13 +312,11 @@ impl DownloadAttempts {
     }
 
     pub(in crate::mirror) fn after_refusal(&mut self, fault: &Fault) -> NextStep {
-        match self.url {
-            UrlSource::StoredSet if fault.may_be_an_expired_url() => {
-                self.url = UrlSource::RefetchedDocument;
-                NextStep::RefreshUrl
-            }
-            UrlSource::StoredSet | UrlSource::RefetchedDocument => NextStep::GiveUp,
+        if self.has_refreshed_url || !fault.may_be_an_expired_url() {
+            return NextStep::GiveUp;
         }
+        self.has_refreshed_url = true;
+        NextStep::RefreshUrl
     }
 
     /// Decides the next step after a connection broke with `received_bytes` new bytes.
@@ -341,7 +324,7 @@ impl DownloadAttempts {
         if received_bytes > 0 {
             self.fruitless = 0;
             // A long download may outlive its second URL too.
-            self.url = UrlSource::StoredSet;
+            self.has_refreshed_url = false;
         } else {
             self.fruitless += 1;
         }
@@ -355,8 +338,14 @@ impl DownloadAttempts {
         }
     }
 
-    pub(in crate::mirror) fn compare_length(&self, before: PartialDownload, now: BodyAnnouncement) -> LengthAgreement {
-        match (self.announced, now.length) {
+    /// Compares the first byte and the length that upstream announces now with the partial download.
+    pub(in crate::mirror) fn compare_length(
+        &self,
+        before: PartialDownload,
+        from: u64,
+        length: Option<u64>,
+    ) -> LengthAgreement {
+        match (self.announced, length) {
             (AnnouncedLength::Length(announced), Some(now)) if announced != now => {
                 LengthAgreement::Never { announced, now }
             }
@@ -365,7 +354,7 @@ impl DownloadAttempts {
             // The partial download of an earlier run is only useful if it fits.
             (AnnouncedLength::Nothing, length) => {
                 let fits = before.length.is_none() || length.is_none() || before.length == length;
-                let starts_over = now.from == 0 && before.bytes > 0;
+                let starts_over = from == 0 && before.bytes > 0;
                 if starts_over || !fits { LengthAgreement::StartOver } else { LengthAgreement::Length(length) }
             }
         }
@@ -502,8 +491,7 @@ mod tests {
         ];
         for (row, (announced, (bytes, before), (from, now), expected)) in table.into_iter().enumerate() {
             let attempts = DownloadAttempts { announced, ..DownloadAttempts::new(STALL) };
-            let agreed = attempts
-                .compare_length(PartialDownload { bytes, length: before }, BodyAnnouncement { from, length: now });
+            let agreed = attempts.compare_length(PartialDownload { bytes, length: before }, from, now);
             assert_eq!(agreed, expected, "row {row}");
         }
     }

@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout};
 use crate::error::Error;
 use crate::mirror::Library;
 use crate::mirror::archives::archive_request::{
-    DownloadAttempts, DownloadSource, LengthAgreement, PartialDownload, announced, length_mismatch,
+    DownloadAttempts, DownloadSource, LengthAgreement, PartialDownload, length_mismatch,
 };
 use crate::mirror::archives::unattended::ListedFill;
 use crate::mirror::library::{Reservation, StoredArchive};
@@ -53,8 +53,8 @@ impl<S: DownloadSource> Download<'_, S> {
         let subject = self.source.file().subject.clone();
         let mut staged = self.stage().await?;
         loop {
-            let (had, validators) = (staged.written(), validators(&staged));
-            if had > 0 && !self.is_verified_by_digest && validators.for_range().is_none() {
+            let (staged_bytes, validators) = (staged.written(), validators(&staged));
+            if staged_bytes > 0 && !self.is_verified_by_digest && validators.for_range().is_none() {
                 staged = self.start_over(staged).await?;
                 continue;
             }
@@ -62,11 +62,11 @@ impl<S: DownloadSource> Download<'_, S> {
                 return Ok(staged);
             }
             let incoming = tokio::select! {
-                answered = self.source.send(had, &validators) => answered?,
-                why = ListedFill::until_over_limit(self.listed_fill, &subject) => return Err(why),
+                answered = self.source.send(staged_bytes, &validators) => answered?,
+                reason = ListedFill::until_over_limit(self.listed_fill, &subject) => return Err(reason),
             };
-            let before = PartialDownload { bytes: had, length: staged.note().and_then(|note| note.length) };
-            let length = match self.source.file().attempts.compare_length(before, announced(&incoming)) {
+            let before = PartialDownload { bytes: staged_bytes, length: staged.note().and_then(|note| note.length) };
+            let length = match self.source.file().attempts.compare_length(before, incoming.from, incoming.length) {
                 LengthAgreement::Length(length) => length,
                 LengthAgreement::StartOver => {
                     staged = self.start_over(staged).await?;
@@ -117,7 +117,7 @@ impl<S: DownloadSource> Download<'_, S> {
                 }
                 ConnectionEnd::Broken(error) => {
                     let offset = staged.written();
-                    self.source.file().handle_break(error, offset.saturating_sub(had), offset).await?;
+                    self.source.file().handle_break(error, offset.saturating_sub(staged_bytes), offset).await?;
                 }
             }
         }
@@ -162,7 +162,7 @@ impl<S: DownloadSource> Download<'_, S> {
         let growing = length.is_none().then_some(&mut *self.reservation);
         let read = tokio::select! {
             read = read(self.library, &mut incoming, &mut self.source.file().attempts, growing, pieces) => read,
-            why = ListedFill::until_over_limit(self.listed_fill, subject) => Err(ReadStop::GivenUp(why)),
+            reason = ListedFill::until_over_limit(self.listed_fill, subject) => Err(ConnectionEnd::Failed(reason)),
         };
         let Ok((staged, written)) = ended.await else {
             return (None, ConnectionEnd::Failed(Error::Interrupted("a fill".into())));
@@ -170,20 +170,10 @@ impl<S: DownloadSource> Download<'_, S> {
         let whole = length.is_none_or(|length| staged.written() == length);
         let ended = match (written, read) {
             (Err(WriteStop::Disk(error)), _) => ConnectionEnd::Failed(error.into()),
-            (Err(WriteStop::Differs), _) => {
-                let fault = Fault::Unusable("it started the download over with other bytes".into());
-                ConnectionEnd::Differs(incoming.upstream_error(fault).into())
+            (Err(WriteStop::Differs(reason)), _) => {
+                ConnectionEnd::Differs(incoming.upstream_error(Fault::Unusable(reason.into())).into())
             }
-            (Err(WriteStop::TooLong), _) => {
-                let fault = Fault::Unusable("it sent more than it announced".into());
-                ConnectionEnd::Differs(incoming.upstream_error(fault).into())
-            }
-            (Ok(()), Err(ReadStop::GivenUp(error))) => ConnectionEnd::Failed(error),
-            (Ok(()), Err(ReadStop::Upstream(error))) => match error.fault {
-                Fault::TooLarge(_) => ConnectionEnd::Differs(error.into()),
-                Fault::Slow(_) => ConnectionEnd::Failed(error.into()),
-                _ => ConnectionEnd::Broken(error),
-            },
+            (Ok(()), Err(end)) => end,
             (Ok(()), Ok(())) if whole => ConnectionEnd::Whole,
             (Ok(()), Ok(())) => {
                 ConnectionEnd::Broken(incoming.upstream_error(Fault::Unreachable("the body ended early".into())))
@@ -227,11 +217,14 @@ enum ConnectionEnd {
     Failed(Error),
 }
 
-/// The reason why reading stopped.
-enum ReadStop {
-    Upstream(UpstreamError),
-    /// There is no disk space, or the fill is no longer wanted.
-    GivenUp(Error),
+impl ConnectionEnd {
+    fn of(error: UpstreamError) -> Self {
+        match error.fault {
+            Fault::TooLarge(_) => Self::Differs(error.into()),
+            Fault::Slow(_) => Self::Failed(error.into()),
+            _ => Self::Broken(error),
+        }
+    }
 }
 
 /// Reads to the end. A download of unknown length reserves disk space as it grows.
@@ -241,14 +234,14 @@ async fn read(
     attempts: &mut DownloadAttempts,
     mut growing: Option<&mut Reservation>,
     pieces: mpsc::Sender<Bytes>,
-) -> Result<(), ReadStop> {
+) -> Result<(), ConnectionEnd> {
     let mut received = incoming.from;
-    while let Some(piece) = next_piece(library, incoming, attempts, received).await.map_err(ReadStop::Upstream)? {
+    while let Some(piece) = next_piece(library, incoming, attempts, received).await.map_err(ConnectionEnd::of)? {
         received += piece.len() as u64;
-        if let Some(growing_memory) = growing.as_deref_mut() {
+        if let Some(reservation) = growing.as_deref_mut() {
             // In steps, or a full store would be scanned for every piece.
             let step = received.next_multiple_of(ROOM_STEP_BYTES).min(library.size_limit_bytes()).max(received);
-            library.reserve(growing_memory, step).await.map_err(ReadStop::GivenUp)?;
+            library.reserve(reservation, step).await.map_err(ConnectionEnd::Failed)?;
         }
         if pieces.send(piece).await.is_err() {
             // The writer stopped and reports the cause.
@@ -284,8 +277,7 @@ pub(super) async fn next_piece(
 
 enum WriteStop {
     Disk(StoreError),
-    Differs,
-    TooLong,
+    Differs(&'static str),
 }
 
 struct DownloadWriter {
@@ -310,14 +302,14 @@ impl DownloadWriter {
         let known = self.staged.written().saturating_sub(self.offset).min(piece.len() as u64);
         let (again, new) = piece.split_at(usize::try_from(known).unwrap_or(piece.len()));
         if !again.is_empty() && !self.staged.agrees(self.offset, again).map_err(WriteStop::Disk)? {
-            return Err(WriteStop::Differs);
+            return Err(WriteStop::Differs("it started the download over with other bytes"));
         }
         self.offset += piece.len() as u64;
         if new.is_empty() {
             return Ok(());
         }
         if self.length.is_some_and(|length| self.staged.written() + new.len() as u64 > length) {
-            return Err(WriteStop::TooLong);
+            return Err(WriteStop::Differs("it sent more than it announced"));
         }
         self.staged.append(new).map_err(WriteStop::Disk)?;
         let written = self.staged.written();
@@ -367,24 +359,24 @@ impl Write for StageWriter<'_> {
 #[derive(Default)]
 struct WriteBack {
     written: u64,
-    under_way: Arc<AtomicBool>,
+    in_progress: Arc<AtomicBool>,
 }
 
 impl WriteBack {
     fn after(&mut self, written: u64, bytes: &FileBytes) {
-        if written - self.written < WRITE_BACK_BYTES || self.under_way.swap(true, Ordering::AcqRel) {
+        if written - self.written < WRITE_BACK_BYTES || self.in_progress.swap(true, Ordering::AcqRel) {
             return;
         }
         self.written = written;
-        let (bytes, under_way) = (bytes.clone(), Arc::clone(&self.under_way));
+        let (bytes, in_progress) = (bytes.clone(), Arc::clone(&self.in_progress));
         let thread = std::thread::Builder::new().name("write-back".into());
         let started = thread.spawn(move || {
             bytes.write_back();
-            under_way.store(false, Ordering::Release);
+            in_progress.store(false, Ordering::Release);
         });
         // Without it, only the final sync takes longer.
         if started.is_err() {
-            self.under_way.store(false, Ordering::Release);
+            self.in_progress.store(false, Ordering::Release);
         }
     }
 }

@@ -17,7 +17,7 @@ use crate::mirror::library::intake::ArchiveBytes;
 use crate::mirror::library::proof_set::StoredProofSet;
 use crate::mirror::library::{Reservation, StoredArchive};
 use crate::mirror::request_context::ProxyPath;
-use crate::store::{FileBytes, Staged, StoreError};
+use crate::store::{Staged, StoreError};
 use crate::verify::Verified;
 
 /// Extra bytes to reserve next time, after an archive of unknown length did not fit.
@@ -36,39 +36,37 @@ impl Fill {
     /// computed.
     ///
     /// The flight ends before the result is published: a later request finds the archive, or starts another fill.
-    pub(in crate::mirror) async fn run<L>(mut self, landing: L) -> Option<Digest> {
+    pub(in crate::mirror) async fn run<L>(mut self, guard: L) -> Option<Digest> {
         let library = Arc::clone(&self.request.archives.library);
         let counted = FillGauge::new(&library.runtime.counters.fills);
         let ended = self.fill().await;
         drop(counted);
         drop(self.listed_fill.take());
-        drop(landing);
-        match ended {
-            Ok(FillOutcome::Stored { bytes, archive }) => {
+        drop(guard);
+        let state = ended.unwrap_or_else(|error| match error {
+            Error::Store(reason) => FillProgress::NoSpace(reason),
+            error => FillProgress::Failed(error),
+        });
+        let mut stored = None;
+        match &state {
+            FillProgress::NotStored { error: reason, .. } => {
+                self.log_not_stored(reason, "a verified archive could not be stored; waiting clients get it");
+            }
+            FillProgress::NoSpace(reason) => {
+                self.log_not_stored(reason, "an archive could not be stored; it is passed through");
+            }
+            FillProgress::Committed { archive, .. } => {
                 library.record_stored(ObjectKind::Archive);
-                let digest = archive.digest;
-                self.progress.send_replace(FillProgress::Committed { bytes, archive });
-                Some(digest)
+                stored = Some(archive.digest);
             }
-            Ok(FillOutcome::NotStored { bytes, size_bytes, error: why }) => {
-                self.log_not_stored(&why, "a verified archive could not be stored; waiting clients get it");
-                self.progress.send_replace(FillProgress::NotStored { bytes, size_bytes, error: why });
-                None
+            // Waiting requests report the error themselves.
+            FillProgress::Failed(error) if self.progress.receiver_count() == 0 => {
+                tracing::error!(package = %self.request.package, %error, "an archive without waiting clients could not be stored");
             }
-            Err(Error::Store(reason)) => {
-                self.log_not_stored(&reason, "an archive could not be stored; it is passed through");
-                self.progress.send_replace(FillProgress::NoSpace(reason));
-                None
-            }
-            Err(error) => {
-                // Waiting requests report the error themselves.
-                if self.progress.receiver_count() == 0 {
-                    tracing::error!(package = %self.request.package, %error, "an archive without waiting clients could not be stored");
-                }
-                self.progress.send_replace(FillProgress::Failed(error));
-                None
-            }
+            FillProgress::Failed(_) | FillProgress::Waiting | FillProgress::Streaming { .. } => {}
         }
+        self.progress.send_replace(state);
+        stored
     }
 
     fn log_not_stored(&self, reason: &StoreError, subject: &str) {
@@ -78,7 +76,7 @@ impl Fill {
         library.record_not_stored(ObjectKind::Archive, reason);
     }
 
-    async fn fill(&mut self) -> Result<FillOutcome, Error> {
+    async fn fill(&mut self) -> Result<FillProgress, Error> {
         let library = Arc::clone(&self.request.archives.library);
         let ArchiveRequest { package, set, file, .. } = &self.request;
         if let Some(adopted) = library.adopt(package, &self.stored_set, set, file.call.now).await? {
@@ -110,14 +108,14 @@ impl Fill {
     fn stage_name(&self) -> String {
         // A staging file belongs to one fill: packages never share one, even if they download the same bytes.
         let package = FastHash::of(self.request.package.to_string().as_bytes()).to_string();
-        let came = match self.request.file.call.proxy_path() {
+        let route = match self.request.file.call.proxy_path() {
             ProxyPath::Direct => "",
             ProxyPath::ViaProxies => "~proxied",
         };
-        format!("{}~{}{came}", self.request.set.document.shasum, &package[..16])
+        format!("{}~{}{route}", self.request.set.document.shasum, &package[..16])
     }
 
-    async fn verify_and_commit(&self, staged: Staged, reservation: Reservation) -> Result<FillOutcome, Error> {
+    async fn verify_and_commit(&self, staged: Staged, reservation: Reservation) -> Result<FillProgress, Error> {
         let (library, expected) = (&self.request.archives.library, self.request.set.document.shasum);
         let (actual, fast) = staged.hashes();
         if actual != expected {
@@ -141,23 +139,16 @@ impl Fill {
                 // Without an announced length, nothing was evicted for it before.
                 library.enforce_size_limit();
                 match committed {
-                    Ok(_) => Ok(FillOutcome::Stored { bytes: Some(bytes), archive: Box::new(archive) }),
+                    Ok(_) => Ok(FillProgress::Committed { bytes: Some(bytes), archive: Box::new(archive) }),
                     // A disk that failed to write may have lost earlier data, so the bytes are hashed once more.
                     Err(reason) if bytes.fast_hash()? == fast => {
-                        Ok(FillOutcome::NotStored { bytes, size_bytes, error: reason })
+                        Ok(FillProgress::NotStored { bytes, size_bytes, error: reason })
                     }
                     Err(reason) => Err(reason),
                 }
             })
             .await
     }
-}
-
-pub(in crate::mirror) enum FillOutcome {
-    /// Stored. `bytes` is the file that it was downloaded to, if it was downloaded now.
-    Stored { bytes: Option<FileBytes>, archive: Box<StoredArchive> },
-    /// Verified, but the disk could not store it.
-    NotStored { bytes: FileBytes, size_bytes: u64, error: StoreError },
 }
 
 /// Counts a fill in progress until dropped.

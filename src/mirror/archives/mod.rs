@@ -20,6 +20,7 @@ use tokio::sync::Semaphore;
 
 use bytes::Bytes;
 use tokio::sync::watch;
+use tokio::time::timeout_at;
 
 use crate::address::{FileName, Package, Platform, ProviderAddress, Version};
 use crate::clock::Timestamp;
@@ -33,9 +34,8 @@ use crate::mirror::archives::verified_open::OpenOutcome;
 use crate::mirror::freshness::Age;
 use crate::mirror::library::proof_set::{ProofSet, ProofSetFile, StoredProofSet, UsableProofSet};
 use crate::mirror::proof_sets::describe_set;
-use crate::mirror::{Answer, Outcome, RequestContext, SMALL_ARCHIVE_BYTES, Urgency};
-use crate::store::{Blob, Key, StoreError};
-use crate::upstream::discovery::Service;
+use crate::mirror::{Answer, FetchReason, Outcome, RequestContext, SMALL_ARCHIVE_BYTES, Urgency};
+use crate::store::{Blob, Key};
 use crate::upstream::outbound::Connectivity;
 
 /// A provider archive, as one of our URLs names it.
@@ -179,7 +179,8 @@ pub struct Archives {
     /// Opens stored archives.
     pub reader: Arc<VerifiedReader>,
     fill_flights: SingleFlights<(Package, Digest, ProxyPath), watch::Receiver<FillProgress>>,
-    started_fills: FillsByClient,
+    /// The fills in progress that clients started, of modules too.
+    pub(in crate::mirror) started_fills: FillsByClient,
     learned_lengths: TtlCache<(Package, Digest), u64>,
     pass_through_permits: Arc<Semaphore>,
 }
@@ -202,13 +203,6 @@ impl Archives {
         })
     }
 
-    /// The number of fills in progress that clients started and abandoned, of modules too.
-    pub(in crate::mirror) fn unattended_fills(&self) -> usize {
-        self.started_fills.unattended()
-    }
-}
-
-impl Archives {
     /// Returns the archive that one of our URLs names: from the store, or from a fill that it joins or starts.
     ///
     /// # Errors
@@ -246,11 +240,7 @@ impl Archives {
     ///
     /// # Errors
     /// [`Error::NotFound`] where no set contains the digest, even after asking upstream.
-    pub async fn proof_file(
-        self: &Arc<Self>,
-        wanted: &ProofFileRef,
-        call: &RequestContext,
-    ) -> Result<Answer<Archive>, Error> {
+    pub async fn proof_file(&self, wanted: &ProofFileRef, call: &RequestContext) -> Result<Answer<Archive>, Error> {
         let ProofFileRef { provider, version, digest, file } = wanted;
         let stored = self.library.platforms_with_sets(provider, version).await?;
         let package = |platform| Package { provider: provider.clone(), version: version.clone(), platform };
@@ -284,17 +274,13 @@ impl Archives {
     /// Returns the platforms to ask upstream about when no stored set contains a file: those with a set first, then
     /// those in the cached version list, the common ones before the others.
     async fn likely_platforms(
-        self: &Arc<Self>,
+        &self,
         provider: &ProviderAddress,
         version: &Version,
         stored: Vec<Platform>,
     ) -> Result<Vec<Platform>, Error> {
         let mut likely = stored;
-        let cached = self.library.stored_document(&Key::version_list(provider)).await?;
-        let list = match &cached {
-            Some(cached) => cached.value.versions(Service::Providers).await.ok(),
-            None => None,
-        };
+        let list = self.library.stored_version_list(&provider.into()).await?;
         let listed = list.as_ref().and_then(|list| list.get(version)).map(|listed| &listed.platforms[..]);
         let names_none = listed.is_none_or(<[_]>::is_empty);
         likely.extend(Platform::common().filter(|common| names_none || listed.is_some_and(|all| all.contains(common))));
@@ -308,7 +294,7 @@ impl Archives {
     /// Fetches the proof set again, for a URL whose digest no stored set lists. Where the new set does not list it
     /// either, upstream is not asked again for a while.
     async fn refetch_set_listing(
-        self: &Arc<Self>,
+        &self,
         wanted: RequestedFile<'_>,
         seen: Option<Age>,
         call: &RequestContext,
@@ -322,9 +308,10 @@ impl Archives {
         }
         let subject = describe_set(package);
         let _place = self.runtime.take_waiting_place(&subject, call)?;
-        let refetched =
-            tokio::time::timeout_at(call.deadline, self.proof_sets.revalidate_set(package, seen, call)).await;
-        let stored = refetched.map_err(|_| Error::Slow(subject))??;
+        call.refuse_if_absent(&Key::ProofSet(package.clone()))?;
+        let flight = self.proof_sets.join_set_flight(package, seen, FetchReason::NotStored, call);
+        let fetched = timeout_at(call.deadline, flight).await.map_err(|_| Error::Slow(subject))??;
+        let stored = UsableProofSet { stored_set: fetched.value, fallback: None };
         if stored.find(wanted.digest, call.now).is_none() {
             let rule = call.upstream(&package.provider.host)?.freshness_rule(|fresh| fresh.download);
             call.config.refetched_sets.insert(package.clone(), (), call.now.after(rule.not_found_lifetime()), call.now);
@@ -374,20 +361,7 @@ impl Archives {
         }
         let _place = self.runtime.take_waiting_place(&subject, call)?;
         let progress = self.join_fill(package, stored_set, set, call)?;
-        let (value, outcome) = match self.wait_for_fill(package, progress, call).await? {
-            FillArrival::Stored(archive) => (archive, Outcome::Miss),
-            // A job only wants the archive stored, so a failure to store it is an error.
-            FillArrival::NotStored(_, reason) | FillArrival::NoSpace(reason) if call.urgency != Urgency::Request => {
-                return Err(reason.into());
-            }
-            FillArrival::NotStored(archive, _) => {
-                self.runtime.counters.passed_through.inc();
-                (archive, Outcome::PassedThrough)
-            }
-            FillArrival::NoSpace(reason) => {
-                (self.pass_through(package, set, reason, call).await?, Outcome::PassedThrough)
-            }
-        };
+        let (value, outcome) = self.wait_for_fill(package, set, progress, call).await?;
         Ok(Answer::of_now(value, outcome, call))
     }
 
@@ -404,32 +378,35 @@ impl Archives {
     ) -> Result<watch::Receiver<FillProgress>, Error> {
         let key = (package.clone(), set.document.shasum, call.proxy_path());
         let may_start = || self.started_fills.may_start(call.client, || format!("the archive of {package}"));
-        self.fill_flights.try_join(key, may_start, |landing| {
+        self.fill_flights.try_join(key, may_start, |guard| {
             let (sender, progress) = watch::channel(FillProgress::Waiting);
             let (archives, package, set) = (Arc::clone(self), package.clone(), Arc::clone(set));
             let (stored_set, flight_call) = (Arc::clone(stored_set), self.runtime.flight_context(call));
-            let go = || {
+            let run = || {
                 let listed_fill = self.started_fills.started(call.client, sender.clone());
                 self.runtime.tasks.spawn(async move {
                     let library = Arc::clone(&archives.library);
                     let request = ArchiveRequest::new(archives, package.clone(), set, flight_call);
                     let fill = Fill { request, stored_set, progress: sender, listed_fill };
-                    if let Some(digest) = fill.run(landing).await {
+                    if let Some(digest) = fill.run(guard).await {
                         library.complete_hashes_of(package, digest).await;
                     }
                 });
             };
-            (progress, go)
+            (progress, run)
         })
     }
 
-    /// Waits until a response can begin: the archive is verified and committed, or large and streaming (promise 3).
+    /// Waits until a response can begin: the archive is verified and committed, or large and streaming (promise 3). Where
+    /// the disk cannot take it, a client gets it all the same, and a job an error.
     async fn wait_for_fill(
         self: &Arc<Self>,
         package: &Package,
+        set: &Arc<ProofSet>,
         mut progress: watch::Receiver<FillProgress>,
         call: &RequestContext,
-    ) -> Result<FillArrival, Error> {
+    ) -> Result<(Archive, Outcome), Error> {
+        let arriving = |progress, length| Archive::Arriving { follow: TailStream::new(progress, length), length };
         loop {
             let state = progress.borrow_and_update().clone();
             match state {
@@ -440,30 +417,32 @@ impl Archives {
                         None => written > SMALL_ARCHIVE_BYTES && call.takes_unknown_length,
                     };
                     if may_begin {
-                        let follow = TailStream::new(progress, length);
-                        return Ok(FillArrival::Stored(Archive::Arriving { follow, length }));
+                        return Ok((arriving(progress, length), Outcome::Miss));
                     }
                 }
                 FillProgress::Committed { archive, bytes } => {
                     let length = Some(archive.size_bytes);
                     return match (self.reader.open_stored(package, &archive, call).await?, bytes) {
-                        (OpenOutcome::Checked(archive), _) => Ok(FillArrival::Stored(archive)),
+                        (OpenOutcome::Checked(archive), _) => Ok((archive, Outcome::Miss)),
                         // Already evicted again, but the file of the download is still open.
-                        (OpenOutcome::Missing, Some(_)) => {
-                            let follow = TailStream::new(progress, length);
-                            Ok(FillArrival::Stored(Archive::Arriving { follow, length }))
-                        }
+                        (OpenOutcome::Missing, Some(_)) => Ok((arriving(progress, length), Outcome::Miss)),
                         (OpenOutcome::Missing | OpenOutcome::Damaged, _) => {
                             Err(Error::Interrupted(format!("the archive of {package}")))
                         }
                     };
                 }
-                FillProgress::NotStored { size_bytes, error: why, .. } => {
-                    let length = Some(size_bytes);
-                    let follow = TailStream::new(progress, length);
-                    return Ok(FillArrival::NotStored(Archive::Arriving { follow, length }, why));
+                FillProgress::NotStored { error: reason, .. } | FillProgress::NoSpace(reason)
+                    if call.urgency != Urgency::Request =>
+                {
+                    return Err(reason.into());
                 }
-                FillProgress::NoSpace(reason) => return Ok(FillArrival::NoSpace(reason)),
+                FillProgress::NotStored { size_bytes, .. } => {
+                    self.runtime.counters.passed_through.inc();
+                    return Ok((arriving(progress, Some(size_bytes)), Outcome::PassedThrough));
+                }
+                FillProgress::NoSpace(reason) => {
+                    return Ok((self.pass_through(package, set, reason, call).await?, Outcome::PassedThrough));
+                }
                 FillProgress::Failed(error) => return Err(error),
             }
             if progress.changed().await.is_err() {
@@ -471,15 +450,6 @@ impl Archives {
             }
         }
     }
-}
-
-enum FillArrival {
-    /// Stored, or committed before its last bytes are sent.
-    Stored(Archive),
-    /// Verified, but it could not be stored.
-    NotStored(Archive, StoreError),
-    /// The disk cannot take it.
-    NoSpace(StoreError),
 }
 
 #[derive(Debug, Clone, Copy)]

@@ -13,7 +13,7 @@ use crate::digest::Hasher;
 use crate::error::Error;
 use crate::mirror::archives::Archive;
 use crate::mirror::archives::archive_request::{
-    AnnouncedLength, ArchiveRequest, DownloadSource, LengthAgreement, PartialDownload, announced, length_mismatch,
+    AnnouncedLength, ArchiveRequest, DownloadSource, LengthAgreement, PartialDownload, length_mismatch,
 };
 use crate::mirror::archives::download::{TAIL_BYTES, next_piece};
 use crate::mirror::library::proof_set::ProofSet;
@@ -191,7 +191,7 @@ impl PassThrough {
         loop {
             let incoming = self.request.send(self.received, &self.validators).await?;
             let before = PartialDownload { bytes: self.received, length: self.length };
-            let agreed = self.request.file.attempts.compare_length(before, announced(&incoming));
+            let agreed = self.request.file.attempts.compare_length(before, incoming.from, incoming.length);
             let length = match agreed {
                 LengthAgreement::Length(length) if incoming.from == self.received => length,
                 LengthAgreement::Never { announced, now } => return Err(length_mismatch(&incoming, announced, now)),

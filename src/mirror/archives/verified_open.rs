@@ -13,6 +13,7 @@ use crate::digest::{Digest, FastHash};
 use crate::error::Error;
 use crate::mirror::archives::Archive;
 use crate::mirror::library::StoredArchive;
+use crate::mirror::library::catalog::NameRecord;
 use crate::mirror::operate::rehash::DamageFinding;
 use crate::mirror::runtime::TtlCache;
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
@@ -39,9 +40,7 @@ impl VerifiedReader {
             small: SmallCopies::default(),
         })
     }
-}
 
-impl VerifiedReader {
     /// Records the use of an archive, at most once a minute.
     pub(in crate::mirror) fn record_use(self: &Arc<Self>, digest: Digest, now: Timestamp) {
         if self.recently_used.get(&digest, now).is_some() {
@@ -61,28 +60,18 @@ impl VerifiedReader {
         call: &RequestContext,
     ) -> Result<OpenOutcome, Error> {
         let (artifact, digest, stored) = (artifact.into(), listed.digest, listed.first_stored());
-        let Some(blob) = self
-            .library
-            .on_disk(move |library| default_if_store_unavailable(library.store.blobs.open(&digest)))
-            .await?
-        else {
+        let open = move |library: &Library| default_if_store_unavailable(library.store.blobs.open(&digest));
+        let Some(blob) = self.library.on_disk(open).await? else {
             tracing::warn!(package = %artifact, %digest, "the archive a name lists is not there; it is fetched again");
-            self.try_remove_from_name(&artifact, listed, DamageFinding::Missing).await;
+            self.remove_from_name(&artifact, listed, DamageFinding::Missing).await;
             return Ok(OpenOutcome::Missing);
         };
-        let read = match blob.size_bytes() <= SMALL_ARCHIVE_BYTES {
-            true => self.read_once(&blob, listed).await?,
-            false => SmallArchiveRead::NoRoom,
-        };
-        let archive = match read {
-            SmallArchiveRead::Right(bytes) => Some(Archive::InMemory { bytes, digest, stored: Some(stored) }),
-            SmallArchiveRead::Damaged => None,
-            SmallArchiveRead::NoRoom => {
-                self.check_once(&blob, listed).await?.then_some(Archive::OnDisk { blob, digest, stored })
-            }
-        };
-        let Some(archive) = archive else {
-            self.try_remove_from_name(&artifact, listed, DamageFinding::Damaged).await;
+        let archive = if let Some(bytes) = self.small_copy(&blob, listed).await? {
+            Archive::InMemory { bytes, digest, stored: Some(stored) }
+        } else if self.is_right(&blob, listed).await? {
+            Archive::OnDisk { blob, digest, stored }
+        } else {
+            self.remove_from_name(&artifact, listed, DamageFinding::Damaged).await;
             return Ok(OpenOutcome::Damaged);
         };
         self.record_use(digest, call.now);
@@ -90,23 +79,24 @@ impl VerifiedReader {
     }
 
     /// Reads and checks a small archive, unless a checked copy is in memory. Readers share one copy, however slow they
-    /// are.
-    async fn read_once(self: &Arc<Self>, blob: &Blob, archive: &StoredArchive) -> Result<SmallArchiveRead, Error> {
-        if let Some(bytes) = self.small.shared_copy(&archive.digest) {
-            return Ok(SmallArchiveRead::Right(bytes));
+    /// are. `None` for an archive that is large or damaged, or for which the memory budget has no room.
+    async fn small_copy(self: &Arc<Self>, blob: &Blob, archive: &StoredArchive) -> Result<Option<Bytes>, Error> {
+        if blob.size_bytes() > SMALL_ARCHIVE_BYTES {
+            return Ok(None);
         }
-        let Some(reservation) = self.small.reserve(blob.size_bytes()) else { return Ok(SmallArchiveRead::NoRoom) };
+        if let Some(bytes) = self.small.shared_copy(&archive.digest) {
+            return Ok(Some(bytes));
+        }
+        let Some(grant) = self.small.reserve(blob.size_bytes()) else { return Ok(None) };
         let reading = blob.clone();
         let read = self.library.on_disk(move |_| unless_damaged(reading.read_all())).await?;
         let right = read.filter(|bytes| FastHash::of(bytes) == archive.fast);
-        Ok(right.map_or(SmallArchiveRead::Damaged, |bytes| {
-            SmallArchiveRead::Right(self.small.share(archive.digest, bytes, reservation))
-        }))
+        Ok(right.map(|bytes| self.small.share(archive.digest, bytes, grant)))
     }
 
     /// Checks an archive on disk: a large one before its first answer after a start, a small one each time. Concurrent
     /// requests share one check.
-    async fn check_once(self: &Arc<Self>, blob: &Blob, archive: &StoredArchive) -> Result<bool, Error> {
+    async fn is_right(self: &Arc<Self>, blob: &Blob, archive: &StoredArchive) -> Result<bool, Error> {
         if blob.size_bytes() != archive.size_bytes {
             return Ok(false);
         }
@@ -115,8 +105,8 @@ impl VerifiedReader {
             return Ok(true);
         }
         let (digest, expected) = (archive.digest, archive.fast);
-        let lost = Err(Error::Interrupted("the check of an archive".into()));
-        let check = self.check_flights.join_or_spawn(&self.runtime.tasks, digest, lost, || {
+        let if_task_dies = Err(Error::Interrupted("the check of an archive".into()));
+        let check = self.check_flights.join_or_spawn(&self.runtime.tasks, digest, if_task_dies, || {
             let (reader, blob) = (Arc::clone(self), blob.clone());
             async move {
                 let right = reader.library.on_disk(move |_| unless_damaged(blob.fast_hash())).await? == Some(expected);
@@ -129,47 +119,32 @@ impl VerifiedReader {
         check.await
     }
 
-    /// A failure is only logged, because the archive is fetched again or passed through anyway.
-    async fn try_remove_from_name(
-        self: &Arc<Self>,
-        artifact: &Artifact,
-        archive: &StoredArchive,
-        because: DamageFinding,
-    ) {
-        if let Err(error) = self.remove_from_name(artifact, archive, because).await {
-            tracing::error!(package = %artifact, digest = %archive.digest, %error, "an unusable archive could not be removed from its name record");
-        }
-    }
-
-    async fn remove_from_name(
-        self: &Arc<Self>,
-        artifact: &Artifact,
-        archive: &StoredArchive,
-        because: DamageFinding,
-    ) -> Result<(), Error> {
-        let (artifact, digest, fast) = (artifact.clone(), archive.digest, archive.fast);
-        self.library
-            .on_disk(move |library| {
-                let _lock = library.catalog.digest_lock(&digest).lock();
-                // It may have been repaired since it was opened.
-                match (because, library.store.blobs.open(&digest)?) {
-                    (DamageFinding::Missing, Some(_)) => return Ok(()),
-                    (DamageFinding::Damaged, Some(blob)) if unless_damaged(blob.fast_hash())? == Some(fast) => {
-                        return Ok(());
-                    }
-                    (DamageFinding::Damaged, Some(_)) => library.store.blobs.quarantine(&digest)?,
-                    (_, None) => {}
+    /// Takes an unusable archive off its name. A failure is only logged, because the archive is fetched again or passed
+    /// through anyway.
+    async fn remove_from_name(self: &Arc<Self>, artifact: &Artifact, archive: &StoredArchive, found: DamageFinding) {
+        let (owned_artifact, digest, fast) = (artifact.clone(), archive.digest, archive.fast);
+        let remove = move |library: &Library| {
+            let _lock = library.catalog.digest_lock(&digest).lock();
+            // It may have been repaired since it was opened.
+            match (found, library.store.blobs.open(&digest)?) {
+                (DamageFinding::Missing, Some(_)) => return Ok(()),
+                (DamageFinding::Damaged, Some(blob)) if unless_damaged(blob.fast_hash())? == Some(fast) => {
+                    return Ok(());
                 }
-                library.catalog.checked.lock().remove(&digest);
-                library
-                    .catalog
-                    .change_name(&artifact, |name| name.archives.retain(|archive| archive.digest != digest))?;
-                library.store.index.archive_gone(&digest);
-                library.runtime.counters.damaged(because);
-                library.bump_revision(&artifact);
-                Ok(())
-            })
-            .await
+                (DamageFinding::Damaged, Some(_)) => library.store.blobs.quarantine(&digest)?,
+                (_, None) => {}
+            }
+            library.catalog.checked.lock().remove(&digest);
+            let take_off = |name: &mut NameRecord| name.archives.retain(|archive| archive.digest != digest);
+            library.catalog.change_name(&owned_artifact, take_off)?;
+            library.store.index.archive_gone(&digest);
+            library.runtime.counters.damaged(found);
+            library.bump_revision(&owned_artifact);
+            Ok(())
+        };
+        if let Err(error) = self.library.on_disk(remove).await {
+            tracing::error!(package = %artifact, %digest, %error, "an unusable archive could not be removed from its name record");
+        }
     }
 }
 
@@ -177,14 +152,6 @@ pub(in crate::mirror) enum OpenOutcome {
     Checked(Archive),
     Missing,
     Damaged,
-}
-
-/// The result of reading a small archive into memory.
-enum SmallArchiveRead {
-    Right(Bytes),
-    Damaged,
-    /// The memory budget is used up: the archive is checked and sent from disk, like a large one.
-    NoRoom,
 }
 
 /// Returns the value, or `None` where the data on disk is damaged for good.

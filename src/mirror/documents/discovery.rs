@@ -179,7 +179,7 @@ impl Documents {
         rule: FreshnessRule,
     ) -> Result<FreshnessRule, Error> {
         let Some(discovery) = self.stored_discovery(&upstream.settings.host).await? else { return Ok(rule) };
-        let of_now = upstream.settings.host.is_usable(&discovery, upstream);
+        let is_current = upstream.settings.host.is_usable(&discovery, upstream);
         let base = discovery.discovery().ok().and_then(|discovery| discovery.base(service));
         // The list of all is at the base URL itself, without its slash.
         let path = format!("{}/", url.path());
@@ -187,7 +187,7 @@ impl Documents {
             let base = base.join(".");
             base.is_ok_and(|base| base.origin() == url.origin() && path.starts_with(base.path()))
         };
-        Ok(if of_now && base.is_none_or(is_below) { rule } else { rule.at_new_location() })
+        Ok(if is_current && base.is_none_or(is_below) { rule } else { rule.at_new_location() })
     }
 }
 
@@ -199,9 +199,9 @@ impl Library {
         key: &Key,
         coming: &StoredDocument,
     ) -> Result<bool, StoreError> {
-        let terms = self.runtime.config();
+        let config = self.runtime.config();
         let Key::Document(DocumentKey::Discovery(host)) = key else { return Ok(false) };
-        let upstream = terms.upstreams.get(host);
+        let upstream = config.upstreams.get(host);
         let is_of_it = |document: &StoredDocument| upstream.is_some_and(|upstream| host.is_usable(document, upstream));
         let stored = self.store.records.get(key)?.and_then(StoredDocument::read);
         Ok(self.runtime.connectivity() == Connectivity::Online
@@ -244,23 +244,20 @@ impl Documents {
         }
         let base_in =
             |document: &StoredDocument| document.discovery().ok().and_then(|discovery| discovery.base(service));
-        let mut base = base_in(&answer.value);
-        let mut named_by = Arc::clone(&answer.value);
-        if base.is_none() && answer.outcome == Outcome::Hit {
+        let mut document = answer.value;
+        if base_in(&document).is_none() && answer.outcome == Outcome::Hit {
             // The lack of a service is not cached, even where the document is stored for its other service: fetch it
             // again.
-            let fetched = Box::pin(self.fetch_now(host, Some(answer.value.age()), call)).await?;
-            base = base_in(&fetched.value);
-            named_by = fetched.value;
+            document = Box::pin(self.fetch_now(host, Some(document.age()), call)).await?.value;
         }
-        let base = base.ok_or_else(|| unusable(&format!("names no usable {}", service.key())))?;
+        let base = base_in(&document).ok_or_else(|| unusable(&format!("names no usable {}", service.key())))?;
         let credential_scope = upstream.credential_scope.clone();
-        let credential_scope = match &named_by.metadata {
+        let credential_scope = match &document.metadata {
             // A bundle named this origin, not the upstream, so it gets no credential.
             DocumentMetadata { carried: true, .. } => credential_scope,
             // Read offline, and of another `url`: its services are not those of this upstream.
-            _ if !host.is_usable(&named_by, upstream) => credential_scope,
-            _ if named_by.is_from_asked_origin() => credential_scope.with_service(&base),
+            _ if !host.is_usable(&document, upstream) => credential_scope,
+            _ if document.is_from_asked_origin() => credential_scope.with_service(&base),
             _ => credential_scope.with_permitted_service(&base),
         };
         Ok((base, credential_scope))

@@ -225,8 +225,9 @@ impl Documents {
             _ => request.rule,
         };
         let seen = stored.as_ref().map(|stored| stored.age);
-        let fly = |fetch_reason, call: &RequestContext| self.join_flight(kind, &request, seen, fetch_reason, call);
-        let answer = self.serve_or_fetch(&request.subject, kind.host(), call, &rule, stored, fly).await;
+        let start_flight =
+            |fetch_reason, call: &RequestContext| self.join_flight(kind, &request, seen, fetch_reason, call);
+        let answer = self.serve_or_fetch(&request.subject, kind.host(), call, &rule, stored, start_flight).await;
         answer.inspect_err(|error| kind.record_missing(&self.library, error, call))
     }
 
@@ -270,8 +271,8 @@ impl Documents {
         call: &RequestContext,
     ) -> SharedResult<DocumentFlightResult> {
         let flight = (request.key.clone(), fetch_reason, call.config_and_route());
-        let lost = Err(Error::Interrupted(request.subject.clone()));
-        self.flights.join_or_spawn(&self.runtime.tasks, flight, lost, || {
+        let if_task_dies = Err(Error::Interrupted(request.subject.clone()));
+        self.flights.join_or_spawn(&self.runtime.tasks, flight, if_task_dies, || {
             let (documents, call) = (Arc::clone(self), self.runtime.flight_context(call));
             let (kind, request) = (kind.clone(), request.clone());
             async move {

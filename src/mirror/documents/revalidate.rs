@@ -57,23 +57,20 @@ impl Documents {
         flight: impl FnOnce(FetchReason, &RequestContext) -> SharedResult<FlightResult<T>>,
     ) -> Result<Answer<T>, Error> {
         let verdict = decide(stored.as_ref().map(|stored| stored.age), rule, self.runtime.connectivity(), call.now);
-        let answer = |fetched: Aged<T>, outcome| Answer {
-            outcome: if fetched.age.gone { Outcome::Gone } else { outcome },
-            fresh_until: rule.fresh_until(fetched.age),
-            checked: fetched.age.checked,
-            value: fetched.value,
+        let until = |Aged { value, age }, outcome, fresh_until| {
+            let outcome = if age.gone { Outcome::Gone } else { outcome };
+            Answer { value, outcome, fresh_until, checked: age.checked }
         };
-        let stale = |stored: Aged<T>| Answer {
-            outcome: if stored.age.gone { Outcome::Gone } else { Outcome::Stale },
-            fresh_until: call.now,
-            checked: stored.age.checked,
-            value: stored.value,
+        let answer = |fetched: Aged<T>, outcome| {
+            let fresh_until = rule.fresh_until(fetched.age);
+            until(fetched, outcome, fresh_until)
         };
+        let stale = |stored| until(stored, Outcome::Stale, call.now);
         match (verdict, stored) {
             (FreshnessDecision::Serve, Some(stored)) => Ok(answer(stored, Outcome::Hit)),
             // Upstream cannot be asked, so for a moment the store need not be read again either.
             (FreshnessDecision::ServeStale, Some(stored)) => {
-                Ok(Answer { fresh_until: call.now.after(STORED_ANSWER_LIFETIME), ..stale(stored) })
+                Ok(until(stored, Outcome::Stale, call.now.after(STORED_ANSWER_LIFETIME)))
             }
             (FreshnessDecision::Revalidate, Some(stored)) => {
                 let origins = match rule.target {
@@ -81,7 +78,7 @@ impl Documents {
                     // The backoff of the old location does not apply to the new one.
                     RevalidationTarget::NewLocation => vec![Origin::of(&call.upstream(host)?.settings.url)],
                 };
-                let Some(leave) =
+                let Some(permit) =
                     call.config.outbound.backoff.revalidation_permit(&origins, &call.revalidation_permit, call.now)
                 else {
                     tracing::debug!(subject, "its upstream's circuit breaker is open; the stored copy is served");
@@ -92,7 +89,7 @@ impl Documents {
                     return Ok(stale(stored));
                 };
                 let patience_end = call.deadline.min(call.started + rule.patience);
-                let call = RequestContext { revalidation_permit: leave, ..call.clone() };
+                let call = RequestContext { revalidation_permit: permit, ..call.clone() };
                 match await_flight(&call, patience_end, flight(FetchReason::Revalidate, &call)).await {
                     Ok(Ok(fetched)) => Ok(answer(fetched, Outcome::Revalidated)),
                     Ok(Err(error @ Error::NotFound(_))) => Err(error),

@@ -133,8 +133,9 @@ impl Documents {
             None => None,
         };
         // Versions that a bundle's list did not name were not dropped by upstream.
-        let said_before = before.filter(|before| !before.metadata.carried);
-        let dropped_before = said_before.map(|before| before.dropped_versions(list.service)).unwrap_or_default();
+        let upstream_list_before = before.filter(|before| !before.metadata.carried);
+        let dropped_before =
+            upstream_list_before.map(|before| before.dropped_versions(list.service)).unwrap_or_default();
         let dropped_before: HashSet<Version> = dropped_before.into_iter().map(|listed| listed.version).collect();
         let dropped: Vec<Version> = stored.keys().filter(|version| !imported.contains(version)).cloned().collect();
         library.update_dropped_alarms(address.clone(), dropped, now).await?;
@@ -155,15 +156,26 @@ impl Documents {
         if let Address::Provider(provider) = address {
             let versions: Vec<Version> = list.versions.iter().map(|listed| listed.version.clone()).collect();
             let (owned_provider, now) = (provider.clone(), call.now);
-            let noted = self
-                .library
-                .on_disk(move |library| library.histories.record_listed(&owned_provider, &versions, now))
-                .await;
-            if let Err(error) = noted {
+            let record = move |library: &Library| library.histories.record_listed(&owned_provider, &versions, now);
+            if let Err(error) = self.library.on_disk(record).await {
                 tracing::error!(%provider, %error, "could not record when versions were first listed");
             }
         }
         call.config.not_found.remove_if(|key| key.is_document_of(address, |version| list.get(version).is_some()));
+    }
+}
+
+impl Library {
+    /// Reads the stored version list of an address in its canonical spelling. `None` also where it cannot be parsed:
+    /// stored versions count without it.
+    pub(in crate::mirror) async fn stored_version_list(
+        self: &Arc<Self>,
+        address: &Address,
+    ) -> Result<Option<VersionList>, Error> {
+        let Some(stored) = self.stored_document(&Key::version_list(address)).await? else { return Ok(None) };
+        let list = stored.value.versions(address.into()).await;
+        let log = |reason: &String| tracing::error!(of = %address, reason, "a cached version list cannot be read");
+        Ok(list.inspect_err(log).ok())
     }
 }
 

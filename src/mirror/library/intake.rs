@@ -7,7 +7,7 @@ use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::Library;
-use crate::mirror::archives::fill::FillOutcome;
+use crate::mirror::archives::download::FillProgress;
 use crate::mirror::archives::verified_open::unless_damaged;
 use crate::mirror::library::module_history::{self, PinnedTree};
 use crate::mirror::library::proof_set::{ProofSet, StoredProofSet};
@@ -94,7 +94,7 @@ impl Library {
         stored_set: &Arc<StoredProofSet>,
         set: &Arc<ProofSet>,
         now: Timestamp,
-    ) -> Result<Option<FillOutcome>, Error> {
+    ) -> Result<Option<FillProgress>, Error> {
         let (package, stored_set, set) = (package.clone(), Arc::clone(stored_set), Arc::clone(set));
         self.on_disk(move |library| {
             let digest = set.document.shasum;
@@ -114,8 +114,8 @@ impl Library {
             }
             let record_proof = || library.sync_set(&package, &stored_set, now).map(|()| true);
             Ok(Some(match library.name_proven(&(&package).into(), archive.clone(), record_proof) {
-                Ok(_) => FillOutcome::Stored { bytes: None, archive: Box::new(archive) },
-                Err(reason) => FillOutcome::NotStored { bytes: blob.bytes(), size_bytes, error: reason },
+                Ok(_) => FillProgress::Committed { bytes: None, archive: Box::new(archive) },
+                Err(reason) => FillProgress::NotStored { bytes: blob.bytes(), size_bytes, error: reason },
             }))
         })
         .await

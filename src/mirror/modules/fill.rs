@@ -1,6 +1,6 @@
 //! Fills one module version: locate, fetch, pack, compare with the first-seen tree, commit. A fill outlives its first
 //! caller. Concurrent callers share its result (promise 4). A background check sees if a stored version still resolves
-//! to the pinned tree: it runs after its location was revalidated. A moved tag is an alarm; the stored archive stays
+//! to the first-seen tree: it runs after its location was revalidated. A moved tag is an alarm; the stored archive stays
 //! served.
 
 use std::io;
@@ -47,10 +47,10 @@ impl Modules {
     ) -> Result<StoredArchive, Error> {
         let key = call.config.key_of_package(package);
         let subject = format!("the archive of {package}");
-        let lost = Err(Error::Interrupted(subject.clone()));
+        let if_task_dies = Err(Error::Interrupted(subject.clone()));
         let (flight, client) = ((key.clone(), call.config_and_route()), call.client);
         let may_start = || self.started_fills.may_start(client, || subject);
-        let filled = self.work.fill_flights.try_join(flight, may_start, |landing| {
+        let filled = self.work.fill_flights.try_join(flight, may_start, |guard| {
             let (modules, package, call) = (Arc::clone(self), package.clone(), self.runtime.flight_context(call));
             let work = async move {
                 // A fill may have finished just before this one started.
@@ -63,13 +63,13 @@ impl Modules {
                 }
                 filled
             };
-            let (filled, spawn) = shareable(&self.runtime.tasks, lost, work);
+            let (filled, spawn) = shareable(&self.runtime.tasks, if_task_dies, work);
             let followed = filled.downgrade();
-            let go = || {
+            let run = || {
                 let started = followed.and_then(|followed| self.started_fills.started(client, followed));
-                spawn((started, landing));
+                spawn((started, guard));
             };
-            (filled, go)
+            (filled, run)
         });
         filled?.await
     }
@@ -307,12 +307,12 @@ impl Modules {
             PackageSource::Git(git) => {
                 let commit = call.config.outbound.git_commit(fetch.request(&git.url, &subject), git).await;
                 let commit = commit.map_err(|error| fetch.git_failed(error, &git.url))?;
-                let is_it = |known: &&PinnedTree| known.packed.commit == commit && known.packed.subdir == subdir;
-                Ok(known().find(is_it).filter(|_| commit.is_some()).cloned())
+                let is_same = |tree: &&PinnedTree| tree.packed.commit == commit && tree.packed.subdir == subdir;
+                Ok(known().find(is_same).filter(|_| commit.is_some()).cloned())
             }
             PackageSource::Archive(archive) => {
-                let of_this = |known: &&PinnedTree| known.packed.source == location.digest && known.has_validators();
-                let Some(before) = known().find(of_this) else { return Ok(None) };
+                let is_from_here = |tree: &&PinnedTree| tree.packed.source == location.digest && tree.has_validators();
+                let Some(before) = known().find(is_from_here) else { return Ok(None) };
                 // A body limit of one byte: only a 304 is useful.
                 let request = fetch.request(&archive.url, &subject);
                 let (outbound, conditions) = (&call.config.outbound, Some(&before.validators));

@@ -102,9 +102,7 @@ impl Modules {
             },
         })
     }
-}
 
-impl Modules {
     /// The download location of a module version. A missing archive is filled. If the fill outlasts the client's
     /// deadline, the location is returned without a digest and the fill continues in the background.
     ///
@@ -181,24 +179,21 @@ impl Modules {
         source: &Unsupported,
         call: &RequestContext,
     ) -> Result<Option<Error>, Error> {
-        let (owned_key, kind) = (key.clone(), source.kind_name());
-        let recorded = self.library.on_disk(move |library| {
-            default_if_store_unavailable(module_history::record_external_move(library, &owned_key, kind))
-        });
-        let before = match recorded.await? {
-            Recorded::Absent => return Ok(None),
-            Recorded::Whole(seen) => format!("the first-seen tree has digest {}", seen.pinned.packed.tree),
-            Recorded::Damaged => "the first-seen record is damaged".to_owned(),
+        let (owned_key, now, kind) = (key.clone(), call.now, source.kind_name());
+        let (source, upstream_has) = (source.describe(), format!("upstream has it at {}", source.describe()));
+        let record = move |library: &Library| {
+            let recorded = module_history::record_external_move(library, &owned_key, kind);
+            let before = match default_if_store_unavailable(recorded)? {
+                Recorded::Absent => return Ok(None),
+                Recorded::Whole(seen) => format!("the first-seen tree has digest {}", seen.pinned.packed.tree),
+                Recorded::Damaged => "the first-seen record is damaged".to_owned(),
+            };
+            let detail = format!("{upstream_has}; {before}");
+            library.raise_alarm(&owned_key.module, AlarmKind::Moved.of(&owned_key.version), detail, now);
+            Ok(Some(before))
         };
-        let source = source.describe();
+        let Some(before) = self.library.on_disk(record).await? else { return Ok(None) };
         tracing::error!(%package, source, before, "ALARM: upstream has moved a version of a module to a source that larder cannot fetch; it is not served from there until it is accepted");
-        let (owned_key, detail, now) = (key.clone(), format!("upstream has it at {source}; {before}"), call.now);
-        self.library
-            .on_disk(move |library| {
-                library.raise_alarm(&owned_key.module, AlarmKind::Moved.of(&owned_key.version), detail, now);
-                Ok(())
-            })
-            .await?;
         let verdict = format!("upstream has moved it to {source}, which larder cannot fetch, and {before}");
         let command = format!("`larder accept {key}`");
         Ok(Some(Error::Unaccepted { subject: format!("the location of {package}"), verdict, command }))
@@ -307,11 +302,10 @@ impl Modules {
             None => self.library.stored_module(key).await?,
             Some(prefix) => {
                 let (artifact, prefix) = (Artifact::Module(key.clone()), *prefix);
-                self.library
-                    .on_disk(move |library| {
-                        Ok(default_if_store_unavailable(library.catalog.name(&artifact))?.find(&prefix).cloned())
-                    })
-                    .await?
+                let find = move |library: &Library| {
+                    Ok(default_if_store_unavailable(library.catalog.name(&artifact))?.find(&prefix).cloned())
+                };
+                self.library.on_disk(find).await?
             }
         };
         let Some(stored_archive) = stored_archive else { return Ok(None) };

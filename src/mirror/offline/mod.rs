@@ -8,7 +8,6 @@
 pub(in crate::mirror) mod stored_pages;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Display;
 use std::sync::Arc;
 
 use tokio::sync::Semaphore;
@@ -71,7 +70,9 @@ impl Offline {
         let service = Service::from(address);
         if self.runtime.connectivity() == Connectivity::Online {
             let document = self.documents.get(address, call).await?;
-            let list = document.value.versions(service).await.map_err(|reason| unreadable(address, reason))?;
+            let list = document.value.versions(service).await.map_err(|reason| {
+                Error::Interrupted(format!("the cached version list of {address} cannot be read: {reason}"))
+            })?;
             return Ok(document.map(|_| list));
         }
         let canonical = call.config.canonical(address);
@@ -82,10 +83,7 @@ impl Offline {
             return Err(self.library.missing_error(&canonical, describe_empty_list(address, platforms), call).await);
         }
         let document = self.stored_list(address, call).await?;
-        let list = match &document {
-            Some(document) => readable_or_log(address, document.value.versions(service).await),
-            None => None,
-        };
+        let list = self.library.stored_version_list(&canonical).await?;
         let mut list = list.unwrap_or_else(|| VersionList::empty(service));
         list.versions.retain(|listed| shown.contains_key(&listed.version));
         // Entries already listed stay as upstream wrote them.
@@ -97,7 +95,7 @@ impl Offline {
 
     /// The stored version list, which is not revalidated while offline.
     async fn stored_list(
-        self: &Arc<Self>,
+        &self,
         address: &Address,
         call: &RequestContext,
     ) -> Result<Option<Answer<Arc<StoredDocument>>>, Error> {
@@ -119,11 +117,10 @@ impl Offline {
         if self.runtime.connectivity() == Connectivity::Online {
             return Ok(None);
         }
-        let list = match self.library.stored_document(&address.key(&self.runtime.config())).await? {
-            Some(list) => readable_or_log(address, list.value.versions(address.into()).await),
-            None => None,
+        let canonical = self.runtime.config().canonical(address);
+        let Some(list) = self.library.stored_version_list(&canonical).await? else {
+            return Err(self.library.offline_error(address.label()).await);
         };
-        let Some(list) = list else { return Err(self.library.offline_error(address.label()).await) };
         let platforms = match address {
             Address::Provider(_) => self.runtime.sealed_platforms(),
             Address::Module(_) => Vec::new(),
@@ -157,21 +154,17 @@ impl Offline {
 
     /// The versions of an address, in the canonical spelling, that can be installed from the store. Concurrent callers
     /// share one lookup.
-    async fn stored_versions(
-        self: &Arc<Self>,
-        address: &Address,
-        call: &RequestContext,
-    ) -> Result<Arc<StoredVersions>, Error> {
+    async fn stored_versions(&self, address: &Address, call: &RequestContext) -> Result<Arc<StoredVersions>, Error> {
         call.upstream(address.host())?;
-        let lost = Err(Error::Interrupted(format!("the stored versions of {address}")));
+        let if_task_dies = Err(Error::Interrupted(format!("the stored versions of {address}")));
         let key = (address.clone(), self.library.revision_of_address(address), call.config.generation);
-        let look = self.lookups.join_or_spawn(&self.runtime.tasks, key, lost, || {
+        let lookup = self.lookups.join_or_spawn(&self.runtime.tasks, key, if_task_dies, || {
             let (library, address, config) = (Arc::clone(&self.library), address.clone(), Arc::clone(&call.config));
             async move {
                 library.on_disk(move |library| library.read_stored_versions(&address, &config).map(Arc::new)).await
             }
         });
-        look.await
+        lookup.await
     }
 
     /// The latest version that a module's list names. A pre-release only if there is no release.
@@ -210,16 +203,4 @@ fn describe_empty_list(address: &Address, required: &RequiredPlatforms) -> Strin
         [one] => format!("any version of {address} for {one}"),
         all => format!("any version of {address} for all of {}", all.join(", ")),
     }
-}
-
-/// An unreadable cached list must not hide stored versions.
-fn readable_or_log<T>(address: &impl Display, read: Result<T, String>) -> Option<T> {
-    read.inspect_err(|reason| {
-        tracing::error!(of = %address, reason, "a cached version list cannot be read; stored versions are listed without it");
-    })
-    .ok()
-}
-
-fn unreadable(address: &impl Display, reason: String) -> Error {
-    Error::Interrupted(format!("the cached version list of {address} cannot be read: {reason}"))
 }

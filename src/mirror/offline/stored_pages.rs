@@ -99,12 +99,11 @@ impl Offline {
         let answer = self.documents.get(page, call).await?;
         if matches!(answer.outcome, Outcome::Hit | Outcome::Stale | Outcome::Gone) {
             let (key, now) = (page.key(&call.config), call.now);
-            self.library
-                .on_disk(move |library| {
-                    library.store.index.document_used(&key, now);
-                    Ok(())
-                })
-                .await?;
+            let record_use = move |library: &Library| {
+                library.store.index.document_used(&key, now);
+                Ok(())
+            };
+            self.library.on_disk(record_use).await?;
         }
         Ok(answer.map(PageSource::Upstream))
     }
@@ -118,8 +117,8 @@ impl Offline {
     async fn build_page(self: &Arc<Self>, page: &PageRef, call: &RequestContext) -> Result<Option<PageSource>, Error> {
         let subject = page.label();
         let _place = self.runtime.take_waiting_place(&subject, call)?;
-        let lost = Err(Error::Interrupted(subject.clone()));
-        let look = self.stored_pages.join_or_spawn(&self.runtime.tasks, page.clone(), lost, || {
+        let if_task_dies = Err(Error::Interrupted(subject.clone()));
+        let scan_result = self.stored_pages.join_or_spawn(&self.runtime.tasks, page.clone(), if_task_dies, || {
             let (offline, page) = (Arc::clone(self), page.clone());
             async move {
                 // By then the client has its answer: abandoned scans must not pile up in the queue.
@@ -135,7 +134,7 @@ impl Offline {
                 scan.await
             }
         });
-        timeout_at(call.deadline, look).await.unwrap_or(Err(Error::Slow(subject)))
+        timeout_at(call.deadline, scan_result).await.unwrap_or(Err(Error::Slow(subject)))
     }
 
     /// The versions on a details page while offline: those that can be installed from the store. `None` for other

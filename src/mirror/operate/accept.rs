@@ -76,11 +76,11 @@ pub enum AcceptOutcome {
         /// The fingerprint of the signing key; `None` for an unsigned set.
         key: Option<String>,
     },
-    /// The tree that upstream has now for a module version is pinned from now on.
+    /// The tree that upstream has now for a module version is its first-seen tree from now on.
     AcceptedTree {
-        /// The digest of the tree pinned before, if any.
+        /// The digest of the first-seen tree before, if any.
         tree_before: Option<Digest>,
-        /// The digest of the tree pinned now.
+        /// The digest of the first-seen tree now.
         tree: Digest,
         /// The commit before, if it came from git.
         commit_before: Option<String>,
@@ -89,7 +89,7 @@ pub enum AcceptOutcome {
     },
     /// A module version is at a source that larder cannot fetch: clients are sent there, and nothing is verified.
     AcceptedElsewhere {
-        /// The digest of the tree pinned before, if it is still known.
+        /// The digest of the first-seen tree before, if it is still known.
         tree_before: Option<Digest>,
         /// The source, for people.
         source: String,
@@ -139,12 +139,12 @@ impl Operations {
     }
 
     async fn accept_all(
-        self: &Arc<Self>,
+        &self,
         selection: &Selection<ProviderAddress>,
         call: &RequestContext,
     ) -> Result<Vec<AcceptResult>, Error> {
         self.runtime.forget_absences(&(&selection.of).into(), &selection.versions);
-        let AcceptTargets { packages, unlisted } = self.packages_to_accept(selection, call).await?;
+        let (packages, unlisted) = self.packages_to_accept(selection, call).await?;
         let fetching = packages.into_iter().map(|package| async move {
             let fetched = self.current_set(&package, call).await;
             (package, fetched)
@@ -216,17 +216,17 @@ impl Operations {
     }
 
     /// Returns the stored packages, those that an alarm is about, and all platforms that upstream lists of the versions
-    /// that are named exactly or have an alarm.
+    /// that are named exactly or have an alarm. Also returns the versions that upstream does not list, with its answer.
     async fn packages_to_accept(
-        self: &Arc<Self>,
+        &self,
         selection: &Selection<ProviderAddress>,
         call: &RequestContext,
-    ) -> Result<AcceptTargets, Error> {
+    ) -> Result<(BTreeSet<Package>, BTreeMap<Version, Error>), Error> {
         let stored = self.library.packages_with_sets_in(selection).await?;
         // A package with an alarm may not be stored, because it is refused.
-        let is_meant =
+        let is_selected =
             |subject: &AlarmSubject| subject.is_resolved_by_accept() && selection.versions.include(&subject.version);
-        let alarmed = self.library.alarms.subjects(&(&selection.of).into(), is_meant);
+        let alarmed = self.library.alarms.subjects(&(&selection.of).into(), is_selected);
         let mut versions: BTreeSet<Version> = alarmed.iter().map(|subject| subject.version.clone()).collect();
         if let Versions::Exactly(version) = &selection.versions {
             versions.insert(version.clone());
@@ -246,19 +246,19 @@ impl Operations {
         for version in versions {
             match self.listed_platforms(selection, &version, call).await {
                 Ok(Ok(platforms)) => packages.extend(platforms.into_iter().map(|platform| package(&version, platform))),
-                Ok(Err(unlisting)) => drop(unlisted.insert(version, unlisting)),
+                Ok(Err(error)) => drop(unlisted.insert(version, error)),
                 Err(error) if packages.is_empty() => return Err(error),
                 Err(error) => {
                     tracing::warn!(%selection, %version, %error, "the version list cannot be read: only stored platforms are accepted");
                 }
             }
         }
-        Ok(AcceptTargets { packages, unlisted })
+        Ok((packages, unlisted))
     }
 
     /// The platforms that upstream lists of a version. The inner error says why it lists none.
     async fn listed_platforms(
-        self: &Arc<Self>,
+        &self,
         selection: &Selection<ProviderAddress>,
         version: &Version,
         call: &RequestContext,
@@ -281,16 +281,10 @@ impl Operations {
 
     /// Fetches and verifies the set that upstream has now. Uses nothing of the stored set, so that it is judged as a
     /// whole.
-    async fn current_set(self: &Arc<Self>, package: &Package, call: &RequestContext) -> Result<ProofSet, Error> {
+    async fn current_set(&self, package: &Package, call: &RequestContext) -> Result<ProofSet, Error> {
         let work = self.proof_sets.fetch_verified_set(package, SetBasis::Rejudged, call);
         self.runtime.with_deadline(&describe_set(package), &package.provider.host, work).await
     }
-}
-
-struct AcceptTargets {
-    packages: BTreeSet<Package>,
-    /// The versions that upstream does not list, with its answer.
-    unlisted: BTreeMap<Version, Error>,
 }
 
 /// Builds the results for packages and versions without a set: withdrawn if their alarms were resolved, else failed.
@@ -335,7 +329,7 @@ impl Operations {
     /// Fetches the selected versions and pins their current trees. For a whole module or a constraint, that is every
     /// version that has moved or whose record is lost.
     pub(in crate::mirror) async fn accept_module(
-        self: &Arc<Self>,
+        &self,
         module: &ModuleAddress,
         versions: &Versions,
         call: &RequestContext,
@@ -382,7 +376,7 @@ impl Operations {
     }
 
     async fn accept_package(
-        self: &Arc<Self>,
+        &self,
         package: &ModulePackage,
         key: &ModulePackage,
         call: &RequestContext,

@@ -125,11 +125,7 @@ impl Operations {
     ///
     /// # Errors
     /// The disk failed. Some packages may have been changed.
-    pub async fn pin_artifacts(
-        self: &Arc<Self>,
-        packages: Vec<Artifact>,
-        pin: PinChange,
-    ) -> Result<Vec<PinResult>, Error> {
+    pub async fn pin_artifacts(&self, packages: Vec<Artifact>, pin: PinChange) -> Result<Vec<PinResult>, Error> {
         self.library.on_disk(move |library| library.pin_each(&packages, pin)).await
     }
 }

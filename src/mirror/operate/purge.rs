@@ -2,7 +2,6 @@
 //! version is still noticed.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use url::Url;
@@ -59,11 +58,7 @@ impl Operations {
     ///
     /// # Errors
     /// The disk failed. Nothing was removed if a name cannot be read, or if first-seen records cannot be completed.
-    pub async fn purge(
-        self: &Arc<Self>,
-        selector: &PackageSelector,
-        call: &RequestContext,
-    ) -> Result<PurgeResult, Error> {
+    pub async fn purge(&self, selector: &PackageSelector, call: &RequestContext) -> Result<PurgeResult, Error> {
         let (selector, now) = (selector.clone(), call.now);
         // One task that is never cut short: the client may disconnect, and the result must be logged.
         let work = self.library.on_complete_index(move |library| {
@@ -120,9 +115,9 @@ impl Purge<'_> {
         self.purged.pinned.extend(pinned.iter().map(ToString::to_string));
         spared.extend(pinned);
         for (artifact, document) in library.store.records.package_documents(address)? {
-            let is_meant = versions.include(artifact.version()) && !spared.contains(&artifact);
+            let is_selected = versions.include(artifact.version()) && !spared.contains(&artifact);
             // A download may have landed since. Its archive keeps the set that proves it.
-            if is_meant && library.catalog.name(&artifact)?.archives.is_empty() {
+            if is_selected && library.catalog.name(&artifact)?.archives.is_empty() {
                 self.purge_document(&document)?;
             }
         }

@@ -74,7 +74,7 @@ impl Operations {
     /// # Errors
     /// [`Error::Sealed`] while offline, and [`Error::UnknownHost`].
     pub async fn refresh(
-        self: &Arc<Self>,
+        &self,
         selector: &PackageSelector,
         call: &RequestContext,
     ) -> Result<Vec<RefreshResult>, Error> {
@@ -120,7 +120,7 @@ impl Operations {
 
     /// Fetches a document even if it is fresh. Returns the fetched document too.
     async fn refresh_document<K: DocumentKind>(
-        self: &Arc<Self>,
+        &self,
         kind: &K,
         call: &RequestContext,
     ) -> Result<(DocumentFlightResult, RefreshOutcome), Error> {
@@ -133,7 +133,7 @@ impl Operations {
         Ok((flight, outcome))
     }
 
-    async fn refresh_set(self: &Arc<Self>, package: Package, call: &RequestContext) -> Result<RefreshOutcome, Error> {
+    async fn refresh_set(&self, package: Package, call: &RequestContext) -> Result<RefreshOutcome, Error> {
         let before = self.proof_sets.usable_set(&package, call).await?.map(|stored| stored.stored_set);
         let seen = before.as_ref().map(|stored_set| stored_set.age);
         let flight = self.proof_sets.join_set_flight(&package, seen, FetchReason::NotStored, call).await;
@@ -142,12 +142,8 @@ impl Operations {
         }))
     }
 
-    /// Refetches a cached location, and checks that a stored version still resolves to the pinned tree.
-    async fn refresh_location(
-        self: &Arc<Self>,
-        package: &ModulePackage,
-        call: &RequestContext,
-    ) -> Result<RefreshOutcome, Error> {
+    /// Refetches a cached location, and checks that a stored version still resolves to the first-seen tree.
+    async fn refresh_location(&self, package: &ModulePackage, call: &RequestContext) -> Result<RefreshOutcome, Error> {
         let (flight, outcome) = self.refresh_document(package, call).await?;
         if let Ok(fetched) = &flight
             && !fetched.age.gone

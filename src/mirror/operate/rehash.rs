@@ -44,16 +44,6 @@ impl ReadRate {
     }
 }
 
-/// The result of re-hashing an archive.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::mirror) enum RehashOutcome {
-    /// It matches its digest.
-    Right,
-    /// It is not stored, and no name lists it: it was removed meanwhile.
-    Gone,
-    Wrong(DamagedArchive),
-}
-
 /// An archive that does not match its digest, or is missing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DamagedArchive {
@@ -106,70 +96,60 @@ pub enum RepairOutcome {
 }
 
 impl Operations {
-    /// Re-hashes an archive at the rate of `pace`, and repairs it if it is wrong.
+    /// Re-hashes an archive at a limited rate, and repairs it if it is wrong. `None` if it matches its digest, or was
+    /// removed meanwhile.
     pub(in crate::mirror) async fn rehash(
         self: &Arc<Self>,
         digest: Digest,
-        pace: &mut ReadRate,
+        rate: &mut ReadRate,
         call: &RequestContext,
-    ) -> Result<RehashOutcome, Error> {
+    ) -> Result<Option<DamagedArchive>, Error> {
         let opened = self.library.on_disk(move |library| library.store.blobs.open(&digest)).await?;
         if let Some(blob) = &opened
-            && self.is_right(blob, digest, pace).await?
+            && self.is_right(blob, digest, rate).await?
         {
             let now = call.present();
-            self.library
-                .on_disk(move |library| {
-                    library.store.index.archive_checked(&digest, now);
-                    Ok(())
-                })
-                .await?;
+            let record = move |library: &Library| {
+                library.store.index.archive_checked(&digest, now);
+                Ok(())
+            };
+            self.library.on_disk(record).await?;
             self.runtime.counters.count_rehashed();
-            return Ok(RehashOutcome::Right);
+            return Ok(None);
         }
         let found = if opened.is_some() { DamageFinding::Damaged } else { DamageFinding::Missing };
-        match self
-            .library
-            .on_complete_index(move |library| library.remove_from_all_names(digest, opened.as_ref()))
-            .await?
-        {
-            None => Ok(RehashOutcome::Gone),
-            Some(names) => {
-                self.runtime.counters.count_rehashed();
-                self.runtime.counters.damaged(found);
-                let packages = names.iter().map(|(packages, _)| packages.to_string()).collect();
-                // Use the present configuration: the one at the start of a long run may be gone.
-                let healed = self.fetch_again(names, &self.runtime.job_context(call.present())).await;
-                tracing::error!(%digest, ?found, ?packages, ?healed, "a stored archive does not match its digest");
-                Ok(RehashOutcome::Wrong(DamagedArchive { digest, of: packages, found, healed }))
-            }
-        }
+        let remove = move |library: &Library| library.remove_from_all_names(digest, opened.as_ref());
+        let Some(names) = self.library.on_complete_index(remove).await? else { return Ok(None) };
+        self.runtime.counters.count_rehashed();
+        self.runtime.counters.damaged(found);
+        let packages = names.iter().map(|(packages, _)| packages.to_string()).collect();
+        // Use the present configuration: the one at the start of a long run may be gone.
+        let healed = self.fetch_again(names, &self.runtime.job_context(call.present())).await;
+        tracing::error!(%digest, ?found, ?packages, ?healed, "a stored archive does not match its digest");
+        Ok(Some(DamagedArchive { digest, of: packages, found, healed }))
     }
 
-    async fn is_right(self: &Arc<Self>, blob: &Blob, digest: Digest, pace: &mut ReadRate) -> Result<bool, Error> {
+    async fn is_right(self: &Arc<Self>, blob: &Blob, digest: Digest, rate: &mut ReadRate) -> Result<bool, Error> {
         let mut reading = blob.read_again();
         loop {
             let began = Instant::now();
-            let (returned, read) = self
-                .library
-                .on_disk(move |_| {
-                    let mut read = 0;
-                    for _ in 0..PIECES_AT_ONCE {
-                        match unless_damaged(reading.read_next())? {
-                            None => return Ok((None, 0)),
-                            Some(0) => break,
-                            Some(piece) => read += piece,
-                        }
+            let read_some = move |_: &Library| {
+                let mut read = 0;
+                for _ in 0..PIECES_AT_ONCE {
+                    match unless_damaged(reading.read_next())? {
+                        None => return Ok(None),
+                        Some(0) => break,
+                        Some(piece) => read += piece,
                     }
-                    Ok((Some(reading), read))
-                })
-                .await?;
-            let Some(returned) = returned else { return Ok(false) };
+                }
+                Ok(Some((reading, read)))
+            };
+            let Some((returned, read)) = self.library.on_disk(read_some).await? else { return Ok(false) };
             if read == 0 {
                 return Ok(returned.digest() == digest);
             }
             reading = returned;
-            tokio::time::sleep_until(pace.next(began, read)).await;
+            tokio::time::sleep_until(rate.next(began, read)).await;
         }
     }
 }
@@ -207,22 +187,18 @@ impl Library {
 
 impl Operations {
     /// Fetches an archive again for every package that named it, as a job does.
-    async fn fetch_again(
-        self: &Arc<Self>,
-        names: Vec<(Artifact, StoredArchive)>,
-        call: &RequestContext,
-    ) -> RepairOutcome {
+    async fn fetch_again(&self, names: Vec<(Artifact, StoredArchive)>, call: &RequestContext) -> RepairOutcome {
         let mut healed = RepairOutcome::NobodyNeedsIt;
         for (artifact, archive) in names {
             let call = self.runtime.flight_context(call);
-            let brought = match artifact {
+            let fetched = match artifact {
                 Artifact::Provider(package) => {
                     let wanted = ArchiveRef { package, digest: archive.digest.prefix(), filename: archive.filename };
                     self.archives.ensure_archive_stored(&wanted, &call).await
                 }
                 Artifact::Module(package) => self.modules.ensure_module_stored(&package, &call).await,
             };
-            healed = match brought {
+            healed = match fetched {
                 Ok(()) if matches!(healed, RepairOutcome::NobodyNeedsIt | RepairOutcome::FetchedAgain) => {
                     RepairOutcome::FetchedAgain
                 }
@@ -325,7 +301,7 @@ pub enum VerifyEvent {
 struct VerifyRun {
     operations: Arc<Operations>,
     call: RequestContext,
-    tell: mpsc::Sender<VerifyEvent>,
+    events: mpsc::Sender<VerifyEvent>,
     wrong: u64,
 }
 
@@ -335,27 +311,27 @@ impl Operations {
     /// # Errors
     /// [`Error::Busy`] while another run is in progress.
     pub fn verify(self: &Arc<Self>, call: &RequestContext) -> Result<mpsc::Receiver<VerifyEvent>, Error> {
-        let alone = Arc::clone(&self.verify_lock).try_lock_owned();
+        let lock = Arc::clone(&self.verify_lock).try_lock_owned();
         let busy = |_| Error::Busy {
             subject: "the check".to_owned(),
             reason: "everything stored is being verified already".to_owned(),
         };
-        let alone = alone.map_err(busy)?;
+        let lock = lock.map_err(busy)?;
         let (sender, receiver) = mpsc::channel(EVENT_BUFFER);
-        let walk = VerifyRun {
+        let run = VerifyRun {
             operations: Arc::clone(self),
             call: self.runtime.flight_context(call),
-            tell: sender.clone(),
+            events: sender.clone(),
             wrong: 0,
         };
         self.runtime.tasks.spawn(async move {
             let ended = tokio::select! {
-                ended = walk.run() => ended,
+                ended = run.run() => ended,
                 () = sender.closed() => return,
             };
             let last = ended.unwrap_or_else(|error| VerifyEvent::Stopped { error: error.to_string() });
             // Release the lock before the last event: a script that reads it may start the next run at once.
-            drop(alone);
+            drop(lock);
             // The receiver may be gone.
             let _ = sender.send(last).await;
         });
@@ -369,7 +345,7 @@ impl Operations {
     /// The last error. An archive that cannot be read does not stop the others from being checked.
     pub async fn scrub(self: &Arc<Self>, every: Duration, call: &RequestContext) -> Result<Timestamp, Error> {
         let archives = self.library.on_disk(|library| library.store.index.archives_by_check()).await?;
-        let mut pace = SCRUB_READ_RATE;
+        let mut rate = SCRUB_READ_RATE;
         let mut failed = None;
         let mut next = None;
         for archive in archives {
@@ -380,7 +356,7 @@ impl Operations {
                 next = Some(next.map_or(due, |next: Timestamp| next.min(due)));
                 continue;
             }
-            if let Err(error) = self.rehash(archive.digest, &mut pace, &self.runtime.flight_context(call)).await {
+            if let Err(error) = self.rehash(archive.digest, &mut rate, &self.runtime.flight_context(call)).await {
                 tracing::error!(digest = %archive.digest, %error, "a stored archive could not be read again");
                 failed = Some(error);
             }
@@ -396,23 +372,21 @@ impl Operations {
 impl VerifyRun {
     /// Runs to the end and returns the last event.
     async fn run(mut self) -> Result<VerifyEvent, Error> {
-        let look = |library: &Library| Ok((library.store.records.all()?, library.store.blobs.all()?));
-        let (keys, blobs) = self.operations.library.on_disk(look).await?;
+        let library = Arc::clone(&self.operations.library);
+        let list = |library: &Library| Ok((library.store.records.all()?, library.store.blobs.all()?));
+        let (keys, blobs) = library.on_disk(list).await?;
         let mut archives: BTreeMap<Digest, u64> = blobs.into_iter().map(|(digest, size, _)| (digest, size)).collect();
         let bytes = archives.values().sum();
         let records = keys.len() as u64;
         self.report(VerifyEvent::Begun { records, archives: archives.len() as u64, bytes }).await;
         self.records(keys).await;
         // Only after damaged names are quarantined is every archive listed by a name either stored or missing.
-        let listed = self
-            .operations
-            .library
-            .on_complete_index(|library| library.store.index.names(|_, name| Some(name.archives)));
+        let listed = library.on_complete_index(|library| library.store.index.names(|_, name| Some(name.archives)));
         for listed in listed.await?.iter().flatten() {
             archives.entry(listed.digest).or_default();
         }
         let (archives, bytes) = self.archives(archives).await;
-        let imported = self.operations.library.on_disk(|library| Ok(library.catalog.imported().len() as u64)).await?;
+        let imported = library.on_disk(|library| Ok(library.catalog.imported().len() as u64)).await?;
         if imported > 0 {
             self.report(VerifyEvent::Imported { archives: imported }).await;
         }
@@ -422,11 +396,9 @@ impl VerifyRun {
     async fn records(&mut self, keys: Vec<Key>) {
         for key in keys {
             let owned_key = key.clone();
-            let looked = self
-                .operations
-                .library
-                .on_disk(move |library| Ok(matches!(library.store.records.read(&owned_key)?, Recorded::Damaged)));
-            match looked.await {
+            let is_damaged =
+                move |library: &Library| Ok(matches!(library.store.records.read(&owned_key)?, Recorded::Damaged));
+            match self.operations.library.on_disk(is_damaged).await {
                 Ok(false) => {}
                 Ok(true) => {
                     self.report_damage(VerifyEvent::WrongRecord { record: key.to_string() }).await;
@@ -449,10 +421,7 @@ impl VerifyRun {
                         Key::Document(_) | Key::ProofSet(_) => {}
                     }
                 }
-                Err(error) => {
-                    self.report_damage(VerifyEvent::Unreadable { what: key.to_string(), error: error.to_string() })
-                        .await;
-                }
+                Err(error) => self.report_unreadable(key.to_string(), error.to_string()).await,
             }
         }
     }
@@ -487,12 +456,11 @@ impl VerifyRun {
 
     /// Reports a record that could not be rebuilt; `lost` explains that nothing is left to rebuild it from.
     async fn report_unless_restored(&mut self, record: String, restored: Result<bool, Error>, lost: String) {
-        let error = match restored {
-            Ok(true) => return,
-            Ok(false) => lost,
-            Err(error) => error.to_string(),
-        };
-        self.report_damage(VerifyEvent::Unreadable { what: record, error }).await;
+        match restored {
+            Ok(true) => {}
+            Ok(false) => self.report_unreadable(record, lost).await,
+            Err(error) => self.report_unreadable(record, error.to_string()).await,
+        }
     }
 
     /// Rebuilds a damaged name if its proof set and its archive are still stored.
@@ -511,22 +479,23 @@ impl VerifyRun {
     }
 
     async fn archives(&mut self, archives: BTreeMap<Digest, u64>) -> (u64, u64) {
-        let mut pace = VERIFY_READ_RATE;
+        let mut rate = VERIFY_READ_RATE;
         let (mut number, mut bytes) = (0, 0);
         for (digest, size_bytes) in archives {
-            match self.operations.rehash(digest, &mut pace, &self.operations.runtime.flight_context(&self.call)).await {
-                Ok(RehashOutcome::Right | RehashOutcome::Gone) => {}
-                Ok(RehashOutcome::Wrong(wrong)) => self.report_damage(VerifyEvent::WrongArchive(wrong)).await,
-                Err(error) => {
-                    let subject = format!("the archive {digest}");
-                    self.report_damage(VerifyEvent::Unreadable { what: subject, error: error.to_string() }).await;
-                }
+            match self.operations.rehash(digest, &mut rate, &self.operations.runtime.flight_context(&self.call)).await {
+                Ok(None) => {}
+                Ok(Some(damaged)) => self.report_damage(VerifyEvent::WrongArchive(damaged)).await,
+                Err(error) => self.report_unreadable(format!("the archive {digest}"), error.to_string()).await,
             }
             number += 1;
             bytes += size_bytes;
             self.report(VerifyEvent::Checked { archives: number, bytes }).await;
         }
         (number, bytes)
+    }
+
+    async fn report_unreadable(&mut self, object: String, error: String) {
+        self.report_damage(VerifyEvent::Unreadable { what: object, error }).await;
     }
 
     async fn report_damage(&mut self, step: VerifyEvent) {
@@ -536,7 +505,7 @@ impl VerifyRun {
 
     async fn report(&self, step: VerifyEvent) {
         // Without a receiver, the run is dropped.
-        let _ = self.tell.send(step).await;
+        let _ = self.events.send(step).await;
     }
 }
 
@@ -547,12 +516,12 @@ mod tests {
     /// Promise 11: re-hashing everything leaves disk bandwidth to others.
     #[test]
     fn the_read_rate_is_limited_and_pauses_are_not_made_up_for() {
-        let mut pace = ReadRate::of(1000);
+        let mut rate = ReadRate::of(1000);
         let began = Instant::now();
         let after = |milliseconds| began + Duration::from_millis(milliseconds);
-        assert_eq!(pace.next(began, 500), after(500));
-        assert_eq!(pace.next(after(100), 500), after(1000));
-        assert_eq!(pace.next(after(9000), 250), after(9250));
-        assert_eq!(pace.next(after(9250), 1000), after(10_250));
+        assert_eq!(rate.next(began, 500), after(500));
+        assert_eq!(rate.next(after(100), 500), after(1000));
+        assert_eq!(rate.next(after(9000), 250), after(9250));
+        assert_eq!(rate.next(after(9250), 1000), after(10_250));
     }
 }

@@ -147,11 +147,6 @@ impl Runtime {
     pub fn fills_under_way(&self) -> i64 {
         self.counters.fills.get()
     }
-
-    /// The number of requests that wait for an upstream.
-    pub fn waiting_requests(&self) -> u64 {
-        self.waiting_count() as u64
-    }
 }
 
 impl Library {
@@ -255,7 +250,7 @@ impl Collector for MirrorGauges {
         let left_alone = upstreams.iter().map(|of| (Some(("host", of.host.as_str())), of.left_alone.len() as u64));
         let is_offline = runtime.connectivity() == Connectivity::Offline;
         let missing = library.missing_in_words().len() as u64;
-        let unattended = mirror.archives.unattended_fills() as u64;
+        let unattended = mirror.archives.started_fills.unattended() as u64;
         let mut gauges = vec![
             ("larder_store_objects", "What is stored, by kind", None, by_kind(archives, documents)),
             ("larder_store", "What is stored, by kind", Some(Unit::Bytes), by_kind(archive_bytes, document_bytes)),

@@ -7,7 +7,6 @@ use crate::address::{Address, Artifact, ModulePackage, Package};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::mirror::archives::Archive;
 use crate::mirror::archives::archive_request::ArchiveRequest;
 use crate::mirror::archives::download::until_stored;
 use crate::mirror::archives::verified_open::OpenOutcome;
@@ -22,9 +21,6 @@ use crate::upstream::backoff::Origin;
 use crate::upstream::error::UpstreamError;
 use crate::upstream::providers::VersionList;
 use crate::upstream::source::PackageSource;
-
-/// The download document, SHA256SUMS and the signature.
-const REQUESTS_FOR_A_SET: u32 = 3;
 
 /// The origin of a stored archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,7 +48,7 @@ impl Operations {
     /// # Errors
     /// The fetch failed. [`Error::HeldBack`] and [`Error::RevalidationSkipped`] where a later attempt may succeed.
     pub async fn warm_list(
-        self: &Arc<Self>,
+        &self,
         address: &Address,
         urgency: Urgency,
         now: Timestamp,
@@ -84,7 +80,7 @@ impl Operations {
     /// # Errors
     /// Like [`Self::warm_list`].
     pub async fn warm_set(
-        self: &Arc<Self>,
+        &self,
         package: &Package,
         urgency: Urgency,
         now: Timestamp,
@@ -94,17 +90,12 @@ impl Operations {
         let origins = self.origins_of_list(Key::version_list(&package.provider)).await?;
         let request = JobRequest { runtime: &self.runtime, subject: &subject, host, origins: &origins, call: &call };
         let stored = self.proof_sets.usable_set(package, &call).await?;
-        request.charge(if stored.is_some() { 0 } else { REQUESTS_FOR_A_SET })?;
+        request.charge(if stored.is_some() { 0 } else { proof_sets::REQUESTS_PER_SET })?;
         request.document(self.proof_sets.proof_set(package, &call).await)
     }
 
     /// Returns the size of a set's archive as announced by its document or its server, without downloading it.
-    pub async fn announced_size(
-        self: &Arc<Self>,
-        package: &Package,
-        set: &Arc<ProofSet>,
-        now: Timestamp,
-    ) -> Option<u64> {
+    pub async fn announced_size(&self, package: &Package, set: &Arc<ProofSet>, now: Timestamp) -> Option<u64> {
         if let Some(size_bytes) = set.document.announced_size(&package.platform) {
             return Some(size_bytes);
         }
@@ -115,10 +106,8 @@ impl Operations {
         let (host, origins) = (&package.provider.host, [Origin::of(&set.document.archive_url)]);
         let subject = "the size of an archive";
         JobRequest { runtime: &self.runtime, subject, host, origins: &origins, call: &call }.charge(1).ok()?;
-        ArchiveRequest::new(Arc::clone(&self.archives), package.clone(), Arc::clone(set), call)
-            .file
-            .announced_length()
-            .await
+        let request = ArchiveRequest::new(Arc::clone(&self.archives), package.clone(), Arc::clone(set), call);
+        request.file.announced_length().await
     }
 
     /// Ensures that the archive of a set is stored. Meanwhile reports the bytes received and the total. Follows the
@@ -127,7 +116,7 @@ impl Operations {
     /// # Errors
     /// Like [`Self::warm_list`]; also where the disk cannot store the archive.
     pub async fn warm_archive(
-        self: &Arc<Self>,
+        &self,
         package: &Package,
         digest: Digest,
         now: Timestamp,
@@ -136,8 +125,7 @@ impl Operations {
         let subject = format!("the archive of {package}");
         let call = self.runtime.step_context(Urgency::Job, now);
         if let Some(archive) = self.library.stored_archive(package, digest).await?
-            && let OpenOutcome::Checked(Archive::OnDisk { .. } | Archive::InMemory { .. }) =
-                self.archives.reader.open_stored(package, &archive, &call).await?
+            && let OpenOutcome::Checked(_) = self.archives.reader.open_stored(package, &archive, &call).await?
         {
             return Ok((WarmedArchive::AlreadyStored, archive));
         }
@@ -173,10 +161,8 @@ impl VerifiedReader {
         if !self.library.has_archive(archive.digest).await? {
             return Ok(false);
         }
-        Ok(matches!(
-            self.open_stored(artifact, archive, &self.runtime.job_context(now)).await?,
-            OpenOutcome::Checked(_)
-        ))
+        let opened = self.open_stored(artifact, archive, &self.runtime.job_context(now)).await?;
+        Ok(matches!(opened, OpenOutcome::Checked(_)))
     }
 }
 
@@ -186,7 +172,7 @@ impl Operations {
     /// # Errors
     /// Those of [`warm_list`](Self::warm_list), and a source that only clients can fetch.
     pub async fn warm_module(
-        self: &Arc<Self>,
+        &self,
         package: &ModulePackage,
         urgency: Urgency,
         now: Timestamp,
@@ -211,7 +197,7 @@ impl Operations {
     /// # Errors
     /// Those of [`warm_module`](Self::warm_module).
     pub async fn warmed_module(
-        self: &Arc<Self>,
+        &self,
         package: &ModulePackage,
         urgency: Urgency,
         now: Timestamp,
@@ -243,7 +229,7 @@ impl Operations {
     }
 
     /// The origins that a version list was fetched from.
-    async fn origins_of_list(self: &Arc<Self>, list: Key) -> Result<Vec<Origin>, Error> {
+    async fn origins_of_list(&self, list: Key) -> Result<Vec<Origin>, Error> {
         let list = self.library.stored_document(&list).await?;
         Ok(list.map(|list| list.value.origins()).unwrap_or_default())
     }

@@ -76,12 +76,12 @@ impl ProofSets {
         let spelled = listed.upstream_spelling().unwrap_or(package.version.as_str());
         let url = download_url(&base, &package.provider, spelled, &package.platform)
             .map_err(|e| UpstreamError::unusable(subject, origin(&base), e.to_string()))?;
-        let visit =
+        let fetch =
             ProofSetFetch { subject, url: &url, upstream, credential_scope: &credential_scope, package, call, retries };
-        let fetched = match self.fetch_and_verify_set(&visit, build_on).await {
+        let fetched = match self.fetch_and_verify_set(&fetch, build_on).await {
             // The document was just revalidated, and one of its files failed: its URLs may have expired.
             Err(Error::Upstream(error)) if error.subject != subject && error.fault.may_be_an_expired_url() => {
-                self.fetch_and_verify_set(&visit, None).await
+                self.fetch_and_verify_set(&fetch, None).await
             }
             fetched => fetched,
         };
@@ -94,62 +94,63 @@ impl ProofSets {
 
     async fn fetch_and_verify_set(
         self: &Arc<Self>,
-        visit: &ProofSetFetch<'_>,
+        fetch: &ProofSetFetch<'_>,
         before: Option<&StoredProofSet>,
     ) -> Result<ProofSet, Error> {
-        let before_set = before.map(|before| &*before.current).filter(|set| set.metadata.asked == *visit.url);
-        let conditions = before_set.map(|before_set| &before_set.metadata.validators);
+        let stored = before.map(|before| &*before.current).filter(|set| set.metadata.asked == *fetch.url);
+        let conditions = stored.map(|stored| &stored.metadata.validators);
         let limit = self.runtime.limits.document_bytes.min(MAX_DOWNLOAD_DOCUMENT);
-        let (outbound, request) = (&visit.call.config.outbound, visit.request(visit.subject, visit.url));
+        let (outbound, request) = (&fetch.call.config.outbound, fetch.request(fetch.subject, fetch.url));
         let fetched = outbound.document(AcceptedCoding::Any, request, conditions, limit).await?;
-        let unusable = |url: &Url, reason: String| UpstreamError::unusable(visit.subject, origin(url), reason);
-        // `_room` reserves memory for the body until this function ends.
-        let (body, url, validators, mut origins, _room) = match (fetched, before_set) {
-            (Fetched::New(Document { body, validators, url, origins, memory: room, .. }), _) => {
-                (body, url, validators, origins, room)
+        let unusable = |url: &Url, reason: String| UpstreamError::unusable(fetch.subject, origin(url), reason);
+        // `_grant` reserves memory for the body until this function ends.
+        let (body, url, validators, mut origins, _grant) = match (fetched, stored) {
+            (Fetched::New(Document { body, validators, url, origins, memory: grant, .. }), _) => {
+                (body, url, validators, origins, grant)
             }
-            (Fetched::Unchanged, Some(before_set)) => {
-                let ProofSetMetadata { url, validators, origins, .. } = before_set.metadata.clone();
-                (before_set.body.clone(), url, validators, origins, MemoryGrant::default())
+            (Fetched::Unchanged, Some(stored)) => {
+                let ProofSetMetadata { url, validators, origins, .. } = stored.metadata.clone();
+                (stored.body.clone(), url, validators, origins, MemoryGrant::default())
             }
             (Fetched::Unchanged, None) => {
-                return Err(unusable(visit.url, "304 to an unconditional request".into()).into());
+                return Err(unusable(fetch.url, "304 to an unconditional request".into()).into());
             }
         };
         let document =
-            DownloadDocument::parse(&body, &url, &visit.package.platform).map_err(|reason| unusable(&url, reason))?;
-        let policy = visit.upstream.settings.verification;
-        let stored_sums = before_set.filter(|set| set.document.sums_url == document.sums_url);
+            DownloadDocument::parse(&body, &url, &fetch.package.platform).map_err(|reason| unusable(&url, reason))?;
+        let policy = fetch.upstream.settings.verification;
+        let stored_sums = stored.filter(|set| set.document.sums_url == document.sums_url);
         let stored_sums = stored_sums.map(|set| (&set.sums, &set.metadata.sums_validators));
-        let stored_signature = before_set.filter(|set| set.document.signature_url == document.signature_url);
+        let stored_signature = stored.filter(|set| set.document.signature_url == document.signature_url);
         let stored_signature = stored_signature.map(|set| (&set.signature, &set.metadata.signature_validators));
         let (sums, signature) = tokio::try_join!(
-            self.companion(visit, "SHA256SUMS", &document.sums_url, stored_sums, MAX_SUMS),
-            self.signature(visit, policy, &document, stored_signature),
+            self.companion(fetch, "SHA256SUMS", &document.sums_url, stored_sums, MAX_SUMS),
+            self.signature(fetch, policy, &document, stored_signature),
         )?;
         let proven = self.verify_set(policy, &sums.0, &signature.0, document).await;
         // The verdict may quote upstream's text, which may contain the query of a URL.
         let proof = proven.map_err(|(kind, verdict)| {
-            self.runtime.counters.count_unverified(&visit.package.provider.host, kind);
-            unverified(visit.subject, &url, sanitized(&verdict))
+            self.runtime.counters.count_unverified(&fetch.package.provider.host, kind);
+            let subject = format!("{} from {}", fetch.subject, origin(&url));
+            Error::Unverified { subject, verdict: sanitized(&verdict) }
         })?;
         for warning in &proof.warnings {
-            tracing::warn!(package = %visit.package, warning, "a proof was accepted with a warning");
+            tracing::warn!(package = %fetch.package, warning, "a proof was accepted with a warning");
         }
         origins.extend([sums.2, signature.2].into_iter().flatten());
         origins.sort();
         origins.dedup();
         let metadata = ProofSetMetadata {
-            asked: visit.url.clone(),
+            asked: fetch.url.clone(),
             url: url.clone(),
             origins,
             validators,
             sums_validators: sums.1,
             signature_validators: signature.1,
-            fetched: visit.call.now,
+            fetched: fetch.call.now,
             proof,
         };
-        Ok(ProofSet::new(metadata, body, sums.0, signature.0, visit.package)
+        Ok(ProofSet::new(metadata, body, sums.0, signature.0, fetch.package)
             .map_err(|reason| unusable(&url, reason))?)
     }
 
@@ -163,27 +164,26 @@ impl ProofSets {
         document: DownloadDocument,
     ) -> Result<Proof, (&'static str, String)> {
         let (sums, signature) = (sums.clone(), signature.clone());
-        let judged_set = self.verification_limit.run(&self.runtime.tasks, move || {
+        let verifying = self.verification_limit.run(&self.runtime.tasks, move || {
             verify_proof_set(policy, &sums, &signature, &document.keys, document.filename.as_str(), &document.shasum)
         });
-        match judged_set.await {
-            Some(judged_set) => {
-                judged_set.map(|(proof, _)| proof).map_err(|verdict| (verdict.metric_label(), verdict.to_string()))
-            }
+        match verifying.await {
+            Some(Ok((proof, _))) => Ok(proof),
+            Some(Err(verdict)) => Err((verdict.metric_label(), verdict.to_string())),
             None => Err(("signature", "judging it ended unexpectedly".to_owned())),
         }
     }
 
     async fn signature(
         &self,
-        visit: &ProofSetFetch<'_>,
+        fetch: &ProofSetFetch<'_>,
         policy: VerificationPolicy,
         document: &DownloadDocument,
-        before_file: Option<(&Bytes, &Validators)>,
+        stored_file: Option<(&Bytes, &Validators)>,
     ) -> Result<CompanionFile, Error> {
         let none = Ok(CompanionFile::default());
         let Some(url) = &document.signature_url else { return none };
-        match self.companion(visit, "the signature of SHA256SUMS", url, before_file, MAX_SIGNATURE).await {
+        match self.companion(fetch, "the signature of SHA256SUMS", url, stored_file, MAX_SIGNATURE).await {
             // A policy of checksums needs no signature, so its absence is not an error.
             Err(Error::Upstream(error))
                 if policy == VerificationPolicy::Checksum && matches!(error.fault, Fault::Absent(_)) =>
@@ -197,17 +197,17 @@ impl ProofSets {
     /// Fetches a file that the document names, byte for byte.
     async fn companion(
         &self,
-        visit: &ProofSetFetch<'_>,
+        fetch: &ProofSetFetch<'_>,
         name: &str,
         url: &Url,
-        before_file: Option<(&Bytes, &Validators)>,
+        stored_file: Option<(&Bytes, &Validators)>,
         limit: u64,
     ) -> Result<CompanionFile, Error> {
-        let subject = format!("{name} of {}", visit.package);
-        let (outbound, conditions) = (&visit.call.config.outbound, before_file.map(|(_, validators)| validators));
-        let request = visit.request(&subject, url);
+        let subject = format!("{name} of {}", fetch.package);
+        let (outbound, conditions) = (&fetch.call.config.outbound, stored_file.map(|(_, validators)| validators));
+        let request = fetch.request(&subject, url);
         let fetched = outbound.document(AcceptedCoding::Identity, request, conditions, limit).await?;
-        match (fetched, before_file) {
+        match (fetched, stored_file) {
             (Fetched::New(Document { body, validators, origins, .. }), _) => Ok((body, validators, origins)),
             (Fetched::Unchanged, Some((bytes, validators))) => Ok((bytes.clone(), validators.clone(), Vec::new())),
             (Fetched::Unchanged, None) => {
@@ -232,10 +232,6 @@ impl ProofSetFetch<'_> {
     fn request<'b>(&'b self, subject: &'b str, url: &'b Url) -> UpstreamRequest<'b> {
         self.call.upstream_request(subject, url, &self.package.provider.host, self.credential_scope, self.retries)
     }
-}
-
-fn unverified(subject: &str, url: &Url, verdict: String) -> Error {
-    Error::Unverified { subject: format!("{subject} from {}", origin(url)), verdict }
 }
 
 /// Turns a missing companion file into an upstream failure: it must not look like "no such package".

@@ -30,7 +30,7 @@ use crate::verify::ProofBasis;
 /// The most proof sets verified at a time; each may take a second of CPU.
 const MAX_CONCURRENT_VERIFICATIONS: usize = 2;
 /// The download document, SHA256SUMS and the signature.
-const REQUESTS: u32 = 3;
+pub(in crate::mirror) const REQUESTS_PER_SET: u32 = 3;
 
 pub(in crate::mirror) type SetFlightResult = FlightResult<Arc<StoredProofSet>>;
 
@@ -54,9 +54,7 @@ impl ProofSets {
         let verification_limit = WorkLimit::of(MAX_CONCURRENT_VERIFICATIONS);
         Arc::new(Self { runtime, library, documents, flights: SingleFlights::default(), verification_limit })
     }
-}
 
-impl ProofSets {
     /// Returns the proof set to serve for a package: the current one, or its predecessor while only that one's archive
     /// is stored and upstream does not answer (promise 2).
     pub async fn proof_set(
@@ -94,30 +92,26 @@ impl ProofSets {
             }
             Aged { age, value: stored.stored_set }
         });
-        let fly = |fetch_reason, call: &RequestContext| self.join_set_flight(package, seen, fetch_reason, call);
-        let answer = self.documents.serve_or_fetch(&subject, &package.provider.host, call, &rule, fetched, fly).await;
+        let start_flight =
+            |fetch_reason, call: &RequestContext| self.join_set_flight(package, seen, fetch_reason, call);
+        let answer =
+            self.documents.serve_or_fetch(&subject, &package.provider.host, call, &rule, fetched, start_flight).await;
         let answer = answer.inspect_err(|error| self.library.record_if_offline(error, call, || package.into()))?;
-        Ok(match (answer.outcome, fallback) {
-            (Outcome::Stale | Outcome::Gone, Some(predecessor)) => {
+        let outcome = answer.outcome;
+        let answer = answer.map(|stored| Arc::clone(&stored.current));
+        Ok(match fallback {
+            None => answer,
+            Some(value) if matches!(outcome, Outcome::Stale | Outcome::Gone) => {
                 let checked = seen.map_or(answer.checked, |age| age.checked);
-                Answer { value: predecessor, outcome: answer.outcome, fresh_until: call.now, checked }
+                Answer { value, outcome, fresh_until: call.now, checked }
             }
-            (outcome, fallback) => {
-                // While only the predecessor's archive is stored, every request revalidates.
-                let fresh_until = if fallback.is_some() { call.now } else { answer.fresh_until };
-                let checked = answer.checked;
-                Answer { value: Arc::clone(&answer.value.current), outcome, fresh_until, checked }
-            }
+            // While only the predecessor's archive is stored, every request revalidates.
+            Some(_) => Answer { fresh_until: call.now, ..answer },
         })
     }
 
     /// The error for a package that is not stored while offline.
-    async fn offline_package_error(
-        self: &Arc<Self>,
-        package: &Package,
-        subject: String,
-        call: &RequestContext,
-    ) -> Error {
+    async fn offline_package_error(&self, package: &Package, subject: String, call: &RequestContext) -> Error {
         let missing = self.library.missing_error(package, subject, call).await;
         match (&missing, self.is_version_known(package).await) {
             // A 404 tells the client that other platforms may exist. The package is recorded as missing all the same.
@@ -128,36 +122,13 @@ impl ProofSets {
     }
 
     /// Returns true if the version is in the stored version list, or if a set of another platform is stored.
-    async fn is_version_known(self: &Arc<Self>, package: &Package) -> Result<bool, Error> {
+    async fn is_version_known(&self, package: &Package) -> Result<bool, Error> {
         let Package { provider, version, .. } = package;
         if !self.library.platforms_with_sets(provider, version).await?.is_empty() {
             return Ok(true);
         }
-        let list = self.library.stored_document(&Key::version_list(&package.provider)).await?;
-        let Some(stored) = list else { return Ok(false) };
-        let list = stored.value.versions(Service::Providers).await.ok();
+        let list = self.library.stored_version_list(&provider.into()).await?;
         Ok(list.is_some_and(|list| list.get(&package.version).is_some()))
-    }
-
-    /// Revalidates a set even if it is fresh, unless another flight has done so since the caller read `seen`.
-    pub(in crate::mirror) async fn revalidate_set(
-        self: &Arc<Self>,
-        package: &Package,
-        seen: Option<Age>,
-        call: &RequestContext,
-    ) -> Result<UsableProofSet, Error> {
-        call.refuse_if_absent(&Key::ProofSet(package.clone()))?;
-        let fetched = self.join_set_flight(package, seen, FetchReason::NotStored, call).await?;
-        Ok(UsableProofSet { stored_set: fetched.value, fallback: None })
-    }
-
-    /// Fetches the whole set unconditionally, because the URLs in the stored one have expired.
-    pub(in crate::mirror) async fn refetch_set(
-        self: &Arc<Self>,
-        package: &Package,
-        call: &RequestContext,
-    ) -> Result<Arc<StoredProofSet>, Error> {
-        Ok(self.join_set_flight(package, None, FetchReason::ExpiredUrl, call).await?.value)
     }
 
     /// Reads the stored set. A set that does not meet today's `verification` counts as not stored (promise 1).
@@ -172,9 +143,7 @@ impl ProofSets {
             self.library.on_disk(move |library| default_if_store_unavailable(library.read_set(&package))).await?;
         Ok(stored.and_then(|stored| stored.meeting_policy(policy)))
     }
-}
 
-impl ProofSets {
     /// Joins or starts the fetch of a package's set. `seen` is the age of the copy that the caller read.
     pub(in crate::mirror) fn join_set_flight(
         self: &Arc<Self>,
@@ -211,7 +180,13 @@ impl ProofSets {
                 return Ok(Aged { age: before.age, value: Arc::clone(before) });
             }
         }
-        self.runtime.spend_revalidation_budget(subject, &package.provider.host, fetch_reason, REQUESTS, call)?;
+        self.runtime.spend_revalidation_budget(
+            subject,
+            &package.provider.host,
+            fetch_reason,
+            REQUESTS_PER_SET,
+            call,
+        )?;
         let basis = match &before {
             None => SetBasis::Nothing,
             Some(_) if is_expired => SetBasis::Expired,
@@ -264,9 +239,7 @@ impl ProofSets {
             }
         }
     }
-}
 
-impl ProofSets {
     /// Replaces a package's set by one that upstream confirmed at `checked`. The old set becomes the predecessor, unless
     /// it was imported without signatures.
     pub(in crate::mirror) async fn store_set(
@@ -388,12 +361,7 @@ impl ProofSets {
 
     /// Prepares to replace an unsigned set by a verified one: raises an alarm if the bytes differ, or marks the stored
     /// archive as verified.
-    async fn replace_imported_set(
-        self: &Arc<Self>,
-        package: &Package,
-        set: &ProofSet,
-        now: Timestamp,
-    ) -> Result<(), Error> {
+    async fn replace_imported_set(&self, package: &Package, set: &ProofSet, now: Timestamp) -> Result<(), Error> {
         let (package, digest) = (package.clone(), set.document.shasum);
         let (proof, filename) = (set.proof().clone(), set.document.filename.clone());
         let replace = move |library: &Library| {
