@@ -3,8 +3,7 @@
 #![no_main]
 
 use larder::bundle::{
-    BadManifest, BundleEntry, BundleReader, BundleTrust, BundleWriter, Inventory, Manifest, PartList,
-    Signature,
+    BadManifest, BundleEntry, BundleReader, BundleTrust, BundleWriter, Inventory, Manifest, PartList, Signature,
 };
 use larder::clock::Timestamp;
 use libfuzzer_sys::fuzz_target;

@@ -67,13 +67,13 @@ pub fn rebuild_from_repair_file<R: Read, V: Read, W: Write>(
             continue;
         }
         for skipped in new_files.by_ref().take_while(|new_file| new_file.file != file.file) {
-            skipped.check_digest(bundle.file(&skipped, |_| {})?)?;
+            skipped.check_digest(bundle.file(&skipped, |_| {})?).map_err(io::Error::other)?;
         }
         bundle.begin_file(&file)?;
         output.file(&file, &mut bundle)?;
     }
     for skipped in new_files {
-        skipped.check_digest(bundle.file(&skipped, |_| {})?)?;
+        skipped.check_digest(bundle.file(&skipped, |_| {})?).map_err(io::Error::other)?;
     }
     bundle.end()?;
     repair_file.end()?;

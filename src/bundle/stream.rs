@@ -9,7 +9,7 @@ use tar::Header;
 
 use super::{BadManifest, BundleTrust, EntryFile, MAX_MANIFEST, Manifest, Signature, SignatureStatus, SigningKey};
 use crate::digest::{Digest, Hasher, HashingReader};
-use crate::packaging::TarWriter;
+use crate::packaging::{BLOCK, TarWriter, padding_bytes};
 
 const MANIFEST_NAME: &str = "larder-bundle.json";
 const SIGNATURE_NAME: &str = "larder-bundle.sig";
@@ -180,7 +180,7 @@ impl<W: Write> BundleWriter<W> {
     pub fn file(&mut self, file: &EntryFile, contents: impl Read) -> io::Result<()> {
         let mut contents = HashingReader::new(contents);
         self.tar.file_with_header(&header(&file.name(), file.file.bytes), &mut contents)?;
-        file.check_digest(contents.digest())
+        file.check_digest(contents.digest()).map_err(io::Error::other)
     }
 
     /// Writes the end of the tar and returns the inner writer.
@@ -194,16 +194,16 @@ impl<W: Write> BundleWriter<W> {
 
 impl EntryFile {
     /// Compares the digest of the bytes that were read with the manifest's.
-    pub(super) fn check_digest(&self, actual: Digest) -> io::Result<()> {
-        let expected = self.file.sha256;
-        if actual == expected {
+    ///
+    /// # Errors
+    /// The reason to refuse the bytes.
+    pub fn check_digest(&self, actual: Digest) -> Result<(), String> {
+        if actual == self.file.sha256 {
             return Ok(());
         }
-        Err(io::Error::other(format!("{} has changed: expected SHA-256 {expected}, got {actual}", self.name())))
+        Err(format!("its {} was altered: the SHA-256 of {} is now {actual}", self.role, self.name()))
     }
 }
-
-const BLOCK: usize = 512;
 
 type Block = [u8; BLOCK];
 
@@ -230,15 +230,9 @@ fn header(name: &str, size: u64) -> Header {
     header
 }
 
-/// The number of zero bytes that follow a file of this size.
-fn padding(size: u64) -> usize {
-    // The remainder is below 512, so the cast loses nothing.
-    (BLOCK - (size % BLOCK as u64) as usize) % BLOCK
-}
-
 /// The bytes that a file takes in a tar: header, contents and padding.
 pub(super) fn tar_bytes_of_file(size: u64) -> u64 {
-    size.saturating_add(padding(size) as u64).saturating_add(BLOCK as u64)
+    size.saturating_add(padding_bytes(size)).saturating_add(BLOCK as u64)
 }
 
 /// The two zero blocks that end a tar, in bytes.
@@ -253,7 +247,7 @@ struct TarReader<R> {
     /// The unread contents of the current file, in bytes.
     remaining_bytes: u64,
     /// The padding after them, in bytes.
-    padding_bytes: usize,
+    padding_bytes: u64,
 }
 
 impl<R: Read> TarReader<R> {
@@ -296,7 +290,7 @@ impl<R: Read> TarReader<R> {
         if size > max_bytes {
             return Err(BadBundle::Altered(format!("{name} has {size} bytes, the limit is {max_bytes}")));
         }
-        (self.remaining_bytes, self.padding_bytes) = (size, padding(size));
+        (self.remaining_bytes, self.padding_bytes) = (size, padding_bytes(size));
         let mut bytes = vec![0; usize::try_from(size).unwrap_or(usize::MAX)];
         self.read_contents(&mut bytes)?;
         Ok(Some(bytes))
@@ -307,7 +301,7 @@ impl<R: Read> TarReader<R> {
         if self.read_block()? != *header(name, size).as_bytes() {
             return Err(BadBundle::Altered(format!("the tar header of {name} ({size} bytes) is malformed")));
         }
-        (self.remaining_bytes, self.padding_bytes) = (size, padding(size));
+        (self.remaining_bytes, self.padding_bytes) = (size, padding_bytes(size));
         Ok(())
     }
 
@@ -319,7 +313,8 @@ impl<R: Read> TarReader<R> {
         self.remaining_bytes -= length as u64;
         if self.remaining_bytes == 0 {
             let mut padding = [0; BLOCK];
-            let padding = &mut padding[..std::mem::take(&mut self.padding_bytes)];
+            let padding_bytes = std::mem::take(&mut self.padding_bytes);
+            let padding = &mut padding[..usize::try_from(padding_bytes).unwrap_or(0)];
             self.read_exact(padding)?;
             if padding.iter().any(|byte| *byte != 0) {
                 return Err(BadBundle::Altered("the padding of a file is not zero".to_owned()));

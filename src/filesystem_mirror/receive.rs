@@ -163,19 +163,17 @@ impl TreeReceiver<'_> {
 
     fn finish(mut self) -> io::Result<ReceiveSummary> {
         for (provider, versions) in std::mem::take(&mut self.sent_indexes) {
-            let mut sent_hashes: HashMap<Digest, ArchiveHashes> = HashMap::new();
-            let mut expected: HashMap<MirrorPath, Digest> = HashMap::new();
+            let mut expected: HashMap<MirrorPath, ArchiveHashes> = HashMap::new();
             for (version, index) in &versions {
                 for (platform, listed) in &index.archives {
                     let Ok(platform) = crate::address::Platform::parse(platform) else { continue };
                     let Some(digest) = index.digest_of(&platform) else { continue };
                     let h1 = listed.hashes.iter().find(|hash| hash.starts_with("h1:")).cloned();
-                    sent_hashes.insert(digest, ArchiveHashes { digest, h1 });
                     let package = Package { provider: provider.clone(), version: version.clone(), platform };
-                    expected.insert(MirrorPath::archive(&package), digest);
+                    expected.insert(MirrorPath::archive(&package), ArchiveHashes { digest, h1 });
                 }
             }
-            for (path, digest) in &expected {
+            for (path, hashes) in &expected {
                 if !self.signed.contains(path) {
                     self.summary.unsigned += 1;
                 }
@@ -183,12 +181,12 @@ impl TreeReceiver<'_> {
                     continue;
                 }
                 // The sender leaves out archives that the folder already has.
-                if self.folder.digest(&path.to_string())? != Some(*digest) {
+                if self.folder.digest(&path.to_string())? != Some(hashes.digest) {
                     return Err(io::Error::other(format!("{path} was neither sent nor found; export again")));
                 }
                 self.summary.there += 1;
             }
-            self.rebuild_index(&provider, &sent_hashes, &expected)?;
+            self.rebuild_index(&provider, &expected)?;
             self.folder.link_spelling(&provider.host)?;
             if provider.host.port().is_some() {
                 self.summary.with_port.insert(provider.host.clone());
@@ -201,32 +199,29 @@ impl TreeReceiver<'_> {
     fn rebuild_index(
         &mut self,
         provider: &ProviderAddress,
-        sent_hashes: &HashMap<Digest, ArchiveHashes>,
-        expected: &HashMap<MirrorPath, Digest>,
+        expected: &HashMap<MirrorPath, ArchiveHashes>,
     ) -> Result<(), MirrorFolderError> {
         let folder = MirrorPath { provider: provider.clone(), kind: MirrorFileKind::Index }.folder();
         let mut versions: BTreeMap<Version, VersionIndex> = BTreeMap::new();
         for (path, archive) in self.folder.archives(&folder)? {
             let MirrorFileKind::Archive(version, platform) = &archive.kind else { continue };
             let has_larder_name = path == archive.to_string();
-            let digest = expected.get(&archive).copied().filter(|_| has_larder_name);
-            let hashes = match digest.and_then(|digest| sent_hashes.get(&digest)) {
-                Some(hashes) => hashes.clone(),
-                None => match self.hash_archive(&path)? {
-                    Ok(hashes) => hashes,
-                    Err(reason) => {
-                        self.summary
-                            .notes
-                            .push(format!("{path} existed before, and is left out of the index: {reason}"));
-                        continue;
-                    }
-                },
+            let hashes = match expected.get(&archive).filter(|_| has_larder_name) {
+                Some(hashes) => Ok(hashes.clone()),
+                None => self.hash_archive(&path)?,
+            };
+            let hashes = match hashes {
+                Ok(hashes) => hashes,
+                Err(reason) => {
+                    let note = format!("{path} existed before, and is left out of the index: {reason}");
+                    self.summary.notes.push(note);
+                    continue;
+                }
             };
             let index = versions.entry(version.clone()).or_default();
             if index.archives.contains_key(&platform.to_string()) && !has_larder_name {
-                self.summary
-                    .notes
-                    .push(format!("{path} is a second file of one package, and is left out of the index"));
+                let note = format!("{path} is a second file of one package, and is left out of the index");
+                self.summary.notes.push(note);
                 continue;
             }
             let name = path.rsplit('/').next().unwrap_or(&path);

@@ -12,7 +12,7 @@ mod zip;
 
 pub use self::pack::{PACKER, PackResult, ResolvedTree, pack, resolve};
 pub use self::path::{BadTreePath, TreePath, find_folder};
-pub use self::tar::{BadTar, TarLimits, TarMember, TarReader, TarWriter};
+pub use self::tar::{BLOCK, BadTar, TarLimits, TarMember, TarReader, TarWriter, padding_bytes};
 pub use self::tree::{Tree, TreeEntry, TreeError, TreeFile, TreeLimits};
 pub use self::unpack::{ArchiveFormat, unpack};
 pub use self::zip::{BadZip, ZipLimits, ZipReader, pack_zip};

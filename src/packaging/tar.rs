@@ -1,12 +1,12 @@
 //! The reader of untrusted tars, within limits, and the writer of tars. Which names and kinds of entries are accepted is
-//! left to the reader's callers. Bundles have a stricter form of their own (`bundle/stream.rs`).
+//! left to the reader's callers. Bundles are written here and read by a stricter reader (`bundle/stream.rs`).
 
 use std::io::{self, BufWriter, Read, Write};
 
 use ::tar::{EntryType, Header};
 
 /// The size of a tar's blocks, in bytes.
-pub(super) const BLOCK: usize = 512;
+pub const BLOCK: usize = 512;
 /// The most extension headers for each entry that the limit allows: two of pax, and two of GNU.
 const MAX_EXTENSIONS_PER_ENTRY: usize = 4;
 
@@ -351,8 +351,8 @@ fn claimed_size(header: &Header) -> io::Result<u64> {
     header.entry_size()
 }
 
-/// The number of zero bytes that follow contents of this size.
-fn padding_bytes(size: u64) -> u64 {
+/// The number of zero bytes that follow contents of this size in a tar.
+pub fn padding_bytes(size: u64) -> u64 {
     size.wrapping_neg() % BLOCK as u64
 }
 

@@ -23,6 +23,7 @@ use crate::address::Package;
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
+use crate::mirror::library::intake::ArchiveBytes;
 use crate::mirror::library::proof_set::{ProofSet, ProofSetMetadata};
 use crate::mirror::{Documents, Library, ProofSets, Runtime, VerifiedReader};
 use crate::store::{Scratch, Staged, StagedNote, StoreError};
@@ -122,11 +123,11 @@ impl TransferStage {
         Self::create(library, name, bytes)
     }
 
-    /// Marks the bytes as verified, if they have this digest.
-    fn verify(mut self, expected: Digest) -> Result<Verified<Staged>, VerificationError> {
+    /// Marks the bytes as verified, if they have this digest, so that they can be committed.
+    fn verify(mut self, expected: Digest) -> Result<ArchiveBytes, VerificationError> {
         let (actual, _) = self.hashes();
         match self.0.take_if(|_| actual == expected) {
-            Some(staged) => Verified::by_digest(staged, actual, expected),
+            Some(staged) => Ok(ArchiveBytes::Staged(Box::new(Verified::by_digest(staged, actual, expected)?))),
             None => Err(VerificationError::Bytes { actual, expected }),
         }
     }

@@ -32,7 +32,7 @@ use crate::upstream::providers::DownloadDocument;
 use crate::upstream::request::Validators;
 use crate::verify::{PackedTree, ProofBasis, verify_proof_set};
 
-/// The archive of an entry. Its bytes have the digest that the manifest names.
+/// The archive of an entry, which has the digest that the manifest names.
 pub(super) struct ArrivedArchive {
     source: ArchiveSource,
     digest: Digest,
@@ -47,9 +47,9 @@ enum ArchiveSource {
 }
 
 impl ArrivedArchive {
-    /// Takes a staged archive. Its digest is verified again when it is committed.
-    pub(super) fn staged(stage: TransferStage) -> Self {
-        let ((digest, fast), size_bytes) = (stage.hashes(), stage.written());
+    /// Takes a staged archive. It is compared with the digest when it is committed.
+    pub(super) fn staged(stage: TransferStage, digest: Digest) -> Self {
+        let ((_, fast), size_bytes) = (stage.hashes(), stage.written());
         Self { source: ArchiveSource::Staged(Box::new(stage)), digest, fast, size_bytes }
     }
 
@@ -68,14 +68,12 @@ impl ArrivedArchive {
     fn into_bytes(self) -> Result<ArchiveBytes, String> {
         match self.source {
             ArchiveSource::Stored(_) => Ok(ArchiveBytes::Stored),
-            ArchiveSource::Staged(stage) => {
-                let verified = stage.verify(self.digest).map_err(|verdict| verdict.to_string())?;
-                Ok(ArchiveBytes::Staged(Box::new(verified)))
-            }
+            ArchiveSource::Staged(stage) => stage.verify(self.digest).map_err(|verdict| verdict.to_string()),
         }
     }
 }
 
+/// A verified proof set of a bundle. Its archive follows.
 pub(super) struct BundledSet {
     package: Package,
     set: Arc<ProofSet>,

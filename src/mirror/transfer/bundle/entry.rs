@@ -110,6 +110,7 @@ impl AcceptedEntry {
     }
 }
 
+/// A document of a bundle that may replace the stored one.
 pub(super) struct BundledDocumentUpdate {
     key: Key,
     incoming: StoredDocument,

@@ -165,7 +165,8 @@ impl Library {
         let (digest, signature_status) = (opened.digest, opened.signature_status.clone());
         tracing::info!(manifest = %digest, entries = manifest.entries.len(), bytes, ?signature_status, "a bundle is applied");
         let shared = SharedFiles::new(self, &manifest)?;
-        let mut application = BundleApplication { library: self, options, clock, shared, opened, report, read: 0 };
+        let mut application =
+            BundleApplication { library: self, options, clock, shared, opened, report, read_bytes: 0 };
         let (entries, mut ended) = application.apply_entries(&manifest);
         if let Err(error) = self.list_imported_entries(&manifest) {
             let reason = || format!("not all imported entries could be listed: {error}; {}", error.remedy());
@@ -208,7 +209,7 @@ struct BundleApplication<'a, R, F> {
     opened: BundleReader<R>,
     report: F,
     /// Bytes read so far.
-    read: u64,
+    read_bytes: u64,
 }
 
 impl<R: Read, F: FnMut(ApplyEvent)> BundleApplication<'_, R, F> {
@@ -258,7 +259,7 @@ impl<R: Read, F: FnMut(ApplyEvent)> BundleApplication<'_, R, F> {
             let bytes = if included.contains(&file.role) {
                 let mut bytes = Vec::new();
                 let actual = self.read(&file, |chunk| bytes.extend_from_slice(chunk));
-                let digest_check = check_digest(&file, actual.map_err(|stop| stop.after(flaw.as_ref()))?);
+                let digest_check = file.check_digest(actual.map_err(|stop| stop.with_earlier_flaw(flaw.as_ref()))?);
                 let is_sound = flaw.is_none();
                 digest_check
                     .and_then(|()| if is_sound { self.shared.store_if_shared(&file, &bytes) } else { Ok(()) })
@@ -315,9 +316,9 @@ impl<R: Read, F: FnMut(ApplyEvent)> BundleApplication<'_, R, F> {
                 stage = Err(store_failed(error));
             }
         });
-        let actual = actual.map_err(|stop| stop.after(accepted.err().or(stage.as_ref().err())))?;
-        let staged = check_digest(archive, actual).and(stage);
-        Ok(staged.map(|stage| stage.map(ArrivedArchive::staged)))
+        let actual = actual.map_err(|stop| stop.with_earlier_flaw(accepted.err().or(stage.as_ref().err())))?;
+        let staged = archive.check_digest(actual).and(stage);
+        Ok(staged.map(|stage| stage.map(|stage| ArrivedArchive::staged(stage, file.sha256))))
     }
 
     /// Opens the archive of an entry that is not in the bundle.
@@ -334,13 +335,13 @@ impl<R: Read, F: FnMut(ApplyEvent)> BundleApplication<'_, R, F> {
 
     /// Reads the next file of the bundle, and returns the digest of its bytes.
     fn read(&mut self, file: &EntryFile, mut on_chunk: impl FnMut(&[u8])) -> Result<Digest, UnreadableRest> {
-        let Self { opened, report, read, .. } = self;
+        let Self { opened, report, read_bytes, .. } = self;
         let actual = opened.file(file, |chunk| {
             on_chunk(chunk);
-            let before = *read;
-            *read = read.saturating_add(chunk.len() as u64);
-            if *read / PROGRESS_BYTES > before / PROGRESS_BYTES {
-                report(ApplyEvent::Read { bytes: *read });
+            let before = *read_bytes;
+            *read_bytes = read_bytes.saturating_add(chunk.len() as u64);
+            if *read_bytes / PROGRESS_BYTES > before / PROGRESS_BYTES {
+                report(ApplyEvent::Read { bytes: *read_bytes });
             }
         });
         actual.map_err(|bad| UnreadableRest(format!("its {} ({}) could not be read: {bad}", file.role, file.name())))
@@ -352,21 +353,12 @@ struct UnreadableRest(String);
 
 impl UnreadableRest {
     /// Prepends a flaw that was found earlier in the entry.
-    fn after(self, flaw: Option<&String>) -> Self {
+    fn with_earlier_flaw(self, flaw: Option<&String>) -> Self {
         match flaw {
             Some(flaw) => Self(format!("{flaw}; {}", self.0)),
             None => self,
         }
     }
-}
-
-/// Refuses altered bytes: the file's name is its digest.
-fn check_digest(file: &EntryFile, actual: Digest) -> Result<(), String> {
-    let expected = file.file.sha256;
-    if actual == expected {
-        return Ok(());
-    }
-    Err(format!("its {} was altered: its SHA-256 is {actual}, and should be {expected}", file.role))
 }
 
 /// Small files that several entries of a bundle share, such as the SHA256SUMS of a version. The bundle contains them

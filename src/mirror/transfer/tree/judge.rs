@@ -13,7 +13,6 @@ use crate::error::Error;
 use crate::filesystem_mirror::MirrorPath;
 use crate::filesystem_mirror::index::ArchiveHashes;
 use crate::mirror::archives::verified_open::unless_damaged;
-use crate::mirror::library::intake::ArchiveBytes;
 use crate::mirror::library::proof_set::{ProofSet, StoredProofSet, UsableProofSet};
 use crate::mirror::library::provider_history::Admission;
 use crate::mirror::library::{PackageHashState, Recoverable, Reservation, Signer, StoredArchive, ZipOrigin};
@@ -487,7 +486,7 @@ impl TreeImport {
         let zip = arrived.zip_origin();
         let StagedTreeArchive { package, stage, fast, .. } = arrived;
         let size_bytes = stage.written();
-        let verified = stage.verify(set.document.shasum).map_err(|verdict| Error::Unverified {
+        let bytes = stage.verify(set.document.shasum).map_err(|verdict| Error::Unverified {
             subject: format!("the archive of {package}"),
             verdict: verdict.to_string(),
         })?;
@@ -500,7 +499,7 @@ impl TreeImport {
         };
         let committing = self.transfers.library.on_disk(move |library| {
             let record_proof = || library.sync_set(&package, &stored_set, now).map(|()| true);
-            library.commit(&package, archive, ArchiveBytes::Staged(Box::new(verified)), record_proof)?;
+            library.commit(&package, archive, bytes, record_proof)?;
             drop(reservation);
             library.enforce_size_limit();
             Ok(())
