@@ -9,8 +9,8 @@ use futures_util::{StreamExt, stream};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::{Links, unreadable_list};
 use super::route::Route;
+use super::{Links, unreadable_list};
 use crate::address::{FileName, Package, Platform, ProviderAddress, Version};
 use crate::digest::Digest;
 use crate::error::Error;
@@ -34,7 +34,8 @@ struct ArchiveEntry {
 
 /// Renders `index.json`, the versions of a provider, from a version list.
 pub(super) fn render_index(list: &VersionList) -> serde_json::Result<Vec<u8>> {
-    let versions: BTreeMap<_, _> = list.versions.iter().map(|listed| (&listed.version, Map::<String, Value>::new())).collect();
+    let versions: BTreeMap<_, _> =
+        list.versions.iter().map(|listed| (&listed.version, Map::<String, Value>::new())).collect();
     serde_json::to_vec(&BTreeMap::from([("versions", versions)]))
 }
 
@@ -186,12 +187,10 @@ impl VersionAnswer<'_> {
             platforms.extend(archives_by_convention.keys());
         }
         for platform in platforms {
-            if let Some(set) = sets.get(platform) {
-                archives.insert(platform.clone(), (&**set).into());
-            } else if let Some(archive) = archives_by_convention.get(platform) {
-                archives.insert(platform.clone(), archive.clone());
-            } else {
-                unresolved.push(platform.clone());
+            let of_set = sets.get(platform).map(|set| NamedArchive::from(&**set));
+            match of_set.or_else(|| archives_by_convention.get(platform).cloned()) {
+                Some(archive) => drop(archives.insert(platform.clone(), archive)),
+                None => unresolved.push(platform.clone()),
             }
         }
         let mut last_error = None;
