@@ -142,7 +142,8 @@ pub async fn serve(
     let _cut_when_dropped = cut.clone().drop_guard();
     let connections = TaskTracker::new();
     let drain = limits.drain;
-    let mut acceptor = Acceptor::new(listener, slots.clone(), classify);
+    let (full_log, closed_log) = (LogRateLimit::default(), LogRateLimit::default());
+    let mut acceptor = Acceptor { listener, slots: slots.clone(), classify, full_log, closed_log, failures: 0 };
     let memory = ReadBudget::new(limits.memory_bytes);
     let state = Arc::new(ListenerState { tls, limits, slots, memory, handler, stop: stop.clone() });
 
@@ -182,11 +183,6 @@ struct Acceptor<S> {
 }
 
 impl<S: Fn(IpAddr) -> PeerClass> Acceptor<S> {
-    fn new(listener: TcpListener, slots: ConnectionSlots, classify: S) -> Self {
-        let (full_log, closed_log) = (LogRateLimit::default(), LogRateLimit::default());
-        Self { listener, slots, classify, full_log, closed_log, failures: 0 }
-    }
-
     /// Waits for a connection and its slot.
     async fn next(&mut self) -> (TcpStream, SocketAddr, ConnectionSlot) {
         let when_full = || {
@@ -296,13 +292,12 @@ impl ListenerState {
             }
             None => return,
         };
-        if stream.get_ref().1.alpn_protocol() == Some(b"h2") {
-            activity.begin(Protocol::Http2);
-            self.run_http(stream, peer, self.http().http2_only(), &activity).await;
-        } else {
-            activity.begin(Protocol::Http1);
-            self.run_http(stream, peer, self.http().http1_only(), &activity).await;
-        }
+        let (protocol, http) = match stream.get_ref().1.alpn_protocol() {
+            Some(b"h2") => (Protocol::Http2, self.http().http2_only()),
+            _ => (Protocol::Http1, self.http().http1_only()),
+        };
+        activity.begin(protocol);
+        self.run_http(stream, peer, http, &activity).await;
     }
 
     async fn run_http(
@@ -333,23 +328,14 @@ impl ListenerState {
         };
         tracing::debug!(%address, ?close_reason, "ending a connection");
         connection.as_mut().graceful_shutdown();
-        match close_reason {
+        let limit = match close_reason {
             // `serve` bounds the drain from outside.
-            None => log_end(address, connection.await),
-            Some(CloseReason::Idle) => self.close(address, connection, self.limits.header_time).await,
-            Some(CloseReason::OutsiderServed) => self.close(address, connection, self.limits.outsider_time).await,
-            Some(CloseReason::SlowOutsider) => self.slots.record_slow_outsider(),
-            Some(CloseReason::SlowHead | CloseReason::Stalled) => {}
-        }
-    }
-
-    /// Waits for a connection to close, and cuts it after a limit.
-    async fn close(
-        &self,
-        address: SocketAddr,
-        connection: impl Future<Output = Result<(), BoxError>>,
-        limit: Duration,
-    ) {
+            None => return log_end(address, connection.await),
+            Some(CloseReason::Idle) => self.limits.header_time,
+            Some(CloseReason::OutsiderServed) => self.limits.outsider_time,
+            Some(CloseReason::SlowOutsider) => return self.slots.record_slow_outsider(),
+            Some(CloseReason::SlowHead | CloseReason::Stalled) => return,
+        };
         match timeout(limit, connection).await {
             Ok(ended) => log_end(address, ended),
             Err(_) => tracing::debug!(%address, "a connection did not close in time, cut"),

@@ -17,7 +17,6 @@ pub mod watchdog;
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use http::header::{self, HeaderMap};
 use http::{Method, Request, Response, StatusCode, Uri, Version};
@@ -28,35 +27,29 @@ pub use self::admin::{Admin, AdminProcess};
 pub use self::body::Body;
 pub use self::requests::RequestMetrics;
 
-use self::clients::{Clients, Connection, RequestClient, origin};
+use self::clients::{Clients, RequestClient, origin};
 use self::connection_slots::PeerClass;
 use self::listener::Peer;
-use self::requests::{Content, Refusal, RequestOutcome, RouteLabel, route_label};
+use self::requests::{Content, Refusal, RequestOutcome};
 use crate::cdn_loop::CdnLoop;
 use crate::clock::Clock;
 use crate::error::Error;
-use crate::protocol::route::{Api, Route, is_probe};
+use crate::protocol::route::{Api, Route, RouteKind, is_probe};
 use crate::protocol::{self, Protocols, RequestFailure};
 
 /// The main listener: access, routes, metrics and the access log.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct MainListener {
     protocols: Arc<Protocols>,
     requests: RequestMetrics,
     clients: Clients,
     clock: Clock,
-    request_number: Arc<AtomicU64>,
 }
 
 impl MainListener {
-    /// Creates the main listener's handler.
+    /// Creates the main listener's handler for one configuration.
     pub fn new(protocols: Arc<Protocols>, requests: RequestMetrics, clients: Clients, clock: Clock) -> Arc<Self> {
-        Arc::new(Self { protocols, requests, clients, clock, request_number: Arc::new(AtomicU64::new(1)) })
-    }
-
-    /// Returns a copy for a reloaded configuration. Counters and request numbers continue.
-    pub fn renewed(&self, protocols: Arc<Protocols>, clients: Clients) -> Arc<Self> {
-        Arc::new(Self { protocols, clients, ..self.clone() })
+        Arc::new(Self { protocols, requests, clients, clock })
     }
 
     /// The class of an address at the main listener.
@@ -67,7 +60,7 @@ impl MainListener {
     /// Answers a request, and writes its line of the access log when the body has been sent.
     pub async fn handle(self: Arc<Self>, request: Request<Incoming>, peer: Peer) -> Response<Body> {
         let start = Instant::now();
-        let request_number = self.request_number.fetch_add(1, Ordering::Relaxed);
+        let request_number = self.requests.next_number();
         let is_head = request.method() == Method::HEAD;
         let client = self.clients.client(peer.address.ip(), request.headers());
         let mut log = RequestLog {
@@ -77,7 +70,7 @@ impl MainListener {
             uri: request.uri().clone(),
             client: client.address(),
             start,
-            route: None,
+            route: RouteKind::NoRoute,
             answer: None,
             sent: (0, false),
         };
@@ -100,17 +93,11 @@ impl MainListener {
         peer: &Peer,
         client: &RequestClient,
         start: Instant,
-        route_label: &mut RouteLabel,
+        route_kind: &mut RouteKind,
     ) -> (Response<Body>, RequestOutcome) {
         let host = match host_of(request) {
             Ok(host) => host,
-            Err(bad_host) => {
-                self.requests.record_refusal(Refusal::Malformed);
-                return (
-                    response::errors(StatusCode::BAD_REQUEST, vec![bad_host.to_string()]),
-                    RequestOutcome::Refused,
-                );
-            }
+            Err(bad_host) => return self.refuse(Refusal::Malformed, StatusCode::BAD_REQUEST, bad_host.to_string()),
         };
         let mut parsed_request = protocol::Request {
             path: request.uri().path(),
@@ -128,18 +115,13 @@ impl MainListener {
         if !matches!(route, Ok(Route::Health | Route::Ready))
             && let Err(refusal) = self.clients.admit(client)
         {
-            self.requests.record_refusal(Refusal::Client);
-            return (
-                response::errors(response::refusal_status(api), vec![refusal.to_string()]),
-                RequestOutcome::Refused,
-            );
+            return self.refuse(Refusal::Client, response::refusal_status(api), refusal.to_string());
         }
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
-            let mut response =
-                response::errors(StatusCode::METHOD_NOT_ALLOWED, vec!["only GET and HEAD are answered here".into()]);
+            let reason = "only GET and HEAD are answered here".to_owned();
+            let (mut response, end) = self.refuse(Refusal::Method, StatusCode::METHOD_NOT_ALLOWED, reason);
             response.headers_mut().insert(header::ALLOW, header::HeaderValue::from_static("GET, HEAD"));
-            self.requests.record_refusal(Refusal::Method);
-            return (response, RequestOutcome::Refused);
+            return (response, end);
         }
         let route = match route {
             Ok(route) => route,
@@ -154,12 +136,11 @@ impl MainListener {
                 return (response::failure(&failure, api), end);
             }
         };
-        *route_label = Some(route.kind());
+        *route_kind = route.kind();
         if route.has_links() {
             let is_trusted_proxy = self.clients.is_trusted_proxy(peer.address.ip());
-            let connection = Connection { is_trusted_proxy, tls: peer.tls.as_deref() };
             let is_upstream = |host: &str| self.protocols.is_upstream(host);
-            parsed_request.origin = origin(connection, request.headers(), host, is_upstream);
+            parsed_request.origin = origin(is_trusted_proxy, peer.tls.as_deref(), request.headers(), host, is_upstream);
         }
         match self.protocols.answer(&route, &parsed_request).await {
             Ok(reply) => {
@@ -179,6 +160,11 @@ impl MainListener {
                 (response::failure(&failure, api), self.record_failure(&failure, api))
             }
         }
+    }
+
+    fn refuse(&self, refusal: Refusal, status: StatusCode, reason: String) -> (Response<Body>, RequestOutcome) {
+        self.requests.record_refusal(refusal);
+        (response::errors(status, vec![reason]), RequestOutcome::Refused)
     }
 
     /// Returns the outcome of a failed request. Counts the refusal if one of larder's rules refused the request.
@@ -279,7 +265,7 @@ struct RequestLog {
     uri: Uri,
     client: IpAddr,
     start: Instant,
-    route: RouteLabel,
+    route: RouteKind,
     /// The status of the answer, and the outcome of the request.
     answer: Option<(StatusCode, RequestOutcome)>,
     /// The body bytes sent, and true if larder truncated the body itself.
@@ -302,7 +288,7 @@ impl Drop for RequestLog {
             request = *request_number,
             %client,
             status = self.answer.map(|(status, _)| status.as_u16()),
-            route = route_label(*route),
+            route = route.label(),
             outcome = end.label(),
             bytes = *bytes,
             ms = self.start.elapsed().as_millis() as u64,

@@ -110,25 +110,21 @@ fn day(time: &Option<Timestamp>) -> String {
 /// # Errors
 /// [`ProbeError`], with the cause.
 pub async fn probe(url: &Url, roots: &ClientRoots, limit: Duration) -> Result<ProbeAnswer, ProbeError> {
-    match timeout(limit, probe_with_redirects(url, roots)).await {
-        Ok(answer) => answer,
-        Err(_) => Err(ProbeError::Slow(limit)),
-    }
+    timeout(limit, probe_with_redirects(url, roots)).await.unwrap_or(Err(ProbeError::Slow(limit)))
 }
 
 async fn probe_with_redirects(url: &Url, roots: &ClientRoots) -> Result<ProbeAnswer, ProbeError> {
     let mut url = url.clone();
-    let mut followed = 0;
+    let mut redirects = 0..MAX_REDIRECTS;
     loop {
         let answer = probe_once(&url, roots).await?;
         let is_redirect = matches!(answer.status.as_u16(), 301 | 302 | 303 | 307 | 308);
         let location = answer.headers.get(header::LOCATION).and_then(|value| value.to_str().ok());
         let next = location.filter(|_| is_redirect).and_then(|location| url.join(location).ok());
-        match next {
-            Some(next) if followed < MAX_REDIRECTS => url = next,
-            Some(_) | None => return Ok(answer),
+        match next.zip(redirects.next()) {
+            Some((next, _)) => url = next,
+            None => return Ok(answer),
         }
-        followed += 1;
     }
 }
 

@@ -342,19 +342,15 @@ pub(super) fn refusal_status(api: Api) -> StatusCode {
     }
 }
 
-/// Responds to a failure.
+/// Responds to a failure: the body has subject, cause and remedy, the reason phrase cause and remedy.
 pub(super) fn failure(failure: &RequestFailure, api: Api) -> Response<Body> {
-    explained(failure_status(failure, api), &failure.explain())
+    let reason = failure.explain();
+    error_response(failure_status(failure, api), vec![safe_text(&reason.to_string())], Some(&reason))
 }
 
 /// The text of a failure for the log, without secrets. It may contain paths of this machine.
 pub(super) fn log_text(failure: &RequestFailure) -> String {
     safe_text(&failure.to_string())
-}
-
-/// Responds with an error: the body has subject, cause and remedy, the reason phrase cause and remedy.
-pub(super) fn explained(status_code: StatusCode, reason: &Explanation) -> Response<Body> {
-    error_response(status_code, vec![safe_text(&reason.to_string())], Some(reason))
 }
 
 /// Responds with errors in the registries' JSON form. The reason phrase has the first.

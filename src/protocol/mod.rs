@@ -262,7 +262,8 @@ impl Protocols {
         let list = self.mirror.documents.versions(address, call).await?;
         let (document, address) = (Arc::clone(&list.value), address.clone());
         let rendering = async move {
-            let list = document.versions((&address).into()).await.map_err(|reason| unreadable_list(&address, reason))?;
+            let list =
+                document.versions((&address).into()).await.map_err(|reason| unreadable_list(&address, reason))?;
             render_list(&list).map_err(|e| unreadable_list(&address, e))
         };
         let rendered = self.shared_renderings.share(route, list.value.content_hash(), rendering).await?;
