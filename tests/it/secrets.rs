@@ -154,7 +154,7 @@ impl SecretsFixture {
     }
 
     /// Replaces each registry's documents so that they lead to other origins, and gives files faults.
-    async fn arrange(&self) {
+    async fn redirect_documents_and_break_files(&self) {
         let elsewhere = self.elsewhere.origin();
         for (number, (_, registry, files)) in self.registries().into_iter().enumerate() {
             let files_origin = files.releases_origin();
@@ -276,7 +276,7 @@ async fn ask_for_everything(larder: &Process, heard: &mut Heard) {
 #[tokio::test]
 async fn each_credential_is_sent_to_exactly_its_own_origins() {
     let fixture = SecretsFixture::new().await;
-    fixture.arrange().await;
+    fixture.redirect_documents_and_break_files().await;
     for upstream in [&fixture.token, &fixture.service, &fixture.header] {
         upstream.forget_requests();
     }
@@ -359,7 +359,7 @@ fn wrong_configurations() -> Vec<String> {
 #[tokio::test]
 async fn no_secret_appears_in_any_output_of_a_whole_run() {
     let fixture = SecretsFixture::new().await;
-    fixture.arrange().await;
+    fixture.redirect_documents_and_break_files().await;
     let mut heard = Heard::default();
     let larder = fixture.serve();
     ask_for_everything(&larder, &mut heard).await;
