@@ -264,12 +264,10 @@ struct ListenerState {
 impl ListenerState {
     async fn serve_connection(&self, socket: TcpStream, address: SocketAddr, peer_class: PeerClass) {
         let memory = self.memory.share();
-        let activity = Activity::new(self.limits.idle, self.limits.header_time, memory.clone());
-        let mut handshake_time = self.limits.handshake;
-        if peer_class == PeerClass::Outsider {
-            activity.limit_to_one_request(Instant::now() + self.limits.outsider_time);
-            handshake_time = handshake_time.min(self.limits.outsider_time);
-        }
+        let Limits { idle, header_time, handshake, outsider_time, .. } = self.limits;
+        let outsider_time = (peer_class == PeerClass::Outsider).then_some(outsider_time);
+        let outsider_deadline = outsider_time.map(|time| Instant::now() + time);
+        let activity = Activity::new(idle, header_time, memory.clone(), outsider_deadline);
         let socket = WatchedSocket::new(socket, Arc::clone(&activity));
         let peer = Peer { address, tls: self.tls.clone(), memory };
         let Some(tls) = &self.tls else {
@@ -280,12 +278,13 @@ impl ListenerState {
             activity.begin(protocol);
             return self.run_http(socket, peer, http, &activity).await;
         };
-        let handshake = timeout(handshake_time, tls.acceptor(self.limits.http2).accept(socket));
-        let stream = match self.stop.run_until_cancelled(handshake).await {
+        let accepting =
+            timeout(handshake.min(outsider_time.unwrap_or(handshake)), tls.acceptor(self.limits.http2).accept(socket));
+        let stream = match self.stop.run_until_cancelled(accepting).await {
             Some(Ok(Ok(stream))) => stream,
             Some(Ok(Err(error))) => return tracing::debug!(%address, %error, "TLS handshake failed"),
             Some(Err(_)) => {
-                if peer_class == PeerClass::Outsider {
+                if outsider_time.is_some() {
                     self.slots.record_slow_outsider();
                 }
                 return tracing::debug!(%address, "TLS handshake took too long");

@@ -109,7 +109,7 @@ impl MainListener {
             now: self.clock.now(),
             takes_unknown_length: request.version() > Version::HTTP_10,
         };
-        let (route, api) = (self.protocols.route(&parsed_request), self.protocols.api(&parsed_request));
+        let (route, api) = self.protocols.route(&parsed_request);
         // The client is checked before the route, or an outsider could learn which registries are mirrored. Probes are
         // open to all.
         if !matches!(route, Ok(Route::Health | Route::Ready))

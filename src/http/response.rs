@@ -198,14 +198,14 @@ fn file(archive: Archive, route: &Route, conditions: RequestConditions<'_>, memo
         Archive::PassedThrough { passing, length } => Response::new(Body::stream(passing.stream(), length)),
         Archive::InMemory { bytes, digest, stored } => {
             let size_bytes = bytes.len() as u64;
-            stored_archive_response(Validators::of(digest, stored), size_bytes, conditions, |start, end| {
+            stored_archive_response(digest, stored, size_bytes, conditions, |start, end| {
                 // The range lies within the bytes, whose length fits a usize.
                 Body::full(bytes.slice(start as usize..end as usize))
             })
         }
         Archive::OnDisk { blob, digest, stored } => {
             let size_bytes = blob.size_bytes();
-            stored_archive_response(Validators::of(digest, Some(stored)), size_bytes, conditions, |start, end| {
+            stored_archive_response(digest, Some(stored), size_bytes, conditions, |start, end| {
                 Body::stream(blob.stream(start..end, memory), Some(end - start))
             })
         }
@@ -230,43 +230,23 @@ fn expects_other_digest(route: &Route, headers: &HeaderMap) -> bool {
     any_tag(headers, header::IF_MATCH, is_tag) == Some(false)
 }
 
-/// Validators of a file (RFC 9110 8.8).
-struct Validators {
-    tag: String,
-    modified: Option<Timestamp>,
-}
-
-impl Validators {
-    fn of(digest: Digest, modified: Option<Timestamp>) -> Self {
-        Self { tag: format!("\"{digest}\""), modified }
-    }
-
-    fn last_modified(&self) -> Option<String> {
-        self.modified.map(Timestamp::http_date)
-    }
-
-    /// Evaluates If-Range (RFC 9110 13.1.5).
-    fn is_if_range(&self, given: &HeaderValue) -> bool {
-        let given = given.as_bytes();
-        given == self.tag.as_bytes() || self.last_modified().is_some_and(|modified| given == modified.as_bytes())
-    }
-}
-
-/// Answers conditional and range requests (RFC 9110 13, 14), for stored and verified content only.
+/// Answers conditional and range requests (RFC 9110 13, 14) with the validators of a file (RFC 9110 8.8), for stored and verified content only.
 fn stored_archive_response(
-    validators: Validators,
+    digest: Digest,
+    modified: Option<Timestamp>,
     size_bytes: u64,
     conditions: RequestConditions<'_>,
     body: impl FnOnce(u64, u64) -> Body,
 ) -> Response<Body> {
-    let mut response = match precondition(conditions.headers, |given| given == validators.tag, validators.modified) {
+    let (tag, last_modified) = (format!("\"{digest}\""), modified.map(Timestamp::http_date));
+    let mut response = match precondition(conditions.headers, |given| given == tag, modified) {
         Precondition::Failed => return precondition_failed(),
         Precondition::NotModified => with_headers(StatusCode::NOT_MODIFIED, Body::empty(), []),
         Precondition::Met => {
             let if_range = conditions.headers.get(header::IF_RANGE);
-            let applies = conditions.allows_ranges
-                && conditions.is_get
-                && if_range.is_none_or(|given| validators.is_if_range(given));
+            let is_validator =
+                |given: &HeaderValue| *given == tag || last_modified.as_ref().is_some_and(|date| given == date);
+            let applies = conditions.allows_ranges && conditions.is_get && if_range.is_none_or(is_validator);
             let range = conditions.headers.get(header::RANGE).filter(|_| applies).and_then(|range| range.to_str().ok());
             match range.map_or(RequestedRange::Whole, |range| requested_range(range, size_bytes)) {
                 RequestedRange::Whole => Response::new(body(0, size_bytes)),
@@ -289,9 +269,9 @@ fn stored_archive_response(
         }
     };
     let headers = response.headers_mut();
-    insert(headers, header::ETAG, &validators.tag);
-    if let Some(modified) = validators.last_modified() {
-        insert(headers, header::LAST_MODIFIED, &modified);
+    insert(headers, header::ETAG, &tag);
+    if let Some(date) = last_modified {
+        insert(headers, header::LAST_MODIFIED, &date);
     }
     if conditions.allows_ranges {
         headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
