@@ -75,14 +75,14 @@ async fn keep_restart_options(
     let problems = task::spawn_blocking(move || start_problems(&config_to_check));
     let mut problems = problems.await.unwrap_or_else(|error| vec![error.to_string()]);
     let mut need_restart = Vec::new();
-    keep("server.listen", &mut config.server.listen, &previous.server.listen, &mut need_restart);
+    keep_previous("server.listen", &mut config.server.listen, &previous.server.listen, &mut need_restart);
     if config.server.tls.is_some() != previous.server.tls.is_some() {
-        keep("server.tls", &mut config.server.tls, &previous.server.tls, &mut need_restart);
+        keep_previous("server.tls", &mut config.server.tls, &previous.server.tls, &mut need_restart);
     }
-    keep("server.http2", &mut config.server.http2, &previous.server.http2, &mut need_restart);
-    keep("admin.listen", &mut config.admin.listen, &previous.admin.listen, &mut need_restart);
-    keep("store.path", &mut config.store.path, &previous.store.path, &mut need_restart);
-    keep("store.scrub", &mut config.store.scrub, &previous.store.scrub, &mut need_restart);
+    keep_previous("server.http2", &mut config.server.http2, &previous.server.http2, &mut need_restart);
+    keep_previous("admin.listen", &mut config.admin.listen, &previous.admin.listen, &mut need_restart);
+    keep_previous("store.path", &mut config.store.path, &previous.store.path, &mut need_restart);
+    keep_previous("store.scrub", &mut config.store.scrub, &previous.store.scrub, &mut need_restart);
     // The check of allowed clients (promise 8) applies to the open listener. A new address in the file takes effect
     // only after a restart.
     problems.extend(config.refusal().filter(|refusal| !problems.contains(refusal)));
@@ -90,7 +90,12 @@ async fn keep_restart_options(
 }
 
 /// Gives an option its previous value, and adds its name to `changed` if the value was another one.
-fn keep<T: PartialEq + Clone>(option: &'static str, value: &mut T, previous: &T, changed: &mut Vec<&'static str>) {
+fn keep_previous<T: PartialEq + Clone>(
+    option: &'static str,
+    value: &mut T,
+    previous: &T,
+    changed: &mut Vec<&'static str>,
+) {
     if value != previous {
         changed.push(option);
         value.clone_from(previous);

@@ -48,12 +48,12 @@ pub enum LivenessError {
 #[derive(Debug)]
 pub struct BlockingPoolCheck {
     limit: Duration,
-    tests: Mutex<Tests>,
+    last: Mutex<LastTests>,
 }
 
 /// The last test of the pool, and of the disk.
 #[derive(Debug, Default)]
-struct Tests {
+struct LastTests {
     /// The empty task, and the time at which it was queued.
     empty_task: Option<(JoinHandle<()>, Instant)>,
     /// Returns true if the disk works.
@@ -63,7 +63,7 @@ struct Tests {
 impl BlockingPoolCheck {
     /// Checks the pool of this runtime; `limit` is the longest wait for a thread.
     pub fn new(limit: Duration) -> Self {
-        Self { limit, tests: Mutex::default() }
+        Self { limit, last: Mutex::default() }
     }
 
     /// Checks the empty task, and queues the next one after it ran. `write_to_disk` returns true on success. Does not
@@ -72,7 +72,7 @@ impl BlockingPoolCheck {
     /// # Errors
     /// [`LivenessError::Pool`] if no task got a thread in time although the disk worked at its last test.
     pub fn check(&self, write_to_disk: impl FnOnce() -> bool + Send + 'static) -> Result<(), LivenessError> {
-        let Tests { empty_task, disk_test } = &mut *self.tests.lock();
+        let LastTests { empty_task, disk_test } = &mut *self.last.lock();
         let finished_test = disk_test.take_if(|test| test.is_finished());
         let Some((_, queued_at)) = empty_task.as_ref().filter(|(task, _)| !task.is_finished()) else {
             // The finished test is dropped: it says nothing about a later starvation.
