@@ -187,7 +187,7 @@ impl App {
         let (main_slots, admin_slots) = (running.main_slots.clone(), running.admin_slots.clone());
         let main_peer_class = {
             let running = Arc::clone(&running);
-            move |address| running.handlers.load().main.peer_class(address)
+            move |address| running.handlers.load().main.clients.peer_class(address)
         };
         let handle_main: listener::Handler = {
             let running = Arc::clone(&running);
@@ -272,7 +272,7 @@ impl RunningApp {
     pub async fn check_liveness(&self) -> Result<(), LivenessError> {
         let (main, admin) =
             (loopback_if_unspecified(self.parts.main_address), loopback_if_unspecified(self.parts.admin_address));
-        let peer_class = self.handlers.load().main.peer_class(main.ip());
+        let peer_class = self.handlers.load().main.clients.peer_class(main.ip());
         let main_check = ListenerTarget { address: main, slots: &self.main_slots, peer_class };
         let admin_check = ListenerTarget { address: admin, slots: &self.admin_slots, peer_class: PeerClass::Client };
         watchdog::check_listeners(main_check, admin_check).await?;

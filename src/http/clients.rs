@@ -22,16 +22,10 @@ pub struct Clients {
 /// The client of a request: the right-most address that is not a trusted proxy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestClient {
-    address: IpAddr,
+    /// The client's address, or the trusted proxy's if the proxy names no client.
+    pub address: IpAddr,
     /// An entry of X-Forwarded-For that is not an address, sent by the trusted proxy at `address`.
     invalid_entry: Option<String>,
-}
-
-impl RequestClient {
-    /// Returns the client's address, or the trusted proxy's if the proxy names no client.
-    pub fn address(&self) -> IpAddr {
-        self.address
-    }
 }
 
 /// Text by which the doctor recognises a refusal of its address.

@@ -193,15 +193,11 @@ impl Activity {
 pub(super) struct InFlight {
     activity: Arc<Activity>,
     waits_for_peer: bool,
-    is_outsider_request: bool,
+    /// True for the one request of an outsider, after which the connection closes.
+    pub(super) is_outsider_request: bool,
 }
 
 impl InFlight {
-    /// Returns true for the one request of an outsider, after which the connection closes.
-    pub(super) fn is_outsider_request(&self) -> bool {
-        self.is_outsider_request
-    }
-
     /// Records that the peer takes the next frame of the answer.
     pub(super) fn frame_polled(&mut self) {
         let mut state = self.activity.state.lock();

@@ -152,7 +152,7 @@ pub async fn serve(
         let cut = cut.clone();
         connections.spawn(async move {
             let result =
-                AssertUnwindSafe(cut.run_until_cancelled(state.serve_connection(socket, address, slot.peer_class())))
+                AssertUnwindSafe(cut.run_until_cancelled(state.serve_connection(socket, address, slot.peer_class)))
                     .catch_unwind();
             if let Err(panic) = result.await {
                 tracing::error!(%address, panic = panic_message(&*panic), "a connection panicked");
@@ -278,8 +278,8 @@ impl ListenerState {
             activity.begin(protocol);
             return self.run_http(socket, peer, http, &activity).await;
         };
-        let accepting =
-            timeout(handshake.min(outsider_time.unwrap_or(handshake)), tls.acceptor(self.limits.http2).accept(socket));
+        let handshake_time = outsider_time.map_or(handshake, |time| handshake.min(time));
+        let accepting = timeout(handshake_time, tls.acceptor(self.limits.http2).accept(socket));
         let stream = match self.stop.run_until_cancelled(accepting).await {
             Some(Ok(Ok(stream))) => stream,
             Some(Ok(Err(error))) => return tracing::debug!(%address, %error, "TLS handshake failed"),
@@ -310,7 +310,7 @@ impl ListenerState {
         let service = service_fn(|request: Request<Incoming>| {
             let in_flight = activity.request();
             // HTTP/2 has no Connection header; it gets a GOAWAY.
-            let is_last = in_flight.is_outsider_request() && request.version() < Version::HTTP_2;
+            let is_last = in_flight.is_outsider_request && request.version() < Version::HTTP_2;
             let answer = answer(Arc::clone(&self.handler), request, peer.clone());
             answer.map_ok(move |mut response| {
                 if is_last {

@@ -18,7 +18,7 @@ pub mod watchdog;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use http::header::{self, HeaderMap};
+use http::header;
 use http::{Method, Request, Response, StatusCode, Uri, Version};
 use hyper::body::Incoming;
 use tokio::time::Instant;
@@ -28,7 +28,6 @@ pub use self::body::Body;
 pub use self::requests::RequestMetrics;
 
 use self::clients::{Clients, RequestClient, origin};
-use self::connection_slots::PeerClass;
 use self::listener::Peer;
 use self::requests::{Content, Refusal, RequestOutcome};
 use crate::cdn_loop::CdnLoop;
@@ -42,7 +41,8 @@ use crate::protocol::{self, Protocols, RequestFailure};
 pub struct MainListener {
     protocols: Arc<Protocols>,
     requests: RequestMetrics,
-    clients: Clients,
+    /// The clients that are answered.
+    pub clients: Clients,
     clock: Clock,
 }
 
@@ -50,11 +50,6 @@ impl MainListener {
     /// Creates the main listener's handler for one configuration.
     pub fn new(protocols: Arc<Protocols>, requests: RequestMetrics, clients: Clients, clock: Clock) -> Arc<Self> {
         Arc::new(Self { protocols, requests, clients, clock })
-    }
-
-    /// The class of an address at the main listener.
-    pub fn peer_class(&self, address: IpAddr) -> PeerClass {
-        self.clients.peer_class(address)
     }
 
     /// Answers a request, and writes its line of the access log when the body has been sent.
@@ -68,7 +63,7 @@ impl MainListener {
             request_number,
             method: request.method().clone(),
             uri: request.uri().clone(),
-            client: client.address(),
+            client: client.address,
             start,
             route: RouteKind::NoRoute,
             answer: None,
@@ -99,12 +94,13 @@ impl MainListener {
             Ok(host) => host,
             Err(bad_host) => return self.refuse(Refusal::Malformed, StatusCode::BAD_REQUEST, bad_host.to_string()),
         };
+        let via = request.headers().get_all("cdn-loop").into_iter();
         let mut parsed_request = protocol::Request {
             path: request.uri().path(),
             query: request.uri().query(),
             host,
-            via: via(request.headers()),
-            client: client.address().into(),
+            via: CdnLoop::received(via.filter_map(|value| value.to_str().ok())),
+            client: client.address.into(),
             origin: None,
             now: self.clock.now(),
             takes_unknown_length: request.version() > Version::HTTP_10,
@@ -224,10 +220,6 @@ fn is_same_host(authority: &str, header: &str, scheme: Option<&str>) -> bool {
     let default_port = if scheme == Some("https") { ":443" } else { ":80" };
     let [authority, header] = [authority, header].map(|host| host.strip_suffix(default_port).unwrap_or(host));
     authority.eq_ignore_ascii_case(header)
-}
-
-fn via(headers: &HeaderMap) -> CdnLoop {
-    CdnLoop::received(headers.get_all("cdn-loop").into_iter().filter_map(|value| value.to_str().ok()))
 }
 
 /// HEAD: the headers of the GET with its true length, and no body (retries of clients).

@@ -377,20 +377,16 @@ impl ClientRoots {
         let bundle = files.iter().find_map(|file| read_certificates(file));
         let unreadable = file.filter(|_| bundle.is_none()).map(PathBuf::from);
         let mut certificates: Vec<CertificateDer<'static>> = bundle.unwrap_or_default();
-        certificates.extend(
-            folders.iter().flat_map(|folder| files_in(folder)).filter_map(|file| read_certificates(&file)).flatten(),
-        );
+        for folder in folders {
+            let entries = std::fs::read_dir(folder).into_iter().flatten().take(MAX_FILES).flatten();
+            certificates.extend(entries.filter_map(|entry| read_certificates(&entry.path())).flatten());
+        }
         certificates.sort_unstable_by(|a, b| a.as_ref().cmp(b.as_ref()));
         certificates.dedup();
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(certificates);
         Self { roots: Arc::new(roots), unreadable }
     }
-}
-
-fn files_in(folder: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(folder).into_iter().flatten();
-    entries.take(MAX_FILES).filter_map(|entry| entry.ok().map(|entry| entry.path())).collect()
 }
 
 /// Reads the certificates in a file and skips everything else, as Go does. `None` if the file cannot be read.

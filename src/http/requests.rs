@@ -258,12 +258,8 @@ impl RequestMetrics {
     pub fn by_outcome(&self) -> BTreeMap<String, u64> {
         let count =
             |outcome: RequestOutcome| self.0.ended.iter().map(|counts| counts[outcome as usize].get()).sum::<u64>();
-        without_zeros(
-            RequestOutcome::ALL
-                .into_iter()
-                .filter(|outcome| *outcome != RequestOutcome::NoOutcome)
-                .map(|outcome| (outcome.label(), count(outcome))),
-        )
+        let outcomes = RequestOutcome::ALL.into_iter().filter(|outcome| *outcome != RequestOutcome::NoOutcome);
+        without_zeros(outcomes.map(|outcome| (outcome.label(), count(outcome))))
     }
 
     /// Returns the refused requests since the start by reason, without zero counts.

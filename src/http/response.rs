@@ -345,7 +345,7 @@ fn error_response(status_code: StatusCode, errors: Vec<String>, reason: Option<&
     response.headers_mut().insert(header::CACHE_CONTROL, NO_STORE);
     // The header marks the error as larder's own, not upstream's.
     response.headers_mut().insert(CACHE_STATUS, HeaderValue::from_static(NAME));
-    if let Some(phrase) = reason.and_then(phrase) {
+    if let Some(Ok(phrase)) = reason.map(|reason| ReasonPhrase::try_from(phrase_text(reason).into_bytes())) {
         response.extensions_mut().insert(phrase);
     }
     response
@@ -417,20 +417,20 @@ const MAX_PHRASE_BYTES: usize = 200;
 const PREFIX: &str = "larder: ";
 const ELLIPSIS: &str = "...";
 
-/// Returns the phrase of an error in printable ASCII. Cuts the cause if the phrase is too long, so that the remedy
+/// Returns the reason phrase of an error in printable ASCII. Cuts the cause if the phrase is too long, so that the remedy
 /// stays.
-fn phrase(reason: &Explanation) -> Option<ReasonPhrase> {
-    ReasonPhrase::try_from(phrase_text(reason).into_bytes()).ok()
-}
-
 fn phrase_text(reason: &Explanation) -> String {
     // `https://` is the usual scheme and carries no information.
-    let cause = printable(&reason.cause).replace("https://", "");
+    let mut cause = printable(&reason.cause).replace("https://", "");
     let remedy = reason.remedy.as_deref().map(|remedy| format!("; {}", printable(remedy))).unwrap_or_default();
     let width = MAX_PHRASE_BYTES - PREFIX.len();
     // A remedy that leaves no space for the cause is dropped.
     let remedy = if remedy.len() <= width / 2 || cause.len() + remedy.len() <= width { remedy } else { String::new() };
-    format!("{PREFIX}{}{remedy}", truncate(cause, width - remedy.len()))
+    if cause.len() > width - remedy.len() {
+        cause.truncate(width - remedy.len() - ELLIPSIS.len());
+        cause.push_str(ELLIPSIS);
+    }
+    format!("{PREFIX}{cause}{remedy}")
 }
 
 fn printable(text: &str) -> String {
@@ -443,14 +443,6 @@ fn printable(text: &str) -> String {
     };
     let characters: String = text.chars().map(character).collect();
     characters.split(' ').filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")
-}
-
-fn truncate(mut text: String, width: usize) -> String {
-    if text.len() > width {
-        text.truncate(width - ELLIPSIS.len());
-        text.push_str(ELLIPSIS);
-    }
-    text
 }
 
 #[cfg(test)]
@@ -672,7 +664,7 @@ mod tests {
         fn every_phrase_is_short_printable_ascii(cause in "(?s).{0,300}", remedy in "(?s).{0,300}") {
             let text = phrase_text(&explanation(&cause, &remedy));
             prop_assert!(text.len() <= MAX_PHRASE_BYTES && text.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic()));
-            prop_assert!(phrase(&explanation(&cause, &remedy)).is_some());
+            prop_assert!(ReasonPhrase::try_from(text.into_bytes()).is_ok());
         }
     }
 }

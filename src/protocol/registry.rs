@@ -28,8 +28,7 @@ pub(super) async fn discovery(
     call: &RequestContext,
     links: Links<'_>,
 ) -> Result<Answer<Vec<u8>>, Error> {
-    let subject = || format!("the cached discovery document of {host}");
-    let unreadable = |reason| Error::Unreadable { subject: subject(), reason };
+    let unreadable = |reason| Error::Unreadable { subject: format!("the cached discovery document of {host}"), reason };
     let answer = mirror.documents.discovery(host, call).await?;
     let discovery = answer.value.discovery_for_clients().map_err(unreadable)?;
     let entries = services(discovery, host, |path| links.url(path));
