@@ -2,7 +2,7 @@
 
 mod reload;
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -45,8 +45,8 @@ pub struct App {
     running: Arc<RunningApp>,
     main: TcpListener,
     admin: TcpListener,
-    connections: listener::Limits,
-    http2: bool,
+    main_limits: listener::Limits,
+    admin_limits: listener::Limits,
     base: String,
     scrub: Option<Duration>,
 }
@@ -114,25 +114,33 @@ impl App {
             },
             supervisor: metrics.supervisor.clone(),
             jobs,
-            registry: Arc::new(metrics.registry(Arc::clone(&mirror), started, settings.clock.clone())),
+            requests: metrics.requests.clone(),
+            registry: metrics.registry(Arc::clone(&mirror), started, settings.clock.clone()),
             started,
             mirror,
             store,
             made_token: OnceLock::new(),
-            requests: metrics.requests,
             clock: settings.clock,
             main_address,
             admin_address,
         };
-        let handlers = ArcSwap::from_pointee(parts.build_handlers(config, parts.mirror.runtime.config(), None)?);
+        let handlers = ArcSwap::from_pointee(parts.build_handlers(config, parts.mirror.runtime.config())?);
         let current_config = tokio::sync::Mutex::new(config.clone());
         let new_slots = || ConnectionSlots::new(&settings.connections, parts.requests.clone());
         let (main_slots, admin_slots) = (new_slots(), new_slots());
         let pool = BlockingPoolCheck::new(settings.pool_within);
         let running = RunningApp { parts, handlers, tls, main_slots, admin_slots, pool, config: current_config };
-        let (connections, http2) = (settings.connections, config.server.http2);
+        let main_limits = listener::Limits { http2: config.server.http2, ..settings.connections.clone() };
         let (scrub, base) = (config.store.scrub, base_url_of(config, main_address));
-        Ok(Self { running: Arc::new(running), main, admin, connections, http2, base, scrub })
+        Ok(Self {
+            running: Arc::new(running),
+            main,
+            admin,
+            main_limits,
+            admin_limits: settings.connections,
+            base,
+            scrub,
+        })
     }
 
     /// Address of the main listener.
@@ -161,13 +169,8 @@ impl App {
         // that.
         let _ = tokio::time::timeout(Duration::from_secs(1), self.running.parts.store.index.until_complete()).await;
         let mirror = Arc::clone(&self.running.parts.mirror);
-        self.running
-            .parts
-            .mirror
-            .runtime
-            .spawn_blocking(move || mirror.operations.status().max_size_bytes)
-            .await
-            .unwrap_or_default()
+        let status = move || mirror.operations.status().max_size_bytes;
+        self.running.parts.mirror.runtime.spawn_blocking(status).await.unwrap_or_default()
     }
 
     /// Renders the CLI configuration to paste. Contacts no upstream.
@@ -177,15 +180,14 @@ impl App {
 
     /// Serves until `stop`, then lets running downloads finish, and closes the store.
     pub async fn serve(self, stop: CancellationToken) -> Result<(), StoreError> {
-        let Self { running, main, admin, connections, http2, scrub, .. } = self;
+        let Self { running, main, admin, main_limits, admin_limits, scrub, .. } = self;
         running.parts.jobs.resume_interrupted();
         let mut background_tasks = running.spawn_background_tasks(scrub, &stop);
         let tls = running.tls.clone();
         let (main_slots, admin_slots) = (running.main_slots.clone(), running.admin_slots.clone());
-        let main_limits = listener::Limits { http2, ..connections.clone() };
         let main_peer_class = {
             let running = Arc::clone(&running);
-            move |address| running.handlers.load().main.peer_class(address)
+            move |address| running.handlers.load().main.clients.peer_class(address)
         };
         let handle_main: listener::Handler = {
             let running = Arc::clone(&running);
@@ -197,7 +199,7 @@ impl App {
         };
         tokio::join!(
             serve(main, tls, main_limits, main_slots, main_peer_class, handle_main, stop.clone()),
-            serve(admin, None, connections, admin_slots, |_| PeerClass::Client, handle_admin, stop.clone()),
+            serve(admin, None, admin_limits, admin_slots, |_| PeerClass::Client, handle_admin, stop.clone()),
             // Jobs stop at once, not after the last client has disconnected.
             async {
                 stop.cancelled().await;
@@ -270,7 +272,7 @@ impl RunningApp {
     pub async fn check_liveness(&self) -> Result<(), LivenessError> {
         let (main, admin) =
             (loopback_if_unspecified(self.parts.main_address), loopback_if_unspecified(self.parts.admin_address));
-        let peer_class = self.handlers.load().main.peer_class(main.ip());
+        let peer_class = self.handlers.load().main.clients.peer_class(main.ip());
         let main_check = ListenerTarget { address: main, slots: &self.main_slots, peer_class };
         let admin_check = ListenerTarget { address: admin, slots: &self.admin_slots, peer_class: PeerClass::Client };
         watchdog::check_listeners(main_check, admin_check).await?;
@@ -280,13 +282,8 @@ impl RunningApp {
 }
 
 impl SharedParts {
-    /// Builds the request handlers for a configuration. `previous` are the handlers that they replace.
-    fn build_handlers(
-        &self,
-        config: &Config,
-        runtime_config: Arc<RuntimeConfig>,
-        previous: Option<&Handlers>,
-    ) -> Result<Handlers, StoreError> {
+    /// Builds the request handlers for a configuration. Counters and request numbers continue.
+    fn build_handlers(&self, config: &Config, runtime_config: Arc<RuntimeConfig>) -> Result<Handlers, StoreError> {
         let route_context = RouteContext {
             upstreams: config.upstreams.iter().map(|upstream| upstream.host.clone()).collect(),
             default_upstream: config.server.default_upstream.clone(),
@@ -302,14 +299,8 @@ impl SharedParts {
         ));
         let clients =
             Clients { allowed: config.server.clients.clone(), trusted_proxies: config.server.trusted_proxies.clone() };
-        let main = match previous {
-            None => MainListener::new(protocols, self.requests.clone(), clients, self.clock.clone()),
-            Some(previous) => previous.main.renewed(protocols, clients),
-        };
-        let token = match &config.admin.token {
-            Some(token) => token.clone(),
-            None => self.generated_token()?,
-        };
+        let main = MainListener::new(protocols, self.requests.clone(), clients, self.clock.clone());
+        let token = config.admin.token.clone().map_or_else(|| self.generated_token(), Ok)?;
         let process = AdminProcess::Larder {
             access: Access::new(token, self.admin_address.ip()),
             recurring: Arc::clone(&self.recurring),
@@ -350,9 +341,9 @@ pub async fn admin_of_command(config: &Config) -> Result<Arc<Admin>, StartError>
     Ok(Arc::new(Admin {
         jobs: Jobs::new(Arc::clone(&mirror), clock.clone()),
         process: AdminProcess::Command { warm_ups: Recurring::states_from_store(store, &clock, config).await },
-        registry: Arc::new(metrics.registry(Arc::clone(&mirror), clock.now(), clock.clone())),
+        requests: metrics.requests.clone(),
+        registry: metrics.registry(Arc::clone(&mirror), clock.now(), clock.clone()),
         mirror,
-        requests: metrics.requests,
         base: base_url_of(config, config.server.listen),
         clock,
         default_host: config.default_host(),
@@ -379,10 +370,8 @@ pub fn base_url_of(config: &Config, bound: SocketAddr) -> String {
 
 /// Replaces the unspecified address, which cannot be connected to, by loopback.
 fn loopback_if_unspecified(mut bound: SocketAddr) -> SocketAddr {
-    match bound.ip() {
-        IpAddr::V4(ip) if ip.is_unspecified() => bound.set_ip(IpAddr::V4(Ipv4Addr::LOCALHOST)),
-        IpAddr::V6(ip) if ip.is_unspecified() => bound.set_ip(IpAddr::V6(Ipv6Addr::LOCALHOST)),
-        IpAddr::V4(_) | IpAddr::V6(_) => {}
+    if bound.ip().is_unspecified() {
+        bound.set_ip(if bound.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() });
     }
     bound
 }
@@ -437,7 +426,7 @@ pub fn mirror(
     settings: &StartSettings,
 ) -> Result<(Arc<Mirror>, Arc<Store>, MetricSources), StartError> {
     let store = Arc::new(Store::open(&config.store.path, settings.clock.now())?);
-    let metrics = MetricSources::default();
+    let metrics = MetricSources::new();
     let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);
     let own = OwnEntry::random().map_err(|_| StartError::Random)?;
     let outbound =
@@ -449,31 +438,32 @@ pub fn mirror(
     Ok((mirror, store, metrics))
 }
 
-/// The counters of every part, exported as Prometheus metrics.
-#[derive(Debug, Default)]
+/// The counters of every part, and their registry.
+#[derive(Debug)]
 pub struct MetricSources {
     requests: RequestMetrics,
     counters: Counters,
     supervisor: Supervisor,
+    registry: Registry,
 }
 
 impl MetricSources {
-    fn registry(&self, mirror: Arc<Mirror>, started: Timestamp, clock: Clock) -> Registry {
-        let mut registry = Registry::default();
+    fn new() -> Self {
+        let (mut registry, counters, supervisor) = (Registry::default(), Counters::default(), Supervisor::default());
         let build = Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]);
         registry.register("larder_build", "Version of this larder", build);
-        let start_time = ConstGauge::new(started.0);
-        registry.register_with_unit(
-            "larder_start_time",
-            "Start time of this larder, since 1970",
-            Unit::Seconds,
-            start_time,
-        );
-        self.requests.register(&mut registry);
-        self.counters.register(&mut registry);
-        self.supervisor.register(&mut registry);
-        registry.register_collector(Box::new(MirrorGauges { mirror, clock }));
-        registry
+        let requests = RequestMetrics::new(&mut registry);
+        counters.register(&mut registry);
+        supervisor.register(&mut registry);
+        Self { requests, counters, supervisor, registry }
+    }
+
+    /// Adds what is computed when the metrics are read, and returns all metrics.
+    fn registry(mut self, mirror: Arc<Mirror>, started: Timestamp, clock: Clock) -> Arc<Registry> {
+        let (help, start_time) = ("Start time of this larder, since 1970", ConstGauge::new(started.0));
+        self.registry.register_with_unit("larder_start_time", help, Unit::Seconds, start_time);
+        self.registry.register_collector(Box::new(MirrorGauges { mirror, clock }));
+        Arc::new(self.registry)
     }
 }
 

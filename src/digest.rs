@@ -1,6 +1,7 @@
 //! Digest types: the SHA-256 of an archive, its prefix in URLs, and the fast hash for later reads. `verify` decides
 //! what a digest proves.
 
+use std::array;
 use std::fmt;
 use std::io::{self, Read, Write};
 
@@ -35,11 +36,7 @@ impl Digest {
 
     /// The prefix that is used in an archive's URL.
     pub fn prefix(&self) -> DigestPrefix {
-        let mut prefix = [0; 8];
-        for (target, byte) in prefix.iter_mut().zip(self.0) {
-            *target = byte;
-        }
-        DigestPrefix(prefix)
+        DigestPrefix(array::from_fn(|index| self.0[index]))
     }
 
     /// The digest in the form of lock files and mirrors for a whole zip: `zh:HEX`.
@@ -59,11 +56,8 @@ impl Digest {
 
     /// The digest of what a SHA-256 context was updated with.
     pub(crate) fn from_context(context: Context) -> Self {
-        let mut bytes = [0; 32];
-        for (target, byte) in bytes.iter_mut().zip(context.finish().as_ref()) {
-            *target = *byte;
-        }
-        Self(bytes)
+        let digest = context.finish();
+        Self(array::from_fn(|index| digest.as_ref()[index]))
     }
 }
 
@@ -218,14 +212,6 @@ macro_rules! serialise_as_hex {
         impl fmt::Debug for $hash {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 fmt::Display::fmt(self, f)
-            }
-        }
-
-        impl std::str::FromStr for $hash {
-            type Err = BadDigest;
-
-            fn from_str(text: &str) -> Result<Self, BadDigest> {
-                Self::parse(text)
             }
         }
 

@@ -8,6 +8,7 @@ use tokio::task;
 
 use super::{RunningApp, start_problems};
 use crate::config::Config;
+use crate::http::tls::Renewal;
 use crate::mirror::RequiredPlatforms;
 use crate::upstream::Upstreams;
 
@@ -19,20 +20,9 @@ pub struct Reloaded {
 }
 
 /// A rejected reload, with every problem. The old configuration stays in force.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{} problem{}\n{}", .0.len(), if .0.len() == 1 { "" } else { "s" }, .0.join("\n"))]
 pub struct NotReloaded(pub Vec<String>);
-
-impl fmt::Display for NotReloaded {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0.len() {
-            1 => write!(f, "1 problem")?,
-            count => write!(f, "{count} problems")?,
-        }
-        self.0.iter().try_for_each(|problem| write!(f, "\n{problem}"))
-    }
-}
-
-impl std::error::Error for NotReloaded {}
 
 impl RunningApp {
     /// Applies another configuration, completely or not at all.
@@ -46,9 +36,8 @@ impl RunningApp {
         // The steps that can fail come first, so that a reload is never partial.
         let failed = |error: &dyn fmt::Display| NotReloaded(vec![error.to_string()]);
         let renewal = match (&self.tls, new_tls_files) {
-            (Some(tls), Some(files)) => {
-                let tls = Arc::clone(tls);
-                let renewal = task::spawn_blocking(move || tls.renewal(&files.certificate, &files.key));
+            (Some(_), Some(files)) => {
+                let renewal = task::spawn_blocking(move || Renewal::read(&files.certificate, &files.key));
                 Some(renewal.await.map_err(|e| failed(&e))?.map_err(|e| failed(&format!("server.tls: {e}")))?)
             }
             _ => None,
@@ -60,10 +49,7 @@ impl RunningApp {
         let required_platforms = RequiredPlatforms::from(config.network.sealed_platforms.as_slice());
         let runtime_config = previous.reloaded(upstreams, outbound, config.store.max_size, required_platforms);
         let runtime_config = Arc::new(runtime_config);
-        let handlers = self
-            .parts
-            .build_handlers(&config, Arc::clone(&runtime_config), Some(&*self.handlers.load()))
-            .map_err(|e| failed(&e))?;
+        let handlers = self.parts.build_handlers(&config, Arc::clone(&runtime_config)).map_err(|e| failed(&e))?;
 
         if let (Some(tls), Some(renewal)) = (&self.tls, renewal) {
             tls.use_pair(renewal);
@@ -89,27 +75,29 @@ async fn keep_restart_options(
     let problems = task::spawn_blocking(move || start_problems(&config_to_check));
     let mut problems = problems.await.unwrap_or_else(|error| vec![error.to_string()]);
     let mut need_restart = Vec::new();
-    let mut note_if_changed = |option, is_changed| {
-        if is_changed {
-            need_restart.push(option);
-        }
-    };
-    note_if_changed("server.listen", config.server.listen != previous.server.listen);
-    note_if_changed("server.tls", config.server.tls.is_some() != previous.server.tls.is_some());
-    note_if_changed("server.http2", config.server.http2 != previous.server.http2);
-    note_if_changed("admin.listen", config.admin.listen != previous.admin.listen);
-    note_if_changed("store.path", config.store.path != previous.store.path);
-    note_if_changed("store.scrub", config.store.scrub != previous.store.scrub);
-    config.server.listen = previous.server.listen;
-    config.server.http2 = previous.server.http2;
-    config.admin.listen = previous.admin.listen;
-    config.store.path.clone_from(&previous.store.path);
-    config.store.scrub = previous.store.scrub;
+    keep_previous("server.listen", &mut config.server.listen, &previous.server.listen, &mut need_restart);
     if config.server.tls.is_some() != previous.server.tls.is_some() {
-        config.server.tls.clone_from(&previous.server.tls);
+        keep_previous("server.tls", &mut config.server.tls, &previous.server.tls, &mut need_restart);
     }
+    keep_previous("server.http2", &mut config.server.http2, &previous.server.http2, &mut need_restart);
+    keep_previous("admin.listen", &mut config.admin.listen, &previous.admin.listen, &mut need_restart);
+    keep_previous("store.path", &mut config.store.path, &previous.store.path, &mut need_restart);
+    keep_previous("store.scrub", &mut config.store.scrub, &previous.store.scrub, &mut need_restart);
     // The check of allowed clients (promise 8) applies to the open listener. A new address in the file takes effect
     // only after a restart.
     problems.extend(config.refusal().filter(|refusal| !problems.contains(refusal)));
     if problems.is_empty() { Ok((config, need_restart)) } else { Err(NotReloaded(problems)) }
+}
+
+/// Gives an option its previous value, and adds its name to `changed` if the value was another one.
+fn keep_previous<T: PartialEq + Clone>(
+    option: &'static str,
+    value: &mut T,
+    previous: &T,
+    changed: &mut Vec<&'static str>,
+) {
+    if value != previous {
+        changed.push(option);
+        value.clone_from(previous);
+    }
 }

@@ -22,16 +22,10 @@ pub struct Clients {
 /// The client of a request: the right-most address that is not a trusted proxy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestClient {
-    address: IpAddr,
+    /// The client's address, or the trusted proxy's if the proxy names no client.
+    pub address: IpAddr,
     /// An entry of X-Forwarded-For that is not an address, sent by the trusted proxy at `address`.
     invalid_entry: Option<String>,
-}
-
-impl RequestClient {
-    /// Returns the client's address, or the trusted proxy's if the proxy names no client.
-    pub fn address(&self) -> IpAddr {
-        self.address
-    }
 }
 
 /// Text by which the doctor recognises a refusal of its address.
@@ -100,29 +94,23 @@ fn any_contains(networks: &[IpNet], address: IpAddr) -> bool {
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
-/// Properties of the request's connection.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Connection<'a> {
-    /// The other end is one of `trusted_proxies`.
-    pub(super) is_trusted_proxy: bool,
-    /// Larder's TLS; `None` on a plain connection.
-    pub(super) tls: Option<&'a Tls>,
-}
-
-/// Returns the origin at which the client sees larder, if known. `host` is the Host header. `is_upstream` returns true
+/// Returns the origin at which the client sees larder, if known. `is_trusted_proxy` tells that the other end of
+/// the connection is one of `trusted_proxies`; `tls` is larder's own, on a connection with TLS. `host` is the Host header.
+/// `is_upstream` returns true
 /// for an upstream's name under which larder answers (take-over).
 pub(super) fn origin(
-    connection: Connection<'_>,
+    is_trusted_proxy: bool,
+    tls: Option<&Tls>,
     headers: &HeaderMap,
     host: Option<&str>,
     is_upstream: impl Fn(&str) -> bool,
 ) -> Option<String> {
     if is_proxied(headers) {
-        return if connection.is_trusted_proxy { forwarded(headers) } else { None };
+        return if is_trusted_proxy { forwarded(headers) } else { None };
     }
     let host = host?;
     let is_known = |tls: &Tls| tls.certifies(host) || is_upstream(host);
-    connection.tls.filter(|tls| is_known(tls)).and_then(|_| parse_origin("https", host))
+    tls.filter(|tls| is_known(tls)).and_then(|_| parse_origin("https", host))
 }
 
 /// Returns true if a proxy announces itself between larder and the client: then Host may be the proxy's name for
@@ -252,8 +240,7 @@ mod tests {
         ] {
             let headers = headers(given);
             let origin_url = |is_trusted_proxy| {
-                let connection = Connection { is_trusted_proxy, tls: None };
-                let origin = origin(connection, &headers, Some("registry.example"), |_| true)?;
+                let origin = origin(is_trusted_proxy, None, &headers, Some("registry.example"), |_| true)?;
                 Some(Mount::default().url(&origin, "/x"))
             };
             assert_eq!(origin_url(true).as_deref(), expected, "{given:?}");

@@ -128,16 +128,9 @@ impl SlotTable {
 pub(super) struct ConnectionSlot {
     slots: ConnectionSlots,
     address: IpAddr,
-    peer_class: PeerClass,
+    pub(super) peer_class: PeerClass,
     /// One of [`SlotTable::all`].
     _permit: OwnedSemaphorePermit,
-}
-
-impl ConnectionSlot {
-    /// The class of the peer.
-    pub(super) fn peer_class(&self) -> PeerClass {
-        self.peer_class
-    }
 }
 
 impl Drop for ConnectionSlot {

@@ -77,8 +77,14 @@ struct State {
 
 impl Activity {
     /// Activity of a newly accepted connection. `head_timeout` is the limit for receiving a request head; `memory`
-    /// is the connection's share for archive bytes.
-    pub(super) fn new(idle_timeout: Duration, head_timeout: Duration, memory: ReadShare) -> Arc<Self> {
+    /// is the connection's share for archive bytes. With `outsider_deadline` the connection is an outsider's, which must
+    /// send its only request by then.
+    pub(super) fn new(
+        idle_timeout: Duration,
+        head_timeout: Duration,
+        memory: ReadShare,
+        outsider_deadline: Option<Instant>,
+    ) -> Arc<Self> {
         let now = Instant::now();
         let state = State {
             protocol: Protocol::Handshake,
@@ -86,15 +92,10 @@ impl Activity {
             waiting_for_peer: 0,
             idle_since: now,
             head_since: None,
-            outsider_deadline: None,
+            outsider_deadline,
             last_progress: now,
         };
         Arc::new(Self { state: Mutex::new(state), outsider_request: Notify::new(), memory, idle_timeout, head_timeout })
-    }
-
-    /// Marks the connection as an outsider's: it must send its only request by `deadline`.
-    pub(super) fn limit_to_one_request(&self, deadline: Instant) {
-        self.state.lock().outsider_deadline = Some(deadline);
     }
 
     /// Starts HTTP: the first request head is expected now.
@@ -192,15 +193,11 @@ impl Activity {
 pub(super) struct InFlight {
     activity: Arc<Activity>,
     waits_for_peer: bool,
-    is_outsider_request: bool,
+    /// True for the one request of an outsider, after which the connection closes.
+    pub(super) is_outsider_request: bool,
 }
 
 impl InFlight {
-    /// Returns true for the one request of an outsider, after which the connection closes.
-    pub(super) fn is_outsider_request(&self) -> bool {
-        self.is_outsider_request
-    }
-
     /// Records that the peer takes the next frame of the answer.
     pub(super) fn frame_polled(&mut self) {
         let mut state = self.activity.state.lock();

@@ -142,7 +142,8 @@ pub async fn serve(
     let _cut_when_dropped = cut.clone().drop_guard();
     let connections = TaskTracker::new();
     let drain = limits.drain;
-    let mut acceptor = Acceptor::new(listener, slots.clone(), classify);
+    let (full_log, closed_log) = (LogRateLimit::default(), LogRateLimit::default());
+    let mut acceptor = Acceptor { listener, slots: slots.clone(), classify, full_log, closed_log, failures: 0 };
     let memory = ReadBudget::new(limits.memory_bytes);
     let state = Arc::new(ListenerState { tls, limits, slots, memory, handler, stop: stop.clone() });
 
@@ -151,7 +152,7 @@ pub async fn serve(
         let cut = cut.clone();
         connections.spawn(async move {
             let result =
-                AssertUnwindSafe(cut.run_until_cancelled(state.serve_connection(socket, address, slot.peer_class())))
+                AssertUnwindSafe(cut.run_until_cancelled(state.serve_connection(socket, address, slot.peer_class)))
                     .catch_unwind();
             if let Err(panic) = result.await {
                 tracing::error!(%address, panic = panic_message(&*panic), "a connection panicked");
@@ -182,11 +183,6 @@ struct Acceptor<S> {
 }
 
 impl<S: Fn(IpAddr) -> PeerClass> Acceptor<S> {
-    fn new(listener: TcpListener, slots: ConnectionSlots, classify: S) -> Self {
-        let (full_log, closed_log) = (LogRateLimit::default(), LogRateLimit::default());
-        Self { listener, slots, classify, full_log, closed_log, failures: 0 }
-    }
-
     /// Waits for a connection and its slot.
     async fn next(&mut self) -> (TcpStream, SocketAddr, ConnectionSlot) {
         let when_full = || {
@@ -268,12 +264,10 @@ struct ListenerState {
 impl ListenerState {
     async fn serve_connection(&self, socket: TcpStream, address: SocketAddr, peer_class: PeerClass) {
         let memory = self.memory.share();
-        let activity = Activity::new(self.limits.idle, self.limits.header_time, memory.clone());
-        let mut handshake_time = self.limits.handshake;
-        if peer_class == PeerClass::Outsider {
-            activity.limit_to_one_request(Instant::now() + self.limits.outsider_time);
-            handshake_time = handshake_time.min(self.limits.outsider_time);
-        }
+        let Limits { idle, header_time, handshake, outsider_time, .. } = self.limits;
+        let outsider_time = (peer_class == PeerClass::Outsider).then_some(outsider_time);
+        let outsider_deadline = outsider_time.map(|time| Instant::now() + time);
+        let activity = Activity::new(idle, header_time, memory.clone(), outsider_deadline);
         let socket = WatchedSocket::new(socket, Arc::clone(&activity));
         let peer = Peer { address, tls: self.tls.clone(), memory };
         let Some(tls) = &self.tls else {
@@ -284,25 +278,25 @@ impl ListenerState {
             activity.begin(protocol);
             return self.run_http(socket, peer, http, &activity).await;
         };
-        let handshake = timeout(handshake_time, tls.acceptor(self.limits.http2).accept(socket));
-        let stream = match self.stop.run_until_cancelled(handshake).await {
+        let handshake_time = outsider_time.map_or(handshake, |time| handshake.min(time));
+        let accepting = timeout(handshake_time, tls.acceptor(self.limits.http2).accept(socket));
+        let stream = match self.stop.run_until_cancelled(accepting).await {
             Some(Ok(Ok(stream))) => stream,
             Some(Ok(Err(error))) => return tracing::debug!(%address, %error, "TLS handshake failed"),
             Some(Err(_)) => {
-                if peer_class == PeerClass::Outsider {
+                if outsider_time.is_some() {
                     self.slots.record_slow_outsider();
                 }
                 return tracing::debug!(%address, "TLS handshake took too long");
             }
             None => return,
         };
-        if stream.get_ref().1.alpn_protocol() == Some(b"h2") {
-            activity.begin(Protocol::Http2);
-            self.run_http(stream, peer, self.http().http2_only(), &activity).await;
-        } else {
-            activity.begin(Protocol::Http1);
-            self.run_http(stream, peer, self.http().http1_only(), &activity).await;
-        }
+        let (protocol, http) = match stream.get_ref().1.alpn_protocol() {
+            Some(b"h2") => (Protocol::Http2, self.http().http2_only()),
+            _ => (Protocol::Http1, self.http().http1_only()),
+        };
+        activity.begin(protocol);
+        self.run_http(stream, peer, http, &activity).await;
     }
 
     async fn run_http(
@@ -316,7 +310,7 @@ impl ListenerState {
         let service = service_fn(|request: Request<Incoming>| {
             let in_flight = activity.request();
             // HTTP/2 has no Connection header; it gets a GOAWAY.
-            let is_last = in_flight.is_outsider_request() && request.version() < Version::HTTP_2;
+            let is_last = in_flight.is_outsider_request && request.version() < Version::HTTP_2;
             let answer = answer(Arc::clone(&self.handler), request, peer.clone());
             answer.map_ok(move |mut response| {
                 if is_last {
@@ -333,23 +327,14 @@ impl ListenerState {
         };
         tracing::debug!(%address, ?close_reason, "ending a connection");
         connection.as_mut().graceful_shutdown();
-        match close_reason {
+        let limit = match close_reason {
             // `serve` bounds the drain from outside.
-            None => log_end(address, connection.await),
-            Some(CloseReason::Idle) => self.close(address, connection, self.limits.header_time).await,
-            Some(CloseReason::OutsiderServed) => self.close(address, connection, self.limits.outsider_time).await,
-            Some(CloseReason::SlowOutsider) => self.slots.record_slow_outsider(),
-            Some(CloseReason::SlowHead | CloseReason::Stalled) => {}
-        }
-    }
-
-    /// Waits for a connection to close, and cuts it after a limit.
-    async fn close(
-        &self,
-        address: SocketAddr,
-        connection: impl Future<Output = Result<(), BoxError>>,
-        limit: Duration,
-    ) {
+            None => return log_end(address, connection.await),
+            Some(CloseReason::Idle) => self.limits.header_time,
+            Some(CloseReason::OutsiderServed) => self.limits.outsider_time,
+            Some(CloseReason::SlowOutsider) => return self.slots.record_slow_outsider(),
+            Some(CloseReason::SlowHead | CloseReason::Stalled) => return,
+        };
         match timeout(limit, connection).await {
             Ok(ended) => log_end(address, ended),
             Err(_) => tracing::debug!(%address, "a connection did not close in time, cut"),

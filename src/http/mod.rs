@@ -17,9 +17,8 @@ pub mod watchdog;
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use http::header::{self, HeaderMap};
+use http::header;
 use http::{Method, Request, Response, StatusCode, Uri, Version};
 use hyper::body::Incoming;
 use tokio::time::Instant;
@@ -28,46 +27,35 @@ pub use self::admin::{Admin, AdminProcess};
 pub use self::body::Body;
 pub use self::requests::RequestMetrics;
 
-use self::clients::{Clients, Connection, RequestClient, origin};
-use self::connection_slots::PeerClass;
+use self::clients::{Clients, RequestClient, origin};
 use self::listener::Peer;
-use self::requests::{Content, Refusal, RequestOutcome, RouteLabel, route_label};
+use self::requests::{Content, Refusal, RequestOutcome};
 use crate::cdn_loop::CdnLoop;
 use crate::clock::Clock;
 use crate::error::Error;
-use crate::protocol::route::{Api, Route, is_probe};
+use crate::protocol::route::{Api, Route, RouteKind, is_probe};
 use crate::protocol::{self, Protocols, RequestFailure};
 
 /// The main listener: access, routes, metrics and the access log.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct MainListener {
     protocols: Arc<Protocols>,
     requests: RequestMetrics,
-    clients: Clients,
+    /// The clients that are answered.
+    pub clients: Clients,
     clock: Clock,
-    request_number: Arc<AtomicU64>,
 }
 
 impl MainListener {
-    /// Creates the main listener's handler.
+    /// Creates the main listener's handler for one configuration.
     pub fn new(protocols: Arc<Protocols>, requests: RequestMetrics, clients: Clients, clock: Clock) -> Arc<Self> {
-        Arc::new(Self { protocols, requests, clients, clock, request_number: Arc::new(AtomicU64::new(1)) })
-    }
-
-    /// Returns a copy for a reloaded configuration. Counters and request numbers continue.
-    pub fn renewed(&self, protocols: Arc<Protocols>, clients: Clients) -> Arc<Self> {
-        Arc::new(Self { protocols, clients, ..self.clone() })
-    }
-
-    /// The class of an address at the main listener.
-    pub fn peer_class(&self, address: IpAddr) -> PeerClass {
-        self.clients.peer_class(address)
+        Arc::new(Self { protocols, requests, clients, clock })
     }
 
     /// Answers a request, and writes its line of the access log when the body has been sent.
     pub async fn handle(self: Arc<Self>, request: Request<Incoming>, peer: Peer) -> Response<Body> {
         let start = Instant::now();
-        let request_number = self.request_number.fetch_add(1, Ordering::Relaxed);
+        let request_number = self.requests.next_number();
         let is_head = request.method() == Method::HEAD;
         let client = self.clients.client(peer.address.ip(), request.headers());
         let mut log = RequestLog {
@@ -75,9 +63,9 @@ impl MainListener {
             request_number,
             method: request.method().clone(),
             uri: request.uri().clone(),
-            client: client.address(),
+            client: client.address,
             start,
-            route: None,
+            route: RouteKind::NoRoute,
             answer: None,
             sent: (0, false),
         };
@@ -100,46 +88,36 @@ impl MainListener {
         peer: &Peer,
         client: &RequestClient,
         start: Instant,
-        route_label: &mut RouteLabel,
+        route_kind: &mut RouteKind,
     ) -> (Response<Body>, RequestOutcome) {
         let host = match host_of(request) {
             Ok(host) => host,
-            Err(bad_host) => {
-                self.requests.record_refusal(Refusal::Malformed);
-                return (
-                    response::errors(StatusCode::BAD_REQUEST, vec![bad_host.to_string()]),
-                    RequestOutcome::Refused,
-                );
-            }
+            Err(bad_host) => return self.refuse(Refusal::Malformed, StatusCode::BAD_REQUEST, bad_host.to_string()),
         };
+        let via = request.headers().get_all("cdn-loop").into_iter();
         let mut parsed_request = protocol::Request {
             path: request.uri().path(),
             query: request.uri().query(),
             host,
-            via: via(request.headers()),
-            client: client.address().into(),
+            via: CdnLoop::received(via.filter_map(|value| value.to_str().ok())),
+            client: client.address.into(),
             origin: None,
             now: self.clock.now(),
             takes_unknown_length: request.version() > Version::HTTP_10,
         };
-        let (route, api) = (self.protocols.route(&parsed_request), self.protocols.api(&parsed_request));
+        let (route, api) = self.protocols.route(&parsed_request);
         // The client is checked before the route, or an outsider could learn which registries are mirrored. Probes are
         // open to all.
         if !matches!(route, Ok(Route::Health | Route::Ready))
             && let Err(refusal) = self.clients.admit(client)
         {
-            self.requests.record_refusal(Refusal::Client);
-            return (
-                response::errors(response::refusal_status(api), vec![refusal.to_string()]),
-                RequestOutcome::Refused,
-            );
+            return self.refuse(Refusal::Client, response::refusal_status(api), refusal.to_string());
         }
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
-            let mut response =
-                response::errors(StatusCode::METHOD_NOT_ALLOWED, vec!["only GET and HEAD are answered here".into()]);
+            let reason = "only GET and HEAD are answered here".to_owned();
+            let (mut response, end) = self.refuse(Refusal::Method, StatusCode::METHOD_NOT_ALLOWED, reason);
             response.headers_mut().insert(header::ALLOW, header::HeaderValue::from_static("GET, HEAD"));
-            self.requests.record_refusal(Refusal::Method);
-            return (response, RequestOutcome::Refused);
+            return (response, end);
         }
         let route = match route {
             Ok(route) => route,
@@ -154,12 +132,11 @@ impl MainListener {
                 return (response::failure(&failure, api), end);
             }
         };
-        *route_label = Some(route.kind());
+        *route_kind = route.kind();
         if route.has_links() {
             let is_trusted_proxy = self.clients.is_trusted_proxy(peer.address.ip());
-            let connection = Connection { is_trusted_proxy, tls: peer.tls.as_deref() };
             let is_upstream = |host: &str| self.protocols.is_upstream(host);
-            parsed_request.origin = origin(connection, request.headers(), host, is_upstream);
+            parsed_request.origin = origin(is_trusted_proxy, peer.tls.as_deref(), request.headers(), host, is_upstream);
         }
         match self.protocols.answer(&route, &parsed_request).await {
             Ok(reply) => {
@@ -179,6 +156,11 @@ impl MainListener {
                 (response::failure(&failure, api), self.record_failure(&failure, api))
             }
         }
+    }
+
+    fn refuse(&self, refusal: Refusal, status: StatusCode, reason: String) -> (Response<Body>, RequestOutcome) {
+        self.requests.record_refusal(refusal);
+        (response::errors(status, vec![reason]), RequestOutcome::Refused)
     }
 
     /// Returns the outcome of a failed request. Counts the refusal if one of larder's rules refused the request.
@@ -240,10 +222,6 @@ fn is_same_host(authority: &str, header: &str, scheme: Option<&str>) -> bool {
     authority.eq_ignore_ascii_case(header)
 }
 
-fn via(headers: &HeaderMap) -> CdnLoop {
-    CdnLoop::received(headers.get_all("cdn-loop").into_iter().filter_map(|value| value.to_str().ok()))
-}
-
 /// HEAD: the headers of the GET with its true length, and no body (retries of clients).
 fn without_body(response: Response<Body>) -> Response<Body> {
     let (mut parts, body) = response.into_parts();
@@ -279,7 +257,7 @@ struct RequestLog {
     uri: Uri,
     client: IpAddr,
     start: Instant,
-    route: RouteLabel,
+    route: RouteKind,
     /// The status of the answer, and the outcome of the request.
     answer: Option<(StatusCode, RequestOutcome)>,
     /// The body bytes sent, and true if larder truncated the body itself.
@@ -302,7 +280,7 @@ impl Drop for RequestLog {
             request = *request_number,
             %client,
             status = self.answer.map(|(status, _)| status.as_u16()),
-            route = route_label(*route),
+            route = route.label(),
             outcome = end.label(),
             bytes = *bytes,
             ms = self.start.elapsed().as_millis() as u64,

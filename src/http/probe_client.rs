@@ -110,25 +110,21 @@ fn day(time: &Option<Timestamp>) -> String {
 /// # Errors
 /// [`ProbeError`], with the cause.
 pub async fn probe(url: &Url, roots: &ClientRoots, limit: Duration) -> Result<ProbeAnswer, ProbeError> {
-    match timeout(limit, probe_with_redirects(url, roots)).await {
-        Ok(answer) => answer,
-        Err(_) => Err(ProbeError::Slow(limit)),
-    }
+    timeout(limit, probe_with_redirects(url, roots)).await.unwrap_or(Err(ProbeError::Slow(limit)))
 }
 
 async fn probe_with_redirects(url: &Url, roots: &ClientRoots) -> Result<ProbeAnswer, ProbeError> {
     let mut url = url.clone();
-    let mut followed = 0;
+    let mut redirects = 0..MAX_REDIRECTS;
     loop {
         let answer = probe_once(&url, roots).await?;
         let is_redirect = matches!(answer.status.as_u16(), 301 | 302 | 303 | 307 | 308);
         let location = answer.headers.get(header::LOCATION).and_then(|value| value.to_str().ok());
         let next = location.filter(|_| is_redirect).and_then(|location| url.join(location).ok());
-        match next {
-            Some(next) if followed < MAX_REDIRECTS => url = next,
-            Some(_) | None => return Ok(answer),
+        match next.zip(redirects.next()) {
+            Some((next, _)) => url = next,
+            None => return Ok(answer),
         }
-        followed += 1;
     }
 }
 
@@ -381,20 +377,16 @@ impl ClientRoots {
         let bundle = files.iter().find_map(|file| read_certificates(file));
         let unreadable = file.filter(|_| bundle.is_none()).map(PathBuf::from);
         let mut certificates: Vec<CertificateDer<'static>> = bundle.unwrap_or_default();
-        certificates.extend(
-            folders.iter().flat_map(|folder| files_in(folder)).filter_map(|file| read_certificates(&file)).flatten(),
-        );
+        for folder in folders {
+            let entries = std::fs::read_dir(folder).into_iter().flatten().take(MAX_FILES).flatten();
+            certificates.extend(entries.filter_map(|entry| read_certificates(&entry.path())).flatten());
+        }
         certificates.sort_unstable_by(|a, b| a.as_ref().cmp(b.as_ref()));
         certificates.dedup();
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(certificates);
         Self { roots: Arc::new(roots), unreadable }
     }
-}
-
-fn files_in(folder: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(folder).into_iter().flatten();
-    entries.take(MAX_FILES).filter_map(|entry| entry.ok().map(|entry| entry.path())).collect()
 }
 
 /// Reads the certificates in a file and skips everything else, as Go does. `None` if the file cannot be read.

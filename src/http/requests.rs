@@ -4,6 +4,7 @@
 use std::array;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use prometheus_client::metrics::counter::Counter;
@@ -150,16 +151,6 @@ impl Refusal {
     }
 }
 
-/// The kind of a request's route; `None` without a route.
-pub(super) type RouteLabel = Option<RouteKind>;
-
-/// The name of a route, in logs and labels.
-pub(super) fn route_label(route: RouteLabel) -> &'static str {
-    route.map_or("none", RouteKind::label)
-}
-
-const ROUTE_LABEL_COUNT: usize = RouteKind::ALL.len() + 1;
-
 /// Names and values of labels.
 type Labels<const N: usize> = [(&'static str, &'static str); N];
 type Counters = Family<Labels<1>, Counter>;
@@ -169,82 +160,69 @@ type Histograms = Family<Labels<1>, Histogram, fn() -> Histogram>;
 #[derive(Debug, Clone)]
 pub struct RequestMetrics(Arc<RequestCounters>);
 
-/// The registered families. Each metric has a fixed index, so that recording needs no lookup.
+/// The metrics. Each series has a fixed index, so that recording needs no lookup.
 #[derive(Debug)]
 struct RequestCounters {
-    ended_family: Family<Labels<2>, Counter>,
-    ended: [[Counter; RequestOutcome::ALL.len()]; ROUTE_LABEL_COUNT],
-    sent_family: Counters,
+    /// Requests to the main listener so far.
+    started: AtomicU64,
+    ended: [[Counter; RequestOutcome::ALL.len()]; RouteKind::ALL.len()],
     sent: [Counter; Source::ALL.len()],
-    refused_family: Counters,
     refused: [Counter; Refusal::ALL.len()],
-    refused_connections_family: Counters,
     refused_connections: [Counter; ConnectionRefusal::ALL.len()],
-    hit_family: Histograms,
     hit: [Histogram; Content::ALL.len()],
-    age_family: Histograms,
     ages: [Histogram; RouteKind::DOCUMENTS],
 }
 
+/// Metrics that are not exposed.
 impl Default for RequestMetrics {
     fn default() -> Self {
-        let ended_family = Family::<Labels<2>, Counter>::default();
-        let [sent_family, refused_family, refused_connections_family] = <[Counters; 3]>::default();
-        let hit_family: Histograms = Family::new_with_constructor(|| Histogram::new(HIT_TIMES));
-        let age_family: Histograms = Family::new_with_constructor(|| Histogram::new(AGES));
-        let ended = |route_index: usize, outcome_index: usize| {
-            let route = route_label(RouteKind::ALL.get(route_index).copied());
-            let outcome = RequestOutcome::ALL[outcome_index].label();
-            ended_family.get_or_create_owned(&[("route", route), ("outcome", outcome)])
-        };
-        let count = |family: &Counters, name, label| family.get_or_create_owned(&[(name, label)]);
-        Self(Arc::new(RequestCounters {
-            ended: array::from_fn(|route_index| array::from_fn(|outcome_index| ended(route_index, outcome_index))),
-            sent: Source::ALL.map(|source| count(&sent_family, "source", source.label())),
-            refused: Refusal::ALL.map(|reason| count(&refused_family, "reason", reason.label())),
-            refused_connections: ConnectionRefusal::ALL
-                .map(|reason| count(&refused_connections_family, "reason", reason.label())),
-            hit: Content::ALL.map(|content| hit_family.get_or_create_owned(&[("content", content.label())])),
-            ages: array::from_fn(|index| age_family.get_or_create_owned(&[("route", RouteKind::ALL[index].label())])),
-            ended_family,
-            sent_family,
-            refused_family,
-            refused_connections_family,
-            hit_family,
-            age_family,
-        }))
+        Self::new(&mut Registry::default())
     }
 }
 
 impl RequestMetrics {
-    /// Registers the metrics.
-    pub fn register(&self, registry: &mut Registry) {
-        let RequestCounters {
-            ended_family,
-            sent_family,
-            refused_family,
-            refused_connections_family,
-            hit_family,
-            age_family,
-            ..
-        } = &*self.0;
-        registry.register("larder_requests", "Requests answered, by route and outcome", ended_family.clone());
+    /// Creates the metrics and registers them.
+    pub fn new(registry: &mut Registry) -> Self {
+        let ended = Family::<Labels<2>, Counter>::default();
+        registry.register("larder_requests", "Requests answered, by route and outcome", ended.clone());
+        let ended = |route_index: usize, outcome_index: usize| {
+            let (route, outcome) = (RouteKind::ALL[route_index].label(), RequestOutcome::ALL[outcome_index].label());
+            ended.get_or_create_owned(&[("route", route), ("outcome", outcome)])
+        };
+        let [sent, refused, refused_connections] = <[Counters; 3]>::default();
         let help = "Body bytes sent to clients, by source; `store` is upstream traffic saved";
-        registry.register_with_unit("larder_sent", help, Unit::Bytes, sent_family.clone());
-        let help = "Requests refused, by reason";
-        registry.register("larder_refusals", help, refused_family.clone());
+        registry.register_with_unit("larder_sent", help, Unit::Bytes, sent.clone());
+        registry.register("larder_refusals", "Requests refused, by reason", refused.clone());
         let help = "Connections closed without a response, by limit";
-        registry.register("larder_connections_refused", help, refused_connections_family.clone());
+        registry.register("larder_connections_refused", help, refused_connections.clone());
+        let hit: Histograms = Family::new_with_constructor(|| Histogram::new(HIT_TIMES));
         let help = "Time from request headers to response headers, for fresh cache hits";
-        registry.register_with_unit("larder_hit", help, Unit::Seconds, hit_family.clone());
+        registry.register_with_unit("larder_hit", help, Unit::Seconds, hit.clone());
+        let ages: Histograms = Family::new_with_constructor(|| Histogram::new(AGES));
         let help = "Age of served documents since upstream last confirmed them";
-        registry.register_with_unit("larder_document_age", help, Unit::Seconds, age_family.clone());
+        registry.register_with_unit("larder_document_age", help, Unit::Seconds, ages.clone());
+        let counter = |family: &Counters, name, label| family.get_or_create_owned(&[(name, label)]);
+        Self(Arc::new(RequestCounters {
+            started: AtomicU64::default(),
+            ended: array::from_fn(|route_index| array::from_fn(|outcome_index| ended(route_index, outcome_index))),
+            sent: Source::ALL.map(|source| counter(&sent, "source", source.label())),
+            refused: Refusal::ALL.map(|reason| counter(&refused, "reason", reason.label())),
+            refused_connections: ConnectionRefusal::ALL
+                .map(|reason| counter(&refused_connections, "reason", reason.label())),
+            hit: Content::ALL.map(|content| hit.get_or_create_owned(&[("content", content.label())])),
+            ages: array::from_fn(|index| ages.get_or_create_owned(&[("route", RouteKind::ALL[index].label())])),
+        }))
+    }
+
+    /// Returns the number of the next request, for the log.
+    pub(super) fn next_number(&self) -> u64 {
+        self.0.started.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// Counts a finished request and its sent body bytes.
-    pub(super) fn record_end(&self, route: RouteLabel, outcome: RequestOutcome, source: Source, bytes: u64) {
+    pub(super) fn record_end(&self, route: RouteKind, outcome: RequestOutcome, source: Source, bytes: u64) {
         let RequestCounters { ended, sent, .. } = &*self.0;
-        ended[route.map_or(ROUTE_LABEL_COUNT - 1, |kind| kind as usize)][outcome as usize].inc();
+        ended[route as usize][outcome as usize].inc();
         sent[source as usize].inc_by(bytes);
     }
 
@@ -280,12 +258,8 @@ impl RequestMetrics {
     pub fn by_outcome(&self) -> BTreeMap<String, u64> {
         let count =
             |outcome: RequestOutcome| self.0.ended.iter().map(|counts| counts[outcome as usize].get()).sum::<u64>();
-        without_zeros(
-            RequestOutcome::ALL
-                .into_iter()
-                .filter(|outcome| *outcome != RequestOutcome::NoOutcome)
-                .map(|outcome| (outcome.label(), count(outcome))),
-        )
+        let outcomes = RequestOutcome::ALL.into_iter().filter(|outcome| *outcome != RequestOutcome::NoOutcome);
+        without_zeros(outcomes.map(|outcome| (outcome.label(), count(outcome))))
     }
 
     /// Returns the refused requests since the start by reason, without zero counts.

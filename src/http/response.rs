@@ -198,14 +198,14 @@ fn file(archive: Archive, route: &Route, conditions: RequestConditions<'_>, memo
         Archive::PassedThrough { passing, length } => Response::new(Body::stream(passing.stream(), length)),
         Archive::InMemory { bytes, digest, stored } => {
             let size_bytes = bytes.len() as u64;
-            stored_archive_response(Validators::of(digest, stored), size_bytes, conditions, |start, end| {
+            stored_archive_response(digest, stored, size_bytes, conditions, |start, end| {
                 // The range lies within the bytes, whose length fits a usize.
                 Body::full(bytes.slice(start as usize..end as usize))
             })
         }
         Archive::OnDisk { blob, digest, stored } => {
             let size_bytes = blob.size_bytes();
-            stored_archive_response(Validators::of(digest, Some(stored)), size_bytes, conditions, |start, end| {
+            stored_archive_response(digest, Some(stored), size_bytes, conditions, |start, end| {
                 Body::stream(blob.stream(start..end, memory), Some(end - start))
             })
         }
@@ -230,43 +230,23 @@ fn expects_other_digest(route: &Route, headers: &HeaderMap) -> bool {
     any_tag(headers, header::IF_MATCH, is_tag) == Some(false)
 }
 
-/// Validators of a file (RFC 9110 8.8).
-struct Validators {
-    tag: String,
-    modified: Option<Timestamp>,
-}
-
-impl Validators {
-    fn of(digest: Digest, modified: Option<Timestamp>) -> Self {
-        Self { tag: format!("\"{digest}\""), modified }
-    }
-
-    fn last_modified(&self) -> Option<String> {
-        self.modified.map(Timestamp::http_date)
-    }
-
-    /// Evaluates If-Range (RFC 9110 13.1.5).
-    fn is_if_range(&self, given: &HeaderValue) -> bool {
-        let given = given.as_bytes();
-        given == self.tag.as_bytes() || self.last_modified().is_some_and(|modified| given == modified.as_bytes())
-    }
-}
-
-/// Answers conditional and range requests (RFC 9110 13, 14), for stored and verified content only.
+/// Answers conditional and range requests (RFC 9110 13, 14) with the validators of a file (RFC 9110 8.8), for stored and verified content only.
 fn stored_archive_response(
-    validators: Validators,
+    digest: Digest,
+    modified: Option<Timestamp>,
     size_bytes: u64,
     conditions: RequestConditions<'_>,
     body: impl FnOnce(u64, u64) -> Body,
 ) -> Response<Body> {
-    let mut response = match precondition(conditions.headers, |given| given == validators.tag, validators.modified) {
+    let (tag, last_modified) = (format!("\"{digest}\""), modified.map(Timestamp::http_date));
+    let mut response = match precondition(conditions.headers, |given| given == tag, modified) {
         Precondition::Failed => return precondition_failed(),
         Precondition::NotModified => with_headers(StatusCode::NOT_MODIFIED, Body::empty(), []),
         Precondition::Met => {
             let if_range = conditions.headers.get(header::IF_RANGE);
-            let applies = conditions.allows_ranges
-                && conditions.is_get
-                && if_range.is_none_or(|given| validators.is_if_range(given));
+            let is_validator =
+                |given: &HeaderValue| *given == tag || last_modified.as_ref().is_some_and(|date| given == date);
+            let applies = conditions.allows_ranges && conditions.is_get && if_range.is_none_or(is_validator);
             let range = conditions.headers.get(header::RANGE).filter(|_| applies).and_then(|range| range.to_str().ok());
             match range.map_or(RequestedRange::Whole, |range| requested_range(range, size_bytes)) {
                 RequestedRange::Whole => Response::new(body(0, size_bytes)),
@@ -289,9 +269,9 @@ fn stored_archive_response(
         }
     };
     let headers = response.headers_mut();
-    insert(headers, header::ETAG, &validators.tag);
-    if let Some(modified) = validators.last_modified() {
-        insert(headers, header::LAST_MODIFIED, &modified);
+    insert(headers, header::ETAG, &tag);
+    if let Some(date) = last_modified {
+        insert(headers, header::LAST_MODIFIED, &date);
     }
     if conditions.allows_ranges {
         headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
@@ -342,19 +322,15 @@ pub(super) fn refusal_status(api: Api) -> StatusCode {
     }
 }
 
-/// Responds to a failure.
+/// Responds to a failure: the body has subject, cause and remedy, the reason phrase cause and remedy.
 pub(super) fn failure(failure: &RequestFailure, api: Api) -> Response<Body> {
-    explained(failure_status(failure, api), &failure.explain())
+    let reason = failure.explain();
+    error_response(failure_status(failure, api), vec![safe_text(&reason.to_string())], Some(&reason))
 }
 
 /// The text of a failure for the log, without secrets. It may contain paths of this machine.
 pub(super) fn log_text(failure: &RequestFailure) -> String {
     safe_text(&failure.to_string())
-}
-
-/// Responds with an error: the body has subject, cause and remedy, the reason phrase cause and remedy.
-pub(super) fn explained(status_code: StatusCode, reason: &Explanation) -> Response<Body> {
-    error_response(status_code, vec![safe_text(&reason.to_string())], Some(reason))
 }
 
 /// Responds with errors in the registries' JSON form. The reason phrase has the first.
@@ -369,7 +345,7 @@ fn error_response(status_code: StatusCode, errors: Vec<String>, reason: Option<&
     response.headers_mut().insert(header::CACHE_CONTROL, NO_STORE);
     // The header marks the error as larder's own, not upstream's.
     response.headers_mut().insert(CACHE_STATUS, HeaderValue::from_static(NAME));
-    if let Some(phrase) = reason.and_then(phrase) {
+    if let Some(Ok(phrase)) = reason.map(|reason| ReasonPhrase::try_from(phrase_text(reason).into_bytes())) {
         response.extensions_mut().insert(phrase);
     }
     response
@@ -441,20 +417,20 @@ const MAX_PHRASE_BYTES: usize = 200;
 const PREFIX: &str = "larder: ";
 const ELLIPSIS: &str = "...";
 
-/// Returns the phrase of an error in printable ASCII. Cuts the cause if the phrase is too long, so that the remedy
+/// Returns the reason phrase of an error in printable ASCII. Cuts the cause if the phrase is too long, so that the remedy
 /// stays.
-fn phrase(reason: &Explanation) -> Option<ReasonPhrase> {
-    ReasonPhrase::try_from(phrase_text(reason).into_bytes()).ok()
-}
-
 fn phrase_text(reason: &Explanation) -> String {
     // `https://` is the usual scheme and carries no information.
-    let cause = printable(&reason.cause).replace("https://", "");
+    let mut cause = printable(&reason.cause).replace("https://", "");
     let remedy = reason.remedy.as_deref().map(|remedy| format!("; {}", printable(remedy))).unwrap_or_default();
     let width = MAX_PHRASE_BYTES - PREFIX.len();
     // A remedy that leaves no space for the cause is dropped.
     let remedy = if remedy.len() <= width / 2 || cause.len() + remedy.len() <= width { remedy } else { String::new() };
-    format!("{PREFIX}{}{remedy}", truncate(cause, width - remedy.len()))
+    if cause.len() > width - remedy.len() {
+        cause.truncate(width - remedy.len() - ELLIPSIS.len());
+        cause.push_str(ELLIPSIS);
+    }
+    format!("{PREFIX}{cause}{remedy}")
 }
 
 fn printable(text: &str) -> String {
@@ -467,14 +443,6 @@ fn printable(text: &str) -> String {
     };
     let characters: String = text.chars().map(character).collect();
     characters.split(' ').filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")
-}
-
-fn truncate(mut text: String, width: usize) -> String {
-    if text.len() > width {
-        text.truncate(width - ELLIPSIS.len());
-        text.push_str(ELLIPSIS);
-    }
-    text
 }
 
 #[cfg(test)]
@@ -696,7 +664,7 @@ mod tests {
         fn every_phrase_is_short_printable_ascii(cause in "(?s).{0,300}", remedy in "(?s).{0,300}") {
             let text = phrase_text(&explanation(&cause, &remedy));
             prop_assert!(text.len() <= MAX_PHRASE_BYTES && text.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic()));
-            prop_assert!(phrase(&explanation(&cause, &remedy)).is_some());
+            prop_assert!(ReasonPhrase::try_from(text.into_bytes()).is_ok());
         }
     }
 }

@@ -10,11 +10,12 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+use http::uri::Authority;
 use parking_lot::Mutex;
 use rustls::{
     InconsistentKeys, ServerConfig,
     client::verify_server_name,
-    crypto::{CryptoProvider, aws_lc_rs},
+    crypto::aws_lc_rs,
     server::{ClientHello, ParsedCertificate, ResolvesServerCert},
     sign::CertifiedKey,
 };
@@ -31,7 +32,6 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// The certificate chain and key for new connections; both can be replaced while connections are open.
 #[derive(Debug)]
 pub struct Tls {
-    provider: Arc<CryptoProvider>,
     in_use: Arc<CurrentCertificate>,
     http1: Arc<ServerConfig>,
     with_http2: Arc<ServerConfig>,
@@ -49,7 +49,7 @@ struct WatchedFiles {
 
 impl WatchedFiles {
     fn new(certificate: &Path, key: &Path) -> Self {
-        let stamps = [certificate, key].map(FileStamp::of);
+        let stamps = [certificate, key].map(file_stamp);
         Self { certificate: certificate.to_owned(), key: key.to_owned(), stamps }
     }
 }
@@ -59,6 +59,18 @@ impl WatchedFiles {
 pub struct Renewal {
     pair: CertifiedKey,
     files: WatchedFiles,
+}
+
+impl Renewal {
+    /// Reads and checks a pair of files.
+    ///
+    /// # Errors
+    /// As [`Tls::load`].
+    pub fn read(certificate: &Path, key: &Path) -> Result<Self, TlsError> {
+        // The state is taken before the files are read, so that a write in between shows as a change.
+        let files = WatchedFiles::new(certificate, key);
+        Ok(Self { pair: certified_key(certificate, key)?, files })
+    }
 }
 
 /// An unusable certificate or key: the file, the problem, and the expected content.
@@ -116,10 +128,9 @@ impl Tls {
     /// # Errors
     /// A file cannot be read or parsed, or the two do not match.
     pub fn load(certificate: &Path, key: &Path) -> Result<Self, TlsError> {
-        let provider = Arc::new(aws_lc_rs::default_provider());
-        let Renewal { pair, files } = renewal(certificate, key, &provider)?;
+        let Renewal { pair, files } = Renewal::read(certificate, key)?;
         let in_use = Arc::new(CurrentCertificate(ArcSwap::from_pointee(pair)));
-        let mut config = ServerConfig::builder_with_provider(Arc::clone(&provider))
+        let mut config = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
             .with_safe_default_protocol_versions()
             .map_err(TlsError::Setup)?
             .with_no_client_auth()
@@ -128,7 +139,7 @@ impl Tls {
         let mut with_http2 = config.clone();
         with_http2.alpn_protocols.insert(0, b"h2".to_vec());
         let (http1, with_http2) = (Arc::new(config), Arc::new(with_http2));
-        Ok(Self { provider, in_use, http1, with_http2, last_read: Mutex::new(files) })
+        Ok(Self { in_use, http1, with_http2, last_read: Mutex::new(files) })
     }
 
     /// A TLS acceptor that uses the current certificate at each handshake. Offers HTTP/1.1; with `http2` also HTTP/2,
@@ -143,24 +154,11 @@ impl Tls {
     /// 9525).
     #[must_use]
     pub fn certifies(&self, authority: &str) -> bool {
-        let name = match authority.rsplit_once(':') {
-            Some((name, port)) if !port.ends_with(']') => name,
-            _ => authority,
-        };
-        let name = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
+        let Ok(authority) = authority.parse::<Authority>() else { return false };
+        let name = authority.host().trim_matches(['[', ']']);
         let (Ok(name), pair) = (ServerName::try_from(name), self.in_use.0.load()) else { return false };
-        let certificate = pair.cert.first().map(ParsedCertificate::try_from);
-        certificate.is_some_and(|certificate| {
-            certificate.is_ok_and(|certificate| verify_server_name(&certificate, &name).is_ok())
-        })
-    }
-
-    /// Reads and checks another pair of files.
-    ///
-    /// # Errors
-    /// As [`Tls::load`].
-    pub fn renewal(&self, certificate: &Path, key: &Path) -> Result<Renewal, TlsError> {
-        renewal(certificate, key, &self.provider)
+        let certificate = pair.cert.first().and_then(|certificate| ParsedCertificate::try_from(certificate).ok());
+        certificate.is_some_and(|certificate| verify_server_name(&certificate, &name).is_ok())
     }
 
     /// Uses this pair for new connections, and watches its files.
@@ -195,7 +193,7 @@ impl Tls {
         if observed == loaded || observed != *previous {
             return observed;
         }
-        let pair = certified_key(&observed.certificate, &observed.key, &self.provider);
+        let pair = certified_key(&observed.certificate, &observed.key);
         let mut last_read = self.last_read.lock();
         if *last_read != loaded {
             // A reload of the configuration has named other files.
@@ -223,13 +221,7 @@ impl ResolvesServerCert for CurrentCertificate {
     }
 }
 
-fn renewal(certificate: &Path, key: &Path, provider: &CryptoProvider) -> Result<Renewal, TlsError> {
-    // The state is taken before the files are read, so that a write in between shows as a change.
-    let files = WatchedFiles::new(certificate, key);
-    Ok(Renewal { pair: certified_key(certificate, key, provider)?, files })
-}
-
-fn certified_key(certificate: &Path, key: &Path, provider: &CryptoProvider) -> Result<CertifiedKey, TlsError> {
+fn certified_key(certificate: &Path, key: &Path) -> Result<CertifiedKey, TlsError> {
     let chain_error = |problem: String| TlsError::Chain { path: certificate.to_owned(), problem };
     let key_error = |problem: String| TlsError::Key { path: key.to_owned(), problem };
     let chain = CertificateDer::pem_slice_iter(&read(certificate)?)
@@ -242,7 +234,7 @@ fn certified_key(certificate: &Path, key: &Path, provider: &CryptoProvider) -> R
         pem::Error::NoItemsFound => key_error("the file holds no unencrypted private key".to_owned()),
         other => key_error(other.to_string()),
     })?;
-    let signing = provider.key_provider.load_private_key(private).map_err(|error| key_error(error.to_string()))?;
+    let signing = aws_lc_rs::sign::any_supported_type(&private).map_err(|error| key_error(error.to_string()))?;
     let pair = CertifiedKey::new(chain, signing);
     match pair.keys_match() {
         // `Unknown` is not a mismatch: the key does not expose its public half.
@@ -254,26 +246,13 @@ fn certified_key(certificate: &Path, key: &Path, provider: &CryptoProvider) -> R
     }
 }
 
-/// State of a file, for detecting a change.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct FileStamp {
-    device: u64,
-    inode: u64,
-    length: u64,
-    modified: (i64, i64),
-}
+/// Device, inode, length and modification time of a file, for detecting a change.
+type FileStamp = (u64, u64, u64, i64, i64);
 
-impl FileStamp {
-    /// Follows symbolic links, because Kubernetes renews a secret by switching one. `None` if the file is not accessible.
-    fn of(path: &Path) -> Option<Self> {
-        let metadata = std::fs::metadata(path).ok()?;
-        Some(Self {
-            device: metadata.dev(),
-            inode: metadata.ino(),
-            length: metadata.len(),
-            modified: (metadata.mtime(), metadata.mtime_nsec()),
-        })
-    }
+/// Follows symbolic links, because Kubernetes renews a secret by switching one. `None` if the file is not accessible.
+fn file_stamp(path: &Path) -> Option<FileStamp> {
+    let metadata = std::fs::metadata(path).ok()?;
+    Some((metadata.dev(), metadata.ino(), metadata.len(), metadata.mtime(), metadata.mtime_nsec()))
 }
 
 #[expect(

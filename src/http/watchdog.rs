@@ -2,8 +2,6 @@
 //! the pool of blocking threads. Upstreams and the store do not count: a restart repairs neither.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -50,22 +48,22 @@ pub enum LivenessError {
 #[derive(Debug)]
 pub struct BlockingPoolCheck {
     limit: Duration,
-    /// The empty task, and the time at which it was queued.
-    empty_task: Mutex<Option<(JoinHandle<()>, Instant)>>,
-    disk: Arc<DiskCheck>,
+    last: Mutex<LastTests>,
 }
 
-/// Result of the last disk test.
+/// The last test of the pool, and of the disk.
 #[derive(Debug, Default)]
-struct DiskCheck {
-    is_running: AtomicBool,
-    has_worked: AtomicBool,
+struct LastTests {
+    /// The empty task, and the time at which it was queued.
+    empty_task: Option<(JoinHandle<()>, Instant)>,
+    /// Returns true if the disk works.
+    disk_test: Option<std::thread::JoinHandle<bool>>,
 }
 
 impl BlockingPoolCheck {
     /// Checks the pool of this runtime; `limit` is the longest wait for a thread.
     pub fn new(limit: Duration) -> Self {
-        Self { limit, empty_task: Mutex::default(), disk: Arc::default() }
+        Self { limit, last: Mutex::default() }
     }
 
     /// Checks the empty task, and queues the next one after it ran. `write_to_disk` returns true on success. Does not
@@ -74,45 +72,30 @@ impl BlockingPoolCheck {
     /// # Errors
     /// [`LivenessError::Pool`] if no task got a thread in time although the disk worked at its last test.
     pub fn check(&self, write_to_disk: impl FnOnce() -> bool + Send + 'static) -> Result<(), LivenessError> {
-        let mut empty_task = self.empty_task.lock();
+        let LastTests { empty_task, disk_test } = &mut *self.last.lock();
+        let finished_test = disk_test.take_if(|test| test.is_finished());
         let Some((_, queued_at)) = empty_task.as_ref().filter(|(task, _)| !task.is_finished()) else {
+            // The finished test is dropped: it says nothing about a later starvation.
             *empty_task = Some((spawn_blocking(|| ()), Instant::now()));
-            // A test during an earlier starvation says nothing about this one.
-            self.disk.has_worked.store(false, Ordering::Release);
             return Ok(());
         };
         let waited = queued_at.elapsed();
-        if waited < self.limit {
+        // While a test still runs, the disk counts as hanging.
+        if waited < self.limit || disk_test.is_some() {
+            *disk_test = disk_test.take().or(finished_test);
             return Ok(());
         }
-        if DiskCheck::take_result_and_restart(&self.disk, write_to_disk) {
-            Err(LivenessError::Pool(waited))
-        } else {
-            Ok(())
-        }
-    }
-}
-
-impl DiskCheck {
-    /// Returns the result of the last disk test, and starts another. While one is still running, the disk counts as
-    /// hanging.
-    fn take_result_and_restart(disk: &Arc<Self>, write_to_disk: impl FnOnce() -> bool + Send + 'static) -> bool {
-        if disk.is_running.swap(true, Ordering::AcqRel) {
-            return false;
-        }
-        let has_worked = disk.has_worked.swap(false, Ordering::AcqRel);
-        let check = Arc::clone(disk);
-        let spawned = std::thread::Builder::new().name("disk".to_owned()).spawn(move || {
+        let test = std::thread::Builder::new().name("disk".to_owned()).spawn(move || {
             let began = Instant::now();
-            let works = write_to_disk() && began.elapsed() < DISK_TIMEOUT;
-            check.has_worked.store(works, Ordering::Release);
-            check.is_running.store(false, Ordering::Release);
+            write_to_disk() && began.elapsed() < DISK_TIMEOUT
         });
-        if let Err(error) = spawned {
-            tracing::warn!(%error, "the disk could not be tested: no thread could be started");
-            disk.is_running.store(false, Ordering::Release);
+        *disk_test = test
+            .inspect_err(|error| tracing::warn!(%error, "the disk could not be tested: no thread could be started"))
+            .ok();
+        match finished_test.map(std::thread::JoinHandle::join) {
+            Some(Ok(true)) => Err(LivenessError::Pool(waited)),
+            _ => Ok(()),
         }
-        has_worked
     }
 }
 
@@ -161,10 +144,7 @@ async fn is_own_address(address: SocketAddr) -> bool {
     };
     // Without a free file descriptor clients are not answered either: the check should fail then, so it goes on.
     let Ok(socket) = UdpSocket::bind((unspecified, 0)).await else { return true };
-    let source = match socket.connect(address).await {
-        Ok(()) => socket.local_addr(),
-        Err(unreachable) => Err(unreachable),
-    };
+    let source = socket.connect(address).await.and_then(|()| socket.local_addr());
     source.is_ok_and(|source| source.ip() == address.ip())
 }
 

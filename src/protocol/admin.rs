@@ -170,6 +170,14 @@ fn object_of<T: DeserializeOwned>(body: &[u8], shape: &str) -> Result<T, String>
     serde_json::from_value(Value::Object(object)).map_err(bad)
 }
 
+/// Parses the id of a job in a request.
+///
+/// # Errors
+/// The problem.
+fn job_id(text: &str) -> Result<JobId, String> {
+    JobId::parse(text).ok_or_else(|| format!("{:?} is not a job id: those have sixteen hex digits", short(text)))
+}
+
 /// The beginning of a text that a message quotes.
 fn short(text: &str) -> String {
     text.chars().take(64).collect()
@@ -219,8 +227,7 @@ impl Access {
 
     /// Checks that a read may be answered.
     pub fn may_read(&self, credentials: Credentials<'_>) -> Result<(), AdminRefusal> {
-        self.refuse_web_page(credentials)?;
-        if self.listens_on_loopback || self.has_token(credentials) { Ok(()) } else { Err(AdminRefusal::NoToken) }
+        if self.listens_on_loopback { self.refuse_web_page(credentials) } else { self.may_change(credentials) }
     }
 
     /// Checks that a change may be made. It always needs the token, because every user and web page of this machine

@@ -156,19 +156,15 @@ impl Protocols {
         Self { mirror, runtime_config, mount, route_context, answers, shared_renderings }
     }
 
-    /// Parses a request line.
-    pub fn route(&self, request: &Request<'_>) -> Result<Route, RouteError> {
-        Route::parse(self.mount.without_prefix(request.path), request.query, request.host, &self.route_context)
+    /// Parses a request line. Returns the protocol of its path even without a route.
+    pub fn route(&self, request: &Request<'_>) -> (Result<Route, RouteError>, Api) {
+        let path = self.mount.without_prefix(request.path);
+        (Route::parse(path, request.query, request.host, &self.route_context), Api::of_path(path))
     }
 
     /// Returns true if a Host is an upstream's name under which larder answers (take-over).
     pub fn is_upstream(&self, host: &str) -> bool {
         self.route_context.taken_over(Some(host)).is_some()
-    }
-
-    /// The protocol of a request line, even of one without a route.
-    pub fn api(&self, request: &Request<'_>) -> Api {
-        Api::of_path(self.mount.without_prefix(request.path))
     }
 
     /// Answers a route.

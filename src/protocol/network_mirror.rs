@@ -187,12 +187,10 @@ impl VersionAnswer<'_> {
             platforms.extend(archives_by_convention.keys());
         }
         for platform in platforms {
-            if let Some(set) = sets.get(platform) {
-                archives.insert(platform.clone(), (&**set).into());
-            } else if let Some(archive) = archives_by_convention.get(platform) {
-                archives.insert(platform.clone(), archive.clone());
-            } else {
-                unresolved.push(platform.clone());
+            let of_set = sets.get(platform).map(|set| NamedArchive::from(&**set));
+            match of_set.or_else(|| archives_by_convention.get(platform).cloned()) {
+                Some(archive) => drop(archives.insert(platform.clone(), archive)),
+                None => unresolved.push(platform.clone()),
             }
         }
         let mut last_error = None;

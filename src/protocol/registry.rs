@@ -11,7 +11,7 @@ use serde_json::value::{RawValue, Value, to_raw_value};
 use url::Url;
 
 use super::Links;
-use super::route::{Route, modules_base, providers_base};
+use super::route::{Route, service_base};
 use crate::address::{Hostname, ModulePackage, Package};
 use crate::error::Error;
 use crate::mirror::{Answer, Mirror, ModuleLocation, ProofSetRefs, RequestContext};
@@ -28,8 +28,7 @@ pub(super) async fn discovery(
     call: &RequestContext,
     links: Links<'_>,
 ) -> Result<Answer<Vec<u8>>, Error> {
-    let subject = || format!("the cached discovery document of {host}");
-    let unreadable = |reason| Error::Unreadable { subject: subject(), reason };
+    let unreadable = |reason| Error::Unreadable { subject: format!("the cached discovery document of {host}"), reason };
     let answer = mirror.documents.discovery(host, call).await?;
     let discovery = answer.value.discovery_for_clients().map_err(unreadable)?;
     let entries = services(discovery, host, |path| links.url(path));
@@ -39,8 +38,8 @@ pub(super) async fn discovery(
 
 /// Rewrites every service of a discovery document for larder's clients.
 pub fn services(discovery: Discovery, host: &Hostname, link: impl Fn(&str) -> String) -> RawObject {
-    let has = |service: Service| discovery.base(service).is_some();
-    let (has_providers, has_modules) = (has(Service::Providers), has(Service::Modules));
+    let mirrored: Vec<Service> =
+        Service::ALL.into_iter().filter(|service| discovery.base(*service).is_some()).collect();
     let Discovery { mut entries, url } = discovery;
     // Clients refuse a service whose URL has userinfo, and the userinfo must not be shown.
     entries.retain(|_, value| match serde_json::from_str(value.get()) {
@@ -49,10 +48,9 @@ pub fn services(discovery: Discovery, host: &Hostname, link: impl Fn(&str) -> St
         Err(_) => !value.get().contains(['@', '\\']),
     });
     for (name, value) in &mut entries {
-        let rewritten = match name.as_str() {
-            "providers.v1" if has_providers => to_raw_value(&link(&providers_base(host))).ok(),
-            "modules.v1" if has_modules => to_raw_value(&link(&modules_base(host))).ok(),
-            _ => absolute(value, &url),
+        let rewritten = match mirrored.iter().find(|service| service.key() == name) {
+            Some(service) => to_raw_value(&link(&service_base(host, *service))).ok(),
+            None => absolute(value, &url),
         };
         if let Some(rewritten) = rewritten {
             *value = rewritten;

@@ -105,23 +105,14 @@ pub struct RenderedAnswer {
     pub revision: u64,
 }
 
-/// The key of a rendered answer: everything that its bytes depend on, except the revision of its provider.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct RenderedAnswerKey {
-    route: Route,
-    base: String,
-}
-
-/// A borrowed [`RenderedAnswerKey`], for lookups without a copy. It hashes like one, field by field.
+/// The route and the base of a rendered answer, for lookups without a copy. Its bytes depend on these, and on the revision
+/// of its provider.
 #[derive(Hash)]
-struct KeyRef<'a> {
-    route: &'a Route,
-    base: &'a str,
-}
+struct KeyRef<'a>(&'a Route, &'a str);
 
-impl Equivalent<RenderedAnswerKey> for KeyRef<'_> {
-    fn equivalent(&self, key: &RenderedAnswerKey) -> bool {
-        *self.route == key.route && self.base == key.base
+impl Equivalent<(Route, String)> for KeyRef<'_> {
+    fn equivalent(&self, (route, base): &(Route, String)) -> bool {
+        self.0 == route && self.1 == base
     }
 }
 
@@ -132,7 +123,7 @@ const MAX_BASES: u64 = 64;
 /// Rendered answers, up to a number of bytes.
 #[derive(Debug)]
 pub struct RenderedAnswers {
-    cache: Cache<RenderedAnswerKey, RenderedAnswer>,
+    cache: Cache<(Route, String), RenderedAnswer>,
     /// The most requested bases.
     bases: Cache<String, ()>,
     /// Memory for archives, including evicted ones that clients still read.
@@ -143,7 +134,7 @@ impl RenderedAnswers {
     /// Creates a memory of at most this many bytes.
     pub fn up_to(bytes: u64) -> Self {
         // Keys and bookkeeping count as well, or small answers would be free.
-        let weigh = |_: &RenderedAnswerKey, rendered: &RenderedAnswer| {
+        let weigh = |_: &(Route, String), rendered: &RenderedAnswer| {
             u32::try_from(rendered.answer.value.weight() + 512).unwrap_or(u32::MAX)
         };
         let cache = Cache::builder().max_capacity(bytes).weigher(weigh).build();
@@ -156,7 +147,7 @@ impl RenderedAnswers {
         if !self.is_among_bases(base) {
             return None;
         }
-        let RenderedAnswer { answer, made, revision: made_at } = self.cache.get(&KeyRef { route, base })?;
+        let RenderedAnswer { answer, made, revision: made_at } = self.cache.get(&KeyRef(route, base))?;
         // After the clock was set back, the answer would stay fresh for too long.
         let is_fresh = made <= now && now < answer.fresh_until;
         (is_fresh && made_at == revision).then_some(answer)
@@ -165,9 +156,8 @@ impl RenderedAnswers {
     /// Stores an answer if its base is, or now becomes, one of the most requested ones. An archive is stored
     /// only if the memory budget has space for a copy.
     pub fn insert(&self, route: &Route, base: &str, mut rendered: RenderedAnswer) {
-        let key = RenderedAnswerKey { route: route.clone(), base: base.to_owned() };
         if !self.is_among_bases(base) {
-            self.bases.insert(key.base.clone(), ());
+            self.bases.insert(base.to_owned(), ());
             // Evicts now, perhaps the new base itself.
             self.bases.run_pending_tasks();
         }
@@ -177,7 +167,7 @@ impl RenderedAnswers {
             let Some(copy) = self.archives.copy(bytes) else { return };
             *bytes = copy;
         }
-        self.cache.insert(key, rendered);
+        self.cache.insert((route.clone(), base.to_owned()), rendered);
     }
 
     fn is_among_bases(&self, base: &str) -> bool {

@@ -18,7 +18,7 @@ use crate::error::{Error, Explanation};
 use crate::labels::labelled_enum;
 use crate::mirror::{ArchiveRef, ModuleArchiveRef, ProofFile, ProofFileRef};
 use crate::upstream::discovery::Service;
-use crate::upstream::pages::{BadQuery, PagePath, PageQuery, PageRef, SpelledVersion};
+use crate::upstream::pages::{PagePath, PageQuery, PageRef, SpelledVersion};
 
 /// Segments of the longest valid path.
 const MAX_SEGMENTS: usize = 11;
@@ -123,12 +123,6 @@ impl Api {
 
 impl From<crate::address::BadAddress> for RouteError {
     fn from(bad: crate::address::BadAddress) -> Self {
-        Self::Malformed(bad.to_string())
-    }
-}
-
-impl From<BadQuery> for RouteError {
-    fn from(bad: BadQuery) -> Self {
         Self::Malformed(bad.to_string())
     }
 }
@@ -439,7 +433,8 @@ fn without_last_slash<'a, 'b>(rest: &'a [&'b str]) -> &'a [&'b str] {
 }
 
 fn page(host: Hostname, path: PagePath, query: Option<&str>) -> Result<Route, RouteError> {
-    let query = PageQuery::parse(query.unwrap_or_default(), path.parameters())?;
+    let query = PageQuery::parse(query.unwrap_or_default(), path.parameters());
+    let query = query.map_err(|bad| RouteError::Malformed(bad.to_string()))?;
     Ok(Route::Page(PageRef { host, path, query }))
 }
 
@@ -550,6 +545,8 @@ labelled_enum! {
         ModuleArchive "module-archive",
         /// A probe.
         Health "health",
+        /// A request without a route.
+        NoRoute "none",
     }
 }
 

@@ -6,7 +6,7 @@ use std::io;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::{Stream, StreamExt, stream};
+use futures_util::{Stream, stream};
 use http::header::{self, HeaderMap};
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
@@ -112,8 +112,7 @@ fn has_content_type(headers: &HeaderMap, expected: &str) -> bool {
 
 /// Streams each step as one line of JSON.
 pub(super) fn lines<T: Serialize + Send + 'static>(steps: Receiver<T>) -> impl Stream<Item = io::Result<Bytes>> + Send {
-    let steps = stream::unfold(steps, |mut steps| async { steps.recv().await.map(|step| (step, steps)) });
-    steps.map(|step| line(&step))
+    stream::unfold(steps, |mut steps| async { steps.recv().await.map(|step| (line(&step), steps)) })
 }
 
 /// Formats one line of JSON.

@@ -300,11 +300,11 @@ impl Admin {
     }
 
     fn status(&self) -> StatusReport {
+        let (mirror, bundle_keys) = (self.mirror.operations.status(), self.bundles.ids());
         let (since_start, warm_ups) = match &self.process {
             AdminProcess::Larder { recurring, started, .. } => (Some(self.since(*started)), recurring.states()),
             AdminProcess::Command { warm_ups } => (None, warm_ups.clone()),
         };
-        let (mirror, bundle_keys) = (self.mirror.operations.status(), self.bundles.ids());
         StatusReport { mirror, since_start, warm_ups, bundle_keys }
     }
 
@@ -333,11 +333,11 @@ async fn report_each<T: Serialize, E: Display, F: Future<Output = Result<Vec<T>,
     run: impl Fn(PackageSelector) -> F,
     is_success: impl Fn(&T) -> bool,
 ) -> Answer {
-    let mut report = OperationReport::default();
+    let mut results = Vec::new();
     for selector in addresses {
-        report.add_result(run(selector).await, &is_success);
+        results.push(run(selector).await);
     }
-    Ok(json(&report))
+    Ok(json(&OperationReport::of(results, is_success)))
 }
 
 fn unknown_job(id: JobId) -> Box<Response<Body>> {

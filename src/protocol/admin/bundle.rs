@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use serde::{Deserialize, Serialize};
 
-use super::{IMPORT, object_of};
+use super::{IMPORT, job_id, object_of};
 use crate::address::{Hostname, PackageSelector};
 use crate::bundle::{BundleKeys, BundleTrust, Inventory};
 use crate::clock::Timestamp;
@@ -46,7 +46,7 @@ impl BundleRequest {
         if let Some(inventory) = &request.since {
             inventory.check().map_err(|bad| format!("\"since\": {bad}"))?;
         }
-        let id = JobId::parse(&request.job).ok_or_else(|| format!("{:?} is not a job id", request.job))?;
+        let id = job_id(&request.job)?;
         Ok((request, id))
     }
 }
@@ -91,9 +91,6 @@ pub fn query_of(unsigned: bool, accept: &[String]) -> String {
     if query.is_empty() { query } else { format!("?{query}") }
 }
 
-/// An example of a body, for error texts.
-const SHAPE: &str = r#"{"job":"ID","partial":false}"#;
-
 /// The body of an export request.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -114,9 +111,8 @@ impl ExportRequest {
     /// # Errors
     /// The body is not of the expected form, or does not name a job.
     pub fn read(body: &[u8]) -> Result<(Self, JobId), String> {
-        let request: Self = serde_json::from_slice(body).map_err(|e| format!("send {SHAPE}: {e}"))?;
-        let id =
-            JobId::parse(&request.job).ok_or_else(|| format!("{:?} is not a job id: send {SHAPE}", request.job))?;
+        let request: Self = object_of(body, r#"{"job":"ID","partial":false}"#)?;
+        let id = job_id(&request.job)?;
         Ok((request, id))
     }
 }
@@ -184,7 +180,7 @@ mod tests {
         let (read, id) = ExportRequest::read(&serde_json::to_vec(&request).unwrap()).unwrap();
         assert_eq!((read, id.to_string()), (request.clone(), request.job));
         for body in ["", "{}", r#"{"job":"x"}"#, r#"{"job":"0123456789abcdef","all":true}"#] {
-            assert!(ExportRequest::read(body.as_bytes()).unwrap_err().contains("send {"), "{body}");
+            assert!(ExportRequest::read(body.as_bytes()).unwrap_err().contains("is not"), "{body}");
         }
         for unsigned in [UnsignedPolicy::Refused, UnsignedPolicy::Allowed] {
             let path = import_path(unsigned);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{object_of, short};
+use super::{job_id, object_of};
 use crate::address::{Hostname, PackageSelector};
 use crate::jobs::{JobId, ToPin};
 use crate::labels::labelled_enum;
@@ -99,10 +99,7 @@ impl PinRequest {
         }
         match object_of(body, r#"{"what":["NAMESPACE/TYPE@CONSTRAINT"]} or {"job":"ID"}"#)? {
             Target::What(what) => Ok(Self::Addresses(OperationTarget { what })),
-            Target::Job(job) => match JobId::parse(&job) {
-                Some(id) => Ok(Self::Job(id)),
-                None => Err(format!("{:?} is not a job id: those have sixteen hex digits", short(&job))),
-            },
+            Target::Job(job) => job_id(&job).map(Self::Job),
         }
     }
 }
@@ -132,31 +129,23 @@ pub struct OperationReport<T> {
     pub errors: Vec<String>,
 }
 
-impl<T> Default for OperationReport<T> {
-    fn default() -> Self {
-        Self { ok: true, items: Vec::new(), errors: Vec::new() }
-    }
-}
-
 impl<T> OperationReport<T> {
-    /// Adds the result for one address.
-    pub fn add_result<E: Display>(&mut self, items: Result<Vec<T>, E>, is_success: impl Fn(&T) -> bool) {
-        match items {
-            Ok(items) => {
-                self.ok &= items.iter().all(is_success);
-                self.items.extend(items);
-            }
-            Err(error) => {
-                self.ok = false;
-                self.errors.push(error.to_string());
+    /// Collects the results for each address.
+    pub fn of<E: Display>(results: Vec<Result<Vec<T>, E>>, is_success: impl Fn(&T) -> bool) -> Self {
+        let mut report = Self { ok: true, items: Vec::new(), errors: Vec::new() };
+        for result in results {
+            match result {
+                Ok(items) => report.items.extend(items),
+                Err(error) => report.errors.push(error.to_string()),
             }
         }
+        report.ok = report.errors.is_empty() && report.items.iter().all(is_success);
+        report
     }
 }
 
 /// Pins or unpins the packages of a job.
 pub async fn pin_job(mirror: &Arc<Mirror>, items: Vec<ToPin>, pin: PinChange) -> OperationReport<PinResult> {
-    let mut report = OperationReport::default();
     let packages = items.iter().filter_map(|item| item.package.clone()).collect();
     let results = mirror.operations.pin_artifacts(packages, pin).await.map(|results| {
         let mut results = results.into_iter();
@@ -170,8 +159,7 @@ pub async fn pin_job(mirror: &Arc<Mirror>, items: Vec<ToPin>, pin: PinChange) ->
         };
         items.into_iter().map(pin_result).collect()
     });
-    report.add_result(results, PinResult::succeeded);
-    report
+    OperationReport::of(vec![results], PinResult::succeeded)
 }
 
 #[cfg(test)]

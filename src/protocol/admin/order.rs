@@ -153,22 +153,16 @@ impl OrderRequest {
                 Err(bad) => problems.extend(bad.problems().into_iter().map(|problem| format!("{name}: {problem}"))),
             }
         }
-        match Files::try_from(self.files.clone()) {
-            Ok(files) if files.is_empty() && self.roots.is_empty() && self.files.is_empty() => {}
-            Ok(files) => match Configurations::new(files, self.roots.clone(), self.client) {
+        if !self.files.is_empty() || !self.roots.is_empty() {
+            let files = Files::try_from(self.files.clone()).map_err(|bad| bad.to_string());
+            match files.and_then(|files| Configurations::new(files, self.roots.clone(), self.client)) {
                 Ok(configurations) => entries.push(OrderEntry::Configurations(configurations)),
-                Err(reason) => problems.push(reason),
-            },
-            Err(bad) => problems.push(bad.to_string()),
+                Err(problem) => problems.push(problem),
+            }
         }
         let platforms = platforms_of(&self.platforms, &mut problems);
-        match Order::new(entries, platforms) {
-            Ok(order) if problems.is_empty() => Ok(order),
-            // An empty order is not reported when every entry was invalid.
-            Ok(_) => Err(problems),
-            Err(_) if !problems.is_empty() => Err(problems),
-            Err(other) => Err(other),
-        }
+        // An empty order is not reported when every entry was invalid.
+        if problems.is_empty() { Order::new(entries, platforms) } else { Err(problems) }
     }
 }
 
