@@ -37,8 +37,8 @@ impl fmt::Display for Origin {
     }
 }
 
-/// An abandoned request counts as a failure of the origin only if it had waited this long. One that was abandoned sooner
-/// was ended by larder or by the client.
+/// A request that is abandoned before its answer counts as a failure of the origin only if it had waited this long. One
+/// that was abandoned sooner was ended by larder or by the client.
 const MIN_ABANDONED_WAIT: Duration = Duration::from_secs(1);
 
 /// The breakers and rate limits that all requests share.
@@ -182,7 +182,7 @@ impl UpstreamBackoff {
             request_time,
             started,
             request_number,
-            is_recorded: false,
+            is_without_answer: true,
         }
     }
 
@@ -215,8 +215,8 @@ impl UpstreamBackoff {
 }
 
 /// Observes one request, and records its result for the circuit breakers. If the observer is dropped without a result,
-/// the request was abandoned. An abandoned request counts as failed if the origin had time to answer: see
-/// [`MIN_ABANDONED_WAIT`].
+/// the request was abandoned. A request that is abandoned before the head of its answer counts as failed if the origin
+/// had time to answer: see [`MIN_ABANDONED_WAIT`]. An abandoned body says nothing about the origin.
 #[derive(Debug)]
 pub(super) struct RequestObserver {
     backoff: UpstreamBackoff,
@@ -225,34 +225,29 @@ pub(super) struct RequestObserver {
     request_time: RequestTime,
     started: Instant,
     request_number: u64,
-    /// True once the result is recorded.
-    is_recorded: bool,
+    /// True until a failure or the head of an answer.
+    is_without_answer: bool,
 }
 
 impl RequestObserver {
     pub(super) fn record_failure(mut self, reason: &str) {
-        self.is_recorded = true;
+        self.is_without_answer = false;
         self.backoff.record_failure(&self.upstream, &self.origin, reason, None, self.request_time.now());
     }
 
     /// Records a complete answer.
-    pub(super) fn record_success(mut self) {
-        self.is_recorded = true;
+    pub(super) fn record_success(self) {
         self.backoff.record_answer(&self.upstream, &self.origin, self.request_time.now());
     }
 
     /// Records the head of an answer. Returns the observer for a successful status, because the body may still fail.
     pub(super) fn record_head(mut self, status: StatusCode, headers: &HeaderMap) -> Option<Self> {
         let now = self.request_time.now();
+        self.is_without_answer = false;
         match status.as_u16() {
             // A request loop (508) is a fault of this request's path, not of the origin.
-            508 => {
-                self.record_success();
-                None
-            }
-            429 | 500.. => {
+            429 | 500..=507 | 509.. => {
                 let retry_after = matches!(status.as_u16(), 429 | 503).then(|| retry_after(headers, now)).flatten();
-                self.is_recorded = true;
                 let reason = format!("the origin answered {status}");
                 self.backoff.record_failure(&self.upstream, &self.origin, &reason, retry_after, now);
                 None
@@ -277,14 +272,9 @@ impl Drop for RequestObserver {
                 }
             }
         }
-        if !self.is_recorded && self.started.elapsed() >= MIN_ABANDONED_WAIT {
-            self.backoff.record_failure(
-                &self.upstream,
-                &self.origin,
-                "the origin did not answer in time",
-                None,
-                self.request_time.now(),
-            );
+        if self.is_without_answer && self.started.elapsed() >= MIN_ABANDONED_WAIT {
+            let (reason, now) = ("the origin did not answer in time", self.request_time.now());
+            self.backoff.record_failure(&self.upstream, &self.origin, reason, None, now);
         }
     }
 }

@@ -11,7 +11,7 @@ use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, StatusCode};
 use reqwest::{RequestBuilder, Response};
 use serde::Deserialize;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 use url::Url;
 
 use super::Traffic;
@@ -148,9 +148,12 @@ impl Outbound {
         request: UpstreamRequest<'_>,
         answer: impl Future<Output = Result<T, UpstreamError>>,
     ) -> Result<T, UpstreamError> {
-        let limit = self.limits.give_up_after;
-        let slow = || Fault::Slow(format!("no whole answer within {} s", limit.as_secs()));
-        timeout(limit, answer).await.unwrap_or_else(|_| Err(request.failed_at(request.url, slow())))
+        timeout(self.limits.give_up_after, answer).await.unwrap_or_else(|_| Err(self.too_slow(request)))
+    }
+
+    fn too_slow(&self, request: UpstreamRequest<'_>) -> UpstreamError {
+        let seconds = self.limits.give_up_after.as_secs();
+        request.failed_at(request.url, Fault::Slow(format!("no whole answer within {seconds} s")))
     }
 
     /// Runs `attempt`, and repeats it after a temporary failure.
@@ -407,6 +410,8 @@ impl Outbound {
             insert(&mut conditions, header::IF_NONE_MATCH, stored.etag.as_deref());
             insert(&mut conditions, header::IF_MODIFIED_SINCE, stored.last_modified.as_deref());
         }
+        // The same time limit as that of the whole request, whose end alone would not count as a failure of the origin.
+        let deadline = Instant::now() + self.limits.give_up_after;
         let attempt = || async {
             let _permit = self.document_permit(request).await?;
             let UpstreamResponse { response, url, origins, observer } =
@@ -419,7 +424,8 @@ impl Outbound {
             let text = |name| header_text(headers, name).map(str::to_owned);
             let (content_type, location) = (text(header::CONTENT_TYPE), text(X_TERRAFORM_GET));
             let (validators, date) = (Validators::of(headers), server_time(headers));
-            let body = self.body(response, request, &url, limit).await;
+            let body = timeout_at(deadline, self.body(response, request, &url, limit)).await;
+            let body = body.unwrap_or_else(|_| Err(self.too_slow(request)));
             // A limit of larder says nothing about the origin.
             let is_own_limit =
                 |error: &&UpstreamError| matches!(error.fault, Fault::TooLarge(_) | Fault::LocalLimit(_));
