@@ -282,16 +282,13 @@ impl Route {
             _ => {
                 let name = |given: &str| ModuleName::parse(given);
                 let address = match without_last_slash(rest) {
-                    [] => PagePath::Modules,
+                    [] => PagePath::Modules(None),
                     ["search"] => PagePath::Search,
-                    [namespace] => PagePath::ModulesOf(name(namespace)?),
+                    [namespace] => PagePath::Modules(Some(name(namespace)?)),
                     [namespace, module] => PagePath::ModuleSystems(name(namespace)?, name(module)?),
-                    [namespace, module, system] => {
-                        PagePath::Module(name(namespace)?, name(module)?, System::parse(system)?)
-                    }
-                    [namespace, module, system, version] => {
-                        let version = SpelledVersion::parse(version)?;
-                        PagePath::ModuleVersion(name(namespace)?, name(module)?, System::parse(system)?, version)
+                    [namespace, module, system, version @ ..] if version.len() < 2 => {
+                        let version = version.first().map(|version| SpelledVersion::parse(version)).transpose()?;
+                        PagePath::Module(name(namespace)?, name(module)?, System::parse(system)?, version)
                     }
                     _ => return Err(nothing_at(path)),
                 };
@@ -311,12 +308,11 @@ impl Route {
             })),
             _ => {
                 let address = match without_last_slash(rest) {
-                    [] => PagePath::Providers,
-                    [namespace] => PagePath::ProvidersOf(Name::parse(namespace)?),
-                    [namespace, type_] => PagePath::Provider(Name::parse(namespace)?, Name::parse(type_)?),
-                    [namespace, type_, version] => {
-                        let version = SpelledVersion::parse(version)?;
-                        PagePath::ProviderVersion(Name::parse(namespace)?, Name::parse(type_)?, version)
+                    [] => PagePath::Providers(None),
+                    [namespace] => PagePath::Providers(Some(Name::parse(namespace)?)),
+                    [namespace, type_, version @ ..] if version.len() < 2 => {
+                        let version = version.first().map(|version| SpelledVersion::parse(version)).transpose()?;
+                        PagePath::Provider(Name::parse(namespace)?, Name::parse(type_)?, version)
                     }
                     _ => return Err(nothing_at(path)),
                 };

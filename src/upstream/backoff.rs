@@ -37,8 +37,8 @@ impl fmt::Display for Origin {
     }
 }
 
-/// An abandoned request counts as a failure of the origin only if it had waited this long. One that was abandoned sooner
-/// was ended by larder or by the client.
+/// A request that is abandoned before its answer counts as a failure of the origin only if it had waited this long. One
+/// that was abandoned sooner was ended by larder or by the client.
 const MIN_ABANDONED_WAIT: Duration = Duration::from_secs(1);
 
 /// The breakers and rate limits that all requests share.
@@ -72,35 +72,20 @@ pub enum BudgetPurpose {
     Job,
 }
 
-/// Permission to revalidate. The permit owns breaker probes, and returns them when its last copy is dropped.
+/// Permission to revalidate, with the breaker probes of this work and of the work around it. Each probe is returned when
+/// the last permit with it is dropped.
 #[derive(Debug, Clone, Default)]
-pub struct RevalidationPermit(Option<Arc<Probes>>);
+pub struct RevalidationPermit(Vec<Arc<OwnedProbe>>);
 
 #[derive(Debug)]
-struct Probes {
-    owned: Vec<Probe>,
-    /// The permit of the enclosing work.
-    enclosing: RevalidationPermit,
+struct OwnedProbe {
+    probe: Probe,
     backoff: UpstreamBackoff,
 }
 
-impl RevalidationPermit {
-    /// The probes of this permit and of those around it.
-    fn probes(&self) -> Vec<Probe> {
-        let mut probes = Vec::new();
-        let mut permit = self;
-        while let Some(inner) = &permit.0 {
-            probes.extend_from_slice(&inner.owned);
-            permit = &inner.enclosing;
-        }
-        probes
-    }
-}
-
-impl Drop for Probes {
+impl Drop for OwnedProbe {
     fn drop(&mut self) {
-        let mut state = self.backoff.0.state.lock();
-        self.owned.iter().for_each(|probe| state.breakers.return_probe(probe));
+        self.backoff.0.state.lock().breakers.return_probe(&self.probe);
     }
 }
 
@@ -136,11 +121,10 @@ impl UpstreamBackoff {
         enclosing: &RevalidationPermit,
         now: Timestamp,
     ) -> Option<RevalidationPermit> {
-        let owned = self.0.state.lock().breakers.admit(origins, &enclosing.probes(), now)?;
-        if owned.is_empty() {
-            return Some(enclosing.clone());
-        }
-        Some(RevalidationPermit(Some(Arc::new(Probes { owned, enclosing: enclosing.clone(), backoff: self.clone() }))))
+        let own_probes: Vec<Probe> = enclosing.0.iter().map(|owned| owned.probe.clone()).collect();
+        let taken = self.0.state.lock().breakers.admit(origins, &own_probes, now)?;
+        let taken = taken.into_iter().map(|probe| Arc::new(OwnedProbe { probe, backoff: self.clone() }));
+        Some(RevalidationPermit(enclosing.0.iter().cloned().chain(taken).collect()))
     }
 
     /// The end of the longest Retry-After of these origins, or of any other origin that this upstream led to.
@@ -165,8 +149,8 @@ impl UpstreamBackoff {
     /// The upstreams and origins with an open breaker, and the end of each pause.
     pub fn open_breakers(&self, now: Timestamp) -> Vec<(Hostname, Origin, Timestamp)> {
         let state = self.0.state.lock();
-        let open = state.breakers.open_breakers(now);
-        open.map(|(origin, until, host)| (host.clone(), origin.clone(), until)).collect()
+        let open = state.breakers.by_origin.iter().filter(|(_, breaker)| breaker.is_open_at(now));
+        open.map(|(origin, breaker)| (breaker.upstream.clone(), origin.clone(), breaker.until)).collect()
     }
 
     /// Records that a client waited `patience` for these origins, and got the cached copy instead of an answer. Every
@@ -198,7 +182,7 @@ impl UpstreamBackoff {
             request_time,
             started,
             request_number,
-            is_recorded: false,
+            is_without_answer: true,
         }
     }
 
@@ -231,8 +215,8 @@ impl UpstreamBackoff {
 }
 
 /// Observes one request, and records its result for the circuit breakers. If the observer is dropped without a result,
-/// the request was abandoned. An abandoned request counts as failed if the origin had time to answer: see
-/// [`MIN_ABANDONED_WAIT`].
+/// the request was abandoned. A request that is abandoned before the head of its answer counts as failed if the origin
+/// had time to answer: see [`MIN_ABANDONED_WAIT`]. An abandoned body says nothing about the origin.
 #[derive(Debug)]
 pub(super) struct RequestObserver {
     backoff: UpstreamBackoff,
@@ -241,34 +225,29 @@ pub(super) struct RequestObserver {
     request_time: RequestTime,
     started: Instant,
     request_number: u64,
-    /// True once the result is recorded.
-    is_recorded: bool,
+    /// True until a failure or the head of an answer.
+    is_without_answer: bool,
 }
 
 impl RequestObserver {
     pub(super) fn record_failure(mut self, reason: &str) {
-        self.is_recorded = true;
+        self.is_without_answer = false;
         self.backoff.record_failure(&self.upstream, &self.origin, reason, None, self.request_time.now());
     }
 
     /// Records a complete answer.
-    pub(super) fn record_success(mut self) {
-        self.is_recorded = true;
+    pub(super) fn record_success(self) {
         self.backoff.record_answer(&self.upstream, &self.origin, self.request_time.now());
     }
 
     /// Records the head of an answer. Returns the observer for a successful status, because the body may still fail.
     pub(super) fn record_head(mut self, status: StatusCode, headers: &HeaderMap) -> Option<Self> {
         let now = self.request_time.now();
+        self.is_without_answer = false;
         match status.as_u16() {
             // A request loop (508) is a fault of this request's path, not of the origin.
-            508 => {
-                self.record_success();
-                None
-            }
-            429 | 500.. => {
+            429 | 500..=507 | 509.. => {
                 let retry_after = matches!(status.as_u16(), 429 | 503).then(|| retry_after(headers, now)).flatten();
-                self.is_recorded = true;
                 let reason = format!("the origin answered {status}");
                 self.backoff.record_failure(&self.upstream, &self.origin, &reason, retry_after, now);
                 None
@@ -293,14 +272,9 @@ impl Drop for RequestObserver {
                 }
             }
         }
-        if !self.is_recorded && self.started.elapsed() >= MIN_ABANDONED_WAIT {
-            self.backoff.record_failure(
-                &self.upstream,
-                &self.origin,
-                "the origin did not answer in time",
-                None,
-                self.request_time.now(),
-            );
+        if self.is_without_answer && self.started.elapsed() >= MIN_ABANDONED_WAIT {
+            let (reason, now) = ("the origin did not answer in time", self.request_time.now());
+            self.backoff.record_failure(&self.upstream, &self.origin, reason, None, now);
         }
     }
 }
@@ -432,12 +406,6 @@ impl Breakers {
         Some(probes.collect())
     }
 
-    /// The origins with an open breaker, the end of each pause, and the upstream of each.
-    fn open_breakers(&self, now: Timestamp) -> impl Iterator<Item = (&Origin, Timestamp, &Hostname)> {
-        let open = self.by_origin.iter().filter(move |(_, breaker)| breaker.is_open_at(now));
-        open.map(|(origin, breaker)| (origin, breaker.until, &breaker.upstream))
-    }
-
     /// The end of the longest Retry-After among the origins that match. Pauses without a Retry-After do not count.
     fn retry_after_until(&self, matches: impl Fn(&Origin, &Hostname) -> bool, now: Timestamp) -> Option<Timestamp> {
         let paused = self
@@ -456,7 +424,7 @@ impl Breakers {
         }
     }
 
-    /// Records a failure. `jitter` is in 0..1. `value` makes the value to store with a new breaker.
+    /// Records a failure. `jitter` is in 0..1. `upstream` is the one whose documents led to the origin.
     fn record_failure(
         &mut self,
         origin: &Origin,

@@ -1,6 +1,7 @@
 //! Credential scope of an upstream: which origins get which credential, and which origins may be private because the
 //! configuration names them. All other origins get no credential and must be public.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use base64::Engine as _;
@@ -45,30 +46,26 @@ impl CredentialScope {
             origins.extend(upstream.credentials_for.iter().flat_map(origins_of));
             ScopedCredential { credential: Arc::new(credential), origins }
         });
-        let applicable = credentials.iter().filter(|credential| credential.upstreams.contains(&upstream.host));
-        let applicable: Vec<&Credential> = applicable.collect();
-        let permitted = applicable.iter().filter_map(|credential| https_origin(&credential.host)).collect();
-        let others = applicable.iter().filter_map(|credential| match &credential.access {
-            Access::Http(kind) => {
-                Some(ScopedCredential { credential: Arc::new(kind.clone()), origins: origins_of(&credential.host) })
-            }
-            Access::Ssh(_) => None,
-        });
-        let ssh = applicable.iter().filter_map(|credential| match &credential.access {
-            Access::Ssh(files) => Some((credential.host.clone(), files.clone())),
-            Access::Http(_) => None,
-        });
-        let ssh = ssh.collect();
         let own_host = https_origin(&upstream.host).and_then(|origin| host_of(&origin));
-        Self {
+        let mut scope = Self {
             own,
-            others: others.collect(),
-            ssh,
-            permitted,
             own_hosts: own_host.into_iter().chain(host_of(&upstream.url.origin())).collect(),
             services_may_be_plain_http: upstream.url.scheme() == "http",
             allow_private: allow_private.into(),
+            ..Self::default()
+        };
+        let applicable = credentials.iter().filter(|credential| credential.upstreams.contains(&upstream.host));
+        for Credential { host, access, .. } in applicable {
+            scope.permitted.extend(https_origin(host));
+            match access {
+                Access::Http(kind) => {
+                    let credential = Arc::new(kind.clone());
+                    scope.others.push(ScopedCredential { credential, origins: origins_of(host) });
+                }
+                Access::Ssh(files) => scope.ssh.push((host.clone(), files.clone())),
+            }
         }
+        scope
     }
 
     /// Adds the origin of a service that the upstream's own discovery names.
@@ -154,13 +151,12 @@ impl CredentialScope {
         if url.scheme() == "https" {
             return true;
         }
-        let address = match url.host() {
+        let address: Option<IpAddr> = match url.host() {
             Some(Host::Ipv4(address)) => Some(address.into()),
             Some(Host::Ipv6(address)) => Some(address.into()),
-            Some(Host::Domain("localhost")) => return true,
             Some(Host::Domain(_)) | None => None,
         };
-        if address.is_some_and(|address: std::net::IpAddr| address.is_loopback()) {
+        if url.host() == Some(Host::Domain("localhost")) || address.is_some_and(|address| address.is_loopback()) {
             return true;
         }
         self.allow_private.iter().any(|destination| match destination {

@@ -351,22 +351,17 @@ const DOCUMENTATION_V6: [Ipv6Net; 2] = [v6(0x2001, 0xdb8, 0, 32), v6(0x3fff, 0, 
 
 /// The class of an address; `None` for a public one.
 pub fn class_of(address: IpAddr) -> Option<SpecialPurpose> {
-    match address {
-        IpAddr::V4(address) => class_of_v4(address),
-        IpAddr::V6(address) => class_of_v6(address),
-    }
-}
-
-fn class_of_v4(address: Ipv4Addr) -> Option<SpecialPurpose> {
-    SPECIAL_V4.iter().find(|(network, _)| network.contains(&address)).map(|(_, class)| *class)
-}
-
-fn class_of_v6(address: Ipv6Addr) -> Option<SpecialPurpose> {
+    let address = match address {
+        IpAddr::V4(address) => {
+            return SPECIAL_V4.iter().find(|(network, _)| network.contains(&address)).map(|(_, class)| *class);
+        }
+        IpAddr::V6(address) => address,
+    };
     if let Some((_, class)) = SPECIAL_V6.iter().find(|(network, _)| network.contains(&address)) {
         return Some(*class);
     }
     if let Some(inner) = embedded_v4(address) {
-        return class_of_v4(inner);
+        return class_of(inner.into());
     }
     let is_public = GLOBAL_UNICAST.contains(&address) && !DOCUMENTATION_V6.iter().any(|net| net.contains(&address));
     (!is_public).then_some(SpecialPurpose::Reserved)

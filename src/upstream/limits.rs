@@ -1,7 +1,7 @@
 //! Limits for upstream requests and git fetches (promise 11): concurrency and memory, per upstream and in total, so
 //! that an upstream with large and slow answers leaves permits and memory for the others.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -109,7 +109,7 @@ impl Default for GitLimits {
     }
 }
 
-/// The use of a resource, by upstream and in total.
+/// The use of a resource, by upstream and in total. An upstream that uses none has no entry.
 #[derive(Debug, Default)]
 struct Usage {
     by_upstream: HashMap<Hostname, u64>,
@@ -165,8 +165,8 @@ struct PermitQueue {
 struct PermitState {
     /// The number of permits in use.
     in_use: Usage,
-    clients: VecDeque<QueuedRequest>,
-    jobs: VecDeque<QueuedRequest>,
+    /// The requests that wait for a permit, in the order of their arrival.
+    queue: Vec<QueuedRequest>,
 }
 
 #[derive(Debug)]
@@ -196,19 +196,12 @@ impl ConcurrencyLimits {
                 // No queued request could use this permit, because every released permit is passed on at once.
                 return Some(state.grant(upstream, &self.0));
             }
-            let (sender, receiver) = oneshot::channel();
-            let request = QueuedRequest { upstream: upstream.clone(), priority, sender };
-            state.clients.retain(|queued| !queued.sender.is_closed());
-            state.jobs.retain(|queued| !queued.sender.is_closed());
-            let of_upstream = state.clients.iter().chain(&state.jobs).filter(|queued| queued.upstream == *upstream);
-            if of_upstream.count() >= self.0.limit.queue {
+            state.queue.retain(|queued| !queued.sender.is_closed());
+            if state.queue.iter().filter(|queued| queued.upstream == *upstream).count() >= self.0.limit.queue {
                 return None;
             }
-            match priority {
-                RequestPriority::ClientMidway => state.clients.push_front(request),
-                RequestPriority::Client => state.clients.push_back(request),
-                RequestPriority::Job => state.jobs.push_back(request),
-            }
+            let (sender, receiver) = oneshot::channel();
+            state.queue.push(QueuedRequest { upstream: upstream.clone(), priority, sender });
             receiver
         };
         timeout(self.0.limit.wait, receiver).await.ok()?.ok()
@@ -229,20 +222,14 @@ impl PermitState {
     /// first, so that slow upstreams do not take all permits. A client in the middle of a file goes before all others,
     /// because it has waited before.
     fn next(&mut self, limit: ConcurrencyLimit) -> Option<QueuedRequest> {
-        let first = |state: &Self, queue: &VecDeque<QueuedRequest>| {
-            let can_run =
-                |queued: &QueuedRequest| !queued.sender.is_closed() && state.has_capacity(&queued.upstream, limit);
-            let runnable = queue.iter().enumerate().filter(|(_, queued)| can_run(queued));
-            let rank = |queued: &QueuedRequest| match queued.priority {
-                RequestPriority::ClientMidway => 0,
-                RequestPriority::Client | RequestPriority::Job => state.in_use.of(&queued.upstream) + 1,
-            };
-            runnable.min_by_key(|(_, queued)| rank(queued)).map(|(index, _)| index)
+        let can_run = |queued: &QueuedRequest| !queued.sender.is_closed() && self.has_capacity(&queued.upstream, limit);
+        let rank = |queued: &QueuedRequest| match queued.priority {
+            RequestPriority::ClientMidway => (queued.priority, 0),
+            RequestPriority::Client | RequestPriority::Job => (queued.priority, self.in_use.of(&queued.upstream)),
         };
-        match first(self, &self.clients) {
-            Some(index) => self.clients.remove(index),
-            None => first(self, &self.jobs).and_then(|index| self.jobs.remove(index)),
-        }
+        let runnable = self.queue.iter().enumerate().filter(|(_, queued)| can_run(queued));
+        let (index, _) = runnable.min_by_key(|(_, queued)| rank(queued))?;
+        Some(self.queue.remove(index))
     }
 }
 
@@ -284,17 +271,14 @@ pub(super) enum MemoryLimitReached {
     Total,
 }
 
-/// The memory budget; clones share it.
-#[derive(Debug, Clone)]
-pub(super) struct DocumentMemory(Arc<MemoryUsage>);
-
+/// The memory budget.
 #[derive(Debug)]
-struct MemoryUsage {
+pub(super) struct DocumentMemory {
     limits: DocumentMemoryLimits,
+    /// Memory in use, in KiB.
     used: Mutex<Usage>,
 }
 
-/// Memory in use, in KiB. An upstream that uses none has no entry.
 /// The memory of a complete body, released when the last clone is dropped.
 #[derive(Debug, Clone, Default)]
 pub struct MemoryGrant(#[expect(dead_code, reason = "held only for its Drop")] Option<Arc<GrowingMemory>>);
@@ -302,24 +286,24 @@ pub struct MemoryGrant(#[expect(dead_code, reason = "held only for its Drop")] O
 /// The memory of an arriving body. Growth is granted or refused at once; it never waits.
 #[derive(Debug)]
 pub(super) struct GrowingMemory {
-    memory: DocumentMemory,
+    memory: Arc<DocumentMemory>,
     upstream: Hostname,
     kib: u64,
 }
 
 impl DocumentMemory {
-    pub(super) fn new(limits: DocumentMemoryLimits) -> Self {
-        Self(Arc::new(MemoryUsage { limits, used: Mutex::default() }))
+    pub(super) fn new(limits: DocumentMemoryLimits) -> Arc<Self> {
+        Arc::new(Self { limits, used: Mutex::default() })
     }
 
     /// Starts a body of this upstream. The body has no memory yet.
-    pub(super) fn start_body(&self, upstream: &Hostname) -> GrowingMemory {
-        GrowingMemory { memory: self.clone(), upstream: upstream.clone(), kib: 0 }
+    pub(super) fn start_body(self: &Arc<Self>, upstream: &Hostname) -> GrowingMemory {
+        GrowingMemory { memory: Arc::clone(self), upstream: upstream.clone(), kib: 0 }
     }
 
     fn take(&self, upstream: &Hostname, kib: u64) -> Result<(), MemoryLimitReached> {
-        let DocumentMemoryLimits { each_kib, all_kib } = self.0.limits;
-        let mut used = self.0.used.lock();
+        let DocumentMemoryLimits { each_kib, all_kib } = self.limits;
+        let mut used = self.used.lock();
         if used.of(upstream).saturating_add(kib) > u64::from(each_kib) {
             return Err(MemoryLimitReached::PerUpstream);
         }
@@ -355,7 +339,7 @@ impl GrowingMemory {
 impl Drop for GrowingMemory {
     fn drop(&mut self) {
         if self.kib > 0 {
-            self.memory.0.used.lock().release(&self.upstream, self.kib);
+            self.memory.used.lock().release(&self.upstream, self.kib);
         }
     }
 }
@@ -491,10 +475,10 @@ mod tests {
         drop(first);
         assert_eq!(body(&a, 41).unwrap_err(), MemoryLimitReached::PerUpstream, "a clone of the first body is left");
         drop((first_clone, second));
-        assert!(memory.0.used.lock().by_upstream.is_empty());
+        assert!(memory.used.lock().by_upstream.is_empty());
         drop(body(&a, 100).unwrap());
         assert_eq!(body(&a, u64::MAX / 1024).unwrap_err(), MemoryLimitReached::PerUpstream);
-        assert_eq!(memory.0.used.lock().total, 0);
+        assert_eq!(memory.used.lock().total, 0);
     }
 
     /// A body without a Content-Length grows in steps, and a refused body releases its memory (promise 11).
@@ -504,14 +488,14 @@ mod tests {
         let upstream = Hostname::parse("a.example").unwrap();
         let mut growing = memory.start_body(&upstream);
         growing.grow_to(0).unwrap();
-        assert!(memory.0.used.lock().by_upstream.is_empty());
+        assert!(memory.used.lock().by_upstream.is_empty());
         growing.grow_to(10).unwrap();
         growing.grow_to(2000).unwrap();
         growing.grow_to(64 * 1024 + 1).unwrap();
-        assert_eq!(memory.0.used.lock().total, 128);
+        assert_eq!(memory.used.lock().total, 128);
         assert_eq!(growing.grow_to(128 * 1024 + 1), Err(MemoryLimitReached::PerUpstream));
-        assert_eq!(memory.0.used.lock().total, 128);
+        assert_eq!(memory.used.lock().total, 128);
         drop(growing);
-        assert_eq!(memory.0.used.lock().total, 0);
+        assert_eq!(memory.used.lock().total, 0);
     }
 }

@@ -1,13 +1,11 @@
 //! Parses `modules.v1`: version lists and location URLs (module registry protocol). Upstream JSON is preserved
 //! verbatim, so that unknown fields survive.
 
-use serde::Deserialize;
-use serde_json::value::RawValue;
 use url::Url;
 
 use super::discovery::Service;
-use super::providers::{ListedVersion, RawObject, VersionList, reject_case_variants};
-use crate::address::{ModuleAddress, Version};
+use super::providers::{RawObject, VersionList, parse_object, reject_case_variants, take_versions};
+use crate::address::ModuleAddress;
 
 /// The URL of a module's version list. The address keeps the case of the request.
 pub fn versions_url(base: &Url, address: &ModuleAddress) -> Result<Url, url::ParseError> {
@@ -30,36 +28,14 @@ impl VersionList {
     /// # Errors
     /// The reason why the document is not a version list.
     pub fn parse_of_module(body: &[u8]) -> Result<Self, String> {
-        let mut other_members: RawObject =
-            serde_json::from_slice(body).map_err(|e| format!("it is not a JSON object: {e}"))?;
+        let mut other_members = parse_object(body)?;
         let modules = other_members.shift_remove("modules").ok_or("it has no \"modules\"")?;
         reject_case_variants(&other_members, &["modules"])?;
         let modules: Vec<RawObject> =
             serde_json::from_str(modules.get()).map_err(|e| format!("its \"modules\" are no list of objects: {e}"))?;
         let mut module_members = modules.into_iter().next().ok_or("its \"modules\" are empty")?;
-        let entries: Vec<Box<RawValue>> = match module_members.shift_remove("versions") {
-            None => Vec::new(),
-            Some(versions) => {
-                serde_json::from_str(versions.get()).map_err(|e| format!("its \"versions\" are no list: {e}"))?
-            }
-        };
-        reject_case_variants(&module_members, &["versions"])?;
+        let entries = take_versions(&mut module_members)?.unwrap_or_default();
         Self { module_members, other_members, ..Self::empty(Service::Modules) }.with_entries(entries)
-    }
-}
-
-impl ListedVersion {
-    /// Parses an entry of a module's list. `None` if clients could not use the entry, or would read other values from
-    /// it.
-    pub(super) fn of_module(raw: Box<RawValue>) -> Option<Self> {
-        #[derive(Deserialize)]
-        struct ModuleVersionJson {
-            version: String,
-        }
-        reject_case_variants(&serde_json::from_str(raw.get()).ok()?, &["version"]).ok()?;
-        let ModuleVersionJson { version: upstream_spelling } = serde_json::from_str(raw.get()).ok()?;
-        let version = Version::parse_lenient(&upstream_spelling).ok()?;
-        Some(Self { version, upstream_spelling, platforms: Vec::new(), raw })
     }
 }
 

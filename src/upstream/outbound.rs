@@ -11,7 +11,7 @@ use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, StatusCode};
 use reqwest::{RequestBuilder, Response};
 use serde::Deserialize;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 use url::Url;
 
 use super::Traffic;
@@ -19,7 +19,7 @@ use super::backoff::{Origin, RequestObserver, UpstreamBackoff};
 use super::clients::{Clients, ConnectorError};
 use super::egress_policy::{EgressPolicy, EgressRefusal, HttpClientKind};
 use super::error::{Fault, UpstreamError, sanitized};
-use super::limits::{ConcurrencyLimits, DocumentMemory, MemoryGrant, MemoryLimitReached, Permit, UpstreamLimits};
+use super::limits::{ConcurrencyLimits, DocumentMemory, MemoryGrant, Permit, UpstreamLimits};
 use super::request::{
     AcceptedCoding, Document, Fetched, IncomingFile, RequestPriority, UpstreamRequest, Validators, content_range,
     fault_of_client_error, header_text, retry_after, server_time,
@@ -43,8 +43,8 @@ pub enum Connectivity {
 pub struct Outbound {
     pub(super) clients: Clients,
     egress_policy: Arc<EgressPolicy>,
-    /// Online or offline, as this configuration says.
-    configured_connectivity: Connectivity,
+    /// True if this configuration says that larder is offline.
+    is_configured_offline: bool,
     /// True if larder is offline now. Shared with the connectors of earlier configurations (promise 12).
     is_offline: Arc<AtomicBool>,
     own_entry: OwnEntry,
@@ -53,7 +53,7 @@ pub struct Outbound {
     pub backoff: UpstreamBackoff,
     document_permits: ConcurrencyLimits,
     archive_permits: ConcurrencyLimits,
-    document_memory: DocumentMemory,
+    document_memory: Arc<DocumentMemory>,
     /// Permits for git fetches.
     pub(super) git_permits: ConcurrencyLimits,
     /// Permits for git fetches that only resolve a name.
@@ -71,12 +71,12 @@ impl Outbound {
         limits: UpstreamLimits,
     ) -> Result<Self, ConnectorError> {
         upstreams.iter().for_each(|upstream| traffic.create_counters(&upstream.host));
-        let (clients, egress_policy, configured_connectivity) = configured_parts(network, upstreams)?;
+        let egress_policy = Arc::new(EgressPolicy::new(upstreams, &network.allow_private));
         Ok(Self {
-            clients,
+            clients: Clients::new(network, upstreams, &egress_policy)?,
             egress_policy,
-            configured_connectivity,
-            is_offline: Arc::new(AtomicBool::new(configured_connectivity == Connectivity::Offline)),
+            is_configured_offline: network.offline,
+            is_offline: Arc::new(AtomicBool::new(network.offline)),
             own_entry,
             traffic,
             backoff: UpstreamBackoff::new(limits.revalidation_rate, limits.job_rate),
@@ -99,15 +99,16 @@ impl Outbound {
         network: &config::Network,
         upstreams: &[config::Upstream],
     ) -> Result<Self, ConnectorError> {
-        let (clients, egress_policy, configured_connectivity) = configured_parts(network, upstreams)?;
+        let egress_policy = Arc::new(EgressPolicy::new(upstreams, &network.allow_private));
+        let clients = Clients::new(network, upstreams, &egress_policy)?;
         upstreams.iter().for_each(|upstream| self.traffic.create_counters(&upstream.host));
-        Ok(Self { clients, egress_policy, configured_connectivity, ..self.clone() })
+        Ok(Self { clients, egress_policy, is_configured_offline: network.offline, ..self.clone() })
     }
 
     /// Applies this configuration's online or offline setting to all connectors, including those of earlier
     /// configurations that running work still uses.
     pub fn apply_connectivity(&self) {
-        self.is_offline.store(self.configured_connectivity == Connectivity::Offline, Ordering::SeqCst);
+        self.is_offline.store(self.is_configured_offline, Ordering::SeqCst);
     }
 
     /// Online or offline now.
@@ -117,9 +118,10 @@ impl Outbound {
 
     /// The proxy for a request to `url`, from the environment, without userinfo.
     pub fn proxy_for(&self, url: &Url) -> Option<String> {
-        self.egress_policy
-            .proxy_for(url)
-            .map(|proxy| format!("{}://{}", proxy.scheme_str().unwrap_or("http"), host_and_port(&proxy)))
+        let proxy = self.egress_policy.proxy_for(url)?;
+        let authority = proxy.authority()?.as_str();
+        let (_, host_and_port) = authority.rsplit_once('@').unwrap_or(("", authority));
+        Some(format!("{}://{host_and_port}", proxy.scheme_str().unwrap_or("http")))
     }
 
     /// Larder's entry in CDN-Loop.
@@ -146,9 +148,12 @@ impl Outbound {
         request: UpstreamRequest<'_>,
         answer: impl Future<Output = Result<T, UpstreamError>>,
     ) -> Result<T, UpstreamError> {
-        let limit = self.limits.give_up_after;
-        let slow = || Fault::Slow(format!("no whole answer within {} s", limit.as_secs()));
-        timeout(limit, answer).await.unwrap_or_else(|_| Err(request.failed_at(request.url, slow())))
+        timeout(self.limits.give_up_after, answer).await.unwrap_or_else(|_| Err(self.too_slow(request)))
+    }
+
+    fn too_slow(&self, request: UpstreamRequest<'_>) -> UpstreamError {
+        let seconds = self.limits.give_up_after.as_secs();
+        request.failed_at(request.url, Fault::Slow(format!("no whole answer within {seconds} s")))
     }
 
     /// Runs `attempt`, and repeats it after a temporary failure.
@@ -181,25 +186,10 @@ impl Outbound {
     }
 }
 
-/// Builds the parts of a connector that follow from the configuration alone.
-fn configured_parts(
-    network: &config::Network,
-    upstreams: &[config::Upstream],
-) -> Result<(Clients, Arc<EgressPolicy>, Connectivity), ConnectorError> {
-    let egress_policy = Arc::new(EgressPolicy::new(upstreams, &network.allow_private));
-    let connectivity = if network.offline { Connectivity::Offline } else { Connectivity::Online };
-    Ok((Clients::new(network, upstreams, &egress_policy)?, egress_policy, connectivity))
-}
-
 fn insert(headers: &mut HeaderMap, name: HeaderName, value: Option<&str>) {
     if let Some(value) = value.and_then(|value| HeaderValue::from_str(value).ok()) {
         headers.insert(name, value);
     }
-}
-
-fn host_and_port(uri: &http::Uri) -> String {
-    let port = uri.port().map(|port| format!(":{port}")).unwrap_or_default();
-    format!("{}{port}", uri.host().unwrap_or_default())
 }
 
 /// The origin of a URL. Errors and logs show no other part, because the rest may contain secrets.
@@ -328,11 +318,10 @@ impl Outbound {
             insert(&mut conditions, header::IF_RANGE, validators.for_range());
         }
         let attempt = || async {
-            let priority = match request.priority {
-                RequestPriority::Client if start > 0 => RequestPriority::ClientMidway,
-                priority => priority,
-            };
-            let permit_request = UpstreamRequest { priority, ..request };
+            let mut permit_request = request;
+            if start > 0 && request.priority == RequestPriority::Client {
+                permit_request.priority = RequestPriority::ClientMidway;
+            }
             let (permits, origin) = (&self.archive_permits, || origin(request.url));
             let permit = self.permit(permits, permit_request, origin, ALL_ARCHIVE_PERMITS_TAKEN).await?;
             let follow = |conditions| self.follow(Method::GET, AcceptedCoding::Identity, request, conditions);
@@ -373,14 +362,7 @@ impl Outbound {
         permit: Permit,
     ) -> Result<IncomingFile, UpstreamError> {
         let unusable = |reason: &str| request.unusable(url, reason);
-        let announced_length = response.headers().get(header::CONTENT_LENGTH).map(|value| {
-            value
-                .to_str()
-                .ok()
-                .and_then(|text| text.parse::<u64>().ok())
-                .ok_or_else(|| unusable("a Content-Length that is not a number"))
-        });
-        let announced_length = announced_length.transpose()?;
+        let announced_length = response.content_length();
         let (from, length) = match response.status().as_u16() {
             206 => {
                 let range = header_text(response.headers(), header::CONTENT_RANGE).and_then(content_range);
@@ -428,6 +410,8 @@ impl Outbound {
             insert(&mut conditions, header::IF_NONE_MATCH, stored.etag.as_deref());
             insert(&mut conditions, header::IF_MODIFIED_SINCE, stored.last_modified.as_deref());
         }
+        // The same time limit as that of the whole request, whose end alone would not count as a failure of the origin.
+        let deadline = Instant::now() + self.limits.give_up_after;
         let attempt = || async {
             let _permit = self.document_permit(request).await?;
             let UpstreamResponse { response, url, origins, observer } =
@@ -440,7 +424,8 @@ impl Outbound {
             let text = |name| header_text(headers, name).map(str::to_owned);
             let (content_type, location) = (text(header::CONTENT_TYPE), text(X_TERRAFORM_GET));
             let (validators, date) = (Validators::of(headers), server_time(headers));
-            let body = self.body(response, request, &url, limit).await;
+            let body = timeout_at(deadline, self.body(response, request, &url, limit)).await;
+            let body = body.unwrap_or_else(|_| Err(self.too_slow(request)));
             // A limit of larder says nothing about the origin.
             let is_own_limit =
                 |error: &&UpstreamError| matches!(error.fault, Fault::TooLarge(_) | Fault::LocalLimit(_));
@@ -471,11 +456,8 @@ impl Outbound {
         // Upstream's error texts are optional. A failure to read them must not replace the status.
         let (body, _memory) = self.body(response, request, url, MAX_ERROR_BODY_BYTES).await.unwrap_or_default();
         let errors = serde_json::from_slice::<UpstreamErrorBody>(&body).map(|body| body.errors).unwrap_or_default();
-        let errors = errors
-            .iter()
-            .take(MAX_ERRORS)
-            .map(|text| sanitized(request.credentials.text_without_credentials(text)))
-            .collect();
+        let shown = |text: &String| sanitized(request.credentials.text_without_credentials(text));
+        let errors = errors.iter().take(MAX_ERRORS).map(shown).collect();
         Err(request.failed_at(url, Fault::of_status(status.as_u16(), retry_after, errors)))
     }
 
@@ -486,22 +468,19 @@ impl Outbound {
         url: &Url,
         limit: u64,
     ) -> Result<(Bytes, MemoryGrant), UpstreamError> {
-        let memory_limit_reached =
-            |limit: MemoryLimitReached| request.failed_at(url, Fault::LocalLimit(limit.to_string()));
-        let too_large = || request.failed_at(url, Fault::TooLarge(limit));
-        if response.content_length().is_some_and(|length| length > limit) {
-            return Err(too_large());
-        }
         let mut body = BytesMut::new();
         let mut memory = self.document_memory.start_body(request.upstream);
-        memory.grow_to(response.content_length().unwrap_or_default()).map_err(memory_limit_reached)?;
+        let mut grow_to = |length: u64| {
+            if length > limit {
+                return Err(request.failed_at(url, Fault::TooLarge(limit)));
+            }
+            memory.grow_to(length).map_err(|reached| request.failed_at(url, Fault::LocalLimit(reached.to_string())))
+        };
+        grow_to(response.content_length().unwrap_or_default())?;
         let received_bytes = self.traffic.bytes_counter(request.upstream);
         while let Some(chunk) = response.chunk().await.map_err(|e| request.failed_at(url, fault_of_client_error(&e)))? {
             received_bytes.inc_by(chunk.len() as u64);
-            if (body.len() + chunk.len()) as u64 > limit {
-                return Err(too_large());
-            }
-            memory.grow_to((body.len() + chunk.len()) as u64).map_err(memory_limit_reached)?;
+            grow_to((body.len() + chunk.len()) as u64)?;
             body.extend_from_slice(&chunk);
         }
         Ok((body.freeze(), memory.into_grant()))

@@ -22,26 +22,18 @@ pub struct PageRef {
 /// The path of a page below the base URL of its service. Module names keep their case.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum PagePath {
-    /// `MODULES`: all modules.
-    Modules,
     /// `MODULES/search`
     Search,
-    /// `MODULES/NS`: the modules of a namespace.
-    ModulesOf(ModuleName),
+    /// `MODULES` or `MODULES/NS`: all modules, or those of a namespace.
+    Modules(Option<ModuleName>),
     /// `MODULES/NS/NAME`: the latest version of a module for each system.
     ModuleSystems(ModuleName, ModuleName),
-    /// `MODULES/NS/NAME/SYSTEM`: the latest version for one system.
-    Module(ModuleName, ModuleName, System),
-    /// `MODULES/NS/NAME/SYSTEM/VERSION`
-    ModuleVersion(ModuleName, ModuleName, System, SpelledVersion),
-    /// `PROVIDERS`: all providers.
-    Providers,
-    /// `PROVIDERS/NS`: the providers of a namespace.
-    ProvidersOf(Name),
-    /// `PROVIDERS/NS/TYPE`: the latest version.
-    Provider(Name, Name),
-    /// `PROVIDERS/NS/TYPE/VERSION`
-    ProviderVersion(Name, Name, SpelledVersion),
+    /// `MODULES/NS/NAME/SYSTEM` or `MODULES/NS/NAME/SYSTEM/VERSION`: the latest version for one system, or the given one.
+    Module(ModuleName, ModuleName, System, Option<SpelledVersion>),
+    /// `PROVIDERS` or `PROVIDERS/NS`: all providers, or those of a namespace.
+    Providers(Option<Name>),
+    /// `PROVIDERS/NS/TYPE` or `PROVIDERS/NS/TYPE/VERSION`: the latest version, or the given one.
+    Provider(Name, Name, Option<SpelledVersion>),
 }
 
 /// A version as the client spells it. Requests to upstream use this spelling.
@@ -69,45 +61,36 @@ impl PagePath {
     /// The service that the page belongs to.
     pub fn service(&self) -> Service {
         match self {
-            Self::Modules
-            | Self::Search
-            | Self::ModulesOf(_)
-            | Self::ModuleSystems(..)
-            | Self::Module(..)
-            | Self::ModuleVersion(..) => Service::Modules,
-            Self::Providers | Self::ProvidersOf(_) | Self::Provider(..) | Self::ProviderVersion(..) => {
-                Service::Providers
-            }
+            Self::Search | Self::Modules(_) | Self::ModuleSystems(..) | Self::Module(..) => Service::Modules,
+            Self::Providers(_) | Self::Provider(..) => Service::Providers,
         }
     }
 
-    /// The parameters that the page supports.
-    pub fn parameters(&self) -> &'static [Parameter] {
-        use Parameter::{Limit, Namespace, Offset, Provider, Search, Verified};
+    /// The names of the parameters that the page supports.
+    pub fn parameters(&self) -> &'static [&'static str] {
         match self {
-            Self::Search => &[Limit, Namespace, Offset, Provider, Search, Verified],
-            Self::Modules | Self::Providers | Self::ModulesOf(_) | Self::ProvidersOf(_) | Self::ModuleSystems(..) => {
-                &[Limit, Namespace, Offset, Provider, Verified]
+            Self::Search => &["limit", "namespace", "offset", "provider", "q", "verified"],
+            Self::Modules(_) | Self::Providers(_) | Self::ModuleSystems(..) => {
+                &["limit", "namespace", "offset", "provider", "verified"]
             }
-            Self::Module(..) | Self::ModuleVersion(..) | Self::Provider(..) | Self::ProviderVersion(..) => &[],
+            Self::Module(..) | Self::Provider(..) => &[],
         }
     }
 
     /// Path segments below the service's base. None needs encoding: the `+` of a version is literal in paths.
     pub fn segments(&self) -> Vec<&str> {
         match self {
-            Self::Modules | Self::Providers => Vec::new(),
             Self::Search => vec!["search"],
-            Self::ModulesOf(namespace) => vec![namespace.as_str()],
+            Self::Modules(namespace) => namespace.iter().map(ModuleName::as_str).collect(),
             Self::ModuleSystems(namespace, name) => vec![namespace.as_str(), name.as_str()],
-            Self::Module(namespace, name, system) => vec![namespace.as_str(), name.as_str(), system.as_str()],
-            Self::ModuleVersion(namespace, name, system, version) => {
-                vec![namespace.as_str(), name.as_str(), system.as_str(), version.as_str()]
+            Self::Module(namespace, name, system, version) => {
+                let names = [namespace.as_str(), name.as_str(), system.as_str()];
+                names.into_iter().chain(version.as_ref().map(SpelledVersion::as_str)).collect()
             }
-            Self::ProvidersOf(namespace) => vec![namespace.as_str()],
-            Self::Provider(namespace, type_) => vec![namespace.as_str(), type_.as_str()],
-            Self::ProviderVersion(namespace, type_, version) => {
-                vec![namespace.as_str(), type_.as_str(), version.as_str()]
+            Self::Providers(namespace) => namespace.iter().map(Name::as_str).collect(),
+            Self::Provider(namespace, type_, version) => {
+                let names = [namespace.as_str(), type_.as_str()];
+                names.into_iter().chain(version.as_ref().map(SpelledVersion::as_str)).collect()
             }
         }
     }
@@ -161,20 +144,13 @@ impl PageRef {
 
     /// A label for people, without the search text.
     pub fn label(&self) -> String {
-        let Self { host, path, query: _ } = self;
-        let path_label = path.segments().join("/");
-        match path {
-            PagePath::Modules => format!("the list of modules of {host}"),
-            PagePath::Providers => format!("the list of providers of {host}"),
-            PagePath::Search => format!("a search for modules of {host}"),
-            PagePath::ModulesOf(_) | PagePath::ModuleSystems(..) => {
-                format!("the list of modules of {host}/{path_label}")
-            }
-            PagePath::ProvidersOf(_) => format!("the list of providers of {host}/{path_label}"),
-            PagePath::Module(..)
-            | PagePath::ModuleVersion(..)
-            | PagePath::Provider(..)
-            | PagePath::ProviderVersion(..) => format!("the details of {host}/{path_label}"),
+        let names = [vec![self.host.as_str()], self.path.segments()].concat();
+        let place = names.join("/");
+        match self.path {
+            PagePath::Search => format!("a search for modules of {}", self.host),
+            PagePath::Modules(_) | PagePath::ModuleSystems(..) => format!("the list of modules of {place}"),
+            PagePath::Providers(_) => format!("the list of providers of {place}"),
+            PagePath::Module(..) | PagePath::Provider(..) => format!("the details of {place}"),
         }
     }
 }
@@ -186,42 +162,6 @@ const MAX_SEARCH_CHARS: usize = 128;
 const TRACKING_PREFIX: &str = "utm_";
 /// Characters of an unsupported parameter that an error quotes.
 const MAX_QUOTED_CHARS: usize = 64;
-
-/// A parameter of the registry API.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Parameter {
-    /// Page size.
-    Limit,
-    /// Filter by namespace.
-    Namespace,
-    /// Number of entries to skip.
-    Offset,
-    /// Filter by module system or provider.
-    Provider,
-    /// Search text.
-    Search,
-    /// Verified entries only.
-    Verified,
-}
-
-impl Parameter {
-    const ALL: [Self; 6] = [Self::Limit, Self::Namespace, Self::Offset, Self::Provider, Self::Search, Self::Verified];
-
-    fn key(self) -> &'static str {
-        match self {
-            Self::Limit => "limit",
-            Self::Namespace => "namespace",
-            Self::Offset => "offset",
-            Self::Provider => "provider",
-            Self::Search => "q",
-            Self::Verified => "verified",
-        }
-    }
-
-    fn from_key(key: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|parameter| parameter.key() == key)
-    }
-}
 
 /// An invalid query.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -263,28 +203,26 @@ impl PageQuery {
     ///
     /// # Errors
     /// [`BadQuery`] names the parameter that is not in `supported`, or the invalid value.
-    pub fn parse(query: &str, supported: &[Parameter]) -> Result<Self, BadQuery> {
+    pub fn parse(query: &str, supported: &[&'static str]) -> Result<Self, BadQuery> {
         let mut page_query = Self::default();
         let mut parsed = Vec::new();
         for (key, value) in parse(query.as_bytes()) {
             if key.starts_with(TRACKING_PREFIX) {
                 continue;
             }
-            let known = Parameter::from_key(&key).filter(|parameter| supported.contains(parameter));
+            let known = supported.iter().copied().find(|parameter| *parameter == key);
             let parameter = known.ok_or_else(|| BadQuery::Unknown(key.chars().take(MAX_QUOTED_CHARS).collect()))?;
             if value.is_empty() || parsed.contains(&parameter) {
                 continue;
             }
             parsed.push(parameter);
             match parameter {
-                Parameter::Limit => page_query.limit = Some(parse_number(parameter, &value)?),
-                Parameter::Offset => {
-                    page_query.offset = Some(parse_number(parameter, &value)?).filter(|offset| *offset > 0)
-                }
-                Parameter::Namespace => page_query.namespace = Some(ModuleName::parse(&value)?),
-                Parameter::Provider => page_query.provider = Some(ModuleName::parse(&value)?),
-                Parameter::Search => page_query.search = Some(parse_search(&value)?),
-                Parameter::Verified => page_query.is_verified_only = value == "true",
+                "limit" => page_query.limit = Some(parse_number(parameter, &value)?),
+                "offset" => page_query.offset = Some(parse_number(parameter, &value)?).filter(|offset| *offset > 0),
+                "namespace" => page_query.namespace = Some(ModuleName::parse(&value)?),
+                "provider" => page_query.provider = Some(ModuleName::parse(&value)?),
+                "q" => page_query.search = Some(parse_search(&value)?),
+                _ => page_query.is_verified_only = value == "true",
             }
         }
         Ok(page_query)
@@ -292,20 +230,18 @@ impl PageQuery {
 
     /// The query in its normal form; empty if no parameter is set.
     pub fn text(&self) -> String {
-        let mut serializer = Serializer::new(String::new());
-        let mut add = |parameter: Parameter, value: Option<&str>| {
-            if let Some(value) = value {
-                serializer.append_pair(parameter.key(), value);
-            }
-        };
         let digits = |number: Option<u32>| number.map(|number| number.to_string());
-        add(Parameter::Limit, digits(self.limit).as_deref());
-        add(Parameter::Namespace, self.namespace.as_ref().map(ModuleName::as_str));
-        add(Parameter::Offset, digits(self.offset).as_deref());
-        add(Parameter::Provider, self.provider.as_ref().map(ModuleName::as_str));
-        add(Parameter::Search, self.search.as_deref());
-        add(Parameter::Verified, self.is_verified_only.then_some("true"));
-        serializer.finish()
+        let (limit, offset) = (digits(self.limit), digits(self.offset));
+        let pairs = [
+            ("limit", limit.as_deref()),
+            ("namespace", self.namespace.as_ref().map(ModuleName::as_str)),
+            ("offset", offset.as_deref()),
+            ("provider", self.provider.as_ref().map(ModuleName::as_str)),
+            ("q", self.search.as_deref()),
+            ("verified", self.is_verified_only.then_some("true")),
+        ];
+        let set_pairs = pairs.into_iter().filter_map(|(parameter, value)| Some((parameter, value?)));
+        Serializer::new(String::new()).extend_pairs(set_pairs).finish()
     }
 
     /// A copy with another offset, for the previous or next page.
@@ -314,9 +250,9 @@ impl PageQuery {
     }
 }
 
-fn parse_number(parameter: Parameter, value: &str) -> Result<u32, BadQuery> {
+fn parse_number(parameter: &'static str, value: &str) -> Result<u32, BadQuery> {
     if !value.bytes().all(|byte| byte.is_ascii_digit()) {
-        return Err(BadQuery::NoNumber(parameter.key()));
+        return Err(BadQuery::NoNumber(parameter));
     }
     // Digits alone can fail only by overflow.
     Ok(value.parse().unwrap_or(u32::MAX))
@@ -347,12 +283,12 @@ mod tests {
         let base = Url::parse("https://registry.example/v1/modules/").unwrap();
         let version = SpelledVersion::parse("v1.0+b").unwrap();
         for (page, url) in [
-            (page(PagePath::Modules, "limit=2&utm_x=x"), "https://registry.example/v1/modules?limit=2"),
-            (page(PagePath::Modules, ""), "https://registry.example/v1/modules"),
+            (page(PagePath::Modules(None), "limit=2&utm_x=x"), "https://registry.example/v1/modules?limit=2"),
+            (page(PagePath::Modules(None), ""), "https://registry.example/v1/modules"),
             (page(PagePath::Search, "q=a b"), "https://registry.example/v1/modules/search?q=a+b"),
-            (page(PagePath::ModulesOf(name("search")), ""), "https://registry.example/v1/modules/search"),
+            (page(PagePath::Modules(Some(name("search"))), ""), "https://registry.example/v1/modules/search"),
             (
-                page(PagePath::ModuleVersion(name("A"), name("b"), System::parse("aws").unwrap(), version), "utm_x=1"),
+                page(PagePath::Module(name("A"), name("b"), System::parse("aws").unwrap(), Some(version)), "utm_x=1"),
                 "https://registry.example/v1/modules/A/b/aws/v1.0+b",
             ),
         ] {
@@ -361,9 +297,9 @@ mod tests {
             assert_eq!(page.base_of(&actual), Some(base.clone()), "{url}");
         }
         let root = Url::parse("https://registry.example/").unwrap();
-        let actual = page(PagePath::Modules, "limit=2").url(&root).unwrap();
+        let actual = page(PagePath::Modules(None), "limit=2").url(&root).unwrap();
         assert_eq!(actual.as_str(), "https://registry.example/?limit=2");
-        assert_eq!(page(PagePath::Modules, "").base_of(&actual), Some(root.clone()));
+        assert_eq!(page(PagePath::Modules(None), "").base_of(&actual), Some(root.clone()));
         assert_eq!(page(PagePath::Search, "").base_of(&actual), None);
     }
 
@@ -377,9 +313,9 @@ mod tests {
             let base = Url::parse("https://registry.example").unwrap().join(&base).unwrap();
             let [a, b, _] = names.each_ref().map(|text| name(text));
             let path = match page_kind {
-                0 => PagePath::Modules,
+                0 => PagePath::Modules(None),
                 1 => PagePath::Search,
-                2 => PagePath::ModulesOf(a),
+                2 => PagePath::Modules(Some(a)),
                 _ => PagePath::ModuleSystems(a, b),
             };
             let page = page(path, "limit=3");
@@ -388,7 +324,7 @@ mod tests {
     }
 
     fn normalized(query: &str) -> Result<String, BadQuery> {
-        PageQuery::parse(query, &Parameter::ALL).map(|parsed| parsed.text())
+        PageQuery::parse(query, PagePath::Search.parameters()).map(|parsed| parsed.text())
     }
 
     #[test]
@@ -414,21 +350,21 @@ mod tests {
                 && normalized(&format!("q={}", "é".repeat(129))).is_err()
         );
         assert_eq!(
-            PageQuery::parse("utm_x=%00&offset=1", &[Parameter::Offset]).map(|parsed| parsed.text()),
+            PageQuery::parse("utm_x=%00&offset=1", &["offset"]).map(|parsed| parsed.text()),
             Ok("offset=1".into())
         );
         for (query, unknown) in [("limit=2&cursor=x", "cursor"), ("Limit=2", "Limit"), ("x", "x"), ("=x", "")] {
             assert_eq!(normalized(query), Err(BadQuery::Unknown(unknown.to_owned())));
         }
-        let unsupported = PageQuery::parse("q=x", &[Parameter::Offset]);
+        let unsupported = PageQuery::parse("q=x", &["offset"]);
         assert_eq!(unsupported.unwrap_err().to_string(), "there is no parameter \"q\" here");
     }
 
     proptest! {
         #[test]
         fn any_parsed_query_is_bounded_and_round_trips(query in "\\PC{0,60}|((limit|offset|q|verified|namespace|provider|utm_x)=[a-z0-9%+&é]{0,9}&?){0,8}") {
-            if let Ok(parsed) = PageQuery::parse(&query, &Parameter::ALL) {
-                prop_assert_eq!(PageQuery::parse(&parsed.text(), &Parameter::ALL), Ok(parsed.clone()));
+            if let Ok(parsed) = PageQuery::parse(&query, PagePath::Search.parameters()) {
+                prop_assert_eq!(PageQuery::parse(&parsed.text(), PagePath::Search.parameters()), Ok(parsed.clone()));
                 prop_assert!(parsed.text().is_ascii() && parsed.text().len() < 2_200);
             }
         }

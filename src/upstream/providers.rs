@@ -73,12 +73,8 @@ impl VersionList {
     /// # Errors
     /// The reason why the document is not a version list.
     pub fn parse(body: &[u8]) -> Result<Self, String> {
-        let mut other_members: RawObject =
-            serde_json::from_slice(body).map_err(|e| format!("it is not a JSON object: {e}"))?;
-        let versions = other_members.shift_remove("versions").ok_or("it has no \"versions\"")?;
-        reject_case_variants(&other_members, &["versions"])?;
-        let entries: Vec<Box<RawValue>> =
-            serde_json::from_str(versions.get()).map_err(|e| format!("its \"versions\" are no list: {e}"))?;
+        let mut other_members = parse_object(body)?;
+        let entries = take_versions(&mut other_members)?.ok_or("it has no \"versions\"")?;
         Self { other_members, ..Self::empty(Service::Providers) }.with_entries(entries)
     }
 
@@ -100,12 +96,9 @@ impl VersionList {
 
     /// Adds the entries whose versions the list does not contain yet. Drops entries with an invalid version.
     pub fn add_missing(&mut self, entries: Vec<Box<RawValue>>) {
-        let parse_entry = match self.service {
-            Service::Providers => ListedVersion::of_provider,
-            Service::Modules => ListedVersion::of_module,
-        };
         let mut present: HashSet<Version> = self.versions.iter().map(|listed| listed.version.clone()).collect();
-        let parsed = entries.into_iter().filter_map(parse_entry);
+        let service = self.service;
+        let parsed = entries.into_iter().filter_map(|entry| ListedVersion::parse(service, entry));
         self.versions.extend(parsed.filter(|listed| present.insert(listed.version.clone())));
     }
 
@@ -116,9 +109,8 @@ impl VersionList {
 }
 
 impl ListedVersion {
-    /// Parses an entry of a provider's list. `None` if clients could not use the entry, or would read other values from
-    /// it.
-    fn of_provider(raw: Box<RawValue>) -> Option<Self> {
+    /// Parses an entry of a list. `None` if clients could not use the entry, or would read other values from it.
+    fn parse(service: Service, raw: Box<RawValue>) -> Option<Self> {
         #[derive(Deserialize)]
         struct VersionJson {
             version: String,
@@ -130,9 +122,19 @@ impl ListedVersion {
             os: String,
             arch: String,
         }
-        reject_case_variants(&serde_json::from_str(raw.get()).ok()?, &["version", "platforms"]).ok()?;
-        let entry: VersionJson = serde_json::from_str(raw.get()).ok()?;
-        let version = Version::parse(&entry.version).ok()?;
+        let read_members: &[&str] = match service {
+            Service::Providers => &["version", "platforms"],
+            Service::Modules => &["version"],
+        };
+        reject_case_variants(&serde_json::from_str(raw.get()).ok()?, read_members).ok()?;
+        let mut entry: VersionJson = serde_json::from_str(raw.get()).ok()?;
+        let version = match service {
+            Service::Providers => Version::parse(&entry.version).ok()?,
+            Service::Modules => {
+                entry.platforms = None;
+                Version::parse_lenient(&entry.version).ok()?
+            }
+        };
         let parse_platform = |raw: Box<RawValue>| {
             let PlatformJson { os, arch } = serde_json::from_str(raw.get()).ok()?;
             Platform::new(&os, &arch).ok()
@@ -213,16 +215,15 @@ impl DownloadDocument {
                 scheme => Err(format!("its {name} must be http or https, and is {scheme}")),
             }
         };
-        let signature_reference = parsed.shasums_signature_url.as_deref().filter(|reference| !reference.is_empty());
+        let signature_url = parsed.shasums_signature_url.as_deref().filter(|reference| !reference.is_empty());
+        let signature_url = signature_url.map(|reference| resolve_url("shasums_signature_url", reference));
         let keys = parsed.signing_keys.and_then(|keys| keys.gpg_public_keys).unwrap_or_default();
         Ok(Self {
             filename: FileName::parse(&parsed.filename).map_err(|e| e.to_string())?,
             shasum: Digest::parse(&parsed.shasum).map_err(|e| format!("its shasum: {e}"))?,
             archive_url: resolve_url("download_url", &parsed.download_url)?,
             sums_url: resolve_url("shasums_url", &parsed.shasums_url)?,
-            signature_url: signature_reference
-                .map(|reference| resolve_url("shasums_signature_url", reference))
-                .transpose()?,
+            signature_url: signature_url.transpose()?,
             keys: keys.into_iter().map(|key| key.ascii_armor).filter(|armor| !armor.is_empty()).collect(),
             fields: members,
         })
@@ -246,9 +247,7 @@ impl DownloadDocument {
         }
         serde_json::to_vec(&fields)
     }
-}
 
-impl DownloadDocument {
     /// The size of the archive in bytes, if the document announces it (OpenTofu registry).
     pub fn announced_size(&self, platform: &Platform) -> Option<u64> {
         #[derive(Deserialize)]
@@ -259,6 +258,18 @@ impl DownloadDocument {
         let PackageJson { package_size } = serde_json::from_str(packages.get(&platform.to_string())?.get()).ok()?;
         Some(package_size)
     }
+}
+
+pub(super) fn parse_object(body: &[u8]) -> Result<RawObject, String> {
+    serde_json::from_slice(body).map_err(|e| format!("it is not a JSON object: {e}"))
+}
+
+/// Removes and parses the member `versions`, if there is one.
+pub(super) fn take_versions(members: &mut RawObject) -> Result<Option<Vec<Box<RawValue>>>, String> {
+    let versions = members.shift_remove("versions");
+    reject_case_variants(members, &["versions"])?;
+    let parse = |raw: Box<RawValue>| serde_json::from_str(raw.get());
+    versions.map(parse).transpose().map_err(|e| format!("its \"versions\" are no list: {e}"))
 }
 
 /// Rejects members whose names differ only in case from one of `read_members`, which larder reads. Clients match member

@@ -42,13 +42,13 @@ impl Validators {
     }
 }
 
-/// Priority of a request. Free permits go to clients first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Priority of a request, in the order in which requests get free permits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RequestPriority {
+    /// A client waits in the middle of a file.
+    ClientMidway,
     /// A client waits.
     Client,
-    /// A client waits in the middle of a file. These requests go first.
-    ClientMidway,
     /// No client waits.
     Job,
 }
@@ -175,54 +175,47 @@ const NO_SUCH_NAME: &str = "dns error";
 
 /// Converts a client error to a fault. The text has the causes but not the URL, whose query may be a secret.
 pub(super) fn fault_of_client_error(error: &reqwest::Error) -> Fault {
-    let mut causes = Vec::new();
-    let mut connection_fault: fn(String) -> Fault = Fault::Unreachable;
-    let mut next_cause = std::error::Error::source(error);
-    while let Some(cause) = next_cause {
-        if let Some(refusal) = cause.downcast_ref::<EgressRefusal>() {
-            return Fault::Refused(refusal.clone());
-        }
-        let text = cause.to_string();
-        if is_tls_error(cause) {
-            connection_fault = Fault::Untrusted;
-        } else if text == NO_SUCH_NAME {
-            connection_fault = Fault::NoSuchName;
-        }
-        if causes.last() != Some(&text) && !text.contains("://") {
-            causes.push(text);
-        }
-        next_cause = cause.source();
+    let source = std::error::Error::source(error);
+    let causes: Vec<_> = std::iter::successors(source, |cause| cause.source()).collect();
+    if let Some(refusal) = causes.iter().find_map(|cause| cause.downcast_ref::<EgressRefusal>()) {
+        return Fault::Refused(refusal.clone());
     }
-    let reason = if causes.is_empty() { "the connection broke".to_owned() } else { causes.join(": ") };
+    let mut texts: Vec<_> = causes.iter().map(ToString::to_string).filter(|text| !text.contains("://")).collect();
+    texts.dedup();
+    let reason = if texts.is_empty() { "the connection broke".to_owned() } else { texts.join(": ") };
     tracing::debug!(reason, "a request to an upstream failed");
     if error.is_timeout() {
-        Fault::Slow("no answer in time".to_owned())
-    } else if error.is_decode() {
-        Fault::Unusable(reason)
-    } else {
-        connection_fault(plain_cause(error).unwrap_or(reason))
+        return Fault::Slow("no answer in time".to_owned());
+    }
+    if error.is_decode() {
+        return Fault::Unusable(reason);
+    }
+    if texts.iter().any(|text| text == NO_SUCH_NAME) {
+        return Fault::NoSuchName("name not found".to_owned());
+    }
+    // The innermost cause that larder recognises is the plainest.
+    let plain_cause = causes.iter().rev().find_map(|cause| plain_cause(*cause));
+    let is_untrusted = causes.iter().any(|cause| innermost(*cause).is::<rustls::Error>());
+    let fault = if is_untrusted { Fault::Untrusted } else { Fault::Unreachable };
+    fault(plain_cause.unwrap_or(reason))
+}
+
+/// The error inside an I/O error, which does not report it as its source; otherwise the error itself.
+fn innermost<'a>(error: &'a (dyn std::error::Error + 'static)) -> &'a (dyn std::error::Error + 'static) {
+    match error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref) {
+        Some(inner) => innermost(inner),
+        None => error,
     }
 }
 
-/// A short text for the innermost cause that larder recognises.
-fn plain_cause(error: &reqwest::Error) -> Option<String> {
-    let mut next_cause = std::error::Error::source(error);
-    let mut text = None;
-    while let Some(cause) = next_cause {
-        text = tls_cause(cause).or_else(|| io_cause(cause)).or(text);
-        if cause.to_string() == NO_SUCH_NAME {
-            text = Some("name not found".to_owned());
-            break;
-        }
-        next_cause = cause.source();
-    }
-    text
-}
-
-fn io_cause(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
+/// The text of a cause that larder recognises.
+fn plain_cause(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
     use std::io::ErrorKind;
+    if let Some(error) = cause.downcast_ref::<rustls::Error>() {
+        return Some(tls_cause(error));
+    }
     let error = cause.downcast_ref::<std::io::Error>()?;
-    if let Some(text) = error.get_ref().and_then(|inner| tls_cause(inner).or_else(|| io_cause(inner))) {
+    if let Some(text) = error.get_ref().and_then(|inner| plain_cause(inner)) {
         return Some(text);
     }
     let text = match error.kind() {
@@ -237,11 +230,11 @@ fn io_cause(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
     Some(text.to_owned())
 }
 
-fn tls_cause(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
+fn tls_cause(error: &rustls::Error) -> String {
     use rustls::CertificateError::{
         BadSignature, Expired, ExpiredContext, NotValidForName, NotValidForNameContext, UnknownIssuer,
     };
-    let text = match cause.downcast_ref::<rustls::Error>()? {
+    let text = match error {
         rustls::Error::InvalidCertificate(UnknownIssuer | BadSignature) => {
             "no authority that larder trusts has signed its certificate"
         }
@@ -250,17 +243,9 @@ fn tls_cause(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
             "its certificate is for another name"
         }
         rustls::Error::InvalidMessage(_) => "it does not speak TLS",
-        _ => return Some(format!("TLS failed: {cause}")),
+        _ => return format!("TLS failed: {error}"),
     };
-    Some(text.to_owned())
-}
-
-/// Returns true for a TLS error, also inside an I/O error, which does not report its inner error as its source.
-fn is_tls_error(cause: &(dyn std::error::Error + 'static)) -> bool {
-    match cause.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref) {
-        Some(inner) => is_tls_error(inner),
-        None => cause.is::<rustls::Error>(),
-    }
+    text.to_owned()
 }
 
 /// The value of a header; `None` if it is absent or not ASCII.

@@ -6,6 +6,8 @@ mod indirection;
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashMap;
+
 use percent_encoding::percent_decode_str;
 use url::{Url, form_urlencoded};
 
@@ -98,25 +100,24 @@ impl PackageSource {
 /// address with everything, for unsupported sources.
 fn parse_package(package: &str, full_address: &str) -> Result<LocatedSource, BadSource> {
     let (forced, address) = split_forced_getter(package);
-    let unsupported = |label| PackageSource::Unsupported(Unsupported::new(label, full_address));
-    if !has_scheme(address) {
-        let Some((getter, expanded)) = expand_short_form(address)? else {
-            let label = forced.map_or_else(|| guess_label(address), scheme_label);
-            return Ok(LocatedSource { source: unsupported(label), subdir: None });
+    let unsupported = |label| {
+        let source = PackageSource::Unsupported(Unsupported::new(label, full_address));
+        Ok(LocatedSource { source, subdir: None })
+    };
+    let Some(scheme) = scheme_of(address) else {
+        let Some(expanded) = expand_short_form(address)? else {
+            return unsupported(forced.map_or_else(|| guess_label(address), scheme_label));
         };
         let (package, subdir) = split_subdir(&expanded);
-        let source = source_of_url(forced.unwrap_or(getter), parse_url(&package)?, full_address)?;
+        let source = source_of_url(forced.unwrap_or("git"), parse_url(&package)?, full_address)?;
         return Ok(LocatedSource { source, subdir: Subdir::parse(&subdir)? });
-    }
-    let url = match address.split_once(':') {
-        Some((scheme, _)) if !is_supported_scheme(scheme) => {
-            let label = scheme_label(forced.unwrap_or(scheme));
-            return Ok(LocatedSource { source: unsupported(label), subdir: None });
-        }
-        _ => parse_url(address)?,
     };
-    let scheme = url.scheme().to_owned();
-    Ok(LocatedSource { source: source_of_url(forced.unwrap_or(&scheme), url, full_address)?, subdir: None })
+    let scheme = scheme.to_ascii_lowercase();
+    if !["http", "https", "ssh"].contains(&scheme.as_str()) {
+        return unsupported(scheme_label(forced.unwrap_or(&scheme)));
+    }
+    let source = source_of_url(forced.unwrap_or(&scheme), parse_url(address)?, full_address)?;
+    Ok(LocatedSource { source, subdir: None })
 }
 
 /// The source of a URL for this getter.
@@ -142,17 +143,12 @@ fn split_forced_getter(text: &str) -> (Option<&str>, &str) {
     }
 }
 
-/// Returns true if Go would parse `text` as a URL with a scheme.
-fn has_scheme(text: &str) -> bool {
-    text.split_once(':').is_some_and(|(scheme, _)| {
-        scheme.starts_with(|c: char| c.is_ascii_alphabetic())
-            && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte))
-    })
-}
-
-/// Returns true for schemes that larder parses as URLs.
-fn is_supported_scheme(scheme: &str) -> bool {
-    ["http", "https", "ssh"].iter().any(|supported| scheme.eq_ignore_ascii_case(supported))
+/// The scheme of `text`, if Go would parse `text` as a URL with a scheme.
+fn scheme_of(text: &str) -> Option<&str> {
+    let (scheme, _) = text.split_once(':')?;
+    let is_scheme = scheme.starts_with(|c: char| c.is_ascii_alphabetic())
+        && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte));
+    is_scheme.then_some(scheme)
 }
 
 fn parse_url(text: &str) -> Result<Url, BadSource> {
@@ -177,12 +173,9 @@ fn scheme_label(scheme: &str) -> &'static str {
     }
 }
 
-/// Expands a short form to its getter and full address; `None` for text that is no short form.
-fn expand_short_form(text: &str) -> Result<Option<(&'static str, String)>, BadSource> {
-    let (path, query) = match text.split_once('?') {
-        Some((path, query)) => (path, format!("?{query}")),
-        None => (text, String::new()),
-    };
+/// Expands a short form of a git repository to its full address; `None` for text that is no short form.
+fn expand_short_form(text: &str) -> Result<Option<String>, BadSource> {
+    let (path, query) = text.split_at(text.find('?').unwrap_or(text.len()));
     let expanded = if ["github.com/", "gitlab.com/"].iter().any(|host| path.starts_with(host)) {
         let mut names = path.splitn(4, '/');
         let (Some(host), Some(owner), Some(repository)) = (names.next(), names.next(), names.next()) else {
@@ -197,7 +190,7 @@ fn expand_short_form(text: &str) -> Result<Option<(&'static str, String)>, BadSo
     } else {
         return Ok(None);
     };
-    Ok(Some(("git", expanded)))
+    Ok(Some(expanded))
 }
 
 fn with_git_suffix(repository: &str) -> String {
@@ -315,7 +308,8 @@ impl Subdir {
         }
         let pattern_end = names.iter().rposition(|name| name.contains(GLOB_CHARS)).map_or(0, |last| last + 1);
         let (wrapper, rest) = names.split_at(pattern_end);
-        let rest = parse_subdir_path(rest.join("/").as_bytes())?;
+        let rest = TreePath::parse(rest.join("/").as_bytes());
+        let rest = rest.map_err(|_| BadSource::new("has a //subdir that no folder can have"))?;
         Ok(match wrapper {
             [] if rest.is_root() => None,
             [] => Some(Self::Plain(rest)),
@@ -334,16 +328,16 @@ impl Subdir {
     /// # Errors
     /// [`BadSource`] if the result is too long.
     pub fn join(&self, inner: &Self) -> Result<Self, BadSource> {
-        let join_paths = |outer: &TreePath, inner: &TreePath| outer.join(inner).map_err(|_| subdir_too_long());
-        let join_patterns =
-            |outer: String, inner: &str| if outer.is_empty() { inner.to_owned() } else { outer + "/" + inner };
+        let join = |outer: &TreePath, inner: &TreePath| {
+            outer.join(inner).map_err(|_| BadSource::new("has a //subdir that is too long"))
+        };
         Ok(match (self, inner) {
-            (Self::Plain(outer), Self::Plain(inner)) => Self::Plain(join_paths(outer, inner)?),
+            (Self::Plain(outer), Self::Plain(inner)) => Self::Plain(join(outer, inner)?),
             (Self::Glob { wrapper, rest }, Self::Plain(inner)) => {
-                Self::Glob { wrapper: wrapper.clone(), rest: join_paths(rest, inner)? }
+                Self::Glob { wrapper: wrapper.clone(), rest: join(rest, inner)? }
             }
             (outer, Self::Glob { wrapper, rest }) => {
-                Self::Glob { wrapper: join_patterns(outer.to_string(), wrapper), rest: rest.clone() }
+                Self::Glob { wrapper: format!("{outer}/{wrapper}"), rest: rest.clone() }
             }
         })
     }
@@ -373,14 +367,6 @@ fn split_subdir(text: &str) -> (String, String) {
     }
 }
 
-fn parse_subdir_path(text: &[u8]) -> Result<TreePath, BadSource> {
-    TreePath::parse(text).map_err(|_| BadSource::new("has a //subdir that no folder can have"))
-}
-
-fn subdir_too_long() -> BadSource {
-    BadSource::new("has a //subdir that is too long")
-}
-
 /// An archive to download.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ArchiveSource {
@@ -403,24 +389,22 @@ fn parse_http(mut url: Url) -> Result<PackageSource, BadSource> {
     }
     url.set_fragment(None);
     let parameters = take_parameters(&mut url, &["archive", "checksum"]);
-    let format = match parameters.first("archive").filter(|value| !value.is_empty()) {
+    let format = match parameters.get("archive") {
         Some(value) if FALSE.contains(&value.as_str()) => None,
-        Some(value) => ArchiveFormat::named(&value),
+        Some(value) => ArchiveFormat::named(value),
         None => ArchiveFormat::of_path(&percent_decode_str(url.path()).collect::<Vec<u8>>()),
     };
-    let checksum = parameters.first("checksum").filter(|value| !value.is_empty());
-    match (format, checksum) {
-        (Some(format), None) => Ok(PackageSource::Archive(ArchiveSource { url, format, checksum: None })),
-        (Some(format), Some(checksum)) => {
-            let expected = ExpectedChecksum::parse(&checksum).map_err(|error| BadSource::for_url(&url, error.0))?;
-            Ok(PackageSource::Archive(ArchiveSource { url, format, checksum: Some(expected) }))
+    let checksum = parameters.get("checksum");
+    let Some(format) = format else {
+        if checksum.is_some() {
+            return Err(BadSource::for_url(&url, "has a checksum, but is not an archive"));
         }
-        (None, Some(_)) => Err(BadSource::for_url(&url, "has a checksum, but is not an archive")),
-        (None, None) => {
-            url.query_pairs_mut().append_pair("terraform-get", "1");
-            Ok(PackageSource::Indirect(url))
-        }
-    }
+        url.query_pairs_mut().append_pair("terraform-get", "1");
+        return Ok(PackageSource::Indirect(url));
+    };
+    let checksum = checksum.map(|text| ExpectedChecksum::parse(text)).transpose();
+    let checksum = checksum.map_err(|error| BadSource::for_url(&url, error.0))?;
+    Ok(PackageSource::Archive(ArchiveSource { url, format, checksum }))
 }
 
 /// One commit of a repository, as a source address names it.
@@ -441,42 +425,36 @@ impl GitSource {
         if url.password().is_some() || (url.scheme() != "ssh" && !url.username().is_empty()) {
             return Err(BadSource::for_url(&url, "holds a user or a password"));
         }
-        let parameters = take_parameters(&mut url, &["ref", "depth", "sshkey", "archive", "checksum"]);
-        if ["archive", "checksum"].iter().any(|key| parameters.first(key).is_some_and(|value| !value.is_empty())) {
+        let mut parameters = take_parameters(&mut url, &["ref", "depth", "sshkey", "archive", "checksum"]);
+        if parameters.contains_key("archive") || parameters.contains_key("checksum") {
             return Err(BadSource::for_url(&url, "wants an archive or a checksum of a git repository"));
         }
         url.set_fragment(None);
-        let depth = parameters.first("depth").and_then(|depth| depth.parse::<i64>().ok()).filter(|depth| *depth > 0);
+        let depth = parameters.get("depth").and_then(|depth| depth.parse::<i64>().ok()).filter(|depth| *depth > 0);
         Ok(Self {
-            reference: parameters.first("ref").filter(|reference| !reference.is_empty()),
+            reference: parameters.remove("ref"),
             depth: depth.map(|depth| u32::try_from(depth).unwrap_or(u32::MAX)),
             url,
         })
     }
 }
 
-/// The removed parameters.
-struct TakenParameters(Vec<(String, String)>);
-
-impl TakenParameters {
-    /// The first value of a key, like Go's `Query().Get`.
-    fn first(&self, key: &str) -> Option<String> {
-        self.0.iter().find(|(name, _)| name == key).map(|(_, value)| value.clone())
-    }
-}
-
-/// Removes `keys` from the query. All other parameters stay byte for byte, because they may be signed.
-fn take_parameters(url: &mut Url, keys: &[&str]) -> TakenParameters {
-    let mut taken = Vec::new();
+/// Removes `keys` from the query, and returns the first value of each, like Go's `Query().Get`. Empty values count as
+/// absent. All other parameters stay byte for byte, because they may be signed.
+fn take_parameters(url: &mut Url, keys: &[&str]) -> HashMap<String, String> {
+    let mut taken = HashMap::new();
     let mut remaining = Vec::new();
     for pair in url.query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
         match form_urlencoded::parse(pair.as_bytes()).next() {
-            Some((key, value)) if keys.contains(&key.as_ref()) => taken.push((key.into_owned(), value.into_owned())),
+            Some((key, value)) if keys.contains(&key.as_ref()) => {
+                taken.entry(key.into_owned()).or_insert(value.into_owned());
+            }
             _ => remaining.push(pair.to_owned()),
         }
     }
     if !taken.is_empty() {
         url.set_query(Some(remaining.join("&")).as_deref().filter(|query| !query.is_empty()));
     }
-    TakenParameters(taken)
+    taken.retain(|_, value| !value.is_empty());
+    taken
 }

@@ -61,12 +61,12 @@ impl Traffic {
     /// Creates the counters of an upstream at zero, so that metrics show them before the first request.
     pub(super) fn create_counters(&self, upstream: &Hostname) {
         self.upstreams.lock().insert(upstream.clone());
-        self.bytes.get_or_create_owned(&host_label(upstream));
+        self.bytes_counter(upstream);
         for status in status_labels() {
-            self.requests.get_or_create_owned(&request_labels(upstream, status));
+            self.requests.get_or_create_owned(&labels(upstream, Some(("status", status))));
         }
         for reason in EgressRefusal::all_labels() {
-            self.refusals.get_or_create_owned(&refusal_labels(upstream, reason));
+            self.refusals.get_or_create_owned(&labels(upstream, Some(("reason", reason))));
         }
     }
 
@@ -76,15 +76,15 @@ impl Traffic {
     }
 
     fn bytes_of(&self, host: &Hostname) -> u64 {
-        count_of(&self.bytes, &host_label(host))
+        count_of(&self.bytes, &labels(host, None))
     }
 
     /// The counters of one upstream since the start.
     pub fn of(&self, host: &Hostname) -> UpstreamTraffic {
-        let requests = |status| count_of(&self.requests, &request_labels(host, status));
+        let requests = |status| count_of(&self.requests, &labels(host, Some(("status", status))));
         let statuses = status_labels();
         let is_failure = |status: &&str| *status == NO_STATUS || *status == "429" || status.starts_with('5');
-        let refusals = |reason| count_of(&self.refusals, &refusal_labels(host, reason));
+        let refusals = |reason| count_of(&self.refusals, &labels(host, Some(("reason", reason))));
         UpstreamTraffic {
             requests: statuses.iter().map(|status| requests(status)).sum(),
             failed: statuses.iter().copied().filter(is_failure).map(requests).sum(),
@@ -96,16 +96,16 @@ impl Traffic {
     /// Counts a request; `status` is `None` if no answer came.
     pub(super) fn count_request(&self, upstream: &Hostname, status: Option<u16>) {
         let status = status.map_or(NO_STATUS, status_label);
-        self.requests.get_or_create(&request_labels(upstream, status)).inc();
+        self.requests.get_or_create(&labels(upstream, Some(("status", status)))).inc();
     }
 
     pub(super) fn count_refusal(&self, upstream: &Hostname, refusal: &EgressRefusal) {
-        self.refusals.get_or_create(&refusal_labels(upstream, refusal.metrics_label())).inc();
+        self.refusals.get_or_create(&labels(upstream, Some(("reason", refusal.metrics_label())))).inc();
     }
 
     /// The counter of received bytes. Callers look it up once for each answer.
     pub(super) fn bytes_counter(&self, upstream: &Hostname) -> Counter {
-        self.bytes.get_or_create_owned(&host_label(upstream))
+        self.bytes.get_or_create_owned(&labels(upstream, None))
     }
 }
 
@@ -116,16 +116,8 @@ fn status_labels() -> BTreeSet<&'static str> {
     (0..=600).map(status_label).chain([NO_STATUS]).collect()
 }
 
-fn host_label(host: &Hostname) -> Labels {
-    vec![("host", host.to_string())]
-}
-
-fn request_labels(host: &Hostname, status: &str) -> Labels {
-    vec![("host", host.to_string()), ("status", status.to_owned())]
-}
-
-fn refusal_labels(host: &Hostname, reason: &str) -> Labels {
-    vec![("host", host.to_string()), ("reason", reason.to_owned())]
+fn labels(host: &Hostname, other: Option<(&'static str, &str)>) -> Labels {
+    [("host", host.as_str())].into_iter().chain(other).map(|(name, value)| (name, value.to_owned())).collect()
 }
 
 /// The count for these labels. Reading does not create them.

@@ -186,17 +186,15 @@ pub fn verify_proof_set(
     if listed != *shasum {
         return Err(VerificationError::Contradiction { filename: filename.to_owned(), listed, stated: *shasum });
     }
-    let proof = match policy {
-        VerificationPolicy::Checksum => Proof { how: ProofBasis::Checksum, warnings: Vec::new() },
-        VerificationPolicy::SignatureIfKeys if keys.is_empty() => {
-            Proof { how: ProofBasis::NoKeys, warnings: Vec::new() }
-        }
+    let (how, warnings) = match policy {
+        VerificationPolicy::Checksum => (ProofBasis::Checksum, Vec::new()),
+        VerificationPolicy::SignatureIfKeys if keys.is_empty() => (ProofBasis::NoKeys, Vec::new()),
         VerificationPolicy::Signature | VerificationPolicy::SignatureIfKeys => {
             let Signer { fingerprint, warnings } = verify_detached(sums, signature, keys)?;
-            Proof { how: ProofBasis::Signature { fingerprint }, warnings }
+            (ProofBasis::Signature { fingerprint }, warnings)
         }
     };
-    Ok((proof, checksums))
+    Ok((Proof { how, warnings }, checksums))
 }
 
 /// A value whose bytes have the expected digest. Only this module can create one, and the store publishes nothing else.

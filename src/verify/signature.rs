@@ -10,7 +10,7 @@ use pgp::packet::{
 };
 use pgp::types::Timestamp;
 
-use super::signing_key::{Component, KeyUnfit, ListedKey, pgp_error_text, read_keys};
+use super::signing_key::{Component, ListedKey, pgp_error_text, read_keys};
 
 /// The size limit of a signature file, in bytes.
 pub const MAX_SIGNATURE_BYTES: usize = 64 << 10;
@@ -115,12 +115,10 @@ pub fn verify_detached(document: &[u8], signature: &[u8], armored_keys: &[String
     // A key may be listed many times. One failed check of a signature rules out every copy of the key.
     let mut failed = HashSet::new();
     let mut refusal = None;
-    for (key_number, entry) in (1..).zip(armored_keys) {
-        let keys = match read_keys(entry, MAX_KEY_BYTES) {
+    for (number, entry) in (1..).zip(armored_keys) {
+        let keys = match read_keys(entry, number, MAX_KEY_BYTES) {
             Ok(keys) => keys,
-            Err(reason) => {
-                return Err(refusal.unwrap_or(SignatureError::UnparsableKey { number: key_number, reason }));
-            }
+            Err(error) => return Err(refusal.unwrap_or(error)),
         };
         let indexed_signatures = || signatures.iter().enumerate();
         let pairs = keys.iter().flat_map(|key| indexed_signatures().map(move |indexed| (key, indexed)));
@@ -131,14 +129,12 @@ pub fn verify_detached(document: &[u8], signature: &[u8], armored_keys: &[String
                 }
                 match signature.verify(document, key, component, &mut operations) {
                     Ok(signer) => return Ok(signer),
-                    Err(KeyRefusal::Final(SignatureError::TooManyOperations)) => {
-                        return Err(SignatureError::TooManyOperations);
-                    }
+                    Err(SignatureError::TooManyOperations) => return Err(SignatureError::TooManyOperations),
                     Err(error) => {
-                        if matches!(error, KeyRefusal::Final(SignatureError::Mismatch { .. })) {
+                        if matches!(error, SignatureError::Mismatch { .. }) {
                             failed.insert((signature_index, component.fingerprint()));
                         }
-                        refusal.get_or_insert_with(|| error.for_key(key_number));
+                        refusal.get_or_insert(error);
                     }
                 }
             }
@@ -152,9 +148,9 @@ struct Operations(usize);
 
 impl Operations {
     /// Counts operations. Fails above [`MAX_OPERATIONS`].
-    fn add(&mut self, count: usize) -> Result<(), KeyRefusal> {
+    fn add(&mut self, count: usize) -> Result<(), SignatureError> {
         self.0 = self.0.saturating_add(count);
-        if self.0 > MAX_OPERATIONS { Err(KeyRefusal::Final(SignatureError::TooManyOperations)) } else { Ok(()) }
+        if self.0 > MAX_OPERATIONS { Err(SignatureError::TooManyOperations) } else { Ok(()) }
     }
 }
 
@@ -221,44 +217,17 @@ impl DocumentSignature {
         key: &ListedKey,
         component: Component<'_>,
         operations: &mut Operations,
-    ) -> Result<Signer, KeyRefusal> {
+    ) -> Result<Signer, SignatureError> {
         if let Some(algorithm) = weak_digest(self.digest) {
-            return Err(KeyRefusal::Final(SignatureError::WeakDigest { algorithm: algorithm.to_owned() }));
+            return Err(SignatureError::WeakDigest { algorithm: algorithm.to_owned() });
         }
-        let fingerprint = || component.fingerprint();
         operations.add(1)?;
         self.hash_of(document)
             .and_then(|hash| component.verify(&self.packet, hash))
-            .map_err(|reason| SignatureError::Mismatch { fingerprint: fingerprint(), reason })
-            .map_err(KeyRefusal::Final)?;
+            .map_err(|reason| SignatureError::Mismatch { fingerprint: component.fingerprint(), reason })?;
         operations.add(key.self_signature_count())?;
-        match key.check_may_sign(component, self.made_at) {
-            Ok(warnings) => Ok(Signer { fingerprint: key.fingerprint(), warnings }),
-            Err(KeyUnfit::Revoked { fingerprint }) => Err(KeyRefusal::Final(SignatureError::Revoked { fingerprint })),
-            Err(KeyUnfit::CannotSign { reason }) => {
-                Err(KeyRefusal::Final(SignatureError::CannotSign { fingerprint: fingerprint(), reason }))
-            }
-            Err(KeyUnfit::NoUsableSelfSignature { reason }) => Err(KeyRefusal::Key { reason }),
-        }
-    }
-}
-
-/// Why a signature by one key is refused.
-enum KeyRefusal {
-    Final(SignatureError),
-    /// The key cannot be used. The error must still name its position in the list.
-    Key {
-        reason: String,
-    },
-}
-
-impl KeyRefusal {
-    /// The error for the key at this position, from 1.
-    fn for_key(self, number: usize) -> SignatureError {
-        match self {
-            Self::Final(error) => error,
-            Self::Key { reason } => SignatureError::UnparsableKey { number, reason },
-        }
+        let warnings = key.check_may_sign(component, self.made_at)?;
+        Ok(Signer { fingerprint: key.fingerprint(), warnings })
     }
 }
 
@@ -303,17 +272,11 @@ fn weak_digest(algorithm: HashAlgorithm) -> Option<&'static str> {
 
 /// The issuers that the signatures name, for messages.
 fn issuers(signatures: &[DocumentSignature]) -> String {
-    let mut issuers = Vec::new();
-    for signature in signatures {
-        let ids = signature.packet.issuer_key_id().into_iter().map(hex::encode_upper);
-        let fingerprints = signature
-            .packet
-            .issuer_fingerprint()
-            .into_iter()
-            .map(|fingerprint| hex::encode_upper(fingerprint.as_bytes()));
-        issuers.extend(ids.chain(fingerprints).next());
-    }
-    issuers.join(", ")
+    let issuer_of = |signature: &DocumentSignature| match signature.packet.issuer_key_id().first() {
+        Some(id) => Some(hex::encode_upper(id)),
+        None => signature.packet.issuer_fingerprint().first().map(|found| hex::encode_upper(found.as_bytes())),
+    };
+    signatures.iter().filter_map(issuer_of).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]

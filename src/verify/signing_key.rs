@@ -8,94 +8,99 @@ use pgp::crypto::hash::HashAlgorithm;
 use pgp::packet::{Signature, SignatureType, SignatureVersion, SubpacketData};
 use pgp::types::{KeyDetails, KeyVersion, Tag, Timestamp, VerifyingKey};
 
+use super::signature::SignatureError;
+
 const ARMOR_END: &str = "-----END PGP PUBLIC KEY BLOCK-----";
 
 /// The most self-signatures of one key that are checked. Each costs a public-key operation.
 const MAX_SELF_SIGNATURES: usize = 256;
 
 /// Reads all keys in one entry of the registry's list. Publishers sometimes paste several armour blocks into one entry.
-pub(super) fn read_keys(entry: &str, max_bytes: usize) -> Result<Vec<ListedKey>, String> {
+/// `number` is the position of the entry in the list, from 1.
+///
+/// # Errors
+/// [`SignatureError::UnparsableKey`].
+pub(super) fn read_keys(entry: &str, number: usize, max_bytes: usize) -> Result<Vec<ListedKey>, SignatureError> {
+    let refused = |reason| SignatureError::UnparsableKey { number, reason };
+    let unreadable = |error| refused(format!("is not an OpenPGP public key ({})", pgp_error_text(&error)));
     if entry.len() > max_bytes {
-        return Err(format!("has {} bytes; at most {max_bytes} are read", entry.len()));
+        return Err(refused(format!("has {} bytes; at most {max_bytes} are read", entry.len())));
     }
     let mut keys = Vec::new();
     // The OpenPGP crate reads only the first armour block of a text.
     for block in entry.split_inclusive(ARMOR_END).filter(|block| block.contains("-----BEGIN")) {
         let (parsed, _headers) = SignedPublicKey::from_armor_many_buf(block.as_bytes()).map_err(unreadable)?;
         for key in parsed {
-            keys.push(ListedKey(key.map_err(unreadable)?));
+            keys.push(ListedKey { key: key.map_err(unreadable)?, number });
         }
     }
     if keys.is_empty() {
-        return Err("contains no armoured public key".to_owned());
+        return Err(refused("contains no armoured public key".to_owned()));
     }
     Ok(keys)
 }
 
 /// A listed public key with its subkeys, unverified.
-pub(super) struct ListedKey(SignedPublicKey);
+pub(super) struct ListedKey {
+    key: SignedPublicKey,
+    /// The position of its entry in the registry's list, from 1.
+    number: usize,
+}
 
 /// A primary key or a subkey, either of which may have made a signature.
 #[derive(Clone, Copy)]
-pub(super) enum Component<'k> {
-    Primary(&'k SignedPublicKey),
-    Subkey(&'k SignedPublicSubKey),
-}
-
-/// Why a correct signature by a listed key is not accepted.
-#[derive(Debug)]
-pub(super) enum KeyUnfit {
-    Revoked { fingerprint: String },
-    CannotSign { reason: String },
-    NoUsableSelfSignature { reason: String },
+pub(super) struct Component<'k> {
+    key: &'k dyn VerifyingKey,
+    /// The subkey with its bindings; `None` for the primary key.
+    subkey: Option<&'k SignedPublicSubKey>,
 }
 
 impl ListedKey {
     /// The fingerprint of the primary key, as upper-case hex.
     pub(super) fn fingerprint(&self) -> String {
-        fingerprint(&self.0.primary_key)
+        fingerprint(&self.key.primary_key)
     }
 
     /// The number of self-signatures to check.
     pub(super) fn self_signature_count(&self) -> usize {
-        let details = &self.0.details;
+        let details = &self.key.details;
         let user_id_signatures: usize = details.users.iter().map(|user| user.signatures.len()).sum();
         // A subkey binding can embed a second signature, made by the subkey (RFC 9580, section 5.2.1.9).
-        let subkey_signatures: usize = self.0.public_subkeys.iter().map(|subkey| 2 * subkey.signatures.len()).sum();
+        let subkey_signatures: usize = self.key.public_subkeys.iter().map(|subkey| 2 * subkey.signatures.len()).sum();
         details.revocation_signatures.len() + details.direct_signatures.len() + user_id_signatures + subkey_signatures
     }
 
-    #[cfg(test)]
     pub(super) fn primary(&self) -> Component<'_> {
-        Component::Primary(&self.0)
+        Component { key: &self.key.primary_key, subkey: None }
     }
 
     /// The components that the signature names as its issuer. That is only a hint: anyone can name any key.
-    pub(super) fn components_named_by<'k>(&'k self, signature: &Signature) -> impl Iterator<Item = Component<'k>> {
-        let primary = is_issued_by(signature, &self.0.primary_key).then_some(Component::Primary(&self.0));
-        let subkeys = self.0.public_subkeys.iter().filter(|subkey| is_issued_by(signature, &subkey.key));
-        primary.into_iter().chain(subkeys.map(Component::Subkey).collect::<Vec<_>>())
+    pub(super) fn components_named_by(&self, signature: &Signature) -> impl Iterator<Item = Component<'_>> {
+        let subkeys = self.key.public_subkeys.iter();
+        let subkeys = subkeys.map(|subkey| Component { key: &subkey.key, subkey: Some(subkey) });
+        std::iter::once(self.primary()).chain(subkeys).filter(move |component| is_issued_by(signature, component.key))
     }
 
     /// Checks that the component may sign, and returns warnings. A key that had expired when it signed gives a warning.
-    pub(super) fn check_may_sign(&self, component: Component<'_>, made_at: Timestamp) -> Result<Vec<String>, KeyUnfit> {
-        let primary = &self.0.primary_key;
+    pub(super) fn check_may_sign(
+        &self,
+        component: Component<'_>,
+        made_at: Timestamp,
+    ) -> Result<Vec<String>, SignatureError> {
+        let primary = &self.key.primary_key;
         let self_signatures = self.valid_self_signatures()?;
         if self_signatures.iter().any(|signature| revokes(signature)) {
-            return Err(KeyUnfit::Revoked { fingerprint: self.fingerprint() });
+            return Err(SignatureError::Revoked { fingerprint: self.fingerprint() });
         }
         let self_signature =
-            newest(self_signatures.into_iter()).ok_or_else(|| unusable("has no valid self-signature"))?;
+            newest(self_signatures.into_iter()).ok_or_else(|| self.unusable("has no valid self-signature"))?;
         let mut warnings = Warnings::default();
         warnings.add_weaknesses_of(primary, self_signature, made_at);
-        match component {
-            Component::Primary(_) if !may_sign(self_signature).unwrap_or(true) => Err(not_for_signing()),
-            Component::Primary(_) => Ok(warnings.0),
-            Component::Subkey(subkey) => {
-                self.check_subkey_may_sign(subkey, made_at, &mut warnings)?;
-                Ok(warnings.0)
-            }
+        match component.subkey {
+            Some(subkey) => self.check_subkey_may_sign(subkey, made_at, &mut warnings)?,
+            None => check_signing_flag(primary, self_signature)?,
         }
+        Ok(warnings.0)
     }
 
     fn check_subkey_may_sign(
@@ -103,40 +108,38 @@ impl ListedKey {
         subkey: &SignedPublicSubKey,
         made_at: Timestamp,
         warnings: &mut Warnings,
-    ) -> Result<(), KeyUnfit> {
-        let primary = &self.0.primary_key;
-        check_signature_count(subkey.signatures.len())?;
+    ) -> Result<(), SignatureError> {
+        let primary = &self.key.primary_key;
+        self.check_signature_count(subkey.signatures.len())?;
         let valid = || subkey.signatures.iter().filter(|s| s.verify_subkey_binding(primary, &subkey.key).is_ok());
         if valid().any(|signature| signature.typ() == Some(SignatureType::SubkeyRevocation)) {
-            return Err(KeyUnfit::Revoked { fingerprint: fingerprint(&subkey.key) });
+            return Err(SignatureError::Revoked { fingerprint: fingerprint(&subkey.key) });
         }
         let binding = newest(valid().filter(|signature| has_tolerable_digest(signature)))
-            .ok_or_else(|| cannot_sign("is not validly bound to its primary key"))?;
-        if !may_sign(binding).unwrap_or(true) {
-            return Err(not_for_signing());
-        }
+            .ok_or_else(|| cannot_sign(&subkey.key, "is not validly bound to its primary key"))?;
+        check_signing_flag(&subkey.key, binding)?;
         // The subkey must confirm the binding too. Otherwise any key could adopt a foreign signing key as its subkey.
         let back_signature = binding
             .embedded_signature()
             .filter(|back| has_tolerable_digest(back))
             .filter(|back| back.verify_primary_key_binding(&subkey.key, primary).is_ok())
-            .ok_or_else(|| cannot_sign("is a signing subkey that does not confirm its primary key"))?;
+            .ok_or_else(|| cannot_sign(&subkey.key, "is a signing subkey that does not confirm its primary key"))?;
         warnings.add_weaknesses_of(&subkey.key, binding, made_at);
         warnings.add_digest_weakness(&subkey.key, back_signature);
         Ok(())
     }
 
     /// The valid self-signatures of the primary key: revocations, direct signatures and certifications of user IDs.
-    fn valid_self_signatures(&self) -> Result<Vec<&Signature>, KeyUnfit> {
-        let primary = &self.0.primary_key;
-        let details = &self.0.details;
+    fn valid_self_signatures(&self) -> Result<Vec<&Signature>, SignatureError> {
+        let primary = &self.key.primary_key;
+        let details = &self.key.details;
         let direct = details.revocation_signatures.iter().chain(&details.direct_signatures);
         let on_key = direct.map(|signature| (signature, None));
         let on_user_ids =
             details.users.iter().flat_map(|user| user.signatures.iter().map(|signature| (signature, Some(&user.id))));
         let claimed: Vec<_> =
             on_key.chain(on_user_ids).filter(|(s, _)| is_issued_by(s, primary) || names_no_issuer(s)).collect();
-        check_signature_count(claimed.len())?;
+        self.check_signature_count(claimed.len())?;
         let valid = claimed.into_iter().filter(|(signature, user)| match user {
             Some(_) if signature.typ() == Some(SignatureType::CertRevocation) => false,
             Some(id) => signature.verify_certification(primary, Tag::UserId, id).is_ok(),
@@ -146,15 +149,23 @@ impl ListedKey {
         // A revocation counts whatever digest it used: forging one gains nothing.
         Ok(valid.filter(|signature| revokes(signature) || has_tolerable_digest(signature)).collect())
     }
+
+    fn check_signature_count(&self, signatures: usize) -> Result<(), SignatureError> {
+        if signatures > MAX_SELF_SIGNATURES {
+            return Err(self.unusable("has more self-signatures than are checked"));
+        }
+        Ok(())
+    }
+
+    fn unusable(&self, reason: &str) -> SignatureError {
+        SignatureError::UnparsableKey { number: self.number, reason: reason.to_owned() }
+    }
 }
 
 impl Component<'_> {
     /// The fingerprint of this key or subkey itself, as upper-case hex.
     pub(super) fn fingerprint(&self) -> String {
-        match self {
-            Self::Primary(key) => fingerprint(&key.primary_key),
-            Self::Subkey(subkey) => fingerprint(&subkey.key),
-        }
+        fingerprint(self.key)
     }
 
     /// Checks that this key or subkey made the signature over content with this hash.
@@ -165,19 +176,11 @@ impl Component<'_> {
         if signature.signed_hash_value().as_ref().map(|first| &first[..]) != hash.get(..2) {
             return Err("signature: invalid signed hash value".to_owned());
         }
-        let version = match self {
-            Self::Primary(key) => key.primary_key.version(),
-            Self::Subkey(subkey) => subkey.key.version(),
-        };
         // Only version 6 keys make version 6 signatures, and no others (RFC 9580, section 5.2).
-        if (version == KeyVersion::V6) != (config.version() == SignatureVersion::V6) {
+        if (self.key.version() == KeyVersion::V6) != (config.version() == SignatureVersion::V6) {
             return Err("a key of this version cannot make a signature of that version".to_owned());
         }
-        match self {
-            Self::Primary(key) => key.primary_key.verify(config.hash_alg, hash, bytes),
-            Self::Subkey(subkey) => subkey.key.verify(config.hash_alg, hash, bytes),
-        }
-        .map_err(|error| pgp_error_text(&error))
+        self.key.verify(config.hash_alg, hash, bytes).map_err(|error| pgp_error_text(&error))
     }
 }
 
@@ -209,7 +212,7 @@ impl Warnings {
     }
 }
 
-fn is_issued_by(signature: &Signature, key: &impl KeyDetails) -> bool {
+fn is_issued_by(signature: &Signature, key: &(impl KeyDetails + ?Sized)) -> bool {
     signature.issuer_key_id().contains(&&key.legacy_key_id())
         || signature.issuer_fingerprint().contains(&&key.fingerprint())
 }
@@ -226,12 +229,21 @@ fn newest<'k>(signatures: impl Iterator<Item = &'k Signature>) -> Option<&'k Sig
     signatures.max_by_key(|signature| signature.created())
 }
 
-/// The signing flag among the key flags; `None` if the signature has no key flags.
-fn may_sign(self_signature: &Signature) -> Option<bool> {
-    self_signature.config()?.hashed_subpackets().find_map(|subpacket| match &subpacket.data {
-        SubpacketData::KeyFlags(flags) => Some(flags.sign()),
+/// Refuses a key whose self-signature or binding has key flags without the flag for signing.
+fn check_signing_flag(key: &impl KeyDetails, self_signature: &Signature) -> Result<(), SignatureError> {
+    let mut subpackets = self_signature.config().into_iter().flat_map(|config| config.hashed_subpackets());
+    let flags = subpackets.find_map(|subpacket| match &subpacket.data {
+        SubpacketData::KeyFlags(flags) => Some(flags),
         _ => None,
-    })
+    });
+    match flags {
+        Some(flags) if !flags.sign() => Err(cannot_sign(key, "is not meant for signing (its key flags say so)")),
+        _ => Ok(()),
+    }
+}
+
+fn cannot_sign(key: &impl KeyDetails, reason: &str) -> SignatureError {
+    SignatureError::CannotSign { fingerprint: fingerprint(key), reason: reason.to_owned() }
 }
 
 /// True unless the digest is MD5 or RIPEMD-160. SHA-1 is accepted in self-signatures, because keys in use have such
@@ -240,19 +252,8 @@ fn has_tolerable_digest(signature: &Signature) -> bool {
     !matches!(signature.hash_alg(), None | Some(HashAlgorithm::Md5 | HashAlgorithm::Ripemd160))
 }
 
-fn check_signature_count(signatures: usize) -> Result<(), KeyUnfit> {
-    if signatures > MAX_SELF_SIGNATURES {
-        return Err(unusable("has more self-signatures than are checked"));
-    }
-    Ok(())
-}
-
-fn fingerprint(key: &impl KeyDetails) -> String {
+fn fingerprint(key: &(impl KeyDetails + ?Sized)) -> String {
     hex::encode_upper(key.fingerprint().as_bytes())
-}
-
-fn unreadable(error: pgp::errors::Error) -> String {
-    format!("is not an OpenPGP public key ({})", pgp_error_text(&error))
 }
 
 /// Shortens an error of the OpenPGP crate to one line. Its texts contain data and stack traces, which must reach
@@ -270,16 +271,4 @@ pub(super) fn pgp_error_text(error: &pgp::errors::Error) -> String {
     let line: String = words.into_iter().filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ");
     let shortened: String = line.chars().take(MAX_CHARS).collect();
     shortened.trim_end_matches([' ', ',', '"', '{', '\\']).to_owned()
-}
-
-fn unusable(reason: &str) -> KeyUnfit {
-    KeyUnfit::NoUsableSelfSignature { reason: reason.to_owned() }
-}
-
-fn cannot_sign(reason: &str) -> KeyUnfit {
-    KeyUnfit::CannotSign { reason: reason.to_owned() }
-}
-
-fn not_for_signing() -> KeyUnfit {
-    cannot_sign("is not meant for signing (its key flags say so)")
 }

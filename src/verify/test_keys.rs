@@ -9,7 +9,7 @@ use pgp::composed::{
 use pgp::crypto::hash::HashAlgorithm;
 use pgp::packet::{KeyFlags, Signature, SignatureConfig, SignatureType, Subpacket, SubpacketData, UserId};
 use pgp::ser::Serialize;
-use pgp::types::{Duration, KeyDetails, Password, SignedUser, SigningKey, Tag, Timestamp};
+use pgp::types::{Duration, Fingerprint, KeyDetails, Password, SignedUser, SigningKey, Tag, Timestamp};
 
 /// The creation time of every test key, in epoch seconds.
 pub(super) const KEY_CREATED: u32 = 1_700_000_000;
@@ -126,7 +126,7 @@ impl TestKey {
 
     /// The binary signature of the primary key over a document.
     pub(super) fn sign(&self, document: &[u8]) -> Vec<u8> {
-        signature(&self.secret.primary_key, document, HashAlgorithm::Sha256).to_bytes().unwrap()
+        self.sign_with(document, HashAlgorithm::Sha256)
     }
 
     pub(super) fn sign_with(&self, document: &[u8], digest: HashAlgorithm) -> Vec<u8> {
@@ -139,12 +139,8 @@ impl TestKey {
 
     /// A correct signature by this key that names other keys as its issuers.
     pub(super) fn sign_in_the_name_of(&self, document: &[u8], issuers: &[Self]) -> Vec<u8> {
-        let named = issuers.iter().map(|key| SubpacketData::IssuerFingerprint(key.secret.primary_key.fingerprint()));
-        let hashed = named
-            .chain([SubpacketData::SignatureCreationTime(Timestamp::from_secs(SIGNED_AT))])
-            .map(subpacket)
-            .collect();
-        signature_with(&self.secret.primary_key, document, HashAlgorithm::Sha256, hashed).to_bytes().unwrap()
+        let issuers = issuers.iter().map(|key| key.secret.primary_key.fingerprint()).collect();
+        signature_in_the_name_of(issuers, &self.secret.primary_key, document, HashAlgorithm::Sha256).to_bytes().unwrap()
     }
 
     pub(super) fn sign_armored(&self, document: &[u8]) -> Vec<u8> {
@@ -154,10 +150,8 @@ impl TestKey {
     }
 
     pub(super) fn sign_text(&self, document: &[u8]) -> Vec<u8> {
-        let key = &self.secret.primary_key;
-        let no_password = &Password::empty();
-        let signature =
-            DetachedSignature::sign_text_data(rand::thread_rng(), key, no_password, HashAlgorithm::Sha256, document);
+        let (rng, key, password) = (rand::thread_rng(), &self.secret.primary_key, &Password::empty());
+        let signature = DetachedSignature::sign_text_data(rng, key, password, HashAlgorithm::Sha256, document);
         signature.unwrap().to_bytes().unwrap()
     }
 }
@@ -170,30 +164,20 @@ pub(super) fn flags(sign: bool) -> KeyFlags {
 }
 
 fn signature(key: &impl SigningKey, document: &[u8], digest: HashAlgorithm) -> DetachedSignature {
-    let hashed = vec![
-        subpacket(SubpacketData::IssuerFingerprint(key.fingerprint())),
-        subpacket(SubpacketData::SignatureCreationTime(Timestamp::from_secs(SIGNED_AT))),
-    ];
-    signature_with(key, document, digest, hashed)
+    signature_in_the_name_of(vec![key.fingerprint()], key, document, digest)
 }
 
-fn signature_with(
+fn signature_in_the_name_of(
+    issuers: Vec<Fingerprint>,
     key: &impl SigningKey,
     document: &[u8],
     digest: HashAlgorithm,
-    hashed: Vec<Subpacket>,
 ) -> DetachedSignature {
+    let time = SubpacketData::SignatureCreationTime(Timestamp::from_secs(SIGNED_AT));
+    let hashed = issuers.into_iter().map(SubpacketData::IssuerFingerprint).chain([time]).map(subpacket).collect();
     let subpackets = SubpacketConfig::UserDefined { hashed, unhashed: Vec::new() };
-    let no_password = &Password::empty();
-    DetachedSignature::sign_binary_data_with_subpackets(
-        rand::thread_rng(),
-        key,
-        no_password,
-        digest,
-        document,
-        subpackets,
-    )
-    .unwrap()
+    let (rng, password) = (rand::thread_rng(), &Password::empty());
+    DetachedSignature::sign_binary_data_with_subpackets(rng, key, password, digest, document, subpackets).unwrap()
 }
 
 fn config(

@@ -62,8 +62,8 @@ fn is_on_page(address: &Address, page: &PageRef) -> bool {
         Address::Provider(provider) => (provider.namespace.as_str(), provider.type_.as_str(), provider.type_.as_str()),
     };
     let is_below = match &page.path {
-        PagePath::ModulesOf(wanted) => is(namespace, wanted.as_str()),
-        PagePath::ProvidersOf(wanted) => is(namespace, wanted.as_str()),
+        PagePath::Modules(Some(wanted)) => is(namespace, wanted.as_str()),
+        PagePath::Providers(Some(wanted)) => is(namespace, wanted.as_str()),
         PagePath::ModuleSystems(wanted, wanted_name) => {
             is(namespace, wanted.as_str()) && is(name, wanted_name.as_str())
         }
@@ -153,7 +153,7 @@ impl Library {
         let Some((address, wanted)) = details_on(page) else {
             let service = match page.path {
                 PagePath::Search if page.query.search.is_none() => return Ok(None),
-                PagePath::Providers | PagePath::ProvidersOf(_) => "providers",
+                PagePath::Providers(_) => "providers",
                 _ => "modules",
             };
             let stored = self.store.records.addresses_of(&page.host, service)?;
@@ -207,18 +207,13 @@ fn details_on(page: &PageRef) -> Option<(Address, Option<Version>)> {
         |namespace, name, system| Address::Module(ModuleAddress { host: host.clone(), namespace, name, system });
     let provider = |namespace, type_| Address::Provider(ProviderAddress { host: host.clone(), namespace, type_ });
     match page.path.clone() {
-        PagePath::Module(namespace, name, system) => Some((module(namespace, name, system), None)),
-        PagePath::ModuleVersion(namespace, name, system, version) => {
-            Some((module(namespace, name, system), version.version()))
+        PagePath::Module(namespace, name, system, version) => {
+            Some((module(namespace, name, system), version.and_then(|version| version.version())))
         }
-        PagePath::Provider(namespace, type_) => Some((provider(namespace, type_), None)),
-        PagePath::ProviderVersion(namespace, type_, version) => Some((provider(namespace, type_), version.version())),
-        PagePath::Modules
-        | PagePath::Search
-        | PagePath::ModulesOf(_)
-        | PagePath::ModuleSystems(..)
-        | PagePath::Providers
-        | PagePath::ProvidersOf(_) => None,
+        PagePath::Provider(namespace, type_, version) => {
+            Some((provider(namespace, type_), version.and_then(|version| version.version())))
+        }
+        PagePath::Search | PagePath::Modules(_) | PagePath::ModuleSystems(..) | PagePath::Providers(_) => None,
     }
 }
 

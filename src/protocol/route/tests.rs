@@ -231,12 +231,12 @@ prop_compose! {
                 let host = address.host.clone();
                 let module = ModuleAddress { host: host.clone(), namespace: namespace.clone(), name: name.clone(), system: system.clone() };
                 let path = match variant {
-                    5 => PagePath::Modules,
+                    5 => PagePath::Modules(None),
                     6 => PagePath::Search,
                     // `search` as a namespace is the search route.
-                    7 if namespace.as_str() != "search" => PagePath::ModulesOf(namespace),
-                    8 => PagePath::ModuleVersion(namespace, name, system, spelled),
-                    9 => PagePath::ProviderVersion(address.namespace, address.type_, spelled),
+                    7 if namespace.as_str() != "search" => PagePath::Modules(Some(namespace)),
+                    8 => PagePath::Module(namespace, name, system, Some(spelled)),
+                    9 => PagePath::Provider(address.namespace, address.type_, Some(spelled)),
                     _ => return Some(Route::ModuleLatest(module)),
                 };
                 let query = PageQuery::parse(&query, path.parameters()).ok()?;

@@ -245,3 +245,19 @@ fn a_bucket_allows_a_burst_and_then_a_rate() {
         assert_eq!(bucket.spend(requests, RATE, Timestamp(now)), is_allowed, "{requests} at {now}");
     }
 }
+
+/// Larder may stop reading a body for reasons of its own, such as a cancelled job.
+#[test]
+fn an_abandoned_body_is_no_failure_of_its_origin_but_an_abandoned_wait_for_an_answer_is() {
+    let backoff = UpstreamBackoff::new(RATE, RATE);
+    let observe = |host: &str| {
+        let url = Url::parse(&format!("https://{host}/")).unwrap();
+        backoff.observe(&upstream(), &url, RequestTime::new(Timestamp(1000)))
+    };
+    let body = observe("answers.example").record_head(StatusCode::OK, &HeaderMap::new());
+    let wait = observe("silent.example");
+    std::thread::sleep(MIN_ABANDONED_WAIT);
+    drop((body, wait));
+    let open: Vec<Origin> = backoff.open_breakers(Timestamp(1002)).into_iter().map(|(_, origin, _)| origin).collect();
+    assert_eq!(open, [origin("silent.example")]);
+}

@@ -105,37 +105,31 @@ impl Attributes {
 /// Text handling by the attributes `text`, its old name `crlf`, and `eol`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum TextHandling {
-    Unspecified,
     Text,
-    /// Text with line feeds on every platform.
-    TextWithLf,
     Binary,
+    /// Text, if the contents look like text.
     Auto,
 }
 
 impl TextHandling {
     fn of(text: StateRef<'_>, crlf: StateRef<'_>) -> Self {
         let handling = |state: StateRef<'_>| match state {
-            StateRef::Set => Self::Text,
-            StateRef::Unset => Self::Binary,
-            StateRef::Value(value) if value.as_bstr() == "input" => Self::TextWithLf,
-            StateRef::Value(value) if value.as_bstr() == "auto" => Self::Auto,
-            StateRef::Value(_) | StateRef::Unspecified => Self::Unspecified,
+            StateRef::Unset => Some(Self::Binary),
+            StateRef::Value(value) if value.as_bstr() == "auto" => Some(Self::Auto),
+            StateRef::Set => Some(Self::Text),
+            StateRef::Value(value) if value.as_bstr() == "input" => Some(Self::Text),
+            StateRef::Value(_) | StateRef::Unspecified => None,
         };
-        match handling(text) {
-            Self::Unspecified => handling(crlf),
-            handling => handling,
-        }
+        // Without `text`, `eol` alone makes a file text.
+        handling(text).or_else(|| handling(crlf)).unwrap_or(Self::Text)
     }
 
     /// The conversion of line ends. On a platform whose lines end with line feeds, only `eol=crlf` needs one.
     fn line_ends(self, eol: StateRef<'_>) -> Option<AttributesDigest> {
         match self {
             Self::Auto if is_value(eol, "crlf") => Some(AttributesDigest::TextAutoCrlf),
-            Self::Unspecified | Self::Text | Self::TextWithLf if is_value(eol, "crlf") => {
-                Some(AttributesDigest::TextCrlf)
-            }
-            Self::Binary | Self::Unspecified | Self::Text | Self::TextWithLf | Self::Auto => None,
+            Self::Text if is_value(eol, "crlf") => Some(AttributesDigest::TextCrlf),
+            Self::Binary | Self::Text | Self::Auto => None,
         }
     }
 }

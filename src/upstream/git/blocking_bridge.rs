@@ -185,7 +185,10 @@ pub(super) struct ThroughputGuard {
 
 #[derive(Debug, Default)]
 struct State {
-    stage: TransferStage,
+    /// True within a pack. Before it arrive greetings, refs and progress messages.
+    is_pack: bool,
+    /// Bytes of this answer before the pack. They are in memory.
+    before_pack: u64,
     /// Bytes since the fetch began.
     total: u64,
     /// Bytes since the last check.
@@ -196,19 +199,6 @@ struct State {
     waited_for_pack: Duration,
 }
 
-#[derive(Debug, Clone, Copy)]
-enum TransferStage {
-    /// Greetings, refs and progress messages before the pack, with their bytes so far. They are in memory.
-    BeforePack(u64),
-    Pack,
-}
-
-impl Default for TransferStage {
-    fn default() -> Self {
-        Self::BeforePack(0)
-    }
-}
-
 impl ThroughputGuard {
     pub(super) fn new(limits: GitLimits) -> Self {
         Self { limits, state: Mutex::default() }
@@ -216,13 +206,14 @@ impl ThroughputGuard {
 
     /// Starts an answer: the first of a connection, or another one. The time to prepare a pack goes on.
     pub(super) fn expect_answer(&self) {
-        self.state.lock().stage = TransferStage::BeforePack(0);
+        let mut state = self.state.lock();
+        (state.is_pack, state.before_pack) = (false, 0);
     }
 
     /// Marks the start of a pack.
     pub(super) fn expect_pack(&self) {
         let mut state = self.state.lock();
-        *state = State { stage: TransferStage::Pack, total: state.total, ..State::default() };
+        *state = State { is_pack: true, total: state.total, ..State::default() };
     }
 
     /// Records bytes received after a wait.
@@ -235,18 +226,17 @@ impl ThroughputGuard {
         if state.total > self.limits.received_bytes {
             return Err(Fault::TooLarge(self.limits.received_bytes));
         }
-        if let TransferStage::BeforePack(bytes_so_far) = &mut state.stage {
-            *bytes_so_far += bytes as u64;
-            if *bytes_so_far > self.limits.bytes_before_pack {
-                return Err(Fault::TooLarge(self.limits.bytes_before_pack));
-            }
+        if !state.is_pack {
+            state.before_pack += bytes as u64;
             state.waited_for_pack += waited;
-            return match self.limits.preparing {
-                limit if state.waited_for_pack > limit => {
-                    Err(Fault::Slow(format!("no byte of a pack within {} s", limit.as_secs())))
-                }
-                _ => Ok(()),
-            };
+            let GitLimits { bytes_before_pack, preparing, .. } = self.limits;
+            if state.before_pack > bytes_before_pack {
+                return Err(Fault::TooLarge(bytes_before_pack));
+            }
+            if state.waited_for_pack > preparing {
+                return Err(Fault::Slow(format!("no byte of a pack within {} s", preparing.as_secs())));
+            }
+            return Ok(());
         }
         state.received += bytes as u64;
         state.waited += waited;

@@ -160,31 +160,27 @@ impl RunningFetch<'_> {
         offered: &[OfferedRef],
     ) -> Result<(Objects, ObjectId), RepositoryFailure> {
         let fetch = self.fetch;
-        match resolved {
+        let (hex_id, not_found) = match resolved {
             ResolvedRef::Offered(tip) => {
                 return Ok((self.fetch_pack(&mut connection, &[tip.id], Extent::OneCommit)?, tip.id));
             }
             ResolvedRef::NotFound => return Err(fetch.not_found_error()),
-            ResolvedRef::Id(_) | ResolvedRef::AbbreviatedId(_) => {}
-        }
+            ResolvedRef::Id(id) => {
+                let reason = format!("a repository in which no branch and no tag leads to the commit {id}");
+                (id.to_string(), RepositoryFailure::unusable(reason))
+            }
+            ResolvedRef::AbbreviatedId(hex_id) => (hex_id, fetch.not_found_error()),
+        };
         // The commits that branches and tags lead to, without their trees if the server can omit them.
         let extent = if connection.can_omit_trees() { Extent::CommitsOnly } else { Extent::Everything };
         let history = self.fetch_tips(&mut connection, offered, extent)?.ok_or_else(|| fetch.not_found_error())?;
-        let id = match resolved {
-            ResolvedRef::Id(id) if !is_commit(&history, &id) => {
-                let reason = format!("a repository in which no branch and no tag leads to the commit {id}");
+        let id = match commits_with_prefix(&history, &hex_id).as_slice() {
+            [id] => *id,
+            [] => return Err(not_found),
+            [..] => {
+                let reason = format!("a repository with several commits whose ids begin with {hex_id}");
                 return Err(RepositoryFailure::unusable(reason));
             }
-            ResolvedRef::Id(id) => id,
-            ResolvedRef::AbbreviatedId(prefix) => match commits_with_prefix(&history, &prefix).as_slice() {
-                [id] => *id,
-                [] => return Err(fetch.not_found_error()),
-                [..] => {
-                    let reason = format!("a repository with several commits whose ids begin with {prefix}");
-                    return Err(RepositoryFailure::unusable(reason));
-                }
-            },
-            ResolvedRef::Offered(_) | ResolvedRef::NotFound => return Err(fetch.not_found_error()),
         };
         match extent {
             Extent::Everything => Ok((history, id)),
@@ -261,7 +257,7 @@ impl RunningFetch<'_> {
             checkout.lay_out(root, &mut self.tree)?;
         self.lfs_pointers.extend(lfs_pointers);
         self.unknown_encodings.extend(unknown_encodings);
-        let submodule_entries = Submodules::parse(gitmodules.as_deref())?;
+        let submodule_entries = Submodules::parse(gitmodules.as_deref().unwrap_or_default())?;
         for (path, id) in submodules {
             // Each lookup scans all submodules, so many lookups take long.
             checkout.check_cancelled()?;

@@ -157,14 +157,7 @@ fn candidates(name: &str, is_default: impl Fn(&[u8]) -> bool) -> impl Iterator<I
         _ => remote.strip_prefix("origin/").map(branch),
     };
     let tag = format!("refs/tags/{name}").into_bytes();
-    local(name)
-        .into_iter()
-        .chain(qualified)
-        .chain([tag])
-        .chain(remote)
-        .chain([branch(name)])
-        .collect::<Vec<_>>()
-        .into_iter()
+    [local(name), qualified, Some(tag), remote, Some(branch(name))].into_iter().flatten()
 }
 
 /// The abbreviated id that a name may be, in lower case.

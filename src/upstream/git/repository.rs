@@ -183,19 +183,17 @@ fn join_relative(base: &str, mut url: &str) -> Result<String, BadUrl> {
 }
 
 /// The entries of one repository's `.gitmodules`.
-pub(super) struct Submodules(Option<gix_submodule::File>);
+pub(super) struct Submodules(gix_submodule::File);
 
 impl Submodules {
-    /// Parses the file, if there is one.
+    /// Parses the file.
     ///
     /// # Errors
     /// [`TreeError::Refused`] for invalid syntax.
-    pub(super) fn parse(file: Option<&[u8]>) -> Result<Self, TreeError> {
-        let Some(file) = file else { return Ok(Self(None)) };
+    pub(super) fn parse(file: &[u8]) -> Result<Self, TreeError> {
         let no_overrides = gix_config::File::default();
         let parsed = gix_submodule::File::from_bytes(file, None, &no_overrides);
-        let parsed = parsed.map_err(|_| TreeError::refused(".gitmodules", "it is not a configuration file of git"))?;
-        Ok(Self(Some(parsed)))
+        parsed.map(Self).map_err(|_| TreeError::refused(".gitmodules", "it is not a configuration file of git"))
     }
 
     /// The repository of the submodule at `path` in `repository`. `None` for one that stays an empty folder, because of
@@ -205,7 +203,7 @@ impl Submodules {
     /// [`TreeError::Refused`], with the reason.
     pub(super) fn find(&self, path: &BStr, repository: &Repository) -> Result<Option<Repository>, TreeError> {
         let refused = |reason: &str| TreeError::refused(path.to_str_lossy(), reason);
-        let Some(file) = &self.0 else { return Ok(None) };
+        let file = &self.0;
         let Some(name) = file.name_by_path(path) else { return Ok(None) };
         match file.update(name) {
             Ok(Some(gix_submodule::config::Update::None)) => return Ok(None),
@@ -313,7 +311,7 @@ mod tests {
     fn a_submodule_is_found_by_its_path_and_not_by_its_name() {
         let file = b"[submodule \"one\"]\n\tpath = modules/two\n\turl = ../c\n[submodule \"off\"]\n\tpath = off\n\turl = ../d\n\tupdate = none\n\
             [submodule \"run\"]\n\tpath = run\n\turl = ../d\n\tupdate = !id\n[submodule \"opt\"]\n\tpath = opt\n\turl = -u\n[submodule \"no\"]\n\tpath = no\n";
-        let submodules = Submodules::parse(Some(file)).unwrap();
+        let submodules = Submodules::parse(file).unwrap();
         let find = |path: &str| submodules.find(path.into(), &base());
         assert_eq!(find("modules/two").unwrap(), Some(Repository::parse("https://h.example/a/c").unwrap()));
         assert_eq!(find("off").unwrap(), None);
@@ -321,7 +319,7 @@ mod tests {
         for refused in ["run", "opt", "no"] {
             assert!(matches!(find(refused), Err(TreeError::Refused { .. })), "{refused}");
         }
-        assert_eq!(Submodules::parse(None).unwrap().find("x".into(), &base()).unwrap(), None);
+        assert_eq!(Submodules::parse(b"").unwrap().find("x".into(), &base()).unwrap(), None);
     }
 
     proptest! {
@@ -333,7 +331,7 @@ mod tests {
             ],
             path in "[a-z./]{1,5}",
         ) {
-            if let Ok(submodules) = Submodules::parse(Some(&file)) {
+            if let Ok(submodules) = Submodules::parse(&file) {
                 let _ = submodules.find(path.as_bytes().as_bstr(), &base());
             }
         }

@@ -12,8 +12,8 @@ use bytes::{Bytes, BytesMut};
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
-use tokio::task::JoinHandle;
 use tokio::time::timeout;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::blocking_bridge::SshRequest;
 use super::repository::SshRepository;
@@ -141,7 +141,7 @@ struct SshProcess {
     group: Option<Pid>,
     stdin: Option<ChildStdin>,
     stdout: ChildStdout,
-    stderr_reader: Option<JoinHandle<String>>,
+    stderr_reader: AbortOnDropHandle<String>,
 }
 
 impl SshProcess {
@@ -162,7 +162,7 @@ impl SshProcess {
         let piped = child.stdin.take().zip(child.stdout.take()).zip(child.stderr.take());
         let ((stdin, stdout), stderr) =
             piped.ok_or_else(|| Fault::Unreachable("ssh was started without pipes".to_owned()))?;
-        let stderr_reader = Some(tokio::spawn(read_stderr(stderr)));
+        let stderr_reader = AbortOnDropHandle::new(tokio::spawn(read_stderr(stderr)));
         Ok(Self { child, group, stdin: Some(stdin), stdout, stderr_reader })
     }
 
@@ -218,14 +218,7 @@ impl SshProcess {
     }
 
     async fn stderr_text(&mut self) -> String {
-        let Some(mut stderr_reader) = self.stderr_reader.take() else { return String::new() };
-        match timeout(EXIT_TIMEOUT, &mut stderr_reader).await {
-            Ok(stderr) => stderr.unwrap_or_default(),
-            Err(_) => {
-                stderr_reader.abort();
-                String::new()
-            }
-        }
+        timeout(EXIT_TIMEOUT, &mut self.stderr_reader).await.ok().and_then(Result::ok).unwrap_or_default()
     }
 }
 
@@ -234,9 +227,6 @@ impl Drop for SshProcess {
         if let Some(group) = self.group {
             // The process may have ended meanwhile.
             let _ = kill_process_group(group, Signal::KILL);
-        }
-        if let Some(stderr_reader) = &self.stderr_reader {
-            stderr_reader.abort();
         }
     }
 }
@@ -252,61 +242,53 @@ async fn read_stderr(mut stderr: impl AsyncRead + Unpin) -> String {
     sanitized(&String::from_utf8_lossy(&quoted))
 }
 
-fn arguments(repository: &SshRepository, address: IpAddr, files: &SshFiles) -> Vec<OsString> {
+fn arguments(repository: &SshRepository, address: IpAddr, files: &SshFiles) -> Vec<String> {
+    let fixed_options = [
+        "BatchMode=yes",
+        "StrictHostKeyChecking=yes",
+        "GlobalKnownHostsFile=/dev/null",
+        "UpdateHostKeys=no",
+        "VerifyHostKeyDNS=no",
+        "CheckHostIP=no",
+        "CanonicalizeHostname=no",
+        "IdentitiesOnly=yes",
+        "IdentityAgent=none",
+        "PreferredAuthentications=publickey",
+        "ClearAllForwardings=yes",
+        "PermitLocalCommand=no",
+        "ProxyCommand=none",
+        "ProxyJump=none",
+        "ControlMaster=no",
+        "ControlPath=none",
+        "ConnectTimeout=10",
+        "ServerAliveInterval=15",
+        "SendEnv=GIT_PROTOCOL",
+        "LogLevel=ERROR",
+    ];
+    let known_hosts = escape_tokens(&files.known_hosts);
     let options = [
-        "BatchMode=yes".to_owned(),
-        "StrictHostKeyChecking=yes".to_owned(),
-        "GlobalKnownHostsFile=/dev/null".to_owned(),
-        "UpdateHostKeys=no".to_owned(),
-        "VerifyHostKeyDNS=no".to_owned(),
-        "CheckHostIP=no".to_owned(),
-        "CanonicalizeHostname=no".to_owned(),
-        "IdentitiesOnly=yes".to_owned(),
-        "IdentityAgent=none".to_owned(),
-        "PreferredAuthentications=publickey".to_owned(),
-        "ClearAllForwardings=yes".to_owned(),
-        "PermitLocalCommand=no".to_owned(),
-        "ProxyCommand=none".to_owned(),
-        "ProxyJump=none".to_owned(),
-        "ControlMaster=no".to_owned(),
-        "ControlPath=none".to_owned(),
-        "ConnectTimeout=10".to_owned(),
-        "ServerAliveInterval=15".to_owned(),
-        "SendEnv=GIT_PROTOCOL".to_owned(),
-        "LogLevel=ERROR".to_owned(),
         format!("HostKeyAlias={}", repository.known_hosts_name()),
         format!("HostName={address}"),
+        format!("UserKnownHostsFile=\"{known_hosts}\""),
     ];
-    let mut arguments: Vec<OsString> = ["-F", "/dev/null", "-T", "-x", "-a"].map(OsString::from).into();
-    for option in options {
-        arguments.extend(["-o".into(), option.into()]);
+    let mut arguments: Vec<String> = ["-F", "/dev/null", "-T", "-x", "-a"].map(str::to_owned).into();
+    for option in fixed_options.map(str::to_owned).into_iter().chain(options) {
+        arguments.extend(["-o".to_owned(), option]);
     }
-    let mut known_hosts = OsString::from("UserKnownHostsFile=\"");
-    known_hosts.push(escape_tokens(&files.known_hosts));
-    known_hosts.push("\"");
-    arguments.extend(["-o".into(), known_hosts, "-i".into(), escape_tokens(&files.key)]);
-    arguments.extend(["-p".into(), repository.port.to_string().into(), "-l".into(), repository.user.clone().into()]);
     let command = format!("git-upload-pack {}", shell_quoted(&repository.path));
-    arguments.extend(["--".into(), repository.host.as_str().into(), command.into()]);
+    arguments.extend(["-i".to_owned(), escape_tokens(&files.key), "-p".to_owned(), repository.port.to_string()]);
+    arguments.extend(["-l".to_owned(), repository.user.clone(), "--".to_owned(), repository.host.to_string(), command]);
     arguments
 }
 
 /// Escapes the `%` in a path, because `ssh` expands `%` tokens.
-fn escape_tokens(path: &Path) -> OsString {
-    path.to_string_lossy().replace('%', "%%").into()
+fn escape_tokens(path: &Path) -> String {
+    path.to_string_lossy().replace('%', "%%")
 }
 
 /// Quotes a text as one word for the remote shell, whichever shell that is. `!` is escaped for csh.
 fn shell_quoted(text: &str) -> String {
-    let escaped: String = text
-        .chars()
-        .map(|c| match c {
-            '\'' => r"'\''".to_owned(),
-            '!' => r"'\!'".to_owned(),
-            c => c.to_string(),
-        })
-        .collect();
-    format!("'{escaped}'")
+    format!("'{}'", text.replace('\'', r"'\''").replace('!', r"'\!'"))
 }
 
 #[expect(clippy::disallowed_methods, reason = "the configuration does not say where programs are")]

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io::{self, Read, Write};
 
-use aws_lc_rs::digest::{Algorithm, Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256, SHA512};
+use aws_lc_rs::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256, SHA512};
 use md5::{Digest as _, Md5};
 use url::Url;
 
@@ -50,7 +50,7 @@ pub enum ChecksumKind {
 }
 
 /// A checksum with its hash function.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Checksum {
     kind: ChecksumKind,
     value: Vec<u8>,
@@ -70,14 +70,19 @@ impl Checksum {
     /// # Errors
     /// An error of the reader.
     pub fn of(kind: ChecksumKind, reader: &mut dyn Read) -> io::Result<Self> {
-        let mut hashing = match kind {
-            ChecksumKind::Md5 => RunningChecksum::Md5(Md5::new()),
-            ChecksumKind::Sha1 => RunningChecksum::aws_lc(&SHA1_FOR_LEGACY_USE_ONLY),
-            ChecksumKind::Sha256 => RunningChecksum::aws_lc(&SHA256),
-            ChecksumKind::Sha512 => RunningChecksum::aws_lc(&SHA512),
+        let algorithm = match kind {
+            ChecksumKind::Md5 => {
+                let mut md5 = Md5::new();
+                io::copy(reader, &mut md5)?;
+                return Ok(Self { kind, value: md5.finalize().to_vec() });
+            }
+            ChecksumKind::Sha1 => &SHA1_FOR_LEGACY_USE_ONLY,
+            ChecksumKind::Sha256 => &SHA256,
+            ChecksumKind::Sha512 => &SHA512,
         };
-        io::copy(reader, &mut hashing)?;
-        Ok(Self { kind, value: hashing.finish() })
+        let mut writer = ShaWriter(Context::new(algorithm));
+        io::copy(reader, &mut writer)?;
+        Ok(Self { kind, value: writer.0.finish().as_ref().to_vec() })
     }
 
     /// The hash function.
@@ -135,36 +140,11 @@ impl fmt::Display for Checksum {
     }
 }
 
-impl fmt::Debug for Checksum {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+struct ShaWriter(Context);
 
-enum RunningChecksum {
-    Md5(Md5),
-    AwsLc(Context),
-}
-
-impl RunningChecksum {
-    fn aws_lc(algorithm: &'static Algorithm) -> Self {
-        Self::AwsLc(Context::new(algorithm))
-    }
-
-    fn finish(self) -> Vec<u8> {
-        match self {
-            Self::Md5(md5) => md5.finalize().to_vec(),
-            Self::AwsLc(context) => context.finish().as_ref().to_vec(),
-        }
-    }
-}
-
-impl Write for RunningChecksum {
+impl Write for ShaWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self {
-            Self::Md5(md5) => md5.update(bytes),
-            Self::AwsLc(context) => context.update(bytes),
-        }
+        self.0.update(bytes);
         Ok(bytes.len())
     }
 

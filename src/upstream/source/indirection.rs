@@ -34,6 +34,7 @@ fn trimmed(text: &str) -> Option<String> {
 
 /// Finds the location in the head of a page. Tags are read in order, and their nesting is ignored.
 fn find_in_head(page: &str) -> Option<String> {
+    let lower_case_page = page.to_ascii_lowercase();
     let mut rest = page;
     while let Some((_, after)) = rest.split_once('<') {
         if let Some(comment) = after.strip_prefix("!--") {
@@ -51,13 +52,9 @@ fn find_in_head(page: &str) -> Option<String> {
             }
             // Text in these elements may look like a tag.
             raw @ ("script" | "style" | "title") => {
-                let end = format!("</{raw}");
-                let index = (0..rest.len()).find(|index| {
-                    rest.as_bytes()
-                        .get(*index..*index + end.len())
-                        .is_some_and(|text| text.eq_ignore_ascii_case(end.as_bytes()))
-                })?;
-                rest = rest.get(index..)?;
+                let offset = page.len() - rest.len();
+                let end = lower_case_page.get(offset..)?.find(&format!("</{raw}"))?;
+                rest = rest.get(end..)?;
             }
             _ => {}
         }

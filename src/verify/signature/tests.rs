@@ -274,7 +274,7 @@ fn the_key_in_the_protocol_documentation_is_usable() {
     let refused = check(&other_key.sign(SUMS), &[DOCS_KEY.to_owned()]);
     assert_eq!(refused, Err(SignatureError::UnknownIssuer { issuer: other_key.fingerprint() }));
 
-    let keys = read_keys(DOCS_KEY, MAX_KEY_BYTES).unwrap();
+    let keys = read_keys(DOCS_KEY, 1, MAX_KEY_BYTES).unwrap();
     let key = keys.first().unwrap();
     let warnings = key.check_may_sign(key.primary(), Timestamp::from_secs(1_400_000_000)).unwrap();
     assert_eq!(warnings, [format!("key {} vouches for itself with SHA-1 only", key.fingerprint())]);
