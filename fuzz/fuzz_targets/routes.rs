@@ -1,4 +1,4 @@
-//! Request lines: a parsed route prints as a URL that parses to the same route (law 8), with and without a mount.
+//! Request lines: a parsed route prints as a URL that parses to the same route, with and without a mount (the path prefix of `public_url`).
 //! The first line of the input is the Host, the rest the path and the query.
 #![no_main]
 
