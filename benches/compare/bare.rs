@@ -1,5 +1,5 @@
-//! The fastest possible server on hyper: this program in a process of its own, with complete answers in a map. It copies
-//! its answers from larder, headers included, when it starts.
+//! The fastest possible server on hyper: this program in a process of its own, with complete answers in a map. It
+//! copies its answers from larder, headers included, when it starts.
 
 use std::collections::HashMap;
 use std::convert::Infallible;

@@ -1,6 +1,6 @@
-//! Larder compared with nginx with `proxy_cache`, which people would use instead, and with a bare server on hyper: all in
-//! front of one registry, on loopback, in turns. Prints medians and ratios. Speed is never an assertion: a missed target
-//! is no failure.
+//! Larder compared with nginx with `proxy_cache`, which people would use instead, and with a bare server on hyper: all
+//! in front of one registry, on loopback, in turns. Prints medians and ratios. Speed is never an assertion: a missed
+//! target is no failure.
 //!
 //! `cargo bench --bench compare -- --rows archive --rounds 3`
 #![expect(clippy::disallowed_methods, reason = "the limits on calls are for the modules of larder itself")]

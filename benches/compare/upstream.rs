@@ -1,5 +1,5 @@
-//! The registry behind all compared servers: answers from memory, compresses documents for clients that accept gzip, counts
-//! requests, and limits the rate of large answers.
+//! The registry behind all compared servers: answers from memory, compresses documents for clients that accept gzip,
+//! counts requests, and limits the rate of large answers.
 
 use std::collections::HashMap;
 use std::convert::Infallible;

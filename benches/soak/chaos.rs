@@ -1,5 +1,5 @@
-//! Everything that happens to larder during the load: faults at upstream, new versions, new editions, withdrawn versions,
-//! expiring URLs, upstream outages, `kill -9`.
+//! Everything that happens to larder during the load: faults at upstream, new versions, new editions, withdrawn
+//! versions, expiring URLs, upstream outages, `kill -9`.
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! A mixed load: real archives, sixteen clients with every kind of request, others that read nothing, a fault at
 //! upstream every few seconds, `kill -9` and a restart every half minute; and a hostile upstream that republishes old
-//! versions under other names and keys and sends answers that never end. An audit of the store follows. Nine minutes with
-//! a large store, one minute with a store that is too small and evicts all the time.
+//! versions under other names and keys and sends answers that never end. An audit of the store follows. Nine minutes
+//! with a large store, one minute with a store that is too small and evicts all the time.
 //!
 //! The seed decides every random choice except the keys themselves, which decide nothing.
 //!

@@ -110,7 +110,8 @@ impl Sources {
         }
     }
 
-    /// Replaces the tree of a module that clients have, under the same URL. Returns false if clients have no unmoved one.
+    /// Replaces the tree of a module that clients have, under the same URL. Returns false if clients have no unmoved
+    /// one.
     pub(crate) fn move_one(&self, rng: &mut StdRng) -> bool {
         let mut state = self.state.lock();
         let unmoved =

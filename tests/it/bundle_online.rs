@@ -24,8 +24,8 @@ async fn upstream_publishing(names: &[&str]) -> FakeUpstream {
     upstream
 }
 
-/// Fetches an archive by its download document and returns its path. The clock then advances, so that a later use counts
-/// as more recent.
+/// Fetches an archive by its download document and returns its path. The clock then advances, so that a later use
+/// counts as more recent.
 async fn install(larder: &Larder, name: &str) -> String {
     let path = larder.archive_path(name, "1.2.0").await;
     larder.get(&path).await.expect(200);
@@ -80,8 +80,8 @@ async fn a_bundle_that_fits_only_if_its_own_archives_are_evicted_is_refused_at_o
     until("acme/one is evicted", async || larder.folder.blobs().len() == 1).await;
 }
 
-/// Promise 8: a discovery document may come from a bundle. The origin that it names gets no credential until a discovery
-/// document of the upstream itself names it.
+/// Promise 8: a discovery document may come from a bundle. The origin that it names gets no credential until a
+/// discovery document of the upstream itself names it.
 #[tokio::test]
 async fn an_origin_that_only_a_bundle_names_gets_no_credential() {
     let (registry, services, key) = (FakeUpstream::start().await, FakeUpstream::start().await, BundleKey::new());
@@ -137,7 +137,8 @@ fn publish_net_module_twice(upstream: &FakeUpstream, version: &str) {
     upstream.publish_module(Module::new("acme", "net", "test").version(version).at("/files/net.tar.gz"));
 }
 
-/// Stored versions stay listed whatever version list is imported, and their entries stay as their own upstream wrote them.
+/// Stored versions stay listed whatever version list is imported, and their entries stay as their own upstream wrote
+/// them.
 #[tokio::test]
 async fn an_imported_version_list_hides_no_stored_version() {
     let (mut upstream, elsewhere, key) = (FakeUpstream::start().await, FakeUpstream::start().await, BundleKey::new());
@@ -231,8 +232,8 @@ async fn a_fetch_in_flight_does_not_replace_a_newer_document_of_a_bundle() {
     assert_eq!(upstream.count_of(Target::Versions), 1);
 }
 
-/// The larder that made a bundle may have fetched the discovery document from another `url` than this larder would. Such
-/// a document is never used here: the import keeps the cached one.
+/// The larder that made a bundle may have fetched the discovery document from another `url` than this larder would.
+/// Such a document is never used here: the import keeps the cached one.
 #[tokio::test]
 async fn a_discovery_document_from_another_url_does_not_replace_the_upstreams_own() {
     let (mut upstream, elsewhere, key) = (FakeUpstream::start().await, FakeUpstream::start().await, BundleKey::new());

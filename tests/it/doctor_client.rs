@@ -122,8 +122,8 @@ async fn an_override_that_names_only_providers_is_reported_and_modules_fail_with
     assert!(error.contains("does not provide a modules service"), "{error}");
 }
 
-/// A registry may offer one service and name the other with null. The block that `client-config` prints then names the one
-/// service: the doctor accepts the block, and the client reads it.
+/// A registry may offer one service and name the other with null. The block that `client-config` prints then names the
+/// one service: the doctor accepts the block, and the client reads it.
 #[tokio::test]
 async fn a_registry_that_offers_one_service_needs_no_other_in_its_block() {
     for (service, other) in [("modules.v1", "providers.v1"), ("providers.v1", "modules.v1")] {

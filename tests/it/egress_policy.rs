@@ -326,8 +326,8 @@ async fn behind_a_proxy_private_addresses_and_names_of_private_networks_are_stil
     }
 }
 
-/// Two upstreams whose archives are at a third host, over TLS. A `[[credential]]` for that host lists one of the upstreams
-/// at most, and never the other.
+/// Two upstreams whose archives are at a third host, over TLS. A `[[credential]]` for that host lists one of the
+/// upstreams at most, and never the other.
 struct CredentialHosts {
     archive_host: FakeUpstream,
     permitted_upstream: FakeUpstream,

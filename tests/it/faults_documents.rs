@@ -170,8 +170,8 @@ async fn no_document_failure_hides_stored_packages() {
     }
 }
 
-/// A failed discovery is never reported as "no such provider". The two larders have one upstream for each fault; only one
-/// larder has stored documents.
+/// A failed discovery is never reported as "no such provider". The two larders have one upstream for each fault; only
+/// one larder has stored documents.
 #[tokio::test]
 async fn no_discovery_failure_is_cached_or_hides_stored_packages() {
     let mut discovery_faults = faults_of(&Target::Discovery);

@@ -62,7 +62,8 @@ fn document_path(name: &str) -> String {
 }
 
 /// Kills larder at random moments, `rounds` times. After each kill and restart, `check_store` gets the
-/// restarted larder and the paths acknowledged before the kill. `prepare_round` runs before each start. A fixed seed makes the moments repeatable.
+/// restarted larder and the paths acknowledged before the kill. `prepare_round` runs before each start. A fixed seed
+/// makes the moments repeatable.
 async fn kill_at_random_moments(
     builder: impl Fn() -> Builder,
     folder: &Folder,

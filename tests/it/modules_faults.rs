@@ -88,8 +88,8 @@ async fn an_archive_that_stalls_is_given_up_and_the_next_request_tries_again() {
     assert!(larder.folder.partial_downloads().is_empty());
 }
 
-/// Promise 11: a location may need another document first: an HTML page whose `terraform-get` tag names the source, or a
-/// list of checksums. Larder gives up a server that does not send it, and then fetches other documents.
+/// Promise 11: a location may need another document first: an HTML page whose `terraform-get` tag names the source, or
+/// a list of checksums. Larder gives up a server that does not send it, and then fetches other documents.
 #[tokio::test]
 async fn a_page_or_checksum_list_that_never_arrives_is_given_up_and_delays_no_other_document() {
     let fixture = ModuleFixture::with_one_module().await;
@@ -202,8 +202,8 @@ async fn a_slow_cold_module_is_answered_without_its_digest_and_its_archive_waits
     assert_eq!(fixture.archives.count_of(Target::ModuleArchive), 1);
 }
 
-/// An HTML page may name the source and a folder in it. Until larder has the page it does not know the folder, and reports
-/// none.
+/// An HTML page may name the source and a folder in it. Until larder has the page it does not know the folder, and
+/// reports none.
 #[tokio::test]
 async fn a_submodule_folder_is_answered_before_its_archive_is_complete() {
     let fixture = ModuleFixture::with_one_module().await;

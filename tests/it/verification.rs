@@ -38,8 +38,8 @@ async fn assert_recovers(upstream: &FakeUpstream, larder: &Larder, path: &str) {
     assert!(larder.folder.partial_downloads().is_empty());
 }
 
-/// Promise 1: a small archive is verified before the status line. An HTML page (of a captive portal) is as small, however
-/// large the archive is.
+/// Promise 1: a small archive is verified before the status line. An HTML page (of a captive portal) is as small,
+/// however large the archive is.
 #[tokio::test]
 async fn a_small_wrong_body_is_a_502_with_the_reason() {
     let rows = [
@@ -137,8 +137,8 @@ async fn a_stored_set_stays_when_the_new_one_does_not_verify() {
     .await;
 }
 
-/// Promise 1: `verification` says which signatures are needed. With `signature-if-keys`, one listed key is enough to need
-/// a signature of it.
+/// Promise 1: `verification` says which signatures are needed. With `signature-if-keys`, a signature is needed as soon as
+/// the registry lists a key.
 #[tokio::test]
 async fn a_proof_set_without_a_listed_key_is_stored_only_if_the_policy_allows_it() {
     let no_key = null().size(SMALL_BYTES).without_keys();

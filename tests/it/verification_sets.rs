@@ -79,8 +79,8 @@ async fn sums_and_signature_are_requested_together_and_stored_in_one_file() {
     assert_eq!(requests, [1, 1, 1]);
 }
 
-/// Promise 2: while upstream has published half of a new proof set, a client gets the old set, or 502 if none is stored;
-/// afterwards it gets the new one.
+/// Promise 2: while upstream has published half of a new proof set, a client gets the old set, or 502 if none is
+/// stored; afterwards it gets the new one.
 #[tokio::test]
 async fn a_half_published_proof_set_is_refused_until_it_is_complete() {
     let upstream = upstream_with(edition(1)).await;

@@ -34,8 +34,8 @@ async fn a_small_archive_without_a_length_is_verified_before_the_status_line() {
     fixture.assert_complete().await;
 }
 
-/// Promise 3: a small archive with wrong bytes is a 502. A large one is aborted, without a length before the last chunk.
-/// A Range request has the same result.
+/// Promise 3: a small archive with wrong bytes is a 502. A large one is aborted, without a length before the last
+/// chunk. A Range request has the same result.
 #[tokio::test]
 async fn wrong_bytes_never_look_complete() {
     let wrong = vec![Fault::WrongLastByte];
@@ -81,7 +81,8 @@ async fn a_client_of_http_1_0_waits_for_a_complete_archive_without_a_length() {
     assert!(received.is_complete && received.body == fixture.zip);
 }
 
-/// Promise 3: upstream truncates each response. Within the first 1 MiB that is a 502; after it, the response is aborted.
+/// Promise 3: upstream truncates each response. Within the first 1 MiB that is a 502; after it, the response is
+/// aborted.
 #[tokio::test]
 async fn a_download_without_a_length_that_is_always_truncated_never_looks_complete() {
     let fixture = PackageFixture::with_archive_size(LARGE_BYTES).await;

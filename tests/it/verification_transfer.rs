@@ -1,5 +1,5 @@
-//! Downloads that break, are reset, stall, are very slow or start again: larder resumes or abandons them, and never takes
-//! one for complete that is not.
+//! Downloads that break, are reset, stall, are very slow or start again: larder resumes or abandons them, and never
+//! takes one for complete that is not.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use crate::support::package_fixture::{LARGE_BYTES, PackageFixture, SMALL_BYTES};
 use crate::support::rows::each_row;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 
-/// Promise 4: a broken download is resumed, and no byte is fetched twice. A chunked body without its last chunk counts as
-/// broken. Without validators larder resumes by Range alone, because the digest verifies the complete archive.
+/// Promise 4: a broken download is resumed, and no byte is fetched twice. A chunked body without its last chunk counts
+/// as broken. Without validators larder resumes by Range alone, because the digest verifies the complete archive.
 #[tokio::test]
 async fn a_download_that_breaks_is_resumed_where_it_broke() {
     type Cut = fn(usize) -> Fault;

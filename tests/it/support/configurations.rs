@@ -132,8 +132,8 @@ fn module_files(level: usize, is_in_subfolder: bool, rng: &mut StdRng) -> BTreeM
 }
 
 impl Configuration {
-    /// The configuration of a seed. Each construct occurs for one remainder of the seed. The divisors differ, so that the
-    /// constructs occur together in many combinations.
+    /// The configuration of a seed. Each construct occurs for one remainder of the seed. The divisors differ, so that
+    /// the constructs occur together in many combinations.
     pub(crate) fn from_seed(seed: u64) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
         let rng = &mut rng;

@@ -1,5 +1,6 @@
 //! The estate: a large configuration as teams have it, with two root folders that need different
-//! versions, a local module that both call, ten registry modules in three levels, nine providers, and a lock file in one of the folders.
+//! versions, a local module that both call, ten registry modules in three levels, nine providers, and a lock file in
+//! one of the folders.
 
 use std::fmt::Write as _;
 use std::path::Path;

@@ -34,7 +34,8 @@ pub(crate) fn partial_download(folder: &Folder) -> Option<PathBuf> {
     folder.files("staging").into_iter().find(|file| file.extension().is_some_and(|extension| extension == "part"))
 }
 
-/// Requests the large archive, holds the upstream in the middle of it, and kills larder there. Returns the archive's path.
+/// Requests the large archive, holds the upstream in the middle of it, and kills larder there. Returns the archive's
+/// path.
 pub(crate) async fn kill_half_way(upstream: &FakeUpstream, folder: &Folder) -> String {
     let gate = upstream.hold_after(Target::Archive, HALF_BYTES);
     let larder = start(upstream, folder);

@@ -42,8 +42,8 @@ use std::time::Duration;
 /// message.
 pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Polls every few milliseconds until `probe` returns a value: for what larder does in the background. `awaited` names the value in the
-/// message of a time-out.
+/// Polls every few milliseconds until `probe` returns a value: for what larder does in the background. `awaited` names
+/// the value in the message of a time-out.
 pub(crate) async fn eventually<T>(awaited: &str, mut probe: impl AsyncFnMut() -> Option<T>) -> T {
     let polling = async {
         let mut interval = Duration::from_millis(1);

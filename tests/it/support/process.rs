@@ -327,8 +327,8 @@ impl Process {
         self.wait_for_exit().await
     }
 
-    /// SIGTERM; asserts exit code 0, and that running downloads ended in the time that they get. Larder logs a line if they
-    /// did not.
+    /// SIGTERM; asserts exit code 0, and that running downloads ended in the time that they get. Larder logs a line if
+    /// they did not.
     pub(crate) async fn terminate_promptly(self) {
         let log = self.log.clone();
         assert_eq!(self.terminate().await, Some(0));
