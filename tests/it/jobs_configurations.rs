@@ -42,7 +42,7 @@ fn files() -> [(&'static str, &'static str); 2] {
     [("prod/main.tf", MAIN), ("shared/main.tf", SHARED)]
 }
 
-/// Each item as `NAME@VERSION STATE`, sorted_items.
+/// Each item as `NAME@VERSION STATE`, sorted.
 fn sorted_items(job: &JobReport) -> Vec<String> {
     let short = |name: String| name.strip_prefix(&format!("{HOST}/")).map_or(name.clone(), str::to_owned);
     let mut items: Vec<String> =

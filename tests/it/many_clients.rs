@@ -228,8 +228,8 @@ async fn a_client_that_reads_nothing_delays_no_other_client() {
     assert_eq!(upstream.count_of(Target::Archive), 1);
 }
 
-/// Promise 4, and so that clients can retry: HEAD and GET of a cold archive share one fetch, and HEAD reports the true
-/// length.
+/// Promise 4: HEAD and GET of an archive that is not stored share one fetch, and HEAD reports the true length, which
+/// clients need for a retry.
 #[tokio::test]
 async fn head_and_get_share_one_fetch() {
     for size in [100_000, ARCHIVE_BYTES] {

@@ -112,7 +112,7 @@ impl GitModuleFixture {
         workspace
     }
 
-    /// Gives a client the certificate ca_file, the ssh key and the known hosts that it needs to connect directly.
+    /// Gives a client the certificate authority, the ssh key and the known hosts that it needs to connect directly.
     pub(crate) fn configure_access(&self, workspace: &mut Workspace) {
         workspace.trust(&self.ca.pem());
         let ca_file = workspace.path().join("../ca.pem");
