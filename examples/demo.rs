@@ -41,7 +41,7 @@ struct InitRun {
     took: Duration,
     upstream_requests: usize,
     upstream_bytes: u64,
-    store_bytes: u64,
+    larder_bytes: u64,
 }
 
 #[tokio::main]
@@ -72,7 +72,7 @@ async fn main() -> anyhow::Result<()> {
     let archive_bytes = PROVIDERS.iter().map(|(_, _, size)| *size as u64).sum();
     println!("{}", client.compare_lock_files()?);
     for run in [&cold, &warm, &offline] {
-        ensure!(run.store_bytes >= archive_bytes, "larder sent {} bytes {}", run.store_bytes, run.label);
+        ensure!(run.larder_bytes >= archive_bytes, "larder sent {} bytes {}", run.larder_bytes, run.label);
     }
     if std::env::args().any(|argument| argument == "--keep") {
         registry.restart().await;
@@ -161,8 +161,8 @@ impl Client {
         }
         let took = began.elapsed();
         let upstream_requests = registry.count_of(upstream::Target::Everything);
-        let store_bytes = if direct.is_some() { 0 } else { bytes_sent_to_clients(admin).await? - served_before };
-        Ok(InitRun { label, took, upstream_requests, upstream_bytes: registry.bytes_sent(), store_bytes })
+        let larder_bytes = if direct.is_some() { 0 } else { bytes_sent_to_clients(admin).await? - served_before };
+        Ok(InitRun { label, took, upstream_requests, upstream_bytes: registry.bytes_sent(), larder_bytes })
     }
 
     fn compare_lock_files(&self) -> anyhow::Result<String> {
@@ -211,7 +211,7 @@ fn print_runs(runs: &[&InitRun]) {
             format!("{:.2} s", run.took.as_secs_f64()),
             run.upstream_requests.to_string(),
             bytes(run.upstream_bytes),
-            bytes(run.store_bytes),
+            bytes(run.larder_bytes),
         ]);
     }
     for column in table.column_iter_mut().skip(1) {

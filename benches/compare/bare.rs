@@ -1,5 +1,5 @@
-//! The fastest possible server on hyper: this program in a process of its own, with whole answers in a map. It copies
-//! its answers from larder, headers included, when it starts.
+//! The fastest possible server on hyper: this program in a process of its own, with complete answers in a map. It
+//! copies its answers from larder, headers included, when it starts.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -107,11 +107,11 @@ async fn serve(options: BareOptions) -> anyhow::Result<()> {
 
 async fn fetch(
     client: &reqwest::Client,
-    from: SocketAddr,
+    larder: SocketAddr,
     path: &str,
     coding: &str,
 ) -> anyhow::Result<(HeaderMap, Bytes)> {
-    let request = client.get(format!("http://{from}{path}")).header(ACCEPT_ENCODING, coding);
+    let request = client.get(format!("http://{larder}{path}")).header(ACCEPT_ENCODING, coding);
     let answer = request.send().await?.error_for_status()?;
     let mut headers = answer.headers().clone();
     for connection_header in [CONNECTION, CONTENT_LENGTH, DATE, TRANSFER_ENCODING] {
@@ -146,9 +146,9 @@ async fn serve_connection(stream: TcpStream, tls: Option<TlsAcceptor>, answers: 
 
 fn answer(request: &Request<Incoming>, answers: &Answers) -> Response<Full<Bytes>> {
     let Some(answer) = answers.get(request.uri().path()) else {
-        let mut nothing = Response::new(Full::default());
-        *nothing.status_mut() = StatusCode::NOT_FOUND;
-        return nothing;
+        let mut not_found = Response::new(Full::default());
+        *not_found.status_mut() = StatusCode::NOT_FOUND;
+        return not_found;
     };
     let (headers, body) = &answer[usize::from(accepts_gzip(request.headers()))];
     let mut response = Response::new(Full::new(body.clone()));

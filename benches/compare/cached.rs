@@ -1,4 +1,4 @@
-//! Cached content: documents in requests, archives in bytes.
+//! Cached content: documents, measured in requests per second, and archives, measured in bytes per second.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -9,14 +9,14 @@ use crate::larder::Log;
 use crate::measure::{Sample, median, rounds};
 use crate::peer::{ClientProtocol, Peer, ServerName, Subject};
 use crate::report::{Section, Target, cell};
-use crate::stand::{ARCHIVES, ComparedServers};
+use crate::servers::{ARCHIVES, ComparedServers};
 
 /// One measured row.
 struct Row {
     name: String,
     subject: Subject,
     gzip: bool,
-    wire: ClientProtocol,
+    protocol: ClientProtocol,
     connections: usize,
     counted: CountedUnit,
     log: Log,
@@ -29,7 +29,7 @@ fn documents() -> Vec<Row> {
         name: format!("{name}, {connections} connection{}", if connections == 1 { "" } else { "s" }),
         subject,
         gzip,
-        wire: ClientProtocol::Http1,
+        protocol: ClientProtocol::Http1,
         connections,
         counted: CountedUnit::Answers,
         log: Log::Off,
@@ -48,7 +48,7 @@ fn documents() -> Vec<Row> {
     // The base of its URLs depends on Host and certificate.
     let absolute =
         row("download document, absolute URLs, TLS", Subject::Document, false, 64, &[(ServerName::Bare, 0.9)]);
-    rows.push(Row { wire: ClientProtocol::Tls1, ..absolute });
+    rows.push(Row { protocol: ClientProtocol::Tls1, ..absolute });
     rows.push(row("VERSION.json", Subject::MirrorVersion, false, 64, &[(ServerName::Bare, 0.95)]));
     let logged = row("version list, 2 KB gzip, logs on", Subject::List, true, 64, &[]);
     rows.push(Row { log: Log::On, ..logged });
@@ -58,18 +58,18 @@ fn documents() -> Vec<Row> {
 fn archives() -> Vec<Row> {
     let mut rows = Vec::new();
     for (name, size, bytes) in ARCHIVES {
-        for wire in ClientProtocol::ALL {
+        for protocol in ClientProtocol::ALL {
             let is_small = bytes < 1_000_000;
-            let min_ratio = match (is_small, wire.is_tls()) {
+            let min_ratio = match (is_small, protocol.is_tls()) {
                 (true, _) => 0.9,
                 (false, true) => 1.0,
                 (false, false) => 0.65,
             };
             rows.push(Row {
-                name: format!("archive {size}, {}", wire.text()),
+                name: format!("archive {size}, {}", protocol.text()),
                 subject: Subject::Archive(name),
                 gzip: false,
-                wire,
+                protocol,
                 connections: if is_small { 16 } else { 4 },
                 counted: CountedUnit::Bytes,
                 log: Log::Off,
@@ -84,11 +84,11 @@ fn archives() -> Vec<Row> {
 pub(crate) fn sections(bench: &Bench) -> anyhow::Result<Vec<Section>> {
     let selected = |rows: Vec<Row>| -> Vec<Row> { rows.into_iter().filter(|row| bench.wants(&row.name)).collect() };
     let (documents, archives) = (selected(documents()), selected(archives()));
-    let mut stands = Vec::new();
+    let mut servers_by_log = Vec::new();
     for log in [Log::Off, Log::On] {
         let rows = documents.iter().chain(&archives).filter(|row| row.log == log);
         let subjects: HashSet<Subject> = rows.map(|row| row.subject).collect();
-        stands.push(match subjects.is_empty() {
+        servers_by_log.push(match subjects.is_empty() {
             true => None,
             false => Some(ComparedServers::start(bench, &subjects, log)?),
         });
@@ -99,8 +99,8 @@ pub(crate) fn sections(bench: &Bench) -> anyhow::Result<Vec<Section>> {
     for (title, rows) in titles.into_iter().zip([documents, archives]) {
         let mut section = Section::new(title, &HEAD);
         for row in rows {
-            let stand = &stands[usize::from(row.log == Log::On)];
-            let peers = stand.iter().flat_map(|stand| &stand.peers);
+            let servers = &servers_by_log[usize::from(row.log == Log::On)];
+            let peers = servers.iter().flat_map(|servers| &servers.peers);
             // The bare server writes no log, so it is left out where logs are compared.
             let peers: Vec<&Peer> = peers.filter(|peer| row.log == Log::Off || peer.name != ServerName::Bare).collect();
             bench.progress(&row.name);
@@ -116,10 +116,10 @@ pub(crate) fn sections(bench: &Bench) -> anyhow::Result<Vec<Section>> {
 fn measure(bench: &Bench, row: &Row, peer: &Peer) -> anyhow::Result<Sample> {
     let path = peer.path(row.subject)?;
     let seconds = bench.options.seconds;
-    if let (Some(wrk), CountedUnit::Answers, false) = (&bench.wrk, row.counted, row.wire.is_tls()) {
+    if let (Some(wrk), CountedUnit::Answers, false) = (&bench.wrk, row.counted, row.protocol.is_tls()) {
         return wrk::sample(wrk, peer, path, row.gzip, row.connections, seconds);
     }
-    let load = RequestLoad::new(peer, row.wire, path, &bench.certificate)?.gzip(row.gzip);
+    let load = RequestLoad::new(peer, row.protocol, path, &bench.certificate)?.gzip(row.gzip);
     clients::sample(peer, load, row.connections, Duration::from_secs(seconds), row.counted)
 }
 

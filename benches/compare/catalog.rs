@@ -1,4 +1,4 @@
-//! The registry's content: providers with real zips, sums and signatures, as pages by path.
+//! The registry's content: documents, zips, sums and signatures of providers, each with the path at which it is served.
 
 use std::io::{Cursor, Write as _};
 
@@ -14,7 +14,7 @@ use zip::CompressionMethod;
 use zip::write::SimpleFileOptions;
 
 use crate::support::upstream::{SigningKey, sha256_hex};
-use crate::upstream::Page;
+use crate::upstream::ServedFile;
 
 /// The platforms of a list entry, as the larger providers have them.
 const PLATFORMS: [&str; 13] = [
@@ -49,19 +49,19 @@ pub(crate) struct Release<'a> {
 
 impl<'a> Release<'a> {
     /// Version 1.0.0 for one platform.
-    pub(crate) fn of(name: &'a str, archive_bytes: usize) -> Self {
+    pub(crate) fn new(name: &'a str, archive_bytes: usize) -> Self {
         Self { name, version: "1.0.0", platforms: &[PLATFORM], archive_bytes }
     }
 
-    /// Its pages, with their paths, but for the version list. Files are named relative to the registry, so that who
-    /// stands in front of it serves them too.
-    pub(crate) fn pages(&self) -> anyhow::Result<Vec<(String, Page)>> {
+    /// Everything that is served of the release except the version list, by path. The URLs in documents are relative,
+    /// so that they lead through a server in front of the registry.
+    pub(crate) fn served_files(&self) -> anyhow::Result<Vec<(String, ServedFile)>> {
         let Self { name, version, .. } = self;
         let key = SigningKey::shared();
         let folder = format!("/releases/acme/{name}/{version}");
         let sums_name = format!("terraform-provider-{name}_{version}_SHA256SUMS");
         let mut sums = String::new();
-        let mut pages = Vec::new();
+        let mut files = Vec::new();
         for platform in self.platforms {
             let (os, arch) = platform.split_once('_').context("a platform is written OS_ARCH")?;
             let filename = format!("terraform-provider-{name}_{version}_{platform}.zip");
@@ -85,16 +85,16 @@ impl<'a> Release<'a> {
                     "source_url": null,
                 }]},
             });
-            pages.push((document_path(name, version, platform), Page::json(document.to_string())?));
-            pages.push((format!("{folder}/{filename}"), Page::file("application/zip", zip)));
+            files.push((document_path(name, version, platform), ServedFile::json(document.to_string())?));
+            files.push((format!("{folder}/{filename}"), ServedFile::file("application/zip", zip)));
         }
         let signature = key.sign(sums.as_bytes());
-        pages.push((format!("{folder}/{sums_name}"), Page::file("text/plain", sums)));
-        pages.push((format!("{folder}/{sums_name}.sig"), Page::file("application/octet-stream", signature)));
-        Ok(pages)
+        files.push((format!("{folder}/{sums_name}"), ServedFile::file("text/plain", sums)));
+        files.push((format!("{folder}/{sums_name}.sig"), ServedFile::file("application/octet-stream", signature)));
+        Ok(files)
     }
 
-    /// Incompressible, and the same for the same description.
+    /// A zip of incompressible bytes, the same for the same name, version and platform.
     fn zip(&self, platform: &str) -> anyhow::Result<Vec<u8>> {
         let mut noise = vec![0; self.archive_bytes];
         let identity = format!("{}/{}/{platform}", self.name, self.version);
@@ -120,13 +120,13 @@ pub(crate) fn list_path(name: &str) -> String {
 }
 
 /// The version list of a provider that has one version for one platform.
-pub(crate) fn list(version: &str) -> anyhow::Result<Page> {
+pub(crate) fn list(version: &str) -> anyhow::Result<ServedFile> {
     versions([entry(version, &["5.0"], &[PLATFORM])].into())
 }
 
 /// A version list of 32 KB, the size of the larger providers' lists: 1.0.0 first, then versions without archives. As in
 /// the registry, the platforms of each version differ in number and order.
-pub(crate) fn long_list() -> anyhow::Result<Page> {
+pub(crate) fn long_list() -> anyhow::Result<ServedFile> {
     let mut rng = StdRng::seed_from_u64(32);
     let mut entries = vec![entry("1.0.0", &["5.0"], &[PLATFORM])];
     for number in 1..LISTED_VERSIONS {
@@ -139,8 +139,8 @@ pub(crate) fn long_list() -> anyhow::Result<Page> {
     versions(entries)
 }
 
-fn versions(entries: Vec<Value>) -> anyhow::Result<Page> {
-    Page::json(json!({"versions": entries, "warnings": null}).to_string())
+fn versions(entries: Vec<Value>) -> anyhow::Result<ServedFile> {
+    ServedFile::json(json!({"versions": entries, "warnings": null}).to_string())
 }
 
 fn entry(version: &str, protocols: &[&str], platforms: &[&str]) -> Value {
@@ -153,11 +153,11 @@ fn entry(version: &str, protocols: &[&str], platforms: &[&str]) -> Value {
 }
 
 /// The discovery document.
-pub(crate) fn discovery() -> anyhow::Result<Page> {
-    Page::json(json!({"providers.v1": "/v1/providers/", "modules.v1": "/v1/modules/"}).to_string())
+pub(crate) fn discovery() -> anyhow::Result<ServedFile> {
+    ServedFile::json(json!({"providers.v1": "/v1/providers/", "modules.v1": "/v1/modules/"}).to_string())
 }
 
-/// As registries compress on the fly.
+/// Compresses as fast and as well as registries do while they answer.
 pub(crate) fn gzip(body: &[u8]) -> anyhow::Result<Bytes> {
     let mut gzip = GzEncoder::new(Vec::new(), Compression::new(6));
     gzip.write_all(body)?;

@@ -1,4 +1,5 @@
-//! Content that is not cached: one client beside a direct download, and a hundred at once.
+//! Downloads of an archive that is not stored yet: by one client, compared with a direct download, and by a hundred at
+//! once.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -27,16 +28,16 @@ const MAX_FIRST_BYTE_DELAY_MS: f64 = 10.0;
 const NAME: &str = "cold";
 const CLIENTS: usize = 100;
 
-/// Server from which the client downloads.
+/// The server from which the clients download.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Route {
+enum Source {
     Registry,
     Larder,
     Nginx,
 }
 
-/// A server for one cold archive, used once.
-struct Cold<'a> {
+/// The measurements of one archive, each with a new server and an empty store.
+struct ColdDownloads<'a> {
     bench: &'a Bench,
     nginx: Option<&'a Path>,
     archive_bytes: usize,
@@ -54,7 +55,7 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
         return Ok(None);
     }
     let path = publish(bench, archive_bytes)?;
-    let cold = Cold { bench, nginx: bench.nginx.as_deref(), archive_bytes, path };
+    let cold = ColdDownloads { bench, nginx: bench.nginx.as_deref(), archive_bytes, path };
     let mut section = Section::new(
         "Not stored yet (from the connection on)",
         &["", "direct", "larder", "nginx", "larder/direct", "larder/nginx"],
@@ -73,38 +74,38 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
 
 /// Publishes the archive at the limited speed; returns its path.
 fn publish(bench: &Bench, archive_bytes: usize) -> anyhow::Result<String> {
-    let mut archive = String::new();
-    for (path, page) in Release::of(NAME, archive_bytes).pages()? {
-        let page = if page.is_archive() {
-            archive.clone_from(&path);
-            page.paced(BYTES_PER_SECOND)
+    let mut archive_path = String::new();
+    for (path, file) in Release::new(NAME, archive_bytes).served_files()? {
+        let file = if file.is_archive() {
+            archive_path.clone_from(&path);
+            file.limited_to(BYTES_PER_SECOND)
         } else {
-            page
+            file
         };
-        bench.upstream.publish(path, page);
+        bench.upstream.publish(path, file);
     }
-    Ok(archive)
+    Ok(archive_path)
 }
 
-impl Cold<'_> {
+impl ColdDownloads<'_> {
     fn measure_one_client(&self, section: &mut Section, name: &str, count: usize) -> anyhow::Result<()> {
-        let from = self.from(&[Route::Registry]);
-        let all = rounds(&from, count, |from| {
-            self.serve(*from, |address, path| {
-                let once = once::ask(address, path)?;
-                ensure!(once.bytes >= self.archive_bytes, "{from:?} sent {} bytes", once.bytes);
-                Ok(once)
+        let sources = self.sources(&[Source::Registry]);
+        let timings_by_source = rounds(&sources, count, |source| {
+            self.serve(*source, |address, path| {
+                let timing = once::time_one(address, path)?;
+                ensure!(timing.bytes >= self.archive_bytes, "{source:?} sent {} bytes", timing.bytes);
+                Ok(timing)
             })
         })?;
-        let select = |wanted: Route, value: fn(&AnswerTiming) -> Duration| {
-            let (_, timings) = from.iter().zip(&all).find(|(from, _)| **from == wanted)?;
-            Some(median(timings.iter().map(|once| value(once).as_secs_f64())))
+        let median_of = |wanted: Source, value: fn(&AnswerTiming) -> Duration| {
+            let (_, timings) = sources.iter().zip(&timings_by_source).find(|(source, _)| **source == wanted)?;
+            Some(median(timings.iter().map(|timing| value(timing).as_secs_f64())))
         };
         let medians = |value: fn(&AnswerTiming) -> Duration| {
-            [Route::Registry, Route::Larder, Route::Nginx].map(|from| select(from, value))
+            [Source::Registry, Source::Larder, Source::Nginx].map(|source| median_of(source, value))
         };
 
-        let [direct, larder, nginx] = medians(|once| once.first);
+        let [direct, larder, nginx] = medians(|timing| timing.first);
         let text = |seconds: Option<f64>| cell(seconds.map(|seconds| format!("{:.1} ms", seconds * 1e3)));
         let delay_ms = |other: Option<f64>| Some((larder? - other?) * 1e3);
         let text_of = |other: Option<f64>| cell(delay_ms(other).map(|delay| format!("{delay:+.1} ms")));
@@ -113,7 +114,7 @@ impl Cold<'_> {
         let cells = vec![text(direct), text(larder), text(nginx), text_of(direct), text_of(nginx)];
         section.add(&format!("{name}: first byte"), cells, vec![target]);
 
-        let [direct, larder, nginx] = medians(|once| once.whole);
+        let [direct, larder, nginx] = medians(|timing| timing.whole);
         let text = |seconds: Option<f64>| cell(seconds.map(|seconds| format!("{seconds:.2} s")));
         let ratio = |other: Option<f64>| Some(larder? / other?);
         let text_of = |other: Option<f64>| cell(ratio(other).map(|ratio| format!("{ratio:.2}")));
@@ -125,24 +126,27 @@ impl Cold<'_> {
     }
 
     fn measure_many_clients(&self, section: &mut Section, name: &str, count: usize) -> anyhow::Result<()> {
-        let from = self.from(&[]);
-        let all = rounds(&from, count, |from| {
-            let before = self.bench.upstream.asked(&self.path);
-            let last = self.serve(*from, |address, path| {
-                let all = once::ask_together(address, path, CLIENTS)?;
-                ensure!(all.iter().all(|once| once.bytes >= self.archive_bytes), "{from:?} sent less than all");
-                Ok(all.iter().map(|once| once.whole).max().unwrap_or_default())
+        let sources = self.sources(&[]);
+        let timings_by_source = rounds(&sources, count, |source| {
+            let requests_before = self.bench.upstream.request_count(&self.path);
+            let last = self.serve(*source, |address, path| {
+                let timings = once::time_together(address, path, CLIENTS)?;
+                ensure!(
+                    timings.iter().all(|timing| timing.bytes >= self.archive_bytes),
+                    "{source:?} sent less than all"
+                );
+                Ok(timings.iter().map(|timing| timing.whole).max().unwrap_or_default())
             })?;
-            Ok((self.bench.upstream.asked(&self.path) - before, last.as_secs_f64()))
+            Ok((self.bench.upstream.request_count(&self.path) - requests_before, last.as_secs_f64()))
         })?;
-        let select = |wanted: Route, value: fn(&(u64, f64)) -> f64| {
-            let (_, timings) = from.iter().zip(&all).find(|(from, _)| **from == wanted)?;
+        let median_of = |wanted: Source, value: fn(&(u64, f64)) -> f64| {
+            let (_, timings) = sources.iter().zip(&timings_by_source).find(|(source, _)| **source == wanted)?;
             Some(median(timings.iter().map(value)))
         };
-        let larder_rounds = from.iter().zip(&all).filter(|(from, _)| **from == Route::Larder);
+        let larder_rounds = sources.iter().zip(&timings_by_source).filter(|(source, _)| **source == Source::Larder);
         let max_requests = larder_rounds.flat_map(|(_, timings)| timings).map(|(request, _)| *request).max();
-        let requests = [Route::Larder, Route::Nginx]
-            .map(|from| cell(select(from, |timings| timings.0 as f64).map(|n| format!("{n}"))));
+        let requests = [Source::Larder, Source::Nginx]
+            .map(|source| cell(median_of(source, |timings| timings.0 as f64).map(|n| format!("{n}"))));
         let [larder, nginx] = requests;
         let target = Target { met: max_requests == Some(1), text: "1".into() };
         section.add(
@@ -150,36 +154,40 @@ impl Cold<'_> {
             vec![cell(None), larder, nginx, cell(None), cell(None)],
             vec![target],
         );
-        let [larder, nginx] = [Route::Larder, Route::Nginx].map(|from| select(from, |timings| timings.1));
+        let [larder, nginx] = [Source::Larder, Source::Nginx].map(|source| median_of(source, |timings| timings.1));
         let ratio = cell(larder.zip(nginx).map(|(larder, nginx)| format!("{:.2}", larder / nginx)));
         let [larder, nginx] = [larder, nginx].map(|last| cell(last.map(|last| format!("{last:.2} s"))));
         section.add(&format!("{name}: until all have it"), vec![cell(None), larder, nginx, cell(None), ratio], vec![]);
         Ok(())
     }
 
-    fn from(&self, first: &[Route]) -> Vec<Route> {
-        first.iter().copied().chain([Route::Larder]).chain(self.nginx.map(|_| Route::Nginx)).collect()
+    fn sources(&self, first: &[Source]) -> Vec<Source> {
+        first.iter().copied().chain([Source::Larder]).chain(self.nginx.map(|_| Source::Nginx)).collect()
     }
 
-    /// Runs `ask` against a new server with an empty store. The documents that lead to the archive are fetched before, as
-    /// a client would have done.
-    fn serve<T>(&self, from: Route, ask: impl FnOnce(SocketAddr, &str) -> anyhow::Result<T>) -> anyhow::Result<T> {
+    /// Runs `download` against a new server with an empty store. The documents of the archive are fetched before it, as
+    /// by a client.
+    fn serve<T>(
+        &self,
+        source: Source,
+        download: impl FnOnce(SocketAddr, &str) -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
         let Bench { upstream, certificate, client, .. } = self.bench;
         let document = catalog::document_path(NAME, "1.0.0", PLATFORM);
-        match (from, self.nginx) {
-            (Route::Larder, _) => {
+        match (source, self.nginx) {
+            (Source::Larder, _) => {
                 let larder = Larder::start(self.bench, None, Log::Off)?;
-                let document = format!("http://{}{}", larder.address, larder::under(&document));
+                let document = format!("http://{}{}", larder.address, larder::larder_path(&document));
                 let path = self.bench.block_on(archive_path(client, &document))?;
-                ask(larder.address, &path)
+                download(larder.address, &path)
             }
-            (Route::Nginx, Some(program)) => {
+            (Source::Nginx, Some(program)) => {
                 let nginx = Nginx::start(program, upstream, certificate, Log::Off)?;
                 let address = nginx.listening.plain;
                 self.bench.block_on(archive_path(client, &format!("http://{address}{document}")))?;
-                ask(address, &self.path)
+                download(address, &self.path)
             }
-            _ => ask(upstream.address(), &self.path),
+            _ => download(upstream.address(), &self.path),
         }
     }
 }

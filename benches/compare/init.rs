@@ -22,7 +22,7 @@ const VERSION: &str = "1.0.0";
 
 const MAX_WARM_RATIO: f64 = 1.05;
 
-/// Source of the providers.
+/// Where the providers of an `init` come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Source {
     Registry,
@@ -47,19 +47,21 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
     let nginx = bench.nginx.as_ref();
     let nginx = nginx.map(|program| Nginx::start(program, upstream, certificate, Log::Off)).transpose()?;
     let run = |source: Source| {
-        let address = |address: SocketAddr, path: &str| {
+        let cli_config_with_override = |address: SocketAddr, path: &str| {
             host_override(HOST, &format!("http://{address}{path}"), "http://127.0.0.1:9/")
         };
         match source {
-            Source::Registry => init(bench, &names, &address(upstream.address(), "/v1/providers/")),
+            Source::Registry => init(bench, &names, &cli_config_with_override(upstream.address(), "/v1/providers/")),
             Source::Cold => {
                 let larder = Larder::start(bench, None, Log::Off)?;
-                init(bench, &names, &address(larder.address, &larder::under("/v1/providers/")))
+                init(bench, &names, &cli_config_with_override(larder.address, &larder::larder_path("/v1/providers/")))
             }
-            Source::Warm => init(bench, &names, &address(warm.address, &larder::under("/v1/providers/"))),
+            Source::Warm => {
+                init(bench, &names, &cli_config_with_override(warm.address, &larder::larder_path("/v1/providers/")))
+            }
             Source::Nginx => {
                 let nginx = nginx.as_ref().context("nginx is not installed")?;
-                init(bench, &names, &address(nginx.listening.plain, "/v1/providers/"))
+                init(bench, &names, &cli_config_with_override(nginx.listening.plain, "/v1/providers/"))
             }
             Source::Folder => {
                 let path = folder.path();
@@ -69,13 +71,13 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
             }
         }
     };
-    let mut source = vec![Source::Registry, Source::Cold, Source::Warm, Source::Folder];
-    source.extend(nginx.as_ref().map(|_| Source::Nginx));
-    for source in source.iter().filter(|source| matches!(source, Source::Warm | Source::Nginx)) {
+    let mut sources = vec![Source::Registry, Source::Cold, Source::Warm, Source::Folder];
+    sources.extend(nginx.as_ref().map(|_| Source::Nginx));
+    for source in sources.iter().filter(|source| matches!(source, Source::Warm | Source::Nginx)) {
         run(*source)?;
     }
-    let seconds = rounds(&source, bench.options.rounds(), |source| run(*source))?;
-    let seconds: HashMap<Source, f64> = source.into_iter().zip(seconds.into_iter().map(median)).collect();
+    let seconds = rounds(&sources, bench.options.rounds(), |source| run(*source))?;
+    let seconds: HashMap<Source, f64> = sources.into_iter().zip(seconds.into_iter().map(median)).collect();
     let text = |source: Source| cell(seconds.get(&source).map(|seconds| format!("{seconds:.2} s")));
     let ratio = seconds.get(&Source::Nginx).map(|nginx| seconds[&Source::Warm] / nginx);
     let mut cells: Vec<String> =
@@ -95,12 +97,12 @@ fn publish(bench: &Bench, names: &[String], bytes: usize) -> anyhow::Result<Temp
         let release = Release { name, version: VERSION, platforms: &[PLATFORM], archive_bytes: bytes };
         let provider_folder = folder.path().join(HOST).join("acme").join(name);
         fs::create_dir_all(&provider_folder)?;
-        for (path, page) in release.pages()? {
-            if page.is_archive() {
+        for (path, file) in release.served_files()? {
+            if file.is_archive() {
                 let filename = path.rsplit('/').next().unwrap_or_default();
-                fs::write(provider_folder.join(filename), page.body())?;
+                fs::write(provider_folder.join(filename), file.body())?;
             }
-            bench.upstream.publish(path, page);
+            bench.upstream.publish(path, file);
         }
         bench.upstream.publish(catalog::list_path(name), catalog::list(VERSION)?);
     }

@@ -1,4 +1,4 @@
-//! larder, the release binary: on its own store, in front of the registry.
+//! Larder, as the release binary: with its own store, in front of the registry.
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader};
@@ -39,11 +39,16 @@ pub(crate) struct Larder {
 
 impl Home {
     pub(crate) fn new(bench: &Bench, tls: Option<&Certificate>, log: Log) -> anyhow::Result<Self> {
-        Self::before(bench, &format!("http://{}/", bench.upstream.address()), tls, log)
+        Self::in_front_of(bench, &format!("http://{}/", bench.upstream.address()), tls, log)
     }
 
-    /// A home whose larder mirrors another registry.
-    pub(crate) fn before(bench: &Bench, registry: &str, tls: Option<&Certificate>, log: Log) -> anyhow::Result<Self> {
+    /// A home whose larder mirrors this registry.
+    pub(crate) fn in_front_of(
+        bench: &Bench,
+        registry: &str,
+        tls: Option<&Certificate>,
+        log: Log,
+    ) -> anyhow::Result<Self> {
         let folder = tempfile::Builder::new().prefix("compare-larder-").tempdir()?;
         let tls = tls.map_or(String::new(), |tls| {
             format!("tls = {{ certificate = {:?}, key = {:?} }}\n", tls.certificate_file, tls.key_file)
@@ -129,7 +134,7 @@ impl Larder {
         self.running.ids()
     }
 
-    /// A clean stop; the folder can be started again.
+    /// Stops larder cleanly; its home can be started again.
     pub(crate) fn stop(self) -> anyhow::Result<Home> {
         let Self { home, mut running, .. } = self;
         let ended = running.end();
@@ -137,7 +142,7 @@ impl Larder {
         Ok(home)
     }
 
-    /// Kills larder with SIGKILL; the folder can be started again.
+    /// Kills larder with SIGKILL; its home can be started again.
     pub(crate) fn kill(self) -> Home {
         let Self { home, mut running, .. } = self;
         running.kill();
@@ -145,8 +150,8 @@ impl Larder {
     }
 }
 
-/// The path at larder of a path of the registry's protocol.
-pub(crate) fn under(path: &str) -> String {
+/// The path at larder for this path of the registry.
+pub(crate) fn larder_path(path: &str) -> String {
     format!("/registry/{HOST}{path}")
 }
 

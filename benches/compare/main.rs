@@ -1,6 +1,6 @@
-//! larder beside what people would use instead: nginx with `proxy_cache` and a bare server on hyper, in front of one
-//! registry, on loopback, in turns. Prints medians and ratios. Speed is never an assertion: a missed target
-//! is no failure.
+//! Larder compared with nginx with `proxy_cache`, which people would use instead, and with a bare server on hyper: all
+//! in front of one registry, on loopback, in turns. Prints medians and ratios. Speed is never an assertion: a missed
+//! target is no failure.
 //!
 //! `cargo bench --bench compare -- --rows archive --rounds 3`
 #![expect(clippy::disallowed_methods, reason = "the limits on calls are for the modules of larder itself")]
@@ -22,7 +22,7 @@ mod peer;
 mod process;
 mod report;
 mod scale;
-mod stand;
+mod servers;
 mod tls;
 mod upstream;
 mod warm;
@@ -122,7 +122,7 @@ impl Bench {
     }
 
     fn publish(&self, release: &Release<'_>) -> anyhow::Result<()> {
-        release.pages()?.into_iter().for_each(|(path, page)| self.upstream.publish(path, page));
+        release.served_files()?.into_iter().for_each(|(path, file)| self.upstream.publish(path, file));
         Ok(())
     }
 

@@ -1,4 +1,4 @@
-//! Figures: samples in alternating rounds, and their medians.
+//! Samples in alternating rounds, and their medians.
 
 use crate::interrupt;
 
@@ -24,18 +24,18 @@ impl Sample {
     }
 }
 
-/// Samples each peer once per round. Each round starts with another peer.
+/// Samples each of the compared items once per round. Each round starts with another item.
 pub(crate) fn rounds<P, S>(
-    peers: &[P],
+    items: &[P],
     rounds: usize,
     mut sample: impl FnMut(&P) -> anyhow::Result<S>,
 ) -> anyhow::Result<Vec<Vec<S>>> {
-    let mut samples: Vec<Vec<S>> = peers.iter().map(|_| Vec::new()).collect();
+    let mut samples: Vec<Vec<S>> = items.iter().map(|_| Vec::new()).collect();
     for round in 0..rounds {
-        for turn in 0..peers.len() {
+        for turn in 0..items.len() {
             interrupt::check()?;
-            let index = (round + turn) % peers.len();
-            samples[index].push(sample(&peers[index])?);
+            let index = (round + turn) % items.len();
+            samples[index].push(sample(&items[index])?);
         }
     }
     Ok(samples)

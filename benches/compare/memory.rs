@@ -11,9 +11,9 @@ use crate::interrupt;
 use crate::larder::Log;
 use crate::nginx::Nginx;
 use crate::peer::{ClientProtocol, Peer, ServerName, Subject};
-use crate::process::own_memory;
+use crate::process::anonymous_memory;
 use crate::report::{Section, Target, cell};
-use crate::stand::ComparedServers;
+use crate::servers::ComparedServers;
 
 const CLIENTS: usize = 64;
 const ARCHIVE_BYTES: u64 = 150_000_000;
@@ -32,50 +32,51 @@ const SAMPLE_INTERVAL: Duration = Duration::from_millis(10);
 /// Measures the selected rows.
 pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
     let idle_row = "memory before the first request";
-    let wires = [ClientProtocol::Http1, ClientProtocol::Tls1, ClientProtocol::Tls2];
-    let loaded_row = |wire: ClientProtocol| format!("memory, {CLIENTS} clients x 150 MB, {}", wire.text());
-    let wires: Vec<ClientProtocol> = wires.into_iter().filter(|wire| bench.wants(&loaded_row(*wire))).collect();
-    if wires.is_empty() && !bench.wants(idle_row) {
+    let protocols = [ClientProtocol::Http1, ClientProtocol::Tls1, ClientProtocol::Tls2];
+    let loaded_row = |protocol: ClientProtocol| format!("memory, {CLIENTS} clients x 150 MB, {}", protocol.text());
+    let protocols: Vec<ClientProtocol> =
+        protocols.into_iter().filter(|protocol| bench.wants(&loaded_row(*protocol))).collect();
+    if protocols.is_empty() && !bench.wants(idle_row) {
         return Ok(None);
     }
     let mut section = Section::new("Memory (RssAnon at most, MiB)", &["", "larder", "nginx"]);
     let subject = Subject::Archive("large");
-    let mut stand = ComparedServers::start(bench, &HashSet::from([subject]), Log::Off)?;
+    let mut servers = ComparedServers::start(bench, &HashSet::from([subject]), Log::Off)?;
     if bench.wants(idle_row) {
         bench.progress(idle_row);
-        stand.restart_larder()?;
+        servers.restart_larder()?;
         let nginx = bench.nginx.as_ref();
         let nginx =
             nginx.map(|program| Nginx::start(program, &bench.upstream, &bench.certificate, Log::Off)).transpose()?;
         interrupt::pause(SETTLE)?;
-        let larder = stand.peers.iter().find(|peer| peer.name == ServerName::Larder);
-        let larder = larder.map(|peer| (peer.name, own_memory(peer.processes(ClientProtocol::Http1))));
-        let nginx = nginx.map(|nginx| (ServerName::Nginx, own_memory(&nginx.processes())));
+        let larder = servers.peers.iter().find(|peer| peer.name == ServerName::Larder);
+        let larder = larder.map(|peer| (peer.name, anonymous_memory(peer.processes(ClientProtocol::Http1))));
+        let nginx = nginx.map(|nginx| (ServerName::Nginx, anonymous_memory(&nginx.processes())));
         add(&mut section, idle_row, larder.into_iter().chain(nginx).collect(), MAX_IDLE_MIB);
     }
-    for wire in wires {
-        bench.progress(&loaded_row(wire));
+    for protocol in protocols {
+        bench.progress(&loaded_row(protocol));
         // A restart, so that the peak of one measurement is not the start of the next.
-        stand.restart_larder()?;
+        servers.restart_larder()?;
         let mut peaks = Vec::new();
-        for peer in stand.peers.iter().filter(|peer| peer.name != ServerName::Bare) {
+        for peer in servers.peers.iter().filter(|peer| peer.name != ServerName::Bare) {
             interrupt::check()?;
-            peaks.push((peer.name, peak(bench, peer, wire, peer.path(subject)?)?));
+            peaks.push((peer.name, peak(bench, peer, protocol, peer.path(subject)?)?));
         }
-        add(&mut section, &loaded_row(wire), peaks, MAX_LOADED_MIB);
+        add(&mut section, &loaded_row(protocol), peaks, MAX_LOADED_MIB);
     }
     Ok(Some(section))
 }
 
-fn peak(bench: &Bench, peer: &Peer, wire: ClientProtocol, path: &str) -> anyhow::Result<u64> {
-    let load = RequestLoad::new(peer, wire, path, &bench.certificate)?;
-    let processes = peer.processes(wire);
+fn peak(bench: &Bench, peer: &Peer, protocol: ClientProtocol, path: &str) -> anyhow::Result<u64> {
+    let load = RequestLoad::new(peer, protocol, path, &bench.certificate)?;
+    let processes = peer.processes(protocol);
     clients::run(load, CLIENTS, |throughput| {
         let began = Instant::now();
         let mut peak = 0;
         while throughput().bytes < CLIENTS as u64 * ARCHIVE_BYTES {
             ensure!(began.elapsed() < TIME_LIMIT, "{CLIENTS} downloads take more than {TIME_LIMIT:?}");
-            peak = peak.max(own_memory(processes));
+            peak = peak.max(anonymous_memory(processes));
             interrupt::pause(SAMPLE_INTERVAL)?;
         }
         Ok(peak)

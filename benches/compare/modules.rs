@@ -1,5 +1,5 @@
-//! A real `terraform init` of ten modules whose registry names git repositories, 50 ms away for each request: directly,
-//! and through larder.
+//! A real `terraform init` of ten modules whose sources are git repositories: directly, and through larder. The git
+//! server answers each request after 50 ms.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -19,23 +19,23 @@ use crate::support::upstream::{FakeUpstream, Fault, Module, Target};
 
 const MODULES: usize = 10;
 const LATENCY: Duration = Duration::from_millis(50);
-/// Like a typical module for a cloud: some forty files, and a history that a clone downloads.
+/// Files and commits of a repository, as many as a typical module for a cloud has; a clone downloads all of them.
 const FILES: usize = 40;
 const COMMITS: usize = 60;
 
 const MAX_COLD_RATIO: f64 = 1.2;
 const MAX_WARM_RATIO: f64 = 0.3;
 
-/// Source of the modules; `Nowhere` is an `init` without modules.
+/// Where the modules of an `init` come from; `Nowhere` is an `init` without modules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Route {
+enum Source {
     Nowhere,
-    Git,
+    Direct,
     Cold,
     Warm,
 }
 
-/// The registry and the git server that every route leads to.
+/// The registry and the git server of the modules.
 struct Forge {
     ca: TestCa,
     registry: FakeUpstream,
@@ -43,7 +43,7 @@ struct Forge {
     _repositories: Repositories,
 }
 
-/// Measures the selected rows.
+/// Measures the rows that the command line selects.
 pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
     let row = |reference: &str| format!("init of {MODULES} modules by {reference}");
     let wanted: Vec<&str> = ["tag", "commit"].into_iter().filter(|reference| bench.wants(&row(reference))).collect();
@@ -58,25 +58,25 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
         bench.progress(&name);
         let forge = bench.block_on(forge(reference))?;
         let seconds = measure(bench, &forge)?;
-        let select = |from: Route| seconds[&from].iter().copied();
+        let seconds_of = |source: Source| seconds[&source].iter().copied();
         // Ratio within each round, after subtracting the time of the round's `init` without modules.
         let ratio_to_direct =
-            |from: Route| {
-                let rounds = select(from).zip(select(Route::Git)).zip(select(Route::Nowhere));
+            |source: Source| {
+                let rounds = seconds_of(source).zip(seconds_of(Source::Direct)).zip(seconds_of(Source::Nowhere));
                 median(rounds.map(|((seconds, direct), without_modules)| {
                     (seconds - without_modules) / (direct - without_modules)
                 }))
             };
-        let mut cells: Vec<String> = [Route::Cold, Route::Warm, Route::Git, Route::Nowhere]
-            .map(|from| cell(Some(format!("{:.2} s", median(select(from))))))
+        let mut cells: Vec<String> = [Source::Cold, Source::Warm, Source::Direct, Source::Nowhere]
+            .map(|source| cell(Some(format!("{:.2} s", median(seconds_of(source))))))
             .into();
         let mut goals = Vec::new();
-        for (from, max_ratio) in [(Route::Cold, MAX_COLD_RATIO), (Route::Warm, MAX_WARM_RATIO)] {
-            let ratio = ratio_to_direct(from);
+        for (source, max_ratio) in [(Source::Cold, MAX_COLD_RATIO), (Source::Warm, MAX_WARM_RATIO)] {
+            let ratio = ratio_to_direct(source);
             cells.push(format!("{ratio:.2}"));
             goals.push(Goal {
                 met: ratio <= max_ratio,
-                text: format!("{from:?} at most {max_ratio} x direct").to_lowercase(),
+                text: format!("{source:?} at most {max_ratio} x direct").to_lowercase(),
             });
         }
         section.add(&name, cells, goals);
@@ -85,35 +85,35 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
 }
 
 /// Seconds of each source in each round.
-fn measure(bench: &Bench, forge: &Forge) -> anyhow::Result<HashMap<Route, Vec<f64>>> {
-    let larder = || Larder::before(bench, forge);
+fn measure(bench: &Bench, forge: &Forge) -> anyhow::Result<HashMap<Source, Vec<f64>>> {
+    let larder = || Larder::in_front_of(bench, forge);
     let warm = larder()?;
     let base = |larder: &Larder| format!("http://{}", larder.address);
     let directly = host_override(HOST, &forge.registry.providers_url(), &forge.registry.modules_url());
-    let run = |from: Route| match from {
-        Route::Nowhere => init(bench, forge, 0, &directly),
-        Route::Git => init(bench, forge, MODULES, &directly),
-        Route::Warm => init(bench, forge, MODULES, &override_through(&base(&warm))),
-        Route::Cold => {
+    let run = |source: Source| match source {
+        Source::Nowhere => init(bench, forge, 0, &directly),
+        Source::Direct => init(bench, forge, MODULES, &directly),
+        Source::Warm => init(bench, forge, MODULES, &override_through(&base(&warm))),
+        Source::Cold => {
             let cold = larder()?;
             init(bench, forge, MODULES, &override_through(&base(&cold)))
         }
     };
-    run(Route::Warm)?;
-    let from = [Route::Nowhere, Route::Git, Route::Cold, Route::Warm];
-    let seconds = rounds(&from, bench.options.rounds(), |from| run(*from))?;
-    Ok(from.into_iter().zip(seconds).collect())
+    run(Source::Warm)?;
+    let sources = [Source::Nowhere, Source::Direct, Source::Cold, Source::Warm];
+    let seconds = rounds(&sources, bench.options.rounds(), |source| run(*source))?;
+    Ok(sources.into_iter().zip(seconds).collect())
 }
 
 impl Larder {
-    fn before(bench: &Bench, forge: &Forge) -> anyhow::Result<Self> {
-        let home = Home::before(bench, &format!("{}/", forge.registry.origin()), None, Log::Off)?;
-        let ca = home.file("ca.pem", &forge.ca.pem())?;
-        home.network(&format!("allow_private = [\"127.0.0.1\"]\nca_file = {ca:?}"))?.start()
+    fn in_front_of(bench: &Bench, forge: &Forge) -> anyhow::Result<Self> {
+        let home = Home::in_front_of(bench, &format!("{}/", forge.registry.origin()), None, Log::Off)?;
+        let ca_file = home.file("ca.pem", &forge.ca.pem())?;
+        home.network(&format!("allow_private = [\"127.0.0.1\"]\nca_file = {ca_file:?}"))?.start()
     }
 }
 
-/// One repository at ten paths, and a module for each.
+/// Makes one repository, serves it at ten paths, and publishes a module for each path.
 async fn forge(reference: &str) -> anyhow::Result<Forge> {
     let repositories = Repositories::new().context("git is not installed")?;
     let first = repositories.repository("acme/m0");
@@ -142,7 +142,7 @@ async fn forge(reference: &str) -> anyhow::Result<Forge> {
     Ok(Forge { ca, registry, git, _repositories: repositories })
 }
 
-/// Text that compresses as text does.
+/// Lines that compress about as well as real configurations.
 fn lines(seed: usize, count: usize) -> String {
     let line = |number: usize| {
         format!("resource \"acme_thing\" \"n{}\" {{ size = {} }}\n", seed * 7 + number, number * seed % 97)
@@ -158,8 +158,9 @@ fn init(bench: &Bench, forge: &Forge, modules: usize, cli_config: &str) -> anyho
         |number| format!("module \"m{number}\" {{\n  source  = \"acme/m{number}/test\"\n  version = \"1.0.0\"\n}}\n");
     workspace.file("main.tf", &(0..modules).map(call).collect::<String>());
     workspace.trust(&forge.ca.pem());
-    let authority = workspace.path().join("../ca.pem");
-    workspace.env("GIT_SSL_CAINFO", &authority.to_string_lossy()).env("GIT_CONFIG_NOSYSTEM", "1");
+    // `trust` writes this file.
+    let ca_file = workspace.path().join("../ca.pem");
+    workspace.env("GIT_SSL_CAINFO", &ca_file.to_string_lossy()).env("GIT_CONFIG_NOSYSTEM", "1");
     workspace.cli_config(cli_config);
     let began = Instant::now();
     let output = bench.block_on(workspace.init());

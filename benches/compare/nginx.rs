@@ -41,12 +41,13 @@ impl Nginx {
         let running = Running::start(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()))?;
         let nginx = Self { folder, running, listening };
         nginx
-            .listens()
+            .wait_until_listening()
             .with_context(|| fs::read_to_string(nginx.folder.path().join("error.log")).unwrap_or_default())?;
         Ok(nginx)
     }
 
-    fn listens(&self) -> anyhow::Result<()> {
+    /// Waits until nginx listens and its workers run.
+    fn wait_until_listening(&self) -> anyhow::Result<()> {
         let deadline = Instant::now() + START_TIMEOUT;
         while Instant::now() < deadline {
             if TcpStream::connect(self.listening.plain).is_ok() && self.running.ids().len() > 1 {
@@ -63,7 +64,7 @@ impl Nginx {
     }
 }
 
-/// nginx takes no port 0: these were free a moment ago.
+/// Three ports that were free a moment ago: nginx cannot listen on port 0.
 fn free_ports() -> anyhow::Result<[SocketAddr; 3]> {
     let listeners = [(); 3].map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)));
     let [first, second, third] = listeners;
@@ -78,7 +79,7 @@ fn config(folder: &Path, listening: Listening, upstream: SocketAddr, certificate
         Log::Off => "off".into(),
     };
     let (certificate, key) = (certificate.certificate_file.display(), certificate.key_file.display());
-    // Modules of a distribution are not loaded: none is needed.
+    // The configuration loads no modules of the distribution, because it needs none.
     format!(
         "daemon off;
 user root;

@@ -84,7 +84,7 @@ pub(crate) struct Peer {
     pub(crate) processes: Processes,
 }
 
-/// The processes whose time and memory count.
+/// The processes whose processor time and memory are measured: those without TLS and those with it.
 #[derive(Clone, Debug)]
 pub(crate) struct Processes {
     pub(crate) plain: Vec<u32>,
@@ -92,15 +92,15 @@ pub(crate) struct Processes {
 }
 
 impl Processes {
-    /// The same processes for both.
+    /// Processes that serve both without TLS and with it.
     pub(crate) fn both(processes: Vec<u32>) -> Self {
         Self { plain: processes.clone(), tls: processes }
     }
 }
 
 impl Peer {
-    pub(crate) fn address(&self, wire: ClientProtocol) -> SocketAddr {
-        match wire {
+    pub(crate) fn address(&self, protocol: ClientProtocol) -> SocketAddr {
+        match protocol {
             ClientProtocol::Http1 => self.listening.plain,
             ClientProtocol::Http2 => self.listening.plain_http2,
             ClientProtocol::Tls1 | ClientProtocol::Tls2 => self.listening.tls,
@@ -113,13 +113,13 @@ impl Peer {
     }
 
     /// The processes that answer in this protocol.
-    pub(crate) fn processes(&self, wire: ClientProtocol) -> &[u32] {
-        if wire.is_tls() { &self.processes.tls } else { &self.processes.plain }
+    pub(crate) fn processes(&self, protocol: ClientProtocol) -> &[u32] {
+        if protocol.is_tls() { &self.processes.tls } else { &self.processes.plain }
     }
 
     /// The processor time of these processes so far, in seconds.
-    pub(crate) fn processor_seconds(&self, wire: ClientProtocol) -> f64 {
-        processor_time(self.processes(wire)).as_secs_f64()
+    pub(crate) fn processor_seconds(&self, protocol: ClientProtocol) -> f64 {
+        processor_time(self.processes(protocol)).as_secs_f64()
     }
 }
 

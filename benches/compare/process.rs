@@ -18,7 +18,7 @@ const TICKS_PER_SECOND: u64 = 100;
 pub(crate) struct Running(Child);
 
 impl Running {
-    /// Starts it in its own process group, so that no child of it stays behind.
+    /// Starts the command in its own process group, so that no child of it outlives the handle.
     pub(crate) fn start(command: &mut Command) -> std::io::Result<Self> {
         use std::os::unix::process::CommandExt as _;
         command.process_group(0).spawn().map(Self)
@@ -30,9 +30,9 @@ impl Running {
 
     /// Process ids of the process and its children.
     pub(crate) fn ids(&self) -> Vec<u32> {
-        let own = self.0.id();
-        let children = fs::read_to_string(format!("/proc/{own}/task/{own}/children")).unwrap_or_default();
-        [own].into_iter().chain(children.split_whitespace().filter_map(|id| id.parse().ok())).collect()
+        let parent = self.0.id();
+        let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap_or_default();
+        [parent].into_iter().chain(children.split_whitespace().filter_map(|id| id.parse().ok())).collect()
     }
 
     /// Sends SIGTERM, and SIGKILL after a timeout; returns the status if the process ended by itself.
@@ -65,7 +65,7 @@ impl Drop for Running {
     }
 }
 
-/// A program on PATH, or where a distribution has servers.
+/// A program on PATH or in /usr/sbin, where distributions install servers.
 pub(crate) fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).chain([PathBuf::from("/usr/sbin")]);
@@ -88,7 +88,7 @@ pub(crate) fn processor_time(processes: &[u32]) -> Duration {
 }
 
 /// The anonymous memory of these processes (`RssAnon`), in bytes.
-pub(crate) fn own_memory(processes: &[u32]) -> u64 {
+pub(crate) fn anonymous_memory(processes: &[u32]) -> u64 {
     let kib = |process: &u32| {
         let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
         let field = status.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;

@@ -43,13 +43,15 @@ const PARALLEL_DOWNLOADS: usize = 32;
 /// removes.
 const PROVIDERS_IN_A_ROUND: usize = 25;
 
-/// The limit of each step.
+/// The time limit of each step.
 const TIME_LIMIT: Duration = Duration::from_secs(120);
 
-/// Size limit of a store, compared with the space used.
+/// The size limit of a store, compared with the space that its archives use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Limit {
-    Above,
+    /// No fill needs an eviction.
+    Distant,
+    /// Each fill needs an eviction.
     Reached,
 }
 
@@ -57,8 +59,8 @@ enum Limit {
 #[derive(Default)]
 struct Figures {
     ready: Vec<Duration>,
-    whole: Vec<Duration>,
-    stopped: Vec<Duration>,
+    index_rebuilt: Vec<Duration>,
+    stop: Vec<Duration>,
 }
 
 /// Measures the selected rows.
@@ -67,19 +69,19 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
     let archives = providers * VERSIONS * PLATFORMS.len();
     let clean = format!("ready with {archives} archives, after a clean stop");
     let killed = format!("ready with {archives} archives, after kill -9");
-    let whole = format!("index of {archives} archives made again, after kill -9");
+    let index = format!("index of {archives} archives made again, after kill -9");
     let stop = format!("clean stop with {archives} archives");
     let fill = format!("a fill at the size limit, with {archives} archives, to one below it");
     let empty = "ready with an empty store".to_owned();
-    if ![&clean, &killed, &whole, &stop, &fill, &empty].into_iter().any(|row| bench.wants(row)) {
+    if ![&clean, &killed, &index, &stop, &fill, &empty].into_iter().any(|row| bench.wants(row)) {
         return Ok(None);
     }
     let title = "A store of many archives (ready: from exec to 200 at /readyz, page cache warm)";
     let mut section = Section::new(title, &["", "larder"]);
-    let mut add = |name: &str, took: &[Duration], target: Option<Duration>| {
-        let took = Duration::from_secs_f64(median(took.iter().map(Duration::as_secs_f64)));
-        let targets = target.map(|most| Target { met: took <= most, text: format!("{} s", most.as_secs_f64()) });
-        let figure = format!("{:.0} ms", took.as_secs_f64() * 1e3);
+    let mut add = |name: &str, times: &[Duration], target: Option<Duration>| {
+        let median = Duration::from_secs_f64(median(times.iter().map(Duration::as_secs_f64)));
+        let targets = target.map(|most| Target { met: median <= most, text: format!("{} s", most.as_secs_f64()) });
+        let figure = format!("{:.0} ms", median.as_secs_f64() * 1e3);
         section.add(name, vec![cell(Some(figure))], targets.into_iter().collect());
     };
 
@@ -99,11 +101,11 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
     bench.progress(&clean);
     let (home, figures) = measure_restarts(bench, home, Stop::Clean)?;
     add(&clean, &figures.ready, Some(MAX_READY_TIME));
-    add(&stop, &figures.stopped, Some(MAX_STOP_TIME));
+    add(&stop, &figures.stop, Some(MAX_STOP_TIME));
     bench.progress(&killed);
     let (home, figures) = measure_restarts(bench, home, Stop::Killed)?;
     add(&killed, &figures.ready, Some(MAX_READY_TIME));
-    add(&whole, &figures.whole, None);
+    add(&index, &figures.index_rebuilt, None);
 
     bench.progress(&fill);
     if let Some([below_limit, at_limit]) = bench.or_report(&fill, fills(bench, home))? {
@@ -122,11 +124,11 @@ enum Stop {
     Killed,
 }
 
-/// Starts and stops larder once per round, and measures both.
-fn measure_restarts(bench: &Bench, mut home: Home, before: Stop) -> anyhow::Result<(Home, Figures)> {
+/// Starts and stops larder once per round, and measures both. `previous` is the end of the larder before.
+fn measure_restarts(bench: &Bench, mut home: Home, previous: Stop) -> anyhow::Result<(Home, Figures)> {
     let mut figures = Figures::default();
     for _ in 0..bench.options.rounds() {
-        if before == Stop::Killed {
+        if previous == Stop::Killed {
             home = start(bench, home)?.0.kill();
         }
         let began = Instant::now();
@@ -136,10 +138,10 @@ fn measure_restarts(bench: &Bench, mut home: Home, before: Stop) -> anyhow::Resu
             ensure!(began.elapsed() < TIME_LIMIT, "the index is not rebuilt");
             interrupt::pause(Duration::from_millis(10))?;
         }
-        figures.whole.push(began.elapsed());
+        figures.index_rebuilt.push(began.elapsed());
         let began = Instant::now();
         home = larder.stop()?;
-        figures.stopped.push(began.elapsed());
+        figures.stop.push(began.elapsed());
     }
     Ok((home, figures))
 }
@@ -173,17 +175,17 @@ fn metric(bench: &Bench, larder: &Larder, name: &str) -> anyhow::Result<f64> {
 fn fills(bench: &Bench, home: Home) -> anyhow::Result<[f64; 2]> {
     let mut home = Some(home);
     let mut round = 0;
-    let seconds = rounds(&[Limit::Above, Limit::Reached], bench.options.rounds(), |limit| {
+    let seconds = rounds(&[Limit::Distant, Limit::Reached], bench.options.rounds(), |limit| {
         round += 1;
         let names: Vec<String> = (0..PROVIDERS_IN_A_ROUND).map(|number| format!("round{round}x{number}")).collect();
-        let before = home.take().context("a round before it failed")?;
+        let previous = home.take().context("a round before it failed")?;
         // Only archives are measured: their documents are cached beforehand, and the limit is the space used then.
-        let (larder, _) = start(bench, before.store("max_size = \"1TiB\"")?)?;
+        let (larder, _) = start(bench, previous.store("max_size = \"1TiB\"")?)?;
         let paths = bench.block_on(paths_of(bench, &larder, publish(bench, &names)?))?;
         let stored = metric(bench, &larder, "larder_store_bytes")?;
-        let before = larder.stop()?;
-        let max_size = if *limit == Limit::Above { stored * 10.0 } else { stored };
-        let (larder, _) = start(bench, before.store(&format!("max_size = \"{max_size:.0}B\""))?)?;
+        let with_documents = larder.stop()?;
+        let max_size = if *limit == Limit::Distant { stored * 10.0 } else { stored };
+        let (larder, _) = start(bench, with_documents.store(&format!("max_size = \"{max_size:.0}B\""))?)?;
         let began = Instant::now();
         bench.block_on(download_sequentially(bench, &larder, &paths))?;
         let took = began.elapsed();
@@ -196,11 +198,11 @@ fn fills(bench: &Bench, home: Home) -> anyhow::Result<[f64; 2]> {
     medians.try_into().ok().context("two were measured")
 }
 
-/// Larder's paths of the archives of these documents.
+/// The paths at larder of the archives of these documents.
 async fn paths_of(bench: &Bench, larder: &Larder, documents: Vec<String>) -> anyhow::Result<Vec<String>> {
     let base = format!("http://{}", larder.address);
     let paths = stream::iter(documents).map(|document| {
-        let url = format!("{base}{}", larder::under(&document));
+        let url = format!("{base}{}", larder::larder_path(&document));
         async move { archive_path(&bench.client, &url).await }
     });
     paths.buffered(PARALLEL_DOWNLOADS).try_collect().await
@@ -236,7 +238,7 @@ async fn fill_store(bench: &Bench, larder: &Larder, providers: usize) -> anyhow:
     stream::iter(documents.iter().map(anyhow::Ok))
         .try_for_each_concurrent(PARALLEL_DOWNLOADS, async |document| {
             interrupt::check()?;
-            let path = archive_path(&bench.client, &format!("{base}{}", larder::under(document))).await?;
+            let path = archive_path(&bench.client, &format!("{base}{}", larder::larder_path(document))).await?;
             download(bench, &format!("{base}{path}")).await
         })
         .await

@@ -1,5 +1,5 @@
-//! The registry behind all servers: answers from memory, compresses documents for clients that accept gzip, counts
-//! requests, and limits the rate of large answers.
+//! The registry behind all compared servers: answers from memory, compresses documents for clients that accept gzip,
+//! counts requests, and limits the rate of large answers.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -30,31 +30,31 @@ const PIECE_BYTES: usize = 64 * 1024;
 
 type Body = UnsyncBoxBody<Bytes, io::Error>;
 
-/// The content of a path.
+/// What is served at a path: a document or a file.
 #[derive(Clone)]
-pub(crate) struct Page {
+pub(crate) struct ServedFile {
     content_type: &'static str,
     body: Bytes,
     gzip: Option<Bytes>,
-    /// Bytes per second; `None` for no limit.
-    pace: Option<u64>,
+    /// The limit of the speed; `None` for no limit.
+    bytes_per_second: Option<u64>,
 }
 
-impl Page {
+impl ServedFile {
     /// A document.
     pub(crate) fn json(text: String) -> anyhow::Result<Self> {
         let gzip = Some(catalog::gzip(text.as_bytes())?);
-        Ok(Self { content_type: "application/json", body: text.into(), gzip, pace: None })
+        Ok(Self { content_type: "application/json", body: text.into(), gzip, bytes_per_second: None })
     }
 
     /// A file.
     pub(crate) fn file(content_type: &'static str, body: impl Into<Bytes>) -> Self {
-        Self { content_type, body: body.into(), gzip: None, pace: None }
+        Self { content_type, body: body.into(), gzip: None, bytes_per_second: None }
     }
 
     /// Limits the speed to this many bytes per second.
-    pub(crate) fn paced(self, pace: u64) -> Self {
-        Self { pace: Some(pace), ..self }
+    pub(crate) fn limited_to(self, bytes_per_second: u64) -> Self {
+        Self { bytes_per_second: Some(bytes_per_second), ..self }
     }
 
     /// Sizes of the body: plain, and gzip.
@@ -75,20 +75,20 @@ impl Page {
 #[derive(Clone)]
 pub(crate) struct Upstream {
     address: SocketAddr,
-    site: Arc<Mutex<Site>>,
+    content: Arc<Mutex<Content>>,
 }
 
 #[derive(Default)]
-struct Site {
-    pages: HashMap<String, Page>,
-    asked: HashMap<String, u64>,
+struct Content {
+    files: HashMap<String, ServedFile>,
+    request_counts: HashMap<String, u64>,
     latency: Duration,
 }
 
 impl Upstream {
     pub(crate) async fn start() -> anyhow::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
-        let upstream = Self { address: listener.local_addr()?, site: Arc::default() };
+        let upstream = Self { address: listener.local_addr()?, content: Arc::default() };
         upstream.publish("/.well-known/terraform.json".into(), catalog::discovery()?);
         tokio::spawn(upstream.clone().serve(listener));
         Ok(upstream)
@@ -98,25 +98,25 @@ impl Upstream {
         self.address
     }
 
-    pub(crate) fn publish(&self, path: String, page: Page) {
-        self.site.lock().pages.insert(path, page);
+    pub(crate) fn publish(&self, path: String, file: ServedFile) {
+        self.content.lock().files.insert(path, file);
     }
 
     /// The number of requests for this path.
-    pub(crate) fn asked(&self, path: &str) -> u64 {
-        self.site.lock().asked.get(path).copied().unwrap_or(0)
+    pub(crate) fn request_count(&self, path: &str) -> u64 {
+        self.content.lock().request_counts.get(path).copied().unwrap_or(0)
     }
 
     /// Delays the beginning of each further answer by this time.
     pub(crate) fn answer_after(&self, latency: Duration) {
-        self.site.lock().latency = latency;
+        self.content.lock().latency = latency;
     }
 
     async fn serve(self, listener: TcpListener) {
         while let Ok((stream, _)) = listener.accept().await {
             let upstream = self.clone();
             let service = service_fn(move |request| {
-                let (answer, latency) = (upstream.answer(&request), upstream.site.lock().latency);
+                let (answer, latency) = (upstream.answer(&request), upstream.content.lock().latency);
                 async move {
                     if !latency.is_zero() {
                         sleep(latency).await;
@@ -135,34 +135,34 @@ impl Upstream {
 
     fn answer(&self, request: &Request<Incoming>) -> Response<Body> {
         let path = request.uri().path();
-        let page = {
-            let mut site = self.site.lock();
-            *site.asked.entry(path.to_owned()).or_default() += 1;
-            site.pages.get(path).cloned()
+        let file = {
+            let mut content = self.content.lock();
+            *content.request_counts.entry(path.to_owned()).or_default() += 1;
+            content.files.get(path).cloned()
         };
-        let Some(page) = page else {
-            let mut nothing = Response::new(whole(Bytes::from_static(b"{\"errors\":[\"Not Found\"]}")));
-            *nothing.status_mut() = StatusCode::NOT_FOUND;
-            return nothing;
+        let Some(file) = file else {
+            let mut not_found = Response::new(unlimited(Bytes::from_static(b"{\"errors\":[\"Not Found\"]}")));
+            *not_found.status_mut() = StatusCode::NOT_FOUND;
+            return not_found;
         };
-        let gzip = page.gzip.as_ref().filter(|_| accepts_gzip(request.headers()));
-        let body = gzip.unwrap_or(&page.body).clone();
+        let gzip = file.gzip.as_ref().filter(|_| accepts_gzip(request.headers()));
+        let body = gzip.unwrap_or(&file.body).clone();
         let mut response = Response::new(Body::default());
         let headers = response.headers_mut();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static(page.content_type));
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(file.content_type));
         headers.insert(CONTENT_LENGTH, body.len().into());
-        // The tag only has to be unique among the pages.
+        // The tag only has to be unique among the files.
         let tag = format!("\"{:x}-{}\"", body.len(), path.len());
         headers.extend(tag.parse().map(|tag: HeaderValue| (ETAG, tag)));
-        if page.gzip.is_some() {
+        if file.gzip.is_some() {
             headers.insert(VARY, HeaderValue::from_static("Accept-Encoding"));
         }
         if gzip.is_some() {
             headers.insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
         }
-        *response.body_mut() = match page.pace {
-            Some(pace) => paced(body, pace),
-            None => whole(body),
+        *response.body_mut() = match file.bytes_per_second {
+            Some(bytes_per_second) => rate_limited(body, bytes_per_second),
+            None => unlimited(body),
         };
         response
     }
@@ -173,18 +173,18 @@ pub(crate) fn accepts_gzip(headers: &HeaderMap) -> bool {
     headers.get(ACCEPT_ENCODING).is_some_and(|value| value.to_str().is_ok_and(|value| value.contains("gzip")))
 }
 
-fn whole(body: Bytes) -> Body {
+fn unlimited(body: Bytes) -> Body {
     Full::new(body).map_err(|never| match never {}).boxed_unsync()
 }
 
 /// A body with an average speed: a client that reads slowly for a moment may catch up.
-fn paced(body: Bytes, pace: u64) -> Body {
+fn rate_limited(body: Bytes, bytes_per_second: u64) -> Body {
     let began = Instant::now();
     let pieces = stream::unfold((body, 0_u64), move |(mut rest, sent)| async move {
         if rest.is_empty() {
             return None;
         }
-        sleep_until(began + Duration::from_secs_f64(sent as f64 / pace as f64)).await;
+        sleep_until(began + Duration::from_secs_f64(sent as f64 / bytes_per_second as f64)).await;
         let piece = rest.split_to(rest.len().min(PIECE_BYTES));
         let sent = sent + piece.len() as u64;
         Some((Ok(Frame::data(piece)), (rest, sent)))

@@ -1,5 +1,5 @@
-//! A warm-up of many small providers, each with its documents and its proof, beside a plain downloader of the same files
-//! that syncs each of them.
+//! A warm-up of many small providers with their documents and proof sets, compared with a plain downloader that fetches
+//! the same files and syncs each of them.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -17,7 +17,7 @@ use crate::larder::{Larder, Log};
 use crate::measure::{median, rounds};
 use crate::report::{Section, Target, cell};
 
-/// The registry's delay of each answer.
+/// The time after which the registry answers each request.
 const LATENCY: Duration = Duration::from_millis(20);
 /// Parallel providers of the downloader.
 const PARALLEL_PROVIDERS: usize = 16;
@@ -44,7 +44,7 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
     let names: Vec<String> = (0..count).map(|number| format!("warm{number}")).collect();
     for (name, size) in names.iter().zip(SIZES.iter().cycle()) {
         bench.upstream.publish(catalog::list_path(name), catalog::list("1.0.0")?);
-        bench.publish(&Release::of(name, *size))?;
+        bench.publish(&Release::new(name, *size))?;
     }
     bench.upstream.answer_after(LATENCY);
     let seconds =
@@ -107,7 +107,8 @@ async fn last_event(bench: &Bench, events: &str) -> anyhow::Result<Value> {
     Ok(serde_json::from_str(end.trim())?)
 }
 
-/// Seconds of a plain downloader for the same files: each lane fetches one provider after the other.
+/// Seconds of a plain downloader for the same files: the providers in parallel, the files of each one
+/// after the other.
 async fn download(bench: &Bench, names: &[String]) -> anyhow::Result<f64> {
     let folder = tempfile::Builder::new().prefix("compare-downloads-").tempdir()?;
     let began = Instant::now();

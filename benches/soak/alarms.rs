@@ -18,7 +18,7 @@ const TIME_LIMIT: Duration = Duration::from_secs(90);
 
 /// An alarm that larder must have raised.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Expected {
+pub(crate) struct ExpectedAlarm {
     kind: &'static str,
     address: String,
     /// `None` for an alarm about the provider as a whole.
@@ -28,7 +28,7 @@ pub(crate) struct Expected {
     path: String,
 }
 
-impl Expected {
+impl ExpectedAlarm {
     /// Other bytes under a key that may not change the version.
     pub(crate) fn waits_for_accept(name: &str, version: &str) -> Self {
         let address = format!("{HOST}/acme/{name}");
@@ -73,19 +73,19 @@ fn document_path(name: &str, version: &str) -> String {
     format!("/registry/{HOST}/v1/providers/acme/{name}/{version}/download/{platform}")
 }
 
-/// Makes larder revalidate everything and compares its alarms with the attacks; returns their number.
+/// Makes larder revalidate everything, and compares its alarms with the attacks; returns their number.
 pub(crate) async fn compare_alarms(setup: &Arc<SoakSetup>, hostile: &Hostile) -> anyhow::Result<usize> {
-    let mut expected = hostile.expected().await;
-    expected.extend(setup.sources.moved().iter().map(|name| Expected::moved(name)));
+    let mut expected = hostile.expected_alarms().await;
+    expected.extend(setup.sources.moved().iter().map(|name| ExpectedAlarm::moved(name)));
     let client = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(60)).build()?;
-    let process = setup.processes.up().await;
+    let process = setup.processes.wait_until_running().await;
     let deadline = Instant::now() + TIME_LIMIT;
-    let mut missing: Vec<&Expected> = expected.iter().collect();
+    let mut missing: Vec<&ExpectedAlarm> = expected.iter().collect();
     let alarms = loop {
         let status = client.get(format!("{}/admin/v1/status", process.admin)).send().await?.bytes().await?;
         let status: Value = serde_json::from_slice(&status)?;
         let alarms = status["alarms"].as_array().cloned().unwrap_or_default();
-        missing.retain(|expected| !alarms.iter().any(|alarm| expected.matches(alarm)));
+        missing.retain(|wanted| !alarms.iter().any(|alarm| wanted.matches(alarm)));
         if missing.is_empty() || Instant::now() > deadline {
             break alarms;
         }
@@ -106,12 +106,13 @@ pub(crate) async fn compare_alarms(setup: &Arc<SoakSetup>, hostile: &Hostile) ->
                 let line = format!(
                     "no alarm: {wanted:?}; the answer is {status} {state:?} {text}, and the alarms are {other_alarms:?}"
                 );
-                setup.ledger.broken(BrokenPromise::WrongAlarm, line);
+                setup.ledger.record_broken(BrokenPromise::WrongAlarm, line);
             }
             Some(alarm) if alarm["resolve"] != *wanted.resolve => {
-                setup
-                    .ledger
-                    .broken(BrokenPromise::WrongAlarm, format!("another remedy than `{}`: {alarm}", wanted.resolve));
+                setup.ledger.record_broken(
+                    BrokenPromise::WrongAlarm,
+                    format!("another remedy than `{}`: {alarm}", wanted.resolve),
+                );
             }
             Some(_) => {}
         }
@@ -119,7 +120,7 @@ pub(crate) async fn compare_alarms(setup: &Arc<SoakSetup>, hostile: &Hostile) ->
     let attacked: BTreeSet<String> = ATTACKED_PROVIDERS.iter().map(|(name, _)| format!("{HOST}/acme/{name}")).collect();
     for alarm in alarms.iter().filter(|alarm| alarm["kind"] == "waits-for-accept") {
         if !attacked.contains(alarm["address"].as_str().unwrap_or_default()) {
-            setup.ledger.broken(BrokenPromise::WrongAlarm, format!("an alarm without an attack: {alarm}"));
+            setup.ledger.record_broken(BrokenPromise::WrongAlarm, format!("an alarm without an attack: {alarm}"));
         }
     }
     Ok(alarms.len())

@@ -24,11 +24,11 @@ pub(crate) struct AuditResult {
     pub(crate) staged: usize,
 }
 
-/// Asks a larder whose upstream is down for archives and documents that were acknowledged, some or all of them.
+/// Requests acknowledged archives and documents from a larder whose upstream is down, at most this many of each.
 pub(crate) async fn audit_acknowledged(setup: &Arc<SoakSetup>, at_most: usize) -> anyhow::Result<usize> {
     let client = reqwest::Client::builder().no_proxy().no_gzip();
     let client = client.timeout(Duration::from_secs(60)).build()?;
-    let base = setup.processes.up().await.base;
+    let base = setup.processes.wait_until_running().await.base;
     let mut rng = StdRng::seed_from_u64(u64::from(setup.processes.number()));
     let mut archives = setup.ledger.archives();
     archives.shuffle(&mut rng);
@@ -41,12 +41,14 @@ pub(crate) async fn audit_acknowledged(setup: &Arc<SoakSetup>, at_most: usize) -
         };
         match answer.await {
             Ok((200, body)) if truth.as_ref().is_some_and(|zip| zip.bytes == body) => {}
-            Ok((200, _)) => setup.ledger.broken(BrokenPromise::WrongBytes, format!("{path}, with upstream down")),
+            Ok((200, _)) => {
+                setup.ledger.record_broken(BrokenPromise::WrongBytes, format!("{path}, with upstream down"))
+            }
             Ok((status, body)) => {
                 let reason = String::from_utf8_lossy(&body).into_owned();
-                setup.ledger.broken(BrokenPromise::ArchiveLost, format!("{path}: {status} {reason}"));
+                setup.ledger.record_broken(BrokenPromise::ArchiveLost, format!("{path}: {status} {reason}"));
             }
-            Err(e) => setup.ledger.broken(BrokenPromise::ArchiveLost, format!("{path}: {e:?}")),
+            Err(e) => setup.ledger.record_broken(BrokenPromise::ArchiveLost, format!("{path}: {e:?}")),
         }
     }
     let mut documents = setup.ledger.documents();
@@ -57,11 +59,11 @@ pub(crate) async fn audit_acknowledged(setup: &Arc<SoakSetup>, at_most: usize) -
             Ok(response) => format!("{} {}", response.status(), response.text().await.unwrap_or_default()),
             Err(e) => format!("{e:?}"),
         };
-        setup.ledger.broken(BrokenPromise::StoredRefused, format!("{path}, with upstream down: {status}"));
+        setup.ledger.record_broken(BrokenPromise::StoredRefused, format!("{path}, with upstream down: {status}"));
     }
     for (name, sha256) in setup.sources.seen() {
         let path = archive_path(&name, &sha256);
-        let broken = match client.get(format!("{base}{path}")).send().await {
+        let promise = match client.get(format!("{base}{path}")).send().await {
             Ok(response) if response.status().as_u16() == 200 => match response.bytes().await {
                 Ok(body) if sha256_hex(&body) == sha256 => continue,
                 Ok(_) => BrokenPromise::WrongBytes,
@@ -69,7 +71,7 @@ pub(crate) async fn audit_acknowledged(setup: &Arc<SoakSetup>, at_most: usize) -
             },
             _ => BrokenPromise::ArchiveLost,
         };
-        setup.ledger.broken(broken, format!("{path}, with upstream down"));
+        setup.ledger.record_broken(promise, format!("{path}, with upstream down"));
     }
     setup.ledger.count(Kind::Archive, "audited");
     Ok(archives.len().min(at_most))
@@ -84,17 +86,17 @@ pub(crate) async fn audit_store(setup: &SoakSetup, folder: &Folder) -> anyhow::R
         let bytes = fs::read(&blob)?;
         let name = blob.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if sha256_hex(&bytes) != name || !true_digests.contains(&name) {
-            setup.ledger.broken(BrokenPromise::WrongBytes, format!("the store's {}", blob.display()));
+            setup.ledger.record_broken(BrokenPromise::WrongBytes, format!("the store's {}", blob.display()));
         }
         result.blobs += 1;
         result.bytes += bytes.len() as u64;
     }
     for file in quarantined_files(folder.path()) {
-        setup.ledger.broken(BrokenPromise::Quarantined, file.display().to_string());
+        setup.ledger.record_broken(BrokenPromise::Quarantined, file.display().to_string());
     }
     let records = folder.files("staging").len() - result.staged;
     if records > 0 {
-        setup.ledger.broken(BrokenPromise::Leaked, format!("{records} records in staging"));
+        setup.ledger.record_broken(BrokenPromise::Leaked, format!("{records} records in staging"));
     }
     Ok(result)
 }

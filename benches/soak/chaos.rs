@@ -1,5 +1,5 @@
-//! Faults and changes: faults at upstream, new versions, new editions, withdrawn versions, expiring URLs, upstream
-//! outages, `kill -9`.
+//! Everything that happens to larder during the load: faults at upstream, new versions, new editions, withdrawn
+//! versions, expiring URLs, upstream outages, `kill -9`.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -28,16 +28,16 @@ const MAX_EDITIONS: u32 = 60;
 pub(crate) struct FaultCounts {
     pub(crate) faults: u32,
     pub(crate) kills: u32,
-    pub(crate) away: u32,
+    pub(crate) outages: u32,
     pub(crate) versions: u32,
     pub(crate) editions: u32,
     pub(crate) withdrawn: u32,
     pub(crate) expired: u32,
-    pub(crate) asked: u64,
-    pub(crate) sent: u64,
+    pub(crate) requests: u64,
+    pub(crate) bytes_sent: u64,
 }
 
-/// When larder is killed.
+/// The interval of kills, and their end.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kills {
     pub(crate) every: Duration,
@@ -47,17 +47,17 @@ pub(crate) struct Kills {
 
 /// The source of faults. Owns upstream.
 pub(crate) struct Chaos {
-    pub(crate) site: Arc<SoakSetup>,
+    pub(crate) setup: Arc<SoakSetup>,
     pub(crate) upstream: FakeUpstream,
     pub(crate) hostile: Hostile,
     pub(crate) rng: StdRng,
     pub(crate) kills: Kills,
-    pub(crate) done: FaultCounts,
+    pub(crate) counts: FaultCounts,
     /// Names and versions of packages that were published once and not withdrawn.
-    pub(crate) single: Vec<(String, String)>,
+    pub(crate) published_once: Vec<(String, String)>,
     /// Archives that clients had when the log was last checked.
     acknowledged: HashSet<String>,
-    largest_new: usize,
+    largest_size: usize,
 }
 
 impl Chaos {
@@ -68,37 +68,37 @@ impl Chaos {
         rng: StdRng,
         kills: Kills,
     ) -> Self {
-        let (setup, done) = (Arc::clone(setup), FaultCounts::default());
+        let (setup, counts) = (Arc::clone(setup), FaultCounts::default());
         Self {
-            site: setup,
+            setup,
             upstream,
             hostile,
             rng,
             kills,
-            done,
-            single: Vec::new(),
+            counts,
+            published_once: Vec::new(),
             acknowledged: HashSet::new(),
-            largest_new: 6_000_000,
+            largest_size: 6_000_000,
         }
     }
 
     /// Publishes the initial versions.
     pub(crate) async fn publish_all(&mut self, sizes: &[(&str, usize)]) {
         for (name, size) in sizes {
-            self.site.names.lock().push((*name).to_owned());
+            self.setup.names.lock().push((*name).to_owned());
             for version in ["1.0.0", "1.1.0", "1.2.0"] {
-                self.site.truth.publish(&self.upstream, Draft::new(name, version, *size)).await;
+                self.setup.truth.publish(&self.upstream, Draft::new(name, version, *size)).await;
             }
         }
         self.hostile.publish_all(&self.upstream).await;
-        self.site.sources.publish(&self.upstream);
+        self.setup.sources.publish(&self.upstream);
     }
 
     /// Injects faults and changes until the given time, then removes every fault.
     pub(crate) async fn run(&mut self, until: Instant) -> anyhow::Result<()> {
         let start = Instant::now();
         let in_future = |span: Duration| Instant::now() + span;
-        let (mut fault, mut change, mut away) = (start, start, in_future(Duration::from_secs(12)));
+        let (mut fault, mut change, mut outage) = (start, start, in_future(Duration::from_secs(12)));
         let (mut kill, mut log_check, mut attack) = (start + self.kills.every, start, start);
         while Instant::now() < until {
             let now = Instant::now();
@@ -111,9 +111,9 @@ impl Chaos {
                 self.change().await;
                 change = in_future(Duration::from_millis(self.rng.gen_range(400..2000)));
             }
-            if now >= away {
+            if now >= outage {
                 self.stop_upstream_briefly().await;
-                away = in_future(Duration::from_millis(self.rng.gen_range(10_000..25_000)));
+                outage = in_future(Duration::from_millis(self.rng.gen_range(10_000..25_000)));
             }
             if now >= kill {
                 self.kill().await?;
@@ -130,11 +130,11 @@ impl Chaos {
                 self.check_refetches();
                 log_check = in_future(LOG_CHECK_INTERVAL);
             }
-            sleep_until(fault.min(change).min(away).min(kill).min(log_check).min(attack).min(until)).await;
+            sleep_until(fault.min(change).min(outage).min(kill).min(log_check).min(attack).min(until)).await;
         }
         self.upstream.clear_faults();
         self.hostile.end_silence(&self.upstream);
-        self.site.set_weather("calm");
+        self.setup.set_active_faults("no faults");
         self.check_refetches();
         Ok(())
     }
@@ -143,77 +143,77 @@ impl Chaos {
     fn next_fault(&mut self) -> Duration {
         self.upstream.clear_faults();
         if self.rng.gen_bool(0.35) {
-            self.site.set_weather("calm");
+            self.setup.set_active_faults("no faults");
             return Duration::from_millis(self.rng.gen_range(500..2500));
         }
-        let mut weather = String::new();
+        let mut active_faults = String::new();
         for _ in 0..self.rng.gen_range(1..3) {
             let (target, fault) = any_fault(&mut self.rng);
-            weather.push_str(&format!("{target:?} {fault:?}; "));
+            active_faults.push_str(&format!("{target:?} {fault:?}; "));
             if self.rng.gen_bool(0.2) {
                 self.upstream.fault_once(target, fault);
             } else {
                 self.upstream.fault(target, fault);
             }
-            self.done.faults += 1;
+            self.counts.faults += 1;
         }
-        self.site.set_weather(&weather);
+        self.setup.set_active_faults(&active_faults);
         Duration::from_millis(self.rng.gen_range(800..5000))
     }
 
     async fn change(&mut self) {
-        let name = self.site.some_name(&mut self.rng);
+        let name = self.setup.random_name(&mut self.rng);
         match self.rng.gen_range(0..100) {
             0..70 => {
-                self.done.versions += 1;
-                let version = format!("2.0.{}", self.done.versions);
-                let size = [50_000, 400_000, 1_048_000, 1_500_000, 3_000_000, self.largest_new];
+                self.counts.versions += 1;
+                let version = format!("2.0.{}", self.counts.versions);
+                let size = [50_000, 400_000, 1_048_000, 1_500_000, 3_000_000, self.largest_size];
                 let size = *size.choose(&mut self.rng).unwrap_or(&50_000);
-                self.site.truth.publish(&self.upstream, Draft::new(&name, &version, size)).await;
-                self.single.push((name, version));
+                self.setup.truth.publish(&self.upstream, Draft::new(&name, &version, size)).await;
+                self.published_once.push((name, version));
             }
-            70..80 if self.done.editions < MAX_EDITIONS => {
-                self.done.editions += 1;
-                let draft = Draft::new("third", "1.1.0", 1_040_000).edition(1 + u64::from(self.done.editions));
-                self.site.truth.publish(&self.upstream, draft).await;
+            70..80 if self.counts.editions < MAX_EDITIONS => {
+                self.counts.editions += 1;
+                let draft = Draft::new("third", "1.1.0", 1_040_000).edition(1 + u64::from(self.counts.editions));
+                self.setup.truth.publish(&self.upstream, draft).await;
             }
-            80..88 if self.single.len() > 8 => {
-                let offset = self.rng.gen_range(0..self.single.len() - 4);
-                let (name, version) = self.single.remove(offset);
+            80..88 if self.published_once.len() > 8 => {
+                let offset = self.rng.gen_range(0..self.published_once.len() - 4);
+                let (name, version) = self.published_once.remove(offset);
                 self.upstream.withdraw("acme", &name, &version);
-                self.done.withdrawn += 1;
+                self.counts.withdrawn += 1;
             }
             _ => {
                 self.upstream.expire_urls();
-                self.done.expired += 1;
+                self.counts.expired += 1;
             }
         }
     }
 
     async fn stop_upstream_briefly(&mut self) {
-        let previous = self.site.weather();
-        self.site.set_weather("upstream down");
+        let previous = self.setup.active_faults();
+        self.setup.set_active_faults("upstream down");
         self.upstream.stop().await;
         tokio::time::sleep(Duration::from_millis(self.rng.gen_range(200..3000))).await;
         self.upstream.restart().await;
-        self.site.set_weather(&previous);
-        self.done.away += 1;
+        self.setup.set_active_faults(&previous);
+        self.counts.outages += 1;
     }
 
     /// Kills and restarts larder; sometimes with upstream down, so that only the store can answer.
     async fn kill(&mut self) -> anyhow::Result<()> {
-        self.done.kills += 1;
+        self.counts.kills += 1;
         let without_upstream = self.rng.gen_bool(0.4);
         self.check_refetches();
-        self.site.processes.kill();
+        self.setup.processes.kill();
         if without_upstream {
             self.upstream.stop().await;
-            self.site.set_weather("upstream down");
+            self.setup.set_active_faults("upstream down");
         }
-        self.site.processes.start().await?;
+        self.setup.processes.start().await?;
         if without_upstream {
-            if self.site.checks_acknowledged {
-                audit::audit_acknowledged(&self.site, 40).await?;
+            if self.setup.checks_acknowledged {
+                audit::audit_acknowledged(&self.setup, 40).await?;
             }
             self.upstream.restart().await;
         }
@@ -222,24 +222,24 @@ impl Chaos {
 
     /// Checks that no archive that a client has is fetched again, unless it was republished.
     fn check_refetches(&mut self) {
-        self.site.processes.sample();
+        self.setup.processes.sample();
         let mut requests = self.upstream.requests();
         self.upstream.forget_requests();
-        requests.extend(self.site.sources.upstream.requests());
-        self.site.sources.upstream.forget_requests();
-        self.done.asked += requests.len() as u64;
-        self.done.sent += requests.iter().map(|request| request.bytes_sent).sum::<u64>();
-        if !self.site.checks_acknowledged {
+        requests.extend(self.setup.sources.upstream.requests());
+        self.setup.sources.upstream.forget_requests();
+        self.counts.requests += requests.len() as u64;
+        self.counts.bytes_sent += requests.iter().map(|request| request.bytes_sent).sum::<u64>();
+        if !self.setup.checks_acknowledged {
             return;
         }
         for request in requests.iter().filter(|request| request.target == Target::Archive) {
             if self.acknowledged.contains(&request.path) {
-                self.site.ledger.broken(BrokenPromise::FetchedAgain, request.path.clone());
+                self.setup.ledger.record_broken(BrokenPromise::FetchedAgain, request.path.clone());
             }
         }
-        let published_once =
-            self.site.ledger.archives().into_iter().filter(|(_, archive)| archive.package.version.starts_with('2'));
-        self.acknowledged = published_once
+        let archives_published_once =
+            self.setup.ledger.archives().into_iter().filter(|(_, archive)| archive.package.version.starts_with('2'));
+        self.acknowledged = archives_published_once
             .map(|(_, archive)| {
                 let crate::truth::Package { name, version, platform } = archive.package;
                 format!("/releases/acme/terraform-provider-{name}/{version}/terraform-provider-{name}_{version}_{platform}.zip")

@@ -9,15 +9,15 @@ use rand::{Rng as _, SeedableRng as _};
 use serde_json::Value;
 
 use crate::SoakSetup;
-use crate::asking::{BodyEnd, BodyReading, SoakRequest};
 use crate::ledger::{Acknowledged, BrokenPromise, Kind};
+use crate::request::{BodyEnd, BodyReading, SoakRequest};
 use crate::support::larder::HOST;
 use crate::support::upstream::sha256_hex;
 use crate::truth::{Edition, Package, Zip};
 
 /// A client of larder.
 pub(crate) struct Client {
-    pub(crate) site: Arc<SoakSetup>,
+    pub(crate) setup: Arc<SoakSetup>,
     pub(crate) http: reqwest::Client,
     pub(crate) rng: StdRng,
 }
@@ -29,12 +29,12 @@ impl Client {
         let builder = builder.no_gzip().connect_timeout(Duration::from_secs(30));
         let builder = if number % 4 == 3 { builder.http2_prior_knowledge() } else { builder };
         let rng = StdRng::seed_from_u64(seed.wrapping_mul(1000).wrapping_add(number));
-        Ok(Self { site: Arc::clone(setup), http: builder.build()?, rng })
+        Ok(Self { setup: Arc::clone(setup), http: builder.build()?, rng })
     }
 
     /// Sends requests until the phase is over.
     pub(crate) async fn run(mut self) {
-        while !self.site.is_over() {
+        while !self.setup.is_over() {
             match self.rng.gen_range(0..100) {
                 0..35 => self.install().await,
                 35..45 => self.install_attacked().await,
@@ -59,9 +59,9 @@ impl Client {
         self.install_package(&Package { name, version: version.clone(), platform }).await;
     }
 
-    /// The same for a version that is or will be attacked.
+    /// The requests of an `init` for a version that is or will be attacked.
     async fn install_attacked(&mut self) {
-        let attacked = self.site.attacked.lock().choose(&mut self.rng).cloned();
+        let attacked = self.setup.attacked.lock().choose(&mut self.rng).cloned();
         let Some((name, version)) = attacked else { return };
         let platform = crate::truth::PLATFORMS[self.rng.gen_range(0..2)].to_owned();
         self.install_package(&Package { name, version, platform }).await;
@@ -74,7 +74,7 @@ impl Client {
         let path = format!("/registry/{HOST}/v1/providers/acme/{name}/{version}/download/{platform_path}");
         let Some(document) = self.json(Kind::Document, &path).await else { return false };
         let text = |field: &str| document[field].as_str().unwrap_or_default().to_owned();
-        let editions = self.site.truth.editions(name, version).await;
+        let editions = self.setup.truth.editions(name, version).await;
         let shasum = text("shasum");
         let has_archive = |edition: &&Arc<Edition>| edition.zips.get(platform).is_some_and(|zip| zip.sha256 == shasum);
         // Several signatures may exist for the same bytes.
@@ -83,7 +83,7 @@ impl Client {
             self.wrong(format!("{path}: no edition that may be served has the shasum {shasum}"));
             return false;
         }
-        self.site.truth.record_seen(package, &shasum).await;
+        self.setup.truth.record_seen(package, &shasum).await;
         let (sums, signature, archive) = (text("shasums_url"), text("shasums_signature_url"), text("download_url"));
         let mut all_arrived = true;
         if self.rng.gen_bool(0.3) {
@@ -92,7 +92,7 @@ impl Client {
                 (Kind::Signature, &signature, matching.iter().map(|edition| &edition.signature).collect()),
             ];
             for (kind, path, truths) in truths {
-                match self.ask(SoakRequest::whole(kind, path)).await {
+                match self.send(SoakRequest::complete(kind, path)).await {
                     Some(answer) if answer.is_complete(200) && !truths.contains(&&answer.body) => {
                         self.wrong(format!("{path} is not of the edition of its document"));
                     }
@@ -101,32 +101,32 @@ impl Client {
             }
         }
         let reading = match self.rng.gen_range(0..100) {
-            _ if self.site.is_over() => BodyReading::Whole,
-            0..6 => BodyReading::LeaveAfter(self.rng.gen_range(0..400_000)),
+            _ if self.setup.is_over() => BodyReading::Complete,
+            0..6 => BodyReading::DisconnectAfter(self.rng.gen_range(0..400_000)),
             6..10 => BodyReading::Slowly(Duration::from_millis(self.rng.gen_range(1..15))),
             10..16 => BodyReading::Http10,
-            _ => BodyReading::Whole,
+            _ => BodyReading::Complete,
         };
         all_arrived & self.archive(package, &archive, &[], reading).await
     }
 
     /// Requests a complete archive again, with every kind of condition and range.
     async fn reinstall(&mut self) {
-        let archives = self.site.ledger.archives();
+        let archives = self.setup.ledger.archives();
         let Some((path, archive)) = archives.choose(&mut self.rng) else { return };
-        let Some(zip) = self.site.truth.zip(&archive.package, &archive.sha256).await else { return };
+        let Some(zip) = self.setup.truth.zip(&archive.package, &archive.sha256).await else { return };
         let size = zip.bytes.len();
         let (first, last) = (self.rng.gen_range(0..size), self.rng.gen_range(0..size));
         let (first, last) = (first.min(last), first.max(last));
         let (header, reading) = match self.rng.gen_range(0..8) {
-            0 => (("range", format!("bytes={first}-{last}")), BodyReading::Whole),
-            1 => (("range", format!("bytes={first}-")), BodyReading::Whole),
-            2 => (("range", format!("bytes=-{}", last + 1)), BodyReading::Whole),
-            3 => (("if-none-match", format!("\"{}\"", zip.sha256)), BodyReading::Whole),
-            4 => (("if-none-match", "\"another\"".to_owned()), BodyReading::LeaveAfter(last)),
+            0 => (("range", format!("bytes={first}-{last}")), BodyReading::Complete),
+            1 => (("range", format!("bytes={first}-")), BodyReading::Complete),
+            2 => (("range", format!("bytes=-{}", last + 1)), BodyReading::Complete),
+            3 => (("if-none-match", format!("\"{}\"", zip.sha256)), BodyReading::Complete),
+            4 => (("if-none-match", "\"another\"".to_owned()), BodyReading::DisconnectAfter(last)),
             5 => (("accept", "*/*".to_owned()), BodyReading::Http10),
             6 if size < 4 << 20 => (("accept", "*/*".to_owned()), BodyReading::Slowly(Duration::from_millis(5))),
-            _ => (("accept", "*/*".to_owned()), BodyReading::Whole),
+            _ => (("accept", "*/*".to_owned()), BodyReading::Complete),
         };
         let (path, package) = (path.clone(), archive.package.clone());
         self.archive(&package, &path, &[header], reading).await;
@@ -134,7 +134,7 @@ impl Client {
 
     /// The network mirror, and one of the archives that it names.
     async fn through_the_mirror(&mut self) {
-        let name = self.site.some_name(&mut self.rng);
+        let name = self.setup.random_name(&mut self.rng);
         let Some(index) = self.json(Kind::Index, &format!("/mirror/{HOST}/acme/{name}/index.json")).await else {
             return;
         };
@@ -151,7 +151,7 @@ impl Client {
                 entry["hashes"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
             let url = entry["url"].as_str().unwrap_or_default().to_owned();
             let zh = hashes.iter().find_map(|hash| hash.strip_prefix("zh:")).unwrap_or("no zh");
-            match self.site.truth.zip(&package, zh).await {
+            match self.setup.truth.zip(&package, zh).await {
                 Some(zip) if self.hashes_match(&hashes, &zip) && url.contains(&zip.sha256[..16]) => {
                     archives.push((package, url));
                 }
@@ -159,7 +159,7 @@ impl Client {
             }
         }
         let Some((package, url)) = archives.choose(&mut self.rng).cloned() else { return };
-        self.archive(&package, &url, &[], BodyReading::Whole).await;
+        self.archive(&package, &url, &[], BodyReading::Complete).await;
     }
 
     fn hashes_match(&self, hashes: &[&str], zip: &Zip) -> bool {
@@ -168,7 +168,7 @@ impl Client {
 
     /// Requests the version list of a random provider.
     async fn versions(&mut self) -> Option<(String, Vec<String>)> {
-        let name = self.site.some_name(&mut self.rng);
+        let name = self.setup.random_name(&mut self.rng);
         let list = self.json(Kind::Versions, &format!("/registry/{HOST}/v1/providers/acme/{name}/versions")).await?;
         let listed = list["versions"].as_array().into_iter().flatten();
         let versions: Vec<String> = listed.filter_map(|entry| Some(entry["version"].as_str()?.to_owned())).collect();
@@ -178,7 +178,7 @@ impl Client {
 
     async fn check_versions_exist(&self, name: &str, versions: &[String]) {
         for version in versions {
-            if !self.site.truth.has(name, version).await {
+            if !self.setup.truth.has(name, version).await {
                 self.wrong(format!("a list of {name} names {version}, which was never published"));
             }
         }
@@ -200,15 +200,15 @@ impl Client {
             0 => format!("/registry/{HOST}/v1/providers/acme/nothing-{number}/versions"),
             1 => format!(
                 "/registry/{HOST}/v1/providers/acme/{}/99.0.{number}/download/linux/amd64",
-                self.site.some_name(&mut self.rng)
+                self.setup.random_name(&mut self.rng)
             ),
             2 => format!(
                 "/archive/{HOST}/providers/acme/{}/1.0.0/linux_amd64/{number:016x}/x.zip",
-                self.site.some_name(&mut self.rng)
+                self.setup.random_name(&mut self.rng)
             ),
             _ => format!("/registry/elsewhere-{number}.example/v1/providers/acme/x/versions?q={number}"),
         };
-        if let Some(answer) = self.ask(SoakRequest::whole(Kind::Stray, &path)).await
+        if let Some(answer) = self.send(SoakRequest::complete(Kind::Stray, &path)).await
             && answer.is_complete(200)
         {
             self.wrong(format!("{path} was answered with {} bytes", answer.body.len()));
@@ -223,21 +223,21 @@ impl Client {
         headers: &[(&'static str, String)],
         reading: BodyReading,
     ) -> bool {
-        let Some(answer) = self.ask(SoakRequest { kind: Kind::Archive, path, headers, reading }).await else {
+        let Some(answer) = self.send(SoakRequest { kind: Kind::Archive, path, headers, reading }).await else {
             return false;
         };
         if answer.ended != BodyEnd::Complete {
             return false;
         }
         let digest = path.split('/').rev().nth(1).unwrap_or_default();
-        let Some(zip) = self.site.truth.zip(package, digest).await else {
+        let Some(zip) = self.setup.truth.zip(package, digest).await else {
             self.wrong(format!("{path} names no true archive, and was answered with {}", answer.status));
             return false;
         };
         match answer.status {
             200 if answer.body == zip.bytes => {
                 let archive = Acknowledged { package: package.clone(), sha256: zip.sha256 };
-                self.site.ledger.acknowledge(path, archive);
+                self.setup.ledger.acknowledge_archive(path, archive);
                 return true;
             }
             206 => {
@@ -263,11 +263,11 @@ impl Client {
 
     /// Asks for a JSON document.
     async fn json(&mut self, kind: Kind, path: &str) -> Option<Value> {
-        let answer = self.ask(SoakRequest::whole(kind, path)).await.filter(|answer| answer.is_complete(200))?;
+        let answer = self.send(SoakRequest::complete(kind, path)).await.filter(|answer| answer.is_complete(200))?;
         let read = serde_json::from_slice(&answer.body);
         match read {
             Ok(json) => {
-                self.site.ledger.answered(path);
+                self.setup.ledger.acknowledge_document(path);
                 Some(json)
             }
             Err(e) => {
@@ -278,11 +278,13 @@ impl Client {
     }
 
     fn wrong(&self, description: String) {
-        self.site.ledger.broken(BrokenPromise::WrongBytes, format!("{description} [{}]", self.site.weather()));
+        self.setup
+            .ledger
+            .record_broken(BrokenPromise::WrongBytes, format!("{description} [{}]", self.setup.active_faults()));
     }
 
     /// Records the time to the first byte.
     pub(crate) fn record_latency(&self, kind: Kind, began: Instant) {
-        self.site.ledger.took(kind, began.elapsed());
+        self.setup.ledger.record_latency(kind, began.elapsed());
     }
 }

@@ -10,7 +10,7 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 
 use crate::SoakSetup;
-use crate::alarms::Expected;
+use crate::alarms::ExpectedAlarm;
 use crate::support::upstream::{FakeUpstream, SigningKey};
 use crate::truth::{ChangeRight, Draft, Signer};
 
@@ -33,13 +33,13 @@ pub(crate) struct AttackCounts {
     pub(crate) silences: u32,
 }
 
-/// A version of a provider that is attacked, as upstream has it now.
-struct Target {
-    now: Draft,
-    first: Draft,
+/// A version of an attacked provider.
+struct AttackedVersion {
+    current: Draft,
+    original: Draft,
     /// The signer of a rightful edition with other bytes than the first.
     changed_by: Option<Signer>,
-    standing: ChangeRight,
+    right: ChangeRight,
     editions: u64,
 }
 
@@ -52,44 +52,44 @@ struct Stranger {
     /// Versions that clients had before the attack.
     victims: Vec<String>,
     /// Steps until the next attack.
-    waits: u32,
+    steps_left: u32,
 }
 
 /// The attacker.
 pub(crate) struct Hostile {
-    site: Arc<SoakSetup>,
+    setup: Arc<SoakSetup>,
     rng: StdRng,
-    targets: Vec<Target>,
+    targets: Vec<AttackedVersion>,
     strangers: Vec<Stranger>,
     /// A second key of each provider, which becomes known like any other.
-    deputies: Vec<(String, Signer)>,
+    second_keys: Vec<(String, Signer)>,
     /// New versions by new keys.
     newcomers: Vec<(String, String)>,
     versions: u32,
     is_silent: bool,
-    pub(crate) done: AttackCounts,
+    pub(crate) counts: AttackCounts,
 }
 
 impl Hostile {
     pub(crate) fn new(setup: &Arc<SoakSetup>, rng: StdRng) -> Self {
-        let deputies = ATTACKED_PROVIDERS.map(|(name, _)| (name.to_owned(), stranger()));
+        let second_keys = ATTACKED_PROVIDERS.map(|(name, _)| (name.to_owned(), new_foreign_key()));
         Self {
-            site: Arc::clone(setup),
+            setup: Arc::clone(setup),
             rng,
             targets: Vec::new(),
             strangers: Vec::new(),
-            deputies: deputies.into(),
+            second_keys: second_keys.into(),
             newcomers: Vec::new(),
             versions: 0,
             is_silent: false,
-            done: AttackCounts::default(),
+            counts: AttackCounts::default(),
         }
     }
 
     /// Publishes the initial versions.
     pub(crate) async fn publish_all(&mut self, upstream: &FakeUpstream) {
         for (name, size) in ATTACKED_PROVIDERS {
-            self.site.names.lock().push(name.to_owned());
+            self.setup.names.lock().push(name.to_owned());
             for version in FIRST_VERSIONS {
                 self.publish_new(upstream, Draft::new(name, version, size)).await;
             }
@@ -97,10 +97,16 @@ impl Hostile {
     }
 
     async fn publish_new(&mut self, upstream: &FakeUpstream, draft: Draft) {
-        self.site.truth.publish(upstream, draft.clone()).await;
-        self.site.attacked.lock().push((draft.name.clone(), draft.version.clone()));
-        let (now, first) = (draft.clone(), draft);
-        self.targets.push(Target { now, first, changed_by: None, standing: ChangeRight::Rightful, editions: 1 });
+        self.setup.truth.publish(upstream, draft.clone()).await;
+        self.setup.attacked.lock().push((draft.name.clone(), draft.version.clone()));
+        let (current, original) = (draft.clone(), draft);
+        self.targets.push(AttackedVersion {
+            current,
+            original,
+            changed_by: None,
+            right: ChangeRight::Rightful,
+            editions: 1,
+        });
     }
 
     /// A version that no client has yet.
@@ -128,12 +134,12 @@ impl Hostile {
                 let draft = self.new_draft(name);
                 self.publish_new(upstream, draft).await;
             }
-            86..92 => self.done.moved += u32::from(self.site.sources.move_one(&mut self.rng)),
+            86..92 => self.counts.moved += u32::from(self.setup.sources.move_one(&mut self.rng)),
             _ => {
                 upstream.fall_silent();
-                self.site.sources.upstream.fall_silent();
+                self.setup.sources.upstream.fall_silent();
                 self.is_silent = true;
-                self.done.silences += 1;
+                self.counts.silences += 1;
             }
         }
     }
@@ -141,20 +147,21 @@ impl Hostile {
     /// Lets both upstreams answer new connections again.
     pub(crate) fn end_silence(&mut self, upstream: &FakeUpstream) {
         upstream.end_silence();
-        self.site.sources.upstream.end_silence();
+        self.setup.sources.upstream.end_silence();
         self.is_silent = false;
     }
 
     /// Index of a version of this provider that clients have and that was never changed.
     async fn victim(&mut self, name: &str) -> Option<usize> {
-        let mut found = Vec::new();
+        let mut indexes = Vec::new();
         for (index, target) in self.targets.iter().enumerate() {
-            let is_first = target.standing == ChangeRight::Rightful && target.changed_by.is_none();
-            if target.now.name == name && is_first && self.site.truth.is_seen(name, &target.now.version).await {
-                found.push(index);
+            let is_first = target.right == ChangeRight::Rightful && target.changed_by.is_none();
+            if target.current.name == name && is_first && self.setup.truth.is_seen(name, &target.current.version).await
+            {
+                indexes.push(index);
             }
         }
-        found.choose(&mut self.rng).copied()
+        indexes.choose(&mut self.rng).copied()
     }
 
     /// Republishes a version with other bytes, under its own or other file names.
@@ -162,18 +169,18 @@ impl Hostile {
         let is_renamed = self.rng.gen_bool(0.5);
         let target = &mut self.targets[index];
         target.editions += 1;
-        let draft = target.first.clone().edition(target.editions).signed_by(signer.clone()).renamed(is_renamed);
-        let Some(standing) = self.site.truth.publish(upstream, draft.clone()).await else { return };
-        (target.now, target.standing) = (draft, standing);
-        match standing {
+        let draft = target.original.clone().edition(target.editions).signed_by(signer.clone()).renamed(is_renamed);
+        let Some(right) = self.setup.truth.publish(upstream, draft.clone()).await else { return };
+        (target.current, target.right) = (draft, right);
+        match right {
             ChangeRight::Rightful => {
                 target.changed_by = Some(signer);
-                self.done.lawful += 1;
+                self.counts.lawful += 1;
             }
             ChangeRight::Foreign => {
-                self.done.attacks += 1;
-                self.done.renamed += u32::from(is_renamed);
-                self.done.unsigned += u32::from(matches!(signer, Signer::Nobody));
+                self.counts.attacks += 1;
+                self.counts.renamed += u32::from(is_renamed);
+                self.counts.unsigned += u32::from(matches!(signer, Signer::Nobody));
             }
         }
     }
@@ -184,62 +191,62 @@ impl Hostile {
             // The same bytes without their signature.
             0 => {
                 let target = &mut self.targets[index];
-                let draft = target.first.clone().signed_by(Signer::Nobody);
-                if let Some(standing) = self.site.truth.publish(upstream, draft.clone()).await {
-                    (target.now, target.standing) = (draft, standing);
-                    self.done.attacks += 1;
-                    self.done.unsigned += 1;
+                let draft = target.original.clone().signed_by(Signer::Nobody);
+                if let Some(right) = self.setup.truth.publish(upstream, draft.clone()).await {
+                    (target.current, target.right) = (draft, right);
+                    self.counts.attacks += 1;
+                    self.counts.unsigned += 1;
                 }
             }
             1 | 2 => self.change(upstream, index, Signer::Nobody).await,
-            _ => self.change(upstream, index, stranger()).await,
+            _ => self.change(upstream, index, new_foreign_key()).await,
         }
     }
 
     async fn sign_a_new_version(&mut self, upstream: &FakeUpstream, name: &str) {
         let mut victims = Vec::new();
-        for target in self.targets.iter().filter(|target| target.now.name == name) {
-            if self.site.truth.is_seen(name, &target.now.version).await {
-                victims.push(target.now.version.clone());
+        for target in self.targets.iter().filter(|target| target.current.name == name) {
+            if self.setup.truth.is_seen(name, &target.current.version).await {
+                victims.push(target.current.version.clone());
             }
         }
-        let key = stranger();
+        let key = new_foreign_key();
         let draft = self.new_draft(name).signed_by(key.clone());
         let version = draft.version.clone();
         self.publish_new(upstream, draft).await;
         self.newcomers.push((name.to_owned(), version.clone()));
-        self.strangers.push(Stranger { key, name: name.to_owned(), version, victims, waits: 1 });
-        self.done.strangers += 1;
+        self.strangers.push(Stranger { key, name: name.to_owned(), version, victims, steps_left: 1 });
+        self.counts.strangers += 1;
     }
 
     async fn sign_the_same_bytes(&mut self, upstream: &FakeUpstream, name: &str) {
         let Some(index) = self.victim(name).await else { return };
-        let key = stranger();
-        let draft = self.targets[index].first.clone().signed_by(key.clone());
+        let key = new_foreign_key();
+        let draft = self.targets[index].original.clone().signed_by(key.clone());
         let version = draft.version.clone();
-        if self.site.truth.publish(upstream, draft.clone()).await.is_some() {
-            self.targets[index].now = draft;
+        if self.setup.truth.publish(upstream, draft.clone()).await.is_some() {
+            self.targets[index].current = draft;
             let victims = vec![version.clone()];
-            // Clients look again after four seconds.
-            self.strangers.push(Stranger { key, name: name.to_owned(), version, victims, waits: 4 });
-            self.done.re_signed += 1;
+            // After about four seconds clients have requested the version again.
+            self.strangers.push(Stranger { key, name: name.to_owned(), version, victims, steps_left: 4 });
+            self.counts.re_signed += 1;
         }
     }
 
     /// Changes older versions with foreign keys that larder knows by now.
     async fn change_by_seen_keys(&mut self, upstream: &FakeUpstream) {
-        self.strangers.iter_mut().for_each(|stranger| stranger.waits = stranger.waits.saturating_sub(1));
+        self.strangers.iter_mut().for_each(|stranger| stranger.steps_left = stranger.steps_left.saturating_sub(1));
         for index in (0..self.strangers.len()).rev() {
-            let Stranger { name, version, waits, .. } = &self.strangers[index];
-            if *waits > 0 || !self.site.truth.is_seen(name, version).await {
+            let Stranger { name, version, steps_left, .. } = &self.strangers[index];
+            if *steps_left > 0 || !self.setup.truth.is_seen(name, version).await {
                 continue;
             }
             let Stranger { key, name, mut victims, .. } = self.strangers.swap_remove(index);
             victims.shuffle(&mut self.rng);
             for version in victims.into_iter().take(2) {
-                let is_unchanged_victim = |target: &Target| {
-                    (&target.now.name, &target.now.version) == (&name, &version)
-                        && target.standing == ChangeRight::Rightful
+                let is_unchanged_victim = |target: &AttackedVersion| {
+                    (&target.current.name, &target.current.version) == (&name, &version)
+                        && target.right == ChangeRight::Rightful
                         && target.changed_by.is_none()
                 };
                 if let Some(victim) = self.targets.iter().position(is_unchanged_victim) {
@@ -252,61 +259,65 @@ impl Hostile {
     /// The provider's own second key changes a version that is younger than the key; publishes one first where there is
     /// none.
     async fn change_lawfully(&mut self, upstream: &FakeUpstream, name: &str) {
-        let Some((_, deputy)) = self.deputies.iter().find(|(provider, _)| provider == name).cloned() else { return };
+        let Some((_, second_key)) = self.second_keys.iter().find(|(provider, _)| provider == name).cloned() else {
+            return;
+        };
         for index in 0..self.targets.len() {
-            let Target { now, first, changed_by, standing, .. } = &self.targets[index];
-            let is_as_at_first = *standing == ChangeRight::Rightful && changed_by.is_none();
-            if now.name != name || !is_as_at_first || first.signer == deputy {
+            let AttackedVersion { current, original, changed_by, right, .. } = &self.targets[index];
+            let is_as_at_first = *right == ChangeRight::Rightful && changed_by.is_none();
+            if current.name != name || !is_as_at_first || original.signer == second_key {
                 continue;
             }
-            let version = now.version.clone();
-            let may_change = self.site.truth.change_right(name, &version, &deputy).await == Some(ChangeRight::Rightful);
-            if may_change && self.site.truth.is_seen(name, &version).await {
-                return self.change(upstream, index, deputy).await;
+            let version = current.version.clone();
+            let may_change =
+                self.setup.truth.change_right(name, &version, &second_key).await == Some(ChangeRight::Rightful);
+            if may_change && self.setup.truth.is_seen(name, &version).await {
+                return self.change(upstream, index, second_key).await;
             }
         }
         let draft = self.new_draft(name);
-        let draft = if self.rng.gen_bool(0.5) { draft.signed_by(deputy) } else { draft };
+        let draft = if self.rng.gen_bool(0.5) { draft.signed_by(second_key) } else { draft };
         self.publish_new(upstream, draft).await;
     }
 
-    /// The registry is back in the owner's hands and serves its first content again.
+    /// The owner has the registry back, and publishes the original version again.
     async fn take_back(&mut self, upstream: &FakeUpstream, name: &str) {
-        let is_foreign = |target: &&mut Target| target.now.name == name && target.standing == ChangeRight::Foreign;
+        let is_foreign =
+            |target: &&mut AttackedVersion| target.current.name == name && target.right == ChangeRight::Foreign;
         let Some(target) = self.targets.iter_mut().find(is_foreign) else { return };
-        if let Some(standing) = self.site.truth.publish(upstream, target.first.clone()).await {
-            (target.now, target.standing) = (target.first.clone(), standing);
-            self.done.taken_back += 1;
+        if let Some(right) = self.setup.truth.publish(upstream, target.original.clone()).await {
+            (target.current, target.right) = (target.original.clone(), right);
+            self.counts.taken_back += 1;
         }
     }
 
     /// The versions that upstream has as larder may serve them.
     pub(crate) fn rightful(&self) -> impl Iterator<Item = (&str, &str)> {
-        let rightful = self.targets.iter().filter(|target| target.standing == ChangeRight::Rightful);
-        rightful.map(|target| (target.now.name.as_str(), target.now.version.as_str()))
+        let rightful = self.targets.iter().filter(|target| target.right == ChangeRight::Rightful);
+        rightful.map(|target| (target.current.name.as_str(), target.current.version.as_str()))
     }
 
     /// The alarms that larder must have raised once it has revalidated everything.
-    pub(crate) async fn expected(&self) -> BTreeSet<Expected> {
+    pub(crate) async fn expected_alarms(&self) -> BTreeSet<ExpectedAlarm> {
         let mut expected = BTreeSet::new();
-        for target in self.targets.iter().filter(|target| target.standing == ChangeRight::Foreign) {
-            let (name, version) = (&target.now.name, &target.now.version);
-            let is_unsigned = matches!(target.now.signer, Signer::Nobody);
+        for target in self.targets.iter().filter(|target| target.right == ChangeRight::Foreign) {
+            let (name, version) = (&target.current.name, &target.current.version);
+            let is_unsigned = matches!(target.current.signer, Signer::Nobody);
             // Where signatures are required, an unsigned version fails verification and raises no alarm.
-            if is_unsigned && self.site.requires_signatures {
+            if is_unsigned && self.setup.requires_signatures {
                 continue;
             }
-            expected.insert(match is_unsigned && target.now.edition == 1 {
-                true => Expected::signature_lost(name, version),
-                false => Expected::waits_for_accept(name, version),
+            expected.insert(match is_unsigned && target.current.edition == 1 {
+                true => ExpectedAlarm::signature_lost(name, version),
+                false => ExpectedAlarm::waits_for_accept(name, version),
             });
         }
         for target in self.targets.iter().filter(|target| target.changed_by.is_some()) {
-            expected.insert(Expected::republished(&target.now.name, &target.now.version));
+            expected.insert(ExpectedAlarm::republished(&target.current.name, &target.current.version));
         }
         for (name, version) in &self.newcomers {
-            if self.site.truth.is_seen(name, version).await {
-                expected.insert(Expected::new_key(name, version));
+            if self.setup.truth.is_seen(name, version).await {
+                expected.insert(ExpectedAlarm::new_key(name, version));
             }
         }
         expected
@@ -314,6 +325,6 @@ impl Hostile {
 }
 
 /// A new key. Each run has its own, so that runs are independent.
-fn stranger() -> Signer {
+fn new_foreign_key() -> Signer {
     Signer::Key(SigningKey::new_key())
 }

@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::SoakSetup;
-use crate::life::LarderProcess;
+use crate::process::LarderProcess;
 use crate::support::http2_frames::{get_request_frame, open_windows, preface};
 
 /// HTTP/1.1 clients, with one stream each.
@@ -38,7 +38,7 @@ impl Unread {
 pub(crate) async fn idle(setup: Arc<SoakSetup>, number: u64, seed: u64) {
     let mut rng = StdRng::seed_from_u64(seed.wrapping_mul(1000).wrapping_add(500 + number));
     while !setup.is_over() {
-        let process = setup.processes.up().await;
+        let process = setup.processes.wait_until_running().await;
         let Some(path) = large_archive_path(&setup, &mut rng) else {
             sleep(Duration::from_millis(200)).await;
             continue;
@@ -70,24 +70,24 @@ fn large_archive_path(setup: &SoakSetup, rng: &mut StdRng) -> Option<String> {
     large.into_iter().nth(index).map(|(path, _)| path)
 }
 
-async fn connected(process: &LarderProcess) -> std::io::Result<TcpStream> {
+async fn connect(process: &LarderProcess) -> std::io::Result<TcpStream> {
     TcpStream::connect(process.base.trim_start_matches("http://")).await
 }
 
 async fn over_http1(process: &LarderProcess, path: &str) -> std::io::Result<TcpStream> {
-    let mut stream = connected(process).await?;
+    let mut stream = connect(process).await?;
     let request = format!("GET {path} HTTP/1.1\r\nHost: {}\r\n\r\n", process.base.trim_start_matches("http://"));
     stream.write_all(request.as_bytes()).await?;
     Ok(stream)
 }
 
 async fn over_http2(process: &LarderProcess, path: &str, opens_windows: bool) -> std::io::Result<TcpStream> {
-    let mut stream = connected(process).await?;
+    let mut stream = connect(process).await?;
     stream.write_all(&preface()).await?;
     if opens_windows {
         stream.write_all(&open_windows()).await?;
     }
-    // `get_request_frame` needs a path longer than a hundred bytes.
+    // `get_request_frame` writes the length of a path in the form for 127 bytes and more.
     let path = format!("{path}?{}", "a".repeat(100));
     for id in 0..STREAMS {
         stream.write_all(&get_request_frame(2 * id + 1, &path)).await?;

@@ -103,7 +103,7 @@ impl BrokenPromise {
     }
 }
 
-/// An archive that a client received whole.
+/// An archive that a client received completely.
 #[derive(Clone, Debug)]
 pub(crate) struct Acknowledged {
     pub(crate) package: Package,
@@ -134,41 +134,41 @@ impl Ledger {
         Self { began: Instant::now(), inner: Mutex::default() }
     }
 
-    /// Counts an answer by how it ended.
-    pub(crate) fn count(&self, kind: Kind, how: &str) {
-        *self.inner.lock().answers.entry((kind, how.to_owned())).or_default() += 1;
+    /// Counts an answer by its outcome: a status, or another end.
+    pub(crate) fn count(&self, kind: Kind, outcome: &str) {
+        *self.inner.lock().answers.entry((kind, outcome.to_owned())).or_default() += 1;
     }
 
     /// Counts body bytes.
-    pub(crate) fn received(&self, bytes: usize) {
+    pub(crate) fn count_bytes(&self, bytes: usize) {
         self.inner.lock().bytes += bytes as u64;
     }
 
     /// Records the time until an answer began.
-    pub(crate) fn took(&self, kind: Kind, time: Duration) {
+    pub(crate) fn record_latency(&self, kind: Kind, time: Duration) {
         let mut inner = self.inner.lock();
         let slowest = inner.slowest.entry(kind).or_default();
         *slowest = time.max(*slowest);
     }
 
     /// Records a broken promise.
-    pub(crate) fn broken(&self, subject: BrokenPromise, how: String) {
+    pub(crate) fn record_broken(&self, subject: BrokenPromise, details: String) {
         let seconds = self.began.elapsed().as_secs_f64();
         let mut inner = self.inner.lock();
         let (count, examples) = inner.broken.entry(subject).or_default();
         *count += 1;
         if examples.len() < EXAMPLES {
-            examples.push(format!("{seconds:.1} s: {how}"));
+            examples.push(format!("{seconds:.1} s: {details}"));
         }
     }
 
     /// Records that a client received this archive completely: from now on larder must not lose it.
-    pub(crate) fn acknowledge(&self, path: &str, archive: Acknowledged) {
+    pub(crate) fn acknowledge_archive(&self, path: &str, archive: Acknowledged) {
         self.inner.lock().archives.insert(path.to_owned(), archive);
     }
 
     /// Records that a client has this document: from now on larder must have it cached.
-    pub(crate) fn answered(&self, path: &str) {
+    pub(crate) fn acknowledge_document(&self, path: &str) {
         let mut inner = self.inner.lock();
         if !inner.documents.contains(path) {
             inner.documents.insert(path.to_owned());
@@ -201,8 +201,8 @@ impl Ledger {
         self.inner.lock().bytes
     }
 
-    pub(crate) fn slowest(&self, kinds: impl Fn(Kind) -> bool) -> Duration {
+    pub(crate) fn slowest(&self, is_included: impl Fn(Kind) -> bool) -> Duration {
         let inner = self.inner.lock();
-        inner.slowest.iter().filter(|(kind, _)| kinds(**kind)).map(|(_, time)| *time).max().unwrap_or_default()
+        inner.slowest.iter().filter(|(kind, _)| is_included(**kind)).map(|(_, time)| *time).max().unwrap_or_default()
     }
 }

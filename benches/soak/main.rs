@@ -1,7 +1,7 @@
 //! A mixed load: real archives, sixteen clients with every kind of request, others that read nothing, a fault at
 //! upstream every few seconds, `kill -9` and a restart every half minute; and a hostile upstream that republishes old
-//! versions under other names and keys and serves answers without end. Then the audit. Nine minutes with a large store,
-//! one with a store that is too small and evicts all the time.
+//! versions under other names and keys and sends answers that never end. An audit of the store follows. Nine minutes
+//! with a large store, one minute with a store that is too small and evicts all the time.
 //!
 //! The seed decides every random choice except the keys themselves, which decide nothing.
 //!
@@ -9,14 +9,14 @@
 #![expect(clippy::disallowed_methods, reason = "the limits on calls are for the modules of larder itself")]
 
 mod alarms;
-mod asking;
 mod audit;
 mod chaos;
 mod clients;
 mod hostile;
 mod idlers;
 mod ledger;
-mod life;
+mod process;
+mod request;
 mod sources;
 mod summary;
 mod truth;
@@ -42,7 +42,7 @@ use crate::clients::Client;
 use crate::hostile::{ATTACKED_PROVIDERS, FIRST_VERSIONS, Hostile};
 use crate::idlers::{IDLERS, Unread};
 use crate::ledger::{BrokenPromise, Kind, Ledger};
-use crate::life::LarderProcesses;
+use crate::process::LarderProcesses;
 use crate::sources::Sources;
 use crate::summary::Totals;
 use crate::support::larder::{Folder, Larder};
@@ -102,7 +102,8 @@ pub(crate) struct SoakSetup {
     /// Names and versions under attack.
     attacked: Mutex<Vec<(String, String)>>,
     unread: Unread,
-    weather: Mutex<String>,
+    /// The faults that upstream injects now, for reports of broken promises.
+    active_faults: Mutex<String>,
     is_over: AtomicBool,
     /// True if acknowledged archives must stay stored; false where eviction may remove them.
     checks_acknowledged: bool,
@@ -115,20 +116,20 @@ impl SoakSetup {
         self.is_over.load(Ordering::Relaxed)
     }
 
-    fn weather(&self) -> String {
-        self.weather.lock().clone()
+    fn active_faults(&self) -> String {
+        self.active_faults.lock().clone()
     }
 
-    fn set_weather(&self, weather: &str) {
-        weather.clone_into(&mut self.weather.lock());
+    fn set_active_faults(&self, active_faults: &str) {
+        active_faults.clone_into(&mut self.active_faults.lock());
     }
 
-    fn some_name(&self, rng: &mut StdRng) -> String {
+    fn random_name(&self, rng: &mut StdRng) -> String {
         self.names.lock().choose(rng).cloned().unwrap_or_default()
     }
 }
 
-/// One run with one store.
+/// A run with one store.
 struct Phase {
     title: &'static str,
     max_size: &'static str,
@@ -192,7 +193,7 @@ async fn run(options: &Options, phase: Phase, seed: u64) -> anyhow::Result<u64> 
         names: Mutex::default(),
         attacked: Mutex::default(),
         unread: Unread::default(),
-        weather: Mutex::new("calm".into()),
+        active_faults: Mutex::new("no faults".into()),
         is_over: AtomicBool::new(false),
         checks_acknowledged: phase.checks_acknowledged,
         requires_signatures: phase.verification == "signature",
@@ -221,14 +222,15 @@ async fn run(options: &Options, phase: Phase, seed: u64) -> anyhow::Result<u64> 
     let alarms = alarms::compare_alarms(&setup, &chaos.hostile).await?;
     let descriptors = setup.processes.usage().descriptors;
     if descriptors > 150 {
-        setup
-            .ledger
-            .broken(BrokenPromise::Leaked, format!("{descriptors} descriptors are open while no client is connected"));
+        setup.ledger.record_broken(
+            BrokenPromise::Leaked,
+            format!("{descriptors} descriptors are open while no client is connected"),
+        );
     }
 
-    // Only the store is left, and it was never closed.
+    // Without upstream, only the store can answer; the kill leaves it without a clean close.
     chaos.upstream.stop().await;
-    setup.set_weather("upstream down");
+    setup.set_active_faults("upstream down");
     setup.processes.kill();
     setup.processes.start().await?;
     if phase.checks_acknowledged {
@@ -236,12 +238,12 @@ async fn run(options: &Options, phase: Phase, seed: u64) -> anyhow::Result<u64> 
     }
     let code = setup.processes.terminate().await;
     if code != Some(0) {
-        setup.ledger.broken(BrokenPromise::ProcessEnded, format!("SIGTERM ended it with {code:?}"));
+        setup.ledger.record_broken(BrokenPromise::ProcessEnded, format!("SIGTERM ended it with {code:?}"));
     }
     drop(memory_watch);
-    let found = audit::audit_store(&setup, &folder).await?;
-    let done = Totals { done: chaos.done, hostile: chaos.hostile.done, alarms, found };
-    Ok(summary::print(phase.title, &setup, done, began.elapsed()))
+    let audit = audit::audit_store(&setup, &folder).await?;
+    let totals = Totals { faults: chaos.counts, attacks: chaos.hostile.counts, alarms, audit };
+    Ok(summary::print(phase.title, &setup, totals, began.elapsed()))
 }
 
 /// Fetches every provider once before any attack: its key is then known, and a later unsigned version is suspicious.
@@ -251,7 +253,7 @@ async fn fetch_every_provider(setup: &Arc<SoakSetup>, seed: u64) -> anyhow::Resu
         let (version, platform) = (FIRST_VERSIONS[0].into(), PLATFORMS[0].into());
         let package = Package { name: name.into(), version, platform };
         let mut is_installed = false;
-        // A client may leave in the middle by a random choice, several times in a row.
+        // A client may disconnect in the middle by a random choice, several times in a row.
         for _ in 0..20 {
             is_installed = is_installed || client.install_package(&package).await;
         }
@@ -265,14 +267,16 @@ async fn settle(setup: &Arc<SoakSetup>, mut clients: JoinSet<()>) {
     let all = async {
         while let Some(ended) = clients.join_next().await {
             if let Err(e) = ended {
-                setup.ledger.broken(BrokenPromise::NoAnswer, format!("a client of this bench: {e}"));
+                setup.ledger.record_broken(BrokenPromise::NoAnswer, format!("a client of this bench: {e}"));
             }
         }
     };
     if tokio::time::timeout(SETTLE_TIMEOUT, all).await.is_err() {
-        setup.ledger.broken(BrokenPromise::NoAnswer, format!("clients that still wait after {SETTLE_TIMEOUT:?}"));
+        setup
+            .ledger
+            .record_broken(BrokenPromise::NoAnswer, format!("clients that still wait after {SETTLE_TIMEOUT:?}"));
     }
-    let admin = setup.processes.up().await.admin;
+    let admin = setup.processes.wait_until_running().await.admin;
     let deadline = Instant::now() + SETTLE_TIMEOUT;
     while Instant::now() < deadline {
         let metrics = match reqwest::get(format!("{admin}/metrics")).await {
@@ -284,7 +288,9 @@ async fn settle(setup: &Arc<SoakSetup>, mut clients: JoinSet<()>) {
         }
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
-    setup.ledger.broken(BrokenPromise::NoAnswer, format!("fills under way {SETTLE_TIMEOUT:?} after the last fault"));
+    setup
+        .ledger
+        .record_broken(BrokenPromise::NoAnswer, format!("fills under way {SETTLE_TIMEOUT:?} after the last fault"));
 }
 
 /// Without faults the next request succeeds: every published package can be installed.
@@ -292,26 +298,26 @@ async fn check_recovery(setup: &Arc<SoakSetup>, chaos: &Chaos, seed: u64) -> any
     // A "not found" is cached for a second.
     tokio::time::sleep(Duration::from_secs(2)).await;
     let old = PROVIDERS.iter().flat_map(|(name, _)| FIRST_VERSIONS.map(|version| (*name, version)));
-    let new = chaos.single.iter().map(|(name, version)| (name.as_str(), version.as_str()));
+    let new = chaos.published_once.iter().map(|(name, version)| (name.as_str(), version.as_str()));
     let mut client = Client::new(setup, 1000, seed)?;
     for (name, version) in old.chain(new).chain(chaos.hostile.rightful()) {
         for platform in PLATFORMS {
             let package = Package { name: name.into(), version: version.into(), platform: platform.into() };
             // Two attempts: a download that was both corrupted and interrupted fails verification when it is resumed.
             if !client.install_package(&package).await && !client.install_package(&package).await {
-                setup.ledger.broken(BrokenPromise::NotRecovered, format!("{package:?} cannot be installed"));
+                setup.ledger.record_broken(BrokenPromise::NotRecovered, format!("{package:?} cannot be installed"));
             }
         }
     }
-    for name in setup.sources.sound() {
+    for name in setup.sources.intact() {
         if !client.install_module(name).await && !client.install_module(name).await {
-            setup.ledger.broken(BrokenPromise::NotRecovered, format!("the module {name} cannot be installed"));
+            setup.ledger.record_broken(BrokenPromise::NotRecovered, format!("the module {name} cannot be installed"));
         }
     }
     let answers = setup.ledger.answers();
     let installed = answers.get(&(Kind::Archive, "200".to_owned())).copied().unwrap_or_default();
     if installed == 0 {
-        setup.ledger.broken(BrokenPromise::NotRecovered, "no archive was ever installed".into());
+        setup.ledger.record_broken(BrokenPromise::NotRecovered, "no archive was ever installed".into());
     }
     drop(client);
     tokio::time::sleep(Duration::from_secs(1)).await;

@@ -1,5 +1,5 @@
-//! Modules and their archive host: intact ones, ones that move, and ones that lead to pages, checksum lists and
-//! archives without end.
+//! Modules and their archive host. Some modules are intact, some move, and some lead to HTML pages, checksum lists or
+//! archives that never end.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,9 +9,9 @@ use rand::Rng as _;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 
-use crate::asking::{BodyEnd, SoakRequest};
 use crate::clients::Client;
 use crate::ledger::{BrokenPromise, Kind};
+use crate::request::{BodyEnd, SoakRequest};
 use crate::support::larder::HOST;
 use crate::support::module_fixture::{noise, tar_gz, unpack_tar_gz};
 use crate::support::upstream::{FakeUpstream, Fault, Module, Target, sha256_hex};
@@ -93,24 +93,25 @@ impl Sources {
     /// Publishes every module at a registry.
     pub(crate) fn publish(&self, registry: &FakeUpstream) {
         let origin = self.upstream.origin();
-        let address = |name: &str, location: String| {
+        let publish = |name: &str, location: String| {
             registry.publish_module(Module::new("acme", name, "test").at(&location));
         };
         for name in INTACT.into_iter().chain(MOVING).filter(|name| *name != "sound-page") {
-            address(name, format!("{origin}/files/{name}.tar.gz"));
+            publish(name, format!("{origin}/files/{name}.tar.gz"));
         }
-        address("sound-page", format!("{origin}/pages/sound"));
+        publish("sound-page", format!("{origin}/pages/sound"));
         for (name, _) in ENDLESS {
-            address(&format!("{name}-page"), format!("{origin}/pages/{name}"));
-            address(
+            publish(&format!("{name}-page"), format!("{origin}/pages/{name}"));
+            publish(
                 &format!("{name}-list"),
                 format!("{origin}/files/sound-small.tar.gz?checksum=file:{origin}/sums/{name}"),
             );
-            address(&format!("{name}-archive"), format!("{origin}/files/{name}.tar.gz"));
+            publish(&format!("{name}-archive"), format!("{origin}/files/{name}.tar.gz"));
         }
     }
 
-    /// Replaces the tree of a module that clients have, under the same URL; returns false if there was none.
+    /// Replaces the tree of a module that clients have, under the same URL. Returns false if clients have no unmoved
+    /// one.
     pub(crate) fn move_one(&self, rng: &mut StdRng) -> bool {
         let mut state = self.state.lock();
         let unmoved =
@@ -128,11 +129,11 @@ impl Sources {
     }
 
     /// Modules that can be installed when nothing fails.
-    pub(crate) fn sound(&self) -> [&'static str; 3] {
+    pub(crate) fn intact(&self) -> [&'static str; 3] {
         INTACT
     }
 
-    fn some_name(&self, rng: &mut StdRng) -> String {
+    fn random_name(&self, rng: &mut StdRng) -> String {
         // A client of a silent source sends nothing else meanwhile, so sources that answer are preferred.
         let candidates = if rng.gen_bool(0.7) { &self.names[..INTACT.len() + MOVING.len()] } else { &self.names[..] };
         candidates.choose(rng).cloned().unwrap_or_default()
@@ -167,44 +168,44 @@ fn packed(tree: &Tree) -> Vec<u8> {
 impl Client {
     /// Installs a random module as a client does: its location, then its archive.
     pub(crate) async fn module(&mut self) {
-        let name = self.site.sources.some_name(&mut self.rng);
+        let name = self.setup.sources.random_name(&mut self.rng);
         self.install_module(&name).await;
     }
 
     /// Returns true if everything arrived.
     pub(crate) async fn install_module(&mut self, name: &str) -> bool {
         let download = download_path(name);
-        let Some(answer) = self.ask(SoakRequest::whole(Kind::Module, &download)).await else { return false };
+        let Some(answer) = self.send(SoakRequest::complete(Kind::Module, &download)).await else { return false };
         if !answer.is_complete(204) {
             return false;
         }
         let location = answer.header("x-terraform-get");
         let (path, query) = location.split_once('?').unwrap_or((&location, ""));
         let sha256 = query.strip_prefix("checksum=sha256:");
-        let Some(archive) = self.ask(SoakRequest::whole(Kind::ModuleArchive, path)).await else { return false };
+        let Some(archive) = self.send(SoakRequest::complete(Kind::ModuleArchive, path)).await else { return false };
         if archive.ended != BodyEnd::Complete || archive.status != 200 {
             return false;
         }
         let digest = sha256_hex(&archive.body);
         let is_correct = sha256.is_none_or(|sha256| sha256 == digest)
             // `unpacked` panics for bytes that are no archive.
-            && self.site.sources.truth.get(name).is_some_and(|tree| {
+            && self.setup.sources.truth.get(name).is_some_and(|tree| {
                 let body = &archive.body;
                 std::panic::catch_unwind(|| unpack_tar_gz(body)).is_ok_and(|found| found == *tree)
             });
         if !is_correct {
-            self.site.ledger.broken(
+            self.setup.ledger.record_broken(
                 BrokenPromise::WrongBytes,
-                format!("{path} of {name}: SHA-256 {digest} [{}]", self.site.weather()),
+                format!("{path} of {name}: SHA-256 {digest} [{}]", self.setup.active_faults()),
             );
             return false;
         }
-        let previous = self.site.sources.state.lock().seen.insert(name.to_owned(), digest.clone());
+        let previous = self.setup.sources.state.lock().seen.insert(name.to_owned(), digest.clone());
         if previous.is_some_and(|previous| previous != digest) {
-            self.site.ledger.broken(BrokenPromise::WrongBytes, format!("{name} was packed twice, and differs"));
+            self.setup.ledger.record_broken(BrokenPromise::WrongBytes, format!("{name} was packed twice, and differs"));
         }
         if sha256.is_some() {
-            self.site.ledger.answered(&download);
+            self.setup.ledger.acknowledge_document(&download);
         }
         true
     }

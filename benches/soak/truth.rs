@@ -34,7 +34,7 @@ pub(crate) struct Edition {
     pub(crate) signature: Vec<u8>,
     /// Fingerprint of the signing key; `None` where the registry lists no key.
     key: Option<String>,
-    standing: ChangeRight,
+    right: ChangeRight,
 }
 
 /// The right of an edition to be served.
@@ -205,12 +205,12 @@ impl Truth {
         }
         // Any key may sign the same bytes; losing a signature is a change.
         let is_rightful = |edition: &Arc<Edition>| edition.is_rightful() && edition.sums == sums;
-        let standing = match key.is_some() && history.editions.iter().any(is_rightful) {
+        let right = match key.is_some() && history.editions.iter().any(is_rightful) {
             true => ChangeRight::Rightful,
             false => right_of_signer,
         };
-        history.editions.push(Arc::new(Edition { zips, sums, signature, key, standing }));
-        Some(standing)
+        history.editions.push(Arc::new(Edition { zips, sums, signature, key, right }));
+        Some(right)
     }
 
     /// Records that a client got a rightful edition of a version, by the digest of one of its archives.
@@ -275,7 +275,7 @@ impl Truth {
 
 impl Edition {
     fn is_rightful(&self) -> bool {
-        self.standing == ChangeRight::Rightful
+        self.right == ChangeRight::Rightful
     }
 }
 

@@ -1,4 +1,4 @@
-//! The admin listener: routes, and who may use them.
+//! The admin listener: its routes, and the requests that may use them.
 //! Lines of the input: path and query, Host, Authorization, Origin.
 #![no_main]
 

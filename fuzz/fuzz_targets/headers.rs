@@ -7,8 +7,8 @@ use std::sync::LazyLock;
 use http::header::{HeaderMap, HeaderValue};
 use larder::cdn_loop::{CdnLoop, OwnEntry};
 use larder::http::clients::Clients;
-use larder::upstream::request::content_range;
 use larder::upstream::error::sanitized;
+use larder::upstream::request::content_range;
 use libfuzzer_sys::fuzz_target;
 
 static OWN: LazyLock<OwnEntry> = LazyLock::new(|| OwnEntry::random().expect("random bytes"));
@@ -35,7 +35,7 @@ fuzz_target!(|input: &[u8]| {
 fn check_forwarded_for(values: &[HeaderValue]) {
     let ip = |text: &str| text.parse::<IpAddr>().expect("an address");
     let (client, stranger, proxy) = (ip("10.1.2.3"), ip("192.0.2.1"), ip("10.9.0.5"));
-    let with = |last: Option<&'static str>| {
+    let headers_with = |last: Option<&'static str>| {
         let values = values.iter().cloned().chain(last.map(HeaderValue::from_static));
         let mut headers = HeaderMap::new();
         values.for_each(|value| {
@@ -45,26 +45,26 @@ fn check_forwarded_for(values: &[HeaderValue]) {
     };
     let admits = |peer, headers: &HeaderMap| CLIENTS.admit(&CLIENTS.client(peer, headers)).is_ok();
     for last in [None, Some("10.1.2.3"), Some("nonsense")] {
-        assert!(admits(client, &with(last)));
-        assert!(!admits(stranger, &with(last)));
+        assert!(admits(client, &headers_with(last)));
+        assert!(!admits(stranger, &headers_with(last)));
     }
     for (last, admitted) in [("10.1.2.3", true), ("::1, fd00::1", true), ("192.0.2.1", false), ("nonsense", false)] {
-        assert_eq!(admits(proxy, &with(Some(last))), admitted, "{last}");
+        assert_eq!(admits(proxy, &headers_with(Some(last))), admitted, "{last}");
     }
-    admits(proxy, &with(None));
+    admits(proxy, &headers_with(None));
 }
 
 /// CDN-Loop of an upstream request ends with larder's own entry, and larder recognises that entry when the request
 /// returns (promise 7).
 fn check_loop_detection(values: &[HeaderValue]) {
     let texts: Vec<&str> = values.iter().filter_map(|value| value.to_str().ok()).collect();
-    let via = CdnLoop::received(texts.iter().copied());
-    let sent = via.with(&OWN);
+    let received = CdnLoop::received(texts.iter().copied());
+    let sent = received.with(&OWN);
     assert!(HeaderValue::from_str(&sent).is_ok(), "{sent:?}");
     assert!(sent.ends_with(&OWN.to_string()) && sent.starts_with(&texts.join(", ")));
     let returned = CdnLoop::received([sent.as_str()].into_iter());
     assert!(returned.names_a_larder() && returned.is_a_loop(&OWN), "{sent:?}");
-    let mut rounds = via;
+    let mut rounds = received;
     for _ in 0..5 {
         let other = OwnEntry::random().expect("random bytes");
         rounds = CdnLoop::received([rounds.with(&other).as_str()].into_iter());

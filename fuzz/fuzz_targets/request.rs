@@ -1,5 +1,5 @@
-//! Whole requests, as bytes on a connection: request line, headers and all, through the HTTP server and the
-//! main listener's side of a sealed mirror. The response is valid HTTP, and never a 500.
+//! Complete requests, as bytes on a connection, through the HTTP server and the main listener of an offline larder. The
+//! response is valid HTTP, and never a 500.
 #![no_main]
 
 use std::net::SocketAddr;

@@ -1,5 +1,5 @@
-//! Request lines: a parsed route prints as a URL that parses to the same route (law 8), with and without a mount.
-//! The first line of the input is the Host, the rest the path and the query.
+//! Request lines: a parsed route prints as a URL that parses to the same route, with and without a mount (the path
+//! prefix of `public_url`). The first line of the input is the Host, the rest the path and the query.
 #![no_main]
 
 use std::sync::LazyLock;

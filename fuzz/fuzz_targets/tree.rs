@@ -4,8 +4,8 @@
 
 use std::io::Read;
 
-use larder::filesystem_mirror::provider_tar::ProviderTreeReader;
 use larder::filesystem_mirror::index::VersionIndex;
+use larder::filesystem_mirror::provider_tar::ProviderTreeReader;
 use larder::filesystem_mirror::{MirrorPath, PathMeaning};
 use libfuzzer_sys::fuzz_target;
 

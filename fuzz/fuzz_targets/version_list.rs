@@ -27,7 +27,12 @@ fuzz_target!(|body: &[u8]| {
         assert!(seen.insert(listed.version.clone()), "{} twice", listed.version);
         assert_eq!(Version::parse(&listed.upstream_spelling).as_ref(), Ok(&listed.version));
         entry_bytes += listed.raw.get().len();
-        let url = download_url(&BASE, &ADDRESS, &listed.upstream_spelling, &Platform::parse("linux_amd64").expect("a platform"));
+        let url = download_url(
+            &BASE,
+            &ADDRESS,
+            &listed.upstream_spelling,
+            &Platform::parse("linux_amd64").expect("a platform"),
+        );
         let url = url.expect("a version makes a URL");
         let expected = format!("{}acme/null/{}/download/linux/amd64", BASE.as_str(), listed.upstream_spelling);
         assert_eq!(url.as_str(), expected);
@@ -49,6 +54,8 @@ fuzz_target!(|body: &[u8]| {
     let read = read.expect("what goes out is a version list");
     let raw = |list: &VersionList| list.versions.iter().map(|v| v.raw.get().to_owned()).collect::<Vec<_>>();
     assert_eq!(raw(&read), raw(&list));
-    let rest = |list: &VersionList| list.other_members.iter().map(|(k, v)| (k.clone(), v.get().to_owned())).collect::<Vec<_>>();
+    let rest = |list: &VersionList| {
+        list.other_members.iter().map(|(k, v)| (k.clone(), v.get().to_owned())).collect::<Vec<_>>()
+    };
     assert_eq!(rest(&read), rest(&list));
 });

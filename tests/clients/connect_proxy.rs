@@ -1,4 +1,4 @@
-//! A proxy that answers every CONNECT with a tunnel to one address: a take-over of names without DNS.
+//! A proxy that answers every CONNECT with a tunnel to one address, so that a name leads to this address without DNS.
 
 use std::net::SocketAddr;
 

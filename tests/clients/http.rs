@@ -19,22 +19,27 @@ pub(crate) async fn rows(tools: &Tools, report: &mut Report) {
     let document = format!("{}/registry/{HOST}/v1/providers/acme/null/1.2.0/download/linux/amd64", larder.base());
     let digest = sha256_hex(&upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
     for state in ["cold", "stored"] {
-        row(report, "aria2c", &format!("an archive in eight parts, {state}"), aria2c(&archive, &digest).await);
+        add_row(report, "aria2c", &format!("an archive in eight parts, {state}"), aria2c(&archive, &digest).await);
     }
-    row(report, "wget", "an archive once, and `-N` does not fetch it again", wget(&archive, &digest).await);
+    add_row(report, "wget", "an archive once, and `-N` does not fetch it again", wget(&archive, &digest).await);
     for (url, subject) in [(&document, "a document"), (&archive, "an archive")] {
-        row(report, "h2load", &format!("{subject}, HTTP/2, 500 times"), h2load(url).await);
+        add_row(report, "h2load", &format!("{subject}, HTTP/2, 500 times"), h2load(url).await);
     }
     for (url, subject) in [(&document, "a document"), (&archive, "an archive")] {
-        row(report, "REDbot", &format!("{subject}: no note of a fault"), redbot(tools, url).await);
+        add_row(report, "REDbot", &format!("{subject}: no note of a fault"), redbot(tools, url).await);
     }
-    row(report, "schemathesis", "every path, with anything in it: no 5xx", schemathesis(tools, larder.base()).await);
+    add_row(
+        report,
+        "schemathesis",
+        "every path, with anything in it: no 5xx",
+        schemathesis(tools, larder.base()).await,
+    );
 }
 
 /// Result of a program; `None` where the program is not installed.
 type Outcome = Option<Result<(), String>>;
 
-fn row(report: &mut Report, client: &str, subject: &str, outcome: Outcome) {
+fn add_row(report: &mut Report, client: &str, subject: &str, outcome: Outcome) {
     let verdict = match outcome {
         None => Verdict::NotRun("the program is not installed".to_owned()),
         Some(Ok(())) => Verdict::Same,

@@ -1,4 +1,4 @@
-//! Servers that people put before larder, and a proxy that they put behind it: what `init` leaves is the same.
+//! Servers in front of larder, and a proxy between larder and the registry: `init` writes the same files.
 
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
@@ -21,7 +21,7 @@ use crate::terraform::{InstalledFiles, files_after_init, registry};
 struct Server {
     child: Child,
     address: SocketAddr,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
 impl Server {
@@ -57,7 +57,7 @@ impl Server {
             TcpStream::connect(address).ok()
         })
         .await;
-        Self { child, address, _folder: folder }
+        Self { child, address, folder }
     }
 }
 
@@ -72,7 +72,7 @@ impl Drop for Server {
 
 const NGINX_ARGUMENTS: [&str; 6] = ["-p", "@FOLDER@", "-c", "@CONFIG@", "-e", "@FOLDER@/log"];
 
-/// nginx, with what stands in its `server` block.
+/// A configuration of nginx, with these lines in its `server` block.
 fn nginx(server: &str) -> String {
     let user = if rustix::process::getuid().is_root() { "user root;\n" } else { "" };
     let temporary = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
@@ -156,7 +156,7 @@ fn verdict(direct: &Result<InstalledFiles, String>, installed: Result<InstalledF
     }
 }
 
-/// Between the client and larder, and between larder and the registry.
+/// Squid as the proxy between larder and the registry.
 async fn squid(
     client: &Terraform,
     direct: &Result<InstalledFiles, String>,
@@ -184,8 +184,8 @@ async fn squid(
     let installed =
         files_after_init(client, &format!("{base}/v1/providers/"), &format!("{base}/v1/modules/"), ca, &[]).await;
     report.row("squid", "behind larder", subject, verdict(direct, installed));
-    let log = std::fs::read_to_string(server._folder.path().join("access.log")).unwrap_or_default();
-    let verdict_on_route =
+    let log = std::fs::read_to_string(server.folder.path().join("access.log")).unwrap_or_default();
+    let squid_verdict =
         if log.contains("/v1/providers/acme/null/versions") { Verdict::Same } else { Verdict::Wrong(log) };
-    report.row("squid", "behind larder", "requests go through it", verdict_on_route);
+    report.row("squid", "behind larder", "requests go through it", squid_verdict);
 }

@@ -28,7 +28,7 @@ struct Row {
     client: String,
     route: String,
     /// The compared items, several where their results are equal.
-    what: Vec<String>,
+    compared_items: Vec<String>,
     verdict: Verdict,
 }
 
@@ -46,10 +46,10 @@ impl Report {
         self.compared += 1;
         let is_alike = |row: &&mut Row| row.client == client && row.route == route && row.verdict == verdict;
         match self.rows.last_mut().filter(is_alike) {
-            Some(row) => row.what.push(subject.to_owned()),
+            Some(row) => row.compared_items.push(subject.to_owned()),
             None => {
                 let [client, route] = [client, route].map(str::to_owned);
-                self.rows.push(Row { client, route, what: vec![subject.to_owned()], verdict });
+                self.rows.push(Row { client, route, compared_items: vec![subject.to_owned()], verdict });
             }
         }
     }
@@ -57,8 +57,8 @@ impl Report {
     /// The table, in Markdown.
     pub(crate) fn print(&self) {
         println!("\n| client | route | compared | through larder |\n| --- | --- | --- | --- |");
-        for Row { client, route, what: subject, verdict } in &self.rows {
-            println!("| {client} | {route} | {} | {} |", subject.join("; "), verdict.text());
+        for Row { client, route, compared_items, verdict } in &self.rows {
+            println!("| {client} | {route} | {} | {} |", compared_items.join("; "), verdict.text());
         }
         let wrong = self.rows.iter().filter(|row| matches!(row.verdict, Verdict::Wrong(_))).count();
         println!("\n{} comparisons, {wrong} rows wrong", self.compared);
@@ -72,12 +72,12 @@ impl Report {
 }
 
 /// Compares two results that should be equal.
-pub(crate) fn compare<T: PartialEq + std::fmt::Debug>(straight: &T, through: &T) -> Verdict {
-    match straight == through {
+pub(crate) fn compare<T: PartialEq + std::fmt::Debug>(direct: &T, through_larder: &T) -> Verdict {
+    match direct == through_larder {
         true => Verdict::Same,
         false => {
             let shown = |value: &T| format!("{value:#?}").chars().take(1500).collect::<String>();
-            Verdict::Wrong(format!("straight: {} through larder: {}", shown(straight), shown(through)))
+            Verdict::Wrong(format!("direct: {} through larder: {}", shown(direct), shown(through_larder)))
         }
     }
 }

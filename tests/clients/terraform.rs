@@ -1,5 +1,5 @@
-//! Terraform and OpenTofu of many versions, on every route that they have: what `init`, `providers lock` and
-//! `providers mirror` leave behind.
+//! Terraform and OpenTofu of many versions, on every route to larder: the files that `init`, `providers lock` and
+//! `providers mirror` write.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,14 +14,14 @@ use crate::support::module_fixture::tar_gz;
 use crate::support::process::{Process, command, run as run_command};
 use crate::support::terraform::{Terraform, Workspace, host_override, network_mirror};
 use crate::support::tls::TestCa;
-use crate::support::upstream::{FakeUpstream, Listed, Module, Provider, SigningKey, sha256_hex};
+use crate::support::upstream::{FakeUpstream, ListedItem, Module, Provider, SigningKey, sha256_hex};
 use crate::tools::with_version;
 
 /// A client and its features.
 struct Cli {
     name: String,
     client: Terraform,
-    /// Major and minor of Terraform; of OpenTofu the one that it is like.
+    /// Major and minor version of Terraform; for OpenTofu, those of the Terraform that behaves like it.
     version: (u64, u64),
     /// The host of an address that names none.
     default_host: &'static str,
@@ -101,7 +101,7 @@ async fn compare_variable_sources(cli: &Cli, report: &mut Report) {
     let folder = Folder::new();
     let builder = Larder::builder().upstream(cli.default_host, &format!("{}/", upstream.origin()), "");
     let larder = Process::start(&builder.store_at(&folder), folder.path());
-    let write = |workspace: &mut Workspace| {
+    let write_configuration = |workspace: &mut Workspace| {
         let main = "variable \"range\" {\n  const = true\n}\nvariable \"name\" {\n  const = true\n}\nlocals {\n  modules = { net = \"acme/vpc/aws\" }\n}\nmodule \"net\" {\n  source  = local.modules[var.name]\n  version = \"~> ${var.range}\"\n}\n";
         let required = "terraform {\n  required_providers {\n    null = { source = \"acme/null\", version = \"~> 1.1\" }\n  }\n}\n";
         workspace
@@ -111,14 +111,18 @@ async fn compare_variable_sources(cli: &Cli, report: &mut Report) {
             .env("TF_CLI_ARGS_init", "-var=name=net");
     };
     let mut direct = cli.client.workspace();
-    write(&mut direct);
+    write_configuration(&mut direct);
     direct.cli_config(&host_override(cli.default_host, &upstream.providers_url(), &upstream.modules_url()));
-    let mut through = cli.client.workspace();
-    write(&mut through);
+    let mut through_larder = cli.client.workspace();
+    write_configuration(&mut through_larder);
     let base = format!("{}/registry/{}/v1", larder.base(), cli.default_host);
-    through.cli_config(&host_override(cli.default_host, &format!("{base}/providers/"), &format!("{base}/modules/")));
+    through_larder.cli_config(&host_override(
+        cli.default_host,
+        &format!("{base}/providers/"),
+        &format!("{base}/modules/"),
+    ));
     let expected = direct.init().await;
-    let (work, config) = (through.path(), folder.path().join("mirror.toml"));
+    let (work, config) = (through_larder.path(), folder.path().join("mirror.toml"));
     let (client, admin) = (if cli.default_host == HOST { "terraform" } else { "opentofu" }, larder.admin());
     let arguments = [
         "warm",
@@ -136,7 +140,7 @@ async fn compare_variable_sources(cli: &Cli, report: &mut Report) {
     ];
     let warmed = run_command(command(folder.path(), &arguments)).await;
     upstream.stop().await;
-    let installed = through.init().await;
+    let installed = through_larder.init().await;
     let verdict = match (expected.status.success(), warmed.code, installed.status.success()) {
         (true, Some(0), true) => differences(&installed_files(&direct.path(), HOST), &installed_files(&work, HOST)),
         _ => Verdict::Wrong(format!("{} {warmed:?} {}", expected.one_line(), installed.one_line())),
@@ -211,17 +215,17 @@ fn compare_on_route(route: Route, direct: &InstalledFiles, installed: &Installed
 
 /// Compares two results; a wrong verdict lists the differing files only.
 fn differences(direct: &InstalledFiles, through: &InstalledFiles) -> Verdict {
-    let select = |installed: &InstalledFiles, other: &InstalledFiles| -> InstalledFiles {
+    let differing_files = |installed: &InstalledFiles, other: &InstalledFiles| -> InstalledFiles {
         installed
             .iter()
             .filter(|(path, content)| other.get(*path) != Some(content))
             .map(|(a, b)| (a.clone(), b.clone()))
             .collect()
     };
-    compare(&select(direct, through), &select(through, direct))
+    compare(&differing_files(direct, through), &differing_files(through, direct))
 }
 
-/// The lock file's name in a result.
+/// The name of the lock file.
 const LOCK: &str = ".terraform.lock.hcl";
 
 /// A registry with two providers for three platforms and a module that calls another one.
@@ -231,12 +235,12 @@ pub(crate) async fn registry() -> FakeUpstream {
         upstream.publish(null(version));
     }
     let random = PLATFORMS.into_iter().fold(Provider::new("acme", "random").version("3.0.1"), Provider::platform);
-    // With the hashes of all platforms, as OpenTofu's registry sends them; Terraform passes them over.
+    // With the hashes of all platforms, as OpenTofu's registry sends them; Terraform ignores them.
     upstream.publish(random.packages().unknown_fields().warning("moved").size(200_000).signed_by(rsa_key()));
     let calls = "module \"inner\" {\n  source = \"./inner\"\n}\n";
     let files: [(&str, &[u8]); 2] = [("main.tf", calls.as_bytes()), ("inner/main.tf", b"# inner\n")];
     upstream.serve_file("/files/vpc.tar.gz", "application/gzip", tar_gz(&files));
-    upstream.list(&[Listed::new("acme/vpc/aws", &["1.0.0", "1.4.0", "2.0.0"])], &[]);
+    upstream.list(&[ListedItem::new("acme/vpc/aws", &["1.0.0", "1.4.0", "2.0.0"])], &[]);
     for version in ["1.0.0", "1.4.0", "2.0.0"] {
         let location = format!("{}/files/vpc.tar.gz", upstream.origin());
         upstream.publish_module(Module::new("acme", "vpc", "aws").version(version).at(&location));
@@ -287,8 +291,8 @@ async fn run(cli: &Cli, route: Route) -> Vec<(&'static str, Result<InstalledFile
         Route::Direct | Route::Override => larder.start().await,
         _ => larder.tls(&ca, &["127.0.0.1", cli.default_host]).start().await,
     };
-    let own = format!("127.0.0.1:{}", larder.address().port());
-    let host = if route == Route::OwnName { own.as_str() } else { cli.default_host };
+    let own_name = format!("127.0.0.1:{}", larder.address().port());
+    let host = if route == Route::OwnName { own_name.as_str() } else { cli.default_host };
     let mut workspace = cli.client.workspace();
     workspace
         .trust(&ca.pem())
@@ -352,7 +356,7 @@ async fn steps(
         let _ = run_step(&["init", "-no-color", "-input=false", "-upgrade"]).await;
     }
     steps.push(("init -upgrade", run_step(&["init", "-no-color", "-input=false", "-upgrade"]).await));
-    // These commands ask the origin registry even where a mirror is configured (ways to use a mirror).
+    // These commands send requests to the origin registry even where a mirror is configured.
     if !route.is_mirror() {
         let platforms = PLATFORMS.map(|platform| format!("-platform={platform}"));
         let platforms: Vec<&str> = platforms.iter().map(String::as_str).collect();
@@ -402,7 +406,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Earlier clients write the list of modules in any order.
+/// The list of modules, sorted: older clients write it in any order.
 fn modules_in_order(json: &str) -> String {
     let mut all: serde_json::Value = serde_json::from_str(json).unwrap();
     if let Some(modules) = all["Modules"].as_array_mut() {

@@ -12,11 +12,11 @@ use crate::support::larder::{HOST, Larder};
 use crate::support::module_fixture::tar_gz;
 use crate::support::programs::find;
 use crate::support::tls::TestCa;
-use crate::support::upstream::{FakeUpstream, Listed, Module, Provider, sha256_hex};
+use crate::support::upstream::{FakeUpstream, ListedItem, Module, Provider, sha256_hex};
 
 const PLATFORMS: [&str; 3] = ["linux_amd64", "darwin_arm64", "windows_amd64"];
 
-/// A registry over TLS, and a larder over TLS before it, both by certificates of one authority.
+/// A registry over TLS and a larder over TLS in front of it, with certificates of one authority.
 struct TlsFixture {
     upstream: FakeUpstream,
     larder: Larder,
@@ -34,7 +34,7 @@ impl TlsFixture {
         }
         let bucket = "resource \"aws_s3_bucket\" \"open\" {\n  bucket = \"open\"\n  acl    = \"public-read\"\n}\n";
         upstream.serve_file("/files/vpc.tar.gz", "application/gzip", tar_gz(&[("main.tf", bucket.as_bytes())]));
-        upstream.list(&[Listed::new("acme/vpc/aws", &["1.0.0", "1.4.0"])], &[]);
+        upstream.list(&[ListedItem::new("acme/vpc/aws", &["1.0.0", "1.4.0"])], &[]);
         for version in ["1.0.0", "1.4.0"] {
             let location = format!("{}/files/vpc.tar.gz", upstream.origin());
             upstream.publish_module(Module::new("acme", "vpc", "aws").version(version).at(&location));
@@ -61,7 +61,7 @@ impl TlsFixture {
     }
 
     /// The number of lines of SHA256SUMS.
-    fn hashes(&self) -> usize {
+    fn hash_count(&self) -> usize {
         String::from_utf8(self.upstream.sums_bytes("acme", "null", "1.2.0")).unwrap().lines().count()
     }
 
@@ -157,7 +157,7 @@ pub(crate) async fn renovate(tools: &Tools, report: &mut Report) {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/clients/renovate.js");
     let (ca, installed) = (fixture.ca_file(), installed.display().to_string());
     let is_complete = |found: &str| {
-        found.matches("zh:").count() == fixture.hashes() && found.matches("h1:").count() == PLATFORMS.len()
+        found.matches("zh:").count() == fixture.hash_count() && found.matches("h1:").count() == PLATFORMS.len()
     };
     let run = async |registry: &str, folder: &Path| {
         let environment = [("NODE_EXTRA_CA_CERTS", ca.as_str()), ("LOG_LEVEL", "error")];
@@ -329,7 +329,7 @@ pub(crate) async fn tfmodcache(tools: &Tools, report: &mut Report) {
     fixture.compare_routes(report, (title, "the files of a module"), &[fixture.own_host()], is_complete, run).await;
 }
 
-/// terraform-registry-stub: the archives, checksums and signatures of a provider; it never asks for discovery.
+/// terraform-registry-stub: the archives, checksums and signatures of a provider; it sends no discovery request.
 pub(crate) async fn registry_stub(tools: &Tools, report: &mut Report) {
     let title = "terraform-registry-stub 0.1.0";
     let Some(program) = tools.program("terraform-registry-stub") else {

@@ -14,7 +14,7 @@ use crate::support::reports::name;
 use crate::support::terraform::Terraform;
 
 /// Runs `larder COMMAND prod dev` for both platforms, in the folder that contains both root folders.
-async fn larder(command_name: &str, estate: &EstateFixture, folder: &Folder, extra: &[&str]) -> CommandOutput {
+async fn run_larder(command_name: &str, estate: &EstateFixture, folder: &Folder, extra: &[&str]) -> CommandOutput {
     let config = folder.path().join("running.toml");
     let config = config.to_string_lossy();
     let platforms = PLATFORMS.map(|platform| format!("--platform={platform}"));
@@ -35,7 +35,7 @@ fn write_config_of_running(folder: &Folder, running: &Process) {
     std::fs::write(folder.path().join("running.toml"), text).unwrap();
 }
 
-/// The items of a plan that are not `have`, each as its name and platform.
+/// The items of a plan that are not stored (state `have`), each as its name and platform.
 fn unavailable_items(plan: &Value) -> BTreeSet<String> {
     let items = plan["items"].as_array().unwrap().iter();
     items.filter(|item| item["state"] != "have").map(item_name).collect()
@@ -75,7 +75,7 @@ async fn warmed_folders_install_offline_as_plan_predicted() {
     write_config_of_running(&folder, &running);
     estate.workspace.cli_config(&override_through(running.base()));
 
-    let plan_before = larder("plan", &estate, &folder, &["--json"]).await;
+    let plan_before = run_larder("plan", &estate, &folder, &["--json"]).await;
     assert_eq!(plan_before.code, Some(3), "{plan_before:?}");
     let plan_before: Value = serde_json::from_str(&plan_before.out).unwrap_or_else(|_| panic!("{plan_before:?}"));
     // The plan stored the modules that it had to read, and no provider.
@@ -85,11 +85,11 @@ async fn warmed_folders_install_offline_as_plan_predicted() {
         "{plan_before:#}"
     );
 
-    let warm = larder("warm", &estate, &folder, &[]).await;
+    let warm = run_larder("warm", &estate, &folder, &[]).await;
     assert_eq!(warm.code, Some(0), "{warm:?}");
     estate.upstream.stop().await;
 
-    let plan = larder("plan", &estate, &folder, &["--json"]).await;
+    let plan = run_larder("plan", &estate, &folder, &["--json"]).await;
     assert_eq!(plan.code, Some(0), "{plan:?}");
     let plan: Value = serde_json::from_str(&plan.out).unwrap();
     let planned: BTreeSet<String> = plan["items"].as_array().unwrap().iter().map(item_name).collect();
@@ -159,6 +159,6 @@ async fn warmed_folders_install_offline_as_plan_predicted() {
     }
     let archive = &folder.blobs()[0];
     std::fs::remove_file(archive).unwrap();
-    let plan = larder("plan", &estate, &folder, &[]).await;
+    let plan = run_larder("plan", &estate, &folder, &[]).await;
     assert!(plan.code == Some(3) && plan.out.contains("`init` will fail"), "{plan:?}");
 }

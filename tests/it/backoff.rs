@@ -155,7 +155,7 @@ async fn a_silent_upstream_costs_the_patience_once() {
     let upstream = upstream_publishing(&names).await;
     let builder = Larder::mirroring(&upstream).upstream_lines("patience = \"400ms\"");
     let larder = larder_with_stale_lists(builder, &upstream, &names).await;
-    let gate = upstream.stall(Target::Versions);
+    let gate = upstream.hold_headers(Target::Versions);
     for name in names {
         assert_stale(&larder, name).await;
     }
@@ -189,7 +189,7 @@ async fn one_revalidation_probes_the_origin_and_others_do_not_wait_for_it() {
     upstream.fault_once(Target::Versions, Fault::Status(502));
     assert_stale(&larder, "null").await;
     larder.clock.advance(seconds(10));
-    let gate = upstream.stall(Target::Versions);
+    let gate = upstream.hold_headers(Target::Versions);
     let (probe, ()) = tokio::join!(larder.versions("null"), async {
         upstream.wait_for(Target::Versions, 2).await;
         for _ in 0..3 {
@@ -273,8 +273,8 @@ async fn retry_after_may_be_a_date() {
     let upstream = upstream_publishing(&["null"]).await;
     let larder = larder_with_stale_lists(Larder::mirroring(&upstream), &upstream, &["null"]).await;
     let retry_date = httpdate::fmt_http_date(SystemTime::now() + seconds(600));
-    let page = http::Response::builder().status(429).header("retry-after", retry_date);
-    upstream.serve("/v1/providers/acme/null/versions", page.body(String::new()).unwrap());
+    let response = http::Response::builder().status(429).header("retry-after", retry_date);
+    upstream.serve("/v1/providers/acme/null/versions", response.body(String::new()).unwrap());
     assert_stale(&larder, "null").await;
     larder.clock.advance(seconds(560));
     assert_stale(&larder, "null").await;
@@ -289,7 +289,8 @@ async fn retry_after_may_be_a_date() {
 async fn revalidations_of_stored_documents_have_a_rate_limit() {
     let upstream = upstream_publishing(&["null", "random"]).await;
     let builder = Larder::mirroring(&upstream).upstream_lines("fresh = { versions = \"0s\" }");
-    let larder = builder.bounds(|bounds| bounds.revalidation_rate = Rate { burst: 4, per_second: 0 }).start().await;
+    let larder =
+        builder.upstream_limits(|limits| limits.revalidation_rate = Rate { burst: 4, per_second: 0 }).start().await;
     larder.versions("null").await.expect(200);
     for _ in 0..4 {
         assert_revalidated(&larder, "null").await;

@@ -4,7 +4,7 @@ use http::Method;
 use serde_json::{Value, json};
 
 use crate::support::bundle_commands::{run_larder_in, write_config_of_running};
-use crate::support::bundle_transfer::{BundleKey, Sealed, bundle, bundle_of, contents, outcomes, sealed, warm_up};
+use crate::support::bundle_transfer::{BundleKey, SealedStore, bundle, bundle_of, contents, outcomes, sealed, warm_up};
 use crate::support::estate_fixture::{EstateFixture, PLATFORMS, ROOTS};
 use crate::support::git_module_fixture::{GitModuleFixture, ModuleCase, override_through};
 use crate::support::http::{client, get, send};
@@ -133,7 +133,7 @@ async fn a_delta_contains_only_the_new_packages() {
     let job = warm_up(&larder, &["acme/one", "acme/two", "acme/three"], &["linux_amd64"]).await;
     let full_bundle = bundle_of(&larder, &job, None).await;
     assert!(full_bundle.len() > 3 * OLD_BYTES);
-    let importer = Sealed::new(key.sealed());
+    let importer = SealedStore::new(key.sealed());
     assert!(importer.apply(full_bundle.clone(), &key.trust()).await.unwrap().ok);
     let inventory =
         serde_json::to_value(importer.mirror.transfers.inventory(larder::clock::Timestamp(1)).unwrap()).unwrap();
@@ -142,6 +142,7 @@ async fn a_delta_contains_only_the_new_packages() {
     larder.run_command("refresh", "acme/two").await;
     let job = warm_up(&larder, &["acme/one", "acme/two", "acme/three"], &["linux_amd64"]).await;
     let delta = bundle_of(&larder, &job, Some(inventory)).await;
+    // The rest of a delta, such as its manifest and its documents, needs less than 40 kB.
     assert!((NEW_BYTES..NEW_BYTES + 40_000).contains(&delta.len()), "{} bytes", delta.len());
     let receipt = importer.apply(delta, &key.trust()).await.unwrap();
     assert!(receipt.ok, "{receipt:#?}");
@@ -156,8 +157,8 @@ async fn a_delta_contains_only_the_new_packages() {
     );
     let folder = importer.close().await;
     let importer = key.sealed().store_at(&folder).start().await;
-    let listed = importer.versions("two").await.expect(200).text();
-    assert!(listed.contains("1.2.0") && listed.contains("1.3.0"), "{listed}");
+    let version_list = importer.versions("two").await.expect(200).text();
+    assert!(version_list.contains("1.2.0") && version_list.contains("1.3.0"), "{version_list}");
     let path = importer.archive_path("two", "1.3.0").await;
     assert!(
         importer.get(&path).await.expect(200).body == upstream.archive_bytes("acme", "two", "1.3.0", "linux_amd64")
@@ -176,7 +177,7 @@ async fn a_delta_with_a_new_proof_set_omits_the_stored_archive() {
     upstream.publish(Provider::new("acme", "null").size(900_000));
     let larder = key.with_signing_key(Larder::mirroring(&upstream)).start().await;
     let job = warm_up(&larder, &["acme/null"], &["linux_amd64"]).await;
-    let importer = Sealed::new(key.sealed());
+    let importer = SealedStore::new(key.sealed());
     let full_bundle = bundle_of(&larder, &job, None).await;
     assert!(importer.apply(full_bundle, &key.trust()).await.unwrap().ok);
     let inventory = importer.mirror.transfers.inventory(larder::clock::Timestamp(1)).unwrap();
@@ -188,7 +189,7 @@ async fn a_delta_with_a_new_proof_set_omits_the_stored_archive() {
     let receipt = importer.apply(delta.clone(), &key.trust()).await.unwrap();
     assert!(receipt.ok, "{receipt:#?}");
     // A store without the archives of that inventory refuses the delta's entry.
-    let receipt = Sealed::new(key.sealed()).apply(delta, &key.trust()).await.unwrap();
+    let receipt = SealedStore::new(key.sealed()).apply(delta, &key.trust()).await.unwrap();
     let (subject, reason) = crate::support::bundle_transfer::refusal(&receipt);
     assert_eq!(subject, format!("{HOST}/acme/null 1.2.0 (linux_amd64)"));
     assert!(reason.contains("a delta for an inventory of another store"), "{reason}");
@@ -233,11 +234,12 @@ async fn a_git_module_is_bundled_with_its_commit_and_installs() {
     let larder = key.with_signing_key(fixture.larder()).start().await;
     let job = warm_up(&larder, &["acme/net/test@1.0.0"], &[]).await;
     let bundle = bundle_of(&larder, &job, None).await;
+    // The manifest follows the first tar header, which has 512 bytes.
     let manifest = String::from_utf8_lossy(&bundle[512..8192]).into_owned();
     assert!(manifest.contains(r#""kind":"module","module":"registry.terraform.io/acme/net/test""#), "{manifest}");
     assert!(manifest.contains(r#""commit":""#) && manifest.contains(r#""tree":""#), "{manifest}");
     fixture.stop().await;
-    let importer = Sealed::new(key.sealed());
+    let importer = SealedStore::new(key.sealed());
     let receipt = importer.apply(bundle, &key.trust()).await.unwrap();
     assert!(receipt.ok, "{receipt:#?}");
     let folder = importer.close().await;
@@ -255,7 +257,7 @@ async fn applied_packages_can_be_bundled_again() {
     let (upstream, key) = (FakeUpstream::start().await, BundleKey::new());
     upstream.publish(Provider::new("acme", "null"));
     let first = bundle(&upstream, &key, &["acme/null"], &["linux_amd64"]).await;
-    let importer = Sealed::new(key.sealed());
+    let importer = SealedStore::new(key.sealed());
     assert!(importer.apply(first.clone(), &key.trust()).await.unwrap().ok);
     let folder = importer.close().await;
     let exporter = key.with_signing_key(sealed()).store_at(&folder).start().await;
@@ -272,19 +274,18 @@ async fn the_admin_listener_reports_why_it_makes_no_bundle() {
         let request = client().request(method, format!("{}{path}", larder.admin())).bearer_auth(larder.token());
         send(request.header("content-type", content_type).body(body)).await.unwrap()
     };
-    let (bundle, json) = ("/admin/v1/bundle", "application/json");
+    let (create, apply) = ("/admin/v1/bundle", "/admin/v1/bundle/apply");
+    let (json, tar) = ("application/json", "application/x-tar");
     for (body, status, reason) in [
         ("{}", 400, "missing field"),
         (r#"{"job":"0011223344556677"}"#, 404, "no job"),
         (r#"{"job":"x"}"#, 400, "not a job id"),
     ] {
-        let answer = request(Method::POST, bundle, json, body.to_owned()).await.expect(status);
+        let answer = request(Method::POST, create, json, body.to_owned()).await.expect(status);
         assert!(answer.text().contains(reason), "{body}: {}", answer.text());
     }
-    request(Method::GET, bundle, json, String::new()).await.expect(405);
-    let apply = "/admin/v1/bundle/apply";
+    request(Method::GET, create, json, String::new()).await.expect(405);
     request(Method::POST, apply, json, String::new()).await.expect(415);
-    let tar = "application/x-tar";
     let answer = request(Method::POST, apply, tar, "x".repeat(2000)).await.expect(400);
     assert!(answer.text().contains("not a larder bundle"), "{}", answer.text());
     let answer = request(Method::POST, apply, tar, String::new()).await.expect(400);
@@ -306,7 +307,7 @@ async fn an_older_bundle_replaces_nothing_newer() {
     larder.clock.advance(std::time::Duration::from_secs(5));
     let job = warm_up(&larder, &["acme/null"], &["linux_amd64"]).await;
     let newer = bundle_of(&larder, &job, None).await;
-    let importer = Sealed::new(key.sealed());
+    let importer = SealedStore::new(key.sealed());
     assert!(importer.apply(newer, &key.trust()).await.unwrap().ok);
     let contents_before = contents(&importer.folder);
     let receipt = importer.apply(older, &key.trust()).await.unwrap();
@@ -317,6 +318,6 @@ async fn an_older_bundle_replaces_nothing_newer() {
             assert!(contents_after[&name] == file, "{name}");
         }
     }
-    let lists = format!("documents/{HOST}/providers/acme/null/versions");
-    assert!(String::from_utf8_lossy(&contents_after[&lists]).contains("1.3.0"));
+    let version_list = format!("documents/{HOST}/providers/acme/null/versions");
+    assert!(String::from_utf8_lossy(&contents_after[&version_list]).contains("1.3.0"));
 }

@@ -1,4 +1,4 @@
-//! Bundles damaged in transit: every flipped byte is detected, and every truncation is survived.
+//! Bundles damaged in transit: every changed byte is detected, and after every truncation the import can be completed.
 
 use std::io::{Cursor, Read, Write};
 
@@ -8,21 +8,26 @@ use larder::mirror::ApplyError;
 use rand::{Rng, SeedableRng};
 use rustix::process::Signal;
 
-use crate::support::bundle_transfer::{BundleKey, BundleUpload, Sealed, bundle, contents, outcomes, settled_contents};
+use crate::support::bundle_transfer::{
+    BundleKey, BundleUpload, SealedStore, bundle, contents, outcomes, settled_contents,
+};
 use crate::support::eventually;
 use crate::support::larder::Folder;
 use crate::support::process::{Process, command, run, spawn_captured};
-use crate::support::published_module::publish_module;
+use crate::support::published_module::publish_net_module;
 use crate::support::upstream::{FakeUpstream, Provider};
 
-const FLIPS: usize = 200;
+const CHANGED_BYTES: usize = 200;
+
+/// The size of the blocks that a tar consists of: each header is one, and contents are padded to whole ones.
+const TAR_BLOCK: usize = 512;
 
 /// A bundle with two platforms under one SHA256SUMS, another provider, and a module.
 async fn mixed_bundle(key: &BundleKey) -> Vec<u8> {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null").platform("linux_amd64").platform("darwin_arm64"));
     upstream.publish(Provider::new("acme", "other").size(20_000));
-    publish_module(&upstream);
+    publish_net_module(&upstream);
     let addresses = ["acme/null", "acme/other", "acme/net/test"];
     bundle(&upstream, key, &addresses, &["linux_amd64"]).await
 }
@@ -30,14 +35,14 @@ async fn mixed_bundle(key: &BundleKey) -> Vec<u8> {
 /// A file of a bundle: its name, the offset of its header, and the offset of the next header.
 struct BundleFile {
     name: String,
-    from: usize,
-    to: usize,
+    start: usize,
+    end: usize,
     /// The entry that the file belongs to, and its role there; none for the manifest and its signature.
     entry_and_role: Option<(String, String)>,
 }
 
 impl BundleFile {
-    /// Tells if this refusal names both the entry and the damaged file.
+    /// True if this refusal names both the entry and the damaged file.
     fn matches_refusal(&self, entry: &EntryOutcome) -> bool {
         let ApplyOutcome::Refused { why: reason } = &entry.outcome else { return false };
         let (subject, role) = self.entry_and_role.as_ref().unwrap();
@@ -50,26 +55,27 @@ impl BundleFile {
 /// Locates the files of a bundle.
 fn locate_files(bundle: &[u8]) -> Vec<BundleFile> {
     let (mut archive, mut manifest) = (tar::Archive::new(bundle), Vec::new());
-    let mut places = Vec::new();
+    let mut files = Vec::new();
     for entry in archive.entries().unwrap() {
         let mut entry = entry.unwrap();
-        let (from, size) = (entry.raw_header_position() as usize, entry.size() as usize);
+        let (start, size) = (entry.raw_header_position() as usize, entry.size() as usize);
         let name = entry.path().unwrap().display().to_string();
         if name == "larder-bundle.json" {
             entry.read_to_end(&mut manifest).unwrap();
         }
-        places.push(BundleFile { name, from, to: from + 512 + size.div_ceil(512) * 512, entry_and_role: None });
+        let end = start + TAR_BLOCK + size.div_ceil(TAR_BLOCK) * TAR_BLOCK;
+        files.push(BundleFile { name, start, end, entry_and_role: None });
     }
     let manifest = Manifest::read(&manifest).unwrap();
     for (number, file) in manifest.files() {
-        let place = places.iter_mut().find(|place| place.name == file.name()).unwrap();
-        place.entry_and_role = Some((manifest.entries[number].package_ref().to_string(), file.role.to_string()));
+        let located = files.iter_mut().find(|located: &&mut BundleFile| located.name == file.name()).unwrap();
+        located.entry_and_role = Some((manifest.entries[number].package_ref().to_string(), file.role.to_string()));
     }
-    places
+    files
 }
 
-fn file_at(places: &[BundleFile], offset: usize) -> Option<&BundleFile> {
-    places.iter().find(|place| (place.from..place.to).contains(&offset))
+fn file_at(files: &[BundleFile], offset: usize) -> Option<&BundleFile> {
+    files.iter().find(|file| (file.start..file.end).contains(&offset))
 }
 
 fn first_refused(receipt: &Receipt) -> &EntryOutcome {
@@ -78,8 +84,8 @@ fn first_refused(receipt: &Receipt) -> &EntryOutcome {
 }
 
 /// The text of an error or of a receipt.
-fn outcome_text(applied: &Result<Receipt, ApplyError>) -> String {
-    match applied {
+fn outcome_text(result: &Result<Receipt, ApplyError>) -> String {
+    match result {
         Err(error) => error.to_string(),
         Ok(receipt) => serde_json::to_string(receipt).unwrap(),
     }
@@ -87,33 +93,33 @@ fn outcome_text(applied: &Result<Receipt, ApplyError>) -> String {
 
 /// Accidental damage is found in unsigned bundles too.
 #[tokio::test]
-async fn each_of_200_flipped_bytes_is_refused_with_the_name_of_what_it_is_in() {
+async fn each_of_200_changed_bytes_is_refused_with_the_name_of_its_file() {
     let key = BundleKey::new();
     let signed = mixed_bundle(&key).await;
     let unsigned = without_signature(&signed);
-    let lenient = key.trust_or_unsigned();
+    let with_unsigned = key.trust_or_unsigned();
     let mut random = rand::rngs::StdRng::seed_from_u64(7);
-    for number in 0..FLIPS {
-        let (mut bytes, how) =
-            if number % 2 == 0 { (signed.clone(), key.trust()) } else { (unsigned.clone(), lenient.clone()) };
-        let places = locate_files(&bytes);
+    for number in 0..CHANGED_BYTES {
+        let (mut bytes, options) =
+            if number % 2 == 0 { (signed.clone(), key.trust()) } else { (unsigned.clone(), with_unsigned.clone()) };
+        let files = locate_files(&bytes);
         let (offset, flip) = (random.gen_range(0..bytes.len()), random.gen_range(1..=u8::MAX));
         bytes[offset] ^= flip;
-        let there = Sealed::new(key.sealed());
-        let applied = there.apply(bytes, &how).await;
+        let importer = SealedStore::new(key.sealed());
+        let applied = importer.apply(bytes, &options).await;
         let text = outcome_text(&applied);
         assert!(!applied.as_ref().is_ok_and(|receipt| receipt.ok), "byte {offset}: {text}");
-        match file_at(&places, offset) {
+        match file_at(&files, offset) {
             // The manifest covers everything, so nothing is imported if it is damaged.
             Some(BundleFile { name, entry_and_role: None, .. }) => {
                 assert!(applied.is_err(), "byte {offset} of {name}: {text}");
-                assert!(contents(&there.folder).is_empty(), "byte {offset} of {name}");
+                assert!(contents(&importer.folder).is_empty(), "byte {offset} of {name}");
             }
-            Some(place) => {
+            Some(file) => {
                 assert!(
-                    place.matches_refusal(first_refused(&applied.unwrap())),
+                    file.matches_refusal(first_refused(&applied.unwrap())),
                     "byte {offset} of {:?}: {text}",
-                    place.entry_and_role
+                    file.entry_and_role
                 );
             }
             // Damage after the last file: everything is imported, and the damage is reported.
@@ -121,61 +127,64 @@ async fn each_of_200_flipped_bytes_is_refused_with_the_name_of_what_it_is_in() {
         }
         // No refused entry is visible, and the undamaged bundle completes the import.
         if number % 20 == 0 {
-            let receipt = there.apply(signed.clone(), &key.trust()).await.unwrap();
+            let receipt = importer.apply(signed.clone(), &key.trust()).await.unwrap();
             assert!(receipt.ok, "{receipt:#?}");
-            let clean = Sealed::new(key.sealed());
+            let clean = SealedStore::new(key.sealed());
             clean.apply(signed.clone(), &key.trust()).await.unwrap();
-            let (healed, clean) = (contents(&there.folder), contents(&clean.folder));
-            assert_eq!(healed.keys().collect::<Vec<_>>(), clean.keys().collect::<Vec<_>>());
-            assert!(healed == clean);
+            let (completed, clean) = (contents(&importer.folder), contents(&clean.folder));
+            assert_eq!(completed.keys().collect::<Vec<_>>(), clean.keys().collect::<Vec<_>>());
+            assert!(completed == clean);
         }
     }
 }
 
 fn without_signature(signed: &[u8]) -> Vec<u8> {
-    let places = locate_files(signed);
-    let signature = places.iter().find(|place| place.name == "larder-bundle.sig").unwrap();
-    [&signed[..signature.from], &signed[signature.to..]].concat()
+    let files = locate_files(signed);
+    let signature = files.iter().find(|file| file.name == "larder-bundle.sig").unwrap();
+    [&signed[..signature.start], &signed[signature.end..]].concat()
 }
 
 #[tokio::test]
 async fn a_truncated_bundle_stores_its_complete_entries_and_reports_where_it_ended() {
     let key = BundleKey::new();
     let whole = mixed_bundle(&key).await;
-    let places = locate_files(&whole);
-    let mut cuts: Vec<usize> =
-        places.iter().flat_map(|BundleFile { from, to, .. }| [*from, from + 100, from + 512, to - 1]).collect();
+    let files = locate_files(&whole);
+    let mut cuts: Vec<usize> = files
+        .iter()
+        .flat_map(|BundleFile { start, end, .. }| [*start, start + 100, start + TAR_BLOCK, end - 1])
+        .collect();
     cuts.extend([0, 1, whole.len() - 1024, whole.len() - 512, whole.len() - 1]);
     for cut in cuts {
-        let there = Sealed::new(key.sealed());
-        let applied = there.apply(whole[..cut].to_vec(), &key.trust()).await;
+        let importer = SealedStore::new(key.sealed());
+        let applied = importer.apply(whole[..cut].to_vec(), &key.trust()).await;
         let text = outcome_text(&applied);
         assert!(text.contains("truncated"), "{cut}: {text}");
-        assert!(there.folder.partial_downloads().is_empty(), "{cut}");
+        assert!(importer.folder.partial_downloads().is_empty(), "{cut}");
         let Ok(receipt) = applied else {
-            assert!(contents(&there.folder).is_empty(), "{cut}");
+            assert!(contents(&importer.folder).is_empty(), "{cut}");
             continue;
         };
         assert!(!receipt.ok, "{cut}");
         // A cut inside a file is reported with its entry and role.
-        if let Some(place) = file_at(&places, cut) {
-            let (subject, role) = place.entry_and_role.as_ref().unwrap();
+        if let Some(file) = file_at(&files, cut) {
+            let (subject, role) = file.entry_and_role.as_ref().unwrap();
             let ended = receipt.ended.as_deref().unwrap();
             assert!(ended.starts_with(&format!("{subject}: its {role} ")), "{cut}: {ended}");
-            assert!(place.matches_refusal(first_refused(&receipt)), "{cut}: {receipt:#?}");
+            assert!(file.matches_refusal(first_refused(&receipt)), "{cut}: {receipt:#?}");
         }
-        let words: Vec<String> = outcomes(&receipt).into_iter().map(|(_, word)| word).collect();
-        let applied = words.iter().take_while(|word| *word == "applied").count();
-        let rest: Vec<&str> = words[applied..].iter().map(String::as_str).collect();
+        let words: Vec<String> = outcomes(&receipt).into_iter().map(|(_, outcome)| outcome).collect();
+        let applied_count = words.iter().take_while(|outcome| *outcome == "applied").count();
+        let rest: Vec<&str> = words[applied_count..].iter().map(String::as_str).collect();
         assert!(
             rest.is_empty()
-                || (rest[0] == "refused" && rest[1..].iter().all(|word| *word == "missed" || *word == "not_reached")),
+                || (rest[0] == "refused"
+                    && rest[1..].iter().all(|outcome| *outcome == "missed" || *outcome == "not_reached")),
             "{cut}: {words:?}"
         );
-        let again = there.apply(whole.clone(), &key.trust()).await.unwrap();
+        let again = importer.apply(whole.clone(), &key.trust()).await.unwrap();
         assert!(again.ok, "{cut}: {again:#?}");
-        let stored = outcomes(&again).into_iter().filter(|(_, word)| word == "held").count();
-        assert_eq!(stored, applied, "{cut}: {again:#?}");
+        let already_stored = outcomes(&again).into_iter().filter(|(_, outcome)| outcome == "held").count();
+        assert_eq!(already_stored, applied_count, "{cut}: {again:#?}");
     }
 }
 
@@ -186,13 +195,14 @@ struct Parts {
 }
 
 impl Parts {
-    fn of(bundle: &[u8]) -> Self {
-        let list = PartList::empty(Timestamp(1), PART as u64);
+    fn split(bundle: &[u8]) -> Self {
+        let list = PartList::empty(Timestamp(1), PART_BYTES as u64);
         let mut writer = PartsWriter::new(list, |_: &str| Ok(Cursor::new(Vec::new())), |_, _| Ok(()));
         writer.write_all(bundle).unwrap();
-        Self { list: writer.end().unwrap().list, parts: bundle.chunks(PART).map(<[u8]>::to_vec).collect() }
+        Self { list: writer.end().unwrap().list, parts: bundle.chunks(PART_BYTES).map(<[u8]>::to_vec).collect() }
     }
 
+    /// A reader of the whole bundle.
     fn read(&self) -> impl Read + Send + use<> {
         let (names, parts) = (self.list.parts.clone(), self.parts.clone());
         PartsReader::new(self.list.clone(), move |name: &str| {
@@ -201,9 +211,9 @@ impl Parts {
     }
 }
 
-const PART: usize = 1 << 20;
+const PART_BYTES: usize = 1 << 20;
 
-/// Parts have their own digests: the error names the damaged part as well as the entry.
+/// Each part has a digest of its own: the error names the damaged part as well as the entry.
 #[tokio::test]
 async fn damage_in_one_of_several_parts_is_named_as_in_a_whole_bundle() {
     let (upstream, key) = (FakeUpstream::start().await, BundleKey::new());
@@ -211,38 +221,39 @@ async fn damage_in_one_of_several_parts_is_named_as_in_a_whole_bundle() {
         upstream.publish(Provider::new("acme", name).size(900_000));
     }
     let whole = bundle(&upstream, &key, &["acme/one", "acme/two", "acme/three"], &["linux_amd64"]).await;
-    let places = locate_files(&whole);
-    let applied = async |parts: &Parts| Sealed::new(key.sealed()).apply_from(parts.read(), &key.trust()).await;
-    assert!(applied(&Parts::of(&whole)).await.unwrap().ok);
+    let files = locate_files(&whole);
+    let apply = async |parts: &Parts| SealedStore::new(key.sealed()).apply_from(parts.read(), &key.trust()).await;
+    assert!(apply(&Parts::split(&whole)).await.unwrap().ok);
     let mut random = rand::rngs::StdRng::seed_from_u64(8);
-    let mut offset: Vec<usize> = (0..FLIPS / 5).map(|_| random.gen_range(0..whole.len())).collect();
+    let mut offsets: Vec<usize> = (0..CHANGED_BYTES / 5).map(|_| random.gen_range(0..whole.len())).collect();
     // At least one byte of each file, however small.
-    offset.extend(places.iter().map(|place| place.from + 512));
-    for offset in offset {
-        let mut parts = Parts::of(&whole);
-        let part = PartList::part_name(offset / PART + 1);
-        parts.parts[offset / PART][offset % PART] ^= random.gen_range(1..=u8::MAX);
-        let flipped = applied(&parts).await;
-        let text = outcome_text(&flipped);
-        parts.parts[offset / PART].truncate(offset % PART);
-        let truncated = applied(&parts).await;
-        match file_at(&places, offset) {
+    offsets.extend(files.iter().map(|file| file.start + TAR_BLOCK));
+    for offset in offsets {
+        let mut parts = Parts::split(&whole);
+        let part_name = PartList::part_name(offset / PART_BYTES + 1);
+        parts.parts[offset / PART_BYTES][offset % PART_BYTES] ^= random.gen_range(1..=u8::MAX);
+        let changed = apply(&parts).await;
+        let text = outcome_text(&changed);
+        parts.parts[offset / PART_BYTES].truncate(offset % PART_BYTES);
+        let truncated = apply(&parts).await;
+        match file_at(&files, offset) {
             Some(BundleFile { entry_and_role: None, .. }) => {
-                assert!(flipped.is_err() && truncated.is_err(), "byte {offset}: {text}")
+                assert!(changed.is_err() && truncated.is_err(), "byte {offset}: {text}")
             }
-            Some(place) => {
-                let (flipped, truncated) = (flipped.unwrap(), truncated.unwrap());
+            Some(file) => {
+                let (changed, truncated) = (changed.unwrap(), truncated.unwrap());
                 assert!(
-                    place.matches_refusal(first_refused(&flipped)),
+                    file.matches_refusal(first_refused(&changed)),
                     "byte {offset} of {:?}: {text}",
-                    place.entry_and_role
+                    file.entry_and_role
                 );
-                let ended = flipped.ended.unwrap();
-                let is_found = ended.contains(&format!("{part} has changed")) || ended.contains("was altered");
-                assert!(is_found, "byte {offset}: {ended}");
-                assert!(place.matches_refusal(first_refused(&truncated)), "byte {offset}: {truncated:#?}");
+                let ended = changed.ended.unwrap();
+                let names_the_change =
+                    ended.contains(&format!("{part_name} has changed")) || ended.contains("was altered");
+                assert!(names_the_change, "byte {offset}: {ended}");
+                assert!(file.matches_refusal(first_refused(&truncated)), "byte {offset}: {truncated:#?}");
                 let ended = truncated.ended.unwrap();
-                assert!(ended.contains(&format!("{part} ends too early")), "byte {offset}: {ended}");
+                assert!(ended.contains(&format!("{part_name} ends too early")), "byte {offset}: {ended}");
             }
             None => assert!(text.contains("does not end after its manifest's files"), "byte {offset}: {text}"),
         }
@@ -254,43 +265,43 @@ async fn bytes_behind_the_end_of_a_bundle_are_refused() {
     let key = BundleKey::new();
     let mut bytes = mixed_bundle(&key).await;
     bytes.push(0);
-    let receipt = Sealed::new(key.sealed()).apply(bytes, &key.trust()).await.unwrap();
+    let receipt = SealedStore::new(key.sealed()).apply(bytes, &key.trust()).await.unwrap();
     assert!(!receipt.ok && receipt.ended.unwrap().contains("data follows the end"));
 }
 
 /// `kill -9` during an import, at several points; the next import completes it.
 #[tokio::test]
-async fn a_running_larder_that_is_killed_in_the_middle_takes_the_rest_the_next_time() {
+async fn an_import_that_a_kill_of_larder_interrupts_is_completed_by_the_next() {
     let key = BundleKey::new();
     let whole = mixed_bundle(&key).await;
-    let clean = Sealed::new(key.sealed());
+    let clean = SealedStore::new(key.sealed());
     clean.apply(whole.clone(), &key.trust()).await.unwrap();
     let clean = contents(&clean.folder);
     for part in 1..8 {
         let folder = Folder::new();
         let running = Process::start(&key.sealed().store_at(&folder), folder.path());
-        let giving = BundleUpload::to(&running, &folder);
-        let some = whole.len() * part / 8;
-        giving.send_piece(&whole[..some]).await;
-        // Half of the kills wait until something was imported; the others come at once.
+        let upload = BundleUpload::start(&running, &folder);
+        let sent_bytes = whole.len() * part / 8;
+        upload.send_piece(&whole[..sent_bytes]).await;
+        // Half of the kills wait until a document was imported; the others come at once.
         if part % 2 == 0 {
-            eventually("something came in", async || (!folder.files("documents").is_empty()).then_some(())).await;
+            eventually("a document is imported", async || (!folder.files("documents").is_empty()).then_some(())).await;
         }
         running.kill();
-        giving.disconnect().await;
-        let there = Sealed::open(key.sealed(), &folder);
-        let receipt = there.apply(whole.clone(), &key.trust()).await.unwrap();
+        upload.disconnect().await;
+        let importer = SealedStore::open(key.sealed(), &folder);
+        let receipt = importer.apply(whole.clone(), &key.trust()).await.unwrap();
         assert!(receipt.ok, "{part} of 8: {receipt:#?}");
         assert!(contents(&folder) == clean, "{part} of 8");
     }
 }
 
-/// The command opens the store itself.
+/// No larder runs: the command opens the store itself.
 #[tokio::test]
-async fn a_command_that_is_killed_in_the_middle_takes_the_rest_the_next_time() {
-    const MANY: usize = 16;
+async fn an_import_that_a_kill_of_the_command_interrupts_is_completed_by_the_next() {
+    const PROVIDERS: usize = 16;
     let (upstream, key) = (FakeUpstream::start().await, BundleKey::new());
-    let names: Vec<String> = (0..MANY).map(|number| format!("p{number}")).collect();
+    let names: Vec<String> = (0..PROVIDERS).map(|number| format!("p{number}")).collect();
     for name in &names {
         upstream.publish(Provider::new("acme", name).size(2_000_000));
     }
@@ -303,38 +314,41 @@ async fn a_command_that_is_killed_in_the_middle_takes_the_rest_the_next_time() {
     std::fs::write(&file, &whole).unwrap();
     let arguments = ["bundle", "apply", file.to_str().unwrap(), "--config", config.to_str().unwrap()];
     let (mut child, _, _) = spawn_captured(command(folder.path(), &arguments));
-    eventually("something came in", async || (!folder.blobs().is_empty()).then_some(())).await;
+    eventually("an archive is imported", async || (!folder.blobs().is_empty()).then_some(())).await;
     child.send(Signal::KILL);
     child.wait_for_exit().await;
-    assert!(folder.blobs().len() < MANY, "it was killed too late to say anything");
+    assert!(folder.blobs().len() < PROVIDERS, "the whole bundle was imported before the kill");
     let output = run(command(folder.path(), &arguments)).await;
     assert_eq!(output.code, Some(0), "{output:?}");
     assert!(output.out.contains("already stored"), "{output:?}");
-    let clean = Sealed::new(key.sealed());
+    let clean = SealedStore::new(key.sealed());
     clean.apply(whole, &key.trust()).await.unwrap();
     assert!(settled_contents(key.sealed(), &folder).await == contents(&clean.folder));
 }
 
-/// The receipt is the last event.
+/// The event of an entry comes when the entry is done; the receipt is the last event.
 #[tokio::test]
 async fn the_outcome_of_each_entry_is_reported_as_it_happens() {
     let key = BundleKey::new();
     let whole = mixed_bundle(&key).await;
-    let there = Sealed::new(key.sealed());
-    let (tell, receiver) = std::sync::mpsc::channel();
-    let receipt =
-        there.apply_with_events(Cursor::new(whole), &key.trust(), move |step| tell.send(step).unwrap()).await.unwrap();
-    let steps: Vec<ApplyEvent> = receiver.into_iter().filter(|step| !matches!(step, ApplyEvent::Read { .. })).collect();
+    let importer = SealedStore::new(key.sealed());
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let receipt = importer
+        .apply_with_events(Cursor::new(whole), &key.trust(), move |event| sender.send(event).unwrap())
+        .await
+        .unwrap();
+    let events: Vec<ApplyEvent> =
+        receiver.into_iter().filter(|event| !matches!(event, ApplyEvent::Read { .. })).collect();
     assert!(
-        matches!(steps.first(), Some(ApplyEvent::Begun { entries, .. }) if *entries == receipt.entries.len() as u64)
+        matches!(events.first(), Some(ApplyEvent::Begun { entries, .. }) if *entries == receipt.entries.len() as u64)
     );
-    assert!(matches!(steps.last(), Some(ApplyEvent::Done { receipt: told }) if *told == receipt));
-    let entries: Vec<_> = steps
+    assert!(matches!(events.last(), Some(ApplyEvent::Done { receipt: reported }) if *reported == receipt));
+    let entries: Vec<_> = events
         .into_iter()
-        .filter_map(|step| if let ApplyEvent::Entry(entry) = step { Some(entry) } else { None })
+        .filter_map(|event| if let ApplyEvent::Entry(entry) = event { Some(entry) } else { None })
         .collect();
     assert_eq!(entries, receipt.entries);
-    let kept = std::fs::read(receipt.kept.clone().unwrap()).unwrap();
-    let kept: Receipt = serde_json::from_slice(&kept).unwrap();
-    assert_eq!(kept, Receipt { kept: None, ..receipt });
+    let receipt_file = std::fs::read(receipt.kept.clone().unwrap()).unwrap();
+    let stored_receipt: Receipt = serde_json::from_slice(&receipt_file).unwrap();
+    assert_eq!(stored_receipt, Receipt { kept: None, ..receipt });
 }

@@ -5,7 +5,7 @@ use larder::bundle::{ApplyOutcome, Receipt};
 use serde_json::Value;
 
 use crate::support::bundle_commands::{run_larder_in, write_config_of_running};
-use crate::support::bundle_transfer::{BundleKey, BundleUpload, Sealed, bundle, receipt_in, settled_contents};
+use crate::support::bundle_transfer::{BundleKey, BundleUpload, SealedStore, bundle, receipt_in, settled_contents};
 use crate::support::eventually;
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::process::Process;
@@ -39,7 +39,7 @@ fn entry_name(name: &str) -> String {
 
 /// Sends the whole bundle and returns the receipt.
 async fn send_bundle(larder: &Process, folder: &Folder, bytes: &[u8]) -> Receipt {
-    let upload = BundleUpload::to(larder, folder);
+    let upload = BundleUpload::start(larder, folder);
     upload.send_piece(bytes).await;
     receipt_in(&upload.finish().await.expect(200))
 }
@@ -67,7 +67,7 @@ async fn an_entry_that_the_disk_refuses_is_reported_and_stored_by_the_next_apply
 
 /// Asserts that the store equals one that imported the bundle without interruption.
 async fn assert_complete_import(key: &BundleKey, folder: &Folder, bytes: Vec<u8>) {
-    let clean = Sealed::new(key.sealed());
+    let clean = SealedStore::new(key.sealed());
     assert!(clean.apply(bytes, &key.trust()).await.unwrap().ok);
     let clean = settled_contents(key.sealed(), &clean.close().await).await;
     assert!(settled_contents(key.sealed(), folder).await == clean);
@@ -88,7 +88,7 @@ async fn a_disk_that_fills_during_an_import_leaves_no_partial_archive_and_is_rep
     let blobs = disk.store().join("blobs/sha256");
     let stored = || std::fs::read_dir(&blobs).map_or(0, Iterator::count);
 
-    let upload = BundleUpload::to(&disk.larder, &folder);
+    let upload = BundleUpload::start(&disk.larder, &folder);
     upload.send_piece(&bytes[..ARCHIVE_BYTES + ARCHIVE_BYTES / 2]).await;
     eventually("the first archive is stored", async || (stored() == 1).then_some(())).await;
     disk.leave_free(0);
@@ -103,7 +103,7 @@ async fn a_disk_that_fills_during_an_import_leaves_no_partial_archive_and_is_rep
     assert!(disk.larder.get(&path).await.expect(200).body.len() >= ARCHIVE_BYTES);
 
     // The other archives do not fit, which larder reports before it stores any of them.
-    let upload = BundleUpload::to(&disk.larder, &folder);
+    let upload = BundleUpload::start(&disk.larder, &folder);
     upload.send_piece(&bytes).await;
     let text = upload.finish().await.expect(507).text();
     assert!(text.contains("the disk of the store is full"), "{text}");

@@ -33,7 +33,7 @@ fn write_new_config(builder: &Builder, folder: &Folder, running: &Process) {
 /// Promise 15: an unsigned bundle must be asked for explicitly, before anything is fetched for it.
 #[tokio::test]
 async fn an_unsigned_bundle_needs_the_unsigned_option() {
-    let (upstream, folder, there) = (upstream_publishing_null().await, Folder::new(), Folder::new());
+    let (upstream, folder, import_folder) = (upstream_publishing_null().await, Folder::new(), Folder::new());
     let work = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("mirror.toml"), Larder::mirroring(&upstream).store_at(&folder).config_text())
         .unwrap();
@@ -46,10 +46,10 @@ async fn an_unsigned_bundle_needs_the_unsigned_option() {
 
     let output = create_bundle(work.path(), &folder, "out.tar", &["--unsigned"]).await;
     assert_eq!(output.code, Some(0), "{output:?}");
-    std::fs::write(there.path().join("mirror.toml"), sealed().store_at(&there).config_text()).unwrap();
-    let output = run_larder_in(work.path(), &there, &["bundle", "apply", "out.tar"]).await;
+    std::fs::write(import_folder.path().join("mirror.toml"), sealed().store_at(&import_folder).config_text()).unwrap();
+    let output = run_larder_in(work.path(), &import_folder, &["bundle", "apply", "out.tar"]).await;
     assert!(output.code == Some(1) && output.err.contains("it is not signed"), "{output:?}");
-    let output = run_larder_in(work.path(), &there, &["bundle", "apply", "out.tar", "--unsigned"]).await;
+    let output = run_larder_in(work.path(), &import_folder, &["bundle", "apply", "out.tar", "--unsigned"]).await;
     assert_eq!(output.code, Some(0), "{output:?}");
 }
 
@@ -98,18 +98,18 @@ async fn a_key_that_the_running_larder_has_not_read_yet_is_named_and_works_after
 /// Promise 15: a file of another kind is distinguished from an altered bundle.
 #[tokio::test]
 async fn a_file_that_is_no_bundle_is_refused_before_anything_is_sent() {
-    let (there, work) = (Folder::new(), tempfile::tempdir().unwrap());
-    let importer = Process::start(&sealed().store_at(&there), there.path());
-    write_config_of_running(&there, &importer);
+    let (import_folder, work) = (Folder::new(), tempfile::tempdir().unwrap());
+    let importer = Process::start(&sealed().store_at(&import_folder), import_folder.path());
+    write_config_of_running(&import_folder, &importer);
     let zip = [&b"PK\x03\x04"[..], &[7; 4000]].concat();
     for (name, bytes) in [("key", &b"ed25519-private:AAAA\n"[..]), ("null.zip", &zip), ("tar", &[0; 10_240])] {
         std::fs::write(work.path().join(name), bytes).unwrap();
-        let output = run_larder_in(work.path(), &there, &["bundle", "apply", name]).await;
+        let output = run_larder_in(work.path(), &import_folder, &["bundle", "apply", name]).await;
         assert_eq!(output.code, Some(1), "{name}: {output:?}");
         assert!(output.err.contains(&format!("larder: {name}: not a larder bundle")), "{name}: {output:?}");
     }
     // A file that could be the start of a bundle is reported as truncated.
     std::fs::write(work.path().join("cut"), "larder-bun").unwrap();
-    let output = run_larder_in(work.path(), &there, &["bundle", "apply", "cut"]).await;
+    let output = run_larder_in(work.path(), &import_folder, &["bundle", "apply", "cut"]).await;
     assert!(output.code == Some(1) && output.err.contains("truncated"), "{output:?}");
 }

@@ -7,11 +7,15 @@ use larder::clock::Clock;
 
 use crate::support::bundle_transfer::{BundleKey, applied_receipt, apply_bundle, bundle, bundle_of, outcomes, warm_up};
 use crate::support::larder::{HOST, Larder};
-use crate::support::published_module::publish_module;
+use crate::support::published_module::publish_net_module;
 use crate::support::until;
 use crate::support::upstream::{FakeUpstream, Module, Provider, Target};
 
-/// An upstream with acme/NAME 1.2.0 of 300 kB each.
+/// The time between two uses of archives. Eviction compares the seconds of their last uses, so each use needs a later
+/// second than the one before.
+const BETWEEN_USES: Duration = Duration::from_secs(120);
+
+/// An upstream with version 1.2.0 of these providers of acme; each archive has 300 kB.
 async fn upstream_publishing(names: &[&str]) -> FakeUpstream {
     let upstream = FakeUpstream::start().await;
     for name in names {
@@ -20,11 +24,12 @@ async fn upstream_publishing(names: &[&str]) -> FakeUpstream {
     upstream
 }
 
-/// Fetches an archive by its download document and returns its path.
+/// Fetches an archive by its download document and returns its path. The clock then advances, so that a later use
+/// counts as more recent.
 async fn install(larder: &Larder, name: &str) -> String {
     let path = larder.archive_path(name, "1.2.0").await;
     larder.get(&path).await.expect(200);
-    larder.clock.advance(Duration::from_secs(120));
+    larder.clock.advance(BETWEEN_USES);
     path
 }
 
@@ -51,7 +56,7 @@ async fn stored_archives_of_a_bundle_are_not_evicted_for_its_other_archives() {
     assert!(larder.get(&other).await.expect(200).has_cache_status("larder; hit"));
     assert_eq!(larder.folder.blobs().len(), 3);
     // After the import, the archives of the bundle are evicted like any other.
-    larder.clock.advance(Duration::from_secs(120));
+    larder.clock.advance(BETWEEN_USES);
     for name in ["two", "three", "four"] {
         install(&larder, name).await;
     }
@@ -75,8 +80,8 @@ async fn a_bundle_that_fits_only_if_its_own_archives_are_evicted_is_refused_at_o
     until("acme/one is evicted", async || larder.folder.blobs().len() == 1).await;
 }
 
-/// Promise 8: an origin that only a bundle's discovery document names gets no credential until the upstream names it
-/// too.
+/// Promise 8: a discovery document may come from a bundle. The origin that it names gets no credential until a
+/// discovery document of the upstream itself names it.
 #[tokio::test]
 async fn an_origin_that_only_a_bundle_names_gets_no_credential() {
     let (registry, services, key) = (FakeUpstream::start().await, FakeUpstream::start().await, BundleKey::new());
@@ -114,11 +119,11 @@ async fn an_origin_that_only_a_bundle_names_gets_no_credential() {
 }
 
 /// A bundle from a larder whose clock is half a minute ahead, so that its documents are newer.
-async fn newer_bundle(upstream: &FakeUpstream, key: &BundleKey, subject: &[&str]) -> Vec<u8> {
+async fn newer_bundle(upstream: &FakeUpstream, key: &BundleKey, addresses: &[&str]) -> Vec<u8> {
     let clock = Clock::system();
     clock.advance(Duration::from_secs(30));
     let exporter = key.with_signing_key(Larder::mirroring(upstream)).clock(&clock).start().await;
-    let job = warm_up(&exporter, subject, &["linux_amd64"]).await;
+    let job = warm_up(&exporter, addresses, &["linux_amd64"]).await;
     bundle_of(&exporter, &job, None).await
 }
 
@@ -126,12 +131,14 @@ fn null(version: &str) -> Provider {
     Provider::new("acme", "null").version(version)
 }
 
-fn publish_net_module(upstream: &FakeUpstream, version: &str) {
-    publish_module(upstream);
+/// Publishes acme/net/test 1.0.0, and the same archive as this version.
+fn publish_net_module_twice(upstream: &FakeUpstream, version: &str) {
+    publish_net_module(upstream);
     upstream.publish_module(Module::new("acme", "net", "test").version(version).at("/files/net.tar.gz"));
 }
 
-/// Stored versions stay listed whatever list is imported, each entry as its own upstream wrote it.
+/// Stored versions stay listed whatever version list is imported, and their entries stay as their own upstream wrote
+/// them.
 #[tokio::test]
 async fn an_imported_version_list_hides_no_stored_version() {
     let (mut upstream, elsewhere, key) = (FakeUpstream::start().await, FakeUpstream::start().await, BundleKey::new());
@@ -139,8 +146,8 @@ async fn an_imported_version_list_hides_no_stored_version() {
         upstream.publish(null(version).protocols(&["5.7"]));
     }
     elsewhere.publish(null("1.2.0"));
-    publish_net_module(&upstream, "2.0.0");
-    publish_module(&elsewhere);
+    publish_net_module_twice(&upstream, "2.0.0");
+    publish_net_module(&elsewhere);
     let bytes = newer_bundle(&elsewhere, &key, &["acme/null", "acme/net/test"]).await;
     let larder = key.with_trusted_key(Larder::mirroring(&upstream)).start().await;
     warm_up(&larder, &["acme/null@1.3.0", "acme/net/test@2.0.0"], &["linux_amd64"]).await;
@@ -164,12 +171,12 @@ async fn an_imported_version_list_hides_no_stored_version() {
     }
 }
 
-/// The cached list may be newer than the bundle and lack the bundle's versions.
+/// The cached version list may be newer than the bundle and not have the versions of the bundle.
 #[tokio::test]
 async fn versions_of_a_bundle_are_listed_beside_a_newer_cached_list() {
     let (mut upstream, key) = (FakeUpstream::start().await, BundleKey::new());
     upstream.publish(null("1.2.0"));
-    publish_net_module(&upstream, "2.0.0");
+    publish_net_module_twice(&upstream, "2.0.0");
     let bytes = bundle(&upstream, &key, &["acme/null", "acme/net/test"], &["linux_amd64"]).await;
     let zip = upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64");
     upstream.publish(null("1.3.0"));
@@ -209,7 +216,7 @@ async fn a_fetch_in_flight_does_not_replace_a_newer_document_of_a_bundle() {
         .start()
         .await;
     upstream.forget_requests();
-    let gate = upstream.hold(Target::Versions);
+    let gate = upstream.hold_body(Target::Versions);
     let list_request = async { larder.versions("null").await.expect(200).text() };
     let import = async {
         upstream.wait_for(Target::Versions, 1).await;
@@ -225,8 +232,8 @@ async fn a_fetch_in_flight_does_not_replace_a_newer_document_of_a_bundle() {
     assert_eq!(upstream.count_of(Target::Versions), 1);
 }
 
-/// A discovery document that was fetched from another `url` (a larder behind a larder) is never used for this upstream,
-/// so the import keeps the cached one.
+/// The larder that made a bundle may have fetched the discovery document from another `url` than this larder would.
+/// Such a document is never used here: the import keeps the cached one.
 #[tokio::test]
 async fn a_discovery_document_from_another_url_does_not_replace_the_upstreams_own() {
     let (mut upstream, elsewhere, key) = (FakeUpstream::start().await, FakeUpstream::start().await, BundleKey::new());

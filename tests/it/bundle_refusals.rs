@@ -8,13 +8,13 @@ use larder::digest::Digest;
 use serde_json::{Value, json};
 
 use crate::support::bundle_transfer::{
-    BundleKey, Sealed, bundle, bundle_made_at, bundle_of, contents, outcomes, refusal, sealed, warm_up,
+    BundleKey, SealedStore, bundle, bundle_made_at, bundle_of, contents, outcomes, refusal, sealed, warm_up,
 };
 use crate::support::git::{Format, pack};
 use crate::support::http::{client, get, send};
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::process::{Process, command, run};
-use crate::support::published_module::publish_module;
+use crate::support::published_module::publish_net_module;
 use crate::support::upstream::{FakeUpstream, Module, Provider, SigningKey as PublisherKey};
 
 async fn null_bundle(key: &BundleKey, provider: Provider) -> Vec<u8> {
@@ -32,8 +32,8 @@ async fn net_bundle(key: &BundleKey, text: &str) -> Vec<u8> {
     bundle(&upstream, key, &["acme/net/test"], &[]).await
 }
 
-/// The files that a store names archives with, and their blobs.
-fn served(folder: &Folder) -> Vec<String> {
+/// The files that an import of archives adds to a store: package records and archives.
+fn records_and_archives(folder: &Folder) -> Vec<String> {
     contents(folder).into_keys().filter(|name| name.starts_with("blobs/") || name.starts_with("names/")).collect()
 }
 
@@ -80,17 +80,17 @@ async fn an_untrusted_bundle_is_refused_before_anything_changes() {
     let larder = Larder::mirroring(&upstream).start().await;
     let job = warm_up(&larder, &["acme/null"], &["linux_amd64"]).await;
     let unsigned = bundle_of(&larder, &job, None).await;
-    let there = Sealed::new(key.sealed());
+    let importer = SealedStore::new(key.sealed());
     for (name, bytes, reason) in
         [("another key", &signed, "not in [bundle] trusted_keys"), ("no key", &unsigned, "it is not signed")]
     {
-        let error = there.apply(bytes.clone(), &key.trust()).await.unwrap_err().to_string();
+        let error = importer.apply(bytes.clone(), &key.trust()).await.unwrap_err().to_string();
         assert!(error.contains(reason) && error.contains("--unsigned"), "{name}: {error}");
-        assert!(contents(&there.folder).is_empty() && there.folder.files("receipts").is_empty(), "{name}");
+        assert!(contents(&importer.folder).is_empty() && importer.folder.files("receipts").is_empty(), "{name}");
     }
-    let lenient = key.trust_or_unsigned();
+    let with_unsigned = key.trust_or_unsigned();
     for (name, bytes) in [("another key", signed), ("no key", unsigned)] {
-        let receipt = there.apply(bytes, &lenient).await.unwrap();
+        let receipt = importer.apply(bytes, &with_unsigned).await.unwrap();
         assert!(receipt.ok && !receipt.trusted, "{name}: {receipt:#?}");
     }
 }
@@ -102,7 +102,7 @@ enum Lie {
 }
 
 impl Lie {
-    fn tell(&self, entry: &mut BundleEntry) {
+    fn apply_to(&self, entry: &mut BundleEntry) {
         match (self, entry) {
             (Self::Provider(change), BundleEntry::Provider(entry)) => change(entry),
             (Self::Module(change), BundleEntry::Module(entry)) => change(entry),
@@ -113,43 +113,47 @@ impl Lie {
 
 /// `--unsigned` skips the check of the bundle's signer only: the publishers' signatures are verified as always.
 #[tokio::test]
-async fn a_manifest_that_lies_is_found_out_by_what_is_in_the_bundle() {
+async fn a_false_statement_of_a_manifest_is_refuted_by_the_files_of_the_bundle() {
     let key = BundleKey::new();
     let upstream = FakeUpstream::start().await;
     upstream.publish(null().platform("linux_amd64").platform("darwin_arm64"));
-    publish_module(&upstream);
+    publish_net_module(&upstream);
     let bytes = bundle(&upstream, &key, &["acme/null", "acme/net/test"], &["linux_amd64"]).await;
-    let lenient = key.trust_or_unsigned();
+    let with_unsigned = key.trust_or_unsigned();
     let lies = [
         (
             "another platform",
-            Lie::Provider(|it| it.platform = Platform::parse("darwin_arm64").unwrap()),
+            Lie::Provider(|entry| entry.platform = Platform::parse("darwin_arm64").unwrap()),
             "download document",
         ),
-        ("another version", Lie::Provider(|it| it.version = Version::parse("9.9.9").unwrap()), "which is not that of"),
-        ("another signer", Lie::Provider(|it| it.signed_by = Some("F00D".to_owned())), "names key F00D"),
-        ("another tree", Lie::Module(|it| it.tree = Digest::of(b"another")), "its tree has digest"),
-        ("no such folder", Lie::Module(|it| it.subdir = Some("not/there".to_owned())), "has no folder not/there"),
-        ("a folder outside", Lie::Module(|it| it.subdir = Some("../..".to_owned())), "its subdir is not a path"),
+        (
+            "another version",
+            Lie::Provider(|entry| entry.version = Version::parse("9.9.9").unwrap()),
+            "which is not that of",
+        ),
+        ("another signer", Lie::Provider(|entry| entry.signed_by = Some("F00D".to_owned())), "names key F00D"),
+        ("another tree", Lie::Module(|entry| entry.tree = Digest::of(b"another")), "its tree has digest"),
+        ("no such folder", Lie::Module(|entry| entry.subdir = Some("not/there".to_owned())), "has no folder not/there"),
+        ("a folder outside", Lie::Module(|entry| entry.subdir = Some("../..".to_owned())), "its subdir is not a path"),
         // Clients unpack archives with their own code and may read another tree from another packer's output.
-        ("another packer", Lie::Module(|it| it.packer += 1), "made by another packer"),
+        ("another packer", Lie::Module(|entry| entry.packer += 1), "made by another packer"),
     ];
     for (name, lie, reason) in lies {
-        let change = |entry: &mut BundleEntry| lie.tell(entry);
-        let there = Sealed::new(key.sealed());
-        let receipt = there.apply(with_changed_entries(&bytes, None, change), &lenient).await.unwrap();
+        let change = |entry: &mut BundleEntry| lie.apply_to(entry);
+        let importer = SealedStore::new(key.sealed());
+        let receipt = importer.apply(with_changed_entries(&bytes, None, change), &with_unsigned).await.unwrap();
         assert!(!receipt.ok, "{name}");
-        let (_, output) = refusal(&receipt);
-        assert!(output.contains(reason), "{name}: {output}");
+        let (_, refusal_reason) = refusal(&receipt);
+        assert!(refusal_reason.contains(reason), "{name}: {refusal_reason}");
         // A refused entry leaves nothing that could be served.
-        let kept = contents(&there.folder);
-        assert_eq!(kept.keys().filter(|file| file.starts_with("names/")).count(), 1, "{name}: {:?}", kept.keys());
-        assert_eq!(there.folder.blobs().len(), 1, "{name}");
+        let stored = contents(&importer.folder);
+        assert_eq!(stored.keys().filter(|file| file.starts_with("names/")).count(), 1, "{name}: {:?}", stored.keys());
+        assert_eq!(importer.folder.blobs().len(), 1, "{name}");
         // A trusted signature does not make a false entry acceptable.
         let signed = with_changed_entries(&bytes, Some(&key.key), change);
-        let receipt = Sealed::new(key.sealed()).apply(signed, &key.trust()).await.unwrap();
+        let receipt = SealedStore::new(key.sealed()).apply(signed, &key.trust()).await.unwrap();
         assert!(refusal(&receipt).1.contains(reason), "{name}");
-        let receipt = there.apply(bytes.clone(), &key.trust()).await.unwrap();
+        let receipt = importer.apply(bytes.clone(), &key.trust()).await.unwrap();
         assert!(receipt.ok, "{name}, then the truth: {receipt:#?}");
     }
 }
@@ -162,18 +166,19 @@ async fn a_signed_bundle_does_not_replace_the_publishers_signature() {
     let provider = provider.listed_keys(&[PublisherKey::new_key()]);
     let upstream = FakeUpstream::start().await;
     upstream.publish(provider);
-    let lax =
+    let exporter =
         key.with_signing_key(Larder::mirroring(&upstream).upstream_lines("verification = \"checksum\"")).start().await;
-    let job = warm_up(&lax, &["acme/null"], &["linux_amd64"]).await;
-    let bytes = bundle_of(&lax, &job, None).await;
-    let there = Sealed::new(key.sealed());
-    let receipt = there.apply(bytes.clone(), &key.trust()).await.unwrap();
+    let job = warm_up(&exporter, &["acme/null"], &["linux_amd64"]).await;
+    let bytes = bundle_of(&exporter, &job, None).await;
+    let importer = SealedStore::new(key.sealed());
+    let receipt = importer.apply(bytes.clone(), &key.trust()).await.unwrap();
     let (subject, reason) = refusal(&receipt);
     assert_eq!(subject, NULL);
     assert!(reason.contains("verification failed"), "{reason}");
-    assert!(there.folder.blobs().is_empty() && there.folder.partial_downloads().is_empty());
-    let lax = Sealed::new(key.with_trusted_key(sealed().upstream_lines("verification = \"checksum\"")));
-    assert!(lax.apply(bytes, &key.trust()).await.unwrap().ok);
+    assert!(importer.folder.blobs().is_empty() && importer.folder.partial_downloads().is_empty());
+    let checksum_importer =
+        SealedStore::new(key.with_trusted_key(sealed().upstream_lines("verification = \"checksum\"")));
+    assert!(checksum_importer.apply(bytes, &key.trust()).await.unwrap().ok);
 }
 
 /// A republished version gets the same verdict from a bundle as from an upstream: with a foreign key or another tree it
@@ -201,23 +206,23 @@ async fn a_version_that_is_not_the_first_seen_one_is_refused_until_it_is_accepte
         ),
     ];
     for (name, [first, other], (subject, reason), (proposed, selector)) in rows {
-        let there = Sealed::new(key.sealed());
-        assert!(there.apply(first, &key.trust()).await.unwrap().ok, "{name}");
-        let before = served(&there.folder);
-        let receipt = there.apply(other.clone(), &key.trust()).await.unwrap();
+        let importer = SealedStore::new(key.sealed());
+        assert!(importer.apply(first, &key.trust()).await.unwrap().ok, "{name}");
+        let before = records_and_archives(&importer.folder);
+        let receipt = importer.apply(other.clone(), &key.trust()).await.unwrap();
         let (refused, why) = refusal(&receipt);
         assert_eq!(refused, subject, "{name}");
         assert!(why.contains(reason) && why.contains(&format!("--accept {proposed}")), "{name}: {why}");
         assert!(!why.contains("larder accept"), "{name}: {why}");
-        assert_eq!(served(&there.folder), before, "{name}");
-        let alarms = there.mirror.library.alarms();
+        assert_eq!(records_and_archives(&importer.folder), before, "{name}");
+        let alarms = importer.mirror.library.alarms();
         assert_eq!(alarms.len(), 1, "{name}: {alarms:?}");
         assert_eq!(alarms[0].resolve, Some(format!("larder bundle apply BUNDLE --accept {proposed}")), "{name}");
         let mut accepting = key.trust();
         accepting.accept = vec![PackageSelector::parse(selector, &Hostname::parse(HOST).unwrap()).unwrap()];
-        let receipt = there.apply(other, &accepting).await.unwrap();
+        let receipt = importer.apply(other, &accepting).await.unwrap();
         assert!(receipt.ok, "{name}: {receipt:#?}");
-        assert_eq!((there.folder.blobs().len(), there.mirror.library.alarms().len()), (2, 0), "{name}");
+        assert_eq!((importer.folder.blobs().len(), importer.mirror.library.alarms().len()), (2, 0), "{name}");
     }
 }
 
@@ -226,32 +231,32 @@ async fn a_version_that_is_not_the_first_seen_one_is_refused_until_it_is_accepte
 async fn an_unknown_signing_key_is_accepted_only_from_a_trusted_bundle() {
     let (key, foreign) = (BundleKey::new(), BundleKey::new());
     let next = || null().version("1.3.0").signed_by(&PublisherKey::new_key());
-    let there = Sealed::new(key.sealed());
-    assert!(there.apply(null_bundle(&key, null()).await, &key.trust()).await.unwrap().ok);
-    let before = there.folder.blobs();
-    let lenient = key.trust_or_unsigned();
+    let importer = SealedStore::new(key.sealed());
+    assert!(importer.apply(null_bundle(&key, null()).await, &key.trust()).await.unwrap().ok);
+    let before = importer.folder.blobs();
+    let with_unsigned = key.trust_or_unsigned();
     for _ in 0..2 {
         // A refused entry leaves no record, so the second attempt is refused too.
-        let receipt = there.apply(null_bundle(&foreign, next()).await, &lenient).await.unwrap();
+        let receipt = importer.apply(null_bundle(&foreign, next()).await, &with_unsigned).await.unwrap();
         let (subject, reason) = refusal(&receipt);
         assert_eq!(subject, NULL.replace("1.2.0", "1.3.0"));
         assert!(reason.contains("is not known for this provider"), "{reason}");
-        assert_eq!(there.folder.blobs(), before);
+        assert_eq!(importer.folder.blobs(), before);
     }
-    assert!(there.apply(null_bundle(&key, next()).await, &key.trust()).await.unwrap().ok);
+    assert!(importer.apply(null_bundle(&key, next()).await, &key.trust()).await.unwrap().ok);
 }
 
 /// Promise 14: a key from an untrusted bundle is not recorded as a key of the provider.
 #[tokio::test]
 async fn an_unsigned_bundle_makes_no_key_known_for_a_provider() {
     let (key, foreign, stranger) = (BundleKey::new(), BundleKey::new(), PublisherKey::new_key());
-    let there = Sealed::new(key.sealed());
-    let lenient = key.trust_or_unsigned();
-    let brought = null_bundle(&foreign, null().signed_by(&stranger)).await;
-    assert!(there.apply(brought, &lenient).await.unwrap().ok);
-    let folder = there.folder.clone();
-    there.mirror.library.close().await.unwrap();
-    drop(there);
+    let importer = SealedStore::new(key.sealed());
+    let with_unsigned = key.trust_or_unsigned();
+    let strangers_bundle = null_bundle(&foreign, null().signed_by(&stranger)).await;
+    assert!(importer.apply(strangers_bundle, &with_unsigned).await.unwrap().ok);
+    let folder = importer.folder.clone();
+    importer.mirror.library.close().await.unwrap();
+    drop(importer);
 
     let upstream = FakeUpstream::start().await;
     upstream.publish(null().version("1.3.0"));
@@ -268,18 +273,18 @@ async fn an_unsigned_bundle_makes_no_key_known_for_a_provider() {
 }
 
 #[tokio::test]
-async fn a_new_edition_by_the_same_publisher_is_taken_with_an_alarm() {
+async fn a_new_edition_by_the_same_publisher_is_imported_with_an_alarm() {
     let key = BundleKey::new();
     let (first, second) = (null_bundle(&key, null()).await, null_bundle(&key, null().edition(2)).await);
-    let there = Sealed::new(key.sealed());
-    assert!(there.apply(first, &key.trust()).await.unwrap().ok);
-    let receipt = there.apply(second, &key.trust()).await.unwrap();
+    let importer = SealedStore::new(key.sealed());
+    assert!(importer.apply(first, &key.trust()).await.unwrap().ok);
+    let receipt = importer.apply(second, &key.trust()).await.unwrap();
     assert!(receipt.ok);
-    let order = serde_json::to_value(&receipt.entries).unwrap();
-    let notes: Vec<&str> = order.as_array().unwrap().iter().filter_map(|order| order["note"].as_str()).collect();
-    let [note] = notes[..] else { panic!("{order:#}") };
+    let entries = serde_json::to_value(&receipt.entries).unwrap();
+    let notes: Vec<&str> = entries.as_array().unwrap().iter().filter_map(|entry| entry["note"].as_str()).collect();
+    let [note] = notes[..] else { panic!("{entries:#}") };
     assert!(note.contains("published again") && note.contains("lock files"), "{note}");
-    let alarms = serde_json::to_value(there.mirror.library.alarms()).unwrap();
+    let alarms = serde_json::to_value(importer.mirror.library.alarms()).unwrap();
     assert_eq!(alarms[0]["kind"], "republished");
 }
 
@@ -292,14 +297,14 @@ async fn a_bundle_that_does_not_fit_is_refused_before_anything_is_stored() {
     upstream.publish(Provider::new("acme", "large").size(2_000_000));
     let small = bundle(&upstream, &key, &["acme/null"], &["linux_amd64"]).await;
     let both = bundle(&upstream, &key, &["acme/null", "acme/large"], &["linux_amd64"]).await;
-    let there = Sealed::new(key.with_trusted_key(sealed().store("max_size = \"1MiB\"")));
-    assert!(there.apply(small, &key.trust()).await.unwrap().ok);
-    let before = contents(&there.folder);
-    let error = there.apply(both.clone(), &key.trust()).await.unwrap_err().to_string();
+    let importer = SealedStore::new(key.with_trusted_key(sealed().store("max_size = \"1MiB\"")));
+    assert!(importer.apply(small, &key.trust()).await.unwrap().ok);
+    let before = contents(&importer.folder);
+    let error = importer.apply(both.clone(), &key.trust()).await.unwrap_err().to_string();
     assert!(error.contains("offline nothing is evicted"), "{error}");
-    assert!(contents(&there.folder) == before && there.folder.partial_downloads().is_empty());
-    let roomy = Sealed::new(key.with_trusted_key(sealed().store("max_size = \"4MiB\"")));
-    assert!(roomy.apply(both, &key.trust()).await.unwrap().ok);
+    assert!(contents(&importer.folder) == before && importer.folder.partial_downloads().is_empty());
+    let larger_importer = SealedStore::new(key.with_trusted_key(sealed().store("max_size = \"4MiB\"")));
+    assert!(larger_importer.apply(both, &key.trust()).await.unwrap().ok);
 }
 
 #[tokio::test]
@@ -307,10 +312,10 @@ async fn entries_of_a_registry_that_is_no_upstream_are_refused_by_name() {
     let key = BundleKey::new();
     let bytes = null_bundle(&key, null()).await;
     let elsewhere = Larder::builder().upstream("registry.example", "http://127.0.0.1:9/", "").network("offline = true");
-    let there = Sealed::new(key.with_trusted_key(elsewhere));
-    let error = there.apply(bytes, &key.trust()).await.unwrap_err().to_string();
+    let importer = SealedStore::new(key.with_trusted_key(elsewhere));
+    let error = importer.apply(bytes, &key.trust()).await.unwrap_err().to_string();
     assert!(error.contains(&format!("the bundle is of {HOST}")) && error.contains("[[upstream]]"), "{error}");
-    assert!(contents(&there.folder).is_empty());
+    assert!(contents(&importer.folder).is_empty());
 }
 
 #[tokio::test]
@@ -319,10 +324,10 @@ async fn the_admin_listener_refuses_before_it_reads_a_body() {
     let bytes = null_bundle(&key, null().size(2_000_000)).await;
     let folder = Folder::new();
     let store = "max_size = \"1MiB\"";
-    let tight = Process::start(&key.with_trusted_key(sealed().store(store)).store_at(&folder), folder.path());
+    let running = Process::start(&key.with_trusted_key(sealed().store(store)).store_at(&folder), folder.path());
     let token = std::fs::read_to_string(folder.path().join("admin-token")).unwrap();
     let apply = async |body: Vec<u8>| {
-        let request = client().post(format!("{}/admin/v1/bundle/apply", tight.admin())).bearer_auth(&token);
+        let request = client().post(format!("{}/admin/v1/bundle/apply", running.admin())).bearer_auth(&token);
         send(request.header("content-type", "application/x-tar").body(body)).await.unwrap()
     };
     let output = apply(bytes.clone()).await.expect(507).json();
@@ -331,7 +336,7 @@ async fn the_admin_listener_refuses_before_it_reads_a_body() {
     let output = apply(unsigned).await.expect(400).json();
     assert!(output["errors"][0].as_str().unwrap().contains("not signed"), "{output}");
     assert!(contents(&folder).is_empty());
-    let inventory = get(&format!("{}/admin/v1/inventory", tight.admin())).await.expect(200);
+    let inventory = get(&format!("{}/admin/v1/inventory", running.admin())).await.expect(200);
     assert!(Inventory::read(&inventory.body).unwrap().is_empty());
 }
 
@@ -354,6 +359,7 @@ async fn a_command_prints_the_reason_of_a_refused_bundle() {
     assert_eq!(output.code, Some(0), "{output:?}");
     assert!(output.out.contains("which is not trusted here"), "{output:?}");
     let mut altered = bytes.clone();
+    // A byte of the last file: a tar ends with 1024 bytes of zeros.
     let offset = altered.len() - 1024 - 700;
     altered[offset] ^= 1;
     std::fs::write(&file, &altered).unwrap();
@@ -405,13 +411,13 @@ async fn a_refused_entry_does_not_block_the_others() {
     let zip = upstream.archive_bytes("acme", "three", "1.2.0", "linux_amd64");
     let offset = bytes.windows(zip.len()).position(|window| window == zip).unwrap();
     bytes[offset + 99] ^= 0x20;
-    let there = Sealed::new(key.sealed());
-    let receipt = there.apply(bytes, &key.trust()).await.unwrap();
+    let importer = SealedStore::new(key.sealed());
+    let receipt = importer.apply(bytes, &key.trust()).await.unwrap();
     let (subject, reason) = refusal(&receipt);
     assert_eq!(subject, format!("{HOST}/acme/three 1.2.0 (linux_amd64)"));
     assert!(reason.contains("its archive was altered"), "{reason}");
     let applied = outcomes(&receipt).into_iter().filter(|(_, word)| word == "applied").count();
-    assert_eq!((applied, there.folder.blobs().len()), (receipt.entries.len() - 1, 2));
+    assert_eq!((applied, importer.folder.blobs().len()), (receipt.entries.len() - 1, 2));
 }
 
 /// A signature does not prove that a bundle is recent. A replayed one, from before a version was withdrawn, shows only
@@ -424,16 +430,16 @@ async fn a_replayed_bundle_reports_its_age_and_is_refused_beyond_max_age() {
     let larder = key.with_signing_key(Larder::mirroring(&upstream)).start().await;
     let job = warm_up(&larder, &["acme/null"], &["linux_amd64"]).await;
     let old = bundle_made_at(&larder, &job, None, 1_000_000_000).await;
-    let there = Sealed::new(key.sealed());
-    assert!(there.mirror.operations.status().last_bundle.is_none());
+    let importer = SealedStore::new(key.sealed());
+    assert!(importer.mirror.operations.status().last_bundle.is_none());
     let mut bounded = key.trust();
     bounded.max_age = Some(Duration::from_secs(30 * 24 * 3600));
-    let refused = there.apply(old.clone(), &bounded).await.unwrap_err().to_string();
+    let refused = importer.apply(old.clone(), &bounded).await.unwrap_err().to_string();
     assert!(refused.contains("2001-09-09") && refused.contains("max_age (30days)"), "{refused}");
-    assert!(contents(&there.folder).is_empty() && there.folder.files("receipts").is_empty());
+    assert!(contents(&importer.folder).is_empty() && importer.folder.files("receipts").is_empty());
 
-    let receipt = there.apply(old, &key.trust()).await.unwrap();
+    let receipt = importer.apply(old, &key.trust()).await.unwrap();
     assert!(receipt.ok && receipt.age_seconds() > 20 * 365 * 24 * 3600, "{receipt:#?}");
-    let last = there.mirror.operations.status().last_bundle.unwrap();
+    let last = importer.mirror.operations.status().last_bundle.unwrap();
     assert_eq!((last.created.0, last.applied), (1_000_000_000, receipt.applied));
 }

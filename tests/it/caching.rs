@@ -98,10 +98,10 @@ async fn a_304_renews_the_age_and_keeps_the_bytes() {
 async fn caching_headers_of_upstream_are_ignored() {
     for cache_control in ["no-store, no-cache, max-age=0", "public, max-age=31536000, immutable"] {
         let upstream = upstream_with_null().await;
-        let page =
+        let response =
             Response::builder().header("content-type", "application/json").header("cache-control", cache_control);
-        let page = page.header("expires", "Thu, 01 Jan 1970 00:00:00 GMT").header("pragma", "no-cache");
-        upstream.serve("/v1/providers/acme/null/versions", page.body("{\"versions\":[]}".into()).unwrap());
+        let response = response.header("expires", "Thu, 01 Jan 1970 00:00:00 GMT").header("pragma", "no-cache");
+        upstream.serve("/v1/providers/acme/null/versions", response.body("{\"versions\":[]}".into()).unwrap());
         let larder = Larder::mirroring(&upstream).start().await;
         assert_eq!(larder.versions("null").await.expect(200).header("cache-control"), "no-cache");
         larder.clock.advance(seconds(300 - MARGIN_SECONDS));
@@ -140,7 +140,7 @@ async fn a_silent_upstream_delays_a_request_by_patience_and_its_late_answer_is_u
     cache_all_documents(&larder).await;
     upstream.publish(Provider::new("acme", "null").version("1.3.0"));
     upstream.forget_requests();
-    let gate = upstream.stall(Target::Versions);
+    let gate = upstream.hold_headers(Target::Versions);
     larder.clock.advance(seconds(300));
     let start = Instant::now();
     let stale = larder.versions("null").await.expect(200);
@@ -158,7 +158,9 @@ async fn a_silent_upstream_delays_a_request_by_patience_and_its_late_answer_is_u
 async fn a_response_made_of_several_documents_waits_for_patience_once() {
     let upstream = FakeUpstream::start().await;
     let platforms = ["linux_amd64", "linux_arm64", "darwin_arm64"];
-    upstream.publish(platforms.iter().fold(Provider::new("acme", "null"), |it, platform| it.platform(platform)));
+    upstream.publish(
+        platforms.iter().fold(Provider::new("acme", "null"), |provider, platform| provider.platform(platform)),
+    );
     let larder =
         Larder::mirroring(&upstream).upstream_lines("patience = \"4s\"").answer_within(seconds(60)).start().await;
     for platform in platforms {
@@ -166,7 +168,7 @@ async fn a_response_made_of_several_documents_waits_for_patience_once() {
     }
     let first = larder.get(VERSION_JSON).await.expect(200);
     larder.clock.advance(seconds(24 * 3600));
-    let _gate = upstream.stall(Target::Everything);
+    let _gate = upstream.hold_headers(Target::Everything);
     let timed_get = async |path: &str| {
         let start = Instant::now();
         (larder.get(path).await.expect(200), start.elapsed())
@@ -234,13 +236,13 @@ async fn every_kind_of_response_is_served_without_upstream() {
     // The h1 hash is computed after the archive is stored.
     until("the `h1:` hash is recorded", async || larder.get(VERSION_JSON).await.text().contains("h1:")).await;
     let mut documents_before = Vec::new();
-    for target in [LIST, DOCUMENT, DISCOVERY, INDEX, VERSION_JSON] {
-        documents_before.push((path(target), larder.get(&path(target)).await.expect(200).body));
+    for name in [LIST, DOCUMENT, DISCOVERY, INDEX, VERSION_JSON] {
+        documents_before.push((path(name), larder.get(&path(name)).await.expect(200).body));
     }
     upstream.stop().await;
-    for (target, body) in documents_before {
-        let stale = larder.get(&target).await.expect(200);
-        assert_eq!((stale.header("cache-status"), &stale.body), ("larder; hit; detail=stale", &body), "{target}");
+    for (request_path, body) in documents_before {
+        let stale = larder.get(&request_path).await.expect(200);
+        assert_eq!((stale.header("cache-status"), &stale.body), ("larder; hit; detail=stale", &body), "{request_path}");
     }
     for (file, body) in files.iter().zip(files_before) {
         let stored = larder.get(file).await.expect(200);
@@ -329,6 +331,7 @@ async fn an_unlisted_archive_url_costs_one_upstream_request() {
             larder.get(&url).await.expect(404);
         }
         assert_eq!(upstream.count_of(target.clone()), 1, "{version}");
+        // The default of `not_found` is 30 s.
         larder.clock.advance(seconds(31));
         larder.get(&url).await.expect(404);
         assert_eq!(upstream.count_of(target), 2, "{version}");

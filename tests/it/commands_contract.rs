@@ -144,7 +144,7 @@ async fn the_log_is_json_when_the_environment_asks_for_it() {
     assert!(output.code == Some(78) && output.err.contains("LARDER_LOG has \"loud\""), "{output:?}");
 }
 
-/// Promise 15: a user who may not read the token is told that, not that the token is wrong.
+/// Promise 15: the error says that the user may not read the token, not that the token is wrong.
 #[tokio::test]
 async fn a_command_of_another_user_names_the_token_and_who_may_read_it() {
     let (upstream, folder, user) = (FakeUpstream::start().await, Folder::new(), AnotherUser::new());

@@ -80,7 +80,8 @@ async fn a_deleted_versions_first_seen_record_is_written_before_it_is_evicted() 
     larder.document("null", "1.2.0").await.expect(502);
 }
 
-fn first_seen(folder: &Folder) -> PathBuf {
+/// The first-seen record of acme/null 1.2.0.
+fn first_seen_record(folder: &Folder) -> PathBuf {
     folder.files("seen").into_iter().find(|file| file.ends_with("null/1.2.0.json")).unwrap()
 }
 
@@ -89,7 +90,7 @@ async fn purge_removes_nothing_where_a_first_seen_record_cannot_be_read() {
     let upstream = upstream_with(edition(1)).await;
     let larder = Larder::mirroring(&upstream).start().await;
     install(&larder).await;
-    let seen = first_seen(&larder.folder);
+    let seen = first_seen_record(&larder.folder);
     let original = replace_with_newer_format(&seen);
     let report = larder.run_command("purge", NULL).await;
     let error = &report.errors[0];
@@ -107,7 +108,7 @@ async fn verify_rewrites_a_first_seen_record_at_once() {
     let upstream = upstream_with(edition(1)).await;
     let larder = Larder::mirroring(&upstream).start().await;
     install(&larder).await;
-    let seen = first_seen(&larder.folder);
+    let seen = first_seen_record(&larder.folder);
     std::fs::write(&seen, "no record").unwrap();
     let output = crate::support::verify_steps::verify(&larder).await;
     assert_eq!(output[1]["record"], "the first-seen record of registry.terraform.io/acme/null 1.2.0", "{output:?}");

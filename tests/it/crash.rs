@@ -21,8 +21,12 @@ async fn a_kill_before_the_first_byte_leaves_nothing_and_the_next_start_fetches(
     let upstream = FakeUpstream::start().await;
     upstream.publish(large());
     let folder = Folder::new();
-    for is_silent in [true, false] {
-        let gate = if is_silent { upstream.stall(Target::Archive) } else { upstream.hold(Target::Archive) };
+    for is_before_headers in [true, false] {
+        let gate = if is_before_headers {
+            upstream.hold_headers(Target::Archive)
+        } else {
+            upstream.hold_body(Target::Archive)
+        };
         upstream.forget_requests();
         let larder = start(&upstream, &folder);
         let path = larder.archive_path("null").await;

@@ -256,10 +256,10 @@ async fn a_damaged_record_is_quarantined_and_rewritten() {
 async fn an_archive_without_a_package_record_is_adopted_without_a_fetch() {
     let mut upstream = upstream_with_small_and_large().await;
     for (name, _) in SIZES {
-        for damaged in [true, false] {
+        for is_damaged in [true, false] {
             let (folder, path) = closed_store_with_archive(&upstream, name).await;
             let record = only_record(&folder, "linux_amd64.json");
-            if damaged {
+            if is_damaged {
                 flip_the_middle(&record)
             } else {
                 std::fs::remove_file(&record).unwrap()
@@ -328,10 +328,10 @@ async fn a_missing_archive_with_a_package_record_is_fetched_again() {
     }
 }
 
-/// Damages the index in this folder.
+/// A way to damage the index in this folder.
 type IndexDamage = fn(&Path);
 
-fn each_file(index: &Path, damage: impl Fn(&Path)) {
+fn for_each_file(index: &Path, damage: impl Fn(&Path)) {
     let mut folders = vec![index.to_owned()];
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder).unwrap() {
@@ -343,22 +343,23 @@ fn each_file(index: &Path, damage: impl Fn(&Path)) {
 
 const INDEX_DAMAGES: [(&str, IndexDamage); 7] = [
     ("garbled", |index| {
-        each_file(index, |file| {
+        for_each_file(index, |file| {
             let content = std::fs::read(file).unwrap();
             std::fs::write(file, content.iter().map(|byte| byte ^ 0xa5).collect::<Vec<u8>>()).unwrap();
         });
     }),
     ("some flipped bits", |index| {
-        each_file(index, |file| {
+        for_each_file(index, |file| {
             let mut content = std::fs::read(file).unwrap();
+            // One bit in every 97 bytes, but for the first 40.
             content.iter_mut().skip(40).step_by(97).for_each(|byte| *byte ^= 1);
             std::fs::write(file, content).unwrap();
         });
     }),
-    ("replaced by noise", |index| each_file(index, |file| std::fs::write(file, [7; 5000]).unwrap())),
-    ("empty files", |index| each_file(index, |file| std::fs::write(file, "").unwrap())),
+    ("replaced by noise", |index| for_each_file(index, |file| std::fs::write(file, [7; 5000]).unwrap())),
+    ("empty files", |index| for_each_file(index, |file| std::fs::write(file, "").unwrap())),
     ("cut in half", |index| {
-        each_file(index, |file| {
+        for_each_file(index, |file| {
             let length = file.metadata().unwrap().len();
             std::fs::File::options().write(true).open(file).unwrap().set_len(length / 2).unwrap();
         });

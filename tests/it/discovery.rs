@@ -4,7 +4,7 @@ use http::Response;
 
 use crate::support::http::{Answer, client, get, send};
 use crate::support::larder::{Folder, HOST, Larder};
-use crate::support::published_module::publish_module;
+use crate::support::published_module::publish_net_module;
 use crate::support::until;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 
@@ -453,11 +453,11 @@ async fn a_508_for_one_clients_cdn_loop_is_not_shared_with_others() {
     ] {
         let upstream = FakeUpstream::start().await;
         publish_null(&upstream);
-        publish_module(&upstream);
+        publish_net_module(&upstream);
         let larder = Larder::mirroring(&upstream).start().await;
         let path = if target == Target::Archive { larder.archive_path("null", "1.2.0").await } else { path };
         upstream.fault_once(target.clone(), Fault::Status(508));
-        let gate = upstream.stall(target.clone());
+        let gate = upstream.hold_headers(target.clone());
         let url = format!("{}{path}", larder.base());
         let with_cdn_loop =
             tokio::spawn(send(client().get(&url).header("cdn-loop", "larder;id=1, other, larder;id=2")));
@@ -491,8 +491,8 @@ async fn a_508_from_upstream_is_passed_on_and_not_retried() {
 #[tokio::test]
 async fn media_type_parameters_do_not_matter() {
     let upstream = FakeUpstream::start().await;
-    let page = Response::builder().header("content-type", "Application/JSON; charset=utf-8");
-    upstream.serve(WELL_KNOWN, page.body(r#"{"providers.v1":"/v1/providers/"}"#.to_owned()).unwrap());
+    let response = Response::builder().header("content-type", "Application/JSON; charset=utf-8");
+    upstream.serve(WELL_KNOWN, response.body(r#"{"providers.v1":"/v1/providers/"}"#.to_owned()).unwrap());
     let larder = Larder::mirroring(&upstream).start().await;
     let answer = get(&format!("{}{}", larder.base(), discovery_of(HOST))).await.expect(200);
     assert!(is_json(&answer));

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::support::command_setup::{CommandSetup, json};
 use crate::support::doctor_setup::{
-    DoctorReport, configure_client, doctor, enable_tls, examine, exporter_and_tree, providers, registry, write,
+    DoctorReport, configure_client, doctor, enable_tls, examine, providers_url, registry, small_store_setup, write,
 };
 use crate::support::larder::HOST;
 use crate::support::ports::free_port;
@@ -36,7 +36,7 @@ fn files_below(folder: &Path) -> Vec<String> {
 #[tokio::test]
 async fn the_doctor_reports_a_healthy_setup_and_changes_nothing() {
     let upstream = registry().await;
-    let setup = exporter_and_tree(&upstream);
+    let setup = small_store_setup(&upstream);
     let larder = setup.serve();
     configure_client(&setup);
     // The start may fetch discovery too: complete that before counting requests.
@@ -72,7 +72,7 @@ async fn the_doctor_reports_a_healthy_setup_and_changes_nothing() {
 #[tokio::test]
 async fn each_check_is_a_line_with_its_advice_below() {
     let mut upstream = registry().await;
-    let setup = exporter_and_tree(&upstream);
+    let setup = small_store_setup(&upstream);
     let _larder = setup.serve();
     configure_client(&setup);
     let output = run(doctor(&setup, &[], &[])).await;
@@ -102,7 +102,7 @@ async fn a_configuration_that_does_not_load_is_reported_problem_by_problem() {
 #[tokio::test]
 async fn without_a_running_larder_the_other_checks_still_run() {
     let upstream = registry().await;
-    let setup = exporter_and_tree(&upstream);
+    let setup = small_store_setup(&upstream);
     configure_client(&setup);
     let report = examine(&setup, &[]).await;
     report.assert_fails(&["running"], "no larder runs");
@@ -115,7 +115,7 @@ async fn without_a_running_larder_the_other_checks_still_run() {
 #[tokio::test]
 async fn a_larder_with_another_configuration_is_distinguished_from_none() {
     let upstream = registry().await;
-    let mut setup = exporter_and_tree(&upstream);
+    let mut setup = small_store_setup(&upstream);
     let _larder = setup.serve();
     configure_client(&setup);
     let original_config = setup.text.clone();
@@ -134,7 +134,7 @@ async fn a_larder_with_another_configuration_is_distinguished_from_none() {
 #[tokio::test]
 async fn another_program_on_the_port_of_the_admin_listener_is_reported() {
     let upstream = registry().await;
-    let mut setup = exporter_and_tree(&upstream);
+    let mut setup = small_store_setup(&upstream);
     let _larder = setup.serve();
     let port = setup.text.split("[admin]\nlisten = \"127.0.0.1:").nth(1).unwrap().split('"').next().unwrap().to_owned();
     let upstream_port = url::Url::parse(&upstream.origin()).unwrap().port().unwrap();
@@ -151,7 +151,7 @@ async fn another_program_on_the_port_of_the_admin_listener_is_reported() {
 #[tokio::test]
 async fn an_upstream_that_is_down_is_reported_as_refusing() {
     let mut upstream = registry().await;
-    let setup = exporter_and_tree(&upstream);
+    let setup = small_store_setup(&upstream);
     let _larder = setup.serve();
     configure_client(&setup);
     upstream.stop().await;
@@ -161,7 +161,7 @@ async fn an_upstream_that_is_down_is_reported_as_refusing() {
 #[tokio::test]
 async fn an_upstream_whose_name_does_not_resolve_fails_its_name_check() {
     let upstream = registry().await;
-    let mut setup = exporter_and_tree(&upstream);
+    let mut setup = small_store_setup(&upstream);
     setup.text = setup.text.replace(&upstream.origin(), "https://no-such-registry.invalid");
     let _larder = setup.serve();
     configure_client(&setup);
@@ -172,10 +172,10 @@ async fn an_upstream_whose_name_does_not_resolve_fails_its_name_check() {
 #[tokio::test]
 async fn each_kind_of_upstream_failure_has_its_own_error() {
     let upstream = registry().await;
-    let setup = exporter_and_tree(&upstream);
+    let setup = small_store_setup(&upstream);
     let _larder = setup.serve();
     configure_client(&setup);
-    for (target, fault, id, output) in [
+    for (target, fault, id, finding) in [
         (Target::Discovery, Fault::Html, "upstream.discovery", "expected application/json, got text/html"),
         (Target::Discovery, Fault::InvalidJson, "upstream.discovery", "is not a JSON object"),
         (Target::Discovery, Fault::Status(503), "upstream.discovery", "answered 503"),
@@ -191,7 +191,7 @@ async fn each_kind_of_upstream_failure_has_its_own_error() {
         (Target::Versions, Fault::Status(500), "upstream.list", "answered 500"),
     ] {
         upstream.fault(target, fault);
-        examine(&setup, &[]).await.assert_fails(&[id], output);
+        examine(&setup, &[]).await.assert_fails(&[id], finding);
         upstream.clear_faults();
     }
     upstream.fault(Target::Versions, Fault::Status(404));
@@ -202,7 +202,7 @@ async fn each_kind_of_upstream_failure_has_its_own_error() {
 async fn an_upstream_with_an_untrusted_certificate_fails_its_tls_check() {
     let upstream = FakeUpstream::builder().tls().start().await;
     upstream.publish(Provider::new("hashicorp", "null"));
-    let mut setup = exporter_and_tree(&upstream);
+    let mut setup = small_store_setup(&upstream);
     let larder = setup.serve();
     configure_client(&setup);
     let report = examine(&setup, &[]).await;
@@ -221,7 +221,7 @@ async fn an_upstream_with_an_untrusted_certificate_fails_its_tls_check() {
 #[tokio::test]
 async fn an_upstream_that_never_answers_is_not_waited_for() {
     let upstream = registry().await;
-    let setup = exporter_and_tree(&upstream);
+    let setup = small_store_setup(&upstream);
     configure_client(&setup);
     let admin = setup.text.split("[admin]\nlisten = \"").nth(1).unwrap().split('"').next().unwrap().to_owned();
     let _silent = std::net::TcpListener::bind(admin).unwrap();
@@ -234,7 +234,7 @@ async fn an_upstream_that_never_answers_is_not_waited_for() {
 #[tokio::test]
 async fn the_doctor_sends_nothing_upstream_when_the_configuration_is_offline() {
     let upstream = registry().await;
-    let mut setup = exporter_and_tree(&upstream);
+    let mut setup = small_store_setup(&upstream);
     setup.text = format!("{}[network]\noffline = true\n", setup.text);
     let _larder = setup.serve();
     configure_client(&setup);
@@ -248,7 +248,7 @@ async fn the_doctor_sends_nothing_upstream_when_the_configuration_is_offline() {
 #[tokio::test]
 async fn the_doctor_sends_nothing_upstream_when_only_the_running_larder_is_offline() {
     let upstream = registry().await;
-    let mut setup = exporter_and_tree(&upstream);
+    let mut setup = small_store_setup(&upstream);
     let online = setup.text.clone();
     setup.text.push_str("[network]\noffline = true\n");
     let _larder = setup.serve();
@@ -264,7 +264,7 @@ async fn the_doctor_sends_nothing_upstream_when_only_the_running_larder_is_offli
 #[tokio::test]
 async fn offline_urls_of_the_client_configuration_are_not_probed() {
     let upstream = registry().await;
-    let mut setup = exporter_and_tree(&upstream);
+    let mut setup = small_store_setup(&upstream);
     setup.text = format!("{}[network]\noffline = true\n", setup.text);
     let _larder = setup.serve();
     let (upstream_providers, modules) = (upstream.providers_url(), format!("{}/v1/modules/", upstream.origin()));
@@ -276,12 +276,12 @@ async fn offline_urls_of_the_client_configuration_are_not_probed() {
 #[tokio::test]
 async fn a_clock_that_is_off_by_a_day_fails_and_one_by_minutes_is_a_warning() {
     let upstream = registry().await;
-    let setup = exporter_and_tree(&upstream);
+    let setup = small_store_setup(&upstream);
     let _larder = setup.serve();
     configure_client(&setup);
-    for (seconds, output) in [(86_400, "1day behind"), (-86_400, "1day ahead of")] {
+    for (seconds, finding) in [(86_400, "1day behind"), (-86_400, "1day ahead of")] {
         upstream.fault(Target::Discovery, Fault::ClockOff(seconds));
-        examine(&setup, &[]).await.assert_fails(&["clock"], output);
+        examine(&setup, &[]).await.assert_fails(&["clock"], finding);
         upstream.clear_faults();
     }
     upstream.fault(Target::Discovery, Fault::ClockOff(1200));
@@ -291,7 +291,7 @@ async fn a_clock_that_is_off_by_a_day_fails_and_one_by_minutes_is_a_warning() {
 #[tokio::test]
 async fn a_missing_token_is_distinguished_from_a_wrong_one() {
     let upstream = registry().await;
-    let setup = exporter_and_tree(&upstream);
+    let setup = small_store_setup(&upstream);
     let _larder = setup.serve();
     configure_client(&setup);
     let file = setup.home.path().join("admin-token");
@@ -312,7 +312,7 @@ async fn a_missing_token_is_distinguished_from_a_wrong_one() {
 #[tokio::test]
 async fn a_store_that_cannot_be_created_fails_the_store_check() {
     let upstream = registry().await;
-    let mut setup = exporter_and_tree(&upstream);
+    let mut setup = small_store_setup(&upstream);
     write(&setup, "file", "no folder");
     let file = setup.home.path().join("file").display().to_string();
     let path = format!("path = \"{}\"", setup.home.path().display());
@@ -344,7 +344,7 @@ async fn a_store_that_cannot_be_written_fails_the_store_check() {
         return;
     }
     let upstream = registry().await;
-    let setup = exporter_and_tree(&upstream);
+    let setup = small_store_setup(&upstream);
     let _larder = setup.serve();
     configure_client(&setup);
     let v1 = setup.home.path().join("v1").display().to_string();
@@ -361,7 +361,7 @@ async fn a_disk_that_is_nearly_full_fails_the_disk_check() {
         return;
     }
     let upstream = registry().await;
-    let setup = exporter_and_tree(&upstream);
+    let setup = small_store_setup(&upstream);
     configure_client(&setup);
     let store = setup.home.path().join("v1");
     std::fs::create_dir_all(&store).unwrap();
@@ -371,11 +371,11 @@ async fn a_disk_that_is_nearly_full_fails_the_disk_check() {
         .assert_fails(&["running", "disk"], "nearly full: 40.0 MiB free of 40.0 MiB");
 }
 
-/// With such a limit, the store would fill its disk before larder evicts anything.
+/// The store would fill its disk before larder evicts anything.
 #[tokio::test]
 async fn a_limit_that_is_larger_than_the_disk_is_a_warning() {
     let upstream = registry().await;
-    let mut setup = exporter_and_tree(&upstream);
+    let mut setup = small_store_setup(&upstream);
     setup.text = setup.text.replace("64MiB", "900PiB");
     let _larder = setup.serve();
     configure_client(&setup);
@@ -393,7 +393,7 @@ async fn a_listener_certificate_that_clients_would_reject_fails_the_check() {
         (&["127.0.0.1"], false, Some("not trusted here")),
         (&["mirror.example"], true, Some("is for mirror.example, and not for this name")),
     ] {
-        let mut setup = exporter_and_tree(&upstream);
+        let mut setup = small_store_setup(&upstream);
         let (certificate, key) = ca.issue(names);
         enable_tls(&mut setup, &certificate, &key);
         write(&setup, "ca.pem", &ca.pem());
@@ -406,7 +406,7 @@ async fn a_listener_certificate_that_clients_would_reject_fails_the_check() {
                 report.assert_warns("client.files", "no CLI configuration");
                 assert!(report.finding("listener.certificate").contains("trusted here"), "{report:#?}");
             }
-            Some(output) => report.assert_fails(&["listener.certificate"], output),
+            Some(finding) => report.assert_fails(&["listener.certificate"], finding),
         }
     }
 }
@@ -419,12 +419,12 @@ async fn a_certificate_is_reported_before_and_after_it_expires() {
     let ca = TestCa::new();
     let (now, day) = (SystemTime::now(), Duration::from_secs(24 * 3600));
     for end in [now + 3 * day, now + 30 * day, now - 3 * day] {
-        let mut setup = exporter_and_tree(&upstream);
+        let mut setup = small_store_setup(&upstream);
         let (certificate, key) = ca.issue_until(&["127.0.0.1"], Some(end));
         enable_tls(&mut setup, &certificate, &key);
         write(&setup, "ca.pem", &ca.pem());
         let _larder = setup.serve();
-        let providers = providers(&setup).replace("http:", "https:");
+        let providers = providers_url(&setup).replace("http:", "https:");
         write(&setup, ".terraformrc", &host_override(HOST, &providers, &format!("https://{HOST}/v1/modules/")));
         let file = setup.home.path().join("ca.pem");
         let report = examine(&setup, &[("SSL_CERT_FILE", file.to_str().unwrap())]).await;
@@ -434,8 +434,8 @@ async fn a_certificate_is_reported_before_and_after_it_expires() {
         } else if end > now {
             report.assert_warns("listener.certificate", &format!("expires soon ({date})"));
         } else {
-            let output = format!("its certificate has expired ({date})");
-            report.assert_fails(&["listener.certificate", "client.certificate"], &output);
+            let finding = format!("its certificate has expired ({date})");
+            report.assert_fails(&["listener.certificate", "client.certificate"], &finding);
         }
     }
 }
@@ -444,7 +444,7 @@ async fn a_certificate_is_reported_before_and_after_it_expires() {
 #[tokio::test]
 async fn no_secret_is_printed() {
     let upstream = FakeUpstream::builder().token("s3cret-of-larder").start().await;
-    let mut setup = exporter_and_tree(&upstream);
+    let mut setup = small_store_setup(&upstream);
     write(&setup, "upstream-token", "s3cret-of-larder");
     setup.text.push_str("token = { file = \"upstream-token\" }\n");
     let _larder = setup.serve();

@@ -5,7 +5,8 @@ use std::io::{Read, Write};
 
 use crate::support::command_setup::CommandSetup;
 use crate::support::doctor_setup::{
-    configure_client, enable_tls, examine, examine_terraform_alone, exporter_and_tree, providers, registry, write,
+    configure_client, enable_tls, examine, examine_without_larder_config, providers_url, registry, small_store_setup,
+    write,
 };
 use crate::support::http::get;
 use crate::support::larder::{Folder, HOST};
@@ -20,7 +21,7 @@ const MODULES: &str = "https://registry.terraform.io/v1/modules/";
 /// A running larder, and a home directory whose client is not configured yet.
 async fn site_with_larder() -> (FakeUpstream, CommandSetup, Process) {
     let upstream = registry().await;
-    let setup = exporter_and_tree(&upstream);
+    let setup = small_store_setup(&upstream);
     let larder = setup.serve();
     (upstream, setup, larder)
 }
@@ -28,7 +29,7 @@ async fn site_with_larder() -> (FakeUpstream, CommandSetup, Process) {
 /// A running larder with a TLS certificate of this authority, and the authority's certificate as `ca.pem` in the home.
 async fn site_with_tls_larder(ca: &TestCa) -> (FakeUpstream, CommandSetup, Process) {
     let upstream = registry().await;
-    let mut setup = exporter_and_tree(&upstream);
+    let mut setup = small_store_setup(&upstream);
     let (certificate, key) = ca.issue(&["127.0.0.1"]);
     enable_tls(&mut setup, &certificate, &key);
     write(&setup, "ca.pem", &ca.pem());
@@ -53,8 +54,8 @@ async fn no_client_configuration_is_a_warning_with_the_lines_to_paste() {
 /// A larder whose `[server] clients` leave out this machine refuses every `init` here.
 #[tokio::test]
 async fn a_larder_that_does_not_serve_this_machine_is_reported() {
-    let upstream = crate::support::doctor_setup::registry().await;
-    let mut setup = exporter_and_tree(&upstream);
+    let upstream = registry().await;
+    let mut setup = small_store_setup(&upstream);
     setup.text = setup.text.replace("[server]\n", "[server]\nclients = [\"192.0.2.0/24\"]\n");
     let _larder = setup.serve();
     configure_client(&setup);
@@ -68,11 +69,11 @@ async fn a_larder_that_does_not_serve_this_machine_is_reported() {
 #[tokio::test]
 async fn a_wrong_address_in_the_clients_configuration_is_reported() {
     let (upstream, setup, _larder) = site_with_larder().await;
-    let wrong = providers(&setup).replace(&setup.base(), &format!("http://127.0.0.1:{}", free_port()));
+    let wrong = providers_url(&setup).replace(&setup.base(), &format!("http://127.0.0.1:{}", free_port()));
     write(&setup, ".terraformrc", &host_override(HOST, &wrong, MODULES));
     let report = examine(&setup, &[]).await;
     report.assert_fails(&["client.address"], "nothing listens there");
-    assert!(report.advice("client.address").contains(&providers(&setup)), "{report:#?}");
+    assert!(report.advice("client.address").contains(&providers_url(&setup)), "{report:#?}");
     write(&setup, ".terraformrc", &host_override(HOST, &upstream.providers_url(), MODULES));
     examine(&setup, &[]).await.assert_fails(&["client.address"], "something else answers (404");
     let unknown = "http://no-such-larder.invalid/registry/registry.terraform.io/v1/providers/";
@@ -84,8 +85,8 @@ async fn a_wrong_address_in_the_clients_configuration_is_reported() {
 #[tokio::test]
 async fn a_missing_slash_is_reported_and_the_client_fails_because_of_it() {
     let (_upstream, setup, larder) = site_with_larder().await;
-    let good = host_override(HOST, &providers(&setup), MODULES);
-    let bad = host_override(HOST, providers(&setup).trim_end_matches('/'), MODULES);
+    let good = host_override(HOST, &providers_url(&setup), MODULES);
+    let bad = host_override(HOST, providers_url(&setup).trim_end_matches('/'), MODULES);
     write(&setup, ".terraformrc", &bad);
     examine(&setup, &[]).await.assert_fails(&["client.slash"], "no final slash");
     write(&setup, ".terraformrc", &good);
@@ -108,7 +109,7 @@ async fn an_override_that_names_only_providers_is_reported_and_modules_fail_with
     let (_upstream, setup, _larder) = site_with_larder().await;
     let single_service =
         |name: &str, url: &str| format!("host \"{HOST}\" {{\n  services = {{\n    \"{name}\" = \"{url}\"\n  }}\n}}\n");
-    write(&setup, ".terraformrc", &single_service("providers.v1", &providers(&setup)));
+    write(&setup, ".terraformrc", &single_service("providers.v1", &providers_url(&setup)));
     examine(&setup, &[]).await.assert_fails(&["client.services"], "only providers.v1");
     write(&setup, ".terraformrc", &single_service("modules.v1", MODULES));
     examine(&setup, &[]).await.assert_fails(&["client.services"], "no providers.v1");
@@ -116,18 +117,19 @@ async fn an_override_that_names_only_providers_is_reported_and_modules_fail_with
     let Some(client) = Terraform::find() else { return };
     let mut workspace = client.workspace();
     workspace.file("main.tf", &format!("module \"m\" {{\n  source = \"{HOST}/acme/x/aws\"\n}}\n"));
-    workspace.cli_config(&single_service("providers.v1", &providers(&setup)));
+    workspace.cli_config(&single_service("providers.v1", &providers_url(&setup)));
     let error = workspace.init().await.expect_failure().one_line();
     assert!(error.contains("does not provide a modules service"), "{error}");
 }
 
-/// The output of `client-config` is healthy and readable to the client, also where a registry offers one service and
-/// nulls for others.
+/// A registry may offer one service and name the other with null. The block that `client-config` prints then names the
+/// one service: the doctor accepts the block, and the client reads it.
 #[tokio::test]
 async fn a_registry_that_offers_one_service_needs_no_other_in_its_block() {
     for (service, other) in [("modules.v1", "providers.v1"), ("providers.v1", "modules.v1")] {
         let (upstream, setup, _larder) = site_with_larder().await;
         let folder = service.trim_end_matches(".v1");
+        // The URL of `x.v1` contains `${`, which begins a template in a CLI configuration.
         let discovery = format!(
             r#"{{"{service}":"/v1/{folder}/","{other}":null,"login.v1":{{"client":"c","scopes":null}},"x.v1":"/${{x"}}"#
         );
@@ -156,6 +158,7 @@ async fn a_registry_that_offers_one_service_needs_no_other_in_its_block() {
         } else {
             "does not provide a modules service"
         };
+        // The client has no error about its CLI configuration file, with or without a capital letter.
         assert!(error.contains(message) && !error.contains("onfiguration file"), "{error}");
     }
 }
@@ -189,7 +192,7 @@ async fn a_certificate_that_the_client_does_not_trust_is_reported() {
 #[tokio::test]
 async fn a_self_signed_certificate_is_accepted_as_the_client_accepts_it() {
     let upstream = registry().await;
-    let mut setup = exporter_and_tree(&upstream);
+    let mut setup = small_store_setup(&upstream);
     let (certificate, key) = TestCa::self_signed(&["127.0.0.1"]);
     enable_tls(&mut setup, &certificate, &key);
     let _larder = setup.serve();
@@ -210,7 +213,7 @@ async fn a_self_signed_certificate_is_accepted_as_the_client_accepts_it() {
 #[tokio::test]
 async fn http_instead_of_https_and_the_reverse_are_reported() {
     let (_upstream, setup, larder) = site_with_larder().await;
-    let https = providers(&setup).replace("http:", "https:");
+    let https = providers_url(&setup).replace("http:", "https:");
     write(&setup, ".terraformrc", &host_override(HOST, &https, MODULES));
     examine(&setup, &[]).await.assert_fails(&["client.scheme"], "speaks no TLS");
     drop(larder);
@@ -227,7 +230,7 @@ async fn http_instead_of_https_and_the_reverse_are_reported() {
 }
 
 #[tokio::test]
-async fn another_registrys_path_and_no_registrys_path_are_reported() {
+async fn urls_of_another_registry_or_of_none_are_reported() {
     let (upstream, mut setup, larder) = site_with_larder().await;
     let other = format!("{}/registry/registry.opentofu.org/v1/providers/", setup.base());
     write(&setup, ".terraformrc", &host_override(HOST, &other, MODULES));
@@ -263,7 +266,7 @@ async fn paths_that_only_look_like_a_registrys_are_reported() {
     let url = format!("{}/registry/", setup.base());
     setup.text = setup.text.replacen("[server]\n", &format!("[server]\npublic_url = \"{url}\"\n"), 1);
     let _larder = setup.serve();
-    write(&setup, ".terraformrc", &host_override(HOST, &providers(&setup), MODULES));
+    write(&setup, ".terraformrc", &host_override(HOST, &providers_url(&setup), MODULES));
     examine(&setup, &[]).await.assert_fails(&["client.path"], "but not to a registry");
     let providers_url = format!("{url}registry/{HOST}/v1/providers/");
     write(&setup, ".terraformrc", &host_override(HOST, &providers_url, MODULES));
@@ -274,6 +277,7 @@ async fn paths_that_only_look_like_a_registrys_are_reported() {
 #[tokio::test]
 async fn a_client_configured_through_a_redirect_reaches_larder() {
     let (_upstream, setup, _larder) = site_with_larder().await;
+    // The doctor probes a larder with the version list of `~/~`, a name that no provider can have.
     let redirect_target = format!("{}/registry/{HOST}/v1/providers/~/~/versions", setup.base());
     let redirecting_server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = redirecting_server.local_addr().unwrap();
@@ -306,7 +310,7 @@ async fn a_larder_behind_the_clients_own_proxy_is_a_warning() {
 async fn a_wrong_modules_url_is_reported() {
     let (upstream, mut setup, larder) = site_with_larder().await;
     let set_modules_path = |setup: &CommandSetup, path: &str| {
-        write(setup, ".terraformrc", &host_override(HOST, &providers(setup), &format!("{}{path}", setup.base())));
+        write(setup, ".terraformrc", &host_override(HOST, &providers_url(setup), &format!("{}{path}", setup.base())));
     };
     let right_path = format!("/registry/{HOST}/v1/modules/");
     for path in [right_path.as_str(), right_path.trim_end_matches('/')] {
@@ -320,7 +324,7 @@ async fn a_wrong_modules_url_is_reported() {
         assert!(report.advice("client.services").contains(&format!("{}{right_path}", setup.base())), "{report:#?}");
     }
     let nowhere = format!("http://127.0.0.1:{}/v1/modules/", free_port());
-    write(&setup, ".terraformrc", &host_override(HOST, &providers(&setup), &nowhere));
+    write(&setup, ".terraformrc", &host_override(HOST, &providers_url(&setup), &nowhere));
     let report = examine(&setup, &[]).await;
     report.assert_fails(&["client.services"], "nothing listens there");
     assert!(report.advice("client.services").contains(&format!("{}{right_path}", setup.base())), "{report:#?}");
@@ -341,18 +345,18 @@ async fn a_machine_with_clients_only_is_checked_for_its_clients() {
     setup.text.push_str(&format!("[[upstream]]\nhost = \"registry.example\"\nurl = \"{}/\"\n", upstream.origin()));
     let larder = setup.serve();
     let home = Folder::new();
-    let good = host_override(HOST, &providers(&setup), MODULES);
+    let good = host_override(HOST, &providers_url(&setup), MODULES);
     let block = |url: &str| host_override("registry.example", url, "https://registry.example/v1/modules/");
-    let other = providers(&setup).replace(HOST, "registry.example");
+    let other = providers_url(&setup).replace(HOST, "registry.example");
     let report_for = async |text: String| {
         std::fs::write(home.path().join(".terraformrc"), text).unwrap();
-        examine_terraform_alone(home.path()).await
+        examine_without_larder_config(home.path()).await
     };
     let report = report_for(good.clone() + &block(&other)).await;
     report.assert_warns("running", "no larder is set up on this machine");
     assert!(report.finding_of("client.override", "registry.example").contains("leads to larder"), "{report:#?}");
     assert!(report.finding("upstreams").contains("not checked"), "{report:#?}");
-    let report = report_for(good.clone() + &block(&providers(&setup))).await;
+    let report = report_for(good.clone() + &block(&providers_url(&setup))).await;
     report.assert_fails(&["client.host"], "other bytes");
     assert!(report.advice("client.host").contains(&other), "{report:#?}");
     drop(larder);
@@ -361,7 +365,7 @@ async fn a_machine_with_clients_only_is_checked_for_its_clients() {
     assert!(report.advice("client.address").contains(&format!("a larder runs at {}", setup.base())), "{report:#?}");
 }
 
-/// The client only prints the errors of a broken configuration and continues.
+/// A client that cannot read its CLI configuration prints an error and continues without it.
 #[tokio::test]
 async fn a_file_that_the_client_cannot_read_is_reported() {
     let (_upstream, setup, _larder) = site_with_larder().await;
@@ -384,7 +388,7 @@ async fn a_block_in_the_folder_of_the_client_counts() {
     let (_upstream, setup, _larder) = site_with_larder().await;
     let json = format!(
         r#"{{"host": {{"{HOST}": {{"services": {{"providers.v1": "{}", "modules.v1": "{MODULES}"}}}}}}}}"#,
-        providers(&setup)
+        providers_url(&setup)
     );
     write(&setup, ".terraform.d/larder.tfrc.json", &json);
     write(&setup, ".terraformrc", "disable_checkpoint = true\n");
@@ -445,7 +449,7 @@ async fn a_proxy_in_between_and_a_token_without_tls_are_warnings() {
     examine(&setup, &proxy).await.assert_healthy();
     examine(&setup, &token).await.assert_healthy();
     // 0.0.0.0 reaches the listener by an address that is not loopback.
-    let elsewhere = providers(&setup).replace("127.0.0.1", "0.0.0.0");
+    let elsewhere = providers_url(&setup).replace("127.0.0.1", "0.0.0.0");
     write(&setup, ".terraformrc", &host_override(HOST, &elsewhere, MODULES));
     examine(&setup, &[]).await.assert_healthy();
     examine(&setup, &proxy).await.assert_warns("client.proxy", "through the proxy of HTTP_PROXY");

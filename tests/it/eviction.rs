@@ -6,6 +6,9 @@ use crate::support::http::client;
 use crate::support::larder::Larder;
 use crate::support::upstream::{FakeUpstream, Provider, Target};
 
+/// The time between two uses of archives. Eviction compares the seconds of their last uses, so each use needs a later
+/// second than the one before.
+const BETWEEN_USES: Duration = Duration::from_secs(120);
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
 /// Fetches an archive by its download document and returns its path.
@@ -33,11 +36,11 @@ async fn the_least_recently_used_archive_is_evicted_and_fetched_again_on_request
     let mut paths = Vec::new();
     for name in FIRST_THREE {
         paths.push(install(&larder, name).await);
-        larder.clock.advance(Duration::from_secs(120));
+        larder.clock.advance(BETWEEN_USES);
     }
     assert_eq!(larder.folder.blobs().len(), 3);
     larder.get(&paths[0]).await.expect(200);
-    larder.clock.advance(Duration::from_secs(120));
+    larder.clock.advance(BETWEEN_USES);
     install(&larder, "four").await;
     let two = upstream.archive_bytes("acme", "two", "1.2.0", "linux_amd64");
     let is_two = |path: &std::path::PathBuf| std::fs::read(path).unwrap() == two;
@@ -58,7 +61,7 @@ async fn archives_that_upstream_deleted_are_evicted_last() {
     let mut paths = Vec::new();
     for name in FIRST_THREE {
         paths.push(install(&larder, name).await);
-        larder.clock.advance(Duration::from_secs(120));
+        larder.clock.advance(BETWEEN_USES);
     }
     upstream.withdraw("acme", "one", "1.2.0");
     larder.clock.advance(DAY);
@@ -75,7 +78,7 @@ async fn a_dropped_version_is_no_longer_listed_after_its_eviction() {
     upstream.publish(Provider::new("acme", "two").size(700_000));
     let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").always_revalidate().start().await;
     install(&larder, "one").await;
-    larder.clock.advance(Duration::from_secs(120));
+    larder.clock.advance(BETWEEN_USES);
     install(&larder, "two").await;
     upstream.withdraw("acme", "one", "1.2.0");
     assert_eq!(larder.versions("one").await.expect(200).json()["versions"], serde_json::json!([]));
@@ -91,7 +94,7 @@ async fn an_archive_that_is_evicted_during_a_response_is_sent_completely() {
     let larder = Larder::mirroring(&upstream).store("max_size = \"20MiB\"").start().await;
     let path = install(&larder, "one").await;
     let response = client().get(format!("{}{path}", larder.base())).send().await.unwrap();
-    larder.clock.advance(Duration::from_secs(120));
+    larder.clock.advance(BETWEEN_USES);
     install(&larder, "two").await;
     assert_eq!(larder.folder.blobs().len(), 1);
     let zip = upstream.archive_bytes("acme", "one", "1.2.0", "linux_amd64");

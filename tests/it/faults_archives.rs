@@ -75,7 +75,7 @@ async fn check_each_fault(size: usize) {
         Larder::mirroring(&upstream).stall_timeout(STALL_TIMEOUT).archive_bytes(MAX_ARCHIVE_BYTES).start().await;
     let paths = join_all(names.iter().map(|name| larder.archive_path(name, "1.2.0"))).await;
     for (name, (faults, ..)) in names.iter().zip(&cases) {
-        faults.iter().for_each(|fault| upstream.fault(Target::Archive.of(name), fault.clone()));
+        faults.iter().for_each(|fault| upstream.fault(Target::Archive.with_path_part(name), fault.clone()));
     }
     let received = join_all(paths.iter().map(|path| larder.receive(path))).await;
     for ((received, name), (faults, small, large)) in received.iter().zip(&names).zip(&cases) {

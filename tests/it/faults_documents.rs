@@ -79,11 +79,11 @@ async fn request_all(larder: &Larder, cases: &[Case]) -> Vec<Answer> {
     join_all(cases.iter().map(|case| request_once(larder, case))).await
 }
 
-fn break_all(upstream: &FakeUpstream, cases: &[Case]) {
-    cases.iter().for_each(|case| upstream.fault(case.kind.of(&case.name), case.fault.clone()));
+fn set_faults(upstream: &FakeUpstream, cases: &[Case]) {
+    cases.iter().for_each(|case| upstream.fault(case.kind.with_path_part(&case.name), case.fault.clone()));
 }
 
-async fn publishing(names: impl IntoIterator<Item = String>) -> FakeUpstream {
+async fn upstream_publishing(names: impl IntoIterator<Item = String>) -> FakeUpstream {
     let upstream = FakeUpstream::start().await;
     names.into_iter().for_each(|name| upstream.publish(Provider::new("acme", &name)));
     upstream
@@ -101,7 +101,7 @@ fn assert_error_names(answer: &Answer, subject: &str, sources: &[&str]) {
     let errors = answer.json()["errors"].as_array().unwrap_or_else(|| panic!("{}", answer.text())).clone();
     let output = errors.iter().map(|error| error.as_str().unwrap()).collect::<Vec<_>>().join("\n");
     assert!(output.contains(subject), "{subject} is not named: {output}");
-    assert!(sources.iter().any(|place| output.contains(place)), "none of {sources:?} is named: {output}");
+    assert!(sources.iter().any(|source| output.contains(source)), "none of {sources:?} is named: {output}");
     assert!(answer.headers.get("retry-after").is_none());
 }
 
@@ -115,15 +115,16 @@ fn is_cached(larder: &Larder, case: &Case) -> bool {
 #[tokio::test]
 async fn no_broken_document_is_cached() {
     let cases = cases();
-    let upstream = publishing(cases.iter().map(|case| case.name.clone())).await;
-    break_all(&upstream, &cases);
+    let upstream = upstream_publishing(cases.iter().map(|case| case.name.clone())).await;
+    set_faults(&upstream, &cases);
     // A fault that needs no time limit must end without one, so those cases run with limits of an hour.
     let hour = Duration::from_secs(3600);
     let patient = Larder::mirroring(&upstream).answer_within(hour).upstream_timeout(hour).start().await;
     let always_revalidating = always_revalidating(&upstream).start().await;
-    let (by_a_limit, by_itself): (Vec<Case>, Vec<Case>) = cases.into_iter().partition(|case| case.status == 504);
-    let parts = [(&always_revalidating, &by_a_limit), (&patient, &by_itself)];
-    for (larder, cases) in parts {
+    let (ended_by_a_limit, ended_by_themselves): (Vec<Case>, Vec<Case>) =
+        cases.into_iter().partition(|case| case.status == 504);
+    let larders_and_cases = [(&always_revalidating, &ended_by_a_limit), (&patient, &ended_by_themselves)];
+    for (larder, cases) in larders_and_cases {
         for (refused, case) in request_all(larder, cases).await.iter().zip(cases) {
             let Case { kind, fault, status, name } = case;
             assert_eq!(refused.status, *status, "{kind:?} {fault:?}: {}", refused.text());
@@ -132,10 +133,10 @@ async fn no_broken_document_is_cached() {
         }
     }
     upstream.clear_faults();
-    for (larder, cases) in parts {
-        for (healed, case) in request_all(larder, cases).await.iter().zip(cases) {
+    for (larder, cases) in larders_and_cases {
+        for (recovered, case) in request_all(larder, cases).await.iter().zip(cases) {
             let Case { kind, fault, .. } = case;
-            assert_eq!(healed.status, 200, "{kind:?} after {fault:?}: {}", healed.text());
+            assert_eq!(recovered.status, 200, "{kind:?} after {fault:?}: {}", recovered.text());
             assert!(is_cached(larder, case), "{kind:?} after {fault:?}");
         }
     }
@@ -145,44 +146,51 @@ async fn no_broken_document_is_cached() {
 #[tokio::test]
 async fn no_document_failure_hides_stored_packages() {
     let cases = cases();
-    let upstream = publishing(cases.iter().map(|case| case.name.clone())).await;
+    let upstream = upstream_publishing(cases.iter().map(|case| case.name.clone())).await;
     // Without validators, so that upstream cannot just answer 304.
     upstream.fault(Target::Everything, Fault::NoValidators);
     let larder = always_revalidating(&upstream).start().await;
     let responses_before = request_all(&larder, &cases).await;
-    break_all(&upstream, &cases);
-    for ((held, responses_before), case) in request_all(&larder, &cases).await.iter().zip(&responses_before).zip(&cases)
+    set_faults(&upstream, &cases);
+    for ((stored, responses_before), case) in
+        request_all(&larder, &cases).await.iter().zip(&responses_before).zip(&cases)
     {
         let Case { kind, fault, .. } = case;
-        assert_eq!((held.status, &held.body), (200, &responses_before.body), "{kind:?} {fault:?}: {}", held.text());
-        assert!(held.has_cache_status("detail=stale"), "{kind:?} {fault:?}: {}", held.header("cache-status"));
+        assert_eq!(
+            (stored.status, &stored.body),
+            (200, &responses_before.body),
+            "{kind:?} {fault:?}: {}",
+            stored.text()
+        );
+        assert!(stored.has_cache_status("detail=stale"), "{kind:?} {fault:?}: {}", stored.header("cache-status"));
     }
     upstream.clear_faults();
-    for (healed, responses_before) in request_all(&larder, &cases).await.iter().zip(&responses_before) {
-        assert_eq!((healed.status, &healed.body), (200, &responses_before.body));
+    for (recovered, responses_before) in request_all(&larder, &cases).await.iter().zip(&responses_before) {
+        assert_eq!((recovered.status, &recovered.body), (200, &responses_before.body));
     }
 }
 
-/// Its failure is never reported as "no such provider". Each fault has an upstream of its own in the one larder.
+/// A failed discovery is never reported as "no such provider". The two larders have one upstream for each fault; only
+/// one larder has stored documents.
 #[tokio::test]
 async fn no_discovery_failure_is_cached_or_hides_stored_packages() {
-    let mut troubles = faults_of(&Target::Discovery);
-    troubles.extend([
+    let mut discovery_faults = faults_of(&Target::Discovery);
+    discovery_faults.extend([
         (Fault::HugeJson, 502),
         (Fault::Status(404), 502),
         (Fault::Status(410), 502),
         (Fault::ContentType("text/plain"), 502),
     ]);
-    let upstream = publishing([name(0)]).await;
+    let upstream = upstream_publishing([name(0)]).await;
     let host = |number| format!("{}.example", name(number));
     let registries = |builder: Builder| {
-        (0..troubles.len()).fold(builder, |builder, number| {
+        (0..discovery_faults.len()).fold(builder, |builder, number| {
             builder.upstream(&host(number), &format!("{}/{}/", upstream.origin(), name(number)), SHORT_PATIENCE)
         })
     };
     let builder = || registries(Larder::builder()).upstream_timeout(UPSTREAM_TIMEOUT).answer_within(ANSWER_WITHIN);
-    let (empty, full) = (builder().start().await, builder().start().await);
-    for number in 0..troubles.len() {
+    let (empty_larder, full_larder) = (builder().start().await, builder().start().await);
+    for number in 0..discovery_faults.len() {
         let path = format!("/{}/.well-known/terraform.json", name(number));
         // The document is long enough to exceed the time limit when it arrives in small pieces.
         upstream.serve_json(&path, &format!("{{\"providers.v1\":\"/v1/providers/\"{}}}", " ".repeat(1000)));
@@ -195,18 +203,18 @@ async fn no_discovery_failure_is_cached_or_hides_stored_packages() {
             format!("{registry}/v1/providers/acme/{}/1.2.0/download/linux/amd64", name(0)),
         ]
     };
-    let paths: Vec<String> = (0..troubles.len()).flat_map(paths).collect();
+    let paths: Vec<String> = (0..discovery_faults.len()).flat_map(paths).collect();
     let request_all = async |larder: &Larder| join_all(paths.iter().map(|path| larder.get(path))).await;
-    let responses_before = request_all(&full).await;
+    let responses_before = request_all(&full_larder).await;
     assert!(responses_before.iter().all(|answer| answer.status == 200));
 
     upstream.fault(Target::Everything, Fault::NoValidators);
-    for (number, (fault, _)) in troubles.iter().enumerate() {
+    for (number, (fault, _)) in discovery_faults.iter().enumerate() {
         upstream.fault(Target::Path(format!("/{}/.well-known", name(number))), fault.clone());
     }
-    let (refused, stored) = tokio::join!(request_all(&empty), request_all(&full));
+    let (refused, stored) = tokio::join!(request_all(&empty_larder), request_all(&full_larder));
     for (offset, path) in paths.iter().enumerate() {
-        let (fault, status) = &troubles[offset / 3];
+        let (fault, status) = &discovery_faults[offset / 3];
         let case = format!("{fault:?} {path}");
         assert_eq!(refused[offset].status, *status, "{case}: {}", refused[offset].text());
         assert_error_names(&refused[offset], &host(offset / 3), &[&upstream.origin(), &host(offset / 3)]);
@@ -218,10 +226,10 @@ async fn no_discovery_failure_is_cached_or_hides_stored_packages() {
         );
         assert!(stored[offset].has_cache_status("detail=stale"), "{case}: {}", stored[offset].header("cache-status"));
     }
-    assert!(empty.folder.files("documents").is_empty(), "{:?}", empty.folder.files("documents"));
+    assert!(empty_larder.folder.files("documents").is_empty(), "{:?}", empty_larder.folder.files("documents"));
 
     upstream.clear_faults();
-    for larder in [&empty, &full] {
+    for larder in [&empty_larder, &full_larder] {
         for (answer, responses_before) in request_all(larder).await.iter().zip(&responses_before) {
             assert_eq!((answer.status, &answer.body), (200, &responses_before.body), "{}", answer.text());
         }
@@ -239,56 +247,56 @@ async fn an_upstream_that_accepts_connections_silently_is_a_504_and_hides_no_sto
             let builder = builder.upstream_timeout(Duration::from_secs(1)).upstream_lines(SHORT_PATIENCE);
             if is_tls { builder.trusting(upstream.ca()) } else { builder }.start().await
         };
-        let full = start(Larder::mirroring(&upstream)).await;
-        let path = full.archive_path("null", "1.2.0").await;
-        full.get(&path).await.expect(200);
-        let responses_before = full.document("null", "1.2.0").await.expect(200);
+        let full_larder = start(Larder::mirroring(&upstream)).await;
+        let path = full_larder.archive_path("null", "1.2.0").await;
+        full_larder.get(&path).await.expect(200);
+        let responses_before = full_larder.document("null", "1.2.0").await.expect(200);
         // New larders have no open connections; those would continue to work.
-        let (empty, full) = (start(Larder::mirroring(&upstream)).await, full.stop().await);
-        let full = start(Larder::mirroring(&upstream).store_at(&full)).await;
+        let (empty_larder, full_larder) = (start(Larder::mirroring(&upstream)).await, full_larder.stop().await);
+        let full_larder = start(Larder::mirroring(&upstream).store_at(&full_larder)).await;
         upstream.fall_silent();
-        let refused = empty.document("null", "1.2.0").await.expect(504);
+        let refused = empty_larder.document("null", "1.2.0").await.expect(504);
         // The discovery document is the one that never arrives.
         assert_error_names(&refused, HOST, &[&upstream.origin(), "discovery"]);
-        let stored = full.document("null", "1.2.0").await.expect(200);
+        let stored = full_larder.document("null", "1.2.0").await.expect(200);
         assert!(
             stored.has_cache_status("detail=stale") && stored.body == responses_before.body,
             "{}",
             stored.header("cache-status")
         );
-        assert!(full.get(&path).await.expect(200).has_cache_status("larder; hit"));
-        assert!(empty.folder.files("documents").is_empty());
+        assert!(full_larder.get(&path).await.expect(200).has_cache_status("larder; hit"));
+        assert!(empty_larder.folder.files("documents").is_empty());
 
         upstream.end_silence();
-        assert_eq!(empty.document("null", "1.2.0").await.expect(200).body, responses_before.body);
-        assert_eq!(full.document("null", "1.2.0").await.expect(200).body, responses_before.body);
+        assert_eq!(empty_larder.document("null", "1.2.0").await.expect(200).body, responses_before.body);
+        assert_eq!(full_larder.document("null", "1.2.0").await.expect(200).body, responses_before.body);
     }
 }
 
 /// Promise 11: endless responses do not delay requests to other upstreams.
 #[tokio::test]
 async fn upstreams_that_never_end_delay_no_other_upstream() {
-    let upstream = publishing((0..8).map(name)).await;
+    let upstream = upstream_publishing((0..8).map(name)).await;
     // With limits of an hour, the other requests can only be served at the same time, not afterwards.
     let hour = Duration::from_secs(3600);
     let patient = Larder::mirroring(&upstream).answer_within(hour).upstream_timeout(hour).start().await;
     let always_revalidating = always_revalidating(&upstream).start().await;
     patient.document("trouble07", "1.2.0").await.expect(200);
     for number in 0..6 {
-        upstream.fault(Target::Versions.of(&name(number)), Fault::GzipOfNothing);
+        upstream.fault(Target::Versions.with_path_part(&name(number)), Fault::GzipOfNothing);
     }
-    let drowning = |larder: &Larder| {
+    let endless_requests = |larder: &Larder| {
         let urls = (0..6).map(|number| format!("{}acme/{}/versions", larder.providers_url(HOST), name(number)));
         tokio::spawn(join_all(urls.map(|url| async move { crate::support::http::get(&url).await.status })))
     };
     upstream.forget_requests();
-    let endless = drowning(&patient);
+    let endless = endless_requests(&patient);
     upstream.wait_for(Target::Versions, 6).await;
     patient.document("trouble07", "1.2.0").await.expect(200);
     patient.versions("trouble06").await.expect(200);
     assert!(!endless.is_finished());
     endless.abort();
-    assert_eq!(drowning(&always_revalidating).await.unwrap(), [504; 6]);
+    assert_eq!(endless_requests(&always_revalidating).await.unwrap(), [504; 6]);
 }
 
 /// Clients are answered before they give up, whatever upstream does.

@@ -61,27 +61,28 @@ fn document_path(name: &str) -> String {
     format!("/registry/{HOST}/v1/providers/acme/{name}/1.2.0/download/linux/amd64")
 }
 
-/// Kills larder at random moments, `rounds` times. After each kill and restart, `settled` checks the store, given the
-/// paths acknowledged before the kill. A fixed seed makes the moments repeatable.
+/// Kills larder at random moments, `rounds` times. After each kill and restart, `check_store` gets the
+/// restarted larder and the paths acknowledged before the kill. `prepare_round` runs before each start. A fixed seed
+/// makes the moments repeatable.
 async fn kill_at_random_moments(
     builder: impl Fn() -> Builder,
     folder: &Folder,
     rounds: u64,
-    mut before: impl FnMut(u64),
-    mut settled: impl AsyncFnMut(&Process, &[String]),
+    mut prepare_round: impl FnMut(u64),
+    mut check_store: impl AsyncFnMut(&Process, &[String]),
 ) {
     let mut random = rand::rngs::StdRng::seed_from_u64(4);
     // The kill must come between the first byte and the last, however fast this machine is: the delay shrinks after a
     // round in which everything arrived and grows after one in which nothing did.
-    before(0);
+    prepare_round(0);
     let began = Instant::now();
     let larder = Process::start(&builder(), folder.path());
     let started = began.elapsed();
     install_all(&larder, folder).await;
-    let mut span = began.elapsed() - started;
+    let mut longest_delay = began.elapsed() - started;
     larder.kill();
     for round in 1..=rounds {
-        before(round);
+        prepare_round(round);
         let larder = Process::start(&builder(), folder.path());
         let mut acknowledged = Vec::new();
         let working = async {
@@ -93,18 +94,18 @@ async fn kill_at_random_moments(
                 }
             }
         };
-        let moment = span.mul_f64(random.gen_range(0.2..1.0));
-        let _: Result<(), _> = timeout(moment, working).await;
+        let delay = longest_delay.mul_f64(random.gen_range(0.2..1.0));
+        let _: Result<(), _> = timeout(delay, working).await;
         larder.kill();
         match acknowledged.len() {
-            0 => span = span * 3 / 2,
-            all if all == NAMES.len() => span = span * 3 / 5,
+            0 => longest_delay = longest_delay * 3 / 2,
+            count if count == NAMES.len() => longest_delay = longest_delay * 3 / 5,
             _ => {}
         }
         assert_blobs_match_names(folder);
 
         let larder = Process::start(&builder(), folder.path());
-        settled(&larder, &acknowledged).await;
+        check_store(&larder, &acknowledged).await;
         let log = larder.log().text();
         assert!(!log.contains("panicked at"), "{log}");
         larder.kill();
@@ -158,7 +159,7 @@ async fn a_store_observes_its_limit_after_kills_at_random_moments_of_evictions()
     publish(&upstream, 1);
     let folder = Folder::new();
     let builder = || Larder::mirroring(&upstream).store("max_size = \"3MiB\"").store_at(&folder);
-    let total = || folder.blobs().iter().map(|blob| blob.metadata().map_or(0, |found| found.len())).sum::<u64>();
+    let total = || folder.blobs().iter().map(|blob| blob.metadata().map_or(0, |metadata| metadata.len())).sum::<u64>();
     let mut evicted = 0;
     kill_at_random_moments(
         builder,

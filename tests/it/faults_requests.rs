@@ -19,7 +19,7 @@ async fn upstream_with_null() -> FakeUpstream {
     upstream
 }
 
-async fn connected(larder: &Larder) -> TcpStream {
+async fn connect(larder: &Larder) -> TcpStream {
     TcpStream::connect(larder.address()).await.unwrap()
 }
 
@@ -33,7 +33,7 @@ async fn read_to_close(stream: &mut TcpStream) -> Vec<u8> {
 
 /// The status line and the body of the response to these bytes; empty without a response.
 async fn send_raw(larder: &Larder, request: &[u8]) -> (String, String) {
-    let mut stream = connected(larder).await;
+    let mut stream = connect(larder).await;
     stream.write_all(request).await.unwrap();
     let answer = String::from_utf8_lossy(&read_to_close(&mut stream).await).into_owned();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
@@ -131,10 +131,10 @@ async fn malformed_hosts_are_refused_without_an_upstream_request() {
         assert!(["400", "421"].iter().any(|code| status.contains(code)), "{shown:?}: {status} {body}");
         assert!(!body.contains("providers.v1\":"), "{shown:?}: {body}");
     }
-    let two =
+    let two_hosts =
         b"GET /.well-known/terraform.json HTTP/1.1\r\nHost: a.example\r\nHost: b.example\r\nConnection: close\r\n\r\n";
-    let none = b"GET /.well-known/terraform.json HTTP/1.0\r\n\r\n";
-    for request in [&two[..], &none[..]] {
+    let no_host = b"GET /.well-known/terraform.json HTTP/1.0\r\n\r\n";
+    for request in [&two_hosts[..], &no_host[..]] {
         let (status, body) = send_raw(&larder, request).await;
         assert!(["400", "421"].iter().any(|code| status.contains(code)), "{status} {body}");
     }
@@ -154,7 +154,7 @@ async fn garbage_on_a_connection_closes_only_that_connection() {
     let preface = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &[0xff; 4096]].concat();
     for noise in [vec![0; 4096], vec![b'\n'; 200_000], huge_header, many_headers, chunks, smuggled, tls_hello, preface]
     {
-        let mut stream = connected(&larder).await;
+        let mut stream = connect(&larder).await;
         // Larder may close the connection while the bytes are being sent.
         let _ = stream.write_all(&noise).await;
         let _ = stream.shutdown().await;
@@ -178,7 +178,7 @@ async fn half_sent_requests_and_slow_heads_are_cut_off() {
     let patient = Larder::mirroring(&upstream).head_within(hour).idle(hour).start().await;
     let mut hanging = Vec::new();
     for offset in (0..whole.len() - 1).step_by(9) {
-        let mut stream = connected(&patient).await;
+        let mut stream = connect(&patient).await;
         stream.write_all(&whole[..offset]).await.unwrap();
         hanging.push(stream);
     }
@@ -188,13 +188,13 @@ async fn half_sent_requests_and_slow_heads_are_cut_off() {
     let halves = (0..whole.len() - 1).step_by(9).map(|offset| {
         let (larder, half) = (&larder, &whole[..offset]);
         async move {
-            let mut stream = connected(larder).await;
+            let mut stream = connect(larder).await;
             stream.write_all(half).await.unwrap();
             read_to_close(&mut stream).await
         }
     });
     let dripping = async {
-        let mut stream = connected(&larder).await;
+        let mut stream = connect(&larder).await;
         stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n").await.unwrap();
         // Sends single bytes and never a complete head.
         eventually("a slow request head is cut off", async || stream.write_all(b"X").await.err()).await;
@@ -211,7 +211,7 @@ async fn a_thousand_idle_connections_delay_no_other_client_and_are_closed() {
     let larder = larder_with_short_timeouts(&upstream).start().await;
     let mut idle = Vec::new();
     for number in 0..1000 {
-        let mut stream = connected(&larder).await;
+        let mut stream = connect(&larder).await;
         if number % 2 == 0 {
             // Half of them are keep-alive connections after one request.
             stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
@@ -227,7 +227,7 @@ async fn a_thousand_idle_connections_delay_no_other_client_and_are_closed() {
 
 /// Opens and resets streams as fast as possible until larder closes the connection; returns how many.
 async fn reset_storm(larder: &Larder, path: &str, upstream: &FakeUpstream) -> usize {
-    let mut stream = connected(larder).await;
+    let mut stream = connect(larder).await;
     stream.write_all(&preface()).await.unwrap();
     // One stream stays open, so that its handler runs and its request reaches upstream.
     stream.write_all(&get_request_frame(1, path)).await.unwrap();
@@ -254,7 +254,7 @@ async fn a_storm_of_resets_is_closed_and_delays_no_other_client() {
     // One document is stored and one is not: a stalled upstream must not keep streams that were reset.
     let stored = format!("/registry/{HOST}/v1/providers/acme/null/1.2.0/download/linux/amd64?{}", "a".repeat(100));
     let cold = format!("/registry/{HOST}/v1/providers/acme/absent/versions?{}", "a".repeat(100));
-    let gate = upstream.stall(Target::Versions);
+    let gate = upstream.hold_headers(Target::Versions);
     let storms = join_all([&stored, &stored, &cold, &cold].map(|path| reset_storm(&larder, path, &upstream)));
     let meanwhile = async {
         for _ in 0..20 {
@@ -278,27 +278,27 @@ async fn a_client_that_disconnects_half_way_does_not_affect_others_of_the_same_d
     let larder = Larder::mirroring(&upstream).start().await;
     let path = larder.archive_path("null", "1.2.0").await;
     let gate = upstream.hold_after(Target::Archive, 2_000_000);
-    let begin = async || {
+    let start_download = async || {
         let response = crate::support::http::client().get(format!("{}{path}", larder.base())).send().await.unwrap();
         assert_eq!(response.status(), 200);
         response
     };
-    let mut first = begin().await;
-    let mut others = join_all((0..6).map(|_| begin())).await;
+    let mut first = start_download().await;
+    let mut others = join_all((0..6).map(|_| start_download())).await;
     // The client that started the fill, one that resets its connection, and three of the other six disconnect.
     first.chunk().await.unwrap().unwrap();
     drop(first);
-    let mut leaving = connected(&larder).await;
+    let mut leaving = connect(&larder).await;
     leaving.write_all(&request_bytes(path.as_bytes(), b"x")).await.unwrap();
     leaving.read_exact(&mut [0; 100_000]).await.unwrap();
     leaving.set_zero_linger().unwrap();
     drop(leaving);
     others.truncate(3);
-    let late = begin().await;
+    let late_response = start_download().await;
     gate.open();
-    let right = upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64");
-    for response in others.into_iter().chain([late]) {
-        assert!(response.bytes().await.unwrap() == right, "who stayed got other bytes");
+    let expected = upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64");
+    for response in others.into_iter().chain([late_response]) {
+        assert!(response.bytes().await.unwrap() == expected, "who stayed got other bytes");
     }
     assert_eq!((upstream.count_of(Target::Archive), larder.folder.blobs().len()), (1, 1));
     assert!(larder.get(&path).await.expect(200).has_cache_status("larder; hit"));

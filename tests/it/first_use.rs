@@ -2,13 +2,13 @@
 
 use crate::support::another_user::AnotherUser;
 use crate::support::command_setup::{CommandSetup, json};
-use crate::support::doctor_setup::{configure_client, examine, exporter_and_tree};
+use crate::support::doctor_setup::{configure_client, examine, small_store_setup};
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::ports::free_port;
 use crate::support::process::{Process, command, run, spawn_captured};
 use crate::support::upstream::{FakeUpstream, Provider, Target};
 
-async fn publishing() -> FakeUpstream {
+async fn upstream_publishing_null() -> FakeUpstream {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("hashicorp", "null"));
     upstream
@@ -17,7 +17,7 @@ async fn publishing() -> FakeUpstream {
 /// The default limit fits the disk, so a fresh start has no warnings.
 #[tokio::test]
 async fn a_fresh_start_has_a_limit_that_its_disk_can_hold() {
-    let upstream = publishing().await;
+    let upstream = upstream_publishing_null().await;
     let setup = CommandSetup::new(&upstream);
     assert!(!setup.text.contains("max_size"), "{}", setup.text);
     let _larder = setup.serve();
@@ -37,8 +37,8 @@ async fn serve_prints_its_real_socket_and_terraforms_block_first() {
     std::fs::write(home.path().join("mirror.toml"), text).unwrap();
     let file = home.path().join("mirror.toml");
     let (child, out, _) = spawn_captured(command(home.path(), &["serve", "--config", file.to_str().unwrap()]));
-    let listens = out.line_with(" listens on 127.0.0.1:").await;
-    assert!(listens.ends_with("; clients reach it at https://mirror.example"), "{listens}");
+    let listen_line = out.line_with(" listens on 127.0.0.1:").await;
+    assert!(listen_line.ends_with("; clients reach it at https://mirror.example"), "{listen_line}");
     out.line_with("host \"registry.opentofu.org\" {").await;
     let blocks: Vec<String> = out.text().lines().filter(|line| line.starts_with("host ")).map(str::to_owned).collect();
     assert_eq!(blocks, ["host \"registry.terraform.io\" {", "host \"registry.opentofu.org\" {"]);
@@ -47,31 +47,31 @@ async fn serve_prints_its_real_socket_and_terraforms_block_first() {
 
 #[tokio::test]
 async fn serve_logs_one_line_for_an_unreachable_upstream() {
-    let mut upstream = publishing().await;
+    let mut upstream = upstream_publishing_null().await;
     let origin = upstream.origin();
     upstream.stop().await;
     let folder = Folder::new();
     let larder =
         Process::start(&Larder::builder().upstream(HOST, &format!("{origin}/"), "").store_at(&folder), folder.path());
     let line = larder.log().line_with("see `larder doctor`").await;
-    let about = format!("127.0.0.1:{}: connection refused", origin.rsplit(':').next().unwrap());
-    assert!(line.contains(&about) && line.contains("stored copies are served"), "{line}");
-    assert_eq!(larder.log().text().matches(&about).count(), 1, "{}", larder.log().text());
+    let expected = format!("127.0.0.1:{}: connection refused", origin.rsplit(':').next().unwrap());
+    assert!(line.contains(&expected) && line.contains("stored copies are served"), "{line}");
+    assert_eq!(larder.log().text().matches(&expected).count(), 1, "{}", larder.log().text());
     assert_eq!(larder.terminate().await, Some(0));
 }
 
-/// The third way of ways to use a mirror: clients find larder by its own host name, over https only.
+/// The third way to use a mirror: clients find larder by its own host name, over https only.
 #[tokio::test]
 async fn client_config_supports_larders_own_host_name() {
-    let upstream = publishing().await;
-    let mut setup = exporter_and_tree(&upstream);
+    let upstream = upstream_publishing_null().await;
+    let mut setup = small_store_setup(&upstream);
     let output = setup.run(&["client-config", "--own-name"]).await;
     assert!(output.code == Some(1) && output.err.contains("[server] public_url"), "{output:?}");
-    let with = |line: &str| setup.text.replace("[server]\n", &format!("[server]\n{line}\n"));
+    let config_with = |line: &str| setup.text.replace("[server]\n", &format!("[server]\n{line}\n"));
     let (http, prefixed, good) = (
-        with("public_url = \"http://mirror.example/\""),
-        with("public_url = \"https://mirror.example/tools/\""),
-        with("public_url = \"https://mirror.example:8443/\""),
+        config_with("public_url = \"http://mirror.example/\""),
+        config_with("public_url = \"https://mirror.example/tools/\""),
+        config_with("public_url = \"https://mirror.example:8443/\""),
     );
     for text in [http, prefixed] {
         setup.text = text;
@@ -92,8 +92,8 @@ async fn client_config_supports_larders_own_host_name() {
 
 #[tokio::test]
 async fn a_refresh_of_a_nonexistent_package_fails() {
-    let upstream = publishing().await;
-    let setup = exporter_and_tree(&upstream);
+    let upstream = upstream_publishing_null().await;
+    let setup = small_store_setup(&upstream);
     let _larder = setup.serve();
     let output = setup.run(&["refresh", "hashicorp/none"]).await;
     assert!(output.code == Some(1) && output.out.contains("not found"), "{output:?}");
@@ -103,8 +103,8 @@ async fn a_refresh_of_a_nonexistent_package_fails() {
 
 #[tokio::test]
 async fn the_admin_listener_may_have_a_host_name() {
-    let upstream = publishing().await;
-    let mut setup = exporter_and_tree(&upstream);
+    let upstream = upstream_publishing_null().await;
+    let mut setup = small_store_setup(&upstream);
     let admin = setup.text.split("[admin]\nlisten = \"").nth(1).unwrap().split('"').next().unwrap().to_owned();
     let port = admin.rsplit(':').next().unwrap();
     setup.text = setup.text.replace(&admin, &format!("localhost:{port}"));
@@ -120,11 +120,11 @@ async fn the_admin_listener_may_have_a_host_name() {
 /// Configurations next to an unreadable folder are still read.
 #[tokio::test]
 async fn an_unreadable_folder_without_configurations_is_skipped_with_a_note() {
-    let (upstream, user) = (publishing().await, AnotherUser::new());
-    let needs = "terraform {\n  required_providers {\n    null = { source = \"hashicorp/null\" }\n  }\n}\n";
-    user.file("work/prod/main.tf", needs);
-    let locked = user.file("work/locked/main.tf", needs);
-    AnotherUser::make_unreadable(locked.parent().unwrap());
+    let (upstream, user) = (upstream_publishing_null().await, AnotherUser::new());
+    let requirements = "terraform {\n  required_providers {\n    null = { source = \"hashicorp/null\" }\n  }\n}\n";
+    user.file("work/prod/main.tf", requirements);
+    let unreadable = user.file("work/locked/main.tf", requirements);
+    AnotherUser::make_unreadable(unreadable.parent().unwrap());
     let (store, port) = (user.path("store"), free_port());
     let config = user.file(
         "mirror.toml",
@@ -154,8 +154,8 @@ async fn an_unreadable_folder_without_configurations_is_skipped_with_a_note() {
 /// In an unquoted constraint, the shell takes the `>` as a redirection.
 #[tokio::test]
 async fn a_constraint_that_the_shell_truncated_gets_the_advice_to_quote_it() {
-    let upstream = publishing().await;
-    let setup = exporter_and_tree(&upstream);
+    let upstream = upstream_publishing_null().await;
+    let setup = small_store_setup(&upstream);
     let config = setup.file();
     let work = tempfile::tempdir().unwrap();
     let line = format!("{} plan hashicorp/null@~> 1.0 --config {}", env!("CARGO_BIN_EXE_larder"), config.display());

@@ -23,7 +23,7 @@ struct FullDisk {
 }
 
 impl FullDisk {
-    async fn with(size: usize) -> Self {
+    async fn with_archive_size(size: usize) -> Self {
         Self::with_upstream(FakeUpstream::start().await, size).await
     }
 
@@ -85,7 +85,7 @@ impl FullDisk {
 #[tokio::test]
 async fn an_archive_that_does_not_fit_is_passed_through_until_it_does() {
     for size in [SMALL_BYTES, LARGE_BYTES] {
-        let fixture = FullDisk::with(size).await;
+        let fixture = FullDisk::with_archive_size(size).await;
         for _ in 0..2 {
             fixture.assert_passed_through(&fixture.larder.get(&fixture.path).await);
         }
@@ -100,7 +100,7 @@ async fn an_archive_that_does_not_fit_is_passed_through_until_it_does() {
 /// Promises 3 and 9: a small archive is verified in memory, so its length is sent even if upstream sends none.
 #[tokio::test]
 async fn a_small_archive_without_a_length_is_passed_through_whole() {
-    let fixture = FullDisk::with(SMALL_BYTES).await;
+    let fixture = FullDisk::with_archive_size(SMALL_BYTES).await;
     fixture.upstream.fault(Target::Archive, Fault::NoLength);
     for _ in 0..2 {
         let answer = fixture.larder.get(&fixture.path).await;
@@ -114,11 +114,15 @@ async fn a_small_archive_without_a_length_is_passed_through_whole() {
 /// is passed through.
 #[tokio::test]
 async fn a_disk_that_fills_during_a_download_aborts_its_clients_and_the_next_request_passes_through() {
-    let fixture = FullDisk::with(LARGE_BYTES).await;
+    let fixture = FullDisk::with_archive_size(LARGE_BYTES).await;
     fixture.upstream.fault(Target::Archive, Fault::NoLength);
-    let cut = fixture.receive().await;
-    assert_eq!((cut.status, cut.is_complete), (200, false));
-    assert!(fixture.zip.starts_with(&cut.body) && cut.body.len() <= fixture.zip.len() / 2, "{}", cut.body.len());
+    let received = fixture.receive().await;
+    assert_eq!((received.status, received.is_complete), (200, false));
+    assert!(
+        fixture.zip.starts_with(&received.body) && received.body.len() <= fixture.zip.len() / 2,
+        "{}",
+        received.body.len()
+    );
     eventually("the partial download is deleted", async || fixture.folder.partial_downloads().is_empty().then_some(()))
         .await;
     for _ in 0..2 {
@@ -132,7 +136,7 @@ async fn a_disk_that_fills_during_a_download_aborts_its_clients_and_the_next_req
 /// Promise 3: a pass-through withholds its last chunk until the archive is verified, too.
 #[tokio::test]
 async fn the_tail_of_a_pass_through_waits_for_the_last_byte() {
-    let fixture = FullDisk::with(LARGE_BYTES).await;
+    let fixture = FullDisk::with_archive_size(LARGE_BYTES).await;
     let gate = fixture.upstream.hold_after(Target::Archive, fixture.zip.len() - 1);
     let mut response = client().get(fixture.url()).send().await.unwrap();
     assert_eq!(response.content_length(), Some(fixture.zip.len() as u64));
@@ -154,7 +158,7 @@ async fn the_tail_of_a_pass_through_waits_for_the_last_byte() {
 async fn a_pass_through_of_wrong_bytes_never_looks_complete() {
     for length in [None, Some(Fault::NoLength)] {
         for wrong in [Fault::WrongBytes, Fault::WrongLastByte] {
-            let fixture = FullDisk::with(LARGE_BYTES).await;
+            let fixture = FullDisk::with_archive_size(LARGE_BYTES).await;
             // Without a length the first request starts a fill that is aborted; the second one is passed through.
             length.iter().for_each(|fault| fixture.upstream.fault(Target::Archive, fault.clone()));
             fixture.receive().await;
@@ -165,7 +169,7 @@ async fn a_pass_through_of_wrong_bytes_never_looks_complete() {
             fixture.assert_nothing_stored();
             fixture.assert_recovery().await;
 
-            let fixture = FullDisk::with(SMALL_BYTES).await;
+            let fixture = FullDisk::with_archive_size(SMALL_BYTES).await;
             length.iter().for_each(|fault| fixture.upstream.fault(Target::Archive, fault.clone()));
             fixture.upstream.fault(Target::Archive, wrong.clone());
             let text = fixture.larder.get(&fixture.path).await.expect(502).text();
@@ -179,7 +183,7 @@ async fn a_pass_through_of_wrong_bytes_never_looks_complete() {
 #[tokio::test]
 async fn a_broken_download_that_is_passed_through_is_resumed() {
     for size in [SMALL_BYTES, LARGE_BYTES] {
-        let fixture = FullDisk::with(size).await;
+        let fixture = FullDisk::with_archive_size(size).await;
         // The fill that fails first reads no body.
         let half = fixture.zip.len() / 2;
         fixture.upstream.fault(Target::Archive, Fault::Truncated(half));
@@ -189,7 +193,7 @@ async fn a_broken_download_that_is_passed_through_is_resumed() {
         let range = format!("bytes={half}-");
         let if_range = format!("\"{}\"", &sha256_hex(&fixture.zip)[..20]);
         assert_eq!(resumed[0].header("range"), Some(range.as_str()));
-        assert!(resumed.iter().all(|asked| asked.header("if-range") == Some(if_range.as_str())));
+        assert!(resumed.iter().all(|request| request.header("if-range") == Some(if_range.as_str())));
         fixture.assert_recovery().await;
     }
 }
@@ -199,7 +203,7 @@ async fn a_broken_download_that_is_passed_through_is_resumed() {
 #[tokio::test]
 async fn an_upstream_that_starts_over_aborts_a_pass_through() {
     for fault in [Fault::RangeIgnored, Fault::RangeOtherBytes] {
-        let fixture = FullDisk::with(LARGE_BYTES).await;
+        let fixture = FullDisk::with_archive_size(LARGE_BYTES).await;
         fixture.upstream.fault(Target::Archive, fault);
         fixture.upstream.fault(Target::Archive, Fault::Truncated(LARGE_BYTES / 2));
         let received = fixture.receive().await;
@@ -208,11 +212,11 @@ async fn an_upstream_that_starts_over_aborts_a_pass_through() {
         fixture.assert_recovery().await;
     }
 
-    let fixture = FullDisk::with(SMALL_BYTES).await;
+    let fixture = FullDisk::with_archive_size(SMALL_BYTES).await;
     fixture.upstream.fault(Target::Archive, Fault::RangeIgnored);
     // One truncated response is for the fill, which stops for lack of disk space, and one for the pass-through.
     fixture.upstream.fault_once(Target::Archive, Fault::Truncated(SMALL_BYTES / 2));
-    let gate = fixture.upstream.stall(Target::Archive);
+    let gate = fixture.upstream.hold_headers(Target::Archive);
     let pending_request = tokio::spawn(receive(client().get(fixture.url())));
     fixture.upstream.wait_for(Target::Archive, 1).await;
     fixture.upstream.fault_once(Target::Archive, Fault::Truncated(SMALL_BYTES / 2));
@@ -226,7 +230,7 @@ async fn an_upstream_that_starts_over_aborts_a_pass_through() {
 #[tokio::test]
 async fn an_upstream_that_resumes_with_another_length_aborts_a_pass_through() {
     for difference in [-1_i64, 1] {
-        let fixture = FullDisk::with(LARGE_BYTES).await;
+        let fixture = FullDisk::with_archive_size(LARGE_BYTES).await;
         let other = fixture.zip.len().checked_add_signed(difference as isize).unwrap();
         let gate = fixture.upstream.hold_after(Target::Archive, LARGE_BYTES / 2 - 1);
         fixture.upstream.fault(Target::Archive, Fault::Truncated(LARGE_BYTES / 2));
@@ -253,26 +257,26 @@ async fn an_expired_url_is_refreshed_in_a_pass_through() {
 /// Promise 11: each pass-through is an upstream stream; beyond the limit the response is 503.
 #[tokio::test(flavor = "multi_thread")]
 async fn at_most_sixteen_pass_throughs_run_at_one_time() {
-    let fixture = FullDisk::with(LARGE_BYTES).await;
+    let fixture = FullDisk::with_archive_size(LARGE_BYTES).await;
     let gate = fixture.upstream.hold_after(Target::Archive, LARGE_BYTES / 2);
-    let mut under_way = Vec::new();
+    let mut responses = Vec::new();
     for _ in 0..16 {
         let response = client().get(fixture.url()).send().await.unwrap();
         assert_eq!(response.status(), 200);
-        under_way.push(response);
+        responses.push(response);
     }
     let text = fixture.larder.get(&fixture.path).await.expect(503).text();
     assert!(text.contains("cannot store it") && text.contains("ask again in a moment"), "{text}");
     assert!(!text.contains(fixture.folder.path().to_str().unwrap()), "{text}");
     // A client that disconnects frees a permit.
-    drop(under_way.pop());
+    drop(responses.pop());
     let next = eventually("a permit is free", async || {
         let response = client().get(fixture.url()).send().await.unwrap();
         (response.status() == 200).then_some(response)
     });
-    under_way.push(next.await);
+    responses.push(next.await);
     gate.open();
-    for response in under_way {
+    for response in responses {
         assert!(response.bytes().await.unwrap() == fixture.zip);
     }
     fixture.assert_recovery().await;
@@ -281,7 +285,7 @@ async fn at_most_sixteen_pass_throughs_run_at_one_time() {
 /// Promise 3: without a length, an HTTP/1.0 client cannot tell a part from the whole.
 #[tokio::test]
 async fn an_http_1_0_client_is_refused_a_pass_through_without_a_length() {
-    let fixture = FullDisk::with(LARGE_BYTES).await;
+    let fixture = FullDisk::with_archive_size(LARGE_BYTES).await;
     fixture.upstream.fault(Target::Archive, Fault::NoLength);
     let request_once = || receive(client().get(fixture.url()).version(reqwest::Version::HTTP_10));
     for _ in 0..2 {
@@ -319,20 +323,20 @@ async fn a_full_disk_fails_no_document_request() {
 /// The state must show that archives are not stored, even while small documents still fit.
 #[tokio::test]
 async fn the_status_reports_a_store_that_has_space_for_documents_only() {
-    let fixture = FullDisk::with(SMALL_BYTES).await;
+    let fixture = FullDisk::with_archive_size(SMALL_BYTES).await;
     fixture.upstream.publish(Provider::new("acme", "random").size(SMALL_BYTES));
-    let is = async |state: &str| {
+    let has_store_state = async |state: &str| {
         let text = get(&format!("{}/metrics", fixture.larder.admin())).await.expect(200).text();
         text.contains(&format!("larder_store_state{{state=\"{state}\"}} 1"))
     };
-    assert!(is("ready").await);
+    assert!(has_store_state("ready").await);
     assert!(fixture.receive().await.body == fixture.zip);
-    assert!(is("not-keeping").await);
+    assert!(has_store_state("not-keeping").await);
     assert!(fixture.larder.document("random").await.expect(200).has_cache_status("stored"));
-    assert!(is("not-keeping").await);
+    assert!(has_store_state("not-keeping").await);
     fixture.free_disk_space();
     assert!(fixture.receive().await.body == fixture.zip);
-    assert!(is("ready").await);
+    assert!(has_store_state("ready").await);
 }
 
 /// Promise 9: larder starts and serves what is stored while nothing can be written, also after a kill.
@@ -347,8 +351,8 @@ async fn a_larder_starts_although_nothing_can_be_written() {
         let path = larder.archive_path("null").await;
         larder.get(&path).await.expect(200);
         eventually("the `h1:` hash is recorded", async || {
-            let name = std::fs::read_to_string(&folder.files("names")[0]).unwrap();
-            name.contains("h1:").then_some(())
+            let record = std::fs::read_to_string(&folder.files("names")[0]).unwrap();
+            record.contains("h1:").then_some(())
         })
         .await;
         if killed {

@@ -71,7 +71,7 @@ fn write_legacy_record(folder: &Folder, digest: &str) {
         namespace: Name::parse("acme").unwrap(),
         type_: Name::parse("null").unwrap(),
     };
-    let whole = json!({
+    let record = json!({
         "keys": { SigningKey::shared().fingerprint(): 1 },
         "versions": {
             "1.2.0": {
@@ -83,7 +83,7 @@ fn write_legacy_record(folder: &Folder, digest: &str) {
     });
     {
         let store = Store::open(folder.path(), Timestamp(1)).unwrap();
-        store.records.put(&Key::Seen(provider), whole.to_string().as_bytes(), Durability::Synced).unwrap();
+        store.records.put(&Key::Seen(provider), record.to_string().as_bytes(), Durability::Synced).unwrap();
         store.close().unwrap();
     }
 }
@@ -232,7 +232,7 @@ async fn a_key_that_was_known_before_a_version_vouches_for_it() {
 /// only.
 #[tokio::test]
 async fn accept_makes_a_new_key_known_for_the_provider_or_for_one_version() {
-    for of_all in [true, false] {
+    for is_for_all_versions in [true, false] {
         let upstream = upstream_with(edition(1)).await;
         upstream.publish(edition(1).version("1.1.0"));
         let larder = always_revalidating(&upstream).start().await;
@@ -241,14 +241,15 @@ async fn accept_makes_a_new_key_known_for_the_provider_or_for_one_version() {
         let second = SigningKey::new_key();
         upstream.publish(edition(2).signed_by(&second));
         assert!(installed_digest(&larder, "1.2.0").await.unwrap() != upstream_digest(&upstream, "1.2.0"));
-        let done = larder.run_command("accept", if of_all { "acme/null" } else { "acme/null@1.2.0" }).await;
+        let done =
+            larder.run_command("accept", if is_for_all_versions { "acme/null" } else { "acme/null@1.2.0" }).await;
         assert_eq!(done.ok, Value::Bool(true), "{done}");
         assert_eq!(raised_alarms(&larder).await, expected_alarms(&[]), "{done}");
         assert!(installed_digest(&larder, "1.2.0").await.unwrap() == upstream_digest(&upstream, "1.2.0"));
         upstream.publish(edition(2).version("1.1.0").signed_by(&second));
         let installed = installed_digest(&larder, "1.1.0").await.unwrap();
-        assert_eq!(installed == upstream_digest(&upstream, "1.1.0"), of_all);
-        assert_eq!(installed == older, !of_all);
+        assert_eq!(installed == upstream_digest(&upstream, "1.1.0"), is_for_all_versions);
+        assert_eq!(installed == older, !is_for_all_versions);
     }
 }
 
@@ -340,8 +341,9 @@ async fn accept_after_a_lost_key_log_ends_the_refusal_and_admits_no_other_key() 
         upstream.publish(edition(1).version("1.4.0").signed_by(&stranger));
         installed_digest(&larder, "1.4.0").await.unwrap();
         // The lost log was the only evidence that the key of 1.2.0 is the provider's.
-        let new = if mode == "signature" { expected_alarms(&[("new-key", "1.2.0")]) } else { expected_alarms(&[]) };
-        assert_eq!(raised_alarms(&larder).await, new, "{mode}");
+        let expected =
+            if mode == "signature" { expected_alarms(&[("new-key", "1.2.0")]) } else { expected_alarms(&[]) };
+        assert_eq!(raised_alarms(&larder).await, expected, "{mode}");
         upstream.publish(edition(2).signed_by(&stranger));
         assert!(
             installed_digest(&larder, "1.2.0").await.unwrap() == verified_digest,
@@ -477,7 +479,7 @@ async fn the_real_client_installs_what_was_verified_first_or_nothing() {
         let (_, _, version, alarm) = raised.iter().find(|(raised, ..)| raised == kind).expect(attack);
         let subject = if kind == "signature-lost" { PROVIDER.to_owned() } else { format!("{PROVIDER}@{version}") };
         assert_eq!(alarm["resolve"], format!("larder accept {subject}"), "{attack}");
-        let figures = get(&format!("{}/metrics", larder.admin())).await.expect(200).text();
-        assert!(figures.contains(&format!("larder_alarms_total{{kind=\"{kind}\"}}")), "{figures}");
+        let metrics = get(&format!("{}/metrics", larder.admin())).await.expect(200).text();
+        assert!(metrics.contains(&format!("larder_alarms_total{{kind=\"{kind}\"}}")), "{metrics}");
     }
 }

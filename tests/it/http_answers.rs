@@ -22,8 +22,8 @@ const LARGE_BYTES: usize = 3_000_000;
 /// Rows of a table: an archive of each size.
 const SIZES: [(&str, usize); 2] = [("a small archive", SMALL_BYTES), ("a large archive", LARGE_BYTES)];
 
-/// An upstream with acme/null 1.2.0 of about this size, a larder in front of it, the archive's path and its bytes.
-async fn larder_before_archive(size_bytes: usize) -> (FakeUpstream, Larder, String, Vec<u8>) {
+/// An upstream with acme/null 1.2.0 of about this size, a larder that mirrors it, the archive's path and its bytes.
+async fn larder_with_archive(size_bytes: usize) -> (FakeUpstream, Larder, String, Vec<u8>) {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null").size(size_bytes));
     let larder = Larder::mirroring(&upstream).server("http2 = true").start().await;
@@ -68,7 +68,7 @@ fn error_text(answer: &Answer) -> String {
 #[tokio::test]
 async fn head_on_a_stored_archive_has_its_true_length_and_offers_ranges() {
     each_row(SIZES, async |size| {
-        let (upstream, larder, path, bytes) = larder_before_archive(size).await;
+        let (upstream, larder, path, bytes) = larder_with_archive(size).await;
         larder.get(&path).await.expect(200);
         let head = larder.head(&path).await.expect(200);
         let get = larder.get(&path).await.expect(200);
@@ -86,7 +86,7 @@ async fn head_on_a_stored_archive_has_its_true_length_and_offers_ranges() {
 /// Promises 3 and 4: HEAD on a missing archive has the true length, offers no ranges, and shares one fill with GET.
 #[tokio::test]
 async fn head_on_a_cold_archive_starts_the_one_fill_that_the_get_joins() {
-    let (upstream, larder, path, bytes) = larder_before_archive(LARGE_BYTES).await;
+    let (upstream, larder, path, bytes) = larder_with_archive(LARGE_BYTES).await;
     let gate = upstream.hold_after(Target::Archive, 100_000);
     let head = larder.head(&path).await.expect(200);
     assert_eq!(head.header("content-length"), bytes.len().to_string());
@@ -101,7 +101,7 @@ async fn head_on_a_cold_archive_starts_the_one_fill_that_the_get_joins() {
 
 #[tokio::test]
 async fn head_on_a_cold_small_archive_has_its_true_length_and_no_ranges() {
-    let (upstream, larder, path, bytes) = larder_before_archive(SMALL_BYTES).await;
+    let (upstream, larder, path, bytes) = larder_with_archive(SMALL_BYTES).await;
     let head = larder.head(&path).await.expect(200);
     assert_eq!(head.header("content-length"), bytes.len().to_string());
     assert_eq!(head.header("accept-ranges"), "");
@@ -111,7 +111,7 @@ async fn head_on_a_cold_small_archive_has_its_true_length_and_no_ranges() {
 
 #[tokio::test]
 async fn head_on_documents_sums_and_errors_has_the_length_of_the_get() {
-    let (_upstream, larder, _path, _bytes) = larder_before_archive(SMALL_BYTES).await;
+    let (_upstream, larder, _path, _bytes) = larder_with_archive(SMALL_BYTES).await;
     let sums = larder.document("null", "1.2.0").await.json()["shasums_url"].as_str().unwrap().to_owned();
     for path in [versions_path(), document_path(), sums, "/nowhere".into(), "/healthz".into()] {
         let (head, get) = (larder.head(&path).await, larder.get(&path).await);
@@ -124,7 +124,7 @@ async fn head_on_documents_sums_and_errors_has_the_length_of_the_get() {
 #[tokio::test]
 async fn ranges_of_a_stored_archive_are_answered() {
     each_row(SIZES, async |size| {
-        let (_upstream, larder, path, bytes) = larder_before_archive(size).await;
+        let (_upstream, larder, path, bytes) = larder_with_archive(size).await;
         larder.get(&path).await.expect(200);
         let total = bytes.len();
         let (end, suffix) = (total - 1, total - 300);
@@ -151,7 +151,7 @@ async fn ranges_of_a_stored_archive_are_answered() {
 
 #[tokio::test]
 async fn a_range_beyond_the_end_is_416_and_is_not_immutable() {
-    let (_upstream, larder, path, bytes) = larder_before_archive(SMALL_BYTES).await;
+    let (_upstream, larder, path, bytes) = larder_with_archive(SMALL_BYTES).await;
     larder.get(&path).await.expect(200);
     for requests in [format!("bytes={}-", bytes.len()), "bytes=-0".to_owned(), "bytes=999999999-".to_owned()] {
         let answer = larder.get_with(&path, &[("range", &requests)]).await.expect(416);
@@ -163,7 +163,7 @@ async fn a_range_beyond_the_end_is_416_and_is_not_immutable() {
 
 #[tokio::test]
 async fn if_range_decides_between_the_part_and_the_whole() {
-    let (_upstream, larder, path, bytes) = larder_before_archive(LARGE_BYTES).await;
+    let (_upstream, larder, path, bytes) = larder_with_archive(LARGE_BYTES).await;
     larder.get(&path).await.expect(200);
     let tag = larder.head(&path).await.header("etag").to_owned();
     let range = ("range", "bytes=5-9");
@@ -179,7 +179,7 @@ async fn if_range_decides_between_the_part_and_the_whole() {
 /// RFC 9110 14.2: ranges are defined for GET only.
 #[tokio::test]
 async fn head_ignores_a_range() {
-    let (_upstream, larder, path, bytes) = larder_before_archive(SMALL_BYTES).await;
+    let (_upstream, larder, path, bytes) = larder_with_archive(SMALL_BYTES).await;
     larder.get(&path).await.expect(200);
     let head = head_with(&larder, &path, &[("range", "bytes=0-4")]).await.expect(200);
     assert_eq!(head.header("content-length"), bytes.len().to_string());
@@ -197,7 +197,7 @@ async fn a_range_of_a_cold_archive_is_ignored() {
         ("beyond the end of a small archive", (SMALL_BYTES, "bytes=999999999-", true)),
     ];
     each_row(rows, async |(size, range, has_length)| {
-        let (upstream, larder, path, bytes) = larder_before_archive(size).await;
+        let (upstream, larder, path, bytes) = larder_with_archive(size).await;
         if !has_length {
             upstream.fault(Target::Archive, Fault::NoLength);
         }
@@ -212,7 +212,7 @@ async fn a_range_of_a_cold_archive_is_ignored() {
 #[tokio::test]
 async fn archives_have_an_etag_and_an_unchanged_one_answers_304() {
     each_row(SIZES, async |size| {
-        let (_upstream, larder, path, _bytes) = larder_before_archive(size).await;
+        let (_upstream, larder, path, _bytes) = larder_with_archive(size).await;
         larder.get(&path).await.expect(200);
         let tag = larder.get(&path).await.expect(200).header("etag").to_owned();
         assert!(tag.starts_with('"') && tag.len() > 20, "{tag}");
@@ -236,7 +236,7 @@ async fn archives_have_an_etag_and_an_unchanged_one_answers_304() {
 #[tokio::test]
 async fn if_match_and_if_unmodified_since_are_412_where_they_do_not_hold() {
     each_row(SIZES, async |size| {
-        let (_upstream, larder, path, bytes) = larder_before_archive(size).await;
+        let (_upstream, larder, path, bytes) = larder_with_archive(size).await;
         let digest = sha256_hex(&bytes);
         let tag = format!("\"{digest}\"");
         let others = ["\"other\"".to_owned(), format!("W/{tag}")];
@@ -266,7 +266,7 @@ async fn if_match_and_if_unmodified_since_are_412_where_they_do_not_hold() {
         }
     })
     .await;
-    let (_upstream, larder, _path, _bytes) = larder_before_archive(SMALL_BYTES).await;
+    let (_upstream, larder, _path, _bytes) = larder_with_archive(SMALL_BYTES).await;
     let tag = larder.get(&document_path()).await.expect(200).header("etag").to_owned();
     larder.get_with(&document_path(), &[("if-match", &tag)]).await.expect(200);
     larder.get_with(&document_path(), &[("if-match", "\"other\"")]).await.expect(412);
@@ -276,7 +276,7 @@ async fn if_match_and_if_unmodified_since_are_412_where_they_do_not_hold() {
 #[tokio::test]
 async fn an_archive_was_modified_when_it_was_first_stored() {
     each_row(SIZES, async |size| {
-        let (upstream, larder, path, bytes) = larder_before_archive(size).await;
+        let (upstream, larder, path, bytes) = larder_with_archive(size).await;
         let first = larder.get(&path).await.expect(200);
         assert_eq!(
             first.header("last-modified").is_empty(),
@@ -313,7 +313,7 @@ async fn an_archive_was_modified_when_it_was_first_stored() {
 /// RFC 9110 15.4.5: a 304 does not repeat metadata that the client already has.
 #[tokio::test]
 async fn a_304_has_no_content_type() {
-    let (_upstream, larder, path, _bytes) = larder_before_archive(SMALL_BYTES).await;
+    let (_upstream, larder, path, _bytes) = larder_with_archive(SMALL_BYTES).await;
     larder.get(&path).await.expect(200);
     for path in [path, document_path(), versions_path()] {
         let tag = larder.get(&path).await.expect(200).header("etag").to_owned();
@@ -324,7 +324,7 @@ async fn a_304_has_no_content_type() {
 
 #[tokio::test]
 async fn the_gzip_form_of_a_document_has_its_own_tag_and_either_tag_is_taken() {
-    let (_upstream, larder, _path, _bytes) = larder_before_archive(SMALL_BYTES).await;
+    let (_upstream, larder, _path, _bytes) = larder_with_archive(SMALL_BYTES).await;
     let plain = larder.get(&document_path()).await.expect(200);
     let gzip = larder.get_with(&document_path(), &[("accept-encoding", "br, gzip;q=0.5")]).await.expect(200);
     assert_eq!((plain.header("content-encoding"), gzip.header("content-encoding")), ("", "gzip"));
@@ -352,7 +352,7 @@ async fn the_gzip_form_of_a_document_has_its_own_tag_and_either_tag_is_taken() {
 
 #[tokio::test]
 async fn nothing_but_documents_is_offered_in_gzip() {
-    let (_upstream, larder, path, bytes) = larder_before_archive(SMALL_BYTES).await;
+    let (_upstream, larder, path, bytes) = larder_with_archive(SMALL_BYTES).await;
     let sums = larder.document("null", "1.2.0").await.json()["shasums_url"].as_str().unwrap().to_owned();
     let rows = [("a cold archive", &path), ("a stored archive", &path), ("sums", &sums)];
     each_row(rows, async |path| {
@@ -365,9 +365,10 @@ async fn nothing_but_documents_is_offered_in_gzip() {
 
 #[tokio::test]
 async fn a_documents_tag_changes_with_the_document() {
-    let (upstream, larder, _path, _bytes) = larder_before_archive(SMALL_BYTES).await;
+    let (upstream, larder, _path, _bytes) = larder_with_archive(SMALL_BYTES).await;
     let before = larder.versions("null").await.expect(200).header("etag").to_owned();
     upstream.publish(Provider::new("acme", "null").version("1.3.0"));
+    // Longer than the freshness lifetime of version lists.
     larder.clock.advance(std::time::Duration::from_secs(301));
     let answer = larder.get_with(&versions_path(), &[("if-none-match", &before)]).await.expect(200);
     assert!(answer.text().contains("1.3.0"));
@@ -376,7 +377,7 @@ async fn a_documents_tag_changes_with_the_document() {
 
 #[tokio::test]
 async fn documents_are_no_cache_and_digest_named_files_immutable() {
-    let (_upstream, larder, path, _bytes) = larder_before_archive(SMALL_BYTES).await;
+    let (_upstream, larder, path, _bytes) = larder_with_archive(SMALL_BYTES).await;
     let document = larder.document("null", "1.2.0").await.json();
     let file = |name: &str| document[name].as_str().unwrap().to_owned();
     for (path, expected, content_type) in [
@@ -433,7 +434,7 @@ async fn the_first_answer_to_anything_is_a_miss() {
 #[tokio::test]
 async fn an_upstream_that_gives_no_length_is_relayed_whole() {
     each_row(SIZES, async |size| {
-        let (upstream, larder, path, bytes) = larder_before_archive(size).await;
+        let (upstream, larder, path, bytes) = larder_with_archive(size).await;
         upstream.fault(Target::Archive, Fault::NoLength);
         let cold = larder.get(&path).await.expect(200);
         assert!(cold.body == bytes);
@@ -451,7 +452,7 @@ async fn an_upstream_that_gives_no_length_is_relayed_whole() {
 /// archive.
 #[tokio::test]
 async fn an_http_1_0_client_gets_the_whole_with_its_length() {
-    let (upstream, larder, path, bytes) = larder_before_archive(LARGE_BYTES).await;
+    let (upstream, larder, path, bytes) = larder_with_archive(LARGE_BYTES).await;
     upstream.fault(Target::Archive, Fault::NoLength);
     let answer = http_1_0_answer(&larder, &path).await;
     let end = answer.windows(4).position(|four| four == b"\r\n\r\n").expect("the end of the head") + 4;
@@ -466,7 +467,7 @@ async fn an_http_1_0_client_gets_the_whole_with_its_length() {
 /// Promise 3: without a length nothing of a wrong archive is sent to an HTTP/1.0 client.
 #[tokio::test]
 async fn an_http_1_0_client_gets_nothing_of_wrong_bytes_without_a_length() {
-    let (upstream, larder, path, _bytes) = larder_before_archive(LARGE_BYTES).await;
+    let (upstream, larder, path, _bytes) = larder_with_archive(LARGE_BYTES).await;
     upstream.fault(Target::Archive, Fault::NoLength);
     upstream.fault(Target::Archive, Fault::WrongLastByte);
     let answer = http_1_0_answer(&larder, &path).await;
@@ -477,7 +478,7 @@ async fn an_http_1_0_client_gets_nothing_of_wrong_bytes_without_a_length() {
 
 #[tokio::test]
 async fn http_2_is_spoken_and_its_authority_is_the_host() {
-    let (_upstream, larder, path, bytes) = larder_before_archive(LARGE_BYTES).await;
+    let (_upstream, larder, path, bytes) = larder_with_archive(LARGE_BYTES).await;
     let http2 = reqwest::Client::builder().http2_prior_knowledge().no_proxy().resolve(HOST, larder.address());
     let http2 = http2.build().unwrap();
     for state in ["cold", "held"] {
@@ -514,7 +515,7 @@ async fn errors_are_json_and_name_the_package_the_upstream_and_the_cause() {
             error.contains(&format!("{HOST}/acme/null")) && error.contains(&upstream.origin()),
             "{fault:?}: {error}"
         );
-        // Clients obey Retry-After without a cap (retries of clients).
+        // Clients obey Retry-After without a cap (when they retry).
         assert_eq!(answer.header("retry-after"), "", "{fault:?}");
         upstream.clear_faults();
     }
@@ -527,7 +528,7 @@ async fn no_path_or_query_of_an_upstream_url_is_in_an_error() {
     let mut upstream = FakeUpstream::builder().releases_elsewhere().signed_urls().start().await;
     upstream.publish(Provider::new("acme", "null"));
     let larder = Larder::mirroring(&upstream).start().await;
-    let harmless = |answer: Answer, case: String| {
+    let assert_names_no_secret = |answer: Answer, case: String| {
         assert!(answer.status >= 400, "{case}: {}", answer.status);
         let error = error_text(&answer);
         for secret in ["sig=", "/releases/", "/v1/providers", ".well-known", "hunter2", "s3cret", "?"] {
@@ -554,7 +555,7 @@ async fn no_path_or_query_of_an_upstream_url_is_in_an_error() {
             } else {
                 larder.document("null", "1.2.0").await
             };
-            harmless(answer, format!("{target:?} {fault:?}"));
+            assert_names_no_secret(answer, format!("{target:?} {fault:?}"));
             upstream.clear_faults();
         }
     }
@@ -562,11 +563,11 @@ async fn no_path_or_query_of_an_upstream_url_is_in_an_error() {
     let path = larder.archive_path("null", "1.2.0").await;
     for fault in faults {
         upstream.fault(Target::Archive, fault.clone());
-        harmless(larder.get(&path).await, format!("archive {fault:?}"));
+        assert_names_no_secret(larder.get(&path).await, format!("archive {fault:?}"));
         upstream.clear_faults();
     }
     upstream.stop_releases().await;
-    harmless(larder.get(&path).await, "archive refused".into());
+    assert_names_no_secret(larder.get(&path).await, "archive refused".into());
 }
 
 /// Promise 8: a client that is not allowed is refused with the reason; the health probes answer everyone.

@@ -70,6 +70,7 @@ async fn filled_larder(upstream: &FakeUpstream) -> (Larder, Vec<String>) {
     for name in NAMES {
         let path = larder.archive_path(name, "1.2.0").await;
         larder.get(&path).await.expect(200);
+        // Eviction compares the seconds of the last uses.
         larder.clock.advance(Duration::from_secs(120));
         paths.push(path);
     }

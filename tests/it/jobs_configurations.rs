@@ -43,7 +43,7 @@ fn files() -> [(&'static str, &'static str); 2] {
 }
 
 /// Each item as `NAME@VERSION STATE`, sorted.
-fn sorted(job: &JobReport) -> Vec<String> {
+fn sorted_items(job: &JobReport) -> Vec<String> {
     let short = |name: String| name.strip_prefix(&format!("{HOST}/")).map_or(name.clone(), str::to_owned);
     let mut items: Vec<String> =
         job.items.iter().map(|item| format!("{} {}", short(item.name()), item.state)).collect();
@@ -51,7 +51,7 @@ fn sorted(job: &JobReport) -> Vec<String> {
     items
 }
 
-/// All five required packages in this state, as `sorted` returns them.
+/// All five required packages in this state, as `sorted_items` returns them.
 fn all_packages(state: &str) -> Vec<String> {
     let names =
         ["acme/deep/test@1.0.0", "acme/net/test@1.0.0", "acme/null@1.2.0", "acme/other@1.2.0", "acme/third@1.2.0"];
@@ -64,7 +64,7 @@ async fn the_modules_that_a_plan_reads_are_stored_when_it_ends() {
     let mut fixture = registry_with_packages().await;
     fixture.publish_archive("calls", &tar_gz(&[("main.tf", b"module \"deep\" {\n  source = \"acme/deep/test\"\n}\n")]));
     let larder = fixture.larder().start().await;
-    let warm_fixture = WarmFixture::of(&larder);
+    let warm_fixture = WarmFixture::for_larder(&larder);
     let request = json!({ "files": { "main.tf": "module \"calls\" {\n  source = \"acme/calls/test\"\n}\n" } });
     let first = warm_fixture.post("/admin/v1/plan", &request).await.expect(200).json();
     assert_eq!((&first["ready"], &first["sums"]["have"]), (&json!(true), &json!(2)), "{first}");
@@ -77,8 +77,8 @@ async fn the_modules_that_a_plan_reads_are_stored_when_it_ends() {
 async fn the_requirements_of_a_configuration_are_warmed_and_served_without_upstream() {
     let mut fixture = registry_with_packages().await;
     let larder = fixture.larder().start().await;
-    let warm_fixture = WarmFixture::of(&larder);
-    let gate = fixture.archives.hold(Target::Path("deep".to_owned()));
+    let warm_fixture = WarmFixture::for_larder(&larder);
+    let gate = fixture.archives.hold_body(Target::Path("deep".to_owned()));
     let request = json!({
         "files": files().into_iter().collect::<std::collections::BTreeMap<_, _>>(),
         "roots": ["prod"], "platforms": ["linux_amd64"],
@@ -90,13 +90,13 @@ async fn the_requirements_of_a_configuration_are_warmed_and_served_without_upstr
     assert_eq!(job.what, ["./prod"], "{job}");
     gate.open();
     let job = warm_fixture.finished_job(&path).await;
-    assert_eq!((sorted(&job), &*job.state), (all_packages("fetched"), "done"), "{job}");
+    assert_eq!((sorted_items(&job), &*job.state), (all_packages("fetched"), "done"), "{job}");
     assert!(!job.resolving);
 
     fixture.registry.stop().await;
     fixture.archives.stop().await;
     let again = warm_fixture.warm(&request).await;
-    assert_eq!(sorted(&again), all_packages("held"));
+    assert_eq!(sorted_items(&again), all_packages("held"));
 }
 
 /// A tar can be sent with `curl`.
@@ -104,7 +104,7 @@ async fn the_requirements_of_a_configuration_are_warmed_and_served_without_upstr
 async fn a_tar_of_configurations_is_an_equivalent_request() {
     let fixture = registry_with_packages().await;
     let larder = fixture.larder().start().await;
-    let warm_fixture = WarmFixture::of(&larder);
+    let warm_fixture = WarmFixture::for_larder(&larder);
     let mut tar = tar::Builder::new(Vec::new());
     for (path, text) in files() {
         let mut header = tar::Header::new_gnu();
@@ -119,7 +119,7 @@ async fn a_tar_of_configurations_is_an_equivalent_request() {
     };
     let response = send("root=prod&platform=linux_amd64&client=terraform&pin").await.expect(202);
     let job = warm_fixture.finished_job(response.header("location")).await;
-    assert_eq!((sorted(&job), job.pin), (all_packages("fetched"), true), "{job}");
+    assert_eq!((sorted_items(&job), job.pin), (all_packages("fetched"), true), "{job}");
     let done = warm_fixture
         .post("/admin/v1/pin", &json!({ "what": ["acme/net/test", "acme/third"] }))
         .await
@@ -140,7 +140,7 @@ async fn an_unavailable_requirement_is_a_failed_item_with_its_file_and_line() {
     let fixture = registry_with_packages().await;
     fixture.archives.serve_file("/files/net.tar.gz", "application/octet-stream", b"no archive".to_vec());
     let larder = fixture.larder().start().await;
-    let warm_fixture = WarmFixture::of(&larder);
+    let warm_fixture = WarmFixture::for_larder(&larder);
     let text = format!("{MAIN}module \"elsewhere\" {{\n  source = \"git::https://git.example/x.git\"\n}}\n");
     let request = json!({
         "what": ["acme/null@1.2.0"], "files": { "prod/main.tf": text, "shared/main.tf": SHARED }, "roots": ["prod"],
@@ -167,19 +167,19 @@ async fn an_unavailable_requirement_is_a_failed_item_with_its_file_and_line() {
 async fn a_job_of_a_configuration_continues_after_a_restart() {
     let fixture = registry_with_packages().await;
     let larder = fixture.larder().start().await;
-    let warm_fixture = WarmFixture::of(&larder);
-    let gate = fixture.registry.hold(Target::Archive.of("third"));
+    let warm_fixture = WarmFixture::for_larder(&larder);
+    let gate = fixture.registry.hold_body(Target::Archive.with_path_part("third"));
     let files: std::collections::BTreeMap<_, _> = files().into_iter().collect();
     let path =
         warm_fixture.start_job(&json!({ "files": files, "roots": ["prod"], "platforms": ["linux_amd64"] })).await;
-    fixture.registry.wait_for(Target::Archive.of("third"), 1).await;
+    fixture.registry.wait_for(Target::Archive.with_path_part("third"), 1).await;
     let folder = larder.stop().await;
     gate.open();
     let archives = fixture.archives.requests().len();
     // The CA file is in the store's folder, so `larder_on` finds it again.
     let larder = fixture.larder_on(&folder).start().await;
-    let job = WarmFixture::of(&larder).finished_job(&path).await;
-    assert_eq!((sorted(&job).len(), &*job.state), (5, "done"), "{job}");
+    let job = WarmFixture::for_larder(&larder).finished_job(&path).await;
+    assert_eq!((sorted_items(&job).len(), &*job.state), (5, "done"), "{job}");
     assert_eq!(fixture.archives.requests().len(), archives, "a module was fetched twice");
 }
 
@@ -188,9 +188,9 @@ async fn a_job_of_a_configuration_continues_after_a_restart() {
 async fn the_command_warms_a_folder_and_a_tar() {
     let fixture = registry_with_packages().await;
     let mut setup = CommandSetup::new(&fixture.registry);
-    let authority = setup.home.path().join("ca.pem");
-    std::fs::write(&authority, fixture.ca.pem()).unwrap();
-    setup.text = format!("{}[network]\nallow_private = [\"127.0.0.1\"]\nca_file = {authority:?}\n", setup.text);
+    let ca_file = setup.home.path().join("ca.pem");
+    std::fs::write(&ca_file, fixture.ca.pem()).unwrap();
+    setup.text = format!("{}[network]\nallow_private = [\"127.0.0.1\"]\nca_file = {ca_file:?}\n", setup.text);
     for (path, text) in files() {
         let path = setup.home.path().join("estate").join(path);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();

@@ -60,9 +60,9 @@ fn job_request(names: &[&str]) -> Value {
 #[tokio::test]
 async fn job_events_are_the_whole_job_then_changed_items_then_the_end() {
     let upstream = upstream_of(&["one", "two", "three"]).await;
-    let gate = upstream.hold_after(Target::Archive.of("-two_"), HALF_BYTES);
+    let gate = upstream.hold_after(Target::Archive.with_path_part("-two_"), HALF_BYTES);
     let larder = Larder::mirroring(&upstream).start().await;
-    let fixture = WarmFixture::of(&larder);
+    let fixture = WarmFixture::for_larder(&larder);
     let path = fixture.start_job(&job_request(&["one", "two", "three", "never"])).await;
     let mut events = JobEventStream::open(&larder, &path).await;
     let (name, mut job) = events.next().await.unwrap();
@@ -110,7 +110,7 @@ async fn a_client_that_does_not_read_job_events_delays_neither_the_job_nor_other
     let upstream = upstream_of(&["one", "two"]).await;
     let gate = upstream.hold_after(Target::Archive, HALF_BYTES);
     let larder = Larder::mirroring(&upstream).start().await;
-    let fixture = WarmFixture::of(&larder);
+    let fixture = WarmFixture::for_larder(&larder);
     let path = fixture.start_job(&job_request(&["one", "two"])).await;
     let unread_stream = JobEventStream::open(&larder, &path).await;
     let mut followers = Vec::new();
@@ -139,7 +139,7 @@ async fn a_cancelled_job_reports_its_end_and_a_stopping_larder_ends_event_stream
     let upstream = upstream_of(&["one", "two"]).await;
     let _gate = upstream.hold_after(Target::Archive, HALF_BYTES);
     let larder = Larder::mirroring(&upstream).drain(Duration::from_secs(3600)).start().await;
-    let fixture = WarmFixture::of(&larder);
+    let fixture = WarmFixture::for_larder(&larder);
     let path = fixture.start_job(&job_request(&["one"])).await;
     let mut events = JobEventStream::open(&larder, &path).await;
     upstream.wait_for(Target::Archive, 1).await;

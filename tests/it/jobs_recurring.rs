@@ -24,8 +24,9 @@ async fn upstream() -> FakeUpstream {
     upstream
 }
 
-fn recurring(builder: Builder, subject: &str) -> Builder {
-    builder.upstream_lines(&format!("[[warm]]\nwhat = {subject}\nplatforms = [\"linux_amd64\"]\nevery = \"1d\""))
+/// Adds a recurring warm-up of these packages (a TOML list).
+fn recurring(builder: Builder, packages: &str) -> Builder {
+    builder.upstream_lines(&format!("[[warm]]\nwhat = {packages}\nplatforms = [\"linux_amd64\"]\nevery = \"1d\""))
 }
 
 /// The jobs, newest first.
@@ -49,7 +50,7 @@ async fn next_run(larder: &Larder, previous: &Value) -> Value {
 }
 
 async fn job_of(larder: &Larder, last: &Value) -> JobReport {
-    WarmFixture::of(larder).job(&format!("/admin/v1/jobs/{}", last["job"].as_str().unwrap())).await
+    WarmFixture::for_larder(larder).job(&format!("/admin/v1/jobs/{}", last["job"].as_str().unwrap())).await
 }
 
 #[tokio::test]
@@ -65,11 +66,12 @@ async fn a_recurring_job_runs_at_the_start_and_at_its_interval_but_not_after_a_r
     upstream.publish(both_platforms(Provider::new("acme", "null").version("1.3.0")));
     upstream.forget_requests();
     clock.advance(10 * HOUR);
-    let again = || recurring(Larder::mirroring(&upstream), "[\"acme/null@~> 1.0\"]").store_at(&folder).clock(&clock);
-    let larder = again().start().await;
-    let told_now = recurring_job_status(&larder).await;
-    assert_eq!((&told_now["last"], &told_now["running"]), (&first, &Value::Null));
-    assert_eq!(told_now["next"].as_u64(), Some(first["ended"].as_u64().unwrap() + 24 * 3600));
+    let restarted =
+        || recurring(Larder::mirroring(&upstream), "[\"acme/null@~> 1.0\"]").store_at(&folder).clock(&clock);
+    let larder = restarted().start().await;
+    let status_now = recurring_job_status(&larder).await;
+    assert_eq!((&status_now["last"], &status_now["running"]), (&first, &Value::Null));
+    assert_eq!(status_now["next"].as_u64(), Some(first["ended"].as_u64().unwrap() + 24 * 3600));
     assert_eq!(
         (jobs(&larder).await.len(), upstream.requests().len()),
         (1, 0),
@@ -85,7 +87,7 @@ async fn a_recurring_job_runs_at_the_start_and_at_its_interval_but_not_after_a_r
     let folder = larder.stop().await;
     // A run that was due while larder was stopped starts at once.
     clock.advance(30 * HOUR);
-    let larder = again().store_at(&folder).start().await;
+    let larder = restarted().store_at(&folder).start().await;
     assert_eq!(next_run(&larder, &second).await["items"]["held"], 1);
 }
 
@@ -98,16 +100,16 @@ async fn a_failing_recurring_job_is_retried_with_growing_intervals() {
     let larder = builder.start().await;
     let first = next_run(&larder, &Value::Null).await;
     assert_eq!((&first["state"], &first["failures"]), (&"failed".into(), &1.into()), "{first}");
-    let next = |order: &Value| order["next"].as_u64().unwrap() - order["last"]["ended"].as_u64().unwrap();
-    assert_eq!(next(&recurring_job_status(&larder).await), 300);
+    let seconds_to_next = |job: &Value| job["next"].as_u64().unwrap() - job["last"]["ended"].as_u64().unwrap();
+    assert_eq!(seconds_to_next(&recurring_job_status(&larder).await), 300);
     larder.clock.advance(6 * MINUTE);
     let second = next_run(&larder, &first).await;
-    assert_eq!((&second["failures"], next(&recurring_job_status(&larder).await)), (&2.into(), 600));
+    assert_eq!((&second["failures"], seconds_to_next(&recurring_job_status(&larder).await)), (&2.into(), 600));
     upstream.clear_faults();
     larder.clock.advance(11 * MINUTE);
     let third = next_run(&larder, &second).await;
     assert_eq!((&third["state"], &third["failures"]), (&"done".into(), &0.into()));
-    assert_eq!(next(&recurring_job_status(&larder).await), 24 * 3600);
+    assert_eq!(seconds_to_next(&recurring_job_status(&larder).await), 24 * 3600);
 }
 
 /// Files are read for each run, and a file's problem is reported by that run.
@@ -153,7 +155,7 @@ async fn a_reload_replaces_recurring_jobs_and_none_runs_offline() {
     assert_eq!(recurring_job_status(&larder).await, Value::Null);
     larder.clock.advance(26 * HOUR);
     // A job started by hand shows that no recurring run preceded it.
-    WarmFixture::of(&larder).warm(&serde_json::json!({ "what": ["acme/null"] })).await;
+    WarmFixture::for_larder(&larder).warm(&serde_json::json!({ "what": ["acme/null"] })).await;
     assert_eq!(jobs(&larder).await.len(), 3);
 }
 
@@ -169,7 +171,7 @@ async fn recurring_jobs_beyond_the_limit_wait_and_leave_a_slot_for_other_jobs() 
     let larder = builder.start().await;
     let running = async || jobs(&larder).await.iter().filter(|job| job["state"] == "running").count();
     eventually("all job slots but one are in use", async || (running().await == 7).then_some(())).await;
-    let fixture = WarmFixture::of(&larder);
+    let fixture = WarmFixture::for_larder(&larder);
     fixture.start_job(&serde_json::json!({ "what": ["acme/p0"], "platforms": ["linux_amd64"] })).await;
     assert_eq!(running().await, 8);
     gate.open();

@@ -22,7 +22,7 @@ fn token(folder: &Folder) -> String {
 
 fn start(builder: &Builder, folder: &Folder) -> (Process, WarmFixture) {
     let larder = Process::start(builder, folder.path());
-    let fixture = WarmFixture::at(&larder, token(folder));
+    let fixture = WarmFixture::for_process(&larder, token(folder));
     (larder, fixture)
 }
 
@@ -31,15 +31,16 @@ fn job_request(names: &[String]) -> Value {
     json!({ "what": addresses, "platforms": ["linux_amd64"] })
 }
 
-fn names(first: usize, last: usize) -> Vec<String> {
-    (first..last).map(|number| format!("p{number}")).collect()
+/// `pFIRST` up to `pEND`, without the latter.
+fn names(first: usize, end: usize) -> Vec<String> {
+    (first..end).map(|number| format!("p{number}")).collect()
 }
 
 fn archive_requests(upstream: &FakeUpstream) -> Vec<RecordedRequest> {
     upstream.requests().into_iter().filter(|request| request.target == Target::Archive).collect()
 }
 
-fn records(folder: &Folder) -> Vec<PathBuf> {
+fn job_records(folder: &Folder) -> Vec<PathBuf> {
     folder.files("jobs")
 }
 
@@ -56,38 +57,40 @@ async fn a_job_of_thirty_items_that_is_killed_in_the_middle_finishes_and_fetches
     let all = [large.clone(), small.clone()].concat();
     let folder = Folder::new();
     let builder = || Larder::mirroring(&upstream).always_revalidate().store_at(&folder);
-    let gates: Vec<_> =
-        large.iter().map(|name| upstream.hold_after(Target::Archive.of(&format!("-{name}_")), HALF_BYTES)).collect();
+    let gates: Vec<_> = large
+        .iter()
+        .map(|name| upstream.hold_after(Target::Archive.with_path_part(&format!("-{name}_")), HALF_BYTES))
+        .collect();
 
     let (larder, fixture) = start(&builder(), &folder);
     let path = fixture.start_job(&job_request(&all)).await;
-    let half_way = |job: &JobReport| {
+    let half_fetched_count = |job: &JobReport| {
         job.items.iter().filter(|item| item.state == "fetching" && item.bytes == HALF_BYTES as u64).count()
     };
     // A few archives complete; then every concurrent fetch waits in the middle of a large one.
     gates[..3].iter().for_each(|gate| gate.open());
     let fetched = |job: &JobReport| job.states().iter().filter(|state| **state == "fetched").count();
-    let before = fixture.wait_for_job(&path, |job| half_way(job) == 4 && fetched(job) >= 3).await;
+    let before = fixture.wait_for_job(&path, |job| half_fetched_count(job) == 4 && fetched(job) >= 3).await;
     larder.kill();
-    let whole = folder.blobs().len();
-    assert!(whole >= fetched(&before) && whole < 30, "{whole}: {before}");
-    let (requests_before, staged) = (archive_requests(&upstream), folder.partial_downloads().len());
+    let stored_count = folder.blobs().len();
+    assert!(stored_count >= fetched(&before) && stored_count < 30, "{stored_count}: {before}");
+    let (requests_before, partial_count) = (archive_requests(&upstream), folder.partial_downloads().len());
     gates.iter().for_each(|gate| gate.open());
 
     let (larder, fixture) = start(&builder(), &folder);
     let job = fixture.finished_job(&path).await;
     assert_eq!((&*job.state, &job.id, job.started), ("done", &before.id, before.started), "{job}");
-    assert_eq!(job.states().iter().filter(|state| **state == "held").count(), whole, "{job}");
+    assert_eq!(job.states().iter().filter(|state| **state == "held").count(), stored_count, "{job}");
     assert_eq!((job.states().len(), folder.blobs().len(), folder.partial_downloads().len()), (30, 30, 0));
     assert_eq!(listed_jobs(&fixture).await.as_array().unwrap().len(), 1);
 
     let requests = archive_requests(&upstream);
-    assert!(staged >= 4, "{staged}");
-    assert_eq!(requests.len() - requests_before.len(), 30 - whole, "what was fetched is fetched again");
+    assert!(partial_count >= 4, "{partial_count}");
+    assert_eq!(requests.len() - requests_before.len(), 30 - stored_count, "what was fetched is fetched again");
     for name in &all {
         let size = upstream.archive_bytes("acme", name, "1.2.0", "linux_amd64").len() as u64;
-        let of_it = requests.iter().filter(|request| request.path.contains(&format!("-{name}_")));
-        let sent: u64 = of_it.map(|request| request.bytes_sent).sum();
+        let its_requests = requests.iter().filter(|request| request.path.contains(&format!("-{name}_")));
+        let sent: u64 = its_requests.map(|request| request.bytes_sent).sum();
         // Bytes that a cut connection lost are sent again, but never the whole archive.
         assert!((size..2 * size).contains(&sent), "{name}: {sent} of {size}");
     }
@@ -102,8 +105,8 @@ async fn finished_jobs_are_listed_with_their_final_state_after_restarts() {
     for name in ["good", "bad", "slow"] {
         upstream.publish(Provider::new("acme", name).size(2 * HALF_BYTES));
     }
-    upstream.fault(Target::Archive.of("bad"), Fault::WrongBytes);
-    let gate = upstream.hold_after(Target::Archive.of("slow"), HALF_BYTES);
+    upstream.fault(Target::Archive.with_path_part("bad"), Fault::WrongBytes);
+    let gate = upstream.hold_after(Target::Archive.with_path_part("slow"), HALF_BYTES);
     let folder = Folder::new();
     let builder = || Larder::mirroring(&upstream).store_at(&folder);
     let (larder, fixture) = start(&builder(), &folder);
@@ -113,7 +116,7 @@ async fn finished_jobs_are_listed_with_their_final_state_after_restarts() {
         jobs.push((fixture.finished_job(&path).await, path));
     }
     let path = fixture.start_job(&job_request(&["slow".to_owned()])).await;
-    upstream.wait_for(Target::Archive.of("slow"), 1).await;
+    upstream.wait_for(Target::Archive.with_path_part("slow"), 1).await;
     let cancelled = fixture.cancel(&path).await;
     larder.kill();
     jobs.push((cancelled, path));
@@ -148,18 +151,18 @@ async fn a_job_whose_end_could_not_be_written_does_not_continue() {
     let builder = || Larder::mirroring(&upstream).store_at(&folder);
     let (larder, fixture) = start(&builder(), &folder);
     let path = fixture.start_job(&job_request(&["slow".to_owned()])).await;
-    // Until then the job may still create files in the folder that is removed below, and would fail by itself.
+    // Before that, the job may still create files in the folder that is removed below, and would fail by itself.
     fixture.wait_for_job(&path, |job| job.items[0].bytes == HALF_BYTES as u64).await;
-    assert_eq!(records(&folder).len(), 1);
+    assert_eq!(job_records(&folder).len(), 1);
     // Records are created in staging, so no record can be written; existing ones can be deleted.
     let staging = folder.path().join("v1/staging");
     std::fs::rename(&staging, folder.path().join("v1/elsewhere")).unwrap();
     std::fs::write(&staging, "").unwrap();
     let cancelled = fixture.send("DELETE", &path, "application/json", "").await.expect(200).json();
     assert_eq!(cancelled["state"], "cancelled");
-    assert_eq!(records(&folder).len(), 0);
-    let output = "the result of a job could not be recorded";
-    eventually("the log has the message", async || larder.log().text().contains(output).then_some(())).await;
+    assert_eq!(job_records(&folder).len(), 0);
+    let message = "the result of a job could not be recorded";
+    eventually("the log has the message", async || larder.log().text().contains(message).then_some(())).await;
     larder.kill();
     std::fs::remove_file(&staging).unwrap();
     std::fs::rename(folder.path().join("v1/elsewhere"), &staging).unwrap();
@@ -216,15 +219,16 @@ async fn an_unreadable_job_record_is_quarantined_and_logged_and_the_others_are_l
     std::fs::write(file(&paths[0]), &torn).unwrap();
     // This record is intact, but does not describe a job.
     let other = b"{\"job\":17}";
-    let frame = json!({ "format": 1, "blake3": blake3::hash(other).to_hex().to_string(), "bytes": other.len() });
-    std::fs::write(file(&paths[1]), [frame.to_string().as_bytes(), b"\n", other].concat()).unwrap();
+    let checksum_line =
+        json!({ "format": 1, "blake3": blake3::hash(other).to_hex().to_string(), "bytes": other.len() });
+    std::fs::write(file(&paths[1]), [checksum_line.to_string().as_bytes(), b"\n", other].concat()).unwrap();
 
     let (larder, fixture) = start(&builder(), &folder);
     for path in &paths[..2] {
         fixture.get(path).await.expect(404);
     }
     assert_eq!(fixture.job(&paths[2]).await.state, "done");
-    assert_eq!((folder.files("aside").len(), records(&folder).len()), (2, 1));
+    assert_eq!((folder.files("aside").len(), job_records(&folder).len()), (2, 1));
     let log = larder.log().text();
     assert_eq!(log.matches("a damaged record was quarantined").count(), 2, "{log}");
     assert_eq!(larder.terminate().await, Some(0));
@@ -236,16 +240,16 @@ async fn the_job_list_has_one_limit_in_memory_and_on_disk() {
     upstream.publish(Provider::new("acme", "null"));
     let folder = Folder::new();
     let larder = Larder::mirroring(&upstream).store_at(&folder).start().await;
-    let fixture = WarmFixture::of(&larder);
+    let fixture = WarmFixture::for_larder(&larder);
     for _ in 0..20 {
         fixture.warm(&job_request(&["null".to_owned()])).await;
     }
     assert_eq!(listed_jobs(&fixture).await.as_array().unwrap().len(), 16);
-    eventually("the oldest jobs are removed", async || (records(&folder).len() == 16).then_some(())).await;
+    eventually("the oldest jobs are removed", async || (job_records(&folder).len() == 16).then_some(())).await;
     let listed_before = listed_jobs(&fixture).await;
     larder.stop().await;
     let larder = Larder::mirroring(&upstream).store_at(&folder).start().await;
-    assert_eq!(listed_jobs(&WarmFixture::of(&larder)).await, listed_before);
+    assert_eq!(listed_jobs(&WarmFixture::for_larder(&larder)).await, listed_before);
 }
 
 /// Promise 12: an offline larder sends nothing, and the packages of the job are listed as missing.
@@ -253,7 +257,7 @@ async fn the_job_list_has_one_limit_in_memory_and_on_disk() {
 async fn a_job_resumed_in_a_sealed_larder_fails_and_lists_missing_packages() {
     let upstream = FakeUpstream::start().await;
     ["held", "slow"].iter().for_each(|name| upstream.publish(Provider::new("acme", name).size(2 * HALF_BYTES)));
-    let gate = upstream.hold_after(Target::Archive.of("slow"), HALF_BYTES);
+    let gate = upstream.hold_after(Target::Archive.with_path_part("slow"), HALF_BYTES);
     let folder = Folder::new();
     let (larder, fixture) = start(&Larder::mirroring(&upstream).store_at(&folder), &folder);
     let path = fixture.start_job(&job_request(&["held".to_owned(), "slow".to_owned()])).await;
@@ -284,8 +288,12 @@ async fn an_interrupted_command_line_job_resumes_only_with_the_same_command() {
         spawn_captured(command(setup.home.path(), &[&warm[..], &["--config", file.to_str().unwrap()]].concat()));
     upstream.wait_for(Target::Archive, 1).await;
     let staged = async || {
-        let bytes =
-            setup.home.partial_downloads().iter().map(|path| path.metadata().map_or(0, |found| found.len())).max();
+        let bytes = setup
+            .home
+            .partial_downloads()
+            .iter()
+            .map(|path| path.metadata().map_or(0, |metadata| metadata.len()))
+            .max();
         bytes.filter(|bytes| *bytes >= HALF_BYTES as u64)
     };
     eventually("half of the archive is downloaded", staged).await;
@@ -295,7 +303,7 @@ async fn an_interrupted_command_line_job_resumes_only_with_the_same_command() {
     upstream.forget_requests();
 
     let larder = setup.serve();
-    let fixture = WarmFixture::at(&larder, token(&setup.home));
+    let fixture = WarmFixture::for_process(&larder, token(&setup.home));
     assert_eq!(listed_jobs(&fixture).await, json!([]));
     assert_eq!(larder.terminate().await, Some(0));
     assert_eq!((upstream.requests().len(), setup.home.blobs().len()), (0, 0));

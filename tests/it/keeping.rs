@@ -282,7 +282,8 @@ async fn a_document_from_the_future_of_the_clock_is_stale() {
     larder.get(&archive).await.expect(200);
 }
 
-/// Promise 2: while only the previous set's archive is stored, that whole set is served, also after its 24 h.
+/// Promise 2: while only the archive of the previous proof set is stored, all files of that set are served, also after
+/// its 24 h.
 #[tokio::test]
 async fn the_previous_proof_set_is_served_completely_while_upstream_is_down_if_only_its_archive_is_stored() {
     let mut upstream = FakeUpstream::start().await;

@@ -203,9 +203,9 @@ async fn a_certificate_is_reloaded_when_its_files_change_and_kept_when_they_beco
     let last = ca.issue(&["127.0.0.1"]);
     std::fs::write(&certificate, &last.0).unwrap();
     std::fs::write(&key, &last.1).unwrap();
-    let last = der(&last.0);
+    let last_certificate = der(&last.0);
     eventually("the last certificate is presented", async || {
-        (presented_certificate(&address, &ca).await == last).then_some(())
+        (presented_certificate(&address, &ca).await == last_certificate).then_some(())
     })
     .await;
 }
@@ -263,14 +263,14 @@ async fn credentials_and_a_listener_off_loopback_need_a_clients_or_open_setting(
         text
     };
     // The refusal precedes the bind, so it is tested on machines without IPv6 too.
-    let reachable = [
+    let reachable_listeners = [
         "listen='[::]:0'",
         "listen='0.0.0.0:0'",
         "listen='127.0.0.1:0'\npublic_url='https://m.example/'",
         "listen='127.0.0.1:0'\ntrusted_proxies=['10.0.0.5']",
     ];
     let has_ipv6 = std::net::TcpListener::bind("[::]:0").is_ok();
-    for reachable in reachable {
+    for reachable in reachable_listeners {
         let error = Process::serve(&config(reachable), folder.path()).err().expect("larder started");
         assert_eq!(error.code, Some(78), "{error:?}");
         assert!(error.err.contains("[[upstream]] r.example"), "{error:?}");

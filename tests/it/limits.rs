@@ -44,12 +44,12 @@ async fn a_hundred_downloads_do_not_delay_version_lists() {
     let names: Vec<String> = (0..100).map(|number| format!("p{number}")).collect();
     let upstream = upstream_with_providers(&names.iter().map(String::as_str).collect::<Vec<_>>(), 20_000).await;
     upstream.publish(Provider::new("acme", "null"));
-    let larder = Larder::mirroring(&upstream).bounds(|bounds| bounds.archives.wait = LONG).start().await;
+    let larder = Larder::mirroring(&upstream).upstream_limits(|limits| limits.archives.wait = LONG).start().await;
     let mut urls = Vec::new();
     for name in &names {
         urls.push(format!("{}{}", larder.base(), larder.archive_path(name, "1.2.0").await));
     }
-    let gate = upstream.hold(Target::Archive);
+    let gate = upstream.hold_body(Target::Archive);
     let client = client();
     let downloads: Vec<_> = urls.iter().map(|url| tokio::spawn(send(client.get(url)))).collect();
     upstream.wait_for(Target::Archive, 64).await;
@@ -68,12 +68,12 @@ async fn a_hundred_downloads_do_not_delay_version_lists() {
 #[tokio::test]
 async fn an_archive_that_finds_no_permit_in_time_is_a_503() {
     let upstream = upstream_with_providers(&["null", "random"], 20_000).await;
-    let bounds = |bounds: &mut larder::upstream::limits::UpstreamLimits| {
-        (bounds.archives.per_upstream, bounds.archives.wait) = (1, SHORT);
+    let limits = |limits: &mut larder::upstream::limits::UpstreamLimits| {
+        (limits.archives.per_upstream, limits.archives.wait) = (1, SHORT);
     };
-    let larder = Larder::mirroring(&upstream).bounds(bounds).start().await;
+    let larder = Larder::mirroring(&upstream).upstream_limits(limits).start().await;
     let (first, second) = (larder.archive_path("null", "1.2.0").await, larder.archive_path("random", "1.2.0").await);
-    let gate = upstream.hold(Target::Archive);
+    let gate = upstream.hold_body(Target::Archive);
     let (got, ()) = tokio::join!(larder.get(&first), async {
         upstream.wait_for(Target::Archive, 1).await;
         assert_busy(larder.get(&second).await, "as many archives are being fetched as may be at one time");
@@ -92,16 +92,19 @@ async fn a_document_that_finds_no_permit_in_time_is_a_503_unless_it_is_stored() 
     for name in ["null", "random", "tls"] {
         upstream.publish(Provider::new("acme", name).size(20_000));
     }
-    let bounds = |bounds: &mut larder::upstream::limits::UpstreamLimits| {
-        (bounds.documents.per_upstream, bounds.documents.wait) = (1, Duration::from_secs(1));
-        bounds.archives.per_upstream = 1;
+    let limits = |limits: &mut larder::upstream::limits::UpstreamLimits| {
+        (limits.documents.per_upstream, limits.documents.wait) = (1, Duration::from_secs(1));
+        limits.archives.per_upstream = 1;
     };
-    let larder =
-        Larder::mirroring(&upstream).upstream_lines("fresh = { versions = \"0s\" }").bounds(bounds).start().await;
+    let larder = Larder::mirroring(&upstream)
+        .upstream_lines("fresh = { versions = \"0s\" }")
+        .upstream_limits(limits)
+        .start()
+        .await;
     let path = larder.archive_path("null", "1.2.0").await;
     upstream.expire_urls();
     larder.get(&path).await.expect(200);
-    let gate = upstream.stall(version_list_target("random"));
+    let gate = upstream.hold_headers(version_list_target("random"));
     let (got, ()) = tokio::join!(larder.versions("random"), async {
         upstream.wait_for(version_list_target("random"), 1).await;
         assert_busy(larder.versions("tls").await, "as many documents are being fetched as may be at one time");
@@ -122,10 +125,10 @@ async fn documents_that_do_not_fit_in_memory_together_are_a_503() {
     for name in ["null", "random"] {
         upstream.serve_json(&format!("/v1/providers/acme/{name}/versions"), &list);
     }
-    for length in [true, false] {
+    for has_length in [true, false] {
         let larder = Larder::mirroring(&upstream).upstream_lines("fresh = { versions = \"0s\" }");
-        let larder = larder.bounds(|bounds| bounds.document_memory.all_kib = 100).start().await;
-        if !length {
+        let larder = larder.upstream_limits(|limits| limits.document_memory.all_kib = 100).start().await;
+        if !has_length {
             upstream.fault(Target::Versions, Fault::NoLength);
         }
         let gate = upstream.hold_after(version_list_target("null"), 50_000);
@@ -158,20 +161,20 @@ async fn documents_of_one_upstream_leave_memory_budget_for_other_upstreams() {
     }
     other.serve_json("/v1/providers/acme/null/versions", &list);
     let larder = Larder::mirroring(&slow).upstream(OTHER, &format!("{}/", other.origin()), "");
-    let bounds = |bounds: &mut larder::upstream::limits::UpstreamLimits| {
-        (bounds.document_memory.each_kib, bounds.document_memory.all_kib) = (100, 200);
+    let limits = |limits: &mut larder::upstream::limits::UpstreamLimits| {
+        (limits.document_memory.each_kib, limits.document_memory.all_kib) = (100, 200);
     };
-    let larder = larder.bounds(bounds).start().await;
+    let larder = larder.upstream_limits(limits).start().await;
     let gate = slow.hold_after(Target::Versions, 50_000);
     let url = |name| format!("{}/registry/{HOST}/v1/providers/acme/{name}/versions", larder.base());
     let requests = SLOW.map(|name| tokio::spawn(send(client().get(url(name)))));
     until("each document reserves memory or is refused", async || {
-        let under_way = requests.iter().filter(|answer| !answer.is_finished()).count();
-        larder.metric("larder_upstream_bytes_total").await >= 50_000.0 * under_way as f64
+        let unfinished = requests.iter().filter(|answer| !answer.is_finished()).count();
+        larder.metric("larder_upstream_bytes_total").await >= 50_000.0 * unfinished as f64
     })
     .await;
-    let of_another = format!("/registry/{OTHER}/v1/providers/acme/null/versions");
-    larder.get(&of_another).await.expect(200);
+    let list_of_other = format!("/registry/{OTHER}/v1/providers/acme/null/versions");
+    larder.get(&list_of_other).await.expect(200);
     gate.open();
     let answers = join_all(requests).await.into_iter().map(|answer| answer.unwrap().unwrap());
     let (whole, refused): (Vec<_>, Vec<_>) = answers.partition(|answer| answer.status == 200);
@@ -191,7 +194,7 @@ async fn the_number_of_requests_that_wait_for_upstreams_is_limited() {
     let larder = Larder::mirroring(&upstream).waiting(3).start().await;
     larder.versions("held").await.expect(200);
     let path = larder.archive_path("held", "1.2.0").await;
-    let gate = upstream.stall(Target::Versions);
+    let gate = upstream.hold_headers(Target::Versions);
     let client = client();
     let url = |name| format!("{}/registry/{HOST}/v1/providers/acme/{name}/versions", larder.base());
     let waiting = ["null", "tls", "time"].map(|name| tokio::spawn(send(client.get(url(name)))));
@@ -255,7 +258,7 @@ async fn a_large_list_is_fetched_and_rendered_once_for_all_waiting_clients() {
     upstream.serve_json("/v1/providers/acme/null/versions", &list);
     let folder = tempfile::tempdir().unwrap();
     let larder = Process::start(&Larder::mirroring(&upstream), folder.path());
-    let gate = upstream.stall(Target::Versions);
+    let gate = upstream.hold_headers(Target::Versions);
     let url = format!("{}/registry/{HOST}/v1/providers/acme/null/versions", larder.base());
     let waiting: Vec<_> = (0..CLIENTS).map(|_| tokio::spawn(send(client().get(&url)))).collect();
     let all = CLIENTS as f64;
@@ -307,6 +310,7 @@ async fn clients_that_read_nothing_take_no_memory_and_delay_no_other_client() {
     }
     assert_eq!(upstream.count_of(Target::Archive), 2);
     let requests: HashSet<String> = upstream.requests().into_iter().map(|request| request.path).collect();
+    // Discovery, and for each of the two providers the version list, document, SHA256SUMS, signature and archive.
     assert_eq!(requests.len(), 1 + 2 * 5);
 }
 
@@ -327,14 +331,14 @@ async fn small_archives_take_bounded_memory_however_many_are_sent() {
         paths.push(larder.archive_path(name).await);
     }
     let memory_before = larder.anonymous_bytes();
-    let everything_is_right = async || {
+    let assert_all_are_served = async || {
         for (name, path) in names.iter().zip(&paths) {
             let zip = upstream.archive_bytes("acme", name, "1.2.0", "linux_amd64");
             assert!(larder.get(path).await.expect(200).body == zip, "{name}");
         }
     };
-    everything_is_right().await;
-    everything_is_right().await;
+    assert_all_are_served().await;
+    assert_all_are_served().await;
     let grown = larder.anonymous_bytes().saturating_sub(memory_before);
     assert!(grown < 160 << 20, "{COUNT} archives that were sent left {grown} bytes in memory");
 
@@ -353,7 +357,7 @@ async fn small_archives_take_bounded_memory_however_many_are_sent() {
         hits.map_or(0, |hits| hits.parse().unwrap()) >= 2 * COUNT
     })
     .await;
-    everything_is_right().await;
+    assert_all_are_served().await;
     let grown = larder.anonymous_bytes().saturating_sub(memory_before);
     assert!(grown < 240 << 20, "{COUNT} small archives that nobody reads took {grown} bytes of memory");
     drop(stalled);
@@ -414,7 +418,7 @@ async fn plans_beyond_the_concurrency_limit_queue() {
     let folder = Folder::new();
     let larder = Process::start(&Larder::mirroring(&upstream).store_at(&folder), folder.path());
     let token = std::fs::read_to_string(folder.path().join("admin-token")).unwrap();
-    let gate = upstream.hold(Target::Versions);
+    let gate = upstream.hold_body(Target::Versions);
     let plans = names.iter().map(|name| {
         let body = serde_json::json!({ "what": [format!("acme/{name}")], "platforms": ["linux_amd64"] }).to_string();
         let request = client().post(format!("{}/admin/v1/plan", larder.admin())).bearer_auth(&token);

@@ -6,16 +6,16 @@ use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::module_fixture::tar_gz;
 use crate::support::process::Process;
 use crate::support::tls::TestCa;
-use crate::support::upstream::{FakeUpstream, Listed, Provider, Target};
+use crate::support::upstream::{FakeUpstream, ListedItem, Provider, Target};
 
-const NULL: &str = "/v1/providers/acme/null/1.2.0/download/linux/amd64";
+const NULL_DOCUMENT: &str = "/v1/providers/acme/null/1.2.0/download/linux/amd64";
 
 /// A registry with a provider, a module, and a module list of two pages.
 async fn registry() -> FakeUpstream {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null"));
     let modules = [("acme/vpc/aws", &["1.0.0"][..]), ("acme/dns/aws", &["1.0.0"])];
-    upstream.list(&modules.map(|(names, versions)| Listed::new(names, versions)), &[]);
+    upstream.list(&modules.map(|(names, versions)| ListedItem::new(names, versions)), &[]);
     upstream.serve_file("/files/m.tar.gz", "application/gzip", tar_gz(&[("main.tf", b"# m\n")]));
     upstream.serve_json("/v1/modules/acme/vpc/aws/1.0.0/download", r#"{"location":"/files/m.tar.gz"}"#);
     upstream
@@ -38,12 +38,12 @@ impl LinkClient<'_> {
     async fn links(&self) -> Vec<String> {
         let base = format!("/registry/{HOST}");
         let services = self.get(&format!("{base}/.well-known/terraform.json")).await.expect(200).json();
-        let document = self.get(&format!("{base}{NULL}")).await.expect(200).json();
+        let document = self.get(&format!("{base}{NULL_DOCUMENT}")).await.expect(200).json();
         let archives = self.get(&format!("/mirror/{HOST}/acme/null/1.2.0.json")).await.expect(200).json();
         let page = self.get(&format!("{base}/v1/modules?limit=1")).await.expect(200).json();
         let latest = self.get(&format!("{base}/v1/modules/acme/vpc/aws/download")).await.expect(302);
         let module = self.get(&format!("{base}/v1/modules/acme/vpc/aws/1.0.0/download")).await.expect(204);
-        let of_json = [
+        let from_bodies = [
             &services["providers.v1"],
             &services["modules.v1"],
             &document["download_url"],
@@ -52,8 +52,8 @@ impl LinkClient<'_> {
             &archives["archives"]["linux_amd64"]["url"],
             &page["meta"]["next_url"],
         ];
-        let of_headers = [latest.header("location"), module.header("x-terraform-get")].map(str::to_owned);
-        of_json.into_iter().map(|link| link.as_str().unwrap().to_owned()).chain(of_headers).collect()
+        let from_headers = [latest.header("location"), module.header("x-terraform-get")].map(str::to_owned);
+        from_bodies.into_iter().map(|link| link.as_str().unwrap().to_owned()).chain(from_headers).collect()
     }
 
     async fn expect_links_at(&self, origin: &str) {
@@ -93,8 +93,8 @@ async fn over_tls_urls_are_absolute_under_larders_own_names() {
         // Another larder resolves paths against the URL that it requested.
         (&[("host", "mirror.example"), ("cdn-loop", "larder;id=1")], ""),
     ] {
-        let pending_request = LinkClient { client: &client, base: base.clone(), headers };
-        pending_request.expect_links_at(origin).await;
+        let link_client = LinkClient { client: &client, base: base.clone(), headers };
+        link_client.expect_links_at(origin).await;
     }
     for link in (LinkClient { client: &client, base: base.clone(), headers: &[] }).links().await {
         let status = send(client.get(&link)).await.unwrap().status;
@@ -142,9 +142,9 @@ async fn each_base_url_has_its_own_rendered_response_from_one_upstream_request()
     for round in 0..2 {
         for name in ["a.example", "b.example:8443"] {
             let headers = [("x-forwarded-host", name), ("x-forwarded-proto", "https")];
-            let pending_request = LinkClient { client: &client, base: larder.base().to_owned(), headers: &headers };
-            pending_request.expect_links_at(&format!("https://{name}")).await;
-            let document = pending_request.get(&format!("/registry/{HOST}{NULL}")).await.expect(200);
+            let link_client = LinkClient { client: &client, base: larder.base().to_owned(), headers: &headers };
+            link_client.expect_links_at(&format!("https://{name}")).await;
+            let document = link_client.get(&format!("/registry/{HOST}{NULL_DOCUMENT}")).await.expect(200);
             assert_eq!(document.header("cache-status"), "larder; hit", "{round} {name}");
         }
     }
@@ -157,25 +157,25 @@ async fn each_base_url_has_its_own_rendered_response_from_one_upstream_request()
 #[tokio::test]
 async fn larders_own_name_has_the_registry_at_its_root_without_discovery() {
     let upstream = registry().await;
-    let own = Larder::mirroring(&upstream).server(&format!("default_upstream = \"{HOST}\"")).start().await;
-    let none = Larder::mirroring(&upstream).start().await;
+    let with_default = Larder::mirroring(&upstream).server(&format!("default_upstream = \"{HOST}\"")).start().await;
+    let without_default = Larder::mirroring(&upstream).start().await;
     let paths = [
         "/v1/providers/acme/null/versions",
-        NULL,
+        NULL_DOCUMENT,
         "/v1/modules/acme/vpc/aws/versions",
         "/v1/modules?limit=1",
         "/.well-known/terraform.json",
     ];
     for path in paths {
-        let there = own.get(&format!("/registry/{HOST}{path}")).await.expect(200);
+        let under_registry = with_default.get(&format!("/registry/{HOST}{path}")).await.expect(200);
         for host in [HOST, "mirror.corp.example", "127.0.0.1:8080"] {
-            let here = own.get_with(path, &[("host", host)]).await.expect(200);
-            assert_eq!(here.text(), there.text(), "{host}{path}");
+            let at_root = with_default.get_with(path, &[("host", host)]).await.expect(200);
+            assert_eq!(at_root.text(), under_registry.text(), "{host}{path}");
         }
-        let refused = none.get(path).await.expect(421).text();
+        let refused = without_default.get(path).await.expect(421).text();
         assert!(refused.contains("default_upstream") && refused.contains("/registry/HOST/v1/"), "{refused}");
     }
-    let module = own.get("/v1/modules/acme/vpc/aws/1.0.0/download").await.expect(204);
+    let module = with_default.get("/v1/modules/acme/vpc/aws/1.0.0/download").await.expect(204);
     assert!(module.header("x-terraform-get").starts_with(&format!("/archive/{HOST}/modules/acme/vpc/aws/1.0.0/")));
 }
 
@@ -184,7 +184,7 @@ async fn larders_own_name_has_the_registry_at_its_root_without_discovery() {
 async fn errors_name_a_final_dot_a_final_slash_and_v2() {
     let upstream = registry().await;
     let larder = Larder::mirroring(&upstream).start().await;
-    for (path, host, status, says) in [
+    for (path, host, status, message) in [
         (
             format!("/registry/{HOST}./v1/providers/acme/null/versions"),
             "a.example",
@@ -205,7 +205,7 @@ async fn errors_name_a_final_dot_a_final_slash_and_v2() {
         ("/v2/providers/acme/null".into(), "a.example", 404, "there is nothing at /v2/"),
     ] {
         let answer = larder.get_with(&path, &[("host", host)]).await.expect(status);
-        assert!(answer.text().contains(&says.replace('"', "\\\"")), "{path}: {}", answer.text());
+        assert!(answer.text().contains(&message.replace('"', "\\\"")), "{path}: {}", answer.text());
     }
     assert_eq!(upstream.count_of(Target::Everything), 0);
 }

@@ -18,7 +18,7 @@ const CLIENTS: usize = 100;
 const ARCHIVE_BYTES: usize = 8_000_000;
 const HALF_BYTES: usize = 4_000_000;
 
-async fn publishing(size: usize) -> (FakeUpstream, Arc<Vec<u8>>) {
+async fn upstream_and_archive(size: usize) -> (FakeUpstream, Arc<Vec<u8>>) {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null").size(size));
     let bytes = upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64");
@@ -26,16 +26,16 @@ async fn publishing(size: usize) -> (FakeUpstream, Arc<Vec<u8>>) {
 }
 
 /// Reads a body to its end and compares it piece by piece, so that a hundred bodies take no memory.
-fn compare(mut response: reqwest::Response, with: &Arc<Vec<u8>>) -> JoinHandle<()> {
-    let with = Arc::clone(with);
+fn expect_body(mut response: reqwest::Response, expected: &Arc<Vec<u8>>) -> JoinHandle<()> {
+    let expected = Arc::clone(expected);
     tokio::spawn(async move {
         assert_eq!(response.status(), 200);
         let mut offset = 0;
         while let Some(piece) = response.chunk().await.unwrap() {
-            assert!(with[offset..].starts_with(&piece), "other bytes at {offset}");
+            assert!(expected[offset..].starts_with(&piece), "other bytes at {offset}");
             offset += piece.len();
         }
-        assert_eq!(offset, with.len());
+        assert_eq!(offset, expected.len());
     })
 }
 
@@ -52,9 +52,9 @@ async fn simultaneous_responses(larder: &Larder, path: &str) -> Vec<Answer> {
     join_all(requests).await.into_iter().map(|answer| answer.unwrap().unwrap()).collect()
 }
 
-async fn read_bytes(response: &mut reqwest::Response, least: usize) {
+async fn read_at_least(response: &mut reqwest::Response, bytes: usize) {
     let mut read = 0;
-    while read < least {
+    while read < bytes {
         read += response.chunk().await.unwrap().expect("more of the body").len();
     }
 }
@@ -66,21 +66,22 @@ async fn wait_for_fills(larder: &Larder) {
 /// Promise 4: clients that connect before, during and after a download share it from its first byte.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_hundred_clients_of_a_cold_archive_cause_one_download() {
-    let (upstream, bytes) = publishing(ARCHIVE_BYTES).await;
+    let (upstream, bytes) = upstream_and_archive(ARCHIVE_BYTES).await;
     let larder = Larder::mirroring(&upstream).start().await;
     let path = larder.archive_path("null", "1.2.0").await;
     let gate = upstream.hold_after(Target::Archive, HALF_BYTES);
     let early = started_responses(&larder, &path, 33).await;
     let mut first = started_responses(&larder, &path, 1).await;
-    read_bytes(&mut first[0], HALF_BYTES).await;
+    read_at_least(&mut first[0], HALF_BYTES).await;
     let in_the_middle = started_responses(&larder, &path, 33).await;
     for response in early.iter().chain(&in_the_middle) {
         assert_eq!(response.headers()["content-length"], bytes.len().to_string().as_str());
     }
-    let reading: Vec<_> = early.into_iter().chain(in_the_middle).map(|sent| compare(sent, &bytes)).collect();
+    let reading: Vec<_> =
+        early.into_iter().chain(in_the_middle).map(|response| expect_body(response, &bytes)).collect();
     gate.open();
     let late = started_responses(&larder, &path, 33).await;
-    let reading = reading.into_iter().chain(late.into_iter().map(|sent| compare(sent, &bytes)));
+    let reading = reading.into_iter().chain(late.into_iter().map(|response| expect_body(response, &bytes)));
     for read in join_all(reading).await {
         read.unwrap();
     }
@@ -92,7 +93,7 @@ async fn a_hundred_clients_of_a_cold_archive_cause_one_download() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_hundred_clients_of_anything_cold_cause_one_request() {
     for _ in 0..5 {
-        let (upstream, bytes) = publishing(100_000).await;
+        let (upstream, bytes) = upstream_and_archive(100_000).await;
         let larder = Larder::mirroring(&upstream).start().await;
         let name = format!("/registry/{HOST}/v1/providers/acme/null");
         for answer in simultaneous_responses(&larder, &format!("{name}/versions")).await {
@@ -113,11 +114,11 @@ async fn a_hundred_clients_of_anything_cold_cause_one_request() {
 /// Promise 4: all clients that wait for a slow response share one request.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_hundred_clients_of_a_slow_or_absent_list_cause_one_request() {
-    let (upstream, _) = publishing(10).await;
+    let (upstream, _) = upstream_and_archive(10).await;
     let larder = Larder::mirroring(&upstream).start().await;
     for (name, status) in [("null", 200), ("absent", 404)] {
         let path = format!("/registry/{HOST}/v1/providers/acme/{name}/versions");
-        let gate = upstream.stall(Target::Versions);
+        let gate = upstream.hold_headers(Target::Versions);
         upstream.forget_requests();
         let ((), answers) = tokio::join!(
             async {
@@ -136,7 +137,7 @@ async fn a_hundred_clients_of_a_slow_or_absent_list_cause_one_request() {
 /// Promise 4: simultaneous requests for a stale document cause one revalidation.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_hundred_clients_of_a_stale_list_cause_one_revalidation() {
-    let (upstream, _) = publishing(10).await;
+    let (upstream, _) = upstream_and_archive(10).await;
     let larder = Larder::mirroring(&upstream).start().await;
     for _ in 0..5 {
         larder.document("null", "1.2.0").await.expect(200);
@@ -157,13 +158,13 @@ async fn a_hundred_clients_of_a_stale_list_cause_one_revalidation() {
 /// Promise 4: a client that disconnects cancels nothing, even if it is the only client.
 #[tokio::test]
 async fn a_client_that_disconnects_cancels_no_download() {
-    let (upstream, bytes) = publishing(ARCHIVE_BYTES).await;
+    let (upstream, bytes) = upstream_and_archive(ARCHIVE_BYTES).await;
     let larder = Larder::mirroring(&upstream).start().await;
     let path = larder.archive_path("null", "1.2.0").await;
     let gate = upstream.hold_after(Target::Archive, HALF_BYTES);
-    let mut only = started_responses(&larder, &path, 1).await;
-    read_bytes(&mut only[0], HALF_BYTES / 2).await;
-    drop(only);
+    let mut only_client = started_responses(&larder, &path, 1).await;
+    read_at_least(&mut only_client[0], HALF_BYTES / 2).await;
+    drop(only_client);
     gate.open();
     wait_for_fills(&larder).await;
     assert_eq!(larder.folder.blobs().len(), 1, "the download was given up with its client");
@@ -175,9 +176,9 @@ async fn a_client_that_disconnects_cancels_no_download() {
 /// Promise 4: the same holds before the first byte has arrived, and for documents.
 #[tokio::test]
 async fn a_client_that_disconnects_before_the_first_byte_cancels_no_fetch() {
-    let (upstream, bytes) = publishing(100_000).await;
+    let (upstream, bytes) = upstream_and_archive(100_000).await;
     let larder = Larder::mirroring(&upstream).start().await;
-    let gate = upstream.stall(Target::Everything);
+    let gate = upstream.hold_headers(Target::Everything);
     let document = format!("/registry/{HOST}/v1/providers/acme/null/1.2.0/download/linux/amd64");
     let pending_request = tokio::spawn(start_request(larder.base(), &document));
     upstream.wait_for(Target::Discovery, 1).await;
@@ -187,7 +188,7 @@ async fn a_client_that_disconnects_before_the_first_byte_cancels_no_fetch() {
     let path = larder.archive_path("null", "1.2.0").await;
     assert_eq!(upstream.count_of(Target::Document), 1);
 
-    let gate = upstream.stall(Target::Archive);
+    let gate = upstream.hold_headers(Target::Archive);
     let pending_request = tokio::spawn(start_request(larder.base(), &path));
     upstream.wait_for(Target::Archive, 1).await;
     pending_request.abort();
@@ -206,7 +207,7 @@ fn start_request(base: &str, path: &str) -> impl Future<Output = Result<reqwest:
 /// Promise 4: a slow client delays no other and receives everything in the end.
 #[tokio::test]
 async fn a_client_that_reads_nothing_delays_no_other_client() {
-    let (upstream, bytes) = publishing(16_000_000).await;
+    let (upstream, bytes) = upstream_and_archive(16_000_000).await;
     let larder = Larder::mirroring(&upstream).start().await;
     let path = larder.archive_path("null", "1.2.0").await;
     let gate = upstream.hold_after(Target::Archive, HALF_BYTES);
@@ -216,7 +217,7 @@ async fn a_client_that_reads_nothing_delays_no_other_client() {
     upstream.wait_for(Target::Archive, 1).await;
     let others = started_responses(&larder, &path, 10).await;
     gate.open();
-    for read in join_all(others.into_iter().map(|sent| compare(sent, &bytes))).await {
+    for read in join_all(others.into_iter().map(|response| expect_body(response, &bytes))).await {
         read.unwrap();
     }
     assert_eq!(larder.folder.blobs().len(), 1);
@@ -227,14 +228,15 @@ async fn a_client_that_reads_nothing_delays_no_other_client() {
     assert_eq!(upstream.count_of(Target::Archive), 1);
 }
 
-/// Promise 4, and retries of clients: HEAD and GET of a cold archive share one fetch, and HEAD reports the true length.
+/// Promise 4: HEAD and GET of an archive that is not stored share one fetch, and HEAD reports the true length, which
+/// clients need for a retry.
 #[tokio::test]
 async fn head_and_get_share_one_fetch() {
     for size in [100_000, ARCHIVE_BYTES] {
-        let (upstream, bytes) = publishing(size).await;
+        let (upstream, bytes) = upstream_and_archive(size).await;
         let larder = Larder::mirroring(&upstream).start().await;
         let path = larder.archive_path("null", "1.2.0").await;
-        let gate = upstream.hold(Target::Archive);
+        let gate = upstream.hold_body(Target::Archive);
         let (head, got, ()) = tokio::join!(larder.head(&path), larder.get(&path), async {
             upstream.wait_for(Target::Archive, 1).await;
             gate.open();
@@ -248,7 +250,7 @@ async fn head_and_get_share_one_fetch() {
 /// Promise 4: a HEAD alone fetches, so that the GET after it finds the archive.
 #[tokio::test]
 async fn a_head_request_fetches_the_archive_for_a_later_get() {
-    let (upstream, bytes) = publishing(ARCHIVE_BYTES).await;
+    let (upstream, bytes) = upstream_and_archive(ARCHIVE_BYTES).await;
     let larder = Larder::mirroring(&upstream).start().await;
     let path = larder.archive_path("null", "1.2.0").await;
     let head = larder.head(&path).await.expect(200);
@@ -260,7 +262,7 @@ async fn a_head_request_fetches_the_archive_for_a_later_get() {
 /// Promise 4: a finished fetch is never repeated, also after a restart.
 #[tokio::test]
 async fn a_finished_fetch_is_never_repeated() {
-    let (upstream, bytes) = publishing(ARCHIVE_BYTES).await;
+    let (upstream, bytes) = upstream_and_archive(ARCHIVE_BYTES).await;
     let mut folder = None;
     for _ in 0..3 {
         let mut builder = Larder::mirroring(&upstream);
@@ -269,8 +271,8 @@ async fn a_finished_fetch_is_never_repeated() {
         }
         let larder = builder.start().await;
         let path = larder.archive_path("null", "1.2.0").await;
-        for sent in started_responses(&larder, &path, 5).await {
-            compare(sent, &bytes).await.unwrap();
+        for response in started_responses(&larder, &path, 5).await {
+            expect_body(response, &bytes).await.unwrap();
         }
         folder = Some(larder.stop().await);
     }
@@ -338,6 +340,7 @@ async fn a_dozen_inits_at_once_fetch_every_file_once() {
     for request in upstream.requests() {
         *requests.entry(request.path).or_insert(0) += 1;
     }
+    // Discovery, and for each of the two providers the version list, document, SHA256SUMS, signature and archive.
     assert_eq!(requests.len(), 1 + 2 * 5, "{requests:?}");
     assert!(requests.values().all(|times| *times == 1), "{requests:?}");
 }

@@ -14,7 +14,7 @@ use crate::support::larder::{HOST, Larder};
 use crate::support::openmetrics::{Exposition, parse};
 use crate::support::upstream::{FakeUpstream, Fault, Provider, SigningKey, Target};
 
-const DAYS: Duration = Duration::from_secs(3 * 24 * 3600);
+const THREE_DAYS: Duration = Duration::from_secs(3 * 24 * 3600);
 
 async fn scrape(larder: &Larder) -> Exposition {
     let answer = get(&format!("{}/metrics", larder.admin())).await.expect(200);
@@ -30,7 +30,7 @@ fn counts(expected: &[(&str, f64)]) -> BTreeMap<String, f64> {
     expected.iter().map(|(series, value)| ((*series).to_owned(), *value)).collect()
 }
 
-fn only(grown: BTreeMap<String, f64>, name: &str) -> BTreeMap<String, f64> {
+fn series_of(grown: BTreeMap<String, f64>, name: &str) -> BTreeMap<String, f64> {
     grown.into_iter().filter(|(series, _)| series.split('{').next() == Some(name)).collect()
 }
 
@@ -80,10 +80,10 @@ async fn requests_are_counted_by_route_and_outcome() {
         }
     }
     send(client().post(format!("{}{list}", larder.base()))).await.unwrap().expect(405);
-    larder.clock.advance(DAYS);
+    larder.clock.advance(THREE_DAYS);
     larder.get(&list).await.expect(200);
     upstream.stop().await;
-    larder.clock.advance(DAYS);
+    larder.clock.advance(THREE_DAYS);
     let stale = larder.get(&list).await.expect(200);
     assert!(stale.has_cache_status("detail=stale"), "{stale:?}");
     sent += stale.body.len();
@@ -111,20 +111,24 @@ async fn requests_are_counted_by_route_and_outcome() {
         (route("versions", "stale"), 1.0),
         (route("versions", "error"), 1.0),
     ];
-    assert_eq!(only(grown.clone(), "larder_requests_total"), expected.into_iter().collect());
+    assert_eq!(series_of(grown.clone(), "larder_requests_total"), expected.into_iter().collect());
     let refusals = counts(&[
         ("larder_refusals_total{reason=\"method\"}", 1.0),
         ("larder_refusals_total{reason=\"malformed\"}", 1.0),
         ("larder_refusals_total{reason=\"no-route\"}", 3.0),
     ]);
-    assert_eq!(only(grown.clone(), "larder_refusals_total"), refusals);
+    assert_eq!(series_of(grown.clone(), "larder_refusals_total"), refusals);
     assert_eq!(grown["larder_sent_bytes_total{source=\"store\"}"], sent as f64);
     let value = |series: &str| after.value(series);
     assert_eq!(value("larder_hit_seconds_count{content=\"document\"}"), 6.0);
     assert_eq!(value("larder_hit_seconds_count{content=\"archive\"}"), 1.0);
     // Three hits that upstream had just confirmed, and one of a copy that is three days old.
-    let ages = |le: &str| value(&format!("larder_document_age_seconds_bucket{{le=\"{le}\",route=\"versions\"}}"));
-    assert_eq!((ages("60.0"), ages("86400.0"), ages("172800.0"), ages("604800.0")), (3.0, 3.0, 3.0, 4.0));
+    let count_up_to =
+        |le: &str| value(&format!("larder_document_age_seconds_bucket{{le=\"{le}\",route=\"versions\"}}"));
+    assert_eq!(
+        (count_up_to("60.0"), count_up_to("86400.0"), count_up_to("172800.0"), count_up_to("604800.0")),
+        (3.0, 3.0, 3.0, 4.0)
+    );
 }
 
 #[tokio::test]
@@ -135,8 +139,8 @@ async fn refused_requests_are_counted_by_reason() {
     let previous = scrape(&larder).await;
     larder.versions("null").await.expect(503);
     let list = format!("/registry/{HOST}/v1/providers/acme/null/versions");
-    let ring = "larder;id=a, larder;id=b, larder;id=c, larder;id=d, larder;id=e";
-    larder.get_with(&list, &[("cdn-loop", ring)]).await.expect(508);
+    let five_larders = "larder;id=a, larder;id=b, larder;id=c, larder;id=d, larder;id=e";
+    larder.get_with(&list, &[("cdn-loop", five_larders)]).await.expect(508);
     let admin = |path: &str| client().get(format!("{}{path}", larder.admin()));
     send(admin("/nothing")).await.unwrap().expect(404);
     send(admin("/metrics").header("origin", "null")).await.unwrap().expect(403);
@@ -145,10 +149,10 @@ async fn refused_requests_are_counted_by_reason() {
     send(client().delete(format!("{}/metrics", larder.admin())).bearer_auth(larder.token())).await.unwrap().expect(405);
     let after = scrape(&larder).await;
     let reason = |reason: &str| format!("larder_refusals_total{{reason=\"{reason}\"}}");
-    let grown = only(after.grown_since(&previous), "larder_refusals_total");
+    let grown = series_of(after.grown_since(&previous), "larder_refusals_total");
 
     let reasons = ["offline", "loop", "admin-path", "admin-page", "admin-host", "admin-token", "method"];
-    assert_eq!(grown, reasons.into_iter().map(|why| (reason(why), 1.0)).collect());
+    assert_eq!(grown, reasons.into_iter().map(|name| (reason(name), 1.0)).collect());
     assert_eq!((after.value("larder_offline"), after.value("larder_missing")), (1.0, 1.0));
 
     let closed = Larder::mirroring(&upstream).server("clients = [\"192.0.2.0/24\"]").start().await;
@@ -195,7 +199,7 @@ async fn failed_verifications_are_counted_by_kind_and_republished_versions_wait(
     let waiting = scrape(&larder).await;
     let alarms = |kind: &str| format!("larder_alarms_total{{kind=\"{kind}\"}}");
     let grown = waiting.grown_since(&previous);
-    assert_eq!(only(grown.clone(), "larder_alarms_total"), counts(&[(&alarms("waits-for-accept"), 1.0)]));
+    assert_eq!(series_of(grown.clone(), "larder_alarms_total"), counts(&[(&alarms("waits-for-accept"), 1.0)]));
     let republished = format!("larder_verification_failures_total{{host=\"{HOST}\",kind=\"republished\"}}");
     assert_eq!(grown[&republished], 3.0);
     assert_eq!(waiting.value("larder_waiting_for_accept"), 1.0);
@@ -257,7 +261,7 @@ async fn bytes_of_a_broken_body_are_counted_by_their_true_source() {
     assert!(!received.is_complete && received.body.len() > 1_000_000);
     let error = "larder_requests_total{outcome=\"error\",route=\"archive\"}";
     crate::support::until("the request is counted", async || scrape(&larder).await.value(error) == 1.0).await;
-    let grown = only(scrape(&larder).await.grown_since(&previous), "larder_sent_bytes_total");
+    let grown = series_of(scrape(&larder).await.grown_since(&previous), "larder_sent_bytes_total");
     assert_eq!(grown.keys().collect::<Vec<_>>(), ["larder_sent_bytes_total{source=\"upstream\"}"]);
 }
 
@@ -266,7 +270,7 @@ async fn a_client_that_disconnects_before_its_response_is_counted() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(edition(1));
     let larder = Larder::mirroring(&upstream).start().await;
-    let gate = upstream.stall(Target::Versions);
+    let gate = upstream.hold_headers(Target::Versions);
     let url = format!("{}/registry/{HOST}/v1/providers/acme/null/versions", larder.base());
     let pending_request = tokio::spawn(send(client().get(url)));
     upstream.wait_for(Target::Versions, 1).await;
@@ -297,12 +301,12 @@ async fn upstream_requests_and_bytes_are_counted_as_the_upstream_counts_them() {
     larder.versions("elsewhere").await.expect(502);
     let requests = upstream.requests();
     let exposition = scrape(&larder).await;
-    let with = |status: &str| {
+    let counted = |status: &str| {
         exposition.value(&format!("larder_upstream_requests_total{{host=\"{HOST}\",status=\"{status}\"}}"))
     };
-    for (word, status) in [("200", 200), ("404", 404), ("4xx", 418), ("500", 500), ("302", 302)] {
-        let seen = requests.iter().filter(|request| request.status == Some(status)).count();
-        assert!(seen > 0 && with(word) == seen as f64, "{word}: {seen} and {}", with(word));
+    for (label, status) in [("200", 200), ("404", 404), ("4xx", 418), ("500", 500), ("302", 302)] {
+        let received = requests.iter().filter(|request| request.status == Some(status)).count();
+        assert!(received > 0 && counted(label) == received as f64, "{label}: {received} and {}", counted(label));
     }
     let bytes: u64 = requests.iter().map(|request| request.bytes_sent).sum();
     assert_eq!(exposition.value(&format!("larder_upstream_bytes_total{{host=\"{HOST}\"}}")), bytes as f64);
@@ -359,11 +363,11 @@ async fn store_metrics_match_the_store_and_evictions_and_damage_are_counted() {
     let exposition = scrape(&larder).await;
     assert_eq!((exposition.value(damaged), exposition.value("larder_archives_checked_total")), (2.0, 3.0));
 
-    let (there, moved_store) = (larder.folder.path().join("v1"), larder.folder.path().join("away"));
-    std::fs::rename(&there, &moved_store).unwrap();
+    let (store, moved_store) = (larder.folder.path().join("v1"), larder.folder.path().join("away"));
+    std::fs::rename(&store, &moved_store).unwrap();
     let exposition = scrape(&larder).await;
     assert_eq!(exposition.value("larder_store_state{state=\"gone\"}"), 1.0);
-    std::fs::rename(&moved_store, &there).unwrap();
+    std::fs::rename(&moved_store, &store).unwrap();
 }
 
 /// Requests that wait for an upstream are visible while they wait.
@@ -373,7 +377,7 @@ async fn waiting_requests_and_running_downloads_are_gauges() {
     upstream.publish(edition(1).size(2_000_000));
     let larder = Larder::mirroring(&upstream).start().await;
     let path = larder.archive_path("null", "1.2.0").await;
-    let gate = upstream.stall(Target::Archive);
+    let gate = upstream.hold_headers(Target::Archive);
     let seen = async {
         upstream.wait_for(Target::Archive, 1).await;
         let exposition = scrape(&larder).await;
@@ -391,7 +395,12 @@ async fn waiting_requests_and_running_downloads_are_gauges() {
 }
 
 /// A random malformed or hostile request.
-fn hostile(random: &mut StdRng, client: &reqwest::Client, larder: &Larder, archive: &str) -> reqwest::RequestBuilder {
+fn hostile_request(
+    random: &mut StdRng,
+    client: &reqwest::Client,
+    larder: &Larder,
+    archive: &str,
+) -> reqwest::RequestBuilder {
     const PARTS: [&str; 24] = [
         "registry",
         "mirror",
@@ -418,8 +427,8 @@ fn hostile(random: &mut StdRng, client: &reqwest::Client, larder: &Larder, archi
         "%ff",
         "admin",
     ];
-    let noise = |random: &mut StdRng, most: usize| -> String {
-        let length = random.gen_range(1..=most);
+    let noise = |random: &mut StdRng, max_length: usize| -> String {
+        let length = random.gen_range(1..=max_length);
         (0..length).map(|_| *b"abcXYZ09._~-%\"{}=".choose(random).unwrap() as char).collect()
     };
     let parts: Vec<String> = (0..random.gen_range(1..9))
@@ -465,7 +474,7 @@ async fn five_thousand_hostile_requests_add_no_series() {
     let names = |exposition: &Exposition| exposition.samples.keys().cloned().collect::<BTreeSet<_>>();
     let previous = scrape(&larder).await;
     let (client, mut random) = (client(), StdRng::seed_from_u64(5));
-    let requests: Vec<_> = (0..5000).map(|_| hostile(&mut random, &client, &larder, &archive)).collect();
+    let requests: Vec<_> = (0..5000).map(|_| hostile_request(&mut random, &client, &larder, &archive)).collect();
     let mut answers = stream::iter(requests.into_iter().map(send)).buffer_unordered(32);
     let mut statuses = BTreeMap::<u16, usize>::new();
     while let Some(answer) = answers.next().await {
@@ -507,12 +516,12 @@ async fn the_page_on_metrics_lists_exactly_the_metrics_that_exist() {
     let page = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/metrics.md")).unwrap();
     let words = page.split(|c: char| !(c.is_ascii_lowercase() || c == '_'));
     // Queries name the parts of a histogram (`_bucket`, `_sum`, `_count`).
-    let whole = |word: &str| {
+    let metric_name = |word: &str| {
         ["_bucket", "_count", "_sum"]
             .iter()
             .fold(word.to_owned(), |word, part| word.strip_suffix(part).map(str::to_owned).unwrap_or(word))
     };
-    let text: BTreeSet<String> = words.filter(|word| word.starts_with("larder_")).map(whole).collect();
+    let text: BTreeSet<String> = words.filter(|word| word.starts_with("larder_")).map(metric_name).collect();
     let missing: Vec<_> = shown.difference(&text).collect();
     let unknown: Vec<_> = text.difference(&shown).collect();
     assert!(missing.is_empty() && unknown.is_empty(), "not in docs/metrics.md: {missing:?}; only there: {unknown:?}");

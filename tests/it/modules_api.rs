@@ -9,7 +9,7 @@ use crate::support::http::{Answer, get};
 use crate::support::larder::{HOST, Larder};
 use crate::support::module_fixture::tar_gz;
 use crate::support::until;
-use crate::support::upstream::{FakeUpstream, Fault, Listed, Target};
+use crate::support::upstream::{FakeUpstream, Fault, ListedItem, Target};
 
 /// Larder's path for a path of the API.
 fn larder_path(path: &str) -> String {
@@ -17,26 +17,26 @@ fn larder_path(path: &str) -> String {
 }
 
 /// The number of lines in the metrics.
-async fn series(larder: &Larder) -> usize {
+async fn metric_lines(larder: &Larder) -> usize {
     get(&format!("{}/metrics", larder.admin())).await.expect(200).text().lines().count()
 }
 
-fn modules() -> Vec<Listed> {
+fn modules() -> Vec<ListedItem> {
     vec![
-        Listed::new("Acme-Corp/vpc/aws", &["0.9.0", "1.0.0", "1.1.0"]).verified(),
-        Listed::new("Acme-Corp/vpc/google", &["2.0.0"]),
-        Listed::new("Acme-Corp/network/azurerm", &["0.1.0"]),
-        Listed::new("zoitech/network/aws", &["v0.0.3", "v0.1"]).verified(),
-        Listed::new("zoitech/bucket/aws", &["3.2.1"]),
+        ListedItem::new("Acme-Corp/vpc/aws", &["0.9.0", "1.0.0", "1.1.0"]).verified(),
+        ListedItem::new("Acme-Corp/vpc/google", &["2.0.0"]),
+        ListedItem::new("Acme-Corp/network/azurerm", &["0.1.0"]),
+        ListedItem::new("zoitech/network/aws", &["v0.0.3", "v0.1"]).verified(),
+        ListedItem::new("zoitech/bucket/aws", &["3.2.1"]),
     ]
 }
 
-async fn listing() -> FakeUpstream {
+async fn upstream_with_lists() -> FakeUpstream {
     let upstream = FakeUpstream::start().await;
     let providers = [
-        Listed::new("acme/null", &["1.0.0", "1.2.0"]),
-        Listed::new("acme/other", &["2.0.0"]),
-        Listed::new("zoitech/x", &["1.0.0"]),
+        ListedItem::new("acme/null", &["1.0.0", "1.2.0"]),
+        ListedItem::new("acme/other", &["2.0.0"]),
+        ListedItem::new("zoitech/x", &["1.0.0"]),
     ];
     upstream.list(&modules(), &providers);
     upstream
@@ -71,7 +71,7 @@ const ENDPOINTS: [&str; 24] = [
 ];
 
 /// The page's JSON, with its URLs as upstream writes them.
-fn as_upstream_has_it(answer: &Answer) -> Value {
+fn with_upstream_urls(answer: &Answer) -> Value {
     let text = answer.text().replace(&format!("/registry/{HOST}/v1/"), "/v1/");
     serde_json::from_str(&text).unwrap()
 }
@@ -97,7 +97,7 @@ fn with_sorted_urls(mut page: Value) -> Value {
 /// stopped.
 #[tokio::test]
 async fn every_endpoint_answers_like_the_upstream_itself_and_from_the_cache_without_it() {
-    let mut upstream = listing().await;
+    let mut upstream = upstream_with_lists().await;
     let larder = Larder::mirroring(&upstream).start().await;
     let mut seen = Vec::new();
     for path in ENDPOINTS {
@@ -106,7 +106,7 @@ async fn every_endpoint_answers_like_the_upstream_itself_and_from_the_cache_with
         let through = larder.get(&larder_path(path)).await.expect(200);
         let is_a_list_of_versions = path.ends_with("/versions");
         let [direct_json, through_json] =
-            [&direct, &through].map(|answer| with_sorted_urls(as_upstream_has_it(answer)));
+            [&direct, &through].map(|answer| with_sorted_urls(with_upstream_urls(answer)));
         if is_a_list_of_versions {
             assert_eq!(through_json["modules"][0]["versions"], direct_json["modules"][0]["versions"], "{path}");
         }
@@ -124,8 +124,8 @@ async fn every_endpoint_answers_like_the_upstream_itself_and_from_the_cache_with
         for (path, before) in ENDPOINTS.iter().zip(&seen) {
             let again = larder.get(&larder_path(path)).await.expect(200);
             assert_eq!(again.text(), before.text(), "{path}");
-            let is_late = !after.is_zero();
-            assert_eq!(again.has_cache_status("detail=stale"), is_late, "{path}: {:?}", again.headers);
+            let is_stale = !after.is_zero();
+            assert_eq!(again.has_cache_status("detail=stale"), is_stale, "{path}: {:?}", again.headers);
         }
     }
 }
@@ -133,7 +133,7 @@ async fn every_endpoint_answers_like_the_upstream_itself_and_from_the_cache_with
 /// Promise 5: only the URLs of a page change; numbers, spaces and unknown members stay.
 #[tokio::test]
 async fn only_the_urls_of_further_pages_change() {
-    let upstream = listing().await;
+    let upstream = upstream_with_lists().await;
     let larder = Larder::mirroring(&upstream).start().await;
     let direct = get(&format!("{}/v1/modules?limit=2&offset=2", upstream.origin())).await.expect(200).text();
     let through = larder.get(&larder_path("/modules?limit=2&offset=2")).await.expect(200).text();
@@ -149,7 +149,7 @@ async fn only_the_urls_of_further_pages_change() {
 #[tokio::test]
 async fn a_list_is_paged_through_to_its_end_and_back() {
     for server in ["", "public_url = \"http://mirror.example/tf/\""] {
-        let upstream = listing().await;
+        let upstream = upstream_with_lists().await;
         let larder = Larder::mirroring(&upstream).server(server).start().await;
         for (start, expected) in
             [("/modules?limit=2", 5), ("/modules/search?limit=1&q=aws", 3), ("/providers?limit=1", 3)]
@@ -163,8 +163,8 @@ async fn a_list_is_paged_through_to_its_end_and_back() {
                     page[kind].as_array().unwrap().iter().map(|entry| entry["id"].as_str().unwrap().to_owned()),
                 );
                 let Some(url) = page["meta"]["next_url"].as_str() else { break next };
-                let front = if server.is_empty() { "" } else { "http://mirror.example" };
-                let path = url.strip_prefix(front).unwrap_or_else(|| panic!("{url} does not lead to larder"));
+                let prefix = if server.is_empty() { "" } else { "http://mirror.example" };
+                let path = url.strip_prefix(prefix).unwrap_or_else(|| panic!("{url} does not lead to larder"));
                 next = format!("http://{}{path}", larder.address());
             };
             assert_eq!(found.len(), expected, "{start}: {found:?}");
@@ -182,7 +182,7 @@ async fn a_list_is_paged_through_to_its_end_and_back() {
 /// a URL: a client that followed it would bypass larder.
 #[tokio::test]
 async fn a_next_page_url_that_larder_cannot_request_is_removed() {
-    let upstream = listing().await;
+    let upstream = upstream_with_lists().await;
     upstream.serve_json("/v1/modules", r#"{"meta":{"next_url":"/v1/modules?cursor=abc"},"modules":[]}"#);
     let larder = Larder::mirroring(&upstream).start().await;
     let page = larder.get(&larder_path("/modules")).await.expect(200).json();
@@ -192,7 +192,7 @@ async fn a_next_page_url_that_larder_cannot_request_is_removed() {
 /// The download of the latest version is a 302 to a URL of larder.
 #[tokio::test]
 async fn the_latest_versions_download_is_a_redirect_to_larders_own_url() {
-    let mut upstream = listing().await;
+    let mut upstream = upstream_with_lists().await;
     let larder = Larder::mirroring(&upstream).start().await;
     let latest = |answer: &Answer| answer.header("location").to_owned();
     let path = larder_path("/modules/Acme-Corp/vpc/aws/download");
@@ -205,7 +205,7 @@ async fn the_latest_versions_download_is_a_redirect_to_larders_own_url() {
     assert_eq!(latest(&stale), latest(&found));
     assert!(stale.has_cache_status("detail=stale"), "{:?}", stale.headers);
 
-    let fresh = listing().await;
+    let fresh = upstream_with_lists().await;
     let public = Larder::mirroring(&fresh).server("public_url = \"https://mirror.example/tf/\"").start().await;
     let found = get(&format!("http://{}{path}", public.address())).await.expect(302);
     assert_eq!(
@@ -221,7 +221,7 @@ async fn the_latest_versions_download_is_a_redirect_to_larders_own_url() {
 /// Under a taken-over host name, the API also works for tools that skip discovery.
 #[tokio::test]
 async fn a_taken_over_name_has_the_api_at_the_registrys_own_paths() {
-    let upstream = listing().await;
+    let upstream = upstream_with_lists().await;
     let larder = Larder::mirroring(&upstream).start().await;
     for path in ["/v1/modules?limit=2", "/v1/modules/?limit=2", "/v1/modules/search?q=vpc", "/v1/providers?limit=2"] {
         let taken_over = larder.get_with(path, &[("host", HOST)]).await.expect(200);
@@ -234,7 +234,7 @@ async fn a_taken_over_name_has_the_api_at_the_registrys_own_paths() {
 /// Freshness: a page is fresh for a minute and then revalidated; all spellings of a request share one page.
 #[tokio::test]
 async fn a_page_is_fresh_for_a_minute_and_is_one_page_in_every_spelling() {
-    let upstream = listing().await;
+    let upstream = upstream_with_lists().await;
     let larder = Larder::mirroring(&upstream).start().await;
     let spellings = [
         "/modules/search?q=vpc&limit=2",
@@ -263,7 +263,7 @@ async fn a_page_is_fresh_for_a_minute_and_is_one_page_in_every_spelling() {
 /// The base URL of a service without its final slash is the same page.
 #[tokio::test]
 async fn the_list_of_all_modules_is_cached_too() {
-    let upstream = listing().await;
+    let upstream = upstream_with_lists().await;
     let larder = Larder::mirroring(&upstream).store("memory = \"0B\"").start().await;
     for _ in 0..3 {
         larder.get(&larder_path("/modules?limit=2")).await.expect(200);
@@ -274,15 +274,15 @@ async fn the_list_of_all_modules_is_cached_too() {
 /// With `fold_case`, all spellings of a name share one details page; without, each has its own.
 #[tokio::test]
 async fn spellings_of_a_name_share_a_page_only_with_fold_case() {
-    for (folds, requests) in [(true, 1), (false, 2)] {
-        let upstream = listing().await;
-        let larder = Larder::mirroring(&upstream).upstream_lines(&format!("fold_case = {folds}")).start().await;
+    for (fold_case, requests) in [(true, 1), (false, 2)] {
+        let upstream = upstream_with_lists().await;
+        let larder = Larder::mirroring(&upstream).upstream_lines(&format!("fold_case = {fold_case}")).start().await;
         for names in ["ACME-corp/VPC", "Acme-Corp/vpc"] {
             let details = larder.get(&larder_path(&format!("/modules/{names}/aws"))).await.expect(200).json();
             assert_eq!(details["id"], "Acme-Corp/vpc/aws/1.1.0");
         }
         let count = upstream.count_where(|request| request.path.ends_with("/aws"));
-        assert_eq!(count, requests, "fold_case = {folds}");
+        assert_eq!(count, requests, "fold_case = {fold_case}");
         assert_eq!(upstream.count("/v1/modules/ACME-corp/VPC/aws"), 1, "the first spelling is what upstream is asked");
     }
 }
@@ -303,7 +303,7 @@ async fn upstream_failures_of_api_pages_have_the_documented_statuses() {
         (Fault::HugeJson, 502, "more than"),
         (Fault::Status(508), 508, "508"),
     ] {
-        let upstream = listing().await;
+        let upstream = upstream_with_lists().await;
         let larder = Larder::mirroring(&upstream).start().await;
         let pages = Target::Path("/v1/modules".to_owned());
         upstream.fault(pages.clone(), fault.clone());
@@ -329,7 +329,7 @@ async fn upstream_failures_of_api_pages_have_the_documented_statuses() {
 /// A search without `q` gets upstream's 4xx, which is not cached; larder itself refuses invalid parameters.
 #[tokio::test]
 async fn a_search_without_a_query_has_the_response_of_upstream() {
-    let upstream = listing().await;
+    let upstream = upstream_with_lists().await;
     let larder = Larder::mirroring(&upstream).start().await;
     for requests in 1..=2 {
         let refused = larder.get(&larder_path("/modules/search")).await.expect(400);
@@ -356,10 +356,10 @@ async fn a_search_without_a_query_has_the_response_of_upstream() {
 /// Neither the store nor the metrics nor memory grow with the variety of queries.
 #[tokio::test]
 async fn varied_queries_leave_a_limited_number_of_pages() {
-    let upstream = listing().await;
+    let upstream = upstream_with_lists().await;
     let folder = {
         let larder = Larder::mirroring(&upstream).page_bytes(64 * 1024).store("memory = \"0B\"").start().await;
-        let lines = series(&larder).await;
+        let lines = metric_lines(&larder).await;
         larder.get(&larder_path("/modules/search?q=kept&limit=1")).await.expect(200);
         for number in 0..120 {
             larder.get(&larder_path(&format!("/modules/search?q=query{number}&utm_{number}=y"))).await.expect(200);
@@ -373,7 +373,7 @@ async fn varied_queries_leave_a_limited_number_of_pages() {
         until("no more than 16 pages of 4 KiB are kept", async || pages().await <= 16).await;
         assert!(pages().await >= 10, "{} pages of 4 KiB are kept", pages().await);
         assert!(larder.metric("larder_evictions_total").await >= 100.0);
-        assert_eq!(series(&larder).await, lines, "the metrics grew");
+        assert_eq!(metric_lines(&larder).await, lines, "the metrics grew");
         upstream.forget_requests();
         larder.get(&larder_path("/modules/search?q=query119")).await.expect(200);
         larder.get(&larder_path("/modules/search?q=kept&limit=1")).await.expect(200);
@@ -394,7 +394,7 @@ async fn varied_queries_leave_a_limited_number_of_pages() {
 /// Pages never displace the archives of a small store.
 #[tokio::test]
 async fn api_pages_use_at_most_an_eighth_of_a_small_store() {
-    let upstream = listing().await;
+    let upstream = upstream_with_lists().await;
     upstream.publish(crate::support::upstream::Provider::new("acme", "big").size(700_000));
     let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").start().await;
     let archive = larder.archive_path("big", "1.2.0").await;
@@ -411,7 +411,7 @@ async fn api_pages_use_at_most_an_eighth_of_a_small_store() {
 /// Promise 12: offline, cached pages are served; other lists and searches are answered from the store and marked.
 #[tokio::test]
 async fn a_sealed_mirror_answers_api_requests_from_its_store_and_marks_the_responses() {
-    let upstream = listing().await;
+    let upstream = upstream_with_lists().await;
     let larder = Larder::mirroring(&upstream).upstream_lines("fold_case = false").start().await;
     let stored = larder.get(&larder_path("/modules?limit=2")).await.expect(200);
     for names in ["Acme-Corp/vpc/aws", "Acme-Corp/vpc/google", "zoitech/network/aws"] {
@@ -420,13 +420,16 @@ async fn a_sealed_mirror_answers_api_requests_from_its_store_and_marks_the_respo
     // Of one module only the version list is stored, so none of its versions could be installed.
     larder.get(&larder_path("/modules/zoitech/bucket/aws/versions")).await.expect(200);
     upstream.serve_file("/files/m.tar.gz", "application/gzip", tar_gz(&[("main.tf", b"# m\n")]));
-    for (names, spelled, version) in [
+    for (names, upstream_spelling, version) in [
         ("Acme-Corp/vpc/aws", "1.0.0", "1.0.0"),
         ("Acme-Corp/vpc/aws", "1.1.0", "1.1.0"),
         ("Acme-Corp/vpc/google", "2.0.0", "2.0.0"),
         ("zoitech/network/aws", "v0.1", "0.1.0"),
     ] {
-        upstream.serve_json(&format!("/v1/modules/{names}/{spelled}/download"), r#"{"location":"/files/m.tar.gz"}"#);
+        upstream.serve_json(
+            &format!("/v1/modules/{names}/{upstream_spelling}/download"),
+            r#"{"location":"/files/m.tar.gz"}"#,
+        );
         larder.get(&larder_path(&format!("/modules/{names}/{version}/download"))).await.expect(204);
     }
     upstream.publish(crate::support::upstream::Provider::new("acme", "null"));
@@ -503,15 +506,15 @@ async fn a_sealed_mirror_answers_api_requests_from_its_store_and_marks_the_respo
     assert!(page.get("warnings").is_none(), "{page}");
 }
 
-/// Each rewrites the URLs of pages.
+/// Each larder of a chain rewrites the URLs of pages.
 #[tokio::test]
 async fn api_pages_are_served_through_two_larders() {
-    let upstream = listing().await;
-    let near = Larder::mirroring(&upstream).start().await;
-    let base = format!("{}/registry/{HOST}/", near.base());
-    let far = Larder::builder().upstream("registry.other.example", &base, "").start().await;
-    let page = far.get("/registry/registry.other.example/v1/modules?limit=2").await.expect(200).json();
+    let upstream = upstream_with_lists().await;
+    let inner_larder = Larder::mirroring(&upstream).start().await;
+    let base = format!("{}/registry/{HOST}/", inner_larder.base());
+    let outer_larder = Larder::builder().upstream("registry.other.example", &base, "").start().await;
+    let page = outer_larder.get("/registry/registry.other.example/v1/modules?limit=2").await.expect(200).json();
     let next = page["meta"]["next_url"].as_str().unwrap();
     assert_eq!(next, "/registry/registry.other.example/v1/modules?limit=2&offset=2");
-    assert_eq!(far.get(next).await.expect(200).json()["meta"]["current_offset"], 2);
+    assert_eq!(outer_larder.get(next).await.expect(200).json()["meta"]["current_offset"], 2);
 }

@@ -22,9 +22,9 @@ async fn differences_from_repository(
     let mut text = Vec::new();
     for case in cases {
         let Some(reference) = case.expected_tag else { continue };
-        let truth = fixture.checkout(&format!("{}/acme/net.git", fixture.git.origin()), reference).await;
+        let expected = fixture.checkout(&format!("{}/acme/net.git", fixture.git.origin()), reference).await;
         let (_, folder) = installed(workspace).into_iter().find(|(key, _)| *key == case.name).unwrap();
-        text.extend(differences(truth.path(), &folder).into_iter().map(|line| format!("{}: {line}", case.name)));
+        text.extend(differences(expected.path(), &folder).into_iter().map(|line| format!("{}: {line}", case.name)));
     }
     text
 }
@@ -36,7 +36,7 @@ async fn the_test_registry_works_with_the_real_client_directly() {
     let Some(fixture) = GitModuleFixture::start(None).await else { return };
     let cases = direct_cases(&every_module_case(&fixture).await);
     let direct = fixture.workspace_calling(&client, &cases);
-    direct.cli_config(&fixture.direct());
+    direct.cli_config(&fixture.direct_cli_config());
     direct.init().await.expect_success();
     assert!(installed(&direct).len() >= cases.len(), "{:?}", installed(&direct));
 }
@@ -56,32 +56,32 @@ async fn every_form_of_module_location_installs_as_without_larder_and_again_with
     let cases = every_module_case(&fixture).await;
     let direct_cases = direct_cases(&cases);
     let direct = fixture.workspace_calling(&client, &direct_cases);
-    direct.cli_config(&fixture.direct());
+    direct.cli_config(&fixture.direct_cli_config());
     direct.init().await.expect_success();
 
     let larder = fixture.larder().start().await;
     // The client can connect to no server but larder: it has no ssh key and no certificate authority.
-    let calling = |cases: &[ModuleCase], larder: &str| {
+    let workspace_calling = |cases: &[ModuleCase], larder: &str| {
         let mut workspace = client.workspace();
         workspace.file("main.tf", &module_calls(cases)).cli_config(&override_through(larder));
         workspace
     };
-    let cold = calling(&direct_cases, larder.base());
+    let cold = workspace_calling(&direct_cases, larder.base());
     cold.init().await.expect_success();
     assert_eq!(module_differences(&direct, &cold), Vec::<String>::new());
     let larder_only: Vec<ModuleCase> = cases.iter().filter(|case| case.expected_tag.is_some()).cloned().collect();
-    let not_direct = calling(&larder_only, larder.base());
-    not_direct.init().await.expect_success();
-    assert_eq!(differences_from_repository(&fixture, &not_direct, &larder_only).await, Vec::<String>::new());
+    let larder_only_workspace = workspace_calling(&larder_only, larder.base());
+    larder_only_workspace.init().await.expect_success();
+    assert_eq!(differences_from_repository(&fixture, &larder_only_workspace, &larder_only).await, Vec::<String>::new());
 
     fixture.stop().await;
-    let warm = calling(&direct_cases, larder.base());
+    let warm = workspace_calling(&direct_cases, larder.base());
     warm.init().await.expect_success();
     assert_eq!(module_differences(&direct, &warm), Vec::<String>::new());
 
     let folder = larder.stop().await;
     let larder = fixture.larder().store_at(&folder).start().await;
-    let restarted = calling(&cases, larder.base());
+    let restarted = workspace_calling(&cases, larder.base());
     restarted.init().await.expect_success();
     // `direct` lacks the modules that the client cannot install without larder.
     let all = module_differences(&direct, &restarted);

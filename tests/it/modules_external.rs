@@ -7,7 +7,8 @@ use crate::support::module_fixture::ModuleFixture;
 use crate::support::process::Process;
 use crate::support::upstream::{LocationReply, Module};
 
-const PASSED: [&str; 7] = [
+/// Sources that larder passes on to the client.
+const PASSED_ON: [&str; 7] = [
     "s3::https://s3-eu-west-1.amazonaws.com/acme-modules/net.zip",
     "s3::https://s3.amazonaws.com/acme/net.zip//modules/x?version=3",
     "gcs::https://www.googleapis.com/storage/v1/acme/net.zip?archive=zip",
@@ -17,7 +18,8 @@ const PASSED: [&str; 7] = [
     "oci://ghcr.io/acme/net?digest=sha256:0123456789abcdef",
 ];
 
-const KEPT_BACK: [(&str, &str, &str); 5] = [
+/// Sources that larder refuses because they may hold a secret: each with the secret, and the host that the error names.
+const REFUSED: [(&str, &str, &str); 5] = [
     (
         "s3::https://s3.amazonaws.com/b/n.zip?aws_access_key_id=AKIA&aws_access_key_secret=S3CRET",
         "S3CRET",
@@ -35,7 +37,7 @@ async fn a_source_that_larder_cannot_fetch_is_passed_on_byte_for_byte() {
     let fixture = ModuleFixture::start().await;
     let folder = Folder::new();
     let larder = Process::start(&fixture.larder_on(&folder), folder.path());
-    for (number, location) in PASSED.into_iter().enumerate() {
+    for (number, location) in PASSED_ON.into_iter().enumerate() {
         for (location_reply, name) in [(LocationReply::NoContent, "header"), (LocationReply::Json, "json")] {
             let name = format!("{name}{number}");
             fixture
@@ -63,7 +65,7 @@ async fn a_source_address_that_may_hold_a_secret_is_in_no_error_and_no_log() {
     let fixture = ModuleFixture::start().await;
     let folder = Folder::new();
     let larder = Process::start(&fixture.larder_on(&folder), folder.path());
-    for (number, (location, secret, host)) in KEPT_BACK.into_iter().enumerate() {
+    for (number, (location, secret, host)) in REFUSED.into_iter().enumerate() {
         let name = format!("n{number}");
         fixture.publish(&name, location);
         let answer = larder.get(&download_path(&name)).await.expect(502);
@@ -80,7 +82,7 @@ async fn a_source_address_that_may_hold_a_secret_is_in_no_error_and_no_log() {
 async fn a_refused_source_is_requested_again() {
     let fixture = ModuleFixture::start().await;
     let larder = fixture.larder().start().await;
-    fixture.publish("one", KEPT_BACK[0].0);
+    fixture.publish("one", REFUSED[0].0);
     for _ in 0..2 {
         larder.get(&download_path("one")).await.expect(502);
     }
@@ -92,7 +94,7 @@ async fn a_refused_source_is_requested_again() {
 #[tokio::test]
 async fn a_sealed_larder_sends_no_client_to_an_external_source() {
     let fixture = ModuleFixture::start().await;
-    fixture.publish("one", PASSED[0]);
+    fixture.publish("one", PASSED_ON[0]);
     let larder = fixture.larder().start().await;
     larder.get(&download_path("one")).await.expect(204);
     let folder = larder.stop().await;
@@ -109,7 +111,7 @@ async fn a_stored_archive_is_served_although_upstream_moved_it() {
     let fixture = ModuleFixture::with_one_module().await;
     let larder = fixture.larder().always_revalidate().start().await;
     let (location, archive) = fetch(larder.base(), "one").await;
-    for new_source in [PASSED[0], KEPT_BACK[0].0] {
+    for new_source in [PASSED_ON[0], REFUSED[0].0] {
         fixture.publish("one", new_source);
         let response = larder.get(&download_path("one")).await.expect(204);
         assert!(ModuleLocation::of(&response) == location, "{}", response.header("x-terraform-get"));

@@ -9,7 +9,8 @@ use crate::support::module_fixture::{ModuleFixture, noise, tar_gz, unpack_tar_gz
 use crate::support::until;
 use crate::support::upstream::{FakeUpstream, Fault, Module, RecordedRequest, Target, sha256_hex};
 
-fn plain_path(name: &str) -> String {
+/// The URL path of an archive without a digest: larder serves the current archive there.
+fn path_without_digest(name: &str) -> String {
     format!("/archive/{HOST}/modules/acme/{name}/test/1.0.0/module.tar.gz")
 }
 
@@ -87,9 +88,10 @@ async fn an_archive_that_stalls_is_given_up_and_the_next_request_tries_again() {
     assert!(larder.folder.partial_downloads().is_empty());
 }
 
-/// Promise 11: larder gives up a silent or slow server of a page or checksum list, and frees the permit.
+/// Promise 11: a location may need another document first: an HTML page whose `terraform-get` tag names the source, or
+/// a list of checksums. Larder gives up a server that does not send it, and then fetches other documents.
 #[tokio::test]
-async fn a_page_or_checksum_list_that_never_arrives_is_given_up_and_frees_its_permit() {
+async fn a_page_or_checksum_list_that_never_arrives_is_given_up_and_delays_no_other_document() {
     let fixture = ModuleFixture::with_one_module().await;
     let origin = fixture.archives.origin();
     for path in ["/pages/one", "/sums"] {
@@ -100,7 +102,8 @@ async fn a_page_or_checksum_list_that_never_arrives_is_given_up_and_frees_its_pe
     let larder = fixture
         .larder()
         .upstream_timeout(Duration::from_millis(1500))
-        .bounds(|bounds| bounds.documents.per_upstream = 1);
+        // A document that is not given up would keep all others from being fetched.
+        .upstream_limits(|limits| limits.documents.per_upstream = 1);
     let larder = larder.start().await;
     for fault in [Fault::NeverAnswers, Fault::Drips(1, Duration::from_millis(300))] {
         fixture.archives.fault(Target::Other, fault.clone());
@@ -125,13 +128,13 @@ async fn a_refused_location_is_requested_once_more() {
         larder.get(&download_path("one")).await.expect(204);
         assert_eq!(requests(), (2, 2), "{status}");
 
-        let front_larder = fixture.larder().start().await;
+        let second_larder = fixture.larder().start().await;
         fixture.archives.fault(Target::ModuleArchive, Fault::Status(status));
-        let message = front_larder.get(&download_path("one")).await.expect(502).text();
+        let message = second_larder.get(&download_path("one")).await.expect(502).text();
         assert!(message.contains(&status.to_string()) && message.contains(&fixture.archives.origin()), "{message}");
         assert_eq!(requests(), (4, 4), "{status}");
         fixture.archives.clear_faults();
-        fetch(front_larder.base(), "one").await;
+        fetch(second_larder.base(), "one").await;
     }
 }
 
@@ -143,7 +146,7 @@ async fn the_new_url_of_an_expired_location_is_fetched() {
     fetch(larder.base(), "one").await;
     larder.run_command("purge", "acme/one/test@1.0.0").await;
     fixture.publish("one", &format!("{}?sig=old", fixture.url("one.tar.gz")));
-    let gate = fixture.archives.stall(Target::ModuleArchive);
+    let gate = fixture.archives.hold_headers(Target::ModuleArchive);
     fixture.archives.fault_once(Target::ModuleArchive, Fault::Status(403));
     let url = format!("{}{}", larder.base(), download_path("one"));
     let pending_request = tokio::spawn(async move { get(&url).await });
@@ -180,11 +183,11 @@ async fn a_slow_cold_module_is_answered_without_its_digest_and_its_archive_waits
     fixture.publish_archive("one", &tar_gz(&[("modules/x/main.tf", b"# x\n")]));
     fixture.publish("one", &format!("{}//modules/x?archive=tar.gz", fixture.url("one.tar.gz")));
     let larder = fixture.larder().answer_within(Duration::from_millis(300)).start().await;
-    let gate = fixture.archives.hold(Target::ModuleArchive);
+    let gate = fixture.archives.hold_body(Target::ModuleArchive);
     let response = larder.get(&download_path("one")).await;
     let location = ModuleLocation::of(&response);
     let subdir = Some("modules/x".to_owned());
-    assert_eq!(location, ModuleLocation { path: plain_path("one"), subdir: subdir.clone(), sha256: None });
+    assert_eq!(location, ModuleLocation { path: path_without_digest("one"), subdir: subdir.clone(), sha256: None });
     assert_eq!(response.header("cache-control"), "no-cache");
     let url = format!("{}{}", larder.base(), location.path);
     let waiting = tokio::spawn(receive(client().get(url)));
@@ -199,7 +202,8 @@ async fn a_slow_cold_module_is_answered_without_its_digest_and_its_archive_waits
     assert_eq!(fixture.archives.count_of(Target::ModuleArchive), 1);
 }
 
-/// A page names the source and a folder in it: larder never reports the wrong folder.
+/// An HTML page may name the source and a folder in it. Until larder has the page it does not know the folder, and
+/// reports none.
 #[tokio::test]
 async fn a_submodule_folder_is_answered_before_its_archive_is_complete() {
     let fixture = ModuleFixture::with_one_module().await;
@@ -207,63 +211,64 @@ async fn a_submodule_folder_is_answered_before_its_archive_is_complete() {
     fixture.archives.serve_terraform_get("/pages/one", &location);
     fixture.publish("one", &format!("{}/pages/one", fixture.archives.origin()));
     let larder = fixture.larder().answer_within(Duration::from_millis(300)).start().await;
-    let (page, archive) = (fixture.archives.hold(Target::Other), fixture.archives.hold(Target::ModuleArchive));
+    let (page_gate, archive_gate) =
+        (fixture.archives.hold_body(Target::Other), fixture.archives.hold_body(Target::ModuleArchive));
     // The page itself is not fetched yet, so the folder is unknown.
     let message = larder.get(&download_path("one")).await.expect(504).text();
     assert!(message.contains("ask again"), "{message}");
-    page.open();
+    page_gate.open();
     fixture.archives.wait_for(Target::ModuleArchive, 1).await;
     let location = ModuleLocation::of(&larder.get(&download_path("one")).await);
-    assert_eq!((location.path, location.subdir.as_deref()), (plain_path("one"), Some("modules/x")));
-    archive.open();
+    assert_eq!((location.path, location.subdir.as_deref()), (path_without_digest("one"), Some("modules/x")));
+    archive_gate.open();
     let (location, _) = fetch(larder.base(), "one").await;
     assert_eq!(location.subdir.as_deref(), Some("modules/x"));
 }
 
-/// An archive URL with a digest that nothing lists costs one upstream request and is 404.
+/// An archive URL whose digest is that of no known archive costs one upstream request and is 404.
 #[tokio::test]
 async fn an_archive_url_with_an_unknown_digest_costs_one_request_and_is_404() {
     let fixture = ModuleFixture::with_one_module().await;
     let larder = fixture.larder().start().await;
-    let odd = plain_path("one").replace("/module.tar.gz", "/0123456789abcdef/module.tar.gz");
-    larder.get(&odd).await.expect(404);
-    assert_eq!(larder.folder.blobs().len(), 1, "the request fetched an archive");
+    let unknown = path_without_digest("one").replace("/module.tar.gz", "/0123456789abcdef/module.tar.gz");
+    larder.get(&unknown).await.expect(404);
+    assert_eq!(larder.folder.blobs().len(), 1, "the request did not fetch the archive");
     let (location, archive) = fetch(larder.base(), "one").await;
     let requests = fixture.registry.count_of(Target::Location);
-    larder.get(&odd).await.expect(404);
-    larder.get(&odd.replace("0123", "4567")).await.expect(404);
+    larder.get(&unknown).await.expect(404);
+    larder.get(&unknown.replace("0123", "4567")).await.expect(404);
     assert_eq!(fixture.registry.count_of(Target::Location), requests, "the second request was sent upstream");
+    // The default of `not_found` is 30 s.
     larder.clock.advance(Duration::from_secs(31));
-    larder.get(&odd).await.expect(404);
-    larder.get(&odd).await.expect(404);
+    larder.get(&unknown).await.expect(404);
+    larder.get(&unknown).await.expect(404);
     assert_eq!(fixture.registry.count_of(Target::Location), requests + 1);
     assert!(larder.get(&location.path).await.expect(200).body == archive);
     assert_eq!(fixture.archives.count_of(Target::ModuleArchive), 1);
 }
 
-/// A larder behind a larder gives the same archive, and finds the new one where the old was taken away.
+/// A larder behind a larder serves the same archive. When the back larder has deleted that archive, the front larder
+/// fetches the new one.
 #[tokio::test]
 async fn a_larder_behind_a_larder_serves_the_same_archive() {
     let fixture = ModuleFixture::with_one_module().await;
     fixture.publish("sub", &format!("{}//modules/x?archive=tar.gz", fixture.url("one.tar.gz")));
     let back_larder = fixture.larder().always_revalidate().start().await;
     let url = format!("{}/registry/{HOST}/", back_larder.base());
-    let front = Larder::builder().upstream(HOST, &url, "").allow_private(back_larder.base()).start().await;
+    let first_front_larder = Larder::builder().upstream(HOST, &url, "").allow_private(back_larder.base()).start().await;
     for name in ["one", "sub"] {
-        let (location, archive) = fetch(front.base(), name).await;
-        let (of_back, same) = fetch(back_larder.base(), name).await;
-        assert!(archive == same, "{name}");
-        assert_eq!((location.sha256, location.subdir), (of_back.sha256, of_back.subdir));
+        let (location, archive) = fetch(first_front_larder.base(), name).await;
+        let (back_location, back_archive) = fetch(back_larder.base(), name).await;
+        assert!(archive == back_archive, "{name}");
+        assert_eq!((location.sha256, location.subdir), (back_location.sha256, back_location.subdir));
     }
     // The back larder rechecks the module in the background after each response, because nothing stays fresh.
-    let lacks_header = |header| move |requests: &RecordedRequest| requests.header(header).is_none();
+    let lacks_header = |header| move |request: &RecordedRequest| request.header(header).is_none();
     let (no_tag, no_date) = (lacks_header("if-none-match"), lacks_header("if-modified-since"));
-    assert_eq!(fixture.archives.count_where(|asked| no_tag(asked) && no_date(asked)), 2);
+    assert_eq!(fixture.archives.count_where(|request| no_tag(request) && no_date(request)), 2);
 
     // The front larder's cached location names an archive that the back larder has deleted.
     let front_larder = Larder::builder().upstream(HOST, &url, "").allow_private(back_larder.base()).start().await;
-    let gate = fixture.archives.hold(Target::ModuleArchive);
-    gate.open();
     fetch(front_larder.base(), "one").await;
     front_larder.run_command("purge", "acme/one/test@1.0.0").await;
     front_larder.get(&download_path("one")).await.expect(204);
@@ -281,9 +286,10 @@ async fn a_larder_behind_a_larder_serves_the_same_archive() {
 async fn a_request_loop_is_refused_for_modules_too() {
     let fixture = ModuleFixture::with_one_module().await;
     let larder = fixture.larder().start().await;
-    let five = "larder;id=1, larder;id=2, larder;id=3, larder;id=4, larder;id=5";
-    for path in [download_path("one"), plain_path("one")] {
-        larder.get_with(&path, &[("cdn-loop", five)]).await.expect(508);
+    // At most four larders may be in a chain.
+    let five_larders = "larder;id=1, larder;id=2, larder;id=3, larder;id=4, larder;id=5";
+    for path in [download_path("one"), path_without_digest("one")] {
+        larder.get_with(&path, &[("cdn-loop", five_larders)]).await.expect(508);
     }
     assert!(fixture.registry.requests().is_empty() && fixture.archives.requests().is_empty());
     larder.get_with(&download_path("one"), &[("cdn-loop", "larder;id=77")]).await.expect(204);
@@ -291,12 +297,12 @@ async fn a_request_loop_is_refused_for_modules_too() {
     let chains = || all.iter().map(|request| request.header("cdn-loop").unwrap_or_default().to_owned());
     assert!(chains().all(|chain| chain.starts_with("larder;id=77, larder;id=")), "{:?}", chains().collect::<Vec<_>>());
     let own = chains().next().unwrap();
-    for path in [download_path("one"), plain_path("one")] {
+    for path in [download_path("one"), path_without_digest("one")] {
         larder.get_with(&path, &[("cdn-loop", &own)]).await.expect(508);
     }
 }
 
-/// Two registries that answer the same coordinates are asked for their own, also at the same time.
+/// Promise 4: fetches of different modules at the same time do not mix their archives.
 #[tokio::test]
 async fn fifty_uncached_modules_at_once_are_all_served() {
     let fixture = ModuleFixture::with_registry(FakeUpstream::start().await).await;

@@ -50,7 +50,7 @@ async fn store_with_record_only(fixture: &ModuleFixture) -> Folder {
 /// A damaged record still shows that the module was seen before: even after a restart, larder does not record the next
 /// tree as the first one.
 #[tokio::test]
-async fn a_module_with_a_damaged_first_seen_record_is_refused_until_it_is_accepteded() {
+async fn a_module_with_a_damaged_first_seen_record_is_refused_until_it_is_accepted() {
     for damaged in [&b""[..], b"{}\n{}", b"\0\0\0\0\0\0\0\0"] {
         let fixture = ModuleFixture::with_one_module().await;
         let folder = store_with_record_only(&fixture).await;

@@ -8,7 +8,7 @@ use crate::support::larder::HOST;
 use crate::support::upstream::{Fault, LocationReply, Target};
 
 /// The stall timeout of these tests: longer than a busy machine needs to begin a session.
-const SILENCE: Duration = Duration::from_secs(2);
+const STALL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Publishes the module `acme/one` at this location.
 fn publish(fixture: &GitModuleFixture, location: String) {
@@ -26,7 +26,7 @@ fn publish(fixture: &GitModuleFixture, location: String) {
 async fn an_ssh_server_that_stalls_or_disconnects_is_given_up_and_requested_again() {
     let Some(fixture) = GitModuleFixture::start(None).await else { return };
     publish(&fixture, format!("git::{}?ref=v1.0.0", fixture.ssh.url("acme/net")));
-    let larder = fixture.larder().bounds(|bounds| bounds.git.idle = SILENCE).start().await;
+    let larder = fixture.larder().upstream_limits(|limits| limits.git.idle = STALL_TIMEOUT).start().await;
     fixture.ssh.hang();
     let answer = larder.get(&download_path("one")).await;
     assert!(matches!(answer.status, 502 | 504), "{}", answer.text());
@@ -48,7 +48,7 @@ async fn an_ssh_server_that_stalls_or_disconnects_is_given_up_and_requested_agai
 async fn a_git_server_that_disconnects_stalls_or_answers_garbage_is_given_up_and_requested_again() {
     let Some(fixture) = GitModuleFixture::start(None).await else { return };
     publish(&fixture, fixture.git_https_source("?ref=v1.0.0"));
-    let larder = fixture.larder().bounds(|bounds| bounds.git.idle = SILENCE).start().await;
+    let larder = fixture.larder().upstream_limits(|limits| limits.git.idle = STALL_TIMEOUT).start().await;
     let faults = [
         Fault::Truncated(40),
         Fault::Reset(40),
@@ -96,8 +96,8 @@ async fn a_commit_id_is_fetched_from_a_server_without_filter_too() {
     publish(&fixture, fixture.git_https_source(&format!("?ref={commit}")));
     let with_filter = fixture.larder().start().await;
     fixture.net.without_filter();
-    let without = fixture.larder().start().await;
-    let without_filter = fetch(without.base(), "one").await;
+    let larder_without_filter = fixture.larder().start().await;
+    let without_filter = fetch(larder_without_filter.base(), "one").await;
     fixture.net.git(&["config", "uploadpack.allowFilter", "true"]);
     assert!(fetch(with_filter.base(), "one").await == without_filter);
 }

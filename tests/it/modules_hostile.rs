@@ -38,10 +38,10 @@ fn zip_of(entries: &[(&str, &[u8])]) -> Vec<u8> {
 }
 
 /// Replaces a file name everywhere in a zip by another of the same length.
-fn renamed(mut zip: Vec<u8>, from: &str, to: &str) -> Vec<u8> {
-    let places: Vec<usize> =
+fn with_renamed_entry(mut zip: Vec<u8>, from: &str, to: &str) -> Vec<u8> {
+    let offsets: Vec<usize> =
         (0..zip.len() - from.len()).filter(|offset| zip[*offset..].starts_with(from.as_bytes())).collect();
-    for offset in places {
+    for offset in offsets {
         zip[offset..offset + to.len()].copy_from_slice(to.as_bytes());
     }
     zip
@@ -65,8 +65,8 @@ async fn assert_refused_within(name: &str, archive: &[u8], words: &[&str], max_b
         assert_eq!(larder.folder.files("staging"), Vec::<std::path::PathBuf>::new(), "{words:?}");
     }
     assert!(larder.metric("larder_verification_failures_total").await >= 2.0, "{words:?}");
-    let honest = if name.ends_with(".zip") { zip_of(&[("main.tf", b"")]) } else { tar_gz(&[("main.tf", b"")]) };
-    fixture.file(name, &honest);
+    let valid = if name.ends_with(".zip") { zip_of(&[("main.tf", b"")]) } else { tar_gz(&[("main.tf", b"")]) };
+    fixture.file(name, &valid);
     fetch(larder.base(), "one").await;
     assert_eq!((larder.folder.blobs().len(), larder.folder.partial_downloads().len()), (1, 0));
 }
@@ -80,14 +80,20 @@ async fn an_entry_outside_the_package_is_refused() {
     )
     .await;
     assert_refused("m.tar.gz", &tar_of(&[("a/../../b.tf", EntryType::Regular, "")]), &["a/../../b.tf"]).await;
-    assert_refused("m.zip", &renamed(zip_of(&[("xx/escaped.tf", b"")]), "xx/esc", "../esc"), &["../escaped.tf"]).await;
+    assert_refused(
+        "m.zip",
+        &with_renamed_entry(zip_of(&[("xx/escaped.tf", b"")]), "xx/esc", "../esc"),
+        &["../escaped.tf"],
+    )
+    .await;
 }
 
 #[tokio::test]
 async fn an_absolute_entry_is_refused() {
     assert_refused("m.tar.gz", &tar_of(&[("/etc/cron.d/x", EntryType::Regular, "")]), &["/etc/cron.d/x", "absolute"])
         .await;
-    assert_refused("m.zip", &renamed(zip_of(&[("xetc/passwd", b"")]), "xetc", "/etc"), &["/etc/passwd"]).await;
+    assert_refused("m.zip", &with_renamed_entry(zip_of(&[("xetc/passwd", b"")]), "xetc", "/etc"), &["/etc/passwd"])
+        .await;
 }
 
 #[tokio::test]
@@ -114,7 +120,7 @@ async fn a_link_out_of_the_package_is_refused_and_into_it_is_not() {
 
 #[tokio::test]
 async fn two_entries_of_one_name_or_of_names_that_differ_in_case_are_refused() {
-    let zip = renamed(zip_of(&[("main.tf", b"1"), ("mbin.tf", b"2")]), "mbin.tf", "main.tf");
+    let zip = with_renamed_entry(zip_of(&[("main.tf", b"1"), ("mbin.tf", b"2")]), "mbin.tf", "main.tf");
     assert_refused("m.zip", &zip, &["main.tf"]).await;
     let clash = [("main.tf", EntryType::Regular, ""), ("MAIN.tf", EntryType::Regular, "")];
     assert_refused("m.tar.gz", &tar_of(&clash), &["main.tf", "MAIN.tf", "case"]).await;

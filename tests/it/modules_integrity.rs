@@ -40,13 +40,13 @@ async fn two_larders_and_two_transports_produce_the_same_archive() {
     fixture.publish(&module_case("two", format!("git::{}?ref=v1.0.0", fixture.ssh.url("acme/net"))));
     let (first_larder, second_larder) = (fixture.larder().start().await, fixture.larder().start().await);
     let (location, archive) = fetch(first_larder.base(), "one").await;
-    let (other_place, other) = fetch(second_larder.base(), "one").await;
-    assert!(location == other_place && archive == other);
+    let (other_location, other) = fetch(second_larder.base(), "one").await;
+    assert!(location == other_location && archive == other);
     assert!(fetch(second_larder.base(), "two").await.1 == archive);
     let folder = first_larder.stop().await;
     let first_larder = fixture.larder().store_at(&folder).start().await;
-    let (place_again, again) = fetch(first_larder.base(), "one").await;
-    assert!(place_again == location && again == archive);
+    let (location_again, again) = fetch(first_larder.base(), "one").await;
+    assert!(location_again == location && again == archive);
 }
 
 /// Promise 9: a partial archive left by a kill is never taken for a complete one.
@@ -76,8 +76,8 @@ async fn a_kill_in_the_middle_of_packing_changes_nothing_about_the_archive() {
     assert!(pending_request.await.unwrap().is_err(), "the archive was complete before the kill");
     assert!(folder.blobs().is_empty());
     let larder = Process::start(&fixture.larder().store_at(&folder), folder.path());
-    let (place_again, again) = fetch(larder.base(), "large").await;
-    assert!(place_again == location && again == archive);
+    let (location_again, again) = fetch(larder.base(), "large").await;
+    assert!(location_again == location && again == archive);
     assert!(folder.files("staging").is_empty(), "{:?}", folder.files("staging"));
 }
 
@@ -263,7 +263,7 @@ async fn fifty_clients_of_a_cold_module_cause_one_fetch_of_each_repository() {
     let Some(fixture) = fixture_at("v1.0.0").await else { return };
     // Fifty clients at one time take a slow machine longer than the usual client timeout.
     let larder = fixture.larder().answer_within(std::time::Duration::from_secs(120)).start().await;
-    let gate = fixture.git.stall(Target::Git);
+    let gate = fixture.git.hold_headers(Target::Git);
     let clients: Vec<_> = (0..50)
         .map(|_| {
             let base = larder.base().to_owned();

@@ -12,7 +12,7 @@ use crate::support::upstream::{Fault, Target};
 const LARGE_BYTES: usize = 3_000_000;
 const HALF_BYTES: usize = LARGE_BYTES / 2;
 
-async fn large() -> (ModuleFixture, Folder) {
+async fn fixture_with_large_module() -> (ModuleFixture, Folder) {
     let fixture = ModuleFixture::start().await;
     fixture.publish_archive("one", &tar_gz(&[("noise", &noise(1, LARGE_BYTES))]));
     (fixture, Folder::new())
@@ -30,7 +30,7 @@ fn start(fixture: &ModuleFixture, folder: &Folder) -> Process {
 #[tokio::test]
 async fn a_download_of_a_module_is_resumed_after_a_kill() {
     for has_validators in [true, false] {
-        let (fixture, folder) = large().await;
+        let (fixture, folder) = fixture_with_large_module().await;
         if !has_validators {
             fixture.archives.fault(Target::ModuleArchive, Fault::NoValidators);
         }
@@ -61,19 +61,19 @@ async fn a_download_of_a_module_is_resumed_after_a_kill() {
 /// these writes, the next request completes them.
 #[tokio::test]
 async fn a_commit_that_a_kill_interrupted_is_completed() {
-    let (fixture, folder) = large().await;
+    let (fixture, folder) = fixture_with_large_module().await;
     let larder = start(&fixture, &folder);
     let (location, archive) = fetch(larder.base(), "one").await;
     larder.kill();
-    for lost in [&["names"][..], &["names", "blobs"], &["names", "blobs", "seen"], &["seen"], &["blobs"]] {
-        for file in lost.iter().flat_map(|subject| folder.files(subject)) {
+    for lost_folders in [&["names"][..], &["names", "blobs"], &["names", "blobs", "seen"], &["seen"], &["blobs"]] {
+        for file in lost_folders.iter().flat_map(|subfolder| folder.files(subfolder)) {
             std::fs::remove_file(file).unwrap();
         }
         let larder = start(&fixture, &folder);
-        assert!(fetch(larder.base(), "one").await == (location.clone(), archive.clone()), "{lost:?}");
-        assert_eq!((folder.blobs().len(), folder.files("names").len()), (1, 1), "{lost:?}");
+        assert!(fetch(larder.base(), "one").await == (location.clone(), archive.clone()), "{lost_folders:?}");
+        assert_eq!((folder.blobs().len(), folder.files("names").len()), (1, 1), "{lost_folders:?}");
         let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
-        assert_eq!((&status["archives"], &status["alarms"]), (&1.into(), &serde_json::json!([])), "{lost:?}");
+        assert_eq!((&status["archives"], &status["alarms"]), (&1.into(), &serde_json::json!([])), "{lost_folders:?}");
         larder.kill();
     }
 }
@@ -81,7 +81,7 @@ async fn a_commit_that_a_kill_interrupted_is_completed() {
 /// Promise 9: an archive whose digest a client was given survives a kill.
 #[tokio::test]
 async fn a_served_module_survives_an_immediate_kill() {
-    let (mut fixture, folder) = large().await;
+    let (mut fixture, folder) = fixture_with_large_module().await;
     let larder = start(&fixture, &folder);
     let response = larder.get(&download_path("one")).await.expect(204);
     assert!(response.header("x-terraform-get").contains("checksum"));
@@ -98,7 +98,7 @@ async fn a_full_disk_evicts_for_a_module_or_is_reported() {
     if !SmallDisk::is_possible() {
         return;
     }
-    let (fixture, folder) = large().await;
+    let (fixture, folder) = fixture_with_large_module().await;
     fixture.publish_archive("two", &tar_gz(&[("noise", &noise(2, LARGE_BYTES))]));
     let disk = SmallDisk::start(&builder(&fixture, &folder), &folder, 20 << 20, "true").unwrap();
     let larder = &disk.larder;
@@ -106,13 +106,13 @@ async fn a_full_disk_evicts_for_a_module_or_is_reported() {
     // There is space for the download, but not for its tree and its archive as well.
     disk.leave_free(5_000_000);
     fetch(larder.base(), "two").await;
-    let figures = get(&format!("{}/metrics", larder.admin())).await.expect(200).text();
+    let metrics = get(&format!("{}/metrics", larder.admin())).await.expect(200).text();
     assert!(
-        figures.contains(
+        metrics.contains(
             "larder_evictions_total{kind=\"archive\",reason=\"disk-full\"} 1
 "
         ),
-        "{figures}"
+        "{metrics}"
     );
     disk.leave_free(100_000);
     larder.get(&download_path("two")).await.expect(204);

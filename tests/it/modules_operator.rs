@@ -9,7 +9,7 @@ use crate::support::git_module_fixture::{download_path, fetch};
 use crate::support::http::get;
 use crate::support::larder::{HOST, Larder};
 use crate::support::module_fixture::{ModuleFixture, tar_gz, unpack_tar_gz};
-use crate::support::upstream::{FakeUpstream, Fault, Listed, Module, Provider, Target};
+use crate::support::upstream::{FakeUpstream, Fault, ListedItem, Module, Provider, Target};
 use crate::support::warm_fixture::WarmFixture;
 
 const ONE: &str = "acme/one/test@1.0.0";
@@ -38,7 +38,7 @@ async fn warmed_modules_are_served_with_upstream_gone() {
     fixture.publish("sub", &format!("{}//modules/x?archive=tar.gz", fixture.url("one.tar.gz")));
     fixture.registry.publish(Provider::new("acme", "null"));
     let larder = fixture.larder().start().await;
-    let warm_fixture = WarmFixture::of(&larder);
+    let warm_fixture = WarmFixture::for_larder(&larder);
     let request = json!({
         "what": ["acme/one/test@~> 1.0", "acme/sub/test", "acme/null"], "platforms": ["linux_amd64"], "pin": true
     });
@@ -77,7 +77,7 @@ async fn an_item_that_cannot_be_warmed_has_a_reason() {
     fixture.publish("broken", &fixture.url("absent.tar.gz"));
     let larder = fixture.larder().start().await;
     let addresses = ["acme/bucket/test", "acme/broken/test", "acme/absent/test", "acme/one/test@> 9", "acme/one/test"];
-    let job = WarmFixture::of(&larder).warm(&json!({ "what": addresses, "platforms": ["linux_amd64"] })).await;
+    let job = WarmFixture::for_larder(&larder).warm(&json!({ "what": addresses, "platforms": ["linux_amd64"] })).await;
     assert_eq!(job.states(), ["failed", "failed", "failed", "failed", "fetched"], "{job}");
     for (item, words) in ["S3", "404", "acme/absent/test", "> 9"].into_iter().enumerate() {
         assert!(job.error(item).contains(words), "{item}: {job}");
@@ -216,8 +216,9 @@ async fn status_counts_modules() {
 #[tokio::test]
 async fn purge_removes_cached_detail_pages() {
     let upstream = FakeUpstream::start().await;
-    let modules = [Listed::new("Acme/vpc/aws", &["1.0.0", "v1.1.0"]), Listed::new("Acme/vpc/google", &["1.0.0"])];
-    upstream.list(&modules, &[Listed::new("acme/null", &["1.0.0"]), Listed::new("acme/other", &["1.0.0"])]);
+    let modules =
+        [ListedItem::new("Acme/vpc/aws", &["1.0.0", "v1.1.0"]), ListedItem::new("Acme/vpc/google", &["1.0.0"])];
+    upstream.list(&modules, &[ListedItem::new("acme/null", &["1.0.0"]), ListedItem::new("acme/other", &["1.0.0"])]);
     let larder = Larder::mirroring(&upstream).start().await;
     let about = |address: &str| match address {
         "Acme/vpc/aws" => {

@@ -61,7 +61,7 @@ async fn an_uncached_module_fails_with_the_cause_and_is_served_once_upstream_rec
         let message = larder.get(&path).await.expect(status).text();
         assert!(message.contains(words) && message.contains("acme/one/test"), "{fault:?}: {message}");
         fixture.registry.clear_faults();
-        fixture.registry.remove_page("/v1/modules/acme/one/test/1.0.0/download");
+        fixture.registry.stop_serving("/v1/modules/acme/one/test/1.0.0/download");
     }
     fixture.archives.stop().await;
     let message = larder.get(&path).await.expect(502).text();
@@ -180,10 +180,11 @@ async fn an_evicted_module_comes_back_with_the_same_digest_and_a_pinned_one_stay
 /// Promise 13: two registries may have the same module coordinates.
 #[tokio::test]
 async fn the_same_module_of_two_registries_is_never_mixed() {
-    let (here, there) = (ModuleFixture::with_one_module().await, FakeUpstream::start().await);
-    let url = here.file("other.tar.gz", &tar_gz(&[("main.tf", b"# the other one\n")]));
-    there.publish_module(Module::new("acme", "one", "test").at(&url));
-    let larder = here.larder().upstream("registry.opentofu.org", &format!("{}/", there.origin()), "").start().await;
+    let (fixture, other_registry) = (ModuleFixture::with_one_module().await, FakeUpstream::start().await);
+    let url = fixture.file("other.tar.gz", &tar_gz(&[("main.tf", b"# the other one\n")]));
+    other_registry.publish_module(Module::new("acme", "one", "test").at(&url));
+    let larder =
+        fixture.larder().upstream("registry.opentofu.org", &format!("{}/", other_registry.origin()), "").start().await;
     let (location, archive) = fetch(larder.base(), "one").await;
     let path = download_path("one").replace(HOST, "registry.opentofu.org");
     let other_location = ModuleLocation::of(&larder.get(&path).await);
@@ -231,16 +232,16 @@ async fn first_seen_records_apply_after_a_change_of_fold_case() {
 /// With `fold_case`, all spellings of a module share one archive; without, each has its own.
 #[tokio::test]
 async fn a_module_in_another_case_is_the_same_module_with_fold_case() {
-    for (folds, fetches) in [(true, 1), (false, 2)] {
+    for (fold_case, fetches) in [(true, 1), (false, 2)] {
         let fixture = ModuleFixture::with_one_module().await;
         fixture.registry.publish_module(Module::new("Acme", "One", "test").at(&fixture.url("one.tar.gz")));
-        let larder = fixture.larder().upstream_lines(&format!("fold_case = {folds}")).start().await;
+        let larder = fixture.larder().upstream_lines(&format!("fold_case = {fold_case}")).start().await;
         let (location, archive) = fetch(larder.base(), "one").await;
         let path = format!("/registry/{HOST}/v1/modules/Acme/One/test/1.0.0/download");
         let other = ModuleLocation::of(&larder.get(&path).await);
         assert_eq!(other.sha256, location.sha256);
         assert!(larder.get(&other.path).await.expect(200).body == archive);
-        assert_eq!(fixture.archives.count_of(Target::ModuleArchive), fetches, "fold_case = {folds}");
+        assert_eq!(fixture.archives.count_of(Target::ModuleArchive), fetches, "fold_case = {fold_case}");
         assert_eq!(larder.folder.files("names").len(), fetches);
     }
 }
@@ -283,20 +284,20 @@ async fn a_damaged_module_archive_is_quarantined_and_fetched_again() {
 /// accepted one.
 #[tokio::test]
 async fn a_damaged_package_or_first_seen_record_is_rewritten_and_the_first_tree_stays() {
-    for subject in ["names", "seen"] {
+    for subfolder in ["names", "seen"] {
         let fixture = ModuleFixture::with_one_module().await;
         let folder = Folder::new();
         let larder = fixture.larder_on(&folder).always_revalidate().start().await;
         let (location, archive) = fetch(larder.base(), "one").await;
         larder.stop().await;
-        flip(&folder.files(subject)[0]);
+        flip(&folder.files(subfolder)[0]);
         let larder = fixture.larder_on(&folder).always_revalidate().start().await;
-        assert!(fetch(larder.base(), "one").await == (location.clone(), archive.clone()), "{subject}");
+        assert!(fetch(larder.base(), "one").await == (location.clone(), archive.clone()), "{subfolder}");
         // The new archive is compared with the record.
         fixture.publish_archive("one", &tar_gz(&[("main.tf", b"# moved\n")]));
         larder.run_command("refresh", "acme/one/test").await;
-        assert_eq!(status(&larder).await["alarms"][0]["kind"], "moved", "{subject}");
-        assert!(fetch(larder.base(), "one").await == (location, archive), "{subject}");
+        assert_eq!(status(&larder).await["alarms"][0]["kind"], "moved", "{subfolder}");
+        assert!(fetch(larder.base(), "one").await == (location, archive), "{subfolder}");
     }
 }
 

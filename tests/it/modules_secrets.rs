@@ -34,7 +34,7 @@ fn sent_credentials(upstream: &FakeUpstream) -> Vec<Option<String>> {
 /// The registry's token goes to the registry; the archive host's credential goes to that host, for its upstreams only.
 #[tokio::test]
 async fn each_credential_is_sent_to_its_own_origin_only() {
-    for (upstreams, of_host) in
+    for (upstreams, host_credential) in
         [(format!("[\"{HOST}\"]"), Some(format!("Bearer {HOST_TOKEN}"))), ("[]".to_owned(), None)]
     {
         let fixture = ModuleFixture::with_registry(FakeUpstream::builder().token(TOKEN).start().await).await;
@@ -47,7 +47,7 @@ async fn each_credential_is_sent_to_its_own_origin_only() {
                 .iter()
                 .all(|sent_credentials| *sent_credentials == Some(format!("Bearer {TOKEN}")))
         );
-        assert_eq!(sent_credentials(&fixture.archives), [of_host], "{upstreams}");
+        assert_eq!(sent_credentials(&fixture.archives), [host_credential], "{upstreams}");
     }
 }
 
@@ -58,12 +58,12 @@ async fn a_redirect_does_not_forward_a_credential() {
     let elsewhere = FakeUpstream::builder().tls_with(&fixture.ca).start().await;
     let bytes = tar_gz(&[("main.tf", b"# one\n")]);
     elsewhere.serve_file("/files/one.tar.gz", "application/octet-stream", bytes);
-    let led_on = Fault::RedirectTo(302, format!("{}/files/one.tar.gz", elsewhere.origin()));
+    let redirect = Fault::RedirectTo(302, format!("{}/files/one.tar.gz", elsewhere.origin()));
     // The redirect comes from the archive host, and from the registry's own origin.
     fixture.publish_archive("one", b"");
-    fixture.archives.fault(Target::ModuleArchive, led_on.clone());
+    fixture.archives.fault(Target::ModuleArchive, redirect.clone());
     fixture.publish("two", "/files/two.tar.gz");
-    fixture.registry.fault(Target::ModuleArchive, led_on);
+    fixture.registry.fault(Target::ModuleArchive, redirect);
     let folder = Folder::new();
     let larder = with_credentials(&fixture, &folder, &format!("[\"{HOST}\"]")).start().await;
     for name in ["one", "two"] {
@@ -95,31 +95,35 @@ async fn the_secrets_of_a_location_appear_nowhere() {
     ];
     let folder = Folder::new();
     let larder = Process::start(&fixture.larder_on(&folder), folder.path());
-    let mut heard = String::new();
+    let mut seen_texts = String::new();
     for (name, location, status) in &locations {
         fixture.publish(name, location);
         let answer = larder.get(&download_path(name)).await;
         assert_eq!(answer.status, *status, "{name}: {}", answer.text());
-        heard.push_str(&format!("{:?} {}\n", answer.headers, answer.text()));
+        seen_texts.push_str(&format!("{:?} {}\n", answer.headers, answer.text()));
         let plain = format!("/archive/{HOST}/modules/acme/{name}/test/1.0.0/module.tar.gz");
         let answer = larder.get(&plain).await;
-        let is_there = answer.status == 200;
-        heard.push_str(&format!("{:?} {}\n", answer.headers, if is_there { String::new() } else { answer.text() }));
+        let is_served = answer.status == 200;
+        seen_texts.push_str(&format!(
+            "{:?} {}\n",
+            answer.headers,
+            if is_served { String::new() } else { answer.text() }
+        ));
     }
     for path in ["/metrics", "/admin/v1/status"] {
-        heard.push_str(&crate::support::http::get(&format!("{}{path}", larder.admin())).await.text());
+        seen_texts.push_str(&crate::support::http::get(&format!("{}{path}", larder.admin())).await.text());
     }
     // The file names are also checked while a partial download exists.
     fixture.archives.fault(Target::ModuleArchive, Fault::Truncated(50));
     fixture.publish("half", &url("one.tar.gz"));
-    heard.push_str(&larder.get(&download_path("half")).await.text());
-    for subject in ["", "documents", "names", "seen", "staging", "blobs", "aside"] {
-        heard.push_str(&format!("{:?}", folder.files(subject)));
+    seen_texts.push_str(&larder.get(&download_path("half")).await.text());
+    for subfolder in ["", "documents", "names", "seen", "staging", "blobs", "aside"] {
+        seen_texts.push_str(&format!("{:?}", folder.files(subfolder)));
     }
-    heard.push_str(&larder.log().text());
-    let leaks: Vec<_> = heard.lines().filter(|line| line.contains(SECRET)).collect();
+    seen_texts.push_str(&larder.log().text());
+    let leaks: Vec<_> = seen_texts.lines().filter(|line| line.contains(SECRET)).collect();
     assert!(leaks.is_empty(), "{leaks:#?}");
-    for name in ["names", "seen", "staging"].into_iter().flat_map(|subject| folder.files(subject)) {
+    for name in ["names", "seen", "staging"].into_iter().flat_map(|subfolder| folder.files(subfolder)) {
         assert!(!String::from_utf8_lossy(&std::fs::read(&name).unwrap()).contains(SECRET), "{}", name.display());
     }
 }

@@ -3,29 +3,29 @@
 use std::time::Duration;
 
 use crate::support::larder::{HOST, Larder};
-use crate::support::upstream::{FakeUpstream, Fault, Listed, Target};
+use crate::support::upstream::{FakeUpstream, Fault, ListedItem, Target};
 
 const VPC: &str = "/v1/modules/Acme/vpc/aws/versions";
-const MINUTES: Duration = Duration::from_secs(300);
+const FIVE_MINUTES: Duration = Duration::from_secs(300);
 
 fn list_path(names: &str) -> String {
     format!("/registry/{HOST}/v1/modules/{names}/versions")
 }
 
-async fn listing(versions: &[&str]) -> FakeUpstream {
+async fn upstream_listing(versions: &[&str]) -> FakeUpstream {
     let upstream = FakeUpstream::start().await;
-    upstream.list(&[Listed::new("Acme/vpc/aws", versions)], &[]);
+    upstream.list(&[ListedItem::new("Acme/vpc/aws", versions)], &[]);
     upstream
 }
 
-fn lists() -> Target {
+fn version_lists() -> Target {
     Target::Path("/versions".to_owned())
 }
 
 /// Versions that no client can parse are removed, and everything else stays as upstream wrote it.
 #[tokio::test]
 async fn versions_that_no_client_can_parse_are_removed_and_unknown_fields_are_kept() {
-    let upstream = listing(&["1.0.0"]).await;
+    let upstream = upstream_listing(&["1.0.0"]).await;
     let list = r#"{"x":1e400, "modules":[{"source":"a","versions":[{"version":"v1.0", "root":{"x":1.50}},{"version":"1.0.0"},{"version":"one"},7,{"version":"2.0.0-rc.1"}],"y":[ ]},{"source":"b","versions":[{"version":"9.0.0"}]}]}"#;
     upstream.serve_json(VPC, list);
     let larder = Larder::mirroring(&upstream).start().await;
@@ -36,7 +36,7 @@ async fn versions_that_no_client_can_parse_are_removed_and_unknown_fields_are_ke
         upstream.serve_json(VPC, broken);
         let cold = Larder::mirroring(&upstream).start().await;
         assert!(cold.get(&list_path("Acme/vpc/aws")).await.expect(502).text().contains("unusable"), "{broken}");
-        larder.clock.advance(MINUTES);
+        larder.clock.advance(FIVE_MINUTES);
         assert_eq!(larder.get(&list_path("Acme/vpc/aws")).await.expect(200).text(), expected, "{broken}");
     }
 }
@@ -44,9 +44,9 @@ async fn versions_that_no_client_can_parse_are_removed_and_unknown_fields_are_ke
 /// Upstream requests use the spelling of the client; spellings share one list only with `fold_case`.
 #[tokio::test]
 async fn spellings_of_a_name_share_a_list_only_with_fold_case() {
-    for (folds, requests) in [(true, vec!["ACME/Vpc"]), (false, vec!["ACME/Vpc", "Acme/vpc"])] {
-        let upstream = listing(&["1.0.0"]).await;
-        let larder = Larder::mirroring(&upstream).upstream_lines(&format!("fold_case = {folds}")).start().await;
+    for (fold_case, requests) in [(true, vec!["ACME/Vpc"]), (false, vec!["ACME/Vpc", "Acme/vpc"])] {
+        let upstream = upstream_listing(&["1.0.0"]).await;
+        let larder = Larder::mirroring(&upstream).upstream_lines(&format!("fold_case = {fold_case}")).start().await;
         for names in ["ACME/Vpc", "Acme/vpc", "ACME/Vpc"] {
             larder.get(&list_path(&format!("{names}/aws"))).await.expect(200);
         }
@@ -57,27 +57,27 @@ async fn spellings_of_a_name_share_a_list_only_with_fold_case() {
             .filter(|path| path.ends_with("/versions"))
             .collect();
         let expected: Vec<String> = requests.iter().map(|names| format!("/v1/modules/{names}/aws/versions")).collect();
-        assert_eq!(seen, expected, "fold_case = {folds}");
+        assert_eq!(seen, expected, "fold_case = {fold_case}");
     }
 }
 
 /// A new version appears once the list is stale, by a conditional request.
 #[tokio::test]
 async fn a_module_list_is_fresh_for_five_minutes_and_then_revalidated() {
-    let upstream = listing(&["1.0.0"]).await;
+    let upstream = upstream_listing(&["1.0.0"]).await;
     let larder = Larder::mirroring(&upstream).start().await;
     let first = larder.get(&list_path("Acme/vpc/aws")).await.expect(200);
     assert_eq!(first.header("cache-status"), "larder; fwd=miss; stored");
     // The machine's clock continues too, and further the busier the machine is.
     let margin = Duration::from_secs(60);
-    larder.clock.advance(MINUTES - margin);
+    larder.clock.advance(FIVE_MINUTES - margin);
     assert_eq!(larder.get(&list_path("Acme/vpc/aws")).await.expect(200).header("cache-status"), "larder; hit");
     larder.clock.advance(margin);
     let again = larder.get(&list_path("Acme/vpc/aws")).await.expect(200);
     assert_eq!((again.header("cache-status"), &again.body), ("larder; fwd=stale; stored", &first.body));
     assert_eq!(upstream.requests().last().unwrap().status, Some(304));
-    upstream.list(&[Listed::new("Acme/vpc/aws", &["1.0.0", "1.1.0"])], &[]);
-    larder.clock.advance(MINUTES);
+    upstream.list(&[ListedItem::new("Acme/vpc/aws", &["1.0.0", "1.1.0"])], &[]);
+    larder.clock.advance(FIVE_MINUTES);
     let new = larder.get(&list_path("Acme/vpc/aws")).await.expect(200).json();
     assert_eq!(new["modules"][0]["versions"][1]["version"], "1.1.0");
 }
@@ -88,15 +88,15 @@ async fn a_cached_module_list_is_served_while_upstream_fails() {
     for (fault, status) in
         [(Fault::Status(404), 404), (Fault::Status(500), 502), (Fault::Html, 502), (Fault::Status(401), 502)]
     {
-        let upstream = listing(&["1.0.0"]).await;
+        let upstream = upstream_listing(&["1.0.0"]).await;
         let larder = Larder::mirroring(&upstream).start().await;
-        upstream.fault(lists(), fault.clone());
+        upstream.fault(version_lists(), fault.clone());
         assert_eq!(larder.get(&list_path("Acme/vpc/aws")).await.status, status, "{fault:?}");
         upstream.clear_faults();
         larder.clock.advance(Duration::from_secs(30));
         let stored = larder.get(&list_path("Acme/vpc/aws")).await.expect(200);
-        larder.clock.advance(MINUTES);
-        upstream.fault(lists(), fault.clone());
+        larder.clock.advance(FIVE_MINUTES);
+        upstream.fault(version_lists(), fault.clone());
         let served = larder.get(&list_path("Acme/vpc/aws")).await.expect(200);
         assert_eq!(served.body, stored.body);
         assert!(
@@ -116,7 +116,7 @@ async fn a_cached_module_list_is_served_while_upstream_fails() {
 /// A 404 is cached for half a minute, and with `keep_gone = false` lists that upstream deleted disappear.
 #[tokio::test]
 async fn an_unknown_module_is_404_and_requested_again_after_not_found() {
-    let upstream = listing(&["1.0.0"]).await;
+    let upstream = upstream_listing(&["1.0.0"]).await;
     let larder = Larder::mirroring(&upstream).upstream_lines("keep_gone = false").start().await;
     for _ in 0..2 {
         larder.get(&list_path("Acme/none/aws")).await.expect(404);
@@ -126,17 +126,17 @@ async fn an_unknown_module_is_404_and_requested_again_after_not_found() {
     larder.get(&list_path("Acme/none/aws")).await.expect(404);
     assert_eq!(upstream.count("/v1/modules/Acme/none/aws/versions"), 2);
     larder.get(&list_path("Acme/vpc/aws")).await.expect(200);
-    upstream.list(&[Listed::new("Acme/other/aws", &["1.0.0"])], &[]);
-    larder.clock.advance(MINUTES);
+    upstream.list(&[ListedItem::new("Acme/other/aws", &["1.0.0"])], &[]);
+    larder.clock.advance(FIVE_MINUTES);
     larder.get(&list_path("Acme/vpc/aws")).await.expect(404);
 }
 
 /// Promise 4: simultaneous clients cause one upstream request, in whatever spelling.
 #[tokio::test]
 async fn many_clients_of_an_uncached_list_cause_one_request() {
-    let upstream = listing(&["1.0.0"]).await;
+    let upstream = upstream_listing(&["1.0.0"]).await;
     let larder = Larder::mirroring(&upstream).start().await;
-    let gate = upstream.stall(lists());
+    let gate = upstream.hold_headers(version_lists());
     let pending_request = futures_util::future::join_all((0..20).map(|number| {
         let names = if number % 2 == 0 { "Acme/vpc/aws" } else { "acme/VPC/aws" };
         let path = list_path(names);
@@ -144,19 +144,19 @@ async fn many_clients_of_an_uncached_list_cause_one_request() {
         async move { larder.get(&path).await.expect(200) }
     }));
     let opening = async {
-        upstream.wait_for(lists(), 1).await;
+        upstream.wait_for(version_lists(), 1).await;
         gate.open();
     };
     let (answers, ()) = tokio::join!(pending_request, opening);
     assert!(answers.iter().all(|answer| answer.body == answers[0].body));
-    assert_eq!(upstream.count_of(lists()), 1);
+    assert_eq!(upstream.count_of(version_lists()), 1);
 }
 
 /// A list of thousands of versions is parsed off the request threads, and is complete.
 #[tokio::test]
 async fn a_large_module_list_is_served_completely() {
     let versions: Vec<String> = (0..5000).map(|number| format!("1.{number}.0")).collect();
-    let upstream = listing(&versions.iter().map(String::as_str).collect::<Vec<_>>()).await;
+    let upstream = upstream_listing(&versions.iter().map(String::as_str).collect::<Vec<_>>()).await;
     let larder = Larder::mirroring(&upstream).start().await;
     let list = larder.get(&list_path("Acme/vpc/aws")).await.expect(200).json();
     assert_eq!(list["modules"][0]["versions"].as_array().unwrap().len(), 5000);
@@ -165,7 +165,7 @@ async fn a_large_module_list_is_served_completely() {
 /// A registry without providers works.
 #[tokio::test]
 async fn a_registry_of_modules_alone_works() {
-    let upstream = listing(&["1.0.0"]).await;
+    let upstream = upstream_listing(&["1.0.0"]).await;
     upstream.serve_json("/.well-known/terraform.json", r#"{"modules.v1":"/v1/modules"}"#);
     let larder = Larder::mirroring(&upstream).start().await;
     let services = larder.get(&format!("/registry/{HOST}/.well-known/terraform.json")).await.expect(200).json();

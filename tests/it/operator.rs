@@ -154,19 +154,19 @@ async fn status_shows_alarms_that_a_person_must_resolve() {
     setup.text.push_str("fresh = { versions = \"0s\", discovery = \"0s\", download = \"0s\", not_found = \"0s\" }\n");
     let larder = setup.serve();
     larder.document("null").await.expect(200);
-    let well = setup.stdout_of(&["status"]).await;
+    let healthy = setup.stdout_of(&["status"]).await;
     for part in ["store        ready", "refused    none"] {
-        assert!(well.contains(part), "{part} is not in: {well}");
+        assert!(healthy.contains(part), "{part} is not in: {healthy}");
     }
-    assert!(!well.contains("alarms") && !well.contains("BACKING OFF"), "{well}");
+    assert!(!healthy.contains("alarms") && !healthy.contains("BACKING OFF"), "{healthy}");
 
     upstream.publish(Provider::new("acme", "null").edition(2).signed_by(&SigningKey::new_key()));
     larder.document("null").await.expect(200);
     larder.get("/nowhere").await.expect(404);
     upstream.stop().await;
     larder.document("null").await.expect(200);
-    let (there, moved_store) = (setup.home.path().join("v1"), setup.home.path().join("away"));
-    std::fs::rename(&there, &moved_store).unwrap();
+    let (store, moved_store) = (setup.home.path().join("v1"), setup.home.path().join("away"));
+    std::fs::rename(&store, &moved_store).unwrap();
     let shown = setup.stdout_of(&["status"]).await;
     let accept = format!("larder accept {HOST}/acme/null@1.2.0");
     for part in ["store        GONE", &accept, "BACKING OFF after failures: http://127.0.0.1:", "1 no-route"] {
@@ -175,7 +175,7 @@ async fn status_shows_alarms_that_a_person_must_resolve() {
     let status = json(&setup.stdout_of(&["status", "--json"]).await);
     assert_eq!((&status["store_state"], &status["alarms"][0]["kind"]), (&"gone".into(), &"waits-for-accept".into()));
     assert_eq!(status["since_start"]["upstreams"][0]["left_alone"].as_array().unwrap().len(), 1, "{status}");
-    std::fs::rename(&moved_store, &there).unwrap();
+    std::fs::rename(&moved_store, &store).unwrap();
 }
 
 /// Commands find the token in its default file or in the configured one.
@@ -240,11 +240,11 @@ async fn off_loopback_the_admin_listener_requires_its_token() {
     }
     for path in ["/metrics", "/admin/v1/status", "/admin/v1/client-config"] {
         let url = format!("{admin}{path}");
-        let with = async |token: &str| send(client().get(&url).bearer_auth(token)).await.unwrap();
+        let request_with = async |token: &str| send(client().get(&url).bearer_auth(token)).await.unwrap();
         get(&url).await.expect(401);
-        with("").await.expect(401);
-        with(&token[1..]).await.expect(401);
-        with(&token).await.expect(200);
+        request_with("").await.expect(401);
+        request_with(&token[1..]).await.expect(401);
+        request_with(&token).await.expect(200);
         send(client().get(&url).bearer_auth(&token).header("origin", "null")).await.unwrap().expect(403);
     }
     larder.kill();

@@ -20,7 +20,7 @@ async fn assert_installs(larder: &Larder, upstream: &FakeUpstream) {
 #[tokio::test]
 async fn a_taken_over_registry_is_reached_at_its_address_by_its_name() {
     let ca = TestCa::new();
-    let upstream = FakeUpstream::builder().tls_with(&ca).name(HOST).http2().start().await;
+    let upstream = FakeUpstream::builder().tls_with(&ca).certificate_name(HOST).http2().start().await;
     upstream.publish(provider());
     let larder = Larder::builder()
         .upstream(HOST, &format!("https://{HOST}/"), &format!("addresses = [\"127.0.0.1:{}\"]", upstream.port()))
@@ -52,7 +52,7 @@ async fn a_proxy_in_the_environment_is_used_unless_no_proxy_says_otherwise() {
     // The proxy answers for any host: the host below exists nowhere else.
     let proxy = FakeUpstream::start().await;
     proxy.publish(provider());
-    for (no_proxy, reaches) in [("", true), ("registry.invalid", false)] {
+    for (no_proxy, uses_proxy) in [("", true), ("registry.invalid", false)] {
         let folder = Folder::new();
         let config = Larder::builder().store_at(&folder).upstream(HOST, "http://registry.invalid/", "").config_text();
         proxy.forget_requests();
@@ -62,7 +62,7 @@ async fn a_proxy_in_the_environment_is_used_unless_no_proxy_says_otherwise() {
         });
         let larder = larder.unwrap_or_else(|error| panic!("{error:?}"));
         let versions = larder.get(&format!("/registry/{HOST}/v1/providers/acme/null/versions")).await;
-        assert_eq!(versions.status, if reaches { 200 } else { 502 }, "{}", versions.text());
-        assert_eq!(proxy.count_where(|_| true) > 0, reaches, "NO_PROXY={no_proxy}");
+        assert_eq!(versions.status, if uses_proxy { 200 } else { 502 }, "{}", versions.text());
+        assert_eq!(proxy.count_where(|_| true) > 0, uses_proxy, "NO_PROXY={no_proxy}");
     }
 }

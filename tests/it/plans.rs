@@ -13,37 +13,37 @@ use crate::support::upstream::{FakeUpstream, Fault, Module, Target};
 use crate::support::warm_fixture::WarmFixture;
 
 async fn plan(larder: &Larder, request: &Value) -> Value {
-    WarmFixture::of(larder).post("/admin/v1/plan", request).await.expect(200).json()
+    WarmFixture::for_larder(larder).post("/admin/v1/plan", request).await.expect(200).json()
 }
 
 /// Each item as `WHAT STATE`, without the host.
-fn lines(plan: &Value) -> Vec<String> {
+fn item_lines(plan: &Value) -> Vec<String> {
     let items = plan["items"].as_array().unwrap().iter();
     let line = |item: &Value| format!("{} {}", name(item), item["state"].as_str().unwrap());
     items.map(|item| line(item).replace(&format!("{HOST}/"), "")).collect()
 }
 
-fn folder(constraint: &str) -> Value {
+fn folder_request(constraint: &str) -> Value {
     let text = format!(
         "terraform {{\n  required_providers {{\n    null = {{ source = \"acme/null\", version = \"{constraint}\" }}\n  }}\n}}\n"
     );
     json!({ "files": { "main.tf": text }, "platforms": ["linux_amd64"] })
 }
 
-fn lock(version: &str) -> Value {
+fn lock_file_request(version: &str) -> Value {
     let text = format!("provider \"{HOST}/acme/null\" {{\n  version = \"{version}\"\n}}\n");
     json!({ "lock_files": [{ "name": "lock", "text": text }], "platforms": ["linux_amd64"] })
 }
 
-fn locked_folder(version: &str) -> Value {
-    let mut request = folder(">= 1.0.0");
+fn locked_folder_request(version: &str) -> Value {
+    let mut request = folder_request(">= 1.0.0");
     let text = format!("provider \"{HOST}/acme/null\" {{\n  version = \"{version}\"\n}}\n");
     request["files"][".terraform.lock.hcl"] = json!(text);
     request
 }
 
-fn address(subject: &str) -> Value {
-    json!({ "what": [subject], "platforms": ["linux_amd64"] })
+fn address_request(address: &str) -> Value {
+    json!({ "what": [address], "platforms": ["linux_amd64"] })
 }
 
 #[tokio::test]
@@ -60,24 +60,34 @@ async fn a_sealed_plan_separates_listed_versions_to_import_from_unlisted_ones() 
     fetch(larder.base(), "one").await;
     let sealed = fixture.larder_on(&larder.stop().await).network("offline = true").start().await;
 
-    for request in [address("acme/null@1.0.0"), lock("1.0.0"), folder("1.0.0"), locked_folder("1.0.0")] {
+    for request in [
+        address_request("acme/null@1.0.0"),
+        lock_file_request("1.0.0"),
+        folder_request("1.0.0"),
+        locked_folder_request("1.0.0"),
+    ] {
         let plan = plan(&sealed, &request).await;
-        assert_eq!(lines(&plan), ["acme/null@1.0.0 need"], "{request}: {plan:#}");
+        assert_eq!(item_lines(&plan), ["acme/null@1.0.0 need"], "{request}: {plan:#}");
         let note = plan["items"][0]["note"].as_str().unwrap();
         assert!(note.contains("bring it in a bundle") && note.contains("bundle create"), "{plan:#}");
         assert_eq!(plan["ready"], false);
     }
     let call = "module \"one\" {\n  source  = \"acme/one/test\"\n  version = \"2.0.0\"\n}\n";
-    for request in [address("acme/one/test@2.0.0"), json!({ "files": { "main.tf": call } })] {
+    for request in [address_request("acme/one/test@2.0.0"), json!({ "files": { "main.tf": call } })] {
         let plan = plan(&sealed, &request).await;
-        assert_eq!(lines(&plan), ["acme/one/test@2.0.0 need"], "{request}: {plan:#}");
+        assert_eq!(item_lines(&plan), ["acme/one/test@2.0.0 need"], "{request}: {plan:#}");
     }
-    for request in [address("acme/null@9.0.0"), lock("9.0.0"), folder("9.0.0"), locked_folder("9.0.0")] {
+    for request in [
+        address_request("acme/null@9.0.0"),
+        lock_file_request("9.0.0"),
+        folder_request("9.0.0"),
+        locked_folder_request("9.0.0"),
+    ] {
         let plan = plan(&sealed, &request).await;
         assert_eq!(plan["sums"]["cannot"], 1, "{request}: {plan:#}");
         assert!(plan["items"][0]["why"].as_str().unwrap().contains("4 versions"), "{plan:#}");
     }
-    assert_eq!(lines(&plan(&sealed, &folder("~> 1.0")).await), ["acme/null@1.2.0 have"]);
+    assert_eq!(item_lines(&plan(&sealed, &folder_request("~> 1.0")).await), ["acme/null@1.2.0 have"]);
 }
 
 #[tokio::test]
@@ -86,7 +96,7 @@ async fn without_a_version_list_a_sealed_plan_says_that_the_package_must_be_impo
     let larder = Larder::mirroring(&upstream).start().await;
     store_archive(&larder, "1.2.0", "linux_amd64").await;
     let sealed = Larder::mirroring(&upstream).network("offline = true").store_at(&larder.stop().await).start().await;
-    for request in [address("acme/null@1.0.0"), lock("1.0.0"), folder("1.0.0")] {
+    for request in [address_request("acme/null@1.0.0"), lock_file_request("1.0.0"), folder_request("1.0.0")] {
         let plan = plan(&sealed, &request).await;
         assert_eq!((&plan["sums"]["need"], &plan["sums"]["cannot"]), (&json!(1), &json!(0)), "{request}: {plan:#}");
     }
@@ -104,7 +114,7 @@ async fn with_several_sealed_platforms_a_version_that_lacks_one_is_unavailable()
     let folder_of_store = larder.stop().await;
     let sealed = Larder::mirroring(&upstream).store_at(&folder_of_store).network("offline = true");
     let sealed = sealed.network(r#"sealed_platforms = ["linux_amd64", "darwin_arm64"]"#).start().await;
-    let plan = plan(&sealed, &folder("1.0.0")).await;
+    let plan = plan(&sealed, &folder_request("1.0.0")).await;
     assert_eq!((&plan["ready"], &plan["sums"]["need"]), (&json!(false), &json!(1)), "{plan:#}");
     let needed = plan["items"].as_array().unwrap().iter().find(|item| item["state"] == "need").unwrap();
     assert_eq!(needed["platform"], "darwin_arm64");
@@ -117,7 +127,12 @@ async fn a_plan_records_no_missing_packages() {
     store_archive(&larder, "1.2.0", "linux_amd64").await;
     larder.versions("null").await.expect(200);
     let sealed = Larder::mirroring(&upstream).network("offline = true").store_at(&larder.stop().await).start().await;
-    for request in [address("acme/nope"), address("acme/nope/test"), lock("1.0.0"), folder("1.0.0")] {
+    for request in [
+        address_request("acme/nope"),
+        address_request("acme/nope/test"),
+        lock_file_request("1.0.0"),
+        folder_request("1.0.0"),
+    ] {
         plan(&sealed, &request).await;
     }
     let missing = async || get(&format!("{}/admin/v1/missing", sealed.admin())).await.expect(200).json();
@@ -133,7 +148,7 @@ async fn an_item_without_an_upstream_answer_is_unknown_and_not_unavailable() {
         let larder = Larder::mirroring(&upstream).start().await;
         upstream.fault(Target::Versions, fault.clone());
         for _ in 0..2 {
-            let plan = plan(&larder, &folder("~> 1.0")).await;
+            let plan = plan(&larder, &folder_request("~> 1.0")).await;
             let item = &plan["items"][0];
             assert_eq!((&plan["ready"], &plan["sums"]["unknown"]), (&json!(false), &json!(1)), "{fault:?}: {plan:#}");
             assert_eq!(
@@ -145,8 +160,8 @@ async fn an_item_without_an_upstream_answer_is_unknown_and_not_unavailable() {
     }
     let upstream = FakeUpstream::start().await;
     let larder = Larder::mirroring(&upstream).start().await;
-    let plan = plan(&larder, &address("acme/nope")).await;
-    assert_eq!(lines(&plan), ["acme/nope cannot"], "upstream has said that there is none: {plan:#}");
+    let plan = plan(&larder, &address_request("acme/nope")).await;
+    assert_eq!(item_lines(&plan), ["acme/nope cannot"], "upstream has said that there is none: {plan:#}");
 }
 
 #[tokio::test]
@@ -158,7 +173,7 @@ async fn a_module_that_cannot_be_fetched_is_one_item_of_the_plan() {
     for name in ["s3", "broken"] {
         let call = format!("module \"it\" {{\n  source = \"acme/{name}/test\"\n}}\n");
         let plan = plan(&larder, &json!({ "files": { "main.tf": call } })).await;
-        assert_eq!(lines(&plan), [format!("acme/{name}/test@1.0.0 cannot")], "{plan:#}");
+        assert_eq!(item_lines(&plan), [format!("acme/{name}/test@1.0.0 cannot")], "{plan:#}");
         assert_eq!(plan["items"][0]["by"], json!(["main.tf:2"]), "{plan:#}");
     }
 }

@@ -67,8 +67,8 @@ async fn older_urls_with_a_platform_still_work() {
     for platform in PLATFORMS {
         let [archive, sums, signature] = urls_for(&larder, platform).await;
         for (url, file) in [sums, signature].into_iter().zip(files(&upstream)) {
-            let before = url.replace("/1.2.0/", &format!("/1.2.0/{platform}/"));
-            assert!(larder.get(&before).await.expect(200).body == file, "{before}");
+            let older_url = url.replace("/1.2.0/", &format!("/1.2.0/{platform}/"));
+            assert!(larder.get(&older_url).await.expect(200).body == file, "{older_url}");
         }
         // The digest under the name of another file is 404.
         let [zip, sums] = [archive, urls_for(&larder, platform).await[1].clone()];
@@ -93,7 +93,7 @@ async fn sums_are_served_from_any_current_or_previous_proof_set_with_the_digest(
     clock.advance(25 * HOUR);
     let (new_urls, new) = (urls_for(&larder, "linux_amd64").await, files(&upstream));
     assert!(old_urls[1] != new_urls[1] && old[0] != new[0]);
-    let answer = async |expected: [u16; 2]| {
+    let assert_statuses = async |expected: [u16; 2]| {
         for (urls, files, status) in [(&old_urls, &old, expected[0]), (&new_urls, &new, expected[1])] {
             for (url, file) in urls[1..].iter().zip(files) {
                 let answer = larder.get(url).await.expect(status);
@@ -101,18 +101,17 @@ async fn sums_are_served_from_any_current_or_previous_proof_set_with_the_digest(
             }
         }
     };
-    answer([200, 200]).await;
+    assert_statuses([200, 200]).await;
     clock.advance(25 * HOUR);
     // darwin_arm64 was not requested since, so its proof set is still the old one.
-    answer([200, 200]).await;
+    assert_statuses([200, 200]).await;
     urls_for(&larder, "darwin_arm64").await;
-    answer([200, 200]).await;
+    assert_statuses([200, 200]).await;
     clock.advance(25 * HOUR);
-    answer([404, 200]).await;
+    assert_statuses([404, 200]).await;
 }
 
-/// The table's row "400 … 410 for a file that a document names", from the client's side: a file that is no longer
-/// stored is fetched again, and an error is never taken for absence.
+/// A file that a document names and that is no longer stored is fetched again, and an error is never taken for absence.
 #[tokio::test]
 async fn a_digest_in_no_stored_proof_set_is_requested_from_upstream() {
     let mut upstream = FakeUpstream::start().await;

@@ -12,15 +12,15 @@ use crate::support::upstream::{FakeUpstream, Fault, Provider, Target, sha256_hex
 const URLS: [&str; 3] = ["download_url", "shasums_url", "shasums_signature_url"];
 
 /// A JSON object with its members as they were written, in their order.
-type Raw = IndexMap<String, Box<RawValue>>;
+type RawObject = IndexMap<String, Box<RawValue>>;
 
-fn raw(text: &str) -> Raw {
+fn parse_raw(text: &str) -> RawObject {
     serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"))
 }
 
 /// The members that are not file URLs, as text.
 fn fields_without_urls(text: &str) -> Vec<(String, String)> {
-    let members = raw(text).into_iter().filter(|(name, _)| !URLS.contains(&name.as_str()));
+    let members = parse_raw(text).into_iter().filter(|(name, _)| !URLS.contains(&name.as_str()));
     members.map(|(name, value)| (name, value.get().to_owned())).collect()
 }
 
@@ -41,15 +41,15 @@ fn errors(answer: &Answer) -> String {
 /// Fetches every document and file of acme/null 1.2.0 and compares them with upstream's.
 async fn assert_all_files_served(larder: &Larder, upstream: &FakeUpstream, case: &str) {
     let document = larder.document("null", "1.2.0").await.expect(200);
-    let truth = [
+    let expected_files = [
         upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"),
         upstream.sums_bytes("acme", "null", "1.2.0"),
         upstream.signature_bytes("acme", "null", "1.2.0"),
     ];
-    for (url, truth) in urls(&document).into_iter().zip(truth) {
+    for (url, expected) in urls(&document).into_iter().zip(expected_files) {
         let answer = larder.get(&url).await.expect(200);
         assert_eq!(answer.header("location"), "", "{case}: {url}");
-        assert!(answer.body == truth, "{case}: other bytes at {url}");
+        assert!(answer.body == expected, "{case}: other bytes at {url}");
     }
 }
 
@@ -63,8 +63,8 @@ async fn only_the_three_urls_of_a_download_document_change() {
     let upstream_document = get(&format!("{}{}", upstream.origin(), document_path("1.2.0"))).await.expect(200).text();
     let larder_document = larder.document("null", "1.2.0").await.expect(200);
     assert_eq!(fields_without_urls(&larder_document.text()), fields_without_urls(&upstream_document));
-    let (names, their_names) = (raw(&larder_document.text()), raw(&upstream_document));
-    assert_eq!(names.keys().collect::<Vec<_>>(), their_names.keys().collect::<Vec<_>>());
+    let (names, upstream_names) = (parse_raw(&larder_document.text()), parse_raw(&upstream_document));
+    assert_eq!(names.keys().collect::<Vec<_>>(), upstream_names.keys().collect::<Vec<_>>());
     for part in ["1e400", "[ 1 ,{\"er\":null} ]", "\"\\u00e9 \\/\"", "\"packages\""] {
         assert!(
             upstream_document.contains(part) && larder_document.text().contains(part),
@@ -119,10 +119,11 @@ async fn versions_that_no_client_can_parse_are_removed_from_the_list_and_all_els
     upstream.publish(provider.invalid_version("v1.2.3").invalid_version("latest").invalid_version("1.2.3.4"));
     upstream.publish(Provider::new("acme", "null").version("2.0.0-beta.1+build.5"));
     let larder = Larder::mirroring(&upstream).start().await;
-    let upstream_document = raw(&get(&format!("{}/v1/providers/acme/null/versions", upstream.origin())).await.text());
+    let upstream_document =
+        parse_raw(&get(&format!("{}/v1/providers/acme/null/versions", upstream.origin())).await.text());
     let answer = larder.versions("null").await.expect(200);
-    let larder_document = raw(&answer.text());
-    let entries = |list: &Raw| -> Vec<String> {
+    let larder_document = parse_raw(&answer.text());
+    let entries = |list: &RawObject| -> Vec<String> {
         let entries: Vec<Box<RawValue>> = serde_json::from_str(list["versions"].get()).unwrap();
         entries.iter().map(|entry| entry.get().to_owned()).collect()
     };
@@ -139,17 +140,17 @@ async fn versions_that_no_client_can_parse_are_removed_from_the_list_and_all_els
 /// Clients request the normalised version, and upstream only knows its own spelling.
 #[tokio::test]
 async fn a_normalised_version_is_requested_from_upstream_in_upstreams_spelling() {
-    for (spelled, normal) in [("01.2", "1.2.0"), ("3", "3.0.0"), ("1.0.0-beta.1+build.5", "1.0.0-beta.1+build.5")] {
+    for (spelling, normal) in [("01.2", "1.2.0"), ("3", "3.0.0"), ("1.0.0-beta.1+build.5", "1.0.0-beta.1+build.5")] {
         let upstream = FakeUpstream::start().await;
-        upstream.publish(Provider::new("acme", "null").version(spelled));
+        upstream.publish(Provider::new("acme", "null").version(spelling));
         let larder = Larder::mirroring(&upstream).start().await;
         let document = larder.document("null", normal).await.expect(200);
-        assert_eq!(upstream.count(&document_path(spelled)), 1, "{spelled}");
-        assert_eq!(upstream.count_of(Target::Document), 1, "{spelled}");
+        assert_eq!(upstream.count(&document_path(spelling)), 1, "{spelling}");
+        assert_eq!(upstream.count_of(Target::Document), 1, "{spelling}");
         let archive = larder.get(&urls(&document)[0]).await.expect(200);
-        assert!(archive.body == upstream.archive_bytes("acme", "null", spelled, "linux_amd64"));
+        assert!(archive.body == upstream.archive_bytes("acme", "null", spelling, "linux_amd64"));
         let list = larder.versions("null").await.expect(200).json();
-        assert_eq!(list["versions"][0]["version"], spelled);
+        assert_eq!(list["versions"][0]["version"], spelling);
     }
 }
 
@@ -387,6 +388,7 @@ async fn an_unlisted_archive_url_is_404_and_costs_one_upstream_request() {
         assert_eq!(upstream.count_of(Target::Document), requests, "{name} {version}");
         assert_eq!(upstream.count_of(Target::Archive), 0, "{name} {version}");
     }
+    // The default of `not_found` is 30 s.
     larder.clock.advance(std::time::Duration::from_secs(31));
     upstream.forget_requests();
     larder
@@ -415,7 +417,7 @@ async fn a_listed_file_that_upstream_does_not_serve_is_502_and_not_cached() {
             assert_eq!(upstream.count_of(Target::Document), 2, "{target:?} {status}");
             assert_eq!(upstream.count_of(target.clone()), 2, "{target:?} {status}");
             upstream.clear_faults();
-            assert_all_files_served(&larder, &upstream, "healed").await;
+            assert_all_files_served(&larder, &upstream, "recovered").await;
         }
     }
 }
@@ -440,14 +442,14 @@ async fn the_urls_of_a_document_work_at_a_larder_that_never_fetched_it() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null"));
     let first = Larder::mirroring(&upstream).start().await;
-    let truth = [
+    let expected_files = [
         upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"),
         upstream.sums_bytes("acme", "null", "1.2.0"),
         upstream.signature_bytes("acme", "null", "1.2.0"),
     ];
-    for (url, truth) in urls(&first.document("null", "1.2.0").await.expect(200)).into_iter().zip(truth) {
-        let empty = Larder::mirroring(&upstream).start().await;
-        assert!(empty.get(&url).await.expect(200).body == truth, "{url}");
+    for (url, expected) in urls(&first.document("null", "1.2.0").await.expect(200)).into_iter().zip(expected_files) {
+        let new_larder = Larder::mirroring(&upstream).start().await;
+        assert!(new_larder.get(&url).await.expect(200).body == expected, "{url}");
     }
 }
 

@@ -29,7 +29,7 @@ fn workspace_requiring(client: &Terraform, host: &str) -> Workspace {
 }
 
 /// The number of files in a version's SHA256SUMS.
-fn listed(upstream: &FakeUpstream, name: &str, version: &str) -> usize {
+fn sums_file_count(upstream: &FakeUpstream, name: &str, version: &str) -> usize {
     upstream.sums_bytes("acme", name, version).iter().filter(|byte| **byte == b'\n').count()
 }
 
@@ -37,7 +37,8 @@ fn override_config(larder: &Larder) -> String {
     host_override(HOST, &larder.providers_url(HOST), "http://127.0.0.1:9/v1/modules/")
 }
 
-/// Promise 6, the acceptance test: a user adds a few lines of configuration and changes no source, and `init` works without the upstream.
+/// Promise 6, the acceptance test: a user adds a few lines to the CLI
+/// configuration and changes no `source` address, and `init` works without the upstream.
 #[tokio::test]
 async fn init_works_through_an_override_and_again_when_the_upstream_is_gone() {
     let Some(client) = Terraform::find() else { return };
@@ -149,7 +150,7 @@ async fn providers_lock_and_providers_mirror_work_through_an_override() {
     let lock = workspace.lock_file();
     assert_eq!(
         (lock.matches("\"h1:").count(), lock.matches("\"zh:").count()),
-        (4, listed(&upstream, "null", "1.2.0")),
+        (4, sums_file_count(&upstream, "null", "1.2.0")),
         "{lock}"
     );
 

@@ -68,10 +68,16 @@ async fn verify_finds_damaged_archives_and_fetches_them_again() {
     let upstream = upstream_with_both().await;
     let larder = Larder::mirroring(&upstream).start().await;
     let paths = install(&larder).await;
-    let well = verify(&larder).await;
+    let report_before = verify(&larder).await;
     let all: usize = NAMES.iter().map(|(name, _)| bytes(&upstream, name).len()).sum();
-    assert_eq!((&well[0]["step"], &well[0]["archives"], &well[0]["bytes"]), (&"begun".into(), &2.into(), &all.into()));
-    assert_eq!((&well[1]["step"], &well[1]["wrong"], well.len()), (&"done".into(), &0.into(), 2));
+    assert_eq!(
+        (&report_before[0]["step"], &report_before[0]["archives"], &report_before[0]["bytes"]),
+        (&"begun".into(), &2.into(), &all.into())
+    );
+    assert_eq!(
+        (&report_before[1]["step"], &report_before[1]["wrong"], report_before.len()),
+        (&"done".into(), &0.into(), 2)
+    );
 
     damage(&larder.folder);
     upstream.forget_requests();
@@ -140,7 +146,7 @@ async fn verify_reports_an_archive_that_could_not_be_stored() {
     let larder = Larder::mirroring(&upstream).start().await;
     let path = larder.archive_path("large", "1.2.0").await;
     larder.get(&path).await.expect(200);
-    // Otherwise a smaller store would evict it before its check.
+    // The pin keeps the smaller store from evicting the archive before its check.
     larder.run_command("pin", "acme/large").await;
     let folder = larder.stop().await;
     damage(&folder);
@@ -163,16 +169,16 @@ async fn verify_reports_a_verified_archive_without_a_package_record() {
         larder.get(&path).await.expect(200);
         let folder = larder.folder.clone();
         damage(&folder);
-        let gate = upstream.stall(Target::Archive);
+        let gate = upstream.hold_headers(Target::Archive);
         let verifying = async { verify(&larder).await };
-        let in_the_way = async {
+        let block_record_folder = async {
             upstream.wait_for(Target::Archive, 2).await;
             let names = folder.path().join("v1/names");
             std::fs::rename(&names, folder.path().join("away")).unwrap();
             std::fs::write(&names, "in the way").unwrap();
             gate.open();
         };
-        let (output, ()) = tokio::join!(verifying, in_the_way);
+        let (output, ()) = tokio::join!(verifying, block_record_folder);
         assert_eq!((&output[1]["healed"], output.len()), (&"not_now".into(), 3), "{name}: {output:?}");
         assert!(output[1]["error"].as_str().unwrap().contains("the store failed"), "{name}: {output:?}");
         assert_eq!(larder.metric("larder_passed_through_total").await, 0.0, "{name}");
@@ -187,7 +193,7 @@ async fn a_verify_ends_when_its_client_disconnects() {
     install(&larder).await;
     damage(&larder.folder);
     upstream.forget_requests();
-    let gate = upstream.stall(Target::Archive);
+    let gate = upstream.hold_headers(Target::Archive);
     let first = verify_request(&larder).send().await.unwrap();
     upstream.wait_for(Target::Archive, 1).await;
     let refused = send(verify_request(&larder)).await.unwrap().expect(503);
@@ -223,8 +229,8 @@ async fn the_verify_command_reports_damage_and_exits_with_3() {
             assert_eq!(larder.terminate().await, Some(0));
             None
         };
-        let well = setup.stdout_of(&["verify"]).await;
-        assert!(well.contains("and 2 archives") && well.contains("everything is intact"), "{well}");
+        let intact = setup.stdout_of(&["verify"]).await;
+        assert!(intact.contains("and 2 archives") && intact.contains("everything is intact"), "{intact}");
         damage(&setup.home);
         let output = setup.run(&["verify"]).await;
         assert_eq!(output.code, Some(3), "{output:?}");
@@ -249,7 +255,7 @@ async fn verify_fetches_again_by_the_current_configuration() {
     install(&larder).await;
     damage(&larder.folder);
     upstream.forget_requests();
-    let gate = upstream.hold(Target::Archive);
+    let gate = upstream.hold_body(Target::Archive);
     let verifying = tokio::spawn(send(verify_request(&larder)));
     upstream.wait_for(Target::Archive, 1).await;
 
@@ -262,11 +268,11 @@ async fn verify_fetches_again_by_the_current_configuration() {
     let steps = steps(&verifying.await.unwrap().unwrap().expect(200));
     assert_eq!(steps.last().unwrap()["wrong"], 2, "{steps:?}");
     assert!(has_all_archives(&larder.folder, &upstream));
-    let shown = |target| {
+    let requests_with_token = |target| {
         let with_token = |request: &RecordedRequest| request.header("authorization").is_some();
         upstream.count_where(|request| request.target == target && with_token(request))
     };
-    assert_eq!((upstream.count_of(Target::Archive), shown(Target::Archive)), (2, 1));
+    assert_eq!((upstream.count_of(Target::Archive), requests_with_token(Target::Archive)), (2, 1));
 }
 
 /// The interval scrub, whose due times survive a restart.

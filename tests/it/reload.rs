@@ -14,7 +14,7 @@ use crate::support::{eventually, until};
 const LARGE_BYTES: usize = 3_000_000;
 const SECOND: &str = "registry.second.example";
 
-async fn publishing(names: &[&str], size: usize) -> FakeUpstream {
+async fn upstream_publishing(names: &[&str], size: usize) -> FakeUpstream {
     let upstream = FakeUpstream::start().await;
     for name in names {
         upstream.publish(Provider::new("acme", name).size(size));
@@ -32,7 +32,8 @@ fn list_of_second() -> String {
 
 #[tokio::test]
 async fn an_upstream_that_is_added_is_mirrored_and_one_that_is_removed_is_reported_with_the_reason() {
-    let (first, second) = (publishing(&["null"], 10_000).await, publishing(&["random"], 10_000).await);
+    let (first, second) =
+        (upstream_publishing(&["null"], 10_000).await, upstream_publishing(&["random"], 10_000).await);
     let larder = Larder::mirroring(&first).start().await;
     let list = list_of_second();
     let unknown = larder.get(&list).await.expect(421);
@@ -60,7 +61,7 @@ async fn an_upstream_that_is_added_is_mirrored_and_one_that_is_removed_is_report
 
 #[tokio::test]
 async fn a_new_freshness_lifetime_applies_to_rendered_responses_too() {
-    let upstream = publishing(&["null"], 10_000).await;
+    let upstream = upstream_publishing(&["null"], 10_000).await;
     let larder = Larder::mirroring(&upstream).start().await;
     for _ in 0..2 {
         larder.versions("null").await.expect(200);
@@ -74,7 +75,7 @@ async fn a_new_freshness_lifetime_applies_to_rendered_responses_too() {
 /// A smaller size limit evicts at once, not with the next archive.
 #[tokio::test]
 async fn a_smaller_store_evicts_at_once() {
-    let upstream = publishing(&["one", "two"], 800_000).await;
+    let upstream = upstream_publishing(&["one", "two"], 800_000).await;
     let larder = Larder::mirroring(&upstream).start().await;
     for name in ["one", "two"] {
         let path = larder.archive_path(name, "1.2.0").await;
@@ -90,16 +91,16 @@ async fn a_smaller_store_evicts_at_once() {
     assert_eq!(status["max_size_bytes"], 1 << 20);
 }
 
-/// Promise 8: a reload changes who may ask, from the next request on.
+/// Promise 8: from the next request on, a reload changes which clients are allowed.
 #[tokio::test]
 async fn the_allowed_clients_are_those_of_the_new_configuration() {
-    let upstream = publishing(&["null"], 10_000).await;
+    let upstream = upstream_publishing(&["null"], 10_000).await;
     let larder = Larder::mirroring(&upstream).start().await;
     larder.versions("null").await.expect(200);
     larder.reload(Larder::mirroring(&upstream).server("clients = [\"10.0.0.0/8\"]")).await.unwrap();
     larder.versions("null").await.expect(421);
-    let trusting = "clients = [\"10.0.0.0/8\"]\ntrusted_proxies = [\"127.0.0.1\"]";
-    larder.reload(Larder::mirroring(&upstream).server(trusting)).await.unwrap();
+    let behind_proxy = "clients = [\"10.0.0.0/8\"]\ntrusted_proxies = [\"127.0.0.1\"]";
+    larder.reload(Larder::mirroring(&upstream).server(behind_proxy)).await.unwrap();
     let list = format!("/registry/{HOST}/v1/providers/acme/null/versions");
     assert_eq!(larder.get_with(&list, &[("x-forwarded-for", "10.1.2.3")]).await.status, 200);
     larder.reload(Larder::mirroring(&upstream).server("clients = [\"127.0.0.0/8\"]")).await.unwrap();
@@ -108,13 +109,13 @@ async fn the_allowed_clients_are_those_of_the_new_configuration() {
 
 #[tokio::test]
 async fn public_url_and_default_upstream_follow_a_reload() {
-    let upstream = publishing(&["null"], 10_000).await;
+    let upstream = upstream_publishing(&["null"], 10_000).await;
     let larder = Larder::mirroring(&upstream).start().await;
     assert!(larder.archive_path("null", "1.2.0").await.starts_with("/archive/"));
     larder.get("/.well-known/terraform.json").await.expect(421);
-    let elsewhere = "public_url = \"https://m.example/base/\"";
+    let public_url = "public_url = \"https://m.example/base/\"";
     let own_name = format!("default_upstream = \"{HOST}\"");
-    larder.reload(Larder::mirroring(&upstream).server(elsewhere).server(&own_name)).await.unwrap();
+    larder.reload(Larder::mirroring(&upstream).server(public_url).server(&own_name)).await.unwrap();
     assert!(larder.archive_path("null", "1.2.0").await.starts_with("https://m.example/base/archive/"));
     larder.get("/.well-known/terraform.json").await.expect(200);
     let config = get(&format!("{}/admin/v1/client-config", larder.admin())).await.expect(200).text();
@@ -124,28 +125,28 @@ async fn public_url_and_default_upstream_follow_a_reload() {
 /// After a reload, commands need the token of the new configuration.
 #[tokio::test]
 async fn a_new_admin_token_replaces_the_old_one() {
-    let upstream = publishing(&["null"], 10_000).await;
+    let upstream = upstream_publishing(&["null"], 10_000).await;
     let larder = Larder::mirroring(&upstream).start().await;
     let purge = async |token: &str| {
         let request = client().post(format!("{}/admin/v1/purge", larder.admin())).bearer_auth(token);
         let request = request.header("content-type", "application/json").body(r#"{"what":["acme/null"]}"#);
         send(request).await.unwrap().status
     };
-    let made = larder.token();
-    assert_eq!(purge(&made).await, 200);
+    let created_token = larder.token();
+    assert_eq!(purge(&created_token).await, 200);
     let file = larder.folder.path().join("other-token");
     std::fs::write(&file, "other-t0ken").unwrap();
     let text = Larder::mirroring(&upstream).store_at(&larder.folder).config_text();
     let text = text.replace("[admin]\n", &format!("[admin]\ntoken = {{ file = \"{}\" }}\n", file.display()));
     let config = larder::config::Config::parse(&text, std::path::Path::new("test.toml"), &|_| None).unwrap().0;
     larder.reload_to(config).await.unwrap();
-    assert_eq!((purge(&made).await, purge("other-t0ken").await), (401, 200));
+    assert_eq!((purge(&created_token).await, purge("other-t0ken").await), (401, 200));
 }
 
 /// A file at the path of a lost store belongs to somebody else.
 #[tokio::test]
 async fn a_reload_while_the_store_is_missing_keeps_the_admin_token_and_creates_none() {
-    let upstream = publishing(&["null"], 10_000).await;
+    let upstream = upstream_publishing(&["null"], 10_000).await;
     let larder = Larder::mirroring(&upstream).start().await;
     let (token, folder) = (larder.token(), larder.folder.path().to_owned());
     let away = folder.with_extension("away");
@@ -180,16 +181,16 @@ async fn a_new_upstream_token_is_sent_after_a_reload() {
 /// Promise 8: a response in flight from the old address does not make larder send the new credential there.
 #[tokio::test]
 async fn a_new_credential_is_never_sent_to_the_former_upstream_url() {
-    let old = publishing(&["null"], 10_000).await;
+    let old = upstream_publishing(&["null"], 10_000).await;
     let new = FakeUpstream::builder().token("new-s3cret").start().await;
     new.publish(Provider::new("acme", "null"));
     let folder = Folder::new();
     let token = folder.path().join("token");
     std::fs::write(&token, "new-s3cret").unwrap();
     let larder = Larder::mirroring(&old).start().await;
-    let gate = old.hold(Target::Discovery);
+    let gate = old.hold_body(Target::Discovery);
     let list = format!("{}/registry/{HOST}/v1/providers/acme/null/versions", larder.base());
-    let before = tokio::spawn(send(client().get(&list)));
+    let earlier_request = tokio::spawn(send(client().get(&list)));
     old.wait_for(Target::Discovery, 1).await;
 
     let with_token = Larder::mirroring(&new).upstream_lines(&format!("token = {{ file = \"{}\" }}", token.display()));
@@ -197,7 +198,7 @@ async fn a_new_credential_is_never_sent_to_the_former_upstream_url() {
     // The new requests do not wait for those to the old address.
     larder.versions("null").await.expect(200);
     gate.open();
-    before.await.unwrap().unwrap().expect(200);
+    earlier_request.await.unwrap().unwrap().expect(200);
     larder.document("null", "1.2.0").await.expect(200);
     assert!(old.requests().iter().all(|request| !request.headers.contains_key("authorization")));
     assert_eq!(new.count_of(Target::Document), 1);
@@ -205,22 +206,22 @@ async fn a_new_credential_is_never_sent_to_the_former_upstream_url() {
 
 #[tokio::test]
 async fn a_404_of_the_former_upstream_url_is_not_reused_for_the_new_one() {
-    let (old, new) = (publishing(&[], 0).await, publishing(&["null"], 10_000).await);
+    let (old, new) = (upstream_publishing(&[], 0).await, upstream_publishing(&["null"], 10_000).await);
     let larder = Larder::mirroring(&old).start().await;
-    let gate = old.hold(Target::Everything);
-    let before =
+    let gate = old.hold_body(Target::Everything);
+    let earlier_request =
         tokio::spawn(send(client().get(format!("{}/registry/{HOST}/v1/providers/acme/null/versions", larder.base()))));
     old.wait_for(Target::Everything, 1).await;
     larder.reload(Larder::mirroring(&new)).await.unwrap();
     gate.open();
-    before.await.unwrap().unwrap().expect(404);
+    earlier_request.await.unwrap().unwrap().expect(404);
     larder.versions("null").await.expect(200);
 }
 
 /// A fresh document of the old address may name files that are gone.
 #[tokio::test]
 async fn an_upstream_with_a_new_url_is_requested_there_at_once() {
-    let (mut old, new) = (publishing(&["null"], 10_000).await, publishing(&["null"], 10_000).await);
+    let (mut old, new) = (upstream_publishing(&["null"], 10_000).await, upstream_publishing(&["null"], 10_000).await);
     let larder = Larder::mirroring(&old).start().await;
     let path = larder.archive_path("null", "1.2.0").await;
     old.stop().await;
@@ -244,20 +245,20 @@ async fn a_reload_of_allow_private_changes_which_urls_documents_may_name() {
     let upstream = FakeUpstream::builder().releases_elsewhere().start().await;
     upstream.publish(Provider::new("acme", "null"));
     upstream.publish(Provider::new("acme", "random"));
-    let closed = || Larder::builder().upstream(HOST, &format!("{}/", upstream.origin()), "");
-    let larder = closed().start().await;
+    let without_private = || Larder::builder().upstream(HOST, &format!("{}/", upstream.origin()), "");
+    let larder = without_private().start().await;
     let refused = larder.document("null", "1.2.0").await.expect(502);
     assert!(refused.text().contains("allow_private"), "{}", refused.text());
-    larder.reload(closed().allow_private(&upstream.releases_origin())).await.unwrap();
+    larder.reload(without_private().allow_private(&upstream.releases_origin())).await.unwrap();
     larder.document("null", "1.2.0").await.expect(200);
-    larder.reload(closed()).await.unwrap();
+    larder.reload(without_private()).await.unwrap();
     larder.document("random", "1.2.0").await.expect(502);
 }
 
 /// Promise 1: an archive verified under a weaker policy does not count under a stricter one.
 #[tokio::test]
 async fn stricter_verification_applies_to_stored_packages_too() {
-    let upstream = publishing(&["null"], 10_000).await;
+    let upstream = upstream_publishing(&["null"], 10_000).await;
     upstream.fault(Target::Document, Fault::NoKeys);
     let larder = Larder::mirroring(&upstream).upstream_lines("verification = \"checksum\"").start().await;
     let path = larder.archive_path("null", "1.2.0").await;
@@ -278,7 +279,7 @@ async fn stricter_verification_applies_to_stored_packages_too() {
 /// Promise 12: a reload to offline stops every request to upstreams.
 #[tokio::test]
 async fn after_a_reload_to_offline_nothing_is_sent() {
-    let upstream = publishing(&["null", "random"], 10_000).await;
+    let upstream = upstream_publishing(&["null", "random"], 10_000).await;
     let larder = Larder::mirroring(&upstream).start().await;
     larder.versions("null").await.expect(200);
     larder.get(&larder.archive_path("null", "1.2.0").await).await.expect(200);
@@ -295,7 +296,7 @@ async fn after_a_reload_to_offline_nothing_is_sent() {
 /// Promise 12: requests in flight keep their configuration but send nothing either.
 #[tokio::test]
 async fn after_a_reload_to_offline_running_fetches_send_nothing_either() {
-    let upstream = publishing(&["null"], LARGE_BYTES).await;
+    let upstream = upstream_publishing(&["null"], LARGE_BYTES).await;
     let larder = Larder::mirroring(&upstream).start().await;
     let path = larder.archive_path("null", "1.2.0").await;
     let gate = upstream.hold_after(Target::Archive, LARGE_BYTES / 3);
@@ -318,7 +319,7 @@ async fn after_a_reload_to_offline_running_fetches_send_nothing_either() {
 /// The circuit breaker of an upstream stays open across a reload.
 #[tokio::test]
 async fn an_open_circuit_breaker_stays_open_across_a_reload() {
-    let upstream = publishing(&["null"], 10_000).await;
+    let upstream = upstream_publishing(&["null"], 10_000).await;
     let larder = Larder::mirroring(&upstream).start().await;
     larder.versions("null").await.expect(200);
     larder.clock.advance(Duration::from_secs(400));
@@ -338,7 +339,7 @@ async fn an_open_circuit_breaker_stays_open_across_a_reload() {
 async fn a_download_that_is_interrupted_after_a_reload_is_completed() {
     let first = FakeUpstream::builder().releases_elsewhere().start().await;
     first.publish(Provider::new("acme", "null").size(LARGE_BYTES));
-    let second = publishing(&["random"], 10_000).await;
+    let second = upstream_publishing(&["random"], 10_000).await;
     let larder = Larder::mirroring(&first).start().await;
     let path = larder.archive_path("null", "1.2.0").await;
     let gate = first.hold_after(Target::Archive, LARGE_BYTES / 3);
@@ -359,7 +360,7 @@ async fn a_download_that_is_interrupted_after_a_reload_is_completed() {
 
 #[tokio::test]
 async fn options_that_need_a_restart_are_reported_and_unchanged() {
-    let upstream = publishing(&["null"], 10_000).await;
+    let upstream = upstream_publishing(&["null"], 10_000).await;
     let larder = Larder::mirroring(&upstream).start().await;
     let elsewhere = Folder::new();
     let ca = TestCa::new();
@@ -390,7 +391,7 @@ async fn options_that_need_a_restart_are_reported_and_unchanged() {
 /// Promise 8: the check applies to the open listener, not to the one that the file would open after a restart.
 #[tokio::test]
 async fn a_reload_refuses_a_credential_while_any_client_is_allowed() {
-    let upstream = publishing(&["null"], 10_000).await;
+    let upstream = upstream_publishing(&["null"], 10_000).await;
     let folder = Folder::new();
     let token = folder.path().join("token");
     std::fs::write(&token, "s3cret").unwrap();
@@ -413,7 +414,8 @@ async fn a_reload_refuses_a_credential_while_any_client_is_allowed() {
 /// All problems are reported together with the line; the configuration before stays in force.
 #[tokio::test]
 async fn a_reload_of_a_bad_file_changes_nothing_and_reports_all_problems() {
-    let (first, second) = (publishing(&["null"], 10_000).await, publishing(&["random"], 10_000).await);
+    let (first, second) =
+        (upstream_publishing(&["null"], 10_000).await, upstream_publishing(&["random"], 10_000).await);
     let folder = Folder::new();
     let file = folder.path().join("mirror.toml");
     let larder = Process::start(&Larder::mirroring(&first).store_at(&folder), folder.path());
@@ -442,7 +444,7 @@ async fn a_reload_of_a_bad_file_changes_nothing_and_reports_all_problems() {
 /// The configuration file does not override `--offline` of the command line.
 #[tokio::test]
 async fn offline_by_the_command_line_survives_a_reload() {
-    let upstream = publishing(&["null"], 10_000).await;
+    let upstream = upstream_publishing(&["null"], 10_000).await;
     let folder = Folder::new();
     let file = folder.path().join("mirror.toml");
     std::fs::write(&file, Larder::mirroring(&upstream).store_at(&folder).config_text()).unwrap();
@@ -457,7 +459,7 @@ async fn offline_by_the_command_line_survives_a_reload() {
 
 #[tokio::test]
 async fn a_new_certificate_is_used_after_a_reload() {
-    let upstream = publishing(&["null"], 10_000).await;
+    let upstream = upstream_publishing(&["null"], 10_000).await;
     let (folder, ca) = (Folder::new(), TestCa::new());
     let larder =
         Process::start(&Larder::mirroring(&upstream).store_at(&folder).tls(&ca, &["127.0.0.1"]), folder.path());
@@ -483,9 +485,9 @@ async fn a_new_certificate_is_used_after_a_reload() {
     let last = ca.issue(&["127.0.0.1"]);
     std::fs::write(folder.path().join("cert2.pem"), &last.0).unwrap();
     std::fs::write(folder.path().join("key2.pem"), &last.1).unwrap();
-    let last = der(&last.0);
+    let last_certificate = der(&last.0);
     eventually("the last certificate is presented", async || {
-        (presented_certificate(&address, &ca).await == last).then_some(())
+        (presented_certificate(&address, &ca).await == last_certificate).then_some(())
     })
     .await;
 }

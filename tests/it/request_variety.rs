@@ -7,11 +7,11 @@ use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::process::Process;
 use crate::support::upstream::{FakeUpstream, Provider};
 
-const EACH: usize = 2000;
+const REQUESTS_PER_KIND: usize = 2000;
 const MAX_GROWTH: u64 = 32 << 20;
 
 /// A path under an unknown name: a provider, a registry, or a module.
-fn unknown(number: usize) -> String {
+fn unknown_path(number: usize) -> String {
     match number % 8 {
         0 | 1 => format!("/registry/{HOST}/v1/providers/acme/absent{number}/versions"),
         2 => format!("/registry/{HOST}/v1/providers/absent{number}/null/1.2.0/download/linux/amd64"),
@@ -48,19 +48,21 @@ async fn thousands_of_unknown_names_and_queries_leave_no_files() {
         format!("/mirror/{HOST}/acme/null/1.2.0.json"),
         archive,
     ];
-    let queried = |number: usize| format!("{}?q{number}={}", stored[number % stored.len()], "x".repeat(200));
+    let path_with_query = |number: usize| format!("{}?q{number}={}", stored[number % stored.len()], "x".repeat(200));
     let metrics = async || get(&format!("{}/metrics", larder.admin())).await.expect(200).text().lines().count();
 
     // Warm-up: every kind of request has run once, so its one-time memory is in use.
-    request_all(&base, (0..400).map(|number| unknown(number + 1_000_000)), &[404, 421]).await;
-    request_all(&base, (0..400).map(|number| queried(number + 1_000_000)), &[200]).await;
+    request_all(&base, (0..400).map(|number| unknown_path(number + 1_000_000)), &[404, 421]).await;
+    request_all(&base, (0..400).map(|number| path_with_query(number + 1_000_000)), &[200]).await;
     let (memory_before, file_count, metric_lines) = (larder.resident_bytes(), folder.files("").len(), metrics().await);
 
-    request_all(&base, (0..EACH).map(unknown), &[404, 421]).await;
+    request_all(&base, (0..REQUESTS_PER_KIND).map(unknown_path), &[404, 421]).await;
     let after_names = larder.resident_bytes();
-    request_all(&base, (0..EACH).map(queried), &[200]).await;
+    request_all(&base, (0..REQUESTS_PER_KIND).map(path_with_query), &[200]).await;
     let after = larder.resident_bytes();
-    println!("resident: {memory_before} bytes warm, {after_names} after {EACH} names, {after} after {EACH} queries");
+    println!(
+        "resident: {memory_before} bytes warm, {after_names} after {REQUESTS_PER_KIND} names, {after} after {REQUESTS_PER_KIND} queries"
+    );
     assert!(
         after_names.max(after) < memory_before + MAX_GROWTH,
         "{memory_before} bytes became {after_names}, then {after}"

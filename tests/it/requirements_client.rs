@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use crate::support::configurations::{Configuration, publish};
-use crate::support::forms::handwritten_configurations;
 use crate::support::git_module_fixture::override_through;
+use crate::support::handwritten_configurations::handwritten_configurations;
 use crate::support::http::{client, send};
 use crate::support::larder::Larder;
 use crate::support::reports;
@@ -65,7 +65,7 @@ async fn planned(larder: &Larder, configuration: &Configuration, roots: &[&str])
 }
 
 /// For each root folder, whether the client could install it; and the differences between plan and client.
-async fn compare(
+async fn compare_plan_and_client(
     client: &Terraform,
     larder: &Larder,
     name: &str,
@@ -113,7 +113,8 @@ async fn compare_all(client: &Terraform, configurations: &[(String, Configuratio
     let larder = &larder;
     let (mut successes, mut differences) = (Vec::new(), Vec::new());
     for chunk in configurations.chunks(3) {
-        let comparisons = chunk.iter().map(|(name, configuration)| compare(client, larder, name, configuration));
+        let comparisons =
+            chunk.iter().map(|(name, configuration)| compare_plan_and_client(client, larder, name, configuration));
         for (chunk_successes, chunk_differences) in futures_util::future::join_all(comparisons).await {
             successes.extend(chunk_successes);
             differences.extend(chunk_differences);

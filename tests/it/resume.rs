@@ -69,7 +69,7 @@ async fn a_partial_file_that_a_crash_damaged_is_replaced() {
     let half_with_zeros = [&zip[..HALF_BYTES - 100_000], &[0; 100_000]].concat();
     let longer_zeros = vec![0; zip.len() + 1];
     let zeros = vec![0; zip.len()];
-    for (how, staged) in [
+    for (description, staged) in [
         ("all of it", &zip),
         ("more than all of it", &longer),
         ("zeros at the end", &half_with_zeros),
@@ -85,7 +85,7 @@ async fn a_partial_file_that_a_crash_damaged_is_replaced() {
                 std::fs::write(partial_file.with_extension("json"), note).unwrap();
             }
             let larder = start(&upstream, &folder);
-            println!("{how}, note {note:?}");
+            println!("{description}, note {note:?}");
             assert_recovers(&larder, &path, &zip).await;
         }
     }

@@ -95,8 +95,8 @@ async fn an_offline_list_names_versions_stored_for_any_platform_and_keeps_upstre
 async fn with_sealed_platforms_a_list_names_versions_stored_for_all_of_them() {
     let upstream = upstream_with_four_versions().await;
     let folder = store_with_some_archives(&upstream).await;
-    let with = |platforms: &str| sealed(&upstream, &folder).network(&format!("sealed_platforms = {platforms}"));
-    let larder = with("[\"linux_amd64\"]").start().await;
+    let larder_for = |platforms: &str| sealed(&upstream, &folder).network(&format!("sealed_platforms = {platforms}"));
+    let larder = larder_for("[\"linux_amd64\"]").start().await;
     assert_eq!(listed(&larder).await, ["1.0.0", "1.1.0"]);
     // An unlisted version is still served to a client that asks for it.
     assert_eq!(archives(&larder, "1.2.0").await, ["darwin_arm64"]);
@@ -228,14 +228,14 @@ async fn a_cached_response_is_unchanged_and_says_that_it_is_stale() {
     larder.clock.advance(Duration::from_secs(3600));
     let list = larder.versions("null").await.expect(200);
     assert!(list.has_cache_status("detail=stale"), "{}", list.header("cache-status"));
-    let name = folder.path().join(format!("v1/documents/{HOST}/providers/acme/null/1.1.0/linux_amd64.set"));
-    let set = std::fs::read(&name).unwrap();
-    std::fs::remove_file(&name).unwrap();
+    let set_file = folder.path().join(format!("v1/documents/{HOST}/providers/acme/null/1.1.0/linux_amd64.set"));
+    let set = std::fs::read(&set_file).unwrap();
+    std::fs::remove_file(&set_file).unwrap();
     let again = larder.versions("null").await.expect(200);
     assert!(again.body == list.body && again.has_cache_status("detail=stale"), "{}", again.header("cache-status"));
     larder.clock.advance(Duration::from_secs(5));
     assert_eq!(listed(&larder).await, ["1.0.0", "1.2.0"]);
-    std::fs::write(&name, set).unwrap();
+    std::fs::write(&set_file, set).unwrap();
     larder.clock.advance(Duration::from_secs(5));
     assert_eq!(listed(&larder).await, ["1.0.0", "1.1.0", "1.2.0"]);
 }

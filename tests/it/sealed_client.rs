@@ -1,4 +1,4 @@
-//! The real client before an offline larder: constraints resolve to stored versions, and errors name what is missing.
+//! The real client with an offline larder: constraints resolve to stored versions, and errors name what is missing.
 
 use crate::support::git_module_fixture::override_through;
 use crate::support::larder::{HOST, Larder};
@@ -13,7 +13,7 @@ fn in_one_line(output: &str) -> String {
     output.split_whitespace().filter(|word| *word != "│").collect::<Vec<_>>().join(" ")
 }
 
-fn chosen(workspace: &Workspace) -> String {
+fn locked_version(workspace: &Workspace) -> String {
     let lock = workspace.lock_file();
     let line = lock.lines().find(|line| line.trim_start().starts_with("version")).unwrap_or_else(|| panic!("{lock}"));
     line.split('"').nth(1).unwrap().to_owned()
@@ -54,7 +54,7 @@ async fn a_constraint_resolves_to_the_newest_stored_version() {
         workspace.trust(&ca.pem());
         workspace.cli_config(&config);
         workspace.init().await.expect_success();
-        assert_eq!(chosen(&workspace), "1.1.0", "{config}");
+        assert_eq!(locked_version(&workspace), "1.1.0", "{config}");
         workspace.remove_installed();
         workspace.init().await.expect_success();
         locked.get_or_insert(workspace.lock_file());
@@ -65,7 +65,7 @@ async fn a_constraint_resolves_to_the_newest_stored_version() {
     workspace.cli_config(&network_mirror(&format!("{}/mirror/", larder.base())));
     workspace.file(".terraform.lock.hcl", &locked.unwrap());
     workspace.init().await.expect_success();
-    assert_eq!(chosen(&workspace), "1.1.0");
+    assert_eq!(locked_version(&workspace), "1.1.0");
     larder.stop().await;
 
     // Without platforms, the newest version for any platform is listed; a client on another platform gets an error that
@@ -137,16 +137,16 @@ async fn a_module_constraint_resolves_to_the_newest_stored_version() {
     let folder = larder.stop().await;
     fixture.stop().await;
     let larder = fixture.larder_on(&folder).network("offline = true").start().await;
-    let calling = |constraint: &str| {
+    let workspace_calling = |constraint: &str| {
         let mut workspace = client.workspace();
         let call = format!("module \"one\" {{\n  source  = \"acme/one/test\"\n  version = \"{constraint}\"\n}}\n");
         workspace.file("main.tf", &call).cli_config(&override_through(larder.base()));
         workspace
     };
-    let workspace = calling("~> 1.0");
+    let workspace = workspace_calling("~> 1.0");
     workspace.init().await.expect_success();
     let main = std::fs::read_to_string(workspace.path().join(".terraform/modules/one/main.tf")).unwrap();
     assert_eq!(main, "# 1.1.0\n");
-    let output = calling("1.2.0").init().await.expect_failure().text;
+    let output = workspace_calling("1.2.0").init().await.expect_failure().text;
     assert!(output.contains("There is no available version of module"), "{output}");
 }

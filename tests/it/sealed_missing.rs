@@ -88,7 +88,7 @@ async fn a_connected_larder_fetches_everything_that_the_missing_report_lists() {
 
     // A connected larder with another store fetches the reported packages.
     let connected = fixture.larder().start().await;
-    let job = WarmFixture::of(&connected).warm(&report).await;
+    let job = WarmFixture::for_larder(&connected).warm(&report).await;
     let is_stored = |state: &&str| ["fetched", "held"].contains(state);
     assert_eq!((&*job.state, job.states().iter().filter(|state| is_stored(state)).count()), ("done", 3), "{job}");
     // With that store, an offline larder serves the packages that the first one could not.
@@ -100,7 +100,7 @@ async fn a_connected_larder_fetches_everything_that_the_missing_report_lists() {
         .file("modules.tf", &modules(&["two"]))
         .cli_config(&override_through(second_sealed.base()));
     served.init().await.expect_success();
-    let plan = WarmFixture::of(&second_sealed).post("/admin/v1/plan", &report).await.expect(200).json();
+    let plan = WarmFixture::for_larder(&second_sealed).post("/admin/v1/plan", &report).await.expect(200).json();
     assert_eq!((&plan["ready"], &plan["sums"]["have"]), (&json!(true), &json!(3)), "{plan}");
     assert_eq!(missing(&second_sealed.admin()).await, warm_up_request(&[]));
 }

@@ -20,30 +20,30 @@ use crate::support::upstream::Provider;
 /// System calls that make a socket or send, file opens of a name lookup, and other programs.
 const CALLS: &str = "trace=socket,connect,sendto,sendmsg,sendmmsg,openat,execve";
 /// Files that glibc reads to look up a name.
-const OF_LOOKUPS: [&str; 5] =
+const LOOKUP_FILES: [&str; 5] =
     ["/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/host.conf", "/etc/gai.conf"];
 
 /// A program under `strace`. The process id is that of the program.
-fn watched(strace: &Path, trace: &Path, program: &Command) -> Command {
-    let mut watched = Command::new(strace);
-    watched.args(["--seccomp-bpf", "-D", "-f", "-q", "-s", "256", "-e", CALLS, "-o"]).arg(trace);
-    watched.arg(program.get_program()).args(program.get_args());
+fn traced(strace: &Path, trace: &Path, program: &Command) -> Command {
+    let mut traced = Command::new(strace);
+    traced.args(["--seccomp-bpf", "-D", "-f", "-q", "-s", "256", "-e", CALLS, "-o"]).arg(trace);
+    traced.arg(program.get_program()).args(program.get_args());
     for (name, value) in program.get_envs() {
         match value {
-            Some(value) => watched.env(name, value),
-            None => watched.env_remove(name),
+            Some(value) => traced.env(name, value),
+            None => traced.env_remove(name),
         };
     }
-    watched.stdin(std::process::Stdio::null()).stdout(std::process::Stdio::piped());
-    watched.stderr(std::process::Stdio::piped());
-    watched
+    traced.stdin(std::process::Stdio::null()).stdout(std::process::Stdio::piped());
+    traced.stderr(std::process::Stdio::piped());
+    traced
 }
 
 /// A program's system calls other than listening and answering.
 #[derive(Debug, Default)]
-struct Went {
-    /// Connections to internet addresses, loopback included, and datagrams without one.
-    out: Vec<String>,
+struct OutboundCalls {
+    /// Connections to internet addresses, loopback included, and datagrams without a connection.
+    connections: Vec<String>,
     /// Calls that look like a name lookup.
     lookups: Vec<String>,
     /// Calls that create internet sockets, those of listeners included.
@@ -52,44 +52,45 @@ struct Went {
     programs: Vec<String>,
 }
 
-impl Went {
-    async fn of(trace: &Path) -> Self {
+impl OutboundCalls {
+    async fn from_trace(trace: &Path) -> Self {
         // The process is gone; its tracer may still be writing.
-        let whole = async || {
+        let complete_trace = async || {
             let text = std::fs::read_to_string(trace).unwrap_or_default();
             // The first line is of the program's first thread.
             let first = text.split_whitespace().next()?;
             // strace pads short process ids.
-            let is_its_end =
+            let is_end_of_program =
                 |line: &str| line.strip_prefix(first).is_some_and(|rest| rest.trim_start().starts_with("+++ "));
-            text.lines().any(is_its_end).then_some(text)
+            text.lines().any(is_end_of_program).then_some(text)
         };
-        let text = eventually("the trace is complete", whole).await;
-        let mut went = Self::default();
+        let text = eventually("the trace is complete", complete_trace).await;
+        let mut calls = Self::default();
         for line in text.lines() {
             let call = line.split_once(' ').map_or(line, |(_, call)| call.trim_start());
-            let is = |name: &str| call.starts_with(&format!("{name}("));
+            let is_call = |name: &str| call.starts_with(&format!("{name}("));
             let internet = call.contains("AF_INET");
-            if ["connect", "sendto", "sendmsg", "sendmmsg"].into_iter().any(is) && internet {
-                went.out.push(call.to_owned());
+            if ["connect", "sendto", "sendmsg", "sendmmsg"].into_iter().any(is_call) && internet {
+                calls.connections.push(call.to_owned());
             }
-            let asks_for_names = is("connect") && ["nscd", "resolve"].iter().any(|service| call.contains(service));
-            let reads_names = is("openat") && OF_LOOKUPS.iter().any(|file| call.contains(&format!("\"{file}\"")));
-            if asks_for_names || reads_names || (is("socket") && call.contains("AF_NETLINK")) {
-                went.lookups.push(call.to_owned());
+            let asks_for_names = is_call("connect") && ["nscd", "resolve"].iter().any(|service| call.contains(service));
+            let reads_names =
+                is_call("openat") && LOOKUP_FILES.iter().any(|file| call.contains(&format!("\"{file}\"")));
+            if asks_for_names || reads_names || (is_call("socket") && call.contains("AF_NETLINK")) {
+                calls.lookups.push(call.to_owned());
             }
-            went.sockets += usize::from(is("socket") && internet);
-            if is("execve") {
-                went.programs.push(call.to_owned());
+            calls.sockets += usize::from(is_call("socket") && internet);
+            if is_call("execve") {
+                calls.programs.push(call.to_owned());
             }
         }
-        went
+        calls
     }
 }
 
 /// A registry whose name needs a lookup, and modules of every source kind that are not stored.
 struct OfflineFixture {
-    shelf: ModuleFixture,
+    modules: ModuleFixture,
     folder: Folder,
     key: PathBuf,
 }
@@ -106,7 +107,7 @@ impl OfflineFixture {
         let folder = Folder::new();
         let key = folder.path().join("id_ed25519");
         std::fs::write(&key, "no key\n").unwrap();
-        let fixture = Self { shelf: fixture, folder, key };
+        let fixture = Self { modules: fixture, folder, key };
         let larder = fixture.larder("").start().await;
         store_archive(&larder, "1.0.0", "linux_amd64").await;
         larder.versions("null").await.expect(200);
@@ -121,14 +122,14 @@ impl OfflineFixture {
     }
 
     fn larder(&self, network: &str) -> Builder {
-        let url = format!("http://localhost:{}/", self.shelf.registry.port());
+        let url = format!("http://localhost:{}/", self.modules.registry.port());
         let key = &self.key;
         let credential = format!(
             "[[credential]]\nhost = \"localhost:9\"\nupstreams = [\"{HOST}\"]\nssh = {{ key = {key:?}, known_hosts = {key:?} }}"
         );
         let larder = Larder::builder().upstream(HOST, &url, "").store_at(&self.folder);
-        let larder = larder.trusting(&self.shelf.ca).allow_private("127.0.0.1").allow_private("localhost");
-        let larder = larder.allow_private(&self.shelf.registry.origin());
+        let larder = larder.trusting(&self.modules.ca).allow_private("127.0.0.1").allow_private("localhost");
+        let larder = larder.allow_private(&self.modules.registry.origin());
         let larder = larder.network(network).upstream_lines(&credential);
         if network.is_empty() {
             return larder;
@@ -148,8 +149,8 @@ fn download(name: &str) -> String {
     format!("/registry/{HOST}/v1/modules/acme/{name}/test/1.0.0/download")
 }
 
-/// Every request that larder answers, for stored and for missing packages.
-async fn exercise(larder: &Process, terraform: &Terraform, token: &str) {
+/// Sends every request that larder answers, for stored and for missing packages.
+async fn send_every_request(larder: &Process, terraform: &Terraform, token: &str) {
     let mut stored = terraform.workspace();
     stored.require("acme/null", "1.0.0");
     stored.file("modules.tf", "module \"one\" {\n  source  = \"acme/one/test\"\n  version = \"1.0.0\"\n}\n");
@@ -194,7 +195,7 @@ async fn exercise(larder: &Process, terraform: &Terraform, token: &str) {
     ] {
         larder.get(&path).await;
     }
-    let body = |subject: &[&str]| json!({ "what": subject }).to_string();
+    let body = |addresses: &[&str]| json!({ "what": addresses }).to_string();
     let everything = ["acme/null", "acme/other", "acme/one/test", "acme/git/test", "acme/ssh/test", "acme/nobody"];
     for (path, body) in [
         ("refresh", body(&everything)),
@@ -228,7 +229,7 @@ fn client_request(larder: &Process, method: &str, path: &str, token: &str) -> re
     client().request(method.parse().unwrap(), url).bearer_auth(token)
 }
 
-fn started(command: Command) -> Process {
+fn start_larder(command: Command) -> Process {
     Process::spawn(command).unwrap_or_else(|CommandOutput { err, .. }| panic!("larder did not start: {err}"))
 }
 
@@ -246,17 +247,17 @@ async fn a_sealed_larder_makes_no_connection_and_looks_up_no_name() {
     // A proxy is neither connected to nor looked up.
     let proxy = "http://proxy.sealed.invalid:3128";
     sealed.arg(&config).env("HTTP_PROXY", proxy).env("HTTPS_PROXY", proxy).env("http_proxy", proxy);
-    let larder = started(watched(&strace, &trace, &sealed));
-    exercise(&larder, &client, &token).await;
+    let larder = start_larder(traced(&strace, &trace, &sealed));
+    send_every_request(&larder, &client, &token).await;
     assert_eq!(larder.terminate().await, Some(0));
-    let went = Went::of(&trace).await;
-    assert!(went.out.is_empty() && went.lookups.is_empty(), "{went:#?}");
-    // The doctor's larder has two listeners.
-    assert_eq!((went.sockets, went.programs.len()), (2, 1), "{went:#?}");
+    let calls = OutboundCalls::from_trace(&trace).await;
+    assert!(calls.connections.is_empty() && calls.lookups.is_empty(), "{calls:#?}");
+    // The sockets of the two listeners, and larder itself.
+    assert_eq!((calls.sockets, calls.programs.len()), (2, 1), "{calls:#?}");
 
     // The commands that open the store themselves.
     let config = fixture.config("offline = true");
-    for words in [
+    for arguments in [
         &["verify"][..],
         &["refresh", "acme/null"],
         &["accept", "acme/git/test"],
@@ -265,23 +266,23 @@ async fn a_sealed_larder_makes_no_connection_and_looks_up_no_name() {
         &["status"],
         &["check"],
     ] {
-        let mut alone = command(fixture.folder.path(), words);
-        alone.arg("--config").arg(&config);
-        run(watched(&strace, &trace, &alone)).await;
-        let went = Went::of(&trace).await;
-        assert!(went.out.is_empty() && went.lookups.is_empty(), "{words:?}: {went:#?}");
-        assert_eq!((went.sockets, went.programs.len()), (0, 1), "{words:?}: {went:#?}");
+        let mut without_larder = command(fixture.folder.path(), arguments);
+        without_larder.arg("--config").arg(&config);
+        run(traced(&strace, &trace, &without_larder)).await;
+        let calls = OutboundCalls::from_trace(&trace).await;
+        assert!(calls.connections.is_empty() && calls.lookups.is_empty(), "{arguments:?}: {calls:#?}");
+        assert_eq!((calls.sockets, calls.programs.len()), (0, 1), "{arguments:?}: {calls:#?}");
     }
 
     let config = fixture.config("");
     let mut online = command(fixture.folder.path(), &["serve", "--json", "--config"]);
     online.arg(&config);
-    let larder = started(watched(&strace, &trace, &online));
-    exercise(&larder, &client, &token).await;
+    let larder = start_larder(traced(&strace, &trace, &online));
+    send_every_request(&larder, &client, &token).await;
     assert_eq!(larder.terminate().await, Some(0));
-    let went = Went::of(&trace).await;
-    assert!(!went.out.is_empty() && !went.lookups.is_empty(), "{went:#?}");
-    assert!(went.sockets > 2 && went.programs.iter().any(|program| program.contains("/ssh\"")), "{went:#?}");
+    let calls = OutboundCalls::from_trace(&trace).await;
+    assert!(!calls.connections.is_empty() && !calls.lookups.is_empty(), "{calls:#?}");
+    assert!(calls.sockets > 2 && calls.programs.iter().any(|program| program.contains("/ssh\"")), "{calls:#?}");
 }
 
 #[tokio::test]
@@ -290,7 +291,7 @@ async fn the_doctor_of_a_sealed_larder_connects_to_larder_only() {
     let fixture = OfflineFixture::new().await;
     let trace = fixture.folder.path().join("trace");
     let config = fixture.config("offline = true");
-    let larder = started({
+    let larder = start_larder({
         let mut serve = command(fixture.folder.path(), &["serve", "--json", "--config"]);
         serve.arg(&config);
         serve
@@ -304,12 +305,12 @@ async fn the_doctor_of_a_sealed_larder_connects_to_larder_only() {
     std::fs::write(&config, text).unwrap();
     let mut doctor = command(fixture.folder.path(), &["doctor", "--config"]);
     doctor.arg(&config);
-    let output = run(watched(&strace, &trace, &doctor)).await;
+    let output = run(traced(&strace, &trace, &doctor)).await;
     assert!(output.out.contains("offline"), "{output:?}");
-    let went = Went::of(&trace).await;
+    let calls = OutboundCalls::from_trace(&trace).await;
     let ports = [main, admin].map(|address| format!("htons({})", address.rsplit(':').next().unwrap()));
     let elsewhere: Vec<&String> =
-        went.out.iter().filter(|call| !ports.iter().any(|port| call.contains(port))).collect();
-    assert!(elsewhere.is_empty() && went.lookups.is_empty(), "{went:#?}\n{}", output.out);
-    assert!(!went.out.is_empty(), "the command must use the running larder: {}", output.out);
+        calls.connections.iter().filter(|call| !ports.iter().any(|port| call.contains(port))).collect();
+    assert!(elsewhere.is_empty() && calls.lookups.is_empty(), "{calls:#?}\n{}", output.out);
+    assert!(!calls.connections.is_empty(), "the command must use the running larder: {}", output.out);
 }

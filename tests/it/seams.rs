@@ -1,5 +1,5 @@
-//! Combinations of two features: slow readers and shared connections, moved upstreams and credentials, permits and
-//! resumption, a full disk and the size limit.
+//! Combinations of two features: slow readers and shared connections, moved upstreams and credentials, concurrency
+//! limits and resumption, a full disk and the size limit.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 
 const DISCOVERY: &str = "/.well-known/terraform.json";
 
-async fn publishing(sizes: &[(&str, usize)]) -> FakeUpstream {
+async fn upstream_publishing(sizes: &[(&str, usize)]) -> FakeUpstream {
     let upstream = FakeUpstream::start().await;
     for (name, size) in sizes {
         upstream.publish(Provider::new("acme", name).size(*size));
@@ -53,40 +53,40 @@ async fn slow_readers_of_a_pass_through_delay_no_other_client() {
 /// Promise 8: a discovery document of the registry's former address does not make larder send a credential there.
 #[tokio::test]
 async fn a_moved_upstreams_credential_does_not_go_to_its_former_address() {
-    let former = publishing(&[("null", 20_000), ("random", 20_000)]).await;
-    let now = publishing(&[("null", 20_000), ("random", 20_000)]).await;
-    let at_former = Larder::builder().upstream(HOST, &format!("{}/", former.origin()), "").start().await;
-    at_former.versions("null").await.expect(200);
-    let folder = at_former.stop().await;
+    let former = upstream_publishing(&[("null", 20_000), ("random", 20_000)]).await;
+    let current = upstream_publishing(&[("null", 20_000), ("random", 20_000)]).await;
+    let larder_of_former = Larder::builder().upstream(HOST, &format!("{}/", former.origin()), "").start().await;
+    larder_of_former.versions("null").await.expect(200);
+    let folder = larder_of_former.stop().await;
     former.forget_requests();
     let secret = folder.path().join("secret");
     std::fs::write(&secret, "s3cret\n").unwrap();
     let token = format!("token = {{ file = \"{}\" }}", secret.display());
     let larder =
-        Larder::builder().upstream(HOST, &format!("{}/", now.origin()), &token).store_at(&folder).start().await;
+        Larder::builder().upstream(HOST, &format!("{}/", current.origin()), &token).store_at(&folder).start().await;
     larder.versions("random").await.expect(200);
     assert_eq!(former.count_where(|_| true), 0);
-    assert_eq!(now.count_where(|asked| asked.header("authorization") == Some("Bearer s3cret")), 2);
+    assert_eq!(current.count_where(|request| request.header("authorization") == Some("Bearer s3cret")), 2);
 }
 
 /// A missing service is not cached: the next request fetches the discovery document again.
 #[tokio::test]
 async fn a_registry_without_the_service_is_requested_again_the_next_time() {
-    let upstream = publishing(&[("null", 20_000)]).await;
+    let upstream = upstream_publishing(&[("null", 20_000)]).await;
     let larder = Larder::mirroring(&upstream).start().await;
     upstream.serve_json(DISCOVERY, "{\"modules.v1\":\"/v1/modules/\"}");
     larder.versions("null").await.expect(502);
     upstream.fault(Target::Path("terraform.json".into()), Fault::RetryAfter(503, 3600));
     larder.versions("null").await;
     upstream.clear_faults();
-    upstream.remove_page(DISCOVERY);
+    upstream.stop_serving(DISCOVERY);
     larder.versions("null").await.expect(200);
 }
 
 /// After a Retry-After of one second, a successful response resets the breaker.
 #[tokio::test]
 async fn a_short_retry_after_does_not_extend_the_breaker() {
-    let upstream = publishing(&[("null", 20_000), ("random", 20_000)]).await;
+    let upstream = upstream_publishing(&[("null", 20_000), ("random", 20_000)]).await;
     let larder =
         Larder::mirroring(&upstream).upstream_lines("fresh = { versions = \"0s\", discovery = \"10h\" }").start().await;
     larder.versions("null").await.expect(200);
@@ -105,17 +105,17 @@ async fn a_short_retry_after_does_not_extend_the_breaker() {
 /// Promises 4 and 11: a broken download is resumed before downloads that wait for a permit start.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broken_download_is_resumed_before_waiting_downloads_start() {
-    let upstream = publishing(&[("null", 3_000_000), ("random", 3_000_000), ("tls", 3_000_000)]).await;
-    let larder = Larder::mirroring(&upstream).bounds(|bounds| bounds.archives.per_upstream = 1).start().await;
+    let upstream = upstream_publishing(&[("null", 3_000_000), ("random", 3_000_000), ("tls", 3_000_000)]).await;
+    let larder = Larder::mirroring(&upstream).upstream_limits(|limits| limits.archives.per_upstream = 1).start().await;
     let mut paths = Vec::new();
     for name in ["null", "random", "tls"] {
         paths.push(larder.archive_path(name, "1.2.0").await);
     }
-    upstream.fault_once(Target::Archive.of("null"), Fault::Truncated(2_000_000));
-    let gate = upstream.hold_after(Target::Archive.of("null"), 1_500_000);
+    upstream.fault_once(Target::Archive.with_path_part("null"), Fault::Truncated(2_000_000));
+    let gate = upstream.hold_after(Target::Archive.with_path_part("null"), 1_500_000);
     let pending_request: Vec<_> =
         paths.iter().map(|path| tokio::spawn(receive(client().get(format!("{}{path}", larder.base()))))).collect();
-    upstream.wait_for(Target::Archive.of("null"), 1).await;
+    upstream.wait_for(Target::Archive.with_path_part("null"), 1).await;
     gate.open();
     for pending_request in pending_request {
         let got = pending_request.await.unwrap();
@@ -126,9 +126,10 @@ async fn a_broken_download_is_resumed_before_waiting_downloads_start() {
 /// Promise 11: a pass-through returns its permit before it resumes.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pass_through_returns_its_permit_before_it_resumes() {
-    let upstream = publishing(&[("null", 3_000_000)]).await;
-    let larder =
-        Larder::mirroring(&upstream).bounds(|bounds| bounds.archives.per_upstream = 1).store("max_size = \"1MiB\"");
+    let upstream = upstream_publishing(&[("null", 3_000_000)]).await;
+    let larder = Larder::mirroring(&upstream)
+        .upstream_limits(|limits| limits.archives.per_upstream = 1)
+        .store("max_size = \"1MiB\"");
     let larder = larder.start().await;
     let path = larder.archive_path("null", "1.2.0").await;
     upstream.fault(Target::Archive, Fault::Truncated(1_500_000));
@@ -142,7 +143,7 @@ async fn after_a_full_disk_eviction_uses_the_actual_sizes() {
     let names: Vec<String> = (0..60).map(|number| format!("p{number}")).collect();
     let sizes: Vec<(&str, usize)> =
         names.iter().map(|name| (name.as_str(), 100_000)).chain([("new", 1_500_000)]).collect();
-    let upstream = publishing(&sizes).await;
+    let upstream = upstream_publishing(&sizes).await;
     let folder = Folder::new();
     let builder = || Larder::mirroring(&upstream).store_at(&folder).store("max_size = \"7MiB\"");
     let larder = Process::start(&builder(), folder.path());

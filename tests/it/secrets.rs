@@ -78,7 +78,7 @@ impl CollectedOutput {
     }
 }
 
-/// Upstreams of every kind, and a larder before them with a credential for each.
+/// Upstreams of every kind, and the configuration of a larder with a credential for each.
 struct SecretsFixture {
     /// The upstream that requires a bearer token; its files are at another origin.
     token: FakeUpstream,
@@ -148,7 +148,7 @@ impl SecretsFixture {
         Self { config: config.replace("[admin]\nlisten = \"127.0.0.1:0\"", &admin), ..fixture }
     }
 
-    /// Each registry: its host, who answers for it, and who has its files.
+    /// Each registry: its host, the upstream that answers for it, and the upstream that has its files.
     fn registries(&self) -> [(&str, &FakeUpstream, &FakeUpstream); 3] {
         let Self { token, service, header, files, .. } = self;
         [(HOSTS[0], token, token), (HOSTS[1], service, service), (HOSTS[2], header, files)]
@@ -312,24 +312,24 @@ async fn each_credential_is_sent_to_exactly_its_own_origins() {
             reached.entry(host).or_insert_with(Vec::new).push(request);
         }
     }
-    let plain = |origin: String| origin.split_once("://").unwrap().1.to_owned();
-    let none: &[&str] = &[];
+    let host_of = |origin: String| origin.split_once("://").unwrap().1.to_owned();
+    let no_secret: &[&str] = &[];
     let expected: [(&str, String, &[&str]); 8] = [
         ("the url of the first", token.host(), &[TOKEN]),
-        ("its files", plain(token.releases_origin()), none),
+        ("its files", host_of(token.releases_origin()), no_secret),
         ("the url of the second", basic.host(), &[PASSWORD]),
         ("its service", service.host(), &[PASSWORD]),
-        ("its files", plain(service.releases_origin()), none),
+        ("its files", host_of(service.releases_origin()), no_secret),
         ("the url of the third", header.host(), &[HEADER_VALUE]),
         ("its credentials_for", files.host(), &[HEADER_VALUE]),
-        ("where all lead to", elsewhere.host(), none),
+        ("where all lead to", elsewhere.host(), no_secret),
     ];
     assert_eq!(reached.len(), expected.len(), "{:?}", reached.keys());
     for (subject, host, secrets) in expected {
         for request in &reached[&host] {
-            let shown: Vec<&str> =
+            let received: Vec<&str> =
                 CREDENTIALS.iter().map(|(_, secret)| *secret).filter(|secret| carries(request, secret)).collect();
-            assert_eq!(shown, secrets, "{subject}: {} {}", request.path, request.query);
+            assert_eq!(received, secrets, "{subject}: {} {}", request.path, request.query);
             assert!(!contains_anywhere(request, CLIENT_SECRET), "{subject}: {request:?}");
         }
     }
@@ -340,7 +340,7 @@ fn carries(request: &RecordedRequest, secret: &str) -> bool {
         || contains_secret(request.query.as_bytes(), secret)
 }
 
-/// Returns true if the request has the secret anywhere, the path included.
+/// True if the request has the secret anywhere, the path included.
 fn contains_anywhere(request: &RecordedRequest, secret: &str) -> bool {
     carries(request, secret) || request.path.contains(secret)
 }
@@ -389,14 +389,14 @@ async fn no_secret_appears_in_any_output_of_a_whole_run() {
     send_every_request(&larder, &mut collected).await;
     fixture.token.expire_urls();
     repeat_requests(&larder, &mut collected).await;
-    for page in
+    for path in
         ["/metrics", "/admin/v1/status", "/admin/v1/client-config", "/admin/v1/client-config?mirror", "/nothing"]
     {
-        let url = format!("{}{page}", larder.admin());
-        collected.add_answer(page, &get(&url).await);
-        let shown =
+        let url = format!("{}{path}", larder.admin());
+        collected.add_answer(path, &get(&url).await);
+        let request =
             client().get(format!("{url}?token={CLIENT_SECRET}")).bearer_auth(format!("{ADMIN_TOKEN}{CLIENT_SECRET}"));
-        collected.add_answer(page, &send(shown.header("origin", format!("http://{CLIENT_SECRET}"))).await.unwrap());
+        collected.add_answer(path, &send(request.header("origin", format!("http://{CLIENT_SECRET}"))).await.unwrap());
     }
     collected.0.push(("what it said first".into(), larder.announcement().to_string().into_bytes()));
     for arguments in [&["check"][..], &["check", "--json"], &["status"], &["status", "--json"], &["client-config"]] {
@@ -416,7 +416,7 @@ async fn no_secret_appears_in_any_output_of_a_whole_run() {
     assert!(log.text().contains("TRACE"), "the log level is not `trace`");
     collected.0.push(("the log".into(), log.text().into_bytes()));
     collected.assert_no_secret();
-    no_secret_is_stored_outside_documents(&fixture.folder);
+    assert_no_secret_outside_documents(&fixture.folder);
 }
 
 /// Requests for stored packages, and for packages whose fetch failed.
@@ -432,7 +432,7 @@ async fn repeat_requests(larder: &Process, collected: &mut CollectedOutput) {
 }
 
 /// Documents are stored as upstream sent them, with their secrets. No other file contains one, and no file name does.
-fn no_secret_is_stored_outside_documents(folder: &Folder) {
+fn assert_no_secret_outside_documents(folder: &Folder) {
     let mut documents_with_queries = 0;
     let mut files: Vec<PathBuf> = folder.files("");
     files.push(folder.path().join("v1"));

@@ -16,27 +16,27 @@ use crate::support::programs::{find, skip};
 use crate::support::upstream::FakeUpstream;
 use crate::support::{eventually, until};
 
-/// The longest that a message may take before a test has failed.
-const WITHIN: Duration = Duration::from_secs(30);
+/// The time limit of a wait for a message.
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// systemd's side of the socket.
 struct Manager(UnixDatagram);
 
 impl Manager {
     /// A socket in the folder, and the value of NOTIFY_SOCKET.
-    fn at(folder: &Folder) -> (Self, String) {
+    fn in_folder(folder: &Folder) -> (Self, String) {
         let path = folder.path().join("notify");
-        (Self::listening(UnixDatagram::bind(&path).unwrap()), path.display().to_string())
+        (Self::with_socket(UnixDatagram::bind(&path).unwrap()), path.display().to_string())
     }
 
     /// A socket in the abstract namespace.
-    fn in_the_abstract(name: &str) -> (Self, String) {
+    fn in_abstract_namespace(name: &str) -> (Self, String) {
         let address = SocketAddr::from_abstract_name(name).unwrap();
-        (Self::listening(UnixDatagram::bind_addr(&address).unwrap()), format!("@{name}"))
+        (Self::with_socket(UnixDatagram::bind_addr(&address).unwrap()), format!("@{name}"))
     }
 
-    fn listening(socket: UnixDatagram) -> Self {
-        socket.set_read_timeout(Some(WITHIN)).unwrap();
+    fn with_socket(socket: UnixDatagram) -> Self {
+        socket.set_read_timeout(Some(MESSAGE_TIMEOUT)).unwrap();
         Self(socket)
     }
 
@@ -48,7 +48,7 @@ impl Manager {
     }
 
     /// The next message that is not a watchdog message.
-    fn next_news(&self) -> Vec<String> {
+    fn next_but_watchdog(&self) -> Vec<String> {
         loop {
             let message = self.next();
             if message != ["WATCHDOG=1"] {
@@ -58,7 +58,7 @@ impl Manager {
     }
 
     /// All messages that have already arrived.
-    fn waiting(&self) -> Vec<Vec<String>> {
+    fn arrived(&self) -> Vec<Vec<String>> {
         self.0.set_nonblocking(true).unwrap();
         let mut buffer = [0; 4096];
         let mut messages = Vec::new();
@@ -71,11 +71,17 @@ impl Manager {
     }
 }
 
-fn started(upstream: &FakeUpstream, folder: &Folder, socket: &str, also: impl FnOnce(&mut Command)) -> Process {
+/// A larder that notifies this socket, after `adjust` has changed the command.
+fn start_with_socket(
+    upstream: &FakeUpstream,
+    folder: &Folder,
+    socket: &str,
+    adjust: impl FnOnce(&mut Command),
+) -> Process {
     let config = Larder::mirroring(upstream).store_at(folder).config_text();
     let larder = Process::serve_with(&config, folder.path(), |command| {
         command.env("NOTIFY_SOCKET", socket).env_remove("WATCHDOG_USEC").env_remove("WATCHDOG_PID");
-        also(command);
+        adjust(command);
     });
     larder.unwrap_or_else(|error| panic!("{error:?}"))
 }
@@ -85,10 +91,10 @@ async fn the_service_manager_is_notified_when_larder_is_ready_reloads_and_stops(
     let upstream = FakeUpstream::start().await;
     let name = format!("larder-test-{}", std::process::id());
     let folder = Folder::new();
-    for (manager, socket) in [Manager::at(&folder), Manager::in_the_abstract(&name)] {
+    for (manager, socket) in [Manager::in_folder(&folder), Manager::in_abstract_namespace(&name)] {
         let folder = Folder::new();
         let file = folder.path().join("mirror.toml");
-        let larder = started(&upstream, &folder, &socket, |_| {});
+        let larder = start_with_socket(&upstream, &folder, &socket, |_| {});
 
         let ready = manager.next();
         assert_eq!(ready[0], "READY=1", "{ready:?}");
@@ -99,7 +105,7 @@ async fn the_service_manager_is_notified_when_larder_is_ready_reloads_and_stops(
         get(&format!("{}/readyz", larder.admin())).await.expect(200);
 
         let valid_config = std::fs::read_to_string(&file).unwrap();
-        for (text, came_of_it) in [
+        for (text, outcome) in [
             (valid_config.clone(), ""),
             (
                 format!("{valid_config}\nnonsense = 1\n"),
@@ -117,12 +123,12 @@ async fn the_service_manager_is_notified_when_larder_is_ready_reloads_and_stops(
             assert_eq!(reloading[0], "RELOADING=1", "{reloading:?}");
             let since = reloading[1].strip_prefix("MONOTONIC_USEC=").unwrap();
             assert!(since.parse::<u64>().unwrap() > 0, "{reloading:?}");
-            assert_eq!(manager.next(), ["READY=1".to_owned(), format!("{status}{came_of_it}")]);
+            assert_eq!(manager.next(), ["READY=1".to_owned(), format!("{status}{outcome}")]);
         }
         larder.send_sigterm();
         assert_eq!(manager.next()[0], "STOPPING=1");
         assert_eq!(larder.terminate().await, Some(0));
-        assert!(manager.waiting().is_empty(), "nobody asked for signs of life");
+        assert!(manager.arrived().is_empty(), "nobody asked for signs of life");
     }
 }
 
@@ -131,15 +137,15 @@ async fn the_service_manager_is_notified_when_larder_is_ready_reloads_and_stops(
 async fn watchdog_messages_are_sent_while_larder_answers_whatever_its_upstreams_and_its_store_do() {
     let mut upstream = FakeUpstream::start().await;
     let folder = Folder::new();
-    let (manager, socket) = Manager::at(&folder);
-    let larder = started(&upstream, &folder, &socket, |command| {
+    let (manager, socket) = Manager::in_folder(&folder);
+    let larder = start_with_socket(&upstream, &folder, &socket, |command| {
         command.env("WATCHDOG_USEC", "200000");
     });
     assert_eq!(manager.next()[0], "READY=1");
     upstream.stop().await;
     std::fs::rename(folder.path().join("v1"), folder.path().join("away")).unwrap();
     get(&format!("{}/readyz", larder.base())).await.expect(503);
-    manager.waiting();
+    manager.arrived();
     for _ in 0..3 {
         assert_eq!(manager.next(), ["WATCHDOG=1"]);
     }
@@ -150,39 +156,39 @@ async fn watchdog_messages_are_sent_while_larder_answers_whatever_its_upstreams_
     for _ in 0..2 {
         larder.log().wait_for_another("liveness check failed").await;
     }
-    manager.waiting();
+    manager.arrived();
     larder.log().wait_for_another("liveness check failed").await;
-    assert!(manager.waiting().is_empty(), "a sign of life from a larder that answers nobody");
+    assert!(manager.arrived().is_empty(), "a sign of life from a larder that answers nobody");
     larder.limit_open_files(None);
     assert_eq!(manager.next(), ["WATCHDOG=1"]);
     larder.send_sigterm();
-    assert_eq!(manager.next_news()[0], "STOPPING=1");
+    assert_eq!(manager.next_but_watchdog()[0], "STOPPING=1");
 }
 
 /// Promise 11: a larder whose blocking threads are all taken fails its own check until they are free; with a lost
 /// store, a restart would not help, so the check passes.
 #[tokio::test]
 async fn a_larder_whose_blocking_threads_are_all_busy_fails_its_liveness_check() {
-    // Occupies all blocking threads of a runtime.
+    // The number of blocking threads of a runtime.
     const THREADS: usize = 512;
     let upstream = FakeUpstream::start().await;
     let larder = Larder::mirroring(&upstream).pool_within(Duration::from_millis(50)).start().await;
     larder.check_liveness().await.unwrap();
-    let (release, stored) = std::sync::mpsc::channel::<()>();
-    let stored = Arc::new(Mutex::new(stored));
+    let (release, released) = std::sync::mpsc::channel::<()>();
+    let released = Arc::new(Mutex::new(released));
     let tasks: Vec<_> = (0..THREADS)
         .map(|_| {
-            let stored = Arc::clone(&stored);
-            tokio::task::spawn_blocking(move || stored.lock().recv().is_ok())
+            let released = Arc::clone(&released);
+            tokio::task::spawn_blocking(move || released.lock().recv().is_ok())
         })
         .collect();
     let starved = eventually("the liveness check fails", async || larder.check_liveness().await.err()).await;
     assert!(starved.to_string().contains("no blocking task got a thread"), "{starved}");
 
-    let (there, moved_store) = (larder.folder.path().join("v1"), larder.folder.path().join("away"));
-    std::fs::rename(&there, &moved_store).unwrap();
+    let (store, moved_store) = (larder.folder.path().join("v1"), larder.folder.path().join("away"));
+    std::fs::rename(&store, &moved_store).unwrap();
     // A trial of the disk that began before the rename may still end well.
-    let answers_again_and_again = async || {
+    let passes_twenty_times = async || {
         for _ in 0..20 {
             if larder.check_liveness().await.is_err() {
                 return false;
@@ -190,8 +196,8 @@ async fn a_larder_whose_blocking_threads_are_all_busy_fails_its_liveness_check()
         }
         true
     };
-    until("the liveness check covers the store", answers_again_and_again).await;
-    std::fs::rename(&moved_store, &there).unwrap();
+    until("the liveness check covers the store", passes_twenty_times).await;
+    std::fs::rename(&moved_store, &store).unwrap();
     eventually("the liveness check fails again", async || larder.check_liveness().await.err()).await;
 
     drop(release);
@@ -206,8 +212,8 @@ async fn a_larder_whose_blocking_threads_are_all_busy_fails_its_liveness_check()
 async fn watchdog_variables_of_another_process_or_without_a_socket_are_ignored() {
     let upstream = FakeUpstream::start().await;
     let folder = Folder::new();
-    let (manager, socket) = Manager::at(&folder);
-    let larder = started(&upstream, &folder, &socket, |command| {
+    let (manager, socket) = Manager::in_folder(&folder);
+    let larder = start_with_socket(&upstream, &folder, &socket, |command| {
         command.env("WATCHDOG_USEC", "2000").env("WATCHDOG_PID", "1");
     });
     assert_eq!(manager.next()[0], "READY=1");
@@ -218,7 +224,7 @@ async fn watchdog_variables_of_another_process_or_without_a_socket_are_ignored()
 
     let folder = Folder::new();
     let nowhere = folder.path().join("nowhere").display().to_string();
-    let larder = started(&upstream, &folder, &nowhere, |_| {});
+    let larder = start_with_socket(&upstream, &folder, &nowhere, |_| {});
     larder.log().line_with("could not connect to the service manager").await;
     get(&format!("{}/readyz", larder.base())).await.expect(200);
     assert_eq!(larder.terminate().await, Some(0));
@@ -236,8 +242,8 @@ async fn systemd_accepts_the_service_file_and_rates_its_restrictions_as_strict()
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/systemd/larder.service");
     let folder = Folder::new();
     let copy = folder.path().join("larder.service");
-    let here = std::fs::read_to_string(file).unwrap().replace("/usr/bin/larder", env!("CARGO_BIN_EXE_larder"));
-    std::fs::write(&copy, here).unwrap();
+    let service_file = std::fs::read_to_string(file).unwrap().replace("/usr/bin/larder", env!("CARGO_BIN_EXE_larder"));
+    std::fs::write(&copy, service_file).unwrap();
     // Ignores warnings about other units of this machine.
     let verify = Command::new(&systemd_analyze).args(["verify", "--recursive-errors=no"]).arg(&copy).output().unwrap();
     let complaints = String::from_utf8_lossy(&verify.stderr).into_owned();
@@ -267,14 +273,18 @@ async fn the_packaged_configuration_differs_only_in_the_store_path() {
 
     let [repository_config, packaged] = ["mirror.toml", "target/package/mirror.toml"]
         .map(|file| std::fs::read_to_string(folder.path().join(file)).unwrap());
-    let other: Vec<_> = repository_config
+    let differing_lines: Vec<_> = repository_config
         .lines()
         .zip(packaged.lines())
         .filter(|(repository_config, packaged)| repository_config != packaged)
         .collect();
-    assert_eq!((other.len(), repository_config.lines().count()), (1, packaged.lines().count()), "{other:?}");
-    let nothing_set = |_: &str| None;
+    assert_eq!(
+        (differing_lines.len(), repository_config.lines().count()),
+        (1, packaged.lines().count()),
+        "{differing_lines:?}"
+    );
+    let empty_environment = |_: &str| None;
     let (config, warnings) =
-        Config::parse(&packaged, std::path::Path::new("/etc/larder/mirror.toml"), &nothing_set).unwrap();
+        Config::parse(&packaged, std::path::Path::new("/etc/larder/mirror.toml"), &empty_environment).unwrap();
     assert_eq!((config.store.path.to_str(), warnings.len()), (Some("/var/lib/larder"), 0));
 }

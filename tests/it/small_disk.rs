@@ -8,12 +8,12 @@ use crate::support::process::Process;
 use crate::support::small_disk::SmallDisk;
 use crate::support::upstream::{FakeUpstream, Provider};
 
-const DISK: usize = 10 << 20;
-const MOST: usize = 9_000_000;
+const DISK_BYTES: usize = 10 << 20;
+const HUGE_BYTES: usize = 9_000_000;
 
-async fn publishing() -> (FakeUpstream, Folder) {
+async fn upstream_and_folder() -> (FakeUpstream, Folder) {
     let upstream = FakeUpstream::start().await;
-    for (name, size) in [("one", LARGE_BYTES), ("two", LARGE_BYTES), ("huge", MOST)] {
+    for (name, size) in [("one", LARGE_BYTES), ("two", LARGE_BYTES), ("huge", HUGE_BYTES)] {
         upstream.publish(Provider::new("acme", name).size(size));
     }
     (upstream, Folder::new())
@@ -51,7 +51,7 @@ const READ_ONLY: &str = "mount -o remount,bind,ro \"$V1\"";
 /// A store of an older larder, without a folder for alarms.
 const OLD_AND_READ_ONLY: &str = "rmdir \"$V1/alarms\" && mount -o remount,bind,ro \"$V1\"";
 const STORED: &str = "larder; fwd=miss; stored";
-const PASSED: &str = "larder; fwd=miss";
+const PASSED_THROUGH: &str = "larder; fwd=miss";
 const HIT: &str = "larder; hit";
 
 /// Promise 9: a full disk evicts first; nothing is evicted for an archive that would not fit even then.
@@ -60,13 +60,13 @@ async fn a_full_disk_evicts_first_and_passes_through_archives_that_can_never_fit
     if !SmallDisk::is_possible() {
         return;
     }
-    let (upstream, folder) = publishing().await;
-    let disk = SmallDisk::start(&mirroring(&upstream, &folder), &folder, DISK, "true").unwrap();
+    let (upstream, folder) = upstream_and_folder().await;
+    let disk = SmallDisk::start(&mirroring(&upstream, &folder), &folder, DISK_BYTES, "true").unwrap();
     let larder = &disk.larder;
     assert_eq!(fetch_and_cache_status(larder, &upstream, "one").await, STORED);
     wait_for_h1(&disk).await;
     disk.leave_free(1_500_000);
-    assert_eq!(fetch_and_cache_status(larder, &upstream, "huge").await, PASSED);
+    assert_eq!(fetch_and_cache_status(larder, &upstream, "huge").await, PASSED_THROUGH);
     assert_eq!(
         fetch_and_cache_status(larder, &upstream, "one").await,
         HIT,
@@ -86,13 +86,13 @@ async fn a_full_disk_empties_the_quarantine_before_it_evicts() {
     if !SmallDisk::is_possible() {
         return;
     }
-    let (upstream, folder) = publishing().await;
-    let disk = SmallDisk::start(&mirroring(&upstream, &folder), &folder, DISK, "true").unwrap();
+    let (upstream, folder) = upstream_and_folder().await;
+    let disk = SmallDisk::start(&mirroring(&upstream, &folder), &folder, DISK_BYTES, "true").unwrap();
     let larder = &disk.larder;
     assert_eq!(fetch_and_cache_status(larder, &upstream, "one").await, STORED);
     wait_for_h1(&disk).await;
-    let aside = disk.store().join("aside");
-    std::fs::write(aside.join("0123abcd.0"), vec![7; LARGE_BYTES + (1 << 20)]).unwrap();
+    let quarantine = disk.store().join("aside");
+    std::fs::write(quarantine.join("0123abcd.0"), vec![7; LARGE_BYTES + (1 << 20)]).unwrap();
     disk.leave_free(1_500_000);
     assert_eq!(fetch_and_cache_status(larder, &upstream, "two").await, STORED);
     assert_eq!(
@@ -100,7 +100,7 @@ async fn a_full_disk_empties_the_quarantine_before_it_evicts() {
         HIT,
         "an archive was evicted before the quarantine was emptied"
     );
-    assert_eq!(std::fs::read_dir(aside).unwrap().count(), 0);
+    assert_eq!(std::fs::read_dir(quarantine).unwrap().count(), 0);
 }
 
 /// Promise 9: requests are served while the disk has no free byte.
@@ -109,12 +109,12 @@ async fn a_disk_that_is_full_to_the_last_byte_fails_no_request() {
     if !SmallDisk::is_possible() {
         return;
     }
-    let (upstream, folder) = publishing().await;
-    let disk = SmallDisk::start(&mirroring(&upstream, &folder), &folder, DISK, "true").unwrap();
+    let (upstream, folder) = upstream_and_folder().await;
+    let disk = SmallDisk::start(&mirroring(&upstream, &folder), &folder, DISK_BYTES, "true").unwrap();
     let larder = &disk.larder;
     disk.leave_free(0);
     for name in ["one", "huge", "one"] {
-        assert_eq!(fetch_and_cache_status(larder, &upstream, name).await, PASSED, "{name}");
+        assert_eq!(fetch_and_cache_status(larder, &upstream, name).await, PASSED_THROUGH, "{name}");
     }
     let log = larder.log().line_with("it is passed through").await;
     assert!(log.contains("free space on the store's disk"), "{log}");
@@ -131,15 +131,15 @@ async fn a_larder_starts_on_a_disk_that_is_full_or_read_only() {
     }
     let full = "{ dd if=/dev/zero of=\"$V1/ballast\" bs=4096 2>/dev/null || true; }";
     for preparation in [full, READ_ONLY, OLD_AND_READ_ONLY] {
-        let (upstream, folder) = publishing().await;
+        let (upstream, folder) = upstream_and_folder().await;
         let larder = Process::start(&mirroring(&upstream, &folder), folder.path());
         assert_eq!(fetch_and_cache_status(&larder, &upstream, "one").await, STORED);
         assert_eq!(larder.terminate().await, Some(0));
-        let disk = SmallDisk::start(&mirroring(&upstream, &folder), &folder, DISK, preparation);
+        let disk = SmallDisk::start(&mirroring(&upstream, &folder), &folder, DISK_BYTES, preparation);
         let disk = disk.unwrap_or_else(|error| panic!("{preparation}: {error:?}"));
         assert_eq!(fetch_and_cache_status(&disk.larder, &upstream, "one").await, HIT);
         // Nothing could be evicted for this archive.
-        assert_eq!(fetch_and_cache_status(&disk.larder, &upstream, "huge").await, PASSED);
+        assert_eq!(fetch_and_cache_status(&disk.larder, &upstream, "huge").await, PASSED_THROUGH);
         disk.larder.get("/readyz").await.expect(200);
         let status = get(&format!("{}/admin/v1/status", disk.larder.admin())).await.expect(200).json();
         assert_eq!(status["archives"], 1);
@@ -160,8 +160,8 @@ async fn a_new_store_on_a_read_only_disk_is_refused_with_its_path() {
     if !SmallDisk::is_possible() {
         return;
     }
-    let (upstream, folder) = publishing().await;
-    let started = SmallDisk::start(&mirroring(&upstream, &folder), &folder, DISK, READ_ONLY);
+    let (upstream, folder) = upstream_and_folder().await;
+    let started = SmallDisk::start(&mirroring(&upstream, &folder), &folder, DISK_BYTES, READ_ONLY);
     let error = started.err().expect("larder started without a store");
     assert_eq!(error.code, Some(1), "{error:?}");
     assert!(error.err.contains(&folder.path().join("v1/lock").display().to_string()), "{error:?}");

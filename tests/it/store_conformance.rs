@@ -30,12 +30,12 @@ fn version(number: &str) -> Version {
     Version::parse(number).unwrap()
 }
 
-fn set(name: &str, number: &str) -> Key {
+fn proof_set_key(name: &str, number: &str) -> Key {
     let platform = Platform::parse("linux_amd64").unwrap();
     Key::ProofSet(Package { provider: provider(name), version: version(number), platform })
 }
 
-fn first_seen(name: &str, number: &str) -> Key {
+fn first_seen_key(name: &str, number: &str) -> Key {
     Key::FirstSeen(provider(name), version(number))
 }
 
@@ -45,12 +45,12 @@ fn module(name: &str) -> ModulePackage {
     ModulePackage { module: ModuleAddress { host, namespace, name, system }, version: version("1.0.0") }
 }
 
-fn put(key: &Key, record: &str) -> Change {
+fn put_change(key: &Key, record: &str) -> Change {
     let action = Action::Put(record.as_bytes().to_vec(), Durability::Synced);
     Change { key: key.clone(), action, entry: IndexEntry::Unindexed }
 }
 
-fn text(records: &dyn Records, key: &Key) -> Option<String> {
+fn record_text(records: &dyn Records, key: &Key) -> Option<String> {
     records.get(key).unwrap().map(|record| String::from_utf8(record).unwrap())
 }
 
@@ -63,7 +63,7 @@ fn publish(blobs: &dyn Blobs, name: &str, bytes: &[u8]) -> Digest {
 }
 
 fn every_record_is_whole_or_absent(records: &dyn Records) {
-    let key = set("null", "1.0.0");
+    let key = proof_set_key("null", "1.0.0");
     assert_eq!(records.read(&key).unwrap(), Recorded::Absent);
     assert!(records.stat(&key).unwrap().is_none() && !records.sync(&key).unwrap());
     for record in ["first", "", "the second\nwith a line"] {
@@ -88,13 +88,13 @@ fn a_name_that_is_a_prefix_of_another_lists_its_own(records: &dyn Records) {
     for (name, number) in
         [("aws", "1.0.0"), ("aws", "1.0.0-beta"), ("aws2", "2.0.0"), ("aws-x", "3.0.0"), ("aw", "4.0.0")]
     {
-        records.put(&set(name, number), b"set", Durability::Lazy).unwrap();
-        records.put(&first_seen(name, number), b"seen", Durability::Lazy).unwrap();
+        records.put(&proof_set_key(name, number), b"set", Durability::Lazy).unwrap();
+        records.put(&first_seen_key(name, number), b"seen", Durability::Lazy).unwrap();
     }
     records.put(&Key::Seen(provider("aws")), b"old", Durability::Lazy).unwrap();
     records.put(&Key::KeyLog(provider("aws")), b"keys", Durability::Lazy).unwrap();
     let seen = records.change(&Key::KeyLog(provider("aws")), |step| step.first_seen(&provider("aws")));
-    assert_eq!(seen.unwrap(), BTreeSet::from([first_seen("aws", "1.0.0"), first_seen("aws", "1.0.0-beta")]));
+    assert_eq!(seen.unwrap(), BTreeSet::from([first_seen_key("aws", "1.0.0"), first_seen_key("aws", "1.0.0-beta")]));
     assert_eq!(records.packages_with_sets(&provider("aws2")).unwrap().len(), 1);
     assert_eq!(records.platforms_with_sets(&provider("aws"), &version("1.0.0")).unwrap().len(), 1);
     assert_eq!(
@@ -115,22 +115,22 @@ fn a_name_that_is_a_prefix_of_another_lists_its_own(records: &dyn Records) {
 
 /// Everything that is judged together is one group, whatever its kind.
 fn a_write_names_the_generation_it_read(records: &dyn Records) {
-    let (version, keys) = (first_seen("aws", "1.0.0"), Key::KeyLog(provider("aws")));
-    let name = Key::Name(match set("aws", "1.0.0") {
+    let (version, keys) = (first_seen_key("aws", "1.0.0"), Key::KeyLog(provider("aws")));
+    let name = Key::Name(match proof_set_key("aws", "1.0.0") {
         Key::ProofSet(package) => Artifact::Provider(package),
         _ => unreachable!(),
     });
     let group = version.group();
-    assert!([&keys, &name, &set("aws", "9.0.0")].iter().all(|key| key.group() == group));
+    assert!([&keys, &name, &proof_set_key("aws", "9.0.0")].iter().all(|key| key.group() == group));
     assert_ne!(Key::Alarms(Address::Provider(provider("aws"))).group(), group);
     let read_at = records.generation(&group).unwrap();
     assert_eq!(records.write(&group, read_at, &[]).unwrap(), WriteOutcome::Written);
-    let both = [put(&version, "mine"), put(&keys, "mine")];
+    let both = [put_change(&version, "mine"), put_change(&keys, "mine")];
     assert_eq!(records.write(&group, read_at, &both).unwrap(), WriteOutcome::Written);
-    let late = [put(&version, "late"), put(&name, "late")];
+    let late = [put_change(&version, "late"), put_change(&name, "late")];
     assert_eq!(records.write(&group, read_at, &late).unwrap(), WriteOutcome::Conflict);
     assert_eq!(records.write(&group, read_at, &[]).unwrap(), WriteOutcome::Conflict);
-    assert_eq!((text(records, &version).unwrap(), text(records, &name)), ("mine".to_owned(), None));
+    assert_eq!((record_text(records, &version).unwrap(), record_text(records, &name)), ("mine".to_owned(), None));
     let read_at = records.generation(&group).unwrap();
     let (removed, kept) = (Action::Remove(Durability::Synced), Action::Keep);
     let changes = [(&version, removed), (&keys, kept)].map(|(key, action)| Change {
@@ -139,12 +139,12 @@ fn a_write_names_the_generation_it_read(records: &dyn Records) {
         entry: IndexEntry::Unindexed,
     });
     assert_eq!(records.write(&group, read_at, &changes).unwrap(), WriteOutcome::Written);
-    assert_eq!((text(records, &version), text(records, &keys).unwrap()), (None, "mine".to_owned()));
+    assert_eq!((record_text(records, &version), record_text(records, &keys).unwrap()), (None, "mine".to_owned()));
 }
 
 /// The judgement is repeated with what the faster writer wrote, and reads what the step itself changes.
 fn a_conflict_is_judged_again(records: &dyn Records) {
-    let (key, other) = (first_seen("null", "1.0.0"), first_seen("null", "2.0.0"));
+    let (key, other) = (first_seen_key("null", "1.0.0"), first_seen_key("null", "2.0.0"));
     let mut judged = 0;
     let before = records.change(&key, |step| {
         judged += 1;
@@ -160,11 +160,11 @@ fn a_conflict_is_judged_again(records: &dyn Records) {
         Ok(before)
     });
     assert_eq!((before.unwrap(), judged), (None, 2));
-    assert_eq!((text(records, &key).unwrap(), text(records, &other)), ("faster mine".to_owned(), None));
+    assert_eq!((record_text(records, &key).unwrap(), record_text(records, &other)), ("faster mine".to_owned(), None));
 }
 
 fn writers_of_one_address_lose_nothing(records: &dyn Records) {
-    let key = first_seen("counter", "1.0.0");
+    let key = first_seen_key("counter", "1.0.0");
     let count =
         |record: Option<Vec<u8>>| record.map_or(0, |record| String::from_utf8(record).unwrap().parse().unwrap());
     std::thread::scope(|scope| {
@@ -184,39 +184,42 @@ fn writers_of_one_address_lose_nothing(records: &dyn Records) {
     assert_eq!(count(records.get(&key).unwrap()), 200);
 }
 
-/// Runs a step that others try to overtake each time it is judged, and returns the number of times.
-fn overtaken(records: &dyn Records, mut judge: impl FnMut(&mut Step<'_>)) -> u32 {
-    let (key, other, mut judged) = (first_seen("slow", "1.0.0"), first_seen("slow", "2.0.0"), 0);
+/// Runs a step that another writer tries to overtake each time it is judged; returns the number of judgements.
+fn judgements_while_overtaken(records: &dyn Records, mut judge: impl FnMut(&mut Step<'_>)) -> u32 {
+    let (key, other, mut judged) = (first_seen_key("slow", "1.0.0"), first_seen_key("slow", "2.0.0"), 0);
     std::thread::scope(|scope| {
         let changed = records.change(&key, |step| {
             judged += 1;
             judge(step);
             let (done, is_done) = mpsc::channel();
             let other = &other;
-            // The first ones only: a step that is overtaken for ever would never end.
+            // At most twenty times: a step that is always overtaken would never end.
             if judged < 20 {
                 scope.spawn(move || {
                     records.put(other, b"faster", Durability::Lazy).unwrap();
                     let _ = done.send(());
                 });
             }
-            // In its turn, it is not done before the step is.
+            // While the step has its turn, the other writer waits for the end of the step.
             let _ = is_done.recv_timeout(Duration::from_secs(1));
             step.put(&key, b"slow".to_vec(), Durability::Lazy, IndexEntry::Unindexed);
             Ok(())
         });
         changed.unwrap();
     });
-    assert_eq!((text(records, &key).unwrap(), text(records, &other).unwrap()), ("slow".into(), "faster".into()));
+    assert_eq!(
+        (record_text(records, &key).unwrap(), record_text(records, &other).unwrap()),
+        ("slow".into(), "faster".into())
+    );
     judged
 }
 
 fn a_slow_step_gets_its_turn(records: &dyn Records) {
-    let judged = overtaken(records, |_| ());
+    let judged = judgements_while_overtaken(records, |_| ());
     assert!(judged <= 4, "{judged}");
-    let mut acted = 0;
-    overtaken(records, |step| acted += u32::from(step.has_turn()));
-    assert_eq!(acted, 1);
+    let mut turns = 0;
+    judgements_while_overtaken(records, |step| turns += u32::from(step.has_turn()));
+    assert_eq!(turns, 1);
 }
 
 fn staged_archives_are_invisible_and_visible_ones_are_complete(blobs: &dyn Blobs) {
@@ -294,7 +297,7 @@ async fn reopened(folder: &Folder) -> Store {
 async fn a_torn_file_is_never_read() {
     let folder = Folder::new();
     let store = reopened(&folder).await;
-    let (document, seen) = (set("null", "1.0.0"), first_seen("null", "1.0.0"));
+    let (document, seen) = (proof_set_key("null", "1.0.0"), first_seen_key("null", "1.0.0"));
     let file =
         |folder: &str, end: &str| store.root().join(folder).join("registry.example/providers/acme/null").join(end);
     let files = [file("documents", "1.0.0/linux_amd64.set"), file("seen", "1.0.0.json")];
@@ -314,12 +317,12 @@ async fn a_torn_file_is_never_read() {
     }
 }
 
-/// A reader of a torn file sets aside only that, not what another thread has put in its place.
+/// A reader of a torn file quarantines that file only, not the record that another thread wrote in its place.
 #[tokio::test]
 async fn a_record_that_replaces_a_torn_one_is_not_quarantined() {
     let folder = Folder::new();
     let store = reopened(&folder).await;
-    let key = set("null", "1.0.0");
+    let key = proof_set_key("null", "1.0.0");
     let file = store.root().join("documents/registry.example/providers/acme/null/1.0.0/linux_amd64.set");
     for round in 0..300 {
         store.records.put(&key, b"old", Durability::Lazy).unwrap();
@@ -330,7 +333,7 @@ async fn a_record_that_replaces_a_torn_one_is_not_quarantined() {
             }
             scope.spawn(|| store.records.put(&key, b"new", Durability::Lazy).unwrap());
         });
-        assert_eq!(text(&*store.records, &key).as_deref(), Some("new"), "{round}");
+        assert_eq!(record_text(&*store.records, &key).as_deref(), Some("new"), "{round}");
     }
 }
 
@@ -339,23 +342,29 @@ async fn a_record_that_replaces_a_torn_one_is_not_quarantined() {
 async fn a_crash_between_two_changes_leaves_the_first() {
     let folder = Folder::new();
     let store = reopened(&folder).await;
-    let (first, second) = (first_seen("null", "1.0.0"), Key::version_list(&provider("null")));
+    let (first, second) = (first_seen_key("null", "1.0.0"), Key::version_list(&provider("null")));
     // A file where the second change needs a folder stops the step there.
     let obstacle = store.root().join("documents/registry.example");
     std::fs::write(&obstacle, "in the way").unwrap();
     let group = first.group();
     let read_at = store.records.generation(&group).unwrap();
-    assert!(store.records.write(&group, read_at, &[put(&first, "new"), put(&second, "new")]).is_err());
-    let rest = [put(&first, "older")];
+    assert!(store.records.write(&group, read_at, &[put_change(&first, "new"), put_change(&second, "new")]).is_err());
+    let rest = [put_change(&first, "older")];
     assert_eq!(store.records.write(&group, read_at, &rest).unwrap(), WriteOutcome::Conflict);
     std::fs::remove_file(&obstacle).unwrap();
-    assert_eq!((text(&*store.records, &first).unwrap(), text(&*store.records, &second)), ("new".to_owned(), None));
+    assert_eq!(
+        (record_text(&*store.records, &first).unwrap(), record_text(&*store.records, &second)),
+        ("new".to_owned(), None)
+    );
     // Between the write of a record's file and its rename.
     std::fs::write(store.root().join("staging/record-7"), "half of a rec").unwrap();
     drop(store);
     let store = reopened(&folder).await;
     assert!(std::fs::read_dir(store.root().join("staging")).unwrap().next().is_none());
-    assert_eq!((text(&*store.records, &first).unwrap(), text(&*store.records, &second)), ("new".to_owned(), None));
+    assert_eq!(
+        (record_text(&*store.records, &first).unwrap(), record_text(&*store.records, &second)),
+        ("new".to_owned(), None)
+    );
 }
 
 /// The steps of a publication: the bytes are staged, renamed, and the note of the download is removed.

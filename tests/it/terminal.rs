@@ -78,7 +78,7 @@ impl Failure {
     }
 
     /// An upstream and a larder in which this failure happens.
-    async fn between(self) -> (FakeUpstream, Builder) {
+    async fn upstream_and_builder(self) -> (FakeUpstream, Builder) {
         let mut upstream = FakeUpstream::start().await;
         upstream.publish(Provider::new("acme", "null").size(20_000));
         let builder = Larder::mirroring(&upstream);
@@ -118,9 +118,9 @@ impl Failure {
     }
 }
 
-fn assert_terminal_shows(failure: Failure, over: &str, text: &str) {
+fn assert_terminal_shows(failure: Failure, transport: &str, text: &str) {
     for part in failure.expected_texts() {
-        assert!(text.contains(part), "{failure:?} over {over}: {part:?} is not in: {text}");
+        assert!(text.contains(part), "{failure:?} over {transport}: {part:?} is not in: {text}");
     }
     assert!(!text.contains("requires authentication credentials"), "{text}");
     assert!(!text.contains("does not have a provider named"), "{text}");
@@ -132,9 +132,9 @@ async fn the_terminal_shows_the_cause_and_the_remedy_of_every_failure() {
     let Some(client) = Terraform::find() else { return };
     let ca = TestCa::new();
     for failure in Failure::ALL {
-        for over in ["http", "TLS"] {
-            let (_upstream, builder) = failure.between().await;
-            let builder = if over == "TLS" { builder.tls(&ca, &["127.0.0.1"]) } else { builder };
+        for transport in ["http", "TLS"] {
+            let (_upstream, builder) = failure.upstream_and_builder().await;
+            let builder = if transport == "TLS" { builder.tls(&ca, &["127.0.0.1"]) } else { builder };
             let larder = builder.start().await;
             let mut workspace = failure.workspace(&client);
             workspace.trust(&ca.pem());
@@ -142,19 +142,19 @@ async fn the_terminal_shows_the_cause_and_the_remedy_of_every_failure() {
             let url = if failure == Failure::MissingSlash { url.trim_end_matches('/') } else { &url };
             workspace.cli_config(&host_override(failure.host(), url, NO_MODULES));
             let error = workspace.init().await.expect_failure().one_line();
-            println!("{failure:?} over {over}: {error}");
-            assert_terminal_shows(failure, over, &error);
+            println!("{failure:?} over {transport}: {error}");
+            assert_terminal_shows(failure, transport, &error);
         }
     }
 }
 
-/// The same for the network mirror, whose client shows less: it needs TLS and hides every 4xx.
+/// The client of a network mirror needs TLS, and hides the reason of every 4xx.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_terminal_shows_the_failures_of_a_network_mirror() {
     let Some(client) = Terraform::find() else { return };
     let ca = TestCa::new();
     for failure in Failure::ALL {
-        let (_upstream, builder) = failure.between().await;
+        let (_upstream, builder) = failure.upstream_and_builder().await;
         let larder = builder.tls(&ca, &["127.0.0.1"]).start().await;
         let mut workspace = failure.workspace(&client);
         workspace.trust(&ca.pem());
@@ -179,12 +179,12 @@ async fn the_terminal_shows_the_failures_of_a_network_mirror() {
     }
 }
 
-/// The same for modules, whose version list and location the client requests.
+/// For a module the client requests the version list and the location.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_terminal_shows_the_failures_of_modules() {
     let Some(client) = Terraform::find() else { return };
     for failure in [Failure::UpstreamDown, Failure::Offline, Failure::NotAClient, Failure::NotAnUpstream] {
-        let (_upstream, builder) = failure.between().await;
+        let (_upstream, builder) = failure.upstream_and_builder().await;
         let larder = builder.start().await;
         let mut workspace = client.workspace();
         let host = failure.host();
@@ -209,20 +209,20 @@ async fn the_terminal_shows_the_accept_command_for_a_refused_version() {
     verifying.run_command("purge", "acme/null").await;
     verifying.stop().await;
     upstream.publish(Provider::new("acme", "null").size(20_001).signed_by(&SigningKey::new_key()));
-    for over in ["http", "TLS", "the mirror"] {
+    for transport in ["http", "TLS", "the mirror"] {
         let builder = Larder::mirroring(&upstream).store_at(&folder);
-        let builder = if over == "http" { builder } else { builder.tls(&ca, &["127.0.0.1"]) };
+        let builder = if transport == "http" { builder } else { builder.tls(&ca, &["127.0.0.1"]) };
         let larder = builder.start().await;
         let mut workspace = client.workspace();
         workspace.require(&format!("{HOST}/acme/null"), "1.2.0").trust(&ca.pem());
-        workspace.cli_config(&match over {
+        workspace.cli_config(&match transport {
             "the mirror" => network_mirror(&format!("{}/mirror/", larder.base())),
             _ => host_override(HOST, &larder.providers_url(HOST), NO_MODULES),
         });
         let error = workspace.init().await.expect_failure().one_line();
-        println!("waiting for accept over {over}: {error}");
+        println!("waiting for accept over {transport}: {error}");
         let command = format!("if that is right: `larder accept {HOST}/acme/null@1.2.0`");
-        assert!(error.contains("502 larder: ") && error.contains(&command), "{over}: {error}");
+        assert!(error.contains("502 larder: ") && error.contains(&command), "{transport}: {error}");
     }
 }
 

@@ -28,7 +28,7 @@ async fn job_download(larder: &Larder, path: &str, job: &str) -> reqwest::Respon
     request.header("content-type", "application/json").body(json!({ "job": job }).to_string()).send().await.unwrap()
 }
 
-async fn publishing() -> FakeUpstream {
+async fn upstream_with_large_provider() -> FakeUpstream {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null").size(LARGE_BYTES));
     upstream
@@ -37,7 +37,7 @@ async fn publishing() -> FakeUpstream {
 /// Promise 11: exports and bundles have a limit; beyond it the answer says why and what to do.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn four_exports_and_bundles_run_at_a_time_and_one_more_is_refused() {
-    let upstream = publishing().await;
+    let upstream = upstream_with_large_provider().await;
     let larder = Larder::mirroring(&upstream).start().await;
     let job = warm_up(&larder, &["acme/null"], &["linux_amd64"]).await;
     let mut stalled = join_all([EXPORT, BUNDLE, EXPORT, BUNDLE].map(|path| job_download(&larder, path, &job))).await;
@@ -58,7 +58,7 @@ async fn four_exports_and_bundles_run_at_a_time_and_one_more_is_refused() {
 /// Promise 11: a client that reads nothing is disconnected.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_does_not_read_an_export_is_disconnected() {
-    let upstream = publishing().await;
+    let upstream = upstream_with_large_provider().await;
     let larder = Larder::mirroring(&upstream).idle(Duration::from_millis(300)).start().await;
     let job = warm_up(&larder, &["acme/null"], &["linux_amd64"]).await;
     let stalled = join_all([EXPORT, BUNDLE, EXPORT, BUNDLE].map(|path| job_download(&larder, path, &job))).await;
@@ -66,33 +66,33 @@ async fn a_client_that_does_not_read_an_export_is_disconnected() {
     until("a permit is free", async || job_download(&larder, BUNDLE, &job).await.status() == 200).await;
 }
 
-/// A named pipe that blocks its reader.
-struct Blocked {
+/// A stored file that is replaced by a named pipe, so that its reader waits.
+struct PipedFile {
     path: PathBuf,
     contents: Vec<u8>,
 }
 
-impl Blocked {
-    fn at(path: PathBuf) -> Self {
+impl PipedFile {
+    fn replace(path: PathBuf) -> Self {
         let contents = fs::read(&path).unwrap();
         fs::remove_file(&path).unwrap();
         mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
         Self { path, contents }
     }
 
-    /// Releases the reader, and reports if there was one.
+    /// Gives the waiting reader the contents, and restores the file. False if no reader waits.
     fn release_reader(&self) -> bool {
         if !fs::metadata(&self.path).unwrap().file_type().is_fifo() {
             return false;
         }
-        let or_fail = OFlags::NONBLOCK.bits().try_into().unwrap();
-        let opened = OpenOptions::new().write(true).custom_flags(or_fail).open(&self.path);
-        opened.is_ok_and(|mut reader| {
-            reader.write_all(&self.contents).unwrap();
+        let without_waiting = OFlags::NONBLOCK.bits().try_into().unwrap();
+        let opened = OpenOptions::new().write(true).custom_flags(without_waiting).open(&self.path);
+        opened.is_ok_and(|mut pipe| {
+            pipe.write_all(&self.contents).unwrap();
             // A reader that has not reached the end would read later writes as well.
-            let mut whole = NamedTempFile::new().unwrap();
-            whole.write_all(&self.contents).unwrap();
-            whole.persist(&self.path).unwrap();
+            let mut restored = NamedTempFile::new().unwrap();
+            restored.write_all(&self.contents).unwrap();
+            restored.persist(&self.path).unwrap();
             true
         })
     }
@@ -101,15 +101,15 @@ impl Blocked {
 /// Promise 9: admin requests have ended when larder has stopped, so that the store is free.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stop_waits_for_running_admin_requests() {
-    for works in ["inventory", "bundle"] {
+    for request_kind in ["inventory", "bundle"] {
         let upstream = FakeUpstream::start().await;
         for name in ["one", "two"] {
             upstream.publish(Provider::new("acme", name));
         }
         let larder = Larder::mirroring(&upstream).drain(Duration::from_millis(10)).start().await;
         let job = warm_up(&larder, &["acme/one", "acme/two"], &["linux_amd64"]).await;
-        let sets: Vec<Blocked> = larder.folder.proof_sets().into_iter().map(Blocked::at).collect();
-        let work = match works {
+        let pipes: Vec<PipedFile> = larder.folder.proof_sets().into_iter().map(PipedFile::replace).collect();
+        let pending_request = match request_kind {
             "inventory" => {
                 let url = format!("{}/admin/v1/inventory", larder.admin());
                 tokio::spawn(async move { drop(client().get(url).send().await) })
@@ -121,23 +121,23 @@ async fn a_stop_waits_for_running_admin_requests() {
                 tokio::spawn(async move { drop(request.send().await) })
             }
         };
-        let let_go_on = || sets.iter().any(Blocked::release_reader);
-        // From here on the reader reads another pipe, or is about to.
-        until("the request is in progress", async || let_go_on()).await;
+        let release_reader = || pipes.iter().any(PipedFile::release_reader);
+        // A released reader goes on to the next pipe, so that the request stays in progress.
+        until("the request is in progress", async || release_reader()).await;
         let folder = larder.folder.clone();
         let mut stopping = tokio::spawn(larder.stop());
         let stopped = tokio::time::timeout(Duration::from_secs(1), &mut stopping).await;
-        // Released before any assertion can fail: otherwise the test would wait for that thread.
+        // Released before any assertion can fail: otherwise a failed test would wait for the thread of the reader.
         until("the request has ended", async || {
-            let_go_on();
-            work.is_finished() && (stopped.is_ok() || stopping.is_finished())
+            release_reader();
+            pending_request.is_finished() && (stopped.is_ok() || stopping.is_finished())
         })
         .await;
-        assert!(stopped.is_err(), "{works}: larder stopped before the request ended");
+        assert!(stopped.is_err(), "{request_kind}: larder stopped before the request ended");
         stopping.await.unwrap();
-        work.await.unwrap();
-        sets.iter().for_each(|set| fs::remove_file(&set.path).unwrap());
-        let again = Larder::mirroring(&upstream).store_at(&folder).start().await;
-        assert_eq!(get(&format!("{}/readyz", again.base())).await.status, 200);
+        pending_request.await.unwrap();
+        pipes.iter().for_each(|pipe| fs::remove_file(&pipe.path).unwrap());
+        let restarted = Larder::mirroring(&upstream).store_at(&folder).start().await;
+        assert_eq!(get(&format!("{}/readyz", restarted.base())).await.status, 200);
     }
 }

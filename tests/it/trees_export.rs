@@ -12,7 +12,7 @@ use crate::support::terraform::{Terraform, network_mirror};
 use crate::support::tls::TestCa;
 use crate::support::upstream::{Module, Target, sha256_hex};
 
-fn names(folder: &Path) -> Vec<String> {
+fn file_names(folder: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let mut names: Vec<String> = entries.collect();
     names.sort();
@@ -23,25 +23,25 @@ fn json(path: &Path) -> Value {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
-fn filesystem_mirror(tree: &Path) -> String {
+fn filesystem_mirror_config(tree: &Path) -> String {
     format!("provider_installation {{\n  filesystem_mirror {{\n    path = \"{}\"\n  }}\n}}\n", tree.display())
 }
 
 #[tokio::test]
 async fn an_exported_tree_works_as_a_filesystem_mirror_and_under_nginx_as_a_network_mirror() {
-    let (Some(client), Some(program)) = (Terraform::find(), find("nginx")) else { return };
+    let (Some(client), Some(nginx_program)) = (Terraform::find(), find("nginx")) else { return };
     let upstream = upstream().await;
     let (setup, tree) = exporter_and_tree(&upstream);
     export(&setup, &tree).await;
 
-    let from_folder = workspace_requiring(&client);
-    from_folder.cli_config(&filesystem_mirror(&tree));
-    from_folder.init().await.expect_success();
-    let lock = from_folder.lock_file();
+    let from_filesystem = workspace_requiring(&client);
+    from_filesystem.cli_config(&filesystem_mirror_config(&tree));
+    from_filesystem.init().await.expect_success();
+    let lock = from_filesystem.lock_file();
     assert!(lock.contains("version     = \"1.2.0\"") && lock.contains("version     = \"3.0.1\""), "{lock}");
 
     let ca = TestCa::new();
-    let nginx = Nginx::serve(&program, &tree, &ca).await;
+    let nginx = Nginx::serve(&nginx_program, &tree, &ca).await;
     let mut from_nginx = workspace_requiring(&client);
     from_nginx.trust(&ca.pem()).cli_config(&network_mirror(&format!("{}/", nginx.origin())));
     let output = from_nginx.init().await.expect_success();
@@ -62,7 +62,7 @@ async fn an_exported_tree_has_sums_and_signatures_byte_for_byte_beside_each_arch
     assert!(output.contains("4 archives written"), "{output}");
     let null = folder_of(&tree, "null");
     assert_eq!(
-        names(&null),
+        file_names(&null),
         [
             "1.2.0.json",
             "index.json",
@@ -74,11 +74,14 @@ async fn an_exported_tree_has_sums_and_signatures_byte_for_byte_beside_each_arch
             "terraform-provider-null_1.2.0_linux_amd64.zip",
         ]
     );
-    let read = |name: &str| std::fs::read(null.join(name)).unwrap();
-    assert_eq!(read("terraform-provider-null_1.2.0_SHA256SUMS"), upstream.sums_bytes("acme", "null", "1.2.0"));
-    assert_eq!(read("terraform-provider-null_1.2.0_SHA256SUMS.sig"), upstream.signature_bytes("acme", "null", "1.2.0"));
+    let read_file = |name: &str| std::fs::read(null.join(name)).unwrap();
+    assert_eq!(read_file("terraform-provider-null_1.2.0_SHA256SUMS"), upstream.sums_bytes("acme", "null", "1.2.0"));
+    assert_eq!(
+        read_file("terraform-provider-null_1.2.0_SHA256SUMS.sig"),
+        upstream.signature_bytes("acme", "null", "1.2.0")
+    );
     let zip = upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64");
-    assert_eq!(read("terraform-provider-null_1.2.0_linux_amd64.zip"), zip);
+    assert_eq!(read_file("terraform-provider-null_1.2.0_linux_amd64.zip"), zip);
     let document = json(&null.join("terraform-provider-null_1.2.0_linux_amd64.json"));
     assert_eq!(document["download_url"], "terraform-provider-null_1.2.0_linux_amd64.zip");
     assert_eq!(document["shasums_signature_url"], "terraform-provider-null_1.2.0_SHA256SUMS.sig");
@@ -101,8 +104,8 @@ async fn an_export_into_an_existing_tree_neither_fetches_nor_rewrites_existing_f
     // The tree contains a leftover of an interrupted run, and a foreign zip.
     let leftover = folder_of(&tree, "null").join(".larder-terraform-provider-null_1.2.0_linux_amd64.zip");
     std::fs::write(&leftover, b"half").unwrap();
-    let other = folder_of(&tree, "null").join("terraform-provider-null_1.3.0_linux_amd64.zip");
-    std::fs::write(&other, upstream.archive_bytes("acme", "null", "1.3.0", "linux_amd64")).unwrap();
+    let foreign_zip = folder_of(&tree, "null").join("terraform-provider-null_1.3.0_linux_amd64.zip");
+    std::fs::write(&foreign_zip, upstream.archive_bytes("acme", "null", "1.3.0", "linux_amd64")).unwrap();
     upstream.forget_requests();
 
     let larder = setup.serve();
@@ -135,7 +138,7 @@ async fn an_export_reports_omitted_modules_and_is_incomplete_only_with_partial()
     let output = setup.run(&addresses).await;
     assert_eq!(output.code, Some(1), "{output:?}");
     assert!(output.err.contains("nothing was exported"), "{output:?}");
-    assert!(names(&tree).is_empty());
+    assert!(file_names(&tree).is_empty());
     let output = setup.run(&[&addresses[..], &["--partial"]].concat()).await;
     assert_eq!(output.code, Some(1), "{output:?}");
     assert!(output.out.contains("1 module omitted: no client reads modules"), "{output:?}");

@@ -15,22 +15,22 @@ use crate::support::upstream::FakeUpstream;
 const LINUX: &str = "terraform-provider-null_1.2.0_linux_amd64.zip";
 const DARWIN: &str = "terraform-provider-null_1.2.0_darwin_arm64.zip";
 
-fn sealed(upstream: &FakeUpstream) -> CommandSetup {
+fn offline_setup(upstream: &FakeUpstream) -> CommandSetup {
     let mut setup = CommandSetup::new(upstream);
     setup.text.push_str("[network]\noffline = true\n");
     setup
 }
 
-/// Every refused file with its reason.
-async fn refused(setup: &CommandSetup, tree: &Path, more: &[&str]) -> Vec<(String, String)> {
-    let output = setup.run(&[&["import", tree.to_str().unwrap(), "--json"], more].concat()).await;
+/// Imports the tree: each refused file with the reason.
+async fn import_refusals(setup: &CommandSetup, tree: &Path, options: &[&str]) -> Vec<(String, String)> {
+    let output = setup.run(&[&["import", tree.to_str().unwrap(), "--json"], options].concat()).await;
     let steps: Vec<Value> = output.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(steps.last().unwrap()["step"], "done", "{output:?}");
     let text = |step: &Value, key: &str| step[key].as_str().unwrap_or_default().to_owned();
     let refused: Vec<_> = steps.iter().filter(|step| step["state"] == "refused").collect();
     assert_eq!(output.code, Some(i32::from(!refused.is_empty())), "{output:?}");
-    let name = |step: &Value| text(step, "file").rsplit('/').next().unwrap().to_owned();
-    refused.into_iter().map(|step| (name(step), text(step, "why"))).collect()
+    let file_name = |step: &Value| text(step, "file").rsplit('/').next().unwrap().to_owned();
+    refused.into_iter().map(|step| (file_name(step), text(step, "why"))).collect()
 }
 
 fn remove_proof(folder: &Path) {
@@ -54,24 +54,33 @@ async fn a_tampered_archive_is_refused_by_name_whatever_proves_the_rest() {
     bytes[middle] ^= 1;
     std::fs::write(&zip, bytes).unwrap();
 
-    let (offline, online, alone) = (sealed(&upstream), CommandSetup::new(&upstream), sealed(&upstream));
+    let (offline, online, offline_without_proof) =
+        (offline_setup(&upstream), CommandSetup::new(&upstream), offline_setup(&upstream));
     for (name, setup, has_proof, reason) in [
         ("proved by the files beside it", &offline, true, "the signed proof set next to it"),
         ("proved by upstream", &online, true, "upstream's proof set says"),
-        ("listed by VERSION.json, with nothing else", &alone, false, "1.2.0.json beside it lists other"),
+        (
+            "listed by VERSION.json, with nothing else",
+            &offline_without_proof,
+            false,
+            "1.2.0.json beside it lists other",
+        ),
         ("verified before", &offline, false, "verified sums of this version list"),
     ] {
         if !has_proof {
             remove_proof(&folder_of(&tree, "null"));
         }
-        let text = refused(setup, &tree, &["--unsigned"]).await;
-        assert!(text.len() == 1 && text[0].0 == LINUX && text[0].1.contains(reason), "{name}: {text:?}");
+        let refusals = import_refusals(setup, &tree, &["--unsigned"]).await;
+        assert!(
+            refusals.len() == 1 && refusals[0].0 == LINUX && refusals[0].1.contains(reason),
+            "{name}: {refusals:?}"
+        );
         assert_eq!(setup.home.blobs().len(), 3, "{name}");
     }
 }
 
 #[tokio::test]
-async fn links_pipes_wrong_names_and_what_is_no_zip_stay_out_and_nothing_outside_is_read() {
+async fn links_wrong_names_and_files_that_are_no_zip_are_refused_and_no_link_is_followed() {
     let upstream = upstream().await;
     let (exporter, tree) = exporter_and_tree(&upstream);
     export(&exporter, &tree).await;
@@ -96,9 +105,9 @@ async fn links_pipes_wrong_names_and_what_is_no_zip_stay_out_and_nothing_outside
     std::fs::write(null.join("1.6.0/linux_amd64/terraform-provider-null_v1.6.0"), b"#!/bin/sh\n").unwrap();
     std::fs::write(null.join("README.md"), b"nobody's business").unwrap();
 
-    let offline = sealed(&upstream);
-    let mut text = refused(&offline, &tree, &["--unsigned"]).await;
-    text.sort();
+    let offline = offline_setup(&upstream);
+    let mut refusals = import_refusals(&offline, &tree, &["--unsigned"]).await;
+    refusals.sort();
     let expected = [
         ("Terraform-Provider-Null_1.7.0_LINUX_AMD64.zip", "neither is verified"),
         ("linked.example", "link"),
@@ -107,24 +116,24 @@ async fn links_pipes_wrong_names_and_what_is_no_zip_stay_out_and_nothing_outside
         ("terraform-provider-null_1.7.0_linux_amd64.zip", "either"),
         ("terraform-provider-other_1.2.0_linux_amd64.zip", "does not begin with terraform-provider-null_"),
     ];
-    let names = text.iter().map(|(name, _)| name.as_str());
-    assert!(names.eq(expected.map(|(name, _)| name)), "{text:?}");
-    for ((name, text), (_, reason)) in text.iter().zip(expected) {
-        assert!(text.contains(reason), "{name}: {text}");
+    let names = refusals.iter().map(|(name, _)| name.as_str());
+    assert!(names.eq(expected.map(|(name, _)| name)), "{refusals:?}");
+    for ((name, why), (_, reason)) in refusals.iter().zip(expected) {
+        assert!(why.contains(reason), "{name}: {why}");
     }
     // acme/random for two platforms; of acme/null the remaining archive and the unpacked one.
     assert_eq!(offline.home.blobs().len(), 4);
 }
 
 #[tokio::test]
-async fn a_tar_that_is_posted_is_read_as_strictly() {
+async fn a_posted_tar_is_checked_as_strictly_as_a_folder() {
     let upstream = upstream().await;
     let setup = CommandSetup::new(&upstream);
     let larder = setup.serve();
     let token = std::fs::read_to_string(setup.home.path().join("admin-token")).unwrap();
     let url = format!("{}/admin/v1/import", larder.admin());
-    let post = async |url: &str, kind: &str, tar: Vec<u8>| {
-        let request = client().post(url).bearer_auth(&token).header("content-type", kind);
+    let post = async |url: &str, content_type: &str, tar: Vec<u8>| {
+        let request = client().post(url).bearer_auth(&token).header("content-type", content_type);
         send(request.body(tar)).await.unwrap()
     };
     let zip = upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64");
@@ -168,9 +177,9 @@ async fn a_tar_that_is_posted_is_read_as_strictly() {
     send(request).await.unwrap().expect(401);
 }
 
-/// The other direction: requests for a tree.
+/// An export through the admin listener, as a tar.
 #[tokio::test]
-async fn a_job_is_exported_only_if_everything_of_it_is_stored() {
+async fn a_job_of_which_something_is_missing_is_exported_only_as_partial() {
     let upstream = upstream().await;
     let setup = CommandSetup::new(&upstream);
     let larder = setup.serve();
@@ -211,7 +220,7 @@ async fn unsigned_sums_prove_nothing_even_where_checksums_suffice() {
     exporter.stdout_of(&["export", tree.to_str().unwrap(), "--platform", "linux_amd64", "--for", "acme/null"]).await;
     let mut offline = CommandSetup::new(&upstream);
     offline.text.push_str("verification = \"checksum\"\n[network]\noffline = true\n");
-    let text = refused(&offline, &tree, &[]).await;
-    assert!(text.len() == 1 && text[0].1.contains("no signed proof set is beside it"), "{text:?}");
-    assert!(refused(&offline, &tree, &["--unsigned"]).await.is_empty());
+    let refusals = import_refusals(&offline, &tree, &[]).await;
+    assert!(refusals.len() == 1 && refusals[0].1.contains("no signed proof set is beside it"), "{refusals:?}");
+    assert!(import_refusals(&offline, &tree, &["--unsigned"]).await.is_empty());
 }

@@ -13,7 +13,7 @@ use crate::support::tree_imports::{lock_of_upstream, sealed, states};
 use crate::support::upstream::{FakeUpstream, Provider, Target};
 
 /// A tree that the real client makes, through a larder.
-async fn tree_of_terraform(client: &Terraform, upstream: &FakeUpstream, folder: &Path) -> PathBuf {
+async fn tree_made_by_terraform(client: &Terraform, upstream: &FakeUpstream, folder: &Path) -> PathBuf {
     let larder = Larder::mirroring(upstream).start().await;
     let workspace = workspace_requiring(client);
     workspace.cli_config(&host_override(HOST, &larder.providers_url(HOST), "http://127.0.0.1:9/v1/modules/"));
@@ -24,7 +24,7 @@ async fn tree_of_terraform(client: &Terraform, upstream: &FakeUpstream, folder: 
     tree
 }
 
-fn archives(folder: &Folder) -> usize {
+fn archive_count(folder: &Folder) -> usize {
     folder.blobs().len()
 }
 
@@ -34,7 +34,7 @@ async fn a_tree_of_terraform_is_imported_unsigned_into_a_sealed_mirror_and_serve
     let Some(client) = Terraform::find() else { return };
     let mut upstream = upstream().await;
     let home = Folder::new();
-    let tree = tree_of_terraform(&client, &upstream, home.path()).await;
+    let tree = tree_made_by_terraform(&client, &upstream, home.path()).await;
     upstream.stop().await;
     let setup = sealed(&upstream);
     let tree_path = tree.to_str().unwrap();
@@ -43,7 +43,7 @@ async fn a_tree_of_terraform_is_imported_unsigned_into_a_sealed_mirror_and_serve
     assert_eq!(refused.code, Some(1), "{refused:?}");
     assert!(refused.out.contains("it is not verified: this mirror is offline"), "{refused:?}");
     assert!(refused.out.contains("--unsigned imports it on your word"), "{refused:?}");
-    assert_eq!(archives(&setup.home), 0);
+    assert_eq!(archive_count(&setup.home), 0);
 
     let output = setup.stdout_of(&["import", tree_path, "--unsigned"]).await;
     assert!(output.contains("4 archives: you alone vouch for them"), "{output}");
@@ -56,9 +56,10 @@ async fn a_tree_of_terraform_is_imported_unsigned_into_a_sealed_mirror_and_serve
     let words: Vec<&str> = plan.out.split_whitespace().collect();
     assert_eq!(words.join(" ").matches("through the network mirror only").count(), 3, "{plan:?}");
     assert!(!plan.out.contains("`init` will work offline"), "{plan:?}");
-    let out = home.path().join("again");
-    let output =
-        setup.stdout_of(&["export", out.to_str().unwrap(), "--for", "acme/null", "--platform", "linux_amd64"]).await;
+    let exported = home.path().join("again");
+    let output = setup
+        .stdout_of(&["export", exported.to_str().unwrap(), "--for", "acme/null", "--platform", "linux_amd64"])
+        .await;
     assert!(output.contains("the tree has no proof of them"), "{output}");
     let again = setup.stdout_of(&["import", tree_path, "--unsigned", "--json"]).await;
     assert!(states(&again).iter().all(|state| state.ends_with(" held")), "{again}");
@@ -87,14 +88,14 @@ async fn a_tree_of_terraform_is_imported_unsigned_into_a_sealed_mirror_and_serve
     larder.get(document["shasums_signature_url"].as_str().unwrap()).await.expect(200);
 }
 
-/// Only documents are fetched; the imported packages are like downloaded ones.
+/// Only documents are fetched; the imported packages are served like downloaded ones.
 #[tokio::test]
 async fn a_connected_mirror_verifies_a_tree_with_documents_of_upstream_only() {
     let Some(client) = Terraform::find() else { return };
     let mut upstream = upstream().await;
     let expected = lock_of_upstream(&client, &upstream).await;
     let home = Folder::new();
-    let tree = tree_of_terraform(&client, &upstream, home.path()).await;
+    let tree = tree_made_by_terraform(&client, &upstream, home.path()).await;
     let setup = CommandSetup::new(&upstream);
     let running = setup.serve();
     upstream.forget_requests();
@@ -102,7 +103,7 @@ async fn a_connected_mirror_verifies_a_tree_with_documents_of_upstream_only() {
     let output = setup.stdout_of(&["import", tree.to_str().unwrap()]).await;
     assert!(output.contains("4 archives") && output.contains("by upstream's documents"), "{output}");
     assert_eq!(upstream.count_of(Target::Archive), 0, "an archive was fetched");
-    assert_eq!(archives(&setup.home), 4);
+    assert_eq!(archive_count(&setup.home), 4);
     running.terminate().await;
 
     upstream.stop().await;
@@ -125,13 +126,13 @@ async fn an_exported_tree_is_verified_by_a_known_key_or_one_that_the_operator_tr
     let Some(client) = Terraform::find() else { return };
     let mut upstream = upstream().await;
     let expected = lock_of_upstream(&client, &upstream).await;
-    let (outside, tree) = exporter_and_tree(&upstream);
-    export(&outside, &tree).await;
+    let (exporter, tree) = exporter_and_tree(&upstream);
+    export(&exporter, &tree).await;
     upstream.stop().await;
 
     let setup = sealed(&upstream);
     let refused = setup.run(&["import", tree.to_str().unwrap()]).await;
-    assert_eq!((refused.code, archives(&setup.home)), (Some(1), 0), "{refused:?}");
+    assert_eq!((refused.code, archive_count(&setup.home)), (Some(1), 0), "{refused:?}");
     assert!(refused.out.contains("signed by a key from the tree that never signed"), "{refused:?}");
     let output = setup.stdout_of(&["import", tree.to_str().unwrap(), "--unsigned", "--json"]).await;
     assert!(states(&output).iter().all(|state| state.ends_with(" proven")), "{output}");
@@ -152,12 +153,12 @@ async fn an_exported_tree_is_verified_by_a_known_key_or_one_that_the_operator_tr
     assert!(output.contains("4 archives already") && !output.contains("never signed"), "{output}");
 }
 
-/// A package that upstream does not know counts as unverifiable.
+/// The version is listed to clients, and is verified as soon as upstream has it.
 #[tokio::test]
 async fn a_package_that_upstream_does_not_know_is_imported_with_an_explicit_option_and_listed() {
     let upstream = upstream().await;
-    let (outside, tree) = exporter_and_tree(&upstream);
-    export(&outside, &tree).await;
+    let (exporter, tree) = exporter_and_tree(&upstream);
+    export(&exporter, &tree).await;
     let other = FakeUpstream::start().await;
     let setup = CommandSetup::new(&other);
     for name in ["null", "random"] {
@@ -203,14 +204,14 @@ async fn a_package_that_upstream_does_not_know_is_imported_with_an_explicit_opti
 #[tokio::test]
 async fn no_unsigned_archive_is_imported_with_a_damaged_first_seen_record() {
     let upstream = upstream().await;
-    let (outside, tree) = exporter_and_tree(&upstream);
-    export(&outside, &tree).await;
+    let (exporter, tree) = exporter_and_tree(&upstream);
+    export(&exporter, &tree).await;
     let setup = sealed(&upstream);
-    let first = FakeUpstream::start().await;
-    first.publish(crate::support::warm_fixture::both_platforms(
+    let earlier_upstream = FakeUpstream::start().await;
+    earlier_upstream.publish(crate::support::warm_fixture::both_platforms(
         Provider::new("acme", "null").version("1.2.0").edition(7),
     ));
-    let larder = Larder::mirroring(&first).store_at(&setup.home).start().await;
+    let larder = Larder::mirroring(&earlier_upstream).store_at(&setup.home).start().await;
     larder.document("null", "1.2.0").await.expect(200);
     larder.stop().await;
     setup.home.files("documents").iter().for_each(|file| std::fs::remove_file(file).unwrap());
@@ -235,29 +236,29 @@ async fn an_import_that_was_killed_leaves_a_consistent_store_and_the_same_comman
     for name in ["one", "two", "three", "four", "five", "six"] {
         upstream.publish(Provider::new("acme", name).size(3_000_000));
     }
-    let (outside, tree) = exporter_and_tree(&upstream);
-    let names = ["one", "two", "three", "four", "five", "six"].map(|name| format!("--for=acme/{name}"));
-    let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    let addresses = [&["export", tree.to_str().unwrap(), "--platform", "linux_amd64"], &names[..]].concat();
-    outside.stdout_of(&addresses).await;
+    let (exporter, tree) = exporter_and_tree(&upstream);
+    let options = ["one", "two", "three", "four", "five", "six"].map(|name| format!("--for=acme/{name}"));
+    let options: Vec<&str> = options.iter().map(String::as_str).collect();
+    let arguments = [&["export", tree.to_str().unwrap(), "--platform", "linux_amd64"], &options[..]].concat();
+    exporter.stdout_of(&arguments).await;
     let setup = sealed(&upstream);
     let file = setup.file();
     let import = ["import", tree.to_str().unwrap(), "--unsigned", "--json", "--config", file.to_str().unwrap()];
-    for acknowledged in [1, 3] {
-        let (killed, out, _) = spawn_captured(command(setup.home.path(), &import));
+    for reported_count in [1, 3] {
+        let (import_process, out, _) = spawn_captured(command(setup.home.path(), &import));
         eventually("the import reports this many files", async || {
-            (out.text().matches("\"file\"").count() >= acknowledged).then_some(())
+            (out.text().matches("\"file\"").count() >= reported_count).then_some(())
         })
         .await;
-        drop(killed);
-        let text = states(&out.text()[..out.text().rfind('\n').map_or(0, |end| end + 1)]);
-        let imported_count = text.iter().filter(|state| !state.ends_with(" refused")).count();
-        assert!(archives(&setup.home) >= imported_count, "what was told of is held");
+        drop(import_process);
+        let reported_states = states(&out.text()[..out.text().rfind('\n').map_or(0, |end| end + 1)]);
+        let imported_count = reported_states.iter().filter(|state| !state.ends_with(" refused")).count();
+        assert!(archive_count(&setup.home) >= imported_count, "a reported archive is not stored");
         let verified = setup.stdout_of(&["verify"]).await;
         assert!(verified.contains("everything is intact"), "{verified}");
     }
     setup.stdout_of(&["import", tree.to_str().unwrap(), "--unsigned"]).await;
-    assert_eq!(archives(&setup.home), 6);
+    assert_eq!(archive_count(&setup.home), 6);
     assert!(setup.home.partial_downloads().is_empty(), "{:?}", setup.home.partial_downloads());
     let larder = Process::serve(&setup.text, setup.home.path()).unwrap_or_else(|error| panic!("{error:?}"));
     larder.get(&larder.archive_path("six").await).await.expect(200);

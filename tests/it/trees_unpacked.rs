@@ -38,7 +38,7 @@ fn unpack(zip: &[u8], into: &Path) {
     }
 }
 
-fn package(tree: &Path, name: &str, version: &str) -> PathBuf {
+fn package_folder(tree: &Path, name: &str, version: &str) -> PathBuf {
     tree.join(format!("{HOST}/acme/{name}/{version}/linux_amd64"))
 }
 
@@ -47,17 +47,17 @@ fn unpacked_tree(upstream: &FakeUpstream, folder: &Path) -> PathBuf {
     let tree = folder.join("unpacked");
     for (name, version) in [("null", "1.2.0"), ("random", "3.0.1")] {
         let zip = upstream.archive_bytes("acme", name, version, "linux_amd64");
-        unpack(&zip, &package(&tree, name, version));
+        unpack(&zip, &package_folder(&tree, name, version));
     }
     tree
 }
 
-/// The `h1:` lines of a lock file.
-fn h1s(lock: &str) -> Vec<String> {
-    let mut h1s: Vec<String> =
+/// The `h1:` hashes of a lock file, one a line.
+fn h1_lines(lock: &str) -> Vec<String> {
+    let mut lines: Vec<String> =
         lock.lines().map(str::trim).filter(|line| line.starts_with("\"h1:")).map(str::to_owned).collect();
-    h1s.sort();
-    h1s
+    lines.sort();
+    lines
 }
 
 /// The refused files: path in the folder of the provider, and reason.
@@ -97,10 +97,10 @@ async fn an_unpacked_tree_installs_from_a_network_mirror_by_the_published_h1() {
     assert!(output.contains("neither its signature nor its zh"), "{output}");
     assert!(setup.stdout_of(&["status"]).await.contains("2 archives without signatures"));
     // The same files give the same archive.
-    let before = setup.home.blobs();
+    let blobs_before = setup.home.blobs();
     let again = setup.stdout_of(&["import", tree_path, "--unsigned", "--json"]).await;
     assert_eq!(states(&again), ["linux_amd64 held", "linux_amd64 held"]);
-    assert_eq!(setup.home.blobs(), before);
+    assert_eq!(setup.home.blobs(), blobs_before);
 
     let larder = Larder::mirroring(&upstream).store_at(&setup.home).network("offline = true").start().await;
     let listed = larder.get(&format!("/mirror/{HOST}/acme/null/1.2.0.json")).await.expect(200).json();
@@ -113,7 +113,7 @@ async fn an_unpacked_tree_installs_from_a_network_mirror_by_the_published_h1() {
     let mut workspace = workspace_requiring(&client);
     workspace.trust(&ca.pem()).cli_config(&network_mirror(&format!("{}/mirror/", larder.base())));
     workspace.init().await.expect_success();
-    assert_eq!(h1s(&workspace.lock_file()), h1s(&published));
+    assert_eq!(h1_lines(&workspace.lock_file()), h1_lines(&published));
     assert!(!workspace.lock_file().contains("\"zh:"), "{}", workspace.lock_file());
     let plugin = format!(".terraform/providers/{HOST}/acme/null/1.2.0/linux_amd64/terraform-provider-null_v1.2.0");
     let mode = std::fs::metadata(workspace.path().join(plugin)).unwrap().permissions().mode();
@@ -127,26 +127,29 @@ async fn unpacked_files_are_compared_with_the_stored_archive_and_never_replace_a
     let home = Folder::new();
     let tree = unpacked_tree(&upstream, home.path());
     let tree_path = tree.to_str().unwrap();
-    std::fs::remove_dir_all(package(&tree, "random", "3.0.1")).unwrap();
+    std::fs::remove_dir_all(package_folder(&tree, "random", "3.0.1")).unwrap();
     let mut setup = CommandSetup::new(&upstream);
-    let text = refused_files(&setup.run(&["import", tree_path, "--unsigned", "--json"]).await.out);
-    assert!(text.len() == 1 && text[0].1.contains("`larder warm registry.terraform.io/acme/null@1.2.0`"), "{text:?}");
+    let refusals = refused_files(&setup.run(&["import", tree_path, "--unsigned", "--json"]).await.out);
+    assert!(
+        refusals.len() == 1 && refusals[0].1.contains("`larder warm registry.terraform.io/acme/null@1.2.0`"),
+        "{refusals:?}"
+    );
 
     setup.stdout_of(&["warm", "acme/null@1.2.0", "--platform", "linux_amd64"]).await;
     let output = setup.stdout_of(&["import", tree_path, "--json"]).await;
     assert_eq!(states(&output), ["linux_amd64 held"]);
     assert!(output.contains("its files equal those of the stored archive"), "{output}");
-    let plugin = package(&tree, "null", "1.2.0").join("terraform-provider-null_v1.2.0");
+    let plugin = package_folder(&tree, "null", "1.2.0").join("terraform-provider-null_v1.2.0");
     let mut bytes = std::fs::read(&plugin).unwrap();
     bytes[100] ^= 1;
     std::fs::write(&plugin, bytes).unwrap();
-    let text = refused_files(&setup.run(&["import", tree_path, "--unsigned", "--json"]).await.out);
-    assert!(text.len() == 1 && text[0].1.contains("but those of the stored archive have h1:"), "{text:?}");
+    let refusals = refused_files(&setup.run(&["import", tree_path, "--unsigned", "--json"]).await.out);
+    assert!(refusals.len() == 1 && refusals[0].1.contains("but those of the stored archive have h1:"), "{refusals:?}");
     // Not even after its removal: the first-seen record keeps the verified hashes.
     setup.stdout_of(&["purge", "acme/null@1.2.0"]).await;
     setup.text.push_str("[network]\noffline = true\n");
-    let text = refused_files(&setup.run(&["import", tree_path, "--unsigned", "--json"]).await.out);
-    assert!(text.len() == 1 && text[0].1.contains("was verified here before"), "{text:?}");
+    let refusals = refused_files(&setup.run(&["import", tree_path, "--unsigned", "--json"]).await.out);
+    assert!(refusals.len() == 1 && refusals[0].1.contains("was verified here before"), "{refusals:?}");
 }
 
 #[tokio::test]
@@ -175,28 +178,31 @@ async fn a_package_with_a_link_or_without_a_plugin_is_refused_as_a_whole() {
     let upstream = upstream().await;
     let home = Folder::new();
     let tree = unpacked_tree(&upstream, home.path());
-    symlink("/etc/passwd", package(&tree, "null", "1.2.0").join("notes")).unwrap();
-    let empty = package(&tree, "random", "3.0.2");
-    std::fs::create_dir_all(&empty).unwrap();
-    let other = package(&tree, "random", "3.0.3");
-    std::fs::create_dir_all(&other).unwrap();
-    std::fs::write(other.join("README"), b"nothing to run").unwrap();
-    symlink(package(&tree, "random", "3.0.1"), package(&tree, "random", "3.0.1").with_file_name("linux_arm64"))
-        .unwrap();
+    symlink("/etc/passwd", package_folder(&tree, "null", "1.2.0").join("notes")).unwrap();
+    let empty_package = package_folder(&tree, "random", "3.0.2");
+    std::fs::create_dir_all(&empty_package).unwrap();
+    let without_plugin = package_folder(&tree, "random", "3.0.3");
+    std::fs::create_dir_all(&without_plugin).unwrap();
+    std::fs::write(without_plugin.join("README"), b"nothing to run").unwrap();
+    symlink(
+        package_folder(&tree, "random", "3.0.1"),
+        package_folder(&tree, "random", "3.0.1").with_file_name("linux_arm64"),
+    )
+    .unwrap();
     let setup = sealed(&upstream);
     let output = setup.run(&["import", tree.to_str().unwrap(), "--unsigned", "--json"]).await;
-    let text = refused_files(&output.out);
-    let places: Vec<&str> = text.iter().map(|(tree_path, _)| tree_path.as_str()).collect();
+    let refusals = refused_files(&output.out);
+    let paths: Vec<&str> = refusals.iter().map(|(tree_path, _)| tree_path.as_str()).collect();
     assert_eq!(
-        places,
+        paths,
         ["1.2.0/linux_amd64", "3.0.1/linux_arm64", "3.0.2/linux_amd64", "3.0.3/linux_amd64"],
-        "{text:?}"
+        "{refusals:?}"
     );
     for (offset, reason) in ["notes\": it is a link", "it is a link", "it contains no file", "no client could run it"]
         .into_iter()
         .enumerate()
     {
-        assert!(text[offset].1.contains(reason), "{text:?}");
+        assert!(refusals[offset].1.contains(reason), "{refusals:?}");
     }
     assert_eq!((states(&output.out).len(), setup.home.blobs().len()), (5, 1));
     assert!(setup.home.partial_downloads().is_empty(), "{:?}", setup.home.partial_downloads());
@@ -209,7 +215,7 @@ async fn a_tar_of_unpacked_packages_is_checked_like_a_folder() {
     let larder = setup.serve();
     let token = std::fs::read_to_string(setup.home.path().join("admin-token")).unwrap();
     let mut tar = tar::Builder::new(Vec::new());
-    let mut add = |path: &str, kind: tar::EntryType, bytes: &[u8]| {
+    let mut add_entry = |path: &str, kind: tar::EntryType, bytes: &[u8]| {
         let mut header = tar::Header::new_gnu();
         header.set_entry_type(kind);
         header.set_size(bytes.len() as u64);
@@ -221,24 +227,24 @@ async fn a_tar_of_unpacked_packages_is_checked_like_a_folder() {
     let null = format!("{HOST}/acme/null");
     for version in ["1.0.0", "1.1.0", "1.2.0", "1.3.0"] {
         let plugin = format!("{null}/{version}/linux_amd64/terraform-provider-null");
-        add(&plugin, tar::EntryType::Regular, version.as_bytes());
+        add_entry(&plugin, tar::EntryType::Regular, version.as_bytes());
         match version {
-            "1.0.0" => add(&format!("{null}/1.0.0/linux_amd64/link"), tar::EntryType::Symlink, b""),
-            "1.1.0" => add(&format!("{null}/1.1.0/linux_amd64/../../x"), tar::EntryType::Regular, b"x"),
-            "1.2.0" => add(&plugin, tar::EntryType::Regular, b"again"),
+            "1.0.0" => add_entry(&format!("{null}/1.0.0/linux_amd64/link"), tar::EntryType::Symlink, b""),
+            "1.1.0" => add_entry(&format!("{null}/1.1.0/linux_amd64/../../x"), tar::EntryType::Regular, b"x"),
+            "1.2.0" => add_entry(&plugin, tar::EntryType::Regular, b"again"),
             _ => {}
         }
     }
     // A foreign entry between the files of the package may have displaced some of them.
-    add(&format!("{null}/1.4.0/linux_amd64/terraform-provider-null"), tar::EntryType::Regular, b"1.4.0");
-    add(&format!("{null}/1.3.0/linux_amd64/LICENSE"), tar::EntryType::Regular, b"late");
+    add_entry(&format!("{null}/1.4.0/linux_amd64/terraform-provider-null"), tar::EntryType::Regular, b"1.4.0");
+    add_entry(&format!("{null}/1.3.0/linux_amd64/LICENSE"), tar::EntryType::Regular, b"late");
     let request = client().post(format!("{}/admin/v1/import?unsigned", larder.admin())).bearer_auth(&token);
     let request = request.header("content-type", "application/x-tar").body(tar.into_inner().unwrap());
     let answer = send(request).await.unwrap().expect(200).text();
-    let text = refused_files(&answer);
-    let whys: Vec<(&str, &str)> =
-        text.iter().map(|(tree_path, reason)| (tree_path.as_str(), reason.as_str())).collect();
-    assert_eq!(whys.len(), 5, "{whys:?}");
+    let refusals = refused_files(&answer);
+    let refusals: Vec<(&str, &str)> =
+        refusals.iter().map(|(tree_path, reason)| (tree_path.as_str(), reason.as_str())).collect();
+    assert_eq!(refusals.len(), 5, "{refusals:?}");
     for (offset, (tree_path, reason)) in [
         ("1.0.0/linux_amd64", "it is a link"),
         ("1.1.0/linux_amd64", "segment"),
@@ -249,7 +255,7 @@ async fn a_tar_of_unpacked_packages_is_checked_like_a_folder() {
     .into_iter()
     .enumerate()
     {
-        assert!(whys[offset].0 == tree_path && whys[offset].1.contains(reason), "{whys:?}");
+        assert!(refusals[offset].0 == tree_path && refusals[offset].1.contains(reason), "{refusals:?}");
     }
     assert_eq!(states(&answer).iter().filter(|state| state.ends_with(" packed_anew")).count(), 1, "{answer}");
     assert_eq!(setup.home.blobs().len(), 1);
@@ -274,7 +280,7 @@ async fn an_import_that_is_killed_at_any_rename_reports_no_hash_of_its_own_packi
     let mut upstream = upstream().await;
     let home = Folder::new();
     let tree = home.path().join("unpacked");
-    unpack(&upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"), &package(&tree, "null", "1.2.0"));
+    unpack(&upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"), &package_folder(&tree, "null", "1.2.0"));
     upstream.stop().await;
     let mut killed = 0;
     for number in 1.. {
@@ -302,7 +308,7 @@ async fn an_import_that_is_killed_at_any_rename_reports_no_hash_of_its_own_packi
             break;
         }
     }
-    assert!(killed >= 3, "no rename was met");
+    assert!(killed >= 3, "fewer renames than an import makes");
 }
 
 /// The next import repairs a store in which an import was killed between two writes.
@@ -311,7 +317,7 @@ async fn a_record_that_marks_a_repacked_archive_as_published_is_corrected_by_the
     let mut upstream = upstream().await;
     let home = Folder::new();
     let tree = home.path().join("unpacked");
-    unpack(&upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"), &package(&tree, "null", "1.2.0"));
+    unpack(&upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"), &package_folder(&tree, "null", "1.2.0"));
     upstream.stop().await;
     let setup = sealed(&upstream);
     setup.stdout_of(&["import", tree.to_str().unwrap(), "--unsigned"]).await;

@@ -18,7 +18,7 @@ async fn a_version_that_is_missing_from_a_readable_list_is_404() {
     for number in 0..20 {
         upstream.publish(Provider::new("acme", "null").version(&format!("9.0.{number}")));
     }
-    // The registry gives their documents, and lists none of them.
+    // The registry has documents of these versions, and its list names none of them.
     upstream.serve_json("/v1/providers/acme/null/versions", &list);
     let larder = Larder::mirroring(&upstream).start().await;
     larder.document("null", "1.2.0").await.expect(200);
@@ -29,7 +29,7 @@ async fn a_version_that_is_missing_from_a_readable_list_is_404() {
         assert!(refused.contains("does not name"), "{refused}");
     }
     assert_eq!((larder.folder.files("seen"), larder.folder.files("documents")), records_before);
-    assert_eq!(upstream.count_of(Target::Everything), 0, "the list was fresh, and nothing else is asked");
+    assert_eq!(upstream.count_of(Target::Everything), 0, "the list was fresh, and nothing else is requested");
 }
 
 /// For an unlisted module version no first-seen record is written, because such records survive a purge.
@@ -37,7 +37,7 @@ async fn a_version_that_is_missing_from_a_readable_list_is_404() {
 async fn an_invented_version_of_a_module_leaves_no_record() {
     let fixture = ModuleFixture::with_one_module().await;
     let larder = fixture.larder().start().await;
-    larder.get(&path("1.0.0")).await.expect(204);
+    larder.get(&download_path("1.0.0")).await.expect(204);
     // A registry that answers for any version.
     let url = fixture.file("any.tar.gz", &tar_gz(&[("main.tf", b"# any\n")]));
     for number in 0..20 {
@@ -46,13 +46,13 @@ async fn an_invented_version_of_a_module_leaves_no_record() {
     }
     let records_before = larder.folder.files("seen");
     for number in 0..20 {
-        let refused = larder.get(&path(&format!("9.0.{number}"))).await.expect(404).text();
+        let refused = larder.get(&download_path(&format!("9.0.{number}"))).await.expect(404).text();
         assert!(refused.contains("does not name"), "{refused}");
     }
     assert_eq!(larder.folder.files("seen"), records_before);
 }
 
-fn path(version: &str) -> String {
+fn download_path(version: &str) -> String {
     format!("/registry/{HOST}/v1/modules/acme/one/test/{version}/download")
 }
 
@@ -65,6 +65,7 @@ async fn a_list_without_the_version_is_revalidated_before_the_404() {
     larder.versions("null").await.expect(200);
     upstream.publish(Provider::new("acme", "null").version("1.3.0"));
     larder.document("null", "1.3.0").await.expect(404);
+    // The default of `not_found`, for which larder remembers the 404, is 30 s.
     larder.clock.advance(std::time::Duration::from_secs(31));
     larder.document("null", "1.3.0").await.expect(200);
     larder.document("null", "9.9.9").await.expect(404);
@@ -114,16 +115,16 @@ async fn the_status_counts_first_seen_records() {
         upstream.publish(Provider::new("acme", "null").version(version));
     }
     let larder = Larder::mirroring(&upstream).start().await;
-    let counted = async |larder: &Larder| {
+    let first_seen_counts = async |larder: &Larder| {
         let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
         (status["first_seen_records"].as_u64().unwrap(), status["first_seen_bytes"].as_u64().unwrap() > 0)
     };
-    assert_eq!(counted(&larder).await, (0, false));
+    assert_eq!(first_seen_counts(&larder).await, (0, false));
     larder.document("null", "1.2.0").await.expect(200);
     larder.document("null", "1.3.0").await.expect(200);
-    assert_eq!(counted(&larder).await, (2, true));
+    assert_eq!(first_seen_counts(&larder).await, (2, true));
     larder.run_command("purge", "acme/null").await;
     let folder = larder.stop().await;
     let larder = Larder::mirroring(&upstream).store_at(&folder).start().await;
-    assert_eq!(counted(&larder).await, (2, true));
+    assert_eq!(first_seen_counts(&larder).await, (2, true));
 }

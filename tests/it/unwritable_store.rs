@@ -18,7 +18,7 @@ struct BlockedPath {
 }
 
 impl BlockedPath {
-    fn of(folder: &Folder, part: &str) -> Self {
+    fn block(folder: &Folder, part: &str) -> Self {
         let (part, moved) = (folder.path().join("v1").join(part), folder.path().join("away"));
         std::fs::rename(&part, &moved).unwrap();
         std::fs::write(&part, "obstacle").unwrap();
@@ -82,7 +82,7 @@ async fn without_a_staging_folder_requests_are_served_and_nothing_is_stored() {
         let upstream = FakeUpstream::start().await;
         upstream.publish(Provider::new("acme", "null").size(size));
         let larder = Larder::mirroring(&upstream).start().await;
-        let blocked_path = BlockedPath::of(&larder.folder, "staging");
+        let blocked_path = BlockedPath::block(&larder.folder, "staging");
         let path = larder.archive_path("null", "1.2.0").await;
         larder.versions("null").await.expect(200);
         for _ in 0..2 {
@@ -108,7 +108,7 @@ async fn an_archive_whose_commit_fails_is_served_once_it_is_verified() {
             let request_once = || async { get(&fixture.url()).await };
             let (first, ()) = tokio::join!(request_once(), async {
                 fixture.upstream.wait_for(Target::Archive, 1).await;
-                let blocked_path = BlockedPath::of(fixture.folder(), part);
+                let blocked_path = BlockedPath::block(fixture.folder(), part);
                 gate.open();
                 // The first request and later ones are served while a file blocks the folder.
                 let second = request_once().await;
@@ -137,7 +137,7 @@ async fn a_damaged_archive_that_cannot_be_quarantined_is_passed_through() {
         let blob = fixture.folder().blobs().remove(0);
         let file = std::fs::File::options().write(true).open(&blob).unwrap();
         file.set_len(size as u64 / 2).unwrap();
-        let blocked_path = BlockedPath::of(fixture.folder(), "aside");
+        let blocked_path = BlockedPath::block(fixture.folder(), "aside");
         assert_passed_through(&fixture.larder.get(&fixture.path).await, &fixture.zip);
         blocked_path.restore();
         assert!(fixture.larder.get(&fixture.path).await.expect(200).has_cache_status("stored"));
@@ -151,15 +151,15 @@ async fn a_version_republished_with_an_unknown_key_is_refused_on_an_unwritable_s
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null"));
     let larder = Larder::mirroring(&upstream).always_revalidate().start().await;
-    let before = larder.archive_path("null", "1.2.0").await;
+    let path_before = larder.archive_path("null", "1.2.0").await;
     for part in ["staging", "documents"] {
-        let blocked_path = BlockedPath::of(&larder.folder, part);
+        let blocked_path = BlockedPath::block(&larder.folder, part);
         let stranger = SigningKey::new_key();
         upstream.publish(Provider::new("acme", "null").edition(2).signed_by(&stranger));
         let answer = larder.document("null", "1.2.0").await;
         match part {
             // The old set can still be read.
-            "staging" => assert_eq!(answer.expect(200).json()["download_url"], before.as_str()),
+            "staging" => assert_eq!(answer.expect(200).json()["download_url"], path_before.as_str()),
             _ => assert!(answer.expect(502).text().contains("it was published again")),
         }
         blocked_path.restore();
@@ -174,35 +174,35 @@ async fn a_version_whose_record_could_not_be_written_is_known_by_its_proof_set()
     upstream.publish(Provider::new("acme", "null"));
     let larder = Larder::mirroring(&upstream).always_revalidate().start().await;
     larder.document("null", "1.1.0").await.expect(200);
-    let blocked_path = BlockedPath::of(&larder.folder, "seen");
-    let before = larder.archive_path("null", "1.2.0").await;
+    let blocked_path = BlockedPath::block(&larder.folder, "seen");
+    let path_before = larder.archive_path("null", "1.2.0").await;
     blocked_path.restore();
     upstream.publish(Provider::new("acme", "null").edition(2).signed_by(&SigningKey::new_key()));
-    assert_eq!(larder.archive_path("null", "1.2.0").await, before, "a stranger's set was let in");
+    assert_eq!(larder.archive_path("null", "1.2.0").await, path_before, "a proof set with an unknown key was accepted");
 }
 
-fn vanish(v1: &Path) {
+fn remove_store(v1: &Path) {
     std::fs::remove_dir_all(v1).unwrap();
 }
 
 /// Replaces the store by another larder's: complete, empty, with a lock of its own.
-fn is_replaced(v1: &Path) {
-    vanish(v1);
+fn replace_by_other_store(v1: &Path) {
+    remove_store(v1);
     drop(larder::store::Store::open(v1.parent().unwrap(), larder::clock::Timestamp(1)).unwrap());
 }
 
-fn is_made_anew_empty(v1: &Path) {
-    vanish(v1);
+fn replace_by_empty_folder(v1: &Path) {
+    remove_store(v1);
     std::fs::create_dir(v1).unwrap();
 }
 
-fn is_a_file(v1: &Path) {
-    vanish(v1);
+fn replace_by_file(v1: &Path) {
+    remove_store(v1);
     std::fs::write(v1, "no store").unwrap();
 }
 
 /// Losses of a store under a running larder.
-const LOSSES: [fn(&Path); 4] = [vanish, is_replaced, is_made_anew_empty, is_a_file];
+const LOSSES: [fn(&Path); 4] = [remove_store, replace_by_other_store, replace_by_empty_folder, replace_by_file];
 
 /// A store other than the locked one is neither read nor written; every request is still answered.
 #[tokio::test]
@@ -211,10 +211,10 @@ async fn a_store_that_is_lost_at_run_time_fails_no_request() {
         for size in [SMALL_BYTES, LARGE_BYTES] {
             let fixture = PackageFixture::with_archive_size(size).await;
             fixture.larder.get(&fixture.path).await.expect(200);
-            is_complete(&fixture.larder).await;
+            wait_for_hashes(&fixture.larder).await;
             let v1 = fixture.folder().path().join("v1");
             loss(&v1);
-            let before = tree(&v1);
+            let before = tree_paths(&v1);
             for listener in [fixture.larder.base().to_owned(), fixture.larder.admin()] {
                 get(&format!("{listener}/readyz")).await.expect(503);
                 get(&format!("{listener}/healthz")).await.expect(200);
@@ -225,20 +225,20 @@ async fn a_store_that_is_lost_at_run_time_fails_no_request() {
             assert_eq!(fixture.larder.archive_path("null", "1.2.0").await, fixture.path);
             fixture.larder.versions("null").await.expect(200);
             fixture.larder.document("absent", "1.2.0").await.expect(404);
-            assert_eq!(tree(&v1), before, "loss {number}: it was written to");
-            assert_eq!(v1.exists(), number > 0, "loss {number}: it was made");
+            assert_eq!(tree_paths(&v1), before, "loss {number}: larder wrote to it");
+            assert_eq!(v1.exists(), number > 0, "loss {number}: larder made a store");
         }
     }
 }
 
 /// Waits until no write is in progress, the `h1:` hashes included.
-async fn is_complete(larder: &Larder) {
+async fn wait_for_hashes(larder: &Larder) {
     let names = || larder.folder.files("names").into_iter().map(|name| std::fs::read_to_string(name).unwrap());
     until("the `h1:` hash is recorded", async || names().all(|name| name.contains("h1:"))).await;
 }
 
-fn tree(folder: &Path) -> Vec<PathBuf> {
-    let mut found = Vec::new();
+fn tree_paths(folder: &Path) -> Vec<PathBuf> {
+    let mut paths = Vec::new();
     let mut folders = vec![folder.to_owned()];
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder).into_iter().flatten() {
@@ -246,11 +246,11 @@ fn tree(folder: &Path) -> Vec<PathBuf> {
             if path.is_dir() {
                 folders.push(path.clone());
             }
-            found.push(path);
+            paths.push(path);
         }
     }
-    found.sort();
-    found
+    paths.sort();
+    paths
 }
 
 /// A store that comes back is used again; larder did not treat its content as deleted in between.
@@ -261,20 +261,20 @@ async fn a_store_that_comes_back_is_used_again() {
         upstream.publish(Provider::new("acme", name).size(LARGE_BYTES));
     }
     let larder = Larder::mirroring(&upstream).store("max_size = \"5MiB\"").always_revalidate().start().await;
-    let one = larder.archive_path("one", "1.2.0").await;
-    larder.get(&one).await.expect(200);
-    is_complete(&larder).await;
+    let first_path = larder.archive_path("one", "1.2.0").await;
+    larder.get(&first_path).await.expect(200);
+    wait_for_hashes(&larder).await;
     let (v1, moved) = (larder.folder.path().join("v1"), larder.folder.path().join("away"));
     std::fs::rename(&v1, &moved).unwrap();
     // The second archive would need the space of the first one.
-    let two = larder.archive_path("two", "1.2.0").await;
-    assert_passed_through(&larder.get(&two).await, &archive(&upstream, "two"));
+    let second_path = larder.archive_path("two", "1.2.0").await;
+    assert_passed_through(&larder.get(&second_path).await, &archive(&upstream, "two"));
     std::fs::rename(&moved, &v1).unwrap();
 
     larder.get("/readyz").await.expect(200);
-    assert!(larder.get(&one).await.expect(200).has_cache_status("larder; hit"));
-    assert!(larder.get(&two).await.expect(200).has_cache_status("stored"));
-    assert!(larder.get(&two).await.expect(200).has_cache_status("larder; hit"));
+    assert!(larder.get(&first_path).await.expect(200).has_cache_status("larder; hit"));
+    assert!(larder.get(&second_path).await.expect(200).has_cache_status("stored"));
+    assert!(larder.get(&second_path).await.expect(200).has_cache_status("larder; hit"));
 }
 
 /// Promise 12: offline, the error names the lost store.
@@ -287,7 +287,7 @@ async fn offline_errors_name_a_lost_store() {
     let offline = Larder::mirroring(&fixture.upstream).network("offline = true").clock(&clock).store_at(&folder);
     let larder = offline.start().await;
     larder.get(&path).await.expect(200);
-    vanish(&folder.path().join("v1"));
+    remove_store(&folder.path().join("v1"));
     // The copy in memory was checked less than a minute ago.
     clock.advance(Duration::from_secs(61));
     for path in [path.as_str(), "/registry/registry.terraform.io/v1/providers/acme/null/versions"] {
@@ -301,15 +301,15 @@ async fn offline_errors_name_a_lost_store() {
 async fn a_resumed_response_with_another_length_is_aborted() {
     for difference in [-1_isize, 1] {
         let fixture = PackageFixture::with_archive_size(LARGE_BYTES).await;
-        let other = fixture.zip.len().checked_add_signed(difference).unwrap();
+        let other_length = fixture.zip.len().checked_add_signed(difference).unwrap();
         let gate = fixture.upstream.hold_after(Target::Archive, LARGE_BYTES / 2 - 1);
         fixture.upstream.fault(Target::Archive, Fault::Truncated(LARGE_BYTES / 2));
         let pending_request = tokio::spawn(crate::support::http::receive(client().get(fixture.url())));
         fixture.upstream.wait_for(Target::Archive, 1).await;
-        fixture.upstream.fault(Target::Archive, Fault::Announces(other));
+        fixture.upstream.fault(Target::Archive, Fault::Announces(other_length));
         gate.open();
         fixture.assert_truncated(&pending_request.await.unwrap());
-        assert!(fixture.folder().partial_downloads().is_empty(), "what it contradicts was built on");
+        assert!(fixture.folder().partial_downloads().is_empty(), "the partial file of another length was kept");
         fixture.assert_recovers().await;
     }
 }

@@ -24,7 +24,7 @@ async fn an_archive_without_a_length_streams_after_its_first_mebibyte() {
     fixture.assert_complete().await;
 }
 
-/// Promise 3: a small one without a length is answered with one.
+/// Promise 3: a small archive that upstream sends without a length is served with one.
 #[tokio::test]
 async fn a_small_archive_without_a_length_is_verified_before_the_status_line() {
     let fixture = PackageFixture::with_archive_size(SMALL_BYTES).await;
@@ -34,8 +34,8 @@ async fn a_small_archive_without_a_length_is_verified_before_the_status_line() {
     fixture.assert_complete().await;
 }
 
-/// Promise 3: wrong bytes are refused where they are few, else broken off, without a length before the last chunk. A
-/// Range changes nothing.
+/// Promise 3: a small archive with wrong bytes is a 502. A large one is aborted, without a length before the last
+/// chunk. A Range request has the same result.
 #[tokio::test]
 async fn wrong_bytes_never_look_complete() {
     let wrong = vec![Fault::WrongLastByte];
@@ -65,15 +65,15 @@ async fn wrong_bytes_never_look_complete() {
     .await;
 }
 
-/// Promise 3: HTTP/1.0 cannot mark a truncated body of unknown length, so such clients wait for the whole.
+/// Promise 3: HTTP/1.0 cannot mark a truncated body of unknown length, so such clients wait for the complete archive.
 #[tokio::test]
-async fn an_old_client_waits_for_an_archive_without_a_length() {
+async fn a_client_of_http_1_0_waits_for_a_complete_archive_without_a_length() {
     let fixture = PackageFixture::with_archive_size(LARGE_BYTES).await;
     fixture.upstream.fault(Target::Archive, Fault::NoLength);
     fixture.upstream.fault_once(Target::Archive, Fault::WrongLastByte);
-    let ask = || receive(client().get(fixture.url()).version(reqwest::Version::HTTP_10));
-    assert_eq!(ask().await.status, 502);
-    let received = ask().await;
+    let request_once = || receive(client().get(fixture.url()).version(reqwest::Version::HTTP_10));
+    assert_eq!(request_once().await.status, 502);
+    let received = request_once().await;
     assert_eq!(
         (received.status, received.headers["content-length"].to_str().unwrap()),
         (200, fixture.zip.len().to_string().as_str())
@@ -81,9 +81,10 @@ async fn an_old_client_waits_for_an_archive_without_a_length() {
     assert!(received.is_complete && received.body == fixture.zip);
 }
 
-/// Promise 3: a download without a length that is cut each time is a 502 up to 1 MiB, and broken off above.
+/// Promise 3: upstream truncates each response. Within the first 1 MiB that is a 502; after it, the response is
+/// aborted.
 #[tokio::test]
-async fn a_download_without_a_length_that_is_always_cut_never_looks_complete() {
+async fn a_download_without_a_length_that_is_always_truncated_never_looks_complete() {
     let fixture = PackageFixture::with_archive_size(LARGE_BYTES).await;
     fixture.upstream.fault(Target::Archive, Fault::RangeIgnored);
     fixture.upstream.fault(Target::Archive, Fault::NoLengthTruncated(1_000_000));
@@ -99,7 +100,7 @@ async fn a_download_without_a_length_that_is_always_cut_never_looks_complete() {
 
 /// Promise 3: Range is ignored until the archive is stored.
 #[tokio::test]
-async fn a_range_of_a_cold_archive_is_answered_with_the_whole() {
+async fn a_range_of_an_archive_that_is_not_stored_is_answered_with_the_complete_archive() {
     let rows = [("its first bytes", "bytes=0-9"), ("its last bytes", "bytes=-10"), ("its rest", "bytes=2999000-")];
     each_row(rows, async |range| {
         let fixture = PackageFixture::with_archive_size(LARGE_BYTES).await;
@@ -119,7 +120,7 @@ async fn a_range_of_a_cold_archive_is_answered_with_the_whole() {
     .await;
 }
 
-/// Promise 3: bytes stream as they arrive, and none of the last 64 KiB leaves before the archive is committed.
+/// Promise 3: bytes are sent as they arrive, and none of the last 64 KiB is sent before the archive is committed.
 #[tokio::test]
 async fn the_tail_is_sent_only_when_the_archive_is_committed() {
     let fixture = PackageFixture::with_archive_size(LARGE_BYTES).await;
@@ -141,7 +142,7 @@ async fn the_tail_is_sent_only_when_the_archive_is_committed() {
     assert!(body == fixture.zip);
 }
 
-/// Promise 3: no client gets bytes that did not arrive.
+/// Promise 3: a client gets the bytes that have arrived, except the tail, and no others.
 #[tokio::test]
 async fn bytes_are_streamed_as_soon_as_they_arrive() {
     let fixture = PackageFixture::with_archive_size(LARGE_BYTES).await;

@@ -1,5 +1,5 @@
-//! Downloads that break, reset, stall, drip or start over: resumed where that is right, given up where it is not, and
-//! never mistaken for complete.
+//! Downloads that break, are reset, stall, are very slow or start again: larder resumes or abandons them, and never
+//! takes one for complete that is not.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use crate::support::package_fixture::{LARGE_BYTES, PackageFixture, SMALL_BYTES};
 use crate::support::rows::each_row;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 
-/// Promise 4: a broken download is resumed, and no byte is fetched twice. A chunked body without its last chunk is a
-/// broken one. Without validators the resumption is by Range alone; the digest verifies the whole.
+/// Promise 4: a broken download is resumed, and no byte is fetched twice. A chunked body without its last chunk counts
+/// as broken. Without validators larder resumes by Range alone, because the digest verifies the complete archive.
 #[tokio::test]
 async fn a_download_that_breaks_is_resumed_where_it_broke() {
     type Cut = fn(usize) -> Fault;
@@ -35,12 +35,12 @@ async fn a_download_that_breaks_is_resumed_where_it_broke() {
         let has_tag = requests[1].header("if-range").is_some_and(|tag| tag.starts_with('"'));
         assert_eq!(has_tag, has_validators, "{requests:?}");
         assert_eq!(requests[1].status, Some(206));
-        assert_eq!(requests.iter().map(|asked| asked.bytes_sent).sum::<u64>(), fixture.zip.len() as u64);
+        assert_eq!(requests.iter().map(|request| request.bytes_sent).sum::<u64>(), fixture.zip.len() as u64);
     })
     .await;
 }
 
-/// Promise 4, and the table: also where the archive's URL has expired meanwhile.
+/// Promise 4: the URL of the archive expires during the download, so larder fetches the document again.
 #[tokio::test]
 async fn a_download_that_breaks_is_resumed_at_its_new_url() {
     let upstream = FakeUpstream::builder().signed_urls().start().await;
@@ -48,16 +48,16 @@ async fn a_download_that_breaks_is_resumed_at_its_new_url() {
     let fixture = PackageFixture::from_upstream(upstream, Duration::from_secs(30)).await;
     fixture.upstream.fault_once(Target::Archive, Fault::Truncated(1_500_000));
     let gate = fixture.upstream.hold_after(Target::Archive, 1_000_000);
-    let meanwhile = async {
+    let expire_urls = async {
         fixture.upstream.wait_for(Target::Archive, 1).await;
         fixture.upstream.expire_urls();
         gate.open();
     };
-    tokio::join!(fixture.assert_complete(), meanwhile);
-    let request: Vec<_> =
+    tokio::join!(fixture.assert_complete(), expire_urls);
+    let queries_and_statuses: Vec<_> =
         fixture.archive_requests().iter().map(|request| (request.query.clone(), request.status)).collect();
     let expected = [("sig=0", 200), ("sig=0", 403), ("sig=1", 206)];
-    assert_eq!(request, expected.map(|(query, status)| (query.to_owned(), Some(status))));
+    assert_eq!(queries_and_statuses, expected.map(|(query, status)| (query.to_owned(), Some(status))));
     assert_eq!(fixture.upstream.count_of(Target::Document), 2);
 }
 
@@ -72,21 +72,22 @@ async fn a_download_that_breaks_at_its_very_end_is_complete() {
     .await;
 }
 
-/// Promise 4: a reset is resumed as well, an upstream that cannot resume starts over, and clients notice nothing.
+/// Promise 4: after a reset larder resumes. If upstream ignores Range, it sends all bytes again, and clients notice
+/// nothing.
 #[tokio::test]
-async fn a_download_that_is_reset_or_starts_over_with_the_same_bytes_is_complete() {
+async fn a_download_that_is_reset_or_starts_again_with_the_same_bytes_is_complete() {
     let rows = [
         ("a small archive, reset", (SMALL_BYTES, Fault::Reset(70_000), None, 206)),
         ("a large archive, reset", (LARGE_BYTES, Fault::Reset(1_500_000), None, 206)),
-        ("a small archive, over again", (SMALL_BYTES, Fault::Truncated(70_000), Some(Fault::RangeIgnored), 200)),
-        ("a large archive, over again", (LARGE_BYTES, Fault::Truncated(1_500_000), Some(Fault::RangeIgnored), 200)),
+        ("a small archive, sent again", (SMALL_BYTES, Fault::Truncated(70_000), Some(Fault::RangeIgnored), 200)),
+        ("a large archive, sent again", (LARGE_BYTES, Fault::Truncated(1_500_000), Some(Fault::RangeIgnored), 200)),
     ];
-    each_row(rows, async |(size, once, lasting, status)| {
+    each_row(rows, async |(size, first_fault, lasting_fault, status)| {
         let fixture = PackageFixture::with_archive_size(size).await;
-        if let Some(fault) = lasting {
+        if let Some(fault) = lasting_fault {
             fixture.upstream.fault(Target::Archive, fault);
         }
-        fixture.upstream.fault_once(Target::Archive, once);
+        fixture.upstream.fault_once(Target::Archive, first_fault);
         fixture.assert_complete().await;
         let requests = fixture.archive_requests();
         assert_eq!((requests.len(), requests[1].status), (2, Some(status)));
@@ -94,10 +95,9 @@ async fn a_download_that_is_reset_or_starts_over_with_the_same_bytes_is_complete
     .await;
 }
 
-/// Promise 3: a truncated archive never looks complete: a large one is broken off before its tail, a small one is
-/// refused before the status line.
+/// Promise 3: upstream truncates the archive each time. A large one is aborted before its tail, a small one is a 502.
 #[tokio::test]
-async fn an_archive_that_never_comes_whole_never_looks_complete() {
+async fn an_archive_that_is_always_truncated_never_looks_complete() {
     type Offset = fn(usize) -> usize;
     let rows: [(_, (_, Offset, _)); 4] = [
         ("a small archive without a byte", (SMALL_BYTES, |_| 0, 502)),
@@ -123,15 +123,16 @@ async fn an_archive_that_never_comes_whole_never_looks_complete() {
     .await;
 }
 
-/// Promise 4: where it starts over with other bytes, every client that got some is aborted.
+/// Promise 4: after a truncated response upstream sends other bytes. Every client that got some of the old ones is
+/// aborted.
 #[tokio::test]
-async fn a_download_that_starts_over_with_other_bytes_breaks_off_all_who_follow_it() {
+async fn a_download_that_starts_again_with_other_bytes_is_aborted_for_every_client() {
     let fixture = PackageFixture::with_archive_size(LARGE_BYTES).await;
     fixture.upstream.fault(Target::Archive, Fault::RangeOtherBytes);
     fixture.upstream.fault_once(Target::Archive, Fault::Truncated(1_500_000));
-    let (one, other) = tokio::join!(fixture.larder.receive(&fixture.path), fixture.larder.receive(&fixture.path));
-    fixture.assert_truncated(&one);
-    fixture.assert_truncated(&other);
+    let (first, second) = tokio::join!(fixture.larder.receive(&fixture.path), fixture.larder.receive(&fixture.path));
+    fixture.assert_truncated(&first);
+    fixture.assert_truncated(&second);
     assert!(fixture.folder().partial_downloads().is_empty());
     assert_eq!(fixture.archive_requests().len(), 2);
     fixture.assert_recovers().await;
@@ -145,9 +146,9 @@ async fn a_download_that_starts_over_with_other_bytes_breaks_off_all_who_follow_
     fixture.assert_recovers().await;
 }
 
-/// The table: an archive that receives no byte for the stall time is given up, and the next request resumes it.
+/// Larder abandons a download of which no byte arrives for the stall timeout.
 #[tokio::test]
-async fn an_archive_that_stalls_is_given_up_and_resumed_by_the_next_request() {
+async fn an_archive_that_stalls_is_abandoned_and_resumed_by_the_next_request() {
     let fixture = PackageFixture::with_stall_timeout(LARGE_BYTES, Duration::from_millis(500)).await;
     fixture.upstream.fault_once(Target::Archive, Fault::Stalls(1_500_000));
     let received = fixture.larder.receive(&fixture.path).await;
@@ -173,18 +174,18 @@ async fn an_archive_that_stalls_is_resumed_after_a_restart() {
     assert_eq!(fixture.archive_requests()[1].header("range"), Some("bytes=1500000-"));
 }
 
-/// The table: less than 1 KiB/s over the stall time is as good as nothing.
+/// Less than 1 KiB/s over the stall timeout counts as a stall.
 #[tokio::test]
-async fn an_archive_that_drips_is_given_up() {
+async fn a_very_slow_archive_is_abandoned() {
     let fixture = PackageFixture::with_stall_timeout(LARGE_BYTES, Duration::from_secs(1)).await;
     fixture.upstream.fault(Target::Archive, Fault::Drips(20, Duration::from_millis(100)));
     fixture.assert_truncated(&fixture.larder.receive(&fixture.path).await);
     fixture.assert_recovers().await;
 }
 
-/// The table: too slow before the body has begun is a 504.
+/// The download stalls before larder has sent a status line.
 #[tokio::test]
-async fn an_archive_that_is_too_slow_to_begin_is_a_504() {
+async fn an_archive_that_stalls_before_the_status_line_is_a_504() {
     let rows = [
         ("a small archive that stalls", (SMALL_BYTES, Fault::Stalls(70_000))),
         ("a small archive that never begins", (SMALL_BYTES, Fault::NeverAnswers)),
@@ -200,19 +201,19 @@ async fn an_archive_that_is_too_slow_to_begin_is_a_504() {
     .await;
 }
 
-/// The table: trouble with an archive has the status of trouble with a document, and no Retry-After is handed on.
+/// A failure at an archive has the same status as at a document, and no Retry-After is passed on.
 #[tokio::test]
-async fn an_archive_that_upstream_will_not_give_is_refused_with_the_cause() {
+async fn an_archive_that_upstream_refuses_is_an_error_with_the_cause() {
     let fixture = PackageFixture::with_archive_size(LARGE_BYTES).await;
     let rows = [
         ("no content", (Fault::Status(204), 502)),
-        ("a part that was not asked for", (Fault::Status(206), 502)),
+        ("a part that was not requested", (Fault::Status(206), 502)),
         ("unchanged", (Fault::Status(304), 502)),
         ("redirects without end", (Fault::RedirectLoop(302), 502)),
-        ("legal reasons", (Fault::Status(451), 502)),
+        ("unavailable for legal reasons", (Fault::Status(451), 502)),
         ("a server error", (Fault::Status(500), 502)),
         ("too many requests", (Fault::RetryAfter(429, 3600), 503)),
-        ("a loop at the server", (Fault::Status(508), 508)),
+        ("a loop at upstream", (Fault::Status(508), 508)),
     ];
     each_row(rows, async |(fault, status)| {
         fixture.upstream.fault(Target::Archive, fault);

@@ -1,4 +1,4 @@
-//! `larder warm` on the command line: its order to the running larder, its display, its exit status.
+//! `larder warm` on the command line: its request to the running larder, its output, its exit status.
 
 use std::process::Command;
 
@@ -34,7 +34,7 @@ fn failed(subject: &str, error: &str) -> Value {
     item
 }
 
-/// Jobs of the fake are called by their number.
+/// A job report of the fake admin listener, which numbers its jobs.
 fn job(id: usize, state: &str, items: &[Value]) -> Value {
     let ended = (state != "running").then_some(1_795_293_770);
     json!({
@@ -50,7 +50,7 @@ struct WarmCommandSetup {
 }
 
 impl WarmCommandSetup {
-    async fn with(scripts: Vec<Script>) -> Self {
+    async fn with_scripts(scripts: Vec<Script>) -> Self {
         let (home, admin) = (Folder::new(), FakeAdmin::start(scripts).await);
         let token = "token = { file = \"our-token\" }";
         let text = format!(
@@ -80,7 +80,7 @@ impl WarmCommandSetup {
 #[tokio::test]
 async fn each_archive_has_a_line_when_it_ends_and_then_there_is_a_summary() {
     let running = |aws: Value, null: Value| job(0, "running", &[aws, null]);
-    let setup = WarmCommandSetup::with(vec![Script::of(vec![
+    let setup = WarmCommandSetup::with_scripts(vec![Script::of(vec![
         running(item(AWS, "waiting", 0, None), item(NULL, "waiting", 0, None)),
         running(item(AWS, "fetching", 1 << 20, Some(3 << 20)), item(NULL, "held", 0, Some(4096))),
         running(item(AWS, "fetching", 2 << 20, Some(3 << 20)), item(NULL, "held", 0, Some(4096))),
@@ -106,14 +106,14 @@ async fn each_archive_has_a_line_when_it_ends_and_then_there_is_a_summary() {
     });
     assert_eq!(serde_json::from_str::<Value>(&requests[0].body).unwrap(), request);
     let polls = &requests[1..];
-    assert!(polls.iter().all(|look| look.method == Method::GET && look.path == "/admin/v1/jobs/0"), "{polls:?}");
+    assert!(polls.iter().all(|poll| poll.method == Method::GET && poll.path == "/admin/v1/jobs/0"), "{polls:?}");
     assert_eq!(polls.len(), 3, "it polled after the end");
 }
 
 #[tokio::test]
 async fn everything_that_one_command_names_is_one_job() {
     let items = [item(NULL, "fetched", 5, Some(5)), item(AWS, "fetched", 5, Some(5))];
-    let setup = WarmCommandSetup::with(vec![Script::of(vec![job(0, "done", &items)])]).await;
+    let setup = WarmCommandSetup::with_scripts(vec![Script::of(vec![job(0, "done", &items)])]).await;
     let arguments = [".terraform.lock.hcl", "hashicorp/null", "--pin", "--platform", "linux_amd64"];
     let output = setup.run(&arguments).await;
     assert_eq!(output.code, Some(0), "{output:?}");
@@ -132,7 +132,7 @@ async fn everything_that_one_command_names_is_one_job() {
 async fn as_json_the_last_report_of_each_job_is_printed() {
     let last = job(0, "done", &[item(AWS, "fetched", 5, Some(5))]);
     let script = Script::of(vec![job(0, "running", &[item(AWS, "resolving", 0, None)]), last.clone()]);
-    let output = WarmCommandSetup::with(vec![script]).await.run(&["hashicorp/aws", "--json"]).await;
+    let output = WarmCommandSetup::with_scripts(vec![script]).await.run(&["hashicorp/aws", "--json"]).await;
     assert_eq!((output.code, output.err.as_str()), (Some(0), ""), "{output:?}");
     assert_eq!(serde_json::from_str::<Value>(&output.out).unwrap(), last);
 }
@@ -142,8 +142,10 @@ async fn one_failing_archive_is_reported_with_its_reason_and_is_exit_status_1() 
     let reason =
         "the archive of registry.terraform.io/hashicorp/aws 5.31.0 (linux_amd64): https://x.example answered 500";
     let items = [failed(AWS, reason), item(NULL, "fetched", 5, Some(5))];
-    let output =
-        WarmCommandSetup::with(vec![Script::of(vec![job(0, "failed", &items)])]).await.run(&["hashicorp/aws"]).await;
+    let output = WarmCommandSetup::with_scripts(vec![Script::of(vec![job(0, "failed", &items)])])
+        .await
+        .run(&["hashicorp/aws"])
+        .await;
     assert_eq!(output.code, Some(1), "{output:?}");
     for part in [
         &format!("FAILED    hashicorp/aws 5.31.0 (linux_amd64)\n          {reason}\n"),
@@ -153,12 +155,11 @@ async fn one_failing_archive_is_reported_with_its_reason_and_is_exit_status_1() 
     }
 }
 
-/// Ctrl-C ends the job, and says what stays of it.
 #[tokio::test]
 async fn ctrl_c_cancels_the_job_and_reports_stored_archives() {
     let fetching = job(0, "running", &[item(NULL, "fetched", 5, Some(5)), item(AWS, "fetching", 1, Some(9))]);
     let cancelled = job(0, "cancelled", &[item(NULL, "fetched", 5, Some(5)), item(AWS, "cancelled", 1, Some(9))]);
-    let setup = WarmCommandSetup::with(vec![Script::of(vec![fetching]).when_cancelled(cancelled)]).await;
+    let setup = WarmCommandSetup::with_scripts(vec![Script::of(vec![fetching]).when_cancelled(cancelled)]).await;
     let mut child = setup.command(&["hashicorp/aws"]).spawn().unwrap();
     let id = rustix::process::Pid::from_raw(child.id().try_into().unwrap()).unwrap();
     eventually("the command polls the job", async || (setup.admin.count(&Method::GET) >= 2).then_some(())).await;
@@ -175,7 +176,7 @@ async fn ctrl_c_cancels_the_job_and_reports_stored_archives() {
 
 #[tokio::test]
 async fn a_refused_warm_up_is_reported() {
-    let setup = WarmCommandSetup::with(Vec::new()).await;
+    let setup = WarmCommandSetup::with_scripts(Vec::new()).await;
     setup.admin.refuse(400, "line 1, column 9: expected `{`");
     let output = setup.run(&["hashicorp/null", ".terraform.lock.hcl"]).await;
     assert_eq!((output.code, output.out.as_str()), (Some(1), ""), "{output:?}");
@@ -184,35 +185,35 @@ async fn a_refused_warm_up_is_reported() {
 
 #[tokio::test]
 async fn an_invalid_warm_up_is_refused_before_any_request() {
-    let setup = WarmCommandSetup::with(Vec::new()).await;
-    for (arguments, output) in [
+    let setup = WarmCommandSetup::with_scripts(Vec::new()).await;
+    for (arguments, reason) in [
         (&["./no-such"][..], "there is no file and no folder \"./no-such\""),
         (&["no.hcl"], "there is no file and no folder \"no.hcl\""),
         (&["hashicorp/aws", "--platform", "linux"], "\"linux\" is not a platform"),
     ] {
         let ended = setup.run(arguments).await;
         assert!(matches!(ended.code, Some(1 | 2)), "{ended:?}");
-        assert!(ended.err.contains(output), "{arguments:?}: {ended:?}");
+        assert!(ended.err.contains(reason), "{arguments:?}: {ended:?}");
     }
     assert_eq!(setup.run(&[]).await.code, Some(2));
     assert!(setup.admin.requests().is_empty());
 }
 
-/// A configuration without a larder, and the upstream that it is to mirror.
-async fn without_larder() -> (command_setup::CommandSetup, FakeUpstream) {
+/// A configuration for which no larder runs, and its upstream.
+async fn setup_without_larder() -> (command_setup::CommandSetup, FakeUpstream) {
     let upstream = FakeUpstream::start().await;
     for name in ["null", "other"] {
         upstream.publish(both_platforms(Provider::new("acme", name)));
     }
     let mut setup = command_setup::CommandSetup::new(&upstream);
-    // Not made yet, in a folder that is not made yet either.
+    // The folder of the store and the folder that contains it do not exist yet.
     let home = setup.home.path().display().to_string();
     setup.text = setup.text.replace(&format!("path = \"{home}\""), &format!("path = \"{home}/a/store\""));
     (setup, upstream)
 }
 
-/// Panics unless a larder serves all of this for linux_amd64 without a request to upstream.
-async fn is_served(setup: &command_setup::CommandSetup, upstream: &FakeUpstream, name: &str) {
+/// Asserts that a larder serves list, document and archive of the provider without a request to upstream.
+async fn assert_served(setup: &command_setup::CommandSetup, upstream: &FakeUpstream, name: &str) {
     upstream.forget_requests();
     let larder = setup.serve();
     larder.get(&format!("/registry/{HOST}/v1/providers/acme/{name}/versions")).await.expect(200);
@@ -223,10 +224,10 @@ async fn is_served(setup: &command_setup::CommandSetup, upstream: &FakeUpstream,
     assert_eq!(larder.terminate().await, Some(0));
 }
 
-/// Where no larder runs, a command opens the store itself; with warming, a store may begin.
+/// Where no larder runs, the command opens the store itself, and creates it if it does not exist.
 #[tokio::test]
 async fn without_a_running_larder_warm_creates_a_store_and_fetches_into_it() {
-    let (setup, upstream) = without_larder().await;
+    let (setup, upstream) = setup_without_larder().await;
     let lock = setup.home.path().join(".terraform.lock.hcl");
     std::fs::write(&lock, format!("provider \"{HOST}/acme/other\" {{\n  version = \"1.2.0\"\n}}\n")).unwrap();
     let warm = ["warm", "acme/null@~> 1.0", lock.to_str().unwrap(), "--platform", "linux_amd64"];
@@ -235,7 +236,7 @@ async fn without_a_running_larder_warm_creates_a_store_and_fetches_into_it() {
     assert!(output.out.contains("fetched   acme/null 1.2.0 (linux_amd64)  "), "{output:?}");
     assert!(output.out.contains("fetched   acme/other 1.2.0 (linux_amd64)  "), "{output:?}");
     assert!(output.out.contains("2 archives: 2 fetched; "), "{output:?}");
-    // One line, and nothing of the log.
+    // One line, without lines of a log.
     assert!(output.err.starts_with("larder: no larder runs here") && output.err.lines().count() == 1, "{output:?}");
 
     let requests = upstream.requests().len();
@@ -247,26 +248,26 @@ async fn without_a_running_larder_warm_creates_a_store_and_fetches_into_it() {
     );
     assert_eq!(upstream.requests().len(), requests);
 
-    is_served(&setup, &upstream, "null").await;
-    is_served(&setup, &upstream, "other").await;
+    assert_served(&setup, &upstream, "null").await;
+    assert_served(&setup, &upstream, "other").await;
 }
 
 #[tokio::test]
 async fn without_a_running_larder_a_failure_is_reported_once_and_the_other_archives_are_stored() {
-    let (setup, upstream) = without_larder().await;
-    upstream.fault(Target::Archive.of("other"), Fault::WrongBytes);
+    let (setup, upstream) = setup_without_larder().await;
+    upstream.fault(Target::Archive.with_path_part("other"), Fault::WrongBytes);
     let output = setup.run(&["warm", "acme/null", "acme/other", "--platform", "linux_amd64"]).await;
     assert_eq!(output.code, Some(1), "{output:?}");
     assert!(output.out.contains("FAILED    acme/other 1.2.0 (linux_amd64)\n"), "{output:?}");
     assert!(output.out.contains("2 archives: 1 fetched, 1 failed; "), "{output:?}");
     assert!(!output.err.contains("could not be warmed"), "{output:?}");
-    is_served(&setup, &upstream, "null").await;
+    assert_served(&setup, &upstream, "null").await;
 }
 
-/// The store is closed as after any other end.
+/// The command closes the store, so that the next one can open it.
 #[tokio::test]
 async fn without_a_running_larder_a_refused_warm_up_is_reported_too() {
-    let (setup, upstream) = without_larder().await;
+    let (setup, upstream) = setup_without_larder().await;
     let lock = setup.home.path().join(".terraform.lock.hcl");
     std::fs::write(&lock, "provider {").unwrap();
     let output = setup.run(&["warm", "acme/null", lock.to_str().unwrap(), "--platform", "linux_amd64"]).await;
@@ -276,32 +277,31 @@ async fn without_a_running_larder_a_refused_warm_up_is_reported_too() {
     assert_eq!(setup.run(&["warm", "acme/null", "--platform", "linux_amd64"]).await.code, Some(0));
 }
 
-/// Both stop it, and complete archives stay.
 #[tokio::test]
 async fn without_a_running_larder_ctrl_c_and_sigterm_end_warm_and_fetched_archives_stay() {
     for signal in [Signal::INT, Signal::TERM] {
-        let (setup, upstream) = without_larder().await;
-        let gate = upstream.hold(Target::Archive.of("other"));
+        let (setup, upstream) = setup_without_larder().await;
+        let gate = upstream.hold_body(Target::Archive.with_path_part("other"));
         let file = setup.file();
         let arguments =
             ["warm", "acme/null", "acme/other", "--platform", "linux_amd64", "--config", file.to_str().unwrap()];
         let (mut child, out, err) = spawn_captured(command(setup.home.path(), &arguments));
         out.line_with("fetched ").await;
-        upstream.wait_for(Target::Archive.of("other"), 1).await;
+        upstream.wait_for(Target::Archive.with_path_part("other"), 1).await;
         child.send(signal);
         let code = child.wait_for_exit().await;
         assert_eq!(code, Some(130), "{}{}", out.text(), err.text());
         out.line_with("2 archives: 1 fetched, 1 cancelled").await;
         err.line_with("stopped: 1 archive is stored").await;
         drop(gate);
-        is_served(&setup, &upstream, "null").await;
+        assert_served(&setup, &upstream, "null").await;
     }
 }
 
-/// The store of a larder that runs is its own, wherever it listens.
+/// A larder with another admin address uses the store, so the command does not find it there.
 #[tokio::test]
 async fn a_store_that_is_in_use_is_left_untouched() {
-    let (mut setup, _upstream) = without_larder().await;
+    let (mut setup, _upstream) = setup_without_larder().await;
     let larder = setup.serve();
     setup.text = setup.text.replace("[admin]\nlisten", &format!("[admin]\nlisten = \"127.0.0.1:{}\" #", free_port()));
     let output = setup.run(&["warm", "acme/null"]).await;
@@ -310,10 +310,10 @@ async fn a_store_that_is_in_use_is_left_untouched() {
     assert_eq!(larder.terminate().await, Some(0));
 }
 
-/// The values that the client takes by `-var` and `-var-file`; for addresses they are an error.
+/// `--var` and `--var-file` correspond to `-var` and `-var-file` of the client. With an address they are an error.
 #[tokio::test]
 async fn values_of_the_command_line_choose_the_module_that_is_warmed() {
-    let (setup, upstream) = without_larder().await;
+    let (setup, upstream) = setup_without_larder().await;
     let folder = setup.home.path().join("work");
     std::fs::create_dir(&folder).unwrap();
     let main = "variable \"v\" {\n  const = true\n}\nmodule \"m\" {\n  source  = \"acme/${var.v}/test\"\n  version = \"1.0.0\"\n}\n";

@@ -20,42 +20,45 @@ async fn upstream_with(names: &[&str], size: usize) -> FakeUpstream {
     upstream
 }
 
+/// The time between two uses, so that larder evicts the archive of the earlier one first.
+const BETWEEN_USES: Duration = Duration::from_secs(120);
 const LOCK_FILE: &str = "provider \"registry.terraform.io/acme/null\" {\n  version = \"1.2.0\"\n}\n";
 
-/// A request that changes something needs the token; pages and rebound names are refused whatever they know.
+/// A request that changes something needs the token. With an `Origin` or a foreign `Host` it is refused even with the
+/// token, because it may come from a web page.
 #[tokio::test]
 async fn jobs_are_started_and_stopped_with_the_token_only_and_never_by_a_web_page() {
     let upstream = upstream_with(&["null"], 100).await;
     let larder = Larder::mirroring(&upstream).start().await;
-    let held_requests = upstream.hold(Target::Archive);
-    let fixture = WarmFixture::of(&larder);
+    let held_requests = upstream.hold_body(Target::Archive);
+    let fixture = WarmFixture::for_larder(&larder);
     let path = fixture.start_job(&json!({ "what": ["acme/null"] })).await;
     let bearer = format!("Bearer {}", larder.token());
     let port = larder.admin().rsplit_once(':').unwrap().1.to_owned();
     let jobs = fixture.get("/admin/v1/jobs").await.expect(200).json();
-    for (method, path, kind, body) in [
+    for (method, path, content_type, body) in [
         ("POST", "/admin/v1/warm", "application/json", r#"{"what":["acme/null"]}"#),
         ("POST", "/admin/v1/warm", "text/plain", LOCK_FILE),
         ("DELETE", path.as_str(), "application/json", ""),
     ] {
         let request_once = |headers: &[(&str, &str)]| {
             let request = client().request(method.parse().unwrap(), format!("{}{path}", larder.admin()));
-            let request = request.header("content-type", kind).body(body);
+            let request = request.header("content-type", content_type).body(body);
             send(headers.iter().fold(request, |request, (name, value)| request.header(*name, *value)))
         };
         request_once(&[]).await.unwrap().expect(401);
         request_once(&[("authorization", "Bearer x")]).await.unwrap().expect(401);
-        let known = ("authorization", bearer.as_str());
+        let valid_token = ("authorization", bearer.as_str());
         for origin in ["null", "https://evil.example", &larder.admin()] {
-            request_once(&[known, ("origin", origin)]).await.unwrap().expect(403);
+            request_once(&[valid_token, ("origin", origin)]).await.unwrap().expect(403);
         }
-        request_once(&[known, ("host", &format!("evil.example:{port}"))]).await.unwrap().expect(403);
+        request_once(&[valid_token, ("host", &format!("evil.example:{port}"))]).await.unwrap().expect(403);
     }
     for path in ["/admin/v1/jobs", &path] {
-        let page = client().get(format!("{}{path}", larder.admin())).header("origin", "https://evil.example");
-        send(page).await.unwrap().expect(403);
+        let page_request = client().get(format!("{}{path}", larder.admin())).header("origin", "https://evil.example");
+        send(page_request).await.unwrap().expect(403);
     }
-    // Nothing was started, and nothing stopped.
+    // No job was started, and none was stopped.
     let jobs_afterwards = fixture.get("/admin/v1/jobs").await.expect(200).json();
     assert_eq!(jobs_afterwards["jobs"].as_array().unwrap().len(), 1);
     assert_eq!(
@@ -66,12 +69,11 @@ async fn jobs_are_started_and_stopped_with_the_token_only_and_never_by_a_web_pag
     assert_eq!(fixture.finished_job(&path).await.state, "done");
 }
 
-/// This machine's own platform, where none is named.
 #[tokio::test]
 async fn without_a_platform_this_machines_own_is_warmed() {
     let upstream = upstream_with(&["null"], 100).await;
     let larder = Larder::mirroring(&upstream).start().await;
-    let fixture = WarmFixture::of(&larder);
+    let fixture = WarmFixture::for_larder(&larder);
     let platform = larder::address::Platform::of_this_machine().to_string();
     let job = fixture.warm(&json!({ "what": ["acme/null"] })).await;
     assert_eq!((&job.platforms, &job.items[0].package.platform), (&vec![platform.clone()], &Some(platform.clone())));
@@ -83,7 +85,7 @@ async fn without_a_platform_this_machines_own_is_warmed() {
 async fn every_problem_of_a_warm_up_request_is_reported_and_no_job_starts() {
     let upstream = upstream_with(&["null"], 100).await;
     let larder = Larder::mirroring(&upstream).start().await;
-    let fixture = WarmFixture::of(&larder);
+    let fixture = WarmFixture::for_larder(&larder);
     let problems = |answer: crate::support::http::Answer| answer.expect(400).json()["errors"].clone();
     let invalid_request =
         json!({ "what": ["null", "acme/null@=> 1", "acme/vpc/AWS"], "platforms": ["linux"], "pin": true });
@@ -114,9 +116,9 @@ async fn every_problem_of_a_warm_up_request_is_reported_and_no_job_starts() {
     }
     let query = fixture.post("/admin/v1/warm?pin", &json!({ "what": ["acme/null"] })).await;
     assert!(problems(query)[0].as_str().unwrap().contains("no query"));
-    let many: Vec<String> = (0..1024).map(|number| format!("acme/p{number}")).collect();
+    let addresses: Vec<String> = (0..1024).map(|number| format!("acme/p{number}")).collect();
     let platforms: Vec<String> = (0..9).map(|number| format!("linux_a{number}")).collect();
-    let output = problems(fixture.post("/admin/v1/warm", &json!({ "what": many, "platforms": platforms })).await);
+    let output = problems(fixture.post("/admin/v1/warm", &json!({ "what": addresses, "platforms": platforms })).await);
     assert!(output[0].as_str().unwrap().contains("about 9216 archives"), "{output}");
 
     let broken = "provider \"x\" {\n  version = 1\n}\nprovider \"r.example/a/b\" {\n}\n";
@@ -142,8 +144,8 @@ async fn every_problem_of_a_warm_up_request_is_reported_and_no_job_starts() {
     }
     // A lock file of many providers is larger than any command.
     fixture.send("POST", "/admin/v1/warm", "text/plain", large[..(256 << 10) + 1].to_owned()).await.expect(413);
-    let long = format!("{}{LOCK_FILE}", "# a comment\n".repeat(10_000));
-    fixture.send("POST", "/admin/v1/warm", "text/plain; charset=utf-8", long).await.expect(202);
+    let long_lock_file = format!("{}{LOCK_FILE}", "# a comment\n".repeat(10_000));
+    fixture.send("POST", "/admin/v1/warm", "text/plain; charset=utf-8", long_lock_file).await.expect(202);
     for kind in ["application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "", "text/html"] {
         fixture.send("POST", "/admin/v1/warm", kind, LOCK_FILE).await.expect(415);
     }
@@ -152,8 +154,8 @@ async fn every_problem_of_a_warm_up_request_is_reported_and_no_job_starts() {
     let allowed = fixture.send("POST", "/admin/v1/jobs/0011223344556677", "text/plain", "").await.expect(405);
     assert_eq!(allowed.header("allow"), "GET, HEAD, DELETE");
     for (path, method) in [("/admin/v1/jobs/0011223344556677", "GET"), ("/admin/v1/jobs/0011223344556677", "DELETE")] {
-        let none = fixture.send(method, path, "text/plain", "").await.expect(404);
-        assert!(none.text().contains("there is no job 0011223344556677"), "{}", none.text());
+        let missing = fixture.send(method, path, "text/plain", "").await.expect(404);
+        assert!(missing.text().contains("there is no job 0011223344556677"), "{}", missing.text());
     }
     let events = "/admin/v1/jobs/0011223344556677/events";
     assert_eq!(fixture.send("POST", events, "text/plain", "").await.expect(405).header("allow"), "GET, HEAD");
@@ -173,8 +175,8 @@ async fn every_problem_of_a_warm_up_request_is_reported_and_no_job_starts() {
 async fn the_number_of_jobs_is_limited() {
     let upstream = upstream_with(&["null"], 100).await;
     let larder = Larder::mirroring(&upstream).start().await;
-    let fixture = WarmFixture::of(&larder);
-    let gate = upstream.stall(Target::Versions);
+    let fixture = WarmFixture::for_larder(&larder);
+    let gate = upstream.hold_headers(Target::Versions);
     let order = json!({ "what": ["acme/null"], "platforms": ["linux_amd64"] });
     let mut paths = Vec::new();
     for _ in 0..8 {
@@ -200,7 +202,7 @@ async fn the_number_of_jobs_is_limited() {
     fixture.get(&paths[0]).await.expect(404);
 }
 
-/// For each archive: true if it is served without a request to upstream. A missing one is filled.
+/// True if larder serves the archive without a request to upstream. The call stores a missing one.
 async fn is_stored(larder: &Larder, upstream: &FakeUpstream, name: &str) -> bool {
     let path = larder.archive_path(name, "1.2.0").await;
     let before = upstream.count_of(Target::Archive);
@@ -208,13 +210,13 @@ async fn is_stored(larder: &Larder, upstream: &FakeUpstream, name: &str) -> bool
     upstream.count_of(Target::Archive) == before
 }
 
-/// Pins are never evicted; a whole job can be pinned, when it begins or afterwards.
+/// Pinned archives are never evicted. A job is pinned when it starts, or afterwards.
 #[tokio::test]
 async fn packages_that_a_job_warmed_and_pinned_survive_an_eviction() {
     for afterwards in [false, true] {
         let mut upstream = upstream_with(&["one", "two", "three", "four"], 300_000).await;
         let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").start().await;
-        let fixture = WarmFixture::of(&larder);
+        let fixture = WarmFixture::for_larder(&larder);
         let order = json!({ "what": ["acme/one", "acme/two"], "platforms": ["linux_amd64"], "pin": !afterwards });
         let path = fixture.start_job(&order).await;
         let job = fixture.finished_job(&path).await;
@@ -225,7 +227,7 @@ async fn packages_that_a_job_warmed_and_pinned_survive_an_eviction() {
             assert_eq!(done.outcomes().iter().map(|(_, outcome)| *outcome).collect::<Vec<_>>(), ["pinned"; 2]);
         }
         for name in ["three", "four"] {
-            larder.clock.advance(Duration::from_secs(120));
+            larder.clock.advance(BETWEEN_USES);
             let path = larder.archive_path(name, "1.2.0").await;
             larder.get(&path).await.expect(200);
         }
@@ -244,14 +246,14 @@ async fn packages_that_a_job_warmed_and_pinned_survive_an_eviction() {
             .post("/admin/v1/unpin", &json!({ "what": ["acme/one", "acme/two", "acme/three", "acme/four"] }))
             .await;
         assert!(done.status == 200, "{}", done.text());
-        larder.clock.advance(Duration::from_secs(120));
+        larder.clock.advance(BETWEEN_USES);
         for (name, platform) in
             [("three", PLATFORMS[1]), ("four", PLATFORMS[1]), ("three", PLATFORMS[0]), ("four", PLATFORMS[0])]
         {
             let document = larder.document_for(name, "1.2.0", platform).await.expect(200).json();
             larder.get(document["download_url"].as_str().unwrap()).await.expect(200);
         }
-        assert!(!is_stored(&larder, &upstream, "one").await, "it is pinned for ever");
+        assert!(!is_stored(&larder, &upstream, "one").await, "it is still pinned");
         upstream.stop().await;
     }
 }
@@ -265,11 +267,11 @@ async fn the_documents_of_pinned_packages_are_not_evicted() {
         upstream.publish(Provider::new("acme", name).size(100).unknown_fields());
     }
     let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").start().await;
-    let fixture = WarmFixture::of(&larder);
+    let fixture = WarmFixture::for_larder(&larder);
     let job = fixture.warm(&json!({ "what": ["acme/pinned"], "platforms": ["linux_amd64"], "pin": true })).await;
     assert_eq!(job.state, "done", "{job}");
     for name in &names {
-        larder.clock.advance(Duration::from_secs(120));
+        larder.clock.advance(BETWEEN_USES);
         larder.document(name, "1.2.0").await.expect(200);
     }
     assert!(larder.folder.proof_sets().len() < names.len(), "no document was evicted");
@@ -285,7 +287,7 @@ async fn pinning_a_package_that_is_not_stored_is_an_error() {
     let upstream = upstream_with(&["null"], 100).await;
     upstream.publish(both_platforms(Provider::new("acme", "null").version("1.3.0")));
     let larder = Larder::mirroring(&upstream).start().await;
-    let fixture = WarmFixture::of(&larder);
+    let fixture = WarmFixture::for_larder(&larder);
     let pin = async |subject: &str| {
         let answer = fixture.post("/admin/v1/pin", &json!({ "what": [subject] })).await;
         CommandReport::parse(answer.expect(200).json())
@@ -298,8 +300,8 @@ async fn pinning_a_package_that_is_not_stored_is_an_error() {
         ["darwin_arm64", "linux_amd64"].map(|platform| format!("registry.terraform.io/acme/null 1.2.0 ({platform})"));
     assert_eq!((done.outcomes(), done.ok), (vec![(first.as_str(), "pinned"), (second.as_str(), "pinned")], true));
     let done = pin("acme/null").await;
-    let words: Vec<&str> = done.outcomes().iter().map(|(_, outcome)| *outcome).collect();
-    assert_eq!(words, ["as_before", "as_before", "pinned", "pinned"]);
+    let outcomes: Vec<&str> = done.outcomes().iter().map(|(_, outcome)| *outcome).collect();
+    assert_eq!(outcomes, ["as_before", "as_before", "pinned", "pinned"]);
     let purged = larder.run_command("purge", "acme/null").await;
     assert_eq!((purged.items[0].pinned.as_ref().unwrap().len(), purged.ok), (4, false));
     let done = CommandReport::parse(
@@ -340,7 +342,7 @@ async fn pin_and_unpin_on_the_command_line_work_with_a_running_larder_and_withou
 async fn an_archive_that_was_not_warmed_is_not_pinned_with_its_job() {
     let upstream = upstream_with(&["null"], 100).await;
     let larder = Larder::mirroring(&upstream).start().await;
-    let fixture = WarmFixture::of(&larder);
+    let fixture = WarmFixture::for_larder(&larder);
     let path = fixture
         .start_job(&json!({ "what": ["acme/null", "acme/never"], "platforms": ["linux_amd64", "plan9_386"] }))
         .await;
@@ -348,8 +350,8 @@ async fn an_archive_that_was_not_warmed_is_not_pinned_with_its_job() {
     assert_eq!(job.states(), ["fetched", "failed", "failed", "failed"]);
     assert!(job.error(1).contains("404"), "{job}");
     let done = CommandReport::parse(fixture.post("/admin/v1/pin", &json!({ "job": job.id })).await.expect(200).json());
-    let words: Vec<&str> = done.outcomes().iter().map(|(_, outcome)| *outcome).collect();
-    assert_eq!((words, done.ok), (vec!["pinned", "not_held", "not_held", "not_held"], false), "{done}");
+    let outcomes: Vec<&str> = done.outcomes().iter().map(|(_, outcome)| *outcome).collect();
+    assert_eq!((outcomes, done.ok), (vec!["pinned", "not_held", "not_held", "not_held"], false), "{done}");
     assert_eq!(done.outcomes()[2].0, format!("{HOST}/acme/never (linux_amd64)"));
 }
 
@@ -358,34 +360,35 @@ async fn an_archive_that_was_not_warmed_is_not_pinned_with_its_job() {
 async fn a_job_can_be_pinned_before_it_has_fetched_anything() {
     let upstream = upstream_with(&["null"], 100).await;
     let larder = Larder::mirroring(&upstream).start().await;
-    let fixture = WarmFixture::of(&larder);
+    let fixture = WarmFixture::for_larder(&larder);
     let order = json!({ "what": ["acme/null"], "platforms": PLATFORMS });
-    let gate = upstream.hold(Target::Versions);
+    let gate = upstream.hold_body(Target::Versions);
     let path = fixture.start_job(&order).await;
     let job = json!({ "job": path.rsplit('/').next().unwrap() });
-    let tell = async |command: &str| {
+    let run_for_job = async |command: &str| {
         let done = fixture.post(&format!("/admin/v1/{command}"), &job).await.expect(200).json();
         let done = CommandReport::parse(done);
         let outcomes: Vec<String> = done.outcomes().iter().map(|(_, outcome)| (*outcome).to_owned()).collect();
         (outcomes, done.ok)
     };
-    assert_eq!(tell("unpin").await, (vec!["unpinned".to_owned(); 2], true));
-    assert_eq!(tell("pin").await, (vec!["when_it_comes".to_owned(); 2], true));
+    assert_eq!(run_for_job("unpin").await, (vec!["unpinned".to_owned(); 2], true));
+    assert_eq!(run_for_job("pin").await, (vec!["when_it_comes".to_owned(); 2], true));
     gate.open();
     let ended = fixture.finished_job(&path).await;
     assert_eq!((ended.states(), ended.pin), (vec!["fetched"; 2], true), "{ended}");
-    assert_eq!(tell("pin").await, (vec!["as_before".to_owned(); 2], true));
+    assert_eq!(run_for_job("pin").await, (vec!["as_before".to_owned(); 2], true));
     let purged = larder.run_command("purge", "acme/null").await;
     assert_eq!(purged.items[0].pinned.as_ref().unwrap().len(), 2, "{purged}");
 }
 
-/// Clients get the archive passed through; a job fails, and says so.
+/// A client would get the archive passed through; the job fails and gives the reason.
 #[tokio::test]
 async fn an_archive_that_could_not_be_stored_is_not_reported_as_warm() {
     let upstream = upstream_with(&["null"], 3_000_000).await;
     let folder = Folder::new();
     let larder = Process::start(&Larder::mirroring(&upstream).store_at(&folder), folder.path());
-    let fixture = WarmFixture::at(&larder, std::fs::read_to_string(folder.path().join("admin-token")).unwrap());
+    let fixture =
+        WarmFixture::for_process(&larder, std::fs::read_to_string(folder.path().join("admin-token")).unwrap());
     let order = json!({ "what": ["acme/null"], "platforms": ["linux_amd64"] });
     larder.limit_file_size(Some(1_000_000));
     let job = fixture.warm(&order).await;

@@ -11,9 +11,9 @@ use crate::support::reports::{JobItemReport, JobReport};
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 use crate::support::warm_fixture::{PLATFORMS, WarmFixture, both_platforms, items};
 
-async fn versions(list: &[&str]) -> FakeUpstream {
+async fn upstream_with_versions(versions: &[&str]) -> FakeUpstream {
     let upstream = FakeUpstream::start().await;
-    for version in list {
+    for version in versions {
         upstream.publish(both_platforms(Provider::new("acme", "null").version(version)));
     }
     upstream
@@ -23,7 +23,7 @@ fn warm_up_request(subject: &str) -> Value {
     json!({ "what": [subject], "platforms": ["linux_amd64"] })
 }
 
-/// Every request of a client, by host override and by network mirror.
+/// Sends every request of a client, by host override and by network mirror.
 async fn assert_everything_stored(larder: &Larder, name: &str, version: &str) {
     larder.get(&format!("/registry/{HOST}/.well-known/terraform.json")).await.expect(200);
     larder.versions(name).await.expect(200);
@@ -43,10 +43,10 @@ async fn assert_everything_stored(larder: &Larder, name: &str, version: &str) {
 
 #[tokio::test]
 async fn warmed_packages_are_served_without_upstream() {
-    let mut upstream = versions(&["1.2.0"]).await;
+    let mut upstream = upstream_with_versions(&["1.2.0"]).await;
     upstream.publish(both_platforms(Provider::new("acme", "large").size(3_000_000)));
     let larder = Larder::mirroring(&upstream).start().await;
-    let fixture = WarmFixture::of(&larder);
+    let fixture = WarmFixture::for_larder(&larder);
     let job = fixture.warm(&json!({ "what": ["acme/null", "acme/large@~> 1.0"], "platforms": PLATFORMS })).await;
     assert_eq!(
         items(&job),
@@ -68,16 +68,17 @@ async fn warmed_packages_are_served_without_upstream() {
     let larder = Larder::mirroring(&upstream).always_revalidate().store_at(&folder).start().await;
     assert_everything_stored(&larder, "null", "1.2.0").await;
     assert_everything_stored(&larder, "large", "1.2.0").await;
-    let job =
-        WarmFixture::of(&larder).warm(&json!({ "what": ["acme/null", "acme/large"], "platforms": PLATFORMS })).await;
+    let job = WarmFixture::for_larder(&larder)
+        .warm(&json!({ "what": ["acme/null", "acme/large"], "platforms": PLATFORMS }))
+        .await;
     assert_eq!((job.states(), &*job.state), (vec!["held"; 4], "done"), "{job}");
 }
 
 #[tokio::test]
 async fn a_second_warm_up_fetches_nothing() {
-    let upstream = versions(&["1.2.0"]).await;
+    let upstream = upstream_with_versions(&["1.2.0"]).await;
     let larder = Larder::mirroring(&upstream).start().await;
-    let fixture = WarmFixture::of(&larder);
+    let fixture = WarmFixture::for_larder(&larder);
     let all = json!({ "what": ["acme/null@1.2.0"], "platforms": PLATFORMS });
     fixture.warm(&all).await;
     upstream.forget_requests();
@@ -91,9 +92,9 @@ async fn a_second_warm_up_fetches_nothing() {
 
 #[tokio::test]
 async fn the_newest_matching_version_is_warmed() {
-    let upstream = versions(&["1.1.0", "1.2.0", "1.3.0-beta.1", "2.0.0", "2.1.0-rc.1"]).await;
+    let upstream = upstream_with_versions(&["1.1.0", "1.2.0", "1.3.0-beta.1", "2.0.0", "2.1.0-rc.1"]).await;
     let larder = Larder::mirroring(&upstream).start().await;
-    let fixture = WarmFixture::of(&larder);
+    let fixture = WarmFixture::for_larder(&larder);
     for (subject, chosen) in [
         ("acme/null", "2.0.0"),
         ("acme/null@~> 1.1", "1.2.0"),
@@ -119,16 +120,16 @@ async fn the_newest_matching_version_is_warmed() {
 }
 
 #[tokio::test]
-async fn a_failing_recurring_job_is_reported_and_stops_no_other() {
-    let upstream = versions(&["1.2.0"]).await;
+async fn a_failing_archive_is_reported_and_stops_no_other() {
+    let upstream = upstream_with_versions(&["1.2.0"]).await;
     for name in ["one", "two", "three"] {
         upstream.publish(Provider::new("acme", name));
     }
-    upstream.fault(Target::Archive.of("-two_"), Fault::WrongBytes);
-    upstream.fault(Target::Signature.of("-three_"), Fault::Status(404));
+    upstream.fault(Target::Archive.with_path_part("-two_"), Fault::WrongBytes);
+    upstream.fault(Target::Signature.with_path_part("-three_"), Fault::Status(404));
     let larder = Larder::mirroring(&upstream).start().await;
     let addresses = ["acme/two", "acme/null", "acme/three", "acme/one"];
-    let job = WarmFixture::of(&larder).warm(&json!({ "what": addresses, "platforms": PLATFORMS })).await;
+    let job = WarmFixture::for_larder(&larder).warm(&json!({ "what": addresses, "platforms": PLATFORMS })).await;
     assert_eq!(
         items(&job),
         [
@@ -159,15 +160,15 @@ async fn a_job_reports_the_progress_of_each_archive_and_fetches_four_at_a_time()
     }
     let gate = upstream.hold_after(Target::Archive, HALF_BYTES);
     let larder = Larder::mirroring(&upstream).start().await;
-    let fixture = WarmFixture::of(&larder);
+    let fixture = WarmFixture::for_larder(&larder);
     let addresses: Vec<String> = names.iter().map(|name| format!("acme/{name}")).collect();
     let path = fixture.start_job(&json!({ "what": addresses, "platforms": ["linux_amd64"] })).await;
     let size = upstream.archive_bytes("acme", "p0", "1.2.0", "linux_amd64").len() as u64;
-    let half_way = |item: &&JobItemReport| {
+    let is_half_fetched = |item: &&JobItemReport| {
         item.state == "fetching" && item.bytes == HALF_BYTES as u64 && item.size_bytes == Some(size)
     };
-    let four_half_way = |job: &JobReport| job.items.iter().filter(half_way).count() == 4;
-    let job = fixture.wait_for_job(&path, four_half_way).await;
+    let four_are_half_fetched = |job: &JobReport| job.items.iter().filter(is_half_fetched).count() == 4;
+    let job = fixture.wait_for_job(&path, four_are_half_fetched).await;
     assert_eq!((job.states().iter().filter(|state| **state == "waiting").count(), &*job.state), (2, "running"));
     assert_eq!(upstream.count_of(Target::Archive), 4);
     let listed = fixture.get("/admin/v1/jobs").await.expect(200).json();
@@ -187,7 +188,7 @@ async fn a_cancelled_job_fetches_no_more_and_keeps_stored_archives() {
         upstream.publish(Provider::new("acme", name).size(3_000_000));
     }
     let larder = Larder::mirroring(&upstream).start().await;
-    let fixture = WarmFixture::of(&larder);
+    let fixture = WarmFixture::for_larder(&larder);
     fixture.warm(&warm_up_request("acme/one")).await;
     let gate = upstream.hold_after(Target::Archive, 1_000_000);
     let all = json!({ "what": ["acme/one", "acme/two", "acme/three", "acme/four", "acme/five", "acme/six"], "platforms": ["linux_amd64"] });
@@ -209,24 +210,24 @@ async fn a_cancelled_job_fetches_no_more_and_keeps_stored_archives() {
     assert_eq!(fixture.job(&path).await, ended);
 }
 
-/// An upstream's Retry-After delays jobs, and no client.
+/// An upstream's Retry-After delays jobs, but not clients.
 #[tokio::test]
 async fn a_job_waits_for_retry_after() {
-    let upstream = versions(&["1.2.0"]).await;
+    let upstream = upstream_with_versions(&["1.2.0"]).await;
     upstream.publish(Provider::new("acme", "other"));
     let larder = Larder::mirroring(&upstream).start().await;
-    let fixture = WarmFixture::of(&larder);
+    let fixture = WarmFixture::for_larder(&larder);
     upstream.fault_once(Target::Archive, Fault::RetryAfter(429, 600));
     let path = fixture.start_job(&warm_up_request("acme/null")).await;
     fixture.wait_for_job(&path, |job| job.items[0].state == "waiting" && upstream.count_of(Target::Archive) >= 1).await;
     let requests = upstream.requests().len();
-    // Another job waits too; stored archives do not matter for it.
+    // Another job at this upstream waits too.
     let other = fixture.start_job(&warm_up_request("acme/other")).await;
     larder.versions("null").await.expect(200);
     fixture.wait_for_job(&other, |job| job.items[0].state == "waiting").await;
     assert_eq!(upstream.requests().len(), requests);
     let document = larder.document("other", "1.2.0").await;
-    assert_eq!(document.status, 200, "a client was held back");
+    assert_eq!(document.status, 200, "a client was delayed");
 
     larder.clock.advance(Duration::from_secs(601));
     for path in [path, other] {
@@ -244,35 +245,35 @@ async fn an_archive_that_does_not_fit_into_the_store_is_not_reported_as_warm() {
         upstream.publish(Provider::new("acme", name).size(300_000));
     }
     let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").start().await;
-    let fixture = WarmFixture::of(&larder);
+    let fixture = WarmFixture::for_larder(&larder);
     let job = fixture.warm(&warm_up_request("acme/large")).await;
     assert!(job.error(0).contains("do not fit: the limit of the store is 1048576"), "{job}");
     let addresses: Vec<String> = names.iter().map(|name| format!("acme/{name}")).collect();
     let job = fixture.warm(&json!({ "what": addresses, "platforms": ["linux_amd64"] })).await;
     assert_eq!(job.state, "failed", "{job}");
-    let warm: Vec<usize> = (0..8).filter(|item| job.items[*item].state == "fetched").collect();
+    let fetched: Vec<usize> = (0..8).filter(|item| job.items[*item].state == "fetched").collect();
     // At the end as many archives are stored as fit; each may have evicted an earlier one.
-    assert!(warm.len() <= 3, "{job}");
-    let lost = (0..8).find(|item| !warm.contains(item)).unwrap();
-    assert!(job.error(lost).contains("was downloaded and is not stored"), "{job}");
+    assert!(fetched.len() <= 3, "{job}");
+    let failed = (0..8).find(|item| !fetched.contains(item)).unwrap();
+    assert!(job.error(failed).contains("was downloaded and is not stored"), "{job}");
     upstream.forget_requests();
-    for item in warm {
+    for item in fetched {
         let path = larder.archive_path(&format!("p{item}"), "1.2.0").await;
         assert!(larder.get(&path).await.expect(200).has_cache_status("larder; hit"));
     }
-    assert_eq!(upstream.count_of(Target::Archive), 0, "something that was called warm is not held");
+    assert_eq!(upstream.count_of(Target::Archive), 0, "an archive that was reported as fetched is not stored");
 }
 
 /// Promise 12: an offline larder sends nothing for a warm-up.
 #[tokio::test]
 async fn offline_a_warm_up_of_stored_packages_succeeds_without_requests() {
-    let upstream = versions(&["1.1.0", "1.2.0"]).await;
+    let upstream = upstream_with_versions(&["1.1.0", "1.2.0"]).await;
     let larder = Larder::mirroring(&upstream).start().await;
-    WarmFixture::of(&larder).warm(&warm_up_request("acme/null@1.1.0")).await;
+    WarmFixture::for_larder(&larder).warm(&warm_up_request("acme/null@1.1.0")).await;
     let folder = larder.stop().await;
     upstream.forget_requests();
     let larder = Larder::mirroring(&upstream).network("offline = true").store_at(&folder).start().await;
-    let job = WarmFixture::of(&larder)
+    let job = WarmFixture::for_larder(&larder)
         .warm(&json!({ "what": ["acme/null@1.1.0", "acme/null@1.2.0", "acme/other"], "platforms": ["linux_amd64"] }))
         .await;
     assert_eq!((job.states(), upstream.requests().len()), (vec!["held", "failed", "failed"], 0), "{job}");
@@ -281,14 +282,14 @@ async fn offline_a_warm_up_of_stored_packages_succeeds_without_requests() {
     assert!(job.error(2).contains("this mirror is offline"), "{job}");
 }
 
-/// A client has priority, and joins a download that a job has begun.
+/// The client joins the download of the job, which continues after the job is cancelled.
 #[tokio::test]
 async fn a_client_and_a_job_share_one_download() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null").size(3_000_000));
     let gate = upstream.hold_after(Target::Archive, 1_000_000);
     let larder = Larder::mirroring(&upstream).start().await;
-    let fixture = WarmFixture::of(&larder);
+    let fixture = WarmFixture::for_larder(&larder);
     let path = fixture.start_job(&warm_up_request("acme/null")).await;
     upstream.wait_for(Target::Archive, 1).await;
     let archive = larder.archive_path("null", "1.2.0").await;

@@ -16,22 +16,22 @@ use crate::support::tls::TestCa;
 use crate::support::upstream::{FakeUpstream, Provider, RecordedRequest, Target};
 use crate::support::warm_fixture::{PLATFORMS, WarmFixture, both_platforms, items};
 
-/// Nothing listens there.
+/// The base of a modules service that these tests do not use: nothing listens there.
 const NO_MODULES: &str = "http://127.0.0.1:9/v1/modules/";
 const BOTH_PLATFORMS: &str = "platform=linux_amd64&platform=darwin_arm64";
 /// A job fetches four archives above 1 MiB at a time.
 const ARCHIVES_AT_A_TIME: usize = 4;
-const SIZE: usize = 1_500_000;
-const HALF_BYTES: usize = SIZE / 2;
+const ARCHIVE_BYTES: usize = 1_500_000;
+const HALF_BYTES: usize = ARCHIVE_BYTES / 2;
 
 fn provider_names() -> Vec<String> {
     (1..=8).map(|number| format!("p{number}")).collect()
 }
 
-async fn upstream_of_eight() -> FakeUpstream {
+async fn upstream_with_eight_providers() -> FakeUpstream {
     let upstream = FakeUpstream::start().await;
     for name in provider_names() {
-        upstream.publish(both_platforms(Provider::new("acme", &name).size(SIZE)));
+        upstream.publish(both_platforms(Provider::new("acme", &name).size(ARCHIVE_BYTES)));
         upstream.publish(both_platforms(Provider::new("acme", &name).version("1.3.0").size(100)));
     }
     upstream
@@ -74,7 +74,7 @@ fn archive_requests(upstream: &FakeUpstream) -> Vec<RecordedRequest> {
 }
 
 /// The number of bytes that upstream sent of one archive in all requests.
-fn sent_of(requests: &[RecordedRequest], path: &str) -> u64 {
+fn bytes_sent_of(requests: &[RecordedRequest], path: &str) -> u64 {
     requests.iter().filter(|request| request.path == path).map(|request| request.bytes_sent).sum()
 }
 
@@ -82,11 +82,11 @@ fn sent_of(requests: &[RecordedRequest], path: &str) -> u64 {
 #[tokio::test]
 async fn a_lock_file_that_was_warmed_is_installed_and_locked_with_the_upstream_stopped() {
     let Some(client) = Terraform::find() else { return };
-    let mut upstream = upstream_of_eight().await;
+    let mut upstream = upstream_with_eight_providers().await;
     let lock = lock_file(&upstream);
     let ca = TestCa::new();
     let larder = Larder::mirroring(&upstream).always_revalidate().tls(&ca, &["127.0.0.1"]).start().await;
-    let fixture = WarmFixture::of(&larder);
+    let fixture = WarmFixture::for_larder(&larder);
     let path = fixture.start_lock_file_job(&lock, BOTH_PLATFORMS).await;
     let job = fixture.finished_job(&path).await;
     assert_eq!((job.states(), &*job.state), (vec!["fetched"; 16], "done"), "{job}");
@@ -118,46 +118,49 @@ async fn a_lock_file_that_was_warmed_is_installed_and_locked_with_the_upstream_s
 /// A job that is killed continues after the restart.
 #[tokio::test]
 async fn a_killed_warm_up_continues_and_fetches_no_archive_twice() {
-    let mut upstream = upstream_of_eight().await;
+    let mut upstream = upstream_with_eight_providers().await;
     let lock = lock_file(&upstream);
     let folder = Folder::new();
     let builder = || Larder::mirroring(&upstream).always_revalidate().store_at(&folder);
-    let gate = |name: &String| upstream.hold_after(Target::Archive.of(&format!("-{name}_")), HALF_BYTES);
-    let gates: BTreeMap<String, _> = provider_names().iter().map(|name| (name.clone(), gate(name))).collect();
+    let hold_archive =
+        |name: &String| upstream.hold_after(Target::Archive.with_path_part(&format!("-{name}_")), HALF_BYTES);
+    let gates: BTreeMap<String, _> = provider_names().iter().map(|name| (name.clone(), hold_archive(name))).collect();
     let larder = Process::start(&builder(), folder.path());
-    let fixture = WarmFixture::at(&larder, token(&folder));
+    let fixture = WarmFixture::for_process(&larder, token(&folder));
     let path = fixture.start_lock_file_job(&lock, BOTH_PLATFORMS).await;
-    let half_way = |job: &JobReport| {
-        let at_half = |item: &&JobItemReport| item.state == "fetching" && item.bytes == HALF_BYTES as u64;
-        job.items.iter().filter(at_half).map(JobItemReport::name).collect::<Vec<_>>()
+    let half_fetched = |job: &JobReport| {
+        let is_half_fetched = |item: &&JobItemReport| item.state == "fetching" && item.bytes == HALF_BYTES as u64;
+        job.items.iter().filter(is_half_fetched).map(JobItemReport::name).collect::<Vec<_>>()
     };
     // The four archives of the first turn arrive completely, those of the second stop in the middle.
-    let first_turn = fixture.wait_for_job(&path, |job| half_way(job).len() == ARCHIVES_AT_A_TIME).await;
+    let first_turn = fixture.wait_for_job(&path, |job| half_fetched(job).len() == ARCHIVES_AT_A_TIME).await;
     for (name, gate) in &gates {
-        if half_way(&first_turn).iter().any(|subject| subject.contains(&format!("/{name}@"))) {
+        if half_fetched(&first_turn).iter().any(|item| item.contains(&format!("/{name}@"))) {
             gate.open();
         }
     }
-    let fetched = |job: &JobReport| job.states().iter().filter(|state| **state == "fetched").count();
+    let fetched_count = |job: &JobReport| job.states().iter().filter(|state| **state == "fetched").count();
     let second_turn = fixture
-        .wait_for_job(&path, |job| half_way(job).len() == ARCHIVES_AT_A_TIME && fetched(job) >= ARCHIVES_AT_A_TIME)
+        .wait_for_job(&path, |job| {
+            half_fetched(job).len() == ARCHIVES_AT_A_TIME && fetched_count(job) >= ARCHIVES_AT_A_TIME
+        })
         .await;
     larder.kill();
-    let complete = folder.blobs().len();
-    assert_eq!(complete, fetched(&second_turn));
+    let stored_count = folder.blobs().len();
+    assert_eq!(stored_count, fetched_count(&second_turn));
     let requests_before_kill = archive_requests(&upstream).len();
-    assert_eq!(requests_before_kill, complete + ARCHIVES_AT_A_TIME);
+    assert_eq!(requests_before_kill, stored_count + ARCHIVES_AT_A_TIME);
     gates.values().for_each(|gate| gate.open());
 
     let larder = Process::start(&builder(), folder.path());
-    let fixture = WarmFixture::at(&larder, token(&folder));
+    let fixture = WarmFixture::for_process(&larder, token(&folder));
     let job = fixture.finished_job(&path).await;
     assert_eq!((&*job.state, job.items.len()), ("done", 16), "{job}");
-    assert_eq!(job.states().iter().filter(|state| **state == "held").count(), complete, "{job}");
+    assert_eq!(job.states().iter().filter(|state| **state == "held").count(), stored_count, "{job}");
     assert_eq!((folder.blobs().len(), folder.partial_downloads().len()), (16, 0));
 
     let requests = archive_requests(&upstream);
-    assert_eq!(requests.len() - requests_before_kill, 16 - complete, "what was fetched is fetched again");
+    assert_eq!(requests.len() - requests_before_kill, 16 - stored_count, "a stored archive was fetched again");
     let resumed = requests[requests_before_kill..]
         .iter()
         .filter(|request| request.header("range") == Some(&format!("bytes={HALF_BYTES}-")));
@@ -170,9 +173,9 @@ async fn a_killed_warm_up_continues_and_fetches_no_archive_twice() {
             let size = upstream.archive_bytes("acme", &name, "1.2.0", platform).len() as u64;
             // The upstream sent more bytes than arrived before the kill, but never the whole archive twice.
             assert!(
-                (size..2 * size).contains(&sent_of(&requests, &file)),
+                (size..2 * size).contains(&bytes_sent_of(&requests, &file)),
                 "{file}: {} of {size}",
-                sent_of(&requests, &file)
+                bytes_sent_of(&requests, &file)
             );
         }
     }
@@ -197,7 +200,7 @@ async fn the_client_chooses_the_version_that_was_warmed() {
         upstream.publish(Provider::new("acme", "null").version(version).size(100));
     }
     let larder = Larder::mirroring(&upstream).start().await;
-    let fixture = WarmFixture::of(&larder);
+    let fixture = WarmFixture::for_larder(&larder);
     let cli_config = host_override(HOST, &larder.providers_url(HOST), NO_MODULES);
     let constraints = [
         "1.0",
@@ -236,7 +239,7 @@ async fn the_client_chooses_the_version_that_was_warmed() {
 #[tokio::test]
 async fn curl_warms_a_lock_file() {
     let Some(curl) = find("curl") else { return };
-    let upstream = upstream_of_eight().await;
+    let upstream = upstream_with_eight_providers().await;
     let larder = Larder::mirroring(&upstream).start().await;
     let file = larder.folder.path().join(".terraform.lock.hcl");
     std::fs::write(&file, lock_file(&upstream)).unwrap();
@@ -253,8 +256,8 @@ async fn curl_warms_a_lock_file() {
     let output = curl(&["-H", "Content-Type: text/plain", "--data-binary", &body, "-i", &url]).await;
     assert_eq!(output.code, Some(0), "{output:?}");
     assert!(output.out.starts_with("HTTP/1.1 202"), "{output:?}");
-    let place = output.out.lines().find_map(|line| line.strip_prefix("location: ")).unwrap().to_owned();
-    let address = format!("{}{place}", larder.admin());
+    let location = output.out.lines().find_map(|line| line.strip_prefix("location: ")).unwrap().to_owned();
+    let address = format!("{}{location}", larder.admin());
     let done = eventually("the job ends", async || {
         let output = curl(&[&address]).await;
         Some(JobReport::parse(serde_json::from_str(&output.out).unwrap())).filter(|job| job.state != "running")
@@ -273,7 +276,7 @@ async fn sigterm_ends_a_warm_up_at_once_and_the_next_start_resumes_it() {
     let gate = upstream.hold_after(Target::Archive, 1_000_000);
     let larder = Process::start(&builder(), folder.path());
     let order = json!({ "what": ["acme/null"], "platforms": ["linux_amd64"] });
-    let fixture = WarmFixture::at(&larder, token(&folder));
+    let fixture = WarmFixture::for_process(&larder, token(&folder));
     let path = fixture.start_job(&order).await;
     fixture.wait_for_job(&path, |job| job.items[0].bytes == 1_000_000).await;
     larder.terminate_promptly().await;
@@ -281,7 +284,7 @@ async fn sigterm_ends_a_warm_up_at_once_and_the_next_start_resumes_it() {
     upstream.forget_requests();
 
     let larder = Process::start(&builder(), folder.path());
-    let job = WarmFixture::at(&larder, token(&folder)).finished_job(&path).await;
+    let job = WarmFixture::for_process(&larder, token(&folder)).finished_job(&path).await;
     assert_eq!(items(&job), ["null@1.2.0 linux_amd64 fetched"]);
     assert_eq!(archive_requests(&upstream)[0].header("range"), Some("bytes=1000000-"));
 }
@@ -292,7 +295,7 @@ async fn an_archive_without_a_matching_locked_hash_fails_its_item() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(both_platforms(Provider::new("acme", "null").directory_entries()));
     let larder = Larder::mirroring(&upstream).start().await;
-    let fixture = WarmFixture::of(&larder);
+    let fixture = WarmFixture::for_larder(&larder);
     let warm = async |hashes: &[&str]| {
         let hashes: Vec<String> = hashes.iter().map(|hash| (*hash).to_owned()).collect();
         let path = fixture.start_lock_file_job(&lock_file_block("null", &hashes), BOTH_PLATFORMS).await;
@@ -303,7 +306,7 @@ async fn an_archive_without_a_matching_locked_hash_fails_its_item() {
     assert_eq!(job.states(), ["failed"; 2]);
     assert!(job.error(0).contains("none of the 1 hashes in the lock file matches"), "{job}");
     assert!(job.error(0).contains("-platform=darwin_arm64"), "{job}");
-    assert_eq!(upstream.count_of(Target::Archive), 0, "it was fetched all the same");
+    assert_eq!(upstream.count_of(Target::Archive), 0, "an archive was fetched");
 
     // An `h1:` can be compared with the archive only, so the archives are fetched.
     let job = warm(&["h1:bm90aGluZw==", &foreign_hash]).await;

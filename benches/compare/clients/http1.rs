@@ -1,4 +1,4 @@
-//! A reader over HTTP/1.1 that does as little as can be done: blocking reads into one buffer, and a count.
+//! A client over HTTP/1.1 that does as little as possible: blocking reads into one buffer, and a count.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -17,19 +17,19 @@ const BUFFER_BYTES: usize = 256 * 1024;
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Sends requests until the measurement is over.
-pub(super) fn ask(shared: &Shared) -> anyhow::Result<()> {
+pub(super) fn send_requests(shared: &Shared) -> anyhow::Result<()> {
     let load = &shared.load;
     let connection = Connection::new(load.address, load.tls.as_ref());
     // The barrier is released even after a failed connection: the other clients wait for it.
     shared.ready.wait();
     let mut connection = connection?;
-    let request = request(load.address, &load.path, load.gzip);
+    let request_text = request_text(load.address, &load.path, load.gzip);
     while !shared.is_over() {
-        let is_whole = connection.ask(&request, |bytes| {
+        let is_complete = connection.request(&request_text, |bytes| {
             shared.add_bytes(bytes);
             !shared.is_over()
         })?;
-        if !is_whole {
+        if !is_complete {
             break;
         }
         shared.add_answer();
@@ -37,8 +37,8 @@ pub(super) fn ask(shared: &Shared) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The request for a path.
-pub(super) fn request(address: SocketAddr, path: &str, gzip: bool) -> String {
+/// The text of a request for a path.
+pub(super) fn request_text(address: SocketAddr, path: &str, gzip: bool) -> String {
     let coding = if gzip { "Accept-Encoding: gzip\r\n" } else { "" };
     format!("GET {path} HTTP/1.1\r\nHost: {address}\r\n{coding}\r\n")
 }
@@ -66,9 +66,13 @@ impl Connection {
         Ok(Self { stream: Box::new(StreamOwned::new(tls, stream)), buffer })
     }
 
-    /// Sends a request and passes the size of each piece of the body. Returns true if all of it arrived, false if
-    /// `goes_on` stopped it.
-    pub(super) fn ask(&mut self, request: &str, mut goes_on: impl FnMut(usize) -> bool) -> anyhow::Result<bool> {
+    /// Sends a request, and calls `continue_after` with the size of each piece of the body. Returns true if the body is
+    /// complete, false if `continue_after` stopped the reading.
+    pub(super) fn request(
+        &mut self,
+        request: &str,
+        mut continue_after: impl FnMut(usize) -> bool,
+    ) -> anyhow::Result<bool> {
         let Self { stream, buffer } = self;
         stream.write_all(request.as_bytes())?;
         let mut filled = 0;
@@ -82,12 +86,12 @@ impl Connection {
                 break end + 4;
             }
         };
-        let mut remaining = length(&buffer[..head])?;
+        let mut remaining = content_length(&buffer[..head])?;
         let mut received = filled - head;
         loop {
-            let goes_on = goes_on(received);
+            let is_to_continue = continue_after(received);
             remaining = remaining.checked_sub(received).context("the body is longer than its Content-Length")?;
-            if remaining == 0 || !goes_on {
+            if remaining == 0 || !is_to_continue {
                 return Ok(remaining == 0);
             }
             received = stream.read(buffer)?;
@@ -98,8 +102,8 @@ impl Connection {
     }
 }
 
-/// The length a head announces.
-fn length(head: &[u8]) -> anyhow::Result<usize> {
+/// The Content-Length of a response head.
+fn content_length(head: &[u8]) -> anyhow::Result<usize> {
     let text = String::from_utf8_lossy(head);
     if !text.starts_with("HTTP/1.1 200") {
         bail!("not 200: {text}");

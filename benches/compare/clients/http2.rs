@@ -1,4 +1,4 @@
-//! A reader over HTTP/2: hyper's client, one stream at a time, with the windows of Go's client.
+//! A client over HTTP/2: hyper's client, one stream at a time, with the flow-control windows of Go's client.
 
 use std::sync::Arc;
 
@@ -16,20 +16,20 @@ use tokio_rustls::TlsConnector;
 
 use super::Shared;
 
-/// The flow-control window of Go's client.
+/// The flow-control windows of Go's client.
 const STREAM_WINDOW: u32 = 4 << 20;
 const CONNECTION_WINDOW: u32 = 1 << 30;
 
 /// Sends requests until the measurement is over.
-pub(super) fn ask(shared: &Shared) -> anyhow::Result<()> {
+pub(super) fn send_requests(shared: &Shared) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let connected = connect(shared).await;
+        let connection = connect(shared).await;
         // The barrier is released even after a failed connection: the other clients wait for it.
         shared.ready.wait();
-        let mut sender = connected?;
+        let mut sender = connection?;
         let load = &shared.load;
-        let scheme = if load.wire.is_tls() { "https" } else { "http" };
+        let scheme = if load.protocol.is_tls() { "https" } else { "http" };
         while !shared.is_over() {
             let mut request = Request::get(format!("{scheme}://{}{}", load.address, load.path));
             if load.gzip {
@@ -56,15 +56,15 @@ async fn connect(shared: &Shared) -> anyhow::Result<SendRequest<Empty<Bytes>>> {
     let stream = TcpStream::connect(load.address).await?;
     stream.set_nodelay(true)?;
     match &load.tls {
-        None => talk(stream).await,
+        None => handshake(stream).await,
         Some(tls) => {
             let tls = TlsConnector::from(Arc::clone(tls));
-            talk(tls.connect(ServerName::from(load.address.ip()), stream).await?).await
+            handshake(tls.connect(ServerName::from(load.address.ip()), stream).await?).await
         }
     }
 }
 
-async fn talk(
+async fn handshake(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
 ) -> anyhow::Result<SendRequest<Empty<Bytes>>> {
     let (sender, connection) = Builder::new(TokioExecutor::new())

@@ -1,4 +1,4 @@
-//! The clients: wrk for documents where it is installed, the bench's own readers for everything else.
+//! The clients: wrk for documents where it is installed, the bench's own clients for everything else.
 
 mod http1;
 mod http2;
@@ -23,7 +23,7 @@ use crate::tls::Certificate;
 #[derive(Clone, Debug)]
 pub(crate) struct RequestLoad {
     address: SocketAddr,
-    wire: ClientProtocol,
+    protocol: ClientProtocol,
     path: String,
     gzip: bool,
     tls: Option<Arc<ClientConfig>>,
@@ -32,19 +32,19 @@ pub(crate) struct RequestLoad {
 impl RequestLoad {
     pub(crate) fn new(
         peer: &Peer,
-        wire: ClientProtocol,
+        protocol: ClientProtocol,
         path: &str,
         certificate: &Certificate,
     ) -> anyhow::Result<Self> {
-        let tls = match wire {
+        let tls = match protocol {
             ClientProtocol::Tls1 => Some(certificate.client(b"http/1.1")?),
             ClientProtocol::Tls2 => Some(certificate.client(b"h2")?),
             ClientProtocol::Http1 | ClientProtocol::Http2 => None,
         };
-        Ok(Self { address: peer.address(wire), wire, path: path.to_owned(), gzip: false, tls })
+        Ok(Self { address: peer.address(protocol), protocol, path: path.to_owned(), gzip: false, tls })
     }
 
-    /// Accepts gzip.
+    /// Sets whether the clients accept gzip.
     pub(crate) fn gzip(self, gzip: bool) -> Self {
         Self { gzip, ..self }
     }
@@ -74,7 +74,7 @@ impl Shared {
     }
 }
 
-/// The bytes and requests of a span of time.
+/// The bytes and answers that the clients have received so far.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Throughput {
     pub(crate) bytes: u64,
@@ -97,9 +97,9 @@ pub(crate) fn run<T>(
     });
     let client = |_| {
         let shared = Arc::clone(&shared);
-        thread::Builder::new().name("client".into()).spawn(move || match shared.load.wire {
-            ClientProtocol::Http1 | ClientProtocol::Tls1 => http1::ask(&shared),
-            ClientProtocol::Http2 | ClientProtocol::Tls2 => http2::ask(&shared),
+        thread::Builder::new().name("client".into()).spawn(move || match shared.load.protocol {
+            ClientProtocol::Http1 | ClientProtocol::Tls1 => http1::send_requests(&shared),
+            ClientProtocol::Http2 | ClientProtocol::Tls2 => http2::send_requests(&shared),
         })
     };
     let threads: Vec<_> = (0..connections).map(client).collect::<Result<_, _>>()?;
@@ -125,7 +125,7 @@ pub(crate) enum CountedUnit {
     Answers,
 }
 
-/// Runs this many clients for so long; returns their counts and the server's resources.
+/// Runs this many clients for this time; returns their counts and the server's resources.
 pub(crate) fn sample(
     peer: &Peer,
     load: RequestLoad,
@@ -133,20 +133,20 @@ pub(crate) fn sample(
     span: Duration,
     counted: CountedUnit,
 ) -> anyhow::Result<Sample> {
-    let wire = load.wire;
+    let protocol = load.protocol;
     run(load, connections, |throughput| {
         let amount = |counts: Throughput| match counted {
             CountedUnit::Bytes => counts.bytes,
             CountedUnit::Answers => counts.answers,
         };
         let (began, amount_before, processor_before) =
-            (Instant::now(), amount(throughput()), peer.processor_seconds(wire));
+            (Instant::now(), amount(throughput()), peer.processor_seconds(protocol));
         interrupt::pause(span)?;
         let (elapsed, amount_after) = (began.elapsed(), amount(throughput()));
         Ok(Sample {
             amount: (amount_after - amount_before) as f64,
             seconds: elapsed.as_secs_f64(),
-            processor_seconds: peer.processor_seconds(wire) - processor_before,
+            processor_seconds: peer.processor_seconds(protocol) - processor_before,
         })
     })
 }

@@ -9,7 +9,7 @@ use anyhow::bail;
 
 use super::http1::{self, Connection};
 
-/// The times of an answer, from before the connection.
+/// The times of an answer; both begin before the client connects.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AnswerTiming {
     /// Time until the first byte of the body.
@@ -20,12 +20,12 @@ pub(crate) struct AnswerTiming {
 }
 
 /// Sends one request without TLS over its own connection.
-pub(crate) fn ask(address: SocketAddr, path: &str) -> anyhow::Result<AnswerTiming> {
+pub(crate) fn time_one(address: SocketAddr, path: &str) -> anyhow::Result<AnswerTiming> {
     let began = Instant::now();
     let mut connection = Connection::new(address, None)?;
     let mut first = None;
     let mut bytes = 0;
-    connection.ask(&http1::request(address, path, false), |received| {
+    connection.request(&http1::request_text(address, path, false), |received| {
         if received > 0 {
             first.get_or_insert(began.elapsed());
         }
@@ -37,12 +37,12 @@ pub(crate) fn ask(address: SocketAddr, path: &str) -> anyhow::Result<AnswerTimin
 }
 
 /// Sends the same request from this many clients at once.
-pub(crate) fn ask_together(address: SocketAddr, path: &str, clients: usize) -> anyhow::Result<Vec<AnswerTiming>> {
+pub(crate) fn time_together(address: SocketAddr, path: &str, clients: usize) -> anyhow::Result<Vec<AnswerTiming>> {
     let ready = Barrier::new(clients);
     thread::scope(|scope| {
         let client = || {
             ready.wait();
-            ask(address, path)
+            time_one(address, path)
         };
         let threads: Vec<_> = (0..clients).map(|_| scope.spawn(client)).collect();
         let timings = threads.into_iter().map(|thread| match thread.join() {

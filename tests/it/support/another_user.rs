@@ -12,7 +12,7 @@ use super::process::command_of;
 
 const NOBODY: u32 = 65534;
 
-/// Another user, with a folder of their own and a copy of the binary in it.
+/// Another user with a folder of their own and a copy of the binary in it.
 pub(crate) struct AnotherUser {
     folder: TempDir,
 }

@@ -71,14 +71,17 @@ impl BundleKey {
     }
 }
 
+/// The creation time of bundles (seconds since 1970), always the same so that equal packages make equal bundles.
+const BUNDLE_CREATED: u64 = 1_795_293_761;
+
 /// An offline larder for `HOST`.
 pub(crate) fn sealed() -> Builder {
     Larder::builder().upstream(HOST, "http://127.0.0.1:9/", "").network("offline = true")
 }
 
 /// Runs a warm-up to its end; returns the id of the job.
-pub(crate) async fn warm_up(larder: &Larder, subject: &[&str], platforms: &[&str]) -> String {
-    let body = json!({ "what": subject, "platforms": platforms }).to_string();
+pub(crate) async fn warm_up(larder: &Larder, addresses: &[&str], platforms: &[&str]) -> String {
+    let body = json!({ "what": addresses, "platforms": platforms }).to_string();
     let request = client().post(format!("{}/admin/v1/warm", larder.admin())).bearer_auth(larder.token());
     let job = send(request.header("content-type", "application/json").body(body)).await.unwrap().expect(202).json();
     let id = job["id"].as_str().unwrap().to_owned();
@@ -92,9 +95,9 @@ pub(crate) async fn warm_up(larder: &Larder, subject: &[&str], platforms: &[&str
     id
 }
 
-/// The bundle of a job's packages.
+/// The bundle of the packages of a job. `since` is an inventory: the bundle is then a delta to it.
 pub(crate) async fn bundle_of(larder: &Larder, job: &str, since: Option<Value>) -> Vec<u8> {
-    bundle_made_at(larder, job, since, 1_795_293_761).await
+    bundle_made_at(larder, job, since, BUNDLE_CREATED).await
 }
 
 /// The bundle of a job's packages, with this creation time (seconds since 1970).
@@ -120,7 +123,7 @@ pub(crate) struct BundleUpload {
 
 impl BundleUpload {
     /// Starts the request without any bytes of the bundle.
-    pub(crate) fn to(running: &Process, folder: &Folder) -> Self {
+    pub(crate) fn start(running: &Process, folder: &Folder) -> Self {
         let token = std::fs::read_to_string(folder.path().join("admin-token")).unwrap();
         let (body, pieces) = mpsc::channel(1);
         let stream = stream::unfold(pieces, |mut pieces: mpsc::Receiver<io::Result<Vec<u8>>>| async {
@@ -165,19 +168,24 @@ pub(crate) async fn applied_receipt(larder: &Larder, bundle: Vec<u8>) -> Receipt
 }
 
 /// Warms a new larder up and returns a bundle of the packages.
-pub(crate) async fn bundle(upstream: &FakeUpstream, key: &BundleKey, subject: &[&str], platforms: &[&str]) -> Vec<u8> {
+pub(crate) async fn bundle(
+    upstream: &FakeUpstream,
+    key: &BundleKey,
+    addresses: &[&str],
+    platforms: &[&str],
+) -> Vec<u8> {
     let larder = key.with_signing_key(Larder::mirroring(upstream)).start().await;
-    let job = warm_up(&larder, subject, platforms).await;
+    let job = warm_up(&larder, addresses, platforms).await;
     bundle_of(&larder, &job, None).await
 }
 
 /// The store of a sealed larder without a running server.
-pub(crate) struct Sealed {
+pub(crate) struct SealedStore {
     pub(crate) folder: Folder,
     pub(crate) mirror: Arc<Mirror>,
 }
 
-impl Sealed {
+impl SealedStore {
     pub(crate) fn open(builder: Builder, folder: &Folder) -> Self {
         let config = builder.store_at(folder).config();
         let (mirror, _, _) = app::mirror(&config, &StartSettings::default()).unwrap();
@@ -227,7 +235,7 @@ impl Sealed {
 
 /// The contents of a closed store, once its background hashes are done.
 pub(crate) async fn settled_contents(builder: Builder, folder: &Folder) -> BTreeMap<String, Vec<u8>> {
-    let store = Sealed::open(builder, folder);
+    let store = SealedStore::open(builder, folder);
     store.mirror.library.complete_hashes().await.unwrap();
     contents(&store.close().await)
 }
@@ -246,12 +254,13 @@ fn name_below(root: &Path, path: &Path) -> String {
 /// A record without its checksum and without timestamps (seconds since 1970, ten digits).
 fn without_timestamps(file: Vec<u8>) -> Vec<u8> {
     let text = String::from_utf8_lossy(&file).into_owned();
-    let Some((_, record)) = text.split_once('\n').filter(|(frame, _)| frame.contains("\"blake3\"")) else {
+    let Some((_, record)) = text.split_once('\n').filter(|(checksum_line, _)| checksum_line.contains("\"blake3\""))
+    else {
         return file;
     };
     let (head, body) = record.split_once('\n').unwrap_or((record, ""));
-    let is_time = |field: &&str| field.len() >= 10 && field.as_bytes()[..10].iter().all(u8::is_ascii_digit);
-    let fields = head.split(':').map(|field| if is_time(&field) { &field[10..] } else { field });
+    let begins_with_time = |field: &&str| field.len() >= 10 && field.as_bytes()[..10].iter().all(u8::is_ascii_digit);
+    let fields = head.split(':').map(|field| if begins_with_time(&field) { &field[10..] } else { field });
     format!("{}\n{body}", fields.collect::<Vec<_>>().join(":")).into_bytes()
 }
 

@@ -12,6 +12,7 @@ use super::upstream::FakeUpstream;
 /// A configuration with fixed ports, and its home directory.
 pub(crate) struct CommandSetup {
     pub(crate) home: Folder,
+    /// The text of the configuration file.
     pub(crate) text: String,
     listen: u16,
 }
@@ -26,6 +27,7 @@ impl CommandSetup {
         Self::with_admin(upstream, &format!("listen = \"127.0.0.1:{port}\""))
     }
 
+    /// The setup with these lines in `[admin]`.
     pub(crate) fn with_admin(upstream: &FakeUpstream, admin: &str) -> Self {
         let (home, listen) = (Folder::new(), free_port());
         let store = home.path().display();
@@ -37,16 +39,19 @@ impl CommandSetup {
         Self { home, text, listen }
     }
 
+    /// Writes the configuration file; returns its path.
     pub(crate) fn file(&self) -> PathBuf {
         let file = self.home.path().join("mirror.toml");
         std::fs::write(&file, &self.text).unwrap();
         file
     }
 
+    /// Starts larder with this configuration.
     pub(crate) fn serve(&self) -> Process {
         Process::serve(&self.text, self.home.path()).unwrap_or_else(|error| panic!("{error:?}"))
     }
 
+    /// Runs `larder ARGUMENTS` with this configuration.
     pub(crate) async fn run(&self, arguments: &[&str]) -> CommandOutput {
         let file = self.file();
         let arguments = [arguments, &["--config", file.to_str().unwrap()]].concat();
@@ -60,6 +65,7 @@ impl CommandSetup {
         output.out
     }
 
+    /// The base URL for clients.
     pub(crate) fn base(&self) -> String {
         format!("http://127.0.0.1:{}", self.listen)
     }

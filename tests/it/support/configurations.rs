@@ -97,11 +97,12 @@ pub(crate) fn publish(upstream: &FakeUpstream) {
     for (level, names) in LEVELS.iter().enumerate() {
         for name in *names {
             for (number, version) in MODULE_VERSIONS.iter().enumerate() {
+                // Each version of each module has a seed of its own.
                 let mut rng = StdRng::seed_from_u64((level * 1000 + number * 10 + name.len()) as u64);
                 // The module `second` lies in a subfolder of its package: some registries report such locations.
                 let is_in_subfolder = *name == "second";
                 let path = format!("/files/{name}-{number}.tar.gz");
-                let files = module(level, is_in_subfolder, &mut rng);
+                let files = module_files(level, is_in_subfolder, &mut rng);
                 upstream.serve_file(&path, "application/gzip", tar_gz(&files));
                 let location = if is_in_subfolder { format!("{path}//package") } else { path };
                 upstream.publish_module(Module::new("acme", name, "test").version(version).at(&location));
@@ -111,7 +112,7 @@ pub(crate) fn publish(upstream: &FakeUpstream) {
 }
 
 /// The files of one module, by path.
-fn module(level: usize, is_in_subfolder: bool, rng: &mut StdRng) -> BTreeMap<String, String> {
+fn module_files(level: usize, is_in_subfolder: bool, rng: &mut StdRng) -> BTreeMap<String, String> {
     let mut main = required_providers(rng, 2, true);
     for name in LEVELS.get(level + 1).copied().unwrap_or_default() {
         if rng.gen_bool(0.7) {
@@ -131,7 +132,8 @@ fn module(level: usize, is_in_subfolder: bool, rng: &mut StdRng) -> BTreeMap<Str
 }
 
 impl Configuration {
-    /// The configuration of a seed.
+    /// The configuration of a seed. Each construct occurs for one remainder of the seed. The divisors differ, so that
+    /// the constructs occur together in many combinations.
     pub(crate) fn from_seed(seed: u64) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
         let rng = &mut rng;

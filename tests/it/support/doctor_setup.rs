@@ -19,21 +19,21 @@ pub(crate) async fn registry() -> FakeUpstream {
 }
 
 /// A setup whose store limit is small enough for any disk.
-pub(crate) fn exporter_and_tree(upstream: &FakeUpstream) -> CommandSetup {
+pub(crate) fn small_store_setup(upstream: &FakeUpstream) -> CommandSetup {
     let mut setup = CommandSetup::new(upstream);
     setup.text = setup.text.replacen("[store]\n", "[store]\nmax_size = \"64MiB\"\n", 1);
     setup
 }
 
 /// The URL at which the larder of a setup serves the providers of HOST.
-pub(crate) fn providers(setup: &CommandSetup) -> String {
+pub(crate) fn providers_url(setup: &CommandSetup) -> String {
     format!("{}/registry/{HOST}/v1/providers/", setup.base())
 }
 
 /// Configures the client of a setup to use its larder.
 pub(crate) fn configure_client(setup: &CommandSetup) {
     let modules = format!("https://{HOST}/v1/modules/");
-    write(setup, ".terraformrc", &host_override(HOST, &providers(setup), &modules));
+    write(setup, ".terraformrc", &host_override(HOST, &providers_url(setup), &modules));
 }
 
 /// Writes a file into the home of a setup's client.
@@ -67,6 +67,7 @@ impl DoctorReport {
         Self { code, checks: report["checks"].as_array().unwrap().clone() }
     }
 
+    /// The ids of the checks with this verdict.
     pub(crate) fn ids(&self, verdict: &str) -> Vec<&str> {
         let checks = self.checks.iter().filter(|check| check["verdict"] == verdict);
         checks.map(|check| check["id"].as_str().unwrap()).collect()
@@ -135,12 +136,13 @@ pub(crate) fn doctor(setup: &CommandSetup, arguments: &[&str], environment: Envi
     command
 }
 
+/// Runs the doctor with `--json` in a client's environment; returns its report.
 pub(crate) async fn examine(setup: &CommandSetup, environment: Environment<'_>) -> DoctorReport {
     DoctorReport::from_output(&run(doctor(setup, &["--json"], environment)).await)
 }
 
-/// Runs the doctor without a configured larder, with terraform as the only client.
-pub(crate) async fn examine_terraform_alone(home: &Path) -> DoctorReport {
+/// Runs the doctor in a home without a larder configuration, with terraform as the only client on PATH.
+pub(crate) async fn examine_without_larder_config(home: &Path) -> DoctorReport {
     std::fs::write(home.join("terraform"), "").unwrap();
     let mut command = command(home, &["doctor", "--json"]);
     for name in CLIENT_VARIABLES.into_iter().chain(["XDG_CONFIG_HOME", "XDG_CACHE_HOME", "STATE_DIRECTORY"]) {

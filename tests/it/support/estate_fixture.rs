@@ -1,12 +1,13 @@
-//! A large configuration as teams have it: two root folders that need different versions, a local module that both
-//! call, ten registry modules in three levels, nine providers, and a lock file in one of the folders.
+//! The estate: a large configuration as teams have it, with two root folders that need different
+//! versions, a local module that both call, ten registry modules in three levels, nine providers, and a lock file in
+//! one of the folders.
 
 use std::fmt::Write as _;
 use std::path::Path;
 
 use super::git::{Format, pack};
 use super::larder::HOST;
-use super::terraform::{Output, Terraform, Workspace};
+use super::terraform::{ClientOutput, Terraform, Workspace};
 use super::upstream::{FakeUpstream, Module, Provider, sha256_hex};
 
 /// The platforms of every provider version.
@@ -69,18 +70,18 @@ impl EstateFixture {
     }
 
     /// Runs `init` in a root folder without installed packages.
-    pub(crate) async fn init(&self, root: &str) -> Output {
+    pub(crate) async fn init(&self, root: &str) -> ClientOutput {
         let _ = std::fs::remove_dir_all(self.folder().join(root).join(".terraform"));
         self.run(root, &["init", "-no-color", "-input=false"]).await
     }
 
     /// Runs `providers lock` in a root folder for both platforms.
-    pub(crate) async fn lock(&self, root: &str) -> Output {
+    pub(crate) async fn lock(&self, root: &str) -> ClientOutput {
         let platforms = PLATFORMS.map(|platform| format!("-platform={platform}"));
         self.run(root, &["providers", "lock", "-no-color", &platforms[0], &platforms[1]]).await
     }
 
-    async fn run(&self, root: &str, arguments: &[&str]) -> Output {
+    async fn run(&self, root: &str, arguments: &[&str]) -> ClientOutput {
         let folder = format!("-chdir={root}");
         self.workspace.run(&[&[folder.as_str()], arguments].concat()).await
     }

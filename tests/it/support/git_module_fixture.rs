@@ -56,9 +56,10 @@ impl GitModuleFixture {
         let forges = match forges {
             None => None,
             Some(address) => {
-                let builder =
-                    NAMES.iter().fold(FakeUpstream::builder().tls_with(&ca), |builder, name| builder.name(name));
-                let forge = builder.at(SocketAddr::from((address, 443))).start().await;
+                let builder = NAMES
+                    .iter()
+                    .fold(FakeUpstream::builder().tls_with(&ca), |builder, name| builder.certificate_name(name));
+                let forge = builder.listen_at(SocketAddr::from((address, 443))).start().await;
                 forge.host_git(&root);
                 forge.serve_json("/2.0/repositories/acme/net", "{\"scm\":\"git\"}");
                 let ssh = Sshd::start_at(&root, SocketAddr::from((address, 22))).await?;
@@ -91,10 +92,10 @@ impl GitModuleFixture {
 
     /// The same larder with further lines in its `[[upstream]]` section.
     pub(crate) fn larder_with(&self, lines: &str) -> Builder {
-        let authority = self.folder.path().join("ca.pem");
-        std::fs::write(&authority, self.ca.pem()).unwrap();
+        let ca_file = self.folder.path().join("ca.pem");
+        std::fs::write(&ca_file, self.ca.pem()).unwrap();
         let larder = Larder::mirroring(&self.registry).upstream_lines(lines).allow_private("127.0.0.1");
-        let mut larder = larder.network(&format!("ca_file = {authority:?}"));
+        let mut larder = larder.network(&format!("ca_file = {ca_file:?}"));
         let mut credentials = ssh_credential(&format!("127.0.0.1:{}", self.ssh.port()), &self.ssh);
         if let Some((_, ssh)) = &self.forges {
             larder = NAMES.iter().fold(larder, |larder, name| larder.allow_private(name));
@@ -114,24 +115,24 @@ impl GitModuleFixture {
     /// Gives a client the certificate authority, the ssh key and the known hosts that it needs to connect directly.
     pub(crate) fn configure_access(&self, workspace: &mut Workspace) {
         workspace.trust(&self.ca.pem());
-        let authority = workspace.path().join("../ca.pem");
-        workspace.env("GIT_SSL_CAINFO", &authority.to_string_lossy());
+        let ca_file = workspace.path().join("../ca.pem");
+        workspace.env("GIT_SSL_CAINFO", &ca_file.to_string_lossy());
         workspace.env("GIT_CONFIG_GLOBAL", "/dev/null").env("GIT_CONFIG_NOSYSTEM", "1").env("GIT_TERMINAL_PROMPT", "0");
         workspace.env("GIT_SSH_COMMAND", &self.ssh_command());
     }
 
     /// Checks a repository out with git, with the access of `configure_access`.
     pub(crate) async fn checkout(&self, url: &str, reference: &str) -> TempDir {
-        let authority = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(authority.path(), self.ca.pem()).unwrap();
-        let authority = authority.path().to_string_lossy().into_owned();
+        let ca_file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(ca_file.path(), self.ca.pem()).unwrap();
+        let ca_file = ca_file.path().to_string_lossy().into_owned();
         let command = self.ssh_command();
-        let environment = [("GIT_SSL_CAINFO", authority.as_str()), ("GIT_SSH_COMMAND", command.as_str())];
+        let environment = [("GIT_SSL_CAINFO", ca_file.as_str()), ("GIT_SSH_COMMAND", command.as_str())];
         self.repositories.checkout(url, reference, &environment).await
     }
 
     /// A CLI configuration with which a client uses the registry directly.
-    pub(crate) fn direct(&self) -> String {
+    pub(crate) fn direct_cli_config(&self) -> String {
         host_override(HOST, &self.registry.providers_url(), &self.registry.modules_url())
     }
 

@@ -14,14 +14,17 @@ pub(crate) const LARGE_BYTES: usize = 3_000_000;
 /// The size of the partial download when larder is killed.
 pub(crate) const HALF_BYTES: usize = LARGE_BYTES / 2;
 
+/// Starts a larder on this store in a process of its own.
 pub(crate) fn start(upstream: &FakeUpstream, folder: &Folder) -> Process {
     Process::start(&mirroring(upstream, folder), folder.path())
 }
 
+/// acme/null with a large archive.
 pub(crate) fn large() -> Provider {
     Provider::new("acme", "null").size(LARGE_BYTES)
 }
 
+/// The published archive of acme/NAME.
 pub(crate) fn bytes(upstream: &FakeUpstream, name: &str) -> Vec<u8> {
     upstream.archive_bytes("acme", name, "1.2.0", "linux_amd64")
 }
@@ -31,7 +34,8 @@ pub(crate) fn partial_download(folder: &Folder) -> Option<PathBuf> {
     folder.files("staging").into_iter().find(|file| file.extension().is_some_and(|extension| extension == "part"))
 }
 
-/// Requests a large archive, holds the upstream in the middle, and kills larder there. Returns the archive's path.
+/// Requests the large archive, holds the upstream in the middle of it, and kills larder there. Returns the archive's
+/// path.
 pub(crate) async fn kill_half_way(upstream: &FakeUpstream, folder: &Folder) -> String {
     let gate = upstream.hold_after(Target::Archive, HALF_BYTES);
     let larder = start(upstream, folder);

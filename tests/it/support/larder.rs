@@ -25,8 +25,8 @@ use super::upstream::FakeUpstream;
 /// The host name under which larder mirrors the fake upstream, unless a test uses another one.
 pub(crate) const HOST: &str = "registry.terraform.io";
 
-/// A process that another test starts shares every open file of this one until it executes its program, so a released
-/// lock may stay taken for a moment.
+/// How long a start waits for the lock of the store: a process that another test starts shares every open file of this
+/// one until it executes its program, so a released lock may stay taken for a moment.
 pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A store folder. One larder after another may use the same folder.
@@ -267,8 +267,8 @@ impl Builder {
     }
 
     /// Adds lines to the last `[[upstream]]`.
-    pub(crate) fn upstream_lines(mut self, line: &str) -> Self {
-        writeln!(self.upstreams, "{line}").unwrap();
+    pub(crate) fn upstream_lines(mut self, lines: &str) -> Self {
+        writeln!(self.upstreams, "{lines}").unwrap();
         self
     }
 
@@ -279,13 +279,13 @@ impl Builder {
         )
     }
 
-    /// Adds a line to `[server]`.
+    /// Adds this line to `[server]`.
     pub(crate) fn server(mut self, line: &str) -> Self {
         writeln!(self.server, "{line}").unwrap();
         self
     }
 
-    /// Adds a line to `[network]`.
+    /// Adds this line to `[network]`.
     pub(crate) fn network(mut self, line: &str) -> Self {
         writeln!(self.network, "{line}").unwrap();
         self
@@ -297,7 +297,7 @@ impl Builder {
         self
     }
 
-    /// Adds a line to `[store]`.
+    /// Adds this line to `[store]`.
     pub(crate) fn store(mut self, line: &str) -> Self {
         writeln!(self.store, "{line}").unwrap();
         self
@@ -390,7 +390,7 @@ impl Builder {
     }
 
     /// Changes the limits of upstream requests.
-    pub(crate) fn bounds(mut self, change: impl FnOnce(&mut UpstreamLimits)) -> Self {
+    pub(crate) fn upstream_limits(mut self, change: impl FnOnce(&mut UpstreamLimits)) -> Self {
         change(&mut self.settings.upstream_limits);
         self
     }

@@ -8,9 +8,9 @@ pub(crate) mod command_setup;
 pub(crate) mod configurations;
 pub(crate) mod doctor_setup;
 pub(crate) mod estate_fixture;
-pub(crate) mod forms;
 pub(crate) mod git;
 pub(crate) mod git_module_fixture;
+pub(crate) mod handwritten_configurations;
 pub(crate) mod http;
 pub(crate) mod http2_frames;
 pub(crate) mod killed_downloads;
@@ -42,8 +42,9 @@ use std::time::Duration;
 /// message.
 pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Polls every few milliseconds until `probe` returns a value: for what larder does in the background.
-pub(crate) async fn eventually<T>(subject: &str, mut probe: impl AsyncFnMut() -> Option<T>) -> T {
+/// Polls every few milliseconds until `probe` returns a value: for what larder does in the background. `awaited` names
+/// the value in the message of a time-out.
+pub(crate) async fn eventually<T>(awaited: &str, mut probe: impl AsyncFnMut() -> Option<T>) -> T {
     let polling = async {
         let mut interval = Duration::from_millis(1);
         loop {
@@ -56,10 +57,10 @@ pub(crate) async fn eventually<T>(subject: &str, mut probe: impl AsyncFnMut() ->
         }
     };
     let result = tokio::time::timeout(TEST_TIMEOUT, polling).await;
-    result.unwrap_or_else(|_| panic!("still waiting after {TEST_TIMEOUT:?}: {subject}"))
+    result.unwrap_or_else(|_| panic!("still waiting after {TEST_TIMEOUT:?}: {awaited}"))
 }
 
 /// Polls every few milliseconds until the condition holds.
-pub(crate) async fn until(subject: &str, condition: impl AsyncFn() -> bool) {
-    eventually(subject, async || condition().await.then_some(())).await;
+pub(crate) async fn until(awaited: &str, condition: impl AsyncFn() -> bool) {
+    eventually(awaited, async || condition().await.then_some(())).await;
 }

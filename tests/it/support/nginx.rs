@@ -14,7 +14,7 @@ use super::tls::TestCa;
 pub(crate) struct Nginx {
     child: Child,
     address: SocketAddr,
-    _folder: TempDir,
+    folder: TempDir,
 }
 
 impl Nginx {
@@ -42,7 +42,7 @@ impl Nginx {
         let mut command = Command::new(program);
         command.arg("-p").arg(path).arg("-c").arg(path.join("nginx.conf")).arg("-e").arg(path.join("error.log"));
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        let mut nginx = Self { child, address, _folder: folder };
+        let mut nginx = Self { child, address, folder };
         eventually("nginx listens", async || {
             let exit = nginx.child.try_wait().unwrap();
             assert!(exit.is_none(), "{}", nginx.log());
@@ -53,7 +53,7 @@ impl Nginx {
     }
 
     fn log(&self) -> String {
-        std::fs::read_to_string(self._folder.path().join("error.log")).unwrap_or_else(|e| format!("no log: {e}"))
+        std::fs::read_to_string(self.folder.path().join("error.log")).unwrap_or_else(|e| format!("no log: {e}"))
     }
 
     /// `https://127.0.0.1:PORT`

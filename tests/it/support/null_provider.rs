@@ -8,6 +8,7 @@ pub(crate) const NULL: &str = "acme/null";
 
 pub(crate) const NULL_120: &str = "acme/null@1.2.0";
 
+/// An upstream that publishes this provider version.
 pub(crate) async fn upstream_with(provider: Provider) -> FakeUpstream {
     let upstream = FakeUpstream::start().await;
     upstream.publish(provider);
@@ -19,6 +20,7 @@ pub(crate) fn always_revalidating(upstream: &FakeUpstream) -> Builder {
     Larder::mirroring(upstream).always_revalidate()
 }
 
+/// The zip of acme/null 1.2.0 for linux_amd64.
 pub(crate) fn zip(upstream: &FakeUpstream) -> Vec<u8> {
     upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64")
 }
@@ -32,13 +34,13 @@ pub(crate) async fn install(larder: &Larder) -> (Answer, String, Vec<u8>) {
     (document, path, archive)
 }
 
-/// The version list as messages name it.
+/// The version list of acme/null, as messages name it.
 pub(crate) const LIST: &str = "the version list of registry.terraform.io/acme/null";
 
-/// The package as messages name it.
+/// The package acme/null 1.2.0, as messages name it.
 pub(crate) const PACKAGE: &str = "registry.terraform.io/acme/null 1.2.0 (linux_amd64)";
 
-/// acme/null 1.2.0; another edition has other bytes.
+/// acme/null 1.2.0 in this edition: another edition of a version has other bytes.
 pub(crate) fn edition(edition: u64) -> Provider {
     Provider::new("acme", "null").edition(edition)
 }

@@ -1,4 +1,6 @@
-//! A strict reader of OpenMetrics: any deviation from the specification fails the test.
+//! A strict reader of OpenMetrics: a violation of the format fails the test. It also enforces rules of this project:
+//! every family has a HELP text, which is one sentence with a capital letter and a full stop; names have lower-case
+//! letters and underscores only; no value is negative.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -57,7 +59,7 @@ impl Family {
     }
 }
 
-/// Parses an exposition; panics at any violation of the format.
+/// Parses an exposition; panics at any violation of the format or of the project's own rules.
 pub(crate) fn parse(text: &str) -> Exposition {
     let body = text.strip_suffix("# EOF\n").expect("the last line is `# EOF`");
     let (mut exposition, mut family) = (Exposition::default(), Family::default());
@@ -83,7 +85,7 @@ pub(crate) fn parse(text: &str) -> Exposition {
             }
             None => {
                 assert!(!line.starts_with('#'), "{line}");
-                let (name, labels, value) = sample(line);
+                let (name, labels, value) = parse_sample(line);
                 assert!(family.matches_sample(&name), "{name} is listed under {}", family.name);
                 family.samples += 1;
                 let value: f64 = value.parse().unwrap_or_else(|e| panic!("{line}: {e}"));
@@ -101,6 +103,7 @@ pub(crate) fn parse(text: &str) -> Exposition {
     exposition
 }
 
+/// Checks a family whose lines have all been read, and adds it to the exposition.
 fn finish(family: Family, exposition: &mut Exposition) {
     if family.name.is_empty() {
         return;
@@ -118,12 +121,13 @@ fn finish(family: Family, exposition: &mut Exposition) {
     assert!(exposition.families.insert(name, family.kind.expect("a TYPE")).is_none());
 }
 
-fn sample(line: &str) -> (String, Vec<(String, String)>, &str) {
+/// Parses a line with a sample: its name, its labels (sorted) and its value.
+fn parse_sample(line: &str) -> (String, Vec<(String, String)>, &str) {
     let end = line.find(['{', ' ']).unwrap();
     let name = line[..end].to_owned();
     assert!(name.chars().all(|c| c.is_ascii_lowercase() || c == '_'), "{name}");
     let Some(rest) = line[end..].strip_prefix('{') else { return (name, Vec::new(), &line[end + 1..]) };
-    // Larder's label values contain no quote, backslash or brace, so this covers the whole grammar.
+    // Label values of larder contain no quote, backslash, brace or comma, so commas only separate labels.
     let (labels, value) = rest.split_once("} ").unwrap();
     let pair = |pair: &str| {
         let (label, value) = pair.split_once('=').unwrap();
@@ -137,6 +141,7 @@ fn sample(line: &str) -> (String, Vec<(String, String)>, &str) {
     (name, labels, value)
 }
 
+/// The series with this name and these labels.
 fn series(name: &str, labels: &[(String, String)]) -> Series {
     if labels.is_empty() {
         return name.to_owned();

@@ -17,6 +17,7 @@ pub(crate) const TAIL_BYTES: usize = 64 * 1024;
 pub(crate) struct PackageFixture {
     pub(crate) upstream: FakeUpstream,
     pub(crate) larder: Larder,
+    /// The path of the archive at larder.
     pub(crate) path: String,
     pub(crate) zip: Vec<u8>,
 }
@@ -27,7 +28,7 @@ impl PackageFixture {
         Self::with_stall_timeout(size, Duration::from_secs(30)).await
     }
 
-    /// Sets the time after which larder gives up a download that stops.
+    /// The same fixture with this time after which larder gives up a download that stops.
     pub(crate) async fn with_stall_timeout(size: usize, stall_timeout: Duration) -> Self {
         let upstream = FakeUpstream::start().await;
         upstream.publish(Provider::new("acme", "null").size(size));
@@ -42,6 +43,7 @@ impl PackageFixture {
         Self { upstream, larder, path, zip }
     }
 
+    /// The URL of the archive.
     pub(crate) fn url(&self) -> String {
         format!("{}{}", self.larder.base(), self.path)
     }
@@ -50,6 +52,7 @@ impl PackageFixture {
         &self.larder.folder
     }
 
+    /// The requests for the archive that the upstream received.
     pub(crate) fn archive_requests(&self) -> Vec<RecordedRequest> {
         self.upstream.requests().into_iter().filter(|request| request.target == Target::Archive).collect()
     }

@@ -10,7 +10,7 @@ const PORT_COUNT: u16 = 12_000;
 /// A free port of 127.0.0.1; each port is returned once.
 pub(crate) fn free_port() -> u16 {
     static RESERVED_COUNT: AtomicU16 = AtomicU16::new(0);
-    // Test runs at the same time start at different ports.
+    // Test runs at the same time start at different ports: neighbouring process ids are 97 ports apart.
     let start = std::process::id().wrapping_mul(97) % u32::from(PORT_COUNT);
     loop {
         let offset = (start + u32::from(RESERVED_COUNT.fetch_add(1, Ordering::Relaxed))) % u32::from(PORT_COUNT);

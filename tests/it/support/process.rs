@@ -17,12 +17,12 @@ use super::{TEST_TIMEOUT, eventually};
 
 /// The output of a process, read continuously.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Output {
+pub(crate) struct CapturedOutput {
     text: Arc<Mutex<String>>,
     is_complete: Arc<AtomicBool>,
 }
 
-impl Output {
+impl CapturedOutput {
     /// Reads the stream in a thread, until the stream ends.
     fn capture(mut source: impl Read + Send + 'static) -> (Self, JoinHandle<()>) {
         let output = Self::default();
@@ -136,10 +136,10 @@ impl KillOnDrop {
 }
 
 /// Starts a command that keeps running; returns the process, its standard output and its standard error.
-pub(crate) fn spawn_captured(mut command: Command) -> (KillOnDrop, Output, Output) {
+pub(crate) fn spawn_captured(mut command: Command) -> (KillOnDrop, CapturedOutput, CapturedOutput) {
     let mut child = command.spawn().unwrap();
-    let (out, _) = Output::capture(child.stdout.take().unwrap());
-    let (err, _) = Output::capture(child.stderr.take().unwrap());
+    let (out, _) = CapturedOutput::capture(child.stdout.take().unwrap());
+    let (err, _) = CapturedOutput::capture(child.stderr.take().unwrap());
     (KillOnDrop(child), out, err)
 }
 
@@ -153,7 +153,7 @@ pub(crate) fn errors_in(report: &serde_json::Value) -> String {
 pub(crate) struct Process {
     child: Child,
     announcement: serde_json::Value,
-    log: Output,
+    log: CapturedOutput,
 }
 
 impl Process {
@@ -226,7 +226,7 @@ impl Process {
 
     fn spawn_once(command: &mut Command) -> Result<Self, CommandOutput> {
         let mut child = command.spawn().unwrap();
-        let (log, reading) = Output::capture(child.stderr.take().unwrap());
+        let (log, reading) = CapturedOutput::capture(child.stderr.take().unwrap());
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let report = serde_json::from_str::<serde_json::Value>(&line).unwrap_or_default();
@@ -259,7 +259,7 @@ impl Process {
     }
 
     /// The standard error of larder.
-    pub(crate) fn log(&self) -> &Output {
+    pub(crate) fn log(&self) -> &CapturedOutput {
         &self.log
     }
 
@@ -327,7 +327,8 @@ impl Process {
         self.wait_for_exit().await
     }
 
-    /// SIGTERM; asserts a clean exit within the time that running downloads get to finish. Larder logs it if they do not.
+    /// SIGTERM; asserts exit code 0, and that running downloads ended in the time that they get. Larder logs a line if
+    /// they did not.
     pub(crate) async fn terminate_promptly(self) {
         let log = self.log.clone();
         assert_eq!(self.terminate().await, Some(0));

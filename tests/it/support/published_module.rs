@@ -3,7 +3,7 @@
 use super::upstream::{FakeUpstream, Module};
 
 /// Publishes acme/net/test 1.0.0.
-pub(crate) fn publish_module(upstream: &FakeUpstream) {
+pub(crate) fn publish_net_module(upstream: &FakeUpstream) {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("main.tf"), "output \"is\" {\n  value = 1\n}\n").unwrap();
     let tar = crate::support::git::pack(crate::support::git::Format::TarGz, folder.path(), "");

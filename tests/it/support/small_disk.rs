@@ -13,6 +13,7 @@ use super::programs::skip;
 pub(crate) struct SmallDisk {
     pub(crate) larder: Process,
     store: PathBuf,
+    /// The file that fills the disk.
     ballast: PathBuf,
 }
 

@@ -55,14 +55,14 @@ impl Terraform {
 
 /// The result of a client run.
 #[derive(Debug)]
-pub(crate) struct Output {
+pub(crate) struct ClientOutput {
     /// The exit status.
     pub(crate) status: ExitStatus,
     /// Standard output and standard error, as a terminal would show them.
     pub(crate) text: String,
 }
 
-impl Output {
+impl ClientOutput {
     /// The text on one line, without the frame that the client draws around messages.
     pub(crate) fn one_line(&self) -> String {
         self.text.split_whitespace().filter(|word| *word != "│").collect::<Vec<_>>().join(" ")
@@ -142,12 +142,12 @@ impl Workspace {
     }
 
     /// Runs `init` as automation does.
-    pub(crate) async fn init(&self) -> Output {
+    pub(crate) async fn init(&self) -> ClientOutput {
         self.run(&["init", "-no-color", "-input=false"]).await
     }
 
     /// Runs the client to its end; after two minutes, or when this future is dropped, it is killed.
-    pub(crate) async fn run(&self, arguments: &[&str]) -> Output {
+    pub(crate) async fn run(&self, arguments: &[&str]) -> ClientOutput {
         let log = self.root.path().join("output.txt");
         let child = self.command(arguments, &log).spawn().expect("the client starts");
         let mut running = Running::of(child.id());
@@ -160,7 +160,7 @@ impl Workspace {
         };
         running.group = None;
         let status = exit.expect("waiting does not panic").expect("the client can be waited for");
-        Output { status, text }
+        ClientOutput { status, text }
     }
 
     /// The lock file; empty if there is none.

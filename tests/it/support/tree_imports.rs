@@ -15,7 +15,7 @@ pub(crate) fn sealed(upstream: &FakeUpstream) -> CommandSetup {
     setup
 }
 
-/// The lock file after an `init` directly from the upstream.
+/// The lock file of a client that ran `init` with the upstream itself.
 pub(crate) async fn lock_of_upstream(client: &Terraform, upstream: &FakeUpstream) -> String {
     let direct = workspace_requiring(client);
     direct.cli_config(&host_override(HOST, &upstream.providers_url(), &upstream.modules_url()));

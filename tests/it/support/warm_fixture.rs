@@ -19,11 +19,11 @@ pub(crate) struct WarmFixture {
 }
 
 impl WarmFixture {
-    pub(crate) fn of(larder: &Larder) -> Self {
+    pub(crate) fn for_larder(larder: &Larder) -> Self {
         Self { admin: larder.admin(), token: larder.token() }
     }
 
-    pub(crate) fn at(larder: &Process, token: String) -> Self {
+    pub(crate) fn for_process(larder: &Process, token: String) -> Self {
         Self { admin: larder.admin(), token }
     }
 
@@ -102,7 +102,7 @@ pub(crate) fn items(job: &JobReport) -> Vec<String> {
     job.items.iter().map(line).collect()
 }
 
-/// Publishes a provider version for both `PLATFORMS`.
+/// A provider version for both `PLATFORMS`.
 pub(crate) fn both_platforms(provider: Provider) -> Provider {
     PLATFORMS.iter().fold(provider, |provider, platform| provider.platform(platform))
 }

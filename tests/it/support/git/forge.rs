@@ -1,6 +1,6 @@
 //! A mount namespace where the names of public forges resolve to servers of the test. The test runs itself again, as
-//! root, in a namespace with another `/etc/hosts` and a user `git`; there it may listen at ports 443 and 22 of an
-//! unused loopback address.
+//! root, in a namespace with another `/etc/hosts` and a user `git`. There it listens at ports 443 and 22 of an unused
+//! loopback address.
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
@@ -12,7 +12,10 @@ use crate::support::programs::{find, skip};
 /// The host names that resolve to the servers of the test in that namespace.
 pub(crate) const NAMES: [&str; 4] = ["github.com", "bitbucket.org", "api.bitbucket.org", "git.acme.test"];
 
-const ADDRESS: &str = "LARDER_TEST_FORGES_AT";
+/// The environment variable that gives the inner test run the address of the forges.
+const ADDRESS_VARIABLE: &str = "LARDER_TEST_FORGES_AT";
+/// The exit code of the script in the namespace when it cannot mount.
+const MOUNT_FAILED: i32 = 9;
 const TIME_LIMIT: Duration = Duration::from_secs(300);
 
 /// The place of the test: inside the namespace of the fake forges, or outside.
@@ -28,7 +31,7 @@ pub(crate) enum Forges {
 /// Called by a test with its own name. Outside a namespace, runs that test again inside one; inside, returns the
 /// address of the forges.
 pub(crate) async fn forges(test: &str) -> Forges {
-    if let Ok(address) = std::env::var(ADDRESS) {
+    if let Ok(address) = std::env::var(ADDRESS_VARIABLE) {
         return Forges::Inside(address.parse().expect("an address"));
     }
     if !rustix::process::geteuid().is_root() {
@@ -55,12 +58,14 @@ pub(crate) async fn forges(test: &str) -> Forges {
     fs::write(&users, format!("{}git:x:0:0::/:/bin/sh\n", other_users.collect::<String>())).unwrap();
     let mut command = Command::new(unshare);
     command.args(["--mount", "--propagation", "private", "--kill-child", "--fork", "sh", "-c"]);
-    let script = "mount --bind \"$1\" /etc/hosts && mount --bind \"$2\" /etc/passwd || exit 9; shift 2; exec \"$@\"";
+    let script = format!(
+        "mount --bind \"$1\" /etc/hosts && mount --bind \"$2\" /etc/passwd || exit {MOUNT_FAILED}; shift 2; exec \"$@\""
+    );
     command.arg(script).arg("sh").arg(&hosts).arg(&users);
     command.arg(std::env::current_exe().unwrap()).args(["--exact", test, "--nocapture"]);
     command
         .env("LC_ALL", "C")
-        .env(ADDRESS, address.to_string())
+        .env(ADDRESS_VARIABLE, address.to_string())
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
@@ -69,7 +74,7 @@ pub(crate) async fn forges(test: &str) -> Forges {
     let output = result.unwrap_or_else(|_| panic!("{test} took more than {TIME_LIMIT:?} in its namespace")).unwrap();
     let (status, text) = (output.status, [output.stdout, output.stderr].concat());
     let text = String::from_utf8_lossy(&text);
-    if status.code() == Some(9) || text.contains("unshare failed") {
+    if status.code() == Some(MOUNT_FAILED) || text.contains("unshare failed") {
         skip(&format!("no mount namespace: {text}"));
         return Forges::Impossible;
     }

@@ -22,14 +22,15 @@ pub(crate) struct Repositories {
 /// One repository: files are written into its work tree, and `commit` takes all of them.
 #[derive(Clone)]
 pub(crate) struct Repository {
-    host: Repositories,
+    repositories: Repositories,
     bare: PathBuf,
     work: PathBuf,
+    /// The number of git commands so far: each one gets the next second as its date.
     clock: Arc<AtomicU32>,
 }
 
 impl Repositories {
-    /// An empty repository; `None` where git is not installed, with a note.
+    /// An empty folder. Prints a note and returns `None` where git is not installed.
     pub(crate) fn new() -> Option<Self> {
         let git = find("git")?;
         let folder = tempfile::Builder::new().prefix("larder-git-").tempdir().unwrap();
@@ -47,7 +48,7 @@ impl Repositories {
         let bare = self.root().join(format!("{name}.git"));
         let work = self.folder.path().join("work").join(name);
         fs::create_dir_all(&work).unwrap();
-        let repository = Repository { host: self.clone(), bare, work, clock: Arc::default() };
+        let repository = Repository { repositories: self.clone(), bare, work, clock: Arc::default() };
         let path = repository.bare.to_string_lossy().into_owned();
         self.run(Command::new(&self.git).args(["init", "--quiet", "--bare", "--initial-branch=main", &path]));
         // Forges allow filters; `without_filter` makes a server that does not.
@@ -77,9 +78,9 @@ impl Repositories {
         for arguments in steps {
             let mut command = Command::new(&self.git);
             command.args(arguments).current_dir(folder.path()).envs(environment.iter().copied());
-            let host = self.clone();
-            // The server may live on this very thread.
-            tokio::task::spawn_blocking(move || host.run(&mut command)).await.unwrap();
+            let repositories = self.clone();
+            // The server may run on this thread, so the thread must not wait for git.
+            tokio::task::spawn_blocking(move || repositories.run(&mut command)).await.unwrap();
         }
         folder
     }
@@ -161,7 +162,7 @@ impl Repository {
 
 /// The history: commits, branches and tags.
 impl Repository {
-    /// Commits the whole work tree to the branch that is checked out; the commit's id.
+    /// Commits the whole work tree to the branch that is checked out; returns the id of the commit.
     pub(crate) fn commit(&self, message: &str) -> String {
         self.git(&["add", "--all", "."]);
         self.git(&["commit", "--quiet", "--allow-empty", "--message", message]);
@@ -205,7 +206,7 @@ impl Repository {
         self
     }
 
-    /// The full id of a name.
+    /// The full id of the commit or object that this name (a branch, a tag, `HEAD`) stands for.
     pub(crate) fn id(&self, name: &str) -> String {
         self.git(&["rev-parse", name])
     }
@@ -214,13 +215,13 @@ impl Repository {
     pub(crate) fn git(&self, arguments: &[&str]) -> String {
         let second = self.clock.fetch_add(1, Ordering::Relaxed);
         let date = format!("2024-01-01T00:{:02}:{:02}Z", second / 60 % 60, second % 60);
-        let mut command = Command::new(&self.host.git);
+        let mut command = Command::new(&self.repositories.git);
         command.args(["-c", "gc.auto=0", "-c", "core.autocrlf=false", "-c", "core.safecrlf=false"]).args(arguments);
         command.current_dir(&self.work).env("GIT_DIR", &self.bare).env("GIT_WORK_TREE", &self.work);
         for role in ["AUTHOR", "COMMITTER"] {
             command.env(format!("GIT_{role}_NAME"), "Acme").env(format!("GIT_{role}_EMAIL"), "acme@acme.test");
             command.env(format!("GIT_{role}_DATE"), &date);
         }
-        self.host.run(&mut command)
+        self.repositories.run(&mut command)
     }
 }

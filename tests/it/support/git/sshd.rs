@@ -29,7 +29,7 @@ impl Sshd {
         Self::start_at(root, SocketAddr::from(([127, 0, 0, 1], free_port()))).await
     }
 
-    /// Serves at a given address: port 22 is possible in the namespace of a test.
+    /// Serves at this address. In a namespace of its own (`git::forge`) a test may use port 22.
     pub(crate) async fn start_at(root: &Path, address: SocketAddr) -> Option<Self> {
         let program = find("sshd")?;
         let keygen = find("ssh-keygen")?;
@@ -98,7 +98,7 @@ impl Sshd {
         self.folder.path().join("known_hosts")
     }
 
-    /// Adds a name of this server.
+    /// Adds another name of this server to the known_hosts file.
     pub(crate) fn known_as(&self, name: &str) {
         let key = fs::read_to_string(self.folder.path().join("host.pub")).unwrap();
         let known_hosts = fs::read_to_string(self.known_hosts()).unwrap();

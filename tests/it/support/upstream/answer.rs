@@ -21,7 +21,7 @@ use super::requests::{RecordedRequest, Requests};
 use super::signing::SigningKey;
 use super::wire::Wire;
 
-/// The listener that a request came to.
+/// The listener that received a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
     Registry,
@@ -54,7 +54,8 @@ pub(super) struct State {
     pub(super) releases: BTreeMap<(String, String), Vec<Release>>,
     pub(super) modules: Modules,
     pub(super) git: Option<GitHost>,
-    pub(super) pages: BTreeMap<String, Reply>,
+    /// Replies that tests set for a path, in place of other content.
+    pub(super) replies: BTreeMap<String, Reply>,
     pub(super) api: Api,
     pub(super) rules: Rules,
     /// The number in valid `?sig=` URLs.
@@ -63,7 +64,7 @@ pub(super) struct State {
     pub(super) changes: u64,
 }
 
-/// The content behind both ports.
+/// The content of both listeners.
 pub(super) struct Registry {
     pub(super) settings: FixedSettings,
     pub(super) state: Mutex<State>,
@@ -80,7 +81,7 @@ impl Registry {
         let path = request.uri().path().to_owned();
         let query = request.uri().query().unwrap_or_default().to_owned();
         let target = target_of(&path);
-        let arrival = self.requests.arrive(RecordedRequest {
+        let progress = self.requests.record(RecordedRequest {
             method: request.method().to_string(),
             path: path.clone(),
             query: query.clone(),
@@ -105,9 +106,10 @@ impl Registry {
             let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
             reply = git.answer(parts, body).await;
         }
-        reply.can_range = matches!(target, Target::Sums | Target::Signature | Target::Archive | Target::ModuleArchive);
+        reply.supports_ranges =
+            matches!(target, Target::Sums | Target::Signature | Target::Archive | Target::ModuleArchive);
         let reply = reply.finish(&path, &query, &headers, &active.matching);
-        reply.send(&method, active, arrival, wire).await
+        reply.send(&method, active, progress, wire).await
     }
 
     fn is_refused(&self, target: &Target, headers: &HeaderMap) -> bool {
@@ -120,8 +122,8 @@ impl Registry {
     }
 
     fn content(&self, state: &State, origin: Origin, path: &str, query: &str, faults: &[Fault]) -> Reply {
-        if let Some(page) = state.pages.get(path) {
-            return page.clone();
+        if let Some(reply) = state.replies.get(path) {
+            return reply.clone();
         }
         let has_files = self.settings.releases_origin.is_none() || origin == Origin::Releases;
         let parts: Vec<&str> = path.split('/').skip(1).collect();
@@ -160,7 +162,7 @@ impl Registry {
         };
         match found {
             Some(json) => dated(state, Reply::new(200, "application/json", json)),
-            None => state.api.page(path, query).map_or_else(Reply::not_found, |page| dated(state, page)),
+            None => state.api.page(path, query).map_or_else(Reply::not_found, |reply| dated(state, reply)),
         }
     }
 

@@ -7,13 +7,13 @@ use super::reply::Reply;
 
 /// A module or a provider that the API lists.
 #[derive(Clone)]
-pub(crate) struct Listed {
+pub(crate) struct ListedItem {
     names: Vec<String>,
     versions: Vec<String>,
     is_verified: bool,
 }
 
-impl Listed {
+impl ListedItem {
     /// A module (`NS/NAME/SYSTEM`) or a provider (`NS/TYPE`); versions oldest first.
     pub(crate) fn new(names: &str, versions: &[&str]) -> Self {
         let names: Vec<String> = names.split('/').map(str::to_owned).collect();
@@ -78,12 +78,12 @@ impl Listed {
 /// The listed modules and providers, in this order.
 #[derive(Clone, Default)]
 pub(crate) struct Api {
-    pub(super) modules: Vec<Listed>,
-    pub(super) providers: Vec<Listed>,
+    pub(super) modules: Vec<ListedItem>,
+    pub(super) providers: Vec<ListedItem>,
 }
 
 impl Api {
-    /// The answer at a path of the API.
+    /// The reply at a path of the API.
     pub(super) fn page(&self, path: &str, query: &str) -> Option<Reply> {
         if self.modules.is_empty() && self.providers.is_empty() {
             return None;
@@ -132,7 +132,7 @@ impl Api {
         }
     }
 
-    fn module(&self, names: &[&str]) -> Option<&Listed> {
+    fn module(&self, names: &[&str]) -> Option<&ListedItem> {
         self.modules.iter().find(|listed| names.len() == 3 && listed.is_below(names))
     }
 }
@@ -143,14 +143,14 @@ fn parameter<'a>(query: &'a str, name: &str) -> Option<&'a str> {
 }
 
 /// A page of the matching items; `None` if no item is below the path.
-fn list(member: &str, items: &[Listed], path: &str, tail: &[&str], query: &str) -> Option<String> {
+fn list(member: &str, items: &[ListedItem], path: &str, tail: &[&str], query: &str) -> Option<String> {
     let names = if tail == ["search"] { &[][..] } else { tail };
-    let candidates: Vec<&Listed> = items.iter().filter(|listed| listed.is_below(names)).collect();
+    let candidates: Vec<&ListedItem> = items.iter().filter(|listed| listed.is_below(names)).collect();
     if candidates.is_empty() {
         return None;
     }
     let matches = |name: &str, condition: &dyn Fn(&str) -> bool| parameter(query, name).is_none_or(condition);
-    let found: Vec<&Listed> = candidates
+    let found: Vec<&ListedItem> = candidates
         .into_iter()
         .filter(|listed| {
             matches("verified", &|value| value != "true" || listed.is_verified)

@@ -23,6 +23,7 @@ pub(crate) struct Builder {
 }
 
 impl Builder {
+    /// Plain http, files at the same origin, URLs that do not expire.
     pub(super) fn plain() -> Self {
         Self {
             ca: None,
@@ -49,7 +50,7 @@ impl Builder {
     }
 
     /// Adds a name to the certificate, which already names 127.0.0.1 and localhost.
-    pub(crate) fn name(mut self, name: &str) -> Self {
+    pub(crate) fn certificate_name(mut self, name: &str) -> Self {
         self.names.push(name.to_owned());
         self
     }
@@ -60,7 +61,7 @@ impl Builder {
         self
     }
 
-    /// Serves files from a second origin, as GitHub does.
+    /// Serves files from a second origin, as registry.terraform.io does with the files at GitHub.
     pub(crate) fn releases_elsewhere(mut self) -> Self {
         self.has_releases_elsewhere = true;
         self
@@ -72,19 +73,19 @@ impl Builder {
         self.releases_elsewhere()
     }
 
-    /// Names services in the discovery document by absolute URLs.
+    /// Makes the discovery document name services by absolute URLs.
     pub(crate) fn absolute_services(mut self) -> Self {
         self.has_absolute_services = true;
         self
     }
 
-    /// Names files in documents by URLs that `expire_urls` makes invalid (403).
+    /// Makes documents name files by URLs that `expire_urls` makes invalid (403).
     pub(crate) fn signed_urls(mut self) -> Self {
         self.file_urls = FileUrls::Signed;
         self
     }
 
-    /// Names files in documents by permanent URLs that redirect (with this status) to URLs that expire.
+    /// Makes documents name files by permanent URLs that redirect (with this status) to URLs that expire.
     pub(crate) fn redirected_urls(mut self, status: u16) -> Self {
         self.file_urls = FileUrls::Redirected(status);
         self
@@ -96,21 +97,22 @@ impl Builder {
         self
     }
 
-    /// Listens at this address. In a namespace of a test this may be port 443, the only port of forge URLs.
-    pub(crate) fn at(mut self, address: SocketAddr) -> Self {
+    /// Listens at this address. Forge URLs name no port, so the server of a forge listens at port 443, which a test may
+    /// do in a namespace of its own (`git::forge`).
+    pub(crate) fn listen_at(mut self, address: SocketAddr) -> Self {
         self.address = address;
         self
     }
 
     /// Starts the upstream.
     pub(crate) async fn start(self) -> FakeUpstream {
-        let certified_by = |ca: &TestCa| {
+        let tls_config_by = |ca: &TestCa| {
             let names = self.names.iter().map(String::as_str);
             let names: Vec<&str> = ["127.0.0.1", "localhost"].into_iter().chain(names).collect();
             ca.server_config(&names, self.has_http2)
         };
-        let tls = self.ca.as_ref().map(certified_by);
-        let releases_tls = self.releases_ca.as_ref().map(certified_by).or_else(|| tls.clone());
+        let tls = self.ca.as_ref().map(tls_config_by);
+        let releases_tls = self.releases_ca.as_ref().map(tls_config_by).or_else(|| tls.clone());
         let registry_listener = Listener::reserve_at(self.address, tls);
         let releases_listener = self.has_releases_elsewhere.then(|| Listener::reserve(releases_tls));
         let registry = Registry {

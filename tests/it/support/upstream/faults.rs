@@ -29,12 +29,12 @@ pub(crate) enum Target {
     ModuleArchive,
     /// Any request to a git repository.
     Git,
-    /// Pages added with `serve`, the hops of redirected file URLs, and what does not exist.
+    /// Content added with `serve`, the hops of redirected file URLs, and what does not exist.
     Other,
     /// Any request whose path contains this text.
     Path(String),
     /// The requests of another target whose path contains this text.
-    Of(Box<Target>, String),
+    WithPathPart(Box<Target>, String),
     /// Every request.
     Everything,
 }
@@ -44,14 +44,14 @@ impl Target {
         match self {
             Self::Everything => true,
             Self::Path(part) => path.contains(part.as_str()),
-            Self::Of(target, part) => target.covers(target_of_request, path) && path.contains(part.as_str()),
+            Self::WithPathPart(target, part) => target.covers(target_of_request, path) && path.contains(part.as_str()),
             target => target == target_of_request,
         }
     }
 
-    /// The requests of this target whose path contains this text: for one provider of many.
-    pub(crate) fn of(&self, part: &str) -> Self {
-        Self::Of(Box::new(self.clone()), part.to_owned())
+    /// The requests of this target whose path contains this text, such as those of one provider.
+    pub(crate) fn with_path_part(&self, part: &str) -> Self {
+        Self::WithPathPart(Box::new(self.clone()), part.to_owned())
     }
 }
 

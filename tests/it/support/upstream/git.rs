@@ -1,5 +1,5 @@
 //! A git server in the fake upstream: requests below a repository (`/acme/net.git/…`) go to the real `git http-backend`
-//! as CGI; the same faults and gates apply to its answers.
+//! as CGI. Faults apply to its answers as to all others, and a test can hold them back (`hold_headers`, `hold_body`).
 
 use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -41,11 +41,12 @@ impl GitHost {
             let repository = path.trim_start_matches('/').split_once(".git/").map_or(path, |(name, _)| name);
             self.fetched.lock().push(repository.to_owned());
         }
-        let reply = tokio::task::spawn_blocking(move || self.backend(&parts, &body)).await;
+        let reply = tokio::task::spawn_blocking(move || self.run_backend(&parts, &body)).await;
         reply.expect("the backend's thread does not panic")
     }
 
-    fn backend(&self, parts: &Parts, body: &Bytes) -> Reply {
+    /// Runs the backend for one request.
+    fn run_backend(&self, parts: &Parts, body: &Bytes) -> Reply {
         let header = |name: &str| parts.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
         let mut command = Command::new("git");
         command
@@ -66,8 +67,8 @@ impl GitHost {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null());
-        let mut child = command.spawn().expect("git is installed");
-        let (mut stdin, mut stdout) = (child.stdin.take().expect("piped"), child.stdout.take().expect("piped"));
+        let mut backend = command.spawn().expect("git is installed");
+        let (mut stdin, mut stdout) = (backend.stdin.take().expect("piped"), backend.stdout.take().expect("piped"));
         let mut output = Vec::new();
         std::thread::scope(|scope| {
             scope.spawn(move || {
@@ -76,20 +77,20 @@ impl GitHost {
             });
             stdout.read_to_end(&mut output).expect("the output of the backend");
         });
-        child.wait().expect("the backend can be waited for");
+        backend.wait().expect("the backend can be waited for");
         parse(output)
     }
 }
 
 /// True for a request that fetches objects (POST to `git-upload-pack` with `want` lines).
 fn is_pack_request(parts: &Parts, body: &Bytes) -> bool {
-    let mut commands = Vec::new();
-    let is_read = match parts.headers.get(CONTENT_ENCODING) {
-        Some(_) => GzDecoder::new(&body[..]).read_to_end(&mut commands),
-        None => (&body[..]).read_to_end(&mut commands),
+    let mut decoded_body = Vec::new();
+    let decoding = match parts.headers.get(CONTENT_ENCODING) {
+        Some(_) => GzDecoder::new(&body[..]).read_to_end(&mut decoded_body),
+        None => (&body[..]).read_to_end(&mut decoded_body),
     };
-    let has = |keyword: &[u8]| commands.windows(keyword.len()).any(|window| window == keyword);
-    is_read.is_ok() && parts.uri.path().ends_with("/git-upload-pack") && has(b"want ")
+    let has_want_line = decoded_body.windows(5).any(|window| window == b"want ");
+    decoding.is_ok() && parts.uri.path().ends_with("/git-upload-pack") && has_want_line
 }
 
 /// Parses the output of a CGI program: header lines, an empty line, the body.
@@ -99,8 +100,10 @@ fn parse(output: Vec<u8>) -> Reply {
     let head = String::from_utf8_lossy(&output[..end]).into_owned();
     let lines = || head.lines().filter_map(|line| line.split_once(": "));
     let status = lines().find(|(name, _)| *name == "Status").and_then(|(_, value)| value.get(..3)?.parse().ok());
-    let empty = Reply::new(status.unwrap_or(200), "text/plain", output.slice((end + 4).min(output.len())..));
-    lines().filter(|(name, _)| *name != "Status").fold(empty, |reply, (name, value)| reply.with_header(name, value))
+    let without_headers = Reply::new(status.unwrap_or(200), "text/plain", output.slice((end + 4).min(output.len())..));
+    lines()
+        .filter(|(name, _)| *name != "Status")
+        .fold(without_headers, |reply, (name, value)| reply.with_header(name, value))
 }
 
 /// Git repositories.

@@ -4,10 +4,10 @@
 mod answer;
 mod api;
 mod builder;
-mod coded;
 mod documents;
 mod faults;
 mod git;
+mod hostile_gzip;
 mod modules;
 mod package;
 mod reply;
@@ -26,7 +26,7 @@ use self::reply::Reply;
 use self::wire::Listener;
 use super::tls::TestCa;
 
-pub(crate) use self::api::Listed;
+pub(crate) use self::api::ListedItem;
 pub(crate) use self::builder::Builder;
 pub(crate) use self::faults::{Fault, Target};
 pub(crate) use self::modules::{LocationReply, Module};
@@ -158,36 +158,37 @@ impl FakeUpstream {
         });
     }
 
-    /// Serves this page at this path from now on, in place of other content. A page with status 200 has validators.
-    pub(crate) fn serve(&self, path: &str, page: Response<String>) {
-        let (parts, body) = page.into_parts();
+    /// Serves this response at this path from now on, in place of other content. A response with status 200 has
+    /// validators.
+    pub(crate) fn serve(&self, path: &str, response: Response<String>) {
+        let (parts, body) = response.into_parts();
         self.change(|state| {
             let reply = Reply {
                 status: parts.status,
                 headers: parts.headers,
                 body: body.into(),
                 last_modified: Some(format!("Tue, 02 Jan 2024 00:00:{:02} GMT", state.changes % 60)),
-                can_range: false,
+                supports_ranges: false,
             };
-            state.pages.insert(path.to_owned(), reply);
+            state.replies.insert(path.to_owned(), reply);
         });
     }
 
-    /// Removes the content of this path.
-    pub(crate) fn remove_page(&self, path: &str) {
+    /// Removes the content that `serve`, `serve_json` or `serve_file` set for this path.
+    pub(crate) fn stop_serving(&self, path: &str) {
         self.change(|state| {
-            state.pages.remove(path);
+            state.replies.remove(path);
         });
     }
 
     /// Serves a JSON document at this path, as `serve` does.
     pub(crate) fn serve_json(&self, path: &str, json: &str) {
-        let page = Response::builder().header("content-type", "application/json");
-        self.serve(path, page.body(json.to_owned()).expect("a page"));
+        let response = Response::builder().header("content-type", "application/json");
+        self.serve(path, response.body(json.to_owned()).expect("a response"));
     }
 
     /// Sets the modules and providers that the registry HTTP API lists.
-    pub(crate) fn list(&self, modules: &[Listed], providers: &[Listed]) {
+    pub(crate) fn list(&self, modules: &[ListedItem], providers: &[ListedItem]) {
         self.change(|state| {
             (state.api.modules, state.api.providers) = (modules.to_vec(), providers.to_vec());
         });
@@ -245,7 +246,7 @@ impl FakeUpstream {
     }
 
     /// Matching answers wait after their headers, before their body.
-    pub(crate) fn hold(&self, target: Target) -> Gate {
+    pub(crate) fn hold_body(&self, target: Target) -> Gate {
         self.hold_after(target, 0)
     }
 
@@ -255,7 +256,7 @@ impl FakeUpstream {
     }
 
     /// Matching answers wait before their status line.
-    pub(crate) fn stall(&self, target: Target) -> Gate {
+    pub(crate) fn hold_headers(&self, target: Target) -> Gate {
         self.registry.state.lock().rules.hold(target, HoldPoint::BeforeHeaders)
     }
 }

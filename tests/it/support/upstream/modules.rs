@@ -135,7 +135,7 @@ impl FakeUpstream {
             let mut reply = Reply::new(200, content_type, bytes);
             // Each change has another time.
             reply.last_modified = Some(format!("Wed, 03 Jan 2024 00:00:{:02} GMT", state.changes % 60));
-            state.pages.insert(path.to_owned(), reply);
+            state.replies.insert(path.to_owned(), reply);
         });
     }
 
@@ -145,7 +145,7 @@ impl FakeUpstream {
         headers.insert("x-terraform-get", location.parse().expect("a header value"));
         self.change(|state| {
             let reply = Reply { headers, ..Reply::new(200, "text/plain", "see the header\n") };
-            state.pages.insert(path.to_owned(), reply);
+            state.replies.insert(path.to_owned(), reply);
         });
     }
 

@@ -16,10 +16,10 @@ use http_body_util::{BodyExt, StreamBody, combinators::UnsyncBoxBody};
 use hyper::body::Frame;
 use tokio::sync::watch;
 
-use super::coded;
 use super::faults::{ActiveFaults, Fault, HoldPoint};
+use super::hostile_gzip;
 use super::package::sha256_hex;
-use super::requests::Arrival;
+use super::requests::AnswerProgress;
 use super::wire::Wire;
 
 /// The body of every answer.
@@ -58,12 +58,16 @@ impl Gate {
 /// The steps that send a body, in order.
 enum Step {
     Send(Bytes),
-    /// The same bytes repeatedly, with a pause between.
+    /// Sends the same bytes again and again, with this pause between.
     Repeat(Bytes, Duration),
+    /// Waits until the gate is open.
     Wait(Gate),
     Pause(Duration),
+    /// Ends the body early: the connection closes.
     Close,
+    /// Ends the body early: the connection is reset.
     Reset,
+    /// Sends nothing more, and leaves the connection open.
     Stall,
 }
 
@@ -74,7 +78,7 @@ pub(super) struct Reply {
     pub(super) headers: HeaderMap,
     pub(super) body: Bytes,
     pub(super) last_modified: Option<String>,
-    pub(super) can_range: bool,
+    pub(super) supports_ranges: bool,
 }
 
 impl Reply {
@@ -86,7 +90,7 @@ impl Reply {
             headers,
             body: body.into(),
             last_modified: None,
-            can_range: false,
+            supports_ranges: false,
         }
     }
 
@@ -107,7 +111,7 @@ impl Reply {
     /// Applies the faults of the content, then the validators and the range of the request.
     pub(super) fn finish(mut self, path: &str, query: &str, headers: &HeaderMap, faults: &[Fault]) -> Self {
         // The ETag belongs to the content without faults. But an answer with a fault must not become a 304.
-        let unchanged = (self.body.clone(), self.headers.get(CONTENT_TYPE).cloned());
+        let intact = (self.body.clone(), self.headers.get(CONTENT_TYPE).cloned());
         let etag = format!("\"{}\"", &sha256_hex(&self.body)[..20]);
         for fault in faults {
             self.apply_fault(fault, path, query);
@@ -115,10 +119,12 @@ impl Reply {
         if self.status != StatusCode::OK {
             return self;
         }
-        let is_intact = unchanged == (self.body.clone(), self.headers.get(CONTENT_TYPE).cloned());
-        let has = |wanted: fn(&Fault) -> bool| faults.iter().any(wanted);
-        if let (Some(last_modified), false) = (&self.last_modified, has(|fault| matches!(fault, Fault::NoValidators))) {
-            let is_unchanged = match headers.get(IF_NONE_MATCH) {
+        let is_intact = intact == (self.body.clone(), self.headers.get(CONTENT_TYPE).cloned());
+        let has_fault = |is_wanted: fn(&Fault) -> bool| faults.iter().any(is_wanted);
+        if let (Some(last_modified), false) =
+            (&self.last_modified, has_fault(|fault| matches!(fault, Fault::NoValidators)))
+        {
+            let is_not_modified = match headers.get(IF_NONE_MATCH) {
                 Some(tags) => {
                     tags.to_str().is_ok_and(|tags| tags == "*" || tags.split(',').any(|tag| tag.trim() == etag))
                 }
@@ -126,20 +132,20 @@ impl Reply {
             };
             self.headers.insert(ETAG, etag.parse().expect("hexadecimal digits"));
             self.headers.insert(LAST_MODIFIED, last_modified.parse().expect("a date"));
-            if is_unchanged && is_intact {
+            if is_not_modified && is_intact {
                 self.status = StatusCode::NOT_MODIFIED;
                 self.body = Bytes::new();
                 return self;
             }
         }
-        if !self.can_range || has(|fault| matches!(fault, Fault::RangeIgnored)) {
+        if !self.supports_ranges || has_fault(|fault| matches!(fault, Fault::RangeIgnored)) {
             return self;
         }
         self.headers.insert(ACCEPT_RANGES, HeaderValue::from_static("bytes"));
         let Some(range) = headers.get(RANGE).and_then(|range| range.to_str().ok()) else {
             return self;
         };
-        if has(|fault| matches!(fault, Fault::RangeOtherBytes)) {
+        if has_fault(|fault| matches!(fault, Fault::RangeOtherBytes)) {
             self.body = self.body.iter().map(|byte| byte ^ 0x55).collect();
             return self;
         }
@@ -156,6 +162,7 @@ impl Reply {
         self
     }
 
+    /// Cuts the body to a range of it. `announced` is the size of the whole body that Content-Range states.
     fn keep_range(&mut self, range: &str, announced: usize) {
         let total = self.body.len();
         let Some((first, last)) = range.strip_prefix("bytes=").and_then(|range| range.split_once('-')) else {
@@ -223,8 +230,8 @@ impl Reply {
                 let value = HeaderValue::from_bytes(&vec![b'a'; 1 << 20]);
                 self.headers.insert("x-huge", value.expect("a header value"));
             }
-            Fault::GzipBomb => self.set_gzip_body(coded::bomb()),
-            Fault::GzipWithoutEnd | Fault::GzipOfNothing => self.set_gzip_body(coded::gzip_header()),
+            Fault::GzipBomb => self.set_gzip_body(hostile_gzip::bomb()),
+            Fault::GzipWithoutEnd | Fault::GzipOfNothing => self.set_gzip_body(hostile_gzip::gzip_header()),
             Fault::Endless => self.body = Bytes::new(),
             Fault::Status(status) => *self = Self::new(*status, "text/plain", "the fake upstream was told to fail\n"),
             Fault::RetryAfter(status, seconds) => {
@@ -262,7 +269,7 @@ impl Reply {
         mut self,
         method: &Method,
         active: ActiveFaults,
-        arrival: Arrival,
+        progress: AnswerProgress,
         wire: Arc<Wire>,
     ) -> Response<ReplyBody> {
         let mut ending = None;
@@ -286,8 +293,8 @@ impl Reply {
                 Fault::Endless | Fault::GzipWithoutEnd | Fault::GzipOfNothing => {
                     has_length = false;
                     let block = match fault {
-                        Fault::GzipWithoutEnd => coded::nonfinal_blocks(),
-                        Fault::GzipOfNothing => coded::empty_blocks(),
+                        Fault::GzipWithoutEnd => hostile_gzip::nonfinal_blocks(),
+                        Fault::GzipOfNothing => hostile_gzip::empty_blocks(),
                         _ => Bytes::from_static(&[0; CHUNK_BYTES]),
                     };
                     let pause = Duration::from_millis(u64::from(matches!(fault, Fault::GzipOfNothing)));
@@ -303,19 +310,19 @@ impl Reply {
                 HoldPoint::AfterBodyBytes(offset) => gates.push((offset, gate)),
             }
         }
-        let is_bodiless = *method == Method::HEAD || self.status == StatusCode::NOT_MODIFIED;
+        let has_no_body = *method == Method::HEAD || self.status == StatusCode::NOT_MODIFIED;
         if has_length && self.status != StatusCode::NOT_MODIFIED {
             let announced = announced.filter(|_| self.status == StatusCode::OK);
             self.headers.insert(CONTENT_LENGTH, announced.unwrap_or(self.body.len()).into());
         }
-        if is_bodiless {
+        if has_no_body {
             self.body = Bytes::new();
             gates.clear();
             ending = None;
         }
-        arrival.answered(self.status);
+        progress.set_status(self.status);
         let steps = steps(self.body, ending, drip, gates);
-        let body = StreamBody::new(futures_util::stream::unfold((steps, arrival, wire), next_frame));
+        let body = StreamBody::new(futures_util::stream::unfold((steps, progress, wire), next_frame));
         let mut response = Response::new(BodyExt::boxed_unsync(body));
         *response.status_mut() = self.status;
         *response.headers_mut() = self.headers;
@@ -354,22 +361,23 @@ fn steps(
     steps
 }
 
-type Script = (VecDeque<Step>, Arrival, Arc<Wire>);
+/// What is left of a body that is being sent.
+type BodyState = (VecDeque<Step>, AnswerProgress, Arc<Wire>);
 
-async fn next_frame((mut steps, arrival, wire): Script) -> Option<(io::Result<Frame<Bytes>>, Script)> {
+async fn next_frame((mut steps, progress, wire): BodyState) -> Option<(io::Result<Frame<Bytes>>, BodyState)> {
     loop {
         match steps.pop_front()? {
             Step::Send(bytes) => {
-                arrival.sent(bytes.len());
-                return Some((Ok(Frame::data(bytes)), (steps, arrival, wire)));
+                progress.add_sent_bytes(bytes.len());
+                return Some((Ok(Frame::data(bytes)), (steps, progress, wire)));
             }
             Step::Repeat(bytes, pause) => {
-                arrival.sent(bytes.len());
+                progress.add_sent_bytes(bytes.len());
                 steps.push_front(Step::Repeat(bytes.clone(), pause));
                 if !pause.is_zero() {
                     tokio::time::sleep(pause).await;
                 }
-                return Some((Ok(Frame::data(bytes)), (steps, arrival, wire)));
+                return Some((Ok(Frame::data(bytes)), (steps, progress, wire)));
             }
             Step::Wait(gate) => gate.opened().await,
             Step::Pause(pause) => tokio::time::sleep(pause).await,
@@ -381,7 +389,7 @@ async fn next_frame((mut steps, arrival, wire): Script) -> Option<(io::Result<Fr
                     wire.reset_on_close();
                 }
                 let broken = io::Error::other("the fake upstream ends this body early");
-                return Some((Err(broken), (steps, arrival, wire)));
+                return Some((Err(broken), (steps, progress, wire)));
             }
         }
     }

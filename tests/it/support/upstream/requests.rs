@@ -37,20 +37,20 @@ impl RecordedRequest {
 
 /// The part of a record that changes while the answer is sent.
 #[derive(Clone, Default)]
-pub(super) struct Arrival(Arc<Progress>);
+pub(super) struct AnswerProgress(Arc<ProgressCounters>);
 
 #[derive(Default)]
-struct Progress {
+struct ProgressCounters {
     status: AtomicU16,
     bytes_sent: AtomicU64,
 }
 
-impl Arrival {
-    pub(super) fn answered(&self, status: StatusCode) {
+impl AnswerProgress {
+    pub(super) fn set_status(&self, status: StatusCode) {
         self.0.status.store(status.as_u16(), Ordering::Relaxed);
     }
 
-    pub(super) fn sent(&self, bytes: usize) {
+    pub(super) fn add_sent_bytes(&self, bytes: usize) {
         self.0.bytes_sent.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 }
@@ -58,16 +58,17 @@ impl Arrival {
 /// All requests, in the order of their arrival.
 #[derive(Default)]
 pub(super) struct Requests {
-    records: Mutex<Vec<(RecordedRequest, Arrival)>>,
+    records: Mutex<Vec<(RecordedRequest, AnswerProgress)>>,
     arrived: Notify,
 }
 
 impl Requests {
-    pub(super) fn arrive(&self, record: RecordedRequest) -> Arrival {
-        let arrival = Arrival::default();
-        self.records.lock().push((record, arrival.clone()));
+    /// Adds a request; returns the part of its record that changes.
+    pub(super) fn record(&self, request: RecordedRequest) -> AnswerProgress {
+        let progress = AnswerProgress::default();
+        self.records.lock().push((request, progress.clone()));
         self.arrived.notify_waiters();
-        arrival
+        progress
     }
 
     pub(super) fn forget(&self) {
@@ -76,7 +77,7 @@ impl Requests {
 
     pub(super) fn all(&self) -> Vec<RecordedRequest> {
         let records = self.records.lock();
-        let current = records.iter().map(|(record, Arrival(progress))| {
+        let current = records.iter().map(|(record, AnswerProgress(progress))| {
             let status = progress.status.load(Ordering::Relaxed);
             RecordedRequest {
                 status: (status != 0).then_some(status),

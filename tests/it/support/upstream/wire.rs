@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::reply::ReplyBody;
 
-/// Lets a body control its connection.
+/// Lets the body of a reply control the connection that it is sent on.
 #[derive(Default)]
 pub(super) struct Wire {
     flush: Notify,
@@ -42,7 +42,7 @@ impl Wire {
     }
 }
 
-/// A port of 127.0.0.1 and, while it listens, the task that serves it.
+/// An address and, while it listens, the task that serves it.
 pub(super) struct Listener {
     address: SocketAddr,
     tls: Option<TlsAcceptor>,
@@ -54,10 +54,12 @@ pub(super) struct Listener {
 }
 
 impl Listener {
+    /// Reserves a port of 127.0.0.1.
     pub(super) fn reserve(tls: Option<Arc<rustls::ServerConfig>>) -> Self {
         Self::reserve_at(([127, 0, 0, 1], 0).into(), tls)
     }
 
+    /// Reserves an address; port 0 stands for any free port.
     pub(super) fn reserve_at(address: SocketAddr, tls: Option<Arc<rustls::ServerConfig>>) -> Self {
         let reserved = bound_socket(address);
         Self {
@@ -89,6 +91,7 @@ impl Listener {
         self.is_silent.store(is_silent, Ordering::Relaxed);
     }
 
+    /// Listens, and answers each request with `handler`.
     pub(super) fn start<H, F>(&mut self, handler: H)
     where
         H: Fn(Request<Incoming>, Arc<Wire>) -> F + Clone + Send + Sync + 'static,
@@ -101,7 +104,7 @@ impl Listener {
         let stop = CancellationToken::new();
         let (tls, is_silent) = (self.tls.clone(), Arc::clone(&self.is_silent));
         let connections = Arc::clone(&self.connections);
-        let listener = Counted { listener, connections };
+        let listener = CountingListener { listener, connections };
         let task = tokio::spawn(accept(listener, tls, is_silent, handler, stop.clone()));
         self.serving = Some((stop, task));
     }
@@ -127,17 +130,17 @@ fn bound_socket(address: SocketAddr) -> TcpSocket {
     let socket = TcpSocket::new_v4().expect("a socket");
     socket.set_reuseaddr(true).expect("an option every socket has");
     socket.set_reuseport(true).expect("an option every socket has");
-    socket.bind(address).expect("a free port of 127.0.0.1");
+    socket.bind(address).expect("a free port of the address");
     socket
 }
 
 /// A listener with a count of its connections.
-struct Counted {
+struct CountingListener {
     listener: TcpListener,
     connections: Arc<AtomicUsize>,
 }
 
-impl Counted {
+impl CountingListener {
     async fn accept(&self) -> io::Result<TcpStream> {
         let (stream, _) = self.listener.accept().await?;
         self.connections.fetch_add(1, Ordering::Relaxed);
@@ -146,7 +149,7 @@ impl Counted {
 }
 
 async fn accept<H, F>(
-    listener: Counted,
+    listener: CountingListener,
     tls: Option<TlsAcceptor>,
     is_silent: Arc<AtomicBool>,
     handler: H,
@@ -161,7 +164,7 @@ async fn accept<H, F>(
             () = stop.cancelled() => break,
             Some(_) = connections.join_next() => {}
             Ok(stream) = listener.accept() => match is_silent.load(Ordering::Relaxed) {
-                true => drop(connections.spawn(silence(stream))),
+                true => drop(connections.spawn(stay_silent(stream))),
                 false => drop(connections.spawn(serve(stream, tls.clone(), handler.clone()))),
             },
         }
@@ -170,8 +173,8 @@ async fn accept<H, F>(
     connections.shutdown().await;
 }
 
-/// Keeps a connection open without a byte.
-async fn silence(stream: TcpStream) {
+/// Keeps a connection open and sends no byte.
+async fn stay_silent(stream: TcpStream) {
     std::future::pending::<()>().await;
     drop(stream);
 }

@@ -1,4 +1,4 @@
-//! All servers in front of one registry, warm: the setting of the rows of cached content.
+//! All compared servers, in front of one registry and with warm stores, for the rows of cached content.
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,7 +8,7 @@ use crate::catalog::{self, PLATFORM, Release};
 use crate::larder::{self, Home, Larder, Log};
 use crate::nginx::Nginx;
 use crate::peer::{Listening, Peer, Processes, ServerName, Subject, archive_path, warm};
-use crate::upstream::Page;
+use crate::upstream::ServedFile;
 
 /// The archives: provider name, label, size.
 pub(crate) const ARCHIVES: [(&str, &str, usize); 3] =
@@ -19,7 +19,7 @@ const DOCUMENTED: &str = "documented";
 
 type Paths = HashMap<Subject, String>;
 
-/// The running servers, and how they are asked.
+/// The running servers, with the paths of the content at each.
 pub(crate) struct ComparedServers {
     /// Two larders, because the listener of one has either TLS or none.
     larders: Vec<Larder>,
@@ -34,7 +34,7 @@ impl ComparedServers {
         publish(bench, subjects)?;
         let Bench { upstream, certificate, .. } = bench;
         let larders = vec![Larder::start(bench, None, log)?, Larder::start(bench, Some(certificate), log)?];
-        let (listening, processes) = larders_at(&larders);
+        let (listening, processes) = addresses_and_processes(&larders);
         let Listening { plain, tls, .. } = listening;
         bench.block_on(larder_paths(bench, &format!("https://{tls}"), subjects))?;
         let paths = bench.block_on(larder_paths(bench, &format!("http://{plain}"), subjects))?;
@@ -59,7 +59,7 @@ impl ComparedServers {
     pub(crate) fn restart_larder(&mut self) -> anyhow::Result<()> {
         let homes: Vec<Home> = self.larders.drain(..).map(Larder::stop).collect::<Result<_, _>>()?;
         self.larders = homes.into_iter().map(Home::start).collect::<Result<_, _>>()?;
-        let (listening, processes) = larders_at(&self.larders);
+        let (listening, processes) = addresses_and_processes(&self.larders);
         for peer in self.peers.iter_mut().filter(|peer| peer.name == ServerName::Larder) {
             (peer.listening, peer.processes) = (listening, processes.clone());
         }
@@ -68,7 +68,7 @@ impl ComparedServers {
 }
 
 /// Addresses and processes of the two larders, of which the first has no TLS.
-fn larders_at(larders: &[Larder]) -> (Listening, Processes) {
+fn addresses_and_processes(larders: &[Larder]) -> (Listening, Processes) {
     let [plain, tls] = [&larders[0], &larders[1]];
     let listening = Listening { plain: plain.address, plain_http2: plain.address, tls: tls.address };
     (listening, Processes { plain: plain.processes(), tls: tls.processes() })
@@ -78,23 +78,23 @@ fn larders_at(larders: &[Larder]) -> (Listening, Processes) {
 fn publish(bench: &Bench, subjects: &HashSet<Subject>) -> anyhow::Result<()> {
     let archives = ARCHIVES.into_iter().filter(|(name, ..)| subjects.contains(&Subject::Archive(name)));
     for (name, _, bytes) in archives {
-        bench.publish(&Release::of(name, bytes))?;
+        bench.publish(&Release::new(name, bytes))?;
     }
-    bench.publish(&Release::of(DOCUMENTED, 4_000))?;
+    bench.publish(&Release::new(DOCUMENTED, 4_000))?;
     bench.upstream.publish(catalog::list_path(DOCUMENTED), catalog::long_list()?);
     Ok(())
 }
 
-/// Larder's paths of the content; warms it.
+/// The paths of the content at larder. Each is requested once, so that it is stored.
 async fn larder_paths(bench: &Bench, base: &str, subjects: &HashSet<Subject>) -> anyhow::Result<Paths> {
     let mut paths = Paths::new();
     for subject in subjects {
         let path = match subject {
-            Subject::List => larder::under(&catalog::list_path(DOCUMENTED)),
-            Subject::Document => larder::under(&catalog::document_path(DOCUMENTED, "1.0.0", PLATFORM)),
+            Subject::List => larder::larder_path(&catalog::list_path(DOCUMENTED)),
+            Subject::Document => larder::larder_path(&catalog::document_path(DOCUMENTED, "1.0.0", PLATFORM)),
             Subject::MirrorVersion => larder::mirror_version(DOCUMENTED, "1.0.0"),
             Subject::Archive(name) => {
-                let document = larder::under(&catalog::document_path(name, "1.0.0", PLATFORM));
+                let document = larder::larder_path(&catalog::document_path(name, "1.0.0", PLATFORM));
                 archive_path(&bench.client, &format!("{base}{document}")).await?
             }
         };
@@ -104,7 +104,7 @@ async fn larder_paths(bench: &Bench, base: &str, subjects: &HashSet<Subject>) ->
     Ok(paths)
 }
 
-/// The paths of the registry and of nginx in front of it; warms them.
+/// The paths of the content at the registry and at nginx in front of it. Each is requested once, so that it is stored.
 async fn upstream_paths(
     bench: &Bench,
     base: &str,
@@ -117,10 +117,10 @@ async fn upstream_paths(
             Subject::List => catalog::list_path(DOCUMENTED),
             Subject::Document => catalog::document_path(DOCUMENTED, "1.0.0", PLATFORM),
             Subject::MirrorVersion => {
-                // No registry has these: the same answer, then, that larder renders.
+                // No registry has these documents, so the registry gets the one that larder renders.
                 let path = larder.path(Subject::MirrorVersion)?;
                 let answer = bench.client.get(format!("http://{}{path}", larder.listening.plain)).send().await?;
-                bench.upstream.publish(path.to_owned(), Page::json(answer.text().await?)?);
+                bench.upstream.publish(path.to_owned(), ServedFile::json(answer.text().await?)?);
                 path.to_owned()
             }
             Subject::Archive(name) => {

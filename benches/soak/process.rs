@@ -19,13 +19,13 @@ const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// The interval of memory samples.
 const MEMORY_SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
 
-/// One life of the process, as clients see it.
+/// One process of larder, as clients see it. Each restart has the next number.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LarderProcess {
     pub(crate) number: u32,
     pub(crate) base: String,
     pub(crate) admin: String,
-    is_up: bool,
+    is_running: bool,
 }
 
 /// The resources that the process has used so far.
@@ -40,7 +40,7 @@ pub(crate) struct ResourceUsage {
     pub(crate) log_errors: usize,
 }
 
-/// All lives of one larder on one store.
+/// The processes of larder, one after the other on one store.
 pub(crate) struct LarderProcesses {
     home: PathBuf,
     config: PathBuf,
@@ -83,21 +83,21 @@ impl LarderProcesses {
         };
         let text = |key: &str| report[key].as_str().unwrap_or_default().to_owned();
         let admin = format!("http://{}", text("admin"));
-        self.process.send_replace(LarderProcess { number, base: text("base"), admin, is_up: true });
+        self.process.send_replace(LarderProcess { number, base: text("base"), admin, is_running: true });
         Ok(())
     }
 
     /// The running process; waits until there is one.
-    pub(crate) async fn up(&self) -> LarderProcess {
+    pub(crate) async fn wait_until_running(&self) -> LarderProcess {
         let mut process = self.process.subscribe();
         // The sender lives in `self`.
-        process.wait_for(|process| process.is_up).await.map(|process| process.clone()).unwrap_or_default()
+        process.wait_for(|process| process.is_running).await.map(|process| process.clone()).unwrap_or_default()
     }
 
     /// True while this process has not been killed by the test.
     pub(crate) fn is_running(&self, process: &LarderProcess) -> bool {
         let current = self.process.borrow();
-        current.is_up && current.number == process.number
+        current.is_running && current.number == process.number
     }
 
     /// The number of processes so far.
@@ -108,7 +108,7 @@ impl LarderProcesses {
     /// `kill -9`.
     pub(crate) fn kill(&self) {
         self.sample();
-        self.process.send_modify(|process| process.is_up = false);
+        self.process.send_modify(|process| process.is_running = false);
         if let Some(mut child) = self.child.lock().take() {
             let _ = child.kill();
             let _ = child.wait();
@@ -119,7 +119,7 @@ impl LarderProcesses {
     /// Stops larder with SIGTERM; returns the exit code.
     pub(crate) async fn terminate(&self) -> Option<i32> {
         self.sample();
-        self.process.send_modify(|process| process.is_up = false);
+        self.process.send_modify(|process| process.is_running = false);
         let mut child = self.child.lock().take()?;
         let process = rustix::process::Pid::from_child(&child);
         let _ = rustix::process::kill_process(process, rustix::process::Signal::TERM);
@@ -145,8 +145,8 @@ impl LarderProcesses {
         let Some(child) = child.as_mut() else { return };
         if let Ok(Some(status)) = child.try_wait() {
             let process = self.process.borrow().clone();
-            if process.is_up {
-                self.ledger.broken(BrokenPromise::ProcessEnded, format!("life {}: {status}", process.number));
+            if process.is_running {
+                self.ledger.record_broken(BrokenPromise::ProcessEnded, format!("process {}: {status}", process.number));
             }
             return;
         }
@@ -159,7 +159,7 @@ impl LarderProcesses {
         usage.descriptors = descriptors;
     }
 
-    /// Samples its memory and compares each sample with the limit. Runs until it is cancelled.
+    /// Samples the anonymous memory, and compares each sample with the limit. Runs until it is cancelled.
     pub(crate) async fn watch_memory(&self, bound_kib: u64) {
         let mut ticks = tokio::time::interval(MEMORY_SAMPLE_INTERVAL);
         loop {
@@ -171,7 +171,10 @@ impl LarderProcesses {
             usage.max_anonymous_kib = usage.max_anonymous_kib.max(kib);
             usage.memory_samples += 1;
             if kib > bound_kib {
-                self.ledger.broken(BrokenPromise::MemoryLimitExceeded, format!("{} MiB in life {process}", kib >> 10));
+                self.ledger.record_broken(
+                    BrokenPromise::MemoryLimitExceeded,
+                    format!("{} MiB in process {process}", kib >> 10),
+                );
             }
         }
     }
@@ -189,7 +192,7 @@ impl LarderProcesses {
         let text = fs::read(self.log(number)).unwrap_or_default();
         for line in String::from_utf8_lossy(&text).lines() {
             if line.contains("panicked at") {
-                self.ledger.broken(BrokenPromise::Panicked, format!("life {number}: {line}"));
+                self.ledger.record_broken(BrokenPromise::Panicked, format!("process {number}: {line}"));
             }
             if line.contains("ERROR") {
                 self.usage.lock().log_errors += 1;

@@ -1,4 +1,4 @@
-//! Hostile content codings: gzip that unpacks to far more bytes than it has, and gzip that never ends.
+//! Hostile gzip bodies: gzip that unpacks to far more bytes than it has, and gzip that never ends.
 
 use std::io::Write;
 use std::sync::OnceLock;
@@ -15,11 +15,11 @@ pub(super) fn bomb() -> Bytes {
     static BOMB: OnceLock<Bytes> = OnceLock::new();
     let make = || {
         let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
-        let mut write = |bytes: &[u8]| gzip.write_all(bytes).expect("memory takes it");
+        let mut write = |bytes: &[u8]| gzip.write_all(bytes).expect("a write to memory succeeds");
         write(b"{\"padding\":\"");
         (0..BOMB_BYTES / PIECE_BYTES).for_each(|_| write(&[b'a'; PIECE_BYTES]));
         write(b"\"}");
-        Bytes::from(gzip.finish().expect("memory takes it"))
+        Bytes::from(gzip.finish().expect("a write to memory succeeds"))
     };
     BOMB.get_or_init(make).clone()
 }
@@ -32,9 +32,9 @@ pub(super) fn gzip_header() -> Bytes {
 /// Whole deflate blocks, none of them the last, that can repeat without end.
 pub(super) fn nonfinal_blocks() -> Bytes {
     let mut blocks = DeflateEncoder::new(Vec::new(), Compression::fast());
-    blocks.write_all(&vec![b'a'; PIECE_BYTES]).expect("memory takes it");
+    blocks.write_all(&vec![b'a'; PIECE_BYTES]).expect("a write to memory succeeds");
     // The flush ends the blocks on a byte boundary; they refer to no earlier data.
-    blocks.flush().expect("memory takes it");
+    blocks.flush().expect("a write to memory succeeds");
     Bytes::from(blocks.get_ref().clone())
 }
 

@@ -1,4 +1,4 @@
-//! One request of one client: how its body is read, how it ended, and whether that breaks a promise.
+//! One request of one client: how it reads the body, how the body ended, and whether that breaks a promise.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::clients::Client;
 use crate::ledger::{BrokenPromise, Kind};
-use crate::life::LarderProcess;
+use crate::process::LarderProcess;
 
 /// larder answers a document within 8 s; the rest allows for a busy machine.
 const DOCUMENT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -19,11 +19,11 @@ const ARCHIVE_TIMEOUT: Duration = Duration::from_secs(120);
 /// The way a body is read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum BodyReading {
-    Whole,
+    Complete,
     /// With this pause after each piece.
     Slowly(Duration),
-    /// Until this many bytes are there.
-    LeaveAfter(usize),
+    /// The client disconnects after this many bytes.
+    DisconnectAfter(usize),
     /// Over HTTP/1.0, on its own connection.
     Http10,
 }
@@ -38,8 +38,8 @@ pub(crate) struct SoakRequest<'a> {
 }
 
 impl<'a> SoakRequest<'a> {
-    pub(crate) fn whole(kind: Kind, path: &'a str) -> Self {
-        Self { kind, path, headers: &[], reading: BodyReading::Whole }
+    pub(crate) fn complete(kind: Kind, path: &'a str) -> Self {
+        Self { kind, path, headers: &[], reading: BodyReading::Complete }
     }
 }
 
@@ -49,9 +49,9 @@ pub(crate) enum BodyEnd {
     /// The client regards the body as complete.
     Complete,
     /// The body was truncated.
-    CutOff,
+    Truncated,
     /// The client closed the connection.
-    Left,
+    Disconnected,
 }
 
 /// The received answer.
@@ -74,10 +74,10 @@ impl Answer {
 
 impl Client {
     /// Sends a request, counts its outcome, and records broken promises; returns the answer, if there was one.
-    pub(crate) async fn ask(&mut self, request: SoakRequest<'_>) -> Option<Answer> {
+    pub(crate) async fn send(&mut self, request: SoakRequest<'_>) -> Option<Answer> {
         let SoakRequest { kind, path, .. } = request;
-        let stored = self.site.checks_acknowledged && self.site.ledger.is_acknowledged(path);
-        let process = self.site.processes.up().await;
+        let is_stored = self.setup.checks_acknowledged && self.setup.ledger.is_acknowledged(path);
+        let process = self.setup.processes.wait_until_running().await;
         let began = Instant::now();
         let limit = if kind.is_archive() { ARCHIVE_TIMEOUT } else { DOCUMENT_TIMEOUT };
         let exchange = async {
@@ -87,47 +87,47 @@ impl Client {
             }
         };
         let answer = timeout(limit, exchange).await;
-        let ledger = &self.site.ledger;
+        let ledger = &self.setup.ledger;
         let describe = |event: &str| {
             format!(
                 "{path}: {event} after {:.1?} in process {} [{}]",
                 began.elapsed(),
                 process.number,
-                self.site.weather()
+                self.setup.active_faults()
             )
         };
-        if !self.site.processes.is_running(&process)
+        if !self.setup.processes.is_running(&process)
             && !matches!(&answer, Ok(Some(answer)) if answer.ended == BodyEnd::Complete)
         {
             ledger.count(kind, "killed");
             return None;
         }
         let Ok(answer) = answer else {
-            ledger.broken(BrokenPromise::NoAnswer, describe("no end"));
+            ledger.record_broken(BrokenPromise::NoAnswer, describe("no end"));
             return None;
         };
         let Some(answer) = answer else {
-            ledger.broken(BrokenPromise::NoAnswer, describe("the connection broke before an answer"));
+            ledger.record_broken(BrokenPromise::NoAnswer, describe("the connection broke before an answer"));
             return None;
         };
-        ledger.received(answer.body.len());
+        ledger.count_bytes(answer.body.len());
         let text = || String::from_utf8_lossy(&answer.body[..answer.body.len().min(300)]).into_owned();
         match (answer.ended, answer.status) {
-            (BodyEnd::Left, _) => ledger.count(kind, "left"),
-            (BodyEnd::CutOff, _) => {
+            (BodyEnd::Disconnected, _) => ledger.count(kind, "left"),
+            (BodyEnd::Truncated, _) => {
                 ledger.count(kind, "cut off");
-                if stored {
-                    ledger.broken(BrokenPromise::StoredTruncated, describe("cut off"));
+                if is_stored {
+                    ledger.record_broken(BrokenPromise::StoredTruncated, describe("cut off"));
                 }
             }
             (BodyEnd::Complete, status @ (200 | 204 | 206 | 304)) => ledger.count(kind, &status.to_string()),
             (BodyEnd::Complete, status) => {
                 ledger.count(kind, &status.to_string());
-                if stored {
-                    ledger.broken(BrokenPromise::StoredRefused, describe(&format!("{status} {}", text())));
+                if is_stored {
+                    ledger.record_broken(BrokenPromise::StoredRefused, describe(&format!("{status} {}", text())));
                 // Upstream's 400 and 422 are passed on where nothing is cached.
                 } else if !matches!(status, 400 | 404 | 421 | 422 | 502 | 503 | 504) {
-                    ledger.broken(BrokenPromise::UnexpectedStatus, describe(&format!("{status} {}", text())));
+                    ledger.record_broken(BrokenPromise::UnexpectedStatus, describe(&format!("{status} {}", text())));
                 }
             }
         }
@@ -145,10 +145,10 @@ impl Client {
             match response.chunk().await {
                 Ok(Some(piece)) => body.extend_from_slice(&piece),
                 Ok(None) => break BodyEnd::Complete,
-                Err(_) => break BodyEnd::CutOff,
+                Err(_) => break BodyEnd::Truncated,
             }
             match request.reading {
-                BodyReading::LeaveAfter(bytes) if body.len() >= bytes => break BodyEnd::Left,
+                BodyReading::DisconnectAfter(bytes) if body.len() >= bytes => break BodyEnd::Disconnected,
                 BodyReading::Slowly(pause) => sleep(pause).await,
                 _ => {}
             }
@@ -173,7 +173,7 @@ impl Client {
         let header = |name: &str| text.lines().find_map(|line| Some(line.strip_prefix(name)?.trim().to_owned()));
         let body = received.split_off(head + 4);
         let ended = match header("content-length:").map(|length| length == body.len().to_string()) {
-            Some(false) if status != 304 => BodyEnd::CutOff,
+            Some(false) if status != 304 => BodyEnd::Truncated,
             // Without a length the end of the connection is the end of the body.
             _ => BodyEnd::Complete,
         };

@@ -86,7 +86,7 @@ async fn registry() -> FakeUpstream {
 
 /// A server that must never be reached, with a certificate that larder would trust.
 async fn forbidden_server(ca: &TestCa) -> FakeUpstream {
-    FakeUpstream::builder().tls_with(ca).name("taken.example").name("localhost").start().await
+    FakeUpstream::builder().tls_with(ca).certificate_name("taken.example").certificate_name("localhost").start().await
 }
 
 async fn refusal_count(larder: &Larder, reason: &str) -> f64 {
@@ -167,11 +167,11 @@ async fn every_hop_to_an_address_that_is_not_public_is_refused() {
 }
 
 impl Hop {
-    /// Removes the pages that `send_elsewhere` served.
+    /// Removes the responses that `send_elsewhere` served.
     fn restore(self, upstream: &FakeUpstream) {
         match self {
             Self::Service => upstream.serve_json(DISCOVERY, r#"{"providers.v1":"/v1/providers/"}"#),
-            Self::SumsUrl | Self::SignatureUrl | Self::ArchiveUrl => upstream.remove_page(DOCUMENT),
+            Self::SumsUrl | Self::SignatureUrl | Self::ArchiveUrl => upstream.stop_serving(DOCUMENT),
             _ => {}
         }
     }
@@ -192,9 +192,9 @@ async fn every_hop_to_a_url_with_userinfo_or_another_scheme_is_refused() {
             ("file:///etc/passwd".to_owned(), "scheme"),
         ] {
             hop.send_elsewhere(&upstream, &url).await;
-            let output = hop.request(&larder).await;
-            assert_eq!(output.status, 502, "{hop:?} to {url}: {}", output.text());
-            assert!(!output.text().contains("s3cret") && !output.text().contains("passwd"), "{}", output.text());
+            let answer = hop.request(&larder).await;
+            assert_eq!(answer.status, 502, "{hop:?} to {url}: {}", answer.text());
+            assert!(!answer.text().contains("s3cret") && !answer.text().contains("passwd"), "{}", answer.text());
             // A service or document with such a URL is unusable before any request, so no refusal is counted.
             if !matches!(hop, Hop::Service | Hop::SumsUrl | Hop::SignatureUrl | Hop::ArchiveUrl) {
                 assert!(refusal_count(&larder, reason).await >= 1.0, "{hop:?} to {url}");
@@ -228,13 +228,13 @@ async fn the_line_that_a_refusal_prints_is_the_line_that_allows_it() {
             Target::Archive,
             Fault::RedirectTo(307, format!("{elsewhere}{}", zip_path(&upstream, "null").await)),
         );
-        let strict = larder("").start().await;
-        let path = strict.archive_path("null", "1.2.0").await;
-        let text = strict.get(&path).await.expect(502).text();
+        let strict_larder = larder("").start().await;
+        let path = strict_larder.archive_path("null", "1.2.0").await;
+        let text = strict_larder.get(&path).await.expect(502).text();
         let line = text.split("add \\\"").nth(1).and_then(|rest| rest.split("\\\"").next()).unwrap();
-        let wide = larder(line).start().await;
-        wide.archive_path("null", "1.2.0").await;
-        let zip = wide.get(&path).await.expect(200);
+        let permissive_larder = larder(line).start().await;
+        permissive_larder.archive_path("null", "1.2.0").await;
+        let zip = permissive_larder.get(&path).await.expect(200);
         assert!(zip.body == upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"), "{elsewhere}");
     }
 }
@@ -302,7 +302,7 @@ async fn behind_a_proxy_private_addresses_and_names_of_private_networks_are_stil
         command.env("NO_PROXY", "direct.invalid").env("no_proxy", "direct.invalid");
     });
     let larder = larder.unwrap_or_else(|error| panic!("{error:?}"));
-    for (origin, goes_there, output) in [
+    for (origin, reaches_proxy, reason) in [
         ("https://10.1.2.3", false, "it is a private address"),
         ("https://[fd00::1]", false, "it is a private address"),
         ("https://localhost", false, "add \\\"localhost\\\" to allow_private"),
@@ -320,13 +320,14 @@ async fn behind_a_proxy_private_addresses_and_names_of_private_networks_are_stil
         proxy.forget_requests();
         upstream.fault(Target::Document, Fault::RedirectTo(302, format!("{origin}/x")));
         let answer = larder.document("null").await.expect(502).text();
-        assert!(answer.contains(output), "{answer}");
-        assert_eq!(proxy.count_where(|_| true) > 0, goes_there, "{origin}: {answer}");
+        assert!(answer.contains(reason), "{answer}");
+        assert_eq!(proxy.count_where(|_| true) > 0, reaches_proxy, "{origin}: {answer}");
         upstream.clear_faults();
     }
 }
 
-/// Two upstreams whose archives are at a third host, over TLS; a `[[credential]]` for that host lists at most `listed`.
+/// Two upstreams whose archives are at a third host, over TLS. A `[[credential]]` for that host lists one of the
+/// upstreams at most, and never the other.
 struct CredentialHosts {
     archive_host: FakeUpstream,
     permitted_upstream: FakeUpstream,
@@ -341,16 +342,16 @@ impl CredentialHosts {
         let ca = TestCa::new();
         let files = FakeUpstream::builder().tls_with(&ca).start().await;
         files.publish(Provider::new("acme", "null").size(50_000));
-        let (listed, other) = (registry().await, FakeUpstream::start().await);
+        let (permitted, other) = (registry().await, FakeUpstream::start().await);
         // Identical bytes would be shared by digest, and the second archive would not be fetched.
         for upstream in [&files, &other] {
             upstream.publish(Provider::new("acme", "other").size(60_000));
         }
-        for (upstream, name) in [(&listed, "null"), (&other, "other")] {
+        for (upstream, name) in [(&permitted, "null"), (&other, "other")] {
             let at_files = format!("{}{}", files.origin(), zip_path(upstream, name).await);
             upstream.fault(Target::Archive, Fault::RedirectTo(302, at_files));
         }
-        Self { archive_host: files, permitted_upstream: listed, other_upstream: other, ca }
+        Self { archive_host: files, permitted_upstream: permitted, other_upstream: other, ca }
     }
 
     fn larder(&self, section: &str, folder: &Folder) -> Builder {
@@ -367,17 +368,17 @@ impl CredentialHosts {
 
     /// The status of each upstream's archive, and the value of this header that the third host received.
     async fn fetch_both_archives(&self, larder: &Larder, header: &str) -> [(u16, Option<String>); 2] {
-        let mut found = Vec::new();
+        let mut results = Vec::new();
         for (host, name) in [(HOST, "null"), (OTHER, "other")] {
             self.archive_host.forget_requests();
             let document = format!("/registry/{host}{}", DOCUMENT.replace("null", name));
             let path = larder.get(&document).await.expect(200).json()["download_url"].as_str().unwrap().to_owned();
             let status = larder.get(&path).await.status;
-            let shown =
+            let header_value =
                 self.archive_host.requests().first().and_then(|request| request.header(header).map(str::to_owned));
-            found.push((status, shown));
+            results.push((status, header_value));
         }
-        found.try_into().unwrap()
+        results.try_into().unwrap()
     }
 }
 
@@ -385,33 +386,33 @@ impl CredentialHosts {
 /// its credential.
 #[tokio::test]
 async fn a_credential_is_used_for_the_upstreams_it_lists_and_for_no_other() {
-    let corporate = CredentialHosts::start().await;
+    let hosts = CredentialHosts::start().await;
     let basic = "Basic bWU6ZzF0LXQwa2Vu".to_owned();
-    for (access, header, shown) in [
+    for (access, header, expected) in [
         ("token = SECRET", "authorization", "Bearer g1t-t0ken".to_owned()),
         ("basic = { user = \"me\", password = SECRET }", "authorization", basic),
         ("header = { name = \"x-key\", value = SECRET }", "x-key", "g1t-t0ken".to_owned()),
     ] {
         let section = format!("upstreams = [\"{HOST}\"]\n{access}");
-        let larder = corporate.larder(&section, &Folder::new()).start().await;
-        assert_eq!(corporate.fetch_both_archives(&larder, header).await, [(200, Some(shown)), (502, None)]);
+        let larder = hosts.larder(&section, &Folder::new()).start().await;
+        assert_eq!(hosts.fetch_both_archives(&larder, header).await, [(200, Some(expected)), (502, None)]);
     }
-    for upstream in [&corporate.permitted_upstream, &corporate.other_upstream] {
-        let text = upstream
+    for upstream in [&hosts.permitted_upstream, &hosts.other_upstream] {
+        let request_count = upstream
             .count_where(|request| request.header("authorization").is_some() || request.header("x-key").is_some());
-        assert_eq!(text, 0, "a registry was shown a credential that is not for it");
+        assert_eq!(request_count, 0, "a registry was shown a credential that is not for it");
     }
 }
 
 /// With `allow_private` for the same host, the other upstream may name it, but gets no credential there.
 #[tokio::test]
 async fn allow_private_grants_no_credential() {
-    let corporate = CredentialHosts::start().await;
-    for (upstreams, shown) in [(format!("[\"{HOST}\"]"), true), ("[]".to_owned(), false)] {
+    let hosts = CredentialHosts::start().await;
+    for (upstreams, is_sent) in [(format!("[\"{HOST}\"]"), true), ("[]".to_owned(), false)] {
         let section = format!("upstreams = {upstreams}\ntoken = SECRET");
-        let larder = corporate.larder(&section, &Folder::new()).allow_private("127.0.0.1").start().await;
-        let token = shown.then(|| "Bearer g1t-t0ken".to_owned());
-        assert_eq!(corporate.fetch_both_archives(&larder, "authorization").await, [(200, token), (200, None)]);
+        let larder = hosts.larder(&section, &Folder::new()).allow_private("127.0.0.1").start().await;
+        let token = is_sent.then(|| "Bearer g1t-t0ken".to_owned());
+        assert_eq!(hosts.fetch_both_archives(&larder, "authorization").await, [(200, token), (200, None)]);
     }
 }
 
