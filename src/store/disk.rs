@@ -63,13 +63,11 @@ pub(super) fn check_format(path: &Path) -> Result<(), StoreError> {
     }
 }
 
-/// Checks that this larder reads the format marked at `path`; a missing marker is fine.
-pub(super) fn is_readable_format(path: &Path) -> Result<(), StoreError> {
-    format_of(path).map(drop)
-}
-
-/// The format marked at `path`, if this larder reads it.
-fn format_of(path: &Path) -> Result<Option<u32>, StoreError> {
+/// The format marked at `path`, if there is one.
+///
+/// # Errors
+/// This larder does not read it.
+pub(super) fn format_of(path: &Path) -> Result<Option<u32>, StoreError> {
     let bytes = read(path)?.unwrap_or_default();
     match std::str::from_utf8(&bytes).ok().and_then(|text| text.trim().parse().ok()) {
         Some(found) if found > FORMAT => Err(StoreError::Newer { path: path.to_owned(), found }),

@@ -74,7 +74,7 @@ impl Store {
                 Ok(false) => LockState::Free,
                 Err(_) => LockState::Unseen,
             },
-            format: if exists_on_disk { disk::is_readable_format(&root.join("format")) } else { Ok(()) },
+            format: if exists_on_disk { disk::format_of(&root.join("format")).map(drop) } else { Ok(()) },
             writable: if exists_on_disk { check_writable(&root) } else { check_creatable(&nearest_existing) },
             foreign_owner: owner.filter(|owner| exists_on_disk && *owner != own_user),
             disk_space: disk::disk_space(&nearest_existing),

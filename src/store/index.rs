@@ -218,7 +218,9 @@ impl Index {
 
     fn update_existing(&self, key: &[u8], change: impl FnOnce(&mut EvictableEntry)) {
         self.update_entry(key, |mut entry| {
-            entry.as_mut().map(change);
+            if let Some(entry) = &mut entry {
+                change(entry);
+            }
             entry
         });
     }

@@ -38,13 +38,29 @@ impl Staging {
         Ok(&self.folder)
     }
 
+    /// Opens the staged download called `name`, and hashes its bytes.
     pub(super) fn stage(&self, name: &str) -> Result<Staged, StoreError> {
         let folder = self.folder_now()?;
-        Staged::open(folder.join(format!("{name}.part")), folder.join(format!("{name}.json")), self.lock.clone())
+        let (path, note_path) = (folder.join(format!("{name}.part")), folder.join(format!("{name}.json")));
+        let file = disk::open_or_make(&path)?;
+        let note = disk::read(&note_path)?.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        let (mut hasher, mut written) = (Hasher::new(), 0);
+        each_piece(&file, &path, |piece| {
+            hasher.update(piece);
+            written += piece.len() as u64;
+        })?;
+        let (file, lock) = (Arc::new(file), self.lock.clone());
+        Ok(Staged { file, path, note_path, note, hasher, written, reserved_bytes: 0, lock })
     }
 
+    /// Creates a temporary folder.
     pub(super) fn scratch(&self) -> Result<Scratch, StoreError> {
-        Scratch::below(self.folder_now()?)
+        let staging = self.folder_now()?;
+        let random = disk::random_bytes::<8>().map_err(|e| StoreError::io("name a folder in", staging, e))?;
+        let folder = staging.join(format!("{SCRATCH_PREFIX}{}", hex::encode(random)));
+        let created = fs::DirBuilder::new().mode(0o700).create(&folder);
+        created.map_err(|e| StoreError::io("make the folder", &folder, e))?;
+        Ok(Scratch { folder })
     }
 
     /// Removes what a crash left: scratch folders and half-written records.
@@ -103,19 +119,6 @@ impl Drop for Staged {
 }
 
 impl Staged {
-    /// Opens a staging file and hashes its bytes.
-    pub(super) fn open(path: PathBuf, note_path: PathBuf, lock: StoreLock) -> Result<Self, StoreError> {
-        let file = disk::open_or_make(&path)?;
-        let note = disk::read(&note_path)?.and_then(|bytes| serde_json::from_slice(&bytes).ok());
-        let mut hasher = Hasher::new();
-        let mut written = 0;
-        each_piece(&file, &path, |piece| {
-            hasher.update(piece);
-            written += piece.len() as u64;
-        })?;
-        Ok(Staged { file: Arc::new(file), path, note_path, note, hasher, written, reserved_bytes: 0, lock })
-    }
-
     /// The note of the earlier download.
     pub fn note(&self) -> Option<&StagedNote> {
         self.note.as_ref()
@@ -215,15 +218,6 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Creates a temporary folder below `staging`.
-    pub(super) fn below(staging: &Path) -> Result<Self, StoreError> {
-        let random = disk::random_bytes::<8>().map_err(|e| StoreError::io("name a folder in", staging, e))?;
-        let folder = staging.join(format!("{SCRATCH_PREFIX}{}", hex::encode(random)));
-        let created = fs::DirBuilder::new().mode(0o700).create(&folder);
-        created.map_err(|e| StoreError::io("make the folder", &folder, e))?;
-        Ok(Self { folder })
-    }
-
     /// The folder.
     pub fn path(&self) -> &Path {
         &self.folder

@@ -73,17 +73,12 @@ impl MissingPackage {
 
 impl From<&MissingPackage> for PackageRef {
     fn from(missing: &MissingPackage) -> Self {
-        let line = |address: String, version: &Option<Version>| Self {
-            address,
-            version: version.as_ref().map(ToString::to_string),
-            ..Self::default()
+        let (version, platform) = match missing {
+            MissingPackage::Provider { version, platform, .. } => (version, platform.as_ref()),
+            MissingPackage::Module { version, .. } => (version, None),
         };
-        match missing {
-            MissingPackage::Provider { of: provider, version, platform } => {
-                line(provider.to_string(), version).on(platform.as_ref())
-            }
-            MissingPackage::Module { of: module, version } => line(module.to_string(), version),
-        }
+        let (address, version) = (missing.address().to_string(), version.as_ref().map(ToString::to_string));
+        Self { address, version, ..Self::default() }.on(platform)
     }
 }
 
