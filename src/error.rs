@@ -269,7 +269,7 @@ impl Error {
             | Self::HeldBack { .. }
             | Self::NotStored(_)
             | Self::Interrupted(_)
-            | Self::Store(StoreError::NoRoom { .. } | StoreError::Gone) => StatusCode::SERVICE_UNAVAILABLE,
+            | Self::Store(StoreError::NoRoom { .. } | StoreError::Unavailable) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Looped => StatusCode::LOOP_DETECTED,
             Self::Store(_) => StatusCode::INTERNAL_SERVER_ERROR,
             Self::Upstream(error) => match &error.fault {

@@ -149,7 +149,7 @@ impl Mirror {
 /// Treats a store that is gone as empty.
 fn default_if_store_unavailable<T: Default>(read: Result<T, StoreError>) -> Result<T, StoreError> {
     match read {
-        Err(StoreError::Gone) => Ok(T::default()),
+        Err(StoreError::Unavailable) => Ok(T::default()),
         read => read,
     }
 }

@@ -55,7 +55,7 @@ impl StoreLock {
     /// Checks that the store is still the locked one.
     ///
     /// # Errors
-    /// [`StoreError::Gone`], if the store at the path is not the locked one.
+    /// [`StoreError::Unavailable`], if the store at the path is not the locked one.
     pub(super) fn check(&self) -> Result<(), StoreError> {
         let LockedFile { root, path, identity, is_gone, .. } = &*self.0;
         let is_ours = match disk::identity_of(path) {
@@ -70,12 +70,12 @@ impl StoreLock {
             } else {
                 tracing::error!(
                     store = %root.display(),
-                    to_do = StoreError::Gone.remedy(),
+                    to_do = StoreError::Unavailable.remedy(),
                     "the store was removed or replaced; until it is back, nothing is stored, and stored packages are not served"
                 );
             }
         }
-        if is_ours { Ok(()) } else { Err(StoreError::Gone) }
+        if is_ours { Ok(()) } else { Err(StoreError::Unavailable) }
     }
 
     /// Returns the result of a read only if the store is still the locked one.

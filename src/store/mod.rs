@@ -139,7 +139,7 @@ impl Store {
     /// Checks that the store is still there and still the locked one.
     ///
     /// # Errors
-    /// [`StoreError::Gone`] if it is not.
+    /// [`StoreError::Unavailable`] if it is not.
     pub fn check(&self) -> Result<(), StoreError> {
         self.lock.check()
     }
@@ -159,7 +159,7 @@ impl Store {
     /// The bearer token of the admin listener, made at the first start (mode 0600).
     ///
     /// # Errors
-    /// [`StoreError::Gone`]: a folder that is not ours gets none.
+    /// [`StoreError::Unavailable`]: a folder that is not ours gets none.
     pub fn admin_token(&self) -> Result<String, StoreError> {
         self.lock.check()?;
         let folder = self.root.parent().unwrap_or(&self.root);
@@ -251,7 +251,7 @@ pub enum StoreError {
     Locked(PathBuf),
     /// The store at the path is not the one that was locked at the start.
     #[error("the store of this mirror is gone: its folder was removed or replaced while larder runs")]
-    Gone,
+    Unavailable,
     /// Written by a newer larder.
     #[error("{path} has format {found}, and this larder reads up to {FORMAT}: run the newer larder that wrote it", path = .path.display())]
     Newer {
@@ -303,7 +303,7 @@ impl StoreError {
     pub fn remedy(&self) -> &'static str {
         use io::ErrorKind::{FileTooLarge, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
         match self {
-            Self::Gone => {
+            Self::Unavailable => {
                 "bring the store folder back, and larder continues by itself; or restart larder with the present folder"
             }
             Self::NoRoom { .. } => "free space on the store's disk, raise [store] max_size, or unpin something",
@@ -322,7 +322,7 @@ impl StoreError {
     /// A short form without paths of this machine.
     pub fn without_paths(&self) -> String {
         match self {
-            Self::NoRoom { .. } | Self::Gone => self.to_string(),
+            Self::NoRoom { .. } | Self::Unavailable => self.to_string(),
             Self::Io { source, .. } => source.kind().to_string(),
             Self::Locked(_) | Self::Newer { .. } | Self::Index(_) => "the store failed".to_owned(),
         }

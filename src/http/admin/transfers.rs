@@ -139,7 +139,7 @@ fn status_of(error: &ApplyError) -> StatusCode {
         ApplyError::Bundle(_) => StatusCode::BAD_REQUEST,
         ApplyError::UnknownHosts(_) | ApplyError::TooOld { .. } => StatusCode::CONFLICT,
         ApplyError::NoRoom { .. } => StatusCode::INSUFFICIENT_STORAGE,
-        ApplyError::Store(StoreError::Gone) => StatusCode::SERVICE_UNAVAILABLE,
+        ApplyError::Store(StoreError::Unavailable) => StatusCode::SERVICE_UNAVAILABLE,
         ApplyError::Store(_) | ApplyError::Mirror(_) => StatusCode::INTERNAL_SERVER_ERROR,
     }
 }

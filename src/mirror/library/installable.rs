@@ -172,7 +172,7 @@ impl Library {
     /// The error for an object that was stored before and is missing now.
     pub async fn not_stored_error(self: &Arc<Self>, subject: &str) -> Error {
         match self.on_disk(|library| library.store.check()).await {
-            Err(gone @ Error::Store(StoreError::Gone)) => gone,
+            Err(gone @ Error::Store(StoreError::Unavailable)) => gone,
             Err(_) | Ok(()) => Error::NotStored(subject.to_owned()),
         }
     }
@@ -264,7 +264,7 @@ impl Library {
 /// One unreadable package hides no other. A missing store hides all.
 fn skip_unreadable(subject: &impl std::fmt::Display, looked: Result<bool, StoreError>) -> Result<bool, StoreError> {
     match looked {
-        Err(StoreError::Gone) => Err(StoreError::Gone),
+        Err(StoreError::Unavailable) => Err(StoreError::Unavailable),
         Err(error) => {
             tracing::error!(%subject, %error, "its stored records cannot be read; it is not listed while offline");
             Ok(false)

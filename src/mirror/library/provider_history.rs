@@ -195,7 +195,7 @@ impl ProviderHistories {
         });
         match recorded {
             Ok(((), written)) => written.map(|()| None),
-            Err(StoreError::Gone) => Err(StoreError::Gone),
+            Err(StoreError::Unavailable) => Err(StoreError::Unavailable),
             Err(unreadable) => Ok(Some(unreadable)),
         }
     }
@@ -435,7 +435,7 @@ impl Library {
         let Package { provider, version, .. } = package;
         let (judgement, recorded) = self.histories.judge(provider, |step| {
             let history = match step.history(version) {
-                Err(StoreError::Gone) => {
+                Err(StoreError::Unavailable) => {
                     tracing::error!(%provider, "ALARM: the store is gone, so republished versions cannot be detected; upstream's are served");
                     return Ok(None);
                 }

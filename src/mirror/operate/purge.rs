@@ -218,7 +218,7 @@ impl Purge<'_> {
                     .collect())
             }
             Ok(None) => Ok(Vec::new()),
-            Err(StoreError::Gone) => Err(StoreError::Gone),
+            Err(StoreError::Unavailable) => Err(StoreError::Unavailable),
             Err(reason) => {
                 self.purged.unreadable.push(format!("the proof set of {package}: {reason}"));
                 Ok(Vec::new())

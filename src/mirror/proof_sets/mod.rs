@@ -302,7 +302,7 @@ impl ProofSets {
             let ((changed, is_put), written) = library.store.records.judge(&key, |step| {
                 let read = library.read_set(&owned_package);
                 // Do not overwrite a set that was not read: the store may be back by now.
-                let is_gone = matches!(read, Err(StoreError::Gone));
+                let is_gone = matches!(read, Err(StoreError::Unavailable));
                 let stored = default_if_store_unavailable(read)?.map(|stored| Arc::unwrap_or_clone(stored.stored_set));
                 let before = stored.clone();
                 let changed = change(library, stored)?;

@@ -194,7 +194,7 @@ impl BundledSet {
         let signer = if self.is_vouched_for || is_known { seen.signer.clone() } else { Signer::NotChecked };
         match library.admit_blocking(&Observation { signer, ..seen }, now).map_err(store_failed)? {
             Ok(Admission::Consistent) => Ok(None),
-            Ok(Admission::HistoryUnavailable) => Err(store_failed(StoreError::Gone)),
+            Ok(Admission::HistoryUnavailable) => Err(store_failed(StoreError::Unavailable)),
             Ok(Admission::Changed(change)) => Ok(Some(format!(
                 "it was published again, signed by a known key: its proof set {}; lock files with the old hashes refuse it",
                 change.describe()

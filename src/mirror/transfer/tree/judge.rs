@@ -287,7 +287,7 @@ impl TreeImport {
         };
         match library.admit(package, &set, signer, call.now).await {
             Ok(Admission::Consistent | Admission::Changed(_)) => {}
-            Ok(Admission::HistoryUnavailable) => return Err(StoreError::Gone.into()),
+            Ok(Admission::HistoryUnavailable) => return Err(StoreError::Unavailable.into()),
             Err(error @ (Error::Unverified { .. } | Error::Unaccepted { .. })) => {
                 return contradicted(error.to_string());
             }
