@@ -1,6 +1,7 @@
 //! The stored state: names and their locks, first-seen records of providers, alarms, and eviction.
 
 pub(in crate::mirror) mod alarms;
+pub(in crate::mirror) mod background;
 pub(in crate::mirror) mod catalog;
 pub(in crate::mirror) mod eviction;
 pub(in crate::mirror) mod first_seen;
@@ -27,7 +28,7 @@ pub(in crate::mirror) use self::provider_history::{FirstListed, ProviderHistorie
 pub(in crate::mirror) use self::space::{Evictor, Reservation};
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -43,7 +44,6 @@ use crate::mirror::single_flight::{SharedResult, SingleFlights};
 use crate::mirror::tasks::WorkLimit;
 use crate::mirror::{NotReady, Runtime, default_if_store_unavailable};
 use crate::store::{Store, StoreError};
-use crate::supervisor::{Supervisor, Task};
 
 /// Deadline of the readiness probe of the store.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
@@ -90,33 +90,6 @@ impl Library {
             runtime,
             store,
         }))
-    }
-
-    /// Starts the tasks that evict and that complete the index.
-    pub(in crate::mirror) fn spawn_background_tasks(self: &Arc<Self>, supervisor: &Supervisor) {
-        let (mirror, evictor) = (Arc::downgrade(self), Arc::clone(&self.evictor));
-        let evicting = move || Self::run_evictor(Weak::clone(&mirror), Arc::clone(&evictor));
-        let watched = supervisor.clone();
-        self.runtime.tasks.spawn(async move { watched.run(Task::Evictor, evicting).await });
-        let (mirror, watched) = (Arc::downgrade(self), supervisor.clone());
-        let indexing = move || Self::rebuild_index(Weak::clone(&mirror));
-        self.runtime.tasks.spawn(async move { watched.run(Task::Index, indexing).await });
-        // The last process may have ended while over the limit.
-        self.enforce_size_limit();
-    }
-
-    /// Stops the work in progress, which resumes at the next start, and closes the store.
-    pub async fn close(&self) -> Result<(), StoreError> {
-        let stopped = self.runtime.tasks.stop().await;
-        if let Err(error) = self.save_missing() {
-            tracing::warn!(%error, "the missing list could not be written");
-        }
-        if !stopped {
-            // The index may miss a commit in progress. Without the clean mark, it is rebuilt.
-            tracing::warn!("some work did not stop in time; the index is rebuilt at the next start");
-            return Ok(());
-        }
-        self.store.close()
     }
 
     /// Checks that the store can be read. A hanging disk blocks one thread, however many requests ask.
