@@ -10,16 +10,16 @@ use crate::upstream::outbound::Connectivity;
 /// The freshness lifetime of an answer computed from the store, unless a change of the store is noticed.
 pub(in crate::mirror) const STORED_ANSWER_LIFETIME: Duration = Duration::from_secs(5);
 
-/// The last answer of upstream about a stored document. Its age counts from here.
+/// The last answer of upstream about a stored document. Freshness counts from here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::mirror) struct Age {
+pub(in crate::mirror) struct Confirmation {
     /// The time of upstream's last confirmation.
     pub(in crate::mirror) checked: Timestamp,
     /// True if upstream said then that it no longer exists.
     pub(in crate::mirror) gone: bool,
 }
 
-impl Age {
+impl Confirmation {
     /// Returns true if this copy stays when `incoming` arrives: upstream confirmed it later. A time in the future, from a
     /// wrong clock, does not count.
     pub(in crate::mirror) fn is_confirmed_after(self, incoming: Self, now: Timestamp) -> bool {
@@ -61,9 +61,9 @@ pub(in crate::mirror) enum RevalidationTarget {
 }
 
 impl FreshnessRule {
-    /// The end of freshness for a document of this age.
-    pub(in crate::mirror) fn fresh_until(&self, age: Age) -> Timestamp {
-        age.checked.after(if age.gone { self.not_found_lifetime() } else { self.fresh })
+    /// The end of freshness for a document that was confirmed then.
+    pub(in crate::mirror) fn fresh_until(&self, confirmed: Confirmation) -> Timestamp {
+        confirmed.checked.after(if confirmed.gone { self.not_found_lifetime() } else { self.fresh })
     }
 
     /// The rule for a copy from a former location: it is stale at any age.
@@ -92,20 +92,20 @@ pub(in crate::mirror) enum FreshnessDecision {
 }
 
 pub(in crate::mirror) fn decide(
-    stored: Option<Age>,
+    stored: Option<Confirmation>,
     rule: &FreshnessRule,
     connectivity: Connectivity,
     now: Timestamp,
 ) -> FreshnessDecision {
-    let Some(age) = stored else {
+    let Some(confirmed) = stored else {
         return match connectivity {
             Connectivity::Online => FreshnessDecision::Fetch,
             Connectivity::Offline => FreshnessDecision::Refuse,
         };
     };
-    let from_the_future = age.checked > now.after(CLOCK_SLACK);
+    let from_the_future = confirmed.checked > now.after(CLOCK_SLACK);
     match connectivity {
-        _ if now < rule.fresh_until(age) && !from_the_future => FreshnessDecision::Serve,
+        _ if now < rule.fresh_until(confirmed) && !from_the_future => FreshnessDecision::Serve,
         Connectivity::Online => FreshnessDecision::Revalidate,
         Connectivity::Offline => FreshnessDecision::ServeStale,
     }
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn freshness_decisions_match_the_table() {
-        let stored = |checked, gone| Some(Age { checked: Timestamp(checked), gone });
+        let stored = |checked, gone| Some(Confirmation { checked: Timestamp(checked), gone });
         for (case, stored, connectivity, now, verdict) in [
             ("nothing stored", None, Connectivity::Online, 1000, FreshnessDecision::Fetch),
             ("nothing stored, sealed", None, Connectivity::Offline, 1000, FreshnessDecision::Refuse),
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn a_later_confirmation_wins_unless_it_lies_in_the_future() {
-        let age = |checked| Age { checked: Timestamp(checked), gone: false };
+        let confirmed = |checked| Confirmation { checked: Timestamp(checked), gone: false };
         for (case, stored, incoming, now, stays) in [
             ("older", 900, 1000, 1000, false),
             ("just as old", 1000, 1000, 1000, false),
@@ -164,15 +164,15 @@ mod tests {
             ("confirmed a little in the future, within the clock slack", 1010, 1000, 1000, true),
             ("from a time that has not come", 9000, 1000, 1000, false),
         ] {
-            assert_eq!(age(stored).is_confirmed_after(age(incoming), Timestamp(now)), stays, "{case}");
+            assert_eq!(confirmed(stored).is_confirmed_after(confirmed(incoming), Timestamp(now)), stays, "{case}");
         }
     }
 
     #[test]
     fn a_zero_lifetime_always_revalidates() {
         let rule = FreshnessRule { fresh: Duration::ZERO, ..RULE };
-        let age = Age { checked: Timestamp(5), gone: false };
-        assert_eq!(decide(Some(age), &rule, Connectivity::Online, Timestamp(5)), FreshnessDecision::Revalidate);
+        let confirmed = Confirmation { checked: Timestamp(5), gone: false };
+        assert_eq!(decide(Some(confirmed), &rule, Connectivity::Online, Timestamp(5)), FreshnessDecision::Revalidate);
         assert_eq!(rule.not_found_lifetime(), Duration::ZERO);
     }
 }

@@ -179,7 +179,7 @@ impl Index {
             IndexEntry::Document(last_use) => {
                 let (last_use, size_bytes) = (*last_use, counted_bytes(key, size_bytes));
                 self.update_entry(&document, |_| {
-                    Some(EvictableEntry { last_use, size_bytes, last_check: Timestamp(0) })
+                    Some(EvictableEntry { last_use, size_bytes, last_verified: Timestamp(0) })
                 });
             }
             IndexEntry::Found(size_bytes, written) => self.update_entry(&document, |previous| {
@@ -192,13 +192,13 @@ impl Index {
     /// Records an archive that was stored and verified.
     pub fn archive_stored(&self, digest: &Digest, size_bytes: u64, now: Timestamp) {
         self.update_entry(&archive_key(digest), |_| {
-            Some(EvictableEntry { last_use: now, size_bytes, last_check: now })
+            Some(EvictableEntry { last_use: now, size_bytes, last_verified: now })
         });
     }
 
     /// Records that a whole archive was compared with its digest, if it is still stored.
-    pub fn archive_checked(&self, digest: &Digest, now: Timestamp) {
-        self.update_existing(&archive_key(digest), |entry| entry.last_check = now);
+    pub fn archive_verified(&self, digest: &Digest, now: Timestamp) {
+        self.update_existing(&archive_key(digest), |entry| entry.last_verified = now);
     }
 
     /// Records the use of a stored archive.
@@ -306,8 +306,8 @@ impl Index {
     }
 
     /// Every archive, the one with the oldest check first.
-    pub fn archives_by_check(&self) -> Result<Vec<IndexedArchive>, StoreError> {
-        self.archives_by(|archive| archive.last_check)
+    pub fn archives_by_verification(&self) -> Result<Vec<IndexedArchive>, StoreError> {
+        self.archives_by(|archive| archive.last_verified)
     }
 
     fn archives_by(&self, time: impl Fn(&IndexedArchive) -> Timestamp) -> Result<Vec<IndexedArchive>, StoreError> {

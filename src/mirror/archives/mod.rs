@@ -31,7 +31,7 @@ use crate::mirror::archives::download::{FillProgress, TailStream};
 use crate::mirror::archives::fill::Fill;
 use crate::mirror::archives::pass_through::PassThrough;
 use crate::mirror::archives::verified_open::OpenOutcome;
-use crate::mirror::freshness::Age;
+use crate::mirror::freshness::Confirmation;
 use crate::mirror::library::proof_set::{ProofSet, ProofSetFile, StoredProofSet, UsableProofSet};
 use crate::mirror::proof_sets::describe_set;
 use crate::mirror::{Answer, FetchReason, Outcome, RequestContext, SMALL_ARCHIVE_BYTES, Urgency};
@@ -228,7 +228,8 @@ impl Archives {
             return self.archive_from_set(wanted, stored, &set, file, call).await;
         }
         let requested = RequestedFile { package, digest: &wanted.digest, name: wanted.filename.as_str() };
-        let stored = self.refetch_set_listing(requested, stored.map(|stored| stored.stored_set.age), call).await?;
+        let stored =
+            self.refetch_set_listing(requested, stored.map(|stored| stored.stored_set.confirmed), call).await?;
         match stored.find(&wanted.digest, call.now) {
             Some((set, file)) => self.archive_from_set(wanted, &stored, &set, file, call).await,
             None => Err(requested.not_found_error()),
@@ -255,7 +256,7 @@ impl Archives {
         for platform in self.likely_platforms(provider, version, stored).await? {
             let package = package(platform);
             let requested = RequestedFile { package: &package, digest, name: file.name() };
-            let seen = self.proof_sets.usable_set(&package, call).await?.map(|usable| usable.stored_set.age);
+            let seen = self.proof_sets.usable_set(&package, call).await?.map(|usable| usable.stored_set.confirmed);
             match self.refetch_set_listing(requested, seen, call).await {
                 Ok(usable) => match usable.with_proof_file(*file, digest, call.now) {
                     Some(set) => return Ok(Answer::of_now(set.proof_file(*file), Outcome::Miss, call)),
@@ -296,7 +297,7 @@ impl Archives {
     async fn refetch_set_listing(
         &self,
         wanted: RequestedFile<'_>,
-        seen: Option<Age>,
+        seen: Option<Confirmation>,
         call: &RequestContext,
     ) -> Result<UsableProofSet, Error> {
         let package = wanted.package;

@@ -101,7 +101,7 @@ impl VerifiedReader {
             return Ok(false);
         }
         let is_small = blob.size_bytes() <= SMALL_ARCHIVE_BYTES;
-        if !is_small && self.library.catalog.checked.lock().contains(&archive.digest) {
+        if !is_small && self.library.catalog.verified_since_start.lock().contains(&archive.digest) {
             return Ok(true);
         }
         let (digest, expected) = (archive.digest, archive.fast);
@@ -111,7 +111,7 @@ impl VerifiedReader {
             async move {
                 let right = reader.library.on_disk(move |_| unless_damaged(blob.fast_hash())).await? == Some(expected);
                 if right && !is_small {
-                    reader.library.catalog.checked.lock().insert(digest);
+                    reader.library.catalog.verified_since_start.lock().insert(digest);
                 }
                 Ok(right)
             }
@@ -134,7 +134,7 @@ impl VerifiedReader {
                 (DamageFinding::Damaged, Some(_)) => library.store.blobs.quarantine(&digest)?,
                 (_, None) => {}
             }
-            library.catalog.checked.lock().remove(&digest);
+            library.catalog.verified_since_start.lock().remove(&digest);
             let take_off = |name: &mut NameRecord| name.archives.retain(|archive| archive.digest != digest);
             library.catalog.change_name(&owned_artifact, take_off)?;
             library.store.index.archive_gone(&digest);

@@ -248,7 +248,7 @@ impl Documents {
         if base_in(&document).is_none() && answer.outcome == Outcome::Hit {
             // The lack of a service is not cached, even where the document is stored for its other service: fetch it
             // again.
-            document = Box::pin(self.fetch_now(host, Some(document.age()), call)).await?.value;
+            document = Box::pin(self.fetch_now(host, Some(document.confirmation()), call)).await?.value;
         }
         let base = base_in(&document).ok_or_else(|| unusable(&format!("names no usable {}", service.key())))?;
         let credential_scope = upstream.credential_scope.clone();

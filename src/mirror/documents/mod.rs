@@ -16,9 +16,9 @@ use crate::address::{Address, Hostname};
 use crate::config::FreshnessLifetimes;
 use crate::error::Error;
 use crate::mirror::documents::discovery::DiscoveryTrust;
-use crate::mirror::documents::revalidate::Aged;
+use crate::mirror::documents::revalidate::Confirmed;
 use crate::mirror::documents::version_lists::ListingState;
-use crate::mirror::freshness::{Age, FreshnessDecision, FreshnessRule, decide};
+use crate::mirror::freshness::{Confirmation, FreshnessDecision, FreshnessRule, decide};
 use crate::mirror::library::stored_document::{DocumentFlightResult, StoredDocument};
 use crate::mirror::request_context::{ConfigAndRoute, FetchReason};
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
@@ -217,14 +217,14 @@ impl Documents {
     ) -> Result<Answer<Arc<StoredDocument>>, Error> {
         let request = DocumentRequest::of(kind, call)?;
         let stored = self.usable_copy(kind, &request, call).await?;
-        let rule = match (kind.service(), stored.as_ref().filter(|stored| !stored.age.gone)) {
+        let rule = match (kind.service(), stored.as_ref().filter(|stored| !stored.confirmed.gone)) {
             (Some(service), Some(stored)) => {
                 let url = &stored.value.metadata.asked;
                 self.rule_if_service_moved(service, url, &request.upstream, request.rule).await?
             }
             _ => request.rule,
         };
-        let seen = stored.as_ref().map(|stored| stored.age);
+        let seen = stored.as_ref().map(|stored| stored.confirmed);
         let start_flight =
             |fetch_reason, call: &RequestContext| self.join_flight(kind, &request, seen, fetch_reason, call);
         let answer = self.serve_or_fetch(&request.subject, kind.host(), call, &rule, stored, start_flight).await;
@@ -236,7 +236,7 @@ impl Documents {
     pub(in crate::mirror) async fn fetch_now<K: DocumentKind>(
         self: &Arc<Self>,
         kind: &K,
-        seen: Option<Age>,
+        seen: Option<Confirmation>,
         call: &RequestContext,
     ) -> DocumentFlightResult {
         self.join_flight(kind, &DocumentRequest::of(kind, call)?, seen, FetchReason::NotStored, call).await
@@ -251,7 +251,7 @@ impl Documents {
         kind: &K,
         request: &DocumentRequest,
         call: &RequestContext,
-    ) -> Result<Option<Aged<Arc<StoredDocument>>>, Error> {
+    ) -> Result<Option<Confirmed<Arc<StoredDocument>>>, Error> {
         let is_offline = self.runtime.connectivity() == Connectivity::Offline;
         let stored = self.library.stored_document(&request.key).await?;
         let stored = stored.filter(|stored| is_offline || kind.is_usable(&stored.value, &request.upstream));
@@ -261,12 +261,12 @@ impl Documents {
         Ok(stored)
     }
 
-    /// Joins or starts the flight for a document. `seen` is the age of the copy that the caller read.
+    /// Joins or starts the flight for a document. `seen` is the confirmation of the copy that the caller read.
     fn join_flight<K: DocumentKind>(
         self: &Arc<Self>,
         kind: &K,
         request: &DocumentRequest,
-        seen: Option<Age>,
+        seen: Option<Confirmation>,
         fetch_reason: FetchReason,
         call: &RequestContext,
     ) -> SharedResult<DocumentFlightResult> {
@@ -290,7 +290,7 @@ impl Documents {
         self: &Arc<Self>,
         kind: &K,
         request: &DocumentRequest,
-        seen: Option<Age>,
+        seen: Option<Confirmation>,
         fetch_reason: FetchReason,
         call: &RequestContext,
     ) -> DocumentFlightResult {
@@ -299,8 +299,8 @@ impl Documents {
         let stored = self.usable_copy(kind, request, call).await?;
         // Larder may have gone offline since the caller read the store.
         let stored = stored.filter(|stored| kind.is_usable(&stored.value, upstream));
-        if let Some(stored) = stored.as_ref().filter(|stored| seen != Some(stored.age))
-            && decide(Some(stored.age), rule, self.runtime.connectivity(), call.now) == FreshnessDecision::Serve
+        if let Some(stored) = stored.as_ref().filter(|stored| seen != Some(stored.confirmed))
+            && decide(Some(stored.confirmed), rule, self.runtime.connectivity(), call.now) == FreshnessDecision::Serve
         {
             return Ok(stored.clone());
         }

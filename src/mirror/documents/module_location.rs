@@ -12,7 +12,7 @@ use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::documents::version_lists::ListingState;
 use crate::mirror::documents::{DocumentFetch, DocumentKind};
-use crate::mirror::freshness::Age;
+use crate::mirror::freshness::Confirmation;
 use crate::mirror::library::stored_document::{DocumentFlightResult, StoredDocument};
 use crate::mirror::{Library, RequestContext, RuntimeConfig};
 use crate::store::Key;
@@ -110,7 +110,7 @@ impl StoredDocument {
         let unusable = |reason: &str| UpstreamError::unusable(location_label(package), origin(asked), reason);
         let text = std::str::from_utf8(&self.body).map_err(|_| unusable("a location that is not UTF-8"))?;
         let located = PackageSource::parse(text, asked).map_err(|bad| unusable(&bad.to_string()))?;
-        Ok(LocationDocument { located, digest: Digest::of(&self.body), age: self.age() })
+        Ok(LocationDocument { located, digest: Digest::of(&self.body), confirmed: self.confirmation() })
     }
 }
 
@@ -120,7 +120,7 @@ pub(in crate::mirror) struct LocationDocument {
     pub(in crate::mirror) located: LocatedSource,
     /// The SHA-256 of the address as upstream wrote it. The address itself may hold secrets.
     pub(in crate::mirror) digest: Digest,
-    pub(in crate::mirror) age: Age,
+    pub(in crate::mirror) confirmed: Confirmation,
 }
 
 impl LocationDocument {

@@ -9,7 +9,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::address::Hostname;
 use crate::error::Error;
 use crate::mirror::freshness::{
-    Age, FreshnessDecision, FreshnessRule, RevalidationTarget, STORED_ANSWER_LIFETIME, decide,
+    Confirmation, FreshnessDecision, FreshnessRule, RevalidationTarget, STORED_ANSWER_LIFETIME, decide,
 };
 use crate::mirror::library::stored_document::StoredDocument;
 use crate::mirror::request_context::Urgency;
@@ -17,19 +17,20 @@ use crate::mirror::single_flight::SharedResult;
 use crate::mirror::{Answer, FetchReason, Outcome, RequestContext};
 use crate::upstream::backoff::Origin;
 
+/// A stored or fetched value, with upstream's last answer about it.
 #[derive(Debug, Clone)]
-pub(in crate::mirror) struct Aged<T> {
+pub(in crate::mirror) struct Confirmed<T> {
     pub(in crate::mirror) value: T,
-    pub(in crate::mirror) age: Age,
+    pub(in crate::mirror) confirmed: Confirmation,
 }
 
-impl From<StoredDocument> for Aged<Arc<StoredDocument>> {
+impl From<StoredDocument> for Confirmed<Arc<StoredDocument>> {
     fn from(document: StoredDocument) -> Self {
-        Self { age: document.age(), value: Arc::new(document) }
+        Self { confirmed: document.confirmation(), value: Arc::new(document) }
     }
 }
 
-pub(in crate::mirror) type FlightResult<T> = Result<Aged<T>, Error>;
+pub(in crate::mirror) type FlightResult<T> = Result<Confirmed<T>, Error>;
 
 /// A stored object that can be revalidated.
 pub(in crate::mirror) trait Revalidatable {
@@ -53,16 +54,17 @@ impl Documents {
         host: &Hostname,
         call: &RequestContext,
         rule: &FreshnessRule,
-        stored: Option<Aged<T>>,
+        stored: Option<Confirmed<T>>,
         flight: impl FnOnce(FetchReason, &RequestContext) -> SharedResult<FlightResult<T>>,
     ) -> Result<Answer<T>, Error> {
-        let verdict = decide(stored.as_ref().map(|stored| stored.age), rule, self.runtime.connectivity(), call.now);
-        let until = |Aged { value, age }, outcome, fresh_until| {
-            let outcome = if age.gone { Outcome::Gone } else { outcome };
-            Answer { value, outcome, fresh_until, checked: age.checked }
+        let verdict =
+            decide(stored.as_ref().map(|stored| stored.confirmed), rule, self.runtime.connectivity(), call.now);
+        let until = |Confirmed { value, confirmed }, outcome, fresh_until| {
+            let outcome = if confirmed.gone { Outcome::Gone } else { outcome };
+            Answer { value, outcome, fresh_until, checked: confirmed.checked }
         };
-        let answer = |fetched: Aged<T>, outcome| {
-            let fresh_until = rule.fresh_until(fetched.age);
+        let answer = |fetched: Confirmed<T>, outcome| {
+            let fresh_until = rule.fresh_until(fetched.confirmed);
             until(fetched, outcome, fresh_until)
         };
         let stale = |stored| until(stored, Outcome::Stale, call.now);

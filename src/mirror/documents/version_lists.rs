@@ -16,7 +16,7 @@ use crate::clock::Timestamp;
 use crate::config::FreshnessLifetimes;
 use crate::error::Error;
 use crate::mirror::documents::{DocumentFetch, DocumentKind, Documents};
-use crate::mirror::freshness::Age;
+use crate::mirror::freshness::Confirmation;
 use crate::mirror::library::stored_document::{DocumentFlightResult, StoredDocument};
 use crate::mirror::{Library, RequestContext, RuntimeConfig, default_if_store_unavailable};
 use crate::store::Key;
@@ -236,9 +236,9 @@ impl StoredDocument {
 pub(in crate::mirror) enum ListingState {
     /// Listed, with this spelling.
     Listed(String),
-    /// Not listed. `checked` is upstream's last confirmation of the list, also where it came without a new copy; `age` is
+    /// Not listed. `checked` is upstream's last confirmation of the list, also where it came without a new copy; `confirmed` is
     /// that of the stored copy.
-    Unlisted { checked: Timestamp, age: Age },
+    Unlisted { checked: Timestamp, confirmed: Confirmation },
     /// Upstream has no list, or an invalid one (`None`), or it could not be fetched (the error).
     Unknown(Option<Error>),
 }
@@ -250,7 +250,7 @@ impl ListingState {
             Ok((list, checked)) => match list.versions(address.into()).await {
                 Ok(versions) => match versions.get(version) {
                     Some(listed) => Self::Listed(listed.upstream_spelling.clone()),
-                    None => Self::Unlisted { checked, age: list.age() },
+                    None => Self::Unlisted { checked, confirmed: list.confirmation() },
                 },
                 Err(_) => Self::Unknown(None),
             },
@@ -295,11 +295,11 @@ impl Documents {
         call: &RequestContext,
     ) -> Result<ListingState, Error> {
         let mut listed = self.listing_state(address, version, call).await;
-        if let ListingState::Unlisted { checked, age } = listed
+        if let ListingState::Unlisted { checked, confirmed } = listed
             && checked.after(not_found_lifetime) < call.now
         {
-            let list = self.fetch_now(address, Some(age), call).await;
-            listed = ListingState::of(list.map(|list| (list.value, list.age.checked)), address, version).await;
+            let list = self.fetch_now(address, Some(confirmed), call).await;
+            listed = ListingState::of(list.map(|list| (list.value, list.confirmed.checked)), address, version).await;
         }
         if !matches!(listed, ListingState::Unlisted { .. }) {
             return Ok(listed);

@@ -33,7 +33,7 @@ pub(in crate::mirror) struct Catalog {
     /// answer rendered at an older revision must be rendered again. Those that share one are rendered too often.
     revisions: Striped<AtomicU64>,
     /// The archives that were compared with their digests since the start.
-    pub(in crate::mirror) checked: Mutex<HashSet<Digest>>,
+    pub(in crate::mirror) verified_since_start: Mutex<HashSet<Digest>>,
 }
 
 impl Catalog {
@@ -43,7 +43,7 @@ impl Catalog {
             digest_locks: Striped::default(),
             imported: Mutex::default(),
             revisions: Striped::default(),
-            checked: Mutex::default(),
+            verified_since_start: Mutex::default(),
         }
     }
 

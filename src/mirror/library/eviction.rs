@@ -321,7 +321,7 @@ impl Library {
         }
         self.store.blobs.remove(digest, Durability::Lazy)?;
         index.archive_gone(digest);
-        self.catalog.checked.lock().remove(digest);
+        self.catalog.verified_since_start.lock().remove(digest);
         self.was_evicted(ObjectKind::Archive, because, archive.size_bytes);
         Ok(EvictionResult::Freed(archive.size_bytes))
     }
@@ -330,7 +330,7 @@ impl Library {
         // If this cannot be read, treat the archive as still upstream: it can be fetched again.
         match artifact {
             Artifact::Provider(package) => {
-                self.read_set(package).ok().flatten().is_some_and(|stored| stored.stored_set.age.gone)
+                self.read_set(package).ok().flatten().is_some_and(|stored| stored.stored_set.confirmed.gone)
             }
             Artifact::Module(package) => self.location_is_gone(package),
         }

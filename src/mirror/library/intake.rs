@@ -37,7 +37,7 @@ impl Library {
         let is_new = match bytes {
             ArchiveBytes::Staged(verified) => {
                 self.store.blobs.publish(*verified)?;
-                self.catalog.checked.lock().insert(digest);
+                self.catalog.verified_since_start.lock().insert(digest);
                 true
             }
             ArchiveBytes::Stored => false,

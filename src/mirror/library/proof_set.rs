@@ -13,7 +13,7 @@ use crate::digest::{Digest, DigestPrefix};
 use crate::mirror::Library;
 use crate::mirror::archives::ProofFile;
 use crate::mirror::documents::revalidate::Revalidatable;
-use crate::mirror::freshness::Age;
+use crate::mirror::freshness::Confirmation;
 use crate::mirror::library::record_format as parts;
 use crate::store::{Key, StoreError};
 use crate::upstream::backoff::Origin;
@@ -138,7 +138,7 @@ pub(in crate::mirror) struct StoredProofSet {
     pub(in crate::mirror) current: Arc<ProofSet>,
     /// The set before it, and the time of its replacement.
     pub(in crate::mirror) predecessor: Option<(Arc<ProofSet>, Timestamp)>,
-    pub(in crate::mirror) age: Age,
+    pub(in crate::mirror) confirmed: Confirmation,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -216,14 +216,14 @@ impl StoredProofSet {
         if parts.next().is_some() {
             return None;
         }
-        Some(Self { current, predecessor, age: Age { checked: metadata.checked, gone: metadata.gone } })
+        Some(Self { current, predecessor, confirmed: Confirmation { checked: metadata.checked, gone: metadata.gone } })
     }
 
     pub(in crate::mirror) fn write(&self) -> Vec<u8> {
         let predecessor = self.predecessor.as_ref();
         let record = ProofSetRecord {
-            checked: self.age.checked,
-            gone: self.age.gone,
+            checked: self.confirmed.checked,
+            gone: self.confirmed.gone,
             current: self.current.metadata.clone(),
             predecessor: predecessor.map(|(set, replaced)| (set.metadata.clone(), *replaced)),
         };

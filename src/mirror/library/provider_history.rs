@@ -585,7 +585,7 @@ mod tests {
 
     use super::*;
     use crate::address::{Hostname, Name, Platform};
-    use crate::mirror::freshness::Age;
+    use crate::mirror::freshness::Confirmation;
 
     const ARCHIVE: &[u8] = b"zip";
 
@@ -619,7 +619,8 @@ mod tests {
         });
         let (metadata, body) = (serde_json::from_value(metadata).unwrap(), body.to_string().into());
         let current = Arc::new(ProofSet::new(metadata, body, sums(), Bytes::new(), package).unwrap());
-        StoredProofSet { current, predecessor: None, age: Age { checked: Timestamp(3), gone: false } }.write()
+        StoredProofSet { current, predecessor: None, confirmed: Confirmation { checked: Timestamp(3), gone: false } }
+            .write()
     }
 
     #[test]

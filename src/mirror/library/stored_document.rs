@@ -13,8 +13,8 @@ use crate::clock::Timestamp;
 use crate::digest::{FastHash, FastHasher};
 use crate::error::Error;
 use crate::mirror::counters::ObjectKind;
-use crate::mirror::documents::revalidate::{Aged, FlightResult, Revalidatable};
-use crate::mirror::freshness::Age;
+use crate::mirror::documents::revalidate::{Confirmed, FlightResult, Revalidatable};
+use crate::mirror::freshness::Confirmation;
 use crate::mirror::library::record_format as parts;
 use crate::mirror::{Library, default_if_store_unavailable};
 use crate::store::{Durability, IndexEntry, Key, StoreError};
@@ -66,8 +66,8 @@ pub(in crate::mirror) struct DocumentMetadata {
 }
 
 impl StoredDocument {
-    pub(in crate::mirror) fn age(&self) -> Age {
-        Age { checked: self.metadata.checked, gone: self.metadata.gone }
+    pub(in crate::mirror) fn confirmation(&self) -> Confirmation {
+        Confirmation { checked: self.metadata.checked, gone: self.metadata.gone }
     }
 
     pub(in crate::mirror) fn read(record: Vec<u8>) -> Option<Self> {
@@ -161,12 +161,12 @@ impl Library {
     pub(in crate::mirror) async fn stored_document(
         self: &Arc<Self>,
         key: &Key,
-    ) -> Result<Option<Aged<Arc<StoredDocument>>>, Error> {
+    ) -> Result<Option<Confirmed<Arc<StoredDocument>>>, Error> {
         let wanted = key.clone();
         self.on_disk(move |library| {
             let document =
                 default_if_store_unavailable(library.store.records.read_as(&wanted, StoredDocument::read))?.whole();
-            Ok(document.map(|document| Aged { age: document.age(), value: Arc::new(document) }))
+            Ok(document.map(|document| Confirmed { confirmed: document.confirmation(), value: Arc::new(document) }))
         })
         .await
     }
@@ -201,7 +201,7 @@ impl Library {
                 document
             }
         };
-        Ok(Aged { age: document.age(), value: Arc::new(document) })
+        Ok(Confirmed { confirmed: document.confirmation(), value: Arc::new(document) })
     }
 
     /// Stores the document that `made` builds from the old and the new one. Returns the old one if it stays, because it was
@@ -216,7 +216,10 @@ impl Library {
     ) -> Result<Option<StoredDocument>, StoreError> {
         self.store.records.change(key, |step| {
             let stored = default_if_store_unavailable(step.read(key))?.whole().and_then(StoredDocument::read);
-            if stored.as_ref().is_some_and(|stored| stored.age().is_confirmed_after(coming.age(), now)) {
+            if stored
+                .as_ref()
+                .is_some_and(|stored| stored.confirmation().is_confirmed_after(coming.confirmation(), now))
+            {
                 return Ok(stored);
             }
             let made = made(stored.as_ref(), coming.clone())?;

@@ -128,7 +128,7 @@ impl Modules {
         let fetched = match self.fetch_tree(package, &location, &mut reservation, call).await {
             Err(FetchTreeError::StaleLocation(error)) => {
                 tracing::warn!(%package, %error, "a location's source was refused; the location is fetched again");
-                let document = self.documents.fetch_now(package, Some(location.age), call).await?;
+                let document = self.documents.fetch_now(package, Some(location.confirmed), call).await?;
                 location = document.value.as_location(package)?;
                 self.fetch_tree(package, &location, &mut reservation, call).await
             }
@@ -228,7 +228,7 @@ impl Modules {
     ) {
         // Upstream has deleted the version, so its old location proves nothing.
         if self.runtime.connectivity() == Connectivity::Offline
-            || location.age.gone
+            || location.confirmed.gone
             || call.config.recently_rechecked.get(key, call.now).is_some()
         {
             return;
@@ -268,7 +268,7 @@ impl Modules {
         let Some(seen) = first_seen.await?.whole() else { return Ok(()) };
         // A check time in the future comes from a clock that was ahead, and does not count.
         if mode == RecheckMode::IfDue
-            && seen.looked >= location.age.checked
+            && seen.looked >= location.confirmed.checked
             && seen.looked <= call.now.after(CLOCK_SLACK)
         {
             return Ok(());
@@ -277,7 +277,7 @@ impl Modules {
             Some(known) => known,
             None => self.observe(package, location, call).await?,
         };
-        let (package, looked) = (package.clone(), location.age.checked);
+        let (package, looked) = (package.clone(), location.confirmed.checked);
         let record = move |library: &Library| {
             let comparison = module_history::compare(library, &key, &pinned_tree, Some(looked))?;
             let accepting = format!("`larder accept {key}`");

@@ -276,7 +276,7 @@ impl Modules {
         let _place = self.runtime.take_waiting_place(&subject, call)?;
         if self.library.stored_module(&key).await?.is_some() {
             // Another archive is stored. The version may have been republished, and accepted on another mirror.
-            let seen = self.documents.get(package, call).await.ok().map(|answer| answer.value.age());
+            let seen = self.documents.get(package, call).await.ok().map(|answer| answer.value.confirmation());
             self.documents.fetch_now(package, seen, call).await?;
         } else {
             self.module_fill(package, call).await?;

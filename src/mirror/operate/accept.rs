@@ -382,9 +382,9 @@ impl Operations {
         call: &RequestContext,
     ) -> Result<AcceptOutcome, Error> {
         // Refetches the location even if the cached one is fresh.
-        let age = self.documents.get(package, call).await?.value.age();
-        let fetched = self.documents.fetch_now(package, Some(age), call).await?;
-        if fetched.age.gone {
+        let confirmed = self.documents.get(package, call).await?.value.confirmation();
+        let fetched = self.documents.fetch_now(package, Some(confirmed), call).await?;
+        if fetched.confirmed.gone {
             return Err(Error::NotFound(format!("upstream no longer has {package}")));
         }
         let location = fetched.value.as_location(package)?;

@@ -199,7 +199,7 @@ impl Purge<'_> {
             }
             library.store.blobs.remove(&digest, Durability::Synced)?;
             index.archive_gone(&digest);
-            library.catalog.checked.lock().remove(&digest);
+            library.catalog.verified_since_start.lock().remove(&digest);
             self.purged.archives += 1;
             self.purged.archive_bytes += blob.size_bytes();
         }

@@ -54,7 +54,7 @@ impl RefreshOutcome {
     /// The outcome of a flight; `is_as_before` compares its result with the stored copy.
     pub(in crate::mirror) fn of<T>(flight: &FlightResult<T>, is_as_before: impl FnOnce(&T) -> bool) -> Self {
         match flight {
-            Ok(fetched) if fetched.age.gone => Self::Gone,
+            Ok(fetched) if fetched.confirmed.gone => Self::Gone,
             Ok(fetched) if is_as_before(&fetched.value) => Self::Unchanged,
             Ok(_) => Self::New,
             Err(Error::NotFound(error)) => Self::Absent { error: error.clone() },
@@ -125,7 +125,7 @@ impl Operations {
         call: &RequestContext,
     ) -> Result<(DocumentFlightResult, RefreshOutcome), Error> {
         let before = self.library.stored_document(&kind.key(&call.config)).await?;
-        let seen = before.as_ref().map(|stored| stored.age);
+        let seen = before.as_ref().map(|stored| stored.confirmed);
         let flight = self.documents.fetch_now(kind, seen, call).await;
         let outcome = RefreshOutcome::of(&flight, |now: &Arc<StoredDocument>| {
             before.is_some_and(|before| before.value.has_same_content(now))
@@ -135,7 +135,7 @@ impl Operations {
 
     async fn refresh_set(&self, package: Package, call: &RequestContext) -> Result<RefreshOutcome, Error> {
         let before = self.proof_sets.usable_set(&package, call).await?.map(|stored| stored.stored_set);
-        let seen = before.as_ref().map(|stored_set| stored_set.age);
+        let seen = before.as_ref().map(|stored_set| stored_set.confirmed);
         let flight = self.proof_sets.join_set_flight(&package, seen, FetchReason::NotStored, call).await;
         Ok(RefreshOutcome::of(&flight, |now: &Arc<StoredProofSet>| {
             before.is_some_and(|before| before.current.has_same_files(&now.current))
@@ -146,7 +146,7 @@ impl Operations {
     async fn refresh_location(&self, package: &ModulePackage, call: &RequestContext) -> Result<RefreshOutcome, Error> {
         let (flight, outcome) = self.refresh_document(package, call).await?;
         if let Ok(fetched) = &flight
-            && !fetched.age.gone
+            && !fetched.confirmed.gone
             && self.library.stored_module(&call.config.key_of_package(package)).await?.is_some()
         {
             let location = fetched.value.as_location(package)?;

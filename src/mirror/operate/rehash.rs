@@ -110,7 +110,7 @@ impl Operations {
         {
             let now = call.present();
             let record = move |library: &Library| {
-                library.store.index.archive_checked(&digest, now);
+                library.store.index.archive_verified(&digest, now);
                 Ok(())
             };
             self.library.on_disk(record).await?;
@@ -169,7 +169,7 @@ impl Library {
             None if self.store.blobs.is_stored(&digest)? => return Ok(None),
             Some(_) | None => {}
         }
-        self.catalog.checked.lock().remove(&digest);
+        self.catalog.verified_since_start.lock().remove(&digest);
         self.store.index.archive_gone(&digest);
         let mut taken_off = Vec::new();
         for artifact in self.store.index.names_of(&digest)? {
@@ -344,14 +344,14 @@ impl Operations {
     /// # Errors
     /// The last error. An archive that cannot be read does not stop the others from being checked.
     pub async fn scrub(self: &Arc<Self>, every: Duration, call: &RequestContext) -> Result<Timestamp, Error> {
-        let archives = self.library.on_disk(|library| library.store.index.archives_by_check()).await?;
+        let archives = self.library.on_disk(|library| library.store.index.archives_by_verification()).await?;
         let mut rate = SCRUB_READ_RATE;
         let mut failed = None;
         let mut next = None;
         for archive in archives {
-            let (now, due) = (call.present(), archive.last_check.after(every));
+            let (now, due) = (call.present(), archive.last_verified.after(every));
             // A check in the future was recorded by a wrong clock, so it does not count.
-            let from_the_future = archive.last_check > now.after(CLOCK_SLACK);
+            let from_the_future = archive.last_verified > now.after(CLOCK_SLACK);
             if now < due && !from_the_future {
                 next = Some(next.map_or(due, |next: Timestamp| next.min(due)));
                 continue;

@@ -9,8 +9,8 @@ use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::counters::ObjectKind;
-use crate::mirror::documents::revalidate::{Aged, FlightResult};
-use crate::mirror::freshness::{Age, FreshnessDecision, decide};
+use crate::mirror::documents::revalidate::{Confirmed, FlightResult};
+use crate::mirror::freshness::{Confirmation, FreshnessDecision, decide};
 use crate::mirror::library::Signer;
 use crate::mirror::library::proof_set::{ProofSet, StoredProofSet, UsableProofSet, imported_differs};
 use crate::mirror::library::provider_history::Admission;
@@ -66,7 +66,7 @@ impl ProofSets {
         let subject = describe_set(package);
         let mut rule = upstream.freshness_rule(|fresh| fresh.download);
         let stored = self.usable_set(package, call).await?;
-        if let Some(stored) = stored.as_ref().filter(|stored| !stored.stored_set.age.gone) {
+        if let Some(stored) = stored.as_ref().filter(|stored| !stored.stored_set.confirmed.gone) {
             let url = &stored.stored_set.current.metadata.asked;
             rule = self.documents.rule_if_service_moved(Service::Providers, url, upstream, rule).await?;
         }
@@ -83,14 +83,14 @@ impl ProofSets {
                 return Err(self.offline_package_error(package, subject, call).await);
             }
         }
-        let seen = stored.as_ref().map(|stored| stored.stored_set.age);
+        let seen = stored.as_ref().map(|stored| stored.stored_set.confirmed);
         let fetched = stored.map(|stored| {
-            let mut age = stored.stored_set.age;
+            let mut confirmed = stored.stored_set.confirmed;
             if stored.fallback.is_some() {
                 // Revalidate now: the predecessor is served only if upstream cannot be reached.
-                age.checked = Timestamp(0);
+                confirmed.checked = Timestamp(0);
             }
-            Aged { age, value: stored.stored_set }
+            Confirmed { confirmed, value: stored.stored_set }
         });
         let start_flight =
             |fetch_reason, call: &RequestContext| self.join_set_flight(package, seen, fetch_reason, call);
@@ -102,7 +102,7 @@ impl ProofSets {
         Ok(match fallback {
             None => answer,
             Some(value) if matches!(outcome, Outcome::Stale | Outcome::Gone) => {
-                let checked = seen.map_or(answer.checked, |age| age.checked);
+                let checked = seen.map_or(answer.checked, |confirmed| confirmed.checked);
                 Answer { value, outcome, fresh_until: call.now, checked }
             }
             // While only the predecessor's archive is stored, every request revalidates.
@@ -144,11 +144,11 @@ impl ProofSets {
         Ok(stored.and_then(|stored| stored.meeting_policy(policy)))
     }
 
-    /// Joins or starts the fetch of a package's set. `seen` is the age of the copy that the caller read.
+    /// Joins or starts the fetch of a package's set. `seen` is the confirmation of the copy that the caller read.
     pub(in crate::mirror) fn join_set_flight(
         self: &Arc<Self>,
         package: &Package,
-        seen: Option<Age>,
+        seen: Option<Confirmation>,
         fetch_reason: FetchReason,
         call: &RequestContext,
     ) -> SharedResult<SetFlightResult> {
@@ -167,17 +167,18 @@ impl ProofSets {
         self: &Arc<Self>,
         subject: &str,
         package: &Package,
-        seen: Option<Age>,
+        seen: Option<Confirmation>,
         fetch_reason: FetchReason,
         call: &RequestContext,
     ) -> SetFlightResult {
         let before = self.usable_set(package, call).await?.map(|stored| stored.stored_set);
         let is_expired = fetch_reason == FetchReason::ExpiredUrl;
-        if let Some(before) = before.as_ref().filter(|before| !is_expired && seen != Some(before.age)) {
+        if let Some(before) = before.as_ref().filter(|before| !is_expired && seen != Some(before.confirmed)) {
             // Another flight has landed since the caller read the store.
             let rule = call.upstream(&package.provider.host)?.freshness_rule(|fresh| fresh.download);
-            if decide(Some(before.age), &rule, self.runtime.connectivity(), call.now) == FreshnessDecision::Serve {
-                return Ok(Aged { age: before.age, value: Arc::clone(before) });
+            if decide(Some(before.confirmed), &rule, self.runtime.connectivity(), call.now) == FreshnessDecision::Serve
+            {
+                return Ok(Confirmed { confirmed: before.confirmed, value: Arc::clone(before) });
             }
         }
         self.runtime.spend_revalidation_budget(
@@ -201,9 +202,9 @@ impl ProofSets {
             Admission::Consistent | Admission::Changed(_) => self.store_set(package, set, call.now, call.now).await,
             Admission::HistoryUnavailable => {
                 // Once the store is back, its history may contradict this set.
-                let age = Age { checked: call.now, gone: false };
-                let value = Arc::new(StoredProofSet { predecessor: None, current: Arc::new(set), age });
-                Ok(Aged { age, value })
+                let confirmed = Confirmation { checked: call.now, gone: false };
+                let value = Arc::new(StoredProofSet { predecessor: None, current: Arc::new(set), confirmed });
+                Ok(Confirmed { confirmed, value })
             }
         }
     }
@@ -218,12 +219,12 @@ impl ProofSets {
         let upstream = call.upstream(&package.provider.host)?;
         match before {
             Some(before) if upstream.settings.keep_gone => {
-                if !before.age.gone {
+                if !before.confirmed.gone {
                     tracing::warn!(%package, %error, "upstream has deleted it; the stored copy stays (keep_gone)");
                 }
-                let age = Age { checked: call.now, gone: true };
+                let confirmed = Confirmation { checked: call.now, gone: true };
                 self.change_set(package, move |_, stored| {
-                    Ok(StoredProofSet { age, ..stored.unwrap_or((*before).clone()) })
+                    Ok(StoredProofSet { confirmed, ..stored.unwrap_or((*before).clone()) })
                 })
                 .await
             }
@@ -262,7 +263,11 @@ impl ProofSets {
                     None => Some((stored.current, now)),
                 },
             };
-            Ok(StoredProofSet { predecessor, current: Arc::clone(&current), age: Age { checked, gone: false } })
+            Ok(StoredProofSet {
+                predecessor,
+                current: Arc::clone(&current),
+                confirmed: Confirmation { checked, gone: false },
+            })
         })
         .await
     }
@@ -276,8 +281,8 @@ impl ProofSets {
                 library.store.records.change(&key, |step| {
                     let stored = library.read_set(&owned_package)?.map(|stored| stored.stored_set);
                     if let Some(stored) = stored.filter(|stored| stored.current.document.shasum == wrong) {
-                        let age = Age { checked: Timestamp(0), ..stored.age };
-                        let expired = StoredProofSet { age, ..(*stored).clone() };
+                        let confirmed = Confirmation { checked: Timestamp(0), ..stored.confirmed };
+                        let expired = StoredProofSet { confirmed, ..(*stored).clone() };
                         let entry = IndexEntry::Document(expired.current.fetched());
                         step.put(&key, expired.write(), Durability::Lazy, entry);
                     }
@@ -306,13 +311,13 @@ impl ProofSets {
                 let stored = default_if_store_unavailable(read)?.map(|stored| Arc::unwrap_or_clone(stored.stored_set));
                 let before = stored.clone();
                 let changed = change(library, stored)?;
-                if let Some(before) =
-                    before.filter(|before| before.age.is_confirmed_after(changed.age, changed.age.checked))
+                if let Some(before) = before
+                    .filter(|before| before.confirmed.is_confirmed_after(changed.confirmed, changed.confirmed.checked))
                 {
                     return Ok((before, false));
                 }
                 if !is_gone {
-                    step.put(&key, changed.write(), Durability::Lazy, IndexEntry::Document(changed.age.checked));
+                    step.put(&key, changed.write(), Durability::Lazy, IndexEntry::Document(changed.confirmed.checked));
                 }
                 Ok((changed, !is_gone))
             })?;
@@ -329,7 +334,7 @@ impl ProofSets {
         });
         let changed = Arc::new(changed.await?);
         self.library.bump_revision(&package.provider);
-        Ok(Aged { age: changed.age, value: changed })
+        Ok(Confirmed { confirmed: changed.confirmed, value: changed })
     }
 
     /// Stores an unsigned set, unless a verified one is stored by now. Returns the set in place.
@@ -351,8 +356,8 @@ impl ProofSets {
                 // Stale at once, so that upstream is asked as soon as it can be. Marked as deleted upstream, so that it
                 // is evicted last.
                 None => {
-                    let age = Age { checked: Timestamp(0), gone: true };
-                    StoredProofSet { current: Arc::clone(&current), predecessor: None, age }
+                    let confirmed = Confirmation { checked: Timestamp(0), gone: true };
+                    StoredProofSet { current: Arc::clone(&current), predecessor: None, confirmed }
                 }
             })
         });

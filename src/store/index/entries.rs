@@ -23,12 +23,12 @@ pub struct IndexedArchive {
     /// Last use or time of storing.
     pub last_use: Timestamp,
     /// Last comparison of all bytes with the digest.
-    pub last_check: Timestamp,
+    pub last_verified: Timestamp,
 }
 
 impl IndexedArchive {
     pub(super) fn new(digest: Digest, entry: &EvictableEntry) -> Self {
-        Self { digest, size_bytes: entry.size_bytes, last_use: entry.last_use, last_check: entry.last_check }
+        Self { digest, size_bytes: entry.size_bytes, last_use: entry.last_use, last_verified: entry.last_verified }
     }
 }
 
@@ -39,32 +39,37 @@ pub(super) struct EvictableEntry {
     /// Bytes counted against the limit.
     pub(super) size_bytes: u64,
     /// For an archive: last comparison of all bytes with the digest.
-    pub(super) last_check: Timestamp,
+    pub(super) last_verified: Timestamp,
 }
 
 impl EvictableEntry {
     /// The entry for a file that was found on disk, merged with the previous entry.
-    pub(super) fn found(previous: Option<Self>, size_bytes: u64, last_use: Timestamp, last_check: Timestamp) -> Self {
-        let found = Self { last_use, size_bytes, last_check };
+    pub(super) fn found(
+        previous: Option<Self>,
+        size_bytes: u64,
+        last_use: Timestamp,
+        last_verified: Timestamp,
+    ) -> Self {
+        let found = Self { last_use, size_bytes, last_verified };
         previous.map_or(found.clone(), |previous| Self {
             last_use: previous.last_use.max(last_use),
             size_bytes,
-            last_check: previous.last_check.max(last_check),
+            last_verified: previous.last_verified.max(last_verified),
         })
     }
 
     pub(super) fn encode(&self) -> Vec<u8> {
-        encode_numbers(&[self.last_use.0, self.size_bytes, self.last_check.0])
+        encode_numbers(&[self.last_use.0, self.size_bytes, self.last_verified.0])
     }
 
     pub(super) fn decode(value: &[u8]) -> Option<Self> {
         // Entries of older larders have no time of the last check: they count as never checked.
-        let (last_use, size_bytes, last_check) = match *decode_numbers(value)? {
+        let (last_use, size_bytes, last_verified) = match *decode_numbers(value)? {
             [last_use, size_bytes] => (last_use, size_bytes, 0),
-            [last_use, size_bytes, last_check] => (last_use, size_bytes, last_check),
+            [last_use, size_bytes, last_verified] => (last_use, size_bytes, last_verified),
             _ => return None,
         };
-        Some(Self { last_use: Timestamp(last_use), size_bytes, last_check: Timestamp(last_check) })
+        Some(Self { last_use: Timestamp(last_use), size_bytes, last_verified: Timestamp(last_verified) })
     }
 }
 
@@ -267,11 +272,11 @@ mod tests {
     /// A newer binary reads older files.
     #[test]
     fn an_entry_without_a_check_time_decodes_as_never_checked() {
-        let entry = EvictableEntry { last_use: Timestamp(7), size_bytes: 9, last_check: Timestamp(8) };
+        let entry = EvictableEntry { last_use: Timestamp(7), size_bytes: 9, last_verified: Timestamp(8) };
         assert_eq!(EvictableEntry::decode(&entry.encode()), Some(entry.clone()));
         assert_eq!(
             EvictableEntry::decode(&entry.encode()[..16]),
-            Some(EvictableEntry { last_check: Timestamp(0), ..entry.clone() })
+            Some(EvictableEntry { last_verified: Timestamp(0), ..entry.clone() })
         );
         for length in [0, 7, 8, 15, 17, 23] {
             assert_eq!(EvictableEntry::decode(&entry.encode()[..length]), None, "{length}");

@@ -10,7 +10,7 @@ use crate::bundle::{ApplyOutcome, FetchOrigin, FileRole, ModuleEntry, ProviderEn
 use crate::clock::Timestamp;
 use crate::digest::{Digest, FastHash, Hasher};
 use crate::mirror::documents::module_location::subdir_in_archive;
-use crate::mirror::freshness::Age;
+use crate::mirror::freshness::Confirmation;
 use crate::mirror::library::intake::ArchiveBytes;
 use crate::mirror::library::module_history::{self, PinnedTree, TreeComparison};
 use crate::mirror::library::proof_set::{ProofSet, StoredProofSet, imported_differs};
@@ -77,7 +77,7 @@ impl ArrivedArchive {
 pub(super) struct BundledSet {
     package: Package,
     set: Arc<ProofSet>,
-    age: Age,
+    confirmed: Confirmation,
     /// True if an operator accepts it whatever was verified before.
     is_accepted: bool,
     /// True if a key that the operator trusts signed the bundle.
@@ -129,13 +129,13 @@ impl BundledSet {
         let fetched = fetch_origin.fetched.min(now);
         let urls = [fetch_origin.asked.clone(), fetch_origin.url.clone()];
         let set = set_of_files(&package, urls, fetched, proof, [body, sums, signature]).map_err(unreadable)?;
-        let age = Age { checked: fetch_origin.checked.min(now), gone: fetch_origin.gone };
-        if library.has_set_or_newer(&package, &set, age, now).map_err(store_failed)? {
+        let confirmed = Confirmation { checked: fetch_origin.checked.min(now), gone: fetch_origin.gone };
+        if library.has_set_or_newer(&package, &set, confirmed, now).map_err(store_failed)? {
             return Ok(None);
         }
         let is_accepted = criteria.is_accepted(library, &Artifact::from(&package));
         let is_vouched_for = matches!(criteria.signature_status, SignatureStatus::SignedBy(_));
-        let accepted = Self { package, set: Arc::new(set), age, is_accepted, is_vouched_for };
+        let accepted = Self { package, set: Arc::new(set), confirmed, is_accepted, is_vouched_for };
         Ok(Some(AcceptedEntry::Provider(Box::new(accepted))))
     }
 
@@ -150,9 +150,9 @@ impl BundledSet {
         now: Timestamp,
     ) -> Result<ApplyOutcome, String> {
         let note = self.check_history(library, now)?;
-        let Self { package, set, age, .. } = self;
+        let Self { package, set, confirmed, .. } = self;
         let archive = StoredArchive::of_set(&set, arrived.fast, arrived.size_bytes, now);
-        let record_proof = || library.replace_set(&package, &set, age, now);
+        let record_proof = || library.replace_set(&package, &set, confirmed, now);
         let bytes = arrived.into_bytes()?;
         let committed = library.commit(&package, archive, bytes, record_proof).map_err(store_failed)?;
         let outcome = if committed.is_some() { ApplyOutcome::Applied { note } } else { ApplyOutcome::Held };
@@ -214,12 +214,12 @@ impl Library {
         &self,
         package: &Package,
         set: &Arc<ProofSet>,
-        age: Age,
+        confirmed: Confirmation,
         now: Timestamp,
     ) -> Result<bool, StoreError> {
         let key = Key::ProofSet(package.clone());
         self.store.records.change(&key, |step| {
-            if self.has_set_or_newer(package, set, age, now)? {
+            if self.has_set_or_newer(package, set, confirmed, now)? {
                 return Ok(false);
             }
             let stored = self.read_set(package)?.map(|stored| Arc::unwrap_or_clone(stored.stored_set));
@@ -244,7 +244,7 @@ impl Library {
                 }
                 Some(stored) => stored.predecessor,
             };
-            let replaced_set = StoredProofSet { predecessor, current: Arc::clone(set), age };
+            let replaced_set = StoredProofSet { predecessor, current: Arc::clone(set), confirmed };
             step.put(&key, replaced_set.write(), Durability::Synced, IndexEntry::Document(now));
             Ok(true)
         })
@@ -255,13 +255,13 @@ impl Library {
         &self,
         package: &Package,
         set: &ProofSet,
-        age: Age,
+        confirmed: Confirmation,
         now: Timestamp,
     ) -> Result<bool, StoreError> {
         let Some(stored) = self.read_set(package)? else { return Ok(false) };
         let current = &stored.stored_set.current;
         let is_same = current.has_same_files(set) && current.body == set.body;
-        Ok((is_same || stored.stored_set.age.is_confirmed_after(age, now))
+        Ok((is_same || stored.stored_set.confirmed.is_confirmed_after(confirmed, now))
             && self.is_stored_under(package, current.document.shasum)?)
     }
 

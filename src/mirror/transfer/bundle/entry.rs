@@ -293,10 +293,10 @@ impl Library {
         now: Timestamp,
     ) -> Result<bool, StoreError> {
         let Some(stored) = self.store.records.get(key)?.and_then(StoredDocument::read) else { return Ok(false) };
-        if stored.age().is_confirmed_after(incoming.age(), now) {
+        if stored.confirmation().is_confirmed_after(incoming.confirmation(), now) {
             return Ok(true);
         }
         let merged = self.merge_stored_entries(key, Some(&stored), incoming.clone())?;
-        Ok(stored.has_same_content(&merged) && stored.age() == merged.age())
+        Ok(stored.has_same_content(&merged) && stored.confirmation() == merged.confirmation())
     }
 }

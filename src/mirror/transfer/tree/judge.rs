@@ -523,7 +523,7 @@ impl Library {
         }
         let _lock = self.catalog.digest_lock(&digest).lock();
         if self.store.blobs.quarantine_unless_replaced(&digest, &blob)? {
-            self.catalog.checked.lock().remove(&digest);
+            self.catalog.verified_since_start.lock().remove(&digest);
             self.store.index.archive_gone(&digest);
             self.runtime.counters.damaged(DamageFinding::Damaged);
         }
