@@ -93,7 +93,8 @@ pub(super) fn read_http(section: &mut Section<'_, '_, '_>) -> Option<CredentialK
 /// Reads one `[[credential]]`. Returns its upstreams, which are checked even if the credential has problems, and the
 /// credential; `None` if a required key is missing, which is recorded as a problem.
 pub(super) fn read(section: &mut Section<'_, '_, '_>) -> (Vec<Hostname>, Option<Credential>) {
-    let host = section.required("host", "git.corp.example", values::hostname);
+    section.require(&["host"]);
+    let host = section.text("host", "git.corp.example", values::hostname);
     let upstreams = section.list("upstreams", r#"["registry.corp.example"]"#, values::hostname);
     let http = read_http(section);
     let ssh = section.optional_table("ssh", SSH_EXAMPLE, read_ssh).flatten();
@@ -111,21 +112,24 @@ pub(super) fn read(section: &mut Section<'_, '_, '_>) -> (Vec<Hostname>, Option<
 }
 
 fn read_basic(section: &mut Section<'_, '_, '_>) -> Option<CredentialKind> {
-    let user = section.required("user", "larder", values::user_name);
-    let password = section.required_secret("password", r#"{ env = "REGISTRY_PASSWORD" }"#);
+    section.require(&["user", "password"]);
+    let user = section.text("user", "larder", values::user_name);
+    let password = section.secret("password", r#"{ env = "REGISTRY_PASSWORD" }"#);
     Some(CredentialKind::Basic { user: user?, password: password? })
 }
 
 fn read_header(section: &mut Section<'_, '_, '_>) -> Option<CredentialKind> {
-    let name = section.required("name", "X-Registry-Key", header_name);
-    let value = section.required_secret("value", r#"{ env = "REGISTRY_KEY" }"#);
+    section.require(&["name", "value"]);
+    let name = section.text("name", "X-Registry-Key", header_name);
+    let value = section.secret("value", r#"{ env = "REGISTRY_KEY" }"#);
     let value = value.and_then(|value| valid_header_value(section, "value", value));
     Some(CredentialKind::Header { name: name?, value: value? })
 }
 
 fn read_ssh(section: &mut Section<'_, '_, '_>) -> Option<SshFiles> {
-    let key = section.required_file("key", "id_ed25519");
-    let known_hosts = section.required_file("known_hosts", "known_hosts");
+    section.require(&["key", "known_hosts"]);
+    let key = section.file("key", "id_ed25519");
+    let known_hosts = section.file("known_hosts", "known_hosts");
     Some(SshFiles { key: key?, known_hosts: known_hosts? })
 }
 
@@ -158,7 +162,7 @@ const SECRET_LIMIT_BYTES: u64 = 64 * 1024;
 impl Section<'_, '_, '_> {
     /// Reads a secret from the environment variable or the file that the table names.
     pub(super) fn secret(&mut self, key: &'static str, example: &str) -> Option<SecretString> {
-        if let DeValue::String(_) = self.value_of(key)?.get_ref() {
+        if let DeValue::String(_) = self.value_of(key, format!("{key} = {example}"))?.get_ref() {
             self.problem(
                 key,
                 format!(
@@ -182,11 +186,6 @@ impl Section<'_, '_, '_> {
             }
         })
         .flatten()
-    }
-
-    pub(super) fn required_secret(&mut self, key: &'static str, example: &str) -> Option<SecretString> {
-        self.require(key, example);
-        self.secret(key, example)
     }
 
     fn secret_in_variable(&mut self, name: &str) -> Option<SecretString> {

@@ -104,8 +104,9 @@ fn read_server(section: &mut Section<'_, '_, '_>) -> Server {
 }
 
 fn read_tls(section: &mut Section<'_, '_, '_>) -> Option<TlsFiles> {
-    let certificate = section.required_file("certificate", "cert.pem");
-    let key = section.required_file("key", "key.pem");
+    section.require(&["certificate", "key"]);
+    let certificate = section.file("certificate", "cert.pem");
+    let key = section.file("key", "key.pem");
     Some(TlsFiles { certificate: certificate?, key: key? })
 }
 

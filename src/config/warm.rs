@@ -53,9 +53,8 @@ pub(super) fn read(section: &mut Section<'_, '_, '_>) -> Option<RecurringWarmUp>
         pin: section.flag("pin").unwrap_or(false),
         client: section.text("client", "terraform", client),
     };
-    if !section.has("what") {
-        section.problem("what", format!("missing; write for example what = {example}"));
-    } else if section.is_empty_list("what") {
+    section.require(&["what"]);
+    if section.is_empty_list("what") {
         section.problem("what", format!("an empty list warms nothing; write for example what = {example}"));
     }
     (!warm.targets.is_empty()).then_some(warm)
