@@ -291,7 +291,7 @@ impl<'a> Scope<'a> {
     pub(super) fn key(&self, key: &ObjectKey) -> Known {
         let name = match key {
             ObjectKey::Ident(name) => name,
-            ObjectKey::Expression(key) => match hcl::strip_duplicate_mark(key) {
+            ObjectKey::Expression(key) => match hcl::without_minus(key) {
                 Expression::Variable(name) => &**name,
                 other => return self.expression(other),
             },
