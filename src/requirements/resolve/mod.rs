@@ -32,7 +32,7 @@ pub async fn resolve(order: &Order, registries: &impl Registries) -> ResolvedReq
         match entry {
             OrderEntry::Address { what: selector, platforms } => {
                 let platforms = if platforms.is_empty() { &order.platforms } else { platforms };
-                versions::resolve_address(&queries, selector, platforms).await;
+                versions::resolve_address(&queries, selector, platforms, &[], &selector.to_string()).await;
             }
             OrderEntry::LockFile { name, locked } => {
                 versions::resolve_lock_file(&queries, name, locked, &order.platforms).await;
