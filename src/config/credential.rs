@@ -1,7 +1,7 @@
 //! The types of credentials, which never print a secret, and the readers of their tables. An environment variable or a
 //! file holds a secret; it is loaded when the configuration is read, and never shown.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use http::{HeaderName, HeaderValue};
 use secrecy::{ExposeSecret as _, SecretString};
@@ -160,7 +160,7 @@ fn header_name(value: &str) -> Result<String, String> {
 const SECRET_LIMIT_BYTES: u64 = 64 * 1024;
 
 impl Section<'_, '_, '_> {
-    /// Reads a secret from the environment variable or the file that the table names.
+    /// Reads a secret from the environment variable or the file that the table names, without final line breaks.
     pub(super) fn secret(&mut self, key: &'static str, example: &str) -> Option<SecretString> {
         if let DeValue::String(_) = self.value_of(key, format!("{key} = {example}"))?.get_ref() {
             self.problem(
@@ -172,54 +172,36 @@ impl Section<'_, '_, '_> {
             );
             return None;
         }
-        self.optional_table(key, example, |source| {
-            let variable = source.text("env", "REGISTRY_TOKEN", variable_name);
-            let file = source.path("file", "/run/secrets/registry-token");
-            source.at_most_one(&["env", "file"]);
-            if !source.has("env") && !source.has("file") {
-                source.problem("", format!("names no secret; write for example {key} = {example}"));
+        let secret = self.optional_table(key, example, |section| {
+            let variable = section.text("env", "REGISTRY_TOKEN", variable_name);
+            let file = section.path("file", "/run/secrets/registry-token");
+            section.at_most_one(&["env", "file"]);
+            if !section.has("env") && !section.has("file") {
+                section.problem("", format!("names no secret; write for example {key} = {example}"));
             }
-            match (variable, file) {
-                (Some(name), _) => source.secret_in_variable(&name),
-                (None, Some(path)) => source.secret_in_file(&path),
-                (None, None) => None,
-            }
-        })
-        .flatten()
-    }
-
-    fn secret_in_variable(&mut self, name: &str) -> Option<SecretString> {
-        let value = self.variable(name);
-        if value.is_none() {
-            self.problem("env", format!("the environment variable {name} is not set, or is not text"));
-        }
-        self.without_final_newline("env", value?, &format!("the environment variable {name}"))
-    }
-
-    fn secret_in_file(&mut self, path: &Path) -> Option<SecretString> {
-        match outside::text(path, SECRET_LIMIT_BYTES) {
-            Ok(text) => {
-                if outside::others_may_read(path) {
-                    let path = path.display();
-                    self.warning("file", format!("every user of this machine may read {path}; chmod o-rwx {path}"));
+            let (key, source, secret) = match (variable, file) {
+                (Some(name), _) => {
+                    let secret = section.variable(&name).ok_or_else(|| "is not set, or is not text".to_owned());
+                    ("env", format!("the environment variable {name}"), secret)
                 }
-                self.without_final_newline("file", text, &path.display().to_string())
-            }
-            Err(cause) => {
-                self.problem("file", format!("{} cannot be read: {cause}", path.display()));
-                None
-            }
-        }
-    }
-
-    /// Removes final line breaks. An empty secret is a problem; `source` names where the secret came from.
-    fn without_final_newline(&mut self, key: &str, mut secret: String, source: &str) -> Option<SecretString> {
-        secret.truncate(secret.trim_end_matches(['\r', '\n']).len());
-        if secret.is_empty() {
-            self.problem(key, format!("{source} is empty"));
-            return None;
-        }
-        Some(SecretString::from(secret))
+                (None, Some(path)) => {
+                    let secret = outside::text(&path, SECRET_LIMIT_BYTES);
+                    let path_text = path.display().to_string();
+                    if secret.is_ok() && outside::others_may_read(&path) {
+                        let text = format!("every user of this machine may read {path_text}; chmod o-rwx {path_text}");
+                        section.warning("file", text);
+                    }
+                    ("file", path_text, secret.map_err(|cause| format!("cannot be read: {cause}")))
+                }
+                (None, None) => return None,
+            };
+            let secret = secret.and_then(|mut secret| {
+                secret.truncate(secret.trim_end_matches(['\r', '\n']).len());
+                if secret.is_empty() { Err("is empty".to_owned()) } else { Ok(SecretString::from(secret)) }
+            });
+            secret.map_err(|problem| section.problem(key, format!("{source} {problem}"))).ok()
+        });
+        secret.flatten()
     }
 }
 

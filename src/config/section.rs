@@ -29,14 +29,9 @@ pub struct Remark {
 
 impl fmt::Display for Remark {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.file.display())?;
-        if let Some(line) = self.line {
-            write!(f, ":{line}")?;
-        }
-        if !self.key.is_empty() {
-            write!(f, ": {}", self.key)?;
-        }
-        write!(f, ": {}", self.text)
+        let line = self.line.map(|line| format!(":{line}")).unwrap_or_default();
+        let key = if self.key.is_empty() { String::new() } else { format!(": {}", self.key) };
+        write!(f, "{}{line}{key}: {}", self.file.display(), self.text)
     }
 }
 

@@ -143,12 +143,9 @@ pub(super) fn private_destination(value: &str) -> Result<super::PrivateDestinati
 }
 
 pub(super) fn policy(value: &str) -> Result<VerificationPolicy, String> {
-    match value {
-        "signature" => Ok(VerificationPolicy::Signature),
-        "signature-if-keys" => Ok(VerificationPolicy::SignatureIfKeys),
-        "checksum" => Ok(VerificationPolicy::Checksum),
-        _ => Err(format!("{} is none of signature, signature-if-keys, checksum", quoted(value))),
-    }
+    use VerificationPolicy::{Checksum, Signature, SignatureIfKeys};
+    let named = [Signature, SignatureIfKeys, Checksum].into_iter().find(|policy| policy.to_string() == value);
+    named.ok_or_else(|| format!("{} is none of signature, signature-if-keys, checksum", quoted(value)))
 }
 
 pub(super) fn duration(value: &str) -> Result<Duration, String> {
